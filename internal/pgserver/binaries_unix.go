@@ -1,0 +1,336 @@
+//go:build unix
+
+package pgserver
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const binariesStart = true
+
+// supervise is the program that cleans up after this process. Its standard input is a pipe that this process and,
+// for the moment before it becomes the server, its child hold open; the lines on it say which process is the server, an
+// empty one that none is. When the pipe ends, for whatever reason, it stops that server and removes the directory $1.
+const supervise = `
+trap '' HUP INT TERM
+pid=
+while read -r line; do pid=$line; done
+if [ -n "$pid" ]; then
+	kill -QUIT "$pid" 2>/dev/null
+	n=0
+	while kill -0 "$pid" 2>/dev/null && [ "$n" -lt 200 ]; do sleep 0.05; n=$((n + 1)); done
+fi
+cd / && rm -rf "$1"
+`
+
+// becomeServer announces its own process id on descriptor 3 and turns into the server. The supervisor so knows the
+// server before there is one, and there is no moment in which killing this process would leave one behind.
+const becomeServer = `echo $$ >&3 && exec "$@" 3>&-`
+
+// binaries is a server started from binaries of this machine.
+type binaries struct {
+	bin      string
+	dir      string
+	port     int
+	settings []string
+	user     *syscall.Credential // nil: as this process
+
+	lifeline *os.File      // the end of the supervisor's pipe that this process holds
+	cleaned  chan struct{} // closed when the supervisor has ended
+
+	mu      sync.Mutex // held while the server is being stopped or started; guards what follows
+	server  *exec.Cmd  // nil: stopped for good
+	exited  chan struct{}
+	stopErr error
+}
+
+func startBinaries(ctx context.Context, bin string, opts Options) (*Server, error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+
+	b := &binaries{bin: bin, settings: opts.settings(), cleaned: make(chan struct{})}
+	if err := b.prepare(); err != nil {
+		return nil, err
+	}
+	if err := b.supervise(); err != nil {
+		_ = os.RemoveAll(b.dir)
+		return nil, err
+	}
+	if err := b.initdb(ctx); err != nil {
+		return nil, errors.Join(err, b.stop())
+	}
+	if err := b.startSomewhere(ctx); err != nil {
+		return nil, errors.Join(err, b.stop())
+	}
+	s, err := newServer(ctx, b.url(), b)
+	if err != nil {
+		return nil, errors.Join(err, b.stop())
+	}
+	return s, nil
+}
+
+// prepare chooses the user that runs the server and makes a directory for it: Postgres refuses to run as root.
+func (b *binaries) prepare() error {
+	if os.Geteuid() == 0 {
+		for _, name := range []string{"postgres", "nobody"} {
+			if u, err := user.Lookup(name); err == nil {
+				uid, _ := strconv.ParseUint(u.Uid, 10, 32) // both are numbers where there is a root
+				gid, _ := strconv.ParseUint(u.Gid, 10, 32)
+				b.user = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
+				break
+			}
+		}
+		if b.user == nil {
+			return errors.New("pgserver: Postgres does not run as root, and there is neither a user postgres nor nobody: run as another user")
+		}
+		if !b.reaches(executable(b.bin, "postgres")) {
+			return fmt.Errorf("pgserver: running as root, so the server runs as user %d, who may not execute %s: move it to a place that everybody can read",
+				b.user.Uid, executable(b.bin, "postgres"))
+		}
+	}
+
+	// A TMPDIR below a home directory is closed to that user; /tmp is open to all.
+	for _, parent := range []string{"", "/tmp"} {
+		dir, err := os.MkdirTemp(parent, "onceq-pg-")
+		if err != nil {
+			return fmt.Errorf("pgserver: make the data directory: %w", err)
+		}
+		b.dir = dir
+		if b.user == nil {
+			return nil
+		}
+		if err := os.Chown(dir, int(b.user.Uid), int(b.user.Gid)); err != nil {
+			_ = os.Remove(dir)
+			return fmt.Errorf("pgserver: hand the data directory to user %d: %w", b.user.Uid, err)
+		}
+		if b.reaches(dir) {
+			return nil
+		}
+		_ = os.Remove(dir)
+	}
+	return fmt.Errorf("pgserver: user %d can enter neither %s nor /tmp", b.user.Uid, os.TempDir())
+}
+
+// reaches tells whether the server's user can execute or enter a path.
+func (b *binaries) reaches(path string) bool {
+	cmd := b.command("sh", "-c", `test -x "$1"`, "sh", path)
+	cmd.Dir = "/"
+	return cmd.Run() == nil
+}
+
+// command runs as the server's user, in a session of its own: a Ctrl-C at the terminal is not for it. The environment
+// is this process's less what would redirect Postgres's own programs.
+func (b *binaries) command(name string, args ...string) *exec.Cmd {
+	cmd := exec.Command(name, args...)
+	cmd.Dir = b.dir
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: b.user}
+	for _, variable := range os.Environ() {
+		if !strings.HasPrefix(variable, "PG") && !strings.HasPrefix(variable, "LC_") {
+			cmd.Env = append(cmd.Env, variable)
+		}
+	}
+	return cmd
+}
+
+func (b *binaries) supervise() error {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("pgserver: make the supervisor's pipe: %w", err)
+	}
+	cmd := b.command("sh", "-c", supervise, "sh", b.dir)
+	cmd.Stdin = r
+	err = cmd.Start()
+	_ = r.Close()
+	if err != nil {
+		_ = w.Close()
+		return fmt.Errorf("pgserver: start the supervisor: %w", err)
+	}
+	b.lifeline = w
+	go func() {
+		defer close(b.cleaned)
+		_ = cmd.Wait()
+		// Without this the pipe could be collected, and so closed, while the caller has kept the URL alone.
+		runtime.KeepAlive(w)
+	}()
+	return nil
+}
+
+func (b *binaries) initdb(ctx context.Context) error {
+	var failures []error
+	// Not every system has C.UTF-8, and C is the same but for the classes of non-ASCII letters.
+	for _, locale := range []string{"C.UTF-8", "C"} {
+		out, err := b.run(ctx, executable(b.bin, "initdb"), "-D", b.data(), "-U", "postgres", "-A", "trust",
+			"-E", "UTF8", "--locale="+locale, "--no-sync", "--no-instructions")
+		if err == nil {
+			return nil
+		}
+		failures = append(failures, fmt.Errorf("pgserver: initdb: %w: %s", err, bytes.TrimSpace(out)))
+	}
+	return errors.Join(failures...)
+}
+
+// run waits for a command, and ends it with all it started when ctx ends.
+func (b *binaries) run(ctx context.Context, name string, args ...string) ([]byte, error) {
+	var out bytes.Buffer
+	cmd := b.command(name, args...)
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) })
+	defer stop()
+	err := cmd.Wait()
+	return out.Bytes(), errors.Join(err, ctx.Err())
+}
+
+// startSomewhere starts the server on a free port. Somebody else may take the port between the look and the start, so
+// a server that could not bind is started again on another one.
+func (b *binaries) startSomewhere(ctx context.Context) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for tries := 1; ; tries++ {
+		port, err := freePort(ctx)
+		if err != nil {
+			return err
+		}
+		b.port = port
+		err = b.start(ctx)
+		if err == nil || tries == 10 || !b.addressInUse() {
+			return err
+		}
+	}
+}
+
+// freePort looks below the ports that systems hand out for outgoing connections: one of those could be taken by any
+// client on this machine while the server is down for a restart.
+func freePort(ctx context.Context) (int, error) {
+	var err error
+	for range 100 {
+		port := 15000 + rand.IntN(17000)
+		var l net.Listener
+		l, err = (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		if err == nil {
+			return port, l.Close()
+		}
+	}
+	return 0, fmt.Errorf("pgserver: find a free port: %w", err)
+}
+
+// start starts the server and returns when it answers. The caller holds mu.
+func (b *binaries) start(ctx context.Context) error {
+	log, err := os.OpenFile(b.log(), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o644)
+	if err != nil {
+		return fmt.Errorf("pgserver: open the log: %w", err)
+	}
+	defer func() { _ = log.Close() }()
+
+	args := append([]string{"-c", becomeServer, "sh", executable(b.bin, "postgres"), "-D", b.data(),
+		"-p", strconv.Itoa(b.port), "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="}, b.settings...)
+	cmd := b.command("sh", args...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.ExtraFiles = []*os.File{b.lifeline}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("pgserver: start postgres: %w", err)
+	}
+	exited := make(chan struct{})
+	go func() {
+		defer close(exited)
+		_ = cmd.Wait()
+	}()
+	b.server, b.exited = cmd, exited
+
+	if err := awaitReady(ctx, b.url(), exited); err != nil {
+		return errors.Join(fmt.Errorf("pgserver: start postgres: %w; its log ends: %s", err, b.logTail()),
+			b.halt(ctx, syscall.SIGQUIT))
+	}
+	return nil
+}
+
+// halt ends the server and forgets it. The caller holds mu.
+func (b *binaries) halt(ctx context.Context, signal syscall.Signal) error {
+	if b.server == nil {
+		return nil
+	}
+	_ = b.server.Process.Signal(signal) // fails when it has ended, which is what is wanted
+	var err error
+	select {
+	case <-b.exited:
+	case <-ctx.Done():
+		_ = b.server.Process.Kill()
+		<-b.exited
+		err = fmt.Errorf("pgserver: postgres did not stop and was killed: %w", ctx.Err())
+	}
+	b.server = nil
+	_, writeErr := b.lifeline.WriteString("\n")
+	return errors.Join(err, writeErr)
+}
+
+func (b *binaries) stop() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	select {
+	case <-b.cleaned:
+		return b.stopErr
+	default:
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	b.stopErr = b.halt(ctx, syscall.SIGQUIT) // what it has not written is thrown away all the same
+	b.stopErr = errors.Join(b.stopErr, b.lifeline.Close())
+	<-b.cleaned
+	return b.stopErr
+}
+
+func (b *binaries) restart(ctx context.Context, immediate bool) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	select {
+	case <-b.cleaned:
+		return errors.New("pgserver: the server was stopped for good")
+	default:
+	}
+	signal := syscall.SIGINT
+	if immediate {
+		signal = syscall.SIGQUIT
+	}
+	if err := b.halt(ctx, signal); err != nil {
+		return err
+	}
+	return b.start(ctx)
+}
+
+func (b *binaries) binDir() string { return b.bin }
+func (b *binaries) data() string   { return filepath.Join(b.dir, "data") }
+func (b *binaries) log() string    { return filepath.Join(b.dir, "log") }
+
+func (b *binaries) url() string {
+	return "postgres://postgres@127.0.0.1:" + strconv.Itoa(b.port) + "/postgres?sslmode=disable"
+}
+
+// logTail is the end of the server's log, for error messages.
+func (b *binaries) logTail() string {
+	log, err := os.ReadFile(b.log())
+	if err != nil {
+		return err.Error()
+	}
+	return strings.TrimSpace(string(log[max(0, len(log)-2000):]))
+}
+
+func (b *binaries) addressInUse() bool {
+	return strings.Contains(b.logTail(), "could not bind") || strings.Contains(b.logTail(), "could not create any TCP/IP sockets")
+}

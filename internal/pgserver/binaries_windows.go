@@ -1,0 +1,14 @@
+package pgserver
+
+import (
+	"context"
+	"errors"
+)
+
+// binariesStart is false: on Windows the server is a container or one that runs already.
+const binariesStart = false
+
+func startBinaries(context.Context, string, Options) (*Server, error) {
+	return nil, errors.New("pgserver: server binaries are not started on Windows: unset " + EnvBin +
+		" and set " + EnvURL + " to a server that runs, or start Docker")
+}

@@ -1,0 +1,220 @@
+// Package pgserver finds a real Postgres for tests and demonstrations, or starts one.
+//
+// It takes the first of these that is there:
+//
+//  1. the server that ONCEQ_TEST_DATABASE_URL names, with a role that may create databases;
+//  2. server binaries on this machine: the directory in ONCEQ_TEST_PGBIN, or else the newest of those on PATH and
+//     where the distributions put them. The server listens on 127.0.0.1 with trust authentication, so whoever has an
+//     account on this machine can connect to it: on a machine shared with strangers, use the first or the third;
+//  3. a container, when a Docker daemon answers: the image in ONCEQ_TEST_IMAGE, postgres:18-alpine by default. Setting
+//     ONCEQ_TEST_IMAGE passes over binaries that ONCEQ_TEST_PGBIN does not name.
+//
+// What it starts goes away with the process that started it, even when that one is killed.
+package pgserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// The environment variables that decide which server is used.
+const (
+	EnvURL   = "ONCEQ_TEST_DATABASE_URL"
+	EnvBin   = "ONCEQ_TEST_PGBIN"
+	EnvImage = "ONCEQ_TEST_IMAGE"
+)
+
+// ErrNotOurs is returned by Restart for a server that was there before this process.
+var ErrNotOurs = errors.New("pgserver: the server of " + EnvURL + " was not started by this process and is not restarted by it")
+
+// Options say what kind of server to start. The zero value suits tests.
+type Options struct {
+	// Durable keeps fsync, synchronous_commit and full_page_writes on, as a production server has them. The default is
+	// off, which is faster and loses the last commits in an immediate Restart: tests of what survives want it on.
+	Durable bool
+
+	// Settings are further server settings, for example {"max_prepared_transactions": "20"}; they override the
+	// package's own. None by default. A server of ONCEQ_TEST_DATABASE_URL keeps its settings.
+	Settings map[string]string
+
+	// Own passes over ONCEQ_TEST_DATABASE_URL, for callers that stop and restart their server. False by default.
+	Own bool
+}
+
+// A Server is a running Postgres.
+type Server struct {
+	url     string
+	version int
+	impl    implementation
+}
+
+// implementation is how a server of one of the three kinds is stopped and restarted.
+type implementation interface {
+	stop() error
+	restart(ctx context.Context, immediate bool) error
+	binDir() string
+}
+
+// startTimeout bounds how long a server may take until it answers. A container's image may have to be pulled within it.
+const startTimeout = 2 * time.Minute
+
+// Start finds or starts a server, by the rules in the package's description. The error of a machine that has none
+// says what to install. When ctx ends, Start gives up; the server it returned lives on until Stop or the process's end.
+func Start(ctx context.Context, opts Options) (*Server, error) {
+	if u := os.Getenv(EnvURL); u != "" && !opts.Own {
+		return newServer(ctx, u, external{})
+	}
+
+	binariesWanted := os.Getenv(EnvBin) != ""
+	if binariesWanted || binariesStart && os.Getenv(EnvImage) == "" {
+		bin, err := findBinaries(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if bin != "" {
+			return startBinaries(ctx, bin, opts)
+		}
+	}
+
+	server, err := startContainer(ctx, opts)
+	if errors.Is(err, errNoDocker) {
+		return nil, fmt.Errorf("%w (%w)", errNotFound, err)
+	}
+	return server, err
+}
+
+var errNotFound = errors.New(`pgserver: no Postgres was found on this machine; do one of these:
+  Debian, Ubuntu:  apt-get install postgresql
+  Fedora, RHEL:    dnf install postgresql-server
+  macOS:           brew install postgresql@18
+  a directory with initdb and postgres:  set ` + EnvBin + `
+  a server that runs already:            set ` + EnvURL + ` (a role that may create databases)
+  a container:                           start Docker`)
+
+// newServer connects once, to learn the version and to be sure that the server answers.
+func newServer(ctx context.Context, connString string, impl implementation) (*Server, error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+
+	s := &Server{url: connString, impl: impl}
+	conn, err := pgx.Connect(ctx, connString)
+	if err != nil {
+		return nil, fmt.Errorf("pgserver: connect: %w", err)
+	}
+	defer func() { _ = conn.Close(ctx) }()
+
+	err = conn.QueryRow(ctx, "select current_setting('server_version_num')::int").Scan(&s.version)
+	if err != nil {
+		return nil, fmt.Errorf("pgserver: ask for the version: %w", err)
+	}
+	return s, nil
+}
+
+// URL is the connection string of the server's maintenance database, for a role that may create databases.
+func (s *Server) URL() string { return s.url }
+
+// DatabaseURL is the connection string of another database of this server.
+func (s *Server) DatabaseURL(database string) string { return withDatabase(s.url, database) }
+
+// Version is the server's version as in server_version_num: 150018 for 15.18.
+func (s *Server) Version() int { return s.version }
+
+// BinDir is the directory of the server's binaries; empty when the server is not one of this machine's binaries.
+func (s *Server) BinDir() string { return s.impl.binDir() }
+
+// Ours tells whether this process started the server, so that everything in it ends with this process.
+func (s *Server) Ours() bool { return s.impl != external{} }
+
+// Stop stops the server and removes its data. It does nothing to a server of ONCEQ_TEST_DATABASE_URL.
+func (s *Server) Stop() error { return s.impl.stop() }
+
+// Restart stops the server and starts it again with the same data under the same URL; it returns when the server
+// answers. An immediate stop is a crash as far as the data is concerned: the server comes back through recovery, with
+// every commit that it confirmed only if it is Durable. Otherwise sessions are ended and everything is written first.
+func (s *Server) Restart(immediate bool) error {
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	return s.impl.restart(ctx, immediate)
+}
+
+// external is a server that was there before this process.
+type external struct{}
+
+func (external) stop() error                         { return nil }
+func (external) restart(context.Context, bool) error { return ErrNotOurs }
+func (external) binDir() string                      { return "" }
+
+// settings are what the server is started with, as name=value.
+func (o Options) settings() []string {
+	all := map[string]string{
+		"max_connections": "200",
+		"shared_buffers":  "128MB",
+		"max_wal_size":    "4GB",
+		// A test that hangs in a transaction shows up in the log of a server that says who waits for whom.
+		"log_lock_waits": "on",
+	}
+	if !o.Durable {
+		all["fsync"] = "off"
+		all["synchronous_commit"] = "off"
+		all["full_page_writes"] = "off"
+	}
+	for name, value := range o.Settings {
+		all[name] = value
+	}
+	args := make([]string, 0, 2*len(all))
+	for name, value := range all {
+		args = append(args, "-c", name+"="+value)
+	}
+	return args
+}
+
+// awaitReady connects until the server answers, gave up (exited is closed), or ctx ends.
+func awaitReady(ctx context.Context, connString string, exited <-chan struct{}) error {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		attempt, cancel := context.WithTimeout(ctx, 5*time.Second)
+		conn, err := pgx.Connect(attempt, connString)
+		if err == nil {
+			err = conn.Close(attempt)
+		}
+		cancel()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-exited:
+			return errExited
+		case <-ctx.Done():
+			return fmt.Errorf("the server does not answer: %w", err)
+		case <-tick.C:
+		}
+	}
+}
+
+var errExited = errors.New("the server ended")
+
+// withDatabase replaces the database of a connection string in either of the two forms that libpq knows.
+func withDatabase(connString, database string) string {
+	if strings.HasPrefix(connString, "postgres://") || strings.HasPrefix(connString, "postgresql://") {
+		u, err := url.Parse(connString)
+		if err == nil {
+			u.Path, u.RawPath = "/"+database, ""
+			query := u.Query()
+			for _, name := range []string{"dbname", "database"} {
+				query.Del(name)
+			}
+			u.RawQuery = query.Encode()
+			return u.String()
+		}
+	}
+	quoted := strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(database)
+	return connString + " dbname='" + quoted + "'"
+}

@@ -1,0 +1,178 @@
+package pgserver_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq/internal/pgserver"
+)
+
+// childVariable makes this test binary start a server, say where, and wait to be killed.
+const childVariable = "ONCEQ_TEST_CHILD"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childVariable) == "" {
+		os.Exit(m.Run())
+	}
+	server, err := pgserver.Start(context.Background(), pgserver.Options{Own: true})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	fmt.Println(server.URL())
+	select {}
+}
+
+func start(t *testing.T, opts pgserver.Options) *pgserver.Server {
+	t.Helper()
+	opts.Own = true
+	begin := time.Now()
+	server, err := pgserver.Start(t.Context(), opts)
+	require.NoError(t, err)
+	t.Logf("version %d started in %v", server.Version(), time.Since(begin).Round(time.Millisecond))
+	t.Cleanup(func() { require.NoError(t, server.Stop()) })
+	return server
+}
+
+func setting(t *testing.T, connString, name string) string {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), connString)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, conn.Close(t.Context())) }()
+	var value string
+	require.NoError(t, conn.QueryRow(t.Context(), "select current_setting($1)", name).Scan(&value))
+	return value
+}
+
+func TestStart(t *testing.T) {
+	t.Parallel()
+	server := start(t, pgserver.Options{Settings: map[string]string{"max_connections": "50", "application_name": "it's a test"}})
+	require.Positive(t, server.Version())
+	require.True(t, server.Ours())
+	require.Equal(t, "off", setting(t, server.URL(), "fsync"))
+	require.Equal(t, "50", setting(t, server.URL(), "max_connections"))
+	require.Equal(t, "UTF8", setting(t, server.URL(), "server_encoding"))
+	require.Equal(t, "off", setting(t, server.DatabaseURL("template1"), "synchronous_commit"))
+}
+
+func TestDurable(t *testing.T) {
+	t.Parallel()
+	server := start(t, pgserver.Options{Durable: true})
+	for _, name := range []string{"fsync", "synchronous_commit", "full_page_writes"} {
+		require.Equal(t, "on", setting(t, server.URL(), name), name)
+	}
+}
+
+func TestRestart(t *testing.T) {
+	t.Parallel()
+	server := start(t, pgserver.Options{Durable: true})
+	conn, err := pgx.Connect(t.Context(), server.URL())
+	require.NoError(t, err)
+	_, err = conn.Exec(t.Context(), "create table kept (n int)")
+	require.NoError(t, err)
+
+	for _, immediate := range []bool{true, false, true} {
+		_, err = conn.Exec(t.Context(), "insert into kept values (1)")
+		require.NoError(t, err)
+		require.NoError(t, server.Restart(immediate))
+		require.Error(t, conn.Ping(t.Context()), "a connection survived the restart")
+		conn, err = pgx.Connect(t.Context(), server.URL())
+		require.NoError(t, err)
+	}
+	var n int
+	require.NoError(t, conn.QueryRow(t.Context(), "select count(*) from kept").Scan(&n))
+	require.Equal(t, 3, n)
+	require.NoError(t, conn.Close(t.Context()))
+}
+
+func TestStopEndsServerAndIsRepeatable(t *testing.T) {
+	t.Parallel()
+	server := start(t, pgserver.Options{})
+	require.NoError(t, server.Stop())
+	require.NoError(t, server.Stop())
+	_, err := pgx.Connect(t.Context(), server.URL())
+	require.Error(t, err)
+	require.Error(t, server.Restart(true))
+}
+
+// A killed process runs no clean-up of its own, and yet neither server nor data may stay.
+func TestKilledProcessLeavesNothing(t *testing.T) {
+	t.Parallel()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	// Not t.TempDir: its name may be closed to the user that runs the server.
+	temp, err := os.MkdirTemp("", "onceq-killed-")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(temp)) })
+	require.NoError(t, os.Chmod(temp, 0o777))
+
+	child := exec.CommandContext(t.Context(), self)
+	child.Env = append(os.Environ(), childVariable+"=1", "TMPDIR="+temp)
+	child.Stderr = os.Stderr
+	out, err := child.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, child.Start())
+	line := bufio.NewScanner(out)
+	require.True(t, line.Scan(), "the child said nothing: %v", line.Err())
+	connString := line.Text()
+	require.NotEmpty(t, setting(t, connString, "server_version"))
+
+	require.NoError(t, child.Process.Kill())
+	require.Error(t, child.Wait())
+
+	u, err := url.Parse(connString)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		conn, err := net.Dial("tcp", u.Host)
+		if err == nil {
+			_ = conn.Close()
+			return false
+		}
+		left, err := filepath.Glob(filepath.Join(temp, "*"))
+		return err == nil && len(left) == 0
+	}, 20*time.Second, 20*time.Millisecond, "the server or its directory is still there")
+}
+
+func TestSettingThatServerRefuses(t *testing.T) {
+	t.Parallel()
+	if os.Getenv(pgserver.EnvImage) != "" {
+		t.Skip("a container that does not come up is noticed by its silence alone, after a minute")
+	}
+	_, err := pgserver.Start(t.Context(), pgserver.Options{Own: true, Settings: map[string]string{"no_such_setting": "1"}})
+	require.ErrorContains(t, err, "no_such_setting")
+}
+
+func TestBinDirectoryWithoutServer(t *testing.T) {
+	t.Setenv(pgserver.EnvBin, t.TempDir())
+	_, err := pgserver.Start(t.Context(), pgserver.Options{Own: true})
+	require.ErrorContains(t, err, pgserver.EnvBin)
+}
+
+func TestDatabaseURL(t *testing.T) {
+	t.Parallel()
+	const odd = `it's a "name"\ %/?`
+	for _, connString := range []string{
+		"postgres://user:pw@host:5432/old?sslmode=disable",
+		"postgresql://user:pw@host:5432?sslmode=disable",
+		"postgres://user:pw@host:5432/?dbname=old&sslmode=disable",
+		"host=host port=5432 user=user password=pw dbname=old sslmode=disable",
+	} {
+		config, err := pgx.ParseConfig(pgserver.WithDatabase(connString, odd))
+		require.NoError(t, err, connString)
+		require.Equal(t, odd, config.Database, connString)
+		require.Equal(t, "user", config.User, connString)
+		require.Equal(t, "host", config.Host, connString)
+		require.EqualValues(t, 5432, config.Port, connString)
+	}
+}
