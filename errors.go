@@ -1,0 +1,177 @@
+package onceq
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Errors without facts of their own. Typed errors below match theirs with errors.Is.
+var (
+	// ErrLeaseLost: somebody else may hold the job by now, or it is finished, cancelled or discarded. Whatever
+	// was attempted under the old token was refused. Stop working on it; nothing needs to be undone that went
+	// through the lease's transaction.
+	ErrLeaseLost = errors.New("onceq: lease lost")
+
+	// ErrCancelled is the cause with which a running handler's context ends after Queue.Cancel.
+	ErrCancelled = errors.New("onceq: job cancelled")
+
+	// ErrNotFound: no such job, key or effect.
+	ErrNotFound = errors.New("onceq: not found")
+
+	// ErrOwnKey: a handler enqueued the key of its own job, which is still taken. Return Reschedule to run the
+	// same job again later.
+	ErrOwnKey = errors.New("onceq: a handler cannot enqueue its own job's key, which is taken until it finishes; return onceq.Reschedule(delay) to run this job again")
+
+	// ErrKeyUnsettled: a key was neither free nor readable for several tries in a row. Either it is taken and
+	// pruned at a great rate, or row security hides its row from this role.
+	ErrKeyUnsettled = errors.New("onceq: key is neither free nor visible; is row security hiding job_fences from this role?")
+
+	// ErrDuplicate matches every *DuplicateError.
+	ErrDuplicate = errors.New("onceq: duplicate key")
+
+	// ErrMismatch matches every *MismatchError.
+	ErrMismatch = errors.New("onceq: key taken with another payload")
+
+	// ErrInFlight matches every *InFlightError.
+	ErrInFlight = errors.New("onceq: in flight")
+
+	// ErrUncertain matches every *UncertainError.
+	ErrUncertain = errors.New("onceq: outcome uncertain")
+
+	// ErrHeld matches every *HeldError.
+	ErrHeld = errors.New("onceq: held for a person")
+)
+
+// InvalidError says which input was refused, before anything was sent to the database.
+type InvalidError struct {
+	Field  string // as the caller knows it: "Key", "Payload", "jobs[3].Queue"
+	Reason string
+}
+
+func (e *InvalidError) Error() string { return "onceq: " + e.Field + " " + e.Reason }
+
+func invalid(field, format string, args ...any) error {
+	return &InvalidError{Field: field, Reason: fmt.Sprintf(format, args...)}
+}
+
+// SchemaError says that the tables are missing, older or newer than the code.
+type SchemaError struct {
+	Schema      string
+	Found, Want int // Found is 0 where nothing is there
+}
+
+func (e *SchemaError) Error() string {
+	switch {
+	case e.Found == 0:
+		return fmt.Sprintf("onceq: schema %q has no onceq tables; run migrations.Up(ctx, conn, %q) or apply migrations.SQL with your own tool", e.Schema, e.Schema)
+	case e.Found < e.Want:
+		return fmt.Sprintf("onceq: schema %q is at version %d, this code needs %d; run migrations.Up(ctx, conn, %q)", e.Schema, e.Found, e.Want, e.Schema)
+	default:
+		return fmt.Sprintf("onceq: schema %q is at version %d, newer than the %d of this code; deploy a newer onceq", e.Schema, e.Found, e.Want)
+	}
+}
+
+// DuplicateError is what strict enqueueing returns for a key that is taken: the first job's facts. The
+// caller's transaction stays usable. It matches ErrDuplicate.
+type DuplicateError struct {
+	Scope, Key string
+	Existing   Result
+}
+
+func (e *DuplicateError) Error() string {
+	return fmt.Sprintf("onceq: key %q in scope %q is taken by job %d (%s)", e.Key, e.Scope, e.Existing.ID, e.Existing.State)
+}
+
+// Is makes errors.Is(err, ErrDuplicate) true.
+func (e *DuplicateError) Is(target error) bool { return target == ErrDuplicate }
+
+// MismatchError says that a key is taken by work with another payload: two different pieces of work claim
+// the same name. Nothing was written and the caller's transaction stays usable. It matches ErrMismatch.
+type MismatchError struct {
+	Scope, Key string
+	Existing   Result // the first job; ID is 0 for a fence outside of jobs
+}
+
+func (e *MismatchError) Error() string {
+	return fmt.Sprintf("onceq: key %q in scope %q was used before with another payload; use another key, or name the fields that count in Kind.Fields", e.Key, e.Scope)
+}
+
+// Is makes errors.Is(err, ErrMismatch) true.
+func (e *MismatchError) Is(target error) bool { return target == ErrMismatch }
+
+// LeaseError is an operation refused because its lease is gone. It matches ErrLeaseLost.
+type LeaseError struct {
+	Op    string // "complete", "extend", "fail", …
+	JobID int64
+	Token int64
+}
+
+func (e *LeaseError) Error() string {
+	return fmt.Sprintf("onceq: %s refused: the lease of job %d under token %d is lost", e.Op, e.JobID, e.Token)
+}
+
+// Is makes errors.Is(err, ErrLeaseLost) true.
+func (e *LeaseError) Is(target error) bool { return target == ErrLeaseLost }
+
+// InFlightError says that somebody else is at this work right now. Ask again after RetryAfter. It matches
+// ErrInFlight.
+type InFlightError struct {
+	Scope, Key string
+	Until      time.Time // the holder's lease ends then, by the database's clock
+	RetryAfter time.Duration
+}
+
+func (e *InFlightError) Error() string {
+	return fmt.Sprintf("onceq: key %q in scope %q is in flight; ask again after %s", e.Key, e.Scope, e.RetryAfter)
+}
+
+// Is makes errors.Is(err, ErrInFlight) true.
+func (e *InFlightError) Is(target error) bool { return target == ErrInFlight }
+
+// UncertainError says that an effect may or may not have happened, and why. The next run decides by the
+// declared policy. It matches ErrUncertain and whatever the cause matches.
+type UncertainError struct {
+	Scope, Key string
+	Detail     string
+	Err        error // what fn returned; nil where an earlier run left the fence
+}
+
+func (e *UncertainError) Error() string {
+	return fmt.Sprintf("onceq: whether %q happened is uncertain: %s", e.Key, e.Detail)
+}
+
+// Is makes errors.Is(err, ErrUncertain) true.
+func (e *UncertainError) Is(target error) bool { return target == ErrUncertain }
+
+// Unwrap returns the cause.
+func (e *UncertainError) Unwrap() error { return e.Err }
+
+// HeldError says that an uncertain effect waits for a person: see Queue.Resolve. A handler returns it as it
+// is; the job then waits in history as Held. It matches ErrHeld.
+type HeldError struct {
+	Scope, Key string
+	Detail     string
+}
+
+func (e *HeldError) Error() string {
+	return fmt.Sprintf("onceq: %q is held until somebody resolves it: %s", e.Key, e.Detail)
+}
+
+// Is makes errors.Is(err, ErrHeld) true.
+func (e *HeldError) Is(target error) bool { return target == ErrHeld }
+
+// IsRetryable reports whether err is Postgres asking for the whole transaction to be run again: a
+// serialization failure (40001) or a deadlock (40P01).
+func IsRetryable(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && (pgErr.Code == "40001" || pgErr.Code == "40P01")
+}
+
+// leaseLost reports whether err is the exception of onceq.lease_lost.
+func leaseLost(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.Code == "OQ001"
+}

@@ -1,0 +1,122 @@
+package onceq
+
+import (
+	"context"
+	"log/slog"
+	"time"
+)
+
+// EventType names what happened.
+type EventType string
+
+// The events. Those of Enqueue are reported when the statement has run: the caller's transaction may still
+// roll back.
+const (
+	EventEnqueued  EventType = "enqueued"
+	EventDuplicate EventType = "duplicate" // a key was taken: nothing to do, and no error
+	EventMismatch  EventType = "mismatch"  // a key was taken with another payload
+	EventClaimed   EventType = "claimed"
+	EventCompleted EventType = "completed"
+	EventFailed    EventType = "failed"  // an attempt failed; the job will run again
+	EventSnoozed   EventType = "snoozed" // the job runs again later without having failed
+	EventDead      EventType = "dead"
+	EventCancelled EventType = "cancelled"
+	EventHeld      EventType = "held"
+	EventLeaseLost EventType = "lease lost"       // a holder learned that its lease is gone
+	EventStale     EventType = "stale completion" // a completion under an old token was refused
+	EventReplayed  EventType = "replayed"         // a stored outcome was given in place of running again
+	EventUncertain EventType = "uncertain"
+	EventReaped    EventType = "reaped"
+)
+
+// Event is one thing that happened. Fields that do not apply are zero. It never carries a payload or a result.
+type Event struct {
+	Type    EventType
+	Queue   string
+	Kind    string
+	JobID   int64
+	Scope   string
+	Key     string
+	Name    string        // of an effect
+	Token   int64         // 0 before a claim
+	Attempt int           // 1 for the first
+	Wait    time.Duration // claimed: since the job was due, by the database's clock
+	Run     time.Duration // completed, failed, …: how long the handler took
+	Count   int           // reaped: rows
+	Err     error
+}
+
+// Hook receives events, synchronously and from many goroutines: it must be quick and must not block.
+type Hook interface {
+	Event(ctx context.Context, e Event)
+}
+
+// HookFunc makes a function a Hook.
+type HookFunc func(ctx context.Context, e Event)
+
+// Event calls f.
+func (f HookFunc) Event(ctx context.Context, e Event) { f(ctx, e) }
+
+// Level is the level at which the event is logged: Debug for the daily business, Info for what an operator
+// may want to count, Warn for what wants a look, Error for a job that needs a person.
+func (t EventType) Level() slog.Level {
+	switch t {
+	case EventDuplicate, EventReaped, EventReplayed, EventCancelled:
+		return slog.LevelInfo
+	case EventMismatch, EventFailed, EventLeaseLost, EventStale, EventUncertain:
+		return slog.LevelWarn
+	case EventDead, EventHeld:
+		return slog.LevelError
+	default:
+		return slog.LevelDebug
+	}
+}
+
+// watched reports whether anybody would see an event of this type, so that the path of every job builds none
+// for nobody.
+func (q *Queue) watched(t EventType) bool {
+	return q.hook != nil || q.log.Enabled(context.Background(), t.Level())
+}
+
+func (q *Queue) emit(ctx context.Context, e Event) {
+	if q.hook != nil {
+		q.hook.Event(ctx, e)
+	}
+	level := e.Type.Level()
+	if !q.log.Enabled(ctx, level) {
+		return
+	}
+	attrs := make([]slog.Attr, 0, 12)
+	text := func(name, value string) {
+		if value != "" {
+			attrs = append(attrs, slog.String(name, value))
+		}
+	}
+	text("queue", e.Queue)
+	text("kind", e.Kind)
+	if e.JobID != 0 {
+		attrs = append(attrs, slog.Int64("job", e.JobID))
+	}
+	text("scope", e.Scope)
+	text("key", e.Key)
+	text("effect", e.Name)
+	if e.Token != 0 {
+		attrs = append(attrs, slog.Int64("token", e.Token))
+	}
+	if e.Attempt != 0 {
+		attrs = append(attrs, slog.Int("attempt", e.Attempt))
+	}
+	if e.Wait != 0 {
+		attrs = append(attrs, slog.Duration("wait", e.Wait))
+	}
+	if e.Run != 0 {
+		attrs = append(attrs, slog.Duration("run", e.Run))
+	}
+	if e.Count != 0 {
+		attrs = append(attrs, slog.Int("count", e.Count))
+	}
+	if e.Err != nil {
+		attrs = append(attrs, slog.String("error", e.Err.Error()))
+	}
+	q.log.LogAttrs(ctx, level, "onceq: "+string(e.Type), attrs...)
+}

@@ -1,0 +1,410 @@
+package onceq
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// outcome is how one run of a job ended. A state that is finished takes the job out of jobs; otherwise it is
+// made ready to run again after delay.
+type outcome struct {
+	lease  *Lease
+	state  State  // Completed, Dead, Cancelled, Held; or Waiting: run again
+	result string // encoded; "" for none
+	err    string // appended to the job's errors; "" for none
+	delay  time.Duration
+	spend  bool  // an attempt was used up
+	reset  bool  // count attempts from 0 again
+	keep   int64 // milliseconds in history; 0 not at all, -1 until somebody decides
+
+	cause error         // for events
+	run   time.Duration // for events
+}
+
+// SetResult stores a result with the completion: whoever enqueues the same key inside its window gets it.
+// The value is encoded as JSON now; MaxResultBytes is the limit. Without a key there is nowhere to ask for
+// it but the history.
+func (l *Lease) SetResult(v any) error {
+	raw, err := encodeResult(v)
+	if err != nil {
+		return err
+	}
+	l.result = raw
+	return nil
+}
+
+func encodeResult(v any) (string, error) {
+	raw, ok := v.(json.RawMessage)
+	if !ok {
+		var err error
+		if raw, err = json.Marshal(v); err != nil {
+			return "", invalid("result", "does not encode as JSON: %v", err)
+		}
+	}
+	if len(raw) > MaxResultBytes {
+		return "", invalid("result", "has %d bytes; at most %d: store it elsewhere and return a reference", len(raw), MaxResultBytes)
+	}
+	if _, err := scanJSON(raw, false, nil); err != nil {
+		return "", invalid("result", "%v", err)
+	}
+	return string(raw), nil
+}
+
+// Complete finishes the job inside db: with a transaction, the completion commits together with whatever
+// the transaction wrote. Where the lease is gone the statement raises an error, so that a commit that stands
+// behind it in the same pipeline does not go through; it comes back as a *LeaseError. With a nil db it runs
+// on its own.
+func (l *Lease) Complete(ctx context.Context, db DB) error {
+	if db == nil {
+		db = l.db
+	}
+	statement, args := l.completion()
+	rows, err := db.Query(ctx, l.q.sql(statement), args...)
+	if err == nil {
+		rows.Close()
+		err = rows.Err()
+	}
+	return l.completed(ctx, err)
+}
+
+// CompleteInBatch adds the completion to the caller's own batch. Where the lease is gone it raises SQLSTATE
+// OQ001, and what stands behind it in the batch's transaction, a commit above all, does not happen. The
+// batch's error then matches ErrLeaseLost after a pass through LeaseLost.
+func (l *Lease) CompleteInBatch(batch *pgx.Batch) {
+	statement, args := l.completion()
+	batch.Queue(l.q.sql(statement), args...)
+}
+
+// LeaseLost reports whether err, from the caller's own batch, is Postgres refusing a completion because its
+// lease is gone.
+func LeaseLost(err error) bool { return errors.Is(err, ErrLeaseLost) || leaseLost(err) }
+
+func (l *Lease) completed(ctx context.Context, err error) error {
+	switch {
+	case err == nil:
+		if l.q.watched(EventCompleted) {
+			l.q.emit(ctx, l.event(EventCompleted))
+		}
+		return nil
+	case leaseLost(err):
+		lost := l.lostError("complete")
+		e := l.event(EventStale)
+		e.Err = lost
+		l.q.emit(ctx, e)
+		return lost
+	}
+	return fmt.Errorf("onceq: complete: %w", err)
+}
+
+// completeOne completes one job by its guard and raises where the guard does not hold. The fence must still
+// be this job's: a dead job's key may have been taken by another one meanwhile.
+const completeOne = `
+with gone as (
+  delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
+  returning id, scope, key
+),
+fence as (
+  update onceq.job_fences f
+     set state = 3, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
+    from gone g
+   where f.class = 0 and f.scope = g.scope and f.key = g.key and f.job_id = g.id
+)
+select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end`
+
+// completeOneUnkeyed is the same for a job that has no fence.
+const completeOneUnkeyed = `
+with gone as (
+  delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
+  returning id
+)
+select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end`
+
+func (l *Lease) completion() (string, []any) {
+	if l.keep != 0 {
+		return endJobs, endArgs([]outcome{{lease: l, state: Completed, result: l.result, keep: l.keep}}, true)
+	}
+	if l.Key == "" {
+		return completeOneUnkeyed, []any{l.ID, l.claims, l.holder}
+	}
+	return completeOne, []any{l.ID, l.claims, l.holder, l.Token, l.result}
+}
+
+// Fail ends this attempt: the job runs again after the default backoff, or is dead when its attempts are used
+// up. err decides as it does when a handler returns it: see Fatal, RetryAfter, Snooze and Reschedule.
+func (l *Lease) Fail(ctx context.Context, err error) error {
+	if err == nil {
+		return invalid("Fail", "wants an error; a job without one is completed with Complete")
+	}
+	return l.end(ctx, "fail", l.failure(err, nil))
+}
+
+// Snooze gives the job back, to run again after d. No attempt is spent.
+func (l *Lease) Snooze(ctx context.Context, d time.Duration) error {
+	return l.end(ctx, "snooze", l.failure(Snooze(d), nil))
+}
+
+// Release gives the job back at once, as if it had not been claimed. No attempt is spent.
+func (l *Lease) Release(ctx context.Context) error {
+	return l.end(ctx, "release", outcome{lease: l, state: Waiting})
+}
+
+func (l *Lease) end(ctx context.Context, op string, o outcome) error {
+	stale, err := l.q.finish(ctx, l.db, []outcome{o})
+	if err != nil {
+		return err
+	}
+	if len(stale) > 0 {
+		return l.lostError(op)
+	}
+	return nil
+}
+
+// completeJobs completes many jobs by their guards and gives the ids of those whose guard held. The caller
+// gives them sorted by id, which is the order in which their rows are locked.
+const completeJobs = `
+with u as materialized (
+  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[]) as u(id, claims, holder, result)
+),
+gone as (
+  delete from onceq.jobs j using u
+   where j.id = u.id and j.claims = u.claims and j.holder = u.holder
+  returning j.id, j.claims, j.scope, j.key, u.result
+),
+fence as (
+  update onceq.job_fences f
+     set state = 3, token = g.id << 20 | g.claims, finished_at = statement_timestamp(), result = nullif(g.result, '')::jsonb
+    from gone g
+   where g.key is not null and f.class = 0 and f.scope = g.scope and f.key = g.key and f.job_id = g.id
+)
+select array_agg(id) from gone`
+
+// endJobs takes many jobs out of jobs, in any finished state, writes history for those that keep it, and gives
+// the ids of those whose guard held. With $9 it raises where one did not.
+const endJobs = `
+with u as materialized (
+  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::smallint[], $5::text[], $6::text[], $7::int[], $8::bigint[])
+      as u(id, claims, holder, state, result, error, spent, keep)
+),
+gone as (
+  delete from onceq.jobs j using u
+   where j.id = u.id and j.claims = u.claims and j.holder = u.holder
+  returning j.*, u.state, u.result, u.error, u.spent, u.keep
+),
+fence as (
+  update onceq.job_fences f
+     set state = case g.state when 5 then 3 when 6 then 4 when 7 then 5 else 6 end, token = g.id << 20 | g.claims,
+         finished_at = case when g.state < 8 then statement_timestamp() end, result = nullif(g.result, '')::jsonb
+    from gone g
+   where g.key is not null and f.class = 0 and f.scope = g.scope and f.key = g.key and f.job_id = g.id
+),
+history as (
+  insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
+         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, result, errors)
+  select id, run_at, created_at, statement_timestamp(),
+         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
+         claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
+         payload, payload_bytes, metadata, nullif(result, '')::jsonb, ` + appendError + `
+    from gone where keep <> 0
+)
+select case when $9::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       (select array_agg(id) from gone)`
+
+// appendError keeps the latest ten errors of a job: when, in which attempt, what.
+const appendError = `case when error = '' then errors else
+         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end`
+
+// retryJobs makes jobs ready to run again and gives the ids of those whose guard held, and of those among
+// them that somebody wants cancelled.
+const retryJobs = `
+with u as materialized (
+  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[])
+      as u(id, claims, holder, error, spent, reset, delay)
+),
+ready as (
+  update onceq.jobs j
+     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', leased_until = null, holder = null,
+         attempts = case when u.reset then 0 else attempts + u.spent end,
+         lost     = case when u.reset then 0 else lost end,
+         errors   = ` + appendError + `
+    from u
+   where j.id = u.id and j.claims = u.claims and j.holder = u.holder
+  returning j.id
+)
+select array_agg(ready.id), array_agg(x.job_id) filter (where x.job_id is not null)
+  from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id offset 0) x on true`
+
+func endArgs(outcomes []outcome, raise bool) []any {
+	n := len(outcomes)
+	ids, claims, holders := make([]int64, n), make([]int32, n), make([]int64, n)
+	states, results, errs := make([]int16, n), make([]string, n), make([]string, n)
+	spent, keeps := make([]int32, n), make([]int64, n)
+	for i, o := range outcomes {
+		ids[i], claims[i], holders[i] = o.lease.ID, o.lease.claims, o.lease.holder
+		states[i], results[i], errs[i], keeps[i] = int16(o.state), o.result, o.err, o.keep
+		if o.spend {
+			spent[i] = 1
+		}
+	}
+	return []any{ids, claims, holders, states, results, errs, spent, keeps, raise}
+}
+
+// finish writes outcomes, at most one for each job, and gives the leases whose guard did not hold. Each of the
+// three kinds of statement commits on its own; an error says nothing about those before it.
+func (q *Queue) finish(ctx context.Context, db DB, outcomes []outcome) (stale []*Lease, err error) {
+	slices.SortFunc(outcomes, func(a, b outcome) int { return int(a.lease.ID - b.lease.ID) })
+	var plain, end, again []outcome
+	for _, o := range outcomes {
+		switch {
+		case o.state == Completed && o.keep == 0:
+			plain = append(plain, o)
+		case o.state.Finished():
+			end = append(end, o)
+		default:
+			again = append(again, o)
+		}
+	}
+	part := func(outcomes []outcome, run func([]outcome) ([]int64, error)) error {
+		if len(outcomes) == 0 {
+			return nil
+		}
+		done, err := run(outcomes)
+		if err != nil {
+			return err
+		}
+		slices.Sort(done)
+		for _, o := range outcomes {
+			if _, ok := slices.BinarySearch(done, o.lease.ID); !ok {
+				stale = append(stale, o.lease)
+			}
+			q.finished(ctx, o, slices.Contains(stale[max(0, len(stale)-1):], o.lease))
+		}
+		return nil
+	}
+	if err := part(plain, func(outcomes []outcome) (done []int64, err error) {
+		n := len(outcomes)
+		ids, claims, holders, results := make([]int64, n), make([]int32, n), make([]int64, n), make([]string, n)
+		for i, o := range outcomes {
+			ids[i], claims[i], holders[i], results[i] = o.lease.ID, o.lease.claims, o.lease.holder, o.result
+		}
+		return done, q.guarded(ctx, db, completeJobs, []any{ids, claims, holders, results}, &done)
+	}); err != nil {
+		return stale, fmt.Errorf("onceq: complete: %w", err)
+	}
+	if err := part(end, func(outcomes []outcome) (done []int64, err error) {
+		return done, q.guarded(ctx, db, endJobs, endArgs(outcomes, false), nil, &done)
+	}); err != nil {
+		return stale, fmt.Errorf("onceq: finish: %w", err)
+	}
+	var cancelled []int64
+	if err := part(again, func(outcomes []outcome) (done []int64, err error) {
+		n := len(outcomes)
+		ids, claims, holders := make([]int64, n), make([]int32, n), make([]int64, n)
+		errs, spent, resets, delays := make([]string, n), make([]int32, n), make([]bool, n), make([]int64, n)
+		for i, o := range outcomes {
+			ids[i], claims[i], holders[i] = o.lease.ID, o.lease.claims, o.lease.holder
+			errs[i], resets[i], delays[i] = o.err, o.reset, o.delay.Microseconds()
+			if o.spend {
+				spent[i] = 1
+			}
+		}
+		return done, q.guarded(ctx, db, retryJobs, []any{ids, claims, holders, errs, spent, resets, delays}, &done, &cancelled)
+	}); err != nil {
+		return stale, fmt.Errorf("onceq: retry: %w", err)
+	}
+	for _, id := range cancelled {
+		// Asked for while it ran, and its holder did not hear of it in time.
+		if _, err := q.Cancel(ctx, db, id); err != nil && !errors.Is(err, ErrNotFound) {
+			return stale, err
+		}
+	}
+	return stale, nil
+}
+
+// guarded runs a statement of the library's own and scans its one row: behind guardPlans where db takes
+// batches outside of a transaction, else as it is.
+func (q *Queue) guarded(ctx context.Context, db DB, statement string, args []any, dest ...any) error {
+	s, ok := db.(sender)
+	if _, inTx := db.(pgx.Tx); !ok || inTx {
+		return q.queryRow(ctx, db, statement, args, dest...)
+	}
+	b := &pgx.Batch{}
+	b.Queue(guardPlans)
+	b.Queue(q.sql(statement), args...).QueryRow(func(row pgx.Row) error { return row.Scan(dest...) })
+	return s.SendBatch(ctx, b).Close()
+}
+
+// finished reports an outcome.
+func (q *Queue) finished(ctx context.Context, o outcome, stale bool) {
+	t := EventCompleted
+	switch {
+	case stale && o.state == Completed:
+		t = EventStale
+	case stale:
+		t = EventLeaseLost
+	case o.state == Dead:
+		t = EventDead
+	case o.state == Cancelled:
+		t = EventCancelled
+	case o.state == Held:
+		t = EventHeld
+	case o.state == Waiting && o.spend:
+		t = EventFailed
+	case o.state == Waiting:
+		t = EventSnoozed
+	}
+	if !q.watched(t) {
+		return
+	}
+	e := o.lease.event(t)
+	e.Run, e.Err = o.run, o.cause
+	if e.Err == nil && o.err != "" {
+		e.Err = errors.New(o.err)
+	}
+	if stale {
+		e.Err = o.lease.lostError("finish")
+	}
+	q.emit(ctx, e)
+}
+
+// maxErrorBytes is what is kept of an error's text.
+const maxErrorBytes = 8 << 10
+
+// errorText makes a text safe for jsonb and bounds it.
+func errorText(s string) string {
+	if len(s) > maxErrorBytes {
+		s = s[:maxErrorBytes]
+		for len(s) > 0 && !utf8.RuneStart(s[len(s)-1]) {
+			s = s[:len(s)-1]
+		}
+		s += " …"
+	}
+	s = strings.ToValidUTF8(s, "\uFFFD")
+	if s = strings.ReplaceAll(s, "\x00", "\uFFFD"); s == "" {
+		s = "error without a text"
+	}
+	return s
+}
+
+// badData reports whether Postgres refused a statement for what one of its values is, so that splitting the
+// batch finds it; as opposed to a lost connection, a conflict or a server that is going down.
+func badData(err error) bool {
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) {
+		return false
+	}
+	switch pgErr.Code[:2] {
+	case "08", "25", "40", "53", "55", "57", "58", "XX":
+		return false
+	}
+	return true
+}

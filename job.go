@@ -1,0 +1,371 @@
+package onceq
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"math"
+	"reflect"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// Limits, checked before anything is sent. They keep every index entry well under what a btree page holds.
+const (
+	MaxKeyBytes      = 512       // of a key
+	MaxScopeBytes    = 256       // of a scope
+	MaxNameBytes     = 128       // of a queue, a kind and an effect
+	MaxPayloadBytes  = 1 << 20   // of an encoded payload
+	MaxMetadataBytes = 16 << 10  // of the encoded metadata
+	MaxResultBytes   = 256 << 10 // of an encoded result
+)
+
+// Special values of a window, which says how long a key stays taken after its work is finished.
+const (
+	DefaultWindow               = 24 * time.Hour
+	UntilFinished time.Duration = -1            // the key is free as soon as the job is finished
+	Forever       time.Duration = math.MaxInt64 // the key is never free again
+)
+
+// Priority orders the jobs of a queue; within a priority the job that is due first comes first. Every now and
+// then a worker begins with the lowest, so that none starves.
+type Priority int
+
+// The priorities.
+const (
+	High   Priority = -1
+	Normal Priority = 0
+	Low    Priority = 1
+)
+
+// DefaultQueue is where a job goes that names no queue.
+const DefaultQueue = "default"
+
+// DefaultMaxAttempts is how often a job may fail before it is dead. With the default backoff the last
+// attempt comes about two weeks after the first.
+const DefaultMaxAttempts = 25
+
+// Job is one unit of work to enqueue. Kind.Job fills it in from a typed payload; a literal does as well.
+type Job struct {
+	Kind string // required; which handler runs it
+
+	// Payload is what the handler gets: json.RawMessage is stored as it is, []byte as bytes that come back
+	// unchanged (for signatures), anything else as encoding/json encodes it. In the database JSON is jsonb: white
+	// space, order and doubled members do not survive. At most MaxPayloadBytes.
+	Payload any
+
+	Queue string // default DefaultQueue
+
+	// Key names this unit of work within its Scope: it is accepted once. Empty: every Enqueue is a job of its own.
+	// Build it from what makes the work unique ("welcome:42"), never from a random number, an attempt or a time.
+	Key string
+
+	// Scope keeps the keys of tenants or workspaces apart. Default: the queue's name.
+	Scope string
+
+	// Window is how long the key stays taken after the job is finished: a duration, UntilFinished or Forever.
+	// Default DefaultWindow. Precision: a millisecond.
+	Window time.Duration
+
+	RunAt    time.Time     // not before; default at once
+	Delay    time.Duration // not before, counted by the database's clock; not together with RunAt
+	Priority Priority
+
+	MaxAttempts int // failed attempts until it is dead; default DefaultMaxAttempts, at most 32,767
+
+	Metadata map[string]string // carried along, not part of the fingerprint
+
+	// Fields names the members of the payload that count when a key comes back: the others may differ. Default:
+	// all count. With IgnorePayload none does.
+	Fields        []string
+	IgnorePayload bool
+
+	// Strict makes a duplicate an error, a *DuplicateError, in place of a Result with Duplicate set.
+	Strict bool
+
+	keyed bool // made by a kind that derives keys: an empty one is an error
+}
+
+// State is what has become of a job.
+type State int8
+
+// The states of a job. Where a job is finished, its state stays readable as long as its key is taken or its
+// history is kept.
+const (
+	Waiting   State = iota + 1 // due, and nobody has it
+	Delayed                    // not due yet
+	Running                    // somebody holds its lease
+	Retrying                   // failed before, to be run again
+	Completed                  // finished
+	Dead                       // out of attempts, fatal, or crashed too often; see Queue.Redrive
+	Cancelled                  // by Queue.Cancel
+	Held                       // an effect's outcome wants a person; see Queue.Resolve
+)
+
+func (s State) String() string {
+	names := [...]string{"unknown", "waiting", "delayed", "running", "retrying", "completed", "dead", "cancelled", "held"}
+	if s < 0 || int(s) >= len(names) {
+		return fmt.Sprintf("State(%d)", int8(s))
+	}
+	return names[s]
+}
+
+// Finished reports whether nothing will run any more unless somebody redrives the job.
+func (s State) Finished() bool { return s >= Completed }
+
+// encoded is a job ready for the database.
+type encoded struct {
+	kind, queue, scope, key string
+	json                    string // "" where bytes are set
+	bytes                   []byte
+	metadata                string // "" for none
+	fingerprint             []byte // nil: not compared
+	at                      time.Time
+	delay                   time.Duration
+	lifetime                int64
+	priority, maxAttempts   int
+}
+
+// encode checks a job and makes it ready. at is put before a field's name in errors.
+func (j *Job) encode(at string) (encoded, error) {
+	e := encoded{
+		kind: j.Kind, queue: j.Queue, scope: j.Scope, key: j.Key,
+		at: j.RunAt, delay: j.Delay, priority: int(j.Priority), maxAttempts: j.MaxAttempts,
+	}
+	if e.queue == "" {
+		e.queue = DefaultQueue
+	}
+	if err := checkName(at+"Kind", e.kind, MaxNameBytes); err != nil {
+		return e, err
+	}
+	if err := checkName(at+"Queue", e.queue, MaxNameBytes); err != nil {
+		return e, err
+	}
+	if e.key == "" && !j.keyed {
+		if e.scope != "" {
+			return e, invalid(at+"Scope", "is set without a Key")
+		}
+	} else {
+		if e.scope == "" {
+			e.scope = e.queue
+		}
+		if err := checkName(at+"Key", e.key, MaxKeyBytes); err != nil {
+			return e, err
+		}
+		if err := checkName(at+"Scope", e.scope, MaxScopeBytes); err != nil {
+			return e, err
+		}
+	}
+	if !e.at.IsZero() && e.delay != 0 {
+		return e, invalid(at+"RunAt", "and Delay are both set; use one")
+	}
+	if y := e.at.Year(); !e.at.IsZero() && (y < 1 || y > 9999) {
+		return e, invalid(at+"RunAt", "is in the year %d; 1 to 9999 is possible", y)
+	}
+	if e.delay < 0 {
+		return e, invalid(at+"Delay", "is negative")
+	}
+	if e.priority < int(High) || e.priority > int(Low) {
+		return e, invalid(at+"Priority", "is %d; use High, Normal or Low", e.priority)
+	}
+	switch {
+	case e.maxAttempts == 0:
+		e.maxAttempts = DefaultMaxAttempts
+	case e.maxAttempts < 0 || e.maxAttempts > math.MaxInt16:
+		return e, invalid(at+"MaxAttempts", "is %d; 1 to %d is possible", e.maxAttempts, math.MaxInt16)
+	}
+	var err error
+	if e.lifetime, err = lifetime(at+"Window", j.Window); err != nil {
+		return e, err
+	}
+	if len(j.Metadata) > 0 {
+		raw, _ := json.Marshal(j.Metadata) // a map of strings always encodes
+		if len(raw) > MaxMetadataBytes {
+			return e, invalid(at+"Metadata", "has %d bytes; at most %d", len(raw), MaxMetadataBytes)
+		}
+		if _, err := scanJSON(raw, false, nil); err != nil {
+			return e, invalid(at+"Metadata", "%v", err)
+		}
+		e.metadata = string(raw)
+	}
+	raw, isJSON, err := encodePayload(at+"Payload", j.Payload)
+	if err != nil {
+		return e, err
+	}
+	compare := e.key != "" && !j.IgnorePayload
+	if !isJSON {
+		if j.Fields != nil {
+			return e, invalid(at+"Fields", "are named, but the Payload is bytes")
+		}
+		if e.bytes = raw; compare {
+			e.fingerprint = fingerprint('b', e.kind, raw)
+		}
+		return e, nil
+	}
+	canonical, err := scanJSON(raw, compare, j.Fields)
+	if err != nil {
+		return e, invalid(at+"Payload", "%v", err)
+	}
+	if compare {
+		e.fingerprint = fingerprint('j', e.kind, canonical)
+	}
+	e.json = string(raw)
+	return e, nil
+}
+
+// encodePayload gives a payload's bytes, and whether they are JSON.
+func encodePayload(field string, payload any) (raw []byte, isJSON bool, err error) {
+	isJSON = true
+	switch p := payload.(type) {
+	case json.RawMessage:
+		if raw = p; len(raw) == 0 {
+			raw = []byte("null")
+		}
+	case []byte:
+		if raw, isJSON = p, false; raw == nil {
+			raw = []byte{}
+		}
+	default:
+		if raw, err = json.Marshal(p); err != nil {
+			return nil, false, invalid(field, "does not encode as JSON: %v", err)
+		}
+	}
+	if len(raw) > MaxPayloadBytes {
+		return nil, false, invalid(field, "has %d bytes; at most %d: store it elsewhere and pass a reference", len(raw), MaxPayloadBytes)
+	}
+	return raw, isJSON, nil
+}
+
+// fingerprintVersion is the first byte of a fingerprint. One of a version that this code does not know counts
+// as equal: a rollback must not turn duplicates into mismatches.
+const fingerprintVersion = 1
+
+// fingerprint condenses what two jobs with the same key must have in common: 128 bits of SHA-256 over the
+// form (JSON or bytes), the kind and the content.
+func fingerprint(form byte, kind string, content []byte) []byte {
+	h := sha256.New()
+	h.Write([]byte{form})
+	h.Write([]byte(kind))
+	h.Write([]byte{0})
+	h.Write(content)
+	sum := h.Sum(make([]byte, 0, sha256.Size))
+	return append([]byte{fingerprintVersion}, sum[:16]...)
+}
+
+// sameFingerprint compares a stored fingerprint with a new one. A missing one on either side, and one of
+// another version, counts as equal.
+func sameFingerprint(stored, now []byte) bool {
+	if len(stored) == 0 || len(now) == 0 || stored[0] != now[0] {
+		return true
+	}
+	return string(stored) == string(now)
+}
+
+// lifetime is a window as the tables have it: milliseconds, 0 until finished, -1 for ever.
+func lifetime(field string, window time.Duration) (int64, error) {
+	switch {
+	case window == 0:
+		return DefaultWindow.Milliseconds(), nil
+	case window == UntilFinished:
+		return 0, nil
+	case window == Forever:
+		return -1, nil
+	case window < 0:
+		return 0, invalid(field, "is negative; use a duration, UntilFinished or Forever")
+	case window < time.Millisecond:
+		return 1, nil
+	}
+	return window.Milliseconds(), nil
+}
+
+// checkName refuses what would fail in the database, or name nothing.
+func checkName(field, name string, limit int) error {
+	switch {
+	case name == "":
+		return invalid(field, "is empty")
+	case len(name) > limit:
+		return invalid(field, "has %d bytes; at most %d", len(name), limit)
+	case !utf8.ValidString(name):
+		return invalid(field, "is no valid UTF-8")
+	case strings.ContainsRune(name, 0):
+		return invalid(field, "contains a NUL, which text in Postgres cannot hold")
+	case strings.TrimSpace(name) == "":
+		return invalid(field, "is nothing but white space")
+	}
+	return nil
+}
+
+// Kind declares a kind of job once, for those who enqueue it and those who run it. P is its payload: a type
+// that encoding/json encodes and decodes, or []byte for bytes that must come back unchanged.
+//
+//	var Welcome = onceq.Kind[WelcomeMail]{
+//		Name: "welcome",
+//		Key:  func(m WelcomeMail) string { return fmt.Sprintf("welcome:%d", m.UserID) },
+//	}
+//
+// The first group of fields matters to producers, the second to workers.
+type Kind[P any] struct {
+	Name          string         // required; stored with each job, so do not rename a kind that has jobs
+	Queue         string         // default DefaultQueue
+	Key           func(P) string // derives the key from the payload; default none
+	Scope         func(P) string // derives the scope from the payload; default the queue
+	Window        time.Duration  // see Job.Window
+	Priority      Priority
+	MaxAttempts   int      // see Job.MaxAttempts
+	Fields        []string // see Job.Fields
+	IgnorePayload bool     // see Job.IgnorePayload
+
+	// Timeout ends the handler's context, and the attempt counts as failed. Default one minute; NoTimeout for
+	// none. A transaction of the handler that stays idle for so long is ended by the server.
+	Timeout time.Duration
+
+	// Backoff is the wait after the given failed attempt (1 for the first). Default DefaultBackoff.
+	Backoff func(attempt int, err error) time.Duration
+
+	// MaxLost is how many leases of one job may run out (its process crashed, hung or lost the database) until
+	// the job is dead. Default 5.
+	MaxLost int
+
+	// Keep is how long a completed or cancelled job stays in the history: 0 for not at all, Forever until
+	// somebody discards it. Default: what QueueConfig.Keep says. Dead and held jobs always stay.
+	Keep time.Duration
+
+	// Serializable runs handler transactions at SERIALIZABLE in place of READ COMMITTED. Serialization
+	// failures are run again at once and cost no attempt.
+	Serializable bool
+}
+
+// NoTimeout lets a handler run as long as it likes.
+const NoTimeout time.Duration = -1
+
+// Job returns the job for a payload, ready for Enqueue; change what differs from the kind before.
+func (k *Kind[P]) Job(payload P) Job {
+	j := Job{
+		Kind: k.Name, Payload: payload, Queue: k.Queue, Window: k.Window, Priority: k.Priority,
+		MaxAttempts: k.MaxAttempts, Fields: k.Fields, IgnorePayload: k.IgnorePayload,
+	}
+	if k.Key != nil {
+		j.Key, j.keyed = k.Key(payload), true
+		if k.Scope != nil {
+			j.Scope = k.Scope(payload)
+		}
+	}
+	return j
+}
+
+// decode is the way back of encodePayload.
+func decode[P any](l *Lease) (P, error) {
+	var p P
+	if raw, ok := any(&p).(*[]byte); ok && reflect.TypeFor[P]() == reflect.TypeFor[[]byte]() {
+		*raw = l.Bytes
+		return p, nil
+	}
+	if l.Payload == nil {
+		return p, fmt.Errorf("onceq: job %d of kind %q carries bytes, its handler wants %T", l.ID, l.Kind, p)
+	}
+	if err := json.Unmarshal(l.Payload, &p); err != nil {
+		return p, fmt.Errorf("onceq: payload of job %d does not decode into %T: %w", l.ID, p, err)
+	}
+	return p, nil
+}

@@ -1,0 +1,393 @@
+package onceq
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"sort"
+	"strconv"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+// Limits of what goes into a jsonb column. Postgres has wider ones; within these nothing can fail there, in
+// the middle of the caller's transaction.
+const (
+	maxJSONDepth    = 500
+	maxNumberLength = 1000
+	maxExponent     = 9999
+)
+
+// scanJSON checks that in is one JSON value (RFC 8259) that jsonb stores: no \u0000, no lone surrogates, no
+// invalid UTF-8, no number outside of numeric's range. With canonical it also returns the value's canonical
+// form, equal for equal values: members sorted by key with the last of equal keys kept, no white space, the
+// shortest escapes, and numbers by value (1.0, 1 and 1e0 are one). fields, where not nil, keeps only these
+// members of the outermost object.
+func scanJSON(in []byte, canonical bool, fields []string) ([]byte, error) {
+	s := jsonScanner{in: in, canonical: canonical}
+	if canonical {
+		s.out = make([]byte, 0, len(in)+16)
+	}
+	s.space()
+	if fields != nil && (s.pos >= len(s.in) || s.in[s.pos] != '{') {
+		return nil, errors.New("is no object, but fields of it are named")
+	}
+	if err := s.value(0, fields); err != nil {
+		return nil, err
+	}
+	s.space()
+	if s.pos != len(s.in) {
+		return nil, s.fail("something follows the value")
+	}
+	return s.out, nil
+}
+
+type jsonScanner struct {
+	in        []byte
+	pos       int
+	canonical bool
+	out       []byte
+}
+
+func (s *jsonScanner) fail(what string) error {
+	return fmt.Errorf("is no JSON that Postgres stores: %s at byte %d", what, s.pos)
+}
+
+func (s *jsonScanner) space() {
+	for s.pos < len(s.in) {
+		switch s.in[s.pos] {
+		case ' ', '\t', '\n', '\r':
+			s.pos++
+		default:
+			return
+		}
+	}
+}
+
+func (s *jsonScanner) write(b ...byte) {
+	if s.canonical {
+		s.out = append(s.out, b...)
+	}
+}
+
+// take consumes c after white space, if it is next.
+func (s *jsonScanner) take(c byte) bool {
+	s.space()
+	if s.pos < len(s.in) && s.in[s.pos] == c {
+		s.pos++
+		return true
+	}
+	return false
+}
+
+func (s *jsonScanner) value(depth int, fields []string) error {
+	if depth > maxJSONDepth {
+		return s.fail(fmt.Sprintf("nesting deeper than %d", maxJSONDepth))
+	}
+	s.space()
+	if s.pos >= len(s.in) {
+		return s.fail("unexpected end")
+	}
+	switch c := s.in[s.pos]; {
+	case c == '{':
+		return s.object(depth, fields)
+	case c == '[':
+		return s.array(depth)
+	case c == '"':
+		return s.text()
+	case c == '-' || c >= '0' && c <= '9':
+		return s.number()
+	}
+	for _, word := range [...]string{"true", "false", "null"} {
+		if bytes.HasPrefix(s.in[s.pos:], []byte(word)) {
+			s.pos += len(word)
+			if s.canonical {
+				s.out = append(s.out, word...)
+			}
+			return nil
+		}
+	}
+	return s.fail("unexpected character")
+}
+
+func (s *jsonScanner) array(depth int) error {
+	s.pos++
+	s.write('[')
+	if s.take(']') {
+		s.write(']')
+		return nil
+	}
+	for {
+		if err := s.value(depth+1, nil); err != nil {
+			return err
+		}
+		if s.take(']') {
+			s.write(']')
+			return nil
+		}
+		if !s.take(',') {
+			return s.fail("expected , or ]")
+		}
+		s.write(',')
+	}
+}
+
+// member is where a member's canonical form stands in out: its key from start to colon, all of it to end.
+type member struct{ start, colon, end int }
+
+func (s *jsonScanner) object(depth int, fields []string) error {
+	s.pos++
+	s.write('{')
+	begin := len(s.out)
+	var few [16]member
+	members := few[:0]
+	sorted := true
+	for first := true; ; first = false {
+		if first && s.take('}') {
+			break
+		}
+		s.space()
+		if s.pos >= len(s.in) || s.in[s.pos] != '"' {
+			return s.fail("expected a key")
+		}
+		m := member{start: len(s.out)}
+		if err := s.text(); err != nil {
+			return err
+		}
+		m.colon = len(s.out)
+		if !s.take(':') {
+			return s.fail("expected :")
+		}
+		s.write(':')
+		if err := s.value(depth+1, nil); err != nil {
+			return err
+		}
+		if s.canonical {
+			m.end = len(s.out)
+			if fields != nil && !slices.Contains(fields, unquoted(s.out[m.start:m.colon])) {
+				s.out = s.out[:m.start]
+			} else {
+				if n := len(members); n > 0 {
+					last := members[n-1]
+					sorted = sorted && bytes.Compare(s.out[last.start:last.colon], s.out[m.start:m.colon]) < 0
+				}
+				members = append(members, m)
+				s.write(',')
+			}
+		}
+		if s.take('}') {
+			break
+		}
+		if !s.take(',') {
+			return s.fail("expected , or }")
+		}
+	}
+	if !s.canonical {
+		return nil
+	}
+	if !sorted {
+		old := bytes.Clone(s.out[begin:])
+		key := func(m member) []byte { return old[m.start-begin : m.colon-begin] }
+		sort.SliceStable(members, func(i, j int) bool { return bytes.Compare(key(members[i]), key(members[j])) < 0 })
+		s.out = s.out[:begin]
+		for i, m := range members {
+			if i+1 < len(members) && bytes.Equal(key(m), key(members[i+1])) {
+				continue // the last of equal keys counts, as in jsonb
+			}
+			s.out = append(append(s.out, old[m.start-begin:m.end-begin]...), ',')
+		}
+	}
+	if len(members) > 0 {
+		s.out = s.out[:len(s.out)-1] // the last comma
+	}
+	s.write('}')
+	return nil
+}
+
+// unquoted is a canonical string without its quotes and escapes.
+func unquoted(b []byte) string {
+	if bytes.IndexByte(b, '\\') < 0 {
+		return string(b[1 : len(b)-1])
+	}
+	text, err := strconv.Unquote(string(b)) // canonical escapes are \" \\ and \u00xx: Go's as well
+	if err != nil {
+		return string(b)
+	}
+	return text
+}
+
+func (s *jsonScanner) text() error {
+	s.pos++
+	s.write('"')
+	for s.pos < len(s.in) {
+		// The run of plain characters from here.
+		run := s.pos
+		for s.pos < len(s.in) && s.in[s.pos] >= ' ' && s.in[s.pos] != '"' && s.in[s.pos] != '\\' && s.in[s.pos] < utf8.RuneSelf {
+			s.pos++
+		}
+		if s.canonical {
+			s.out = append(s.out, s.in[run:s.pos]...)
+		}
+		if s.pos >= len(s.in) {
+			break
+		}
+		switch c := s.in[s.pos]; {
+		case c == '"':
+			s.pos++
+			s.write('"')
+			return nil
+		case c == '\\':
+			r, err := s.escape()
+			if err != nil {
+				return err
+			}
+			s.rune(r)
+		case c < ' ':
+			return s.fail("unescaped control character in a string")
+		default:
+			r, n := utf8.DecodeRune(s.in[s.pos:])
+			if r == utf8.RuneError && n == 1 {
+				return s.fail("invalid UTF-8")
+			}
+			s.pos += n
+			s.rune(r)
+		}
+	}
+	return s.fail("unexpected end of a string")
+}
+
+func (s *jsonScanner) rune(r rune) {
+	switch {
+	case !s.canonical:
+	case r == '"' || r == '\\':
+		s.out = append(s.out, '\\', byte(r))
+	case r < ' ':
+		s.out = fmt.Appendf(s.out, `\u%04x`, r)
+	default:
+		s.out = utf8.AppendRune(s.out, r)
+	}
+}
+
+func (s *jsonScanner) escape() (rune, error) {
+	if s.pos+1 >= len(s.in) {
+		return 0, s.fail("unexpected end of a string")
+	}
+	c := s.in[s.pos+1]
+	if c != 'u' {
+		i := bytes.IndexByte([]byte(`"\/bfnrt`), c)
+		if i < 0 {
+			return 0, s.fail("unknown escape")
+		}
+		s.pos += 2
+		return rune("\"\\/\b\f\n\r\t"[i]), nil
+	}
+	r, ok := s.hex(s.pos)
+	if !ok {
+		return 0, s.fail(`expected four hexadecimal digits after \u`)
+	}
+	switch {
+	case r == 0:
+		return 0, s.fail(`\u0000, which text in Postgres cannot hold,`)
+	case utf16.IsSurrogate(r):
+		low, ok := s.hex(s.pos + 6)
+		if r = utf16.DecodeRune(r, low); !ok || r == utf8.RuneError {
+			return 0, s.fail("lone surrogate")
+		}
+		s.pos += 12
+	default:
+		s.pos += 6
+	}
+	return r, nil
+}
+
+// hex reads the \uXXXX at byte i.
+func (s *jsonScanner) hex(i int) (rune, bool) {
+	if i+6 > len(s.in) || s.in[i] != '\\' || s.in[i+1] != 'u' {
+		return 0, false
+	}
+	var r rune
+	for _, c := range s.in[i+2 : i+6] {
+		switch {
+		case c >= '0' && c <= '9':
+			r = r<<4 | rune(c-'0')
+		case c|0x20 >= 'a' && c|0x20 <= 'f':
+			r = r<<4 | rune(c|0x20-'a'+10)
+		default:
+			return 0, false
+		}
+	}
+	return r, true
+}
+
+func (s *jsonScanner) digits() []byte {
+	from := s.pos
+	for s.pos < len(s.in) && s.in[s.pos] >= '0' && s.in[s.pos] <= '9' {
+		s.pos++
+	}
+	return s.in[from:s.pos]
+}
+
+func (s *jsonScanner) number() error {
+	from := s.pos
+	negative := s.in[s.pos] == '-'
+	if negative {
+		s.pos++
+	}
+	whole := s.digits()
+	if len(whole) == 0 || len(whole) > 1 && whole[0] == '0' {
+		return s.fail("malformed number")
+	}
+	var fraction []byte
+	if s.pos < len(s.in) && s.in[s.pos] == '.' {
+		s.pos++
+		if fraction = s.digits(); len(fraction) == 0 {
+			return s.fail("malformed number")
+		}
+	}
+	exponent := 0
+	if s.pos < len(s.in) && s.in[s.pos]|0x20 == 'e' {
+		s.pos++
+		minus := false
+		if s.pos < len(s.in) && (s.in[s.pos] == '+' || s.in[s.pos] == '-') {
+			minus = s.in[s.pos] == '-'
+			s.pos++
+		}
+		power := s.digits()
+		if len(power) == 0 {
+			return s.fail("malformed number")
+		}
+		n, err := strconv.Atoi(string(power))
+		if err != nil || n > maxExponent {
+			return s.fail(fmt.Sprintf("exponent beyond %d", maxExponent))
+		}
+		if exponent = n; minus {
+			exponent = -n
+		}
+	}
+	if s.pos-from > maxNumberLength {
+		return s.fail(fmt.Sprintf("number longer than %d characters", maxNumberLength))
+	}
+	if !s.canonical {
+		return nil
+	}
+	// The value is 0.digits × 10^point, without zeros at either end.
+	digits := append(slices.Clone(whole), fraction...)
+	point := len(whole) + exponent
+	trimmed := bytes.TrimLeft(digits, "0")
+	point -= len(digits) - len(trimmed)
+	trimmed = bytes.TrimRight(trimmed, "0")
+	switch {
+	case len(trimmed) == 0:
+		s.write('0') // and -0
+		return nil
+	case negative:
+		s.write('-')
+	}
+	s.out = append(s.out, trimmed...)
+	if power := point - len(trimmed); power != 0 {
+		s.out = append(s.out, 'e')
+		s.out = strconv.AppendInt(s.out, int64(power), 10)
+	}
+	return nil
+}

@@ -1,0 +1,392 @@
+package onceq
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// A token is the job's id and the count of its claims: 43 bits and 20 bits. It grows with each claim of a
+// job, and with each later job of the same key, because ids grow. The rule for overflow: a job that was
+// claimed claimsLimit times is dead; the sequence of ids ends with an error after 8.7 × 10¹² jobs.
+const (
+	tokenBits   = 20
+	claimsLimit = 1<<tokenBits - 1
+)
+
+// DefaultLease is how long a lease lasts without an extension.
+const DefaultLease = 30 * time.Second
+
+// DefaultMaxLost is how many leases of one job may run out before it is dead.
+const DefaultMaxLost = 5
+
+// Lease is the right to work on a job until a time, under a token. A worker passes one to its handler;
+// Queue.Claim gives them to people who drive the loop themselves. Its fields are facts of the moment of the
+// claim; change none.
+type Lease struct {
+	ID          int64
+	Token       int64 // fencing token: grows with each claim of this work; hand it to systems that compare it
+	Kind        string
+	Queue       string
+	Scope, Key  string          // empty for a job without a key
+	Payload     json.RawMessage // nil where the payload is bytes
+	Bytes       []byte          // nil where the payload is JSON
+	Metadata    map[string]string
+	Priority    Priority
+	Attempt     int // 1 for the first; counts failures, not leases lost
+	MaxAttempts int
+	Lost        int       // leases of this job that ran out before this one
+	RunAt       time.Time // when it was due
+	CreatedAt   time.Time
+	Until       time.Time // end of the lease as claimed, by the database's clock
+
+	q      *Queue
+	db     DB // for statements of the library's own, never the handler's transaction
+	claims int32
+	holder int64
+	keep   int64  // milliseconds of history, 0 for none, -1 until somebody decides
+	result string // encoded; "" for none
+	task   *task  // the worker's side; nil outside of a worker
+}
+
+type leaseKey struct{}
+
+// withLease lets Enqueue recognise a handler's own key and a client find the lease.
+func withLease(ctx context.Context, l *Lease) context.Context {
+	return context.WithValue(ctx, leaseKey{}, l)
+}
+
+func leaseFrom(ctx context.Context) *Lease {
+	l, _ := ctx.Value(leaseKey{}).(*Lease)
+	return l
+}
+
+// LeaseFromContext returns the lease of the handler that ctx belongs to, or nil.
+func LeaseFromContext(ctx context.Context) *Lease { return leaseFrom(ctx) }
+
+// ClaimOptions says what to claim.
+type ClaimOptions struct {
+	Queue   string        // default DefaultQueue
+	Kinds   []string      // default all
+	Limit   int           // default 1
+	Lease   time.Duration // default DefaultLease
+	MaxLost int           // default DefaultMaxLost; jobs over it are made dead and not returned
+}
+
+// Claim takes up to Limit jobs that are due and that nobody holds, highest priority first, then by due time.
+// An expired lease counts as none: no rescuer is needed. Jobs that have lost leases before are claimed
+// alone, so that one that kills its process does not take others with it. It runs in a statement of its
+// own on the pool; an empty result means that nothing is due.
+//
+// Whoever claims must Extend before the lease ends and finish with Complete, Fail, Snooze or Release.
+// Worker does all this; Claim is for those who drive the loop themselves.
+func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) {
+	if opts.Queue == "" {
+		opts.Queue = DefaultQueue
+	}
+	if err := checkName("ClaimOptions.Queue", opts.Queue, MaxNameBytes); err != nil {
+		return nil, err
+	}
+	if opts.Limit == 0 {
+		opts.Limit = 1
+	}
+	if opts.Limit < 0 || opts.Limit > 10_000 {
+		return nil, invalid("ClaimOptions.Limit", "is %d; 1 to 10,000 is possible", opts.Limit)
+	}
+	if opts.Lease == 0 {
+		opts.Lease = DefaultLease
+	}
+	if opts.Lease < time.Millisecond {
+		return nil, invalid("ClaimOptions.Lease", "is %s; at least a millisecond", opts.Lease)
+	}
+	if opts.MaxLost == 0 {
+		opts.MaxLost = DefaultMaxLost
+	}
+	if err := q.identify(ctx, q.pool); err != nil {
+		return nil, err
+	}
+	c := claim{queue: opts.Queue, kinds: opts.Kinds, limit: opts.Limit, lease: opts.Lease, from: fromStart()}
+	for {
+		leases, err := q.claim(ctx, q.pool, &c)
+		if err != nil {
+			return nil, err
+		}
+		alive := leases[:0]
+		var worn []outcome
+		for _, l := range leases {
+			if dead := l.wornOut(opts.MaxLost); dead != nil {
+				worn = append(worn, *dead)
+			} else {
+				alive = append(alive, l)
+			}
+		}
+		if len(worn) == 0 {
+			return alive, nil
+		}
+		if _, err := q.finish(ctx, q.pool, worn); err != nil {
+			return nil, err
+		}
+		if len(alive) > 0 {
+			return alive, nil
+		}
+	}
+}
+
+// wornOut gives the outcome of a job that must not be started again, or nil.
+func (l *Lease) wornOut(maxLost int) *outcome {
+	var why string
+	switch {
+	case l.Lost >= maxLost:
+		why = fmt.Sprintf("%d leases of this job ran out: its process crashed, hung or lost the database each time", l.Lost)
+	case l.claims >= claimsLimit:
+		why = fmt.Sprintf("claimed %d times, more than a token can count", l.claims)
+	default:
+		return nil
+	}
+	return &outcome{lease: l, state: Dead, err: why, keep: -1}
+}
+
+// position is how far a worker has claimed within one priority: the next look begins behind it.
+type position struct {
+	priority Priority
+	runAt    time.Time
+	id       int64
+}
+
+func fromStart() []position {
+	p := make([]position, 0, Low-High+1)
+	for prio := High; prio <= Low; prio++ {
+		p = append(p, position{priority: prio, runAt: time.Unix(0, 0)})
+	}
+	return p
+}
+
+// claim is one claim's question, and what its answer says about the next one.
+type claim struct {
+	queue string
+	kinds []string
+	limit int
+	lease time.Duration
+	from  []position // in the order in which the priorities are looked at
+
+	now   time.Time // the database's clock just before the claim
+	cut   bool      // stopped at a job that is claimed alone: there may be more
+	began time.Time // this process's clock just before sending: the lease ends no earlier than began + lease
+}
+
+// claimJobs takes jobs from behind the given positions, priority by priority in the given order, up to the
+// limit. Rows come back in that order; none means that nothing is due there.
+//
+// Both CTEs that lock are materialized: otherwise Postgres may run the subquery again for each row of the
+// update and claim more than the limit. Each priority is an equality and so a range of the index of its
+// own. Joins are on id alone. A job that has lost a lease ("alone") is claimed only as the first one, and
+// what stands behind it waits for the next claim.
+const claimJobs = `
+with place as materialized (
+  select * from unnest($2::smallint[], $3::timestamptz[], $4::bigint[]) with ordinality as p(priority, run_at, id, n)
+),
+c as materialized (
+  select j.id, row_number() over () as n, j.alone
+    from place p
+   cross join lateral (
+         select id, (lost > 0 or leased_until is not null) as alone
+           from onceq.jobs
+          where queue = $1::text and priority = p.priority
+            and (run_at, id) > (p.run_at, p.id)
+            and run_at <= statement_timestamp()
+            and (leased_until is null or leased_until <= statement_timestamp())
+            and ($5::text[] is null or kind = any ($5::text[]))
+          order by run_at, id
+          limit $6::bigint
+            for update skip locked) j
+   limit $6::bigint
+),
+first_alone as materialized (select min(n) as n from c where alone)
+update onceq.jobs j
+   set leased_until = statement_timestamp() + $7::bigint * interval '1 microsecond',
+       holder = $8::bigint,
+       claims = j.claims + 1,
+       lost   = j.lost + (j.leased_until is not null)::int
+  from c, first_alone a
+ where j.id = c.id and (a.n is null or c.n = 1 or c.n < a.n)
+returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
+          j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
+          coalesce(j.metadata::text, ''), a.n is not null, c.n`
+
+// guardPlans goes before a batch of the library's own, in the same implicit transaction and round trip, and
+// brings the database's clock. Plans of these statements may be made while the tables are empty and used
+// when they hold millions of rows: nothing but index scans and nested loops stays good for both.
+const guardPlans = `
+select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true)`
+
+// sender is what a statement of the library's own needs: a connection or a pool, outside of a transaction.
+type sender interface {
+	DB
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+}
+
+func (q *Queue) claim(ctx context.Context, db sender, c *claim) ([]*Lease, error) {
+	priorities := make([]int16, len(c.from))
+	runAts := make([]time.Time, len(c.from))
+	ids := make([]int64, len(c.from))
+	for i, p := range c.from {
+		priorities[i], runAts[i], ids[i] = int16(p.priority), p.runAt, p.id
+	}
+	holder := rand.Int64()
+	var leases []*Lease
+	var order []int64
+	c.cut = false
+	b := &pgx.Batch{}
+	b.Queue(guardPlans).QueryRow(func(row pgx.Row) error {
+		return row.Scan(&c.now, nil, nil, nil, nil)
+	})
+	b.Queue(q.sql(claimJobs), c.queue, priorities, runAts, ids, c.kinds, c.limit, c.lease.Microseconds(), holder).Query(func(rows pgx.Rows) error {
+		block := make([]Lease, 0, min(c.limit, 64))
+		for rows.Next() {
+			if len(block) == cap(block) {
+				block = make([]Lease, 0, 64)
+			}
+			block = append(block, Lease{q: q, db: db, Queue: c.queue, holder: holder})
+			l := &block[len(block)-1]
+			var payload, metadata string
+			var n int64
+			if err := rows.Scan(&l.ID, &l.claims, &l.Lost, &l.Attempt, &l.MaxAttempts, &l.Priority, &l.RunAt, &l.CreatedAt, &l.Until,
+				&l.Kind, &l.Scope, &l.Key, &payload, &l.Bytes, &metadata, &c.cut, &n); err != nil {
+				return err
+			}
+			l.Token = l.ID<<tokenBits | int64(l.claims)
+			l.Attempt++
+			if payload != "" {
+				l.Payload = json.RawMessage(payload)
+			}
+			if metadata != "" {
+				if err := json.Unmarshal([]byte(metadata), &l.Metadata); err != nil {
+					return fmt.Errorf("metadata of job %d: %w", l.ID, err)
+				}
+			}
+			leases, order = append(leases, l), append(order, n)
+		}
+		return rows.Err()
+	})
+	c.began = time.Now()
+	if err := db.SendBatch(ctx, b).Close(); err != nil {
+		return nil, fmt.Errorf("onceq: claim: %w", err)
+	}
+	if !slices.IsSorted(order) {
+		place := make(map[int64]int64, len(order))
+		for i, l := range leases {
+			place[l.ID] = order[i]
+		}
+		slices.SortFunc(leases, func(a, b *Lease) int { return cmp.Compare(place[a.ID], place[b.ID]) })
+	}
+	if q.watched(EventClaimed) {
+		for _, l := range leases {
+			e := l.event(EventClaimed)
+			e.Wait = max(0, c.now.Sub(l.RunAt))
+			q.emit(ctx, e)
+		}
+	}
+	return leases, nil
+}
+
+func (l *Lease) event(t EventType) Event {
+	return Event{Type: t, Queue: l.Queue, Kind: l.Kind, JobID: l.ID, Scope: l.Scope, Key: l.Key, Token: l.Token, Attempt: l.Attempt}
+}
+
+func (l *Lease) lostError(op string) error {
+	return &LeaseError{Op: op, JobID: l.ID, Token: l.Token}
+}
+
+// Extend makes the lease last for d from now, by the database's clock. A lease that is gone is a *LeaseError.
+// In a worker the beat does this for all handlers. While a transaction of another connection has the job's
+// row locked (a handler's own, mostly) there is nothing to extend and nothing to fear: that is no error.
+func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
+	if d < time.Millisecond {
+		return invalid("Extend", "by %s; at least a millisecond", d)
+	}
+	beats, err := l.q.beat(ctx, l.db, []*Lease{l}, d)
+	if err != nil {
+		return err
+	}
+	switch {
+	case beats[0].lost:
+		return l.lostError("extend")
+	case beats[0].cancelled:
+		return ErrCancelled
+	}
+	return nil
+}
+
+// beatAnswer is what became of one lease in a beat. Neither extended nor lost means locked, and locked means
+// alive: nobody can claim a row that its holder's transaction has locked.
+type beatAnswer struct {
+	extended, lost, cancelled bool
+}
+
+// extendLeases extends many leases. Rows come back for each, in any order. It never waits for a lock, so that
+// one handler's transaction does not let the other leases run out.
+const extendLeases = `
+with u as materialized (
+  select * from unnest($1::bigint[], $2::int[], $3::bigint[]) with ordinality as u(id, claims, holder, n)
+),
+free as materialized (
+  select j.id, u.n
+    from u cross join lateral (
+         select id from onceq.jobs
+          where id = u.id and claims = u.claims and holder = u.holder
+            for no key update skip locked) j
+),
+extended as (
+  update onceq.jobs j set leased_until = statement_timestamp() + $4::bigint * interval '1 microsecond'
+    from free where j.id = free.id
+  returning free.n
+)
+select u.n, e.n is not null, h.held is not null, x.job_id is not null
+  from u
+  left join extended e on e.n = u.n
+  left join lateral (
+       select true as held from onceq.jobs j
+        where j.id = u.id and j.claims = u.claims and j.holder = u.holder offset 0) h on true
+  left join lateral (
+       select job_id from onceq.job_cancels x where x.job_id = u.id offset 0) x on true`
+
+// beat extends the leases, which the caller gives sorted by id.
+func (q *Queue) beat(ctx context.Context, db DB, leases []*Lease, d time.Duration) ([]beatAnswer, error) {
+	ids, claims, holders := guards(leases)
+	rows, err := db.Query(ctx, q.sql(extendLeases), ids, claims, holders, d.Microseconds())
+	if err != nil {
+		return nil, fmt.Errorf("onceq: extend: %w", err)
+	}
+	defer rows.Close()
+	answers := make([]beatAnswer, len(leases))
+	for rows.Next() {
+		var n int64
+		var a beatAnswer
+		var held bool
+		if err := rows.Scan(&n, &a.extended, &held, &a.cancelled); err != nil {
+			return nil, fmt.Errorf("onceq: extend: %w", err)
+		}
+		a.lost = !a.extended && !held
+		answers[n-1] = a
+	}
+	if err := rows.Err(); err != nil {
+		return nil, fmt.Errorf("onceq: extend: %w", err)
+	}
+	return answers, nil
+}
+
+// guards gives what every statement on behalf of a lease compares.
+func guards(leases []*Lease) (ids []int64, claims []int32, holders []int64) {
+	ids, claims, holders = make([]int64, len(leases)), make([]int32, len(leases)), make([]int64, len(leases))
+	for i, l := range leases {
+		ids[i], claims[i], holders[i] = l.ID, l.claims, l.holder
+	}
+	return ids, claims, holders
+}

@@ -1,0 +1,150 @@
+-- The tables of onceq. README.md and doc.go say what each is for; the library holds the statements.
+--
+-- Names compare by bytes (collate "C"), whatever the database's locale. A column's place is chosen so that
+-- the wide fixed columns come first and nothing is lost to alignment.
+
+-- One row: what Queue.Check reads, and the random part of every downstream idempotency key.
+create table {{.schema}}.meta (
+  only_row     boolean primary key default true check (only_row),
+  version      integer not null,
+  installation uuid    not null default gen_random_uuid()
+);
+insert into {{.schema}}.meta (version) values (1);
+
+-- Ids of jobs, and the upper 43 bits of every token; the lower 20 bits count the claims.
+create sequence {{.schema}}.ids as bigint maxvalue 8796093022207;
+
+-- Live jobs only: waiting, delayed, leased, to be retried. A finished job leaves this table.
+create table {{.schema}}.jobs (
+  id            bigint      not null primary key,
+  run_at        timestamptz not null,
+  created_at    timestamptz not null,
+  leased_until  timestamptz,             -- null: nobody has it
+  holder        bigint,                  -- random number of the claim that has it
+  claims        integer     not null default 0,
+  lost          smallint    not null default 0,  -- leases that ran out
+  attempts      smallint    not null default 0,  -- failures that were reported
+  max_attempts  smallint    not null,
+  priority      smallint    not null,
+  queue         text collate "C" not null,
+  kind          text collate "C" not null,
+  scope         text collate "C",        -- scope and key of its fence; null without a key
+  key           text collate "C",
+  payload       jsonb,                   -- one of payload and payload_bytes
+  payload_bytes bytea,
+  metadata      jsonb,
+  errors        jsonb                    -- of the latest failed attempts, oldest first
+) with (fillfactor = 50, vacuum_truncate = off);
+
+-- The one index of a claim. Nothing that a claim changes is in it, so that a claim is a heap-only update.
+create index jobs_claim on {{.schema}}.jobs (queue, priority, run_at, id);
+
+-- Every claim changes these; statistics on them mislead the planner more than they help.
+alter table {{.schema}}.jobs alter leased_until set statistics 0;
+alter table {{.schema}}.jobs alter holder       set statistics 0;
+alter table {{.schema}}.jobs alter claims       set statistics 0;
+alter table {{.schema}}.jobs alter lost         set statistics 0;
+alter table {{.schema}}.jobs alter attempts     set statistics 0;
+
+-- One row per taken (class, scope, key): the only arbiter of uniqueness. States and classes: fence.go.
+create table {{.schema}}.job_fences (
+  job_id       bigint,                   -- the job that the key belongs to; null outside of jobs
+  token        bigint      not null,     -- greatest token under which the key was held
+  holder       bigint,
+  leased_until timestamptz,
+  created_at   timestamptz not null,
+  finished_at  timestamptz,
+  lifetime     bigint      not null,     -- milliseconds after finished_at; 0 until finished, -1 for ever
+  class        smallint    not null,
+  state        smallint    not null,
+  scope        text collate "C" not null,
+  key          text collate "C" not null,
+  fingerprint  bytea,                    -- one byte of version, then the digest
+  result       jsonb,
+  detail       text,                     -- why it is uncertain or held
+  primary key (class, scope, key)
+) with (fillfactor = 80, vacuum_truncate = off);
+
+-- Finished jobs for people to look at: dead and held ones until somebody decides, others until keep_until.
+create table {{.schema}}.job_history (
+  id            bigint      not null primary key,
+  run_at        timestamptz not null,
+  created_at    timestamptz not null,
+  finished_at   timestamptz not null,
+  keep_until    timestamptz,             -- null: until somebody decides
+  claims        integer     not null,
+  lost          smallint    not null,
+  attempts      smallint    not null,
+  max_attempts  smallint    not null,
+  priority      smallint    not null,
+  state         smallint    not null,
+  queue         text collate "C" not null,
+  kind          text collate "C" not null,
+  scope         text collate "C",
+  key           text collate "C",
+  payload       jsonb,
+  payload_bytes bytea,
+  metadata      jsonb,
+  result        jsonb,
+  errors        jsonb
+);
+create index job_history_state on {{.schema}}.job_history (queue, state, id);
+create index job_history_keep  on {{.schema}}.job_history (keep_until) where keep_until is not null;
+
+-- Requests to cancel a job that somebody holds; its holder reads them with the beat.
+create table {{.schema}}.job_cancels (
+  job_id       bigint      not null primary key,
+  requested_at timestamptz not null
+);
+
+-- One row per queue that a worker has looked at: whose turn it is to look behind everybody's position.
+create table {{.schema}}.queues (
+  queue    text collate "C" not null primary key,
+  swept_at timestamptz not null
+);
+
+-- Workers that wait with a confirmed listener. Enqueue notifies only when there is one. Rebuilt by the
+-- workers themselves, hence unlogged: a crash may lose it and costs one poll.
+create unlogged table {{.schema}}.waiters (
+  queue      text collate "C" not null,
+  worker     bigint not null,
+  idle_until timestamptz not null,
+  primary key (queue, worker)
+) with (fillfactor = 50);
+
+-- What a completion inside somebody's transaction calls when its lease is gone: an error stops the commit
+-- that stands behind it in the same pipeline; an update of no rows would not.
+create function {{.schema}}.lease_lost(job bigint) returns bigint
+language plpgsql as $$
+begin
+  raise exception 'onceq: the lease of job % is lost', job using errcode = 'OQ001';
+end
+$$;
+
+-- The next id above a floor: ids of a key's later jobs stay above those of its earlier ones even where a
+-- crash or a failover made the sequence forget its latest values.
+create function {{.schema}}.next_id(ids regclass, above bigint) returns bigint
+language plpgsql as $$
+declare
+  id bigint;
+begin
+  loop
+    id := nextval(ids);
+    exit when id > above;
+  end loop;
+  return id;
+end
+$$;
+
+---- create above / drop below ----
+
+drop function {{.schema}}.next_id(regclass, bigint);
+drop function {{.schema}}.lease_lost(bigint);
+drop table {{.schema}}.waiters;
+drop table {{.schema}}.queues;
+drop table {{.schema}}.job_cancels;
+drop table {{.schema}}.job_history;
+drop table {{.schema}}.job_fences;
+drop table {{.schema}}.jobs;
+drop sequence {{.schema}}.ids;
+drop table {{.schema}}.meta;

@@ -1,0 +1,149 @@
+package onceq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// SchemaVersion is the version of the tables that this code works with. Queue.Check compares it with the
+// database's.
+const SchemaVersion = 1
+
+// DB is whatever the caller wants a statement to run in: a pgx.Tx, a *pgxpool.Pool, a *pgx.Conn or a
+// *pgxpool.Conn. In a transaction everything that the statement does commits and rolls back with it.
+type DB interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
+// Config configures a Queue. The zero value is a good start.
+type Config struct {
+	// Schema holds onceq's tables. Default "onceq". Any name that Postgres takes, also one that needs quoting.
+	Schema string
+
+	// Logger receives what an operator should know: warnings of the library, and each event at the level
+	// that EventType.Level gives. Default slog.Default().
+	Logger *slog.Logger
+
+	// Hook is called with every event. Default none.
+	Hook Hook
+}
+
+// Queue is the handle on the tables of one schema. It is safe for concurrent use and holds no state but
+// the pool: any number of them may exist in any number of processes.
+type Queue struct {
+	pool   *pgxpool.Pool
+	schema string // as the user wrote it
+	log    *slog.Logger
+	hook   Hook
+
+	statements sync.Map // statement as written in this package → statement with the schema's name
+	names      *strings.Replacer
+
+	installation atomic.Pointer[string] // meta.installation, once read
+}
+
+// New returns a Queue over the pool. It does not talk to the database; call Check at start to learn early
+// about a missing or foreign schema. The caller closes the pool, after the workers have stopped.
+func New(pool *pgxpool.Pool, cfg *Config) (*Queue, error) {
+	if pool == nil {
+		return nil, errors.New("onceq: New needs a pool")
+	}
+	if cfg == nil {
+		cfg = &Config{}
+	}
+	q := &Queue{pool: pool, schema: cfg.Schema, log: cfg.Logger, hook: cfg.Hook}
+	if q.schema == "" {
+		q.schema = "onceq"
+	}
+	if q.log == nil {
+		q.log = slog.Default()
+	}
+	if len(q.schema) > 63 || !utf8.ValidString(q.schema) || strings.ContainsRune(q.schema, 0) {
+		return nil, fmt.Errorf("onceq: Config.Schema %q is no schema name: at most 63 bytes of UTF-8 without NUL", q.schema)
+	}
+	ident := pgx.Identifier{q.schema}.Sanitize()
+	q.names = strings.NewReplacer(
+		"'onceq.", "'"+strings.ReplaceAll(ident, "'", "''")+".",
+		"onceq.", ident+".",
+	)
+	return q, nil
+}
+
+// sql returns a statement of this package, in which the schema is written as onceq, for the real schema.
+func (q *Queue) sql(statement string) string {
+	if q.schema == "onceq" {
+		return statement
+	}
+	if s, ok := q.statements.Load(statement); ok {
+		return s.(string)
+	}
+	s := q.names.Replace(statement)
+	q.statements.Store(statement, s)
+	return s
+}
+
+// Schema returns the name of the schema, unquoted.
+func (q *Queue) Schema() string { return q.schema }
+
+// Check says whether the schema is there and of the version that this code works with. The error, a
+// *SchemaError, says what to do. Nothing is changed: migrations never run by themselves.
+func (q *Queue) Check(ctx context.Context) error {
+	const read = `select version from onceq.meta`
+	var version int
+	err := q.queryRow(ctx, q.pool, read, nil, &version)
+	var pgErr *pgconn.PgError
+	switch {
+	case errors.As(err, &pgErr) && (pgErr.Code == "42P01" || pgErr.Code == "3F000"):
+		return &SchemaError{Schema: q.schema, Want: SchemaVersion}
+	case err != nil:
+		return fmt.Errorf("onceq: reading the version of schema %q: %w", q.schema, err)
+	case version != SchemaVersion:
+		return &SchemaError{Schema: q.schema, Found: version, Want: SchemaVersion}
+	}
+	return nil
+}
+
+// queryRow runs a statement of this package and scans its one row. No row is pgx.ErrNoRows.
+func (q *Queue) queryRow(ctx context.Context, db DB, statement string, args []any, dest ...any) error {
+	rows, err := db.Query(ctx, q.sql(statement), args...)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	if !rows.Next() {
+		if err := rows.Err(); err != nil {
+			return err
+		}
+		return pgx.ErrNoRows
+	}
+	if err := rows.Scan(dest...); err != nil {
+		return err
+	}
+	rows.Close()
+	return rows.Err()
+}
+
+// identify reads the installation's random id, once: Lease.IdempotencyKey needs it.
+func (q *Queue) identify(ctx context.Context, db DB) error {
+	if q.installation.Load() != nil {
+		return nil
+	}
+	const read = `select installation::text from onceq.meta`
+	var id string
+	if err := q.queryRow(ctx, db, read, nil, &id); err != nil {
+		return fmt.Errorf("onceq: reading schema %q: %w", q.schema, err)
+	}
+	q.installation.Store(&id)
+	return nil
+}

@@ -1,0 +1,106 @@
+package onceq
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+)
+
+// What a handler returns decides what becomes of its job: nil completes it, a plain error runs it again after
+// its kind's backoff until its attempts are used up, and the errors of this file do as they say. They work
+// wrapped as well.
+
+type fatalError struct{ err error }
+
+func (e *fatalError) Error() string { return e.err.Error() }
+func (e *fatalError) Unwrap() error { return e.err }
+
+// Fatal makes the job dead at once: running it again would not help. A nil err gives nil.
+func Fatal(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &fatalError{err}
+}
+
+type retryAfter struct {
+	d     time.Duration
+	err   error // nil for a snooze
+	reset bool  // the run went well: reschedule
+}
+
+func (e *retryAfter) Error() string {
+	switch {
+	case e.reset:
+		return fmt.Sprintf("onceq: run again in %s", e.d)
+	case e.err == nil:
+		return fmt.Sprintf("onceq: snoozed for %s", e.d)
+	}
+	return e.err.Error()
+}
+func (e *retryAfter) Unwrap() error { return e.err }
+
+// RetryAfter runs the job again after d, because of err, without spending an attempt: for a provider that
+// says when to come back. A nil err gives nil.
+func RetryAfter(d time.Duration, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &retryAfter{d: d, err: err}
+}
+
+// Snooze runs the job again after d, without spending an attempt and without an error. What a handler's
+// transaction wrote is rolled back.
+func Snooze(d time.Duration) error { return &retryAfter{d: d} }
+
+// Reschedule says that this run went well and that the same job, with its id and key, is to run again after
+// d. What a handler's transaction wrote commits together with that. Attempts count from 0 again.
+func Reschedule(d time.Duration) error { return &retryAfter{d: d, reset: true} }
+
+// DefaultBackoff waits attempt⁴ seconds ±10%, at most a day: 1 s, 16 s, 81 s, …
+func DefaultBackoff(attempt int) time.Duration {
+	const day = 24 * time.Hour
+	d := day
+	if attempt < 18 {
+		d = min(day, time.Duration(attempt*attempt*attempt*attempt)*time.Second)
+	}
+	return d - d/10 + rand.N(max(1, d/5))
+}
+
+// maxDelay bounds what a handler asks for: a century is surely a mistake in units, and no reason to fail.
+const maxDelay = 100 * 365 * 24 * time.Hour
+
+// failure gives the outcome for what a handler returned. backoff may be nil.
+func (l *Lease) failure(err error, backoff func(int, error) time.Duration) outcome {
+	o := outcome{lease: l, state: Waiting, cause: err}
+	var again *retryAfter
+	var fatal *fatalError
+	var inFlight *InFlightError
+	switch {
+	case errors.As(err, &fatal):
+		o.state, o.spend, o.err, o.keep = Dead, true, errorText(err.Error()), -1
+	case errors.Is(err, ErrHeld):
+		o.state, o.err, o.keep = Held, errorText(err.Error()), -1
+	case errors.As(err, &again):
+		o.delay, o.reset = again.d, again.reset
+		if again.err != nil {
+			o.err = errorText(err.Error())
+		}
+	case errors.As(err, &inFlight):
+		o.delay = inFlight.RetryAfter // somebody is at it: no failure of this run
+	default:
+		o.spend, o.err = true, errorText(err.Error())
+		if l.Attempt >= l.MaxAttempts {
+			o.state, o.keep = Dead, -1
+			break
+		}
+		if backoff != nil {
+			o.delay = backoff(l.Attempt, err)
+		} else {
+			o.delay = DefaultBackoff(l.Attempt)
+		}
+	}
+	o.delay = min(max(0, o.delay), maxDelay)
+	return o
+}

@@ -1,0 +1,3 @@
+package onceq
+
+type task struct{}
