@@ -104,12 +104,16 @@ func (e *MismatchError) Is(target error) bool { return target == ErrMismatch }
 
 // LeaseError is an operation refused because its lease is gone. It matches ErrLeaseLost.
 type LeaseError struct {
-	Op    string // "complete", "extend", "fail", …
-	JobID int64
-	Token int64
+	Op         string // "complete", "extend", "fail", …
+	JobID      int64  // 0 for a claim outside of jobs
+	Token      int64
+	Scope, Key string // of a claim's fence; empty for a job's lease
 }
 
 func (e *LeaseError) Error() string {
+	if e.Key != "" {
+		return fmt.Sprintf("onceq: %s refused: the claim of key %q in scope %q under token %d is lost", e.Op, e.Key, e.Scope, e.Token)
+	}
 	return fmt.Sprintf("onceq: %s refused: the lease of job %d under token %d is lost", e.Op, e.JobID, e.Token)
 }
 

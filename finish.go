@@ -25,6 +25,7 @@ type outcome struct {
 	spend  bool  // an attempt was used up
 	reset  bool  // count attempts from 0 again
 	keep   int64 // milliseconds in history; 0 not at all, -1 until somebody decides
+	unsure bool  // it may be written already: a guard that does not hold means nothing
 
 	cause error         // for events
 	run   time.Duration // for events
@@ -66,6 +67,12 @@ func encodeResult(v any) (string, error) {
 func (l *Lease) Complete(ctx context.Context, db DB) error {
 	if db == nil {
 		db = l.db
+	}
+	if _, own := db.(*handlerTx); own {
+		return errors.New("onceq: Lease.Complete in the handler's own transaction: return nil, and the worker completes the job with it")
+	}
+	if l.task != nil {
+		l.completedBy = db
 	}
 	statement, args := l.completion()
 	rows, err := db.Query(ctx, l.q.sql(statement), args...)
@@ -158,7 +165,7 @@ func (l *Lease) Release(ctx context.Context) error {
 }
 
 func (l *Lease) end(ctx context.Context, op string, o outcome) error {
-	stale, err := l.q.finish(ctx, l.db, []outcome{o})
+	stale, _, err := l.q.finish(ctx, l.db, []outcome{o})
 	if err != nil {
 		return err
 	}
@@ -169,7 +176,8 @@ func (l *Lease) end(ctx context.Context, op string, o outcome) error {
 }
 
 // completeJobs completes many jobs by their guards and gives the ids of those whose guard held. The caller
-// gives them sorted by id, which is the order in which their rows are locked.
+// gives them sorted by id, which is the order in which their rows are locked. With $5 it raises where a guard
+// did not hold.
 const completeJobs = `
 with u as materialized (
   select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[]) as u(id, claims, holder, result)
@@ -185,7 +193,8 @@ fence as (
     from gone g
    where g.key is not null and f.class = 0 and f.scope = g.scope and f.key = g.key and f.job_id = g.id
 )
-select array_agg(id) from gone`
+select case when $5::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       (select array_agg(id) from gone)`
 
 // endJobs takes many jobs out of jobs, in any finished state, writes history for those that keep it, and gives
 // the ids of those whose guard held. With $9 it raises where one did not.
@@ -224,7 +233,7 @@ const appendError = `case when error = '' then errors else
          || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end`
 
 // retryJobs makes jobs ready to run again and gives the ids of those whose guard held, and of those among
-// them that somebody wants cancelled.
+// them that somebody wants cancelled. With $8 it raises where a guard did not hold.
 const retryJobs = `
 with u as materialized (
   select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[])
@@ -240,8 +249,18 @@ ready as (
    where j.id = u.id and j.claims = u.claims and j.holder = u.holder
   returning j.id
 )
-select array_agg(ready.id), array_agg(x.job_id) filter (where x.job_id is not null)
+select case when $8::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       array_agg(ready.id), array_agg(x.job_id) filter (where x.job_id is not null)
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id offset 0) x on true`
+
+func completeArgs(outcomes []outcome, raise bool) []any {
+	n := len(outcomes)
+	ids, claims, holders, results := make([]int64, n), make([]int32, n), make([]int64, n), make([]string, n)
+	for i, o := range outcomes {
+		ids[i], claims[i], holders[i], results[i] = o.lease.ID, o.lease.claims, o.lease.holder, o.result
+	}
+	return []any{ids, claims, holders, results, raise}
+}
 
 func endArgs(outcomes []outcome, raise bool) []any {
 	n := len(outcomes)
@@ -258,9 +277,23 @@ func endArgs(outcomes []outcome, raise bool) []any {
 	return []any{ids, claims, holders, states, results, errs, spent, keeps, raise}
 }
 
+func retryArgs(outcomes []outcome, raise bool) []any {
+	n := len(outcomes)
+	ids, claims, holders := make([]int64, n), make([]int32, n), make([]int64, n)
+	errs, spent, resets, delays := make([]string, n), make([]int32, n), make([]bool, n), make([]int64, n)
+	for i, o := range outcomes {
+		ids[i], claims[i], holders[i] = o.lease.ID, o.lease.claims, o.lease.holder
+		errs[i], resets[i], delays[i] = o.err, o.reset, o.delay.Microseconds()
+		if o.spend {
+			spent[i] = 1
+		}
+	}
+	return []any{ids, claims, holders, errs, spent, resets, delays, raise}
+}
+
 // finish writes outcomes, at most one for each job, and gives the leases whose guard did not hold. Each of the
-// three kinds of statement commits on its own; an error says nothing about those before it.
-func (q *Queue) finish(ctx context.Context, db DB, outcomes []outcome) (stale []*Lease, err error) {
+// three kinds of statement commits on its own; with an error, left are the outcomes that may not be written.
+func (q *Queue) finish(ctx context.Context, db DB, outcomes []outcome) (stale []*Lease, left []outcome, err error) {
 	slices.SortFunc(outcomes, func(a, b outcome) int { return int(a.lease.ID - b.lease.ID) })
 	var plain, end, again []outcome
 	for _, o := range outcomes {
@@ -273,61 +306,49 @@ func (q *Queue) finish(ctx context.Context, db DB, outcomes []outcome) (stale []
 			again = append(again, o)
 		}
 	}
-	part := func(outcomes []outcome, run func([]outcome) ([]int64, error)) error {
-		if len(outcomes) == 0 {
-			return nil
+	var cancelled []int64
+	for _, part := range []struct {
+		outcomes  []outcome
+		statement string
+		args      func([]outcome, bool) []any
+		more      []any // columns after the done ids
+	}{
+		{plain, completeJobs, completeArgs, nil},
+		{end, endJobs, endArgs, nil},
+		{again, retryJobs, retryArgs, []any{&cancelled}},
+	} {
+		if len(part.outcomes) == 0 {
+			continue
 		}
-		done, err := run(outcomes)
 		if err != nil {
-			return err
+			left = append(left, part.outcomes...)
+			continue
+		}
+		var done []int64
+		dest := append([]any{nil, &done}, part.more...)
+		if err = q.guarded(ctx, db, part.statement, part.args(part.outcomes, false), dest...); err != nil {
+			err = fmt.Errorf("onceq: finish: %w", err)
+			left = append(left, part.outcomes...)
+			continue
 		}
 		slices.Sort(done)
-		for _, o := range outcomes {
-			if _, ok := slices.BinarySearch(done, o.lease.ID); !ok {
+		for _, o := range part.outcomes {
+			_, ok := slices.BinarySearch(done, o.lease.ID)
+			if !ok {
 				stale = append(stale, o.lease)
 			}
-			q.finished(ctx, o, slices.Contains(stale[max(0, len(stale)-1):], o.lease))
-		}
-		return nil
-	}
-	if err := part(plain, func(outcomes []outcome) (done []int64, err error) {
-		n := len(outcomes)
-		ids, claims, holders, results := make([]int64, n), make([]int32, n), make([]int64, n), make([]string, n)
-		for i, o := range outcomes {
-			ids[i], claims[i], holders[i], results[i] = o.lease.ID, o.lease.claims, o.lease.holder, o.result
-		}
-		return done, q.guarded(ctx, db, completeJobs, []any{ids, claims, holders, results}, &done)
-	}); err != nil {
-		return stale, fmt.Errorf("onceq: complete: %w", err)
-	}
-	if err := part(end, func(outcomes []outcome) (done []int64, err error) {
-		return done, q.guarded(ctx, db, endJobs, endArgs(outcomes, false), nil, &done)
-	}); err != nil {
-		return stale, fmt.Errorf("onceq: finish: %w", err)
-	}
-	var cancelled []int64
-	if err := part(again, func(outcomes []outcome) (done []int64, err error) {
-		n := len(outcomes)
-		ids, claims, holders := make([]int64, n), make([]int32, n), make([]int64, n)
-		errs, spent, resets, delays := make([]string, n), make([]int32, n), make([]bool, n), make([]int64, n)
-		for i, o := range outcomes {
-			ids[i], claims[i], holders[i] = o.lease.ID, o.lease.claims, o.lease.holder
-			errs[i], resets[i], delays[i] = o.err, o.reset, o.delay.Microseconds()
-			if o.spend {
-				spent[i] = 1
+			if ok || !o.unsure {
+				q.finished(ctx, o, !ok)
 			}
 		}
-		return done, q.guarded(ctx, db, retryJobs, []any{ids, claims, holders, errs, spent, resets, delays}, &done, &cancelled)
-	}); err != nil {
-		return stale, fmt.Errorf("onceq: retry: %w", err)
 	}
 	for _, id := range cancelled {
 		// Asked for while it ran, and its holder did not hear of it in time.
 		if _, err := q.Cancel(ctx, db, id); err != nil && !errors.Is(err, ErrNotFound) {
-			return stale, err
+			q.log.WarnContext(ctx, "onceq: cancelling a job failed; its next holder's beat does it", "job", id, "error", err)
 		}
 	}
-	return stale, nil
+	return stale, left, err
 }
 
 // guarded runs a statement of the library's own and scans its one row: behind guardPlans where db takes

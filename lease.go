@@ -53,6 +53,8 @@ type Lease struct {
 	keep   int64  // milliseconds of history, 0 for none, -1 until somebody decides
 	result string // encoded; "" for none
 	task   *task  // the worker's side; nil outside of a worker
+
+	completedBy DB // what a worker's handler called Complete with
 }
 
 type leaseKey struct{}
@@ -129,7 +131,7 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 		if len(worn) == 0 {
 			return alive, nil
 		}
-		if _, err := q.finish(ctx, q.pool, worn); err != nil {
+		if _, _, err := q.finish(ctx, q.pool, worn); err != nil {
 			return nil, err
 		}
 		if len(alive) > 0 {

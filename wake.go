@@ -1,12 +1,189 @@
 package onceq
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Workers wake by polling. A notification makes it faster and is never needed: one that is missed costs a poll.
+// Enqueue sends one only while some worker's row in waiters says that it waits, and a worker writes that
+// row only once it has seen a notification of its own arrive. So a busy queue sends none, and behind a
+// pooler that swallows them nobody sends any.
+
+const (
+	announceFor   = 60 * time.Second // how long an announcement counts
+	announceAgain = 20 * time.Second // and how often it is renewed
+	quietBefore   = 20 * time.Millisecond
+	pollListening = time.Second
+	pollDeaf      = 250 * time.Millisecond
+	confirmWithin = 2 * time.Second
 )
 
 // channel is where workers of this schema listen: short, whatever the schema's name.
 func (q *Queue) channel() string {
 	sum := sha256.Sum256([]byte(q.schema))
 	return "onceq_" + hex.EncodeToString(sum[:8])
+}
+
+// rest waits for work: a few short pauses first, because work rarely comes alone; then it announces that it
+// waits, looks once more, and waits for a notification, the next delayed job or the poll interval. It says
+// whether a notification ended it.
+func (l *lane) rest(ctx context.Context, pause time.Duration) bool {
+	if time.Since(l.found) < quietBefore {
+		return l.nap(ctx, min(pause, quietBefore))
+	}
+	listening := l.listening.Load()
+	if listening && time.Since(l.announced) > announceAgain {
+		if err := l.announce(ctx); err == nil {
+			return false // a job may have been committed just before the announcement
+		} else if ctx.Err() == nil {
+			l.q.log.Warn("onceq: announcing that the worker waits failed; it polls", slog.Any("error", err))
+			l.listening.Store(false)
+		}
+	}
+	poll := l.poll
+	if poll == 0 {
+		if poll = pollListening; !listening {
+			poll = pollDeaf
+		}
+	}
+	wait := poll*9/10 + rand.N(max(1, poll/5))
+	if due, ok := l.nextDue(ctx); ok {
+		wait = min(wait, due)
+	}
+	return l.nap(ctx, wait)
+}
+
+func (l *lane) nap(ctx context.Context, d time.Duration) (woken bool) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	case <-l.wake:
+		return true
+	}
+	return false
+}
+
+func (l *lane) announce(ctx context.Context) error {
+	const announce = `
+insert into onceq.waiters (queue, worker, idle_until)
+values ($1::text, $2::bigint, statement_timestamp() + $3::bigint * interval '1 microsecond')
+on conflict (queue, worker) do update set idle_until = excluded.idle_until`
+	_, err := l.side.Exec(ctx, l.q.sql(announce), l.queue, l.id, announceFor.Microseconds())
+	if err == nil {
+		l.announced = time.Now()
+	}
+	return err
+}
+
+// unannounce stops notifications while this worker is busy anyway.
+func (l *lane) unannounce(ctx context.Context) {
+	const unannounce = `delete from onceq.waiters where queue = $1::text and worker = $2::bigint`
+	if l.announced.IsZero() {
+		return
+	}
+	if _, err := l.side.Exec(ctx, l.q.sql(unannounce), l.queue, l.id); err == nil {
+		l.announced = time.Time{}
+	}
+}
+
+func (r *run) unannounceAll() {
+	const unannounce = `delete from onceq.waiters where worker = $1::bigint`
+	ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
+	defer cancel()
+	_, _ = r.side.Exec(ctx, r.q.sql(unannounce), r.id) // it expires anyway
+}
+
+// nextDue is how long it takes until a delayed job is due.
+func (l *lane) nextDue(ctx context.Context) (time.Duration, bool) {
+	const next = `
+select (extract(epoch from min(j.run_at) - statement_timestamp()) * 1000000)::bigint
+  from unnest($2::smallint[]) as p(priority)
+ cross join lateral (
+       select run_at from onceq.jobs
+        where queue = $1::text and priority = p.priority and run_at > statement_timestamp()
+        order by run_at limit 1) j`
+	var due *int64
+	priorities := make([]int16, 0, len(l.at))
+	for _, p := range l.at {
+		priorities = append(priorities, int16(p.priority))
+	}
+	if err := l.q.guarded(ctx, l.side, next, []any{l.queue, priorities}, &due); err != nil || due == nil {
+		return 0, false
+	}
+	return time.Duration(*due)*time.Microsecond + time.Millisecond, true
+}
+
+// listen keeps a connection that listens, and passes notifications on to the lanes. It counts as listening
+// only after a notification of its own has come back: poolers accept LISTEN and deliver nothing.
+func (r *run) listen(ctx context.Context) {
+	for wait := time.Second; ; wait = min(2*wait, 30*time.Second) {
+		began := time.Now()
+		err := r.listenOnce(ctx)
+		r.listening.Store(false)
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) > time.Minute {
+			wait = time.Second
+		}
+		r.q.log.Info("onceq: no notifications, polling", slog.Duration("next try in", wait), slog.Any("reason", err))
+		if !sleep(ctx, wait/2+rand.N(wait), nil) {
+			return
+		}
+	}
+}
+
+func (r *run) listenOnce(ctx context.Context) error {
+	conn, err := pgx.ConnectConfig(ctx, r.q.pool.Config().ConnConfig)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_ = conn.Close(ctx)
+	}()
+	if _, err := conn.Exec(ctx, "listen "+r.q.channel()); err != nil {
+		return err
+	}
+	hello := fmt.Sprintf("\x01%d", r.id) // no queue's name: it would be an invisible one
+	if _, err := r.side.Exec(ctx, "select pg_notify($1::text, $2::text)", r.q.channel(), hello); err != nil {
+		return err
+	}
+	lanes := make(map[string]*lane)
+	for _, l := range r.lanes {
+		lanes[l.queue] = l
+	}
+	confirm, cancel := context.WithTimeout(ctx, confirmWithin)
+	defer cancel()
+	waiting := confirm
+	for {
+		n, err := conn.WaitForNotification(waiting)
+		if err != nil {
+			if waiting == confirm && ctx.Err() == nil {
+				return fmt.Errorf("a notification did not come back within %s: %w", confirmWithin, err)
+			}
+			return err
+		}
+		if n.Payload == hello {
+			waiting = ctx
+			r.listening.Store(true)
+		}
+		if l := lanes[n.Payload]; l != nil {
+			select {
+			case l.wake <- struct{}{}:
+			default:
+			}
+		}
+	}
 }

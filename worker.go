@@ -1,3 +1,884 @@
 package onceq
 
-type task struct{}
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// WorkerConfig configures a Worker. The zero value works all queues that the handlers' kinds name.
+type WorkerConfig struct {
+	// Queues says which queues to work and how. Default: the queue of each handler's kind.
+	Queues map[string]QueueConfig
+
+	// Lease is how long a job stays with a process that died, froze or lost the database, before another
+	// worker takes it. Default 30 s; at least 1 s. It is extended every third of it while a handler runs,
+	// however long that is.
+	Lease time.Duration
+
+	// PollInterval is the longest that a worker without work waits until it looks again, jittered. Default one
+	// second where notifications arrive, which make it find new jobs within a millisecond or so; a quarter
+	// of one where they cannot, as behind PgBouncer in transaction mode.
+	PollInterval time.Duration
+
+	// ShutdownTimeout is how long Run waits for running handlers after its context has ended, before it
+	// cancels theirs. Default 20 s. Negative: they are cancelled at once.
+	ShutdownTimeout time.Duration
+}
+
+// QueueConfig configures one queue of a worker.
+type QueueConfig struct {
+	// Concurrency is how many handlers run at once; of batch handlers, how many batches. Default 100, but for
+	// kinds with transactions no more than the pool has connections: each running one holds one.
+	Concurrency int
+
+	// Keep is how long completed and cancelled jobs stay in the history, where their kind does not say.
+	// Default 0, not at all; Forever until somebody discards them.
+	Keep time.Duration
+}
+
+const (
+	defaultConcurrency = 100
+	defaultShutdown    = 20 * time.Second
+	abandonAfter       = 5 * time.Second // how long a cancelled handler may take to return
+	rollbackTimeout    = 5 * time.Second
+	sideConnections    = 6    // claims, beats, completions and effects of one worker
+	maxPrefetch        = 2000 // jobs claimed beyond what runs
+	prefetchTime       = 50 * time.Millisecond
+	conflictTries      = 10 // of a handler's transaction that Postgres wants run again
+)
+
+var errShutdown = errors.New("onceq: the worker is shutting down")
+
+// Worker runs handlers for the jobs of one or more queues. Any number of workers, in any number of processes
+// and versions, may work the same queues.
+type Worker struct {
+	q        *Queue
+	handlers map[string]*Handler
+	kinds    []string
+	queues   map[string]QueueConfig
+	keeps    map[string]int64
+	lease    time.Duration
+	poll     time.Duration // 0 for the default
+	shutdown time.Duration
+	running  atomic.Bool
+}
+
+// NewWorker checks the configuration and the handlers, at most one for each kind. Jobs of other kinds are left
+// alone, for other workers, with one warning in the log.
+func NewWorker(q *Queue, cfg WorkerConfig, handlers ...Handler) (*Worker, error) {
+	w := &Worker{
+		q: q, handlers: make(map[string]*Handler), queues: make(map[string]QueueConfig), keeps: make(map[string]int64),
+		lease: cfg.Lease, poll: cfg.PollInterval, shutdown: cfg.ShutdownTimeout,
+	}
+	if q == nil {
+		return nil, errors.New("onceq: NewWorker needs a queue")
+	}
+	if len(handlers) == 0 {
+		return nil, errors.New("onceq: NewWorker needs at least one handler; make one with Kind.Handle")
+	}
+	pooled := false
+	for i := range handlers {
+		h := handlers[i]
+		if h.err != nil {
+			return nil, h.err
+		}
+		if h.kind == "" {
+			return nil, errors.New("onceq: a zero Handler; make one with Kind.Handle")
+		}
+		if w.handlers[h.kind] != nil {
+			return nil, fmt.Errorf("onceq: two handlers for kind %q", h.kind)
+		}
+		w.handlers[h.kind] = &h
+		w.kinds = append(w.kinds, h.kind)
+		pooled = pooled || h.tx != nil || h.batch != nil
+		if cfg.Queues == nil {
+			w.queues[h.queue] = QueueConfig{}
+		}
+	}
+	slices.Sort(w.kinds)
+	for name, c := range cfg.Queues {
+		w.queues[name] = c
+	}
+	for name, c := range w.queues {
+		if err := checkName("WorkerConfig.Queues", name, MaxNameBytes); err != nil {
+			return nil, err
+		}
+		if c.Concurrency < 0 || c.Concurrency > 10_000 {
+			return nil, invalid("QueueConfig.Concurrency", "of %q is %d; 1 to 10,000 is possible", name, c.Concurrency)
+		}
+		if c.Concurrency == 0 {
+			if c.Concurrency = defaultConcurrency; pooled {
+				c.Concurrency = min(defaultConcurrency, int(q.pool.Config().MaxConns))
+			}
+		}
+		keep, err := keepTime("QueueConfig.Keep", c.Keep, nil)
+		if err != nil {
+			return nil, err
+		}
+		w.queues[name], w.keeps[name] = c, keep
+	}
+	if w.lease == 0 {
+		w.lease = DefaultLease
+	}
+	if w.lease < time.Second {
+		return nil, invalid("WorkerConfig.Lease", "is %s; at least a second, so that a beat that comes late loses nothing", w.lease)
+	}
+	if w.poll < 0 || w.poll > time.Hour {
+		return nil, invalid("WorkerConfig.PollInterval", "is %s; 0 to an hour is possible", w.poll)
+	}
+	if w.shutdown == 0 {
+		w.shutdown = defaultShutdown
+	}
+	return w, nil
+}
+
+// Run works until ctx ends, then stops claiming, waits for running handlers, cancels those that take longer
+// than ShutdownTimeout, gives unfinished jobs back without spending an attempt, and returns nil. It
+// returns an error when the schema is missing or of another version, and when handlers did not return
+// although they were cancelled: their leases then run out.
+//
+// A lost database is no reason to return: the worker goes on when it is back.
+func (w *Worker) Run(ctx context.Context) error {
+	if !w.running.CompareAndSwap(false, true) {
+		return errors.New("onceq: Worker.Run is already running; make a worker for each")
+	}
+	defer w.running.Store(false)
+	if err := w.q.Check(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	if err := w.q.identify(ctx, w.q.pool); err != nil {
+		return err
+	}
+	// Statements of the library's own never wait for a connection that a handler holds.
+	cfg := w.q.pool.Config()
+	cfg.MaxConns, cfg.MinConns, cfg.MinIdleConns = sideConnections, 0, 0
+	side, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg)
+	if err != nil {
+		return fmt.Errorf("onceq: the worker's own connections: %w", err)
+	}
+	defer side.Close()
+
+	r := &run{Worker: w, side: side, id: rand.Int64(), tasks: make(map[int64]*task), solo: make(chan struct{}, 1)}
+	var cancel context.CancelCauseFunc
+	r.base, cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cancel(errShutdown)
+	r.finisher.ready.L = &r.finisher.mu
+	r.finisher.room.L = &r.finisher.mu
+
+	// Who waits for whom at the end: claimers and the listener end with ctx; handlers end when their channel is
+	// closed and drained; the beat ends when they have; the finisher when nothing can come any more.
+	var claimers, handlers, finishers, beats sync.WaitGroup
+	for name, c := range w.queues {
+		l := newLane(r, name, c)
+		r.lanes = append(r.lanes, l)
+		for range l.slots {
+			handlers.Go(l.work)
+		}
+	}
+	for _, l := range r.lanes {
+		claimers.Go(func() {
+			l.loop(ctx)
+			close(l.ready)
+		})
+	}
+	claimers.Go(func() { r.listen(ctx) })
+	for range 2 {
+		finishers.Go(r.finishLoop)
+	}
+	stopBeats := make(chan struct{})
+	beats.Go(func() { r.beatLoop(stopBeats) })
+
+	<-ctx.Done()
+	r.stopping.Store(true)
+	claimers.Wait()
+	returned := make(chan struct{})
+	go func() {
+		handlers.Wait()
+		close(returned)
+	}()
+	var left error
+	if !within(returned, max(0, w.shutdown)) {
+		cancel(errShutdown)
+		if !within(returned, abandonAfter) {
+			left = r.abandoned()
+		}
+	}
+	r.finisher.close()
+	finishers.Wait()
+	close(stopBeats)
+	beats.Wait()
+	r.unannounceAll()
+	return left
+}
+
+func within(done <-chan struct{}, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-done:
+		return true
+	case <-timer.C:
+		select {
+		case <-done:
+			return true
+		default:
+			return false
+		}
+	}
+}
+
+// run is one Run of a worker.
+type run struct {
+	*Worker
+	side     *pgxpool.Pool
+	id       int64           // names this run among the waiters
+	base     context.Context // of all handlers
+	lanes    []*lane
+	stopping atomic.Bool
+	finisher finisher
+	solo     chan struct{} // held while a job runs that has lost two leases or more: never two of them at once
+
+	mu    sync.Mutex      // guards tasks and every task's fields
+	tasks map[int64]*task // by token; from the claim until the outcome is written or the lease is lost
+
+	listening atomic.Bool // notifications are known to arrive
+}
+
+// task is the worker's side of one lease.
+type task struct {
+	lease     *Lease
+	h         *Handler
+	extended  time.Time               // just before the claim or the latest beat that found it alive
+	cancel    context.CancelCauseFunc // once it runs
+	lost      error                   // why it must not run, or run on
+	finishing bool                    // its outcome is on the way: the row may be gone
+}
+
+// abandoned names the jobs whose handlers ignore their context.
+func (r *run) abandoned() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var kinds []string
+	n := 0
+	for _, t := range r.tasks {
+		if t.cancel != nil && !t.finishing {
+			n++
+			kinds = append(kinds, t.lease.Kind)
+		}
+	}
+	slices.Sort(kinds)
+	return fmt.Errorf("onceq: %d handlers did not return after their context was cancelled (kinds %q); their leases run out", n, slices.Compact(kinds))
+}
+
+// unit is what one handler call gets: one task, or the tasks of a batch.
+type unit struct {
+	one  *task
+	many []*task
+}
+
+// lane is one queue of a run: one claimer, and slots goroutines that run handlers.
+type lane struct {
+	*run
+	queue string
+	slots int
+	width int // jobs that one slot takes at once
+	keep  int64
+	ready chan unit
+
+	outstanding atomic.Int64 // claimed, and their handler has not returned
+	returned    atomic.Int64 // handlers that returned, ever
+	low         atomic.Int64 // outstanding at which the claimer wants to hear
+	room        chan struct{}
+	wake        chan struct{} // a notification
+
+	// Owned by the claimer.
+	at         []position // how far it has claimed, by priority
+	round      int
+	full       bool      // the last claim was: there is more
+	rate       float64   // handlers that return in a second
+	counted    int64     // returned, when rate was last taken
+	countedAt  time.Time //
+	claimedAt  time.Time
+	lookedAt   time.Time     // last claim with the margin
+	lookTook   time.Duration // and what it cost
+	sweptAt    time.Time
+	sweepTook  time.Duration
+	found      time.Time // last claim that found something
+	announced  time.Time // zero: not announced
+	unknown    map[string]bool
+	claimFails int
+}
+
+func newLane(r *run, queue string, c QueueConfig) *lane {
+	l := &lane{
+		run: r, queue: queue, slots: c.Concurrency, width: 1, keep: r.keeps[queue], at: fromStart(),
+		room: make(chan struct{}, 1), wake: make(chan struct{}, 1), unknown: make(map[string]bool),
+	}
+	for _, h := range r.handlers {
+		l.width = max(l.width, h.size)
+	}
+	// Never blocks: no more units than jobs, and no more jobs than this are claimed.
+	l.ready = make(chan unit, l.slots*l.width+maxPrefetch)
+	return l
+}
+
+// loop claims and hands out until ctx ends.
+func (l *lane) loop(ctx context.Context) {
+	pause := time.Millisecond
+	for {
+		n := l.waitRoom(ctx)
+		if n == 0 {
+			return
+		}
+		found, err := l.claimSome(ctx, n)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			l.claimFails++
+			wait := min(5*time.Second, 50*time.Millisecond<<min(l.claimFails, 10))
+			l.q.log.Warn("onceq: claiming failed, trying again", slog.String("queue", l.queue), slog.Duration("in", wait), slog.Any("error", err))
+			l.announced = time.Time{}
+			if !sleep(ctx, wait/2+rand.N(wait), nil) {
+				return
+			}
+			continue
+		}
+		l.claimFails = 0
+		if found > 0 {
+			pause = time.Millisecond
+		}
+		if moved := l.lookBehind(ctx); moved || l.full {
+			continue
+		}
+		woken := l.rest(ctx, pause)
+		if ctx.Err() != nil {
+			return
+		}
+		if pause *= 2; woken {
+			pause = time.Millisecond
+		}
+	}
+}
+
+// waitRoom waits until it is worth claiming and gives how many jobs; 0 when ctx has ended. While there is
+// more than it can take, it claims for a quarter of its room at a time, or every few milliseconds.
+func (l *lane) waitRoom(ctx context.Context) int {
+	const patience = 5 * time.Millisecond
+	for {
+		if ctx.Err() != nil {
+			return 0
+		}
+		now := time.Now()
+		if d := now.Sub(l.countedAt); d > 2*time.Millisecond {
+			returned := l.returned.Load()
+			rate := float64(returned-l.counted) / d.Seconds()
+			l.rate = (l.rate + rate) / 2
+			l.counted, l.countedAt = returned, now
+		}
+		prefetch := min(maxPrefetch, int64(l.rate*prefetchTime.Seconds()))
+		limit := int64(l.slots*l.width) + prefetch
+		free := limit - l.outstanding.Load()
+		need := int64(1)
+		waited := now.Sub(l.claimedAt)
+		if l.full && waited < patience {
+			need = max(1, limit/4)
+		}
+		if free >= need {
+			return int(min(free, maxPrefetch))
+		}
+		l.low.Store(limit - need)
+		timer := time.NewTimer(max(time.Millisecond, patience-waited))
+		if need == 1 {
+			timer.Reset(time.Second)
+		}
+		if limit-l.outstanding.Load() < need {
+			select {
+			case <-l.room:
+			case <-timer.C:
+			case <-ctx.Done():
+			}
+		}
+		timer.Stop()
+		l.low.Store(-1)
+	}
+}
+
+// The margin: jobs whose transaction was open for a while appear behind the position, because a job is due
+// from the moment of its statement on and not from its commit. Claims look this far back: always while the
+// worker keeps up, and at intervals of at least 50 times what it costs while there is a backlog. What comes
+// later still is found by lookBehind.
+const margin = 5 * time.Second
+
+// lowestEvery is how often a claim begins with the lowest priority.
+const lowestEvery = 8
+
+func (l *lane) claimSome(ctx context.Context, n int) (int, error) {
+	began := time.Now()
+	look := !l.full || began.Sub(l.lookedAt) > max(100*time.Millisecond, 50*l.lookTook)
+	from := slices.Clone(l.at)
+	if look {
+		for i := range from {
+			from[i].runAt, from[i].id = from[i].runAt.Add(-margin), 0
+		}
+	}
+	if l.round++; l.round%lowestEvery == 0 {
+		slices.Reverse(from)
+	}
+	c := claim{queue: l.queue, kinds: l.kinds, limit: n, lease: l.lease, from: from}
+	leases, err := l.q.claim(ctx, l.side, &c)
+	l.claimedAt = time.Now()
+	if err != nil {
+		return 0, err
+	}
+	if look {
+		l.lookedAt, l.lookTook = l.claimedAt, l.claimedAt.Sub(began)
+	}
+	l.full = c.cut || len(leases) == n
+	l.advance(&c, leases)
+	if len(leases) == 0 {
+		return 0, nil
+	}
+	if l.full || l.claimedAt.Sub(l.found) < 50*time.Millisecond {
+		l.unannounce(ctx)
+	}
+	l.found = l.claimedAt
+	l.handOut(leases, c.began)
+	return len(leases), nil
+}
+
+// advance moves the positions behind what was claimed. Where a priority was looked through to its end, that
+// is up to the database's clock just before the claim.
+func (l *lane) advance(c *claim, leases []*Lease) {
+	exhausted := len(c.from)
+	if l.full {
+		exhausted = 0
+		if len(leases) > 0 {
+			last := leases[len(leases)-1]
+			exhausted = slices.IndexFunc(c.from, func(p position) bool { return p.priority == last.Priority })
+		}
+	}
+	to := func(p position) {
+		at := &l.at[p.priority-High]
+		if p.runAt.After(at.runAt) || p.runAt.Equal(at.runAt) && p.id > at.id {
+			*at = p
+		}
+	}
+	for _, lease := range leases {
+		to(position{lease.Priority, lease.RunAt, lease.ID})
+	}
+	for _, p := range c.from[:exhausted] {
+		to(position{p.priority, c.now, 0})
+	}
+}
+
+func (l *lane) handOut(leases []*Lease, began time.Time) {
+	l.outstanding.Add(int64(len(leases)))
+	tasks := make([]task, len(leases))
+	l.mu.Lock()
+	for i, lease := range leases {
+		t := &tasks[i]
+		*t = task{lease: lease, h: l.handlers[lease.Kind], extended: began}
+		lease.task = t
+		lease.keep = t.h.keep
+		if lease.keep == math.MinInt64 {
+			lease.keep = l.keep
+		}
+		l.tasks[lease.Token] = t
+	}
+	l.mu.Unlock()
+	var batches map[*Handler][]*task
+	for i := range tasks {
+		t := &tasks[i]
+		if worn := t.lease.wornOut(t.h.maxLost); worn != nil {
+			l.outstanding.Add(-1)
+			l.end(t, *worn)
+			continue
+		}
+		if t.h.batch == nil || t.lease.Lost > 0 {
+			l.ready <- unit{one: t}
+			continue
+		}
+		if batches == nil {
+			batches = make(map[*Handler][]*task)
+		}
+		b := append(batches[t.h], t)
+		if len(b) == t.h.size {
+			l.ready <- unit{many: b}
+			b = nil
+		}
+		batches[t.h] = b
+	}
+	for _, b := range batches {
+		if len(b) > 0 {
+			l.ready <- unit{many: b}
+		}
+	}
+}
+
+// work runs handlers until the claimer has ended and nothing is left.
+func (l *lane) work() {
+	for u := range l.ready {
+		tasks := u.many
+		if u.one != nil {
+			tasks = []*task{u.one}
+		}
+		switch h := tasks[0].h; {
+		case l.stopping.Load():
+			for _, t := range tasks {
+				l.end(t, outcome{lease: t.lease, state: Waiting})
+			}
+		case h.lease != nil:
+			l.runLease(tasks[0])
+		default:
+			l.runTx(tasks, h)
+		}
+		l.returned.Add(int64(len(tasks)))
+		if l.outstanding.Add(-int64(len(tasks))) <= l.low.Load() {
+			select {
+			case l.room <- struct{}{}:
+			default:
+			}
+		}
+	}
+}
+
+var errTimeout = errors.New("timeout")
+
+// start gives a running handler's context; false where the lease is lost already.
+func (l *lane) start(tasks []*task, h *Handler) (context.Context, func(), bool) {
+	parent := l.base
+	if len(tasks) == 1 {
+		parent = withLease(parent, tasks[0].lease)
+	}
+	ctx, cancel := context.WithCancelCause(parent)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, t := range tasks {
+		if t.lost != nil {
+			cancel(t.lost)
+			return ctx, func() {}, false
+		}
+	}
+	for _, t := range tasks {
+		t.cancel = cancel
+	}
+	if h.timeout > 0 {
+		timed, stop := context.WithTimeoutCause(ctx, h.timeout, errTimeout)
+		return timed, func() { stop(); cancel(nil) }, true
+	}
+	return ctx, func() { cancel(nil) }, true
+}
+
+// alone waits for the one place that jobs share which have lost leases again and again.
+func (l *lane) alone(t *task) func() {
+	if t.lease.Lost < 2 {
+		return func() {}
+	}
+	select {
+	case l.solo <- struct{}{}:
+		return func() { <-l.solo }
+	case <-l.base.Done():
+		return func() {}
+	}
+}
+
+func (l *lane) runLease(t *task) {
+	defer l.alone(t)()
+	ctx, done, ok := l.start([]*task{t}, t.h)
+	if !ok {
+		l.end(t, l.judge(t, ctx, context.Cause(ctx)))
+		return
+	}
+	defer done()
+	began := time.Now()
+	err := protect(func() error { return t.h.lease(ctx, t.lease) })
+	o := l.judge(t, ctx, err)
+	o.run = time.Since(began)
+	l.end(t, o)
+}
+
+// judge gives the outcome of a handler that returned err.
+func (l *lane) judge(t *task, ctx context.Context, err error) outcome {
+	lease := t.lease
+	cause := context.Cause(ctx)
+	switch {
+	case err == nil && lease.completedBy != nil:
+		// The handler completed the job in a transaction of its own. If that was committed, the guard no longer
+		// holds and this is refused, quietly; if not, nothing of it happened and the job has to run again.
+		o := lease.failure(errors.New("onceq: the handler called Lease.Complete in a transaction that it did not commit"), t.h.backoff)
+		o.unsure = true
+		return o
+	case err == nil:
+		return outcome{lease: lease, state: Completed, result: lease.result, keep: lease.keep}
+	case errors.Is(cause, ErrCancelled):
+		return outcome{lease: lease, state: Cancelled, err: errorText(err.Error()), keep: lease.keep, cause: err}
+	case errors.Is(cause, errShutdown):
+		return outcome{lease: lease, state: Waiting, cause: err}
+	case errors.Is(cause, errTimeout) && errors.Is(err, context.DeadlineExceeded):
+		err = fmt.Errorf("handler ran longer than %s, its kind's Timeout: %w", t.h.timeout, err)
+	}
+	return lease.failure(err, t.h.backoff)
+}
+
+// end passes an outcome on to be written, unless the lease is known to be lost.
+func (l *lane) end(t *task, o outcome) {
+	l.mu.Lock()
+	lost := t.lost
+	t.finishing = true
+	if lost != nil && !errors.Is(lost, ErrCancelled) {
+		delete(l.tasks, t.lease.Token)
+		l.mu.Unlock()
+		return
+	}
+	l.mu.Unlock()
+	l.finisher.add(o)
+}
+
+// runTx runs a transactional handler: one task, or a batch.
+func (l *lane) runTx(tasks []*task, h *Handler) {
+	if len(tasks) == 1 {
+		defer l.alone(tasks[0])()
+	}
+	began := time.Now()
+	for try := 1; ; try++ {
+		ctx, done, ok := l.start(tasks, h)
+		if !ok {
+			done()
+			if len(tasks) == 1 {
+				l.end(tasks[0], l.judge(tasks[0], ctx, context.Cause(ctx)))
+				return
+			}
+			for _, t := range tasks {
+				l.runTx([]*task{t}, h)
+			}
+			return
+		}
+		err := l.transaction(ctx, tasks, h, began)
+		if IsRetryable(err) && try < conflictTries && ctx.Err() == nil {
+			done()
+			sleep(l.base, rand.N(time.Duration(try)*5*time.Millisecond), nil)
+			continue
+		}
+		switch {
+		case err == nil:
+		case len(tasks) > 1:
+			// Somebody in the batch is at fault. Each alone shows who.
+			done()
+			for _, t := range tasks {
+				if l.stopping.Load() && l.base.Err() != nil {
+					l.end(t, outcome{lease: t.lease, state: Waiting})
+				} else {
+					l.runTx([]*task{t}, h)
+				}
+			}
+			return
+		case IsRetryable(err):
+			l.end(tasks[0], tasks[0].lease.failure(RetryAfter(time.Second, err), nil))
+		case LeaseLost(err):
+			l.lose(tasks[0], "complete", EventStale)
+		default:
+			o := l.judge(tasks[0], ctx, err)
+			o.run = time.Since(began)
+			l.end(tasks[0], o)
+		}
+		done()
+		return
+	}
+}
+
+// transaction runs a handler in a transaction and commits it with the completions. A nil error: committed,
+// and everything is said.
+func (l *lane) transaction(ctx context.Context, tasks []*task, h *Handler, began time.Time) error {
+	leases := make([]*Lease, len(tasks))
+	slices.SortFunc(tasks, func(a, b *task) int { return int(a.lease.ID - b.lease.ID) })
+	for i, t := range tasks {
+		leases[i] = t.lease
+		t.lease.result = ""
+	}
+	tx, locked, err := l.q.beginHandler(ctx, leases, h)
+	if err != nil {
+		return err
+	}
+	slices.Sort(locked)
+	for _, lease := range leases {
+		if _, ok := slices.BinarySearch(locked, lease.ID); !ok {
+			tx.rollback()
+			return lease.lostError("begin")
+		}
+	}
+	again := time.Duration(-1)
+	err = protect(func() error {
+		if h.tx != nil {
+			return h.tx(ctx, tx, leases[0])
+		}
+		return h.batch(ctx, tx, leases)
+	})
+	outcomes := make([]outcome, len(leases))
+	for i, lease := range leases {
+		outcomes[i] = outcome{lease: lease, state: Completed, result: lease.result, keep: lease.keep, run: time.Since(began)}
+	}
+	var later *retryAfter
+	if errors.As(err, &later) && later.reset {
+		again = later.d
+		for i, lease := range leases {
+			outcomes[i] = lease.failure(err, nil)
+		}
+	} else if err != nil {
+		tx.rollback()
+		return err
+	}
+	if cause := context.Cause(ctx); cause != nil {
+		tx.rollback()
+		return cause
+	}
+	statement, args := completeJobs, completeArgs(outcomes, true)
+	switch {
+	case again >= 0:
+		statement, args = retryJobs, retryArgs(outcomes, true)
+	case slices.ContainsFunc(outcomes, func(o outcome) bool { return o.keep != 0 }):
+		statement, args = endJobs, endArgs(outcomes, true)
+	case len(leases) == 1:
+		statement, args = leases[0].completion()
+	}
+	l.mu.Lock()
+	for _, t := range tasks {
+		t.finishing = true
+	}
+	l.mu.Unlock()
+	err = tx.commit(ctx, l.q.sql(statement), args)
+	l.mu.Lock()
+	for _, t := range tasks {
+		if t.finishing = err == nil; err == nil {
+			delete(l.tasks, t.lease.Token)
+		}
+	}
+	l.mu.Unlock()
+	if err == nil {
+		for _, o := range outcomes {
+			l.q.finished(ctx, o, false)
+		}
+	}
+	return err
+}
+
+// lose gives a task up and says so once.
+func (l *run) lose(t *task, op string, event EventType) {
+	lost := t.lease.lostError(op)
+	l.mu.Lock()
+	first := t.lost == nil
+	if first {
+		t.lost = lost
+		delete(l.tasks, t.lease.Token)
+	}
+	cancel := t.cancel
+	l.mu.Unlock()
+	if cancel != nil {
+		cancel(lost)
+	}
+	if first {
+		e := t.lease.event(event)
+		e.Err = lost
+		l.q.emit(l.base, e)
+	}
+}
+
+// beatLoop extends what is held for longer than a third of the lease, and ends what is lost or cancelled.
+func (r *run) beatLoop(stop <-chan struct{}) {
+	ticker := time.NewTicker(max(200*time.Millisecond, r.lease/12))
+	defer ticker.Stop()
+	for {
+		select {
+		case <-stop:
+			return
+		case <-ticker.C:
+		}
+		r.beatOnce()
+	}
+}
+
+const beatChunk = 5000
+
+func (r *run) beatOnce() {
+	now := time.Now()
+	var due []*task
+	var expired []*task
+	r.mu.Lock()
+	for _, t := range r.tasks {
+		switch held := now.Sub(t.extended); {
+		case held >= r.lease && !t.finishing:
+			expired = append(expired, t)
+		case held >= r.lease/3:
+			due = append(due, t)
+		}
+	}
+	r.mu.Unlock()
+	// No beat has come through for a whole lease: the database may have given the jobs away. A clock of this
+	// process can only say so much, but handlers that go on would work for nothing.
+	for _, t := range expired {
+		r.lose(t, "extend", EventLeaseLost)
+	}
+	slices.SortFunc(due, func(a, b *task) int { return int(a.lease.ID - b.lease.ID) })
+	for chunk := range slices.Chunk(due, beatChunk) {
+		leases := make([]*Lease, len(chunk))
+		for i, t := range chunk {
+			leases[i] = t.lease
+		}
+		ctx, cancel := context.WithTimeout(r.base, r.lease/3)
+		began := time.Now()
+		answers, err := r.q.beat(ctx, r.side, leases, r.lease)
+		cancel()
+		if err != nil {
+			if r.base.Err() == nil {
+				r.q.log.Warn("onceq: extending leases failed, trying again", slog.Int("leases", len(leases)), slog.Any("error", err))
+			}
+			return
+		}
+		for i, t := range chunk {
+			a := answers[i]
+			r.mu.Lock()
+			finishing := t.finishing
+			var cancelled context.CancelCauseFunc
+			if !a.lost {
+				t.extended = began
+				if a.cancelled && t.lost == nil {
+					t.lost = ErrCancelled
+					cancelled = t.cancel
+				}
+			}
+			r.mu.Unlock()
+			if cancelled != nil {
+				cancelled(ErrCancelled)
+			}
+			if a.lost && !finishing {
+				r.lose(t, "extend", EventLeaseLost)
+			}
+		}
+	}
+}
+
+// sleep waits for d, or until wake or ctx; false when ctx has ended.
+func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-wake:
+	case <-ctx.Done():
+		return false
+	}
+	return true
+}

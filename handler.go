@@ -1,0 +1,158 @@
+package onceq
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"runtime/debug"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Handler is what a worker runs for the jobs of one kind: see Kind.Handle, HandleTx and HandleBatch.
+type Handler struct {
+	kind, queue  string
+	timeout      time.Duration // 0 for none
+	backoff      func(int, error) time.Duration
+	maxLost      int
+	keep         int64 // milliseconds, 0 for none, -1 until somebody decides; math.MinInt64: the queue decides
+	serializable bool
+
+	// One of the three.
+	lease func(context.Context, *Lease) error
+	tx    func(context.Context, pgx.Tx, *Lease) error
+	batch func(context.Context, pgx.Tx, []*Lease) error
+	size  int // of a batch
+
+	err error // of the kind's declaration; NewWorker returns it
+}
+
+func (k *Kind[P]) handler() Handler {
+	h := Handler{
+		kind: k.Name, queue: k.Queue, timeout: k.Timeout, backoff: k.Backoff, maxLost: k.MaxLost,
+		serializable: k.Serializable, keep: math.MinInt64,
+	}
+	if h.queue == "" {
+		h.queue = DefaultQueue
+	}
+	switch {
+	case h.timeout == 0:
+		h.timeout = time.Minute
+	case h.timeout == NoTimeout:
+		h.timeout = 0
+	case h.timeout < 0:
+		h.err = invalid("Kind.Timeout", "of %q is negative; use NoTimeout for none", k.Name)
+	}
+	if h.maxLost == 0 {
+		h.maxLost = DefaultMaxLost
+	}
+	if h.maxLost < 0 {
+		h.err = invalid("Kind.MaxLost", "of %q is negative", k.Name)
+	}
+	if k.Keep != 0 {
+		h.keep, h.err = keepTime("Kind.Keep", k.Keep, h.err)
+	}
+	if err := checkName("Kind.Name", k.Name, MaxNameBytes); err != nil {
+		h.err = err
+	}
+	return h
+}
+
+// keepTime is how long history is kept, as the tables have it.
+func keepTime(field string, keep time.Duration, before error) (int64, error) {
+	switch {
+	case keep == Forever:
+		return -1, before
+	case keep < 0:
+		return 0, invalid(field, "is negative; use Forever to keep history until somebody discards it")
+	}
+	return keep.Milliseconds(), before
+}
+
+// Handle runs fn for each job of the kind. Its lease is kept alive while fn runs; ctx ends with cause
+// ErrLeaseLost when it is lost, ErrCancelled when the job is cancelled, and with the kind's timeout. A nil
+// return completes the job; errors do as retry.go says. What fn does outside of the database may happen
+// again on a redelivery: use Once.
+func (k *Kind[P]) Handle(fn func(ctx context.Context, l *Lease, payload P) error) Handler {
+	h := k.handler()
+	h.lease = func(ctx context.Context, l *Lease) error {
+		p, err := decode[P](l)
+		if err != nil {
+			return err
+		}
+		return fn(ctx, l, p)
+	}
+	return h
+}
+
+// HandleTx runs fn for each job of the kind in a transaction. What fn writes through tx and the job's
+// completion commit together or not at all, also where the lease was lost meanwhile. The worker ends the
+// transaction; tx.Begin gives a savepoint. A serialization failure or deadlock runs fn again at once.
+//
+// Each running fn holds one connection of the pool.
+func (k *Kind[P]) HandleTx(fn func(ctx context.Context, tx pgx.Tx, l *Lease, payload P) error) Handler {
+	h := k.handler()
+	h.tx = func(ctx context.Context, tx pgx.Tx, l *Lease) error {
+		p, err := decode[P](l)
+		if err != nil {
+			return err
+		}
+		return fn(ctx, tx, l, p)
+	}
+	return h
+}
+
+// Item is one job of a batch.
+type Item[P any] struct {
+	*Lease
+	Payload P
+}
+
+// HandleBatch runs fn for up to size jobs of the kind at a time, in one transaction that commits what fn
+// wrote together with all completions. It does not wait for a batch to fill up. When fn fails, or a payload
+// does not decode, nothing is committed and each of the jobs runs again at once in a batch of its own, so
+// that only the one at fault spends an attempt.
+func (k *Kind[P]) HandleBatch(size int, fn func(ctx context.Context, tx pgx.Tx, jobs []Item[P]) error) Handler {
+	h := k.handler()
+	if size < 1 || size > 10_000 {
+		h.err = invalid("HandleBatch", "of %q has size %d; 1 to 10,000 is possible", k.Name, size)
+	}
+	h.size = size
+	h.batch = func(ctx context.Context, tx pgx.Tx, leases []*Lease) error {
+		items := make([]Item[P], len(leases))
+		for i, l := range leases {
+			p, err := decode[P](l)
+			if err != nil {
+				return err
+			}
+			items[i] = Item[P]{l, p}
+		}
+		return fn(ctx, tx, items)
+	}
+	return h
+}
+
+// PanicError is a handler's panic, as the error of its attempt.
+type PanicError struct {
+	Value any
+	Stack []byte
+}
+
+func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v\n\n%s", e.Value, e.Stack) }
+
+// Unwrap returns the value where it was an error.
+func (e *PanicError) Unwrap() error {
+	err, _ := e.Value.(error)
+	return err
+}
+
+// protect turns a panic of fn into an error.
+func protect(fn func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = &PanicError{Value: v, Stack: debug.Stack()}
+		}
+	}()
+	return fn()
+}
