@@ -25,7 +25,7 @@ const binariesStart = true
 
 // supervise is the program that cleans up after this process. Its standard input is a pipe that this process and,
 // for the moment before it becomes the server, its child hold open; the lines on it say which process is the server, an
-// empty one that none is. When the pipe ends, for whatever reason, it stops that server and removes the directory $1.
+// empty one that none is. When the pipe ends, for whatever reason, it stops that server and removes the directories $@.
 const supervise = `
 trap '' HUP INT TERM
 pid=
@@ -35,7 +35,7 @@ if [ -n "$pid" ]; then
 	n=0
 	while kill -0 "$pid" 2>/dev/null && [ "$n" -lt 200 ]; do sleep 0.05; n=$((n + 1)); done
 fi
-cd / && rm -rf "$1"
+cd / && rm -rf "$@"
 `
 
 // becomeServer announces its own process id on descriptor 3 and turns into the server. The supervisor so knows the
@@ -45,7 +45,8 @@ const becomeServer = `echo $$ >&3 && exec "$@" 3>&-`
 // binaries is a server started from binaries of this machine.
 type binaries struct {
 	bin      string
-	dir      string
+	dir      string // log, write-ahead log and, unless it is in memory, data
+	data     string
 	port     int
 	settings []string
 	user     *syscall.Credential // nil: as this process
@@ -64,12 +65,11 @@ func startBinaries(ctx context.Context, bin string, opts Options) (*Server, erro
 	defer cancel()
 
 	b := &binaries{bin: bin, settings: opts.settings(), cleaned: make(chan struct{})}
-	if err := b.prepare(); err != nil {
-		return nil, err
+	if err := b.prepare(opts.Durable); err != nil {
+		return nil, errors.Join(err, b.remove())
 	}
 	if err := b.supervise(); err != nil {
-		_ = os.RemoveAll(b.dir)
-		return nil, err
+		return nil, errors.Join(err, b.remove())
 	}
 	if err := b.initdb(ctx); err != nil {
 		return nil, errors.Join(err, b.stop())
@@ -84,8 +84,8 @@ func startBinaries(ctx context.Context, bin string, opts Options) (*Server, erro
 	return s, nil
 }
 
-// prepare chooses the user that runs the server and makes a directory for it: Postgres refuses to run as root.
-func (b *binaries) prepare() error {
+// prepare chooses the user that runs the server, as Postgres refuses to run as root, and makes its directories.
+func (b *binaries) prepare(durable bool) error {
 	if os.Geteuid() == 0 {
 		for _, name := range []string{"postgres", "nobody"} {
 			if u, err := user.Lookup(name); err == nil {
@@ -98,46 +98,59 @@ func (b *binaries) prepare() error {
 		if b.user == nil {
 			return errors.New("pgserver: Postgres does not run as root, and there is neither a user postgres nor nobody: run as another user")
 		}
-		if !b.reaches(executable(b.bin, "postgres")) {
+		if program := executable(b.bin, "postgres"); !b.reaches(program) {
 			return fmt.Errorf("pgserver: running as root, so the server runs as user %d, who may not execute %s: move it to a place that everybody can read",
-				b.user.Uid, executable(b.bin, "postgres"))
+				b.user.Uid, program)
 		}
 	}
 
+	var err error
 	// A TMPDIR below a home directory is closed to that user; /tmp is open to all.
-	for _, parent := range []string{"", "/tmp"} {
-		dir, err := os.MkdirTemp(parent, "onceq-pg-")
-		if err != nil {
-			return fmt.Errorf("pgserver: make the data directory: %w", err)
+	if b.dir, err = b.makeDir(os.TempDir()); err != nil {
+		if b.dir, err = b.makeDir("/tmp"); err != nil {
+			return err
 		}
-		b.dir = dir
-		if b.user == nil {
-			return nil
-		}
-		if err := os.Chown(dir, int(b.user.Uid), int(b.user.Gid)); err != nil {
-			_ = os.Remove(dir)
-			return fmt.Errorf("pgserver: hand the data directory to user %d: %w", b.user.Uid, err)
-		}
-		if b.reaches(dir) {
-			return nil
-		}
-		_ = os.Remove(dir)
 	}
-	return fmt.Errorf("pgserver: user %d can enter neither %s nor /tmp", b.user.Uid, os.TempDir())
+	if memory := memoryDir(); memory != "" && !durable {
+		if b.data, err = b.makeDir(memory); err == nil {
+			return nil
+		}
+	}
+	b.data = filepath.Join(b.dir, "data")
+	return nil
 }
+
+// makeDir makes a directory that the server's user can enter and owns.
+func (b *binaries) makeDir(parent string) (string, error) {
+	dir, err := os.MkdirTemp(parent, "onceq-pg-")
+	if err != nil {
+		return "", fmt.Errorf("pgserver: make the server's directory: %w", err)
+	}
+	if b.user == nil {
+		return dir, nil
+	}
+	if err := os.Chown(dir, int(b.user.Uid), int(b.user.Gid)); err != nil {
+		return "", errors.Join(fmt.Errorf("pgserver: hand %s to user %d: %w", dir, b.user.Uid, err), os.Remove(dir))
+	}
+	if !b.reaches(dir) {
+		return "", errors.Join(fmt.Errorf("pgserver: user %d, who runs the server, cannot enter %s", b.user.Uid, parent), os.Remove(dir))
+	}
+	return dir, nil
+}
+
+// remove removes the directories, for as long as there is no supervisor to do it.
+func (b *binaries) remove() error { return errors.Join(os.RemoveAll(b.dir), os.RemoveAll(b.data)) }
 
 // reaches tells whether the server's user can execute or enter a path.
 func (b *binaries) reaches(path string) bool {
-	cmd := b.command("sh", "-c", `test -x "$1"`, "sh", path)
-	cmd.Dir = "/"
-	return cmd.Run() == nil
+	return b.command("sh", "-c", `test -x "$1"`, "sh", path).Run() == nil
 }
 
 // command runs as the server's user, in a session of its own: a Ctrl-C at the terminal is not for it. The environment
 // is this process's less what would redirect Postgres's own programs.
 func (b *binaries) command(name string, args ...string) *exec.Cmd {
 	cmd := exec.Command(name, args...)
-	cmd.Dir = b.dir
+	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: b.user}
 	for _, variable := range os.Environ() {
 		if !strings.HasPrefix(variable, "PG") && !strings.HasPrefix(variable, "LC_") {
@@ -152,7 +165,7 @@ func (b *binaries) supervise() error {
 	if err != nil {
 		return fmt.Errorf("pgserver: make the supervisor's pipe: %w", err)
 	}
-	cmd := b.command("sh", "-c", supervise, "sh", b.dir)
+	cmd := b.command("sh", "-c", supervise, "sh", b.dir, b.data)
 	cmd.Stdin = r
 	err = cmd.Start()
 	_ = r.Close()
@@ -174,7 +187,7 @@ func (b *binaries) initdb(ctx context.Context) error {
 	var failures []error
 	// Not every system has C.UTF-8, and C is the same but for the classes of non-ASCII letters.
 	for _, locale := range []string{"C.UTF-8", "C"} {
-		out, err := b.run(ctx, executable(b.bin, "initdb"), "-D", b.data(), "-U", "postgres", "-A", "trust",
+		out, err := b.run(ctx, executable(b.bin, "initdb"), "-D", b.data, "-X", filepath.Join(b.dir, "wal"), "-U", "postgres", "-A", "trust",
 			"-E", "UTF8", "--locale="+locale, "--no-sync", "--no-instructions")
 		if err == nil {
 			return nil
@@ -239,7 +252,7 @@ func (b *binaries) start(ctx context.Context) error {
 	}
 	defer func() { _ = log.Close() }()
 
-	args := append([]string{"-c", becomeServer, "sh", executable(b.bin, "postgres"), "-D", b.data(),
+	args := append([]string{"-c", becomeServer, "sh", executable(b.bin, "postgres"), "-D", b.data,
 		"-p", strconv.Itoa(b.port), "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="}, b.settings...)
 	cmd := b.command("sh", args...)
 	cmd.Stdout, cmd.Stderr = log, log
@@ -315,7 +328,6 @@ func (b *binaries) restart(ctx context.Context, immediate bool) error {
 }
 
 func (b *binaries) binDir() string { return b.bin }
-func (b *binaries) data() string   { return filepath.Join(b.dir, "data") }
 func (b *binaries) log() string    { return filepath.Join(b.dir, "log") }
 
 func (b *binaries) url() string {

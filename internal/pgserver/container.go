@@ -76,14 +76,18 @@ func startContainer(ctx context.Context, opts Options) (*Server, error) {
 	}
 	// The port is open to the container's network and often to the machine's, so it wants a password.
 	password := rand.Text()
+	environment := map[string]string{
+		"POSTGRES_USER":        "postgres",
+		"POSTGRES_PASSWORD":    password,
+		"POSTGRES_DB":          "postgres",
+		"POSTGRES_INITDB_ARGS": "--no-sync --encoding=UTF8",
+	}
+	if !opts.Durable {
+		environment["PGDATA"] = "/dev/shm/onceq" // for what memoryDir says
+	}
 	c := &container{}
 	started, err := testcontainers.Run(ctx, image,
-		testcontainers.WithEnv(map[string]string{
-			"POSTGRES_USER":        "postgres",
-			"POSTGRES_PASSWORD":    password,
-			"POSTGRES_DB":          "postgres",
-			"POSTGRES_INITDB_ARGS": "--no-sync --encoding=UTF8",
-		}),
+		testcontainers.WithEnv(environment),
 		testcontainers.WithExposedPorts(containerPort),
 		testcontainers.WithEntrypoint("sh", "-c", containerScript, "sh"),
 		testcontainers.WithCmd(append([]string{"postgres"}, opts.settings()...)...),
@@ -92,7 +96,7 @@ func startContainer(ctx context.Context, opts Options) (*Server, error) {
 		}),
 		testcontainers.WithHostConfigModifier(func(config *containertypes.HostConfig) {
 			config.AutoRemove = true
-			config.ShmSize = 256 << 20 // parallel queries outgrow the 64 MB that containers have by default
+			config.ShmSize = 8 << 30 // a limit: what is not used takes no memory
 		}),
 		testcontainers.WithAdditionalLifecycleHooks(testcontainers.ContainerLifecycleHooks{
 			PostCreates: []testcontainers.ContainerHook{c.attach},

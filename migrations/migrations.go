@@ -1,0 +1,273 @@
+// Package migrations brings the tables of onceq into a database, by itself or through the migration tool that the
+// application already has. Nothing in onceq runs a migration by itself.
+//
+// # From Go
+//
+// [Up] creates the schema and brings it to the newest version; it may be called at every start and by many processes
+// at the same time. The role needs CREATE on the schema, and CREATE on the database as long as the schema is missing.
+// The role that the application runs as later needs neither: see [Grants].
+//
+// # With tern's command line
+//
+// The files of this directory are tern migrations. They take the schema as {{.schema}}, already quoted, and do not
+// create it:
+//
+//	[database]
+//	version_table = onceq.schema_version
+//
+//	[data]
+//	schema = "onceq"
+//
+// Run "create schema onceq" first. Up and tern share lock and version table, so either goes on where the other stopped.
+//
+// # With goose, golang-migrate, atlas and others
+//
+// [SQL] gives each migration as plain SQL, to be written into the tool's own directory once for every new version of
+// onceq. The tool then does the counting: do not mix it with Up in the same schema.
+//
+//   - goose: Up below "-- +goose Up", Down below "-- +goose Down", each between "-- +goose StatementBegin" and
+//     "-- +goose StatementEnd";
+//   - golang-migrate: Up into 0001_onceq.up.sql, Down into 0001_onceq.down.sql;
+//   - atlas: Up into a file of the versioned directory, then "atlas migrate hash"; tell declarative runs to leave the
+//     schema alone with --exclude onceq.
+//
+// # PgBouncer and replicas
+//
+// Each migration is one transaction with a lock that ends with it, so Up works through a pooler in transaction mode. It
+// needs the primary.
+package migrations
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/tern/v2/migrate"
+)
+
+//go:embed *.sql
+var files embed.FS
+
+// Version is the newest version that this package brings a schema to.
+const Version = 1
+
+// lock is the advisory lock that tern's own commands take, so that they and Up exclude each other.
+const lock = int64(9628173550095224)
+
+// Migration is one step of the schema.
+type Migration struct {
+	Version int    // counts from 1
+	Name    string // the file's name: "001_onceq.sql"
+	Up      string // SQL of the step; empty in what List returns
+	Down    string // SQL that takes it back, data included; empty in what List returns
+}
+
+// VersionError is returned by Up when a newer onceq has migrated the schema. Nothing was changed: the application runs
+// an older release than the schema was made for, and wants an update.
+type VersionError struct {
+	Schema   string
+	Database int // the schema's version
+	Code     int // the newest version that this package knows
+}
+
+func (e *VersionError) Error() string {
+	return fmt.Sprintf("migrations: schema %q is at version %d and this release of onceq knows %d at most: update onceq",
+		e.Schema, e.Database, e.Code)
+}
+
+// ErrInTransaction is returned by Up on a connection with an open transaction, which it would have to commit.
+var ErrInTransaction = errors.New("migrations: the connection is in a transaction: give Up one of its own")
+
+// Up creates the schema where it is missing and brings it to Version. Each migration commits on its own: after an
+// error, the ones before have happened, and the next call goes on from there. The connection's session is left as it
+// was. It returns a *VersionError for a schema that is newer than this package, and leaves it alone.
+func Up(ctx context.Context, conn *pgx.Conn, schema string) error {
+	steps, err := load(schema)
+	if err != nil {
+		return err
+	}
+	if conn.PgConn().TxStatus() != 'I' {
+		return ErrInTransaction
+	}
+	for {
+		done, err := step(ctx, conn, schema, steps)
+		if err != nil {
+			return fmt.Errorf("migrations: schema %q: %w", schema, err)
+		}
+		if done {
+			return nil
+		}
+	}
+}
+
+// lookup says whether the schema and its version table are there: one row with two booleans. It reads catalogs alone,
+// which every role may.
+const lookup = `
+select
+  exists (select from pg_catalog.pg_namespace where nspname = $1),
+  exists (
+    select
+    from pg_catalog.pg_class c
+    join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+    where n.nspname = $1 and c.relname = 'schema_version'
+  )`
+
+// step runs the next migration, or says that there is none to run. Other processes wait for its lock, and read the
+// version after it: read committed takes a new snapshot for each statement, whatever the session's default is.
+func step(ctx context.Context, conn *pgx.Conn, schema string, steps []*migrate.Migration) (done bool, err error) {
+	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite})
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }() // after a commit it does nothing
+
+	// The files name every table with its schema. What the session would find on its own path is not for them.
+	if _, err := tx.Exec(ctx, "set local search_path = pg_catalog, pg_temp"); err != nil {
+		return false, err
+	}
+	if _, err := tx.Exec(ctx, "select pg_advisory_xact_lock($1)", lock); err != nil {
+		return false, fmt.Errorf("wait for other migrations: %w", err)
+	}
+
+	ident := pgx.Identifier{schema}.Sanitize()
+	table := ident + ".schema_version"
+	var hasSchema, hasTable bool
+	if err := tx.QueryRow(ctx, lookup, schema).Scan(&hasSchema, &hasTable); err != nil {
+		return false, err
+	}
+	if !hasSchema {
+		if _, err := tx.Exec(ctx, "create schema "+ident); err != nil {
+			return false, fmt.Errorf("create the schema: %w", err)
+		}
+	}
+	version := 0
+	if hasTable {
+		if err := tx.QueryRow(ctx, "select version from "+table).Scan(&version); err != nil {
+			return false, fmt.Errorf("read schema_version: %w", err)
+		}
+	} else if _, err := tx.Exec(ctx, "create table "+table+" (version integer not null); insert into "+table+" values (0)"); err != nil {
+		return false, fmt.Errorf("create schema_version: %w", err)
+	}
+	if version > len(steps) {
+		return false, &VersionError{Schema: schema, Database: version, Code: len(steps)}
+	}
+	if version == len(steps) {
+		return true, tx.Commit(ctx)
+	}
+
+	next := steps[version]
+	if _, err := tx.Exec(ctx, next.UpSQL); err != nil {
+		return false, fmt.Errorf("%s: %w", next.Name, err)
+	}
+	if _, err := tx.Exec(ctx, "update "+table+" set version = $1", next.Sequence); err != nil {
+		return false, fmt.Errorf("write schema_version: %w", err)
+	}
+	return false, tx.Commit(ctx)
+}
+
+// List returns the migrations in order, without their SQL.
+func List() []Migration {
+	list, err := SQL("onceq")
+	if err != nil {
+		panic(err) // the files are part of this package and its tests load them
+	}
+	for i := range list {
+		list[i].Up, list[i].Down = "", ""
+	}
+	return list
+}
+
+// SQL returns the migrations in order, with their SQL for the schema. The first one creates the schema where it is
+// missing; take that line out where the schema is there and the role may not create any.
+func SQL(schema string) ([]Migration, error) {
+	steps, err := load(schema)
+	if err != nil {
+		return nil, err
+	}
+	list := make([]Migration, len(steps))
+	for i, s := range steps {
+		list[i] = Migration{Version: int(s.Sequence), Name: s.Name, Up: s.UpSQL + "\n", Down: s.DownSQL + "\n"}
+	}
+	list[0].Up = "create schema if not exists " + pgx.Identifier{schema}.Sanitize() + ";\n\n" + list[0].Up
+	return list, nil
+}
+
+// Grants returns the statements that give a role what onceq needs at run time, and no DDL. Run them as the schema's
+// owner after every migration; they may be repeated.
+func Grants(schema, role string) string {
+	ident, to := pgx.Identifier{schema}.Sanitize(), pgx.Identifier{role}.Sanitize()
+	written := make([]string, 0, 8)
+	for _, table := range tables() {
+		if table != "meta" {
+			written = append(written, ident+"."+table)
+		}
+	}
+	return strings.NewReplacer("$schema", ident, "$role", to, "$written", strings.Join(written, ", ")).Replace(
+		`grant usage on schema $schema to $role;
+grant select on $schema.meta to $role;
+grant select, insert, update, delete on $written to $role;
+grant usage on all sequences in schema $schema to $role;
+grant execute on all functions in schema $schema to $role;
+`)
+}
+
+var tablePattern = regexp.MustCompile(`(?m)^(create|drop)(?: unlogged)? table (?:if (?:not )?exists )?"onceq"\.(\w+)`)
+
+// tables are the names of the tables that the migrations leave, in the order of their making. schema_version is none
+// of theirs: it belongs to whatever runs them.
+func tables() []string {
+	steps, err := load("onceq")
+	if err != nil {
+		panic(err) // the files are part of this package and its tests load them
+	}
+	var names []string
+	for _, s := range steps {
+		for _, match := range tablePattern.FindAllStringSubmatch(s.UpSQL, -1) {
+			if match[1] == "create" {
+				names = append(names, match[2])
+			} else {
+				names = slices.DeleteFunc(names, func(name string) bool { return name == match[2] })
+			}
+		}
+	}
+	return names
+}
+
+// load reads the files for a schema, after a look at its name.
+func load(schema string) ([]*migrate.Migration, error) {
+	if err := checkName(schema); err != nil {
+		return nil, err
+	}
+	// A Migrator without a connection reads and renders files. It is not used to run them: it resets the session's
+	// settings, holds its lock beyond a transaction, and cannot find a version table whose schema needs quoting.
+	m, err := migrate.NewMigrator(context.Background(), nil, "")
+	if err != nil {
+		return nil, fmt.Errorf("migrations: %w", err)
+	}
+	m.Data["schema"] = pgx.Identifier{schema}.Sanitize()
+	if err := m.LoadMigrations(files); err != nil {
+		return nil, fmt.Errorf("migrations: %w", err)
+	}
+	return m.Migrations, nil
+}
+
+// checkName refuses the names that Postgres would refuse, cut short or reserve.
+func checkName(schema string) error {
+	switch {
+	case schema == "":
+		return errors.New("migrations: the schema's name is empty")
+	case len(schema) > 63:
+		return fmt.Errorf("migrations: schema name %q is longer than 63 bytes", schema)
+	case strings.ContainsRune(schema, 0) || !utf8.ValidString(schema):
+		return fmt.Errorf("migrations: schema name %q is not UTF-8 without NUL", schema)
+	case strings.HasPrefix(schema, "pg_"):
+		return fmt.Errorf("migrations: schema name %q: Postgres keeps names that begin with pg_ for itself", schema)
+	}
+	return nil
+}

@@ -1,0 +1,364 @@
+package migrations_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq/migrations"
+	"github.com/onceq/onceq/queuetest"
+)
+
+const odd = `we"ird Schema.ä{{.schema}}`
+
+// connect gives one more connection to the database of a test.
+func connect(t *testing.T, db *queuetest.DB) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), db.URL)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, conn.Close(context.Background())) })
+	return conn
+}
+
+// empty gives a connection to a database without anything in it.
+func empty(t *testing.T) *pgx.Conn {
+	t.Helper()
+	return connect(t, queuetest.New(t, queuetest.NoMigrations()))
+}
+
+func exec(t *testing.T, conn *pgx.Conn, sql string) {
+	t.Helper()
+	_, err := conn.Exec(t.Context(), sql)
+	require.NoError(t, err, sql)
+}
+
+func collect(t *testing.T, conn *pgx.Conn, sql string, args ...any) []string {
+	t.Helper()
+	rows, err := conn.Query(t.Context(), sql, args...)
+	require.NoError(t, err)
+	list, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	return list
+}
+
+// catalog lists all that a schema holds, with the schema's name taken out of it. schema_version is not in it.
+func catalog(t *testing.T, conn *pgx.Conn, schema string) []string {
+	t.Helper()
+	const everything = `
+		with relations as (
+		  select c.*
+		  from pg_class c
+		  join pg_namespace n on n.oid = c.relnamespace
+		  where n.nspname = $1 and c.relname <> 'schema_version'
+		)
+		select 'relation ' || relname || ' ' || relkind::text || ' ' || relpersistence::text || ' ' || coalesce(reloptions::text, '')
+		from relations
+		union all
+		select 'column ' || relname || ' ' || attnum || ' ' || attname || ' ' || format_type(atttypid, atttypmod) || ' ' || attnotnull
+		  || ' ' || attcollation::regcollation || ' ' || coalesce(attstattarget, -1) || ' ' || coalesce(pg_get_expr(adbin, adrelid), '')
+		from relations r
+		join pg_attribute a on a.attrelid = r.oid and not attisdropped and relkind in ('r', 'v', 'p') and attnum > 0
+		left join pg_attrdef d on d.adrelid = r.oid and d.adnum = a.attnum
+		union all
+		select 'index ' || pg_get_indexdef(oid) from relations where relkind = 'i'
+		union all
+		select 'constraint ' || relname || ' ' || conname || ' ' || pg_get_constraintdef(c.oid)
+		from relations r
+		join pg_constraint c on c.conrelid = r.oid
+		union all
+		select 'sequence ' || relname || ' ' || row(seqtypid::regtype, seqstart, seqincrement, seqmax, seqmin, seqcache, seqcycle)::text
+		from relations r
+		join pg_sequence s on s.seqrelid = r.oid
+		union all
+		select 'trigger ' || pg_get_triggerdef(t.oid) from relations r join pg_trigger t on t.tgrelid = r.oid where not tgisinternal
+		union all
+		select 'function ' || pg_get_functiondef(p.oid)
+		from pg_proc p
+		join pg_namespace n on n.oid = p.pronamespace
+		where n.nspname = $1
+		union all
+		select 'type ' || typname || ' ' || typtype::text
+		from pg_type t
+		join pg_namespace n on n.oid = t.typnamespace
+		where n.nspname = $1 and typname not in ('schema_version', '_schema_version')
+		order by 1`
+	list := collect(t, conn, everything, schema)
+	require.NotEmpty(t, list)
+	for i := range list {
+		list[i] = strings.ReplaceAll(list[i], pgx.Identifier{schema}.Sanitize()+".", "SCHEMA.")
+		list[i] = strings.ReplaceAll(list[i], schema+".", "SCHEMA.")
+	}
+	return list
+}
+
+func version(t *testing.T, conn *pgx.Conn, schema string) int {
+	t.Helper()
+	var v int
+	require.NoError(t, conn.QueryRow(t.Context(), "select version from "+pgx.Identifier{schema}.Sanitize()+".schema_version").Scan(&v))
+	return v
+}
+
+func TestUpTwice(t *testing.T) {
+	t.Parallel()
+	conn := empty(t)
+	require.NoError(t, migrations.Up(t.Context(), conn, "onceq"))
+	first := catalog(t, conn, "onceq")
+	require.NoError(t, migrations.Up(t.Context(), conn, "onceq"))
+	require.Equal(t, first, catalog(t, conn, "onceq"))
+	require.Equal(t, migrations.Version, version(t, conn, "onceq"))
+	require.Equal(t, []string{"1"}, collect(t, conn, "select count(*)::text from onceq.schema_version"))
+}
+
+func TestUpConcurrently(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.NoMigrations())
+	conns := make([]*pgx.Conn, 8)
+	for i := range conns {
+		conns[i] = connect(t, db)
+	}
+	var wg sync.WaitGroup
+	for _, conn := range conns {
+		wg.Go(func() { assert.NoError(t, migrations.Up(t.Context(), conn, "onceq")) })
+	}
+	wg.Wait()
+	require.Equal(t, migrations.Version, version(t, conns[0], "onceq"))
+}
+
+func TestUpQuotedSchema(t *testing.T) {
+	t.Parallel()
+	conn := empty(t)
+	require.NoError(t, migrations.Up(t.Context(), conn, "onceq"))
+	require.NoError(t, migrations.Up(t.Context(), conn, odd))
+	require.NoError(t, migrations.Up(t.Context(), conn, odd))
+	require.Equal(t, migrations.Version, version(t, conn, odd))
+	require.Equal(t, catalog(t, conn, "onceq"), catalog(t, conn, odd))
+}
+
+// Up leaves the session as it was, whatever it was, and does not depend on it.
+func TestUpLeavesSessionAlone(t *testing.T) {
+	t.Parallel()
+	for _, searchPath := range []string{"''", "public", `"$user", public`, "elsewhere, pg_catalog"} {
+		t.Run(searchPath, func(t *testing.T) {
+			t.Parallel()
+			conn := empty(t)
+			exec(t, conn, "create schema elsewhere")
+			exec(t, conn, "create table elsewhere.jobs (n int)")
+			exec(t, conn, "set search_path = "+searchPath)
+			exec(t, conn, "set default_transaction_isolation = serializable")
+			exec(t, conn, "set default_transaction_read_only = on")
+			exec(t, conn, "set application_name = 'mine'")
+			const session = "select name || '=' || setting from pg_settings where source = 'session' order by 1"
+			before := collect(t, conn, session)
+			require.Len(t, before, 4)
+
+			require.NoError(t, migrations.Up(t.Context(), conn, "onceq"))
+			require.Equal(t, before, collect(t, conn, session))
+			require.Empty(t, collect(t, conn, "select objid::text from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"))
+			require.EqualValues(t, 'I', conn.PgConn().TxStatus())
+		})
+	}
+}
+
+func TestUpInEachQueryMode(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
+		pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t, queuetest.NoMigrations())
+			config, err := pgx.ParseConfig(db.URL)
+			require.NoError(t, err)
+			config.DefaultQueryExecMode = mode
+			conn, err := pgx.ConnectConfig(t.Context(), config)
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, conn.Close(context.Background())) })
+			require.NoError(t, migrations.Up(t.Context(), conn, odd))
+			require.NoError(t, migrations.Up(t.Context(), conn, odd))
+		})
+	}
+}
+
+func TestUpInTransaction(t *testing.T) {
+	t.Parallel()
+	conn := empty(t)
+	tx, err := conn.Begin(t.Context())
+	require.NoError(t, err)
+	require.ErrorIs(t, migrations.Up(t.Context(), conn, "onceq"), migrations.ErrInTransaction)
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.NoError(t, migrations.Up(t.Context(), conn, "onceq"))
+}
+
+// role creates a role for one test: roles belong to the server and not to the database.
+func role(t *testing.T, admin *pgx.Conn, name string) string {
+	t.Helper()
+	var database string
+	require.NoError(t, admin.QueryRow(t.Context(), "select current_database()").Scan(&database))
+	name = pgx.Identifier{name + " " + database}.Sanitize()
+	exec(t, admin, "create role "+name)
+	t.Cleanup(func() {
+		_, err := admin.Exec(context.Background(), "reset role; drop owned by "+name+" cascade; drop role "+name)
+		require.NoError(t, err)
+	})
+	return name
+}
+
+func TestUpAsOwnerOfSchemaAlone(t *testing.T) {
+	t.Parallel()
+	conn := empty(t)
+	owner := role(t, conn, "owner")
+	exec(t, conn, `create schema onceq authorization `+owner)
+	exec(t, conn, "set role "+owner)
+	_, err := conn.Exec(t.Context(), "create schema another")
+	require.ErrorContains(t, err, "permission denied")
+
+	require.NoError(t, migrations.Up(t.Context(), conn, "onceq"))
+	require.NoError(t, migrations.Up(t.Context(), conn, "onceq"))
+	require.ErrorContains(t, migrations.Up(t.Context(), conn, "another"), "create the schema")
+}
+
+func TestUpOfNewerSchema(t *testing.T) {
+	t.Parallel()
+	conn := empty(t)
+	require.NoError(t, migrations.Up(t.Context(), conn, odd))
+	exec(t, conn, "update "+pgx.Identifier{odd}.Sanitize()+".schema_version set version = version + 7")
+	err := migrations.Up(t.Context(), conn, odd)
+	var newer *migrations.VersionError
+	require.ErrorAs(t, err, &newer)
+	require.Equal(t, migrations.VersionError{Schema: odd, Database: migrations.Version + 7, Code: migrations.Version}, *newer)
+	require.Equal(t, migrations.Version+7, version(t, conn, odd))
+	require.EqualValues(t, 'I', conn.PgConn().TxStatus())
+}
+
+// A migration that fails leaves nothing of itself.
+func TestUpFails(t *testing.T) {
+	t.Parallel()
+	conn := empty(t)
+	exec(t, conn, "create schema onceq")
+	exec(t, conn, "create table onceq.job_history ()")
+	err := migrations.Up(t.Context(), conn, "onceq")
+	require.ErrorContains(t, err, "001_onceq.sql")
+	var pgErr *pgconn.PgError
+	require.ErrorAs(t, err, &pgErr)
+	require.Equal(t, []string{"job_history"}, collect(t, conn, "select tablename::text from pg_tables where schemaname = 'onceq'"))
+}
+
+func TestUpNames(t *testing.T) {
+	t.Parallel()
+	conn := empty(t)
+	for name, part := range map[string]string{
+		"":                      "empty",
+		strings.Repeat("x", 64): "63 bytes",
+		strings.Repeat("ä", 32): "63 bytes",
+		"a\x00b":                "NUL",
+		"a\xffb":                "UTF-8",
+		"pg_onceq":              "pg_",
+	} {
+		require.ErrorContains(t, migrations.Up(t.Context(), conn, name), part, "%q", name)
+		_, err := migrations.SQL(name)
+		require.ErrorContains(t, err, part, "%q", name)
+	}
+	require.NoError(t, migrations.Up(t.Context(), conn, strings.Repeat("x", 63)))
+}
+
+func TestList(t *testing.T) {
+	t.Parallel()
+	list := migrations.List()
+	require.Len(t, list, migrations.Version, "the constant Version is to be the number of the newest file")
+	for i, m := range list {
+		require.Equal(t, i+1, m.Version)
+		require.True(t, strings.HasPrefix(m.Name, fmt.Sprintf("%03d_", m.Version)), m.Name)
+		require.Empty(t, m.Up+m.Down)
+	}
+}
+
+// Up runs each file in a transaction, so a file must not ask tern to do without one.
+func TestEachMigrationIsOneTransaction(t *testing.T) {
+	t.Parallel()
+	list, err := migrations.SQL("onceq")
+	require.NoError(t, err)
+	for _, m := range list {
+		require.NotContains(t, m.Up+m.Down, "disable-tx", m.Name)
+		require.NotContains(t, strings.ToLower(m.Up), "concurrently", m.Name)
+	}
+}
+
+func TestSQLByHand(t *testing.T) {
+	t.Parallel()
+	for _, schema := range []string{"onceq", odd} {
+		t.Run(schema, func(t *testing.T) {
+			t.Parallel()
+			byUp, byHand := empty(t), empty(t)
+			require.NoError(t, migrations.Up(t.Context(), byUp, schema))
+			list, err := migrations.SQL(schema)
+			require.NoError(t, err)
+			for _, m := range list {
+				exec(t, byHand, m.Up)
+			}
+			require.Equal(t, catalog(t, byUp, schema), catalog(t, byHand, schema))
+
+			for i := len(list) - 1; i >= 0; i-- {
+				exec(t, byHand, list[i].Down)
+			}
+			require.Empty(t, collect(t, byHand, `
+				select relname::text from pg_class c join pg_namespace n on n.oid = relnamespace where nspname = $1
+				union all
+				select proname::text from pg_proc p join pg_namespace n on n.oid = pronamespace where nspname = $1`, schema))
+		})
+	}
+}
+
+func TestGrants(t *testing.T) {
+	t.Parallel()
+	conn := empty(t)
+	runtime := role(t, conn, "run time")
+	name := strings.Trim(runtime, `"`)
+	require.NoError(t, migrations.Up(t.Context(), conn, odd))
+	exec(t, conn, migrations.Grants(odd, name))
+	exec(t, conn, migrations.Grants(odd, name))
+
+	got := collect(t, conn, `
+		select c.relname || ': ' || string_agg(a.privilege_type, ' ' order by a.privilege_type)
+		from pg_class c
+		join pg_namespace n on n.oid = c.relnamespace
+		cross join aclexplode(c.relacl) a
+		join pg_roles r on r.oid = a.grantee
+		where n.nspname = $1 and r.rolname = $2
+		group by c.relname
+		order by c.relname collate "C"`, odd, name)
+	var want []string
+	for _, relation := range collect(t, conn, `
+		select relname || ' ' || relkind::text
+		from pg_class c
+		join pg_namespace n on n.oid = c.relnamespace
+		where nspname = $1 and relkind in ('r', 'S') and relname <> 'schema_version'
+		order by relname collate "C"`, odd) {
+		relation, kind, _ := strings.Cut(relation, " ")
+		switch {
+		case kind == "S":
+			want = append(want, relation+": USAGE")
+		case relation == "meta":
+			want = append(want, relation+": SELECT")
+		default:
+			want = append(want, relation+": DELETE INSERT SELECT UPDATE")
+		}
+	}
+	require.Equal(t, want, got)
+
+	exec(t, conn, "set role "+runtime)
+	schema := pgx.Identifier{odd}.Sanitize()
+	exec(t, conn, "select nextval('"+strings.ReplaceAll(schema, "'", "''")+".ids')")
+	exec(t, conn, "select * from "+schema+".jobs")
+	_, err := conn.Exec(t.Context(), "create table "+schema+".mine ()")
+	require.ErrorContains(t, err, "permission denied")
+	_, err = conn.Exec(t.Context(), "update "+schema+".meta set version = 2")
+	require.ErrorContains(t, err, "permission denied")
+}

@@ -1,0 +1,41 @@
+package queuetest
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq/internal/pgserver"
+)
+
+// A test that leaks a connection need not wait for long.
+func init() { cleanupTimeout = 2 * time.Second }
+
+// Tag is what marks the databases of the server that New uses.
+func Tag(t *testing.T) string {
+	t.Helper()
+	s, err := processServer()
+	require.NoError(t, err)
+	return s.tag
+}
+
+// URL is the maintenance database of the server that New uses.
+func URL(t *testing.T) string {
+	t.Helper()
+	s, err := processServer()
+	require.NoError(t, err)
+	return s.URL()
+}
+
+// DropStale does to the server of connString what the first New of a process does to ONCEQ_TEST_DATABASE_URL.
+func DropStale(t *testing.T, connString string) {
+	t.Helper()
+	t.Setenv(pgserver.EnvURL, connString)
+	found, err := pgserver.Start(context.Background(), pgserver.Options{})
+	require.NoError(t, err)
+	require.False(t, found.Ours())
+	_, err = newServer(context.Background(), found)
+	require.NoError(t, err)
+}

@@ -1,0 +1,90 @@
+package queuetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onceq/onceq"
+)
+
+// violations says in words what is wrong with the tables, one row for each rule that is broken in each row, in
+// one snapshot. The numbers of states and classes are those of the migration and fence.go.
+const violations = `
+with j as (
+  select j.*, f.state as fence_state, f.job_id as fence_job, h.state as past_state
+    from onceq.jobs j
+    left join onceq.job_fences f on f.class = 0 and f.scope = j.scope and f.key = j.key
+    left join onceq.job_history h on h.id = j.id
+),
+h as (
+  select * from onceq.job_history
+),
+f as (
+  select f.*, f.class || '/' || f.scope || '/' || f.key as name, j.id as live, j.scope as live_scope, j.key as live_key,
+         h.state as past
+    from onceq.job_fences f
+    left join onceq.jobs j on j.id = f.job_id
+    left join onceq.job_history h on h.id = f.job_id
+),
+last as (
+  select last_value as id, is_called from onceq.ids
+)
+          select format('job %s is in jobs and, with state %s, in job_history', id, past_state) from j where past_state is not null
+union all select format('job %s has a lease and no holder, or a holder and no lease', id) from j where (leased_until is null) <> (holder is null)
+union all select format('job %s is leased but was never claimed', id) from j where leased_until is not null and claims < 1
+union all select format('job %s has %s claims, more than a token counts', id, claims) from j where claims not between 0 and 1048575
+union all select format('job %s failed %s times, of at most %s, and is not dead', id, attempts, max_attempts) from j where attempts >= max_attempts
+union all select format('job %s lost %s leases in %s claims', id, lost, claims) from j where lost not between 0 and claims
+union all select format('job %s has priority %s', id, priority) from j where priority not between -1 and 1
+union all select format('job %s has a payload and bytes, or neither', id) from j where num_nonnulls(payload, payload_bytes) <> 1
+union all select format('job %s has a scope and no key, or a key and no scope', id) from j where (scope is null) <> (key is null)
+union all select format('job %s is above %s, the last id of the sequence', j.id, l.id) from j, last l where j.id > l.id or not l.is_called
+union all select format('job %s has key %s in scope %s, which has no fence', id, key, scope) from j where key is not null and fence_state is null
+union all select format('job %s has key %s in scope %s, whose fence names job %s', id, key, scope, fence_job) from j where fence_state is not null and fence_job is distinct from id
+union all select format('job %s is live, the fence of its key %s in scope %s has state %s', id, key, scope, fence_state) from j where fence_job = id and fence_state <> 0
+union all select format('history of job %s has state %s, which is not finished', id, state) from h where state not between 5 and 8
+union all select format('history of job %s, dead or held, ends by itself', id) from h where state in (6, 8) and keep_until is not null
+union all select format('history of job %s has a payload and bytes, or neither', id) from h where num_nonnulls(payload, payload_bytes) <> 1
+union all select format('history of job %s has a scope and no key, or a key and no scope', id) from h where (scope is null) <> (key is null)
+union all select format('history of job %s is above %s, the last id of the sequence', h.id, l.id) from h, last l where h.id > l.id or not l.is_called
+union all select format('fence %s has class %s', name, class) from f where class not between 0 and 3
+union all select format('fence %s has state %s, which its class does not know', name, state) from f where case class when 0 then state not in (0, 3, 4, 5, 6) else state not in (1, 2, 3, 5, 6) end
+union all select format('fence %s has lifetime %s', name, lifetime) from f where lifetime < -1
+union all select format('fence %s has no job', name) from f where class in (0, 3) and job_id is null
+union all select format('fence %s has job %s, which nothing outside of jobs has', name, job_id) from f where class in (1, 2) and job_id is not null
+union all select format('fence %s has token %s, below its job %s', name, token, job_id) from f where token >> 20 < job_id
+union all select format('fence %s is queued, its job %s is not live', name, job_id) from f where class = 0 and state = 0 and live is null
+union all select format('fence %s is queued for job %s, which has another key', name, job_id) from f where class = 0 and state = 0 and live is not null and (live_scope, live_key) is distinct from (scope, key)
+union all select format('fence %s is dead or held, job %s is not so in job_history', name, job_id) from f where class = 0 and (state = 4 and past is distinct from 6 or state = 6 and past is distinct from 8)
+union all select format('fence %s is finished and says not when', name) from f where finished_at is null and (state in (4, 5) or state = 3 and class <> 3)
+union all select format('fence %s is not finished and says when', name) from f where finished_at is not null and state in (0, 1, 2, 6)
+union all select format('fence %s has begun its window, its job %s is live', name, job_id) from f where class = 3 and state = 3 and finished_at is not null and live is not null
+union all select format('fence %s is claimed without a holder, or without an end', name) from f where state = 1 and (holder is null or leased_until is null)
+union all select format('fence %s is uncertain or held and says not why', name) from f where class <> 0 and state in (2, 6) and detail is null
+union all select format('fence %s is an effect of job %s, which its key does not say', name, job_id) from f where class = 3 and not starts_with(key, job_id || '/')
+ limit 20`
+
+// Invariants checks everything that must be true of the tables of a schema at any moment, in one snapshot, and
+// returns an error that names each violation, up to 20 of them, or nil. It reads all rows: for tests.
+func Invariants(ctx context.Context, conn onceq.DB, schema string) error {
+	statement := strings.ReplaceAll(violations, "onceq.", pgx.Identifier{schema}.Sanitize()+".")
+	rows, err := conn.Query(ctx, statement)
+	if err != nil {
+		return fmt.Errorf("queuetest: checking invariants: %w", err)
+	}
+	found, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return fmt.Errorf("queuetest: checking invariants: %w", err)
+	}
+	if len(found) > 0 {
+		return errors.New("queuetest: the tables are not as they must be:\n\t" + strings.Join(found, "\n\t"))
+	}
+	return nil
+}
+
+// Check says whether everything that must always be true of the tables is true: see Invariants.
+func (db *DB) Check() error { return Invariants(context.Background(), db.Pool, db.Schema) }

@@ -1,0 +1,150 @@
+// Package queuetest gives each test a queue of its own on a real Postgres, in milliseconds.
+//
+//	func TestCharge(t *testing.T) {
+//		t.Parallel()
+//		db := queuetest.New(t)
+//		// db.Queue to enqueue and work, db.Pool to look.
+//	}
+//
+// The server is, in this order, the one of ONCEQ_TEST_DATABASE_URL (with a role that may create databases), one started
+// from binaries that are on this machine, or a container; the first of those that is there. ONCEQ_TEST_PGBIN names a
+// directory of binaries, ONCEQ_TEST_IMAGE an image. A server that the package starts belongs to the test process and
+// goes away with it, even when that is killed; its durability is off, so it must hold nothing of worth.
+package queuetest
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onceq/onceq"
+)
+
+// DB is one test's database and the queue in it.
+type DB struct {
+	// Pool is for the test's own SQL; its sessions carry the test's name as application_name. It is closed by the
+	// test's clean-up, which fails the test when a connection was never given back.
+	Pool *pgxpool.Pool
+
+	// Queue works in this database, over Pool.
+	Queue *onceq.Queue
+
+	// URL is the connection string of this database, for a role that may do everything in it.
+	URL string
+
+	// Schema holds the queue's tables; unquoted.
+	Schema string
+
+	t testing.TB
+}
+
+// Option changes what New gives.
+type Option func(*options)
+
+type options struct {
+	schema     string
+	config     onceq.Config
+	poolConfig []func(*pgxpool.Config)
+	empty      bool
+	noCheck    bool
+}
+
+// Schema puts the tables into another schema than "onceq". Any name is fine, also one that needs quoting.
+func Schema(name string) Option { return func(o *options) { o.schema = name } }
+
+// NoMigrations leaves the database empty, without schema and tables, and so without a check at the end.
+func NoMigrations() Option { return func(o *options) { o.empty = true } }
+
+// Config configures the Queue. Its Schema counts unless the option Schema is given too.
+func Config(config onceq.Config) Option { return func(o *options) { o.config = config } }
+
+// PoolConfig changes the pool's configuration before the pool is made. By default the pool has up to 10 connections.
+func PoolConfig(change func(*pgxpool.Config)) Option {
+	return func(o *options) { o.poolConfig = append(o.poolConfig, change) }
+}
+
+// NoCheck leaves out the check of the tables' invariants at the end, for tests that break them on purpose.
+func NoCheck() Option { return func(o *options) { o.noCheck = true } }
+
+// cleanupTimeout bounds each step of the clean-up. It is a variable for this package's own tests alone.
+var cleanupTimeout = 10 * time.Second
+
+// New gives a migrated, isolated database on a real Postgres and a Queue over it. When the test ends, its invariants are
+// checked and the database is dropped. The first call of a process takes longer: it may start the server, and applies
+// the migrations to the template that every later database is a copy of.
+func New(t testing.TB, opts ...Option) *DB {
+	t.Helper()
+	var o options
+	for _, opt := range opts {
+		opt(&o)
+	}
+	if o.schema != "" {
+		o.config.Schema = o.schema
+	}
+	if o.config.Schema == "" {
+		o.config.Schema = "onceq"
+	}
+
+	s, err := processServer()
+	if err != nil {
+		t.Fatalf("queuetest: %v", err)
+	}
+	name, err := s.createDatabase(t.Context(), o.config.Schema, o.empty)
+	if err != nil {
+		t.Fatalf("queuetest: %v", err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
+		defer cancel()
+		if err := s.dropDatabase(ctx, name); err != nil {
+			t.Errorf("queuetest: %v", err)
+		}
+	})
+
+	db := &DB{URL: s.DatabaseURL(name), Schema: o.config.Schema, t: t}
+	db.openPool(o.poolConfig)
+	db.Queue, err = onceq.New(db.Pool, &o.config)
+	if err != nil {
+		t.Fatalf("queuetest: %v", err)
+	}
+	if !o.empty && !o.noCheck {
+		t.Cleanup(func() {
+			if err := db.Check(); err != nil {
+				t.Errorf("queuetest: at the end of the test: %v", err)
+			}
+		})
+	}
+	return db
+}
+
+func (db *DB) openPool(changes []func(*pgxpool.Config)) {
+	db.t.Helper()
+	config, err := pgxpool.ParseConfig(db.URL)
+	if err != nil {
+		db.t.Fatalf("queuetest: %v", err)
+	}
+	config.MaxConns = 10
+	config.ConnConfig.RuntimeParams["application_name"] = db.t.Name()
+	for _, change := range changes {
+		change(config)
+	}
+	// Not the test's context: that one ends before the clean-up, which still wants connections.
+	db.Pool, err = pgxpool.NewWithConfig(context.Background(), config)
+	if err != nil {
+		db.t.Fatalf("queuetest: %v", err)
+	}
+	db.t.Cleanup(func() {
+		closed := make(chan struct{})
+		go func() {
+			defer close(closed)
+			db.Pool.Close()
+		}()
+		select {
+		case <-closed:
+		case <-time.After(cleanupTimeout):
+			db.t.Errorf("queuetest: %d connections of the pool were never given back", db.Pool.Stat().AcquiredConns())
+		}
+	})
+}

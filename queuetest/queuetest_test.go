@@ -1,0 +1,211 @@
+package queuetest_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/migrations"
+	"github.com/onceq/onceq/queuetest"
+)
+
+func scan[T any](t testing.TB, pool *pgxpool.Pool, sql string, args ...any) T {
+	t.Helper()
+	var value T
+	require.NoError(t, pool.QueryRow(t.Context(), sql, args...).Scan(&value))
+	return value
+}
+
+func TestNew(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	require.Equal(t, "onceq", db.Schema)
+	require.Equal(t, "onceq", db.Queue.Schema())
+	require.NoError(t, db.Queue.Check(t.Context()))
+	require.NoError(t, db.Check())
+	require.Equal(t, t.Name(), scan[string](t, db.Pool, "select current_setting('application_name')"))
+	require.Zero(t, scan[int](t, db.Pool, "select count(*) from onceq.jobs"))
+
+	conn, err := pgx.Connect(t.Context(), db.URL)
+	require.NoError(t, err)
+	require.Equal(t, scan[string](t, db.Pool, "select current_database()"), conn.Config().Database)
+	require.NoError(t, conn.Close(t.Context()))
+}
+
+func TestVersions(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, onceq.SchemaVersion, migrations.Version)
+}
+
+func TestDatabasesAreIsolated(t *testing.T) {
+	t.Parallel()
+	for i := range 8 {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			_, err := db.Pool.Exec(t.Context(), "create table onceq.mine (n int)")
+			require.NoError(t, err)
+		})
+	}
+}
+
+func TestSchema(t *testing.T) {
+	t.Parallel()
+	const odd = `we"ird Schema.ä`
+	db := queuetest.New(t, queuetest.Schema(odd))
+	require.Equal(t, odd, db.Schema)
+	require.NoError(t, db.Queue.Check(t.Context()))
+	require.True(t, scan[bool](t, db.Pool, "select exists (select from pg_tables where schemaname = $1 and tablename = 'jobs')", odd))
+	require.False(t, scan[bool](t, db.Pool, "select exists (select from pg_namespace where nspname = 'onceq')"))
+}
+
+func TestConfig(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Config(onceq.Config{Schema: "elsewhere"}))
+	require.Equal(t, "elsewhere", db.Schema)
+	require.NoError(t, db.Queue.Check(t.Context()))
+
+	db = queuetest.New(t, queuetest.Config(onceq.Config{Schema: "elsewhere"}), queuetest.Schema("here"))
+	require.Equal(t, "here", db.Schema)
+}
+
+func TestNoMigrations(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.NoMigrations())
+	require.False(t, scan[bool](t, db.Pool, "select exists (select from pg_namespace where nspname = 'onceq')"))
+	require.Error(t, db.Queue.Check(t.Context()))
+}
+
+func TestPoolConfig(t *testing.T) {
+	t.Parallel()
+	require.EqualValues(t, 10, queuetest.New(t).Pool.Config().MaxConns)
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
+		c.MaxConns = 3
+		c.ConnConfig.RuntimeParams["search_path"] = ""
+	}))
+	require.EqualValues(t, 3, db.Pool.Config().MaxConns)
+	require.Empty(t, scan[string](t, db.Pool, "select current_setting('search_path')"))
+}
+
+// fake is a test whose end this test decides.
+type fake struct {
+	testing.TB
+	ctx      context.Context
+	mu       sync.Mutex
+	cleanups []func()
+	errors   []string
+}
+
+func (f *fake) Context() context.Context { return f.ctx }
+func (f *fake) Name() string             { return "fake" }
+func (f *fake) Cleanup(fn func())        { f.cleanups = append(f.cleanups, fn) }
+func (f *fake) Errorf(format string, args ...any) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.errors = append(f.errors, fmt.Sprintf(format, args...))
+}
+
+func (f *fake) end() {
+	for i := len(f.cleanups) - 1; i >= 0; i-- {
+		f.cleanups[i]()
+	}
+}
+
+func TestCleanupDropsDatabase(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	f := &fake{TB: t, ctx: ctx}
+	db := queuetest.New(f)
+	name := scan[string](t, db.Pool, "select current_database()")
+	// A connection that the test forgot must not keep the database.
+	forgotten, err := pgx.Connect(t.Context(), db.URL)
+	require.NoError(t, err)
+	cancel() // a test's context ends before its clean-up
+	f.end()
+	require.Empty(t, f.errors)
+	require.Error(t, forgotten.Ping(t.Context()))
+
+	other := queuetest.New(t)
+	require.False(t, scan[bool](t, other.Pool, "select exists (select from pg_database where datname = $1)", name))
+}
+
+func TestCleanupTellsOfLeakedConnection(t *testing.T) {
+	t.Parallel()
+	f := &fake{TB: t, ctx: t.Context()}
+	db := queuetest.New(f)
+	conn, err := db.Pool.Acquire(t.Context())
+	require.NoError(t, err)
+	f.end()
+	require.Len(t, f.errors, 1)
+	require.Contains(t, f.errors[0], "never given back")
+	conn.Release()
+}
+
+func TestDropStale(t *testing.T) {
+	queuetest.New(t) // from here on this process has an administrative session
+	url := queuetest.URL(t)
+	admin, err := pgx.Connect(t.Context(), url)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, admin.Close(context.Background())) })
+
+	now, old := time.Now().Unix(), time.Now().Add(-2*time.Hour).Unix()
+	databases := map[string]bool{ // name to whether it stays
+		fmt.Sprintf("onceq_test_%d_deadprocess_1", old):                false,
+		fmt.Sprintf("onceq_test_%d_deadprocess_1", now):                true, // may be about to come back
+		fmt.Sprintf("onceq_test_%d_%s_1000000", old, queuetest.Tag(t)): true, // its process lives
+		"onceq_test_results": true, // somebody's own
+	}
+	for name := range databases {
+		_, err := admin.Exec(t.Context(), "create database "+name)
+		require.NoError(t, err)
+		t.Cleanup(func() {
+			_, err := admin.Exec(context.Background(), "drop database if exists "+name)
+			require.NoError(t, err)
+		})
+	}
+	queuetest.DropStale(t, url)
+	for name, stays := range databases {
+		var there bool
+		require.NoError(t, admin.QueryRow(t.Context(), "select exists (select from pg_database where datname = $1)", name).Scan(&there))
+		require.Equal(t, stays, there, name)
+	}
+}
+
+// The first New of a process may be given up; the next ones must not find half a template.
+func TestTemplateAfterGivenUpTest(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	f := &fatal{fake: fake{TB: t, ctx: ctx}}
+	require.PanicsWithError(t, errFatal.Error(), func() { queuetest.New(f, queuetest.Schema("given up")) })
+	f.end()
+	require.NoError(t, queuetest.New(t, queuetest.Schema("given up")).Queue.Check(t.Context()))
+}
+
+type fatal struct{ fake }
+
+var errFatal = errors.New("fatal")
+
+func (f *fatal) Fatalf(string, ...any) { panic(errFatal) }
+
+func BenchmarkNew(b *testing.B) {
+	queuetest.New(b) // the server and the template
+	for b.Loop() {
+		f := &fake{TB: b, ctx: b.Context()}
+		db := queuetest.New(f)
+		if err := db.Pool.Ping(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		b.StopTimer()
+		f.end()
+		b.StartTimer()
+	}
+}

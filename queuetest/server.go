@@ -1,0 +1,169 @@
+package queuetest
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onceq/onceq/internal/pgserver"
+)
+
+// server is the one Postgres of this process and what tests share on it.
+type server struct {
+	*pgserver.Server
+
+	// tag marks this process's databases and its administrative sessions, by which other processes on the same server
+	// see that it lives.
+	tag  string
+	last atomic.Int64 // number of the newest database
+
+	// idle holds administrative connections between uses: never none after the first, since they carry the tag. A
+	// pool would do, but for its goroutine, which tests that look for leaked goroutines would find.
+	idle chan *pgx.Conn
+
+	mu        sync.Mutex           // guards templates
+	templates map[string]*template // by schema
+}
+
+var processServer = sync.OnceValues(func() (*server, error) {
+	found, err := pgserver.Start(context.Background(), pgserver.Options{})
+	if err != nil {
+		return nil, err
+	}
+	return newServer(context.Background(), found)
+})
+
+func newServer(ctx context.Context, found *pgserver.Server) (*server, error) {
+	s := &server{
+		Server:    found,
+		tag:       strings.ToLower(rand.Text()[:12]),
+		idle:      make(chan *pgx.Conn, 4),
+		templates: make(map[string]*template),
+	}
+	if found.Ours() {
+		return s, nil // nothing of another process is on it
+	}
+	return s, s.dropStale(ctx)
+}
+
+// admin runs fn on a connection to the maintenance database.
+func (s *server) admin(ctx context.Context, fn func(*pgx.Conn) error) error {
+	var conn *pgx.Conn
+	select {
+	case conn = <-s.idle:
+	default:
+		config, err := pgx.ParseConfig(s.URL())
+		if err != nil {
+			return err
+		}
+		config.RuntimeParams["application_name"] = sessionPrefix + s.tag
+		// These statements are run once each, and poolers do not like prepared ones.
+		config.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
+		if conn, err = pgx.ConnectConfig(ctx, config); err != nil {
+			return err
+		}
+	}
+	err := fn(conn)
+	if conn.IsClosed() {
+		return err
+	}
+	select {
+	case s.idle <- conn:
+		return err
+	default:
+		return errors.Join(err, conn.Close(ctx))
+	}
+}
+
+func (s *server) exec(ctx context.Context, sql string) error {
+	return s.admin(ctx, func(conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, sql)
+		return err
+	})
+}
+
+// The names of what this package makes on a server that others use too: databases are
+// onceq_test_<Unix time>_<tag of the process>_<number>.
+const (
+	databasePrefix = "onceq_test_"
+	sessionPrefix  = "onceq test "
+)
+
+var databasePattern = regexp.MustCompile(`^` + databasePrefix + `(\d+)_([a-z0-9]+)_\d+$`)
+
+func (s *server) newName() string {
+	return fmt.Sprintf("%s%d_%s_%d", databasePrefix, time.Now().Unix(), s.tag, s.last.Add(1))
+}
+
+// createDatabase makes a database: a copy of the schema's template, or an empty one.
+func (s *server) createDatabase(ctx context.Context, schema string, empty bool) (name string, err error) {
+	from := "template0"
+	if !empty {
+		if from, err = s.template(ctx, schema); err != nil {
+			return "", err
+		}
+	}
+	name = s.newName()
+	if err := s.exec(ctx, "create database "+name+" template "+from); err != nil {
+		return "", fmt.Errorf("create a database: %w", err)
+	}
+	return name, nil
+}
+
+// dropDatabase ends the sessions of a database and drops it.
+func (s *server) dropDatabase(ctx context.Context, name string) error {
+	if err := s.exec(ctx, "drop database if exists "+name+" with (force)"); err != nil {
+		return fmt.Errorf("drop the test's database: %w", err)
+	}
+	return nil
+}
+
+// staleAfter is how old a database must be to be dropped when its process has no session any more: old enough that a
+// process that just lost its connections through a restart of the server has them back.
+const staleAfter = time.Hour
+
+// dropStale drops what processes that were killed have left. One that lives keeps an administrative session open, and
+// so keeps its databases however long it runs.
+func (s *server) dropStale(ctx context.Context) error {
+	return s.admin(ctx, func(conn *pgx.Conn) error {
+		rows, err := conn.Query(ctx, `
+			select d.datname
+			from pg_database d
+			where starts_with(d.datname, $1)
+			  and not exists (
+			    select
+			    from pg_stat_activity a
+			    where a.application_name = $2 || split_part(d.datname, '_', 4)
+			  )`, databasePrefix, sessionPrefix)
+		if err != nil {
+			return fmt.Errorf("look for databases that were left behind: %w", err)
+		}
+		names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			return fmt.Errorf("look for databases that were left behind: %w", err)
+		}
+		for _, name := range names {
+			match := databasePattern.FindStringSubmatch(name)
+			if match == nil {
+				continue
+			}
+			seconds, err := strconv.ParseInt(match[1], 10, 64)
+			if err != nil || time.Since(time.Unix(seconds, 0)) < staleAfter {
+				continue
+			}
+			// It fails when somebody works in it after all, when another process was faster, or when it is another
+			// role's: none is this test's concern.
+			_, _ = conn.Exec(ctx, "drop database if exists "+name)
+		}
+		return nil
+	})
+}

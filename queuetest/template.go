@@ -1,0 +1,57 @@
+package queuetest
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onceq/onceq/migrations"
+)
+
+// template is a database with the migrations applied to one schema, which tests get copies of.
+type template struct {
+	mu   sync.Mutex // held while it is made; guards name
+	name string     // empty until it is complete
+}
+
+// template returns the name of the schema's template and makes it on first use. A test that gives up, or fails, leaves
+// the making to the next one.
+func (s *server) template(ctx context.Context, schema string) (string, error) {
+	s.mu.Lock()
+	t := s.templates[schema]
+	if t == nil {
+		t = new(template)
+		s.templates[schema] = t
+	}
+	s.mu.Unlock()
+
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.name != "" {
+		return t.name, nil
+	}
+	name := s.newName()
+	if err := s.exec(ctx, "create database "+name+" template template0"); err != nil {
+		return "", fmt.Errorf("create the template database: %w", err)
+	}
+	if err := s.migrate(ctx, name, schema); err != nil {
+		return "", fmt.Errorf("migrate the template database: %w", err)
+	}
+	// A copy waits for every session in its source to end; from here on there is none.
+	if err := s.exec(ctx, "alter database "+name+" with allow_connections false"); err != nil {
+		return "", fmt.Errorf("close the template database: %w", err)
+	}
+	t.name = name
+	return name, nil
+}
+
+func (s *server) migrate(ctx context.Context, database, schema string) error {
+	conn, err := pgx.Connect(ctx, s.DatabaseURL(database))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close(ctx) }()
+	return migrations.Up(ctx, conn, schema)
+}
