@@ -40,7 +40,8 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (Result, error) {
 	}
 	var id int64
 	statement, args := q.insertOne(&e, false)
-	switch err := q.queryRow(ctx, db, statement, args, &id); {
+	var quiet bool // nobody was notified
+	switch err := q.queryRow(ctx, db, statement, args, &id, &quiet); {
 	case err == nil:
 		q.enqueued(ctx, &e, id)
 		return Result{ID: id, State: e.state()}, nil
@@ -140,7 +141,8 @@ func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
 	batch.Queue(q.sql(statement), args...).Query(func(rows pgx.Rows) error {
 		p.sent = true
 		if rows.Next() {
-			if err := rows.Scan(&p.id); err != nil {
+			var quiet bool
+			if err := rows.Scan(&p.id, &quiet); err != nil {
 				return err
 			}
 		}

@@ -71,9 +71,6 @@ func (l *Lease) Complete(ctx context.Context, db DB) error {
 	if _, own := db.(*handlerTx); own {
 		return errors.New("onceq: Lease.Complete in the handler's own transaction: return nil, and the worker completes the job with it")
 	}
-	if l.task != nil {
-		l.completedBy = db
-	}
 	statement, args := l.completion()
 	rows, err := db.Query(ctx, l.q.sql(statement), args...)
 	if err == nil {
@@ -87,6 +84,7 @@ func (l *Lease) Complete(ctx context.Context, db DB) error {
 // OQ001, and what stands behind it in the batch's transaction, a commit above all, does not happen. The
 // batch's error then matches ErrLeaseLost after a pass through LeaseLost.
 func (l *Lease) CompleteInBatch(batch *pgx.Batch) {
+	l.byHandler = true
 	statement, args := l.completion()
 	batch.Queue(l.q.sql(statement), args...)
 }
@@ -98,6 +96,7 @@ func LeaseLost(err error) bool { return errors.Is(err, ErrLeaseLost) || leaseLos
 func (l *Lease) completed(ctx context.Context, err error) error {
 	switch {
 	case err == nil:
+		l.byHandler = true
 		if l.q.watched(EventCompleted) {
 			l.q.emit(ctx, l.event(EventCompleted))
 		}

@@ -52,9 +52,8 @@ type Lease struct {
 	holder int64
 	keep   int64  // milliseconds of history, 0 for none, -1 until somebody decides
 	result string // encoded; "" for none
-	task   *task  // the worker's side; nil outside of a worker
 
-	completedBy DB // what a worker's handler called Complete with
+	byHandler bool // completed through Complete or CompleteInBatch, if that commits
 }
 
 type leaseKey struct{}

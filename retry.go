@@ -95,10 +95,12 @@ func (l *Lease) failure(err error, backoff func(int, error) time.Duration) outco
 			o.state, o.keep = Dead, -1
 			break
 		}
+		o.delay = DefaultBackoff(l.Attempt)
 		if backoff != nil {
-			o.delay = backoff(l.Attempt, err)
-		} else {
-			o.delay = DefaultBackoff(l.Attempt)
+			_ = protect(func() error { // a panic leaves the default
+				o.delay = backoff(l.Attempt, err)
+				return nil
+			})
 		}
 	}
 	o.delay = min(max(0, o.delay), maxDelay)

@@ -439,7 +439,10 @@ func (l *lane) claimSome(ctx context.Context, n int) (int, error) {
 		slices.Reverse(from)
 	}
 	c := claim{queue: l.queue, kinds: l.kinds, limit: n, lease: l.lease, from: from}
-	leases, err := l.q.claim(ctx, l.side, &c)
+	// Not cut off by the shutdown: a claim that commits while nobody listens leaves leases to run out.
+	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.lease)
+	leases, err := l.q.claim(unbroken, l.side, &c)
+	cancel()
 	l.claimedAt = time.Now()
 	if err != nil {
 		return 0, err
@@ -492,7 +495,6 @@ func (l *lane) handOut(leases []*Lease, began time.Time) {
 	for i, lease := range leases {
 		t := &tasks[i]
 		*t = task{lease: lease, h: l.handlers[lease.Kind], extended: began}
-		lease.task = t
 		lease.keep = t.h.keep
 		if lease.keep == math.MinInt64 {
 			lease.keep = l.keep
@@ -616,7 +618,7 @@ func (l *lane) judge(t *task, ctx context.Context, err error) outcome {
 	lease := t.lease
 	cause := context.Cause(ctx)
 	switch {
-	case err == nil && lease.completedBy != nil:
+	case err == nil && lease.byHandler:
 		// The handler completed the job in a transaction of its own. If that was committed, the guard no longer
 		// holds and this is refused, quietly; if not, nothing of it happened and the job has to run again.
 		o := lease.failure(errors.New("onceq: the handler called Lease.Complete in a transaction that it did not commit"), t.h.backoff)
@@ -741,10 +743,6 @@ func (l *lane) transaction(ctx context.Context, tasks []*task, h *Handler, began
 		tx.rollback()
 		return err
 	}
-	if cause := context.Cause(ctx); cause != nil {
-		tx.rollback()
-		return cause
-	}
 	statement, args := completeJobs, completeArgs(outcomes, true)
 	switch {
 	case again >= 0:
@@ -759,7 +757,10 @@ func (l *lane) transaction(ctx context.Context, tasks []*task, h *Handler, began
 		t.finishing = true
 	}
 	l.mu.Unlock()
-	err = tx.commit(ctx, l.q.sql(statement), args)
+	// The handler is done and wants this, so only the guard decides, and not a context that has just ended.
+	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.lease)
+	err = tx.commit(unbroken, l.q.sql(statement), args)
+	cancel()
 	l.mu.Lock()
 	for _, t := range tasks {
 		if t.finishing = err == nil; err == nil {
