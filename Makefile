@@ -1,0 +1,50 @@
+# make test needs Go, a C compiler and make; it finds or installs the rest itself.
+
+STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
+TIMEOUT     = 20m
+
+.PHONY: test format imports vet staticcheck race test-versions test-container demo
+
+# Everything that CI runs.
+test: format imports vet staticcheck race
+
+format:
+	@echo "== gofmt"
+	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "to be run through gofmt -w:"; echo "$$unformatted"; exit 1; fi
+
+# An application that imports onceq gets pgx and nothing else with it.
+imports:
+	@echo "== imports of the root package"
+	@foreign=$$(go list -f '{{join .Imports "\n"}}' . | grep -F . | grep -v -E '^github\.com/(jackc/pgx/v5|onceq/onceq)(/|$$)'); \
+	if [ -n "$$foreign" ]; then echo "the root package may import the standard library and pgx alone, and not:"; echo "$$foreign"; exit 1; fi
+
+vet:
+	@echo "== go vet"
+	@go vet ./...
+
+staticcheck:
+	@echo "== staticcheck"
+	@go run $(STATICCHECK) ./...
+
+race:
+	@echo "== go test -race"
+	@scripts/race-ready.sh
+	@if [ -z "$$ONCEQ_TEST_IMAGE" ]; then ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; fi; \
+	echo "Postgres: $${ONCEQ_TEST_PGBIN:-$$ONCEQ_TEST_IMAGE}"; \
+	go test -race -count=1 -timeout $(TIMEOUT) ./...
+
+# The tests on each further major version that is supported.
+test-versions:
+	@for version in 16 17 18; do \
+		echo "== go test, Postgres $$version" && \
+		bin=$$(scripts/postgres-version.sh $$version) && \
+		ONCEQ_TEST_PGBIN="$$bin" go test -count=1 -timeout $(TIMEOUT) ./... || exit 1; \
+	done
+
+# The tests on a Postgres in a container.
+test-container:
+	@scripts/container-test.sh
+
+demo:
+	@scripts/postgres.sh >/dev/null
+	@go run ./examples/demo
