@@ -1,6 +1,362 @@
 package onceq
 
-import "context"
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
 
-// Cancel stub
-func (q *Queue) Cancel(ctx context.Context, db DB, id int64) (State, error) { return 0, nil }
+	"github.com/jackc/pgx/v5"
+)
+
+// Statements of this file lock in the order of all others: jobs or history by id, then fences.
+
+// CancelledKeep is how long a job that Cancel took out stays in the history, from which it can be redriven.
+const CancelledKeep = 24 * time.Hour
+
+// ErrUnfinished: Discard of a job that is not finished. Cancel it first.
+var ErrUnfinished = errors.New("onceq: job is not finished; cancel it before discarding it")
+
+// cancelJob takes a job out that nobody holds. A row that is locked counts as held: no waiting for a handler's
+// transaction. No row: nothing was done.
+const cancelJob = `
+with free as materialized (
+  select id from onceq.jobs
+   where id = $1::bigint and (leased_until is null or leased_until <= statement_timestamp())
+     for update skip locked
+),
+gone as (
+  delete from onceq.jobs j using free where j.id = free.id
+  returning j.*
+),
+fence as (
+  update onceq.job_fences f
+     set state = 5, token = greatest(f.token, g.id << 20 | g.claims), finished_at = statement_timestamp()
+    from gone g
+   where f.class = 0 and f.scope = g.scope and f.key = g.key and f.job_id = g.id
+),
+history as (
+  insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
+         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, errors)
+  select id, run_at, created_at, statement_timestamp(), statement_timestamp() + $2::bigint * interval '1 millisecond',
+         claims, lost, attempts, max_attempts, priority, 7, queue, kind, scope, key, payload, payload_bytes, metadata, errors
+    from gone
+),
+request as (
+  delete from onceq.job_cancels x using gone g where x.job_id = g.id
+)
+select queue, kind, coalesce(scope, ''), coalesce(key, '') from gone`
+
+// requestCancel leaves a note for the holder of a live job.
+const requestCancel = `
+insert into onceq.job_cancels (job_id, requested_at)
+select id, statement_timestamp() from onceq.jobs where id = $1::bigint
+on conflict do nothing`
+
+const readState = `
+select ` + jobState + ` from onceq.jobs j where j.id = $1::bigint
+union all
+select state from onceq.job_history where id = $1::bigint`
+
+// Cancel ends a job, inside db, and returns its state after that. One that nobody holds is Cancelled: it stays
+// in the history for CancelledKeep, and its key for its window. One that somebody holds is Running still: its
+// holder's next beat ends the handler's context with ErrCancelled, and the job is cancelled unless it finishes
+// first. For one that is finished Cancel changes nothing. A job that is unknown, or completed without a
+// history, is ErrNotFound. Cancel never waits for a handler's transaction.
+func (q *Queue) Cancel(ctx context.Context, db DB, id int64) (State, error) {
+	for _, last := range []bool{false, true} {
+		e := Event{Type: EventCancelled, JobID: id}
+		err := q.queryRow(ctx, db, cancelJob, []any{id, CancelledKeep.Milliseconds()}, &e.Queue, &e.Kind, &e.Scope, &e.Key)
+		switch {
+		case err == nil:
+			q.emit(ctx, e)
+			return Cancelled, nil
+		case !errors.Is(err, pgx.ErrNoRows):
+			return 0, fmt.Errorf("onceq: cancel: %w", err)
+		case last:
+			continue
+		}
+		// It is held. With the request written, a look whether it was given back meanwhile: its former holder
+		// may have looked for a request just before.
+		if _, err := db.Exec(ctx, q.sql(requestCancel), id); err != nil {
+			return 0, fmt.Errorf("onceq: cancel: %w", err)
+		}
+	}
+	state, err := q.state(ctx, db, id)
+	if err == nil && !state.Finished() {
+		state = Running
+	}
+	return state, err
+}
+
+// state reads a job's state, ErrNotFound where it is neither live nor in the history.
+func (q *Queue) state(ctx context.Context, db DB, id int64) (State, error) {
+	var state State
+	switch err := q.queryRow(ctx, db, readState, []any{id}, &state); {
+	case errors.Is(err, pgx.ErrNoRows):
+		return 0, fmt.Errorf("%w: job %d", ErrNotFound, id)
+	case err != nil:
+		return 0, fmt.Errorf("onceq: reading the state of job %d: %w", id, err)
+	}
+	return state, nil
+}
+
+// Retry makes a job run now that waits for its time: delayed, or failed and waiting for its next attempt. It
+// returns the job's state after that; in any other state nothing is changed. An unknown job is ErrNotFound.
+// A job that is dead wants Redrive.
+func (q *Queue) Retry(ctx context.Context, db DB, id int64) (State, error) {
+	const hurry = `
+with free as materialized (
+  select id from onceq.jobs
+   where id = $1::bigint and run_at > statement_timestamp()
+     and (leased_until is null or leased_until <= statement_timestamp())
+     for update skip locked
+)
+update onceq.jobs j set run_at = statement_timestamp() from free where j.id = free.id`
+	if _, err := db.Exec(ctx, q.sql(hurry), id); err != nil {
+		return 0, fmt.Errorf("onceq: retry: %w", err)
+	}
+	return q.state(ctx, db, id)
+}
+
+// redriveJobs brings jobs back from the history. A key must still be the job's, or have no fence any more; where
+// it has none, its window is the default one and any payload counts as equal from then on, for only the fence
+// knew. One that a later job has had stays as it is, even when that is finished and the key free: running
+// the older job would repeat the work, under smaller tokens.
+//
+// It gives the ids that came back, and those whose key is another job's.
+const redriveJobs = `
+with h as materialized (
+  select * from onceq.job_history
+   where id = any ($1::bigint[]) and state = any ($2::smallint[])
+   order by id
+     for update
+),
+mine as (
+  update onceq.job_fences f
+     set state = 0, job_id = s.id, token = greatest(f.token, s.id << 20 | s.claims), finished_at = null, result = null,
+         holder = null, leased_until = null, detail = null
+    from (select * from h where key is not null order by scope, key) s
+   where f.class = 0 and f.scope = s.scope and f.key = s.key
+     and (f.job_id = s.id or f.token >> 20 < s.id and f.job_id < s.id and ` + fenceFree + `)
+  returning f.job_id
+),
+absent as (
+  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime)
+  select 0, scope, key, 0, id, id << 20 | claims, statement_timestamp(), $3::bigint
+    from h
+   where key is not null and id not in (select job_id from mine)
+   order by scope, key, id desc
+  on conflict do nothing
+  returning job_id
+),
+back as (
+  delete from onceq.job_history d using h
+   where d.id = h.id
+     and (h.key is null or h.id in (select job_id from mine union all select job_id from absent))
+  returning d.*
+),
+job as (
+  insert into onceq.jobs (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
+                          payload, payload_bytes, metadata, errors)
+  select id, statement_timestamp(), created_at, claims, max_attempts, priority, queue, kind, scope, key,
+         payload, payload_bytes, metadata, errors
+    from back
+),
+request as (
+  delete from onceq.job_cancels x using back b where x.job_id = b.id
+)
+select (select array_agg(id) from back),
+       (select array_agg(id) from h where id not in (select id from back))`
+
+// redrivable are the states that a job can be redriven from.
+var redrivable = []State{Dead, Cancelled, Held}
+
+func (q *Queue) redrive(ctx context.Context, db DB, ids []int64, states []State) (back, taken []int64, err error) {
+	_, past := (&Filter{States: states}).states()
+	err = q.queryRow(ctx, db, redriveJobs, []any{ids, past, DefaultWindow.Milliseconds()}, &back, &taken)
+	if err != nil {
+		return nil, nil, fmt.Errorf("onceq: redrive: %w", err)
+	}
+	return back, taken, nil
+}
+
+// Redrive runs a dead, held or cancelled job again, inside db, and returns its state after that: Waiting. It
+// is the same job: it keeps its id, key, errors and the outcomes of its effects, its tokens go on growing,
+// and its attempts and lost leases count from 0. In any other state nothing is changed. An unknown job is
+// ErrNotFound.
+//
+// A key that a later job has taken meanwhile is a *DuplicateError with that job's facts, and nothing was
+// changed. A job whose fence a Reaper has removed has its key taken again, with DefaultWindow.
+func (q *Queue) Redrive(ctx context.Context, db DB, id int64) (State, error) {
+	const other = `
+select f.scope, f.key, f.job_id, f.state, f.result::text, ` + jobState + `
+  from onceq.job_history h
+  join onceq.job_fences f on f.class = 0 and f.scope = h.scope and f.key = h.key
+  left join onceq.jobs j on j.id = f.job_id
+ where h.id = $1::bigint and f.job_id <> h.id`
+	for range settleTries {
+		back, taken, err := q.redrive(ctx, db, []int64{id}, redrivable)
+		switch {
+		case err != nil:
+			return 0, err
+		case len(back) > 0:
+			return Waiting, nil
+		case len(taken) == 0:
+			return q.state(ctx, db, id)
+		}
+		var dup DuplicateError
+		var state fenceState
+		var result *string
+		var live *int16
+		err = q.queryRow(ctx, db, other, []any{id}, &dup.Scope, &dup.Key, &dup.Existing.ID, &state, &result, &live)
+		switch {
+		case errors.Is(err, pgx.ErrNoRows):
+			continue // pruned or discarded in between
+		case err != nil:
+			return 0, fmt.Errorf("onceq: redrive: %w", err)
+		}
+		dup.Existing.Duplicate, dup.Existing.State = true, state.job(live)
+		if result != nil {
+			dup.Existing.Output = []byte(*result)
+		}
+		return 0, &dup
+	}
+	return 0, fmt.Errorf("%w (job %d)", ErrKeyUnsettled, id)
+}
+
+// repairChunk is how many jobs go in one statement.
+const repairChunk = 500
+
+// RedriveMany redrives the jobs that the filter chooses, newest first, 500 a statement: by default dead ones;
+// Filter.States may name Dead, Held and Cancelled. Filter.Limit bounds how many are tried; 0 for all. Jobs whose
+// key a later job has taken stay as they are and are counted in taken. With a pool as db each statement commits
+// on its own, and counts are right also beside an error.
+func (q *Queue) RedriveMany(ctx context.Context, db DB, filter Filter) (redriven, taken int, err error) {
+	err = q.each(ctx, db, filter, redrivable, func(ids []int64) error {
+		b, t, err := q.redrive(ctx, db, ids, filter.chosen())
+		redriven, taken = redriven+len(b), taken+len(t)
+		return err
+	})
+	return redriven, taken, err
+}
+
+// chosen gives the states that a repair of many is for.
+func (f *Filter) chosen() []State {
+	if f.States == nil {
+		return []State{Dead}
+	}
+	return f.States
+}
+
+// each pages through the finished jobs that the filter chooses.
+func (q *Queue) each(ctx context.Context, db DB, filter Filter, allowed []State, do func(ids []int64) error) error {
+	if err := filter.check(); err != nil {
+		return err
+	}
+	if filter.Limit < 0 {
+		return invalid("Filter.Limit", "is negative")
+	}
+	filter.States = filter.chosen()
+	for _, s := range filter.States {
+		if !slices.Contains(allowed, s) {
+			return invalid("Filter.States", "has %s; possible here: %s", s, allowed)
+		}
+	}
+	for left := filter.Limit; ; {
+		if filter.Limit = repairChunk; left > 0 {
+			filter.Limit = min(left, repairChunk)
+		}
+		ids, err := q.ids(ctx, db, filter)
+		if err != nil || len(ids) == 0 {
+			return err
+		}
+		filter.After = ids[len(ids)-1]
+		if err := do(ids); err != nil {
+			return err
+		}
+		if left > 0 {
+			if left -= len(ids); left <= 0 {
+				return nil
+			}
+		}
+	}
+}
+
+func (q *Queue) ids(ctx context.Context, db DB, filter Filter) ([]int64, error) {
+	statement, args := filter.statement()
+	rows, err := db.Query(ctx, q.sql(`select id from (`+statement+`) page order by id desc`), args...)
+	if err != nil {
+		return nil, fmt.Errorf("onceq: list: %w", err)
+	}
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil {
+		return nil, fmt.Errorf("onceq: list: %w", err)
+	}
+	return ids, nil
+}
+
+// discardJobs removes finished jobs from the history and gives how many. A fence that is still the job's becomes
+// free and stays, so that the key's next job sees a larger token; what its effects left goes.
+const discardJobs = `
+with h as materialized (
+  select id from onceq.job_history
+   where id = any ($1::bigint[]) and state = any ($2::smallint[])
+   order by id
+     for update
+),
+gone as (
+  delete from onceq.job_history d using h where d.id = h.id
+  returning d.id, d.claims, d.queue, d.scope, d.key
+),
+fence as (
+  update onceq.job_fences f
+     set state = 5, lifetime = 0, finished_at = statement_timestamp(), token = greatest(f.token, g.id << 20 | g.claims),
+         fingerprint = null, result = null, detail = null
+    from (select * from gone order by scope, key) g
+   where f.class = 0 and f.scope = g.scope and f.key = g.key and f.job_id = g.id
+),
+effect as (
+  delete from onceq.job_fences f using gone g
+   where f.class = 3 and f.scope = g.queue
+     and f.key >= g.id::text collate "C" || '/' and f.key < g.id::text collate "C" || '0'
+)
+select count(*) from gone`
+
+func (q *Queue) discard(ctx context.Context, db DB, ids []int64, states []State) (n int, err error) {
+	_, past := (&Filter{States: states}).states()
+	if err = q.queryRow(ctx, db, discardJobs, []any{ids, past}, &n); err != nil {
+		return 0, fmt.Errorf("onceq: discard: %w", err)
+	}
+	return n, nil
+}
+
+// Discard forgets a finished job, inside db: it leaves the history, the recorded outcomes of its effects go, and
+// its key is free at once, whatever its window, unless a later job has taken it. A job that is not finished is
+// ErrUnfinished; one that is in no history is ErrNotFound.
+func (q *Queue) Discard(ctx context.Context, db DB, id int64) error {
+	n, err := q.discard(ctx, db, []int64{id}, discardable)
+	if err != nil || n > 0 {
+		return err
+	}
+	if _, err := q.state(ctx, db, id); err != nil {
+		return err
+	}
+	return fmt.Errorf("%w (job %d)", ErrUnfinished, id)
+}
+
+var discardable = []State{Completed, Dead, Cancelled, Held}
+
+// DiscardMany discards the finished jobs that the filter chooses, newest first, 500 a statement, and returns how
+// many: by default dead ones; Filter.States may name Completed, Dead, Cancelled and Held. Filter.Limit bounds how
+// many are tried; 0 for all. With a pool as db each statement commits on its own, and the count is right also
+// beside an error.
+func (q *Queue) DiscardMany(ctx context.Context, db DB, filter Filter) (discarded int, err error) {
+	err = q.each(ctx, db, filter, discardable, func(ids []int64) error {
+		n, err := q.discard(ctx, db, ids, filter.chosen())
+		discarded += n
+		return err
+	})
+	return discarded, err
+}

@@ -1,0 +1,274 @@
+package onceq
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// JobInfo is what is known of a job. Times are the database's.
+type JobInfo struct {
+	ID          int64
+	Kind        string
+	Queue       string
+	Scope, Key  string // empty for a job without a key
+	State       State
+	Payload     json.RawMessage // nil where the payload is bytes
+	Bytes       []byte          // nil where the payload is JSON
+	Metadata    map[string]string
+	Priority    Priority
+	Attempts    int // failures that were reported
+	MaxAttempts int
+	Lost        int // leases that ran out
+	Claims      int
+	Token       int64 // of the latest claim; 0 before the first
+	RunAt       time.Time
+	CreatedAt   time.Time
+	LeasedUntil time.Time       // end of the latest lease, which may be over; zero where nobody has the job
+	FinishedAt  time.Time       // zero where it is not finished
+	KeepUntil   time.Time       // leaves the history then; zero: not by itself
+	Result      json.RawMessage // nil for none
+	Errors      []AttemptError  // of the latest failed attempts, oldest first
+}
+
+// AttemptError is one failed attempt.
+type AttemptError struct {
+	At      time.Time `json:"at"`
+	Attempt int       `json:"attempt"` // 1 for the first
+	Error   string    `json:"error"`
+}
+
+const liveInfo = `
+select j.id, j.kind, j.queue, j.scope, j.key, ` + jobState + ` as state, j.payload::text as payload, j.payload_bytes,
+       j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
+       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+       j.errors::text as errors
+  from onceq.jobs j`
+
+const pastInfo = `
+select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
+       h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
+       null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
+       h.errors::text as errors
+  from onceq.job_history h`
+
+// info reads the jobs that a statement gives in the columns of liveInfo and pastInfo.
+func (q *Queue) info(ctx context.Context, db DB, statement string, args ...any) ([]JobInfo, error) {
+	rows, err := db.Query(ctx, q.sql(statement), args...)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var all []JobInfo
+	for rows.Next() {
+		var i JobInfo
+		var scope, key, payload, metadata, result, errs *string
+		var leased, finished, keep *time.Time
+		if err := rows.Scan(&i.ID, &i.Kind, &i.Queue, &scope, &key, &i.State, &payload, &i.Bytes, &metadata, &i.Priority,
+			&i.Attempts, &i.MaxAttempts, &i.Lost, &i.Claims, &i.RunAt, &i.CreatedAt, &leased, &finished, &keep, &result, &errs); err != nil {
+			return nil, err
+		}
+		if i.Claims > 0 {
+			i.Token = i.ID<<tokenBits | int64(i.Claims)
+		}
+		i.Scope, i.Key = orZero(scope), orZero(key)
+		i.LeasedUntil, i.FinishedAt, i.KeepUntil = orZero(leased), orZero(finished), orZero(keep)
+		if payload != nil {
+			i.Payload = json.RawMessage(*payload)
+		}
+		if result != nil {
+			i.Result = json.RawMessage(*result)
+		}
+		if metadata != nil {
+			if err := json.Unmarshal([]byte(*metadata), &i.Metadata); err != nil {
+				return nil, fmt.Errorf("metadata of job %d: %w", i.ID, err)
+			}
+		}
+		if errs != nil {
+			if err := json.Unmarshal([]byte(*errs), &i.Errors); err != nil {
+				return nil, fmt.Errorf("errors of job %d: %w", i.ID, err)
+			}
+		}
+		all = append(all, i)
+	}
+	return all, rows.Err()
+}
+
+func orZero[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
+}
+
+// Get gives a job by its id: a live one, or one in the history. A completed job of which no history is kept is
+// ErrNotFound; GetByKey may still know it.
+func (q *Queue) Get(ctx context.Context, db DB, id int64) (JobInfo, error) {
+	const read = liveInfo + ` where j.id = $1::bigint union all` + pastInfo + ` where h.id = $1::bigint`
+	all, err := q.info(ctx, db, read, id)
+	if err != nil {
+		return JobInfo{}, fmt.Errorf("onceq: get: %w", err)
+	}
+	if len(all) == 0 {
+		return JobInfo{}, fmt.Errorf("%w: job %d", ErrNotFound, id)
+	}
+	return all[0], nil
+}
+
+// GetByKey gives the job that has a key, or had it last: for as long as the key is taken, and after its window
+// until a Reaper has removed the key. The scope is by default the job's queue, see Job.Scope. Of a job that is
+// finished and in no history it knows ID, Scope, Key, State, CreatedAt, FinishedAt, Token and Result. A key
+// that nobody has is ErrNotFound.
+func (q *Queue) GetByKey(ctx context.Context, db DB, scope, key string) (JobInfo, error) {
+	const fence = `
+select f.job_id, f.state, f.token, f.created_at, f.finished_at, f.result::text
+  from onceq.job_fences f
+ where f.class = 0 and f.scope = $1::text and f.key = $2::text`
+	const job = liveInfo + ` where j.id = $1::bigint union all` + pastInfo + ` where h.id = $1::bigint`
+	i := JobInfo{Scope: scope, Key: key}
+	for range settleTries {
+		var state fenceState
+		var finished *time.Time
+		var result *string
+		switch err := q.queryRow(ctx, db, fence, []any{scope, key}, &i.ID, &state, &i.Token, &i.CreatedAt, &finished, &result); {
+		case errors.Is(err, pgx.ErrNoRows):
+			return JobInfo{}, fmt.Errorf("%w: key %q in scope %q", ErrNotFound, key, scope)
+		case err != nil:
+			return JobInfo{}, fmt.Errorf("onceq: get by key: %w", err)
+		}
+		all, err := q.info(ctx, db, job, i.ID)
+		if err != nil {
+			return JobInfo{}, fmt.Errorf("onceq: get by key: %w", err)
+		}
+		if len(all) > 0 {
+			if all[0].Result == nil && result != nil {
+				all[0].Result = json.RawMessage(*result)
+			}
+			return all[0], nil
+		}
+		if i.State = state.job(nil); i.State == 0 {
+			continue // finished between the two statements: the fence says how by now
+		}
+		if i.FinishedAt = orZero(finished); result != nil {
+			i.Result = json.RawMessage(*result)
+		}
+		return i, nil
+	}
+	return JobInfo{}, fmt.Errorf("%w: job %d, which key %q in scope %q belongs to", ErrNotFound, i.ID, key, scope)
+}
+
+// Filter chooses jobs. The zero value of a field does not restrict.
+type Filter struct {
+	Queue  string
+	Kind   string
+	Scope  string // of jobs with a key
+	States []State
+	After  int64 // the last id of the page before
+	Limit  int   // of List: default 100, at most 1,000
+}
+
+func (f *Filter) states() (live, past []int16) {
+	for _, s := range f.States {
+		if s.Finished() {
+			past = append(past, int16(s))
+		} else {
+			live = append(live, int16(s))
+		}
+	}
+	if f.States == nil {
+		live = []int16{int16(Waiting), int16(Delayed), int16(Running), int16(Retrying)}
+		past = []int16{int16(Completed), int16(Dead), int16(Cancelled), int16(Held)}
+	}
+	return live, past
+}
+
+func (f *Filter) check() error {
+	for _, s := range f.States {
+		if s < Waiting || s > Held {
+			return invalid("Filter.States", "has %d, which is no state", s)
+		}
+	}
+	return nil
+}
+
+// List gives a page of jobs, newest (greatest id) first: live ones and those in the history in one list. For
+// the next page set Filter.After to the last id of this one. Queue and States are found by index; Kind and
+// Scope, and the state of a live job, are looked at on the way, so that a rare one reads many rows.
+func (q *Queue) List(ctx context.Context, db DB, filter Filter) ([]JobInfo, error) {
+	if err := filter.check(); err != nil {
+		return nil, err
+	}
+	if filter.Limit == 0 {
+		filter.Limit = 100
+	}
+	if filter.Limit < 0 || filter.Limit > 1000 {
+		return nil, invalid("Filter.Limit", "is %d; 1 to 1,000 is possible", filter.Limit)
+	}
+	statement, args := filter.statement()
+	all, err := q.info(ctx, db, statement, args...)
+	if err != nil {
+		return nil, fmt.Errorf("onceq: list: %w", err)
+	}
+	return all, nil
+}
+
+// statement builds a page's statement. The history is read queue by queue and state by state, each a range of
+// one index with a limit. Conditions that do not restrict are left out, so that a plan that is made once for
+// all values stays good; every statement takes all arguments.
+func (f *Filter) statement() (string, []any) {
+	after := f.After
+	if after == 0 {
+		after = math.MaxInt64
+	}
+	live, past := f.states()
+	where := func(alias string) string {
+		var s strings.Builder
+		s.WriteString(alias + ".id < $1::bigint")
+		if f.Kind != "" {
+			s.WriteString(" and " + alias + ".kind = $5::text")
+		}
+		if f.Scope != "" {
+			s.WriteString(" and " + alias + ".scope = $6::text")
+		}
+		return s.String()
+	}
+	queues, queue := pastQueues, ""
+	if f.Queue != "" {
+		queues, queue = ` past (queue) as (select $4::text collate "C"),`, ` and j.queue = $4::text`
+	}
+	states := ""
+	if len(live) < 4 {
+		states = ` and ` + jobState + ` = any ($7::smallint[])`
+	}
+	return `
+with recursive` + queues + `
+given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[]),
+live as (` + liveInfo + `
+   where cardinality($7::smallint[]) > 0 and ` + where("j") + queue + states + `
+   order by j.id desc limit $2::int
+),
+finished as (
+  select i.*
+    from past p cross join unnest($3::smallint[]) s (state)
+   cross join lateral (` + pastInfo + `
+         where h.queue = p.queue and h.state = s.state and ` + where("h") + `
+         order by h.id desc limit $2::int) i
+   where p.queue is not null
+)
+select * from (select * from live union all select * from finished) a
+ order by id desc limit $2::int`, []any{after, f.Limit, nonNil(past), f.Queue, f.Kind, f.Scope, nonNil(live)}
+}
+
+func nonNil(s []int16) []int16 {
+	if s = slices.Compact(slices.Sorted(slices.Values(s))); s == nil {
+		s = []int16{}
+	}
+	return s
+}
