@@ -1,5 +1,19 @@
 package onceq
 
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
 // The states of a fence, as job_fences.state has them. A row that is not there is absent.
 type fenceState int16
 
@@ -9,8 +23,19 @@ const (
 	fenceUncertain                   // intent recorded, outcome unknown
 	fenceCompleted                   // outcome in result
 	fenceDead                        // its job is dead
-	fenceCancelled                   // its job was cancelled
+	fenceCancelled                   // its job was cancelled; outside of jobs: released, nothing was applied
 	fenceHeld                        // waits for a person
+)
+
+// Class keeps names of different origin apart, so that a key that a client sends can never collide with one
+// of the application's own, or with a job's.
+type Class int16
+
+const (
+	classJob    Class = 0 // the keys of jobs
+	Application Class = 1 // the application's own keys; the default
+	Request     Class = 2 // keys that clients send, in an Idempotency-Key header mostly
+	classEffect Class = 3 // named effects of jobs, see Once
 )
 
 // fenceFree is the one place that says when a fence f that is still there counts as free, in each lifetime:
@@ -21,7 +46,13 @@ const (
 //	completed, cancelled     free             free after window    taken
 //	dead                     free             free after window    taken
 //
-// A claimed fence whose lease ran out is not free: its outcome is uncertain (replay.go).
+// A claimed fence whose lease ran out is not free: its outcome is uncertain (replay.go). A released one is
+// cancelled with lifetime 0, whatever its window: free at once. The row stays until it is taken or pruned.
+//
+// An effect's fence (class 3: scope the job's queue, key "<job id>/<name>", job_id the job's) lives as long as
+// its job. Completing a job does not touch it. finished_at therefore stays null, which never counts as free,
+// while the job may run again; the Reaper sets it when it first sees that the job is neither in jobs nor dead
+// or held in job_history, and from then on the table above applies.
 const fenceFree = `(f.state in (3, 4, 5) and f.lifetime >= 0
       and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())`
 
@@ -48,4 +79,516 @@ func (s fenceState) job(live *int16) State {
 		return 0
 	}
 	return State(*live)
+}
+
+// FenceSpec names one unit of work outside of jobs.
+type FenceSpec struct {
+	Class Class  // Application (the default) or Request
+	Scope string // keeps tenants or workspaces apart; default "default"
+	Key   string // required; see Job.Key
+
+	// Payload, where not nil, is compared when the key comes back: another one is a *MismatchError. Only a
+	// fingerprint of it is stored. Encoded as Job.Payload is; Fields are the members that count, default all.
+	Payload any
+	Fields  []string
+
+	// Window is how long the key stays taken after Complete: see Job.Window. Default DefaultWindow.
+	Window time.Duration
+
+	// Lease is how long a claim holds without Extend. Default DefaultLease, at least a millisecond.
+	Lease time.Duration
+
+	// Policy decides when the outcome of an earlier claim is unknown. Default RunAgain(24 * time.Hour).
+	Policy Policy
+}
+
+// Fence is the right to do a unit of work, for whoever claims it first. It holds no state: any number of them
+// for one key may exist in any number of processes.
+type Fence struct {
+	q           *Queue
+	db          DB // where statements run that name no other place; never a caller's transaction
+	class       Class
+	scope, key  string
+	fingerprint []byte
+	lifetime    int64
+	lease       time.Duration
+	policy      Policy
+
+	job  *Lease // effects only
+	name string // effects only
+}
+
+// Fence checks the spec; bad input is an *InvalidError. Nothing is sent to the database.
+func (q *Queue) Fence(spec FenceSpec) (*Fence, error) {
+	f := &Fence{q: q, db: q.pool, class: spec.Class, scope: spec.Scope, key: spec.Key, lease: spec.Lease, policy: spec.Policy}
+	if f.class == 0 {
+		f.class = Application
+	}
+	if f.class != Application && f.class != Request {
+		return nil, invalid("Class", "is %d; use Application or Request", f.class)
+	}
+	if f.scope == "" {
+		f.scope = "default"
+	}
+	if err := checkName("Key", f.key, MaxKeyBytes); err != nil {
+		return nil, err
+	}
+	if err := checkName("Scope", f.scope, MaxScopeBytes); err != nil {
+		return nil, err
+	}
+	if f.lease == 0 {
+		f.lease = DefaultLease
+	}
+	if f.lease < time.Millisecond {
+		return nil, invalid("Lease", "is %s; at least a millisecond", f.lease)
+	}
+	var err error
+	if f.lifetime, err = lifetime("Window", spec.Window); err != nil {
+		return nil, err
+	}
+	if spec.Payload == nil {
+		if spec.Fields != nil {
+			return nil, invalid("Fields", "are named without a Payload")
+		}
+		return f, nil
+	}
+	raw, isJSON, err := encodePayload("Payload", spec.Payload)
+	switch {
+	case err != nil:
+		return nil, err
+	case isJSON:
+		canonical, err := scanJSON(raw, true, spec.Fields)
+		if err != nil {
+			return nil, invalid("Payload", "%v", err)
+		}
+		f.fingerprint = fingerprint('j', "", canonical)
+	case spec.Fields != nil:
+		return nil, invalid("Fields", "are named, but the Payload is bytes")
+	default:
+		f.fingerprint = fingerprint('b', "", raw)
+	}
+	return f, nil
+}
+
+// Claim is an answer to asking for a fence: the right to do the work, or, with Replayed set, the result of
+// whoever did it. Its fields are facts of the moment of the claim; change none.
+type Claim struct {
+	Scope, Key string
+
+	// Token is a fencing token: it grows with each claim of the key, also over release and pruning. Hand it to
+	// systems that compare it (Kleppmann 2016, "How to do distributed locking").
+	Token int64
+
+	Since    time.Time       // first intent: not changed by taking over an uncertain claim
+	Until    time.Time       // end of the lease as claimed, by the database's clock
+	Replayed bool            // done before: Result is what came out, and there is nothing to do
+	Result   json.RawMessage // nil unless Replayed
+
+	f        *Fence
+	holder   int64
+	began    time.Time // this process's clock just before asking: the lease ends no earlier than began + lease
+	doubtful string    // why an earlier claim's outcome is unknown; "" where there was none
+	broken   string    // completed, but why its result could not be stored
+}
+
+// Claim asks for the fence, inside db; a nil db is the pool. It answers one of:
+//
+//   - a *Claim: it is yours. Do the work, then Complete, Release or Uncertain, before Until or after Extend.
+//   - a *Claim with Replayed: done before, with the result.
+//   - *InFlightError: somebody else is at it. Ask again after RetryAfter.
+//   - *MismatchError: the key was used with another payload.
+//   - *UncertainError: an earlier claim was marked uncertain or ran out of its lease, and the policy is to ask.
+//     Claim does not ask, it may stand in a transaction: ask yourself, then Resolve; or use Do.
+//   - *HeldError: the same under Hold, or after the time that RunAgain allows. Resolve it.
+//
+// The caller's transaction stays usable after each of them at READ COMMITTED. Above that Postgres itself may
+// answer 40001, see IsRetryable.
+//
+// Claimed inside the transaction that does the work, the claim is undone with it and nobody sees it before the
+// end: others who ask wait for that transaction in place of hearing "in flight". Claim on the pool and complete
+// in the transaction where they should hear it, and where the work reaches outside of the database.
+func (f *Fence) Claim(ctx context.Context, db DB) (*Claim, error) {
+	if db == nil {
+		db = f.db
+	}
+	return f.claim(ctx, db, false)
+}
+
+// jobHolds is not empty where the fence is no job's ($1 = 0) or the job's lease still holds. It reads without
+// a lock: the handler's own transaction, on another connection, has the job's row locked.
+const jobHolds = `
+with ok as materialized (
+  select where $1::bigint = 0
+      or exists (select from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint)
+),`
+
+// claimAnswer is one row: whether the job's lease holds, and the claim or nulls.
+const claimAnswer = `
+)
+select exists (select from ok), m.token, m.leased_until, m.created_at
+  from (select) one left join mine m on true`
+
+// insertFence takes a key that is absent.
+const insertFence = jobHolds + `
+mine as (
+  insert into onceq.job_fences (class, scope, key, state, job_id, token, holder, leased_until, created_at, lifetime, fingerprint)
+  select $4::smallint, $5::text, $6::text, 1, nullif($1::bigint, 0), nextval('onceq.ids') << 20, $7::bigint,
+         statement_timestamp() + $8::bigint * interval '1 microsecond', statement_timestamp(), $9::bigint, $10::bytea
+    from ok
+  on conflict do nothing
+  returning token, leased_until, created_at` + claimAnswer
+
+// inDoubt says that the outcome of the fence f is unknown and not decided.
+const inDoubt = `(f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp())`
+
+// takeFence takes a fence over that is, under the token that was read ($11), still free or still in doubt ($12).
+// In doubt it keeps the time of the first intent and the reason ($13, unless there is one), by which a release
+// knows that an earlier claim's effect may have happened.
+const takeFence = jobHolds + `
+n as materialized (select nextval('onceq.ids') << 20 as token),
+mine as (
+  update onceq.job_fences f
+     set state = 1, job_id = nullif($1::bigint, 0), token = greatest(f.token + 1, n.token), holder = $7::bigint,
+         leased_until = statement_timestamp() + $8::bigint * interval '1 microsecond',
+         created_at = case when $12::bool then f.created_at else statement_timestamp() end,
+         fingerprint = case when $12::bool then f.fingerprint else $10::bytea end,
+         detail = case when $12::bool then coalesce(f.detail, $13::text) end,
+         lifetime = $9::bigint, finished_at = null, result = null
+    from n, ok
+   where f.class = $4::smallint and f.scope = $5::text and f.key = $6::text and f.token = $11::bigint
+     and case when $12::bool then ` + inDoubt + ` else ` + fenceFree + ` end
+  returning f.token, f.leased_until, f.created_at` + claimAnswer
+
+const readFence = `
+select f.state, f.token, f.leased_until, f.created_at, f.fingerprint, coalesce(f.result::text, ''), coalesce(f.detail, ''),
+       coalesce(` + fenceFree + `, false), statement_timestamp()
+  from onceq.job_fences f
+ where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text`
+
+// holdFence makes a fence that is still in doubt under the token that was read wait for a person.
+const holdFence = `
+update onceq.job_fences f set state = 6, detail = coalesce(f.detail, $5::text)
+ where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text and f.token = $4::bigint and ` + inDoubt + `
+returning f.token`
+
+// maxRetryAfter bounds how long somebody is told to wait who meets a fence in flight: it may end at any time.
+const maxRetryAfter = 500 * time.Millisecond
+
+// claim is Claim. With asking, a doubtful fence whose policy is to ask is claimed as well, for perform.
+func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*Claim, error) {
+	if err := f.q.identify(ctx, db); err != nil {
+		return nil, err
+	}
+	c := &Claim{Scope: f.scope, Key: f.key, f: f, holder: rand.Int64()}
+	args := []any{int64(0), int32(0), int64(0), int16(f.class), f.scope, f.key, c.holder, f.lease.Microseconds(), f.lifetime, f.fingerprint}
+	if f.job != nil {
+		args[0], args[1], args[2] = f.job.ID, f.job.claims, f.job.holder
+	}
+	mine := func(statement string, args ...any) (bool, error) {
+		var holds bool
+		var token *int64
+		var until, since *time.Time
+		c.began = time.Now()
+		err := f.q.queryRow(ctx, db, statement, args, &holds, &token, &until, &since)
+		switch {
+		case err != nil:
+			return false, fmt.Errorf("onceq: claiming key %q: %w", f.key, err)
+		case !holds:
+			return false, f.job.lostError("effect " + strconv.Quote(f.name))
+		case token == nil:
+			return false, nil
+		}
+		c.Token, c.Until, c.Since = *token, *until, *since
+		return true, nil
+	}
+	for range settleTries {
+		if ok, err := mine(insertFence, args...); ok || err != nil {
+			return c, err
+		}
+		// Taken. The statement that met the row may not see it; a new one does.
+		r, err := f.read(ctx, db)
+		switch {
+		case errors.Is(err, pgx.ErrNoRows):
+			continue // pruned in between
+		case err != nil:
+			return nil, fmt.Errorf("onceq: reading key %q: %w", f.key, err)
+		}
+		doubt, err := f.judge(ctx, c, r, asking)
+		if err != nil || c.Replayed {
+			return c, err
+		}
+		if doubt == holding {
+			var token int64
+			err := f.q.queryRow(ctx, db, holdFence, []any{int16(f.class), f.scope, f.key, r.token, r.detail}, &token)
+			switch {
+			case errors.Is(err, pgx.ErrNoRows):
+				continue // decided in between
+			case err != nil:
+				return nil, fmt.Errorf("onceq: holding key %q: %w", f.key, err)
+			}
+			held := &HeldError{Scope: f.scope, Key: f.key, Detail: r.detail}
+			f.emit(ctx, EventHeld, r.token, held)
+			return nil, held
+		}
+		ok, err := mine(takeFence, append(args, r.token, doubt == running, r.detail)...)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			if doubt == running {
+				c.doubtful = r.detail
+			}
+			return c, nil
+		}
+	}
+	return nil, fmt.Errorf("%w (key %q in scope %q)", ErrKeyUnsettled, f.key, f.scope)
+}
+
+// fenceRow is what stands in a taken fence.
+type fenceRow struct {
+	state       fenceState
+	token       int64
+	until       time.Time
+	since, now  time.Time
+	fingerprint []byte
+	result      string
+	detail      string
+	free        bool
+}
+
+func (f *Fence) read(ctx context.Context, db DB) (r fenceRow, err error) {
+	var until *time.Time
+	err = f.q.queryRow(ctx, db, readFence, []any{int16(f.class), f.scope, f.key},
+		&r.state, &r.token, &until, &r.since, &r.fingerprint, &r.result, &r.detail, &r.free, &r.now)
+	if until != nil {
+		r.until = *until
+	}
+	if r.state == fenceClaimed && r.detail == "" {
+		r.detail = fmt.Sprintf("the claim under token %d ran out of its lease without an outcome", r.token)
+	}
+	if f.class == classEffect && r.state == fenceCompleted {
+		r.free = false // its job is here, so its window cannot have begun for good
+	}
+	return r, err
+}
+
+// doubt is what to do with a fence that is not simply taken.
+type doubt int
+
+const (
+	none    doubt = iota // free: take it
+	running              // uncertain: take it over, to run again or to ask
+	holding              // uncertain: a person decides
+)
+
+// judge answers from a taken fence's row: a replay in c, an error, or what to do.
+func (f *Fence) judge(ctx context.Context, c *Claim, r fenceRow, asking bool) (doubt, error) {
+	alive := r.state == fenceClaimed && r.until.After(r.now)
+	inFlight := func(rest time.Duration) error {
+		return &InFlightError{Scope: f.scope, Key: f.key, Until: r.until, RetryAfter: max(0, rest)}
+	}
+	switch {
+	case r.free:
+		return none, nil
+	case !sameFingerprint(r.fingerprint, f.fingerprint):
+		live := int16(Running)
+		err := &MismatchError{Scope: f.scope, Key: f.key, Existing: Result{Duplicate: true, State: r.state.job(&live)}}
+		f.emit(ctx, EventMismatch, r.token, err)
+		return none, err
+	case r.state == fenceCompleted:
+		c.Token, c.Since, c.Replayed, c.broken = r.token, r.since, true, r.detail
+		if r.result != "" {
+			c.Result = json.RawMessage(r.result)
+		}
+		f.emit(ctx, EventReplayed, r.token, nil)
+		return none, nil
+	case alive:
+		return none, inFlight(min(r.until.Sub(r.now), maxRetryAfter))
+	case r.state == fenceHeld:
+		return none, &HeldError{Scope: f.scope, Key: f.key, Detail: r.detail}
+	}
+	switch p := f.policy; {
+	case p.ask != nil && !asking:
+		return none, &UncertainError{Scope: f.scope, Key: f.key, Detail: r.detail}
+	case p.ask != nil:
+		// The request of an earlier claim may still be under way: a "no" would prove nothing yet.
+		if rest := r.until.Add(effectGrace).Sub(r.now); rest > 0 {
+			return none, inFlight(rest)
+		}
+		return running, nil
+	case p.hold || r.now.Sub(r.since) >= p.within():
+		return holding, nil
+	}
+	return running, nil
+}
+
+func (f *Fence) emit(ctx context.Context, t EventType, token int64, err error) {
+	if !f.q.watched(t) {
+		return
+	}
+	e := Event{Type: t, Scope: f.scope, Key: f.key, Name: f.name, Token: token, Err: err}
+	if l := f.job; l != nil {
+		e.Queue, e.Kind, e.JobID, e.Attempt = l.Queue, l.Kind, l.ID, l.Attempt
+	}
+	f.q.emit(ctx, e)
+}
+
+// IdempotencyKey names this work to systems outside that deduplicate, in an Idempotency-Key header mostly
+// (draft-ietf-httpapi-idempotency-key-header). A later claim that takes this one over after an unknown outcome
+// gets the same; work that is new, after a release or after the window, another. 43 bytes of ASCII.
+func (c *Claim) IdempotencyKey() string {
+	if c.f.job != nil {
+		return c.f.job.IdempotencyKey(c.f.name)
+	}
+	return c.f.q.downstream("fence", strconv.Itoa(int(c.f.class)), c.Scope, c.Key, strconv.FormatInt(c.Since.UnixMicro(), 10))
+}
+
+// downstream condenses parts to 160 bits of SHA-256, with the installation's random id: ids and tokens alone
+// repeat, in another database as well as in this one after some crash recoveries and failovers.
+func (q *Queue) downstream(parts ...string) string {
+	id := q.installation.Load()
+	if id == nil {
+		panic("onceq: IdempotencyKey of a lease or claim that did not come from this package's Claim or Worker")
+	}
+	h := sha256.New()
+	for _, p := range append([]string{*id}, parts...) {
+		_, _ = fmt.Fprintf(h, "%d:%s", len(p), p)
+	}
+	return "oq_" + hex.EncodeToString(h.Sum(nil)[:20])
+}
+
+// Each statement on behalf of a claim has this guard, whatever the fence's state; where it does not hold the
+// statement raises, so that a commit behind it in the same pipeline does not go through.
+const fenceGuard = `
+   where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.token = $5::bigint and f.holder = $6::bigint`
+
+const fenceRaise = `
+  returning 1
+)
+select case when not exists (select from done) then onceq.lease_lost($1::bigint) end`
+
+// completeFence completes a fence in any state: a late success counts as long as nobody has taken the fence
+// over. One that is completed stays as it is, so that the statement can be repeated after a lost answer. $8 says
+// why there is no result although there should be one. Restores the lifetime, which a release takes away.
+const completeFence = `
+with done as (
+  update onceq.job_fences f
+     set state = 3,
+         result = case when f.state = 3 then f.result else nullif($7::text, '')::jsonb end,
+         detail = case when f.state = 3 then f.detail else nullif($8::text, '') end,
+         finished_at = case when f.state = 3 then f.finished_at when f.class <> 3 then statement_timestamp() end,
+         lifetime = $9::bigint` + fenceGuard + fenceRaise
+
+// releaseFence frees a fence, or makes it uncertain again where it was when it was claimed.
+const releaseFence = `
+with done as (
+  update onceq.job_fences f
+     set state = case when f.detail is null then 5 else 2 end, holder = null,
+         finished_at = case when f.detail is null then statement_timestamp() end,
+         lifetime = case when f.detail is null then 0 else f.lifetime end` + fenceGuard + ` and f.state = 1` + fenceRaise
+
+const doubtFence = `
+with done as (
+  update onceq.job_fences f set state = 2, detail = $7::text` + fenceGuard + ` and f.state in (1, 2)` + fenceRaise
+
+// extendFence renews the lease; with $8 the earlier doubt is cleared.
+const extendFence = `
+with done as (
+  update onceq.job_fences f
+     set leased_until = statement_timestamp() + $7::bigint * interval '1 microsecond',
+         detail = case when not $8::bool then f.detail end` + fenceGuard + ` and f.state = 1` + fenceRaise
+
+func (c *Claim) guard(more ...any) []any {
+	var job int64
+	if c.f.job != nil {
+		job = c.f.job.ID
+	}
+	return append([]any{job, int16(c.f.class), c.f.scope, c.f.key, c.Token, c.holder}, more...)
+}
+
+func (c *Claim) run(ctx context.Context, db DB, op, statement string, more ...any) error {
+	if db == nil {
+		db = c.f.db
+	}
+	rows, err := db.Query(ctx, c.f.q.sql(statement), c.guard(more...)...)
+	if err == nil {
+		rows.Close()
+		err = rows.Err()
+	}
+	switch {
+	case err == nil:
+		return nil
+	case leaseLost(err):
+		return c.lost(op)
+	}
+	return fmt.Errorf("onceq: %s of key %q: %w", op, c.Key, err)
+}
+
+func (c *Claim) lost(op string) *LeaseError {
+	e := &LeaseError{Op: op, Token: c.Token, Scope: c.Scope, Key: c.Key}
+	if c.f.job != nil {
+		e.JobID = c.f.job.ID
+	}
+	return e
+}
+
+// Complete records that the work is done and what came out, inside db; a nil db is the pool. It is accepted
+// after the end of the lease as well, until somebody else has claimed. From then on, and after a Release, the
+// statement raises an error, so that a commit behind it in the same pipeline does not go through: a *LeaseError.
+//
+// The result is encoded as JSON; one that cannot be stored (MaxResultBytes) is an *InvalidError, and nothing was
+// sent.
+func (c *Claim) Complete(ctx context.Context, db DB, result any) error {
+	raw, err := encodeResult(result)
+	if err != nil {
+		return err
+	}
+	return c.complete(ctx, db, raw, "")
+}
+
+func (c *Claim) complete(ctx context.Context, db DB, raw, broken string) error {
+	err := c.run(ctx, db, "complete", completeFence, raw, broken, c.f.lifetime)
+	if errors.Is(err, ErrLeaseLost) {
+		c.f.emit(ctx, EventStale, c.Token, err)
+	}
+	return err
+}
+
+// CompleteInBatch adds the completion to the caller's own batch, as Lease.CompleteInBatch does.
+func (c *Claim) CompleteInBatch(batch *pgx.Batch, result any) error {
+	raw, err := encodeResult(result)
+	if err != nil {
+		return err
+	}
+	batch.Queue(c.f.q.sql(completeFence), c.guard(raw, "", c.f.lifetime)...)
+	return nil
+}
+
+// Release says that nothing was applied: the key is free at once. A claim that took over one of unknown outcome
+// leaves it uncertain again, because its own failure says nothing about what the earlier one did. A claim that
+// is not yours any more, or not open, is a *LeaseError.
+func (c *Claim) Release(ctx context.Context, db DB) error {
+	return c.run(ctx, db, "release", releaseFence)
+}
+
+// Uncertain says that the work may or may not have been done, and why. Whoever asks next decides by its policy;
+// Complete is still possible until then.
+func (c *Claim) Uncertain(ctx context.Context, db DB, cause error) error {
+	if cause == nil {
+		return invalid("Uncertain", "wants an error that says why")
+	}
+	err := c.run(ctx, db, "uncertain", doubtFence, errorText(cause.Error()))
+	if err == nil {
+		c.f.emit(ctx, EventUncertain, c.Token, cause)
+	}
+	return err
+}
+
+// Extend makes the claim hold for d from now, by the database's clock. It runs on the pool: a claim made in a
+// transaction can be extended after its commit only.
+func (c *Claim) Extend(ctx context.Context, d time.Duration) error {
+	if d < time.Millisecond {
+		return invalid("Extend", "by %s; at least a millisecond", d)
+	}
+	return c.run(ctx, nil, "extend", extendFence, d.Microseconds(), false)
 }

@@ -1,0 +1,588 @@
+package onceq_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+func fenceExec(t *testing.T, db onceq.DB, sql string, args ...any) {
+	t.Helper()
+	if _, err := db.Exec(t.Context(), sql, args...); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+func fenceGet[T any](t *testing.T, db onceq.DB, sql string, args ...any) T {
+	t.Helper()
+	rows, err := db.Query(t.Context(), sql, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[T])
+	if err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return v
+}
+
+// fenceLapse lets every claim's lease run out, together with the grace before asking.
+func fenceLapse(t *testing.T, db *queuetest.DB) {
+	t.Helper()
+	fenceExec(t, db.Pool, `update onceq.job_fences set leased_until = leased_until - interval '1 hour' where class > 0`)
+}
+
+// fenceBlocked waits until n backends of this database wait for a lock.
+func fenceBlocked(t *testing.T, db *queuetest.DB, n int) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(2 * time.Millisecond) {
+		if fenceGet[int](t, db.Pool, `select count(*)::int from pg_stat_activity
+			where datname = current_database() and wait_event_type = 'Lock'`) >= n {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("nobody waits for a lock")
+		}
+	}
+}
+
+func fenceOf(t *testing.T, db *queuetest.DB, spec onceq.FenceSpec) *onceq.Fence {
+	t.Helper()
+	f, err := db.Queue.Fence(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func fenceClaim(t *testing.T, f *onceq.Fence, db onceq.DB) *onceq.Claim {
+	t.Helper()
+	c, err := f.Claim(t.Context(), db)
+	if err != nil || c.Replayed {
+		t.Fatalf("Claim: %+v, %v; want it to be mine", c, err)
+	}
+	return c
+}
+
+func fenceWant(t *testing.T, what string, err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Fatalf("%s: %v; want %v", what, err, want)
+	}
+}
+
+func fenceOK(t *testing.T, what string, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+func TestFence_EveryAnswerOfClaim(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := t.Context()
+	spec := onceq.FenceSpec{Key: "k", Payload: map[string]int{"a": 1}}
+	f := fenceOf(t, db, spec)
+	c := fenceClaim(t, f, nil)
+	if rest := time.Until(c.Until); rest < 25*time.Second || rest > 35*time.Second {
+		t.Errorf("the default lease ends in %s, want 30 s", rest)
+	}
+
+	_, err := f.Claim(ctx, nil)
+	var inFlight *onceq.InFlightError
+	if !errors.As(err, &inFlight) || inFlight.RetryAfter <= 0 || inFlight.RetryAfter > 500*time.Millisecond || !inFlight.Until.Equal(c.Until) {
+		t.Fatalf("in flight: %+v, %v", inFlight, err)
+	}
+	other := spec
+	other.Payload = map[string]int{"a": 2}
+	_, err = fenceOf(t, db, other).Claim(ctx, nil)
+	fenceWant(t, "other payload, in flight", err, onceq.ErrMismatch)
+	other.Payload = nil
+	_, err = fenceOf(t, db, other).Claim(ctx, nil)
+	fenceWant(t, "payload not compared", err, onceq.ErrInFlight)
+
+	fenceOK(t, "Uncertain", c.Uncertain(ctx, nil, errors.New("connection reset")))
+	other = spec
+	other.Policy = onceq.Ask(func(context.Context, string) (any, bool, error) { panic("Claim must not ask") })
+	_, err = fenceOf(t, db, other).Claim(ctx, nil)
+	var uncertain *onceq.UncertainError
+	if !errors.As(err, &uncertain) || uncertain.Detail != "connection reset" {
+		t.Fatalf("uncertain: %v", err)
+	}
+	again := fenceClaim(t, f, nil) // RunAgain
+	if again.Token <= c.Token || again.IdempotencyKey() != c.IdempotencyKey() || !again.Since.Equal(c.Since) {
+		t.Fatalf("taken over: %+v after %+v, want a larger token, the same key downstream and the first intent's time", again, c)
+	}
+	fenceLapse(t, db) // an expired lease is uncertain just as well
+	_, err = fenceOf(t, db, other).Claim(ctx, nil)
+	fenceWant(t, "expired, asking", err, onceq.ErrUncertain)
+	other.Policy = onceq.Hold()
+	_, err = fenceOf(t, db, other).Claim(ctx, nil)
+	fenceWant(t, "expired, holding", err, onceq.ErrHeld)
+	_, err = f.Claim(ctx, nil)
+	fenceWant(t, "held stays held under another policy", err, onceq.ErrHeld)
+
+	fenceOK(t, "late Complete of a held claim", again.Complete(ctx, nil, []int{1}))
+	fenceOK(t, "Complete repeated", again.Complete(ctx, nil, []int{2}))
+	done, err := f.Claim(ctx, nil)
+	if err != nil || !done.Replayed || string(done.Result) != "[1]" || done.Token != again.Token {
+		t.Fatalf("completed: %+v, %v", done, err)
+	}
+	other = spec
+	other.Payload = map[string]int{"a": 2}
+	_, err = fenceOf(t, db, other).Claim(ctx, nil)
+	fenceWant(t, "other payload, completed", err, onceq.ErrMismatch)
+	other.Class = onceq.Request
+	if c := fenceClaim(t, fenceOf(t, db, other), nil); c.IdempotencyKey() == done.IdempotencyKey() {
+		t.Error("another class has the same key downstream")
+	}
+	other.Scope = "tenant"
+	fenceClaim(t, fenceOf(t, db, other), nil)
+}
+
+func TestFence_RunAgainOnlyWithinItsWindowFromTheFirstIntent(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	f := fenceOf(t, db, onceq.FenceSpec{Key: "k", Policy: onceq.RunAgain(3 * time.Hour)})
+	fenceClaim(t, f, nil)
+	for range 2 { // take-overs do not renew the window
+		fenceExec(t, db.Pool, `update onceq.job_fences set created_at = created_at - interval '80 minutes'`)
+		fenceLapse(t, db)
+		fenceClaim(t, f, nil)
+	}
+	fenceExec(t, db.Pool, `update onceq.job_fences set created_at = created_at - interval '80 minutes'`)
+	fenceLapse(t, db)
+	_, err := f.Claim(t.Context(), nil)
+	fenceWant(t, "after the window", err, onceq.ErrHeld)
+	fenceOK(t, "Resolve", f.Resolve(t.Context(), nil, onceq.NeverApplied()))
+	fenceClaim(t, f, nil) // a first intent again
+	fenceWant(t, "Resolve in flight", f.Resolve(t.Context(), nil, onceq.Applied(1)), onceq.ErrNotFound)
+	if n := fenceGet[int](t, db.Pool, `select count(*)::int from onceq.job_fences where created_at > now() - interval '1 minute'`); n != 1 {
+		t.Error("a claim of a free key kept the old intent's time")
+	}
+}
+
+func TestFence_TakenTable(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.NoCheck()) // with rows that cannot come about
+	states := []string{"queued", "claimed", "uncertain", "completed", "dead", "cancelled", "held"}
+	for _, class := range []onceq.Class{onceq.Application, onceq.Request} {
+		for state, name := range states {
+			for _, life := range []struct {
+				name       string
+				lifetime   int64
+				finishedAt string
+				free       bool
+			}{
+				{"until finished", 0, "now()", true},
+				{"in the window", 1000, "now() + interval '1 hour'", false},
+				{"after the window", 1000, "now() - interval '1 hour'", true},
+				{"not started", 1000, "null::timestamptz", false},
+				{"for ever", -1, "now() - interval '1000 years'", false},
+			} {
+				key := fmt.Sprintf("%d %s %s", class, name, life.name)
+				fenceExec(t, db.Pool, `insert into onceq.job_fences (class, scope, key, state, token, holder, leased_until, created_at, lifetime, finished_at)
+					values ($1, 'default', $2, $3, 1 << 20, 7, now() + interval '1 hour', now(), $4, `+life.finishedAt+`)`, class, key, state, life.lifetime)
+				c, err := fenceOf(t, db, onceq.FenceSpec{Class: class, Key: key, Policy: onceq.Hold()}).Claim(t.Context(), nil)
+				free := err == nil && !c.Replayed
+				finished := name == "completed" || name == "dead" || name == "cancelled"
+				if want := finished && life.free; free != want {
+					t.Errorf("%s: free %v (%v), want %v", key, free, err, want)
+				}
+			}
+		}
+	}
+}
+
+func TestFence_TwoConcurrentClaimsGiveOneHolder(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	f := fenceOf(t, db, onceq.FenceSpec{Key: "k"})
+	for round := range 4 { // absent, run out, released, expired window
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		var mine []*onceq.Claim
+		for range 8 {
+			wg.Go(func() {
+				c, err := f.Claim(context.Background(), nil)
+				mu.Lock()
+				defer mu.Unlock()
+				if err == nil && !c.Replayed {
+					mine = append(mine, c)
+				} else if !errors.Is(err, onceq.ErrInFlight) {
+					t.Errorf("round %d: %v", round, err)
+				}
+			})
+		}
+		wg.Wait()
+		if len(mine) != 1 {
+			t.Fatalf("round %d: %d holders", round, len(mine))
+		}
+		switch round {
+		case 0:
+			fenceLapse(t, db)
+		case 1:
+			fenceOK(t, "Complete", mine[0].Complete(t.Context(), nil, nil))
+			fenceExec(t, db.Pool, `update onceq.job_fences set finished_at = finished_at - interval '25 hours'`)
+		case 2:
+			fenceOK(t, "Release", mine[0].Release(t.Context(), nil))
+		}
+	}
+}
+
+func TestTrapFenceClaimedInATransactionMakesOthersWait(t *testing.T) {
+	t.Parallel()
+	for _, commit := range []bool{true, false} {
+		db := queuetest.New(t)
+		f := fenceOf(t, db, onceq.FenceSpec{Key: "k"})
+		tx, err := db.Pool.Begin(t.Context())
+		fenceOK(t, "begin", err)
+		c := fenceClaim(t, f, tx)
+		answer := make(chan error)
+		go func() {
+			_, err := f.Claim(context.Background(), nil)
+			answer <- err
+		}()
+		fenceBlocked(t, db, 1)
+		if commit {
+			fenceOK(t, "Complete in the same transaction", c.Complete(t.Context(), tx, "done"))
+			fenceOK(t, "commit", tx.Commit(t.Context()))
+			fenceOK(t, "the one who waited", <-answer) // replayed
+			done, err := f.Claim(t.Context(), nil)
+			if err != nil || !done.Replayed {
+				t.Errorf("%+v, %v", done, err)
+			}
+		} else {
+			fenceOK(t, "rollback", tx.Rollback(t.Context()))
+			fenceOK(t, "the one who waited", <-answer) // its own
+			_, err := f.Claim(t.Context(), nil)
+			fenceWant(t, "after it", err, onceq.ErrInFlight)
+			fenceWant(t, "Complete of a claim that was rolled back", c.Complete(t.Context(), nil, nil), onceq.ErrLeaseLost)
+		}
+	}
+}
+
+func TestFence_DuplicateLeavesReadCommittedTransactionUsable(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	c := fenceClaim(t, fenceOf(t, db, onceq.FenceSpec{Key: "k"}), nil)
+	pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		for _, policy := range []onceq.Policy{{}, onceq.Hold()} {
+			_, err := fenceOf(t, db, onceq.FenceSpec{Key: "k", Policy: policy}).Claim(t.Context(), tx)
+			if err == nil {
+				t.Error("claimed twice")
+			}
+			fenceGet[int](t, tx, `select 1`)
+		}
+		fenceOK(t, "Uncertain", c.Uncertain(t.Context(), nil, errors.New("?")))
+		_, err := fenceOf(t, db, onceq.FenceSpec{Key: "k", Policy: onceq.Hold()}).Claim(t.Context(), tx)
+		fenceWant(t, "hold in the transaction", err, onceq.ErrHeld)
+		fenceGet[int](t, tx, `select 1`)
+		return errors.New("roll back")
+	})
+	fenceClaim(t, fenceOf(t, db, onceq.FenceSpec{Key: "k"}), nil) // the hold was rolled back as well
+}
+
+func TestFence_CallersAboveReadCommitted(t *testing.T) {
+	t.Parallel()
+	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
+		db := queuetest.New(t)
+		ctx := t.Context()
+		begin := func() pgx.Tx {
+			tx, err := db.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
+			fenceOK(t, "begin", err)
+			fenceGet[int](t, tx, `select count(*)::int from onceq.job_fences`) // the snapshot
+			return tx
+		}
+		f := fenceOf(t, db, onceq.FenceSpec{Key: "k"})
+		tx := begin()
+		c := fenceClaim(t, f, tx)
+		fenceOK(t, "Complete", c.Complete(ctx, tx, 1))
+		fenceOK(t, "commit", tx.Commit(ctx))
+
+		tx = begin() // visible: an ordinary answer
+		done, err := f.Claim(ctx, tx)
+		if err != nil || !done.Replayed {
+			t.Errorf("%s: %+v, %v", level, done, err)
+		}
+		fenceOK(t, "commit", tx.Commit(ctx))
+
+		f = fenceOf(t, db, onceq.FenceSpec{Key: "later"})
+		tx = begin() // taken after the snapshot: 40001, recognisable
+		fenceClaim(t, f, nil)
+		_, err = f.Claim(ctx, tx)
+		if !onceq.IsRetryable(err) {
+			t.Errorf("%s: %v; want a serialization failure", level, err)
+		}
+		fenceOK(t, "rollback", tx.Rollback(ctx))
+	}
+}
+
+func TestTrapFencesInEveryQueryMode(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe,
+		pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }))
+			ctx := t.Context()
+			spec := onceq.FenceSpec{Key: `k'"\`, Payload: []byte{0, 1}}
+			f := fenceOf(t, db, spec)
+			c := fenceClaim(t, f, nil)
+			fenceOK(t, "Extend", c.Extend(ctx, time.Minute))
+			fenceOK(t, "Release", c.Release(ctx, nil))
+			c = fenceClaim(t, f, nil)
+			fenceOK(t, "Uncertain", c.Uncertain(ctx, nil, errors.New(`what's "\ up`)))
+			c = fenceClaim(t, f, nil)
+			fenceLapse(t, db)
+			spec.Policy = onceq.Hold()
+			_, err := fenceOf(t, db, spec).Claim(ctx, nil)
+			fenceWant(t, "hold", err, onceq.ErrHeld)
+			fenceOK(t, "Resolve", f.Resolve(ctx, nil, onceq.NeverApplied()))
+			c = fenceClaim(t, f, nil)
+			b := &pgx.Batch{}
+			fenceOK(t, "CompleteInBatch", c.CompleteInBatch(b, map[string]any{"it's": `"\`}))
+			fenceOK(t, "batch", db.Pool.SendBatch(ctx, b).Close())
+			done, err := f.Claim(ctx, nil)
+			if err != nil || string(done.Result) != `{"it's": "\"\\"}` {
+				t.Errorf("%+v, %v", done, err)
+			}
+			spec.Payload = []byte{0, 2}
+			_, err = fenceOf(t, db, spec).Claim(ctx, nil)
+			fenceWant(t, "mismatch", err, onceq.ErrMismatch)
+
+			fenceJob(t, db, "j")
+			l := fenceLease(t, db)
+			v, err := onceq.Once(ctx, l, "e", func(context.Context, string) (int, error) { return 1, nil })
+			if v != 1 || err != nil {
+				t.Error(v, err)
+			}
+			v, err = onceq.Once(ctx, l, "e", func(context.Context, string) (int, error) { return 2, nil })
+			if v != 1 || err != nil {
+				t.Error(v, err)
+			}
+			effects, err := db.Queue.Effects(ctx, db.Pool, l.ID)
+			if err != nil || len(effects) != 1 {
+				t.Error(effects, err)
+			}
+		})
+	}
+}
+
+// A completion that merely matched no row would let the commit behind it go through.
+func TestTrapStaleFenceCompletionStopsTheCommitBehindItInAPipeline(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	fenceExec(t, db.Pool, `create table written (by text)`)
+	f := fenceOf(t, db, onceq.FenceSpec{Key: "k"})
+	stale := fenceClaim(t, f, nil)
+	fenceLapse(t, db)
+	holder := fenceClaim(t, f, nil)
+	for _, c := range []*onceq.Claim{stale, holder} {
+		b := &pgx.Batch{}
+		b.Queue(`begin`)
+		b.Queue(`insert into written values ($1)`, fmt.Sprint(c == holder))
+		fenceOK(t, "CompleteInBatch", c.CompleteInBatch(b, 1))
+		b.Queue(`commit`)
+		conn, err := db.Pool.Acquire(t.Context())
+		fenceOK(t, "acquire", err)
+		err = conn.SendBatch(t.Context(), b).Close()
+		if lost := onceq.LeaseLost(err); lost != (c == stale) {
+			t.Errorf("batch: %v", err)
+		}
+		_, _ = conn.Exec(t.Context(), `rollback`)
+		conn.Release()
+	}
+	if by := fenceGet[string](t, db.Pool, `select string_agg(by, ' ') from written`); by != "true" {
+		t.Errorf("written by %s; the stale holder's commit went through", by)
+	}
+	var lost *onceq.LeaseError
+	if err := stale.Complete(t.Context(), nil, 1); !errors.As(err, &lost) || lost.JobID != 0 || lost.Key != "k" || lost.Token != stale.Token {
+		t.Errorf("stale Complete: %v", err)
+	}
+}
+
+func TestFence_StaleAndFinishedClaimsAreRefused(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := t.Context()
+	f := fenceOf(t, db, onceq.FenceSpec{Key: "k"})
+	refused := func(c *onceq.Claim, complete bool) {
+		t.Helper()
+		if complete {
+			fenceWant(t, "Complete", c.Complete(ctx, nil, 1), onceq.ErrLeaseLost)
+		}
+		fenceWant(t, "Release", c.Release(ctx, nil), onceq.ErrLeaseLost)
+		fenceWant(t, "Uncertain", c.Uncertain(ctx, nil, errors.New("x")), onceq.ErrLeaseLost)
+		fenceWant(t, "Extend", c.Extend(ctx, time.Minute), onceq.ErrLeaseLost)
+	}
+	released := fenceClaim(t, f, nil)
+	fenceOK(t, "Release", released.Release(ctx, nil))
+	refused(released, true)
+	stale := fenceClaim(t, f, nil)
+	refused(released, true)
+	fenceLapse(t, db)
+	fenceOK(t, "Extend before anybody took it", stale.Extend(ctx, time.Minute))
+	fenceLapse(t, db)
+	c := fenceClaim(t, f, nil)
+	refused(stale, true)
+	fenceOK(t, "Complete", c.Complete(ctx, nil, 1))
+	refused(c, false)
+	refused(stale, true)
+	var invalid *onceq.InvalidError
+	if err := c.Complete(ctx, nil, func() {}); !errors.As(err, &invalid) {
+		t.Errorf("a result that does not encode: %v", err)
+	}
+}
+
+func TestFence_TokensGrowOverReleasePruningTakeOverAndALostSequence(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := t.Context()
+	f := fenceOf(t, db, onceq.FenceSpec{Key: "k", Window: onceq.UntilFinished})
+	var last int64
+	next := func(what string) *onceq.Claim {
+		t.Helper()
+		c := fenceClaim(t, f, nil)
+		if c.Token <= last {
+			t.Fatalf("after %s: token %d, not above %d", what, c.Token, last)
+		}
+		last = c.Token
+		return c
+	}
+	c := next("nothing")
+	fenceOK(t, "Release", c.Release(ctx, nil))
+	c = next("release")
+	fenceOK(t, "Complete", c.Complete(ctx, nil, 1))
+	c = next("completion")
+	fenceOK(t, "Complete", c.Complete(ctx, nil, 1))
+	fenceExec(t, db.Pool, `delete from onceq.job_fences`)
+	next("pruning")
+	fenceLapse(t, db)
+	next("running out")
+	fenceExec(t, db.Pool, `select setval('onceq.ids', 1)`)
+	fenceLapse(t, db)
+	next("the sequence forgot")
+}
+
+func TestFence_ReleaseAfterTakingOverADoubtfulClaimStaysUncertain(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := t.Context()
+	f := fenceOf(t, db, onceq.FenceSpec{Key: "k"})
+	first := fenceClaim(t, f, nil)
+	fenceOK(t, "Uncertain", first.Uncertain(ctx, nil, errors.New("timed out")))
+	second := fenceClaim(t, f, nil)
+	fenceOK(t, "Release", second.Release(ctx, nil))
+	_, err := fenceOf(t, db, onceq.FenceSpec{Key: "k", Policy: onceq.Hold()}).Claim(ctx, nil)
+	fenceWant(t, "the first claim's effect may have happened", err, onceq.ErrHeld)
+}
+
+// Under row security a key may be taken by a row that stays invisible for ever.
+func TestTrapInvisibleFenceIsANamedErrorNotALoop(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	f := fenceOf(t, db, onceq.FenceSpec{Key: "k", Window: time.Hour})
+	fenceClaim(t, fenceOf(t, db, onceq.FenceSpec{Key: "k", Window: onceq.Forever}), nil)
+	role := "r_" + fenceGet[string](t, db.Pool, `select md5(current_database())`)
+	for _, sql := range []string{
+		`create role ` + role, `grant usage on schema onceq to ` + role,
+		`grant all on all tables in schema onceq to ` + role, `grant usage on sequence onceq.ids to ` + role,
+		`alter table onceq.job_fences enable row level security`,
+		`create policy p on onceq.job_fences using (lifetime > 0)`,
+	} {
+		fenceExec(t, db.Pool, sql)
+	}
+	defer func() {
+		fenceExec(t, db.Pool, `drop owned by `+role)
+		fenceExec(t, db.Pool, `drop role `+role)
+	}()
+	pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		fenceExec(t, tx, `set local role `+role)
+		_, err := f.Claim(t.Context(), tx)
+		fenceWant(t, "Claim", err, onceq.ErrKeyUnsettled)
+		return err
+	})
+}
+
+func TestFence_SpecIsCheckedBeforeAnySQL(t *testing.T) {
+	t.Parallel()
+	pool, err := pgxpool.New(t.Context(), "host=/nowhere")
+	fenceOK(t, "pool", err)
+	defer pool.Close()
+	q, err := onceq.New(pool, nil)
+	fenceOK(t, "New", err)
+	for _, c := range []struct {
+		field string
+		spec  onceq.FenceSpec
+	}{
+		{"Key", onceq.FenceSpec{}},
+		{"Key", onceq.FenceSpec{Key: " \t"}},
+		{"Key", onceq.FenceSpec{Key: string(make([]byte, 600))}},
+		{"Scope", onceq.FenceSpec{Key: "k", Scope: "\x00"}},
+		{"Class", onceq.FenceSpec{Key: "k", Class: 3}},
+		{"Lease", onceq.FenceSpec{Key: "k", Lease: -1}},
+		{"Window", onceq.FenceSpec{Key: "k", Window: -5}},
+		{"Fields", onceq.FenceSpec{Key: "k", Fields: []string{"a"}}},
+		{"Fields", onceq.FenceSpec{Key: "k", Payload: []byte("x"), Fields: []string{"a"}}},
+		{"Payload", onceq.FenceSpec{Key: "k", Payload: 1, Fields: []string{"a"}}},
+		{"Payload", onceq.FenceSpec{Key: "k", Payload: func() {}}},
+	} {
+		_, err := q.Fence(c.spec)
+		var invalid *onceq.InvalidError
+		if !errors.As(err, &invalid) || invalid.Field != c.field {
+			t.Errorf("%+v: %v; want an InvalidError for %s", c.spec, err, c.field)
+		}
+	}
+	f, err := q.Fence(onceq.FenceSpec{Key: "k"})
+	fenceOK(t, "Fence", err)
+	if _, err := f.Claim(t.Context(), nil); err == nil {
+		t.Error("claimed nowhere")
+	}
+}
+
+// now() is the start of the transaction, which may have been long ago.
+func TestTrapFenceWindowCountsFromTheCompletionNotTheTransaction(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	f := fenceOf(t, db, onceq.FenceSpec{Key: "k"})
+	fenceOK(t, "transaction", pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		fenceGet[int](t, tx, `select 1`)
+		c := fenceClaim(t, f, tx)
+		fenceOK(t, "Complete", c.Complete(t.Context(), tx, 1))
+		if !fenceGet[bool](t, tx, `select finished_at > now() and leased_until > now() + interval '30 seconds' from onceq.job_fences`) {
+			t.Error("times of the transaction's start")
+		}
+		return nil
+	}))
+}
+
+func TestFence_SchemaThatNeedsQuoting(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema(`my "jobs'`))
+	ctx := t.Context()
+	for range 2 {
+		if r, err := onceq.Do(ctx, db.Queue, onceq.FenceSpec{Key: "k"}, func(context.Context, *onceq.Claim) (int, error) { return 1, nil }); r != 1 || err != nil {
+			t.Fatal(r, err)
+		}
+	}
+	id := fenceJob(t, db, "j")
+	l := fenceLease(t, db)
+	_, err := onceq.Once(ctx, l, "e", func(context.Context, string) (int, error) { return 0, errors.New("?") })
+	fenceWant(t, "Once", err, onceq.ErrUncertain)
+	_, err = onceq.Once(ctx, l, "e", func(context.Context, string) (int, error) { return 0, nil }, onceq.OnUncertain(onceq.Hold()))
+	fenceWant(t, "Once", err, onceq.ErrHeld)
+	fenceOK(t, "Fail", l.Fail(ctx, err))
+	fenceOK(t, "Resolve", db.Queue.Resolve(ctx, db.Pool, id, "e", onceq.Applied(nil)))
+	fenceLease(t, db)
+}

@@ -1,0 +1,507 @@
+package onceq
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Policy decides what happens to work whose outcome is unknown: its process crashed or lost the database after
+// the intent was recorded, or fn returned an error that does not say NotApplied. The zero Policy is
+// RunAgain(24 * time.Hour).
+type Policy struct {
+	again time.Duration
+	hold  bool
+	ask   func(ctx context.Context, key string) (result any, applied bool, err error)
+}
+
+func (p Policy) within() time.Duration {
+	if p.again == 0 {
+		return 24 * time.Hour
+	}
+	return p.again
+}
+
+// RunAgain runs the work again under the same IdempotencyKey, for providers that deduplicate: until within after
+// the first intent, which should lie below what the provider remembers; Forever where it never forgets. Later
+// than that the work is held. A within that is not positive is Hold.
+func RunAgain(within time.Duration) Policy { return Policy{again: within, hold: within <= 0} }
+
+// Ask asks the provider whether the work under the IdempotencyKey was applied: if so, result is stored and
+// replayed; if not, it is run; an error leaves it uncertain. Nobody is asked before lease and grace of the
+// earlier run have passed, because its request may still be under way; until then it counts as in flight.
+func Ask(ask func(ctx context.Context, key string) (result any, applied bool, err error)) Policy {
+	return Policy{ask: ask}
+}
+
+// Hold leaves the decision to a person: see Queue.Resolve and Fence.Resolve. For effects that can neither be
+// deduplicated nor asked for.
+func Hold() Policy { return Policy{hold: true} }
+
+type notApplied struct{ err error }
+
+func (e *notApplied) Error() string { return e.err.Error() }
+func (e *notApplied) Unwrap() error { return e.err }
+
+// NotApplied says of an error of an effect that the effect certainly did not happen: the connection was refused,
+// the provider answered with a rejection. The effect is then free to run again. It works wrapped. A nil err
+// gives nil.
+func NotApplied(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &notApplied{err}
+}
+
+// IdempotencyKey names the job's effect to systems outside that deduplicate: the same for each delivery of the
+// job, after a crash and after a redrive. It never contains the attempt. The job's id alone would not do: ids
+// repeat in other installations, and after a crash recovery or failover that lost the sequence's latest values;
+// so it is derived from the installation's random id and the time of the enqueueing as well. 43 bytes of ASCII.
+func (l *Lease) IdempotencyKey(name string) string {
+	return l.q.downstream("effect", strconv.FormatInt(l.ID, 10), strconv.FormatInt(l.CreatedAt.UnixMicro(), 10), name)
+}
+
+const (
+	defaultEffectTimeout = 30 * time.Second
+	effectGrace          = 5 * time.Second  // between the end of fn's context and that of its fence's lease, and from there to asking
+	intentTimeout        = 10 * time.Second // for recording an intent, waiting for a connection included
+	outcomeTimeout       = 5 * time.Second  // for each try of recording an outcome
+	outcomeTries         = 4
+)
+
+// EffectOption changes how Once treats an effect.
+type EffectOption func(*Fence)
+
+// OnUncertain sets what to do when the outcome of an earlier run is unknown. Default RunAgain(24 * time.Hour).
+func OnUncertain(p Policy) EffectOption { return func(f *Fence) { f.policy = p } }
+
+// EffectTimeout sets when fn's context ends. Default 30 s. The effect counts as in flight for 5 s longer if its
+// process dies.
+func EffectTimeout(d time.Duration) EffectOption { return func(f *Fence) { f.lease = d + effectGrace } }
+
+// Once does an effect outside of the database at most once for a job, as far as that can be known: it records the
+// intent, calls fn, and records the outcome, each committed on its own, never in the handler's transaction. When
+// the job runs again a recorded success is replayed and fn is not called. fn must pass key, which is
+// l.IdempotencyKey(name), to a provider that deduplicates. name is the effect's within its job.
+//
+// What fn returns decides. No error: completed. An error that says NotApplied: returned as it is; the effect runs
+// again when the job does. Any other, also a time-out, a cancelled context or a panic: nobody knows whether the
+// effect happened; it comes back in an *UncertainError, and the next run decides by OnUncertain. Other answers are
+// *InFlightError (another run is at it: returned from a handler it costs no attempt), *HeldError (returned from a
+// handler it makes the job Held) and *LeaseError (the job's lease is lost: fn was not called; or somebody ran the
+// effect again before this success could be recorded).
+//
+// A result that cannot be stored (MaxResultBytes) does not undo that the effect happened: it is recorded as
+// completed without one. This run and each replay then return an error that is Fatal and wraps an *InvalidError,
+// so that a code path without the result never goes unnoticed; Queue.Resolve can add a smaller result.
+//
+// The statements need a connection beside the one of a handler's transaction: workers see to that; with
+// Queue.Claim the pool must have one to spare, else Once fails after 10 s, before fn was called.
+func Once[R any](ctx context.Context, l *Lease, name string, fn func(ctx context.Context, key string) (R, error), opts ...EffectOption) (R, error) {
+	c, err := l.claimEffect(ctx, name, opts)
+	if err != nil {
+		var none R
+		return none, err
+	}
+	return perform(ctx, c, func(ctx context.Context) (R, error) { return fn(ctx, c.IdempotencyKey()) })
+}
+
+func effectKey(jobID int64, name string) string { return strconv.FormatInt(jobID, 10) + "/" + name }
+
+func (l *Lease) claimEffect(ctx context.Context, name string, opts []EffectOption) (*Claim, error) {
+	if err := checkName("name", name, MaxNameBytes); err != nil {
+		return nil, err
+	}
+	f := &Fence{
+		q: l.q, db: l.db, class: classEffect, scope: l.Queue, key: effectKey(l.ID, name), job: l, name: name,
+		lease: defaultEffectTimeout + effectGrace, lifetime: DefaultWindow.Milliseconds(),
+	}
+	for _, o := range opts {
+		o(f)
+	}
+	if f.lease < effectGrace+time.Millisecond {
+		return nil, invalid("EffectTimeout", "is %s; at least a millisecond", f.lease-effectGrace)
+	}
+	return f.claimAlone(ctx)
+}
+
+// claimAlone claims for perform: committed on its own, whatever the database's default isolation level.
+func (f *Fence) claimAlone(ctx context.Context) (c *Claim, err error) {
+	ctx, cancel := context.WithTimeout(ctx, intentTimeout)
+	defer cancel()
+	for range settleTries {
+		if c, err = f.claim(ctx, f.db, true); !IsRetryable(err) {
+			break
+		}
+	}
+	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		err = fmt.Errorf("%w (an open transaction has this key, or open transactions hold every connection of the pool)", err)
+	}
+	return c, err
+}
+
+// Do does a unit of work outside of jobs once: it claims the fence, committed on its own, calls fn and records what
+// came out. While fn runs its claim is extended; where it is lost, fn's context ends with a cause that matches
+// ErrLeaseLost. fn passes c.IdempotencyKey() to providers that deduplicate, and does not finish c itself.
+//
+// Done before: the stored result. Otherwise the answers are those of Fence.Claim, except that Do asks where the
+// policy is to ask, and fn's errors count as in Once: NotApplied releases the key, any other leaves it uncertain
+// and comes back in an *UncertainError. The same holds for results that cannot be stored; Fence.Resolve adds one.
+func Do[R any](ctx context.Context, q *Queue, spec FenceSpec, fn func(ctx context.Context, c *Claim) (R, error)) (R, error) {
+	var none R
+	f, err := q.Fence(spec)
+	if err != nil {
+		return none, err
+	}
+	c, err := f.claimAlone(ctx)
+	if err != nil {
+		return none, err
+	}
+	return perform(ctx, c, func(ctx context.Context) (R, error) { return fn(ctx, c) })
+}
+
+// perform runs the work under a claim and gives its result, or that of an earlier run.
+func perform[R any](ctx context.Context, c *Claim, fn func(context.Context) (R, error)) (R, error) {
+	var none, r R
+	if !c.Replayed {
+		err := c.perform(ctx, func(ctx context.Context) (v any, err error) {
+			r, err = fn(ctx)
+			return r, err
+		})
+		switch {
+		case err != nil:
+			return none, err
+		case !c.Replayed:
+			return r, nil
+		}
+	}
+	if c.broken != "" {
+		return none, unstorable(c.broken)
+	}
+	if err := json.Unmarshal(c.Result, &r); err != nil {
+		return none, fmt.Errorf("onceq: stored result of key %q does not decode into %T: %w", c.Key, none, err)
+	}
+	return r, nil
+}
+
+func unstorable(why string) error {
+	return Fatal(&InvalidError{Field: "result", Reason: why + " (the effect happened and is recorded as completed)"})
+}
+
+// perform settles an earlier doubt, runs fn and records the outcome. Where the provider said that an earlier run
+// was applied, c is Replayed afterwards.
+func (c *Claim) perform(ctx context.Context, fn func(context.Context) (any, error)) error {
+	work, stop := c.keep(ctx)
+	returned := false
+	defer func() {
+		stop()
+		if returned {
+			return
+		}
+		p := recover()
+		if p == nil { // runtime.Goexit
+			_ = c.doubt(ctx, errors.New("its goroutine ended"))
+			return
+		}
+		_ = c.doubt(ctx, fmt.Errorf("panic: %v", p))
+		panic(p)
+	}()
+	if c.doubtful != "" && c.f.policy.ask != nil {
+		result, applied, err := c.f.policy.ask(work, c.IdempotencyKey())
+		if err == nil && applied {
+			returned = true
+			stop()
+			if err = c.succeed(ctx, result); err == nil {
+				c.Replayed = true
+				c.f.emit(ctx, EventReplayed, c.Token, nil)
+			}
+			return err
+		}
+		if err == nil {
+			// Certainly not applied: from here on this is a first run.
+			stop()
+			c.began = time.Now()
+			err = c.record(ctx, func(ctx context.Context) error {
+				return c.run(ctx, nil, "extend", extendFence, c.f.lease.Microseconds(), true)
+			})
+			work, stop = c.keep(ctx)
+		}
+		if err != nil {
+			returned = true
+			stop()
+			return c.doubt(ctx, fmt.Errorf("%s; asking failed: %w", strings.SplitN(c.doubtful, "; asking failed", 2)[0], err))
+		}
+	}
+	result, err := fn(work)
+	returned = true
+	stop()
+	var not *notApplied
+	switch {
+	case err == nil:
+		return c.succeed(ctx, result)
+	case errors.As(err, &not):
+		// If this is not recorded, the claim runs out and is uncertain: careful, and true to the caller.
+		_ = c.record(ctx, func(ctx context.Context) error { return c.Release(ctx, nil) })
+		return err
+	}
+	return c.doubt(ctx, err)
+}
+
+// succeed records a success.
+func (c *Claim) succeed(ctx context.Context, result any) error {
+	var why string
+	raw, bad := encodeResult(result)
+	if bad != nil {
+		var e *InvalidError
+		if raw, why = "", bad.Error(); errors.As(bad, &e) {
+			why = e.Reason
+		}
+	}
+	err := c.record(ctx, func(ctx context.Context) error { return c.complete(ctx, nil, raw, why) })
+	switch {
+	case errors.Is(err, ErrLeaseLost):
+		return err
+	case err != nil:
+		return c.uncertain(ctx, "it succeeded, but that could not be recorded: ", err)
+	case bad != nil:
+		return unstorable(why)
+	}
+	c.Result = json.RawMessage(raw)
+	return nil
+}
+
+// doubt records that the outcome is unknown, and gives the error that says so.
+func (c *Claim) doubt(ctx context.Context, cause error) error {
+	err := c.record(ctx, func(ctx context.Context) error { return c.Uncertain(ctx, nil, cause) })
+	if err != nil {
+		return c.uncertain(ctx, "", errors.Join(cause, err)) // the claim runs out, which says the same
+	}
+	return &UncertainError{Scope: c.Scope, Key: c.Key, Detail: errorText(cause.Error()), Err: cause}
+}
+
+func (c *Claim) uncertain(ctx context.Context, what string, err error) error {
+	u := &UncertainError{Scope: c.Scope, Key: c.Key, Detail: what + errorText(err.Error()), Err: err}
+	c.f.emit(ctx, EventUncertain, c.Token, u)
+	return u
+}
+
+// record writes an outcome, in a context that outlives the work's: that ended, most likely, is why there is one to
+// write. A lost connection is tried again.
+func (c *Claim) record(ctx context.Context, write func(context.Context) error) (err error) {
+	ctx = context.WithoutCancel(ctx)
+	for try := range outcomeTries {
+		if try > 0 {
+			time.Sleep(50 * time.Millisecond << try)
+		}
+		one, cancel := context.WithTimeout(ctx, outcomeTimeout)
+		err = write(one)
+		cancel()
+		if err == nil || errors.Is(err, ErrLeaseLost) || badData(err) {
+			return err
+		}
+	}
+	return err
+}
+
+// keep gives the context for the work. That of an effect ends well before its claim does; outside of jobs the claim
+// is extended until stop, which may be called more than once and returns when nothing of it runs any more.
+func (c *Claim) keep(ctx context.Context) (work context.Context, stop func()) {
+	if c.f.job != nil {
+		return context.WithDeadline(ctx, c.began.Add(c.f.lease-effectGrace))
+	}
+	work, cancel := context.WithCancelCause(ctx)
+	beats, end := context.WithCancel(context.WithoutCancel(ctx)) // fn may take its time after ctx has ended
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		until := c.began.Add(c.f.lease)
+		wait := time.NewTimer(c.f.lease / 3)
+		defer wait.Stop()
+		for {
+			select {
+			case <-beats.Done():
+				return
+			case <-wait.C:
+			}
+			began := time.Now()
+			one, cancelOne := context.WithDeadline(beats, until)
+			err := c.Extend(one, c.f.lease)
+			cancelOne()
+			next := c.f.lease / 3
+			switch {
+			case beats.Err() != nil:
+				return
+			case err == nil:
+				until = began.Add(c.f.lease)
+			case errors.Is(err, ErrLeaseLost) || !time.Now().Before(until):
+				lost := c.lost("extend")
+				c.f.emit(ctx, EventLeaseLost, c.Token, lost)
+				cancel(lost)
+				return
+			default:
+				next = min(next/4, time.Until(until)) // the database is out of reach: try while there is time
+			}
+			wait.Reset(next)
+		}
+	}()
+	return work, func() {
+		end()
+		<-done
+		cancel(nil)
+	}
+}
+
+// Resolution is a person's decision about work whose outcome is unknown.
+type Resolution struct {
+	state  fenceState
+	result any
+}
+
+// Applied says that the work was done: result is stored and replayed. nil is null.
+func Applied(result any) Resolution { return Resolution{fenceCompleted, result} }
+
+// NeverApplied says that the work was not done: it is free to run.
+func NeverApplied() Resolution { return Resolution{state: fenceCancelled} }
+
+// resolveFence settles a fence that is uncertain or held, or gives a completed one the result that could not be
+// stored. Token and holder stay, so that a late success is still accepted while nobody has run again. An effect that
+// is completed waits for the Reaper to begin its window (fence.go). Zero rows: nothing to resolve.
+const resolveFence = `
+update onceq.job_fences f
+   set state = $4::smallint, result = nullif($5::text, '')::jsonb, detail = null,
+       finished_at = case when f.class <> 3 or $4::smallint = 5 then statement_timestamp() end,
+       lifetime = case when $4::smallint = 5 then 0 else f.lifetime end
+ where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text
+   and (f.state = 6 or ` + inDoubt + ` or f.state = 3 and f.detail is not null and $4::smallint = 3)
+returning f.token`
+
+func (f *Fence) resolve(ctx context.Context, db DB, r Resolution) error {
+	var raw string
+	switch r.state {
+	case fenceCancelled:
+	case fenceCompleted:
+		var err error
+		if raw, err = encodeResult(r.result); err != nil {
+			return err
+		}
+	default:
+		return invalid("Resolution", "is empty; use Applied or NeverApplied")
+	}
+	var token int64
+	err := f.q.queryRow(ctx, db, resolveFence, []any{int16(f.class), f.scope, f.key, int16(r.state), raw}, &token)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return fmt.Errorf("%w: key %q in scope %q is not uncertain or held", ErrNotFound, f.key, f.scope)
+	}
+	if err != nil {
+		return fmt.Errorf("onceq: resolving key %q: %w", f.key, err)
+	}
+	return nil
+}
+
+// Resolve settles the fence when it is uncertain, held, or run out of its lease, inside db; a nil db is the pool.
+// ErrNotFound: there is nothing to resolve.
+func (f *Fence) Resolve(ctx context.Context, db DB, r Resolution) error {
+	if db == nil {
+		db = f.db
+	}
+	return f.resolve(ctx, db, r)
+}
+
+// Resolve settles the uncertain or held effect of a job, inside db. A job that is Held runs again then, with its id
+// and key, in the same transaction; until everything of it is resolved it will be held again. ErrNotFound: there is
+// nothing to resolve.
+func (q *Queue) Resolve(ctx context.Context, db DB, jobID int64, name string, r Resolution) error {
+	return atomically(ctx, db, func(db DB) error {
+		effects, err := q.Effects(ctx, db, jobID)
+		if err != nil {
+			return err
+		}
+		f := &Fence{q: q, class: classEffect, key: effectKey(jobID, name)}
+		for _, e := range effects {
+			if e.Name == name {
+				f.scope = e.scope
+			}
+		}
+		if err := f.resolve(ctx, db, r); err != nil {
+			return err
+		}
+		const held = `select id from onceq.job_history where id = $1::bigint and state = 8`
+		var id int64
+		switch err := q.queryRow(ctx, db, held, []any{jobID}, &id); {
+		case errors.Is(err, pgx.ErrNoRows):
+			return nil
+		case err != nil:
+			return fmt.Errorf("onceq: reading job %d: %w", jobID, err)
+		}
+		_, err = q.Redrive(ctx, db, jobID)
+		return err
+	})
+}
+
+// EffectInfo is what is known about a named effect of a job.
+type EffectInfo struct {
+	Name   string
+	State  string          // "in flight", "completed", "uncertain" or "held"
+	Since  time.Time       // first intent
+	Until  time.Time       // in flight: the end of its lease
+	Result json.RawMessage // completed; nil where it could not be stored, Detail says why
+	Detail string          // why it is uncertain or held
+
+	scope string
+}
+
+// Effects lists the effects of a job by name, those of a finished job as long as they are not pruned. Effects that
+// were certainly not applied are not among them. It is quick while the job is live or in the history; otherwise it
+// looks at the effects of every queue.
+func (q *Queue) Effects(ctx context.Context, db DB, jobID int64) ([]EffectInfo, error) {
+	const read = `
+with place as materialized (
+  select queue from onceq.jobs where id = $1::bigint
+  union
+  select queue from onceq.job_history where id = $1::bigint
+),
+found as (
+  select f.* from place p cross join lateral (
+         select * from onceq.job_fences f
+          where f.class = 3 and f.scope = p.queue and f.key > $2::text and f.key < $3::text offset 0) f
+  union all
+  select f.* from onceq.job_fences f
+   where f.class = 3 and f.key > $2::text and f.key < $3::text and not exists (select from place)
+)
+select f.scope, f.key, case f.state when 3 then 'completed' when 6 then 'held'
+         when 1 then case when f.leased_until > statement_timestamp() then 'in flight' else 'uncertain' end
+         else 'uncertain' end,
+       f.created_at, f.leased_until, coalesce(f.result::text, ''), coalesce(f.detail, '')
+  from found f
+ where f.state in (1, 2, 3, 6) and f.job_id = $1::bigint
+ order by f.key`
+	prefix := strconv.FormatInt(jobID, 10)
+	rows, err := db.Query(ctx, q.sql(read), jobID, prefix+"/", prefix+"0") // '0' comes after '/'
+	if err != nil {
+		return nil, fmt.Errorf("onceq: effects of job %d: %w", jobID, err)
+	}
+	defer rows.Close()
+	var effects []EffectInfo
+	for rows.Next() {
+		var e EffectInfo
+		var key, result string
+		if err := rows.Scan(&e.scope, &key, &e.State, &e.Since, &e.Until, &result, &e.Detail); err != nil {
+			return nil, fmt.Errorf("onceq: effects of job %d: %w", jobID, err)
+		}
+		e.Name = strings.TrimPrefix(key, prefix+"/")
+		if result != "" {
+			e.Result = json.RawMessage(result)
+		}
+		effects = append(effects, e)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, fmt.Errorf("onceq: effects of job %d: %w", jobID, err)
+	}
+	return effects, nil
+}
