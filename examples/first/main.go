@@ -1,0 +1,73 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"os"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/migrations"
+)
+
+// WelcomeMail is what the job carries.
+type WelcomeMail struct {
+	UserID int    `json:"user_id"`
+	Email  string `json:"email"`
+}
+
+// Welcome is declared once, for those who enqueue it and those who run it. The key says what makes the work
+// unique: one welcome mail for a user.
+var Welcome = onceq.Kind[WelcomeMail]{
+	Name: "welcome",
+	Key:  func(m WelcomeMail) string { return fmt.Sprintf("welcome:%d", m.UserID) },
+}
+
+func main() {
+	ctx, stop := context.WithCancel(context.Background())
+	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
+	check(err)
+	defer pool.Close()
+
+	// Once per deploy, by whatever runs your migrations.
+	check(pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error { return migrations.Up(ctx, c.Conn(), "onceq") }))
+
+	q, err := onceq.New(pool, nil)
+	check(err)
+
+	// Enqueue inside your own transaction: the job exists if and only if the user does.
+	for range 2 { // the client submits twice
+		check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			// insert into users …
+			res, err := q.Enqueue(ctx, tx, Welcome.Job(WelcomeMail{UserID: 42, Email: "ada@example.com"}))
+			if err == nil {
+				fmt.Println("enqueued, duplicate:", res.Duplicate)
+			}
+			return err
+		}))
+	}
+
+	// Any number of workers, in any number of processes.
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{},
+		Welcome.Handle(func(ctx context.Context, l *onceq.Lease, m WelcomeMail) error {
+			fmt.Println("sending to", m.Email, "in attempt", l.Attempt)
+			stop() // a real program would go on
+			return nil
+		}))
+	check(err)
+	check(w.Run(ctx))
+}
+
+func check(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// Output:
+// enqueued, duplicate: false
+// enqueued, duplicate: true
+// sending to ada@example.com in attempt 1
