@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // StatsCap is where Stats stops counting.
@@ -101,27 +103,28 @@ select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, r.running, d.dead
 
 // Stats gives the figures of the named queues, or of every queue that has jobs, a history or workers, sorted
 // by name. It stays cheap, some tens of milliseconds a queue at most, however many rows there are, because it
-// stops counting at StatsCap. db may be the pool.
-func (q *Queue) Stats(ctx context.Context, db DB, queues ...string) ([]QueueStats, error) {
-	rows, err := db.Query(ctx, q.sql(readStats), queues, StatsCap)
-	if err != nil {
-		return nil, fmt.Errorf("onceq: stats: %w", err)
-	}
-	defer rows.Close()
+// stops counting at StatsCap. It runs on the pool: behind guardPlans, because with stale statistics the planner
+// would read whole ranges and sort them.
+func (q *Queue) Stats(ctx context.Context, queues ...string) ([]QueueStats, error) {
 	var all []QueueStats
-	for rows.Next() {
-		var s QueueStats
-		var oldest int64
-		if err := rows.Scan(&s.Queue, &s.Waiting, &s.Retrying, &s.Delayed, &s.Running, &s.Dead, &s.Held, &oldest, &s.Capped); err != nil {
-			return nil, fmt.Errorf("onceq: stats: %w", err)
+	b := &pgx.Batch{}
+	b.Queue(guardPlans)
+	b.Queue(q.sql(readStats), queues, StatsCap).Query(func(rows pgx.Rows) error {
+		for rows.Next() {
+			var s QueueStats
+			var oldest int64
+			if err := rows.Scan(&s.Queue, &s.Waiting, &s.Retrying, &s.Delayed, &s.Running, &s.Dead, &s.Held, &oldest, &s.Capped); err != nil {
+				return err
+			}
+			s.Oldest = time.Duration(oldest) * time.Microsecond
+			for _, n := range []*int{&s.Waiting, &s.Retrying, &s.Delayed, &s.Running, &s.Dead, &s.Held} {
+				*n = min(*n, StatsCap)
+			}
+			all = append(all, s)
 		}
-		s.Oldest = time.Duration(oldest) * time.Microsecond
-		for _, n := range []*int{&s.Waiting, &s.Retrying, &s.Delayed, &s.Running, &s.Dead, &s.Held} {
-			*n = min(*n, StatsCap)
-		}
-		all = append(all, s)
-	}
-	if err := rows.Err(); err != nil {
+		return rows.Err()
+	})
+	if err := q.pool.SendBatch(ctx, b).Close(); err != nil {
 		return nil, fmt.Errorf("onceq: stats: %w", err)
 	}
 	return all, nil
