@@ -59,46 +59,68 @@ select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payloa
        h.errors::text as errors
   from onceq.job_history h`
 
-// info reads the jobs that a statement gives in the columns of liveInfo and pastInfo.
-func (q *Queue) info(ctx context.Context, db DB, statement string, args ...any) ([]JobInfo, error) {
+// rows runs a statement that reads from large tables: behind guardPlans where db takes batches outside of a
+// transaction, else as it is.
+func (q *Queue) rows(ctx context.Context, db DB, statement string, args []any, scan func(pgx.Rows) error) error {
+	s, ok := db.(sender)
+	if _, inTx := db.(pgx.Tx); ok && !inTx {
+		b := &pgx.Batch{}
+		b.Queue(guardPlans)
+		b.Queue(q.sql(statement), args...).Query(scan)
+		return s.SendBatch(ctx, b).Close()
+	}
 	rows, err := db.Query(ctx, q.sql(statement), args...)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer rows.Close()
-	var all []JobInfo
-	for rows.Next() {
-		var i JobInfo
-		var scope, key, payload, metadata, result, errs *string
-		var leased, finished, keep *time.Time
-		if err := rows.Scan(&i.ID, &i.Kind, &i.Queue, &scope, &key, &i.State, &payload, &i.Bytes, &metadata, &i.Priority,
-			&i.Attempts, &i.MaxAttempts, &i.Lost, &i.Claims, &i.RunAt, &i.CreatedAt, &leased, &finished, &keep, &result, &errs); err != nil {
-			return nil, err
-		}
-		if i.Claims > 0 {
-			i.Token = i.ID<<tokenBits | int64(i.Claims)
-		}
-		i.Scope, i.Key = orZero(scope), orZero(key)
-		i.LeasedUntil, i.FinishedAt, i.KeepUntil = orZero(leased), orZero(finished), orZero(keep)
-		if payload != nil {
-			i.Payload = json.RawMessage(*payload)
-		}
-		if result != nil {
-			i.Result = json.RawMessage(*result)
-		}
-		if metadata != nil {
-			if err := json.Unmarshal([]byte(*metadata), &i.Metadata); err != nil {
-				return nil, fmt.Errorf("metadata of job %d: %w", i.ID, err)
+	return scan(rows)
+}
+
+// info reads the jobs that a statement gives in the columns of liveInfo and pastInfo.
+func (q *Queue) info(ctx context.Context, db DB, statement string, args ...any) (all []JobInfo, err error) {
+	err = q.rows(ctx, db, statement, args, func(rows pgx.Rows) error {
+		for rows.Next() {
+			var i JobInfo
+			if err := i.scan(rows); err != nil {
+				return err
 			}
+			all = append(all, i)
 		}
-		if errs != nil {
-			if err := json.Unmarshal([]byte(*errs), &i.Errors); err != nil {
-				return nil, fmt.Errorf("errors of job %d: %w", i.ID, err)
-			}
-		}
-		all = append(all, i)
+		return rows.Err()
+	})
+	return all, err
+}
+
+func (i *JobInfo) scan(rows pgx.Rows) error {
+	var scope, key, payload, metadata, result, errs *string
+	var leased, finished, keep *time.Time
+	if err := rows.Scan(&i.ID, &i.Kind, &i.Queue, &scope, &key, &i.State, &payload, &i.Bytes, &metadata, &i.Priority,
+		&i.Attempts, &i.MaxAttempts, &i.Lost, &i.Claims, &i.RunAt, &i.CreatedAt, &leased, &finished, &keep, &result, &errs); err != nil {
+		return err
 	}
-	return all, rows.Err()
+	if i.Claims > 0 {
+		i.Token = i.ID<<tokenBits | int64(i.Claims)
+	}
+	i.Scope, i.Key = orZero(scope), orZero(key)
+	i.LeasedUntil, i.FinishedAt, i.KeepUntil = orZero(leased), orZero(finished), orZero(keep)
+	if payload != nil {
+		i.Payload = json.RawMessage(*payload)
+	}
+	if result != nil {
+		i.Result = json.RawMessage(*result)
+	}
+	if metadata != nil {
+		if err := json.Unmarshal([]byte(*metadata), &i.Metadata); err != nil {
+			return fmt.Errorf("metadata of job %d: %w", i.ID, err)
+		}
+	}
+	if errs != nil {
+		if err := json.Unmarshal([]byte(*errs), &i.Errors); err != nil {
+			return fmt.Errorf("errors of job %d: %w", i.ID, err)
+		}
+	}
+	return nil
 }
 
 func orZero[T any](p *T) (v T) {
@@ -199,8 +221,8 @@ func (f *Filter) check() error {
 }
 
 // List gives a page of jobs, newest (greatest id) first: live ones and those in the history in one list. For
-// the next page set Filter.After to the last id of this one. Queue and States are found by index; Kind and
-// Scope, and the state of a live job, are looked at on the way, so that a rare one reads many rows.
+// the next page set Filter.After to the last id of this one. In the history Queue and States are found by index.
+// Everything else is looked at on the way: a page of what is rare among many live jobs reads them all.
 func (q *Queue) List(ctx context.Context, db DB, filter Filter) ([]JobInfo, error) {
 	if err := filter.check(); err != nil {
 		return nil, err

@@ -175,7 +175,7 @@ const fencePages = 200
 //	created_at              0.71      37.5              3.17      32.3
 //	finished_at             0.74      37.3              3.45      36.8
 //
-// The walk reads a million fences in @WALK.
+// A pass over a million fences that stay takes 0.6 s.
 func (r *Reaper) fences(ctx context.Context, sum *Reaped) error {
 	const size = `select pg_relation_size('onceq.job_fences'::regclass) / current_setting('block_size')::bigint`
 	var pages int64

@@ -146,9 +146,8 @@ func TestTrapReaperDeletesAFenceJustMadePermanent(t *testing.T) {
 	}
 }
 
-// A key is taken over while the Reaper waits to see it: the new job's fence must not count as orphaned although
-// its job is newer than the Reaper's snapshot.
-func TestTrapReaperAgainstTakeover(t *testing.T) {
+// A free key is being taken over by a later job: its fence is passed over while that is open, and live after it.
+func TestReaperAgainstTakeover(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	r := newReaper(t, db, onceq.ReaperConfig{Grace: time.Millisecond})

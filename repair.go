@@ -175,7 +175,7 @@ var redrivable = []State{Dead, Cancelled, Held}
 
 func (q *Queue) redrive(ctx context.Context, db DB, ids []int64, states []State) (back, taken []int64, err error) {
 	_, past := (&Filter{States: states}).states()
-	err = q.queryRow(ctx, db, redriveJobs, []any{ids, past, DefaultWindow.Milliseconds()}, &back, &taken)
+	err = q.guarded(ctx, db, redriveJobs, []any{ids, past, DefaultWindow.Milliseconds()}, &back, &taken)
 	if err != nil {
 		return nil, nil, fmt.Errorf("onceq: redrive: %w", err)
 	}
@@ -286,11 +286,11 @@ func (q *Queue) each(ctx context.Context, db DB, filter Filter, allowed []State,
 
 func (q *Queue) ids(ctx context.Context, db DB, filter Filter) ([]int64, error) {
 	statement, args := filter.statement()
-	rows, err := db.Query(ctx, q.sql(`select id from (`+statement+`) page order by id desc`), args...)
-	if err != nil {
-		return nil, fmt.Errorf("onceq: list: %w", err)
-	}
-	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	var ids []int64
+	err := q.rows(ctx, db, `select id from (`+statement+`) page order by id desc`, args, func(rows pgx.Rows) (err error) {
+		ids, err = pgx.CollectRows(rows, pgx.RowTo[int64])
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("onceq: list: %w", err)
 	}
@@ -326,7 +326,7 @@ select count(*) from gone`
 
 func (q *Queue) discard(ctx context.Context, db DB, ids []int64, states []State) (n int, err error) {
 	_, past := (&Filter{States: states}).states()
-	if err = q.queryRow(ctx, db, discardJobs, []any{ids, past}, &n); err != nil {
+	if err = q.guarded(ctx, db, discardJobs, []any{ids, past}, &n); err != nil {
 		return 0, fmt.Errorf("onceq: discard: %w", err)
 	}
 	return n, nil

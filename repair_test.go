@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/queuetest"
@@ -466,5 +467,49 @@ func TestRedriveAndDiscardMany(t *testing.T) {
 	}
 	if _, err := q.DiscardMany(ctx, db.Pool, onceq.Filter{States: []onceq.State{onceq.Waiting}}); !errors.As(err, &bad) {
 		t.Fatalf("error %v", err)
+	}
+}
+
+// Every statement of repair, inspection and reaping in every query mode, in a schema that needs quoting and with
+// an empty search_path.
+func TestRepairInEveryQueryMode(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t, queuetest.Schema(`o'ne"ceq.x`), queuetest.PoolConfig(func(c *pgxpool.Config) {
+				c.ConnConfig.DefaultQueryExecMode = mode
+				c.ConnConfig.RuntimeParams["search_path"] = ""
+			}))
+			ctx, q := t.Context(), db.Queue
+			id := repairDead(t, db, onceq.Job{Key: "a", Metadata: map[string]string{"m": "1"}})
+			repairEnqueue(t, db, onceq.Job{Payload: []byte{0}, Delay: time.Hour})
+			if l := must[[]onceq.JobInfo](t)(q.List(ctx, db.Pool, onceq.Filter{Queue: "default", States: []onceq.State{onceq.Dead, onceq.Delayed}})); len(l) != 2 ||
+				len(l[0].Bytes) != 1 || l[1].Metadata["m"] != "1" || len(l[1].Errors) != 1 {
+				t.Fatalf("%+v", l)
+			}
+			if s := must[[]onceq.QueueStats](t)(q.Stats(ctx)); len(s) != 1 || s[0].Dead != 1 || s[0].Delayed != 1 {
+				t.Fatalf("%+v", s)
+			}
+			wantState(t, onceq.Waiting)(q.Redrive(ctx, db.Pool, id))
+			wantState(t, onceq.Waiting)(q.Retry(ctx, db.Pool, id))
+			wantState(t, onceq.Cancelled)(q.Cancel(ctx, db.Pool, id))
+			tx := begin(t, db)
+			if n, taken, err := q.RedriveMany(ctx, tx, onceq.Filter{States: []onceq.State{onceq.Cancelled}, Scope: "default", Kind: "mail"}); err != nil || n != 1 || taken != 0 {
+				t.Fatal(n, taken, err)
+			}
+			commit(t, tx)
+			wantState(t, onceq.Cancelled)(q.Cancel(ctx, db.Pool, id))
+			if err := q.Discard(ctx, db.Pool, id); err != nil {
+				t.Fatal(err)
+			}
+			i := must[onceq.JobInfo](t)(q.GetByKey(ctx, db.Pool, "default", "a"))
+			if i.ID != id || i.State != onceq.Cancelled {
+				t.Fatalf("%+v", i)
+			}
+			reap(t, newReaper(t, db, onceq.ReaperConfig{Grace: time.Millisecond}), onceq.Reaped{Fences: 1})
+		})
 	}
 }

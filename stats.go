@@ -102,14 +102,12 @@ select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, r.running, d.dead
  order by n.queue`
 
 // Stats gives the figures of the named queues, or of every queue that has jobs, a history or workers, sorted
-// by name. It stays cheap, some tens of milliseconds a queue at most, however many rows there are, because it
-// stops counting at StatsCap. It runs on the pool: behind guardPlans, because with stale statistics the planner
+// by name. It stays cheap, some ten to twenty milliseconds a queue at most, however many rows there are,
+// because it stops counting at StatsCap. It runs on the pool: behind guardPlans, because with stale statistics the planner
 // would read whole ranges and sort them.
 func (q *Queue) Stats(ctx context.Context, queues ...string) ([]QueueStats, error) {
 	var all []QueueStats
-	b := &pgx.Batch{}
-	b.Queue(guardPlans)
-	b.Queue(q.sql(readStats), queues, StatsCap).Query(func(rows pgx.Rows) error {
+	err := q.rows(ctx, q.pool, readStats, []any{queues, StatsCap}, func(rows pgx.Rows) error {
 		for rows.Next() {
 			var s QueueStats
 			var oldest int64
@@ -124,7 +122,7 @@ func (q *Queue) Stats(ctx context.Context, queues ...string) ([]QueueStats, erro
 		}
 		return rows.Err()
 	})
-	if err := q.pool.SendBatch(ctx, b).Close(); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("onceq: stats: %w", err)
 	}
 	return all, nil

@@ -124,19 +124,17 @@ func (s *seen) wantNoScan(t *testing.T, db *queuetest.DB) {
 	}
 }
 
-// fillJobs and fillHistory add n rows to each of the queues q0 and q1.
+// fillJobs and fillHistory add n rows to each of the queues q0 and q1, behind the planner's back.
 func fillJobs(t *testing.T, db *queuetest.DB, n int) {
 	t.Helper()
 	repairExec(t, db, `insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload)
 		select nextval('onceq.ids'), now() - i * interval '1 ms', now(), 25, i % 2, q, 'mail', '{}' from generate_series(1, $1::int) i, unnest(array['q0', 'q1']) q`, n)
-	repairExec(t, db, `analyze onceq.jobs`)
 }
 
 func fillHistory(t *testing.T, db *queuetest.DB, n int) {
 	t.Helper()
 	repairExec(t, db, `insert into onceq.job_history (id, run_at, created_at, finished_at, claims, lost, attempts, max_attempts, priority, state, queue, kind, payload)
 		select nextval('onceq.ids'), now(), now(), now(), 1, 0, 1, 25, 0, case i % 3 when 0 then 6 else 5 end, q, 'mail', '{}' from generate_series(1, $1::int) i, unnest(array['q0', 'q1']) q`, n)
-	repairExec(t, db, `analyze onceq.job_history`)
 }
 
 func TestTrapStatsReadsBoundedRangesOfIndexes(t *testing.T) {
@@ -151,6 +149,6 @@ func TestTrapStatsReadsBoundedRangesOfIndexes(t *testing.T) {
 		t.Fatalf("%+v", got)
 	}
 	look.wantNoScan(t, db)
-	must[[]onceq.QueueStats](t)(db.Queue.Stats(ctx, "q0"))
+	must[[]onceq.QueueStats](t)(db.Queue.Stats(ctx, "q0", "q1"))
 	look.wantNoScan(t, db)
 }
