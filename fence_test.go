@@ -439,6 +439,15 @@ func TestFence_StaleAndFinishedClaimsAreRefused(t *testing.T) {
 	fenceOK(t, "Complete", c.Complete(ctx, nil, 1))
 	refused(c, false)
 	refused(stale, true)
+
+	f = fenceOf(t, db, onceq.FenceSpec{Key: "wrongly resolved"})
+	c = fenceClaim(t, f, nil)
+	fenceLapse(t, db)
+	fenceOK(t, "Resolve", f.Resolve(ctx, nil, onceq.NeverApplied()))
+	fenceOK(t, "late Complete", c.Complete(ctx, nil, 1))
+	if done, err := f.Claim(ctx, nil); err != nil || !done.Replayed {
+		t.Errorf("%+v, %v; the late success lost its window", done, err)
+	}
 	var invalid *onceq.InvalidError
 	if err := c.Complete(ctx, nil, func() {}); !errors.As(err, &invalid) {
 		t.Errorf("a result that does not encode: %v", err)
