@@ -51,8 +51,8 @@ const (
 //
 // An effect's fence (class 3: scope the job's queue, key "<job id>/<name>", job_id the job's) lives as long as
 // its job. Completing a job does not touch it. finished_at therefore stays null, which never counts as free,
-// while the job may run again; the Reaper sets it when it first sees that the job is neither in jobs nor dead
-// or held in job_history, and from then on the table above applies.
+// while the job may run again; the Reaper sets it when it first sees that the job is neither in jobs nor dead,
+// cancelled or held in job_history, and from then on the table above applies.
 const fenceFree = `(f.state in (3, 4, 5) and f.lifetime >= 0
       and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())`
 
