@@ -33,15 +33,15 @@ bin=$(find_bin)
 if [ -z "$bin" ]; then
 	echo "postgres.sh: no Postgres server binaries found, installing the distribution's package" >&2
 	{
-		if command -v apt-get; then
+		if command -v apt-get >/dev/null; then
 			as_root apt-get update -qq
 			# Nothing but the binaries is wanted: no cluster that starts with the machine.
-			as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends postgresql-common
+			as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends postgresql-common >/dev/null
 			as_root sh -c 'mkdir -p /etc/postgresql-common/createcluster.d && echo "create_main_cluster = false" >/etc/postgresql-common/createcluster.d/onceq.conf'
-			as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends postgresql
-		elif command -v dnf; then
+			as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends postgresql >/dev/null
+		elif command -v dnf >/dev/null; then
 			as_root dnf install -y -q postgresql-server
-		elif command -v brew; then
+		elif command -v brew >/dev/null; then
 			brew install --quiet postgresql@18
 		else
 			echo "postgres.sh: none of apt-get, dnf and brew is here: install a Postgres server, or set ONCEQ_TEST_PGBIN or ONCEQ_TEST_DATABASE_URL"

@@ -16,8 +16,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -151,26 +153,22 @@ func (external) stop() error                         { return nil }
 func (external) restart(context.Context, bool) error { return ErrNotOurs }
 func (external) binDir() string                      { return "" }
 
-// settings are what the server is started with, as name=value.
+// settings are the server's arguments that set what it is started with.
 func (o Options) settings() []string {
 	all := map[string]string{
 		"max_connections": "200",
 		"shared_buffers":  "128MB",
 		"max_wal_size":    "4GB",
-		// A test that hangs in a transaction shows up in the log of a server that says who waits for whom.
-		"log_lock_waits": "on",
 	}
 	if !o.Durable {
 		all["fsync"] = "off"
 		all["synchronous_commit"] = "off"
 		all["full_page_writes"] = "off"
 	}
-	for name, value := range o.Settings {
-		all[name] = value
-	}
+	maps.Copy(all, o.Settings)
 	args := make([]string, 0, 2*len(all))
-	for name, value := range all {
-		args = append(args, "-c", name+"="+value)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		args = append(args, "-c", name+"="+all[name])
 	}
 	return args
 }
