@@ -343,7 +343,7 @@ func TestTrapFencesInEveryQueryMode(t *testing.T) {
 			fenceOK(t, "Release", c.Release(ctx, nil))
 			c = fenceClaim(t, f, nil)
 			fenceOK(t, "Uncertain", c.Uncertain(ctx, nil, errors.New(`what's "\ up`)))
-			c = fenceClaim(t, f, nil)
+			fenceClaim(t, f, nil)
 			fenceLapse(t, db)
 			spec.Policy = onceq.Hold()
 			_, err := fenceOf(t, db, spec).Claim(ctx, nil)
