@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // outcome is how one run of a job ended. A state that is finished takes the job out of jobs; otherwise it is
@@ -60,6 +62,10 @@ func encodeResult(v any) (string, error) {
 	return string(raw), nil
 }
 
+// errInTx is what a handler gets that ends its job by itself although the worker does so: the two would wait for each
+// other, for the worker's transaction has the job's row locked.
+var errInTx = errors.New("onceq: the worker ends this job with the handler's transaction: return nil to complete it, or an error (see Fatal, RetryAfter, Snooze, Reschedule)")
+
 // Complete finishes the job inside db: with a transaction, the completion commits together with whatever
 // the transaction wrote. Where the lease is gone the statement raises an error, so that a commit that stands
 // behind it in the same pipeline does not go through; it comes back as a *LeaseError. With a nil db it runs
@@ -68,14 +74,27 @@ func (l *Lease) Complete(ctx context.Context, db DB) error {
 	if db == nil {
 		db = l.db
 	}
-	if _, own := db.(*handlerTx); own {
-		return errors.New("onceq: Lease.Complete in the handler's own transaction: return nil, and the worker completes the job with it")
+	if l.inTx {
+		return errInTx
 	}
 	statement, args := l.completion()
-	rows, err := db.Query(ctx, l.q.sql(statement), args...)
-	if err == nil {
-		rows.Close()
-		err = rows.Err()
+	var none, done any
+	dest := []any{&none}
+	if l.keep != 0 {
+		dest = append(dest, &done)
+	}
+	var err error
+	switch db := db.(type) {
+	case *pgxpool.Pool:
+		err = l.q.guarded(ctx, db, statement, args, dest...)
+	case pgx.Tx:
+		b := &pgx.Batch{}
+		b.Queue(keepPlans)
+		b.Queue(l.q.sql(statement), args...)
+		b.Queue(restorePlans)
+		err = db.SendBatch(ctx, b).Close()
+	default:
+		err = l.q.queryRow(ctx, db, statement, args, dest...)
 	}
 	return l.completed(ctx, err)
 }
@@ -84,10 +103,13 @@ func (l *Lease) Complete(ctx context.Context, db DB) error {
 // OQ001, and what stands behind it in the batch's transaction, a commit above all, does not happen. The
 // batch's error then matches ErrLeaseLost after a pass through LeaseLost.
 func (l *Lease) CompleteInBatch(batch *pgx.Batch) {
-	l.byHandler = true
+	atomic.StoreUint32(&l.byHandler, 1)
 	statement, args := l.completion()
 	batch.Queue(l.q.sql(statement), args...)
 }
+
+// completedItself reports whether the handler called Complete or CompleteInBatch, whatever came of it.
+func (l *Lease) completedItself() bool { return atomic.LoadUint32(&l.byHandler) == 1 }
 
 // LeaseLost reports whether err, from the caller's own batch, is Postgres refusing a completion because its
 // lease is gone.
@@ -96,7 +118,7 @@ func LeaseLost(err error) bool { return errors.Is(err, ErrLeaseLost) || leaseLos
 func (l *Lease) completed(ctx context.Context, err error) error {
 	switch {
 	case err == nil:
-		l.byHandler = true
+		atomic.StoreUint32(&l.byHandler, 1)
 		if l.q.watched(EventCompleted) {
 			l.q.emit(ctx, l.event(EventCompleted))
 		}
@@ -164,6 +186,9 @@ func (l *Lease) Release(ctx context.Context) error {
 }
 
 func (l *Lease) end(ctx context.Context, op string, o outcome) error {
+	if l.inTx {
+		return errInTx
+	}
 	stale, _, err := l.q.finish(ctx, l.db, []outcome{o})
 	if err != nil {
 		return err
@@ -174,7 +199,7 @@ func (l *Lease) end(ctx context.Context, op string, o outcome) error {
 	return nil
 }
 
-// completeJobs completes many jobs by their guards and gives the ids of those whose guard held. The caller
+// completeJobs completes many jobs by their guards and gives the tokens of those whose guard held. The caller
 // gives them sorted by id, which is the order in which their rows are locked. With $5 it raises where a guard
 // did not hold.
 const completeJobs = `
@@ -193,10 +218,10 @@ fence as (
    where g.key is not null and f.class = 0 and f.scope = g.scope and f.key = g.key and f.job_id = g.id
 )
 select case when $5::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       (select array_agg(id) from gone)`
+       (select array_agg(id << 20 | claims) from gone)`
 
 // endJobs takes many jobs out of jobs, in any finished state, writes history for those that keep it, and gives
-// the ids of those whose guard held. With $9 it raises where one did not.
+// the tokens of those whose guard held. With $9 it raises where one did not.
 const endJobs = `
 with u as materialized (
   select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::smallint[], $5::text[], $6::text[], $7::int[], $8::bigint[])
@@ -224,14 +249,14 @@ history as (
     from gone where keep <> 0
 )
 select case when $9::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       (select array_agg(id) from gone)`
+       (select array_agg(id << 20 | claims) from gone)`
 
 // appendError keeps the latest ten errors of a job: when, in which attempt, what.
 const appendError = `case when error = '' then errors else
          case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
          || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end`
 
-// retryJobs makes jobs ready to run again and gives the ids of those whose guard held, and of those among
+// retryJobs makes jobs ready to run again and gives the tokens of those whose guard held, and the ids of those among
 // them that somebody wants cancelled. With $8 it raises where a guard did not hold.
 const retryJobs = `
 with u as materialized (
@@ -246,10 +271,10 @@ ready as (
          errors   = ` + appendError + `
     from u
    where j.id = u.id and j.claims = u.claims and j.holder = u.holder
-  returning j.id
+  returning j.id, j.claims
 )
 select case when $8::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       array_agg(ready.id), array_agg(x.job_id) filter (where x.job_id is not null)
+       array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null)
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id offset 0) x on true`
 
 func completeArgs(outcomes []outcome, raise bool) []any {
@@ -290,7 +315,7 @@ func retryArgs(outcomes []outcome, raise bool) []any {
 	return []any{ids, claims, holders, errs, spent, resets, delays, raise}
 }
 
-// finish writes outcomes, at most one for each job, and gives the leases whose guard did not hold. Each of the
+// finish writes outcomes, at most one for each lease, and gives the leases whose guard did not hold. Each of the
 // three kinds of statement commits on its own; with an error, left are the outcomes that may not be written.
 func (q *Queue) finish(ctx context.Context, db DB, outcomes []outcome) (stale []*Lease, left []outcome, err error) {
 	slices.SortFunc(outcomes, func(a, b outcome) int { return int(a.lease.ID - b.lease.ID) })
@@ -310,7 +335,7 @@ func (q *Queue) finish(ctx context.Context, db DB, outcomes []outcome) (stale []
 		outcomes  []outcome
 		statement string
 		args      func([]outcome, bool) []any
-		more      []any // columns after the done ids
+		more      []any // columns after the tokens
 	}{
 		{plain, completeJobs, completeArgs, nil},
 		{end, endJobs, endArgs, nil},
@@ -332,7 +357,7 @@ func (q *Queue) finish(ctx context.Context, db DB, outcomes []outcome) (stale []
 		}
 		slices.Sort(done)
 		for _, o := range part.outcomes {
-			_, ok := slices.BinarySearch(done, o.lease.ID)
+			_, ok := slices.BinarySearch(done, o.lease.Token)
 			if !ok {
 				stale = append(stale, o.lease)
 			}
@@ -350,17 +375,19 @@ func (q *Queue) finish(ctx context.Context, db DB, outcomes []outcome) (stale []
 	return stale, left, err
 }
 
-// guarded runs a statement of the library's own and scans its one row: behind guardPlans where db takes
-// batches outside of a transaction, else as it is.
+// guarded runs a statement of the library's own and scans its one row: on a pool in a transaction of its own
+// behind guardPlans, elsewhere as it is.
 func (q *Queue) guarded(ctx context.Context, db DB, statement string, args []any, dest ...any) error {
-	s, ok := db.(sender)
-	if _, inTx := db.(pgx.Tx); !ok || inTx {
+	pool, ok := db.(*pgxpool.Pool)
+	if !ok {
 		return q.queryRow(ctx, db, statement, args, dest...)
 	}
 	b := &pgx.Batch{}
+	b.Queue(beginOwn)
 	b.Queue(guardPlans)
 	b.Queue(q.sql(statement), args...).QueryRow(func(row pgx.Row) error { return row.Scan(dest...) })
-	return s.SendBatch(ctx, b).Close()
+	b.Queue("commit")
+	return pool.SendBatch(ctx, b).Close()
 }
 
 // finished reports an outcome.

@@ -75,6 +75,7 @@ func (r *run) finishLoop() {
 // refuses is found by halving, so that it cannot keep the others from being written.
 func (r *run) write(batch []outcome) {
 	began := time.Now()
+	replaced := false // the outcome that Postgres refused, by a failure that says so
 	for try := 0; len(batch) > 0; try++ {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.base), r.lease)
 		_, left, err := r.q.finish(ctx, r.side, batch)
@@ -87,12 +88,14 @@ func (r *run) write(batch []outcome) {
 			r.write(left[len(left)/2:])
 			return
 		case badData(err):
-			if try > 0 {
+			if replaced {
 				r.q.log.Error("onceq: the outcome of a job cannot be stored; its lease runs out and it runs again",
 					slog.Int64("job", left[0].lease.ID), slog.Any("error", err))
 				return
 			}
+			replaced = true
 			batch = []outcome{left[0].lease.failure(fmt.Errorf("onceq: storing the outcome: %w", err), nil)}
+			batch[0].unsure = left[0].unsure
 			continue
 		case time.Since(began) > r.lease:
 			r.q.log.Error("onceq: outcomes could not be stored while their leases lasted; these jobs run again",

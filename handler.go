@@ -47,8 +47,8 @@ func (k *Kind[P]) handler() Handler {
 	if h.maxLost == 0 {
 		h.maxLost = DefaultMaxLost
 	}
-	if h.maxLost < 0 {
-		h.err = invalid("Kind.MaxLost", "of %q is negative", k.Name)
+	if h.maxLost < 0 || h.maxLost > maxMaxLost {
+		h.err = invalid("Kind.MaxLost", "of %q is %d; 1 to %d is possible", k.Name, h.maxLost, maxMaxLost)
 	}
 	if k.Keep != 0 {
 		h.keep, h.err = keepTime("Kind.Keep", k.Keep, h.err)

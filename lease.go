@@ -5,11 +5,13 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // A token is the job's id and the count of its claims: 43 bits and 20 bits. It grows with each claim of a
@@ -25,6 +27,8 @@ const DefaultLease = 30 * time.Second
 
 // DefaultMaxLost is how many leases of one job may run out before it is dead.
 const DefaultMaxLost = 5
+
+const maxMaxLost = math.MaxInt16 // what the column counts up to
 
 // Lease is the right to work on a job until a time, under a token. A worker passes one to its handler;
 // Queue.Claim gives them to people who drive the loop themselves. Its fields are facts of the moment of the
@@ -53,7 +57,8 @@ type Lease struct {
 	keep   int64  // milliseconds of history, 0 for none, -1 until somebody decides
 	result string // encoded; "" for none
 
-	byHandler bool // completed through Complete or CompleteInBatch, if that commits
+	inTx      bool         // its handler runs in a transaction that the worker ends
+	byHandler uint32      // atomic; 1: completed through Complete or CompleteInBatch, if that commits
 }
 
 type leaseKey struct{}
@@ -109,6 +114,9 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 	if opts.MaxLost == 0 {
 		opts.MaxLost = DefaultMaxLost
 	}
+	if opts.MaxLost < 0 || opts.MaxLost > maxMaxLost {
+		return nil, invalid("ClaimOptions.MaxLost", "is %d; 1 to %d is possible", opts.MaxLost, maxMaxLost)
+	}
 	if err := q.identify(ctx, q.pool); err != nil {
 		return nil, err
 	}
@@ -160,10 +168,13 @@ type position struct {
 	id       int64
 }
 
+// beginning is no later than any due time that Enqueue accepts.
+var beginning = time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC)
+
 func fromStart() []position {
 	p := make([]position, 0, Low-High+1)
 	for prio := High; prio <= Low; prio++ {
-		p = append(p, position{priority: prio, runAt: time.Unix(0, 0)})
+		p = append(p, position{priority: prio, runAt: beginning})
 	}
 	return p
 }
@@ -212,20 +223,36 @@ first_alone as materialized (select min(n) as n from c where alone)
 update onceq.jobs j
    set leased_until = statement_timestamp() + $7::bigint * interval '1 microsecond',
        holder = $8::bigint,
-       claims = j.claims + 1,
-       lost   = j.lost + (j.leased_until is not null)::int
+       claims = least(j.claims + 1, 1048575),
+       lost   = least(j.lost + (j.leased_until is not null)::int, 32767)
   from c, first_alone a
  where j.id = c.id and (a.n is null or c.n = 1 or c.n < a.n)
 returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
           coalesce(j.metadata::text, ''), a.n is not null, c.n`
 
-// guardPlans goes before a batch of the library's own, in the same implicit transaction and round trip, and
-// brings the database's clock. Plans of these statements may be made while the tables are empty and used
-// when they hold millions of rows: nothing but index scans and nested loops stays good for both.
+// beginOwn opens a transaction of the library's own, in the same round trip as what it does: the isolation level
+// does not depend on the database's default.
+const beginOwn = `begin isolation level read committed read write`
+
+// guardPlans goes before a statement of the library's own, in the same transaction and round trip, and brings
+// the database's clock. Plans of these statements may be made while the tables are empty and used when they
+// hold millions of rows: nothing but index scans and nested loops stays good for both.
 const guardPlans = `
 select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
        set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true)`
+
+// keepPlans is guardPlans inside of a transaction in which a user's statements follow, up to restorePlans.
+const keepPlans = `
+select set_config('onceq.plans', concat_ws(',', current_setting('enable_seqscan'), current_setting('enable_hashjoin'),
+                  current_setting('enable_mergejoin'), current_setting('enable_bitmapscan')), true),
+       set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true)`
+
+const restorePlans = `
+select set_config('enable_seqscan', split_part(p, ',', 1), true), set_config('enable_hashjoin', split_part(p, ',', 2), true),
+       set_config('enable_mergejoin', split_part(p, ',', 3), true), set_config('enable_bitmapscan', split_part(p, ',', 4), true)
+  from current_setting('onceq.plans') as p`
 
 // sender is what a statement of the library's own needs: a connection or a pool, outside of a transaction.
 type sender interface {
@@ -233,7 +260,7 @@ type sender interface {
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 }
 
-func (q *Queue) claim(ctx context.Context, db sender, c *claim) ([]*Lease, error) {
+func (q *Queue) claim(ctx context.Context, db *pgxpool.Pool, c *claim) ([]*Lease, error) {
 	priorities := make([]int16, len(c.from))
 	runAts := make([]time.Time, len(c.from))
 	ids := make([]int64, len(c.from))
@@ -245,6 +272,7 @@ func (q *Queue) claim(ctx context.Context, db sender, c *claim) ([]*Lease, error
 	var order []int64
 	c.cut = false
 	b := &pgx.Batch{}
+	b.Queue(beginOwn)
 	b.Queue(guardPlans).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&c.now, nil, nil, nil, nil)
 	})
@@ -276,6 +304,7 @@ func (q *Queue) claim(ctx context.Context, db sender, c *claim) ([]*Lease, error
 		}
 		return rows.Err()
 	})
+	b.Queue("commit")
 	c.began = time.Now()
 	if err := db.SendBatch(ctx, b).Close(); err != nil {
 		return nil, fmt.Errorf("onceq: claim: %w", err)
@@ -331,8 +360,9 @@ type beatAnswer struct {
 	extended, lost, cancelled bool
 }
 
-// extendLeases extends many leases. Rows come back for each, in any order. It never waits for a lock, so that
-// one handler's transaction does not let the other leases run out.
+// extendLeases extends many leases and gives the places of those extended, of those whose guard holds, and of
+// those that somebody wants cancelled. It never waits for a lock, so that one handler's transaction does not
+// let the other leases run out.
 const extendLeases = `
 with u as materialized (
   select * from unnest($1::bigint[], $2::int[], $3::bigint[]) with ordinality as u(id, claims, holder, n)
@@ -349,36 +379,33 @@ extended as (
     from free where j.id = free.id
   returning free.n
 )
-select u.n, e.n is not null, h.held is not null, x.job_id is not null
-  from u
-  left join extended e on e.n = u.n
-  left join lateral (
-       select true as held from onceq.jobs j
-        where j.id = u.id and j.claims = u.claims and j.holder = u.holder offset 0) h on true
-  left join lateral (
-       select job_id from onceq.job_cancels x where x.job_id = u.id offset 0) x on true`
+select array(select n from extended),
+       array(select u.n from u cross join lateral (
+             select from onceq.jobs j
+              where j.id = u.id and j.claims = u.claims and j.holder = u.holder offset 0) j),
+       array(select u.n from u cross join lateral (
+             select from onceq.job_cancels x where x.job_id = u.id offset 0) x)`
 
 // beat extends the leases, which the caller gives sorted by id.
 func (q *Queue) beat(ctx context.Context, db DB, leases []*Lease, d time.Duration) ([]beatAnswer, error) {
 	ids, claims, holders := guards(leases)
-	rows, err := db.Query(ctx, q.sql(extendLeases), ids, claims, holders, d.Microseconds())
+	var extended, held, cancelled []int64
+	err := q.guarded(ctx, db, extendLeases, []any{ids, claims, holders, d.Microseconds()}, &extended, &held, &cancelled)
 	if err != nil {
 		return nil, fmt.Errorf("onceq: extend: %w", err)
 	}
-	defer rows.Close()
 	answers := make([]beatAnswer, len(leases))
-	for rows.Next() {
-		var n int64
-		var a beatAnswer
-		var held bool
-		if err := rows.Scan(&n, &a.extended, &held, &a.cancelled); err != nil {
-			return nil, fmt.Errorf("onceq: extend: %w", err)
-		}
-		a.lost = !a.extended && !held
-		answers[n-1] = a
+	for i := range answers {
+		answers[i].lost = true
 	}
-	if err := rows.Err(); err != nil {
-		return nil, fmt.Errorf("onceq: extend: %w", err)
+	for _, n := range held {
+		answers[n-1].lost = false
+	}
+	for _, n := range extended {
+		answers[n-1].extended, answers[n-1].lost = true, false
+	}
+	for _, n := range cancelled {
+		answers[n-1].cancelled = true
 	}
 	return answers, nil
 }

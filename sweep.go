@@ -3,6 +3,7 @@ package onceq
 import (
 	"context"
 	"log/slog"
+	"math/rand/v2"
 	"time"
 )
 
@@ -43,7 +44,7 @@ ready as materialized (
 ),
 forward as (
   update onceq.jobs j
-     set run_at = $5::timestamptz, lost = j.lost + (j.leased_until is not null)::int, leased_until = null, holder = null
+     set run_at = $5::timestamptz, lost = least(j.lost + (j.leased_until is not null)::int, 32767), leased_until = null, holder = null
     from ready where j.id = ready.id
   returning j.id
 )
@@ -62,11 +63,14 @@ func (l *lane) lookBehind(ctx context.Context) bool {
 	l.sweptAt = time.Now()
 	var turn int
 	if err := l.q.queryRow(ctx, l.side, sweepTurn, []any{l.queue, every.Microseconds()}, &turn); err != nil {
-		return false // not this worker's turn; a lost database shows in the claims
+		// Not this worker's turn; a lost database shows in the claims. It asks again at another time of the second, so
+		// that no worker is too late for ever: only this one may have the kinds that wait there.
+		l.sweptAt = l.sweptAt.Add(-rand.N(every))
+		return false
 	}
 	moved := 0
 	for _, p := range l.at {
-		at := position{p.priority, time.Unix(0, 0), 0}
+		at := position{p.priority, beginning, 0}
 		for ctx.Err() == nil {
 			var last *time.Time
 			var n int

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -23,17 +24,19 @@ type handlerTx struct {
 var _ pgx.Tx = (*handlerTx)(nil)
 
 // lockJobs locks the rows of a handler's jobs by their guards, in id order, for the rest of its transaction:
-// from then on nobody can claim them, expired or not. A client that freezes inside the transaction is cut
-// off by the server after $4 milliseconds of idling, so that it cannot keep the rows.
+// from then on nobody can claim them, expired or not.
 const lockJobs = `
 with u as materialized (
   select * from unnest($1::bigint[], $2::int[], $3::bigint[]) as u(id, claims, holder)
 )
-select set_config('idle_in_transaction_session_timeout', $4::text, true), array(
+select array(
        select j.id from u cross join lateral (
               select id from onceq.jobs
                where id = u.id and claims = u.claims and holder = u.holder
                  for no key update) j)`
+
+// limitIdling lets the server cut off a client that freezes inside the transaction, so that it cannot keep the rows.
+const limitIdling = `select set_config('idle_in_transaction_session_timeout', $1::text, true)`
 
 // beginHandler opens a transaction that has the leases' rows locked, and says which it got.
 func (q *Queue) beginHandler(ctx context.Context, leases []*Lease, h *Handler) (*handlerTx, []int64, error) {
@@ -47,15 +50,18 @@ func (q *Queue) beginHandler(ctx context.Context, leases []*Lease, h *Handler) (
 	}
 	idle := "0"
 	if h.timeout > 0 {
-		idle = fmt.Sprint(max(1, h.timeout.Milliseconds()))
+		idle = fmt.Sprint(min(max(1, h.timeout.Milliseconds()), math.MaxInt32))
 	}
 	ids, claims, holders := guards(leases)
 	b := &pgx.Batch{}
 	b.Queue(begin)
+	b.Queue(keepPlans)
 	var locked []int64
-	b.Queue(q.sql(lockJobs), ids, claims, holders, idle).QueryRow(func(row pgx.Row) error {
-		return row.Scan(nil, &locked)
+	b.Queue(q.sql(lockJobs), ids, claims, holders).QueryRow(func(row pgx.Row) error {
+		return row.Scan(&locked)
 	})
+	b.Queue(restorePlans)
+	b.Queue(limitIdling, idle)
 	if err := conn.SendBatch(ctx, b).Close(); err != nil {
 		end(conn)
 		return nil, nil, fmt.Errorf("onceq: opening the handler's transaction: %w", err)
@@ -64,15 +70,27 @@ func (q *Queue) beginHandler(ctx context.Context, leases []*Lease, h *Handler) (
 }
 
 // commit sends a last statement, which raises where a lease is gone, and the commit behind it.
-func (tx *handlerTx) commit(ctx context.Context, statement string, args []any) error {
+// sure is false where the answer got lost and it may have been committed.
+func (tx *handlerTx) commit(ctx context.Context, statement string, args []any) (sure bool, err error) {
+	defer end(tx.conn)
+	switch pg := tx.conn.Conn().PgConn(); {
+	case pg.IsClosed():
+		return true, errors.New("onceq: the connection of the handler's transaction was lost, or closed because a statement was cancelled: it is rolled back")
+	case pg.TxStatus() == 'E':
+		return true, errors.New("onceq: a statement in the handler's transaction failed and the handler returned no error: it is rolled back")
+	case pg.TxStatus() == 'I':
+		return true, errors.New("onceq: the handler ended the worker's transaction by a statement of its own")
+	}
 	b := &pgx.Batch{}
+	b.Queue(guardPlans)
 	b.Queue(statement, args...)
 	b.Queue("commit")
 	r := tx.conn.SendBatch(ctx, b)
-	_, err := r.Exec()
 	var tag pgconn.CommandTag
-	if err == nil {
-		tag, err = r.Exec()
+	for range b.Len() {
+		if tag, err = r.Exec(); err != nil {
+			break
+		}
 	}
 	if closing := r.Close(); err == nil {
 		err = closing
@@ -80,8 +98,7 @@ func (tx *handlerTx) commit(ctx context.Context, statement string, args []any) e
 	if err == nil && tag.String() != "COMMIT" {
 		err = fmt.Errorf("onceq: commit answered %s: %w", tag, pgx.ErrTxCommitRollback)
 	}
-	end(tx.conn)
-	return err
+	return err == nil || !tx.conn.Conn().IsClosed(), err
 }
 
 func (tx *handlerTx) rollback() { end(tx.conn) }

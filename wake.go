@@ -8,8 +8,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // Workers wake by polling. A notification makes it faster and is never needed: one that is missed costs a poll.
@@ -45,7 +43,7 @@ func (l *lane) rest(ctx context.Context, pause time.Duration) bool {
 			return false // a job may have been committed just before the announcement
 		} else if ctx.Err() == nil {
 			l.q.log.Warn("onceq: announcing that the worker waits failed; it polls", slog.Any("error", err))
-			l.listening.Store(false)
+			l.announced = time.Now() // not with every poll
 		}
 	}
 	poll := l.poll
@@ -144,10 +142,11 @@ func (r *run) listen(ctx context.Context) {
 }
 
 func (r *run) listenOnce(ctx context.Context) error {
-	conn, err := pgx.ConnectConfig(ctx, r.q.pool.Config().ConnConfig)
+	pooled, err := r.side.Acquire(ctx) // by the pool, for what the application's hooks do to a new connection
 	if err != nil {
 		return err
 	}
+	conn := pooled.Hijack()
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()

@@ -51,7 +51,7 @@ const (
 	defaultShutdown    = 20 * time.Second
 	abandonAfter       = 5 * time.Second // how long a cancelled handler may take to return
 	rollbackTimeout    = 5 * time.Second
-	sideConnections    = 6    // claims, beats, completions and effects of one worker
+	sideConnections    = 6    // claims, completions and effects of one worker
 	maxPrefetch        = 2000 // jobs claimed beyond what runs
 	prefetchTime       = 50 * time.Millisecond
 	conflictTries      = 10 // of a handler's transaction that Postgres wants run again
@@ -148,7 +148,23 @@ func NewWorker(q *Queue, cfg WorkerConfig, handlers ...Handler) (*Worker, error)
 // although they were cancelled: their leases then run out.
 //
 // A lost database is no reason to return: the worker goes on when it is back.
-func (w *Worker) Run(ctx context.Context) error {
+func (w *Worker) Run(ctx context.Context) error { return w.run(ctx, -1) }
+
+// Drain works like Run until limit jobs were claimed or nothing is due, in which case it waits for what its
+// handlers may still enqueue. A limit of 0 is none. It returns when all that it claimed has been dealt with: for tests,
+// and for work that is started by a schedule.
+func (w *Worker) Drain(ctx context.Context, limit int) error {
+	if limit < 0 {
+		return invalid("Drain", "has limit %d; 0 is none", limit)
+	}
+	if limit == 0 {
+		limit = math.MaxInt
+	}
+	return w.run(ctx, limit)
+}
+
+// run is Run, or with a limit from 0 on Drain.
+func (w *Worker) run(ctx context.Context, limit int) error {
 	if !w.running.CompareAndSwap(false, true) {
 		return errors.New("onceq: Worker.Run is already running; make a worker for each")
 	}
@@ -170,8 +186,16 @@ func (w *Worker) Run(ctx context.Context) error {
 		return fmt.Errorf("onceq: the worker's own connections: %w", err)
 	}
 	defer side.Close()
+	// Nor do beats wait for one that waits for a lock: an effect's fence may be locked for long.
+	cfg = cfg.Copy()
+	cfg.MaxConns = 1
+	pulse, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg)
+	if err != nil {
+		return fmt.Errorf("onceq: the worker's own connections: %w", err)
+	}
+	defer pulse.Close()
 
-	r := &run{Worker: w, side: side, id: rand.Int64(), tasks: make(map[int64]*task), solo: make(chan struct{}, 1)}
+	r := &run{Worker: w, side: side, pulse: pulse, id: rand.Int64(), tasks: make(map[int64]*task), solo: make(chan struct{}, 1)}
 	var cancel context.CancelCauseFunc
 	r.base, cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(errShutdown)
@@ -188,22 +212,47 @@ func (w *Worker) Run(ctx context.Context) error {
 			handlers.Go(l.work)
 		}
 	}
-	for _, l := range r.lanes {
+	r.budget = limit
+	failed := make([]error, len(r.lanes))
+	for i, l := range r.lanes {
 		claimers.Go(func() {
-			l.loop(ctx)
+			if limit < 0 {
+				l.loop(ctx)
+			} else {
+				failed[i] = l.drain(ctx)
+			}
 			close(l.ready)
 		})
 	}
-	claimers.Go(func() { r.listen(ctx) })
+	if limit < 0 {
+		claimers.Go(func() { r.listen(ctx) })
+	}
 	for range 2 {
 		finishers.Go(r.finishLoop)
 	}
 	stopBeats := make(chan struct{})
 	beats.Go(func() { r.beatLoop(stopBeats) })
 
-	<-ctx.Done()
+	drained := make(chan struct{})
+	if limit >= 0 {
+		go func() {
+			claimers.Wait()
+			handlers.Wait()
+			close(drained)
+		}()
+	}
+	select {
+	case <-ctx.Done():
+	case <-drained:
+	}
 	r.stopping.Store(true)
 	claimers.Wait()
+	// What was claimed ahead goes back at once, also where handlers that take their time hold all slots.
+	for _, l := range r.lanes {
+		for u := range l.ready {
+			l.giveBack(u)
+		}
+	}
 	returned := make(chan struct{})
 	go func() {
 		handlers.Wait()
@@ -221,7 +270,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	close(stopBeats)
 	beats.Wait()
 	r.unannounceAll()
-	return left
+	return errors.Join(append(failed, left)...)
 }
 
 func within(done <-chan struct{}, d time.Duration) bool {
@@ -244,11 +293,14 @@ func within(done <-chan struct{}, d time.Duration) bool {
 type run struct {
 	*Worker
 	side     *pgxpool.Pool
+	pulse    *pgxpool.Pool   // of the beats alone
 	id       int64           // names this run among the waiters
 	base     context.Context // of all handlers
 	lanes    []*lane
 	stopping atomic.Bool
 	finisher finisher
+	budget   int           // of Drain: how many jobs it may still claim; draining guards it
+	draining sync.Mutex    // lets one lane claim at a time
 	solo     chan struct{} // held while a job runs that has lost two leases or more: never two of them at once
 
 	mu    sync.Mutex      // guards tasks and every task's fields
@@ -280,6 +332,9 @@ func (r *run) abandoned() error {
 		}
 	}
 	slices.Sort(kinds)
+	if n == 0 {
+		return nil
+	}
 	return fmt.Errorf("onceq: %d handlers did not return after their context was cancelled (kinds %q); their leases run out", n, slices.Compact(kinds))
 }
 
@@ -287,6 +342,13 @@ func (r *run) abandoned() error {
 type unit struct {
 	one  *task
 	many []*task
+}
+
+func (u unit) tasks() []*task {
+	if u.one != nil {
+		return []*task{u.one}
+	}
+	return u.many
 }
 
 // lane is one queue of a run: one claimer, and slots goroutines that run handlers.
@@ -374,6 +436,33 @@ func (l *lane) loop(ctx context.Context) {
 	}
 }
 
+// drain claims and hands out until the budget is used up or nothing is due and nothing runs.
+func (l *lane) drain(ctx context.Context) error {
+	for {
+		n := l.waitRoom(ctx)
+		l.draining.Lock()
+		if n = min(n, l.budget); n == 0 {
+			l.draining.Unlock()
+			return nil
+		}
+		l.mu.Lock()
+		idle := len(l.tasks) == 0
+		l.mu.Unlock()
+		l.at = fromStart()
+		found, err := l.claimSome(ctx, n)
+		l.budget -= found
+		l.draining.Unlock()
+		switch {
+		case err != nil && ctx.Err() == nil:
+			return err
+		case found == 0 && idle:
+			return nil
+		case found == 0:
+			sleep(ctx, 2*time.Millisecond, l.room)
+		}
+	}
+}
+
 // waitRoom waits until it is worth claiming and gives how many jobs; 0 when ctx has ended. While there is
 // more than it can take, it claims for a quarter of its room at a time, or every few milliseconds.
 func (l *lane) waitRoom(ctx context.Context) int {
@@ -432,7 +521,9 @@ func (l *lane) claimSome(ctx context.Context, n int) (int, error) {
 	from := slices.Clone(l.at)
 	if look {
 		for i := range from {
-			from[i].runAt, from[i].id = from[i].runAt.Add(-margin), 0
+			if from[i].id = 0; from[i].runAt.After(beginning) {
+				from[i].runAt = from[i].runAt.Add(-margin)
+			}
 		}
 	}
 	if l.round++; l.round%lowestEvery == 0 {
@@ -534,15 +625,10 @@ func (l *lane) handOut(leases []*Lease, began time.Time) {
 // work runs handlers until the claimer has ended and nothing is left.
 func (l *lane) work() {
 	for u := range l.ready {
-		tasks := u.many
-		if u.one != nil {
-			tasks = []*task{u.one}
-		}
+		tasks := u.tasks()
 		switch h := tasks[0].h; {
 		case l.stopping.Load():
-			for _, t := range tasks {
-				l.end(t, outcome{lease: t.lease, state: Waiting})
-			}
+			l.giveBack(u)
 		case h.lease != nil:
 			l.runLease(tasks[0])
 		default:
@@ -555,6 +641,13 @@ func (l *lane) work() {
 			default:
 			}
 		}
+	}
+}
+
+// giveBack ends tasks that were not started, as if they had not been claimed.
+func (l *lane) giveBack(u unit) {
+	for _, t := range u.tasks() {
+		l.end(t, outcome{lease: t.lease, state: Waiting})
 	}
 }
 
@@ -600,6 +693,10 @@ func (l *lane) alone(t *task) func() {
 
 func (l *lane) runLease(t *task) {
 	defer l.alone(t)()
+	if l.stopping.Load() {
+		l.giveBack(unit{one: t})
+		return
+	}
 	ctx, done, ok := l.start([]*task{t}, t.h)
 	if !ok {
 		l.end(t, l.judge(t, ctx, context.Cause(ctx)))
@@ -615,15 +712,19 @@ func (l *lane) runLease(t *task) {
 
 // judge gives the outcome of a handler that returned err.
 func (l *lane) judge(t *task, ctx context.Context, err error) outcome {
+	o := l.outcome(t, ctx, err)
+	// Where the handler completed the job in a transaction of its own and committed that, the guard no longer holds
+	// and this is refused, quietly. If not, nothing of it happened and the job has to run again.
+	o.unsure = t.lease.completedItself()
+	return o
+}
+
+func (l *lane) outcome(t *task, ctx context.Context, err error) outcome {
 	lease := t.lease
 	cause := context.Cause(ctx)
 	switch {
-	case err == nil && lease.byHandler:
-		// The handler completed the job in a transaction of its own. If that was committed, the guard no longer
-		// holds and this is refused, quietly; if not, nothing of it happened and the job has to run again.
-		o := lease.failure(errors.New("onceq: the handler called Lease.Complete in a transaction that it did not commit"), t.h.backoff)
-		o.unsure = true
-		return o
+	case err == nil && lease.completedItself():
+		return lease.failure(errors.New("onceq: the handler called Lease.Complete in a transaction that it did not commit"), t.h.backoff)
 	case err == nil:
 		return outcome{lease: lease, state: Completed, result: lease.result, keep: lease.keep}
 	case errors.Is(cause, ErrCancelled):
@@ -654,6 +755,10 @@ func (l *lane) end(t *task, o outcome) {
 func (l *lane) runTx(tasks []*task, h *Handler) {
 	if len(tasks) == 1 {
 		defer l.alone(tasks[0])()
+		if l.stopping.Load() && tasks[0].lease.Lost >= 2 {
+			l.giveBack(unit{one: tasks[0]})
+			return
+		}
 	}
 	began := time.Now()
 	for try := 1; ; try++ {
@@ -669,7 +774,8 @@ func (l *lane) runTx(tasks []*task, h *Handler) {
 			}
 			return
 		}
-		err := l.transaction(ctx, tasks, h, began)
+		sure, err := l.transaction(ctx, tasks, h, began)
+		var refused *refusedError
 		if IsRetryable(err) && try < conflictTries && ctx.Err() == nil {
 			done()
 			sleep(l.base, rand.N(time.Duration(try)*5*time.Millisecond), nil)
@@ -688,13 +794,16 @@ func (l *lane) runTx(tasks []*task, h *Handler) {
 				}
 			}
 			return
-		case IsRetryable(err):
-			l.end(tasks[0], tasks[0].lease.failure(RetryAfter(time.Second, err), nil))
-		case LeaseLost(err):
-			l.lose(tasks[0], "complete", EventStale)
+		case errors.As(err, &refused):
+			l.lose(tasks[0], refused.op, refused.event)
+			l.end(tasks[0], outcome{lease: tasks[0].lease, state: Waiting})
 		default:
+			var notBegun *notBegunError
+			if (errors.As(err, &notBegun) || IsRetryable(err)) && context.Cause(ctx) == nil {
+				err = RetryAfter(time.Second, err)
+			}
 			o := l.judge(tasks[0], ctx, err)
-			o.run = time.Since(began)
+			o.run, o.unsure = time.Since(began), !sure
 			l.end(tasks[0], o)
 		}
 		done()
@@ -702,24 +811,37 @@ func (l *lane) runTx(tasks []*task, h *Handler) {
 	}
 }
 
+// refusedError says that the guard of a handler's transaction did not hold. A handler cannot return one.
+type refusedError struct {
+	op    string
+	event EventType
+}
+
+func (e *refusedError) Error() string { return "onceq: " + e.op + " refused: the lease is lost" }
+
+// notBegunError is why a handler was not called. No attempt is spent on it.
+type notBegunError struct{ error }
+
+func (e *notBegunError) Unwrap() error { return e.error }
+
 // transaction runs a handler in a transaction and commits it with the completions. A nil error: committed,
-// and everything is said.
-func (l *lane) transaction(ctx context.Context, tasks []*task, h *Handler, began time.Time) error {
+// and everything is said. sure is false where an error may stand for a commit whose answer got lost.
+func (l *lane) transaction(ctx context.Context, tasks []*task, h *Handler, began time.Time) (sure bool, err error) {
 	leases := make([]*Lease, len(tasks))
 	slices.SortFunc(tasks, func(a, b *task) int { return int(a.lease.ID - b.lease.ID) })
 	for i, t := range tasks {
 		leases[i] = t.lease
-		t.lease.result = ""
+		t.lease.result, t.lease.inTx = "", true
 	}
 	tx, locked, err := l.q.beginHandler(ctx, leases, h)
 	if err != nil {
-		return err
+		return true, &notBegunError{err}
 	}
 	slices.Sort(locked)
 	for _, lease := range leases {
 		if _, ok := slices.BinarySearch(locked, lease.ID); !ok {
 			tx.rollback()
-			return lease.lostError("begin")
+			return true, &refusedError{"begin", EventLeaseLost}
 		}
 	}
 	again := time.Duration(-1)
@@ -741,7 +863,7 @@ func (l *lane) transaction(ctx context.Context, tasks []*task, h *Handler, began
 		}
 	} else if err != nil {
 		tx.rollback()
-		return err
+		return true, err
 	}
 	statement, args := completeJobs, completeArgs(outcomes, true)
 	switch {
@@ -759,8 +881,11 @@ func (l *lane) transaction(ctx context.Context, tasks []*task, h *Handler, began
 	l.mu.Unlock()
 	// The handler is done and wants this, so only the guard decides, and not a context that has just ended.
 	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.lease)
-	err = tx.commit(unbroken, l.q.sql(statement), args)
+	sure, err = tx.commit(unbroken, l.q.sql(statement), args)
 	cancel()
+	if leaseLost(err) {
+		err = &refusedError{"complete", EventStale}
+	}
 	l.mu.Lock()
 	for _, t := range tasks {
 		if t.finishing = err == nil; err == nil {
@@ -773,17 +898,16 @@ func (l *lane) transaction(ctx context.Context, tasks []*task, h *Handler, began
 			l.q.finished(ctx, o, false)
 		}
 	}
-	return err
+	return sure, err
 }
 
-// lose gives a task up and says so once.
+// lose gives a task up and says so once. The task stays in tasks until its handler has returned.
 func (l *run) lose(t *task, op string, event EventType) {
 	lost := t.lease.lostError(op)
 	l.mu.Lock()
 	first := t.lost == nil
 	if first {
 		t.lost = lost
-		delete(l.tasks, t.lease.Token)
 	}
 	cancel := t.cancel
 	l.mu.Unlock()
@@ -820,6 +944,7 @@ func (r *run) beatOnce() {
 	r.mu.Lock()
 	for _, t := range r.tasks {
 		switch held := now.Sub(t.extended); {
+		case t.lost != nil && !errors.Is(t.lost, ErrCancelled):
 		case held >= r.lease && !t.finishing:
 			expired = append(expired, t)
 		case held >= r.lease/3:
@@ -838,22 +963,23 @@ func (r *run) beatOnce() {
 		for i, t := range chunk {
 			leases[i] = t.lease
 		}
-		ctx, cancel := context.WithTimeout(r.base, r.lease/3)
+		// Not cut off by the shutdown: outcomes are still to be written, and handlers may take a while to return.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.base), r.lease/3)
 		began := time.Now()
-		answers, err := r.q.beat(ctx, r.side, leases, r.lease)
+		answers, err := r.q.beat(ctx, r.pulse, leases, r.lease)
 		cancel()
 		if err != nil {
-			if r.base.Err() == nil {
-				r.q.log.Warn("onceq: extending leases failed, trying again", slog.Int("leases", len(leases)), slog.Any("error", err))
-			}
+			r.q.log.Warn("onceq: extending leases failed, trying again", slog.Int("leases", len(leases)), slog.Any("error", err))
 			return
 		}
 		for i, t := range chunk {
 			a := answers[i]
 			r.mu.Lock()
-			finishing := t.finishing
+			// Gone also where the handler has completed the job by itself, and goes on.
+			byHandler := t.lease.completedItself()
+			finishing := t.finishing || byHandler
 			var cancelled context.CancelCauseFunc
-			if !a.lost {
+			if !a.lost || byHandler {
 				t.extended = began
 				if a.cancelled && t.lost == nil {
 					t.lost = ErrCancelled
