@@ -1,6 +1,7 @@
 package onceq
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -30,27 +32,26 @@ type Result struct {
 // payload is a *MismatchError. In all three cases nothing was written and the transaction stays usable.
 // A job that cannot be stored is an *InvalidError, before anything is sent.
 //
-// While another transaction that took the same key is open, Enqueue waits for its end. Above READ COMMITTED
-// Postgres may answer with a serialization failure, and with two keys taken in opposite orders with a
-// deadlock; IsRetryable recognises both, and the whole transaction has to run again.
+// While another transaction is open that took the same key, or that completes its job, Enqueue waits for its
+// end. Above READ COMMITTED Postgres may answer with a serialization failure, and with two keys taken in
+// opposite orders with a deadlock; IsRetryable recognises both, and the whole transaction has to run again.
 func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (Result, error) {
 	e, err := job.encode("")
 	if err != nil {
 		return Result{}, err
 	}
 	var id int64
+	var delayed, quiet bool // quiet: nobody was notified
 	statement, args := q.insertOne(&e, false)
-	var quiet bool // nobody was notified
-	switch err := q.queryRow(ctx, db, statement, args, &id, &quiet); {
+	switch err := q.queryRow(ctx, db, statement, args, &id, &delayed, &quiet); {
 	case err == nil:
-		q.enqueued(ctx, &e, id)
-		return Result{ID: id, State: e.state()}, nil
+		r := accepted(id, delayed)
+		q.enqueued(ctx, &e, r)
+		return r, nil
 	case !errors.Is(err, pgx.ErrNoRows):
-		return Result{}, fmt.Errorf("onceq: enqueue: %w", err)
+		return Result{}, q.enqueueError(err)
 	}
-	results := make([]Result, 1)
-	err = q.settle(ctx, db, []Job{job}, []encoded{e}, results, []int{0})
-	return results[0], err
+	return q.settleOne(ctx, db, job, e)
 }
 
 // EnqueueUnique is Enqueue for jobs that must have a key: an empty one is an *InvalidError.
@@ -59,16 +60,20 @@ func (q *Queue) EnqueueUnique(ctx context.Context, db DB, job Job) (Result, erro
 	return q.Enqueue(ctx, db, job)
 }
 
-// enqueueChunk is how many jobs go in one statement.
-const enqueueChunk = 2000
+// How many jobs go in one statement, and how many bytes of them.
+const (
+	enqueueChunk = 2000
+	enqueueBytes = 16 << 20
+)
 
-// EnqueueMany accepts any number of jobs, in one round trip per 2,000, all or nothing: outside of a
-// transaction it opens one. Results come in the order of jobs, and ids grow in that order. A key that stands
-// twice in jobs is an *InvalidError that names both places, before anything is written.
+// EnqueueMany accepts any number of jobs, in one round trip per 2,000 or 16 MB, all or nothing: outside of a
+// transaction it opens one. Results come in the order of jobs, and the ids of new jobs grow in that order. A
+// key that stands twice in jobs is an *InvalidError that names both places, before anything is written.
 //
 // Where keys are taken with another payload (or at all, for strict jobs), the error joins one *MismatchError
-// or *DuplicateError for each, and results are complete. In the caller's own transaction the other jobs are
-// then enqueued: it is the caller's to commit or roll back.
+// or *DuplicateError for each, and there are results beside it. In the caller's own transaction the other jobs
+// are then enqueued: it is the caller's to commit or roll back. Outside of one nothing is: only the results of
+// duplicates are filled in, those of other jobs are zero.
 func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) ([]Result, error) {
 	all := make([]encoded, len(jobs))
 	type name struct{ scope, key string }
@@ -92,43 +97,82 @@ func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) ([]Result, e
 	if len(jobs) == 0 {
 		return results, nil
 	}
+	ids := make([]int64, len(jobs))
+	places := make([]int, len(jobs))
+	for i := range places {
+		places[i] = i
+	}
+	own := beginner(db) != nil
+	var refusal error
 	err := atomically(ctx, db, func(db DB) error {
 		var refused []error
-		for from := 0; from < len(jobs); from += enqueueChunk {
-			to := min(from+enqueueChunk, len(jobs))
-			part := make([]int, 0, to-from)
-			for i := from; i < to; i++ {
-				part = append(part, i)
+		part, rest := chunk(all, places)
+		if len(rest) > 0 && len(seen) > 0 {
+			// Ids in the caller's order, but keys in sorted order over all statements.
+			const draw = `select array_agg(nextval('onceq.ids')) from generate_series(1, $1::int)`
+			if err := q.queryRow(ctx, db, draw, []any{len(jobs)}, &ids); err != nil {
+				return fmt.Errorf("onceq: drawing ids: %w", err)
 			}
-			left, err := q.insertMany(ctx, db, all, results, part, false)
-			if err == nil && len(left) > 0 {
-				err = q.settle(ctx, db, jobs, all, results, left)
-			}
-			if errors.Is(err, ErrMismatch) || errors.Is(err, ErrDuplicate) {
-				refused = append(refused, err)
-			} else if err != nil {
+			slices.SortFunc(places, func(i, j int) int {
+				return cmp.Or(strings.Compare(all[i].scope, all[j].scope), strings.Compare(all[i].key, all[j].key), i-j)
+			})
+			part, rest = chunk(all, places)
+		}
+		for ; len(part) > 0; part, rest = chunk(all, rest) {
+			slices.Sort(part)
+			left, err := q.insertMany(ctx, db, all, ids, results, part, false)
+			if err != nil {
 				return err
 			}
+			no, err := q.settle(ctx, db, jobs, all, ids, results, left)
+			if err != nil {
+				return err
+			}
+			refused = append(refused, no...)
 		}
-		return errors.Join(refused...)
+		refusal = joined(refused)
+		return refusal
 	})
-	if err != nil && !errors.Is(err, ErrMismatch) && !errors.Is(err, ErrDuplicate) {
+	if err != nil && refusal == nil {
 		return nil, err
+	}
+	for i := range results {
+		switch {
+		case results[i].Duplicate:
+		case err != nil && own:
+			results[i] = Result{} // rolled back
+		default:
+			q.enqueued(ctx, &all[i], results[i])
+		}
 	}
 	return results, err
 }
 
-// Pending is the answer to an enqueueing that stands in a batch.
-type Pending struct {
-	q    *Queue
-	job  Job
-	e    encoded
-	id   int64
-	sent bool
+// chunk gives the places of jobs that go in one statement, and the others.
+func chunk(all []encoded, places []int) (part, rest []int) {
+	size := 0
+	for n, i := range places {
+		size += len(all[i].json) + len(all[i].bytes) + len(all[i].metadata)
+		if n == enqueueChunk || n > 0 && size > enqueueBytes {
+			return places[:n], places[n:]
+		}
+	}
+	return places, nil
 }
 
-// EnqueueInBatch adds the enqueueing to the caller's own batch, so that it costs no round trip. Once the batch
-// is read or closed, Pending.Result has the answer. Bad input is an *InvalidError at once.
+// Pending is the answer to an enqueueing that stands in a batch.
+type Pending struct {
+	q        *Queue
+	job      Job
+	e        encoded
+	sent     bool
+	accepted Result // zero while the key is taken
+	reported bool
+}
+
+// EnqueueInBatch adds the enqueueing to the caller's own batch, so that it costs no round trip. Once the
+// batch's results are closed without an error, Pending.Result has the answer. Bad input is an *InvalidError at
+// once.
 //
 // A key that is taken lets the batch go on: if it ends with a commit, a mismatch is only learned after it.
 func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
@@ -139,32 +183,39 @@ func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
 	p := &Pending{q: q, job: job, e: e}
 	statement, args := q.insertOne(&e, true)
 	batch.Queue(q.sql(statement), args...).Query(func(rows pgx.Rows) error {
-		p.sent = true
 		if rows.Next() {
-			var quiet bool
-			if err := rows.Scan(&p.id, &quiet); err != nil {
+			var id int64
+			var delayed, quiet bool
+			if err := rows.Scan(&id, &delayed, &quiet); err != nil {
 				return err
 			}
+			p.accepted = accepted(id, delayed)
 		}
 		rows.Close()
-		return rows.Err()
+		p.sent = rows.Err() == nil
+		return q.enqueueError(rows.Err())
 	})
 	return p, nil
 }
 
 // Result gives the answer as Enqueue does. It asks the database only when the key was taken, in db: the same
-// transaction, or the pool once that is committed.
+// transaction, or the pool once that is committed. Should the key be free by then, the job is accepted there.
 func (p *Pending) Result(ctx context.Context, db DB) (Result, error) {
 	switch {
 	case !p.sent:
-		return Result{}, errors.New("onceq: Pending.Result before the batch was sent and read, or its statement failed")
-	case p.id != 0:
-		p.q.enqueued(ctx, &p.e, p.id)
-		return Result{ID: p.id, State: p.e.state()}, nil
+		return Result{}, errors.New("onceq: Pending.Result before the batch's results were closed, or its statement failed")
+	case p.accepted.ID != 0:
+		if !p.reported {
+			p.q.enqueued(ctx, &p.e, p.accepted)
+			p.reported = true
+		}
+		return p.accepted, nil
 	}
-	results := make([]Result, 1)
-	err := p.q.settle(ctx, db, []Job{p.job}, []encoded{p.e}, results, []int{0})
-	return results[0], err
+	r, err := p.q.settleOne(ctx, db, p.job, p.e)
+	if err == nil && !r.Duplicate {
+		p.accepted, p.reported = r, true
+	}
+	return r, err
 }
 
 // The statements take jobs in, and give the ids of those that were accepted. Two things vary: without keys
@@ -174,11 +225,18 @@ func (p *Pending) Result(ctx context.Context, db DB) (Result, error) {
 // A notification is sent only when a worker with a confirmed listener has announced that it waits for a
 // queue (wake.go): otherwise committing would queue up behind Postgres's one lock for them.
 
-const dueOne = `case when $6::bigint = 0 then statement_timestamp() + $7::bigint * interval '1 microsecond'
-            else timestamptz 'epoch' + $6::bigint * interval '1 microsecond' end`
+// A job is due no earlier than it comes: claims would look for it behind the place that they have reached.
+const dueOne = `greatest(statement_timestamp() + $7::bigint * interval '1 microsecond',
+                  timestamptz 'epoch' + nullif($6::bigint, 0) * interval '1 microsecond')`
 
-const notifyOne = `(select pg_notify($10::text, $1::text) from onceq.waiters w
-           where w.queue = $1::text and w.idle_until > statement_timestamp() and $7::bigint < 2000000 limit 1)`
+const answerOne = `
+  returning id, run_at
+)
+select id, run_at > statement_timestamp(),
+       (select pg_notify($10::text, $1::text) from onceq.waiters w
+         where w.queue = $1::text and w.idle_until > statement_timestamp()
+           and job.run_at < statement_timestamp() + interval '2 seconds' limit 1) is null
+  from job`
 
 const jobOne = `
   insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind,
@@ -187,10 +245,7 @@ const jobOne = `
 const insertPlainOne = `
 with job as (` + jobOne + `)
   values (nextval('onceq.ids'), ` + dueOne + `, statement_timestamp(),
-          $4::int, $5::int, $1::text, $2::text, nullif($3::text, '')::jsonb, $9::bytea, nullif($8::text, '')::jsonb)
-  returning id
-)
-select id, ` + notifyOne + ` is null from job`
+          $4::int, $5::int, $1::text, $2::text, nullif($3::text, '')::jsonb, $9::bytea, nullif($8::text, '')::jsonb)` + answerOne
 
 const fenceOne = `
 fence as (
@@ -206,10 +261,7 @@ job as (` + jobOne + `, scope, key)
   select a.job_id, ` + dueOne + `, statement_timestamp(),
          $4::int, $5::int, $1::text, $2::text, nullif($3::text, '')::jsonb, $9::bytea, nullif($8::text, '')::jsonb,
          $11::text, $12::text
-    from accepted a
-  returning id
-)
-select id, ` + notifyOne + ` is null from job`
+    from accepted a` + answerOne
 
 var insertKeyedOne = `
 with n as materialized (select nextval('onceq.ids') as id),` + fenceOne +
@@ -248,18 +300,18 @@ func (q *Queue) insertOne(e *encoded, taking bool) (string, []any) {
 }
 
 // Many jobs are sent as arrays: what they have in common (kind, queue, …) once, as a header that each
-// refers to. Ids are drawn in the caller's order, keys are taken in sorted order, so that two callers with
-// the same keys do not deadlock.
+// refers to. Ids that $16 does not give are drawn in the caller's order. Keys are taken in the order of their
+// bytes, so that two callers with the same keys do not deadlock.
 const manyInput = `
 with input as materialized (
-  select nextval('onceq.ids') as id, u.*
-    from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::text[], $6::bytea[])
-      as u(header, payload, bytes, scope, key, fingerprint)
+  select coalesce(nullif(u.drawn, 0), nextval('onceq.ids')) as id, u.*
+    from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::text[], $6::bytea[], $16::bigint[])
+      as u(header, payload, bytes, scope, key, fingerprint, drawn)
 ),
 header as materialized (
   select h.*,
-         case when h.at = 0 then statement_timestamp() + h.delay * interval '1 microsecond'
-              else timestamptz 'epoch' + h.at * interval '1 microsecond' end as due
+         greatest(statement_timestamp() + h.delay * interval '1 microsecond',
+                  timestamptz 'epoch' + nullif(h.at, 0) * interval '1 microsecond') as due
     from unnest($7::text[], $8::text[], $9::int[], $10::int[], $11::bigint[], $12::bigint[], $13::bigint[], $14::text[])
          with ordinality
       as h(queue, kind, priority, max_attempts, at, delay, lifetime, metadata, n)
@@ -276,11 +328,14 @@ job as (
    where `
 
 const manyAnswer = `
+  returning queue, run_at
 )
 select (select array_agg(id order by id) from input),
+       (select array_agg(due > statement_timestamp() order by n) from header),
        (select count(pg_notify($15::text, w.queue)) from (
-          select distinct w.queue from onceq.waiters w join header h on h.queue = w.queue
-           where w.idle_until > statement_timestamp() and h.delay < 2000000) w)`
+          select distinct w.queue from onceq.waiters w
+           where w.idle_until > statement_timestamp()
+             and exists (select from job where queue = w.queue and run_at < statement_timestamp() + interval '2 seconds')) w)`
 
 const insertPlainMany = manyInput + manyJobs + `true` + manyAnswer + `, null::bigint[]`
 
@@ -292,7 +347,7 @@ fence as (
    where i.key <> ''`
 
 const manyConflict = `
-   order by i.scope, i.key
+   order by i.scope collate "C", i.key collate "C"
   on conflict do nothing
   returning job_id
 ),`
@@ -301,13 +356,17 @@ const insertKeyedMany = manyInput + manyFence + manyConflict + manyJobs +
 	`i.key = '' or i.id in (select job_id from fence)` + manyAnswer + `,
        (select array_agg(job_id) from fence)`
 
+// The fences to take are found one by one and updated by their place: a join that is free to choose may read
+// the whole table. A row that somebody changed meanwhile is no longer at its place, and its job is left.
 const insertTakingMany = manyInput + `
 free as materialized (
-  select i.id, i.fingerprint, h.lifetime, f.class, f.scope, f.key
-    from (select * from input order by scope, key) i
-    join header h on h.n = i.header
+  select i.id, i.fingerprint, i.lifetime, f.place
+    from (select i.id, i.scope, i.key, i.fingerprint, h.lifetime
+            from input i join header h on h.n = i.header
+           where i.key <> ''
+           order by i.scope collate "C", i.key collate "C") i
    cross join lateral (
-         select f.class, f.scope, f.key
+         select f.ctid as place
            from onceq.job_fences f
           where f.class = 0 and f.scope = i.scope and f.key = i.key
             and ` + fenceFree + `
@@ -320,16 +379,16 @@ taken as (
          lifetime = n.lifetime, fingerprint = nullif(n.fingerprint, ''), result = null, holder = null,
          leased_until = null
     from free n
-   where f.class = 0 and f.scope = n.scope and f.key = n.key
+   where f.ctid = n.place
   returning f.job_id
 ),` + manyFence + `
      and i.id not in (select id from free)` + manyConflict + manyJobs +
 	`i.id in (select job_id from fence union all select job_id from taken)` + manyAnswer + `,
        (select array_agg(job_id) from (select job_id from fence union all select job_id from taken) a)`
 
-// insertMany sends the jobs at the places in part and fills in the results of those that were accepted. It
-// returns the places of the others.
-func (q *Queue) insertMany(ctx context.Context, db DB, all []encoded, results []Result, part []int, taking bool) ([]int, error) {
+// insertMany sends the jobs at the places in part, which are sorted, and fills in the results of those that
+// were accepted. It returns the places of the others. An id that is 0 is drawn, and filled in as well.
+func (q *Queue) insertMany(ctx context.Context, db DB, all []encoded, ids []int64, results []Result, part []int, taking bool) ([]int, error) {
 	type header struct {
 		queue, kind, metadata string
 		priority, maxAttempts int
@@ -340,6 +399,7 @@ func (q *Queue) insertMany(ctx context.Context, db DB, all []encoded, results []
 	var (
 		n            = len(part)
 		refs         = make([]int32, 0, n)
+		drawn        = make([]int64, 0, n)
 		payloads     = make([]string, 0, n)
 		scopes, keys []string
 		bytes, marks [][]byte
@@ -369,7 +429,7 @@ func (q *Queue) insertMany(ctx context.Context, db DB, all []encoded, results []
 			}
 			ats, delays, lifetimes = append(ats, at), append(delays, e.delay.Microseconds()), append(lifetimes, e.lifetime)
 		}
-		refs, payloads = append(refs, ref), append(payloads, e.json)
+		refs, drawn, payloads = append(refs, ref), append(drawn, ids[i]), append(payloads, e.json)
 		if raw {
 			bytes = append(bytes, append([]byte{}, e.bytes...))
 		}
@@ -385,29 +445,30 @@ func (q *Queue) insertMany(ctx context.Context, db DB, all []encoded, results []
 	if taking {
 		statement = insertTakingMany
 	}
-	var ids, accepted []int64
+	var got, mine []int64
+	var delayed []bool // by header
 	var notified int64
 	err := q.queryRow(ctx, db, statement, []any{
 		refs, payloads, bytes, scopes, keys, marks,
-		queues, kinds, priorities, attempts, ats, delays, lifetimes, metadata, q.channel(),
-	}, &ids, &notified, &accepted)
+		queues, kinds, priorities, attempts, ats, delays, lifetimes, metadata, q.channel(), drawn,
+	}, &got, &delayed, &notified, &mine)
 	if err != nil {
-		return nil, fmt.Errorf("onceq: enqueue: %w", err)
+		return nil, q.enqueueError(err)
 	}
-	if len(ids) != n {
-		return nil, fmt.Errorf("onceq: enqueue: %d jobs sent, %d came back", n, len(ids))
+	if len(got) != n || len(delayed) != len(known) {
+		return nil, fmt.Errorf("onceq: enqueue: %d jobs sent, %d came back", n, len(got))
 	}
-	slices.Sort(accepted)
+	slices.Sort(mine)
 	var left []int
 	for k, i := range part {
+		ids[i] = got[k]
 		if all[i].key != "" {
-			if _, ok := slices.BinarySearch(accepted, ids[k]); !ok {
+			if _, ok := slices.BinarySearch(mine, got[k]); !ok {
 				left = append(left, i)
 				continue
 			}
 		}
-		results[i] = Result{ID: ids[k], State: all[i].state()}
-		q.enqueued(ctx, &all[i], ids[k])
+		results[i] = accepted(got[k], delayed[refs[k]-1])
 	}
 	return left, nil
 }
@@ -415,9 +476,10 @@ func (q *Queue) insertMany(ctx context.Context, db DB, all []encoded, results []
 // settleTries bounds how often a key is tried that is neither free nor visible, each time in new statements.
 const settleTries = 10
 
-// settle answers for the jobs at the places in left, whose keys were taken a moment ago. It must run in new
-// statements: the one that met the key may not see its row.
-func (q *Queue) settle(ctx context.Context, db DB, jobs []Job, all []encoded, results []Result, left []int) error {
+// settle answers for the jobs at the places in left, whose keys were taken a moment ago: with a result for
+// each, and the errors of those that are refused. It must run in new statements: the one that met the key may
+// not see its row.
+func (q *Queue) settle(ctx context.Context, db DB, jobs []Job, all []encoded, ids []int64, results []Result, left []int) (refused []error, err error) {
 	const read = `
 select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, ` + fenceFree + `,
        greatest(f.token >> 20, f.job_id), ` + jobState + `
@@ -427,10 +489,9 @@ select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, ` + f
   left join lateral (
        select * from onceq.jobs j where j.id = f.job_id offset 0) j on true`
 	holder := leaseFrom(ctx)
-	var refused []error
 	for try := 0; len(left) > 0; try++ {
 		if try == settleTries {
-			return fmt.Errorf("%w (key %q in scope %q)", ErrKeyUnsettled, all[left[0]].key, all[left[0]].scope)
+			return nil, fmt.Errorf("%w (key %q in scope %q)", ErrKeyUnsettled, all[left[0]].key, all[left[0]].scope)
 		}
 		scopes, keys := make([]string, len(left)), make([]string, len(left))
 		for k, i := range left {
@@ -438,7 +499,7 @@ select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, ` + f
 		}
 		rows, err := db.Query(ctx, q.sql(read), scopes, keys)
 		if err != nil {
-			return fmt.Errorf("onceq: reading a taken key: %w", err)
+			return nil, fmt.Errorf("onceq: reading a taken key: %w", err)
 		}
 		answered := make([]bool, len(left))
 		behind := int64(0) // the sequence has to pass this id
@@ -452,7 +513,7 @@ select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, ` + f
 			var r Result
 			if err := rows.Scan(&n, &r.ID, &state, &mark, &output, &free, &floor, &live); err != nil {
 				rows.Close()
-				return fmt.Errorf("onceq: reading a taken key: %w", err)
+				return nil, fmt.Errorf("onceq: reading a taken key: %w", err)
 			}
 			if free {
 				behind = max(behind, floor)
@@ -482,7 +543,7 @@ select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, ` + f
 		}
 		rows.Close()
 		if err := rows.Err(); err != nil {
-			return fmt.Errorf("onceq: reading a taken key: %w", err)
+			return nil, fmt.Errorf("onceq: reading a taken key: %w", err)
 		}
 		var again []int
 		for k, i := range left {
@@ -493,57 +554,109 @@ select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, ` + f
 		if len(again) == 0 {
 			break
 		}
-		if behind > 0 {
-			// Normally no step at all: ids above the old one are what the sequence gives anyway.
-			var id int64
-			if err := q.queryRow(ctx, db, `select onceq.next_id('onceq.ids', $1::bigint)`, []any{behind}, &id); err != nil {
-				return fmt.Errorf("onceq: drawing an id: %w", err)
+		if try > 0 {
+			for _, i := range again {
+				ids[i] = 0
 			}
 		}
-		if left, err = q.insertMany(ctx, db, all, results, again, true); err != nil {
-			return err
+		if behind > 0 && try > 0 {
+			// Not with the first try: an id above the old one is what the sequence gives anyway, unless it
+			// was set back.
+			var id int64
+			if err := q.queryRow(ctx, db, `select onceq.next_id('onceq.ids', $1::bigint)`, []any{behind}, &id); err != nil {
+				return nil, fmt.Errorf("onceq: drawing an id: %w", err)
+			}
+		}
+		if left, err = q.insertMany(ctx, db, all, ids, results, again, true); err != nil {
+			return nil, err
 		}
 	}
-	if len(refused) == 1 {
-		return refused[0]
-	}
-	return errors.Join(refused...)
+	return refused, nil
 }
 
-func (e *encoded) state() State {
-	if e.delay > 0 || !e.at.IsZero() && e.at.After(time.Now()) {
-		return Delayed
+// settleOne is settle for one job.
+func (q *Queue) settleOne(ctx context.Context, db DB, job Job, e encoded) (Result, error) {
+	results := make([]Result, 1)
+	refused, err := q.settle(ctx, db, []Job{job}, []encoded{e}, make([]int64, 1), results, []int{0})
+	if err == nil {
+		err = joined(refused)
 	}
-	return Waiting
+	if err == nil && !results[0].Duplicate {
+		q.enqueued(ctx, &e, results[0])
+	}
+	return results[0], err
 }
 
-func (q *Queue) enqueued(ctx context.Context, e *encoded, id int64) {
+func joined(errs []error) error {
+	if len(errs) == 1 {
+		return errs[0]
+	}
+	return errors.Join(errs...)
+}
+
+func accepted(id int64, delayed bool) Result {
+	if delayed {
+		return Result{ID: id, State: Delayed}
+	}
+	return Result{ID: id, State: Waiting}
+}
+
+func (q *Queue) enqueued(ctx context.Context, e *encoded, r Result) {
 	if q.watched(EventEnqueued) {
-		q.emit(ctx, Event{Type: EventEnqueued, Queue: e.queue, Kind: e.kind, JobID: id, Scope: e.scope, Key: e.key})
+		q.emit(ctx, Event{Type: EventEnqueued, Queue: e.queue, Kind: e.kind, JobID: r.ID, Scope: e.scope, Key: e.key})
 	}
+}
+
+// ErrIDTaken: the sequence of ids gave one that a live job has. A crash or a failover by physical replication
+// cannot cause it; a restore or a logical replica that lacks the sequence's value can. The caller's transaction
+// is aborted. Set the sequence past everything in use, with onceq for the schema:
+//
+//	select setval('onceq.ids', greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_history),
+//	                                    (select max(token >> 20) from onceq.job_fences)))
+//
+// It does not heal by itself, because ids of finished jobs, which nothing notices, would be given out again too.
+var ErrIDTaken = errors.New("onceq: the sequence of ids is behind the ids in use; set it past them, see onceq.ErrIDTaken")
+
+// enqueueError says what failed.
+func (q *Queue) enqueueError(err error) error {
+	var pgErr *pgconn.PgError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &pgErr) && pgErr.Code == "23505" && pgErr.ConstraintName == "jobs_pkey":
+		return fmt.Errorf("%w: %w", ErrIDTaken, err)
+	}
+	return fmt.Errorf("onceq: enqueue: %w", err)
+}
+
+// txBeginner opens a transaction.
+type txBeginner interface {
+	BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error)
+}
+
+// beginner gives what opens a transaction, nil where db is one already.
+func beginner(db DB) txBeginner {
+	switch db := db.(type) {
+	case *pgxpool.Conn:
+		if db.Conn().PgConn().TxStatus() != 'I' {
+			return nil
+		}
+	case *pgx.Conn:
+		if db.PgConn().TxStatus() != 'I' {
+			return nil
+		}
+	}
+	b, _ := db.(txBeginner)
+	return b
 }
 
 // atomically runs fn in one transaction: the caller's, where db is one, else a new one.
 func atomically(ctx context.Context, db DB, fn func(DB) error) error {
-	var begin interface {
-		Begin(context.Context) (pgx.Tx, error)
-	}
-	switch db := db.(type) {
-	case *pgxpool.Pool:
-		begin = db
-	case *pgxpool.Conn:
-		if db.Conn().PgConn().TxStatus() == 'I' {
-			begin = db
-		}
-	case *pgx.Conn:
-		if db.PgConn().TxStatus() == 'I' {
-			begin = db
-		}
-	}
+	begin := beginner(db)
 	if begin == nil {
 		return fn(db)
 	}
-	tx, err := begin.Begin(ctx)
+	tx, err := begin.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	if err != nil {
 		return fmt.Errorf("onceq: begin: %w", err)
 	}

@@ -68,7 +68,7 @@ type Job struct {
 	// Default DefaultWindow. Precision: a millisecond.
 	Window time.Duration
 
-	RunAt    time.Time     // not before; default at once
+	RunAt    time.Time     // not before; default at once, and so is a time that is past
 	Delay    time.Duration // not before, counted by the database's clock; not together with RunAt
 	Priority Priority
 
@@ -179,6 +179,11 @@ func (j *Job) encode(at string) (encoded, error) {
 	if e.lifetime, err = lifetime(at+"Window", j.Window); err != nil {
 		return e, err
 	}
+	for name, value := range j.Metadata {
+		if !utf8.ValidString(name) || !utf8.ValidString(value) {
+			return e, invalid(at+"Metadata", "is no valid UTF-8")
+		}
+	}
 	if len(j.Metadata) > 0 {
 		raw, _ := json.Marshal(j.Metadata) // a map of strings always encodes
 		if len(raw) > MaxMetadataBytes {
@@ -273,8 +278,8 @@ func lifetime(field string, window time.Duration) (int64, error) {
 		return -1, nil
 	case window < 0:
 		return 0, invalid(field, "is negative; use a duration, UntilFinished or Forever")
-	case window < time.Millisecond:
-		return 1, nil
+	case window%time.Millisecond != 0:
+		return window.Milliseconds() + 1, nil // no shorter than asked for
 	}
 	return window.Milliseconds(), nil
 }

@@ -17,6 +17,10 @@ const (
 	maxJSONDepth    = 500
 	maxNumberLength = 1000
 	maxExponent     = 9999
+
+	// Sum of all exponents: numeric writes 1e9999 out in full, and a megabyte of such numbers would be a text
+	// that Postgres cannot give back.
+	maxExponents = 4 << 20
 )
 
 // scanJSON checks that in is one JSON value (RFC 8259) that jsonb stores: no \u0000, no lone surrogates, no
@@ -48,6 +52,7 @@ type jsonScanner struct {
 	pos       int
 	canonical bool
 	out       []byte
+	exponents int // sum of all, without signs
 }
 
 func (s *jsonScanner) fail(what string) error {
@@ -360,6 +365,9 @@ func (s *jsonScanner) number() error {
 		n, err := strconv.Atoi(string(power))
 		if err != nil || n > maxExponent {
 			return s.fail(fmt.Sprintf("exponent beyond %d", maxExponent))
+		}
+		if s.exponents += n; s.exponents > maxExponents {
+			return s.fail(fmt.Sprintf("exponents of more than %d in all", maxExponents))
 		}
 		if exponent = n; minus {
 			exponent = -n

@@ -1,0 +1,1723 @@
+package onceq_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// enqNew is queuetest.New without a log of thousands of duplicates.
+func enqNew(t *testing.T, opts ...queuetest.Option) *queuetest.DB {
+	t.Helper()
+	quiet := queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)})
+	return queuetest.New(t, append([]queuetest.Option{quiet}, opts...)...)
+}
+
+// enqGet reads one value.
+func enqGet[T any](t *testing.T, db onceq.DB, sql string, args ...any) T {
+	t.Helper()
+	rows, err := db.Query(t.Context(), sql, args...)
+	require.NoError(t, err)
+	v, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[T])
+	require.NoError(t, err, sql)
+	return v
+}
+
+func enqExec(t *testing.T, db onceq.DB, sql string, args ...any) {
+	t.Helper()
+	_, err := db.Exec(t.Context(), sql, args...)
+	require.NoError(t, err, sql)
+}
+
+func enqJobs(t *testing.T, db onceq.DB) int {
+	t.Helper()
+	return enqGet[int](t, db, `select count(*)::int from onceq.jobs`)
+}
+
+func enqOne(t *testing.T, db *queuetest.DB, in onceq.DB, job onceq.Job) onceq.Result {
+	t.Helper()
+	r, err := db.Queue.Enqueue(t.Context(), in, job)
+	require.NoError(t, err)
+	return r
+}
+
+func enqBegin(t *testing.T, db *queuetest.DB, level pgx.TxIsoLevel) pgx.Tx {
+	t.Helper()
+	tx, err := db.Pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	return tx
+}
+
+// enqBlocked waits until n sessions of this database wait for a lock.
+func enqBlocked(t *testing.T, db *queuetest.DB, n int) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		return enqGet[int](t, db.Pool, `select count(*)::int from pg_stat_activity
+			where datname = current_database() and wait_event_type = 'Lock'`) >= n
+	}, 20*time.Second, 2*time.Millisecond, "nobody waits for a lock")
+}
+
+// enqClaim claims the one job that is due.
+func enqClaim(t *testing.T, db *queuetest.DB) *onceq.Lease {
+	t.Helper()
+	leases, err := db.Queue.Claim(t.Context(), onceq.ClaimOptions{})
+	require.NoError(t, err)
+	require.Len(t, leases, 1)
+	return leases[0]
+}
+
+// enqFinish completes the one job that is due, with a result.
+func enqFinish(t *testing.T, db *queuetest.DB, result any) int64 {
+	t.Helper()
+	l := enqClaim(t, db)
+	if result != nil {
+		require.NoError(t, l.SetResult(result))
+	}
+	require.NoError(t, l.Complete(t.Context(), nil))
+	return l.ID
+}
+
+// enqExpire lets the windows of all finished keys be over.
+func enqExpire(t *testing.T, db *queuetest.DB) {
+	t.Helper()
+	enqExec(t, db.Pool, `update onceq.job_fences set finished_at = finished_at - interval '10 years' where finished_at is not null`)
+}
+
+type enqAnswer struct {
+	onceq.Result
+	err error
+}
+
+func enqGo(t *testing.T, db *queuetest.DB, in onceq.DB, job onceq.Job) <-chan enqAnswer {
+	c := make(chan enqAnswer, 1)
+	ctx := t.Context()
+	go func() {
+		r, err := db.Queue.Enqueue(ctx, in, job)
+		c <- enqAnswer{r, err}
+	}()
+	return c
+}
+
+func TestEnqueue_StoresEveryField(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	r := enqOne(t, db, db.Pool, onceq.Job{
+		Kind: "welcome", Payload: map[string]any{"user": 42}, Queue: "mail", Key: "welcome:42", Scope: "workspace 1",
+		Window: time.Hour, Delay: time.Hour, Priority: onceq.High, MaxAttempts: 3, Metadata: map[string]string{"trace": "é'\\"},
+	})
+	require.Equal(t, onceq.Delayed, r.State)
+	require.False(t, r.Duplicate)
+	require.Equal(t, fmt.Sprintf(`[%d, "welcome", "mail", "workspace 1", "welcome:42", -1, 3, {"user": 42}, {"trace": "é'\\"}, true]`, r.ID),
+		enqGet[string](t, db.Pool, `select jsonb_build_array(id, kind, queue, scope, key, priority, max_attempts, payload, metadata,
+			run_at between now() + interval '59 minutes' and now() + interval '61 minutes')::text from onceq.jobs`))
+	require.EqualValues(t, time.Hour.Milliseconds(), enqGet[int64](t, db.Pool, `select lifetime from onceq.job_fences where scope = 'workspace 1'`))
+
+	plain := enqOne(t, db, db.Pool, onceq.Job{Kind: "k"})
+	require.Equal(t, onceq.Waiting, plain.State)
+	require.Greater(t, plain.ID, r.ID)
+	require.Equal(t, fmt.Sprintf(`[%d, "k", "default", null, null, 0, 25, null, null, true]`, plain.ID),
+		enqGet[string](t, db.Pool, `select jsonb_build_array(id, kind, queue, scope, key, priority, max_attempts, payload, metadata,
+			run_at <= statement_timestamp())::text from onceq.jobs where id = $1`, plain.ID))
+	require.Equal(t, 1, enqGet[int](t, db.Pool, `select count(*)::int from onceq.job_fences`))
+}
+
+func TestEnqueue_WithoutKeyEachIsAJobOfItsOwn(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	for range 3 {
+		require.False(t, enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Payload: 1}).Duplicate)
+	}
+	require.Equal(t, 3, enqJobs(t, db.Pool))
+}
+
+func TestEnqueue_RunAt(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	for _, key := range []string{"", "k"} {
+		at := time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
+		r := enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: key, RunAt: at})
+		require.Equal(t, onceq.Delayed, r.State)
+		require.WithinDuration(t, at, enqGet[time.Time](t, db.Pool, `select run_at from onceq.jobs where id = $1`, r.ID), time.Millisecond)
+	}
+	rs, err := db.Queue.EnqueueMany(t.Context(), db.Pool, []onceq.Job{
+		{Kind: "k", RunAt: time.Now().Add(time.Hour)}, {Kind: "k"}, {Kind: "k", Delay: time.Hour}, {Kind: "k", RunAt: time.Now().Add(-time.Hour)},
+	})
+	require.NoError(t, err)
+	states := make([]onceq.State, len(rs))
+	for i, r := range rs {
+		states[i] = r.State
+	}
+	require.Equal(t, []onceq.State{onceq.Delayed, onceq.Waiting, onceq.Delayed, onceq.Waiting}, states)
+}
+
+// Claims begin behind what they have seen, and never before 1970: a job that is due long ago would be found late
+// or not at all.
+func TestTrap_EnqueueARunAtInThePastIsDueNowAndNotBehindTheClaims(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	old := time.Date(1, 1, 2, 0, 0, 0, 0, time.UTC)
+	for _, key := range []string{"", "k"} {
+		require.Equal(t, onceq.Waiting, enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: key, RunAt: old}).State)
+	}
+	_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, []onceq.Job{{Kind: "k", RunAt: old}, {Kind: "k", Key: "many", RunAt: old}})
+	require.NoError(t, err)
+	require.Equal(t, 4, enqGet[int](t, db.Pool, `select count(*)::int from onceq.jobs where run_at = created_at`))
+	leases, err := db.Queue.Claim(t.Context(), onceq.ClaimOptions{Limit: 10})
+	require.NoError(t, err)
+	require.Len(t, leases, 4)
+}
+
+func TestEnqueue_WindowsDecideWhenAKeyIsFreeAgain(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name             string
+		window           time.Duration
+		free, afterYears bool
+	}{
+		{"until finished", onceq.UntilFinished, true, true},
+		{"default", 0, false, true},
+		{"a duration", time.Minute, false, true},
+		{"for ever", onceq.Forever, false, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			db := enqNew(t)
+			job := onceq.Job{Kind: "k", Key: "a", Window: c.window}
+			first := enqOne(t, db, db.Pool, job)
+			require.True(t, enqOne(t, db, db.Pool, job).Duplicate)
+			enqFinish(t, db, nil)
+			again := enqOne(t, db, db.Pool, job)
+			require.Equal(t, c.free, !again.Duplicate)
+			if c.free {
+				require.Greater(t, again.ID, first.ID)
+				enqFinish(t, db, nil)
+			} else {
+				require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.Completed}, again)
+			}
+			enqExpire(t, db)
+			last := enqOne(t, db, db.Pool, job)
+			require.Equal(t, c.afterYears, !last.Duplicate)
+		})
+	}
+}
+
+func TestEnqueue_DuplicateAnswersInEveryState(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	ctx := t.Context()
+	job := onceq.Job{Kind: "k", Key: "a", Payload: 1, MaxAttempts: 2}
+	same := func(id int64, state onceq.State, output string) {
+		t.Helper()
+		want := onceq.Result{ID: id, Duplicate: true, State: state}
+		if output != "" {
+			want.Output = json.RawMessage(output)
+		}
+		require.Equal(t, want, enqOne(t, db, db.Pool, job))
+		many, err := db.Queue.EnqueueMany(ctx, db.Pool, []onceq.Job{job})
+		require.NoError(t, err)
+		require.Equal(t, []onceq.Result{want}, many)
+		b := &pgx.Batch{}
+		p, err := db.Queue.EnqueueInBatch(b, job)
+		require.NoError(t, err)
+		require.NoError(t, db.Pool.SendBatch(ctx, b).Close())
+		got, err := p.Result(ctx, db.Pool)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+		strict := job
+		strict.Strict = true
+		_, err = db.Queue.Enqueue(ctx, db.Pool, strict)
+		var dup *onceq.DuplicateError
+		require.ErrorAs(t, err, &dup)
+		require.ErrorIs(t, err, onceq.ErrDuplicate)
+		require.Equal(t, &onceq.DuplicateError{Scope: "default", Key: "a", Existing: want}, dup)
+	}
+	discard := func(id int64) {
+		t.Helper()
+		require.NoError(t, db.Queue.Discard(ctx, db.Pool, id))
+	}
+
+	job.Delay = time.Hour
+	id := enqOne(t, db, db.Pool, job).ID
+	same(id, onceq.Delayed, "")
+	_, err := db.Queue.Retry(ctx, db.Pool, id)
+	require.NoError(t, err)
+	same(id, onceq.Waiting, "")
+	l := enqClaim(t, db)
+	same(id, onceq.Running, "")
+	require.NoError(t, l.Fail(ctx, errors.New("no")))
+	same(id, onceq.Retrying, "")
+	_, err = db.Queue.Retry(ctx, db.Pool, id)
+	require.NoError(t, err)
+	require.NoError(t, enqClaim(t, db).Fail(ctx, errors.New("no")))
+	same(id, onceq.Dead, "")
+	discard(id)
+
+	id = enqOne(t, db, db.Pool, job).ID
+	_, err = db.Queue.Cancel(ctx, db.Pool, id)
+	require.NoError(t, err)
+	same(id, onceq.Cancelled, "")
+	discard(id)
+
+	job.Delay = 0
+	id = enqOne(t, db, db.Pool, job).ID
+	enqFinish(t, db, map[string]any{"message": "m1"})
+	same(id, onceq.Completed, `{"message": "m1"}`)
+}
+
+func TestEnqueue_StrictLeavesTheTransactionUsable(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	first := enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: "a", Payload: 1})
+	tx := enqBegin(t, db, pgx.ReadCommitted)
+	_, err := db.Queue.Enqueue(t.Context(), tx, onceq.Job{Kind: "k", Key: "a", Payload: 1, Strict: true})
+	var dup *onceq.DuplicateError
+	require.ErrorAs(t, err, &dup)
+	require.Equal(t, first.ID, dup.Existing.ID)
+	_, err = db.Queue.Enqueue(t.Context(), tx, onceq.Job{Kind: "k", Key: "a", Payload: 2})
+	var mismatch *onceq.MismatchError
+	require.ErrorAs(t, err, &mismatch)
+	require.Equal(t, &onceq.MismatchError{Scope: "default", Key: "a", Existing: onceq.Result{ID: first.ID, Duplicate: true, State: onceq.Waiting}}, mismatch)
+	require.NoError(t, tx.QueryRow(t.Context(), `select`).Scan())
+	enqOne(t, db, tx, onceq.Job{Kind: "k", Key: "b"})
+	require.NoError(t, tx.Commit(t.Context()))
+	require.Equal(t, 2, enqJobs(t, db.Pool))
+}
+
+func TestEnqueue_Mismatch(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	type deployed struct {
+		User  int
+		Email string `json:",omitempty"`
+		Added string `json:",omitempty"` // by a later deploy
+	}
+	users := []string{"User"}
+	for i, c := range []struct {
+		name          string
+		first, second onceq.Job
+		equal         bool
+	}{
+		{"another payload", onceq.Job{Payload: 1}, onceq.Job{Payload: 2}, false},
+		{"another kind", onceq.Job{Kind: "k"}, onceq.Job{Kind: "other"}, false},
+		{"bytes and JSON", onceq.Job{Payload: []byte("1")}, onceq.Job{Payload: 1}, false},
+		{"other bytes", onceq.Job{Payload: []byte("a")}, onceq.Job{Payload: []byte("b")}, false},
+		{"same bytes", onceq.Job{Payload: []byte("a")}, onceq.Job{Payload: []byte("a")}, true},
+		{"1.0 and 1", onceq.Job{Payload: json.RawMessage(`{"n":1.0}`)}, onceq.Job{Payload: json.RawMessage(`{"n":1}`)}, true},
+		{"1e0 and 1", onceq.Job{Payload: json.RawMessage(`[1e0]`)}, onceq.Job{Payload: json.RawMessage(`[1]`)}, true},
+		{"order, space and escapes", onceq.Job{Payload: json.RawMessage(`{"a": "\u0041", "b": 1}`)}, onceq.Job{Payload: json.RawMessage(`{"b":1,"a":"A"}`)}, true},
+		{"a new field in a deploy", onceq.Job{Payload: deployed{User: 1}}, onceq.Job{Payload: deployed{User: 1, Added: "x"}}, false},
+		{"a new field in a deploy, with Fields", onceq.Job{Payload: deployed{User: 1}, Fields: users}, onceq.Job{Payload: deployed{User: 1, Added: "x"}, Fields: users}, true},
+		{"another value in Fields", onceq.Job{Payload: deployed{User: 1}, Fields: users}, onceq.Job{Payload: deployed{User: 2}, Fields: users}, false},
+		{"ignored by the first", onceq.Job{Payload: 1, IgnorePayload: true}, onceq.Job{Payload: 2}, true},
+		{"ignored by the second", onceq.Job{Payload: 1}, onceq.Job{Kind: "other", Payload: 2, IgnorePayload: true}, true},
+		{"another queue, priority and delay", onceq.Job{Scope: "s", Payload: 1}, onceq.Job{Scope: "s", Payload: 1, Queue: "q", Priority: onceq.Low, Delay: time.Hour}, true},
+		{"other metadata", onceq.Job{Payload: 1}, onceq.Job{Payload: 1, Metadata: map[string]string{"a": "b"}}, true},
+	} {
+		for _, job := range []*onceq.Job{&c.first, &c.second} {
+			job.Key = fmt.Sprint(i)
+			if job.Kind == "" {
+				job.Kind = "k"
+			}
+		}
+		first := enqOne(t, db, db.Pool, c.first)
+		second, err := db.Queue.Enqueue(t.Context(), db.Pool, c.second)
+		require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.Waiting}, second, c.name)
+		if c.equal {
+			require.NoError(t, err, c.name)
+		} else {
+			require.ErrorIs(t, err, onceq.ErrMismatch, c.name)
+		}
+	}
+}
+
+func TestTrap_EnqueueAFingerprintOfAnUnknownVersionCountsAsEqual(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: "a", Payload: 1})
+	enqExec(t, db.Pool, `update onceq.job_fences set fingerprint = '\x02' || substr(fingerprint, 2)`)
+	require.True(t, enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: "a", Payload: 2}).Duplicate)
+}
+
+func TestEnqueue_RawJSONAndBytesComeBack(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	every := make([]byte, 256)
+	for i := range every {
+		every[i] = byte(i)
+	}
+	enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Payload: json.RawMessage(` {"b": 1.50, "a": "é\u00e9"} `)})
+	l := enqClaim(t, db)
+	require.Equal(t, `{"a": "éé", "b": 1.50}`, string(l.Payload))
+	require.Nil(t, l.Bytes)
+	for _, raw := range [][]byte{every, {}, []byte(`{"b": 1, "a": 2} `)} {
+		enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Payload: raw})
+		l := enqClaim(t, db)
+		require.Nil(t, l.Payload)
+		require.NotNil(t, l.Bytes)
+		require.Equal(t, raw, append([]byte{}, l.Bytes...))
+		_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, []onceq.Job{{Kind: "k", Payload: raw}})
+		require.NoError(t, err)
+		require.Equal(t, raw, append([]byte{}, enqClaim(t, db).Bytes...))
+	}
+}
+
+func TestEnqueue_BelongsToTheCallersTransaction(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	ctx := t.Context()
+	for _, key := range []string{"", "a"} {
+		tx := enqBegin(t, db, pgx.ReadCommitted)
+		r := enqOne(t, db, tx, onceq.Job{Kind: "k", Key: key})
+		require.Equal(t, onceq.Waiting, r.State)
+		_, err := db.Queue.EnqueueMany(ctx, tx, []onceq.Job{{Kind: "k"}, {Kind: "k", Key: key + "many"}})
+		require.NoError(t, err)
+		require.Zero(t, enqJobs(t, db.Pool))
+		require.NoError(t, tx.Rollback(ctx))
+		require.Zero(t, enqGet[int](t, db.Pool, `select (select count(*) from onceq.jobs)::int + (select count(*) from onceq.job_fences)::int`))
+	}
+	conn, err := db.Pool.Acquire(ctx)
+	require.NoError(t, err)
+	defer conn.Release()
+	for i, in := range []onceq.DB{db.Pool, conn, conn.Conn()} {
+		require.False(t, enqOne(t, db, in, onceq.Job{Kind: "k", Key: fmt.Sprint(i)}).Duplicate)
+		rs, err := db.Queue.EnqueueMany(ctx, in, []onceq.Job{{Kind: "k", Key: fmt.Sprint(i)}, {Kind: "k"}})
+		require.NoError(t, err)
+		require.True(t, rs[0].Duplicate)
+	}
+	require.Equal(t, 6, enqJobs(t, db.Pool))
+
+	// A transaction that was begun by hand is the caller's as well.
+	enqExec(t, conn, `begin`)
+	_, err = db.Queue.EnqueueMany(ctx, conn, []onceq.Job{{Kind: "k"}})
+	require.NoError(t, err)
+	_, err = db.Queue.EnqueueMany(ctx, conn.Conn(), []onceq.Job{{Kind: "k"}})
+	require.NoError(t, err)
+	enqExec(t, conn, `rollback`)
+	require.Equal(t, 6, enqJobs(t, db.Pool))
+
+	// A savepoint.
+	tx := enqBegin(t, db, pgx.ReadCommitted)
+	enqOne(t, db, tx, onceq.Job{Kind: "k", Key: "outside"})
+	sp, err := tx.Begin(ctx)
+	require.NoError(t, err)
+	enqOne(t, db, sp, onceq.Job{Kind: "k", Key: "inside"})
+	require.NoError(t, sp.Rollback(ctx))
+	require.NoError(t, tx.Commit(ctx))
+	require.Equal(t, 7, enqJobs(t, db.Pool))
+}
+
+func TestEnqueueInBatch(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	ctx := t.Context()
+	enqExec(t, db.Pool, `create table users (id int primary key)`)
+	queue := func(b *pgx.Batch, job onceq.Job) *onceq.Pending {
+		t.Helper()
+		p, err := db.Queue.EnqueueInBatch(b, job)
+		require.NoError(t, err)
+		return p
+	}
+
+	b := &pgx.Batch{}
+	b.Queue(`begin`)
+	b.Queue(`insert into users values (1)`)
+	keyed := queue(b, onceq.Job{Kind: "k", Key: "a", Payload: 1})
+	again := queue(b, onceq.Job{Kind: "k", Key: "a", Payload: 1})
+	other := queue(b, onceq.Job{Kind: "k", Key: "a", Payload: 2})
+	plain := queue(b, onceq.Job{Kind: "k", Delay: time.Hour})
+	b.Queue(`commit`)
+	_, err := keyed.Result(ctx, db.Pool)
+	require.ErrorContains(t, err, "before the batch")
+	require.NoError(t, db.Pool.SendBatch(ctx, b).Close())
+	first, err := keyed.Result(ctx, db.Pool)
+	require.NoError(t, err)
+	require.Equal(t, onceq.Result{ID: first.ID, State: onceq.Waiting}, first)
+	for range 2 {
+		r, err := again.Result(ctx, db.Pool)
+		require.NoError(t, err)
+		require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.Waiting}, r)
+		r, err = other.Result(ctx, db.Pool)
+		require.ErrorIs(t, err, onceq.ErrMismatch)
+		require.Equal(t, first.ID, r.ID)
+	}
+	r, err := plain.Result(ctx, db.Pool)
+	require.NoError(t, err)
+	require.Equal(t, onceq.Delayed, r.State)
+	require.Equal(t, 2, enqJobs(t, db.Pool))
+
+	// Inside the caller's transaction, answered before the commit.
+	tx := enqBegin(t, db, pgx.ReadCommitted)
+	b = &pgx.Batch{}
+	own := queue(b, onceq.Job{Kind: "k", Key: "b"})
+	dup := queue(b, onceq.Job{Kind: "k", Key: "b", Strict: true})
+	require.NoError(t, tx.SendBatch(ctx, b).Close())
+	mine, err := own.Result(ctx, tx)
+	require.NoError(t, err)
+	_, err = dup.Result(ctx, tx)
+	var dupErr *onceq.DuplicateError
+	require.ErrorAs(t, err, &dupErr)
+	require.Equal(t, mine.ID, dupErr.Existing.ID)
+	require.NoError(t, tx.Rollback(ctx))
+	require.Equal(t, 2, enqJobs(t, db.Pool))
+
+	_, err = db.Queue.EnqueueInBatch(b, onceq.Job{Kind: "k", Key: " "})
+	var invalid *onceq.InvalidError
+	require.ErrorAs(t, err, &invalid)
+}
+
+// Asking after a batch that failed must not enqueue what the batch did not.
+func TestTrap_EnqueueInBatchThatFailedHasNoAnswerAndEnqueuesNothing(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	for _, key := range []string{"", "a"} {
+		b := &pgx.Batch{}
+		b.Queue(`select 1 / 0`)
+		p, err := db.Queue.EnqueueInBatch(b, onceq.Job{Kind: "k", Key: key})
+		require.NoError(t, err)
+		results := db.Pool.SendBatch(t.Context(), b)
+		require.Error(t, results.Close())
+		_, err = p.Result(t.Context(), db.Pool)
+		require.Error(t, err)
+	}
+	b := &pgx.Batch{}
+	p, err := db.Queue.EnqueueInBatch(b, onceq.Job{Kind: "k", Key: "locked"})
+	require.NoError(t, err)
+	enqExec(t, db.Pool, `alter table onceq.jobs rename to away`)
+	require.Error(t, db.Pool.SendBatch(t.Context(), b).Close())
+	enqExec(t, db.Pool, `alter table onceq.away rename to jobs`)
+	_, err = p.Result(t.Context(), db.Pool)
+	require.Error(t, err)
+	require.Zero(t, enqJobs(t, db.Pool))
+}
+
+func TestEnqueueInBatch_TakesAnExpiredKeyInTheBatchItself(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	job := onceq.Job{Kind: "k", Key: "a", Window: onceq.UntilFinished}
+	first := enqOne(t, db, db.Pool, job)
+	enqFinish(t, db, 1)
+	b := &pgx.Batch{}
+	p, err := db.Queue.EnqueueInBatch(b, job)
+	require.NoError(t, err)
+	require.NoError(t, db.Pool.SendBatch(t.Context(), b).Close())
+	require.Equal(t, 1, enqJobs(t, db.Pool))
+	r, err := p.Result(t.Context(), nil) // asks nobody
+	require.NoError(t, err)
+	require.False(t, r.Duplicate)
+	require.Greater(t, r.ID, first.ID)
+}
+
+func TestEnqueueUnique(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	kind := onceq.Kind[int]{Name: "k", Key: func(n int) string { return strings.Repeat(" ", n) }}
+	for _, job := range []onceq.Job{
+		{Kind: "k"}, {Kind: "k", Key: " "}, {Kind: "k", Key: "\t\n\u00a0\u2003"}, {Kind: "k", Scope: "s"}, kind.Job(0), kind.Job(3),
+	} {
+		_, err := db.Queue.EnqueueUnique(t.Context(), db.Pool, job)
+		var invalid *onceq.InvalidError
+		require.ErrorAs(t, err, &invalid, "%q", job.Key)
+		require.Equal(t, "Key", invalid.Field)
+	}
+	for n := range 3 {
+		_, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(n))
+		require.ErrorContains(t, err, "Key")
+		_, err = db.Queue.EnqueueMany(t.Context(), db.Pool, []onceq.Job{{Kind: "k"}, kind.Job(n)})
+		require.ErrorContains(t, err, "jobs[1].Key")
+	}
+	require.Zero(t, enqJobs(t, db.Pool))
+	r, err := db.Queue.EnqueueUnique(t.Context(), db.Pool, onceq.Job{Kind: "k", Key: "a"})
+	require.NoError(t, err)
+	require.False(t, r.Duplicate)
+}
+
+func TestEnqueueMany_AnyNumber(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	for _, n := range []int{0, 1, 2, 1999, 2000, 2001, 5000} {
+		jobs := make([]onceq.Job, n)
+		for i := range jobs {
+			jobs[i] = onceq.Job{Kind: "k", Payload: i}
+			switch i % 3 {
+			case 1:
+				jobs[i].Key = fmt.Sprintf("%d of %d", n-i, n) // descending, mostly
+			case 2:
+				jobs[i].Payload = []byte(fmt.Sprint(i))
+			}
+		}
+		results, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+		require.NoError(t, err)
+		require.Len(t, results, n)
+		ids := make([]int64, n)
+		for i, r := range results {
+			ids[i] = r.ID
+			require.Equal(t, onceq.Result{ID: r.ID, State: onceq.Waiting}, r)
+			require.True(t, i == 0 || ids[i-1] < r.ID, "ids grow in the order of the input")
+		}
+		require.Equal(t, n, enqGet[int](t, db.Pool, `select count(*)::int
+			  from unnest($1::bigint[]) with ordinality u(id, n) join onceq.jobs j using (id)
+			 where u.n - 1 = coalesce(j.payload #>> '{}', convert_from(j.payload_bytes, 'UTF8'))::int
+			   and (j.key is null) = ((u.n - 1) % 3 <> 1)
+			   and (j.key is null or exists (select from onceq.job_fences f where f.key = j.key and f.job_id = j.id))`, ids))
+
+		again, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+		require.NoError(t, err)
+		for i, r := range again {
+			require.Equal(t, i%3 == 1, r.Duplicate)
+			if r.Duplicate {
+				require.Equal(t, results[i].ID, r.ID)
+			}
+		}
+	}
+}
+
+func TestEnqueueMany_HeterogeneousHeaders(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	jobs := []onceq.Job{
+		{Kind: "a", Queue: "q1", Priority: onceq.High, Payload: 1},
+		{Kind: "b", Queue: "q2", Priority: onceq.Low, MaxAttempts: 7, Payload: []byte{0, 255}, Key: "x", Window: onceq.Forever},
+		{Kind: "c", Delay: time.Hour, Metadata: map[string]string{"a": "b"}, Key: "x"},
+		{Kind: "a", Queue: "q1", Priority: onceq.High, Payload: "two", Key: "y", Scope: "s", Window: time.Second, IgnorePayload: true},
+	}
+	results, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+	require.NoError(t, err)
+	require.Equal(t, onceq.Delayed, results[2].State)
+	rows, err := db.Pool.Query(t.Context(), `select concat_ws(' ', j.kind, j.queue, j.priority, j.max_attempts, j.payload, j.payload_bytes, j.metadata,
+		j.scope, j.key, f.lifetime, f.fingerprint is null, j.run_at > now() + interval '59 minutes')
+		from onceq.jobs j left join onceq.job_fences f using (scope, key) order by j.id`)
+	require.NoError(t, err)
+	got, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	require.Equal(t, []string{
+		`a q1 -1 25 1 t f`,
+		`b q2 1 7 \x00ff q2 x -1 f f`,
+		`c default 0 25 null {"a": "b"} default x 86400000 f t`,
+		`a q1 -1 25 "two" s y 1000 t f`,
+	}, got)
+}
+
+func TestEnqueueMany_RepeatedKeyNamesBothPlacesAndWritesNothing(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	tx := enqBegin(t, db, pgx.ReadCommitted)
+	_, err := db.Queue.EnqueueMany(t.Context(), tx, []onceq.Job{{Kind: "k"}, {Kind: "k", Key: "a"}, {Kind: "k", Key: "a", Scope: "other"}, {Kind: "k", Key: "a"}})
+	var invalid *onceq.InvalidError
+	require.ErrorAs(t, err, &invalid)
+	require.Equal(t, "jobs[3].Key", invalid.Field)
+	require.Contains(t, err.Error(), "jobs[1]")
+	require.Zero(t, enqJobs(t, tx))
+	rs, err := db.Queue.EnqueueMany(t.Context(), tx, []onceq.Job{{Kind: "k", Key: "a"}, {Kind: "k", Key: "a", Scope: "other"}})
+	require.NoError(t, err)
+	require.Len(t, rs, 2)
+}
+
+// Keys that are over their window are taken over in a second statement: with the ids that the first one drew.
+func TestEnqueueMany_IdsGrowInInputOrderAlsoOverExpiredKeysAndDuplicates(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	var jobs []onceq.Job
+	for i := range 4500 {
+		jobs = append(jobs, onceq.Job{Kind: "k", Key: fmt.Sprintf("key %d", 5000-i), Window: time.Minute})
+	}
+	old, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs[1000:3000])
+	require.NoError(t, err)
+	enqExec(t, db.Pool, `with gone as (delete from onceq.jobs where id % 2 = 0 returning id)
+		update onceq.job_fences set state = 3, finished_at = now() - interval '1 hour', token = token + 1, result = '1' from gone where job_id = id`)
+	results, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+	require.NoError(t, err)
+	last, duplicates := int64(0), 0
+	for i, r := range results {
+		if r.Duplicate {
+			duplicates++
+			require.Equal(t, old[i-1000].ID, r.ID)
+			continue
+		}
+		require.Greater(t, r.ID, last)
+		last = r.ID
+	}
+	require.Equal(t, 1000, duplicates)
+	require.Equal(t, 4500, enqJobs(t, db.Pool))
+}
+
+func TestEnqueueMany_RefusedInTheCallersTransactionTheOthersAreEnqueued(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	first := enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: "a", Payload: 1})
+	second := enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: "b", Payload: 1})
+	jobs := []onceq.Job{
+		{Kind: "k", Key: "new"}, {Kind: "k", Key: "a", Payload: 2}, {Kind: "k"}, {Kind: "k", Key: "b", Payload: 1, Strict: true}, {Kind: "k", Key: "a", Scope: "s"},
+	}
+	check := func(err error) {
+		t.Helper()
+		var mismatch *onceq.MismatchError
+		var dup *onceq.DuplicateError
+		require.ErrorAs(t, err, &mismatch)
+		require.ErrorAs(t, err, &dup)
+		require.Equal(t, first.ID, mismatch.Existing.ID)
+		require.Equal(t, second.ID, dup.Existing.ID)
+	}
+	results, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+	check(err)
+	require.Equal(t, []onceq.Result{
+		{}, {ID: first.ID, Duplicate: true, State: onceq.Waiting}, {}, {ID: second.ID, Duplicate: true, State: onceq.Waiting}, {},
+	}, results, "rolled back: no result may claim a job")
+	require.Equal(t, 2, enqJobs(t, db.Pool))
+
+	tx := enqBegin(t, db, pgx.ReadCommitted)
+	results, err = db.Queue.EnqueueMany(t.Context(), tx, jobs)
+	check(err)
+	for i, r := range results {
+		require.NotZero(t, r.ID)
+		require.Equal(t, i == 1 || i == 3, r.Duplicate)
+	}
+	require.NoError(t, tx.Commit(t.Context()))
+	require.Equal(t, 5, enqJobs(t, db.Pool))
+}
+
+func TestEnqueueMany_AllOrNothingOverSeveralStatements(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: "3000", Payload: "first"})
+	jobs := make([]onceq.Job, 4100)
+	for i := range jobs {
+		jobs[i] = onceq.Job{Kind: "k", Key: fmt.Sprint(i)}
+	}
+	results, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+	require.ErrorIs(t, err, onceq.ErrMismatch)
+	require.Zero(t, results[0])
+	require.Equal(t, 1, enqJobs(t, db.Pool))
+	enqExec(t, db.Pool, `create function no() returns trigger language plpgsql as $$ begin raise 'no'; end $$`)
+	enqExec(t, db.Pool, `create trigger no before insert on onceq.jobs for each row when (new.key = '4099') execute function no()`)
+	jobs[3000].IgnorePayload = true
+	results, err = db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+	require.Error(t, err)
+	require.Nil(t, results)
+	require.Equal(t, 1, enqJobs(t, db.Pool))
+}
+
+// The events of a call that was rolled back would be about jobs that never were.
+func TestEnqueueMany_EventsOnlyOfWhatWasEnqueued(t *testing.T) {
+	t.Parallel()
+	var seen []string
+	db := enqNew(t, queuetest.Config(onceq.Config{Hook: onceq.HookFunc(func(_ context.Context, e onceq.Event) {
+		seen = append(seen, fmt.Sprintf("%s %s", e.Type, e.Key))
+	})}))
+	enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: "a"})
+	enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: "a"})
+	_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, []onceq.Job{{Kind: "k", Key: "b"}, {Kind: "k", Key: "a", Payload: 2}})
+	require.ErrorIs(t, err, onceq.ErrMismatch)
+	_, err = db.Queue.EnqueueMany(t.Context(), db.Pool, []onceq.Job{{Kind: "k", Key: "b"}, {Kind: "k", Key: "a"}})
+	require.NoError(t, err)
+	require.Equal(t, []string{"enqueued a", "duplicate a", "mismatch a", "duplicate a", "enqueued b"}, seen)
+}
+
+func TestTrap_EnqueueManyOfLargePayloadsIsSentInSeveralStatements(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	jobs := make([]onceq.Job, 40)
+	for i := range jobs {
+		jobs[i] = onceq.Job{Kind: "k", Key: fmt.Sprint(i), Payload: make([]byte, onceq.MaxPayloadBytes)}
+	}
+	results, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+	require.NoError(t, err)
+	require.True(t, slices.IsSortedFunc(results, func(a, b onceq.Result) int { return int(a.ID - b.ID) }))
+	require.Equal(t, 3, enqGet[int](t, db.Pool, `select count(distinct created_at)::int from onceq.jobs`))
+}
+
+// Many headers must not make the join of jobs and headers quadratic once the plan is a generic one.
+func TestTrap_EnqueueManyWithAHeaderForEachJobStaysLinear(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["plan_cache_mode"] = "force_generic_plan"
+	}))
+	run := func(free bool) time.Duration {
+		jobs := make([]onceq.Job, 2000)
+		best := time.Duration(math.MaxInt64)
+		for try := range 3 {
+			for i := range jobs {
+				jobs[i] = onceq.Job{Kind: "k", Key: fmt.Sprintf("%d/%d", try, i), Metadata: map[string]string{"n": fmt.Sprint(i)}, Window: onceq.UntilFinished}
+			}
+			if free {
+				enqExec(t, db.Pool, `truncate onceq.jobs; update onceq.job_fences set state = 3, finished_at = now()`)
+			}
+			began := time.Now()
+			_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+			require.NoError(t, err)
+			best = min(best, time.Since(began))
+		}
+		return best
+	}
+	fresh, over := run(false), run(true)
+	t.Logf("2,000 jobs with as many headers: %s; with keys that are over their window: %s", fresh, over)
+	require.Less(t, over, 10*fresh+200*time.Millisecond)
+}
+
+func TestEnqueue_AHandlerThatEnqueuesItsOwnKeyIsToldToReschedule(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	own := onceq.Job{Kind: "k", Key: "a", Window: onceq.UntilFinished}
+	kind := onceq.Kind[any]{Name: "k"}
+	enqOne(t, db, db.Pool, own)
+	ran := make(chan error, 10)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, kind.Handle(func(ctx context.Context, _ *onceq.Lease, _ any) error {
+		defer cancel()
+		_, err := db.Queue.Enqueue(ctx, db.Pool, own)
+		ran <- err
+		rs, err := db.Queue.EnqueueMany(ctx, db.Pool, []onceq.Job{{Kind: "other"}, own})
+		ran <- err
+		if len(rs) != 2 || rs[0].ID != 0 || !rs[1].Duplicate {
+			ran <- fmt.Errorf("results of the call that was rolled back: %+v", rs)
+		}
+		tx, err := db.Pool.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = tx.Rollback(ctx) }()
+		_, err = db.Queue.EnqueueMany(ctx, tx, []onceq.Job{{Kind: "other"}, own})
+		ran <- err
+		if _, err := db.Queue.Enqueue(ctx, tx, onceq.Job{Kind: "other", Key: "b"}); err != nil {
+			ran <- err
+		}
+		return tx.Commit(ctx)
+	}))
+	require.NoError(t, err)
+	require.NoError(t, w.Run(ctx))
+	close(ran)
+	n := 0
+	for err := range ran {
+		n++
+		require.ErrorIs(t, err, onceq.ErrOwnKey)
+		require.ErrorContains(t, err, "Reschedule")
+	}
+	require.Equal(t, 3, n)
+	require.Equal(t, 2, enqGet[int](t, db.Pool, `select count(*)::int from onceq.jobs where kind = 'other'`))
+}
+
+func TestTrap_EnqueueChecksLimitsBeforeAnythingIsSent(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	ctx := t.Context()
+	tx := enqBegin(t, db, pgx.ReadCommitted)
+	deep := func(n int) json.RawMessage {
+		return json.RawMessage(strings.Repeat("[", n) + strings.Repeat("]", n))
+	}
+	raw := func(s string) json.RawMessage { return json.RawMessage(s) }
+	k := onceq.Job{Kind: "k", Key: "key"}
+	with := func(change func(*onceq.Job)) onceq.Job {
+		job := k
+		change(&job)
+		return job
+	}
+	for i, c := range []struct {
+		field string
+		job   onceq.Job
+	}{
+		{"Kind", onceq.Job{}},
+		{"Kind", onceq.Job{Kind: "\n"}},
+		{"Kind", onceq.Job{Kind: strings.Repeat("k", onceq.MaxNameBytes+1)}},
+		{"Kind", onceq.Job{Kind: "a\x00b"}},
+		{"Queue", with(func(j *onceq.Job) { j.Queue = strings.Repeat("q", onceq.MaxNameBytes+1) })},
+		{"Queue", with(func(j *onceq.Job) { j.Queue = "\xff" })},
+		{"Queue", with(func(j *onceq.Job) { j.Queue = " " })},
+		{"Key", with(func(j *onceq.Job) { j.Key = strings.Repeat("k", onceq.MaxKeyBytes+1) })},
+		{"Key", with(func(j *onceq.Job) { j.Key = strings.Repeat("k", 3000) })},
+		{"Key", with(func(j *onceq.Job) { j.Key = "a\x00" })},
+		{"Key", with(func(j *onceq.Job) { j.Key = "\xc3\x28" })},
+		{"Key", with(func(j *onceq.Job) { j.Key = "\xed\xa0\x80" })},
+		{"Key", with(func(j *onceq.Job) { j.Key = "\u3000" })},
+		{"Scope", with(func(j *onceq.Job) { j.Scope = strings.Repeat("s", onceq.MaxScopeBytes+1) })},
+		{"Scope", with(func(j *onceq.Job) { j.Scope = "\x00" })},
+		{"Scope", onceq.Job{Kind: "k", Scope: "s"}},
+		{"Payload", with(func(j *onceq.Job) { j.Payload = strings.Repeat("x", onceq.MaxPayloadBytes) })},
+		{"Payload", with(func(j *onceq.Job) { j.Payload = make([]byte, onceq.MaxPayloadBytes+1) })},
+		{"Payload", with(func(j *onceq.Job) { j.Payload = make(chan int) })},
+		{"Payload", with(func(j *onceq.Job) { j.Payload = math.NaN() })},
+		{"Payload", with(func(j *onceq.Job) { j.Payload = "a\x00b" })},
+		{"Payload", with(func(j *onceq.Job) { j.Payload = raw(`"\u0000"`) })},
+		{"Payload", with(func(j *onceq.Job) { j.Payload = raw(`{"\u0000":1}`) })},
+		{"Payload", with(func(j *onceq.Job) { j.Payload = raw(`"\ud800"`) })},
+		{"Payload", with(func(j *onceq.Job) { j.Payload = raw(`"\udc00\ud800"`) })},
+		{"Payload", with(func(j *onceq.Job) { j.Payload = raw("\"\xff\"") })},
+		{"Payload", with(func(j *onceq.Job) { j.Payload = raw(`1e1000000`) })},
+		{"Payload", with(func(j *onceq.Job) { j.Payload = raw(`1e-1000000`) })},
+		{"Payload", with(func(j *onceq.Job) { j.Payload = raw(strings.Repeat("9", 200_000)) })},
+		{"Payload", with(func(j *onceq.Job) { j.Payload = raw(`[1e9999` + strings.Repeat(`,1e9999`, 100_000) + `]`) })},
+		{"Payload", with(func(j *onceq.Job) { j.Payload = deep(100_000) })},
+		{"Payload", with(func(j *onceq.Job) { j.Payload = raw(`{"a":1`) })},
+		{"Payload", with(func(j *onceq.Job) { j.Payload = raw(` `) })},
+		{"Payload", with(func(j *onceq.Job) { j.Payload, j.Fields = raw(`[]`), []string{"a"} })},
+		{"Fields", with(func(j *onceq.Job) { j.Payload, j.Fields = []byte(`{}`), []string{"a"} })},
+		{"Metadata", with(func(j *onceq.Job) { j.Metadata = map[string]string{"a": strings.Repeat("x", onceq.MaxMetadataBytes)} })},
+		{"Metadata", with(func(j *onceq.Job) { j.Metadata = map[string]string{"a": "\x00"} })},
+		{"Metadata", with(func(j *onceq.Job) { j.Metadata = map[string]string{"a": "\xff"} })},
+		{"Metadata", with(func(j *onceq.Job) { j.Metadata = map[string]string{"\xff": ""} })},
+		{"RunAt", with(func(j *onceq.Job) { j.RunAt = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) })},
+		{"RunAt", with(func(j *onceq.Job) { j.RunAt = time.Date(-5000, 1, 1, 0, 0, 0, 0, time.UTC) })},
+		{"RunAt", with(func(j *onceq.Job) { j.RunAt, j.Delay = time.Now(), 1 })},
+		{"Delay", with(func(j *onceq.Job) { j.Delay = -1 })},
+		{"Priority", with(func(j *onceq.Job) { j.Priority = 2 })},
+		{"Priority", with(func(j *onceq.Job) { j.Priority = -2 })},
+		{"MaxAttempts", with(func(j *onceq.Job) { j.MaxAttempts = -1 })},
+		{"MaxAttempts", with(func(j *onceq.Job) { j.MaxAttempts = math.MaxInt16 + 1 })},
+		{"Window", with(func(j *onceq.Job) { j.Window = -2 })},
+	} {
+		name := fmt.Sprintf("case %d, %s", i, c.field)
+		var invalid *onceq.InvalidError
+		_, err := db.Queue.Enqueue(ctx, tx, c.job)
+		require.ErrorAs(t, err, &invalid, name)
+		require.Equal(t, c.field, invalid.Field, name)
+		_, err = db.Queue.EnqueueMany(ctx, tx, []onceq.Job{{Kind: "k"}, c.job})
+		require.ErrorAs(t, err, &invalid, name)
+		require.Equal(t, "jobs[1]."+c.field, invalid.Field, name)
+		b := &pgx.Batch{}
+		_, err = db.Queue.EnqueueInBatch(b, c.job)
+		require.ErrorAs(t, err, &invalid, name)
+		require.Zero(t, b.Len(), name)
+		require.Zero(t, enqJobs(t, tx), name)
+	}
+
+	// What is just within the limits goes in, into the same transaction.
+	_, err := db.Queue.EnqueueMany(ctx, tx, []onceq.Job{
+		{
+			Kind: strings.Repeat("k", onceq.MaxNameBytes), Queue: strings.Repeat("é", onceq.MaxNameBytes/2), MaxAttempts: math.MaxInt16,
+			Key: strings.Repeat("k", onceq.MaxKeyBytes), Scope: strings.Repeat("s", onceq.MaxScopeBytes), Window: onceq.Forever - 1,
+			Metadata: map[string]string{"a": strings.Repeat("x", onceq.MaxMetadataBytes-len(`{"a":""}`))}, Delay: math.MaxInt64,
+		},
+		{Kind: "k", Key: "1", Payload: strings.Repeat("x", onceq.MaxPayloadBytes-2)},
+		{Kind: "k", Key: "2", Payload: make([]byte, onceq.MaxPayloadBytes)},
+		{Kind: "k", Key: "3", Payload: deep(onceq.MaxJSONDepth)},
+		{Kind: "k", Key: "4", Payload: raw(strings.Repeat("9", onceq.MaxNumberLength-5) + "e9999")},
+		{Kind: "k", Key: "5", Payload: raw("0." + strings.Repeat("9", onceq.MaxNumberLength-8) + "e-9999")},
+		{Kind: "k", Key: "6", Payload: raw(`[1e9999` + strings.Repeat(`,1e9999`, onceq.MaxExponents/onceq.MaxExponent-1) + `]`)},
+		{Kind: "k", RunAt: time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)},
+		{Kind: "k", RunAt: time.Date(1, 1, 1, 0, 0, 0, 1000, time.UTC)},
+	})
+	require.NoError(t, err)
+	require.NoError(t, tx.Commit(ctx))
+	leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{Limit: 100})
+	require.NoError(t, err)
+	require.Len(t, leases, 7)
+}
+
+// numeric writes 1e9999 with all its zeros: a megabyte of them becomes a text that Postgres refuses to make, and
+// then no claim of that queue would come back.
+func TestTrap_EnqueueRefusesNumbersThatAClaimCouldNotReadBack(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	numbers := `[1e9999` + strings.Repeat(`,1e9999`, 120_000) + `]`
+	_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Payload: json.RawMessage(numbers)})
+	var invalid *onceq.InvalidError
+	require.ErrorAs(t, err, &invalid)
+	_, err = db.Pool.Exec(t.Context(), `select ($1::text::jsonb)::text`, numbers)
+	require.Error(t, err)
+}
+
+func TestEnqueue_ManyProducersOfOneKeyGiveOneJob(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	second, err := onceq.New(db.Pool, nil)
+	require.NoError(t, err)
+	const producers = 40
+	for round := range 5 {
+		key := fmt.Sprint("key ", round)
+		if round%2 == 1 { // an expired key is there
+			enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: key, Window: onceq.UntilFinished})
+			enqFinish(t, db, nil)
+		}
+		var wg sync.WaitGroup
+		results := make([]onceq.Result, producers)
+		errs := make([]error, producers)
+		start := make(chan struct{})
+		for i := range producers {
+			wg.Go(func() {
+				<-start
+				q := db.Queue
+				if i%2 == 1 {
+					q = second
+				}
+				job := onceq.Job{Kind: "k", Key: key, Window: onceq.UntilFinished, Delay: time.Duration(i%3) * time.Hour}
+				switch i % 3 {
+				case 0:
+					results[i], errs[i] = q.Enqueue(t.Context(), db.Pool, job)
+				case 1:
+					var rs []onceq.Result
+					if rs, errs[i] = q.EnqueueMany(t.Context(), db.Pool, []onceq.Job{job, {Kind: "k", Key: fmt.Sprint(key, i), Delay: time.Hour}}); errs[i] == nil {
+						results[i] = rs[0]
+					}
+				case 2:
+					b := &pgx.Batch{}
+					var p *onceq.Pending
+					if p, errs[i] = q.EnqueueInBatch(b, job); errs[i] == nil {
+						if errs[i] = db.Pool.SendBatch(t.Context(), b).Close(); errs[i] == nil {
+							results[i], errs[i] = p.Result(t.Context(), db.Pool)
+						}
+					}
+				}
+			})
+		}
+		close(start)
+		wg.Wait()
+		fresh := 0
+		for i, r := range results {
+			require.NoError(t, errs[i])
+			require.Equal(t, results[0].ID, r.ID)
+			if !r.Duplicate {
+				fresh++
+			}
+		}
+		require.Equal(t, 1, fresh)
+		enqExec(t, db.Pool, `with gone as (delete from onceq.jobs returning id)
+			update onceq.job_fences f set state = 3, finished_at = statement_timestamp() from gone where f.job_id = gone.id`)
+	}
+}
+
+func TestEnqueue_WaitsForTheFirstProducer(t *testing.T) {
+	t.Parallel()
+	for _, commit := range []bool{false, true} {
+		for _, expired := range []bool{false, true} {
+			t.Run(fmt.Sprintf("commit %t, expired %t", commit, expired), func(t *testing.T) {
+				t.Parallel()
+				db := enqNew(t)
+				job := onceq.Job{Kind: "k", Key: "a", Window: onceq.UntilFinished}
+				if expired {
+					enqOne(t, db, db.Pool, job)
+					enqFinish(t, db, nil)
+				}
+				a := enqBegin(t, db, pgx.ReadCommitted)
+				first := enqOne(t, db, a, job)
+				b := enqGo(t, db, db.Pool, job)
+				enqBlocked(t, db, 1)
+				if commit {
+					require.NoError(t, a.Commit(t.Context()))
+				} else {
+					require.NoError(t, a.Rollback(t.Context()))
+				}
+				r := <-b
+				require.NoError(t, r.err)
+				require.Equal(t, commit, r.Duplicate)
+				require.Equal(t, commit, r.ID == first.ID)
+				require.Equal(t, 1, enqJobs(t, db.Pool))
+			})
+		}
+	}
+}
+
+// A completing handler's transaction: whoever enqueues the key again waits for its outcome and then hears it.
+func TestEnqueue_WaitsForACompletionThatFreesTheKey(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	job := onceq.Job{Kind: "k", Key: "a", Window: onceq.UntilFinished}
+	enqOne(t, db, db.Pool, job)
+	l := enqClaim(t, db)
+	tx := enqBegin(t, db, pgx.ReadCommitted)
+	require.NoError(t, l.Complete(t.Context(), tx))
+	// In that very transaction the key is free again.
+	next := enqOne(t, db, tx, job)
+	require.False(t, next.Duplicate)
+	require.Greater(t, next.ID, l.ID)
+	other := enqGo(t, db, db.Pool, job)
+	enqBlocked(t, db, 1)
+	require.NoError(t, tx.Commit(t.Context()))
+	r := <-other
+	require.NoError(t, r.err)
+	require.Equal(t, onceq.Result{ID: next.ID, Duplicate: true, State: onceq.Waiting}, r.Result)
+}
+
+// enqBetween is a database handle that does something before the nth query.
+type enqBetween struct {
+	onceq.DB
+	n  int
+	do func()
+}
+
+func (b *enqBetween) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if b.n--; b.n == 0 {
+		b.do()
+	}
+	return b.DB.Query(ctx, sql, args...)
+}
+
+func TestTrap_EnqueueTriesAgainWhenTheKeyIsPrunedBetweenInsertAndRead(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	job := onceq.Job{Kind: "k", Key: "a"}
+	first := enqOne(t, db, db.Pool, job)
+	enqFinish(t, db, nil)
+	in := &enqBetween{DB: db.Pool, n: 2, do: func() { enqExec(t, db.Pool, `delete from onceq.job_fences`) }}
+	r := enqOne(t, db, in, job)
+	require.False(t, r.Duplicate)
+	require.Greater(t, r.ID, first.ID)
+	require.Equal(t, 1, enqJobs(t, db.Pool))
+	enqFinish(t, db, nil)
+	in = &enqBetween{DB: db.Pool, n: 2, do: func() { enqExec(t, db.Pool, `delete from onceq.job_fences`) }}
+	rs, err := db.Queue.EnqueueMany(t.Context(), in, []onceq.Job{{Kind: "k"}, job})
+	require.NoError(t, err)
+	require.False(t, rs[1].Duplicate)
+}
+
+func TestTrap_EnqueueGivesUpWhenRowSecurityHidesTheKey(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	ctx := t.Context()
+	enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: "a"})
+	role := fmt.Sprintf("enq_%d", time.Now().UnixNano())
+	enqExec(t, db.Pool, `create role `+role)
+	t.Cleanup(func() {
+		_, err := db.Pool.Exec(context.Background(), `drop owned by `+role+`; drop role `+role)
+		require.NoError(t, err)
+	})
+	enqExec(t, db.Pool, `grant usage on schema onceq to `+role)
+	enqExec(t, db.Pool, `grant all on all tables in schema onceq to `+role)
+	enqExec(t, db.Pool, `grant all on all sequences in schema onceq to `+role)
+	enqExec(t, db.Pool, `alter table onceq.job_fences enable row level security`)
+	enqExec(t, db.Pool, `create policy look on onceq.job_fences for select using (job_id > 1)`)
+	enqExec(t, db.Pool, `create policy take on onceq.job_fences for insert with check (true)`)
+	tx := enqBegin(t, db, pgx.ReadCommitted)
+	enqExec(t, tx, `set local role `+role)
+	_, err := db.Queue.Enqueue(ctx, tx, onceq.Job{Kind: "k", Key: "b"})
+	require.NoError(t, err)
+	_, err = db.Queue.Enqueue(ctx, tx, onceq.Job{Kind: "k", Key: "a"})
+	require.ErrorIs(t, err, onceq.ErrKeyUnsettled)
+	require.ErrorContains(t, err, `"a"`)
+	_, err = db.Queue.EnqueueMany(ctx, tx, []onceq.Job{{Kind: "k", Key: "a"}, {Kind: "k", Key: "c"}})
+	require.ErrorIs(t, err, onceq.ErrKeyUnsettled)
+	require.Equal(t, 1, enqGet[int](t, tx, `select 1`))
+}
+
+func TestEnqueue_CallersAboveReadCommitted(t *testing.T) {
+	t.Parallel()
+	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			db := enqNew(t)
+			ctx := t.Context()
+			old := enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: "old"})
+			expired := onceq.Job{Kind: "k", Key: "expired", Queue: "q", Scope: "s", Window: onceq.UntilFinished}
+			enqOne(t, db, db.Pool, expired)
+			enqExec(t, db.Pool, `delete from onceq.jobs where key = 'expired'`)
+			enqExec(t, db.Pool, `update onceq.job_fences set state = 3, finished_at = now() where key = 'expired'`)
+
+			// What was there before the snapshot is an ordinary duplicate, or an ordinary takeover.
+			tx := enqBegin(t, db, level)
+			require.Equal(t, onceq.Result{ID: old.ID, Duplicate: true, State: onceq.Waiting}, enqOne(t, db, tx, onceq.Job{Kind: "k", Key: "old"}))
+			require.False(t, enqOne(t, db, tx, onceq.Job{Kind: "k", Key: "new"}).Duplicate)
+			require.False(t, enqOne(t, db, tx, expired).Duplicate)
+			require.NoError(t, tx.Rollback(ctx))
+
+			// What was taken after it is a serialization failure.
+			for _, many := range []bool{false, true} {
+				for _, key := range []string{"later", "expired"} {
+					job := onceq.Job{Kind: "k", Key: key, Scope: "s", Window: onceq.UntilFinished}
+					tx := enqBegin(t, db, level)
+					enqGet[int](t, tx, `select count(*)::int from onceq.job_fences`)
+					enqOne(t, db, db.Pool, job)
+					var err error
+					if many {
+						_, err = db.Queue.EnqueueMany(ctx, tx, []onceq.Job{job})
+					} else {
+						_, err = db.Queue.Enqueue(ctx, tx, job)
+					}
+					require.Error(t, err)
+					require.True(t, onceq.IsRetryable(err), "%v", err)
+					require.NoError(t, tx.Rollback(ctx))
+					enqExec(t, db.Pool, `delete from onceq.jobs where key = $1`, key)
+					enqExec(t, db.Pool, `update onceq.job_fences set state = 3, finished_at = now() where key = $1`, key)
+				}
+			}
+		})
+	}
+}
+
+// A pool's own transaction does not depend on the database's default.
+func TestEnqueueMany_OpensItsTransactionAtReadCommitted(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
+	}))
+	enqExec(t, db.Pool, `create function level() returns trigger language plpgsql as $$
+		begin new.metadata = to_jsonb(current_setting('transaction_isolation')); return new; end $$`)
+	enqExec(t, db.Pool, `create trigger level before insert on onceq.jobs for each row execute function level()`)
+	_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, []onceq.Job{{Kind: "k", Key: "a"}})
+	require.NoError(t, err)
+	require.Equal(t, `"read committed"`, enqGet[string](t, db.Pool, `select metadata::text from onceq.jobs`))
+}
+
+func TestEnqueue_KeysInOppositeOrdersMayDeadlockAndThatIsRecognised(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	ctx := t.Context()
+	x, y := enqBegin(t, db, pgx.ReadCommitted), enqBegin(t, db, pgx.ReadCommitted)
+	enqOne(t, db, x, onceq.Job{Kind: "k", Key: "a"})
+	enqOne(t, db, y, onceq.Job{Kind: "k", Key: "b"})
+	waits := enqGo(t, db, x, onceq.Job{Kind: "k", Key: "b"})
+	enqBlocked(t, db, 1)
+	_, err := db.Queue.Enqueue(ctx, y, onceq.Job{Kind: "k", Key: "a"})
+	if err == nil {
+		err = (<-waits).err
+		require.NoError(t, x.Rollback(ctx))
+	} else {
+		require.NoError(t, y.Rollback(ctx))
+		require.NoError(t, (<-waits).err)
+	}
+	var pgErr *pgconn.PgError
+	require.ErrorAs(t, err, &pgErr)
+	require.Equal(t, "40P01", pgErr.Code)
+	require.True(t, onceq.IsRetryable(err))
+}
+
+func TestTrap_EnqueueManyTakesKeysInSortedOrder(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{300, 4500} { // in one statement, and in several
+		for _, expired := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%d, expired %t", n, expired), func(t *testing.T) {
+				t.Parallel()
+				db := enqNew(t)
+				forward := make([]onceq.Job, n)
+				for i := range forward {
+					forward[i] = onceq.Job{Kind: "k", Key: fmt.Sprintf("%s%d", []string{"a", "B", "é", "_"}[i%4], i), Window: onceq.UntilFinished}
+				}
+				backward := slices.Clone(forward)
+				slices.Reverse(backward)
+				for range 3 {
+					if expired {
+						_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, forward)
+						require.NoError(t, err)
+						enqExec(t, db.Pool, `truncate onceq.jobs; update onceq.job_fences set state = 3, finished_at = now()`)
+					} else {
+						enqExec(t, db.Pool, `truncate onceq.jobs, onceq.job_fences`)
+					}
+					var wg sync.WaitGroup
+					errs := make([]error, 4)
+					for i := range errs {
+						wg.Go(func() {
+							_, errs[i] = db.Queue.EnqueueMany(t.Context(), db.Pool, [][]onceq.Job{forward, backward}[i%2])
+						})
+					}
+					wg.Wait()
+					require.NoError(t, errors.Join(errs...))
+					require.Equal(t, n, enqJobs(t, db.Pool))
+				}
+			})
+		}
+	}
+}
+
+// The order in which keys are taken is proved without luck: the middle key is held, and what is taken by then is
+// what sorts before it, by bytes.
+func TestTrap_EnqueueManyTakesKeysInTheOrderOfTheirBytes(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	keys := []string{"é", "b", "a", "_", "B", "m"}
+	hold := enqBegin(t, db, pgx.ReadCommitted)
+	enqOne(t, db, hold, onceq.Job{Kind: "k", Key: "a"})
+	var jobs []onceq.Job
+	for _, key := range keys {
+		jobs = append(jobs, onceq.Job{Kind: "k", Key: key})
+	}
+	done := make(chan error, 1)
+	ctx := t.Context()
+	go func() {
+		_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
+		done <- err
+	}()
+	enqBlocked(t, db, 1)
+	probe := func(key string) bool { // is it taken?
+		tx := enqBegin(t, db, pgx.ReadCommitted)
+		defer func() { require.NoError(t, tx.Rollback(ctx)) }()
+		enqExec(t, tx, `set local lock_timeout = '50ms'`)
+		_, err := db.Queue.Enqueue(ctx, tx, onceq.Job{Kind: "k", Key: key})
+		var pgErr *pgconn.PgError
+		return errors.As(err, &pgErr) && pgErr.Code == "55P03"
+	}
+	for key, taken := range map[string]bool{"B": true, "_": true, "b": false, "m": false, "é": false} {
+		require.Equal(t, taken, probe(key), key)
+	}
+	require.NoError(t, hold.Rollback(ctx))
+	require.NoError(t, <-done)
+}
+
+var enqModes = []pgx.QueryExecMode{
+	pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+}
+
+// enqEveryForm goes through every form of enqueueing and every answer.
+func enqEveryForm(t *testing.T, db *queuetest.DB) {
+	ctx := t.Context()
+	jobs := []onceq.Job{
+		{Kind: "k", Payload: map[string]any{"a": `é'"\`}},
+		{Kind: "k", Payload: []byte{0, 1, 255, '\'', '\\'}, Metadata: map[string]string{"m": `'\"`}},
+		{Kind: "k", Key: `key '"\ $1`, Scope: `s"'`, Payload: json.RawMessage(`[1.0]`), Window: onceq.UntilFinished},
+		{Kind: "k", Key: "bytes", Payload: []byte{}, Delay: time.Hour},
+		{Kind: "k", Key: "ignored", IgnorePayload: true, RunAt: time.Now().Add(time.Hour)},
+	}
+	for _, job := range jobs {
+		first := enqOne(t, db, db.Pool, job)
+		require.False(t, first.Duplicate)
+		if job.Key == "" {
+			continue
+		}
+		second := enqOne(t, db, db.Pool, job)
+		require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: first.State}, second)
+	}
+	for _, part := range [][]onceq.Job{jobs[:1], jobs[:2], jobs} {
+		rs, err := db.Queue.EnqueueMany(ctx, db.Pool, part)
+		require.NoError(t, err)
+		require.Len(t, rs, len(part))
+	}
+	_, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Key: jobs[2].Key, Scope: jobs[2].Scope, Payload: 2})
+	require.ErrorIs(t, err, onceq.ErrMismatch)
+
+	leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{Limit: 100})
+	require.NoError(t, err)
+	require.Len(t, leases, 8)
+	for _, l := range leases {
+		if l.Payload == nil {
+			require.Equal(t, jobs[1].Payload, l.Bytes)
+			require.Equal(t, jobs[1].Metadata, l.Metadata)
+		}
+		require.NoError(t, l.SetResult(map[string]int{"n": 1}))
+		require.NoError(t, l.Complete(ctx, nil))
+	}
+	// The expired key: taken over by each form in turn.
+	for i := range 3 {
+		var r onceq.Result
+		switch i {
+		case 0:
+			r = enqOne(t, db, db.Pool, jobs[2])
+		case 1:
+			rs, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs[1:3])
+			require.NoError(t, err)
+			r = rs[1]
+		case 2:
+			b := &pgx.Batch{}
+			var pending []*onceq.Pending
+			for _, job := range jobs {
+				p, err := db.Queue.EnqueueInBatch(b, job)
+				require.NoError(t, err)
+				pending = append(pending, p)
+			}
+			require.NoError(t, db.Pool.SendBatch(ctx, b).Close())
+			for i, p := range pending {
+				got, err := p.Result(ctx, db.Pool)
+				require.NoError(t, err)
+				require.Equal(t, i > 2, got.Duplicate)
+				if i == 2 {
+					r = got
+				}
+			}
+		}
+		require.False(t, r.Duplicate)
+		leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{Limit: 100})
+		require.NoError(t, err)
+		for _, l := range leases {
+			require.NoError(t, l.Complete(ctx, nil))
+		}
+	}
+	strict := jobs[3]
+	strict.Strict = true
+	_, err = db.Queue.Enqueue(ctx, db.Pool, strict)
+	require.ErrorIs(t, err, onceq.ErrDuplicate)
+}
+
+func TestTrap_EnqueueInEveryQueryMode(t *testing.T) {
+	t.Parallel()
+	for _, mode := range enqModes {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			enqEveryForm(t, enqNew(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
+				c.ConnConfig.DefaultQueryExecMode = mode
+			})))
+		})
+	}
+}
+
+func TestEnqueue_AnySchemaNameAndAnEmptySearchPath(t *testing.T) {
+	t.Parallel()
+	for _, schema := range []string{"onceq", `We"ird 'sch$1ema$$ é`, "Select"} {
+		for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeSimpleProtocol} {
+			t.Run(schema+"/"+mode.String(), func(t *testing.T) {
+				t.Parallel()
+				enqEveryForm(t, enqNew(t, queuetest.Schema(schema), queuetest.PoolConfig(func(c *pgxpool.Config) {
+					c.ConnConfig.RuntimeParams["search_path"] = ""
+					c.ConnConfig.DefaultQueryExecMode = mode
+				})))
+			})
+		}
+	}
+}
+
+func TestTrap_EnqueueNotifiesOnlyWhoWaits(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	ctx := t.Context()
+	conn, err := pgx.Connect(ctx, db.URL)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	enqExec(t, conn, `listen `+pgx.Identifier{db.Queue.Channel()}.Sanitize())
+
+	// heard gives the notifications of what fn did: all that come before one of the test's own.
+	heard := func(fn func()) (payloads []string) {
+		t.Helper()
+		fn()
+		enqExec(t, db.Pool, `select pg_notify($1, 'end')`, db.Queue.Channel())
+		for {
+			n, err := conn.WaitForNotification(ctx)
+			require.NoError(t, err)
+			if n.Payload == "end" {
+				slices.Sort(payloads)
+				return payloads
+			}
+			payloads = append(payloads, n.Payload)
+		}
+	}
+	n := 0
+	forms := []func(onceq.Job){
+		func(job onceq.Job) { enqOne(t, db, db.Pool, job) },
+		func(job onceq.Job) {
+			_, err := db.Queue.EnqueueMany(ctx, db.Pool, []onceq.Job{job})
+			require.NoError(t, err)
+		},
+		func(job onceq.Job) {
+			b := &pgx.Batch{}
+			_, err := db.Queue.EnqueueInBatch(b, job)
+			require.NoError(t, err)
+			require.NoError(t, db.Pool.SendBatch(ctx, b).Close())
+		},
+	}
+	fresh := func(job onceq.Job) onceq.Job {
+		if n++; n%2 == 0 {
+			job.Key = fmt.Sprint(n)
+		}
+		job.Kind = "k"
+		return job
+	}
+	twice := func(job onceq.Job) func() {
+		return func() {
+			for _, form := range forms {
+				form(fresh(job))
+				form(fresh(job))
+			}
+		}
+	}
+	require.Empty(t, heard(twice(onceq.Job{})), "nobody waits")
+	enqExec(t, db.Pool, `insert into onceq.waiters values ('other', 1, now() + interval '1 hour'), ('default', 2, now() - interval '1 second')`)
+	require.Empty(t, heard(twice(onceq.Job{})), "nobody waits for this queue any more")
+	enqExec(t, db.Pool, `insert into onceq.waiters values ('default', 3, now() + interval '1 hour'), ('default', 4, now() + interval '1 hour')`)
+	require.Len(t, heard(twice(onceq.Job{})), 6)
+	require.Len(t, heard(twice(onceq.Job{Delay: time.Second})), 6)
+	require.Empty(t, heard(twice(onceq.Job{Delay: time.Hour})), "nothing to do for an hour")
+	require.Empty(t, heard(twice(onceq.Job{RunAt: time.Now().Add(time.Hour)})), "nothing to do for an hour")
+	require.Len(t, heard(twice(onceq.Job{RunAt: time.Now().Add(-time.Hour)})), 6)
+
+	same := onceq.Job{Kind: "k", Key: "same"}
+	require.Equal(t, []string{"default"}, heard(func() { enqOne(t, db, db.Pool, same) }))
+	require.Empty(t, heard(func() {
+		for _, form := range forms {
+			form(same)
+		}
+	}), "duplicates are no work")
+	require.Equal(t, []string{"default", "other"}, heard(func() {
+		_, err := db.Queue.EnqueueMany(ctx, db.Pool, []onceq.Job{{Kind: "k"}, {Kind: "k", Queue: "other"}, {Kind: "k"}, {Kind: "k", Queue: "third"}})
+		require.NoError(t, err)
+	}))
+	require.Empty(t, heard(func() {
+		tx := enqBegin(t, db, pgx.ReadCommitted)
+		enqOne(t, db, tx, onceq.Job{Kind: "k"})
+		require.NoError(t, tx.Rollback(ctx))
+	}), "rolled back")
+}
+
+// A failover can make a sequence forget its latest values, if not by physical replication.
+func TestTrap_EnqueueWithTheSequenceSetBack_AKeyTakenAgainGetsALargerID(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	ctx := t.Context()
+	keys := []string{"one", "many", "batch"}
+	taken := make(map[string]int64)
+	for range 50 {
+		enqGet[int64](t, db.Pool, `select nextval('onceq.ids')`)
+	}
+	for _, key := range keys {
+		enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: key, Window: onceq.UntilFinished})
+		taken[key] = enqFinish(t, db, nil)
+	}
+	enqExec(t, db.Pool, `update onceq.job_fences set token = token + 5`) // claimed some times more
+	for i, key := range keys {
+		enqExec(t, db.Pool, `select setval('onceq.ids', 1)`)
+		job := onceq.Job{Kind: "k", Key: key, Window: onceq.UntilFinished}
+		var r onceq.Result
+		switch i {
+		case 0:
+			r = enqOne(t, db, db.Pool, job)
+		case 1:
+			rs, err := db.Queue.EnqueueMany(ctx, db.Pool, []onceq.Job{{Kind: "k", Delay: time.Hour}, job, {Kind: "k", Delay: time.Hour}})
+			require.NoError(t, err)
+			r = rs[1]
+		case 2:
+			b := &pgx.Batch{}
+			p, err := db.Queue.EnqueueInBatch(b, job)
+			require.NoError(t, err)
+			require.NoError(t, db.Pool.SendBatch(ctx, b).Close())
+			r, err = p.Result(ctx, db.Pool)
+			require.NoError(t, err)
+		}
+		require.False(t, r.Duplicate)
+		require.Greater(t, r.ID, taken[key])
+		l := enqClaim(t, db)
+		require.Greater(t, l.Token>>20, taken[key])
+		require.NoError(t, l.Complete(ctx, nil))
+	}
+}
+
+func TestTrap_EnqueueWithTheSequenceSetBack_AnIDInUseIsANamedError(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	ctx := t.Context()
+	enqOne(t, db, db.Pool, onceq.Job{Kind: "k"})
+	back := func() { enqExec(t, db.Pool, `select setval('onceq.ids', 1, false)`) }
+	for _, key := range []string{"", "a"} {
+		back()
+		_, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Key: key})
+		require.ErrorIs(t, err, onceq.ErrIDTaken)
+		require.False(t, onceq.IsRetryable(err))
+		back()
+		_, err = db.Queue.EnqueueMany(ctx, db.Pool, []onceq.Job{{Kind: "k", Key: key}})
+		require.ErrorIs(t, err, onceq.ErrIDTaken)
+		back()
+		b := &pgx.Batch{}
+		_, err = db.Queue.EnqueueInBatch(b, onceq.Job{Kind: "k", Key: key})
+		require.NoError(t, err)
+		require.ErrorIs(t, db.Pool.SendBatch(ctx, b).Close(), onceq.ErrIDTaken)
+	}
+	require.Equal(t, 1, enqJobs(t, db.Pool))
+	// The repair that ErrIDTaken names.
+	enqExec(t, db.Pool, `select setval('onceq.ids', greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_history),
+		(select max(token >> 20) from onceq.job_fences)))`)
+	enqOne(t, db, db.Pool, onceq.Job{Kind: "k"})
+}
+
+// The scenarios of the seeds, as a user of the library writes them.
+
+func Test_Seed000_DeterministicKeyMakesResubmissionASilentNoOp(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	type contact struct{ ContactID, CampaignID string }
+	outreach := onceq.Kind[contact]{
+		Name: "outreach", Queue: "outreach",
+		Key: func(c contact) string { return fmt.Sprintf("outreach:%s:%s", c.CampaignID, c.ContactID) },
+	}
+	first, err := db.Queue.Enqueue(t.Context(), db.Pool, outreach.Job(contact{"cid_123", "cmp_456"}))
+	require.NoError(t, err)
+	require.False(t, first.Duplicate)
+	second, err := db.Queue.Enqueue(t.Context(), db.Pool, outreach.Job(contact{"cid_123", "cmp_456"}))
+	require.NoError(t, err)
+	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.Waiting}, second)
+	require.Equal(t, "outreach:cmp_456:cid_123", enqGet[string](t, db.Pool, `select key from onceq.jobs`))
+}
+
+func Test_Seed000_BatchWithKeys_EachKeySitsOnItsJobAndResubmissionIsANoOp(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	var jobs []onceq.Job
+	for _, id := range []string{"cid_001", "cid_002", "cid_003"} {
+		jobs = append(jobs, onceq.Job{Kind: "outreach", Key: "outreach:cmp_456:" + id, Payload: map[string]string{"contactId": id}})
+	}
+	first, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+	require.NoError(t, err)
+	require.Len(t, first, len(jobs))
+	second, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+	require.NoError(t, err)
+	for i, r := range second {
+		require.Equal(t, onceq.Result{ID: first[i].ID, Duplicate: true, State: onceq.Waiting}, r)
+	}
+	require.Equal(t, 3, enqJobs(t, db.Pool))
+}
+
+func Test_Seed000_BatchWithKeys_NoRepeatsWithinOneCall(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, []onceq.Job{{Kind: "k", Key: "a"}, {Kind: "k", Key: "b"}, {Kind: "k", Key: "a"}})
+	require.ErrorContains(t, err, "jobs[0]")
+	require.ErrorContains(t, err, "jobs[2]")
+	require.Zero(t, enqJobs(t, db.Pool))
+}
+
+func Test_Seed000_StrictModeConflictCanBeTreatedAsSuccess(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	job := onceq.Job{Kind: "outreach", Key: "outreach:cmp_456:cid_123", Payload: map[string]string{"contactId": "cid_123"}, Strict: true}
+	first, err := db.Queue.Enqueue(t.Context(), db.Pool, job)
+	require.NoError(t, err)
+	_, err = db.Queue.Enqueue(t.Context(), db.Pool, job)
+	var conflict *onceq.DuplicateError
+	require.ErrorAs(t, err, &conflict)
+	require.Equal(t, first.ID, conflict.Existing.ID)
+	require.Equal(t, onceq.Waiting, conflict.Existing.State)
+}
+
+func Test_Seed000_ScopePerWorkspaceKeepsKeysApart(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	type sent struct{ Workspace, Contact string }
+	kind := onceq.Kind[sent]{
+		Name: "outreach", Scope: func(s sent) string { return s.Workspace }, Key: func(s sent) string { return s.Contact },
+	}
+	for _, workspace := range []string{"w1", "w2"} {
+		require.False(t, enqOne(t, db, db.Pool, kind.Job(sent{workspace, "cid_1"})).Duplicate)
+		require.True(t, enqOne(t, db, db.Pool, kind.Job(sent{workspace, "cid_1"})).Duplicate)
+	}
+	require.Equal(t, 2, enqJobs(t, db.Pool))
+}
+
+func Test_Seed000_CallersIdempotencyKeyAsJobKey(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	handle := func(idempotencyKey, body string) (onceq.Result, error) {
+		return db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "outreach", Key: idempotencyKey, Payload: json.RawMessage(body)})
+	}
+	first, err := handle("8e03978e-40d5-43dd-bc93-6894a57f9324", `{"contactId": "cid_1"}`)
+	require.NoError(t, err)
+	retried, err := handle("8e03978e-40d5-43dd-bc93-6894a57f9324", `{"contactId":"cid_1"}`)
+	require.NoError(t, err)
+	require.Equal(t, first.ID, retried.ID)
+	_, err = handle("8e03978e-40d5-43dd-bc93-6894a57f9324", `{"contactId":"cid_2"}`)
+	require.ErrorIs(t, err, onceq.ErrMismatch)
+	require.Equal(t, 1, enqJobs(t, db.Pool))
+}
+
+func Test_Seed000_OneWelcomeEmailPerUserEver(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	job := onceq.Job{Kind: "welcome-email", Key: "welcome:42", Window: onceq.Forever, Payload: map[string]int{"userId": 42}}
+	first := enqOne(t, db, db.Pool, job)
+	enqFinish(t, db, map[string]bool{"sent": true})
+	enqExpire(t, db)
+	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.Completed, Output: json.RawMessage(`{"sent": true}`)}, enqOne(t, db, db.Pool, job))
+}
+
+func Test_Seed000_ReplayWindowOf24Hours(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	job := onceq.Job{Kind: "k", Key: "a"}
+	enqOne(t, db, db.Pool, job)
+	enqFinish(t, db, nil)
+	enqExec(t, db.Pool, `update onceq.job_fences set finished_at = now() - interval '23 hours 59 minutes'`)
+	require.True(t, enqOne(t, db, db.Pool, job).Duplicate)
+	enqExec(t, db.Pool, `update onceq.job_fences set finished_at = now() - interval '24 hours 1 second'`)
+	require.False(t, enqOne(t, db, db.Pool, job).Duplicate)
+}
+
+func Test_Seed001_EnqueueRetriedByItsClientDoesNotPileUp(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	enqExec(t, db.Pool, `create table users (id int primary key)`)
+	signUp := func() onceq.Result {
+		tx := enqBegin(t, db, pgx.ReadCommitted)
+		enqExec(t, tx, `insert into users values (42) on conflict do nothing`)
+		r := enqOne(t, db, tx, onceq.Job{Kind: "send-welcome-email", Key: "welcome-42", Payload: map[string]int{"userId": 42}})
+		require.NoError(t, tx.Commit(t.Context()))
+		return r
+	}
+	first := signUp()
+	for range 5 {
+		require.Equal(t, first.ID, signUp().ID)
+	}
+	require.Equal(t, 1, enqJobs(t, db.Pool))
+}
+
+func Test_Seed001_JobIDIsStableAcrossRetries(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	id := enqOne(t, db, db.Pool, onceq.Job{Kind: "report", Key: "report:7"}).ID
+	for range 3 {
+		l := enqClaim(t, db)
+		require.Equal(t, id, l.ID)
+		require.NoError(t, l.Fail(t.Context(), errors.New("no")))
+		_, err := db.Queue.Retry(t.Context(), db.Pool, id)
+		require.NoError(t, err)
+	}
+	// Two jobs for the same report are two jobs.
+	require.NotEqual(t, id, enqOne(t, db, db.Pool, onceq.Job{Kind: "report", Key: "report:8"}).ID)
+}
+
+func Test_Seed002_AddUniqueReturnsTheSameIDAcrossInstancesImmediateOrDelayed(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	for _, delays := range [][2]time.Duration{{0, 0}, {time.Hour, time.Hour}, {0, time.Hour}, {time.Hour, 0}} {
+		key := fmt.Sprint("welcome:user:", delays)
+		// Each producer with a pool and a Queue of its own, as two processes have.
+		var ids []int64
+		for i, delay := range delays {
+			pool, err := pgxpool.New(t.Context(), db.URL)
+			require.NoError(t, err)
+			q, err := onceq.New(pool, nil)
+			require.NoError(t, err)
+			r, err := q.EnqueueUnique(t.Context(), pool, onceq.Job{Kind: "welcome", Key: key, Delay: delay, Payload: map[string]int{"user": 42}})
+			require.NoError(t, err)
+			require.Equal(t, i == 1, r.Duplicate)
+			ids = append(ids, r.ID)
+			pool.Close()
+		}
+		require.Equal(t, ids[0], ids[1])
+	}
+	require.Equal(t, 4, enqJobs(t, db.Pool))
+}
+
+func Test_Seed002_AddUniqueRequiresAKeyAndRefusesABlankOne(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	for _, key := range []string{"", " ", "\t\r\n"} {
+		_, err := db.Queue.EnqueueUnique(t.Context(), db.Pool, onceq.Job{Kind: "welcome", Key: key})
+		var invalid *onceq.InvalidError
+		require.ErrorAs(t, err, &invalid)
+	}
+	_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "welcome"}) // optional here
+	require.NoError(t, err)
+}
+
+func Test_Seed002_RetryAfterADelayedPromotionDoesNotFireTwice(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	job := onceq.Job{Kind: "welcome", Key: "welcome:user:42", Delay: time.Hour}
+	first := enqOne(t, db, db.Pool, job)
+	_, err := db.Queue.Retry(t.Context(), db.Pool, first.ID) // its time has come
+	require.NoError(t, err)
+	require.Equal(t, first.ID, enqOne(t, db, db.Pool, job).ID)
+	enqFinish(t, db, nil)
+	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.Completed}, enqOne(t, db, db.Pool, job))
+}
+
+func Test_Seed002_KeysOutliveAnyCacheOfRecentOnes(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	first := enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: "the first of many"})
+	for n := range 4 {
+		jobs := make([]onceq.Job, 5000)
+		for i := range jobs {
+			jobs[i] = onceq.Job{Kind: "k", Key: fmt.Sprintf("%d/%d", n, i)}
+		}
+		_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+		require.NoError(t, err)
+	}
+	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.Waiting}, enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: "the first of many"}))
+}
