@@ -1,0 +1,91 @@
+package handlertest_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/examples/handlertest"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// mailbox counts what was sent, by message id. It loses its answer as often as told, after having sent.
+type mailbox struct {
+	mu       sync.Mutex
+	sent     map[string]int
+	timeOuts int
+}
+
+func (m *mailbox) Send(_ context.Context, _, messageID string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.sent[messageID]++
+	if m.timeOuts > 0 {
+		m.timeOuts--
+		return errors.New("time-out")
+	}
+	return nil
+}
+
+func setUp(t *testing.T) (*queuetest.DB, *mailbox) {
+	db := queuetest.New(t)
+	_, err := db.Pool.Exec(t.Context(), `create table email_log (user_id int, template text)`)
+	require.NoError(t, err)
+	_, err = db.Queue.Enqueue(t.Context(), db.Pool, handlertest.Welcome.Job(handlertest.WelcomeMail{UserID: 42, Email: "ada@example.com"}))
+	require.NoError(t, err)
+	return db, &mailbox{sent: make(map[string]int)}
+}
+
+func logged(t *testing.T, db *queuetest.DB) (n int) {
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `select count(*) from email_log where user_id = 42`).Scan(&n))
+	return n
+}
+
+// The handler runs to its end and its transaction does not commit: the worst moment to lose a worker. The job is
+// delivered again, and nothing is sent again.
+func TestWelcome_RunTwice_SendsOnce(t *testing.T) {
+	t.Parallel()
+	db, mail := setUp(t)
+
+	_, err := db.Pool.Exec(t.Context(), `alter table email_log add constraint broken check (user_id is null)`)
+	require.NoError(t, err)
+	require.Equal(t, onceq.Retrying, db.RunOne(handlertest.Handler(mail)).State)
+	require.Equal(t, 0, logged(t, db))
+
+	_, err = db.Pool.Exec(t.Context(), `alter table email_log drop constraint broken`)
+	require.NoError(t, err)
+	db.Advance(2 * time.Second) // the backoff passes
+	require.Equal(t, onceq.Completed, db.RunOne(handlertest.Handler(mail)).State)
+	require.Equal(t, 1, logged(t, db))
+	require.Len(t, mail.sent, 1)
+	for _, times := range mail.sent {
+		require.Equal(t, 1, times)
+	}
+}
+
+// Whether the first mail went out is not known. The second attempt uses the same message id, by which a provider
+// that deduplicates recognises it.
+func TestWelcome_TimeOut_SameMessageID(t *testing.T) {
+	t.Parallel()
+	db, mail := setUp(t)
+	mail.timeOuts = 1
+	require.ErrorIs(t, db.RunOne(handlertest.Handler(mail)).Err, onceq.ErrUncertain)
+	db.Advance(2 * time.Second) // the backoff passes
+	require.Equal(t, onceq.Completed, db.RunOne(handlertest.Handler(mail)).State)
+	require.Equal(t, 1, logged(t, db))
+	require.Len(t, mail.sent, 1, "message ids")
+}
+
+// Two workers at once, each taking the other for dead.
+func TestWelcome_Race_SendsOnce(t *testing.T) {
+	t.Parallel()
+	db, mail := setUp(t)
+	db.Race(handlertest.Handler(mail))
+	require.Equal(t, 1, logged(t, db))
+	require.Len(t, mail.sent, 1)
+}
