@@ -11,16 +11,12 @@
 //
 // It starts a Postgres of its own, or uses the database of DATABASE_URL, in the schemas onceq_demo and demo.
 //
-// Where to look: app.go enqueues in a transaction; worker.go has the handlers; provider.go the outside world; chaos.go
-// and fleet.go the processes and what is done to them; ledger.go the reckoning.
+// Where to look: app.go enqueues in a transaction; worker.go has the handlers; provider.go and clients.go the outside
+// world; fleet.go and chaos.go the processes and what is done to them; ledger.go the reckoning.
 package main
 
 import (
-	"bytes"
 	"context"
-	_ "embed"
-	"encoding/csv"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -31,7 +27,6 @@ import (
 	"os/signal"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -42,18 +37,6 @@ import (
 	"github.com/onceq/onceq/internal/pgserver"
 	"github.com/onceq/onceq/migrations"
 )
-
-//go:embed signups.csv
-var signupsFile []byte
-
-// signup is a line of signups.csv and the form that a client sends. The client makes the id, so that sending the form
-// again is the same sign-up.
-type signup struct {
-	ID    string `json:"id"`
-	Name  string `json:"name"`
-	Email string `json:"email"`
-	Plan  string `json:"plan"`
-}
 
 // demo is all that runs in this process.
 type demo struct {
@@ -67,12 +50,8 @@ type demo struct {
 	fleet   *fleet
 	chaos   *chaos
 	ledger  *ledger
-	clients struct {
-		url             string
-		running         sync.WaitGroup
-		sent, gaveUp    atomic.Int64
-		impatient, slow http.Client
-	}
+	clients *clients
+
 	printing sync.Mutex
 }
 
@@ -151,8 +130,6 @@ func run(ctx context.Context, seed uint64, n, workers int, verbose bool) (err er
 	go func() { _ = server.Serve(listener) }()
 	defer func() { _ = server.Close() }()
 	web := "http://" + listener.Addr().String()
-	d.clients.url = web + "/signups"
-	d.clients.impatient.Timeout, d.clients.slow.Timeout = 60*time.Millisecond, 10*time.Second
 
 	// The workers, and what is done to them.
 	where := places{Database: url, SMTP: smtpListener.Addr().String(), Mail: web, Bank: web, Verbose: verbose}
@@ -164,6 +141,7 @@ func run(ctx context.Context, seed uint64, n, workers int, verbose bool) (err er
 	chaosCtx, endChaos := context.WithCancel(ctx)
 	var background sync.WaitGroup
 	background.Go(func() { d.chaos.run(chaosCtx) })
+	d.clients = &clients{url: web + "/signups", seed: seed, say: d.say, missing: d.missing}
 	showCtx, endShow := context.WithCancel(ctx)
 	background.Go(func() { d.show(showCtx) })
 	defer func() { // in this order, also when something failed before
@@ -173,7 +151,7 @@ func run(ctx context.Context, seed uint64, n, workers int, verbose bool) (err er
 		d.fleet.stop(0)
 	}()
 
-	wanted := d.submit(ctx, lines)
+	wanted := d.clients.submit(ctx, lines)
 	endChaos()
 	if ctx.Err() == nil {
 		d.say("every sign-up was answered, and the chaos is over; the rest of the work")
@@ -192,6 +170,9 @@ func run(ctx context.Context, seed uint64, n, workers int, verbose bool) (err er
 	if err != nil {
 		return err
 	}
+	if ctx.Err() != nil {
+		wrong = append([]string{"the time was up before all the work was done; -duration gives more"}, wrong...)
+	}
 	if m := d.missing(); m != "" {
 		wrong = append(wrong, "the chaos did not get to show: "+m)
 	}
@@ -207,21 +188,6 @@ func run(ctx context.Context, seed uint64, n, workers int, verbose bool) (err er
 	}
 	fmt.Println("\nExactly one e-mail, one charge and one receipt for each user.")
 	return nil
-}
-
-func readSignups(n int) ([]signup, error) {
-	records, err := csv.NewReader(bytes.NewReader(signupsFile)).ReadAll()
-	if err != nil {
-		return nil, fmt.Errorf("signups.csv: %w", err)
-	}
-	var lines []signup
-	for _, r := range records[1:] {
-		lines = append(lines, signup{ID: r[0], Name: r[1], Email: r[2], Plan: r[3]})
-	}
-	if n > 0 && n < len(lines) {
-		lines = lines[:n]
-	}
-	return lines, nil
 }
 
 // database gives the database to use, and what to do at the end.
@@ -281,73 +247,6 @@ func recreate(ctx context.Context, url string) error {
 	}
 	fmt.Printf("PostgreSQL %s, fsync %s, synchronous_commit %s\n\n", version, fsync, commit)
 	return nil
-}
-
-// submit sends the lines, and then further people until the chaos has shown what it is for. It returns, when every
-// sign-up was answered, whose addresses those were.
-func (d *demo) submit(ctx context.Context, lines []signup) map[string]bool {
-	wanted := make(map[string]bool)
-	said := false
-	for i := 0; ; i++ {
-		var s signup
-		if i < len(lines) {
-			s = lines[i]
-		} else {
-			m := d.missing()
-			if m == "" {
-				break
-			}
-			if !said {
-				d.say("the file is through; still to be shown: %s. More people sign up, and the chaos goes on", m)
-				said = true
-			}
-			s = signup{ID: fmt.Sprintf("late-%d", i), Name: "Late Comer", Email: fmt.Sprintf("late.comer.%d@example.com", i), Plan: "basic"}
-		}
-		if !pause(ctx, 50*time.Millisecond) {
-			break
-		}
-		wanted[strings.ToLower(s.Email)] = true
-		d.clients.running.Go(func() { d.client(ctx, i, s) })
-	}
-	d.clients.running.Wait()
-	return wanted
-}
-
-// client submits one line: some click twice, some have little patience, and all try again until they are answered.
-func (d *demo) client(ctx context.Context, i int, s signup) {
-	client := &d.clients.slow
-	switch fate := dice(d.seed, "client", s.ID, i).IntN(10); {
-	case fate == 0:
-		d.clients.running.Go(func() { d.send(ctx, &d.clients.slow, s) })
-	case fate < 3:
-		client = &d.clients.impatient
-	}
-	for !d.send(ctx, client, s) {
-		client = &d.clients.slow
-		if !pause(ctx, 100*time.Millisecond) {
-			return
-		}
-	}
-}
-
-// send sends the form once and reports whether it was answered.
-func (d *demo) send(ctx context.Context, client *http.Client, s signup) bool {
-	body, err := json.Marshal(s)
-	if err != nil {
-		return false
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, d.clients.url, bytes.NewReader(body))
-	if err != nil {
-		return false
-	}
-	d.clients.sent.Add(1)
-	resp, err := client.Do(req)
-	if err != nil {
-		d.clients.gaveUp.Add(1)
-		return false
-	}
-	defer func() { _ = resp.Body.Close() }()
-	return resp.StatusCode < 300
 }
 
 // live counts the jobs that are not finished.
