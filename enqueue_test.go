@@ -496,14 +496,17 @@ func TestTrap_EnqueueInBatchThatFailedHasNoAnswerAndEnqueuesNothing(t *testing.T
 		_, err = p.Result(t.Context(), db.Pool)
 		require.Error(t, err)
 	}
-	b := &pgx.Batch{}
-	p, err := db.Queue.EnqueueInBatch(b, onceq.Job{Kind: "k", Key: "locked"})
-	require.NoError(t, err)
-	enqExec(t, db.Pool, `alter table onceq.jobs rename to away`)
-	require.Error(t, db.Pool.SendBatch(t.Context(), b).Close())
-	enqExec(t, db.Pool, `alter table onceq.away rename to jobs`)
-	_, err = p.Result(t.Context(), db.Pool)
-	require.Error(t, err)
+	enqExec(t, db.Pool, `create function no() returns trigger language plpgsql as $$ begin raise 'no'; end $$`)
+	for _, key := range []string{"", "a"} {
+		enqExec(t, db.Pool, `create trigger no before insert on onceq.jobs for each row execute function no()`)
+		b := &pgx.Batch{}
+		p, err := db.Queue.EnqueueInBatch(b, onceq.Job{Kind: "k", Key: key})
+		require.NoError(t, err)
+		require.Error(t, db.Pool.SendBatch(t.Context(), b).Close())
+		enqExec(t, db.Pool, `drop trigger no on onceq.jobs`)
+		_, err = p.Result(t.Context(), db.Pool)
+		require.Error(t, err)
+	}
 	require.Zero(t, enqJobs(t, db.Pool))
 }
 

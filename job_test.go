@@ -48,7 +48,7 @@ func TestKind_JobHasWhatTheKindSays(t *testing.T) {
 		enqGet[string](t, db.Pool, `select jsonb_build_array(j.kind, j.queue, j.scope, j.key, j.priority, j.max_attempts, j.payload, f.lifetime)::text
 			from onceq.jobs j join onceq.job_fences f using (scope, key)`))
 
-	// A job that is changed before Enqueue: the kind's key can be taken away only with EnqueueUnique's rule.
+	// A job may differ from its kind, and a kind without Key has no use for its Scope.
 	job := kind.Job(mail{2, "w", ""})
 	job.Delay = time.Hour
 	require.Equal(t, onceq.Delayed, enqOne(t, db, db.Pool, job).State)
