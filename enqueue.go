@@ -530,7 +530,7 @@ select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, ` + f
 			results[i] = r
 			event := Event{Type: EventDuplicate, Queue: e.queue, Kind: e.kind, JobID: r.ID, Scope: e.scope, Key: e.key}
 			switch {
-			case holder != nil && holder.q == q && holder.ID == r.ID:
+			case holder != nil && holder.q.pool == q.pool && holder.q.schema == q.schema && holder.ID == r.ID:
 				refused = append(refused, ErrOwnKey)
 			case !sameFingerprint(mark, e.fingerprint):
 				err := &MismatchError{Scope: e.scope, Key: e.key, Existing: r}

@@ -271,7 +271,8 @@ update onceq.job_fences f set state = 6, detail = coalesce(f.detail, $5::text)
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text and f.token = $4::bigint and ` + inDoubt + `
 returning f.token`
 
-// maxRetryAfter bounds how long somebody is told to wait who meets a fence in flight: it may end at any time.
+// maxRetryAfter bounds how long somebody is told to wait who meets a fence outside of jobs in flight: it may end at
+// any time.
 const maxRetryAfter = 500 * time.Millisecond
 
 // claim is Claim. With asking, a doubtful fence whose policy is to ask is claimed as well, for perform.
@@ -337,6 +338,9 @@ func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*Claim, error) {
 		if ok {
 			if doubt == running {
 				c.doubtful = r.detail
+				if r.state == fenceClaimed { // nobody was left to say so
+					f.emit(ctx, EventUncertain, c.Token, &UncertainError{Scope: f.scope, Key: f.key, Detail: r.detail})
+				}
 			}
 			return c, nil
 		}
@@ -403,7 +407,12 @@ func (f *Fence) judge(ctx context.Context, c *Claim, r fenceRow, asking bool) (d
 		f.emit(ctx, EventReplayed, r.token, nil)
 		return none, nil
 	case alive:
-		return none, inFlight(min(r.until.Sub(r.now), maxRetryAfter))
+		rest := r.until.Sub(r.now)
+		soon := maxRetryAfter
+		if f.job != nil { // a job that waits costs a claim each time: half of what is left
+			soon = max(soon, rest/2)
+		}
+		return none, inFlight(min(rest, soon))
 	case r.state == fenceHeld:
 		return none, &HeldError{Scope: f.scope, Key: f.key, Detail: r.detail}
 	}

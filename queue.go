@@ -96,12 +96,19 @@ func (q *Queue) sql(statement string) string {
 // Schema returns the name of the schema, unquoted.
 func (q *Queue) Schema() string { return q.schema }
 
-// Check says whether the schema is there and of the version that this code works with. The error, a
-// *SchemaError, says what to do. Nothing is changed: migrations never run by themselves.
+// Check says whether the schema is there and of the version that this code works with: otherwise the error, a
+// *SchemaError, says what to do. It is ErrIDTaken where the sequence of ids is behind the ids in use. Nothing is
+// changed: migrations never run by themselves.
 func (q *Queue) Check(ctx context.Context) error {
-	const read = `select version from onceq.meta`
+	const read = `
+select version, current_setting('server_encoding'),
+       coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0)
+         >= greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_history), 0)
+  from onceq.meta`
 	var version int
-	err := q.queryRow(ctx, q.pool, read, nil, &version)
+	var encoding string
+	var ahead bool
+	err := q.queryRow(ctx, q.pool, read, nil, &version, &encoding, &ahead)
 	var pgErr *pgconn.PgError
 	switch {
 	case errors.As(err, &pgErr) && (pgErr.Code == "42P01" || pgErr.Code == "3F000"):
@@ -110,6 +117,10 @@ func (q *Queue) Check(ctx context.Context) error {
 		return fmt.Errorf("onceq: reading the version of schema %q: %w", q.schema, err)
 	case version != SchemaVersion:
 		return &SchemaError{Schema: q.schema, Found: version, Want: SchemaVersion}
+	case encoding != "UTF8":
+		return fmt.Errorf("onceq: the database's encoding is %s; onceq needs UTF8, so that no text fails to convert in the middle of a transaction", encoding)
+	case !ahead:
+		return ErrIDTaken
 	}
 	return nil
 }

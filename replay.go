@@ -95,6 +95,9 @@ func EffectTimeout(d time.Duration) EffectOption { return func(f *Fence) { f.lea
 // handler it makes the job Held) and *LeaseError (the job's lease is lost: fn was not called; or somebody ran the
 // effect again before this success could be recorded).
 //
+// fn's context ends with the EffectTimeout, and with that of the handler: when the job's lease is lost too. An answer
+// that arrives then is still worth returning; a success is recorded as long as nobody has run the effect again.
+//
 // A result that cannot be stored (MaxResultBytes) does not undo that the effect happened: it is recorded as
 // completed without one. This run and each replay then return an error that is Fatal and wraps an *InvalidError,
 // so that a code path without the result never goes unnoticed; Queue.Resolve can add a smaller result.
@@ -277,7 +280,10 @@ func (c *Claim) succeed(ctx context.Context, result any) error {
 // doubt records that the outcome is unknown, and gives the error that says so.
 func (c *Claim) doubt(ctx context.Context, cause error) error {
 	err := c.record(ctx, func(ctx context.Context) error { return c.Uncertain(ctx, nil, cause) })
-	if err != nil {
+	switch {
+	case errors.Is(err, ErrLeaseLost):
+		return fmt.Errorf("%w; this run ended with: %w", err, cause) // somebody else decides by now
+	case err != nil:
 		return c.uncertain(ctx, "", errors.Join(cause, err)) // the claim runs out, which says the same
 	}
 	return &UncertainError{Scope: c.Scope, Key: c.Key, Detail: errorText(cause.Error()), Err: cause}
