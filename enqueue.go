@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -300,21 +301,21 @@ func (q *Queue) insertOne(e *encoded, taking bool) (string, []any) {
 }
 
 // Many jobs are sent as arrays: what they have in common (kind, queue, …) once, as a header that each
-// refers to. Ids that $16 does not give are drawn in the caller's order. Keys are taken in the order of their
+// refers to. Ids that $6 does not give are drawn in the caller's order. Keys are taken in the order of their
 // bytes, so that two callers with the same keys do not deadlock.
 const manyInput = `
 with input as materialized (
   select coalesce(nullif(u.drawn, 0), nextval('onceq.ids')) as id, u.*
-    from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::text[], $6::bytea[], $16::bigint[])
-      as u(header, payload, bytes, scope, key, fingerprint, drawn)
+    from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[])
+      as u(header, payload, bytes, key, fingerprint, drawn)
 ),
 header as materialized (
   select h.*,
          greatest(statement_timestamp() + h.delay * interval '1 microsecond',
                   timestamptz 'epoch' + nullif(h.at, 0) * interval '1 microsecond') as due
-    from unnest($7::text[], $8::text[], $9::int[], $10::int[], $11::bigint[], $12::bigint[], $13::bigint[], $14::text[])
+    from unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[])
          with ordinality
-      as h(queue, kind, priority, max_attempts, at, delay, lifetime, metadata, n)
+      as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)
 ),`
 
 const manyJobs = `
@@ -323,37 +324,40 @@ job as (
                           payload, payload_bytes, metadata, scope, key)
   select i.id, h.due, statement_timestamp(), h.max_attempts, h.priority, h.queue, h.kind,
          nullif(i.payload, '')::jsonb, case when i.payload = '' then i.bytes end, nullif(h.metadata, '')::jsonb,
-         nullif(i.scope, ''), nullif(i.key, '')
+         nullif(h.scope, ''), nullif(i.key, '')
     from input i join header h on h.n = i.header
    where `
 
+// manyAnswer gives all ids, whether each header is delayed, and how many notifications went out. What stands
+// in for the last words says that some job was accepted.
 const manyAnswer = `
-  returning queue, run_at
 )
 select (select array_agg(id order by id) from input),
        (select array_agg(due > statement_timestamp() order by n) from header),
-       (select count(pg_notify($15::text, w.queue)) from (
+       (select count(pg_notify($16::text, w.queue)) from (
           select distinct w.queue from onceq.waiters w
            where w.idle_until > statement_timestamp()
-             and exists (select from job where queue = w.queue and run_at < statement_timestamp() + interval '2 seconds')) w)`
+             and exists (select from header where queue = w.queue and due < statement_timestamp() + interval '2 seconds')) w
+         where `
 
-const insertPlainMany = manyInput + manyJobs + `true` + manyAnswer + `, null::bigint[]`
+const insertPlainMany = manyInput + manyJobs + `true` + manyAnswer + `true), null::bigint[]`
 
 const manyFence = `
 fence as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
-  select 0, i.scope, i.key, 0, i.id, i.id << 20, statement_timestamp(), h.lifetime, nullif(i.fingerprint, '')
+  select 0, h.scope, i.key, 0, i.id, i.id << 20, statement_timestamp(), h.lifetime, i.fingerprint
     from input i join header h on h.n = i.header
-   where i.key <> ''`
+   where h.scope <> ''`
 
 const manyConflict = `
-   order by i.scope collate "C", i.key collate "C"
+   order by h.scope collate "C", i.key collate "C"
   on conflict do nothing
   returning job_id
 ),`
 
 const insertKeyedMany = manyInput + manyFence + manyConflict + manyJobs +
-	`i.key = '' or i.id in (select job_id from fence)` + manyAnswer + `,
+	`h.scope = '' or i.id in (select job_id from fence)` + manyAnswer +
+	`exists (select from fence) or exists (select from header where scope = '')),
        (select array_agg(job_id) from fence)`
 
 // The fences to take are found one by one and updated by their place: a join that is free to choose may read
@@ -361,10 +365,10 @@ const insertKeyedMany = manyInput + manyFence + manyConflict + manyJobs +
 const insertTakingMany = manyInput + `
 free as materialized (
   select i.id, i.fingerprint, i.lifetime, f.place
-    from (select i.id, i.scope, i.key, i.fingerprint, h.lifetime
+    from (select i.id, h.scope, i.key, i.fingerprint, h.lifetime
             from input i join header h on h.n = i.header
-           where i.key <> ''
-           order by i.scope collate "C", i.key collate "C") i
+           where h.scope <> ''
+           order by h.scope collate "C", i.key collate "C") i
    cross join lateral (
          select f.ctid as place
            from onceq.job_fences f
@@ -376,81 +380,113 @@ free as materialized (
 taken as (
   update onceq.job_fences f
      set job_id = n.id, token = n.id << 20, state = 0, created_at = statement_timestamp(), finished_at = null,
-         lifetime = n.lifetime, fingerprint = nullif(n.fingerprint, ''), result = null, holder = null,
+         lifetime = n.lifetime, fingerprint = n.fingerprint, result = null, holder = null,
          leased_until = null
     from free n
    where f.ctid = n.place
   returning f.job_id
 ),` + manyFence + `
-     and i.id not in (select id from free)` + manyConflict + manyJobs +
-	`i.id in (select job_id from fence union all select job_id from taken)` + manyAnswer + `,
-       (select array_agg(job_id) from (select job_id from fence union all select job_id from taken) a)`
+     and i.id not in (select id from free)` + manyConflict + `
+accepted as materialized (select job_id from fence union all select job_id from taken),` + manyJobs +
+	`i.id in (select job_id from accepted)` + manyAnswer +
+	`exists (select from accepted)),
+       (select array_agg(job_id) from accepted)`
+
+// The same for jobs that have all in common, which most have: the header's columns are then evaluated once in place
+// of being joined to each job.
+var (
+	insertPlainAlike = alike(insertPlainMany)
+	insertKeyedAlike = alike(insertKeyedMany)
+)
+
+func alike(statement string) string {
+	statement = strings.ReplaceAll(statement, " join header h on h.n = i.header", "")
+	return headerColumn.ReplaceAllString(statement, "(select $1 from header)")
+}
+
+var headerColumn = regexp.MustCompile(`\bh\.(due|max_attempts|priority|queue|kind|metadata|scope|lifetime)\b`)
 
 // insertMany sends the jobs at the places in part, which are sorted, and fills in the results of those that
 // were accepted. It returns the places of the others. An id that is 0 is drawn, and filled in as well.
 func (q *Queue) insertMany(ctx context.Context, db DB, all []encoded, ids []int64, results []Result, part []int, taking bool) ([]int, error) {
 	type header struct {
-		queue, kind, metadata string
-		priority, maxAttempts int
-		at                    time.Time
-		delay                 time.Duration
-		lifetime              int64
+		queue, kind, scope, metadata string
+		priority, maxAttempts        int
+		at                           time.Time
+		delay                        time.Duration
+		lifetime                     int64
 	}
 	var (
-		n            = len(part)
-		refs         = make([]int32, 0, n)
-		drawn        = make([]int64, 0, n)
-		payloads     = make([]string, 0, n)
-		scopes, keys []string
-		bytes, marks [][]byte
-		known        = make(map[header]int32)
+		n     = len(part)
+		known = make(map[header]int32)
+		last  header
+		ref   int32
 
-		queues, kinds, metadata []string
-		priorities, attempts    []int32
-		ats, delays, lifetimes  []int64
-		keyed, raw              bool
+		refs         = make([]int32, 0, n)
+		payloads     = make([]string, 0, n)
+		keys         []string
+		bytes, marks [][]byte
+		drawn        []int64
+
+		queues, kinds, scopes, metadata []string
+		priorities, attempts            []int32
+		ats, delays, lifetimes          []int64
 	)
 	for _, i := range part {
-		keyed = keyed || all[i].key != ""
-		raw = raw || all[i].bytes != nil
-	}
-	for _, i := range part {
 		e := &all[i]
-		h := header{e.queue, e.kind, e.metadata, e.priority, e.maxAttempts, e.at, e.delay, e.lifetime}
-		ref, ok := known[h]
-		if !ok {
-			ref = int32(len(known) + 1)
-			known[h] = ref
-			queues, kinds, metadata = append(queues, e.queue), append(kinds, e.kind), append(metadata, e.metadata)
-			priorities, attempts = append(priorities, int32(e.priority)), append(attempts, int32(e.maxAttempts))
-			var at int64
-			if !e.at.IsZero() {
-				at = e.at.UnixMicro()
+		if e.key != "" && keys == nil {
+			keys, marks = make([]string, len(payloads), n), make([][]byte, len(payloads), n)
+		}
+		if e.bytes != nil && bytes == nil {
+			bytes = make([][]byte, len(payloads), n)
+		}
+		if ids[i] != 0 && drawn == nil {
+			drawn = make([]int64, len(payloads), n)
+		}
+		h := header{e.queue, e.kind, e.scope, e.metadata, e.priority, e.maxAttempts, e.at, e.delay, e.lifetime}
+		if ref == 0 || h != last {
+			last = h
+			var ok bool
+			if ref, ok = known[h]; !ok {
+				ref = int32(len(known) + 1)
+				known[h] = ref
+				queues, kinds, scopes, metadata = append(queues, e.queue), append(kinds, e.kind), append(scopes, e.scope), append(metadata, e.metadata)
+				priorities, attempts = append(priorities, int32(e.priority)), append(attempts, int32(e.maxAttempts))
+				var at int64
+				if !e.at.IsZero() {
+					at = e.at.UnixMicro()
+				}
+				ats, delays, lifetimes = append(ats, at), append(delays, e.delay.Microseconds()), append(lifetimes, e.lifetime)
 			}
-			ats, delays, lifetimes = append(ats, at), append(delays, e.delay.Microseconds()), append(lifetimes, e.lifetime)
 		}
-		refs, drawn, payloads = append(refs, ref), append(drawn, ids[i]), append(payloads, e.json)
-		if raw {
-			bytes = append(bytes, append([]byte{}, e.bytes...))
+		refs, payloads = append(refs, ref), append(payloads, e.json)
+		if keys != nil {
+			keys, marks = append(keys, e.key), append(marks, e.fingerprint)
 		}
-		if keyed {
-			scopes, keys = append(scopes, e.scope), append(keys, e.key)
-			marks = append(marks, append([]byte{}, e.fingerprint...))
+		if bytes != nil {
+			bytes = append(bytes, e.bytes)
+		}
+		if drawn != nil {
+			drawn = append(drawn, ids[i])
 		}
 	}
-	statement := insertPlainMany
-	if keyed {
-		statement = insertKeyedMany
-	}
-	if taking {
+	statement, sent := insertPlainMany, refs
+	switch {
+	case taking:
 		statement = insertTakingMany
+	case len(known) == 1 && keys == nil:
+		statement, sent = insertPlainAlike, nil
+	case len(known) == 1:
+		statement, sent = insertKeyedAlike, nil
+	case keys != nil:
+		statement = insertKeyedMany
 	}
 	var got, mine []int64
 	var delayed []bool // by header
 	var notified int64
 	err := q.queryRow(ctx, db, statement, []any{
-		refs, payloads, bytes, scopes, keys, marks,
-		queues, kinds, priorities, attempts, ats, delays, lifetimes, metadata, q.channel(), drawn,
+		sent, payloads, bytes, keys, marks, drawn,
+		queues, kinds, scopes, metadata, priorities, attempts, ats, delays, lifetimes, q.channel(),
 	}, &got, &delayed, &notified, &mine)
 	if err != nil {
 		return nil, q.enqueueError(err)
