@@ -12,3 +12,18 @@ const (
 
 // Channel is where workers of the queue's schema listen.
 func (q *Queue) Channel() string { return q.channel() }
+
+// HotStatements are those that run for every job, by name, and GuardPlans the settings under which they are planned.
+var HotStatements = map[string]string{
+	"claim":            claimJobs,
+	"extend":           extendLeases,
+	"lock":             lockJobs,
+	"complete one":     completeOne,
+	"complete unkeyed": completeOneUnkeyed,
+	"complete":         completeJobs,
+	"end":              endJobs,
+	"retry":            retryJobs,
+	"sweep":            sweepSome,
+}
+
+const GuardPlans = guardPlans

@@ -144,7 +144,7 @@ fence as (
   update onceq.job_fences f
      set state = 3, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
     from gone g
-   where f.class = 0 and f.scope = g.scope and f.key = g.key and f.job_id = g.id
+   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
 )
 select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end`
 
@@ -208,14 +208,14 @@ with u as materialized (
 ),
 gone as (
   delete from onceq.jobs j using u
-   where j.id = u.id and j.claims = u.claims and j.holder = u.holder
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder
   returning j.id, j.claims, j.scope, j.key, u.result
 ),
 fence as (
   update onceq.job_fences f
      set state = 3, token = g.id << 20 | g.claims, finished_at = statement_timestamp(), result = nullif(g.result, '')::jsonb
     from gone g
-   where g.key is not null and f.class = 0 and f.scope = g.scope and f.key = g.key and f.job_id = g.id
+   where g.key is not null and f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
 )
 select case when $5::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
        (select array_agg(id << 20 | claims) from gone)`
@@ -229,7 +229,7 @@ with u as materialized (
 ),
 gone as (
   delete from onceq.jobs j using u
-   where j.id = u.id and j.claims = u.claims and j.holder = u.holder
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder
   returning j.*, u.state, u.result, u.error, u.spent, u.keep
 ),
 fence as (
@@ -237,7 +237,7 @@ fence as (
      set state = case g.state when 5 then 3 when 6 then 4 when 7 then 5 else 6 end, token = g.id << 20 | g.claims,
          finished_at = case when g.state < 8 then statement_timestamp() end, result = nullif(g.result, '')::jsonb
     from gone g
-   where g.key is not null and f.class = 0 and f.scope = g.scope and f.key = g.key and f.job_id = g.id
+   where g.key is not null and f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
 ),
 history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
@@ -270,7 +270,7 @@ ready as (
          lost     = case when u.reset then 0 else lost end,
          errors   = ` + appendError + `
     from u
-   where j.id = u.id and j.claims = u.claims and j.holder = u.holder
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder
   returning j.id, j.claims
 )
 select case when $8::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,

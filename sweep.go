@@ -45,7 +45,7 @@ ready as materialized (
 forward as (
   update onceq.jobs j
      set run_at = $5::timestamptz, lost = least(j.lost + (j.leased_until is not null)::int, 32767), leased_until = null, holder = null
-    from ready where j.id = ready.id
+    from ready where j.id = any (array[ready.id])
   returning j.id
 )
 select (select run_at from page where n = $8::int), coalesce((select id from page where n = $8::int), 0),

@@ -71,6 +71,14 @@ func (l *lane) nap(ctx context.Context, d time.Duration) (woken bool) {
 	return false
 }
 
+// rouse ends the lane's nap, or the next one.
+func (l *lane) rouse() {
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
 func (l *lane) announce(ctx context.Context) error {
 	const announce = `
 insert into onceq.waiters (queue, worker, idle_until)
@@ -177,12 +185,12 @@ func (r *run) listenOnce(ctx context.Context) error {
 		if n.Payload == hello {
 			waiting = ctx
 			r.listening.Store(true)
+			for _, l := range r.lanes {
+				l.rouse() // out of a poll that knows of no notifications, to announce that it waits
+			}
 		}
 		if l := lanes[n.Payload]; l != nil {
-			select {
-			case l.wake <- struct{}{}:
-			default:
-			}
+			l.rouse()
 		}
 	}
 }

@@ -1,0 +1,295 @@
+package onceq_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// ⚠ Without a materialized subquery Postgres may run it again for each row and claim more than the limit.
+func TestTrap_ClaimLimitIsExact_3Of2000(t *testing.T) {
+	t.Parallel()
+	for _, analyzed := range []bool{false, true} {
+		db := queuetest.New(t)
+		addMany(t, db, 2000, onceq.Job{})
+		if analyzed {
+			sqlRun(t, db, `analyze onceq.jobs`)
+		}
+		for claims := 1; claims <= 3; claims++ {
+			require.Len(t, take(t, db, 3), 3)
+			require.Equal(t, 3*claims, sqlOne[int](t, db, `select count(*) from onceq.jobs where leased_until is not null`))
+		}
+	}
+}
+
+// ⚠ An index on anything that a claim changes would make each claim write to every index.
+func TestTrap_ClaimsAreHeapOnly(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.MaxConns = 1 }))
+	addMany(t, db, 500, onceq.Job{})
+	require.Len(t, take(t, db, 500), 500)
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `select pg_stat_force_next_flush()`).Scan(nil))
+	// All but the few for which a page that was filled at once has no second place left.
+	require.Greater(t, sqlOne[int](t, db, `select n_tup_hot_upd from pg_stat_user_tables where relname = 'jobs'`), 400)
+}
+
+// ⚠ Beats that wait for a row let all other leases of the process run out, and beats that wait while they hold
+// other rows deadlock with completions.
+func TestTrap_BeatsNeitherWaitForALockedRowNorDeadlock(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ids := addMany(t, db, 2, onceq.Job{})
+	running, end := make(chan struct{}, 2), make(chan struct{})
+	w := start(t, db, onceq.WorkerConfig{Lease: time.Second}, handle(func(ctx context.Context, l *onceq.Lease) error {
+		running <- struct{}{}
+		select {
+		case <-end:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}))
+	receive(t, running)
+	receive(t, running)
+	tx, err := db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer tx.Rollback(context.Background())
+	_, err = tx.Exec(t.Context(), `select from onceq.jobs where id = $1 for update`, ids[1])
+	require.NoError(t, err)
+	// The other one is extended, again and again, until the locked one has run out by the clock.
+	until(t, db, `(select leased_until from onceq.jobs where id = $1) > (select leased_until + interval '2 seconds' from onceq.jobs where id = $2)`, ids[0], ids[1])
+	until(t, db, `(select leased_until < statement_timestamp() from onceq.jobs where id = $1)`, ids[1])
+	require.Empty(t, take(t, db, 10), "locked means alive")
+	_, err = tx.Exec(t.Context(), `set local lock_timeout = '10s'`)
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), `select from onceq.jobs where id = $1 for update`, ids[0])
+	require.NoError(t, err)
+	require.NoError(t, tx.Rollback(t.Context()))
+	close(end)
+	until(t, db, noJobs)
+	require.NoError(t, w.stop())
+	require.Equal(t, 2, w.count(onceq.EventCompleted))
+	require.Zero(t, w.count(onceq.EventLeaseLost))
+}
+
+// ⚠ A handler above READ COMMITTED that is longer than a beat can never finish when beats change its job's row.
+func TestTrap_ASnapshotHandlerLongerThanSeveralBeatsFinishes(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	add(t, db, onceq.Job{MaxAttempts: 1})
+	kind := onceq.Kind[int]{Name: "k", Serializable: true}
+	runs := make(chan struct{}, 10)
+	w := start(t, db, onceq.WorkerConfig{Lease: time.Second}, kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error {
+		runs <- struct{}{}
+		_, err := tx.Exec(ctx, `select pg_sleep(2.5)`)
+		return err
+	}))
+	receive(t, runs)
+	until(t, db, `(select leased_until < statement_timestamp() from onceq.jobs)`)
+	require.Empty(t, take(t, db, 1), "locked means alive, expired or not")
+	until(t, db, noJobs)
+	require.NoError(t, w.stop())
+	require.Empty(t, runs)
+	require.Equal(t, 1, w.count(onceq.EventCompleted))
+}
+
+// ⚠ A client that freezes inside its handler's transaction would keep the job's row locked for ever.
+func TestTrap_AFrozenHandlersTransactionIsCutOffByTheServer(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	sqlRun(t, db, `create table effects (n int)`)
+	id := add(t, db, onceq.Job{})
+	kind := onceq.Kind[int]{Name: "k", Timeout: time.Second, Backoff: func(int, error) time.Duration { return time.Hour }}
+	running, thaw := make(chan struct{}), make(chan struct{})
+	w := start(t, db, onceq.WorkerConfig{Lease: time.Hour}, kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error {
+		_, err := tx.Exec(ctx, `insert into effects values (1)`)
+		close(running)
+		<-thaw
+		return err
+	}))
+	receive(t, running)
+	db.ExpireLease(id) // waits for the row
+	require.Equal(t, id, takeOne(t, db).ID)
+	close(thaw)
+	require.NoError(t, w.stop())
+	require.Zero(t, w.count(onceq.EventCompleted))
+	require.Zero(t, sqlOne[int](t, db, `select count(*) from effects`))
+}
+
+// ⚠ One outcome that Postgres refuses failed a thousand others, again and again.
+func TestTrap_OneRefusedOutcomeDoesNotKeepTheOthers(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	sqlRun(t, db, `
+create function refuse() returns trigger language plpgsql as $$
+begin
+  if new.state = 3 and new.key = 'k7' then raise exception 'not this one'; end if;
+  return new;
+end $$`)
+	sqlRun(t, db, `create trigger refuse before update on onceq.job_fences for each row execute function refuse()`)
+	ids := addMany(t, db, 200, onceq.Job{Key: "k"})
+	ran := db.Drain(handle(func(context.Context, *onceq.Lease) error { return nil }))
+	require.Len(t, ran, 200)
+	for _, r := range ran {
+		if r.JobID == ids[7] {
+			require.Equal(t, onceq.Retrying, r.State)
+			require.ErrorContains(t, r.Err, "not this one")
+		} else {
+			require.Equal(t, onceq.Completed, r.State)
+		}
+	}
+	require.Equal(t, ids[7], sqlOne[int64](t, db, `select id from onceq.jobs`))
+}
+
+// ⚠ now() is the start of the transaction: a long one would cut its job's window short.
+func TestTrap_AWindowCountsFromTheCompletingStatement(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	add(t, db, onceq.Job{Key: "k"})
+	l := takeOne(t, db)
+	require.NoError(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), `create table began as select now() as at, pg_sleep(0.05)::text`); err != nil {
+			return err
+		}
+		return l.Complete(t.Context(), tx)
+	}))
+	require.True(t, sqlOne[bool](t, db, `select f.finished_at >= b.at + interval '50 milliseconds' from onceq.job_fences f, began b`))
+}
+
+// ⚠ Two outcomes of one job in one batch: the run that lost its lease and the one that took over.
+func TestTrap_AFenceIsOnlyChangedByItsOwnJob(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	old := add(t, db, onceq.Job{Key: "k", Window: onceq.UntilFinished})
+	l := takeOne(t, db)
+	// The key is another job's by now, whatever the way there.
+	sqlRun(t, db, `update onceq.job_fences set job_id = job_id + 1000, token = token + (1000::bigint << 20)`)
+	before := sqlOne[string](t, db, `select f::text from onceq.job_fences f`)
+	require.NoError(t, l.Complete(t.Context(), nil))
+	require.Equal(t, before, sqlOne[string](t, db, `select f::text from onceq.job_fences f`))
+	sqlRun(t, db, `delete from onceq.job_fences`)
+	require.NotZero(t, old)
+}
+
+// ⚠ []byte for jsonb fails in two of pgx's modes, and a commit that answers ROLLBACK looks like success.
+func TestTrap_ACommitThatAnswersRollbackIsAnError(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	sqlRun(t, db, `create table effects (n int unique deferrable initially deferred)`)
+	add(t, db, onceq.Job{})
+	for name, fn := range map[string]func(context.Context, pgx.Tx) error{
+		"aborted": func(ctx context.Context, tx pgx.Tx) error { _, _ = tx.Exec(ctx, `select 1/0`); return nil },
+		"deferred": func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `insert into effects values (1), (1)`)
+			return err
+		},
+	} {
+		ran := db.RunOne(handleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error { return fn(ctx, tx) }))
+		require.Equal(t, onceq.Retrying, ran.State, name)
+		require.Error(t, ran.Err, name)
+		db.Advance(time.Hour)
+	}
+	require.Zero(t, sqlOne[int](t, db, `select count(*) from effects`))
+}
+
+var parameters = regexp.MustCompile(`\$(\d+)`)
+
+// ⚠ Statistics lie about a queue: plans are made for an empty table and run on a full one.
+func TestTrap_PlansScanNoTableWhateverTheStatistics(t *testing.T) {
+	t.Parallel()
+	fill := []string{
+		`insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, scope, key, payload)
+		 select nextval('onceq.ids'), now(), now(), 25, 0, 'default', 'k', 's', g::text, '1' from generate_series(1, 100000) g`,
+		`insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime)
+		 select 0, scope, key, 0, id, id << 20, now(), 1000 from onceq.jobs`,
+	}
+	empty := []string{`delete from onceq.jobs`, `delete from onceq.job_fences`}
+	for name, setup := range map[string][]string{
+		"never analyzed":              nil,
+		"analyzed while empty":        {`vacuum analyze`},
+		"tiny":                        {`insert into onceq.job_cancels values (1, now())`, `vacuum analyze`, `delete from onceq.job_cancels`},
+		"full and never analyzed":     fill,
+		"full":                        append(append([]string{}, fill...), `vacuum analyze`),
+		"drained and vacuumed":        append(append(append([]string{}, fill...), empty...), `vacuum`),
+		"drained, vacuumed, analyzed": append(append(append([]string{}, fill...), empty...), `vacuum analyze`),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			if !sqlOne[bool](t, db, `select 'onceq.jobs_pkey'::regclass::oid > 'onceq.jobs_claim'::regclass::oid`) {
+				t.Skip("jobs_pkey is older than jobs_claim, and Postgres takes the younger one of two indexes that look equally good for an id")
+			}
+			for _, s := range setup {
+				sqlRun(t, db, s)
+			}
+			conn, err := db.Pool.Acquire(t.Context())
+			require.NoError(t, err)
+			defer conn.Release()
+			for what, statement := range onceq.HotStatements {
+				tx, err := conn.Begin(t.Context())
+				require.NoError(t, err)
+				_, err = tx.Exec(t.Context(), onceq.GuardPlans)
+				require.NoError(t, err)
+				_, err = tx.Exec(t.Context(), `set local plan_cache_mode = force_generic_plan`)
+				require.NoError(t, err)
+				_, err = tx.Exec(t.Context(), `prepare p as `+statement)
+				require.NoError(t, err, what)
+				n := 0
+				for _, m := range parameters.FindAllStringSubmatch(statement, -1) {
+					var k int
+					_, err := fmt.Sscan(m[1], &k)
+					require.NoError(t, err)
+					n = max(n, k)
+				}
+				var raw string
+				require.NoError(t, tx.QueryRow(t.Context(), `explain (format json) execute p(`+strings.TrimSuffix(strings.Repeat("null, ", n), ", ")+`)`).Scan(&raw))
+				_, err = tx.Exec(t.Context(), `deallocate p`)
+				require.NoError(t, err)
+				require.NoError(t, tx.Rollback(t.Context()))
+				var plan any
+				require.NoError(t, json.Unmarshal([]byte(raw), &plan))
+				require.NoError(t, indexScansOnly(plan), "%s:\n%s", what, raw)
+			}
+		})
+	}
+}
+
+// indexScansOnly walks a plan.
+func indexScansOnly(node any) error {
+	switch node := node.(type) {
+	case []any:
+		for _, n := range node {
+			if err := indexScansOnly(n); err != nil {
+				return err
+			}
+		}
+	case map[string]any:
+		switch kind := node["Node Type"]; kind {
+		case "Seq Scan", "Bitmap Heap Scan", "Hash Join", "Merge Join":
+			return fmt.Errorf("%v of %v", kind, node["Relation Name"])
+		case "Index Scan", "Index Only Scan":
+			column := map[any]string{"jobs_pkey": "id = ", "jobs_claim": "queue = ", "job_fences_pkey": "key = ", "job_cancels_pkey": "job_id = "}[node["Index Name"]]
+			if cond, _ := node["Index Cond"].(string); column == "" || !strings.Contains(cond, column) {
+				return fmt.Errorf("all of %v", node["Index Name"])
+			}
+		}
+		var all []error
+		for _, n := range node {
+			all = append(all, indexScansOnly(n))
+		}
+		return errors.Join(all...)
+	}
+	return nil
+}

@@ -1,0 +1,811 @@
+package onceq_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// working is a worker that runs, with what it reported.
+type working struct {
+	t      testing.TB
+	db     *queuetest.DB
+	cancel context.CancelFunc
+	ended  chan error
+
+	mu     sync.Mutex
+	events []onceq.Event
+	log    bytes.Buffer
+}
+
+func (w *working) Event(_ context.Context, e onceq.Event) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.events = append(w.events, e)
+}
+
+func (w *working) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.log.Write(p)
+}
+
+func (w *working) logged() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.log.String()
+}
+
+func (w *working) count(e onceq.EventType) (n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, seen := range w.events {
+		if seen.Type == e {
+			n++
+		}
+	}
+	return n
+}
+
+// start runs a worker until stop, or the test's end.
+func start(t testing.TB, db *queuetest.DB, cfg onceq.WorkerConfig, handlers ...onceq.Handler) *working {
+	t.Helper()
+	w := &working{t: t, db: db, ended: make(chan error, 1)}
+	q, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema, Hook: w, Logger: slog.New(slog.NewTextHandler(w, nil))})
+	require.NoError(t, err)
+	worker, err := onceq.NewWorker(q, cfg, handlers...)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	w.cancel = cancel
+	go func() { w.ended <- worker.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		select {
+		case <-w.ended:
+		case <-time.After(30 * time.Second):
+			t.Error("the worker does not stop")
+		}
+		if t.Failed() {
+			t.Log(w.logged())
+		}
+	})
+	return w
+}
+
+// stop ends the worker and gives what Run returned.
+func (w *working) stop() error {
+	w.cancel()
+	err := <-w.ended
+	w.ended <- err
+	return err
+}
+
+// until waits for a condition in the database.
+func until(t testing.TB, db *queuetest.DB, condition string, args ...any) {
+	t.Helper()
+	eventually(t, condition, func() bool { return sqlOne[bool](t, db, "select "+condition, args...) })
+}
+
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.After(30 * time.Second)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("waited in vain for: %s", what)
+		}
+	}
+}
+
+func receive[T any](t testing.TB, from <-chan T) T {
+	t.Helper()
+	select {
+	case v := <-from:
+		return v
+	case <-time.After(30 * time.Second):
+		t.Fatal("waited in vain")
+		panic("unreachable")
+	}
+}
+
+const noJobs = `not exists (select from onceq.jobs)`
+
+var work = onceq.Kind[int]{Name: "k"}
+
+func handle(fn func(context.Context, *onceq.Lease) error) onceq.Handler {
+	return work.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error { return fn(ctx, l) })
+}
+
+func handleTx(fn func(context.Context, pgx.Tx, *onceq.Lease) error) onceq.Handler {
+	return work.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error { return fn(ctx, tx, l) })
+}
+
+func TestHandleTx_WritesAndCompletionCommitTogether(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	sqlRun(t, db, `create table effects (job bigint)`)
+	write := func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+		_, err := tx.Exec(ctx, `insert into effects values ($1)`, l.ID)
+		return err
+	}
+	for name, c := range map[string]struct {
+		handler func(context.Context, pgx.Tx, *onceq.Lease) error
+		state   onceq.State
+		effects int
+		says    string
+	}{
+		"completes": {write, onceq.Completed, 1, ""},
+		"reschedules": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+			return errors.Join(write(ctx, tx, l), onceq.Reschedule(time.Hour))
+		}, onceq.Delayed, 1, "run again"},
+		"snoozes": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+			return errors.Join(write(ctx, tx, l), onceq.Snooze(time.Hour))
+		}, onceq.Delayed, 0, "snoozed"},
+		"fails": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+			return errors.Join(write(ctx, tx, l), errors.New("bad day"))
+		}, onceq.Retrying, 0, "bad day"},
+		"panics": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+			_ = write(ctx, tx, l)
+			panic("bad day")
+		}, onceq.Retrying, 0, "worker_test.go"},
+		"panics in the middle of rows": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+			_ = write(ctx, tx, l)
+			_, _ = tx.Query(ctx, `select generate_series(1, 100000)`)
+			panic("bad day")
+		}, onceq.Retrying, 0, "bad day"},
+		"swallows an error of a statement": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+			_ = write(ctx, tx, l)
+			_, _ = tx.Exec(ctx, `select 1/0`)
+			return nil
+		}, onceq.Retrying, 0, "returned no error"},
+		"ends the transaction by a statement": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+			_ = write(ctx, tx, l)
+			_, err := tx.Exec(ctx, `rollback`)
+			return err
+		}, onceq.Retrying, 0, "ended the worker's transaction"},
+		"loses its connection": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+			_ = write(ctx, tx, l)
+			_, _ = db.Pool.Exec(ctx, `select pg_terminate_backend($1, 10000)`, tx.Conn().PgConn().PID())
+			_, _ = tx.Exec(ctx, `select 1`)
+			return nil
+		}, onceq.Retrying, 0, "connection"},
+		"commits": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+			_ = write(ctx, tx, l)
+			return tx.Commit(ctx)
+		}, onceq.Retrying, 0, "the worker ends this transaction"},
+		"completes by itself": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+			_ = write(ctx, tx, l)
+			return l.Complete(ctx, tx)
+		}, onceq.Retrying, 0, "the worker ends this job"},
+		"completes by itself elsewhere": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+			_ = write(ctx, tx, l)
+			return l.Complete(ctx, nil)
+		}, onceq.Retrying, 0, "the worker ends this job"},
+		"fails by itself": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+			_ = write(ctx, tx, l)
+			return l.Fail(ctx, errors.New("x"))
+		}, onceq.Retrying, 0, "the worker ends this job"},
+		"returns another work's lost lease": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+			return &onceq.LeaseError{Op: "complete", Key: "some fence"}
+		}, onceq.Retrying, 0, "some fence"},
+		"rolls a savepoint back": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+			err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+				_ = write(ctx, tx, l)
+				_, err := tx.Exec(ctx, `select 1/0`)
+				return err
+			})
+			if err == nil {
+				return errors.New("no error")
+			}
+			return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { return write(ctx, tx, l) })
+		}, onceq.Completed, 1, ""},
+	} {
+		id := add(t, db, onceq.Job{Key: name})
+		ran := db.RunOne(handleTx(c.handler))
+		require.Equal(t, id, ran.JobID)
+		require.Equal(t, c.state, ran.State, "%s: %v", name, ran.Err)
+		if c.says != "" {
+			require.ErrorContains(t, ran.Err, c.says, name)
+		}
+		require.Equal(t, c.effects, sqlOne[int](t, db, `select count(*) from effects where job = $1`, id), name)
+		if c.state == onceq.Delayed {
+			require.Equal(t, 0, sqlOne[int](t, db, `select attempts from onceq.jobs where id = $1 and key = $2`, id, name))
+		}
+		sqlRun(t, db, `update onceq.jobs set run_at = run_at + interval '1 year' where id = $1`, id)
+	}
+}
+
+func TestHandle_PlansOfTheHandlersOwnStatementsAreLeftAlone(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	add(t, db, onceq.Job{})
+	show := `select concat_ws(' ', current_setting('enable_seqscan'), current_setting('enable_hashjoin'),
+	         current_setting('enable_mergejoin'), current_setting('enable_bitmapscan'))`
+	want := sqlOne[string](t, db, show)
+	ran := db.RunOne(handleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+		var got string
+		if err := tx.QueryRow(ctx, show).Scan(&got); err != nil || got != want {
+			return fmt.Errorf("%s, %v", got, err)
+		}
+		return nil
+	}))
+	require.Equal(t, onceq.Completed, ran.State, "%v", ran.Err)
+}
+
+func TestHandle_OutcomesOfErrors(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	kind := onceq.Kind[int]{Name: "k", MaxAttempts: 2, Timeout: 50 * time.Millisecond, Backoff: func(attempt int, err error) time.Duration {
+		return time.Duration(attempt) * time.Hour
+	}}
+	for name, c := range map[string]struct {
+		fn    func(context.Context) error
+		state onceq.State
+		says  string
+	}{
+		"plain": {func(context.Context) error { return errors.New("bad day") }, onceq.Retrying, "bad day"},
+		"fatal": {func(context.Context) error { return fmt.Errorf("so: %w", onceq.Fatal(errors.New("bad day"))) }, onceq.Dead, "so: bad day"},
+		"panic": {func(context.Context) error { panic("bad day") }, onceq.Retrying, "TestHandle_OutcomesOfErrors"},
+		"times out": {func(ctx context.Context) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}, onceq.Retrying, "its kind's Timeout"},
+		"ignores the time-out": {func(ctx context.Context) error {
+			<-ctx.Done()
+			return nil
+		}, onceq.Completed, ""},
+	} {
+		id := add(t, db, kind.Job(1))
+		ran := db.RunOne(kind.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error { return c.fn(ctx) }))
+		require.Equal(t, c.state, ran.State, "%s: %v", name, ran.Err)
+		if c.says != "" {
+			require.ErrorContains(t, ran.Err, c.says)
+		}
+		if c.state != onceq.Retrying {
+			continue
+		}
+		wait := sqlOne[time.Duration](t, db, `select run_at - statement_timestamp() from onceq.jobs where id = $1`, id)
+		require.InDelta(t, time.Hour.Seconds(), wait.Seconds(), 5, name)
+		db.Advance(time.Hour)
+		ran = db.RunOne(kind.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error { return c.fn(ctx) }))
+		require.Equal(t, onceq.Dead, ran.State)
+		require.Equal(t, 2, ran.Attempt)
+		info, err := db.Queue.Get(t.Context(), db.Pool, id)
+		require.NoError(t, err)
+		require.Len(t, info.Errors, 2)
+	}
+}
+
+func TestHandleBatch_OneBadJobFailsAlone(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	sqlRun(t, db, `create table effects (n int)`)
+	ids := addMany(t, db, 20, onceq.Job{})
+	ran := db.Drain(work.HandleBatch(8, func(ctx context.Context, tx pgx.Tx, jobs []onceq.Item[int]) error {
+		for _, j := range jobs {
+			if _, err := tx.Exec(ctx, `insert into effects values ($1)`, j.Payload); err != nil {
+				return err
+			}
+			if j.Payload == 7 {
+				return errors.New("seven is bad")
+			}
+			if err := j.SetResult(j.Payload); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	require.Len(t, ran, 20)
+	for _, r := range ran {
+		if r.JobID == ids[7] {
+			require.Equal(t, onceq.Retrying, r.State)
+		} else {
+			require.Equal(t, onceq.Completed, r.State)
+		}
+	}
+	require.Equal(t, 19, sqlOne[int](t, db, `select count(distinct n) from effects`))
+	require.Equal(t, 19, sqlOne[int](t, db, `select count(*) from effects`))
+}
+
+func TestHandleTx_ConflictsRunAgainWithoutAnAttempt(t *testing.T) {
+	t.Parallel()
+	for _, code := range []string{"40001", "40P01"} {
+		db := queuetest.New(t)
+		add(t, db, onceq.Job{MaxAttempts: 1})
+		runs := 0
+		ran := db.RunOne(handleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+			if runs++; runs < 4 {
+				_, err := tx.Exec(ctx, `do $$ begin raise 'conflict' using errcode = '`+code+`'; end $$`)
+				return fmt.Errorf("wrapped: %w", err)
+			}
+			return nil
+		}))
+		require.Equal(t, onceq.Completed, ran.State, "%v", ran.Err)
+		require.Equal(t, 4, runs)
+
+		add(t, db, onceq.Job{MaxAttempts: 1})
+		ran = db.RunOne(handleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+			return &pgconn.PgError{Code: code}
+		}))
+		require.Equal(t, onceq.Delayed, ran.State)
+		require.Zero(t, sqlOne[int](t, db, `select attempts from onceq.jobs`))
+	}
+}
+
+func TestHandleTx_SerializableKindsSerialize(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	sqlRun(t, db, `create table counter (n int)`)
+	sqlRun(t, db, `insert into counter values (0)`)
+	addMany(t, db, 20, onceq.Job{})
+	kind := onceq.Kind[int]{Name: "k", Serializable: true}
+	w := start(t, db, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 4}}},
+		kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error {
+			var n int
+			if err := tx.QueryRow(ctx, `select n from counter`).Scan(&n); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, `update counter set n = $1`, n+1)
+			return err
+		}))
+	until(t, db, noJobs)
+	require.NoError(t, w.stop())
+	require.Equal(t, 20, sqlOne[int](t, db, `select n from counter`))
+	require.Zero(t, w.count(onceq.EventFailed))
+}
+
+func TestHandle_CompletesInATransactionOfItsOwn(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		end   func(*onceq.Lease, pgx.Tx, context.Context) error
+		left  int
+		event onceq.EventType
+	}{
+		"committed": {func(l *onceq.Lease, tx pgx.Tx, ctx context.Context) error { return tx.Commit(ctx) }, 0, onceq.EventCompleted},
+		"committed, then an error": {func(l *onceq.Lease, tx pgx.Tx, ctx context.Context) error {
+			return errors.Join(tx.Commit(ctx), errors.New("late"))
+		}, 0, onceq.EventCompleted},
+		"rolled back":   {func(l *onceq.Lease, tx pgx.Tx, ctx context.Context) error { return tx.Rollback(ctx) }, 1, onceq.EventFailed},
+		"not committed": {func(l *onceq.Lease, tx pgx.Tx, ctx context.Context) error { return tx.Conn().Close(ctx) }, 1, onceq.EventFailed},
+	} {
+		db := queuetest.New(t)
+		add(t, db, onceq.Job{Key: "k"})
+		ended := make(chan struct{}, 1)
+		w := start(t, db, onceq.WorkerConfig{}, handle(func(ctx context.Context, l *onceq.Lease) error {
+			defer func() { ended <- struct{}{} }()
+			tx, err := db.Pool.Begin(ctx)
+			if err != nil {
+				return err
+			}
+			defer tx.Rollback(context.Background())
+			if err := l.Complete(ctx, tx); err != nil {
+				return err
+			}
+			return c.end(l, tx, ctx)
+		}))
+		receive(t, ended)
+		eventually(t, name, func() bool { return w.count(c.event) > 0 })
+		require.NoError(t, w.stop())
+		require.Zero(t, w.count(onceq.EventLeaseLost)+w.count(onceq.EventStale), name)
+		require.Equal(t, c.left, sqlOne[int](t, db, `select count(*) from onceq.jobs`), name)
+	}
+}
+
+// A handler that completed its job by itself and goes on has lost nothing.
+func TestHandle_GoesOnAfterItsOwnCompletion(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	add(t, db, onceq.Job{})
+	completed, end := make(chan struct{}), make(chan struct{})
+	var cause error
+	w := start(t, db, onceq.WorkerConfig{Lease: time.Second}, handle(func(ctx context.Context, l *onceq.Lease) error {
+		if err := l.Complete(ctx, nil); err != nil {
+			return err
+		}
+		close(completed)
+		<-end
+		cause = context.Cause(ctx)
+		return nil
+	}))
+	receive(t, completed)
+	begun := time.Now()
+	eventually(t, "two leases", func() bool { return time.Since(begun) > 2*time.Second })
+	close(end)
+	require.NoError(t, w.stop())
+	require.NoError(t, cause)
+	require.Zero(t, w.count(onceq.EventLeaseLost))
+}
+
+func TestLost_EndsTheHandlersContextOnce(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	id := add(t, db, onceq.Job{})
+	running, causes := make(chan struct{}, 5), make(chan error, 5)
+	w := start(t, db, onceq.WorkerConfig{Lease: time.Second}, handle(func(ctx context.Context, l *onceq.Lease) error {
+		running <- struct{}{}
+		if l.Lost > 0 {
+			return nil
+		}
+		<-ctx.Done()
+		causes <- context.Cause(ctx)
+		return ctx.Err()
+	}))
+	receive(t, running)
+	sqlRun(t, db, `update onceq.jobs set holder = 0, leased_until = statement_timestamp(), claims = claims + 1 where id = $1`, id)
+	cause := receive(t, causes)
+	var lost *onceq.LeaseError
+	require.ErrorAs(t, cause, &lost)
+	require.ErrorIs(t, cause, onceq.ErrLeaseLost)
+	require.Equal(t, id, lost.JobID)
+	until(t, db, noJobs)
+	require.NoError(t, w.stop())
+	require.Equal(t, 1, w.count(onceq.EventLeaseLost))
+	require.Zero(t, w.count(onceq.EventStale))
+	require.Zero(t, w.count(onceq.EventFailed))
+	require.Equal(t, 1, w.count(onceq.EventCompleted))
+}
+
+// A worker that hears nothing from the database for a whole lease gives its jobs up.
+func TestLost_NoBeatForAWholeLease(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	add(t, db, onceq.Job{})
+	running, causes := make(chan struct{}, 5), make(chan error, 5)
+	w := start(t, db, onceq.WorkerConfig{Lease: time.Second}, handle(func(ctx context.Context, l *onceq.Lease) error {
+		running <- struct{}{}
+		if l.Lost > 0 {
+			return nil
+		}
+		<-ctx.Done()
+		causes <- context.Cause(ctx)
+		return ctx.Err()
+	}))
+	receive(t, running)
+	tx, err := db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), `lock table onceq.jobs in access exclusive mode`)
+	require.NoError(t, err)
+	require.ErrorIs(t, receive(t, causes), onceq.ErrLeaseLost)
+	require.NoError(t, tx.Rollback(t.Context()))
+	until(t, db, noJobs)
+	require.NoError(t, w.stop())
+}
+
+func TestExpired_IsTakenByARunningWorkerWithoutARescuer(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	id := add(t, db, onceq.Job{})
+	sqlRun(t, db, `update onceq.jobs set run_at = run_at - interval '1 hour'`)
+	l := takeOne(t, db)
+	first := make(chan int64, 10)
+	w := start(t, db, onceq.WorkerConfig{}, handle(func(ctx context.Context, l *onceq.Lease) error {
+		first <- l.ID
+		return nil
+	}))
+	other := add(t, db, onceq.Job{}) // the worker's position is now far behind the expired one
+	require.Equal(t, other, receive(t, first))
+	db.ExpireLease(id)
+	require.Equal(t, id, receive(t, first))
+	until(t, db, noJobs)
+	require.ErrorIs(t, l.Complete(t.Context(), nil), onceq.ErrLeaseLost)
+	require.NoError(t, w.stop())
+}
+
+func TestClaims_CommittedLongAfterTheyWereDue(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ran := make(chan int64, 10)
+	w := start(t, db, onceq.WorkerConfig{}, handle(func(ctx context.Context, l *onceq.Lease) error {
+		ran <- l.ID
+		return nil
+	}))
+	require.Equal(t, add(t, db, onceq.Job{}), receive(t, ran))
+	late := add(t, db, onceq.Job{Delay: time.Hour})
+	sqlRun(t, db, `update onceq.jobs set run_at = run_at - interval '1 day' where id = $1`, late)
+	require.Equal(t, late, receive(t, ran))
+	require.NoError(t, w.stop())
+}
+
+func TestUnknownKinds_AreLeftWithOneWarningForAnotherWorker(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ids := addMany(t, db, 3, onceq.Job{Kind: "later", RunAt: time.Now().Add(-time.Hour)})
+	add(t, db, onceq.Job{})
+	w := start(t, db, onceq.WorkerConfig{PollInterval: 10 * time.Millisecond}, handle(func(context.Context, *onceq.Lease) error { return nil }))
+	eventually(t, "a warning", func() bool { return strings.Contains(w.logged(), "kind=later") })
+	swept := sqlOne[time.Time](t, db, `select swept_at from onceq.queues`)
+	until(t, db, `exists (select from onceq.queues where swept_at > $1)`, swept)
+	until(t, db, `(select count(*) from onceq.jobs) = 3`)
+	require.Equal(t, 1, strings.Count(w.logged(), "kind=later"))
+	require.Zero(t, sqlOne[int](t, db, `select sum(claims) from onceq.jobs`))
+	later := onceq.Kind[int]{Name: "later"}
+	got := make(chan int64, 3)
+	other := start(t, db, onceq.WorkerConfig{}, later.Handle(func(_ context.Context, l *onceq.Lease, _ int) error {
+		got <- l.ID
+		return nil
+	}))
+	require.ElementsMatch(t, ids, []int64{receive(t, got), receive(t, got), receive(t, got)})
+	require.NoError(t, errors.Join(w.stop(), other.stop()))
+}
+
+func TestPriorities_TheLowestDoesNotStarve(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	low := add(t, db, onceq.Job{Priority: onceq.Low})
+	addMany(t, db, 100, onceq.Job{Priority: onceq.High})
+	done := make(chan struct{})
+	var others atomic.Int64
+	start(t, db, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 1}}},
+		handle(func(ctx context.Context, l *onceq.Lease) error {
+			if l.ID == low {
+				close(done)
+			} else {
+				others.Add(1)
+				_, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Payload: 1, Priority: onceq.High}) // there is always more
+				return err
+			}
+			return nil
+		}))
+	receive(t, done)
+}
+
+func TestCancel_EndsARunningJob(t *testing.T) {
+	t.Parallel()
+	for _, form := range []string{"lease", "tx"} {
+		t.Run(form, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			id := add(t, db, onceq.Job{Key: "k"})
+			running, causes := make(chan struct{}, 1), make(chan error, 1)
+			fn := func(ctx context.Context, _ *onceq.Lease) error {
+				running <- struct{}{}
+				<-ctx.Done()
+				causes <- context.Cause(ctx)
+				return ctx.Err()
+			}
+			kind := onceq.Kind[int]{Name: "k", Keep: time.Hour}
+			h := kind.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error { return fn(ctx, l) })
+			if form == "tx" {
+				h = kind.HandleTx(func(ctx context.Context, _ pgx.Tx, l *onceq.Lease, _ int) error { return fn(ctx, l) })
+			}
+			w := start(t, db, onceq.WorkerConfig{Lease: time.Second}, h)
+			receive(t, running)
+			state, err := db.Queue.Cancel(t.Context(), db.Pool, id)
+			require.NoError(t, err)
+			require.Equal(t, onceq.Running, state)
+			require.ErrorIs(t, receive(t, causes), onceq.ErrCancelled)
+			until(t, db, noJobs)
+			require.NoError(t, w.stop())
+			require.Equal(t, 1, w.count(onceq.EventCancelled))
+			info, err := db.Queue.Get(t.Context(), db.Pool, id)
+			require.NoError(t, err)
+			require.Equal(t, onceq.Cancelled, info.State)
+		})
+	}
+}
+
+const nothingSpent = `not exists (select from onceq.jobs where leased_until is not null or holder is not null or attempts <> 0 or lost <> 0)`
+
+func TestShutdown_WaitsThenCancelsAndGivesBack(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ids := addMany(t, db, 10, onceq.Job{})
+	running := make(chan int64, 10)
+	finish := make(chan struct{})
+	w := start(t, db, onceq.WorkerConfig{
+		Queues:          map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 2}},
+		ShutdownTimeout: time.Second,
+	}, handle(func(ctx context.Context, l *onceq.Lease) error {
+		running <- l.ID
+		if l.ID == ids[0] {
+			<-finish // ends within the time
+			return ctx.Err()
+		}
+		<-ctx.Done()
+		return ctx.Err()
+	}))
+	receive(t, running)
+	receive(t, running)
+	w.cancel()
+	add(t, db, onceq.Job{}) // not claimed any more
+	close(finish)
+	require.NoError(t, w.stop())
+	require.Equal(t, 10, sqlOne[int](t, db, `select count(*) from onceq.jobs`))
+	require.True(t, sqlOne[bool](t, db, "select "+nothingSpent))
+	require.Equal(t, 1, w.count(onceq.EventCompleted))
+	require.Empty(t, running)
+}
+
+func TestShutdown_NamesHandlersThatIgnoreItAndGivesThePrefetchedBack(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	const quick = 3000
+	addMany(t, db, quick, onceq.Job{Priority: onceq.High})
+	kind := onceq.Kind[int]{Name: "stubborn", Timeout: onceq.NoTimeout}
+	running, finish := make(chan struct{}), make(chan struct{})
+	w := start(t, db, onceq.WorkerConfig{
+		Queues:          map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 1}},
+		ShutdownTimeout: -1,
+	}, handle(func(ctx context.Context, l *onceq.Lease) error {
+		return nil
+	}), kind.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+		close(running)
+		<-finish
+		return nil
+	}))
+	until(t, db, `(select count(*) from onceq.jobs) < 2900`) // fast enough by now that it prefetches
+	add(t, db, kind.Job(1))
+	sqlRun(t, db, `update onceq.jobs set priority = -1, run_at = statement_timestamp() - interval '4 seconds' where kind = 'stubborn'`)
+	receive(t, running)
+	err := w.stop()
+	close(finish)
+	require.ErrorContains(t, err, `1 handlers did not return`)
+	require.ErrorContains(t, err, `"stubborn"`)
+	require.True(t, sqlOne[bool](t, db, `select not exists (select from onceq.jobs where leased_until is not null and kind <> 'stubborn')`))
+}
+
+func TestShutdown_LeaksNoGoroutine(t *testing.T) {
+	db := queuetest.New(t)
+	stacks := func() (own int, all string) {
+		buf := make([]byte, 1<<20)
+		all = string(buf[:runtime.Stack(buf, true)])
+		for _, g := range strings.Split(all, "\n\n") {
+			if strings.Contains(g, "onceq.(*run)") || strings.Contains(g, "onceq.(*lane)") || strings.Contains(g, "onceq.(*Worker)") {
+				own++
+			}
+		}
+		return own, all
+	}
+	before, _ := stacks()
+	require.Zero(t, before)
+	addMany(t, db, 200, onceq.Job{})
+	kind := onceq.Kind[int]{Name: "tx"}
+	for range 3 {
+		w := start(t, db, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error { return nil }),
+			kind.HandleTx(func(context.Context, pgx.Tx, *onceq.Lease, int) error { return nil }))
+		add(t, db, kind.Job(1))
+		until(t, db, noJobs)
+		require.NoError(t, w.stop())
+	}
+	eventually(t, "no goroutine of a worker", func() bool { n, _ := stacks(); return n == 0 })
+	until(t, db, `(select count(*) from pg_stat_activity where datname = current_database() and query like 'listen%') = 0`)
+}
+
+func TestRun_SaysWhatItCannotDo(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.NoMigrations())
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, handle(nil))
+	require.NoError(t, err)
+	var missing *onceq.SchemaError
+	require.ErrorAs(t, w.Run(t.Context()), &missing)
+	for _, bad := range [][]onceq.Handler{nil, {{}}, {handle(nil), handle(nil)}, {(&onceq.Kind[int]{}).Handle(nil)},
+		{(&onceq.Kind[int]{Name: "a", MaxLost: 1 << 15}).Handle(nil)}, {work.HandleBatch(0, nil)}} {
+		_, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, bad...)
+		require.Error(t, err)
+	}
+	for _, cfg := range []onceq.WorkerConfig{{Lease: time.Millisecond}, {PollInterval: -1}, {Queues: map[string]onceq.QueueConfig{"a": {Concurrency: -1}}}} {
+		_, err := onceq.NewWorker(db.Queue, cfg, handle(nil))
+		require.Error(t, err)
+	}
+}
+
+func TestWorker_SurvivesTheLossOfAllItsConnections(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	sqlRun(t, db, `create table effects (job bigint)`)
+	const jobs = 2000
+	addMany(t, db, jobs, onceq.Job{MaxAttempts: 1000, Key: "k"})
+	kind := onceq.Kind[int]{Name: "k", Backoff: func(int, error) time.Duration { return 0 }, MaxLost: 1000}
+	watch, err := pgx.Connect(t.Context(), db.URL)
+	require.NoError(t, err)
+	defer watch.Close(context.Background())
+	var ran atomic.Int64
+	w := start(t, db, onceq.WorkerConfig{Lease: time.Second}, kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error {
+		ran.Add(1)
+		_, err := tx.Exec(ctx, `insert into effects values ($1)`, l.ID)
+		return err
+	}))
+	for kill := int64(1); kill <= 5; kill++ {
+		eventually(t, "progress", func() bool { return ran.Load() >= kill*200 })
+		_, err := watch.Exec(t.Context(), `select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()`)
+		require.NoError(t, err)
+	}
+	eventually(t, "an empty queue", func() bool {
+		var n int
+		require.NoError(t, watch.QueryRow(t.Context(), `select count(*) from onceq.jobs`).Scan(&n))
+		return n == 0
+	})
+	require.NoError(t, w.stop())
+	var n, distinct int
+	require.NoError(t, watch.QueryRow(t.Context(), `select count(*), count(distinct job) from effects`).Scan(&n, &distinct))
+	require.Equal(t, [2]int{jobs, jobs}, [2]int{n, distinct})
+}
+
+func TestWake_NotificationsOnlyWhileSomebodyWaits(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ran := make(chan int64, 10)
+	w := start(t, db, onceq.WorkerConfig{PollInterval: time.Hour}, handle(func(ctx context.Context, l *onceq.Lease) error {
+		ran <- l.ID
+		return nil
+	}))
+	until(t, db, `exists (select from onceq.waiters where idle_until > statement_timestamp())`)
+	// From here on only a notification wakes it within the hour.
+	for range 3 {
+		id := add(t, db, onceq.Job{})
+		require.Equal(t, id, receive(t, ran))
+		until(t, db, noJobs)
+	}
+	due := add(t, db, onceq.Job{Delay: 300 * time.Millisecond})
+	require.Equal(t, due, receive(t, ran))
+	require.NoError(t, w.stop())
+	require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.waiters`))
+}
+
+func TestWake_ABusyQueueAsksForNoNotification(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	addMany(t, db, 2000, onceq.Job{})
+	hold := make(chan struct{})
+	running := make(chan struct{}, 2000)
+	w := start(t, db, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 1}}}, handle(func(ctx context.Context, l *onceq.Lease) error {
+		running <- struct{}{}
+		<-hold
+		return nil
+	}))
+	receive(t, running)
+	eventually(t, "a confirmed listener", func() bool {
+		return sqlOne[bool](t, db, `select exists (select from pg_stat_activity where datname = current_database() and query like 'listen%')`)
+	})
+	require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.waiters`))
+	close(hold)
+	until(t, db, noJobs)
+	require.NoError(t, w.stop())
+}
+
+// The library's own statements find a connection when handlers hold all those of the pool.
+func TestPool_HandlersCannotStarveTheWorker(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.MaxConns = 2 }))
+	addMany(t, db, 6, onceq.Job{})
+	running, end := make(chan struct{}, 6), make(chan struct{})
+	w := start(t, db, onceq.WorkerConfig{Lease: time.Second, Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 6}}},
+		handleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+			running <- struct{}{}
+			<-end
+			return nil
+		}))
+	receive(t, running)
+	receive(t, running)
+	conn, err := pgx.Connect(t.Context(), db.URL)
+	require.NoError(t, err)
+	defer conn.Close(context.Background())
+	eventually(t, "two extensions of those that wait for a connection", func() bool {
+		var n int
+		require.NoError(t, conn.QueryRow(t.Context(), `select count(*) from onceq.jobs where leased_until > run_at + interval '2 seconds'`).Scan(&n))
+		return n == 4
+	})
+	close(end)
+	eventually(t, "an empty queue", func() bool { return sqlOne[bool](t, db, "select "+noJobs) })
+	require.NoError(t, w.stop())
+	require.Zero(t, w.count(onceq.EventLeaseLost))
+}
