@@ -31,6 +31,7 @@ race:
 	@scripts/race-ready.sh
 	@if [ -z "$$ONCEQ_TEST_IMAGE" ]; then ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; fi; \
 	echo "Postgres: $${ONCEQ_TEST_PGBIN:-$$ONCEQ_TEST_IMAGE}"; \
+	ONCEQ_TEST_PGBOUNCER=$$(scripts/pgbouncer.sh) || exit 1; export ONCEQ_TEST_PGBOUNCER; \
 	go test -race -count=1 -timeout $(TIMEOUT) ./...
 
 # The tests on each further major version that is supported.
