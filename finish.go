@@ -78,23 +78,10 @@ func (l *Lease) Complete(ctx context.Context, db DB) error {
 		return errInTx
 	}
 	statement, args := l.completion()
-	var none, done any
-	dest := []any{&none}
-	if l.keep != 0 {
-		dest = append(dest, &done)
-	}
-	var err error
-	switch db := db.(type) {
-	case *pgxpool.Pool:
-		err = l.q.guarded(ctx, db, statement, args, dest...)
-	case pgx.Tx:
-		b := &pgx.Batch{}
-		b.Queue(keepPlans)
-		b.Queue(l.q.sql(statement), args...)
-		b.Queue(restorePlans)
-		err = db.SendBatch(ctx, b).Close()
-	default:
-		err = l.q.queryRow(ctx, db, statement, args, dest...)
+	rows, err := db.Query(ctx, l.q.sql(statement), args...)
+	if err == nil {
+		rows.Close()
+		err = rows.Err()
 	}
 	return l.completed(ctx, err)
 }
@@ -148,6 +135,21 @@ fence as (
 )
 select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end`
 
+// completeOneKept is the same for a job that leaves history.
+const completeOneKept = `
+with gone as (
+  delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
+  returning *, 5::smallint as state, $5::text as result, ''::text as error, 0 as spent, $6::bigint as keep
+),
+fence as (
+  update onceq.job_fences f
+     set state = 3, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
+    from gone g
+   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+),
+` + writeHistory + `
+select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end`
+
 // completeOneUnkeyed is the same for a job that has no fence.
 const completeOneUnkeyed = `
 with gone as (
@@ -158,7 +160,7 @@ select case when not exists (select from gone) then onceq.lease_lost($1::bigint)
 
 func (l *Lease) completion() (string, []any) {
 	if l.keep != 0 {
-		return endJobs, endArgs([]outcome{{lease: l, state: Completed, result: l.result, keep: l.keep}}, true)
+		return completeOneKept, []any{l.ID, l.claims, l.holder, l.Token, l.result, l.keep}
 	}
 	if l.Key == "" {
 		return completeOneUnkeyed, []any{l.ID, l.claims, l.holder}
@@ -239,7 +241,12 @@ fence as (
     from gone g
    where g.key is not null and f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
 ),
-history as (
+` + writeHistory + `
+select case when $9::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       (select array_agg(id << 20 | claims) from gone)`
+
+// writeHistory keeps what is gone, as far as it is to be kept.
+const writeHistory = `history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
          priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, result, errors)
   select id, run_at, created_at, statement_timestamp(),
@@ -247,9 +254,7 @@ history as (
          claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
          payload, payload_bytes, metadata, nullif(result, '')::jsonb, ` + appendError + `
     from gone where keep <> 0
-)
-select case when $9::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       (select array_agg(id << 20 | claims) from gone)`
+)`
 
 // appendError keeps the latest ten errors of a job: when, in which attempt, what.
 const appendError = `case when error = '' then errors else

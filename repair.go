@@ -34,7 +34,7 @@ fence as (
   update onceq.job_fences f
      set state = 5, token = greatest(f.token, g.id << 20 | g.claims), finished_at = statement_timestamp()
     from gone g
-   where f.class = 0 and f.scope = g.scope and f.key = g.key and f.job_id = g.id
+   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
 ),
 history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
@@ -138,7 +138,7 @@ mine as (
      set state = 0, job_id = s.id, token = greatest(f.token, s.id << 20 | s.claims), finished_at = null, result = null,
          holder = null, leased_until = null, detail = null
     from (select * from h where key is not null order by scope, key) s
-   where f.class = 0 and f.scope = s.scope and f.key = s.key
+   where f.key = any (array[s.key]) and f.scope = any (array[s.scope]) and f.class + 0 = 0
      and (f.job_id = s.id or f.token >> 20 < s.id and f.job_id < s.id and ` + fenceFree + `)
   returning f.job_id
 ),
@@ -315,7 +315,7 @@ fence as (
      set state = 5, lifetime = 0, finished_at = statement_timestamp(), token = greatest(f.token, g.id << 20 | g.claims),
          fingerprint = null, result = null, detail = null
     from (select * from gone order by scope, key) g
-   where f.class = 0 and f.scope = g.scope and f.key = g.key and f.job_id = g.id
+   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
 ),
 effect as (
   delete from onceq.job_fences f using gone g

@@ -35,6 +35,13 @@ select array(
                where id = u.id and claims = u.claims and holder = u.holder
                  for no key update) j)`
 
+// lockJob is the same for one job, which needs no guard of its plan.
+const lockJob = `
+select array(
+       select id from onceq.jobs
+        where id = $1::bigint and claims = $2::int and holder = $3::bigint
+          for no key update)`
+
 // limitIdling lets the server cut off a client that freezes inside the transaction, so that it cannot keep the rows.
 const limitIdling = `select set_config('idle_in_transaction_session_timeout', $1::text, true)`
 
@@ -44,24 +51,26 @@ func (q *Queue) beginHandler(ctx context.Context, leases []*Lease, h *Handler) (
 	if err != nil {
 		return nil, nil, fmt.Errorf("onceq: a connection for the handler's transaction: %w", err)
 	}
-	begin := "begin isolation level read committed read write"
-	if h.serializable {
-		begin = "begin isolation level serializable read write"
-	}
-	idle := "0"
-	if h.timeout > 0 {
-		idle = fmt.Sprint(min(max(1, h.timeout.Milliseconds()), math.MaxInt32))
-	}
-	ids, claims, holders := guards(leases)
 	b := &pgx.Batch{}
-	b.Queue(begin)
-	b.Queue(keepPlans)
+	if h.serializable {
+		b.Queue("begin isolation level serializable read write")
+	} else {
+		b.Queue("begin isolation level read committed read write")
+	}
 	var locked []int64
-	b.Queue(q.sql(lockJobs), ids, claims, holders).QueryRow(func(row pgx.Row) error {
-		return row.Scan(&locked)
-	})
-	b.Queue(restorePlans)
-	b.Queue(limitIdling, idle)
+	scan := func(row pgx.Row) error { return row.Scan(&locked) }
+	if len(leases) == 1 {
+		l := leases[0]
+		b.Queue(q.sql(lockJob), l.ID, l.claims, l.holder).QueryRow(scan)
+	} else {
+		ids, claims, holders := guards(leases)
+		b.Queue(keepPlans)
+		b.Queue(q.sql(lockJobs), ids, claims, holders).QueryRow(scan)
+		b.Queue(restorePlans)
+	}
+	if h.timeout > 0 {
+		b.Queue(limitIdling, fmt.Sprint(min(max(1, h.timeout.Milliseconds()), math.MaxInt32)))
+	}
 	if err := conn.SendBatch(ctx, b).Close(); err != nil {
 		end(conn)
 		return nil, nil, fmt.Errorf("onceq: opening the handler's transaction: %w", err)
@@ -69,9 +78,10 @@ func (q *Queue) beginHandler(ctx context.Context, leases []*Lease, h *Handler) (
 	return &handlerTx{conn: conn}, locked, nil
 }
 
-// commit sends a last statement, which raises where a lease is gone, and the commit behind it.
+// commit sends a last statement, which raises where a lease is gone, and the commit behind it. many says that the
+// statement is for many jobs and so needs a guard of its plan.
 // sure is false where the answer got lost and it may have been committed.
-func (tx *handlerTx) commit(ctx context.Context, statement string, args []any) (sure bool, err error) {
+func (tx *handlerTx) commit(ctx context.Context, statement string, args []any, many bool) (sure bool, err error) {
 	defer end(tx.conn)
 	switch pg := tx.conn.Conn().PgConn(); {
 	case pg.IsClosed():
@@ -82,7 +92,9 @@ func (tx *handlerTx) commit(ctx context.Context, statement string, args []any) (
 		return true, errors.New("onceq: the handler ended the worker's transaction by a statement of its own")
 	}
 	b := &pgx.Batch{}
-	b.Queue(guardPlans)
+	if many {
+		b.Queue(guardPlans)
+	}
 	b.Queue(statement, args...)
 	b.Queue("commit")
 	r := tx.conn.SendBatch(ctx, b)

@@ -865,14 +865,15 @@ func (l *lane) transaction(ctx context.Context, tasks []*task, h *Handler, began
 		tx.rollback()
 		return true, err
 	}
-	statement, args := completeJobs, completeArgs(outcomes, true)
+	statement, args, many := completeJobs, completeArgs(outcomes, true), true
 	switch {
 	case again >= 0:
 		statement, args = retryJobs, retryArgs(outcomes, true)
-	case slices.ContainsFunc(outcomes, func(o outcome) bool { return o.keep != 0 }):
-		statement, args = endJobs, endArgs(outcomes, true)
 	case len(leases) == 1:
 		statement, args = leases[0].completion()
+		many = false
+	case slices.ContainsFunc(outcomes, func(o outcome) bool { return o.keep != 0 }):
+		statement, args = endJobs, endArgs(outcomes, true)
 	}
 	l.mu.Lock()
 	for _, t := range tasks {
@@ -881,7 +882,7 @@ func (l *lane) transaction(ctx context.Context, tasks []*task, h *Handler, began
 	l.mu.Unlock()
 	// The handler is done and wants this, so only the guard decides, and not a context that has just ended.
 	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.lease)
-	sure, err = tx.commit(unbroken, l.q.sql(statement), args)
+	sure, err = tx.commit(unbroken, l.q.sql(statement), args, many)
 	cancel()
 	if leaseLost(err) {
 		err = &refusedError{"complete", EventStale}
