@@ -3,7 +3,7 @@
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 TIMEOUT     = 20m
 
-.PHONY: test format imports vet staticcheck race test-versions test-container demo
+.PHONY: test format imports vet staticcheck race test-versions test-container demo bench
 
 # Everything that CI runs.
 test: format imports vet staticcheck race
@@ -49,3 +49,8 @@ test-container:
 demo:
 	@scripts/postgres.sh >/dev/null
 	@go run ./examples/demo
+
+# Ours and the peers side by side, on the newest and the oldest Postgres that is supported, into bench/RESULTS.md.
+# For a part of it: make bench BENCH='-tests A,C -rounds 5'
+bench:
+	@cd bench && for version in 18 15; do go run . -pg $$version -o . $(BENCH) || exit 1; done

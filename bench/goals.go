@@ -1,0 +1,144 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"strings"
+)
+
+// reached is a goal and what became of it in this run.
+type reached struct {
+	Test  string `json:"test"`
+	Goal  string `json:"goal"`
+	Value string `json:"reached"`
+	OK    bool   `json:"ok"`
+}
+
+// goals say what is to be reached, in medians of one run. value gives NaN where something was not measured.
+var goals = []struct {
+	test, text string
+	least      bool // at least want; otherwise at most
+	want       float64
+	unit       string
+	value      func(f finder) float64
+}{
+	{"A", "≥ 2.3 × River's fastest", true, 2.3, "×", func(f finder) float64 { return f.ours("A", "") / f.best("A", "", "River") }},
+	{"A", "≥ 0.7 × a plain insert … select unnest", true, 0.7, "×", func(f finder) float64 { return f.ours("A", "") / f.one("A", "", "baseline", "no queue") }},
+	{"A2", "≥ 1.75 × the best Postgres peer", true, 1.75, "×", func(f finder) float64 {
+		return f.ours("A2", "") / f.best("A2", "", "River", "graphile-worker", "pg-boss")
+	}},
+	{"A2", "≥ 0.65 × unnest insert into a uniquely indexed table", true, 0.65, "×", func(f finder) float64 { return f.ours("A2", "") / f.one("A2", "", "baseline", "no queue") }},
+	{"B", "unkeyed ≥ 0.78 of the transactions without an enqueue", true, 0.78, "×", func(f finder) float64 { return f.ours("B", unkeyed) / f.one("B", unkeyed, "baseline", "no queue") }},
+	{"B", "keyed ≥ 0.70 of them", true, 0.70, "×", func(f finder) float64 { return f.ours("B", keyed) / f.one("B", unkeyed, "baseline", "no queue") }},
+	{"B", "in the caller's batch ≥ 0.93 of them", true, 0.93, "×", func(f finder) float64 { return f.ours("B", oneBatch) / f.one("B", unkeyed, "baseline", "no queue") }},
+	{"C", "≥ 2 × graphile-worker batched", true, 2, "×", func(f finder) float64 { return f.ours("C", "") / f.one("C", "", "graphile-worker", "tuned") }},
+	{"C", "≥ 3.5 × River tuned", true, 3.5, "×", func(f finder) float64 { return f.ours("C", "") / f.one("C", "", "River", "tuned") }},
+	{"C", "at default settings ≥ 30 × River's default", true, 30, "×", func(f finder) float64 { return f.ours("C", "") / f.one("C", "", "River", "default") }},
+	{"D", "single ≥ 4 × River", true, 4, "×", func(f finder) float64 { return f.ours("D", "single") / f.best("D", "single", "River") }},
+	{"D", "single ≥ 1.7 × the loop by hand", true, 1.7, "×", func(f finder) float64 { return f.ours("D", "single") / f.best("D", "single", "by hand") }},
+	{"D", "batch ≥ 3 × pg-boss at 100 jobs per transaction", true, 3, "×", func(f finder) float64 {
+		return f.ours("D", "100 in one transaction") / f.one("D", "100 in one transaction", "pg-boss", "tuned")
+	}},
+	{"E", "p50 ≤ 0.75 ms", false, 0.75, "ms", func(f finder) float64 { return f.ours("E", "") }},
+	{"E", "p99 ≤ 3 ms", false, 3, "ms", func(f finder) float64 { return f.p99("E", "") }},
+	{"E2", "12 producers: p99 ≤ 10 ms", false, 10, "ms", func(f finder) float64 { return f.p99("E2", "") }},
+	{"E2", "no notification while workers are busy", false, 0, "", func(f finder) float64 { return f.ours("E2", "notifications") }},
+	{"F", "≥ 0.95 × our own rate without the snapshot", true, 0.95, "×", func(f finder) float64 { return f.ours("F", "snapshot held") / f.ours("F", "no snapshot") }},
+	{"F", "≥ 10 × River", true, 10, "×", func(f finder) float64 { return f.ours("F", "snapshot held") / f.best("F", "snapshot held", "River") }},
+	{"F", "≥ 8 × graphile-worker", true, 8, "×", func(f finder) float64 {
+		return f.ours("F", "snapshot held") / f.best("F", "snapshot held", "graphile-worker")
+	}},
+	{"WAL", "unkeyed ≤ 0.80 kB", false, 800, "B", func(f finder) float64 { return f.ours("WAL", unkeyed+", both") }},
+	{"WAL", "keyed ≤ 1.5 kB", false, 1500, "B", func(f finder) float64 { return f.ours("WAL", keyed+", both") }},
+	{"growth", "enqueue beside anything ≥ 0.9 of that at the smallest backlog", true, 0.9, "×", func(f finder) float64 { return f.worst("enqueue: ") }},
+	{"growth", "drain beside anything ≥ 0.9 of that at the smallest backlog", true, 0.9, "×", func(f finder) float64 { return f.worst("drain: ") }},
+	{"worker", "≤ 64 MiB resident at 1,000 handlers and 1 kB payloads", false, 64, "MiB", func(f finder) float64 { return f.ours("worker", "resident, peak") }},
+	{"worker", "0 goroutines leaked", false, 0, "", func(f finder) float64 { return f.ours("worker", "goroutines leaked") }},
+	{"worker", "CPU when idle ≤ 0.5% of a core", false, 0.5, "%", func(f finder) float64 { return f.ours("worker", "CPU when idle") }},
+	{"fairness", "a small queue beside a large one: p99 ≤ 50 ms", false, 50, "ms", func(f finder) float64 { return f.p99("fairness", "a queue of") }},
+	{"fairness", "high priority beside low: p99 ≤ 50 ms", false, 50, "ms", func(f finder) float64 { return f.p99("fairness", "high priority") }},
+	{"fairness", "low priority moves beside high", true, 0.1, "jobs for 100", func(f finder) float64 { return f.ours("fairness", "low priority jobs for 100 of high") }},
+}
+
+const unknown = "not measured"
+
+// judge holds the results against the goals. Goals of tests that did not run are left out.
+func judge(results []*result) []reached {
+	ran := make(map[string]bool)
+	for _, r := range results {
+		ran[r.Test] = true
+	}
+	var all []reached
+	for _, g := range goals {
+		if !ran[g.test] {
+			continue
+		}
+		v := g.value(results)
+		r := reached{Test: g.test, Goal: g.text, Value: unknown}
+		if !math.IsNaN(v) && !math.IsInf(v, 0) {
+			r.Value = strings.TrimSpace(fmt.Sprintf("%s %s", number(v), g.unit))
+			r.OK = v >= g.want == g.least || v == g.want
+		}
+		all = append(all, r)
+	}
+	return all
+}
+
+// finder looks up medians.
+type finder []*result
+
+func (f finder) one(test, variant, peer, settings string) float64 {
+	for _, r := range f {
+		if r.Test == test && r.Variant == variant && r.Peer == peer && r.Settings == settings && r.Unit != "" {
+			return r.Median
+		}
+	}
+	return math.NaN()
+}
+
+func (f finder) ours(test, variant string) float64 { return f.one(test, variant, "onceq", "default") }
+
+// best is the highest median of some peers, at any settings.
+func (f finder) best(test, variant string, peers ...string) float64 {
+	best := math.NaN()
+	for _, r := range f {
+		if r.Test == test && r.Variant == variant && contains(peers, r.Peer) && r.Unit != "" && !(r.Median <= best) {
+			best = r.Median
+		}
+	}
+	return best
+}
+
+// p99 is ours for the variant that begins so.
+func (f finder) p99(test, variant string) float64 {
+	for _, r := range f {
+		if r.Test == test && strings.HasPrefix(r.Variant, variant) && r.Peer == "onceq" && r.P99 > 0 {
+			return r.P99
+		}
+	}
+	return math.NaN()
+}
+
+// worst is the lowest rate of the growth test's enqueues or drains, by that of the same kind at the smallest backlog.
+func (f finder) worst(what string) float64 {
+	worst, plain := math.NaN(), math.NaN()
+	keyedRate := f.ours("growth", what+keyedBase)
+	for _, r := range f {
+		variant, ok := strings.CutPrefix(r.Variant, what)
+		if r.Test != "growth" || !ok || variant == keyedBase {
+			continue
+		}
+		if math.IsNaN(plain) {
+			plain = r.Median // backlogs come first, the smallest before the others
+			continue
+		}
+		base := plain
+		if strings.HasSuffix(variant, "completed fences") {
+			base = keyedRate
+		}
+		if ratio := r.Median / base; !(ratio >= worst) {
+			worst = ratio
+		}
+	}
+	return worst
+}

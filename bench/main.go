@@ -1,0 +1,394 @@
+// Command bench measures onceq side by side with what a user would pick instead: on one server, in one run, ours and
+// theirs in turn, each on a fresh database.
+//
+//	go run .                            everything, and a table
+//	go run . -quick                     small, with River alone
+//	go run . -tests A,C -rounds 5       some of it
+//	go run . -pg 18 -json               another server; one JSON object for each measurement
+//	go run . -tests C -peers onceq -cpuprofile cpu.out
+//
+// README.md in this directory says what each test does and how its figures are taken.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"runtime/pprof"
+	"strconv"
+	"strings"
+	"time"
+)
+
+func main() {
+	if url := os.Getenv(childEnv); url != "" {
+		fail(workerChild(url))
+		return
+	}
+	var (
+		quick      = flag.Bool("quick", false, "small sizes, one round, River alone: two minutes")
+		rounds     = flag.Int("rounds", 0, "rounds of each test; default 3, with -quick 1")
+		tests      = flag.String("tests", "", "which tests, of "+strings.Join(testNames(), ","))
+		peers      = flag.String("peers", "", "which peers, by name (onceq, baseline, River, by hand, asynq, graphile-worker, pg-boss, BullMQ)")
+		asJSON     = flag.Bool("json", false, "print one JSON object for each measurement in place of a table")
+		pg         = flag.String("pg", "", "the server: 16, 17 or 18, or a directory with binaries; default as for the tests")
+		out        = flag.String("o", "", "directory for RESULTS.md, its figures and plots; default none are written")
+		backlog    = flag.String("backlog", "", "backlogs of the growth test, default 100000,1000000")
+		fences     = flag.Int("fences", 0, "completed fences of the growth test; default 1,000,000")
+		cpuprofile = flag.String("cpuprofile", "", "file for a CPU profile of this process while it measures onceq")
+		memprofile = flag.String("memprofile", "", "file for a profile of allocations")
+	)
+	flag.Parse()
+	b := &bench{rounds: *rounds, sizes: fullSizes, profile: *cpuprofile, started: time.Now()}
+	if *quick {
+		b.sizes = quickSizes
+	}
+	if *peers == "" && *quick {
+		*peers = "onceq,baseline,River"
+	}
+	if b.rounds == 0 {
+		b.rounds = b.sizes.rounds
+	}
+	if *fences > 0 {
+		b.sizes.fences = *fences
+	}
+	if *backlog != "" {
+		b.sizes.backlogs = nil
+		for field := range strings.SplitSeq(*backlog, ",") {
+			n, err := strconv.Atoi(field)
+			fail(err)
+			b.sizes.backlogs = append(b.sizes.backlogs, n)
+		}
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	fail(b.run(ctx, *pg, list(*tests), list(*peers)))
+	if *memprofile != "" {
+		f, err := os.Create(*memprofile)
+		fail(err)
+		fail(errors.Join(pprof.Lookup("allocs").WriteTo(f, 0), f.Close()))
+	}
+	if *asJSON {
+		for _, r := range b.results {
+			fail(json.NewEncoder(os.Stdout).Encode(r))
+		}
+	} else {
+		printReport(os.Stdout, b.report())
+	}
+	if *out != "" {
+		fail(publish(*out, b.report()))
+	}
+}
+
+func fail(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+// list splits a flag; nil means all.
+func list(flag string) []string {
+	if flag == "" {
+		return nil
+	}
+	fields := strings.Split(flag, ",")
+	for i := range fields {
+		fields[i] = strings.TrimSpace(fields[i])
+	}
+	return fields
+}
+
+// bench is one run of the program.
+type bench struct {
+	server  *server
+	rounds  int
+	sizes   sizes
+	peers   []peer
+	results []*result
+	profile string
+	started time.Time
+}
+
+// sizes are how much is measured.
+type sizes struct {
+	rounds                      int
+	bulk, transactions          int
+	drained, rows, samples, wal int
+	passed, last                int // F: jobs that go through before, and jobs that count
+	limit                       time.Duration
+	loaded, idle                time.Duration
+	backlogs                    []int
+	growth, fences, scheduled   int
+	big                         int // fairness
+}
+
+var fullSizes = sizes{
+	rounds: 3, bulk: 100_000, transactions: 20_000, drained: 100_000, rows: 20_000, samples: 200, wal: 50_000,
+	passed: 250_000, last: 50_000, limit: 20 * time.Second, loaded: 10 * time.Second, idle: 20 * time.Second,
+	backlogs: []int{100_000, 1_000_000}, growth: 50_000, fences: 1_000_000, scheduled: 1_000_000, big: 1_000_000,
+}
+
+var quickSizes = sizes{
+	rounds: 1, bulk: 20_000, transactions: 4000, drained: 20_000, rows: 4000, samples: 20, wal: 10_000,
+	passed: 50_000, last: 10_000, limit: 3 * time.Second, loaded: 2 * time.Second, idle: 3 * time.Second,
+	backlogs: []int{20_000, 100_000}, growth: 10_000, fences: 100_000, scheduled: 100_000, big: 100_000,
+}
+
+// test gives its trials, which are run in this order and the next time in the opposite one.
+type test struct {
+	name, title string
+	trials      func(b *bench) []trial
+}
+
+var tests = []test{
+	{"A", "bulk enqueue without keys, batches of 1,000", func(b *bench) []trial { return bulkTrials(b, "A", false) }},
+	{"A2", "bulk enqueue with keys, batches of 1,000", func(b *bench) []trial { return bulkTrials(b, "A2", true) }},
+	{"B", "begin, a row of the application's, enqueue, commit; 8 connections", transactionTrials},
+	{"C", "drain of jobs that do nothing, one worker process", drainTrials},
+	{"D", "one row of the application's for each job, in the completion's transaction", rowTrials},
+	{"E", "from the enqueueing call to the handler, idle worker", latencyTrials},
+	{"E2", "from the commit to the handler, 12 producers with transactions of 1–20 ms, 1,000 jobs/s", loadedTrials},
+	{"F", "drain while another session holds a snapshot", snapshotTrials},
+	{"WAL", "write-ahead log for each job", walTrials},
+	{"growth", "rates beside a backlog and other rows", growthTrials},
+	{"worker", "what a worker process costs", workerTrials},
+	{"fairness", "start latency beside a large queue, and of high beside low priority", fairnessTrials},
+}
+
+func testNames() []string {
+	var names []string
+	for _, t := range tests {
+		names = append(names, t.name)
+	}
+	return names
+}
+
+// trial is one measurement of one peer.
+type trial struct {
+	test, variant string
+	peer          peer
+	conns         int
+	prepare       func(ctx context.Context, r *room) error // not measured, before the checkpoint
+	measure       func(ctx context.Context, r *room) ([]figure, error)
+}
+
+// room is what a trial runs in: a session over a fresh database.
+type room struct {
+	session
+	server *server
+	url    string
+}
+
+// figure is what a trial found.
+type figure struct {
+	variant string // in place of the trial's
+	unit    string
+	value   float64 // a rate, or the median of latencies, …
+	p99     float64
+	all     int // jobs that WAL and CPU time were spent on
+	ticks   []tick
+
+	walPerJob      float64
+	client, server float64 // CPU seconds
+}
+
+func rateFigure(unit string, s stretch) []figure {
+	return []figure{{unit: unit, value: s.rate(), all: s.all, ticks: s.ticks}}
+}
+
+func (b *bench) run(ctx context.Context, pg string, wantTests, wantPeers []string) (err error) {
+	if pg, err = binaries(pg); err != nil {
+		return err
+	}
+	if b.server, err = startServer(ctx, pg); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.server.stop()) }()
+	dir, err := os.MkdirTemp("", "onceq-bench-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	redis, redisErr := startRedis(dir)
+	if redisErr == nil {
+		defer redis.stop()
+	}
+	b.peers = gatherPeers(ctx, wantPeers, redis, redisErr)
+	for _, t := range tests {
+		if wantTests != nil && !contains(wantTests, t.name) {
+			continue
+		}
+		trials := t.trials(b)
+		found := make([][]figure, len(trials))
+		for round := range b.rounds {
+			for i := range trials {
+				if round%2 == 1 { // the other way round, so that nobody always comes first
+					i = len(trials) - 1 - i
+				}
+				if trials[i].peer.missing != "" || round > 0 && found[i] == nil {
+					continue
+				}
+				began := time.Now()
+				figures, err := b.try(ctx, trials[i], redis)
+				switch {
+				case ctx.Err() != nil:
+					return ctx.Err()
+				case errors.Is(err, errNotOffered):
+					continue
+				case err != nil:
+					trials[i].peer.missing = firstLine(err.Error())
+					fmt.Fprintf(os.Stderr, "bench: %s %s, %s: %v\n", t.name, trials[i].variant, trials[i].peer, err)
+					continue
+				}
+				found[i] = append(found[i], figures...)
+				for _, f := range figures {
+					fmt.Fprintf(os.Stderr, "%-9s round %d  %-26s %-34s %12.4g %s  (%.1fs)\n",
+						t.name, round+1, trials[i].peer, f.variant, f.value, f.unit, time.Since(began).Seconds())
+				}
+			}
+		}
+		for i, trial := range trials {
+			b.results = append(b.results, summarize(trial, found[i])...)
+		}
+	}
+	compare(b.results)
+	return nil
+}
+
+// try runs a trial on a fresh database.
+func (b *bench) try(ctx context.Context, t trial, redis *redisServer) ([]figure, error) {
+	url, drop, err := b.server.database(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer drop()
+	s, err := t.peer.open(ctx, env{url: url, redis: redis, conns: t.conns})
+	if err != nil {
+		return nil, err
+	}
+	defer s.close()
+	r := &room{session: s, server: b.server, url: url}
+	if t.prepare != nil {
+		if err := t.prepare(ctx, r); err != nil {
+			return nil, err
+		}
+	}
+	if err := b.server.checkpoint(ctx); err != nil {
+		return nil, err
+	}
+	var redisPID, clients []int
+	if redis != nil {
+		redisPID = append(redisPID, redis.cmd.Process.Pid)
+	}
+	if pid := s.process(); pid != 0 {
+		clients = append(clients, pid)
+	}
+	m, err := b.server.newMeter(ctx, redisPID, clients)
+	if err != nil {
+		return nil, err
+	}
+	endProfile, err := b.startProfile(t)
+	if err != nil {
+		return nil, err
+	}
+	figures, err := t.measure(ctx, r)
+	endProfile()
+	if err != nil {
+		return nil, err
+	}
+	wal, client, server, err := m.stop(ctx)
+	for i := range figures {
+		if figures[i].variant == "" {
+			figures[i].variant = t.variant
+		}
+		if len(figures) == 1 && figures[i].all > 0 {
+			figures[i].client, figures[i].server = client, server
+			figures[i].walPerJob = float64(wal) / float64(figures[i].all)
+		}
+	}
+	return figures, err
+}
+
+// startProfile profiles our own side: one file, with the last trial's profile.
+func (b *bench) startProfile(t trial) (end func(), err error) {
+	if b.profile == "" || t.peer.name != "onceq" {
+		return func() {}, nil
+	}
+	f, err := os.Create(b.profile)
+	if err != nil {
+		return nil, err
+	}
+	if err := pprof.StartCPUProfile(f); err != nil {
+		return nil, err
+	}
+	return func() {
+		pprof.StopCPUProfile()
+		_ = f.Close()
+	}, nil
+}
+
+// gatherPeers lists the peers that are wanted, with a reason for those that cannot run.
+func gatherPeers(ctx context.Context, want []string, redis *redisServer, redisErr error) []peer {
+	all := append([]peer{onceqPeer()}, basePeers()...)
+	all = append(append(all, riverPeers()...), handPeer())
+	all = append(all, asynqPeers()...)
+	wantsNode := want == nil
+	for _, s := range nodeSettings {
+		wantsNode = wantsNode || contains(want, s.name)
+	}
+	if wantsNode {
+		in, err := installNode(ctx)
+		all = append(all, nodePeers(in, err)...)
+	}
+	var peers []peer
+	for _, p := range all {
+		if want != nil && !contains(want, p.name) {
+			continue
+		}
+		if p.name == "asynq" || p.name == "BullMQ" {
+			if redisErr != nil {
+				p.missing = redisErr.Error()
+			} else {
+				p.note += "; Redis " + redis.version + " without persistence"
+			}
+		}
+		if p.missing != "" {
+			fmt.Fprintf(os.Stderr, "bench: %s is missing: %s\n", p, p.missing)
+		}
+		peers = append(peers, p)
+	}
+	return peers
+}
+
+// contains compares names as people type them.
+func contains(names []string, name string) bool {
+	for _, n := range names {
+		if strings.EqualFold(n, name) {
+			return true
+		}
+	}
+	return false
+}
+
+// binaries turns a major version into a directory, with the script that the tests use.
+func binaries(pg string) (string, error) {
+	if _, err := strconv.Atoi(pg); err != nil {
+		return pg, nil
+	}
+	if found, _ := filepath.Glob("/usr/lib/postgresql/" + pg + "/bin"); len(found) == 1 {
+		return found[0], nil
+	}
+	_, file, _, _ := runtime.Caller(0)
+	cmd := exec.Command(filepath.Join(filepath.Dir(file), "..", "scripts", "postgres-version.sh"), pg)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	return strings.TrimSpace(string(out)), err
+}

@@ -1,0 +1,257 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+)
+
+//go:embed node/package.json
+var nodePackage []byte
+
+//go:embed node/runner.js
+var nodeRunner []byte
+
+// nodeInstall is where the Node packages are, and with which program they run.
+type nodeInstall struct {
+	dir, program, version string
+}
+
+// installNode fetches the packages that node/package.json names into the user's cache directory, once.
+func installNode(ctx context.Context) (*nodeInstall, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		cache = os.TempDir()
+	}
+	sum := sha256.Sum256(nodePackage)
+	in := &nodeInstall{dir: filepath.Join(cache, "onceq", "bench-node-"+hex.EncodeToString(sum[:6]))}
+	if err := os.MkdirAll(in.dir, 0o755); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(filepath.Join(in.dir, "runner.js"), nodeRunner, 0o644); err != nil {
+		return nil, err
+	}
+	done := filepath.Join(in.dir, "installed")
+	if _, err := os.Stat(done); err != nil {
+		npm, err := exec.LookPath("npm")
+		if err != nil {
+			return nil, errors.New("no npm on PATH (Debian: apt-get install npm)")
+		}
+		if err := os.WriteFile(filepath.Join(in.dir, "package.json"), nodePackage, 0o644); err != nil {
+			return nil, err
+		}
+		fmt.Fprintln(os.Stderr, "bench: fetching the Node packages into", in.dir)
+		cmd := exec.CommandContext(ctx, npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error")
+		cmd.Dir = in.dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("npm install: %w: %s", err, lastLine(out))
+		}
+		if err := os.WriteFile(done, nil, 0o644); err != nil {
+			return nil, err
+		}
+	}
+	// pg-boss wants a newer Node than many a distribution has.
+	arch := map[string]string{"amd64": "x64", "arm64": "arm64"}[runtime.GOARCH]
+	in.program = filepath.Join(in.dir, "node_modules", "node-"+runtime.GOOS+"-"+arch, "bin", "node")
+	if _, err := os.Stat(in.program); err != nil {
+		if in.program, err = exec.LookPath("node"); err != nil {
+			return nil, errors.New("no node on PATH (Debian: apt-get install nodejs)")
+		}
+	}
+	out, err := exec.CommandContext(ctx, in.program, "--version").Output()
+	in.version = strings.TrimSpace(string(out))
+	return in, err
+}
+
+func lastLine(out []byte) string {
+	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	return lines[len(lines)-1]
+}
+
+func (in *nodeInstall) packageVersion(name string) string {
+	var p struct{ Version string }
+	raw, err := os.ReadFile(filepath.Join(in.dir, "node_modules", name, "package.json"))
+	if err != nil || json.Unmarshal(raw, &p) != nil {
+		return "unknown"
+	}
+	return p.Version
+}
+
+var nodeSettings = []struct{ name, settings, note string }{
+	{"graphile-worker", "tuned", "as its documentation's figures: concurrentJobs 24, maxPoolSize 25, localQueue 500, batch delays 0; addJobs"},
+	{"graphile-worker", "default", "concurrentJobs 1; addJobs"},
+	{"pg-boss", "tuned", "batchSize 1,000, localConcurrency 2, burstWhenBatchFull, polling every 0.5 s; insert; D: fetch, rows and complete of 100 jobs in one transaction, 4 loops"},
+	{"pg-boss", "notify", "its defaults with useListenNotify and notify on the queue"},
+	{"pg-boss", "default", "batchSize 1, polling every 2 s; insert"},
+	{"BullMQ", "tuned", "concurrency 200, removeOnComplete; addBulk"},
+	{"BullMQ", "default", "concurrency 1; addBulk"},
+}
+
+func nodePeers(in *nodeInstall, err error) []peer {
+	var peers []peer
+	for _, s := range nodeSettings {
+		p := peer{name: s.name, settings: s.settings, note: s.note}
+		if err != nil {
+			p.missing = err.Error()
+		} else {
+			p.version = in.packageVersion(strings.ToLower(s.name))
+			p.note += "; Node " + in.version
+			p.open = func(ctx context.Context, e env) (session, error) {
+				return openNode(ctx, e, in, strings.ToLower(s.name), s.settings)
+			}
+		}
+		peers = append(peers, p)
+	}
+	return peers
+}
+
+// nodeSession is a child process that runs runner.js.
+type nodeSession struct {
+	cmd    *exec.Cmd
+	in     io.WriteCloser
+	out    *bufio.Reader
+	filled int
+}
+
+func openNode(ctx context.Context, e env, in *nodeInstall, name, settings string) (session, error) {
+	if e.url != "" {
+		pool, err := newPool(ctx, e.url, 1) // for the application's table
+		if err != nil {
+			return nil, err
+		}
+		pool.Close()
+	}
+	s := &nodeSession{cmd: exec.Command(in.program, filepath.Join(in.dir, "runner.js"), name, settings)}
+	s.cmd.Dir = in.dir
+	s.cmd.Env = append(os.Environ(), "DATABASE_URL="+e.url, "NO_LOG_SUCCESS=1")
+	if e.redis != nil {
+		s.cmd.Env = append(s.cmd.Env, "REDIS_SOCKET="+e.redis.socket)
+	}
+	var err error
+	if s.in, err = s.cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	out, err := s.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	var complaints strings.Builder
+	s.cmd.Stderr = &complaints
+	s.out = bufio.NewReader(out)
+	if err := s.cmd.Start(); err != nil {
+		return nil, err
+	}
+	var hello struct{ Ready bool }
+	if err := s.read(&hello); err != nil || !hello.Ready {
+		s.close()
+		return nil, fmt.Errorf("%s did not start: %w: %s", name, err, complaints.String())
+	}
+	return s, nil
+}
+
+func (s *nodeSession) read(answer any) error {
+	line, err := s.out.ReadBytes('\n')
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(line, answer)
+}
+
+func (s *nodeSession) call(command map[string]any, answer any) error {
+	raw, err := json.Marshal(command)
+	if err != nil {
+		return err
+	}
+	if _, err := s.in.Write(append(raw, '\n')); err != nil {
+		return err
+	}
+	var either struct {
+		NotOffered bool
+		Error      string
+	}
+	line, err := s.out.ReadBytes('\n')
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(line, &either); err != nil {
+		return fmt.Errorf("%w: %s", err, line)
+	}
+	switch {
+	case either.NotOffered:
+		return errNotOffered
+	case either.Error != "":
+		return errors.New(either.Error)
+	}
+	return json.Unmarshal(line, answer)
+}
+
+func milliseconds(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
+
+func (s *nodeSession) took(command string, n int, more map[string]any) (stretch, error) {
+	more["cmd"], more["from"], more["n"] = command, s.filled, n
+	s.filled += n
+	var answer struct{ Took float64 }
+	err := s.call(more, &answer)
+	return stretch{jobs: n, all: n, took: milliseconds(answer.Took)}, err
+}
+
+func (s *nodeSession) fill(_ context.Context, n int, keyed bool) (stretch, error) {
+	return s.took("fill", n, map[string]any{"keyed": keyed})
+}
+
+func (s *nodeSession) transact(_ context.Context, n int, how string) (stretch, error) {
+	return s.took("transact", n, map[string]any{"how": how})
+}
+
+func (s *nodeSession) drain(_ context.Context, d drain) (stretch, error) {
+	var answer struct {
+		Done   int
+		WarmAt *float64
+		End    float64
+		Ticks  []tick
+	}
+	err := s.call(map[string]any{"cmd": "drain", "effect": d.effect, "warm": d.warm, "total": d.total, "limit": d.limit.Milliseconds()}, &answer)
+	if err != nil {
+		return stretch{}, err
+	}
+	began, warmAt := time.Now(), time.Time{}
+	if answer.WarmAt != nil {
+		warmAt = began.Add(milliseconds(*answer.WarmAt))
+	}
+	return measured(d, began, warmAt, began.Add(milliseconds(answer.End)), answer.Done, answer.WarmAt != nil, answer.Ticks)
+}
+
+func (s *nodeSession) latency(_ context.Context, n int, limit time.Duration) ([]time.Duration, error) {
+	var gaps []float64
+	for i := range n + warmLatencies {
+		gaps = append(gaps, gap(i).Seconds()*1000)
+	}
+	var answer struct{ Times []float64 }
+	err := s.call(map[string]any{"cmd": "latency", "gaps": gaps, "limit": limit.Milliseconds()}, &answer)
+	var all []time.Duration
+	for _, ms := range answer.Times {
+		all = append(all, milliseconds(ms))
+	}
+	return all, err
+}
+
+func (s *nodeSession) process() int { return s.cmd.Process.Pid }
+
+func (s *nodeSession) close() {
+	_ = s.in.Close()
+	timer := time.AfterFunc(5*time.Second, func() { _ = s.cmd.Process.Kill() })
+	defer timer.Stop()
+	_ = s.cmd.Wait()
+}

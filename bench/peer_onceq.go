@@ -1,0 +1,136 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/migrations"
+)
+
+// Task is the payload of every job in every peer.
+type Task struct {
+	N int `json:"n"`
+}
+
+var (
+	plainKind = onceq.Kind[Task]{Name: "noop"}
+	keyedKind = onceq.Kind[Task]{Name: "noop", Key: func(t Task) string { return keyOf(t.N) }}
+)
+
+func keyOf(n int) string { return fmt.Sprintf("task:%09d", n) }
+
+func jobOf(n int, keyed bool) onceq.Job {
+	if keyed {
+		return keyedKind.Job(Task{n})
+	}
+	return plainKind.Job(Task{n})
+}
+
+var quiet = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
+
+// onceqPeer is this project with all settings at their defaults.
+func onceqPeer() peer {
+	p := goPeer("onceq", "", "default", "WorkerConfig{}, one Kind with a typed handler", func(ctx context.Context, pool *pgxpool.Pool) (queue, error) {
+		err := pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error { return migrations.Up(ctx, c.Conn(), "onceq") })
+		if err != nil {
+			return nil, err
+		}
+		q, err := onceq.New(pool, &onceq.Config{Logger: quiet})
+		return &onceqQueue{pool, q}, err
+	})
+	p.version = "this tree"
+	return p
+}
+
+type onceqQueue struct {
+	pool *pgxpool.Pool
+	*onceq.Queue
+}
+
+// ours is the queue of a trial of onceq's own.
+func ours(r *room) *onceqQueue { return r.session.(*goSession).queue.(*onceqQueue) }
+
+func (q *onceqQueue) close() {}
+
+func (q *onceqQueue) bulk(ctx context.Context, from, to int, keyed bool) error {
+	return q.enqueue(ctx, from, to, func(n int) onceq.Job { return jobOf(n, keyed) })
+}
+
+func (q *onceqQueue) enqueue(ctx context.Context, from, to int, job func(n int) onceq.Job) error {
+	for ; from < to; from += 1000 {
+		jobs := make([]onceq.Job, 0, 1000)
+		for n := from; n < min(to, from+1000); n++ {
+			jobs = append(jobs, job(n))
+		}
+		if _, err := q.EnqueueMany(ctx, q.pool, jobs); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (q *onceqQueue) put(ctx context.Context, tx pgx.Tx, n int, keyed bool) error {
+	var db onceq.DB = q.pool
+	if tx != nil {
+		db = tx
+	}
+	_, err := q.Enqueue(ctx, db, jobOf(n, keyed))
+	return err
+}
+
+func (q *onceqQueue) putInBatch(ctx context.Context, b *pgx.Batch, n int) (func() error, error) {
+	pending, err := q.EnqueueInBatch(b, jobOf(n, true))
+	return func() error {
+		_, err := pending.Result(ctx, q.pool)
+		return err
+	}, err
+}
+
+func (q *onceqQueue) work(ctx context.Context, effect string, did func(n, jobs int)) (stop func(), err error) {
+	kind := onceq.Kind[Task]{Name: "noop"}
+	switch effect {
+	case oneRow:
+		return q.run(ctx, onceq.WorkerConfig{}, kind.HandleTx(func(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, t Task) error {
+			_, err := tx.Exec(ctx, insertRow, t.N)
+			did(t.N, 1)
+			return err
+		}))
+	case rowsInBatch:
+		return q.run(ctx, onceq.WorkerConfig{}, kind.HandleBatch(100, func(ctx context.Context, tx pgx.Tx, jobs []onceq.Item[Task]) error {
+			ns := make([]int64, len(jobs))
+			for i, job := range jobs {
+				ns[i] = int64(job.Payload.N)
+			}
+			_, err := tx.Exec(ctx, insertRows, ns)
+			did(jobs[0].Payload.N, len(jobs))
+			return err
+		}))
+	}
+	return q.run(ctx, onceq.WorkerConfig{}, kind.Handle(func(_ context.Context, _ *onceq.Lease, t Task) error {
+		did(t.N, 1)
+		return nil
+	}))
+}
+
+// run runs a worker and gives what stops it and returns when everything is written.
+func (q *onceqQueue) run(ctx context.Context, cfg onceq.WorkerConfig, handlers ...onceq.Handler) (stop func(), err error) {
+	w, err := onceq.NewWorker(q.Queue, cfg, handlers...)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := w.Run(ctx); err != nil {
+			fmt.Fprintln(os.Stderr, "bench: onceq's worker:", err)
+		}
+	}()
+	return func() { cancel(); <-done }, nil
+}

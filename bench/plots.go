@@ -1,0 +1,226 @@
+package main
+
+import (
+	"fmt"
+	"image/color"
+	"math"
+	"path/filepath"
+	"strings"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/plotutil"
+	"gonum.org/v1/plot/vg"
+
+	_ "gonum.org/v1/plot/vg/vgsvg"
+)
+
+type drawn struct{ title, file string }
+
+var ourColor = color.RGBA{R: 0x1f, G: 0x6f, B: 0xb4, A: 0xff}
+
+// draw makes the plots that a report has figures for.
+func draw(dir string, r report) ([]drawn, error) {
+	var all []drawn
+	save := func(p *plot.Plot, name string, width, height vg.Length) error {
+		file := fmt.Sprintf("pg%d-%s.svg", r.Major, name)
+		all = append(all, drawn{p.Title.Text, file})
+		return p.Save(width, height, filepath.Join(dir, file))
+	}
+	for _, t := range []struct{ test, variant, name, title string }{
+		{"A", "", "enqueue", "A: bulk enqueue, jobs per second"},
+		{"A2", "", "enqueue-keyed", "A2: bulk enqueue with keys, jobs per second"},
+		{"B", keyed, "transactions", "B: transactions with a keyed enqueue, per second"},
+		{"C", "", "drain", "C: drain, jobs per second"},
+		{"D", "single", "rows", "D: one row in each completion's transaction, jobs per second"},
+	} {
+		p, n, err := bars(r, t.test, t.variant, t.title)
+		if err != nil {
+			return nil, err
+		}
+		if n > 1 {
+			if err := save(p, t.name, 18*vg.Centimeter, vg.Length(n+3)*0.7*vg.Centimeter); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for _, each := range []struct {
+		name string
+		draw func(r report) (*plot.Plot, bool, error)
+	}{{"snapshot", overTime}, {"latency", percentiles}, {"backlog", overBacklog}} {
+		p, ok, err := each.draw(r)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			if err := save(p, each.name, 18*vg.Centimeter, 9*vg.Centimeter); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return all, nil
+}
+
+// bars draws one bar for each peer, the highest on top.
+func bars(r report, test, variant, title string) (*plot.Plot, int, error) {
+	p := plot.New()
+	p.Title.Text = title
+	p.X.Min = 0
+	var names []string
+	var rs []*result
+	for _, res := range r.Results {
+		if res.Test == test && res.Variant == variant && res.Unit != "" {
+			rs = append(rs, res)
+		}
+	}
+	for i := range rs { // few enough for the plainest sort
+		for j := i + 1; j < len(rs); j++ {
+			if rs[j].Median < rs[i].Median {
+				rs[i], rs[j] = rs[j], rs[i]
+			}
+		}
+	}
+	for i, res := range rs {
+		bar, err := plotter.NewBarChart(plotter.Values{res.Median}, 0.45*vg.Centimeter)
+		if err != nil {
+			return nil, 0, err
+		}
+		bar.Horizontal, bar.XMin, bar.LineStyle.Width = true, float64(i), 0
+		bar.Color = color.Gray{Y: 0xa0}
+		if res.Peer == "onceq" {
+			bar.Color = ourColor
+		}
+		p.Add(bar)
+		names = append(names, fmt.Sprintf("%s, %s: %s", res.Peer, res.Settings, number(res.Median)))
+	}
+	if len(names) > 0 {
+		p.NominalY(names...)
+	}
+	p.X.Tick.Marker = thousands{}
+	return p, len(rs), nil
+}
+
+// thousands labels an axis as number does.
+type thousands struct{}
+
+func (thousands) Ticks(low, high float64) []plot.Tick {
+	ticks := plot.DefaultTicks{}.Ticks(low, high)
+	for i := range ticks {
+		if ticks[i].Label != "" {
+			ticks[i].Label = strings.Replace(number(ticks[i].Value), ".0k", "k", 1)
+		}
+	}
+	return ticks
+}
+
+// overTime draws the rates of F while jobs go through, with the snapshot held and without.
+func overTime(r report) (*plot.Plot, bool, error) {
+	p := plot.New()
+	p.Title.Text = "F: drain with a snapshot held open, jobs per second"
+	p.X.Label.Text = "jobs that went through"
+	p.Y.Min = 0
+	p.X.Tick.Marker, p.Y.Tick.Marker = thousands{}, thousands{}
+	p.Legend.Top = true
+	n := 0
+	for _, res := range r.Results {
+		if res.Test != "F" || len(res.Ticks) < 5 {
+			continue
+		}
+		var points plotter.XYs
+		last := res.Ticks[0]
+		for _, t := range res.Ticks[1:] {
+			// A point for each twentieth of the way, or each second where it is slow.
+			if t.Done-last.Done < res.Ticks[len(res.Ticks)-1].Done/20 && t.At-last.At < 1 {
+				continue
+			}
+			points = append(points, plotter.XY{X: float64(t.Done), Y: float64(t.Done-last.Done) / (t.At - last.At)})
+			last = t
+		}
+		if len(points) < 2 {
+			continue
+		}
+		line, err := plotter.NewLine(points)
+		if err != nil {
+			return nil, false, err
+		}
+		line.Color = plotutil.Color(n / 2)
+		if res.Variant != "snapshot held" {
+			line.Dashes = []vg.Length{vg.Points(4), vg.Points(3)}
+		}
+		line.Color, line.Width = plotutil.Color(peerColor(res.Peer)), vg.Points(1.5)
+		p.Add(line)
+		p.Legend.Add(res.Peer+", "+res.Variant, line)
+		n++
+	}
+	p.Y.Max *= 1.3 // for the legend
+	return p, n > 0, nil
+}
+
+func peerColor(name string) int {
+	for i, known := range []string{"onceq", "River", "graphile-worker", "pg-boss", "by hand"} {
+		if known == name {
+			return i
+		}
+	}
+	return 5
+}
+
+// percentiles draws median and 99th percentile of E on a logarithmic axis.
+func percentiles(r report) (*plot.Plot, bool, error) {
+	p := plot.New()
+	p.Title.Text = "E: enqueue to start on an idle worker, p50 and p99, milliseconds"
+	p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
+	var names []string
+	var p50s, p99s plotter.XYs
+	low, high := math.Inf(1), 0.0
+	for _, res := range r.Results {
+		if res.Test == "E" && res.P99 > 0 {
+			y := float64(len(names))
+			p50s, p99s = append(p50s, plotter.XY{X: res.Median, Y: y}), append(p99s, plotter.XY{X: res.P99, Y: y})
+			names = append(names, fmt.Sprintf("%s, %s: %s / %s", res.Peer, res.Settings, number(res.Median), number(res.P99)))
+			low, high = min(low, res.Median), max(high, res.P99)
+		}
+	}
+	if len(names) == 0 {
+		return p, false, nil
+	}
+	err := plotutil.AddScatters(p, "p50", p50s, "p99", p99s)
+	p.NominalY(names...)
+	p.X.Min, p.X.Max = low/2, high*2
+	p.Legend.Top, p.Legend.Left = true, true
+	return p, true, err
+}
+
+// overBacklog draws our rates over the size of the backlog.
+func overBacklog(r report) (*plot.Plot, bool, error) {
+	p := plot.New()
+	p.Title.Text = "Rates beside a backlog, jobs per second"
+	p.X.Label.Text = "jobs waiting"
+	p.X.Scale, p.X.Tick.Marker, p.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}, thousands{}
+	var lines []any
+	for _, what := range []string{"enqueue", "drain"} {
+		var points plotter.XYs
+		for _, res := range r.Results {
+			var n float64
+			var unit string
+			if res.Test != "growth" {
+				continue
+			}
+			if _, err := fmt.Sscanf(res.Variant, what+": backlog %f%s", &n, &unit); err != nil && n == 0 {
+				continue
+			}
+			n *= map[string]float64{"k": 1e3, "M": 1e6, "": 1}[unit]
+			points = append(points, plotter.XY{X: n, Y: res.Median})
+		}
+		if len(points) > 1 {
+			lines = append(lines, what, points)
+		}
+	}
+	if len(lines) == 0 {
+		return p, false, nil
+	}
+	err := plotutil.AddLinePoints(p, lines...)
+	p.Y.Min = 0
+	p.Legend.Left = true
+	return p, true, err
+}

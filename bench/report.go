@@ -1,0 +1,222 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+)
+
+// result is one measurement of one peer over all rounds.
+type result struct {
+	Test     string `json:"test"`
+	Variant  string `json:"variant,omitempty"`
+	Peer     string `json:"peer"`
+	Version  string `json:"version"`
+	Settings string `json:"settings"`
+	Note     string `json:"note"`
+	Missing  string `json:"missing,omitempty"` // why there is none
+
+	Unit   string    `json:"unit,omitempty"`
+	Median float64   `json:"median"` // of the rounds; of latencies, that of the rounds' medians
+	Min    float64   `json:"min"`
+	Max    float64   `json:"max"`
+	P99    float64   `json:"p99,omitempty"` // of latencies, the median of the rounds' 99th percentiles
+	P99Max float64   `json:"p99_max,omitempty"`
+	Rounds []float64 `json:"rounds,omitempty"`
+
+	WALPerJob float64 `json:"wal_bytes_per_job,omitempty"`
+	ClientCPU float64 `json:"client_cpu_seconds,omitempty"`
+	ServerCPU float64 `json:"server_cpu_seconds,omitempty"`
+
+	// Ratio is how many times better ours is: a higher rate, a shorter time, fewer bytes.
+	Ratio float64 `json:"ratio,omitempty"`
+
+	Ticks []tick `json:"ticks,omitempty"` // of the last round
+}
+
+// summarize makes one result for each variant that a trial gave figures of.
+func summarize(t trial, figures []figure) []*result {
+	base := result{Test: t.test, Variant: t.variant, Peer: t.peer.name, Version: t.peer.version, Settings: t.peer.settings, Note: t.peer.note, Missing: t.peer.missing}
+	if len(figures) == 0 {
+		if base.Missing == "" {
+			return nil // not offered
+		}
+		return []*result{&base}
+	}
+	var variants []string
+	by := make(map[string][]figure)
+	for _, f := range figures {
+		if by[f.variant] == nil {
+			variants = append(variants, f.variant)
+		}
+		by[f.variant] = append(by[f.variant], f)
+	}
+	var results []*result
+	for _, variant := range variants {
+		r, all := base, by[variant]
+		pick := func(of func(figure) float64) []float64 {
+			values := make([]float64, len(all))
+			for i, f := range all {
+				values[i] = of(f)
+			}
+			return values
+		}
+		r.Variant, r.Unit = variant, all[0].unit
+		r.Rounds = pick(func(f figure) float64 { return f.value })
+		r.Median, r.Min, r.Max = median(r.Rounds), slices.Min(r.Rounds), slices.Max(r.Rounds)
+		p99 := pick(func(f figure) float64 { return f.p99 })
+		r.P99, r.P99Max = median(p99), slices.Max(p99)
+		r.WALPerJob = median(pick(func(f figure) float64 { return f.walPerJob }))
+		r.ClientCPU = median(pick(func(f figure) float64 { return f.client }))
+		r.ServerCPU = median(pick(func(f figure) float64 { return f.server }))
+		r.Ticks = all[len(all)-1].ticks
+		results = append(results, &r)
+	}
+	return results
+}
+
+func median(values []float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	n := len(sorted)
+	return (sorted[(n-1)/2] + sorted[n/2]) / 2
+}
+
+// compare fills in the ratios to ours.
+func compare(results []*result) {
+	ours := make(map[string]*result)
+	for _, r := range results {
+		if r.Peer == "onceq" {
+			ours[r.Test+"\x00"+r.Variant] = r
+		}
+	}
+	for _, r := range results {
+		o := ours[r.Test+"\x00"+r.Variant]
+		if o == nil || o.Median == 0 || r.Median == 0 {
+			continue
+		}
+		if strings.HasSuffix(r.Unit, "/s") {
+			r.Ratio = o.Median / r.Median
+		} else {
+			r.Ratio = r.Median / o.Median
+		}
+	}
+}
+
+// report is all that one run found.
+type report struct {
+	Machine  string
+	Postgres string
+	Major    int
+	Server   []string // its settings
+	Go, Date string
+	RoundsN  int
+	Results  []*result
+	Goals    []reached
+	Minutes  float64
+}
+
+func (b *bench) report() report {
+	return report{
+		Machine: machine(), Postgres: b.server.version(), Major: b.server.major(), Server: b.server.settings, Go: goVersion(),
+		Date: b.started.Format(time.DateOnly), RoundsN: b.rounds, Results: b.results, Goals: judge(b.results), Minutes: time.Since(b.started).Minutes(),
+	}
+}
+
+// number writes with as many digits as matter.
+func number(v float64) string {
+	switch {
+	case v >= 10_000:
+		return fmt.Sprintf("%.1fk", v/1000)
+	case v >= 100:
+		return fmt.Sprintf("%.0f", v)
+	case v >= 10:
+		return fmt.Sprintf("%.1f", v)
+	case v == 0:
+		return "0"
+	}
+	return fmt.Sprintf("%.2f", v)
+}
+
+// printReport writes Markdown tables that can be read in a terminal as well.
+func printReport(w io.Writer, r report) {
+	fmt.Fprintf(w, "PostgreSQL %s (%s), %s, %s. %s. %d rounds, %.0f minutes.\n", r.Postgres, strings.Join(r.Server, ", "), r.Go, r.Machine, r.Date, r.RoundsN, r.Minutes)
+	for _, t := range tests {
+		rows := [][]string{{"variant", "peer", "median", "min–max", "ours is … times as good", "WAL/job", "CPU s client + server"}}
+		for _, res := range r.Results {
+			if res.Test != t.name {
+				continue
+			}
+			row := []string{res.Variant, res.Peer + ", " + res.Settings}
+			if res.Unit == "" {
+				rows = append(rows, append(row, "missing", "", "", "", ""))
+				continue
+			}
+			middle, spread := number(res.Median)+" "+res.Unit, number(res.Min)+"–"+number(res.Max)
+			if res.P99 > 0 {
+				middle = fmt.Sprintf("p50 %s, p99 %s %s", number(res.Median), number(res.P99), res.Unit)
+				spread += ", p99 ≤ " + number(res.P99Max)
+			}
+			ratio, wal, cpu := "", "", ""
+			if res.Ratio > 0 && res.Peer != "onceq" {
+				ratio = number(res.Ratio)
+			}
+			if res.WALPerJob > 0 && res.Peer != "asynq" && res.Peer != "BullMQ" {
+				wal = fmt.Sprintf("%.0f B", res.WALPerJob)
+			}
+			if res.ServerCPU > 0 {
+				cpu = fmt.Sprintf("%.2f + %.2f", res.ClientCPU, res.ServerCPU)
+			}
+			rows = append(rows, append(row, middle, spread, ratio, wal, cpu))
+		}
+		if len(rows) > 1 {
+			fmt.Fprintf(w, "\n## %s: %s\n\n", t.name, t.title)
+			printTable(w, rows)
+		}
+	}
+	rows := [][]string{{"test", "goal", "reached", ""}}
+	for _, g := range r.Goals {
+		verdict := map[bool]string{true: "pass", false: "fail"}[g.OK]
+		if g.Value == unknown {
+			verdict = ""
+		}
+		rows = append(rows, []string{g.Test, g.Goal, g.Value, verdict})
+	}
+	fmt.Fprintf(w, "\n## Goals\n\n")
+	printTable(w, rows)
+}
+
+func firstLine(s string) string {
+	line, _, _ := strings.Cut(s, "\n")
+	return line
+}
+
+// printTable writes a Markdown table with aligned columns; the first row is its head. Empty columns are left out.
+func printTable(w io.Writer, rows [][]string) {
+	for c := len(rows[0]) - 1; c >= 0; c-- {
+		if !slices.ContainsFunc(rows[1:], func(row []string) bool { return row[c] != "" }) {
+			for i := range rows {
+				rows[i] = slices.Delete(rows[i], c, c+1)
+			}
+		}
+	}
+	width := make([]int, len(rows[0]))
+	for _, row := range rows {
+		for c, cell := range row {
+			width[c] = max(width[c], len([]rune(cell)))
+		}
+	}
+	for i, row := range rows {
+		for c, cell := range row {
+			fmt.Fprintf(w, "| %s%s ", cell, strings.Repeat(" ", width[c]-len([]rune(cell))))
+		}
+		fmt.Fprintln(w, "|")
+		if i == 0 {
+			for c := range row {
+				fmt.Fprint(w, "|", strings.Repeat("-", width[c]+2))
+			}
+			fmt.Fprintln(w, "|")
+		}
+	}
+}

@@ -1,0 +1,98 @@
+package main
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// drainTrials are C: a backlog is there, a worker starts, and the clock runs from the first tenth on.
+func drainTrials(b *bench) []trial {
+	var trials []trial
+	for _, p := range b.peers {
+		if p.name == "baseline" || p.settings == "notify" {
+			continue
+		}
+		trials = append(trials, trial{
+			test: "C", peer: p,
+			prepare: func(ctx context.Context, r *room) error {
+				_, err := r.fill(ctx, b.sizes.drained*11/10, false)
+				return err
+			},
+			measure: func(ctx context.Context, r *room) ([]figure, error) {
+				s, err := r.drain(ctx, drain{warm: b.sizes.drained / 10, total: b.sizes.drained * 11 / 10, limit: b.sizes.limit})
+				return rateFigure("jobs/s", s), err
+			},
+		})
+	}
+	return trials
+}
+
+// rowTrials are D. Every peer's pool has 8 connections; ours is also measured with pgxpool's default.
+func rowTrials(b *bench) []trial {
+	var trials []trial
+	add := func(p peer, effect, variant string, conns int) {
+		trials = append(trials, trial{
+			test: "D", variant: variant, peer: p, conns: conns,
+			prepare: func(ctx context.Context, r *room) error {
+				_, err := r.fill(ctx, b.sizes.rows*11/10, false)
+				return err
+			},
+			measure: func(ctx context.Context, r *room) ([]figure, error) {
+				s, err := r.drain(ctx, drain{effect: effect, warm: b.sizes.rows / 10, total: b.sizes.rows * 11 / 10, limit: b.sizes.limit})
+				return rateFigure("jobs/s", s), err
+			},
+		})
+	}
+	for _, p := range b.peers {
+		if p.name == "baseline" || p.settings == "notify" || p.settings == "default" && p.name != "onceq" && p.name != "River" {
+			continue
+		}
+		add(p, oneRow, "single", 8)
+		add(p, rowsInBatch, "100 in one transaction", 8)
+		if p.name == "onceq" {
+			add(p, oneRow, "single, default pool", 0)
+		}
+	}
+	return trials
+}
+
+// snapshotTrials are F: what the rate of the last jobs is after many went through, with and without a session whose
+// snapshot keeps vacuum from removing them.
+func snapshotTrials(b *bench) []trial {
+	var trials []trial
+	for _, held := range []bool{false, true} {
+		variant := "no snapshot"
+		if held {
+			variant = "snapshot held"
+		}
+		for _, p := range b.peers {
+			if p.name == "baseline" || p.name == "asynq" || p.name == "BullMQ" || p.settings == "default" && p.name != "onceq" || p.settings == "notify" {
+				continue
+			}
+			total := b.sizes.passed + b.sizes.last
+			trials = append(trials, trial{
+				test: "F", variant: variant, peer: p,
+				prepare: func(ctx context.Context, r *room) error {
+					_, err := r.fill(ctx, total, false)
+					return err
+				},
+				measure: func(ctx context.Context, r *room) ([]figure, error) {
+					if held {
+						conn, err := pgx.Connect(ctx, r.url)
+						if err != nil {
+							return nil, err
+						}
+						defer func() { _ = conn.Close(ctx) }()
+						if _, err := conn.Exec(ctx, "begin isolation level repeatable read; select count(*) from pg_class"); err != nil {
+							return nil, err
+						}
+					}
+					s, err := r.drain(ctx, drain{warm: b.sizes.passed, total: total, limit: 3 * b.sizes.limit})
+					return rateFigure("jobs/s", s), err
+				},
+			})
+		}
+	}
+	return trials
+}

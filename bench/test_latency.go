@@ -1,0 +1,140 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// latencyFigure gives median and 99th percentile in milliseconds.
+func latencyFigure(variant string, all []time.Duration) figure {
+	slices.Sort(all)
+	f := figure{variant: variant, unit: "ms"}
+	if len(all) > 0 {
+		at := func(share float64) float64 {
+			return all[int(share*float64(len(all)-1)+0.5)].Seconds() * 1000
+		}
+		f.value, f.p99 = at(0.5), at(0.99)
+	}
+	return f
+}
+
+// latencyTrials are E: one job after the other for a worker that has nothing else to do, mostly at default settings.
+func latencyTrials(b *bench) []trial {
+	var trials []trial
+	for _, p := range b.peers {
+		if p.name == "baseline" || p.name == "by hand" {
+			continue
+		}
+		trials = append(trials, trial{test: "E", peer: p, measure: func(ctx context.Context, r *room) ([]figure, error) {
+			all, err := r.latency(ctx, b.sizes.samples, 3*b.sizes.limit)
+			return []figure{latencyFigure("", all)}, err
+		}})
+	}
+	return trials
+}
+
+// loadedTrials are E2: producers whose transactions are open for a while, so that jobs become visible out of order.
+func loadedTrials(b *bench) []trial {
+	const producers, rate = 12, 1000
+	var trials []trial
+	for _, p := range b.peers {
+		if p.name != "onceq" && p.name != "River" {
+			continue
+		}
+		trials = append(trials, trial{test: "E2", peer: p, conns: producers + 4, measure: func(ctx context.Context, r *room) ([]figure, error) {
+			s := r.session.(*goSession)
+			n := int(rate * b.sizes.loaded.Seconds())
+			committed, started := make([]time.Time, n), make([]time.Time, n)
+			var done atomic.Int64
+			stop, err := s.work(ctx, noEffect, func(i, _ int) {
+				started[i] = time.Now()
+				done.Add(1)
+			})
+			if err != nil {
+				return nil, err
+			}
+			defer stop()
+			if err := pause(ctx, time.Second); err != nil {
+				return nil, err
+			}
+			notifications, stopListening, err := countNotifications(ctx, r.url)
+			if err != nil {
+				return nil, err
+			}
+			defer stopListening()
+			began := time.Now()
+			err = inParallel(n, producers, func(i int) error {
+				if err := pause(ctx, time.Until(began.Add(time.Duration(i)*time.Second/rate))); err != nil {
+					return err
+				}
+				return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+					if err := s.put(ctx, tx, i, false); err != nil {
+						return err
+					}
+					err := pause(ctx, time.Millisecond+time.Duration(i*7919%19000)*time.Microsecond)
+					committed[i] = time.Now() // the commit itself counts
+					return err
+				})
+			})
+			if err != nil {
+				return nil, err
+			}
+			took := time.Since(began)
+			for end := time.Now().Add(30 * time.Second); done.Load() < int64(n); {
+				if time.Now().After(end) {
+					return nil, fmt.Errorf("%d of %d jobs were started", done.Load(), n)
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+			var all []time.Duration
+			for i := n / 10; i < n; i++ {
+				all = append(all, started[i].Sub(committed[i]))
+			}
+			return []figure{
+				latencyFigure("", all),
+				{variant: "rate reached", unit: "jobs/s", value: float64(n) / took.Seconds()},
+				{variant: "notifications", unit: "count", value: float64(notifications.Load())},
+			}, nil
+		}})
+	}
+	return trials
+}
+
+// countNotifications listens where the worker does, as pg_stat_activity tells.
+func countNotifications(ctx context.Context, url string) (*atomic.Int64, func(), error) {
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return nil, nil, err
+	}
+	var listen string
+	err = conn.QueryRow(ctx, "select query from pg_stat_activity where datname = current_database() and query ilike 'listen %' limit 1").Scan(&listen)
+	if err == nil {
+		_, err = conn.Exec(ctx, listen)
+	}
+	if err != nil {
+		_ = conn.Close(ctx)
+		return nil, nil, fmt.Errorf("no worker listens: %w", err)
+	}
+	var n atomic.Int64
+	waiting, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			if _, err := conn.WaitForNotification(waiting); err != nil {
+				return
+			}
+			n.Add(1)
+		}
+	})
+	return &n, func() {
+		cancel()
+		wg.Wait()
+		_ = conn.Close(ctx)
+	}, nil
+}
