@@ -15,15 +15,22 @@ func (q *Queue) Channel() string { return q.channel() }
 
 // HotStatements are those that run for every job, by name, and GuardPlans the settings under which they are planned.
 var HotStatements = map[string]string{
-	"claim":            claimJobs,
-	"extend":           extendLeases,
-	"lock":             lockJobs,
+	"claim":    claimJobs,
+	"extend":   extendLeases,
+	"lock":     lockJobs,
+	"complete": completeJobs,
+	"end":      endJobs,
+	"retry":    retryJobs,
+	"sweep":    sweepSome,
+}
+
+// UserStatements run in a user's transactions, and so without such settings.
+var UserStatements = map[string]string{
+	"lock one":         lockJob,
 	"complete one":     completeOne,
 	"complete unkeyed": completeOneUnkeyed,
-	"complete":         completeJobs,
-	"end":              endJobs,
-	"retry":            retryJobs,
-	"sweep":            sweepSome,
+	"complete kept":    completeOneKept,
+	"take one":         insertTakingOne,
 }
 
 const GuardPlans = guardPlans

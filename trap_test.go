@@ -228,19 +228,16 @@ func TestTrap_PlansScanNoTableWhateverTheStatistics(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := queuetest.New(t)
-			if !sqlOne[bool](t, db, `select 'onceq.jobs_pkey'::regclass::oid > 'onceq.jobs_claim'::regclass::oid`) {
-				t.Skip("jobs_pkey is older than jobs_claim, and Postgres takes the younger one of two indexes that look equally good for an id")
-			}
 			for _, s := range setup {
 				sqlRun(t, db, s)
 			}
 			conn, err := db.Pool.Acquire(t.Context())
 			require.NoError(t, err)
 			defer conn.Release()
-			for what, statement := range onceq.HotStatements {
+			plan := func(what, statement, guard string) {
 				tx, err := conn.Begin(t.Context())
 				require.NoError(t, err)
-				_, err = tx.Exec(t.Context(), onceq.GuardPlans)
+				_, err = tx.Exec(t.Context(), guard)
 				require.NoError(t, err)
 				_, err = tx.Exec(t.Context(), `set local plan_cache_mode = force_generic_plan`)
 				require.NoError(t, err)
@@ -262,6 +259,12 @@ func TestTrap_PlansScanNoTableWhateverTheStatistics(t *testing.T) {
 				require.NoError(t, json.Unmarshal([]byte(raw), &plan))
 				require.NoError(t, indexScansOnly(plan), "%s:\n%s", what, raw)
 			}
+			for what, statement := range onceq.HotStatements {
+				plan(what, statement, onceq.GuardPlans)
+			}
+			for what, statement := range onceq.UserStatements {
+				plan(what, statement, "")
+			}
 		})
 	}
 }
@@ -278,6 +281,9 @@ func indexScansOnly(node any) error {
 	case map[string]any:
 		switch kind := node["Node Type"]; kind {
 		case "Seq Scan", "Bitmap Heap Scan", "Hash Join", "Merge Join":
+			if node["Relation Name"] == "waiters" {
+				return nil // a row for each idle worker
+			}
 			return fmt.Errorf("%v of %v", kind, node["Relation Name"])
 		case "Index Scan", "Index Only Scan":
 			column := map[any]string{"jobs_pkey": "id = ", "jobs_claim": "queue = ", "job_fences_pkey": "key = ", "job_cancels_pkey": "job_id = "}[node["Index Name"]]
