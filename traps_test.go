@@ -1,0 +1,178 @@
+package onceq_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// Looking at jobs on a connection that is in a transaction must leave the plans of the caller's own statements alone.
+func TestTrap_LookingOnAConnectionInATransactionLeavesItsPlansAlone(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := t.Context()
+	pooled, err := db.Pool.Acquire(ctx)
+	require.NoError(t, err)
+	defer pooled.Release()
+	for _, conn := range []onceq.DB{pooled, pooled.Conn()} {
+		_, err = conn.Exec(ctx, `begin`)
+		require.NoError(t, err)
+		_, err = db.Queue.List(ctx, conn, onceq.Filter{})
+		require.NoError(t, err)
+		_, err = db.Queue.Get(ctx, conn, 1)
+		require.ErrorIs(t, err, onceq.ErrNotFound)
+		var setting string
+		require.NoError(t, pooled.QueryRow(ctx, `select current_setting('enable_seqscan')`).Scan(&setting))
+		_, err = conn.Exec(ctx, `rollback`)
+		require.NoError(t, err)
+		require.Equal(t, "on", setting, "%T", conn)
+	}
+}
+
+// ⚠ An index on what completion changes (the expiry) would make every completion of a keyed job write to every index of
+// the fences.
+func TestTrap_CompletingAKeyedJobUpdatesItsFenceHeapOnly(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.MaxConns = 1 }))
+	ctx := t.Context()
+	jobs := make([]onceq.Job, 200)
+	for i := range jobs {
+		jobs[i] = onceq.Job{Kind: "k", Key: fmt.Sprint(i)}
+	}
+	_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
+	require.NoError(t, err)
+	leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{Limit: 200})
+	require.NoError(t, err)
+	require.Len(t, leases, 200)
+	// Every fifth: the free space of a page (fillfactor 80) is for what is finished while its neighbours wait.
+	for i := 0; i < 200; i += 5 {
+		require.NoError(t, leases[i].Complete(ctx, nil))
+	}
+	require.NoError(t, db.Pool.QueryRow(ctx, `select pg_stat_force_next_flush()`).Scan(nil))
+	var all, hot int
+	require.NoError(t, db.Pool.QueryRow(ctx, `select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables where relname = 'job_fences'`).Scan(&all, &hot))
+	require.Equal(t, 40, all)
+	require.Equal(t, all, hot)
+}
+
+// ⚠ A job is due from its statement on and visible from its commit on, behind the place that claims have reached by then.
+// Without a margin it would wait for the next look behind, about a second.
+func TestTrap_AJobCommittedBehindThePositionIsClaimedWithoutWaitingForTheLookBehind(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	started := make(chan int64, 100)
+	k := onceq.Kind[int]{Name: "k"}
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{PollInterval: 10 * time.Millisecond}, k.Handle(func(_ context.Context, l *onceq.Lease, _ int) error {
+		started <- l.ID
+		return nil
+	}))
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(ctx) }()
+	var took []time.Duration
+	for range 9 {
+		tx, err := db.Pool.Begin(ctx)
+		require.NoError(t, err)
+		late, err := db.Queue.Enqueue(ctx, tx, k.Job(1))
+		require.NoError(t, err)
+		for range 3 { // others are due later and claimed first
+			r, err := db.Queue.Enqueue(ctx, db.Pool, k.Job(1))
+			require.NoError(t, err)
+			require.Equal(t, r.ID, <-started)
+		}
+		began := time.Now()
+		require.NoError(t, tx.Commit(ctx))
+		require.Equal(t, late.ID, <-started)
+		took = append(took, time.Since(began))
+	}
+	stop()
+	require.NoError(t, <-ended)
+	slices.Sort(took)
+	require.Less(t, took[len(took)/2], 300*time.Millisecond, "%v", took)
+}
+
+// ⚠ Many leases before the position make each look at them cost: it comes in bounded pages, at intervals, and by one
+// worker of a queue at a time.
+func TestTrap_LookingBehindIsPagedAndOneWorkersTurn(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
+	ctx := t.Context()
+	const leased = 5000
+	jobs := make([]onceq.Job, leased)
+	for i := range jobs {
+		jobs[i] = onceq.Job{Kind: "k", Payload: i, RunAt: time.Now().Add(-time.Hour)}
+	}
+	_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
+	require.NoError(t, err)
+	leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{Limit: leased, Lease: time.Hour})
+	require.NoError(t, err)
+	require.Len(t, leases, leased)
+
+	var trace trapTracer
+	config := db.Pool.Config()
+	config.ConnConfig.Tracer = &trace
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	require.NoError(t, err)
+	defer pool.Close()
+	q, err := onceq.New(pool, &onceq.Config{Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	k := onceq.Kind[int]{Name: "k"}
+	var workers sync.WaitGroup
+	work, stop := context.WithCancel(ctx)
+	began := time.Now()
+	for range 3 {
+		w, err := onceq.NewWorker(q, onceq.WorkerConfig{PollInterval: 20 * time.Millisecond}, k.Handle(func(context.Context, *onceq.Lease, int) error { return nil }))
+		require.NoError(t, err)
+		workers.Go(func() { _ = w.Run(work) })
+	}
+	time.Sleep(3500 * time.Millisecond)
+	stop()
+	workers.Wait()
+	turns := trace.turns.Load()
+	require.GreaterOrEqual(t, turns, int64(2))
+	require.LessOrEqual(t, turns, int64(time.Since(began)/time.Second)+1, "of three workers one looks behind, once a second")
+	require.GreaterOrEqual(t, trace.pages.Load(), 3*(turns-1), "pages of 2,000")
+	require.Equal(t, leased, enqGet[int](t, db.Pool, `select count(*)::int from onceq.jobs where leased_until > statement_timestamp()`))
+}
+
+// trapTracer counts the turns to look behind that were given, and the pages that were looked at.
+type trapTracer struct{ turns, pages atomic.Int64 }
+
+type trapTraced struct{}
+
+func (*trapTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
+	return context.WithValue(ctx, trapTraced{}, d.SQL)
+}
+
+func (tr *trapTracer) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryEndData) {
+	if sql, _ := ctx.Value(trapTraced{}).(string); d.Err == nil && strings.Contains(sql, "insert into onceq.queues ") {
+		tr.turns.Add(d.CommandTag.RowsAffected())
+	}
+}
+
+func (*trapTracer) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	return ctx
+}
+
+func (tr *trapTracer) TraceBatchQuery(_ context.Context, _ *pgx.Conn, d pgx.TraceBatchQueryData) {
+	if strings.Contains(d.SQL, "with page as") {
+		tr.pages.Add(1)
+	}
+}
+
+func (*trapTracer) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
