@@ -16,8 +16,9 @@ import (
 // pooler that swallows them nobody sends any.
 
 const (
-	announceFor   = 60 * time.Second // how long an announcement counts
-	announceAgain = 20 * time.Second // and how often it is renewed
+	announceFor   = 60 * time.Second       // how long an announcement counts
+	announceAgain = 20 * time.Second       // and how often it is renewed
+	announceRest  = 250 * time.Millisecond // between two in any case: each leaves a dead row for Enqueue to step over
 	quietBefore   = 20 * time.Millisecond
 	pollListening = time.Second
 	pollDeaf      = 250 * time.Millisecond
@@ -39,6 +40,10 @@ func (l *lane) rest(ctx context.Context, pause time.Duration) bool {
 	}
 	listening := l.listening.Load()
 	if listening && time.Since(l.announced) > announceAgain {
+		if time.Since(l.announcing) < announceRest {
+			return l.nap(ctx, quietBefore/2)
+		}
+		l.announcing = time.Now()
 		if err := l.announce(ctx); err == nil {
 			return false // a job may have been committed just before the announcement
 		} else if ctx.Err() == nil {
@@ -142,7 +147,7 @@ func (r *run) listen(ctx context.Context) {
 		if time.Since(began) > time.Minute {
 			wait = time.Second
 		}
-		r.q.log.Info("onceq: no notifications, polling", slog.Duration("next try in", wait), slog.Any("reason", err))
+		r.q.log.Info("onceq: not listening for new jobs, polling until it does again", slog.Duration("next try in", wait), slog.Any("reason", err))
 		if !sleep(ctx, wait/2+rand.N(wait), nil) {
 			return
 		}

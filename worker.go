@@ -204,12 +204,12 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 
 	// Who waits for whom at the end: claimers and the listener end with ctx; handlers end when their channel is
 	// closed and drained; the beat ends when they have; the finisher when nothing can come any more.
-	var claimers, handlers, finishers, beats sync.WaitGroup
+	var claimers, finishers, beats sync.WaitGroup
 	for name, c := range w.queues {
 		l := newLane(r, name, c)
 		r.lanes = append(r.lanes, l)
 		for range l.slots {
-			handlers.Go(l.work)
+			r.handling.Go(l.work)
 		}
 	}
 	r.budget = limit
@@ -237,7 +237,7 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 	if limit >= 0 {
 		go func() {
 			claimers.Wait()
-			handlers.Wait()
+			r.handling.Wait()
 			close(drained)
 		}()
 	}
@@ -255,7 +255,7 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 	}
 	returned := make(chan struct{})
 	go func() {
-		handlers.Wait()
+		r.handling.Wait()
 		close(returned)
 	}()
 	var left error
@@ -298,6 +298,7 @@ type run struct {
 	base     context.Context // of all handlers
 	lanes    []*lane
 	stopping atomic.Bool
+	handling sync.WaitGroup // goroutines that run handlers
 	finisher finisher
 	budget   int           // of Drain: how many jobs it may still claim; draining guards it
 	draining sync.Mutex    // lets one lane claim at a time
@@ -380,6 +381,7 @@ type lane struct {
 	sweepTook  time.Duration
 	found      time.Time // last claim that found something
 	announced  time.Time // zero: not announced
+	announcing time.Time // the latest try
 	unknown    map[string]bool
 	claimFails int
 }
@@ -625,14 +627,24 @@ func (l *lane) handOut(leases []*Lease, began time.Time) {
 // work runs handlers until the claimer has ended and nothing is left.
 func (l *lane) work() {
 	for u := range l.ready {
-		tasks := u.tasks()
-		switch h := tasks[0].h; {
-		case l.stopping.Load():
-			l.giveBack(u)
-		case h.lease != nil:
-			l.runLease(tasks[0])
-		default:
-			l.runTx(tasks, h)
+		l.workOn(u)
+	}
+}
+
+var errGoexit = errors.New("onceq: the handler ended its goroutine (runtime.Goexit, which FailNow of a test calls)")
+
+func (l *lane) workOn(u unit) {
+	tasks := u.tasks()
+	returned := false
+	defer func() {
+		if !returned {
+			// Not a panic, those are errors by now. This goroutine ends here, and another one takes its place.
+			for _, t := range tasks {
+				if !l.ended(t) {
+					l.end(t, t.lease.failure(errGoexit, t.h.backoff))
+				}
+			}
+			l.handling.Go(l.work)
 		}
 		l.returned.Add(int64(len(tasks)))
 		if l.outstanding.Add(-int64(len(tasks))) <= l.low.Load() {
@@ -641,7 +653,23 @@ func (l *lane) work() {
 			default:
 			}
 		}
+	}()
+	switch h := tasks[0].h; {
+	case l.stopping.Load():
+		l.giveBack(u)
+	case h.lease != nil:
+		l.runLease(tasks[0])
+	default:
+		l.runTx(tasks, h)
 	}
+	returned = true
+}
+
+// ended reports whether a task's outcome is on its way or written.
+func (l *run) ended(t *task) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return t.finishing || l.tasks[t.lease.Token] != t
 }
 
 // giveBack ends tasks that were not started, as if they had not been claimed.
@@ -845,12 +873,19 @@ func (l *lane) transaction(ctx context.Context, tasks []*task, h *Handler, began
 		}
 	}
 	again := time.Duration(-1)
+	returned := false
+	defer func() {
+		if !returned {
+			tx.rollback() // the handler ended its goroutine
+		}
+	}()
 	err = protect(func() error {
 		if h.tx != nil {
 			return h.tx(ctx, tx, leases[0])
 		}
 		return h.batch(ctx, tx, leases)
 	})
+	returned = true
 	outcomes := make([]outcome, len(leases))
 	for i, lease := range leases {
 		outcomes[i] = outcome{lease: lease, state: Completed, result: lease.result, keep: lease.keep, run: time.Since(began)}

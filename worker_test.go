@@ -809,3 +809,34 @@ func TestPool_HandlersCannotStarveTheWorker(t *testing.T) {
 	require.NoError(t, w.stop())
 	require.Zero(t, w.count(onceq.EventLeaseLost))
 }
+
+func TestWorker_HandlerThatEndsItsGoroutineFailsItsAttempt(t *testing.T) {
+	t.Parallel()
+	soon := func(int, error) time.Duration { return 0 }
+	lease := onceq.Kind[int]{Name: "lease", Backoff: soon}
+	tx := onceq.Kind[int]{Name: "tx", Backoff: soon}
+	batch := onceq.Kind[int]{Name: "batch", Backoff: soon}
+	db := queuetest.New(t)
+	for _, job := range []onceq.Job{lease.Job(1), tx.Job(1), batch.Job(1), batch.Job(2)} {
+		_, err := db.Queue.Enqueue(t.Context(), db.Pool, job)
+		require.NoError(t, err)
+	}
+	var exits atomic.Int32
+	once := func(l *onceq.Lease) error {
+		if l.Attempt == 1 {
+			exits.Add(1)
+			runtime.Goexit()
+		}
+		return nil
+	}
+	states := map[onceq.State]int{}
+	for _, ran := range db.Drain(
+		lease.Handle(func(_ context.Context, l *onceq.Lease, _ int) error { return once(l) }),
+		tx.HandleTx(func(_ context.Context, _ pgx.Tx, l *onceq.Lease, _ int) error { return once(l) }),
+		batch.HandleBatch(10, func(_ context.Context, _ pgx.Tx, items []onceq.Item[int]) error { return once(items[0].Lease) }),
+	) {
+		states[ran.State]++
+	}
+	require.Equal(t, map[onceq.State]int{onceq.Retrying: 4, onceq.Completed: 4}, states)
+	require.GreaterOrEqual(t, exits.Load(), int32(3))
+}
