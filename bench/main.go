@@ -45,6 +45,7 @@ func main() {
 		cpuprofile = flag.String("cpuprofile", "", "file for a CPU profile of this process while it measures onceq")
 		memprofile = flag.String("memprofile", "", "file for a profile of allocations")
 	)
+	statements := flag.Bool("statements", false, "say after each trial which statements took the server's time (pg_stat_statements)")
 	flag.Parse()
 	b := &bench{rounds: *rounds, sizes: fullSizes, profile: *cpuprofile, started: time.Now()}
 	if *quick {
@@ -69,7 +70,7 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	fail(b.run(ctx, *pg, list(*tests), list(*peers)))
+	fail(b.run(ctx, *pg, *statements, list(*tests), list(*peers)))
 	if *memprofile != "" {
 		f, err := os.Create(*memprofile)
 		fail(err)
@@ -204,11 +205,11 @@ func rateFigure(unit string, s stretch) []figure {
 	return []figure{{unit: unit, value: s.rate(), all: s.all, ticks: s.ticks}}
 }
 
-func (b *bench) run(ctx context.Context, pg string, wantTests, wantPeers []string) (err error) {
+func (b *bench) run(ctx context.Context, pg string, statements bool, wantTests, wantPeers []string) (err error) {
 	if pg, err = binaries(pg); err != nil {
 		return err
 	}
-	if b.server, err = startServer(ctx, pg); err != nil {
+	if b.server, err = startServer(ctx, pg, statements); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.server.stop()) }()
@@ -295,6 +296,11 @@ func (b *bench) try(ctx context.Context, t trial, redis *redisServer) ([]figure,
 	if err != nil {
 		return nil, err
 	}
+	if b.server.statements {
+		if err := b.server.resetStatements(ctx); err != nil {
+			return nil, err
+		}
+	}
 	endProfile, err := b.startProfile(t)
 	if err != nil {
 		return nil, err
@@ -305,6 +311,9 @@ func (b *bench) try(ctx context.Context, t trial, redis *redisServer) ([]figure,
 		return nil, err
 	}
 	wal, client, server, err := m.stop(ctx)
+	if err == nil && b.server.statements {
+		err = b.server.printStatements(ctx, t.test+" "+t.variant+", "+t.peer.String())
+	}
 	for i := range figures {
 		if figures[i].variant == "" {
 			figures[i].variant = t.variant

@@ -35,11 +35,14 @@ type server struct {
 	postmaster int    // process id; 0 where the server is not on this machine
 	settings   []string
 	databases  int
+	statements bool
 }
 
 // startServer finds a server by pgserver's rules. It is reached through a socket, because that is how a database on
 // the same machine is reached.
-func startServer(ctx context.Context, pg string) (*server, error) {
+//
+// With statements it collects what each statement costs, which makes all of them a little slower.
+func startServer(ctx context.Context, pg string, statements bool) (*server, error) {
 	if pg != "" {
 		if err := os.Setenv(pgserver.EnvBin, pg); err != nil {
 			return nil, err
@@ -59,7 +62,11 @@ func startServer(ctx context.Context, pg string) (*server, error) {
 	for name, value := range serverSettings {
 		settings[name] = value
 	}
-	s := &server{socket: socket}
+	if statements {
+		settings["shared_preload_libraries"] = "pg_stat_statements"
+		settings["pg_stat_statements.track_planning"] = "on"
+	}
+	s := &server{socket: socket, statements: statements}
 	if s.pg, err = pgserver.Start(ctx, pgserver.Options{Durable: true, Settings: settings}); err != nil {
 		return nil, errors.Join(err, os.Remove(socket))
 	}
@@ -135,6 +142,31 @@ func (s *server) wal(ctx context.Context) (int64, error) {
 	var bytes int64
 	err := s.admin.QueryRow(ctx, "select (pg_current_wal_insert_lsn() - '0/0')::bigint").Scan(&bytes)
 	return bytes, err
+}
+
+// printStatements says which statements took the server's time since resetStatements.
+func (s *server) printStatements(ctx context.Context, title string) error {
+	rows, err := s.admin.Query(ctx, `
+select calls, total_exec_time, total_plan_time, rows, wal_bytes::bigint, left(regexp_replace(query, '\s+', ' ', 'g'), 90)
+  from pg_stat_statements order by total_exec_time + total_plan_time desc limit 8`)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(os.Stderr, "\n%s\n%9s %11s %11s %9s %9s %9s\n", title, "calls", "run ms", "plan ms", "µs/call", "rows/call", "WAL/row")
+	var calls, count, wal int64
+	var run, plan float64
+	var query string
+	_, err = pgx.ForEachRow(rows, []any{&calls, &run, &plan, &count, &wal, &query}, func() error {
+		fmt.Fprintf(os.Stderr, "%9d %11.1f %11.1f %9.0f %9.1f %9.0f  %s\n",
+			calls, run, plan, 1000*(run+plan)/float64(calls), float64(count)/float64(calls), float64(wal)/float64(max(1, count)), query)
+		return nil
+	})
+	return err
+}
+
+func (s *server) resetStatements(ctx context.Context) error {
+	_, err := s.admin.Exec(ctx, "create extension if not exists pg_stat_statements; select pg_stat_statements_reset()")
+	return err
 }
 
 // meter measures what a stretch of work costs beside time.

@@ -48,7 +48,7 @@ func beside(ctx context.Context, q *onceqQueue, name string, big onceq.Kind[Task
 	defer stop()
 	var all []time.Duration
 	for bigDone.Load() < int64(n)*9/10 && len(all) < 2000 {
-		if err := pause(ctx, 20*time.Millisecond); err != nil {
+		if err := pause(ctx, gap(len(all)/10)/2); err != nil {
 			return nil, err
 		}
 		jobs := make([]onceq.Job, 10)
