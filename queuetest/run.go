@@ -150,6 +150,9 @@ func (db *DB) work(claimed func(onceq.Event), limit int, handlers []onceq.Handle
 	var mu sync.Mutex
 	var ran []Ran
 	hook := func(_ context.Context, e onceq.Event) {
+		if e.Name != "" || e.JobID == 0 {
+			return // of an effect or a fence that the handler used
+		}
 		r := Ran{JobID: e.JobID, Kind: e.Kind, Attempt: e.Attempt, Err: e.Err}
 		switch e.Type {
 		case onceq.EventClaimed:
