@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strconv"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -24,12 +25,14 @@ type handlerTx struct {
 var _ pgx.Tx = (*handlerTx)(nil)
 
 // lockJobs locks the rows of a handler's jobs by their guards, in id order, for the rest of its transaction:
-// from then on nobody can claim them, expired or not.
+// from then on nobody can claim them, expired or not. It also lets the server cut off a client that freezes
+// inside the transaction, after $1 milliseconds of idling, so that it cannot keep the rows.
 const lockJobs = `
 with u as materialized (
-  select * from unnest($1::bigint[], $2::int[], $3::bigint[]) as u(id, claims, holder)
+  select * from unnest($2::bigint[], $3::int[], $4::bigint[]) as u(id, claims, holder)
 )
-select array(
+select set_config('idle_in_transaction_session_timeout', $1::text, true),
+       array(
        select j.id from u cross join lateral (
               select id from onceq.jobs
                where id = u.id and claims = u.claims and holder = u.holder
@@ -37,13 +40,11 @@ select array(
 
 // lockJob is the same for one job, which needs no guard of its plan.
 const lockJob = `
-select array(
+select set_config('idle_in_transaction_session_timeout', $1::text, true),
+       array(
        select id from onceq.jobs
-        where id = $1::bigint and claims = $2::int and holder = $3::bigint
+        where id = $2::bigint and claims = $3::int and holder = $4::bigint
           for no key update)`
-
-// limitIdling lets the server cut off a client that freezes inside the transaction, so that it cannot keep the rows.
-const limitIdling = `select set_config('idle_in_transaction_session_timeout', $1::text, true)`
 
 // beginHandler opens a transaction that has the leases' rows locked, and says which it got.
 func (q *Queue) beginHandler(ctx context.Context, leases []*Lease, h *Handler) (*handlerTx, []int64, error) {
@@ -58,18 +59,19 @@ func (q *Queue) beginHandler(ctx context.Context, leases []*Lease, h *Handler) (
 		b.Queue("begin isolation level read committed read write")
 	}
 	var locked []int64
-	scan := func(row pgx.Row) error { return row.Scan(&locked) }
+	scan := func(row pgx.Row) error { return row.Scan(nil, &locked) }
+	idle := "0"
+	if h.timeout > 0 {
+		idle = strconv.FormatInt(min(max(1, h.timeout.Milliseconds()), math.MaxInt32), 10)
+	}
 	if len(leases) == 1 {
 		l := leases[0]
-		b.Queue(q.sql(lockJob), l.ID, l.claims, l.holder).QueryRow(scan)
+		b.Queue(q.sql(lockJob), idle, l.ID, l.claims, l.holder).QueryRow(scan)
 	} else {
 		ids, claims, holders := guards(leases)
 		b.Queue(keepPlans)
-		b.Queue(q.sql(lockJobs), ids, claims, holders).QueryRow(scan)
+		b.Queue(q.sql(lockJobs), idle, ids, claims, holders).QueryRow(scan)
 		b.Queue(restorePlans)
-	}
-	if h.timeout > 0 {
-		b.Queue(limitIdling, fmt.Sprint(min(max(1, h.timeout.Milliseconds()), math.MaxInt32)))
 	}
 	if err := conn.SendBatch(ctx, b).Close(); err != nil {
 		end(conn)
