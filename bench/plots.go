@@ -1,10 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"image/color"
 	"math"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"gonum.org/v1/plot"
@@ -25,6 +27,7 @@ func draw(dir string, r report) ([]drawn, error) {
 	save := func(p *plot.Plot, name string, width, height vg.Length) error {
 		file := fmt.Sprintf("pg%d-%s.svg", r.Major, name)
 		all = append(all, drawn{p.Title.Text, file})
+		p.Title.Padding = 0.3 * vg.Centimeter
 		return p.Save(width, height, filepath.Join(dir, file))
 	}
 	for _, t := range []struct{ test, variant, name, title string }{
@@ -73,13 +76,7 @@ func bars(r report, test, variant, title string) (*plot.Plot, int, error) {
 			rs = append(rs, res)
 		}
 	}
-	for i := range rs { // few enough for the plainest sort
-		for j := i + 1; j < len(rs); j++ {
-			if rs[j].Median < rs[i].Median {
-				rs[i], rs[j] = rs[j], rs[i]
-			}
-		}
-	}
+	slices.SortFunc(rs, func(a, b *result) int { return cmp.Compare(a.Median, b.Median) })
 	for i, res := range rs {
 		bar, err := plotter.NewBarChart(plotter.Values{res.Median}, 0.45*vg.Centimeter)
 		if err != nil {
@@ -97,6 +94,7 @@ func bars(r report, test, variant, title string) (*plot.Plot, int, error) {
 		p.NominalY(names...)
 	}
 	p.X.Tick.Marker = thousands{}
+	p.X.Max *= 1.05
 	return p, len(rs), nil
 }
 
@@ -116,7 +114,7 @@ func (thousands) Ticks(low, high float64) []plot.Tick {
 // overTime draws the rates of F while jobs go through, with the snapshot held and without.
 func overTime(r report) (*plot.Plot, bool, error) {
 	p := plot.New()
-	p.Title.Text = "F: drain with a snapshot held open, jobs per second"
+	p.Title.Text = "F: drain with a snapshot held open (dashed: without), jobs per second"
 	p.X.Label.Text = "jobs that went through"
 	p.Y.Min = 0
 	p.X.Tick.Marker, p.Y.Tick.Marker = thousands{}, thousands{}
@@ -143,16 +141,17 @@ func overTime(r report) (*plot.Plot, bool, error) {
 		if err != nil {
 			return nil, false, err
 		}
-		line.Color = plotutil.Color(n / 2)
 		if res.Variant != "snapshot held" {
 			line.Dashes = []vg.Length{vg.Points(4), vg.Points(3)}
 		}
 		line.Color, line.Width = plotutil.Color(peerColor(res.Peer)), vg.Points(1.5)
 		p.Add(line)
-		p.Legend.Add(res.Peer+", "+res.Variant, line)
+		if res.Variant == "snapshot held" {
+			p.Legend.Add(res.Peer, line)
+		}
 		n++
 	}
-	p.Y.Max *= 1.3 // for the legend
+	p.Y.Max *= 1.4 // for the legend
 	return p, n > 0, nil
 }
 
@@ -187,7 +186,8 @@ func percentiles(r report) (*plot.Plot, bool, error) {
 	err := plotutil.AddScatters(p, "p50", p50s, "p99", p99s)
 	p.NominalY(names...)
 	p.X.Min, p.X.Max = low/2, high*2
-	p.Legend.Top, p.Legend.Left = true, true
+	p.Legend.Top = true
+	p.Y.Max += 1.5 // for the legend
 	return p, true, err
 }
 

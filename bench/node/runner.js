@@ -113,11 +113,13 @@ async function pgboss() {
   await boss.start()
   await boss.createQueue('noop', { notify })
   await boss.createQueue('keyed', { policy: 'exclusive' })
+  let filled = 'noop'
   return {
     async fill(from, n, keyed) {
+      filled = keyed ? 'keyed' : 'noop'
       for (let i = from; i < from + n; i += 1000) {
         const jobs = range(i, Math.min(i + 1000, from + n)).map((k) => ({ data: { n: k }, ...(keyed && { singletonKey: keyOf(k) }) }))
-        await boss.insert(keyed ? 'keyed' : 'noop', jobs)
+        await boss.insert(filled, jobs)
       }
     },
     transact: (from, n, keyed) =>
@@ -153,7 +155,7 @@ async function pgboss() {
         return result
       }
       const options = tuned ? { batchSize: 1000, pollingIntervalSeconds: 0.5, burstWhenBatchFull: true, localConcurrency: 2 } : {}
-      await boss.work('noop', options, async (jobs) => t.count(jobs.length))
+      await boss.work(filled, options, async (jobs) => t.count(jobs.length))
       return t.wait()
     },
     async idle(started) {
