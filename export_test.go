@@ -1,5 +1,10 @@
 package onceq
 
+import (
+	"context"
+	"time"
+)
+
 // What tests of package onceq_test may see of the inside: pure functions and limits.
 var ScanJSON = scanJSON
 
@@ -34,3 +39,8 @@ var UserStatements = map[string]string{
 }
 
 const GuardPlans = guardPlans
+
+// HealthAt is Health with other limits: on the age of snapshots, dead rows, bytes of an index, and waiting.
+func (q *Queue) HealthAt(ctx context.Context, snapshot time.Duration, dead, index int64, waiting time.Duration) ([]Finding, error) {
+	return q.health(ctx, healthLimits{snapshot: snapshot, dead: dead, index: index, waiting: waiting})
+}

@@ -1,0 +1,174 @@
+package onceq
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Finding is something that slows a queue down, or will, before its users notice.
+type Finding struct {
+	What   string // a stable name: "snapshot", "prepared transaction", "replication slot", "dead rows", "index bloat", "autovacuum", "waiting"
+	Detail string // what was found: where, who, how much
+	Advice string // what to do
+}
+
+func (f Finding) String() string { return f.What + ": " + f.Detail + "; " + f.Advice }
+
+// healthLimits is what Health lets pass. Below it a busy queue is as it should be.
+type healthLimits struct {
+	snapshot time.Duration // age of a transaction that has a snapshot
+	xids     int64         // transactions since a replication slot's snapshot, which has no time of its own
+	dead     int64         // dead rows of a table; they also have to be more than the live ones
+	index    int64         // bytes of an index; they also have to be ten times what its live rows need
+	waiting  time.Duration // of the oldest job that is due
+}
+
+// Health looks for what commonly slows a queue on Postgres down, and gives what it found; nothing is good. It reads
+// Postgres's own statistics and one page of each queue, so it is cheap enough for every minute. Of other roles'
+// sessions Postgres tells the age of a snapshot only to members of pg_read_all_stats; without that they are not seen.
+func (q *Queue) Health(ctx context.Context) ([]Finding, error) {
+	return q.health(ctx, healthLimits{snapshot: time.Minute, xids: 1_000_000, dead: 200_000, index: 64 << 20, waiting: time.Minute})
+}
+
+func (q *Queue) health(ctx context.Context, limits healthLimits) ([]Finding, error) {
+	var found []Finding
+	add := func(what, detail, advice string) { found = append(found, Finding{what, detail, advice}) }
+	each := func(statement string, args []any, scan func(pgx.Rows) error) error {
+		rows, err := q.pool.Query(ctx, q.sql(statement), args...)
+		if err != nil {
+			return fmt.Errorf("onceq: health: %w", err)
+		}
+		defer rows.Close()
+		for rows.Next() {
+			if err := scan(rows); err != nil {
+				return fmt.Errorf("onceq: health: %w", err)
+			}
+		}
+		if err := rows.Err(); err != nil {
+			return fmt.Errorf("onceq: health: %w", err)
+		}
+		return nil
+	}
+
+	// Whoever holds the oldest snapshot keeps vacuum from removing what finished since.
+	const snapshot = `
+select pid, coalesce(usename, ''), coalesce(application_name, ''), coalesce(state, ''), coalesce(backend_type, ''),
+       extract(epoch from statement_timestamp() - xact_start)::bigint
+  from pg_stat_activity
+ where backend_xmin is not null and xact_start < statement_timestamp() - $1::bigint * interval '1 microsecond'
+   and (datname = current_database() or backend_type = 'walsender')
+ order by age(backend_xmin) desc, xact_start
+ limit 1`
+	err := each(snapshot, []any{limits.snapshot.Microseconds()}, func(rows pgx.Rows) error {
+		var pid, seconds int64
+		var user, app, state, kind string
+		if err := rows.Scan(&pid, &user, &app, &state, &kind, &seconds); err != nil {
+			return err
+		}
+		age := time.Duration(seconds) * time.Second
+		if kind == "walsender" {
+			add("snapshot", fmt.Sprintf("a query on standby %q is %s old and, with hot_standby_feedback, keeps vacuum from removing what finished since", app, age),
+				"end it, or set max_standby_streaming_delay")
+			return nil
+		}
+		add("snapshot", fmt.Sprintf("session %d (user %q, application %q, %s) has had its snapshot for %s and keeps vacuum from removing what finished since", pid, user, app, state, age),
+			fmt.Sprintf("end it (select pg_terminate_backend(%d)), and set idle_in_transaction_session_timeout or transaction_timeout for its kind", pid))
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	const others = `
+select 'prepared transaction', gid, extract(epoch from statement_timestamp() - prepared)::bigint
+  from pg_prepared_xacts
+ where database = current_database() and prepared < statement_timestamp() - $1::bigint * interval '1 microsecond'
+union all
+select 'replication slot', slot_name::text, greatest(age(xmin), age(catalog_xmin))::bigint
+  from pg_replication_slots
+ where age(xmin) > $2::bigint`
+	err = each(others, []any{limits.snapshot.Microseconds(), limits.xids}, func(rows pgx.Rows) error {
+		var what, name string
+		var n int64
+		if err := rows.Scan(&what, &name, &n); err != nil {
+			return err
+		}
+		if what == "replication slot" {
+			add(what, fmt.Sprintf("%q holds back vacuum for %d transactions", name, n), "bring its standby back, or drop the slot")
+			return nil
+		}
+		add(what, fmt.Sprintf("%q has been prepared for %s and keeps vacuum from removing what finished since", name, time.Duration(n)*time.Second),
+			"commit or roll it back")
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+
+	const tables = `
+select c.relname, coalesce(s.n_live_tup, 0), coalesce(s.n_dead_tup, 0),
+       current_setting('autovacuum')::bool and current_setting('track_counts')::bool
+         and not coalesce('autovacuum_enabled=false' = any (c.reloptions) or 'autovacuum_enabled=off' = any (c.reloptions), false)
+  from pg_class c
+  left join pg_stat_all_tables s on s.relid = c.oid
+ where c.oid in ('onceq.jobs'::regclass, 'onceq.job_fences'::regclass, 'onceq.job_history'::regclass)
+ order by c.relname`
+	live := make(map[string]int64)
+	err = each(tables, nil, func(rows pgx.Rows) error {
+		var name string
+		var alive, dead int64
+		var vacuumed bool
+		if err := rows.Scan(&name, &alive, &dead, &vacuumed); err != nil {
+			return err
+		}
+		live[name] = alive
+		if !vacuumed {
+			add("autovacuum", fmt.Sprintf("%s.%s is not vacuumed automatically", q.schema, name),
+				"turn autovacuum and track_counts on, or the table and its indexes grow without end")
+		}
+		if dead > limits.dead && dead > alive {
+			add("dead rows", fmt.Sprintf("%s.%s has %d dead rows beside %d live ones", q.schema, name, dead, alive),
+				"if an old snapshot is named above, end it; otherwise let autovacuum run more often or with less cost delay")
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	const indexes = `
+select t.relname, c.relname, pg_relation_size(c.oid)
+  from pg_index i join pg_class c on c.oid = i.indexrelid join pg_class t on t.oid = i.indrelid
+ where i.indrelid in ('onceq.jobs'::regclass, 'onceq.job_fences'::regclass, 'onceq.job_history'::regclass)
+   and pg_relation_size(c.oid) > $1::bigint
+ order by c.relname`
+	err = each(indexes, []any{limits.index}, func(rows pgx.Rows) error {
+		var table, name string
+		var size int64
+		if err := rows.Scan(&table, &name, &size); err != nil {
+			return err
+		}
+		const entry = 100 // bytes, rather more than less
+		if size > 10*entry*live[table] {
+			add("index bloat", fmt.Sprintf("index %s.%s has %d MB for %d rows", q.schema, name, size>>20, live[table]),
+				"reindex it concurrently")
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+
+	stats, err := q.Stats(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range stats {
+		if s.Oldest > limits.waiting {
+			add("waiting", fmt.Sprintf("the oldest job of queue %q has been due for %s", s.Queue, s.Oldest.Round(time.Second)),
+				"see whether workers run, know its kind, and keep up")
+		}
+	}
+	return found, nil
+}

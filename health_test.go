@@ -1,0 +1,65 @@
+package onceq_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+func TestHealth_FindsNothingInAQuietDatabase(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	found, err := db.Queue.Health(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, found)
+}
+
+func TestHealth_NamesWhatSlowsAQueueDown(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema(`we"ird`))
+	find := func(what string) onceq.Finding {
+		t.Helper()
+		var found []onceq.Finding
+		require.Eventually(t, func() bool { // the server's statistics come a little later
+			var err error
+			found, err = db.Queue.HealthAt(t.Context(), time.Microsecond, 100, 1, time.Microsecond)
+			require.NoError(t, err)
+			return slices.ContainsFunc(found, func(f onceq.Finding) bool { return f.What == what })
+		}, 30*time.Second, 50*time.Millisecond, "no %s", what)
+		i := slices.IndexFunc(found, func(f onceq.Finding) bool { return f.What == what })
+		require.NotEmpty(t, found[i].Advice)
+		return found[i]
+	}
+
+	tx, err := db.Pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	require.NoError(t, err)
+	var pid int
+	require.NoError(t, tx.QueryRow(t.Context(), `select pg_backend_pid()`).Scan(&pid))
+	require.Contains(t, find("snapshot").Detail, t.Name())
+
+	_, err = db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Queue: "late"})
+	require.NoError(t, err)
+	require.Contains(t, find("waiting").Detail, `"late"`)
+
+	jobs := make([]onceq.Job, 500)
+	for i := range jobs {
+		jobs[i] = onceq.Job{Kind: "k"}
+	}
+	_, err = db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+	require.NoError(t, err)
+	_, err = db.Pool.Exec(t.Context(), `delete from "we""ird".jobs`)
+	require.NoError(t, err)
+	require.Contains(t, find("dead rows").Detail, "jobs has")
+	require.Contains(t, find("index bloat").Detail, "0 MB for 0 rows") // empty, and larger than the limit of a byte
+	require.NoError(t, tx.Rollback(t.Context()))
+
+	_, err = db.Pool.Exec(t.Context(), `alter table "we""ird".jobs set (autovacuum_enabled = off)`)
+	require.NoError(t, err)
+	require.Contains(t, find("autovacuum").Detail, "jobs is not vacuumed")
+}
