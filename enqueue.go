@@ -524,7 +524,7 @@ select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, ` + f
        select * from onceq.job_fences f where f.class = 0 and f.scope = u.scope and f.key = u.key offset 0) f
   left join lateral (
        select * from onceq.jobs j where j.id = f.job_id offset 0) j on true`
-	holder := leaseFrom(ctx)
+	ours := leasesFrom(ctx)
 	for try := 0; len(left) > 0; try++ {
 		if try == settleTries {
 			return nil, fmt.Errorf("%w (key %q in scope %q)", ErrKeyUnsettled, all[left[0]].key, all[left[0]].scope)
@@ -566,7 +566,7 @@ select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, ` + f
 			results[i] = r
 			event := Event{Type: EventDuplicate, Queue: e.queue, Kind: e.kind, JobID: r.ID, Scope: e.scope, Key: e.key}
 			switch {
-			case holder != nil && holder.q.pool == q.pool && holder.q.schema == q.schema && holder.ID == r.ID:
+			case slices.ContainsFunc(ours, func(l *Lease) bool { return l.ID == r.ID && l.q.pool == q.pool && l.q.schema == q.schema }):
 				refused = append(refused, ErrOwnKey)
 			case !sameFingerprint(mark, e.fingerprint):
 				err := &MismatchError{Scope: e.scope, Key: e.key, Existing: r}

@@ -63,18 +63,23 @@ type Lease struct {
 
 type leaseKey struct{}
 
-// withLease lets Enqueue recognise a handler's own key and a client find the lease.
-func withLease(ctx context.Context, l *Lease) context.Context {
-	return context.WithValue(ctx, leaseKey{}, l)
+// withLeases lets Enqueue recognise a handler's own keys and a client find the lease.
+func withLeases(ctx context.Context, leases []*Lease) context.Context {
+	return context.WithValue(ctx, leaseKey{}, leases)
 }
 
-func leaseFrom(ctx context.Context) *Lease {
-	l, _ := ctx.Value(leaseKey{}).(*Lease)
-	return l
+func leasesFrom(ctx context.Context) []*Lease {
+	leases, _ := ctx.Value(leaseKey{}).([]*Lease)
+	return leases
 }
 
-// LeaseFromContext returns the lease of the handler that ctx belongs to, or nil.
-func LeaseFromContext(ctx context.Context) *Lease { return leaseFrom(ctx) }
+// LeaseFromContext returns the lease of the handler that ctx belongs to, or nil: also for a batch of several.
+func LeaseFromContext(ctx context.Context) *Lease {
+	if leases := leasesFrom(ctx); len(leases) == 1 {
+		return leases[0]
+	}
+	return nil
+}
 
 // ClaimOptions says what to claim.
 type ClaimOptions struct {

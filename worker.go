@@ -579,6 +579,12 @@ func (l *lane) advance(c *claim, leases []*Lease) {
 	for _, p := range c.from[:exhausted] {
 		to(position{p.priority, c.now, 0})
 	}
+	// The database's clock was set back, or another server with another clock took over: what is due is behind.
+	for i := range l.at {
+		if l.at[i].runAt.Sub(c.now) > time.Second {
+			l.at[i].runAt, l.at[i].id = c.now, 0
+		}
+	}
 }
 
 func (l *lane) handOut(leases []*Lease, began time.Time) {
@@ -683,11 +689,11 @@ var errTimeout = errors.New("timeout")
 
 // start gives a running handler's context; false where the lease is lost already.
 func (l *lane) start(tasks []*task, h *Handler) (context.Context, func(), bool) {
-	parent := l.base
-	if len(tasks) == 1 {
-		parent = withLease(parent, tasks[0].lease)
+	leases := make([]*Lease, len(tasks))
+	for i, t := range tasks {
+		leases[i] = t.lease
 	}
-	ctx, cancel := context.WithCancelCause(parent)
+	ctx, cancel := context.WithCancelCause(withLeases(l.base, leases))
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, t := range tasks {

@@ -1,0 +1,101 @@
+package onceq_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// trapClock gives a database whose clock the test moves: the library's statements find another
+// statement_timestamp() before Postgres's own.
+func trapClock(t *testing.T) (*queuetest.DB, func(time.Duration)) {
+	t.Helper()
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["search_path"] = "clock, pg_catalog"
+	}))
+	for _, sql := range []string{
+		`create schema clock`,
+		`create table clock.shift (by interval)`,
+		`insert into clock.shift values ('0')`,
+		`create function clock.statement_timestamp() returns timestamptz stable language sql as
+		 'select pg_catalog.statement_timestamp() + (select by from clock.shift)'`,
+	} {
+		_, err := db.Pool.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	db.Pool.Reset()
+	return db, func(d time.Duration) {
+		t.Helper()
+		_, err := db.Pool.Exec(t.Context(), `update clock.shift set by = $1::bigint * interval '1 microsecond'`, d.Microseconds())
+		require.NoError(t, err)
+	}
+}
+
+// A server whose clock was ahead for a moment (a step of NTP, a resumed machine, a failover to a host with another
+// clock) must not leave workers with a position that due jobs reach only an hour later.
+func TestTrap_AClockSetBackDoesNotStallTheWorkers(t *testing.T) {
+	t.Parallel()
+	db, shift := trapClock(t)
+	ran := make(chan int64, 10)
+	k := onceq.Kind[int]{Name: "k"}
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, k.Handle(func(_ context.Context, l *onceq.Lease, _ int) error {
+		ran <- l.ID
+		return nil
+	}))
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(ctx) }()
+	run := func(when string) {
+		t.Helper()
+		r, err := db.Queue.Enqueue(t.Context(), db.Pool, k.Job(1))
+		require.NoError(t, err)
+		require.Equal(t, onceq.Waiting, r.State)
+		select {
+		case id := <-ran:
+			require.Equal(t, r.ID, id)
+		case <-time.After(10 * time.Second):
+			var due string
+			_ = db.Pool.QueryRow(t.Context(), `select (run_at - statement_timestamp())::text from onceq.jobs`).Scan(&due)
+			t.Errorf("%s: the job does not run; it is due in %s", when, due)
+		}
+	}
+	run("before")
+	shift(time.Hour)
+	run("an hour ahead")
+	shift(0)
+	run("set back")
+	stop()
+	require.NoError(t, <-ended)
+}
+
+// A handler of a batch that enqueues the key of one of its own jobs is told so, as any other handler is.
+func TestTrap_ABatchHandlerThatEnqueuesAnOwnKeyIsToldToReschedule(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	k := onceq.Kind[int]{Name: "k", Key: func(n int) string { return fmt.Sprint(n) }, MaxAttempts: 1}
+	for n := range 2 {
+		_, err := db.Queue.Enqueue(t.Context(), db.Pool, k.Job(n))
+		require.NoError(t, err)
+	}
+	var sizes []int
+	db.Drain(k.HandleBatch(2, func(ctx context.Context, tx pgx.Tx, jobs []onceq.Item[int]) error {
+		sizes = append(sizes, len(jobs))
+		_, err := db.Queue.Enqueue(ctx, tx, k.Job(jobs[len(jobs)-1].Payload))
+		if !errors.Is(err, onceq.ErrOwnKey) {
+			t.Errorf("%d jobs: %v", len(jobs), err)
+		}
+		return nil
+	}))
+	require.Equal(t, []int{2}, sizes)
+}
