@@ -177,6 +177,7 @@ type trial struct {
 	test, variant string
 	peer          peer
 	conns         int
+	stale         bool                                     // statistics are as prepare left them
 	prepare       func(ctx context.Context, r *room) error // not measured, before the checkpoint
 	measure       func(ctx context.Context, r *room) ([]figure, error)
 }
@@ -282,7 +283,7 @@ func (b *bench) try(ctx context.Context, t trial, redis *redisServer) ([]figure,
 			return nil, err
 		}
 	}
-	if err := b.server.checkpoint(ctx); err != nil {
+	if err := b.server.settle(ctx, url, !t.stale); err != nil {
 		return nil, err
 	}
 	var redisPID, clients []int

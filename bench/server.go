@@ -132,8 +132,19 @@ func (s *server) database(ctx context.Context) (dsn string, drop func(), err err
 	}, nil
 }
 
-// checkpoint starts the measurement from a clean state: what was written before it is on disk.
-func (s *server) checkpoint(ctx context.Context) error {
+// settle makes a clean start for a measurement: the planner knows the tables, as it does in a database that has been
+// in use for a minute, and what was written before is on disk.
+func (s *server) settle(ctx context.Context, url string, analyze bool) error {
+	if analyze {
+		conn, err := pgx.Connect(ctx, url)
+		if err != nil {
+			return err
+		}
+		_, err = conn.Exec(ctx, "analyze")
+		if err = errors.Join(err, conn.Close(ctx)); err != nil {
+			return err
+		}
+	}
 	_, err := s.admin.Exec(ctx, "checkpoint")
 	return err
 }

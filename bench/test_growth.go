@@ -20,14 +20,14 @@ func growthTrials(b *bench) []trial {
 				continue
 			}
 			trials = append(trials, trial{
-				test: "growth", variant: name, peer: p,
+				test: "growth", variant: name, peer: p, stale: true,
 				prepare: func(ctx context.Context, r *room) error { return arrange(ctx, ours(r)) },
 				measure: func(ctx context.Context, r *room) ([]figure, error) {
 					enqueued, err := r.fill(ctx, b.sizes.growth, withKeys)
 					if err != nil {
 						return nil, err
 					}
-					if err := r.server.checkpoint(ctx); err != nil {
+					if err := r.server.settle(ctx, r.url, false); err != nil {
 						return nil, err
 					}
 					n := b.sizes.growth

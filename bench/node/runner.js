@@ -83,7 +83,9 @@ async function graphile() {
     },
     transact: (from, n, keyed) =>
       transactions(pool, from, n, (client, i) =>
-        client.query(`select graphile_worker.add_job('noop', $1::json, job_key := $2)`, [{ n: i }, keyed ? keyOf(i) : null]),
+        keyed
+          ? client.query(`select graphile_worker.add_job('noop', $1::json, job_key := $2)`, [{ n: i }, keyOf(i)])
+          : client.query(`select graphile_worker.add_job('noop', $1::json)`, [{ n: i }]),
       ),
     async drain(d) {
       if (d.effect === 'row batch') throw new NotOffered()
