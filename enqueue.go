@@ -37,6 +37,9 @@ type Result struct {
 // end. Above READ COMMITTED Postgres may answer with a serialization failure, and with two keys taken in
 // opposite orders with a deadlock; IsRetryable recognises both, and the whole transaction has to run again.
 func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (Result, error) {
+	if db == nil {
+		return Result{}, errNoDB
+	}
 	e, err := job.encode("")
 	if err != nil {
 		return Result{}, err
@@ -54,6 +57,8 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (Result, error) {
 	}
 	return q.settleOne(ctx, db, job, e)
 }
+
+var errNoDB = invalid("db", "is nil; pass the transaction, the pool or a connection")
 
 // EnqueueUnique is Enqueue for jobs that must have a key: an empty one is an *InvalidError.
 func (q *Queue) EnqueueUnique(ctx context.Context, db DB, job Job) (Result, error) {
@@ -76,6 +81,9 @@ const (
 // are then enqueued: it is the caller's to commit or roll back. Outside of one nothing is: only the results of
 // duplicates are filled in, those of other jobs are zero.
 func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) ([]Result, error) {
+	if db == nil {
+		return nil, errNoDB
+	}
 	all := make([]encoded, len(jobs))
 	type name struct{ scope, key string }
 	seen := make(map[name]int)
@@ -661,6 +669,8 @@ func (q *Queue) enqueueError(err error) error {
 		return nil
 	case errors.As(err, &pgErr) && pgErr.Code == "23505" && pgErr.ConstraintName == "jobs_pkey":
 		return fmt.Errorf("%w: %w", ErrIDTaken, err)
+	case noTables(err):
+		return fmt.Errorf("%w (%w)", &SchemaError{Schema: q.schema, Want: SchemaVersion}, err)
 	}
 	return fmt.Errorf("onceq: enqueue: %w", err)
 }

@@ -69,7 +69,8 @@ var errInTx = errors.New("onceq: the worker ends this job with the handler's tra
 // Complete finishes the job inside db: with a transaction, the completion commits together with whatever
 // the transaction wrote. Where the lease is gone the statement raises an error, so that a commit that stands
 // behind it in the same pipeline does not go through; it comes back as a *LeaseError. With a nil db it runs
-// on its own.
+// on its own. EventCompleted is reported when the statement has run: the caller's transaction may still roll back, and
+// the job then runs again.
 func (l *Lease) Complete(ctx context.Context, db DB) error {
 	if db == nil {
 		db = l.db

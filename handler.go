@@ -76,6 +76,9 @@ func keepTime(field string, keep time.Duration, before error) (int64, error) {
 // again on a redelivery: use Once.
 func (k *Kind[P]) Handle(fn func(ctx context.Context, l *Lease, payload P) error) Handler {
 	h := k.handler()
+	if fn == nil {
+		h.err = invalid("Handle", "of %q has no function", k.Name)
+	}
 	h.lease = func(ctx context.Context, l *Lease) error {
 		p, err := decode[P](l)
 		if err != nil {
@@ -93,6 +96,9 @@ func (k *Kind[P]) Handle(fn func(ctx context.Context, l *Lease, payload P) error
 // Each running fn holds one connection of the pool.
 func (k *Kind[P]) HandleTx(fn func(ctx context.Context, tx pgx.Tx, l *Lease, payload P) error) Handler {
 	h := k.handler()
+	if fn == nil {
+		h.err = invalid("HandleTx", "of %q has no function", k.Name)
+	}
 	h.tx = func(ctx context.Context, tx pgx.Tx, l *Lease) error {
 		p, err := decode[P](l)
 		if err != nil {
@@ -115,6 +121,9 @@ type Item[P any] struct {
 // that only the one at fault spends an attempt.
 func (k *Kind[P]) HandleBatch(size int, fn func(ctx context.Context, tx pgx.Tx, jobs []Item[P]) error) Handler {
 	h := k.handler()
+	if fn == nil {
+		h.err = invalid("HandleBatch", "of %q has no function", k.Name)
+	}
 	if size < 1 || size > 10_000 {
 		h.err = invalid("HandleBatch", "of %q has size %d; 1 to 10,000 is possible", k.Name, size)
 	}

@@ -354,7 +354,10 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 	}
 	switch {
 	case beats[0].lost:
-		return l.lostError("extend")
+		e := l.event(EventLeaseLost)
+		e.Err = l.lostError("extend")
+		l.q.emit(ctx, e)
+		return e.Err
 	case beats[0].cancelled:
 		return ErrCancelled
 	}

@@ -109,9 +109,8 @@ select version, current_setting('server_encoding'),
 	var encoding string
 	var ahead bool
 	err := q.queryRow(ctx, q.pool, read, nil, &version, &encoding, &ahead)
-	var pgErr *pgconn.PgError
 	switch {
-	case errors.As(err, &pgErr) && (pgErr.Code == "42P01" || pgErr.Code == "3F000"):
+	case noTables(err):
 		return &SchemaError{Schema: q.schema, Want: SchemaVersion}
 	case err != nil:
 		return fmt.Errorf("onceq: reading the version of schema %q: %w", q.schema, err)
@@ -143,6 +142,12 @@ func (q *Queue) queryRow(ctx context.Context, db DB, statement string, args []an
 	}
 	rows.Close()
 	return rows.Err()
+}
+
+// noTables reports whether Postgres says that the schema or its tables do not exist.
+func noTables(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && (pgErr.Code == "42P01" || pgErr.Code == "3F000")
 }
 
 // identify reads the installation's random id, once: Lease.IdempotencyKey needs it.

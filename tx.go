@@ -31,7 +31,7 @@ const lockJobs = `
 with u as materialized (
   select * from unnest($2::bigint[], $3::int[], $4::bigint[]) as u(id, claims, holder)
 )
-select set_config('idle_in_transaction_session_timeout', $1::text, true),
+select set_config('idle_in_transaction_session_timeout', coalesce(nullif($1::text, ''), current_setting('idle_in_transaction_session_timeout')), true),
        array(
        select j.id from u cross join lateral (
               select id from onceq.jobs
@@ -40,7 +40,7 @@ select set_config('idle_in_transaction_session_timeout', $1::text, true),
 
 // lockJob is the same for one job, which needs no guard of its plan.
 const lockJob = `
-select set_config('idle_in_transaction_session_timeout', $1::text, true),
+select set_config('idle_in_transaction_session_timeout', coalesce(nullif($1::text, ''), current_setting('idle_in_transaction_session_timeout')), true),
        array(
        select id from onceq.jobs
         where id = $2::bigint and claims = $3::int and holder = $4::bigint
@@ -60,7 +60,7 @@ func (q *Queue) beginHandler(ctx context.Context, leases []*Lease, h *Handler) (
 	}
 	var locked []int64
 	scan := func(row pgx.Row) error { return row.Scan(nil, &locked) }
-	idle := "0"
+	idle := "" // the server's own setting stays
 	if h.timeout > 0 {
 		idle = strconv.FormatInt(min(max(1, h.timeout.Milliseconds()), math.MaxInt32), 10)
 	}

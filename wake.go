@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -147,12 +148,17 @@ func (r *run) listen(ctx context.Context) {
 		if time.Since(began) > time.Minute {
 			wait = time.Second
 		}
+		if errors.Is(err, errDeaf) {
+			wait = 10 * time.Minute
+		}
 		r.q.log.Info("onceq: not listening for new jobs, polling until it does again", slog.Duration("next try in", wait), slog.Any("reason", err))
 		if !sleep(ctx, wait/2+rand.N(wait), nil) {
 			return
 		}
 	}
 }
+
+var errDeaf = errors.New("a notification did not come back")
 
 func (r *run) listenOnce(ctx context.Context) error {
 	pooled, err := r.side.Acquire(ctx) // by the pool, for what the application's hooks do to a new connection
@@ -183,7 +189,11 @@ func (r *run) listenOnce(ctx context.Context) error {
 		n, err := conn.WaitForNotification(waiting)
 		if err != nil {
 			if waiting == confirm && ctx.Err() == nil {
-				return fmt.Errorf("a notification did not come back within %s: %w", confirmWithin, err)
+				// A pooler, most likely: it should not keep a server's session that listens for nobody.
+				unlisten, cancel := context.WithTimeout(ctx, confirmWithin)
+				defer cancel()
+				_, _ = r.side.Exec(unlisten, "unlisten "+r.q.channel())
+				return fmt.Errorf("%w within %s", errDeaf, confirmWithin)
 			}
 			return err
 		}

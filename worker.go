@@ -17,7 +17,8 @@ import (
 
 // WorkerConfig configures a Worker. The zero value works all queues that the handlers' kinds name.
 type WorkerConfig struct {
-	// Queues says which queues to work and how. Default: the queue of each handler's kind.
+	// Queues says which queues to work and how. Default: the queue of each handler's kind. With some named here, jobs
+	// of other queues are left to other workers.
 	Queues map[string]QueueConfig
 
 	// Lease is how long a job stays with a process that died, froze or lost the database, before another
@@ -144,10 +145,10 @@ func NewWorker(q *Queue, cfg WorkerConfig, handlers ...Handler) (*Worker, error)
 
 // Run works until ctx ends, then stops claiming, waits for running handlers, cancels those that take longer
 // than ShutdownTimeout, gives unfinished jobs back without spending an attempt, and returns nil. It
-// returns an error when the schema is missing or of another version, and when handlers did not return
-// although they were cancelled: their leases then run out.
+// returns an error when the database cannot be reached at the start, when the schema is missing or of another version,
+// and when handlers did not return although they were cancelled: their leases then run out.
 //
-// A lost database is no reason to return: the worker goes on when it is back.
+// Once it works, a lost database is no reason to return: the worker goes on when it is back.
 func (w *Worker) Run(ctx context.Context) error { return w.run(ctx, -1) }
 
 // Drain works like Run until limit jobs were claimed or nothing is due, in which case it waits for what its

@@ -27,7 +27,7 @@ var Welcome = onceq.Kind[WelcomeMail]{
 }
 
 func main() {
-	ctx, stop := context.WithCancel(context.Background())
+	ctx := context.Background()
 	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
 	check(err)
 	defer pool.Close()
@@ -50,15 +50,15 @@ func main() {
 		}))
 	}
 
-	// Any number of workers, in any number of processes.
+	// Any number of workers, in any number of processes. A service calls Run, which works until ctx ends; Drain
+	// returns when nothing is due.
 	w, err := onceq.NewWorker(q, onceq.WorkerConfig{},
 		Welcome.Handle(func(ctx context.Context, l *onceq.Lease, m WelcomeMail) error {
 			fmt.Println("sending to", m.Email, "in attempt", l.Attempt)
-			stop() // a real program would go on
 			return nil
 		}))
 	check(err)
-	check(w.Run(ctx))
+	check(w.Drain(ctx, 0))
 }
 
 func check(err error) {
