@@ -139,7 +139,7 @@ var fullSizes = sizes{
 
 var quickSizes = sizes{
 	rounds: 1, bulk: 20_000, transactions: 4000, drained: 20_000, rows: 4000, samples: 20, wal: 10_000,
-	passed: 50_000, last: 10_000, limit: 3 * time.Second, loaded: 2 * time.Second, idle: 3 * time.Second,
+	passed: 50_000, last: 10_000, limit: 2 * time.Second, loaded: 2 * time.Second, idle: 2 * time.Second,
 	backlogs: []int{20_000, 100_000}, growth: 10_000, fences: 100_000, scheduled: 100_000, big: 100_000,
 }
 

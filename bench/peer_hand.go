@@ -101,7 +101,7 @@ func (q *handQueue) one(ctx context.Context, effect string) (n int, err error) {
 
 // basePeers are no queues: what the server does without one. The rows are ours, less what only a queue needs.
 func basePeers() []peer {
-	open := func(copies bool) func(ctx context.Context, pool *pgxpool.Pool) (queue, error) {
+	open := func(copies, indexed bool) func(ctx context.Context, pool *pgxpool.Pool) (queue, error) {
 		return func(ctx context.Context, pool *pgxpool.Pool) (queue, error) {
 			_, err := pool.Exec(ctx, `
 create table plain (
@@ -114,18 +114,25 @@ create table plain_keyed (
   run_at timestamptz not null, created_at timestamptz not null, max_attempts smallint not null, priority smallint not null,
   queue text collate "C" not null, kind text collate "C" not null, key text collate "C" primary key, payload jsonb not null
 )`)
-			return &noQueue{pool, copies}, err
+			if err == nil && indexed {
+				_, err = pool.Exec(ctx, "alter table plain set (fillfactor = 50); create index on plain (queue, priority, run_at, id)")
+			}
+			return &noQueue{pool, copies, indexed}, err
 		}
 	}
 	return []peer{
-		goPeer("baseline", pgxModule, "no queue", "A: insert … select unnest of the same rows into a plain table; B: the same transactions without an enqueue", open(false)),
-		goPeer("baseline", pgxModule, "COPY", "the same rows by COPY into a plain table", open(true)),
+		goPeer("baseline", pgxModule, "no queue", "A: insert … select unnest of the same rows into a plain table; B: the same transactions without an enqueue", open(false, false)),
+		goPeer("baseline", pgxModule, "COPY", "the same rows by COPY into a plain table", open(true, false)),
+		goPeer("baseline", pgxModule, sameIndexes, "the first into a table with the fillfactor and the two indexes of ours", open(false, true)),
 	}
 }
 
+// sameIndexes is what bounds A for any layout that finds jobs by an index and deletes them by another.
+const sameIndexes = "our indexes"
+
 type noQueue struct {
-	pool   *pgxpool.Pool
-	copies bool
+	pool            *pgxpool.Pool
+	copies, indexed bool
 }
 
 func (q *noQueue) close() {}
@@ -139,7 +146,7 @@ select now(), now(), 25, 0, 'default', 'noop', k, p from unnest($1::jsonb[], $2:
 	)
 	var err error
 	switch {
-	case q.copies && keyed:
+	case keyed && (q.copies || q.indexed):
 		return errNotOffered
 	case q.copies:
 		now := time.Now()

@@ -28,7 +28,7 @@ func transactionTrials(b *bench) []trial {
 	var trials []trial
 	for _, how := range []string{unkeyed, keyed, oneBatch} {
 		for _, p := range b.peers {
-			if p.settings == "COPY" || p.settings == "notify" || p.name == "baseline" && how == keyed {
+			if p.settings == "notify" || p.name == "baseline" && (p.settings != "no queue" || how == keyed) {
 				continue // the same as another trial
 			}
 			trials = append(trials, trial{
@@ -52,7 +52,7 @@ func transactionTrials(b *bench) []trial {
 func walTrials(b *bench) []trial {
 	var trials []trial
 	for _, p := range b.peers {
-		if p.settings == "default" && p.name != "onceq" || p.settings == "notify" || p.settings == "COPY" || p.name == "asynq" || p.name == "BullMQ" {
+		if p.settings == "default" && p.name != "onceq" || p.settings == "notify" || p.name == "baseline" || p.name == "asynq" || p.name == "BullMQ" {
 			continue
 		}
 		for _, withKeys := range []bool{false, true} {
@@ -80,7 +80,7 @@ func walTrials(b *bench) []trial {
 				figures := []figure{{variant: variant + ", enqueue", unit: "bytes/job", value: enqueue}}
 				s, err := r.drain(ctx, drain{warm: n / 10, total: n, limit: 4 * b.sizes.limit})
 				if err != nil {
-					return figures, nil // the baseline has no worker
+					return nil, err
 				}
 				if at[2], err = r.server.wal(ctx); err != nil {
 					return nil, err
