@@ -46,9 +46,12 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (Result, error) {
 	}
 	var id int64
 	var delayed, quiet bool // quiet: nobody was notified
-	statement, args := q.insertOne(&e, false)
+	statement, args, asking := q.insertOne(&e, false)
 	switch err := q.queryRow(ctx, db, statement, args, &id, &delayed, &quiet); {
 	case err == nil:
+		if asking && quiet && !delayed {
+			q.setQuiet(e.queue)
+		}
 		r := accepted(id, delayed)
 		q.enqueued(ctx, &e, r)
 		return r, nil
@@ -190,13 +193,16 @@ func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
 		return nil, err
 	}
 	p := &Pending{q: q, job: job, e: e}
-	statement, args := q.insertOne(&e, true)
+	statement, args, asking := q.insertOne(&e, true)
 	batch.Queue(q.sql(statement), args...).Query(func(rows pgx.Rows) error {
 		if rows.Next() {
 			var id int64
 			var delayed, quiet bool
 			if err := rows.Scan(&id, &delayed, &quiet); err != nil {
 				return err
+			}
+			if asking && quiet && !delayed {
+				q.setQuiet(e.queue)
 			}
 			p.accepted = accepted(id, delayed)
 		}
@@ -238,14 +244,27 @@ func (p *Pending) Result(ctx context.Context, db DB) (Result, error) {
 const dueOne = `greatest(statement_timestamp() + $7::bigint * interval '1 microsecond',
                   timestamptz 'epoch' + nullif($6::bigint, 0) * interval '1 microsecond')`
 
+// answerOne gives the id, whether the job is delayed, and whether nobody was notified.
 const answerOne = `
   returning id, run_at
 )
-select id, run_at > statement_timestamp(),
-       (select pg_notify($10::text, $1::text) from onceq.waiters w
-         where w.queue = $1::text and w.idle_until > statement_timestamp()
-           and job.run_at < statement_timestamp() + interval '2 seconds' limit 1) is null
+select id, run_at > statement_timestamp(), ` + notifyOne + `
   from job`
+
+const notifyOne = `(select pg_notify($10::text, $1::text) from onceq.waiters w
+         where w.queue = $1::text and w.idle_until > statement_timestamp()
+           and job.run_at < statement_timestamp() + interval '2 seconds' limit 1) is null`
+
+// quietly is a statement for one job that asks nobody whether he waits.
+func quietly(statement string) string {
+	return strings.Replace(statement, notifyOne, "$10::text is not null", 1)
+}
+
+var (
+	insertPlainOneQuietly  = quietly(insertPlainOne)
+	insertKeyedOneQuietly  = quietly(insertKeyedOne)
+	insertTakingOneQuietly = quietly(insertTakingOne)
+)
 
 const jobOne = `
   insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind,
@@ -291,21 +310,25 @@ taken as (
    where not exists (select from taken)` +
 	strings.Replace(keyedOne, "accepted a", "(select job_id from taken union all select job_id from fence) a", 1)
 
-// insertOne gives the statement for one job. Zero rows: the key is taken.
-func (q *Queue) insertOne(e *encoded, taking bool) (string, []any) {
+// insertOne gives the statement for one job, and whether it asks who waits. Zero rows: the key is taken.
+func (q *Queue) insertOne(e *encoded, taking bool) (statement string, args []any, asking bool) {
 	var at int64
 	if !e.at.IsZero() {
 		at = e.at.UnixMicro()
 	}
-	args := []any{e.queue, e.kind, e.json, e.maxAttempts, e.priority, at, e.delay.Microseconds(), e.metadata, e.bytes, q.channel()}
-	if e.key == "" {
-		return insertPlainOne, args
+	args = make([]any, 0, 14)
+	args = append(args, e.queue, e.kind, e.json, e.maxAttempts, e.priority, at, e.delay.Microseconds(), e.metadata, e.bytes, q.channel)
+	loud, quiet := insertPlainOne, insertPlainOneQuietly
+	if e.key != "" {
+		args = append(args, e.scope, e.key, e.lifetime, e.fingerprint)
+		if loud, quiet = insertKeyedOne, insertKeyedOneQuietly; taking {
+			loud, quiet = insertTakingOne, insertTakingOneQuietly
+		}
 	}
-	args = append(args, e.scope, e.key, e.lifetime, e.fingerprint)
-	if taking {
-		return insertTakingOne, args
+	if q.isQuiet(e.queue) {
+		return quiet, args, false
 	}
-	return insertKeyedOne, args
+	return loud, args, true
 }
 
 // Many jobs are sent as arrays: what they have in common (kind, queue, …) once, as a header that each
@@ -494,7 +517,7 @@ func (q *Queue) insertMany(ctx context.Context, db DB, all []encoded, ids []int6
 	var notified int64
 	err := q.queryRow(ctx, db, statement, []any{
 		sent, payloads, bytes, keys, marks, drawn,
-		queues, kinds, scopes, metadata, priorities, attempts, ats, delays, lifetimes, q.channel(),
+		queues, kinds, scopes, metadata, priorities, attempts, ats, delays, lifetimes, q.channel,
 	}, &got, &delayed, &notified, &mine)
 	if err != nil {
 		return nil, q.enqueueError(err)

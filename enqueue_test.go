@@ -1426,6 +1426,9 @@ func TestTrap_EnqueueNotifiesOnlyWhoWaits(t *testing.T) {
 	enqExec(t, db.Pool, `insert into onceq.waiters values ('other', 1, now() + interval '1 hour'), ('default', 2, now() - interval '1 second')`)
 	require.Empty(t, heard(twice(onceq.Job{})), "nobody waits for this queue any more")
 	enqExec(t, db.Pool, `insert into onceq.waiters values ('default', 3, now() + interval '1 hour'), ('default', 4, now() + interval '1 hour')`)
+	require.Eventually(t, func() bool {
+		return len(heard(func() { enqOne(t, db, db.Pool, fresh(onceq.Job{})) })) == 1
+	}, 10*time.Second, time.Millisecond, "it was seen a moment ago that nobody waits, and that is believed for a while")
 	require.Len(t, heard(twice(onceq.Job{})), 6)
 	require.Len(t, heard(twice(onceq.Job{Delay: time.Second})), 6)
 	require.Empty(t, heard(twice(onceq.Job{Delay: time.Hour})), "nothing to do for an hour")

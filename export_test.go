@@ -16,7 +16,7 @@ const (
 )
 
 // Channel is where workers of the queue's schema listen.
-func (q *Queue) Channel() string { return q.channel() }
+func (q *Queue) Channel() string { return q.channel }
 
 // HotStatements are those that run for every job, by name, and GuardPlans the settings under which they are planned.
 var HotStatements = map[string]string{

@@ -51,6 +51,9 @@ type Queue struct {
 	names      *strings.Replacer
 
 	installation atomic.Pointer[string] // meta.installation, once read
+
+	channel string   // where workers of this schema listen
+	quiet   sync.Map // queue → *atomic.Int64: until when, since the start of the process, nobody is asked who waits
 }
 
 // New returns a Queue over the pool. It does not talk to the database; call Check at start to learn early
@@ -72,6 +75,7 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Queue, error) {
 	if len(q.schema) > 63 || !utf8.ValidString(q.schema) || strings.ContainsRune(q.schema, 0) {
 		return nil, fmt.Errorf("onceq: Config.Schema %q is no schema name: at most 63 bytes of UTF-8 without NUL", q.schema)
 	}
+	q.channel = channel(q.schema)
 	ident := pgx.Identifier{q.schema}.Sanitize()
 	q.names = strings.NewReplacer(
 		"'onceq.", "'"+strings.ReplaceAll(ident, "'", "''")+".",

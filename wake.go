@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 )
 
@@ -26,10 +27,29 @@ const (
 	confirmWithin = 2 * time.Second
 )
 
-// channel is where workers of this schema listen: short, whatever the schema's name.
-func (q *Queue) channel() string {
-	sum := sha256.Sum256([]byte(q.schema))
+// channel is where workers of a schema listen: short, whatever the schema's name.
+func channel(schema string) string {
+	sum := sha256.Sum256([]byte(schema))
 	return "onceq_" + hex.EncodeToString(sum[:8])
+}
+
+// quietFor is how long Enqueue believes that nobody waits for a queue once it has seen so: asking takes a tenth of the
+// rate of small transactions. A worker that announces itself looks again after that time, and so misses nothing.
+const quietFor = 10 * time.Millisecond
+
+var processStart = time.Now()
+
+func (q *Queue) isQuiet(queue string) bool {
+	until, ok := q.quiet.Load(queue)
+	return ok && int64(time.Since(processStart)) < until.(*atomic.Int64).Load()
+}
+
+func (q *Queue) setQuiet(queue string) {
+	until, ok := q.quiet.Load(queue)
+	if !ok {
+		until, _ = q.quiet.LoadOrStore(queue, new(atomic.Int64))
+	}
+	until.(*atomic.Int64).Store(int64(time.Since(processStart) + quietFor))
 }
 
 // rest waits for work: a few short pauses first, because work rarely comes alone; then it announces that it
@@ -59,8 +79,17 @@ func (l *lane) rest(ctx context.Context, pause time.Duration) bool {
 		}
 	}
 	wait := poll*9/10 + rand.N(max(1, poll/5))
-	if due, ok := l.nextDue(ctx); ok {
-		wait = min(wait, due)
+	// Soon after announcing: for producers that had just seen that nobody waits, and for transactions that had.
+	for _, look := range [...]time.Duration{quietFor + time.Millisecond, 3 * quietFor, 9 * quietFor} {
+		if announced := time.Since(l.announcing); announced < look {
+			wait = min(wait, look-announced)
+			break
+		}
+	}
+	if wait > 9*quietFor {
+		if due, ok := l.nextDue(ctx); ok {
+			wait = min(wait, due)
+		}
 	}
 	return l.nap(ctx, wait)
 }
@@ -171,11 +200,11 @@ func (r *run) listenOnce(ctx context.Context) error {
 		defer cancel()
 		_ = conn.Close(ctx)
 	}()
-	if _, err := conn.Exec(ctx, "listen "+r.q.channel()); err != nil {
+	if _, err := conn.Exec(ctx, "listen "+r.q.channel); err != nil {
 		return err
 	}
 	hello := fmt.Sprintf("\x01%d", r.id) // no queue's name: it would be an invisible one
-	if _, err := r.side.Exec(ctx, "select pg_notify($1::text, $2::text)", r.q.channel(), hello); err != nil {
+	if _, err := r.side.Exec(ctx, "select pg_notify($1::text, $2::text)", r.q.channel, hello); err != nil {
 		return err
 	}
 	lanes := make(map[string]*lane)
@@ -192,7 +221,7 @@ func (r *run) listenOnce(ctx context.Context) error {
 				// A pooler, most likely: it should not keep a server's session that listens for nobody.
 				unlisten, cancel := context.WithTimeout(ctx, confirmWithin)
 				defer cancel()
-				_, _ = r.side.Exec(unlisten, "unlisten "+r.q.channel())
+				_, _ = r.side.Exec(unlisten, "unlisten "+r.q.channel)
 				return fmt.Errorf("%w within %s", errDeaf, confirmWithin)
 			}
 			return err

@@ -840,3 +840,45 @@ func TestWorker_HandlerThatEndsItsGoroutineFailsItsAttempt(t *testing.T) {
 	require.Equal(t, map[onceq.State]int{onceq.Retrying: 4, onceq.Completed: 4}, states)
 	require.GreaterOrEqual(t, exits.Load(), int32(3))
 }
+
+// Producers believe for a moment that nobody waits (quietFor). A worker that has just announced itself must find what
+// they enqueue then without a notification, and here no poll comes to its help.
+func TestWorker_NoJobIsMissedByNotificationsAlone(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	const n = 400
+	done := make(chan int64, n)
+	kind := onceq.Kind[int]{Name: "k"}
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{PollInterval: time.Hour},
+		kind.Handle(func(_ context.Context, l *onceq.Lease, _ int) error { done <- l.ID; return nil }))
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(ctx) }()
+	require.Eventually(t, func() bool {
+		return sqlOne[int](t, db, `select count(*)::int from onceq.waiters where idle_until > now()`) == 1
+	}, 20*time.Second, time.Millisecond)
+	left := n
+	for left > 0 {
+		burst := min(left, 1+left%3)
+		for range burst {
+			_, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(left))
+			require.NoError(t, err)
+		}
+		for range burst {
+			select {
+			case <-done:
+			case <-time.After(20 * time.Second):
+				t.Fatal("a job was missed")
+			}
+		}
+		left -= burst
+		if left%20 < 3 { // now and then long enough that the worker comes to rest
+			require.Eventually(t, func() bool {
+				return sqlOne[int](t, db, `select count(*)::int from onceq.waiters where idle_until > now()`) == 1
+			}, 20*time.Second, time.Millisecond)
+		}
+	}
+	stop()
+	require.NoError(t, <-ended)
+}
