@@ -390,7 +390,7 @@ func (q *Queue) guarded(ctx context.Context, db DB, statement string, args []any
 	}
 	b := &pgx.Batch{}
 	b.Queue(beginOwn)
-	b.Queue(guardPlans)
+	b.Queue(hotPlans)
 	b.Queue(q.sql(statement), args...).QueryRow(func(row pgx.Row) error { return row.Scan(dest...) })
 	b.Queue("commit")
 	return pool.SendBatch(ctx, b).Close()

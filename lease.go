@@ -249,6 +249,10 @@ const guardPlans = `
 select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
        set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true)`
 
+// hotPlans is guardPlans for the statements that run for every job. Their plans need no second thought: otherwise
+// Postgres makes a new one for each call with few jobs, which takes four times as long as running it.
+const hotPlans = guardPlans + `, set_config('plan_cache_mode', 'force_generic_plan', true)`
+
 // keepPlans is guardPlans inside of a transaction in which a user's statements follow, up to restorePlans.
 const keepPlans = `
 select set_config('onceq.plans', concat_ws(',', current_setting('enable_seqscan'), current_setting('enable_hashjoin'),
@@ -280,8 +284,8 @@ func (q *Queue) claim(ctx context.Context, db *pgxpool.Pool, c *claim) ([]*Lease
 	c.cut = false
 	b := &pgx.Batch{}
 	b.Queue(beginOwn)
-	b.Queue(guardPlans).QueryRow(func(row pgx.Row) error {
-		return row.Scan(&c.now, nil, nil, nil, nil)
+	b.Queue(hotPlans).QueryRow(func(row pgx.Row) error {
+		return row.Scan(&c.now, nil, nil, nil, nil, nil)
 	})
 	b.Queue(q.sql(claimJobs), c.queue, priorities, runAts, ids, c.kinds, c.limit, c.lease.Microseconds(), holder).Query(func(rows pgx.Rows) error {
 		block := make([]Lease, 0, min(c.limit, 64))

@@ -95,7 +95,7 @@ func (tx *handlerTx) commit(ctx context.Context, statement string, args []any, m
 	}
 	b := &pgx.Batch{}
 	if many {
-		b.Queue(guardPlans)
+		b.Queue(hotPlans)
 	}
 	b.Queue(statement, args...)
 	b.Queue("commit")

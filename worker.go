@@ -54,7 +54,7 @@ const (
 	rollbackTimeout    = 5 * time.Second
 	sideConnections    = 6    // claims, completions and effects of one worker
 	maxPrefetch        = 2000 // jobs claimed beyond what runs
-	prefetchTime       = 50 * time.Millisecond
+	prefetchTime       = 25 * time.Millisecond
 	conflictTries      = 10 // of a handler's transaction that Postgres wants run again
 )
 
@@ -369,7 +369,8 @@ type lane struct {
 	wake        chan struct{} // a notification
 
 	// Owned by the claimer.
-	at         []position // how far it has claimed, by priority
+	at         []position           // how far it has claimed, by priority
+	through    [Low - High + 1]bool // the latest look at that priority came to its end
 	round      int
 	full       bool      // the last claim was: there is more
 	rate       float64   // handlers that return in a second
@@ -510,9 +511,9 @@ func (l *lane) waitRoom(ctx context.Context) int {
 }
 
 // The margin: jobs whose transaction was open for a while appear behind the position, because a job is due
-// from the moment of its statement on and not from its commit. Claims look this far back: always while the
-// worker keeps up, and at intervals of at least 50 times what it costs while there is a backlog. What comes
-// later still is found by lookBehind.
+// from the moment of its statement on and not from its commit. Claims look this far back: always in a priority
+// that the worker keeps up with, and at intervals of at least 50 times what it costs where there is a backlog. What
+// comes later still is found by lookBehind.
 const margin = 5 * time.Second
 
 // lowestEvery is how often a claim begins with the lowest priority.
@@ -522,11 +523,12 @@ func (l *lane) claimSome(ctx context.Context, n int) (int, error) {
 	began := time.Now()
 	look := !l.full || began.Sub(l.lookedAt) > max(100*time.Millisecond, 50*l.lookTook)
 	from := slices.Clone(l.at)
-	if look {
-		for i := range from {
-			if from[i].id = 0; from[i].runAt.After(beginning) {
-				from[i].runAt = from[i].runAt.Add(-margin)
-			}
+	for i := range from {
+		if !look && !l.through[from[i].priority-High] {
+			continue
+		}
+		if from[i].id = 0; from[i].runAt.After(beginning) {
+			from[i].runAt = from[i].runAt.Add(-margin)
 		}
 	}
 	if l.round++; l.round%lowestEvery == 0 {
@@ -577,8 +579,14 @@ func (l *lane) advance(c *claim, leases []*Lease) {
 	for _, lease := range leases {
 		to(position{lease.Priority, lease.RunAt, lease.ID})
 	}
-	for _, p := range c.from[:exhausted] {
-		to(position{p.priority, c.now, 0})
+	for i, p := range c.from {
+		switch {
+		case i < exhausted:
+			to(position{p.priority, c.now, 0})
+			l.through[p.priority-High] = true
+		case i == exhausted:
+			l.through[p.priority-High] = false
+		}
 	}
 	// The database's clock was set back, or another server with another clock took over: what is due is behind.
 	for i := range l.at {
