@@ -2,6 +2,7 @@ package onceq_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -176,3 +177,49 @@ func (tr *trapTracer) TraceBatchQuery(_ context.Context, _ *pgx.Conn, d pgx.Trac
 }
 
 func (*trapTracer) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
+
+// ⚠ jsonb keeps 1.0 and 1 apart although they are equal, and a field added in a deploy changes the canonical form.
+func TestTrap_EqualNumbersAndFieldsThatDoNotCountAreNoMismatch(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	enqueue := func(payload string, fields ...string) error {
+		_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Key: "order:1", Payload: json.RawMessage(payload), Fields: fields})
+		return err
+	}
+	require.NoError(t, enqueue(`{"order": 1, "amount": 1.0}`))
+	for _, same := range []string{`{"amount": 1, "order": 1.00}`, `{"order":10e-1,"amount":1e0}`} {
+		require.NoError(t, enqueue(same), same)
+	}
+	require.ErrorIs(t, enqueue(`{"order": 1, "amount": 1.1}`), onceq.ErrMismatch)
+	require.ErrorIs(t, enqueue(`{"order": 1, "amount": 1, "since_the_deploy": true}`), onceq.ErrMismatch)
+
+	counts := func(key, payload string) error {
+		_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Key: key, Payload: json.RawMessage(payload), Fields: []string{"order"}})
+		return err
+	}
+	require.NoError(t, counts("order:2", `{"order": 2, "amount": 1}`))
+	require.NoError(t, counts("order:2", `{"order": 2, "amount": 1, "since_the_deploy": true}`))
+	require.ErrorIs(t, counts("order:2", `{"order": 3}`), onceq.ErrMismatch)
+}
+
+// ⚠ Ids alone repeat after some restores and failovers: the provider must not take one customer's charge for another's.
+func TestTrap_IdempotencyKeysDifferWhereIDsRepeat(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.NoCheck())
+	key := func() (int64, string) {
+		_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k"})
+		require.NoError(t, err)
+		leases, err := db.Queue.Claim(t.Context(), onceq.ClaimOptions{})
+		require.NoError(t, err)
+		require.Len(t, leases, 1)
+		return leases[0].ID, leases[0].IdempotencyKey("charge")
+	}
+	id, first := key()
+	_, err := db.Pool.Exec(t.Context(), `delete from onceq.jobs`)
+	require.NoError(t, err)
+	_, err = db.Pool.Exec(t.Context(), `select setval('onceq.ids', $1, false)`, id)
+	require.NoError(t, err)
+	again, second := key()
+	require.Equal(t, id, again, "the id is to repeat here")
+	require.NotEqual(t, first, second)
+}
