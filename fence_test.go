@@ -276,7 +276,7 @@ func TestFence_DuplicateLeavesReadCommittedTransactionUsable(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	c := fenceClaim(t, fenceOf(t, db, onceq.FenceSpec{Key: "k"}), nil)
-	pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+	_ = pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
 		for _, policy := range []onceq.Policy{{}, onceq.Hold()} {
 			_, err := fenceOf(t, db, onceq.FenceSpec{Key: "k", Policy: policy}).Claim(t.Context(), tx)
 			if err == nil {
@@ -516,7 +516,7 @@ func TestTrapInvisibleFenceIsANamedErrorNotALoop(t *testing.T) {
 		fenceExec(t, db.Pool, `drop owned by `+role)
 		fenceExec(t, db.Pool, `drop role `+role)
 	}()
-	pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+	_ = pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
 		fenceExec(t, tx, `set local role `+role)
 		_, err := f.Claim(t.Context(), tx)
 		fenceWant(t, "Claim", err, onceq.ErrKeyUnsettled)

@@ -120,7 +120,7 @@ func Test_Seed001_WithFence_FailureReleasesOnlyWhenNothingWasApplied(t *testing.
 	}
 	not := fmt.Errorf("charging: %w", onceq.NotApplied(declined))
 	_, err := onceq.Do(ctx, db.Queue, spec, fail(not))
-	if err != not || onceq.NotApplied(nil) != nil {
+	if !errors.Is(err, not) || onceq.NotApplied(nil) != nil {
 		t.Fatalf("%v, want the error as it is", err)
 	}
 	_, err = onceq.Do(ctx, db.Queue, spec, fail(declined)) // free at once; this time it is uncertain
@@ -392,7 +392,7 @@ func TestOnce_EveryErrorIsUncertainUnlessNothingWasApplied(t *testing.T) {
 		t.Error(s)
 	}
 	not := onceq.NotApplied(errors.New("refused"))
-	if _, err = onceq.Once(ctx, l, "refused", func(context.Context, string) (int, error) { return 0, not }); err != not {
+	if _, err = onceq.Once(ctx, l, "refused", func(context.Context, string) (int, error) { return 0, not }); !errors.Is(err, not) {
 		t.Error(err)
 	}
 	r, err = onceq.Once(ctx, l, "refused", func(context.Context, string) (int, error) { return 7, nil })
