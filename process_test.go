@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -170,11 +171,12 @@ func TestProcesses_AStoppedOneThatContinuesCommitsNothing(t *testing.T) {
 	}
 }
 
-func TestWorker_SurvivesAnImmediateStopOfTheServer(t *testing.T) {
-	t.Parallel()
+// durableServer gives a queue on a server of the test's own that may be stopped at any moment.
+func durableServer(t *testing.T) (*pgserver.Server, *pgxpool.Pool, *onceq.Queue) {
+	t.Helper()
 	server, err := pgserver.Start(t.Context(), pgserver.Options{Own: true, Durable: true})
 	require.NoError(t, err)
-	defer func() { require.NoError(t, server.Stop()) }()
+	t.Cleanup(func() { require.NoError(t, server.Stop()) })
 	conn, err := pgx.Connect(t.Context(), server.URL())
 	require.NoError(t, err)
 	require.NoError(t, migrations.Up(t.Context(), conn, "onceq"))
@@ -183,15 +185,21 @@ func TestWorker_SurvivesAnImmediateStopOfTheServer(t *testing.T) {
 	require.NoError(t, conn.Close(t.Context()))
 	pool, err := pgxpool.New(context.Background(), server.URL())
 	require.NoError(t, err)
-	defer pool.Close()
+	t.Cleanup(pool.Close)
 	q, err := onceq.New(pool, nil)
 	require.NoError(t, err)
+	return server, pool, q
+}
+
+func TestWorker_SurvivesAnImmediateStopOfTheServer(t *testing.T) {
+	t.Parallel()
+	server, pool, q := durableServer(t)
 	const jobs = 1500
 	many := make([]onceq.Job, jobs)
 	for i := range many {
 		many[i] = onceq.Job{Kind: "quick", Key: fmt.Sprint(i), Payload: i}
 	}
-	_, err = q.EnqueueMany(t.Context(), pool, many)
+	_, err := q.EnqueueMany(t.Context(), pool, many)
 	require.NoError(t, err)
 	kind := onceq.Kind[int]{Name: "quick", MaxLost: 100, Backoff: func(int, error) time.Duration { return 0 }}
 	w, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: time.Second}, kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error {
@@ -215,4 +223,79 @@ func TestWorker_SurvivesAnImmediateStopOfTheServer(t *testing.T) {
 	require.NoError(t, <-ended)
 	require.Equal(t, jobs, count(`select count(*) from effects`))
 	require.Equal(t, jobs, count(`select count(distinct job) from effects`))
+}
+
+// What Enqueue has accepted survives the server's immediate stop, and an effect outside, whose provider deduplicates,
+// happens once for each job: what was under way at that moment is uncertain and goes out under the same key again.
+func TestOnce_AnImmediateStopOfTheServerLosesNoJobAndRepeatsNoEffect(t *testing.T) {
+	t.Parallel()
+	server, pool, q := durableServer(t)
+	kind := onceq.Kind[int]{
+		Name: "charge", MaxLost: 100, MaxAttempts: 1000, Key: func(n int) string { return fmt.Sprint(n) },
+		Backoff: func(int, error) time.Duration { return 10 * time.Millisecond },
+	}
+	var mu sync.Mutex
+	charges := make(map[string]int) // by key, what for
+	calls := 0
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: time.Second}, kind.Handle(func(ctx context.Context, l *onceq.Lease, n int) error {
+		_, err := onceq.Once(ctx, l, "charge", func(_ context.Context, key string) (string, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			calls++
+			if of, known := charges[key]; known && of != n {
+				t.Errorf("key %s for %d and %d", key, of, n)
+			}
+			charges[key] = n
+			return key, nil
+		}, onceq.EffectTimeout(time.Second))
+		return err
+	}))
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(ctx) }()
+
+	// Four clients that retry until they have an answer, as clients do.
+	const each = 150
+	accepted := make(chan int64, 4*each)
+	var clients sync.WaitGroup
+	for c := range 4 {
+		clients.Go(func() {
+			for i := range each {
+				for {
+					r, err := q.Enqueue(ctx, pool, kind.Job(c*each+i))
+					if err == nil {
+						accepted <- r.ID
+						break
+					}
+				}
+			}
+		})
+	}
+	done := func() (n int) {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(charges)
+	}
+	eventually(t, "progress", func() bool { return done() > each })
+	require.NoError(t, server.Restart(true))
+	clients.Wait()
+	close(accepted)
+	eventually(t, "an empty queue", func() bool {
+		var n int
+		return pool.QueryRow(ctx, `select count(*) from onceq.jobs`).Scan(&n) == nil && n == 0
+	})
+	cancel()
+	require.NoError(t, <-ended)
+
+	ids := make(map[int64]bool)
+	for id := range accepted {
+		require.False(t, ids[id], "one job for each key")
+		ids[id] = true
+	}
+	require.Len(t, ids, 4*each)
+	require.Len(t, charges, 4*each, "one charge for each job, in %d calls", calls)
+	var completed int
+	require.NoError(t, pool.QueryRow(t.Context(), `select count(*) from onceq.job_fences where class = 0 and state = 3`).Scan(&completed))
+	require.Equal(t, 4*each, completed)
 }
