@@ -43,7 +43,7 @@ const (
 const DefaultQueue = "default"
 
 // DefaultMaxAttempts is how often a job may fail before it is dead. With the default backoff the last
-// attempt comes about two weeks after the first.
+// attempt comes about eleven days after the first.
 const DefaultMaxAttempts = 25
 
 // Job is one unit of work to enqueue. Kind.Job fills it in from a typed payload; a literal does as well.
