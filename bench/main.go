@@ -47,7 +47,7 @@ func main() {
 	)
 	statements := flag.Bool("statements", false, "say after each trial which statements took the server's time (pg_stat_statements)")
 	flag.Parse()
-	b := &bench{rounds: *rounds, sizes: fullSizes, profile: *cpuprofile, started: time.Now()}
+	b := &bench{rounds: *rounds, sizes: fullSizes, profile: *cpuprofile}
 	if *quick {
 		b.sizes = quickSizes
 	}
@@ -115,7 +115,6 @@ type bench struct {
 	peers   []peer
 	results []*result
 	profile string
-	started time.Time
 }
 
 // sizes are how much is measured.
@@ -132,7 +131,7 @@ type sizes struct {
 }
 
 var fullSizes = sizes{
-	rounds: 3, bulk: 100_000, transactions: 20_000, drained: 100_000, rows: 20_000, samples: 200, wal: 50_000,
+	rounds: 3, bulk: 100_000, transactions: 20_000, drained: 100_000, rows: 20_000, samples: 150, wal: 50_000,
 	passed: 250_000, last: 50_000, limit: 20 * time.Second, loaded: 10 * time.Second, idle: 20 * time.Second,
 	backlogs: []int{100_000, 1_000_000}, growth: 50_000, fences: 1_000_000, scheduled: 1_000_000, big: 1_000_000,
 }

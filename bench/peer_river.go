@@ -99,8 +99,11 @@ func (q *riverQueue) work(ctx context.Context, effect string, did func(n, jobs i
 	if effect == rowsInBatch {
 		return nil, errNotOffered
 	}
-	config := q.config
-	config.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: q.workers}}
+	config, workers := q.config, q.workers
+	if effect == oneRow {
+		workers = min(workers, 100) // each wants a connection; 20, 200 and 2,000 gave no more
+	}
+	config.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: workers}}
 	config.Workers = river.NewWorkers()
 	river.AddWorker(config.Workers, &riverWorker{fn: func(ctx context.Context, job *river.Job[riverTask]) error {
 		var err error

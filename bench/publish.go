@@ -12,17 +12,26 @@ import (
 
 func goVersion() string { return strings.Replace(runtime.Version(), "go", "Go ", 1) }
 
-// publish keeps this run's figures for its version of Postgres and writes RESULTS.md anew, over all versions.
+// publish keeps this run's figures for its version of Postgres and writes RESULTS.md anew, over all versions. Figures of
+// tests that did not run this time stay: ratios are within one test, whose trials are always of one run.
 func publish(dir string, r report) error {
 	data := filepath.Join(dir, "results")
 	if err := os.MkdirAll(data, 0o755); err != nil {
 		return err
 	}
+	kept := filepath.Join(data, fmt.Sprintf("pg%d.json", r.Major))
+	if raw, err := os.ReadFile(kept); err == nil {
+		var before report
+		if err := json.Unmarshal(raw, &before); err != nil {
+			return fmt.Errorf("%s: %w", kept, err)
+		}
+		r.keep(before)
+	}
 	raw, err := json.MarshalIndent(r, "", " ")
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(data, fmt.Sprintf("pg%d.json", r.Major)), raw, 0o644); err != nil {
+	if err := os.WriteFile(kept, raw, 0o644); err != nil {
 		return err
 	}
 	files, err := filepath.Glob(filepath.Join(data, "pg*.json"))
@@ -66,4 +75,18 @@ func publish(dir string, r report) error {
 		}
 	}
 	return os.WriteFile(filepath.Join(dir, "RESULTS.md"), []byte(out.String()), 0o644)
+}
+
+// keep adds the results of an earlier run for tests that this one did not run.
+func (r *report) keep(before report) {
+	ran := make(map[string]bool)
+	for _, res := range r.Results {
+		ran[res.Test] = true
+	}
+	for _, res := range before.Results {
+		if !ran[res.Test] {
+			r.Results = append(r.Results, res)
+		}
+	}
+	r.Goals = judge(r.Results)
 }

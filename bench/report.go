@@ -18,6 +18,7 @@ type result struct {
 	Note     string `json:"note"`
 	Missing  string `json:"missing,omitempty"` // why there is none
 
+	Date   string    `json:"date"`
 	Unit   string    `json:"unit,omitempty"`
 	Median float64   `json:"median"` // of the rounds; of latencies, that of the rounds' medians
 	Min    float64   `json:"min"`
@@ -38,7 +39,7 @@ type result struct {
 
 // summarize makes one result for each variant that a trial gave figures of.
 func summarize(t trial, figures []figure) []*result {
-	base := result{Test: t.test, Variant: t.variant, Peer: t.peer.name, Version: t.peer.version, Settings: t.peer.settings, Note: t.peer.note, Missing: t.peer.missing}
+	base := result{Date: time.Now().Format(time.DateOnly), Test: t.test, Variant: t.variant, Peer: t.peer.name, Version: t.peer.version, Settings: t.peer.settings, Note: t.peer.note, Missing: t.peer.missing}
 	if len(figures) == 0 {
 		if base.Missing == "" {
 			return nil // not offered
@@ -110,17 +111,15 @@ type report struct {
 	Postgres string
 	Major    int
 	Server   []string // its settings
-	Go, Date string
-	RoundsN  int
+	Go       string
 	Results  []*result
 	Goals    []reached
-	Minutes  float64
 }
 
 func (b *bench) report() report {
 	return report{
 		Machine: machine(), Postgres: b.server.version(), Major: b.server.major(), Server: b.server.settings, Go: goVersion(),
-		Date: b.started.Format(time.DateOnly), RoundsN: b.rounds, Results: b.results, Goals: judge(b.results), Minutes: time.Since(b.started).Minutes(),
+		Results: b.results, Goals: judge(b.results),
 	}
 }
 
@@ -141,13 +140,15 @@ func number(v float64) string {
 
 // printReport writes Markdown tables that can be read in a terminal as well.
 func printReport(w io.Writer, r report) {
-	fmt.Fprintf(w, "PostgreSQL %s (%s), %s, %s. %s. %d rounds, %.0f minutes.\n", r.Postgres, strings.Join(r.Server, ", "), r.Go, r.Machine, r.Date, r.RoundsN, r.Minutes)
+	fmt.Fprintf(w, "PostgreSQL %s (%s), %s, %s.\n", r.Postgres, strings.Join(r.Server, ", "), r.Go, r.Machine)
 	for _, t := range tests {
 		rows := [][]string{{"variant", "peer", "median", "min–max", "ours is … times as good", "WAL/job", "CPU s client + server"}}
+		date, rounds := "", 0
 		for _, res := range r.Results {
 			if res.Test != t.name {
 				continue
 			}
+			date, rounds = res.Date, max(rounds, len(res.Rounds))
 			row := []string{res.Variant, res.Peer + ", " + res.Settings}
 			if res.Unit == "" {
 				rows = append(rows, append(row, "missing", "", "", "", ""))
@@ -171,7 +172,7 @@ func printReport(w io.Writer, r report) {
 			rows = append(rows, append(row, middle, spread, ratio, wal, cpu))
 		}
 		if len(rows) > 1 {
-			fmt.Fprintf(w, "\n## %s: %s\n\n", t.name, t.title)
+			fmt.Fprintf(w, "\n## %s: %s\n\n%s, rounds: %d.\n\n", t.name, t.title, date, rounds)
 			printTable(w, rows)
 		}
 	}

@@ -188,7 +188,7 @@ func (b *binaries) initdb(ctx context.Context) error {
 	// Not every system has C.UTF-8, and C is the same but for the classes of non-ASCII letters.
 	for _, locale := range []string{"C.UTF-8", "C"} {
 		out, err := b.run(ctx, executable(b.bin, "initdb"), "-D", b.data, "-X", filepath.Join(b.dir, "wal"), "-U", "postgres", "-A", "trust",
-			"-E", "UTF8", "--locale="+locale, "--no-sync", "--no-instructions")
+			"-E", "UTF8", "--data-checksums", "--locale="+locale, "--no-sync", "--no-instructions")
 		if err == nil {
 			return nil
 		}
