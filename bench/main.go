@@ -159,6 +159,7 @@ var tests = []test{
 	{"F", "drain while another session holds a snapshot", snapshotTrials},
 	{"WAL", "write-ahead log for each job", walTrials},
 	{"growth", "rates beside a backlog and other rows", growthTrials},
+	{"storage", "enqueue and drain at once, at other storage parameters", storageTrials},
 	{"worker", "what a worker process costs", workerTrials},
 	{"fairness", "start latency beside a large queue, and of high beside low priority", fairnessTrials},
 }

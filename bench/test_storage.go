@@ -1,0 +1,109 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/onceq/onceq"
+)
+
+// storageTrials are what chose the tables' storage parameters: keyed jobs are enqueued and drained at the same time, with
+// some thousands waiting, at other fillfactors and with other ways to vacuum.
+func storageTrials(b *bench) []trial {
+	var trials []trial
+	add := func(variant string, took time.Duration, change string) {
+		for _, p := range b.peers {
+			if p.name != "onceq" {
+				continue
+			}
+			trials = append(trials, trial{
+				test: "storage", variant: variant, peer: p,
+				prepare: func(ctx context.Context, r *room) error {
+					_, err := ours(r).pool.Exec(ctx, change)
+					return err
+				},
+				measure: func(ctx context.Context, r *room) ([]figure, error) { return steady(ctx, r, variant, took) },
+			})
+		}
+	}
+	jobs := func(params string) string { return "alter table onceq.jobs set (" + params + ")" }
+	fences := func(params string) string { return "alter table onceq.job_fences set (" + params + ")" }
+	short, long := b.sizes.loaded, 15*b.sizes.loaded // autovacuum looks once a minute
+	add("as migrated", short, "select")
+	for _, n := range []int{100, 80, 60, 45, 30} {
+		add(fmt.Sprintf("jobs: fillfactor %d", n), short, jobs(fmt.Sprintf("fillfactor = %d", n)))
+	}
+	for _, n := range []int{100, 80, 60, 50} {
+		add(fmt.Sprintf("fences: fillfactor %d", n), short, fences(fmt.Sprintf("fillfactor = %d", n)))
+	}
+	add("as migrated, for long", long, "select")
+	for _, how := range []struct{ name, params string }{
+		{"not vacuumed", "autovacuum_enabled = off"},
+		{"vacuumed as Postgres does by default", "autovacuum_vacuum_scale_factor = 0.2, autovacuum_vacuum_cost_delay = 2"},
+		{"vacuumed at 1%", "autovacuum_vacuum_scale_factor = 0.01"},
+		{"vacuumed at 1%, no delay", "autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_delay = 0"},
+	} {
+		add(how.name+", for long", long, jobs(how.params)+"; "+fences(how.params))
+	}
+	return trials
+}
+
+// steady enqueues and drains at the same time.
+func steady(ctx context.Context, r *room, variant string, took time.Duration) ([]figure, error) {
+	const waiting = 20_000
+	q := ours(r)
+	var done atomic.Int64
+	stop, err := q.run(ctx, onceq.WorkerConfig{}, keyedKind.Handle(func(context.Context, *onceq.Lease, Task) error {
+		done.Add(1)
+		return nil
+	}))
+	if err != nil {
+		return nil, err
+	}
+	before, err := r.server.wal(ctx)
+	if err != nil {
+		return nil, err
+	}
+	began, n := time.Now(), 0
+	for time.Since(began) < took && err == nil {
+		if n-int(done.Load()) > waiting {
+			err = pause(ctx, time.Millisecond)
+			continue
+		}
+		err = q.bulk(ctx, n, n+1000, true)
+		n += 1000
+	}
+	rate := float64(done.Load()) / time.Since(began).Seconds()
+	stop()
+	if err != nil {
+		return nil, err
+	}
+	after, err := r.server.wal(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// Sessions report what they did a second late.
+	if err := pause(ctx, 2*time.Second); err != nil {
+		return nil, err
+	}
+	figures := []figure{
+		{variant: variant, unit: "jobs/s", value: rate},
+		{variant: variant + ": WAL", unit: "bytes/job", value: float64(after-before) / float64(n)},
+	}
+	for _, table := range []string{"jobs", "job_fences"} {
+		var heap, indexes, hot float64
+		const read = `
+select pg_table_size(relid) / 1048576.0, pg_indexes_size(relid) / 1048576.0, 100.0 * n_tup_hot_upd / greatest(1, n_tup_upd)
+  from pg_stat_all_tables where relid = ('onceq.' || $1::text)::regclass`
+		if err := q.pool.QueryRow(ctx, read, table).Scan(&heap, &indexes, &hot); err != nil {
+			return nil, err
+		}
+		figures = append(figures,
+			figure{variant: variant + ": " + table + ", heap-only updates", unit: "%", value: hot},
+			figure{variant: variant + ": " + table + ", table", unit: "MiB", value: heap},
+			figure{variant: variant + ": " + table + ", indexes", unit: "MiB", value: indexes})
+	}
+	return figures, nil
+}
