@@ -110,7 +110,7 @@ func Once[R any](ctx context.Context, l *Lease, name string, fn func(ctx context
 		var none R
 		return none, err
 	}
-	return perform(ctx, c, func(ctx context.Context) (R, error) { return fn(ctx, c.IdempotencyKey()) })
+	return perform(ctx, c, func(ctx context.Context) (R, error) { return fn(withClaim(ctx, c), c.IdempotencyKey()) })
 }
 
 func effectKey(jobID int64, name string) string { return strconv.FormatInt(jobID, 10) + "/" + name }
@@ -164,7 +164,20 @@ func Do[R any](ctx context.Context, q *Queue, spec FenceSpec, fn func(ctx contex
 	if err != nil {
 		return none, err
 	}
-	return perform(ctx, c, func(ctx context.Context) (R, error) { return fn(ctx, c) })
+	return perform(ctx, c, func(ctx context.Context) (R, error) { return fn(withClaim(ctx, c), c) })
+}
+
+type claimKey struct{}
+
+func withClaim(ctx context.Context, c *Claim) context.Context {
+	return context.WithValue(ctx, claimKey{}, c)
+}
+
+// ClaimFromContext returns the claim under which the fn of Once or Do that ctx belongs to runs, the innermost one, or
+// nil. A client of a provider that deduplicates finds its IdempotencyKey there.
+func ClaimFromContext(ctx context.Context) *Claim {
+	c, _ := ctx.Value(claimKey{}).(*Claim)
+	return c
 }
 
 // perform runs the work under a claim and gives its result, or that of an earlier run.

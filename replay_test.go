@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/queuetest"
@@ -167,6 +168,25 @@ func TestDo_KeepsItsClaimAliveAndLeaksNoGoroutine(t *testing.T) {
 			t.Fatalf("%d goroutines, %d before", runtime.NumGoroutine(), before)
 		}
 	}
+}
+
+func TestClaimFromContext_IsTheInnermost(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	fenceJob(t, db, "k")
+	l := fenceLease(t, db)
+	require.Nil(t, onceq.ClaimFromContext(t.Context()))
+	_, err := onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: "k"}, func(ctx context.Context, c *onceq.Claim) (int, error) {
+		require.Same(t, c, onceq.ClaimFromContext(ctx))
+		_, err := onceq.Once(ctx, l, "effect", func(inner context.Context, key string) (int, error) {
+			require.Equal(t, key, onceq.ClaimFromContext(inner).IdempotencyKey())
+			return 1, nil
+		})
+		require.Same(t, c, onceq.ClaimFromContext(ctx))
+		return 1, err
+	})
+	require.NoError(t, err)
+	require.NoError(t, l.Complete(t.Context(), nil))
 }
 
 func TestDo_LosingTheClaimCancelsWithThatCause(t *testing.T) {
