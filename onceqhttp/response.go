@@ -1,0 +1,192 @@
+package onceqhttp
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/onceq/onceq"
+)
+
+// Response is a stored answer. As the result of a fence it is JSON, so Fence.Resolve and a policy that asks can give one:
+//
+//	err := fence.Resolve(ctx, nil, onceq.Applied(onceqhttp.Response{Status: 201, Body: body}))
+type Response struct {
+	Status int // 0 is 200
+	Header http.Header
+	Body   []byte
+
+	lost bool // the answer was too large to be stored
+}
+
+type storedResponse struct {
+	Status int                 `json:"status"`
+	Header map[string][]string `json:"header,omitempty"`
+	Body   []byte              `json:"body,omitempty"`
+	Lost   bool                `json:"lost,omitempty"`
+}
+
+// MarshalJSON keeps every byte: the body is base64, and each byte of a header's value one character (Latin-1), for a value
+// need not be UTF-8.
+func (r Response) MarshalJSON() ([]byte, error) {
+	s := storedResponse{Status: r.Status, Header: make(map[string][]string, len(r.Header)), Body: r.Body, Lost: r.lost}
+	for name, values := range r.Header {
+		for _, v := range values {
+			latin := make([]rune, len(v))
+			for i := range len(v) {
+				latin[i] = rune(v[i])
+			}
+			s.Header[name] = append(s.Header[name], string(latin))
+		}
+	}
+	return json.Marshal(s)
+}
+
+// UnmarshalJSON is the way back.
+func (r *Response) UnmarshalJSON(raw []byte) error {
+	var s storedResponse
+	if err := json.Unmarshal(raw, &s); err != nil {
+		return err
+	}
+	*r = Response{Status: s.Status, Header: make(http.Header, len(s.Header)), Body: s.Body, lost: s.Lost}
+	for name, values := range s.Header {
+		for _, v := range values {
+			var b []byte
+			for _, c := range v {
+				if c > 0xff {
+					return fmt.Errorf("onceqhttp: header %s of a stored response has the character %U, which is no byte", name, c)
+				}
+				b = append(b, byte(c))
+			}
+			r.Header.Add(name, string(b))
+		}
+	}
+	return nil
+}
+
+// send writes the answer. The Content-Type, where there is none, and the Date come from net/http, here as for every answer.
+func (r *Response) send(w http.ResponseWriter) {
+	status := r.Status
+	if status == 0 {
+		status = http.StatusOK
+	}
+	maps.Copy(w.Header(), r.Header)
+	if bodyAllowed(status) {
+		w.Header().Set("Content-Length", strconv.Itoa(len(r.Body)))
+	}
+	w.WriteHeader(status)
+	if len(r.Body) > 0 && bodyAllowed(status) {
+		_, _ = w.Write(r.Body) // a client that has left asks again
+	}
+}
+
+func bodyAllowed(status int) bool {
+	return status != http.StatusNoContent && status != http.StatusNotModified
+}
+
+// unstored are never part of a stored answer: they belong to the connection (RFC 9110, 7.6.1), to the moment, or to one client.
+var unstored = []string{
+	"Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization", "Te", "Trailer",
+	"Transfer-Encoding", "Upgrade", "Content-Length", "Date", "Set-Cookie", replayedHeader,
+}
+
+// errStreaming is what a handler gets that wants more than to write an answer.
+var errStreaming = fmt.Errorf("onceqhttp: an answer that is to be stored cannot be streamed or hijacked; serve this route without the middleware: %w", http.ErrNotSupported)
+
+// ErrResponseTooLarge is what a handler's Write gives beyond Config.MaxResponse.
+var ErrResponseTooLarge = errors.New("onceqhttp: the response is larger than Config.MaxResponse, so it cannot be stored")
+
+// recorder takes a handler's answer. It deliberately has no Unwrap: http.ResponseController must not get past it.
+type recorder struct {
+	limit    int
+	outer    http.Header // as set by whoever stands before the middleware, for each request anew
+	header   http.Header // what the handler sees
+	status   int         // 0 until WriteHeader
+	sent     http.Header // at the time of WriteHeader
+	body     bytes.Buffer
+	tooLarge bool
+}
+
+func newRecorder(outer http.Header, limit int) *recorder {
+	return &recorder{limit: limit, outer: outer.Clone(), header: outer.Clone()}
+}
+
+func (r *recorder) Header() http.Header { return r.header }
+
+func (r *recorder) WriteHeader(status int) {
+	if status < 100 || status > 999 { // as net/http does, but before anything is stored
+		panic(fmt.Sprintf("invalid WriteHeader code %v", status))
+	}
+	if r.status != 0 || status < 200 { // informational answers are for those who stream
+		return
+	}
+	r.status, r.sent = status, r.header.Clone()
+}
+
+func (r *recorder) Write(b []byte) (int, error) {
+	r.WriteHeader(http.StatusOK)
+	switch {
+	case !bodyAllowed(r.status):
+		return 0, http.ErrBodyNotAllowed
+	case r.tooLarge || len(b) > r.limit-r.body.Len():
+		r.tooLarge = true
+		return 0, ErrResponseTooLarge
+	}
+	return r.body.Write(b)
+}
+
+// FlushError makes http.ResponseController say why. There is no Flush, so that a handler that looks for a http.Flusher
+// knows at once.
+func (r *recorder) FlushError() error { return errStreaming }
+
+// Hijack is refused too.
+func (r *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) { return nil, nil, errStreaming }
+
+// response gives the whole answer, and stored the part of it that others get. chosen may be nil.
+func (r *recorder) response(chosen func(name string) bool) (whole, stored *Response) {
+	r.WriteHeader(http.StatusOK)
+	whole = &Response{Status: r.status, Header: r.sent, Body: r.body.Bytes()}
+	stored = &Response{Status: r.status, Header: make(http.Header), Body: r.body.Bytes()}
+	drop := slices.Clone(unstored)
+	for _, names := range r.sent.Values("Connection") {
+		for name := range strings.SplitSeq(names, ",") {
+			drop = append(drop, http.CanonicalHeaderKey(strings.TrimSpace(name)))
+		}
+	}
+	for name, values := range r.sent {
+		switch {
+		case strings.HasPrefix(name, http.TrailerPrefix), name == "Trailer":
+			delete(whole.Header, name) // there is nothing behind the body
+		case slices.Contains(drop, http.CanonicalHeaderKey(name)), slices.Equal(values, r.outer[name]), chosen != nil && !chosen(name):
+		default:
+			stored.Header[name] = values
+		}
+	}
+	return whole, stored
+}
+
+// replace is send for an answer that contains the outer headers already.
+func (r *Response) replace(w http.ResponseWriter) {
+	clear(w.Header())
+	r.send(w)
+}
+
+// decode gives the answer that a claim replays.
+func decode(c *onceq.Claim) (*Response, error) {
+	if c.Result == nil {
+		return nil, &onceq.InvalidError{Field: "result", Reason: "was not stored"}
+	}
+	var r *Response
+	if err := json.Unmarshal(c.Result, &r); err != nil {
+		return nil, fmt.Errorf("onceqhttp: stored response: %w", err)
+	}
+	return r, nil
+}
