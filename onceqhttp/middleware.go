@@ -328,9 +328,8 @@ func (m *Middleware) admit(w http.ResponseWriter, r *http.Request) (a *admitted,
 	return a, false
 }
 
-// work gives the context of a handler: the request's values, and a deadline of its own.
-func (m *Middleware) work(r *http.Request) (context.Context, context.CancelFunc) {
-	ctx := context.WithoutCancel(r.Context())
+// deadline gives the context of a handler.
+func (m *Middleware) deadline(ctx context.Context) (context.Context, context.CancelFunc) {
 	if m.cfg.Timeout < 0 {
 		return context.WithCancel(ctx)
 	}
@@ -356,11 +355,11 @@ func (m *Middleware) Handler(h http.Handler) http.Handler {
 		if a == nil {
 			return
 		}
-		ctx, cancel := m.work(r)
-		defer cancel()
 		var first *Response // this run's
 		tooLarge := false
-		stored, err := onceq.Do(ctx, m.q, a.spec, func(ctx context.Context, c *onceq.Claim) (*Response, error) {
+		stored, err := onceq.Do(context.WithoutCancel(r.Context()), m.q, a.spec, func(ctx context.Context, c *onceq.Claim) (*Response, error) {
+			ctx, cancel := m.deadline(ctx)
+			defer cancel()
 			a.Claim = c
 			rec := newRecorder(w.Header(), m.cfg.MaxResponse)
 			h.ServeHTTP(rec, a.in(ctx))

@@ -66,7 +66,7 @@ func (r *Response) UnmarshalJSON(raw []byte) error {
 				}
 				b = append(b, byte(c))
 			}
-			r.Header.Add(name, string(b))
+			r.Header[name] = append(r.Header[name], string(b)) // as it was written
 		}
 	}
 	return nil

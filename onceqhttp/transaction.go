@@ -34,17 +34,17 @@ const (
 func (m *Middleware) HandlerTx(pool *pgxpool.Pool, h TxHandler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		a, plain := m.admit(w, r)
-		switch {
-		case plain:
-			// Nothing to compare and nothing to store: the body is read by the handler itself, and once only.
-			ctx, cancel := m.work(r)
-			defer cancel()
-			m.transaction(ctx, w, r, pool, h, nil, transactions)
-		case a != nil:
-			ctx, cancel := m.work(r)
-			defer cancel()
-			for try := 1; m.transaction(ctx, w, r, pool, h, a, try); try++ {
-			}
+		if a == nil && !plain {
+			return
+		}
+		ctx, cancel := m.deadline(context.WithoutCancel(r.Context()))
+		defer cancel()
+		try := 1
+		if plain { // its body can be read only once
+			try = transactions
+		}
+		for m.transaction(ctx, w, r, pool, h, a, try) {
+			try++
 		}
 	})
 }

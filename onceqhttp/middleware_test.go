@@ -1,0 +1,757 @@
+package onceqhttp_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqhttp"
+	"github.com/onceq/onceq/queuetest"
+)
+
+func TestNew_RefusesWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	for field, cfg := range map[string]onceqhttp.Config{
+		"Config.Principal":      {},
+		"Config.MismatchStatus": {Principal: tenant, MismatchStatus: 400},
+		"Config.MaxRequest":     {Principal: tenant, MaxRequest: -1},
+		"Config.MaxResponse":    {Principal: tenant, MaxResponse: 1 << 20},
+		"Window":                {Principal: tenant, Window: -5},
+		"Lease":                 {Principal: tenant, Lease: 1},
+	} {
+		_, err := onceqhttp.New(db.Queue, cfg)
+		var invalid *onceq.InvalidError
+		require.ErrorAs(t, err, &invalid, field)
+		require.Equal(t, field, invalid.Field)
+	}
+	_, err := onceqhttp.New(nil, onceqhttp.Config{Principal: tenant})
+	require.Error(t, err)
+}
+
+// raw gives an answer as it comes over the wire, without what is never the same.
+func raw(t *testing.T, addr, request string) string {
+	t.Helper()
+	conn, err := net.Dial("tcp", addr)
+	require.NoError(t, err)
+	defer conn.Close()
+	_, err = io.WriteString(conn, request)
+	require.NoError(t, err)
+	all, err := io.ReadAll(conn)
+	require.NoError(t, err)
+	head, body, ok := strings.Cut(string(all), "\r\n\r\n")
+	require.True(t, ok)
+	lines := slices.DeleteFunc(strings.Split(head, "\r\n"), func(l string) bool { return strings.HasPrefix(l, "Date: ") })
+	return strings.Join(lines, "\n") + "\n\n" + body
+}
+
+func TestHandler_ReplaysByteForByte(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	m := middleware(t, db.Queue, onceqhttp.Config{})
+	ran := newRuns()
+	binary := make([]byte, 70_000)
+	for i := range binary {
+		binary[i] = byte(i * 7)
+	}
+	for name, h := range map[string]http.HandlerFunc{
+		"json": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header()["x-Odd"] = []string{"one", "two", "Gr\xfc\xdfe, \"quoted\" \\ \t tabbed"} // Latin-1
+			w.Header().Set("Location", "/orders/1")
+			w.WriteHeader(201)
+			w.Header().Set("Too-Late", "1")
+			_, _ = io.WriteString(w, "{\"id\": 1,\r\n \"a\":1.0}\n")
+		},
+		"binary": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/octet-stream")
+			for part := range slices.Chunk(binary, 999) {
+				_, _ = w.Write(part)
+			}
+		},
+		"nothing":    func(http.ResponseWriter, *http.Request) {},
+		"no content": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(204) },
+		"sniffed":    func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>") },
+		"a wrong length of its own": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "3")
+			_, _ = io.WriteString(w, "four")
+		},
+		"a 404": func(w http.ResponseWriter, r *http.Request) { http.NotFound(w, r) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			once := newRuns()
+			s := serve(t, "POST /", m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				ran.next()
+				once.next()
+				h(w, r)
+			})))
+			request := "POST / HTTP/1.1\r\nHost: h\r\nX-Tenant: " + name + "\r\nIdempotency-Key: k\r\nContent-Length: 1\r\nConnection: close\r\n\r\nx"
+			first := raw(t, s.Listener.Addr().String(), request)
+			require.NotContains(t, first, "Idempotent-Replayed")
+			for range 2 {
+				again := raw(t, s.Listener.Addr().String(), request)
+				require.Contains(t, again, "\nIdempotent-Replayed: true\n")
+				require.Equal(t, first, strings.Replace(again, "Idempotent-Replayed: true\n", "", 1))
+			}
+			require.Equal(t, 1, once.count())
+			switch name {
+			case "binary":
+				require.Contains(t, first, "\n\n"+string(binary))
+			case "json":
+				require.Contains(t, first, "Gr\xfc\xdfe")
+				require.NotContains(t, first, "Too-Late")
+			}
+		})
+	}
+}
+
+func TestHandler_HeadersOfTheMomentAreNotStored(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	m := middleware(t, db.Queue, onceqhttp.Config{StoredHeader: func(name string) bool { return name != "X-Chosen-Not" }})
+	ids := newRuns()
+	inner := m.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		for name, value := range map[string]string{
+			"Set-Cookie": "session=1", "Date": "Sat, 01 Jan 2000 00:00:00 GMT", "Connection": "X-Mine", "X-Mine": "1", "Keep-Alive": "timeout=5",
+			"Proxy-Authenticate": "Basic", "Upgrade": "x", "Te": "x", "Trailer": "X-T", http.TrailerPrefix + "X-T": "1",
+			"X-Kept": "1", "X-Chosen-Not": "1", "ETag": `"1"`,
+		} {
+			w.Header().Set(name, value)
+		}
+		assert.NotEmpty(t, w.Header().Get("X-Request-Id"), "a handler sees what was set before it")
+		w.WriteHeader(201)
+	}))
+	s := serve(t, "POST /", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-Request-Id", fmt.Sprint(ids.next()))
+		inner.ServeHTTP(w, r)
+	}))
+	first, again := post(t, s.URL, "k", ""), post(t, s.URL, "k", "")
+	require.Equal(t, "session=1", first.header.Get("Set-Cookie"))
+	require.Equal(t, "1", first.header.Get("X-Chosen-Not"))
+	require.Equal(t, "1", first.header.Get("X-Request-Id"))
+	require.Equal(t, 201, again.status)
+	require.True(t, again.replayed())
+	require.Equal(t, "2", again.header.Get("X-Request-Id"), "of this request")
+	again.header.Del("Date")
+	require.Equal(t, http.Header{
+		"X-Kept": {"1"}, "Etag": {`"1"`}, "X-Request-Id": {"2"}, "Idempotent-Replayed": {"true"}, "Content-Length": {"0"},
+	}, again.header)
+	stored := sqlOne[string](t, db, `select result::text from onceq.job_fences where class = 2`)
+	for _, never := range []string{"session", "X-Mine", "2000", "X-Request-Id", "Trailer"} {
+		require.NotContains(t, stored, never)
+	}
+}
+
+func TestHandler_ConcurrentDuplicatesRunOnce(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	m := middleware(t, db.Queue, onceqhttp.Config{})
+	ran := newRuns()
+	entered, gate := make(chan struct{}, 1), make(chan struct{})
+	s := serve(t, "POST /orders", m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		entered <- struct{}{}
+		<-gate
+		ran.answering(201).ServeHTTP(w, r)
+	})))
+	const clients = 20
+	answers := make(chan answer, clients)
+	var inFlight sync.WaitGroup
+	inFlight.Add(clients - 1)
+	for range clients {
+		go func() {
+			for told := false; ; {
+				a, err := ask(t, "POST", s.URL+"/orders", "k", `{"n":1}`)
+				if err == nil && a.status == http.StatusConflict {
+					refused(t, a, 409, onceqhttp.CodeInFlight)
+					require.Equal(t, "1", a.header.Get("Retry-After"))
+					if !told {
+						told = true
+						inFlight.Done()
+					}
+					continue // sooner than told, for the test's sake
+				}
+				answers <- a
+				return
+			}
+		}()
+	}
+	receive(t, entered)
+	inFlight.Wait() // all the others have heard it at least once
+	close(gate)
+	first := 0
+	for range clients {
+		a := receive(t, answers)
+		require.Equal(t, 201, a.status, a.body)
+		require.Equal(t, `1:{"n":1}`, a.body)
+		if !a.replayed() {
+			first++
+		}
+	}
+	require.Equal(t, 1, first)
+	require.Equal(t, 1, ran.count())
+}
+
+func TestHandler_KeysOfOthersHaveNothingToDoWithIt(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	m := middleware(t, db.Queue, onceqhttp.Config{})
+	ran := newRuns()
+	mux := http.NewServeMux()
+	for _, pattern := range []string{"POST /a/{id}", "PATCH /a/{id}", "DELETE /a/{id}", "/b"} {
+		mux.Handle(pattern, m.Handler(ran.answering(200)))
+	}
+	s := serve(t, "/", mux)
+	seen := make(map[string]bool)
+	for _, c := range []struct{ method, path, tenant string }{
+		{"POST", "/a/1", "t"}, {"POST", "/a/1", "u"}, {"PATCH", "/a/1", "t"}, {"DELETE", "/a/1", "t"}, {"POST", "/b", "t"}, {"PUT", "/b", "t"},
+	} {
+		for _, replayed := range []bool{false, true} {
+			a, err := ask(t, c.method, s.URL+c.path, "k", "{}", "X-Tenant", c.tenant)
+			require.NoError(t, err)
+			require.Equal(t, 200, a.status, a.body)
+			require.Equal(t, replayed, a.replayed(), "%v", c)
+			seen[a.body] = true
+		}
+	}
+	require.Equal(t, 6, ran.count())
+	require.Len(t, seen, 6)
+	// The same route and another path is another request under the same key.
+	refused(t, post(t, s.URL+"/a/2", "k", "{}"), 422, onceqhttp.CodeMismatch)
+}
+
+func TestHandler_AnotherRequestUnderTheSameKey(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	for _, status := range []int{422, 409} {
+		m := middleware(t, db.Queue, onceqhttp.Config{MismatchStatus: status, Docs: "https://example.com/keys"})
+		ran := newRuns()
+		s := serve(t, "POST /{id}", m.Handler(ran.answering(200)))
+		n := 0
+		for _, c := range []struct {
+			path, body, contentType       string
+			otherPath, otherBody, another string
+			same                          bool
+		}{
+			{"/1", `{"a":1,"b":[1.0,"ü"]}`, "application/json", "/1", " {\"b\": [1, \"\\u00fc\"],\n\"a\":1e0}", "application/json", true},
+			{"/1", `{"a":1}`, "application/json", "/1", `{"a":1}`, "application/merge-patch+json; charset=utf-8", true},
+			{"/1", `{"a":1}`, "application/json", "/1", `{"a":2}`, "application/json", false},
+			{"/1", `{"a":1}`, "application/json", "/1", `{"a": 1}`, "text/plain", false},
+			{"/1", `{"a":1}`, "application/json", "/1?x=1", `{"a":1}`, "application/json", false},
+			{"/1", `{"a":1}`, "application/json", "/2", `{"a":1}`, "application/json", false},
+			{"/1", `{"a":1}`, "text/plain", "/1", `{"a": 1}`, "text/plain", false},
+			{"/1", `{"a":`, "application/json", "/1", `{"a":`, "application/json", true}, // no JSON: by its bytes
+			{"/1", `{"a":`, "application/json", "/1", `{"a": `, "application/json", false},
+			{"/1", `{"a":"\u0000"}`, "application/json", "/1", `{"a":"\u0000"}`, "application/json", true}, // none for Postgres
+			{"/1", `{"a":"\u0000"}`, "application/json", "/1", `{"a": "\u0000"}`, "application/json", false},
+			{"/1", "", "application/json", "/1", "", "application/json", true},
+			{"/1", "", "application/json", "/1", "{}", "application/json", false},
+		} {
+			n++
+			key := fmt.Sprintf("%d-%d", status, n)
+			require.False(t, post(t, s.URL+c.path, key, c.body, "Content-Type", c.contentType).replayed())
+			a := post(t, s.URL+c.otherPath, key, c.otherBody, "Content-Type", c.another)
+			if c.same {
+				require.True(t, a.replayed(), "%+v", c)
+				continue
+			}
+			refused(t, a, status, onceqhttp.CodeMismatch)
+			require.Equal(t, "https://example.com/keys", a.problem(t).Type)
+			require.Equal(t, `<https://example.com/keys>; rel="describedby"; type="text/html"`, a.header.Get("Link"))
+			require.True(t, post(t, s.URL+c.path, key, c.body, "Content-Type", c.contentType).replayed(), "the first answer is still there")
+		}
+		require.Equal(t, n, ran.count())
+	}
+}
+
+func TestHandler_FingerprintIsTheApplications(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{Fingerprint: func(r *http.Request, body []byte) any {
+		return string(body[:1])
+	}}).Handler(newRuns().answering(200)))
+	post(t, s.URL, "k", "a1")
+	require.True(t, post(t, s.URL+"/?q", "k", "a2").replayed())
+	refused(t, post(t, s.URL, "k", "b1"), 422, onceqhttp.CodeMismatch)
+
+	s = serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{Fingerprint: func(*http.Request, []byte) any { return nil }}).
+		Handler(newRuns().answering(200)))
+	post(t, s.URL, "none", "a1")
+	require.True(t, post(t, s.URL, "none", "b1").replayed())
+
+	ran := newRuns()
+	s = serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{Fingerprint: func(*http.Request, []byte) any { return func() {} }}).
+		Handler(ran.answering(200)))
+	refused(t, post(t, s.URL, "bad", "a1"), 500, onceqhttp.CodeUnavailable)
+	require.Zero(t, ran.count())
+}
+
+func TestHandler_RefusesBeforeAnythingIsDone(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ran := newRuns()
+	s := serve(t, "/", middleware(t, db.Queue, onceqhttp.Config{MaxRequest: 10}).Handler(ran.answering(200)))
+	missing := post(t, s.URL, "", "{}")
+	refused(t, missing, 400, onceqhttp.CodeKeyMissing)
+	require.Contains(t, missing.header.Get("Link"), "docs/http.md")
+	invalid := post(t, s.URL, `"open`, "{}")
+	refused(t, invalid, 400, onceqhttp.CodeKeyInvalid)
+	require.NotContains(t, invalid.body, "open", "the key is not repeated")
+	require.Equal(t, "en", invalid.header.Get("Content-Language"))
+	refused(t, post(t, s.URL, "k", "{}", "X-Tenant", ""), 403, onceqhttp.CodeNoPrincipal)
+	refused(t, post(t, s.URL, "", "{}", "X-Tenant", ""), 403, onceqhttp.CodeNoPrincipal)
+	refused(t, post(t, s.URL, "k", "12345678901"), 413, onceqhttp.CodeRequestTooLarge)
+	a := raw(t, s.Listener.Addr().String(), "POST / HTTP/1.1\r\nHost: h\r\nX-Tenant: t\r\nIdempotency-Key: a\r\nIdempotency-Key: a\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+	require.Contains(t, a, "HTTP/1.1 400 ")
+	require.Contains(t, a, onceqhttp.CodeKeyInvalid)
+	require.Zero(t, ran.count())
+	require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.job_fences`))
+	require.Equal(t, 200, post(t, s.URL, "k", "1234567890").status)
+
+	failing := serve(t, "/", middleware(t, db.Queue, onceqhttp.Config{Principal: func(*http.Request) (string, error) { return "t", errors.New("expired") }}).
+		Handler(ran.answering(200)))
+	refused(t, post(t, failing.URL, "k", ""), 403, onceqhttp.CodeNoPrincipal)
+}
+
+func TestHandler_OptionalAndSafeRequestsGoThrough(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ran := newRuns()
+	optional := serve(t, "/", middleware(t, db.Queue, onceqhttp.Config{Optional: true, MaxRequest: 10}).Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		assert.Equal(t, r.Header.Get("Idempotency-Key") != "", onceqhttp.FromContext(r.Context()) != nil)
+		ran.answering(200).ServeHTTP(w, r)
+	})))
+	require.Equal(t, "1:a long long body", post(t, optional.URL, "", "a long long body", "X-Tenant", "").body)
+	require.Equal(t, "2:a long long body", post(t, optional.URL, "", "a long long body").body)
+	require.Equal(t, "3:a", post(t, optional.URL, "k", "a").body)
+	require.Equal(t, "3:a", post(t, optional.URL, "k", "a").body)
+	refused(t, post(t, optional.URL, `"open`, "a"), 400, onceqhttp.CodeKeyInvalid)
+
+	ran = newRuns()
+	required := serve(t, "/", middleware(t, db.Queue, onceqhttp.Config{}).Handler(ran.answering(200)))
+	for i, method := range []string{"GET", "GET", "OPTIONS", "HEAD"} {
+		a, err := ask(t, method, required.URL, "k", "", "X-Tenant", "")
+		require.NoError(t, err)
+		require.Equal(t, 200, a.status)
+		require.False(t, a.replayed())
+		require.Equal(t, i+1, ran.count())
+	}
+}
+
+func TestHandler_WhichStatusesAreStored(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	for _, c := range []struct {
+		status int
+		mark   func(*onceqhttp.Request)
+		policy onceq.Policy
+		second int // 0: replayed
+		runs   int
+	}{
+		{status: 200, runs: 1}, {status: 201, runs: 1}, {status: 204, runs: 1}, {status: 303, runs: 1},
+		{status: 400, runs: 1}, {status: 401, runs: 1}, {status: 404, runs: 1}, {status: 409, runs: 1}, {status: 422, runs: 1},
+		{status: 408, second: 408, runs: 2}, {status: 429, second: 429, runs: 2},
+		{status: 408, second: 408, runs: 2, policy: onceq.Hold()}, {status: 429, second: 429, runs: 2, policy: onceq.Hold()},
+		{status: 500, second: 500, runs: 2}, {status: 503, second: 503, runs: 2},
+		{status: 500, second: 409, runs: 1, policy: onceq.Hold()},
+		{status: 500, runs: 1, mark: (*onceqhttp.Request).Committed},
+		{status: 500, runs: 1, mark: (*onceqhttp.Request).Committed, policy: onceq.Hold()},
+		{status: 429, runs: 1, mark: (*onceqhttp.Request).Committed},
+		{status: 500, second: 500, runs: 2, mark: (*onceqhttp.Request).NotApplied, policy: onceq.Hold()},
+		{status: 200, runs: 1, mark: (*onceqhttp.Request).NotApplied},
+		{status: 500, runs: 1, mark: func(r *onceqhttp.Request) { r.NotApplied(); r.Committed() }, policy: onceq.Hold()},
+		{status: 500, runs: 1, mark: func(r *onceqhttp.Request) { r.Committed(); r.NotApplied() }, policy: onceq.Hold()},
+	} {
+		ran := newRuns()
+		s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{Policy: c.policy}).Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if c.mark != nil {
+				c.mark(onceqhttp.FromContext(r.Context()))
+			}
+			ran.answering(c.status).ServeHTTP(w, r)
+		})))
+		key := s.Listener.Addr().String()
+		require.Equal(t, c.status, post(t, s.URL, key, "").status)
+		again := post(t, s.URL, key, "")
+		require.Equal(t, c.second == 0, again.replayed(), "%+v", c)
+		if c.second == 0 {
+			c.second = c.status
+		}
+		require.Equal(t, c.second, again.status, "%+v", c)
+		require.Equal(t, c.runs, ran.count(), "%+v", c)
+		if c.second != c.status {
+			refused(t, again, c.second, onceqhttp.CodeHeld)
+		}
+	}
+
+	ran := newRuns()
+	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{Outcome: func(status int) onceqhttp.Outcome {
+		if status == 418 {
+			return onceqhttp.Release
+		}
+		return onceqhttp.Store
+	}}).Handler(ran.answering(418)))
+	post(t, s.URL, "own", "")
+	require.Equal(t, "2:", post(t, s.URL, "own", "").body)
+}
+
+func TestHandler_UnknownOutcomeIsDecidedByThePolicy(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	// died stands for a process that was killed in the handler: TestProcess_Killed… does it for real.
+	died := func(key string) {
+		until(t, db, `1 = (select count(*) from onceq.job_fences where key = $1 and state = 1)`, key)
+		sqlRun(t, db, `update onceq.job_fences set leased_until = statement_timestamp(), holder = 0 where key = $1`, key)
+	}
+	for name, policy := range map[string]onceq.Policy{
+		"again": {}, "hold": onceq.Hold(),
+		"applied": onceq.Ask(func(context.Context, string) (any, bool, error) {
+			return onceqhttp.Response{Status: 202, Header: http.Header{"X-Asked": {"1"}}, Body: []byte("asked")}, true, nil
+		}),
+		"not-applied": onceq.Ask(func(context.Context, string) (any, bool, error) { return nil, false, nil }),
+		"no-idea":     onceq.Ask(func(context.Context, string) (any, bool, error) { return nil, false, errors.New("no idea") }),
+	} {
+		t.Run(name, func(t *testing.T) {
+			keys, hang, hangs := make(chan string, 2), make(chan struct{}), newRuns()
+			m := middleware(t, db.Queue, onceqhttp.Config{Policy: policy})
+			s := serve(t, "POST /o/{id}", m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				keys <- onceqhttp.FromContext(r.Context()).Claim.IdempotencyKey()
+				if hangs.next() == 1 {
+					<-hang
+				}
+				_, _ = io.WriteString(w, "done")
+			})))
+			first := make(chan answer, 1)
+			go func() {
+				a, _ := ask(t, "POST", s.URL+"/o/1", name, "")
+				first <- a
+			}()
+			downstream := receive(t, keys)
+			died(name)
+			if policyAsks := name != "again" && name != "hold"; policyAsks {
+				refused(t, post(t, s.URL+"/o/1", name, ""), 409, onceqhttp.CodeInFlight) // its request may still be under way
+				sqlRun(t, db, `update onceq.job_fences set leased_until = leased_until - interval '1 minute' where key = $1`, name)
+			}
+			again := post(t, s.URL+"/o/1", name, "")
+			close(hang)
+			refused(t, receive(t, first), 409, onceqhttp.CodeInFlight) // it has lost its claim: the other answer counts
+			switch name {
+			case "again", "not-applied":
+				require.Equal(t, "done", again.body)
+				require.Equal(t, downstream, receive(t, keys), "the same key goes downstream")
+				require.True(t, post(t, s.URL+"/o/1", name, "").replayed())
+			case "applied":
+				require.Equal(t, "asked", again.body)
+				require.Equal(t, 202, again.status)
+				require.Equal(t, "1", again.header.Get("X-Asked"))
+				require.True(t, again.replayed())
+			case "no-idea":
+				refused(t, again, 503, onceqhttp.CodeUncertain)
+				require.Equal(t, "1", again.header.Get("Retry-After"))
+			case "hold":
+				refused(t, again, 409, onceqhttp.CodeHeld)
+				f, err := m.Fence("t", "POST", "POST /o/{id}", name)
+				require.NoError(t, err)
+				require.NoError(t, f.Resolve(t.Context(), nil, onceq.Applied(onceqhttp.Response{Body: []byte("by hand")})))
+				again = post(t, s.URL+"/o/1", name, "")
+				require.True(t, again.replayed())
+				require.Equal(t, "by hand", again.body)
+				require.Equal(t, 200, again.status)
+			}
+			require.Empty(t, keys)
+		})
+	}
+}
+
+func TestHandler_ResolvedWithNothing(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	m := middleware(t, db.Queue, onceqhttp.Config{Policy: onceq.Hold()})
+	s := serve(t, "POST /", m.Handler(newRuns().answering(500)))
+	post(t, s.URL, "k", "")
+	f, err := m.Fence("t", "POST", "POST /", "k")
+	require.NoError(t, err)
+	require.NoError(t, f.Resolve(t.Context(), nil, onceq.Applied(nil)))
+	a := post(t, s.URL, "k", "")
+	require.Equal(t, 200, a.status, a.body)
+	require.True(t, a.replayed())
+}
+
+func TestHandler_PanicLeavesTheKeyUncertain(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	for name, policy := range map[string]onceq.Policy{"again": {}, "hold": onceq.Hold()} {
+		ran := newRuns()
+		s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{Policy: policy}).Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.WriteString(w, "nobody sees this")
+			if ran.next() == 1 {
+				panic("bad day")
+			}
+		})))
+		_, err := ask(t, "POST", s.URL, name, "")
+		require.ErrorIs(t, err, io.EOF, "as without the middleware")
+		require.Equal(t, 2, sqlOne[int](t, db, `select state from onceq.job_fences where key = $1`, name), "uncertain, at once")
+		a := post(t, s.URL, name, "")
+		if name == "hold" {
+			refused(t, a, 409, onceqhttp.CodeHeld)
+		} else {
+			require.Equal(t, 200, a.status)
+			require.Equal(t, 2, ran.count())
+		}
+	}
+}
+
+func TestHandler_GoesOnWhenTheClientLeaves(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	entered, gate := make(chan *http.Request, 1), make(chan struct{})
+	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{}).Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		entered <- r
+		<-gate
+		assert.NoError(t, r.Context().Err())
+		_, _ = io.WriteString(w, "done")
+	})))
+	// The server's own context of the request tells when it has noticed that the client has left.
+	outer := make(chan context.Context, 1)
+	inner := s.Config.Handler
+	s.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case outer <- r.Context():
+		default:
+		}
+		inner.ServeHTTP(w, r)
+	})
+	conn, err := net.Dial("tcp", s.Listener.Addr().String())
+	require.NoError(t, err)
+	_, err = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: h\r\nX-Tenant: t\r\nIdempotency-Key: k\r\nContent-Length: 0\r\nContent-Type: application/json\r\n\r\n")
+	require.NoError(t, err)
+	r := receive(t, entered)
+	require.NoError(t, conn.Close())
+	receive(t, receive(t, outer).Done())
+	require.NoError(t, r.Context().Err())
+	deadline, ok := r.Context().Deadline()
+	require.True(t, ok)
+	require.LessOrEqual(t, time.Until(deadline), 30*time.Second)
+	close(gate)
+	until(t, db, `exists (select from onceq.job_fences where state = 3)`)
+	a := post(t, s.URL, "k", "")
+	require.Equal(t, "done", a.body)
+	require.True(t, a.replayed())
+}
+
+func TestHandler_EndsByItsOwnDeadline(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{Timeout: time.Millisecond}).Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		<-r.Context().Done()
+		w.WriteHeader(504)
+		_, _ = io.WriteString(w, context.Cause(r.Context()).Error())
+	})))
+	a := post(t, s.URL, "k", "")
+	require.Equal(t, 504, a.status)
+	require.Equal(t, context.DeadlineExceeded.Error(), a.body)
+	s = serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{Timeout: onceq.NoTimeout}).Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, has := r.Context().Deadline()
+		assert.False(t, has)
+	})))
+	require.Equal(t, 200, post(t, s.URL, "none", "").status)
+}
+
+func TestHandler_KeepsItsLeaseAlive(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	entered, gate := make(chan time.Time, 2), make(chan struct{})
+	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{Lease: 300 * time.Millisecond}).Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		entered <- onceqhttp.FromContext(r.Context()).Claim.Until
+		<-gate
+	})))
+	first := make(chan answer, 1)
+	go func() {
+		a, _ := ask(t, "POST", s.URL, "k", "")
+		first <- a
+	}()
+	end := receive(t, entered)
+	until(t, db, `statement_timestamp() > $1 and exists (select from onceq.job_fences where leased_until > statement_timestamp())`, end)
+	refused(t, post(t, s.URL, "k", ""), 409, onceqhttp.CodeInFlight)
+	close(gate)
+	require.Equal(t, 200, receive(t, first).status)
+	require.True(t, post(t, s.URL, "k", "").replayed())
+	require.Empty(t, entered)
+}
+
+func TestHandler_SlowAndBrokenBodiesTakeNoKey(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ran := newRuns()
+	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{}).Handler(ran.answering(201)))
+	const head = "POST / HTTP/1.1\r\nHost: h\r\nX-Tenant: t\r\nIdempotency-Key: k\r\nContent-Type: application/json\r\nContent-Length: 7\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n"
+	slow := func() (*net.TCPConn, *bufio.Reader) {
+		conn, err := net.Dial("tcp", s.Listener.Addr().String())
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = conn.Close() })
+		_, err = io.WriteString(conn, head)
+		require.NoError(t, err)
+		r := bufio.NewReader(conn)
+		line, err := r.ReadString('\n') // the middleware has begun to read
+		require.NoError(t, err)
+		require.Equal(t, "HTTP/1.1 100 Continue\r\n", line)
+		_, err = io.WriteString(conn, `{"a"`)
+		require.NoError(t, err)
+		return conn.(*net.TCPConn), r
+	}
+	broken, answers := slow()
+	require.NoError(t, broken.CloseWrite())
+	rest, err := io.ReadAll(answers)
+	require.NoError(t, err)
+	require.Contains(t, string(rest), onceqhttp.CodeUnreadable)
+	require.Zero(t, ran.count())
+
+	conn, answers := slow()
+	require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.job_fences`))
+	quick := post(t, s.URL, "k", `{"a":1}`)
+	require.Equal(t, 201, quick.status)
+	_, err = io.WriteString(conn, `:1}`)
+	require.NoError(t, err)
+	rest, err = io.ReadAll(answers)
+	require.NoError(t, err)
+	require.Contains(t, string(rest), "HTTP/1.1 201 ")
+	require.Contains(t, string(rest), "Idempotent-Replayed: true")
+	require.Contains(t, string(rest), quick.body)
+	require.Equal(t, 1, ran.count())
+}
+
+func TestHandler_AnswersThatCannotBeStored(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	m := middleware(t, db.Queue, onceqhttp.Config{MaxResponse: 10, Policy: onceq.Hold()})
+	ran := newRuns()
+	large := serve(t, "POST /large", m.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		ran.next()
+		_, err := io.WriteString(w, "123456")
+		assert.NoError(t, err)
+		_, err = io.WriteString(w, "78901")
+		assert.ErrorIs(t, err, onceqhttp.ErrResponseTooLarge)
+		_, err = io.WriteString(w, "7") // nothing behind a gap
+		assert.ErrorIs(t, err, onceqhttp.ErrResponseTooLarge)
+	})))
+	for range 2 { // the first client too, so that it does not go unnoticed
+		refused(t, post(t, large.URL+"/large", "k", ""), 500, onceqhttp.CodeResponseTooLarge)
+	}
+	require.Equal(t, 1, ran.count())
+	require.Equal(t, 3, sqlOne[int](t, db, `select state from onceq.job_fences`), "the work was done")
+
+	headers := serve(t, "POST /headers", m.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		ran.next()
+		w.Header().Set("X-Large", strings.Repeat("x", onceq.MaxResultBytes))
+	})))
+	for range 2 {
+		refused(t, post(t, headers.URL+"/headers", "k", ""), 500, onceqhttp.CodeResponseTooLarge)
+	}
+	require.Equal(t, 2, ran.count())
+
+	// The largest that Config allows, of bytes that look worst.
+	m = middleware(t, db.Queue, onceqhttp.Config{MaxResponse: 180 << 10})
+	s := serve(t, "POST /max", m.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, strings.Repeat("\xff", 180<<10))
+	})))
+	first, again := post(t, s.URL+"/max", "k", ""), post(t, s.URL+"/max", "k", "")
+	require.Equal(t, 200, first.status)
+	require.True(t, again.replayed())
+	require.Equal(t, first.body, again.body)
+}
+
+func TestHandler_StreamingAndHijackingAreRefused(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{}).Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, flusher := w.(http.Flusher)
+		assert.False(t, flusher)
+		c := http.NewResponseController(w)
+		for _, err := range []error{c.Flush(), func() error { _, _, err := c.Hijack(); return err }()} {
+			assert.ErrorIs(t, err, http.ErrNotSupported)
+			assert.ErrorContains(t, err, "without the middleware")
+		}
+		assert.ErrorIs(t, c.EnableFullDuplex(), http.ErrNotSupported)
+		w.WriteHeader(http.StatusEarlyHints)
+		w.WriteHeader(201)
+		w.WriteHeader(500)
+	})))
+	require.Equal(t, 201, post(t, s.URL, "k", "").status)
+
+	s = serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{}).Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(42)
+	})))
+	_, err := ask(t, "POST", s.URL, "bad-status", "")
+	require.ErrorIs(t, err, io.EOF, "net/http panics too")
+}
+
+func TestHandler_AfterTheWindowTheKeyIsNew(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ran := newRuns()
+	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{}).Handler(ran.answering(200)))
+	require.Equal(t, "1:", post(t, s.URL, "k", "").body)
+	db.Advance(23 * time.Hour)
+	require.Equal(t, "1:", post(t, s.URL, "k", "").body)
+	refused(t, post(t, s.URL, "k", "other"), 422, onceqhttp.CodeMismatch)
+	db.Advance(2 * time.Hour)
+	require.Equal(t, "2:other", post(t, s.URL, "k", "other").body)
+}
+
+func TestHandler_WithoutTheDatabaseNothingRuns(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	pool, err := pgxpool.New(t.Context(), db.URL)
+	require.NoError(t, err)
+	q, err := onceq.New(pool, nil)
+	require.NoError(t, err)
+	ran := newRuns()
+	s := serve(t, "POST /", middleware(t, q, onceqhttp.Config{}).Handler(ran.answering(200)))
+	pool.Close()
+	a := post(t, s.URL, "k", "")
+	refused(t, a, 503, onceqhttp.CodeUnavailable)
+	require.Equal(t, "1", a.header.Get("Retry-After"))
+	require.Zero(t, ran.count())
+}
+
+func TestHandler_AnswerThatCannotBeRecordedStillGoesOut(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	m := middleware(t, db.Queue, onceqhttp.Config{})
+	s := serve(t, "POST /", m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		sqlRun(t, db, `alter table onceq.job_fences rename to away`)
+		_, _ = io.WriteString(w, "done")
+	})))
+	a := post(t, s.URL, "k", "")
+	sqlRun(t, db, `alter table onceq.away rename to job_fences`)
+	require.Equal(t, "done", a.body)
+	refused(t, post(t, s.URL, "k", ""), 409, onceqhttp.CodeInFlight)
+}
+
+func TestScope_IsReadableAndBounded(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	long := strings.Repeat("/ü", 300)
+	m := middleware(t, db.Queue, onceqhttp.Config{Route: func(r *http.Request) string { return long + r.Header.Get("X-Route") }})
+	ran := newRuns()
+	s := serve(t, "POST /", m.Handler(ran.answering(200)))
+	for _, route := range []string{"1", "2"} {
+		for _, who := range []string{strings.Repeat("x", 1000), "y\x00"[:1]} {
+			require.Equal(t, 200, post(t, s.URL, "k", "", "X-Route", route, "X-Tenant", who).status)
+		}
+	}
+	require.Equal(t, 4, ran.count())
+	require.Equal(t, 4, sqlOne[int](t, db, `select count(distinct scope) from onceq.job_fences where scope like 'POST /ü%'`))
+}
