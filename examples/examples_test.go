@@ -19,7 +19,7 @@ func TestPrograms(t *testing.T) {
 	programs, err := filepath.Glob("*/main.go")
 	require.NoError(t, err)
 	bin := t.TempDir()
-	build := exec.Command("go", "build", "-o", bin+"/", "./first", "./transaction", "./batch", "./strict", "./effect", "./result")
+	build := exec.Command("go", "build", "-o", bin+"/", "./first", "./transaction", "./batch", "./strict", "./effect", "./result", "./http")
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	ran := 0
@@ -45,7 +45,7 @@ func TestPrograms(t *testing.T) {
 			require.Equal(t, strings.TrimSpace(want), strings.TrimSpace(string(got)))
 		})
 	}
-	require.Equal(t, 6, ran)
+	require.Equal(t, 7, ran)
 }
 
 // The first program of the README is examples/first, word for word.
