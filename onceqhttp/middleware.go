@@ -280,6 +280,9 @@ func (m *Middleware) admit(w http.ResponseWriter, r *http.Request) (a *admitted,
 	}
 	principal, err := m.cfg.Principal(r)
 	if err != nil || principal == "" {
+		if err != nil {
+			m.log(r, "no principal", err)
+		}
 		m.problem(w, http.StatusForbidden, CodeNoPrincipal, "The request belongs to nobody",
 			"An Idempotency-Key is bound to who sends it, and this request does not say.")
 		return nil, false
@@ -389,6 +392,8 @@ func (m *Middleware) Handler(h http.Handler) http.Handler {
 			m.answer(w, r, stored, err)
 		case errors.Is(err, onceq.ErrLeaseLost): // somebody else runs it again, or has: that answer is the one
 			m.inFlight(w, 0)
+		case tooLarge && errors.Is(err, errNotStored): // not even this client can have it
+			m.uncertain(w)
 		case tooLarge, errors.As(err, &invalid):
 			m.responseTooLarge(w, workDone)
 		default:

@@ -650,7 +650,15 @@ func TestHandler_AnswersThatCannotBeStored(t *testing.T) {
 		refused(t, post(t, large.URL+"/large", "k", ""), 500, onceqhttp.CodeResponseTooLarge)
 	}
 	require.Equal(t, 1, ran.count())
-	require.Equal(t, 3, sqlOne[int](t, db, `select state from onceq.job_fences`), "the work was done")
+	require.Equal(t, 3, sqlOne[int](t, db, `select state from onceq.job_fences where scope like 'POST /large %'`), "the work was done")
+
+	// An answer that is not stored in any case: the next request decides.
+	failed := serve(t, "POST /failed", m.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(502)
+		_, _ = io.WriteString(w, "12345678901")
+	})))
+	refused(t, post(t, failed.URL+"/failed", "k", ""), 503, onceqhttp.CodeUncertain)
+	refused(t, post(t, failed.URL+"/failed", "k", ""), 409, onceqhttp.CodeHeld)
 
 	headers := serve(t, "POST /headers", m.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		ran.next()

@@ -10,8 +10,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/dunglas/httpsfv"
-
 	"github.com/onceq/onceq"
 )
 
@@ -20,8 +18,11 @@ import (
 //	provider := &http.Client{Transport: &onceqhttp.Transport{}}
 //
 //	id, err := onceq.Once(ctx, lease, "charge", func(ctx context.Context, key string) (string, error) {
-//		req, err := http.NewRequestWithContext(ctx, "POST", url, body) // Idempotency-Key: key
+//		req, err := http.NewRequestWithContext(ctx, "POST", url, body)
 //		…
+//		resp, err := provider.Do(req) // with Idempotency-Key: key
+//		…
+//	})
 //
 // It adds the Idempotency-Key of what the request's context belongs to: of the effect in onceq.Once, of the claim in onceq.Do
 // and in a Middleware's handler, and otherwise of the job's lease, for which the request's method and URL name the effect.
@@ -83,11 +84,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 			return base.RoundTrip(r)
 		}
 		if t.Structured {
-			quoted, err := httpsfv.Marshal(httpsfv.NewItem(key))
-			if err != nil {
-				return nil, err
-			}
-			key = quoted
+			key = `"` + key + `"` // of letters, digits and _: there is nothing to escape
 		}
 		r = r.Clone(r.Context())
 		r.Header.Set(keyHeader, key)
