@@ -162,6 +162,8 @@ func TestHandler_ConcurrentDuplicatesRunOnce(t *testing.T) {
 	m := middleware(t, db.Queue, onceqhttp.Config{})
 	ran := newRuns()
 	entered, gate := make(chan struct{}, 1), make(chan struct{})
+	open := sync.OnceFunc(func() { close(gate) }) // also where the test fails: the server waits for its handlers
+	defer open()
 	s := serve(t, "POST /orders", m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		entered <- struct{}{}
 		<-gate
@@ -169,18 +171,17 @@ func TestHandler_ConcurrentDuplicatesRunOnce(t *testing.T) {
 	})))
 	const clients = 20
 	answers := make(chan answer, clients)
-	var inFlight sync.WaitGroup
-	inFlight.Add(clients - 1)
+	inFlight := make(chan struct{}, clients)
 	for range clients {
 		go func() {
 			for told := false; ; {
 				a, err := ask(t, "POST", s.URL+"/orders", "k", `{"n":1}`)
 				if err == nil && a.status == http.StatusConflict {
-					refused(t, a, 409, onceqhttp.CodeInFlight)
-					require.Equal(t, "1", a.header.Get("Retry-After"))
+					assert.Equal(t, onceqhttp.CodeInFlight, a.problem(t).Code)
+					assert.Equal(t, "1", a.header.Get("Retry-After"))
 					if !told {
 						told = true
-						inFlight.Done()
+						inFlight <- struct{}{}
 					}
 					continue // sooner than told, for the test's sake
 				}
@@ -190,8 +191,10 @@ func TestHandler_ConcurrentDuplicatesRunOnce(t *testing.T) {
 		}()
 	}
 	receive(t, entered)
-	inFlight.Wait() // all the others have heard it at least once
-	close(gate)
+	for range clients - 1 { // all the others have heard it at least once
+		receive(t, inFlight)
+	}
+	open()
 	first := 0
 	for range clients {
 		a := receive(t, answers)
@@ -425,6 +428,8 @@ func TestHandler_UnknownOutcomeIsDecidedByThePolicy(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			keys, hang, hangs := make(chan string, 2), make(chan struct{}), newRuns()
+			free := sync.OnceFunc(func() { close(hang) }) // also where the test fails: the server waits for its handlers
+			defer free()
 			m := middleware(t, db.Queue, onceqhttp.Config{Policy: policy})
 			s := serve(t, "POST /o/{id}", m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				keys <- onceqhttp.FromContext(r.Context()).Claim.IdempotencyKey()
@@ -445,7 +450,7 @@ func TestHandler_UnknownOutcomeIsDecidedByThePolicy(t *testing.T) {
 				sqlRun(t, db, `update onceq.job_fences set leased_until = leased_until - interval '1 minute' where key = $1`, name)
 			}
 			again := post(t, s.URL+"/o/1", name, "")
-			close(hang)
+			free()
 			refused(t, receive(t, first), 409, onceqhttp.CodeInFlight) // it has lost its claim: the other answer counts
 			switch name {
 			case "again", "not-applied":
@@ -517,6 +522,8 @@ func TestHandler_GoesOnWhenTheClientLeaves(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	entered, gate := make(chan *http.Request, 1), make(chan struct{})
+	open := sync.OnceFunc(func() { close(gate) }) // also where the test fails: the server waits for its handlers
+	defer open()
 	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{}).Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		entered <- r
 		<-gate
@@ -544,7 +551,7 @@ func TestHandler_GoesOnWhenTheClientLeaves(t *testing.T) {
 	deadline, ok := r.Context().Deadline()
 	require.True(t, ok)
 	require.LessOrEqual(t, time.Until(deadline), 30*time.Second)
-	close(gate)
+	open()
 	until(t, db, `exists (select from onceq.job_fences where state = 3)`)
 	a := post(t, s.URL, "k", "")
 	require.Equal(t, "done", a.body)
@@ -573,6 +580,8 @@ func TestHandler_KeepsItsLeaseAlive(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	entered, gate := make(chan time.Time, 2), make(chan struct{})
+	open := sync.OnceFunc(func() { close(gate) }) // also where the test fails: the server waits for its handlers
+	defer open()
 	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{Lease: 300 * time.Millisecond}).Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		entered <- onceqhttp.FromContext(r.Context()).Claim.Until
 		<-gate
@@ -585,7 +594,7 @@ func TestHandler_KeepsItsLeaseAlive(t *testing.T) {
 	end := receive(t, entered)
 	until(t, db, `statement_timestamp() > $1 and exists (select from onceq.job_fences where leased_until > statement_timestamp())`, end)
 	refused(t, post(t, s.URL, "k", ""), 409, onceqhttp.CodeInFlight)
-	close(gate)
+	open()
 	require.Equal(t, 200, receive(t, first).status)
 	require.True(t, post(t, s.URL, "k", "").replayed())
 	require.Empty(t, entered)

@@ -179,6 +179,8 @@ func TestHandlerTx_ConcurrentDuplicatesRunOnce(t *testing.T) {
 	db := queuetest.New(t)
 	sqlRun(t, db, effects)
 	entered, gate := make(chan struct{}, 1), make(chan struct{})
+	open := sync.OnceFunc(func() { close(gate) }) // also where the test fails: the server waits for its handlers
+	defer open()
 	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{}).HandlerTx(db.Pool, order(db.Queue, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 		var lockTimeout string
 		assert.NoError(t, tx.QueryRow(r.Context(), `show lock_timeout`).Scan(&lockTimeout))
@@ -190,8 +192,7 @@ func TestHandlerTx_ConcurrentDuplicatesRunOnce(t *testing.T) {
 	})))
 	const clients = 6
 	answers := make(chan answer, clients)
-	var inFlight sync.WaitGroup
-	inFlight.Add(clients - 1)
+	inFlight := make(chan struct{}, clients)
 	for range clients {
 		go func() {
 			for told := false; ; {
@@ -201,7 +202,7 @@ func TestHandlerTx_ConcurrentDuplicatesRunOnce(t *testing.T) {
 					assert.Equal(t, "1", a.header.Get("Retry-After"))
 					if !told {
 						told = true
-						inFlight.Done()
+						inFlight <- struct{}{}
 					}
 					continue
 				}
@@ -211,8 +212,10 @@ func TestHandlerTx_ConcurrentDuplicatesRunOnce(t *testing.T) {
 		}()
 	}
 	receive(t, entered)
-	inFlight.Wait()
-	close(gate)
+	for range clients - 1 {
+		receive(t, inFlight)
+	}
+	open()
 	first := 0
 	for range clients {
 		a := receive(t, answers)
@@ -230,6 +233,8 @@ func TestHandlerTx_ADuplicateRunsWhenTheFirstIsRolledBack(t *testing.T) {
 	db := queuetest.New(t)
 	sqlRun(t, db, effects)
 	ran, entered, gate := newRuns(), make(chan struct{}, 1), make(chan struct{})
+	open := sync.OnceFunc(func() { close(gate) }) // also where the test fails: the server waits for its handlers
+	defer open()
 	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{}).HandlerTx(db.Pool, order(db.Queue, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 		if ran.next() == 1 {
 			entered <- struct{}{}
@@ -245,7 +250,7 @@ func TestHandlerTx_ADuplicateRunsWhenTheFirstIsRolledBack(t *testing.T) {
 	}()
 	receive(t, entered)
 	refused(t, post(t, s.URL, "k", "o-1"), 409, onceqhttp.CodeInFlight)
-	close(gate)
+	open()
 	refused(t, receive(t, first), 500, onceqhttp.CodeRolledBack)
 	require.Equal(t, 200, post(t, s.URL, "k", "o-1").status)
 	require.Equal(t, [3]int{1, 1, 1}, left(t, db))
@@ -325,6 +330,8 @@ func TestHandlerTx_AFrozenHandlerDoesNotKeepTheKey(t *testing.T) {
 	db := queuetest.New(t)
 	sqlRun(t, db, effects)
 	ran, gate := newRuns(), make(chan struct{})
+	open := sync.OnceFunc(func() { close(gate) }) // also where the test fails: the server waits for its handlers
+	defer open()
 	entered := make(chan struct{}, 1)
 	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{Timeout: 300 * time.Millisecond}).HandlerTx(db.Pool, order(db.Queue, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 		if ran.next() == 1 {
@@ -341,7 +348,7 @@ func TestHandlerTx_AFrozenHandlerDoesNotKeepTheKey(t *testing.T) {
 	receive(t, entered)
 	eventually(t, "the key to be free", func() bool { return post(t, s.URL, "k", "o-1").status == 200 })
 	require.Equal(t, 2, ran.count())
-	close(gate)
+	open()
 	require.NotEqual(t, 200, receive(t, first).status)
 	require.Equal(t, [3]int{1, 1, 1}, left(t, db))
 }
