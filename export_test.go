@@ -32,6 +32,8 @@ var HotStatements = map[string]string{
 // UserStatements run in a user's transactions, and so without such settings.
 var UserStatements = map[string]string{
 	"lock one":         lockJob,
+	"take job":         takeJob,
+	"complete taken":   completeTaken,
 	"complete one":     completeOne,
 	"complete unkeyed": completeOneUnkeyed,
 	"complete kept":    completeOneKept,

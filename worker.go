@@ -72,6 +72,8 @@ type Worker struct {
 	poll     time.Duration // 0 for the default
 	shutdown time.Duration
 	running  atomic.Bool
+
+	pipelines bool // see pipelines
 }
 
 // NewWorker checks the configuration and the handlers, at most one for each kind. Jobs of other kinds are left
@@ -87,6 +89,8 @@ func NewWorker(q *Queue, cfg WorkerConfig, handlers ...Handler) (*Worker, error)
 	if len(handlers) == 0 {
 		return nil, errors.New("onceq: NewWorker needs at least one handler; make one with Kind.Handle")
 	}
+	pool := q.pool.Config()
+	w.pipelines = pipelines(pool.ConnConfig)
 	pooled := false
 	for i := range handlers {
 		h := handlers[i]
@@ -119,7 +123,7 @@ func NewWorker(q *Queue, cfg WorkerConfig, handlers ...Handler) (*Worker, error)
 		}
 		if c.Concurrency == 0 {
 			if c.Concurrency = defaultConcurrency; pooled {
-				c.Concurrency = min(defaultConcurrency, int(q.pool.Config().MaxConns))
+				c.Concurrency = min(defaultConcurrency, int(pool.MaxConns))
 			}
 		}
 		keep, err := keepTime("QueueConfig.Keep", c.Keep, nil)
@@ -876,18 +880,10 @@ func (l *lane) transaction(ctx context.Context, tasks []*task, h *Handler, began
 		leases[i] = t.lease
 		t.lease.result, t.lease.inTx = "", true
 	}
-	tx, locked, err := l.q.beginHandler(ctx, leases, h)
+	tx, err := l.newHandlerTx(ctx, leases, h)
 	if err != nil {
 		return true, &notBegunError{err}
 	}
-	slices.Sort(locked)
-	for _, lease := range leases {
-		if _, ok := slices.BinarySearch(locked, lease.ID); !ok {
-			tx.rollback()
-			return true, &refusedError{"begin", EventLeaseLost}
-		}
-	}
-	again := time.Duration(-1)
 	returned := false
 	defer func() {
 		if !returned {
@@ -901,29 +897,51 @@ func (l *lane) transaction(ctx context.Context, tasks []*task, h *Handler, began
 		return h.batch(ctx, tx, leases)
 	})
 	returned = true
+	// Whatever the handler made of it.
+	switch {
+	case tx.lost:
+		tx.rollback()
+		return true, &refusedError{"begin", EventLeaseLost}
+	case tx.notBegun:
+		tx.rollback()
+		return true, &notBegunError{tx.failed}
+	}
 	outcomes := make([]outcome, len(leases))
 	for i, lease := range leases {
 		outcomes[i] = outcome{lease: lease, state: Completed, result: lease.result, keep: lease.keep, run: time.Since(began)}
 	}
 	var later *retryAfter
-	if errors.As(err, &later) && later.reset {
-		again = later.d
-		for i, lease := range leases {
-			outcomes[i] = lease.failure(err, nil)
-		}
-	} else if err != nil {
+	again := errors.As(err, &later) && later.reset
+	if err != nil && !again {
 		tx.rollback()
 		return true, err
 	}
-	statement, args, many := completeJobs, completeArgs(outcomes, true), true
-	switch {
-	case again >= 0:
-		statement, args = retryJobs, retryArgs(outcomes, true)
-	case len(leases) == 1:
-		statement, args = leases[0].completion()
-		many = false
+	taken, many := tx.opened && tx.taken, len(leases) > 1
+	var last []statement
+	switch one := leases[0]; {
+	case again:
+		for i, lease := range leases {
+			outcomes[i] = lease.failure(err, nil)
+		}
+		if taken {
+			row, err := l.q.rowOf(ctx, l.side, one)
+			if err != nil {
+				tx.rollback()
+				return true, RetryAfter(time.Second, err)
+			}
+			last = append(last, statement{restoreJob, []any{row}})
+		}
+		last, many = append(last, statement{retryJobs, retryArgs(outcomes, true)}), true
+	case taken && one.Key != "":
+		last = append(last, statement{completeTaken, []any{one.ID, one.Token, one.result, one.Key, one.Scope}})
+	case taken:
+	case !many:
+		s, args := one.completion()
+		last = append(last, statement{s, args})
 	case slices.ContainsFunc(outcomes, func(o outcome) bool { return o.keep != 0 }):
-		statement, args = endJobs, endArgs(outcomes, true)
+		last = append(last, statement{endJobs, endArgs(outcomes, true)})
+	default:
+		last = append(last, statement{completeJobs, completeArgs(outcomes, true)})
 	}
 	l.mu.Lock()
 	for _, t := range tasks {
@@ -932,7 +950,7 @@ func (l *lane) transaction(ctx context.Context, tasks []*task, h *Handler, began
 	l.mu.Unlock()
 	// The handler is done and wants this, so only the guard decides, and not a context that has just ended.
 	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.lease)
-	sure, err = tx.commit(unbroken, l.q.sql(statement), args, many)
+	sure, err = tx.commit(unbroken, many, last...)
 	cancel()
 	if leaseLost(err) {
 		err = &refusedError{"complete", EventStale}

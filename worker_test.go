@@ -790,9 +790,10 @@ func TestPool_HandlersCannotStarveTheWorker(t *testing.T) {
 	running, end := make(chan struct{}, 6), make(chan struct{})
 	w := start(t, db, onceq.WorkerConfig{Lease: time.Second, Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 6}}},
 		handleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+			_, err := tx.Exec(ctx, `select 1`)
 			running <- struct{}{}
 			<-end
-			return nil
+			return err
 		}))
 	receive(t, running)
 	receive(t, running)
