@@ -24,9 +24,11 @@ type handlerTx struct {
 	h      *Handler
 	leases []*Lease
 	ctx    context.Context // the handler's, for what has no context of its own
-	conn   *pgxpool.Conn
+	conn   *pgxpool.Conn   // nil once it is closed and there is no other
+	raw    *pgx.Conn       // the same
 
 	pipelines  bool // see pipelines
+	replaced   bool // the connection is the second one
 	opened     bool
 	taken      bool  // opening it deletes the job: nothing is left to do for a completion but its fence
 	failed     error // why it could not be opened
@@ -76,13 +78,22 @@ select ` + limitIdling + `, case when not exists (select from taken) then onceq.
 
 // newHandlerTx gives a transaction that is not open yet, with the connection for it.
 func (w *Worker) newHandlerTx(ctx context.Context, leases []*Lease, h *Handler) (*handlerTx, error) {
-	conn, err := w.q.pool.Acquire(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("onceq: a connection for the handler's transaction: %w", err)
+	tx := &handlerTx{q: w.q, h: h, leases: leases, ctx: ctx, pipelines: w.pipelines, taken: len(leases) == 1 && leases[0].keep == 0}
+	return tx, tx.acquire(ctx)
+}
+
+func (tx *handlerTx) acquire(ctx context.Context) (err error) {
+	if tx.conn, err = tx.q.pool.Acquire(ctx); err != nil {
+		return fmt.Errorf("onceq: a connection for the handler's transaction: %w", err)
 	}
-	return &handlerTx{
-		q: w.q, h: h, leases: leases, ctx: ctx, conn: conn, pipelines: w.pipelines, taken: len(leases) == 1 && leases[0].keep == 0,
-	}, nil
+	tx.raw = tx.conn.Conn()
+	return nil
+}
+
+func (tx *handlerTx) replace(ctx context.Context) error {
+	tx.replaced = true
+	tx.conn.Release()
+	return tx.acquire(ctx)
 }
 
 func (tx *handlerTx) begin() string {
@@ -134,10 +145,18 @@ func (tx *handlerTx) first(ctx context.Context, queries ...*pgx.QueuedQuery) (pg
 	if closing := results.Close(); err == nil {
 		err = closing
 	}
-	switch pg := tx.conn.Conn().PgConn(); {
+	switch pg := tx.raw.PgConn(); {
 	case err == nil:
 		tx.opened = true
 		return nil, nil
+	case pg.IsClosed() && ctx.Err() == nil && !tx.replaced:
+		// It was idle for long and is dead, or pgx has closed it because an argument does not encode. Nothing was
+		// committed, so another connection may do it all.
+		if err := tx.replace(ctx); err != nil {
+			tx.notBegun, tx.failed = ctx.Err() == nil, err
+			return nil, err
+		}
+		return tx.first(ctx)
 	case len(queries) > 0 && !pg.IsClosed() && pg.TxStatus() == 'I':
 		return tx.first(ctx) // nothing was run; what is wrong with them, if it is they, shows when they are sent alone
 	case leaseLost(err):
@@ -188,7 +207,7 @@ type statement struct {
 // sure is false where the answer got lost and it may have been committed.
 func (tx *handlerTx) commit(ctx context.Context, many bool, statements ...statement) (sure bool, err error) {
 	defer end(tx.conn)
-	switch pg := tx.conn.Conn().PgConn(); {
+	switch pg := tx.raw.PgConn(); {
 	case pg.IsClosed():
 		return true, errors.New("onceq: the connection of the handler's transaction was lost, or closed because a statement was cancelled: it is rolled back")
 	case pg.TxStatus() == 'E' || tx.failed != nil:
@@ -220,7 +239,7 @@ func (tx *handlerTx) commit(ctx context.Context, many bool, statements ...statem
 	if err == nil && tag.String() != "COMMIT" {
 		err = fmt.Errorf("onceq: commit answered %s: %w", tag, pgx.ErrTxCommitRollback)
 	}
-	return err == nil || !tx.conn.Conn().IsClosed(), err
+	return err == nil || !tx.raw.IsClosed(), err
 }
 
 func (tx *handlerTx) rollback() { end(tx.conn) }
@@ -228,6 +247,9 @@ func (tx *handlerTx) rollback() { end(tx.conn) }
 // end gives a connection back, with nothing of a transaction left on it. pgxpool closes one that is still
 // inside of a transaction, so this saves a connection and never more.
 func end(conn *pgxpool.Conn) {
+	if conn == nil {
+		return
+	}
 	if !conn.Conn().IsClosed() && conn.Conn().PgConn().TxStatus() != 'I' {
 		ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
 		_, _ = conn.Exec(ctx, "rollback")
@@ -278,20 +300,19 @@ func (tx *handlerTx) Prepare(ctx context.Context, name, sql string) (*pgconn.Sta
 	if err := tx.open(ctx); err != nil {
 		return nil, err
 	}
-	return tx.conn.Conn().Prepare(ctx, name, sql)
+	return tx.raw.Prepare(ctx, name, sql)
 }
 
 // Conn gives the connection inside of the transaction. Where that cannot be opened nothing works on it: nothing may be
 // written through it that commits by itself.
 func (tx *handlerTx) Conn() *pgx.Conn {
-	conn := tx.conn.Conn()
-	if err := tx.open(tx.ctx); err != nil && !conn.IsClosed() && conn.PgConn().TxStatus() == 'I' {
+	if err := tx.open(tx.ctx); err != nil && !tx.raw.IsClosed() && tx.raw.PgConn().TxStatus() == 'I' {
 		tx.failed = err
 		ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
-		_ = conn.Close(ctx)
+		_ = tx.raw.Close(ctx)
 		cancel()
 	}
-	return conn
+	return tx.raw
 }
 
 func (tx *handlerTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
