@@ -61,12 +61,8 @@ type Lease struct {
 	byHandler uint32 // atomic; 1: completed through Complete or CompleteInBatch, if that commits
 }
 
+// leaseKey lets Enqueue recognise a handler's own keys and a client find the lease.
 type leaseKey struct{}
-
-// withLeases lets Enqueue recognise a handler's own keys and a client find the lease.
-func withLeases(ctx context.Context, leases []*Lease) context.Context {
-	return context.WithValue(ctx, leaseKey{}, leases)
-}
 
 func leasesFrom(ctx context.Context) []*Lease {
 	leases, _ := ctx.Value(leaseKey{}).([]*Lease)

@@ -319,10 +319,10 @@ type run struct {
 type task struct {
 	lease     *Lease
 	h         *Handler
-	extended  time.Time               // just before the claim or the latest beat that found it alive
-	cancel    context.CancelCauseFunc // once it runs
-	lost      error                   // why it must not run, or run on
-	finishing bool                    // its outcome is on the way: the row may be gone
+	extended  time.Time       // just before the claim or the latest beat that found it alive
+	ctx       *handlerContext // once it runs
+	lost      error           // why it must not run, or run on
+	finishing bool            // its outcome is on the way: the row may be gone
 }
 
 // abandoned names the jobs whose handlers ignore their context.
@@ -332,7 +332,7 @@ func (r *run) abandoned() error {
 	var kinds []string
 	n := 0
 	for _, t := range r.tasks {
-		if t.cancel != nil && !t.finishing {
+		if t.ctx != nil && !t.finishing {
 			n++
 			kinds = append(kinds, t.lease.Kind)
 		}
@@ -555,11 +555,11 @@ func (l *lane) claimSome(ctx context.Context, n int) (int, error) {
 	if len(leases) == 0 {
 		return 0, nil
 	}
+	l.handOut(leases, c.began)
 	if l.full || l.claimedAt.Sub(l.found) < 50*time.Millisecond {
 		l.unannounce(ctx)
 	}
 	l.found = l.claimedAt
-	l.handOut(leases, c.began)
 	return len(leases), nil
 }
 
@@ -701,28 +701,27 @@ func (l *lane) giveBack(u unit) {
 var errTimeout = errors.New("timeout")
 
 // start gives a running handler's context; false where the lease is lost already.
-func (l *lane) start(tasks []*task, h *Handler) (context.Context, func(), bool) {
-	leases := make([]*Lease, len(tasks))
-	for i, t := range tasks {
-		leases[i] = t.lease
+func (l *lane) start(tasks []*task, h *Handler) (*handlerContext, bool) {
+	ctx := &handlerContext{base: l.base}
+	ctx.leases = append(ctx.one[:0], tasks[0].lease)
+	for _, t := range tasks[1:] {
+		ctx.leases = append(ctx.leases, t.lease)
 	}
-	ctx, cancel := context.WithCancelCause(withLeases(l.base, leases))
+	if h.timeout > 0 {
+		ctx.deadline = time.Now().Add(h.timeout)
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, t := range tasks {
 		if t.lost != nil {
-			cancel(t.lost)
-			return ctx, func() {}, false
+			ctx.cancel(t.lost)
+			return ctx, false
 		}
 	}
 	for _, t := range tasks {
-		t.cancel = cancel
+		t.ctx = ctx
 	}
-	if h.timeout > 0 {
-		timed, stop := context.WithTimeoutCause(ctx, h.timeout, errTimeout)
-		return timed, func() { stop(); cancel(nil) }, true
-	}
-	return ctx, func() { cancel(nil) }, true
+	return ctx, true
 }
 
 // alone waits for the one place that jobs share which have lost leases again and again.
@@ -744,12 +743,12 @@ func (l *lane) runLease(t *task) {
 		l.giveBack(unit{one: t})
 		return
 	}
-	ctx, done, ok := l.start([]*task{t}, t.h)
+	ctx, ok := l.start([]*task{t}, t.h)
 	if !ok {
-		l.end(t, l.judge(t, ctx, context.Cause(ctx)))
+		l.end(t, l.judge(t, ctx, ctx.why()))
 		return
 	}
-	defer done()
+	defer ctx.cancel(nil)
 	began := time.Now()
 	err := protect(func() error { return t.h.lease(ctx, t.lease) })
 	o := l.judge(t, ctx, err)
@@ -758,7 +757,7 @@ func (l *lane) runLease(t *task) {
 }
 
 // judge gives the outcome of a handler that returned err.
-func (l *lane) judge(t *task, ctx context.Context, err error) outcome {
+func (l *lane) judge(t *task, ctx *handlerContext, err error) outcome {
 	o := l.outcome(t, ctx, err)
 	// Where the handler completed the job in a transaction of its own and committed that, the guard no longer holds
 	// and this is refused, quietly. If not, nothing of it happened and the job has to run again.
@@ -766,9 +765,9 @@ func (l *lane) judge(t *task, ctx context.Context, err error) outcome {
 	return o
 }
 
-func (l *lane) outcome(t *task, ctx context.Context, err error) outcome {
+func (l *lane) outcome(t *task, ctx *handlerContext, err error) outcome {
 	lease := t.lease
-	cause := context.Cause(ctx)
+	cause := ctx.why()
 	switch {
 	case err == nil && lease.completedItself():
 		return lease.failure(errors.New("onceq: the handler called Lease.Complete in a transaction that it did not commit"), t.h.backoff)
@@ -809,11 +808,10 @@ func (l *lane) runTx(tasks []*task, h *Handler) {
 	}
 	began := time.Now()
 	for try := 1; ; try++ {
-		ctx, done, ok := l.start(tasks, h)
+		ctx, ok := l.start(tasks, h)
 		if !ok {
-			done()
 			if len(tasks) == 1 {
-				l.end(tasks[0], l.judge(tasks[0], ctx, context.Cause(ctx)))
+				l.end(tasks[0], l.judge(tasks[0], ctx, ctx.why()))
 				return
 			}
 			for _, t := range tasks {
@@ -823,8 +821,8 @@ func (l *lane) runTx(tasks []*task, h *Handler) {
 		}
 		sure, err := l.transaction(ctx, tasks, h, began)
 		var refused *refusedError
-		if IsRetryable(err) && try < conflictTries && ctx.Err() == nil {
-			done()
+		if IsRetryable(err) && try < conflictTries && ctx.why() == nil {
+			ctx.cancel(nil)
 			sleep(l.base, rand.N(time.Duration(try)*5*time.Millisecond), nil)
 			continue
 		}
@@ -832,7 +830,7 @@ func (l *lane) runTx(tasks []*task, h *Handler) {
 		case err == nil:
 		case len(tasks) > 1:
 			// Somebody in the batch is at fault. Each alone shows who.
-			done()
+			ctx.cancel(nil)
 			for _, t := range tasks {
 				if l.stopping.Load() && l.base.Err() != nil {
 					l.end(t, outcome{lease: t.lease, state: Waiting})
@@ -846,14 +844,14 @@ func (l *lane) runTx(tasks []*task, h *Handler) {
 			l.end(tasks[0], outcome{lease: tasks[0].lease, state: Waiting})
 		default:
 			var notBegun *notBegunError
-			if (errors.As(err, &notBegun) || IsRetryable(err)) && context.Cause(ctx) == nil {
+			if (errors.As(err, &notBegun) || IsRetryable(err)) && ctx.why() == nil {
 				err = RetryAfter(time.Second, err)
 			}
 			o := l.judge(tasks[0], ctx, err)
 			o.run, o.unsure = time.Since(began), !sure
 			l.end(tasks[0], o)
 		}
-		done()
+		ctx.cancel(nil)
 		return
 	}
 }
@@ -978,10 +976,10 @@ func (l *run) lose(t *task, op string, event EventType) {
 	if first {
 		t.lost = lost
 	}
-	cancel := t.cancel
+	ctx := t.ctx
 	l.mu.Unlock()
-	if cancel != nil {
-		cancel(lost)
+	if ctx != nil {
+		ctx.cancel(lost)
 	}
 	if first {
 		e := t.lease.event(event)
@@ -1047,17 +1045,17 @@ func (r *run) beatOnce() {
 			// Gone also where the handler has completed the job by itself, and goes on.
 			byHandler := t.lease.completedItself()
 			finishing := t.finishing || byHandler
-			var cancelled context.CancelCauseFunc
+			var cancelled *handlerContext
 			if !a.lost || byHandler {
 				t.extended = began
 				if a.cancelled && t.lost == nil {
 					t.lost = ErrCancelled
-					cancelled = t.cancel
+					cancelled = t.ctx
 				}
 			}
 			r.mu.Unlock()
 			if cancelled != nil {
-				cancelled(ErrCancelled)
+				cancelled.cancel(ErrCancelled)
 			}
 			if a.lost && !finishing {
 				r.lose(t, "extend", EventLeaseLost)

@@ -1,0 +1,89 @@
+package onceq
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// handlerContext is the context of one run of a handler. What it takes to be cancelled and to have a deadline is made
+// when somebody first asks for it: for jobs of a few microseconds that is half of the work.
+type handlerContext struct {
+	base     context.Context // of all handlers
+	leases   []*Lease
+	one      [1]*Lease // what leases points to for one job
+	deadline time.Time // zero for none
+
+	mu    sync.Mutex // guards what follows
+	full  context.Context
+	stop  context.CancelCauseFunc // of full
+	ended bool
+	cause error // why it has ended, where it was not base or the deadline
+}
+
+func (c *handlerContext) made() context.Context {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.full == nil {
+		base := c.base
+		if c.ended {
+			base = context.WithoutCancel(base) // which may have ended since, and that is not why
+		}
+		ctx, cancel := context.WithCancelCause(base)
+		c.full, c.stop = ctx, cancel
+		switch {
+		case c.ended:
+			cancel(c.cause)
+		case !c.deadline.IsZero():
+			timed, stop := context.WithDeadlineCause(ctx, c.deadline, errTimeout)
+			c.full, c.stop = timed, func(cause error) { cancel(cause); stop() }
+		}
+	}
+	return c.full
+}
+
+// cancel ends it, for good with the first cause.
+func (c *handlerContext) cancel(cause error) {
+	c.mu.Lock()
+	stop := c.stop
+	if c.ended {
+		stop = nil
+	} else {
+		c.ended, c.cause = true, cause
+	}
+	c.mu.Unlock()
+	if stop != nil {
+		stop(cause)
+	}
+}
+
+// why is context.Cause, without making what it would ask.
+func (c *handlerContext) why() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.full != nil:
+		return context.Cause(c.full)
+	case c.ended && c.cause == nil:
+		return context.Canceled
+	case c.ended:
+		return c.cause
+	case c.base.Err() != nil:
+		return context.Cause(c.base)
+	case !c.deadline.IsZero() && !time.Now().Before(c.deadline):
+		return errTimeout
+	}
+	return nil
+}
+
+func (c *handlerContext) Deadline() (time.Time, bool) { return c.deadline, !c.deadline.IsZero() }
+func (c *handlerContext) Done() <-chan struct{}       { return c.made().Done() }
+func (c *handlerContext) Err() error                  { return c.made().Err() }
+
+// Value gives the leases to Enqueue and to LeaseFromContext. Package context asks for more by keys of its own.
+func (c *handlerContext) Value(key any) any {
+	if key == (leaseKey{}) {
+		return c.leases
+	}
+	return c.made().Value(key)
+}
