@@ -76,8 +76,8 @@
 // # What it costs
 //
 // One round trip to enqueue any number of jobs up to 2,000, none when added to the caller's own batch. One
-// statement for a claim of up to 2,000 jobs, one for as many completions. A handler's transaction is two
-// round trips beyond what the handler does.
+// statement for a claim of up to 2,000 jobs, one for as many completions. A handler's transaction is one round
+// trip beyond what the handler does: it opens together with the handler's first statement, where that has arguments.
 //
 // Where the ideas come from: leases and fencing tokens, Gray and Cheriton, "Leases: an efficient
 // fault-tolerant mechanism for distributed file cache consistency" (1989), and Kleppmann, "How to do
