@@ -463,8 +463,8 @@ func (n noRows) TypeMap() *pgtype.Map                         { return nil }
 type noResults struct{ err error }
 
 func (n noResults) Exec() (pgconn.CommandTag, error) { return pgconn.CommandTag{}, n.err }
-func (n noResults) Query() (pgx.Rows, error)         { return noRows{n.err}, n.err }
-func (n noResults) QueryRow() pgx.Row                { return oneRow{noRows{n.err}} }
+func (n noResults) Query() (pgx.Rows, error)         { return noRows(n), n.err }
+func (n noResults) QueryRow() pgx.Row                { return oneRow{noRows(n)} }
 func (n noResults) Close() error                     { return n.err }
 func (n noResults) Tx() pgx.Tx                       { return nil }
 
