@@ -1,0 +1,358 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/Shopify/toxiproxy/v2"
+	"github.com/jackc/pgx/v5"
+	"github.com/rs/zerolog"
+
+	"github.com/onceq/onceq/internal/pgserver"
+)
+
+// arena is what the processes work with: a server with a synchronous standby, a proxy before it for each process, and a
+// PgBouncer.
+type arena struct {
+	dir     string
+	bouncer *bouncer // nil: there is none
+	notes   []string // what could not be had
+
+	toxic   *toxiproxy.ApiServer
+	proxies []*toxiproxy.Proxy
+
+	mu       sync.Mutex // guards the rest; the server's faults change them, one at a time
+	primary  *pgserver.Server
+	standby  *pgserver.Server
+	disk     string // where the primary's tablespace of limited size is; "" where there is none
+	spare    string // the standby's
+	standbys int
+}
+
+// diskSize is the size of the tablespace.
+const diskSize = "256m"
+
+func (a *arena) options() pgserver.Options {
+	return pgserver.Options{Own: true, Durable: true, Settings: map[string]string{
+		"max_connections": "110",
+		// A standby that is gone must be noticed by the server and the other way round within a run.
+		"wal_sender_timeout": "5s", "wal_receiver_timeout": "5s", "wal_retrieve_retry_interval": "200ms",
+	}}
+}
+
+func startArena(ctx context.Context, dir string) (*arena, error) {
+	a := &arena{dir: dir, toxic: toxiproxy.NewServer(toxiproxy.NewMetricsContainer(nil), zerolog.Nop())}
+	var err error
+	if a.primary, err = pgserver.Start(ctx, a.options()); err != nil {
+		return nil, err
+	}
+	if a.disk, err = a.mount(ctx); err != nil {
+		a.notes = append(a.notes, "no full disks: "+err.Error())
+	}
+	return a, nil
+}
+
+// mount makes a file system of limited size for a tablespace.
+func (a *arena) mount(ctx context.Context) (string, error) {
+	a.standbys++
+	dir := filepath.Join(a.dir, fmt.Sprint("disk", a.standbys))
+	if err := os.Mkdir(dir, 0o777); err != nil {
+		return "", err
+	}
+	if out, err := exec.CommandContext(ctx, "mount", "-t", "tmpfs", "-o", "mode=777,size="+diskSize, "tmpfs", dir).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("mount: %w: %s", err, strings.TrimSpace(string(out)))
+	}
+	space := filepath.Join(dir, "space") // an empty directory is wanted, and the filler lies beside it
+	if err := os.Mkdir(space, 0o777); err != nil {
+		return "", err
+	}
+	return space, os.Chmod(space, 0o777)
+}
+
+// furnish makes the tables of the harness, those of the system, and puts them all on the small disk.
+func (a *arena) furnish(ctx context.Context, sys system) error {
+	conn, err := pgx.Connect(ctx, a.primary.URL())
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	if _, err := conn.Exec(ctx, `
+create schema torture;
+create table torture.trail (
+  seq bigint generated always as identity, at timestamptz default clock_timestamp(),
+  what text, job bigint, key text, work text, token bigint not null default 0, op text not null default ''
+);
+create table torture.ledger (seq bigint generated always as identity, work text, form text, job bigint, token bigint, nonce text);
+create table torture.ops (op text primary key);`); err != nil {
+		return err
+	}
+	if err := sys.setup(ctx, conn); err != nil {
+		return err
+	}
+	if a.disk == "" {
+		return nil
+	}
+	if err := a.handOver(ctx, conn); err != nil {
+		return err
+	}
+	if _, err := conn.Exec(ctx, `create tablespace small location '`+a.disk+`'`); err != nil {
+		return err
+	}
+	rows, err := conn.Query(ctx, `
+select format('alter %s %s set tablespace small', case c.relkind when 'i' then 'index' else 'table' end, c.oid::regclass)
+  from pg_class c join pg_namespace n on n.oid = c.relnamespace
+ where c.relkind in ('r', 'i') and n.nspname in ('onceq', 'public', 'torture')`)
+	if err != nil {
+		return err
+	}
+	moves, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return err
+	}
+	_, err = conn.Exec(ctx, strings.Join(moves, ";")+"; checkpoint")
+	return err
+}
+
+// handOver gives the disk to the user that runs the server.
+func (a *arena) handOver(ctx context.Context, conn *pgx.Conn) error {
+	var data string
+	if err := conn.QueryRow(ctx, `show data_directory`).Scan(&data); err != nil {
+		return err
+	}
+	info, err := os.Stat(data)
+	if err != nil {
+		return err
+	}
+	if owner, ok := info.Sys().(*syscall.Stat_t); ok && os.Geteuid() == 0 {
+		return os.Chown(a.disk, int(owner.Uid), int(owner.Gid))
+	}
+	return nil
+}
+
+// follow starts a standby and makes the server wait for it with each commit.
+func (a *arena) follow(ctx context.Context) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var spaces map[string]string
+	if a.disk != "" {
+		var err error
+		if a.spare, err = a.mount(ctx); err != nil {
+			return err
+		}
+		spaces = map[string]string{a.disk: a.spare}
+	}
+	var err error
+	if a.standby, err = a.primary.Standby(ctx, "standby", spaces, a.options()); err != nil {
+		return err
+	}
+	conn, err := pgx.Connect(ctx, a.primary.URL())
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	if _, err := conn.Exec(ctx, `alter system set synchronous_standby_names = '*'`); err != nil {
+		return err
+	}
+	if _, err := conn.Exec(ctx, `select pg_reload_conf()`); err != nil {
+		return err
+	}
+	for pause(ctx, 50*time.Millisecond) {
+		if ok, err := inSync(ctx, conn); ok || err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// inSync tells whether commits wait for the standby, and it has all that was committed before they did.
+func inSync(ctx context.Context, conn *pgx.Conn) (ok bool, err error) {
+	err = conn.QueryRow(ctx, `
+select exists (select from pg_stat_replication
+                where state = 'streaming' and sync_state = 'sync' and flush_lsn >= pg_current_wal_flush_lsn())
+       and current_setting('synchronous_standby_names') = '*'`).Scan(&ok)
+	return ok, err
+}
+
+// failover ends the server, as a machine that fails does, and makes the standby the server. Another one follows it.
+func (a *arena) failover(ctx context.Context) error {
+	conn, err := pgx.Connect(ctx, a.primary.URL())
+	if err != nil {
+		return err
+	}
+	ok := false
+	for range 100 {
+		if ok, err = inSync(ctx, conn); ok || err != nil || !pause(ctx, 50*time.Millisecond) {
+			break
+		}
+	}
+	_ = conn.Close(ctx)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return errors.New("the standby is behind")
+	}
+	a.mu.Lock()
+	old := a.primary
+	err = old.Stop()
+	a.primary, a.standby, a.disk, a.spare = a.standby, nil, a.spare, ""
+	a.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if conn, err = pgx.Connect(ctx, a.primary.URL()); err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	for _, sql := range []string{
+		`select pg_promote(true, 60)`, `alter system reset synchronous_standby_names`, `select pg_reload_conf()`,
+	} {
+		if _, err := conn.Exec(ctx, sql); err != nil {
+			return err
+		}
+	}
+	for _, p := range a.proxies {
+		if err := p.Update(&toxiproxy.Proxy{Listen: p.Listen, Upstream: a.address(), Enabled: true}); err != nil {
+			return err
+		}
+	}
+	return a.follow(ctx)
+}
+
+// address is the primary's host and port.
+func (a *arena) address() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	u, err := url.Parse(a.primary.URL())
+	if err != nil {
+		panic(err) // pgserver has made it
+	}
+	return u.Host
+}
+
+// server is the primary.
+func (a *arena) server() *pgserver.Server {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.primary
+}
+
+// proxy makes a way to the database, and gives its URL.
+func (a *arena) proxy(name string) (*toxiproxy.Proxy, string, error) {
+	p := toxiproxy.NewProxy(a.toxic, name, "127.0.0.1:0", a.address())
+	if err := p.Start(); err != nil {
+		return nil, "", err
+	}
+	a.proxies = append(a.proxies, p)
+	return p, databaseURL(p.Listen), nil
+}
+
+func databaseURL(address string) string {
+	return "postgres://postgres@" + address + "/postgres?sslmode=disable"
+}
+
+func (a *arena) stop() {
+	if a.bouncer != nil {
+		a.bouncer.stop()
+	}
+	for _, p := range a.proxies {
+		p.Stop()
+	}
+	for _, s := range []*pgserver.Server{a.standby, a.primary} {
+		if s != nil {
+			_ = s.Stop()
+		}
+	}
+	disks, _ := filepath.Glob(filepath.Join(a.dir, "disk*"))
+	for _, dir := range disks {
+		_ = exec.Command("umount", "-l", dir).Run()
+	}
+}
+
+// bouncer is a PgBouncer in transaction mode.
+type bouncer struct {
+	bin, ini string
+	port     int
+	cmd      *exec.Cmd
+	stdin    io.Closer
+}
+
+func pgbouncer() (string, error) {
+	if bin := os.Getenv("ONCEQ_TEST_PGBOUNCER"); bin != "" { // scripts/pgbouncer.sh
+		return bin, nil
+	}
+	if bin, err := exec.LookPath("pgbouncer"); err == nil {
+		return bin, nil
+	}
+	return exec.LookPath("/usr/sbin/pgbouncer")
+}
+
+// startBouncer starts one before an address.
+func (a *arena) startBouncer(before string) error {
+	bin, err := pgbouncer()
+	if err != nil {
+		return err
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	b := &bouncer{bin: bin, port: l.Addr().(*net.TCPAddr).Port, ini: filepath.Join(a.dir, "pgbouncer.ini")}
+	_ = l.Close()
+	host, port, err := net.SplitHostPort(before)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(b.ini, []byte(fmt.Sprintf(`
+[databases]
+* = host=%s port=%s user=postgres
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = %d
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+default_pool_size = 14
+max_client_conn = 100
+server_login_retry = 1
+ignore_startup_parameters = search_path,extra_float_digits
+`, host, port, b.port)), 0o644); err != nil {
+		return err
+	}
+	a.bouncer = b
+	return b.start()
+}
+
+func (b *bouncer) url() string { return databaseURL(fmt.Sprint("127.0.0.1:", b.port)) }
+
+// guard ends PgBouncer when its standard input ends: also when this process is killed.
+const guard = `trap '' INT TERM; "$@" & cat >/dev/null; kill -9 $!`
+
+func (b *bouncer) start() (err error) {
+	args := []string{"-c", guard, "sh", b.bin, "-q"}
+	if os.Geteuid() == 0 {
+		args = append(args, "-u", "nobody")
+	}
+	b.cmd = exec.Command("sh", append(args, b.ini)...)
+	b.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if b.stdin, err = b.cmd.StdinPipe(); err != nil {
+		return err
+	}
+	return b.cmd.Start()
+}
+
+func (b *bouncer) stop() {
+	_ = b.stdin.Close()
+	_ = b.cmd.Wait()
+}

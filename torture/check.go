@@ -1,0 +1,315 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// history is all that was recorded in a run: by the producers and the provider in their journals, by triggers in the
+// trail, by the handlers in the ledger; and what the queue says at the end.
+type history struct {
+	Ops    []op
+	Noted  map[string]bool // operations whose transaction committed
+	Trail  []step
+	Ledger []entry
+	Calls  []call
+	Ends   []end
+}
+
+// step is a row of the trail.
+type step struct {
+	What  string // accepted, claimed or gone
+	Job   int64
+	Key   string
+	Work  string
+	Token int64
+	Op    string
+}
+
+// entry is a row of the ledger: one effect.
+type entry struct {
+	Work, Form string
+	Job, Token int64
+	Nonce      string
+}
+
+// end is what has become of a job.
+type end struct {
+	Job        int64
+	Key        string
+	Work, Form string
+	State      string // completed, dead, cancelled, held or unfinished
+	Result     string
+	Lost       int
+}
+
+// The sorts of violations.
+const (
+	vLost       = "lost"               // accepted, and it has no end; or acknowledged, and never accepted
+	vUnfinished = "unfinished"         // accepted, and still not at its end when the run was over
+	vPhantom    = "rolled back"        // accepted although the caller's transaction was rolled back, or in part
+	vKey        = "key accepted twice" // two jobs for one key
+	vEffect     = "effects"            // a completed job without exactly one effect, another one with any
+	vToken      = "tokens"             // tokens of a key that do not grow; an effect under one that was not the last
+	vAnswer     = "answers"            // a duplicate was told another job or another result than the committed one
+	vCall       = "outside calls"      // a call repeated where the policy does not allow it, or none that took effect
+	vCallKey    = "downstream key"     // calls for a job under several keys, or one key for several jobs
+)
+
+var sorts = []string{vLost, vUnfinished, vPhantom, vKey, vEffect, vToken, vAnswer, vCall, vCallKey}
+
+// verdict is what the checker found.
+type verdict struct {
+	Accepted                                 int            // jobs
+	Ends                                     map[string]int // by state
+	Committed, RolledBack, Unknown           int            // operations
+	UnknownCommitted                         int
+	Duplicates, Replayed                     int // answers; with a result
+	Entries, Calls, Repeated, Claims, Losses int
+	Violations                               map[string][]string
+}
+
+func (v *verdict) violation(sort, format string, args ...any) {
+	v.Violations[sort] = append(v.Violations[sort], fmt.Sprintf(format, args...))
+}
+
+func (v *verdict) count() (n int) {
+	for _, all := range v.Violations {
+		n += len(all)
+	}
+	return n
+}
+
+// check goes over a history.
+func check(h *history) *verdict {
+	v := &verdict{Ends: map[string]int{}, Violations: map[string][]string{}}
+	accepted := map[int64]step{}
+	byOp := map[string]map[string]int64{} // operation, work: job
+	byKey := map[string][]int64{}         // jobs of a key in the order of acceptance
+	lastClaim := map[int64]int64{}
+	claims := map[int64]map[int64]bool{}
+	keyToken := map[string]int64{}
+	liveOfKey := map[string]int64{}
+	for _, s := range h.Trail {
+		switch s.What {
+		case "accepted":
+			if _, again := accepted[s.Job]; again { // somebody had it run again
+				continue
+			}
+			accepted[s.Job] = s
+			if byOp[s.Op] == nil {
+				byOp[s.Op] = map[string]int64{}
+			}
+			byOp[s.Op][s.Work] = s.Job
+			if s.Key != "" {
+				if other := liveOfKey[s.Key]; other != 0 {
+					v.violation(vKey, "%s: job %d was accepted while job %d was not finished", s.Key, s.Job, other)
+				}
+				liveOfKey[s.Key] = s.Job
+				byKey[s.Key] = append(byKey[s.Key], s.Job)
+			}
+		case "claimed":
+			v.Claims++
+			if s.Token == 0 { // a system without tokens
+				continue
+			}
+			name := cmp.Or(s.Key, fmt.Sprint("job ", s.Job))
+			if s.Token <= keyToken[name] {
+				v.violation(vToken, "%s: token %d after %d", name, s.Token, keyToken[name])
+			}
+			keyToken[name] = s.Token
+			lastClaim[s.Job] = s.Token
+			if claims[s.Job] == nil {
+				claims[s.Job] = map[int64]bool{}
+			}
+			claims[s.Job][s.Token] = true
+		case "gone":
+			if liveOfKey[s.Key] == s.Job {
+				delete(liveOfKey, s.Key)
+			}
+		}
+	}
+	v.Accepted = len(accepted)
+
+	// Every job has an end, and one only.
+	ends := map[int64]end{}
+	for _, e := range h.Ends {
+		if other, twice := ends[e.Job]; twice {
+			v.violation(vLost, "job %d (%s) is both %s and %s", e.Job, e.Work, other.State, e.State)
+		}
+		ends[e.Job] = e
+		v.Ends[e.State]++
+		v.Losses += e.Lost
+		if e.State == "unfinished" {
+			v.violation(vUnfinished, "job %d (%s)", e.Job, e.Work)
+		}
+		if _, known := accepted[e.Job]; !known {
+			v.violation(vPhantom, "job %d (%s) is %s, and was never accepted", e.Job, e.Work, e.State)
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(accepted)) {
+		if _, there := ends[id]; !there {
+			v.violation(vLost, "job %d (%s) was accepted and is nowhere", id, accepted[id].Work)
+		}
+	}
+
+	// One key, one job.
+	for _, key := range slices.Sorted(maps.Keys(byKey)) {
+		if jobs := byKey[key]; len(jobs) > 1 && ends[jobs[0]].Form != formRecur {
+			v.violation(vKey, "%s: jobs %v", key, jobs)
+		}
+	}
+
+	// Effects in the database.
+	effects := map[int64][]entry{}
+	for _, e := range h.Ledger {
+		v.Entries++
+		effects[e.Job] = append(effects[e.Job], e)
+	}
+	for _, id := range slices.Sorted(maps.Keys(ends)) {
+		e, rows := ends[id], effects[id]
+		delete(effects, id)
+		switch {
+		case e.State == "completed" && transactional(e.Form) && len(rows) != 1,
+			e.State != "completed" && len(rows) > 0:
+			v.violation(vEffect, "job %d (%s) is %s with %d effects", id, e.Work, e.State, len(rows))
+		}
+		for _, row := range rows {
+			switch {
+			case row.Token == 0:
+			case !claims[id][row.Token]:
+				v.violation(vToken, "job %d (%s): an effect under token %d, which no claim has given", id, e.Work, row.Token)
+			case row.Token != lastClaim[id]:
+				v.violation(vToken, "job %d (%s): an effect under token %d, and the last claim gave %d", id, e.Work, row.Token, lastClaim[id])
+			}
+			if e.Result != "" && e.Result != row.Nonce {
+				v.violation(vAnswer, "job %d (%s): its result is %s, and its effect %s", id, e.Work, e.Result, row.Nonce)
+			}
+		}
+	}
+	for id, rows := range effects {
+		v.violation(vEffect, "job %d (%s) is nowhere with %d effects", id, rows[0].Work, len(rows))
+	}
+
+	v.checkOps(h, accepted, byOp, byKey, ends)
+	v.checkCalls(h, ends)
+	return v
+}
+
+// checkOps compares what producers were told with what is true.
+func (v *verdict) checkOps(h *history, accepted map[int64]step, byOp map[string]map[string]int64, byKey map[string][]int64, ends map[int64]end) {
+	final := map[string]op{}
+	for _, o := range h.Ops {
+		if before, known := final[o.Op]; known {
+			o.Works = before.Works
+		}
+		final[o.Op] = o
+	}
+	for _, name := range slices.Sorted(maps.Keys(final)) {
+		o := final[name]
+		happened := byOp[name]
+		switch o.Outcome {
+		case committed:
+			v.Committed++
+			if o.inTransaction() && !h.Noted[name] {
+				v.violation(vLost, "operation %s was acknowledged, and the caller's own row is nowhere", name)
+			}
+		case rolledBack:
+			v.RolledBack++
+			if len(happened) > 0 || h.Noted[name] {
+				v.violation(vPhantom, "operation %s (%s) was rolled back, and accepted %v", name, o.Err, happened)
+			}
+			continue
+		default: // the database says
+			v.Unknown++
+			if !h.Noted[name] && len(happened) == 0 {
+				continue
+			}
+			if o.inTransaction() && !h.Noted[name] {
+				v.violation(vPhantom, "operation %s accepted %v without the caller's own row", name, happened)
+				continue
+			}
+			v.UnknownCommitted++
+		}
+		// It was committed: all of its works are accepted, by itself or before.
+		for _, w := range o.Works {
+			if _, here := happened[w.Name]; !here && (!w.Keyed || len(byKey[w.Name]) == 0) {
+				v.violation(vLost, "operation %s was committed, and %s was never accepted", name, w.Name)
+			}
+		}
+		for _, a := range o.Answers {
+			if !a.Duplicate {
+				if _, there := accepted[a.ID]; !there {
+					v.violation(vLost, "operation %s: job %d (%s) was acknowledged and never accepted", name, a.ID, a.Work)
+				}
+				continue
+			}
+			v.Duplicates++
+			if !slices.Contains(byKey[a.Work], a.ID) {
+				v.violation(vAnswer, "operation %s: %s was called a duplicate of job %d, of jobs %v", name, a.Work, a.ID, byKey[a.Work])
+			}
+			if !a.Completed {
+				continue
+			}
+			v.Replayed++
+			e := ends[a.ID]
+			if told := string(a.Output); e.State != "completed" || told != fmt.Sprintf("%q", e.Result) {
+				v.violation(vAnswer, "operation %s: %s was said to be completed with %s, and job %d is %s with %s", name, a.Work, told, a.ID, e.State, e.Result)
+			}
+		}
+	}
+}
+
+// checkCalls compares what the provider has seen with what the policies allow.
+func (v *verdict) checkCalls(h *history, ends map[int64]end) {
+	byJob := map[int64][]call{}
+	jobOfKey := map[string]int64{}
+	for _, c := range h.Calls {
+		v.Calls++
+		byJob[c.Job] = append(byJob[c.Job], c)
+		if other, known := jobOfKey[c.Key]; known && other != c.Job {
+			v.violation(vCallKey, "jobs %d and %d (%s) came under one key", other, c.Job, c.Work)
+		}
+		jobOfKey[c.Key] = c.Job
+	}
+	for _, id := range slices.Sorted(maps.Keys(byJob)) {
+		calls := byJob[id]
+		receipt := ""
+		for i, c := range calls {
+			if c.Key != calls[0].Key {
+				v.violation(vCallKey, "job %d (%s) came under two keys", id, c.Work)
+			}
+			if c.What == "refused" {
+				continue
+			}
+			if receipt == "" {
+				receipt = c.Receipt
+				continue
+			}
+			v.Repeated++
+			if c.Form != formAgain {
+				v.violation(vCall, "job %d (%s) was applied again, call %d of %d", id, c.Work, i+1, len(calls))
+			}
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(ends)) {
+		e := ends[id]
+		if !outside(e.Form) || e.State != "completed" {
+			continue
+		}
+		var receipts []string
+		for _, c := range byJob[id] {
+			if c.What != "refused" {
+				receipts = append(receipts, c.Receipt)
+			}
+		}
+		switch {
+		case len(receipts) == 0:
+			v.violation(vCall, "job %d (%s) is completed, and the provider has never done it", id, e.Work)
+		case e.Result != "" && !slices.Contains(receipts, e.Result):
+			v.violation(vAnswer, "job %d (%s): its result is %s, and the provider's receipts %v", id, e.Work, e.Result, receipts)
+		}
+	}
+}

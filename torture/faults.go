@@ -1,0 +1,312 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/Shopify/toxiproxy/v2"
+	"github.com/jackc/pgx/v5"
+)
+
+// The faults. Those of a process and its connection come beside each other, on different processes; those of the
+// server one after the other.
+const (
+	faultKill   = "SIGKILL"
+	faultFreeze = "SIGSTOP past the lease"
+	faultCut    = "network cut"
+	faultDelay  = "network delay"
+	faultHalf   = "half-open connections"
+	faultReset  = "connection resets"
+
+	faultTerminate   = "pg_terminate_backend"
+	faultRestart     = "immediate stop and restart"
+	faultFailover    = "failover"
+	faultBouncer     = "PgBouncer killed and restarted"
+	faultSnapshot    = "snapshot left open"
+	faultLock        = "table lock held"
+	faultConnections = "connection limit reached"
+	faultTimeouts    = "statement and lock timeouts"
+	faultDisk        = "full disk"
+)
+
+var (
+	processFaults = []string{faultKill, faultFreeze, faultCut, faultDelay, faultHalf, faultReset}
+	serverFaults  = []string{faultTerminate, faultRestart, faultFailover, faultBouncer, faultSnapshot, faultLock, faultConnections,
+		faultTimeouts, faultDisk}
+)
+
+// fault is one that is to be, with all that is left to chance. The seed alone decides the sequence of each lane.
+type fault struct {
+	Kind   string
+	Target int     // which of the processes, tables or directions
+	Force  float64 // how long and how much, from 0 to 1
+	Then   time.Duration
+}
+
+// lane gives faults, each kind as often as any other.
+type lane struct {
+	rng   *rand.Rand
+	kinds []string
+	bag   []string
+	rest  time.Duration
+}
+
+func newLane(seed, n uint64, kinds []string, rest time.Duration) *lane {
+	return &lane{rng: rand.New(rand.NewPCG(seed, n)), kinds: kinds, rest: rest}
+}
+
+func (l *lane) next() fault {
+	if len(l.bag) == 0 {
+		l.bag = append(l.bag, l.kinds...)
+		l.rng.Shuffle(len(l.bag), func(i, j int) { l.bag[i], l.bag[j] = l.bag[j], l.bag[i] })
+	}
+	f := fault{Kind: l.bag[0], Target: l.rng.IntN(1 << 20), Force: l.rng.Float64()}
+	f.Then = l.rest/2 + time.Duration(l.rng.Int64N(int64(l.rest)))
+	l.bag = l.bag[1:]
+	return f
+}
+
+// seconds gives a time between two, by the fault's force.
+func (f fault) seconds(from, to float64) time.Duration {
+	return time.Duration((from + (to-from)*f.Force) * float64(time.Second))
+}
+
+// chaos does the faults.
+type chaos struct {
+	arena   *arena
+	slots   []*slot // processes that faults may hit
+	proxies map[string]*toxiproxy.Proxy
+	tables  []string // that locks are taken on
+	say     func(format string, args ...any)
+
+	mu     sync.Mutex // guards counts
+	counts map[string]int
+	failed map[string]int
+}
+
+func (c *chaos) count(kind string, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err != nil {
+		c.failed[kind]++
+		c.say("%s could not be done: %v", kind, err)
+		return
+	}
+	c.counts[kind]++
+}
+
+// processes does the faults of processes and their connections until ctx ends; all is well again then.
+func (c *chaos) processes(ctx context.Context, l *lane) {
+	var under sync.WaitGroup
+	defer under.Wait()
+	for ctx.Err() == nil {
+		f := l.next()
+		var target *slot
+		for i := range c.slots {
+			if s := c.slots[(f.Target+i)%len(c.slots)]; s.claimFault() {
+				target = s
+				break
+			}
+		}
+		if target != nil {
+			c.say("%s: %s", target.Slot, f.Kind)
+			under.Go(func() {
+				defer target.releaseFault()
+				c.count(f.Kind, c.process(ctx, f, target))
+			})
+		}
+		pause(ctx, f.Then)
+	}
+}
+
+func (c *chaos) process(ctx context.Context, f fault, s *slot) error {
+	proxy := c.proxies[s.Slot]
+	toxic := func(kind, attributes string, both bool, d time.Duration) error {
+		streams := []string{"upstream", "downstream"}
+		if !both {
+			streams = streams[f.Target%2:][:1]
+		}
+		for _, stream := range streams {
+			if _, err := proxy.Toxics.AddToxicJson(strings.NewReader(
+				fmt.Sprintf(`{"type": %q, "stream": %q, "attributes": {%s}}`, kind, stream, attributes))); err != nil {
+				return err
+			}
+		}
+		pause(ctx, d)
+		proxy.Toxics.ResetToxics(context.WithoutCancel(ctx))
+		return nil
+	}
+	switch f.Kind {
+	case faultKill:
+		s.signal(syscall.SIGKILL)
+	case faultFreeze:
+		s.signal(syscall.SIGSTOP)
+		pause(ctx, f.seconds(1.2*lease.Seconds(), 4*lease.Seconds()))
+		s.signal(syscall.SIGCONT)
+	case faultCut:
+		proxy.Stop()
+		pause(ctx, f.seconds(0.2, 2*lease.Seconds()))
+		return proxy.Start()
+	case faultDelay:
+		return toxic("latency", fmt.Sprintf(`"latency": %d, "jitter": 50`, f.seconds(0.05, 1).Milliseconds()), f.Target%3 > 0, f.seconds(2, 5))
+	case faultHalf: // one direction, or both, swallows everything and nobody is told
+		return toxic("timeout", `"timeout": 0`, f.Target%3 == 0, f.seconds(1, 3*lease.Seconds()))
+	case faultReset:
+		return toxic("reset_peer", `"timeout": 0`, f.Target%3 == 0, f.seconds(0.1, 1))
+	default:
+		return fmt.Errorf("no such fault: %s", f.Kind)
+	}
+	return nil
+}
+
+// server does the faults of the server until ctx ends.
+func (c *chaos) server(ctx context.Context, l *lane) {
+	for ctx.Err() == nil {
+		f := l.next()
+		c.say("server: %s", f.Kind)
+		// What has begun is ended: no run stops in the middle of a failover.
+		err := c.serverFault(context.WithoutCancel(ctx), f)
+		if !errors.Is(err, errNotHere) {
+			c.count(f.Kind, err)
+		}
+		pause(ctx, f.Then)
+	}
+}
+
+// errNotHere: a note says that this machine has not what it takes.
+var errNotHere = errors.New("not here")
+
+func (c *chaos) serverFault(ctx context.Context, f fault) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	switch f.Kind {
+	case faultRestart:
+		return c.arena.server().Restart(true)
+	case faultFailover:
+		return c.arena.failover(ctx)
+	case faultBouncer:
+		if c.arena.bouncer == nil {
+			return errNotHere
+		}
+		c.arena.bouncer.stop()
+		pause(ctx, f.seconds(0, 1.5))
+		return c.arena.bouncer.start()
+	case faultDisk:
+		return c.fillDisk(ctx, f)
+	}
+	conn, err := pgx.Connect(ctx, c.arena.server().URL())
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	switch f.Kind {
+	case faultTerminate:
+		return c.terminate(ctx, conn, 10+f.Target%90)
+	case faultSnapshot:
+		if _, err := conn.Exec(ctx, `begin isolation level repeatable read; select count(*) from torture.ops`); err != nil {
+			return err
+		}
+		pause(ctx, f.seconds(3, 8))
+	case faultLock:
+		return c.lock(ctx, conn, c.tables[f.Target%len(c.tables)], f.seconds(0.5, 2*lease.Seconds()))
+	case faultConnections:
+		var taken []*pgx.Conn
+		var full error
+		for full == nil && len(taken) < 200 {
+			var more *pgx.Conn
+			if more, full = pgx.Connect(ctx, c.arena.server().URL()); full == nil {
+				taken = append(taken, more)
+			}
+		}
+		if err := c.terminate(ctx, conn, 40); err == nil {
+			for full = nil; full == nil && len(taken) < 200; {
+				var more *pgx.Conn
+				if more, full = pgx.Connect(ctx, c.arena.server().URL()); full == nil {
+					taken = append(taken, more)
+				}
+			}
+		}
+		pause(ctx, f.seconds(1, 4))
+		for _, t := range taken {
+			_ = t.Close(ctx)
+		}
+		if full == nil {
+			return errors.New("there is no limit")
+		}
+	case faultTimeouts:
+		if _, err := conn.Exec(ctx, `alter database postgres set statement_timeout = '150ms'`); err != nil {
+			return err
+		}
+		_, err := conn.Exec(ctx, `alter database postgres set lock_timeout = '50ms'`)
+		err = errors.Join(err, c.terminate(ctx, conn, 60)) // those who come back have them
+		for range 3 {
+			pause(ctx, f.seconds(0.1, 0.5))
+			err = errors.Join(err, c.lock(ctx, conn, c.tables[f.Target%len(c.tables)], f.seconds(0.3, 1)))
+		}
+		_, err2 := conn.Exec(ctx, `alter database postgres reset all`)
+		return errors.Join(err, err2, c.terminate(ctx, conn, 100))
+	default:
+		return fmt.Errorf("no such fault: %s", f.Kind)
+	}
+	return nil
+}
+
+// terminate ends a share of the sessions.
+func (c *chaos) terminate(ctx context.Context, conn *pgx.Conn, percent int) error {
+	_, err := conn.Exec(ctx, `
+select pg_terminate_backend(pid) from pg_stat_activity
+ where pid <> pg_backend_pid() and application_name like $2 || '%' and (random() * 100)::int < $1`, percent, applicationName)
+	return err
+}
+
+func (c *chaos) lock(ctx context.Context, conn *pgx.Conn, table string, d time.Duration) error {
+	// Who waits for the lock makes others wait, so it does not wait for long.
+	tx, err := conn.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
+	if _, err := tx.Exec(ctx, `set local lock_timeout = '5s'; set local statement_timeout = 0; lock table `+table+` in access exclusive mode`); err != nil {
+		return err
+	}
+	pause(ctx, d)
+	return nil
+}
+
+// fillDisk takes all that is left of the tablespace's file system.
+func (c *chaos) fillDisk(ctx context.Context, f fault) error {
+	c.arena.mu.Lock()
+	disk := c.arena.disk
+	c.arena.mu.Unlock()
+	if disk == "" {
+		return errNotHere
+	}
+	name := filepath.Join(filepath.Dir(disk), "filler")
+	file, err := os.Create(name)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(name); _ = file.Close() }()
+	zeros := make([]byte, 64<<10)
+	until := time.Now().Add(f.seconds(2, 5))
+	for size := len(zeros); time.Now().Before(until) && ctx.Err() == nil; {
+		switch _, err := file.Write(zeros[:size]); {
+		case err == nil:
+		case !errors.Is(err, syscall.ENOSPC):
+			return err
+		case size > 4<<10:
+			size = 4 << 10
+		default:
+			pause(ctx, 5*time.Millisecond) // what is freed meanwhile is taken as well
+		}
+	}
+	return nil
+}

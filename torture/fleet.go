@@ -1,0 +1,128 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// slot is the place of a process that is started again whenever it ends.
+type slot struct {
+	child
+	exe string
+	env []string
+
+	mu      sync.Mutex // guards the rest
+	cmd     *exec.Cmd
+	stdin   io.Closer
+	closing bool
+	faulty  bool // something is being done to it, or to its connection
+	fallen  int  // ends that nobody caused
+	killed  bool
+	gone    chan struct{} // closed when the slot is empty for good
+}
+
+func startSlot(c child, exe string, env ...string) (*slot, error) {
+	s := &slot{child: c, exe: exe, env: env, gone: make(chan struct{})}
+	if err := s.spawn(); err != nil {
+		return nil, err
+	}
+	go s.keep()
+	return s, nil
+}
+
+// spawn starts the process. The caller holds mu or is alone.
+func (s *slot) spawn() error {
+	raw, err := json.Marshal(s.child)
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command(s.exe)
+	cmd.Env = append(append(os.Environ(), childEnv+"="+string(raw)), s.env...)
+	cmd.Stderr = os.Stderr
+	// A group of its own: a Ctrl-C at the terminal is for the main process. Should that one die while this one is
+	// stopped, the kernel ends it, because its group is an orphan then.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if s.stdin, err = cmd.StdinPipe(); err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	s.cmd, s.killed = cmd, false
+	return nil
+}
+
+func (s *slot) keep() {
+	defer close(s.gone)
+	for {
+		err := s.cmd.Wait()
+		s.mu.Lock()
+		if s.closing {
+			s.mu.Unlock()
+			return
+		}
+		if !s.killed {
+			s.fallen++
+		}
+		s.mu.Unlock()
+		time.Sleep(200 * time.Millisecond)
+		s.mu.Lock()
+		if s.closing {
+			s.mu.Unlock()
+			return
+		}
+		if err = s.spawn(); err != nil {
+			fmt.Fprintln(os.Stderr, "torture: start "+s.Slot+":", err)
+			s.mu.Unlock()
+			return
+		}
+		s.mu.Unlock()
+	}
+}
+
+func (s *slot) signal(sig syscall.Signal) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if sig == syscall.SIGKILL {
+		s.killed = true
+	}
+	_ = s.cmd.Process.Signal(sig) // one that has ended meanwhile needs no signal
+}
+
+// stop lets the process end, and kills it if it takes too long.
+func (s *slot) stop(patience time.Duration) {
+	s.mu.Lock()
+	s.closing = true
+	_ = s.stdin.Close()
+	_ = s.cmd.Process.Signal(syscall.SIGCONT)
+	s.mu.Unlock()
+	select {
+	case <-s.gone:
+	case <-time.After(patience):
+		s.signal(syscall.SIGKILL)
+		<-s.gone
+	}
+}
+
+// claimFault takes the slot for a fault; one at a time.
+func (s *slot) claimFault() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.faulty || s.closing {
+		return false
+	}
+	s.faulty = true
+	return true
+}
+
+func (s *slot) releaseFault() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.faulty = false
+}

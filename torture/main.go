@@ -1,0 +1,415 @@
+// Command torture runs many producer and worker processes on a real server, does to them and to the server what
+// happens to machines, and then counts: every job that was accepted has one end, its effects are there once, and
+// everybody was told the truth. It does the same to River, and prints both. docs/torture.md has the results.
+//
+//	go run . [-duration 3m] [-seed n] [-systems onceq,river]
+//
+// Where to look: work.go says what the jobs are; producer.go, onceq.go and river.go are the processes, provider.go is
+// the outside; arena.go has servers and proxies, faults.go what is done to them; check.go is the checker.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/Shopify/toxiproxy/v2"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// config is a run's.
+type config struct {
+	System    string
+	Seed      uint64
+	Duration  time.Duration
+	Drain     time.Duration
+	Workers   int
+	Producers int
+	Clocks    bool
+	Broken    string
+	Only      []string // faults; none for all
+	Verbose   bool
+	Keep      string // directory for what was recorded; "" for nowhere
+}
+
+// The mistakes that the checker must find.
+const (
+	brokenToken = "token" // jobs are completed by their id, whoever says so
+	brokenKey   = "key"   // the downstream key contains the token
+)
+
+func main() {
+	if raw := os.Getenv(childEnv); raw != "" {
+		childMain(raw)
+		return
+	}
+	if inner := enterNamespace(); inner {
+		return
+	}
+	var c config
+	flag.Uint64Var(&c.Seed, "seed", rand.Uint64()%1_000_000, "of the faults")
+	flag.DurationVar(&c.Duration, "duration", 3*time.Minute, "of the faults, for each system")
+	flag.DurationVar(&c.Drain, "drain", 3*time.Minute, "how long the rest of the work may take after the faults")
+	flag.IntVar(&c.Workers, "workers", 6, "worker processes")
+	flag.IntVar(&c.Producers, "producers", 3, "producer processes")
+	flag.BoolVar(&c.Clocks, "clocks", true, "some processes have clocks that are an hour wrong")
+	flag.StringVar(&c.Broken, "broken", "", "break the library's use on purpose: token or key; the checker must notice")
+	flag.BoolVar(&c.Verbose, "v", false, "say each fault")
+	flag.StringVar(&c.Keep, "keep", "", "keep what was recorded in this directory")
+	systems := flag.String("systems", "onceq,river", "what to torture")
+	only := flag.String("faults", "", "comma-separated beginnings of the faults' names; all by default")
+	flag.Parse()
+	if *only != "" {
+		c.Only = strings.Split(*only, ",")
+	}
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	fmt.Printf("seed %d, %s of faults for each, %d workers, %d producers\n", c.Seed, c.Duration, c.Workers, c.Producers)
+	var reports []*report
+	bad := false
+	for _, c.System = range strings.Split(*systems, ",") {
+		r, err := run(ctx, c)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "torture:", err)
+			os.Exit(2)
+		}
+		reports = append(reports, r)
+		bad = bad || c.System == "onceq" && r.verdict.count() > 0
+	}
+	printReports(os.Stdout, c, reports)
+	if bad != (c.Broken != "") {
+		os.Exit(1)
+	}
+}
+
+func childMain(raw string) {
+	if raw == `{"Role":"clock"}` {
+		fmt.Println(time.Now().Unix())
+		return
+	}
+	if err := runChild(raw); err != nil {
+		os.Exit(1) // most have lost the database at their start, and are started again
+	}
+}
+
+const namespaceEnv = "ONCEQ_TORTURE_NAMESPACE"
+
+// enterNamespace runs this program again in a mount namespace of its own, whose file systems of limited size go away
+// with it. Where that is not allowed it goes on without them.
+func enterNamespace() bool {
+	if os.Getenv(namespaceEnv) != "" || runtime.GOOS != "linux" || os.Geteuid() != 0 {
+		return false
+	}
+	runtime.LockOSThread() // Pdeathsig is about the thread
+	defer runtime.UnlockOSThread()
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Env = append(os.Environ(), namespaceEnv+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = inNamespace()
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	if err := cmd.Start(); err != nil {
+		signal.Stop(signals)
+		return false
+	}
+	go func() {
+		for s := range signals {
+			_ = cmd.Process.Signal(s)
+		}
+	}()
+	if err := cmd.Wait(); err != nil {
+		os.Exit(max(1, cmd.ProcessState.ExitCode()))
+	}
+	return true
+}
+
+// report is what a run comes to.
+type report struct {
+	system, version, server string
+	took                    time.Duration
+	verdict                 *verdict
+	faults, failed          map[string]int
+	events                  map[string]int
+	resolved, fallen        int
+	notes                   []string
+}
+
+func run(ctx context.Context, c config) (r *report, err error) {
+	began := time.Now()
+	say := func(format string, args ...any) {
+		if c.Verbose {
+			fmt.Printf("%6.1fs  %s\n", time.Since(began).Seconds(), fmt.Sprintf(format, args...))
+		}
+	}
+	sys, err := systemOf(c.System)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "onceq-torture-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	if err := os.Chmod(dir, 0o755); err != nil { // the server and PgBouncer may run as other users
+		return nil, err
+	}
+	r = &report{system: c.System, version: versionOf(c.System), faults: map[string]int{}, failed: map[string]int{}, events: map[string]int{}}
+
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	skewed := ""
+	if c.Clocks {
+		if skewed, err = buildSkewed(ctx, dir); err != nil {
+			r.notes = append(r.notes, "no wrong clocks: "+err.Error())
+		}
+	}
+
+	a, err := startArena(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	defer a.stop()
+	r.server = fmt.Sprintf("%d.%d", a.primary.Version()/10000, a.primary.Version()%10000)
+	if err := a.furnish(ctx, sys); err != nil {
+		return nil, err
+	}
+	if err := a.follow(ctx); err != nil {
+		return nil, err
+	}
+
+	// The processes. Faults of the network hit each on its own.
+	provider, err := startSlot(child{Role: "provider", Slot: "provider", Dir: dir, Seed: c.Seed}, exe)
+	if err != nil {
+		return nil, err
+	}
+	defer provider.stop(time.Second)
+	address, err := awaitFile(ctx, filepath.Join(dir, "provider"))
+	if err != nil {
+		return nil, err
+	}
+	ch := &chaos{arena: a, proxies: map[string]*toxiproxy.Proxy{}, say: say, counts: r.faults, failed: r.failed}
+	ch.tables = []string{"onceq.jobs", "onceq.job_fences", "torture.ledger"}
+	if c.System == "river" {
+		ch.tables = []string{"river_job", "torture.ledger"}
+	}
+	bouncerProxy, _, err := a.proxy("pgbouncer")
+	if err != nil {
+		return nil, err
+	}
+	if err := a.startBouncer(bouncerProxy.Listen); err != nil {
+		r.notes = append(r.notes, "no PgBouncer: "+err.Error())
+	}
+	stopAll := func(patience time.Duration) {
+		var stopping sync.WaitGroup
+		for _, s := range ch.slots {
+			stopping.Go(func() { s.stop(patience) })
+		}
+		stopping.Wait()
+	}
+	defer func() { stopAll(0) }()
+	start := func(role string, n int) error {
+		for i := range n {
+			s := child{
+				Role: role, Slot: fmt.Sprint(role, "-", i+1), System: c.System, Provider: address, Dir: dir, Seed: c.Seed,
+				Broken: c.Broken, Timeouts: i == 2,
+			}
+			proxy, url, err := a.proxy(s.Slot)
+			if err != nil {
+				return err
+			}
+			s.URL, ch.proxies[s.Slot] = url, proxy
+			if i == 1 && a.bouncer != nil { // faults of its network are those of PgBouncer's
+				s.URL, s.Pooled, ch.proxies[s.Slot] = a.bouncer.url(), true, bouncerProxy
+			}
+			program, env := exe, []string{}
+			if skewed != "" && (i == 0 || i == 3) {
+				program, env = skewed, []string{fmt.Sprintf("%s=%d", skewEnv, map[int]int{0: 3600, 3: -3600}[i])}
+			}
+			p, err := startSlot(s, program, env...)
+			if err != nil {
+				return err
+			}
+			ch.slots = append(ch.slots, p)
+		}
+		return nil
+	}
+	if err := errors.Join(start("worker", c.Workers), start("producer", c.Producers)); err != nil {
+		return nil, err
+	}
+
+	// The faults.
+	faulty, end := context.WithTimeout(ctx, c.Duration)
+	var lanes sync.WaitGroup
+	if kinds := chosen(processFaults, c.Only); len(kinds) > 0 {
+		lanes.Go(func() { ch.processes(faulty, newLane(c.Seed, 1, kinds, 1200*time.Millisecond)) })
+	}
+	if kinds := chosen(serverFaults, c.Only); len(kinds) > 0 {
+		lanes.Go(func() { ch.server(faulty, newLane(c.Seed, 2, kinds, 3*time.Second)) })
+	}
+	<-faulty.Done()
+	end()
+	lanes.Wait()
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	say("the faults are over; the rest of the work")
+
+	// The rest.
+	for _, s := range ch.slots {
+		if s.Role == "producer" {
+			s.stop(10 * time.Second)
+		}
+	}
+	pool, err := pgxpool.New(ctx, a.server().URL())
+	if err != nil {
+		return nil, err
+	}
+	defer pool.Close()
+	if err := awaitDone(ctx, c, sys, pool); err != nil {
+		return nil, err
+	}
+	calls, err := readJournals[call](dir, "calls")
+	if err != nil {
+		return nil, err
+	}
+	if r.resolved, err = sys.settle(ctx, pool, calls); err != nil {
+		return nil, err
+	}
+	if err := awaitDone(ctx, c, sys, pool); err != nil {
+		return nil, err
+	}
+	stopAll(10 * time.Second)
+	for _, s := range ch.slots {
+		r.fallen += s.fallen
+	}
+
+	h, err := collect(ctx, dir, sys, pool)
+	if err != nil {
+		return nil, err
+	}
+	r.verdict = check(h)
+	events, err := readJournals[event](dir, "events-")
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range events {
+		r.events[e.Type]++
+	}
+	r.notes = append(r.notes, a.notes...)
+	r.took = time.Since(began)
+	if c.Keep != "" {
+		return r, keep(h, dir, filepath.Join(c.Keep, fmt.Sprint(c.System, "-", c.Seed)))
+	}
+	return r, nil
+}
+
+// chosen gives the faults whose names begin as one of those says.
+func chosen(all, only []string) []string {
+	if len(only) == 0 {
+		return all
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(name string) bool {
+		return !slices.ContainsFunc(only, func(o string) bool { return strings.HasPrefix(name, o) })
+	})
+}
+
+func awaitFile(ctx context.Context, name string) (string, error) {
+	for pause(ctx, 10*time.Millisecond) {
+		if raw, err := os.ReadFile(name); err == nil {
+			return string(raw), nil
+		}
+	}
+	return "", ctx.Err()
+}
+
+// awaitDone waits until no job is left, or for as long as that may take: what is left then is counted.
+func awaitDone(ctx context.Context, c config, sys system, pool *pgxpool.Pool) error {
+	until := time.Now().Add(c.Drain)
+	for time.Now().Before(until) {
+		n, err := sys.live(ctx, pool)
+		if err == nil && n == 0 {
+			return nil
+		}
+		if !pause(ctx, 200*time.Millisecond) {
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// collect gathers all that was recorded.
+func collect(ctx context.Context, dir string, sys system, pool *pgxpool.Pool) (h *history, err error) {
+	h = &history{Noted: map[string]bool{}}
+	if h.Ops, err = readJournals[op](dir, "ops-"); err != nil {
+		return nil, err
+	}
+	if h.Calls, err = readJournals[call](dir, "calls"); err != nil {
+		return nil, err
+	}
+	if h.Ends, err = sys.ends(ctx, pool); err != nil {
+		return nil, err
+	}
+	noted, err := pgx.CollectRows(query(ctx, pool, `select op from torture.ops`), pgx.RowTo[string])
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range noted {
+		h.Noted[o] = true
+	}
+	if h.Trail, err = pgx.CollectRows(query(ctx, pool, `select what, job, key, work, token, op from torture.trail order by seq`),
+		pgx.RowToStructByPos[step]); err != nil {
+		return nil, err
+	}
+	h.Ledger, err = pgx.CollectRows(query(ctx, pool, `select work, form, job, token, nonce from torture.ledger order by seq`),
+		pgx.RowToStructByPos[entry])
+	return h, err
+}
+
+// query leaves its error to the rows, as pgx does.
+func query(ctx context.Context, pool *pgxpool.Pool, sql string) pgx.Rows {
+	rows, _ := pool.Query(ctx, sql)
+	return rows
+}
+
+// keep writes what was recorded where a person can look at it.
+func keep(h *history, from, to string) error {
+	if err := os.MkdirAll(to, 0o755); err != nil {
+		return err
+	}
+	for name, all := range map[string]any{"trail": h.Trail, "ledger": h.Ledger, "ends": h.Ends, "calls": h.Calls, "ops": h.Ops} {
+		if err := writeLines(filepath.Join(to, name+".jsonl"), all); err != nil {
+			return err
+		}
+	}
+	events, err := filepath.Glob(filepath.Join(from, "events-*.jsonl"))
+	for _, name := range events {
+		raw, err := os.ReadFile(name)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(to, filepath.Base(name)), raw, 0o644)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+// sorted gives the keys of a map in order.
+func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"reflect"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"time"
+)
+
+// versionOf gives the version of a system, as this program was built with it.
+func versionOf(system string) string {
+	module := map[string]string{"river": "github.com/riverqueue/river"}[system]
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, m := range info.Deps {
+			if m.Path == module {
+				return m.Version
+			}
+		}
+	}
+	return "of this repository"
+}
+
+// printReports prints runs side by side, as a table of Markdown.
+func printReports(out io.Writer, c config, reports []*report) {
+	row := func(name string, cell func(r *report) string) {
+		cells := make([]string, len(reports))
+		for i, r := range reports {
+			cells[i] = cell(r)
+		}
+		fmt.Fprintf(out, "| %s | %s |\n", name, strings.Join(cells, " | "))
+	}
+	number := func(name string, n func(r *report) int) {
+		row(name, func(r *report) string { return fmt.Sprint(n(r)) })
+	}
+	fmt.Fprintf(out, "\nSeed %d, PostgreSQL %s, %s, %d worker and %d producer processes, %s of faults\n\n",
+		c.Seed, reports[0].server, runtime.Version(), c.Workers, c.Producers, c.Duration)
+	row("", func(r *report) string { return r.system + " " + r.version })
+	row("---", func(*report) string { return "---:" })
+	number("**jobs accepted**", func(r *report) int { return r.verdict.Accepted })
+	for _, state := range []string{"completed", "dead", "cancelled", "held", "unfinished"} {
+		number(state, func(r *report) int { return r.verdict.Ends[state] })
+	}
+	number("resolved by a person", func(r *report) int { return r.resolved })
+	row("operations committed, rolled back, unknown (of which committed)", func(r *report) string {
+		v := r.verdict
+		return fmt.Sprintf("%d, %d, %d (%d)", v.Committed, v.RolledBack, v.Unknown, v.UnknownCommitted)
+	})
+	row("duplicates told, with the result", func(r *report) string {
+		return fmt.Sprintf("%d, %d", r.verdict.Duplicates, r.verdict.Replayed)
+	})
+	number("claims", func(r *report) int { return r.verdict.Claims })
+	number("effects in the ledger", func(r *report) int { return r.verdict.Entries })
+	row("outside calls, repeated ones", func(r *report) string { return fmt.Sprintf("%d, %d", r.verdict.Calls, r.verdict.Repeated) })
+	kinds := map[string]bool{}
+	for _, r := range reports {
+		for name := range r.events {
+			kinds[name] = true
+		}
+	}
+	for _, name := range sorted(kinds) {
+		row("event: "+name, func(r *report) string {
+			if len(r.events) == 0 {
+				return "–"
+			}
+			return fmt.Sprint(r.events[name])
+		})
+	}
+	for _, kind := range append(append([]string{}, processFaults...), serverFaults...) {
+		row("fault: "+kind, func(r *report) string {
+			if n := r.failed[kind]; n > 0 {
+				return fmt.Sprintf("%d (%d not done)", r.faults[kind], n)
+			}
+			return fmt.Sprint(r.faults[kind])
+		})
+	}
+	for _, sort := range sorts {
+		number("**violations: "+sort+"**", func(r *report) int { return len(r.verdict.Violations[sort]) })
+	}
+	row("took", func(r *report) string { return r.took.Round(time.Second).String() })
+	for _, r := range reports {
+		for _, note := range r.notes {
+			fmt.Fprintf(out, "\n%s: %s\n", r.system, note)
+		}
+		if r.fallen > 0 {
+			fmt.Fprintf(out, "\n%s: %d processes ended by themselves and were started again\n", r.system, r.fallen)
+		}
+		for _, sort := range sorted(r.verdict.Violations) {
+			all := r.verdict.Violations[sort]
+			fmt.Fprintf(out, "\n%s, %s:\n", r.system, sort)
+			for _, v := range all[:min(len(all), 8)] {
+				fmt.Fprintln(out, "  "+v)
+			}
+			if len(all) > 8 {
+				fmt.Fprintf(out, "  and %d more\n", len(all)-8)
+			}
+		}
+	}
+}
+
+// writeLines writes the elements of a slice, one line of JSON each.
+func writeLines(name string, slice any) error {
+	var out bytes.Buffer
+	for v := reflect.ValueOf(slice); v.Len() > 0; v = v.Slice(1, v.Len()) {
+		line, err := json.Marshal(v.Index(0).Interface())
+		if err != nil {
+			return err
+		}
+		out.Write(append(line, '\n'))
+	}
+	return os.WriteFile(name, out.Bytes(), 0o644)
+}

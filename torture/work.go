@@ -1,0 +1,273 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// The forms of a job: how its handler makes its effect.
+const (
+	formTx    = "tx"    // the worker's transaction
+	formBatch = "batch" // one transaction for several jobs
+	formOwn   = "own"   // the handler's own transaction, which completes the job
+	formHand  = "hand"  // a claim loop by hand: a transaction, or one pipeline
+	formRecur = "recur" // the worker's transaction; the key is free again when the job is finished
+	formAgain = "again" // a call outside: the provider deduplicates; and a row under its receipt
+	formAsk   = "ask"   // a call outside: the provider can be asked
+	formHold  = "hold"  // a call outside: it can neither
+)
+
+var forms = []string{formTx, formBatch, formOwn, formHand, formRecur, formAgain, formAsk, formHold}
+
+// transactional tells whether the form's effect is a row in the ledger.
+func transactional(form string) bool { return form != formAsk && form != formHold }
+
+func outside(form string) bool { return form == formAgain || form == formAsk || form == formHold }
+
+// work is what a job is for, and its payload. Two jobs of one name are the same work asked for twice.
+type work struct {
+	Name  string `json:"work"`
+	Form  string `json:"form"`
+	Keyed bool   `json:"keyed"`
+}
+
+func (w work) key() string {
+	if w.Keyed {
+		return w.Name
+	}
+	return ""
+}
+
+// The fates of a work, which its name decides.
+const (
+	fateFine  = "fine"
+	fateFatal = "fatal" // its handler finds that it cannot be done
+	fateFlaky = "flaky" // the first attempt fails
+	fateLater = "later" // it is put off now and then
+	fateSlow  = "slow"  // it takes longer than a lease
+)
+
+func (w work) fate() string {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(w.Name))
+	switch n := h.Sum32() % 100; {
+	case n < 4:
+		return fateFatal
+	case n < 12:
+		return fateFlaky
+	case n < 16:
+		return fateLater
+	case n < 18:
+		return fateSlow
+	}
+	return fateFine
+}
+
+// take takes the time that the work takes.
+func (w work) take(ctx context.Context) {
+	d := rand.N(40 * time.Millisecond)
+	if w.fate() == fateSlow {
+		d = lease + rand.N(lease)
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+const lease = 2 * time.Second
+
+// backoff is short, because a run is.
+func backoff(attempt int) time.Duration {
+	return time.Duration(min(attempt, 10)) * (50*time.Millisecond + rand.N(50*time.Millisecond))
+}
+
+// answer is what a producer heard of a work.
+type answer struct {
+	Work      string          `json:"work"`
+	ID        int64           `json:"id"`
+	Duplicate bool            `json:"dup,omitempty"`
+	Completed bool            `json:"completed,omitempty"`
+	Output    json.RawMessage `json:"output,omitempty"`
+}
+
+// system is one of the queues that are tortured.
+type system interface {
+	// setup makes its tables, and triggers on them that write the trail.
+	setup(ctx context.Context, conn *pgx.Conn) error
+	// worker works until ctx ends.
+	worker(ctx context.Context, c *child, pool *pgxpool.Pool) error
+	enqueuer(pool *pgxpool.Pool) (enqueuer, error)
+	// live counts jobs that are not finished.
+	live(ctx context.Context, pool *pgxpool.Pool) (int, error)
+	// settle decides as a person what the queue left to one, and reports how many; calls are the provider's.
+	settle(ctx context.Context, pool *pgxpool.Pool, calls []call) (int, error)
+	// ends gives what has become of each job that is still to be found.
+	ends(ctx context.Context, pool *pgxpool.Pool) ([]end, error)
+}
+
+type enqueuer interface {
+	// enqueue accepts works in a transaction or on its own; op goes along as metadata.
+	enqueue(ctx context.Context, tx pgx.Tx, op string, works []work) ([]answer, error)
+	// pipeline does all of a transaction in one round trip: begin, first, the works, commit.
+	pipeline(ctx context.Context, op, first string, works []work) ([]answer, error)
+	cancel(ctx context.Context, id int64) error
+}
+
+var errNotOffered = errors.New("not offered")
+
+// systemOf gives a system by its name.
+func systemOf(name string) (system, error) {
+	switch name {
+	case "onceq":
+		return onceqSystem{}, nil
+	case "river":
+		return riverSystem{}, nil
+	}
+	return nil, fmt.Errorf("there is no system %q: use onceq or river", name)
+}
+
+// child is what a process is told about its place.
+type child struct {
+	Role     string // worker, producer or provider
+	Slot     string // its name, the same after a restart
+	System   string
+	URL      string // of the database, through what stands between
+	Pooled   bool   // through PgBouncer
+	Timeouts bool   // with short statement and lock timeouts
+	Provider string
+	Dir      string // of the logs
+	Seed     uint64
+	Broken   string // what is broken on purpose: "", "token" or "key"
+}
+
+const childEnv = "ONCEQ_TORTURE"
+
+// runChild is the life of a process that is not the main one; it ends when its standard input does.
+func runChild(raw string) error {
+	var c child
+	if err := json.Unmarshal([]byte(raw), &c); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() {
+		_, _ = bufio.NewReader(os.Stdin).ReadString(0)
+		cancel()
+	}()
+	if c.Role == "provider" {
+		return runProvider(ctx, &c)
+	}
+	sys, err := systemOf(c.System)
+	if err != nil {
+		return err
+	}
+	pool, err := c.pool(ctx)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	if c.Role == "producer" {
+		return runProducer(ctx, &c, sys, pool)
+	}
+	return sys.worker(ctx, &c, pool)
+}
+
+func (c *child) pool(ctx context.Context) (*pgxpool.Pool, error) {
+	config, err := pgxpool.ParseConfig(c.URL)
+	if err != nil {
+		return nil, err
+	}
+	config.MaxConns = 8
+	config.ConnConfig.ConnectTimeout = 3 * time.Second
+	config.ConnConfig.RuntimeParams["application_name"] = applicationName + c.Slot
+	if c.Pooled {
+		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	}
+	if c.Timeouts {
+		config.ConnConfig.RuntimeParams["statement_timeout"] = "400"
+		config.ConnConfig.RuntimeParams["lock_timeout"] = "100"
+	}
+	return pgxpool.NewWithConfig(ctx, config)
+}
+
+const applicationName = "torture "
+
+// refused tells that the server has said no, so that nothing was committed: an answer that ends the session may have
+// come after the commit.
+func refused(err error) bool {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		return pg.Severity == "ERROR"
+	}
+	return errors.Is(err, pgx.ErrTxCommitRollback)
+}
+
+// journal appends lines of JSON to a file. A line that Write returned from survives the process.
+type journal struct {
+	mu   sync.Mutex // guards file
+	file *os.File
+}
+
+func openJournal(dir, name string) (*journal, error) {
+	f, err := os.OpenFile(filepath.Join(dir, name+".jsonl"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	return &journal{file: f}, err
+}
+
+func (j *journal) write(v any) {
+	line, err := json.Marshal(v)
+	if err == nil {
+		j.mu.Lock()
+		_, err = j.file.Write(append(line, '\n'))
+		j.mu.Unlock()
+	}
+	if err != nil { // without its journal nothing that this process does can be checked
+		fmt.Fprintln(os.Stderr, "torture: journal:", err)
+		os.Exit(3)
+	}
+}
+
+// readJournals gives the lines of all journals whose name begins so. A last line that was cut off by a kill is none.
+func readJournals[T any](dir, prefix string) ([]T, error) {
+	names, err := filepath.Glob(filepath.Join(dir, prefix+"*.jsonl"))
+	if err != nil {
+		return nil, err
+	}
+	var all []T
+	for _, name := range names {
+		raw, err := os.ReadFile(name)
+		if err != nil {
+			return nil, err
+		}
+		for line := range bytes.Lines(raw) {
+			var v T
+			if json.Unmarshal(line, &v) == nil {
+				all = append(all, v)
+			}
+		}
+	}
+	return all, nil
+}
+
+func pause(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
