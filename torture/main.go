@@ -41,6 +41,7 @@ type config struct {
 	Producers int
 	Clocks    bool
 	Broken    string
+	Forms     []string // of jobs
 	Only      []string // faults; none for all
 	Verbose   bool
 	Keep      string // directory for what was recorded; "" for nowhere
@@ -65,14 +66,16 @@ func main() {
 	flag.DurationVar(&c.Duration, "duration", 3*time.Minute, "of the faults, for each system")
 	flag.DurationVar(&c.Drain, "drain", 3*time.Minute, "how long the rest of the work may take after the faults")
 	flag.IntVar(&c.Workers, "workers", 6, "worker processes")
-	flag.IntVar(&c.Producers, "producers", 3, "producer processes")
+	flag.IntVar(&c.Producers, "producers", 4, "producer processes")
 	flag.BoolVar(&c.Clocks, "clocks", true, "some processes have clocks that are an hour wrong")
 	flag.StringVar(&c.Broken, "broken", "", "break the library's use on purpose: token or key; the checker must notice")
 	flag.BoolVar(&c.Verbose, "v", false, "say each fault")
 	flag.StringVar(&c.Keep, "keep", "", "keep what was recorded in this directory")
 	systems := flag.String("systems", "onceq,river", "what to torture")
+	chosenForms := flag.String("forms", strings.Join(forms, ","), "of jobs")
 	only := flag.String("faults", "", "comma-separated beginnings of the faults' names; all by default")
 	flag.Parse()
+	c.Forms = strings.Split(*chosenForms, ",")
 	if *only != "" {
 		c.Only = strings.Split(*only, ",")
 	}
@@ -181,6 +184,7 @@ func run(ctx context.Context, c config) (r *report, err error) {
 		}
 	}
 
+	say("the program with wrong clocks is built")
 	a, err := startArena(ctx, dir)
 	if err != nil {
 		return nil, err
@@ -228,7 +232,7 @@ func run(ctx context.Context, c config) (r *report, err error) {
 		for i := range n {
 			s := child{
 				Role: role, Slot: fmt.Sprint(role, "-", i+1), System: c.System, Provider: address, Dir: dir, Seed: c.Seed,
-				Broken: c.Broken, Timeouts: i == 2,
+				Forms: c.Forms, Verbose: c.Verbose, Broken: c.Broken, Timeouts: i == 2,
 			}
 			proxy, url, err := a.proxy(s.Slot)
 			if err != nil {
@@ -254,6 +258,7 @@ func run(ctx context.Context, c config) (r *report, err error) {
 		return nil, err
 	}
 
+	say("processes and servers are there")
 	// The faults.
 	faulty, end := context.WithTimeout(ctx, c.Duration)
 	var lanes sync.WaitGroup
@@ -269,7 +274,7 @@ func run(ctx context.Context, c config) (r *report, err error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
-	say("the faults are over; the rest of the work")
+	say("the faults are over: %v; the rest of the work", r.faults)
 
 	// The rest.
 	for _, s := range ch.slots {
@@ -295,6 +300,7 @@ func run(ctx context.Context, c config) (r *report, err error) {
 	if err := awaitDone(ctx, c, sys, pool); err != nil {
 		return nil, err
 	}
+	say("the work is done")
 	stopAll(10 * time.Second)
 	for _, s := range ch.slots {
 		r.fallen += s.fallen

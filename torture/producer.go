@@ -48,7 +48,7 @@ func runProducer(ctx context.Context, c *child, sys system, pool *pgxpool.Pool) 
 	p := &producer{c: c, pool: pool, e: e, log: log, n: len(before) / 2, rng: rand.New(rand.NewPCG(c.Seed, uint64(os.Getpid())))}
 	for ctx.Err() == nil {
 		p.once(ctx)
-		pause(ctx, 10*time.Millisecond+rand.N(30*time.Millisecond))
+		pause(ctx, rand.N(20*time.Millisecond))
 	}
 	return nil
 }
@@ -68,8 +68,8 @@ type producer struct {
 func (p *producer) works(op string) []work {
 	var all []work
 	seen := map[string]bool{}
-	for i := range 1 + p.rng.IntN(4) {
-		w := work{Form: forms[p.rng.IntN(len(forms))], Keyed: p.rng.IntN(4) > 0}
+	for i := range 1 + p.rng.IntN(6) {
+		w := work{Form: p.c.Forms[p.rng.IntN(len(p.c.Forms))], Keyed: p.rng.IntN(4) > 0}
 		switch {
 		case w.Form == formRecur:
 			w.Keyed = true

@@ -80,8 +80,11 @@ func (w work) fate() string {
 // take takes the time that the work takes.
 func (w work) take(ctx context.Context) {
 	d := rand.N(40 * time.Millisecond)
-	if w.fate() == fateSlow {
+	switch {
+	case w.fate() == fateSlow:
 		d = lease + rand.N(lease)
+	case rand.IntN(3) == 0: // so that much is under way when a fault comes
+		d = rand.N(time.Second)
 	}
 	select {
 	case <-ctx.Done():
@@ -152,17 +155,24 @@ type child struct {
 	Provider string
 	Dir      string // of the logs
 	Seed     uint64
+	Forms    []string
+	Verbose  bool
 	Broken   string // what is broken on purpose: "", "token" or "key"
 }
 
 const childEnv = "ONCEQ_TORTURE"
 
 // runChild is the life of a process that is not the main one; it ends when its standard input does.
-func runChild(raw string) error {
+func runChild(raw string) (err error) {
 	var c child
 	if err := json.Unmarshal([]byte(raw), &c); err != nil {
 		return err
 	}
+	defer func() {
+		if err != nil && c.Verbose {
+			fmt.Fprintf(os.Stderr, "%s ends: %v\n", c.Slot, err)
+		}
+	}()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	go func() {
