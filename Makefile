@@ -3,7 +3,7 @@
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 TIMEOUT     = 20m
 
-.PHONY: test format imports vet staticcheck race test-versions test-container demo bench
+.PHONY: test format imports vet staticcheck race test-versions test-container demo bench torture torture-ci
 
 # Everything that CI runs.
 test: format imports vet staticcheck race
@@ -54,3 +54,16 @@ demo:
 # For a part of it: make bench BENCH='-tests A,C -rounds 5'
 bench:
 	@cd bench && for version in 18 15; do go run . -pg $$version -o . $(BENCH) || exit 1; done
+
+# Many processes, and all that happens to machines, for some minutes; River beside it. docs/torture.md says what is
+# counted. For hours: make torture TORTURE='-duration 3h -systems onceq'
+torture:
+	@ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; \
+	ONCEQ_TEST_PGBOUNCER=$$(scripts/pgbouncer.sh) || exit 1; export ONCEQ_TEST_PGBOUNCER; \
+	cd torture && go run . $(TORTURE)
+
+# A minute of it, and the tests of the checker: what is broken on purpose must be found.
+torture-ci:
+	@ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; \
+	ONCEQ_TEST_PGBOUNCER=$$(scripts/pgbouncer.sh) || exit 1; export ONCEQ_TEST_PGBOUNCER; \
+	cd torture && go vet . && go test -count=1 . && go run . -duration 1m -systems onceq

@@ -276,7 +276,7 @@ func (v *verdict) checkCalls(h *history, ends map[int64]end) {
 	}
 	for _, id := range slices.Sorted(maps.Keys(byJob)) {
 		calls := byJob[id]
-		receipt := ""
+		done := false
 		for i, c := range calls {
 			if c.Key != calls[0].Key {
 				v.violation(vCallKey, "job %d (%s) came under two keys", id, c.Work)
@@ -284,8 +284,8 @@ func (v *verdict) checkCalls(h *history, ends map[int64]end) {
 			if c.What == "refused" {
 				continue
 			}
-			if receipt == "" {
-				receipt = c.Receipt
+			if !done {
+				done = true
 				continue
 			}
 			v.Repeated++

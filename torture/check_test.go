@@ -1,0 +1,159 @@
+package main
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const (
+	jobA, jobB, jobC   = 1, 2, 3
+	tokenA1, tokenA2   = jobA<<20 | 1, jobA<<20 | 2
+	tokenB1, tokenC1   = jobB<<20 | 1, jobC<<20 | 1
+	receiptB, receiptC = "r1", "r2"
+)
+
+// sound is a history without a violation: A is a keyed job that was claimed twice and asked for twice, B a call
+// outside of the form "ask" without a key, C the same of the form "again", which went out twice.
+func sound() *history {
+	return &history{
+		Ops: []op{
+			{Op: "1", How: "transaction", Works: []work{{Name: "tx/1", Form: formTx, Keyed: true}, {Name: "ask/1/1", Form: formAsk}}},
+			{Op: "1", How: "transaction", Outcome: committed, Answers: []answer{{Work: "tx/1", ID: jobA}, {Work: "ask/1/1", ID: jobB}}},
+			{Op: "2", How: "direct", Works: []work{{Name: "tx/1", Form: formTx, Keyed: true}}},
+			{Op: "2", How: "direct", Outcome: committed, Answers: []answer{
+				{Work: "tx/1", ID: jobA, Duplicate: true, Completed: true, Output: json.RawMessage(`"n1"`)},
+			}},
+			{Op: "3", How: "transaction", Works: []work{{Name: "again/1", Form: formAgain, Keyed: true}}}, // its producer was killed
+			{Op: "4", How: "transaction", Works: []work{{Name: "tx/9", Form: formTx, Keyed: true}}},
+			{Op: "4", How: "transaction", Outcome: rolledBack},
+			{Op: "5", How: "pipeline", Works: []work{{Name: "tx/8", Form: formTx, Keyed: true}}},
+			{Op: "5", How: "pipeline", Outcome: unknown},
+		},
+		Noted: map[string]bool{"1": true, "3": true},
+		Trail: []step{
+			{What: "accepted", Job: jobA, Key: "tx/1", Work: "tx/1", Op: "1"},
+			{What: "accepted", Job: jobB, Work: "ask/1/1", Op: "1"},
+			{What: "claimed", Job: jobA, Key: "tx/1", Work: "tx/1", Token: tokenA1},
+			{What: "claimed", Job: jobB, Work: "ask/1/1", Token: tokenB1},
+			{What: "claimed", Job: jobA, Key: "tx/1", Work: "tx/1", Token: tokenA2},
+			{What: "gone", Job: jobA, Key: "tx/1", Work: "tx/1"},
+			{What: "gone", Job: jobB, Work: "ask/1/1"},
+			{What: "accepted", Job: jobC, Key: "again/1", Work: "again/1", Op: "3"},
+			{What: "claimed", Job: jobC, Key: "again/1", Work: "again/1", Token: tokenC1},
+			{What: "gone", Job: jobC, Key: "again/1", Work: "again/1"},
+		},
+		Ledger: []entry{
+			{Work: "tx/1", Form: formTx, Job: jobA, Token: tokenA2, Nonce: "n1"},
+			{Work: "again/1", Form: formAgain, Job: jobC, Token: tokenC1, Nonce: receiptC},
+		},
+		Calls: []call{
+			{order: order{Work: "ask/1/1", Form: formAsk, Job: jobB}, Key: "kB", What: "refused"},
+			{order: order{Work: "ask/1/1", Form: formAsk, Job: jobB}, Key: "kB", What: "applied", Receipt: receiptB},
+			{order: order{Work: "again/1", Form: formAgain, Job: jobC}, Key: "kC", What: "applied", Receipt: receiptC},
+			{order: order{Work: "again/1", Form: formAgain, Job: jobC}, Key: "kC", What: "repeated", Receipt: receiptC},
+		},
+		Ends: []end{
+			{Job: jobA, Key: "tx/1", Work: "tx/1", Form: formTx, State: "completed", Result: "n1"},
+			{Job: jobB, Work: "ask/1/1", Form: formAsk, State: "completed", Result: receiptB},
+			{Job: jobC, Key: "again/1", Work: "again/1", Form: formAgain, State: "completed", Result: receiptC},
+		},
+	}
+}
+
+func TestCheck_ASoundHistoryHasNoViolation(t *testing.T) {
+	v := check(sound())
+	require.Empty(t, v.Violations)
+	require.Equal(t, 3, v.Accepted)
+	require.Equal(t, []int{2, 1, 2, 1}, []int{v.Committed, v.RolledBack, v.Unknown, v.UnknownCommitted})
+	require.Equal(t, []int{1, 1}, []int{v.Duplicates, v.Replayed})
+	require.Equal(t, []int{2, 4, 1, 4}, []int{v.Entries, v.Calls, v.Repeated, v.Claims})
+}
+
+// Each spoiled history differs from the sound one in one thing.
+func TestCheck_FindsEachViolation(t *testing.T) {
+	for name, c := range map[string]struct {
+		spoil func(h *history)
+		want  []string
+	}{
+		"an accepted job is nowhere": {func(h *history) { h.Ends = h.Ends[:2] }, []string{vLost}},
+		"a job is in two places": {func(h *history) {
+			h.Ends = append(h.Ends, end{Job: jobB, Work: "ask/1/1", Form: formAsk, State: "dead"})
+		}, []string{vLost}},
+		"an acknowledged operation left nothing": {func(h *history) { delete(h.Noted, "1") }, []string{vLost}},
+		"an acknowledged job was never accepted": {func(h *history) {
+			h.Ops[1].Answers[1].ID = 77
+		}, []string{vLost}},
+		"a committed work was never accepted": {func(h *history) {
+			h.Ops[0].Works = append(h.Ops[0].Works, work{Name: "tx/7", Form: formTx, Keyed: true})
+		}, []string{vLost}},
+		"a work of an unknown outcome that was committed was never accepted": {func(h *history) {
+			h.Ops[4].Works = append(h.Ops[4].Works, work{Name: "tx/7/u", Form: formTx})
+		}, []string{vLost}},
+		"a job is not finished": {func(h *history) {
+			h.Ends[1].State, h.Ends[1].Result = "unfinished", ""
+		}, []string{vUnfinished}},
+		"a rolled back operation left its row": {func(h *history) { h.Noted["4"] = true }, []string{vPhantom}},
+		"a rolled back operation was accepted": {func(h *history) { h.Trail[1].Op = "4"; h.Ops[0].Works = h.Ops[0].Works[:1] }, []string{vPhantom}},
+		"half of an unknown transaction was committed": {func(h *history) { delete(h.Noted, "3") }, []string{vPhantom}},
+		"a job that nobody accepted": {func(h *history) {
+			h.Ends = append(h.Ends, end{Job: 9, Work: "x", Form: formAsk, State: "dead"})
+		}, []string{vPhantom}},
+		"two jobs for one key, at once": {func(h *history) {
+			h.Trail = slices.Insert(h.Trail, 3, step{What: "accepted", Job: 4, Key: "tx/1", Work: "tx/1", Op: "5"})
+			h.Ends = append(h.Ends, end{Job: 4, Key: "tx/1", Work: "tx/1", Form: formTx, State: "dead"})
+		}, []string{vKey}},
+		"two jobs for one key that is taken for ever, one after the other": {func(h *history) {
+			h.Trail = append(h.Trail, step{What: "accepted", Job: 4, Key: "tx/1", Work: "tx/1", Op: "6"})
+			h.Ends = append(h.Ends, end{Job: 4, Key: "tx/1", Work: "tx/1", Form: formTx, State: "dead"})
+		}, []string{vKey}},
+		"a second effect":                 {func(h *history) { h.Ledger = append(h.Ledger, h.Ledger[0]) }, []string{vEffect}},
+		"no effect":                       {func(h *history) { h.Ledger = h.Ledger[1:] }, []string{vEffect}},
+		"an effect of a job that is dead": {func(h *history) { h.Ends[2].State = "dead" }, []string{vEffect}},
+		"an effect of no job":             {func(h *history) { h.Ledger = append(h.Ledger, entry{Job: 9, Work: "x"}) }, []string{vEffect}},
+		"a token that does not grow":      {func(h *history) { h.Trail[4].Token = tokenA1; h.Ledger[0].Token = tokenA1 }, []string{vToken}},
+		"an effect under an old token":    {func(h *history) { h.Ledger[0].Token = tokenA1 }, []string{vToken}},
+		"an effect under a token from nowhere": {func(h *history) {
+			h.Ledger[0].Token = tokenA2 + 1
+		}, []string{vToken}},
+		"another result than the effect's": {func(h *history) {
+			h.Ledger[0].Nonce = "n2"
+		}, []string{vAnswer}},
+		"a duplicate heard another result":       {func(h *history) { h.Ops[3].Answers[0].Output = json.RawMessage(`"n2"`) }, []string{vAnswer}},
+		"a duplicate heard of another job":       {func(h *history) { h.Ops[3].Answers[0].ID = jobC }, []string{vAnswer}},
+		"a result that the provider never gave":  {func(h *history) { h.Ends[1].Result = "r9" }, []string{vAnswer}},
+		"a call that was applied twice":          {func(h *history) { h.Calls[0].What = "applied" }, []string{vCall}},
+		"a job without its call":                 {func(h *history) { h.Calls[1].What = "refused" }, []string{vCall}},
+		"two downstream keys of a job":           {func(h *history) { h.Calls[3].Key = "kC2" }, []string{vCallKey}},
+		"one downstream key of two jobs":         {func(h *history) { h.Calls[0].Key, h.Calls[1].Key = "kC", "kC" }, []string{vCallKey}},
+		"a second call though the job has a key": {func(h *history) { h.Calls[2].Form, h.Calls[3].Form = formHold, formHold }, []string{vCall}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := sound()
+			c.spoil(h)
+			v := check(h)
+			require.Subset(t, slices.Collect(maps.Keys(v.Violations)), c.want, "%v", v.Violations)
+		})
+	}
+}
+
+func TestLane_TheSeedAloneDecides(t *testing.T) {
+	draw := func(seed uint64) (all []fault) {
+		for l := newLane(seed, 2, serverFaults, 1000); len(all) < 3*len(serverFaults); {
+			all = append(all, l.next())
+		}
+		return all
+	}
+	require.Equal(t, draw(1), draw(1))
+	require.NotEqual(t, draw(1), draw(2))
+	of := map[string]int{}
+	for _, f := range draw(1) {
+		of[f.Kind]++
+	}
+	for _, kind := range serverFaults {
+		require.Equal(t, 3, of[kind], kind)
+	}
+}

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestMain makes this test binary a worker, a producer or the provider where it is started as one.
+func TestMain(m *testing.M) {
+	if raw := os.Getenv(childEnv); raw != "" {
+		childMain(raw)
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// broken tortures a library that is used wrongly, with several seeds if need be, until the checker notices.
+func broken(t *testing.T, mistake, form string, want ...string) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("takes half a minute")
+	}
+	var found map[string][]string
+	for seed := range uint64(6) {
+		r, err := run(t.Context(), config{
+			System: "onceq", Seed: seed, Duration: 15 * time.Second, Drain: time.Minute, Workers: 4, Producers: 3,
+			Forms: []string{form}, Broken: mistake, Only: []string{faultFreeze, faultKill, faultHalf},
+		})
+		require.NoError(t, err)
+		found = r.verdict.Violations
+		all := true
+		for _, sort := range want {
+			all = all && len(found[sort]) > 0
+		}
+		if all {
+			t.Logf("seed %d: %d violations in %d jobs", seed, r.verdict.count(), r.verdict.Accepted)
+			return
+		}
+	}
+	t.Fatalf("nobody noticed: %v", found)
+}
+
+// A worker that completes jobs by their id alone makes effects twice when it is frozen and wakes up.
+func TestTorture_FindsACompletionWithoutTheToken(t *testing.T) {
+	broken(t, brokenToken, formOwn, vEffect, vToken)
+}
+
+// A downstream key that contains the token is another one on the next run.
+func TestTorture_FindsADownstreamKeyThatChanges(t *testing.T) {
+	broken(t, brokenKey, formAgain, vCallKey)
+}
+
+// Without a mistake the same faults find nothing.
+func TestTorture_FindsNothingWhereNothingIsBroken(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes half a minute")
+	}
+	r, err := run(t.Context(), config{
+		System: "onceq", Seed: 1, Duration: 15 * time.Second, Drain: time.Minute, Workers: 4, Producers: 3, Forms: forms,
+	})
+	require.NoError(t, err)
+	require.Empty(t, r.verdict.Violations)
+	require.NotZero(t, r.verdict.Ends["completed"])
+}
