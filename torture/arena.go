@@ -186,6 +186,12 @@ select exists (select from pg_stat_replication
 
 // failover ends the server, as a machine that fails does, and makes the standby the server. Another one follows it.
 func (a *arena) failover(ctx context.Context) error {
+	a.mu.Lock()
+	alone := a.standby == nil
+	a.mu.Unlock()
+	if alone {
+		return errNotHere
+	}
 	conn, err := pgx.Connect(ctx, a.primary.URL())
 	if err != nil {
 		return err
@@ -223,7 +229,10 @@ func (a *arena) failover(ctx context.Context) error {
 		}
 	}
 	for _, p := range a.proxies {
-		if err := p.Update(&toxiproxy.Proxy{Listen: p.Listen, Upstream: a.address(), Enabled: true}); err != nil {
+		p.Lock()
+		to := &toxiproxy.Proxy{Listen: p.Listen, Upstream: a.address(), Enabled: p.Enabled} // a cut one stays cut
+		p.Unlock()
+		if err := p.Update(to); err != nil {
 			return err
 		}
 	}

@@ -96,8 +96,8 @@ func TestCheck_FindsEachViolation(t *testing.T) {
 		"a job is not finished": {func(h *history) {
 			h.Ends[1].State, h.Ends[1].Result = "unfinished", ""
 		}, []string{vUnfinished}},
-		"a rolled back operation left its row": {func(h *history) { h.Noted["4"] = true }, []string{vPhantom}},
-		"a rolled back operation was accepted": {func(h *history) { h.Trail[1].Op = "4"; h.Ops[0].Works = h.Ops[0].Works[:1] }, []string{vPhantom}},
+		"a rolled back operation left its row":         {func(h *history) { h.Noted["4"] = true }, []string{vPhantom}},
+		"a rolled back operation was accepted":         {func(h *history) { h.Trail[1].Op = "4"; h.Ops[0].Works = h.Ops[0].Works[:1] }, []string{vPhantom}},
 		"half of an unknown transaction was committed": {func(h *history) { delete(h.Noted, "3") }, []string{vPhantom}},
 		"a job that nobody accepted": {func(h *history) {
 			h.Ends = append(h.Ends, end{Job: 9, Work: "x", Form: formAsk, State: "dead"})

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -148,6 +149,7 @@ type report struct {
 	verdict                 *verdict
 	faults, failed          map[string]int
 	events                  map[string]int
+	errors                  map[string]int // that producers met, by SQLSTATE
 	resolved, fallen        int
 	notes                   []string
 }
@@ -171,7 +173,8 @@ func run(ctx context.Context, c config) (r *report, err error) {
 	if err := os.Chmod(dir, 0o755); err != nil { // the server and PgBouncer may run as other users
 		return nil, err
 	}
-	r = &report{system: c.System, version: versionOf(c.System), faults: map[string]int{}, failed: map[string]int{}, events: map[string]int{}}
+	r = &report{system: c.System, version: versionOf(c.System), faults: map[string]int{}, failed: map[string]int{},
+		events: map[string]int{}, errors: map[string]int{}}
 
 	exe, err := os.Executable()
 	if err != nil {
@@ -194,7 +197,10 @@ func run(ctx context.Context, c config) (r *report, err error) {
 	if err := a.furnish(ctx, sys); err != nil {
 		return nil, err
 	}
-	if err := a.follow(ctx); err != nil {
+	switch err := a.follow(ctx); {
+	case errors.Is(err, fs.ErrNotExist): // some builds of Postgres are the server alone
+		r.notes = append(r.notes, "no failover: "+err.Error())
+	case err != nil:
 		return nil, err
 	}
 
@@ -297,8 +303,10 @@ func run(ctx context.Context, c config) (r *report, err error) {
 	if r.resolved, err = sys.settle(ctx, pool, calls); err != nil {
 		return nil, err
 	}
-	if err := awaitDone(ctx, c, sys, pool); err != nil {
-		return nil, err
+	if r.resolved > 0 { // those run again
+		if err := awaitDone(ctx, c, sys, pool); err != nil {
+			return nil, err
+		}
 	}
 	say("the work is done")
 	stopAll(10 * time.Second)
@@ -317,6 +325,13 @@ func run(ctx context.Context, c config) (r *report, err error) {
 	}
 	for _, e := range events {
 		r.events[e.Type]++
+	}
+	for _, o := range h.Ops {
+		if _, state, ok := strings.Cut(o.Err, "(SQLSTATE "); ok {
+			r.errors[state[:5]]++
+		} else if o.Err != "" && o.Err != errNotOffered.Error() {
+			r.errors["no answer"]++
+		}
 	}
 	r.notes = append(r.notes, a.notes...)
 	r.took = time.Since(began)

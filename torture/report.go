@@ -71,6 +71,13 @@ func printReports(out io.Writer, c config, reports []*report) {
 			return fmt.Sprint(r.events[name])
 		})
 	}
+	row("errors that producers met, by SQLSTATE", func(r *report) string {
+		var all []string
+		for _, state := range sorted(r.errors) {
+			all = append(all, fmt.Sprint(state, " ", r.errors[state]))
+		}
+		return strings.Join(all, ", ")
+	})
 	for _, kind := range append(append([]string{}, processFaults...), serverFaults...) {
 		row("fault: "+kind, func(r *report) string {
 			if n := r.failed[kind]; n > 0 {

@@ -202,7 +202,7 @@ func (riverSystem) ends(ctx context.Context, pool *pgxpool.Pool) ([]end, error) 
 	rows, err := pool.Query(ctx, `
 select id, case when args->>'keyed' = 'true' then args->>'work' else '' end, args->>'work', args->>'form',
        case state when 'completed' then 'completed' when 'discarded' then 'dead' when 'cancelled' then 'cancelled' else 'unfinished' end,
-       '', (select count(*) from torture.trail t where t.job = river_job.id and t.what = 'claimed') - attempt
+       '', 0
   from river_job`)
 	if err != nil {
 		return nil, err
