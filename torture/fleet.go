@@ -58,31 +58,30 @@ func (s *slot) spawn() error {
 	return nil
 }
 
+// keep starts the process again whenever it ends.
 func (s *slot) keep() {
 	defer close(s.gone)
 	for {
-		err := s.cmd.Wait()
+		_ = s.cmd.Wait() // how it ended, killed says
 		s.mu.Lock()
-		if s.closing {
-			s.mu.Unlock()
-			return
-		}
-		if !s.killed {
+		if !s.killed && !s.closing {
 			s.fallen++
 		}
 		s.mu.Unlock()
-		time.Sleep(200 * time.Millisecond)
+		time.Sleep(200 * time.Millisecond) // a server that is down is not asked all the time
 		s.mu.Lock()
-		if s.closing {
-			s.mu.Unlock()
-			return
-		}
-		if err = s.spawn(); err != nil {
-			fmt.Fprintln(os.Stderr, "torture: start "+s.Slot+":", err)
-			s.mu.Unlock()
-			return
+		var err error
+		closing := s.closing
+		if !closing {
+			err = s.spawn()
 		}
 		s.mu.Unlock()
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "torture: start "+s.Slot+":", err)
+		}
+		if err != nil || closing {
+			return
+		}
 	}
 }
 
