@@ -85,6 +85,7 @@ type chaos struct {
 	slots   []*slot // processes that faults may hit
 	proxies map[string]*toxiproxy.Proxy
 	tables  []string // that locks are taken on
+	freeze  time.Duration
 	say     func(format string, args ...any)
 
 	mu     sync.Mutex // guards counts
@@ -149,7 +150,7 @@ func (c *chaos) process(ctx context.Context, f fault, s *slot) error {
 		s.signal(syscall.SIGKILL)
 	case faultFreeze:
 		s.signal(syscall.SIGSTOP)
-		pause(ctx, f.seconds(1.2*lease.Seconds(), 4*lease.Seconds()))
+		pause(ctx, f.seconds(1.2*lease.Seconds(), max(1.2*lease, c.freeze).Seconds()))
 		s.signal(syscall.SIGCONT)
 	case faultCut:
 		proxy.Stop()

@@ -41,6 +41,7 @@ type config struct {
 	Workers   int
 	Producers int
 	Clocks    bool
+	Freeze    time.Duration // the longest
 	Broken    string
 	Forms     []string // of jobs
 	Only      []string // faults; none for all
@@ -69,6 +70,7 @@ func main() {
 	flag.IntVar(&c.Workers, "workers", 6, "worker processes")
 	flag.IntVar(&c.Producers, "producers", 4, "producer processes")
 	flag.BoolVar(&c.Clocks, "clocks", true, "some processes have clocks that are an hour wrong")
+	flag.DurationVar(&c.Freeze, "freeze", 4*lease, "the longest time for which a process is frozen")
 	flag.StringVar(&c.Broken, "broken", "", "break the library's use on purpose: token or key; the checker must notice")
 	flag.BoolVar(&c.Verbose, "v", false, "say each fault")
 	flag.StringVar(&c.Keep, "keep", "", "keep what was recorded in this directory")
@@ -214,7 +216,7 @@ func run(ctx context.Context, c config) (r *report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	ch := &chaos{arena: a, proxies: map[string]*toxiproxy.Proxy{}, say: say, counts: r.faults, failed: r.failed}
+	ch := &chaos{arena: a, freeze: c.Freeze, proxies: map[string]*toxiproxy.Proxy{}, say: say, counts: r.faults, failed: r.failed}
 	ch.tables = []string{"onceq.jobs", "onceq.job_fences", "torture.ledger"}
 	if c.System == "river" {
 		ch.tables = []string{"river_job", "torture.ledger"}

@@ -28,7 +28,7 @@ func broken(t *testing.T, mistake, form string, want ...string) {
 	for seed := range uint64(6) {
 		r, err := run(t.Context(), config{
 			System: "onceq", Seed: seed, Duration: 15 * time.Second, Drain: time.Minute, Workers: 4, Producers: 3,
-			Forms: []string{form}, Broken: mistake, Only: []string{faultFreeze, faultKill, faultHalf},
+			Freeze: 4 * lease, Forms: []string{form}, Broken: mistake, Only: []string{faultFreeze, faultKill, faultHalf},
 		})
 		require.NoError(t, err)
 		found = r.verdict.Violations
