@@ -150,7 +150,7 @@ func (c *chaos) process(ctx context.Context, f fault, s *slot) error {
 		s.signal(syscall.SIGKILL)
 	case faultFreeze:
 		s.signal(syscall.SIGSTOP)
-		pause(ctx, f.seconds(1.2*lease.Seconds(), max(1.2*lease, c.freeze).Seconds()))
+		pause(ctx, f.seconds(1.2*lease.Seconds(), max(2*lease, c.freeze).Seconds()))
 		s.signal(syscall.SIGCONT)
 	case faultCut:
 		proxy.Stop()
