@@ -36,7 +36,14 @@ type Result struct {
 // While another transaction is open that took the same key, or that completes its job, Enqueue waits for its
 // end. Above READ COMMITTED Postgres may answer with a serialization failure, and with two keys taken in
 // opposite orders with a deadlock; IsRetryable recognises both, and the whole transaction has to run again.
-func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (Result, error) {
+func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err error) {
+	if q.enqueuing != nil {
+		jobs := []Job{job}
+		var done func(error)
+		ctx, done = q.enqueuing(ctx, jobs)
+		defer func() { done(err) }()
+		job = jobs[0]
+	}
 	if db == nil {
 		return Result{}, errNoDB
 	}
@@ -83,7 +90,13 @@ const (
 // or *DuplicateError for each, and there are results beside it. In the caller's own transaction the other jobs
 // are then enqueued: it is the caller's to commit or roll back. Outside of one nothing is: only the results of
 // duplicates are filled in, those of other jobs are zero.
-func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) ([]Result, error) {
+func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) (_ []Result, err error) {
+	if q.enqueuing != nil {
+		jobs = slices.Clone(jobs)
+		var done func(error)
+		ctx, done = q.enqueuing(ctx, jobs)
+		defer func() { done(err) }()
+	}
 	if db == nil {
 		return nil, errNoDB
 	}
@@ -116,7 +129,7 @@ func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) ([]Result, e
 	}
 	own := beginner(db) != nil
 	var refusal error
-	err := atomically(ctx, db, func(db DB) error {
+	err = atomically(ctx, db, func(db DB) error {
 		var refused []error
 		part, rest := chunk(all, places)
 		if len(rest) > 0 && len(seen) > 0 {

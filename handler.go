@@ -146,6 +146,31 @@ func (k *Kind[P]) HandleBatch(size int, fn func(ctx context.Context, tx pgx.Tx, 
 	return h
 }
 
+// Wrap puts a function around the handler: for tracing, logging, a tenant in the context. It is called for each
+// attempt with the jobs that the handler gets, one, or those of a batch, and calls next, mostly; its error is
+// that of the attempt. What it puts into the context that it passes on is there in the handler. A panic of the handler
+// goes through it. Of transactional handlers it runs inside the transaction, which commits after it has returned, and
+// again when Postgres wants the transaction run again. Of several the last one is outermost.
+func (h Handler) Wrap(around func(ctx context.Context, leases []*Lease, next func(context.Context) error) error) Handler {
+	switch lease, tx, batch := h.lease, h.tx, h.batch; {
+	case around == nil:
+		h.err = invalid("Wrap", "of the handler of %q has no function", h.kind)
+	case lease != nil:
+		h.lease = func(ctx context.Context, l *Lease) error {
+			return around(ctx, []*Lease{l}, func(ctx context.Context) error { return lease(ctx, l) })
+		}
+	case tx != nil:
+		h.tx = func(ctx context.Context, t pgx.Tx, l *Lease) error {
+			return around(ctx, []*Lease{l}, func(ctx context.Context) error { return tx(ctx, t, l) })
+		}
+	case batch != nil:
+		h.batch = func(ctx context.Context, t pgx.Tx, leases []*Lease) error {
+			return around(ctx, leases, func(ctx context.Context) error { return batch(ctx, t, leases) })
+		}
+	}
+	return h
+}
+
 // PanicError is a handler's panic, as the error of its attempt.
 type PanicError struct {
 	Value any

@@ -37,6 +37,13 @@ type Config struct {
 
 	// Hook is called with every event. Default none.
 	Hook Hook
+
+	// Enqueuing is called at the start of each Enqueue, EnqueueUnique and EnqueueMany, before anything is checked, with
+	// the jobs. Default none. It may change them, mostly what they carry along: jobs is its own, but the maps and slices
+	// in it are the caller's, to be replaced and not written to. The call goes on in the context that it returns, which
+	// events get too, and ends with a call of done, with the error that the caller gets. Not for EnqueueInBatch, which
+	// has no context.
+	Enqueuing func(ctx context.Context, jobs []Job) (_ context.Context, done func(error))
 }
 
 // Queue is the handle on the tables of one schema. It is safe for concurrent use and holds no state but
@@ -46,6 +53,8 @@ type Queue struct {
 	schema string // as the user wrote it
 	log    *slog.Logger
 	hook   Hook
+
+	enqueuing func(context.Context, []Job) (context.Context, func(error))
 
 	statements sync.Map // statement as written in this package → statement with the schema's name
 	names      *strings.Replacer
@@ -65,7 +74,7 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Queue, error) {
 	if cfg == nil {
 		cfg = &Config{}
 	}
-	q := &Queue{pool: pool, schema: cfg.Schema, log: cfg.Logger, hook: cfg.Hook}
+	q := &Queue{pool: pool, schema: cfg.Schema, log: cfg.Logger, hook: cfg.Hook, enqueuing: cfg.Enqueuing}
 	if q.schema == "" {
 		q.schema = "onceq"
 	}
