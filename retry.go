@@ -58,6 +58,20 @@ func Snooze(d time.Duration) error { return &retryAfter{d: d} }
 // d. What a handler's transaction wrote commits together with that. Attempts count from 0 again.
 func Reschedule(d time.Duration) error { return &retryAfter{d: d, reset: true} }
 
+// IsFailure reports whether err, as a handler returned it, says that something went wrong: for those who log or trace
+// around handlers. False for nil, Snooze and Reschedule, and for an *InFlightError, where somebody else is at it.
+func IsFailure(err error) bool {
+	var again *retryAfter
+	switch {
+	case err == nil:
+		return false
+	case errors.As(err, &again):
+		return again.err != nil
+	}
+	var fatal *fatalError
+	return errors.As(err, &fatal) || !errors.Is(err, ErrInFlight)
+}
+
 // DefaultBackoff waits attempt⁴ seconds ±10%, at most a day: 1 s, 16 s, 81 s, …
 func DefaultBackoff(attempt int) time.Duration {
 	const day = 24 * time.Hour

@@ -182,3 +182,15 @@ func TestEnqueuing_CannotExceedTheLimits(t *testing.T) {
 	require.ErrorAs(t, err, &invalid)
 	require.Equal(t, "Metadata", invalid.Field)
 }
+
+func TestIsFailure(t *testing.T) {
+	t.Parallel()
+	boom := errors.New("boom")
+	inFlight := &onceq.InFlightError{Key: "k"}
+	for _, err := range []error{nil, onceq.Snooze(1), onceq.Reschedule(1), fmt.Errorf("later: %w", onceq.Snooze(1)), inFlight} {
+		require.False(t, onceq.IsFailure(err), "%v", err)
+	}
+	for _, err := range []error{boom, onceq.Fatal(boom), onceq.Fatal(inFlight), onceq.RetryAfter(1, boom), onceq.ErrLeaseLost, &onceq.HeldError{}} {
+		require.True(t, onceq.IsFailure(err), "%v", err)
+	}
+}
