@@ -1,0 +1,362 @@
+package onceqotel
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"sync"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/baggage"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/onceq/onceq"
+)
+
+var system = semconv.MessagingSystemKey.String("onceq")
+
+// carry is the propagator in use. Without one that does anything, traces would silently end at each job.
+func (t *Telemetry) carry() propagation.TextMapPropagator {
+	if t.propagator != nil {
+		return t.propagator
+	}
+	if p := otel.GetTextMapPropagator(); len(p.Fields()) > 0 {
+		return p
+	}
+	return propagation.TraceContext{}
+}
+
+// producing marks the context of a producer span.
+type producing struct{}
+
+// Enqueuing begins a producer span whose context the jobs carry. Config sets it as onceq.Config.Enqueuing.
+func (t *Telemetry) Enqueuing(ctx context.Context, jobs []onceq.Job) (context.Context, func(error)) {
+	if len(jobs) == 0 {
+		return ctx, func(error) {}
+	}
+	queue, kind := queueOf(jobs[0]), jobs[0].Kind
+	for _, j := range jobs[1:] {
+		if queueOf(j) != queue {
+			queue = ""
+		}
+		if j.Kind != kind {
+			kind = ""
+		}
+	}
+	attrs := []attribute.KeyValue{system, semconv.MessagingOperationTypeSend, semconv.MessagingOperationName("send")}
+	name := "send"
+	if queue != "" {
+		name += " " + queue
+		attrs = append(attrs, semconv.MessagingDestinationName(queue))
+	}
+	if kind != "" {
+		attrs = append(attrs, kindKey.String(kind))
+	}
+	if len(jobs) > 1 {
+		attrs = append(attrs, semconv.MessagingBatchMessageCount(len(jobs)))
+	}
+	ctx, span := t.tracer.Start(ctx, name, trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(attrs...))
+	carrier := propagation.MapCarrier{}
+	t.carry().Inject(ctx, carrier)
+	for i := range jobs {
+		jobs[i].Metadata = added(jobs[i].Metadata, carrier)
+	}
+	if len(jobs) == 1 {
+		ctx = context.WithValue(ctx, producing{}, true)
+	}
+	return ctx, func(err error) {
+		fail(span, err)
+		span.End()
+	}
+}
+
+// Inject returns the job with the context of the span in ctx: for onceq.Queue.EnqueueInBatch, which has no
+// context of its own.
+func (t *Telemetry) Inject(ctx context.Context, job onceq.Job) onceq.Job {
+	carrier := propagation.MapCarrier{}
+	t.carry().Inject(ctx, carrier)
+	job.Metadata = added(job.Metadata, carrier)
+	return job
+}
+
+// added gives metadata with what the carrier has. Where that could be too much for a job it is left out: no job fails
+// for being traced.
+func added(metadata map[string]string, carrier propagation.MapCarrier) map[string]string {
+	if len(carrier) == 0 {
+		return metadata
+	}
+	all := make(map[string]string, len(metadata)+len(carrier))
+	size := 2
+	put := func(values map[string]string) {
+		for k, v := range values {
+			all[k] = v
+			size += len(strconv.Quote(k)) + len(strconv.Quote(v)) + 2
+		}
+	}
+	put(metadata)
+	put(carrier)
+	if size > onceq.MaxMetadataBytes*3/4 { // quoting in JSON differs a little
+		return metadata
+	}
+	return all
+}
+
+func queueOf(j onceq.Job) string {
+	if j.Queue == "" {
+		return onceq.DefaultQueue
+	}
+	return j.Queue
+}
+
+// Handlers returns the handlers with a consumer span around each attempt.
+func (t *Telemetry) Handlers(handlers ...onceq.Handler) []onceq.Handler {
+	wrapped := make([]onceq.Handler, len(handlers))
+	for i, h := range handlers {
+		wrapped[i] = h.Wrap(t.process)
+	}
+	return wrapped
+}
+
+// process runs an attempt in a consumer span.
+func (t *Telemetry) process(ctx context.Context, leases []*onceq.Lease, next func(context.Context) error) error {
+	first := leases[0]
+	attrs := []attribute.KeyValue{
+		system, semconv.MessagingOperationTypeProcess, semconv.MessagingOperationName("process"),
+		semconv.MessagingDestinationName(first.Queue), kindKey.String(first.Kind),
+	}
+	carry := t.carry()
+	var links []trace.Link
+	for _, l := range leases {
+		sent := carry.Extract(context.Background(), propagation.MapCarrier(l.Metadata))
+		if sc := trace.SpanContextFromContext(sent); sc.IsValid() {
+			link := trace.Link{SpanContext: sc}
+			if len(leases) > 1 {
+				link.Attributes = message(l)
+			}
+			links = append(links, link)
+		}
+		if b := baggage.FromContext(sent); len(leases) == 1 && b.Len() > 0 {
+			ctx = baggage.ContextWithBaggage(ctx, b)
+		}
+	}
+	if len(leases) == 1 {
+		attrs = append(attrs, message(first)...)
+	} else {
+		attrs = append(attrs, semconv.MessagingBatchMessageCount(len(leases)))
+	}
+	ctx, span := t.tracer.Start(ctx, "process "+first.Queue, trace.WithSpanKind(trace.SpanKindConsumer),
+		trace.WithAttributes(attrs...), trace.WithLinks(links...))
+	t.attempts.begin(leases, span)
+	returned := false
+	defer func() {
+		if !returned {
+			span.SetStatus(codes.Error, "the handler panicked or ended its goroutine")
+		}
+		t.attempts.end(leases)
+		span.End()
+	}()
+	err := next(ctx)
+	returned = true
+	if onceq.IsFailure(err) {
+		fail(span, err)
+	}
+	return err
+}
+
+// message says which job a span or a link is about.
+func message(l *onceq.Lease) []attribute.KeyValue {
+	return []attribute.KeyValue{
+		semconv.MessagingMessageID(strconv.FormatInt(l.ID, 10)), attemptKey.Int(l.Attempt), lostKey.Int(l.Lost), tokenKey.Int64(l.Token),
+	}
+}
+
+// fail gives a span an error.
+func fail(span trace.Span, err error) {
+	if err == nil || !span.IsRecording() {
+		return
+	}
+	span.RecordError(err)
+	span.SetStatus(codes.Error, err.Error())
+	span.SetAttributes(semconv.ErrorTypeKey.String(errorType(err)))
+}
+
+// errorType gives one of few values: what of onceq's an error is, or the type of the innermost one.
+func errorType(err error) string {
+	for _, known := range []struct {
+		err  error
+		name string
+	}{
+		{onceq.ErrLeaseLost, "lease_lost"}, {onceq.ErrCancelled, "cancelled"}, {onceq.ErrHeld, "held"}, {onceq.ErrUncertain, "uncertain"},
+		{onceq.ErrMismatch, "mismatch"}, {onceq.ErrDuplicate, "duplicate"}, {onceq.ErrInFlight, "in_flight"},
+		{context.DeadlineExceeded, "timeout"}, {context.Canceled, "context_canceled"},
+	} {
+		if errors.Is(err, known.err) {
+			return known.name
+		}
+	}
+	for {
+		inner := errors.Unwrap(err)
+		if inner == nil {
+			return semconv.ErrorType(err).Value.AsString()
+		}
+		err = inner
+	}
+}
+
+// trace adds an event to the span that it belongs to: that of its context, or of the attempt under its token.
+func (t *Telemetry) trace(ctx context.Context, e onceq.Event) {
+	span := trace.SpanFromContext(ctx)
+	switch e.Type {
+	case onceq.EventEnqueued:
+		if ctx.Value(producing{}) != nil && span.IsRecording() {
+			span.SetAttributes(semconv.MessagingMessageID(strconv.FormatInt(e.JobID, 10)))
+		}
+	case onceq.EventDuplicate:
+		add(span, "onceq.duplicate", e)
+	case onceq.EventMismatch:
+		add(span, "onceq.mismatch", e)
+	case onceq.EventReplayed:
+		add(span, "onceq.replayed", e)
+	case onceq.EventUncertain:
+		add(span, "onceq.uncertain", e)
+	case onceq.EventCompleted, onceq.EventFailed, onceq.EventSnoozed, onceq.EventDead, onceq.EventCancelled:
+		t.attempts.settled(e.Token)
+	case onceq.EventHeld:
+		if e.Name == "" {
+			t.attempts.settled(e.Token)
+			return
+		}
+		add(span, "onceq.held", e)
+	case onceq.EventLeaseLost, onceq.EventStale:
+		if e.JobID == 0 || e.Name != "" { // of a fence, which reports in the context of its work
+			add(span, "onceq.lease_lost", e)
+			return
+		}
+		running, over := t.attempts.lost(e.Token)
+		if running != nil {
+			add(running, "onceq.lease_lost", e)
+		}
+		if over.IsSampled() {
+			t.refused(over, e)
+		}
+	}
+}
+
+// refused is a span for an outcome that was refused after its attempt's span had ended.
+func (t *Telemetry) refused(attempt trace.SpanContext, e onceq.Event) {
+	_, span := t.tracer.Start(trace.ContextWithSpanContext(context.Background(), attempt), "settle "+e.Queue,
+		trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
+			system, semconv.MessagingOperationTypeSettle, semconv.MessagingOperationName("settle"), semconv.MessagingDestinationName(e.Queue),
+			semconv.MessagingMessageID(strconv.FormatInt(e.JobID, 10)), kindKey.String(e.Kind), attemptKey.Int(e.Attempt), tokenKey.Int64(e.Token)))
+	add(span, "onceq.lease_lost", e)
+	fail(span, e.Err)
+	span.End()
+}
+
+func add(span trace.Span, name string, e onceq.Event) {
+	if !span.IsRecording() {
+		return
+	}
+	var attrs []attribute.KeyValue
+	if e.JobID != 0 {
+		attrs = append(attrs, semconv.MessagingMessageID(strconv.FormatInt(e.JobID, 10)))
+	}
+	if e.Kind != "" {
+		attrs = append(attrs, kindKey.String(e.Kind))
+	}
+	if e.Name != "" {
+		attrs = append(attrs, effectKey.String(e.Name))
+	}
+	span.AddEvent(name, trace.WithAttributes(attrs...))
+}
+
+// attempts finds the span of an attempt by its token: a lease is lost in a beat, which has no context of it. It knows
+// an attempt from its begin until its outcome is reported.
+type attempts struct {
+	mu   sync.Mutex
+	all  map[int64]*attempt
+	over int // of all, those whose handler has returned
+}
+
+type attempt struct {
+	span trace.Span
+	over bool
+	lost bool
+}
+
+// maxOver bounds the attempts whose outcome is never reported, as when the database was gone for too long.
+const maxOver = 20_000
+
+func (a *attempts) begin(leases []*onceq.Lease, span trace.Span) {
+	if !span.SpanContext().IsSampled() {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.all == nil {
+		a.all = make(map[int64]*attempt)
+	}
+	if a.over > maxOver {
+		for token, at := range a.all {
+			if at.over {
+				delete(a.all, token)
+			}
+		}
+		a.over = 0
+	}
+	for _, l := range leases {
+		a.remove(l.Token) // of a try before
+		a.all[l.Token] = &attempt{span: span}
+	}
+}
+
+func (a *attempts) end(leases []*onceq.Lease) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, l := range leases {
+		switch at := a.all[l.Token]; {
+		case at == nil:
+		case at.lost:
+			a.remove(l.Token) // said already, nothing more will be
+		default:
+			at.over = true
+			a.over++
+		}
+	}
+}
+
+func (a *attempts) settled(token int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.remove(token)
+}
+
+// lost gives the span of a running attempt, or the context of one that is over.
+func (a *attempts) lost(token int64) (running trace.Span, over trace.SpanContext) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	at := a.all[token]
+	switch {
+	case at == nil:
+	case at.over:
+		over = at.span.SpanContext()
+		a.remove(token)
+	default:
+		at.lost = true
+		running = at.span
+	}
+	return running, over
+}
+
+func (a *attempts) remove(token int64) {
+	if at := a.all[token]; at != nil {
+		if at.over {
+			a.over--
+		}
+		delete(a.all, token)
+	}
+}

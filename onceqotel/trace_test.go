@@ -1,0 +1,286 @@
+package onceqotel_test
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/baggage"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqotel"
+)
+
+func TestTrace_FromTheRequestOverTheProducerToEachAttempt(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	bag, err := baggage.Parse("tenant=acme")
+	require.NoError(t, err)
+	ctx, request := b.trace.Tracer("test").Start(baggage.ContextWithBaggage(t.Context(), bag), "request")
+	r := b.enqueue(ctx, welcome.Job(mail{"ada"}))
+	request.End()
+	var tenants []string
+	b.drain(welcome.Handle(func(ctx context.Context, l *onceq.Lease, _ mail) error {
+		tenants = append(tenants, baggage.FromContext(ctx).Member("tenant").Value())
+		require.True(t, trace.SpanFromContext(ctx).IsRecording())
+		if l.Attempt == 1 {
+			return fmt.Errorf("provider: %w", boom)
+		}
+		return nil
+	}))
+
+	send := b.one("send mail")
+	require.Equal(t, trace.SpanKindProducer, send.SpanKind)
+	require.Equal(t, request.SpanContext().SpanID(), send.Parent.SpanID())
+	require.Equal(t, map[string]any{
+		"messaging.system": "onceq", "messaging.operation.type": "send", "messaging.operation.name": "send",
+		"messaging.destination.name": "mail", "messaging.message.id": strconv.FormatInt(r.ID, 10), "onceq.kind": "welcome",
+	}, attrs(send))
+
+	attempts := b.all("process mail")
+	require.Len(t, attempts, 2)
+	for i, s := range attempts {
+		require.Equal(t, trace.SpanKindConsumer, s.SpanKind)
+		require.False(t, s.Parent.IsValid())
+		require.NotEqual(t, send.SpanContext.TraceID(), s.SpanContext.TraceID())
+		require.Len(t, s.Links, 1)
+		require.Equal(t, send.SpanContext.TraceID(), s.Links[0].SpanContext.TraceID())
+		require.Equal(t, send.SpanContext.SpanID(), s.Links[0].SpanContext.SpanID())
+		a := attrs(s)
+		require.EqualValues(t, i+1, a["onceq.attempt"])
+		require.Equal(t, strconv.FormatInt(r.ID, 10), a["messaging.message.id"])
+		require.Equal(t, "process", a["messaging.operation.type"])
+		require.Equal(t, "mail", a["messaging.destination.name"])
+		require.Equal(t, "welcome", a["onceq.kind"])
+	}
+	require.Greater(t, attrs(attempts[1])["onceq.token"], attrs(attempts[0])["onceq.token"])
+	require.Equal(t, codes.Error, attempts[0].Status.Code)
+	require.Equal(t, "*errors.errorString", attrs(attempts[0])["error.type"])
+	require.Equal(t, codes.Unset, attempts[1].Status.Code)
+	require.Equal(t, []string{"acme", "acme"}, tenants)
+}
+
+// The trace context differs from one Enqueue to the next and is not part of what makes payloads the same.
+func TestTrace_DuplicateAndMismatchAreEvents(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	first := b.enqueue(t.Context(), welcome.Job(mail{"ada"}))
+	again := b.enqueue(t.Context(), welcome.Job(mail{"ada"}))
+	require.True(t, again.Duplicate)
+	other := welcome.Job(mail{"bob"})
+	other.Key = "welcome:ada"
+	_, err := b.q.Enqueue(t.Context(), b.Pool, other)
+	require.ErrorIs(t, err, onceq.ErrMismatch)
+
+	spans := b.all("send mail")
+	require.Len(t, spans, 3)
+	require.Empty(t, spans[0].Events)
+	require.Equal(t, []string{"onceq.duplicate"}, events(spans[1]))
+	require.Equal(t, codes.Unset, spans[1].Status.Code, "a duplicate is no error")
+	id := strconv.FormatInt(first.ID, 10)
+	require.Equal(t, id, spans[1].Events[0].Attributes[0].Value.AsString())
+	require.NotContains(t, attrs(spans[1]), "messaging.message.id", "nothing was sent")
+	require.Equal(t, []string{"onceq.mismatch", "exception"}, events(spans[2]))
+	require.Equal(t, codes.Error, spans[2].Status.Code)
+	require.Equal(t, "mismatch", attrs(spans[2])["error.type"])
+
+	info, err := b.q.Get(t.Context(), b.Pool, first.ID)
+	require.NoError(t, err)
+	require.Contains(t, info.Metadata["traceparent"], spans[0].SpanContext.SpanID().String())
+}
+
+func TestTrace_ManyJobsAreOneSpanAndABatchHandlerLinksAll(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	carried := map[string]string{"note": "mine"}
+	jobs := []onceq.Job{welcome.Job(mail{"a"}), welcome.Job(mail{"b"}), welcome.Job(mail{"c"})}
+	jobs[0].Metadata = carried
+	_, err := b.q.EnqueueMany(t.Context(), b.Pool, jobs)
+	require.NoError(t, err)
+	require.Equal(t, map[string]string{"note": "mine"}, carried)
+	send := b.one("send mail")
+	require.EqualValues(t, 3, attrs(send)["messaging.batch.message_count"])
+	require.NotContains(t, attrs(send), "messaging.message.id")
+
+	// In the caller's own batch, of another span.
+	ctx, request := b.trace.Tracer("test").Start(t.Context(), "request")
+	batch := &pgx.Batch{}
+	_, err = b.q.EnqueueInBatch(batch, b.tel.Inject(ctx, welcome.Job(mail{"d"})))
+	require.NoError(t, err)
+	require.NoError(t, pipeline(ctx, b.Pool, batch))
+	request.End()
+
+	var notes []string
+	b.drain(welcome.HandleBatch(10, func(ctx context.Context, _ pgx.Tx, jobs []onceq.Item[mail]) error {
+		for _, j := range jobs {
+			notes = append(notes, j.Metadata["note"])
+		}
+		return nil
+	}))
+	require.Equal(t, []string{"mine", "", "", ""}, notes)
+	s := b.one("process mail")
+	require.EqualValues(t, 4, attrs(s)["messaging.batch.message_count"])
+	require.Len(t, s.Links, 4)
+	for i, l := range s.Links {
+		want := send.SpanContext
+		if i == 3 {
+			want = request.SpanContext()
+		}
+		require.Equal(t, want.SpanID(), l.SpanContext.SpanID())
+		require.NotEmpty(t, l.Attributes)
+	}
+
+	// Several queues have no name in common.
+	_, err = b.q.EnqueueMany(t.Context(), b.Pool, []onceq.Job{{Kind: "x", Queue: "one"}, {Kind: "y"}})
+	require.NoError(t, err)
+	require.NotContains(t, attrs(b.one("send")), "messaging.destination.name")
+}
+
+func TestTrace_UncertainAndReplayedAreEventsOfTheAttempt(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.enqueue(t.Context(), welcome.Job(mail{"ada"}))
+	b.drain(welcome.Handle(func(ctx context.Context, l *onceq.Lease, _ mail) error {
+		send := func(context.Context, string) (int, error) {
+			if l.Attempt == 1 {
+				return 0, boom
+			}
+			return 1, nil
+		}
+		if _, err := onceq.Once(ctx, l, "mail", send); err != nil {
+			return err
+		}
+		_, err := onceq.Once(ctx, l, "mail", send)
+		return err
+	}))
+	attempts := b.all("process mail")
+	require.Len(t, attempts, 2)
+	require.Equal(t, []string{"onceq.uncertain", "exception"}, events(attempts[0]))
+	require.Equal(t, "uncertain", attrs(attempts[0])["error.type"])
+	require.Equal(t, []string{"onceq.replayed"}, events(attempts[1]))
+	effect := attempts[1].Events[0].Attributes
+	require.Equal(t, "mail", effect[len(effect)-1].Value.AsString())
+}
+
+// A beat learns that the lease is lost: the event is in the span of the attempt that runs.
+func TestTrace_LeaseLostWhileItRuns(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	r := b.enqueue(t.Context(), welcome.Job(mail{"ada"}))
+	b.drain(welcome.Handle(func(ctx context.Context, l *onceq.Lease, _ mail) error {
+		if l.Lost > 0 {
+			return nil
+		}
+		b.ExpireLease(r.ID)
+		taken, err := b.DB.Queue.Claim(ctx, onceq.ClaimOptions{Queue: "mail", Lease: time.Minute})
+		require.NoError(t, err)
+		require.Len(t, taken, 1)
+		<-ctx.Done()
+		require.NoError(t, taken[0].Release(t.Context()))
+		return context.Cause(ctx)
+	}))
+	attempts := b.all("process mail")
+	require.Len(t, attempts, 2)
+	require.Equal(t, []string{"onceq.lease_lost", "exception"}, events(attempts[0]))
+	require.Equal(t, "lease_lost", attrs(attempts[0])["error.type"])
+	require.Empty(t, b.all("settle mail"))
+}
+
+// The handler has returned when it comes out: a span of its own below the attempt's.
+func TestTrace_RefusedCompletionIsASpan(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	r := b.enqueue(t.Context(), welcome.Job(mail{"ada"}))
+	var other *onceq.Lease
+	b.drain(welcome.Handle(func(ctx context.Context, l *onceq.Lease, _ mail) error {
+		b.ExpireLease(r.ID)
+		taken, err := b.DB.Queue.Claim(ctx, onceq.ClaimOptions{Queue: "mail", Lease: time.Minute})
+		require.NoError(t, err)
+		require.Len(t, taken, 1)
+		other = taken[0]
+		return nil
+	}))
+	require.NoError(t, other.Complete(t.Context(), nil))
+	attempt, settle := b.one("process mail"), b.one("settle mail")
+	require.Equal(t, codes.Unset, attempt.Status.Code)
+	require.Equal(t, attempt.SpanContext.SpanID(), settle.Parent.SpanID())
+	require.Equal(t, attempt.SpanContext.TraceID(), settle.SpanContext.TraceID())
+	require.Equal(t, codes.Error, settle.Status.Code)
+	require.Equal(t, "lease_lost", attrs(settle)["error.type"])
+	require.Equal(t, "settle", attrs(settle)["messaging.operation.type"])
+	require.Equal(t, []string{"onceq.lease_lost", "exception"}, events(settle))
+}
+
+func TestTrace_PanicEndsTheSpanAndASnoozeIsNoError(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.enqueue(t.Context(), welcome.Job(mail{"ada"}))
+	b.drain(welcome.Handle(func(ctx context.Context, l *onceq.Lease, _ mail) error {
+		if l.Attempt == 1 {
+			panic("lost my way")
+		}
+		return onceq.Snooze(time.Hour)
+	}))
+	attempts := b.all("process mail")
+	require.Len(t, attempts, 2)
+	require.Equal(t, codes.Error, attempts[0].Status.Code)
+	require.Equal(t, codes.Unset, attempts[1].Status.Code)
+	require.Empty(t, attempts[1].Events)
+}
+
+// The trace context gives way where the metadata would get too large, and the job is accepted.
+func TestTrace_NoJobFailsForBeingTraced(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	job := onceq.Job{Kind: "k", Metadata: map[string]string{"big": strings.Repeat("x", onceq.MaxMetadataBytes-20)}}
+	r := b.enqueue(t.Context(), job)
+	info, err := b.q.Get(t.Context(), b.Pool, r.ID)
+	require.NoError(t, err)
+	require.Len(t, info.Metadata, 1)
+}
+
+// A hook and an Enqueuing of the application's own go on being called.
+func TestTrace_BesideTheApplicationsOwn(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	var heard []onceq.EventType
+	var ended int
+	q, err := onceq.New(b.Pool, b.tel.Config(&onceq.Config{
+		Hook: onceq.HookFunc(func(_ context.Context, e onceq.Event) { heard = append(heard, e.Type) }),
+		Enqueuing: func(ctx context.Context, jobs []onceq.Job) (context.Context, func(error)) {
+			jobs[0].Metadata = map[string]string{"tenant": "acme"}
+			return ctx, func(error) { ended++ }
+		},
+	}))
+	require.NoError(t, err)
+	r, err := q.Enqueue(t.Context(), b.Pool, onceq.Job{Kind: "k"})
+	require.NoError(t, err)
+	info, err := q.Get(t.Context(), b.Pool, r.ID)
+	require.NoError(t, err)
+	require.Equal(t, "acme", info.Metadata["tenant"])
+	require.NotEmpty(t, info.Metadata["traceparent"])
+	require.Equal(t, []onceq.EventType{onceq.EventEnqueued}, heard)
+	require.Equal(t, 1, ended)
+	b.one("send default")
+}
+
+// Without a propagator anywhere it is the W3C's.
+func TestTrace_PropagatorByDefault(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	tel, err := onceqotel.New(onceqotel.Config{TracerProvider: b.trace, MeterProvider: metric.NewMeterProvider()})
+	require.NoError(t, err)
+	ctx, span := b.trace.Tracer("test").Start(t.Context(), "request")
+	defer span.End()
+	require.Contains(t, tel.Inject(ctx, onceq.Job{}).Metadata["traceparent"], span.SpanContext().TraceID().String())
+	require.Nil(t, tel.Inject(t.Context(), onceq.Job{}).Metadata, "no span, nothing to carry")
+}
+
