@@ -283,4 +283,3 @@ func TestTrace_PropagatorByDefault(t *testing.T) {
 	require.Contains(t, tel.Inject(ctx, onceq.Job{}).Metadata["traceparent"], span.SpanContext().TraceID().String())
 	require.Nil(t, tel.Inject(t.Context(), onceq.Job{}).Metadata, "no span, nothing to carry")
 }
-

@@ -1,0 +1,340 @@
+package onceqotel_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/stretchr/testify/require"
+	otelprom "go.opentelemetry.io/otel/exporters/prometheus"
+	"go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqotel"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// everything lets each thing that is counted happen at least once, all of the queue mail and the kind welcome.
+func (b *bench) everything() {
+	ctx := b.t.Context()
+	mismatched := welcome.Job(mail{"other"})
+	mismatched.Key = "welcome:ada"
+	attempts := 0
+	handler := welcome.Handle(func(ctx context.Context, l *onceq.Lease, m mail) error {
+		attempts++
+		switch m.To {
+		case "ada": // uncertain, failed, then replayed and completed
+			for range 2 {
+				if _, err := onceq.Once(ctx, l, "mail", func(context.Context, string) (int, error) {
+					if l.Attempt == 1 {
+						return 0, boom
+					}
+					return 1, nil
+				}); err != nil {
+					return err
+				}
+			}
+			return nil
+		case "dead":
+			return onceq.Fatal(boom)
+		case "later":
+			return onceq.Snooze(time.Hour)
+		case "held":
+			_, err := onceq.Once(ctx, l, "mail", func(context.Context, string) (int, error) { return 0, boom }, onceq.OnUncertain(onceq.Hold()))
+			return err
+		case "stale": // its completion comes too late, and somebody else's counts
+			b.ExpireLease(l.ID)
+			taken, err := b.DB.Queue.Claim(ctx, onceq.ClaimOptions{Queue: "mail", Lease: time.Minute})
+			require.NoError(b.t, err)
+			require.Len(b.t, taken, 1)
+			return taken[0].Complete(ctx, nil)
+		case "lost": // its failure does
+			b.ExpireLease(l.ID)
+			taken, err := b.DB.Queue.Claim(ctx, onceq.ClaimOptions{Queue: "mail", Lease: time.Minute})
+			require.NoError(b.t, err)
+			require.Len(b.t, taken, 1)
+			require.NoError(b.t, taken[0].Complete(ctx, nil))
+			return boom
+		}
+		return errors.New("who is " + m.To + "?")
+	})
+	for _, to := range []string{"ada", "dead", "later", "held", "stale", "lost"} {
+		job := welcome.Job(mail{to})
+		job.Window = onceq.UntilFinished
+		b.enqueue(ctx, job)
+		b.enqueue(ctx, job)
+		if to == "ada" {
+			_, err := b.q.Enqueue(ctx, b.Pool, mismatched)
+			require.ErrorIs(b.t, err, onceq.ErrMismatch)
+		}
+		b.drain(handler)
+	}
+	gone := b.enqueue(ctx, onceq.Job{Kind: "welcome", Queue: "mail", Payload: mail{}, Delay: time.Hour})
+	_, err := b.q.Cancel(ctx, b.Pool, gone.ID)
+	require.NoError(b.t, err)
+	b.Advance(48 * time.Hour)
+	reaper, err := onceq.NewReaper(b.q, onceq.ReaperConfig{})
+	require.NoError(b.t, err)
+	_, err = reaper.Once(ctx)
+	require.NoError(b.t, err)
+}
+
+// sums gives the value of each counter over all attributes, and the count of each histogram.
+func (b *bench) sums() (map[string]int64, map[string][]string) {
+	var data metricdata.ResourceMetrics
+	require.NoError(b.t, b.read.Collect(b.t.Context(), &data))
+	sums, keys := map[string]int64{}, map[string][]string{}
+	for _, s := range data.ScopeMetrics {
+		for _, m := range s.Metrics {
+			note := func(iter interface {
+				Next() bool
+			}, key func() string) {
+				for iter.Next() {
+					if k := key(); !slices.Contains(keys[m.Name], k) {
+						keys[m.Name] = append(keys[m.Name], k)
+					}
+				}
+			}
+			switch d := m.Data.(type) {
+			case metricdata.Sum[int64]:
+				for _, p := range d.DataPoints {
+					sums[m.Name] += p.Value
+					i := p.Attributes.Iter()
+					note(&i, func() string { return string(i.Attribute().Key) })
+				}
+			case metricdata.Histogram[float64]:
+				for _, p := range d.DataPoints {
+					sums[m.Name] += int64(p.Count)
+					i := p.Attributes.Iter()
+					note(&i, func() string { return string(i.Attribute().Key) })
+				}
+			case metricdata.Gauge[int64]:
+				for _, p := range d.DataPoints {
+					state, _ := p.Attributes.Value("onceq.state")
+					queue, _ := p.Attributes.Value("onceq.queue")
+					sums[m.Name+" "+queue.AsString()+" "+state.AsString()] += p.Value
+				}
+			case metricdata.Gauge[float64]:
+				for _, p := range d.DataPoints {
+					queue, _ := p.Attributes.Value("onceq.queue")
+					sums[m.Name+" "+queue.AsString()] = int64(p.Value)
+				}
+			}
+		}
+	}
+	return sums, keys
+}
+
+func TestMetrics_CountWhatHappens(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.everything()
+	sums, keys := b.sums()
+	require.Positive(t, sums["onceq.rows.reaped"])
+	delete(sums, "onceq.rows.reaped")
+	require.Equal(t, map[string]int64{
+		"onceq.jobs.enqueued":       7,
+		"onceq.jobs.duplicates":     6,
+		"onceq.jobs.mismatches":     1,
+		"onceq.jobs.claimed":        8, // ada and held twice; the other holder claims without telemetry
+		"onceq.jobs.completed":      1,
+		"onceq.jobs.failed":         2,
+		"onceq.jobs.snoozed":        1,
+		"onceq.jobs.dead":           1,
+		"onceq.jobs.cancelled":      1,
+		"onceq.jobs.held":           2, // the effect and its job
+		"onceq.leases.lost":         1,
+		"onceq.completions.refused": 1,
+		"onceq.effects.replayed":    1,
+		"onceq.effects.uncertain":   2,
+		"onceq.job.wait.duration":   8,
+		"onceq.job.run.duration":    8,
+	}, sums)
+	for name, keys := range keys {
+		slices.Sort(keys)
+		want := []string{"onceq.kind", "onceq.queue"}
+		switch name {
+		case "onceq.job.run.duration":
+			want = []string{"onceq.kind", "onceq.outcome", "onceq.queue"}
+		case "onceq.rows.reaped":
+			want = []string{"onceq.rows"}
+		}
+		require.Equal(t, want, keys, name)
+	}
+}
+
+// queries counts the statements of a pool that read statistics.
+type queries struct{ stats atomic.Int64 }
+
+func (q *queries) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	if strings.Contains(data.SQL, "live (queue)") {
+		q.stats.Add(1)
+	}
+	return ctx
+}
+func (q *queries) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func (q *queries) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
+	for _, query := range data.Batch.QueuedQueries {
+		if strings.Contains(query.SQL, "live (queue)") {
+			q.stats.Add(1)
+		}
+	}
+	return ctx
+}
+func (q *queries) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (q *queries) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
+
+// All gauges of a collection come from one query, and those of collections that follow at once too.
+func TestWatch_DepthAndAgeFromOneQuery(t *testing.T) {
+	t.Parallel()
+	var count queries
+	b := newBench(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = &count }))
+	_, err := b.q.EnqueueMany(t.Context(), b.Pool, []onceq.Job{
+		{Kind: "k"}, {Kind: "k"}, {Kind: "k", Delay: 10 * time.Hour}, {Kind: "k", Queue: "other"},
+	})
+	require.NoError(t, err)
+	b.Advance(time.Hour)
+	registration, err := b.tel.Watch(b.q)
+	require.NoError(t, err)
+	for range 3 {
+		sums, _ := b.sums()
+		require.EqualValues(t, 2, sums["onceq.queue.depth default waiting"])
+		require.EqualValues(t, 1, sums["onceq.queue.depth default delayed"])
+		require.EqualValues(t, 0, sums["onceq.queue.depth default dead"])
+		require.Contains(t, sums, "onceq.queue.depth default dead")
+		require.EqualValues(t, 1, sums["onceq.queue.depth other waiting"])
+		require.InDelta(t, 3600, sums["onceq.queue.oldest.age default"], 600)
+	}
+	require.EqualValues(t, 1, count.stats.Load())
+
+	require.NoError(t, registration.Unregister())
+	sums, _ := b.sums()
+	require.NotContains(t, sums, "onceq.queue.depth default waiting")
+
+	only, err := b.tel.Watch(b.q, "other")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, only.Unregister()) }()
+	sums, _ = b.sums()
+	require.NotContains(t, sums, "onceq.queue.depth default waiting")
+	require.EqualValues(t, 1, sums["onceq.queue.depth other waiting"])
+}
+
+// Where the tables cannot be read the reader hears of it, and nothing made up is reported.
+func TestWatch_ErrorIsTheReaders(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	nowhere, err := onceq.New(b.Pool, &onceq.Config{Schema: "nowhere"})
+	require.NoError(t, err)
+	_, err = b.tel.Watch(nowhere)
+	require.NoError(t, err)
+	var data metricdata.ResourceMetrics
+	require.ErrorContains(t, b.read.Collect(t.Context(), &data), "stats")
+	for _, s := range data.ScopeMetrics {
+		for _, m := range s.Metrics {
+			require.NotContains(t, m.Name, "onceq.queue.")
+		}
+	}
+	_, err = b.tel.Watch(nil)
+	require.ErrorContains(t, err, "Watch needs a queue")
+}
+
+// scrape gives what Prometheus gets over HTTP when everything has happened.
+func scrape(t *testing.T) string {
+	b := newBench(t)
+	registry := prometheus.NewRegistry()
+	exporter, err := otelprom.New(otelprom.WithRegisterer(registry))
+	require.NoError(t, err)
+	b.tel, err = onceqotel.New(onceqotel.Config{MeterProvider: metric.NewMeterProvider(metric.WithReader(exporter))})
+	require.NoError(t, err)
+	b.q, err = onceq.New(b.Pool, b.tel.Config(nil))
+	require.NoError(t, err)
+	_, err = b.tel.Watch(b.q)
+	require.NoError(t, err)
+	b.everything()
+
+	server := httptest.NewServer(promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	defer server.Close()
+	response, err := http.Get(server.URL)
+	require.NoError(t, err)
+	defer response.Body.Close()
+	require.Equal(t, http.StatusOK, response.StatusCode)
+	body, err := io.ReadAll(response.Body)
+	require.NoError(t, err)
+	return string(body)
+}
+
+var series = regexp.MustCompile(`(?m)^([a-z_]+)(\{[^}]*\})? `)
+
+// Everything is exported to Prometheus, and the dashboard asks for nothing else.
+func TestPrometheus_ScrapeAndDashboard(t *testing.T) {
+	t.Parallel()
+	body := scrape(t)
+	exported := map[string]bool{}
+	for _, m := range series.FindAllStringSubmatch(body, -1) {
+		if strings.HasPrefix(m[1], "onceq_") {
+			exported[m[1]] = true
+		}
+	}
+	for _, name := range []string{
+		"onceq_jobs_enqueued_total", "onceq_jobs_duplicates_total", "onceq_jobs_mismatches_total", "onceq_jobs_claimed_total",
+		"onceq_jobs_completed_total", "onceq_jobs_failed_total", "onceq_jobs_snoozed_total", "onceq_jobs_dead_total",
+		"onceq_jobs_cancelled_total", "onceq_jobs_held_total", "onceq_leases_lost_total", "onceq_completions_refused_total",
+		"onceq_effects_replayed_total", "onceq_effects_uncertain_total", "onceq_rows_reaped_total",
+		"onceq_job_wait_duration_seconds_bucket", "onceq_job_wait_duration_seconds_sum", "onceq_job_wait_duration_seconds_count",
+		"onceq_job_run_duration_seconds_bucket", "onceq_job_run_duration_seconds_sum", "onceq_job_run_duration_seconds_count",
+		"onceq_queue_depth", "onceq_queue_oldest_age_seconds",
+	} {
+		require.True(t, exported[name], "%s is missing", name)
+	}
+	require.Len(t, exported, 23)
+	require.Regexp(t, `(?m)^onceq_jobs_completed_total\{[^}]*onceq_kind="welcome",onceq_queue="mail"[^}]*\} 1$`, body)
+	require.Regexp(t, `(?m)^onceq_queue_depth\{[^}]*onceq_queue="mail",onceq_state="held"[^}]*\} 1$`, body)
+	require.False(t, strings.Contains(body, "welcome:"), "a key is in it")
+
+	raw, err := os.ReadFile("dashboard.json")
+	require.NoError(t, err)
+	var dashboard struct {
+		Title  string
+		Panels []struct {
+			Title   string
+			Targets []struct{ Expr string }
+		}
+	}
+	require.NoError(t, json.Unmarshal(raw, &dashboard))
+	asked := map[string]bool{}
+	labels := regexp.MustCompile(`onceq_(queue|kind|state|outcome|rows)\b`)
+	for _, p := range dashboard.Panels {
+		for _, target := range p.Targets {
+			names := regexp.MustCompile(`onceq_[a-z_]+`).FindAllString(target.Expr, -1)
+			require.NotEmpty(t, names, p.Title)
+			for _, name := range names {
+				if labels.FindString(name) == name {
+					continue
+				}
+				require.True(t, exported[name], "panel %q asks for %s, which is not exported", p.Title, name)
+				asked[name] = true
+			}
+		}
+	}
+	for name := range exported {
+		if !strings.HasSuffix(name, "_sum") && !strings.HasSuffix(name, "_count") {
+			require.True(t, asked[name], "no panel shows %s", name)
+		}
+	}
+}
