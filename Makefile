@@ -3,10 +3,13 @@
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 TIMEOUT     = 20m
 
-.PHONY: test format imports vet staticcheck race test-versions test-container demo bench torture torture-ci
+# Packages with dependencies of their own, which no application gets by importing onceq.
+MODULES     = onceqotel examples/moving
+
+.PHONY: test format imports vet staticcheck race modules test-versions test-container demo bench torture torture-ci
 
 # Everything that CI runs.
-test: format imports vet staticcheck race
+test: format imports vet staticcheck race modules
 
 format:
 	@echo "== gofmt"
@@ -33,6 +36,14 @@ race:
 	echo "Postgres: $${ONCEQ_TEST_PGBIN:-$$ONCEQ_TEST_IMAGE}"; \
 	ONCEQ_TEST_PGBOUNCER=$$(scripts/pgbouncer.sh) || exit 1; export ONCEQ_TEST_PGBOUNCER; \
 	go test -race -count=1 -timeout $(TIMEOUT) ./...
+
+# The same for the modules beside this one.
+modules:
+	@if [ -z "$$ONCEQ_TEST_IMAGE" ]; then ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; fi; \
+	for module in $(MODULES); do \
+		echo "== $$module" && (cd $$module && go vet ./... && go run $(STATICCHECK) ./... && \
+		go test -race -count=1 -timeout $(TIMEOUT) ./...) || exit 1; \
+	done
 
 # The tests on each further major version that is supported.
 test-versions:

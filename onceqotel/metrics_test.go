@@ -42,7 +42,7 @@ func (b *bench) everything() {
 			for range 2 {
 				if _, err := onceq.Once(ctx, l, "mail", func(context.Context, string) (int, error) {
 					if l.Attempt == 1 {
-						return 0, boom
+						return 0, errBoom
 					}
 					return 1, nil
 				}); err != nil {
@@ -51,11 +51,11 @@ func (b *bench) everything() {
 			}
 			return nil
 		case "dead":
-			return onceq.Fatal(boom)
+			return onceq.Fatal(errBoom)
 		case "later":
 			return onceq.Snooze(time.Hour)
 		case "held":
-			_, err := onceq.Once(ctx, l, "mail", func(context.Context, string) (int, error) { return 0, boom }, onceq.OnUncertain(onceq.Hold()))
+			_, err := onceq.Once(ctx, l, "mail", func(context.Context, string) (int, error) { return 0, errBoom }, onceq.OnUncertain(onceq.Hold()))
 			return err
 		case "stale": // its completion comes too late, and somebody else's counts
 			b.ExpireLease(l.ID)
@@ -69,7 +69,7 @@ func (b *bench) everything() {
 			require.NoError(b.t, err)
 			require.Len(b.t, taken, 1)
 			require.NoError(b.t, taken[0].Complete(ctx, nil))
-			return boom
+			return errBoom
 		}
 		return errors.New("who is " + m.To + "?")
 	})

@@ -106,7 +106,7 @@ type mail struct {
 	To string `json:"to"`
 }
 
-var boom = errors.New("boom")
+var errBoom = errors.New("errBoom")
 
 // welcome fails without a wait between its attempts.
 var welcome = onceq.Kind[mail]{
@@ -114,8 +114,6 @@ var welcome = onceq.Kind[mail]{
 	Key:     func(m mail) string { return "welcome:" + m.To },
 	Backoff: func(int, error) time.Duration { return 0 },
 }
-
-func nothing(context.Context, *onceq.Lease, mail) error { return nil }
 
 func pipeline(ctx context.Context, pool interface {
 	SendBatch(context.Context, *pgx.Batch) pgx.BatchResults

@@ -32,7 +32,7 @@ func TestTrace_FromTheRequestOverTheProducerToEachAttempt(t *testing.T) {
 		tenants = append(tenants, baggage.FromContext(ctx).Member("tenant").Value())
 		require.True(t, trace.SpanFromContext(ctx).IsRecording())
 		if l.Attempt == 1 {
-			return fmt.Errorf("provider: %w", boom)
+			return fmt.Errorf("provider: %w", errBoom)
 		}
 		return nil
 	}))
@@ -151,7 +151,7 @@ func TestTrace_UncertainAndReplayedAreEventsOfTheAttempt(t *testing.T) {
 	b.drain(welcome.Handle(func(ctx context.Context, l *onceq.Lease, _ mail) error {
 		send := func(context.Context, string) (int, error) {
 			if l.Attempt == 1 {
-				return 0, boom
+				return 0, errBoom
 			}
 			return 1, nil
 		}
