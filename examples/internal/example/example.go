@@ -43,3 +43,10 @@ func Work(ctx context.Context, q *onceq.Queue, handlers ...onceq.Handler) {
 	Check(err)
 	Check(w.Run(ctx))
 }
+
+// Drain runs a worker with the handlers until nothing is due.
+func Drain(ctx context.Context, q *onceq.Queue, handlers ...onceq.Handler) {
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, handlers...)
+	Check(err)
+	Check(w.Drain(ctx, 0))
+}

@@ -1,0 +1,72 @@
+// Ask is for a provider that takes no key. Whether an e-mail went out is not known after a time-out; one provider can be
+// asked, for the other a person decides.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/examples/internal/example"
+)
+
+var (
+	mail = onceq.Kind[string]{Name: "mail", Backoff: func(int, error) time.Duration { return 0 }}
+	fax  = onceq.Kind[string]{Name: "fax", Backoff: func(int, error) time.Duration { return 0 }}
+)
+
+func main() {
+	ctx, stop := context.WithCancel(context.Background())
+	pool, q := example.Open(ctx, "")
+	defer pool.Close()
+
+	sent := map[string]int{}
+	send := func(to string) (bool, error) {
+		sent[to]++
+		return false, errors.New("time-out") // after it went out
+	}
+	_, err := q.Enqueue(ctx, pool, mail.Job("ada"))
+	example.Check(err)
+	held, err := q.Enqueue(ctx, pool, fax.Job("bob"))
+	example.Check(err)
+
+	mailer := mail.Handle(func(ctx context.Context, l *onceq.Lease, to string) error {
+		asked := onceq.OnUncertain(onceq.Ask(func(ctx context.Context, key string) (any, bool, error) {
+			return true, sent[to] > 0, nil // its list of sent messages
+		}))
+		// Nobody asks before the time-out, and some seconds more, have passed: a slow call may still be under way.
+		soon := onceq.EffectTimeout(100 * time.Millisecond)
+		ok, err := onceq.Once(ctx, l, "send", func(context.Context, string) (bool, error) { return send(to) }, asked, soon)
+		if err == nil {
+			fmt.Println("mail to", to, "was sent:", ok)
+			stop()
+		}
+		return err
+	})
+	faxes := fax.Handle(func(ctx context.Context, l *onceq.Lease, to string) error {
+		ok, err := onceq.Once(ctx, l, "send", func(context.Context, string) (bool, error) { return send(to) }, onceq.OnUncertain(onceq.Hold()))
+		if err == nil {
+			fmt.Println("fax to", to, "was sent:", ok)
+		}
+		return err
+	})
+	example.Drain(ctx, q, faxes)
+	info, err := q.Get(ctx, pool, held.ID)
+	example.Check(err)
+	fmt.Println("fax:", info.State)
+
+	// Somebody has looked at the machine's journal.
+	example.Check(q.Resolve(ctx, pool, held.ID, "send", onceq.Applied(true)))
+	example.Drain(ctx, q, faxes)
+
+	example.Work(ctx, q, mailer)
+	fmt.Println("sent:", sent)
+}
+
+// Output:
+// fax: held
+// fax to bob was sent: true
+// mail to ada was sent: true
+// sent: map[ada:1 bob:1]

@@ -1,0 +1,56 @@
+// Upsert sets a state in place of adding to one, which may run as often as it likes. In a transaction with the job's
+// completion even adding is safe: both happen, or neither.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/examples/internal/example"
+)
+
+type product struct {
+	ID int `json:"id"`
+}
+
+var index = onceq.Kind[product]{
+	Name: "index", Queue: "search",
+	Backoff: func(int, error) time.Duration { return 0 },
+}
+
+func main() {
+	ctx := context.Background()
+	pool, q := example.Open(ctx, `
+		create table search_index (id int primary key, name text not null);
+		create table log (id int not null)`)
+	defer pool.Close()
+
+	for range 3 { // without a key, each is a job of its own
+		_, err := q.Enqueue(ctx, pool, index.Job(product{7}))
+		example.Check(err)
+	}
+	example.Drain(ctx, q, index.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, p product) error {
+		_, err := tx.Exec(ctx, `insert into search_index values ($1, 'chair') on conflict (id) do update set name = excluded.name`, p.ID)
+		if err != nil {
+			return err
+		}
+		if _, err = tx.Exec(ctx, `insert into log values ($1)`, p.ID); err != nil {
+			return err
+		}
+		if l.Attempt == 1 {
+			return errors.New("fails after both statements, the first time")
+		}
+		return nil
+	}))
+	var rows, log int
+	example.Check(pool.QueryRow(ctx, `select (select count(*) from search_index), (select count(*) from log)`).Scan(&rows, &log))
+	fmt.Println("jobs: 3, attempts: 6, rows:", rows, "log:", log)
+}
+
+// Output:
+// jobs: 3, attempts: 6, rows: 1 log: 3
