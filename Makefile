@@ -37,9 +37,10 @@ race:
 	ONCEQ_TEST_PGBOUNCER=$$(scripts/pgbouncer.sh) || exit 1; export ONCEQ_TEST_PGBOUNCER; \
 	go test -race -count=1 -timeout $(TIMEOUT) ./...
 
-# The same for the modules beside this one.
+# The same for the modules beside this one. What they need may want a newer Go than onceq does.
 modules:
 	@if [ -z "$$ONCEQ_TEST_IMAGE" ]; then ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; fi; \
+	export GOTOOLCHAIN=auto; \
 	for module in $(MODULES); do \
 		echo "== $$module" && (cd $$module && go vet ./... && go run $(STATICCHECK) ./... && \
 		go test -race -count=1 -timeout $(TIMEOUT) ./...) || exit 1; \

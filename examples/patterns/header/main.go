@@ -44,7 +44,7 @@ func main() {
 			http.Error(w, "try again", http.StatusServiceUnavailable)
 		default:
 			w.WriteHeader(http.StatusAccepted)
-			fmt.Fprintf(w, "job %d, %s", result.ID, result.State)
+			fmt.Fprintf(w, "%s, duplicate: %t", result.State, result.Duplicate)
 		}
 	}))
 	defer server.Close()
@@ -69,8 +69,8 @@ func main() {
 }
 
 // Output:
-// 202 job 1, waiting
-// 202 job 1, waiting
+// 202 waiting, duplicate: false
+// 202 waiting, duplicate: true
 // 409 this key was used for another request
-// 202 job 4, waiting
+// 202 waiting, duplicate: false
 // 400 onceq: Key is empty

@@ -70,7 +70,12 @@ func main() {
 			id, err := onceq.Once(ctx, l, "mail", func(ctx context.Context, key string) (string, error) {
 				return send(ctx, provider.URL, key, m.Body)
 			})
-			fmt.Println(m.Body, "→", id, err)
+			var uncertain *onceq.UncertainError
+			if errors.As(err, &uncertain) {
+				fmt.Println(m.Body, "→", uncertain.Err)
+			} else {
+				fmt.Println(m.Body, "→", id, err)
+			}
 			return err
 		}))
 	example.Check(err)
@@ -120,6 +125,6 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // Output:
 // Hello! → m_1 <nil>
-// busy →  onceq: whether "2/mail" happened is uncertain: an earlier call is still running
-// Hello again! →  onceq: whether "3/mail" happened is uncertain: the provider knows this key with another body
+// busy → an earlier call is still running
+// Hello again! → the provider knows this key with another body
 // busy → m_3 <nil>

@@ -1,0 +1,61 @@
+// Package frombullmq moves from BullMQ: the code after, and an endpoint to which Node hands jobs over.
+package frombullmq
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onceq/onceq"
+)
+
+// Mailer sends the mail; key goes into its Idempotency-Key header.
+type Mailer func(ctx context.Context, userID int, key string) error
+
+type WelcomeMail struct {
+	UserID int `json:"userId"`
+}
+
+var Welcome = onceq.Kind[WelcomeMail]{
+	Name:  "welcome",
+	Queue: "mail",
+	Key:   func(m WelcomeMail) string { return fmt.Sprintf("welcome:%d", m.UserID) },
+}
+
+func enqueueAfter(ctx context.Context, q *onceq.Queue, tx pgx.Tx) error {
+	_, err := q.Enqueue(ctx, tx, Welcome.Job(WelcomeMail{UserID: 42}))
+	return err
+}
+
+func handler(mail Mailer) onceq.Handler {
+	return Welcome.Handle(func(ctx context.Context, l *onceq.Lease, m WelcomeMail) error {
+		_, err := onceq.Once(ctx, l, "mail", func(ctx context.Context, key string) (bool, error) {
+			return true, mail(ctx, m.UserID, key)
+		})
+		return err
+	})
+}
+
+// Accept is where producers in Node, and a worker of BullMQ that empties its queue, hand jobs over. Only a 2xx says that
+// the job is there; anything else may be tried again, for the key is accepted once.
+func Accept(q *onceq.Queue, db onceq.DB) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var m WelcomeMail
+		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, onceq.MaxPayloadBytes)).Decode(&m); err != nil {
+			http.Error(w, "the body is no welcome mail", http.StatusBadRequest)
+			return
+		}
+		switch _, err := q.Enqueue(r.Context(), db, Welcome.Job(m)); {
+		case errors.Is(err, onceq.ErrMismatch):
+			http.Error(w, err.Error(), http.StatusConflict)
+		case err != nil:
+			http.Error(w, "try again", http.StatusServiceUnavailable)
+		default:
+			w.WriteHeader(http.StatusAccepted)
+		}
+	}
+}

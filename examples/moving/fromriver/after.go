@@ -1,0 +1,56 @@
+package fromriver
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+
+	"github.com/onceq/onceq"
+)
+
+type WelcomeMail struct {
+	UserID int `json:"user_id"`
+}
+
+var Welcome = onceq.Kind[WelcomeMail]{
+	Name:  "welcome",
+	Queue: "mail",
+	Key:   func(m WelcomeMail) string { return fmt.Sprintf("welcome:%d", m.UserID) },
+}
+
+func handler(mail Mailer) onceq.Handler {
+	return Welcome.Handle(func(ctx context.Context, l *onceq.Lease, m WelcomeMail) error {
+		_, err := onceq.Once(ctx, l, "mail", func(ctx context.Context, key string) (bool, error) {
+			return true, mail(ctx, m.UserID, key)
+		})
+		return err
+	})
+}
+
+func enqueueAfter(ctx context.Context, q *onceq.Queue, tx pgx.Tx) error {
+	_, err := q.Enqueue(ctx, tx, Welcome.Job(WelcomeMail{UserID: 42}))
+	return err
+}
+
+// Bridge takes the place of WelcomeWorker while both run.
+type Bridge struct {
+	river.WorkerDefaults[WelcomeArgs]
+	Pool interface {
+		Begin(context.Context) (pgx.Tx, error)
+	}
+	Queue *onceq.Queue
+}
+
+// Work hands a job over: River's is completed in the transaction in which ours is accepted.
+func (b *Bridge) Work(ctx context.Context, job *river.Job[WelcomeArgs]) error {
+	return pgx.BeginFunc(ctx, b.Pool, func(tx pgx.Tx) error {
+		if _, err := b.Queue.Enqueue(ctx, tx, Welcome.Job(WelcomeMail(job.Args))); err != nil {
+			return err
+		}
+		_, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job)
+		return err
+	})
+}
