@@ -1,0 +1,57 @@
+package examples
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Each Go block of these pages says above itself which file it is from, and stands in that file word for word. One that
+// cannot, because its library is not among what CI builds, says so.
+func TestDocsAreTheExamples(t *testing.T) {
+	t.Parallel()
+	pages, err := filepath.Glob("../docs/moving-from-*.md")
+	require.NoError(t, err)
+	require.Len(t, pages, 5)
+	block := regexp.MustCompile("(?s)(?:<!-- ([^\n]*) -->\n)?```go\n(.*?)```")
+	for _, page := range append(pages, "../docs/patterns.md") {
+		text, err := os.ReadFile(page)
+		require.NoError(t, err)
+		blocks := block.FindAllStringSubmatch(string(text), -1)
+		require.Equal(t, strings.Count(string(text), "```go"), len(blocks), page)
+		ours := 0
+		for _, b := range blocks {
+			if strings.HasPrefix(b[1], "not built: ") {
+				continue
+			}
+			ours++
+			require.NotEmpty(t, b[1], "%s: a block does not say where it is from:\n%s", page, b[2])
+			source, err := os.ReadFile(filepath.Join("..", b[1]))
+			require.NoError(t, err, page)
+			require.Contains(t, string(source), strings.TrimSpace(b[2]), "%s: not in %s", page, b[1])
+		}
+		require.Positive(t, ours, page)
+	}
+}
+
+// Links of these pages to files lead somewhere.
+func TestDocsLinks(t *testing.T) {
+	t.Parallel()
+	pages, err := filepath.Glob("../docs/moving-from-*.md")
+	require.NoError(t, err)
+	for _, page := range append(pages, "../docs/patterns.md") {
+		text, err := os.ReadFile(page)
+		require.NoError(t, err)
+		text = regexp.MustCompile("(?s)```.*?```|`[^`\n]*`").ReplaceAll(text, nil)
+		links := regexp.MustCompile(`\]\(([^)#:]+)\)`).FindAllStringSubmatch(string(text), -1)
+		require.NotEmpty(t, links, page)
+		for _, l := range links {
+			_, err := os.Stat(filepath.Join("../docs", l[1]))
+			require.NoError(t, err, "%s links to %s", page, l[1])
+		}
+	}
+}
