@@ -212,6 +212,7 @@ func TestWatch_DepthAndAgeFromOneQuery(t *testing.T) {
 	b.Advance(time.Hour)
 	registration, err := b.tel.Watch(b.q)
 	require.NoError(t, err)
+	began := time.Now()
 	for range 3 {
 		sums, _ := b.sums()
 		require.EqualValues(t, 2, sums["onceq.queue.depth default waiting"])
@@ -221,7 +222,8 @@ func TestWatch_DepthAndAgeFromOneQuery(t *testing.T) {
 		require.EqualValues(t, 1, sums["onceq.queue.depth other waiting"])
 		require.InDelta(t, 3600, sums["onceq.queue.oldest.age default"], 600)
 	}
-	require.EqualValues(t, 1, count.stats.Load())
+	require.Positive(t, count.stats.Load())
+	require.LessOrEqual(t, count.stats.Load(), 1+int64(time.Since(began)/(5*time.Second)))
 
 	require.NoError(t, registration.Unregister())
 	sums, _ := b.sums()

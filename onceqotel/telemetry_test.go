@@ -55,8 +55,14 @@ func (b *bench) enqueue(ctx context.Context, job onceq.Job) onceq.Result {
 // drain works until nothing is due, one job at a time.
 func (b *bench) drain(handlers ...onceq.Handler) {
 	b.t.Helper()
+	b.drainLeasing(onceq.DefaultLease, handlers...)
+}
+
+// drainLeasing does so with shorter leases, and so more beats.
+func (b *bench) drainLeasing(lease time.Duration, handlers ...onceq.Handler) {
+	b.t.Helper()
 	w, err := onceq.NewWorker(b.q, onceq.WorkerConfig{
-		Lease: time.Second, Queues: map[string]onceq.QueueConfig{"mail": {Concurrency: 1}},
+		Lease: lease, Queues: map[string]onceq.QueueConfig{"mail": {Concurrency: 1}},
 	}, b.tel.Handlers(handlers...)...)
 	require.NoError(b.t, err)
 	require.NoError(b.t, w.Drain(b.t.Context(), 0))
