@@ -1,0 +1,412 @@
+package checks
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// Histories of fences from many goroutines on a real Postgres, given to a checker that looks for an order in which a
+// sequential fence would have given the same answers (Herlihy and Wing, "Linearizability", 1990; Lowe, "Testing for
+// linearizability", 2017).
+//
+// A model has no clock. What a clock decides is an operation of its own therefore, done in the database: that a lease
+// runs out (expire), and that a window and the Reaper's grace are over (lapse).
+
+type action int
+
+const (
+	doClaim     action = iota // Fence.Claim on the pool
+	doWhole                   // Claim and Complete in one transaction, which commits
+	doUndone                  // the same, and the transaction rolls back
+	doComplete                // Claim.Complete
+	doRelease                 // Claim.Release
+	doUncertain               // Claim.Uncertain
+	doExpire                  // the lease of whoever has the fence runs out
+	doLapse                   // the window of a completed fence, and the grace after it, are over
+	doPrune                   // Reaper.Once
+)
+
+var actionNames = [...]string{"claim", "claim+complete", "claim+complete, rolled back", "complete", "release", "uncertain", "expire", "lapse", "prune"}
+
+type answer int
+
+const (
+	isDone answer = iota // it did what it says; of a claim: yours
+	isReplay
+	isInFlight
+	isLost
+)
+
+var answerNames = [...]string{"done", "replay", "in flight", "lost"}
+
+type call struct {
+	key   string
+	do    action
+	token int64 // of the claim that is completed, released, …
+	value int   // to store
+}
+
+type reply struct {
+	is    answer
+	token int64
+	value int // that is replayed
+}
+
+// fence is the model's state: what one key's fence looks like to those who use it. The zero value is a free key.
+type fence struct {
+	state fenceState
+	token int64 // greatest ever given out
+	held  bool  // whoever got token may still complete
+	doubt bool  // claimed: an earlier claim's outcome is unknown
+	past  bool  // claimed: its lease ran out; completed: its window is over
+	value int   // completed
+}
+
+type fenceState int
+
+const (
+	free fenceState = iota
+	claimed
+	uncertain
+	completed
+)
+
+// claimable says whether whoever asks gets the fence, under the policy to run again for ever.
+func (f fence) claimable() bool {
+	return f.state == free || f.state == uncertain || f.past
+}
+
+// step is the sequential fence: whether the reply is right in this state, and the state after it.
+func step(f fence, c call, r reply) (bool, fence) {
+	mine := f.held && f.token == c.token
+	switch c.do {
+	case doClaim, doWhole, doUndone:
+		switch r.is {
+		case isReplay:
+			return f.state == completed && !f.past && r.value == f.value, f
+		case isInFlight:
+			return f.state == claimed && !f.past, f
+		}
+		ok := f.claimable() && r.token > f.token
+		if c.do == doUndone {
+			return ok, f
+		}
+		doubt := f.state == uncertain || f.state == claimed
+		f = fence{state: claimed, token: r.token, held: true, doubt: doubt}
+		if c.do == doWhole {
+			f.state, f.value, f.doubt = completed, c.value, false
+		}
+		return ok, f
+	case doComplete:
+		if f.state == completed && f.past {
+			return r.is == isDone && mine || r.is == isLost, f // pruned by now, or not
+		}
+		if r.is == isLost {
+			return !mine, f
+		}
+		if f.state != completed { // a completion that is repeated changes nothing
+			f.state, f.value, f.past, f.doubt = completed, c.value, false, false
+		}
+		return mine, f
+	case doRelease:
+		open := mine && f.state == claimed
+		if r.is == isLost {
+			return !open, f
+		}
+		after := fence{token: f.token}
+		if f.doubt {
+			after.state = uncertain
+		}
+		return open, after
+	case doUncertain:
+		open := mine && (f.state == claimed || f.state == uncertain)
+		if r.is == isLost {
+			return !open, f
+		}
+		f.state, f.past, f.doubt = uncertain, false, false
+		return open, f
+	case doExpire:
+		f.past = f.past || f.state == claimed
+	case doLapse:
+		f.past = f.past || f.state == completed
+	case doPrune:
+		// A key that is free stays so, and all others stay as they are.
+	}
+	return true, f
+}
+
+var fenceModel = porcupine.Model{
+	Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
+		keys := make(map[string][]porcupine.Operation)
+		for _, op := range history {
+			k := op.Input.(call).key
+			keys[k] = append(keys[k], op)
+		}
+		parts := make([][]porcupine.Operation, 0, len(keys))
+		for _, part := range keys {
+			parts = append(parts, part)
+		}
+		return parts
+	},
+	Init: func() any { return fence{} },
+	Step: func(state, input, output any) (bool, any) {
+		return step(state.(fence), input.(call), output.(reply))
+	},
+	DescribeOperation: func(input, output any) string {
+		c, r := input.(call), output.(reply)
+		return fmt.Sprintf("%s(%s, token %d, value %d) → %s (token %d, value %d)",
+			actionNames[c.do], c.key, c.token, c.value, answerNames[r.is], r.token, r.value)
+	},
+	DescribeState: func(state any) string { return fmt.Sprintf("%+v", state) },
+}
+
+// recorder does operations on fences and writes down when each began and ended, and what came of it.
+type recorder struct {
+	db      *queuetest.DB
+	reaper  *onceq.Reaper
+	began   time.Time
+	keys    []string
+	blind   bool         // completions ignore the token
+	grace   sync.RWMutex // an hour of grace passes between the statements of others, not inside of one
+	mu      sync.Mutex
+	history []porcupine.Operation
+	errs    []error
+}
+
+func newRecorder(t *testing.T, keys int, opts ...queuetest.Option) *recorder {
+	t.Helper()
+	opts = append(opts, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}), queuetest.PoolConfig(manyConnections))
+	r := &recorder{db: queuetest.New(t, opts...), began: time.Now()}
+	for i := range keys {
+		r.keys = append(r.keys, "key "+strconv.Itoa(i))
+	}
+	var err error
+	r.reaper, err = onceq.NewReaper(r.db.Queue, onceq.ReaperConfig{})
+	require.NoError(t, err)
+	return r
+}
+
+func (r *recorder) add(client int, begin time.Duration, c call, out reply, err error) {
+	end := time.Since(r.began)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err != nil {
+		r.errs = append(r.errs, fmt.Errorf("%s(%s): %w", actionNames[c.do], c.key, err))
+		return
+	}
+	r.history = append(r.history, porcupine.Operation{ClientId: client, Input: c, Call: int64(begin), Output: out, Return: int64(end)})
+}
+
+// schema writes a statement of these tests, in which the schema is onceq, for the real schema.
+func schema(db *queuetest.DB, statement string) string {
+	return strings.ReplaceAll(statement, "onceq.", pgx.Identifier{db.Schema}.Sanitize()+".")
+}
+
+func (r *recorder) exec(ctx context.Context, statement string, args ...any) error {
+	_, err := r.db.Pool.Exec(ctx, schema(r.db, statement), args...)
+	return err
+}
+
+// claim asks for a key, alone or in a transaction that completes it too. It gives the claim, where that may go on.
+func (r *recorder) claim(ctx context.Context, client int, c call) *onceq.Claim {
+	r.grace.RLock()
+	defer r.grace.RUnlock()
+	f, err := r.db.Queue.Fence(onceq.FenceSpec{Key: c.key, Lease: time.Hour, Window: time.Hour, Policy: onceq.RunAgain(onceq.Forever)})
+	if err != nil {
+		r.add(client, 0, c, reply{}, err)
+		return nil
+	}
+	var got *onceq.Claim
+	begin := time.Since(r.began)
+	if c.do == doClaim {
+		got, err = f.Claim(ctx, nil)
+	} else {
+		undone := errors.New("rolled back")
+		err = pgx.BeginTxFunc(ctx, r.db.Pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+			if got, err = f.Claim(ctx, tx); err != nil {
+				return err
+			}
+			if !got.Replayed {
+				if err := got.Complete(ctx, tx, c.value); err != nil {
+					return err
+				}
+			}
+			if c.do == doUndone {
+				return undone
+			}
+			return nil
+		})
+		if errors.Is(err, undone) {
+			err = nil
+		}
+	}
+	var out reply
+	switch {
+	case errors.Is(err, onceq.ErrInFlight):
+		out.is, err = isInFlight, nil
+	case err == nil && got.Replayed:
+		out.is = isReplay
+		err = json.Unmarshal(got.Result, &out.value)
+	case err == nil:
+		out.token = got.Token
+	}
+	r.add(client, begin, c, out, err)
+	if err == nil && out.is == isDone && c.do == doClaim {
+		return got
+	}
+	return nil
+}
+
+// blindComplete is the completion as those write it who have no fencing token.
+const blindComplete = `update onceq.job_fences
+	set state = 3, result = to_jsonb($2::int), finished_at = statement_timestamp(), detail = null
+	where class = 1 and scope = 'default' and key = $1::text and state in (1, 2)`
+
+// finish ends a claim.
+func (r *recorder) finish(ctx context.Context, client int, claim *onceq.Claim, c call) {
+	var err error
+	c.key, c.token = claim.Key, claim.Token
+	begin := time.Since(r.began)
+	switch {
+	case c.do == doComplete && r.blind:
+		err = r.exec(ctx, blindComplete, c.key, c.value)
+	case c.do == doComplete:
+		err = claim.Complete(ctx, nil, c.value)
+	case c.do == doRelease:
+		err = claim.Release(ctx, nil)
+	case c.do == doUncertain:
+		err = claim.Uncertain(ctx, nil, errors.New("reset by peer"))
+	}
+	var out reply
+	if errors.Is(err, onceq.ErrLeaseLost) {
+		out.is, err = isLost, nil
+	}
+	r.add(client, begin, c, out, err)
+}
+
+// fate lets time pass for one key.
+func (r *recorder) fate(ctx context.Context, client int, c call) {
+	var err error
+	begin := time.Since(r.began)
+	switch c.do {
+	case doExpire:
+		err = r.exec(ctx, `update onceq.job_fences set leased_until = statement_timestamp() - interval '1 minute'
+			where class = 1 and key = $1::text and state = 1`, c.key)
+	case doLapse:
+		r.grace.Lock()
+		begin = time.Since(r.began)
+		err = r.exec(ctx, `update onceq.job_fences set finished_at = statement_timestamp() - interval '1 day'
+			where class = 1 and key = $1::text and state = 3`, c.key)
+		r.grace.Unlock()
+	}
+	r.add(client, begin, c, reply{}, err)
+}
+
+// prune runs a Reaper's pass, which is an operation on each key.
+func (r *recorder) prune(ctx context.Context, client int) {
+	begin := time.Since(r.began)
+	_, err := r.reaper.Once(ctx)
+	for i, k := range r.keys {
+		// To the checker a client does one thing at a time.
+		r.add(client+100*(i+1), begin, call{key: k, do: doPrune}, reply{}, err)
+	}
+}
+
+// run lets clients do things at random, and gives what was recorded.
+func (r *recorder) run(t *testing.T, clients, each int) []porcupine.Operation {
+	t.Helper()
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	ctx := t.Context()
+	var wg sync.WaitGroup
+	for client := range clients {
+		wg.Go(func() {
+			rnd := rand.New(rand.NewPCG(seed, uint64(client)))
+			var mine []*onceq.Claim // also those that are lost, or finished: a stale worker's
+			for n := range each {
+				c := call{key: r.keys[rnd.IntN(len(r.keys))], value: client*each + n}
+				switch p := rnd.IntN(100); {
+				case p < 35 || len(mine) == 0:
+					if p < 35 {
+						c.do = []action{doClaim, doClaim, doClaim, doWhole, doUndone}[rnd.IntN(5)]
+					}
+					if got := r.claim(ctx, client, c); got != nil {
+						mine = append(mine, got)
+					}
+				case p < 70:
+					c.do = []action{doComplete, doComplete, doRelease, doUncertain}[rnd.IntN(4)]
+					i := max(rnd.IntN(len(mine)), rnd.IntN(len(mine))) // the latest ones rather
+					r.finish(ctx, client, mine[i], c)
+				case p < 95:
+					c.do = []action{doExpire, doLapse}[rnd.IntN(2)]
+					r.fate(ctx, client, c)
+				default:
+					r.prune(ctx, client)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	require.NoError(t, errors.Join(r.errs...))
+	return r.history
+}
+
+// verdict asks the checker. It may answer that it does not know, which is no pass.
+func verdict(t *testing.T, history []porcupine.Operation) porcupine.CheckResult {
+	t.Helper()
+	result, info := porcupine.CheckOperationsVerbose(fenceModel, history, 5*time.Minute)
+	if result == porcupine.Illegal {
+		for _, partial := range info.PartialLinearizationsOperations() {
+			longest := []porcupine.Operation{}
+			for _, p := range partial {
+				if len(p) > len(longest) {
+					longest = p
+				}
+			}
+			for _, op := range longest[max(0, len(longest)-12):] {
+				t.Logf("%d: %s", op.ClientId, fenceModel.DescribeOperation(op.Input, op.Output))
+			}
+			t.Log("…")
+		}
+	}
+	return result
+}
+
+func TestHistory_FencesAreLinearizable(t *testing.T) {
+	t.Parallel()
+	r := newRecorder(t, 3)
+	history := r.run(t, 8, 150)
+	replies := make(map[string]int)
+	for _, op := range history {
+		replies[actionNames[op.Input.(call).do]+": "+answerNames[op.Output.(reply).is]]++
+	}
+	t.Log(replies)
+	for _, seen := range []string{"claim: done", "claim: replay", "claim: in flight", "claim+complete: done", "complete: done", "complete: lost", "release: done", "release: lost", "uncertain: done", "prune: done"} {
+		require.NotZero(t, replies[seen], "never seen, so nothing was shown of it: %s", seen)
+	}
+	require.Equal(t, porcupine.Ok, verdict(t, history))
+}
+
+// A completion that does not ask for the token must be found: a test of the test above.
+func TestHistory_FindsACompletionWithoutTheToken(t *testing.T) {
+	t.Parallel()
+	r := newRecorder(t, 3, queuetest.NoCheck())
+	r.blind = true
+	require.Equal(t, porcupine.Illegal, verdict(t, r.run(t, 8, 150)))
+}
