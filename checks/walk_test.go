@@ -1,0 +1,585 @@
+package checks
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// A random walk over everything that may be done with jobs, on a real Postgres, beside a model in memory that says
+// exactly what each step must answer and what the tables must say afterwards. pgregory.net/rapid chooses the steps and
+// makes a failing walk short.
+//
+// The model counts time in hours and everything that waits waits for whole hours, so that the seconds that the test
+// itself takes decide nothing. Advance lets hours pass in the database.
+
+const (
+	walkMaxLost = 2
+	walkGrace   = 1
+	walkForever = -1
+)
+
+// walkJob is a job as the model knows it.
+type walkJob struct {
+	id            int64
+	key           string
+	priority      onceq.Priority
+	payload       int
+	state         onceq.State // Waiting for all that are live, else how it ended
+	due           int         // hour
+	turn          int         // orders what is due in the same hour
+	leased        bool        // somebody got a lease, and did not end it
+	until         int         // hour
+	claims, lost  int
+	attempts, max int
+	cancel        bool // asked for
+	keep          int  // hour until which history is kept; walkForever
+}
+
+// walkFence is a taken key.
+type walkFence struct {
+	job      int64
+	state    onceq.State // Waiting: its job is live
+	payload  int         // 0: any counts as equal
+	lifetime int         // hours, or walkForever
+	finished int
+	result   json.RawMessage
+}
+
+type walkLease struct {
+	lease *onceq.Lease
+	id    int64
+	claim int // the count of claims under which it was given
+}
+
+type walk struct {
+	db     *queuetest.DB
+	queue  string
+	now    int
+	turns  int
+	jobs   map[int64]*walkJob // live, and in history
+	keys   map[string]*walkFence
+	tokens map[string]int64 // greatest token under which each key was ever claimed
+	leases []walkLease
+	reaper *onceq.Reaper
+}
+
+func (w *walk) turn() int { w.turns++; return w.turns }
+
+func (f *walkFence) free(now int) bool {
+	return f.state.Finished() && f.lifetime != walkForever && f.finished+f.lifetime <= now
+}
+
+func (j *walkJob) live() bool { return !j.state.Finished() }
+
+// seen is the state that users see.
+func (j *walkJob) seen(now int) onceq.State {
+	switch {
+	case !j.live():
+		return j.state
+	case j.leased && j.until > now:
+		return onceq.Running
+	case j.attempts > 0 || j.lost > 0 || j.leased:
+		return onceq.Retrying
+	case j.due > now:
+		return onceq.Delayed
+	}
+	return onceq.Waiting
+}
+
+// expect is what enqueueing answers, and whether the job is accepted.
+func (w *walk) expect(j onceq.Job) (want onceq.Result, refusal error, accepted bool) {
+	f := w.keys[j.Key]
+	if j.Key == "" || f == nil || f.free(w.now) {
+		want.State = onceq.Waiting
+		if j.Delay > 0 {
+			want.State = onceq.Delayed
+		}
+		return want, nil, true
+	}
+	want = onceq.Result{ID: f.job, Duplicate: true, State: f.state, Output: f.result}
+	if f.state == onceq.Waiting {
+		want.State = w.jobs[f.job].seen(w.now)
+	}
+	switch {
+	case f.payload != 0 && f.payload != j.Payload.(int):
+		refusal = onceq.ErrMismatch
+	case j.Strict:
+		refusal = onceq.ErrDuplicate
+	}
+	return want, refusal, false
+}
+
+func (w *walk) accept(j onceq.Job, id int64) {
+	hours := func(d time.Duration) int { return int(d / time.Hour) }
+	w.jobs[id] = &walkJob{
+		id: id, key: j.Key, priority: j.Priority, payload: j.Payload.(int), state: onceq.Waiting,
+		due: w.now + hours(j.Delay), turn: w.turn(), max: j.MaxAttempts,
+	}
+	if j.Key == "" {
+		return
+	}
+	lifetime := hours(j.Window)
+	switch j.Window {
+	case onceq.UntilFinished:
+		lifetime = 0
+	case onceq.Forever:
+		lifetime = walkForever
+	}
+	w.keys[j.Key] = &walkFence{job: id, state: onceq.Waiting, payload: j.Payload.(int), lifetime: lifetime}
+}
+
+func (w *walk) drawJob(t *rapid.T, keys []string) onceq.Job {
+	return onceq.Job{
+		Kind: "k", Queue: w.queue, Key: rapid.SampledFrom(keys).Draw(t, "key"), Payload: rapid.IntRange(1, 2).Draw(t, "payload"),
+		Priority:    onceq.Priority(rapid.IntRange(-1, 1).Draw(t, "priority")),
+		Delay:       time.Duration(rapid.SampledFrom([]int{0, 0, 2}).Draw(t, "delay")) * time.Hour,
+		Window:      rapid.SampledFrom([]time.Duration{onceq.UntilFinished, time.Hour, 3 * time.Hour, onceq.Forever}).Draw(t, "window"),
+		MaxAttempts: rapid.IntRange(1, 2).Draw(t, "attempts"),
+		Strict:      rapid.Bool().Draw(t, "strict"),
+	}
+}
+
+var errUndone = errors.New("rolled back")
+
+// inTx runs fn on the pool, in a transaction that commits, or in one that rolls back, and says whether it stays.
+func (w *walk) inTx(t *rapid.T, fn func(onceq.DB)) (stays bool) {
+	where := rapid.SampledFrom([]string{"pool", "committed", "rolled back"}).Draw(t, "where")
+	if where == "pool" {
+		fn(w.db.Pool)
+		return true
+	}
+	level := rapid.SampledFrom([]pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}).Draw(t, "level")
+	err := pgx.BeginTxFunc(t.Context(), w.db.Pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
+		fn(tx)
+		if where == "rolled back" {
+			return errUndone
+		}
+		return nil
+	})
+	if err != nil {
+		require.ErrorIs(t, err, errUndone)
+	}
+	return err == nil
+}
+
+func (w *walk) Enqueue(t *rapid.T) {
+	j := w.drawJob(t, []string{"", "a", "b", "c"})
+	want, refusal, accepted := w.expect(j)
+	inBatch := rapid.Bool().Draw(t, "batch")
+	var got onceq.Result
+	stays := w.inTx(t, func(db onceq.DB) {
+		var err error
+		if sender, ok := db.(interface {
+			SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+		}); ok && inBatch {
+			b := &pgx.Batch{}
+			p, bad := w.db.Queue.EnqueueInBatch(b, j)
+			require.NoError(t, bad)
+			require.NoError(t, sender.SendBatch(t.Context(), b).Close())
+			got, err = p.Result(t.Context(), db)
+		} else {
+			got, err = w.db.Queue.Enqueue(t.Context(), db, j)
+		}
+		require.ErrorIs(t, err, refusal)
+	})
+	if accepted {
+		want.ID = got.ID
+		require.NotContains(t, w.jobs, got.ID)
+	}
+	require.Equal(t, want, got)
+	if accepted && stays {
+		w.accept(j, got.ID)
+	}
+}
+
+func (w *walk) EnqueueMany(t *rapid.T) {
+	var jobs []onceq.Job
+	want := []onceq.Result{}
+	var accepted, over []bool
+	var refusals []error
+	for _, key := range []string{"a", "b", "c", ""} {
+		if rapid.Bool().Draw(t, "with "+key) {
+			j := w.drawJob(t, []string{key})
+			r, refusal, ok := w.expect(j)
+			jobs, want, accepted = append(jobs, j), append(want, r), append(accepted, ok)
+			over = append(over, w.keys[key] != nil)
+			if refusal != nil {
+				refusals = append(refusals, refusal)
+			}
+		}
+	}
+	var got []onceq.Result
+	stays := w.inTx(t, func(db onceq.DB) {
+		var err error
+		got, err = w.db.Queue.EnqueueMany(t.Context(), db, jobs)
+		for _, refusal := range refusals {
+			require.ErrorIs(t, err, refusal)
+		}
+		if len(refusals) == 0 {
+			require.NoError(t, err)
+		}
+		if db == onceq.DB(w.db.Pool) && len(refusals) > 0 { // all or nothing
+			for i := range want {
+				if accepted[i] {
+					want[i], accepted[i] = onceq.Result{}, false
+				}
+			}
+		}
+	})
+	// Keys that are taken over go in a second statement, and so are due a moment after the others.
+	for _, second := range []bool{false, true} {
+		for i := range want {
+			if accepted[i] && (over[i] == second) {
+				want[i].ID = got[i].ID
+				if stays {
+					w.accept(jobs[i], got[i].ID)
+				}
+			}
+		}
+	}
+	require.Equal(t, want, got)
+}
+
+// claimable gives the jobs that a claim may take, in its order.
+func (w *walk) claimable() []*walkJob {
+	var due []*walkJob
+	for _, j := range w.jobs {
+		if j.live() && j.due <= w.now && (!j.leased || j.until <= w.now) {
+			due = append(due, j)
+		}
+	}
+	slices.SortFunc(due, func(a, b *walkJob) int {
+		return cmp.Or(cmp.Compare(a.priority, b.priority), cmp.Compare(a.due, b.due), cmp.Compare(a.turn, b.turn))
+	})
+	return due
+}
+
+func (w *walk) Claim(t *rapid.T) {
+	limit := rapid.IntRange(1, 3).Draw(t, "limit")
+	var want []*walkJob
+	for len(want) == 0 {
+		due := w.claimable()
+		if len(due) == 0 {
+			break
+		}
+		due = due[:min(limit, len(due))]
+		if i := slices.IndexFunc(due, func(j *walkJob) bool { return j.lost > 0 || j.leased }); i >= 0 {
+			due = due[:max(1, i)] // one that has lost leases is claimed alone
+		}
+		for _, j := range due {
+			j.claims++
+			if j.leased {
+				j.lost++
+			}
+			j.leased, j.until = true, w.now+2
+			if j.lost >= walkMaxLost {
+				w.end(j, onceq.Dead, nil)
+			} else {
+				want = append(want, j)
+			}
+		}
+	}
+	got, err := w.db.Queue.Claim(t.Context(), onceq.ClaimOptions{Queue: w.queue, Limit: limit, Lease: 2 * time.Hour, MaxLost: walkMaxLost})
+	require.NoError(t, err)
+	require.Len(t, got, len(want))
+	for i, l := range got {
+		j := want[i]
+		require.Equal(t, [...]int64{j.id, j.id<<20 | int64(j.claims), int64(j.attempts + 1), int64(j.lost), int64(j.priority)},
+			[...]int64{l.ID, l.Token, int64(l.Attempt), int64(l.Lost), int64(l.Priority)})
+		require.Equal(t, fmt.Sprint(j.payload), string(l.Payload))
+		if j.key != "" {
+			require.Greater(t, l.Token, w.tokens[j.key])
+			w.tokens[j.key] = l.Token
+		}
+		w.leases = append(w.leases, walkLease{l, j.id, j.claims})
+	}
+}
+
+// draw gives some lease that was ever given, and its job while the lease still counts.
+func (w *walk) draw(t *rapid.T) (walkLease, *walkJob) {
+	if len(w.leases) == 0 {
+		t.Skip("nothing was claimed")
+	}
+	n := len(w.leases)
+	l := w.leases[max(rapid.IntRange(0, n-1).Draw(t, "lease"), rapid.IntRange(0, n-1).Draw(t, "lease"))]
+	j := w.jobs[l.id]
+	if j == nil || !j.live() || !j.leased || j.claims != l.claim {
+		return l, nil
+	}
+	return l, j
+}
+
+func holds(t *rapid.T, j *walkJob, err error) bool {
+	if j == nil {
+		require.ErrorIs(t, err, onceq.ErrLeaseLost)
+		return false
+	}
+	require.NoError(t, err)
+	return true
+}
+
+func (w *walk) Extend(t *rapid.T) {
+	l, j := w.draw(t)
+	err := l.lease.Extend(t.Context(), 3*time.Hour)
+	if j != nil && j.cancel {
+		require.ErrorIs(t, err, onceq.ErrCancelled)
+		err = nil
+	}
+	if holds(t, j, err) {
+		j.until = w.now + 3
+	}
+}
+
+// end takes a job out of the live ones.
+func (w *walk) end(j *walkJob, state onceq.State, result json.RawMessage) {
+	j.state, j.leased, j.keep = state, false, walkForever
+	switch state {
+	case onceq.Completed:
+		delete(w.jobs, j.id) // no history is kept
+	case onceq.Cancelled:
+		j.keep, j.cancel = w.now+int(onceq.CancelledKeep/time.Hour), false
+	}
+	if f := w.keys[j.key]; j.key != "" && f.job == j.id {
+		f.state, f.finished, f.result = state, w.now, result
+	}
+}
+
+// again makes a job ready to run at an hour; one that somebody wants cancelled is so then.
+func (w *walk) again(j *walkJob, due int) {
+	j.leased, j.due, j.turn = false, due, w.turn()
+	if j.cancel {
+		w.end(j, onceq.Cancelled, nil)
+	}
+}
+
+func (w *walk) Fail(t *rapid.T) {
+	l, j := w.draw(t)
+	how := rapid.SampledFrom([]string{"plain", "fatal", "retry after"}).Draw(t, "how")
+	err := errors.New("failed")
+	switch how {
+	case "fatal":
+		err = onceq.Fatal(err)
+	case "retry after":
+		err = onceq.RetryAfter(time.Hour, err)
+	}
+	if !holds(t, j, l.lease.Fail(t.Context(), err)) {
+		return
+	}
+	switch {
+	case how == "retry after":
+		w.again(j, w.now+1)
+	case how == "fatal" || j.attempts+1 >= j.max:
+		j.attempts++
+		w.end(j, onceq.Dead, nil)
+	default:
+		j.attempts++
+		// The default backoff's second is made an hour, which the model can count.
+		_, err := w.db.Pool.Exec(t.Context(), schema(w.db, `update onceq.jobs set run_at = statement_timestamp() + interval '1 hour' where id = $1`), j.id)
+		require.NoError(t, err)
+		w.again(j, w.now+1)
+	}
+}
+
+func (w *walk) Snooze(t *rapid.T) {
+	l, j := w.draw(t)
+	if holds(t, j, l.lease.Snooze(t.Context(), time.Hour)) {
+		w.again(j, w.now+1)
+	}
+}
+
+func (w *walk) Release(t *rapid.T) {
+	l, j := w.draw(t)
+	if holds(t, j, l.lease.Release(t.Context())) {
+		w.again(j, w.now)
+	}
+}
+
+func (w *walk) Complete(t *rapid.T) {
+	l, j := w.draw(t)
+	result := rapid.IntRange(0, 9).Draw(t, "result")
+	require.NoError(t, l.lease.SetResult(result))
+	if j == nil {
+		require.ErrorIs(t, l.lease.Complete(t.Context(), nil), onceq.ErrLeaseLost)
+		return
+	}
+	if w.inTx(t, func(db onceq.DB) { require.NoError(t, l.lease.Complete(t.Context(), db)) }) {
+		w.end(j, onceq.Completed, json.RawMessage(fmt.Sprint(result)))
+	}
+}
+
+// some gives the id of a job that exists, or of one that never will.
+func (w *walk) some(t *rapid.T) (int64, *walkJob) {
+	ids := []int64{1 << 40}
+	for id := range w.jobs {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	id := rapid.SampledFrom(ids).Draw(t, "job")
+	return id, w.jobs[id]
+}
+
+func (w *walk) Cancel(t *rapid.T) {
+	id, j := w.some(t)
+	var got onceq.State
+	stays := w.inTx(t, func(db onceq.DB) {
+		var err error
+		got, err = w.db.Queue.Cancel(t.Context(), db, id)
+		if j == nil {
+			require.ErrorIs(t, err, onceq.ErrNotFound)
+		} else {
+			require.NoError(t, err)
+		}
+	})
+	switch {
+	case j == nil:
+	case !j.live():
+		require.Equal(t, j.state, got)
+	case j.seen(w.now) == onceq.Running:
+		require.Equal(t, onceq.Running, got)
+		j.cancel = j.cancel || stays
+	default:
+		require.Equal(t, onceq.Cancelled, got)
+		if stays {
+			w.end(j, onceq.Cancelled, nil)
+		}
+	}
+}
+
+func (w *walk) Redrive(t *rapid.T) {
+	id, j := w.some(t)
+	var f *walkFence
+	mine := true // the key is the job's to have
+	if j != nil && j.key != "" {
+		f = w.keys[j.key]
+		mine = f == nil || f.job == id || f.job < id && f.free(w.now)
+	}
+	var got onceq.State
+	stays := w.inTx(t, func(db onceq.DB) {
+		var err error
+		got, err = w.db.Queue.Redrive(t.Context(), db, id)
+		switch {
+		case j == nil:
+			require.ErrorIs(t, err, onceq.ErrNotFound)
+		case !j.live() && !mine:
+			var dup *onceq.DuplicateError
+			require.ErrorAs(t, err, &dup)
+			require.Equal(t, f.job, dup.Existing.ID)
+		default:
+			require.NoError(t, err)
+		}
+	})
+	if j == nil || !j.live() && !mine {
+		return
+	}
+	if j.live() {
+		require.Equal(t, j.seen(w.now), got)
+		return
+	}
+	require.Equal(t, onceq.Waiting, got)
+	if !stays {
+		return
+	}
+	j.state, j.attempts, j.lost, j.cancel, j.due, j.turn = onceq.Waiting, 0, 0, false, w.now, w.turn()
+	switch {
+	case j.key == "":
+	case f == nil:
+		w.keys[j.key] = &walkFence{job: id, state: onceq.Waiting, lifetime: 24}
+	default:
+		f.job, f.state, f.result = id, onceq.Waiting, nil
+	}
+}
+
+func (w *walk) Reap(t *rapid.T) {
+	_, err := w.reaper.Once(t.Context())
+	require.NoError(t, err)
+	for key, f := range w.keys {
+		if f.free(w.now - walkGrace) {
+			delete(w.keys, key)
+		}
+	}
+	for id, j := range w.jobs {
+		if !j.live() && j.keep != walkForever && j.keep <= w.now {
+			delete(w.jobs, id)
+		}
+	}
+}
+
+func (w *walk) Time(t *rapid.T) {
+	hours := rapid.SampledFrom([]int{1, 1, 2, 25}).Draw(t, "hours")
+	w.db.Advance(time.Duration(hours) * time.Hour)
+	w.now += hours
+}
+
+// Check compares what is stored with the model, after each step.
+func (w *walk) Check(t *rapid.T) {
+	require.NoError(t, w.db.Check())
+	list, err := w.db.Queue.List(t.Context(), w.db.Pool, onceq.Filter{Queue: w.queue, Limit: 1000})
+	require.NoError(t, err)
+	type fact struct {
+		id                      int64
+		key                     string
+		state                   onceq.State
+		claims, lost, attempts  int
+		payload, scope          string
+		priority                onceq.Priority
+		keptForEver, isFinished bool
+	}
+	var got, want []fact
+	for _, i := range list {
+		got = append(got, fact{i.ID, i.Key, i.State, i.Claims, i.Lost, i.Attempts, string(i.Payload), i.Scope, i.Priority,
+			i.State.Finished() && i.KeepUntil.IsZero(), !i.FinishedAt.IsZero()})
+	}
+	for _, j := range w.jobs {
+		scope := ""
+		if j.key != "" {
+			scope = w.queue
+		}
+		want = append(want, fact{j.id, j.key, j.seen(w.now), j.claims, j.lost, j.attempts, fmt.Sprint(j.payload), scope, j.priority,
+			!j.live() && j.keep == walkForever, !j.live()})
+	}
+	slices.SortFunc(want, func(a, b fact) int { return cmp.Compare(b.id, a.id) })
+	require.Equal(t, want, got)
+	for _, key := range []string{"a", "b", "c"} {
+		info, err := w.db.Queue.GetByKey(t.Context(), w.db.Pool, w.queue, key)
+		f := w.keys[key]
+		if f == nil {
+			require.ErrorIs(t, err, onceq.ErrNotFound, key)
+			continue
+		}
+		require.NoError(t, err, key)
+		require.Equal(t, f.job, info.ID, key)
+		require.Equal(t, f.result, info.Result, key)
+	}
+}
+
+func TestWalk_JobsDoWhatTheModelSays(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
+	reaper, err := onceq.NewReaper(db.Queue, onceq.ReaperConfig{Grace: walkGrace * time.Hour})
+	require.NoError(t, err)
+	runs := 0
+	rapid.Check(t, func(t *rapid.T) {
+		runs++
+		_, err := db.Pool.Exec(t.Context(), schema(db, `truncate onceq.jobs, onceq.job_fences, onceq.job_history, onceq.job_cancels`))
+		require.NoError(t, err)
+		w := &walk{
+			db: db, queue: fmt.Sprintf("run %d", runs), jobs: make(map[int64]*walkJob), keys: make(map[string]*walkFence),
+			tokens: make(map[string]int64), reaper: reaper,
+		}
+		t.Repeat(rapid.StateMachineActions(w))
+	})
+}
