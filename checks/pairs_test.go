@@ -1,0 +1,409 @@
+package checks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// Every ordered pair of operations on one key, forced: the first has done its work and not committed when the second
+// begins. One that takes the caller's transaction stands in it; any other is stopped in its commit, by a deferred
+// trigger that waits for a lock that the test holds. The second either waits for a lock, which is seen in
+// pg_stat_activity, or answers at once. Then the first commits, or rolls back. The same pair is run one after the other
+// too. Nothing sleeps in order to be second.
+
+// pair is a row of the table: what the second operation answers, and what has become of the key then.
+type pair struct {
+	first, second string
+	start         string // what the key is before: absent, waiting, leased, expired, past
+	waits         bool   // the second waits for the end of the first's transaction
+	committed     string // the first commits
+	above         string // the same above READ COMMITTED, where it differs
+	undone        string // the first rolls back, or its connection is cut
+	after         string // one after the other
+}
+
+var pairs = []pair{
+	{"enqueue", "enqueue", "absent", true, "duplicate of one waiting → waiting", "to be run again → waiting", "accepted → waiting", "duplicate of one waiting → waiting"},
+	{"enqueue", "claim", "absent", false, "nothing → waiting", "", "nothing → absent", "claimed → running"},
+	{"enqueue", "extend", "leased", false, "extended or locked → running", "", "extended or locked → running", "extended or locked → running"},
+	{"enqueue", "complete", "leased", false, "done → completed", "", "done → completed", "done → completed"},
+	{"enqueue", "release", "leased", false, "released → waiting", "", "released → waiting", "released → waiting"},
+	{"enqueue", "cancel", "leased", false, "asked for → running", "", "asked for → running", "asked for → running"},
+	{"enqueue", "reap", "past", false, "kept → new job waiting", "", "kept → completed", "kept → new job waiting"},
+	{"claim", "enqueue", "waiting", false, "duplicate of one waiting → running", "", "duplicate of one waiting → waiting", "duplicate of one running → running"},
+	{"claim", "claim", "waiting", false, "nothing → running", "", "nothing → waiting", "nothing → running"},
+	{"claim", "extend", "expired", false, "extended or locked → running", "", "extended or locked → retrying", "lost → running"},
+	{"claim", "complete", "expired", true, "lost → running", "to be run again → running", "done → completed", "lost → running"},
+	{"claim", "release", "expired", true, "lost → running", "", "released → waiting", "lost → running"},
+	{"claim", "cancel", "expired", false, "asked for → running", "", "asked for → retrying", "asked for → running"},
+	{"claim", "reap", "waiting", false, "kept → running", "", "kept → waiting", "kept → running"},
+	{"extend", "enqueue", "leased", false, "duplicate of one running → running", "", "duplicate of one running → running", "duplicate of one running → running"},
+	{"extend", "claim", "expired", false, "nothing → running", "", "nothing → retrying", "nothing → running"},
+	{"extend", "extend", "leased", false, "extended or locked → running", "", "extended or locked → running", "extended or locked → running"},
+	{"extend", "complete", "leased", true, "done → completed", "to be run again → running", "done → completed", "done → completed"},
+	{"extend", "release", "leased", true, "released → waiting", "", "released → waiting", "released → waiting"},
+	{"extend", "cancel", "expired", false, "asked for → running", "", "asked for → retrying", "asked for → running"},
+	{"extend", "reap", "leased", false, "kept → running", "", "kept → running", "kept → running"},
+	{"complete", "enqueue", "leased", true, "accepted → new job waiting", "to be run again → completed", "duplicate of one running → running", "accepted → new job waiting"},
+	{"complete", "claim", "expired", false, "nothing → completed", "", "nothing → retrying", "nothing → completed"},
+	{"complete", "extend", "leased", false, "extended or locked → completed", "", "extended or locked → running", "lost → completed"},
+	{"complete", "complete", "leased", true, "lost → completed", "to be run again → completed", "done → completed", "lost → completed"},
+	{"complete", "release", "leased", true, "lost → completed", "", "released → waiting", "lost → completed"},
+	{"complete", "cancel", "expired", false, "asked for → completed", "", "asked for → retrying", "not found → completed"},
+	{"complete", "reap", "leased", false, "kept → completed", "", "kept → running", "kept → completed"},
+	{"release", "enqueue", "leased", false, "duplicate of one running → waiting", "", "duplicate of one running → running", "duplicate of one waiting → waiting"},
+	{"release", "claim", "leased", false, "nothing → waiting", "", "nothing → running", "claimed → running"},
+	{"release", "extend", "leased", false, "extended or locked → waiting", "", "extended or locked → running", "lost → waiting"},
+	{"release", "complete", "leased", true, "lost → waiting", "to be run again → waiting", "done → completed", "lost → waiting"},
+	{"release", "release", "leased", true, "lost → waiting", "", "released → waiting", "lost → waiting"},
+	{"release", "cancel", "leased", false, "asked for → waiting", "", "asked for → running", "cancelled → cancelled"},
+	{"release", "reap", "leased", false, "kept → waiting", "", "kept → running", "kept → waiting"},
+	{"cancel", "enqueue", "waiting", true, "accepted → new job waiting", "to be run again → cancelled", "duplicate of one waiting → waiting", "accepted → new job waiting"},
+	{"cancel", "claim", "waiting", false, "nothing → cancelled", "", "nothing → waiting", "nothing → cancelled"},
+	{"cancel", "extend", "expired", false, "extended or locked → cancelled", "", "extended or locked → retrying", "lost → cancelled"},
+	{"cancel", "complete", "expired", true, "lost → cancelled", "to be run again → cancelled", "done → completed", "lost → cancelled"},
+	{"cancel", "release", "expired", true, "lost → cancelled", "", "released → waiting", "lost → cancelled"},
+	{"cancel", "cancel", "waiting", false, "asked for → cancelled", "", "asked for → waiting", "cancelled → cancelled"},
+	{"cancel", "reap", "waiting", false, "kept → cancelled", "", "kept → waiting", "kept → cancelled"},
+	{"reap", "enqueue", "past", true, "accepted → new job waiting", "", "accepted → new job waiting", "accepted → new job waiting"},
+	{"reap", "claim", "waiting", false, "claimed → running", "", "claimed → running", "claimed → running"},
+	{"reap", "extend", "leased", false, "extended or locked → running", "", "extended or locked → running", "extended or locked → running"},
+	{"reap", "complete", "leased", false, "done → completed", "", "done → completed", "done → completed"},
+	{"reap", "release", "leased", false, "released → waiting", "", "released → waiting", "released → waiting"},
+	{"reap", "cancel", "leased", false, "asked for → running", "", "asked for → running", "asked for → running"},
+	{"reap", "reap", "past", false, "kept → absent", "", "kept → completed", "kept → absent"},
+	{"enqueue", "enqueue", "past", true, "duplicate of one waiting → new job waiting", "to be run again → new job waiting", "accepted → new job waiting", "duplicate of one waiting → new job waiting"},
+	{"complete", "cancel", "leased", false, "asked for → completed", "", "asked for → running", "not found → completed"},
+	{"cancel", "extend", "leased", false, "extended or locked → running", "", "extended or locked → running", "to be cancelled → running"},
+	{"cancel", "complete", "leased", false, "done → completed", "", "done → completed", "done → completed"},
+	{"cancel", "release", "leased", false, "released → waiting", "", "released → waiting", "released → cancelled"},
+	{"extend", "cancel", "leased", false, "asked for → running", "", "asked for → running", "asked for → running"},
+}
+
+// pairsRun is one run of a pair.
+type pairsRun struct {
+	t     *testing.T
+	db    *queuetest.DB
+	level pgx.TxIsoLevel
+	lease *onceq.Lease
+	old   int64 // the id of the job that had the key at the start
+}
+
+const pairsKey = "k"
+
+func pairsJob() onceq.Job {
+	return onceq.Job{Kind: "k", Key: pairsKey, Window: onceq.UntilFinished}
+}
+
+// takesTx says which operations run in the caller's transaction.
+func takesTx(op string) bool { return op == "enqueue" || op == "complete" || op == "cancel" }
+
+// do does an operation and says what came of it.
+func (r *pairsRun) do(ctx context.Context, op string, db onceq.DB) (string, error) {
+	is := func(what string, err error) (string, error) {
+		switch {
+		case errors.Is(err, onceq.ErrLeaseLost):
+			return "lost", nil
+		case errors.Is(err, onceq.ErrCancelled):
+			return "to be cancelled", nil
+		case errors.Is(err, onceq.ErrNotFound):
+			return "not found", nil
+		}
+		return what, err
+	}
+	switch op {
+	case "enqueue":
+		res, err := r.db.Queue.Enqueue(ctx, db, pairsJob())
+		if res.Duplicate {
+			return is("duplicate of one "+res.State.String(), err)
+		}
+		return is("accepted", err)
+	case "claim":
+		leases, err := r.db.Queue.Claim(ctx, onceq.ClaimOptions{Lease: time.Hour})
+		if len(leases) == 0 {
+			return is("nothing", err)
+		}
+		return is("claimed", err)
+	case "extend":
+		return is("extended or locked", r.lease.Extend(ctx, time.Hour))
+	case "complete":
+		return is("done", r.lease.Complete(ctx, db))
+	case "release":
+		return is("released", r.lease.Release(ctx))
+	case "cancel":
+		state, err := r.db.Queue.Cancel(ctx, db, r.old)
+		if state == onceq.Running {
+			return is("asked for", err)
+		}
+		return is(state.String(), err)
+	case "reap":
+		reaper, err := onceq.NewReaper(r.db.Queue, onceq.ReaperConfig{})
+		if err != nil {
+			return "", err
+		}
+		n, err := reaper.Once(ctx)
+		if n.Fences > 0 {
+			return is("pruned", err)
+		}
+		return is("kept", err)
+	}
+	return "", fmt.Errorf("no operation %q", op)
+}
+
+// prepare brings the key into the state that a pair starts from.
+func (r *pairsRun) prepare(start string) {
+	t, ctx := r.t, r.t.Context()
+	t.Helper()
+	r.exec(`truncate onceq.jobs, onceq.job_fences, onceq.job_history, onceq.job_cancels`)
+	r.lease, r.old = nil, 0
+	if start == "absent" {
+		return
+	}
+	res, err := r.db.Queue.Enqueue(ctx, r.db.Pool, pairsJob())
+	require.NoError(t, err)
+	r.old = res.ID
+	if start == "waiting" {
+		return
+	}
+	leases, err := r.db.Queue.Claim(ctx, onceq.ClaimOptions{Lease: time.Hour})
+	require.NoError(t, err)
+	r.lease = leases[0]
+	switch start {
+	case "leased":
+	case "expired":
+		r.db.ExpireLease(r.old)
+	case "past":
+		require.NoError(t, r.lease.Complete(ctx, nil))
+		r.db.Advance(2 * time.Hour)
+	default:
+		t.Fatalf("no start %q", start)
+	}
+}
+
+func (r *pairsRun) exec(statement string, args ...any) {
+	r.t.Helper()
+	_, err := r.db.Pool.Exec(r.t.Context(), schema(r.db, statement), args...)
+	require.NoError(r.t, err)
+}
+
+// state says what has become of the key.
+func (r *pairsRun) state() string {
+	info, err := r.db.Queue.GetByKey(r.t.Context(), r.db.Pool, "default", pairsKey)
+	if errors.Is(err, onceq.ErrNotFound) {
+		return "absent"
+	}
+	require.NoError(r.t, err)
+	s := info.State.String()
+	if r.old != 0 && info.ID != r.old {
+		s = "new job " + s
+	}
+	return s
+}
+
+type pairsAnswer struct {
+	what string
+	err  error
+}
+
+// again is the answer of a transaction that Postgres wants run again.
+const again = "to be run again"
+
+// begin starts an operation that commits by itself, or in a transaction of the caller's that open does not end.
+func (r *pairsRun) begin(ctx context.Context, op string, open pgx.Tx) <-chan pairsAnswer {
+	c := make(chan pairsAnswer, 1)
+	go func() {
+		if open != nil {
+			what, err := r.do(ctx, op, open)
+			c <- pairsAnswer{what, err}
+			return
+		}
+		if !takesTx(op) {
+			what, err := r.do(ctx, op, nil)
+			c <- pairsAnswer{what, err}
+			return
+		}
+		var what string
+		err := pgx.BeginTxFunc(ctx, r.db.Pool, pgx.TxOptions{IsoLevel: r.level}, func(tx pgx.Tx) (err error) {
+			if what, err = r.do(ctx, op, tx); what == "lost" {
+				err = errUndone // the completion has raised, so that a commit would not go through
+			}
+			return err
+		})
+		if errors.Is(err, errUndone) {
+			err = nil
+		}
+		if onceq.IsRetryable(err) {
+			what, err = again, nil
+		}
+		c <- pairsAnswer{what, err}
+	}()
+	return c
+}
+
+// settled waits until an operation has answered, or its session waits for a lock; others are sessions that wait already.
+func (r *pairsRun) settled(c <-chan pairsAnswer, others ...int32) (answer *pairsAnswer, pid int32) {
+	r.t.Helper()
+	for {
+		err := r.db.Pool.QueryRow(r.t.Context(), `select pid from pg_stat_activity
+			where datname = current_database() and wait_event_type = 'Lock' and not pid = any ($1::int[])`, append([]int32{}, others...)).Scan(&pid)
+		if err == nil {
+			return nil, pid
+		}
+		require.ErrorIs(r.t, err, pgx.ErrNoRows)
+		select {
+		case a := <-c:
+			return &a, 0
+		default:
+		}
+	}
+}
+
+// forced runs a pair with the first held before its end, and gives the second's answer with the final state.
+func (r *pairsRun) forced(p pair, commit bool) (outcome string, waited bool) {
+	t, ctx := r.t, r.t.Context()
+	t.Helper()
+	r.prepare(p.start)
+	end := func() {} // of the first
+	var first pairsAnswer
+	var pid int32
+	if takesTx(p.first) {
+		tx, err := r.db.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: r.level})
+		require.NoError(t, err)
+		first = <-r.begin(ctx, p.first, tx)
+		end = func() {
+			if commit {
+				if first.err = tx.Commit(ctx); onceq.IsRetryable(first.err) {
+					first = pairsAnswer{what: again}
+				}
+			} else {
+				require.NoError(t, tx.Rollback(ctx))
+			}
+		}
+	} else {
+		gate, err := r.db.Pool.Begin(ctx)
+		require.NoError(t, err)
+		_, err = gate.Exec(ctx, `select pg_advisory_xact_lock(1)`)
+		require.NoError(t, err)
+		open := func() { require.NoError(t, gate.Rollback(ctx)) }
+		c := r.begin(ctx, p.first, nil)
+		var answer *pairsAnswer
+		if answer, pid = r.settled(c); answer != nil {
+			first = *answer // it changed nothing, so there is nothing to hold
+			open()
+		} else {
+			end = func() {
+				if commit {
+					open()
+					first = <-c
+					return
+				}
+				_, err := r.db.Pool.Exec(ctx, `select pg_terminate_backend($1)`, pid)
+				require.NoError(t, err)
+				require.Error(t, (<-c).err)
+				open()
+			}
+		}
+	}
+	c := r.begin(ctx, p.second, nil)
+	second, _ := r.settled(c, pid)
+	waited = second == nil
+	end()
+	if waited {
+		answer := <-c
+		second = &answer
+	}
+	require.NoError(t, first.err, "the first")
+	require.NoError(t, second.err, "the second")
+	if first.what == again {
+		return first.what, waited
+	}
+	return second.what + " → " + r.state(), waited
+}
+
+// inTurn runs the second after the first.
+func (r *pairsRun) inTurn(p pair) string {
+	t, ctx := r.t, r.t.Context()
+	t.Helper()
+	r.prepare(p.start)
+	var a pairsAnswer
+	for _, op := range []string{p.first, p.second} {
+		a = <-r.begin(ctx, op, nil)
+		require.NoError(t, a.err, op)
+	}
+	return a.what + " → " + r.state()
+}
+
+// gate is the trigger that holds whoever commits a change first, while the test has advisory lock 1.
+const gate = `
+create function onceq.gate() returns trigger language plpgsql as $$
+begin
+  if pg_try_advisory_xact_lock(2) then
+    perform pg_advisory_xact_lock(1);
+  end if;
+  return null;
+end $$;
+create constraint trigger gate after insert or update or delete on onceq.jobs
+  deferrable initially deferred for each row execute function onceq.gate();
+create constraint trigger gate after insert or update or delete on onceq.job_fences
+  deferrable initially deferred for each row execute function onceq.gate();
+create constraint trigger gate after insert or update or delete on onceq.job_cancels
+  deferrable initially deferred for each row execute function onceq.gate()`
+
+func TestPairs_EveryInterleavingHasItsOutcome(t *testing.T) {
+	t.Parallel()
+	ops := []string{"enqueue", "claim", "extend", "complete", "release", "cancel", "reap"}
+	named := make(map[[2]string]bool)
+	for _, p := range pairs {
+		named[[2]string{p.first, p.second}] = true
+	}
+	for _, a := range ops {
+		for _, b := range ops {
+			require.True(t, named[[2]string{a, b}], "no row for %s, %s", a, b)
+		}
+	}
+	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
+			r := &pairsRun{t: t, db: db, level: level}
+			r.exec(gate)
+			for _, p := range pairs {
+				if level != pgx.ReadCommitted && !takesTx(p.first) && !takesTx(p.second) {
+					continue // no level but the library's own
+				}
+				t.Run(p.first+", "+p.second+", "+p.start, func(t *testing.T) {
+					r := &pairsRun{t: t, db: db, level: level}
+					want := p.committed
+					if level != pgx.ReadCommitted && p.above != "" {
+						want = p.above
+					}
+					committed, waited := r.forced(p, true)
+					if level == pgx.Serializable && strings.HasPrefix(committed, again) {
+						want = committed // what such a transaction has read is remembered by the page: any may be refused for nothing
+					}
+					require.NoError(t, db.Check())
+					undone, _ := r.forced(p, false)
+					require.NoError(t, db.Check())
+					after := r.inTurn(p)
+					require.NoError(t, db.Check())
+					t.Logf("{%q, %q, %q, %t, %q, %q, %q, %q},", p.first, p.second, p.start, waited, committed, p.above, undone, after)
+					require.Equal(t, p.waits, waited, "waits")
+					require.Equal(t, want, committed, "the first commits")
+					require.Equal(t, p.undone, undone, "the first rolls back")
+					require.Equal(t, p.after, after, "one after the other")
+				})
+			}
+		})
+	}
+}
