@@ -1,6 +1,7 @@
 package onceq
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -153,6 +154,9 @@ select f.job_id, f.state, f.token, f.created_at, f.finished_at, f.result::text
   from onceq.job_fences f
  where f.class = 0 and f.scope = $1::text and f.key = $2::text`
 	const job = liveInfo + ` where j.id = $1::bigint union all` + pastInfo + ` where h.id = $1::bigint`
+	if err := cmp.Or(checkText("scope", scope), checkText("key", key)); err != nil {
+		return JobInfo{}, err
+	}
 	i := JobInfo{Scope: scope, Key: key}
 	for range settleTries {
 		var state fenceState
@@ -216,7 +220,7 @@ func (f *Filter) check() error {
 			return invalid("Filter.States", "has %d, which is no state", s)
 		}
 	}
-	return nil
+	return cmp.Or(checkText("Filter.Queue", f.Queue), checkText("Filter.Kind", f.Kind), checkText("Filter.Scope", f.Scope))
 }
 
 // List gives a page of jobs, newest (greatest id) first: live ones and those in the history in one list. For

@@ -3,6 +3,7 @@ package onceq
 import (
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"reflect"
@@ -291,12 +292,19 @@ func checkName(field, name string, limit int) error {
 		return invalid(field, "is empty")
 	case len(name) > limit:
 		return invalid(field, "has %d bytes; at most %d", len(name), limit)
-	case !utf8.ValidString(name):
-		return invalid(field, "is no valid UTF-8")
-	case strings.ContainsRune(name, 0):
-		return invalid(field, "contains a NUL, which text in Postgres cannot hold")
 	case strings.TrimSpace(name) == "":
 		return invalid(field, "is nothing but white space")
+	}
+	return checkText(field, name)
+}
+
+// checkText is checkName for what may be empty, or be looked for in vain.
+func checkText(field, text string) error {
+	switch {
+	case !utf8.ValidString(text):
+		return invalid(field, "is no valid UTF-8")
+	case strings.ContainsRune(text, 0):
+		return invalid(field, "contains a NUL, which text in Postgres cannot hold")
 	}
 	return nil
 }
@@ -370,7 +378,29 @@ func decode[P any](l *Lease) (P, error) {
 		return p, fmt.Errorf("onceq: job %d of kind %q carries bytes, its handler wants %T", l.ID, l.Kind, p)
 	}
 	if err := json.Unmarshal(l.Payload, &p); err != nil {
-		return p, fmt.Errorf("onceq: payload of job %d does not decode into %T: %w", l.ID, p, err)
+		return p, fmt.Errorf("onceq: payload of job %d does not decode into %T: %w", l.ID, p, &decodeError{err})
 	}
 	return p, nil
+}
+
+// decodeError is an error of encoding/json whose text says where it went wrong and not at which value: those stay out
+// of logs and of what is recorded of an attempt. errors.As finds the error itself.
+type decodeError struct{ err error }
+
+func (e *decodeError) Unwrap() error { return e.err }
+
+func (e *decodeError) Error() string {
+	var wrong *json.UnmarshalTypeError
+	var syntax *json.SyntaxError
+	switch {
+	case errors.As(e.err, &wrong):
+		value, _, _ := strings.Cut(wrong.Value, " ") // "number 300"
+		if wrong.Field == "" {
+			return fmt.Sprintf("%s is no %s", value, wrong.Type)
+		}
+		return fmt.Sprintf("%s in field %s is no %s", value, wrong.Field, wrong.Type)
+	case errors.As(e.err, &syntax):
+		return fmt.Sprintf("malformed at byte %d", syntax.Offset)
+	}
+	return fmt.Sprintf("refused by a type's own decoding (%T)", e.err)
 }

@@ -100,6 +100,11 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 	if err := checkName("ClaimOptions.Queue", opts.Queue, MaxNameBytes); err != nil {
 		return nil, err
 	}
+	for _, kind := range opts.Kinds {
+		if err := checkText("ClaimOptions.Kinds", kind); err != nil {
+			return nil, err
+		}
+	}
 	if opts.Limit == 0 {
 		opts.Limit = 1
 	}

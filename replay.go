@@ -199,7 +199,7 @@ func perform[R any](ctx context.Context, c *Claim, fn func(context.Context) (R, 
 		return none, unstorable(c.broken)
 	}
 	if err := json.Unmarshal(c.Result, &r); err != nil {
-		return none, fmt.Errorf("onceq: stored result of key %q does not decode into %T: %w", c.Key, none, err)
+		return none, fmt.Errorf("onceq: stored result of key %q does not decode into %T: %w", c.Key, none, &decodeError{err})
 	}
 	return r, nil
 }

@@ -72,6 +72,9 @@ func (f *Fence) Resolve(ctx context.Context, db DB, r Resolution) error {
 // and key, in the same transaction; until everything of it is resolved it will be held again. ErrNotFound: there is
 // nothing to resolve.
 func (q *Queue) Resolve(ctx context.Context, db DB, jobID int64, name string, r Resolution) error {
+	if err := checkText("name", name); err != nil {
+		return err
+	}
 	return atomically(ctx, db, func(db DB) error {
 		effects, err := q.Effects(ctx, db, jobID)
 		if err != nil {

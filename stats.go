@@ -106,6 +106,11 @@ select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, r.running, d.dead
 // because it stops counting at StatsCap. It runs on the pool: behind guardPlans, because with stale statistics the planner
 // would read whole ranges and sort them.
 func (q *Queue) Stats(ctx context.Context, queues ...string) ([]QueueStats, error) {
+	for _, name := range queues {
+		if err := checkText("queues", name); err != nil {
+			return nil, err
+		}
+	}
 	var all []QueueStats
 	err := q.rows(ctx, q.pool, readStats, []any{queues, StatsCap}, func(rows pgx.Rows) error {
 		for rows.Next() {
