@@ -20,6 +20,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/leaks"
 )
 
 // DB is one test's database and the queue in it.
@@ -84,13 +85,17 @@ func New(t testing.TB, opts ...Option) *DB {
 		o.config.Schema = o.schema
 	}
 	if o.config.Schema == "" {
-		o.config.Schema = "onceq"
+		o.config.Schema = defaultSchema
+		if s := elsewhere(); s != "" && !o.empty {
+			o.config.Schema = s
+		}
 	}
 
 	s, err := processServer()
 	if err != nil {
 		t.Fatalf("queuetest: %v", err)
 	}
+	leaks.Watch(t)
 	name, err := s.createDatabase(t.Context(), o.config.Schema, o.empty)
 	if err != nil {
 		t.Fatalf("queuetest: %v", err)
@@ -104,7 +109,13 @@ func New(t testing.TB, opts ...Option) *DB {
 	})
 
 	db := &DB{URL: s.DatabaseURL(name), Schema: o.config.Schema, t: t}
-	db.openPool(o.poolConfig)
+	role := ""
+	if !o.empty {
+		if role, err = s.runtimeRole(t.Context()); err != nil {
+			t.Fatalf("queuetest: %v", err)
+		}
+	}
+	db.openPool(append([]func(*pgxpool.Config){func(c *pgxpool.Config) { apply(t, s, c, role) }}, o.poolConfig...))
 	db.Queue, err = onceq.New(db.Pool, &o.config)
 	if err != nil {
 		t.Fatalf("queuetest: %v", err)

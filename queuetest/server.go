@@ -32,6 +32,8 @@ type server struct {
 
 	mu        sync.Mutex           // guards templates
 	templates map[string]*template // by schema
+
+	modeState
 }
 
 var processServer = sync.OnceValues(func() (*server, error) {
@@ -115,6 +117,14 @@ func (s *server) createDatabase(ctx context.Context, schema string, empty bool) 
 	name = s.newName()
 	if err := s.exec(ctx, "create database "+name+" template "+from); err != nil {
 		return "", fmt.Errorf("create a database: %w", err)
+	}
+	if role, err := s.runtimeRole(ctx); role != "" || err != nil {
+		if err == nil {
+			err = s.exec(ctx, "grant create on database "+name+" to "+role)
+		}
+		if err != nil {
+			return "", fmt.Errorf("grant the runtime role its rights: %w", err)
+		}
 	}
 	return name, nil
 }

@@ -53,5 +53,12 @@ func (s *server) migrate(ctx context.Context, database, schema string) error {
 		return err
 	}
 	defer func() { _ = conn.Close(ctx) }()
-	return migrations.Up(ctx, conn, schema)
+	if err := migrations.Up(ctx, conn, schema); err != nil {
+		return err
+	}
+	role, err := s.runtimeRole(ctx)
+	if err != nil {
+		return err
+	}
+	return standIn(ctx, conn, schema, role)
 }

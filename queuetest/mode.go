@@ -1,0 +1,222 @@
+package queuetest
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onceq/onceq/migrations"
+)
+
+// The environment lets a whole suite run in another way than by default, without a change to any test. onceq's own
+// runs in each of them (make matrix); an application that goes through PgBouncer may want its own to do so too.
+const (
+	// envQueryMode names pgx's query mode for DB.Pool: cache_statement, cache_describe, describe_exec, exec or
+	// simple_protocol.
+	envQueryMode = "ONCEQ_TEST_QUERY_MODE"
+
+	// envSchema puts the tables of tests that ask for no schema into another one than onceq, where views stand in
+	// for them: a test's own statements go on finding onceq.jobs.
+	envSchema = "ONCEQ_TEST_SCHEMA"
+
+	// envRole, when not empty, makes DB.Pool connect as a role with migrations.Grants that may make things of its
+	// own beside onceq's tables, and no more. For servers that the package starts.
+	envRole = "ONCEQ_TEST_ROLE"
+
+	// envPgBouncer is the path of a pgbouncer, in transaction mode, that DB.Pool goes through. The query mode is exec
+	// then, unless given.
+	envPgBouncer = "ONCEQ_TEST_VIA_PGBOUNCER"
+)
+
+// defaultSchema is where the tables go that no test names a place for.
+const defaultSchema = "onceq"
+
+// elsewhere gives the schema that stands in for the default one, or "".
+func elsewhere() string {
+	if s := os.Getenv(envSchema); s != defaultSchema {
+		return s
+	}
+	return ""
+}
+
+// standIn makes what a template has beyond the migrations in each mode.
+func standIn(ctx context.Context, conn *pgx.Conn, schema, role string) error {
+	if role != "" {
+		more := fmt.Sprintf("grant create on schema public to %[1]s; grant select on all sequences in schema %[2]s to %[1]s", // for Check at the end
+			role, pgx.Identifier{schema}.Sanitize())
+		if _, err := conn.Exec(ctx, migrations.Grants(schema, role)+more); err != nil {
+			return err
+		}
+	}
+	if schema != elsewhere() || schema == "" {
+		return nil
+	}
+	rows, err := conn.Query(ctx, `select tablename::text from pg_tables where schemaname = $1 and tablename <> 'schema_version'`, schema)
+	if err != nil {
+		return err
+	}
+	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return err
+	}
+	views := "create schema onceq;"
+	for _, table := range tables {
+		views += fmt.Sprintf("create view onceq.%s as select * from %s.%s;", table, pgx.Identifier{schema}.Sanitize(), table)
+	}
+	if role != "" {
+		views += fmt.Sprintf("grant usage on schema onceq to %[1]s; grant all on all tables in schema onceq to %[1]s", role)
+	}
+	_, err = conn.Exec(ctx, views)
+	return err
+}
+
+// runtimeRole gives the role of envRole, "" where the mode is off. It is made with the server's first database.
+func (s *server) runtimeRole(ctx context.Context) (string, error) {
+	if os.Getenv(envRole) == "" {
+		return "", nil
+	}
+	if !s.Ours() {
+		return "", errors.New(envRole + " wants a server that the tests start: it would leave its role on this one")
+	}
+	const name = "onceq_runtime"
+	s.roleOnce.Do(func() {
+		s.roleErr = s.exec(ctx, "create role "+name+" login nosuperuser nocreatedb nocreaterole noinherit")
+	})
+	return name, s.roleErr
+}
+
+// apply changes a pool's configuration as the environment says.
+func apply(t testing.TB, s *server, config *pgxpool.Config, role string) {
+	t.Helper()
+	mode := os.Getenv(envQueryMode)
+	if path := os.Getenv(envPgBouncer); path != "" {
+		port, err := s.bouncer(path)
+		if err != nil {
+			t.Fatalf("queuetest: %v", err)
+		}
+		config.ConnConfig.Host, config.ConnConfig.Port, config.ConnConfig.Fallbacks = "127.0.0.1", port, nil
+		if mode == "" {
+			mode = "exec"
+		}
+	}
+	if role != "" {
+		config.ConnConfig.User, config.ConnConfig.Password = role, ""
+	}
+	if mode == "" {
+		return
+	}
+	for m := pgx.QueryExecModeCacheStatement; m <= pgx.QueryExecModeSimpleProtocol; m++ {
+		if strings.ReplaceAll(m.String(), " ", "_") == mode {
+			config.ConnConfig.DefaultQueryExecMode = m
+			return
+		}
+	}
+	t.Fatalf("queuetest: %s: pgx has no query mode %q", envQueryMode, mode)
+}
+
+// bouncer starts the process's PgBouncer, in front of all databases of the server, and gives its port.
+func (s *server) bouncer(path string) (uint16, error) {
+	s.bouncerOnce.Do(func() { s.bouncerPort, s.bouncerErr = s.startBouncer(path) })
+	return s.bouncerPort, s.bouncerErr
+}
+
+// superviseBouncer is the program that starts PgBouncer and ends it when its standard input ends: with this process,
+// however that ends.
+const superviseBouncer = `"$@" & echo started; read -r _; kill -9 $!; rm -rf "$(dirname "$0")"`
+
+func (s *server) startBouncer(path string) (uint16, error) {
+	to, err := pgx.ParseConfig(s.URL())
+	if err != nil {
+		return 0, err
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	port := listener.Addr().(*net.TCPAddr).Port
+	if err := listener.Close(); err != nil {
+		return 0, err
+	}
+	dir, err := os.MkdirTemp("", "onceq-pgbouncer-")
+	if err != nil {
+		return 0, err
+	}
+	if err := os.Chmod(dir, 0o755); err != nil { // PgBouncer refuses to run as root and reads it as nobody
+		return 0, err
+	}
+	ini := filepath.Join(dir, "pgbouncer.ini")
+	err = os.WriteFile(ini, fmt.Appendf(nil, `
+[databases]
+* = host=%s port=%d
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = %d
+unix_socket_dir =
+auth_type = trust
+auth_file = %s
+pool_mode = transaction
+default_pool_size = 20
+max_client_conn = 1000
+logfile =
+`, to.Host, to.Port, port, filepath.Join(dir, "users")), 0o644)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "users"), fmt.Appendf(nil, "%q \"\"\n\"onceq_runtime\" \"\"\n", to.User), 0o644)
+	}
+	if err != nil {
+		return 0, err
+	}
+	args := []string{"-c", superviseBouncer, ini, path}
+	if os.Getuid() == 0 {
+		args = append(args, "-u", "nobody")
+	}
+	cmd := exec.Command("sh", append(args, "-q", ini)...)
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		return 0, err
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return 0, err
+	}
+	if err := cmd.Start(); err != nil {
+		return 0, fmt.Errorf("start pgbouncer: %w", err)
+	}
+	s.bouncerLifeline = stdin // kept open as long as the process lives
+	if _, err := bufio.NewReader(stdout).ReadString('\n'); err != nil {
+		return 0, fmt.Errorf("start pgbouncer: %w", err)
+	}
+	for until := time.Now().Add(10 * time.Second); ; {
+		c, err := net.DialTimeout("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), time.Second)
+		if err == nil {
+			return uint16(port), c.Close()
+		}
+		if time.Now().After(until) {
+			return 0, fmt.Errorf("pgbouncer does not answer: %w", err)
+		}
+	}
+}
+
+// modeState is what the modes of a process share.
+type modeState struct {
+	roleOnce sync.Once
+	roleErr  error
+
+	bouncerOnce     sync.Once
+	bouncerPort     uint16
+	bouncerErr      error
+	bouncerLifeline io.Closer
+}
