@@ -1,15 +1,17 @@
 # make test needs Go, a C compiler and make; it finds or installs the rest itself.
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
+GOSEC       = github.com/securego/gosec/v2/cmd/gosec@v2.27.1
 TIMEOUT     = 20m
 
-# Packages with dependencies of their own, which no application gets by importing onceq.
-MODULES     = onceqotel examples/moving
+# Modules of their own, which no application gets by importing onceq: checks/ has recorded histories, random walks and
+# forced interleavings.
+MODULES     = checks onceqotel examples/moving
 
-.PHONY: test format imports vet staticcheck race modules test-versions test-container demo bench torture torture-ci
+.PHONY: test format imports vet staticcheck gosec race modules matrix test-versions test-container demo bench torture torture-ci
 
 # Everything that CI runs.
-test: format imports vet staticcheck race modules
+test: format imports vet staticcheck gosec race modules
 
 format:
 	@echo "== gofmt"
@@ -24,10 +26,17 @@ imports:
 vet:
 	@echo "== go vet"
 	@go vet ./...
+	@cd checks && go vet ./...
 
 staticcheck:
 	@echo "== staticcheck"
 	@go run $(STATICCHECK) ./...
+	@cd checks && go run $(STATICCHECK) ./...
+
+# What is excluded, and why, is in .golangci.yml, which names the same rules.
+gosec:
+	@echo "== gosec"
+	@go run $(GOSEC) -quiet -exclude-generated -exclude-dir=bench -exclude-dir=checks -exclude=$(GOSEC_EXCLUDE) ./...
 
 race:
 	@echo "== go test -race"
@@ -45,6 +54,11 @@ modules:
 		echo "== $$module" && (cd $$module && go vet ./... && go run $(STATICCHECK) ./... && \
 		go test -race -count=1 -timeout $(TIMEOUT) ./...) || exit 1; \
 	done
+
+# The suite in every query mode, as a role with the grants alone, in an odd schema, and through PgBouncer.
+# For some of them: make matrix MODES='role pgbouncer'
+matrix:
+	@TIMEOUT=$(TIMEOUT) scripts/matrix.sh $(MODES)
 
 # The tests on each further major version that is supported.
 test-versions:
