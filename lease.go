@@ -57,6 +57,8 @@ type Lease struct {
 	keep   int64  // milliseconds of history, 0 for none, -1 until somebody decides
 	result string // encoded; "" for none
 
+	cancelled bool // asked for before this claim
+
 	inTx      bool   // its handler runs in a transaction that the worker ends
 	byHandler uint32 // atomic; 1: completed through Complete or CompleteInBatch, if that commits
 }
@@ -157,6 +159,8 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 func (l *Lease) wornOut(maxLost int) *outcome {
 	var why string
 	switch {
+	case l.cancelled:
+		return &outcome{lease: l, state: Cancelled, keep: CancelledKeep.Milliseconds()}
 	case l.Lost >= maxLost:
 		why = fmt.Sprintf("%d leases of this job ran out: its process crashed, hung or lost the database each time", l.Lost)
 	case l.claims >= claimsLimit:
@@ -204,7 +208,8 @@ type claim struct {
 // Both CTEs that lock are materialized: otherwise Postgres may run the subquery again for each row of the
 // update and claim more than the limit. Each priority is an equality and so a range of the index of its
 // own. Joins are on id alone. A job that has lost a lease ("alone") is claimed only as the first one, and
-// what stands behind it waits for the next claim.
+// what stands behind it waits for the next claim. The last column says of a job that somebody
+// wants it cancelled, who asked when it was just being given back.
 const claimJobs = `
 with place as materialized (
   select * from unnest($2::smallint[], $3::timestamptz[], $4::bigint[]) with ordinality as p(priority, run_at, id, n)
@@ -235,7 +240,9 @@ update onceq.jobs j
  where j.id = any (array[c.id]) and (a.n is null or c.n = 1 or c.n < a.n)
 returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
-          coalesce(j.metadata::text, ''), a.n is not null, c.n`
+          coalesce(j.metadata::text, ''), a.n is not null, c.n,
+          case when (select exists (select from onceq.job_cancels))
+               then (select true from onceq.job_cancels x where x.job_id = j.id) end`
 
 // beginOwn opens a transaction of the library's own, in the same round trip as what it does: the isolation level
 // does not depend on the database's default.
@@ -298,12 +305,14 @@ func (q *Queue) claim(ctx context.Context, db *pgxpool.Pool, c *claim) ([]*Lease
 			l := &block[len(block)-1]
 			var payload, metadata string
 			var n int64
+			var cancelled *bool
 			if err := rows.Scan(&l.ID, &l.claims, &l.Lost, &l.Attempt, &l.MaxAttempts, &l.Priority, &l.RunAt, &l.CreatedAt, &l.Until,
-				&l.Kind, &l.Scope, &l.Key, &payload, &l.Bytes, &metadata, &c.cut, &n); err != nil {
+				&l.Kind, &l.Scope, &l.Key, &payload, &l.Bytes, &metadata, &c.cut, &n, &cancelled); err != nil {
 				return err
 			}
 			l.Token = l.ID<<tokenBits | int64(l.claims)
 			l.Attempt++
+			l.cancelled = cancelled != nil
 			if payload != "" {
 				l.Payload = json.RawMessage(payload)
 			}

@@ -407,3 +407,37 @@ func TestPairs_EveryInterleavingHasItsOutcome(t *testing.T) {
 		})
 	}
 }
+
+// A cancellation that meets a job just while it is given back, or cancelled by somebody who then rolls back, answers that
+// the job runs; nobody is there to hear of it. The next claim carries it out, and never hands the job to a handler.
+func TestPairs_ACancellationThatNobodyHeardIsCarriedOutByTheNextClaim(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
+	r := &pairsRun{t: t, db: db, level: pgx.ReadCommitted}
+	r.exec(gate)
+	for _, c := range []struct {
+		pair
+		commit bool
+		state  string
+	}{
+		{pair{first: "release", second: "cancel", start: "leased"}, true, "waiting"},
+		{pair{first: "cancel", second: "cancel", start: "waiting"}, false, "waiting"},
+		{pair{first: "claim", second: "cancel", start: "expired"}, false, "retrying"},
+	} {
+		outcome, _ := r.forced(c.pair, c.commit)
+		require.Equal(t, "asked for → "+c.state, outcome)
+		what, err := r.do(t.Context(), "claim", nil)
+		require.NoError(t, err)
+		require.Equal(t, "nothing → cancelled", what+" → "+r.state(), "%s, %s", c.first, c.second)
+		require.NoError(t, db.Check())
+
+		outcome, _ = r.forced(c.pair, c.commit)
+		require.Equal(t, "asked for → "+c.state, outcome)
+		k := onceq.Kind[any]{Name: "k"}
+		ran := db.Drain(k.Handle(func(context.Context, *onceq.Lease, any) error { return errors.New("it ran") }))
+		require.Len(t, ran, 1)
+		require.Equal(t, onceq.Cancelled, ran[0].State)
+		require.NoError(t, ran[0].Err)
+		require.Equal(t, "cancelled", r.state())
+	}
+}

@@ -286,9 +286,12 @@ func (w *walk) Claim(t *rapid.T) {
 				j.lost++
 			}
 			j.leased, j.until = true, w.now+2
-			if j.lost >= walkMaxLost {
+			switch {
+			case j.cancel: // asked for, and its last holder never heard of it
+				w.end(j, onceq.Cancelled, nil)
+			case j.lost >= walkMaxLost:
 				w.end(j, onceq.Dead, nil)
-			} else {
+			default:
 				want = append(want, j)
 			}
 		}
