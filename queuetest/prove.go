@@ -1,0 +1,728 @@
+package queuetest
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onceq/onceq"
+)
+
+// EnvProve makes Prove repeat one run alone and log all that its processes did: its value is the name of the run, which
+// a failure prints.
+const EnvProve = "ONCEQ_PROVE"
+
+// Proof says which handler is to be proven, with which job, and what must be true afterwards. Its functions are called
+// from several goroutines at once.
+type Proof struct {
+	// Setup makes the tables and rows that the handler needs, once. Every run begins with a copy of that database.
+	// Default: nothing but the queue. See SQL.
+	Setup func(ctx context.Context, pool *pgxpool.Pool) error
+
+	// Job makes the job, with the Kind's own method mostly. Jobs makes several in its place, for batches.
+	Job  func() onceq.Job
+	Jobs func() []onceq.Job
+
+	// Handler makes the handler as a process of the application makes it at its start. All that it uses must come from
+	// p: its pool, its queue, its HTTP client, or p.Effect in a double of anything else.
+	Handler func(p *Process) onceq.Handler
+
+	// Check says whether all is as it must be when a job is finished, whatever went wrong on the way. It fails through o,
+	// which works with testify's assert and require. Default: each table has as many rows as after a run without faults.
+	//
+	// Checked in any case: that the job ends in the same state as without faults, that each effect outside happened as
+	// often as without faults, and the queue's own tables.
+	Check func(o *Outcome)
+
+	// Provider answers HTTP calls, once for each effect. Default: 200 with an id. An answer from 400 on says that there
+	// was no effect.
+	Provider http.Handler
+
+	// NoDedup is for a provider that does not recognise a repeated Idempotency-Key: each call is an effect of its own.
+	NoDedup bool
+
+	// Resolve decides about an effect that is held for a person; applied says whether any call of it has had an
+	// effect. Default: onceq.Applied(nil) or onceq.NeverApplied(), as applied says.
+	Resolve func(effect string, applied bool) onceq.Resolution
+}
+
+// SQL is a Setup that runs statements.
+func SQL(statements string) func(context.Context, *pgxpool.Pool) error {
+	return func(ctx context.Context, pool *pgxpool.Pool) error {
+		_, err := pool.Exec(ctx, statements, pgx.QueryExecModeSimpleProtocol)
+		return err
+	}
+}
+
+// Outcome is what a Check looks at: everything is over, and the job is finished.
+type Outcome struct {
+	Pool    *pgxpool.Pool
+	Queue   *onceq.Queue
+	JobIDs  []int64
+	Effects []Effect // that happened outside, in their order
+	Fault   string   // what went wrong in this run, in words; "" for nothing
+
+	mu     sync.Mutex
+	errors []string
+}
+
+// Errorf says that something is not as it must be.
+func (o *Outcome) Errorf(format string, args ...any) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.errors = append(o.errors, strings.TrimSpace(fmt.Sprintf(format, args...)))
+}
+
+// FailNow ends the check.
+func (o *Outcome) FailNow() { runtime.Goexit() }
+
+// Count gives the number that a query selects.
+func (o *Outcome) Count(query string, args ...any) int {
+	var n int
+	if err := o.Pool.QueryRow(context.Background(), query, args...).Scan(&n); err != nil {
+		o.Errorf("%s: %v", short(query), err)
+		o.FailNow()
+	}
+	return n
+}
+
+// Prove runs a handler under every fault that can be placed between two of its steps, each time on a fresh database
+// and until its job is finished, and fails the test where the outcome is not what it must be.
+//
+// A run without faults finds the steps: each statement and each commit on any connection of the process, those of
+// onceq included, and each call to the outside. Then there is one run for each of:
+//
+//   - the process dies before, and after, each step: its connections are cut, its contexts end, and its zombie reaches
+//     nothing any more; after a step means that the server has done it and the answer is lost.
+//   - the connection is lost before and after each step of the handler, or the call gets no answer, and the process
+//     lives on.
+//   - the process freezes before each step of the handler, its lease runs out, a second one runs the job to its end,
+//     and the first one wakes up and goes on.
+//   - two processes come to the same step at the same time.
+//   - the job is delivered twice in a row: the lease of the first run is lost when it begins.
+//
+// A failure says in words where that was, names the mistake where it is a known one, and how to repeat that one run.
+func Prove(t testing.TB, proof Proof) {
+	t.Helper()
+	report, err := prove(t, proof, os.Getenv(EnvProve))
+	if err != nil {
+		t.Fatalf("queuetest: Prove: %v", err)
+	}
+	for _, text := range report.failures() {
+		t.Errorf("queuetest: Prove: %s", text)
+	}
+	t.Logf("queuetest: Prove: %s", report.summary())
+}
+
+type faultKind int
+
+const (
+	dying    faultKind = iota // the process dies
+	cutting                   // a connection is lost, or a call gets no answer
+	freezing                  // the process stands still until another one has done the job
+	meeting                   // two processes go on from there at the same time
+	twice                     // two runs in a row
+)
+
+var faultNames = [...]string{"die", "cut", "freeze", "meet", "twice"}
+
+// fault is what goes wrong in one run. The zero step is none.
+type fault struct {
+	kind  faultKind
+	at    int // of step on the tape
+	step  *step
+	after bool
+	apart bool // the second delivery comes in another second of the clock
+}
+
+// name is what EnvProve takes.
+func (f *fault) name() string {
+	switch {
+	case f == nil:
+		return "none"
+	case f.step == nil:
+		return faultNames[f.kind]
+	case f.kind == freezing || f.kind == meeting:
+		return fmt.Sprintf("%s-%d", faultNames[f.kind], f.at)
+	case f.after:
+		return fmt.Sprintf("%s-%d-after", faultNames[f.kind], f.at)
+	}
+	return fmt.Sprintf("%s-%d-before", faultNames[f.kind], f.at)
+}
+
+// words says what goes wrong.
+func (f *fault) words() string {
+	if f == nil {
+		return ""
+	}
+	place := ""
+	if f.step != nil {
+		place = f.step.before()
+		if f.after {
+			place = f.step.after()
+		}
+	}
+	switch {
+	case f.kind == dying:
+		return "died " + place
+	case f.kind == cutting && f.step.role == roleCall && f.after:
+		return "lost the answer to " + f.step.words + f.step.times()
+	case f.kind == cutting:
+		return "lost its connection " + place
+	case f.kind == freezing:
+		return "froze " + place + " until its lease had run out and a second worker had taken the job; then went on"
+	case f.kind == meeting:
+		return "two workers at the same time, both " + place
+	}
+	return "ran twice in a row: the lease was lost when the first run began"
+}
+
+// faults says what to try, from the tape of a run without faults.
+func faults(tape []*step, attempts bool) []*fault {
+	all := []*fault{{kind: twice}}
+	known := make(map[string]bool) // calls whose key has been looked at in two seconds of the clock
+	for i, s := range tape {
+		for kind := dying; kind <= cutting; kind++ {
+			if kind == cutting && (!s.leased || !attempts) {
+				continue
+			}
+			if s.first {
+				all = append(all, &fault{kind: kind, at: i + 1, step: s})
+			}
+			f := &fault{kind: kind, at: i + 1, step: s, after: true}
+			if f.apart = kind == cutting && s.role == roleCall && !known[s.text]; f.apart {
+				known[s.text] = true
+			}
+			all = append(all, f)
+		}
+		if s.leased && s.first {
+			all = append(all, &fault{kind: freezing, at: i + 1, step: s}, &fault{kind: meeting, at: i + 1, step: s})
+		}
+	}
+	return all
+}
+
+// prover is one call of Prove.
+type prover struct {
+	Proof
+	t        testing.TB
+	server   *server
+	template string
+	calm     *proofRun // the run without faults
+}
+
+// report is what came of it.
+type report struct {
+	test   string
+	steps  []*step
+	runs   []*proofRun // in the order of the faults; the first is the one without
+	keys   string      // what is wrong with the job's key; "" for nothing
+	took   time.Duration
+	replay bool
+}
+
+func prove(t testing.TB, proof Proof, only string) (*report, error) {
+	t.Helper()
+	switch {
+	case proof.Handler == nil:
+		return nil, errors.New("Proof.Handler is missing")
+	case (proof.Job == nil) == (proof.Jobs == nil):
+		return nil, errors.New("Proof wants one of Job and Jobs")
+	}
+	if job := proof.Job; job != nil {
+		proof.Jobs = func() []onceq.Job { return []onceq.Job{job()} }
+	}
+	began := time.Now()
+	v := &prover{Proof: proof, t: t}
+	var err error
+	if v.server, err = processServer(); err != nil {
+		return nil, err
+	}
+	drop, err := v.prepare(t.Context())
+	if err != nil {
+		return nil, err
+	}
+	defer drop()
+	first := proof.Jobs()
+	v.calm = v.run(nil)
+	rep := &report{test: t.Name(), runs: []*proofRun{v.calm}, replay: only != ""}
+	if v.calm.err != nil {
+		return nil, fmt.Errorf("without any fault: %w", v.calm.err)
+	}
+	if len(v.calm.failed) > 0 {
+		return nil, fmt.Errorf("without any fault: %s", strings.Join(v.calm.failed, "\n"))
+	}
+	rep.steps = v.calm.processes[0].tape
+	todo := faults(rep.steps, !slices.ContainsFunc(first, func(j onceq.Job) bool { return j.MaxAttempts == 1 }))
+	if only != "" {
+		todo = slices.DeleteFunc(todo, func(f *fault) bool { return f.name() != only })
+		if len(todo) == 0 && only != "none" {
+			return nil, fmt.Errorf("%s=%s is no run of this proof", EnvProve, only)
+		}
+	}
+	runs := make([]*proofRun, len(todo))
+	next := make(chan int)
+	var workers sync.WaitGroup
+	for range min(8, max(2, 2*runtime.GOMAXPROCS(0))) {
+		workers.Go(func() {
+			for i := range next {
+				runs[i] = v.run(todo[i])
+			}
+		})
+	}
+	for i := range todo {
+		next <- i
+	}
+	close(next)
+	workers.Wait()
+	rep.runs = append(rep.runs, runs...)
+	if slices.ContainsFunc(first, func(j onceq.Job) bool { return j.Key != "" }) {
+		anotherSecond(began)
+		rep.keys = mistakeOfJobs(first, proof.Jobs())
+	}
+	if rep.replay {
+		for _, r := range rep.runs {
+			t.Log(r.story())
+		}
+	}
+	rep.took = time.Since(began)
+	return rep, nil
+}
+
+// anotherSecond waits until the clock shows another second than at a time: what contains the time differs then.
+func anotherSecond(than time.Time) {
+	time.Sleep(time.Until(than.Truncate(time.Second).Add(time.Second)))
+}
+
+// prepare makes the database that every run gets a copy of.
+func (v *prover) prepare(ctx context.Context) (drop func(), err error) {
+	name, err := v.server.createDatabase(ctx, "onceq", false)
+	if err != nil {
+		return nil, err
+	}
+	drop = func() { v.drop(name) }
+	if v.Setup != nil {
+		err = func() error {
+			pool, err := pgxpool.New(ctx, v.server.DatabaseURL(name))
+			if err != nil {
+				return err
+			}
+			defer pool.Close()
+			return v.Setup(ctx, pool)
+		}()
+	}
+	if err == nil {
+		// A copy waits for sessions in its source: there are none from here on.
+		err = v.server.exec(ctx, "alter database "+name+" with allow_connections false")
+	}
+	if err != nil {
+		drop()
+		return nil, fmt.Errorf("setting up: %w", err)
+	}
+	v.template = name
+	return drop, nil
+}
+
+func (v *prover) drop(name string) {
+	ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
+	defer cancel()
+	if err := v.server.dropDatabase(ctx, name); err != nil {
+		v.t.Errorf("queuetest: %v", err)
+	}
+}
+
+// proofRun is one run: a database, the processes that work in it one after the other or at once, and the outside.
+type proofRun struct {
+	v         *prover
+	fault     *fault
+	db        *DB
+	ids       []int64
+	provider  *provider
+	processes []*Process
+	began     time.Time
+
+	mu     sync.Mutex
+	passed time.Duration // by how much the database's clock was advanced
+
+	err     error    // the run could not be made
+	failed  []string // what is not as it must be
+	mistake string   // that explains it; "" for none that is known
+	rows    map[string]int
+	states  []onceq.State
+}
+
+func (r *proofRun) passedTime() time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.passed
+}
+
+const (
+	deliveriesLimit = 100              // of one process until it counts as never coming to an end
+	patience        = 30 * time.Second // for a process to come to its fault, or to its end
+)
+
+func (v *prover) run(f *fault) *proofRun {
+	r := &proofRun{v: v, fault: f, began: time.Now(), provider: &provider{handler: v.Provider, dedup: !v.NoDedup, answers: make(map[string]*answered)}}
+	ctx := context.Background()
+	name := v.server.newName()
+	if err := v.server.exec(ctx, "create database "+name+" template "+v.template); err != nil {
+		r.err = fmt.Errorf("create a database: %w", err)
+		return r
+	}
+	defer v.drop(name)
+	if r.err = r.open(ctx, v.server.DatabaseURL(name)); r.err != nil {
+		return r
+	}
+	defer r.close()
+	if r.err = r.execute(ctx); r.err == nil {
+		r.check(ctx)
+	}
+	return r
+}
+
+func (r *proofRun) open(ctx context.Context, url string) error {
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return err
+	}
+	config.MaxConns = 4
+	config.ConnConfig.RuntimeParams["application_name"] = "prove"
+	config.ConnConfig.RuntimeParams["lock_timeout"] = "10s" // a mistake of Prove's own, then
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return err
+	}
+	q, err := onceq.New(pool, nil)
+	if err != nil {
+		pool.Close()
+		return err
+	}
+	r.db = &DB{Pool: pool, Queue: q, URL: url, Schema: "onceq", t: r.v.t}
+	jobs := r.v.Jobs()
+	results, err := q.EnqueueMany(ctx, pool, jobs)
+	if err != nil {
+		pool.Close()
+		return fmt.Errorf("enqueueing: %w", err)
+	}
+	for _, res := range results {
+		r.ids = append(r.ids, res.ID)
+	}
+	return nil
+}
+
+// close ends what is left. A process whose handler does not return when its context ends keeps its pool.
+func (r *proofRun) close() {
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		for _, p := range r.processes {
+			p.end()
+			p.Pool.Close()
+		}
+		r.db.Pool.Close()
+	}()
+	select {
+	case <-closed:
+	case <-time.After(cleanupTimeout):
+		r.v.t.Errorf("queuetest: Prove: connections of a process were never given back (%s)", r.fault.words())
+	}
+}
+
+// start lets a process work until the jobs are finished, or until the delivery in which its fault has come is over.
+func (r *proofRun) start(f *fault) (*Process, error) {
+	p, err := r.process(f)
+	if err != nil {
+		return nil, err
+	}
+	p.stolen = f != nil && f.kind == twice
+	go func() {
+		defer close(p.done)
+		err := r.work(p)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if err != nil && !p.dead {
+			p.last = err
+		}
+	}()
+	return p, nil
+}
+
+func (r *proofRun) work(p *Process) error {
+	handler := r.v.Handler(p)
+	jobs := r.v.Jobs()
+	queues := make(map[string]onceq.QueueConfig)
+	for _, j := range jobs {
+		queues[cmp.Or(j.Queue, onceq.DefaultQueue)] = onceq.QueueConfig{Concurrency: 1}
+	}
+	w, err := onceq.NewWorker(p.Queue, onceq.WorkerConfig{Queues: queues, ShutdownTimeout: -1}, handler)
+	if err != nil {
+		return err
+	}
+	for range deliveriesLimit {
+		live, err := r.wait(p.ctx)
+		if err != nil || live == 0 {
+			return err
+		}
+		if err := w.Drain(p.ctx, live); err != nil {
+			return err
+		}
+		select {
+		case <-p.struck:
+			if p.isDead() || r.fault.kind != cutting {
+				return nil
+			}
+			if r.fault.apart {
+				anotherSecond(time.Now())
+			}
+		default:
+		}
+		if p.stolen {
+			return nil
+		}
+	}
+	return fmt.Errorf("not finished after %d deliveries; the last one ended with: %v", deliveriesLimit, p.last)
+}
+
+// wait lets so much time pass for the database that a job is due, its lease over if it has one, and gives how many jobs
+// are not finished. Held effects are resolved.
+func (r *proofRun) wait(ctx context.Context) (live int, err error) {
+	for range deliveriesLimit {
+		var held []int64
+		var due int64
+		err := r.db.Pool.QueryRow(ctx, `
+			select (select count(*) from onceq.jobs where id = any ($1)),
+			       array(select id from onceq.job_history where id = any ($1) and state = 8),
+			       coalesce((select extract(epoch from min(case when leased_until > statement_timestamp() then leased_until else run_at end)
+			                                       - statement_timestamp()) * 1e6
+			          from onceq.jobs where id = any ($1)), 0)::bigint`, r.ids).Scan(&live, &held, &due)
+		if err != nil {
+			return 0, err
+		}
+		if len(held) > 0 {
+			resolved, err := r.resolve(ctx, held[0])
+			if err != nil {
+				return 0, err
+			}
+			if resolved {
+				continue
+			}
+		}
+		if due > 0 {
+			r.advance(time.Duration(due)*time.Microsecond + time.Millisecond)
+		}
+		return live, nil
+	}
+	return 0, errors.New("the job is held again and again")
+}
+
+func (r *proofRun) advance(d time.Duration) {
+	r.db.Advance(d)
+	r.mu.Lock()
+	r.passed += d
+	r.mu.Unlock()
+}
+
+// resolve is the person who looks at the provider's books.
+func (r *proofRun) resolve(ctx context.Context, id int64) (bool, error) {
+	effects, err := r.db.Queue.Effects(ctx, r.db.Pool, id)
+	if err != nil {
+		return false, err
+	}
+	for _, e := range effects {
+		if e.State != "held" {
+			continue
+		}
+		applied := r.provider.applied(e.Name)
+		resolution := onceq.NeverApplied()
+		switch {
+		case r.v.Resolve != nil:
+			resolution = r.v.Resolve(e.Name, applied)
+		case applied:
+			resolution = onceq.Applied(nil)
+		}
+		if err := r.db.Queue.Resolve(ctx, r.db.Pool, id, e.Name, resolution); err != nil {
+			return false, err
+		}
+		return true, nil
+	}
+	return false, nil
+}
+
+func (v *provider) applied(once string) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return slices.ContainsFunc(v.calls, func(c call) bool { return c.once == once && c.counted })
+}
+
+var errPatience = fmt.Errorf("nothing happened for %s", patience)
+
+// arrives waits for one of two things; the second may be nil.
+func arrives(one, other <-chan struct{}) error {
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-one:
+		return nil
+	case <-other:
+		return nil
+	case <-timer.C:
+		return errPatience
+	}
+}
+
+// execute brings the fault about and sees the jobs to their end.
+func (r *proofRun) execute(ctx context.Context) (err error) {
+	defer func() {
+		// Nobody stays frozen, and everybody has come to an end before anything is counted.
+		for _, p := range r.processes {
+			p.melt()
+		}
+		for _, p := range r.processes {
+			if waited := arrives(p.done, nil); err == nil && waited != nil {
+				err = fmt.Errorf("a worker did not end: %w", waited)
+			}
+		}
+		for _, p := range r.processes {
+			if p.mu.Lock(); err == nil && p.fault != nil && p.fault.step != nil && p == r.processes[0] {
+				err = errors.New("the handler did not come by this place again: it must do the same each time, in the same order")
+			}
+			p.mu.Unlock()
+		}
+	}()
+	a, err := r.start(r.fault)
+	if err != nil {
+		return err
+	}
+	if err := arrives(a.struck, a.done); err != nil {
+		return err
+	}
+	switch f := r.fault; {
+	case f == nil || f.kind == cutting || f.kind == twice:
+		if err := arrives(a.done, nil); err != nil {
+			return err
+		}
+	case f.kind == dying:
+		if err := r.bury(ctx, a, ""); err != nil {
+			return err
+		}
+	default:
+		if err := r.overtake(ctx, a); err != nil {
+			return err
+		}
+	}
+	if f := r.fault; f != nil && f.kind != cutting {
+		b, err := r.start(nil)
+		if err != nil {
+			return err
+		}
+		if err := arrives(b.done, nil); err != nil {
+			return err
+		}
+	}
+	live, err := r.wait(ctx)
+	if err == nil && live > 0 {
+		last := r.processes[len(r.processes)-1]
+		last.mu.Lock()
+		err = fmt.Errorf("the job was not finished: %w", last.last)
+		last.mu.Unlock()
+	}
+	return err
+}
+
+// melt lets a frozen process go on.
+func (p *Process) melt() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	select {
+	case <-p.thaw:
+	default:
+		close(p.thaw)
+	}
+}
+
+// bury waits until the server has noticed that a process is gone.
+func (r *proofRun) bury(ctx context.Context, p *Process, where string) error {
+	_, err := r.db.Pool.Exec(ctx, `select pg_terminate_backend(pid, 10000) from pg_stat_activity
+		where datname = current_database() and application_name = $1`+where, p.name)
+	return err
+}
+
+// overtake lets a second process run the job while the first stands still.
+func (r *proofRun) overtake(ctx context.Context, a *Process) error {
+	var free, live int
+	err := r.db.Pool.QueryRow(ctx, `select (select count(*) from (select from onceq.jobs where id = any ($1) for update skip locked) f),
+		(select count(*) from onceq.jobs where id = any ($1))`, r.ids).Scan(&free, &live)
+	if err != nil {
+		return err
+	}
+	if free < live {
+		// Its transaction has the job's row: nobody else gets the job.
+		if r.fault.kind == meeting {
+			a.melt()
+			return arrives(a.done, nil)
+		}
+		// Until the server cuts the transaction off, after the handler's timeout (idle_in_transaction_session_timeout).
+		if err := r.bury(ctx, a, ` and state like 'idle in transaction%'`); err != nil {
+			return err
+		}
+	}
+	if _, err := r.wait(ctx); err != nil { // its lease runs out
+		return err
+	}
+	var f *fault
+	if r.fault.kind == meeting {
+		f = r.fault
+	}
+	b, err := r.start(f)
+	if err != nil {
+		return err
+	}
+	if err := r.stuck(ctx, a, b); err != nil {
+		return err
+	}
+	a.melt()
+	b.melt()
+	if err := arrives(a.done, nil); err != nil {
+		return err
+	}
+	return arrives(b.done, nil)
+}
+
+// stuck waits until b has come to its end, or to its fault, or waits for a lock that a has.
+func (r *proofRun) stuck(ctx context.Context, a, b *Process) error {
+	look := time.NewTicker(5 * time.Millisecond)
+	defer look.Stop()
+	for began := time.Now(); time.Since(began) < patience; {
+		select {
+		case <-b.done:
+			return nil
+		case <-b.struck:
+			return nil
+		case <-look.C:
+		}
+		var blocked bool
+		err := r.db.Pool.QueryRow(ctx, `
+			select exists (
+			  select from pg_stat_activity b, unnest(pg_blocking_pids(b.pid)) as blocking
+			    join pg_stat_activity a on a.pid = blocking
+			   where b.datname = current_database() and a.datname = current_database()
+			     and b.application_name = $1 and a.application_name = $2)`, b.name, a.name).Scan(&blocked)
+		if err != nil || blocked {
+			return err
+		}
+	}
+	return errPatience
+}

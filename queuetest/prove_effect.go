@@ -1,0 +1,262 @@
+package queuetest
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/onceq/onceq"
+)
+
+// Effect is something that happened outside of the database in a run of Prove, at the provider.
+type Effect struct {
+	What  string // "POST api.example.com/charges", or the name given to Process.Effect
+	Key   string // the Idempotency-Key; "" for none
+	Calls int    // that led to it: more than one where the provider recognised the key
+}
+
+// call is one that reached the provider.
+type call struct {
+	Effect
+	process string
+	attempt int
+	token   int64
+	once    string // the effect of Once in which it was made; "" outside
+	counted bool   // it had an effect, and was not a repetition or a question
+}
+
+// provider is the outside world of one run: what reached it stays, whoever dies.
+type provider struct {
+	handler http.Handler
+	dedup   bool
+
+	mu      sync.Mutex
+	calls   []call
+	effects []Effect
+	answers map[string]*answered // by what and key
+	other   []string             // keys that came back with another body
+}
+
+type answered struct {
+	effect int // in effects
+	body   [sha256.Size]byte
+	*httptest.ResponseRecorder
+}
+
+// take does what a call asks for.
+func (v *provider) take(c call, req *http.Request, body []byte, safe bool) *httptest.ResponseRecorder {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	c.Calls = 1
+	sum := sha256.Sum256(body)
+	at := c.What + "\x00" + c.Key
+	if first := v.answers[at]; v.dedup && c.Key != "" && !safe && first != nil {
+		v.effects[first.effect].Calls++
+		v.calls = append(v.calls, c)
+		if first.body != sum {
+			v.other = append(v.other, c.What)
+			conflict := httptest.NewRecorder()
+			http.Error(conflict, "this Idempotency-Key was used with another body", http.StatusUnprocessableEntity)
+			return conflict
+		}
+		return first.ResponseRecorder
+	}
+	w := httptest.NewRecorder()
+	switch {
+	case req == nil:
+	case v.handler != nil:
+		v.handler.ServeHTTP(w, req)
+	default:
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = fmt.Fprintf(w, `{"id":"id_%d"}`, len(v.effects)+1)
+	}
+	if c.counted = !safe && w.Code < 400; c.counted {
+		v.effects = append(v.effects, c.Effect)
+		v.answers[at] = &answered{len(v.effects) - 1, sum, w}
+	}
+	v.calls = append(v.calls, c)
+	return w
+}
+
+// transport is a process's way out: http.RoundTripper.
+type transport struct{ p *Process }
+
+func (t transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	var body []byte
+	if req.Body != nil {
+		var err error
+		body, err = io.ReadAll(req.Body)
+		_ = req.Body.Close()
+		if err != nil {
+			return nil, err
+		}
+	}
+	host := req.URL.Host
+	if req.Host != "" {
+		host = req.Host
+	}
+	what := req.Method + " " + host + req.URL.Path
+	safe := req.Method == http.MethodGet || req.Method == http.MethodHead || req.Method == http.MethodOptions
+	out := req.Clone(context.WithoutCancel(req.Context()))
+	out.Body, out.RequestURI = io.NopCloser(bytes.NewReader(body)), req.URL.RequestURI()
+	w, err := t.p.call(req.Context(), what, req.Header.Get("Idempotency-Key"), out, body, safe)
+	if err != nil {
+		return nil, err
+	}
+	// A copy: the answer may be given again.
+	return (&httptest.ResponseRecorder{Code: w.Code, HeaderMap: w.Header().Clone(), Body: bytes.NewBuffer(w.Body.Bytes())}).Result(), nil
+}
+
+// Effect is a call to the outside that does not go by HTTP: for the test's double of a mailer, a printer, a broker.
+// what says what it does, "mail to ada@example.com", and key is what the outside recognises a repetition by, "" for
+// nothing. An error says that the call was not made, or that its answer got lost; then the double returns it.
+func (p *Process) Effect(ctx context.Context, what, key string) error {
+	_, err := p.call(ctx, what, key, nil, nil, false)
+	return err
+}
+
+func (p *Process) call(ctx context.Context, what, key string, req *http.Request, body []byte, safe bool) (*httptest.ResponseRecorder, error) {
+	s := step{text: "call " + what, words: what, what: what, role: roleCall, first: true}
+	s.effect = p.inOnce()
+	s.unfenced = s.effect == "" && !safe
+	if s.effect != "" {
+		s.words += fmt.Sprintf(" in effect %q", s.effect)
+	}
+	steps := []step{s}
+	gap, fault := p.pass(steps)
+	if fault != nil && gap == 0 {
+		fault(nil)
+		return nil, p.lost("%s: the connection is refused (Prove)", what)
+	}
+	if err := p.passed(ctx); err != nil {
+		return nil, err
+	}
+	c := call{Effect: Effect{What: what, Key: key}, process: p.name, once: s.effect}
+	if l := onceq.LeaseFromContext(ctx); l != nil {
+		c.attempt, c.token = l.Attempt, l.Token
+	} else {
+		c.attempt, c.token = p.lease()
+	}
+	w := p.run.provider.take(c, req, body, safe)
+	if fault != nil {
+		fault(nil)
+		return nil, p.lost("%s: the answer got lost (Prove)", what)
+	}
+	return w, nil
+}
+
+func (p *Process) lost(format, what string) error {
+	if p.isDead() {
+		return errDead
+	}
+	return fmt.Errorf("queuetest: "+format, what)
+}
+
+// passed says whether a call can be made now: not by a dead process, and not after the deadline of its context, which
+// comes the sooner the longer the process was frozen.
+func (p *Process) passed(ctx context.Context) error {
+	if p.isDead() {
+		return errDead
+	}
+	if err := ctx.Err(); err != nil {
+		return context.Cause(ctx)
+	}
+	if deadline, ok := ctx.Deadline(); ok && !time.Now().Add(p.slept()).Before(deadline) {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+// mistakeOfKeys says what is wrong with two keys of one call, in two runs of one job.
+func mistakeOfKeys(a, b call) string {
+	what := fmt.Sprintf("the idempotency key of %s differs between the runs of one job (%q, then %q)", a.What, a.Key, b.Key)
+	right := "a provider recognises a repetition by an equal key only: derive it from the job, as the key that onceq.Once gives to its function and Lease.IdempotencyKey do"
+	one, two := differing(a.Key, b.Key)
+	switch {
+	case looksLike(one, int64(a.attempt)) && looksLike(two, int64(b.attempt)):
+		what = "the idempotency key contains the attempt: " + what
+	case looksLike(one, a.token) && looksLike(two, b.token):
+		what = "the idempotency key contains the lease's token: " + what
+	case isTime(one) && isTime(two):
+		what = "the idempotency key contains a timestamp: " + what
+	}
+	return what + "; " + right
+}
+
+// differing gives the parts in which two keys differ, with all of a number that is cut.
+func differing(a, b string) (one, two string) {
+	start := 0
+	for start < len(a) && start < len(b) && a[start] == b[start] {
+		start++
+	}
+	ea, eb := len(a), len(b)
+	for ea > start && eb > start && a[ea-1] == b[eb-1] {
+		ea, eb = ea-1, eb-1
+	}
+	// The whole numbers around the difference, with what stands between the digits of a written time.
+	inNumber := func(c byte) bool { return c >= '0' && c <= '9' || strings.IndexByte(".:", c) >= 0 }
+	for start > 0 && inNumber(a[start-1]) {
+		start--
+	}
+	for ea < len(a) && inNumber(a[ea]) && eb < len(b) {
+		ea, eb = ea+1, eb+1
+	}
+	return strings.Trim(a[start:ea], ".:"), strings.Trim(b[start:eb], ".:")
+}
+
+func looksLike(s string, n int64) bool { return s == fmt.Sprint(n) }
+
+// isTime says whether a text is a time near now: of the day, or since 1970 in any of the usual units.
+func isTime(s string) bool {
+	var whole, parts int
+	for _, c := range s {
+		switch {
+		case c >= '0' && c <= '9':
+			whole++
+		default:
+			parts++
+		}
+	}
+	if parts > 0 && whole >= 4 {
+		return true // 12:34:56 or 1795264442.123
+	}
+	var n int64
+	if _, err := fmt.Sscan(s, &n); err != nil {
+		return false
+	}
+	now := time.Now()
+	for _, unit := range []int64{now.Unix(), now.UnixMilli(), now.UnixMicro(), now.UnixNano()} {
+		if n > unit-unit/1e5 && n < unit+unit/1e5 {
+			return true
+		}
+	}
+	for _, layout := range []string{"20060102150405", "150405"} {
+		if t, err := time.Parse(layout, s); err == nil && (len(s) > 6 || t.Hour() == now.Hour() || t.Hour() == now.UTC().Hour()) {
+			return true
+		}
+	}
+	return false
+}
+
+// Happened asks the provider whether an effect with that key has happened: for onceq.Ask.
+func (p *Process) Happened(ctx context.Context, key string) (bool, error) {
+	if err := p.passed(ctx); err != nil {
+		return false, err
+	}
+	v := p.run.provider
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, e := range v.effects {
+		if e.Key == key {
+			return true, nil
+		}
+	}
+	return false, nil
+}

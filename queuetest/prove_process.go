@@ -1,0 +1,238 @@
+package queuetest
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onceq/onceq"
+)
+
+// Process is one process of an application under Prove: what a handler gets to work with. Whatever it does through
+// these goes through Prove's hands; when the process is to die, all of it ends at once and for ever.
+type Process struct {
+	// Pool is the application's own, for handlers that work outside of their lease's transaction.
+	Pool *pgxpool.Pool
+
+	// Queue works over Pool.
+	Queue *onceq.Queue
+
+	// Client is for calls to the outside. Its Transport is what to give to a library that wants an http.RoundTripper.
+	Client *http.Client
+
+	name string // as its sessions are called
+	run  *proofRun
+	ctx  context.Context // of its worker
+	end  context.CancelFunc
+
+	done chan struct{} // its work has returned
+
+	mu       sync.Mutex
+	fault    *fault // until it has come
+	struck   chan struct{}
+	thaw     chan struct{} // closed: whoever is frozen goes on
+	frozenAt time.Duration // what the run had let pass by then
+	awake    time.Duration // how long it was frozen, by the clock of the database
+	dead     bool
+	conns    map[*wire]struct{}
+	seen     map[string]int // steps, by their text
+	tape     []*step
+	leased   bool
+	once     string // the effect of Once that is under way
+	attempt  int
+	token    int64
+	last     error // what a handler returned
+	stolen   bool  // its lease is taken away when it begins
+}
+
+func (r *proofRun) process(f *fault) (*Process, error) {
+	p := &Process{
+		name: fmt.Sprintf("prove %d", len(r.processes)+1), run: r, fault: f, done: make(chan struct{}),
+		struck: make(chan struct{}), thaw: make(chan struct{}),
+		conns: make(map[*wire]struct{}), seen: make(map[string]int),
+	}
+	p.ctx, p.end = context.WithCancel(context.Background())
+	p.Client = &http.Client{Transport: transport{p}}
+	config, err := pgxpool.ParseConfig(r.db.URL)
+	if err != nil {
+		return nil, err
+	}
+	config.MaxConns = 10
+	config.ConnConfig.RuntimeParams["application_name"] = p.name
+	p.tap(config)
+	if p.Pool, err = pgxpool.NewWithConfig(context.Background(), config); err != nil {
+		return nil, err
+	}
+	// What a process says that is taken apart on purpose is of no interest.
+	p.Queue, err = onceq.New(p.Pool, &onceq.Config{Logger: slog.New(slog.DiscardHandler), Hook: onceq.HookFunc(p.event)})
+	if err != nil {
+		p.Pool.Close()
+		return nil, err
+	}
+	r.processes = append(r.processes, p)
+	return p, nil
+}
+
+func (p *Process) event(_ context.Context, e onceq.Event) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case e.Name != "" || e.JobID == 0:
+	case e.Type == onceq.EventClaimed:
+		p.attempt, p.token = e.Attempt, e.Token
+		if p.stolen {
+			p.run.db.exec(`update onceq.jobs set leased_until = null, holder = null, lost = lost + 1 where id = $1`, e.JobID)
+		}
+	case e.Err != nil:
+		p.last = e.Err
+	}
+}
+
+func (p *Process) lease() (attempt int, token int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.attempt, p.token
+}
+
+func (p *Process) inOnce() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.once
+}
+
+func (p *Process) slept() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.awake
+}
+
+func (p *Process) isDead() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.dead
+}
+
+// connected registers a connection; false for a dead process.
+func (p *Process) connected(w *wire) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.dead {
+		p.conns[w] = struct{}{}
+	}
+	return !p.dead
+}
+
+func (p *Process) disconnected(w *wire) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.conns, w)
+}
+
+// die ends all that the process has with the world. Its goroutines live on, as zombies that reach nothing.
+func (p *Process) die() {
+	p.mu.Lock()
+	conns := make([]*wire, 0, len(p.conns))
+	for w := range p.conns {
+		conns = append(conns, w)
+	}
+	p.dead = true
+	p.mu.Unlock()
+	for _, w := range conns {
+		w.cut(errDead)
+	}
+	p.end()
+}
+
+// pass lets steps that are sent at once pass and writes them down. Where a fault is due it says behind how many of them
+// it comes; whoever calls brings it about. One that freezes the process is over when pass returns.
+func (p *Process) pass(steps []step) (gap int, strike func(*wire)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := range steps {
+		s := &steps[i]
+		if s.role == roleSkip {
+			continue
+		}
+		s.leased = p.leased
+		if i > 0 {
+			s.leased = steps[0].leased
+		}
+		s.nth = p.seen[s.text] + 1
+		if f := p.comes(s, false); f != nil {
+			if f.kind != freezing && f.kind != meeting {
+				return i, p.strike(f)
+			}
+			close(p.struck)
+			p.frozenAt = p.run.passedTime()
+			p.mu.Unlock()
+			<-p.thaw
+			p.mu.Lock()
+			p.awake = p.run.passedTime() - p.frozenAt
+		}
+		p.seen[s.text]++
+		p.note(s)
+		if f := p.comes(s, true); f != nil {
+			return i + 1, p.strike(f)
+		}
+	}
+	return 0, nil
+}
+
+// comes gives the fault where it is due.
+func (p *Process) comes(s *step, after bool) *fault {
+	f := p.fault
+	if f == nil || f.step == nil || f.after != after || f.step.nth != s.nth || f.step.text != s.text {
+		return nil
+	}
+	p.fault = nil
+	return f
+}
+
+func (p *Process) strike(f *fault) func(*wire) {
+	return func(w *wire) {
+		switch {
+		case f.kind == dying:
+			p.die()
+		case w != nil:
+			w.cut(errCut)
+		}
+		close(p.struck)
+	}
+}
+
+// note writes a step down that is about to happen.
+func (p *Process) note(s *step) {
+	switch s.role {
+	case roleClaim:
+		p.leased = true
+	case roleFinish:
+		p.leased = false
+	case roleIntent:
+		p.once = s.effect
+	case roleOutcome:
+		p.once = ""
+	}
+	kept := *s
+	p.tape = append(p.tape, &kept)
+}
+
+// settled says which of the last steps of a connection were in a transaction that is still open.
+func (p *Process) settled(steps []step, status byte) {
+	if status == 'I' {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, s := range steps {
+		for _, kept := range p.tape {
+			if kept.text == s.text && kept.nth == s.nth {
+				kept.inTx = true
+			}
+		}
+	}
+}
