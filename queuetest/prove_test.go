@@ -2,11 +2,13 @@ package queuetest_test
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"net/http"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
@@ -76,57 +78,394 @@ func said(t *testing.T, proof queuetest.Proof) []string {
 	return s.errors
 }
 
-func TestProve_TransactionPasses(t *testing.T) {
+// A right handler of each form, and each right pattern of the seeds and of the README.
+func TestProve_Passes(t *testing.T) {
 	t.Parallel()
-	require.Empty(t, said(t, queuetest.Proof{
-		Setup: queuetest.SQL(provedTable),
-		Job:   provedJob,
-		Handler: func(*queuetest.Process) onceq.Handler {
-			return provedCharge.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, o provedOrder) error {
-				_, err := tx.Exec(ctx, `insert into charges (order_id) values ($1)`, o.ID)
-				return err
-			})
-		},
-	}))
-}
-
-func TestProve_OncePasses(t *testing.T) {
-	t.Parallel()
-	require.Empty(t, said(t, queuetest.Proof{
-		Job: provedJob,
-		Handler: func(p *queuetest.Process) onceq.Handler {
-			return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
-				_, err := onceq.Once(ctx, l, "charge", func(ctx context.Context, key string) (bool, error) {
-					return true, post(ctx, p.Client, key)
+	type proof = queuetest.Proof
+	insert := func(ctx context.Context, db onceq.DB, o provedOrder, charge string) error {
+		_, err := db.Exec(ctx, `insert into charges values ($1, $2)`, o.ID, charge)
+		return err
+	}
+	oneRow := func(o *queuetest.Outcome) {
+		require.Equal(o, 1, o.Count(`select count(*) from charges where order_id = 7`))
+	}
+	proofs := map[string]proof{
+		"a transaction": {
+			Handler: func(*queuetest.Process) onceq.Handler {
+				return provedCharge.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, o provedOrder) error {
+					return insert(ctx, tx, o, "")
 				})
-				return err
-			})
+			},
+			Check: oneRow,
 		},
-		Check: func(o *queuetest.Outcome) { require.Len(o, o.Effects, 1) },
-	}))
+		"a batch": {
+			Jobs: func() []onceq.Job {
+				return []onceq.Job{provedJob(), provedCharge.Job(provedOrder{8}), provedCharge.Job(provedOrder{9})}
+			},
+			Handler: func(*queuetest.Process) onceq.Handler {
+				return provedCharge.HandleBatch(10, func(ctx context.Context, tx pgx.Tx, jobs []onceq.Item[provedOrder]) error {
+					rows := make([][]any, len(jobs))
+					for i, j := range jobs {
+						rows[i] = []any{j.Payload.ID, ""}
+					}
+					_, err := tx.CopyFrom(ctx, pgx.Identifier{"charges"}, []string{"order_id", "charge"}, pgx.CopyFromRows(rows))
+					return err
+				})
+			},
+			Check: func(o *queuetest.Outcome) {
+				require.Equal(o, 3, o.Count(`select count(*) from charges`))
+				require.Equal(o, 3, o.Count(`select count(distinct order_id) from charges`))
+			},
+		},
+		"an effect on a lease": {
+			Handler: func(p *queuetest.Process) onceq.Handler {
+				return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
+					_, err := onceq.Once(ctx, l, "charge", func(ctx context.Context, key string) (bool, error) {
+						return true, post(ctx, p.Client, key)
+					})
+					return err
+				})
+			},
+			Check: func(o *queuetest.Outcome) { require.Len(o, o.Effects, 1) },
+		},
+		"seed 001: look, send in a fence, record in the job's transaction": {
+			Handler: func(p *queuetest.Process) onceq.Handler {
+				return provedCharge.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, o provedOrder) error {
+					var sent bool
+					if err := tx.QueryRow(ctx, `select exists (select from charges where order_id = $1)`, o.ID).Scan(&sent); err != nil || sent {
+						return err
+					}
+					_, err := onceq.Once(ctx, l, "mail", func(ctx context.Context, key string) (bool, error) {
+						return true, p.Effect(ctx, "mail to ada@example.com", key)
+					})
+					if err != nil {
+						return err
+					}
+					return insert(ctx, tx, o, "")
+				})
+			},
+			Check: oneRow,
+		},
+		"seed 001: an upsert": {
+			Setup: queuetest.SQL(`create table charges (order_id int primary key, charge text)`),
+			Handler: func(p *queuetest.Process) onceq.Handler {
+				return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
+					_, err := p.Pool.Exec(ctx, `insert into charges values ($1, 'new') on conflict (order_id) do update set charge = excluded.charge`, o.ID)
+					return err
+				})
+			},
+		},
+		"seed 001: the provider knows the key": {
+			Handler: func(p *queuetest.Process) onceq.Handler {
+				return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
+					return post(ctx, p.Client, fmt.Sprintf("order-charge-%d", o.ID))
+				})
+			},
+		},
+		"seed 003: the key is from the job": {
+			Handler: func(p *queuetest.Process) onceq.Handler {
+				return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
+					return post(ctx, p.Client, l.IdempotencyKey("welcome"))
+				})
+			},
+		},
+		"seed 004: asking before sending again": {
+			NoDedup: true,
+			Handler: func(p *queuetest.Process) onceq.Handler {
+				return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
+					_, err := onceq.Once(ctx, l, "mail", func(ctx context.Context, key string) (bool, error) {
+						return true, p.Effect(ctx, "mail", key)
+					}, onceq.OnUncertain(onceq.Ask(func(ctx context.Context, key string) (any, bool, error) {
+						sent, err := p.Happened(ctx, key)
+						return true, sent, err
+					})))
+					return err
+				})
+			},
+		},
+		"a provider that can neither be asked nor knows keys": {
+			NoDedup: true,
+			Handler: func(p *queuetest.Process) onceq.Handler {
+				return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
+					_, err := onceq.Once(ctx, l, "charge", func(ctx context.Context, key string) (bool, error) {
+						return true, post(ctx, p.Client, "")
+					}, onceq.OnUncertain(onceq.Hold()))
+					return err
+				})
+			},
+		},
+		"the completion in a transaction of the handler's own": {
+			Handler: func(p *queuetest.Process) onceq.Handler {
+				return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
+					return pgx.BeginFunc(ctx, p.Pool, func(tx pgx.Tx) error {
+						if err := insert(ctx, tx, o, ""); err != nil {
+							return err
+						}
+						return l.Complete(ctx, tx)
+					})
+				})
+			},
+			Check: oneRow,
+		},
+		"two effects and a job that follows": {
+			Handler: func(p *queuetest.Process) onceq.Handler {
+				return provedCharge.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, o provedOrder) error {
+					for _, name := range []string{"charge", "receipt"} {
+						if _, err := onceq.Once(ctx, l, name, func(ctx context.Context, key string) (bool, error) {
+							return true, post(ctx, p.Client, key)
+						}); err != nil {
+							return err
+						}
+					}
+					_, err := p.Queue.Enqueue(ctx, tx, onceq.Job{Kind: "ship", Payload: o.ID})
+					return err
+				})
+			},
+		},
+		"a job that comes back": {
+			Handler: func(p *queuetest.Process) onceq.Handler {
+				return provedCharge.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, o provedOrder) error {
+					var n int
+					if err := tx.QueryRow(ctx, `select count(*) from charges`).Scan(&n); err != nil {
+						return err
+					}
+					if n == 2 {
+						return nil
+					}
+					if err := insert(ctx, tx, o, fmt.Sprint(n)); err != nil {
+						return err
+					}
+					return onceq.Reschedule(time.Hour)
+				})
+			},
+		},
+	}
+	for name, p := range proofs {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if p.Setup == nil {
+				p.Setup = queuetest.SQL(provedTable)
+			}
+			if p.Jobs == nil {
+				p.Job = provedJob
+			}
+			require.Empty(t, said(t, p))
+		})
+	}
 }
 
-// Seed 001's first pattern as it stands: look, send, record.
-func TestProve_RecordingAfterSending(t *testing.T) {
+// Each wrong pattern is caught, and the message names the mistake.
+func TestProve_Mistakes(t *testing.T) {
 	t.Parallel()
-	texts := said(t, queuetest.Proof{
-		Setup: queuetest.SQL(provedTable),
-		Job:   provedJob,
-		Handler: func(p *queuetest.Process) onceq.Handler {
-			return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
-				var sent bool
-				if err := p.Pool.QueryRow(ctx, `select exists (select from charges where order_id = $1)`, o.ID).Scan(&sent); err != nil || sent {
+	type handler = func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error
+	note := func(ctx context.Context, p *queuetest.Process, o provedOrder) error {
+		_, err := p.Pool.Exec(ctx, `insert into charges (order_id) values ($1)`, o.ID)
+		return err
+	}
+	noted := func(ctx context.Context, p *queuetest.Process, o provedOrder) (there bool, err error) {
+		return there, p.Pool.QueryRow(ctx, `select exists (select from charges where order_id = $1)`, o.ID).Scan(&there)
+	}
+	cases := map[string]struct {
+		handler handler
+		change  func(*queuetest.Proof)
+		want    []string // parts of what is said
+	}{
+		"seed 001 and 004: look, send, record": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
+				if sent, err := noted(ctx, p, o); err != nil || sent {
 					return err
 				}
 				if err := post(ctx, p.Client, ""); err != nil {
 					return err
 				}
-				_, err := p.Pool.Exec(ctx, `insert into charges (order_id) values ($1)`, o.ID)
-				return err
-			})
+				return note(ctx, p, o)
+			},
+			want: []string{
+				"died after POST pay.example/charges was made, before its answer; then POST pay.example/charges happened twice, without faults once",
+				"mistake: recording after sending",
+				"froze before `insert into charges …` until its lease had run out and a second worker had taken the job; then went on",
+				"mistake: check-then-act without a fence",
+				"to repeat it: ONCEQ_PROVE=",
+			},
 		},
-	})
-	all := strings.Join(texts, "\n")
-	require.Contains(t, all, "mistake: recording after sending")
-	require.Contains(t, all, "mistake: check-then-act without a fence")
+		"look, then write": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
+				if there, err := noted(ctx, p, o); err != nil || there {
+					return err
+				}
+				return note(ctx, p, o)
+			},
+			want: []string{"table public.charges has 2 rows, without faults 1", "mistake: check-then-act without a fence"},
+		},
+		"record after sending, in the transaction": {
+			handler: nil,
+			change: func(proof *queuetest.Proof) {
+				proof.Handler = func(p *queuetest.Process) onceq.Handler {
+					return provedCharge.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, o provedOrder) error {
+						if err := post(ctx, p.Client, ""); err != nil {
+							return err
+						}
+						_, err := tx.Exec(ctx, `insert into charges (order_id) values ($1)`, o.ID)
+						return err
+					})
+				}
+			},
+			want: []string{"died after `insert into charges …`, before commit", "mistake: recording after sending"},
+		},
+		"seed 004: record, then send": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
+				tag, err := p.Pool.Exec(ctx, `insert into charges (order_id) select $1 where not exists (select from charges where order_id = $1)`, o.ID)
+				if err != nil || tag.RowsAffected() == 0 {
+					return err
+				}
+				return post(ctx, p.Client, "")
+			},
+			want: []string{"happened never, without faults once", "mistake: recording before sending"},
+		},
+		"no fence at all": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
+				return post(ctx, p.Client, "")
+			},
+			want: []string{"mistake: an effect outside without a fence"},
+		},
+		"the attempt in the key": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
+				return post(ctx, p.Client, fmt.Sprintf("charge-%d-%d", o.ID, l.Attempt))
+			},
+			want: []string{"lost the answer to POST pay.example/charges", "mistake: the idempotency key contains the attempt", `("charge-7-1", then "charge-7-2")`},
+		},
+		"the attempt in the key, by Effect and inside of Once": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
+				_, err := onceq.Once(ctx, l, "mail", func(ctx context.Context, _ string) (bool, error) {
+					return true, p.Effect(ctx, "mail to ada", fmt.Sprintf("%d/%d", l.Attempt, o.ID))
+				})
+				return err
+			},
+			want: []string{`lost the answer to mail to ada in effect "mail"`, "mistake: the idempotency key contains the attempt"},
+		},
+		"the token in the key": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
+				return post(ctx, p.Client, fmt.Sprintf("charge-%d", l.Token))
+			},
+			want: []string{"mistake: the idempotency key contains the lease's token"},
+		},
+		"a time in nanoseconds in the key": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
+				return post(ctx, p.Client, fmt.Sprintf("charge-%d-%d", o.ID, time.Now().UnixNano()))
+			},
+			want: []string{"mistake: the idempotency key contains a timestamp"},
+		},
+		"a time in seconds in the key": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
+				return post(ctx, p.Client, fmt.Sprintf("charge-%d-%d", o.ID, time.Now().Unix()))
+			},
+			want: []string{"mistake: the idempotency key contains a timestamp"},
+		},
+		"a written time in the key": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
+				return post(ctx, p.Client, "charge-"+time.Now().Format(time.RFC3339))
+			},
+			want: []string{"mistake: the idempotency key contains a timestamp"},
+		},
+		"chance in the key": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
+				return post(ctx, p.Client, rand.Text())
+			},
+			want: []string{"mistake: the idempotency key of POST pay.example/charges differs between the runs of one job"},
+		},
+		"a time in the job's key": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error { return nil },
+			change: func(proof *queuetest.Proof) {
+				proof.Job = func() onceq.Job {
+					j := provedJob()
+					j.Key = fmt.Sprintf("charge:%d:%d", 7, time.Now().Unix())
+					return j
+				}
+			},
+			want: []string{"mistake: the job's key contains a timestamp"},
+		},
+		"chance in the job's key": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error { return nil },
+			change: func(proof *queuetest.Proof) {
+				proof.Job = func() onceq.Job {
+					j := provedJob()
+					j.Key = rand.Text()
+					return j
+				}
+			},
+			want: []string{"mistake: the job's key differs each time the job is made"},
+		},
+		"a write apart from the completion": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
+				return note(ctx, p, o)
+			},
+			change: func(proof *queuetest.Proof) {
+				proof.Check = func(o *queuetest.Outcome) {
+					require.Equal(o, 1, o.Count(`select count(*) from charges`), "charges")
+				}
+			},
+			want: []string{
+				"died after `insert into charges …` was committed, before its answer", "Messages:   \tcharges",
+				"mistake: writes that commit apart from the completion",
+			},
+		},
+		"Once without its key": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
+				_, err := onceq.Once(ctx, l, "charge", func(ctx context.Context, key string) (bool, error) {
+					return true, post(ctx, p.Client, "")
+				})
+				return err
+			},
+			want: []string{`mistake: a call without an idempotency key: whether effect "charge" happened was not known`},
+		},
+		"running again what the provider does not recognise": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
+				_, err := onceq.Once(ctx, l, "charge", func(ctx context.Context, key string) (bool, error) {
+					return true, post(ctx, p.Client, key)
+				})
+				return err
+			},
+			change: func(proof *queuetest.Proof) { proof.NoDedup = true },
+			want:   []string{"mistake: a provider that does not recognise keys"},
+		},
+		"another body under the same key": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
+				req, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://pay.example/charges", strings.NewReader(rand.Text()))
+				if err != nil {
+					return err
+				}
+				req.Header.Set("Idempotency-Key", l.IdempotencyKey("charge"))
+				_, err = p.Client.Do(req)
+				return err
+			},
+			want: []string{"mistake: another body under the same idempotency key"},
+		},
+		"giving up for ever when an answer is lost": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
+				return onceq.Fatal(post(ctx, p.Client, l.IdempotencyKey("charge")))
+			},
+			want: []string{"the job ended dead, without faults completed"},
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			proof := queuetest.Proof{
+				Setup: queuetest.SQL(provedTable),
+				Job:   provedJob,
+				Handler: func(p *queuetest.Process) onceq.Handler {
+					return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
+						return c.handler(ctx, p, l, o)
+					})
+				},
+			}
+			if c.change != nil {
+				c.change(&proof)
+			}
+			all := strings.Join(said(t, proof), "\n")
+			for _, want := range c.want {
+				require.Contains(t, all, want)
+			}
+		})
+	}
 }
