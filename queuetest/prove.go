@@ -119,6 +119,7 @@ func Prove(t testing.TB, proof Proof) {
 	report, err := prove(t, proof, os.Getenv(EnvProve))
 	if err != nil {
 		t.Fatalf("queuetest: Prove: %v", err)
+		return
 	}
 	for _, text := range report.failures() {
 		t.Errorf("queuetest: Prove: %s", text)
@@ -294,7 +295,7 @@ func prove(t testing.TB, proof Proof, only string) (*report, error) {
 	}
 	if rep.replay {
 		for _, r := range rep.runs {
-			t.Log(r.story())
+			t.Logf("%s", r.story())
 		}
 	}
 	rep.took = time.Since(began)

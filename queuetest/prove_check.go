@@ -38,7 +38,7 @@ func (r *proofRun) check(ctx context.Context) {
 	}
 	r.effects(fail)
 	r.mine(ctx, fail)
-	if r.mistake == "" && len(r.failed) > 0 {
+	if calm != nil && r.mistake == "" && len(r.failed) > 0 {
 		r.mistake = r.explain()
 	}
 }
@@ -76,7 +76,7 @@ func (r *proofRun) effects(fail func(string, ...any)) {
 	for _, what := range slices.Sorted(maps.Keys(union(now, before))) {
 		switch n, want := now[what], before[what]; {
 		case n > want:
-			fail("%s happened %s, without faults %s", what, times(n), times(want))
+			fail("%s made %s again: it happened %s, without faults %s", r.again(what), what, times(n), times(want))
 			if m := r.tooOften(what, want); r.mistake == "" || strings.Contains(m, "key") {
 				r.mistake = m
 			}
@@ -105,6 +105,21 @@ func times(n int) string {
 		return "twice"
 	}
 	return fmt.Sprintf("%d times", n)
+}
+
+// again says who made a call that was made before.
+func (r *proofRun) again(what string) string {
+	first := ""
+	for _, c := range r.provider.calls {
+		switch {
+		case c.What != what || !c.counted:
+		case first == "":
+			first = c.process
+		case first != c.process:
+			return "the second worker"
+		}
+	}
+	return "the next run"
 }
 
 // tooOften explains an effect that happened more often than without faults.
@@ -247,11 +262,11 @@ func mistakeOfJobs(a, b []onceq.Job) string {
 		if i >= len(b) || a[i].Key == b[i].Key {
 			continue
 		}
-		what := fmt.Sprintf("the job's key differs each time the job is made (%q, then %q)", a[i].Key, b[i].Key)
+		what := "the job's key differs each time the job is made"
 		if one, two := differing(a[i].Key, b[i].Key); isTime(one) && isTime(two) {
-			what = "the job's key contains a timestamp: " + what
+			what = "the job's key contains a timestamp"
 		}
-		return what + ": no duplicate is ever recognised; make the key from what the work is about"
+		return fmt.Sprintf("%s: %q, then %q. No duplicate is ever recognised; make the key from what the work is about", what, a[i].Key, b[i].Key)
 	}
 	return ""
 }
@@ -262,10 +277,13 @@ func (r *proofRun) text() string {
 	if r.err != nil {
 		fmt.Fprintf(&b, "%s; %v", cmp.Or(r.fault.words(), "without any fault"), r.err)
 	} else {
-		fmt.Fprintf(&b, "%s; then %s", r.fault.words(), strings.Join(r.failed, "\nand "))
+		fmt.Fprintf(&b, "%s; then %s", r.fault.words(), strings.Join(r.failed, "; and "))
 	}
 	return b.String()
 }
+
+// moreRuns is how many further runs with the same mistake are named.
+const moreRuns = 5
 
 // failures gives one text for each mistake: its first run, and how many more there are.
 func (rep *report) failures() []string {
@@ -291,11 +309,15 @@ func (rep *report) failures() []string {
 		if runs[0].mistake != "" {
 			text += "\nmistake: " + runs[0].mistake
 		}
-		if len(runs) > 1 {
-			text += fmt.Sprintf("\nand so in %d more runs, among them: %s", len(runs)-1, runs[len(runs)-1].fault.words())
-		}
 		if !rep.replay {
-			text += fmt.Sprintf("\nto repeat it: %s=%s go test -run '%s'", EnvProve, runs[0].fault.name(), pattern(rep.test))
+			text += fmt.Sprintf("\nto repeat it alone: %s=%s go test -run '%s'", EnvProve, runs[0].fault.name(), pattern(rep.test))
+		}
+		for i, more := range runs[1:] {
+			if i == moreRuns {
+				text += fmt.Sprintf("\n… and in %d more runs", len(runs)-1-i)
+				break
+			}
+			text += fmt.Sprintf("\nthe same with %s: %s", more.fault.name(), more.fault.words())
 		}
 		texts = append(texts, strings.ReplaceAll(text, "\n", "\n\t"))
 	}

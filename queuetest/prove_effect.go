@@ -176,18 +176,16 @@ func (p *Process) passed(ctx context.Context) error {
 
 // mistakeOfKeys says what is wrong with two keys of one call, in two runs of one job.
 func mistakeOfKeys(a, b call) string {
-	what := fmt.Sprintf("the idempotency key of %s differs between the runs of one job (%q, then %q)", a.What, a.Key, b.Key)
-	right := "a provider recognises a repetition by an equal key only: derive it from the job, as the key that onceq.Once gives to its function and Lease.IdempotencyKey do"
-	one, two := differing(a.Key, b.Key)
-	switch {
+	what := "the idempotency key differs between the runs of one job"
+	switch one, two := differing(a.Key, b.Key); {
 	case looksLike(one, int64(a.attempt)) && looksLike(two, int64(b.attempt)):
-		what = "the idempotency key contains the attempt: " + what
+		what = "the idempotency key contains the attempt"
 	case looksLike(one, a.token) && looksLike(two, b.token):
-		what = "the idempotency key contains the lease's token: " + what
+		what = "the idempotency key contains the lease's token"
 	case isTime(one) && isTime(two):
-		what = "the idempotency key contains a timestamp: " + what
+		what = "the idempotency key contains a timestamp"
 	}
-	return what + "; " + right
+	return fmt.Sprintf("%s: %s had key %q, then %q. A provider recognises a repetition by an equal key only: derive it from the job, as the key that onceq.Once gives to its function, or as Lease.IdempotencyKey does", what, a.What, a.Key, b.Key)
 }
 
 // differing gives the parts in which two keys differ, with all of a number that is cut.
@@ -220,8 +218,10 @@ func isTime(s string) bool {
 		switch {
 		case c >= '0' && c <= '9':
 			whole++
-		default:
+		case c == ':' || c == '.':
 			parts++
+		default:
+			return false
 		}
 	}
 	if parts > 0 && whole >= 4 {

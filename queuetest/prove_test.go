@@ -281,11 +281,11 @@ func TestProve_Mistakes(t *testing.T) {
 				return note(ctx, p, o)
 			},
 			want: []string{
-				"died after POST pay.example/charges was made, before its answer; then POST pay.example/charges happened twice, without faults once",
+				"died after POST pay.example/charges was made, before its answer; then the second worker made POST pay.example/charges again: it happened twice, without faults once",
 				"mistake: recording after sending",
 				"froze before `insert into charges …` until its lease had run out and a second worker had taken the job; then went on",
 				"mistake: check-then-act without a fence",
-				"to repeat it: ONCEQ_PROVE=",
+				"to repeat it alone: ONCEQ_PROVE=",
 			},
 		},
 		"look, then write": {
@@ -332,7 +332,7 @@ func TestProve_Mistakes(t *testing.T) {
 			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
 				return post(ctx, p.Client, fmt.Sprintf("charge-%d-%d", o.ID, l.Attempt))
 			},
-			want: []string{"lost the answer to POST pay.example/charges", "mistake: the idempotency key contains the attempt", `("charge-7-1", then "charge-7-2")`},
+			want: []string{"lost the answer to POST pay.example/charges", "mistake: the idempotency key contains the attempt", `had key "charge-7-1", then "charge-7-2"`},
 		},
 		"the attempt in the key, by Effect and inside of Once": {
 			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
@@ -371,7 +371,7 @@ func TestProve_Mistakes(t *testing.T) {
 			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
 				return post(ctx, p.Client, rand.Text())
 			},
-			want: []string{"mistake: the idempotency key of POST pay.example/charges differs between the runs of one job"},
+			want: []string{"mistake: the idempotency key differs between the runs of one job"},
 		},
 		"a time in the job's key": {
 			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error { return nil },
@@ -405,7 +405,7 @@ func TestProve_Mistakes(t *testing.T) {
 				}
 			},
 			want: []string{
-				"died after `insert into charges …` was committed, before its answer", "Messages:   \tcharges",
+				"died after `insert into charges …` was committed, before its answer", "charges",
 				"mistake: writes that commit apart from the completion",
 			},
 		},

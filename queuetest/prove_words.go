@@ -18,7 +18,7 @@ const (
 	roleFinish              // … that ends the lease
 	roleCommit              // of either
 	roleCall                // a call to the outside
-	roleSkip                // no step: it comes when it likes and changes nothing
+	roleSkip                // no step: it changes nothing, and belongs to no job
 )
 
 // step is something that a process does that reaches beyond it: a statement or a call.
@@ -43,8 +43,8 @@ var onceqs = []struct {
 	role        role
 }{
 	{"first_alone as materialized", "onceq's claim", roleClaim},
-	{"installation::text", "onceq's look at its installation", roleOnceq},
-	{"server_encoding", "onceq's check of its schema", roleOnceq},
+	{"installation::text", "onceq's look at its installation", roleSkip},
+	{"server_encoding", "onceq's check of its schema", roleSkip},
 	{"set_config('idle_in_transaction_session_timeout'", "onceq's lock on the job", roleOnceq},
 	{"delete from onceq.jobs", "onceq's completion", roleFinish},
 	{"spent, reset, delay", "onceq's return of the job", roleFinish},
@@ -61,6 +61,8 @@ var onceqs = []struct {
 	{"f.fingerprint, coalesce(f.result", "onceq's look at ", roleOnceq},
 	{"insert into onceq.jobs", "onceq's enqueueing", roleOnceq},
 	{"onceq.job_cancels", "onceq's look for a cancellation", roleOnceq},
+	{"delete from onceq.waiters", "onceq's farewell", roleSkip},
+	{"onceq.", "a statement of onceq", roleOnceq},
 }
 
 // name gives the steps of statements that are sent at once, one for each.

@@ -1,0 +1,255 @@
+package queuetest_test
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// Every statement and every call is a step, and has its runs: this is the list of all of them for a handler that uses
+// each way to send a statement.
+func TestProve_EveryStatementIsAStep(t *testing.T) {
+	t.Parallel()
+	proof := queuetest.Proof{
+		Setup: queuetest.SQL(provedTable),
+		Job:   provedJob,
+		Handler: func(p *queuetest.Process) onceq.Handler {
+			return provedCharge.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, o provedOrder) error {
+				if _, err := tx.Exec(ctx, `update charges set charge = 'extended' where order_id = $1`, o.ID); err != nil {
+					return err
+				}
+				if _, err := tx.Exec(ctx, `update charges set charge = 'simple' where order_id = $1`, pgx.QueryExecModeSimpleProtocol, o.ID); err != nil {
+					return err
+				}
+				b := &pgx.Batch{}
+				b.Queue(`delete from charges where order_id = 1`)
+				b.Queue(`delete from charges where order_id = 2`)
+				if err := tx.SendBatch(ctx, b).Close(); err != nil {
+					return err
+				}
+				if _, err := tx.CopyFrom(ctx, pgx.Identifier{"charges"}, []string{"order_id"}, pgx.CopyFromRows([][]any{{o.ID}})); err != nil {
+					return err
+				}
+				_, err := onceq.Once(ctx, l, "charge", func(ctx context.Context, key string) (bool, error) {
+					return true, post(ctx, p.Client, key)
+				})
+				return err
+			})
+		},
+	}
+	proven, err := queuetest.ProveAll(t, proof, "")
+	require.NoError(t, err)
+	require.Empty(t, proven.Failures)
+	require.Equal(t, []string{
+		"the begin of onceq's claim",
+		"onceq's settings for claim",
+		"onceq's claim",
+		"the commit of onceq's claim",
+		"the begin of the handler's transaction",
+		"onceq's lock on the job",
+		"`update charges set charge = 'extended' where …`",
+		"`update charges set charge = 'simple' where …`",
+		"`delete from charges where order_id = 1`",
+		"`delete from charges where order_id = 2`",
+		"`copy \"charges\" …`",
+		`onceq's intent of effect "charge"`,
+		`POST pay.example/charges in effect "charge"`,
+		`onceq's outcome of effect "charge"`,
+		"onceq's completion",
+		"the commit of the handler's transaction",
+	}, proven.Steps)
+	want := map[string]string{
+		"none":          "",
+		"twice":         "ran twice in a row: the lease was lost when the first run began",
+		"die-1-before":  "died before the begin of onceq's claim",
+		"die-3-after":   "died after onceq's claim, before the commit of onceq's claim",
+		"die-4-after":   "died after the commit of onceq's claim, before its answer",
+		"die-7-after":   "died after `update charges set charge = 'extended' where …`, before commit",
+		"die-9-after":   "died after `delete from charges where order_id = 1`, before `delete from charges where order_id = 2`",
+		"die-11-before": "died before `copy \"charges\" …`",
+		"die-11-after":  "died after `copy \"charges\" …`, before commit",
+		"die-12-after":  `died after onceq's intent of effect "charge" was committed, before its answer`,
+		"die-13-after":  `died after POST pay.example/charges in effect "charge" was made, before its answer`,
+		"cut-13-before": `lost its connection before POST pay.example/charges in effect "charge"`,
+		"cut-13-after":  `lost the answer to POST pay.example/charges in effect "charge"`,
+		"die-15-after":  "died after onceq's completion, before the commit of the handler's transaction",
+		"die-16-after":  "died after the commit of the handler's transaction, before its answer",
+		"cut-16-after":  "lost its connection after the commit of the handler's transaction, before its answer",
+		"freeze-7":      "froze before `update charges set charge = 'extended' where …` until its lease had run out and a second worker had taken the job; then went on",
+		"meet-12":       `two workers at the same time, both before onceq's intent of effect "charge"`,
+		"freeze-15":     "froze before onceq's completion until its lease had run out and a second worker had taken the job; then went on",
+		"cut-5-before":  "lost its connection before the begin of the handler's transaction",
+	}
+	for name, words := range want {
+		got, ok := proven.Runs[name]
+		require.True(t, ok, name)
+		require.Equal(t, words, got, name)
+	}
+	// The process dies behind each of the 16 steps and before each of the 10 that are the first of what is sent at once.
+	// From the handler's begin on, which are 12 and 9 of them, the other faults come too.
+	count := make(map[string]int)
+	for name := range proven.Runs {
+		kind, _, _ := strings.Cut(name, "-")
+		count[kind]++
+	}
+	require.Equal(t, map[string]int{"none": 1, "twice": 1, "die": 16 + 10, "cut": 12 + 9, "freeze": 9, "meet": 9}, count)
+}
+
+// A death is real: of a handler that hears of nothing and goes on, the server has what stands before the place where it
+// died, and nothing of what stands behind.
+func TestProve_TheDeadReachNothing(t *testing.T) {
+	t.Parallel()
+	const statements = 3
+	var mu sync.Mutex
+	rows, effects := make(map[string]int), make(map[string]int) // by what went wrong
+	proof := queuetest.Proof{
+		Setup: queuetest.SQL(`create table trail (worker text); create table trail_0 () inherits (trail);
+			create table trail_1 () inherits (trail); create table trail_2 () inherits (trail)`),
+		Job: provedJob,
+		Handler: func(p *queuetest.Process) onceq.Handler {
+			return provedCharge.Handle(func(context.Context, *onceq.Lease, provedOrder) error {
+				ctx := context.Background() // it does not want to know
+				for n := range statements {
+					_, _ = p.Pool.Exec(ctx, fmt.Sprintf(`insert into trail_%d select current_setting('application_name')`, n))
+					_ = p.Effect(ctx, fmt.Sprintf("call %d", n), "")
+				}
+				return nil
+			})
+		},
+		Check: func(o *queuetest.Outcome) {
+			mu.Lock()
+			defer mu.Unlock()
+			rows[o.Fault] = o.Count(`select count(*) from trail where worker = 'prove 1'`)
+			effects[o.Fault] = len(o.Effects)
+		},
+	}
+	_, err := queuetest.ProveAll(t, proof, "")
+	require.NoError(t, err)
+	for n := range statements {
+		insert, call := fmt.Sprintf("`insert into trail_%d select current_setting …`", n), fmt.Sprintf("call %d", n)
+		for words, want := range map[string][2]int{ // rows of the dead, and effects, of which the second worker made three
+			"died before " + insert: {n, 3 + n},
+			"died after " + insert + " was committed, before its answer": {n + 1, 3 + n},
+			"died before " + call: {n + 1, 3 + n},
+			"died after " + call + " was made, before its answer": {n + 1, 3 + n + 1},
+		} {
+			got, ok := rows[words]
+			require.True(t, ok, words)
+			require.Equal(t, want, [2]int{got, effects[words]}, words)
+		}
+	}
+}
+
+// A run is repeated by its name.
+func TestProve_Replay(t *testing.T) {
+	handler := func(p *queuetest.Process) onceq.Handler {
+		return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
+			return post(ctx, p.Client, "")
+		})
+	}
+	proof := queuetest.Proof{Job: provedJob, Handler: handler}
+	t.Setenv(queuetest.EnvProve, "die-5-after")
+	s := &spy{TB: t}
+	queuetest.Prove(s, proof)
+	require.Len(t, s.errors, 1)
+	require.Contains(t, s.errors[0], "died after POST pay.example/charges was made, before its answer")
+	logs := strings.Join(s.logs, "\n")
+	require.Contains(t, logs, "run die-5-after")
+	require.NotContains(t, logs, "run die-4-after")
+
+	t.Setenv(queuetest.EnvProve, "die-99-after")
+	s = &spy{TB: t}
+	queuetest.Prove(s, proof)
+	require.Equal(t, []string{"fatal: queuetest: Prove: ONCEQ_PROVE=die-99-after is no run of this proof"}, s.errors)
+}
+
+// A proof leaves no goroutine and no session behind.
+func TestProve_LeavesNothingBehind(t *testing.T) {
+	db := queuetest.New(t)
+	before := runtime.NumGoroutine()
+	proof := queuetest.Proof{
+		Setup: queuetest.SQL(provedTable),
+		Job:   provedJob,
+		Handler: func(p *queuetest.Process) onceq.Handler {
+			return provedCharge.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, o provedOrder) error {
+				_, err := tx.Exec(ctx, `insert into charges (order_id) values ($1)`, o.ID)
+				return err
+			})
+		},
+	}
+	proven, err := queuetest.ProveAll(t, proof, "")
+	require.NoError(t, err)
+	require.Empty(t, proven.Failures)
+	require.Zero(t, scan[int](t, db.Pool, `select count(*) from pg_stat_activity where application_name like 'prove%'`))
+	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before; runtime.Gosched() {
+		if time.Now().After(deadline) {
+			buf := make([]byte, 1<<20)
+			t.Fatalf("%d goroutines, %d before:\n%s", runtime.NumGoroutine(), before, buf[:runtime.Stack(buf, true)])
+		}
+	}
+}
+
+// What a proof cannot do it says.
+func TestProve_BadProofs(t *testing.T) {
+	t.Parallel()
+	ok := func(*queuetest.Process) onceq.Handler {
+		return provedCharge.Handle(func(context.Context, *onceq.Lease, provedOrder) error { return nil })
+	}
+	failing := func(*queuetest.Process) onceq.Handler {
+		return provedCharge.Handle(func(context.Context, *onceq.Lease, provedOrder) error {
+			return onceq.RetryAfter(time.Minute, fmt.Errorf("never"))
+		})
+	}
+	for name, c := range map[string]struct {
+		proof queuetest.Proof
+		want  string
+	}{
+		"no handler":  {queuetest.Proof{Job: provedJob}, "Proof.Handler is missing"},
+		"no job":      {queuetest.Proof{Handler: ok}, "Proof wants one of Job and Jobs"},
+		"bad set-up":  {queuetest.Proof{Handler: ok, Job: provedJob, Setup: queuetest.SQL("nonsense")}, "setting up: "},
+		"bad check":   {queuetest.Proof{Handler: ok, Job: provedJob, Check: func(o *queuetest.Outcome) { o.Errorf("not so") }}, "without any fault: not so"},
+		"never ready": {queuetest.Proof{Handler: failing, Job: provedJob}, "without any fault: the job was not finished: not finished after 100 deliveries; the last one ended with: never"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := queuetest.ProveAll(t, c.proof, "")
+			require.ErrorContains(t, err, c.want)
+		})
+	}
+}
+
+// A handler that does something else each time cannot be proven, and hears so.
+func TestProve_AnotherWayEachTime(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	runs := 0
+	proof := queuetest.Proof{
+		Job: provedJob,
+		Handler: func(p *queuetest.Process) onceq.Handler {
+			return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
+				mu.Lock()
+				runs++
+				first := runs == 1
+				mu.Unlock()
+				if first {
+					_, err := p.Pool.Exec(ctx, `select 1`)
+					return err
+				}
+				return nil
+			})
+		},
+	}
+	proven, err := queuetest.ProveAll(t, proof, "")
+	require.NoError(t, err)
+	require.Contains(t, strings.Join(proven.Failures, "\n"), "died before `select 1`; the handler did not come by this place again")
+}
