@@ -494,7 +494,7 @@ func (r *proofRun) work(p *Process) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("not finished after %d deliveries; the last one ended with: %v", deliveriesLimit, p.last)
+	return fmt.Errorf("not finished after %d deliveries; the last one ended with: %w", deliveriesLimit, p.lastError())
 }
 
 // wait lets so much time pass for the database that a job is due, its lease over if it has one, and gives how many jobs
@@ -635,10 +635,7 @@ func (r *proofRun) execute(ctx context.Context) (err error) {
 	}
 	live, err := r.wait(ctx)
 	if err == nil && live > 0 {
-		last := r.processes[len(r.processes)-1]
-		last.mu.Lock()
-		err = fmt.Errorf("the job was not finished: %w", last.last)
-		last.mu.Unlock()
+		err = fmt.Errorf("the job was not finished: %w", r.processes[len(r.processes)-1].lastError())
 	}
 	return err
 }

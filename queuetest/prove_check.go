@@ -30,10 +30,8 @@ func (r *proofRun) check(ctx context.Context) {
 	calm := r.v.calm
 	for i := range r.ids {
 		if calm != nil && r.states[i] != calm.states[i] {
-			p := r.processes[len(r.processes)-1]
-			p.mu.Lock()
-			fail("the job ended %s, without faults %s (%v)", r.states[i], calm.states[i], p.last)
-			p.mu.Unlock()
+			last := r.processes[len(r.processes)-1].lastError()
+			fail("the job ended %s, without faults %s (%v)", r.states[i], calm.states[i], last)
 		}
 	}
 	r.effects(fail)

@@ -99,6 +99,13 @@ func (p *Process) lease() (attempt int, token int64) {
 	return p.attempt, p.token
 }
 
+// lastError is what a handler returned last, or why its outcome was refused.
+func (p *Process) lastError() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.last
+}
+
 func (p *Process) inOnce() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

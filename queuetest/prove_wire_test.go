@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -109,20 +110,30 @@ func TestProve_EveryStatementIsAStep(t *testing.T) {
 // died, and nothing of what stands behind.
 func TestProve_TheDeadReachNothing(t *testing.T) {
 	t.Parallel()
-	const statements = 3
+	const (
+		statements = 3
+		insert     = `insert into trail_`
+		worker     = ` select current_setting('application_name')`
+	)
 	var mu sync.Mutex
 	rows, effects := make(map[string]int), make(map[string]int) // by what went wrong
 	proof := queuetest.Proof{
 		Setup: queuetest.SQL(`create table trail (worker text); create table trail_0 () inherits (trail);
-			create table trail_1 () inherits (trail); create table trail_2 () inherits (trail)`),
+			create table trail_1 () inherits (trail); create table trail_2 () inherits (trail);
+			create table trail_3 () inherits (trail); create table trail_4 () inherits (trail)`),
 		Job: provedJob,
 		Handler: func(p *queuetest.Process) onceq.Handler {
 			return provedCharge.Handle(func(context.Context, *onceq.Lease, provedOrder) error {
 				ctx := context.Background() // it does not want to know
 				for n := range statements {
-					_, _ = p.Pool.Exec(ctx, fmt.Sprintf(`insert into trail_%d select current_setting('application_name')`, n))
+					_, _ = p.Pool.Exec(ctx, insert+strconv.Itoa(n)+worker)
 					_ = p.Effect(ctx, fmt.Sprintf("call %d", n), "")
 				}
+				b := &pgx.Batch{} // one message to the server, two transactions
+				for _, s := range []string{"begin", insert + "3" + worker, "commit", insert + "4" + worker} {
+					b.Queue(s)
+				}
+				_ = p.Pool.SendBatch(ctx, b).Close()
 				return nil
 			})
 		},
@@ -135,18 +146,24 @@ func TestProve_TheDeadReachNothing(t *testing.T) {
 	}
 	_, err := queuetest.ProveAll(t, proof, "")
 	require.NoError(t, err)
+	want := make(map[string][2]int) // rows of the dead, and effects, of which the second worker made three
+	words := func(n int) string { return "`" + insert + strconv.Itoa(n) + " select current_setting …`" }
 	for n := range statements {
-		insert, call := fmt.Sprintf("`insert into trail_%d select current_setting …`", n), fmt.Sprintf("call %d", n)
-		for words, want := range map[string][2]int{ // rows of the dead, and effects, of which the second worker made three
-			"died before " + insert: {n, 3 + n},
-			"died after " + insert + " was committed, before its answer": {n + 1, 3 + n},
-			"died before " + call: {n + 1, 3 + n},
-			"died after " + call + " was made, before its answer": {n + 1, 3 + n + 1},
-		} {
-			got, ok := rows[words]
-			require.True(t, ok, words)
-			require.Equal(t, want, [2]int{got, effects[words]}, words)
-		}
+		call := fmt.Sprintf("call %d", n)
+		want["died before "+words(n)] = [2]int{n, 3 + n}
+		want["died after "+words(n)+" was committed, before its answer"] = [2]int{n + 1, 3 + n}
+		want["died before "+call] = [2]int{n + 1, 3 + n}
+		want["died after "+call+" was made, before its answer"] = [2]int{n + 1, 3 + n + 1}
+	}
+	want["died before `begin`"] = [2]int{3, 6}
+	want["died after `begin`, before "+words(3)] = [2]int{3, 6}
+	want["died after "+words(3)+", before `commit`"] = [2]int{3, 6}
+	want["died after `commit`, before "+words(4)] = [2]int{4, 6}
+	want["died after "+words(4)+" was committed, before its answer"] = [2]int{5, 6}
+	for words, want := range want {
+		got, ok := rows[words]
+		require.True(t, ok, words)
+		require.Equal(t, want, [2]int{got, effects[words]}, words)
 	}
 }
 

@@ -189,12 +189,12 @@ func (s step) after() string {
 	switch {
 	case s.role == roleCall:
 		return words + " was made, before its answer"
+	case s.next != "":
+		return words + ", before " + s.next
 	case s.role == roleOutcome:
 		return words + " was recorded"
 	case s.role == roleCommit:
 		return words + ", before its answer"
-	case s.next != "":
-		return words + ", before " + s.next
 	case s.inTx:
 		return words + ", before commit"
 	}
