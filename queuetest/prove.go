@@ -215,6 +215,9 @@ func faults(tape []*step, attempts bool) []*fault {
 	return all
 }
 
+// slots bounds the runs at a time of all proofs of the test process: each has some eight sessions on the server.
+var slots = make(chan struct{}, min(8, max(2, 2*runtime.GOMAXPROCS(0))))
+
 // prover is one call of Prove.
 type prover struct {
 	Proof
@@ -276,7 +279,7 @@ func prove(t testing.TB, proof Proof, only string) (*report, error) {
 	runs := make([]*proofRun, len(todo))
 	next := make(chan int)
 	var workers sync.WaitGroup
-	for range min(8, max(2, 2*runtime.GOMAXPROCS(0))) {
+	for range cap(slots) {
 		workers.Go(func() {
 			for i := range next {
 				runs[i] = v.run(todo[i])
@@ -352,10 +355,8 @@ type proofRun struct {
 	ids       []int64
 	provider  *provider
 	processes []*Process
-	began     time.Time
-
-	mu     sync.Mutex
-	passed time.Duration // by how much the database's clock was advanced
+	mu        sync.Mutex
+	passed    time.Duration // by how much the database's clock was advanced
 
 	err     error    // the run could not be made
 	failed  []string // what is not as it must be
@@ -371,12 +372,14 @@ func (r *proofRun) passedTime() time.Duration {
 }
 
 const (
-	deliveriesLimit = 100              // of one process until it counts as never coming to an end
-	patience        = 30 * time.Second // for a process to come to its fault, or to its end
+	deliveriesLimit = 100             // of one process until it counts as never coming to an end
+	patience        = 2 * time.Minute // for a process to come to its fault, or to its end
 )
 
 func (v *prover) run(f *fault) *proofRun {
-	r := &proofRun{v: v, fault: f, began: time.Now(), provider: &provider{handler: v.Provider, dedup: !v.NoDedup, answers: make(map[string]*answered)}}
+	slots <- struct{}{}
+	defer func() { <-slots }()
+	r := &proofRun{v: v, fault: f, provider: &provider{handler: v.Provider, dedup: !v.NoDedup, answers: make(map[string]*answered)}}
 	ctx := context.Background()
 	name := v.server.newName()
 	if err := v.server.exec(ctx, "create database "+name+" template "+v.template); err != nil {

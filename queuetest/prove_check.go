@@ -32,6 +32,9 @@ func (r *proofRun) check(ctx context.Context) {
 		if calm != nil && r.states[i] != calm.states[i] {
 			last := r.processes[len(r.processes)-1].lastError()
 			fail("the job ended %s, without faults %s (%v)", r.states[i], calm.states[i], last)
+			if r.states[i] == onceq.Dead {
+				r.mistake = "giving up for good: one fault made the job dead, which another attempt would have finished. Make an error Fatal only where another attempt cannot help, and allow more attempts than one"
+			}
 		}
 	}
 	r.effects(fail)
