@@ -3,6 +3,7 @@ package queuetest_test
 import (
 	"context"
 	"fmt"
+	"os"
 	"runtime"
 	"strconv"
 	"strings"
@@ -188,6 +189,49 @@ func TestProve_Replay(t *testing.T) {
 	s = &spy{TB: t}
 	queuetest.Prove(s, proof)
 	require.Equal(t, []string{"fatal: queuetest: Prove: ONCEQ_PROVE=die-99-after is no run of this proof"}, s.errors)
+}
+
+// A time in a key that changes once a second is found, although a run takes less: the deliveries around the first lost
+// answer of each call fall into different seconds.
+func TestProve_TwoSecondsOfTheClock(t *testing.T) {
+	t.Parallel()
+	proof := queuetest.Proof{Job: provedJob, Handler: func(p *queuetest.Process) onceq.Handler {
+		return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
+			return post(ctx, p.Client, fmt.Sprintf("charge-%d", time.Now().Unix()))
+		})
+	}}
+	proven, err := queuetest.ProveAll(t, proof, "cut-5-after")
+	require.NoError(t, err)
+	require.Len(t, proven.Failures, 1)
+	require.Contains(t, proven.Failures[0], "mistake: the idempotency key contains a timestamp")
+}
+
+// The example of the documentation has as many runs as the documentation says.
+func TestProve_RunsOfTheExample(t *testing.T) {
+	t.Parallel()
+	proof := queuetest.Proof{
+		Setup: queuetest.SQL(provedTable),
+		Job:   provedJob,
+		Handler: func(p *queuetest.Process) onceq.Handler {
+			return provedCharge.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, o provedOrder) error {
+				_, err := onceq.Once(ctx, l, "charge", func(ctx context.Context, key string) (bool, error) {
+					return true, post(ctx, p.Client, key)
+				})
+				if err != nil {
+					return err
+				}
+				_, err = tx.Exec(ctx, `insert into charges (order_id) values ($1)`, o.ID)
+				return err
+			})
+		},
+	}
+	s := &spy{TB: t}
+	queuetest.Prove(s, proof)
+	require.Empty(t, s.errors)
+	text, err := os.ReadFile("../docs/prove.md")
+	require.NoError(t, err)
+	said, _, _ := strings.Cut(s.logs[0], " in ")
+	require.Contains(t, string(text), said)
 }
 
 // A proof leaves no goroutine and no session behind.
