@@ -30,6 +30,7 @@ type call struct {
 	token   int64
 	once    string // the effect of Once in which it was made; "" outside
 	counted bool   // it had an effect, and was not a repetition or a question
+	late    bool   // its process had been frozen, and its context, which is not the handler's, did not stop it
 }
 
 // provider is the outside world of one run: what reached it stays, whoever dies.
@@ -44,14 +45,21 @@ type provider struct {
 	other   []string             // keys that came back with another body
 }
 
+// answered is an effect's first call and its answer.
 type answered struct {
 	effect int // in effects
-	body   [sha256.Size]byte
-	*httptest.ResponseRecorder
+	asked  [sha256.Size]byte
+	answer answer
+}
+
+type answer struct {
+	code   int
+	header http.Header
+	body   []byte
 }
 
 // take does what a call asks for.
-func (v *provider) take(c call, req *http.Request, body []byte, safe bool) *httptest.ResponseRecorder {
+func (v *provider) take(c call, req *http.Request, body []byte, safe bool) answer {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	c.Calls = 1
@@ -60,13 +68,11 @@ func (v *provider) take(c call, req *http.Request, body []byte, safe bool) *http
 	if first := v.answers[at]; v.dedup && c.Key != "" && !safe && first != nil {
 		v.effects[first.effect].Calls++
 		v.calls = append(v.calls, c)
-		if first.body != sum {
+		if first.asked != sum {
 			v.other = append(v.other, c.What)
-			conflict := httptest.NewRecorder()
-			http.Error(conflict, "this Idempotency-Key was used with another body", http.StatusUnprocessableEntity)
-			return conflict
+			return answer{http.StatusUnprocessableEntity, http.Header{}, []byte("this Idempotency-Key was used with another body")}
 		}
-		return first.ResponseRecorder
+		return first.answer
 	}
 	w := httptest.NewRecorder()
 	switch {
@@ -77,12 +83,13 @@ func (v *provider) take(c call, req *http.Request, body []byte, safe bool) *http
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = fmt.Fprintf(w, `{"id":"id_%d"}`, len(v.effects)+1)
 	}
-	if c.counted = !safe && w.Code < 400; c.counted {
+	a := answer{w.Code, w.Result().Header, w.Body.Bytes()}
+	if c.counted = !safe && a.code < 400; c.counted {
 		v.effects = append(v.effects, c.Effect)
-		v.answers[at] = &answered{len(v.effects) - 1, sum, w}
+		v.answers[at] = &answered{len(v.effects) - 1, sum, a}
 	}
 	v.calls = append(v.calls, c)
-	return w
+	return a
 }
 
 // transport is a process's way out: http.RoundTripper.
@@ -106,12 +113,15 @@ func (t transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	safe := req.Method == http.MethodGet || req.Method == http.MethodHead || req.Method == http.MethodOptions
 	out := req.Clone(context.WithoutCancel(req.Context()))
 	out.Body, out.RequestURI = io.NopCloser(bytes.NewReader(body)), req.URL.RequestURI()
-	w, err := t.p.call(req.Context(), what, req.Header.Get("Idempotency-Key"), out, body, safe)
+	a, err := t.p.call(req.Context(), what, req.Header.Get("Idempotency-Key"), out, body, safe)
 	if err != nil {
 		return nil, err
 	}
-	// A copy: the answer may be given again.
-	return (&httptest.ResponseRecorder{Code: w.Code, HeaderMap: w.Header().Clone(), Body: bytes.NewBuffer(w.Body.Bytes())}).Result(), nil
+	return &http.Response{
+		Status: fmt.Sprintf("%d %s", a.code, http.StatusText(a.code)), StatusCode: a.code,
+		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: a.header.Clone(), Body: io.NopCloser(bytes.NewReader(a.body)), ContentLength: int64(len(a.body)), Request: req,
+	}, nil
 }
 
 // Effect is a call to the outside that does not go by HTTP: for the test's double of a mailer, a printer, a broker.
@@ -122,7 +132,7 @@ func (p *Process) Effect(ctx context.Context, what, key string) error {
 	return err
 }
 
-func (p *Process) call(ctx context.Context, what, key string, req *http.Request, body []byte, safe bool) (*httptest.ResponseRecorder, error) {
+func (p *Process) call(ctx context.Context, what, key string, req *http.Request, body []byte, safe bool) (answer, error) {
 	s := step{text: "call " + what, words: what, what: what, role: roleCall, first: true}
 	s.effect = p.inOnce()
 	s.unfenced = s.effect == "" && !safe
@@ -133,23 +143,24 @@ func (p *Process) call(ctx context.Context, what, key string, req *http.Request,
 	gap, fault := p.pass(steps)
 	if fault != nil && gap == 0 {
 		fault(nil)
-		return nil, p.lost("%s: the connection is refused (Prove)", what)
+		return answer{}, p.lost("%s: the connection is refused (Prove)", what)
 	}
 	if err := p.passed(ctx); err != nil {
-		return nil, err
+		return answer{}, err
 	}
 	c := call{Effect: Effect{What: what, Key: key}, process: p.name, once: s.effect}
 	if l := onceq.LeaseFromContext(ctx); l != nil {
 		c.attempt, c.token = l.Attempt, l.Token
 	} else {
 		c.attempt, c.token = p.lease()
+		c.late = p.slept() > 0
 	}
-	w := p.run.provider.take(c, req, body, safe)
+	a := p.run.provider.take(c, req, body, safe)
 	if fault != nil {
 		fault(nil)
-		return nil, p.lost("%s: the answer got lost (Prove)", what)
+		return answer{}, p.lost("%s: the answer got lost (Prove)", what)
 	}
-	return w, nil
+	return a, nil
 }
 
 func (p *Process) lost(format, what string) error {

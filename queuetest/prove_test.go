@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"strings"
@@ -194,6 +195,56 @@ func TestProve_Passes(t *testing.T) {
 					}, onceq.OnUncertain(onceq.Hold()))
 					return err
 				})
+			},
+		},
+		"a provider of one's own, and a person who knows the charge": {
+			NoDedup: true,
+			Provider: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				switch body, _ := io.ReadAll(r.Body); {
+				case r.Method == http.MethodGet:
+					_, _ = io.WriteString(w, "open")
+				case r.URL.Path != "/charges" || string(body) != `{"cents": 4200}`:
+					http.Error(w, "no such thing", http.StatusNotFound)
+				default:
+					_, _ = io.WriteString(w, "ch_1")
+				}
+			}),
+			Resolve: func(effect string, applied bool) onceq.Resolution {
+				if effect == "charge" && applied {
+					return onceq.Applied("ch_1")
+				}
+				return onceq.NeverApplied()
+			},
+			Handler: func(p *queuetest.Process) onceq.Handler {
+				return provedCharge.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, o provedOrder) error {
+					res, err := p.Client.Get("https://pay.example/state")
+					if err != nil {
+						return err
+					}
+					_ = res.Body.Close()
+					id, err := onceq.Once(ctx, l, "charge", func(ctx context.Context, _ string) (string, error) {
+						req, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://pay.example/charges", strings.NewReader(`{"cents": 4200}`))
+						if err != nil {
+							return "", onceq.NotApplied(err)
+						}
+						res, err := p.Client.Do(req)
+						if err != nil {
+							return "", err
+						}
+						defer func() { _ = res.Body.Close() }()
+						id, err := io.ReadAll(res.Body)
+						return string(id), err
+					}, onceq.OnUncertain(onceq.Hold()))
+					if err != nil {
+						return err
+					}
+					return insert(ctx, tx, o, id)
+				})
+			},
+			Check: func(o *queuetest.Outcome) {
+				oneRow(o)
+				require.Equal(o, 1, o.Count(`select count(*) from charges where charge = 'ch_1'`))
+				require.Equal(o, []queuetest.Effect{{What: "POST pay.example/charges", Calls: 1}}, o.Effects)
 			},
 		},
 		"the completion in a transaction of the handler's own": {
@@ -445,6 +496,18 @@ func TestProve_Mistakes(t *testing.T) {
 			},
 			change: func(proof *queuetest.Proof) { proof.NoDedup = true },
 			want:   []string{"mistake: a provider that does not recognise keys"},
+		},
+		"a call without its context": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
+				_, err := onceq.Once(ctx, l, "charge", func(context.Context, string) (bool, error) {
+					return true, post(context.Background(), p.Client, "")
+				}, onceq.OnUncertain(onceq.Hold()))
+				return err
+			},
+			want: []string{
+				`froze before POST pay.example/charges in effect "charge"`,
+				`mistake: a call without its context: effect "charge" was made by a worker that woke up after its time`,
+			},
 		},
 		"another body under the same key": {
 			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
