@@ -62,7 +62,7 @@ func BenchmarkEncode(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				job := c.kind.Job(benchOf)
-				if _, err := job.encode(""); err != nil {
+				if _, err := job.encode(); err != nil {
 					b.Fatal(err)
 				}
 			}

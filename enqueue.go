@@ -47,7 +47,7 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err erro
 	if db == nil {
 		return Result{}, errNoDB
 	}
-	e, err := job.encode("")
+	e, err := job.encode()
 	if err != nil {
 		return Result{}, err
 	}
@@ -102,19 +102,25 @@ func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) (_ []Result,
 	}
 	all := make([]encoded, len(jobs))
 	type name struct{ scope, key string }
-	seen := make(map[name]int)
+	var seen map[name]int
 	for i := range jobs {
-		at := fmt.Sprintf("jobs[%d].", i)
 		var err error
-		if all[i], err = jobs[i].encode(at); err != nil {
+		if all[i], err = jobs[i].encode(); err != nil {
+			var bad *InvalidError
+			if errors.As(err, &bad) {
+				bad.Field = fmt.Sprintf("jobs[%d].%s", i, bad.Field)
+			}
 			return nil, err
 		}
 		if all[i].key == "" {
 			continue
 		}
+		if seen == nil {
+			seen = make(map[name]int, len(jobs)-i)
+		}
 		n := name{all[i].scope, all[i].key}
 		if first, repeated := seen[n]; repeated {
-			return nil, invalid(at+"Key", "%q repeats that of jobs[%d]", n.key, first)
+			return nil, invalid(fmt.Sprintf("jobs[%d].Key", i), "%q repeats that of jobs[%d]", n.key, first)
 		}
 		seen[n] = i
 	}
@@ -128,8 +134,12 @@ func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) (_ []Result,
 		places[i] = i
 	}
 	own := beginner(db) != nil
+	within := atomically
+	if _, rest := chunk(all, places); len(rest) == 0 && len(seen) == 0 {
+		within = func(_ context.Context, db DB, fn func(DB) error) error { return fn(db) } // one statement is atomic by itself
+	}
 	var refusal error
-	err = atomically(ctx, db, func(db DB) error {
+	err = within(ctx, db, func(db DB) error {
 		var refused []error
 		part, rest := chunk(all, places)
 		if len(rest) > 0 && len(seen) > 0 {
@@ -201,7 +211,7 @@ type Pending struct {
 //
 // A key that is taken lets the batch go on: if it ends with a commit, a mismatch is only learned after it.
 func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
-	e, err := job.encode("")
+	e, err := job.encode()
 	if err != nil {
 		return nil, err
 	}
@@ -246,102 +256,101 @@ func (p *Pending) Result(ctx context.Context, db DB) (Result, error) {
 	return r, err
 }
 
-// The statements take jobs in, and give the ids of those that were accepted. Two things vary: without keys
-// no fence is touched, and with taking an expired fence is taken over under its row lock in the same
-// statement. A first attempt does without the latter, which costs an index probe for each job.
+// The statements take jobs in, and give the ids of those that were accepted. Without keys no fence is touched. A
+// notification is sent only when a worker with a confirmed listener has announced that it waits for a queue
+// (wake.go): otherwise committing would queue up behind Postgres's one lock for them.
 //
-// A notification is sent only when a worker with a confirmed listener has announced that it waits for a
-// queue (wake.go): otherwise committing would queue up behind Postgres's one lock for them.
+// One job goes by a short statement where it can: it says nothing but what it is, and nobody waits. Each parameter
+// and each expression of the general one costs the server as much as a column of the row.
+
+const shortOne = `
+insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload`
+
+const shortValues = `statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb`
+
+// The answer is the id, whether the job is delayed, and whether nobody was notified.
+const shortAnswer = `
+returning id, false, true`
 
 // A job is due no earlier than it comes: claims would look for it behind the place that they have reached.
-const dueOne = `greatest(statement_timestamp() + $7::bigint * interval '1 microsecond',
-                  timestamptz 'epoch' + nullif($6::bigint, 0) * interval '1 microsecond')`
+const generalOne = shortOne + `, payload_bytes, metadata`
 
-// answerOne gives the id, whether the job is delayed, and whether nobody was notified.
-const answerOne = `
-  returning id, run_at
-)
-select id, run_at > statement_timestamp(), ` + notifyOne + `
-  from job`
+const generalValues = `
+       greatest(statement_timestamp(), statement_timestamp() + $11::bigint * interval '1 microsecond',
+                timestamptz 'epoch' + $10::bigint * interval '1 microsecond'),
+       statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $13::bytea, $12::text::jsonb`
 
-const notifyOne = `(select pg_notify($10::text, $1::text) from onceq.waiters w
-         where w.queue = $1::text and w.idle_until > statement_timestamp()
-           and job.run_at < statement_timestamp() + interval '2 seconds' limit 1) is null`
-
-// quietly is a statement for one job that asks nobody whether he waits.
-func quietly(statement string) string {
-	return strings.Replace(statement, notifyOne, "$10::text is not null", 1)
-}
-
-var (
-	insertPlainOneQuietly  = quietly(insertPlainOne)
-	insertKeyedOneQuietly  = quietly(insertKeyedOne)
-	insertTakingOneQuietly = quietly(insertTakingOne)
-)
-
-const jobOne = `
-  insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind,
-                          payload, payload_bytes, metadata`
-
-const insertPlainOne = `
-with job as (` + jobOne + `)
-  values (nextval('onceq.ids'), ` + dueOne + `, statement_timestamp(),
-          $4::int, $5::int, $1::text, $2::text, nullif($3::text, '')::jsonb, $9::bytea, nullif($8::text, '')::jsonb)` + answerOne
+const generalAnswer = `
+returning id, run_at > statement_timestamp(),
+          (select pg_notify($14::text, $1::text) from onceq.waiters w
+            where w.queue = $1::text and w.idle_until > statement_timestamp()
+              and run_at < statement_timestamp() + interval '2 seconds' limit 1) is null`
 
 const fenceOne = `
-fence as (
+with fence as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
-  select 0, $11::text, $12::text, 0, n.id, n.id << 20, statement_timestamp(), $13::bigint, $14::bytea
-    from n`
-
-const keyedOne = `
+  select 0, $6::text, $7::text, 0, n.id, n.id << 20, statement_timestamp(), $8::bigint, $9::bytea
+    from (select nextval('onceq.ids') as id offset 0) n
   on conflict do nothing
   returning job_id
-),
-job as (` + jobOne + `, scope, key)
-  select a.job_id, ` + dueOne + `, statement_timestamp(),
-         $4::int, $5::int, $1::text, $2::text, nullif($3::text, '')::jsonb, $9::bytea, nullif($8::text, '')::jsonb,
-         $11::text, $12::text
-    from accepted a` + answerOne
+)`
 
-var insertKeyedOne = `
-with n as materialized (select nextval('onceq.ids') as id),` + fenceOne +
-	strings.Replace(keyedOne, "accepted", "fence", 1)
+// takingOne also takes a fence that is no longer in force, in the same statement. It costs a tenth more.
+const takingOne = `
+ (select coalesce((select job_id from fence),
+                  onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) as job_id offset 0) fence
+ where job_id is not null`
 
-var insertTakingOne = `
-with n as materialized (select nextval('onceq.ids') as id),
-taken as (
-  update onceq.job_fences f
-     set job_id = n.id, token = n.id << 20, state = 0, created_at = statement_timestamp(), finished_at = null,
-         lifetime = $13::bigint, fingerprint = $14::bytea, result = null, holder = null, leased_until = null
-    from n
-   where f.class = 0 and f.scope = $11::text and f.key = $12::text
-     and ` + fenceFree + `
-     and f.token >> 20 < n.id and f.job_id < n.id
-  returning f.job_id
-),` + fenceOne + `
-   where not exists (select from taken)` +
-	strings.Replace(keyedOne, "accepted a", "(select job_id from taken union all select job_id from fence) a", 1)
+const (
+	insertPlainShort = shortOne + `)
+values (nextval('onceq.ids'), ` + shortValues + `)` + shortAnswer
 
-// insertOne gives the statement for one job, and whether it asks who waits. Zero rows: the key is taken.
+	keyedShort = fenceOne + shortOne + `, scope, key)
+select job_id, ` + shortValues + `, $6::text, $7::text from `
+	keyedGeneral = fenceOne + generalOne + `, scope, key)
+select job_id, ` + generalValues + `, $6::text, $7::text from `
+
+	insertKeyedShort    = keyedShort + `fence` + shortAnswer
+	insertKeyedGeneral  = keyedGeneral + `fence` + generalAnswer
+	insertTakingShort   = keyedShort + takingOne + shortAnswer
+	insertTakingGeneral = keyedGeneral + takingOne + generalAnswer
+)
+
+// Without a key there are four parameters less.
+var insertPlainGeneral = strings.NewReplacer("$10", "$6", "$11", "$7", "$12", "$8", "$13", "$9", "$14", "$10").Replace(
+	generalOne + `)
+values (nextval('onceq.ids'), ` + generalValues + `)` + generalAnswer)
+
+// insertOne gives the statement for one job, and whether it asks who waits. Zero rows: the key is taken. With taking,
+// a key that is no longer in force does not count as taken.
 func (q *Queue) insertOne(e *encoded, taking bool) (statement string, args []any, asking bool) {
-	var at int64
+	var payload any
+	if e.bytes == nil {
+		payload = e.json
+	}
+	args = make([]any, 0, 14)
+	args = append(args, e.queue, e.kind, payload, e.maxAttempts, e.priority)
+	short, general := insertPlainShort, insertPlainGeneral
+	if e.key != "" {
+		args = append(args, e.scope, e.key, e.lifetime, e.fingerprint)
+		if short, general = insertKeyedShort, insertKeyedGeneral; taking {
+			short, general = insertTakingShort, insertTakingGeneral
+		}
+	}
+	if e.at.IsZero() && e.delay == 0 && e.metadata == "" && e.bytes == nil && q.isQuiet(e.queue) {
+		return short, args, false
+	}
+	var at, delay, metadata any
 	if !e.at.IsZero() {
 		at = e.at.UnixMicro()
 	}
-	args = make([]any, 0, 14)
-	args = append(args, e.queue, e.kind, e.json, e.maxAttempts, e.priority, at, e.delay.Microseconds(), e.metadata, e.bytes, q.channel)
-	loud, quiet := insertPlainOne, insertPlainOneQuietly
-	if e.key != "" {
-		args = append(args, e.scope, e.key, e.lifetime, e.fingerprint)
-		if loud, quiet = insertKeyedOne, insertKeyedOneQuietly; taking {
-			loud, quiet = insertTakingOne, insertTakingOneQuietly
-		}
+	if e.delay != 0 {
+		delay = e.delay.Microseconds()
 	}
-	if q.isQuiet(e.queue) {
-		return quiet, args, false
+	if e.metadata != "" {
+		metadata = e.metadata
 	}
-	return loud, args, true
+	return general, append(args, at, delay, metadata, e.bytes, q.channel), true
 }
 
 // Many jobs are sent as arrays: what they have in common (kind, queue, …) once, as a header that each

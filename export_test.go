@@ -37,7 +37,8 @@ var UserStatements = map[string]string{
 	"complete one":     completeOne,
 	"complete unkeyed": completeOneUnkeyed,
 	"complete kept":    completeOneKept,
-	"take one":         insertTakingOne,
+	"enqueue":          insertTakingShort,
+	"enqueue, general": insertTakingGeneral,
 }
 
 const GuardPlans = guardPlans

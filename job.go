@@ -128,8 +128,8 @@ type encoded struct {
 	priority, maxAttempts   int
 }
 
-// encode checks a job and makes it ready. at is put before a field's name in errors.
-func (j *Job) encode(at string) (encoded, error) {
+// encode checks a job and makes it ready.
+func (j *Job) encode() (encoded, error) {
 	e := encoded{
 		kind: j.Kind, queue: j.Queue, scope: j.Scope, key: j.Key,
 		at: j.RunAt, delay: j.Delay, priority: int(j.Priority), maxAttempts: j.MaxAttempts,
@@ -137,72 +137,72 @@ func (j *Job) encode(at string) (encoded, error) {
 	if e.queue == "" {
 		e.queue = DefaultQueue
 	}
-	if err := checkName(at+"Kind", e.kind, MaxNameBytes); err != nil {
+	if err := checkName("Kind", e.kind, MaxNameBytes); err != nil {
 		return e, err
 	}
-	if err := checkName(at+"Queue", e.queue, MaxNameBytes); err != nil {
+	if err := checkName("Queue", e.queue, MaxNameBytes); err != nil {
 		return e, err
 	}
 	if e.key == "" && !j.keyed {
 		if e.scope != "" {
-			return e, invalid(at+"Scope", "is set without a Key")
+			return e, invalid("Scope", "is set without a Key")
 		}
 	} else {
 		if e.scope == "" {
 			e.scope = e.queue
 		}
-		if err := checkName(at+"Key", e.key, MaxKeyBytes); err != nil {
+		if err := checkName("Key", e.key, MaxKeyBytes); err != nil {
 			return e, err
 		}
-		if err := checkName(at+"Scope", e.scope, MaxScopeBytes); err != nil {
+		if err := checkName("Scope", e.scope, MaxScopeBytes); err != nil {
 			return e, err
 		}
 	}
 	if !e.at.IsZero() && e.delay != 0 {
-		return e, invalid(at+"RunAt", "and Delay are both set; use one")
+		return e, invalid("RunAt", "and Delay are both set; use one")
 	}
 	if y := e.at.Year(); !e.at.IsZero() && (y < 1 || y > 9999) {
-		return e, invalid(at+"RunAt", "is in the year %d; 1 to 9999 is possible", y)
+		return e, invalid("RunAt", "is in the year %d; 1 to 9999 is possible", y)
 	}
 	if e.delay < 0 {
-		return e, invalid(at+"Delay", "is negative")
+		return e, invalid("Delay", "is negative")
 	}
 	if e.priority < int(High) || e.priority > int(Low) {
-		return e, invalid(at+"Priority", "is %d; use High, Normal or Low", e.priority)
+		return e, invalid("Priority", "is %d; use High, Normal or Low", e.priority)
 	}
 	switch {
 	case e.maxAttempts == 0:
 		e.maxAttempts = DefaultMaxAttempts
 	case e.maxAttempts < 0 || e.maxAttempts > math.MaxInt16:
-		return e, invalid(at+"MaxAttempts", "is %d; 1 to %d is possible", e.maxAttempts, math.MaxInt16)
+		return e, invalid("MaxAttempts", "is %d; 1 to %d is possible", e.maxAttempts, math.MaxInt16)
 	}
 	var err error
-	if e.lifetime, err = lifetime(at+"Window", j.Window); err != nil {
+	if e.lifetime, err = lifetime("Window", j.Window); err != nil {
 		return e, err
 	}
 	for name, value := range j.Metadata {
 		if !utf8.ValidString(name) || !utf8.ValidString(value) {
-			return e, invalid(at+"Metadata", "is no valid UTF-8")
+			return e, invalid("Metadata", "is no valid UTF-8")
 		}
 	}
 	if len(j.Metadata) > 0 {
 		raw, _ := json.Marshal(j.Metadata) // a map of strings always encodes
 		if len(raw) > MaxMetadataBytes {
-			return e, invalid(at+"Metadata", "has %d bytes; at most %d", len(raw), MaxMetadataBytes)
+			return e, invalid("Metadata", "has %d bytes; at most %d", len(raw), MaxMetadataBytes)
 		}
 		if _, err := scanJSON(raw, false, nil); err != nil {
-			return e, invalid(at+"Metadata", "%v", err)
+			return e, invalid("Metadata", "%v", err)
 		}
 		e.metadata = string(raw)
 	}
-	raw, isJSON, err := encodePayload(at+"Payload", j.Payload)
+	raw, isJSON, err := encodePayload("Payload", j.Payload)
 	if err != nil {
 		return e, err
 	}
 	compare := e.key != "" && !j.IgnorePayload
 	if !isJSON {
 		if j.Fields != nil {
-			return e, invalid(at+"Fields", "are named, but the Payload is bytes")
+			return e, invalid("Fields", "are named, but the Payload is bytes")
 		}
 		if e.bytes = raw; compare {
 			e.fingerprint = fingerprint('b', e.kind, raw)
@@ -211,7 +211,7 @@ func (j *Job) encode(at string) (encoded, error) {
 	}
 	canonical, err := scanJSON(raw, compare, j.Fields)
 	if err != nil {
-		return e, invalid(at+"Payload", "%v", err)
+		return e, invalid("Payload", "%v", err)
 	}
 	if compare {
 		e.fingerprint = fingerprint('j', e.kind, canonical)
@@ -256,7 +256,7 @@ func fingerprint(form byte, kind string, content []byte) []byte {
 	h.Write([]byte{0})
 	h.Write(content)
 	sum := h.Sum(make([]byte, 0, sha256.Size))
-	return append([]byte{fingerprintVersion}, sum[:16]...)
+	return append(append(make([]byte, 0, 17), fingerprintVersion), sum[:16]...)
 }
 
 // sameFingerprint compares a stored fingerprint with a new one. A missing one on either side, and one of

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sort"
 	"strconv"
 	"unicode/utf16"
 	"unicode/utf8"
@@ -52,7 +51,8 @@ type jsonScanner struct {
 	pos       int
 	canonical bool
 	out       []byte
-	exponents int // sum of all, without signs
+	exponents int    // sum of all, without signs
+	unsorted  []byte // an object's members while they are put in order
 }
 
 func (s *jsonScanner) fail(what string) error {
@@ -192,9 +192,10 @@ func (s *jsonScanner) object(depth int, fields []string) error {
 		return nil
 	}
 	if !sorted {
-		old := bytes.Clone(s.out[begin:])
+		s.unsorted = append(s.unsorted[:0], s.out[begin:]...)
+		old := s.unsorted
 		key := func(m member) []byte { return old[m.start-begin : m.colon-begin] }
-		sort.SliceStable(members, func(i, j int) bool { return bytes.Compare(key(members[i]), key(members[j])) < 0 })
+		slices.SortStableFunc(members, func(a, b member) int { return bytes.Compare(key(a), key(b)) })
 		s.out = s.out[:begin]
 		for i, m := range members {
 			if i+1 < len(members) && bytes.Equal(key(m), key(members[i+1])) {
@@ -380,7 +381,10 @@ func (s *jsonScanner) number() error {
 		return nil
 	}
 	// The value is 0.digits × 10^point, without zeros at either end.
-	digits := append(slices.Clone(whole), fraction...)
+	digits := whole
+	if len(fraction) > 0 {
+		digits = slices.Concat(whole, fraction)
+	}
 	point := len(whole) + exponent
 	trimmed := bytes.TrimLeft(digits, "0")
 	point -= len(digits) - len(trimmed)

@@ -151,8 +151,35 @@ begin
 end
 $$;
 
+-- Takes a job's key that is no longer in force (fenceFree in fence.go says which) for a new job, and gives its id; null
+-- where the key is in force, or gone. Plans that read the whole table are off, as one may be made while it is empty.
+create function {{.schema}}.take_fence(ids regclass, scope text, key text, lifetime bigint, fingerprint bytea) returns bigint
+language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
+#variable_conflict use_column
+declare
+  above bigint;
+  taken bigint;
+begin
+  select greatest(f.token >> 20, f.job_id) into above
+    from {{.schema}}.job_fences f
+   where f.class = 0 and f.scope = take_fence.scope and f.key = take_fence.key
+     and f.state in (3, 4, 5) and f.lifetime >= 0
+     and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()
+     for update;
+  if found then
+    taken := {{.schema}}.next_id(ids, above);
+    update {{.schema}}.job_fences f
+       set job_id = taken, token = taken << 20, state = 0, created_at = statement_timestamp(), finished_at = null,
+           lifetime = take_fence.lifetime, fingerprint = take_fence.fingerprint, result = null, holder = null, leased_until = null
+     where f.class = 0 and f.scope = take_fence.scope and f.key = take_fence.key;
+  end if;
+  return taken;
+end
+$$;
+
 ---- create above / drop below ----
 
+drop function {{.schema}}.take_fence(regclass, text, text, bigint, bytea);
 drop function {{.schema}}.next_id(regclass, bigint);
 drop function {{.schema}}.lease_lost(bigint);
 drop table {{.schema}}.waiters;
