@@ -154,7 +154,7 @@ $$;
 -- Takes a job's key that is no longer in force (fenceFree in fence.go says which) for a new job, and gives its id; null
 -- where the key is in force, or gone. Plans that read the whole table are off, as one may be made while it is empty.
 create function {{.schema}}.take_fence(ids regclass, scope text, key text, lifetime bigint, fingerprint bytea) returns bigint
-language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $$
+language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $take_fence$
 #variable_conflict use_column
 declare
   above bigint;
@@ -175,7 +175,7 @@ begin
   end if;
   return taken;
 end
-$$;
+$take_fence$;
 
 ---- create above / drop below ----
 
