@@ -37,7 +37,7 @@ staticcheck:
 gosec:
 	@echo "== gosec"
 	@go run $(GOSEC) -quiet -exclude=G115,G404 -exclude-dir=internal/pgserver -exclude-dir=queuetest -exclude-dir=examples \
-		-exclude-dir=bench -exclude-dir=checks ./...
+		-exclude-dir=bench -exclude-dir=checks -exclude-dir=torture -exclude-dir=onceqotel ./...
 
 race:
 	@echo "== go test -race"
