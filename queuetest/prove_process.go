@@ -32,22 +32,22 @@ type Process struct {
 
 	done chan struct{} // its work has returned
 
-	mu       sync.Mutex
-	fault    *fault // until it has come
-	struck   chan struct{}
-	thaw     chan struct{} // closed: whoever is frozen goes on
-	frozenAt time.Duration // what the run had let pass by then
-	awake    time.Duration // how long it was frozen, by the clock of the database
-	dead     bool
-	conns    map[*wire]struct{}
-	seen     map[string]int // steps, by their text
-	tape     []*step
-	leased   bool
-	once     string // the effect of Once that is under way
-	attempt  int
-	token    int64
-	last     error // what a handler returned
-	stolen   bool  // its lease is taken away when it begins
+	mu        sync.Mutex
+	fault     *fault // until it has come
+	struck    chan struct{}
+	thaw      chan struct{} // closed: whoever is frozen goes on
+	frozenAt  time.Duration // what the run had let pass by then
+	frozenFor time.Duration // how long it was frozen, by the clock of the database
+	dead      bool
+	conns     map[*wire]struct{}
+	seen      map[string]int // steps, by their text
+	tape      []*step
+	leased    bool
+	once      string // the effect of Once that is under way
+	attempt   int
+	token     int64
+	last      error // what a handler returned
+	stolen    bool  // its lease is taken away when it begins
 }
 
 func (r *proofRun) process(f *fault) (*Process, error) {
@@ -115,7 +115,7 @@ func (p *Process) inOnce() string {
 func (p *Process) slept() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.awake
+	return p.frozenFor
 }
 
 func (p *Process) isDead() bool {
@@ -179,7 +179,7 @@ func (p *Process) pass(steps []step) (gap int, strike func(*wire)) {
 			p.mu.Unlock()
 			<-p.thaw
 			p.mu.Lock()
-			p.awake = p.run.passedTime() - p.frozenAt
+			p.frozenFor = p.run.passedTime() - p.frozenAt
 		}
 		p.seen[s.text]++
 		p.note(s)
