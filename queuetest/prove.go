@@ -340,7 +340,7 @@ func (v *prover) prepare(ctx context.Context) (drop func(), err error) {
 }
 
 func (v *prover) drop(name string) {
-	ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if err := v.server.dropDatabase(ctx, name); err != nil {
 		v.t.Errorf("queuetest: %v", err)
@@ -440,7 +440,7 @@ func (r *proofRun) close() {
 	}()
 	select {
 	case <-closed:
-	case <-time.After(cleanupTimeout):
+	case <-time.After(patience):
 		r.v.t.Errorf("queuetest: Prove: connections of a process were never given back (%s)", r.fault.words())
 	}
 }
