@@ -241,8 +241,7 @@ update onceq.jobs j
 returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
           coalesce(j.metadata::text, ''), a.n is not null, c.n,
-          case when (select exists (select from onceq.job_cancels))
-               then (select true from onceq.job_cancels x where x.job_id = j.id) end`
+          (select true from onceq.job_cancels x where x.job_id = j.id)`
 
 // beginOwn opens a transaction of the library's own, in the same round trip as what it does: the isolation level
 // does not depend on the database's default.
