@@ -1,0 +1,160 @@
+// Package conformance holds the tests of what onceq promises inside a caller's database handle: the same for each
+// handle, run by whoever provides one.
+package conformance
+
+import (
+	"context"
+	"log/slog"
+	"reflect"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// Handles are one way to a test's database.
+type Handles struct {
+	// DB is outside of a transaction. It need not serve two calls at once.
+	DB onceq.DB
+
+	// Begin opens a transaction on another connection than DB's. Whoever calls it ends it.
+	Begin func(ctx context.Context, level pgx.TxIsoLevel) (Tx, error)
+}
+
+// Tx is a caller's transaction.
+type Tx struct {
+	DB               onceq.DB
+	Commit, Rollback func(context.Context) error
+}
+
+// env is one test's database and the handles on it.
+type env struct {
+	t *testing.T
+	*queuetest.DB
+	Handles
+	q *onceq.Queue
+}
+
+// setup gives a test its database, with SQL that runs before the handles are opened.
+type setup func(t *testing.T, before ...string) *env
+
+// Run runs every test on handles that open gives for a new database. Whatever open opens, it has the test close.
+func Run(t *testing.T, open func(t *testing.T, db *queuetest.DB) Handles, opts ...queuetest.Option) {
+	set := func(t *testing.T, before ...string) *env {
+		t.Helper()
+		quiet := queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)})
+		db := queuetest.New(t, append([]queuetest.Option{quiet}, opts...)...)
+		for _, sql := range before {
+			exec(t, db.Pool, sql)
+		}
+		db.Pool.Reset() // so that settings of the database hold for its connections too
+		return &env{t: t, DB: db, Handles: open(t, db), q: db.Queue}
+	}
+	for _, test := range []func(*testing.T, setup){
+		enqueueEveryForm, enqueueDuplicateInEveryState, enqueueRefusedLeavesTheTransactionUsable, enqueueBelongsToTheTransaction,
+		enqueueWaitsForTheFirstProducer, enqueueWaitsForACompletionThatFreesTheKey, enqueueAboveReadCommitted, enqueueDeadlockIsRecognised,
+		enqueueManyOfAnyNumber, enqueueManyOfDifferentJobs, enqueueManyRefusedInATransaction, enqueueManyIsAllOrNothing,
+		enqueueManyOpensItsTransactionAtReadCommitted, enqueueNamesWhatIsWrongWithTheTables, bytesComeBack,
+		fenceEveryAnswer, fenceInATransactionMakesOthersWait, fenceRefusedLeavesTheTransactionUsable, fenceAboveReadCommitted,
+		fenceStaleAndFinishedClaimsAreRefused, fenceWindowCountsFromTheCompletion,
+		completeBelongsToTheTransaction, completeOutsideOfATransaction, completeStaleEndsTheTransaction,
+		everyOperationInATransaction,
+	} {
+		name := runtime.FuncForPC(reflect.ValueOf(test).Pointer()).Name()
+		t.Run(name[strings.LastIndex(name, ".")+1:], func(t *testing.T) {
+			t.Parallel()
+			test(t, set)
+		})
+	}
+}
+
+// get reads one value.
+func get[T any](t *testing.T, db onceq.DB, sql string, args ...any) T {
+	t.Helper()
+	rows, err := db.Query(t.Context(), sql, args...)
+	require.NoError(t, err, sql)
+	v, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[T])
+	require.NoError(t, err, sql)
+	return v
+}
+
+func exec(t *testing.T, db onceq.DB, sql string, args ...any) {
+	t.Helper()
+	_, err := db.Exec(t.Context(), sql, args...)
+	require.NoError(t, err, sql)
+}
+
+func (e *env) jobs() int {
+	e.t.Helper()
+	return get[int](e.t, e.Pool, `select count(*)::int from onceq.jobs`)
+}
+
+func (e *env) begin(level pgx.TxIsoLevel) Tx {
+	e.t.Helper()
+	tx, err := e.Begin(e.t.Context(), level)
+	require.NoError(e.t, err)
+	e.t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	return tx
+}
+
+func (e *env) enqueue(in onceq.DB, job onceq.Job) onceq.Result {
+	e.t.Helper()
+	r, err := e.q.Enqueue(e.t.Context(), in, job)
+	require.NoError(e.t, err)
+	return r
+}
+
+type answer struct {
+	onceq.Result
+	err error
+}
+
+func (e *env) enqueueAsync(in onceq.DB, job onceq.Job) <-chan answer {
+	c := make(chan answer, 1)
+	ctx := e.t.Context()
+	go func() {
+		r, err := e.q.Enqueue(ctx, in, job)
+		c <- answer{r, err}
+	}()
+	return c
+}
+
+// blocked waits until a session of this database waits for a lock.
+func (e *env) blocked() {
+	e.t.Helper()
+	require.Eventually(e.t, func() bool {
+		return get[bool](e.t, e.Pool, `select exists (select from pg_stat_activity
+			where datname = current_database() and wait_event_type = 'Lock')`)
+	}, 20*time.Second, 2*time.Millisecond, "nobody waits for a lock")
+}
+
+// claim claims the one job that is due.
+func (e *env) claim() *onceq.Lease {
+	e.t.Helper()
+	leases, err := e.q.Claim(e.t.Context(), onceq.ClaimOptions{})
+	require.NoError(e.t, err)
+	require.Len(e.t, leases, 1)
+	return leases[0]
+}
+
+// finish completes the one job that is due, with a result.
+func (e *env) finish(result any) int64 {
+	e.t.Helper()
+	l := e.claim()
+	if result != nil {
+		require.NoError(e.t, l.SetResult(result))
+	}
+	require.NoError(e.t, l.Complete(e.t.Context(), e.Handles.DB))
+	return l.ID
+}
+
+// batches is a handle that takes batches, which only pgx's do.
+type batches interface {
+	SendBatch(context.Context, *pgx.Batch) pgx.BatchResults
+}

@@ -1,0 +1,150 @@
+package onceqsql
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"reflect"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/onceq/onceq"
+)
+
+// runner is what *sql.Tx, *sql.DB and *sql.Conn have in common.
+type runner interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+}
+
+// Transaction is a *sql.Tx, or what wraps one: a bun.Tx, a *sqlx.Tx, an *ent.Tx with the feature sql/execquery, the
+// Statement.ConnPool of a GORM transaction. That it ends by Commit or Rollback keeps a *sql.DB from passing for one.
+type Transaction interface {
+	runner
+	Commit() error
+	Rollback() error
+}
+
+// Tx is the handle on the caller's transaction: what onceq does through it commits and rolls back with it. The caller
+// ends the transaction.
+func Tx(tx Transaction) onceq.DB { return over("Tx", tx) }
+
+// DB is the handle on a database: each statement commits on its own, and EnqueueMany in a transaction of its own.
+func DB(db *sql.DB) onceq.DB {
+	if db == nil {
+		return over("DB", nil)
+	}
+	return opener{over("DB", db), db.BeginTx}
+}
+
+// Conn is the handle on one connection, as DB is on a database. While a transaction is open on it, use Tx.
+func Conn(conn *sql.Conn) onceq.DB {
+	if conn == nil {
+		return over("Conn", nil)
+	}
+	return opener{over("Conn", conn), func(ctx context.Context, opts *sql.TxOptions) (*sql.Tx, error) {
+		if err := idle(ctx, conn); err != nil {
+			return nil, err
+		}
+		return conn.BeginTx(ctx, opts)
+	}}
+}
+
+// idle refuses a connection on which a transaction was begun by hand. To begin another one would end the caller's with
+// it in pgx, and break the connection in lib/pq.
+func idle(ctx context.Context, conn *sql.Conn) error {
+	var open bool
+	err := conn.QueryRowContext(ctx, `select set_config('onceq.open', 'on', true) is null`).Scan(&open)
+	if err == nil {
+		err = conn.QueryRowContext(ctx, `select coalesce(current_setting('onceq.open', true), '') = 'on'`).Scan(&open)
+	}
+	if err == nil && open {
+		err = &onceq.InvalidError{Field: "db", Reason: "is a connection with a transaction open; begin that with BeginTx and pass it with onceqsql.Tx"}
+	}
+	return err
+}
+
+// handle is an onceq.DB over database/sql.
+type handle struct {
+	runner
+	err error // what every call answers: there is nothing to run on
+}
+
+func over(name string, r runner) handle {
+	if v := reflect.ValueOf(r); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
+		return handle{err: &onceq.InvalidError{Field: "db", Reason: "is onceqsql." + name + "(nil); pass what is open"}}
+	}
+	return handle{runner: r}
+}
+
+func (h handle) Exec(ctx context.Context, query string, args ...any) (pgconn.CommandTag, error) {
+	if h.err != nil {
+		return pgconn.CommandTag{}, h.err
+	}
+	args, err := encode(pgtype.NewMap(), args)
+	if err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	result, err := h.ExecContext(ctx, query, args...)
+	if err != nil {
+		return pgconn.CommandTag{}, recognisable(err)
+	}
+	n, err := result.RowsAffected()
+	return pgconn.NewCommandTag(fmt.Sprintf("UPDATE %d", n)), err
+}
+
+func (h handle) Query(ctx context.Context, query string, args ...any) (pgx.Rows, error) {
+	if h.err != nil {
+		return &rows{err: h.err}, h.err
+	}
+	types := pgtype.NewMap()
+	args, err := encode(types, args)
+	if err != nil {
+		return &rows{err: err}, err
+	}
+	found, err := h.QueryContext(ctx, query, args...)
+	if err != nil {
+		err = recognisable(err)
+		return &rows{err: err}, err
+	}
+	return open(found, types)
+}
+
+// opener is a handle that opens transactions. That it has BeginTx is how onceq knows it is none.
+type opener struct {
+	handle
+	begin func(context.Context, *sql.TxOptions) (*sql.Tx, error)
+}
+
+var levels = map[pgx.TxIsoLevel]sql.IsolationLevel{
+	pgx.ReadUncommitted: sql.LevelReadUncommitted,
+	pgx.ReadCommitted:   sql.LevelReadCommitted,
+	pgx.RepeatableRead:  sql.LevelRepeatableRead,
+	pgx.Serializable:    sql.LevelSerializable,
+}
+
+// BeginTx opens a transaction that has Exec, Query, Commit and Rollback, which is all that onceq asks of one.
+func (o opener) BeginTx(ctx context.Context, opts pgx.TxOptions) (pgx.Tx, error) {
+	if o.err != nil {
+		return nil, o.err
+	}
+	tx, err := o.begin(ctx, &sql.TxOptions{Isolation: levels[opts.IsoLevel], ReadOnly: opts.AccessMode == pgx.ReadOnly})
+	if err != nil {
+		return nil, recognisable(err)
+	}
+	return &transaction{handle: over("Tx", tx), tx: tx}, nil
+}
+
+// pgxOnly are the methods of a pgx.Tx that database/sql has nothing for. Nobody calls them.
+type pgxOnly struct{ pgx.Tx }
+
+type transaction struct {
+	handle
+	pgxOnly
+	tx *sql.Tx
+}
+
+func (t *transaction) Commit(context.Context) error   { return recognisable(t.tx.Commit()) }
+func (t *transaction) Rollback(context.Context) error { return recognisable(t.tx.Rollback()) }
