@@ -2,7 +2,6 @@ package onceq_test
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"testing"
 	"time"

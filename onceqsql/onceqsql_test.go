@@ -1,7 +1,6 @@
 package onceqsql_test
 
 import (
-	"context"
 	"database/sql"
 	"testing"
 
@@ -9,7 +8,6 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 
-	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/onceqsql"
 	"github.com/onceq/onceq/queuetest"
@@ -49,6 +47,3 @@ func TestConformance(t *testing.T) {
 		})
 	})
 }
-
-var _ context.Context
-var _ onceq.DB

@@ -1,0 +1,3 @@
+-- name: CreateUser :one
+insert into users (email) values ($1)
+returning *;

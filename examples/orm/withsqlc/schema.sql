@@ -1,0 +1,4 @@
+create table users (
+  id    bigint generated always as identity primary key,
+  email text not null
+);
