@@ -13,7 +13,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// What is promised inside a caller's handle, in every handle of pgx. Each query mode has all of it.
+// What is promised inside a caller's handle, in every handle of pgx.
 func TestConformance(t *testing.T) {
 	t.Parallel()
 	for name, outside := range map[string]func(*pgxpool.Pool, *pgxpool.Conn) onceq.DB{
@@ -24,14 +24,6 @@ func TestConformance(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			conformance.Run(t, func(t *testing.T, db *queuetest.DB) conformance.Handles { return pgxHandles(t, db, outside) })
-		})
-	}
-	for _, mode := range enqModes[1:] { // the first is the default
-		t.Run(mode.String(), func(t *testing.T) {
-			t.Parallel()
-			conformance.Run(t, func(t *testing.T, db *queuetest.DB) conformance.Handles {
-				return pgxHandles(t, db, func(p *pgxpool.Pool, _ *pgxpool.Conn) onceq.DB { return p })
-			}, queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }))
 		})
 	}
 }

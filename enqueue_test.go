@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -218,88 +219,6 @@ func TestEnqueue_WindowsDecideWhenAKeyIsFreeAgain(t *testing.T) {
 	}
 }
 
-func TestEnqueue_DuplicateAnswersInEveryState(t *testing.T) {
-	t.Parallel()
-	db := enqNew(t)
-	ctx := t.Context()
-	job := onceq.Job{Kind: "k", Key: "a", Payload: 1, MaxAttempts: 2}
-	same := func(id int64, state onceq.State, output string) {
-		t.Helper()
-		want := onceq.Result{ID: id, Duplicate: true, State: state}
-		if output != "" {
-			want.Output = json.RawMessage(output)
-		}
-		require.Equal(t, want, enqOne(t, db, db.Pool, job))
-		many, err := db.Queue.EnqueueMany(ctx, db.Pool, []onceq.Job{job})
-		require.NoError(t, err)
-		require.Equal(t, []onceq.Result{want}, many)
-		b := &pgx.Batch{}
-		p, err := db.Queue.EnqueueInBatch(b, job)
-		require.NoError(t, err)
-		require.NoError(t, db.Pool.SendBatch(ctx, b).Close())
-		got, err := p.Result(ctx, db.Pool)
-		require.NoError(t, err)
-		require.Equal(t, want, got)
-		strict := job
-		strict.Strict = true
-		_, err = db.Queue.Enqueue(ctx, db.Pool, strict)
-		var dup *onceq.DuplicateError
-		require.ErrorAs(t, err, &dup)
-		require.ErrorIs(t, err, onceq.ErrDuplicate)
-		require.Equal(t, &onceq.DuplicateError{Scope: "default", Key: "a", Existing: want}, dup)
-	}
-	discard := func(id int64) {
-		t.Helper()
-		require.NoError(t, db.Queue.Discard(ctx, db.Pool, id))
-	}
-
-	job.Delay = time.Hour
-	id := enqOne(t, db, db.Pool, job).ID
-	same(id, onceq.Delayed, "")
-	_, err := db.Queue.Retry(ctx, db.Pool, id)
-	require.NoError(t, err)
-	same(id, onceq.Waiting, "")
-	l := enqClaim(t, db)
-	same(id, onceq.Running, "")
-	require.NoError(t, l.Fail(ctx, errors.New("no")))
-	same(id, onceq.Retrying, "")
-	_, err = db.Queue.Retry(ctx, db.Pool, id)
-	require.NoError(t, err)
-	require.NoError(t, enqClaim(t, db).Fail(ctx, errors.New("no")))
-	same(id, onceq.Dead, "")
-	discard(id)
-
-	id = enqOne(t, db, db.Pool, job).ID
-	_, err = db.Queue.Cancel(ctx, db.Pool, id)
-	require.NoError(t, err)
-	same(id, onceq.Cancelled, "")
-	discard(id)
-
-	job.Delay = 0
-	id = enqOne(t, db, db.Pool, job).ID
-	enqFinish(t, db, map[string]any{"message": "m1"})
-	same(id, onceq.Completed, `{"message": "m1"}`)
-}
-
-func TestEnqueue_StrictLeavesTheTransactionUsable(t *testing.T) {
-	t.Parallel()
-	db := enqNew(t)
-	first := enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: "a", Payload: 1})
-	tx := enqBegin(t, db, pgx.ReadCommitted)
-	_, err := db.Queue.Enqueue(t.Context(), tx, onceq.Job{Kind: "k", Key: "a", Payload: 1, Strict: true})
-	var dup *onceq.DuplicateError
-	require.ErrorAs(t, err, &dup)
-	require.Equal(t, first.ID, dup.Existing.ID)
-	_, err = db.Queue.Enqueue(t.Context(), tx, onceq.Job{Kind: "k", Key: "a", Payload: 2})
-	var mismatch *onceq.MismatchError
-	require.ErrorAs(t, err, &mismatch)
-	require.Equal(t, &onceq.MismatchError{Scope: "default", Key: "a", Existing: onceq.Result{ID: first.ID, Duplicate: true, State: onceq.Waiting}}, mismatch)
-	require.NoError(t, tx.QueryRow(t.Context(), `select`).Scan())
-	enqOne(t, db, tx, onceq.Job{Kind: "k", Key: "b"})
-	require.NoError(t, tx.Commit(t.Context()))
-	require.Equal(t, 2, enqJobs(t, db.Pool))
-}
-
 func TestEnqueue_Mismatch(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
@@ -355,64 +274,22 @@ func TestTrap_EnqueueAFingerprintOfAnUnknownVersionCountsAsEqual(t *testing.T) {
 	require.True(t, enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: "a", Payload: 2}).Duplicate)
 }
 
-func TestEnqueue_RawJSONAndBytesComeBack(t *testing.T) {
-	t.Parallel()
-	db := enqNew(t)
-	every := make([]byte, 256)
-	for i := range every {
-		every[i] = byte(i)
-	}
-	enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Payload: json.RawMessage(` {"b": 1.50, "a": "é\u00e9"} `)})
-	l := enqClaim(t, db)
-	require.Equal(t, `{"a": "éé", "b": 1.50}`, string(l.Payload))
-	require.Nil(t, l.Bytes)
-	for _, raw := range [][]byte{every, {}, []byte(`{"b": 1, "a": 2} `)} {
-		enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Payload: raw})
-		l := enqClaim(t, db)
-		require.Nil(t, l.Payload)
-		require.NotNil(t, l.Bytes)
-		require.Equal(t, raw, append([]byte{}, l.Bytes...))
-		_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, []onceq.Job{{Kind: "k", Payload: raw}})
-		require.NoError(t, err)
-		require.Equal(t, raw, append([]byte{}, enqClaim(t, db).Bytes...))
-	}
-}
-
-func TestEnqueue_BelongsToTheCallersTransaction(t *testing.T) {
+// What only pgx's handles have; the rest is in internal/conformance.
+func TestEnqueue_ATransactionBegunByHandAndASavepointAreTheCallers(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
 	ctx := t.Context()
-	for _, key := range []string{"", "a"} {
-		tx := enqBegin(t, db, pgx.ReadCommitted)
-		r := enqOne(t, db, tx, onceq.Job{Kind: "k", Key: key})
-		require.Equal(t, onceq.Waiting, r.State)
-		_, err := db.Queue.EnqueueMany(ctx, tx, []onceq.Job{{Kind: "k"}, {Kind: "k", Key: key + "many"}})
-		require.NoError(t, err)
-		require.Zero(t, enqJobs(t, db.Pool))
-		require.NoError(t, tx.Rollback(ctx))
-		require.Zero(t, enqGet[int](t, db.Pool, `select (select count(*) from onceq.jobs)::int + (select count(*) from onceq.job_fences)::int`))
-	}
 	conn, err := db.Pool.Acquire(ctx)
 	require.NoError(t, err)
 	defer conn.Release()
-	for i, in := range []onceq.DB{db.Pool, conn, conn.Conn()} {
-		require.False(t, enqOne(t, db, in, onceq.Job{Kind: "k", Key: fmt.Sprint(i)}).Duplicate)
-		rs, err := db.Queue.EnqueueMany(ctx, in, []onceq.Job{{Kind: "k", Key: fmt.Sprint(i)}, {Kind: "k"}})
-		require.NoError(t, err)
-		require.True(t, rs[0].Duplicate)
-	}
-	require.Equal(t, 6, enqJobs(t, db.Pool))
-
-	// A transaction that was begun by hand is the caller's as well.
 	enqExec(t, conn, `begin`)
 	_, err = db.Queue.EnqueueMany(ctx, conn, []onceq.Job{{Kind: "k"}})
 	require.NoError(t, err)
 	_, err = db.Queue.EnqueueMany(ctx, conn.Conn(), []onceq.Job{{Kind: "k"}})
 	require.NoError(t, err)
 	enqExec(t, conn, `rollback`)
-	require.Equal(t, 6, enqJobs(t, db.Pool))
+	require.Zero(t, enqJobs(t, db.Pool))
 
-	// A savepoint.
 	tx := enqBegin(t, db, pgx.ReadCommitted)
 	enqOne(t, db, tx, onceq.Job{Kind: "k", Key: "outside"})
 	sp, err := tx.Begin(ctx)
@@ -420,7 +297,7 @@ func TestEnqueue_BelongsToTheCallersTransaction(t *testing.T) {
 	enqOne(t, db, sp, onceq.Job{Kind: "k", Key: "inside"})
 	require.NoError(t, sp.Rollback(ctx))
 	require.NoError(t, tx.Commit(ctx))
-	require.Equal(t, 7, enqJobs(t, db.Pool))
+	require.Equal(t, 1, enqJobs(t, db.Pool))
 }
 
 func TestEnqueueInBatch(t *testing.T) {
@@ -551,87 +428,6 @@ func TestEnqueueUnique(t *testing.T) {
 	require.False(t, r.Duplicate)
 }
 
-func TestEnqueueMany_AnyNumber(t *testing.T) {
-	t.Parallel()
-	db := enqNew(t)
-	for _, n := range []int{0, 1, 2, 1999, 2000, 2001, 5000} {
-		jobs := make([]onceq.Job, n)
-		for i := range jobs {
-			jobs[i] = onceq.Job{Kind: "k", Payload: i}
-			switch i % 3 {
-			case 1:
-				jobs[i].Key = fmt.Sprintf("%d of %d", n-i, n) // descending, mostly
-			case 2:
-				jobs[i].Payload = []byte(fmt.Sprint(i))
-			}
-		}
-		results, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
-		require.NoError(t, err)
-		require.Len(t, results, n)
-		ids := make([]int64, n)
-		for i, r := range results {
-			ids[i] = r.ID
-			require.Equal(t, onceq.Result{ID: r.ID, State: onceq.Waiting}, r)
-			require.True(t, i == 0 || ids[i-1] < r.ID, "ids grow in the order of the input")
-		}
-		require.Equal(t, n, enqGet[int](t, db.Pool, `select count(*)::int
-			  from unnest($1::bigint[]) with ordinality u(id, n) join onceq.jobs j using (id)
-			 where u.n - 1 = coalesce(j.payload #>> '{}', convert_from(j.payload_bytes, 'UTF8'))::int
-			   and (j.key is null) = ((u.n - 1) % 3 <> 1)
-			   and (j.key is null or exists (select from onceq.job_fences f where f.key = j.key and f.job_id = j.id))`, ids))
-
-		again, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
-		require.NoError(t, err)
-		for i, r := range again {
-			require.Equal(t, i%3 == 1, r.Duplicate)
-			if r.Duplicate {
-				require.Equal(t, results[i].ID, r.ID)
-			}
-		}
-	}
-}
-
-func TestEnqueueMany_HeterogeneousHeaders(t *testing.T) {
-	t.Parallel()
-	db := enqNew(t)
-	jobs := []onceq.Job{
-		{Kind: "a", Queue: "q1", Priority: onceq.High, Payload: 1},
-		{Kind: "b", Queue: "q2", Priority: onceq.Low, MaxAttempts: 7, Payload: []byte{0, 255}, Key: "x", Window: onceq.Forever},
-		{Kind: "c", Delay: time.Hour, Metadata: map[string]string{"a": "b"}, Key: "x"},
-		{Kind: "a", Queue: "q1", Priority: onceq.High, Payload: "two", Key: "y", Scope: "s", Window: time.Second, IgnorePayload: true},
-	}
-	results, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
-	require.NoError(t, err)
-	require.Equal(t, onceq.Delayed, results[2].State)
-	rows, err := db.Pool.Query(t.Context(), `select concat_ws(' ', j.kind, j.queue, j.priority, j.max_attempts, j.payload, j.payload_bytes, j.metadata,
-		j.scope, j.key, f.lifetime, f.fingerprint is null, j.run_at > now() + interval '59 minutes')
-		from onceq.jobs j left join onceq.job_fences f using (scope, key) order by j.id`)
-	require.NoError(t, err)
-	got, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	require.NoError(t, err)
-	require.Equal(t, []string{
-		`a q1 -1 25 1 t f`,
-		`b q2 1 7 \x00ff q2 x -1 f f`,
-		`c default 0 25 null {"a": "b"} default x 86400000 f t`,
-		`a q1 -1 25 "two" s y 1000 t f`,
-	}, got)
-}
-
-func TestEnqueueMany_RepeatedKeyNamesBothPlacesAndWritesNothing(t *testing.T) {
-	t.Parallel()
-	db := enqNew(t)
-	tx := enqBegin(t, db, pgx.ReadCommitted)
-	_, err := db.Queue.EnqueueMany(t.Context(), tx, []onceq.Job{{Kind: "k"}, {Kind: "k", Key: "a"}, {Kind: "k", Key: "a", Scope: "other"}, {Kind: "k", Key: "a"}})
-	var invalid *onceq.InvalidError
-	require.ErrorAs(t, err, &invalid)
-	require.Equal(t, "jobs[3].Key", invalid.Field)
-	require.Contains(t, err.Error(), "jobs[1]")
-	require.Zero(t, enqJobs(t, tx))
-	rs, err := db.Queue.EnqueueMany(t.Context(), tx, []onceq.Job{{Kind: "k", Key: "a"}, {Kind: "k", Key: "a", Scope: "other"}})
-	require.NoError(t, err)
-	require.Len(t, rs, 2)
-}
-
 // Keys that are over their window are taken over in a second statement: with the ids that the first one drew.
 func TestEnqueueMany_IdsGrowInInputOrderAlsoOverExpiredKeysAndDuplicates(t *testing.T) {
 	t.Parallel()
@@ -658,62 +454,6 @@ func TestEnqueueMany_IdsGrowInInputOrderAlsoOverExpiredKeysAndDuplicates(t *test
 	}
 	require.Equal(t, 1000, duplicates)
 	require.Equal(t, 4500, enqJobs(t, db.Pool))
-}
-
-func TestEnqueueMany_RefusedInTheCallersTransactionTheOthersAreEnqueued(t *testing.T) {
-	t.Parallel()
-	db := enqNew(t)
-	first := enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: "a", Payload: 1})
-	second := enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: "b", Payload: 1})
-	jobs := []onceq.Job{
-		{Kind: "k", Key: "new"}, {Kind: "k", Key: "a", Payload: 2}, {Kind: "k"}, {Kind: "k", Key: "b", Payload: 1, Strict: true}, {Kind: "k", Key: "a", Scope: "s"},
-	}
-	check := func(err error) {
-		t.Helper()
-		var mismatch *onceq.MismatchError
-		var dup *onceq.DuplicateError
-		require.ErrorAs(t, err, &mismatch)
-		require.ErrorAs(t, err, &dup)
-		require.Equal(t, first.ID, mismatch.Existing.ID)
-		require.Equal(t, second.ID, dup.Existing.ID)
-	}
-	results, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
-	check(err)
-	require.Equal(t, []onceq.Result{
-		{}, {ID: first.ID, Duplicate: true, State: onceq.Waiting}, {}, {ID: second.ID, Duplicate: true, State: onceq.Waiting}, {},
-	}, results, "rolled back: no result may claim a job")
-	require.Equal(t, 2, enqJobs(t, db.Pool))
-
-	tx := enqBegin(t, db, pgx.ReadCommitted)
-	results, err = db.Queue.EnqueueMany(t.Context(), tx, jobs)
-	check(err)
-	for i, r := range results {
-		require.NotZero(t, r.ID)
-		require.Equal(t, i == 1 || i == 3, r.Duplicate)
-	}
-	require.NoError(t, tx.Commit(t.Context()))
-	require.Equal(t, 5, enqJobs(t, db.Pool))
-}
-
-func TestEnqueueMany_AllOrNothingOverSeveralStatements(t *testing.T) {
-	t.Parallel()
-	db := enqNew(t)
-	enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: "3000", Payload: "first"})
-	jobs := make([]onceq.Job, 4100)
-	for i := range jobs {
-		jobs[i] = onceq.Job{Kind: "k", Key: fmt.Sprint(i)}
-	}
-	results, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
-	require.ErrorIs(t, err, onceq.ErrMismatch)
-	require.Zero(t, results[0])
-	require.Equal(t, 1, enqJobs(t, db.Pool))
-	enqExec(t, db.Pool, `create function no() returns trigger language plpgsql as $$ begin raise 'no'; end $$`)
-	enqExec(t, db.Pool, `create trigger no before insert on onceq.jobs for each row when (new.key = '4099') execute function no()`)
-	jobs[3000].IgnorePayload = true
-	results, err = db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
-	require.Error(t, err)
-	require.Nil(t, results)
-	require.Equal(t, 1, enqJobs(t, db.Pool))
 }
 
 // The events of a call that was rolled back would be about jobs that never were.
@@ -994,58 +734,6 @@ func TestEnqueue_ManyProducersOfOneKeyGiveOneJob(t *testing.T) {
 	}
 }
 
-func TestEnqueue_WaitsForTheFirstProducer(t *testing.T) {
-	t.Parallel()
-	for _, commit := range []bool{false, true} {
-		for _, expired := range []bool{false, true} {
-			t.Run(fmt.Sprintf("commit %t, expired %t", commit, expired), func(t *testing.T) {
-				t.Parallel()
-				db := enqNew(t)
-				job := onceq.Job{Kind: "k", Key: "a", Window: onceq.UntilFinished}
-				if expired {
-					enqOne(t, db, db.Pool, job)
-					enqFinish(t, db, nil)
-				}
-				a := enqBegin(t, db, pgx.ReadCommitted)
-				first := enqOne(t, db, a, job)
-				b := enqGo(t, db, db.Pool, job)
-				enqBlocked(t, db, 1)
-				if commit {
-					require.NoError(t, a.Commit(t.Context()))
-				} else {
-					require.NoError(t, a.Rollback(t.Context()))
-				}
-				r := <-b
-				require.NoError(t, r.err)
-				require.Equal(t, commit, r.Duplicate)
-				require.Equal(t, commit, r.ID == first.ID)
-				require.Equal(t, 1, enqJobs(t, db.Pool))
-			})
-		}
-	}
-}
-
-// A completing handler's transaction: whoever enqueues the key again waits for its outcome and then hears it.
-func TestEnqueue_WaitsForACompletionThatFreesTheKey(t *testing.T) {
-	t.Parallel()
-	db := enqNew(t)
-	job := onceq.Job{Kind: "k", Key: "a", Window: onceq.UntilFinished}
-	enqOne(t, db, db.Pool, job)
-	l := enqClaim(t, db)
-	tx := enqBegin(t, db, pgx.ReadCommitted)
-	require.NoError(t, l.Complete(t.Context(), tx))
-	// In that very transaction the key is free again.
-	next := enqOne(t, db, tx, job)
-	require.False(t, next.Duplicate)
-	require.Greater(t, next.ID, l.ID)
-	other := enqGo(t, db, db.Pool, job)
-	enqBlocked(t, db, 1)
-	require.NoError(t, tx.Commit(t.Context()))
-	r := <-other
-	require.NoError(t, r.err)
-	require.Equal(t, onceq.Result{ID: next.ID, Duplicate: true, State: onceq.Waiting}, r.Result)
-}
-
 // enqBetween is a database handle that does something before the nth query.
 type enqBetween struct {
 	onceq.DB
@@ -1105,87 +793,6 @@ func TestTrap_EnqueueGivesUpWhenRowSecurityHidesTheKey(t *testing.T) {
 	_, err = db.Queue.EnqueueMany(ctx, tx, []onceq.Job{{Kind: "k", Key: "a"}, {Kind: "k", Key: "c"}})
 	require.ErrorIs(t, err, onceq.ErrKeyUnsettled)
 	require.Equal(t, 1, enqGet[int](t, tx, `select 1`))
-}
-
-func TestEnqueue_CallersAboveReadCommitted(t *testing.T) {
-	t.Parallel()
-	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
-		t.Run(string(level), func(t *testing.T) {
-			t.Parallel()
-			db := enqNew(t)
-			ctx := t.Context()
-			old := enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: "old"})
-			expired := onceq.Job{Kind: "k", Key: "expired", Queue: "q", Scope: "s", Window: onceq.UntilFinished}
-			enqOne(t, db, db.Pool, expired)
-			enqExec(t, db.Pool, `delete from onceq.jobs where key = 'expired'`)
-			enqExec(t, db.Pool, `update onceq.job_fences set state = 3, finished_at = now() where key = 'expired'`)
-
-			// What was there before the snapshot is an ordinary duplicate, or an ordinary takeover.
-			tx := enqBegin(t, db, level)
-			require.Equal(t, onceq.Result{ID: old.ID, Duplicate: true, State: onceq.Waiting}, enqOne(t, db, tx, onceq.Job{Kind: "k", Key: "old"}))
-			require.False(t, enqOne(t, db, tx, onceq.Job{Kind: "k", Key: "new"}).Duplicate)
-			require.False(t, enqOne(t, db, tx, expired).Duplicate)
-			require.NoError(t, tx.Rollback(ctx))
-
-			// What was taken after it is a serialization failure.
-			for _, many := range []bool{false, true} {
-				for _, key := range []string{"later", "expired"} {
-					job := onceq.Job{Kind: "k", Key: key, Scope: "s", Window: onceq.UntilFinished}
-					tx := enqBegin(t, db, level)
-					enqGet[int](t, tx, `select count(*)::int from onceq.job_fences`)
-					enqOne(t, db, db.Pool, job)
-					var err error
-					if many {
-						_, err = db.Queue.EnqueueMany(ctx, tx, []onceq.Job{job})
-					} else {
-						_, err = db.Queue.Enqueue(ctx, tx, job)
-					}
-					require.Error(t, err)
-					require.True(t, onceq.IsRetryable(err), "%v", err)
-					require.NoError(t, tx.Rollback(ctx))
-					enqExec(t, db.Pool, `delete from onceq.jobs where key = $1`, key)
-					enqExec(t, db.Pool, `update onceq.job_fences set state = 3, finished_at = now() where key = $1`, key)
-				}
-			}
-		})
-	}
-}
-
-// A pool's own transaction does not depend on the database's default.
-func TestEnqueueMany_OpensItsTransactionAtReadCommitted(t *testing.T) {
-	t.Parallel()
-	db := enqNew(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
-		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
-	}))
-	enqExec(t, db.Pool, `create function level() returns trigger language plpgsql as $$
-		begin new.metadata = to_jsonb(current_setting('transaction_isolation')); return new; end $$`)
-	enqExec(t, db.Pool, `create trigger level before insert on onceq.jobs for each row execute function level()`)
-	_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, []onceq.Job{{Kind: "k", Key: "a"}})
-	require.NoError(t, err)
-	require.Equal(t, `"read committed"`, enqGet[string](t, db.Pool, `select metadata::text from onceq.jobs`))
-}
-
-func TestEnqueue_KeysInOppositeOrdersMayDeadlockAndThatIsRecognised(t *testing.T) {
-	t.Parallel()
-	db := enqNew(t)
-	ctx := t.Context()
-	x, y := enqBegin(t, db, pgx.ReadCommitted), enqBegin(t, db, pgx.ReadCommitted)
-	enqOne(t, db, x, onceq.Job{Kind: "k", Key: "a"})
-	enqOne(t, db, y, onceq.Job{Kind: "k", Key: "b"})
-	waits := enqGo(t, db, x, onceq.Job{Kind: "k", Key: "b"})
-	enqBlocked(t, db, 1)
-	_, err := db.Queue.Enqueue(ctx, y, onceq.Job{Kind: "k", Key: "a"})
-	if err == nil {
-		err = (<-waits).err
-		require.NoError(t, x.Rollback(ctx))
-	} else {
-		require.NoError(t, y.Rollback(ctx))
-		require.NoError(t, (<-waits).err)
-	}
-	var pgErr *pgconn.PgError
-	require.ErrorAs(t, err, &pgErr)
-	require.Equal(t, "40P01", pgErr.Code)
-	require.True(t, onceq.IsRetryable(err))
 }
 
 func TestTrap_EnqueueManyTakesKeysInSortedOrder(t *testing.T) {
@@ -1259,87 +866,11 @@ func TestTrap_EnqueueManyTakesKeysInTheOrderOfTheirBytes(t *testing.T) {
 	require.NoError(t, <-done)
 }
 
+// enqEveryForm goes through every form of enqueueing and every answer.
+func enqEveryForm(t *testing.T, db *queuetest.DB) { conformance.EveryForm(t, db, db.Pool) }
+
 var enqModes = []pgx.QueryExecMode{
 	pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
-}
-
-// enqEveryForm goes through every form of enqueueing and every answer.
-func enqEveryForm(t *testing.T, db *queuetest.DB) {
-	ctx := t.Context()
-	jobs := []onceq.Job{
-		{Kind: "k", Payload: map[string]any{"a": `é'"\`}},
-		{Kind: "k", Payload: []byte{0, 1, 255, '\'', '\\'}, Metadata: map[string]string{"m": `'\"`}},
-		{Kind: "k", Key: `key '"\ $1`, Scope: `s"'`, Payload: json.RawMessage(`[1.0]`), Window: onceq.UntilFinished},
-		{Kind: "k", Key: "bytes", Payload: []byte{}, Delay: time.Hour},
-		{Kind: "k", Key: "ignored", IgnorePayload: true, RunAt: time.Now().Add(time.Hour)},
-	}
-	for _, job := range jobs {
-		first := enqOne(t, db, db.Pool, job)
-		require.False(t, first.Duplicate)
-		if job.Key == "" {
-			continue
-		}
-		second := enqOne(t, db, db.Pool, job)
-		require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: first.State}, second)
-	}
-	for _, part := range [][]onceq.Job{jobs[:1], jobs[:2], jobs} {
-		rs, err := db.Queue.EnqueueMany(ctx, db.Pool, part)
-		require.NoError(t, err)
-		require.Len(t, rs, len(part))
-	}
-	_, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Key: jobs[2].Key, Scope: jobs[2].Scope, Payload: 2})
-	require.ErrorIs(t, err, onceq.ErrMismatch)
-
-	leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{Limit: 100})
-	require.NoError(t, err)
-	require.Len(t, leases, 8)
-	for _, l := range leases {
-		if l.Payload == nil {
-			require.Equal(t, jobs[1].Payload, l.Bytes)
-			require.Equal(t, jobs[1].Metadata, l.Metadata)
-		}
-		require.NoError(t, l.SetResult(map[string]int{"n": 1}))
-		require.NoError(t, l.Complete(ctx, nil))
-	}
-	// The expired key: taken over by each form in turn.
-	for i := range 3 {
-		var r onceq.Result
-		switch i {
-		case 0:
-			r = enqOne(t, db, db.Pool, jobs[2])
-		case 1:
-			rs, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs[1:3])
-			require.NoError(t, err)
-			r = rs[1]
-		case 2:
-			b := &pgx.Batch{}
-			var pending []*onceq.Pending
-			for _, job := range jobs {
-				p, err := db.Queue.EnqueueInBatch(b, job)
-				require.NoError(t, err)
-				pending = append(pending, p)
-			}
-			require.NoError(t, db.Pool.SendBatch(ctx, b).Close())
-			for i, p := range pending {
-				got, err := p.Result(ctx, db.Pool)
-				require.NoError(t, err)
-				require.Equal(t, i > 2, got.Duplicate)
-				if i == 2 {
-					r = got
-				}
-			}
-		}
-		require.False(t, r.Duplicate)
-		leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{Limit: 100})
-		require.NoError(t, err)
-		for _, l := range leases {
-			require.NoError(t, l.Complete(ctx, nil))
-		}
-	}
-	strict := jobs[3]
-	strict.Strict = true
-	_, err = db.Queue.Enqueue(ctx, db.Pool, strict)
-	require.ErrorIs(t, err, onceq.ErrDuplicate)
 }
 
 func TestTrap_EnqueueInEveryQueryMode(t *testing.T) {

@@ -87,69 +87,6 @@ func fenceOK(t *testing.T, what string, err error) {
 	}
 }
 
-func TestFence_EveryAnswerOfClaim(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t)
-	ctx := t.Context()
-	spec := onceq.FenceSpec{Key: "k", Payload: map[string]int{"a": 1}}
-	f := fenceOf(t, db, spec)
-	c := fenceClaim(t, f, nil)
-	if rest := time.Until(c.Until); rest < 25*time.Second || rest > 35*time.Second {
-		t.Errorf("the default lease ends in %s, want 30 s", rest)
-	}
-
-	_, err := f.Claim(ctx, nil)
-	var inFlight *onceq.InFlightError
-	if !errors.As(err, &inFlight) || inFlight.RetryAfter <= 0 || inFlight.RetryAfter > 500*time.Millisecond || !inFlight.Until.Equal(c.Until) {
-		t.Fatalf("in flight: %+v, %v", inFlight, err)
-	}
-	other := spec
-	other.Payload = map[string]int{"a": 2}
-	_, err = fenceOf(t, db, other).Claim(ctx, nil)
-	fenceWant(t, "other payload, in flight", err, onceq.ErrMismatch)
-	other.Payload = nil
-	_, err = fenceOf(t, db, other).Claim(ctx, nil)
-	fenceWant(t, "payload not compared", err, onceq.ErrInFlight)
-
-	fenceOK(t, "Uncertain", c.Uncertain(ctx, nil, errors.New("connection reset")))
-	other = spec
-	other.Policy = onceq.Ask(func(context.Context, string) (any, bool, error) { panic("Claim must not ask") })
-	_, err = fenceOf(t, db, other).Claim(ctx, nil)
-	var uncertain *onceq.UncertainError
-	if !errors.As(err, &uncertain) || uncertain.Detail != "connection reset" {
-		t.Fatalf("uncertain: %v", err)
-	}
-	again := fenceClaim(t, f, nil) // RunAgain
-	if again.Token <= c.Token || again.IdempotencyKey() != c.IdempotencyKey() || !again.Since.Equal(c.Since) {
-		t.Fatalf("taken over: %+v after %+v, want a larger token, the same key downstream and the first intent's time", again, c)
-	}
-	fenceLapse(t, db) // an expired lease is uncertain just as well
-	_, err = fenceOf(t, db, other).Claim(ctx, nil)
-	fenceWant(t, "expired, asking", err, onceq.ErrUncertain)
-	other.Policy = onceq.Hold()
-	_, err = fenceOf(t, db, other).Claim(ctx, nil)
-	fenceWant(t, "expired, holding", err, onceq.ErrHeld)
-	_, err = f.Claim(ctx, nil)
-	fenceWant(t, "held stays held under another policy", err, onceq.ErrHeld)
-
-	fenceOK(t, "late Complete of a held claim", again.Complete(ctx, nil, []int{1}))
-	fenceOK(t, "Complete repeated", again.Complete(ctx, nil, []int{2}))
-	done, err := f.Claim(ctx, nil)
-	if err != nil || !done.Replayed || string(done.Result) != "[1]" || done.Token != again.Token {
-		t.Fatalf("completed: %+v, %v", done, err)
-	}
-	other = spec
-	other.Payload = map[string]int{"a": 2}
-	_, err = fenceOf(t, db, other).Claim(ctx, nil)
-	fenceWant(t, "other payload, completed", err, onceq.ErrMismatch)
-	other.Class = onceq.Request
-	if c := fenceClaim(t, fenceOf(t, db, other), nil); c.IdempotencyKey() == done.IdempotencyKey() {
-		t.Error("another class has the same key downstream")
-	}
-	other.Scope = "tenant"
-	fenceClaim(t, fenceOf(t, db, other), nil)
-}
-
 func TestFence_RunAgainOnlyWithinItsWindowFromTheFirstIntent(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -240,94 +177,6 @@ func TestFence_TwoConcurrentClaimsGiveOneHolder(t *testing.T) {
 	}
 }
 
-func TestTrapFenceClaimedInATransactionMakesOthersWait(t *testing.T) {
-	t.Parallel()
-	for _, commit := range []bool{true, false} {
-		db := queuetest.New(t)
-		f := fenceOf(t, db, onceq.FenceSpec{Key: "k"})
-		tx, err := db.Pool.Begin(t.Context())
-		fenceOK(t, "begin", err)
-		c := fenceClaim(t, f, tx)
-		answer := make(chan error)
-		go func() {
-			_, err := f.Claim(context.Background(), nil)
-			answer <- err
-		}()
-		fenceBlocked(t, db, 1)
-		if commit {
-			fenceOK(t, "Complete in the same transaction", c.Complete(t.Context(), tx, "done"))
-			fenceOK(t, "commit", tx.Commit(t.Context()))
-			fenceOK(t, "the one who waited", <-answer) // replayed
-			done, err := f.Claim(t.Context(), nil)
-			if err != nil || !done.Replayed {
-				t.Errorf("%+v, %v", done, err)
-			}
-		} else {
-			fenceOK(t, "rollback", tx.Rollback(t.Context()))
-			fenceOK(t, "the one who waited", <-answer) // its own
-			_, err := f.Claim(t.Context(), nil)
-			fenceWant(t, "after it", err, onceq.ErrInFlight)
-			fenceWant(t, "Complete of a claim that was rolled back", c.Complete(t.Context(), nil, nil), onceq.ErrLeaseLost)
-		}
-	}
-}
-
-func TestFence_DuplicateLeavesReadCommittedTransactionUsable(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t)
-	c := fenceClaim(t, fenceOf(t, db, onceq.FenceSpec{Key: "k"}), nil)
-	_ = pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
-		for _, policy := range []onceq.Policy{{}, onceq.Hold()} {
-			_, err := fenceOf(t, db, onceq.FenceSpec{Key: "k", Policy: policy}).Claim(t.Context(), tx)
-			if err == nil {
-				t.Error("claimed twice")
-			}
-			fenceGet[int](t, tx, `select 1`)
-		}
-		fenceOK(t, "Uncertain", c.Uncertain(t.Context(), nil, errors.New("?")))
-		_, err := fenceOf(t, db, onceq.FenceSpec{Key: "k", Policy: onceq.Hold()}).Claim(t.Context(), tx)
-		fenceWant(t, "hold in the transaction", err, onceq.ErrHeld)
-		fenceGet[int](t, tx, `select 1`)
-		return errors.New("roll back")
-	})
-	fenceClaim(t, fenceOf(t, db, onceq.FenceSpec{Key: "k"}), nil) // the hold was rolled back as well
-}
-
-func TestFence_CallersAboveReadCommitted(t *testing.T) {
-	t.Parallel()
-	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
-		db := queuetest.New(t)
-		ctx := t.Context()
-		begin := func() pgx.Tx {
-			tx, err := db.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
-			fenceOK(t, "begin", err)
-			fenceGet[int](t, tx, `select count(*)::int from onceq.job_fences`) // the snapshot
-			return tx
-		}
-		f := fenceOf(t, db, onceq.FenceSpec{Key: "k"})
-		tx := begin()
-		c := fenceClaim(t, f, tx)
-		fenceOK(t, "Complete", c.Complete(ctx, tx, 1))
-		fenceOK(t, "commit", tx.Commit(ctx))
-
-		tx = begin() // visible: an ordinary answer
-		done, err := f.Claim(ctx, tx)
-		if err != nil || !done.Replayed {
-			t.Errorf("%s: %+v, %v", level, done, err)
-		}
-		fenceOK(t, "commit", tx.Commit(ctx))
-
-		f = fenceOf(t, db, onceq.FenceSpec{Key: "later"})
-		tx = begin() // taken after the snapshot: 40001, recognisable
-		fenceClaim(t, f, nil)
-		_, err = f.Claim(ctx, tx)
-		if !onceq.IsRetryable(err) {
-			t.Errorf("%s: %v; want a serialization failure", level, err)
-		}
-		fenceOK(t, "rollback", tx.Rollback(ctx))
-	}
-}
-
 func TestTrapFencesInEveryQueryMode(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe,
@@ -409,48 +258,6 @@ func TestTrapStaleFenceCompletionStopsTheCommitBehindItInAPipeline(t *testing.T)
 	var lost *onceq.LeaseError
 	if err := stale.Complete(t.Context(), nil, 1); !errors.As(err, &lost) || lost.JobID != 0 || lost.Key != "k" || lost.Token != stale.Token {
 		t.Errorf("stale Complete: %v", err)
-	}
-}
-
-func TestFence_StaleAndFinishedClaimsAreRefused(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t)
-	ctx := t.Context()
-	f := fenceOf(t, db, onceq.FenceSpec{Key: "k"})
-	refused := func(c *onceq.Claim, complete bool) {
-		t.Helper()
-		if complete {
-			fenceWant(t, "Complete", c.Complete(ctx, nil, 1), onceq.ErrLeaseLost)
-		}
-		fenceWant(t, "Release", c.Release(ctx, nil), onceq.ErrLeaseLost)
-		fenceWant(t, "Uncertain", c.Uncertain(ctx, nil, errors.New("x")), onceq.ErrLeaseLost)
-		fenceWant(t, "Extend", c.Extend(ctx, time.Minute), onceq.ErrLeaseLost)
-	}
-	released := fenceClaim(t, f, nil)
-	fenceOK(t, "Release", released.Release(ctx, nil))
-	refused(released, true)
-	stale := fenceClaim(t, f, nil)
-	refused(released, true)
-	fenceLapse(t, db)
-	fenceOK(t, "Extend before anybody took it", stale.Extend(ctx, time.Minute))
-	fenceLapse(t, db)
-	c := fenceClaim(t, f, nil)
-	refused(stale, true)
-	fenceOK(t, "Complete", c.Complete(ctx, nil, 1))
-	refused(c, false)
-	refused(stale, true)
-
-	f = fenceOf(t, db, onceq.FenceSpec{Key: "wrongly resolved"})
-	c = fenceClaim(t, f, nil)
-	fenceLapse(t, db)
-	fenceOK(t, "Resolve", f.Resolve(ctx, nil, onceq.NeverApplied()))
-	fenceOK(t, "late Complete", c.Complete(ctx, nil, 1))
-	if done, err := f.Claim(ctx, nil); err != nil || !done.Replayed {
-		t.Errorf("%+v, %v; the late success lost its window", done, err)
-	}
-	var invalid *onceq.InvalidError
-	if err := c.Complete(ctx, nil, func() {}); !errors.As(err, &invalid) {
-		t.Errorf("a result that does not encode: %v", err)
 	}
 }
 
@@ -558,22 +365,6 @@ func TestFence_SpecIsCheckedBeforeAnySQL(t *testing.T) {
 	if _, err := f.Claim(t.Context(), nil); err == nil {
 		t.Error("claimed nowhere")
 	}
-}
-
-// now() is the start of the transaction, which may have been long ago.
-func TestTrapFenceWindowCountsFromTheCompletionNotTheTransaction(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t)
-	f := fenceOf(t, db, onceq.FenceSpec{Key: "k"})
-	fenceOK(t, "transaction", pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
-		fenceGet[int](t, tx, `select 1`)
-		c := fenceClaim(t, f, tx)
-		fenceOK(t, "Complete", c.Complete(t.Context(), tx, 1))
-		if !fenceGet[bool](t, tx, `select finished_at > now() and leased_until > now() + interval '30 seconds' from onceq.job_fences`) {
-			t.Error("times of the transaction's start")
-		}
-		return nil
-	}))
 }
 
 func TestFence_SchemaThatNeedsQuoting(t *testing.T) {

@@ -284,46 +284,6 @@ func TestTrap_StaleCompletionInAPipelineRaisesBeforeTheCommit(t *testing.T) {
 	}
 }
 
-func TestComplete_BelongsToTheCallersTransaction(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t)
-	add(t, db, onceq.Job{Key: "k"})
-	l := takeOne(t, db)
-	require.NoError(t, l.SetResult(map[string]int{"n": 1}))
-	tx, err := db.Pool.Begin(t.Context())
-	require.NoError(t, err)
-	var before, after string
-	show := `select concat_ws(' ', current_setting('enable_seqscan'), current_setting('enable_hashjoin'))`
-	require.NoError(t, tx.QueryRow(t.Context(), `select set_config('enable_hashjoin', 'off', true)`).Scan(nil))
-	require.NoError(t, tx.QueryRow(t.Context(), show).Scan(&before))
-	require.NoError(t, l.Complete(t.Context(), tx))
-	require.NoError(t, tx.QueryRow(t.Context(), show).Scan(&after))
-	require.Equal(t, before, after, "the caller's settings stay")
-	require.NoError(t, tx.Rollback(t.Context()))
-	require.Equal(t, 1, sqlOne[int](t, db, `select count(*) from onceq.jobs`))
-	require.NoError(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error { return l.Complete(t.Context(), tx) }))
-	r, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Key: "k", Payload: 1})
-	require.NoError(t, err)
-	require.True(t, r.Duplicate)
-	require.Equal(t, onceq.Completed, r.State)
-	require.JSONEq(t, `{"n": 1}`, string(r.Output))
-}
-
-func TestComplete_InEveryHandleOfADatabase(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t)
-	addMany(t, db, 3, onceq.Job{Key: "k"})
-	leases := take(t, db, 3)
-	conn, err := db.Pool.Acquire(t.Context())
-	require.NoError(t, err)
-	defer conn.Release()
-	for i, in := range []onceq.DB{db.Pool, conn, conn.Conn()} {
-		require.NoError(t, leases[i].Complete(t.Context(), in))
-		require.ErrorIs(t, leases[i].Complete(t.Context(), in), onceq.ErrLeaseLost)
-	}
-	require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.jobs`))
-}
-
 func TestLease_AttemptsAndLostLeasesAreCountedApart(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)

@@ -80,7 +80,7 @@ func TestSignUp(t *testing.T) {
 	} {
 		for driver, pool := range map[string]func(*testing.T, *queuetest.DB) *sql.DB{
 			"pgx": openStdlib,
-			"pq":  func(t *testing.T, db *queuetest.DB) *sql.DB { return openPQ(t, db) },
+			"pq":  openPQ,
 		} {
 			t.Run(name+"/"+driver, func(t *testing.T) {
 				t.Parallel()

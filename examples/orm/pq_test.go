@@ -5,7 +5,8 @@ import (
 	"net/url"
 	"testing"
 
-	_ "github.com/lib/pq"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/lib/pq"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq/internal/conformance"
@@ -13,14 +14,14 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-func openPQ(t *testing.T, db *queuetest.DB, params ...string) *sql.DB {
+func openPQ(t *testing.T, db *queuetest.DB) *sql.DB { return openPQWith(t, db, "no") }
+
+func openPQWith(t *testing.T, db *queuetest.DB, binary string) *sql.DB {
 	t.Helper()
 	u, err := url.Parse(db.URL)
 	require.NoError(t, err)
 	query := u.Query()
-	for i := 0; i < len(params); i += 2 {
-		query.Set(params[i], params[i+1])
-	}
+	query.Set("binary_parameters", binary)
 	u.RawQuery = query.Encode()
 	pool, err := sql.Open("postgres", u.String())
 	require.NoError(t, err)
@@ -28,25 +29,38 @@ func openPQ(t *testing.T, db *queuetest.DB, params ...string) *sql.DB {
 	return pool
 }
 
+// What onceqsql's own tests do with pgx's stdlib driver, with lib/pq, which is kept out of onceq's module.
 func TestConformanceOfPQ(t *testing.T) {
 	t.Parallel()
-	for name, params := range map[string][]string{"text": nil, "binary": {"binary_parameters", "yes"}} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			conformance.Run(t, func(t *testing.T, db *queuetest.DB) conformance.Handles {
-				pool := openPQ(t, db, params...)
-				return conformance.SQL(pool, onceqsql.DB(pool))
-			})
-		})
-	}
+	t.Run("text", func(t *testing.T) {
+		t.Parallel()
+		conformance.RunSQL(t, openPQ)
+	})
+	t.Run("binary_parameters", func(t *testing.T) {
+		t.Parallel()
+		conformance.RunSQL(t, func(t *testing.T, db *queuetest.DB) *sql.DB { return openPQWith(t, db, "yes") })
+	})
 	t.Run("connection", func(t *testing.T) {
 		t.Parallel()
-		conformance.Run(t, func(t *testing.T, db *queuetest.DB) conformance.Handles {
-			pool := openPQ(t, db)
-			conn, err := pool.Conn(t.Context())
-			require.NoError(t, err)
-			t.Cleanup(func() { require.NoError(t, conn.Close()) })
-			return conformance.SQL(pool, onceqsql.Conn(conn))
-		})
+		conformance.RunSQLConn(t, openPQ)
 	})
+}
+
+func TestErrorsOfPQAreBothDrivers(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	handle := onceqsql.DB(openPQ(t, db))
+	_, err := handle.Exec(t.Context(), `create table users (email text constraint one_each unique)`)
+	require.NoError(t, err)
+	const insert = `insert into users values ($1)`
+	_, err = handle.Exec(t.Context(), insert, "ada@example.com")
+	require.NoError(t, err)
+	_, err = handle.Exec(t.Context(), insert, "ada@example.com")
+	var theirs *pq.Error
+	require.ErrorAs(t, err, &theirs)
+	var ours *pgconn.PgError
+	require.ErrorAs(t, err, &ours)
+	require.Equal(t, []string{"23505", "one_each", "users", "public", theirs.Message, theirs.Detail},
+		[]string{ours.Code, ours.ConstraintName, ours.TableName, ours.SchemaName, ours.Message, ours.Detail})
+	require.Equal(t, theirs.Error(), err.Error())
 }

@@ -45,11 +45,10 @@ type env struct {
 type setup func(t *testing.T, before ...string) *env
 
 // Run runs every test on handles that open gives for a new database. Whatever open opens, it has the test close.
-func Run(t *testing.T, open func(t *testing.T, db *queuetest.DB) Handles, opts ...queuetest.Option) {
+func Run(t *testing.T, open func(t *testing.T, db *queuetest.DB) Handles) {
 	set := func(t *testing.T, before ...string) *env {
 		t.Helper()
-		quiet := queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)})
-		db := queuetest.New(t, append([]queuetest.Option{quiet}, opts...)...)
+		db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
 		for _, sql := range before {
 			exec(t, db.Pool, sql)
 		}
@@ -64,7 +63,7 @@ func Run(t *testing.T, open func(t *testing.T, db *queuetest.DB) Handles, opts .
 		fenceEveryAnswer, fenceInATransactionMakesOthersWait, fenceRefusedLeavesTheTransactionUsable, fenceAboveReadCommitted,
 		fenceStaleAndFinishedClaimsAreRefused, fenceWindowCountsFromTheCompletion,
 		completeBelongsToTheTransaction, completeOutsideOfATransaction, completeStaleEndsTheTransaction,
-		everyOperationInATransaction,
+		everyOperationInATransaction, valuesComeBack, rowsClosedUnreadReportTheirError,
 	} {
 		name := runtime.FuncForPC(reflect.ValueOf(test).Pointer()).Name()
 		t.Run(name[strings.LastIndex(name, ".")+1:], func(t *testing.T) {

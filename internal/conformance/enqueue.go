@@ -197,11 +197,13 @@ func enqueueRefusedLeavesTheTransactionUsable(t *testing.T, set setup) {
 	require.ErrorAs(t, err, &invalid)
 	require.Equal(t, "jobs[3].Key", invalid.Field)
 	require.Contains(t, err.Error(), "jobs[1]")
+	_, err = e.q.EnqueueMany(t.Context(), tx.DB, []onceq.Job{{Kind: "k", Key: "twice"}, {Kind: "k", Key: "twice", Scope: "other"}})
+	require.NoError(t, err)
 
-	require.Equal(t, 1, get[int](t, tx.DB, `select count(*)::int from onceq.jobs`))
+	require.Equal(t, 3, get[int](t, tx.DB, `select count(*)::int from onceq.jobs`))
 	e.enqueue(tx.DB, onceq.Job{Kind: "k", Key: "b"})
 	require.NoError(t, tx.Commit(t.Context()))
-	require.Equal(t, 2, e.jobs())
+	require.Equal(t, 4, e.jobs())
 }
 
 func enqueueBelongsToTheTransaction(t *testing.T, set setup) {

@@ -3,20 +3,66 @@ package conformance
 import (
 	"context"
 	"database/sql"
+	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/onceqsql"
+	"github.com/onceq/onceq/queuetest"
 )
 
-// SQL gives the handles of a driver of database/sql, with outside as the one outside of a transaction.
-func SQL(pool *sql.DB, outside onceq.DB) Handles {
+// RunSQL runs every test on the handles of a driver of database/sql, with a *sql.DB outside of a transaction.
+func RunSQL(t *testing.T, open func(*testing.T, *queuetest.DB) *sql.DB) {
+	Run(t, func(t *testing.T, db *queuetest.DB) Handles {
+		pool := open(t, db)
+		return Handles{DB: onceqsql.DB(pool), Begin: beginSQL(pool)}
+	})
+}
+
+// RunSQLConn is RunSQL with a *sql.Conn.
+func RunSQLConn(t *testing.T, open func(*testing.T, *queuetest.DB) *sql.DB) {
+	Run(t, func(t *testing.T, db *queuetest.DB) Handles {
+		pool := open(t, db)
+		return Handles{DB: onceqsql.Conn(connect(t, pool)), Begin: beginSQL(pool)}
+	})
+	t.Run("connWithATransactionBegunByHand", func(t *testing.T) {
+		t.Parallel()
+		db := queuetest.New(t)
+		ctx, conn := t.Context(), connect(t, open(t, db))
+		_, err := conn.ExecContext(ctx, `begin`)
+		require.NoError(t, err)
+		_, err = db.Queue.Enqueue(ctx, onceqsql.Conn(conn), onceq.Job{Kind: "k"}) // one statement, in whatever it is in
+		require.NoError(t, err)
+		_, err = db.Queue.EnqueueMany(ctx, onceqsql.Conn(conn), []onceq.Job{{Kind: "k"}})
+		var invalid *onceq.InvalidError
+		require.ErrorAs(t, err, &invalid)
+		require.Contains(t, err.Error(), "onceqsql.Tx")
+		_, err = conn.ExecContext(ctx, `commit`) // still the caller's to end
+		require.NoError(t, err)
+		var jobs int
+		require.NoError(t, db.Pool.QueryRow(ctx, `select count(*) from onceq.jobs`).Scan(&jobs))
+		require.Equal(t, 1, jobs)
+		_, err = db.Queue.EnqueueMany(ctx, onceqsql.Conn(conn), []onceq.Job{{Kind: "k"}})
+		require.NoError(t, err)
+	})
+}
+
+func connect(t *testing.T, pool *sql.DB) *sql.Conn {
+	t.Helper()
+	conn, err := pool.Conn(t.Context())
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, conn.Close()) })
+	return conn
+}
+
+func beginSQL(pool *sql.DB) func(context.Context, pgx.TxIsoLevel) (Tx, error) {
 	levels := map[pgx.TxIsoLevel]sql.IsolationLevel{
 		pgx.ReadCommitted: sql.LevelReadCommitted, pgx.RepeatableRead: sql.LevelRepeatableRead, pgx.Serializable: sql.LevelSerializable,
 	}
-	return Handles{DB: outside, Begin: func(ctx context.Context, level pgx.TxIsoLevel) (Tx, error) {
-		tx, err := pool.BeginTx(context.WithoutCancel(ctx), &sql.TxOptions{Isolation: levels[level]})
+	return func(ctx context.Context, level pgx.TxIsoLevel) (Tx, error) {
+		tx, err := pool.BeginTx(ctx, &sql.TxOptions{Isolation: levels[level]})
 		if err != nil {
 			return Tx{}, err
 		}
@@ -25,5 +71,5 @@ func SQL(pool *sql.DB, outside onceq.DB) Handles {
 			Commit:   func(context.Context) error { return tx.Commit() },
 			Rollback: func(context.Context) error { return tx.Rollback() },
 		}, nil
-	}}
+	}
 }
