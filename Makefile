@@ -6,7 +6,7 @@ TIMEOUT     = 20m
 
 # Modules of their own, which no application gets by importing onceq: checks/ has recorded histories, random walks and
 # forced interleavings.
-MODULES     = checks onceqotel examples/moving
+MODULES     = checks onceqotel examples/moving examples/orm
 
 .PHONY: test format imports vet staticcheck gosec race modules matrix test-versions test-container demo bench torture torture-ci
 
@@ -17,11 +17,11 @@ format:
 	@echo "== gofmt"
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "to be run through gofmt -w:"; echo "$$unformatted"; exit 1; fi
 
-# An application that imports onceq gets pgx and nothing else with it.
+# An application that imports onceq, or onceqsql, gets pgx and nothing else with it.
 imports:
-	@echo "== imports of the root package"
-	@foreign=$$(go list -f '{{join .Imports "\n"}}' . | grep -F . | grep -v -E '^github\.com/(jackc/pgx/v5|onceq/onceq)(/|$$)'); \
-	if [ -n "$$foreign" ]; then echo "the root package may import the standard library and pgx alone, and not:"; echo "$$foreign"; exit 1; fi
+	@echo "== imports of the root package and onceqsql"
+	@foreign=$$(go list -f '{{join .Imports "\n"}}' . ./onceqsql | grep -F . | grep -v -E '^github\.com/(jackc/pgx/v5|onceq/onceq)(/|$$)'); \
+	if [ -n "$$foreign" ]; then echo "the root package and onceqsql may import the standard library and pgx alone, and not:"; echo "$$foreign"; exit 1; fi
 
 vet:
 	@echo "== go vet"
