@@ -101,21 +101,6 @@ func enqExpire(t *testing.T, db *queuetest.DB) {
 	enqExec(t, db.Pool, `update onceq.job_fences set finished_at = finished_at - interval '10 years' where finished_at is not null`)
 }
 
-type enqAnswer struct {
-	onceq.Result
-	err error
-}
-
-func enqGo(t *testing.T, db *queuetest.DB, in onceq.DB, job onceq.Job) <-chan enqAnswer {
-	c := make(chan enqAnswer, 1)
-	ctx := t.Context()
-	go func() {
-		r, err := db.Queue.Enqueue(ctx, in, job)
-		c <- enqAnswer{r, err}
-	}()
-	return c
-}
-
 func TestEnqueue_StoresEveryField(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)

@@ -41,20 +41,6 @@ func fenceLapse(t *testing.T, db *queuetest.DB) {
 	fenceExec(t, db.Pool, `update onceq.job_fences set leased_until = leased_until - interval '1 hour' where class > 0`)
 }
 
-// fenceBlocked waits until n backends of this database wait for a lock.
-func fenceBlocked(t *testing.T, db *queuetest.DB, n int) {
-	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(2 * time.Millisecond) {
-		if fenceGet[int](t, db.Pool, `select count(*)::int from pg_stat_activity
-			where datname = current_database() and wait_event_type = 'Lock'`) >= n {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("nobody waits for a lock")
-		}
-	}
-}
-
 func fenceOf(t *testing.T, db *queuetest.DB, spec onceq.FenceSpec) *onceq.Fence {
 	t.Helper()
 	f, err := db.Queue.Fence(spec)
