@@ -19,8 +19,9 @@ type runner interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
-// Transaction is a *sql.Tx, or what wraps one: a bun.Tx, a *sqlx.Tx, an *ent.Tx with the feature sql/execquery, the
-// Statement.ConnPool of a GORM transaction. That it ends by Commit or Rollback keeps a *sql.DB from passing for one.
+// Transaction is a *sql.Tx, or what passes statements on to one as they are: a *sqlx.Tx, an *ent.Tx with the feature
+// sql/execquery, the Statement.ConnPool of a GORM transaction; of a bun.Tx the Tx inside. That it ends by Commit or
+// Rollback keeps a *sql.DB from passing for one.
 type Transaction interface {
 	runner
 	Commit() error
@@ -31,7 +32,7 @@ type Transaction interface {
 // ends the transaction.
 func Tx(tx Transaction) onceq.DB { return over("Tx", tx) }
 
-// DB is the handle on a database: each statement commits on its own, and EnqueueMany in a transaction of its own.
+// DB is the handle on a database: each statement commits on its own, and what takes several in a transaction of its own.
 func DB(db *sql.DB) onceq.DB {
 	if db == nil {
 		return over("DB", nil)

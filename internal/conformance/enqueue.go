@@ -484,9 +484,10 @@ func enqueueManyOpensItsTransactionAtReadCommitted(t *testing.T, set setup) {
 	}
 	e.enqueue(e.Handles.DB, onceq.Job{Kind: "k"})
 	require.Equal(t, "serializable", level(), "the default")
-	_, err := e.q.EnqueueMany(t.Context(), e.Handles.DB, []onceq.Job{{Kind: "k"}})
+	_, err := e.q.EnqueueMany(t.Context(), e.Handles.DB, []onceq.Job{{Kind: "k", Key: "a"}})
 	require.NoError(t, err)
 	require.Equal(t, "read committed", level())
+	exec(t, e.Pool, `delete from onceq.job_fences`)
 }
 
 func enqueueNamesWhatIsWrongWithTheTables(t *testing.T, set setup) {

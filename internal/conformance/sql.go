@@ -35,7 +35,7 @@ func RunSQLConn(t *testing.T, open func(*testing.T, *queuetest.DB) *sql.DB) {
 		require.NoError(t, err)
 		_, err = db.Queue.Enqueue(ctx, onceqsql.Conn(conn), onceq.Job{Kind: "k"}) // one statement, in whatever it is in
 		require.NoError(t, err)
-		_, err = db.Queue.EnqueueMany(ctx, onceqsql.Conn(conn), []onceq.Job{{Kind: "k"}})
+		_, err = db.Queue.EnqueueMany(ctx, onceqsql.Conn(conn), []onceq.Job{{Kind: "k", Key: "a"}})
 		var invalid *onceq.InvalidError
 		require.ErrorAs(t, err, &invalid)
 		require.Contains(t, err.Error(), "onceqsql.Tx")
@@ -44,7 +44,7 @@ func RunSQLConn(t *testing.T, open func(*testing.T, *queuetest.DB) *sql.DB) {
 		var jobs int
 		require.NoError(t, db.Pool.QueryRow(ctx, `select count(*) from onceq.jobs`).Scan(&jobs))
 		require.Equal(t, 1, jobs)
-		_, err = db.Queue.EnqueueMany(ctx, onceqsql.Conn(conn), []onceq.Job{{Kind: "k"}})
+		_, err = db.Queue.EnqueueMany(ctx, onceqsql.Conn(conn), []onceq.Job{{Kind: "k", Key: "a"}})
 		require.NoError(t, err)
 	})
 }
