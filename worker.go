@@ -217,7 +217,7 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 			r.handling.Go(l.work)
 		}
 	}
-	r.budget = limit
+	r.budget, r.drainers, r.resting = limit, len(r.lanes), make(map[*lane]bool)
 	failed := make([]error, len(r.lanes))
 	for i, l := range r.lanes {
 		claimers.Go(func() {
@@ -305,9 +305,11 @@ type run struct {
 	stopping atomic.Bool
 	handling sync.WaitGroup // goroutines that run handlers
 	finisher finisher
-	budget   int           // of Drain: how many jobs it may still claim; draining guards it
-	draining sync.Mutex    // lets one lane claim at a time
-	solo     chan struct{} // held while a job runs that has lost two leases or more: never two of them at once
+	draining sync.Mutex     // of Drain: lets one lane claim at a time, and guards what follows
+	budget   int            // how many jobs may still be claimed
+	drainers int            // lanes that have not given up
+	resting  map[*lane]bool // those that found nothing since any found something or a handler ran
+	solo     chan struct{}  // held while a job runs that has lost two leases or more: never two of them at once
 
 	mu    sync.Mutex      // guards tasks and every task's fields
 	tasks map[int64]*task // by token; from the claim until the outcome is written or the lease is lost
@@ -444,7 +446,8 @@ func (l *lane) loop(ctx context.Context) {
 	}
 }
 
-// drain claims and hands out until the budget is used up or nothing is due and nothing runs.
+// drain claims and hands out until the budget is used up, or nothing is due in any lane and nothing runs: what runs for
+// one lane may enqueue for another.
 func (l *lane) drain(ctx context.Context) error {
 	for {
 		n := l.waitRoom(ctx)
@@ -459,11 +462,24 @@ func (l *lane) drain(ctx context.Context) error {
 		l.at = fromStart()
 		found, err := l.claimSome(ctx, n)
 		l.budget -= found
+		switch {
+		case err != nil:
+			l.drainers--
+			delete(l.resting, l)
+		case found > 0 || !idle:
+			clear(l.resting)
+		default:
+			l.resting[l] = true
+		}
+		done := len(l.resting) == l.drainers
+		if done {
+			l.budget = 0 // for the others as well
+		}
 		l.draining.Unlock()
 		switch {
 		case err != nil && ctx.Err() == nil:
 			return err
-		case found == 0 && idle:
+		case done:
 			return nil
 		case found == 0:
 			sleep(ctx, 2*time.Millisecond, l.room)

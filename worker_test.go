@@ -883,3 +883,28 @@ func TestWorker_NoJobIsMissedByNotificationsAlone(t *testing.T) {
 	stop()
 	require.NoError(t, <-ended)
 }
+
+// What a handler enqueues for another queue of the same worker is worked too, whichever lane looked first.
+func TestDrain_FollowsJobsIntoOtherQueues(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	second := onceq.Kind[int]{Name: "second", Queue: "b"}
+	first := onceq.Kind[int]{Name: "first", Queue: "a", Backoff: func(int, error) time.Duration { return 0 }}
+	for n := range 30 {
+		_, err := db.Queue.Enqueue(t.Context(), db.Pool, first.Job(n))
+		require.NoError(t, err)
+		var ran atomic.Int32
+		w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{},
+			first.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, n int) error {
+				if l.Attempt == 1 {
+					return errors.New("fails the first time")
+				}
+				_, err := db.Queue.Enqueue(ctx, tx, second.Job(n))
+				return err
+			}),
+			second.Handle(func(context.Context, *onceq.Lease, int) error { ran.Add(1); return nil }))
+		require.NoError(t, err)
+		require.NoError(t, w.Drain(t.Context(), 0))
+		require.EqualValues(t, 1, ran.Load())
+	}
+}

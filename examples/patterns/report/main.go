@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/onceq/onceq"
@@ -21,6 +22,7 @@ func main() {
 
 	keys, tokens := map[string]bool{}, map[int64]bool{}
 	uploads := 0
+	var urls []string
 	for range 2 {
 		_, err := q.Enqueue(ctx, pool, report.Job("r-7"))
 		example.Check(err)
@@ -38,15 +40,16 @@ func main() {
 			if l.Attempt == 1 {
 				return errors.New("crashes after the upload, the first time")
 			}
-			fmt.Println(url)
+			urls = append(urls, url)
 			return l.SetResult(url)
 		}))
 	example.Check(err)
 	example.Check(w.Drain(ctx, 0))
+	slices.Sort(urls) // in whichever order they came to their second run
+	fmt.Println(urls)
 	fmt.Println("uploads:", uploads, "keys:", len(keys), "tokens:", len(tokens))
 }
 
 // Output:
-// https://files.example.com/r-7-1.pdf
-// https://files.example.com/r-7-2.pdf
+// [https://files.example.com/r-7-1.pdf https://files.example.com/r-7-2.pdf]
 // uploads: 2 keys: 2 tokens: 4
