@@ -131,7 +131,7 @@ type sizes struct {
 }
 
 var fullSizes = sizes{
-	rounds: 3, bulk: 100_000, transactions: 20_000, drained: 100_000, rows: 20_000, samples: 150, wal: 50_000,
+	rounds: 3, bulk: 100_000, transactions: 20_000, drained: 100_000, rows: 20_000, samples: 100, wal: 50_000,
 	passed: 250_000, last: 50_000, limit: 20 * time.Second, loaded: 10 * time.Second, idle: 20 * time.Second,
 	backlogs: []int{100_000, 1_000_000}, growth: 50_000, fences: 1_000_000, scheduled: 1_000_000, big: 1_000_000,
 }
