@@ -181,9 +181,8 @@ func (r *proofRun) explain() string {
 	if r.concurrent() && r.looksFirst(write) {
 		return checkThenAct
 	}
-	finish := slices.IndexFunc(tape, func(s *step) bool { return s.role == roleFinish })
-	begun := slices.ContainsFunc(tape[:write], func(s *step) bool { return strings.HasSuffix(s.words, "the begin of the handler's transaction") })
-	if write < finish && !begun {
+	finish := max(0, slices.IndexFunc(tape, func(s *step) bool { return s.ends() }))
+	if slices.ContainsFunc(tape[:finish], func(s *step) bool { return s.writes() && !s.worker }) {
 		return "writes that commit apart from the completion: what the handler writes is committed before the job is, so the next run finds it and writes again. Write through the transaction of Kind.HandleTx, or complete the job in your own with Lease.Complete"
 	}
 	return ""
@@ -309,6 +308,7 @@ func (rep *report) failures() []string {
 	}
 	for _, group := range order {
 		runs := groups[group]
+		slices.SortStableFunc(runs, func(a, b *proofRun) int { return a.fault.remoteness() - b.fault.remoteness() })
 		text := runs[0].text()
 		if runs[0].mistake != "" {
 			text += "\nmistake: " + runs[0].mistake
@@ -326,6 +326,20 @@ func (rep *report) failures() []string {
 		texts = append(texts, strings.ReplaceAll(text, "\n", "\n\t"))
 	}
 	return texts
+}
+
+// remoteness orders runs that show the same: the handler's own statements and calls say more than onceq's between them,
+// and different places more than different faults at one.
+func (f *fault) remoteness() int {
+	switch {
+	case f == nil:
+		return 0
+	case f.step == nil || !f.step.own():
+		return 3
+	case f.kind == dying:
+		return 1
+	}
+	return 2
 }
 
 // group is equal for runs that show the same.

@@ -217,12 +217,13 @@ func (p *Process) note(s *step) {
 	switch s.role {
 	case roleClaim:
 		p.leased = true
-	case roleFinish:
-		p.leased = false
 	case roleIntent:
 		p.once = s.effect
 	case roleOutcome:
 		p.once = ""
+	}
+	if s.ends() {
+		p.leased = false
 	}
 	kept := *s
 	p.tape = append(p.tape, &kept)

@@ -302,7 +302,12 @@ func TestProve_Passes(t *testing.T) {
 			if p.Jobs == nil {
 				p.Job = provedJob
 			}
-			require.Empty(t, said(t, p))
+			proven, err := queuetest.ProveAll(t, p, "")
+			require.NoError(t, err)
+			require.Empty(t, proven.Failures)
+			// Every statement of onceq has its own words.
+			require.NotContains(t, strings.Join(proven.Steps, "\n"), "a statement of onceq")
+			require.NotContains(t, strings.Join(proven.Steps, "\n"), "set_config")
 		})
 	}
 }
@@ -379,7 +384,11 @@ func TestProve_Mistakes(t *testing.T) {
 					})
 				}
 			},
-			want: []string{"died after `insert into charges …`, before commit", "mistake: recording after sending"},
+			want: []string{
+				"Prove: died after POST pay.example/charges was made, before its answer; then",
+				"died after `insert into charges …`, before commit",
+				"mistake: recording after sending",
+			},
 		},
 		"seed 004: record, then send": {
 			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
@@ -475,6 +484,22 @@ func TestProve_Mistakes(t *testing.T) {
 			},
 			want: []string{
 				"died after `insert into charges …` was committed, before its answer", "charges",
+				"mistake: writes that commit apart from the completion",
+			},
+		},
+		"a write apart from the completion, beside the handler's transaction": {
+			change: func(proof *queuetest.Proof) {
+				proof.Handler = func(p *queuetest.Process) onceq.Handler {
+					return provedCharge.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, o provedOrder) error {
+						if _, err := tx.Exec(ctx, `update charges set charge = 'seen' where order_id = $1`, o.ID+1); err != nil {
+							return err
+						}
+						return note(ctx, p, o)
+					})
+				}
+			},
+			want: []string{
+				"died after `insert into charges …` was committed, before its answer; then table public.charges has 2 rows, without faults 1",
 				"mistake: writes that commit apart from the completion",
 			},
 		},

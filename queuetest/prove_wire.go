@@ -60,6 +60,7 @@ type wire struct {
 	asked      []statement          // and the statements
 	statements map[string]string    // by name
 	portals    map[string]statement // by name
+	worker     bool                 // a worker's transaction is open
 
 	raw []byte // owned by whoever reads: what is no whole answer yet
 
@@ -156,7 +157,10 @@ func (w *wire) message(m []byte) error {
 func (w *wire) send(sync bool) error {
 	group, ends, asked := w.group, w.ends, w.asked
 	w.group, w.ends, w.asked = nil, nil, nil
-	steps := name(asked)
+	var steps []step
+	if len(asked) > 0 {
+		steps, w.worker = name(asked, w.worker)
+	}
 	gap, fault := w.p.pass(steps)
 	if err := w.gone(); err != nil {
 		return err // it died while it stood here

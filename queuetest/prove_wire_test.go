@@ -58,7 +58,7 @@ func TestProve_EveryStatementIsAStep(t *testing.T) {
 		"onceq's claim",
 		"the commit of onceq's claim",
 		"the begin of the handler's transaction",
-		"onceq's lock on the job",
+		"onceq's taking of the job",
 		"`update charges set charge = 'extended' where …`",
 		"`update charges set charge = 'simple' where …`",
 		"`delete from charges where order_id = 1`",
@@ -76,6 +76,8 @@ func TestProve_EveryStatementIsAStep(t *testing.T) {
 		"die-1-before":  "died before the begin of onceq's claim",
 		"die-3-after":   "died after onceq's claim, before the commit of onceq's claim",
 		"die-4-after":   "died after the commit of onceq's claim, before its answer",
+		"die-5-after":   "died after the begin of the handler's transaction, before onceq's taking of the job",
+		"die-6-after":   "died after onceq's taking of the job, before `update charges set charge = 'extended' where …`",
 		"die-7-after":   "died after `update charges set charge = 'extended' where …`, before commit",
 		"die-9-after":   "died after `delete from charges where order_id = 1`, before `delete from charges where order_id = 2`",
 		"die-11-before": "died before `copy \"charges\" …`",
@@ -87,24 +89,25 @@ func TestProve_EveryStatementIsAStep(t *testing.T) {
 		"die-15-after":  "died after onceq's completion, before the commit of the handler's transaction",
 		"die-16-after":  "died after the commit of the handler's transaction, before its answer",
 		"cut-16-after":  "lost its connection after the commit of the handler's transaction, before its answer",
-		"freeze-7":      "froze before `update charges set charge = 'extended' where …` until its lease had run out and a second worker had taken the job; then went on",
+		"die-8-before":  "died before `update charges set charge = 'simple' where …`",
+		"freeze-5":      "froze before the begin of the handler's transaction (sent with `update charges set charge = 'extended' where …`) until its lease had run out and a second worker had taken the job; then went on",
 		"meet-12":       `two workers at the same time, both before onceq's intent of effect "charge"`,
 		"freeze-15":     "froze before onceq's completion until its lease had run out and a second worker had taken the job; then went on",
-		"cut-5-before":  "lost its connection before the begin of the handler's transaction",
+		"cut-5-before":  "lost its connection before the begin of the handler's transaction (sent with `update charges set charge = 'extended' where …`)",
 	}
 	for name, words := range want {
 		got, ok := proven.Runs[name]
 		require.True(t, ok, name)
 		require.Equal(t, words, got, name)
 	}
-	// The process dies behind each of the 16 steps and before each of the 10 that are the first of what is sent at once.
-	// From the handler's begin on, which are 12 and 9 of them, the other faults come too.
+	// The process dies behind each of the 16 steps and before each of the 9 that are the first of what is sent at once.
+	// From the handler's begin on, which are 12 and 8 of them, the other faults come too.
 	count := make(map[string]int)
 	for name := range proven.Runs {
 		kind, _, _ := strings.Cut(name, "-")
 		count[kind]++
 	}
-	require.Equal(t, map[string]int{"none": 1, "twice": 1, "die": 16 + 10, "cut": 12 + 9, "freeze": 9, "meet": 9}, count)
+	require.Equal(t, map[string]int{"none": 1, "twice": 1, "die": 16 + 9, "cut": 12 + 8, "freeze": 8, "meet": 8}, count)
 }
 
 // A death is real: of a handler that hears of nothing and goes on, the server has what stands before the place where it
@@ -165,6 +168,77 @@ func TestProve_TheDeadReachNothing(t *testing.T) {
 		got, ok := rows[words]
 		require.True(t, ok, words)
 		require.Equal(t, want, [2]int{got, effects[words]}, words)
+	}
+}
+
+// The same where a handler's first statements open its transaction and travel with that. Sequences show what the server
+// did, for they know no rollback; jobs with a key and without one end in different ways.
+func TestProve_TheDeadInTheHandlersTransaction(t *testing.T) {
+	t.Parallel()
+	unkeyed := onceq.Kind[provedOrder]{Name: "unkeyed"}
+	for _, kind := range []onceq.Kind[provedOrder]{provedCharge, unkeyed} {
+		t.Run(kind.Name, func(t *testing.T) {
+			t.Parallel()
+			var mu sync.Mutex
+			ran := make(map[string][4]int) // how often each statement, by what went wrong
+			proof := queuetest.Proof{
+				Setup: queuetest.SQL(provedTable + `; create sequence s0 minvalue 0; create sequence s1 minvalue 0; create sequence s2 minvalue 0`),
+				Job:   func() onceq.Job { return kind.Job(provedOrder{ID: 7}) },
+				Handler: func(*queuetest.Process) onceq.Handler {
+					return kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, o provedOrder) error {
+						b := &pgx.Batch{}
+						b.Queue(`select 0 from nextval('s0')`)
+						b.Queue(`select 1 from nextval('s1')`)
+						if err := tx.SendBatch(ctx, b).Close(); err != nil {
+							return err
+						}
+						_, err := tx.Exec(ctx, `insert into charges select $1 from nextval('s2')`, o.ID)
+						return err
+					})
+				},
+				Check: func(o *queuetest.Outcome) {
+					n := [4]int{3: o.Count(`select count(*) from charges`)}
+					for i := range 3 {
+						n[i] = o.Count(fmt.Sprintf(`select last_value + is_called::int from s%d`, i))
+					}
+					mu.Lock()
+					defer mu.Unlock()
+					ran[o.Fault] = n
+				},
+			}
+			proven, err := queuetest.ProveAll(t, proof, "")
+			require.NoError(t, err)
+			require.Empty(t, proven.Failures)
+			ends := []string{"the commit of the handler's transaction"}
+			if kind.Key != nil {
+				ends = []string{"onceq's completion", ends[0]}
+			}
+			require.Equal(t, append([]string{
+				"the begin of the handler's transaction", "onceq's taking of the job",
+				"`select 0 from nextval …`", "`select 1 from nextval …`", "`insert into charges select $1 from nextval …`",
+			}, ends...), proven.Steps[4:])
+			for name, want := range map[string][4]int{
+				"none":          {1, 1, 1, 1},
+				"die-5-before":  {1, 1, 1, 1},
+				"die-5-after":   {1, 1, 1, 1},
+				"die-6-after":   {1, 1, 1, 1},
+				"die-7-after":   {2, 1, 1, 1},
+				"die-8-after":   {2, 2, 1, 1},
+				"die-9-before":  {2, 2, 1, 1},
+				"die-9-after":   {2, 2, 2, 1},
+				"die-10-before": {2, 2, 2, 1},
+				fmt.Sprintf("die-%d-after", len(proven.Steps)): {1, 1, 1, 1},
+				"cut-7-after": {2, 1, 1, 1},
+				"cut-9-after": {2, 2, 2, 1},
+				"freeze-5":    {1, 1, 1, 1},
+				"freeze-9":    {2, 2, 1, 1},
+				"twice":       {1, 1, 1, 1},
+			} {
+				words, ok := proven.Runs[name]
+				require.True(t, ok, name)
+				require.Equal(t, want, ran[words], name)
+			}
+		})
 	}
 }
 

@@ -3,6 +3,7 @@ package queuetest
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -15,6 +16,7 @@ const (
 	roleClaim               // … that gives the lease
 	roleIntent              // … that records the intent of an effect
 	roleOutcome             // … that records its outcome
+	roleOpen                // … that opens a handler's transaction
 	roleFinish              // … that ends the lease
 	roleCommit              // of either
 	roleCall                // a call to the outside
@@ -30,6 +32,9 @@ type step struct {
 	nth    int    // 1 for the first of its text in its process
 	first  bool   // of what is sent at once: the place before it is one of its own
 	next   string // in words, what is sent with it and comes behind it
+	with   string // in words, the handler's first statement: it is sent with this one, which opens its transaction
+
+	worker bool // it is in the transaction of HandleTx or HandleBatch, which the worker commits
 
 	leased   bool // the process has a lease, as far as it knows
 	inTx     bool // its transaction was open afterwards
@@ -45,8 +50,13 @@ var onceqs = []struct {
 	{"first_alone as materialized", "onceq's claim", roleClaim},
 	{"installation::text", "onceq's look at its installation", roleSkip},
 	{"server_encoding", "onceq's check of its schema", roleSkip},
-	{"set_config('idle_in_transaction_session_timeout'", "onceq's lock on the job", roleOnceq},
+	{"with taken as (\n  delete from onceq.jobs", "onceq's taking of the job", roleOpen},
+	{"case when $1::text <> '' then set_config('idle_in_transaction_session_timeout'", "onceq's lock on the job", roleOpen},
 	{"delete from onceq.jobs", "onceq's completion", roleFinish},
+	{"where f.key = $4::text and f.scope = $5::text", "onceq's completion", roleFinish},
+	{"select j::text from onceq.jobs", "onceq's reading of the job", roleOnceq},
+	{"insert into onceq.jobs select (r).*", "onceq's putting back of the job", roleOnceq},
+	{"select set_config('datestyle', 'ISO', true)", "onceq's settings", roleOnceq},
 	{"spent, reset, delay", "onceq's return of the job", roleFinish},
 	{"enable_seqscan", "onceq's settings", roleOnceq},
 	{"onceq.plans", "onceq's settings", roleOnceq},
@@ -65,11 +75,12 @@ var onceqs = []struct {
 	{"onceq.", "a statement of onceq", roleOnceq},
 }
 
-// name gives the steps of statements that are sent at once, one for each.
-func name(asked []statement) []step {
-	steps := make([]step, len(asked))
-	main := -1
-	ends := false
+// name gives the steps of statements that are sent at once, one for each. worker says whether they are in a worker's
+// transaction, and comes back for what is sent after them.
+func name(asked []statement, worker bool) (steps []step, still bool) {
+	steps = make([]step, len(asked))
+	main, mainRole := -1, roleUser // what all of it is for
+	began, ends := false, false
 	for i, s := range asked {
 		st := &steps[i]
 		st.text, st.first = s.sql, i == 0
@@ -79,6 +90,10 @@ func name(asked []statement) []step {
 			st.role = roleSkip
 		case strings.HasPrefix(sql, "commit") || strings.HasSuffix(sql, "commit;"):
 			st.role, ends = roleCommit, true
+		case i == 0 && strings.HasPrefix(sql, "begin"):
+			began, worker = true, false
+		case sql == "rollback":
+			ends = true
 		}
 		st.words = "`" + short(s.sql) + "`"
 		for _, o := range onceqs {
@@ -96,36 +111,52 @@ func name(asked []statement) []step {
 			}
 			break
 		}
-		if (st.role == roleOnceq && !strings.HasSuffix(st.words, "settings")) || st.role == roleClaim || st.role == roleFinish {
-			if main < 0 || st.role != roleOnceq {
+		switch st.role {
+		case roleOnceq:
+			if main < 0 && !st.setting() {
 				main = i
 			}
+		case roleClaim, roleOpen, roleFinish:
+			if mainRole != roleOpen {
+				main, mainRole = i, st.role
+			}
 		}
 	}
-	if main >= 0 && len(steps) > 1 {
-		of := steps[main].words
-		began := strings.HasPrefix(strings.ToLower(asked[0].sql), "begin")
-		if began && !ends || ends && !began {
-			of = "the handler's transaction"
+	worker = worker || mainRole == roleOpen
+	if of := ""; main >= 0 && len(steps) > 1 || worker {
+		if of = "the handler's transaction"; !worker {
+			of = steps[main].words
 		}
 		for i := range steps {
-			sql := strings.ToLower(asked[i].sql)
+			st := &steps[i]
 			switch {
-			case strings.HasPrefix(sql, "begin"):
-				steps[i].role, steps[i].words = roleOnceq, "the begin of "+of
-			case steps[i].role == roleCommit:
-				steps[i].words = "the commit of " + of
-			case strings.HasSuffix(steps[i].words, "settings"):
-				steps[i].words += " for " + strings.TrimPrefix(steps[main].words, "onceq's ")
+			case i == 0 && began:
+				st.role, st.words = roleOnceq, "the begin of "+of
+			case st.role == roleCommit:
+				st.words = "the commit of " + of
+			case st.setting() && main >= 0:
+				st.words += " for " + strings.TrimPrefix(steps[main].words, "onceq's ")
+			default:
+				continue
 			}
-			steps[i].text += " -- " + of
+			st.text += " -- " + of // which tells them from others of the same text
 		}
 	}
-	for i := range steps[:max(0, len(steps)-1)] {
-		steps[i].next = steps[i+1].words
+	for i := range steps {
+		steps[i].worker = worker
+		if i+1 < len(steps) {
+			steps[i].next = steps[i+1].words
+		}
 	}
-	return steps
+	if mainRole == roleOpen {
+		if at := slices.IndexFunc(steps[main+1:], func(s step) bool { return !s.setting() }); at >= 0 {
+			steps[0].with = steps[main+1+at].words
+		}
+	}
+	return steps, worker && !ends
 }
+
+func (s step) setting() bool { return strings.HasPrefix(s.words, "onceq's settings") }
 
 // effectOf gives the name of a job's effect from the parameters of a statement about its fence.
 func effectOf(s statement, r role) string {
@@ -181,8 +212,18 @@ func (s step) reads() bool {
 
 // before and after say in words where a process is.
 func (s step) before() string {
-	return "before " + s.words + s.times()
+	words := "before " + s.words + s.times()
+	if s.with != "" {
+		words += " (sent with " + s.with + ")"
+	}
+	return words
 }
+
+// own says that it is the handler's, and not of onceq around it.
+func (s step) own() bool { return s.role == roleUser || s.role == roleCall }
+
+// ends says that the process has no lease after it.
+func (s step) ends() bool { return s.role == roleFinish || s.role == roleCommit && s.worker }
 
 func (s step) after() string {
 	words := "after " + s.words + s.times()
