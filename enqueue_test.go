@@ -20,6 +20,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/migrations"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -1242,4 +1243,75 @@ func Test_Seed002_KeysOutliveAnyCacheOfRecentOnes(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.Waiting}, enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: "the first of many"}))
+}
+
+// A batch takes an expired key by itself, in each lifetime as Enqueue does, and not only when it is asked for the answer.
+func TestEnqueueInBatch_WindowsDecideWhenAKeyIsFreeAgain(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name                string
+		window              time.Duration
+		finished, afterward bool
+	}{
+		{"until finished", onceq.UntilFinished, true, true},
+		{"a duration", time.Minute, false, true},
+		{"for ever", onceq.Forever, false, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			db := enqNew(t)
+			accepts := func() bool {
+				before := enqJobs(t, db.Pool)
+				b := &pgx.Batch{}
+				_, err := db.Queue.EnqueueInBatch(b, onceq.Job{Kind: "k", Key: "a", Window: c.window})
+				require.NoError(t, err)
+				require.NoError(t, db.Pool.SendBatch(t.Context(), b).Close())
+				return enqJobs(t, db.Pool) > before
+			}
+			require.True(t, accepts())
+			require.False(t, accepts(), "while it waits")
+			first := enqFinish(t, db, nil)
+			require.Equal(t, c.finished, accepts(), "when it is finished")
+			if c.finished {
+				second := enqFinish(t, db, nil)
+				require.Greater(t, second, first)
+			}
+			enqExpire(t, db)
+			require.Equal(t, c.afterward, accepts(), "after the window")
+		})
+	}
+}
+
+// The batch meets an old key just before it is pruned: nobody has it, so the job must be accepted with the batch.
+func TestEnqueueInBatch_MeetsAReaper(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	job := onceq.Job{Kind: "k", Key: "a", Window: time.Minute}
+	enqOne(t, db, db.Pool, job)
+	enqFinish(t, db, nil)
+	enqExpire(t, db)
+	reaper := enqBegin(t, db, pgx.ReadCommitted)
+	enqExec(t, reaper, `select from onceq.job_fences for update`)
+	b := &pgx.Batch{}
+	p, err := db.Queue.EnqueueInBatch(b, job)
+	require.NoError(t, err)
+	sent := make(chan error, 1)
+	go func() { sent <- db.Pool.SendBatch(t.Context(), b).Close() }()
+	enqBlocked(t, db, 1)
+	enqExec(t, reaper, `delete from onceq.job_fences`)
+	require.NoError(t, reaper.Commit(t.Context()))
+	require.NoError(t, <-sent)
+	require.Equal(t, 1, enqJobs(t, db.Pool))
+	r, err := p.Result(t.Context(), db.Pool)
+	require.NoError(t, err)
+	require.False(t, r.Duplicate)
+}
+
+// The function that takes a key for a batch has the condition of everything else.
+func TestMigration_TakeFenceSaysFreeAsTheLibraryDoes(t *testing.T) {
+	t.Parallel()
+	list, err := migrations.SQL("onceq")
+	require.NoError(t, err)
+	space := func(s string) string { return strings.Join(strings.Fields(s), " ") }
+	require.Contains(t, space(list[0].Up), space(strings.Trim(onceq.FenceFree, "()")))
 }

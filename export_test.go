@@ -43,6 +43,9 @@ var UserStatements = map[string]string{
 
 const GuardPlans = guardPlans
 
+// FenceFree is the condition under which a key is free, which take_fence repeats.
+const FenceFree = fenceFree
+
 // HealthAt is Health with other limits: on the age of snapshots, dead rows, bytes of an index, and waiting.
 func (q *Queue) HealthAt(ctx context.Context, snapshot time.Duration, dead, index int64, waiting time.Duration) ([]Finding, error) {
 	return q.health(ctx, healthLimits{snapshot: snapshot, dead: dead, index: index, waiting: waiting})

@@ -392,7 +392,7 @@ func (f *Fence) judge(ctx context.Context, c *Claim, r fenceRow, asking bool) (d
 		return &InFlightError{Scope: f.scope, Key: f.key, Until: r.until, RetryAfter: max(0, rest)}
 	}
 	switch {
-	case r.free:
+	case r.free || r.state == fenceCancelled: // released; the statement that read it may have begun before
 		return none, nil
 	case !sameFingerprint(r.fingerprint, f.fingerprint):
 		live := int16(Running)

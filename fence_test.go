@@ -372,3 +372,40 @@ func TestFence_SchemaThatNeedsQuoting(t *testing.T) {
 	fenceOK(t, "Resolve", db.Queue.Resolve(ctx, db.Pool, id, "e", onceq.Applied(nil)))
 	fenceLease(t, db)
 }
+
+// A claim that began just before a release and read after it: the key is free, whatever the clock of the statement says.
+func TestFence_ReleasedWhileAClaimReads(t *testing.T) {
+	t.Parallel()
+	for name, policy := range map[string]onceq.Policy{
+		"run again": onceq.RunAgain(time.Hour), "hold": onceq.Hold(),
+		"ask": onceq.Ask(func(context.Context, string) (any, bool, error) { return nil, false, errors.New("asked") }),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			first := fenceClaim(t, fenceOf(t, db, onceq.FenceSpec{Key: "k", Payload: 1, Policy: policy}), db.Pool)
+			tx, err := db.Pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			fenceExec(t, tx, `lock table onceq.job_fences in access exclusive mode`)
+			second := fenceOf(t, db, onceq.FenceSpec{Key: "k", Payload: 2, Policy: policy})
+			claimed := make(chan error, 1)
+			go func() {
+				c, err := second.Claim(t.Context(), db.Pool)
+				if err == nil && c.Replayed {
+					err = errors.New("replayed")
+				}
+				claimed <- err
+			}()
+			enqBlocked(t, db, 1)
+			fenceExec(t, tx, `update onceq.job_fences set state = 5, holder = null, finished_at = clock_timestamp(), lifetime = 0 where token = $1`, first.Token)
+			if err := tx.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-claimed; err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}

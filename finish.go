@@ -50,7 +50,7 @@ func encodeResult(v any) (string, error) {
 	if !ok {
 		var err error
 		if raw, err = json.Marshal(v); err != nil {
-			return "", invalid("result", "does not encode as JSON: %v", err)
+			return "", invalid("result", "does not encode as JSON: %s", marshalFault(err))
 		}
 	}
 	if len(raw) > MaxResultBytes {

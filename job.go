@@ -220,6 +220,19 @@ func (j *Job) encode() (encoded, error) {
 	return e, nil
 }
 
+// marshalFault says why a value does not encode, without the value, which the error may quote.
+func marshalFault(err error) string {
+	var unsupported *json.UnsupportedTypeError
+	var own *json.MarshalerError
+	switch {
+	case errors.As(err, &unsupported):
+		return "it has a " + unsupported.Type.String()
+	case errors.As(err, &own):
+		return "the encoding of " + own.Type.String() + " refuses"
+	}
+	return "it has a value that is not in JSON"
+}
+
 // encodePayload gives a payload's bytes, and whether they are JSON.
 func encodePayload(field string, payload any) (raw []byte, isJSON bool, err error) {
 	isJSON = true
@@ -234,7 +247,7 @@ func encodePayload(field string, payload any) (raw []byte, isJSON bool, err erro
 		}
 	default:
 		if raw, err = json.Marshal(p); err != nil {
-			return nil, false, invalid(field, "does not encode as JSON: %v", err)
+			return nil, false, invalid(field, "does not encode as JSON: %s", marshalFault(err))
 		}
 	}
 	if len(raw) > MaxPayloadBytes {

@@ -312,6 +312,7 @@ func TestSecurity_ErrorsAndLogsCarryNoPayload(t *testing.T) {
 	for _, payload := range []any{
 		json.RawMessage(mark), json.RawMessage(`{"a":"` + mark + `"`), json.RawMessage(`"` + mark + `\u0000"`), json.RawMessage(`"` + mark + "\xff\""),
 		json.RawMessage(`"` + mark + `\ud800"`), mark + "\x00", math.Inf(1), make(chan string), strings.Repeat(mark, 1<<20), map[string]any{mark: func() {}},
+		map[string]any{"card": json.Number(mark)}, refusing(mark),
 		json.RawMessage(number + "e99999"),
 	} {
 		fails(enqueue(onceq.Job{Payload: payload}))
@@ -476,3 +477,8 @@ func TestSecurity_AResultIsReachableByItsScopeAndKeyAlone(t *testing.T) {
 	require.ErrorAs(t, err, &mismatch)
 	require.Nil(t, mismatch.Existing.Output)
 }
+
+// refusing does not encode, and says why.
+type refusing string
+
+func (r refusing) MarshalJSON() ([]byte, error) { return nil, errors.New("not " + string(r)) }

@@ -151,8 +151,8 @@ begin
 end
 $$;
 
--- Takes a job's key that is no longer in force (fenceFree in fence.go says which) for a new job, and gives its id; null
--- where the key is in force, or gone. Plans that read the whole table are off, as one may be made while it is empty.
+-- Takes a job's key that is no longer in force (fenceFree in fence.go says which, and a test compares) for a new job,
+-- and gives its id; null where the key is in force. Plans that read the whole table are off, as one may be made while it is empty.
 create function {{.schema}}.take_fence(ids regclass, scope text, key text, lifetime bigint, fingerprint bytea) returns bigint
 language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $take_fence$
 #variable_conflict use_column
@@ -172,6 +172,12 @@ begin
        set job_id = taken, token = taken << 20, state = 0, created_at = statement_timestamp(), finished_at = null,
            lifetime = take_fence.lifetime, fingerprint = take_fence.fingerprint, result = null, holder = null, leased_until = null
      where f.class = 0 and f.scope = take_fence.scope and f.key = take_fence.key;
+  else -- in force, or pruned since the caller's statement met it
+    insert into {{.schema}}.job_fences as f (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
+    select 0, take_fence.scope, take_fence.key, 0, n.id, n.id << 20, statement_timestamp(), take_fence.lifetime, take_fence.fingerprint
+      from (select nextval(ids) as id offset 0) n
+    on conflict do nothing
+    returning f.job_id into taken;
   end if;
   return taken;
 end

@@ -62,7 +62,7 @@ func decode(v any, oid uint32) (raw []byte, format int16) {
 	case bool:
 		return strconv.AppendBool(nil, v), pgtype.TextFormatCode
 	case time.Time:
-		return v.Local().AppendFormat(nil, timestamp), pgtype.TextFormatCode
+		return v.UTC().AppendFormat(nil, timestamp), pgtype.TextFormatCode
 	}
 	return fmt.Append(nil, v), pgtype.TextFormatCode
 }
