@@ -21,6 +21,9 @@ type handlerContext struct {
 	cause error // why it has ended, where it was not base or the deadline
 }
 
+// String keeps formatting from reading what changes under the lock.
+func (c *handlerContext) String() string { return "onceq.handlerContext" }
+
 func (c *handlerContext) made() context.Context {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -83,8 +83,9 @@ const (
 )
 
 // EnqueueMany accepts any number of jobs, in one round trip per 2,000 or 16 MB, all or nothing: outside of a
-// transaction it opens one where there are keys or more than one round trip. Results come in the order of jobs, and the ids of new jobs grow in that order. A
-// key that stands twice in jobs is an *InvalidError that names both places, before anything is written.
+// transaction it opens one where there are keys or more than one round trip. Results come in the order of jobs, and
+// the ids of new jobs grow in that order. A key that stands twice in jobs is an *InvalidError that names both
+// places, before anything is written.
 //
 // Where keys are taken with another payload (or at all, for strict jobs), the error joins one *MismatchError
 // or *DuplicateError for each, and there are results beside it. In the caller's own transaction the other jobs

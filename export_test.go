@@ -34,6 +34,8 @@ var UserStatements = map[string]string{
 	"lock one":         lockJob,
 	"take job":         takeJob,
 	"complete taken":   completeTaken,
+	"complete gone":    completeGone,
+	"still taken":      stillTaken,
 	"complete one":     completeOne,
 	"complete unkeyed": completeOneUnkeyed,
 	"complete kept":    completeOneKept,

@@ -165,6 +165,15 @@ update onceq.job_fences f
    set state = 3, token = $2::bigint, finished_at = statement_timestamp(), result = nullif($3::text, '')::jsonb
  where f.key = $4::text and f.scope = $5::text and f.class + 0 = 0 and f.job_id = $1::bigint`
 
+func takenArgs(l *Lease) []any { return []any{l.ID, l.Token, l.result, l.Key, l.Scope} }
+
+// stillTaken raises where the taking was undone: the handler rolled back by a statement of its own, and began again.
+const stillTaken = `select case when exists (select from onceq.jobs where id = $1::bigint) then onceq.lease_lost($1::bigint) end`
+
+// completeGone is completeTaken after the handler committed by a statement of its own: then there is no job any more
+// that could run again, and its key is finished. After a rollback there is one, and nothing is done.
+const completeGone = completeTaken + ` and not exists (select from onceq.jobs where id = $1::bigint)`
+
 func (l *Lease) completion() (string, []any) {
 	if l.keep != 0 {
 		return completeOneKept, []any{l.ID, l.claims, l.holder, l.Token, l.result, l.keep}
@@ -401,7 +410,7 @@ func (q *Queue) finish(ctx context.Context, db DB, outcomes []outcome) (stale []
 	for _, id := range cancelled {
 		// Asked for while it ran, and its holder did not hear of it in time.
 		if _, err := q.Cancel(ctx, db, id); err != nil && !errors.Is(err, ErrNotFound) {
-			q.log.WarnContext(ctx, "onceq: cancelling a job failed; its next holder's beat does it", "job", id, "error", err)
+			q.log.WarnContext(ctx, "onceq: cancelling a job failed; its next claim does it", "job", id, "error", err)
 		}
 	}
 	return stale, left, err

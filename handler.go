@@ -95,7 +95,8 @@ func (k *Kind[P]) Handle(fn func(ctx context.Context, l *Lease, payload P) error
 //
 // The transaction begins with fn's first use of tx, in the same round trip. From then on nobody else can have the job,
 // however long fn takes; where its lease was lost before, that first statement is not run and its error matches
-// ErrLeaseLost. Inside of tx a job without history (Keep) is gone already; everybody else sees it as running.
+// ErrLeaseLost. What fn does before may happen again, and spends no attempt where no transaction can be opened. Inside
+// of tx a job without history (Keep) is gone already; everybody else sees it as running.
 //
 // Each running fn holds one connection of the pool.
 func (k *Kind[P]) HandleTx(fn func(ctx context.Context, tx pgx.Tx, l *Lease, payload P) error) Handler {
@@ -120,9 +121,9 @@ type Item[P any] struct {
 }
 
 // HandleBatch runs fn for up to size jobs of the kind at a time, in one transaction that commits what fn
-// wrote together with all completions; the transaction begins as in HandleTx. It does not wait for a batch to fill up. When fn fails, or a payload
-// does not decode, nothing is committed and each of the jobs runs again at once in a batch of its own, so
-// that only the one at fault spends an attempt.
+// wrote together with all completions; the transaction begins as in HandleTx. It does not wait for a batch to fill
+// up. When fn fails, or a payload does not decode, nothing is committed and each of the jobs runs again at once
+// in a batch of its own, so that only the one at fault spends an attempt.
 func (k *Kind[P]) HandleBatch(size int, fn func(ctx context.Context, tx pgx.Tx, jobs []Item[P]) error) Handler {
 	h := k.handler()
 	if fn == nil {

@@ -90,8 +90,8 @@ type ClaimOptions struct {
 
 // Claim takes up to Limit jobs that are due and that nobody holds, highest priority first, then by due time.
 // An expired lease counts as none: no rescuer is needed. Jobs that have lost leases before are claimed
-// alone, so that one that kills its process does not take others with it. It runs in a statement of its
-// own on the pool; an empty result means that nothing is due.
+// alone, so that one that kills its process does not take others with it; jobs that somebody wants cancelled are
+// cancelled and not returned. It runs in a statement of its own on the pool; an empty result means that nothing is due.
 //
 // Whoever claims must Extend before the lease ends and finish with Complete, Fail, Snooze or Release.
 // Worker does all this; Claim is for those who drive the loop themselves.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"strconv"
 
@@ -212,8 +213,18 @@ func (tx *handlerTx) commit(ctx context.Context, many bool, statements ...statem
 		return true, errors.New("onceq: the connection of the handler's transaction was lost, or closed because a statement was cancelled: it is rolled back")
 	case pg.TxStatus() == 'E' || tx.failed != nil:
 		return true, errors.New("onceq: a statement in the handler's transaction failed and the handler returned no error: it is rolled back")
+	case pg.IsBusy():
+		return true, errors.New("onceq: the handler did not close the rows or the batch's results of its transaction: it is rolled back")
 	case pg.TxStatus() == 'I' && tx.opened:
-		return true, errors.New("onceq: the handler ended the worker's transaction by a statement of its own")
+		l := tx.leases[0]
+		err := errors.New("onceq: the handler ended the worker's transaction by a statement of its own")
+		tx.q.log.Error(err.Error(), slog.String("kind", l.Kind), slog.Int64("job", l.ID))
+		if tx.taken && l.Key != "" {
+			if _, failed := tx.conn.Exec(ctx, tx.q.sql(completeGone), takenArgs(l)...); failed != nil {
+				err = fmt.Errorf("%w; completing its key: %w", err, failed)
+			}
+		}
+		return true, err
 	}
 	b := &pgx.Batch{}
 	if !tx.opened {

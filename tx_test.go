@@ -578,3 +578,100 @@ func TestHandleTx_TracersHearOfTheFirstStatement(t *testing.T) {
 	require.Equal(t, onceq.Completed, ran.State)
 	require.Contains(t, traced, `insert into effects values ($1)`)
 }
+
+// A handler that ends the worker's transaction by a statement of its own is wrong, and loses nothing by it: what it
+// committed is done, with its key; what it undid runs again.
+func TestHandleTx_EndsTheTransactionByAStatement(t *testing.T) {
+	t.Parallel()
+	for _, key := range []string{"", "k"} {
+		for name, c := range map[string]struct {
+			statements []string
+			effects    int
+			done       bool
+		}{
+			"commit":                                 {[]string{`commit`}, 1, true},
+			"commit, and another transaction":        {[]string{`commit`, `begin`, `insert into effects values (2)`}, 2, true},
+			"rollback":                               {[]string{`rollback`}, 0, false},
+			"rollback, and another transaction":      {[]string{`rollback`, `begin`, `insert into effects values (2)`}, 0, false},
+			"rollback and chain, and then an effect": {[]string{`rollback and chain`, `insert into effects values (2)`}, 0, false},
+		} {
+			t.Run(fmt.Sprintf("%s, key %q", name, key), func(t *testing.T) {
+				t.Parallel()
+				db := inMode(t, pgx.QueryExecModeCacheStatement)
+				kind := onceq.Kind[int]{Name: "ends"}
+				job := kind.Job(1)
+				job.Key = key
+				r, err := db.Queue.Enqueue(t.Context(), db.Pool, job)
+				require.NoError(t, err)
+				db.RunOne(kind.HandleTx(func(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, n int) error {
+					if _, err := tx.Exec(ctx, `insert into effects values ($1)`, n); err != nil {
+						return err
+					}
+					for _, s := range c.statements {
+						if _, err := tx.Exec(ctx, s); err != nil {
+							return err
+						}
+					}
+					return nil
+				}))
+				var effects, live int
+				require.NoError(t, db.Pool.QueryRow(t.Context(), `select (select count(*) from effects), (select count(*) from onceq.jobs)`).Scan(&effects, &live))
+				require.Equal(t, c.effects, effects)
+				require.Equal(t, c.done, live == 0)
+				if !c.done {
+					if name != "rollback" { // which was seen, and spent an attempt
+						db.ExpireLease(r.ID)
+					}
+					db.Advance(24 * time.Hour)
+					require.Equal(t, onceq.Completed, db.RunOne(kind.HandleTx(func(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, n int) error {
+						_, err := tx.Exec(ctx, `insert into effects values ($1)`, n)
+						return err
+					})).State)
+				}
+				if key != "" {
+					again, err := db.Queue.Enqueue(t.Context(), db.Pool, job)
+					require.NoError(t, err)
+					require.Equal(t, onceq.Result{ID: r.ID, Duplicate: true, State: onceq.Completed}, again)
+				}
+			})
+		}
+	}
+}
+
+// A handler that reschedules its job after its time has run out has its way, as one that completes it has.
+func TestHandleTx_ReschedulesAfterItsTime(t *testing.T) {
+	t.Parallel()
+	db := inMode(t, pgx.QueryExecModeCacheStatement)
+	kind := onceq.Kind[int]{Name: "late", Timeout: time.Second}
+	_, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(1))
+	require.NoError(t, err)
+	ran := db.RunOne(kind.HandleTx(func(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, n int) error {
+		if _, err := tx.Exec(ctx, `insert into effects values ($1)`, n); err != nil {
+			return err
+		}
+		for ctx.Err() == nil { // busy, and not idle in its transaction, which the server would end
+			if _, err := tx.Exec(context.WithoutCancel(ctx), `select pg_sleep(0.05)`); err != nil {
+				return err
+			}
+		}
+		return onceq.Reschedule(time.Hour)
+	}))
+	require.Equal(t, onceq.Delayed, ran.State)
+	var effects int
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `select count(*) from effects`).Scan(&effects))
+	require.Equal(t, 1, effects)
+}
+
+func TestHandleTx_LeavesRowsOpen(t *testing.T) {
+	t.Parallel()
+	db := inMode(t, pgx.QueryExecModeCacheStatement)
+	kind := onceq.Kind[int]{Name: "open", MaxAttempts: 1}
+	_, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(1))
+	require.NoError(t, err)
+	ran := db.RunOne(kind.HandleTx(func(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, n int) error {
+		_, err := tx.Query(ctx, `insert into effects select n from generate_series(1, $1::int) n returning n`, 1000)
+		return err
+	}))
+	require.Equal(t, onceq.Dead, ran.State)
+	require.ErrorContains(t, ran.Err, "did not close the rows")
+}

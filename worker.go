@@ -880,7 +880,7 @@ type refusedError struct {
 
 func (e *refusedError) Error() string { return "onceq: " + e.op + " refused: the lease is lost" }
 
-// notBegunError is why a handler was not called. No attempt is spent on it.
+// notBegunError is why a handler was not called, or got no further than to its first statement. No attempt is spent on it.
 type notBegunError struct{ error }
 
 func (e *notBegunError) Unwrap() error { return e.error }
@@ -930,6 +930,9 @@ func (l *lane) transaction(ctx context.Context, tasks []*task, h *Handler, began
 		tx.rollback()
 		return true, err
 	}
+	// The handler is done and wants this, so only the guard decides, and not a context that has just ended.
+	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.lease)
+	defer cancel()
 	taken, many := tx.opened && tx.taken, len(leases) > 1
 	var last []statement
 	switch one := leases[0]; {
@@ -938,7 +941,7 @@ func (l *lane) transaction(ctx context.Context, tasks []*task, h *Handler, began
 			outcomes[i] = lease.failure(err, nil)
 		}
 		if taken {
-			row, err := l.q.rowOf(ctx, l.side, one)
+			row, err := l.q.rowOf(unbroken, l.side, one)
 			if err != nil {
 				tx.rollback()
 				return true, RetryAfter(time.Second, err)
@@ -946,9 +949,11 @@ func (l *lane) transaction(ctx context.Context, tasks []*task, h *Handler, began
 			last = append(last, statement{restoreJob, []any{row}})
 		}
 		last, many = append(last, statement{retryJobs, retryArgs(outcomes, true)}), true
-	case taken && one.Key != "":
-		last = append(last, statement{completeTaken, []any{one.ID, one.Token, one.result, one.Key, one.Scope}})
 	case taken:
+		last = append(last, statement{stillTaken, []any{one.ID}})
+		if one.Key != "" {
+			last = append(last, statement{completeTaken, takenArgs(one)})
+		}
 	case !many:
 		s, args := one.completion()
 		last = append(last, statement{s, args})
@@ -962,10 +967,7 @@ func (l *lane) transaction(ctx context.Context, tasks []*task, h *Handler, began
 		t.finishing = true
 	}
 	l.mu.Unlock()
-	// The handler is done and wants this, so only the guard decides, and not a context that has just ended.
-	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.lease)
 	sure, err = tx.commit(unbroken, many, last...)
-	cancel()
 	if leaseLost(err) {
 		err = &refusedError{"complete", EventStale}
 	}
