@@ -142,7 +142,7 @@ func Test_Seed001_WithFence_FailureReleasesOnlyWhenNothingWasApplied(t *testing.
 func TestDo_KeepsItsClaimAliveAndLeaksNoGoroutine(t *testing.T) {
 	db := queuetest.New(t)
 	ctx := t.Context()
-	spec := onceq.FenceSpec{Key: "k", Lease: 150 * time.Millisecond}
+	spec := onceq.FenceSpec{Key: "k", Lease: 900 * time.Millisecond}
 	fenceGet[int](t, db.Pool, `select 1`)
 	before := runtime.NumGoroutine()
 	r, err := onceq.Do(ctx, db.Queue, spec, func(ctx context.Context, c *onceq.Claim) (int, error) {
