@@ -35,7 +35,7 @@ var UserStatements = map[string]string{
 	"take job":         takeJob,
 	"complete taken":   completeTaken,
 	"complete gone":    completeGone,
-	"still taken":      stillTaken,
+	"taken unkeyed":    completeTakenUnkeyed,
 	"complete one":     completeOne,
 	"complete unkeyed": completeOneUnkeyed,
 	"complete kept":    completeOneKept,

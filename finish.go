@@ -159,20 +159,25 @@ with gone as (
 )
 select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end`
 
-// completeTaken is what is left of it for a job that was taken out when its transaction began (takeJob).
+// completeTaken is what is left of it for a job that was taken out when its transaction began (takeJob). It raises where
+// that was undone: the handler rolled back by a statement of its own, and began again.
 const completeTaken = `
-update onceq.job_fences f
-   set state = 3, token = $2::bigint, finished_at = statement_timestamp(), result = nullif($3::text, '')::jsonb
- where f.key = $4::text and f.scope = $5::text and f.class + 0 = 0 and f.job_id = $1::bigint`
+with fence as (
+  ` + finishFence + `
+)
+` + completeTakenUnkeyed
+
+const completeTakenUnkeyed = `select case when exists (select from onceq.jobs where id = $1::bigint) then onceq.lease_lost($1::bigint) end`
+
+// completeGone is the same after the handler committed by a statement of its own: then there is no job any more that could
+// run again, and its key is finished. After a rollback there is one, and nothing is done.
+const completeGone = finishFence + ` and not exists (select from onceq.jobs where id = $1::bigint)`
+
+const finishFence = `update onceq.job_fences f
+     set state = 3, token = $2::bigint, finished_at = statement_timestamp(), result = nullif($3::text, '')::jsonb
+   where f.key = $4::text and f.scope = $5::text and f.class + 0 = 0 and f.job_id = $1::bigint`
 
 func takenArgs(l *Lease) []any { return []any{l.ID, l.Token, l.result, l.Key, l.Scope} }
-
-// stillTaken raises where the taking was undone: the handler rolled back by a statement of its own, and began again.
-const stillTaken = `select case when exists (select from onceq.jobs where id = $1::bigint) then onceq.lease_lost($1::bigint) end`
-
-// completeGone is completeTaken after the handler committed by a statement of its own: then there is no job any more
-// that could run again, and its key is finished. After a rollback there is one, and nothing is done.
-const completeGone = completeTaken + ` and not exists (select from onceq.jobs where id = $1::bigint)`
 
 func (l *Lease) completion() (string, []any) {
 	if l.keep != 0 {

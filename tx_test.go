@@ -277,14 +277,14 @@ func TestHandleBatch_LostBeforeTheFirstStatement(t *testing.T) {
 			t.Parallel()
 			db := inMode(t, mode)
 			ids := addMany(t, db, 3, onceq.Job{})
-			batches, lost := 0, 0
+			var batches, lost atomic.Int32
 			ran := db.Drain(work.HandleBatch(10, func(ctx context.Context, tx pgx.Tx, jobs []onceq.Item[int]) error {
-				if batches++; batches == 1 {
+				if batches.Add(1) == 1 {
 					sqlRun(t, db, `update onceq.jobs set claims = claims + 1, leased_until = null, holder = null, run_at = statement_timestamp() where id = $1`, ids[1])
 				}
 				_, err := tx.Exec(ctx, `insert into effects values ($1)`, len(jobs))
 				if errors.Is(err, onceq.ErrLeaseLost) {
-					lost++
+					lost.Add(1)
 				}
 				return nil
 			}))
@@ -295,7 +295,7 @@ func TestHandleBatch_LostBeforeTheFirstStatement(t *testing.T) {
 				}
 			}
 			require.Equal(t, 3, completed)
-			require.Equal(t, 2, lost, "the batch, and the one job alone")
+			require.EqualValues(t, 2, lost.Load(), "the batch, and the one job alone")
 			require.Equal(t, 3, sqlOne[int](t, db, `select sum(n)::int from effects`))
 		})
 	}

@@ -949,11 +949,10 @@ func (l *lane) transaction(ctx context.Context, tasks []*task, h *Handler, began
 			last = append(last, statement{restoreJob, []any{row}})
 		}
 		last, many = append(last, statement{retryJobs, retryArgs(outcomes, true)}), true
+	case taken && one.Key != "":
+		last = append(last, statement{completeTaken, takenArgs(one)})
 	case taken:
-		last = append(last, statement{stillTaken, []any{one.ID}})
-		if one.Key != "" {
-			last = append(last, statement{completeTaken, takenArgs(one)})
-		}
+		last = append(last, statement{completeTakenUnkeyed, []any{one.ID}})
 	case !many:
 		s, args := one.completion()
 		last = append(last, statement{s, args})

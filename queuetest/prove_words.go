@@ -54,6 +54,7 @@ var onceqs = []struct {
 	{"case when $1::text <> '' then set_config('idle_in_transaction_session_timeout'", "onceq's lock on the job", roleOpen},
 	{"delete from onceq.jobs", "onceq's completion", roleFinish},
 	{"where f.key = $4::text and f.scope = $5::text", "onceq's completion", roleFinish},
+	{"select case when exists (select from onceq.jobs where id = $1::bigint)", "onceq's completion", roleFinish},
 	{"select j::text from onceq.jobs", "onceq's reading of the job", roleOnceq},
 	{"insert into onceq.jobs select (r).*", "onceq's putting back of the job", roleOnceq},
 	{"select set_config('datestyle', 'ISO', true)", "onceq's settings", roleOnceq},
