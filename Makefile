@@ -10,7 +10,7 @@ MODULES     = checks onceqotel examples/moving examples/orm
 
 .PHONY: test format imports vet staticcheck gosec race modules matrix test-versions test-container demo bench torture torture-ci
 
-# Everything that CI runs.
+# All that CI runs but torture-ci.
 test: format imports vet staticcheck gosec race modules
 
 format:
@@ -29,15 +29,16 @@ vet:
 
 staticcheck:
 	@echo "== staticcheck"
-	@go run $(STATICCHECK) ./...
+	@GOTOOLCHAIN=auto go run $(STATICCHECK) ./...
 
 # Without G115: every number that is converted to a narrower type was checked, or is a count of what was. Without G404:
 # the random numbers are jitter, and a guard of rows against mistakes and not against attackers (SECURITY.md). The
 # directories left out run and write what the developer's own machine has, for tests and benchmarks.
 gosec:
 	@echo "== gosec"
-	@go run $(GOSEC) -quiet -exclude=G115,G404 -exclude-dir=internal/pgserver -exclude-dir=queuetest -exclude-dir=examples \
+	@GOTOOLCHAIN=auto go run $(GOSEC) -quiet -exclude=G115,G404 -exclude-dir=internal/pgserver -exclude-dir=queuetest -exclude-dir=examples \
 		-exclude-dir=bench -exclude-dir=checks -exclude-dir=torture -exclude-dir=onceqotel ./...
+	@cd onceqotel && GOTOOLCHAIN=auto go run $(GOSEC) -quiet -exclude=G115,G404 -exclude-dir=example ./...
 
 race:
 	@echo "== go test -race"
@@ -54,7 +55,8 @@ modules:
 	for module in $(MODULES); do \
 		echo "== $$module" && (cd $$module && go vet ./... && go run $(STATICCHECK) ./... && \
 		go test -race -count=1 -timeout $(TIMEOUT) ./...) || exit 1; \
-	done
+	done; \
+	cd bench && go vet .
 
 # The suite in every query mode, as a role with the grants alone, in an odd schema, and through PgBouncer.
 # For some of them: make matrix MODES='role pgbouncer'

@@ -22,9 +22,16 @@
 // Attributes are those of OpenTelemetry's semantic conventions for messaging, version 1.43.0 (in development there):
 // messaging.system (onceq), messaging.destination.name (the queue), messaging.operation.type and .name,
 // messaging.message.id (the job's id), messaging.batch.message_count, error.type. Beside them stand onceq.kind,
-// onceq.attempt, onceq.lost, onceq.token and onceq.effect. Neither payloads nor keys are recorded.
+// onceq.attempt, onceq.lost, onceq.token and onceq.effect. Neither payloads nor keys are recorded: of onceq's own errors,
+// which name the key, the type alone. The text of errors that handlers return is.
+//
+// An attempt's span ends when the handler returns. What becomes of a transaction's commit afterwards is in the metrics,
+// and in a span only where the lease was lost. Those who drive the loop themselves with Queue.Claim make spans of their own.
 //
 // # Metrics
+//
+// Jobs of EnqueueInBatch are counted when Pending.Result is asked; those that a handler completes with CompleteInBatch
+// are not, and those completed with Lease.Complete have no run time.
 //
 // All have the attributes onceq.queue and onceq.kind where they apply, and never a key, a scope or an id.
 //
@@ -34,7 +41,7 @@
 //	onceq.jobs.claimed           counter
 //	onceq.jobs.completed         counter
 //	onceq.jobs.failed            counter    attempts that failed, of jobs that run again
-//	onceq.jobs.snoozed           counter    put off without having failed
+//	onceq.jobs.snoozed           counter    put off without spending an attempt: Snooze, RetryAfter, a worker that ends
 //	onceq.jobs.dead              counter
 //	onceq.jobs.cancelled         counter
 //	onceq.jobs.held              counter    jobs and effects that wait for a person

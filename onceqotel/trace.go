@@ -174,18 +174,23 @@ func message(l *onceq.Lease) []attribute.KeyValue {
 	}
 }
 
-// fail gives a span an error.
+// fail gives a span an error. Of onceq's own it says which, and not their text, which names the key.
 func fail(span trace.Span, err error) {
 	if err == nil || !span.IsRecording() {
 		return
 	}
+	kind, known := errorType(err)
+	span.SetAttributes(semconv.ErrorTypeKey.String(kind))
+	if known {
+		span.SetStatus(codes.Error, kind)
+		return
+	}
 	span.RecordError(err)
 	span.SetStatus(codes.Error, err.Error())
-	span.SetAttributes(semconv.ErrorTypeKey.String(errorType(err)))
 }
 
 // errorType gives one of few values: what of onceq's an error is, or the type of the innermost one.
-func errorType(err error) string {
+func errorType(err error) (kind string, known bool) {
 	for _, known := range []struct {
 		err  error
 		name string
@@ -195,13 +200,13 @@ func errorType(err error) string {
 		{context.DeadlineExceeded, "timeout"}, {context.Canceled, "context_canceled"},
 	} {
 		if errors.Is(err, known.err) {
-			return known.name
+			return known.name, true
 		}
 	}
 	for {
 		inner := errors.Unwrap(err)
 		if inner == nil {
-			return semconv.ErrorType(err).Value.AsString()
+			return semconv.ErrorType(err).Value.AsString(), false
 		}
 		err = inner
 	}

@@ -17,8 +17,9 @@ type WelcomeMail struct {
 }
 
 var Welcome = onceq.Kind[WelcomeMail]{
-	Name: "welcome",
-	Key:  func(m WelcomeMail) string { return fmt.Sprintf("welcome:%d", m.UserID) },
+	Name:   "welcome",
+	Key:    func(m WelcomeMail) string { return fmt.Sprintf("welcome:%d", m.UserID) },
+	Window: onceq.UntilFinished, // as a singletonKey; the default keeps the key for 24 h after
 }
 
 func enqueueAfter(ctx context.Context, q *onceq.Queue, tx pgx.Tx) error {
