@@ -25,8 +25,8 @@
 // onceq.attempt, onceq.lost, onceq.token and onceq.effect. Neither payloads nor keys are recorded: of onceq's own errors,
 // which name the key, the type alone. The text of errors that handlers return is.
 //
-// An attempt's span ends when the handler returns. What becomes of a transaction's commit afterwards is in the metrics,
-// and in a span only where the lease was lost. Those who drive the loop themselves with Queue.Claim make spans of their own.
+// An attempt's span ends when the handler returns. Where its transaction cannot be committed afterwards there is a span
+// "settle <queue>" as well. Those who drive the loop themselves with Queue.Claim make spans of their own.
 //
 // # Metrics
 //
@@ -44,7 +44,7 @@
 //	onceq.jobs.snoozed           counter    put off without spending an attempt: Snooze, RetryAfter, a worker that ends
 //	onceq.jobs.dead              counter
 //	onceq.jobs.cancelled         counter
-//	onceq.jobs.held              counter    jobs and effects that wait for a person
+//	onceq.jobs.held              counter    jobs, and work outside of jobs, that wait for a person
 //	onceq.leases.lost            counter    a holder learned that its lease is gone
 //	onceq.completions.refused    counter    stale: under a token that held no longer
 //	onceq.effects.replayed       counter    a stored outcome in place of running again

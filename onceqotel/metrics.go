@@ -35,7 +35,7 @@ var counters = map[onceq.EventType]struct{ name, unit, description string }{
 	onceq.EventSnoozed:   {"onceq.jobs.snoozed", "{attempt}", "Runs that put their job off without having failed."},
 	onceq.EventDead:      {"onceq.jobs.dead", "{job}", "Jobs that are out of attempts, fatal, or crashed too often."},
 	onceq.EventCancelled: {"onceq.jobs.cancelled", "{job}", "Jobs cancelled."},
-	onceq.EventHeld:      {"onceq.jobs.held", "{job}", "Jobs and effects that were put before a person."},
+	onceq.EventHeld:      {"onceq.jobs.held", "{job}", "Jobs, and work outside of jobs, put before a person."},
 	onceq.EventLeaseLost: {"onceq.leases.lost", "{lease}", "Leases that their holder lost."},
 	onceq.EventStale:     {"onceq.completions.refused", "{completion}", "Completions refused because somebody else held the job by then."},
 	onceq.EventReplayed:  {"onceq.effects.replayed", "{effect}", "Stored outcomes given in place of running again."},
@@ -82,7 +82,7 @@ func (m *metrics) init(meter metric.Meter) error {
 
 func (m *metrics) event(ctx context.Context, e onceq.Event) {
 	counter, ok := m.counters[e.Type]
-	if !ok {
+	if !ok || e.Type == onceq.EventHeld && e.Name != "" && e.JobID != 0 { // its job is held with it
 		return
 	}
 	if e.Type == onceq.EventReaped { // its kind is the sort of rows

@@ -157,7 +157,7 @@ func TestMetrics_CountWhatHappens(t *testing.T) {
 		"onceq.jobs.snoozed":        1,
 		"onceq.jobs.dead":           1,
 		"onceq.jobs.cancelled":      1,
-		"onceq.jobs.held":           2, // the effect and its job
+		"onceq.jobs.held":           1, // with its effect
 		"onceq.leases.lost":         1,
 		"onceq.completions.refused": 1,
 		"onceq.effects.replayed":    1,

@@ -149,19 +149,20 @@ func (t *Telemetry) process(ctx context.Context, leases []*onceq.Lease, next fun
 		attrs = append(attrs, semconv.MessagingBatchMessageCount(len(leases)))
 	}
 	ctx, span := t.tracer.Start(ctx, "process "+first.Queue, trace.WithSpanKind(trace.SpanKindConsumer),
-		trace.WithAttributes(attrs...), trace.WithLinks(links...))
+		trace.WithNewRoot(), trace.WithAttributes(attrs...), trace.WithLinks(links...))
 	t.attempts.begin(leases, span)
+	failed := true
 	returned := false
 	defer func() {
 		if !returned {
 			span.SetStatus(codes.Error, "the handler panicked or ended its goroutine")
 		}
-		t.attempts.end(leases)
+		t.attempts.end(leases, failed)
 		span.End()
 	}()
 	err := next(ctx)
 	returned = true
-	if onceq.IsFailure(err) {
+	if failed = onceq.IsFailure(err); failed {
 		fail(span, err)
 	}
 	return err
@@ -229,7 +230,9 @@ func (t *Telemetry) trace(ctx context.Context, e onceq.Event) {
 	case onceq.EventUncertain:
 		add(span, "onceq.uncertain", e)
 	case onceq.EventCompleted, onceq.EventFailed, onceq.EventSnoozed, onceq.EventDead, onceq.EventCancelled:
-		t.attempts.settled(e.Token)
+		if well := t.attempts.settled(e.Token); well.IsSampled() && onceq.IsFailure(e.Err) {
+			t.refused(well, e) // the handler was content: its transaction could not be committed, its result not stored
+		}
 	case onceq.EventHeld:
 		if e.Name == "" {
 			t.attempts.settled(e.Token)
@@ -257,7 +260,9 @@ func (t *Telemetry) refused(attempt trace.SpanContext, e onceq.Event) {
 		trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
 			system, semconv.MessagingOperationTypeSettle, semconv.MessagingOperationName("settle"), semconv.MessagingDestinationName(e.Queue),
 			semconv.MessagingMessageID(strconv.FormatInt(e.JobID, 10)), kindKey.String(e.Kind), attemptKey.Int(e.Attempt), tokenKey.Int64(e.Token)))
-	add(span, "onceq.lease_lost", e)
+	if e.Type == onceq.EventLeaseLost || e.Type == onceq.EventStale {
+		add(span, "onceq.lease_lost", e)
+	}
 	fail(span, e.Err)
 	span.End()
 }
@@ -288,9 +293,10 @@ type attempts struct {
 }
 
 type attempt struct {
-	span trace.Span
-	over bool
-	lost bool
+	span   trace.Span
+	over   bool
+	failed bool // in its handler, which its span says
+	lost   bool
 }
 
 // maxOver bounds the attempts whose outcome is never reported, as when the database was gone for too long.
@@ -319,7 +325,7 @@ func (a *attempts) begin(leases []*onceq.Lease, span trace.Span) {
 	}
 }
 
-func (a *attempts) end(leases []*onceq.Lease) {
+func (a *attempts) end(leases []*onceq.Lease, failed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, l := range leases {
@@ -328,16 +334,21 @@ func (a *attempts) end(leases []*onceq.Lease) {
 		case at.lost:
 			a.remove(l.Token) // said already, nothing more will be
 		default:
-			at.over = true
+			at.over, at.failed = true, failed
 			a.over++
 		}
 	}
 }
 
-func (a *attempts) settled(token int64) {
+// settled gives the context of an attempt whose handler returned without a failure.
+func (a *attempts) settled(token int64) (well trace.SpanContext) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if at := a.all[token]; at != nil && at.over && !at.failed {
+		well = at.span.SpanContext()
+	}
 	a.remove(token)
+	return well
 }
 
 // lost gives the span of a running attempt, or the context of one that is over.

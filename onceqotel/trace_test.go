@@ -285,3 +285,39 @@ func TestTrace_PropagatorByDefault(t *testing.T) {
 	require.Contains(t, tel.Inject(ctx, onceq.Job{}).Metadata["traceparent"], span.SpanContext().TraceID().String())
 	require.Nil(t, tel.Inject(t.Context(), onceq.Job{}).Metadata, "no span, nothing to carry")
 }
+
+// What goes wrong after the handler has returned is a span of its own as well: a commit that is refused.
+func TestTrace_AFailedCommitIsASpan(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	_, err := b.Pool.Exec(t.Context(), `create table sent (who text unique deferrable initially deferred); insert into sent values ('ada')`)
+	require.NoError(t, err)
+	kind := welcome
+	kind.MaxAttempts = 1
+	b.enqueue(t.Context(), kind.Job(mail{"ada"}))
+	b.drain(kind.HandleTx(func(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, m mail) error {
+		_, err := tx.Exec(ctx, `insert into sent values ($1)`, m.To)
+		return err
+	}))
+	attempt, settle := b.one("process mail"), b.one("settle mail")
+	require.Equal(t, codes.Unset, attempt.Status.Code)
+	require.Equal(t, attempt.SpanContext.SpanID(), settle.Parent.SpanID())
+	require.Equal(t, codes.Error, settle.Status.Code)
+	require.Contains(t, settle.Status.Description, "sent_who_key")
+	require.Equal(t, []string{"exception"}, events(settle))
+}
+
+// A worker that runs inside a span makes traces of its attempts nevertheless.
+func TestTrace_AttemptsAreTracesOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.enqueue(t.Context(), welcome.Job(mail{"ada"}))
+	ctx, outer := b.trace.Tracer("app").Start(t.Context(), "serve")
+	w, err := onceq.NewWorker(b.q, onceq.WorkerConfig{}, b.tel.Handlers(welcome.Handle(func(context.Context, *onceq.Lease, mail) error { return nil }))...)
+	require.NoError(t, err)
+	require.NoError(t, w.Drain(ctx, 0))
+	outer.End()
+	attempt := b.one("process mail")
+	require.False(t, attempt.Parent.IsValid())
+	require.NotEqual(t, outer.SpanContext().TraceID(), attempt.SpanContext.TraceID())
+}
