@@ -8,12 +8,13 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/onceq/onceq"
 )
 
-// Transport is the client's side, for handlers of jobs and of requests that call a provider:
+// Transport is the client's side, for handlers of jobs, and of requests by Middleware.Handler, that call a provider:
 //
 //	provider := &http.Client{Transport: &onceqhttp.Transport{}}
 //
@@ -25,10 +26,10 @@ import (
 //	})
 //
 // It adds the Idempotency-Key of what the request's context belongs to: of the effect in onceq.Once, of the claim in onceq.Do
-// and in a Middleware's handler, and otherwise of the job's lease, for which the request's method and URL name the effect.
+// and in Middleware.Handler, and otherwise of the job's lease, for which the request's method and URL name the effect.
 // So there is one such request for an effect, or, outside of effects, one for each method and URL in a job. A header that
 // is there stays as it is. GET, HEAD, OPTIONS and TRACE, and requests whose context belongs to none of these, go through as
-// they are.
+// they are. So do those of a handler of HandlerTx, which has no key that outlives a rollback: its provider belongs in a job.
 //
 // Answers about the key become errors, which do the right thing when a handler returns them and which fit Once:
 //
@@ -78,7 +79,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	case "", http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
 		return base.RoundTrip(r)
 	}
-	if _, ok := r.Header[keyHeader]; !ok {
+	if !hasKey(r.Header) {
 		key := downstream(r)
 		if key == "" {
 			return base.RoundTrip(r)
@@ -96,6 +97,16 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return judge(resp)
 }
 
+// hasKey sees a name that was not written canonically too: it goes over the wire all the same.
+func hasKey(h http.Header) bool {
+	for name := range h {
+		if strings.EqualFold(name, keyHeader) {
+			return true
+		}
+	}
+	return false
+}
+
 // downstream gives the key of what the request belongs to, or "".
 func downstream(r *http.Request) string {
 	ctx := r.Context()
@@ -105,9 +116,6 @@ func downstream(r *http.Request) string {
 	if l := onceq.LeaseFromContext(ctx); l != nil {
 		u := url.URL{Scheme: r.URL.Scheme, Host: r.URL.Host, Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery}
 		return l.IdempotencyKey(r.Method + " " + u.String())
-	}
-	if in := FromContext(ctx); in != nil {
-		return in.Claim.IdempotencyKey()
 	}
 	return ""
 }

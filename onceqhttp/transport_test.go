@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
@@ -111,6 +113,47 @@ func TestTransport_SendsTheKeyOfWhatItWorksFor(t *testing.T) {
 	}
 	require.Equal(t, post(t, serve(t, "POST /1", m.Handler(http.HandlerFunc(h))).URL+"/1", "k", "").body, receive(t, p.keys))
 }
+
+// What a rollback undoes names nothing outside: a second run would send another key, and charge again.
+func TestTransport_SendsNoKeyOfATransaction(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	p := provider(t)
+	claims := make(chan string, 2)
+	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{}).HandlerTx(db.Pool, func(w http.ResponseWriter, r *http.Request, _ pgx.Tx) error {
+		claims <- onceqhttp.FromContext(r.Context()).Claim.IdempotencyKey()
+		_, err := p.call(r.Context(), &onceqhttp.Transport{}, "POST", "/charge")
+		assert.NoError(t, err)
+		w.WriteHeader(502)
+		return nil
+	}))
+	for range 2 {
+		require.Equal(t, 502, post(t, s.URL, "k", "").status)
+		require.Empty(t, receive(t, p.keys))
+	}
+	require.NotEqual(t, receive(t, claims), receive(t, claims))
+}
+
+func TestTransport_LeavesAKeyThatIsThere(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	_, err := onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: "k"}, func(ctx context.Context, _ *onceq.Claim) (int, error) {
+		r, err := http.NewRequestWithContext(ctx, "POST", "http://provider.example/", nil)
+		require.NoError(t, err)
+		r.Header["idempotency-key"] = []string{"mine"} // as some libraries write it
+		_, err = (&onceqhttp.Transport{Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+			require.Equal(t, http.Header{"idempotency-key": {"mine"}}, r.Header)
+			return nil, io.ErrUnexpectedEOF
+		})}).RoundTrip(r)
+		require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+		return 1, nil
+	})
+	require.NoError(t, err)
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 func TestTransport_WhatAnswersMean(t *testing.T) {
 	t.Parallel()
