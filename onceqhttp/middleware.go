@@ -10,8 +10,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"mime"
 	"net/http"
+	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -53,7 +56,8 @@ type Config struct {
 	// Principal names who is asking, a tenant or a user, as the application's authentication found out: keys of
 	// different principals have nothing to do with each other. It is called for requests that have a key or must have one.
 	// An error or an empty name refuses the request with 403, before anything else: whoever should get a 401 must get it
-	// from the authentication that stands before this. Where everybody may ask, say so with Public.
+	// from the authentication that stands before this. Where everybody may ask, say so with Public. Of the body it may only parse
+	// a form: what it reads in another way is missing for the handler.
 	Principal func(*http.Request) (string, error)
 
 	// Optional lets requests without a key through, as if there were no middleware. Default: they are refused with 400.
@@ -71,21 +75,21 @@ type Config struct {
 	Outcome func(status int) Outcome
 
 	// StoredHeader chooses the headers of the handler's answer that are stored, by canonical name. Default all. Never stored
-	// are Set-Cookie, Date, those of the connection, and those that were set before the middleware was called.
+	// are Set-Cookie, Date, those of the connection, and those that are as they were before the middleware was called.
 	StoredHeader func(name string) bool
 
 	// MismatchStatus answers a key that was used for another request: 422 as the draft says, the default, or 409.
 	MismatchStatus int
 
-	// Docs is the URL of the application's own words about keys and for how long they last, which the draft asks for. It is the type
-	// of each Problem. Default: this project's.
+	// Docs is the URL, without a fragment, of the application's own words about keys and for how long they last, which the draft
+	// asks for. Each Problem links to it, and its type is Docs + "#" + code. Default: this project's, which is the type of all.
 	Docs string
 
 	// Window is for how long an answer is replayed, from when it was stored. See onceq.Job.Window. Default 24 h.
 	Window time.Duration
 
-	// Timeout ends the context of a handler. Nothing else does: also not a client that leaves. Default 30 s;
-	// onceq.NoTimeout for none.
+	// Timeout ends the context of a handler, and before it that of a policy that asks, counted from when the body has been
+	// read. Nothing else does: also not a client that leaves. Default 30 s; onceq.NoTimeout for none.
 	Timeout time.Duration
 
 	// Lease is for how long a key stays in flight when its process has died. It is extended while the handler runs. Default
@@ -93,8 +97,8 @@ type Config struct {
 	Lease time.Duration
 
 	// Policy decides what a request gets whose predecessor's outcome is unknown. Default: it runs again, for 24 h, under the
-	// same Claim.IdempotencyKey, for handlers whose effects are deduplicated by that; onceq.Hold() for all others. HandlerTx has no
-	// use for it.
+	// same Claim.IdempotencyKey, for handlers whose effects are deduplicated by that; onceq.Hold() for all others. HandlerTx
+	// leaves no such outcome; where it finds one of Handler's it does not ask.
 	Policy onceq.Policy
 
 	// MaxRequest and MaxResponse limit the bodies, in bytes. Defaults 512 KiB and 128 KiB; MaxResponse at most 180 KiB.
@@ -151,9 +155,6 @@ func New(q *onceq.Queue, cfg Config) (*Middleware, error) {
 	}
 	if cfg.Outcome == nil {
 		cfg.Outcome = DefaultOutcome
-	}
-	if cfg.Docs == "" {
-		cfg.Docs = defaultDocs
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
@@ -228,17 +229,19 @@ func scope(principal, method, route string) string {
 }
 
 // Fingerprint is what must be the same, by default, when a key comes back: method, path, query and body. A body of JSON is
-// compared by value: order of members, white space and spelling do not count.
+// compared by value: order of members, white space and spelling do not count. A form that was parsed before, which leaves no
+// body, is compared by its values; its files by name and size.
 func Fingerprint(r *http.Request, body []byte) any { return fingerprint(r, body, isJSON(r, body)) }
 
 func fingerprint(r *http.Request, body []byte, asJSON bool) any {
 	f := struct {
 		Method string          `json:"method"`
 		Path   string          `json:"path"`
-		Query  string          `json:"query"`
+		Query  []byte          `json:"query"` // need not be UTF-8
 		JSON   json.RawMessage `json:"json,omitempty"`
 		SHA256 []byte          `json:"sha256,omitempty"`
-	}{Method: r.Method, Path: r.URL.EscapedPath(), Query: r.URL.RawQuery}
+		Form   []byte          `json:"form,omitempty"`
+	}{Method: r.Method, Path: r.URL.EscapedPath(), Query: []byte(r.URL.RawQuery), Form: parsed(r)}
 	if asJSON {
 		f.JSON = body
 	} else {
@@ -246,6 +249,24 @@ func fingerprint(r *http.Request, body []byte, asJSON bool) any {
 		f.SHA256 = sum[:]
 	}
 	return f
+}
+
+// parsed gives a digest of a form that was parsed before the body could be read, or nil.
+func parsed(r *http.Request) []byte {
+	if len(r.PostForm) == 0 && r.MultipartForm == nil {
+		return nil
+	}
+	h := sha256.New()
+	_, _ = io.WriteString(h, r.PostForm.Encode())
+	if f := r.MultipartForm; f != nil {
+		_, _ = io.WriteString(h, "\n"+url.Values(f.Value).Encode())
+		for _, name := range slices.Sorted(maps.Keys(f.File)) {
+			for _, file := range f.File[name] {
+				_, _ = fmt.Fprintf(h, "\n%q %q %d", name, file.Filename, file.Size)
+			}
+		}
+	}
+	return h.Sum(nil)
 }
 
 func isJSON(r *http.Request, body []byte) bool {
@@ -280,6 +301,7 @@ func (m *Middleware) admit(w http.ResponseWriter, r *http.Request) (a *admitted,
 	if m.cfg.Optional && errors.Is(keyErr, ErrKeyMissing) {
 		return nil, true
 	}
+	r.Body = http.MaxBytesReader(w, r.Body, int64(m.cfg.MaxRequest)) // for a Principal that parses a form, too
 	principal, err := m.cfg.Principal(r)
 	if err != nil || principal == "" {
 		if err != nil {
@@ -300,7 +322,7 @@ func (m *Middleware) admit(w http.ResponseWriter, r *http.Request) (a *admitted,
 		return nil, false
 	}
 	// The whole body comes before the claim: a slow client keeps nothing from anybody.
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, int64(m.cfg.MaxRequest)))
+	body, err := io.ReadAll(r.Body)
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):
@@ -333,7 +355,7 @@ func (m *Middleware) admit(w http.ResponseWriter, r *http.Request) (a *admitted,
 	return a, false
 }
 
-// deadline gives the context of a handler.
+// deadline gives the context of a request.
 func (m *Middleware) deadline(ctx context.Context) (context.Context, context.CancelFunc) {
 	if m.cfg.Timeout < 0 {
 		return context.WithCancel(ctx)
@@ -362,9 +384,9 @@ func (m *Middleware) Handler(h http.Handler) http.Handler {
 		}
 		var first *Response // this run's
 		tooLarge := false
-		stored, err := onceq.Do(context.WithoutCancel(r.Context()), m.q, a.spec, func(ctx context.Context, c *onceq.Claim) (*Response, error) {
-			ctx, cancel := m.deadline(ctx)
-			defer cancel()
+		ctx, cancel := m.deadline(context.WithoutCancel(r.Context())) // also of a policy that asks
+		defer cancel()
+		stored, err := onceq.Do(ctx, m.q, a.spec, func(ctx context.Context, c *onceq.Claim) (*Response, error) {
 			a.Claim = c
 			rec := newRecorder(w.Header(), m.cfg.MaxResponse)
 			h.ServeHTTP(rec, a.in(ctx))
@@ -402,7 +424,7 @@ func (m *Middleware) Handler(h http.Handler) http.Handler {
 			if err != nil && !errors.Is(err, errNotStored) {
 				m.log(r, "the answer could not be stored", err) // true all the same: better than to make the client repeat it
 			}
-			first.replace(w)
+			first.replace(w, r)
 		}
 	})
 }
@@ -419,11 +441,16 @@ func (m *Middleware) answer(w http.ResponseWriter, r *http.Request, stored *Resp
 		fallthrough
 	case err == nil && !stored.lost:
 		w.Header().Set(replayedHeader, "true")
-		stored.send(w)
+		stored.send(w, r)
 	case err == nil, errors.As(err, &invalid):
 		m.responseTooLarge(w, workDone)
+	case errors.Is(err, errUndecodable):
+		m.log(r, "the stored answer cannot be read", err)
+		m.problem(w, http.StatusInternalServerError, CodeResponseUnreadable, "The stored answer cannot be read", workDone)
 	case errors.As(err, &inFlight):
 		m.inFlight(w, inFlight.RetryAfter)
+	case errors.Is(err, onceq.ErrLeaseLost): // somebody else decides by now
+		m.inFlight(w, 0)
 	case errors.Is(err, onceq.ErrMismatch):
 		m.problem(w, m.cfg.MismatchStatus, CodeMismatch, "Idempotency-Key was used for another request",
 			"A key stands for one request, unchanged. Use a new key for another one.")

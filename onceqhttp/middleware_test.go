@@ -90,6 +90,10 @@ func TestHandler_ReplaysByteForByte(t *testing.T) {
 			_, _ = io.WriteString(w, "four")
 		},
 		"a 404": func(w http.ResponseWriter, r *http.Request) { http.NotFound(w, r) },
+		"not to be sniffed": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header()["Content-Type"] = nil
+			_, _ = io.WriteString(w, "<html>")
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -109,6 +113,8 @@ func TestHandler_ReplaysByteForByte(t *testing.T) {
 			}
 			require.Equal(t, 1, once.count())
 			switch name {
+			case "not to be sniffed":
+				require.NotContains(t, first, "Content-Type")
 			case "binary":
 				require.Contains(t, first, "\n\n"+string(binary))
 			case "json":
@@ -122,7 +128,7 @@ func TestHandler_ReplaysByteForByte(t *testing.T) {
 func TestHandler_HeadersOfTheMomentAreNotStored(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	m := middleware(t, db.Queue, onceqhttp.Config{StoredHeader: func(name string) bool { return name != "X-Chosen-Not" }})
+	m := middleware(t, db.Queue, onceqhttp.Config{StoredHeader: func(name string) bool { return name != "X-Chosen-Not" && name != "X-Raw-Not" }})
 	ids := newRuns()
 	inner := m.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		for name, value := range map[string]string{
@@ -132,6 +138,7 @@ func TestHandler_HeadersOfTheMomentAreNotStored(t *testing.T) {
 		} {
 			w.Header().Set(name, value)
 		}
+		w.Header()["x-raw-not"] = []string{"1"}
 		assert.NotEmpty(t, w.Header().Get("X-Request-Id"), "a handler sees what was set before it")
 		w.WriteHeader(201)
 	}))
@@ -142,6 +149,7 @@ func TestHandler_HeadersOfTheMomentAreNotStored(t *testing.T) {
 	first, again := post(t, s.URL, "k", ""), post(t, s.URL, "k", "")
 	require.Equal(t, "session=1", first.header.Get("Set-Cookie"))
 	require.Equal(t, "1", first.header.Get("X-Chosen-Not"))
+	require.Equal(t, "1", first.header.Get("X-Raw-Not"))
 	require.Equal(t, "1", first.header.Get("X-Request-Id"))
 	require.Equal(t, 201, again.status)
 	require.True(t, again.replayed())
@@ -255,6 +263,7 @@ func TestHandler_AnotherRequestUnderTheSameKey(t *testing.T) {
 			{"/1", `{"a":1}`, "application/json", "/1", `{"a": 1}`, "text/plain", false},
 			{"/1", `{"a":1}`, "application/json", "/1?x=1", `{"a":1}`, "application/json", false},
 			{"/1", `{"a":1}`, "application/json", "/2", `{"a":1}`, "application/json", false},
+			{"/1?x=\xfe", `{"a":1}`, "application/json", "/1?x=\xff", `{"a":1}`, "application/json", false}, // no UTF-8
 			{"/1", `{"a":1}`, "text/plain", "/1", `{"a": 1}`, "text/plain", false},
 			{"/1", `{"a":`, "application/json", "/1", `{"a":`, "application/json", true}, // no JSON: by its bytes
 			{"/1", `{"a":`, "application/json", "/1", `{"a": `, "application/json", false},
@@ -272,7 +281,7 @@ func TestHandler_AnotherRequestUnderTheSameKey(t *testing.T) {
 				continue
 			}
 			refused(t, a, status, onceqhttp.CodeMismatch)
-			require.Equal(t, "https://example.com/keys", a.problem(t).Type)
+			require.Equal(t, "https://example.com/keys#IDEMPOTENCY_MISMATCH", a.problem(t).Type)
 			require.Equal(t, `<https://example.com/keys>; rel="describedby"; type="text/html"`, a.header.Get("Link"))
 			require.True(t, post(t, s.URL+c.path, key, c.body, "Content-Type", c.contentType).replayed(), "the first answer is still there")
 		}
@@ -310,6 +319,7 @@ func TestHandler_RefusesBeforeAnythingIsDone(t *testing.T) {
 	missing := post(t, s.URL, "", "{}")
 	refused(t, missing, 400, onceqhttp.CodeKeyMissing)
 	require.Contains(t, missing.header.Get("Link"), "docs/http.md")
+	require.Regexp(t, `docs/http\.md$`, missing.problem(t).Type)
 	invalid := post(t, s.URL, `"open`, "{}")
 	refused(t, invalid, 400, onceqhttp.CodeKeyInvalid)
 	require.NotContains(t, invalid.body, "open", "the key is not repeated")
@@ -494,6 +504,120 @@ func TestHandler_ResolvedWithNothing(t *testing.T) {
 	require.True(t, a.replayed())
 }
 
+// Whoever asks a provider that does not answer is not left waiting.
+func TestHandler_AskingEndsByTheDeadlineToo(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	m := middleware(t, db.Queue, onceqhttp.Config{Timeout: time.Second, Policy: onceq.Ask(func(ctx context.Context, _ string) (any, bool, error) {
+		if _, ok := ctx.Deadline(); !assert.True(t, ok) {
+			return nil, true, nil
+		}
+		<-ctx.Done()
+		return nil, false, ctx.Err()
+	})})
+	ran := newRuns()
+	s := serve(t, "POST /", m.Handler(ran.answering(500)))
+	require.Equal(t, 500, post(t, s.URL, "k", "").status)
+	sqlRun(t, db, `update onceq.job_fences set leased_until = leased_until - interval '1 minute'`) // no request is under way any more
+	refused(t, post(t, s.URL, "k", ""), 503, onceqhttp.CodeUncertain)
+	require.Equal(t, 1, ran.count())
+}
+
+func TestHandler_AskingThatLostItsClaimIsInFlight(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	asked := newRuns()
+	m := middleware(t, db.Queue, onceqhttp.Config{Policy: onceq.Ask(func(context.Context, string) (any, bool, error) {
+		asked.next()
+		sqlRun(t, db, `update onceq.job_fences set holder = 0 where key = 'k'`)
+		return onceqhttp.Response{}, true, nil
+	})})
+	s := serve(t, "POST /", m.Handler(newRuns().answering(500)))
+	require.Equal(t, 500, post(t, s.URL, "k", "").status)
+	sqlRun(t, db, `update onceq.job_fences set leased_until = leased_until - interval '1 minute'`) // no request is under way any more
+	refused(t, post(t, s.URL, "k", ""), 409, onceqhttp.CodeInFlight)
+	require.Equal(t, 1, asked.count())
+}
+
+// Results that somebody else has stored: no answer is made of them, and the client is not told to try again for ever.
+func TestHandler_ResolvedWithWhatIsNoAnswer(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	m := middleware(t, db.Queue, onceqhttp.Config{Policy: onceq.Hold()})
+	s := serve(t, "POST /", m.Handler(newRuns().answering(500)))
+	tx := serve(t, "POST /", m.HandlerTx(db.Pool, status(200)))
+	for key, result := range map[string]any{
+		"text": "a text", "list": []int{1}, "low": onceqhttp.Response{Status: 101}, "high": onceqhttp.Response{Status: 1000},
+		"no byte": map[string]any{"header": map[string][]string{"X": {"→"}}},
+	} {
+		key = strings.ReplaceAll(key, " ", "-")
+		post(t, s.URL, key, "")
+		f, err := m.Fence("t", "POST", "POST /", key)
+		require.NoError(t, err)
+		require.NoError(t, f.Resolve(t.Context(), nil, onceq.Applied(result)))
+		for _, url := range []string{s.URL, tx.URL} {
+			a := post(t, url, key, "")
+			refused(t, a, 500, onceqhttp.CodeResponseUnreadable)
+			require.Contains(t, a.problem(t).Detail, "was carried out")
+		}
+	}
+}
+
+// A form that somebody has parsed leaves no body.
+func TestHandler_FormsThatWereParsedBefore(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	multi := func(amount, file string) string {
+		return "--b\r\nContent-Disposition: form-data; name=\"amount\"\r\n\r\n" + amount +
+			"\r\n--b\r\nContent-Disposition: form-data; name=\"f\"; filename=\"f\"\r\n\r\n" + file + "\r\n--b--\r\n"
+	}
+	const form = "application/x-www-form-urlencoded"
+	for name, c := range map[string]struct {
+		contentType   string
+		first, second string
+		same          bool
+	}{
+		"same":                {form, "amount=1", "amount=1", true},
+		"another":             {form, "amount=1", "amount=2", false},
+		"no UTF-8":            {form, "amount=%fe", "amount=%ff", false},
+		"multipart":           {"multipart/form-data; boundary=b", multi("1", "x"), multi("1", "x"), true},
+		"another in parts":    {"multipart/form-data; boundary=b", multi("1", "x"), multi("2", "x"), false},
+		"another file's size": {"multipart/form-data; boundary=b", multi("1", "x"), multi("1", "xx"), false},
+	} {
+		for _, where := range []string{"outside", "in Principal"} {
+			parse := func(r *http.Request) { _ = r.ParseMultipartForm(1 << 20) }
+			m := middleware(t, db.Queue, onceqhttp.Config{Principal: func(r *http.Request) (string, error) {
+				if where == "in Principal" {
+					parse(r)
+				}
+				return name + where, nil
+			}})
+			h := m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.FormValue("amount")) }))
+			s := serve(t, "POST /", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if where == "outside" {
+					parse(r)
+				}
+				h.ServeHTTP(w, r)
+			}))
+			require.NotEmpty(t, post(t, s.URL, "k", c.first, "Content-Type", c.contentType).body)
+			again := post(t, s.URL, "k", c.second, "Content-Type", c.contentType)
+			if c.same {
+				require.True(t, again.replayed(), name)
+				continue
+			}
+			refused(t, again, 422, onceqhttp.CodeMismatch)
+		}
+	}
+	// What a Principal parses is limited too.
+	ran := newRuns()
+	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{MaxRequest: 10, Principal: func(r *http.Request) (string, error) {
+		assert.ErrorContains(t, r.ParseForm(), "too large")
+		return "t", nil
+	}}).Handler(ran.answering(200)))
+	refused(t, post(t, s.URL, "large", "amount=12345", "Content-Type", form), 413, onceqhttp.CodeRequestTooLarge)
+	require.Zero(t, ran.count())
+}
+
 func TestHandler_PanicLeavesTheKeyUncertain(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -561,7 +685,7 @@ func TestHandler_GoesOnWhenTheClientLeaves(t *testing.T) {
 func TestHandler_EndsByItsOwnDeadline(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{Timeout: time.Millisecond}).Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{Timeout: time.Second}).Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		<-r.Context().Done()
 		w.WriteHeader(504)
 		_, _ = io.WriteString(w, context.Cause(r.Context()).Error())

@@ -10,23 +10,24 @@ import (
 
 // The codes of problems. They are stable; clients decide by them and not by the texts.
 const (
-	CodeKeyMissing       = "IDEMPOTENCY_KEY_MISSING"        // 400
-	CodeKeyInvalid       = "IDEMPOTENCY_KEY_INVALID"        // 400
-	CodeInFlight         = "IDEMPOTENCY_IN_FLIGHT"          // 409, with Retry-After: the first request is still running
-	CodeMismatch         = "IDEMPOTENCY_MISMATCH"           // 422 (Config.MismatchStatus): the key was used for another request
-	CodeUncertain        = "IDEMPOTENCY_UNCERTAIN"          // 503, with Retry-After: it is not known yet whether the first request did its work; ask again with the same key
-	CodeHeld             = "IDEMPOTENCY_HELD"               // 409: the same, and a person has to decide
-	CodeNoPrincipal      = "IDEMPOTENCY_PRINCIPAL_MISSING"  // 403: Config.Principal does not know who is asking
-	CodeUnreadable       = "IDEMPOTENCY_REQUEST_UNREADABLE" // 400: the body ended too early
-	CodeRequestTooLarge  = "IDEMPOTENCY_REQUEST_TOO_LARGE"  // 413: Config.MaxRequest
-	CodeResponseTooLarge = "IDEMPOTENCY_RESPONSE_TOO_LARGE" // 500: Config.MaxResponse; the work was done, except with HandlerTx
-	CodeRolledBack       = "IDEMPOTENCY_ROLLED_BACK"        // 500, HandlerTx only: nothing was done, the key is free
-	CodeUnavailable      = "IDEMPOTENCY_UNAVAILABLE"        // 503, with Retry-After: the database is out of reach; nothing was run
+	CodeKeyMissing         = "IDEMPOTENCY_KEY_MISSING"         // 400
+	CodeKeyInvalid         = "IDEMPOTENCY_KEY_INVALID"         // 400
+	CodeInFlight           = "IDEMPOTENCY_IN_FLIGHT"           // 409, with Retry-After: the first request is still running
+	CodeMismatch           = "IDEMPOTENCY_MISMATCH"            // 422 (Config.MismatchStatus): the key was used for another request
+	CodeUncertain          = "IDEMPOTENCY_UNCERTAIN"           // 503, with Retry-After: it is not known yet whether the first request did its work; ask again with the same key
+	CodeHeld               = "IDEMPOTENCY_HELD"                // 409: the same, and a person has to decide
+	CodeNoPrincipal        = "IDEMPOTENCY_PRINCIPAL_MISSING"   // 403: Config.Principal does not know who is asking
+	CodeUnreadable         = "IDEMPOTENCY_REQUEST_UNREADABLE"  // 400: the body ended too early
+	CodeRequestTooLarge    = "IDEMPOTENCY_REQUEST_TOO_LARGE"   // 413: Config.MaxRequest
+	CodeResponseTooLarge   = "IDEMPOTENCY_RESPONSE_TOO_LARGE"  // 500: Config.MaxResponse; the work was done, except with HandlerTx
+	CodeResponseUnreadable = "IDEMPOTENCY_RESPONSE_UNREADABLE" // 500: the work was done, and what was stored as its answer is none
+	CodeRolledBack         = "IDEMPOTENCY_ROLLED_BACK"         // 500, HandlerTx only: nothing was done, the key is free
+	CodeUnavailable        = "IDEMPOTENCY_UNAVAILABLE"         // 503, with Retry-After: the database is out of reach; nothing was run
 )
 
 // Problem is the body of a refusal: application/problem+json of RFC 9457, with the extension code.
 type Problem struct {
-	Type   string `json:"type"` // Config.Docs
+	Type   string `json:"type"` // Config.Docs + "#" + Code
 	Title  string `json:"title"`
 	Status int    `json:"status"`
 	Detail string `json:"detail"`
@@ -34,13 +35,17 @@ type Problem struct {
 }
 
 func (m *Middleware) problem(w http.ResponseWriter, status int, code, title, detail string) {
+	docs, kind := m.cfg.Docs, m.cfg.Docs+"#"+code
+	if docs == "" {
+		docs, kind = defaultDocs, defaultDocs
+	}
 	h := w.Header()
 	h.Set("Content-Type", "application/problem+json")
 	h.Set("Content-Language", "en")
 	h.Set("Cache-Control", "no-store")
-	h.Add("Link", "<"+m.cfg.Docs+`>; rel="describedby"; type="text/html"`)
+	h.Add("Link", "<"+docs+`>; rel="describedby"; type="text/html"`)
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(Problem{Type: m.cfg.Docs, Title: title, Status: status, Detail: detail, Code: code})
+	_ = json.NewEncoder(w).Encode(Problem{Type: kind, Title: title, Status: status, Detail: detail, Code: code})
 }
 
 // soon names the delay of a Retry-After: whole seconds, at least one.

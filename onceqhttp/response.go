@@ -39,6 +39,7 @@ type storedResponse struct {
 func (r Response) MarshalJSON() ([]byte, error) {
 	s := storedResponse{Status: r.Status, Header: make(map[string][]string, len(r.Header)), Body: r.Body, Lost: r.lost}
 	for name, values := range r.Header {
+		s.Header[name] = make([]string, 0, len(values)) // none at all says something: no Content-Type is not to be guessed
 		for _, v := range values {
 			latin := make([]rune, len(v))
 			for i := range len(v) {
@@ -50,19 +51,25 @@ func (r Response) MarshalJSON() ([]byte, error) {
 	return json.Marshal(s)
 }
 
-// UnmarshalJSON is the way back.
+var errUndecodable = errors.New("onceqhttp: a stored response cannot be read")
+
+// UnmarshalJSON is the way back. A Status is 0 or 200 to 999.
 func (r *Response) UnmarshalJSON(raw []byte) error {
 	var s storedResponse
 	if err := json.Unmarshal(raw, &s); err != nil {
-		return err
+		return fmt.Errorf("%w: %w", errUndecodable, err)
+	}
+	if s.Status != 0 && (s.Status < 200 || s.Status > 999) { // what a handler can answer with
+		return fmt.Errorf("%w: its status is %d", errUndecodable, s.Status)
 	}
 	*r = Response{Status: s.Status, Header: make(http.Header, len(s.Header)), Body: s.Body, lost: s.Lost}
 	for name, values := range s.Header {
+		r.Header[name] = make([]string, 0, len(values))
 		for _, v := range values {
 			var b []byte
 			for _, c := range v {
 				if c > 0xff {
-					return fmt.Errorf("onceqhttp: header %s of a stored response has the character %U, which is no byte", name, c)
+					return fmt.Errorf("%w: its header %s has the character %U, which is no byte", errUndecodable, name, c)
 				}
 				b = append(b, byte(c))
 			}
@@ -73,13 +80,14 @@ func (r *Response) UnmarshalJSON(raw []byte) error {
 }
 
 // send writes the answer. The Content-Type, where there is none, and the Date come from net/http, here as for every answer.
-func (r *Response) send(w http.ResponseWriter) {
+// So does the length of what HEAD does not show, unless the handler named it.
+func (r *Response) send(w http.ResponseWriter, in *http.Request) {
 	status := r.Status
 	if status == 0 {
 		status = http.StatusOK
 	}
 	maps.Copy(w.Header(), r.Header)
-	if bodyAllowed(status) {
+	if bodyAllowed(status) && in.Method != http.MethodHead {
 		w.Header().Set("Content-Length", strconv.Itoa(len(r.Body)))
 	}
 	w.WriteHeader(status)
@@ -162,10 +170,12 @@ func (r *recorder) response(chosen func(name string) bool) (whole, stored *Respo
 		}
 	}
 	for name, values := range r.sent {
+		canonical := http.CanonicalHeaderKey(name)
+		outer, before := r.outer[name]
 		switch {
 		case strings.HasPrefix(name, http.TrailerPrefix), name == "Trailer":
 			delete(whole.Header, name) // there is nothing behind the body
-		case slices.Contains(drop, http.CanonicalHeaderKey(name)), slices.Equal(values, r.outer[name]), chosen != nil && !chosen(name):
+		case slices.Contains(drop, canonical), before && slices.Equal(values, outer), chosen != nil && !chosen(canonical):
 		default:
 			stored.Header[name] = values
 		}
@@ -174,9 +184,9 @@ func (r *recorder) response(chosen func(name string) bool) (whole, stored *Respo
 }
 
 // replace is send for an answer that contains the outer headers already.
-func (r *Response) replace(w http.ResponseWriter) {
+func (r *Response) replace(w http.ResponseWriter, in *http.Request) {
 	clear(w.Header())
-	r.send(w)
+	r.send(w, in)
 }
 
 // decode gives the answer that a claim replays.
@@ -185,8 +195,6 @@ func decode(c *onceq.Claim) (*Response, error) {
 		return nil, &onceq.InvalidError{Field: "result", Reason: "was not stored"}
 	}
 	var r *Response
-	if err := json.Unmarshal(c.Result, &r); err != nil {
-		return nil, fmt.Errorf("onceqhttp: stored response: %w", err)
-	}
-	return r, nil
+	err := json.Unmarshal(c.Result, &r)
+	return r, err
 }

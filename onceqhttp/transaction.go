@@ -30,7 +30,8 @@ const (
 // the handler is run again, in a new transaction.
 //
 // The handler's connection is cut off when it idles in the transaction for longer than Config.Timeout, so that a process that
-// froze does not keep its key. Requests without a key, where it is Optional, run in a transaction too.
+// froze does not keep its key. Requests without a key, safe ones and where it is Optional others, run in a transaction too:
+// buffered, committed with an answer that would be stored and rolled back with any other, and never run again.
 func (m *Middleware) HandlerTx(pool *pgxpool.Pool, h TxHandler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		a, plain := m.admit(w, r)
@@ -43,20 +44,23 @@ func (m *Middleware) HandlerTx(pool *pgxpool.Pool, h TxHandler) http.Handler {
 		if plain { // its body can be read only once
 			try = transactions
 		}
-		for m.transaction(ctx, w, r, pool, h, a, try) {
+		for {
+			if answer := m.transaction(ctx, w, r, pool, h, a, try); answer != nil {
+				answer()
+				return
+			}
 			try++
 		}
 	})
 }
 
-// transaction tries once. It reports whether to try again, in which case nothing was answered. a is nil for a request
-// without a key.
-func (m *Middleware) transaction(ctx context.Context, w http.ResponseWriter, r *http.Request, pool *pgxpool.Pool, h TxHandler, a *admitted, try int) (again bool) {
+// transaction tries once. It gives what writes the answer, when the transaction has ended and its connection is back: a slow
+// client keeps neither. nil is to try again. a is nil for a request without a key.
+func (m *Middleware) transaction(ctx context.Context, w http.ResponseWriter, r *http.Request, pool *pgxpool.Pool, h TxHandler, a *admitted, try int) (answer func()) {
 	tx, err := pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite})
 	if err != nil {
 		m.log(r, "no transaction", err)
-		m.unavailable(w)
-		return false
+		return func() { m.unavailable(w) }
 	}
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
@@ -71,8 +75,7 @@ func (m *Middleware) transaction(ctx context.Context, w http.ResponseWriter, r *
 			if err == nil {
 				stored, err = decode(c)
 			}
-			m.answer(w, r, stored, err)
-			return false
+			return func() { m.answer(w, r, stored, err) }
 		}
 		a.Claim = c
 		in = a.in(ctx)
@@ -84,19 +87,15 @@ func (m *Middleware) transaction(ctx context.Context, w http.ResponseWriter, r *
 	first, stored := rec.response(m.cfg.StoredHeader)
 	switch {
 	case rec.tooLarge:
-		m.responseTooLarge(w, nothingDone)
-		return false
+		return func() { m.responseTooLarge(w, nothingDone) }
 	case m.cfg.Outcome(first.Status) != Store:
-		_ = tx.Rollback(ctx)
-		first.replace(w)
-		return false
+		return func() { first.replace(w, r) }
 	}
 	if c != nil {
 		if err := c.Complete(ctx, tx, stored); err != nil {
 			var invalid *onceq.InvalidError
 			if errors.As(err, &invalid) {
-				m.responseTooLarge(w, nothingDone)
-				return false
+				return func() { m.responseTooLarge(w, nothingDone) }
 			}
 			return m.failed(w, r, err, try)
 		}
@@ -108,22 +107,19 @@ func (m *Middleware) transaction(ctx context.Context, w http.ResponseWriter, r *
 			return m.failed(w, r, err, try)
 		}
 		m.log(r, "whether the transaction has committed is unknown", err)
-		m.uncertain(w)
-		return false
+		return func() { m.uncertain(w) }
 	}
-	first.replace(w)
-	return false
+	return func() { first.replace(w, r) }
 }
 
 const nothingDone = "Nothing was done."
 
-func (m *Middleware) failed(w http.ResponseWriter, r *http.Request, err error, try int) (again bool) {
+func (m *Middleware) failed(w http.ResponseWriter, r *http.Request, err error, try int) (answer func()) {
 	if onceq.IsRetryable(err) && try < transactions {
-		return true
+		return nil
 	}
 	m.log(r, "rolled back", err)
-	m.rolledBack(w)
-	return false
+	return func() { m.rolledBack(w) }
 }
 
 // claimTx takes the key inside the transaction, which undoes that when it is rolled back. Whoever has it in a transaction

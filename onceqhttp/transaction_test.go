@@ -1,8 +1,10 @@
 package onceqhttp_test
 
 import (
+	"context"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -351,6 +353,107 @@ func TestHandlerTx_AFrozenHandlerDoesNotKeepTheKey(t *testing.T) {
 	open()
 	require.NotEqual(t, 200, receive(t, first).status)
 	require.Equal(t, [3]int{1, 1, 1}, left(t, db))
+}
+
+func TestHandlerTx_GoesOnWhenTheClientLeaves(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	sqlRun(t, db, effects)
+	entered, gate := make(chan *http.Request, 1), make(chan struct{})
+	open := sync.OnceFunc(func() { close(gate) }) // also where the test fails: the server waits for its handlers
+	defer open()
+	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{}).HandlerTx(db.Pool, order(db.Queue, func(w http.ResponseWriter, r *http.Request, _ pgx.Tx) error {
+		entered <- r
+		<-gate
+		_, _ = io.WriteString(w, "done")
+		return nil
+	})))
+	// The server's own context of the request tells when it has noticed that the client has left.
+	outer := make(chan context.Context, 1)
+	inner := s.Config.Handler
+	s.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case outer <- r.Context():
+		default:
+		}
+		inner.ServeHTTP(w, r)
+	})
+	conn, err := net.Dial("tcp", s.Listener.Addr().String())
+	require.NoError(t, err)
+	_, err = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: h\r\nX-Tenant: t\r\nIdempotency-Key: k\r\nContent-Length: 0\r\nContent-Type: application/json\r\n\r\n")
+	require.NoError(t, err)
+	r := receive(t, entered)
+	require.NoError(t, conn.Close())
+	receive(t, receive(t, outer).Done())
+	require.NoError(t, r.Context().Err())
+	_, ok := r.Context().Deadline()
+	require.True(t, ok)
+	open()
+	until(t, db, `exists (select from onceq.job_fences where class = 2 and state = 3)`)
+	a := post(t, s.URL, "k", "")
+	require.Equal(t, "done", a.body)
+	require.True(t, a.replayed())
+	require.Equal(t, [3]int{1, 1, 1}, left(t, db))
+}
+
+// watched calls seen before an answer goes out.
+type watched struct {
+	http.ResponseWriter
+	seen func()
+}
+
+func (w watched) WriteHeader(status int) {
+	w.seen()
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// A client that is slow to read keeps neither a transaction nor a connection.
+func TestHandlerTx_AnswersWhenItsTransactionHasEnded(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	pool, err := pgxpool.New(t.Context(), db.URL)
+	require.NoError(t, err)
+	defer pool.Close()
+	m := middleware(t, db.Queue, onceqhttp.Config{MaxResponse: 10})
+	h := m.HandlerTx(pool, func(w http.ResponseWriter, r *http.Request, _ pgx.Tx) error {
+		body, err := io.ReadAll(r.Body)
+		switch string(body) {
+		case "error":
+			return errors.New("bad day")
+		case "5xx":
+			w.WriteHeader(502)
+		case "large":
+			_, _ = io.WriteString(w, "12345678901")
+		}
+		return err
+	})
+	s := serve(t, "POST /", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h.ServeHTTP(watched{w, func() { assert.Zero(t, pool.Stat().AcquiredConns()) }}, r)
+	}))
+	require.Equal(t, 200, post(t, s.URL, "k", "").status)
+	require.True(t, post(t, s.URL, "k", "").replayed())
+	refused(t, post(t, s.URL, "k", "other"), 422, onceqhttp.CodeMismatch)
+	refused(t, post(t, s.URL, "error", "error"), 500, onceqhttp.CodeRolledBack)
+	require.Equal(t, 502, post(t, s.URL, "5xx", "5xx").status)
+	refused(t, post(t, s.URL, "large", "large"), 500, onceqhttp.CodeResponseTooLarge)
+}
+
+func TestHandlerTx_HeadKeepsItsLength(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	s := serve(t, "/", middleware(t, db.Queue, onceqhttp.Config{}).HandlerTx(db.Pool, func(w http.ResponseWriter, r *http.Request, _ pgx.Tx) error {
+		if r.URL.Path == "/named" {
+			w.Header().Set("Content-Length", "1234")
+			return nil
+		}
+		_, err := io.WriteString(w, "four")
+		return err
+	}))
+	for path, length := range map[string]string{"/named": "1234", "/written": "4"} {
+		a, err := ask(t, "HEAD", s.URL+path, "", "")
+		require.NoError(t, err)
+		require.Equal(t, length, a.header.Get("Content-Length"), path)
+	}
 }
 
 // The key of a route that was served by Handler before a deploy, by HandlerTx after it.

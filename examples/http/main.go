@@ -58,8 +58,12 @@ func shop(pool *pgxpool.Pool, q *onceq.Queue) http.Handler {
 		job := charge.Job(p)
 		in := onceqhttp.FromContext(ctx)
 		job.Scope, job.Key = in.Scope, in.Key // the client's key is the job's
-		if _, err := q.Enqueue(ctx, tx, job); err != nil {
+		enqueued, err := q.Enqueue(ctx, tx, job)
+		if err != nil {
 			return err
+		}
+		if enqueued.Duplicate { // the job of a request whose answer is past its window: this order would never be charged
+			return errors.New("the key has a job already")
 		}
 		w.WriteHeader(http.StatusCreated)
 		return json.NewEncoder(w).Encode(p)
