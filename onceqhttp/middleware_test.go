@@ -551,15 +551,17 @@ func TestHandler_ResolvedWithWhatIsNoAnswer(t *testing.T) {
 		"no byte": map[string]any{"header": map[string][]string{"X": {"→"}}},
 	} {
 		key = strings.ReplaceAll(key, " ", "-")
-		post(t, s.URL, key, "")
-		f, err := m.Fence("t", "POST", "POST /", key)
-		require.NoError(t, err)
-		require.NoError(t, f.Resolve(t.Context(), nil, onceq.Applied(result)))
-		for _, url := range []string{s.URL, tx.URL} {
-			a := post(t, url, key, "")
-			refused(t, a, 500, onceqhttp.CodeResponseUnreadable)
-			require.Contains(t, a.problem(t).Detail, "was carried out")
-		}
+		t.Run(key, func(t *testing.T) {
+			post(t, s.URL, key, "")
+			f, err := m.Fence("t", "POST", "POST /", key)
+			require.NoError(t, err)
+			require.NoError(t, f.Resolve(t.Context(), nil, onceq.Applied(result)))
+			for _, url := range []string{s.URL, tx.URL} {
+				a := post(t, url, key, "")
+				refused(t, a, 500, onceqhttp.CodeResponseUnreadable)
+				require.Contains(t, a.problem(t).Detail, "was carried out")
+			}
+		})
 	}
 }
 
@@ -608,13 +610,17 @@ func TestHandler_FormsThatWereParsedBefore(t *testing.T) {
 			refused(t, again, 422, onceqhttp.CodeMismatch)
 		}
 	}
-	// What a Principal parses is limited too.
+}
+
+func TestHandler_WhatAPrincipalParsesIsLimitedToo(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
 	ran := newRuns()
 	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{MaxRequest: 10, Principal: func(r *http.Request) (string, error) {
 		assert.ErrorContains(t, r.ParseForm(), "too large")
 		return "t", nil
 	}}).Handler(ran.answering(200)))
-	refused(t, post(t, s.URL, "large", "amount=12345", "Content-Type", form), 413, onceqhttp.CodeRequestTooLarge)
+	refused(t, post(t, s.URL, "large", "amount=12345", "Content-Type", "application/x-www-form-urlencoded"), 413, onceqhttp.CodeRequestTooLarge)
 	require.Zero(t, ran.count())
 }
 
