@@ -58,18 +58,31 @@ func Snooze(d time.Duration) error { return &retryAfter{d: d} }
 // d. What a handler's transaction wrote commits together with that. Attempts count from 0 again.
 func Reschedule(d time.Duration) error { return &retryAfter{d: d, reset: true} }
 
+// retryOf finds what RetryAfter, Snooze or Reschedule put into err, or nil. A panic with a Reschedule is none: that
+// run did not go well.
+func retryOf(err error) *retryAfter {
+	var again *retryAfter
+	var panicked *PanicError
+	if !errors.As(err, &again) || again.reset && errors.As(err, &panicked) {
+		return nil
+	}
+	return again
+}
+
 // IsFailure reports whether err, as a handler returned it, says that something went wrong: for those who log or trace
 // around handlers. False for nil, Snooze and Reschedule, and for an *InFlightError, where somebody else is at it.
 func IsFailure(err error) bool {
-	var again *retryAfter
+	var fatal *fatalError
 	switch {
 	case err == nil:
 		return false
-	case errors.As(err, &again):
+	case errors.As(err, &fatal):
+		return true
+	}
+	if again := retryOf(err); again != nil {
 		return again.err != nil
 	}
-	var fatal *fatalError
-	return errors.As(err, &fatal) || !errors.Is(err, ErrInFlight)
+	return !errors.Is(err, ErrInFlight)
 }
 
 // DefaultBackoff waits attempt⁴ seconds ±10%, at most a day: 1 s, 16 s, 81 s, …
@@ -88,7 +101,7 @@ const maxDelay = 100 * 365 * 24 * time.Hour
 // failure gives the outcome for what a handler returned. backoff may be nil.
 func (l *Lease) failure(err error, backoff func(int, error) time.Duration) outcome {
 	o := outcome{lease: l, state: Waiting, cause: err}
-	var again *retryAfter
+	again := retryOf(err)
 	var fatal *fatalError
 	var inFlight *InFlightError
 	switch {
@@ -96,7 +109,7 @@ func (l *Lease) failure(err error, backoff func(int, error) time.Duration) outco
 		o.state, o.spend, o.err, o.keep = Dead, true, errorText(err.Error()), -1
 	case errors.Is(err, ErrHeld):
 		o.state, o.err, o.keep = Held, errorText(err.Error()), -1
-	case errors.As(err, &again):
+	case again != nil:
 		o.delay, o.reset = again.d, again.reset
 		if again.err != nil {
 			o.err = errorText(err.Error())

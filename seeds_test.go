@@ -341,6 +341,8 @@ func Test_Seed004_OnlyOneConcurrentWorkerWins(t *testing.T) {
 	db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
 	var wg sync.WaitGroup
 	var mu sync.Mutex
+	var once sync.Once
+	met := make(chan struct{}) // somebody heard that it is in flight
 	effects := 0
 	for range 8 {
 		wg.Go(func() {
@@ -349,12 +351,11 @@ func Test_Seed004_OnlyOneConcurrentWorkerWins(t *testing.T) {
 					mu.Lock()
 					effects++
 					mu.Unlock()
-					time.Sleep(20 * time.Millisecond)
+					<-met
 					return "done", nil
 				})
-				var busy *onceq.InFlightError
-				if errors.As(err, &busy) {
-					time.Sleep(min(busy.RetryAfter, 10*time.Millisecond))
+				if errors.Is(err, onceq.ErrInFlight) {
+					once.Do(func() { close(met) })
 					continue
 				}
 				if err != nil || id != "done" {

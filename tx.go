@@ -214,10 +214,10 @@ func (tx *handlerTx) commit(ctx context.Context, many bool, statements ...statem
 	case pg.TxStatus() == 'E' || tx.failed != nil:
 		return true, errors.New("onceq: a statement in the handler's transaction failed and the handler returned no error: it is rolled back")
 	case pg.IsBusy():
-		return true, errors.New("onceq: the handler did not close the rows or the batch's results of its transaction: it is rolled back")
+		return true, errors.New("onceq: the handler did not close the rows or the batch's results of its transaction: it is rolled back; close them before returning")
 	case pg.TxStatus() == 'I' && tx.opened:
 		l := tx.leases[0]
-		err := errors.New("onceq: the handler ended the worker's transaction by a statement of its own")
+		err := errors.New("onceq: the handler ended the worker's transaction by a statement of its own: return nil to commit it with the job's completion, an error to roll it back")
 		tx.q.log.Error(err.Error(), slog.String("kind", l.Kind), slog.Int64("job", l.ID))
 		if tx.taken && l.Key != "" {
 			if _, failed := tx.conn.Exec(ctx, tx.q.sql(completeGone), takenArgs(l)...); failed != nil {

@@ -924,8 +924,7 @@ func (l *lane) transaction(ctx context.Context, tasks []*task, h *Handler, began
 	for i, lease := range leases {
 		outcomes[i] = outcome{lease: lease, state: Completed, result: lease.result, keep: lease.keep, run: time.Since(began)}
 	}
-	var later *retryAfter
-	again := errors.As(err, &later) && later.reset
+	again := err != nil && leases[0].failure(err, nil).reset
 	if err != nil && !again {
 		tx.rollback()
 		return true, err

@@ -182,6 +182,14 @@ func TestHandleTx_WritesAndCompletionCommitTogether(t *testing.T) {
 			_, err := tx.Exec(ctx, `rollback`)
 			return err
 		}, onceq.Retrying, 0, "ended the worker's transaction"},
+		"fatal around a reschedule": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+			_ = write(ctx, tx, l)
+			return onceq.Fatal(onceq.Reschedule(time.Hour))
+		}, onceq.Dead, 0, "run again in"},
+		"panics with a reschedule": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+			_ = write(ctx, tx, l)
+			panic(onceq.Reschedule(time.Hour))
+		}, onceq.Retrying, 0, "panic"},
 		"loses its connection": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
 			_ = write(ctx, tx, l)
 			_, _ = db.Pool.Exec(ctx, `select pg_terminate_backend($1, 10000)`, tx.Conn().PgConn().PID())

@@ -190,7 +190,7 @@ func TestIsFailure(t *testing.T) {
 	for _, err := range []error{nil, onceq.Snooze(1), onceq.Reschedule(1), fmt.Errorf("later: %w", onceq.Snooze(1)), inFlight} {
 		require.False(t, onceq.IsFailure(err), "%v", err)
 	}
-	for _, err := range []error{boom, onceq.Fatal(boom), onceq.Fatal(inFlight), onceq.RetryAfter(1, boom), onceq.ErrLeaseLost, &onceq.HeldError{}} {
+	for _, err := range []error{boom, onceq.Fatal(boom), onceq.Fatal(inFlight), onceq.Fatal(onceq.Snooze(1)), &onceq.PanicError{Value: onceq.Reschedule(1)}, onceq.RetryAfter(1, boom), onceq.ErrLeaseLost, &onceq.HeldError{}} {
 		require.True(t, onceq.IsFailure(err), "%v", err)
 	}
 }

@@ -315,7 +315,7 @@ func (w *walk) Claim(t *rapid.T) {
 // draw gives some lease that was ever given, and its job while the lease still counts.
 func (w *walk) draw(t *rapid.T) (walkLease, *walkJob) {
 	if len(w.leases) == 0 {
-		t.Skip("nothing was claimed")
+		t.Skip("nothing was claimed so far: another step is drawn")
 	}
 	n := len(w.leases)
 	l := w.leases[max(rapid.IntRange(0, n-1).Draw(t, "lease"), rapid.IntRange(0, n-1).Draw(t, "lease"))]
