@@ -70,7 +70,7 @@ func PoolConfig(change func(*pgxpool.Config)) Option {
 func NoCheck() Option { return func(o *options) { o.noCheck = true } }
 
 // cleanupTimeout bounds each step of the clean-up. It is a variable for this package's own tests alone.
-var cleanupTimeout = 10 * time.Second
+var cleanupTimeout = time.Minute
 
 // New gives a migrated, isolated database on a real Postgres and a Queue over it. When the test ends, its invariants are
 // checked and the database is dropped. The first call of a process takes longer: it may start the server, and applies
