@@ -517,3 +517,59 @@ func TestQueryModes_ClaimFinishAndWork(t *testing.T) {
 		})
 	}
 }
+
+// ⚠ A claim updates what it locked by its place. A job that was given back while the claim was looking is then at another
+// one: it is neither lost nor claimed twice.
+func TestTrap_ClaimMeetsAJobThatMoves(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	first := add(t, db, onceq.Job{})
+	moving := add(t, db, onceq.Job{})
+	last := add(t, db, onceq.Job{})
+
+	// A policy is a filter, and this one waits at the first job, when the claim has its snapshot.
+	role := fmt.Sprintf("claimer_%d", time.Now().UnixNano())
+	sqlRun(t, db, `create role `+role)
+	t.Cleanup(func() { sqlRun(t, db, `drop owned by `+role+`; drop role `+role) })
+	sqlRun(t, db, fmt.Sprintf(`
+create function wait_at(id bigint) returns boolean language plpgsql as
+$$ begin if id = %d then perform pg_advisory_xact_lock_shared(1); end if; return true; end $$;
+grant usage on schema onceq to %[2]s;
+grant all on all tables in schema onceq to %[2]s;
+alter table onceq.jobs enable row level security;
+create policy looking on onceq.jobs using (wait_at(id))`, first, role))
+	config := db.Pool.Config()
+	config.AfterConnect = func(ctx context.Context, c *pgx.Conn) error {
+		_, err := c.Exec(ctx, `set role `+role)
+		return err
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	q, err := onceq.New(pool, nil)
+	require.NoError(t, err)
+
+	lock := begin(t, db)
+	_, err = lock.Exec(t.Context(), `select pg_advisory_xact_lock(1)`)
+	require.NoError(t, err)
+	wait := background(func() ([]*onceq.Lease, error) { return q.Claim(t.Context(), onceq.ClaimOptions{Limit: 10}) })
+	waitBlocked(t, db)
+	sqlRun(t, db, `update onceq.jobs set run_at = statement_timestamp() where id = $1`, moving) // as giving it back does
+	require.NoError(t, lock.Rollback(t.Context()))
+
+	claimed := map[int64]int{}
+	leases, err := wait()
+	require.NoError(t, err)
+	for _, l := range leases {
+		claimed[l.ID]++
+	}
+	require.Contains(t, claimed, first)
+	require.Contains(t, claimed, last)
+	leases, err = db.Queue.Claim(t.Context(), onceq.ClaimOptions{Limit: 10})
+	require.NoError(t, err)
+	for _, l := range leases {
+		claimed[l.ID]++
+	}
+	require.Equal(t, map[int64]int{first: 1, moving: 1, last: 1}, claimed)
+	require.Equal(t, 3, sqlOne[int](t, db, `select sum(claims)::int from onceq.jobs`))
+}
