@@ -455,6 +455,7 @@ var (
 
 func alike(statement string) string {
 	statement = strings.ReplaceAll(statement, " join header h on h.n = i.header", "")
+	statement = strings.ReplaceAll(statement, `order by h.scope collate "C", `, "order by ") // one scope
 	return headerColumn.ReplaceAllString(statement, "(select $1 from header)")
 }
 
