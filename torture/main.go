@@ -13,7 +13,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io/fs"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -199,10 +198,7 @@ func run(ctx context.Context, c config) (r *report, err error) {
 	if err := a.furnish(ctx, sys); err != nil {
 		return nil, err
 	}
-	switch err := a.follow(ctx); {
-	case errors.Is(err, fs.ErrNotExist): // some builds of Postgres are the server alone
-		r.notes = append(r.notes, "no failover: "+err.Error())
-	case err != nil:
+	if err := a.follow(ctx); err != nil {
 		return nil, err
 	}
 

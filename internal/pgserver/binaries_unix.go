@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"net/url"
 	"os"
 	"os/exec"
 	"os/user"
@@ -201,26 +200,6 @@ func (b *binaries) initdb(ctx context.Context) error {
 		failures = append(failures, fmt.Errorf("pgserver: initdb: %w: %s", err, bytes.TrimSpace(out)))
 	}
 	return errors.Join(failures...)
-}
-
-// standby starts a server on a copy of the data of the one at primary, which it follows from then on.
-func (b *binaries) standby(ctx context.Context, primary, name string, tablespaces map[string]string, opts Options) (*Server, error) {
-	return startFilled(ctx, b.bin, opts, func(s *binaries, ctx context.Context) error {
-		args := []string{"-D", s.data, "-X", "stream", "--waldir=" + filepath.Join(s.dir, "wal"), "-c", "fast", "--no-sync", "-R",
-			"-d", primary + "&application_name=" + url.QueryEscape(name)}
-		for from, to := range tablespaces {
-			if s.user != nil {
-				if err := os.Chown(to, int(s.user.Uid), int(s.user.Gid)); err != nil {
-					return fmt.Errorf("pgserver: hand %s to user %d: %w", to, s.user.Uid, err)
-				}
-			}
-			args = append(args, "--tablespace-mapping="+from+"="+to)
-		}
-		if out, err := s.run(ctx, executable(s.bin, "pg_basebackup"), args...); err != nil {
-			return fmt.Errorf("pgserver: pg_basebackup: %w: %s", err, bytes.TrimSpace(out))
-		}
-		return nil
-	})
 }
 
 // run waits for a command, and ends it with all it started when ctx ends.

@@ -146,17 +146,18 @@ func (s *Server) Restart(immediate bool) error {
 	return s.impl.restart(ctx, immediate)
 }
 
-// Standby starts a server that follows this one by streaming replication, under the given application_name, with the
-// same kind of options; it is one of its own otherwise, with its own URL. tablespaces says where the data of tablespaces
+// Standby starts a server that follows this one by streaming replication, under the given application_name, which is
+// also its slot's and so of letters, digits and underscores, with the same kind of options; it is one of its own
+// otherwise, with its own URL. tablespaces says where the data of tablespaces
 // lies in it: its own empty directory for each directory of this server's. Only binaries of this machine can do that.
 func (s *Server) Standby(ctx context.Context, name string, tablespaces map[string]string, opts Options) (*Server, error) {
 	impl, ok := s.impl.(interface {
-		standby(ctx context.Context, primary, name string, tablespaces map[string]string, opts Options) (*Server, error)
+		standby(ctx context.Context, name string, tablespaces map[string]string, opts Options) (*Server, error)
 	})
 	if !ok {
 		return nil, errors.New("pgserver: a standby needs the server's binaries on this machine")
 	}
-	return impl.standby(ctx, s.url, name, tablespaces, opts)
+	return impl.standby(ctx, name, tablespaces, opts)
 }
 
 // external is a server that was there before this process.

@@ -182,34 +182,3 @@ func TestDatabaseURL(t *testing.T) {
 		require.EqualValues(t, 5432, config.Port, connString)
 	}
 }
-
-// What the primary confirmed while it waited for its standby is there when the standby has taken over.
-func TestStandby_TakesOver(t *testing.T) {
-	primary := start(t, pgserver.Options{Durable: true})
-	if primary.BinDir() == "" {
-		_, err := primary.Standby(t.Context(), "standby", nil, pgserver.Options{})
-		require.ErrorContains(t, err, "binaries")
-		return
-	}
-	standby, err := primary.Standby(t.Context(), "standby", nil, pgserver.Options{Durable: true})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, standby.Stop()) })
-	require.NotEqual(t, primary.URL(), standby.URL())
-
-	run := func(server *pgserver.Server, statements ...string) {
-		t.Helper()
-		conn, err := pgx.Connect(t.Context(), server.URL())
-		require.NoError(t, err)
-		defer func() { require.NoError(t, conn.Close(t.Context())) }()
-		for _, sql := range statements {
-			_, err = conn.Exec(t.Context(), sql)
-			require.NoError(t, err)
-		}
-	}
-	run(primary, `alter system set synchronous_standby_names = 'standby'`, `select pg_reload_conf()`)
-	require.Eventually(t, func() bool { return setting(t, primary.URL(), "synchronous_standby_names") == "standby" }, time.Minute, 10*time.Millisecond)
-	run(primary, `create table there (n int)`, `insert into there values (1)`)
-	require.NoError(t, primary.Stop())
-	run(standby, `select pg_promote()`, `alter system reset synchronous_standby_names`, `select pg_reload_conf()`,
-		`insert into there select 1 / count(*) from there`)
-}
