@@ -45,7 +45,7 @@ const diskSize = "256m"
 
 func (a *arena) options() pgserver.Options {
 	return pgserver.Options{Own: true, Durable: true, Settings: map[string]string{
-		"max_connections": "110",
+		"max_connections": "130",
 		// A standby that is gone must be noticed by the server and the other way round within a run.
 		"wal_sender_timeout": "5s", "wal_receiver_timeout": "5s", "wal_retrieve_retry_interval": "200ms",
 	}}
@@ -94,7 +94,11 @@ create table torture.trail (
   what text, job bigint, key text, work text, token bigint not null default 0, op text not null default ''
 );
 create table torture.ledger (seq bigint generated always as identity, work text, form text, job bigint, token bigint, nonce text);
-create table torture.ops (op text primary key);`); err != nil {
+create table torture.ops (op text primary key);
+create table torture.fence_trail (
+  seq bigint generated always as identity, at timestamptz default clock_timestamp(),
+  what text, key text, token bigint, since bigint, finished bigint, result text
+);`); err != nil {
 		return err
 	}
 	if err := sys.setup(ctx, conn); err != nil {

@@ -16,6 +16,9 @@ type history struct {
 	Ledger []entry
 	Calls  []call
 	Ends   []end
+
+	Fences   []fenceStep // of requests
+	Requests []request
 }
 
 // step is a row of the trail.
@@ -68,6 +71,8 @@ type verdict struct {
 	UnknownCommitted                         int
 	Duplicates, Replayed                     int // answers; with a result
 	Entries, Calls, Repeated, Claims, Losses int
+	Requests                                 map[string]int // answers to them, by outcome
+	Uses                                     map[string]int // of their keys, by how they ended
 	Violations                               map[string][]string
 }
 
@@ -84,7 +89,7 @@ func (v *verdict) count() (n int) {
 
 // check goes over a history.
 func check(h *history) *verdict {
-	v := &verdict{Ends: map[string]int{}, Violations: map[string][]string{}}
+	v := &verdict{Ends: map[string]int{}, Requests: map[string]int{}, Uses: map[string]int{}, Violations: map[string][]string{}}
 	accepted := map[int64]step{}
 	byOp := map[string]map[string]int64{} // operation, work: job
 	byKey := map[string][]int64{}         // jobs of a key in the order of acceptance
@@ -165,6 +170,9 @@ func check(h *history) *verdict {
 	// Effects in the database.
 	effects := map[int64][]entry{}
 	for _, e := range h.Ledger {
+		if e.Job == 0 { // a request's
+			continue
+		}
 		v.Entries++
 		effects[e.Job] = append(effects[e.Job], e)
 	}
@@ -195,6 +203,7 @@ func check(h *history) *verdict {
 
 	v.checkOps(h, accepted, byOp, byKey, ends)
 	v.checkCalls(h, ends)
+	v.checkRequests(h)
 	return v
 }
 
@@ -267,6 +276,9 @@ func (v *verdict) checkCalls(h *history, ends map[int64]end) {
 	byJob := map[int64][]call{}
 	jobOfKey := map[string]int64{}
 	for _, c := range h.Calls {
+		if c.Job == 0 { // a request's
+			continue
+		}
 		v.Calls++
 		byJob[c.Job] = append(byJob[c.Job], c)
 		if other, known := jobOfKey[c.Key]; known && other != c.Job {

@@ -49,20 +49,56 @@ func sound() *history {
 		Ledger: []entry{
 			{Work: "tx/1", Form: formTx, Job: jobA, Token: tokenA2, Nonce: "n1"},
 			{Work: "again/1", Form: formAgain, Job: jobC, Token: tokenC1, Nonce: receiptC},
+			{Work: keyF, Form: formFence, Token: 2, Nonce: "f"},
 		},
 		Calls: []call{
 			{order: order{Work: "ask/1/1", Form: formAsk, Job: jobB}, Key: "kB", What: "refused"},
 			{order: order{Work: "ask/1/1", Form: formAsk, Job: jobB}, Key: "kB", What: "applied", Receipt: receiptB},
 			{order: order{Work: "again/1", Form: formAgain, Job: jobC}, Key: "kC", What: "applied", Receipt: receiptC},
 			{order: order{Work: "again/1", Form: formAgain, Job: jobC}, Key: "kC", What: "repeated", Receipt: receiptC},
+			{order: order{Work: keyS, Form: formAgain, Token: 3}, Key: "kS0", What: "refused"},
+			{order: order{Work: keyS, Form: formAgain, Token: 4}, Key: "kS1", What: "applied", Receipt: "s1"},
+			{order: order{Work: keyS, Form: formAgain, Token: 5}, Key: "kS2", What: "applied", Receipt: "s2"},
+			{order: order{Work: keyS, Form: formAgain, Token: 6}, Key: "kS2", What: "repeated", Receipt: "s2"},
+			{order: order{Work: keyH, Form: formHold, Token: 7}, Key: "kH", What: "applied", Receipt: "h"},
 		},
 		Ends: []end{
 			{Job: jobA, Key: "tx/1", Work: "tx/1", Form: formTx, State: "completed", Result: "n1"},
 			{Job: jobB, Work: "ask/1/1", Form: formAsk, State: "completed", Result: receiptB},
 			{Job: jobC, Key: "again/1", Work: "again/1", Form: formAgain, State: "completed", Result: receiptC},
 		},
+		Fences: []fenceStep{
+			{What: "claimed", Key: keyF, Token: 1, Since: 100}, // ran out of its lease
+			{What: "claimed", Key: keyF, Token: 2, Since: 100},
+			{What: "completed", Key: keyF, Token: 2, Since: 100, Finished: 500, Result: "f"},
+			{What: "claimed", Key: keyS, Token: 3, Since: 100},
+			{What: "released", Key: keyS, Token: 3, Since: 100, Finished: 200},
+			{What: "claimed", Key: keyS, Token: 4, Since: 300},
+			{What: "completed", Key: keyS, Token: 4, Since: 300, Finished: 400, Result: "s1"},
+			{What: "gone", Key: keyS, Token: 4, Since: 300, Finished: 400, Result: "s1"},
+			{What: "claimed", Key: keyS, Token: 5, Since: 400 + shortWindow.Microseconds()},
+			{What: "uncertain", Key: keyS, Token: 5, Since: 400 + shortWindow.Microseconds()},
+			{What: "claimed", Key: keyS, Token: 6, Since: 400 + shortWindow.Microseconds()},
+			{What: "completed", Key: keyS, Token: 6, Since: 400 + shortWindow.Microseconds(), Finished: 1 << 30, Result: "s2"},
+			{What: "claimed", Key: keyH, Token: 7, Since: 100},
+			{What: "held", Key: keyH, Token: 7, Since: 100},
+		},
+		Requests: []request{
+			{Key: keyF, Form: formFence, Outcome: overtaken},
+			{Key: keyF, Form: formFence, Outcome: answered, Result: "f"},
+			{Key: keyF, Form: formFence, Outcome: replayed, Result: "f"},
+			{Key: keyS, Form: formDoAgain, Outcome: answered, Result: "s1"},
+			{Key: keyS, Form: formDoAgain, Outcome: replayed, Result: "s2"},
+		},
 	}
 }
+
+// Of requests: keyF was claimed twice, keyS was used three times, keyH waits for a person.
+const (
+	keyF = formFence + "/1"
+	keyS = formDoAgain + "/short/1"
+	keyH = formDoHold + "/1"
+)
 
 func TestCheck_ASoundHistoryHasNoViolation(t *testing.T) {
 	v := check(sound())
@@ -70,7 +106,9 @@ func TestCheck_ASoundHistoryHasNoViolation(t *testing.T) {
 	require.Equal(t, 3, v.Accepted)
 	require.Equal(t, []int{2, 1, 2, 1}, []int{v.Committed, v.RolledBack, v.Unknown, v.UnknownCommitted})
 	require.Equal(t, []int{1, 1}, []int{v.Duplicates, v.Replayed})
-	require.Equal(t, []int{2, 4, 1, 4}, []int{v.Entries, v.Calls, v.Repeated, v.Claims})
+	require.Equal(t, []int{3, 9, 2, 11}, []int{v.Entries, v.Calls, v.Repeated, v.Claims})
+	require.Equal(t, map[string]int{"completed": 3, "released": 1, "held": 1}, v.Uses)
+	require.Equal(t, map[string]int{answered: 2, replayed: 2, overtaken: 1}, v.Requests)
 }
 
 // Each spoiled history differs from the sound one in one thing.
@@ -130,6 +168,46 @@ func TestCheck_FindsEachViolation(t *testing.T) {
 		"two downstream keys of a job":           {func(h *history) { h.Calls[3].Key = "kC2" }, []string{vCallKey}},
 		"one downstream key of two jobs":         {func(h *history) { h.Calls[0].Key, h.Calls[1].Key = "kC", "kC" }, []string{vCallKey}},
 		"a second call though the job has a key": {func(h *history) { h.Calls[2].Form, h.Calls[3].Form = formHold, formHold }, []string{vCall}},
+
+		"a fence's token that does not grow":     {func(h *history) { h.Fences[1].Token, h.Fences[2].Token, h.Ledger[2].Token = 1, 1, 1 }, []string{vToken}},
+		"a completion under an old token":        {func(h *history) { h.Fences[2].Token = 1 }, []string{vToken}},
+		"a fence's effect under an old token":    {func(h *history) { h.Ledger[2].Token = 1 }, []string{vToken}},
+		"a fence's effect under a strange token": {func(h *history) { h.Ledger[2].Token = 9 }, []string{vToken, vEffect}},
+		"a fence's second effect":                {func(h *history) { h.Ledger = append(h.Ledger, h.Ledger[2]) }, []string{vEffect}},
+		"a completed fence without its effect":   {func(h *history) { h.Ledger = h.Ledger[:2] }, []string{vEffect}},
+		"an effect of a fence that was released": {func(h *history) {
+			h.Ledger = append(h.Ledger, entry{Work: keyS, Form: formFence, Token: 3, Nonce: "x"})
+		}, []string{vEffect}},
+		"another result than the fence's effect": {func(h *history) { h.Ledger[2].Nonce = "x" }, []string{vAnswer}},
+		"a key that is taken for ever is used again": {func(h *history) {
+			h.Fences = append(h.Fences, fenceStep{What: "claimed", Key: keyF, Token: 8, Since: 600},
+				fenceStep{What: "released", Key: keyF, Token: 8, Since: 600})
+		}, []string{vKey}},
+		"a key is used again inside its window": {func(h *history) {
+			for i := 8; i < 12; i++ {
+				h.Fences[i].Since--
+			}
+		}, []string{vKey}},
+		"a key is claimed again after its completion": {func(h *history) {
+			h.Fences = slices.Insert(h.Fences, 3, fenceStep{What: "claimed", Key: keyF, Token: 8, Since: 100})
+		}, []string{vKey}},
+		"a fence is completed twice":                  {func(h *history) { h.Fences = slices.Insert(h.Fences, 3, h.Fences[2]) }, []string{vKey}},
+		"a new use while the last one is in doubt":    {func(h *history) { h.Fences[1].Since, h.Fences[2].Since = 200, 200 }, []string{vKey}},
+		"a fence that is claimed is pruned":           {func(h *history) { h.Fences[6].What = "uncertain" }, []string{vLost}},
+		"a fence that is taken for ever is pruned":    {func(h *history) { s := h.Fences[2]; s.What = "gone"; h.Fences = append(h.Fences, s) }, []string{vLost}},
+		"a fence is completed that nobody has":        {func(h *history) { h.Fences[3].Key = keyF + "0"; h.Fences = slices.Delete(h.Fences, 4, 12) }, []string{vToken}},
+		"a fence is left open":                        {func(h *history) { h.Fences = h.Fences[:13] }, []string{vUnfinished}},
+		"a request was answered and never completed":  {func(h *history) { h.Requests[1].Key = formFence + "/9" }, []string{vLost}},
+		"a request was answered with another result":  {func(h *history) { h.Requests[1].Result = "x" }, []string{vLost}},
+		"a request was replayed another result":       {func(h *history) { h.Requests[2].Result = "x" }, []string{vAnswer}},
+		"a request was replayed another key's result": {func(h *history) { h.Requests[2].Result = "s1" }, []string{vAnswer}},
+		"a request's call was applied twice":          {func(h *history) { h.Calls = append(h.Calls, h.Calls[8]) }, []string{vCall}},
+		"a released request's call was applied":       {func(h *history) { h.Calls[4].What, h.Calls[4].Receipt = "applied", "x" }, []string{vCall}},
+		"a completed request without its call":        {func(h *history) { h.Calls = slices.Delete(h.Calls, 5, 6) }, []string{vCall}},
+		"a result that is not the provider's":         {func(h *history) { h.Calls[5].Receipt = "x" }, []string{vAnswer}},
+		"two downstream keys of a use":                {func(h *history) { h.Calls[7].Key = "kS3" }, []string{vCallKey}},
+		"one downstream key of two uses":              {func(h *history) { h.Calls[5].Key = "kS0" }, []string{vCallKey}},
+		"a call under a token from nowhere":           {func(h *history) { h.Calls[8].Token = 99 }, []string{vToken}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := sound()

@@ -33,19 +33,20 @@ import (
 
 // config is a run's.
 type config struct {
-	System    string
-	Seed      uint64
-	Duration  time.Duration
-	Drain     time.Duration
-	Workers   int
-	Producers int
-	Clocks    bool
-	Freeze    time.Duration // the longest
-	Broken    string
-	Forms     []string // of jobs
-	Only      []string // faults; none for all
-	Verbose   bool
-	Keep      string // directory for what was recorded; "" for nowhere
+	System     string
+	Seed       uint64
+	Duration   time.Duration
+	Drain      time.Duration
+	Workers    int
+	Producers  int
+	Requesters int
+	Clocks     bool
+	Freeze     time.Duration // the longest
+	Broken     string
+	Forms      []string // of jobs and requests
+	Only       []string // faults; none for all
+	Verbose    bool
+	Keep       string // directory for what was recorded; "" for nowhere
 }
 
 // The mistakes that the checker must find.
@@ -68,13 +69,14 @@ func main() {
 	flag.DurationVar(&c.Drain, "drain", 3*time.Minute, "how long the rest of the work may take after the faults")
 	flag.IntVar(&c.Workers, "workers", 6, "worker processes")
 	flag.IntVar(&c.Producers, "producers", 4, "producer processes")
+	flag.IntVar(&c.Requesters, "requesters", 3, "processes that answer requests; onceq only")
 	flag.BoolVar(&c.Clocks, "clocks", true, "some processes have clocks that are an hour wrong")
 	flag.DurationVar(&c.Freeze, "freeze", 4*lease, "the longest time for which a process is frozen")
 	flag.StringVar(&c.Broken, "broken", "", "break the library's use on purpose: token or key; the checker must notice")
 	flag.BoolVar(&c.Verbose, "v", false, "say each fault")
 	flag.StringVar(&c.Keep, "keep", "", "keep what was recorded in this directory")
 	systems := flag.String("systems", "onceq,river", "what to torture")
-	chosenForms := flag.String("forms", strings.Join(forms, ","), "of jobs")
+	chosenForms := flag.String("forms", strings.Join(slices.Concat(forms, requestForms), ","), "of jobs and requests")
 	only := flag.String("faults", "", "comma-separated beginnings of the faults' names; all by default")
 	flag.Parse()
 	c.Forms = strings.Split(*chosenForms, ",")
@@ -84,7 +86,7 @@ func main() {
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	fmt.Printf("seed %d, %s of faults for each, %d workers, %d producers\n", c.Seed, c.Duration, c.Workers, c.Producers)
+	fmt.Printf("seed %d, %s of faults for each, %d workers, %d producers, %d requesters\n", c.Seed, c.Duration, c.Workers, c.Producers, c.Requesters)
 	var reports []*report
 	bad := false
 	for _, c.System = range strings.Split(*systems, ",") {
@@ -236,7 +238,7 @@ func run(ctx context.Context, c config) (r *report, err error) {
 		for i := range n {
 			s := child{
 				Role: role, Slot: fmt.Sprint(role, "-", i+1), System: c.System, Provider: address, Dir: dir, Seed: c.Seed,
-				Forms: c.Forms, Verbose: c.Verbose, Broken: c.Broken, Timeouts: i == 2,
+				Began: began.Unix(), Forms: c.Forms, Verbose: c.Verbose, Broken: c.Broken, Timeouts: i == 2,
 			}
 			proxy, url, err := a.proxy(s.Slot)
 			if err != nil {
@@ -258,8 +260,16 @@ func run(ctx context.Context, c config) (r *report, err error) {
 		}
 		return nil
 	}
-	if err := errors.Join(start("worker", c.Workers), start("producer", c.Producers)); err != nil {
-		return nil, err
+	if len(chosen(forms, c.Forms)) > 0 {
+		if err := errors.Join(start("worker", c.Workers), start("producer", c.Producers)); err != nil {
+			return nil, err
+		}
+	}
+	requests := c.System == "onceq" && len(chosen(requestForms, c.Forms)) > 0
+	if requests {
+		if err := start("requester", c.Requesters); err != nil {
+			return nil, err
+		}
 	}
 
 	say("processes and servers are there")
@@ -282,7 +292,7 @@ func run(ctx context.Context, c config) (r *report, err error) {
 
 	// The rest.
 	for _, s := range ch.slots {
-		if s.Role == "producer" {
+		if s.Role != "worker" {
 			s.stop(10 * time.Second)
 		}
 	}
@@ -305,6 +315,13 @@ func run(ctx context.Context, c config) (r *report, err error) {
 		if err := awaitDone(ctx, c, sys, pool); err != nil {
 			return nil, err
 		}
+	}
+	if requests {
+		n, err := settleRequests(ctx, &child{Provider: address, Dir: dir}, pool, c.Drain)
+		if err != nil {
+			return nil, err
+		}
+		r.resolved += n
 	}
 	say("the work is done")
 	stopAll(10 * time.Second)
@@ -339,7 +356,7 @@ func run(ctx context.Context, c config) (r *report, err error) {
 	return r, nil
 }
 
-// chosen gives the faults whose names begin as one of those says.
+// chosen gives the names that begin as one of those says.
 func chosen(all, only []string) []string {
 	if len(only) == 0 {
 		return all
@@ -398,6 +415,14 @@ func collect(ctx context.Context, dir string, sys system, pool *pgxpool.Pool) (h
 	}
 	h.Ledger, err = pgx.CollectRows(query(ctx, pool, `select work, form, job, token, nonce from torture.ledger order by seq`),
 		pgx.RowToStructByPos[entry])
+	if err != nil {
+		return nil, err
+	}
+	if h.Requests, err = readJournals[request](dir, "requests-"); err != nil {
+		return nil, err
+	}
+	h.Fences, err = pgx.CollectRows(query(ctx, pool, `select what, key, token, since, finished, result from torture.fence_trail order by seq`),
+		pgx.RowToStructByPos[fenceStep])
 	return h, err
 }
 
@@ -412,7 +437,8 @@ func keep(h *history, from, to string) error {
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
 	}
-	for name, all := range map[string]any{"trail": h.Trail, "ledger": h.Ledger, "ends": h.Ends, "calls": h.Calls, "ops": h.Ops} {
+	for name, all := range map[string]any{"trail": h.Trail, "ledger": h.Ledger, "ends": h.Ends, "calls": h.Calls, "ops": h.Ops,
+		"fences": h.Fences, "requests": h.Requests} {
 		if err := writeLines(filepath.Join(to, name+".jsonl"), all); err != nil {
 			return err
 		}

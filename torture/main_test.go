@@ -27,7 +27,7 @@ func broken(t *testing.T, mistake, form string, want ...string) {
 	var found map[string][]string
 	for seed := range uint64(6) {
 		r, err := run(t.Context(), config{
-			System: "onceq", Seed: seed, Duration: 15 * time.Second, Drain: time.Minute, Workers: 4, Producers: 3,
+			System: "onceq", Seed: seed, Duration: 15 * time.Second, Drain: time.Minute, Workers: 4, Producers: 3, Requesters: 3,
 			Freeze: 4 * lease, Forms: []string{form}, Broken: mistake, Only: []string{faultFreeze, faultKill, faultHalf},
 		})
 		require.NoError(t, err)
@@ -49,7 +49,16 @@ func TestTorture_FindsACompletionWithoutTheToken(t *testing.T) {
 	broken(t, brokenToken, formOwn, vEffect, vToken)
 }
 
+// The same where a fence outside of jobs is completed by its key alone.
+func TestTorture_FindsARequestCompletedWithoutTheToken(t *testing.T) {
+	broken(t, brokenToken, formFence, vEffect, vToken)
+}
+
 // A downstream key that contains the token is another one on the next run.
 func TestTorture_FindsADownstreamKeyThatChanges(t *testing.T) {
 	broken(t, brokenKey, formAgain, vCallKey)
+}
+
+func TestTorture_FindsARequestsDownstreamKeyThatChanges(t *testing.T) {
+	broken(t, brokenKey, formDoAgain, vCallKey)
 }

@@ -46,7 +46,7 @@ func (onceqSystem) setup(ctx context.Context, conn *pgx.Conn) error {
 	if err := migrations.Up(ctx, conn, "onceq"); err != nil {
 		return err
 	}
-	_, err := conn.Exec(ctx, onceqTrail)
+	_, err := conn.Exec(ctx, onceqTrail+fenceTrail)
 	return err
 }
 

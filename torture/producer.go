@@ -45,7 +45,7 @@ func runProducer(ctx context.Context, c *child, sys system, pool *pgxpool.Pool) 
 	if err != nil {
 		return err
 	}
-	p := &producer{c: c, pool: pool, e: e, log: log, n: len(before) / 2, rng: rand.New(rand.NewPCG(c.Seed, uint64(os.Getpid())))}
+	p := &producer{c: c, forms: chosen(forms, c.Forms), pool: pool, e: e, log: log, n: len(before) / 2, rng: rand.New(rand.NewPCG(c.Seed, uint64(os.Getpid())))}
 	for ctx.Err() == nil {
 		p.once(ctx)
 		pause(ctx, rand.N(20*time.Millisecond))
@@ -55,6 +55,7 @@ func runProducer(ctx context.Context, c *child, sys system, pool *pgxpool.Pool) 
 
 type producer struct {
 	c      *child
+	forms  []string
 	pool   *pgxpool.Pool
 	e      enqueuer
 	log    *journal
@@ -69,7 +70,7 @@ func (p *producer) works(op string) []work {
 	var all []work
 	seen := map[string]bool{}
 	for i := range 1 + p.rng.IntN(6) {
-		w := work{Form: p.c.Forms[p.rng.IntN(len(p.c.Forms))], Keyed: p.rng.IntN(4) > 0}
+		w := work{Form: p.forms[p.rng.IntN(len(p.forms))], Keyed: p.rng.IntN(4) > 0}
 		switch {
 		case w.Form == formRecur:
 			w.Keyed = true

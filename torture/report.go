@@ -38,8 +38,8 @@ func printReports(out io.Writer, c config, reports []*report) {
 	number := func(name string, n func(r *report) int) {
 		row(name, func(r *report) string { return fmt.Sprint(n(r)) })
 	}
-	fmt.Fprintf(out, "\nSeed %d, PostgreSQL %s, %s, %d worker and %d producer processes, %s of faults\n\n",
-		c.Seed, reports[0].server, runtime.Version(), c.Workers, c.Producers, c.Duration)
+	fmt.Fprintf(out, "\nSeed %d, PostgreSQL %s, %s, %d worker, %d producer and %d requester processes, %s of faults\n\n",
+		c.Seed, reports[0].server, runtime.Version(), c.Workers, c.Producers, c.Requesters, c.Duration)
 	row("", func(r *report) string { return r.system + " " + r.version })
 	row("---", func(*report) string { return "---:" })
 	number("**jobs accepted**", func(r *report) int { return r.verdict.Accepted })
@@ -54,6 +54,8 @@ func printReports(out io.Writer, c config, reports []*report) {
 	row("duplicates told, with the result", func(r *report) string {
 		return fmt.Sprintf("%d, %d", r.verdict.Duplicates, r.verdict.Replayed)
 	})
+	row("requests: "+strings.Join(outcomes, ", "), func(r *report) string { return counts(r.verdict.Requests, outcomes) })
+	row("uses of their keys: "+strings.Join(useStates, ", "), func(r *report) string { return counts(r.verdict.Uses, useStates) })
 	number("claims", func(r *report) int { return r.verdict.Claims })
 	number("effects in the ledger", func(r *report) int { return r.verdict.Entries })
 	row("outside calls, repeated ones", func(r *report) string { return fmt.Sprintf("%d, %d", r.verdict.Calls, r.verdict.Repeated) })
@@ -108,6 +110,18 @@ func printReports(out io.Writer, c config, reports []*report) {
 			}
 		}
 	}
+}
+
+// counts gives the numbers of some things in order.
+func counts(of map[string]int, names []string) string {
+	if len(of) == 0 {
+		return "–"
+	}
+	var all []string
+	for _, name := range names {
+		all = append(all, fmt.Sprint(of[name]))
+	}
+	return strings.Join(all, ", ")
 }
 
 // writeLines writes the elements of a slice, one line of JSON each.

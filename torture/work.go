@@ -146,7 +146,7 @@ func systemOf(name string) (system, error) {
 
 // child is what a process is told about its place.
 type child struct {
-	Role     string // worker, producer or provider
+	Role     string // worker, producer, requester or provider
 	Slot     string // its name, the same after a restart
 	System   string
 	URL      string // of the database, through what stands between
@@ -155,6 +155,7 @@ type child struct {
 	Provider string
 	Dir      string // of the logs
 	Seed     uint64
+	Began    int64 // of the run, in seconds of Unix time
 	Forms    []string
 	Verbose  bool
 	Broken   string // what is broken on purpose: "", "token" or "key"
@@ -191,8 +192,11 @@ func runChild(raw string) (err error) {
 		return err
 	}
 	defer pool.Close()
-	if c.Role == "producer" {
+	switch c.Role {
+	case "producer":
 		return runProducer(ctx, &c, sys, pool)
+	case "requester":
+		return runRequester(ctx, &c, pool)
 	}
 	return sys.worker(ctx, &c, pool)
 }
