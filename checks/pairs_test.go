@@ -98,6 +98,7 @@ type pairsRun struct {
 	level pgx.TxIsoLevel
 	lease *onceq.Lease
 	old   int64 // the id of the job that had the key at the start
+	blind bool  // completions ignore the token
 }
 
 const pairsKey = "k"
@@ -138,6 +139,9 @@ func (r *pairsRun) do(ctx context.Context, op string, db onceq.DB) (string, erro
 	case "extend":
 		return is("extended or locked", r.lease.Extend(ctx, time.Hour))
 	case "complete":
+		if r.blind {
+			return is("done", completeBlindly(ctx, r.db, db, r.lease.ID, 0))
+		}
 		return is("done", r.lease.Complete(ctx, db))
 	case "release":
 		return is("released", r.lease.Release(ctx))
@@ -405,6 +409,24 @@ func TestPairs_EveryInterleavingHasItsOutcome(t *testing.T) {
 				})
 			}
 		})
+	}
+}
+
+// A completion that does not ask for the token must be found: a test of the test above. Each row has another outcome then
+// in which the lease is lost before the completion, and no other one.
+func TestPairs_FindACompletionWithoutTheToken(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.NoCheck(), queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
+	r := &pairsRun{t: t, db: db, level: pgx.ReadCommitted, blind: true}
+	r.exec(gate)
+	for _, p := range pairs {
+		if p.second != "complete" {
+			continue
+		}
+		committed, _ := r.forced(p, true)
+		require.Equal(t, strings.HasPrefix(p.committed, "lost"), committed != p.committed, "%s, %s: %s", p.first, p.start, committed)
+		after := r.inTurn(p)
+		require.Equal(t, strings.HasPrefix(p.after, "lost"), after != p.after, "%s, %s: %s", p.first, p.start, after)
 	}
 }
 

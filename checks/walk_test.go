@@ -5,9 +5,12 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -75,6 +78,7 @@ type walk struct {
 	tokens map[string]int64 // greatest token under which each key was ever claimed
 	leases []walkLease
 	reaper *onceq.Reaper
+	blind  bool // completions ignore the token
 }
 
 func (w *walk) turn() int { w.turns++; return w.turns }
@@ -415,11 +419,17 @@ func (w *walk) Complete(t *rapid.T) {
 	l, j := w.draw(t)
 	result := rapid.IntRange(0, 9).Draw(t, "result")
 	require.NoError(t, l.lease.SetResult(result))
+	complete := func(db onceq.DB) error {
+		if w.blind {
+			return completeBlindly(t.Context(), w.db, db, l.id, result)
+		}
+		return l.lease.Complete(t.Context(), db)
+	}
 	if j == nil {
-		require.ErrorIs(t, l.lease.Complete(t.Context(), nil), onceq.ErrLeaseLost)
+		require.ErrorIs(t, complete(w.db.Pool), onceq.ErrLeaseLost)
 		return
 	}
-	if w.inTx(t, func(db onceq.DB) { require.NoError(t, l.lease.Complete(t.Context(), db)) }) {
+	if w.inTx(t, func(db onceq.DB) { require.NoError(t, complete(db)) }) {
 		w.end(j, onceq.Completed, json.RawMessage(fmt.Sprint(result)))
 	}
 }
@@ -571,7 +581,13 @@ func (w *walk) Check(t *rapid.T) {
 
 func TestWalk_JobsDoWhatTheModelSays(t *testing.T) {
 	t.Parallel()
-	db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
+	walks(t, t, false)
+}
+
+// walks has rapid walk, and t hear of it.
+func walks(test *testing.T, t rapid.TB, blind bool, opts ...queuetest.Option) {
+	test.Helper()
+	db := queuetest.New(test, append(opts, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))...)
 	reaper, err := onceq.NewReaper(db.Queue, onceq.ReaperConfig{Grace: walkGrace * time.Hour})
 	require.NoError(t, err)
 	runs := 0
@@ -581,8 +597,41 @@ func TestWalk_JobsDoWhatTheModelSays(t *testing.T) {
 		require.NoError(t, err)
 		w := &walk{
 			db: db, queue: fmt.Sprintf("run %d", runs), jobs: make(map[int64]*walkJob), keys: make(map[string]*walkFence),
-			tokens: make(map[string]int64), reaper: reaper,
+			tokens: make(map[string]int64), reaper: reaper, blind: blind,
 		}
 		t.Repeat(rapid.StateMachineActions(w))
 	})
+}
+
+// listener hears in place of a test that it fails, and why.
+type listener struct {
+	*testing.T
+	failed bool
+	log    strings.Builder
+}
+
+func (l *listener) Logf(format string, args ...any) { _, _ = fmt.Fprintf(&l.log, format+"\n", args...) }
+func (l *listener) Log(args ...any)                 { _, _ = fmt.Fprintln(&l.log, args...) }
+func (l *listener) Errorf(string, ...any)           { l.failed = true }
+func (l *listener) Failed() bool                    { return l.failed }
+func (l *listener) FailNow()                        { runtime.Goexit() }
+
+// A completion that does not ask for the token must be found: a test of the test above. No walk of the others goes on
+// meanwhile, because rapid's flags are for all.
+func TestWalk_FindsACompletionWithoutTheToken(t *testing.T) {
+	for name, value := range map[string]string{"rapid.nofailfile": "true", "rapid.shrinktime": "0s"} {
+		f := flag.Lookup(name).Value
+		before := f.String()
+		require.NoError(t, f.Set(value))
+		defer func() { require.NoError(t, f.Set(before)) }()
+	}
+	l := &listener{T: t}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		walks(t, l, true, queuetest.NoCheck())
+	}()
+	<-done
+	require.True(t, l.failed)
+	require.Contains(t, l.log.String(), onceq.ErrLeaseLost.Error(), "the walk failed for another reason")
 }
