@@ -40,8 +40,9 @@ type arena struct {
 	standbys int
 }
 
-// diskSize is the size of the tablespace.
-const diskSize = "256m"
+// diskSize is the size of the tablespace in bytes, as long as it is not made full: a bound, and taken from memory as it
+// is used.
+const diskSize = 8 << 30
 
 func (a *arena) options() pgserver.Options {
 	return pgserver.Options{Own: true, Durable: true, Settings: map[string]string{
@@ -70,7 +71,7 @@ func (a *arena) mount(ctx context.Context) (string, error) {
 	if err := os.Mkdir(dir, 0o777); err != nil {
 		return "", err
 	}
-	if out, err := exec.CommandContext(ctx, "mount", "-t", "tmpfs", "-o", "mode=777,size="+diskSize, "tmpfs", dir).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(ctx, "mount", "-t", "tmpfs", "-o", fmt.Sprint("mode=777,size=", diskSize), "tmpfs", dir).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("mount: %w: %s", err, strings.TrimSpace(string(out)))
 	}
 	space := filepath.Join(dir, "space") // an empty directory is wanted, and the filler lies beside it
@@ -214,10 +215,13 @@ func (a *arena) failover(ctx context.Context) error {
 		return errors.New("the standby is behind")
 	}
 	a.mu.Lock()
-	old := a.primary
+	old, gone := a.primary, a.disk
 	err = old.Stop()
 	a.primary, a.standby, a.disk, a.spare = a.standby, nil, a.spare, ""
 	a.mu.Unlock()
+	if err == nil && gone != "" {
+		err = exec.CommandContext(ctx, "umount", "-l", filepath.Dir(gone)).Run()
+	}
 	if err != nil {
 		return err
 	}

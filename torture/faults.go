@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -282,32 +281,22 @@ func (c *chaos) lock(ctx context.Context, conn *pgx.Conn, table string, d time.D
 	return nil
 }
 
-// fillDisk takes all that is left of the tablespace's file system.
+// fillDisk makes the tablespace's file system as small as what is on it.
 func (c *chaos) fillDisk(ctx context.Context, f fault) error {
 	c.arena.mu.Lock()
-	disk := c.arena.disk
+	disk := filepath.Dir(c.arena.disk)
+	none := c.arena.disk == ""
 	c.arena.mu.Unlock()
-	if disk == "" {
+	if none {
 		return errNotHere
 	}
-	name := filepath.Join(filepath.Dir(disk), "filler")
-	file, err := os.Create(name)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.Remove(name); _ = file.Close() }()
-	zeros := make([]byte, 64<<10)
 	until := time.Now().Add(f.seconds(2, 5))
-	for size := len(zeros); time.Now().Before(until) && ctx.Err() == nil; {
-		switch _, err := file.Write(zeros[:size]); {
-		case err == nil:
-		case !errors.Is(err, syscall.ENOSPC):
-			return err
-		case size > 4<<10:
-			size = 4 << 10
-		default:
-			pause(ctx, 5*time.Millisecond) // what is freed meanwhile is taken as well
+	for time.Now().Before(until) && ctx.Err() == nil {
+		// Also what is freed meanwhile is gone. While somebody writes, the size that was read may be too small already.
+		if err := shrink(disk); err != nil && !errors.Is(err, syscall.EINVAL) {
+			return errors.Join(err, resize(disk, diskSize))
 		}
+		pause(ctx, 5*time.Millisecond)
 	}
-	return nil
+	return resize(disk, diskSize)
 }

@@ -4,8 +4,9 @@
 //
 //	go run . [-duration 3m] [-seed n] [-systems onceq,river]
 //
-// Where to look: work.go says what the jobs are; producer.go, onceq.go and river.go are the processes, provider.go is
-// the outside; arena.go has servers and proxies, faults.go what is done to them; check.go is the checker.
+// Where to look: work.go says what the jobs are; producer.go, onceq.go, river.go and request.go are the processes,
+// provider.go is the outside; arena.go has servers and proxies, faults.go what is done to them; check.go and
+// check_requests.go are the checker.
 package main
 
 import (
