@@ -18,7 +18,7 @@ import (
 )
 
 // standby starts a server on a copy of this one's data, which it follows from then on. The copy is made by the low-level
-// backup API (the documentation's "Continuous Archiving", 26.3.4): not every build of Postgres brings pg_basebackup along.
+// backup API, because not every build of Postgres brings pg_basebackup along.
 func (b *binaries) standby(ctx context.Context, name string, tablespaces map[string]string, opts Options) (*Server, error) {
 	for _, to := range tablespaces {
 		if b.user != nil {
