@@ -433,9 +433,9 @@ select id, coalesce(key, ''), payload->>'work', kind,
 union all
 select id, coalesce(key, ''), payload->>'work', kind, 'unfinished', '', lost from onceq.jobs
 union all
-select t.job, t.key, t.work, split_part(t.work, '/', 1), 'completed', coalesce((select f.result #>> '{}' from onceq.job_fences f
-         where f.class = 0 and f.job_id = t.job and f.state = 3), ''), 0
+select t.job, t.key, t.work, split_part(t.work, '/', 1), 'completed', coalesce(f.result #>> '{}', ''), 0
   from (select distinct job, key, work from torture.trail where what = 'gone') t
+  left join onceq.job_fences f on f.class = 0 and f.job_id = t.job and f.state = 3
  where not exists (select from onceq.job_history h where h.id = t.job) and not exists (select from onceq.jobs j where j.id = t.job)`
 
 func (onceqSystem) ends(ctx context.Context, pool *pgxpool.Pool) ([]end, error) {
