@@ -48,9 +48,12 @@ race:
 	ONCEQ_TEST_PGBOUNCER=$$(scripts/pgbouncer.sh) || exit 1; export ONCEQ_TEST_PGBOUNCER; \
 	go test -race -count=1 -timeout $(TIMEOUT) ./...
 
-# The same for the modules beside this one. What they need may want a newer Go than onceq does.
+# The same for the modules beside this one. What they need may want a newer Go than onceq does; examples/moving runs
+# a Redis, and the Node libraries that one may move away from.
 modules:
 	@if [ -z "$$ONCEQ_TEST_IMAGE" ]; then ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; fi; \
+	ONCEQ_TEST_REDIS=$$(scripts/redis.sh) || exit 1; export ONCEQ_TEST_REDIS; \
+	ONCEQ_TEST_NODE=$$(scripts/node-packages.sh) || exit 1; export ONCEQ_TEST_NODE; \
 	export GOTOOLCHAIN=auto; \
 	for module in $(MODULES); do \
 		echo "== $$module" && (cd $$module && go vet ./... && go run $(STATICCHECK) ./... && \

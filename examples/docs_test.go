@@ -10,19 +10,19 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Each Go block of these pages says above itself which file it is from, and stands in that file word for word. One that
-// cannot, because its library is not among what CI builds, says so.
+// Each block of Go and JavaScript of these pages says above itself which file it is from, and stands in that file word
+// for word. One that cannot, because its library is not among what CI builds, says so.
 func TestDocsAreTheExamples(t *testing.T) {
 	t.Parallel()
 	pages, err := filepath.Glob("../docs/moving-from-*.md")
 	require.NoError(t, err)
 	require.Len(t, pages, 5)
-	block := regexp.MustCompile("(?s)(?:<!-- ([^\n]*) -->\n)?```go\n(.*?)```")
+	block := regexp.MustCompile("(?s)(?:<!-- ([^\n]*) -->\n)?```(?:go|js)\n(.*?)```")
 	for _, page := range append(pages, "../docs/patterns.md") {
 		text, err := os.ReadFile(page)
 		require.NoError(t, err)
 		blocks := block.FindAllStringSubmatch(string(text), -1)
-		require.Equal(t, strings.Count(string(text), "```go"), len(blocks), page)
+		require.Equal(t, strings.Count(string(text), "```go")+strings.Count(string(text), "```js"), len(blocks), page)
 		ours := 0
 		for _, b := range blocks {
 			if strings.HasPrefix(b[1], "not built: ") {

@@ -1,4 +1,4 @@
-// Package fromasynq moves from asynq: the code before, the code after, and the bridge between them.
+// Package fromasynq moves from asynq: the code before, the code after, and what both share while both run.
 package fromasynq
 
 import (
@@ -17,13 +17,13 @@ type WelcomeMail struct {
 	UserID int `json:"user_id"`
 }
 
-func enqueueBefore(ctx context.Context, client *asynq.Client) error {
-	payload, err := json.Marshal(WelcomeMail{UserID: 42})
+func enqueueBefore(ctx context.Context, client *asynq.Client, m WelcomeMail) error {
+	payload, err := json.Marshal(m)
 	if err != nil {
 		return err
 	}
 	_, err = client.EnqueueContext(ctx, asynq.NewTask("welcome", payload),
-		asynq.Queue("mail"), asynq.TaskID(fmt.Sprintf("welcome:%d", 42)), asynq.Retention(24*time.Hour))
+		asynq.Queue("mail"), asynq.TaskID(fmt.Sprintf("welcome:%d", m.UserID)), asynq.Retention(24*time.Hour))
 	return err
 }
 

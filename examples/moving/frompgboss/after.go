@@ -12,6 +12,9 @@ import (
 	"github.com/onceq/onceq"
 )
 
+// Mailer sends the mail; key goes into its Idempotency-Key header.
+type Mailer func(ctx context.Context, userID int, key string) error
+
 type WelcomeMail struct {
 	UserID int `json:"userId"`
 }
@@ -22,9 +25,18 @@ var Welcome = onceq.Kind[WelcomeMail]{
 	Window: onceq.UntilFinished, // as a singletonKey; the default keeps the key for 24 h after
 }
 
-func enqueueAfter(ctx context.Context, q *onceq.Queue, tx pgx.Tx) error {
-	_, err := q.Enqueue(ctx, tx, Welcome.Job(WelcomeMail{UserID: 42}))
+func enqueueAfter(ctx context.Context, q *onceq.Queue, tx pgx.Tx, m WelcomeMail) error {
+	_, err := q.Enqueue(ctx, tx, Welcome.Job(m))
 	return err
+}
+
+func handlerAfter(mail Mailer) onceq.Handler {
+	return Welcome.Handle(func(ctx context.Context, l *onceq.Lease, m WelcomeMail) error {
+		_, err := onceq.Once(ctx, l, "mail", func(ctx context.Context, key string) (bool, error) {
+			return true, mail(ctx, m.UserID, key)
+		})
+		return err
+	})
 }
 
 // Move takes up to 1,000 jobs of a queue from pg-boss, in one transaction, and says how many. Those that its workers

@@ -21,7 +21,7 @@ var Welcome = onceq.Kind[WelcomeMail]{
 	Key:   func(m WelcomeMail) string { return fmt.Sprintf("welcome:%d", m.UserID) },
 }
 
-func handler(mail Mailer) onceq.Handler {
+func handlerAfter(mail Mailer) onceq.Handler {
 	return Welcome.Handle(func(ctx context.Context, l *onceq.Lease, m WelcomeMail) error {
 		_, err := onceq.Once(ctx, l, "mail", func(ctx context.Context, key string) (bool, error) {
 			return true, mail(ctx, m.UserID, key)
@@ -30,8 +30,8 @@ func handler(mail Mailer) onceq.Handler {
 	})
 }
 
-func enqueueAfter(ctx context.Context, q *onceq.Queue, tx pgx.Tx) error {
-	_, err := q.Enqueue(ctx, tx, Welcome.Job(WelcomeMail{UserID: 42}))
+func enqueueAfter(ctx context.Context, q *onceq.Queue, tx pgx.Tx, m WelcomeMail) error {
+	_, err := q.Enqueue(ctx, tx, Welcome.Job(m))
 	return err
 }
 

@@ -30,7 +30,7 @@ func (w *WelcomeWorker) Work(ctx context.Context, job *river.Job[WelcomeArgs]) e
 	return w.Mail(ctx, job.Args.UserID, "")
 }
 
-func insertBefore(ctx context.Context, client *river.Client[pgx.Tx], tx pgx.Tx) error {
-	_, err := client.InsertTx(ctx, tx, WelcomeArgs{UserID: 42}, nil)
+func insertBefore(ctx context.Context, client *river.Client[pgx.Tx], tx pgx.Tx, args WelcomeArgs) error {
+	_, err := client.InsertTx(ctx, tx, args, nil)
 	return err
 }

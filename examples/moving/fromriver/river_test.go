@@ -3,6 +3,7 @@ package fromriver
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"sync"
 	"testing"
 
@@ -10,60 +11,146 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivermigrate"
+	"github.com/riverqueue/river/rivertype"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/queuetest"
 )
 
-// Jobs that old producers insert and jobs that new ones enqueue are the same work: each mail goes out once.
-func TestBothSideBySide(t *testing.T) {
-	t.Parallel()
-	ctx := t.Context()
-	db := queuetest.New(t)
-	quiet := slog.New(slog.DiscardHandler)
-	driver := riverpgxv5.New(db.Pool)
-	migrator, err := rivermigrate.New(driver, &rivermigrate.Config{Logger: quiet})
-	require.NoError(t, err)
-	_, err = migrator.Migrate(ctx, rivermigrate.DirectionUp, nil)
-	require.NoError(t, err)
+var quiet = slog.New(slog.DiscardHandler)
 
+// outbox counts the mails that went out.
+type outbox struct {
+	mu   sync.Mutex
+	sent map[int]int
+}
+
+func (o *outbox) send(_ context.Context, user int, _ string) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.sent[user]++
+	return nil
+}
+
+func (o *outbox) all() map[int]int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return maps.Clone(o.sent)
+}
+
+// withRiver gives a database that has River's tables too.
+func withRiver(t *testing.T) *queuetest.DB {
+	t.Helper()
+	db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: quiet}))
+	migrator, err := rivermigrate.New(riverpgxv5.New(db.Pool), &rivermigrate.Config{Logger: quiet})
+	require.NoError(t, err)
+	_, err = migrator.Migrate(t.Context(), rivermigrate.DirectionUp, nil)
+	require.NoError(t, err)
+	return db
+}
+
+// insert is an old producer's. It needs no workers.
+func insert(t *testing.T, db *queuetest.DB, users ...int) {
+	t.Helper()
+	client, err := river.NewClient(riverpgxv5.New(db.Pool), &river.Config{Logger: quiet})
+	require.NoError(t, err)
+	for _, user := range users {
+		require.NoError(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+			return insertBefore(t.Context(), client, tx, WelcomeArgs{user})
+		}))
+	}
+}
+
+func enqueueAll(t *testing.T, db *queuetest.DB, users ...int) {
+	t.Helper()
+	for _, user := range users {
+		require.NoError(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+			return enqueueAfter(t.Context(), db.Queue, tx, WelcomeMail{user})
+		}))
+	}
+}
+
+// work runs River with a worker until so many jobs are completed, and gives how many runs failed.
+func work(t *testing.T, db *queuetest.DB, worker river.Worker[WelcomeArgs], completed int) (failed int) {
+	t.Helper()
 	workers := river.NewWorkers()
-	river.AddWorker(workers, &Bridge{Pool: db.Pool, Queue: db.Queue})
-	client, err := river.NewClient(driver, &river.Config{
+	river.AddWorker(workers, worker)
+	client, err := river.NewClient(riverpgxv5.New(db.Pool), &river.Config{
 		Logger: quiet, Workers: workers, Queues: map[string]river.QueueConfig{"mail": {MaxWorkers: 10}},
 	})
 	require.NoError(t, err)
-	completed, unsubscribe := client.Subscribe(river.EventKindJobCompleted)
+	events, unsubscribe := client.Subscribe(river.EventKindJobCompleted, river.EventKindJobFailed)
 	defer unsubscribe()
-
-	// An old producer, and a new one for the same user.
-	require.NoError(t, pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error { return insertBefore(ctx, client, tx) }))
-	require.NoError(t, pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error { return enqueueAfter(ctx, db.Queue, tx) }))
-	_, err = client.Insert(ctx, WelcomeArgs{UserID: 7}, nil)
-	require.NoError(t, err)
-
-	require.NoError(t, client.Start(ctx))
-	for range 2 {
-		event := <-completed
-		require.Equal(t, "welcome", event.Job.Kind)
+	require.NoError(t, client.Start(t.Context()))
+	for completed > 0 {
+		switch event := <-events; event.Kind {
+		case river.EventKindJobCompleted:
+			completed--
+		default:
+			failed++
+			_, err := client.JobRetry(t.Context(), event.Job.ID) // now, and not after River's backoff
+			require.NoError(t, err)
+		}
 	}
-	require.NoError(t, client.Stop(ctx))
+	require.NoError(t, client.Stop(t.Context()))
+	return failed
+}
 
-	var mu sync.Mutex
-	sent := map[int]int{}
-	send := func(_ context.Context, user int, _ string) error {
-		mu.Lock()
-		defer mu.Unlock()
-		sent[user]++
-		return nil
+// The code before and the code after, each by itself.
+func TestBeforeAndAfter(t *testing.T) {
+	t.Parallel()
+	db := withRiver(t)
+	var mails outbox
+	mails.sent = map[int]int{}
+	insert(t, db, 42, 42)
+	require.Zero(t, work(t, db, &WelcomeWorker{Mail: mails.send}, 1))
+	insert(t, db, 42, 43) // the first is kept for a day, and its arguments stay taken
+	require.Zero(t, work(t, db, &WelcomeWorker{Mail: mails.send}, 1))
+	require.Equal(t, map[int]int{42: 1, 43: 1}, mails.all())
+
+	enqueueAll(t, db, 44, 44)
+	require.Len(t, db.Drain(handlerAfter(mails.send)), 1)
+	enqueueAll(t, db, 44)
+	require.Empty(t, db.Drain(handlerAfter(mails.send)))
+	require.Equal(t, map[int]int{42: 1, 43: 1, 44: 1}, mails.all())
+}
+
+// undone is a bridge that loses its connection once, at the end of its transaction.
+type undone struct {
+	*Bridge
+	once sync.Once
+}
+
+func (u *undone) Work(ctx context.Context, job *river.Job[WelcomeArgs]) (err error) {
+	fails := false
+	u.once.Do(func() { fails = true })
+	if !fails {
+		return u.Bridge.Work(ctx, job)
 	}
-	for _, ran := range db.Drain(handler(send)) {
+	return pgx.BeginFunc(ctx, u.Pool, func(tx pgx.Tx) error {
+		if err := (&Bridge{Pool: tx, Queue: u.Queue}).Work(ctx, job); err != nil {
+			return err
+		}
+		return context.DeadlineExceeded
+	})
+}
+
+// River's workers hand over what its queue has while new jobs go to onceq. Some work is on both sides, and one hand-over
+// fails at its end: each mail goes out once, and the old queue is empty in the end.
+func TestSideBySide(t *testing.T) {
+	t.Parallel()
+	db := withRiver(t)
+	insert(t, db, 1, 2, 3)
+	enqueueAll(t, db, 2, 4)
+	require.Equal(t, 1, work(t, db, &undone{Bridge: &Bridge{Pool: db.Pool, Queue: db.Queue}}, 3))
+
+	mails := &outbox{sent: map[int]int{}}
+	for _, ran := range db.Drain(handlerAfter(mails.send)) {
 		require.Equal(t, onceq.Completed, ran.State)
 	}
-	require.Equal(t, map[int]int{42: 1, 7: 1}, sent)
-
-	// As it was before, so that this page's code of before is known to run.
-	require.NoError(t, (&WelcomeWorker{Mail: send}).Work(ctx, &river.Job[WelcomeArgs]{Args: WelcomeArgs{UserID: 1}}))
-	require.Equal(t, 1, sent[1])
+	require.Equal(t, map[int]int{1: 1, 2: 1, 3: 1, 4: 1}, mails.all())
+	var left int
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `select count(*) from river_job where state <> $1`, rivertype.JobStateCompleted).Scan(&left))
+	require.Zero(t, left)
 }
