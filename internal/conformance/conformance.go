@@ -63,6 +63,8 @@ func Run(t *testing.T, open func(t *testing.T, db *queuetest.DB) Handles) {
 		fenceEveryAnswer, fenceInATransactionMakesOthersWait, fenceRefusedLeavesTheTransactionUsable, fenceAboveReadCommitted,
 		fenceStaleAndFinishedClaimsAreRefused, fenceWindowCountsFromTheCompletion,
 		completeBelongsToTheTransaction, completeOutsideOfATransaction, completeStaleEndsTheTransaction,
+		workerCompletesInTheHandlersTransaction, workerRunsAgainWhatTheHandlerRolledBack, workerThatLostTheLeaseCommitsNothing,
+		workerKeepsTheJobFromItsCompletionOn,
 		everyOperationInATransaction, valuesComeBack, rowsClosedUnreadReportTheirError,
 	} {
 		name := runtime.FuncForPC(reflect.ValueOf(test).Pointer()).Name()

@@ -1,0 +1,173 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+)
+
+// In these tests a worker, which claims through pgx, runs a handler that writes and completes its job in a transaction of
+// the handle's own.
+
+var charge = onceq.Kind[int]{Name: "charge", Key: func(int) string { return "charge" }}
+
+// charging gives a handler that charges and completes in one transaction, with a result, and leaves the end to finish.
+func charging(e *env, finish func(ctx context.Context, l *onceq.Lease, tx Tx) error) onceq.Handler {
+	return charge.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+		tx, err := e.Begin(ctx, pgx.ReadCommitted)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
+		if _, err := tx.DB.Exec(ctx, `insert into charges values ($1)`, l.Attempt); err != nil {
+			return err
+		}
+		if err := l.SetResult("charged"); err != nil {
+			return err
+		}
+		return finish(ctx, l, tx)
+	})
+}
+
+func completeAndCommit(ctx context.Context, l *onceq.Lease, tx Tx) error {
+	if err := l.Complete(ctx, tx.DB); err != nil {
+		return err
+	}
+	return tx.Commit(ctx)
+}
+
+// run has a worker claim one job, and gives what it reported of it after the claim.
+func (e *env) run(h onceq.Handler) []onceq.EventType {
+	e.t.Helper()
+	var mu sync.Mutex
+	var events []onceq.EventType
+	q, err := onceq.New(e.Pool, &onceq.Config{
+		Logger: slog.New(slog.DiscardHandler),
+		Hook: onceq.HookFunc(func(_ context.Context, event onceq.Event) {
+			mu.Lock()
+			defer mu.Unlock()
+			if event.Type != onceq.EventClaimed {
+				events = append(events, event.Type)
+			}
+		}),
+	})
+	require.NoError(e.t, err)
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, h)
+	require.NoError(e.t, err)
+	require.NoError(e.t, w.Drain(e.t.Context(), 1))
+	return events
+}
+
+// charged asks for the job once more, and says whether it was done, and which attempts have charged.
+func (e *env) charged() (onceq.Result, []int) {
+	e.t.Helper()
+	return e.enqueue(e.Handles.DB, charge.Job(1)), get[[]int](e.t, e.Pool, `select coalesce(array_agg(attempt order by attempt), '{}') from charges`)
+}
+
+func workerCompletesInTheHandlersTransaction(t *testing.T, set setup) {
+	e := set(t, `create table charges (attempt int)`)
+	id := e.enqueue(e.Handles.DB, charge.Job(1)).ID
+	inside := false
+	events := e.run(charging(e, func(ctx context.Context, l *onceq.Lease, tx Tx) error {
+		if err := l.Complete(ctx, tx.DB); err != nil {
+			return err
+		}
+		info, err := e.q.Get(ctx, e.Pool, l.ID) // nobody else sees it before the commit
+		inside = err == nil && info.State == onceq.Running
+		return errors.Join(err, tx.Commit(ctx))
+	}))
+	require.Equal(t, []onceq.EventType{onceq.EventCompleted}, events)
+	require.True(t, inside)
+	r, attempts := e.charged()
+	require.Equal(t, onceq.Result{ID: id, Duplicate: true, State: onceq.Completed, Output: r.Output}, r)
+	require.JSONEq(t, `"charged"`, string(r.Output))
+	require.Equal(t, []int{1}, attempts)
+	require.Zero(t, e.jobs())
+}
+
+// A rollback undoes the completion with the rest, and the handler's error decides what becomes of the job.
+func workerRunsAgainWhatTheHandlerRolledBack(t *testing.T, set setup) {
+	e := set(t, `create table charges (attempt int)`)
+	e.enqueue(e.Handles.DB, charge.Job(1))
+	events := e.run(charging(e, func(ctx context.Context, l *onceq.Lease, tx Tx) error {
+		return errors.Join(l.Complete(ctx, tx.DB), tx.Rollback(ctx), errors.New("the card was refused"))
+	}))
+	require.Equal(t, []onceq.EventType{onceq.EventCompleted, onceq.EventFailed}, events) // the first within the transaction
+	r, attempts := e.charged()
+	require.Equal(t, onceq.Retrying, r.State)
+	require.Empty(t, attempts)
+	e.Advance(time.Minute)
+	require.Equal(t, []onceq.EventType{onceq.EventCompleted}, e.run(charging(e, completeAndCommit)))
+	r, attempts = e.charged()
+	require.Equal(t, onceq.Completed, r.State)
+	require.Equal(t, []int{2}, attempts)
+}
+
+// A handler whose lease is gone commits nothing, whatever it makes of the error.
+func workerThatLostTheLeaseCommitsNothing(t *testing.T, set setup) {
+	e := set(t, `create table charges (attempt int)`)
+	for _, heeds := range []bool{true, false} {
+		exec(t, e.Pool, `truncate charges`)
+		job := charge.Job(1)
+		job.Window = onceq.UntilFinished
+		e.enqueue(e.Handles.DB, job)
+		var next []*onceq.Lease
+		var lost, committed error
+		events := e.run(charging(e, func(ctx context.Context, l *onceq.Lease, tx Tx) error {
+			e.ExpireLease(l.ID)
+			var err error
+			if next, err = e.q.Claim(ctx, onceq.ClaimOptions{}); err != nil {
+				return err
+			}
+			lost = l.Complete(ctx, tx.DB)
+			if heeds && lost != nil {
+				return lost
+			}
+			committed = tx.Commit(ctx)
+			return nil
+		}))
+		last := onceq.EventStale // the worker's own completion, where the handler says that all is well
+		if heeds {
+			last = onceq.EventLeaseLost
+		}
+		require.Equal(t, []onceq.EventType{onceq.EventStale, last}, events)
+		require.ErrorIs(t, lost, onceq.ErrLeaseLost)
+		if !heeds {
+			require.Error(t, committed)
+		}
+		require.Zero(t, get[int](t, e.Pool, `select count(*)::int from charges`))
+		tx := e.begin(pgx.ReadCommitted)
+		require.Len(t, next, 1)
+		require.NoError(t, completeAndCommit(t.Context(), next[0], tx))
+		require.Zero(t, e.jobs())
+	}
+}
+
+// From the completion on nobody can claim the job, however late its transaction commits.
+func workerKeepsTheJobFromItsCompletionOn(t *testing.T, set setup) {
+	e := set(t, `create table charges (attempt int)`)
+	e.enqueue(e.Handles.DB, charge.Job(1))
+	var others []*onceq.Lease
+	events := e.run(charging(e, func(ctx context.Context, l *onceq.Lease, tx Tx) error {
+		e.ExpireLease(l.ID)
+		if err := l.Complete(ctx, tx.DB); err != nil {
+			return err
+		}
+		var err error
+		others, err = e.q.Claim(ctx, onceq.ClaimOptions{})
+		return errors.Join(err, tx.Commit(ctx))
+	}))
+	require.Empty(t, others)
+	require.Equal(t, []onceq.EventType{onceq.EventCompleted}, events)
+	r, attempts := e.charged()
+	require.Equal(t, onceq.Completed, r.State)
+	require.Equal(t, []int{1}, attempts)
+}
