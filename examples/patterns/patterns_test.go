@@ -18,7 +18,7 @@ func TestPrograms(t *testing.T) {
 	t.Parallel()
 	programs, err := filepath.Glob("*/main.go")
 	require.NoError(t, err)
-	require.Len(t, programs, 9)
+	require.Len(t, programs, 10)
 	bin := t.TempDir()
 	out, err := exec.Command("go", "build", "-o", bin+"/", "./...").CombinedOutput()
 	require.NoError(t, err, "%s", out)

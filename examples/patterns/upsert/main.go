@@ -26,18 +26,25 @@ var index = onceq.Kind[product]{
 func main() {
 	ctx := context.Background()
 	pool, q := example.Open(ctx, `
+		create table products (id int primary key, name text not null);
+		insert into products values (7, 'chair');
 		create table search_index (id int primary key, name text not null);
 		create table log (id int not null)`)
 	defer pool.Close()
 
-	for range 3 { // without a key, each is a job of its own
-		_, err := q.Enqueue(ctx, pool, index.Job(product{7}))
+	for _, id := range []int{7, 7, 7, 8} { // without a key, each is a job of its own
+		_, err := q.Enqueue(ctx, pool, index.Job(product{id}))
 		example.Check(err)
 	}
 	example.Drain(ctx, q, index.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, p product) error {
-		_, err := tx.Exec(ctx, `insert into search_index values ($1, 'chair') on conflict (id) do update set name = excluded.name`, p.ID)
+		indexed, err := tx.Exec(ctx, `
+			insert into search_index select id, name from products where id = $1
+			on conflict (id) do update set name = excluded.name`, p.ID)
 		if err != nil {
 			return err
+		}
+		if indexed.RowsAffected() == 0 {
+			return nil // deleted since it was enqueued: nothing to do
 		}
 		if _, err = tx.Exec(ctx, `insert into log values ($1)`, p.ID); err != nil {
 			return err
@@ -49,8 +56,8 @@ func main() {
 	}))
 	var rows, log int
 	example.Check(pool.QueryRow(ctx, `select (select count(*) from search_index), (select count(*) from log)`).Scan(&rows, &log))
-	fmt.Println("jobs: 3, attempts: 6, rows:", rows, "log:", log)
+	fmt.Println("jobs: 4, attempts: 7, rows:", rows, "log:", log)
 }
 
 // Output:
-// jobs: 3, attempts: 6, rows: 1 log: 3
+// jobs: 4, attempts: 7, rows: 1 log: 3
