@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // Errors without facts of their own. Typed errors below match theirs with errors.Is.
@@ -168,14 +166,21 @@ func (e *HeldError) Error() string {
 func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 
 // IsRetryable reports whether err is Postgres asking for the whole transaction to be run again: a
-// serialization failure (40001) or a deadlock (40P01).
+// serialization failure (40001) or a deadlock (40P01). It knows the errors of any driver that has them say their
+// SQLSTATE, as pgx and lib/pq do: also what the Commit of your own *sql.Tx returns.
 func IsRetryable(err error) bool {
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && (pgErr.Code == "40001" || pgErr.Code == "40P01")
+	state := sqlState(err)
+	return state == "40001" || state == "40P01"
 }
 
 // leaseLost reports whether err is the exception of onceq.lease_lost.
-func leaseLost(err error) bool {
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.Code == "OQ001"
+func leaseLost(err error) bool { return sqlState(err) == "OQ001" }
+
+// sqlState is the code of an error of Postgres; "" for any other.
+func sqlState(err error) string {
+	var pgErr interface{ SQLState() string }
+	if !errors.As(err, &pgErr) {
+		return ""
+	}
+	return pgErr.SQLState()
 }

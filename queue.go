@@ -159,8 +159,8 @@ func (q *Queue) queryRow(ctx context.Context, db DB, statement string, args []an
 
 // noTables reports whether Postgres says that the schema or its tables do not exist.
 func noTables(err error) bool {
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && (pgErr.Code == "42P01" || pgErr.Code == "3F000")
+	state := sqlState(err)
+	return state == "42P01" || state == "3F000"
 }
 
 // identify reads the installation's random id, once: Lease.IdempotencyKey needs it.

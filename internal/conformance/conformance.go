@@ -65,7 +65,7 @@ func Run(t *testing.T, open func(t *testing.T, db *queuetest.DB) Handles) {
 		completeBelongsToTheTransaction, completeOutsideOfATransaction, completeStaleEndsTheTransaction,
 		workerCompletesInTheHandlersTransaction, workerRunsAgainWhatTheHandlerRolledBack, workerThatLostTheLeaseCommitsNothing,
 		workerKeepsTheJobFromItsCompletionOn,
-		everyOperationInATransaction, valuesComeBack, rowsClosedUnreadReportTheirError,
+		everyOperationInATransaction, conflictAtTheCommitIsRecognised, valuesComeBack, rowsClosedUnreadReportTheirError,
 	} {
 		name := runtime.FuncForPC(reflect.ValueOf(test).Pointer()).Name()
 		t.Run(name[strings.LastIndex(name, ".")+1:], func(t *testing.T) {

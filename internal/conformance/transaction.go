@@ -3,6 +3,7 @@ package conformance
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -200,4 +201,22 @@ func everyOperationInATransaction(t *testing.T, set setup) {
 			require.NoError(t, live.Complete(ctx, nil))
 		})
 	}
+}
+
+// Postgres may find a conflict as late as at the commit, whose error no handle of onceq has seen.
+func conflictAtTheCommitIsRecognised(t *testing.T, set setup) {
+	e := set(t, `create table stock (id int, n int)`, `insert into stock values (1, 1), (2, 1)`)
+	ctx := t.Context()
+	first, second := e.begin(pgx.Serializable), e.begin(pgx.Serializable)
+	for id, tx := range []Tx{first, second} { // each reads both rows and writes one
+		require.Equal(t, 2, get[int](t, tx.DB, `select sum(n)::int from stock`))
+		exec(t, tx.DB, `update stock set n = 0 where id = $1`, id+1)
+	}
+	require.NoError(t, first.Commit(ctx))
+	err := second.Commit(ctx)
+	require.ErrorContains(t, err, "could not serialize access")
+	require.True(t, onceq.IsRetryable(err), "%T: %v", err, err)
+	require.True(t, onceq.IsRetryable(fmt.Errorf("moving stock: %w", err)))
+	require.False(t, onceq.IsRetryable(errors.New("could not serialize access")))
+	require.Equal(t, 1, get[int](t, e.Pool, `select sum(n)::int from stock`))
 }
