@@ -31,7 +31,8 @@ type Proof struct {
 	// Default: nothing but the queue. See SQL.
 	Setup func(ctx context.Context, pool *pgxpool.Pool) error
 
-	// Job makes the job, with the Kind's own method mostly. Jobs makes several in its place, for batches.
+	// Job makes the job, with the Kind's own method mostly. Jobs makes several in its place, for a batch, or to see that
+	// one does not get in another's way; a handler that takes one at a time gets them one after the other.
 	Job  func() onceq.Job
 	Jobs func() []onceq.Job
 
@@ -225,6 +226,7 @@ type prover struct {
 	server   *server
 	template string
 	calm     *proofRun // the run without faults
+	width    int       // how many jobs the handler takes at a time
 }
 
 // report is what came of it.
@@ -260,6 +262,9 @@ func prove(t testing.TB, proof Proof, only string) (*report, error) {
 	}
 	defer drop()
 	first := proof.Jobs()
+	if v.width = max(1, len(first)); v.width > 1 {
+		v.width = max(1, v.run(nil).most) // a run to find out
+	}
 	v.calm = v.run(nil)
 	rep := &report{test: t.Name(), runs: []*proofRun{v.calm}, replay: only != ""}
 	if v.calm.err != nil {
@@ -357,6 +362,7 @@ type proofRun struct {
 	processes []*Process
 	mu        sync.Mutex
 	passed    time.Duration // by how much the database's clock was advanced
+	most      int           // jobs that the handler got at once
 
 	err     error    // the run could not be made
 	failed  []string // what is not as it must be
@@ -372,7 +378,7 @@ func (r *proofRun) passedTime() time.Duration {
 }
 
 const (
-	deliveriesLimit = 100             // of one process until it counts as never coming to an end
+	deliveriesLimit = 100             // of one process, for each job, until it counts as never coming to an end
 	patience        = 2 * time.Minute // for a process to come to its fault, or to its end
 )
 
@@ -451,7 +457,9 @@ func (r *proofRun) start(f *fault) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.stolen = f != nil && f.kind == twice
+	if f != nil && f.kind == twice {
+		p.stolen = make(map[int64]bool)
+	}
 	go func() {
 		defer close(p.done)
 		err := r.work(p)
@@ -464,8 +472,16 @@ func (r *proofRun) start(f *fault) (*Process, error) {
 	return p, nil
 }
 
+// work runs the handler with as many jobs at a time as it takes at once. A worker that has more to do claims and runs the
+// next jobs while it writes the completions of the last ones, in one order now and in another then: no step would have a
+// place of its own.
 func (r *proofRun) work(p *Process) error {
-	handler := r.v.Handler(p)
+	handler := r.v.Handler(p).Wrap(func(ctx context.Context, leases []*onceq.Lease, next func(context.Context) error) error {
+		r.mu.Lock()
+		r.most = max(r.most, len(leases))
+		r.mu.Unlock()
+		return next(ctx)
+	})
 	jobs := r.v.Jobs()
 	queues := make(map[string]onceq.QueueConfig)
 	for _, j := range jobs {
@@ -475,12 +491,13 @@ func (r *proofRun) work(p *Process) error {
 	if err != nil {
 		return err
 	}
-	for range deliveriesLimit {
+	limit := deliveriesLimit * len(jobs)
+	for range limit {
 		live, err := r.wait(p.ctx)
 		if err != nil || live == 0 {
 			return err
 		}
-		if err := w.Drain(p.ctx, live); err != nil {
+		if err := w.Drain(p.ctx, min(live, r.v.width)); err != nil {
 			return err
 		}
 		select {
@@ -493,11 +510,11 @@ func (r *proofRun) work(p *Process) error {
 			}
 		default:
 		}
-		if p.stolen {
+		if p.robbed() == len(r.ids) {
 			return nil
 		}
 	}
-	return fmt.Errorf("not finished after %d deliveries; the last one ended with: %w", deliveriesLimit, p.lastError())
+	return fmt.Errorf("not finished after %d deliveries; the last one ended with: %w", limit, p.lastError())
 }
 
 // wait lets so much time pass for the database that a job is due, its lease over if it has one, and gives how many jobs

@@ -46,8 +46,8 @@ type Process struct {
 	once      string // the effect of Once that is under way
 	attempt   int
 	token     int64
-	last      error // what a handler returned
-	stolen    bool  // its lease is taken away when it begins
+	last      error          // what a handler returned
+	stolen    map[int64]bool // jobs whose lease was taken away when they began, the first time; nil to leave it to them
 }
 
 func (r *proofRun) process(f *fault) (*Process, error) {
@@ -85,7 +85,8 @@ func (p *Process) event(_ context.Context, e onceq.Event) {
 	case e.Name != "" || e.JobID == 0:
 	case e.Type == onceq.EventClaimed:
 		p.attempt, p.token = e.Attempt, e.Token
-		if p.stolen {
+		if p.stolen != nil && !p.stolen[e.JobID] {
+			p.stolen[e.JobID] = true
 			p.run.db.exec(`update onceq.jobs set leased_until = null, holder = null, lost = lost + 1 where id = $1`, e.JobID)
 		}
 	case e.Err != nil:
@@ -104,6 +105,13 @@ func (p *Process) lastError() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.last
+}
+
+// robbed is how many jobs had their lease taken away.
+func (p *Process) robbed() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.stolen)
 }
 
 func (p *Process) inOnce() string {

@@ -24,6 +24,8 @@ type provedOrder struct{ ID int }
 
 var provedCharge = onceq.Kind[provedOrder]{Name: "charge", Key: func(o provedOrder) string { return fmt.Sprintf("charge:%d", o.ID) }}
 
+func twoJobs() []onceq.Job { return []onceq.Job{provedJob(), provedCharge.Job(provedOrder{ID: 8})} }
+
 func provedJob() onceq.Job { return provedCharge.Job(provedOrder{ID: 7}) }
 
 // provedTable holds what the handlers of these tests write.
@@ -196,6 +198,15 @@ func TestProve_Passes(t *testing.T) {
 					return err
 				})
 			},
+		},
+		"two jobs without a transaction": {
+			Jobs: twoJobs,
+			Handler: func(p *queuetest.Process) onceq.Handler {
+				return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
+					return post(ctx, p.Client, l.IdempotencyKey("charge"))
+				})
+			},
+			Check: func(o *queuetest.Outcome) { require.Len(o, o.Effects, 2) },
 		},
 		"a provider of one's own, and a person who knows the charge": {
 			NoDedup: true,
