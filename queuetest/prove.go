@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -54,9 +55,9 @@ type Proof struct {
 	// NoDedup is for a provider that does not recognise a repeated Idempotency-Key: each call is an effect of its own.
 	NoDedup bool
 
-	// Resolve decides about an effect that is held for a person; applied says whether any call of it has had an
-	// effect. Default: onceq.Applied(nil) or onceq.NeverApplied(), as applied says.
-	Resolve func(effect string, applied bool) onceq.Resolution
+	// Resolve decides about an effect of a job that is held for a person; applied says whether any call that was made in
+	// it happened. Default: onceq.Applied(nil) or onceq.NeverApplied(), as applied says.
+	Resolve func(job onceq.JobInfo, effect string, applied bool) onceq.Resolution
 }
 
 // SQL is a Setup that runs statements.
@@ -558,6 +559,10 @@ func (r *proofRun) advance(d time.Duration) {
 
 // resolve is the person who looks at the provider's books.
 func (r *proofRun) resolve(ctx context.Context, id int64) (bool, error) {
+	job, err := r.db.Queue.Get(ctx, r.db.Pool, id)
+	if err != nil {
+		return false, err
+	}
 	effects, err := r.db.Queue.Effects(ctx, r.db.Pool, id)
 	if err != nil {
 		return false, err
@@ -566,11 +571,11 @@ func (r *proofRun) resolve(ctx context.Context, id int64) (bool, error) {
 		if e.State != "held" {
 			continue
 		}
-		applied := r.provider.applied(e.Name)
+		applied := r.provider.applied(effect{strconv.FormatInt(id, 10), e.Name})
 		resolution := onceq.NeverApplied()
 		switch {
 		case r.v.Resolve != nil:
-			resolution = r.v.Resolve(e.Name, applied)
+			resolution = r.v.Resolve(job, e.Name, applied)
 		case applied:
 			resolution = onceq.Applied(nil)
 		}
@@ -582,7 +587,7 @@ func (r *proofRun) resolve(ctx context.Context, id int64) (bool, error) {
 	return false, nil
 }
 
-func (v *provider) applied(once string) bool {
+func (v *provider) applied(once effect) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return slices.ContainsFunc(v.calls, func(c call) bool { return c.once == once && c.counted })

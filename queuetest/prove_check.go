@@ -137,14 +137,14 @@ func (r *proofRun) tooOften(what string, want int) string {
 	if len(keys) > want && !keys[""] {
 		return mistakeOfKeys(made[0], last)
 	}
-	if i := slices.IndexFunc(made, func(c call) bool { return c.late && c.once != "" }); i >= 0 {
-		return fmt.Sprintf("a call without its context: effect %q was made by a worker that woke up after its time, because the call does not carry the context that onceq.Once gives to its function, which had ended; pass it on", made[i].once)
+	if i := slices.IndexFunc(made, func(c call) bool { return c.late && c.once.name != "" }); i >= 0 {
+		return fmt.Sprintf("a call without its context: effect %q was made by a worker that woke up after its time, because the call does not carry the context that onceq.Once gives to its function, which had ended; pass it on", made[i].once.name)
 	}
-	if last.once != "" {
+	if last.once.name != "" {
 		if last.Key == "" {
-			return fmt.Sprintf("a call without an idempotency key: whether effect %q happened was not known after this, so it was run again, and nothing told the provider; send the key that onceq.Once gives to its function, or declare onceq.OnUncertain(Ask or Hold)", last.once)
+			return fmt.Sprintf("a call without an idempotency key: whether effect %q happened was not known after this, so it was run again, and nothing told the provider; send the key that onceq.Once gives to its function, or declare onceq.OnUncertain(Ask or Hold)", last.once.name)
 		}
-		return fmt.Sprintf("a provider that does not recognise keys: whether effect %q happened was not known after this, so it was run again; declare onceq.OnUncertain(Ask or Hold)", last.once)
+		return fmt.Sprintf("a provider that does not recognise keys: whether effect %q happened was not known after this, so it was run again; declare onceq.OnUncertain(Ask or Hold)", last.once.name)
 	}
 	call := slices.IndexFunc(r.v.calm.processes[0].tape, func(s *step) bool { return s.what == what })
 	if call < 0 {

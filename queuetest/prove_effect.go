@@ -28,7 +28,7 @@ type call struct {
 	process string
 	attempt int
 	token   int64
-	once    string // the effect of Once in which it was made; "" outside
+	once    effect // of Once, in which it was made
 	counted bool   // it had an effect, and was not a repetition or a question
 	late    bool   // its process had been frozen, and its context, which is not the handler's, did not stop it
 }
@@ -135,9 +135,9 @@ func (p *Process) Effect(ctx context.Context, what, key string) error {
 func (p *Process) call(ctx context.Context, what, key string, req *http.Request, body []byte, safe bool) (answer, error) {
 	s := step{text: "call " + what, words: what, what: what, role: roleCall, first: true}
 	s.effect = p.inOnce()
-	s.unfenced = s.effect == "" && !safe
-	if s.effect != "" {
-		s.words += fmt.Sprintf(" in effect %q", s.effect)
+	s.unfenced = s.effect.name == "" && !safe
+	if s.effect.name != "" {
+		s.words += fmt.Sprintf(" in effect %q", s.effect.name)
 	}
 	steps := []step{s}
 	gap, fault := p.pass(steps)

@@ -43,7 +43,7 @@ type Process struct {
 	seen      map[string]int // steps, by their text
 	tape      []*step
 	leased    bool
-	once      string // the effect of Once that is under way
+	once      effect // of Once, that is under way
 	attempt   int
 	token     int64
 	last      error          // what a handler returned
@@ -114,7 +114,7 @@ func (p *Process) robbed() int {
 	return len(p.stolen)
 }
 
-func (p *Process) inOnce() string {
+func (p *Process) inOnce() effect {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.once
@@ -228,7 +228,7 @@ func (p *Process) note(s *step) {
 	case roleIntent:
 		p.once = s.effect
 	case roleOutcome:
-		p.once = ""
+		p.once = effect{}
 	}
 	if s.ends() {
 		p.leased = false

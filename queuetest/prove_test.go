@@ -199,6 +199,18 @@ func TestProve_Passes(t *testing.T) {
 				})
 			},
 		},
+		"two jobs with an effect of the same name": {
+			Jobs:    twoJobs,
+			NoDedup: true,
+			Handler: func(p *queuetest.Process) onceq.Handler {
+				return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
+					_, err := onceq.Once(ctx, l, "charge", func(ctx context.Context, key string) (bool, error) {
+						return true, post(ctx, p.Client, "")
+					}, onceq.OnUncertain(onceq.Hold()))
+					return err
+				})
+			},
+		},
 		"two jobs without a transaction": {
 			Jobs: twoJobs,
 			Handler: func(p *queuetest.Process) onceq.Handler {
@@ -220,8 +232,8 @@ func TestProve_Passes(t *testing.T) {
 					_, _ = io.WriteString(w, "ch_1")
 				}
 			}),
-			Resolve: func(effect string, applied bool) onceq.Resolution {
-				if effect == "charge" && applied {
+			Resolve: func(job onceq.JobInfo, effect string, applied bool) onceq.Resolution {
+				if job.Key == "charge:7" && effect == "charge" && applied {
 					return onceq.Applied("ch_1")
 				}
 				return onceq.NeverApplied()

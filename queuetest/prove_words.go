@@ -28,7 +28,7 @@ type step struct {
 	text   string // tells it from others, together with nth
 	words  string
 	role   role
-	effect string // intent, outcome and call: of Once
+	effect effect // intent, outcome and call: of Once
 	nth    int    // 1 for the first of its text in its process
 	first  bool   // of what is sent at once: the place before it is one of its own
 	next   string // in words, what is sent with it and comes behind it
@@ -104,8 +104,8 @@ func name(asked []statement, worker bool) (steps []step, still bool) {
 			st.role, st.words = o.role, o.words
 			if strings.HasSuffix(o.words, " ") {
 				st.effect = effectOf(s, o.role)
-				if st.effect != "" {
-					st.words += fmt.Sprintf("effect %q", st.effect)
+				if st.effect.name != "" {
+					st.words += fmt.Sprintf("effect %q", st.effect.name)
 				} else {
 					st.words += "a key"
 				}
@@ -159,8 +159,14 @@ func name(asked []statement, worker bool) (steps []step, still bool) {
 
 func (s step) setting() bool { return strings.HasPrefix(s.words, "onceq's settings") }
 
-// effectOf gives the name of a job's effect from the parameters of a statement about its fence.
-func effectOf(s statement, r role) string {
+// effect is one of Once: two jobs may each have a "charge".
+type effect struct {
+	job  string // its id
+	name string // "" for no effect
+}
+
+// effectOf gives a job's effect from the parameters of a statement about its fence.
+func effectOf(s statement, r role) (e effect) {
 	at := 1 // of the class; scope and key follow
 	switch {
 	case strings.Contains(s.sql, "f.class = $1::smallint"):
@@ -169,13 +175,13 @@ func effectOf(s statement, r role) string {
 		at = 3
 	}
 	if at+2 >= len(s.params) {
-		return "" // the simple protocol has them in its text
+		return e // the simple protocol has them in its text
 	}
 	if class := string(s.params[at]); class != "3" && class != "\x00\x03" {
-		return ""
+		return e
 	}
-	_, effect, _ := strings.Cut(string(s.params[at+2]), "/")
-	return effect
+	e.job, e.name, _ = strings.Cut(string(s.params[at+2]), "/")
+	return e
 }
 
 var spaces = regexp.MustCompile(`\s+`)
