@@ -22,8 +22,9 @@
 // Attributes are those of OpenTelemetry's semantic conventions for messaging, version 1.43.0 (in development there):
 // messaging.system (onceq), messaging.destination.name (the queue), messaging.operation.type and .name,
 // messaging.message.id (the job's id), messaging.batch.message_count, error.type. Beside them stand onceq.kind,
-// onceq.attempt, onceq.lost, onceq.token and onceq.effect. Neither payloads nor keys are recorded: of onceq's own errors,
-// which name the key, the type alone. The text of errors that handlers return is.
+// onceq.attempt, onceq.lost, onceq.token and onceq.effect. error.type says which of onceq's errors it is, or the SQLSTATE
+// of Postgres's, or a Go type. Neither payloads nor keys nor scopes are recorded: of an error in whose text onceq's own
+// stands ("onceq: …"), which may name them, error.type alone. The text of other errors that handlers return is recorded.
 //
 // An attempt's span ends when the handler returns. Where its transaction cannot be committed afterwards there is a span
 // "settle <queue>" as well. Those who drive the loop themselves with Queue.Claim make spans of their own.

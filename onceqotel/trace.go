@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strconv"
+	"strings"
 	"sync"
 
 	"go.opentelemetry.io/otel"
@@ -175,27 +176,34 @@ func message(l *onceq.Lease) []attribute.KeyValue {
 	}
 }
 
-// fail gives a span an error. Of onceq's own it says which, and not their text, which names the key.
+// ours begins every text of onceq's own, wherever it stands in an error's.
+const ours = "onceq: "
+
+// fail gives a span an error. Of onceq's own it says which, and not their text, which may name a key and a scope: nor that
+// of an error which has it in its own, by whatever verb it was put there.
 func fail(span trace.Span, err error) {
 	if err == nil || !span.IsRecording() {
 		return
 	}
 	kind, known := errorType(err)
 	span.SetAttributes(semconv.ErrorTypeKey.String(kind))
-	if known {
+	text := err.Error()
+	if known || strings.Contains(text, ours) {
 		span.SetStatus(codes.Error, kind)
 		return
 	}
 	span.RecordError(err)
-	span.SetStatus(codes.Error, err.Error())
+	span.SetStatus(codes.Error, text)
 }
 
-// errorType gives one of few values: what of onceq's an error is, or the type of the innermost one.
+// errorType gives one of few values: what of onceq's an error is, the SQLSTATE of Postgres's, or the type of the innermost
+// one.
 func errorType(err error) (kind string, known bool) {
 	for _, known := range []struct {
 		err  error
 		name string
 	}{
+		{onceq.ErrNotFound, "not_found"}, {onceq.ErrKeyUnsettled, "key_unsettled"},
 		{onceq.ErrLeaseLost, "lease_lost"}, {onceq.ErrCancelled, "cancelled"}, {onceq.ErrHeld, "held"}, {onceq.ErrUncertain, "uncertain"},
 		{onceq.ErrMismatch, "mismatch"}, {onceq.ErrDuplicate, "duplicate"}, {onceq.ErrInFlight, "in_flight"},
 		{context.DeadlineExceeded, "timeout"}, {context.Canceled, "context_canceled"},
@@ -203,6 +211,10 @@ func errorType(err error) (kind string, known bool) {
 		if errors.Is(err, known.err) {
 			return known.name, true
 		}
+	}
+	var postgres interface{ SQLState() string }
+	if errors.As(err, &postgres) {
+		return postgres.SQLState(), false
 	}
 	for {
 		inner := errors.Unwrap(err)

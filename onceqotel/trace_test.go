@@ -2,6 +2,7 @@ package onceqotel_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/baggage"
 	"go.opentelemetry.io/otel/codes"
@@ -320,4 +322,149 @@ func TestTrace_AttemptsAreTracesOfTheirOwn(t *testing.T) {
 	attempt := b.one("process mail")
 	require.False(t, attempt.Parent.IsValid())
 	require.NotEqual(t, outer.SpanContext().TraceID(), attempt.SpanContext.TraceID())
+}
+
+// Whatever of onceq's a handler returns, wrapped or written into a text of its own: no span names the key or the scope. Of
+// an error that is the application's alone the span has the text.
+func TestTrace_NoErrorNamesAKey(t *testing.T) {
+	t.Parallel()
+	const key, scope, elsewhere = "sesame", "treasury", "cave"
+	b := newBench(t)
+	spec := onceq.FenceSpec{Key: key, Scope: scope}
+	fence := func(q *onceq.Queue, spec onceq.FenceSpec) *onceq.Fence {
+		f, err := q.Fence(spec)
+		require.NoError(t, err)
+		return f
+	}
+	claim := func(q *onceq.Queue, spec onceq.FenceSpec) *onceq.Claim {
+		c, err := fence(q, spec).Claim(t.Context(), nil)
+		require.NoError(t, err)
+		return c
+	}
+	job := onceq.Job{Kind: "other", Queue: "other", Key: key, Scope: scope, Payload: 1}
+	taken := b.enqueue(t.Context(), job)
+	strict, another := job, job
+	strict.Strict, another.Payload = true, 2
+	claim(b.q, spec)
+	lost := claim(b.q, onceq.FenceSpec{Key: key, Scope: elsewhere})
+	require.NoError(t, lost.Release(t.Context(), nil))
+	text := onceq.FenceSpec{Key: key + "-text", Scope: scope}
+	require.NoError(t, claim(b.q, text).Complete(t.Context(), nil, "forty"))
+	// A queue whose pool is closed.
+	pool, err := pgxpool.New(t.Context(), b.URL)
+	require.NoError(t, err)
+	cut, err := onceq.New(pool, nil)
+	require.NoError(t, err)
+	open := claim(cut, onceq.FenceSpec{Key: key + "-open", Scope: scope})
+	pool.Close()
+
+	enqueue := func(ctx context.Context, job onceq.Job) error {
+		_, err := b.q.Enqueue(ctx, b.Pool, job)
+		return err
+	}
+	claims := func(ctx context.Context, q *onceq.Queue) error {
+		_, err := fence(q, spec).Claim(ctx, nil)
+		return err
+	}
+	errs := map[string]func(ctx context.Context) error{
+		"duplicate": func(ctx context.Context) error { return enqueue(ctx, strict) },
+		"mismatch":  func(ctx context.Context) error { return enqueue(ctx, another) },
+		"in flight": func(ctx context.Context) error { return claims(ctx, b.q) },
+		"lost":      func(ctx context.Context) error { return lost.Complete(ctx, nil, 1) },
+		"not found": func(ctx context.Context) error {
+			_, err := b.q.GetByKey(ctx, b.Pool, elsewhere, key)
+			return err
+		},
+		"nothing to resolve": func(ctx context.Context) error {
+			return fence(b.q, onceq.FenceSpec{Key: key, Scope: elsewhere}).Resolve(ctx, nil, onceq.NeverApplied())
+		},
+		"no claim":      func(ctx context.Context) error { return claims(ctx, cut) },
+		"no completion": func(ctx context.Context) error { return open.Complete(ctx, nil, 1) },
+		"no resolution": func(ctx context.Context) error { return fence(cut, spec).Resolve(ctx, nil, onceq.NeverApplied()) },
+		"another type": func(ctx context.Context) error {
+			_, err := onceq.Do(ctx, b.q, text, func(context.Context, *onceq.Claim) (int, error) { return 1, nil })
+			return err
+		},
+		"hidden by row security": func(ctx context.Context) error {
+			return pgx.BeginFunc(ctx, b.Pool, func(tx pgx.Tx) error {
+				role := "r_" + b.Pool.Config().ConnConfig.Database + "_" + strconv.FormatInt(onceq.LeaseFromContext(ctx).ID, 10)
+				for _, sql := range []string{ // all of it is rolled back
+					`create role ` + role, `grant usage on schema onceq to ` + role,
+					`grant all on all tables in schema onceq to ` + role, `grant all on all sequences in schema onceq to ` + role,
+					`alter table onceq.job_fences enable row level security`,
+					`create policy p on onceq.job_fences for select using (job_id <> ` + strconv.FormatInt(taken.ID, 10) + `)`,
+					`create policy q on onceq.job_fences for insert with check (true)`, `set local role ` + role,
+				} {
+					if _, err := tx.Exec(ctx, sql); err != nil {
+						return err
+					}
+				}
+				_, err := b.q.Enqueue(ctx, tx, job)
+				return err
+			})
+		},
+	}
+	wraps := []func(error) error{
+		func(err error) error { return err },
+		func(err error) error { return fmt.Errorf("opening: %w", err) },
+		func(err error) error { return fmt.Errorf("opening: %v", err) },
+		func(err error) error { return errors.Join(errBoom, err) },
+	}
+	kind := welcome
+	kind.Key, kind.MaxAttempts = nil, 1
+	names := make(map[string]string) // of errors that are wrapped, by the job's id
+	var jobs []onceq.Job
+	for name := range errs {
+		for i := range wraps {
+			jobs = append(jobs, kind.Job(mail{name + "/" + strconv.Itoa(i)}))
+		}
+	}
+	_, err = b.q.EnqueueMany(t.Context(), b.Pool, jobs)
+	require.NoError(t, err)
+	b.drain(kind.Handle(func(ctx context.Context, l *onceq.Lease, m mail) error {
+		name, i, _ := strings.Cut(m.To, "/")
+		err := errs[name](ctx)
+		require.ErrorContains(t, err, "onceq: ", name)
+		require.ErrorContains(t, err, key, name)
+		n, _ := strconv.Atoi(i)
+		if n == 1 {
+			names[strconv.FormatInt(l.ID, 10)] = name
+		}
+		return wraps[n](err)
+	}))
+	kinds := make(map[string]any)
+	require.Len(t, b.all("process mail"), len(jobs))
+	for _, s := range b.spans.GetSpans() {
+		said := fmt.Sprintf("%+v", s)
+		require.NotContains(t, said, key)
+		require.NotContains(t, said, scope)
+		require.NotContains(t, said, elsewhere)
+		if name := names[fmt.Sprint(attrs(s)["messaging.message.id"])]; name != "" && s.Name == "process mail" {
+			kinds[name] = attrs(s)["error.type"]
+		}
+	}
+	require.Equal(t, map[string]any{
+		"duplicate": "duplicate", "mismatch": "mismatch", "in flight": nil, "lost": "lease_lost", "not found": "not_found",
+		"nothing to resolve": "not_found", "hidden by row security": "key_unsettled", "another type": "*json.UnmarshalTypeError",
+		"no claim": "*errors.errorString", "no completion": "*errors.errorString", "no resolution": "*errors.errorString",
+	}, kinds)
+
+	b.spans.Reset()
+	_, err = b.q.EnqueueMany(t.Context(), b.Pool, []onceq.Job{kind.Job(mail{"boom"}), kind.Job(mail{"select 1/0"})})
+	require.NoError(t, err)
+	b.drain(kind.Handle(func(ctx context.Context, _ *onceq.Lease, m mail) error {
+		err := errBoom
+		if m.To != "boom" {
+			_, err = b.Pool.Exec(ctx, m.To)
+		}
+		return fmt.Errorf("a mail: %w", err)
+	}))
+	said := make(map[any]string)
+	for _, s := range b.all("process mail") {
+		require.Equal(t, []string{"exception"}, events(s))
+		said[attrs(s)["error.type"]] = s.Status.Description
+	}
+	require.Equal(t, map[any]string{
+		"*errors.errorString": "a mail: errBoom", "22012": "a mail: ERROR: division by zero (SQLSTATE 22012)",
+	}, said)
 }
