@@ -272,7 +272,11 @@ func prove(t testing.TB, proof Proof, only string) (*report, error) {
 		return nil, fmt.Errorf("without any fault: %w", v.calm.err)
 	}
 	if len(v.calm.failed) > 0 {
-		return nil, fmt.Errorf("without any fault: %s", strings.Join(v.calm.failed, "\n"))
+		text := strings.Join(v.calm.failed, "\n")
+		if v.calm.mistake != "" {
+			text += "\nmistake: " + v.calm.mistake
+		}
+		return nil, fmt.Errorf("without any fault: %s", text)
 	}
 	rep.steps = v.calm.processes[0].tape
 	todo := faults(rep.steps, !slices.ContainsFunc(first, func(j onceq.Job) bool { return j.MaxAttempts == 1 }))

@@ -66,6 +66,12 @@ func (r *proofRun) effects(fail func(string, ...any)) {
 		return n
 	}
 	now := count(v.effects)
+	if r.v.calm == nil && len(v.shared) > 0 {
+		c := v.shared[0]
+		fail("%s was made for two jobs under one idempotency key, %q", c.What, c.Key)
+		r.mistake = "a key that does not name its work: a provider takes the second job's call for a repetition of the first one's, and does nothing; make the key from the job, as the one that onceq.Once gives to its function. Where both are to do it once between them, prove them with jobs that have nothing in common"
+		return
+	}
 	for _, what := range v.other {
 		fail("%s was called again with its key and another body", what)
 		r.mistake = "another body under the same idempotency key: a provider refuses that, or gives the answer to the first; make the body from the job alone"

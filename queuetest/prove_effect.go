@@ -26,6 +26,7 @@ type Effect struct {
 type call struct {
 	Effect
 	process string
+	job     int64
 	attempt int
 	token   int64
 	once    effect // of Once, in which it was made
@@ -43,11 +44,13 @@ type provider struct {
 	effects []Effect
 	answers map[string]*answered // by what and key
 	other   []string             // keys that came back with another body
+	shared  []call               // under a key of another job's call
 }
 
 // answered is an effect's first call and its answer.
 type answered struct {
 	effect int // in effects
+	job    int64
 	asked  [sha256.Size]byte
 	answer answer
 }
@@ -68,6 +71,9 @@ func (v *provider) take(c call, req *http.Request, body []byte, safe bool) answe
 	if first := v.answers[at]; v.dedup && c.Key != "" && !safe && first != nil {
 		v.effects[first.effect].Calls++
 		v.calls = append(v.calls, c)
+		if first.job != c.job {
+			v.shared = append(v.shared, c)
+		}
 		if first.asked != sum {
 			v.other = append(v.other, c.What)
 			return answer{http.StatusUnprocessableEntity, http.Header{}, []byte("this Idempotency-Key was used with another body")}
@@ -86,7 +92,7 @@ func (v *provider) take(c call, req *http.Request, body []byte, safe bool) answe
 	a := answer{w.Code, w.Result().Header, w.Body.Bytes()}
 	if c.counted = !safe && a.code < 400; c.counted {
 		v.effects = append(v.effects, c.Effect)
-		v.answers[at] = &answered{len(v.effects) - 1, sum, a}
+		v.answers[at] = &answered{len(v.effects) - 1, c.job, sum, a}
 	}
 	v.calls = append(v.calls, c)
 	return a
@@ -150,9 +156,9 @@ func (p *Process) call(ctx context.Context, what, key string, req *http.Request,
 	}
 	c := call{Effect: Effect{What: what, Key: key}, process: p.name, once: s.effect}
 	if l := onceq.LeaseFromContext(ctx); l != nil {
-		c.attempt, c.token = l.Attempt, l.Token
+		c.job, c.attempt, c.token = l.ID, l.Attempt, l.Token
 	} else {
-		c.attempt, c.token = p.lease()
+		c.job, c.attempt, c.token = p.lease()
 		c.late = p.slept() > 0
 	}
 	a := p.run.provider.take(c, req, body, safe)

@@ -44,6 +44,7 @@ type Process struct {
 	tape      []*step
 	leased    bool
 	once      effect // of Once, that is under way
+	job       int64
 	attempt   int
 	token     int64
 	last      error          // what a handler returned
@@ -84,7 +85,7 @@ func (p *Process) event(_ context.Context, e onceq.Event) {
 	switch {
 	case e.Name != "" || e.JobID == 0:
 	case e.Type == onceq.EventClaimed:
-		p.attempt, p.token = e.Attempt, e.Token
+		p.job, p.attempt, p.token = e.JobID, e.Attempt, e.Token
 		if p.stolen != nil && !p.stolen[e.JobID] {
 			p.stolen[e.JobID] = true
 			p.run.db.exec(`update onceq.jobs set leased_until = null, holder = null, lost = lost + 1 where id = $1`, e.JobID)
@@ -94,10 +95,10 @@ func (p *Process) event(_ context.Context, e onceq.Event) {
 	}
 }
 
-func (p *Process) lease() (attempt int, token int64) {
+func (p *Process) lease() (job int64, attempt int, token int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.attempt, p.token
+	return p.job, p.attempt, p.token
 }
 
 // lastError is what a handler returned last, or why its outcome was refused.

@@ -569,6 +569,46 @@ func TestProve_Mistakes(t *testing.T) {
 			},
 			want: []string{"mistake: another body under the same idempotency key"},
 		},
+		"one key for every job": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
+				return post(ctx, p.Client, "charge")
+			},
+			change: func(proof *queuetest.Proof) { proof.Job, proof.Jobs = nil, twoJobs },
+			want: []string{
+				`fatal: queuetest: Prove: without any fault: POST pay.example/charges was made for two jobs under one idempotency key, "charge"`,
+				"mistake: a key that does not name its work",
+			},
+		},
+		"one key for every job's effect, and other bodies": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
+				_, err := onceq.Once(ctx, l, "charge", func(ctx context.Context, _ string) (bool, error) {
+					req, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://pay.example/charges", strings.NewReader(fmt.Sprint(o.ID)))
+					if err != nil {
+						return false, onceq.NotApplied(err)
+					}
+					req.Header.Set("Idempotency-Key", "charge")
+					res, err := p.Client.Do(req)
+					if err != nil {
+						return false, err
+					}
+					return true, res.Body.Close()
+				})
+				return err
+			},
+			change: func(proof *queuetest.Proof) { proof.Job, proof.Jobs = nil, twoJobs },
+			want:   []string{"mistake: a key that does not name its work"},
+		},
+		"one key for every job, of the job itself": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error { return nil },
+			change: func(proof *queuetest.Proof) {
+				proof.Job, proof.Jobs = nil, func() []onceq.Job {
+					jobs := twoJobs()
+					jobs[0].Key, jobs[1].Key = "charge", "charge"
+					return jobs
+				}
+			},
+			want: []string{`without any fault: enqueueing: onceq: jobs[1].Key "charge" repeats that of jobs[0]`},
+		},
 		"giving up for ever when an answer is lost": {
 			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
 				return onceq.Fatal(post(ctx, p.Client, l.IdempotencyKey("charge")))
