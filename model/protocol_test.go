@@ -31,6 +31,7 @@ type variant struct {
 	reapsWithoutRecheck   bool // the reaper deletes what it saw, whatever that has become
 	sendsBeforeRecording  bool // the outside effect is recorded after it was sent, and not before
 	forgetsExpired        bool // an expired lease deletes its job, in place of leaving it to be taken over
+	countsInTheFence      bool // tokens are counted in the key's row, in place of a sequence that outlives it
 }
 
 type lease int8
@@ -73,8 +74,15 @@ const (
 
 type worker struct {
 	phase phase
-	job   int8 // which job, and the count of its claims: the token
+	job   int8 // which job, and the count of its claims
 	claim int8
+}
+
+// token orders the holders of a key, who compare it as one number: id<<20 | claims.
+type token struct{ id, claims int8 }
+
+func (t token) above(other token) bool {
+	return t.id > other.id || t.id == other.id && t.claims > other.claims
 }
 
 // state is everything: what is in the database, and what each process knows. It is a map's key.
@@ -82,6 +90,8 @@ type state struct {
 	// job_fences
 	fence fenceState
 	owner int8 // the job that has the key
+
+	ids int8 // the sequence that tokens begin with
 
 	// jobs
 	live   bool
@@ -97,9 +107,10 @@ type state struct {
 	picked  bool // the reaper has seen a fence to delete
 
 	// What happened, for the properties.
-	finished int8 // jobs
-	commits  int8 // of effects, in this lifetime of the key
-	calls    int8 // of the provider, for this job
+	finished int8     // jobs
+	commits  int8     // of effects, in this lifetime of the key
+	calls    int8     // of the provider, for this job
+	tokens   [2]token // the last two that were given out for the key
 	broken   string
 }
 
@@ -137,6 +148,7 @@ func (v variant) next(s state) (all []successor) {
 			}
 			n.fence, n.live, n.claims, n.lease = queued, true, 0, nobody
 			n.job++
+			n.ids++
 			n.owner, n.commits, n.calls, n.effect = n.job, 0, 0, noIntent
 		})
 	}
@@ -171,6 +183,9 @@ func (v variant) next(s state) (all []successor) {
 				n.broken = "the reaper freed a key that is live or inside its window"
 			}
 			n.fence = absent
+			if v.countsInTheFence {
+				n.ids = 0
+			}
 		})
 	}
 
@@ -192,6 +207,7 @@ func (v variant) next(s state) (all []successor) {
 					}
 					n.claims++
 					n.lease = holds
+					n.tokens = [2]token{n.tokens[1], {n.ids, n.claims}}
 					*w = worker{working, n.job, n.claims}
 				})
 			}
@@ -264,6 +280,8 @@ func (s state) wrong() string {
 		return "the provider was called twice, although the policy is to hold"
 	case s.job != s.finished+live:
 		return "an accepted job is lost"
+	case s.tokens[1] != token{} && !s.tokens[1].above(s.tokens[0]):
+		return "a token for a key is not above the one before it"
 	case s.live && (s.fence != queued || s.owner != s.job):
 		return "a live job has lost its key"
 	}
@@ -349,6 +367,7 @@ func TestProtocol_FindsMistakes(t *testing.T) {
 		"the reaper freed a key that is live or inside its window":      {reapsWithoutRecheck: true},
 		"the provider was called twice, although the policy is to hold": {sendsBeforeRecording: true},
 		"an accepted job is lost":                                       {forgetsExpired: true},
+		"a token for a key is not above the one before it":              {countsInTheFence: true},
 	} {
 		t.Run(want, func(t *testing.T) {
 			t.Parallel()
