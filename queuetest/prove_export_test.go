@@ -1,6 +1,13 @@
 package queuetest
 
-import "testing"
+import (
+	"io"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
 
 // Proven is what a proof came to: its steps in words, and its runs by their names.
 type Proven struct {
@@ -24,3 +31,73 @@ func ProveAll(t testing.TB, proof Proof, only string) (Proven, error) {
 	}
 	return p, nil
 }
+
+// Wired is what came through a process's connection.
+type Wired struct {
+	Client []byte // what the server got of it
+	Server []byte // what the client got of it
+	Rest   []byte // of what the client sent: kept until it is whole, or the server answers it
+	Steps  []string
+	Err    error
+}
+
+// Wire sends what a client and a server say through a connection, in pieces of so many bytes. The connection is cut at the
+// step of that number, counted from 1; 0 for none.
+func Wire(client, server, pieces []byte, at int, after bool) (got Wired) {
+	p := &Process{struck: make(chan struct{}), thaw: make(chan struct{}), conns: make(map[*wire]struct{}), seen: make(map[string]int)}
+	if at > 0 {
+		steps := Wire(client, nil, nil, 0, false)
+		if at > len(steps.Steps) {
+			return steps
+		}
+		_, text, _ := strings.Cut(steps.Steps[at-1], " ")
+		p.fault = &fault{kind: cutting, after: after, step: &step{text: text, nth: 1}}
+	}
+	ends := &recorded{server: server, pieces: append(pieces, 255)}
+	w := &wire{Conn: ends, p: p, statements: make(map[string]string), portals: make(map[string]statement)}
+	for len(client) > 0 && got.Err == nil && !w.held { // then it waits for an answer
+		n := min(len(client), ends.piece())
+		_, got.Err = w.Write(client[:n])
+		client = client[n:]
+	}
+	got.Rest = append(slices.Clone(w.group), w.in...)
+	for buf := make([]byte, 64); got.Err == nil; {
+		var n int
+		n, got.Err = w.Read(buf[:min(len(buf), ends.piece())])
+		got.Server = append(got.Server, buf[:n]...)
+	}
+	got.Client = ends.client
+	for _, s := range p.tape {
+		got.Steps = append(got.Steps, strconv.Itoa(s.nth)+" "+s.text)
+	}
+	return got
+}
+
+// recorded is the other end of a connection.
+type recorded struct {
+	net.Conn
+	client, server []byte
+	pieces         []byte
+	next           int
+}
+
+func (r *recorded) piece() int {
+	r.next++
+	return int(r.pieces[r.next%len(r.pieces)]) + 1
+}
+
+func (r *recorded) Write(b []byte) (int, error) {
+	r.client = append(r.client, b...)
+	return len(b), nil
+}
+
+func (r *recorded) Read(b []byte) (int, error) {
+	if len(r.server) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(b[:min(len(b), r.piece())], r.server)
+	r.server = r.server[n:]
+	return n, nil
+}
+
+func (r *recorded) Close() error { return nil }

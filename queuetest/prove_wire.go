@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"math"
 	"net"
 	"strings"
 	"sync"
@@ -18,6 +19,9 @@ var errDead = errors.New("queuetest: this process is dead (Prove)")
 
 // errCut is what a connection gives that Prove has cut.
 var errCut = errors.New("queuetest: the connection is lost (Prove)")
+
+// errMalformed is what a connection gives where one side says what is no message.
+var errMalformed = errors.New("queuetest: a message of a length that none can have (Prove)")
 
 // deadDial is errDead of a new connection. As an error of Postgres it makes a worker's last statements give up at once
 // in place of trying until the lease is over.
@@ -69,7 +73,8 @@ type wire struct {
 	pending []step // sent; ReadyForQuery says what has become of their transaction
 	syncs   int    // ReadyForQuery messages that are still to come
 	wants   int    // completions that are still to come, when held
-	held    bool   // no answer reaches the client any more, and when the last one is there the fault comes
+	held    bool   // nothing gets through any more, either way; when the last answer is there the fault comes
+	copying bool   // but for the data that the last statement waits for
 	strike  func()
 	err     error // set: the connection is gone
 }
@@ -90,11 +95,11 @@ func (w *wire) Write(b []byte) (int, error) {
 		if !w.started {
 			head = 0
 		}
-		if len(w.in) < head+4 {
-			break
+		size, err := whole(w.in, head)
+		if err != nil {
+			return 0, err
 		}
-		size := head + int(binary.BigEndian.Uint32(w.in[head:]))
-		if len(w.in) < size {
+		if size == 0 {
 			break
 		}
 		if err := w.message(w.in[:size]); err != nil {
@@ -106,7 +111,25 @@ func (w *wire) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
+// whole gives the size of the message that b begins with, whose type takes up head bytes; 0 where some of it is missing.
+func whole(b []byte, head int) (size int, err error) {
+	if len(b) < head+4 {
+		return 0, nil
+	}
+	length := binary.BigEndian.Uint32(b[head:]) // with its own four bytes
+	if length < 4 || length > math.MaxInt32 {
+		return 0, errMalformed
+	}
+	if size = head + int(length); len(b) < size {
+		return 0, nil
+	}
+	return size, nil
+}
+
 func (w *wire) message(m []byte) error {
+	if w.stopped() {
+		return nil // what a pipeline has behind the fault
+	}
 	w.group = append(w.group, m...)
 	if !w.started {
 		return w.send(false)
@@ -181,7 +204,7 @@ func (w *wire) send(sync bool) error {
 		return w.gone()
 	}
 	w.mu.Lock()
-	w.held, w.strike = true, strike
+	w.held, w.copying, w.strike = true, false, strike
 	if last := gap == len(ends); last && sync {
 		w.syncs++
 		w.wants = -1 // ReadyForQuery says when
@@ -210,9 +233,12 @@ func (w *wire) Read(b []byte) (int, error) {
 		}
 		n, err := w.Conn.Read(buf[:])
 		w.raw = append(w.raw, buf[:n]...)
-		for len(w.raw) >= 5 {
-			size := 1 + int(binary.BigEndian.Uint32(w.raw[1:]))
-			if len(w.raw) < size {
+		for {
+			size, err := whole(w.raw, 1)
+			if err != nil {
+				return 0, err
+			}
+			if size == 0 {
 				break
 			}
 			if strike := w.answer(w.raw[:size]); strike != nil {
@@ -243,13 +269,18 @@ func (w *wire) answer(m []byte) func() {
 	case 'Z':
 		w.syncs = max(0, w.syncs-1)
 		due = w.held && w.syncs == 0 && w.wants < 0
-		w.p.settled(w.pending, m[5])
+		if len(m) > 5 {
+			w.p.settled(w.pending, m[5])
+		}
 		w.pending = w.pending[:0]
 	}
 	if due {
 		return w.strike
 	}
-	if !w.held || m[0] == 'G' { // CopyInResponse: without it the client sends nothing
+	if m[0] == 'G' { // CopyInResponse: without it the client sends nothing
+		w.copying = true
+	}
+	if !w.held || m[0] == 'G' {
 		w.out = append(w.out, m...)
 	}
 	return nil
@@ -264,6 +295,12 @@ func (w *wire) cut(err error) {
 	w.out = nil
 	w.mu.Unlock()
 	_ = w.Conn.Close()
+}
+
+func (w *wire) stopped() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.held && !w.copying
 }
 
 func (w *wire) gone() error {

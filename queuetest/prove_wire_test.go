@@ -1,8 +1,11 @@
 package queuetest_test
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"runtime"
 	"strconv"
@@ -12,6 +15,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
@@ -384,4 +388,62 @@ func TestProve_AnotherWayEachTime(t *testing.T) {
 	proven, err := queuetest.ProveAll(t, proof, "")
 	require.NoError(t, err)
 	require.Contains(t, strings.Join(proven.Failures, "\n"), "died before `select 1`; the handler did not come by this place again")
+}
+
+// wireMessages gives the bytes of messages.
+func wireMessages(t testing.TB, messages ...interface{ Encode([]byte) ([]byte, error) }) (b []byte) {
+	for _, m := range messages {
+		var err error
+		b, err = m.Encode(b)
+		require.NoError(t, err)
+	}
+	return b
+}
+
+// Whatever a client and a server say, and in whatever pieces: each gets what the other one said, byte for byte, up to the
+// last message that is whole, or to the place where the connection is cut.
+func FuzzProve_Wire(f *testing.F) {
+	start := wireMessages(f, &pgproto3.StartupMessage{ProtocolVersion: pgproto3.ProtocolVersion30, Parameters: map[string]string{"user": "ada"}})
+	fence := [][]byte{[]byte("1"), []byte("0"), []byte("2"), []byte("3"), []byte("s"), []byte("1/charge"), nil}
+	client := append(start, wireMessages(f,
+		&pgproto3.Query{String: "begin"}, &pgproto3.Query{String: "-- ping"},
+		&pgproto3.Parse{Name: "s", Query: "insert into onceq.job_fences (class, scope, key, state, job_id, token, holder, leased_until)"},
+		&pgproto3.Describe{ObjectType: 'S', Name: "s"}, &pgproto3.Sync{},
+		&pgproto3.Bind{PreparedStatement: "s", Parameters: fence}, &pgproto3.Execute{},
+		&pgproto3.Parse{Query: "select $1"}, &pgproto3.Bind{Parameters: [][]byte{nil}}, &pgproto3.Execute{},
+		&pgproto3.Close{ObjectType: 'P'}, &pgproto3.Flush{}, &pgproto3.Sync{},
+		&pgproto3.Query{String: "copy t from stdin"}, &pgproto3.CopyData{Data: []byte("1\n")}, &pgproto3.CopyDone{},
+		&pgproto3.Query{String: "commit"}, &pgproto3.Terminate{})...)
+	server := wireMessages(f,
+		&pgproto3.AuthenticationOk{}, &pgproto3.ReadyForQuery{TxStatus: 'I'}, &pgproto3.CommandComplete{CommandTag: []byte("BEGIN")},
+		&pgproto3.ReadyForQuery{TxStatus: 'T'}, &pgproto3.EmptyQueryResponse{}, &pgproto3.ReadyForQuery{TxStatus: 'T'},
+		&pgproto3.ParseComplete{}, &pgproto3.BindComplete{}, &pgproto3.DataRow{Values: [][]byte{nil, []byte("x")}}, &pgproto3.PortalSuspended{},
+		&pgproto3.ErrorResponse{Code: "40001"}, &pgproto3.ReadyForQuery{TxStatus: 'E'}, &pgproto3.CopyInResponse{},
+		&pgproto3.CommandComplete{CommandTag: []byte("COPY 1")}, &pgproto3.ReadyForQuery{TxStatus: 'I'})
+	for at := range 8 {
+		f.Add(client, server, []byte{255}, byte(at), true)
+		f.Add(client, server, []byte{0, 3, 17}, byte(at), false)
+	}
+	f.Add(start[:3], []byte{'Z'}, []byte{}, byte(0), false)
+	f.Add([]byte{0, 0, 0, 0}, []byte{'Z', 0, 0, 0, 4}, []byte{}, byte(0), false)
+	f.Add(append(start, 'Q', 0, 0, 0, 3, 0), []byte{'C', 0, 0, 0, 0, 'Z', 255, 255, 255, 255}, []byte{1}, byte(0), false)
+	f.Add(append(start, 'B', 0, 0, 0, 6, 0, 0), []byte{'Z', 0, 0, 0, 5}, []byte{}, byte(1), true)
+	f.Fuzz(func(t *testing.T, client, server, pieces []byte, at byte, after bool) {
+		got := queuetest.Wire(client, server, pieces, 0, false)
+		require.True(t, bytes.HasPrefix(client, got.Client))
+		require.True(t, bytes.HasPrefix(server, got.Server))
+		require.Error(t, got.Err) // the end
+		if errors.Is(got.Err, io.EOF) {
+			require.Equal(t, string(client), string(got.Client)+string(got.Rest))
+			require.Equal(t, got, queuetest.Wire(client, server, []byte{255}, 0, false), "the pieces are of no interest")
+		}
+		if at == 0 || len(got.Steps) == 0 {
+			return
+		}
+		cut := queuetest.Wire(client, server, pieces, int(at), after)
+		flush := []byte{'H', 0, 0, 0, 4}
+		require.True(t, bytes.HasPrefix(client, cut.Client) || bytes.HasPrefix(client, bytes.TrimSuffix(cut.Client, flush)))
+		require.LessOrEqual(t, len(cut.Server), len(got.Server))
+		require.LessOrEqual(t, len(cut.Steps), len(got.Steps))
+	})
 }
