@@ -19,14 +19,14 @@ if [ ! -d "$dir" ]; then
 	new=$(mktemp -d "$cache/new.XXXXXX")
 	trap 'rm -rf "$new"' EXIT
 	cp "$wanted" "$new/package.json"
+	# Some of the packages want a newer Node than many a distribution has.
 	if ! command -v npm >/dev/null || ! (
-		cd "$new"
-		echo "node-packages.sh: fetching the packages of examples/moving" >&2
-		npm install --no-audit --no-fund --ignore-scripts --loglevel=error >&2
-		mkdir bin
-		# Some of the packages want a newer Node than many a distribution has.
-		node=$(echo node_modules/node-linux-*/bin/node)
-		if [ -x "$node" ]; then ln -s "../$node" bin/node; else ln -s "$(command -v node)" bin/node; fi
+		cd "$new" &&
+			echo "node-packages.sh: fetching the packages of examples/moving" >&2 &&
+			npm install --no-audit --no-fund --ignore-scripts --loglevel=error >&2 &&
+			mkdir bin &&
+			node=$(echo node_modules/node-linux-*/bin/node) &&
+			if [ -x "$node" ]; then ln -s "../$node" bin/node; else ln -s "$(command -v node)" bin/node; fi
 	); then
 		echo "node-packages.sh: no npm, or no registry: the tests in Node are skipped" >&2
 		[ -z "${CI:-}" ] || exit 1
