@@ -17,8 +17,10 @@ const (
 	EventMismatch  EventType = "mismatch"  // a key was taken with another payload
 	EventClaimed   EventType = "claimed"
 	EventCompleted EventType = "completed"
-	EventFailed    EventType = "failed"  // an attempt failed; the job will run again
-	EventSnoozed   EventType = "snoozed" // the job runs again later without having failed
+	EventFailed    EventType = "failed"   // an attempt failed; the job will run again
+	EventDeferred  EventType = "deferred" // the job runs again because of an error that spends no attempt: RetryAfter
+	EventSnoozed   EventType = "snoozed"  // the job runs again without having failed: Snooze, Reschedule, another run's effect
+	EventReleased  EventType = "released" // the job was given back, as if it had not been claimed: Release, a worker that ends
 	EventDead      EventType = "dead"
 	EventCancelled EventType = "cancelled"
 	EventHeld      EventType = "held"
@@ -41,7 +43,7 @@ type Event struct {
 	Token   int64         // 0 before a claim
 	Attempt int           // 1 for the first
 	Wait    time.Duration // claimed: since the job was due, by the database's clock
-	Run     time.Duration // completed, failed, …: how long the handler took
+	Run     time.Duration // completed, failed, …: how long the handler took; without a worker, since the claim
 	Count   int           // reaped: rows
 	Err     error
 }
@@ -61,7 +63,7 @@ func (f HookFunc) Event(ctx context.Context, e Event) { f(ctx, e) }
 // may want to count, Warn for what wants a look, Error for a job that needs a person.
 func (t EventType) Level() slog.Level {
 	switch t {
-	case EventDuplicate, EventReaped, EventReplayed, EventCancelled:
+	case EventDuplicate, EventReaped, EventReplayed, EventCancelled, EventDeferred:
 		return slog.LevelInfo
 	case EventMismatch, EventFailed, EventLeaseLost, EventStale, EventUncertain:
 		return slog.LevelWarn

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -78,6 +79,7 @@ func (e *eventLog) want(t *testing.T, want ...onceq.EventType) []onceq.Event {
 var eventLevels = map[onceq.EventType]slog.Level{
 	onceq.EventEnqueued: slog.LevelDebug, onceq.EventClaimed: slog.LevelDebug, onceq.EventCompleted: slog.LevelDebug, onceq.EventSnoozed: slog.LevelDebug,
 	onceq.EventDuplicate: slog.LevelInfo, onceq.EventReplayed: slog.LevelInfo, onceq.EventReaped: slog.LevelInfo, onceq.EventCancelled: slog.LevelInfo,
+	onceq.EventDeferred: slog.LevelInfo, onceq.EventReleased: slog.LevelDebug,
 	onceq.EventMismatch: slog.LevelWarn, onceq.EventFailed: slog.LevelWarn, onceq.EventLeaseLost: slog.LevelWarn, onceq.EventStale: slog.LevelWarn, onceq.EventUncertain: slog.LevelWarn,
 	onceq.EventDead: slog.LevelError, onceq.EventHeld: slog.LevelError,
 }
@@ -265,6 +267,188 @@ func TestEvents_OfAWorker(t *testing.T) {
 		}
 	}
 	require.Equal(t, want, got)
+}
+
+// What puts a job off without spending an attempt is told apart: an error that says when, a wish, and a job given back.
+func TestEvents_DeferredSnoozedReleased(t *testing.T) {
+	t.Parallel()
+	db, seen := eventDB(t)
+	ctx := t.Context()
+	start := time.Now()
+	late := errors.New("come back later")
+	k := onceq.Kind[int]{Name: "k"}
+	ends := map[string]struct {
+		err  error
+		want onceq.EventType
+	}{
+		"retry after":    {onceq.RetryAfter(time.Hour, late), onceq.EventDeferred},
+		"snooze":         {onceq.Snooze(time.Hour), onceq.EventSnoozed},
+		"snooze for 0":   {onceq.Snooze(0), onceq.EventSnoozed},
+		"reschedule":     {onceq.Reschedule(time.Hour), onceq.EventSnoozed},
+		"somebody's":     {&onceq.InFlightError{RetryAfter: time.Hour}, onceq.EventSnoozed},
+		"a plain error":  {late, onceq.EventFailed},
+		"a fatal one":    {onceq.Fatal(late), onceq.EventDead},
+		"nothing to say": {nil, onceq.EventCompleted},
+	}
+	for name, end := range ends {
+		again := 0 // those that are due at once would run for ever
+		handle := func(context.Context, *onceq.Lease, int) error {
+			if again++; again > 1 {
+				return onceq.Snooze(time.Hour)
+			}
+			return end.err
+		}
+		for form, h := range map[string]onceq.Handler{
+			"lease": k.Handle(handle),
+			"tx": k.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error {
+				return errors.Join(func() error { _, err := tx.Exec(ctx, "select 1"); return err }(), handle(ctx, l, 0))
+			}),
+		} {
+			again = 0
+			sqlRun(t, db, `delete from onceq.jobs`)
+			add(t, db, onceq.Job{Kind: "k", Payload: 1})
+			seen.take(t)
+			w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, h)
+			require.NoError(t, err)
+			require.NoError(t, w.Drain(ctx, 0))
+			types, events := seen.take(t)
+			require.Greater(t, len(types), 1, name)
+			require.Equal(t, string(end.want), types[1], "%s %s", name, form)
+			require.Positive(t, events[1].Run, "%s %s", name, form)
+			require.Less(t, events[1].Run, time.Since(start))
+			require.Equal(t, end.err == nil, events[1].Err == nil)
+		}
+	}
+
+	// By hand.
+	sqlRun(t, db, `delete from onceq.jobs`)
+	add(t, db, onceq.Job{Kind: "k"})
+	seen.take(t)
+	l := takeOne(t, db)
+	require.NoError(t, l.Fail(ctx, onceq.RetryAfter(0, late)))
+	e := seen.want(t, onceq.EventClaimed, onceq.EventDeferred)[1]
+	require.ErrorIs(t, e.Err, late)
+	require.Positive(t, e.Run, "since the claim")
+	require.Less(t, e.Run, time.Since(start))
+	require.NoError(t, takeOne(t, db).Release(ctx))
+	require.Zero(t, seen.want(t, onceq.EventClaimed, onceq.EventReleased)[1].Run)
+
+	// By a worker that ends.
+	ctx, stop := context.WithCancel(ctx)
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{ShutdownTimeout: -1}, k.Handle(func(ctx context.Context, _ *onceq.Lease, _ int) error {
+		stop()
+		<-ctx.Done()
+		return ctx.Err()
+	}))
+	require.NoError(t, err)
+	add(t, db, onceq.Job{Kind: "k", Payload: 1, Priority: onceq.High})
+	seen.take(t)
+	_ = w.Run(ctx)
+	_, events := seen.take(t)
+	released := 0
+	for _, e := range events {
+		require.Contains(t, []onceq.EventType{onceq.EventClaimed, onceq.EventReleased}, e.Type)
+		if e.Type == onceq.EventReleased {
+			released++
+		}
+	}
+	require.Positive(t, released)
+}
+
+// Jobs that are completed by Complete and CompleteInBatch are reported once, with the time since the claim, and in a worker
+// since the handler was called; a refused one is stale. What fails before it in the batch is neither.
+func TestEvents_CompletedByHand(t *testing.T) {
+	t.Parallel()
+	db, seen := eventDB(t)
+	ctx := t.Context()
+	start := time.Now()
+	batch := func(before string, l *onceq.Lease) error {
+		b := &pgx.Batch{}
+		b.Queue("begin")
+		b.Queue(before)
+		l.CompleteInBatch(b)
+		b.Queue("commit")
+		return db.Pool.SendBatch(ctx, b).Close()
+	}
+	for _, job := range []onceq.Job{{Kind: "k"}, {Kind: "k", Key: "key"}} {
+		id := add(t, db, job)
+		old := takeOne(t, db)
+		db.ExpireLease(id)
+		l := takeOne(t, db)
+		seen.take(t)
+		err := batch("select 1", old)
+		require.True(t, onceq.LeaseLost(err), "%v", err)
+		e := seen.want(t, onceq.EventStale)[0]
+		require.ErrorIs(t, e.Err, onceq.ErrLeaseLost)
+		require.Equal(t, old.Token, e.Token)
+		require.Error(t, batch("select 1/0", l))
+		seen.want(t)
+		require.NoError(t, batch("select 1", l))
+		e = seen.want(t, onceq.EventCompleted)[0]
+		require.Equal(t, l.Token, e.Token)
+		require.Positive(t, e.Run)
+		require.Less(t, e.Run, time.Since(start))
+	}
+
+	// Whoever reads the results one by one reads what there always was.
+	add(t, db, onceq.Job{Kind: "k"})
+	b := &pgx.Batch{}
+	takeOne(t, db).CompleteInBatch(b)
+	r := db.Pool.SendBatch(ctx, b)
+	seen.take(t)
+	tag, err := r.Exec()
+	require.NoError(t, err)
+	require.True(t, tag.Select())
+	require.NoError(t, r.Close())
+	seen.want(t)
+
+	// In a worker the handler's own completion is the only one that is reported. The time in which a claimed job waits for
+	// its handler, here for a hook, is no run time.
+	const wait = 20 * time.Millisecond
+	var claimed, ended time.Time
+	q, err := onceq.New(db.Pool, &onceq.Config{Hook: onceq.HookFunc(func(ctx context.Context, e onceq.Event) {
+		switch e.Type {
+		case onceq.EventClaimed:
+			for began := time.Now(); time.Since(began) < wait; {
+				runtime.Gosched()
+			}
+			claimed = time.Now()
+		default:
+			ended = time.Now()
+		}
+		seen.Event(ctx, e)
+	}), Logger: slog.New(slog.NewJSONHandler(seen, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+	require.NoError(t, err)
+	own := onceq.Kind[int]{Name: "own"}
+	for _, c := range []struct {
+		h    onceq.Handler
+		want onceq.EventType
+	}{
+		{own.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error { return l.Complete(ctx, nil) }), onceq.EventCompleted},
+		{own.Handle(func(_ context.Context, l *onceq.Lease, _ int) error { return batch("select 1", l) }), onceq.EventCompleted},
+		{own.HandleTx(func(context.Context, pgx.Tx, *onceq.Lease, int) error { return onceq.Reschedule(time.Hour) }), onceq.EventSnoozed},
+	} {
+		add(t, db, onceq.Job{Kind: "own", Payload: 1})
+		seen.take(t)
+		w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, c.h)
+		require.NoError(t, err)
+		require.NoError(t, w.Drain(ctx, 0))
+		e := seen.want(t, onceq.EventClaimed, c.want)[1]
+		require.Positive(t, e.Run)
+		require.LessOrEqual(t, e.Run, ended.Sub(claimed))
+	}
+
+	// A fence's completion that is refused in a batch.
+	f, err := db.Queue.Fence(onceq.FenceSpec{Scope: "s", Key: "k", Lease: time.Minute})
+	require.NoError(t, err)
+	c, err := f.Claim(ctx, nil)
+	require.NoError(t, err)
+	require.NoError(t, c.Release(ctx, nil))
+	b = &pgx.Batch{}
+	require.NoError(t, c.CompleteInBatch(b, 1))
+	seen.take(t)
+	require.True(t, onceq.LeaseLost(db.Pool.SendBatch(ctx, b).Close()))
+	require.Equal(t, c.Token, seen.want(t, onceq.EventStale)[0].Token)
 }
 
 // A frozen worker: one "lease lost" when it learns so, none more when it finishes.

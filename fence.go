@@ -563,13 +563,20 @@ func (c *Claim) complete(ctx context.Context, db DB, raw, broken string) error {
 	return err
 }
 
-// CompleteInBatch adds the completion to the caller's own batch, as Lease.CompleteInBatch does.
+// CompleteInBatch adds the completion to the caller's own batch, as Lease.CompleteInBatch does. One that is refused there
+// is reported as EventStale in the same way.
 func (c *Claim) CompleteInBatch(batch *pgx.Batch, result any) error {
 	raw, err := encodeResult(result)
 	if err != nil {
 		return err
 	}
-	batch.Queue(c.f.q.sql(completeFence), c.guard(raw, "", c.f.lifetime)...)
+	batch.Queue(c.f.q.sql(completeFence), c.guard(raw, "", c.f.lifetime)...).Fn = func(results pgx.BatchResults) error {
+		_, err := results.Exec()
+		if leaseLost(err) {
+			c.f.emit(context.Background(), EventStale, c.Token, c.lost("complete"))
+		}
+		return err
+	}
 	return nil
 }
 

@@ -28,6 +28,7 @@ type outcome struct {
 	reset  bool  // count attempts from 0 again
 	keep   int64 // milliseconds in history; 0 not at all, -1 until somebody decides
 	unsure bool  // it may be written already: a guard that does not hold means nothing
+	asked  bool  // for running again, by what the handler returned; otherwise it is given back
 
 	cause error         // for events
 	run   time.Duration // for events
@@ -90,10 +91,17 @@ func (l *Lease) Complete(ctx context.Context, db DB) error {
 // CompleteInBatch adds the completion to the caller's own batch. Where the lease is gone it raises SQLSTATE
 // OQ001, and what stands behind it in the batch's transaction, a commit above all, does not happen. The
 // batch's error then matches ErrLeaseLost after a pass through LeaseLost.
+//
+// EventCompleted, or EventStale, is reported when the Close of the batch's results comes to it: what stands behind it may
+// still fail, and the job then runs again. Not where the application reads this result by itself, with BatchResults.Exec.
 func (l *Lease) CompleteInBatch(batch *pgx.Batch) {
 	atomic.StoreUint32(&l.byHandler, 1)
 	statement, args := l.completion()
-	batch.Queue(l.q.sql(statement), args...)
+	batch.Queue(l.q.sql(statement), args...).Fn = func(results pgx.BatchResults) error {
+		_, err := results.Exec()
+		_ = l.completed(context.Background(), err)
+		return err // as it is: whoever has it looks for its SQLSTATE
+	}
 }
 
 // completedItself reports whether the handler called Complete or CompleteInBatch, whatever came of it.
@@ -108,7 +116,9 @@ func (l *Lease) completed(ctx context.Context, err error) error {
 	case err == nil:
 		atomic.StoreUint32(&l.byHandler, 1)
 		if l.q.watched(EventCompleted) {
-			l.q.emit(ctx, l.event(EventCompleted))
+			e := l.event(EventCompleted)
+			e.Run = time.Since(l.began)
+			l.q.emit(ctx, e)
 		}
 		return nil
 	case leaseLost(err):
@@ -450,10 +460,14 @@ func (q *Queue) finished(ctx context.Context, o outcome, stale bool) {
 		t = EventCancelled
 	case o.state == Held:
 		t = EventHeld
-	case o.state == Waiting && o.spend:
+	case o.spend:
 		t = EventFailed
-	case o.state == Waiting:
+	case o.err != "":
+		t = EventDeferred
+	case o.asked:
 		t = EventSnoozed
+	case o.state == Waiting:
+		t = EventReleased
 	}
 	if !q.watched(t) {
 		return

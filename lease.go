@@ -54,8 +54,9 @@ type Lease struct {
 	db     DB // for statements of the library's own, never the handler's transaction
 	claims int32
 	holder int64
-	keep   int64  // milliseconds of history, 0 for none, -1 until somebody decides
-	result string // encoded; "" for none
+	keep   int64     // milliseconds of history, 0 for none, -1 until somebody decides
+	result string    // encoded; "" for none
+	began  time.Time // by this process's clock: the claim, in a worker the handler
 
 	cancelled bool // asked for before this claim
 
@@ -329,6 +330,10 @@ func (q *Queue) claim(ctx context.Context, db *pgxpool.Pool, c *claim) ([]*Lease
 	c.began = time.Now()
 	if err := db.SendBatch(ctx, b).Close(); err != nil {
 		return nil, fmt.Errorf("onceq: claim: %w", err)
+	}
+	began := time.Now()
+	for _, l := range leases {
+		l.began = began
 	}
 	if !slices.IsSorted(order) {
 		place := make(map[int64]int64, len(order))

@@ -100,7 +100,7 @@ const maxDelay = 100 * 365 * 24 * time.Hour
 
 // failure gives the outcome for what a handler returned. backoff may be nil.
 func (l *Lease) failure(err error, backoff func(int, error) time.Duration) outcome {
-	o := outcome{lease: l, state: Waiting, cause: err}
+	o := outcome{lease: l, state: Waiting, cause: err, asked: true, run: time.Since(l.began)}
 	again := retryOf(err)
 	var fatal *fatalError
 	var inFlight *InFlightError

@@ -766,6 +766,7 @@ func (l *lane) runLease(t *task) {
 	}
 	defer ctx.cancel(nil)
 	began := time.Now()
+	t.lease.began = began
 	err := protect(func() error { return t.h.lease(ctx, t.lease) })
 	o := l.judge(t, ctx, err)
 	o.run = time.Since(began)
@@ -892,7 +893,7 @@ func (l *lane) transaction(ctx context.Context, tasks []*task, h *Handler, began
 	slices.SortFunc(tasks, func(a, b *task) int { return int(a.lease.ID - b.lease.ID) })
 	for i, t := range tasks {
 		leases[i] = t.lease
-		t.lease.result, t.lease.inTx = "", true
+		t.lease.result, t.lease.inTx, t.lease.began = "", true, began
 	}
 	tx, err := l.newHandlerTx(ctx, leases, h)
 	if err != nil {

@@ -17,8 +17,8 @@ type Ran struct {
 	Kind    string
 	Attempt int
 
-	// State is what became of the job: Completed, Dead, Cancelled, Held, or Retrying after a failure and Delayed after a
-	// snooze. It is 0 where the lease was lost and the outcome refused.
+	// State is what became of the job: Completed, Dead, Cancelled, Held, or Retrying after a failure, Delayed after a
+	// snooze or RetryAfter, and Waiting where the worker ended. It is 0 where the lease was lost and the outcome refused.
 	State onceq.State
 
 	Err error // what the handler returned, or why the outcome was refused
@@ -164,8 +164,10 @@ func (db *DB) work(claimed func(onceq.Event), limit int, handlers []onceq.Handle
 			r.State = onceq.Completed
 		case onceq.EventFailed:
 			r.State = onceq.Retrying
-		case onceq.EventSnoozed:
+		case onceq.EventSnoozed, onceq.EventDeferred:
 			r.State = onceq.Delayed
+		case onceq.EventReleased:
+			r.State = onceq.Waiting
 		case onceq.EventDead:
 			r.State = onceq.Dead
 		case onceq.EventCancelled:
