@@ -27,14 +27,18 @@
 // stands ("onceq: …"), which may name them, error.type alone. The text of other errors that handlers return is recorded.
 //
 // An attempt's span ends when the handler returns. Where its transaction cannot be committed afterwards there is a span
-// "settle <queue>" as well. Those who drive the loop themselves with Queue.Claim make spans of their own.
+// "settle <queue>" as well. Those who drive the loop themselves with Queue.Claim begin the same span with Telemetry.Start.
 //
 // # Metrics
 //
-// Jobs of EnqueueInBatch are counted when Pending.Result is asked; those that a handler completes with CompleteInBatch
-// are not, and those completed with Lease.Complete have no run time.
+// Jobs are counted when their statement has run, in a transaction of the application's before its end: one that rolls back
+// afterwards was counted. Those of EnqueueInBatch are counted when Pending.Result is asked; those completed, or refused,
+// through CompleteInBatch when the batch's results are closed, and not at all where the application reads that result by
+// itself with BatchResults.Exec. Their run time, as that of all which a loop around Queue.Claim finishes, begins with the
+// claim; in a worker it begins with the handler.
 //
-// All have the attributes onceq.queue and onceq.kind where they apply, and never a key, a scope or an id.
+// All have the attributes onceq.queue and onceq.kind where they apply, and never a key, a scope or an id. Where both may come
+// from outside, the SDK's cardinality limit bounds what is reported: 2,000 of each metric, by default.
 //
 //	onceq.jobs.enqueued          counter    accepted; the transaction may still roll back
 //	onceq.jobs.duplicates        counter    keys that were taken: nothing to do
@@ -42,7 +46,9 @@
 //	onceq.jobs.claimed           counter
 //	onceq.jobs.completed         counter
 //	onceq.jobs.failed            counter    attempts that failed, of jobs that run again
-//	onceq.jobs.snoozed           counter    put off without spending an attempt: Snooze, RetryAfter, a worker that ends
+//	onceq.jobs.deferred          counter    put off by an error that spends no attempt: RetryAfter
+//	onceq.jobs.snoozed           counter    put off without having failed: Snooze, Reschedule, another run's effect in flight
+//	onceq.jobs.released          counter    given back as if not claimed: Release, a worker that ends
 //	onceq.jobs.dead              counter
 //	onceq.jobs.cancelled         counter
 //	onceq.jobs.held              counter    jobs, and work outside of jobs, that wait for a person

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
@@ -32,7 +33,9 @@ var counters = map[onceq.EventType]struct{ name, unit, description string }{
 	onceq.EventClaimed:   {"onceq.jobs.claimed", "{job}", "Jobs given to a worker."},
 	onceq.EventCompleted: {"onceq.jobs.completed", "{job}", "Jobs completed."},
 	onceq.EventFailed:    {"onceq.jobs.failed", "{attempt}", "Attempts that failed, of jobs that run again."},
+	onceq.EventDeferred:  {"onceq.jobs.deferred", "{attempt}", "Runs that put their job off because of an error, without spending an attempt."},
 	onceq.EventSnoozed:   {"onceq.jobs.snoozed", "{attempt}", "Runs that put their job off without having failed."},
+	onceq.EventReleased:  {"onceq.jobs.released", "{job}", "Jobs given back as if they had not been claimed."},
 	onceq.EventDead:      {"onceq.jobs.dead", "{job}", "Jobs that are out of attempts, fatal, or crashed too often."},
 	onceq.EventCancelled: {"onceq.jobs.cancelled", "{job}", "Jobs cancelled."},
 	onceq.EventHeld:      {"onceq.jobs.held", "{job}", "Jobs, and work outside of jobs, put before a person."},
@@ -53,7 +56,12 @@ type metrics struct {
 	counters  map[onceq.EventType]metric.Int64Counter
 	wait, run metric.Float64Histogram
 	labels    sync.Map // label → *options: an application has few queues and kinds, and each job needs one
+	known     atomic.Int64
 }
+
+// maxLabels bounds the labels, for an application that lets somebody else name its queues or kinds. OpenTelemetry's SDK
+// keeps 2,000 for each metric, unless told otherwise, and counts what comes after them together.
+const maxLabels = 10_000
 
 type label struct{ queue, kind, outcome, rows string }
 
@@ -117,6 +125,10 @@ func (m *metrics) options(l label) *options {
 	text(rowsKey, l.rows)
 	set := metric.WithAttributeSet(attribute.NewSet(attrs...))
 	o := &options{[]metric.AddOption{set}, []metric.RecordOption{set}}
+	if m.known.Add(1) > maxLabels {
+		m.labels.Clear() // those that are in use are back at once
+		m.known.Store(1)
+	}
 	m.labels.Store(l, o)
 	return o
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -54,6 +55,8 @@ func (b *bench) everything() {
 			return onceq.Fatal(errBoom)
 		case "later":
 			return onceq.Snooze(time.Hour)
+		case "busy":
+			return onceq.RetryAfter(time.Hour, errBoom)
 		case "held":
 			_, err := onceq.Once(ctx, l, "mail", func(context.Context, string) (int, error) { return 0, errBoom }, onceq.OnUncertain(onceq.Hold()))
 			return err
@@ -73,7 +76,7 @@ func (b *bench) everything() {
 		}
 		return errors.New("who is " + m.To + "?")
 	})
-	for _, to := range []string{"ada", "dead", "later", "held", "stale", "lost"} {
+	for _, to := range []string{"ada", "dead", "later", "busy", "held", "stale", "lost"} {
 		job := welcome.Job(mail{to})
 		job.Window = onceq.UntilFinished
 		b.enqueue(ctx, job)
@@ -84,8 +87,13 @@ func (b *bench) everything() {
 		}
 		b.drain(handler)
 	}
+	b.enqueue(ctx, onceq.Job{Kind: "welcome", Queue: "mail"})
+	l := b.claim()
+	require.NoError(b.t, l.Release(ctx))
+	_, err := b.q.Cancel(ctx, b.Pool, l.ID)
+	require.NoError(b.t, err)
 	gone := b.enqueue(ctx, onceq.Job{Kind: "welcome", Queue: "mail", Payload: mail{}, Delay: time.Hour})
-	_, err := b.q.Cancel(ctx, b.Pool, gone.ID)
+	_, err = b.q.Cancel(ctx, b.Pool, gone.ID)
 	require.NoError(b.t, err)
 	b.Advance(48 * time.Hour)
 	reaper, err := onceq.NewReaper(b.q, onceq.ReaperConfig{})
@@ -148,22 +156,24 @@ func TestMetrics_CountWhatHappens(t *testing.T) {
 	require.Positive(t, sums["onceq.rows.reaped"])
 	delete(sums, "onceq.rows.reaped")
 	require.Equal(t, map[string]int64{
-		"onceq.jobs.enqueued":       7,
-		"onceq.jobs.duplicates":     6,
+		"onceq.jobs.enqueued":       9,
+		"onceq.jobs.duplicates":     7,
 		"onceq.jobs.mismatches":     1,
-		"onceq.jobs.claimed":        8, // ada and held twice; the other holder claims without telemetry
+		"onceq.jobs.claimed":        10, // ada and held twice; the other holder claims without telemetry
 		"onceq.jobs.completed":      1,
 		"onceq.jobs.failed":         2,
+		"onceq.jobs.deferred":       1,
 		"onceq.jobs.snoozed":        1,
+		"onceq.jobs.released":       1,
 		"onceq.jobs.dead":           1,
-		"onceq.jobs.cancelled":      1,
+		"onceq.jobs.cancelled":      2,
 		"onceq.jobs.held":           1, // with its effect
 		"onceq.leases.lost":         1,
 		"onceq.completions.refused": 1,
 		"onceq.effects.replayed":    1,
 		"onceq.effects.uncertain":   2,
-		"onceq.job.wait.duration":   8,
-		"onceq.job.run.duration":    8,
+		"onceq.job.wait.duration":   10,
+		"onceq.job.run.duration":    9, // one was given back without having run
 	}, sums)
 	for name, keys := range keys {
 		slices.Sort(keys)
@@ -176,6 +186,56 @@ func TestMetrics_CountWhatHappens(t *testing.T) {
 		}
 		require.Equal(t, want, keys, name)
 	}
+}
+
+// Jobs that a loop around Claim completes, with Complete or in a batch, count as any worker's, with their run time.
+func TestMetrics_CompletedByHand(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	ctx := t.Context()
+	inBatch := func(l *onceq.Lease) error {
+		batch := &pgx.Batch{}
+		batch.Queue("begin")
+		l.CompleteInBatch(batch)
+		batch.Queue("commit")
+		return pipeline(ctx, b.Pool, batch)
+	}
+	for n, complete := range []func(*onceq.Lease) error{
+		func(l *onceq.Lease) error { return l.Complete(ctx, nil) },
+		inBatch,
+	} {
+		r := b.enqueue(ctx, welcome.Job(mail{strconv.Itoa(n)}))
+		old := b.claim()
+		b.ExpireLease(r.ID)
+		l := b.claim()
+		require.True(t, onceq.LeaseLost(complete(old)))
+		require.NoError(t, complete(l))
+		sums, keys := b.sums()
+		require.EqualValues(t, n+1, sums["onceq.jobs.completed"])
+		require.EqualValues(t, n+1, sums["onceq.completions.refused"])
+		require.EqualValues(t, n+1, sums["onceq.job.run.duration"])
+		require.Contains(t, keys["onceq.job.run.duration"], "onceq.outcome")
+	}
+}
+
+// Names that come from outside fill no memory, and all is counted.
+func TestMetrics_LabelsAreBounded(t *testing.T) {
+	t.Parallel()
+	read := metric.NewManualReader()
+	tel, err := onceqotel.New(onceqotel.Config{MeterProvider: metric.NewMeterProvider(metric.WithReader(read))})
+	require.NoError(t, err)
+	const n = 3*onceqotel.MaxLabels + 7
+	most := 0
+	for i := range n {
+		tel.Event(t.Context(), onceq.Event{Type: onceq.EventEnqueued, Queue: "q", Kind: strconv.Itoa(i)})
+		if i%onceqotel.MaxLabels < 2 || i == n-1 {
+			most = max(most, tel.Labels())
+		}
+	}
+	require.LessOrEqual(t, most, onceqotel.MaxLabels)
+	require.Equal(t, 7, tel.Labels())
+	sums, _ := (&bench{t: t, read: read}).sums()
+	require.EqualValues(t, n, sums["onceq.jobs.enqueued"])
 }
 
 // queries counts the statements of a pool that read statistics.
@@ -256,6 +316,25 @@ func TestWatch_ErrorIsTheReaders(t *testing.T) {
 	require.ErrorContains(t, err, "Watch needs a queue")
 }
 
+// A database that is back is read at the next collection.
+func TestWatch_AnErrorIsNotKept(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.enqueue(t.Context(), onceq.Job{Kind: "k"})
+	_, err := b.tel.Watch(b.q)
+	require.NoError(t, err)
+	_, err = b.Pool.Exec(t.Context(), `alter schema onceq rename to away`)
+	require.NoError(t, err)
+	var data metricdata.ResourceMetrics
+	for range 2 {
+		require.ErrorContains(t, b.read.Collect(t.Context(), &data), "stats")
+	}
+	_, err = b.Pool.Exec(t.Context(), `alter schema away rename to onceq`)
+	require.NoError(t, err)
+	sums, _ := b.sums()
+	require.EqualValues(t, 1, sums["onceq.queue.depth default waiting"])
+}
+
 // scrape gives what Prometheus gets over HTTP when everything has happened.
 func scrape(t *testing.T) string {
 	b := newBench(t)
@@ -295,7 +374,7 @@ func TestPrometheus_ScrapeAndDashboard(t *testing.T) {
 	}
 	for _, name := range []string{
 		"onceq_jobs_enqueued_total", "onceq_jobs_duplicates_total", "onceq_jobs_mismatches_total", "onceq_jobs_claimed_total",
-		"onceq_jobs_completed_total", "onceq_jobs_failed_total", "onceq_jobs_snoozed_total", "onceq_jobs_dead_total",
+		"onceq_jobs_completed_total", "onceq_jobs_failed_total", "onceq_jobs_deferred_total", "onceq_jobs_snoozed_total", "onceq_jobs_released_total", "onceq_jobs_dead_total",
 		"onceq_jobs_cancelled_total", "onceq_jobs_held_total", "onceq_leases_lost_total", "onceq_completions_refused_total",
 		"onceq_effects_replayed_total", "onceq_effects_uncertain_total", "onceq_rows_reaped_total",
 		"onceq_job_wait_duration_seconds_bucket", "onceq_job_wait_duration_seconds_sum", "onceq_job_wait_duration_seconds_count",
@@ -304,7 +383,7 @@ func TestPrometheus_ScrapeAndDashboard(t *testing.T) {
 	} {
 		require.True(t, exported[name], "%s is missing", name)
 	}
-	require.Len(t, exported, 23)
+	require.Len(t, exported, 25)
 	require.Regexp(t, `(?m)^onceq_jobs_completed_total\{[^}]*onceq_kind="welcome",onceq_queue="mail"[^}]*\} 1$`, body)
 	require.Regexp(t, `(?m)^onceq_queue_depth\{[^}]*onceq_queue="mail",onceq_state="held"[^}]*\} 1$`, body)
 	require.False(t, strings.Contains(body, "welcome:"), "a key is in it")

@@ -52,6 +52,15 @@ func (b *bench) enqueue(ctx context.Context, job onceq.Job) onceq.Result {
 	return r
 }
 
+// claim takes the one job of the queue mail that is due.
+func (b *bench) claim() *onceq.Lease {
+	b.t.Helper()
+	leases, err := b.q.Claim(b.t.Context(), onceq.ClaimOptions{Queue: "mail"})
+	require.NoError(b.t, err)
+	require.Len(b.t, leases, 1)
+	return leases[0]
+}
+
 // drain works until nothing is due, one job at a time.
 func (b *bench) drain(handlers ...onceq.Handler) {
 	b.t.Helper()

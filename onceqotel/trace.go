@@ -123,7 +123,33 @@ func (t *Telemetry) Handlers(handlers ...onceq.Handler) []onceq.Handler {
 }
 
 // process runs an attempt in a consumer span.
-func (t *Telemetry) process(ctx context.Context, leases []*onceq.Lease, next func(context.Context) error) error {
+func (t *Telemetry) process(ctx context.Context, leases []*onceq.Lease, next func(context.Context) error) (err error) {
+	ctx, end := t.Start(ctx, leases...)
+	err = errNotReturned
+	defer func() { end(err) }()
+	err = next(ctx)
+	return err
+}
+
+// errNotReturned stands for a panic, or a handler that ended its goroutine.
+var errNotReturned = errors.New("panic")
+
+// Start begins the consumer span of an attempt, for those who drive the loop themselves with Queue.Claim; Handlers does it
+// for the handlers of a worker. end wants what came of the work, as a handler would return it, and is called once:
+//
+//	leases, err := q.Claim(ctx, onceq.ClaimOptions{})
+//	for _, l := range leases {
+//		ctx, end := tel.Start(ctx, l)
+//		err := work(ctx, l)
+//		…                 // Complete, Fail or another end of the lease
+//		end(err)
+//	}
+//
+// Several leases are a batch.
+func (t *Telemetry) Start(ctx context.Context, leases ...*onceq.Lease) (_ context.Context, end func(error)) {
+	if len(leases) == 0 {
+		return ctx, func(error) {}
+	}
 	first := leases[0]
 	attrs := []attribute.KeyValue{
 		system, semconv.MessagingOperationTypeProcess, semconv.MessagingOperationName("process"),
@@ -152,21 +178,14 @@ func (t *Telemetry) process(ctx context.Context, leases []*onceq.Lease, next fun
 	ctx, span := t.tracer.Start(ctx, "process "+first.Queue, trace.WithSpanKind(trace.SpanKindConsumer),
 		trace.WithNewRoot(), trace.WithAttributes(attrs...), trace.WithLinks(links...))
 	t.attempts.begin(leases, span)
-	failed := true
-	returned := false
-	defer func() {
-		if !returned {
-			span.SetStatus(codes.Error, "the handler panicked or ended its goroutine")
+	return ctx, func(err error) {
+		failed := onceq.IsFailure(err)
+		if failed {
+			fail(span, err)
 		}
 		t.attempts.end(leases, failed)
 		span.End()
-	}()
-	err := next(ctx)
-	returned = true
-	if failed = onceq.IsFailure(err); failed {
-		fail(span, err)
 	}
-	return err
 }
 
 // message says which job a span or a link is about.
@@ -206,7 +225,7 @@ func errorType(err error) (kind string, known bool) {
 		{onceq.ErrNotFound, "not_found"}, {onceq.ErrKeyUnsettled, "key_unsettled"},
 		{onceq.ErrLeaseLost, "lease_lost"}, {onceq.ErrCancelled, "cancelled"}, {onceq.ErrHeld, "held"}, {onceq.ErrUncertain, "uncertain"},
 		{onceq.ErrMismatch, "mismatch"}, {onceq.ErrDuplicate, "duplicate"}, {onceq.ErrInFlight, "in_flight"},
-		{context.DeadlineExceeded, "timeout"}, {context.Canceled, "context_canceled"},
+		{context.DeadlineExceeded, "timeout"}, {context.Canceled, "context_canceled"}, {errNotReturned, "panic"},
 	} {
 		if errors.Is(err, known.err) {
 			return known.name, true
@@ -241,7 +260,8 @@ func (t *Telemetry) trace(ctx context.Context, e onceq.Event) {
 		add(span, "onceq.replayed", e)
 	case onceq.EventUncertain:
 		add(span, "onceq.uncertain", e)
-	case onceq.EventCompleted, onceq.EventFailed, onceq.EventSnoozed, onceq.EventDead, onceq.EventCancelled:
+	case onceq.EventCompleted, onceq.EventFailed, onceq.EventDeferred, onceq.EventSnoozed, onceq.EventReleased, onceq.EventDead,
+		onceq.EventCancelled:
 		if well := t.attempts.settled(e.Token); well.IsSampled() && onceq.IsFailure(e.Err) {
 			t.refused(well, e) // the handler was content: its transaction could not be committed, its result not stored
 		}

@@ -236,8 +236,71 @@ func TestTrace_PanicEndsTheSpanAndASnoozeIsNoError(t *testing.T) {
 	attempts := b.all("process mail")
 	require.Len(t, attempts, 2)
 	require.Equal(t, codes.Error, attempts[0].Status.Code)
+	require.Equal(t, "panic", attrs(attempts[0])["error.type"])
 	require.Equal(t, codes.Unset, attempts[1].Status.Code)
 	require.Empty(t, attempts[1].Events)
+}
+
+// Whoever drives the loop begins the span of an attempt by hand: the same span, with the same events.
+func TestTrace_StartForALoopAroundClaim(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	bag, err := baggage.Parse("tenant=acme")
+	require.NoError(t, err)
+	b.enqueue(baggage.ContextWithBaggage(t.Context(), bag), welcome.Job(mail{"ada"}))
+	outer, loop := b.trace.Tracer("app").Start(t.Context(), "loop")
+	for _, want := range []error{errBoom, onceq.Snooze(0), nil} {
+		l := b.claim()
+		ctx, end := b.tel.Start(outer, l)
+		require.Equal(t, "acme", baggage.FromContext(ctx).Member("tenant").Value())
+		charge := func(context.Context, string) (int, error) { return 1, want }
+		if want != nil {
+			_, err := onceq.Once(ctx, l, "mail", charge)
+			require.Error(t, err)
+			require.NoError(t, l.Fail(ctx, want))
+		} else {
+			require.NoError(t, l.Complete(ctx, nil))
+		}
+		end(want)
+		if want != nil { // Fail waits for DefaultBackoff
+			b.Advance(time.Minute)
+		}
+	}
+	loop.End()
+	send, attempts := b.one("send mail"), b.all("process mail")
+	require.Len(t, attempts, 3)
+	for _, s := range attempts {
+		require.Equal(t, trace.SpanKindConsumer, s.SpanKind)
+		require.False(t, s.Parent.IsValid())
+		require.Len(t, s.Links, 1)
+		require.Equal(t, send.SpanContext.SpanID(), s.Links[0].SpanContext.SpanID())
+		require.Equal(t, attrs(send)["messaging.message.id"], attrs(s)["messaging.message.id"])
+	}
+	require.Equal(t, codes.Error, attempts[0].Status.Code)
+	require.Contains(t, events(attempts[0]), "onceq.uncertain")
+	require.Equal(t, codes.Unset, attempts[1].Status.Code, "a snooze is no error")
+	require.Equal(t, codes.Unset, attempts[2].Status.Code)
+	require.Empty(t, b.all("settle mail"))
+
+	ctx, end := b.tel.Start(outer)
+	require.Equal(t, outer, ctx, "no lease, no span")
+	end(nil)
+}
+
+// A completion that is refused after the span has ended is a span below it, in a loop too.
+func TestTrace_StartAndACompletionThatIsRefused(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	r := b.enqueue(t.Context(), welcome.Job(mail{"ada"}))
+	l := b.claim()
+	ctx, end := b.tel.Start(t.Context(), l)
+	end(nil)
+	b.ExpireLease(r.ID)
+	require.NoError(t, b.claim().Complete(t.Context(), nil))
+	require.ErrorIs(t, l.Complete(ctx, nil), onceq.ErrLeaseLost)
+	attempt, settle := b.one("process mail"), b.one("settle mail")
+	require.Equal(t, attempt.SpanContext.SpanID(), settle.Parent.SpanID())
+	require.Equal(t, "lease_lost", attrs(settle)["error.type"])
 }
 
 // The trace context gives way where the metadata would get too large, and the job is accepted.
