@@ -63,8 +63,8 @@ type Config struct {
 	// Optional lets requests without a key through, as if there were no middleware. Default: they are refused with 400.
 	Optional bool
 
-	// Route names the route, which a key is bound to together with the method. Default: the pattern that http.ServeMux
-	// has matched, where there is none the path. Other routers know their own pattern.
+	// Route names the route, which a key is bound to together with the method. Default: the request's Pattern, which
+	// http.ServeMux and some other routers set, where there is none the path.
 	Route func(*http.Request) string
 
 	// Fingerprint gives what must be the same when a key comes back: anything that encodes as JSON. Default Fingerprint. nil

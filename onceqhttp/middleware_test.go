@@ -134,7 +134,7 @@ func TestHandler_HeadersOfTheMomentAreNotStored(t *testing.T) {
 		for name, value := range map[string]string{
 			"Set-Cookie": "session=1", "Date": "Sat, 01 Jan 2000 00:00:00 GMT", "Connection": "X-Mine", "X-Mine": "1", "Keep-Alive": "timeout=5",
 			"Proxy-Authenticate": "Basic", "Upgrade": "x", "Te": "x", "Trailer": "X-T", http.TrailerPrefix + "X-T": "1",
-			"X-Kept": "1", "X-Chosen-Not": "1", "ETag": `"1"`,
+			"X-Kept": "1", "X-Chosen-Not": "1", "ETag": `"1"`, "Idempotent-Replayed": "true",
 		} {
 			w.Header().Set(name, value)
 		}
@@ -147,6 +147,7 @@ func TestHandler_HeadersOfTheMomentAreNotStored(t *testing.T) {
 		inner.ServeHTTP(w, r)
 	}))
 	first, again := post(t, s.URL, "k", ""), post(t, s.URL, "k", "")
+	require.False(t, first.replayed(), "another server's replay, passed on, is this one's first answer")
 	require.Equal(t, "session=1", first.header.Get("Set-Cookie"))
 	require.Equal(t, "1", first.header.Get("X-Chosen-Not"))
 	require.Equal(t, "1", first.header.Get("X-Raw-Not"))

@@ -175,6 +175,8 @@ func (r *recorder) response(chosen func(name string) bool) (whole, stored *Respo
 		switch {
 		case strings.HasPrefix(name, http.TrailerPrefix), name == "Trailer":
 			delete(whole.Header, name) // there is nothing behind the body
+		case canonical == replayedHeader:
+			delete(whole.Header, name) // somebody else's replay, passed on: for this client it is the first answer
 		case slices.Contains(drop, canonical), before && slices.Equal(values, outer), chosen != nil && !chosen(canonical):
 		default:
 			stored.Header[name] = values
