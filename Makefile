@@ -6,7 +6,7 @@ TIMEOUT     = 20m
 
 # Modules of their own, which no application gets by importing onceq: checks/ has recorded histories, random walks and
 # forced interleavings.
-MODULES     = checks onceqotel examples/moving examples/orm
+MODULES     = checks onceqotel examples/moving examples/orm examples/routers
 
 .PHONY: test format imports vet staticcheck gosec race modules matrix test-versions test-container demo bench torture torture-ci
 

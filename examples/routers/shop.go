@@ -1,0 +1,41 @@
+// Package routers has one small shop in three routers: its orders are rows of the database, in a transaction with their
+// answer; its charges and refunds are somebody else's, beside it. The packages below it serve it with chi, echo and gin.
+package routers
+
+import (
+	"context"
+	"errors"
+	"net/http"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Order is what a client sends to /orders, and gets back.
+type Order struct {
+	ID     int `json:"id"`
+	Amount int `json:"amount"`
+}
+
+// Charge is what a client gets from /orders/{id}/charges.
+type Charge struct {
+	ID string `json:"id"`
+}
+
+// Shop is what the handlers do.
+type Shop struct {
+	Place  func(ctx context.Context, tx pgx.Tx, order *Order) error
+	Charge func(ctx context.Context, order string) (Charge, error)
+	Refund func(ctx context.Context, order string) error
+}
+
+// ErrNoOrder is answered with 404.
+var ErrNoOrder = errors.New("no such order")
+
+// User names who is asking. A real service has it from its authentication.
+func User(r *http.Request) (string, error) {
+	user, _, ok := r.BasicAuth()
+	if !ok {
+		return "", errors.New("nobody has logged in")
+	}
+	return user, nil
+}
