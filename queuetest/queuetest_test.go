@@ -209,3 +209,33 @@ func BenchmarkNew(b *testing.B) {
 		b.StartTimer()
 	}
 }
+
+// A completion by the handler itself is no run of its own: what becomes of the transaction decides.
+func TestRunOne_OfAHandlerThatCompletesAndRollsBack(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Payload: 1})
+	require.NoError(t, err)
+	undo := true
+	kind := onceq.Kind[any]{Name: "k"}
+	handler := kind.Handle(func(ctx context.Context, l *onceq.Lease, _ any) error {
+		tx, err := db.Pool.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = tx.Rollback(ctx) }()
+		if err := l.Complete(ctx, tx); err != nil {
+			return err
+		}
+		if undo {
+			return errors.New("undone")
+		}
+		return tx.Commit(ctx)
+	})
+	ran := db.RunOne(handler)
+	require.Equal(t, onceq.Retrying, ran.State)
+	require.ErrorContains(t, ran.Err, "undone")
+	undo = false
+	db.Advance(time.Hour)
+	require.Equal(t, onceq.Completed, db.RunOne(handler).State)
+}

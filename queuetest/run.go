@@ -149,6 +149,7 @@ func (db *DB) work(claimed func(onceq.Event), limit int, handlers []onceq.Handle
 	db.t.Helper()
 	var mu sync.Mutex
 	var ran []Ran
+	place := make(map[int64]int) // by token: a completion that the handler makes and then undoes is followed by what became of the run
 	hook := func(_ context.Context, e onceq.Event) {
 		if e.Name != "" || e.JobID == 0 {
 			return // of an effect or a fence that the handler used
@@ -179,8 +180,13 @@ func (db *DB) work(claimed func(onceq.Event), limit int, handlers []onceq.Handle
 			return
 		}
 		mu.Lock()
+		defer mu.Unlock()
+		if i, again := place[e.Token]; again {
+			ran[i] = r
+			return
+		}
+		place[e.Token] = len(ran)
 		ran = append(ran, r)
-		mu.Unlock()
 	}
 	q, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema, Hook: onceq.HookFunc(hook)})
 	if err == nil {
