@@ -461,6 +461,6 @@ func (m *Middleware) answer(w http.ResponseWriter, r *http.Request, stored *Resp
 		m.uncertain(w)
 	default:
 		m.log(r, "the key could not be claimed", err)
-		m.unavailable(w)
+		m.unavailable(w, true)
 	}
 }

@@ -22,6 +22,7 @@ const (
 	CodeResponseTooLarge   = "IDEMPOTENCY_RESPONSE_TOO_LARGE"  // 500: Config.MaxResponse; the work was done, except with HandlerTx
 	CodeResponseUnreadable = "IDEMPOTENCY_RESPONSE_UNREADABLE" // 500: the work was done, and what was stored as its answer is none
 	CodeRolledBack         = "IDEMPOTENCY_ROLLED_BACK"         // 500, HandlerTx only: nothing was done, the key is free
+	CodeUnknown            = "IDEMPOTENCY_UNKNOWN"             // 500, HandlerTx only: it is not known whether the request, mostly one without a key, was carried out
 	CodeUnavailable        = "IDEMPOTENCY_UNAVAILABLE"         // 503, with Retry-After: the database is out of reach; nothing was run
 )
 
@@ -65,17 +66,30 @@ func (m *Middleware) uncertain(w http.ResponseWriter) {
 		"Repeat the request, unchanged and with the same key, after the time in Retry-After. With another key it might be carried out twice.")
 }
 
-func (m *Middleware) unavailable(w http.ResponseWriter) {
+// unknown is for requests without a key that makes it safe to repeat them.
+func (m *Middleware) unknown(w http.ResponseWriter) {
+	m.problem(w, http.StatusInternalServerError, CodeUnknown, "It is not known whether the request was carried out",
+		"Find out before it is repeated: it might be carried out twice.")
+}
+
+func (m *Middleware) unavailable(w http.ResponseWriter, keyed bool) {
 	soon(w, 0)
-	m.problem(w, http.StatusServiceUnavailable, CodeUnavailable, "Idempotency-Keys cannot be checked at the moment",
-		"Nothing was done. Repeat the request, unchanged and with the same key, after the time in Retry-After.")
+	title, detail := "The database is out of reach", "Nothing was done. Repeat the request after the time in Retry-After."
+	if keyed {
+		title = "Idempotency-Keys cannot be checked at the moment"
+		detail = "Nothing was done. Repeat the request, unchanged and with the same key, after the time in Retry-After."
+	}
+	m.problem(w, http.StatusServiceUnavailable, CodeUnavailable, title, detail)
 }
 
 func (m *Middleware) responseTooLarge(w http.ResponseWriter, done string) {
 	m.problem(w, http.StatusInternalServerError, CodeResponseTooLarge, "The answer is too large to be stored", done)
 }
 
-func (m *Middleware) rolledBack(w http.ResponseWriter) {
-	m.problem(w, http.StatusInternalServerError, CodeRolledBack, "The request failed and was rolled back",
-		"Nothing was done. The request can be repeated with the same key.")
+func (m *Middleware) rolledBack(w http.ResponseWriter, keyed bool) {
+	detail := nothingDone
+	if keyed {
+		detail += " The request can be repeated with the same key."
+	}
+	m.problem(w, http.StatusInternalServerError, CodeRolledBack, "The request failed and was rolled back", detail)
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -99,10 +100,6 @@ func TestHandlerTx_EverythingCommitsTogetherOrNothing(t *testing.T) {
 		"rolls back by itself": {func(_ http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 			return tx.Rollback(r.Context())
 		}, 500, onceqhttp.CodeRolledBack, nothing, 1},
-		"ends the transaction by a statement": {func(_ http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-			_, err := tx.Exec(r.Context(), `rollback`)
-			return err
-		}, 500, onceqhttp.CodeRolledBack, nothing, 1},
 		"swallows an error": {func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 			_, _ = tx.Exec(r.Context(), `select 1/0`)
 			return created(w, r, tx)
@@ -154,6 +151,170 @@ func status(code int) func(http.ResponseWriter, *http.Request, pgx.Tx) error {
 		w.WriteHeader(code)
 		return nil
 	}
+}
+
+// What a handler did that ended the transaction by a statement of its own is not known: it is not run again, and nobody is
+// told that nothing was done.
+func TestHandlerTx_EndsTheTransactionByAStatement(t *testing.T) {
+	t.Parallel()
+	const (
+		insert = `insert into effects values ('later')`
+		closes = `select pg_terminate_backend(pg_backend_pid())`
+		again  = `do $$ begin raise exception 'x' using errcode = '40001'; end $$`
+	)
+	for name, c := range map[string]struct {
+		statements []string
+		after      func(w http.ResponseWriter, err error) error
+		status     int // 0: the connection is closed
+		code       string
+		effects    int
+	}{
+		"commit, then an error":                      {[]string{`commit`}, fails, 409, onceqhttp.CodeHeld, 1},
+		"commit, then a 502":                         {[]string{`commit`}, answers(502), 409, onceqhttp.CodeHeld, 1},
+		"commit, then a 201":                         {[]string{`commit`}, answers(201), 409, onceqhttp.CodeHeld, 1},
+		"commit, then a panic":                       {[]string{`commit`}, func(http.ResponseWriter, error) error { panic("bad day") }, 0, "", 1},
+		"commit, then a lost connection":             {[]string{`commit`, closes}, answers(201), 409, onceqhttp.CodeHeld, 1},
+		"commit, then a serialization failure":       {[]string{`commit`, `begin`, again}, passes, 409, onceqhttp.CodeHeld, 1},
+		"commit and begin, then an error":            {[]string{`commit`, `begin`, insert}, fails, 409, onceqhttp.CodeHeld, 1},
+		"commit and begin, then a 502":               {[]string{`commit and chain`, insert}, answers(502), 409, onceqhttp.CodeHeld, 1},
+		"commit and begin, then a failed statement":  {[]string{`commit`, `begin`, `select 1/0`}, answers(201), 409, onceqhttp.CodeHeld, 1},
+		"commit and begin, then a failed commit":     {[]string{`commit`, `begin`, `insert into later values (1), (1)`}, answers(201), 409, onceqhttp.CodeHeld, 1},
+		"commit and begin, then a lost connection":   {[]string{`commit`, `begin`, closes}, fails, 409, onceqhttp.CodeHeld, 1},
+		"commit and begin, then a panic":             {[]string{`commit`, `begin`, insert}, func(http.ResponseWriter, error) error { panic("bad day") }, 0, "", 1},
+		"commit and begin":                           {[]string{`commit`, `begin`, insert}, answers(201), 201, "", 2},
+		"rollback, then an effect":                   {[]string{`rollback`, insert}, answers(201), 409, onceqhttp.CodeHeld, 1},
+		"rollback, then an effect and an error":      {[]string{`rollback`, insert}, fails, 409, onceqhttp.CodeHeld, 1},
+		"rollback, then an effect and a panic":       {[]string{`rollback`, insert}, func(http.ResponseWriter, error) error { panic("bad day") }, 0, "", 1},
+		"rollback and begin, undone with everything": {[]string{`rollback`, `begin`, insert}, answers(201), 500, onceqhttp.CodeRolledBack, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			sqlRun(t, db, effects)
+			sqlRun(t, db, `create table later (n int unique deferrable initially deferred)`)
+			ran := newRuns()
+			m := middleware(t, db.Queue, onceqhttp.Config{})
+			s := serve(t, "POST /", m.HandlerTx(db.Pool, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+				ran.next()
+				_, err := tx.Exec(r.Context(), `insert into effects values ('first')`)
+				assert.NoError(t, err)
+				for _, s := range c.statements {
+					_, err = tx.Exec(r.Context(), s)
+				}
+				return c.after(w, err)
+			}))
+			first, err := ask(t, "POST", s.URL, "k", "")
+			require.Equal(t, c.status == 0, err != nil)
+			require.Equal(t, c.status, first.status, first.body)
+			require.Equal(t, c.effects, sqlOne[int](t, db, `select count(*) from effects`))
+			require.Equal(t, 1, ran.count())
+			sqlRun(t, db, `update onceq.job_fences set leased_until = statement_timestamp()`) // time passes
+			second, err := ask(t, "POST", s.URL, "k", "")
+			require.NoError(t, err)
+			switch {
+			case c.code == onceqhttp.CodeRolledBack:
+				refused(t, first, c.status, c.code)
+				require.Equal(t, 2, ran.count(), "the key is free")
+				return
+			case c.status == 201:
+				require.True(t, second.replayed())
+			default:
+				if c.status != 0 {
+					refused(t, first, c.status, c.code)
+				}
+				refused(t, second, 409, onceqhttp.CodeHeld)
+			}
+			require.Equal(t, c.effects, sqlOne[int](t, db, `select count(*) from effects`))
+			require.Equal(t, 1, ran.count())
+		})
+	}
+}
+
+func passes(_ http.ResponseWriter, err error) error { return err }
+
+func fails(http.ResponseWriter, error) error { return errors.New("bad day") }
+
+func answers(status int) func(http.ResponseWriter, error) error {
+	return func(w http.ResponseWriter, _ error) error {
+		w.WriteHeader(status)
+		return nil
+	}
+}
+
+// Without a key a request that is repeated runs again, so nobody is told to repeat one that may have been carried out, and
+// nobody hears of a key.
+func TestHandlerTx_WithoutAKey(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	sqlRun(t, db, effects)
+	sqlRun(t, db, dropsConnection)
+	ran := newRuns()
+	s := serve(t, "/", middleware(t, db.Queue, onceqhttp.Config{Optional: true}).HandlerTx(db.Pool, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+		ran.next()
+		statements := strings.Split(r.URL.Query().Get("run"), ";")
+		for _, s := range statements {
+			if _, err := tx.Exec(r.Context(), s); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	for statements, code := range map[string]string{
+		`insert into dropped values (1)`:                      onceqhttp.CodeUnknown, // its commit is lost
+		`insert into effects values ('1');commit`:             onceqhttp.CodeUnknown,
+		`rollback;insert into effects values ('2')`:           onceqhttp.CodeUnknown,
+		`insert into effects values ('3');commit;select 1/0`:  onceqhttp.CodeUnknown,
+		`insert into effects values ('4');select 1/0`:         onceqhttp.CodeRolledBack,
+		`insert into effects values ('5');select pg_sleep(0)`: "",
+	} {
+		for _, method := range []string{"POST", "GET"} {
+			a, err := ask(t, method, s.URL+"/?run="+url.QueryEscape(statements), "", "")
+			require.NoError(t, err)
+			if code == "" {
+				require.Equal(t, 200, a.status, a.body)
+				continue
+			}
+			refused(t, a, 500, code)
+			require.Empty(t, a.header.Get("Retry-After"))
+			p := a.problem(t)
+			require.NotContains(t, strings.ToLower(p.Title+p.Detail), "key")
+			require.NotContains(t, p.Detail, "Repeat")
+			require.Equal(t, code == onceqhttp.CodeRolledBack, strings.Contains(p.Detail, "Nothing was done"), statements)
+		}
+	}
+	require.Equal(t, 12, ran.count())
+	require.Equal(t, "1,1,2,2,3,3,5,5", sqlOne[string](t, db, `select string_agg(what, ',' order by what) from effects`))
+	require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.job_fences`))
+
+	pool, err := pgxpool.New(t.Context(), db.URL)
+	require.NoError(t, err)
+	s = serve(t, "/", middleware(t, db.Queue, onceqhttp.Config{Optional: true}).HandlerTx(pool, func(http.ResponseWriter, *http.Request, pgx.Tx) error { panic("runs") }))
+	pool.Close()
+	a := post(t, s.URL, "", "")
+	refused(t, a, 503, onceqhttp.CodeUnavailable)
+	require.Equal(t, "1", a.header.Get("Retry-After"), "nothing was done, so it can be repeated")
+	require.NotContains(t, strings.ToLower(a.problem(t).Title+a.problem(t).Detail), "key")
+}
+
+// The server cuts off a process that froze, with a key and without.
+func TestHandlerTx_LimitsIdling(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	for timeout, want := range map[time.Duration]string{0: "30s", 2 * time.Second: "2s", 100 * 24 * time.Hour: "2147483647ms", onceq.NoTimeout: "0"} {
+		s := serve(t, "/", middleware(t, db.Queue, onceqhttp.Config{Timeout: timeout, Optional: true}).HandlerTx(db.Pool, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+			var idle string
+			err := tx.QueryRow(r.Context(), `show idle_in_transaction_session_timeout`).Scan(&idle)
+			_, _ = io.WriteString(w, idle)
+			return err
+		}))
+		for _, key := range []string{"k" + want, ""} {
+			require.Equal(t, want, post(t, s.URL, key, "").body, "key %q", key)
+		}
+		a, err := ask(t, "GET", s.URL, "", "")
+		require.NoError(t, err)
+		require.Equal(t, want, a.body)
+	}
+	require.Equal(t, "0", sqlOne[string](t, db, `show idle_in_transaction_session_timeout`), "of the transaction alone")
 }
 
 func TestHandlerTx_RunsAgainWherePostgresAsksForIt(t *testing.T) {
@@ -296,13 +457,8 @@ func TestHandlerTx_WithoutTheDatabaseNothingRuns(t *testing.T) {
 	refused(t, post(t, s.URL, "k", ""), 503, onceqhttp.CodeUnavailable)
 }
 
-// The answer to a commit is lost: the client is told to ask again, and gets whatever is true.
-func TestHandlerTx_LostCommitIsSaidToBeUncertain(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t)
-	sqlRun(t, db, effects)
-	// The trigger runs inside of the commit and ends the session there.
-	sqlRun(t, db, `
+// dropsConnection makes a trigger that runs inside of the commit and ends the session there.
+const dropsConnection = `
 create table dropped (n int);
 create function drop_connection() returns trigger language plpgsql as $$
 begin
@@ -310,7 +466,14 @@ begin
   perform pg_sleep(60);
   return null;
 end $$;
-create constraint trigger t after insert on dropped deferrable initially deferred for each row execute function drop_connection()`)
+create constraint trigger t after insert on dropped deferrable initially deferred for each row execute function drop_connection()`
+
+// The answer to a commit is lost: the client is told to ask again, and gets whatever is true.
+func TestHandlerTx_LostCommitIsSaidToBeUncertain(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	sqlRun(t, db, effects)
+	sqlRun(t, db, dropsConnection)
 	ran := newRuns()
 	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{}).HandlerTx(db.Pool, order(db.Queue, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 		if ran.next() == 1 {
@@ -394,6 +557,27 @@ func TestHandlerTx_GoesOnWhenTheClientLeaves(t *testing.T) {
 	require.Equal(t, "done", a.body)
 	require.True(t, a.replayed())
 	require.Equal(t, [3]int{1, 1, 1}, left(t, db))
+}
+
+// A key that is found in doubt is held once, and stays so: the transaction that found it commits that.
+func TestHandlerTx_HoldsOnce(t *testing.T) {
+	t.Parallel()
+	held := make(chan onceq.Event, 10)
+	db := queuetest.New(t, queuetest.Config(onceq.Config{Hook: onceq.HookFunc(func(_ context.Context, e onceq.Event) {
+		if e.Type == onceq.EventHeld {
+			held <- e
+		}
+	})}))
+	m := middleware(t, db.Queue, onceqhttp.Config{Policy: onceq.Hold()})
+	before := serve(t, "POST /", m.Handler(newRuns().answering(500)))
+	after := serve(t, "POST /", m.HandlerTx(db.Pool, status(200)))
+	post(t, before.URL, "k", "")
+	for range 3 {
+		refused(t, post(t, after.URL, "k", ""), 409, onceqhttp.CodeHeld)
+	}
+	require.Equal(t, 6, sqlOne[int](t, db, `select state from onceq.job_fences where key = 'k'`))
+	require.Equal(t, "k", receive(t, held).Key)
+	require.Empty(t, held)
 }
 
 // watched calls seen before an answer goes out.
