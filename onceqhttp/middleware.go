@@ -54,8 +54,8 @@ const (
 // differ get a Middleware each: New costs nothing.
 type Config struct {
 	// Principal names who is asking, a tenant or a user, as the application's authentication found out: keys of
-	// different principals have nothing to do with each other. It is called for requests that have a key or must have one.
-	// An error or an empty name refuses the request with 403, before anything else: whoever should get a 401 must get it
+	// different principals have nothing to do with each other. It is called for requests that have a valid key, before the
+	// body is read. An error or an empty name refuses the request with 403: whoever should get a 401 must get it
 	// from the authentication that stands before this. Where everybody may ask, say so with Public. Of the body it may only parse
 	// a form: what it reads in another way is missing for the handler.
 	Principal func(*http.Request) (string, error)
@@ -64,7 +64,9 @@ type Config struct {
 	Optional bool
 
 	// Route names the route, which a key is bound to together with the method. Default: the request's Pattern, which
-	// http.ServeMux and some other routers set, where there is none the path.
+	// http.ServeMux and some other routers set, with what http.StripPrefix took before that in front of its path, where it
+	// is not there already: with "POST /charges" below "/shop", it is "POST /shop/charges". Where there is no pattern it is
+	// the path.
 	Route func(*http.Request) string
 
 	// Fingerprint gives what must be the same when a key comes back: anything that encodes as JSON. Default Fingerprint. nil
@@ -165,8 +167,23 @@ func New(q *onceq.Queue, cfg Config) (*Middleware, error) {
 }
 
 func route(r *http.Request) string {
-	if r.Pattern != "" {
+	path := requested(r)
+	if r.Pattern == "" {
+		return path
+	}
+	// Several muxes may lie below prefixes, with the same patterns.
+	i := strings.IndexByte(r.Pattern, '/')
+	prefix, ok := strings.CutSuffix(path, r.URL.EscapedPath())
+	if !ok || i < 0 || strings.HasPrefix(r.Pattern[i:], prefix) {
 		return r.Pattern
+	}
+	return r.Pattern[:i] + prefix + r.Pattern[i:]
+}
+
+// requested gives the path that the client asked for: http.StripPrefix and the like change r.URL.
+func requested(r *http.Request) string {
+	if u, err := url.ParseRequestURI(r.RequestURI); err == nil && u.Path != "" { // it may be absolute, from a proxy
+		return u.EscapedPath()
 	}
 	return r.URL.EscapedPath()
 }
@@ -205,7 +222,7 @@ func FromContext(ctx context.Context) *Request {
 }
 
 // Fence is the fence of a client's key, for the person who has to decide about it: see onceq.Fence.Resolve, Response. route
-// is what Config.Route gives, by default the pattern as it was registered: "POST /orders/{id}".
+// is what Config.Route gives, by default the pattern as it was registered: "POST /orders/{id}"; see there for prefixes.
 func (m *Middleware) Fence(principal, method, route, key string) (*onceq.Fence, error) {
 	return m.q.Fence(m.spec(scope(principal, method, route), key))
 }
@@ -228,9 +245,10 @@ func scope(principal, method, route string) string {
 	return label + " " + hex.EncodeToString(h.Sum(nil)[:16])
 }
 
-// Fingerprint is what must be the same, by default, when a key comes back: method, path, query and body. A body of JSON is
-// compared by value: order of members, white space and spelling do not count. A form that was parsed before, which leaves no
-// body, is compared by its values; its files by name and size.
+// Fingerprint is what must be the same, by default, when a key comes back: method, path as the client sent it, query and body.
+// A body of JSON is compared by value: order of members, white space and spelling do not count, and of members with the same
+// name the last one does. A form that was parsed before, which leaves no body, is compared by its values; its files by name
+// and size.
 func Fingerprint(r *http.Request, body []byte) any { return fingerprint(r, body, isJSON(r, body)) }
 
 func fingerprint(r *http.Request, body []byte, asJSON bool) any {
@@ -241,7 +259,7 @@ func fingerprint(r *http.Request, body []byte, asJSON bool) any {
 		JSON   json.RawMessage `json:"json,omitempty"`
 		SHA256 []byte          `json:"sha256,omitempty"`
 		Form   []byte          `json:"form,omitempty"`
-	}{Method: r.Method, Path: r.URL.EscapedPath(), Query: []byte(r.URL.RawQuery), Form: parsed(r)}
+	}{Method: r.Method, Path: requested(r), Query: []byte(r.URL.RawQuery), Form: parsed(r)}
 	if asJSON {
 		f.JSON = body
 	} else {
@@ -290,9 +308,20 @@ func (a *admitted) in(ctx context.Context) *http.Request {
 	return r
 }
 
+// removeFiles removes the files of a form that the handler has parsed. net/http does so for its own request, outer, and in
+// is a copy.
+func removeFiles(in, outer *http.Request) {
+	if in.MultipartForm != nil && in.MultipartForm != outer.MultipartForm {
+		_ = in.MultipartForm.RemoveAll()
+	}
+}
+
 // admit checks everything that needs no database. A nil a is a request that was answered, or, where plain is set, one that
 // runs as if there were no middleware.
 func (m *Middleware) admit(w http.ResponseWriter, r *http.Request) (a *admitted, plain bool) {
+	if r.Body == nil { // no server made it
+		r.Body = http.NoBody
+	}
 	switch r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
 		return nil, true // safe (RFC 9110, 9.2.1): there is nothing to happen once
@@ -300,16 +329,6 @@ func (m *Middleware) admit(w http.ResponseWriter, r *http.Request) (a *admitted,
 	key, keyErr := ParseKey(r.Header)
 	if m.cfg.Optional && errors.Is(keyErr, ErrKeyMissing) {
 		return nil, true
-	}
-	r.Body = http.MaxBytesReader(w, r.Body, int64(m.cfg.MaxRequest)) // for a Principal that parses a form, too
-	principal, err := m.cfg.Principal(r)
-	if err != nil || principal == "" {
-		if err != nil {
-			m.log(r, "no principal", err)
-		}
-		m.problem(w, http.StatusForbidden, CodeNoPrincipal, "The request belongs to nobody",
-			"An Idempotency-Key is bound to who sends it, and this request does not say.")
-		return nil, false
 	}
 	var bad *KeyError
 	switch {
@@ -319,6 +338,16 @@ func (m *Middleware) admit(w http.ResponseWriter, r *http.Request) (a *admitted,
 	case keyErr != nil:
 		m.problem(w, http.StatusBadRequest, CodeKeyMissing, "Idempotency-Key is missing",
 			`This operation needs a key that is unique to it, such as Idempotency-Key: "8e03978e-40d5-43e8-bc93-6894a57f9324".`)
+		return nil, false
+	}
+	r.Body = http.MaxBytesReader(w, r.Body, int64(m.cfg.MaxRequest)) // for a Principal that parses a form, too
+	principal, err := m.cfg.Principal(r)
+	if err != nil || principal == "" {
+		if err != nil {
+			m.log(r, "no principal", err)
+		}
+		m.problem(w, http.StatusForbidden, CodeNoPrincipal, "The request belongs to nobody",
+			"An Idempotency-Key is bound to who sends it, and this request does not say.")
 		return nil, false
 	}
 	// The whole body comes before the claim: a slow client keeps nothing from anybody.
@@ -389,7 +418,9 @@ func (m *Middleware) Handler(h http.Handler) http.Handler {
 		stored, err := onceq.Do(ctx, m.q, a.spec, func(ctx context.Context, c *onceq.Claim) (*Response, error) {
 			a.Claim = c
 			rec := newRecorder(w.Header(), m.cfg.MaxResponse)
-			h.ServeHTTP(rec, a.in(ctx))
+			in := a.in(ctx)
+			defer removeFiles(in, r)
+			h.ServeHTTP(rec, in)
 			var stored *Response
 			first, stored = rec.response(m.cfg.StoredHeader)
 			tooLarge = rec.tooLarge

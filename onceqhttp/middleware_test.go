@@ -8,12 +8,15 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"os"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -245,6 +248,48 @@ func TestHandler_KeysOfOthersHaveNothingToDoWithIt(t *testing.T) {
 	refused(t, post(t, s.URL+"/a/2", "k", "{}"), 422, onceqhttp.CodeMismatch)
 }
 
+// Below prefixes that http.StripPrefix takes away, the same pattern is not the same route.
+func TestHandler_MountsUnderPrefixesHaveTheirOwnKeys(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ran := newRuns()
+	m := middleware(t, db.Queue, onceqhttp.Config{})
+	inner, outer := http.NewServeMux(), http.NewServeMux()
+	inner.Handle("POST /charges/{id}", m.Handler(ran.answering(201)))
+	for _, shop := range []string{"/shopA", "/shopB"} {
+		outer.Handle(shop+"/", http.StripPrefix(shop, inner))
+	}
+	outer.Handle("POST /plain/", http.StripPrefix("/plain", m.Handler(ran.answering(201))))
+	outer.Handle("POST /charges/{id}", inner)
+	// Whoever rewrites paths in another way gets the route of the pattern, and no answer of another path.
+	outer.HandleFunc("/old/", func(w http.ResponseWriter, r *http.Request) {
+		r.URL.Path = "/charges/1"
+		inner.ServeHTTP(w, r)
+	})
+	s := serve(t, "/", outer)
+	for i, path := range []string{"/shopA/charges/1", "/shopB/charges/1", "/charges/1", "/plain/1"} {
+		require.Equal(t, fmt.Sprintf("%d:{}", i+1), post(t, s.URL+path, "k", "{}").body, path)
+		require.True(t, post(t, s.URL+path, "k", "{}").replayed(), path)
+	}
+	refused(t, post(t, s.URL+"/shopA/charges/2", "k", "{}"), 422, onceqhttp.CodeMismatch)
+	refused(t, post(t, s.URL+"/old/1", "k", "{}"), 422, onceqhttp.CodeMismatch)
+	require.Equal(t, 4, ran.count())
+
+	for _, route := range []string{"POST /shopA/charges/{id}", "POST /shopB/charges/{id}", "POST /charges/{id}", "POST /plain/"} {
+		f, err := m.Fence("t", "POST", route, "k")
+		require.NoError(t, err)
+		c, err := f.Claim(t.Context(), nil) // with no payload, so with no fingerprint to compare
+		require.NoError(t, err, route)
+		require.True(t, c.Replayed, route)
+	}
+
+	// The same request as a proxy may send it.
+	const body = " HTTP/1.1\r\nHost: h\r\nX-Tenant: t\r\nContent-Type: application/json\r\nIdempotency-Key: k\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
+	absolute := raw(t, s.Listener.Addr().String(), "POST http://h/shopB/charges/1"+body)
+	require.Contains(t, absolute, "Idempotent-Replayed: true")
+	require.Contains(t, absolute, "2:{}")
+}
+
 func TestHandler_AnotherRequestUnderTheSameKey(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -326,7 +371,8 @@ func TestHandler_RefusesBeforeAnythingIsDone(t *testing.T) {
 	require.NotContains(t, invalid.body, "open", "the key is not repeated")
 	require.Equal(t, "en", invalid.header.Get("Content-Language"))
 	refused(t, post(t, s.URL, "k", "{}", "X-Tenant", ""), 403, onceqhttp.CodeNoPrincipal)
-	refused(t, post(t, s.URL, "", "{}", "X-Tenant", ""), 403, onceqhttp.CodeNoPrincipal)
+	refused(t, post(t, s.URL, "", "{}", "X-Tenant", ""), 400, onceqhttp.CodeKeyMissing)
+	refused(t, post(t, s.URL, `"open`, "{}", "X-Tenant", ""), 400, onceqhttp.CodeKeyInvalid)
 	refused(t, post(t, s.URL, "k", "12345678901"), 413, onceqhttp.CodeRequestTooLarge)
 	a := raw(t, s.Listener.Addr().String(), "POST / HTTP/1.1\r\nHost: h\r\nX-Tenant: t\r\nIdempotency-Key: a\r\nIdempotency-Key: a\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
 	require.Contains(t, a, "HTTP/1.1 400 ")
@@ -335,8 +381,14 @@ func TestHandler_RefusesBeforeAnythingIsDone(t *testing.T) {
 	require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.job_fences`))
 	require.Equal(t, 200, post(t, s.URL, "k", "1234567890").status)
 
-	failing := serve(t, "/", middleware(t, db.Queue, onceqhttp.Config{Principal: func(*http.Request) (string, error) { return "t", errors.New("expired") }}).
-		Handler(ran.answering(200)))
+	asked := newRuns()
+	failing := serve(t, "/", middleware(t, db.Queue, onceqhttp.Config{Principal: func(*http.Request) (string, error) {
+		asked.next()
+		return "t", errors.New("expired")
+	}}).Handler(ran.answering(200)))
+	refused(t, post(t, failing.URL, "", ""), 400, onceqhttp.CodeKeyMissing)
+	refused(t, post(t, failing.URL, "a b", ""), 400, onceqhttp.CodeKeyInvalid)
+	require.Zero(t, asked.count(), "a key that is none is not looked up for anybody")
 	refused(t, post(t, failing.URL, "k", ""), 403, onceqhttp.CodeNoPrincipal)
 }
 
@@ -611,6 +663,84 @@ func TestHandler_FormsThatWereParsedBefore(t *testing.T) {
 			refused(t, again, 422, onceqhttp.CodeMismatch)
 		}
 	}
+}
+
+// net/http removes the files of a form that was parsed on its own request. The handler's is a copy.
+func TestHandler_LeavesNoFilesOfForms(t *testing.T) {
+	db := queuetest.New(t)
+	m := middleware(t, db.Queue, onceqhttp.Config{Optional: true})
+	dir := t.TempDir()
+	t.Setenv("TMPDIR", dir)
+	parse := func(w http.ResponseWriter, r *http.Request) {
+		assert.NoError(t, r.ParseMultipartForm(1))
+		files, err := os.ReadDir(dir)
+		assert.NoError(t, err)
+		assert.Len(t, files, 1, "while it runs")
+		switch r.Header.Get("X-How") {
+		case "panic":
+			panic("bad day")
+		case "error":
+			w.WriteHeader(500)
+		}
+	}
+	mux := http.NewServeMux()
+	mux.Handle("POST /plain", m.Handler(http.HandlerFunc(parse)))
+	mux.Handle("POST /tx", m.HandlerTx(db.Pool, func(w http.ResponseWriter, r *http.Request, _ pgx.Tx) error {
+		parse(w, r)
+		return nil
+	}))
+	s := serve(t, "/", mux)
+	form := "--b\r\nContent-Disposition: form-data; name=\"f\"; filename=\"f\"\r\n\r\n" + strings.Repeat("x", 100<<10) + "\r\n--b--\r\n"
+	for _, path := range []string{"/plain", "/tx"} {
+		for _, how := range []string{"answer", "error", "panic"} {
+			for _, key := range []string{how, ""} {
+				if how == "panic" && key == "" && path == "/plain" {
+					continue // nothing but net/http, which leaves the files of handlers that panic
+				}
+				a, err := ask(t, "POST", s.URL+path, key, form, "Content-Type", "multipart/form-data; boundary=b", "X-How", how)
+				require.Equal(t, how == "panic", err != nil)
+				if err == nil {
+					require.Equal(t, how == "answer", a.status == 200, a.body)
+				}
+				eventually(t, "no file", func() bool { // net/http removes its own when the answer is out
+					files, err := os.ReadDir(dir)
+					require.NoError(t, err)
+					return len(files) == 0
+				})
+			}
+		}
+	}
+}
+
+// Requests that no server has made: tests and adapters call handlers directly.
+func TestHandler_RequestsThatNoServerMade(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	m := middleware(t, db.Queue, onceqhttp.Config{Optional: true})
+	reads := func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		assert.NoError(t, err)
+		_, _ = fmt.Fprintf(w, "%q", body)
+	}
+	for name, h := range map[string]http.Handler{
+		"plain": m.Handler(http.HandlerFunc(reads)),
+		"tx":    m.HandlerTx(db.Pool, func(w http.ResponseWriter, r *http.Request, _ pgx.Tx) error { reads(w, r); return nil }),
+	} {
+		for _, method := range []string{"POST", "GET"} {
+			for _, key := range []string{name, name, ""} {
+				r, err := http.NewRequestWithContext(t.Context(), method, "http://h/"+name, nil)
+				require.NoError(t, err)
+				r.Header.Set("X-Tenant", "t")
+				if key != "" {
+					r.Header.Set("Idempotency-Key", key)
+				}
+				w := httptest.NewRecorder()
+				h.ServeHTTP(w, r)
+				require.Equal(t, `""`, w.Body.String())
+			}
+		}
+	}
+	require.Equal(t, 2, sqlOne[int](t, db, `select count(*) from onceq.job_fences`))
 }
 
 func TestHandler_WhatAPrincipalParsesIsLimitedToo(t *testing.T) {

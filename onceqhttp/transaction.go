@@ -124,6 +124,7 @@ func (m *Middleware) transaction(ctx context.Context, w http.ResponseWriter, r *
 		in = a.in(ctx)
 	}
 	rec := newRecorder(w.Header(), m.cfg.MaxResponse)
+	defer removeFiles(in, r)
 	err = func() error {
 		defer func() { ended = conn.Conn().PgConn().TxStatus() == 'I' }()
 		return h(rec, in, handlerTx{tx})
