@@ -175,6 +175,8 @@ func (q *Queue) Fence(spec FenceSpec) (*Fence, error) {
 type Claim struct {
 	Scope, Key string
 
+	Name string // of the effect, in Once; empty outside of jobs
+
 	// Token is a fencing token: it grows with each claim of the key, also over release and pruning. Hand it to
 	// systems that compare it (Kleppmann 2016, "How to do distributed locking").
 	Token int64
@@ -280,7 +282,7 @@ func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*Claim, error) {
 	if err := f.q.identify(ctx, db); err != nil {
 		return nil, err
 	}
-	c := &Claim{Scope: f.scope, Key: f.key, f: f, holder: rand.Int64()}
+	c := &Claim{Scope: f.scope, Key: f.key, Name: f.name, f: f, holder: rand.Int64()}
 	args := []any{int64(0), int32(0), int64(0), int16(f.class), f.scope, f.key, c.holder, f.lease.Microseconds(), f.lifetime, f.fingerprint}
 	if f.job != nil {
 		args[0], args[1], args[2] = f.job.ID, f.job.claims, f.job.holder

@@ -178,8 +178,10 @@ func TestClaimFromContext_IsTheInnermost(t *testing.T) {
 	require.Nil(t, onceq.ClaimFromContext(t.Context()))
 	_, err := onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: "k"}, func(ctx context.Context, c *onceq.Claim) (int, error) {
 		require.Same(t, c, onceq.ClaimFromContext(ctx))
+		require.Empty(t, c.Name)
 		_, err := onceq.Once(ctx, l, "effect", func(inner context.Context, key string) (int, error) {
 			require.Equal(t, key, onceq.ClaimFromContext(inner).IdempotencyKey())
+			require.Equal(t, "effect", onceq.ClaimFromContext(inner).Name)
 			return 1, nil
 		})
 		require.Same(t, c, onceq.ClaimFromContext(ctx))
