@@ -197,8 +197,8 @@ type Request struct {
 	// once for the client's key, whatever becomes of the request.
 	Scope string
 
-	// Claim is the fence of this run. With Handler its IdempotencyKey, the same in each run, is for providers that are called
-	// at once. With HandlerTx it is good for this run only: a rollback undoes the claim, and the next run has another key. There
+	// Claim is the fence of this run. With Handler its IdempotencyKey, the same in each run, is for a provider that is called
+	// at once; Transport makes one of it for each call. With HandlerTx it is good for this run only: a rollback undoes the claim, and the next run has another key. There
 	// a provider belongs in a job.
 	Claim *onceq.Claim
 

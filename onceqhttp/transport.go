@@ -2,6 +2,8 @@ package onceqhttp
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -25,17 +27,22 @@ import (
 //		…
 //	})
 //
-// It adds the Idempotency-Key of what the request's context belongs to: of the effect in onceq.Once, of the claim in onceq.Do
-// and in Middleware.Handler, and otherwise of the job's lease, for which the request's method and URL name the effect.
-// So there is one such request for an effect, or, outside of effects, one for each method and URL in a job. A header that
-// is there stays as it is. GET, HEAD, OPTIONS and TRACE, and requests whose context belongs to none of these, go through as
-// they are. So do those of a handler of HandlerTx, which has no key that outlives a rollback: its provider belongs in a job.
+// It adds the Idempotency-Key of what the request's context belongs to: of the effect in onceq.Once, whose fn makes one such
+// request; and otherwise one that is made of the request's method and URL and of the claim in onceq.Do and in
+// Middleware.Handler, or of the job's lease. So there is one such request for an effect, or, outside of effects, one for each
+// method and URL: two of them, as "POST /customers" and "POST /charges", have two keys. A header that is there stays as it
+// is; a handler whose policy is onceq.Ask sets it, to Claim.IdempotencyKey, which is what the policy gets. GET, HEAD, OPTIONS
+// and TRACE, and requests whose context belongs to none of these, go through as they are. So do those of a handler of
+// HandlerTx, which has no key that outlives a rollback: its provider belongs in a job.
 //
 // Answers about the key become errors, which do the right thing when a handler returns them and which fit Once:
 //
 //	in flight                          onceq.RetryAfter, the delay from Retry-After or half a second: another delivery is at it
 //	                                   and may succeed, so the effect is uncertain
 //	mismatch                           onceq.Fatal: the payload has changed between two attempts
+//	held, unknown                      the effect is uncertain: somebody at the provider has to find out
+//	too large, unreadable              onceq.Fatal: the provider has no answer to give, however often it is asked; the effect
+//	                                   is uncertain
 //	429 with Retry-After               onceq.RetryAfter, onceq.NotApplied
 //	503 with Retry-After               onceq.RetryAfter; the effect is uncertain
 //
@@ -88,6 +95,9 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 			key = `"` + key + `"` // of letters, digits and _: there is nothing to escape
 		}
 		r = r.Clone(r.Context())
+		if r.Header == nil {
+			r.Header = make(http.Header)
+		}
 		r.Header.Set(keyHeader, key)
 	}
 	resp, err := base.RoundTrip(r)
@@ -109,13 +119,18 @@ func hasKey(h http.Header) bool {
 
 // downstream gives the key of what the request belongs to, or "".
 func downstream(r *http.Request) string {
-	ctx := r.Context()
-	if c := onceq.ClaimFromContext(ctx); c != nil {
+	c, l := onceq.ClaimFromContext(r.Context()), onceq.LeaseFromContext(r.Context())
+	if c != nil && c.Name != "" {
 		return c.IdempotencyKey()
 	}
-	if l := onceq.LeaseFromContext(ctx); l != nil {
-		u := url.URL{Scheme: r.URL.Scheme, Host: r.URL.Host, Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery}
-		return l.IdempotencyKey(r.Method + " " + u.String())
+	u := url.URL{Scheme: r.URL.Scheme, Host: r.URL.Host, Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery}
+	request := r.Method + " " + u.String()
+	switch {
+	case c != nil:
+		sum := sha256.Sum256([]byte(c.IdempotencyKey() + " " + request))
+		return "oq_" + hex.EncodeToString(sum[:20])
+	case l != nil:
+		return l.IdempotencyKey(request)
 	}
 	return ""
 }
@@ -123,11 +138,29 @@ func downstream(r *http.Request) string {
 // judge gives the answer, or the error that it means.
 func judge(resp *http.Response) (*http.Response, error) {
 	switch resp.StatusCode {
-	case http.StatusBadRequest, http.StatusConflict, http.StatusUnprocessableEntity, http.StatusTooManyRequests, http.StatusServiceUnavailable:
+	case http.StatusBadRequest, http.StatusConflict, http.StatusUnprocessableEntity, http.StatusTooManyRequests,
+		http.StatusInternalServerError, http.StatusServiceUnavailable:
 	default:
 		return resp, nil
 	}
-	head, err := io.ReadAll(io.LimitReader(resp.Body, maxProblem))
+	head, unread := io.ReadAll(io.LimitReader(resp.Body, maxProblem))
+	if err := meaning(resp, head); err != nil {
+		_ = resp.Body.Close()
+		return nil, err
+	}
+	rest := io.Reader(resp.Body)
+	if unread != nil {
+		rest = failing{unread}
+	}
+	resp.Body = struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(bytes.NewReader(head), rest), resp.Body}
+	return resp, nil
+}
+
+// meaning gives the error that an answer means whose body begins with head, or nil.
+func meaning(resp *http.Response, head []byte) error {
 	var body struct {
 		Code  string
 		Error struct{ Code, Type string }
@@ -136,34 +169,33 @@ func judge(resp *http.Response) (*http.Response, error) {
 	if body.Code == "" {
 		body.Code = body.Error.Code
 	}
-	e := &AnswerError{Status: resp.StatusCode, Code: body.Code}
-	named := false
-	e.RetryAfter, named = retryAfter(resp)
+	delay, named := retryAfter(resp)
+	e := &AnswerError{Status: resp.StatusCode, Code: body.Code, RetryAfter: delay}
+	if resp.StatusCode == http.StatusInternalServerError {
+		switch e.Code {
+		case CodeUnknown:
+			return e
+		case CodeResponseTooLarge, CodeResponseUnreadable:
+			return onceq.Fatal(e)
+		}
+		return nil
+	}
 	switch {
 	case e.Code == CodeInFlight, e.Code == "idempotency_key_in_use":
 		if !named {
 			e.RetryAfter = inFlightDelay
 		}
-		err = onceq.RetryAfter(e.RetryAfter, e)
+		return onceq.RetryAfter(e.RetryAfter, e)
 	case e.Code == CodeMismatch, body.Error.Type == "idempotency_error":
-		err = onceq.Fatal(e)
+		return onceq.Fatal(e)
+	case e.Code == CodeHeld:
+		return e
 	case resp.StatusCode == http.StatusTooManyRequests && named:
-		err = onceq.NotApplied(onceq.RetryAfter(e.RetryAfter, e))
+		return onceq.NotApplied(onceq.RetryAfter(e.RetryAfter, e))
 	case resp.StatusCode == http.StatusServiceUnavailable && named:
-		err = onceq.RetryAfter(e.RetryAfter, e)
-	default:
-		rest := io.Reader(resp.Body)
-		if err != nil {
-			rest = failing{err}
-		}
-		resp.Body = struct {
-			io.Reader
-			io.Closer
-		}{io.MultiReader(bytes.NewReader(head), rest), resp.Body}
-		return resp, nil
+		return onceq.RetryAfter(e.RetryAfter, e)
 	}
-	_ = resp.Body.Close()
-	return nil, err
+	return nil
 }
 
 type failing struct{ err error }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -99,19 +100,82 @@ func TestTransport_SendsTheKeyOfWhatItWorksFor(t *testing.T) {
 	}))
 	require.Equal(t, onceq.Completed, ran.State, ran.Err)
 
-	_, err = onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: "k"}, func(ctx context.Context, c *onceq.Claim) (int, error) {
-		require.Equal(t, c.IdempotencyKey(), sent(ctx, tr, "POST", "/a"))
+	// Nor is an effect's key another one where the lease is not in the context.
+	own, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(2))
+	require.NoError(t, err)
+	leases, err := db.Queue.Claim(t.Context(), onceq.ClaimOptions{Limit: 1})
+	require.NoError(t, err)
+	require.Equal(t, own.ID, leases[0].ID)
+	_, err = onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: "outer"}, func(ctx context.Context, _ *onceq.Claim) (int, error) {
+		return onceq.Once(ctx, leases[0], "charge", func(ctx context.Context, key string) (int, error) {
+			require.Equal(t, key, sent(ctx, tr, "POST", "/a"))
+			return 1, nil
+		})
+	})
+	require.NoError(t, err)
+	require.NoError(t, leases[0].Complete(t.Context(), nil))
+}
+
+// Outside of effects each call has its own key, which is the same when the work runs again.
+func TestTransport_EachCallOfARequestHasItsKey(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	p := provider(t)
+	calls := func(ctx context.Context) (keys [4]string) {
+		for i, c := range [4][2]string{{"POST", "/customers"}, {"POST", "/charges"}, {"POST", "/charges?x=1"}, {"DELETE", "/customers"}} {
+			_, err := p.call(ctx, &onceqhttp.Transport{}, c[0], c[1])
+			assert.NoError(t, err)
+			keys[i] = receive(t, p.keys)
+		}
+		return keys
+	}
+	var sent [][4]string
+	m := middleware(t, db.Queue, onceqhttp.Config{})
+	s := serve(t, "POST /", m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		sent = append(sent, calls(r.Context()))
+		w.WriteHeader(502) // so it is run again
+	})))
+	for range 2 {
+		require.Equal(t, 502, post(t, s.URL, "k", "").status)
+	}
+	require.Equal(t, 502, post(t, s.URL, "another", "").status)
+	for range 2 {
+		_, err := onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: "k"}, func(ctx context.Context, c *onceq.Claim) (int, error) {
+			sent = append(sent, calls(ctx))
+			require.NotContains(t, sent[len(sent)-1], c.IdempotencyKey())
+			return 1, errors.New("bad day")
+		})
+		require.ErrorIs(t, err, onceq.ErrUncertain)
+	}
+	require.Len(t, sent, 5)
+	require.Equal(t, sent[0], sent[1])
+	require.Equal(t, sent[3], sent[4])
+	different := make(map[string]bool)
+	for _, run := range [][4]string{sent[0], sent[2], sent[3]} {
+		for _, key := range run {
+			require.Regexp(t, `^oq_[0-9a-f]{40}$`, key)
+			different[key] = true
+		}
+	}
+	require.Len(t, different, 12)
+}
+
+func TestTransport_TakesARequestWithoutHeaders(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	p := provider(t)
+	_, err := onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: "k"}, func(ctx context.Context, _ *onceq.Claim) (int, error) {
+		u, err := url.Parse(p.URL)
+		require.NoError(t, err)
+		r := (&http.Request{Method: "POST", URL: u}).WithContext(ctx)
+		resp, err := (&onceqhttp.Transport{}).RoundTrip(r)
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		require.NotEmpty(t, receive(t, p.keys))
+		require.Nil(t, r.Header, "the caller's stays as it was")
 		return 1, nil
 	})
 	require.NoError(t, err)
-
-	// In a request's own handlers.
-	m := middleware(t, db.Queue, onceqhttp.Config{})
-	h := func(w http.ResponseWriter, r *http.Request) {
-		_, _ = p.call(r.Context(), tr, "POST", "/a")
-		_, _ = io.WriteString(w, onceqhttp.FromContext(r.Context()).Claim.IdempotencyKey())
-	}
-	require.Equal(t, post(t, serve(t, "POST /1", m.Handler(http.HandlerFunc(h))).URL+"/1", "k", "").body, receive(t, p.keys))
 }
 
 // What a rollback undoes names nothing outside: a second run would send another key, and charge again.
@@ -182,6 +246,10 @@ func TestTransport_WhatAnswersMean(t *testing.T) {
 		{409, `{"error": {"code": "IDEMPOTENCY_MISMATCH"}}`, "", onceqhttp.CodeMismatch, 0, true, true},
 		{400, `{"error": {"type": "idempotency_error"}}`, "", "", 0, true, true},
 		{429, "slowly", "86400", "", day, false, false},
+		{409, problem(onceqhttp.CodeHeld), "", onceqhttp.CodeHeld, 0, false, true},
+		{500, problem(onceqhttp.CodeUnknown), "", onceqhttp.CodeUnknown, 0, false, true},
+		{500, problem(onceqhttp.CodeResponseTooLarge), "", onceqhttp.CodeResponseTooLarge, 0, true, true},
+		{500, problem(onceqhttp.CodeResponseUnreadable), "", onceqhttp.CodeResponseUnreadable, 0, true, true},
 		{503, problem(onceqhttp.CodeUncertain), "1", onceqhttp.CodeUncertain, time.Second, false, true},
 		{503, "", "Thu, 01 Jan 2026 00:00:00 GMT", "", 0, false, true},
 		{429, "slowly", "", "-", 0, false, false},
@@ -190,6 +258,9 @@ func TestTransport_WhatAnswersMean(t *testing.T) {
 		{422, strings.Repeat("long ", 50_000), "", "-", 0, false, false},
 		{400, problem(onceqhttp.CodeKeyInvalid), "", "-", 0, false, false},
 		{500, problem(onceqhttp.CodeInFlight), "1", "-", 0, false, false},
+		{500, problem(onceqhttp.CodeRolledBack), "", "-", 0, false, false},
+		{500, strings.Repeat("long ", 50_000), "", "-", 0, false, false},
+		{409, problem(onceqhttp.CodeResponseTooLarge), "", "-", 0, false, false},
 		{201, problem(onceqhttp.CodeMismatch), "", "-", 0, false, false},
 	} {
 		t.Run(fmt.Sprint(i, " ", c.status, c.code), func(t *testing.T) {
@@ -228,7 +299,11 @@ func TestTransport_WhatAnswersMean(t *testing.T) {
 			}
 			info, err := db.Queue.Get(t.Context(), db.Pool, id.ID)
 			require.NoError(t, err)
-			require.Zero(t, info.Attempts, "no attempt is spent")
+			if c.delay == 0 && c.retryAfter == "" {
+				require.Equal(t, 1, info.Attempts, "it failed")
+			} else {
+				require.Zero(t, info.Attempts, "no attempt is spent")
+			}
 			require.GreaterOrEqual(t, info.RunAt.Sub(before), c.delay)
 			require.Less(t, info.RunAt.Sub(before), c.delay+time.Minute)
 			sqlRun(t, db, `update onceq.jobs set run_at = run_at + interval '1 year' where id = $1`, id.ID)
