@@ -194,7 +194,8 @@ type Request struct {
 	Key       string // the client's, as ParseKey gives it
 
 	// Scope stands for principal, method and route. A job with this Scope and Key, or with Key and a suffix, is enqueued
-	// once for the client's key, whatever becomes of the request.
+	// once for the client's key, whatever becomes of the request. A suffix begins with a character that no key has, as in
+	// Key + "→mail": keys are printable ASCII, and a client may send "1-mail" beside "1".
 	Scope string
 
 	// Claim is the fence of this run. With Handler its IdempotencyKey, the same in each run, is for a provider that is called

@@ -120,19 +120,19 @@ func hasKey(h http.Header) bool {
 // downstream gives the key of what the request belongs to, or "".
 func downstream(r *http.Request) string {
 	c, l := onceq.ClaimFromContext(r.Context()), onceq.LeaseFromContext(r.Context())
-	if c != nil && c.Name != "" {
+	switch {
+	case c != nil && c.Name != "":
 		return c.IdempotencyKey()
+	case c == nil && l == nil, r.URL == nil: // without a URL net/http refuses it
+		return ""
 	}
 	u := url.URL{Scheme: r.URL.Scheme, Host: r.URL.Host, Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery}
 	request := r.Method + " " + u.String()
-	switch {
-	case c != nil:
-		sum := sha256.Sum256([]byte(c.IdempotencyKey() + " " + request))
-		return "oq_" + hex.EncodeToString(sum[:20])
-	case l != nil:
+	if c == nil {
 		return l.IdempotencyKey(request)
 	}
-	return ""
+	sum := sha256.Sum256([]byte(c.IdempotencyKey() + " " + request))
+	return "oq_" + hex.EncodeToString(sum[:20])
 }
 
 // judge gives the answer, or the error that it means.

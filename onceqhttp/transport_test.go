@@ -173,6 +173,8 @@ func TestTransport_TakesARequestWithoutHeaders(t *testing.T) {
 		require.NoError(t, resp.Body.Close())
 		require.NotEmpty(t, receive(t, p.keys))
 		require.Nil(t, r.Header, "the caller's stays as it was")
+		_, err = (&onceqhttp.Transport{}).RoundTrip((&http.Request{Method: "POST"}).WithContext(ctx))
+		require.ErrorContains(t, err, "nil Request", "of net/http")
 		return 1, nil
 	})
 	require.NoError(t, err)
