@@ -100,7 +100,8 @@ type Config struct {
 
 	// Policy decides what a request gets whose predecessor's outcome is unknown. Default: it runs again, for 24 h, under the
 	// same Claim.IdempotencyKey, for handlers whose effects are deduplicated by that; onceq.Hold() for all others. HandlerTx
-	// leaves no such outcome; where it finds one of Handler's it does not ask.
+	// leaves no such outcome, and holds what a handler did that ended its transaction; where it finds an outcome of Handler's that
+	// is unknown, it does not ask.
 	Policy onceq.Policy
 
 	// MaxRequest and MaxResponse limit the bodies, in bytes. Defaults 512 KiB and 128 KiB; MaxResponse at most 180 KiB.
