@@ -115,6 +115,9 @@ func (o *Outcome) Count(query string, args ...any) int {
 //   - two processes come to the same step at the same time.
 //   - the job is delivered twice in a row: the lease of the first run is lost when it begins.
 //
+// The run without faults must end well, or with a job that is dead by onceq.Fatal. Each process has one job at a time, or
+// one batch.
+//
 // A failure says in words where that was, names the mistake where it is a known one, and how to repeat that one run.
 func Prove(t testing.TB, proof Proof) {
 	t.Helper()
@@ -518,6 +521,9 @@ func (r *proofRun) work(p *Process) error {
 		if p.robbed() == len(r.ids) {
 			return nil
 		}
+	}
+	if job, _, _ := p.lease(); job == 0 {
+		return fmt.Errorf("the handler got no job: is it for the kind %q, in the queue %q?", jobs[0].Kind, cmp.Or(jobs[0].Queue, onceq.DefaultQueue))
 	}
 	return fmt.Errorf("not finished after %d deliveries; the last one ended with: %w", limit, p.lastError())
 }

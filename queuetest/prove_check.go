@@ -37,6 +37,9 @@ func (r *proofRun) check(ctx context.Context) {
 			}
 		}
 	}
+	if calm == nil {
+		r.usedUp(ctx, fail)
+	}
 	r.effects(fail)
 	r.mine(ctx, fail)
 	if calm != nil && r.mistake == "" && len(r.failed) > 0 {
@@ -53,6 +56,23 @@ func (r *proofRun) ends(ctx context.Context) ([]onceq.State, error) {
 		return nil, err
 	}
 	return pgx.CollectRows(rows, pgx.RowTo[onceq.State])
+}
+
+// usedUp fails where a job that may be tried several times failed each time, although nothing went wrong: that its handler
+// always does the same would prove nothing. One that is dead by Fatal is as it is meant to be.
+func (r *proofRun) usedUp(ctx context.Context, fail func(string, ...any)) {
+	for i, id := range r.ids {
+		if r.states[i] != onceq.Dead {
+			continue
+		}
+		job, err := r.db.Queue.Get(ctx, r.db.Pool, id)
+		switch {
+		case err != nil:
+			r.err = err
+		case job.MaxAttempts > 1 && job.Attempts == job.MaxAttempts:
+			fail("the job failed in all of its %d attempts: %v", job.MaxAttempts, r.processes[0].lastError())
+		}
+	}
 }
 
 // effects compares what happened outside with what happened without faults.

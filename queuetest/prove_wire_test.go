@@ -346,10 +346,26 @@ func TestProve_BadProofs(t *testing.T) {
 			return onceq.RetryAfter(time.Minute, fmt.Errorf("never"))
 		})
 	}
+	other := onceq.Kind[provedOrder]{Name: "other"}
+	wrong := func(*queuetest.Process) onceq.Handler {
+		return provedCharge.Handle(func(context.Context, *onceq.Lease, provedOrder) error { return fmt.Errorf("no such thing") })
+	}
+	fatal := func(*queuetest.Process) onceq.Handler {
+		return provedCharge.Handle(func(context.Context, *onceq.Lease, provedOrder) error { return onceq.Fatal(fmt.Errorf("declined")) })
+	}
+	proven, err := queuetest.ProveAll(t, queuetest.Proof{Handler: fatal, Job: provedJob}, "none")
+	require.NoError(t, err, "what is meant to be dead may be")
+	require.Empty(t, proven.Failures)
 	for name, c := range map[string]struct {
 		proof queuetest.Proof
 		want  string
 	}{
+		"another kind": {queuetest.Proof{Handler: ok, Job: func() onceq.Job { return other.Job(provedOrder{ID: 7}) }}, `the handler got no job: is it for the kind "other", in the queue "default"?`},
+		"never well": {queuetest.Proof{Handler: wrong, Job: func() onceq.Job {
+			job := provedJob()
+			job.MaxAttempts = 2
+			return job
+		}}, "without any fault: the job failed in all of its 2 attempts: no such thing"},
 		"no handler":  {queuetest.Proof{Job: provedJob}, "Proof.Handler is missing"},
 		"no job":      {queuetest.Proof{Handler: ok}, "Proof wants one of Job and Jobs"},
 		"bad set-up":  {queuetest.Proof{Handler: ok, Job: provedJob, Setup: queuetest.SQL("nonsense")}, "setting up: "},

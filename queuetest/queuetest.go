@@ -6,6 +6,10 @@
 //		// db.Queue to enqueue and work, db.Pool to look.
 //	}
 //
+// [DB.RunOne] and [DB.Drain] run handlers, [DB.DeliverTwice] and [DB.Race] as a redelivery and a second worker do;
+// [DB.Advance] and [DB.ExpireLease] move time in the database. [Prove] kills, freezes and cuts off a handler's process at
+// every place where it can be.
+//
 // The server is, in this order, the one of ONCEQ_TEST_DATABASE_URL (with a role that may create databases), one started
 // from binaries that are on this machine, or a container; the first of those that is there. ONCEQ_TEST_PGBIN names a
 // directory of binaries, ONCEQ_TEST_IMAGE an image. A server that the package starts belongs to the test process and
