@@ -121,7 +121,7 @@ func (s *shop) try(user, path, key, body string) (answer, error) {
 	if key != "" {
 		r.Header.Set("Idempotency-Key", key)
 	}
-	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(r)
+	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 2 * time.Minute}).Do(r)
 	if err != nil {
 		return answer{}, err
 	}
