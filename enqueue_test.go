@@ -359,14 +359,15 @@ func TestTrap_EnqueueInBatchThatFailedHasNoAnswerAndEnqueuesNothing(t *testing.T
 		_, err = p.Result(t.Context(), db.Pool)
 		require.Error(t, err)
 	}
-	enqExec(t, db.Pool, `create function no() returns trigger language plpgsql as $$ begin raise 'no'; end $$`)
+	owner := owner(t, db)
+	enqExec(t, owner, `create function no() returns trigger language plpgsql as $$ begin raise 'no'; end $$`)
 	for _, key := range []string{"", "a"} {
-		enqExec(t, db.Pool, `create trigger no before insert on onceq.jobs for each row execute function no()`)
+		enqExec(t, owner, `create trigger no before insert on jobs for each row execute function no()`)
 		b := &pgx.Batch{}
 		p, err := db.Queue.EnqueueInBatch(b, onceq.Job{Kind: "k", Key: key})
 		require.NoError(t, err)
 		require.Error(t, db.Pool.SendBatch(t.Context(), b).Close())
-		enqExec(t, db.Pool, `drop trigger no on onceq.jobs`)
+		enqExec(t, owner, `drop trigger no on jobs`)
 		_, err = p.Result(t.Context(), db.Pool)
 		require.Error(t, err)
 	}
@@ -485,7 +486,7 @@ func TestTrap_EnqueueManyWithAHeaderForEachJobStaysLinear(t *testing.T) {
 				jobs[i] = onceq.Job{Kind: "k", Key: fmt.Sprintf("%d/%d", try, i), Metadata: map[string]string{"n": fmt.Sprint(i)}, Window: onceq.UntilFinished}
 			}
 			if free {
-				enqExec(t, db.Pool, `truncate onceq.jobs; update onceq.job_fences set state = 3, finished_at = now()`)
+				enqExec(t, db.Pool, `delete from onceq.jobs; update onceq.job_fences set state = 3, finished_at = now()`)
 			}
 			began := time.Now()
 			_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
@@ -664,7 +665,7 @@ func TestTrap_EnqueueRefusesNumbersThatAClaimCouldNotReadBack(t *testing.T) {
 func TestEnqueue_ManyProducersOfOneKeyGiveOneJob(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
-	second, err := onceq.New(db.Pool, nil)
+	second, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema})
 	require.NoError(t, err)
 	const producers = 40
 	for round := range 5 {
@@ -757,21 +758,28 @@ func TestTrap_EnqueueGivesUpWhenRowSecurityHidesTheKey(t *testing.T) {
 	db := enqNew(t)
 	ctx := t.Context()
 	enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: "a"})
+	owner, schema := owner(t, db), pgx.Identifier{db.Schema}.Sanitize()
 	role := fmt.Sprintf("enq_%d", time.Now().UnixNano())
-	enqExec(t, db.Pool, `create role `+role)
+	enqExec(t, owner, `create role `+role)
 	t.Cleanup(func() {
-		_, err := db.Pool.Exec(context.Background(), `drop owned by `+role+`; drop role `+role)
+		_, err := owner.Exec(context.Background(), `drop owned by `+role+`; drop role `+role)
 		require.NoError(t, err)
 	})
-	enqExec(t, db.Pool, `grant usage on schema onceq to `+role)
-	enqExec(t, db.Pool, `grant all on all tables in schema onceq to `+role)
-	enqExec(t, db.Pool, `grant all on all sequences in schema onceq to `+role)
-	enqExec(t, db.Pool, `alter table onceq.job_fences enable row level security`)
-	enqExec(t, db.Pool, `create policy look on onceq.job_fences for select using (job_id > 1)`)
-	enqExec(t, db.Pool, `create policy take on onceq.job_fences for insert with check (true)`)
-	tx := enqBegin(t, db, pgx.ReadCommitted)
+	enqExec(t, owner, `grant usage on schema `+schema+` to `+role)
+	enqExec(t, owner, `grant all on all tables in schema `+schema+` to `+role)
+	enqExec(t, owner, `grant all on all sequences in schema `+schema+` to `+role)
+	enqExec(t, owner, `alter table job_fences enable row level security`)
+	t.Cleanup(func() { // the check at the end sees every row again
+		_, err := owner.Exec(context.Background(), `alter table job_fences disable row level security`)
+		require.NoError(t, err)
+	})
+	enqExec(t, owner, `create policy look on job_fences for select using (job_id > 1)`)
+	enqExec(t, owner, `create policy take on job_fences for insert with check (true)`)
+	tx, err := owner.Begin(ctx)
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
 	enqExec(t, tx, `set local role `+role)
-	_, err := db.Queue.Enqueue(ctx, tx, onceq.Job{Kind: "k", Key: "b"})
+	_, err = db.Queue.Enqueue(ctx, tx, onceq.Job{Kind: "k", Key: "b"})
 	require.NoError(t, err)
 	_, err = db.Queue.Enqueue(ctx, tx, onceq.Job{Kind: "k", Key: "a"})
 	require.ErrorIs(t, err, onceq.ErrKeyUnsettled)
@@ -798,9 +806,9 @@ func TestTrap_EnqueueManyTakesKeysInSortedOrder(t *testing.T) {
 					if expired {
 						_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, forward)
 						require.NoError(t, err)
-						enqExec(t, db.Pool, `truncate onceq.jobs; update onceq.job_fences set state = 3, finished_at = now()`)
+						enqExec(t, db.Pool, `delete from onceq.jobs; update onceq.job_fences set state = 3, finished_at = now()`)
 					} else {
-						enqExec(t, db.Pool, `truncate onceq.jobs, onceq.job_fences`)
+						enqExec(t, db.Pool, `delete from onceq.jobs; delete from onceq.job_fences`)
 					}
 					var wg sync.WaitGroup
 					errs := make([]error, 4)
@@ -975,10 +983,11 @@ func TestTrap_EnqueueWithTheSequenceSetBack_AKeyTakenAgainGetsALargerID(t *testi
 	t.Parallel()
 	db := enqNew(t)
 	ctx := t.Context()
+	owner := owner(t, db)
 	keys := []string{"one", "many", "batch"}
 	taken := make(map[string]int64)
 	for range 50 {
-		enqGet[int64](t, db.Pool, `select nextval('onceq.ids')`)
+		enqGet[int64](t, owner, `select nextval('ids')`)
 	}
 	for _, key := range keys {
 		enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: key, Window: onceq.UntilFinished})
@@ -986,7 +995,7 @@ func TestTrap_EnqueueWithTheSequenceSetBack_AKeyTakenAgainGetsALargerID(t *testi
 	}
 	enqExec(t, db.Pool, `update onceq.job_fences set token = token + 5`) // claimed some times more
 	for i, key := range keys {
-		enqExec(t, db.Pool, `select setval('onceq.ids', 1)`)
+		enqExec(t, owner, `select setval('ids', 1)`)
 		job := onceq.Job{Kind: "k", Key: key, Window: onceq.UntilFinished}
 		var r onceq.Result
 		switch i {
@@ -1017,7 +1026,8 @@ func TestTrap_EnqueueWithTheSequenceSetBack_AnIDInUseIsANamedError(t *testing.T)
 	db := enqNew(t)
 	ctx := t.Context()
 	enqOne(t, db, db.Pool, onceq.Job{Kind: "k"})
-	back := func() { enqExec(t, db.Pool, `select setval('onceq.ids', 1, false)`) }
+	owner := owner(t, db)
+	back := func() { enqExec(t, owner, `select setval('ids', 1, false)`) }
 	for _, key := range []string{"", "a"} {
 		back()
 		_, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Key: key})
@@ -1034,8 +1044,8 @@ func TestTrap_EnqueueWithTheSequenceSetBack_AnIDInUseIsANamedError(t *testing.T)
 	}
 	require.Equal(t, 1, enqJobs(t, db.Pool))
 	// The repair that ErrIDTaken names.
-	enqExec(t, db.Pool, `select setval('onceq.ids', greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_history),
-		(select max(token >> 20) from onceq.job_fences)))`)
+	enqExec(t, owner, `select setval('ids', greatest((select max(id) from jobs), (select max(id) from job_history),
+		(select max(token >> 20) from job_fences)))`)
 	enqOne(t, db, db.Pool, onceq.Job{Kind: "k"})
 }
 
@@ -1191,9 +1201,9 @@ func Test_Seed002_AddUniqueReturnsTheSameIDAcrossInstancesImmediateOrDelayed(t *
 		// Each producer with a pool and a Queue of its own, as two processes have.
 		var ids []int64
 		for i, delay := range delays {
-			pool, err := pgxpool.New(t.Context(), db.URL)
+			pool, err := pgxpool.NewWithConfig(t.Context(), db.Pool.Config())
 			require.NoError(t, err)
-			q, err := onceq.New(pool, nil)
+			q, err := onceq.New(pool, &onceq.Config{Schema: db.Schema})
 			require.NoError(t, err)
 			r, err := q.EnqueueUnique(t.Context(), pool, onceq.Job{Kind: "welcome", Key: key, Delay: delay, Payload: map[string]int{"user": 42}})
 			require.NoError(t, err)

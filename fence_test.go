@@ -274,7 +274,7 @@ func TestFence_TokensGrowOverReleasePruningTakeOverAndALostSequence(t *testing.T
 	next("pruning")
 	fenceLapse(t, db)
 	next("running out")
-	fenceExec(t, db.Pool, `select setval('onceq.ids', 1)`)
+	fenceExec(t, owner(t, db), `select setval('ids', 1)`)
 	fenceLapse(t, db)
 	next("the sequence forgot")
 }
@@ -298,20 +298,21 @@ func TestTrapInvisibleFenceIsANamedErrorNotALoop(t *testing.T) {
 	db := queuetest.New(t)
 	f := fenceOf(t, db, onceq.FenceSpec{Key: "k", Window: time.Hour})
 	fenceClaim(t, fenceOf(t, db, onceq.FenceSpec{Key: "k", Window: onceq.Forever}), nil)
-	role := "r_" + fenceGet[string](t, db.Pool, `select md5(current_database())`)
+	pool, schema := owner(t, db), pgx.Identifier{db.Schema}.Sanitize()
+	role := "r_" + fenceGet[string](t, pool, `select md5(current_database())`)
 	for _, sql := range []string{
-		`create role ` + role, `grant usage on schema onceq to ` + role,
-		`grant all on all tables in schema onceq to ` + role, `grant usage on sequence onceq.ids to ` + role,
-		`alter table onceq.job_fences enable row level security`,
-		`create policy p on onceq.job_fences using (lifetime > 0)`,
+		`create role ` + role, `grant usage on schema ` + schema + ` to ` + role,
+		`grant all on all tables in schema ` + schema + ` to ` + role, `grant usage on sequence ids to ` + role,
+		`alter table job_fences enable row level security`,
+		`create policy p on job_fences using (lifetime > 0)`,
 	} {
-		fenceExec(t, db.Pool, sql)
+		fenceExec(t, pool, sql)
 	}
 	defer func() {
-		fenceExec(t, db.Pool, `drop owned by `+role)
-		fenceExec(t, db.Pool, `drop role `+role)
+		fenceExec(t, pool, `drop owned by `+role)
+		fenceExec(t, pool, `drop role `+role)
 	}()
-	_ = pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+	_ = pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
 		fenceExec(t, tx, `set local role `+role)
 		_, err := f.Claim(t.Context(), tx)
 		fenceWant(t, "Claim", err, onceq.ErrKeyUnsettled)

@@ -22,19 +22,19 @@ import (
 // What fuzzing tries is compared with Postgres itself: what the library accepts must go in without an error, and come
 // back as it was. A single run takes the seeds; go test -fuzz=FuzzX goes on from there.
 
-// fuzzQueues gives queues over one database in the two ways in which pgx sends arguments: beside the statement, and
-// in its text.
+// fuzzQueues gives queues over one database in the two ways in which pgx sends arguments: beside the statement, as by
+// default, and in its text.
 func fuzzQueues(f *testing.F, opts ...queuetest.Option) (db *queuetest.DB, pools []*pgxpool.Pool, queues []*onceq.Queue) {
 	f.Helper()
 	quiet := onceq.Config{Logger: slog.New(slog.DiscardHandler)}
 	db = queuetest.New(f, append(opts, queuetest.Config(quiet))...)
-	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeSimpleProtocol} {
+	for _, mode := range []pgx.QueryExecMode{db.Pool.Config().ConnConfig.DefaultQueryExecMode, pgx.QueryExecModeSimpleProtocol} {
 		config := db.Pool.Config()
 		config.ConnConfig.DefaultQueryExecMode = mode
 		pool, err := pgxpool.NewWithConfig(f.Context(), config)
 		require.NoError(f, err)
 		f.Cleanup(pool.Close)
-		q, err := onceq.New(pool, &quiet)
+		q, err := onceq.New(pool, &onceq.Config{Schema: db.Schema, Logger: quiet.Logger})
 		require.NoError(f, err)
 		pools, queues = append(pools, pool), append(queues, q)
 	}
@@ -77,6 +77,7 @@ func FuzzCanonicalForm_AgainstPostgres(f *testing.F) {
 // Names, payloads and metadata, one by one and in arrays: refused before anything is sent, or stored as they are.
 func FuzzEnqueue_StoresWhatItTakes(f *testing.F) {
 	db, pools, queues := fuzzQueues(f)
+	cleaner := owner(f, db)
 	for i, s := range hostile {
 		other := hostile[(i+7)%len(hostile)]
 		f.Add(s, other, s, other, []byte(s), s)
@@ -84,7 +85,7 @@ func FuzzEnqueue_StoresWhatItTakes(f *testing.F) {
 	f.Fuzz(func(t *testing.T, kind, queue, scope, key string, bytes []byte, text string) {
 		ctx := t.Context()
 		for n, q := range queues {
-			_, err := db.Pool.Exec(ctx, `truncate onceq.jobs, onceq.job_fences`)
+			_, err := cleaner.Exec(ctx, `truncate jobs, job_fences`)
 			require.NoError(t, err)
 			meta := map[string]string{text: text}
 			jobs := []onceq.Job{

@@ -59,7 +59,7 @@ func TestHealth_NamesWhatSlowsAQueueDown(t *testing.T) {
 	require.Contains(t, find("index bloat").Detail, "0 MB for 0 rows") // empty, and larger than the limit of a byte
 	require.NoError(t, tx.Rollback(t.Context()))
 
-	_, err = db.Pool.Exec(t.Context(), `alter table "we""ird".jobs set (autovacuum_enabled = off)`)
+	_, err = owner(t, db).Exec(t.Context(), `alter table jobs set (autovacuum_enabled = off)`)
 	require.NoError(t, err)
 	require.Contains(t, find("autovacuum").Detail, "jobs is not vacuumed")
 }

@@ -28,7 +28,7 @@ create table effects (job bigint, token bigint);
 create table started (job bigint, token bigint);
 create table ended (token bigint, error text);
 create table gate (open bool)`
-	processURL = "ONCEQ_TEST_WORKER_PROCESS"
+	processQueue = "ONCEQ_TEST_WORKER_PROCESS"
 )
 
 // ledgerHandlers write one row for each job that was done. In "quick" the effect and the completion are the worker's
@@ -85,14 +85,11 @@ func ledgerHandlers(pool *pgxpool.Pool) []onceq.Handler {
 
 // TestWorkerProcess is no test: it is what the tests below start as processes of their own.
 func TestWorkerProcess(t *testing.T) {
-	url := os.Getenv(processURL)
-	if url == "" {
+	raw := os.Getenv(processQueue)
+	if raw == "" {
 		t.Skip("only as a process of another test")
 	}
-	pool, err := pgxpool.New(context.Background(), url)
-	require.NoError(t, err)
-	q, err := onceq.New(pool, nil)
-	require.NoError(t, err)
+	pool, q := takeOver(t, raw)
 	w, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: time.Second}, ledgerHandlers(pool)...)
 	require.NoError(t, err)
 	require.NoError(t, w.Run(context.Background()))
@@ -103,10 +100,10 @@ type process struct {
 	cmd *exec.Cmd
 }
 
-func startProcess(t testing.TB, url string) *process {
+func startProcess(t testing.TB, db *queuetest.DB) *process {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], "-test.run=^TestWorkerProcess$")
-	cmd.Env = append(os.Environ(), processURL+"="+url)
+	cmd.Env = append(os.Environ(), processQueue+"="+handOver(t, db))
 	cmd.Stderr = os.Stderr
 	require.NoError(t, cmd.Start())
 	p := &process{t, cmd}
@@ -127,12 +124,12 @@ func TestProcesses_AgainstEachOtherAndKilledAgainAndAgain(t *testing.T) {
 	sqlRun(t, db, ledger)
 	const jobs = 6000
 	addMany(t, db, jobs, onceq.Job{Kind: "quick", Key: "k"})
-	workers := []*process{startProcess(t, db.URL), startProcess(t, db.URL)}
+	workers := []*process{startProcess(t, db), startProcess(t, db)}
 	for kill := 1; kill <= 4; kill++ {
 		until(t, db, `(select count(*) from effects) >= $1::int`, kill*1000)
 		i := kill % 2
 		workers[i].kill()
-		workers[i] = startProcess(t, db.URL)
+		workers[i] = startProcess(t, db)
 	}
 	until(t, db, noJobs)
 	require.Equal(t, jobs, sqlOne[int](t, db, `select count(*) from effects`))
@@ -150,7 +147,7 @@ func TestProcesses_AStoppedOneThatContinuesCommitsNothing(t *testing.T) {
 			db := queuetest.New(t)
 			sqlRun(t, db, ledger)
 			id := add(t, db, onceq.Job{Kind: kind, Key: "k"})
-			stopped := startProcess(t, db.URL)
+			stopped := startProcess(t, db)
 			until(t, db, `exists (select from started)`)
 			first := sqlOne[int64](t, db, `select token from started`)
 			stopped.signal(syscall.SIGSTOP)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/queuetest"
@@ -104,10 +105,10 @@ func TestTrapReaperDeletesAFenceJustMadePermanent(t *testing.T) {
 			t.Parallel()
 			db := queuetest.New(t)
 			r := newReaper(t, db, onceq.ReaperConfig{})
-			repairExec(t, db, `
+			must[pgconn.CommandTag](t)(owner(t, db).Exec(t.Context(), `
 				create function stop() returns trigger language plpgsql as $$ begin
 					if old.key = 'a' then perform pg_advisory_xact_lock(1); end if; return old; end $$;
-				create trigger stop before delete on onceq.job_fences for each row execute function stop()`)
+				create trigger stop before delete on job_fences for each row execute function stop()`))
 			repairExec(t, db, `
 				insert into onceq.job_fences (class, scope, key, state, token, created_at, finished_at, lifetime)
 				select 1, 's', k, 3, 1, now() - interval '1 year', now() - interval '1 year', 0 from unnest(array['a', 'b']) k`)

@@ -437,14 +437,11 @@ func TestOnce_EveryErrorIsUncertainUnlessNothingWasApplied(t *testing.T) {
 
 // TestOnceCrashChild is the process that is killed in the middle of an effect.
 func TestOnceCrashChild(t *testing.T) {
-	url := os.Getenv("ONCEQ_TEST_CRASH_CHILD")
-	if url == "" {
+	raw := os.Getenv("ONCEQ_TEST_CRASH_CHILD")
+	if raw == "" {
 		t.Skip("only as a child process")
 	}
-	pool, err := pgxpool.New(t.Context(), url)
-	fenceOK(t, "pool", err)
-	q, err := onceq.New(pool, nil)
-	fenceOK(t, "New", err)
+	_, q := takeOver(t, raw)
 	leases, err := q.Claim(t.Context(), onceq.ClaimOptions{})
 	fenceOK(t, "Claim", err)
 	_, _ = onceq.Once(t.Context(), leases[0], "charge", func(context.Context, string) (string, error) {
@@ -459,7 +456,7 @@ func TestOnce_ProcessKilledBetweenIntentAndOutcome(t *testing.T) {
 		db := queuetest.New(t)
 		fenceJob(t, db, "a")
 		child := exec.Command(os.Args[0], "-test.run=^TestOnceCrashChild$")
-		child.Env = append(os.Environ(), "ONCEQ_TEST_CRASH_CHILD="+db.URL)
+		child.Env = append(os.Environ(), "ONCEQ_TEST_CRASH_CHILD="+handOver(t, db))
 		out, err := child.StdoutPipe()
 		fenceOK(t, "pipe", err)
 		fenceOK(t, "start", child.Start())
@@ -726,9 +723,9 @@ func TestOnce_SuccessThatCannotBeRecordedIsUncertain(t *testing.T) {
 	db := queuetest.New(t)
 	ctx := t.Context()
 	fenceJob(t, db, "a")
-	pool, err := pgxpool.New(ctx, db.URL)
+	pool, err := pgxpool.NewWithConfig(ctx, db.Pool.Config())
 	fenceOK(t, "pool", err)
-	q, err := onceq.New(pool, nil)
+	q, err := onceq.New(pool, &onceq.Config{Schema: db.Schema})
 	fenceOK(t, "New", err)
 	leases, err := q.Claim(ctx, onceq.ClaimOptions{})
 	fenceOK(t, "Claim", err)

@@ -25,9 +25,10 @@ func rolePool(t *testing.T, db *queuetest.DB, grant func(role string), change fu
 	t.Helper()
 	ctx := context.Background()
 	role := fmt.Sprintf("onceq_runtime_%d", rand.Int64())
+	may := owner(t, db)
 	run := func(sql string) {
 		t.Helper()
-		_, err := db.Pool.Exec(ctx, sql)
+		_, err := may.Exec(ctx, sql)
 		require.NoError(t, err, sql)
 	}
 	run(`create role ` + role + ` login password 'runtime' nosuperuser nocreatedb nocreaterole noinherit`)
@@ -39,7 +40,7 @@ func rolePool(t *testing.T, db *queuetest.DB, grant func(role string), change fu
 	run(`revoke execute on all functions in schema ` + schema + ` from public`)
 	run(`revoke all on schema public from public`)
 	run(`do $$ begin execute format('revoke all on database %I from public', current_database());
-		execute format('grant connect on database %I to ` + role + `', current_database()); end $$`)
+		execute format('grant connect on database %I to ` + role + `, %I', current_database(), '` + db.Pool.Config().ConnConfig.User + `'); end $$`)
 	grant(role)
 	config, err := pgxpool.ParseConfig(db.URL)
 	require.NoError(t, err)
@@ -59,7 +60,7 @@ func TestRole_TheGrantsAreEnoughForEverythingAtRunTime(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.Schema(`Run"time 'x.y`))
 	pool := rolePool(t, db, func(role string) {
-		_, err := db.Pool.Exec(t.Context(), migrations.Grants(db.Schema, role))
+		_, err := owner(t, db).Exec(t.Context(), migrations.Grants(db.Schema, role))
 		require.NoError(t, err)
 		_, err = db.Pool.Exec(t.Context(), `create schema app; create table app.effects (job bigint, name text);
 			grant usage on schema app to `+role+`; grant select, insert on app.effects to `+role)

@@ -333,7 +333,7 @@ func TestSecurity_ErrorsAndLogsCarryNoPayload(t *testing.T) {
 	fails(enqueue(onceq.Job{Key: "taken", Payload: mark, Strict: true}))
 
 	// Refused by the database, with the row in what it says beside the message.
-	_, err := db.Pool.Exec(ctx, schemaOf(db, `alter table onceq.jobs add constraint small check (length(payload::text) < 100)`))
+	_, err := owner(t, db).Exec(ctx, `alter table jobs add constraint small check (length(payload::text) < 100)`)
 	require.NoError(t, err)
 	big := strings.Repeat(mark, 50)
 	fails(enqueue(onceq.Job{Payload: big}))

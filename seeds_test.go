@@ -250,7 +250,7 @@ func Test_Seed002_OneWebhookPerSourceEventAlsoFromManyProcesses(t *testing.T) {
 	var mu sync.Mutex
 	ids, first := map[int64]bool{}, 0
 	for n := range 8 {
-		q, err := onceq.New(db.Pool, &onceq.Config{Logger: slog.New(slog.DiscardHandler)})
+		q, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema, Logger: slog.New(slog.DiscardHandler)})
 		require.NoError(t, err)
 		wg.Go(func() {
 			r, err := q.EnqueueUnique(context.Background(), db.Pool, onceq.Job{Kind: "webhook", Key: "webhook:evt_1", Delay: time.Duration(n%2) * time.Hour})

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceq/onceq"
@@ -127,14 +128,14 @@ func (s *seen) wantNoScan(t *testing.T, db *queuetest.DB) {
 // fillJobs and fillHistory add n rows to each of the queues q0 and q1, behind the planner's back.
 func fillJobs(t *testing.T, db *queuetest.DB, n int) {
 	t.Helper()
-	repairExec(t, db, `insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload)
-		select nextval('onceq.ids'), now() - i * interval '1 ms', now(), 25, i % 2, q, 'mail', '{}' from generate_series(1, $1::int) i, unnest(array['q0', 'q1']) q`, n)
+	must[pgconn.CommandTag](t)(owner(t, db).Exec(t.Context(), `insert into jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload)
+		select nextval('ids'), now() - i * interval '1 ms', now(), 25, i % 2, q, 'mail', '{}' from generate_series(1, $1::int) i, unnest(array['q0', 'q1']) q`, n))
 }
 
 func fillHistory(t *testing.T, db *queuetest.DB, n int) {
 	t.Helper()
-	repairExec(t, db, `insert into onceq.job_history (id, run_at, created_at, finished_at, claims, lost, attempts, max_attempts, priority, state, queue, kind, payload)
-		select nextval('onceq.ids'), now(), now(), now(), 1, 0, 1, 25, 0, case i % 3 when 0 then 6 else 5 end, q, 'mail', '{}' from generate_series(1, $1::int) i, unnest(array['q0', 'q1']) q`, n)
+	must[pgconn.CommandTag](t)(owner(t, db).Exec(t.Context(), `insert into job_history (id, run_at, created_at, finished_at, claims, lost, attempts, max_attempts, priority, state, queue, kind, payload)
+		select nextval('ids'), now(), now(), now(), 1, 0, 1, 25, 0, case i % 3 when 0 then 6 else 5 end, q, 'mail', '{}' from generate_series(1, $1::int) i, unnest(array['q0', 'q1']) q`, n))
 }
 
 func TestTrapStatsReadsBoundedRangesOfIndexes(t *testing.T) {
@@ -149,7 +150,7 @@ func TestTrapStatsReadsBoundedRangesOfIndexes(t *testing.T) {
 		t.Fatalf("%+v", got)
 	}
 	look.wantNoScan(t, db)
-	repairExec(t, db, `analyze onceq.jobs, onceq.job_history`)
+	must[pgconn.CommandTag](t)(owner(t, db).Exec(ctx, `analyze jobs, job_history`))
 	must[[]onceq.QueueStats](t)(db.Queue.Stats(ctx, "q0"))
 	look.wantNoScan(t, db)
 }

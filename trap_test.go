@@ -25,7 +25,8 @@ func TestTrap_ClaimLimitIsExact_3Of2000(t *testing.T) {
 		db := queuetest.New(t)
 		addMany(t, db, 2000, onceq.Job{})
 		if analyzed {
-			sqlRun(t, db, `analyze onceq.jobs`)
+			_, err := owner(t, db).Exec(t.Context(), `analyze jobs`)
+			require.NoError(t, err)
 		}
 		for claims := 1; claims <= 3; claims++ {
 			require.Len(t, take(t, db, 3), 3)
@@ -138,7 +139,8 @@ begin
   if new.state = 3 and new.key = 'k7' then raise exception 'not this one'; end if;
   return new;
 end $$`)
-	sqlRun(t, db, `create trigger refuse before update on onceq.job_fences for each row execute function refuse()`)
+	_, err := owner(t, db).Exec(t.Context(), `create trigger refuse before update on job_fences for each row execute function refuse()`)
+	require.NoError(t, err)
 	ids := addMany(t, db, 200, onceq.Job{Key: "k"})
 	ran := db.Drain(handle(func(context.Context, *onceq.Lease) error { return nil }))
 	require.Len(t, ran, 200)
@@ -227,12 +229,13 @@ func TestTrap_PlansScanNoTableWhateverTheStatistics(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db := queuetest.New(t)
-			for _, s := range setup {
-				sqlRun(t, db, s)
-			}
-			conn, err := db.Pool.Acquire(t.Context())
+			db := queuetest.New(t, queuetest.Schema("onceq")) // as the statements have it
+			conn, err := owner(t, db).Acquire(t.Context())
 			require.NoError(t, err)
+			for _, s := range setup {
+				_, err := conn.Exec(t.Context(), s)
+				require.NoError(t, err)
+			}
 			defer conn.Release()
 			plan := func(what, statement, guard string) {
 				tx, err := conn.Begin(t.Context())

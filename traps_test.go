@@ -131,7 +131,7 @@ func TestTrap_LookingBehindIsPagedAndOneWorkersTurn(t *testing.T) {
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	require.NoError(t, err)
 	defer pool.Close()
-	q, err := onceq.New(pool, &onceq.Config{Logger: slog.New(slog.DiscardHandler)})
+	q, err := onceq.New(pool, &onceq.Config{Schema: db.Schema, Logger: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
 	k := onceq.Kind[int]{Name: "k"}
 	var workers sync.WaitGroup
@@ -161,7 +161,7 @@ func (*trapTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.Trace
 }
 
 func (tr *trapTracer) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryEndData) {
-	if sql, _ := ctx.Value(trapTraced{}).(string); d.Err == nil && strings.Contains(sql, "insert into onceq.queues ") {
+	if sql, _ := ctx.Value(trapTraced{}).(string); d.Err == nil && strings.Contains(sql, ".queues as q (queue, swept_at)") {
 		tr.turns.Add(d.CommandTag.RowsAffected())
 	}
 }
@@ -217,7 +217,7 @@ func TestTrap_IdempotencyKeysDifferWhereIDsRepeat(t *testing.T) {
 	id, first := key()
 	_, err := db.Pool.Exec(t.Context(), `delete from onceq.jobs`)
 	require.NoError(t, err)
-	_, err = db.Pool.Exec(t.Context(), `select setval('onceq.ids', $1, false)`, id)
+	_, err = owner(t, db).Exec(t.Context(), `select setval('ids', $1, false)`, id)
 	require.NoError(t, err)
 	again, second := key()
 	require.Equal(t, id, again, "the id is to repeat here")

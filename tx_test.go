@@ -26,8 +26,12 @@ var queryModes = []pgx.QueryExecMode{
 
 // inMode is a database whose pool speaks one of them, with a table for effects.
 func inMode(t *testing.T, mode pgx.QueryExecMode, change ...func(*pgxpool.Config)) *queuetest.DB {
+	speak := func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }
+	return withEffects(t, append(change, speak)...)
+}
+
+func withEffects(t *testing.T, change ...func(*pgxpool.Config)) *queuetest.DB {
 	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
-		c.ConnConfig.DefaultQueryExecMode = mode
 		for _, f := range change {
 			f(c)
 		}
@@ -567,7 +571,7 @@ func (q *queryTracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEn
 func TestHandleTx_TracersHearOfTheFirstStatement(t *testing.T) {
 	t.Parallel()
 	tracer := &queryTracer{}
-	db := inMode(t, pgx.QueryExecModeCacheStatement, func(c *pgxpool.Config) { c.ConnConfig.Tracer = tracer; c.MaxConns = 1 })
+	db := withEffects(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = tracer; c.MaxConns = 1 })
 	add(t, db, onceq.Job{})
 	var traced []string
 	ran := db.RunOne(handleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
@@ -597,7 +601,7 @@ func TestHandleTx_EndsTheTransactionByAStatement(t *testing.T) {
 		} {
 			t.Run(fmt.Sprintf("%s, key %q", name, key), func(t *testing.T) {
 				t.Parallel()
-				db := inMode(t, pgx.QueryExecModeCacheStatement)
+				db := withEffects(t)
 				kind := onceq.Kind[int]{Name: "ends"}
 				job := kind.Job(1)
 				job.Key = key
@@ -641,7 +645,7 @@ func TestHandleTx_EndsTheTransactionByAStatement(t *testing.T) {
 // A handler that reschedules its job after its time has run out has its way, as one that completes it has.
 func TestHandleTx_ReschedulesAfterItsTime(t *testing.T) {
 	t.Parallel()
-	db := inMode(t, pgx.QueryExecModeCacheStatement)
+	db := withEffects(t)
 	kind := onceq.Kind[int]{Name: "late", Timeout: time.Second}
 	_, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(1))
 	require.NoError(t, err)
@@ -664,7 +668,7 @@ func TestHandleTx_ReschedulesAfterItsTime(t *testing.T) {
 
 func TestHandleTx_LeavesRowsOpen(t *testing.T) {
 	t.Parallel()
-	db := inMode(t, pgx.QueryExecModeCacheStatement)
+	db := withEffects(t)
 	kind := onceq.Kind[int]{Name: "open", MaxAttempts: 1}
 	_, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(1))
 	require.NoError(t, err)

@@ -26,7 +26,7 @@ func TestCheck_SaysThatTheSequenceIsBehindTheIDsInUse(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.NoError(t, db.Queue.Check(t.Context()))
-	_, err := db.Pool.Exec(t.Context(), `select setval('onceq.ids', 1)`)
+	_, err := owner(t, db).Exec(t.Context(), `select setval('ids', 1)`)
 	require.NoError(t, err)
 	require.ErrorIs(t, db.Queue.Check(t.Context()), onceq.ErrIDTaken)
 }
@@ -162,8 +162,8 @@ func TestTrap_HotStatementsKeepTheirPlans(t *testing.T) {
 	var statements, custom int
 	require.NoError(t, db.Pool.QueryRow(t.Context(), `
 		select count(*), sum(custom_plans) from pg_prepared_statements
-		 where statement like '%onceq.jobs%' and (statement like '%for update skip locked%' or statement like '%ready as (%')
-		   and statement not like '%pg_prepared_statements%'`).Scan(&statements, &custom))
+		 where position($1 in statement) > 0 and (statement like '%for update skip locked%' or statement like '%ready as (%')
+		   and statement not like '%pg_prepared_statements%'`, pgx.Identifier{db.Schema}.Sanitize()+".jobs").Scan(&statements, &custom))
 	require.Equal(t, 2, statements, "the claim and the release")
 	require.Zero(t, custom)
 }

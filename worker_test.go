@@ -192,7 +192,9 @@ func TestHandleTx_WritesAndCompletionCommitTogether(t *testing.T) {
 		}, onceq.Retrying, 0, "panic"},
 		"loses its connection": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
 			_ = write(ctx, tx, l)
-			_, _ = db.Pool.Exec(ctx, `select pg_terminate_backend($1, 10000)`, tx.Conn().PgConn().PID())
+			var pid int
+			_ = tx.QueryRow(ctx, `select pg_backend_pid()`).Scan(&pid)
+			_, _ = db.Pool.Exec(ctx, `select pg_terminate_backend($1, 10000)`, pid)
 			_, _ = tx.Exec(ctx, `select 1`)
 			return nil
 		}, onceq.Retrying, 0, "connection"},

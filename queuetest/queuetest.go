@@ -119,7 +119,7 @@ func New(t testing.TB, opts ...Option) *DB {
 			t.Fatalf("queuetest: %v", err)
 		}
 	}
-	db.openPool(append([]func(*pgxpool.Config){func(c *pgxpool.Config) { apply(t, s, c, role) }}, o.poolConfig...))
+	db.openPool(s, append([]func(*pgxpool.Config){func(c *pgxpool.Config) { apply(t, s, c, role) }}, o.poolConfig...))
 	db.Queue, err = onceq.New(db.Pool, &o.config)
 	if err != nil {
 		t.Fatalf("queuetest: %v", err)
@@ -134,7 +134,7 @@ func New(t testing.TB, opts ...Option) *DB {
 	return db
 }
 
-func (db *DB) openPool(changes []func(*pgxpool.Config)) {
+func (db *DB) openPool(s *server, changes []func(*pgxpool.Config)) {
 	db.t.Helper()
 	config, err := pgxpool.ParseConfig(db.URL)
 	if err != nil {
@@ -145,6 +145,7 @@ func (db *DB) openPool(changes []func(*pgxpool.Config)) {
 	for _, change := range changes {
 		change(config)
 	}
+	untracked(db.t, s, config.ConnConfig)
 	// Not the test's context: that one ends before the clean-up, which still wants connections.
 	db.Pool, err = pgxpool.NewWithConfig(context.Background(), config)
 	if err != nil {

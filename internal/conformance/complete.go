@@ -48,7 +48,8 @@ func completeOutsideOfATransaction(t *testing.T, set setup) {
 
 // A completion under a token that does not hold any more raises, so that nothing of its transaction is committed.
 func completeStaleEndsTheTransaction(t *testing.T, set setup) {
-	e := set(t, `create table effects (n int)`)
+	e := set(t)
+	exec(t, e.Pool, `create table effects (n int)`)
 	ctx := t.Context()
 	for _, key := range []string{"", "k"} {
 		id := e.enqueue(e.Handles.DB, onceq.Job{Kind: "k", Key: key}).ID

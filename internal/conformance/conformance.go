@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
@@ -41,7 +42,7 @@ type env struct {
 	q *onceq.Queue
 }
 
-// setup gives a test its database, with SQL that runs before the handles are opened.
+// setup gives a test its database, with SQL that the owner runs before the handles are opened.
 type setup func(t *testing.T, before ...string) *env
 
 // Run runs every test on handles that open gives for a new database. Whatever open opens, it has the test close.
@@ -49,8 +50,11 @@ func Run(t *testing.T, open func(t *testing.T, db *queuetest.DB) Handles) {
 	set := func(t *testing.T, before ...string) *env {
 		t.Helper()
 		db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
-		for _, sql := range before {
-			exec(t, db.Pool, sql)
+		if len(before) > 0 {
+			owner := Owner(t, db)
+			for _, sql := range before {
+				exec(t, owner, sql)
+			}
 		}
 		db.Pool.Reset() // so that settings of the database hold for its connections too
 		return &env{t: t, DB: db, Handles: open(t, db), q: db.Queue}
@@ -73,6 +77,19 @@ func Run(t *testing.T, open func(t *testing.T, db *queuetest.DB) Handles) {
 			test(t, set)
 		})
 	}
+}
+
+// Owner gives a pool for what the runtime may not do, or not by the name that a test has for it: as the role that may do
+// everything, past any pooler, and with the queue's tables, their sequence and functions found without their schema.
+func Owner(t testing.TB, db *queuetest.DB) *pgxpool.Pool {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(db.URL)
+	require.NoError(t, err)
+	config.ConnConfig.RuntimeParams["search_path"] = "public, " + pgx.Identifier{db.Schema}.Sanitize()
+	pool, err := pgxpool.NewWithConfig(context.Background(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	return pool
 }
 
 // get reads one value.

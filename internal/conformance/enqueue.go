@@ -463,8 +463,9 @@ func enqueueManyIsAllOrNothing(t *testing.T, set setup) {
 	require.ErrorIs(t, err, onceq.ErrMismatch)
 	require.Zero(t, results[0])
 	require.Equal(t, 1, e.jobs())
-	exec(t, e.Pool, `create function no() returns trigger language plpgsql as $$ begin raise 'no'; end $$`)
-	exec(t, e.Pool, `create trigger no before insert on onceq.jobs for each row when (new.key = '4099') execute function no()`)
+	owner := Owner(t, e.DB)
+	exec(t, owner, `create function no() returns trigger language plpgsql as $$ begin raise 'no'; end $$`)
+	exec(t, owner, `create trigger no before insert on jobs for each row when (new.key = '4099') execute function no()`)
 	jobs[3000].IgnorePayload = true
 	results, err = e.q.EnqueueMany(t.Context(), in, jobs)
 	require.Error(t, err)
@@ -478,7 +479,7 @@ func enqueueManyOpensItsTransactionAtReadCommitted(t *testing.T, set setup) {
 		`do $$ begin execute format('alter database %I set default_transaction_isolation = serializable', current_database()); end $$`,
 		`create function level() returns trigger language plpgsql as $$
 		 begin new.metadata = to_jsonb(current_setting('transaction_isolation')); return new; end $$`,
-		`create trigger level before insert on onceq.jobs for each row execute function level()`)
+		`create trigger level before insert on jobs for each row execute function level()`)
 	level := func() string {
 		return get[string](t, e.Pool, `with gone as (delete from onceq.jobs returning metadata) select metadata #>> '{}' from gone`)
 	}
@@ -494,12 +495,13 @@ func enqueueNamesWhatIsWrongWithTheTables(t *testing.T, set setup) {
 	e := set(t)
 	ctx, in := t.Context(), e.Handles.DB
 	e.enqueue(in, onceq.Job{Kind: "k"})
+	owner := Owner(t, e.DB)
 	for _, key := range []string{"", "a"} {
-		exec(t, e.Pool, `select setval('onceq.ids', 1, false)`)
+		exec(t, owner, `select setval('ids', 1, false)`)
 		_, err := e.q.Enqueue(ctx, in, onceq.Job{Kind: "k", Key: key})
 		require.ErrorIs(t, err, onceq.ErrIDTaken)
 		require.False(t, onceq.IsRetryable(err))
-		exec(t, e.Pool, `select setval('onceq.ids', 1, false)`)
+		exec(t, owner, `select setval('ids', 1, false)`)
 		_, err = e.q.EnqueueMany(ctx, in, []onceq.Job{{Kind: "k", Key: key}})
 		require.ErrorIs(t, err, onceq.ErrIDTaken)
 	}

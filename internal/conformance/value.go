@@ -50,7 +50,8 @@ func valuesComeBack(t *testing.T, set setup) {
 	require.Error(t, rows.Scan(nil), "too few")
 	rows.Close()
 
-	tag, err := tx.DB.Exec(t.Context(), `update onceq.meta set version = version`)
+	exec(t, e.Pool, `create table one as select 1 as n`)
+	tag, err := tx.DB.Exec(t.Context(), `update one set n = n`)
 	require.NoError(t, err)
 	require.Equal(t, int64(1), tag.RowsAffected())
 }
@@ -72,8 +73,8 @@ func inUTC(v any) any {
 func rowsClosedUnreadReportTheirError(t *testing.T, set setup) {
 	e := set(t)
 	for _, statement := range []string{
-		`select onceq.lease_lost(1)`,
-		`select case when n = 5000 then onceq.lease_lost(n) end from generate_series(1, 5000) n`,
+		`select ` + pgx.Identifier{e.Schema}.Sanitize() + `.lease_lost(1)`,
+		`select case when n = 5000 then ` + pgx.Identifier{e.Schema}.Sanitize() + `.lease_lost(n) end from generate_series(1, 5000) n`,
 	} {
 		rows, err := e.Handles.DB.Query(t.Context(), statement)
 		if err == nil {
