@@ -13,6 +13,8 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
+var owner = conformance.Owner
+
 // What is promised inside a caller's handle, in every handle of pgx.
 func TestConformance(t *testing.T) {
 	t.Parallel()

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/internal/pgserver"
 	"github.com/onceq/onceq/migrations"
 	"github.com/onceq/onceq/queuetest"
@@ -89,7 +90,7 @@ func TestWorkerProcess(t *testing.T) {
 	if raw == "" {
 		t.Skip("only as a process of another test")
 	}
-	pool, q := takeOver(t, raw)
+	pool, q := conformance.TakeOver(t, raw)
 	w, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: time.Second}, ledgerHandlers(pool)...)
 	require.NoError(t, err)
 	require.NoError(t, w.Run(context.Background()))
@@ -103,7 +104,7 @@ type process struct {
 func startProcess(t testing.TB, db *queuetest.DB) *process {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], "-test.run=^TestWorkerProcess$")
-	cmd.Env = append(os.Environ(), processQueue+"="+handOver(t, db))
+	cmd.Env = append(os.Environ(), processQueue+"="+conformance.HandOver(t, db))
 	cmd.Stderr = os.Stderr
 	require.NoError(t, cmd.Start())
 	p := &process{t, cmd}

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -441,7 +442,7 @@ func TestOnceCrashChild(t *testing.T) {
 	if raw == "" {
 		t.Skip("only as a child process")
 	}
-	_, q := takeOver(t, raw)
+	_, q := conformance.TakeOver(t, raw)
 	leases, err := q.Claim(t.Context(), onceq.ClaimOptions{})
 	fenceOK(t, "Claim", err)
 	_, _ = onceq.Once(t.Context(), leases[0], "charge", func(context.Context, string) (string, error) {
@@ -456,7 +457,7 @@ func TestOnce_ProcessKilledBetweenIntentAndOutcome(t *testing.T) {
 		db := queuetest.New(t)
 		fenceJob(t, db, "a")
 		child := exec.Command(os.Args[0], "-test.run=^TestOnceCrashChild$")
-		child.Env = append(os.Environ(), "ONCEQ_TEST_CRASH_CHILD="+handOver(t, db))
+		child.Env = append(os.Environ(), "ONCEQ_TEST_CRASH_CHILD="+conformance.HandOver(t, db))
 		out, err := child.StdoutPipe()
 		fenceOK(t, "pipe", err)
 		fenceOK(t, "start", child.Start())

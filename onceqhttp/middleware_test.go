@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/onceqhttp"
 	"github.com/onceq/onceq/queuetest"
 )
@@ -991,9 +992,9 @@ func TestHandler_AfterTheWindowTheKeyIsNew(t *testing.T) {
 func TestHandler_WithoutTheDatabaseNothingRuns(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	pool, err := pgxpool.New(t.Context(), db.URL)
+	pool, err := pgxpool.NewWithConfig(t.Context(), db.Pool.Config())
 	require.NoError(t, err)
-	q, err := onceq.New(pool, nil)
+	q, err := onceq.New(pool, &onceq.Config{Schema: db.Schema})
 	require.NoError(t, err)
 	ran := newRuns()
 	s := serve(t, "POST /", middleware(t, q, onceqhttp.Config{}).Handler(ran.answering(200)))
@@ -1007,13 +1008,16 @@ func TestHandler_WithoutTheDatabaseNothingRuns(t *testing.T) {
 func TestHandler_AnswerThatCannotBeRecordedStillGoesOut(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
+	owner := conformance.Owner(t, db)
 	m := middleware(t, db.Queue, onceqhttp.Config{})
 	s := serve(t, "POST /", m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		sqlRun(t, db, `alter table onceq.job_fences rename to away`)
+		_, err := owner.Exec(r.Context(), `alter table job_fences rename to away`)
+		assert.NoError(t, err)
 		_, _ = io.WriteString(w, "done")
 	})))
 	a := post(t, s.URL, "k", "")
-	sqlRun(t, db, `alter table onceq.away rename to job_fences`)
+	_, err := owner.Exec(t.Context(), `alter table away rename to job_fences`)
+	require.NoError(t, err)
 	require.Equal(t, "done", a.body)
 	refused(t, post(t, s.URL, "k", ""), 409, onceqhttp.CodeInFlight)
 }

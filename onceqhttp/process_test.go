@@ -19,11 +19,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/onceqhttp"
 	"github.com/onceq/onceq/queuetest"
 )
 
-const processURL = "ONCEQHTTP_TEST_SERVER_PROCESS"
+const processQueue = "ONCEQHTTP_TEST_SERVER_PROCESS"
 
 // stuck is a ResponseWriter that never gets its answer out.
 type stuck struct {
@@ -39,14 +40,11 @@ func (s stuck) WriteHeader(int) {
 // TestServerProcess is no test: it is what the tests below start as processes of their own. A request with X-Hang stays
 // for ever in its handler, when it has done its work, or between the commit and the answer.
 func TestServerProcess(t *testing.T) {
-	url := os.Getenv(processURL)
-	if url == "" {
+	raw := os.Getenv(processQueue)
+	if raw == "" {
 		t.Skip("only as a process of another test")
 	}
-	pool, err := pgxpool.New(context.Background(), url)
-	require.NoError(t, err)
-	q, err := onceq.New(pool, nil)
-	require.NoError(t, err)
+	pool, q := conformance.TakeOver(t, raw)
 	work := func(ctx context.Context, db onceq.DB, r *http.Request) error {
 		if _, err := db.Exec(ctx, `insert into effects values ($1)`, onceqhttp.FromContext(ctx).Claim.IdempotencyKey()); err != nil {
 			return err
@@ -98,7 +96,7 @@ type process struct {
 func startServer(t testing.TB, db *queuetest.DB) *process {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], "-test.run=^TestServerProcess$")
-	cmd.Env = append(os.Environ(), processURL+"="+db.URL)
+	cmd.Env = append(os.Environ(), processQueue+"="+conformance.HandOver(t, db))
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())

@@ -448,7 +448,7 @@ func TestHandlerTx_RefusesAndLetsThroughAsHandlerDoes(t *testing.T) {
 func TestHandlerTx_WithoutTheDatabaseNothingRuns(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	pool, err := pgxpool.New(t.Context(), db.URL)
+	pool, err := pgxpool.NewWithConfig(t.Context(), db.Pool.Config())
 	require.NoError(t, err)
 	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{}).HandlerTx(pool, func(http.ResponseWriter, *http.Request, pgx.Tx) error {
 		panic("runs")
@@ -595,7 +595,7 @@ func (w watched) WriteHeader(status int) {
 func TestHandlerTx_AnswersWhenItsTransactionHasEnded(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	pool, err := pgxpool.New(t.Context(), db.URL)
+	pool, err := pgxpool.NewWithConfig(t.Context(), db.Pool.Config())
 	require.NoError(t, err)
 	defer pool.Close()
 	m := middleware(t, db.Queue, onceqhttp.Config{MaxResponse: 10})

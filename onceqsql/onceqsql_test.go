@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 
@@ -14,16 +15,11 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-func openStdlib(mode pgx.QueryExecMode) func(*testing.T, *queuetest.DB) *sql.DB {
-	return func(t *testing.T, db *queuetest.DB) *sql.DB {
-		t.Helper()
-		config, err := pgx.ParseConfig(db.URL)
-		require.NoError(t, err)
-		config.DefaultQueryExecMode = mode
-		pool := stdlib.OpenDB(*config)
-		t.Cleanup(func() { require.NoError(t, pool.Close()) })
-		return pool
-	}
+func openStdlib(t *testing.T, db *queuetest.DB) *sql.DB {
+	t.Helper()
+	pool := stdlib.OpenDB(*db.Pool.Config().ConnConfig)
+	t.Cleanup(func() { require.NoError(t, pool.Close()) })
+	return pool
 }
 
 // pgx's stdlib driver in every query mode. examples/orm has the same for lib/pq.
@@ -33,12 +29,12 @@ func TestConformance(t *testing.T) {
 		pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
-			conformance.RunSQL(t, openStdlib(mode))
+			conformance.RunSQL(t, openStdlib, queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }))
 		})
 	}
 	t.Run("connection", func(t *testing.T) {
 		t.Parallel()
-		conformance.RunSQLConn(t, openStdlib(pgx.QueryExecModeCacheStatement))
+		conformance.RunSQLConn(t, openStdlib)
 	})
 }
 
@@ -73,7 +69,7 @@ func TestADatabaseIsNoTransaction(t *testing.T) {
 func TestAnArgumentOfNoTypeOfPostgresIsRefusedBeforeItIsSent(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	tx, err := openStdlib(pgx.QueryExecModeExec)(t, db).BeginTx(t.Context(), nil)
+	tx, err := openStdlib(t, db).BeginTx(t.Context(), nil)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tx.Rollback()) }()
 	_, err = onceqsql.Tx(tx).Query(t.Context(), `select $1::text, $2::text`, "a", struct{}{})

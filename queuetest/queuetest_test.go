@@ -51,7 +51,7 @@ func TestDatabasesAreIsolated(t *testing.T) {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			t.Parallel()
 			db := queuetest.New(t)
-			_, err := db.Pool.Exec(t.Context(), "create table onceq.mine (n int)")
+			_, err := db.Pool.Exec(t.Context(), "create table mine (n int)")
 			require.NoError(t, err)
 		})
 	}

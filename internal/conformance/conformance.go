@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
@@ -46,10 +45,10 @@ type env struct {
 type setup func(t *testing.T, before ...string) *env
 
 // Run runs every test on handles that open gives for a new database. Whatever open opens, it has the test close.
-func Run(t *testing.T, open func(t *testing.T, db *queuetest.DB) Handles) {
+func Run(t *testing.T, open func(t *testing.T, db *queuetest.DB) Handles, opts ...queuetest.Option) {
 	set := func(t *testing.T, before ...string) *env {
 		t.Helper()
-		db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
+		db := queuetest.New(t, append(opts, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))...)
 		if len(before) > 0 {
 			owner := Owner(t, db)
 			for _, sql := range before {
@@ -77,19 +76,6 @@ func Run(t *testing.T, open func(t *testing.T, db *queuetest.DB) Handles) {
 			test(t, set)
 		})
 	}
-}
-
-// Owner gives a pool for what the runtime may not do, or not by the name that a test has for it: as the role that may do
-// everything, past any pooler, and with the queue's tables, their sequence and functions found without their schema.
-func Owner(t testing.TB, db *queuetest.DB) *pgxpool.Pool {
-	t.Helper()
-	config, err := pgxpool.ParseConfig(db.URL)
-	require.NoError(t, err)
-	config.ConnConfig.RuntimeParams["search_path"] = "public, " + pgx.Identifier{db.Schema}.Sanitize()
-	pool, err := pgxpool.NewWithConfig(context.Background(), config)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	return pool
 }
 
 // get reads one value.

@@ -14,11 +14,11 @@ import (
 )
 
 // RunSQL runs every test on the handles of a driver of database/sql, with a *sql.DB outside of a transaction.
-func RunSQL(t *testing.T, open func(*testing.T, *queuetest.DB) *sql.DB) {
+func RunSQL(t *testing.T, open func(*testing.T, *queuetest.DB) *sql.DB, opts ...queuetest.Option) {
 	Run(t, func(t *testing.T, db *queuetest.DB) Handles {
 		pool := open(t, db)
 		return Handles{DB: onceqsql.DB(pool), Begin: beginSQL(pool)}
-	})
+	}, opts...)
 }
 
 // RunSQLConn is RunSQL with a *sql.Conn.
