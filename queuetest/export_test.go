@@ -7,11 +7,15 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/onceq/onceq/internal/leaks"
 	"github.com/onceq/onceq/internal/pgserver"
 )
 
-// A test that leaks a connection need not wait for long.
-func init() { cleanupTimeout = 2 * time.Second }
+// A test that leaks a connection need not wait for long, and each that has a database fails when it leaves a goroutine.
+func init() {
+	cleanupTimeout = 2 * time.Second
+	leaks.On.Store(true)
+}
 
 // Tag is what marks the databases of the server that New uses.
 func Tag(t *testing.T) string {

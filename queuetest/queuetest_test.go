@@ -102,6 +102,7 @@ type fake struct {
 	mu       sync.Mutex
 	cleanups []func()
 	errors   []string
+	told     func() // when it has an error, if not nil
 }
 
 func (f *fake) Context() context.Context { return f.ctx }
@@ -111,6 +112,9 @@ func (f *fake) Errorf(format string, args ...any) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.errors = append(f.errors, fmt.Sprintf(format, args...))
+	if f.told != nil {
+		f.told()
+	}
 }
 
 func (f *fake) end() {
@@ -143,10 +147,10 @@ func TestCleanupTellsOfLeakedConnection(t *testing.T) {
 	db := queuetest.New(f)
 	conn, err := db.Pool.Acquire(t.Context())
 	require.NoError(t, err)
+	f.told = conn.Release // so that the pool is closed after all, and leaves no goroutine
 	f.end()
 	require.Len(t, f.errors, 1)
 	require.Contains(t, f.errors[0], "never given back")
-	conn.Release()
 }
 
 func TestDropStale(t *testing.T) {
