@@ -10,7 +10,7 @@ MODULES     = checks onceqotel examples/moving examples/orm examples/routers
 
 .PHONY: test format imports vet staticcheck gosec race modules matrix test-versions test-container demo bench torture torture-ci
 
-# All that CI runs but torture-ci.
+# All that CI runs but matrix and torture-ci.
 test: format imports vet staticcheck gosec race modules
 
 format:
@@ -62,16 +62,20 @@ modules:
 	cd bench && go vet .
 
 # The suite in every query mode, as a role with the grants alone, in an odd schema, and through PgBouncer.
-# For some of them: make matrix MODES='role pgbouncer'
+# For some of them: make matrix MODES='role pgbouncer'. That what is left out does fail there: make matrix MODES=-skipped
 matrix:
 	@TIMEOUT=$(TIMEOUT) scripts/matrix.sh $(MODES)
 
-# The tests on each further major version that is supported.
+# The tests, and those of the modules that depend on the server, on each further major version that is supported.
+# For one of them: make test-versions VERSIONS=18
+VERSIONS = 16 17 18
 test-versions:
-	@for version in 16 17 18; do \
-		echo "== go test, Postgres $$version" && \
-		bin=$$(scripts/postgres-version.sh $$version) && \
-		ONCEQ_TEST_PGBIN="$$bin" go test -count=1 -timeout $(TIMEOUT) ./... || exit 1; \
+	@for version in $(VERSIONS); do \
+		bin=$$(scripts/postgres-version.sh $$version) || exit 1; \
+		for module in . checks onceqotel; do \
+			echo "== go test $$module, Postgres $$version" && \
+			(cd $$module && ONCEQ_TEST_PGBIN="$$bin" GOTOOLCHAIN=auto go test -count=1 -timeout $(TIMEOUT) ./...) || exit 1; \
+		done; \
 	done
 
 # The tests on a Postgres in a container.
