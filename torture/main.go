@@ -89,7 +89,7 @@ func main() {
 	defer stop()
 	fmt.Printf("seed %d, %s of faults for each, %d workers, %d producers, %d requesters\n", c.Seed, c.Duration, c.Workers, c.Producers, c.Requesters)
 	var reports []*report
-	bad := false
+	bad, idle := false, false
 	for _, c.System = range strings.Split(*systems, ",") {
 		r, err := run(ctx, c)
 		if err != nil {
@@ -97,10 +97,14 @@ func main() {
 			os.Exit(2)
 		}
 		reports = append(reports, r)
+		if why := r.idle(); why != "" {
+			fmt.Fprintf(os.Stderr, "torture: nothing is shown for %s: %s\n", c.System, why)
+			idle = true
+		}
 		bad = bad || c.System == "onceq" && r.verdict.count() > 0
 	}
 	printReports(os.Stdout, c, reports)
-	if bad != (c.Broken != "") {
+	if idle || bad != (c.Broken != "") {
 		os.Exit(1)
 	}
 }
@@ -156,6 +160,24 @@ type report struct {
 	errors                  map[string]int // that producers met, by SQLSTATE
 	resolved, fallen        int
 	notes                   []string
+}
+
+// idle says why a run without violations would show nothing; "" where it shows something.
+func (r *report) idle() string {
+	answered, struck := 0, 0
+	for _, n := range r.verdict.Requests {
+		answered += n
+	}
+	for _, n := range r.faults {
+		struck += n
+	}
+	switch {
+	case r.verdict.Ends["completed"] == 0 && answered == 0:
+		return "no job was completed and no request answered"
+	case struck == 0:
+		return "no fault could be done"
+	}
+	return ""
 }
 
 func run(ctx context.Context, c config) (r *report, err error) {

@@ -62,3 +62,14 @@ func TestTorture_FindsADownstreamKeyThatChanges(t *testing.T) {
 func TestTorture_FindsARequestsDownstreamKeyThatChanges(t *testing.T) {
 	broken(t, brokenKey, formDoAgain, vCallKey)
 }
+
+// A run in which nothing happened has no violations either.
+func TestReport_SaysWhenNothingIsShown(t *testing.T) {
+	r := &report{verdict: check(&history{}), faults: map[string]int{}}
+	require.Zero(t, r.verdict.count())
+	require.Equal(t, "no job was completed and no request answered", r.idle())
+	r.verdict.Ends["completed"] = 1
+	require.Equal(t, "no fault could be done", r.idle())
+	r.faults["kill"] = 1
+	require.Empty(t, r.idle())
+}
