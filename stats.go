@@ -28,10 +28,11 @@ type QueueStats struct {
 	Capped bool
 }
 
-// liveQueues and pastQueues find the names of queues by stepping through an index from one name to the next.
+// liveQueues and pastQueues find the names of queues by stepping through an index from one name to the next. Every
+// name is >= ”; saying so lets the planner use jobs_claim, which has a condition.
 const liveQueues = `
 live (queue) as (
-  (select queue from onceq.jobs order by queue limit 1)
+  (select queue from onceq.jobs where queue >= '' order by queue limit 1)
   union all
   select (select j.queue from onceq.jobs j where j.queue > l.queue order by j.queue limit 1)
     from live l where l.queue is not null

@@ -225,6 +225,7 @@ func TestTrap_PlansScanNoTableWhateverTheStatistics(t *testing.T) {
 		"full and never analyzed":     fill,
 		"full":                        append(append([]string{}, fill...), `vacuum analyze`),
 		"drained and vacuumed":        append(append(append([]string{}, fill...), empty...), `vacuum`),
+		"full, drained and vacuumed":  append(append(append(append([]string{}, fill...), `analyze`), empty...), `vacuum`),
 		"drained, vacuumed, analyzed": append(append(append([]string{}, fill...), empty...), `vacuum analyze`),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -287,8 +288,10 @@ func indexScansOnly(node any) error {
 			if node["Relation Name"] == "waiters" {
 				return nil // a row for each idle worker
 			}
-			return fmt.Errorf("%v of %v", kind, node["Relation Name"])
-		case "Index Scan", "Index Only Scan":
+			if kind != "Bitmap Heap Scan" { // which is as good as the index scan below it
+				return fmt.Errorf("%v of %v", kind, node["Relation Name"])
+			}
+		case "Index Scan", "Index Only Scan", "Bitmap Index Scan":
 			column := map[any]string{"jobs_pkey": "id = ", "jobs_claim": "queue = ", "job_fences_pkey": "key = ", "job_cancels_pkey": "job_id = "}[node["Index Name"]]
 			if cond, _ := node["Index Cond"].(string); column == "" || !strings.Contains(cond, column) {
 				return fmt.Errorf("all of %v", node["Index Name"])
