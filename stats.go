@@ -28,8 +28,8 @@ type QueueStats struct {
 	Capped bool
 }
 
-// liveQueues and pastQueues find the names of queues by stepping through an index from one name to the next. Every
-// name is >= ”; saying so lets the planner use jobs_claim, which has a condition.
+// liveQueues and pastQueues find the names of queues by stepping through an index from one name to the next. No
+// name is empty; saying so lets the planner use jobs_claim, which has a condition.
 const liveQueues = `
 live (queue) as (
   (select queue from onceq.jobs where queue >= '' order by queue limit 1)
