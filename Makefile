@@ -59,7 +59,7 @@ modules:
 		echo "== $$module" && (cd $$module && go vet ./... && go run $(STATICCHECK) ./... && \
 		go test -race -count=1 -timeout $(TIMEOUT) ./...) || exit 1; \
 	done; \
-	cd bench && go vet .
+	cd bench && go vet . && go run $(STATICCHECK) .
 
 # The suite in every query mode, as a role with the grants alone, in an odd schema, and through PgBouncer.
 # For some of them: make matrix MODES='role pgbouncer'. That what is left out does fail there: make matrix MODES=-skipped

@@ -412,10 +412,6 @@ func (w lockedWriter) Write(p []byte) (int, error) {
 	return w.to.Write(p)
 }
 
-func schemaOf(db *queuetest.DB, statement string) string {
-	return strings.ReplaceAll(statement, "onceq.", pgx.Identifier{db.Schema}.Sanitize()+".")
-}
-
 // A stored result is given to who names its class, scope and key, and to nobody else.
 func TestSecurity_AResultIsReachableByItsScopeAndKeyAlone(t *testing.T) {
 	t.Parallel()
