@@ -528,17 +528,22 @@ func TestTrap_ClaimMeetsAJobThatMoves(t *testing.T) {
 	last := add(t, db, onceq.Job{})
 
 	// A policy is a filter, and this one waits at the first job, when the claim has its snapshot.
+	owner, schema := owner(t, db), pgx.Identifier{db.Schema}.Sanitize()
 	role := fmt.Sprintf("claimer_%d", time.Now().UnixNano())
-	sqlRun(t, db, `create role `+role)
-	t.Cleanup(func() { sqlRun(t, db, `drop owned by `+role+`; drop role `+role) })
-	sqlRun(t, db, fmt.Sprintf(`
+	do := func(statement string, args ...any) {
+		_, err := owner.Exec(context.Background(), statement, args...)
+		require.NoError(t, err)
+	}
+	do(`create role ` + role)
+	t.Cleanup(func() { do(`alter table jobs disable row level security; drop owned by ` + role + `; drop role ` + role) })
+	do(fmt.Sprintf(`
 create function wait_at(id bigint) returns boolean language plpgsql as
 $$ begin if id = %d then perform pg_advisory_xact_lock_shared(1); end if; return true; end $$;
-grant usage on schema onceq to %[2]s;
-grant all on all tables in schema onceq to %[2]s;
-alter table onceq.jobs enable row level security;
-create policy looking on onceq.jobs using (wait_at(id))`, first, role))
-	config := db.Pool.Config()
+grant usage on schema %s to %[3]s;
+grant all on all tables in schema %[2]s to %[3]s;
+alter table jobs enable row level security;
+create policy looking on jobs using (wait_at(id))`, first, schema, role))
+	config := owner.Config()
 	config.AfterConnect = func(ctx context.Context, c *pgx.Conn) error {
 		_, err := c.Exec(ctx, `set role `+role)
 		return err
@@ -546,15 +551,22 @@ create policy looking on onceq.jobs using (wait_at(id))`, first, role))
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	q, err := onceq.New(pool, nil)
+	q, err := onceq.New(pool, &onceq.Config{Schema: db.Schema})
 	require.NoError(t, err)
 
-	lock := begin(t, db)
+	lock, err := owner.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = lock.Rollback(context.Background()) }()
 	_, err = lock.Exec(t.Context(), `select pg_advisory_xact_lock(1)`)
 	require.NoError(t, err)
 	wait := background(func() ([]*onceq.Lease, error) { return q.Claim(t.Context(), onceq.ClaimOptions{Limit: 10}) })
-	waitBlocked(t, db)
-	sqlRun(t, db, `update onceq.jobs set run_at = statement_timestamp() where id = $1`, moving) // as giving it back does
+	require.Eventually(t, func() bool {
+		var blocked bool
+		const look = `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`
+		require.NoError(t, owner.QueryRow(t.Context(), look).Scan(&blocked))
+		return blocked
+	}, 20*time.Second, 2*time.Millisecond, "the claim does not wait")
+	do(`update jobs set run_at = statement_timestamp() where id = $1`, moving) // as giving it back does
 	require.NoError(t, lock.Rollback(t.Context()))
 
 	claimed := map[int64]int{}
@@ -565,7 +577,7 @@ create policy looking on onceq.jobs using (wait_at(id))`, first, role))
 	}
 	require.Contains(t, claimed, first)
 	require.Contains(t, claimed, last)
-	leases, err = db.Queue.Claim(t.Context(), onceq.ClaimOptions{Limit: 10})
+	leases, err = q.Claim(t.Context(), onceq.ClaimOptions{Limit: 10})
 	require.NoError(t, err)
 	for _, l := range leases {
 		claimed[l.ID]++
