@@ -535,7 +535,9 @@ func TestTrap_ClaimMeetsAJobThatMoves(t *testing.T) {
 		require.NoError(t, err)
 	}
 	do(`create role ` + role)
-	t.Cleanup(func() { do(`alter table jobs disable row level security; drop owned by ` + role + `; drop role ` + role) })
+	t.Cleanup(func() {
+		do(`alter table jobs disable row level security; drop owned by ` + role + `; drop role ` + role)
+	})
 	do(fmt.Sprintf(`
 create function wait_at(id bigint) returns boolean language plpgsql as
 $$ begin if id = %d then perform pg_advisory_xact_lock_shared(1); end if; return true; end $$;

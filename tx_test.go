@@ -558,10 +558,13 @@ func TestHandleTx_RescheduleKeepsTheRow(t *testing.T) {
 	}
 }
 
-type queryTracer struct{ statements []string }
+type queryTracer struct {
+	statements []string
+	args       [][]any
+}
 
 func (q *queryTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
-	q.statements = append(q.statements, d.SQL)
+	q.statements, q.args = append(q.statements, d.SQL), append(q.args, d.Args)
 	return ctx
 }
 
