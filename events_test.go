@@ -312,11 +312,12 @@ func TestEvents_DeferredSnoozedReleased(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, w.Drain(ctx, 0))
 			types, events := seen.take(t)
-			require.Greater(t, len(types), 1, name)
-			require.Equal(t, string(end.want), types[1], "%s %s", name, form)
-			require.Positive(t, events[1].Run, "%s %s", name, form)
-			require.Less(t, events[1].Run, time.Since(start))
-			require.Equal(t, end.err == nil, events[1].Err == nil)
+			first := slices.IndexFunc(types, func(typ string) bool { return typ != string(onceq.EventClaimed) }) // the next claim may be reported before
+			require.Positive(t, first, name)
+			require.Equal(t, string(end.want), types[first], "%s %s", name, form)
+			require.Positive(t, events[first].Run, "%s %s", name, form)
+			require.Less(t, events[first].Run, time.Since(start))
+			require.Equal(t, end.err == nil, events[first].Err == nil)
 		}
 	}
 

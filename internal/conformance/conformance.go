@@ -54,6 +54,7 @@ func Run(t *testing.T, open func(t *testing.T, db *queuetest.DB) Handles, opts .
 			for _, sql := range before {
 				exec(t, owner, sql)
 			}
+			exec(t, owner, `grant all on all tables in schema public to `+pgx.Identifier{db.Pool.Config().ConnConfig.User}.Sanitize())
 		}
 		db.Pool.Reset() // so that settings of the database hold for its connections too
 		return &env{t: t, DB: db, Handles: open(t, db), q: db.Queue}
