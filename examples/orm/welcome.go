@@ -1,8 +1,11 @@
-// Package orm is one thing in five ways: a user is stored and the job that welcomes him is enqueued in the same
-// transaction, with GORM, bun, ent, sqlx and sqlc. It is a module of its own, so that none of them comes along with onceq.
+// Package orm is one thing in five ways, with GORM, bun, ent, sqlx and sqlc. A user is stored and the job that welcomes him
+// enqueued in the same transaction; the job is completed together with what its handler writes; and a request that comes
+// again gets the first one's answer. It is a module of its own, so that none of them comes along with onceq.
 package orm
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
 
 	"github.com/onceq/onceq"
@@ -18,4 +21,26 @@ type Mail struct {
 var Welcome = onceq.Kind[Mail]{
 	Name: "welcome",
 	Key:  func(m Mail) string { return fmt.Sprintf("welcome:%d", m.UserID) },
+}
+
+// Once stores a user once for the key of a request, and gives his id to each repetition. The fence is taken and completed
+// inside tx, the transaction in which insert stores him: all of it commits or none. Another email under a key that was used
+// is onceq.ErrMismatch.
+func Once(ctx context.Context, q *onceq.Queue, tx onceq.DB, key, email string, insert func() (userID int64, err error)) (userID int64, err error) {
+	fence, err := q.Fence(onceq.FenceSpec{Class: onceq.Request, Key: key, Payload: email})
+	if err != nil {
+		return 0, err
+	}
+	claim, err := fence.Claim(ctx, tx)
+	if err != nil {
+		return 0, err
+	}
+	if claim.Replayed {
+		err := json.Unmarshal(claim.Result, &userID)
+		return userID, err
+	}
+	if userID, err = insert(); err != nil {
+		return 0, err
+	}
+	return userID, claim.Complete(ctx, tx, userID)
 }

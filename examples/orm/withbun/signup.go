@@ -1,4 +1,4 @@
-// Package withbun enqueues inside a transaction of bun.
+// Package withbun enqueues, completes and takes fences inside a transaction of bun.
 package withbun
 
 import (
@@ -15,8 +15,9 @@ import (
 type User struct {
 	bun.BaseModel `bun:"table:users"`
 
-	ID    int64 `bun:",pk,autoincrement"`
-	Email string
+	ID       int64 `bun:",pk,autoincrement"`
+	Email    string
+	Welcomed bool
 }
 
 // SignUp stores a user and enqueues his welcome. An error of then, the rest of the request, undoes both.
@@ -28,6 +29,37 @@ func SignUp(ctx context.Context, db *bun.DB, q *onceq.Queue, email string, then 
 		}
 		// The *sql.Tx inside: bun's own methods put arguments into the text in place of question marks.
 		if _, err := q.Enqueue(ctx, onceqsql.Tx(tx.Tx), orm.Welcome.Job(orm.Mail{UserID: user.ID, Email: email})); err != nil {
+			return err
+		}
+		return then()
+	})
+}
+
+// SignUpOnce stores a user once for the key of a request, and gives his id to each repetition. An error of then undoes it,
+// and the key is free again.
+func SignUpOnce(ctx context.Context, db *bun.DB, q *onceq.Queue, key, email string, then func() error) (userID int64, err error) {
+	err = db.RunInTx(ctx, nil, func(ctx context.Context, tx bun.Tx) error {
+		userID, err = orm.Once(ctx, q, onceqsql.Tx(tx.Tx), key, email, func() (int64, error) {
+			user := User{Email: email}
+			_, err := tx.NewInsert().Model(&user).Exec(ctx)
+			return user.ID, err
+		})
+		if err != nil {
+			return err
+		}
+		return then()
+	})
+	return userID, err
+}
+
+// Welcomed is for the handler of the welcome: it stores that the user has it and completes the job. An error of then, the
+// rest of the handler, undoes both, and the handler must return it.
+func Welcomed(ctx context.Context, db *bun.DB, l *onceq.Lease, m orm.Mail, then func() error) error {
+	return db.RunInTx(ctx, nil, func(ctx context.Context, tx bun.Tx) error {
+		if _, err := tx.NewUpdate().Model((*User)(nil)).Set("welcomed = true").Where("id = ?", m.UserID).Exec(ctx); err != nil {
+			return err
+		}
+		if err := l.Complete(ctx, onceqsql.Tx(tx.Tx)); err != nil {
 			return err
 		}
 		return then()

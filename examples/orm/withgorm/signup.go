@@ -1,4 +1,4 @@
-// Package withgorm enqueues inside a transaction of GORM.
+// Package withgorm enqueues, completes and takes fences inside a transaction of GORM.
 package withgorm
 
 import (
@@ -14,8 +14,18 @@ import (
 
 // User is a row of users.
 type User struct {
-	ID    int64
-	Email string
+	ID       int64
+	Email    string
+	Welcomed bool
+}
+
+// handle gives onceq the transaction that tx is in.
+func handle(tx *gorm.DB) (onceq.DB, error) {
+	in, ok := tx.Statement.ConnPool.(onceqsql.Transaction)
+	if !ok {
+		return nil, errors.New("this *gorm.DB is in no transaction")
+	}
+	return onceqsql.Tx(in), nil
 }
 
 // SignUp stores a user and enqueues his welcome. An error of then, the rest of the request, undoes both.
@@ -25,11 +35,50 @@ func SignUp(ctx context.Context, db *gorm.DB, q *onceq.Queue, email string, then
 		if err := tx.Create(&user).Error; err != nil {
 			return err
 		}
-		in, ok := tx.Statement.ConnPool.(onceqsql.Transaction)
-		if !ok {
-			return errors.New("this *gorm.DB is in no transaction")
+		in, err := handle(tx)
+		if err != nil {
+			return err
 		}
-		if _, err := q.Enqueue(ctx, onceqsql.Tx(in), orm.Welcome.Job(orm.Mail{UserID: user.ID, Email: email})); err != nil {
+		if _, err := q.Enqueue(ctx, in, orm.Welcome.Job(orm.Mail{UserID: user.ID, Email: email})); err != nil {
+			return err
+		}
+		return then()
+	})
+}
+
+// SignUpOnce stores a user once for the key of a request, and gives his id to each repetition. An error of then undoes it,
+// and the key is free again.
+func SignUpOnce(ctx context.Context, db *gorm.DB, q *onceq.Queue, key, email string, then func() error) (userID int64, err error) {
+	err = db.WithContext(ctx).Transaction(func(tx *gorm.DB) error {
+		in, err := handle(tx)
+		if err != nil {
+			return err
+		}
+		userID, err = orm.Once(ctx, q, in, key, email, func() (int64, error) {
+			user := User{Email: email}
+			err := tx.Create(&user).Error
+			return user.ID, err
+		})
+		if err != nil {
+			return err
+		}
+		return then()
+	})
+	return userID, err
+}
+
+// Welcomed is for the handler of the welcome: it stores that the user has it and completes the job. An error of then, the
+// rest of the handler, undoes both, and the handler must return it.
+func Welcomed(ctx context.Context, db *gorm.DB, l *onceq.Lease, m orm.Mail, then func() error) error {
+	return db.WithContext(ctx).Transaction(func(tx *gorm.DB) error {
+		in, err := handle(tx)
+		if err != nil {
+			return err
+		}
+		if err := tx.Model(&User{ID: m.UserID}).Update("welcomed", true).Error; err != nil {
+			return err
+		}
+		if err := l.Complete(ctx, in); err != nil {
 			return err
 		}
 		return then()

@@ -33,6 +33,7 @@ type UserMutation struct {
 	typ           string
 	id            *int64
 	email         *string
+	welcomed      *bool
 	clearedFields map[string]struct{}
 	done          bool
 	oldValue      func(context.Context) (*User, error)
@@ -179,6 +180,42 @@ func (m *UserMutation) ResetEmail() {
 	m.email = nil
 }
 
+// SetWelcomed sets the "welcomed" field.
+func (m *UserMutation) SetWelcomed(b bool) {
+	m.welcomed = &b
+}
+
+// Welcomed returns the value of the "welcomed" field in the mutation.
+func (m *UserMutation) Welcomed() (r bool, exists bool) {
+	v := m.welcomed
+	if v == nil {
+		return
+	}
+	return *v, true
+}
+
+// OldWelcomed returns the old "welcomed" field's value of the User entity.
+// If the User object wasn't provided to the builder, the object is fetched from the database.
+// An error is returned if the mutation operation is not UpdateOne, or the database query fails.
+func (m *UserMutation) OldWelcomed(ctx context.Context) (v bool, err error) {
+	if !m.op.Is(OpUpdateOne) {
+		return v, errors.New("OldWelcomed is only allowed on UpdateOne operations")
+	}
+	if m.id == nil || m.oldValue == nil {
+		return v, errors.New("OldWelcomed requires an ID field in the mutation")
+	}
+	oldValue, err := m.oldValue(ctx)
+	if err != nil {
+		return v, fmt.Errorf("querying old value for OldWelcomed: %w", err)
+	}
+	return oldValue.Welcomed, nil
+}
+
+// ResetWelcomed resets all changes to the "welcomed" field.
+func (m *UserMutation) ResetWelcomed() {
+	m.welcomed = nil
+}
+
 // Where appends a list predicates to the UserMutation builder.
 func (m *UserMutation) Where(ps ...predicate.User) {
 	m.predicates = append(m.predicates, ps...)
@@ -213,9 +250,12 @@ func (m *UserMutation) Type() string {
 // order to get all numeric fields that were incremented/decremented, call
 // AddedFields().
 func (m *UserMutation) Fields() []string {
-	fields := make([]string, 0, 1)
+	fields := make([]string, 0, 2)
 	if m.email != nil {
 		fields = append(fields, user.FieldEmail)
+	}
+	if m.welcomed != nil {
+		fields = append(fields, user.FieldWelcomed)
 	}
 	return fields
 }
@@ -227,6 +267,8 @@ func (m *UserMutation) Field(name string) (ent.Value, bool) {
 	switch name {
 	case user.FieldEmail:
 		return m.Email()
+	case user.FieldWelcomed:
+		return m.Welcomed()
 	}
 	return nil, false
 }
@@ -238,6 +280,8 @@ func (m *UserMutation) OldField(ctx context.Context, name string) (ent.Value, er
 	switch name {
 	case user.FieldEmail:
 		return m.OldEmail(ctx)
+	case user.FieldWelcomed:
+		return m.OldWelcomed(ctx)
 	}
 	return nil, fmt.Errorf("unknown User field %s", name)
 }
@@ -253,6 +297,13 @@ func (m *UserMutation) SetField(name string, value ent.Value) error {
 			return fmt.Errorf("unexpected type %T for field %s", value, name)
 		}
 		m.SetEmail(v)
+		return nil
+	case user.FieldWelcomed:
+		v, ok := value.(bool)
+		if !ok {
+			return fmt.Errorf("unexpected type %T for field %s", value, name)
+		}
+		m.SetWelcomed(v)
 		return nil
 	}
 	return fmt.Errorf("unknown User field %s", name)
@@ -305,6 +356,9 @@ func (m *UserMutation) ResetField(name string) error {
 	switch name {
 	case user.FieldEmail:
 		m.ResetEmail()
+		return nil
+	case user.FieldWelcomed:
+		m.ResetWelcomed()
 		return nil
 	}
 	return fmt.Errorf("unknown User field %s", name)

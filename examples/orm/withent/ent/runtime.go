@@ -2,8 +2,19 @@
 
 package ent
 
+import (
+	"github.com/onceq/onceq/examples/orm/withent/ent/user"
+	"github.com/onceq/onceq/examples/orm/withent/schema"
+)
+
 // The init function reads all schema descriptors with runtime code
 // (default values, validators, hooks and policies) and stitches it
 // to their package variables.
 func init() {
+	userFields := schema.User{}.Fields()
+	_ = userFields
+	// userDescWelcomed is the schema descriptor for welcomed field.
+	userDescWelcomed := userFields[2].Descriptor()
+	// user.DefaultWelcomed holds the default value on creation for the welcomed field.
+	user.DefaultWelcomed = userDescWelcomed.Default.(bool)
 }

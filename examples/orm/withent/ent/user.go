@@ -17,7 +17,9 @@ type User struct {
 	// ID of the ent.
 	ID int64 `json:"id,omitempty"`
 	// Email holds the value of the "email" field.
-	Email        string `json:"email,omitempty"`
+	Email string `json:"email,omitempty"`
+	// Welcomed holds the value of the "welcomed" field.
+	Welcomed     bool `json:"welcomed,omitempty"`
 	selectValues sql.SelectValues
 }
 
@@ -26,6 +28,8 @@ func (*User) scanValues(columns []string) ([]any, error) {
 	values := make([]any, len(columns))
 	for i := range columns {
 		switch columns[i] {
+		case user.FieldWelcomed:
+			values[i] = new(sql.NullBool)
 		case user.FieldID:
 			values[i] = new(sql.NullInt64)
 		case user.FieldEmail:
@@ -56,6 +60,12 @@ func (_m *User) assignValues(columns []string, values []any) error {
 				return fmt.Errorf("unexpected type %T for field email", values[i])
 			} else if value.Valid {
 				_m.Email = value.String
+			}
+		case user.FieldWelcomed:
+			if value, ok := values[i].(*sql.NullBool); !ok {
+				return fmt.Errorf("unexpected type %T for field welcomed", values[i])
+			} else if value.Valid {
+				_m.Welcomed = value.Bool
 			}
 		default:
 			_m.selectValues.Set(columns[i], values[i])
@@ -95,6 +105,9 @@ func (_m *User) String() string {
 	builder.WriteString(fmt.Sprintf("id=%v, ", _m.ID))
 	builder.WriteString("email=")
 	builder.WriteString(_m.Email)
+	builder.WriteString(", ")
+	builder.WriteString("welcomed=")
+	builder.WriteString(fmt.Sprintf("%v", _m.Welcomed))
 	builder.WriteByte(')')
 	return builder.String()
 }

@@ -25,6 +25,20 @@ func (_c *UserCreate) SetEmail(v string) *UserCreate {
 	return _c
 }
 
+// SetWelcomed sets the "welcomed" field.
+func (_c *UserCreate) SetWelcomed(v bool) *UserCreate {
+	_c.mutation.SetWelcomed(v)
+	return _c
+}
+
+// SetNillableWelcomed sets the "welcomed" field if the given value is not nil.
+func (_c *UserCreate) SetNillableWelcomed(v *bool) *UserCreate {
+	if v != nil {
+		_c.SetWelcomed(*v)
+	}
+	return _c
+}
+
 // SetID sets the "id" field.
 func (_c *UserCreate) SetID(v int64) *UserCreate {
 	_c.mutation.SetID(v)
@@ -38,6 +52,7 @@ func (_c *UserCreate) Mutation() *UserMutation {
 
 // Save creates the User in the database.
 func (_c *UserCreate) Save(ctx context.Context) (*User, error) {
+	_c.defaults()
 	return withHooks(ctx, _c.sqlSave, _c.mutation, _c.hooks)
 }
 
@@ -63,10 +78,21 @@ func (_c *UserCreate) ExecX(ctx context.Context) {
 	}
 }
 
+// defaults sets the default values of the builder before save.
+func (_c *UserCreate) defaults() {
+	if _, ok := _c.mutation.Welcomed(); !ok {
+		v := user.DefaultWelcomed
+		_c.mutation.SetWelcomed(v)
+	}
+}
+
 // check runs all checks and user-defined validators on the builder.
 func (_c *UserCreate) check() error {
 	if _, ok := _c.mutation.Email(); !ok {
 		return &ValidationError{Name: "email", err: errors.New(`ent: missing required field "User.email"`)}
+	}
+	if _, ok := _c.mutation.Welcomed(); !ok {
+		return &ValidationError{Name: "welcomed", err: errors.New(`ent: missing required field "User.welcomed"`)}
 	}
 	return nil
 }
@@ -104,6 +130,10 @@ func (_c *UserCreate) createSpec() (*User, *sqlgraph.CreateSpec) {
 		_spec.SetField(user.FieldEmail, field.TypeString, value)
 		_node.Email = value
 	}
+	if value, ok := _c.mutation.Welcomed(); ok {
+		_spec.SetField(user.FieldWelcomed, field.TypeBool, value)
+		_node.Welcomed = value
+	}
 	return _node, _spec
 }
 
@@ -125,6 +155,7 @@ func (_c *UserCreateBulk) Save(ctx context.Context) ([]*User, error) {
 	for i := range _c.builders {
 		func(i int, root context.Context) {
 			builder := _c.builders[i]
+			builder.defaults()
 			var mut Mutator = MutateFunc(func(ctx context.Context, m Mutation) (Value, error) {
 				mutation, ok := m.(*UserMutation)
 				if !ok {

@@ -41,6 +41,20 @@ func (_u *UserUpdate) SetNillableEmail(v *string) *UserUpdate {
 	return _u
 }
 
+// SetWelcomed sets the "welcomed" field.
+func (_u *UserUpdate) SetWelcomed(v bool) *UserUpdate {
+	_u.mutation.SetWelcomed(v)
+	return _u
+}
+
+// SetNillableWelcomed sets the "welcomed" field if the given value is not nil.
+func (_u *UserUpdate) SetNillableWelcomed(v *bool) *UserUpdate {
+	if v != nil {
+		_u.SetWelcomed(*v)
+	}
+	return _u
+}
+
 // Mutation returns the UserMutation object of the builder.
 func (_u *UserUpdate) Mutation() *UserMutation {
 	return _u.mutation
@@ -85,6 +99,9 @@ func (_u *UserUpdate) sqlSave(ctx context.Context) (_node int, err error) {
 	if value, ok := _u.mutation.Email(); ok {
 		_spec.SetField(user.FieldEmail, field.TypeString, value)
 	}
+	if value, ok := _u.mutation.Welcomed(); ok {
+		_spec.SetField(user.FieldWelcomed, field.TypeBool, value)
+	}
 	if _node, err = sqlgraph.UpdateNodes(ctx, _u.driver, _spec); err != nil {
 		if _, ok := err.(*sqlgraph.NotFoundError); ok {
 			err = &NotFoundError{user.Label}
@@ -115,6 +132,20 @@ func (_u *UserUpdateOne) SetEmail(v string) *UserUpdateOne {
 func (_u *UserUpdateOne) SetNillableEmail(v *string) *UserUpdateOne {
 	if v != nil {
 		_u.SetEmail(*v)
+	}
+	return _u
+}
+
+// SetWelcomed sets the "welcomed" field.
+func (_u *UserUpdateOne) SetWelcomed(v bool) *UserUpdateOne {
+	_u.mutation.SetWelcomed(v)
+	return _u
+}
+
+// SetNillableWelcomed sets the "welcomed" field if the given value is not nil.
+func (_u *UserUpdateOne) SetNillableWelcomed(v *bool) *UserUpdateOne {
+	if v != nil {
+		_u.SetWelcomed(*v)
 	}
 	return _u
 }
@@ -192,6 +223,9 @@ func (_u *UserUpdateOne) sqlSave(ctx context.Context) (_node *User, err error) {
 	}
 	if value, ok := _u.mutation.Email(); ok {
 		_spec.SetField(user.FieldEmail, field.TypeString, value)
+	}
+	if value, ok := _u.mutation.Welcomed(); ok {
+		_spec.SetField(user.FieldWelcomed, field.TypeBool, value)
 	}
 	_node = &User{config: _u.config}
 	_spec.Assign = _node.assignValues

@@ -11,5 +11,5 @@ type User struct{ ent.Schema }
 
 // Fields of a user.
 func (User) Fields() []ent.Field {
-	return []ent.Field{field.Int64("id"), field.String("email")}
+	return []ent.Field{field.Int64("id"), field.String("email"), field.Bool("welcomed").Default(false)}
 }

@@ -5,6 +5,7 @@
 package users
 
 type User struct {
-	ID    int64
-	Email string
+	ID       int64
+	Email    string
+	Welcomed bool
 }

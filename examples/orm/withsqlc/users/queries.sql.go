@@ -11,12 +11,22 @@ import (
 
 const createUser = `-- name: CreateUser :one
 insert into users (email) values ($1)
-returning id, email
+returning id, email, welcomed
 `
 
 func (q *Queries) CreateUser(ctx context.Context, email string) (User, error) {
 	row := q.db.QueryRowContext(ctx, createUser, email)
 	var i User
-	err := row.Scan(&i.ID, &i.Email)
+	err := row.Scan(&i.ID, &i.Email, &i.Welcomed)
 	return i, err
+}
+
+const setWelcomed = `-- name: SetWelcomed :exec
+update users set welcomed = true
+ where id = $1
+`
+
+func (q *Queries) SetWelcomed(ctx context.Context, id int64) error {
+	_, err := q.db.ExecContext(ctx, setWelcomed, id)
+	return err
 }

@@ -13,6 +13,8 @@ const (
 	FieldID = "id"
 	// FieldEmail holds the string denoting the email field in the database.
 	FieldEmail = "email"
+	// FieldWelcomed holds the string denoting the welcomed field in the database.
+	FieldWelcomed = "welcomed"
 	// Table holds the table name of the user in the database.
 	Table = "users"
 )
@@ -21,6 +23,7 @@ const (
 var Columns = []string{
 	FieldID,
 	FieldEmail,
+	FieldWelcomed,
 }
 
 // ValidColumn reports if the column name is valid (part of the table columns).
@@ -33,6 +36,11 @@ func ValidColumn(column string) bool {
 	return false
 }
 
+var (
+	// DefaultWelcomed holds the default value on creation for the "welcomed" field.
+	DefaultWelcomed bool
+)
+
 // OrderOption defines the ordering options for the User queries.
 type OrderOption func(*sql.Selector)
 
@@ -44,4 +52,9 @@ func ByID(opts ...sql.OrderTermOption) OrderOption {
 // ByEmail orders the results by the email field.
 func ByEmail(opts ...sql.OrderTermOption) OrderOption {
 	return sql.OrderByField(FieldEmail, opts...).ToFunc()
+}
+
+// ByWelcomed orders the results by the welcomed field.
+func ByWelcomed(opts ...sql.OrderTermOption) OrderOption {
+	return sql.OrderByField(FieldWelcomed, opts...).ToFunc()
 }

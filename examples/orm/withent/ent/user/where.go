@@ -57,6 +57,11 @@ func Email(v string) predicate.User {
 	return predicate.User(sql.FieldEQ(FieldEmail, v))
 }
 
+// Welcomed applies equality check predicate on the "welcomed" field. It's identical to WelcomedEQ.
+func Welcomed(v bool) predicate.User {
+	return predicate.User(sql.FieldEQ(FieldWelcomed, v))
+}
+
 // EmailEQ applies the EQ predicate on the "email" field.
 func EmailEQ(v string) predicate.User {
 	return predicate.User(sql.FieldEQ(FieldEmail, v))
@@ -120,6 +125,16 @@ func EmailEqualFold(v string) predicate.User {
 // EmailContainsFold applies the ContainsFold predicate on the "email" field.
 func EmailContainsFold(v string) predicate.User {
 	return predicate.User(sql.FieldContainsFold(FieldEmail, v))
+}
+
+// WelcomedEQ applies the EQ predicate on the "welcomed" field.
+func WelcomedEQ(v bool) predicate.User {
+	return predicate.User(sql.FieldEQ(FieldWelcomed, v))
+}
+
+// WelcomedNEQ applies the NEQ predicate on the "welcomed" field.
+func WelcomedNEQ(v bool) predicate.User {
+	return predicate.User(sql.FieldNEQ(FieldWelcomed, v))
 }
 
 // And groups predicates with the AND operator between them.
