@@ -427,7 +427,7 @@ type readGate struct {
 }
 
 func (g *readGate) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
-	if strings.HasPrefix(strings.TrimSpace(q.SQL), "select") && strings.Contains(q.SQL, "from onceq.job_fences") && g.shut.CompareAndSwap(true, false) {
+	if strings.HasPrefix(strings.TrimSpace(q.SQL), "select") && strings.Contains(q.SQL, ".job_fences") && g.shut.CompareAndSwap(true, false) {
 		close(g.comes)
 		<-g.goes
 	}
