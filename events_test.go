@@ -407,7 +407,7 @@ func TestEvents_CompletedByHand(t *testing.T) {
 	// its handler, here for a hook, is no run time.
 	const wait = 20 * time.Millisecond
 	var claimed, ended time.Time
-	q, err := onceq.New(db.Pool, &onceq.Config{Hook: onceq.HookFunc(func(ctx context.Context, e onceq.Event) {
+	q, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema, Hook: onceq.HookFunc(func(ctx context.Context, e onceq.Event) {
 		switch e.Type {
 		case onceq.EventClaimed:
 			for began := time.Now(); time.Since(began) < wait; {

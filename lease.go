@@ -208,19 +208,19 @@ type claim struct {
 //
 // Both CTEs that lock are materialized: otherwise Postgres may run the subquery again for each row of the
 // update and claim more than the limit. Each priority is an equality and so a range of the index of its
-// own. What was locked is updated by its place; a job that somebody gave back since this statement began is elsewhere
-// now, and comes next time like one that is given back a moment later. A job that has lost a lease ("alone") is claimed
-// only as the first one, and what stands behind it waits for the next claim. The last column says of a job that somebody
-// wants it cancelled, who asked when it was just being given back.
+// own. Joins are on id alone: by its place (ctid) a job that somebody moved since the statement began would be locked and
+// not updated, and a claim that gives less than it locked looks as if it had come to the end. A job that has lost a lease
+// ("alone") is claimed only as the first one, and what stands behind it waits for the next claim. The last column says of
+// a job that somebody wants it cancelled, who asked when it was just being given back.
 const claimJobs = `
 with place as materialized (
   select * from unnest($2::smallint[], $3::timestamptz[], $4::bigint[]) with ordinality as p(priority, run_at, id, n)
 ),
 c as materialized (
-  select j.place, row_number() over () as n, j.alone
+  select j.id, row_number() over () as n, j.alone
     from place p
    cross join lateral (
-         select ctid as place, (lost > 0 or leased_until is not null) as alone
+         select id, (lost > 0 or leased_until is not null) as alone
            from onceq.jobs
           where queue = $1::text and priority = p.priority
             and (run_at, id) > (p.run_at, p.id)
@@ -239,7 +239,7 @@ update onceq.jobs j
        claims = least(j.claims + 1, 1048575),
        lost   = least(j.lost + (j.leased_until is not null)::int, 32767)
   from c, first_alone a
- where j.ctid = c.place and (a.n is null or c.n = 1 or c.n < a.n)
+ where j.id = any (array[c.id]) and (a.n is null or c.n = 1 or c.n < a.n)
 returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
           coalesce(j.metadata::text, ''), a.n is not null, c.n,

@@ -518,8 +518,8 @@ func TestQueryModes_ClaimFinishAndWork(t *testing.T) {
 	}
 }
 
-// ⚠ A claim updates what it locked by its place. A job that was given back while the claim was looking is then at another
-// one: it is neither lost nor claimed twice.
+// ⚠ A claim that meets a job which somebody moved since it began, as looking behind does, takes the job from its new place.
+// If it came back with less than it had locked, the worker would take that for the end of what is due.
 func TestTrap_ClaimMeetsAJobThatMoves(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -568,22 +568,17 @@ create policy looking on jobs using (wait_at(id))`, first, schema, role))
 		require.NoError(t, owner.QueryRow(t.Context(), look).Scan(&blocked))
 		return blocked
 	}, 20*time.Second, 2*time.Millisecond, "the claim does not wait")
-	do(`update jobs set run_at = statement_timestamp() where id = $1`, moving) // as giving it back does
+	do(`update jobs set run_at = run_at + interval '1 microsecond' where id = $1`, moving)
 	require.NoError(t, lock.Rollback(t.Context()))
 
-	claimed := map[int64]int{}
 	leases, err := wait()
 	require.NoError(t, err)
+	var claimed []int64
 	for _, l := range leases {
-		claimed[l.ID]++
+		claimed = append(claimed, l.ID)
 	}
-	require.Contains(t, claimed, first)
-	require.Contains(t, claimed, last)
+	require.ElementsMatch(t, []int64{first, moving, last}, claimed)
 	leases, err = q.Claim(t.Context(), onceq.ClaimOptions{Limit: 10})
 	require.NoError(t, err)
-	for _, l := range leases {
-		claimed[l.ID]++
-	}
-	require.Equal(t, map[int64]int{first: 1, moving: 1, last: 1}, claimed)
-	require.Equal(t, 3, sqlOne[int](t, db, `select sum(claims)::int from onceq.jobs`))
+	require.Empty(t, leases)
 }

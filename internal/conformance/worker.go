@@ -50,6 +50,7 @@ func (e *env) run(h onceq.Handler) []onceq.EventType {
 	var mu sync.Mutex
 	var events []onceq.EventType
 	q, err := onceq.New(e.Pool, &onceq.Config{
+		Schema: e.Schema,
 		Logger: slog.New(slog.DiscardHandler),
 		Hook: onceq.HookFunc(func(_ context.Context, event onceq.Event) {
 			mu.Lock()
