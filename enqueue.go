@@ -53,11 +53,11 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err erro
 	}
 	var id int64
 	var delayed, quiet bool // quiet: nobody was notified
-	statement, args, asking := q.insertOne(&e, false)
+	statement, args, asked := q.insertOne(&e, false)
 	switch err := q.queryRow(ctx, db, statement, args, &id, &delayed, &quiet); {
 	case err == nil:
-		if asking && quiet && !delayed {
-			q.setQuiet(e.queue)
+		if quiet && !delayed {
+			q.setQuiet(e.queue, asked)
 		}
 		r := accepted(id, delayed)
 		q.enqueued(ctx, &e, r)
@@ -217,7 +217,7 @@ func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
 		return nil, err
 	}
 	p := &Pending{q: q, job: job, e: e}
-	statement, args, asking := q.insertOne(&e, true)
+	statement, args, asked := q.insertOne(&e, true)
 	batch.Queue(q.sql(statement), args...).Query(func(rows pgx.Rows) error {
 		if rows.Next() {
 			var id int64
@@ -225,8 +225,8 @@ func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
 			if err := rows.Scan(&id, &delayed, &quiet); err != nil {
 				return err
 			}
-			if asking && quiet && !delayed {
-				q.setQuiet(e.queue)
+			if quiet && !delayed {
+				q.setQuiet(e.queue, asked)
 			}
 			p.accepted = accepted(id, delayed)
 		}
@@ -322,9 +322,9 @@ var insertPlainGeneral = strings.NewReplacer("$10", "$6", "$11", "$7", "$12", "$
 	generalOne + `)
 values (nextval('onceq.ids'), ` + generalValues + `)` + generalAnswer)
 
-// insertOne gives the statement for one job, and whether it asks who waits. Zero rows: the key is taken. With taking,
-// a key that is no longer in force does not count as taken.
-func (q *Queue) insertOne(e *encoded, taking bool) (statement string, args []any, asking bool) {
+// insertOne gives the statement for one job, and the time where it asks who waits, otherwise zero. Zero rows: the key is
+// taken. With taking, a key that is no longer in force does not count as taken.
+func (q *Queue) insertOne(e *encoded, taking bool) (statement string, args []any, asked time.Time) {
 	var payload any
 	if e.bytes == nil {
 		payload = e.json
@@ -339,7 +339,7 @@ func (q *Queue) insertOne(e *encoded, taking bool) (statement string, args []any
 		}
 	}
 	if e.at.IsZero() && e.delay == 0 && e.metadata == "" && e.bytes == nil && q.isQuiet(e.queue) {
-		return short, args, false
+		return short, args, time.Time{}
 	}
 	var at, delay, metadata any
 	if !e.at.IsZero() {
@@ -351,7 +351,7 @@ func (q *Queue) insertOne(e *encoded, taking bool) (statement string, args []any
 	if e.metadata != "" {
 		metadata = e.metadata
 	}
-	return general, append(args, at, delay, metadata, e.bytes, q.channel), true
+	return general, append(args, at, delay, metadata, e.bytes, q.channel), time.Now()
 }
 
 // Many jobs are sent as arrays: what they have in common (kind, queue, …) once, as a header that each

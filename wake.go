@@ -33,8 +33,9 @@ func channel(schema string) string {
 	return "onceq_" + hex.EncodeToString(sum[:8])
 }
 
-// quietFor is how long Enqueue believes that nobody waits for a queue once it has seen so: asking takes a tenth of the
-// rate of small transactions. A worker that announces itself looks again after that time, and so misses nothing.
+// quietFor is how long Enqueue believes that nobody waits for a queue once it has seen so, counted from before it asked:
+// asking takes a tenth of the rate of small transactions. A worker that announces itself looks again after that time, and
+// so misses nothing.
 const quietFor = 10 * time.Millisecond
 
 var processStart = time.Now()
@@ -44,12 +45,16 @@ func (q *Queue) isQuiet(queue string) bool {
 	return ok && int64(time.Since(processStart)) < until.(*atomic.Int64).Load()
 }
 
-func (q *Queue) setQuiet(queue string) {
+// setQuiet is for an answer that nobody waits, asked for at that time; zero: nobody was asked.
+func (q *Queue) setQuiet(queue string, asked time.Time) {
+	if asked.IsZero() {
+		return
+	}
 	until, ok := q.quiet.Load(queue)
 	if !ok {
 		until, _ = q.quiet.LoadOrStore(queue, new(atomic.Int64))
 	}
-	until.(*atomic.Int64).Store(int64(time.Since(processStart) + quietFor))
+	until.(*atomic.Int64).Store(int64(asked.Sub(processStart) + quietFor))
 }
 
 // rest waits for work: a few short pauses first, because work rarely comes alone; then it announces that it
@@ -79,9 +84,9 @@ func (l *lane) rest(ctx context.Context, pause time.Duration) bool {
 		}
 	}
 	wait := poll*9/10 + rand.N(max(1, poll/5))
-	// Soon after announcing: for producers that had just seen that nobody waits, and for transactions that had.
+	// Soon after the announcement: for producers that had just seen that nobody waits, and for transactions that had.
 	for _, look := range [...]time.Duration{quietFor + time.Millisecond, 3 * quietFor, 9 * quietFor} {
-		if announced := time.Since(l.announcing); announced < look {
+		if announced := time.Since(l.announced); announced < look {
 			wait = min(wait, look-announced)
 			break
 		}
@@ -144,21 +149,22 @@ func (r *run) unannounceAll() {
 	_, _ = r.side.Exec(ctx, r.q.sql(unannounce), r.id) // it expires anyway
 }
 
-// nextDue is how long it takes until a delayed job is due.
+// nextDue is how long it takes until the next delayed job is due, of those that were not due yet when the last claim
+// began: one may have become so since.
 func (l *lane) nextDue(ctx context.Context) (time.Duration, bool) {
 	const next = `
 select (extract(epoch from min(j.run_at) - statement_timestamp()) * 1000000)::bigint
   from unnest($2::smallint[]) as p(priority)
  cross join lateral (
        select run_at from onceq.jobs
-        where queue = $1::text and priority = p.priority and run_at > statement_timestamp()
+        where queue = $1::text and priority = p.priority and run_at > $3::timestamptz
         order by run_at limit 1) j`
 	var due *int64
 	priorities := make([]int16, 0, len(l.at))
 	for _, p := range l.at {
 		priorities = append(priorities, int16(p.priority))
 	}
-	if err := l.q.guarded(ctx, l.side, next, []any{l.queue, priorities}, &due); err != nil || due == nil {
+	if err := l.q.guarded(ctx, l.side, next, []any{l.queue, priorities, l.claimedTo}, &due); err != nil || due == nil {
 		return 0, false
 	}
 	return time.Duration(*due)*time.Microsecond + time.Millisecond, true

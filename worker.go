@@ -383,6 +383,7 @@ type lane struct {
 	counted    int64     // returned, when rate was last taken
 	countedAt  time.Time //
 	claimedAt  time.Time
+	claimedTo  time.Time     // the database's clock just before that
 	lookedAt   time.Time     // last claim with the margin
 	lookTook   time.Duration // and what it cost
 	sweptAt    time.Time
@@ -563,6 +564,7 @@ func (l *lane) claimSome(ctx context.Context, n int) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	l.claimedTo = c.now
 	if look {
 		l.lookedAt, l.lookTook = l.claimedAt, l.claimedAt.Sub(began)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
@@ -769,6 +770,158 @@ func TestWake_NotificationsOnlyWhileSomebodyWaits(t *testing.T) {
 	require.Equal(t, due, receive(t, ran))
 	require.NoError(t, w.stop())
 	require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.waiters`))
+}
+
+// statementHook is told of each statement, or batch of them, before it is sent and after its answer.
+type statementHook struct{ before, after func(sql string) }
+
+type hookedSQL struct{}
+
+func (h *statementHook) start(ctx context.Context, sql string) context.Context {
+	if h.before != nil {
+		h.before(sql)
+	}
+	return context.WithValue(ctx, hookedSQL{}, sql)
+}
+
+func (h *statementHook) end(ctx context.Context) {
+	if sql, ok := ctx.Value(hookedSQL{}).(string); ok && h.after != nil {
+		h.after(sql)
+	}
+}
+
+func (h *statementHook) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
+	return h.start(ctx, d.SQL)
+}
+
+func (h *statementHook) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryEndData) {
+	h.end(ctx)
+}
+
+func (h *statementHook) TraceBatchStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceBatchStartData) context.Context {
+	var all strings.Builder
+	for _, q := range d.Batch.QueuedQueries {
+		all.WriteString(q.SQL)
+	}
+	return h.start(ctx, all.String())
+}
+
+func (h *statementHook) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (h *statementHook) TraceBatchEnd(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchEndData) {
+	h.end(ctx)
+}
+
+// Parts of the worker's statements.
+const (
+	announces  = "waiters (queue, worker, idle_until)"
+	asksNext   = "min(j.run_at)"
+	claimsJobs = "first_alone"
+)
+
+func hooked(t *testing.T, h *statementHook) (*queuetest.DB, *pgxpool.Pool) {
+	t.Helper()
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = h }))
+	return db, owner(t, db)
+}
+
+// A delayed job that becomes due after a claim has looked, and before the worker asks what is due next.
+func TestWake_AJobThatBecomesDueBetweenLooks(t *testing.T) {
+	t.Parallel()
+	var armed atomic.Bool
+	var tables *pgxpool.Pool
+	var db *queuetest.DB
+	db, tables = hooked(t, &statementHook{before: func(sql string) {
+		if strings.Contains(sql, asksNext) && armed.CompareAndSwap(true, false) {
+			_, err := tables.Exec(context.Background(), `update jobs set run_at = clock_timestamp() where run_at > now()`)
+			assert.NoError(t, err)
+		}
+	}})
+	ran := make(chan int64, 10)
+	w := start(t, db, onceq.WorkerConfig{PollInterval: time.Hour}, handle(func(_ context.Context, l *onceq.Lease) error {
+		ran <- l.ID
+		return nil
+	}))
+	delayed := add(t, db, onceq.Job{Delay: time.Hour})
+	armed.Store(true)
+	now := add(t, db, onceq.Job{})
+	require.Equal(t, now, receive(t, ran))
+	require.Equal(t, delayed, receive(t, ran))
+	require.NoError(t, w.stop())
+}
+
+// A producer asked who waits just before a worker announced itself, and gets the answer when that has long come to rest.
+func TestWake_AProducerThatLearnsLateThatNobodyWaited(t *testing.T) {
+	t.Parallel()
+	var asked, announced, rested atomic.Bool
+	release := make(chan struct{})
+	db, _ := hooked(t, &statementHook{
+		before: func(sql string) {
+			announced.CompareAndSwap(false, strings.Contains(sql, announces))
+			rested.CompareAndSwap(false, announced.Load() && strings.Contains(sql, asksNext))
+		},
+		after: func(sql string) {
+			if strings.Contains(sql, "pg_notify") && strings.Contains(sql, "insert into") && asked.CompareAndSwap(false, true) {
+				<-release
+			}
+		},
+	})
+	first := make(chan error, 1)
+	go func() {
+		_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k"})
+		first <- err
+	}()
+	eventually(t, "the answer", asked.Load)
+	ran := make(chan int64, 10)
+	w := start(t, db, onceq.WorkerConfig{PollInterval: time.Hour}, handle(func(_ context.Context, l *onceq.Lease) error {
+		ran <- l.ID
+		return nil
+	}))
+	receive(t, ran)
+	eventually(t, "a worker at rest", rested.Load)
+	close(release)
+	require.NoError(t, <-first)
+	require.Equal(t, add(t, db, onceq.Job{}), receive(t, ran))
+	require.NoError(t, w.stop())
+}
+
+// The announcement takes long, and what was enqueued before it is committed after the first look that follows.
+func TestWake_ASlowAnnouncement(t *testing.T) {
+	t.Parallel()
+	var armed, announced, committed atomic.Bool
+	var late atomic.Int64
+	var tx pgx.Tx
+	var tables *pgxpool.Pool
+	var db *queuetest.DB
+	db, tables = hooked(t, &statementHook{
+		before: func(sql string) {
+			if strings.Contains(sql, announces) && armed.CompareAndSwap(true, false) {
+				var err error
+				tx, err = tables.Begin(context.Background())
+				if !assert.NoError(t, err) {
+					return
+				}
+				r, err := db.Queue.Enqueue(context.Background(), tx, onceq.Job{Kind: "k"})
+				assert.NoError(t, err)
+				late.Store(r.ID)
+				time.Sleep(120 * time.Millisecond) // longer than a worker looks again after an announcement
+				announced.Store(true)
+			}
+		},
+		after: func(sql string) {
+			if strings.Contains(sql, claimsJobs) && announced.Load() && committed.CompareAndSwap(false, true) {
+				assert.NoError(t, tx.Commit(context.Background()))
+			}
+		},
+	})
+	armed.Store(true)
+	ran := make(chan int64, 10)
+	w := start(t, db, onceq.WorkerConfig{PollInterval: time.Hour}, handle(func(_ context.Context, l *onceq.Lease) error {
+		ran <- l.ID
+		return nil
+	}))
+	got := receive(t, ran)
+	require.Equal(t, late.Load(), got)
+	require.NoError(t, w.stop())
 }
 
 func TestWake_ABusyQueueAsksForNoNotification(t *testing.T) {
