@@ -154,7 +154,8 @@ func (m *Middleware) transaction(ctx context.Context, w http.ResponseWriter, r *
 	if err := tx.Commit(ctx); err != nil {
 		// An error of the statement is a rollback. What ends the session (FATAL) may come when the commit has been made.
 		var pgErr *pgconn.PgError
-		if errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" || errors.Is(err, pgx.ErrTxCommitRollback) {
+		if errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" || errors.Is(err, pgx.ErrTxCommitRollback) ||
+			pgconn.SafeToRetry(err) { // it was not sent
 			return m.failed(w, r, a, err, try)
 		}
 		committed = true

@@ -490,6 +490,21 @@ func TestHandlerTx_LostCommitIsSaidToBeUncertain(t *testing.T) {
 	require.Equal(t, [3]int{1, 1, 1}, left(t, db))
 }
 
+// A commit that was never sent is no doubt: also without a key, where nothing before it notices that the time is up.
+func TestHandlerTx_TimeIsUpBeforeTheCommit(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	sqlRun(t, db, effects)
+	config := onceqhttp.Config{Optional: true, Timeout: 100 * time.Millisecond}
+	s := serve(t, "POST /", middleware(t, db.Queue, config).HandlerTx(db.Pool, order(db.Queue, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+		<-r.Context().Done()
+		return nil
+	})))
+	refused(t, post(t, s.URL, "", "o-1"), 500, onceqhttp.CodeRolledBack)
+	refused(t, post(t, s.URL, "k", "o-1"), 500, onceqhttp.CodeRolledBack)
+	require.Equal(t, [3]int{0, 0, 0}, left(t, db))
+}
+
 func TestHandlerTx_AFrozenHandlerDoesNotKeepTheKey(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)

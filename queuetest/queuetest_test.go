@@ -243,3 +243,28 @@ func TestRunOne_OfAHandlerThatCompletesAndRollsBack(t *testing.T) {
 	db.Advance(time.Hour)
 	require.Equal(t, onceq.Completed, db.RunOne(handler).State)
 }
+
+// A cancellation is reported without a token, and is the end of the run in which it was asked for.
+func TestRunOne_OfAHandlerThatCancelsItsJob(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	kind := onceq.Kind[int]{Name: "k"}
+	handler := kind.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+		if _, err := db.Queue.Cancel(ctx, db.Pool, l.ID); err != nil {
+			return err
+		}
+		return errors.New("not wanted any more")
+	})
+	for range 2 {
+		_, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(1))
+		require.NoError(t, err)
+	}
+	require.Equal(t, onceq.Cancelled, db.RunOne(handler).State)
+	_, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(1))
+	require.NoError(t, err)
+	ran := db.Drain(handler)
+	require.Len(t, ran, 2)
+	for _, r := range ran {
+		require.Equal(t, onceq.Cancelled, r.State)
+	}
+}

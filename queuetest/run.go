@@ -149,7 +149,9 @@ func (db *DB) work(claimed func(onceq.Event), limit int, handlers []onceq.Handle
 	db.t.Helper()
 	var mu sync.Mutex
 	var ran []Ran
-	place := make(map[int64]int) // by token: a completion that the handler makes and then undoes is followed by what became of the run
+	// By token: a completion that the handler makes and then undoes is followed by what became of the run. By job for a
+	// cancellation, which has none.
+	byToken, byJob := make(map[int64]int), make(map[int64]int)
 	hook := func(_ context.Context, e onceq.Event) {
 		if e.Name != "" || e.JobID == 0 {
 			return // of an effect or a fence that the handler used
@@ -181,11 +183,15 @@ func (db *DB) work(claimed func(onceq.Event), limit int, handlers []onceq.Handle
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		if i, again := place[e.Token]; again {
+		i, again := byToken[e.Token]
+		if e.Token == 0 {
+			i, again = byJob[e.JobID]
+		}
+		if again {
 			ran[i] = r
 			return
 		}
-		place[e.Token] = len(ran)
+		byToken[e.Token], byJob[e.JobID] = len(ran), len(ran)
 		ran = append(ran, r)
 	}
 	q, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema, Hook: onceq.HookFunc(hook)})
