@@ -188,7 +188,8 @@ func (q *Queue) redrive(ctx context.Context, db DB, ids []int64, states []State)
 // ErrNotFound.
 //
 // A key that a later job has taken meanwhile is a *DuplicateError with that job's facts, and nothing was
-// changed. A job whose fence a Reaper has removed has its key taken again, with DefaultWindow.
+// changed. A job whose fence a Reaper has removed has its key taken again, with DefaultWindow: also after a later job
+// had the key and finished, whose tokens were larger.
 func (q *Queue) Redrive(ctx context.Context, db DB, id int64) (State, error) {
 	const other = `
 select f.scope, f.key, f.job_id, f.state, f.result::text, ` + jobState + `

@@ -511,6 +511,7 @@ func (w *walk) Redrive(t *rapid.T) {
 	case j.key == "":
 	case f == nil:
 		w.keys[j.key] = &walkFence{job: id, state: onceq.Waiting, lifetime: 24}
+		w.tokens[j.key] = j.id<<20 | int64(j.claims) // nobody knows any more of a later job that had the key
 	default:
 		f.job, f.state, f.result = id, onceq.Waiting, nil
 	}
