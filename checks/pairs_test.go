@@ -10,9 +10,11 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -93,6 +95,7 @@ var pairs = []pair{
 
 // pairsRun is one run of a pair.
 type pairsRun struct {
+	owner *pgxpool.Pool // for what the runtime may not do
 	t     *testing.T
 	db    *queuetest.DB
 	level pgx.TxIsoLevel
@@ -197,7 +200,10 @@ func (r *pairsRun) prepare(start string) {
 
 func (r *pairsRun) exec(statement string, args ...any) {
 	r.t.Helper()
-	_, err := r.db.Pool.Exec(r.t.Context(), schema(r.db, statement), args...)
+	if r.owner == nil {
+		r.owner = conformance.Owner(r.t, r.db)
+	}
+	_, err := r.owner.Exec(r.t.Context(), schema(r.db, statement), args...)
 	require.NoError(r.t, err)
 }
 
@@ -387,7 +393,7 @@ func TestPairs_EveryInterleavingHasItsOutcome(t *testing.T) {
 					continue // no level but the library's own
 				}
 				t.Run(p.first+", "+p.second+", "+p.start, func(t *testing.T) {
-					r := &pairsRun{t: t, db: db, level: level}
+					r := &pairsRun{t: t, db: db, owner: r.owner, level: level}
 					want := p.committed
 					if level != pgx.ReadCommitted && p.above != "" {
 						want = p.above

@@ -19,6 +19,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -591,10 +592,10 @@ func walks(test *testing.T, t rapid.TB, blind bool, opts ...queuetest.Option) {
 	db := queuetest.New(test, append(opts, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))...)
 	reaper, err := onceq.NewReaper(db.Queue, onceq.ReaperConfig{Grace: walkGrace * time.Hour})
 	require.NoError(t, err)
-	runs := 0
+	runs, owner := 0, conformance.Owner(test, db)
 	rapid.Check(t, func(t *rapid.T) {
 		runs++
-		_, err := db.Pool.Exec(t.Context(), schema(db, `truncate onceq.jobs, onceq.job_fences, onceq.job_history, onceq.job_cancels`))
+		_, err := owner.Exec(t.Context(), schema(db, `truncate onceq.jobs, onceq.job_fences, onceq.job_history, onceq.job_cancels`))
 		require.NoError(t, err)
 		w := &walk{
 			db: db, queue: fmt.Sprintf("run %d", runs), jobs: make(map[int64]*walkJob), keys: make(map[string]*walkFence),
