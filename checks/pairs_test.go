@@ -318,7 +318,7 @@ func (r *pairsRun) forced(p pair, commit bool) (outcome string, waited bool) {
 					first = <-c
 					return
 				}
-				_, err := r.db.Pool.Exec(ctx, `select pg_terminate_backend($1)`, pid)
+				_, err := r.db.Pool.Exec(ctx, `select pg_terminate_backend($1, 20000)`, pid) // and its locks are gone
 				require.NoError(t, err)
 				require.Error(t, (<-c).err)
 				open()
