@@ -302,7 +302,7 @@ func (q *Queue) claim(ctx context.Context, db *pgxpool.Pool, c *claim) ([]*Lease
 			if len(block) == cap(block) {
 				block = make([]Lease, 0, 64)
 			}
-			block = append(block, Lease{q: q, db: db, Queue: c.queue, holder: holder})
+			block = append(block, Lease{q: q, db: db, Queue: c.queue, holder: holder, began: c.began})
 			l := &block[len(block)-1]
 			var payload, metadata string
 			var n int64
@@ -330,10 +330,6 @@ func (q *Queue) claim(ctx context.Context, db *pgxpool.Pool, c *claim) ([]*Lease
 	c.began = time.Now()
 	if err := db.SendBatch(ctx, b).Close(); err != nil {
 		return nil, fmt.Errorf("onceq: claim: %w", err)
-	}
-	began := time.Now()
-	for _, l := range leases {
-		l.began = began
 	}
 	if !slices.IsSorted(order) {
 		place := make(map[int64]int64, len(order))

@@ -903,7 +903,7 @@ func TestWake_ASlowAnnouncement(t *testing.T) {
 				r, err := db.Queue.Enqueue(context.Background(), tx, onceq.Job{Kind: "k"})
 				assert.NoError(t, err)
 				late.Store(r.ID)
-				time.Sleep(120 * time.Millisecond) // longer than a worker looks again after an announcement
+				time.Sleep(120 * time.Millisecond) // a network that is slower than a worker's looks after an announcement: time itself is the fault
 				announced.Store(true)
 			}
 		},

@@ -792,23 +792,7 @@ func TestHandler_GoesOnWhenTheClientLeaves(t *testing.T) {
 		assert.NoError(t, r.Context().Err())
 		_, _ = io.WriteString(w, "done")
 	})))
-	// The server's own context of the request tells when it has noticed that the client has left.
-	outer := make(chan context.Context, 1)
-	inner := s.Config.Handler
-	s.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		select {
-		case outer <- r.Context():
-		default:
-		}
-		inner.ServeHTTP(w, r)
-	})
-	conn, err := net.Dial("tcp", s.Listener.Addr().String())
-	require.NoError(t, err)
-	_, err = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: h\r\nX-Tenant: t\r\nIdempotency-Key: k\r\nContent-Length: 0\r\nContent-Type: application/json\r\n\r\n")
-	require.NoError(t, err)
-	r := receive(t, entered)
-	require.NoError(t, conn.Close())
-	receive(t, receive(t, outer).Done())
+	r := leave(t, s, entered)
 	require.NoError(t, r.Context().Err())
 	deadline, ok := r.Context().Deadline()
 	require.True(t, ok)
@@ -1036,4 +1020,28 @@ func TestScope_IsReadableAndBounded(t *testing.T) {
 	}
 	require.Equal(t, 4, ran.count())
 	require.Equal(t, 4, sqlOne[int](t, db, `select count(distinct scope) from onceq.job_fences where scope like 'POST /ü%'`))
+}
+
+// leave sends a request whose handler tells entered that it has begun, hangs up, and gives that request when the server has
+// noticed.
+func leave(t *testing.T, s *httptest.Server, entered <-chan *http.Request) *http.Request {
+	t.Helper()
+	// The server's own context of the request says when it has noticed that the client has left.
+	outer := make(chan context.Context, 1)
+	inner := s.Config.Handler
+	s.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case outer <- r.Context():
+		default:
+		}
+		inner.ServeHTTP(w, r)
+	})
+	conn, err := net.Dial("tcp", s.Listener.Addr().String())
+	require.NoError(t, err)
+	_, err = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: h\r\nX-Tenant: t\r\nIdempotency-Key: k\r\nContent-Length: 0\r\nContent-Type: application/json\r\n\r\n")
+	require.NoError(t, err)
+	r := receive(t, entered)
+	require.NoError(t, conn.Close())
+	receive(t, receive(t, outer).Done())
+	return r
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -546,23 +545,7 @@ func TestHandlerTx_GoesOnWhenTheClientLeaves(t *testing.T) {
 		_, _ = io.WriteString(w, "done")
 		return nil
 	})))
-	// The server's own context of the request tells when it has noticed that the client has left.
-	outer := make(chan context.Context, 1)
-	inner := s.Config.Handler
-	s.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		select {
-		case outer <- r.Context():
-		default:
-		}
-		inner.ServeHTTP(w, r)
-	})
-	conn, err := net.Dial("tcp", s.Listener.Addr().String())
-	require.NoError(t, err)
-	_, err = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: h\r\nX-Tenant: t\r\nIdempotency-Key: k\r\nContent-Length: 0\r\nContent-Type: application/json\r\n\r\n")
-	require.NoError(t, err)
-	r := receive(t, entered)
-	require.NoError(t, conn.Close())
-	receive(t, receive(t, outer).Done())
+	r := leave(t, s, entered)
 	require.NoError(t, r.Context().Err())
 	_, ok := r.Context().Deadline()
 	require.True(t, ok)

@@ -1,0 +1,31 @@
+#!/bin/sh
+# Prints the path of a program that tests start: tool.sh PROGRAM DEBIAN-PACKAGE OTHER-PACKAGE. Where there is none, installs
+# the distribution's package first, and says so; where that is not possible prints nothing, and the tests that want it
+# are skipped. In CI that is an error.
+set -eu
+
+PATH=$PATH:/usr/sbin:/usr/local/sbin:/opt/homebrew/bin
+as_root() {
+	if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
+}
+install() {
+	if command -v apt-get >/dev/null; then
+		as_root apt-get update -qq
+		as_root env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends "$1"
+	elif command -v dnf >/dev/null; then
+		as_root dnf install -y -q "$2"
+	elif command -v brew >/dev/null; then
+		brew install --quiet "$2"
+	else
+		return 1
+	fi
+}
+
+if ! command -v "$1" >/dev/null; then
+	echo "tool.sh: no $1 found, installing the distribution's package" >&2
+	install "$2" "$3" >/dev/null </dev/null || true
+fi
+if ! command -v "$1"; then
+	echo "tool.sh: still no $1: its tests are skipped" >&2
+	[ -z "${CI:-}" ] || exit 1
+fi
