@@ -112,6 +112,59 @@ func TestTrap_AJobCommittedBehindThePositionIsClaimedWithoutWaitingForTheLookBeh
 	require.NoError(t, <-ended)
 }
 
+// ⚠ While a snapshot is held, a look over the margin steps over every job that was done there, with each claim of a queue
+// that is kept up with: it goes back no further than some ten thousand of them, and what is behind that waits for the look
+// behind.
+func TestTrap_TheMarginIsNoMoreThanSomeTenThousandJobs(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	sqlRun(t, db, `insert into onceq.queues values ('default', statement_timestamp() + interval '1 hour')`) // nobody's turn
+	k := onceq.Kind[int]{Name: "k"}
+	started := make(chan int, 50_000)
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{PollInterval: 10 * time.Millisecond}, k.Handle(func(_ context.Context, _ *onceq.Lease, n int) error {
+		started <- n
+		return nil
+	}))
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(ctx) }()
+	next := func() int {
+		select {
+		case n := <-started:
+			return n
+		case <-time.After(60 * time.Second):
+			t.Fatal("nothing is claimed")
+			return 0
+		}
+	}
+	tx, err := db.Pool.Begin(ctx)
+	require.NoError(t, err)
+	_, err = db.Queue.Enqueue(ctx, tx, k.Job(-1))
+	require.NoError(t, err)
+	const many = 40_000
+	jobs := make([]onceq.Job, many)
+	for i := range jobs {
+		jobs[i] = k.Job(i)
+	}
+	_, err = db.Queue.EnqueueMany(ctx, db.Pool, jobs)
+	require.NoError(t, err)
+	for range many {
+		require.NotEqual(t, -1, next())
+	}
+	require.NoError(t, tx.Commit(ctx))
+	for n := range 3 { // claims that look, and could see it
+		_, err = db.Queue.Enqueue(ctx, db.Pool, k.Job(many+n))
+		require.NoError(t, err)
+		require.Equal(t, many+n, next())
+	}
+	sqlRun(t, db, `delete from onceq.queues`)
+	require.Equal(t, -1, next())
+	stop()
+	require.NoError(t, <-ended)
+}
+
 // ⚠ Many leases before the position make each look at them cost: it comes in bounded pages, at intervals, and by one
 // worker of a queue at a time.
 func TestTrap_LookingBehindIsPagedAndOneWorkersTurn(t *testing.T) {

@@ -375,7 +375,8 @@ type lane struct {
 	wake        chan struct{} // a notification
 
 	// Owned by the claimer.
-	at         []position           // how far it has claimed, by priority
+	at         []position // how far it has claimed, by priority
+	trails     [Low - High + 1]trail
 	through    [Low - High + 1]bool // the latest look at that priority came to its end
 	round      int
 	full       bool      // the last claim was: there is more
@@ -537,6 +538,26 @@ func (l *lane) waitRoom(ctx context.Context) int {
 // comes later still is found by lookBehind.
 const margin = 5 * time.Second
 
+// trail knows where the latest jobs that a lane claimed in a priority were. The margin reaches no further back: while
+// somebody's snapshot is held, a look steps over every job that was done there.
+type trail struct {
+	first  [8]position // of each step of jobs, in turn
+	passed int
+}
+
+const trailStep = 4096 // jobs
+
+func (t *trail) pass(p position) {
+	first := &t.first[t.passed/trailStep%len(t.first)]
+	if t.passed%trailStep == 0 || first.after(p) {
+		*first = p
+	}
+	t.passed++
+}
+
+// start is the first position of the latest 7 to 8 steps, before everything while there were fewer.
+func (t *trail) start() position { return slices.MinFunc(t.first[:], position.compare) }
+
 // lowestEvery is how often a claim begins with the lowest priority.
 const lowestEvery = 8
 
@@ -550,6 +571,9 @@ func (l *lane) claimSome(ctx context.Context, n int) (int, error) {
 		}
 		if from[i].id = 0; from[i].runAt.After(beginning) {
 			from[i].runAt = from[i].runAt.Add(-margin)
+			if start := l.trails[i].start(); start.after(from[i]) {
+				from[i] = start
+			}
 		}
 	}
 	if l.round++; l.round%lowestEvery == 0 {
@@ -594,12 +618,14 @@ func (l *lane) advance(c *claim, leases []*Lease) {
 	}
 	to := func(p position) {
 		at := &l.at[p.priority-High]
-		if p.runAt.After(at.runAt) || p.runAt.Equal(at.runAt) && p.id > at.id {
+		if p.after(*at) {
 			*at = p
 		}
 	}
 	for _, lease := range leases {
-		to(position{lease.Priority, lease.RunAt, lease.ID})
+		p := position{lease.Priority, lease.RunAt, lease.ID}
+		to(p)
+		l.trails[p.priority-High].pass(p)
 	}
 	for i, p := range c.from {
 		switch {
@@ -614,6 +640,7 @@ func (l *lane) advance(c *claim, leases []*Lease) {
 	for i := range l.at {
 		if l.at[i].runAt.Sub(c.now) > time.Second {
 			l.at[i].runAt, l.at[i].id = c.now, 0
+			l.trails[i] = trail{}
 		}
 	}
 }
