@@ -179,12 +179,9 @@ type position struct {
 	id       int64
 }
 
-// compare orders the positions of one priority.
-func (p position) compare(q position) int {
-	return cmp.Or(p.runAt.Compare(q.runAt), cmp.Compare(p.id, q.id))
+func (p position) after(q position) bool {
+	return p.runAt.After(q.runAt) || p.runAt.Equal(q.runAt) && p.id > q.id
 }
-
-func (p position) after(q position) bool { return p.compare(q) > 0 }
 
 // beginning is no later than any due time that Enqueue accepts.
 var beginning = time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC)

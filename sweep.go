@@ -69,7 +69,7 @@ func (l *lane) lookBehind(ctx context.Context) bool {
 		return false
 	}
 	moved := 0
-	for _, p := range l.at {
+	for i, p := range l.at {
 		at := position{p.priority, beginning, 0}
 		for ctx.Err() == nil {
 			var last *time.Time
@@ -83,7 +83,9 @@ func (l *lane) lookBehind(ctx context.Context) bool {
 				}
 				return moved > 0
 			}
-			moved += n
+			if moved += n; n > 0 {
+				l.at[i].id = 0 // the first ones at this place: the next claim begins with them, whether it looks or not
+			}
 			for _, kind := range unknown {
 				if !l.unknown[kind] {
 					l.unknown[kind] = true

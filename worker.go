@@ -385,8 +385,10 @@ type lane struct {
 	countedAt  time.Time //
 	claimedAt  time.Time
 	claimedTo  time.Time     // the database's clock just before that
-	lookedAt   time.Time     // last claim with the margin
+	lookedAt   time.Time     // last claim that looked
 	lookTook   time.Duration // and what it cost
+	widelyAt   time.Time     // last one over the whole margin
+	wideTook   time.Duration
 	sweptAt    time.Time
 	sweepTook  time.Duration
 	found      time.Time // last claim that found something
@@ -536,27 +538,48 @@ func (l *lane) waitRoom(ctx context.Context) int {
 // from the moment of its statement on and not from its commit. Claims look this far back: always in a priority
 // that the worker keeps up with, and at intervals of at least 50 times what it costs where there is a backlog. What
 // comes later still is found by lookBehind.
+//
+// While somebody's snapshot is held, a look steps over every job that was done there. So it goes no further back than the
+// trail, and over the whole margin at intervals of a second or of 50 times what that costs.
 const margin = 5 * time.Second
 
-// trail knows where the latest jobs that a lane claimed in a priority were. The margin reaches no further back: while
-// somebody's snapshot is held, a look steps over every job that was done there.
+// trail knows from which due time on the latest jobs were that a lane claimed in a priority.
 type trail struct {
-	first  [8]position // of each step of jobs, in turn
+	first  [8]time.Time // of each step of jobs, in turn
 	passed int
 }
 
 const trailStep = 4096 // jobs
 
-func (t *trail) pass(p position) {
+func (t *trail) pass(runAt time.Time) {
 	first := &t.first[t.passed/trailStep%len(t.first)]
-	if t.passed%trailStep == 0 || first.after(p) {
-		*first = p
+	if t.passed%trailStep == 0 || first.After(runAt) {
+		*first = runAt
 	}
 	t.passed++
 }
 
-// start is the first position of the latest 7 to 8 steps, before everything while there were fewer.
-func (t *trail) start() position { return slices.MinFunc(t.first[:], position.compare) }
+// start is that of the latest 7 to 8 steps, zero while there were fewer.
+func (t *trail) start() time.Time { return slices.MinFunc(t.first[:], time.Time.Compare) }
+
+// lookFrom gives where a claim begins in each priority, highest first. Where it looks it begins with a due time and never
+// within one: jobs that lookBehind has brought forward are the first at theirs.
+func (l *lane) lookFrom(look, wide bool) []position {
+	from := slices.Clone(l.at)
+	for i := range from {
+		p := &from[i]
+		if !look && !l.through[i] {
+			continue
+		}
+		if p.id = 0; p.runAt.After(beginning) {
+			p.runAt = p.runAt.Add(-margin)
+			if start := l.trails[i].start(); !wide && start.After(p.runAt) {
+				p.runAt = start
+			}
+		}
+	}
+	return from
+}
 
 // lowestEvery is how often a claim begins with the lowest priority.
 const lowestEvery = 8
@@ -564,18 +587,8 @@ const lowestEvery = 8
 func (l *lane) claimSome(ctx context.Context, n int) (int, error) {
 	began := time.Now()
 	look := !l.full || began.Sub(l.lookedAt) > max(100*time.Millisecond, 50*l.lookTook)
-	from := slices.Clone(l.at)
-	for i := range from {
-		if !look && !l.through[from[i].priority-High] {
-			continue
-		}
-		if from[i].id = 0; from[i].runAt.After(beginning) {
-			from[i].runAt = from[i].runAt.Add(-margin)
-			if start := l.trails[i].start(); start.after(from[i]) {
-				from[i] = start
-			}
-		}
-	}
+	wide := look && began.Sub(l.widelyAt) > max(time.Second, 50*l.wideTook)
+	from := l.lookFrom(look, wide)
 	if l.round++; l.round%lowestEvery == 0 {
 		slices.Reverse(from)
 	}
@@ -591,6 +604,9 @@ func (l *lane) claimSome(ctx context.Context, n int) (int, error) {
 	l.claimedTo = c.now
 	if look {
 		l.lookedAt, l.lookTook = l.claimedAt, l.claimedAt.Sub(began)
+	}
+	if wide {
+		l.widelyAt, l.wideTook = l.claimedAt, l.claimedAt.Sub(began)
 	}
 	l.full = c.cut || len(leases) == n
 	l.advance(&c, leases)
@@ -623,9 +639,8 @@ func (l *lane) advance(c *claim, leases []*Lease) {
 		}
 	}
 	for _, lease := range leases {
-		p := position{lease.Priority, lease.RunAt, lease.ID}
-		to(p)
-		l.trails[p.priority-High].pass(p)
+		to(position{lease.Priority, lease.RunAt, lease.ID})
+		l.trails[lease.Priority-High].pass(lease.RunAt)
 	}
 	for i, p := range c.from {
 		switch {
