@@ -40,8 +40,8 @@ func main() {
 		asJSON     = flag.Bool("json", false, "print one JSON object for each measurement in place of a table")
 		pg         = flag.String("pg", "", "the server: 16, 17 or 18, or a directory with binaries; default as for the tests")
 		out        = flag.String("o", "", "directory for RESULTS.md, its figures and plots; default none are written")
-		backlog    = flag.String("backlog", "", "backlogs of the growth test, default 100000,1000000")
-		fences     = flag.Int("fences", 0, "completed fences of the growth test; default 1,000,000")
+		backlog    = flag.String("backlog", "", "backlogs of the growth test, default 100000,1000000,10000000")
+		fences     = flag.Int("fences", 0, "completed fences of the growth test; default 10,000,000")
 		cpuprofile = flag.String("cpuprofile", "", "file for a CPU profile of this process while it measures onceq")
 		memprofile = flag.String("memprofile", "", "file for a profile of allocations")
 	)
@@ -133,7 +133,7 @@ type sizes struct {
 var fullSizes = sizes{
 	rounds: 3, bulk: 100_000, transactions: 20_000, drained: 100_000, rows: 20_000, samples: 100, wal: 50_000,
 	passed: 250_000, last: 50_000, limit: 20 * time.Second, loaded: 10 * time.Second, idle: 20 * time.Second,
-	backlogs: []int{100_000, 1_000_000}, growth: 50_000, fences: 1_000_000, scheduled: 1_000_000, big: 1_000_000,
+	backlogs: []int{100_000, 1_000_000, 10_000_000}, growth: 200_000, fences: 10_000_000, scheduled: 1_000_000, big: 1_000_000,
 }
 
 var quickSizes = sizes{

@@ -115,7 +115,7 @@ create table plain_keyed (
   queue text collate "C" not null, kind text collate "C" not null, key text collate "C" primary key, payload jsonb not null
 )`)
 			if err == nil && indexed {
-				_, err = pool.Exec(ctx, "alter table plain set (fillfactor = 50); create index on plain (queue, priority, run_at, id)")
+				_, err = pool.Exec(ctx, "alter table plain set (fillfactor = 45); create index on plain (queue, priority, run_at, id)")
 			}
 			return &noQueue{pool, copies, indexed}, err
 		}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -44,7 +46,10 @@ func onceqPeer() peer {
 		q, err := onceq.New(pool, &onceq.Config{Logger: quiet})
 		return &onceqQueue{pool, q}, err
 	})
-	p.version = "this tree"
+	p.version = "of this tree"
+	if commit, err := exec.CommandContext(context.Background(), "git", "rev-parse", "--short", "HEAD").Output(); err == nil {
+		p.version = "at " + strings.TrimSpace(string(commit))
+	}
 	return p
 }
 

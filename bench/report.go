@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -143,12 +144,15 @@ func printReport(w io.Writer, r report) {
 	fmt.Fprintf(w, "PostgreSQL %s (%s), %s, %s.\n", r.Postgres, strings.Join(r.Server, ", "), r.Go, r.Machine)
 	for _, t := range tests {
 		rows := [][]string{{"variant", "peer", "median", "min–max", "ours is … times as good", "WAL/job", "CPU s client + server"}}
-		date, rounds := "", 0
+		date, ours, rounds := "", "", 0
 		for _, res := range r.Results {
 			if res.Test != t.name {
 				continue
 			}
 			date, rounds = res.Date, max(rounds, len(res.Rounds))
+			if res.Peer == "onceq" {
+				ours = "onceq " + res.Version
+			}
 			row := []string{res.Variant, res.Peer + ", " + res.Settings}
 			if res.Unit == "" {
 				rows = append(rows, append(row, "missing", "", "", "", ""))
@@ -172,7 +176,11 @@ func printReport(w io.Writer, r report) {
 			rows = append(rows, append(row, middle, spread, ratio, wal, cpu))
 		}
 		if len(rows) > 1 {
-			fmt.Fprintf(w, "\n## %s: %s\n\n%s, rounds: %d.\n\n", t.name, t.title, date, rounds)
+			fmt.Fprintf(w, "\n## %s: %s\n\n%s, %s, rounds: %d.\n", t.name, t.title, date, ours, rounds)
+			if without := t.without(r.Results); len(without) > 0 {
+				fmt.Fprintf(w, "Not asked for this time, or without it: %s.\n", strings.Join(without, ", "))
+			}
+			fmt.Fprintln(w)
 			printTable(w, rows)
 		}
 	}
@@ -186,6 +194,21 @@ func printReport(w io.Writer, r report) {
 	}
 	fmt.Fprintf(w, "\n## Goals\n\n")
 	printTable(w, rows)
+}
+
+// without names the peers that the test has nothing of: those that were not asked for, and those without what it measures.
+func (t test) without(results []*result) []string {
+	everybody := &bench{sizes: fullSizes, peers: append(append(append(basePeers(), riverPeers()...), handPeer()), asynqPeers()...)}
+	everybody.peers = append(everybody.peers, nodePeers(nil, errors.New("only named"))...)
+	var names []string
+	for _, trial := range t.trials(everybody) {
+		name := trial.peer.name
+		found := slices.ContainsFunc(results, func(r *result) bool { return r.Test == t.name && r.Peer == name })
+		if !found && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 func firstLine(s string) string {

@@ -47,7 +47,11 @@ func loadedTrials(b *bench) []trial {
 		if p.name != "onceq" && p.name != "River" {
 			continue
 		}
-		trials = append(trials, trial{test: "E2", peer: p, conns: producers + 4, measure: func(ctx context.Context, r *room) ([]figure, error) {
+		conns := producers + 4
+		if p.name == "River" {
+			conns += 8 // ours opens up to 7 of its own beside the pool
+		}
+		trials = append(trials, trial{test: "E2", peer: p, conns: conns, measure: func(ctx context.Context, r *room) ([]figure, error) {
 			s := r.session.(*goSession)
 			n := int(rate * b.sizes.loaded.Seconds())
 			committed, started := make([]time.Time, n), make([]time.Time, n)
