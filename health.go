@@ -108,9 +108,13 @@ select 'replication slot', slot_name::text, greatest(age(xmin), age(catalog_xmin
 	}
 
 	const tables = `
-select c.relname, coalesce(s.n_live_tup, 0), coalesce(s.n_dead_tup, 0),
+select c.relname,
+       -- Lost with a server that crashed, until it has been vacuumed or analyzed.
+       case when coalesce(s.last_vacuum, s.last_autovacuum, s.last_analyze, s.last_autoanalyze) is null
+            then greatest(s.n_live_tup, c.reltuples::bigint, 0) else s.n_live_tup end,
+       coalesce(s.n_dead_tup, 0),
        current_setting('autovacuum')::bool and current_setting('track_counts')::bool
-         and not coalesce('autovacuum_enabled=false' = any (c.reloptions) or 'autovacuum_enabled=off' = any (c.reloptions), false)
+         and not exists (select from pg_options_to_table(c.reloptions) where option_name = 'autovacuum_enabled' and not option_value::bool)
   from pg_class c
   left join pg_stat_all_tables s on s.relid = c.oid
  where c.oid in ('onceq.jobs'::regclass, 'onceq.job_fences'::regclass, 'onceq.job_history'::regclass)

@@ -1,6 +1,7 @@
 package onceq_test
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -59,7 +60,27 @@ func TestHealth_NamesWhatSlowsAQueueDown(t *testing.T) {
 	require.Contains(t, find("index bloat").Detail, "0 MB for 0 rows") // empty, and larger than the limit of a byte
 	require.NoError(t, tx.Rollback(t.Context()))
 
-	_, err = owner(t, db).Exec(t.Context(), `alter table jobs set (autovacuum_enabled = off)`)
+	_, err = owner(t, db).Exec(t.Context(), `alter table jobs set (autovacuum_enabled = 'no')`)
 	require.NoError(t, err)
 	require.Contains(t, find("autovacuum").Detail, "jobs is not vacuumed")
+}
+
+// A server that crashed has forgotten how many rows there are, and an index of many is no bloat.
+func TestHealth_LostStatisticsAreNoBloat(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	jobs := make([]onceq.Job, 2000)
+	for i := range jobs {
+		jobs[i] = onceq.Job{Kind: "k", Key: fmt.Sprint(i)}
+	}
+	_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+	require.NoError(t, err)
+	_, err = owner(t, db).Exec(t.Context(), `vacuum analyze`)
+	require.NoError(t, err)
+	_, err = owner(t, db).Exec(t.Context(), `select pg_stat_reset_single_table_counters(c) from unnest(array['jobs'::regclass, 'job_fences'::regclass, 'job_history'::regclass]) c`)
+	require.NoError(t, err)
+	require.Zero(t, sqlOne[int](t, db, `select n_live_tup from pg_stat_user_tables where relid = 'onceq.jobs'::regclass`))
+	found, err := db.Queue.HealthAt(t.Context(), time.Hour, 1_000_000, 64<<10, time.Hour)
+	require.NoError(t, err)
+	require.Empty(t, found)
 }

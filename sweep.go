@@ -99,6 +99,7 @@ func (l *lane) lookBehind(ctx context.Context) bool {
 			at.runAt = *last
 		}
 	}
-	l.sweepTook = time.Since(l.sweptAt)
+	l.sweepEnded = time.Now()
+	l.sweepTook = l.sweepEnded.Sub(l.sweptAt)
 	return moved > 0
 }

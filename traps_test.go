@@ -58,7 +58,7 @@ func TestTrap_CompletingAKeyedJobUpdatesItsFenceHeapOnly(t *testing.T) {
 	leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{Limit: 200})
 	require.NoError(t, err)
 	require.Len(t, leases, 200)
-	// Every fifth: the free space of a page (fillfactor 80) is for what is finished while its neighbours wait.
+	// Every fifth: what is finished while its neighbours wait.
 	for i := 0; i < 200; i += 5 {
 		require.NoError(t, leases[i].Complete(ctx, nil))
 	}

@@ -390,6 +390,7 @@ type lane struct {
 	widelyAt   time.Time     // last one over the whole margin
 	wideTook   time.Duration
 	sweptAt    time.Time
+	sweepEnded time.Time
 	sweepTook  time.Duration
 	found      time.Time // last claim that found something
 	announced  time.Time // zero: not announced
@@ -540,7 +541,8 @@ func (l *lane) waitRoom(ctx context.Context) int {
 // comes later still is found by lookBehind.
 //
 // While somebody's snapshot is held, a look steps over every job that was done there. So it goes no further back than the
-// trail, and over the whole margin at intervals of a second or of 50 times what that costs.
+// trail. It goes over the whole margin at intervals of a second or of 50 times what that costs, unless this worker has just
+// looked behind everything.
 const margin = 5 * time.Second
 
 // trail knows from which due time on the latest jobs were that a lane claimed in a priority.
@@ -587,7 +589,7 @@ const lowestEvery = 8
 func (l *lane) claimSome(ctx context.Context, n int) (int, error) {
 	began := time.Now()
 	look := !l.full || began.Sub(l.lookedAt) > max(100*time.Millisecond, 50*l.lookTook)
-	wide := look && began.Sub(l.widelyAt) > max(time.Second, 50*l.wideTook)
+	wide := look && began.Sub(l.sweepEnded) > 2*sweepEvery && began.Sub(l.widelyAt) > max(time.Second, 50*l.wideTook)
 	from := l.lookFrom(look, wide)
 	if l.round++; l.round%lowestEvery == 0 {
 		slices.Reverse(from)

@@ -69,7 +69,7 @@ create table {{.schema}}.job_fences (
   -- The most selective column first and nothing before it: taking a key costs 7.1 µs of the server's time in
   -- place of 8.2 with (class, scope, key), for which each comparison walks over two equal columns.
   primary key (key, scope, class)
-) with (fillfactor = 80, vacuum_truncate = off);
+) with (fillfactor = 50, vacuum_truncate = off);
 
 -- Some pages that stay (vacuum_truncate): on a table that is believed to have none, a plan that looks one row up
 -- reads the whole table, and is kept when that has grown.
