@@ -13,7 +13,7 @@ import (
 
 // A test that leaks a connection need not wait for long, and each that has a database fails when it leaves a goroutine.
 func init() {
-	cleanupTimeout = 5 * time.Second
+	returnTimeout = 5 * time.Second
 	leaks.On.Store(true)
 }
 

@@ -75,6 +75,7 @@ type wire struct {
 	wants   int    // completions that are still to come, when held
 	held    bool   // nothing gets through any more, either way; when the last answer is there the fault comes
 	copying bool   // but for the data that the last statement waits for
+	beyond  bool   // the client has sent what stands behind the fault
 	strike  func()
 	err     error // set: the connection is gone
 }
@@ -127,7 +128,7 @@ func whole(b []byte, head int) (size int, err error) {
 }
 
 func (w *wire) message(m []byte) error {
-	if w.stopped() {
+	if w.stopped(m[0]) {
 		return nil // what a pipeline has behind the fault
 	}
 	w.group = append(w.group, m...)
@@ -277,7 +278,7 @@ func (w *wire) answer(m []byte) func() {
 	if due {
 		return w.strike
 	}
-	if m[0] == 'G' { // CopyInResponse: without it the client sends nothing
+	if m[0] == 'G' { // CopyInResponse: without it most clients send nothing
 		w.copying = true
 	}
 	if !w.held || m[0] == 'G' {
@@ -297,10 +298,19 @@ func (w *wire) cut(err error) {
 	_ = w.Conn.Close()
 }
 
-func (w *wire) stopped() bool {
+// stopped says that a message of the client stands behind the fault.
+func (w *wire) stopped(kind byte) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.held && !w.copying
+	if !w.held {
+		return false
+	}
+	data := kind == 'd' || kind == 'c' || kind == 'f'
+	if data && !w.beyond && w.wants < 0 {
+		w.copying = true // pgx sends the data without waiting for CopyInResponse
+	}
+	w.beyond = !w.copying
+	return w.beyond
 }
 
 func (w *wire) gone() error {

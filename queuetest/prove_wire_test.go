@@ -243,6 +243,56 @@ func TestProve_TheDeadInTheHandlersTransaction(t *testing.T) {
 	}
 }
 
+// The data of a copy is part of it: pgx sends it without waiting until the server asks for it, and the server, which has
+// to wait for a lock first here, asks late.
+func TestProve_ACopyThatTheServerBeginsLate(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	rows := make(map[string]int)
+	proof := queuetest.Proof{
+		Setup: queuetest.SQL(provedTable),
+		Job:   provedJob,
+		Handler: func(p *queuetest.Process) onceq.Handler {
+			return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
+				locks, err := pgx.Connect(context.Background(), p.Pool.Config().ConnString()) // no connection of the process
+				if err != nil {
+					return err
+				}
+				tx, err := locks.Begin(context.Background())
+				if err == nil {
+					_, err = tx.Exec(context.Background(), `lock charges`)
+				}
+				if err != nil {
+					return errors.Join(err, locks.Close(context.Background()))
+				}
+				unlocked := make(chan error)
+				defer func() { require.NoError(t, <-unlocked) }()
+				time.AfterFunc(50*time.Millisecond, func() { // by then all of it is sent
+					err := tx.Rollback(context.Background())
+					unlocked <- errors.Join(err, locks.Close(context.Background()))
+				})
+				_, err = p.Pool.CopyFrom(ctx, pgx.Identifier{"charges"}, []string{"order_id"}, pgx.CopyFromRows([][]any{{o.ID}, {o.ID}}))
+				return err
+			})
+		},
+		Check: func(o *queuetest.Outcome) {
+			mu.Lock()
+			defer mu.Unlock()
+			rows[o.Fault] = o.Count(`select count(*) from charges`)
+		},
+	}
+	proven, err := queuetest.ProveAll(t, proof, "")
+	require.NoError(t, err)
+	require.Empty(t, proven.Failures)
+	for name, want := range map[string]int{
+		"none": 2, "die-5-before": 2, "die-5-after": 4, "cut-5-before": 2, "cut-5-after": 4, "freeze-5": 4, "meet-5": 4, "twice": 4,
+	} {
+		words, ok := proven.Runs[name]
+		require.True(t, ok, name)
+		require.Equal(t, want, rows[words], name)
+	}
+}
+
 // A run is repeated by its name.
 func TestProve_Replay(t *testing.T) {
 	handler := func(p *queuetest.Process) onceq.Handler {

@@ -73,8 +73,13 @@ func PoolConfig(change func(*pgxpool.Config)) Option {
 // NoCheck leaves out the check of the tables' invariants at the end, for tests that break them on purpose.
 func NoCheck() Option { return func(o *options) { o.noCheck = true } }
 
-// cleanupTimeout bounds each step of the clean-up. It is a variable for this package's own tests alone.
-var cleanupTimeout = time.Minute
+// dropTimeout bounds the drop of a test's database, for which every session of the server has to be between two messages:
+// it waits for a copy's data that is under way in another test.
+const dropTimeout = time.Minute
+
+// returnTimeout bounds how long connections may take to come back to the pool. It is a variable for this package's own
+// tests alone.
+var returnTimeout = time.Minute
 
 // New gives a migrated, isolated database on a real Postgres and a Queue over it. When the test ends, its invariants are
 // checked and the database is dropped. The first call of a process takes longer: it may start the server, and applies
@@ -105,7 +110,7 @@ func New(t testing.TB, opts ...Option) *DB {
 		t.Fatalf("queuetest: %v", err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
+		ctx, cancel := context.WithTimeout(context.Background(), dropTimeout)
 		defer cancel()
 		if err := s.dropDatabase(ctx, name); err != nil {
 			t.Errorf("queuetest: %v", err)
@@ -159,7 +164,7 @@ func (db *DB) openPool(s *server, changes []func(*pgxpool.Config)) {
 		}()
 		select {
 		case <-closed:
-		case <-time.After(cleanupTimeout):
+		case <-time.After(returnTimeout):
 			db.t.Errorf("queuetest: %d connections of the pool were never given back", db.Pool.Stat().AcquiredConns())
 		}
 	})
