@@ -248,18 +248,36 @@ func TestHandleTx_WritesAndCompletionCommitTogether(t *testing.T) {
 func TestHandle_PlansOfTheHandlersOwnStatementsAreLeftAlone(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	add(t, db, onceq.Job{})
-	show := `select concat_ws(' ', current_setting('enable_seqscan'), current_setting('enable_hashjoin'),
-	         current_setting('enable_mergejoin'), current_setting('enable_bitmapscan'))`
-	want := sqlOne[string](t, db, show)
-	ran := db.RunOne(handleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
-		var got string
-		if err := tx.QueryRow(ctx, show).Scan(&got); err != nil || got != want {
+	settings := func(ctx context.Context, db onceq.DB) (string, error) {
+		rows, err := db.Query(ctx, `select string_agg(name || ' ' || setting, ', ' order by name) from pg_settings
+			where name = 'plan_cache_mode' or name like 'enable%' or name like 'jit%'`)
+		if err != nil {
+			return "", err
+		}
+		return pgx.CollectExactlyOneRow(rows, pgx.RowTo[string])
+	}
+	want, err := settings(t.Context(), db.Pool)
+	require.NoError(t, err)
+	check := func(ctx context.Context, tx pgx.Tx) error {
+		if got, err := settings(ctx, tx); err != nil || got != want {
 			return fmt.Errorf("%s, %v", got, err)
 		}
 		return nil
-	}))
-	require.Equal(t, onceq.Completed, ran.State, "%v", ran.Err)
+	}
+	for range 2 {
+		add(t, db, onceq.Job{})
+	}
+	one := handleTx(func(ctx context.Context, tx pgx.Tx, _ *onceq.Lease) error { return check(ctx, tx) })
+	many := work.HandleBatch(2, func(ctx context.Context, tx pgx.Tx, jobs []onceq.Item[int]) error {
+		require.Len(t, jobs, 2)
+		return check(ctx, tx)
+	})
+	ran := db.Drain(many)
+	require.Len(t, ran, 2)
+	add(t, db, onceq.Job{})
+	for _, r := range append(ran, db.RunOne(one)) {
+		require.Equal(t, onceq.Completed, r.State, "%v", r.Err)
+	}
 }
 
 func TestHandle_OutcomesOfErrors(t *testing.T) {
