@@ -48,7 +48,7 @@ func growthTrials(b *bench) []trial {
 	for _, n := range b.sizes.backlogs {
 		add(backlogName(n), false, fill(n, false))
 	}
-	small := b.sizes.backlogs[0]
+	small, big := b.sizes.backlogs[0], b.sizes.backlogs[len(b.sizes.backlogs)-1]
 	add(keyedBase, true, fill(small, true))
 	add(count(b.sizes.fences)+" completed fences", true, func(ctx context.Context, q *onceqQueue) error {
 		const fences = `
@@ -93,6 +93,14 @@ select 0, 'default', 'done:' || n, 3, -n, 1, now(), now(), 86400000 from generat
 			return err
 		}
 		return fill(small, false)(ctx, q)
+	})
+	// Postgres knows then how much a plan would cost whose limit it does not know.
+	add("statistics of "+count(big)+" jobs", false, func(ctx context.Context, q *onceqQueue) error {
+		if err := fill(big, false)(ctx, q); err != nil {
+			return err
+		}
+		_, err := q.pool.Exec(ctx, "analyze onceq.jobs")
+		return err
 	})
 	add("a queue newer than the statistics", false, func(ctx context.Context, q *onceqQueue) error {
 		err := q.enqueue(ctx, 0, small, func(n int) onceq.Job {
