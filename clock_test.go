@@ -46,19 +46,13 @@ func TestTrap_AClockSetBackDoesNotStallTheWorkers(t *testing.T) {
 	t.Parallel()
 	db, shift := trapClock(t)
 	ran := make(chan int64, 10)
-	k := onceq.Kind[int]{Name: "k"}
-	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, k.Handle(func(_ context.Context, l *onceq.Lease, _ int) error {
+	w := start(t, db, onceq.WorkerConfig{}, handle(func(_ context.Context, l *onceq.Lease) error {
 		ran <- l.ID
 		return nil
 	}))
-	require.NoError(t, err)
-	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
-	ended := make(chan error, 1)
-	go func() { ended <- w.Run(ctx) }()
 	run := func(when string) {
 		t.Helper()
-		r, err := db.Queue.Enqueue(t.Context(), db.Pool, k.Job(1))
+		r, err := db.Queue.Enqueue(t.Context(), db.Pool, work.Job(1))
 		require.NoError(t, err)
 		require.Equal(t, onceq.Waiting, r.State)
 		select {
@@ -77,8 +71,7 @@ func TestTrap_AClockSetBackDoesNotStallTheWorkers(t *testing.T) {
 	run("an hour ahead")
 	shift(0)
 	run("set back")
-	stop()
-	require.NoError(t, <-ended)
+	require.NoError(t, w.stop())
 }
 
 // A handler of a batch that enqueues the key of one of its own jobs is told so, as any other handler is.

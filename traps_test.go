@@ -76,40 +76,25 @@ func TestTrap_AJobCommittedBehindThePositionIsClaimedWithoutWaitingForTheLookBeh
 	db := queuetest.New(t)
 	started := make(chan int64, 100)
 	sqlRun(t, db, `insert into onceq.queues values ('default', statement_timestamp() + interval '1 hour')`) // nobody's turn
-	k := onceq.Kind[int]{Name: "k"}
-	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{PollInterval: 10 * time.Millisecond}, k.Handle(func(_ context.Context, l *onceq.Lease, _ int) error {
+	w := start(t, db, onceq.WorkerConfig{PollInterval: 10 * time.Millisecond}, handle(func(_ context.Context, l *onceq.Lease) error {
 		started <- l.ID
 		return nil
 	}))
-	require.NoError(t, err)
-	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
-	ended := make(chan error, 1)
-	go func() { ended <- w.Run(ctx) }()
-	next := func() int64 {
-		select {
-		case id := <-started:
-			return id
-		case <-time.After(20 * time.Second):
-			t.Fatal("nothing is claimed")
-			return 0
-		}
-	}
+	ctx := t.Context()
 	for range 3 {
 		tx, err := db.Pool.Begin(ctx)
 		require.NoError(t, err)
-		late, err := db.Queue.Enqueue(ctx, tx, k.Job(1))
+		late, err := db.Queue.Enqueue(ctx, tx, work.Job(1))
 		require.NoError(t, err)
 		for range 3 { // others are due later and claimed first
-			r, err := db.Queue.Enqueue(ctx, db.Pool, k.Job(1))
+			r, err := db.Queue.Enqueue(ctx, db.Pool, work.Job(1))
 			require.NoError(t, err)
-			require.Equal(t, r.ID, next())
+			require.Equal(t, r.ID, receive(t, started))
 		}
 		require.NoError(t, tx.Commit(ctx))
-		require.Equal(t, late.ID, next())
+		require.Equal(t, late.ID, receive(t, started))
 	}
-	stop()
-	require.NoError(t, <-ended)
+	require.NoError(t, w.stop())
 }
 
 // ⚠ A look goes back over some ten thousand jobs: many that come late together are found all the same, one after the other,
@@ -118,23 +103,18 @@ func TestTrap_ManyJobsCommittedBehindThePositionAreClaimedWithoutTheLookBehind(t
 	t.Parallel()
 	db := queuetest.New(t)
 	sqlRun(t, db, `insert into onceq.queues values ('default', statement_timestamp() + interval '1 hour')`) // nobody's turn
-	k := onceq.Kind[int]{Name: "k"}
 	started := make(chan int, 50_000)
-	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{PollInterval: 10 * time.Millisecond}, k.Handle(func(_ context.Context, _ *onceq.Lease, n int) error {
+	w := start(t, db, onceq.WorkerConfig{PollInterval: 10 * time.Millisecond}, work.Handle(func(_ context.Context, _ *onceq.Lease, n int) error {
 		started <- n
 		return nil
 	}))
-	require.NoError(t, err)
-	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
-	ended := make(chan error, 1)
-	go func() { ended <- w.Run(ctx) }()
+	ctx := t.Context()
 	const many = 40_000
 	jobs := make([]onceq.Job, many)
 	for i := range jobs {
-		jobs[i] = k.Job(i)
+		jobs[i] = work.Job(i)
 	}
-	_, err = db.Queue.EnqueueMany(ctx, db.Pool, jobs) // in a transaction of several statements
+	_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs) // in a transaction of several statements
 	require.NoError(t, err)
 	for range many {
 		receive(t, started)
@@ -142,7 +122,7 @@ func TestTrap_ManyJobsCommittedBehindThePositionAreClaimedWithoutTheLookBehind(t
 	began := time.Now()
 	tx, err := db.Pool.Begin(ctx)
 	require.NoError(t, err)
-	_, err = db.Queue.Enqueue(ctx, tx, k.Job(-1))
+	_, err = db.Queue.Enqueue(ctx, tx, work.Job(-1))
 	require.NoError(t, err)
 	_, err = db.Queue.EnqueueMany(ctx, db.Pool, jobs)
 	require.NoError(t, err)
@@ -154,8 +134,7 @@ func TestTrap_ManyJobsCommittedBehindThePositionAreClaimedWithoutTheLookBehind(t
 		sqlRun(t, db, `delete from onceq.queues`) // a slow machine: it may be behind the margin
 	}
 	require.Equal(t, -1, receive(t, started))
-	stop()
-	require.NoError(t, <-ended)
+	require.NoError(t, w.stop())
 }
 
 // ⚠ What the look behind brings to the position comes before all that is due at the same time, which may be a whole
@@ -164,13 +143,11 @@ func TestTrap_ManyJobsCommittedBehindThePositionAreClaimedWithoutTheLookBehind(t
 func TestTrap_ExpiredLeasesAreClaimedBeforeTheEndOfABacklogOfOneTime(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
-	k := onceq.Kind[int]{Name: "k"}
+	ctx := t.Context()
 	const fast, slow, lost = 36_000, 8_000, 60
 	jobs := make([]onceq.Job, fast+slow)
 	for i := range jobs {
-		jobs[i] = k.Job(i)
+		jobs[i] = work.Job(i)
 	}
 	tx, err := db.Pool.Begin(ctx)
 	require.NoError(t, err)
@@ -185,7 +162,7 @@ func TestTrap_ExpiredLeasesAreClaimedBeforeTheEndOfABacklogOfOneTime(t *testing.
 
 	var handled atomic.Int64
 	reached, again := make(chan struct{}), make(chan int64, lost)
-	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, k.Handle(func(_ context.Context, l *onceq.Lease, _ int) error {
+	w := start(t, db, onceq.WorkerConfig{}, handle(func(_ context.Context, l *onceq.Lease) error {
 		n := handled.Add(1)
 		switch {
 		case l.ID <= dead[lost-1].ID:
@@ -193,20 +170,16 @@ func TestTrap_ExpiredLeasesAreClaimedBeforeTheEndOfABacklogOfOneTime(t *testing.
 		case n == fast:
 			close(reached)
 		case n > fast:
-			time.Sleep(50 * time.Millisecond) // a hundred at a time: four seconds for the rest
+			time.Sleep(50 * time.Millisecond) // the backlog has to last: a hundred at a time, four seconds for the rest
 		}
 		return nil
 	}))
-	require.NoError(t, err)
-	ended := make(chan error, 1)
-	go func() { ended <- w.Run(ctx) }()
 	receive(t, reached)
 	sqlRun(t, db, `update onceq.jobs set leased_until = statement_timestamp() where leased_until > statement_timestamp() + interval '10 minutes'`)
 	for range lost {
 		require.Less(t, receive(t, again), int64(fast+slow))
 	}
-	stop()
-	require.NoError(t, <-ended)
+	require.NoError(t, w.stop())
 }
 
 // ⚠ Many leases before the position make each look at them cost: it comes in bounded pages, at intervals, and by one

@@ -1030,13 +1030,8 @@ func TestWorker_NoJobIsMissedByNotificationsAlone(t *testing.T) {
 	db := queuetest.New(t)
 	const n = 400
 	done := make(chan int64, n)
-	kind := onceq.Kind[int]{Name: "k"}
-	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{PollInterval: time.Hour},
-		kind.Handle(func(_ context.Context, l *onceq.Lease, _ int) error { done <- l.ID; return nil }))
-	require.NoError(t, err)
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- w.Run(ctx) }()
+	w := start(t, db, onceq.WorkerConfig{PollInterval: time.Hour},
+		handle(func(_ context.Context, l *onceq.Lease) error { done <- l.ID; return nil }))
 	require.Eventually(t, func() bool {
 		return sqlOne[int](t, db, `select count(*)::int from onceq.waiters where idle_until > now()`) == 1
 	}, 20*time.Second, time.Millisecond)
@@ -1044,15 +1039,11 @@ func TestWorker_NoJobIsMissedByNotificationsAlone(t *testing.T) {
 	for left > 0 {
 		burst := min(left, 1+left%3)
 		for range burst {
-			_, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(left))
+			_, err := db.Queue.Enqueue(t.Context(), db.Pool, work.Job(left))
 			require.NoError(t, err)
 		}
 		for range burst {
-			select {
-			case <-done:
-			case <-time.After(20 * time.Second):
-				t.Fatal("a job was missed")
-			}
+			receive(t, done)
 		}
 		left -= burst
 		if left%20 < 3 { // now and then long enough that the worker comes to rest
@@ -1061,8 +1052,7 @@ func TestWorker_NoJobIsMissedByNotificationsAlone(t *testing.T) {
 			}, 20*time.Second, time.Millisecond)
 		}
 	}
-	stop()
-	require.NoError(t, <-ended)
+	require.NoError(t, w.stop())
 }
 
 // What a handler enqueues for another queue of the same worker is worked too, whichever lane looked first.
