@@ -258,7 +258,7 @@ const beginOwn = `begin isolation level read committed read write`
 // hold millions of rows: nothing but index scans and nested loops stays good for both. Joins to a table that is
 // written say "= any (array[x])" in place of "= x": an equality that a merge join could use also offers the planner
 // the whole index in its order, which looks cheap while the table is empty. So does an index condition on the class.
-// Nor are plans compiled: a generic plan takes a limit that it does not know for a tenth of the table, and beside some
+// Nor are plans compiled: a generic plan takes a limit that it does not know for a tenth of the rows, and beside some
 // millions of jobs that is worth 15 ms of compiling to Postgres, for each claim of a millisecond.
 const guardPlans = `
 select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),

@@ -21,7 +21,7 @@ var errDead = errors.New("queuetest: this process is dead (Prove)")
 var errCut = errors.New("queuetest: the connection is lost (Prove)")
 
 // errMalformed is what a connection gives where one side says what is no message.
-var errMalformed = errors.New("queuetest: a message of a length that none can have (Prove)")
+var errMalformed = errors.New("queuetest: no message of the protocol (Prove)")
 
 // deadDial is errDead of a new connection. As an error of Postgres it makes a worker's last statements give up at once
 // in place of trying until the lease is over.
@@ -140,13 +140,13 @@ func (w *wire) message(m []byte) error {
 	case 'P':
 		var parse pgproto3.Parse
 		if err := parse.Decode(body); err != nil {
-			return err
+			return errMalformed
 		}
 		w.statements[parse.Name] = parse.Query
 	case 'B':
 		var bind pgproto3.Bind
 		if err := bind.Decode(body); err != nil {
-			return err
+			return errMalformed
 		}
 		s := statement{sql: w.statements[bind.PreparedStatement]}
 		for _, value := range bind.Parameters {
@@ -156,14 +156,14 @@ func (w *wire) message(m []byte) error {
 	case 'E':
 		var execute pgproto3.Execute
 		if err := execute.Decode(body); err != nil {
-			return err
+			return errMalformed
 		}
 		w.asked = append(w.asked, w.portals[execute.Portal])
 		w.ends = append(w.ends, len(w.group))
 	case 'Q':
 		var query pgproto3.Query
 		if err := query.Decode(body); err != nil {
-			return err
+			return errMalformed
 		}
 		w.asked = append(w.asked, statement{sql: query.String})
 		w.ends = append(w.ends, len(w.group))
@@ -278,7 +278,7 @@ func (w *wire) answer(m []byte) func() {
 	if due {
 		return w.strike
 	}
-	if m[0] == 'G' { // CopyInResponse: without it most clients send nothing
+	if m[0] == 'G' && !w.beyond { // CopyInResponse: without it most clients send nothing
 		w.copying = true
 	}
 	if !w.held || m[0] == 'G' {
@@ -305,12 +305,16 @@ func (w *wire) stopped(kind byte) bool {
 	if !w.held {
 		return false
 	}
-	data := kind == 'd' || kind == 'c' || kind == 'f'
-	if data && !w.beyond && w.wants < 0 {
+	data, end := kind == 'd', kind == 'c' || kind == 'f'
+	if (data || end) && !w.beyond && w.wants < 0 {
 		w.copying = true // pgx sends the data without waiting for CopyInResponse
 	}
+	stopped := !w.copying
+	if end {
+		w.copying = false
+	}
 	w.beyond = !w.copying
-	return w.beyond
+	return stopped
 }
 
 func (w *wire) gone() error {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -253,7 +254,7 @@ func TestProve_ACopyThatTheServerBeginsLate(t *testing.T) {
 		Setup: queuetest.SQL(provedTable),
 		Job:   provedJob,
 		Handler: func(p *queuetest.Process) onceq.Handler {
-			return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
+			return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) (err error) {
 				locks, err := pgx.Connect(context.Background(), p.Pool.Config().ConnString()) // no connection of the process
 				if err != nil {
 					return err
@@ -266,7 +267,7 @@ func TestProve_ACopyThatTheServerBeginsLate(t *testing.T) {
 					return errors.Join(err, locks.Close(context.Background()))
 				}
 				unlocked := make(chan error)
-				defer func() { require.NoError(t, <-unlocked) }()
+				defer func() { err = errors.Join(err, <-unlocked) }()
 				time.AfterFunc(50*time.Millisecond, func() { // by then all of it is sent
 					err := tx.Rollback(context.Background())
 					unlocked <- errors.Join(err, locks.Close(context.Background()))
@@ -291,6 +292,23 @@ func TestProve_ACopyThatTheServerBeginsLate(t *testing.T) {
 		require.True(t, ok, name)
 		require.Equal(t, want, rows[words], name)
 	}
+}
+
+// And nothing that stands behind the data is.
+func TestProve_BehindACopysData(t *testing.T) {
+	t.Parallel()
+	start := wireMessages(t, &pgproto3.StartupMessage{ProtocolVersion: pgproto3.ProtocolVersion30, Parameters: map[string]string{"user": "ada"}})
+	statement := wireMessages(t, &pgproto3.Query{String: "copy t from stdin"})
+	data := wireMessages(t, &pgproto3.CopyData{Data: []byte("1\n")}, &pgproto3.CopyData{Data: []byte("2\n")})
+	commit := wireMessages(t, &pgproto3.Query{String: "commit"})
+	for _, end := range [][]byte{wireMessages(t, &pgproto3.CopyDone{}), wireMessages(t, &pgproto3.CopyFail{Message: "no"})} {
+		server := wireMessages(t, &pgproto3.CopyInResponse{}, &pgproto3.CommandComplete{CommandTag: []byte("COPY 2")}, &pgproto3.ReadyForQuery{TxStatus: 'T'})
+		got := queuetest.Wire(slices.Concat(start, statement, data, end, commit), server, []byte{255}, 1, true)
+		require.ErrorContains(t, got.Err, "the connection is lost")
+		require.Equal(t, string(slices.Concat(start, statement, data, end)), string(got.Client))
+	}
+	got := queuetest.Wire(slices.Concat(start, statement, commit, data), nil, []byte{255}, 1, true)
+	require.Equal(t, string(slices.Concat(start, statement)), string(got.Client))
 }
 
 // A run is repeated by its name.

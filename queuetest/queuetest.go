@@ -73,8 +73,8 @@ func PoolConfig(change func(*pgxpool.Config)) Option {
 // NoCheck leaves out the check of the tables' invariants at the end, for tests that break them on purpose.
 func NoCheck() Option { return func(o *options) { o.noCheck = true } }
 
-// dropTimeout bounds the drop of a test's database, for which every session of the server has to be between two messages:
-// it waits for a copy's data that is under way in another test.
+// dropTimeout bounds the drop of a test's database. Every session of the server has to hear of it, and one that waits for a
+// copy's data, in another test, does so when it has them.
 const dropTimeout = time.Minute
 
 // returnTimeout bounds how long connections may take to come back to the pool. It is a variable for this package's own
