@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -17,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/onceq/onceq/internal/pgserver"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -42,28 +42,30 @@ func pgbouncer(t *testing.T, db *queuetest.DB) uint16 {
 	require.NoError(t, listener.Close())
 
 	to := db.Pool.Config().ConnConfig
-	password := ""
-	if to.Password != "" {
-		password = " password='" + strings.ReplaceAll(to.Password, "'", "''") + "'"
-	}
 	dir, err := os.MkdirTemp("", "onceq-pgbouncer-")
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	require.NoError(t, os.Chmod(dir, 0o755))
-	ini := filepath.Join(dir, "pgbouncer.ini")
+	auth := "scram-sha-256"
+	if to.Password == "" {
+		auth = "trust" // as the server does
+	}
+	ini, users := filepath.Join(dir, "pgbouncer.ini"), filepath.Join(dir, "users")
 	require.NoError(t, os.WriteFile(ini, []byte(fmt.Sprintf(`
 [databases]
-%[1]s = host=%[2]s port=%[3]d dbname=%[1]s user=%[4]s%[5]s
+%[1]s = host=%[2]s port=%[3]d dbname=%[1]s
 [pgbouncer]
 listen_addr = 127.0.0.1
-listen_port = %[6]d
+listen_port = %[4]d
 unix_socket_dir =
-auth_type = any
+auth_type = %[6]s
+auth_file = %[5]s
 pool_mode = transaction
 default_pool_size = 6
 max_client_conn = 100
 ignore_startup_parameters = search_path
-`, to.Database, to.Host, to.Port, to.User, password, port)), 0o644))
+`, to.Database, to.Host, to.Port, port, users, auth)), 0o600))
+	require.NoError(t, os.WriteFile(users, fmt.Appendf(nil, "%q %q\n", to.User, to.Password), 0o600))
+	require.NoError(t, pgserver.ToNobody(dir)) // as whom it runs then
 	args := []string{ini}
 	if os.Getuid() == 0 {
 		args = []string{"-u", "nobody", ini}

@@ -117,7 +117,7 @@ func (s *server) url(database string) string {
 	if err != nil || s.socket == "" {
 		return u
 	}
-	return fmt.Sprintf("postgres://%s@/%s?host=%s&port=%s", parsed.User.Username(), database, url.QueryEscape(s.socket), parsed.Port())
+	return fmt.Sprintf("postgres://%s@/%s?host=%s&port=%s", parsed.User, database, url.QueryEscape(s.socket), parsed.Port())
 }
 
 // database makes an empty database and gives what ends it.

@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onceq/onceq/internal/pgserver"
 	"github.com/onceq/onceq/migrations"
 )
 
@@ -94,7 +95,12 @@ func (s *server) runtimeRole(ctx context.Context) (string, error) {
 	}
 	const name = "onceq_runtime"
 	s.roleOnce.Do(func() {
-		s.roleErr = s.exec(ctx, "create role "+name+" login nosuperuser nocreatedb nocreaterole noinherit")
+		to, err := pgx.ParseConfig(s.URL())
+		if err != nil {
+			s.roleErr = err
+			return
+		}
+		s.roleErr = s.exec(ctx, "create role "+name+" login nosuperuser nocreatedb nocreaterole noinherit password '"+to.Password+"'")
 	})
 	return name, s.roleErr
 }
@@ -114,7 +120,7 @@ func apply(t testing.TB, s *server, config *pgxpool.Config, role string) {
 		}
 	}
 	if role != "" {
-		config.ConnConfig.User, config.ConnConfig.Password = role, ""
+		config.ConnConfig.User = role // with the same password
 	}
 	if mode == "" {
 		return
@@ -188,8 +194,9 @@ func (s *server) startBouncer(path string) (uint16, error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := os.Chmod(dir, 0o755); err != nil { // PgBouncer refuses to run as root and reads it as nobody
-		return 0, err
+	auth := "scram-sha-256"
+	if to.Password == "" {
+		auth = "trust" // as the server does
 	}
 	ini := filepath.Join(dir, "pgbouncer.ini")
 	err = os.WriteFile(ini, fmt.Appendf(nil, `
@@ -199,15 +206,18 @@ func (s *server) startBouncer(path string) (uint16, error) {
 listen_addr = 127.0.0.1
 listen_port = %d
 unix_socket_dir =
-auth_type = trust
+auth_type = %s
 auth_file = %s
 pool_mode = transaction
 default_pool_size = 20
 max_client_conn = 1000
 logfile =
-`, to.Host, to.Port, port, filepath.Join(dir, "users")), 0o644)
+`, to.Host, to.Port, port, auth, filepath.Join(dir, "users")), 0o600)
 	if err == nil {
-		err = os.WriteFile(filepath.Join(dir, "users"), fmt.Appendf(nil, "%q \"\"\n\"onceq_runtime\" \"\"\n", to.User), 0o644)
+		err = os.WriteFile(filepath.Join(dir, "users"), fmt.Appendf(nil, "%q %[2]q\n\"onceq_runtime\" %[2]q\n", to.User, to.Password), 0o600)
+	}
+	if err == nil {
+		err = pgserver.ToNobody(dir) // as whom it runs then
 	}
 	if err != nil {
 		return 0, err

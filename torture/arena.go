@@ -272,11 +272,17 @@ func (a *arena) proxy(name string) (*toxiproxy.Proxy, string, error) {
 		return nil, "", err
 	}
 	a.proxies = append(a.proxies, p)
-	return p, databaseURL(p.Listen), nil
+	return p, a.urlAt(p.Listen), nil
 }
 
-func databaseURL(address string) string {
-	return "postgres://postgres@" + address + "/postgres?sslmode=disable"
+// urlAt is the database's, by another address.
+func (a *arena) urlAt(address string) string {
+	u, err := url.Parse(a.server().URL())
+	if err != nil {
+		panic(err) // pgserver has made it
+	}
+	u.Host = address
+	return u.String()
 }
 
 func (a *arena) stop() {
@@ -300,7 +306,7 @@ func (a *arena) stop() {
 // bouncer is a PgBouncer in transaction mode.
 type bouncer struct {
 	bin, ini string
-	port     int
+	url      string
 	cmd      *exec.Cmd
 	stdin    io.Closer
 }
@@ -325,33 +331,47 @@ func (a *arena) startBouncer(before string) error {
 	if err != nil {
 		return err
 	}
-	b := &bouncer{bin: bin, port: l.Addr().(*net.TCPAddr).Port, ini: filepath.Join(a.dir, "pgbouncer.ini")}
+	dir := filepath.Join(a.dir, "pgbouncer")
+	b := &bouncer{bin: bin, url: a.urlAt(l.Addr().String()), ini: filepath.Join(dir, "pgbouncer.ini")}
+	listen := l.Addr().(*net.TCPAddr).Port
 	_ = l.Close()
+	to, err := pgx.ParseConfig(b.url)
+	if err != nil {
+		return err
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
 	host, port, err := net.SplitHostPort(before)
 	if err != nil {
 		return err
 	}
 	if err := os.WriteFile(b.ini, []byte(fmt.Sprintf(`
 [databases]
-* = host=%s port=%s user=postgres
+* = host=%s port=%s
 [pgbouncer]
 listen_addr = 127.0.0.1
 listen_port = %d
 unix_socket_dir =
-auth_type = any
+auth_type = scram-sha-256
+auth_file = %s
 pool_mode = transaction
 default_pool_size = 14
 max_client_conn = 100
 server_login_retry = 1
 ignore_startup_parameters = search_path,extra_float_digits
-`, host, port, b.port)), 0o644); err != nil {
+`, host, port, listen, filepath.Join(dir, "users"))), 0o600); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "users"), fmt.Appendf(nil, "%q %q\n", to.User, to.Password), 0o600); err != nil {
+		return err
+	}
+	if err := pgserver.ToNobody(dir); err != nil { // as whom it runs then
 		return err
 	}
 	a.bouncer = b
 	return b.start()
 }
-
-func (b *bouncer) url() string { return databaseURL(fmt.Sprint("127.0.0.1:", b.port)) }
 
 // guard ends PgBouncer when its standard input ends: also when this process is killed.
 const guard = `trap '' INT TERM; "$@" & cat >/dev/null; kill -9 $!`

@@ -269,7 +269,7 @@ func run(ctx context.Context, c config) (r *report, err error) {
 			}
 			s.URL, ch.proxies[s.Slot] = url, proxy
 			if i == 1 && a.bouncer != nil { // faults of its network are those of PgBouncer's
-				s.URL, s.Pooled, ch.proxies[s.Slot] = a.bouncer.url(), true, bouncerProxy
+				s.URL, s.Pooled, ch.proxies[s.Slot] = a.bouncer.url, true, bouncerProxy
 			}
 			program, env := exe, []string{}
 			if skewed != "" && (i == 0 || i == 3) {

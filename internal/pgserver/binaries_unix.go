@@ -5,9 +5,15 @@ package pgserver
 import (
 	"bytes"
 	"context"
+	"crypto/hmac"
+	"crypto/pbkdf2"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
 	"errors"
 	"fmt"
-	"math/rand/v2"
+	"io/fs"
+	random "math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -48,6 +54,7 @@ type binaries struct {
 	dir      string // log, write-ahead log and, unless it is in memory, data
 	data     string
 	port     int
+	password string // of the server's superuser
 	settings []string
 	user     *syscall.Credential // nil: as this process
 
@@ -61,15 +68,15 @@ type binaries struct {
 }
 
 func startBinaries(ctx context.Context, bin string, opts Options) (*Server, error) {
-	return startFilled(ctx, bin, opts, (*binaries).initdb)
+	return startFilled(ctx, bin, rand.Text(), opts, (*binaries).initdb)
 }
 
 // startFilled starts a server on the data that fill makes.
-func startFilled(ctx context.Context, bin string, opts Options, fill func(*binaries, context.Context) error) (*Server, error) {
+func startFilled(ctx context.Context, bin, password string, opts Options, fill func(*binaries, context.Context) error) (*Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 
-	b := &binaries{bin: bin, settings: opts.settings(), cleaned: make(chan struct{})}
+	b := &binaries{bin: bin, password: password, settings: opts.settings(), cleaned: make(chan struct{})}
 	if err := b.prepare(opts.Durable); err != nil {
 		return nil, errors.Join(err, b.remove())
 	}
@@ -93,10 +100,8 @@ func startFilled(ctx context.Context, bin string, opts Options, fill func(*binar
 func (b *binaries) prepare(durable bool) error {
 	if os.Geteuid() == 0 {
 		for _, name := range []string{"postgres", "nobody"} {
-			if u, err := user.Lookup(name); err == nil {
-				uid, _ := strconv.ParseUint(u.Uid, 10, 32) // both are numbers where there is a root
-				gid, _ := strconv.ParseUint(u.Gid, 10, 32)
-				b.user = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
+			if u, err := lookup(name); err == nil {
+				b.user = u
 				break
 			}
 		}
@@ -141,6 +146,35 @@ func (b *binaries) makeDir(parent string) (string, error) {
 		return "", errors.Join(fmt.Errorf("pgserver: user %d, who runs the server, cannot enter %s", b.user.Uid, parent), os.Remove(dir))
 	}
 	return dir, nil
+}
+
+// ToNobody gives a directory and the files in it to the user nobody, where this process is root: for a program that does not run
+// as root and reads what others may not.
+func ToNobody(dir string) error {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	nobody, err := lookup("nobody")
+	if err != nil {
+		return err
+	}
+	return filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		return os.Chown(path, int(nobody.Uid), int(nobody.Gid))
+	})
+}
+
+// lookup finds a user of this machine.
+func lookup(name string) (*syscall.Credential, error) {
+	u, err := user.Lookup(name)
+	if err != nil {
+		return nil, err
+	}
+	uid, _ := strconv.ParseUint(u.Uid, 10, 32) // both are numbers where there is a root
+	gid, _ := strconv.ParseUint(u.Gid, 10, 32)
+	return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, nil
 }
 
 // remove removes the directories, for as long as there is no supervisor to do it.
@@ -189,17 +223,44 @@ func (b *binaries) supervise() error {
 }
 
 func (b *binaries) initdb(ctx context.Context) error {
+	// The port is open to every account of this machine, so it wants a password.
+	file := filepath.Join(b.dir, "password")
+	verifier, err := scramVerifier(b.password)
+	if err != nil {
+		return fmt.Errorf("pgserver: make the password: %w", err)
+	}
+	if err := b.own(os.WriteFile(file, []byte(verifier), 0o600), file); err != nil {
+		return fmt.Errorf("pgserver: write the password: %w", err)
+	}
 	var failures []error
 	// Not every system has C.UTF-8, and C is the same but for the classes of non-ASCII letters.
 	for _, locale := range []string{"C.UTF-8", "C"} {
-		out, err := b.run(ctx, executable(b.bin, "initdb"), "-D", b.data, "-X", filepath.Join(b.dir, "wal"), "-U", "postgres", "-A", "trust",
-			"-E", "UTF8", "--data-checksums", "--locale="+locale, "--no-sync", "--no-instructions")
+		out, err := b.run(ctx, executable(b.bin, "initdb"), "-D", b.data, "-X", filepath.Join(b.dir, "wal"), "-U", "postgres",
+			"-A", "scram-sha-256", "--pwfile="+file, "-E", "UTF8", "--data-checksums", "--locale="+locale, "--no-sync", "--no-instructions")
 		if err == nil {
 			return nil
 		}
 		failures = append(failures, fmt.Errorf("pgserver: initdb: %w: %s", err, bytes.TrimSpace(out)))
 	}
 	return errors.Join(failures...)
+}
+
+// scramVerifier is what Postgres stores of a password (RFC 5803). The password is random, so one iteration is enough; the usual
+// 4096 cost a client a millisecond for each connection.
+func scramVerifier(password string) (string, error) {
+	salt := []byte(rand.Text())
+	salted, err := pbkdf2.Key(sha256.New, password, salt, 1, sha256.Size)
+	if err != nil {
+		return "", err
+	}
+	sign := func(text string) []byte {
+		mac := hmac.New(sha256.New, salted)
+		mac.Write([]byte(text))
+		return mac.Sum(nil)
+	}
+	stored := sha256.Sum256(sign("Client Key"))
+	encode := base64.StdEncoding.EncodeToString
+	return "SCRAM-SHA-256$1:" + encode(salt) + "$" + encode(stored[:]) + ":" + encode(sign("Server Key")), nil
 }
 
 // run waits for a command, and ends it with all it started when ctx ends.
@@ -239,7 +300,7 @@ func (b *binaries) startSomewhere(ctx context.Context) error {
 func freePort(ctx context.Context) (int, error) {
 	var err error
 	for range 100 {
-		port := 15000 + rand.IntN(17000)
+		port := 15000 + random.IntN(17000)
 		var l net.Listener
 		l, err = (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 		if err == nil {
@@ -336,7 +397,7 @@ func (b *binaries) binDir() string { return b.bin }
 func (b *binaries) log() string    { return filepath.Join(b.dir, "log") }
 
 func (b *binaries) url() string {
-	return "postgres://postgres@127.0.0.1:" + strconv.Itoa(b.port) + "/postgres?sslmode=disable"
+	return "postgres://postgres:" + b.password + "@127.0.0.1:" + strconv.Itoa(b.port) + "/postgres?sslmode=disable"
 }
 
 // logTail is the end of the server's log, for error messages.

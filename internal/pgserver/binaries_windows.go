@@ -12,3 +12,6 @@ func startBinaries(context.Context, string, Options) (*Server, error) {
 	return nil, errors.New("pgserver: server binaries are not started on Windows: unset " + EnvBin +
 		" and set " + EnvURL + " to a server that runs, or start Docker")
 }
+
+// ToNobody does nothing where there is no root.
+func ToNobody(string) error { return nil }

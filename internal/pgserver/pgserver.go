@@ -4,8 +4,7 @@
 //
 //  1. the server that ONCEQ_TEST_DATABASE_URL names, with a role that may create databases;
 //  2. server binaries on this machine: the directory in ONCEQ_TEST_PGBIN, or else the newest of those on PATH and
-//     where the distributions put them. The server listens on 127.0.0.1 with trust authentication, so whoever has an
-//     account on this machine can connect to it: on a machine shared with strangers, use the first or the third;
+//     where the distributions put them. The server listens on 127.0.0.1 and wants a random password, which is in its URL;
 //  3. a container, when a Docker daemon answers: the image in ONCEQ_TEST_IMAGE, postgres:18-alpine by default. Setting
 //     ONCEQ_TEST_IMAGE passes over binaries that ONCEQ_TEST_PGBIN does not name.
 //

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq/internal/pgserver"
@@ -66,6 +67,37 @@ func TestStart(t *testing.T) {
 	require.Equal(t, "50", setting(t, server.URL(), "max_connections"))
 	require.Equal(t, "UTF8", setting(t, server.URL(), "server_encoding"))
 	require.Equal(t, "off", setting(t, server.DatabaseURL("template1"), "synchronous_commit"))
+}
+
+// Whoever else has an account on the machine reaches the port, and must not be let in: a superuser runs programs as the
+// server's user (copy … from program).
+func TestStart_TheServerWantsAPassword(t *testing.T) {
+	t.Parallel()
+	server := start(t, pgserver.Options{})
+	for _, password := range []string{"", "postgres"} {
+		config, err := pgx.ParseConfig(server.URL())
+		require.NoError(t, err)
+		require.NotEmpty(t, config.Password)
+		require.NotContains(t, arguments(t), config.Password, "the password is in a command line, which everybody can see")
+		config.Password = password
+		_, err = pgx.ConnectConfig(t.Context(), config)
+		var refused *pgconn.PgError
+		require.ErrorAs(t, err, &refused)
+		require.Equal(t, "28P01", refused.Code)
+	}
+}
+
+// arguments are the command lines of all processes; "" where the system has no way of showing them.
+func arguments(t *testing.T) string {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	require.NoError(t, err)
+	var all []byte
+	for _, file := range files {
+		line, _ := os.ReadFile(file) // fails for one that has ended
+		all = append(all, line...)
+	}
+	return string(all)
 }
 
 func TestDurable(t *testing.T) {

@@ -42,9 +42,8 @@ func (b *binaries) standby(ctx context.Context, name string, tablespaces map[str
 	if opts.Settings == nil {
 		opts.Settings = map[string]string{}
 	}
-	opts.Settings["primary_conninfo"] = b.url() + "&application_name=" + url.QueryEscape(name)
 	opts.Settings["primary_slot_name"] = slot
-	server, err := startFilled(ctx, b.bin, opts, func(s *binaries, ctx context.Context) error {
+	server, err := startFilled(ctx, b.bin, b.password, opts, func(s *binaries, ctx context.Context) error {
 		if _, err := conn.Exec(ctx, `select pg_backup_start($1, true)`, name); err != nil {
 			return fmt.Errorf("pgserver: begin the backup: %w", err)
 		}
@@ -55,7 +54,9 @@ func (b *binaries) standby(ctx context.Context, name string, tablespaces map[str
 		if err := conn.QueryRow(ctx, `select labelfile from pg_backup_stop(false)`).Scan(&label); err != nil {
 			return fmt.Errorf("pgserver: end the backup: %w", err)
 		}
-		return errors.Join(s.write("backup_label", label), s.write("standby.signal", ""))
+		// Not an argument, which everybody can see: the password is in it.
+		primary := "primary_conninfo = '" + b.url() + "&application_name=" + url.QueryEscape(name) + "'\n"
+		return errors.Join(s.write("backup_label", label), s.write("standby.signal", ""), s.write("postgresql.auto.conf", primary))
 	})
 	if err != nil {
 		_, dropErr := conn.Exec(context.WithoutCancel(ctx), `select pg_drop_replication_slot($1)`, slot)

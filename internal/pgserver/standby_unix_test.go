@@ -28,6 +28,9 @@ func TestStandby_TakesOver(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, standby.Stop()) })
 	require.NotEqual(t, primary.URL(), standby.URL())
+	config, err := pgx.ParseConfig(standby.URL())
+	require.NoError(t, err)
+	require.NotContains(t, arguments(t), config.Password, "the password is in a command line, which everybody can see")
 
 	run := func(server *pgserver.Server, statements ...string) {
 		t.Helper()
