@@ -6,7 +6,7 @@ TIMEOUT     = 20m
 
 # Modules of their own, which no application gets by importing onceq: checks/ has recorded histories, random walks and
 # forced interleavings.
-MODULES     = checks onceqotel examples/moving examples/orm examples/routers
+MODULES     = checks onceqotel examples queuetest/container
 
 .PHONY: test format imports vet staticcheck gosec race modules matrix test-versions test-container demo bench torture torture-ci
 
@@ -22,6 +22,8 @@ imports:
 	@echo "== imports of the root package and onceqsql"
 	@foreign=$$(go list -f '{{join .Imports "\n"}}' . ./onceqsql | grep -F . | grep -v -E '^github\.com/(jackc/pgx/v5|onceq/onceq)(/|$$)'); \
 	if [ -n "$$foreign" ]; then echo "the root package and onceqsql may import the standard library and pgx alone, and not:"; echo "$$foreign"; exit 1; fi
+	@modules=$$(go list -m all | wc -l); \
+	if [ "$$modules" -gt 35 ]; then echo "an application that imports onceq would get $$modules modules into its build list; at most 35:"; go list -m all; exit 1; fi
 
 vet:
 	@echo "== go vet"
@@ -84,7 +86,7 @@ test-container:
 
 demo:
 	@scripts/postgres.sh >/dev/null
-	@go run ./examples/demo
+	@GOTOOLCHAIN=auto go run -C examples ./demo
 
 # Ours and the peers side by side, on the newest and the oldest Postgres that is supported, into bench/RESULTS.md.
 # For a part of it: make bench BENCH='-tests A,C -rounds 5'

@@ -12,7 +12,8 @@
 //
 // The server is, in this order, the one of ONCEQ_TEST_DATABASE_URL (with a role that may create databases), one started
 // from binaries that are on this machine, or a container; the first of those that is there. ONCEQ_TEST_PGBIN names a
-// directory of binaries, ONCEQ_TEST_IMAGE an image. A server that the package starts belongs to the test process and
+// directory of binaries, ONCEQ_TEST_IMAGE an image; containers need the module queuetest/container, which a test file
+// imports for that alone. A server that the package starts belongs to the test process and
 // goes away with it, even when that is killed; its durability is off, so it must hold nothing of worth.
 package queuetest
 

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Runs the tests of a package on a Postgres in a container, on a Debian or Ubuntu machine that may have neither Docker
+# Runs the tests of queuetest/container on a Postgres in a container, on a Debian or Ubuntu machine that may have neither Docker
 # nor a way to pull images: installs and starts a Docker daemon where none answers, makes an image out of this
 # machine's own postgresql package that behaves as the official one does, and lets the tests find nothing else.
 #
-#	scripts/container-test.sh [go test arguments]      default: ./internal/pgserver ./queuetest
+#	scripts/container-test.sh [go test arguments]
 set -eu
 cd "$(dirname "$0")/.."
 say() { echo "container-test: $*" >&2; }
@@ -95,11 +95,10 @@ tar -c -C "$work/image" . | docker import \
 	-c 'ENTRYPOINT ["docker-entrypoint.sh"]' -c 'CMD ["postgres"]' -c 'EXPOSE 5432' - "$image" >/dev/null
 
 say "running the tests in $image"
-[ "$#" -gt 0 ] || set -- ./internal/pgserver ./queuetest
 # The daemon is on this machine, even where the machine itself looks like a container.
 export ONCEQ_TEST_IMAGE="$image" TESTCONTAINERS_RYUK_DISABLED=true TESTCONTAINERS_HOST_OVERRIDE=127.0.0.1
 status=0
-env -u ONCEQ_TEST_DATABASE_URL -u ONCEQ_TEST_PGBIN go test -count=1 -timeout 10m "$@" || status=$?
+(cd queuetest/container && env -u ONCEQ_TEST_DATABASE_URL -u ONCEQ_TEST_PGBIN go test -count=1 -timeout 10m "$@" .) || status=$?
 
 # Nobody but the containers themselves removes them here: the last test process has just ended.
 tries=0

@@ -24,7 +24,7 @@ schema='TestNew'
 pgbouncer='TestWake_NotificationsOnlyWhileSomebodyWaits|TestWake_ABusyQueueAsksForNoNotification'
 pgbouncer="$pgbouncer|TestWorker_NoJobIsMissedByNotificationsAlone|TestHandleTx_ConnectionLostBeforeTheFirstStatement"
 
-packages='. ./onceqhttp ./onceqsql ./queuetest ./migrations ./examples/handlertest'
+packages='. ./onceqhttp ./onceqsql ./queuetest ./migrations'
 
 run() {
 	echo "== $1"
@@ -43,6 +43,7 @@ run() {
 	# shellcheck disable=SC2086
 	env "$@" go test -count=1 -timeout "${TIMEOUT:-20m}" -skip "^($always|$skip)\$" $packages
 	(cd checks && env "$@" go test -count=1 -timeout "${TIMEOUT:-20m}" .)
+	(cd examples && env "$@" GOTOOLCHAIN=auto go test -count=1 -timeout "${TIMEOUT:-20m}" ./handlertest)
 }
 
 skipped=

@@ -7,7 +7,7 @@
 // workers are killed, frozen and cut off from the database. At the end a ledger counts e-mails and charges for each user:
 // exactly one each, or the exit status says so.
 //
-//	go run ./examples/demo [-seed n] [-signups n] [-workers n]
+//	go run -C examples ./demo [-seed n] [-signups n] [-workers n]
 //
 // It starts a Postgres of its own, or uses the database of DATABASE_URL, in the schemas onceq_demo and demo.
 //

@@ -333,7 +333,7 @@ func (b *binaries) start(ctx context.Context) error {
 	}()
 	b.server, b.exited = cmd, exited
 
-	if err := awaitReady(ctx, b.url(), exited); err != nil {
+	if err := AwaitReady(ctx, b.url(), exited); err != nil {
 		return errors.Join(fmt.Errorf("pgserver: start postgres: %w; its log ends: %s", err, b.logTail()),
 			b.halt(ctx, syscall.SIGQUIT))
 	}

@@ -2,228 +2,63 @@ package pgserver
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
-	"net/url"
 	"os"
-	"sync"
-	"time"
-
-	"github.com/jackc/pgx/v5"
-	containertypes "github.com/moby/moby/api/types/container"
-	"github.com/moby/moby/client"
-	"github.com/testcontainers/testcontainers-go"
 )
+
+// Container is a running server in a container.
+type Container struct {
+	URL     string
+	Stop    func() error                                    // called any number of times
+	Restart func(ctx context.Context, immediate bool) error // returns when the server answers
+}
+
+// StartContainer starts a server in a container of the image, with its data in memory unless durable, and the settings
+// as the server's arguments. Importing queuetest/container, a module of its own, sets it: only who wants containers gets
+// their dependencies. It returns ErrNoDocker when no Docker daemon answers.
+var StartContainer func(ctx context.Context, image string, durable bool, settings []string) (*Container, error)
+
+// ErrNoDocker says that no Docker daemon answers.
+var ErrNoDocker = errors.New("no Docker daemon answers")
 
 // defaultImage is the newest Postgres that onceq is tested with.
 const defaultImage = "postgres:18-alpine"
 
-const containerPort = "5432/tcp"
-
-// containerScript is process 1 of the container. Its standard input is a connection that this process holds open: a
-// line on it is a signal for the server, which is then started again, and its end, for whatever reason, stops the
-// server and with it the container. So the container needs nobody to clean up after a process that was killed.
-const containerScript = `
-exec 3<&0
-docker-entrypoint.sh "$@" 3<&- &
-while read -r signal <&3; do
-	kill -s "$signal" $!
-	wait $!
-	docker-entrypoint.sh "$@" 3<&- &
-done
-kill -s QUIT $!
-wait $!
-`
-
-var errNoDocker = errors.New("no Docker daemon answers")
-
-// container is a server in a container of an image that works as the official one does.
-//
-// testcontainers starts a container of its own beside it, which removes what is left over. Where that image
-// (testcontainers/ryuk) is not to be had, TESTCONTAINERS_RYUK_DISABLED=true does without, and nothing is left over
-// all the same: containerScript sees to that.
-type container struct {
-	docker testcontainers.Container
-	url    string
-
-	mu       sync.Mutex // held while the server is being stopped or restarted; guards what follows
-	lifeline io.WriteCloser
-	stopped  bool
-}
-
-// lifelines keeps the connections reachable that the containers live by: a collected one would be closed while the
-// caller has kept the URL alone.
-var lifelines sync.Map // of *container to struct{}
+// ContainerImport is what makes this package start containers.
+const ContainerImport = `import _ "github.com/onceq/onceq/queuetest/container"`
 
 func startContainer(ctx context.Context, opts Options) (*Server, error) {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
-
-	docker, err := testcontainers.NewDockerClientWithOpts(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errNoDocker, err)
-	}
-	defer func() { _ = docker.Close() }()
-	if _, err := docker.Ping(ctx, client.PingOptions{}); err != nil {
-		return nil, fmt.Errorf("%w: %w", errNoDocker, err)
-	}
-
 	image := os.Getenv(EnvImage)
+	if StartContainer == nil {
+		if image != "" {
+			return nil, fmt.Errorf("pgserver: %s is set, but containers need another module: add to a test file: %s", EnvImage, ContainerImport)
+		}
+		return nil, errNotFound
+	}
 	if image == "" {
 		image = defaultImage
 	}
-	// The port is open to the container's network and often to the machine's, so it wants a password.
-	password := rand.Text()
-	environment := map[string]string{
-		"POSTGRES_USER":        "postgres",
-		"POSTGRES_PASSWORD":    password,
-		"POSTGRES_DB":          "postgres",
-		"POSTGRES_INITDB_ARGS": "--no-sync --encoding=UTF8",
-	}
-	if !opts.Durable {
-		environment["PGDATA"] = "/dev/shm/onceq" // for what memoryDir says
-	}
-	c := &container{}
-	started, err := testcontainers.Run(ctx, image,
-		testcontainers.WithEnv(environment),
-		testcontainers.WithExposedPorts(containerPort),
-		testcontainers.WithEntrypoint("sh", "-c", containerScript, "sh"),
-		testcontainers.WithCmd(append([]string{"postgres"}, opts.settings()...)...),
-		testcontainers.WithConfigModifier(func(config *containertypes.Config) {
-			config.AttachStdin, config.OpenStdin, config.StdinOnce = true, true, true
-		}),
-		testcontainers.WithHostConfigModifier(func(config *containertypes.HostConfig) {
-			config.AutoRemove = true
-			config.ShmSize = 8 << 30 // a limit: what is not used takes no memory
-		}),
-		testcontainers.WithAdditionalLifecycleHooks(testcontainers.ContainerLifecycleHooks{
-			PostCreates: []testcontainers.ContainerHook{c.attach},
-		}),
-	)
-	if started != nil {
-		c.docker = started
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	c, err := StartContainer(ctx, image, opts.Durable, opts.settings())
+	if errors.Is(err, ErrNoDocker) {
+		return nil, fmt.Errorf("%w (%w)", errNotFound, err)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("pgserver: start a container of %s (where the image testcontainers/ryuk cannot "+
-			"be pulled, set TESTCONTAINERS_RYUK_DISABLED=true): %w", image, err), c.stop())
+		return nil, fmt.Errorf("pgserver: %w", err)
 	}
-
-	endpoint, err := started.PortEndpoint(ctx, containerPort, "")
+	s, err := newServer(ctx, c.URL, contained{c})
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("pgserver: ask for the container's port: %w", err), c.stop())
-	}
-	c.url = (&url.URL{
-		Scheme: "postgres", User: url.UserPassword("postgres", password), Host: endpoint,
-		Path: "/postgres", RawQuery: "sslmode=disable",
-	}).String()
-
-	ready, cancelReady := context.WithTimeout(ctx, time.Minute)
-	defer cancelReady()
-	if err := awaitReady(ready, c.url, nil); err != nil {
-		return nil, errors.Join(fmt.Errorf("pgserver: a container of %s: %w; its log: %s", image, err, c.log(ctx)), c.stop())
-	}
-	s, err := newServer(ctx, c.url, c)
-	if err != nil {
-		return nil, errors.Join(err, c.stop())
+		return nil, errors.Join(err, c.Stop())
 	}
 	return s, nil
 }
 
-// attach opens the connection to the container's standard input, before the container runs.
-func (c *container) attach(ctx context.Context, created testcontainers.Container) error {
-	docker, err := testcontainers.NewDockerClientWithOpts(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = docker.Close() }()
-	attached, err := docker.ContainerAttach(context.WithoutCancel(ctx), created.GetContainerID(),
-		client.ContainerAttachOptions{Stream: true, Stdin: true})
-	if err != nil {
-		return fmt.Errorf("attach to the container: %w", err)
-	}
-	c.lifeline = attached.Conn
-	lifelines.Store(c, struct{}{})
-	return nil
-}
+type contained struct{ *Container }
 
-func (c *container) stop() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.stopped {
-		return nil
-	}
-	c.stopped = true
-	lifelines.Delete(c)
-	if c.lifeline != nil {
-		_ = c.lifeline.Close() // the container ends at once by itself; what follows waits for that
-	}
-	if c.docker == nil {
-		return nil
-	}
-	return testcontainers.TerminateContainer(c.docker, testcontainers.StopTimeout(10*time.Second))
+func (c contained) stop() error { return c.Stop() }
+func (c contained) restart(ctx context.Context, immediate bool) error {
+	return c.Restart(ctx, immediate)
 }
-
-// restart leaves the container alone and restarts the server in it: a container that is started again gets
-// another port.
-func (c *container) restart(ctx context.Context, immediate bool) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.stopped {
-		return errors.New("pgserver: the server was stopped for good")
-	}
-	before, err := startTime(ctx, c.url)
-	if err != nil {
-		return fmt.Errorf("pgserver: restart: %w", err)
-	}
-	signal := "INT"
-	if immediate {
-		signal = "QUIT"
-	}
-	if _, err := fmt.Fprintln(c.lifeline, signal); err != nil {
-		return fmt.Errorf("pgserver: restart: %w", err)
-	}
-	for {
-		if err := awaitReady(ctx, c.url, nil); err != nil {
-			return fmt.Errorf("pgserver: restart: %w", err)
-		}
-		now, err := startTime(ctx, c.url)
-		if err == nil && !now.Equal(before) {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("pgserver: the server in the container was not restarted: %w", ctx.Err())
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
-}
-
-// startTime says when the server started, which tells the restarted server from the one before.
-func startTime(ctx context.Context, connString string) (time.Time, error) {
-	var t time.Time
-	conn, err := pgx.Connect(ctx, connString)
-	if err != nil {
-		return t, err
-	}
-	defer func() { _ = conn.Close(ctx) }()
-	err = conn.QueryRow(ctx, "select pg_postmaster_start_time()").Scan(&t)
-	return t, err
-}
-
-func (c *container) binDir() string { return "" }
-
-// log is the container's output, for error messages.
-func (c *container) log(ctx context.Context) string {
-	logs, err := c.docker.Logs(context.WithoutCancel(ctx))
-	if err != nil {
-		return err.Error()
-	}
-	defer func() { _ = logs.Close() }()
-	text, err := io.ReadAll(io.LimitReader(logs, 20000))
-	if err != nil {
-		return err.Error()
-	}
-	return string(text[max(0, len(text)-2000):])
-}
+func (contained) binDir() string { return "" }

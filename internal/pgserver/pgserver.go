@@ -5,8 +5,8 @@
 //  1. the server that ONCEQ_TEST_DATABASE_URL names, with a role that may create databases;
 //  2. server binaries on this machine: the directory in ONCEQ_TEST_PGBIN, or else the newest of those on PATH and
 //     where the distributions put them. The server listens on 127.0.0.1 and wants a random password, which is in its URL;
-//  3. a container, when a Docker daemon answers: the image in ONCEQ_TEST_IMAGE, postgres:18-alpine by default. Setting
-//     ONCEQ_TEST_IMAGE passes over binaries that ONCEQ_TEST_PGBIN does not name.
+//  3. a container, when queuetest/container is imported and a Docker daemon answers: the image in ONCEQ_TEST_IMAGE,
+//     postgres:18-alpine by default. Setting ONCEQ_TEST_IMAGE passes over binaries that ONCEQ_TEST_PGBIN does not name.
 //
 // What it starts goes away with the process that started it, even when that one is killed.
 package pgserver
@@ -84,11 +84,7 @@ func Start(ctx context.Context, opts Options) (*Server, error) {
 		}
 	}
 
-	server, err := startContainer(ctx, opts)
-	if errors.Is(err, errNoDocker) {
-		return nil, fmt.Errorf("%w (%w)", errNotFound, err)
-	}
-	return server, err
+	return startContainer(ctx, opts)
 }
 
 var errNotFound = errors.New(`pgserver: no Postgres was found on this machine; do one of these:
@@ -97,7 +93,8 @@ var errNotFound = errors.New(`pgserver: no Postgres was found on this machine; d
   macOS:           brew install postgresql@18
   a directory with initdb and postgres:  set ` + EnvBin + `
   a server that runs already:            set ` + EnvURL + ` (a role that may create databases)
-  a container:                           start Docker`)
+  a container:                           start Docker, and add to a test file
+                                         ` + ContainerImport)
 
 // newServer connects once, to learn the version and to be sure that the server answers.
 func newServer(ctx context.Context, connString string, impl implementation) (*Server, error) {
@@ -186,8 +183,8 @@ func (o Options) settings() []string {
 	return args
 }
 
-// awaitReady connects until the server answers, gave up (exited is closed), or ctx ends.
-func awaitReady(ctx context.Context, connString string, exited <-chan struct{}) error {
+// AwaitReady connects until the server answers, gave up (exited is closed), or ctx ends.
+func AwaitReady(ctx context.Context, connString string, exited <-chan struct{}) error {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for {
