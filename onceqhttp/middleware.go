@@ -305,8 +305,11 @@ type admitted struct {
 
 // in gives the request for the handler, with its body from the beginning.
 func (a *admitted) in(ctx context.Context) *http.Request {
-	r := a.r.WithContext(context.WithValue(ctx, requestKey{}, a.Request))
-	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(a.body)), int64(len(a.body))
+	return withBody(a.r.WithContext(context.WithValue(ctx, requestKey{}, a.Request)), a.body)
+}
+
+func withBody(r *http.Request, body []byte) *http.Request {
+	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 	return r
 }
 
@@ -352,16 +355,8 @@ func (m *Middleware) admit(w http.ResponseWriter, r *http.Request) (a *admitted,
 			"An Idempotency-Key is bound to who sends it, and this request does not say.")
 		return nil, false
 	}
-	// The whole body comes before the claim: a slow client keeps nothing from anybody.
-	body, err := io.ReadAll(r.Body)
-	var tooLarge *http.MaxBytesError
-	switch {
-	case errors.As(err, &tooLarge):
-		m.problem(w, http.StatusRequestEntityTooLarge, CodeRequestTooLarge, "The request is too large",
-			fmt.Sprintf("With an Idempotency-Key its body has at most %d bytes.", m.cfg.MaxRequest))
-		return nil, false
-	case err != nil:
-		m.problem(w, http.StatusBadRequest, CodeUnreadable, "The request could not be read", "Its body ended too early.")
+	body, ok := m.body(w, r, "With an Idempotency-Key its body")
+	if !ok {
 		return nil, false
 	}
 	a = &admitted{Request: &Request{Principal: principal, Key: key, Scope: scope(principal, r.Method, m.cfg.Route(r))}, r: r, body: body}
@@ -384,6 +379,23 @@ func (m *Middleware) admit(w http.ResponseWriter, r *http.Request) (a *admitted,
 		return nil, false
 	}
 	return a, false
+}
+
+// body reads the whole body, before anything is taken for it: a slow client keeps nothing from anybody. Where that is not
+// possible it has answered. what begins the sentence about the limit.
+func (m *Middleware) body(w http.ResponseWriter, r *http.Request, what string) (body []byte, ok bool) {
+	body, err := io.ReadAll(r.Body)
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooLarge):
+		m.problem(w, http.StatusRequestEntityTooLarge, CodeRequestTooLarge, "The request is too large",
+			fmt.Sprintf("%s has at most %d bytes.", what, m.cfg.MaxRequest))
+		return nil, false
+	case err != nil:
+		m.problem(w, http.StatusBadRequest, CodeUnreadable, "The request could not be read", "Its body ended too early.")
+		return nil, false
+	}
+	return body, true
 }
 
 // deadline gives the context of a request.

@@ -32,7 +32,8 @@ const (
 //
 // The handler's connection is cut off when it idles in the transaction for longer than Config.Timeout, so that a process that
 // froze does not keep its key. Requests without a key, safe ones and where it is Optional others, run in a transaction too:
-// buffered, committed with an answer that would be stored and rolled back with any other, and never run again.
+// read whole before it begins, up to Config.MaxRequest, buffered, committed with an answer that would be stored and rolled back with
+// any other, and never run again.
 //
 // A handler that ends the transaction by a statement of its own is wrong, and nobody knows what it did: the key is held, see
 // CodeHeld, and a request without one is answered with CodeUnknown.
@@ -42,14 +43,19 @@ func (m *Middleware) HandlerTx(pool *pgxpool.Pool, h TxHandler) http.Handler {
 		if a == nil && !plain {
 			return
 		}
+		in, try := r, 1
+		if plain {
+			r.Body = http.MaxBytesReader(w, r.Body, int64(m.cfg.MaxRequest))
+			body, ok := m.body(w, r, "Its body")
+			if !ok {
+				return
+			}
+			in, try = withBody(r.WithContext(r.Context()), body), transactions // nothing tells whether its first run was undone
+		}
 		ctx, cancel := m.deadline(context.WithoutCancel(r.Context()))
 		defer cancel()
-		try := 1
-		if plain { // its body can be read only once
-			try = transactions
-		}
 		for {
-			if answer := m.transaction(ctx, w, r, pool, h, a, try); answer != nil {
+			if answer := m.transaction(ctx, w, in, pool, h, a, try); answer != nil {
 				answer()
 				return
 			}

@@ -1,9 +1,11 @@
 package onceqhttp_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -655,4 +657,55 @@ func TestHandlerTx_UnderstandsTheKeysOfHandler(t *testing.T) {
 	refused(t, post(t, after.URL, "held", "o-1"), 409, onceqhttp.CodeHeld)
 	require.Equal(t, 2, left(t, db)[2])
 	require.Zero(t, left(t, db)[0])
+}
+
+// Clients that are slow to send keep no connection, and what they send is limited, with a key and without.
+func TestHandlerTx_SlowAndLargeBodiesWithoutAKey(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	sqlRun(t, db, effects)
+	config := db.Pool.Config()
+	config.MaxConns, config.MinConns, config.MinIdleConns = 1, 0, 0
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	defer pool.Close()
+	// With no time of its own, for a slow client, to end: as long as it holds a connection, it holds it.
+	m := middleware(t, db.Queue, onceqhttp.Config{Optional: true, MaxRequest: 10, Timeout: onceq.NoTimeout})
+	s := serve(t, "/", m.HandlerTx(pool, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			return err
+		}
+		if r.ContentLength != int64(len(body)) {
+			return errors.New("another length")
+		}
+		_, err = tx.Exec(r.Context(), `insert into effects values ($1)`, string(body))
+		return err
+	}))
+	for _, method := range []string{"POST", "GET"} {
+		conn, err := net.Dial("tcp", s.Listener.Addr().String())
+		require.NoError(t, err)
+		defer conn.Close()
+		_, err = io.WriteString(conn, method+" / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n")
+		require.NoError(t, err)
+		answers := bufio.NewReader(conn)
+		line, err := answers.ReadString('\n') // somebody has begun to read
+		require.NoError(t, err)
+		require.Equal(t, "HTTP/1.1 100 Continue\r\n", line)
+		require.Equal(t, 200, post(t, s.URL, "", "quick").status, "the only connection is free")
+		_, err = io.WriteString(conn, "4\r\nslow\r\n0\r\n\r\n")
+		require.NoError(t, err)
+		rest, err := io.ReadAll(answers)
+		require.NoError(t, err)
+		require.Contains(t, string(rest), "HTTP/1.1 200 ")
+
+		a, err := ask(t, method, s.URL, "", "12345678901")
+		require.NoError(t, err)
+		refused(t, a, 413, onceqhttp.CodeRequestTooLarge)
+		require.NotContains(t, strings.ToLower(a.problem(t).Detail), "key")
+		a, err = ask(t, method, s.URL, "", "1234567890")
+		require.NoError(t, err)
+		require.Equal(t, 200, a.status, a.body)
+	}
+	require.Equal(t, "1234567890,1234567890,quick,quick,slow,slow", sqlOne[string](t, db, `select string_agg(what, ',' order by what) from effects`))
 }
