@@ -5,16 +5,12 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
-	"mime"
 	"net/http"
 	"net/url"
-	"slices"
 	"strings"
 	"time"
 
@@ -56,8 +52,9 @@ type Config struct {
 	// Principal names who is asking, a tenant or a user, as the application's authentication found out: keys of
 	// different principals have nothing to do with each other. It is called for requests that have a valid key, before the
 	// body is read. An error or an empty name refuses the request with 403: whoever should get a 401 must get it
-	// from the authentication that stands before this. Where everybody may ask, say so with Public. Of the body it may only parse
-	// a form: what it reads in another way is missing for the handler.
+	// from the authentication that stands before this. Where everybody may ask, say so with Public. It may parse a form. What it
+	// reads of the body in another way it puts back, as r.Body = io.NopCloser(bytes.NewReader(body)): a request of whose
+	// body a part is missing is refused with 500, here and where somebody else has read it before.
 	Principal func(*http.Request) (string, error)
 
 	// Optional lets requests without a key through, as if there were no middleware. Default: they are refused with 400.
@@ -247,53 +244,6 @@ func scope(principal, method, route string) string {
 	return label + " " + hex.EncodeToString(h.Sum(nil)[:16])
 }
 
-// Fingerprint is what must be the same, by default, when a key comes back: method, path as the client sent it, query and body.
-// A body of JSON is compared by value: order of members, white space and spelling do not count, and of members with the same
-// name the last one does. A form that was parsed before, which leaves no body, is compared by its values; its files by name
-// and size.
-func Fingerprint(r *http.Request, body []byte) any { return fingerprint(r, body, isJSON(r, body)) }
-
-func fingerprint(r *http.Request, body []byte, asJSON bool) any {
-	f := struct {
-		Method string          `json:"method"`
-		Path   string          `json:"path"`
-		Query  []byte          `json:"query"` // need not be UTF-8
-		JSON   json.RawMessage `json:"json,omitempty"`
-		SHA256 []byte          `json:"sha256,omitempty"`
-		Form   []byte          `json:"form,omitempty"`
-	}{Method: r.Method, Path: requested(r), Query: []byte(r.URL.RawQuery), Form: parsed(r)}
-	if asJSON {
-		f.JSON = body
-	} else {
-		sum := sha256.Sum256(body)
-		f.SHA256 = sum[:]
-	}
-	return f
-}
-
-// parsed gives a digest of a form that was parsed before the body could be read, or nil.
-func parsed(r *http.Request) []byte {
-	if len(r.PostForm) == 0 && r.MultipartForm == nil {
-		return nil
-	}
-	h := sha256.New()
-	_, _ = io.WriteString(h, r.PostForm.Encode())
-	if f := r.MultipartForm; f != nil {
-		_, _ = io.WriteString(h, "\n"+url.Values(f.Value).Encode())
-		for _, name := range slices.Sorted(maps.Keys(f.File)) {
-			for _, file := range f.File[name] {
-				_, _ = fmt.Fprintf(h, "\n%q %q %d", name, file.Filename, file.Size)
-			}
-		}
-	}
-	return h.Sum(nil)
-}
-
-func isJSON(r *http.Request, body []byte) bool {
-	t, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
-	return err == nil && (t == "application/json" || strings.HasSuffix(t, "+json")) && json.Valid(body)
-}
-
 // admitted is a request that may run, once.
 type admitted struct {
 	*Request
@@ -361,13 +311,16 @@ func (m *Middleware) admit(w http.ResponseWriter, r *http.Request) (a *admitted,
 	}
 	a = &admitted{Request: &Request{Principal: principal, Key: key, Scope: scope(principal, r.Method, m.cfg.Route(r))}, r: r, body: body}
 	a.spec = m.spec(a.Scope, key)
-	var invalid *onceq.InvalidError
-	if m.cfg.Fingerprint != nil {
+	switch {
+	case readBefore(r, body):
+		err = errReadBefore
+	case m.cfg.Fingerprint != nil:
 		a.spec.Payload = m.cfg.Fingerprint(r, body)
 		a.fence, err = m.q.Fence(a.spec)
-	} else {
+	default:
 		a.spec.Payload = Fingerprint(r, body)
 		// JSON that jsonb does not store, or too much of it, is compared byte by byte.
+		var invalid *onceq.InvalidError
 		if a.fence, err = m.q.Fence(a.spec); errors.As(err, &invalid) {
 			a.spec.Payload = fingerprint(r, body, false)
 			a.fence, err = m.q.Fence(a.spec)

@@ -23,7 +23,7 @@ const (
 	CodeResponseUnreadable = "IDEMPOTENCY_RESPONSE_UNREADABLE" // 500: the work was done, and what was stored as its answer is none
 	CodeRolledBack         = "IDEMPOTENCY_ROLLED_BACK"         // 500, HandlerTx only: nothing was done, the key is free
 	CodeUnknown            = "IDEMPOTENCY_UNKNOWN"             // 500, HandlerTx only: it is not known whether the request, mostly one without a key, was carried out
-	CodeUnavailable        = "IDEMPOTENCY_UNAVAILABLE"         // 503, with Retry-After: the database is out of reach; nothing was run
+	CodeUnavailable        = "IDEMPOTENCY_UNAVAILABLE"         // 503, with Retry-After: the database is out of reach; 500: nothing tells one request from another, the log says why; nothing was run
 )
 
 // Problem is the body of a refusal: application/problem+json of RFC 9457, with the extension code.
