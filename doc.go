@@ -25,7 +25,7 @@
 //     Postgres may answer 40001, and two transactions that take keys in opposite orders may get 40P01; both
 //     are passed on, and IsRetryable recognises them.
 //  3. A truthful answer. A duplicate gets the first job's id, state and, when finished, its result. The same
-//     key with another payload is a *MismatchError, never a silent drop.
+//     key with another payload or of another kind is a *MismatchError, never a silent drop.
 //  4. One holder. A claim gives a lease with a fencing token that only ever grows for that work. Every
 //     operation under a token that no longer holds is refused with ErrLeaseLost.
 //  5. Effects once. Writes made through a handler's transaction commit together with the job's completion or
@@ -61,7 +61,8 @@
 // # Names
 //
 // A key names one unit of work within a scope and a class: jobs, effects of jobs (Once), and the
-// application's own two (Do, Fence) never collide. A fence is the row that says that a key is taken, by whom
+// application's own two (Do, Fence) never collide. A job's scope is its kind's name unless the application names another
+// (a tenant, a workspace), so a kind may change its queue, and not its name, while its keys are in force. A fence is the row that says that a key is taken, by whom
 // under which token, and what came out. See Lease for tokens, FenceSpec for fences, Policy for uncertain
 // outcomes.
 //

@@ -30,7 +30,8 @@ type Result struct {
 //
 // A key that is taken is no error: the answer has Duplicate set and says which job has it, in which state
 // and, when finished, with which result. With Job.Strict it is a *DuplicateError. The same key with another
-// payload is a *MismatchError. In all three cases nothing was written and the transaction stays usable.
+// payload, or from another kind in the same scope, is a *MismatchError. In all three cases nothing was written and the
+// transaction stays usable.
 // A job that cannot be stored is an *InvalidError, before anything is sent.
 //
 // While another transaction is open that took the same key, or that completes its job, Enqueue waits for its
@@ -87,7 +88,7 @@ const (
 // the ids of new jobs grow in that order. A key that stands twice in jobs is an *InvalidError that names both
 // places, before anything is written.
 //
-// Where keys are taken with another payload (or at all, for strict jobs), the error joins one *MismatchError
+// Where keys are taken by other work (or at all, for strict jobs), the error joins one *MismatchError
 // or *DuplicateError for each, and there are results beside it. In the caller's own transaction the other jobs
 // are then enqueued: it is the caller's to commit or roll back. Outside of one nothing is: only the results of
 // duplicates are filled in, those of other jobs are zero.
@@ -580,6 +581,9 @@ select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, ` + f
   left join lateral (
        select * from onceq.jobs j where j.id = f.job_id offset 0) j on true`
 	ours := leasesFrom(ctx)
+	if tx, ok := db.(interface{ held() []*Lease }); ok { // a handler's, also in another context
+		ours = slices.Concat(ours, tx.held())
+	}
 	for try := 0; len(left) > 0; try++ {
 		if try == settleTries {
 			return nil, fmt.Errorf("%w (key %q in scope %q)", ErrKeyUnsettled, all[left[0]].key, all[left[0]].scope)
@@ -593,6 +597,8 @@ select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, ` + f
 			return nil, fmt.Errorf("onceq: reading a taken key: %w", err)
 		}
 		answered := make([]bool, len(left))
+		var met []Event
+		var mismatches []refusal
 		behind := int64(0) // the sequence has to pass this id
 		for rows.Next() {
 			var n, floor int64
@@ -619,22 +625,29 @@ select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, ` + f
 				r.Output = json.RawMessage(*output)
 			}
 			results[i] = r
-			event := Event{Type: EventDuplicate, Queue: e.queue, Kind: e.kind, JobID: r.ID, Scope: e.scope, Key: e.key}
+			met = append(met, Event{Type: EventDuplicate, Queue: e.queue, Kind: e.kind, JobID: r.ID, Scope: e.scope, Key: e.key})
 			switch {
-			case slices.ContainsFunc(ours, func(l *Lease) bool { return l.ID == r.ID && l.q.pool == q.pool && l.q.schema == q.schema }):
+			case slices.ContainsFunc(ours, func(l *Lease) bool { return l.ID == r.ID && l.q.pool == q.pool && l.q.schema == q.schema }),
+				r.State == 0 && beginner(db) == nil: // its row is gone here and nowhere else: this transaction is its handler's
 				refused = append(refused, ErrOwnKey)
-			case !sameFingerprint(mark, e.fingerprint):
-				err := &MismatchError{Scope: e.scope, Key: e.key, Existing: r}
-				event.Type, event.Err = EventMismatch, err
+			case !sameKind(mark, e.fingerprint) || !samePayload(mark, e.fingerprint):
+				err := &MismatchError{Scope: e.scope, Key: e.key, Existing: r, Kind: e.kind, ExistingKind: kindOf(mark, e.scope)}
+				mismatches = append(mismatches, refusal{err, e, jobs[i].Fields})
+				met[len(met)-1].Type, met[len(met)-1].Err = EventMismatch, err
 				refused = append(refused, err)
 			case jobs[i].Strict:
 				refused = append(refused, &DuplicateError{Scope: e.scope, Key: e.key, Existing: r})
 			}
-			q.emit(ctx, event)
 		}
 		rows.Close()
 		if err := rows.Err(); err != nil {
 			return nil, fmt.Errorf("onceq: reading a taken key: %w", err)
+		}
+		if err := q.explain(ctx, db, mismatches); err != nil {
+			return nil, err
+		}
+		for _, e := range met {
+			q.emit(ctx, e)
 		}
 		var again []int
 		for k, i := range left {
@@ -664,6 +677,9 @@ select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, ` + f
 	}
 	return refused, nil
 }
+
+// held gives the jobs whose keys a handler cannot enqueue in its own transaction.
+func (tx *handlerTx) held() []*Lease { return tx.leases }
 
 // settleOne is settle for one job.
 func (q *Queue) settleOne(ctx context.Context, db DB, job Job, e encoded) (Result, error) {

@@ -220,7 +220,10 @@ func TestEnqueue_Mismatch(t *testing.T) {
 		equal         bool
 	}{
 		{"another payload", onceq.Job{Payload: 1}, onceq.Job{Payload: 2}, false},
-		{"another kind", onceq.Job{Kind: "k"}, onceq.Job{Kind: "other"}, false},
+		{"another kind in the same scope", onceq.Job{Scope: "s"}, onceq.Job{Scope: "s", Kind: "other"}, false},
+		{"another kind, payload ignored", onceq.Job{Scope: "s", Payload: 1, IgnorePayload: true}, onceq.Job{Scope: "s", Kind: "other", Payload: 1, IgnorePayload: true}, false},
+		{"another kind in the scope of the first, by default", onceq.Job{Payload: 1, IgnorePayload: true}, onceq.Job{Kind: "other", Scope: "k", Payload: 1}, false},
+		{"another kind in the scope of the second, by default", onceq.Job{Kind: "other", Scope: "k", Payload: 1}, onceq.Job{Payload: 1}, false},
 		{"bytes and JSON", onceq.Job{Payload: []byte("1")}, onceq.Job{Payload: 1}, false},
 		{"other bytes", onceq.Job{Payload: []byte("a")}, onceq.Job{Payload: []byte("b")}, false},
 		{"same bytes", onceq.Job{Payload: []byte("a")}, onceq.Job{Payload: []byte("a")}, true},
@@ -231,8 +234,8 @@ func TestEnqueue_Mismatch(t *testing.T) {
 		{"a new field in a deploy, with Fields", onceq.Job{Payload: deployed{User: 1}, Fields: users}, onceq.Job{Payload: deployed{User: 1, Added: "x"}, Fields: users}, true},
 		{"another value in Fields", onceq.Job{Payload: deployed{User: 1}, Fields: users}, onceq.Job{Payload: deployed{User: 2}, Fields: users}, false},
 		{"ignored by the first", onceq.Job{Payload: 1, IgnorePayload: true}, onceq.Job{Payload: 2}, true},
-		{"ignored by the second", onceq.Job{Payload: 1}, onceq.Job{Kind: "other", Payload: 2, IgnorePayload: true}, true},
-		{"another queue, priority and delay", onceq.Job{Scope: "s", Payload: 1}, onceq.Job{Scope: "s", Payload: 1, Queue: "q", Priority: onceq.Low, Delay: time.Hour}, true},
+		{"ignored by the second", onceq.Job{Payload: 1}, onceq.Job{Payload: 2, IgnorePayload: true}, true},
+		{"another queue, priority and delay", onceq.Job{Payload: 1}, onceq.Job{Payload: 1, Queue: "q", Priority: onceq.Low, Delay: time.Hour}, true},
 		{"other metadata", onceq.Job{Payload: 1}, onceq.Job{Payload: 1, Metadata: map[string]string{"a": "b"}}, true},
 	} {
 		for _, job := range []*onceq.Job{&c.first, &c.second} {
@@ -250,6 +253,116 @@ func TestEnqueue_Mismatch(t *testing.T) {
 			require.ErrorIs(t, err, onceq.ErrMismatch, c.name)
 		}
 	}
+}
+
+// A deploy moves a kind to another queue: its keys stay what they were. Two kinds of one queue never meet in a key.
+func TestEnqueue_AKeyBelongsToItsKindAndNotToItsQueue(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	key := func(order int) string { return fmt.Sprintf("order:%d", order) }
+	charge := onceq.Kind[int]{Name: "charge", Key: key, Window: onceq.Forever}
+	first := enqOne(t, db, db.Pool, charge.Job(7))
+	charge.Queue = "payments"
+	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.Waiting}, enqOne(t, db, db.Pool, charge.Job(7)))
+
+	enqFinish(t, db, "receipt")
+	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.Completed, Output: json.RawMessage(`"receipt"`)}, enqOne(t, db, db.Pool, charge.Job(7)))
+	info, err := db.Queue.GetByKey(t.Context(), db.Pool, "charge", "order:7")
+	require.NoError(t, err)
+	require.Equal(t, first.ID, info.ID)
+
+	mail := onceq.Kind[int]{Name: "mail", Key: key, Queue: "payments"}
+	require.False(t, enqOne(t, db, db.Pool, mail.Job(7)).Duplicate)
+}
+
+// The error says what is different: the kinds, or where in the payload, never a value.
+func TestEnqueue_AMismatchSaysWhatDiffers(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	ctx := t.Context()
+	raw := func(s string) json.RawMessage { return json.RawMessage(s) }
+	for i, c := range []struct {
+		name          string
+		first, second any
+		fields        []string
+		differ        []string
+		detail        string
+	}{
+		{"a member", raw(`{"a": 1, "amount": 1}`), raw(`{"a": 1.0, "amount": 2}`), nil, []string{"$.amount"}, ""},
+		{"deep and in lists", raw(`{"lines": [{"sku": "x", "price": 1}, {"price": 5}]}`), raw(`{"lines": [{"sku": "x", "price": 2}, {"price": "5"}]}`), nil, []string{"$.lines[0].price", "$.lines[1].price"}, ""},
+		{"one more and one less", raw(`{"a": null, "c": {}}`), raw(`{"b": null, "c": {"d": 1}}`), nil, []string{"$.a", "$.b", "$.c.d"}, ""},
+		{"the end of a list", raw(`[1, 2, 3]`), raw(`[1, 3, 3, 4, 5]`), nil, []string{"$[1]", "$[3]"}, ""},
+		{"odd names", raw(`{"a b": 1, "\"": 1, "": 1, "é": 1}`), raw(`{"a b": 2, "\"": 2, "": 2, "é": 2}`), nil, []string{`$.""`, `$."\""`, `$."a b"`, `$."é"`}, ""},
+		{"all of it", 1, "1", nil, []string{"$"}, ""},
+		{"an object and a list", raw(`{}`), raw(`[]`), nil, []string{"$"}, ""},
+		{"fields alone", raw(`{"a": 1, "b": 1}`), raw(`{"a": 2, "b": 2}`), []string{"a"}, []string{"$.a"}, ""},
+		{"no object, with fields", 1, raw(`{"a": 2}`), []string{"a"}, []string{"$"}, ""},
+		{"other fields", raw(`{"a": 1, "b": 1}`), raw(`{"a": 1, "b": 2}`), []string{"a"}, nil, "they agree in the members that count now, but when the first was enqueued others did"},
+		{"many", []int{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, []int{2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2}, nil,
+			[]string{"$[0]", "$[1]", "$[2]", "$[3]", "$[4]", "$[5]", "$[6]", "$[7]", "$[8]", "$[9]"}, "and in other members"},
+		{"a long name", map[string]int{strings.Repeat("é", 100): 1}, map[string]int{strings.Repeat("é", 100): 2}, nil, []string{`$."` + strings.Repeat("é", 30) + `…"`}, ""},
+		{"bytes", []byte("a"), []byte("b"), nil, nil, "their bytes differ"},
+		{"bytes, then JSON", []byte("1"), 1, nil, nil, "one is bytes and the other JSON"},
+		{"JSON, then bytes", 1, []byte("1"), nil, nil, "one is bytes and the other JSON"},
+	} {
+		key := fmt.Sprint(i)
+		job := onceq.Job{Kind: "k", Key: key, Payload: c.first}
+		if c.name == "fields alone" {
+			job.Fields = c.fields
+		}
+		first := enqOne(t, db, db.Pool, job)
+		second := onceq.Job{Kind: "k", Key: key, Payload: c.second, Fields: c.fields}
+		_, err := db.Queue.Enqueue(ctx, db.Pool, second)
+		var mismatch *onceq.MismatchError
+		require.ErrorAs(t, err, &mismatch, c.name)
+		require.Equal(t, c.differ, mismatch.Differ, c.name)
+		require.Equal(t, c.detail, mismatch.Detail, c.name)
+		require.ErrorContains(t, err, fmt.Sprintf("was used by job %d of kind \"k\" (waiting) with another payload: ", first.ID))
+		for _, path := range mismatch.Differ {
+			require.ErrorContains(t, err, path)
+			if first, ok := c.first.(json.RawMessage); ok && path != "$" { // Postgres reads the path
+				require.NotEqual(t, enqGet[string](t, db.Pool, `select coalesce(jsonb_path_query_array($1::text::jsonb, $2::text::jsonpath)::text, '')`, string(first), path),
+					enqGet[string](t, db.Pool, `select coalesce(jsonb_path_query_array($1::text::jsonb, $2::text::jsonpath)::text, '')`, string(c.second.(json.RawMessage)), path), path)
+			}
+		}
+	}
+
+	// A finished job in the history still has its payload; without history nobody knows it.
+	job := onceq.Job{Kind: "k", Key: "done", Scope: "s", Payload: map[string]any{"a": 1, "secret": "hunter2"}, Queue: "done"}
+	other := onceq.Job{Kind: "k", Key: "done", Scope: "s", Payload: map[string]any{"a": 1, "secret": "hunter3"}}
+	third := onceq.Job{Kind: "third", Key: "done", Scope: "s", Payload: 1, IgnorePayload: true}
+	id := enqOne(t, db, db.Pool, job).ID
+	leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{Queue: "done"})
+	require.NoError(t, err)
+	require.NoError(t, leases[0].Fail(ctx, onceq.Fatal(errors.New("no"))))
+	_, err = db.Queue.Enqueue(ctx, db.Pool, other)
+	require.EqualError(t, err, fmt.Sprintf(`onceq: key "done" in scope "s" was used by job %d of kind "k" (dead) with another payload: they differ in $.secret; use another key, or name the members that count in Fields`, id))
+	_, err = db.Queue.Enqueue(ctx, db.Pool, third)
+	require.EqualError(t, err, fmt.Sprintf(`onceq: key "done" in scope "s" was used by job %d of kind "k" (dead), and this job is of kind "third"; give each kind a scope or keys of its own`, id))
+
+	_, err = db.Queue.Redrive(ctx, db.Pool, id)
+	require.NoError(t, err)
+	leases, err = db.Queue.Claim(ctx, onceq.ClaimOptions{Queue: "done"})
+	require.NoError(t, err)
+	require.NoError(t, leases[0].Complete(ctx, db.Pool))
+	_, err = db.Queue.Enqueue(ctx, db.Pool, other)
+	require.EqualError(t, err, fmt.Sprintf(`onceq: key "done" in scope "s" was used by job %d of kind "k" (completed) with another payload: the first job's payload is not kept any more, so what differs is not known; use another key, or name the members that count in Fields`, id))
+	_, err = db.Queue.EnqueueMany(ctx, db.Pool, []onceq.Job{third, {Kind: "k", Key: "0", Payload: raw(`{"amount": 3}`)}})
+	require.ErrorContains(t, err, fmt.Sprintf(`job %d of kind "k" (completed), and this job is of kind "third"`, id), "the kind's name outlives the job")
+	require.ErrorContains(t, err, "they differ in $.a, $.amount;")
+
+	// A key that a redrive has taken again knows its kind.
+	enqExec(t, db.Pool, `delete from onceq.job_fences where key = 'done'`)
+	id = enqOne(t, db, db.Pool, job).ID
+	leases, err = db.Queue.Claim(ctx, onceq.ClaimOptions{Queue: "done"})
+	require.NoError(t, err)
+	require.NoError(t, leases[0].Fail(ctx, onceq.Fatal(errors.New("no"))))
+	enqExec(t, db.Pool, `delete from onceq.job_fences where key = 'done'`)
+	_, err = db.Queue.Redrive(ctx, db.Pool, id)
+	require.NoError(t, err)
+	require.True(t, enqOne(t, db, db.Pool, other).Duplicate)
+	_, err = db.Queue.Enqueue(ctx, db.Pool, third)
+	require.ErrorContains(t, err, `of kind "k" (waiting), and this job is of kind "third"`)
 }
 
 func TestTrap_EnqueueAFingerprintOfAnUnknownVersionCountsAsEqual(t *testing.T) {
@@ -575,6 +688,56 @@ func TestEnqueue_AHandlerThatEnqueuesItsOwnKeyIsToldToReschedule(t *testing.T) {
 	}
 	require.Equal(t, 3, n)
 	require.Equal(t, 2, enqGet[int](t, db.Pool, `select count(*)::int from onceq.jobs where kind = 'other'`))
+}
+
+// Its own transaction may have the job's row gone already, and the handler may have left the worker's context behind.
+func TestEnqueue_AHandlersOwnKeyIsKnownInAnyContext(t *testing.T) {
+	t.Parallel()
+	for _, keep := range []time.Duration{0, time.Hour} {
+		t.Run(keep.String(), func(t *testing.T) {
+			t.Parallel()
+			db := enqNew(t)
+			ctx := t.Context()
+			kind := onceq.Kind[int]{Name: "k", Key: func(int) string { return "a" }, Keep: keep}
+			own := kind.Job(1)
+			enqOne(t, db, db.Pool, own)
+			ran := make(chan error, 10)
+			w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, kind.HandleTx(func(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, _ int) error {
+				_, err := db.Queue.Enqueue(context.Background(), tx, own)
+				ran <- err
+				sp, err := tx.Begin(ctx)
+				if err != nil {
+					return err
+				}
+				_, err = db.Queue.Enqueue(context.Background(), sp, own)
+				ran <- err
+				if keep == 0 { // by a handle of somebody else's on the same transaction
+					_, err = db.Queue.Enqueue(context.Background(), struct{ onceq.DB }{tx}, own)
+					ran <- err
+				}
+				if err := sp.Commit(ctx); err != nil {
+					return err
+				}
+				// Outside of it the answer is what everybody gets.
+				r, err := db.Queue.Enqueue(context.Background(), db.Pool, own)
+				if err == nil && (!r.Duplicate || r.State != onceq.Running) {
+					err = fmt.Errorf("the answer on the pool: %+v", r)
+				}
+				return err
+			}))
+			require.NoError(t, err)
+			require.NoError(t, w.Drain(ctx, 0))
+			close(ran)
+			n := 0
+			for err := range ran {
+				n++
+				require.ErrorIs(t, err, onceq.ErrOwnKey)
+				require.ErrorContains(t, err, "Reschedule")
+			}
+			require.NotZero(t, n)
+			require.Equal(t, onceq.Completed, enqOne(t, db, db.Pool, own).State)
+		})
+	}
 }
 
 func TestTrap_EnqueueChecksLimitsBeforeAnythingIsSent(t *testing.T) {

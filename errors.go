@@ -3,6 +3,7 @@ package onceq
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -31,7 +32,7 @@ var (
 	ErrDuplicate = errors.New("onceq: duplicate key")
 
 	// ErrMismatch matches every *MismatchError.
-	ErrMismatch = errors.New("onceq: key taken with another payload")
+	ErrMismatch = errors.New("onceq: key taken by another kind or with another payload")
 
 	// ErrInFlight matches every *InFlightError.
 	ErrInFlight = errors.New("onceq: in flight")
@@ -86,15 +87,37 @@ func (e *DuplicateError) Error() string {
 // Is makes errors.Is(err, ErrDuplicate) true.
 func (e *DuplicateError) Is(target error) bool { return target == ErrDuplicate }
 
-// MismatchError says that a key is taken by work with another payload: two different pieces of work claim
-// the same name. Nothing was written and the caller's transaction stays usable. It matches ErrMismatch.
+// MismatchError says that a key is taken by other work: of another kind, or with another payload. Two different
+// pieces of work claim the same name. Nothing was written and the caller's transaction stays usable. It matches
+// ErrMismatch.
 type MismatchError struct {
 	Scope, Key string
 	Existing   Result // the first job; ID is 0 for a fence outside of jobs
+
+	Kind         string // of the job that was refused; empty outside of jobs
+	ExistingKind string // of the first job
+
+	// Differ are the members in which the payloads differ, ten at most and without values, as paths that Postgres
+	// reads as well: $.lines[2].price. Empty where the kinds differ, and where Detail says why they are not known.
+	Differ []string
+	Detail string // what else there is to say of the difference
 }
 
 func (e *MismatchError) Error() string {
-	return fmt.Sprintf("onceq: key %q in scope %q was used before with another payload; use another key, or name the fields that count in Kind.Fields", e.Key, e.Scope)
+	by := "before"
+	if e.Existing.ID != 0 {
+		by = fmt.Sprintf("by job %d of kind %q (%s)", e.Existing.ID, e.ExistingKind, e.Existing.State)
+	}
+	if e.Kind != e.ExistingKind {
+		return fmt.Sprintf("onceq: key %q in scope %q was used %s, and this job is of kind %q; give each kind a scope or keys of its own", e.Key, e.Scope, by, e.Kind)
+	}
+	what := e.Detail
+	if len(e.Differ) > 0 {
+		if what = "they differ in " + strings.Join(e.Differ, ", "); e.Detail != "" {
+			what += ", " + e.Detail
+		}
+	}
+	return fmt.Sprintf("onceq: key %q in scope %q was used %s with another payload: %s; use another key, or name the members that count in Fields", e.Key, e.Scope, by, what)
 }
 
 // Is makes errors.Is(err, ErrMismatch) true.

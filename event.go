@@ -14,7 +14,7 @@ type EventType string
 const (
 	EventEnqueued  EventType = "enqueued"
 	EventDuplicate EventType = "duplicate" // a key was taken: nothing to do, and no error
-	EventMismatch  EventType = "mismatch"  // a key was taken with another payload
+	EventMismatch  EventType = "mismatch"  // a key was taken by another kind or with another payload
 	EventClaimed   EventType = "claimed"
 	EventCompleted EventType = "completed"
 	EventFailed    EventType = "failed"   // an attempt failed; the job will run again

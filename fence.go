@@ -161,11 +161,11 @@ func (q *Queue) Fence(spec FenceSpec) (*Fence, error) {
 		if err != nil {
 			return nil, invalid("Payload", "%v", err)
 		}
-		f.fingerprint = fingerprint('j', "", canonical)
+		f.fingerprint = (&fingerprint{digest: digest('j', canonical)}).stored()
 	case spec.Fields != nil:
 		return nil, invalid("Fields", "are named, but the Payload is bytes")
 	default:
-		f.fingerprint = fingerprint('b', "", raw)
+		f.fingerprint = (&fingerprint{digest: digest('b', raw)}).stored()
 	}
 	return f, nil
 }
@@ -396,9 +396,12 @@ func (f *Fence) judge(ctx context.Context, c *Claim, r fenceRow, asking bool) (d
 	switch {
 	case r.free || r.state == fenceCancelled: // released; the statement that read it may have begun before
 		return none, nil
-	case !sameFingerprint(r.fingerprint, f.fingerprint):
+	case !samePayload(r.fingerprint, f.fingerprint):
 		live := int16(Running)
-		err := &MismatchError{Scope: f.scope, Key: f.key, Existing: Result{Duplicate: true, State: r.state.job(&live)}}
+		err := &MismatchError{
+			Scope: f.scope, Key: f.key, Existing: Result{Duplicate: true, State: r.state.job(&live)},
+			Detail: "only a fingerprint of the first payload is stored, so what differs is not known",
+		}
 		f.emit(ctx, EventMismatch, r.token, err)
 		return none, err
 	case r.state == fenceCompleted:

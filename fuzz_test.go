@@ -119,7 +119,7 @@ func FuzzEnqueue_StoresWhatItTakes(f *testing.F) {
 					j.Queue = onceq.DefaultQueue
 				}
 				if j.Key != "" && j.Scope == "" {
-					j.Scope = j.Queue
+					j.Scope = j.Kind
 				}
 				require.Equal(t, [...]string{j.Kind, j.Queue, j.Scope, j.Key}, [...]string{info.Kind, info.Queue, info.Scope, info.Key})
 				require.True(t, maps.Equal(j.Metadata, info.Metadata))

@@ -70,11 +70,11 @@ func TestGetByKeyWithoutHistory(t *testing.T) {
 	}
 	_, err := q.Get(ctx, db.Pool, id)
 	wantError(t, err, onceq.ErrNotFound)
-	i := must[onceq.JobInfo](t)(q.GetByKey(ctx, db.Pool, "default", "a"))
+	i := must[onceq.JobInfo](t)(q.GetByKey(ctx, db.Pool, "mail", "a"))
 	if i.ID != id || i.State != onceq.Completed || string(i.Result) != "7" || i.FinishedAt.IsZero() || i.Token != l.Token {
 		t.Fatalf("%+v", i)
 	}
-	_, err = q.GetByKey(ctx, db.Pool, "default", "b")
+	_, err = q.GetByKey(ctx, db.Pool, "mail", "b")
 	wantError(t, err, onceq.ErrNotFound)
 }
 

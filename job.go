@@ -1,6 +1,7 @@
 package onceq
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
@@ -62,7 +63,9 @@ type Job struct {
 	// Build it from what makes the work unique ("welcome:42"), never from a random number, an attempt or a time.
 	Key string
 
-	// Scope keeps the keys of tenants or workspaces apart. Default: the queue's name.
+	// Scope keeps the keys of tenants or workspaces apart. Default: the kind's name, so that a kind may move to another
+	// queue and each kind has keys of its own. Kinds that share a scope share its keys, and a key belongs to one
+	// kind: another one that comes with it gets a *MismatchError, whatever the payloads are.
 	Scope string
 
 	// Window is how long the key stays taken after the job is finished: a duration, UntilFinished or Forever.
@@ -78,7 +81,7 @@ type Job struct {
 	Metadata map[string]string // carried along, not part of the fingerprint
 
 	// Fields names the members of the payload that count when a key comes back: the others may differ. Default:
-	// all count. With IgnorePayload none does.
+	// all count. With IgnorePayload none does. The kind always counts.
 	Fields        []string
 	IgnorePayload bool
 
@@ -121,7 +124,7 @@ type encoded struct {
 	json                    string // "" where bytes are set
 	bytes                   []byte
 	metadata                string // "" for none
-	fingerprint             []byte // nil: not compared
+	fingerprint             []byte // with a key
 	at                      time.Time
 	delay                   time.Duration
 	lifetime                int64
@@ -149,7 +152,7 @@ func (j *Job) encode() (encoded, error) {
 		}
 	} else {
 		if e.scope == "" {
-			e.scope = e.queue
+			e.scope = e.kind
 		}
 		if err := checkName("Key", e.key, MaxKeyBytes); err != nil {
 			return e, err
@@ -199,24 +202,32 @@ func (j *Job) encode() (encoded, error) {
 	if err != nil {
 		return e, err
 	}
+	var mark fingerprint
+	if mark.kind = e.kind; e.kind == e.scope {
+		mark.kind = ""
+	}
 	compare := e.key != "" && !j.IgnorePayload
-	if !isJSON {
+	if isJSON {
+		canonical, err := scanJSON(raw, compare, j.Fields)
+		if err != nil {
+			return e, invalid("Payload", "%v", err)
+		}
+		if compare {
+			mark.digest = digest('j', canonical)
+		}
+		e.json = string(raw)
+	} else {
 		if j.Fields != nil {
 			return e, invalid("Fields", "are named, but the Payload is bytes")
 		}
-		if e.bytes = raw; compare {
-			e.fingerprint = fingerprint('b', e.kind, raw)
+		if compare {
+			mark.digest = digest('b', raw)
 		}
-		return e, nil
+		e.bytes = raw
 	}
-	canonical, err := scanJSON(raw, compare, j.Fields)
-	if err != nil {
-		return e, invalid("Payload", "%v", err)
+	if e.key != "" {
+		e.fingerprint = mark.stored()
 	}
-	if compare {
-		e.fingerprint = fingerprint('j', e.kind, canonical)
-	}
-	e.json = string(raw)
 	return e, nil
 }
 
@@ -256,29 +267,59 @@ func encodePayload(field string, payload any) (raw []byte, isJSON bool, err erro
 	return raw, isJSON, nil
 }
 
-// fingerprintVersion is the first byte of a fingerprint. One of a version that this code does not know counts
+// fingerprint is what two users of one key must have in common. Stored it is a byte of version, one for how long the
+// digest is, the digest, and the name of the kind.
+type fingerprint struct {
+	kind   string // of a job; "" where it is the scope, which it is by default
+	digest []byte // of the payload; empty where it does not count
+}
+
+// fingerprintVersion is the first byte of a stored fingerprint. One of a version that this code does not know counts
 // as equal: a rollback must not turn duplicates into mismatches.
 const fingerprintVersion = 1
 
-// fingerprint condenses what two jobs with the same key must have in common: 128 bits of SHA-256 over the
-// form (JSON or bytes), the kind and the content.
-func fingerprint(form byte, kind string, content []byte) []byte {
+// digest condenses a payload: 128 bits of SHA-256 over its form (JSON or bytes) and its content.
+func digest(form byte, content []byte) []byte {
 	h := sha256.New()
 	h.Write([]byte{form})
-	h.Write([]byte(kind))
-	h.Write([]byte{0})
 	h.Write(content)
-	sum := h.Sum(make([]byte, 0, sha256.Size))
-	return append(append(make([]byte, 0, 17), fingerprintVersion), sum[:16]...)
+	return h.Sum(make([]byte, 0, sha256.Size))[:16]
 }
 
-// sameFingerprint compares a stored fingerprint with a new one. A missing one on either side, and one of
-// another version, counts as equal.
-func sameFingerprint(stored, now []byte) bool {
-	if len(stored) == 0 || len(now) == 0 || stored[0] != now[0] {
-		return true
+func (f *fingerprint) stored() []byte {
+	b := append(make([]byte, 0, 2+len(f.digest)+len(f.kind)), fingerprintVersion, byte(len(f.digest)))
+	return append(append(b, f.digest...), f.kind...)
+}
+
+// readFingerprint gives a stored fingerprint; not ok is one that this code cannot read, or none.
+func readFingerprint(b []byte) (f fingerprint, ok bool) {
+	if len(b) < 2 || b[0] != fingerprintVersion || len(b) < 2+int(b[1]) {
+		return f, false
 	}
-	return string(stored) == string(now)
+	n := 2 + int(b[1])
+	return fingerprint{digest: b[2:n], kind: string(b[n:])}, true
+}
+
+// kindOf is the kind of the job that has a key, by its fence's fingerprint.
+func kindOf(stored []byte, scope string) string {
+	if f, _ := readFingerprint(stored); f.kind != "" {
+		return f.kind
+	}
+	return scope
+}
+
+// sameKind compares the kinds of a stored fingerprint and a new one, and samePayload their payloads. What is not known on
+// either side counts as equal.
+func sameKind(stored, now []byte) bool {
+	a, known := readFingerprint(stored)
+	b, ok := readFingerprint(now)
+	return !known || !ok || a.kind == b.kind
+}
+
+func samePayload(stored, now []byte) bool {
+	a, known := readFingerprint(stored)
+	b, ok := readFingerprint(now)
+	return !known || !ok || len(a.digest) == 0 || len(b.digest) == 0 || bytes.Equal(a.digest, b.digest)
 }
 
 // lifetime is a window as the tables have it: milliseconds, 0 until finished, -1 for ever.
@@ -332,10 +373,10 @@ func checkText(field, text string) error {
 //
 // The first group of fields matters to producers, the second to workers.
 type Kind[P any] struct {
-	Name          string         // required; stored with each job, so do not rename a kind that has jobs
+	Name          string         // required; stored with each job and with its key, so do not rename a kind that has either
 	Queue         string         // default DefaultQueue
 	Key           func(P) string // derives the key from the payload; default none
-	Scope         func(P) string // derives the scope from the payload; default the queue
+	Scope         func(P) string // derives the scope from the payload; default the kind's name
 	Window        time.Duration  // see Job.Window
 	Priority      Priority
 	MaxAttempts   int      // see Job.MaxAttempts

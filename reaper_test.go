@@ -159,7 +159,7 @@ func TestReaperAgainstTakeover(t *testing.T) {
 	reap(t, r, onceq.Reaped{}) // locked: passed over
 	commit(t, tx)
 	reap(t, r, onceq.Reaped{})
-	if i := must[onceq.JobInfo](t)(db.Queue.GetByKey(t.Context(), db.Pool, "default", "a")); i.ID != later.ID || i.State != onceq.Waiting {
+	if i := must[onceq.JobInfo](t)(db.Queue.GetByKey(t.Context(), db.Pool, "mail", "a")); i.ID != later.ID || i.State != onceq.Waiting {
 		t.Fatalf("%+v", i)
 	}
 }

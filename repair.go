@@ -143,8 +143,9 @@ mine as (
   returning f.job_id
 ),
 absent as (
-  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime)
-  select 0, scope, key, 0, id, id << 20 | claims, statement_timestamp(), $3::bigint
+  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
+  select 0, scope, key, 0, id, id << 20 | claims, statement_timestamp(), $3::bigint,
+         decode('0100', 'hex') || case when kind <> scope then convert_to(kind, 'UTF8') else '' end
     from h
    where key is not null and id not in (select job_id from mine)
    order by scope, key, id desc

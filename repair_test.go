@@ -190,7 +190,7 @@ func TestTrapCancelDoesNotWaitForAHandlersTransaction(t *testing.T) {
 	commit(t, tx)
 	_, err := db.Queue.Cancel(ctx, db.Pool, id)
 	wantError(t, err, onceq.ErrNotFound)
-	if i := must[onceq.JobInfo](t)(db.Queue.GetByKey(ctx, db.Pool, "default", "a")); i.State != onceq.Completed {
+	if i := must[onceq.JobInfo](t)(db.Queue.GetByKey(ctx, db.Pool, "mail", "a")); i.State != onceq.Completed {
 		t.Fatalf("state %s", i.State)
 	}
 }
@@ -427,7 +427,7 @@ func TestRedriveAndDiscardMany(t *testing.T) {
 	const n = 1203
 	jobs := make([]onceq.Job, n)
 	for i := range jobs {
-		jobs[i] = onceq.Job{Kind: fmt.Sprint("kind", i%2), Key: fmt.Sprint("k", i), Window: onceq.UntilFinished}
+		jobs[i] = onceq.Job{Kind: fmt.Sprint("kind", i%2), Key: fmt.Sprint("k", i), Scope: "tenant", Window: onceq.UntilFinished}
 	}
 	must[[]onceq.Result](t)(q.EnqueueMany(ctx, db.Pool, jobs))
 	fatal := func() {
@@ -445,7 +445,7 @@ func TestRedriveAndDiscardMany(t *testing.T) {
 		}
 	}
 	fatal()
-	repairEnqueue(t, db, onceq.Job{Key: "k0", Delay: time.Hour})
+	repairEnqueue(t, db, onceq.Job{Kind: "kind0", Key: "k0", Scope: "tenant", Delay: time.Hour})
 	redrive := func(f onceq.Filter, want, wantTaken int) {
 		t.Helper()
 		if got, taken, err := q.RedriveMany(ctx, db.Pool, f); err != nil || got != want || taken != wantTaken {
@@ -456,7 +456,7 @@ func TestRedriveAndDiscardMany(t *testing.T) {
 	redrive(onceq.Filter{States: []onceq.State{onceq.Held}}, 0, 0)
 	redrive(onceq.Filter{Queue: "none"}, 0, 0)
 	redrive(onceq.Filter{Kind: "kind0"}, 346, 1) // 602 of that kind, 255 of them were among the first
-	redrive(onceq.Filter{Scope: "default"}, n-510-346-1, 1)
+	redrive(onceq.Filter{Scope: "tenant"}, n-510-346-1, 1)
 	fatal()
 	if got, err := q.DiscardMany(ctx, db.Pool, onceq.Filter{}); err != nil || got != n {
 		t.Fatalf("%d discarded, error %v", got, err)
@@ -497,7 +497,7 @@ func TestRepairInEveryQueryMode(t *testing.T) {
 			wantState(t, onceq.Waiting)(q.Retry(ctx, db.Pool, id))
 			wantState(t, onceq.Cancelled)(q.Cancel(ctx, db.Pool, id))
 			tx := begin(t, db)
-			if n, taken, err := q.RedriveMany(ctx, tx, onceq.Filter{States: []onceq.State{onceq.Cancelled}, Scope: "default", Kind: "mail"}); err != nil || n != 1 || taken != 0 {
+			if n, taken, err := q.RedriveMany(ctx, tx, onceq.Filter{States: []onceq.State{onceq.Cancelled}, Scope: "mail", Kind: "mail"}); err != nil || n != 1 || taken != 0 {
 				t.Fatal(n, taken, err)
 			}
 			commit(t, tx)
@@ -505,7 +505,7 @@ func TestRepairInEveryQueryMode(t *testing.T) {
 			if err := q.Discard(ctx, db.Pool, id); err != nil {
 				t.Fatal(err)
 			}
-			i := must[onceq.JobInfo](t)(q.GetByKey(ctx, db.Pool, "default", "a"))
+			i := must[onceq.JobInfo](t)(q.GetByKey(ctx, db.Pool, "mail", "a"))
 			if i.ID != id || i.State != onceq.Cancelled {
 				t.Fatalf("%+v", i)
 			}

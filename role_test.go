@@ -203,7 +203,7 @@ func mainPaths(t *testing.T, db *queuetest.DB, pool *pgxpool.Pool) {
 	require.NoError(t, err)
 	_, err = q.Get(ctx, pool, l.ID)
 	require.ErrorIs(t, err, onceq.ErrNotFound)
-	info, err := q.GetByKey(ctx, pool, "default", "m")
+	info, err := q.GetByKey(ctx, pool, "later", "m")
 	require.NoError(t, err)
 	require.Equal(t, onceq.Delayed, info.State)
 	info, err = q.Get(ctx, pool, info.ID)

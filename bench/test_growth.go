@@ -53,7 +53,7 @@ func growthTrials(b *bench) []trial {
 	add(count(b.sizes.fences)+" completed fences", true, func(ctx context.Context, q *onceqQueue) error {
 		const fences = `
 insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, finished_at, lifetime)
-select 0, 'default', 'done:' || n, 3, -n, 1, now(), now(), 86400000 from generate_series(1, $1::bigint) n`
+select 0, 'noop', 'done:' || n, 3, -n, 1, now(), now(), 86400000 from generate_series(1, $1::bigint) n`
 		if _, err := q.pool.Exec(ctx, fences, b.sizes.fences); err != nil {
 			return err
 		}

@@ -209,7 +209,7 @@ func (r *pairsRun) exec(statement string, args ...any) {
 
 // state says what has become of the key.
 func (r *pairsRun) state() string {
-	info, err := r.db.Queue.GetByKey(r.t.Context(), r.db.Pool, "default", pairsKey)
+	info, err := r.db.Queue.GetByKey(r.t.Context(), r.db.Pool, "k", pairsKey)
 	if errors.Is(err, onceq.ErrNotFound) {
 		return "absent"
 	}

@@ -39,7 +39,7 @@ const (
 // walkJob is a job as the model knows it.
 type walkJob struct {
 	id            int64
-	key           string
+	kind, key     string
 	priority      onceq.Priority
 	payload       int
 	state         onceq.State // Waiting for all that are live, else how it ended
@@ -56,6 +56,7 @@ type walkJob struct {
 // walkFence is a taken key.
 type walkFence struct {
 	job      int64
+	kind     string
 	state    onceq.State // Waiting: its job is live
 	payload  int         // 0: any counts as equal
 	lifetime int         // hours, or walkForever
@@ -120,7 +121,7 @@ func (w *walk) expect(j onceq.Job) (want onceq.Result, refusal error, accepted b
 		want.State = w.jobs[f.job].seen(w.now)
 	}
 	switch {
-	case f.payload != 0 && f.payload != j.Payload.(int):
+	case f.kind != j.Kind || f.payload != 0 && !j.IgnorePayload && f.payload != j.Payload.(int):
 		refusal = onceq.ErrMismatch
 	case j.Strict:
 		refusal = onceq.ErrDuplicate
@@ -131,7 +132,7 @@ func (w *walk) expect(j onceq.Job) (want onceq.Result, refusal error, accepted b
 func (w *walk) accept(j onceq.Job, id int64) {
 	hours := func(d time.Duration) int { return int(d / time.Hour) }
 	w.jobs[id] = &walkJob{
-		id: id, key: j.Key, priority: j.Priority, payload: j.Payload.(int), state: onceq.Waiting,
+		id: id, kind: j.Kind, key: j.Key, priority: j.Priority, payload: j.Payload.(int), state: onceq.Waiting,
 		due: w.now + hours(j.Delay), turn: w.turn(), max: j.MaxAttempts,
 	}
 	if j.Key == "" {
@@ -144,18 +145,28 @@ func (w *walk) accept(j onceq.Job, id int64) {
 	case onceq.Forever:
 		lifetime = walkForever
 	}
-	w.keys[j.Key] = &walkFence{job: id, state: onceq.Waiting, payload: j.Payload.(int), lifetime: lifetime}
+	f := &walkFence{job: id, kind: j.Kind, state: onceq.Waiting, payload: j.Payload.(int), lifetime: lifetime}
+	if j.IgnorePayload {
+		f.payload = 0
+	}
+	w.keys[j.Key] = f
 }
 
 func (w *walk) drawJob(t *rapid.T, keys []string) onceq.Job {
-	return onceq.Job{
-		Kind: "k", Queue: w.queue, Key: rapid.SampledFrom(keys).Draw(t, "key"), Payload: rapid.IntRange(1, 2).Draw(t, "payload"),
+	j := onceq.Job{
+		Kind: rapid.SampledFrom([]string{"k", "k", "k", "other"}).Draw(t, "kind"), Queue: w.queue, Key: rapid.SampledFrom(keys).Draw(t, "key"), Payload: rapid.IntRange(1, 2).Draw(t, "payload"),
 		Priority:    onceq.Priority(rapid.IntRange(-1, 1).Draw(t, "priority")),
 		Delay:       time.Duration(rapid.SampledFrom([]int{0, 0, 2}).Draw(t, "delay")) * time.Hour,
 		Window:      rapid.SampledFrom([]time.Duration{onceq.UntilFinished, time.Hour, 3 * time.Hour, onceq.Forever}).Draw(t, "window"),
 		MaxAttempts: rapid.IntRange(1, 2).Draw(t, "attempts"),
 		Strict:      rapid.Bool().Draw(t, "strict"),
+
+		IgnorePayload: rapid.IntRange(0, 3).Draw(t, "ignore") == 0,
 	}
+	if j.Key != "" {
+		j.Scope = w.queue // which both kinds share
+	}
+	return j
 }
 
 var errUndone = errors.New("rolled back")
@@ -511,7 +522,7 @@ func (w *walk) Redrive(t *rapid.T) {
 	switch {
 	case j.key == "":
 	case f == nil:
-		w.keys[j.key] = &walkFence{job: id, state: onceq.Waiting, lifetime: 24}
+		w.keys[j.key] = &walkFence{job: id, kind: j.kind, state: onceq.Waiting, lifetime: 24}
 		w.tokens[j.key] = j.id<<20 | int64(j.claims) // nobody knows any more of a later job that had the key
 	default:
 		f.job, f.state, f.result = id, onceq.Waiting, nil
@@ -546,7 +557,7 @@ func (w *walk) Check(t *rapid.T) {
 	require.NoError(t, err)
 	type fact struct {
 		id                      int64
-		key                     string
+		kind, key               string
 		state                   onceq.State
 		claims, lost, attempts  int
 		payload, scope          string
@@ -555,7 +566,7 @@ func (w *walk) Check(t *rapid.T) {
 	}
 	var got, want []fact
 	for _, i := range list {
-		got = append(got, fact{i.ID, i.Key, i.State, i.Claims, i.Lost, i.Attempts, string(i.Payload), i.Scope, i.Priority,
+		got = append(got, fact{i.ID, i.Kind, i.Key, i.State, i.Claims, i.Lost, i.Attempts, string(i.Payload), i.Scope, i.Priority,
 			i.State.Finished() && i.KeepUntil.IsZero(), !i.FinishedAt.IsZero()})
 	}
 	for _, j := range w.jobs {
@@ -563,7 +574,7 @@ func (w *walk) Check(t *rapid.T) {
 		if j.key != "" {
 			scope = w.queue
 		}
-		want = append(want, fact{j.id, j.key, j.seen(w.now), j.claims, j.lost, j.attempts, fmt.Sprint(j.payload), scope, j.priority,
+		want = append(want, fact{j.id, j.kind, j.key, j.seen(w.now), j.claims, j.lost, j.attempts, fmt.Sprint(j.payload), scope, j.priority,
 			!j.live() && j.keep == walkForever, !j.live()})
 	}
 	slices.SortFunc(want, func(a, b fact) int { return cmp.Compare(b.id, a.id) })

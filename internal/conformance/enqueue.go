@@ -138,7 +138,7 @@ func enqueueDuplicateInEveryState(t *testing.T, set setup) {
 		var dup *onceq.DuplicateError
 		require.ErrorAs(t, err, &dup)
 		require.ErrorIs(t, err, onceq.ErrDuplicate)
-		require.Equal(t, &onceq.DuplicateError{Scope: "default", Key: "a", Existing: want}, dup)
+		require.Equal(t, &onceq.DuplicateError{Scope: "k", Key: "a", Existing: want}, dup)
 	}
 
 	job.Delay = time.Hour
@@ -180,7 +180,10 @@ func enqueueRefusedLeavesTheTransactionUsable(t *testing.T, set setup) {
 	_, err = e.q.Enqueue(t.Context(), tx.DB, onceq.Job{Kind: "k", Key: "a", Payload: 2})
 	var mismatch *onceq.MismatchError
 	require.ErrorAs(t, err, &mismatch)
-	require.Equal(t, &onceq.MismatchError{Scope: "default", Key: "a", Existing: onceq.Result{ID: first.ID, Duplicate: true, State: onceq.Waiting}}, mismatch)
+	require.Equal(t, &onceq.MismatchError{
+		Scope: "k", Key: "a", Existing: onceq.Result{ID: first.ID, Duplicate: true, State: onceq.Waiting},
+		Kind: "k", ExistingKind: "k", Differ: []string{"$"},
+	}, mismatch)
 
 	// What cannot be stored is refused before anything is sent.
 	var invalid *onceq.InvalidError
@@ -403,16 +406,16 @@ func enqueueManyOfDifferentJobs(t *testing.T, set setup) {
 	require.NoError(t, err)
 	require.Equal(t, onceq.Delayed, results[2].State)
 	rows, err := e.Pool.Query(t.Context(), `select concat_ws(' ', j.kind, j.queue, j.priority, j.max_attempts, j.payload, j.payload_bytes, j.metadata,
-		j.scope, j.key, f.lifetime, f.fingerprint is null, j.run_at > now() + interval '59 minutes')
+		j.scope, j.key, f.lifetime, length(f.fingerprint), j.run_at > now() + interval '59 minutes')
 		from onceq.jobs j left join onceq.job_fences f using (scope, key) order by j.id`)
 	require.NoError(t, err)
 	got, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	require.NoError(t, err)
 	require.Equal(t, []string{
-		`a q1 -1 25 1 t f`,
-		`b q2 1 7 \x00ff q2 x -1 f f`,
-		`c default 0 25 null {"a": "b"} default x 86400000 f t`,
-		`a q1 -1 25 "two" s y 1000 t f`,
+		`a q1 -1 25 1 f`,
+		`b q2 1 7 \x00ff b x -1 18 f`,
+		`c default 0 25 null {"a": "b"} c x 86400000 18 t`,
+		`a q1 -1 25 "two" s y 1000 3 f`,
 	}, got)
 }
 

@@ -130,7 +130,7 @@ func everyOperationInATransaction(t *testing.T, set setup) {
 				usable("Get", err, nil)
 				_, err = q.Get(ctx, tx.DB, 1<<40)
 				usable("Get, unknown", err, onceq.ErrNotFound)
-				_, err = q.GetByKey(ctx, tx.DB, "default", "died")
+				_, err = q.GetByKey(ctx, tx.DB, "k", "died")
 				usable("GetByKey", err, nil)
 				list, err := q.List(ctx, tx.DB, onceq.Filter{States: []onceq.State{onceq.Dead}})
 				usable("List", err, nil)

@@ -85,7 +85,7 @@ func main() {
 		for done := 0; done < 3; time.Sleep(10 * time.Millisecond) {
 			done = 0
 			for id := range 3 {
-				info, err := q.GetByKey(ctx, pool, "default", fmt.Sprintf("welcome:%d", id))
+				info, err := q.GetByKey(ctx, pool, welcome.Name, fmt.Sprintf("welcome:%d", id))
 				example.Check(err)
 				if info.State.Finished() {
 					done++
