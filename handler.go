@@ -172,6 +172,12 @@ func (h Handler) Wrap(around func(ctx context.Context, leases []*Lease, next fun
 	return h
 }
 
+// Kind is the name of the kind that the handler is for.
+func (h Handler) Kind() string { return h.kind }
+
+// Queue is the kind's queue; a job may name another.
+func (h Handler) Queue() string { return h.queue }
+
 // PanicError is a handler's panic, as the error of its attempt.
 type PanicError struct {
 	Value any

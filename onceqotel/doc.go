@@ -62,6 +62,21 @@
 //	onceq.queue.depth            gauge      jobs by onceq.queue and onceq.state; counted up to 10,000
 //	onceq.queue.oldest.age       gauge      seconds that the oldest job has been due that nobody has
 //
+// The conventions' own stand beside them, with messaging.system, messaging.operation.name, messaging.destination.name (the
+// queue) and error.type:
+//
+//	messaging.client.sent.messages        counter    jobs that Enqueue and its kin were called with, duplicates too
+//	messaging.client.consumed.messages    counter    jobs claimed
+//	messaging.client.operation.duration   histogram  seconds in Enqueue and EnqueueMany; claims and completions are not timed
+//	messaging.process.duration            histogram  seconds in a handler, or between Start and its end; a batch is one
+//
+// An EnqueueMany to several queues is timed without the destination. What EnqueueInBatch sends is counted and not timed.
+// Jobs that are refused before anything is sent, with an InvalidError, are timed and not counted.
+//
+// A counter begins with zero, not with its first event: Prometheus's increase() does not see the event with which a counter
+// begins, and the first dead job is the one to hear of. Those of the kinds whose handlers go through Handlers begin there,
+// for the kind's queue; those of other kinds and queues with the first event of any type.
+//
 // Prometheus's exporter writes a dot as an underscore and adds the unit and "total": onceq_jobs_enqueued_total,
 // onceq_job_wait_duration_seconds_bucket. The file dashboard.json is a Grafana dashboard of these. The gauges are about the
 // database: each process that watches reports the same, so take max, not sum.

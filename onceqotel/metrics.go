@@ -3,11 +3,16 @@ package onceqotel
 import (
 	"context"
 	"errors"
+	"reflect"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
+	"go.opentelemetry.io/otel/semconv/v1.43.0/messagingconv"
 
 	"github.com/onceq/onceq"
 )
@@ -50,20 +55,43 @@ var counters = map[onceq.EventType]struct{ name, unit, description string }{
 var (
 	waitBuckets = []float64{.002, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 6 * 3600, 24 * 3600}
 	runBuckets  = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600}
+
+	// The convention names these itself.
+	clientBuckets = []float64{.005, .01, .025, .05, .075, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10}
+)
+
+// operation is one of the semantic conventions' for messaging, by its name.
+type operation string
+
+const (
+	send    operation = "send"
+	claim   operation = "claim"
+	process operation = "process"
 )
 
 type metrics struct {
 	counters  map[onceq.EventType]metric.Int64Counter
 	wait, run metric.Float64Histogram
-	labels    sync.Map // label → *options: an application has few queues and kinds, and each job needs one
-	known     atomic.Int64
+
+	// The conventions' own.
+	sent, consumed      metric.Int64Counter
+	sending, processing metric.Float64Histogram
+
+	labels sync.Map // label → *options: an application has few queues and kinds, and each job needs one
+	known  atomic.Int64
 }
 
 // maxLabels bounds the labels, for an application that lets somebody else name its queues or kinds. OpenTelemetry's SDK
 // keeps 2,000 for each metric, unless told otherwise, and counts what comes after them together.
 const maxLabels = 10_000
 
-type label struct{ queue, kind, outcome, rows string }
+type label struct {
+	queue, kind, outcome, rows string
+
+	// Of the conventions' metrics, which have no kind.
+	operation operation
+	errorType string
+}
 
 // options are what an instrument wants with one label.
 type options struct {
@@ -85,7 +113,76 @@ func (m *metrics) init(meter metric.Meter) error {
 	errs = append(errs, err)
 	m.run, err = meter.Float64Histogram("onceq.job.run.duration", metric.WithUnit("s"), metric.WithExplicitBucketBoundaries(runBuckets...),
 		metric.WithDescription("How long a handler took."))
-	return errors.Join(append(errs, err)...)
+	errs = append(errs, err)
+
+	sent, err := messagingconv.NewClientSentMessages(meter)
+	errs = append(errs, err)
+	consumed, err := messagingconv.NewClientConsumedMessages(meter)
+	errs = append(errs, err)
+	sending, err := messagingconv.NewClientOperationDuration(meter, metric.WithExplicitBucketBoundaries(clientBuckets...))
+	errs = append(errs, err)
+	processing, err := messagingconv.NewProcessDuration(meter, metric.WithExplicitBucketBoundaries(runBuckets...))
+	errs = append(errs, err)
+	m.sent, m.consumed, m.sending, m.processing = sent.Inst(), consumed.Inst(), sending.Inst(), processing.Inst()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	m.options(label{})
+	reaped := reflect.TypeFor[onceq.Reaped]()
+	for i := range reaped.NumField() {
+		m.options(label{rows: strings.ToLower(reaped.Field(i).Name)})
+	}
+	return nil
+}
+
+// zero makes the counters that have a label begin with it. Prometheus's increase() does not see the event with which a
+// counter begins.
+func (m *metrics) zero(l label, o *options) {
+	ctx := context.Background()
+	switch {
+	case l.operation != "" || l.outcome != "":
+	case l.rows != "":
+		m.counters[onceq.EventReaped].Add(ctx, 0, o.add...)
+	case l.kind == "": // of work outside of jobs
+		for _, t := range []onceq.EventType{onceq.EventMismatch, onceq.EventHeld, onceq.EventLeaseLost, onceq.EventStale, onceq.EventReplayed, onceq.EventUncertain} {
+			m.counters[t].Add(ctx, 0, o.add...)
+		}
+	default:
+		for t, counter := range m.counters {
+			if t != onceq.EventReaped {
+				counter.Add(ctx, 0, o.add...)
+			}
+		}
+		m.consumed.Add(ctx, 0, m.options(label{queue: l.queue, operation: claim}).add...)
+	}
+}
+
+// hasSent reports jobs that went to their queues, or did not for err.
+func (m *metrics) hasSent(ctx context.Context, took time.Duration, jobs []onceq.Job, queue string, err error) {
+	kind := ""
+	if err != nil {
+		kind, _ = errorType(err)
+	}
+	m.sending.Record(ctx, took.Seconds(), m.options(label{queue: queue, operation: send, errorType: kind}).record...)
+	if unsent := (*onceq.InvalidError)(nil); errors.As(err, &unsent) {
+		return
+	}
+	for n, rest := 0, jobs; len(rest) > 0; rest = rest[n:] {
+		queue := queueOf(rest[0])
+		for n = 1; n < len(rest) && queueOf(rest[n]) == queue; {
+			n++
+		}
+		m.sent.Add(ctx, int64(n), m.options(label{queue: queue, operation: send, errorType: kind}).add...)
+	}
+}
+
+// hasProcessed reports an attempt.
+func (m *metrics) hasProcessed(ctx context.Context, took time.Duration, queue string, err error) {
+	l := label{queue: queue, operation: process}
+	if onceq.IsFailure(err) {
+		l.errorType, _ = errorType(err)
+	}
+	m.processing.Record(ctx, took.Seconds(), m.options(l).record...)
 }
 
 func (m *metrics) event(ctx context.Context, e onceq.Event) {
@@ -100,8 +197,18 @@ func (m *metrics) event(ctx context.Context, e onceq.Event) {
 	l := label{queue: e.Queue, kind: e.Kind}
 	o := m.options(l)
 	counter.Add(ctx, 1, o.add...)
-	if e.Type == onceq.EventClaimed {
+	switch e.Type {
+	case onceq.EventClaimed:
 		m.wait.Record(ctx, e.Wait.Seconds(), o.record...)
+		m.consumed.Add(ctx, 1, m.options(label{queue: e.Queue, operation: claim}).add...)
+	case onceq.EventEnqueued, onceq.EventDuplicate, onceq.EventMismatch:
+		if e.Queue != "" && ctx.Value(producing{}) == nil { // in the caller's batch, which nobody times
+			sent := label{queue: e.Queue, operation: send}
+			if e.Err != nil {
+				sent.errorType, _ = errorType(e.Err)
+			}
+			m.sent.Add(ctx, 1, m.options(sent).add...)
+		}
 	}
 	if e.Run > 0 {
 		l.outcome = string(e.Type)
@@ -119,10 +226,19 @@ func (m *metrics) options(l label) *options {
 			attrs = append(attrs, key.String(value))
 		}
 	}
-	text(queueKey, l.queue)
+	queue := queueKey
+	if l.operation != "" {
+		queue = semconv.MessagingDestinationNameKey
+		attrs = append(attrs, system, semconv.MessagingOperationName(string(l.operation)))
+		if l.operation == send {
+			attrs = append(attrs, semconv.MessagingOperationTypeSend)
+		}
+	}
+	text(queue, l.queue)
 	text(kindKey, l.kind)
 	text(outcomeKey, l.outcome)
 	text(rowsKey, l.rows)
+	text(semconv.ErrorTypeKey, l.errorType)
 	set := metric.WithAttributeSet(attribute.NewSet(attrs...))
 	o := &options{[]metric.AddOption{set}, []metric.RecordOption{set}}
 	if m.known.Add(1) > maxLabels {
@@ -130,5 +246,6 @@ func (m *metrics) options(l label) *options {
 		m.known.Store(1)
 	}
 	m.labels.Store(l, o)
+	m.zero(l, o)
 	return o
 }

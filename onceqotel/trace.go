@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
@@ -31,7 +32,7 @@ func (t *Telemetry) carry() propagation.TextMapPropagator {
 	return propagation.TraceContext{}
 }
 
-// producing marks the context of a producer span.
+// producing marks the context of a producer span. Its value says whether that is of one job.
 type producing struct{}
 
 // Enqueuing begins a producer span whose context the jobs carry. Config sets it as onceq.Config.Enqueuing.
@@ -66,10 +67,10 @@ func (t *Telemetry) Enqueuing(ctx context.Context, jobs []onceq.Job) (context.Co
 	for i := range jobs {
 		jobs[i].Metadata = added(jobs[i].Metadata, carrier)
 	}
-	if len(jobs) == 1 {
-		ctx = context.WithValue(ctx, producing{}, true)
-	}
+	ctx = context.WithValue(ctx, producing{}, len(jobs) == 1)
+	began := time.Now()
 	return ctx, func(err error) {
+		t.metrics.hasSent(ctx, time.Since(began), jobs, queue, err)
 		fail(span, err)
 		span.End()
 	}
@@ -113,11 +114,12 @@ func queueOf(j onceq.Job) string {
 	return j.Queue
 }
 
-// Handlers returns the handlers with a consumer span around each attempt.
+// Handlers returns the handlers with a consumer span around each attempt. The counters of their kinds exist from here on.
 func (t *Telemetry) Handlers(handlers ...onceq.Handler) []onceq.Handler {
 	wrapped := make([]onceq.Handler, len(handlers))
 	for i, h := range handlers {
 		wrapped[i] = h.Wrap(t.process)
+		t.metrics.options(label{queue: h.Queue(), kind: h.Kind()}) // its counters begin
 	}
 	return wrapped
 }
@@ -178,8 +180,10 @@ func (t *Telemetry) Start(ctx context.Context, leases ...*onceq.Lease) (_ contex
 	ctx, span := t.tracer.Start(ctx, "process "+first.Queue, trace.WithSpanKind(trace.SpanKindConsumer),
 		trace.WithNewRoot(), trace.WithAttributes(attrs...), trace.WithLinks(links...))
 	t.attempts.begin(leases, span)
+	began := time.Now()
 	return ctx, func(err error) {
 		failed := onceq.IsFailure(err)
+		t.metrics.hasProcessed(ctx, time.Since(began), first.Queue, err)
 		if failed {
 			fail(span, err)
 		}
@@ -249,7 +253,7 @@ func (t *Telemetry) trace(ctx context.Context, e onceq.Event) {
 	span := trace.SpanFromContext(ctx)
 	switch e.Type {
 	case onceq.EventEnqueued:
-		if ctx.Value(producing{}) != nil && span.IsRecording() {
+		if one, _ := ctx.Value(producing{}).(bool); one && span.IsRecording() {
 			span.SetAttributes(semconv.MessagingMessageID(strconv.FormatInt(e.JobID, 10)))
 		}
 	case onceq.EventDuplicate:

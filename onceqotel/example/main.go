@@ -83,7 +83,7 @@ func main() {
 	check(err)
 	response.Body.Close()
 	for line := range strings.Lines(string(body)) {
-		if strings.HasPrefix(line, "onceq_jobs") {
+		if strings.HasPrefix(line, "onceq_jobs") && !strings.HasSuffix(line, " 0\n") {
 			fmt.Print(line)
 		}
 	}
