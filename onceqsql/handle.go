@@ -90,7 +90,7 @@ func (h handle) Exec(ctx context.Context, query string, args ...any) (pgconn.Com
 	}
 	result, err := h.ExecContext(ctx, query, args...)
 	if err != nil {
-		return pgconn.CommandTag{}, recognisable(err)
+		return pgconn.CommandTag{}, recognisable(ctx, err)
 	}
 	n, err := result.RowsAffected()
 	return pgconn.NewCommandTag(fmt.Sprintf("UPDATE %d", n)), err
@@ -107,10 +107,10 @@ func (h handle) Query(ctx context.Context, query string, args ...any) (pgx.Rows,
 	}
 	found, err := h.QueryContext(ctx, query, args...)
 	if err != nil {
-		err = recognisable(err)
+		err = recognisable(ctx, err)
 		return &rows{err: err}, err
 	}
-	return open(found, types)
+	return open(ctx, found, types)
 }
 
 // opener is a handle that opens transactions. That it has BeginTx is how onceq knows it is none.
@@ -133,7 +133,7 @@ func (o opener) BeginTx(ctx context.Context, opts pgx.TxOptions) (pgx.Tx, error)
 	}
 	tx, err := o.begin(ctx, &sql.TxOptions{Isolation: levels[opts.IsoLevel], ReadOnly: opts.AccessMode == pgx.ReadOnly})
 	if err != nil {
-		return nil, recognisable(err)
+		return nil, recognisable(ctx, err)
 	}
 	return &transaction{handle: over("Tx", tx), tx: tx}, nil
 }
@@ -147,5 +147,6 @@ type transaction struct {
 	tx *sql.Tx
 }
 
-func (t *transaction) Commit(context.Context) error   { return recognisable(t.tx.Commit()) }
-func (t *transaction) Rollback(context.Context) error { return recognisable(t.tx.Rollback()) }
+func (t *transaction) Commit(ctx context.Context) error { return recognisable(ctx, t.tx.Commit()) }
+
+func (t *transaction) Rollback(ctx context.Context) error { return recognisable(ctx, t.tx.Rollback()) }

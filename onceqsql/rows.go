@@ -1,6 +1,7 @@
 package onceqsql
 
 import (
+	"context"
 	"database/sql"
 	"fmt"
 	"strings"
@@ -12,7 +13,8 @@ import (
 
 // rows gives the rows of database/sql as pgx does.
 type rows struct {
-	rows    *sql.Rows // nil once closed
+	ctx     context.Context // of the query, for what its end makes of an error
+	rows    *sql.Rows       // nil once closed
 	types   *pgtype.Map
 	columns []pgconn.FieldDescription
 	values  []any // of the current row, as the driver made them
@@ -22,8 +24,8 @@ type rows struct {
 
 var _ pgx.Rows = (*rows)(nil)
 
-func open(found *sql.Rows, types *pgtype.Map) (*rows, error) {
-	r := &rows{rows: found, types: types}
+func open(ctx context.Context, found *sql.Rows, types *pgtype.Map) (*rows, error) {
+	r := &rows{ctx: ctx, rows: found, types: types}
 	columns, err := found.ColumnTypes()
 	if err != nil {
 		r.fail(err)
@@ -41,7 +43,7 @@ func open(found *sql.Rows, types *pgtype.Map) (*rows, error) {
 
 // fail closes the rows, and with them the statement, for good.
 func (r *rows) fail(err error) {
-	r.err = recognisable(err)
+	r.err = recognisable(r.ctx, err)
 	if r.rows != nil {
 		_ = r.rows.Close()
 		r.rows = nil
@@ -57,7 +59,7 @@ func (r *rows) Close() {
 	if closing := r.rows.Close(); err == nil {
 		err = closing
 	}
-	r.rows, r.err = nil, recognisable(err)
+	r.rows, r.err = nil, recognisable(r.ctx, err)
 }
 
 func (r *rows) Err() error { return r.err }

@@ -220,3 +220,34 @@ func conflictAtTheCommitIsRecognised(t *testing.T, set setup) {
 	require.False(t, onceq.IsRetryable(errors.New("could not serialize access")))
 	require.Equal(t, 1, get[int](t, e.Pool, `select sum(n)::int from stock`))
 }
+
+// A call whose context ends while it waits says so, whatever the driver makes of it.
+func contextThatEndsIsRecognised(t *testing.T, set setup) {
+	e := set(t)
+	first := e.begin(pgx.ReadCommitted)
+	job := onceq.Job{Kind: "k", Key: "taken"}
+	e.enqueue(first.DB, job)
+	wait := func(ctx context.Context, in onceq.DB) <-chan error {
+		c := make(chan error, 1)
+		go func() {
+			_, err := e.q.Enqueue(ctx, in, job)
+			c <- err
+		}()
+		return c
+	}
+	cancelled, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	waiting := wait(cancelled, e.begin(pgx.ReadCommitted).DB)
+	e.blocked()
+	cancel()
+	require.ErrorIs(t, <-waiting, context.Canceled)
+
+	late, stop := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer stop()
+	require.ErrorIs(t, <-wait(late, e.begin(pgx.ReadCommitted).DB), context.DeadlineExceeded)
+	require.ErrorIs(t, <-wait(late, e.begin(pgx.ReadCommitted).DB), context.DeadlineExceeded, "before it is sent")
+	late, stop = context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer stop()
+	require.ErrorIs(t, <-wait(late, e.Handles.DB), context.DeadlineExceeded)
+	require.NoError(t, first.Commit(t.Context()))
+}
