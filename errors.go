@@ -28,6 +28,9 @@ var (
 	// pruned at a great rate, or row security hides its row from this role.
 	ErrKeyUnsettled = errors.New("onceq: key is neither free nor visible; is row security hiding job_fences from this role?")
 
+	// ErrNameUsed: two calls of Once in one run have the same name, and the second one was not made. See Once.
+	ErrNameUsed = errors.New("onceq: effect name used twice in one run")
+
 	// ErrDuplicate matches every *DuplicateError.
 	ErrDuplicate = errors.New("onceq: duplicate key")
 

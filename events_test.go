@@ -180,6 +180,10 @@ func TestEvents_EachAtItsTimeOnceAndAtItsLevel(t *testing.T) {
 	require.Equal(t, id, e.JobID)
 	require.NoError(t, charge(nil))
 	seen.want(t)
+	require.ErrorIs(t, charge(nil), onceq.ErrNameUsed)
+	require.NoError(t, l.Release(ctx))
+	l = claim()
+	seen.want(t, onceq.EventReleased, onceq.EventClaimed)
 	require.NoError(t, charge(nil))
 	e = seen.want(t, onceq.EventReplayed)[0]
 	require.Equal(t, "charge", e.Name)

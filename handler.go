@@ -84,6 +84,7 @@ func (k *Kind[P]) Handle(fn func(ctx context.Context, l *Lease, payload P) error
 		if err != nil {
 			return err
 		}
+		l.newRun()
 		return fn(ctx, l, p)
 	}
 	return h
@@ -109,6 +110,7 @@ func (k *Kind[P]) HandleTx(fn func(ctx context.Context, tx pgx.Tx, l *Lease, pay
 		if err != nil {
 			return err
 		}
+		l.newRun()
 		return fn(ctx, tx, l, p)
 	}
 	return h
@@ -141,6 +143,7 @@ func (k *Kind[P]) HandleBatch(size int, fn func(ctx context.Context, tx pgx.Tx, 
 				return err
 			}
 			items[i] = Item[P]{l, p}
+			l.newRun()
 		}
 		return fn(ctx, tx, items)
 	}

@@ -62,6 +62,9 @@ type Lease struct {
 
 	inTx      bool   // its handler runs in a transaction that the worker ends
 	byHandler uint32 // atomic; 1: completed through Complete or CompleteInBatch, if that commits
+
+	calls   uint32             // atomic; of its handler, each of which is a run of its own for Once
+	effects map[effectRun]bool // guarded by Queue.effects: those that are done, and false for those under way
 }
 
 // leaseKey lets Enqueue recognise a handler's own keys and a client find the lease.

@@ -61,6 +61,8 @@ type Queue struct {
 
 	installation atomic.Pointer[string] // meta.installation, once read
 
+	effects sync.Mutex // guards Lease.effects
+
 	channel string   // where workers of this schema listen
 	quiet   sync.Map // queue → *atomic.Int64: until when, since the start of the process, nobody is asked who waits
 }

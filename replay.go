@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -88,6 +89,10 @@ func EffectTimeout(d time.Duration) EffectOption { return func(f *Fence) { f.lea
 // the job runs again a recorded success is replayed and fn is not called. fn must pass key, which is
 // l.IdempotencyKey(name), to a provider that deduplicates. name is the effect's within its job.
 //
+// A name is for one effect of a run: a second call with it, in a loop mostly, would be answered with the outcome of the
+// first. It is refused with ErrNameUsed, also while the first is under way. A call that returned an error may be
+// made again. With Queue.Claim a run is what happens under one lease.
+//
 // What fn returns decides. No error: completed. An error that says NotApplied: returned as it is; the effect runs
 // again when the job does. Any other, also a time-out, a cancelled context or a panic: nobody knows whether the
 // effect happened; it comes back in an *UncertainError, and the next run decides by OnUncertain. Other answers are
@@ -105,20 +110,65 @@ func EffectTimeout(d time.Duration) EffectOption { return func(f *Fence) { f.lea
 // The statements need a connection beside the one of a handler's transaction: workers see to that; with
 // Queue.Claim the pool must have one to spare, else Once fails after 10 s, before fn was called.
 func Once[R any](ctx context.Context, l *Lease, name string, fn func(ctx context.Context, key string) (R, error), opts ...EffectOption) (R, error) {
-	c, err := l.claimEffect(ctx, name, opts)
+	var none R
+	leave, err := l.enter(name)
 	if err != nil {
-		var none R
 		return none, err
 	}
-	return perform(ctx, c, func(ctx context.Context) (R, error) { return fn(withClaim(ctx, c), c.IdempotencyKey()) })
+	done := false
+	defer func() { leave(done) }()
+	c, err := l.claimEffect(ctx, name, opts)
+	if err != nil {
+		return none, err
+	}
+	r, err := perform(ctx, c, func(ctx context.Context) (R, error) { return fn(withClaim(ctx, c), c.IdempotencyKey()) })
+	done = err == nil
+	return r, err
+}
+
+// effectRun is an effect in one run.
+type effectRun struct {
+	run  uint32
+	name string
+}
+
+// newRun says that a handler is called, for the first time with this lease or again.
+func (l *Lease) newRun() { atomic.AddUint32(&l.calls, 1) }
+
+// enter refuses a bad name, and one that was used in this run: Once would replay the first effect in place of doing the second. leave
+// says whether it was done; otherwise the run may try again.
+func (l *Lease) enter(name string) (leave func(done bool), err error) {
+	if err := checkName("name", name, MaxNameBytes); err != nil {
+		return nil, err
+	}
+	e := effectRun{atomic.LoadUint32(&l.calls), name}
+	l.q.effects.Lock()
+	defer l.q.effects.Unlock()
+	if done, used := l.effects[e]; used {
+		what := "is under way"
+		if done {
+			what = "was done"
+		}
+		return nil, fmt.Errorf("%w: %q %s, and this call was not made; give each effect of a job a name of its own, such as %q", ErrNameUsed, name, what, name+":<what differs>")
+	}
+	if l.effects == nil {
+		l.effects = make(map[effectRun]bool)
+	}
+	l.effects[e] = false
+	return func(done bool) {
+		l.q.effects.Lock()
+		defer l.q.effects.Unlock()
+		if done {
+			l.effects[e] = true
+		} else {
+			delete(l.effects, e)
+		}
+	}, nil
 }
 
 func effectKey(jobID int64, name string) string { return strconv.FormatInt(jobID, 10) + "/" + name }
 
 func (l *Lease) claimEffect(ctx context.Context, name string, opts []EffectOption) (*Claim, error) {
-	if err := checkName("name", name, MaxNameBytes); err != nil {
-		return nil, err
-	}
 	f := &Fence{
 		q: l.q, db: l.db, class: classEffect, scope: l.Queue, key: effectKey(l.ID, name), job: l, name: name,
 		lease: defaultEffectTimeout + effectGrace, lifetime: DefaultWindow.Milliseconds(),

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -531,7 +533,10 @@ func TestOnce_ProcessKilledBetweenIntentAndOutcome(t *testing.T) {
 		t.Parallel()
 		db, l := crash(t)
 		fenceLapse(t, db)
-		for range 2 { // the second is a replay
+		for n := range 2 { // the second is a replay
+			if n == 1 {
+				l = fenceRedeliver(t, db)
+			}
 			r, err := onceq.Once(t.Context(), l, "charge", func(context.Context, string) (string, error) { panic("twice") },
 				onceq.OnUncertain(onceq.Ask(func(context.Context, string) (any, bool, error) { return "ch_1", true, nil })))
 			if r != "ch_1" || err != nil {
@@ -796,5 +801,116 @@ func TestOnce_AnErrorInFlightSpendsNoAttempt(t *testing.T) {
 	fenceOK(t, "Once", err)
 	if n := fenceGet[int](t, db.Pool, `select attempts::int from onceq.jobs`); n != 0 {
 		t.Errorf("%d attempts spent", n)
+	}
+}
+
+// One mail, and completed: that is what a loop over one name gave.
+func TestOnce_ANameUsedTwiceInOneRunIsAnError(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	kind := onceq.Kind[int]{Name: "mails", MaxAttempts: 2, Backoff: func(int, error) time.Duration { return 0 }}
+	_, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(1))
+	fenceOK(t, "Enqueue", err)
+	var sent []string
+	handle := kind.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+		for _, to := range []string{"a", "b", "c"} {
+			if _, err := onceq.Once(ctx, l, "mail", func(context.Context, string) (int, error) {
+				sent = append(sent, to)
+				return 1, nil
+			}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	ran := db.RunOne(handle)
+	fenceWant(t, "the run", ran.Err, onceq.ErrNameUsed)
+	require.Equal(t, onceq.Retrying, ran.State)
+	require.Contains(t, ran.Err.Error(), `"mail" was done`)
+	require.Contains(t, ran.Err.Error(), "a name of its own")
+	ran = db.RunOne(handle) // a replay, which is fine, and again the second
+	fenceWant(t, "the second run", ran.Err, onceq.ErrNameUsed)
+	require.Equal(t, []string{"a"}, sent)
+}
+
+func TestOnce_ANameUsedTwiceAtOnceOrNestedIsAnError(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := t.Context()
+	fenceJob(t, db, "a")
+	l := fenceLease(t, db)
+	never := func(context.Context, string) (int, error) { panic("called") }
+	_, err := onceq.Once(ctx, l, "order", func(ctx context.Context, _ string) (int, error) {
+		_, err := onceq.Once(ctx, l, "order", never)
+		fenceWant(t, "nested", err, onceq.ErrNameUsed)
+		beside := make(chan error)
+		go func() {
+			_, err := onceq.Once(ctx, l, "order", never)
+			beside <- err
+		}()
+		fenceWant(t, "at once", <-beside, onceq.ErrNameUsed)
+		return onceq.Once(ctx, l, "charge", func(context.Context, string) (int, error) { return 7, nil })
+	})
+	fenceOK(t, "Once", err)
+	_, err = onceq.Once(ctx, l, "charge", never)
+	fenceWant(t, "afterwards", err, onceq.ErrNameUsed)
+
+	// What did not succeed may be tried again, in the same run too.
+	down := errors.New("down")
+	_, err = onceq.Once(ctx, l, "mail", func(context.Context, string) (int, error) { return 0, onceq.NotApplied(down) })
+	fenceWant(t, "refused", err, down)
+	func() {
+		defer func() { _ = recover() }()
+		_, _ = onceq.Once(ctx, l, "mail", never)
+	}()
+	r, err := onceq.Once(ctx, l, "mail", func(context.Context, string) (int, error) { return 3, nil })
+	if r != 3 || err != nil {
+		t.Error(r, err)
+	}
+	r, err = onceq.Once(ctx, fenceRedeliver(t, db), "mail", never) // the next run replays
+	if r != 3 || err != nil {
+		t.Error(r, err)
+	}
+}
+
+// Each call of a handler is a run: also when Postgres, or what is around it, has it called again with the same lease.
+func TestOnce_EachCallOfAHandlerReplays(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := t.Context()
+	kind := onceq.Kind[int]{Name: "k"}
+	charged, calls := 0, 0
+	charge := func(context.Context, string) (int, error) { charged++; return charged, nil }
+	once := func(ctx context.Context, l *onceq.Lease) error {
+		calls++
+		if r, err := onceq.Once(ctx, l, "charge", charge); r != 1 || err != nil {
+			t.Error(r, err)
+		}
+		if calls == 1 {
+			return &pgconn.PgError{Code: "40001", Message: "again"}
+		}
+		return nil
+	}
+	twice := func(ctx context.Context, _ []*onceq.Lease, next func(context.Context) error) error {
+		_ = next(ctx)
+		return next(ctx)
+	}
+	for name, h := range map[string]onceq.Handler{
+		"Wrap": kind.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error { return once(ctx, l) }).Wrap(twice),
+		"HandleTx": kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error {
+			fenceExec(t, tx, `select 1`)
+			return once(ctx, l)
+		}).Wrap(twice),
+		"HandleBatch": kind.HandleBatch(2, func(ctx context.Context, tx pgx.Tx, jobs []onceq.Item[int]) error {
+			return once(ctx, jobs[0].Lease)
+		}).Wrap(twice),
+	} {
+		charged, calls = 0, 0
+		_, err := db.Queue.Enqueue(ctx, db.Pool, kind.Job(1))
+		fenceOK(t, "Enqueue", err)
+		ran := db.RunOne(h)
+		if ran.State != onceq.Completed || charged != 1 || calls != 2 {
+			t.Errorf("%s: %+v, %d calls, charged %d times", name, ran, calls, charged)
+		}
 	}
 }

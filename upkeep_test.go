@@ -135,7 +135,10 @@ func TestOnce_InFlightWaitsLongerThanARequest(t *testing.T) {
 	leases, err := db.Queue.Claim(t.Context(), onceq.ClaimOptions{})
 	require.NoError(t, err)
 	_, err = onceq.Once(t.Context(), leases[0], "charge", func(ctx context.Context, _ string) (int, error) {
-		_, err := onceq.Once(ctx, leases[0], "charge", func(context.Context, string) (int, error) { return 0, nil })
+		db.ExpireLease(leases[0].ID)
+		second, err := db.Queue.Claim(ctx, onceq.ClaimOptions{})
+		require.NoError(t, err)
+		_, err = onceq.Once(ctx, second[0], "charge", func(context.Context, string) (int, error) { return 0, nil })
 		var busy *onceq.InFlightError
 		require.ErrorAs(t, err, &busy)
 		require.Greater(t, busy.RetryAfter, 10*time.Second)

@@ -152,6 +152,7 @@ func TestTrace_UncertainAndReplayedAreEventsOfTheAttempt(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.enqueue(t.Context(), welcome.Job(mail{"ada"}))
+	runs := 0
 	b.drain(welcome.Handle(func(ctx context.Context, l *onceq.Lease, _ mail) error {
 		send := func(context.Context, string) (int, error) {
 			if l.Attempt == 1 {
@@ -162,15 +163,17 @@ func TestTrace_UncertainAndReplayedAreEventsOfTheAttempt(t *testing.T) {
 		if _, err := onceq.Once(ctx, l, "mail", send); err != nil {
 			return err
 		}
-		_, err := onceq.Once(ctx, l, "mail", send)
-		return err
+		if runs++; runs == 1 {
+			return onceq.Snooze(0)
+		}
+		return nil
 	}))
 	attempts := b.all("process mail")
-	require.Len(t, attempts, 2)
+	require.Len(t, attempts, 3)
 	require.Equal(t, []string{"onceq.uncertain"}, events(attempts[0]))
 	require.Equal(t, "uncertain", attrs(attempts[0])["error.type"])
-	require.Equal(t, []string{"onceq.replayed"}, events(attempts[1]))
-	effect := attempts[1].Events[0].Attributes
+	require.Equal(t, []string{"onceq.replayed"}, events(attempts[2]))
+	effect := attempts[2].Events[0].Attributes
 	require.Equal(t, "mail", effect[len(effect)-1].Value.AsString())
 }
 

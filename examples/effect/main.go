@@ -60,11 +60,9 @@ func main() {
 		}
 		fmt.Println("attempt", l.Attempt, "charged as", id)
 
-		// On any further run of this job the stored outcome is replayed.
-		again, err := onceq.Once(ctx, l, "charge", func(context.Context, string) (string, error) {
-			return "", errors.New("not called")
-		})
-		fmt.Println("replayed:", again, err)
+		if l.Attempt == 2 {
+			return errors.New("the database of the shop is away") // on any further run the stored outcome is replayed
+		}
 		stop()
 		return l.SetResult(id)
 	}))
@@ -74,5 +72,5 @@ func main() {
 // Output:
 // attempt 1 uncertain: true
 // attempt 2 charged as ch_1
-// replayed: ch_1 <nil>
+// attempt 3 charged as ch_1
 // calls: 2 charges: 1

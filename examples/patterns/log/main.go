@@ -29,13 +29,13 @@ func main() {
 		_, err := q.Enqueue(ctx, pool, welcome.Job(42))
 		example.Check(err)
 	}
+	runs := 0
 	example.Drain(ctx, q, welcome.Handle(func(ctx context.Context, l *onceq.Lease, id int) error {
-		for range 2 {
-			if _, err := onceq.Once(ctx, l, "mail", func(context.Context, string) (bool, error) { return true, nil }); err != nil {
-				return err
-			}
+		_, err := onceq.Once(ctx, l, "mail", func(context.Context, string) (bool, error) { return true, nil })
+		if runs++; runs == 1 && err == nil {
+			return onceq.Snooze(0) // the next run replays the mail
 		}
-		return nil
+		return err
 	}))
 	mu.Lock()
 	defer mu.Unlock()
