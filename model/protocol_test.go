@@ -32,6 +32,9 @@ type variant struct {
 	sendsBeforeRecording  bool // the outside effect is recorded after it was sent, and not before
 	forgetsExpired        bool // an expired lease deletes its job, in place of leaving it to be taken over
 	countsInTheFence      bool // tokens are counted in the key's row, in place of a sequence that outlives it
+	knowsEffectsByID      bool // an effect is its job's by the id, which may have been another job's before
+	keepsEffectsForEver   bool // a run that was asked for replays what an earlier one did
+	cancelsWithoutTrace   bool // a running job that is cancelled leaves no history
 }
 
 type lease int8
@@ -100,8 +103,17 @@ type state struct {
 	lease  lease
 
 	// the fence of the job's outside effect
-	effect   effectState
-	effectBy int8 // the claim that recorded the intent
+	effect    effectState
+	effectBy  int8 // the claim that recorded the intent
+	effectOf  int8 // its job
+	effectID  int8 // under which id
+	effectRun int8 // in which run
+
+	id      int8 // the newest job's, from the sequence
+	run     int8 // which of its runs that were asked for
+	cancel  bool // somebody wants it cancelled
+	traced  bool // it is finished, and people can find it
+	setBack bool // the sequence was set back, once
 
 	workers [workers]worker
 	picked  bool // the reaper has seen a fence to delete
@@ -120,11 +132,25 @@ func (s *state) mine(w worker) bool {
 }
 
 func (s *state) finish() {
-	s.live, s.lease = false, nobody
+	s.live, s.lease, s.cancel, s.traced = false, nobody, false, true
 	s.finished++
 	if s.fence == queued && s.owner == s.job {
 		s.fence = inWindow
 	}
+}
+
+// doubtful says that nobody knows whether the job's effect happened.
+func (s *state) doubtful() bool {
+	return s.effectOf == s.job && (s.effect == intent || s.effect == intentRanOut || s.effect == held)
+}
+
+// own is the effect as far as it is this job's, in this run.
+func (v variant) own(s state) effectState {
+	switch {
+	case s.effectOf != s.job && !v.knowsEffectsByID, s.effectRun != s.run && !v.keepsEffectsForEver:
+		return noIntent
+	}
+	return s.effect
 }
 
 type successor struct {
@@ -146,10 +172,17 @@ func (v variant) next(s state) (all []successor) {
 			if n.live {
 				n.broken = "a key was accepted again while its job is live"
 			}
-			n.fence, n.live, n.claims, n.lease = queued, true, 0, nobody
+			if n.fence == pastWindow { // ids of a key grow, whatever the sequence says
+				n.ids = max(n.ids, n.id)
+			}
+			n.fence, n.live, n.claims, n.lease, n.traced, n.run = queued, true, 0, nobody, false, 0
 			n.job++
 			n.ids++
-			n.owner, n.commits, n.calls, n.effect = n.job, 0, 0, noIntent
+			n.id = n.ids
+			n.owner, n.commits, n.calls = n.job, 0, 0
+			if n.effectID != n.id {
+				n.effect, n.effectBy, n.effectOf, n.effectID, n.effectRun = noIntent, 0, 0, 0, 0
+			}
 		})
 	}
 
@@ -167,6 +200,33 @@ func (v variant) next(s state) (all []successor) {
 	}
 	if s.fence == inWindow {
 		step("the window is over", func(n *state) { n.fence = pastWindow })
+	}
+
+	// Somebody cancels the job. Where nobody has it, it is in the history at once.
+	if s.live && !s.cancel {
+		step("somebody cancels", func(n *state) {
+			if n.cancel = true; n.lease == nobody {
+				n.finish()
+			}
+		})
+	}
+	// Somebody decides about an effect of unknown outcome, of a job that can be found, and does not while it may be under way.
+	if !s.live && s.traced && s.effectOf == s.job && (s.effect == intentRanOut || s.effect == held) && !s.underWay() {
+		back := func(n *state) { // it runs again
+			if n.fence == inWindow && n.owner == n.job {
+				n.fence, n.live, n.traced = queued, true, false
+				n.finished--
+			}
+		}
+		if s.calls > 0 {
+			step("somebody says that it happened", func(n *state) { n.effect = outcome; back(n) })
+		} else {
+			step("somebody says that it did not happen", func(n *state) { n.effect = noIntent; back(n) })
+		}
+	}
+	// A restore, or a replica by which tokens and ids are forgotten.
+	if !s.live && !s.setBack && s.fence == absent && s.job > 0 {
+		step("the sequence is set back", func(n *state) { n.ids, n.setBack, n.tokens = 0, true, [2]token{} })
 	}
 
 	// The reaper: it looks, and deletes what it saw if that is still so.
@@ -196,18 +256,28 @@ func (v variant) next(s state) (all []successor) {
 		if w.phase != idle {
 			does("crashes", func(n *state, w *worker) { *w = worker{} })
 		}
+		if w.phase != idle && s.mine(w) && s.cancel {
+			does("hears that the job is cancelled", func(n *state, w *worker) {
+				if n.effect == intent && n.effectOf == w.job && n.effectBy == w.claim {
+					n.effect = intentRanOut // it says so, where it can
+				}
+				n.finish()
+				n.traced = !v.cancelsWithoutTrace
+				*w = worker{}
+			})
+		}
 		// A worker that was taken for dead is no other step: it goes on where it stood, whenever it wakes up.
 		switch w.phase {
 		case idle:
 			if s.live && s.lease != holds {
 				does("claims", func(n *state, w *worker) {
-					if n.claims == maxClaims {
-						n.finish() // dead
+					if n.claims == maxClaims || n.cancel {
+						n.finish() // dead, or cancelled
 						return
 					}
 					n.claims++
 					n.lease = holds
-					n.tokens = [2]token{n.tokens[1], {n.ids, n.claims}}
+					n.tokens = [2]token{n.tokens[1], {n.id, n.claims}}
 					*w = worker{working, n.job, n.claims}
 				})
 			}
@@ -217,14 +287,24 @@ func (v variant) next(s state) (all []successor) {
 				does("releases", func(n *state, w *worker) { n.lease, *w = nobody, worker{} })
 			}
 			switch {
-			case v.sendsBeforeRecording && s.job == w.job && s.effect != outcome:
+			case v.sendsBeforeRecording && s.job == w.job && v.own(s) != outcome:
 				does("sends", func(n *state, w *worker) { w.phase = sent; n.calls++ })
 			case !s.mine(w): // refused: the intent asks for the job's lease
-			case s.effect == noIntent:
-				does("records the intent", func(n *state, w *worker) { w.phase, n.effect, n.effectBy = sending, intent, w.claim })
-			case s.effect == outcome:
-				does("replays the outcome", func(n *state, w *worker) { w.phase = settled })
-			case s.effect == intentRanOut, s.effect == held: // nobody knows whether it happened, and the policy is to hold
+			case v.own(s) == noIntent:
+				does("records the intent", func(n *state, w *worker) {
+					w.phase, n.effect, n.effectBy = sending, intent, w.claim
+					n.effectOf, n.effectID, n.effectRun = w.job, n.id, n.run
+				})
+			case v.own(s) == outcome:
+				does("replays the outcome", func(n *state, w *worker) {
+					w.phase = settled
+					if n.effectOf != w.job {
+						n.broken = "a job replayed what another job of its id did"
+					} else if n.effectRun != n.run {
+						n.broken = "a run that was asked for replayed what an earlier one did"
+					}
+				})
+			case v.own(s) == intentRanOut, v.own(s) == held: // nobody knows whether it happened, and the policy is to hold
 				// Somebody looks at it, in the end: to the protocol it is finished.
 				does("holds the job", func(n *state, w *worker) { n.effect = held; n.finish(); *w = worker{} })
 			}
@@ -238,14 +318,23 @@ func (v variant) next(s state) (all []successor) {
 		case sent:
 			does("records the outcome", func(n *state, w *worker) {
 				// Accepted late as well, as long as nobody has run the effect again.
-				if n.job == w.job && (n.effectBy == w.claim || v.sendsBeforeRecording) {
-					n.effect = outcome
+				if n.job == w.job && (n.effectOf == w.job && n.effectBy == w.claim || v.sendsBeforeRecording) {
+					n.effect, n.effectOf, n.effectID, n.effectRun = outcome, w.job, n.id, n.run
 				}
 				w.phase = settled
 			})
 		case settled:
 			does("writes", func(n *state, w *worker) { w.phase = wrote })
 		case wrote:
+			if s.mine(w) && s.run == 0 {
+				does("commits, and asks to run again", func(n *state, w *worker) {
+					n.run, n.lease, n.calls = n.run+1, nobody, 0
+					*w = worker{}
+					if n.cancel {
+						n.finish()
+					}
+				})
+			}
 			does("completes and commits", func(n *state, w *worker) {
 				guard := n.mine(*w)
 				if v.completesWithoutToken {
@@ -265,6 +354,16 @@ func (v variant) next(s state) (all []successor) {
 	return all
 }
 
+// underWay says that some process may still call the provider for the job.
+func (s *state) underWay() bool {
+	for _, w := range s.workers {
+		if w.job == s.job && (w.phase == sending || w.phase == sent) {
+			return true
+		}
+	}
+	return false
+}
+
 // wrong says which property a state breaks.
 func (s state) wrong() string {
 	live := int8(0)
@@ -282,6 +381,8 @@ func (s state) wrong() string {
 		return "an accepted job is lost"
 	case s.tokens[1] != token{} && !s.tokens[1].above(s.tokens[0]):
 		return "a token for a key is not above the one before it"
+	case s.job > 0 && !s.live && !s.traced && s.doubtful():
+		return "an effect of unknown outcome is a job's that nobody can find"
 	case s.live && (s.fence != queued || s.owner != s.job):
 		return "a live job has lost its key"
 	}
@@ -368,6 +469,9 @@ func TestProtocol_FindsMistakes(t *testing.T) {
 		"the provider was called twice, although the policy is to hold": {sendsBeforeRecording: true},
 		"an accepted job is lost":                                       {forgetsExpired: true},
 		"a token for a key is not above the one before it":              {countsInTheFence: true},
+		"a job replayed what another job of its id did":                 {knowsEffectsByID: true},
+		"a run that was asked for replayed what an earlier one did":     {keepsEffectsForEver: true},
+		"an effect of unknown outcome is a job's that nobody can find":  {cancelsWithoutTrace: true},
 	} {
 		t.Run(want, func(t *testing.T) {
 			t.Parallel()

@@ -1,0 +1,249 @@
+package model
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// The second model is about jobs that end their process: the poison, and honest jobs beside it in several processes, each
+// of which claims more than it runs. A job that has lost a lease is a suspect. A process runs one suspect at a time, claims
+// one only when it can start it at once, and a lost lease counts only where the job was started.
+//
+// Fences, tokens and effects are left out: the first model has them. A lease that was lost there costs nothing but time.
+
+const (
+	quarantineJobs    = 4 // the first is the poison
+	quarantineSlots   = 2
+	quarantineAhead   = 1 // claimed beyond what runs
+	quarantineMaxLost = 3
+)
+
+// quarantine is a variant: the mistakes that the checks must find.
+type quarantine struct {
+	suspectsWait     bool // a suspect is claimed while another one runs, and waits with its lease
+	claimsCount      bool // a lease that was lost counts although the job was not started
+	suspectsTogether bool // a process runs several suspects at once
+}
+
+type place int8
+
+const (
+	waiting place = iota
+	leased
+	started
+	orphaned // its process is gone, and the lease has not run out yet
+	done
+	dead
+)
+
+type quarantined struct {
+	place place
+	by    int8 // worker: leased or started
+	lost  int8
+	began bool // orphaned: it was started
+}
+
+func (j quarantined) suspect() bool { return j.lost > 0 }
+
+type ward [quarantineJobs]quarantined
+
+func (w ward) count(worker int8, is func(quarantined) bool) (n int) {
+	for _, j := range w {
+		if (j.place == leased || j.place == started) && j.by == worker && is(j) {
+			n++
+		}
+	}
+	return n
+}
+
+func running(j quarantined) bool { return j.place == started }
+
+// starts says whether a worker has room to run a job now.
+func (v quarantine) starts(w ward, worker int8, j quarantined) bool {
+	if w.count(worker, running) >= quarantineSlots {
+		return false
+	}
+	suspects := w.count(worker, func(j quarantined) bool { return running(j) && j.suspect() })
+	return !j.suspect() || suspects == 0 || v.suspectsTogether
+}
+
+// claims says whether a worker claims a job.
+func (v quarantine) claims(w ward, worker int8, j quarantined) bool {
+	held := w.count(worker, func(quarantined) bool { return true })
+	switch {
+	case j.place != waiting:
+		return false
+	case j.suspect() && !v.suspectsWait:
+		return v.starts(w, worker, j)
+	}
+	return held < quarantineSlots+quarantineAhead
+}
+
+type wardStep struct {
+	name string
+	ward
+}
+
+func (v quarantine) next(w ward) (all []wardStep) {
+	step := func(name string, do func(*ward)) {
+		n := w
+		do(&n)
+		all = append(all, wardStep{name, n})
+	}
+	for i, j := range w {
+		name := fmt.Sprint("honest job ", i)
+		if i == 0 {
+			name = "the poison"
+		}
+		for worker := range int8(workers) {
+			if v.claims(w, worker, j) {
+				step(fmt.Sprintf("worker %d claims %s", worker, name), func(n *ward) {
+					n[i].place, n[i].by = leased, worker
+					if j.lost >= quarantineMaxLost {
+						n[i].place = dead
+					} else if j.suspect() && !v.suspectsWait {
+						n[i].place = started
+					}
+				})
+			}
+		}
+		switch {
+		case j.place == leased && v.starts(w, j.by, j):
+			step(fmt.Sprintf("worker %d starts %s", j.by, name), func(n *ward) { n[i].place = started })
+		case j.place == started && i > 0:
+			step(name+" is completed", func(n *ward) { n[i] = quarantined{place: done} })
+		case j.place == started:
+			step("the poison ends its process", func(n *ward) {
+				for k := range n {
+					if o := &n[k]; (o.place == leased || o.place == started) && o.by == j.by {
+						o.began = o.place == started
+						o.place = orphaned
+					}
+				}
+			})
+		case j.place == orphaned:
+			step("the lease of "+name+" runs out", func(n *ward) {
+				o := &n[i]
+				if o.began || v.claimsCount {
+					o.lost++
+				}
+				o.place, o.began, o.by = waiting, false, 0
+			})
+		}
+	}
+	return all
+}
+
+// wrong says which property a state breaks.
+func (v quarantine) wrong(w ward) string {
+	for i, j := range w {
+		if i > 0 && j.place == dead {
+			return "an honest job is dead"
+		}
+		if j.place != waiting || j.suspect() {
+			continue
+		}
+		for worker := range int8(workers) {
+			if w.count(worker, running) == quarantineSlots || v.claims(w, worker, j) {
+				continue
+			}
+			fresh := false
+			for _, o := range w {
+				fresh = fresh || o.place == leased && o.by == worker && !o.suspect() // which starts
+			}
+			if !fresh {
+				return "a fresh job waits beside a free slot"
+			}
+		}
+	}
+	return ""
+}
+
+// explore goes over every state, as variant.explore does. It looks for one property, where that is not empty.
+func (v quarantine) explore(only string) (states int, wrong string) {
+	type arrival struct {
+		from ward
+		by   string
+	}
+	seen := map[ward]arrival{{}: {}}
+	before := make(map[ward][]ward)
+	trace := func(w ward, what string) string {
+		var steps []string
+		for w != (ward{}) {
+			steps = append([]string{seen[w].by}, steps...)
+			w = seen[w].from
+		}
+		return strings.Join(append([]string{what}, steps...), "\n\t")
+	}
+	var ends []ward
+	for queue := []ward{{}}; len(queue) > 0; queue = queue[1:] {
+		w := queue[0]
+		if what := v.wrong(w); what != "" && (only == "" || what == only) {
+			return len(seen), trace(w, what)
+		}
+		over := w[0].place == dead
+		for _, j := range w[1:] {
+			over = over && j.place == done
+		}
+		if over {
+			ends = append(ends, w)
+		}
+		for _, n := range v.next(w) {
+			before[n.ward] = append(before[n.ward], w)
+			if _, ok := seen[n.ward]; !ok {
+				seen[n.ward] = arrival{w, n.name}
+				queue = append(queue, n.ward)
+			}
+		}
+	}
+	can := make(map[ward]bool)
+	for len(ends) > 0 {
+		w := ends[len(ends)-1]
+		ends = ends[:len(ends)-1]
+		if !can[w] {
+			can[w] = true
+			ends = append(ends, before[w]...)
+		}
+	}
+	for w := range seen {
+		if !can[w] {
+			return len(seen), trace(w, "from here the poison cannot die, or an honest job not be completed")
+		}
+	}
+	return len(seen), ""
+}
+
+func TestQuarantine(t *testing.T) {
+	t.Parallel()
+	states, wrong := quarantine{}.explore("")
+	t.Logf("%d states", states)
+	if wrong != "" {
+		t.Fatal(wrong)
+	}
+	if states < 5_000 {
+		t.Fatalf("only %d states: steps that should be possible are not", states)
+	}
+}
+
+// What must be found is found: a test of the test above.
+func TestQuarantine_FindsMistakes(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		quarantine
+		want string
+	}{
+		{quarantine{suspectsWait: true}, "a fresh job waits beside a free slot"},
+		{quarantine{suspectsTogether: true}, "an honest job is dead"},
+		{quarantine{suspectsWait: true, claimsCount: true}, "an honest job is dead"},
+	} {
+		t.Run(fmt.Sprintf("%+v", c.quarantine), func(t *testing.T) {
+			t.Parallel()
+			_, wrong := c.explore(c.want)
+			t.Log(wrong)
+			if !strings.HasPrefix(wrong, c.want) {
+				t.Fatalf("found: %q", wrong)
+			}
+		})
+	}
+}
