@@ -15,6 +15,7 @@
 // directory of binaries, ONCEQ_TEST_IMAGE an image; containers need the module queuetest/container, which a test file
 // imports for that alone. A server that the package starts belongs to the test process and
 // goes away with it, even when that is killed; its durability is off, so it must hold nothing of worth.
+// On a server of yours the databases are dropped, also when the process is killed.
 package queuetest
 
 import (

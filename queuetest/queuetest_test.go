@@ -1,9 +1,14 @@
 package queuetest_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -180,6 +185,40 @@ func TestDropStale(t *testing.T) {
 		var there bool
 		require.NoError(t, admin.QueryRow(t.Context(), "select exists (select from pg_database where datname = $1)", name).Scan(&there))
 		require.Equal(t, stays, there, name)
+	}
+}
+
+// On a server of others nothing is left by a process, templates least of all, also where it is killed.
+func TestAKilledProcessLeavesNoDatabase(t *testing.T) {
+	t.Parallel()
+	const child = "ONCEQ_TEST_CHILD"
+	if os.Getenv(child) != "" {
+		db := queuetest.New(t)
+		require.NoError(t, db.Queue.Check(t.Context()))
+		fmt.Println(queuetest.Tag(t))
+		select {}
+	}
+	if runtime.GOOS == "windows" {
+		t.Skip("the next process drops them")
+	}
+	db := queuetest.New(t)
+	program, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.Command(program, "-test.run=^"+t.Name()+"$")
+	cmd.Env = append(os.Environ(), child+"=1", "ONCEQ_TEST_DATABASE_URL="+queuetest.URL(t))
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	tag, err := bufio.NewReader(out).ReadString('\n')
+	require.NoError(t, err)
+	databases := func() int {
+		return scan[int](t, db.Pool, `select count(*) from pg_database where split_part(datname, '_', 4) = $1`, strings.TrimSpace(tag))
+	}
+	require.Equal(t, 2, databases(), "a template and a copy")
+	require.NoError(t, cmd.Process.Kill())
+	require.Error(t, cmd.Wait())
+	for databases() > 0 { // until the limit of all tests
+		time.Sleep(20 * time.Millisecond)
 	}
 }
 

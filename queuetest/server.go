@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"regexp"
 	"strconv"
 	"strings"
@@ -33,6 +34,8 @@ type server struct {
 	mu        sync.Mutex           // guards templates
 	templates map[string]*template // by schema
 
+	alive io.Closer // open as long as this process lives, see cleaner.go
+
 	modeState
 }
 
@@ -54,7 +57,10 @@ func newServer(ctx context.Context, found *pgserver.Server) (*server, error) {
 	if found.Ours() {
 		return s, nil // nothing of another process is on it
 	}
-	return s, s.dropStale(ctx)
+	if err := s.dropStale(ctx); err != nil {
+		return s, err
+	}
+	return s, s.leaveClean()
 }
 
 // admin runs fn on a connection to the maintenance database.
