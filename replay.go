@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"github.com/onceq/onceq/internal/calls"
 )
 
 // Policy decides what happens to work whose outcome is unknown: its process crashed or lost the database after
@@ -220,7 +222,7 @@ func Do[R any](ctx context.Context, q *Queue, spec FenceSpec, fn func(ctx contex
 type claimKey struct{}
 
 func withClaim(ctx context.Context, c *Claim) context.Context {
-	return context.WithValue(ctx, claimKey{}, c)
+	return context.WithValue(calls.With(ctx), claimKey{}, c)
 }
 
 // ClaimFromContext returns the claim under which the fn of Once or Do that ctx belongs to runs, the innermost one, or

@@ -5,15 +5,19 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptrace"
 	"net/url"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/calls"
 )
 
 // Transport is the client's side, for handlers of jobs, and of requests by Middleware.Handler, that call a provider:
@@ -43,8 +47,16 @@ import (
 //	held, unknown                      the effect is uncertain: somebody at the provider has to find out
 //	too large, unreadable              onceq.Fatal: the provider has no answer to give, however often it is asked; the effect
 //	                                   is uncertain
-//	429 with Retry-After               onceq.RetryAfter, onceq.NotApplied
+//	429 with Retry-After               onceq.RetryAfter, onceq.NotApplied (see below)
 //	503 with Retry-After               onceq.RetryAfter; the effect is uncertain
+//
+// An error before a connection was had (it was refused, the name was not found, TLS was not agreed on, the time was up) is
+// onceq.NotApplied, for nothing was written: a provider that is out of reach leaves no effect uncertain. A connection that was had
+// may have been written to, also one that was used before. Base has to report both to net/http/httptrace, as http.Transport does.
+//
+// onceq.NotApplied is said of everything that fn has done. So neither that error nor a 429 has it where fn has sent another
+// request than GET, HEAD, OPTIONS and TRACE by a Transport before; what fn has done in another way, fn has to know. And
+// http.Client.Timeout puts an error without it in its place: limit the dialer or the effect (onceq.EffectTimeout).
 //
 // They are recognised by the codes of this package, in problem+json or in {"error": {"code": …}}, and by Stripe's
 // idempotency_key_in_use and idempotency_error. Each wraps an *AnswerError. All other answers are returned as they are. (That
@@ -82,29 +94,88 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if base == nil {
 		base = http.DefaultTransport
 	}
+	s := sending{run: calls.From(r.Context())}
+	keyed := false
 	switch r.Method {
 	case "", http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
-		return base.RoundTrip(r)
+	default:
+		s.counts = true
+		r, keyed = t.keyed(r)
 	}
-	if !hasKey(r.Header) {
-		key := downstream(r)
-		if key == "" {
-			return base.RoundTrip(r)
-		}
-		if t.Structured {
-			key = `"` + key + `"` // of letters, digits and _: there is nothing to escape
-		}
-		r = r.Clone(r.Context())
-		if r.Header == nil {
-			r.Header = make(http.Header)
-		}
-		r.Header.Set(keyHeader, key)
+	resp, err := base.RoundTrip(s.begin(r))
+	switch {
+	case err != nil && s.asked.Load() && !s.connected.Load():
+		return nil, s.notApplied(err)
+	case err != nil || !keyed:
+		return resp, err
 	}
-	resp, err := base.RoundTrip(r)
-	if err != nil {
-		return nil, err
+	return judge(resp, &s)
+}
+
+// keyed gives the request with its key, and whether it has one.
+func (t *Transport) keyed(r *http.Request) (*http.Request, bool) {
+	if hasKey(r.Header) {
+		return r, true
 	}
-	return judge(resp)
+	key := downstream(r)
+	if key == "" {
+		return r, false
+	}
+	if t.Structured {
+		key = `"` + key + `"` // of letters, digits and _: there is nothing to escape
+	}
+	r = r.Clone(r.Context())
+	if r.Header == nil {
+		r.Header = make(http.Header)
+	}
+	r.Header.Set(keyHeader, key)
+	return r, true
+}
+
+// sending is what is known about a request on its way.
+type sending struct {
+	run              *atomic.Int64 // counts the requests of this run of an effect; nil where there is none
+	counts           bool          // it is one of them
+	asked, connected atomic.Bool   // for a connection; each time that was had, in tries of the base too, something may have been written to it
+}
+
+// begin gives the request to be sent.
+func (s *sending) begin(r *http.Request) *http.Request {
+	if s.run == nil {
+		return r
+	}
+	if s.counts {
+		s.run.Add(1)
+	}
+	return r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
+		GetConn: func(string) { s.asked.Store(true) },
+		GotConn: func(httptrace.GotConnInfo) { s.connected.Store(true) },
+	}))
+}
+
+// notApplied gives the error of a request that certainly did nothing. It is one of the whole effect where there is no other.
+func (s *sending) notApplied(err error) error {
+	if s.run == nil {
+		return err
+	}
+	others := s.run.Load()
+	if s.counts {
+		others = s.run.Add(-1)
+	}
+	if others > 0 {
+		return err
+	}
+	return unsent{onceq.NotApplied(err)}
+}
+
+// unsent is an error that http.Client, which does not unwrap, can still ask for a time-out.
+type unsent struct{ error }
+
+func (e unsent) Unwrap() error { return e.error }
+
+func (e unsent) Timeout() bool {
+	var t interface{ Timeout() bool }
+	return errors.As(e.error, &t) && t.Timeout()
 }
 
 // hasKey sees a name that was not written canonically too: it goes over the wire all the same.
@@ -136,7 +207,7 @@ func downstream(r *http.Request) string {
 }
 
 // judge gives the answer, or the error that it means.
-func judge(resp *http.Response) (*http.Response, error) {
+func judge(resp *http.Response, s *sending) (*http.Response, error) {
 	switch resp.StatusCode {
 	case http.StatusBadRequest, http.StatusConflict, http.StatusUnprocessableEntity, http.StatusTooManyRequests,
 		http.StatusInternalServerError, http.StatusServiceUnavailable:
@@ -144,7 +215,7 @@ func judge(resp *http.Response) (*http.Response, error) {
 		return resp, nil
 	}
 	head, unread := io.ReadAll(io.LimitReader(resp.Body, maxProblem))
-	if err := meaning(resp, head); err != nil {
+	if err := meaning(resp, head, s); err != nil {
 		_ = resp.Body.Close()
 		return nil, err
 	}
@@ -160,7 +231,7 @@ func judge(resp *http.Response) (*http.Response, error) {
 }
 
 // meaning gives the error that an answer means whose body begins with head, or nil.
-func meaning(resp *http.Response, head []byte) error {
+func meaning(resp *http.Response, head []byte, s *sending) error {
 	var body struct {
 		Code  string
 		Error struct{ Code, Type string }
@@ -191,7 +262,7 @@ func meaning(resp *http.Response, head []byte) error {
 	case e.Code == CodeHeld:
 		return e
 	case resp.StatusCode == http.StatusTooManyRequests && named:
-		return onceq.NotApplied(onceq.RetryAfter(e.RetryAfter, e))
+		return s.notApplied(onceq.RetryAfter(e.RetryAfter, e))
 	case resp.StatusCode == http.StatusServiceUnavailable && named:
 		return onceq.RetryAfter(e.RetryAfter, e)
 	}
