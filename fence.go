@@ -34,7 +34,7 @@ type Class int16
 const (
 	classJob    Class = 0 // the keys of jobs
 	Application Class = 1 // the application's own keys; the default
-	Request     Class = 2 // keys that clients send, in an Idempotency-Key header mostly
+	Request     Class = 2 // keys that clients send, in an Idempotency-Key header mostly; see Reaper for their end
 	classEffect Class = 3 // named effects of jobs, see Once
 )
 
@@ -48,6 +48,10 @@ const (
 //
 // A claimed fence whose lease ran out is not free: its outcome is uncertain (replay.go). A released one is
 // cancelled with lifetime 0, whatever its window: free at once. The row stays until it is taken or pruned.
+//
+// A client's key (class 2) that is in doubt or held ends too, or anybody who can cause an error would grow the table: it
+// is removed by the Reaper, and never taken as free, when nobody has asked for it for unknownFor, or for its window where that is
+// longer. leased_until says when somebody has: the end of the last claim, and keepDoubt.
 //
 // An effect's fence (class 3: scope the job's queue, key "<job id>/<name>", job_id the job's) lives as long as
 // its job. Completing a job does not touch it. finished_at therefore stays null, which never counts as free,
@@ -145,6 +149,9 @@ func (q *Queue) Fence(spec FenceSpec) (*Fence, error) {
 	var err error
 	if f.lifetime, err = lifetime("Window", spec.Window); err != nil {
 		return nil, err
+	}
+	if end := max(unknownFor, time.Duration(f.lifetime)*time.Millisecond); f.class == Request && f.lifetime >= 0 && f.policy.runsAgain() > end {
+		return nil, invalid("Policy", "runs again for %s, but a Request whose outcome is unknown is forgotten after %s; use a Window that is as long", f.policy.runsAgain(), end)
 	}
 	if spec.Payload == nil {
 		if spec.Fields != nil {
@@ -317,6 +324,9 @@ func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*Claim, error) {
 			return nil, fmt.Errorf("onceq: reading key %q: %w", f.key, err)
 		}
 		doubt, err := f.judge(ctx, c, r, asking)
+		if errors.Is(err, ErrHeld) || errors.Is(err, ErrUncertain) {
+			return nil, f.remember(ctx, db, r, err)
+		}
 		if err != nil || c.Replayed {
 			return c, err
 		}
@@ -331,7 +341,7 @@ func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*Claim, error) {
 			}
 			held := &HeldError{Scope: f.scope, Key: f.key, Detail: r.detail}
 			f.emit(ctx, EventHeld, r.token, held)
-			return nil, held
+			return nil, f.remember(ctx, db, r, held)
 		}
 		ok, err := mine(takeFence, append(args, r.token, doubt == running, r.detail)...)
 		if err != nil {
@@ -348,6 +358,29 @@ func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*Claim, error) {
 		}
 	}
 	return nil, fmt.Errorf("%w (key %q in scope %q)", ErrKeyUnsettled, f.key, f.scope)
+}
+
+// unknownFor is how long a client's key of unknown outcome stays that nobody asks for.
+const unknownFor = 30 * 24 * time.Hour
+
+const keepDoubt = `
+update onceq.job_fences f set leased_until = statement_timestamp()
+ where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text and f.token = $4::bigint
+   and f.state in (1, 2, 6) and f.leased_until < statement_timestamp()
+returning f.token`
+
+// remember notes that somebody has asked for a client's key and was told that its outcome is unknown, so that nobody who goes on asking ever
+// meets a new key. Once a day will do. It gives what was told.
+func (f *Fence) remember(ctx context.Context, db DB, r fenceRow, told error) error {
+	if f.class != Request || r.now.Sub(r.until) < 24*time.Hour {
+		return told
+	}
+	var token int64
+	err := f.q.queryRow(ctx, db, keepDoubt, []any{int16(f.class), f.scope, f.key, r.token}, &token)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) { // decided in between
+		return fmt.Errorf("onceq: keeping key %q: %w", f.key, err)
+	}
+	return told
 }
 
 // fenceRow is what stands in a taken fence.

@@ -29,7 +29,11 @@ type ReaperConfig struct {
 // enqueued; the Reaper only carries it out. Without a Reaper everything works and the tables grow.
 //
 // It never touches a live key, an unfinished job, a fence that is queued, claimed, uncertain or held, or
-// dead and held jobs. Reapers may run anywhere, any number at once; one per database is enough. It is safe for
+// dead and held jobs. With one exception, because anybody who can make a request fail would grow the table: a client's key
+// (Request) whose outcome is unknown, also a held one, is removed when nobody has asked for it for 30 days, or for its window where
+// that is longer. Then it is new, as any other key after its window. Window: Forever keeps it.
+//
+// Reapers may run anywhere, any number at once; one per database is enough. It is safe for
 // concurrent use.
 type Reaper struct {
 	q   *Queue
@@ -68,6 +72,9 @@ type Reaped struct {
 	Cancels int // removed: requests to cancel a job that is gone
 	Waiters int // removed: workers that announced themselves and never came back
 
+	// Unknown counts removed keys of clients whose outcome nobody has found out. A warning says so too.
+	Unknown int
+
 	// Missing counts keys that were freed because their job's row is nowhere: somebody deleted it by hand. The
 	// first pass that sees one notes the time; after Grace the key is as that of a cancelled job, and free when
 	// its window is over.
@@ -80,6 +87,7 @@ func (r *Reaped) add(o Reaped) {
 	r.History += o.History
 	r.Cancels += o.Cancels
 	r.Waiters += o.Waiters
+	r.Unknown += o.Unknown
 	r.Missing += o.Missing
 }
 
@@ -135,12 +143,15 @@ func (r *Reaper) report(ctx context.Context, sum Reaped) {
 	if sum.Missing > 0 {
 		r.q.log.WarnContext(ctx, "onceq: keys freed whose jobs are nowhere; was jobs or job_history changed by hand?", "count", sum.Missing)
 	}
+	if sum.Unknown > 0 {
+		r.q.log.WarnContext(ctx, "onceq: keys of clients forgotten whose outcome was unknown and that nobody asked for; docs/http.md says how to find and resolve such keys in time", "count", sum.Unknown)
+	}
 	for _, s := range []struct {
 		name  string
 		count int
 	}{
 		{"fences", sum.Fences}, {"effects", sum.Effects}, {"history", sum.History},
-		{"cancels", sum.Cancels}, {"waiters", sum.Waiters}, {"missing", sum.Missing},
+		{"cancels", sum.Cancels}, {"waiters", sum.Waiters}, {"unknown", sum.Unknown}, {"missing", sum.Missing},
 	} {
 		if s.count > 0 {
 			r.q.emit(ctx, Event{Type: EventReaped, Kind: s.name, Count: s.count})
@@ -186,11 +197,11 @@ func (r *Reaper) fences(ctx context.Context, sum *Reaped) error {
 		low, high := fmt.Sprintf("(%d,0)", from), fmt.Sprintf("(%d,0)", from+fencePages)
 		for {
 			var n Reaped
-			if err := r.run(ctx, reapFences, []any{low, high, r.cfg.Batch, r.cfg.Grace.Milliseconds()}, &n.Fences, &n.Effects); err != nil {
+			if err := r.run(ctx, reapFences, []any{low, high, r.cfg.Batch, r.cfg.Grace.Milliseconds(), unknownFor.Milliseconds()}, &n.Fences, &n.Effects, &n.Unknown); err != nil {
 				return err
 			}
 			sum.add(n)
-			if n.Fences+n.Effects < r.cfg.Batch {
+			if n.Fences+n.Effects+n.Unknown < r.cfg.Batch {
 				break
 			}
 		}
@@ -209,8 +220,8 @@ func (r *Reaper) fences(ctx context.Context, sum *Reaped) error {
 	return nil
 }
 
-// reapFences removes free fences within a range of pages, a grace time after they became free, and gives the
-// counts: effects and others. An effect's fence has a finished_at only once its job can never run again.
+// reapFences removes free fences within a range of pages, a grace time after they became free, and those of clients of which nobody
+// knows the outcome, or asks for it. It gives the counts: others, effects, and the latter. An effect's fence has a finished_at only once its job can never run again.
 const reapFences = `
 with d as materialized (
   select f.ctid from onceq.job_fences f
@@ -221,12 +232,15 @@ with d as materialized (
 gone as (
   delete from onceq.job_fences f
    where f.ctid = any (array (select ctid from d)) and ` + fencePast + `
-  returning f.class
+  returning f.class, f.state
 )
-select count(*) filter (where class <> 3), count(*) filter (where class = 3) from gone`
+select count(*) filter (where class <> 3 and state in (3, 4, 5)), count(*) filter (where class = 3),
+       count(*) filter (where state not in (3, 4, 5)) from gone`
 
-const fencePast = fenceFree + `
-     and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp() - $4::bigint * interval '1 millisecond'`
+const fencePast = `(` + fenceFree + `
+     and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp() - $4::bigint * interval '1 millisecond'
+      or f.class = 2 and f.state in (1, 2, 6) and f.lifetime >= 0
+     and f.leased_until + greatest(f.lifetime, $5::bigint) * interval '1 millisecond' <= statement_timestamp())`
 
 // reapOrphans looks after the fences within a range of pages whose job is neither live nor in a part of
 // the history from which it may be redriven. An effect's outcome: its window begins now. A queued key: it is

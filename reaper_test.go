@@ -344,3 +344,81 @@ func TestReaperConfig(t *testing.T) {
 		t.Error("no error without a queue")
 	}
 }
+
+// A client's key of unknown outcome ends when nobody asks for it for 30 days, or for its window where that is longer. The application's
+// own keys, and effects, wait for somebody to decide.
+func TestReaperForgetsClientsKeysOfUnknownOutcome(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.NoCheck())
+	r := newReaper(t, db, onceq.ReaperConfig{})
+	repairExec(t, db, `
+		insert into onceq.job_fences (class, scope, key, state, token, created_at, lifetime, holder, leased_until, job_id, detail)
+		select class, 's', format('%s/%s %s %s', class, state, lifetime, days), state, 1, now() - interval '1 year', lifetime, 1,
+		       now() - days * interval '1 day', case when class = 3 then 1 end, 'why'
+		  from generate_series(1, 3) class, unnest(array[1, 2, 6]) state, unnest(array[-1, 0, 3600000, 40 * 86400000::bigint]) lifetime,
+		       unnest(array[-1, 0, 29, 31, 41]) days`)
+	reap(t, r, onceq.Reaped{Unknown: 3 * (2*2 + 1)})
+	reap(t, r, onceq.Reaped{})
+	if n := repairCount(t, db, `select count(*) from onceq.job_fences where class = 2 and leased_until < now() - interval '30 days'`); n != 3*(2+1) {
+		t.Fatalf("%d are left: those for ever, and that whose window is longer", n)
+	}
+	if n := repairCount(t, db, `select count(*) from onceq.job_fences where class <> 2`); n != 2*3*4*5 {
+		t.Fatalf("%d of others are left", n)
+	}
+}
+
+// Whoever goes on asking goes on hearing that the outcome is unknown, and does not find a new key one day.
+func TestReaperForgetsNoKeyThatSomebodyAsksFor(t *testing.T) {
+	t.Parallel()
+	for name, policy := range map[string]onceq.Policy{"again": {}, "hold": onceq.Hold(),
+		"ask": onceq.Ask(func(context.Context, string) (any, bool, error) { return nil, false, errors.New("asked") })} {
+		for _, died := range []bool{false, true} {
+			db := queuetest.New(t)
+			r := newReaper(t, db, onceq.ReaperConfig{Grace: time.Millisecond})
+			f := fenceOf(t, db, onceq.FenceSpec{Class: onceq.Request, Key: "k", Policy: policy})
+			c := fenceClaim(t, f, nil)
+			if !died {
+				fenceOK(t, "Uncertain", c.Uncertain(t.Context(), nil, errors.New("reset by peer")))
+			}
+			db.Advance(29 * 24 * time.Hour)
+			for range 3 {
+				_, err := f.Claim(t.Context(), nil)
+				if !errors.Is(err, onceq.ErrHeld) && !errors.Is(err, onceq.ErrUncertain) {
+					t.Fatalf("%s: %v", name, err)
+				}
+				db.Advance(29 * 24 * time.Hour)
+				reap(t, r, onceq.Reaped{})
+			}
+			db.Advance(2 * 24 * time.Hour)
+			reap(t, r, onceq.Reaped{Unknown: 1})
+			fenceClaim(t, f, nil)
+		}
+	}
+}
+
+// What may run again for longer than its key stays would run again under another idempotency key.
+func TestFence_ARequestRunsAgainNoLongerThanItsKeyStays(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	const day = 24 * time.Hour
+	for _, c := range []struct {
+		spec onceq.FenceSpec
+		ok   bool
+	}{
+		{onceq.FenceSpec{Class: onceq.Request}, true},
+		{onceq.FenceSpec{Class: onceq.Request, Policy: onceq.RunAgain(30 * day)}, true},
+		{onceq.FenceSpec{Class: onceq.Request, Policy: onceq.RunAgain(31 * day)}, false},
+		{onceq.FenceSpec{Class: onceq.Request, Policy: onceq.RunAgain(31 * day), Window: 31 * day}, true},
+		{onceq.FenceSpec{Class: onceq.Request, Policy: onceq.RunAgain(onceq.Forever), Window: 31 * day}, false},
+		{onceq.FenceSpec{Class: onceq.Request, Policy: onceq.RunAgain(onceq.Forever), Window: onceq.Forever}, true},
+		{onceq.FenceSpec{Class: onceq.Request, Policy: onceq.Hold(), Window: onceq.UntilFinished}, true},
+		{onceq.FenceSpec{Policy: onceq.RunAgain(onceq.Forever)}, true},
+	} {
+		c.spec.Key = "k"
+		_, err := db.Queue.Fence(c.spec)
+		var invalid *onceq.InvalidError
+		if (err == nil) != c.ok || !c.ok && (!errors.As(err, &invalid) || invalid.Field != "Policy") {
+			t.Errorf("%+v: %v", c.spec, err)
+		}
+	}
+}

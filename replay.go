@@ -29,6 +29,14 @@ func (p Policy) within() time.Duration {
 	return p.again
 }
 
+// runsAgain is within for a policy that runs again at all.
+func (p Policy) runsAgain() time.Duration {
+	if p.hold || p.ask != nil {
+		return 0
+	}
+	return p.within()
+}
+
 // RunAgain runs the work again under the same IdempotencyKey, for providers that deduplicate: until within after
 // the first intent, which should lie below what the provider remembers; Forever where it never forgets. Later
 // than that the work is held. A within that is not positive is Hold.

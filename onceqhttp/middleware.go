@@ -84,7 +84,8 @@ type Config struct {
 	// asks for. Each Problem links to it, and its type is Docs + "#" + code. Default: this project's, which is the type of all.
 	Docs string
 
-	// Window is for how long an answer is replayed, from when it was stored. See onceq.Job.Window. Default 24 h.
+	// Window is for how long an answer is replayed, from when it was stored. See onceq.Job.Window. Default 24 h. A key whose outcome is
+	// unknown stays for 30 days after somebody has asked for it, or for the window where that is longer. An onceq.Reaper removes both.
 	Window time.Duration
 
 	// Timeout ends the context of a handler, and before it that of a policy that asks, counted from when the body has been

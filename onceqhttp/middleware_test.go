@@ -1022,6 +1022,57 @@ func TestScope_IsReadableAndBounded(t *testing.T) {
 	require.Equal(t, 4, sqlOne[int](t, db, `select count(distinct scope) from onceq.job_fences where scope like 'POST /ü%'`))
 }
 
+// Keys of unknown outcome end, so that whoever can make requests fail does not grow a table for ever. Whoever asks in time hears what
+// is true, for as long as they ask.
+func TestHandler_KeysOfUnknownOutcomeEnd(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	reaper, err := onceq.NewReaper(db.Queue, onceq.ReaperConfig{Grace: time.Millisecond})
+	require.NoError(t, err)
+	reap := func() (keys int) {
+		_, err := reaper.Once(t.Context())
+		require.NoError(t, err)
+		return sqlOne[int](t, db, `select count(*) from onceq.job_fences where class = 2`)
+	}
+	const day = 24 * time.Hour
+	no := onceq.Ask(func(context.Context, string) (any, bool, error) { return nil, false, errors.New("no idea") })
+	for name, c := range map[string]struct {
+		policy onceq.Policy
+		tx     bool
+		status int
+		code   string
+	}{
+		"again":     {onceq.Policy{}, false, 409, onceqhttp.CodeHeld},
+		"hold":      {onceq.Hold(), false, 409, onceqhttp.CodeHeld},
+		"ask":       {no, false, 503, onceqhttp.CodeUncertain},
+		"ask in tx": {no, true, 503, onceqhttp.CodeUncertain},
+		"in tx":     {onceq.Hold(), true, 409, onceqhttp.CodeHeld},
+	} {
+		m := middleware(t, db.Queue, onceqhttp.Config{Policy: c.policy})
+		ran := newRuns()
+		fails := serve(t, "POST /", m.Handler(ran.answering(500)))
+		url := fails.URL
+		if c.tx {
+			url = serve(t, "POST /", m.HandlerTx(db.Pool, func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error {
+				ran.next()
+				return nil
+			})).URL
+		}
+		require.Equal(t, 500, post(t, fails.URL, "k", "").status)
+		for range 3 {
+			db.Advance(20 * day)
+			require.Equal(t, 1, reap(), name)
+			refused(t, post(t, url, "k", ""), c.status, c.code)
+		}
+		require.Equal(t, 1, ran.count())
+		db.Advance(31 * day)
+		require.Zero(t, reap(), name)
+		post(t, url, "k", "")
+		require.Equal(t, 2, ran.count(), "the key is new")
+		sqlRun(t, db, `delete from onceq.job_fences`)
+	}
+}
+
 // leave sends a request whose handler tells entered that it has begun, hangs up, and gives that request when the server has
 // noticed.
 func leave(t *testing.T, s *httptest.Server, entered <-chan *http.Request) *http.Request {

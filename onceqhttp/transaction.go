@@ -117,7 +117,7 @@ func (m *Middleware) transaction(ctx context.Context, w http.ResponseWriter, r *
 		if err != nil || c.Replayed {
 			var stored *Response
 			switch {
-			case errors.Is(err, onceq.ErrHeld): // by this request, perhaps
+			case errors.Is(err, onceq.ErrHeld), errors.Is(err, onceq.ErrUncertain): // and this request has held it, or notes that it asked
 				if failed := tx.Commit(ctx); failed != nil {
 					m.log(r, "the key could not be held", failed)
 				}
