@@ -732,10 +732,8 @@ func (q *Queue) enqueueError(err error) error {
 		return nil
 	case errors.As(err, &pgErr) && pgErr.Code == "23505" && pgErr.ConstraintName == "jobs_pkey":
 		return fmt.Errorf("%w: %w", ErrIDTaken, err)
-	case noTables(err):
-		return fmt.Errorf("%w (%w)", &SchemaError{Schema: q.schema, Want: SchemaVersion}, err)
 	}
-	return fmt.Errorf("onceq: enqueue: %w", err)
+	return fmt.Errorf("onceq: enqueue: %w", q.told(err))
 }
 
 // txBeginner opens a transaction.

@@ -568,7 +568,7 @@ func (c *Claim) run(ctx context.Context, db DB, op, statement string, more ...an
 	case leaseLost(err):
 		return c.lost(op)
 	}
-	return fmt.Errorf("onceq: %s of key %q: %w", op, c.Key, err)
+	return fmt.Errorf("onceq: %s of key %q: %w", op, c.Key, c.f.q.told(err))
 }
 
 func (c *Claim) lost(op string) *LeaseError {

@@ -128,7 +128,7 @@ func (l *Lease) completed(ctx context.Context, err error) error {
 		l.q.emit(ctx, e)
 		return lost
 	}
-	return fmt.Errorf("onceq: complete: %w", err)
+	return fmt.Errorf("onceq: complete: %w", l.q.told(err))
 }
 
 // completeOne completes one job by its guard and raises where the guard does not hold. The fence must still
@@ -443,7 +443,7 @@ func (q *Queue) guarded(ctx context.Context, db DB, statement string, args []any
 	b.Queue(hotPlans)
 	b.Queue(q.sql(statement), args...).QueryRow(func(row pgx.Row) error { return row.Scan(dest...) })
 	b.Queue("commit")
-	return pool.SendBatch(ctx, b).Close()
+	return q.told(pool.SendBatch(ctx, b).Close())
 }
 
 // finished reports an outcome.

@@ -39,16 +39,16 @@ func (q *Queue) health(ctx context.Context, limits healthLimits) ([]Finding, err
 	each := func(statement string, args []any, scan func(pgx.Rows) error) error {
 		rows, err := q.pool.Query(ctx, q.sql(statement), args...)
 		if err != nil {
-			return fmt.Errorf("onceq: health: %w", err)
+			return fmt.Errorf("onceq: health: %w", q.told(err))
 		}
 		defer rows.Close()
 		for rows.Next() {
 			if err := scan(rows); err != nil {
-				return fmt.Errorf("onceq: health: %w", err)
+				return fmt.Errorf("onceq: health: %w", q.told(err))
 			}
 		}
 		if err := rows.Err(); err != nil {
-			return fmt.Errorf("onceq: health: %w", err)
+			return fmt.Errorf("onceq: health: %w", q.told(err))
 		}
 		return nil
 	}

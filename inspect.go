@@ -62,7 +62,8 @@ select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payloa
 
 // rows runs a statement that reads from large tables: behind guardPlans where db takes batches outside of a
 // transaction, else as it is.
-func (q *Queue) rows(ctx context.Context, db DB, statement string, args []any, scan func(pgx.Rows) error) error {
+func (q *Queue) rows(ctx context.Context, db DB, statement string, args []any, scan func(pgx.Rows) error) (err error) {
+	defer func() { err = q.told(err) }()
 	if s, ok := db.(sender); ok && beginner(db) != nil {
 		b := &pgx.Batch{}
 		b.Queue(guardPlans)

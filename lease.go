@@ -339,7 +339,7 @@ func (q *Queue) claim(ctx context.Context, db *pgxpool.Pool, c *claim) ([]*Lease
 	b.Queue("commit")
 	c.began = time.Now()
 	if err := db.SendBatch(ctx, b).Close(); err != nil {
-		return nil, fmt.Errorf("onceq: claim: %w", err)
+		return nil, fmt.Errorf("onceq: claim: %w", q.told(err))
 	}
 	if !slices.IsSorted(order) {
 		place := make(map[int64]int64, len(order))

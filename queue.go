@@ -140,7 +140,8 @@ select version, current_setting('server_encoding'),
 }
 
 // queryRow runs a statement of this package and scans its one row. No row is pgx.ErrNoRows.
-func (q *Queue) queryRow(ctx context.Context, db DB, statement string, args []any, dest ...any) error {
+func (q *Queue) queryRow(ctx context.Context, db DB, statement string, args []any, dest ...any) (err error) {
+	defer func() { err = q.told(err) }()
 	rows, err := db.Query(ctx, q.sql(statement), args...)
 	if err != nil {
 		return err
@@ -158,6 +159,27 @@ func (q *Queue) queryRow(ctx context.Context, db DB, statement string, args []an
 	rows.Close()
 	return rows.Err()
 }
+
+// told makes a *SchemaError of what Postgres says of a statement of this package where the tables are missing.
+func (q *Queue) told(err error) error {
+	var schema *SchemaError
+	if !noTables(err) || errors.As(err, &schema) {
+		return err
+	}
+	return &tablesMissing{&SchemaError{Schema: q.schema, Want: SchemaVersion}, err}
+}
+
+// tablesMissing is a SchemaError with what Postgres said, as a part of another error's text.
+type tablesMissing struct {
+	schema *SchemaError
+	err    error
+}
+
+func (e *tablesMissing) Error() string {
+	return strings.TrimPrefix(e.schema.Error(), "onceq: ") + " (" + e.err.Error() + ")"
+}
+
+func (e *tablesMissing) Unwrap() []error { return []error{e.schema, e.err} }
 
 // noTables reports whether Postgres says that the schema or its tables do not exist.
 func noTables(err error) bool {

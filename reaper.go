@@ -134,7 +134,7 @@ func (r *Reaper) Once(ctx context.Context) (Reaped, error) {
 	}
 	r.report(ctx, sum)
 	if err != nil {
-		return sum, fmt.Errorf("onceq: reap: %w", err)
+		return sum, fmt.Errorf("onceq: reap: %w", r.q.told(err))
 	}
 	return sum, nil
 }

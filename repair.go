@@ -80,7 +80,7 @@ func (q *Queue) Cancel(ctx context.Context, db DB, id int64) (State, error) {
 		// It is held. With the request written, a look whether it was given back meanwhile: its former holder
 		// may have looked for a request just before.
 		if _, err := db.Exec(ctx, q.sql(requestCancel), id); err != nil {
-			return 0, fmt.Errorf("onceq: cancel: %w", err)
+			return 0, fmt.Errorf("onceq: cancel: %w", q.told(err))
 		}
 	}
 	state, err := q.state(ctx, db, id)
@@ -115,7 +115,7 @@ with free as materialized (
 )
 update onceq.jobs j set run_at = statement_timestamp() from free where j.id = free.id`
 	if _, err := db.Exec(ctx, q.sql(hurry), id); err != nil {
-		return 0, fmt.Errorf("onceq: retry: %w", err)
+		return 0, fmt.Errorf("onceq: retry: %w", q.told(err))
 	}
 	return q.state(ctx, db, id)
 }

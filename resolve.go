@@ -142,7 +142,7 @@ select f.scope, f.key, case f.state when 3 then 'completed' when 6 then 'held'
 	prefix := strconv.FormatInt(jobID, 10)
 	rows, err := db.Query(ctx, q.sql(read), jobID, prefix+"/", prefix+"0") // '0' comes after '/'
 	if err != nil {
-		return nil, fmt.Errorf("onceq: effects of job %d: %w", jobID, err)
+		return nil, fmt.Errorf("onceq: effects of job %d: %w", jobID, q.told(err))
 	}
 	defer rows.Close()
 	var effects []EffectInfo
@@ -150,7 +150,7 @@ select f.scope, f.key, case f.state when 3 then 'completed' when 6 then 'held'
 		var e EffectInfo
 		var key, result string
 		if err := rows.Scan(&e.scope, &key, &e.State, &e.Since, &e.Until, &result, &e.Detail); err != nil {
-			return nil, fmt.Errorf("onceq: effects of job %d: %w", jobID, err)
+			return nil, fmt.Errorf("onceq: effects of job %d: %w", jobID, q.told(err))
 		}
 		e.Name = strings.TrimPrefix(key, prefix+"/")
 		if result != "" {
@@ -159,7 +159,7 @@ select f.scope, f.key, case f.state when 3 then 'completed' when 6 then 'held'
 		effects = append(effects, e)
 	}
 	if err := rows.Err(); err != nil {
-		return nil, fmt.Errorf("onceq: effects of job %d: %w", jobID, err)
+		return nil, fmt.Errorf("onceq: effects of job %d: %w", jobID, q.told(err))
 	}
 	return effects, nil
 }
