@@ -126,17 +126,26 @@ func (e *MismatchError) Error() string {
 // Is makes errors.Is(err, ErrMismatch) true.
 func (e *MismatchError) Is(target error) bool { return target == ErrMismatch }
 
+// subject names what an error is about: a named effect of a job, or a key.
+func subject(scope, key string, jobID int64, effect string) string {
+	if effect != "" {
+		return fmt.Sprintf("effect %q of job %d", effect, jobID)
+	}
+	return fmt.Sprintf("key %q in scope %q", key, scope)
+}
+
 // LeaseError is an operation refused because its lease is gone. It matches ErrLeaseLost.
 type LeaseError struct {
 	Op         string // "complete", "extend", "fail", …
 	JobID      int64  // 0 for a claim outside of jobs
 	Token      int64
-	Scope, Key string // of a claim's fence; empty for a job's lease
+	Scope, Key string // of a claim outside of jobs
+	Effect     string // of the claim of a job's effect
 }
 
 func (e *LeaseError) Error() string {
-	if e.Key != "" {
-		return fmt.Sprintf("onceq: %s refused: the claim of key %q in scope %q under token %d is lost", e.Op, e.Key, e.Scope, e.Token)
+	if e.Key != "" || e.Effect != "" {
+		return fmt.Sprintf("onceq: %s refused: the claim of %s under token %d is lost", e.Op, subject(e.Scope, e.Key, e.JobID, e.Effect), e.Token)
 	}
 	return fmt.Sprintf("onceq: %s refused: the lease of job %d under token %d is lost", e.Op, e.JobID, e.Token)
 }
@@ -147,13 +156,15 @@ func (e *LeaseError) Is(target error) bool { return target == ErrLeaseLost }
 // InFlightError says that somebody else is at this work right now. Ask again after RetryAfter. It matches
 // ErrInFlight.
 type InFlightError struct {
-	Scope, Key string
+	Scope, Key string    // outside of jobs
+	JobID      int64     // of an effect of a job
+	Effect     string    // the same: its name
 	Until      time.Time // the holder's lease ends then, by the database's clock
 	RetryAfter time.Duration
 }
 
 func (e *InFlightError) Error() string {
-	return fmt.Sprintf("onceq: key %q in scope %q is in flight; ask again after %s", e.Key, e.Scope, e.RetryAfter)
+	return fmt.Sprintf("onceq: %s is in flight; ask again after %s", subject(e.Scope, e.Key, e.JobID, e.Effect), e.RetryAfter)
 }
 
 // Is makes errors.Is(err, ErrInFlight) true.
@@ -162,13 +173,15 @@ func (e *InFlightError) Is(target error) bool { return target == ErrInFlight }
 // UncertainError says that an effect may or may not have happened, and why. The next run decides by the
 // declared policy. It matches ErrUncertain and whatever the cause matches.
 type UncertainError struct {
-	Scope, Key string
+	Scope, Key string // outside of jobs
+	JobID      int64  // of an effect of a job
+	Effect     string // the same: its name
 	Detail     string
 	Err        error // what fn returned; nil where an earlier run left the fence
 }
 
 func (e *UncertainError) Error() string {
-	return fmt.Sprintf("onceq: whether %q happened is uncertain: %s", e.Key, e.Detail)
+	return fmt.Sprintf("onceq: the outcome of %s is uncertain: %s", subject(e.Scope, e.Key, e.JobID, e.Effect), e.Detail)
 }
 
 // Is makes errors.Is(err, ErrUncertain) true.
@@ -180,12 +193,14 @@ func (e *UncertainError) Unwrap() error { return e.Err }
 // HeldError says that an uncertain effect waits for a person: see Queue.Resolve. A handler returns it as it
 // is; the job then waits in history as Held. It matches ErrHeld.
 type HeldError struct {
-	Scope, Key string
+	Scope, Key string // outside of jobs
+	JobID      int64  // of an effect of a job
+	Effect     string // the same: its name
 	Detail     string
 }
 
 func (e *HeldError) Error() string {
-	return fmt.Sprintf("onceq: %q is held until somebody resolves it: %s", e.Key, e.Detail)
+	return fmt.Sprintf("onceq: %s is held until somebody resolves it: %s", subject(e.Scope, e.Key, e.JobID, e.Effect), e.Detail)
 }
 
 // Is makes errors.Is(err, ErrHeld) true.

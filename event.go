@@ -24,8 +24,8 @@ const (
 	EventDead      EventType = "dead"
 	EventCancelled EventType = "cancelled"
 	EventHeld      EventType = "held"
-	EventLeaseLost EventType = "lease lost"       // a holder learned that its lease is gone
-	EventStale     EventType = "stale completion" // a completion under an old token was refused
+	EventLeaseLost EventType = "lease_lost"       // a holder learned that its lease is gone
+	EventStale     EventType = "stale_completion" // a completion under an old token was refused
 	EventReplayed  EventType = "replayed"         // a stored outcome was given in place of running again
 	EventUncertain EventType = "uncertain"
 	EventReaped    EventType = "reaped"
@@ -59,11 +59,11 @@ type HookFunc func(ctx context.Context, e Event)
 // Event calls f.
 func (f HookFunc) Event(ctx context.Context, e Event) { f(ctx, e) }
 
-// Level is the level at which the event is logged: Debug for the daily business, Info for what an operator
-// may want to count, Warn for what wants a look, Error for a job that needs a person.
+// Level is the level at which the event is logged: Debug for the daily business, duplicates among it, Info for what an
+// operator may want to count, Warn for what wants a look, Error for a job that needs a person.
 func (t EventType) Level() slog.Level {
 	switch t {
-	case EventDuplicate, EventReaped, EventReplayed, EventCancelled, EventDeferred:
+	case EventReaped, EventReplayed, EventCancelled, EventDeferred:
 		return slog.LevelInfo
 	case EventMismatch, EventFailed, EventLeaseLost, EventStale, EventUncertain:
 		return slog.LevelWarn

@@ -78,7 +78,7 @@ func (e *eventLog) want(t *testing.T, want ...onceq.EventType) []onceq.Event {
 
 var eventLevels = map[onceq.EventType]slog.Level{
 	onceq.EventEnqueued: slog.LevelDebug, onceq.EventClaimed: slog.LevelDebug, onceq.EventCompleted: slog.LevelDebug, onceq.EventSnoozed: slog.LevelDebug,
-	onceq.EventDuplicate: slog.LevelInfo, onceq.EventReplayed: slog.LevelInfo, onceq.EventReaped: slog.LevelInfo, onceq.EventCancelled: slog.LevelInfo,
+	onceq.EventDuplicate: slog.LevelDebug, onceq.EventReplayed: slog.LevelInfo, onceq.EventReaped: slog.LevelInfo, onceq.EventCancelled: slog.LevelInfo,
 	onceq.EventDeferred: slog.LevelInfo, onceq.EventReleased: slog.LevelDebug,
 	onceq.EventMismatch: slog.LevelWarn, onceq.EventFailed: slog.LevelWarn, onceq.EventLeaseLost: slog.LevelWarn, onceq.EventStale: slog.LevelWarn, onceq.EventUncertain: slog.LevelWarn,
 	onceq.EventDead: slog.LevelError, onceq.EventHeld: slog.LevelError,
@@ -456,7 +456,7 @@ func TestEvents_CompletedByHand(t *testing.T) {
 	require.Equal(t, c.Token, seen.want(t, onceq.EventStale)[0].Token)
 }
 
-// A frozen worker: one "lease lost" when it learns so, none more when it finishes.
+// A frozen worker: one "lease_lost" when it learns so, none more when it finishes.
 func TestEvents_LeaseLostOnceInAWorker(t *testing.T) {
 	t.Parallel()
 	db, seen := eventDB(t)
@@ -478,7 +478,7 @@ func TestEvents_LeaseLostOnceInAWorker(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, w.Drain(t.Context(), 1))
 	types, events := seen.take(t)
-	require.Equal(t, []string{"enqueued", "claimed", "claimed", "lease lost", "completed"}, types)
+	require.Equal(t, []string{"enqueued", "claimed", "claimed", "lease_lost", "completed"}, types)
 	require.Equal(t, r.ID, events[3].JobID)
 	require.Less(t, events[3].Token, events[2].Token)
 }

@@ -302,7 +302,7 @@ func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*Claim, error) {
 		err := f.q.queryRow(ctx, db, statement, args, &holds, &token, &until, &since)
 		switch {
 		case err != nil:
-			return false, fmt.Errorf("onceq: claiming key %q: %w", f.key, err)
+			return false, fmt.Errorf("onceq: claiming %s: %w", f, err)
 		case !holds:
 			return false, f.job.lostError("effect " + strconv.Quote(f.name))
 		case token == nil:
@@ -321,7 +321,7 @@ func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*Claim, error) {
 		case errors.Is(err, pgx.ErrNoRows):
 			continue // pruned in between
 		case err != nil:
-			return nil, fmt.Errorf("onceq: reading key %q: %w", f.key, err)
+			return nil, fmt.Errorf("onceq: reading %s: %w", f, err)
 		}
 		doubt, err := f.judge(ctx, c, r, asking)
 		if errors.Is(err, ErrHeld) || errors.Is(err, ErrUncertain) {
@@ -337,9 +337,9 @@ func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*Claim, error) {
 			case errors.Is(err, pgx.ErrNoRows):
 				continue // decided in between
 			case err != nil:
-				return nil, fmt.Errorf("onceq: holding key %q: %w", f.key, err)
+				return nil, fmt.Errorf("onceq: holding %s: %w", f, err)
 			}
-			held := &HeldError{Scope: f.scope, Key: f.key, Detail: r.detail}
+			held := f.held(r.detail)
 			f.emit(ctx, EventHeld, r.token, held)
 			return nil, f.remember(ctx, db, r, held)
 		}
@@ -351,13 +351,13 @@ func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*Claim, error) {
 			if doubt == running {
 				c.doubtful = r.detail
 				if r.state == fenceClaimed { // nobody was left to say so
-					f.emit(ctx, EventUncertain, c.Token, &UncertainError{Scope: f.scope, Key: f.key, Detail: r.detail})
+					f.emit(ctx, EventUncertain, c.Token, f.uncertain(r.detail, nil))
 				}
 			}
 			return c, nil
 		}
 	}
-	return nil, fmt.Errorf("%w (key %q in scope %q)", ErrKeyUnsettled, f.key, f.scope)
+	return nil, fmt.Errorf("%w (%s)", ErrKeyUnsettled, f)
 }
 
 // unknownFor is how long a client's key of unknown outcome stays that nobody asks for.
@@ -424,7 +424,9 @@ const (
 func (f *Fence) judge(ctx context.Context, c *Claim, r fenceRow, asking bool) (doubt, error) {
 	alive := r.state == fenceClaimed && r.until.After(r.now)
 	inFlight := func(rest time.Duration) error {
-		return &InFlightError{Scope: f.scope, Key: f.key, Until: r.until, RetryAfter: max(0, rest)}
+		e := &InFlightError{Until: r.until, RetryAfter: max(0, rest)}
+		e.Scope, e.Key, e.JobID, e.Effect = f.subject()
+		return e
 	}
 	switch {
 	case r.free || r.state == fenceCancelled: // released; the statement that read it may have begun before
@@ -452,11 +454,11 @@ func (f *Fence) judge(ctx context.Context, c *Claim, r fenceRow, asking bool) (d
 		}
 		return none, inFlight(min(rest, soon))
 	case r.state == fenceHeld:
-		return none, &HeldError{Scope: f.scope, Key: f.key, Detail: r.detail}
+		return none, f.held(r.detail)
 	}
 	switch p := f.policy; {
 	case p.ask != nil && !asking:
-		return none, &UncertainError{Scope: f.scope, Key: f.key, Detail: r.detail}
+		return none, f.uncertain(r.detail, nil)
 	case p.ask != nil:
 		// The request of an earlier claim may still be under way: a "no" would prove nothing yet.
 		if rest := r.until.Add(effectGrace).Sub(r.now); rest > 0 {
@@ -469,6 +471,30 @@ func (f *Fence) judge(ctx context.Context, c *Claim, r fenceRow, asking bool) (d
 	return running, nil
 }
 
+// subject gives what errors call the fence by: an effect's own key says nothing to users.
+func (f *Fence) subject() (scope, key string, jobID int64, effect string) {
+	if f.class == classEffect {
+		jobID, effect = effectOf(f.key)
+		return "", "", jobID, effect
+	}
+	return f.scope, f.key, 0, ""
+}
+
+// String names the fence in an error.
+func (f *Fence) String() string { return subject(f.subject()) }
+
+func (f *Fence) held(detail string) *HeldError {
+	e := &HeldError{Detail: detail}
+	e.Scope, e.Key, e.JobID, e.Effect = f.subject()
+	return e
+}
+
+func (f *Fence) uncertain(detail string, err error) *UncertainError {
+	e := &UncertainError{Detail: detail, Err: err}
+	e.Scope, e.Key, e.JobID, e.Effect = f.subject()
+	return e
+}
+
 func (f *Fence) emit(ctx context.Context, t EventType, token int64, err error) {
 	if !f.q.watched(t) {
 		return
@@ -476,6 +502,7 @@ func (f *Fence) emit(ctx context.Context, t EventType, token int64, err error) {
 	e := Event{Type: t, Scope: f.scope, Key: f.key, Name: f.name, Token: token, Err: err}
 	if l := f.job; l != nil {
 		e.Queue, e.Kind, e.JobID, e.Attempt = l.Queue, l.Kind, l.ID, l.Attempt
+		e.Scope, e.Key = l.Scope, l.Key // the fence's own say nothing to users
 	}
 	f.q.emit(ctx, e)
 }
@@ -568,14 +595,12 @@ func (c *Claim) run(ctx context.Context, db DB, op, statement string, more ...an
 	case leaseLost(err):
 		return c.lost(op)
 	}
-	return fmt.Errorf("onceq: %s of key %q: %w", op, c.Key, c.f.q.told(err))
+	return fmt.Errorf("onceq: %s of %s: %w", op, c.f, c.f.q.told(err))
 }
 
 func (c *Claim) lost(op string) *LeaseError {
-	e := &LeaseError{Op: op, Token: c.Token, Scope: c.Scope, Key: c.Key}
-	if c.f.job != nil {
-		e.JobID = c.f.job.ID
-	}
+	e := &LeaseError{Op: op, Token: c.Token}
+	e.Scope, e.Key, e.JobID, e.Effect = c.f.subject()
 	return e
 }
 

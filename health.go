@@ -10,7 +10,7 @@ import (
 
 // Finding is something that slows a queue down, or will, before its users notice.
 type Finding struct {
-	What   string // a stable name: "snapshot", "prepared transaction", "replication slot", "dead rows", "index bloat", "autovacuum", "waiting"
+	What   string // a stable name: "snapshot", "prepared_transaction", "replication_slot", "dead_rows", "index_bloat", "autovacuum", "waiting"
 	Detail string // what was found: where, who, how much
 	Advice string // what to do
 }
@@ -82,11 +82,11 @@ select pid, coalesce(usename, ''), coalesce(application_name, ''), coalesce(stat
 		return nil, err
 	}
 	const others = `
-select 'prepared transaction', gid, extract(epoch from statement_timestamp() - prepared)::bigint
+select 'prepared_transaction', gid, extract(epoch from statement_timestamp() - prepared)::bigint
   from pg_prepared_xacts
  where database = current_database() and prepared < statement_timestamp() - $1::bigint * interval '1 microsecond'
 union all
-select 'replication slot', slot_name::text, greatest(age(xmin), age(catalog_xmin))::bigint
+select 'replication_slot', slot_name::text, greatest(age(xmin), age(catalog_xmin))::bigint
   from pg_replication_slots
  where age(xmin) > $2::bigint`
 	err = each(others, []any{limits.snapshot.Microseconds(), limits.xids}, func(rows pgx.Rows) error {
@@ -95,7 +95,7 @@ select 'replication slot', slot_name::text, greatest(age(xmin), age(catalog_xmin
 		if err := rows.Scan(&what, &name, &n); err != nil {
 			return err
 		}
-		if what == "replication slot" {
+		if what == "replication_slot" {
 			add(what, fmt.Sprintf("%q holds back vacuum for %d transactions", name, n), "bring its standby back, or drop the slot")
 			return nil
 		}
@@ -133,7 +133,7 @@ select c.relname,
 				"turn autovacuum and track_counts on, or the table and its indexes grow without end")
 		}
 		if dead > limits.dead && dead > alive {
-			add("dead rows", fmt.Sprintf("%s.%s has %d dead rows beside %d live ones", q.schema, name, dead, alive),
+			add("dead_rows", fmt.Sprintf("%s.%s has %d dead rows beside %d live ones", q.schema, name, dead, alive),
 				"if an old snapshot is named above, end it; otherwise let autovacuum run more often or with less cost delay")
 		}
 		return nil
@@ -155,7 +155,7 @@ select t.relname, c.relname, pg_relation_size(c.oid)
 		}
 		const entry = 100 // bytes, rather more than less
 		if size > 10*entry*live[table] {
-			add("index bloat", fmt.Sprintf("index %s.%s has %d MB for %d rows", q.schema, name, size>>20, live[table]),
+			add("index_bloat", fmt.Sprintf("index %s.%s has %d MB for %d rows", q.schema, name, size>>20, live[table]),
 				"reindex it concurrently")
 		}
 		return nil

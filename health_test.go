@@ -56,8 +56,8 @@ func TestHealth_NamesWhatSlowsAQueueDown(t *testing.T) {
 	require.NoError(t, err)
 	_, err = db.Pool.Exec(t.Context(), `delete from "we""ird".jobs`)
 	require.NoError(t, err)
-	require.Contains(t, find("dead rows").Detail, "jobs has")
-	require.Contains(t, find("index bloat").Detail, "0 MB for 0 rows") // empty, and larger than the limit of a byte
+	require.Contains(t, find("dead_rows").Detail, "jobs has")
+	require.Contains(t, find("index_bloat").Detail, "0 MB for 0 rows") // empty, and larger than the limit of a byte
 	require.NoError(t, tx.Rollback(t.Context()))
 
 	_, err = owner(t, db).Exec(t.Context(), `alter table jobs set (autovacuum_enabled = 'no')`)

@@ -178,6 +178,13 @@ func (l *Lease) enter(name string) (leave func(done bool), err error) {
 
 func effectKey(jobID int64, name string) string { return strconv.FormatInt(jobID, 10) + "/" + name }
 
+// effectOf is the way back of effectKey.
+func effectOf(key string) (jobID int64, name string) {
+	id, name, _ := strings.Cut(key, "/")
+	jobID, _ = strconv.ParseInt(id, 10, 64)
+	return jobID, name
+}
+
 func (l *Lease) claimEffect(ctx context.Context, name string, opts []EffectOption) (*Claim, error) {
 	f := &Fence{
 		q: l.q, db: l.db, class: classEffect, scope: l.Queue, key: effectKey(l.ID, name), job: l, name: name,
@@ -259,7 +266,7 @@ func perform[R any](ctx context.Context, c *Claim, fn func(context.Context) (R, 
 		return none, unstorable(c.broken)
 	}
 	if err := json.Unmarshal(c.Result, &r); err != nil {
-		return none, fmt.Errorf("onceq: stored result of key %q does not decode into %T: %w", c.Key, none, &decodeError{err})
+		return none, fmt.Errorf("onceq: stored result of %s does not decode into %T: %w", c.f, none, &decodeError{err})
 	}
 	return r, nil
 }
@@ -359,11 +366,11 @@ func (c *Claim) doubt(ctx context.Context, cause error) error {
 	case err != nil:
 		return c.uncertain(ctx, "", errors.Join(cause, err)) // the claim runs out, which says the same
 	}
-	return &UncertainError{Scope: c.Scope, Key: c.Key, Detail: errorText(cause.Error()), Err: cause}
+	return c.f.uncertain(errorText(cause.Error()), cause)
 }
 
 func (c *Claim) uncertain(ctx context.Context, what string, err error) error {
-	u := &UncertainError{Scope: c.Scope, Key: c.Key, Detail: what + errorText(err.Error()), Err: err}
+	u := c.f.uncertain(what+errorText(err.Error()), err)
 	c.f.emit(ctx, EventUncertain, c.Token, u)
 	return u
 }

@@ -206,7 +206,7 @@ func TestDo_LosingTheClaimCancelsWithThatCause(t *testing.T) {
 		return 1, nil // a success all the same, but somebody else ran
 	})
 	fenceWant(t, "Do", err, onceq.ErrLeaseLost)
-	if e := events(); e != "lease lost,stale completion" {
+	if e := events(); e != "lease_lost,stale_completion" {
 		t.Error(e)
 	}
 }
@@ -912,5 +912,60 @@ func TestOnce_EachCallOfAHandlerReplays(t *testing.T) {
 		if ran.State != onceq.Completed || charged != 1 || calls != 2 {
 			t.Errorf("%s: %+v, %d calls, charged %d times", name, ran, calls, charged)
 		}
+	}
+}
+
+// What users are told names an effect as they do, by its name and its job, never by the key of its fence.
+func TestOnce_ErrorsAndEventsNameTheEffectAndItsJob(t *testing.T) {
+	t.Parallel()
+	var events []onceq.Event
+	hook := onceq.HookFunc(func(_ context.Context, e onceq.Event) { events = append(events, e) })
+	db := queuetest.New(t, queuetest.Config(onceq.Config{Hook: hook}))
+	ctx := t.Context()
+	r, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Key: "order:7", Queue: "q"})
+	fenceOK(t, "Enqueue", err)
+	leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{Queue: "q"})
+	fenceOK(t, "Claim", err)
+	l := leases[0]
+	effect := fmt.Sprintf(`effect "mail" of job %d`, r.ID)
+	said := func(err error, want string) {
+		t.Helper()
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "/mail") || strings.Contains(err.Error(), `scope ""`) {
+			t.Errorf("got %v; want it to say %s", err, want)
+		}
+	}
+	said(db.Queue.Resolve(ctx, db.Pool, r.ID, "mial", onceq.NeverApplied()), fmt.Sprintf(`effect "mial" of job %d is not uncertain or held`, r.ID))
+	once := func(err error) error {
+		_, err = onceq.Once(ctx, l, "mail", func(context.Context, string) (int, error) { return 0, err }, onceq.OnUncertain(onceq.Hold()))
+		return err
+	}
+	err = once(errors.New("reset"))
+	said(err, "the outcome of "+effect+" is uncertain: reset")
+	var uncertain *onceq.UncertainError
+	if !errors.As(err, &uncertain) || uncertain.Effect != "mail" || uncertain.JobID != r.ID || uncertain.Key != "" {
+		t.Errorf("%+v", uncertain)
+	}
+	fenceOK(t, "Snooze", l.Snooze(ctx, 0))
+	leases, err = db.Queue.Claim(ctx, onceq.ClaimOptions{Queue: "q"})
+	fenceOK(t, "Claim", err)
+	stale := l
+	l = leases[0]
+	said(once(nil), effect+" is held until somebody resolves it")
+	l = stale
+	said(once(nil), fmt.Sprintf(`effect "mail" refused: the lease of job %d`, r.ID))
+	n := 0
+	for _, e := range events {
+		if e.Name != "" {
+			n++
+			if e.Name != "mail" || e.Key != "order:7" || e.Scope != "k" || e.JobID != r.ID {
+				t.Errorf("%+v", e)
+			}
+		}
+		if strings.ContainsRune(string(e.Type), ' ') {
+			t.Errorf("the event %q has a space in its name", e.Type)
+		}
+	}
+	if n == 0 {
+		t.Error("no event of the effect")
 	}
 }

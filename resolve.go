@@ -51,10 +51,10 @@ func (f *Fence) resolve(ctx context.Context, db DB, r Resolution) error {
 	var token int64
 	err := f.q.queryRow(ctx, db, resolveFence, []any{int16(f.class), f.scope, f.key, int16(r.state), raw}, &token)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return fmt.Errorf("%w: key %q in scope %q is not uncertain or held", ErrNotFound, f.key, f.scope)
+		return fmt.Errorf("%w: %s is not uncertain or held", ErrNotFound, f)
 	}
 	if err != nil {
-		return fmt.Errorf("onceq: resolving key %q: %w", f.key, err)
+		return fmt.Errorf("onceq: resolving %s: %w", f, err)
 	}
 	return nil
 }
@@ -105,7 +105,7 @@ func (q *Queue) Resolve(ctx context.Context, db DB, jobID int64, name string, r 
 // EffectInfo is what is known about a named effect of a job.
 type EffectInfo struct {
 	Name   string
-	State  string          // "in flight", "completed", "uncertain" or "held"
+	State  string          // "in_flight", "completed", "uncertain" or "held"
 	Since  time.Time       // first intent
 	Until  time.Time       // in flight: the end of its lease
 	Result json.RawMessage // completed; nil where it could not be stored, Detail says why
@@ -133,7 +133,7 @@ found as (
    where f.class = 3 and f.key > $2::text and f.key < $3::text and not exists (select from place)
 )
 select f.scope, f.key, case f.state when 3 then 'completed' when 6 then 'held'
-         when 1 then case when f.leased_until > statement_timestamp() then 'in flight' else 'uncertain' end
+         when 1 then case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end
          else 'uncertain' end,
        f.created_at, f.leased_until, coalesce(f.result::text, ''), coalesce(f.detail, '')
   from found f

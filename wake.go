@@ -186,7 +186,7 @@ func (r *run) listen(ctx context.Context) {
 		if errors.Is(err, errDeaf) {
 			wait = 10 * time.Minute
 		}
-		r.q.log.Info("onceq: not listening for new jobs, polling until it does again", slog.Duration("next try in", wait), slog.Any("reason", err))
+		r.q.log.Info("onceq: not listening for new jobs, polling until it does again", slog.Duration("next_try_in", wait), slog.Any("reason", err))
 		if !sleep(ctx, wait/2+rand.N(wait), nil) {
 			return
 		}
