@@ -126,7 +126,7 @@ func BenchmarkDispatch(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	r := &run{Worker: w, tasks: make(map[int64]*task), solo: make(chan struct{}, 1)}
+	r := &run{Worker: w, tasks: make(map[int64]*task)}
 	var cancel context.CancelCauseFunc
 	r.base, cancel = context.WithCancelCause(b.Context())
 	defer cancel(nil)

@@ -20,13 +20,16 @@ func (q *Queue) Channel() string { return q.channel }
 
 // HotStatements are those that run for every job, by name, and GuardPlans the settings under which they are planned.
 var HotStatements = map[string]string{
-	"claim":    claimJobs,
-	"extend":   extendLeases,
-	"lock":     lockJobs,
-	"complete": completeJobs,
-	"end":      endJobs,
-	"retry":    retryJobs,
-	"sweep":    sweepSome,
+	"claim":     claimJobs,
+	"claim any": claimAny,
+	"claim one": claimOne,
+	"suspects":  findSuspects,
+	"extend":    extendLeases,
+	"lock":      lockJobs,
+	"complete":  completeJobs,
+	"end":       endJobs,
+	"retry":     retryJobs,
+	"sweep":     sweepSome,
 }
 
 // UserStatements run in a user's transactions, and so without such settings.

@@ -65,7 +65,7 @@ func (r *run) finishLoop() {
 		r.write(batch)
 		r.mu.Lock()
 		for _, o := range batch {
-			delete(r.tasks, o.lease.Token)
+			r.forget(o.lease)
 		}
 		r.mu.Unlock()
 	}

@@ -391,7 +391,10 @@ type Kind[P any] struct {
 	Backoff func(attempt int, err error) time.Duration
 
 	// MaxLost is how many leases of one job may run out (its process crashed, hung or lost the database) until
-	// the job is dead. Default 5.
+	// the job is dead. Default 5. A worker starts jobs that have lost one in turn, each as soon as it is claimed: the
+	// next when the one before is done or has run for 1 s, and for 16, 81 and 256 s with three, two and one life left. So
+	// what ends its process is found out, and only a first lease may be charged to a job that was about to start. With 1
+	// a worker claims nothing ahead of its start.
 	MaxLost int
 
 	// Keep is how long a completed or cancelled job stays in the history: 0 for not at all, Forever until

@@ -134,7 +134,7 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 	}
 	c := claim{queue: opts.Queue, kinds: opts.Kinds, limit: opts.Limit, lease: opts.Lease, from: fromStart()}
 	for {
-		leases, err := q.claim(ctx, q.pool, &c)
+		leases, err := q.claim(ctx, q.pool, &c, claimAny, c.args()...)
 		if err != nil {
 			return nil, err
 		}
@@ -210,7 +210,17 @@ type claim struct {
 	began time.Time // this process's clock just before sending: the lease ends no earlier than began + lease
 }
 
-// claimJobs takes jobs from behind the given positions, priority by priority in the given order, up to the
+func (c *claim) args() []any {
+	priorities := make([]int16, len(c.from))
+	runAts := make([]time.Time, len(c.from))
+	ids := make([]int64, len(c.from))
+	for i, p := range c.from {
+		priorities[i], runAts[i], ids[i] = int16(p.priority), p.runAt, p.id
+	}
+	return []any{c.queue, priorities, runAts, ids, c.kinds, c.limit}
+}
+
+// claimAny takes jobs from behind the given positions, priority by priority in the given order, up to the
 // limit. Rows come back in that order; none means that nothing is due there.
 //
 // Both CTEs that lock are materialized: otherwise Postgres may run the subquery again for each row of the
@@ -219,9 +229,9 @@ type claim struct {
 // not updated, and a claim that gives less than it locked looks as if it had come to the end. A job that has lost a lease
 // ("alone") is claimed only as the first one, and what stands behind it waits for the next claim. The last column says of
 // a job that somebody wants it cancelled, who asked when it was just being given back.
-const claimJobs = `
+const claimAny = `
 with place as materialized (
-  select * from unnest($2::smallint[], $3::timestamptz[], $4::bigint[]) with ordinality as p(priority, run_at, id, n)
+  select * from unnest($4::smallint[], $5::timestamptz[], $6::bigint[]) with ordinality as p(priority, run_at, id, n)
 ),
 c as materialized (
   select j.id, row_number() over () as n, j.alone
@@ -229,28 +239,72 @@ c as materialized (
    cross join lateral (
          select id, (lost > 0 or leased_until is not null) as alone
            from onceq.jobs
-          where queue = $1::text and priority = p.priority
+          where queue = $3::text and priority = p.priority
             and (run_at, id) > (p.run_at, p.id)
             and run_at <= statement_timestamp()
             and (leased_until is null or leased_until <= statement_timestamp())
-            and ($5::text[] is null or kind = any ($5::text[]))
+            and ($7::text[] is null or kind = any ($7::text[]))
           order by run_at, id
-          limit $6::bigint
+          limit $8::bigint
             for update skip locked) j
-   limit $6::bigint
+   limit $8::bigint
 ),
-first_alone as materialized (select min(n) as n from c where alone)
-update onceq.jobs j
-   set leased_until = statement_timestamp() + $7::bigint * interval '1 microsecond',
-       holder = $8::bigint,
-       claims = least(j.claims + 1, 1048575),
-       lost   = least(j.lost + (j.leased_until is not null)::int, 32767)
+first_alone as materialized (select min(n) as n from c where alone)` + claimThem + `
   from c, first_alone a
- where j.id = any (array[c.id]) and (a.n is null or c.n = 1 or c.n < a.n)
+ where j.id = any (array[c.id]) and (a.n is null or c.n = 1 or c.n < a.n)` + claimed + `, a.n is not null`
+
+// claimJobs is the same for jobs that have lost no lease. A worker claims many of those at a time, and the others one by
+// one: see suspects.
+const claimJobs = `
+with place as materialized (
+  select * from unnest($4::smallint[], $5::timestamptz[], $6::bigint[]) with ordinality as p(priority, run_at, id, n)
+),
+c as materialized (
+  select j.id, row_number() over () as n
+    from place p
+   cross join lateral (
+         select id
+           from onceq.jobs
+          where queue = $3::text and priority = p.priority
+            and (run_at, id) > (p.run_at, p.id)
+            and run_at <= statement_timestamp()
+            and leased_until is null and lost = 0
+            and kind = any ($7::text[])
+          order by run_at, id
+          limit $8::bigint
+            for update skip locked) j
+   limit $8::bigint
+)` + claimThem + `
+  from c
+ where j.id = any (array[c.id])` + claimed + `, false`
+
+// claimOne takes the first of the given jobs that can be had and that has lost a lease.
+const claimOne = `
+with c as materialized (
+  select j.id, u.n
+    from unnest($3::bigint[]) with ordinality as u(id, n)
+   cross join lateral (
+         select id from onceq.jobs
+          where id = u.id and run_at <= statement_timestamp()
+            and (leased_until <= statement_timestamp() or leased_until is null and lost > 0)
+            for update skip locked) j
+   limit 1
+)` + claimThem + `
+  from c
+ where j.id = any (array[c.id])` + claimed + `, false`
+
+const (
+	claimThem = `
+update onceq.jobs j
+   set leased_until = statement_timestamp() + $1::bigint * interval '1 microsecond',
+       holder = $2::bigint,
+       claims = least(j.claims + 1, 1048575),
+       lost   = least(j.lost + (j.leased_until is not null)::int, 32767)`
+	claimed = `
 returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
-          coalesce(j.metadata::text, ''), a.n is not null, c.n,
-          (select true from onceq.job_cancels x where x.job_id = j.id)`
+          coalesce(j.metadata::text, ''), c.n, (select true from onceq.job_cancels x where x.job_id = j.id)`
+)
 
 // beginOwn opens a transaction of the library's own, in the same round trip as what it does: the isolation level
 // does not depend on the database's default.
@@ -290,13 +344,8 @@ type sender interface {
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 }
 
-func (q *Queue) claim(ctx context.Context, db *pgxpool.Pool, c *claim) ([]*Lease, error) {
-	priorities := make([]int16, len(c.from))
-	runAts := make([]time.Time, len(c.from))
-	ids := make([]int64, len(c.from))
-	for i, p := range c.from {
-		priorities[i], runAts[i], ids[i] = int16(p.priority), p.runAt, p.id
-	}
+// claim runs one of the statements above.
+func (q *Queue) claim(ctx context.Context, db *pgxpool.Pool, c *claim, statement string, args ...any) ([]*Lease, error) {
 	holder := rand.Int64()
 	var leases []*Lease
 	var order []int64
@@ -306,7 +355,7 @@ func (q *Queue) claim(ctx context.Context, db *pgxpool.Pool, c *claim) ([]*Lease
 	b.Queue(hotPlans).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&c.now, nil, nil, nil, nil, nil, nil)
 	})
-	b.Queue(q.sql(claimJobs), c.queue, priorities, runAts, ids, c.kinds, c.limit, c.lease.Microseconds(), holder).Query(func(rows pgx.Rows) error {
+	b.Queue(q.sql(statement), append([]any{c.lease.Microseconds(), holder}, args...)...).Query(func(rows pgx.Rows) error {
 		block := make([]Lease, 0, min(c.limit, 64))
 		for rows.Next() {
 			if len(block) == cap(block) {
@@ -318,7 +367,7 @@ func (q *Queue) claim(ctx context.Context, db *pgxpool.Pool, c *claim) ([]*Lease
 			var n int64
 			var cancelled *bool
 			if err := rows.Scan(&l.ID, &l.claims, &l.Lost, &l.Attempt, &l.MaxAttempts, &l.Priority, &l.RunAt, &l.CreatedAt, &l.Until,
-				&l.Kind, &l.Scope, &l.Key, &payload, &l.Bytes, &metadata, &c.cut, &n, &cancelled); err != nil {
+				&l.Kind, &l.Scope, &l.Key, &payload, &l.Bytes, &metadata, &n, &cancelled, &c.cut); err != nil {
 				return err
 			}
 			l.Token = l.ID<<tokenBits | int64(l.claims)

@@ -91,7 +91,10 @@ func TestWorkerProcess(t *testing.T) {
 		t.Skip("only as a process of another test")
 	}
 	pool, q := conformance.TakeOver(t, raw)
-	w, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: time.Second}, ledgerHandlers(pool)...)
+	handlers := append(ledgerHandlers(pool), poisonHandlers(pool, func(fn func(pgx.Tx) error) error {
+		return pgx.BeginFunc(context.Background(), pool, fn)
+	}, func() { os.Exit(1) })...)
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: time.Second}, handlers...)
 	require.NoError(t, err)
 	require.NoError(t, w.Run(context.Background()))
 }

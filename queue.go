@@ -46,7 +46,7 @@ type Config struct {
 	Enqueuing func(ctx context.Context, jobs []Job) (_ context.Context, done func(error))
 }
 
-// Queue is the handle on the tables of one schema. It is safe for concurrent use and holds no state but
+// Queue is the handle on the tables of one schema. It is safe for concurrent use and holds little but
 // the pool: any number of them may exist in any number of processes.
 type Queue struct {
 	pool   *pgxpool.Pool
@@ -61,7 +61,8 @@ type Queue struct {
 
 	installation atomic.Pointer[string] // meta.installation, once read
 
-	effects sync.Mutex // guards Lease.effects
+	effects  sync.Mutex // guards Lease.effects
+	suspects suspects   // where jobs start that have lost a lease
 
 	channel string   // where workers of this schema listen
 	quiet   sync.Map // queue → *atomic.Int64: until when, since the start of the process, nobody is asked who waits

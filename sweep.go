@@ -20,12 +20,12 @@ on conflict (queue) do update set swept_at = excluded.swept_at
 returning 1`
 
 // sweepSome looks at one page of a priority behind a position ($5, $6), from ($3, $4) on. Jobs that nobody
-// holds there, because their lease ran out or because they were committed long after they were due, are
-// brought to the position, where the claims of all workers find them. It gives the last place of the page
-// (null for the last page), how many were brought forward, and the kinds seen that are not in $7.
+// holds there, because they were committed long after they were due, are brought to the position, where the claims of all
+// workers find them. It gives the last place of the page (null for the last page), how many were brought forward, the
+// kinds seen that are not in $7, and the suspects: jobs that have lost a lease, or whose lease is over, with how often.
 const sweepSome = `
 with page as materialized (
-  select id, run_at, leased_until, kind, row_number() over (order by run_at, id) as n
+  select id, run_at, leased_until, lost, kind, row_number() over (order by run_at, id) as n
     from onceq.jobs
    where queue = $1::text and priority = $2::smallint
      and (run_at, id) > ($3::timestamptz, $4::bigint) and (run_at, id) < ($5::timestamptz, $6::bigint)
@@ -37,20 +37,26 @@ ready as materialized (
     from page p
    cross join lateral (
          select id from onceq.jobs
-          where id = p.id and (leased_until is null or leased_until <= statement_timestamp())
+          where id = p.id and leased_until is null
             for no key update skip locked) j
-   where p.leased_until <= statement_timestamp() or p.leased_until is null and p.kind = any ($7::text[])
+   where p.leased_until is null and p.lost = 0 and p.kind = any ($7::text[])
    order by j.id
 ),
 forward as (
-  update onceq.jobs j
-     set run_at = $5::timestamptz, lost = least(j.lost + (j.leased_until is not null)::int, 32767), leased_until = null, holder = null
+  update onceq.jobs j set run_at = $5::timestamptz
     from ready where j.id = any (array[ready.id])
   returning j.id
+),
+lost as materialized (
+  select id, lost + (leased_until is not null)::int as lost
+    from page
+   where (leased_until <= statement_timestamp() or leased_until is null and lost > 0) and kind = any ($7::text[])
+   order by n
 )
 select (select run_at from page where n = $8::int), coalesce((select id from page where n = $8::int), 0),
        (select count(*) from forward),
-       array(select distinct kind from page where kind <> all ($7::text[]))`
+       array(select distinct kind from page where kind <> all ($7::text[])),
+       (select array_agg(id) from lost), (select array_agg(lost) from lost)`
 
 // lookBehind looks at what claims no longer see, because it is behind this worker's position: at intervals of
 // a second or of twenty times what it costs, by one worker a queue at a time. It says whether it brought
@@ -69,14 +75,17 @@ func (l *lane) lookBehind(ctx context.Context) bool {
 		return false
 	}
 	moved := 0
+	var seen []suspect
 	for i, p := range l.at {
 		at := position{p.priority, beginning, 0}
 		for ctx.Err() == nil {
 			var last *time.Time
 			var n int
 			var unknown []string
+			var ids []int64
+			var lost []int32
 			err := l.q.guarded(ctx, l.side, sweepSome, []any{l.queue, int16(p.priority), at.runAt, at.id, p.runAt, p.id, l.kinds, sweepPage},
-				&last, &at.id, &n, &unknown)
+				&last, &at.id, &n, &unknown, &ids, &lost)
 			if err != nil {
 				if ctx.Err() == nil {
 					l.q.log.Warn("onceq: looking for expired leases failed", slog.String("queue", l.queue), slog.Any("error", err))
@@ -85,6 +94,9 @@ func (l *lane) lookBehind(ctx context.Context) bool {
 			}
 			if moved += n; n > 0 {
 				l.at[i].id = 0 // the first ones at this place: the next claim begins with them, whether it looks or not
+			}
+			for j, id := range ids {
+				seen = append(seen, suspect{id, int(lost[j])})
 			}
 			for _, kind := range unknown {
 				if !l.unknown[kind] {
@@ -99,6 +111,7 @@ func (l *lane) lookBehind(ctx context.Context) bool {
 			at.runAt = *last
 		}
 	}
+	l.saw(seen)
 	l.sweepEnded = time.Now()
 	l.sweepTook = l.sweepEnded.Sub(l.sweptAt)
 	return moved > 0

@@ -275,7 +275,7 @@ func TestTrap_PlansScanNoTableWhateverTheStatistics(t *testing.T) {
 				require.NotContains(t, raw, `"JIT"`, what)
 				if what == "claim" {
 					// One descent for each priority: everything but the lease and the kind is the index's to find, in its order.
-					require.Regexp(t, `"Index Cond": "\(\(queue = \$1\) AND \(priority = p(_1)?\.priority\) AND \(ROW\(run_at, id\) > ROW\(p(_1)?\.run_at, p(_1)?\.id\)\) AND \(run_at <= statement_timestamp\(\)\)\)"`, raw)
+					require.Regexp(t, `"Index Cond": "\(\(queue = \$3\) AND \(priority = p(_1)?\.priority\) AND \(ROW\(run_at, id\) > ROW\(p(_1)?\.run_at, p(_1)?\.id\)\) AND \(run_at <= statement_timestamp\(\)\)\)"`, raw)
 					require.NotContains(t, raw, `Sort"`)
 				}
 			}
@@ -363,7 +363,7 @@ select nextval('onceq.ids'), %s, now(), 25, 0, '%s', 'k', '1' from generate_seri
 				require.NoError(t, err)
 			}
 			var raw []byte
-			require.NoError(t, tx.QueryRow(ctx, `explain (analyze, buffers, format json) execute p('default', '{0}', array[now() - interval '2 minutes'], '{0}', '{k}', 10, 1000000, 7)`).Scan(&raw))
+			require.NoError(t, tx.QueryRow(ctx, `explain (analyze, buffers, format json) execute p(1000000, 7, 'default', '{0}', array[now() - interval '2 minutes'], '{0}', '{k}', 10)`).Scan(&raw))
 			var plan []struct {
 				Plan struct {
 					Rows float64 `json:"Actual Rows"`

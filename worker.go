@@ -200,7 +200,7 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 	}
 	defer pulse.Close()
 
-	r := &run{Worker: w, side: side, pulse: pulse, id: rand.Int64(), tasks: make(map[int64]*task), solo: make(chan struct{}, 1)}
+	r := &run{Worker: w, side: side, pulse: pulse, id: rand.Int64(), tasks: make(map[int64]*task)}
 	var cancel context.CancelCauseFunc
 	r.base, cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(errShutdown)
@@ -309,7 +309,6 @@ type run struct {
 	budget   int            // how many jobs may still be claimed
 	drainers int            // lanes that have not given up
 	resting  map[*lane]bool // those that found nothing since any found something or a handler ran
-	solo     chan struct{}  // held while a job runs that has lost two leases or more: never two of them at once
 
 	mu    sync.Mutex      // guards tasks and every task's fields
 	tasks map[int64]*task // by token; from the claim until the outcome is written or the lease is lost
@@ -362,19 +361,23 @@ func (u unit) tasks() []*task {
 // lane is one queue of a run: one claimer, and slots goroutines that run handlers.
 type lane struct {
 	*run
-	queue string
-	slots int
-	width int // jobs that one slot takes at once
-	keep  int64
-	ready chan unit
+	queue     string
+	slots     int
+	width     int  // jobs that one slot takes at once
+	startsAll bool // nothing is claimed ahead: a kind's first lost lease is its last, and only what was started may lose one
+	keep      int64
+	ready     chan unit
 
 	outstanding atomic.Int64 // claimed, and their handler has not returned
+	suspected   atomic.Int32 // slots that suspects have
 	returned    atomic.Int64 // handlers that returned, ever
 	low         atomic.Int64 // outstanding at which the claimer wants to hear
 	room        chan struct{}
 	wake        chan struct{} // a notification
 
 	// Owned by the claimer.
+	suspects   []int64    // jobs seen that have lost a lease, those first that did so least often
+	othersTurn bool       // a suspect was claimed, and nothing else was looked for since
 	at         []position // how far it has claimed, by priority
 	trails     [Low - High + 1]trail
 	through    [Low - High + 1]bool // the latest look at that priority came to its end
@@ -406,6 +409,7 @@ func newLane(r *run, queue string, c QueueConfig) *lane {
 	}
 	for _, h := range r.handlers {
 		l.width = max(l.width, h.size)
+		l.startsAll = l.startsAll || h.maxLost == 1
 	}
 	// Never blocks: no more units than jobs, and no more jobs than this are claimed.
 	l.ready = make(chan unit, l.slots*l.width+maxPrefetch)
@@ -416,11 +420,15 @@ func newLane(r *run, queue string, c QueueConfig) *lane {
 func (l *lane) loop(ctx context.Context) {
 	pause := time.Millisecond
 	for {
-		n := l.waitRoom(ctx)
-		if n == 0 {
-			return
+		n, suspect := l.waitRoom(ctx)
+		var found int
+		var err error
+		switch {
+		case suspect:
+			found, err = l.claimSuspect(ctx)
+		case n > 0:
+			found, err = l.claimSome(ctx, n)
 		}
-		found, err := l.claimSome(ctx, n)
 		if ctx.Err() != nil {
 			return
 		}
@@ -437,6 +445,9 @@ func (l *lane) loop(ctx context.Context) {
 		l.claimFails = 0
 		if found > 0 {
 			pause = time.Millisecond
+		}
+		if suspect {
+			continue
 		}
 		if moved := l.lookBehind(ctx); moved || l.full {
 			continue
@@ -455,23 +466,22 @@ func (l *lane) loop(ctx context.Context) {
 // one lane may enqueue for another.
 func (l *lane) drain(ctx context.Context) error {
 	for {
-		n := l.waitRoom(ctx)
+		n, suspect := l.waitRoom(ctx)
 		l.draining.Lock()
-		if n = min(n, l.budget); n == 0 {
+		if l.budget == 0 || n == 0 && !suspect {
 			l.draining.Unlock()
 			return nil
 		}
 		l.mu.Lock()
 		idle := len(l.tasks) == 0
 		l.mu.Unlock()
-		l.at = fromStart()
-		found, err := l.claimSome(ctx, n)
+		found, err := l.drainSome(ctx, min(n, l.budget), suspect)
 		l.budget -= found
 		switch {
 		case err != nil:
 			l.drainers--
 			delete(l.resting, l)
-		case found > 0 || !idle:
+		case found > 0 || !idle || len(l.suspects) > 0:
 			clear(l.resting)
 		default:
 			l.resting[l] = true
@@ -492,13 +502,38 @@ func (l *lane) drain(ctx context.Context) error {
 	}
 }
 
-// waitRoom waits until it is worth claiming and gives how many jobs; 0 when ctx has ended. While there is
-// more than it can take, it claims for a quarter of its room at a time, or every few milliseconds.
-func (l *lane) waitRoom(ctx context.Context) int {
+// drainSome claims for drain: a suspect, where there is one that may start, or up to n other jobs.
+func (l *lane) drainSome(ctx context.Context, n int, suspect bool) (found int, err error) {
+	if !suspect && len(l.suspects) == 0 {
+		if err := l.lookForSuspects(ctx, false); err != nil {
+			return 0, err
+		}
+		suspect = l.suspectDue() && l.slotFree()
+	}
+	if suspect {
+		return l.claimSuspect(ctx)
+	}
+	l.at = fromStart()
+	if found, err = l.claimSome(ctx, n); err == nil && found == 0 && len(l.suspects) == 0 {
+		err = l.lookForSuspects(ctx, true)
+	}
+	return found, err
+}
+
+// slotFree says whether there is a slot for which nothing was claimed.
+func (l *lane) slotFree() bool { return l.outstanding.Load() <= int64((l.slots-1)*l.width) }
+
+// waitRoom waits until it is worth claiming and gives how many jobs, or that it is the turn of a suspect; 0 when ctx has
+// ended. While there is more than it can take, it claims for a quarter of its room at a time, or every few milliseconds.
+func (l *lane) waitRoom(ctx context.Context) (n int, suspect bool) {
 	const patience = 5 * time.Millisecond
 	for {
 		if ctx.Err() != nil {
-			return 0
+			return 0, false
+		}
+		suspect = l.suspectDue()
+		if suspect && l.slotFree() {
+			return 0, true
 		}
 		now := time.Now()
 		if d := now.Sub(l.countedAt); d > 2*time.Millisecond {
@@ -508,19 +543,28 @@ func (l *lane) waitRoom(ctx context.Context) int {
 			l.counted, l.countedAt = returned, now
 		}
 		prefetch := min(maxPrefetch, int64(l.rate*prefetchTime.Seconds()))
+		if l.startsAll {
+			prefetch = 0
+		}
 		limit := int64(l.slots*l.width) + prefetch
+		if suspect {
+			limit = int64((l.slots - 1) * l.width) // the next slot is the suspect's
+		}
 		free := limit - l.outstanding.Load()
 		need := int64(1)
 		waited := now.Sub(l.claimedAt)
 		if l.full && waited < patience {
 			need = max(1, limit/4)
 		}
-		if free >= need {
-			return int(min(free, maxPrefetch))
+		if suspect {
+			need = 0
+		}
+		if free >= max(1, need) {
+			return int(min(free, maxPrefetch)), false
 		}
 		l.low.Store(limit - need)
 		timer := time.NewTimer(max(time.Millisecond, patience-waited))
-		if need == 1 {
+		if need <= 1 {
 			timer.Reset(time.Second)
 		}
 		if limit-l.outstanding.Load() < need {
@@ -587,6 +631,7 @@ func (l *lane) lookFrom(look, wide bool) []position {
 const lowestEvery = 8
 
 func (l *lane) claimSome(ctx context.Context, n int) (int, error) {
+	l.othersTurn = false
 	began := time.Now()
 	look := !l.full || began.Sub(l.lookedAt) > max(100*time.Millisecond, 50*l.lookTook)
 	wide := look && began.Sub(l.sweepEnded) > 2*sweepEvery && began.Sub(l.widelyAt) > max(time.Second, 50*l.wideTook)
@@ -597,7 +642,7 @@ func (l *lane) claimSome(ctx context.Context, n int) (int, error) {
 	c := claim{queue: l.queue, kinds: l.kinds, limit: n, lease: l.lease, from: from}
 	// Not cut off by the shutdown: a claim that commits while nobody listens leaves leases to run out.
 	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.lease)
-	leases, err := l.q.claim(unbroken, l.side, &c)
+	leases, err := l.q.claim(unbroken, l.side, &c, claimJobs, c.args()...)
 	cancel()
 	l.claimedAt = time.Now()
 	if err != nil {
@@ -610,7 +655,7 @@ func (l *lane) claimSome(ctx context.Context, n int) (int, error) {
 	if wide {
 		l.widelyAt, l.wideTook = l.claimedAt, l.claimedAt.Sub(began)
 	}
-	l.full = c.cut || len(leases) == n
+	l.full = len(leases) == n
 	l.advance(&c, leases)
 	if len(leases) == 0 {
 		return 0, nil
@@ -680,11 +725,11 @@ func (l *lane) handOut(leases []*Lease, began time.Time) {
 	for i := range tasks {
 		t := &tasks[i]
 		if worn := t.lease.wornOut(t.h.maxLost); worn != nil {
-			l.outstanding.Add(-1)
+			l.left([]*task{t})
 			l.end(t, *worn)
 			continue
 		}
-		if t.h.batch == nil || t.lease.Lost > 0 {
+		if t.h.batch == nil || t.suspect() {
 			l.ready <- unit{one: t}
 			continue
 		}
@@ -728,12 +773,7 @@ func (l *lane) workOn(u unit) {
 			l.handling.Go(l.work)
 		}
 		l.returned.Add(int64(len(tasks)))
-		if l.outstanding.Add(-int64(len(tasks))) <= l.low.Load() {
-			select {
-			case l.room <- struct{}{}:
-			default:
-			}
-		}
+		l.left(tasks)
 	}()
 	switch h := tasks[0].h; {
 	case l.stopping.Load():
@@ -745,6 +785,24 @@ func (l *lane) workOn(u unit) {
 	}
 	returned = true
 }
+
+// left says that tasks take no room any more.
+func (l *lane) left(tasks []*task) {
+	n := len(tasks)
+	if tasks[0].suspect() {
+		n = l.width
+		l.suspected.Add(-1)
+	}
+	if l.outstanding.Add(-int64(n)) <= l.low.Load() {
+		select {
+		case l.room <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// suspect says whether the job has lost a lease: then it was claimed alone.
+func (t *task) suspect() bool { return t.lease.Lost > 0 }
 
 // ended reports whether a task's outcome is on its way or written.
 func (l *run) ended(t *task) bool {
@@ -786,25 +844,7 @@ func (l *lane) start(tasks []*task, h *Handler) (*handlerContext, bool) {
 	return ctx, true
 }
 
-// alone waits for the one place that jobs share which have lost leases again and again.
-func (l *lane) alone(t *task) func() {
-	if t.lease.Lost < 2 {
-		return func() {}
-	}
-	select {
-	case l.solo <- struct{}{}:
-		return func() { <-l.solo }
-	case <-l.base.Done():
-		return func() {}
-	}
-}
-
 func (l *lane) runLease(t *task) {
-	defer l.alone(t)()
-	if l.stopping.Load() {
-		l.giveBack(unit{one: t})
-		return
-	}
 	ctx, ok := l.start([]*task{t}, t.h)
 	if !ok {
 		l.end(t, l.judge(t, ctx, ctx.why()))
@@ -852,7 +892,7 @@ func (l *lane) end(t *task, o outcome) {
 	lost := t.lost
 	t.finishing = true
 	if lost != nil && !errors.Is(lost, ErrCancelled) {
-		delete(l.tasks, t.lease.Token)
+		l.forget(t.lease)
 		l.mu.Unlock()
 		return
 	}
@@ -860,15 +900,16 @@ func (l *lane) end(t *task, o outcome) {
 	l.finisher.add(o)
 }
 
+// forget is for a task that has been dealt with: its outcome is written, or its lease lost. The caller holds mu.
+func (l *run) forget(lease *Lease) {
+	delete(l.tasks, lease.Token)
+	if lease.Lost > 0 {
+		l.q.suspects.leave(lease.Token)
+	}
+}
+
 // runTx runs a transactional handler: one task, or a batch.
 func (l *lane) runTx(tasks []*task, h *Handler) {
-	if len(tasks) == 1 {
-		defer l.alone(tasks[0])()
-		if l.stopping.Load() && tasks[0].lease.Lost >= 2 {
-			l.giveBack(unit{one: tasks[0]})
-			return
-		}
-	}
 	began := time.Now()
 	for try := 1; ; try++ {
 		ctx, ok := l.start(tasks, h)
@@ -1019,7 +1060,7 @@ func (l *lane) transaction(ctx context.Context, tasks []*task, h *Handler, began
 	l.mu.Lock()
 	for _, t := range tasks {
 		if t.finishing = err == nil; err == nil {
-			delete(l.tasks, t.lease.Token)
+			l.forget(t.lease)
 		}
 	}
 	l.mu.Unlock()

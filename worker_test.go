@@ -833,7 +833,7 @@ func (h *statementHook) TraceBatchEnd(ctx context.Context, _ *pgx.Conn, _ pgx.Tr
 const (
 	announces  = "waiters (queue, worker, idle_until)"
 	asksNext   = "min(j.run_at)"
-	claimsJobs = "first_alone"
+	claimsJobs = "and leased_until is null and lost = 0"
 )
 
 func hooked(t *testing.T, h *statementHook) (*queuetest.DB, *pgxpool.Pool) {

@@ -47,7 +47,8 @@ var onceqs = []struct {
 	part, words string
 	role        role
 }{
-	{"first_alone as materialized", "onceq's claim", roleClaim},
+	{"claims = least(j.claims + 1", "onceq's claim", roleClaim},
+	{"select array_agg(j.id), array_agg(j.lost)", "onceq's look for lost jobs", roleSkip},
 	{"installation::text", "onceq's look at its installation", roleSkip},
 	{"server_encoding", "onceq's check of its schema", roleSkip},
 	{"with taken as (\n  delete from onceq.jobs", "onceq's taking of the job", roleOpen},
