@@ -124,6 +124,11 @@ func name(asked []statement, worker bool) (steps []step, still bool) {
 			}
 		}
 	}
+	if began && main < 0 && slices.ContainsFunc(steps, func(s step) bool { return s.role == roleSkip }) {
+		for i := range steps {
+			steps[i].role = roleSkip // what is around it changes nothing either
+		}
+	}
 	worker = worker || mainRole == roleOpen
 	if of := ""; main >= 0 && len(steps) > 1 || worker {
 		if of = "the handler's transaction"; !worker {
