@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -27,7 +28,7 @@ import (
 // pair is a row of the table: what the second operation answers, and what has become of the key then.
 type pair struct {
 	first, second string
-	start         string // what the key is before: absent, waiting, leased, expired, past
+	start         string // what the key is before: absent, waiting, leased, expired, past, dead, held; doubtful: leased, its effect uncertain
 	waits         bool   // the second waits for the end of the first's transaction
 	committed     string // the first commits
 	above         string // the same above READ COMMITTED, where it differs
@@ -91,6 +92,44 @@ var pairs = []pair{
 	{"cancel", "complete", "leased", false, "done → completed", "", "done → completed", "done → completed"},
 	{"cancel", "release", "leased", false, "released → waiting", "", "released → waiting", "released → cancelled"},
 	{"extend", "cancel", "leased", false, "asked for → running", "", "asked for → running", "asked for → running"},
+
+	// What people and handlers do beside: not every pair of them with every other, but those that meet in a row.
+	{"redrive", "enqueue", "dead", true, "duplicate of one waiting → waiting", "to be run again → waiting", "accepted → new job waiting", "duplicate of one waiting → waiting"},
+	{"enqueue", "redrive", "dead", true, "taken by another job → new job waiting", "to be run again → new job waiting", "redriven, waiting → waiting", "taken by another job → new job waiting"},
+	{"redrive", "redrive", "dead", true, "redriven, waiting → waiting", "to be run again → waiting", "redriven, waiting → waiting", "redriven, waiting → waiting"},
+	{"redrive", "discard", "dead", true, "unfinished → waiting", "to be run again → waiting", "discarded → cancelled", "unfinished → waiting"},
+	{"discard", "redrive", "dead", true, "not found → cancelled", "to be run again → cancelled", "redriven, waiting → waiting", "not found → cancelled"},
+	{"discard", "enqueue", "dead", true, "accepted → new job waiting", "to be run again → cancelled", "accepted → new job waiting", "accepted → new job waiting"},
+	{"discard", "discard", "dead", true, "not found → cancelled", "to be run again → cancelled", "discarded → cancelled", "not found → cancelled"},
+	{"redrive", "reap", "dead", false, "kept → waiting", "", "kept → dead", "kept → waiting"},
+	{"reap", "redrive", "dead", false, "redriven, waiting → waiting", "", "redriven, waiting → waiting", "redriven, waiting → waiting"},
+	{"redrive", "claim", "dead", false, "nothing → waiting", "", "nothing → dead", "claimed → running"},
+	{"redrive", "cancel", "dead", false, "dead → waiting", "", "dead → dead", "cancelled → cancelled"},
+	{"resolve", "resolve", "held", true, "not found → waiting", "to be run again → waiting", "resolved → waiting", "not found → waiting"},
+	{"resolve", "redrive", "held", true, "redriven, waiting → waiting", "to be run again → waiting", "redriven, waiting → waiting", "redriven, waiting → waiting"},
+	{"redrive", "resolve", "held", true, "resolved → waiting", "to be run again → waiting", "resolved → waiting", "resolved → waiting"},
+	{"resolve", "discard", "held", true, "unfinished → waiting", "to be run again → waiting", "discarded → cancelled", "unfinished → waiting"},
+	{"discard", "resolve", "held", true, "not found → cancelled", "to be run again → cancelled", "resolved → waiting", "not found → cancelled"},
+	{"resolve", "claim", "held", false, "nothing → waiting", "", "nothing → held", "claimed → running"},
+	{"resolve", "enqueue", "held", true, "duplicate of one waiting → waiting", "to be run again → waiting", "duplicate of one held → held", "duplicate of one waiting → waiting"},
+	{"effect", "effect", "leased", false, "used → running", "", "used → running", "used → running"},
+	{"effect", "cancel", "leased", false, "asked for → running", "", "asked for → running", "asked for → running"},
+	{"cancel", "effect", "leased", false, "called → running", "", "called → running", "called → running"},
+	{"effect", "release", "leased", false, "released → waiting", "", "released → waiting", "released → waiting"},
+	{"release", "effect", "leased", false, "called → waiting", "", "called → running", "lost → waiting"},
+	{"effect", "complete", "leased", false, "done → completed", "", "done → completed", "done → completed"},
+	{"complete", "effect", "leased", false, "called → completed", "", "called → running", "lost → completed"},
+	{"claim", "effect", "expired", false, "called → running", "", "called → retrying", "lost → running"},
+	{"effect", "claim", "expired", false, "claimed → running", "", "claimed → running", "claimed → running"},
+	{"effect", "resolve", "doubtful", true, "not found → running", "to be run again → running", "resolved → running", "not found → running"},
+	{"resolve", "effect", "doubtful", true, "replayed → running", "", "called → running", "replayed → running"},
+	{"cancel", "effect", "expired", false, "called → cancelled", "", "called → retrying", "lost → cancelled"},
+	{"reschedule", "effect", "leased", false, "called → waiting", "", "called → running", "lost → waiting"},
+	{"reschedule", "cancel", "leased", false, "asked for → waiting", "", "asked for → running", "cancelled → cancelled"},
+	{"cancel", "reschedule", "leased", false, "to run again → waiting", "", "to run again → waiting", "to run again → cancelled"},
+	{"reschedule", "complete", "leased", true, "lost → waiting", "to be run again → waiting", "done → completed", "lost → waiting"},
+	{"reschedule", "claim", "leased", false, "nothing → waiting", "", "nothing → running", "claimed → running"},
+	{"reschedule", "enqueue", "leased", false, "duplicate of one running → waiting", "", "duplicate of one running → running", "duplicate of one waiting → waiting"},
 }
 
 // pairsRun is one run of a pair.
@@ -104,14 +143,19 @@ type pairsRun struct {
 	blind bool  // completions ignore the token
 }
 
-const pairsKey = "k"
+const (
+	pairsKey    = "k"
+	pairsEffect = "e"
+)
 
 func pairsJob() onceq.Job {
 	return onceq.Job{Kind: "k", Key: pairsKey, Window: onceq.UntilFinished}
 }
 
 // takesTx says which operations run in the caller's transaction.
-func takesTx(op string) bool { return op == "enqueue" || op == "complete" || op == "cancel" }
+func takesTx(op string) bool {
+	return slices.Contains([]string{"enqueue", "complete", "cancel", "redrive", "discard", "resolve"}, op)
+}
 
 // do does an operation and says what came of it.
 func (r *pairsRun) do(ctx context.Context, op string, db onceq.DB) (string, error) {
@@ -123,6 +167,12 @@ func (r *pairsRun) do(ctx context.Context, op string, db onceq.DB) (string, erro
 			return "to be cancelled", nil
 		case errors.Is(err, onceq.ErrNotFound):
 			return "not found", nil
+		case errors.Is(err, onceq.ErrDuplicate):
+			return "taken by another job", nil
+		case errors.Is(err, onceq.ErrUnfinished):
+			return "unfinished", nil
+		case errors.Is(err, onceq.ErrInFlight):
+			return "in flight", nil
 		}
 		return what, err
 	}
@@ -154,6 +204,25 @@ func (r *pairsRun) do(ctx context.Context, op string, db onceq.DB) (string, erro
 			return is("asked for", err)
 		}
 		return is(state.String(), err)
+	case "redrive":
+		state, err := r.db.Queue.Redrive(ctx, db, r.old)
+		return is("redriven, "+state.String(), err)
+	case "discard":
+		return is("discarded", r.db.Queue.Discard(ctx, db, r.old))
+	case "resolve":
+		return is("resolved", r.db.Queue.Resolve(ctx, db, r.old, pairsEffect, onceq.Applied(1)))
+	case "reschedule":
+		return is("to run again", r.lease.Fail(ctx, onceq.Reschedule(0)))
+	case "effect":
+		called := "replayed"
+		_, err := onceq.Once(ctx, r.lease, pairsEffect, func(context.Context, string) (int, error) {
+			called = "called"
+			return 1, nil
+		})
+		if errors.Is(err, onceq.ErrNameUsed) {
+			return "used", nil
+		}
+		return is(called, err)
 	case "reap":
 		reaper, err := onceq.NewReaper(r.db.Queue, onceq.ReaperConfig{})
 		if err != nil {
@@ -186,8 +255,22 @@ func (r *pairsRun) prepare(start string) {
 	leases, err := r.db.Queue.Claim(ctx, onceq.ClaimOptions{Lease: time.Hour})
 	require.NoError(t, err)
 	r.lease = leases[0]
+	doubt := func() error {
+		_, err := onceq.Once(ctx, r.lease, pairsEffect, func(context.Context, string) (int, error) {
+			return 0, errors.New("reset by peer")
+		}, onceq.OnUncertain(onceq.Hold()))
+		require.ErrorIs(t, err, onceq.ErrUncertain)
+		return err
+	}
 	switch start {
 	case "leased":
+	case "dead":
+		require.NoError(t, r.lease.Fail(ctx, onceq.Fatal(errors.New("this cannot be done"))))
+	case "doubtful":
+		_ = doubt()
+	case "held":
+		_ = doubt()
+		require.NoError(t, r.lease.Fail(ctx, &onceq.HeldError{Key: pairsKey}))
 	case "expired":
 		r.db.ExpireLease(r.old)
 	case "past":
