@@ -32,7 +32,8 @@ func badKey(format string, args ...any) error { return &KeyError{fmt.Sprintf(for
 //
 // The value is a String of RFC 9651 (RFC 8941), "in quotes", as draft-ietf-httpapi-idempotency-key-header-07 says; its
 // parameters are ignored. Without quotes, as most clients send it, everything counts but spaces, commas, semicolons,
-// quotes and backslashes. Both ways of writing name the same key. A header that stands there twice is refused, also where a
+// quotes and backslashes, and values of RFC 9651 that are no String: Booleans, Dates and Byte Sequences, as ?1, @1 and :aGk=:. What
+// could be a Token, an Integer or a Decimal there is taken for an unquoted key, letter for letter. Both ways of writing name the same key. A header that stands there twice is refused, also where a
 // proxy has joined the two with a comma.
 func ParseKey(h http.Header) (string, error) {
 	values := h.Values(keyHeader)
@@ -54,6 +55,12 @@ func ParseKey(h http.Header) (string, error) {
 		return c <= ' ' || c > '~' || strings.ContainsRune(`,;"\`, c)
 	}); i >= 0 {
 		return "", badKey(`has a character at byte %d that an unquoted key cannot have; put the key in quotes, as in Idempotency-Key: "a key"`, i)
+	} else if item, err := httpsfv.UnmarshalItem([]string{key}); err == nil {
+		switch item.Value.(type) {
+		case httpsfv.Token, int64, float64:
+		default:
+			return "", badKey(`is a structured field of another type than String; put the key in quotes, as in Idempotency-Key: "a key"`)
+		}
 	}
 	switch {
 	case strings.Trim(key, " ") == "":

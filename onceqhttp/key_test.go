@@ -18,8 +18,14 @@ func TestParseKey_Accepts(t *testing.T) {
 		`8e03978e-40d5-43e8-bc93-6894a57f9324`:   "8e03978e-40d5-43e8-bc93-6894a57f9324",
 		`KG5LxwFBepaKHyUD`:                       "KG5LxwFBepaKHyUD", // Stripe's
 		`order:42/retry=no`:                      "order:42/retry=no",
-		`:aGk=:`:                                 ":aGk=:", // no byte sequence: what is not quoted stands for itself
-		`?1`:                                     "?1",
+		`1732000000`:                             "1732000000", // an Integer, a Decimal or a Token: nobody means one
+		`1.50`:                                   "1.50",
+		`-0`:                                     "-0",
+		`*a`:                                     "*a",
+		`?2`:                                     "?2", // nothing at all in a structured field
+		`:a`:                                     ":a",
+		`@noon`:                                  "@noon",
+		`(a)`:                                    "(a)",
 		`"a key, with; everything"`:              "a key, with; everything",
 		`"a \"b\" \\c"`:                          `a "b" \c`,
 		` "k" `:                                  "k",
@@ -45,6 +51,12 @@ func TestParseKey_Refuses(t *testing.T) {
 		`"open`:                              "no structured-field string",
 		`"a" b`:                              "no structured-field string",
 		`"a", "b"`:                           "no structured-field string", // two headers, joined by a proxy
+		`?1`:                                 "another type",
+		`?0`:                                 "another type",
+		`:aGk=:`:                             "another type",
+		`@1659578233`:                        "another type",
+		`%"a"`:                               "at byte 1",
+		`("a")`:                              "at byte 1",
 		`a, b`:                               "at byte 1",
 		`a,b`:                                "at byte 1",
 		`a b`:                                "at byte 1",

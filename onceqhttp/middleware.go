@@ -26,13 +26,16 @@ const (
 	Unsure                 // nobody knows what was done: the answer goes out, and Config.Policy decides at the next request
 )
 
-// DefaultOutcome releases 408 and 429, is unsure of 5xx, and stores everything else. A handler that knows better about its
-// 5xx says so: Request.Committed, Request.NotApplied. With HandlerTx unsure is released, for nothing was committed.
+// DefaultOutcome releases the statuses by which HTTP says that the request was not carried out and may be repeated as it is, or
+// with headers that do not count: 401, 408, 421, 423, 425 and 429. It is unsure of 5xx, and stores everything else. A handler
+// that knows better about its 5xx says so: Request.Committed, Request.NotApplied. With HandlerTx unsure is released, for nothing
+// was committed.
 func DefaultOutcome(status int) Outcome {
-	switch {
-	case status == http.StatusRequestTimeout, status == http.StatusTooManyRequests:
+	switch status {
+	case http.StatusUnauthorized, http.StatusRequestTimeout, http.StatusMisdirectedRequest, http.StatusLocked, http.StatusTooEarly, http.StatusTooManyRequests:
 		return Release
-	case status >= 500:
+	}
+	if status >= 500 {
 		return Unsure
 	}
 	return Store

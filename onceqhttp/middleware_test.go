@@ -429,8 +429,9 @@ func TestHandler_WhichStatusesAreStored(t *testing.T) {
 		runs   int
 	}{
 		{status: 200, runs: 1}, {status: 201, runs: 1}, {status: 204, runs: 1}, {status: 303, runs: 1},
-		{status: 400, runs: 1}, {status: 401, runs: 1}, {status: 404, runs: 1}, {status: 409, runs: 1}, {status: 422, runs: 1},
-		{status: 408, second: 408, runs: 2}, {status: 429, second: 429, runs: 2},
+		{status: 400, runs: 1}, {status: 403, runs: 1}, {status: 404, runs: 1}, {status: 409, runs: 1}, {status: 422, runs: 1},
+		{status: 401, second: 401, runs: 2}, {status: 408, second: 408, runs: 2}, {status: 421, second: 421, runs: 2},
+		{status: 423, second: 423, runs: 2}, {status: 425, second: 425, runs: 2}, {status: 429, second: 429, runs: 2},
 		{status: 408, second: 408, runs: 2, policy: onceq.Hold()}, {status: 429, second: 429, runs: 2, policy: onceq.Hold()},
 		{status: 500, second: 500, runs: 2}, {status: 503, second: 503, runs: 2},
 		{status: 500, second: 409, runs: 1, policy: onceq.Hold()},
@@ -958,6 +959,79 @@ func TestHandler_StreamingAndHijackingAreRefused(t *testing.T) {
 	})))
 	_, err := ask(t, "POST", s.URL, "bad-status", "")
 	require.ErrorIs(t, err, io.EOF, "net/http panics too")
+
+	s = serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{Policy: onceq.Hold()}).Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusSwitchingProtocols)
+	})))
+	_, err = ask(t, "POST", s.URL, "another-protocol", "")
+	require.ErrorIs(t, err, io.EOF, "no empty 200")
+	refused(t, post(t, s.URL, "another-protocol", ""), 409, onceqhttp.CodeHeld)
+}
+
+// Headers that cannot be sent: the first answer and its replay have them as they can be.
+func TestHandler_HeadersThatCannotBeSent(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	m := middleware(t, db.Queue, onceqhttp.Config{})
+	for path, h := range map[string]http.Handler{
+		"/plain": m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _ = odd(w, r, nil) })),
+		"/tx":    m.HandlerTx(db.Pool, odd),
+	} {
+		s := serve(t, "POST "+path, h)
+		for _, replayed := range []bool{false, true} {
+			a := post(t, s.URL+path, "k", "")
+			require.Equal(t, 200, a.status, a.body)
+			require.Equal(t, replayed, a.replayed())
+			require.Equal(t, "a b", a.header.Get("X-Nul"))
+			require.Equal(t, "a b", a.header.Get("X-Line"))
+			require.Len(t, a.header, map[bool]int{false: 4, true: 5}[replayed], "%v", a.header)
+		}
+	}
+}
+
+func odd(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error {
+	w.Header().Set("X-Nul", "a\x00b")
+	w.Header().Set("X-Line", "a\nb")
+	for _, name := range []string{"", "X-\x00", "X Y", "X:", "X-ü", "X-\xff"} {
+		w.Header()[name] = []string{"1"}
+	}
+	return nil
+}
+
+// Trailers of a request reach the handler. Those of an answer are left out, the first time too.
+func TestHandler_Trailers(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	m := middleware(t, db.Queue, onceqhttp.Config{Optional: true})
+	echo := func(w http.ResponseWriter, r *http.Request, _ pgx.Tx) error {
+		w.Header().Set("Trailer", "X-Sum")
+		_, err := io.WriteString(w, r.Trailer.Get("X-Sum"))
+		w.Header().Set("X-Sum", "1")
+		w.Header().Set(http.TrailerPrefix+"X-More", "1")
+		return err
+	}
+	for path, h := range map[string]http.Handler{
+		"/plain": m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _ = echo(w, r, nil) })),
+		"/tx":    m.HandlerTx(db.Pool, echo),
+	} {
+		s := serve(t, "POST "+path, h)
+		keys := []string{"k", "k"}
+		if path == "/tx" {
+			keys = append(keys, "")
+		}
+		for i, key := range keys {
+			header := "POST " + path + " HTTP/1.1\r\nHost: h\r\nX-Tenant: t\r\nConnection: close\r\nTransfer-Encoding: chunked\r\nTrailer: X-Sum\r\n"
+			if key != "" {
+				header += "Idempotency-Key: " + key + "\r\n"
+			}
+			a := raw(t, s.Listener.Addr().String(), header+"\r\n1\r\nx\r\n0\r\nX-Sum: sum\r\n\r\n")
+			require.Equal(t, i == 1, strings.Contains(a, "\nIdempotent-Replayed: true\n"))
+			require.Contains(t, a, "HTTP/1.1 200 ")
+			require.True(t, strings.HasSuffix(a, "\n\nsum"), a)
+			require.NotContains(t, a, "X-Sum")
+			require.NotContains(t, a, "X-More")
+		}
+	}
 }
 
 func TestHandler_AfterTheWindowTheKeyIsNew(t *testing.T) {

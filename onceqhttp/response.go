@@ -34,12 +34,12 @@ type storedResponse struct {
 	Lost   bool                `json:"lost,omitempty"`
 }
 
-// MarshalJSON keeps every byte: the body is base64, and each byte of a header's value one character (Latin-1), for a value
-// need not be UTF-8.
+// MarshalJSON keeps every byte that can be sent: the body is base64, and each byte of a header's value one character (Latin-1), for
+// a value need not be UTF-8. A NUL is a space in a header (RFC 9110, 5.5), and a header whose name is none is left out.
 func (r Response) MarshalJSON() ([]byte, error) {
 	s := storedResponse{Status: r.Status, Header: make(map[string][]string, len(r.Header)), Body: r.Body, Lost: r.lost}
-	for name, values := range r.Header {
-		s.Header[name] = make([]string, 0, len(values)) // none at all says something: no Content-Type is not to be guessed
+	for name, values := range sendable(r.Header) {
+		s.Header[name] = make([]string, 0, len(values))
 		for _, v := range values {
 			latin := make([]rune, len(v))
 			for i := range len(v) {
@@ -49,6 +49,21 @@ func (r Response) MarshalJSON() ([]byte, error) {
 		}
 	}
 	return json.Marshal(s)
+}
+
+// sendable gives the headers that can be sent, as they are sent; net/http sees to line breaks.
+func sendable(h http.Header) http.Header {
+	all := make(http.Header, len(h))
+	for name, values := range h {
+		if name == "" || strings.ContainsFunc(name, func(c rune) bool { return c <= ' ' || c > '~' || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, c) }) {
+			continue // no token of RFC 9110, 5.6.2
+		}
+		all[name] = make([]string, 0, len(values)) // none at all says something: no Content-Type is not to be guessed
+		for _, v := range values {
+			all[name] = append(all[name], strings.ReplaceAll(v, "\x00", " "))
+		}
+	}
+	return all
 }
 
 var errUndecodable = errors.New("onceqhttp: a stored response cannot be read")
@@ -107,7 +122,7 @@ var unstored = []string{
 }
 
 // errStreaming is what a handler gets that wants more than to write an answer.
-var errStreaming = fmt.Errorf("onceqhttp: an answer that is to be stored cannot be streamed or hijacked; serve this route without the middleware: %w", http.ErrNotSupported)
+var errStreaming = fmt.Errorf("onceqhttp: an answer that is to be stored cannot be streamed or hijacked, or change the protocol; serve this route without the middleware: %w", http.ErrNotSupported)
 
 // ErrResponseTooLarge is what a handler's Write gives beyond Config.MaxResponse.
 var ErrResponseTooLarge = errors.New("onceqhttp: the response is larger than Config.MaxResponse, so it cannot be stored")
@@ -133,10 +148,13 @@ func (r *recorder) WriteHeader(status int) {
 	if status < 100 || status > 999 { // as net/http does, but before anything is stored
 		panic(fmt.Sprintf("invalid WriteHeader code %v", status))
 	}
+	if status == http.StatusSwitchingProtocols { // behind it there is no answer that could be stored
+		panic(errStreaming)
+	}
 	if r.status != 0 || status < 200 { // informational answers are for those who stream
 		return
 	}
-	r.status, r.sent = status, r.header.Clone()
+	r.status, r.sent = status, sendable(r.header)
 }
 
 func (r *recorder) Write(b []byte) (int, error) {
@@ -173,7 +191,7 @@ func (r *recorder) response(chosen func(name string) bool) (whole, stored *Respo
 		canonical := http.CanonicalHeaderKey(name)
 		outer, before := r.outer[name]
 		switch {
-		case strings.HasPrefix(name, http.TrailerPrefix), name == "Trailer":
+		case canonical == "Trailer":
 			delete(whole.Header, name) // there is nothing behind the body
 		case canonical == replayedHeader:
 			delete(whole.Header, name) // somebody else's replay, passed on: for this client it is the first answer
