@@ -18,12 +18,12 @@ import (
 
 // Result is the answer to an Enqueue.
 type Result struct {
-	ID        int64 // of the new job, or of the one that has the key
-	Duplicate bool  // the key was taken: nothing was written
-	State     State // of that job, now
+	ID        int64 `json:"id"`        // of the new job, or of the one that has the key
+	Duplicate bool  `json:"duplicate"` // the key was taken: nothing was written
+	State     State `json:"state"`     // of that job, now
 
 	// Output is the stored result of a job that is completed, where its handler set one.
-	Output json.RawMessage
+	Output json.RawMessage `json:"output,omitzero"`
 }
 
 // Enqueue accepts a job inside db: it commits and rolls back with the caller's transaction.

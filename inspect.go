@@ -14,29 +14,30 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// JobInfo is what is known of a job. Times are the database's.
+// JobInfo is what is known of a job. Times are the database's. In JSON what is not there is left out.
 type JobInfo struct {
-	ID          int64
-	Kind        string
-	Queue       string
-	Scope, Key  string // empty for a job without a key
-	State       State
-	Payload     json.RawMessage // nil where the payload is bytes
-	Bytes       []byte          // nil where the payload is JSON
-	Metadata    map[string]string
-	Priority    Priority
-	Attempts    int // failures that were reported
-	MaxAttempts int
-	Lost        int // leases that ran out
-	Claims      int
-	Token       int64 // of the latest claim; 0 before the first
-	RunAt       time.Time
-	CreatedAt   time.Time
-	LeasedUntil time.Time       // end of the latest lease, which may be over; zero where nobody has the job
-	FinishedAt  time.Time       // zero where it is not finished
-	KeepUntil   time.Time       // leaves the history then; zero: not by itself
-	Result      json.RawMessage // nil for none
-	Errors      []AttemptError  // of the latest failed attempts, oldest first
+	ID          int64             `json:"id"`
+	Kind        string            `json:"kind,omitzero"`
+	Queue       string            `json:"queue,omitzero"`
+	Scope       string            `json:"scope,omitzero"` // empty for a job without a key
+	Key         string            `json:"key,omitzero"`
+	State       State             `json:"state"`
+	Payload     json.RawMessage   `json:"payload,omitzero"` // nil where the payload is bytes
+	Bytes       []byte            `json:"bytes,omitzero"`   // nil where the payload is JSON
+	Metadata    map[string]string `json:"metadata,omitzero"`
+	Priority    Priority          `json:"priority"`
+	Attempts    int               `json:"attempts"` // failures that were reported
+	MaxAttempts int               `json:"max_attempts"`
+	Lost        int               `json:"lost"` // leases that ran out
+	Claims      int               `json:"claims"`
+	Token       int64             `json:"token,omitzero"` // of the latest claim; 0 before the first
+	RunAt       time.Time         `json:"run_at,omitzero"`
+	CreatedAt   time.Time         `json:"created_at,omitzero"`
+	LeasedUntil time.Time         `json:"leased_until,omitzero"` // end of the latest lease, which may be over; zero where nobody has the job
+	FinishedAt  time.Time         `json:"finished_at,omitzero"`  // zero where it is not finished
+	KeepUntil   time.Time         `json:"keep_until,omitzero"`   // leaves the history then; zero: not by itself
+	Result      json.RawMessage   `json:"result,omitzero"`       // nil for none
+	Errors      []AttemptError    `json:"errors,omitzero"`       // of the latest failed attempts, oldest first
 }
 
 // AttemptError is one failed attempt.

@@ -1,8 +1,12 @@
 package onceq_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -183,5 +187,63 @@ func TestInvariantsFindsWhatIsWrong(t *testing.T) {
 		if err := tx.Rollback(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// As JSON a job is for people to read, and comes back as it was.
+func TestJobInfo_AsJSON(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	first := repairEnqueue(t, db, onceq.Job{Key: "a", Payload: map[string]int{"n": 1}, Metadata: map[string]string{"m": "1"}, Priority: onceq.Low})
+	repairEnqueue(t, db, onceq.Job{Payload: []byte{0, 255}})
+	raw := must[[]byte](t)(json.Marshal(must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, first))))
+	var shown map[string]any
+	if err := json.Unmarshal(raw, &shown); err != nil {
+		t.Fatal(err)
+	}
+	if at, ok := shown["created_at"].(string); !ok || at != shown["run_at"] {
+		t.Errorf("times: %s", raw)
+	}
+	delete(shown, "created_at")
+	delete(shown, "run_at")
+	want := map[string]any{
+		"id": float64(first), "kind": "mail", "queue": "default", "scope": "mail", "key": "a", "state": "waiting", "payload": map[string]any{"n": 1.0},
+		"metadata": map[string]any{"m": "1"}, "priority": "low", "attempts": 0.0, "max_attempts": 25.0, "lost": 0.0, "claims": 0.0,
+	}
+	if !reflect.DeepEqual(shown, want) {
+		t.Errorf("%s", raw)
+	}
+
+	l := repairClaim(t, db)
+	if err := l.SetResult(7); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Fail(ctx, onceq.Fatal(errors.New("no"))); err != nil {
+		t.Fatal(err)
+	}
+	repairClaim(t, db)
+	for _, i := range must[[]onceq.JobInfo](t)(q.List(ctx, db.Pool, onceq.Filter{})) {
+		raw := must[[]byte](t)(json.Marshal(i))
+		var back onceq.JobInfo
+		if err := json.Unmarshal(raw, &back); err != nil {
+			t.Fatal(err)
+		}
+		again := must[[]byte](t)(json.Marshal(back))
+		if string(raw) != string(again) || strings.Contains(string(raw), "0001-01-01") || back.ID != i.ID || back.State != i.State || back.Priority != i.Priority ||
+			!back.LeasedUntil.Equal(i.LeasedUntil) || !slices.Equal(back.Bytes, i.Bytes) || string(back.Payload) == "" && i.Bytes == nil {
+			t.Errorf("%s came back as %s", raw, again)
+		}
+	}
+	if raw := must[[]byte](t)(json.Marshal(onceq.Result{ID: 7, State: onceq.Completed, Output: json.RawMessage(`{"a":1}`)})); string(raw) != `{"id":7,"duplicate":false,"state":"completed","output":{"a":1}}` {
+		t.Errorf("%s", raw)
+	}
+	var s onceq.State
+	if err := json.Unmarshal([]byte(`"walking"`), &s); err == nil || !strings.Contains(err.Error(), "waiting, delayed") {
+		t.Errorf("%v", err)
+	}
+	var p onceq.Priority
+	if err := json.Unmarshal([]byte(`"urgent"`), &p); err == nil || !strings.Contains(err.Error(), "high, normal or low") {
+		t.Errorf("%v", err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -40,6 +41,32 @@ const (
 	Normal Priority = 0
 	Low    Priority = 1
 )
+
+func (p Priority) String() string {
+	switch p {
+	case High:
+		return "high"
+	case Normal:
+		return "normal"
+	case Low:
+		return "low"
+	}
+	return fmt.Sprintf("Priority(%d)", int(p))
+}
+
+// MarshalText gives the priority's name, also in JSON.
+func (p Priority) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
+// UnmarshalText takes a priority's name.
+func (p *Priority) UnmarshalText(text []byte) error {
+	for _, known := range []Priority{High, Normal, Low} {
+		if known.String() == string(text) {
+			*p = known
+			return nil
+		}
+	}
+	return invalid("Priority", "is %q; possible: high, normal or low", text)
+}
 
 // DefaultQueue is where a job goes that names no queue.
 const DefaultQueue = "default"
@@ -107,12 +134,26 @@ const (
 	Held                       // an effect's outcome wants a person; see Queue.Resolve
 )
 
+var stateNames = [...]string{"unknown", "waiting", "delayed", "running", "retrying", "completed", "dead", "cancelled", "held"}
+
 func (s State) String() string {
-	names := [...]string{"unknown", "waiting", "delayed", "running", "retrying", "completed", "dead", "cancelled", "held"}
-	if s < 0 || int(s) >= len(names) {
+	if s < 0 || int(s) >= len(stateNames) {
 		return fmt.Sprintf("State(%d)", int8(s))
 	}
-	return names[s]
+	return stateNames[s]
+}
+
+// MarshalText gives the state's name, also in JSON.
+func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText takes a state's name.
+func (s *State) UnmarshalText(text []byte) error {
+	i := slices.Index(stateNames[:], string(text))
+	if i < 0 {
+		return invalid("State", "is %q; possible: %s", text, strings.Join(stateNames[:], ", "))
+	}
+	*s = State(i)
+	return nil
 }
 
 // Finished reports whether nothing will run any more unless somebody redrives the job.
