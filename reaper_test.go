@@ -164,6 +164,42 @@ func TestReaperAgainstTakeover(t *testing.T) {
 	}
 }
 
+// Somebody is at a client's key just when it would be forgotten: it stays, with what they have made of it.
+func TestReaperAgainstAClientThatComesBack(t *testing.T) {
+	t.Parallel()
+	for name, work := range map[string]func(ctx context.Context, tx pgx.Tx, f *onceq.Fence, c *onceq.Claim) error{
+		"taken over": func(ctx context.Context, tx pgx.Tx, f *onceq.Fence, _ *onceq.Claim) error {
+			_, err := f.Claim(ctx, tx)
+			return err
+		},
+		"late success": func(ctx context.Context, tx pgx.Tx, _ *onceq.Fence, c *onceq.Claim) error {
+			return c.Complete(ctx, tx, 1)
+		},
+		"resolved": func(ctx context.Context, tx pgx.Tx, f *onceq.Fence, _ *onceq.Claim) error {
+			return f.Resolve(ctx, tx, onceq.Applied(1))
+		},
+	} {
+		for _, commits := range []bool{true, false} {
+			db := queuetest.New(t)
+			r := newReaper(t, db, onceq.ReaperConfig{Grace: time.Millisecond})
+			f := fenceOf(t, db, onceq.FenceSpec{Class: onceq.Request, Key: "k", Policy: onceq.RunAgain(30 * 24 * time.Hour)})
+			c := fenceClaim(t, f, nil)
+			ago(t, db, "31 days")
+			tx := begin(t, db)
+			fenceOK(t, name, work(t.Context(), tx, f, c))
+			reap(t, r, onceq.Reaped{}) // locked: passed over
+			if commits {
+				commit(t, tx)
+				reap(t, r, onceq.Reaped{})
+				continue
+			}
+			fenceOK(t, "rollback", tx.Rollback(t.Context()))
+			reap(t, r, onceq.Reaped{Unknown: 1})
+			fenceWant(t, "late success", c.Complete(t.Context(), nil, 1), onceq.ErrLeaseLost)
+		}
+	}
+}
+
 func TestReaperKeepsTokensGrowing(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
