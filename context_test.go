@@ -64,7 +64,7 @@ func TestHandle_ContextTellsTheCauseToWhoeverAsksLate(t *testing.T) {
 	db := queuetest.New(t)
 	id := add(t, db, onceq.Job{})
 	running, ask, asked := make(chan struct{}), make(chan struct{}), make(chan error, 3)
-	w := start(t, db, onceq.WorkerConfig{Lease: time.Second}, handle(func(ctx context.Context, l *onceq.Lease) error {
+	w := start(t, db, onceq.WorkerConfig{Lease: steady}, handle(func(ctx context.Context, l *onceq.Lease) error {
 		if l.Lost > 0 {
 			return nil
 		}

@@ -73,7 +73,7 @@ func enqBlocked(t *testing.T, db *queuetest.DB, n int) {
 	require.Eventually(t, func() bool {
 		return enqGet[int](t, db.Pool, `select count(*)::int from pg_stat_activity
 			where datname = current_database() and wait_event_type = 'Lock'`) >= n
-	}, 20*time.Second, 2*time.Millisecond, "nobody waits for a lock")
+	}, patience, 2*time.Millisecond, "nobody waits for a lock")
 }
 
 // enqClaim claims the one job that is due.
@@ -654,7 +654,7 @@ func TestEnqueue_AHandlerThatEnqueuesItsOwnKeyIsToldToReschedule(t *testing.T) {
 	kind := onceq.Kind[any]{Name: "k"}
 	enqOne(t, db, db.Pool, own)
 	ran := make(chan error, 10)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, kind.Handle(func(ctx context.Context, _ *onceq.Lease, _ any) error {
 		defer cancel()
@@ -1150,7 +1150,7 @@ func TestTrap_EnqueueNotifiesOnlyWhoWaits(t *testing.T) {
 	enqExec(t, db.Pool, `insert into onceq.waiters values ('default', 3, now() + interval '1 hour'), ('default', 4, now() + interval '1 hour')`)
 	require.Eventually(t, func() bool {
 		return len(heard(func() { enqOne(t, db, db.Pool, fresh(onceq.Job{})) })) == 1
-	}, 10*time.Second, time.Millisecond, "it was seen a moment ago that nobody waits, and that is believed for a while")
+	}, patience, time.Millisecond, "it was seen a moment ago that nobody waits, and that is believed for a while")
 	require.Len(t, heard(twice(onceq.Job{})), 6)
 	require.Len(t, heard(twice(onceq.Job{Delay: time.Second})), 6)
 	require.Empty(t, heard(twice(onceq.Job{Delay: time.Hour})), "nothing to do for an hour")

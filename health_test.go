@@ -32,7 +32,7 @@ func TestHealth_NamesWhatSlowsAQueueDown(t *testing.T) {
 			found, err = db.Queue.HealthAt(t.Context(), time.Microsecond, 100, 1, time.Microsecond)
 			require.NoError(t, err)
 			return slices.ContainsFunc(found, func(f onceq.Finding) bool { return f.What == what })
-		}, 30*time.Second, 50*time.Millisecond, "no %s", what)
+		}, patience, 50*time.Millisecond, "no %s", what)
 		i := slices.IndexFunc(found, func(f onceq.Finding) bool { return f.What == what })
 		require.NotEmpty(t, found[i].Advice)
 		return found[i]

@@ -84,12 +84,12 @@ ignore_startup_parameters = search_path
 		}
 	})
 	require.Eventually(t, func() bool {
-		c, err := net.DialTimeout("tcp", fmt.Sprintf("127.0.0.1:%d", port), time.Second)
+		c, err := net.DialTimeout("tcp", fmt.Sprintf("127.0.0.1:%d", port), patience)
 		if err == nil {
 			_ = c.Close()
 		}
 		return err == nil
-	}, 10*time.Second, 10*time.Millisecond, "pgbouncer does not answer")
+	}, patience, 10*time.Millisecond, "pgbouncer does not answer")
 	return port
 }
 

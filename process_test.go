@@ -57,7 +57,7 @@ func ledgerHandlers(pool *pgxpool.Pool) []onceq.Handler {
 		return err
 	}
 	quick := onceq.Kind[int]{Name: "quick", MaxLost: 100}
-	tx := onceq.Kind[int]{Name: "tx", Timeout: 2 * time.Second}
+	tx := onceq.Kind[int]{Name: "tx", Timeout: 5 * time.Second}
 	own := onceq.Kind[int]{Name: "own"}
 	return []onceq.Handler{
 		quick.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error { return effect(ctx, tx, l) }),
@@ -153,7 +153,7 @@ func TestProcesses_AStoppedOneThatContinuesCommitsNothing(t *testing.T) {
 			id := add(t, db, onceq.Job{Kind: kind, Key: "k"})
 			stopped := startProcess(t, db)
 			until(t, db, `exists (select from started)`)
-			first := sqlOne[int64](t, db, `select token from started`)
+			first := sqlOne[int64](t, db, `select min(token) from started`)
 			stopped.signal(syscall.SIGSTOP)
 			start(t, db, onceq.WorkerConfig{Lease: time.Second}, ledgerHandlers(db.Pool)...)
 			until(t, db, noJobs)

@@ -81,11 +81,11 @@ func TestPromise1_TwoVersionsOfAWorkerOnOneQueue(t *testing.T) {
 	run(version(1, a))
 	require.Eventually(t, func() bool {
 		return enqGet[int](t, db.Pool, `select count(*)::int from effects`) == 20 // also the five of the dead one's
-	}, 20*time.Second, 10*time.Millisecond)
+	}, patience, 10*time.Millisecond)
 	require.Equal(t, 20, enqGet[int](t, db.Pool, `select count(*)::int from onceq.jobs where kind = 'b'`))
 	run(version(2, a, b))
 	enqueue(40)
-	require.Eventually(t, func() bool { return enqJobs(t, db.Pool) == 0 }, 20*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return enqJobs(t, db.Pool) == 0 }, patience, 10*time.Millisecond)
 	stop()
 	require.NoError(t, <-ended)
 	require.NoError(t, <-ended)

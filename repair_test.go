@@ -111,7 +111,7 @@ func background[T any](fn func() (T, error)) func() (T, error) {
 // waitBlocked waits until a session of the test's database waits for a lock.
 func waitBlocked(t *testing.T, db *queuetest.DB) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
 		if repairCount(t, db, `select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`) > 0 {
 			return
 		}
@@ -173,7 +173,7 @@ func TestCancel(t *testing.T) {
 func TestTrapCancelDoesNotWaitForAHandlersTransaction(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	id := repairEnqueue(t, db, onceq.Job{Key: "a"})
 	l := repairClaim(t, db)

@@ -276,7 +276,7 @@ func mainPaths(t *testing.T, db *queuetest.DB, pool *pgxpool.Pool) {
 	running := make(chan struct{})
 	heldKind, long := onceq.Kind[int]{Name: "held", Backoff: soon}, onceq.Kind[int]{Name: "long"}
 	w, err := onceq.NewWorker(q, onceq.WorkerConfig{
-		Lease: time.Second, PollInterval: 50 * time.Millisecond, Queues: map[string]onceq.QueueConfig{"default": {Concurrency: 3}},
+		Lease: steady, PollInterval: 50 * time.Millisecond, Queues: map[string]onceq.QueueConfig{"default": {Concurrency: 3}},
 	},
 		lease.Handle(func(ctx context.Context, l *onceq.Lease, p int) error {
 			return errors.Join(l.SetResult(p), once(l))
@@ -306,7 +306,7 @@ func mainPaths(t *testing.T, db *queuetest.DB, pool *pgxpool.Pool) {
 	go func() { ended <- w.Run(work) }()
 	await := func(what string, ok func() bool) {
 		t.Helper()
-		require.Eventually(t, ok, 30*time.Second, 10*time.Millisecond, what)
+		require.Eventually(t, ok, patience, 10*time.Millisecond, what)
 	}
 	<-running
 	state, err = q.Cancel(ctx, pool, longID)

@@ -53,7 +53,7 @@ func TestTrap_BeatsNeitherWaitForALockedRowNorDeadlock(t *testing.T) {
 	db := queuetest.New(t)
 	ids := addMany(t, db, 2, onceq.Job{})
 	running, end := make(chan struct{}, 2), make(chan struct{})
-	w := start(t, db, onceq.WorkerConfig{Lease: time.Second}, handle(func(ctx context.Context, l *onceq.Lease) error {
+	w := start(t, db, onceq.WorkerConfig{Lease: steady}, handle(func(ctx context.Context, l *onceq.Lease) error {
 		running <- struct{}{}
 		select {
 		case <-end:
@@ -73,7 +73,7 @@ func TestTrap_BeatsNeitherWaitForALockedRowNorDeadlock(t *testing.T) {
 	until(t, db, `(select leased_until from onceq.jobs where id = $1) > (select leased_until + interval '2 seconds' from onceq.jobs where id = $2)`, ids[0], ids[1])
 	until(t, db, `(select leased_until < statement_timestamp() from onceq.jobs where id = $1)`, ids[1])
 	require.Empty(t, take(t, db, 10), "locked means alive")
-	_, err = tx.Exec(t.Context(), `set local lock_timeout = '10s'`)
+	_, err = tx.Exec(t.Context(), `set local lock_timeout = '5min'`)
 	require.NoError(t, err)
 	_, err = tx.Exec(t.Context(), `select from onceq.jobs where id = $1 for update`, ids[0])
 	require.NoError(t, err)
@@ -91,15 +91,17 @@ func TestTrap_ASnapshotHandlerLongerThanSeveralBeatsFinishes(t *testing.T) {
 	db := queuetest.New(t)
 	add(t, db, onceq.Job{MaxAttempts: 1})
 	kind := onceq.Kind[int]{Name: "k", Serializable: true}
-	runs := make(chan struct{}, 10)
-	w := start(t, db, onceq.WorkerConfig{Lease: time.Second}, kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error {
+	runs, end := make(chan struct{}, 10), make(chan struct{})
+	w := start(t, db, onceq.WorkerConfig{Lease: steady}, kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error {
+		_, err := tx.Exec(ctx, `select 1`)
 		runs <- struct{}{}
-		_, err := tx.Exec(ctx, `select pg_sleep(2.5)`)
+		<-end
 		return err
 	}))
 	receive(t, runs)
 	until(t, db, `(select leased_until < statement_timestamp() from onceq.jobs)`)
 	require.Empty(t, take(t, db, 1), "locked means alive, expired or not")
+	close(end)
 	until(t, db, noJobs)
 	require.NoError(t, w.stop())
 	require.Empty(t, runs)
@@ -112,7 +114,7 @@ func TestTrap_AFrozenHandlersTransactionIsCutOffByTheServer(t *testing.T) {
 	db := queuetest.New(t)
 	sqlRun(t, db, `create table effects (n int)`)
 	id := add(t, db, onceq.Job{})
-	kind := onceq.Kind[int]{Name: "k", Timeout: time.Second, Backoff: func(int, error) time.Duration { return time.Hour }}
+	kind := onceq.Kind[int]{Name: "k", Timeout: 5 * time.Second, Backoff: func(int, error) time.Duration { return time.Hour }}
 	running, thaw := make(chan struct{}), make(chan struct{})
 	w := start(t, db, onceq.WorkerConfig{Lease: time.Hour}, kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error {
 		_, err := tx.Exec(ctx, `insert into effects values (1)`)

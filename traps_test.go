@@ -73,20 +73,24 @@ func TestTrap_CompletingAKeyedJobUpdatesItsFenceHeapOnly(t *testing.T) {
 // Without a margin it would wait for the next look behind, of which there is none in this test.
 func TestTrap_AJobCommittedBehindThePositionIsClaimedWithoutWaitingForTheLookBehind(t *testing.T) {
 	t.Parallel()
-	db := queuetest.New(t)
+	db, at := trapStoppedClock(t)
 	started := make(chan int64, 100)
-	sqlRun(t, db, `insert into onceq.queues values ('default', statement_timestamp() + interval '1 hour')`) // nobody's turn
+	sqlRun(t, db, `insert into onceq.queues values ('default', clock.statement_timestamp() + interval '1 hour')`) // nobody's turn
 	w := start(t, db, onceq.WorkerConfig{PollInterval: 10 * time.Millisecond}, handle(func(_ context.Context, l *onceq.Lease) error {
 		started <- l.ID
 		return nil
 	}))
 	ctx := t.Context()
-	for range 3 {
+	for round := range 3 {
+		now := time.Duration(round+1) * 10 * time.Second
+		at(now)
 		tx, err := db.Pool.Begin(ctx)
 		require.NoError(t, err)
 		late, err := db.Queue.Enqueue(ctx, tx, work.Job(1))
 		require.NoError(t, err)
 		for range 3 { // others are due later and claimed first
+			now += time.Second
+			at(now)
 			r, err := db.Queue.Enqueue(ctx, db.Pool, work.Job(1))
 			require.NoError(t, err)
 			require.Equal(t, r.ID, receive(t, started))
@@ -101,8 +105,8 @@ func TestTrap_AJobCommittedBehindThePositionIsClaimedWithoutWaitingForTheLookBeh
 // and so is one that is further behind, without the look behind.
 func TestTrap_ManyJobsCommittedBehindThePositionAreClaimedWithoutTheLookBehind(t *testing.T) {
 	t.Parallel()
-	db := queuetest.New(t)
-	sqlRun(t, db, `insert into onceq.queues values ('default', statement_timestamp() + interval '1 hour')`) // nobody's turn
+	db, at := trapStoppedClock(t)
+	sqlRun(t, db, `insert into onceq.queues values ('default', clock.statement_timestamp() + interval '1 hour')`) // nobody's turn
 	started := make(chan int, 50_000)
 	w := start(t, db, onceq.WorkerConfig{PollInterval: 10 * time.Millisecond}, work.Handle(func(_ context.Context, _ *onceq.Lease, n int) error {
 		started <- n
@@ -114,25 +118,33 @@ func TestTrap_ManyJobsCommittedBehindThePositionAreClaimedWithoutTheLookBehind(t
 	for i := range jobs {
 		jobs[i] = work.Job(i)
 	}
-	_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs) // in a transaction of several statements
+	tx, err := db.Pool.Begin(ctx)
 	require.NoError(t, err)
+	_, err = db.Queue.EnqueueMany(ctx, tx, jobs)
+	require.NoError(t, err)
+	_, err = tx.Exec(ctx, `update onceq.jobs set run_at = run_at + id * interval '10 microseconds'`) // one after the other, for less than a second
+	require.NoError(t, err)
+	at(2 * time.Second)
+	_, err = db.Queue.Enqueue(ctx, db.Pool, work.Job(-2))
+	require.NoError(t, err)
+	require.Equal(t, -2, receive(t, started))
+	require.NoError(t, tx.Commit(ctx))
 	for range many {
 		receive(t, started)
 	}
-	began := time.Now()
-	tx, err := db.Pool.Begin(ctx)
+
+	at(10 * time.Second)
+	tx, err = db.Pool.Begin(ctx)
 	require.NoError(t, err)
 	_, err = db.Queue.Enqueue(ctx, tx, work.Job(-1))
 	require.NoError(t, err)
+	at(12 * time.Second)
 	_, err = db.Queue.EnqueueMany(ctx, db.Pool, jobs)
 	require.NoError(t, err)
 	for range many {
 		require.NotEqual(t, -1, receive(t, started))
 	}
 	require.NoError(t, tx.Commit(ctx))
-	if time.Since(began) > 3*time.Second {
-		sqlRun(t, db, `delete from onceq.queues`) // a slow machine: it may be behind the margin
-	}
 	require.Equal(t, -1, receive(t, started))
 	require.NoError(t, w.stop())
 }
@@ -160,8 +172,16 @@ func TestTrap_ExpiredLeasesAreClaimedBeforeTheEndOfABacklogOfOneTime(t *testing.
 	require.NoError(t, err)
 	require.Len(t, dead, lost)
 
+	// The backlog lasts until the expired leases are found, and until all of them are claimed.
 	var handled atomic.Int64
 	reached, again := make(chan struct{}), make(chan int64, lost)
+	found, claimed := make(chan struct{}), make(chan struct{})
+	pause := func(c chan struct{}, most time.Duration) {
+		select {
+		case <-c:
+		case <-time.After(most):
+		}
+	}
 	w := start(t, db, onceq.WorkerConfig{}, handle(func(_ context.Context, l *onceq.Lease) error {
 		n := handled.Add(1)
 		switch {
@@ -170,15 +190,19 @@ func TestTrap_ExpiredLeasesAreClaimedBeforeTheEndOfABacklogOfOneTime(t *testing.
 		case n == fast:
 			close(reached)
 		case n > fast:
-			time.Sleep(50 * time.Millisecond) // the backlog has to last: a hundred at a time, four seconds for the rest
+			pause(found, 2*time.Second)
+			pause(claimed, 250*time.Millisecond)
 		}
 		return nil
 	}))
 	receive(t, reached)
 	sqlRun(t, db, `update onceq.jobs set leased_until = statement_timestamp() where leased_until > statement_timestamp() + interval '10 minutes'`)
+	until(t, db, `not exists (select from onceq.jobs where id <= $1 and lost = 0)`, dead[lost-1].ID)
+	close(found)
 	for range lost {
 		require.Less(t, receive(t, again), int64(fast+slow))
 	}
+	close(claimed)
 	require.NoError(t, w.stop())
 }
 
@@ -216,12 +240,12 @@ func TestTrap_LookingBehindIsPagedAndOneWorkersTurn(t *testing.T) {
 		require.NoError(t, err)
 		workers.Go(func() { _ = w.Run(work) })
 	}
-	require.Eventually(t, func() bool { return trace.turns.Load() >= 3 }, time.Minute, 10*time.Millisecond)
+	eventually(t, "six turns", func() bool { return trace.turns.Load() >= 6 })
 	stop()
 	workers.Wait()
 	turns := trace.turns.Load()
 	require.LessOrEqual(t, turns, int64(time.Since(began)/time.Second)+1, "of three workers one looks behind, once a second")
-	require.GreaterOrEqual(t, trace.pages.Load(), 3*(turns-1), "pages of 2,000")
+	require.GreaterOrEqual(t, trace.pages.Load(), 3*(turns-3), "pages of 2,000; each worker may have been cut off")
 	require.Equal(t, leased, enqGet[int](t, db.Pool, `select count(*)::int from onceq.jobs where leased_until > statement_timestamp()`))
 }
 

@@ -649,11 +649,11 @@ func TestHandleTx_EndsTheTransactionByAStatement(t *testing.T) {
 func TestHandleTx_ReschedulesAfterItsTime(t *testing.T) {
 	t.Parallel()
 	db := withEffects(t)
-	kind := onceq.Kind[int]{Name: "late", Timeout: time.Second}
+	kind := onceq.Kind[int]{Name: "late", Timeout: 5 * time.Second}
 	_, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(1))
 	require.NoError(t, err)
 	ran := db.RunOne(kind.HandleTx(func(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, n int) error {
-		if _, err := tx.Exec(ctx, `insert into effects values ($1)`, n); err != nil {
+		if _, err := tx.Exec(context.WithoutCancel(ctx), `insert into effects values ($1)`, n); err != nil {
 			return err
 		}
 		for ctx.Err() == nil { // busy, and not idle in its transaction, which the server would end
