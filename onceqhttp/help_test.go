@@ -119,6 +119,9 @@ func sqlRun(t testing.TB, db *queuetest.DB, sql string, args ...any) {
 	require.NoError(t, err, sql)
 }
 
+// patience is for what must come, however slow the machine is.
+const patience = 5 * time.Minute
+
 func until(t testing.TB, db *queuetest.DB, condition string, args ...any) {
 	t.Helper()
 	eventually(t, condition, func() bool { return sqlOne[bool](t, db, "select "+condition, args...) })
@@ -126,7 +129,7 @@ func until(t testing.TB, db *queuetest.DB, condition string, args ...any) {
 
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.After(30 * time.Second)
+	deadline := time.After(patience)
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for !ok() {
@@ -143,7 +146,7 @@ func receive[T any](t testing.TB, from <-chan T) T {
 	select {
 	case v := <-from:
 		return v
-	case <-time.After(30 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("waited in vain")
 		panic("unreachable")
 	}

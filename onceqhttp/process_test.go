@@ -74,8 +74,8 @@ func TestServerProcess(t *testing.T) {
 		return err
 	}
 	mux := http.NewServeMux()
-	mux.Handle("POST /again", middleware(t, q, onceqhttp.Config{Lease: time.Second}).Handler(plain))
-	mux.Handle("POST /hold", middleware(t, q, onceqhttp.Config{Lease: time.Second, Policy: onceq.Hold()}).Handler(plain))
+	mux.Handle("POST /again", middleware(t, q, onceqhttp.Config{Lease: 5 * time.Second}).Handler(plain))
+	mux.Handle("POST /hold", middleware(t, q, onceqhttp.Config{Lease: 5 * time.Second, Policy: onceq.Hold()}).Handler(plain))
 	mux.Handle("POST /tx", middleware(t, q, onceqhttp.Config{}).HandlerTx(pool, tx))
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -156,6 +156,7 @@ func TestProcess_KilledAtAnyPointRunsOnceOrReplays(t *testing.T) {
 			if c.point == "handler" && c.route != "/tx" {
 				// Nobody can know yet that the process has died. It is known when the lease has run out.
 				for ; a.status == 409 && a.problem(t).Code == onceqhttp.CodeInFlight; a = post(t, second.url+c.route, "k", "{}") {
+					time.Sleep(50 * time.Millisecond)
 				}
 			}
 			require.Equal(t, c.answer, a.status, a.body)

@@ -186,12 +186,9 @@ func TestTrace_LeaseLostWhileItRuns(t *testing.T) {
 		if l.Lost > 0 {
 			return nil
 		}
-		b.ExpireLease(r.ID)
-		taken, err := b.DB.Queue.Claim(ctx, onceq.ClaimOptions{Queue: "mail", Lease: time.Minute})
-		require.NoError(t, err)
-		require.Len(t, taken, 1)
+		taken := b.takeOver(r.ID)
 		<-ctx.Done()
-		require.NoError(t, taken[0].Release(t.Context()))
+		require.NoError(t, taken.Release(t.Context()))
 		return context.Cause(ctx)
 	}))
 	attempts := b.all("process mail")
@@ -208,11 +205,8 @@ func TestTrace_RefusedCompletionIsASpan(t *testing.T) {
 	r := b.enqueue(t.Context(), welcome.Job(mail{"ada"}))
 	var other *onceq.Lease
 	b.drain(welcome.Handle(func(ctx context.Context, l *onceq.Lease, _ mail) error {
-		b.ExpireLease(r.ID)
-		taken, err := b.DB.Queue.Claim(ctx, onceq.ClaimOptions{Queue: "mail", Lease: time.Minute})
-		require.NoError(t, err)
-		require.Len(t, taken, 1)
-		other = taken[0]
+		taken := b.takeOver(r.ID)
+		other = taken
 		return nil
 	}))
 	require.NoError(t, other.Complete(t.Context(), nil))

@@ -11,11 +11,11 @@ import (
 	"github.com/onceq/onceq/internal/pgserver"
 )
 
-// A test that leaks a connection need not wait for long, and each that has a database fails when it leaves a goroutine.
-func init() {
-	returnTimeout = 5 * time.Second
-	leaks.On.Store(true)
-}
+// Each test that has a database fails when it leaves a goroutine.
+func init() { leaks.On.Store(true) }
+
+// Impatient lets the end of a test that leaks a connection not wait for long.
+func (db *DB) Impatient() { db.returnTimeout = time.Second }
 
 // Tag is what marks the databases of the server that New uses.
 func Tag(t *testing.T) string {

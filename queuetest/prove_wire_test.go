@@ -395,7 +395,7 @@ func TestProve_LeavesNothingBehind(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, proven.Failures)
 	require.Zero(t, scan[int](t, db.Pool, `select count(*) from pg_stat_activity where application_name like 'prove%'`))
-	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before; runtime.Gosched() {
+	for deadline := time.Now().Add(2 * time.Minute); runtime.NumGoroutine() > before; runtime.Gosched() {
 		if time.Now().After(deadline) {
 			buf := make([]byte, 1<<20)
 			t.Fatalf("%d goroutines, %d before:\n%s", runtime.NumGoroutine(), before, buf[:runtime.Stack(buf, true)])

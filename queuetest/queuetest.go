@@ -44,7 +44,8 @@ type DB struct {
 	// Schema holds the queue's tables; unquoted.
 	Schema string
 
-	t testing.TB
+	t             testing.TB
+	returnTimeout time.Duration
 }
 
 // Option changes what New gives.
@@ -79,9 +80,8 @@ func NoCheck() Option { return func(o *options) { o.noCheck = true } }
 // copy's data, in another test, does so when it has them.
 const dropTimeout = time.Minute
 
-// returnTimeout bounds how long connections may take to come back to the pool. It is a variable for this package's own
-// tests alone.
-var returnTimeout = time.Minute
+// returnTimeout bounds how long connections may take to come back to the pool.
+const returnTimeout = time.Minute
 
 // New gives a migrated, isolated database on a real Postgres and a Queue over it. When the test ends, its invariants are
 // checked and the database is dropped. The first call of a process takes longer: it may start the server, and applies
@@ -119,7 +119,7 @@ func New(t testing.TB, opts ...Option) *DB {
 		}
 	})
 
-	db := &DB{URL: s.DatabaseURL(name), Schema: o.config.Schema, t: t}
+	db := &DB{URL: s.DatabaseURL(name), Schema: o.config.Schema, t: t, returnTimeout: returnTimeout}
 	role := ""
 	if !o.empty {
 		if role, err = s.runtimeRole(t.Context()); err != nil {
@@ -166,7 +166,7 @@ func (db *DB) openPool(s *server, changes []func(*pgxpool.Config)) {
 		}()
 		select {
 		case <-closed:
-		case <-time.After(returnTimeout):
+		case <-time.After(db.returnTimeout):
 			db.t.Errorf("queuetest: %d connections of the pool were never given back", db.Pool.Stat().AcquiredConns())
 		}
 	})

@@ -152,6 +152,7 @@ func TestCleanupTellsOfLeakedConnection(t *testing.T) {
 	db := queuetest.New(f)
 	conn, err := db.Pool.Acquire(t.Context())
 	require.NoError(t, err)
+	db.Impatient()
 	f.told = conn.Release // so that the pool is closed after all, and leaves no goroutine
 	f.end()
 	require.Len(t, f.errors, 1)

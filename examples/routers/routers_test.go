@@ -236,7 +236,7 @@ func receive[T any](t *testing.T, from <-chan T) T {
 	select {
 	case v := <-from:
 		return v
-	case <-time.After(30 * time.Second):
+	case <-time.After(5 * time.Minute):
 		t.Fatal("waited in vain")
 		panic("unreachable")
 	}

@@ -40,7 +40,7 @@ func fenceEveryAnswer(t *testing.T, set setup) {
 	spec := onceq.FenceSpec{Key: "k", Payload: map[string]int{"a": 1}}
 	f := e.fence(spec)
 	c := e.mine(f, in)
-	require.InDelta(t, 30, time.Until(c.Until).Seconds(), 5, "the default lease")
+	require.InDelta(t, 30, get[float64](t, e.Pool, `select extract(epoch from $1::timestamptz - created_at)::float8 from onceq.job_fences`, c.Until), 1, "the default lease")
 
 	_, err := f.Claim(ctx, in)
 	var inFlight *onceq.InFlightError

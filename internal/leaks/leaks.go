@@ -22,7 +22,7 @@ var On atomic.Bool
 const label = "onceq test"
 
 // patience is how long goroutines may take to end after their test. It is a variable for this package's own test alone.
-var patience = 10 * time.Second
+var patience = 2 * time.Minute
 
 var (
 	watched sync.Map // testing.TB → nothing: those that are watched already

@@ -39,6 +39,7 @@ func TestWatch(t *testing.T) {
 	}
 
 	// Those of another test are none of this one's.
+	patience = time.Minute
 	g := &fake{TB: t}
 	Watch(g)
 	done := make(chan struct{})

@@ -43,7 +43,7 @@ func TestStandby_TakesOver(t *testing.T) {
 		}
 	}
 	run(primary, `alter system set synchronous_standby_names = 'standby'`, `select pg_reload_conf()`)
-	require.Eventually(t, func() bool { return setting(t, primary.URL(), "synchronous_standby_names") == "standby" }, time.Minute, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return setting(t, primary.URL(), "synchronous_standby_names") == "standby" }, 5*time.Minute, 10*time.Millisecond)
 	run(primary, `create table there (n int)`, `insert into there values (1)`)
 	require.NoError(t, primary.Stop())
 	run(standby, `select pg_promote()`, `alter system reset synchronous_standby_names`, `select pg_reload_conf()`,
@@ -83,7 +83,7 @@ func TestStandby_HasTheTablespaces(t *testing.T) {
 	require.Eventually(t, func() bool {
 		var n int
 		return following.QueryRow(ctx, `select count(distinct n) from rows`).Scan(&n) == nil && n == 20000
-	}, time.Minute, 10*time.Millisecond)
+	}, 5*time.Minute, 10*time.Millisecond)
 	left, err := filepath.Glob(filepath.Join(here, "*"))
 	require.NoError(t, err)
 	require.NotEmpty(t, left)
