@@ -3,8 +3,10 @@ package queuetest
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"runtime"
@@ -42,21 +44,39 @@ type Proof struct {
 	Handler func(p *Process) onceq.Handler
 
 	// Check says whether all is as it must be when a job is finished, whatever went wrong on the way. It fails through o,
-	// which works with testify's assert and require. Default: each table has as many rows as after a run without faults.
+	// which works with testify's assert and require. Default: each table contains what it does after a run without faults,
+	// but for what differs between such runs (times, ids of a sequence, what is made by chance).
 	//
 	// Checked in any case: that the job ends in the same state as without faults, that each effect outside happened as
-	// often as without faults, and the queue's own tables.
+	// often as without faults, and the queue's own tables. A run with an effect that no run without faults has, as a
+	// compensation or a fallback is, is held against nothing but Check.
 	Check func(o *Outcome)
+
+	// Also says whether an outcome is right although it is another one than without faults: the job dead and the money
+	// given back. Where it is, nothing else is asked. Default: none is.
+	Also func(o *Outcome) bool
+
+	// Varies names tables and columns that may differ from run to run, "attempts_log" or "orders.last_error", where there is
+	// no Check. Members of JSON are named by their path, "orders.details.seen".
+	Varies []string
 
 	// Provider answers HTTP calls, once for each effect. Default: 200 with an id. An answer from 400 on says that there
 	// was no effect.
 	Provider http.Handler
 
-	// NoDedup is for a provider that does not recognise a repeated Idempotency-Key: each call is an effect of its own.
+	// NoDedup is for a provider that does not recognise a repeated idempotency key: each call is an effect of its own.
 	NoDedup bool
 
+	// Safe says that a request changes nothing that counts: a search by POST, a log-in. GET, HEAD, OPTIONS and the like are
+	// safe in any case, and the fetching of an OAuth token. PUT and DELETE may be repeated with the same content.
+	Safe func(r *http.Request) bool
+
+	// Key gives what the provider recognises a repeated request by, "" for nothing. Default: the header Idempotency-Key or one
+	// of its usual other names, or a key of onceq wherever in the request it stands.
+	Key func(r *http.Request) string
+
 	// Resolve decides about an effect of a job that is held for a person; applied says whether any call that was made in
-	// it happened. Default: onceq.Applied(nil) or onceq.NeverApplied(), as applied says.
+	// it happened. Default: onceq.Applied with the result of the run without faults, or onceq.NeverApplied(), as applied says.
 	Resolve func(job onceq.JobInfo, effect string, applied bool) onceq.Resolution
 }
 
@@ -110,6 +130,7 @@ func (o *Outcome) Count(query string, args ...any) int {
 //     nothing any more; after a step means that the server has done it and the answer is lost.
 //   - the connection is lost before and after each step of the handler, or the call gets no answer, and the process
 //     lives on.
+//   - a call is answered with 500 although it was done.
 //   - the process freezes before each step of the handler, its lease runs out, a second one runs the job to its end,
 //     and the first one wakes up and goes on.
 //   - two processes come to the same step at the same time.
@@ -140,9 +161,10 @@ const (
 	freezing                  // the process stands still until another one has done the job
 	meeting                   // two processes go on from there at the same time
 	twice                     // two runs in a row
+	failing                   // a call is answered with 500 although it was done
 )
 
-var faultNames = [...]string{"die", "cut", "freeze", "meet", "twice"}
+var faultNames = [...]string{"die", "cut", "freeze", "meet", "twice", "fail"}
 
 // fault is what goes wrong in one run. The zero step is none.
 type fault struct {
@@ -160,7 +182,7 @@ func (f *fault) name() string {
 		return "none"
 	case f.step == nil:
 		return faultNames[f.kind]
-	case f.kind == freezing || f.kind == meeting:
+	case f.kind == freezing || f.kind == meeting || f.kind == failing:
 		return fmt.Sprintf("%s-%d", faultNames[f.kind], f.at)
 	case f.after:
 		return fmt.Sprintf("%s-%d-after", faultNames[f.kind], f.at)
@@ -183,6 +205,8 @@ func (f *fault) words() string {
 	switch {
 	case f.kind == dying:
 		return "died " + place
+	case f.kind == failing:
+		return "got 500 for " + f.step.words + f.step.times() + ", which had been done"
 	case f.kind == cutting && f.step.role == roleCall && f.after:
 		return "lost the answer to " + f.step.words + f.step.times()
 	case f.kind == cutting:
@@ -194,6 +218,9 @@ func (f *fault) words() string {
 	}
 	return "ran twice in a row: the lease was lost when the first run began"
 }
+
+// survived says that the process lives on and runs the job again.
+func (f *fault) survived() bool { return f != nil && (f.kind == cutting || f.kind == failing) }
 
 // faults says what to try, from the tape of a run without faults.
 func faults(tape []*step, attempts bool) []*fault {
@@ -213,6 +240,9 @@ func faults(tape []*step, attempts bool) []*fault {
 			}
 			all = append(all, f)
 		}
+		if s.http && s.leased && attempts {
+			all = append(all, &fault{kind: failing, at: i + 1, step: s, after: true})
+		}
 		if s.leased && s.first {
 			all = append(all, &fault{kind: freezing, at: i + 1, step: s}, &fault{kind: meeting, at: i + 1, step: s})
 		}
@@ -229,8 +259,10 @@ type prover struct {
 	t        testing.TB
 	server   *server
 	template string
-	calm     *proofRun // the run without faults
-	width    int       // how many jobs the handler takes at a time
+	calm     *proofRun   // the run without faults
+	calms    []*proofRun // it, one more at the end, and one of a job that had lost its worker before
+	tables   map[string]*standard
+	width    int // how many jobs the handler takes at a time
 }
 
 // report is what came of it.
@@ -239,6 +271,7 @@ type report struct {
 	steps  []*step
 	runs   []*proofRun // in the order of the faults; the first is the one without
 	keys   string      // what is wrong with the job's key; "" for nothing
+	calm   *proofRun
 	took   time.Duration
 	replay bool
 }
@@ -267,20 +300,21 @@ func prove(t testing.TB, proof Proof, only string) (*report, error) {
 	defer drop()
 	first := proof.Jobs()
 	if v.width = max(1, len(first)); v.width > 1 {
-		v.width = max(1, v.run(nil).most) // a run to find out
+		v.width = max(1, v.run(nil, false).most) // a run to find out
 	}
-	v.calm = v.run(nil)
-	rep := &report{test: t.Name(), runs: []*proofRun{v.calm}, replay: only != ""}
-	if v.calm.err != nil {
-		return nil, fmt.Errorf("without any fault: %w", v.calm.err)
+	calm := v.run(nil, false)
+	if err := calm.wrong(); err != nil {
+		return nil, err
 	}
-	if len(v.calm.failed) > 0 {
-		text := strings.Join(v.calm.failed, "\n")
-		if v.calm.mistake != "" {
-			text += "\nmistake: " + v.calm.mistake
+	for _, name := range v.Varies {
+		if !strings.HasPrefix(name, "queue of ") && !slices.ContainsFunc(slices.Collect(maps.Values(calm.contents)), func(t *table) bool {
+			return t.named([]string{name}, "") || strings.HasPrefix(name, t.short+".") || strings.HasPrefix(name, strings.TrimPrefix(t.name, "table ")+".")
+		}) {
+			return nil, fmt.Errorf("Proof.Varies: there is no table of %q", name)
 		}
-		return nil, fmt.Errorf("without any fault: %s", text)
 	}
+	v.calm = calm
+	rep := &report{test: t.Name(), runs: []*proofRun{calm}, calm: calm, replay: only != ""}
 	rep.steps = v.calm.processes[0].tape
 	todo := faults(rep.steps, !slices.ContainsFunc(first, func(j onceq.Job) bool { return j.MaxAttempts == 1 }))
 	if only != "" {
@@ -295,7 +329,7 @@ func prove(t testing.TB, proof Proof, only string) (*report, error) {
 	for range cap(slots) {
 		workers.Go(func() {
 			for i := range next {
-				runs[i] = v.run(todo[i])
+				runs[i] = v.run(todo[i], false)
 			}
 		})
 	}
@@ -305,8 +339,16 @@ func prove(t testing.TB, proof Proof, only string) (*report, error) {
 	close(next)
 	workers.Wait()
 	rep.runs = append(rep.runs, runs...)
+	// What differs between runs without faults is held against no other. The last one comes after all others and in another
+	// second, so that a time that has passed differs as well.
+	anotherSecond(began)
+	if err := v.again(rep.steps); err != nil {
+		return nil, err
+	}
+	for _, r := range runs {
+		r.judge()
+	}
 	if slices.ContainsFunc(first, func(j onceq.Job) bool { return j.Key != "" }) {
-		anotherSecond(began)
 		rep.keys = mistakeOfJobs(first, proof.Jobs())
 	}
 	if rep.replay {
@@ -316,6 +358,48 @@ func prove(t testing.TB, proof Proof, only string) (*report, error) {
 	}
 	rep.took = time.Since(began)
 	return rep, nil
+}
+
+// wrong says what is wrong with a run without faults.
+func (r *proofRun) wrong() error {
+	if r.err != nil {
+		return fmt.Errorf("without any fault: %w", r.err)
+	}
+	if len(r.failed) == 0 {
+		return nil
+	}
+	text := strings.Join(r.failed, "\n")
+	if r.mistake != "" {
+		text += "\nmistake: " + r.mistake
+	}
+	return fmt.Errorf("without any fault: %s", text)
+}
+
+// again makes the other runs without faults: one as the first was, and one with other ids, of jobs that have failed once and whose
+// next worker died before it began.
+func (v *prover) again(tape []*step) error {
+	second := v.run(nil, false)
+	if err := second.wrong(); err != nil {
+		return fmt.Errorf("a second time, %w", err)
+	}
+	v.calms = []*proofRun{v.calm, second}
+	if at := slices.IndexFunc(tape, func(s *step) bool { return s.leased }); at >= 0 {
+		r := v.run(&fault{kind: dying, at: at + 1, step: tape[at]}, true)
+		if r.err == nil && len(r.failed) == 0 && slices.Equal(r.states, v.calm.states) {
+			v.calms = append(v.calms, r)
+		}
+	}
+	v.tables = make(map[string]*standard)
+	all := make([]contents, len(v.calms))
+	for i, r := range v.calms {
+		all[i] = r.contents
+	}
+	for _, c := range all {
+		for name := range c {
+			v.tables[name] = compare(name, v.Varies, all)
+		}
+	}
+	return nil
 }
 
 // anotherSecond waits until the clock shows another second than at a time: what contains the time differs then.
@@ -372,11 +456,23 @@ type proofRun struct {
 	passed    time.Duration // by how much the database's clock was advanced
 	most      int           // jobs that the handler got at once
 
-	err     error    // the run could not be made
-	failed  []string // what is not as it must be
-	mistake string   // that explains it; "" for none that is known
-	rows    map[string]int
-	states  []onceq.State
+	err      error    // the run could not be made
+	missed   bool     // the place of the fault did not come again
+	failed   []string // what is not as it must be
+	mistake  string   // that explains it; "" for none that is known
+	also     bool     // Proof.Also says that it is right
+	others   []string // effects that no run without faults has
+	contents contents // at the end, where there is no Check
+	earlier  contents // and when one run of the job was over and the next had not begun
+	states   []onceq.State
+	results  map[effect]json.RawMessage // of the jobs' effects, by the job's number
+}
+
+// keep notes what the tables have between two runs of the job.
+func (r *proofRun) keep(ctx context.Context) {
+	if r.v.Check == nil {
+		r.earlier, _ = r.read(ctx) // what a transaction keeps locked is not looked at
+	}
 }
 
 func (r *proofRun) passedTime() time.Duration {
@@ -390,10 +486,11 @@ const (
 	patience        = 2 * time.Minute // for a process to come to its fault, or to its end
 )
 
-func (v *prover) run(f *fault) *proofRun {
+// run makes one run. With others the ids that sequences give are others than usual, and the jobs have failed once.
+func (v *prover) run(f *fault, others bool) *proofRun {
 	slots <- struct{}{}
 	defer func() { <-slots }()
-	r := &proofRun{v: v, fault: f, provider: &provider{handler: v.Provider, dedup: !v.NoDedup, answers: make(map[string]*answered)}}
+	r := &proofRun{v: v, fault: f, provider: &provider{handler: v.Provider, dedup: !v.NoDedup, made: make(map[string]int), answers: make(map[string]*answered)}}
 	ctx := context.Background()
 	name := v.server.newName()
 	if err := v.server.exec(ctx, "create database "+name+" template "+v.template); err != nil {
@@ -401,7 +498,7 @@ func (v *prover) run(f *fault) *proofRun {
 		return r
 	}
 	defer v.drop(name)
-	if r.err = r.open(ctx, v.server.DatabaseURL(name)); r.err != nil {
+	if r.err = r.open(ctx, v.server.DatabaseURL(name), others); r.err != nil {
 		return r
 	}
 	defer r.close()
@@ -411,7 +508,22 @@ func (v *prover) run(f *fault) *proofRun {
 	return r
 }
 
-func (r *proofRun) open(ctx context.Context, url string) error {
+// skip makes every sequence give other values than it would.
+const skip = `
+do $$
+declare
+  s record;
+begin
+  for s in select sequence_name, sequence_schema from information_schema.sequences loop
+    for i in 1 .. 7 loop
+      perform nextval(format('%I.%I', s.sequence_schema, s.sequence_name));
+    end loop;
+  end loop;
+exception when sequence_generator_limit_exceeded then null;
+end
+$$`
+
+func (r *proofRun) open(ctx context.Context, url string, others bool) error {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return err
@@ -429,6 +541,12 @@ func (r *proofRun) open(ctx context.Context, url string) error {
 		return err
 	}
 	r.db = &DB{Pool: pool, Queue: q, URL: url, Schema: "onceq", t: r.v.t}
+	if others {
+		if _, err := pool.Exec(ctx, skip); err != nil {
+			pool.Close()
+			return fmt.Errorf("skipping ids: %w", err)
+		}
+	}
 	jobs := r.v.Jobs()
 	results, err := q.EnqueueMany(ctx, pool, jobs)
 	if err != nil {
@@ -437,6 +555,9 @@ func (r *proofRun) open(ctx context.Context, url string) error {
 	}
 	for _, res := range results {
 		r.ids = append(r.ids, res.ID)
+	}
+	if others {
+		r.db.exec(`update onceq.jobs set attempts = attempts + 1 where max_attempts > 1 and id = any ($1)`, r.ids)
 	}
 	return nil
 }
@@ -510,15 +631,18 @@ func (r *proofRun) work(p *Process) error {
 		}
 		select {
 		case <-p.struck:
-			if p.isDead() || r.fault.kind != cutting {
+			if p.isDead() || !r.fault.survived() {
 				return nil
+			}
+			if r.earlier == nil {
+				r.keep(p.ctx)
 			}
 			if r.fault.apart {
 				anotherSecond(time.Now())
 			}
 		default:
 		}
-		if p.robbed() == len(r.ids) {
+		if p.robbed() == len(r.ids) || r.provider.refuses() {
 			return nil
 		}
 	}
@@ -588,6 +712,9 @@ func (r *proofRun) resolve(ctx context.Context, id int64) (bool, error) {
 			resolution = r.v.Resolve(job, e.Name, applied)
 		case applied:
 			resolution = onceq.Applied(nil)
+			if r.v.calm != nil {
+				resolution = onceq.Applied(r.v.calm.results[effect{strconv.Itoa(slices.Index(r.ids, id)), e.Name}])
+			}
 		}
 		if err := r.db.Queue.Resolve(ctx, r.db.Pool, id, e.Name, resolution); err != nil {
 			return false, err
@@ -633,7 +760,7 @@ func (r *proofRun) execute(ctx context.Context) (err error) {
 		}
 		for _, p := range r.processes {
 			if p.mu.Lock(); err == nil && p.fault != nil && p.fault.step != nil && p == r.processes[0] {
-				err = errors.New("the handler did not come by this place again: it must do the same each time, in the same order")
+				r.missed = true
 			}
 			p.mu.Unlock()
 		}
@@ -646,7 +773,7 @@ func (r *proofRun) execute(ctx context.Context) (err error) {
 		return err
 	}
 	switch f := r.fault; {
-	case f == nil || f.kind == cutting || f.kind == twice:
+	case f == nil || f.survived() || f.kind == twice:
 		if err := arrives(a.done, nil); err != nil {
 			return err
 		}
@@ -659,7 +786,10 @@ func (r *proofRun) execute(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	if f := r.fault; f != nil && f.kind != cutting {
+	if f := r.fault; f != nil && !f.survived() {
+		if r.earlier == nil && (f.kind == dying || f.kind == twice) {
+			r.keep(ctx)
+		}
 		b, err := r.start(nil)
 		if err != nil {
 			return err
@@ -669,7 +799,7 @@ func (r *proofRun) execute(ctx context.Context) (err error) {
 		}
 	}
 	live, err := r.wait(ctx)
-	if err == nil && live > 0 {
+	if err == nil && live > 0 && !r.provider.refuses() {
 		err = fmt.Errorf("the job was not finished: %w", r.processes[len(r.processes)-1].lastError())
 	}
 	return err
@@ -725,6 +855,9 @@ func (r *proofRun) overtake(ctx context.Context, a *Process) error {
 	}
 	if err := r.stuck(ctx, a, b); err != nil {
 		return err
+	}
+	if r.fault.kind == freezing {
+		r.keep(ctx)
 	}
 	a.melt()
 	b.melt()

@@ -3,11 +3,14 @@ package queuetest
 import (
 	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"regexp"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -16,34 +19,134 @@ import (
 	"github.com/onceq/onceq"
 )
 
-// check says what is not as it must be after a run, and why.
+func (r *proofRun) fail(format string, args ...any) {
+	r.failed = append(r.failed, fmt.Sprintf(format, args...))
+}
+
+// check looks at all that is left after a run.
 func (r *proofRun) check(ctx context.Context) {
-	fail := func(format string, args ...any) { r.failed = append(r.failed, fmt.Sprintf(format, args...)) }
+	if r.v.calm == nil {
+		r.shared()
+	}
+	if len(r.failed) == 0 {
+		r.refused()
+	}
+	if len(r.failed) > 0 {
+		return // it was broken off
+	}
 	var err error
 	if r.states, err = r.ends(ctx); err != nil {
 		r.err = err
 		return
 	}
 	if err := r.db.Check(); err != nil {
-		fail("%v", err)
+		r.fail("%v", err)
 	}
-	calm := r.v.calm
-	for i := range r.ids {
-		if calm != nil && r.states[i] != calm.states[i] {
-			last := r.processes[len(r.processes)-1].lastError()
-			fail("the job ended %s, without faults %s (%v)", r.states[i], calm.states[i], last)
-			if r.states[i] == onceq.Dead {
-				r.mistake = "giving up for good: one fault made the job dead, which another attempt would have finished. Make an error Fatal only where another attempt cannot help, and allow more attempts than one"
-			}
+	if r.v.calm == nil {
+		r.usedUp(ctx)
+		if r.err == nil {
+			r.results, r.err = r.outcomes(ctx)
 		}
 	}
-	if calm == nil {
-		r.usedUp(ctx, fail)
+	o := &Outcome{Pool: r.db.Pool, Queue: r.db.Queue, JobIDs: r.ids, Effects: slices.Clone(r.provider.effects), Fault: r.fault.words()}
+	if r.fault != nil && r.v.Also != nil {
+		o.run(func() { r.also = r.v.Also(o) })
 	}
-	r.effects(fail)
-	r.mine(ctx, fail)
-	if calm != nil && r.mistake == "" && len(r.failed) > 0 {
+	switch {
+	case r.also:
+	case r.v.Check != nil:
+		o.run(func() { r.v.Check(o) })
+	case r.err == nil:
+		r.contents, r.err = r.read(ctx)
+	}
+	r.failed = append(r.failed, o.errors...)
+}
+
+// judge compares a run with those without faults.
+func (r *proofRun) judge() {
+	if r.err != nil || r.also {
+		return
+	}
+	if r.missed && r.err == nil {
+		second := r.v.calms[1].processes[0].tape
+		if slices.ContainsFunc(second, func(s *step) bool { return s.text == r.fault.step.text && s.nth == r.fault.step.nth }) {
+			r.err = errors.New("the handler did not come by this place again: it must do the same each time, in the same order")
+		}
+		return
+	}
+	if r.mistake != "" {
+		return
+	}
+	mine := r.failed // of the queue's tables and of Check
+	r.failed = nil
+	r.effects()
+	if len(r.others) == 0 {
+		for i := range r.ids {
+			if want := r.v.calm.states[i]; r.states[i] != want {
+				last := r.processes[len(r.processes)-1].lastError()
+				r.fail("the job ended %s, without faults %s (%v)", r.states[i], want, last)
+				if r.states[i] == onceq.Dead {
+					r.mistake = "giving up for good: one fault made the job dead, which another attempt would have finished. Make an error Fatal only where another attempt cannot help, and allow more attempts than one. Where the job is to end so, say it by Proof.Also"
+				}
+			}
+		}
+		if r.contents != nil {
+			r.compare()
+		}
+	}
+	r.failed = append(r.failed, mine...)
+	if r.mistake == "" && len(r.failed) > 0 {
 		r.mistake = r.explain()
+	}
+}
+
+// compare compares the tables with those of the runs without faults.
+func (r *proofRun) compare() {
+	for _, name := range slices.Sorted(maps.Keys(r.contents)) {
+		if r.v.tables[name] == nil {
+			r.v.tables[name] = compare(name, r.v.Varies, []contents{{}})
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.v.tables)) {
+		s := r.v.tables[name]
+		if words := s.differs(r.contents[name]); words != "" {
+			r.fail("%s", words)
+		} else if words := s.rewritten(r.earlier[name], r.contents[name]); words != "" {
+			r.fail("%s", words)
+			r.mistake = "a value made by chance is made anew in each run: who has seen the first one, which was committed, has one that no longer holds. Make it in onceq.Once, which keeps what its function returns, write it only where there is none, or write it through the transaction of Kind.HandleTx. Where it may change, name it in Proof.Varies"
+		}
+	}
+}
+
+// outcomes gives the results of the jobs' effects.
+func (r *proofRun) outcomes(ctx context.Context) (map[effect]json.RawMessage, error) {
+	all := make(map[effect]json.RawMessage)
+	for i, id := range r.ids {
+		effects, err := r.db.Queue.Effects(ctx, r.db.Pool, id)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range effects {
+			all[effect{strconv.Itoa(i), e.Name}] = e.Result
+		}
+	}
+	return all, nil
+}
+
+// refused fails where a call came back with its key and another body.
+func (r *proofRun) refused() {
+	for _, what := range r.provider.other {
+		r.fail("%s was called again with its key and another body", what)
+		r.mistake = "another body under the same idempotency key: a provider refuses that, or gives the answer to the first; make the body from the job alone"
+	}
+}
+
+// shared fails where two jobs sent one key.
+func (r *proofRun) shared() {
+	if v := r.provider; len(v.shared) > 0 {
+		c := v.shared[0]
+		r.fail("%s was made for two jobs under one idempotency key, %q", c.What, c.Key)
+		r.mistake = "a key that does not name its work: a provider takes the second job's call for a repetition of the first one's, and does nothing; make the key from the job, as the one that onceq.Once gives to its function. Where both are to do it once between them, prove them with jobs that have nothing in common"
 	}
 }
 
@@ -60,7 +163,7 @@ func (r *proofRun) ends(ctx context.Context) ([]onceq.State, error) {
 
 // usedUp fails where a job that may be tried several times failed each time, although nothing went wrong: that its handler
 // always does the same would prove nothing. One that is dead by Fatal is as it is meant to be.
-func (r *proofRun) usedUp(ctx context.Context, fail func(string, ...any)) {
+func (r *proofRun) usedUp(ctx context.Context) {
 	for i, id := range r.ids {
 		if r.states[i] != onceq.Dead {
 			continue
@@ -70,49 +173,80 @@ func (r *proofRun) usedUp(ctx context.Context, fail func(string, ...any)) {
 		case err != nil:
 			r.err = err
 		case job.MaxAttempts > 1 && job.Attempts == job.MaxAttempts:
-			fail("the job failed in all of its %d attempts: %v", job.MaxAttempts, r.processes[0].lastError())
+			r.fail("the job failed in all of its %d attempts: %v", job.MaxAttempts, r.processes[0].lastError())
 		}
 	}
 }
 
 // effects compares what happened outside with what happened without faults.
-func (r *proofRun) effects(fail func(string, ...any)) {
-	v := r.provider
-	count := func(effects []Effect) map[string]int {
+func (r *proofRun) effects() {
+	count := func(r *proofRun) map[string]int {
 		n := make(map[string]int)
-		for _, e := range effects {
+		for _, e := range r.provider.effects {
 			n[e.What]++
 		}
 		return n
 	}
-	now := count(v.effects)
-	if r.v.calm == nil && len(v.shared) > 0 {
-		c := v.shared[0]
-		fail("%s was made for two jobs under one idempotency key, %q", c.What, c.Key)
-		r.mistake = "a key that does not name its work: a provider takes the second job's call for a repetition of the first one's, and does nothing; make the key from the job, as the one that onceq.Once gives to its function. Where both are to do it once between them, prove them with jobs that have nothing in common"
+	now, least, most := count(r), count(r.v.calm), count(r.v.calm)
+	wandering := false // what happens differs between runs without faults
+	for _, c := range r.v.calms[1:] {
+		n := count(c)
+		for what := range union(n, most) {
+			wandering = wandering || most[what] == 0
+			least[what], most[what] = min(least[what], n[what]), max(most[what], n[what])
+		}
+	}
+	if wandering {
+		r.places(now, least)
 		return
 	}
-	for _, what := range v.other {
-		fail("%s was called again with its key and another body", what)
-		r.mistake = "another body under the same idempotency key: a provider refuses that, or gives the answer to the first; make the body from the job alone"
+	for _, what := range slices.Sorted(maps.Keys(now)) {
+		if most[what] > 0 {
+			continue
+		}
+		r.others = append(r.others, what)
+		if n := now[what]; n > 1 {
+			r.fail("%s made %s again: it happened %s, and without faults never", r.again(what), what, times(n))
+			r.mistake = r.tooOften(what, 1)
+		}
 	}
-	if r.v.calm == nil {
-		return
+	if len(r.others) > 0 {
+		return // what its being done means for the rest, nobody but Check knows
 	}
-	before := count(r.v.calm.provider.effects)
-	for _, what := range slices.Sorted(maps.Keys(union(now, before))) {
-		switch n, want := now[what], before[what]; {
-		case n > want:
-			fail("%s made %s again: it happened %s, without faults %s", r.again(what), what, times(n), times(want))
-			if m := r.tooOften(what, want); r.mistake == "" || strings.Contains(m, "key") {
+	for _, what := range slices.Sorted(maps.Keys(most)) {
+		switch n := now[what]; {
+		case n > most[what]:
+			r.fail("%s made %s again: it happened %s, without faults %s", r.again(what), what, times(n), times(most[what]))
+			if m := r.tooOften(what, most[what]); r.mistake == "" || strings.Contains(m, "key") {
 				r.mistake = m
 			}
-		case n < want:
-			fail("%s happened %s, without faults %s", what, times(n), times(want))
+		case n < least[what]:
+			r.fail("%s happened %s, without faults %s", what, times(n), times(least[what]))
 			if r.mistake == "" {
 				r.mistake = "recording before sending: the job was noted as done, and the effect was not made; the next run believed the note. Put the call into onceq.Once, which knows an intent from an outcome"
 			}
 		}
+	}
+}
+
+// places compares how much happened where the addresses of calls differ between runs without faults.
+func (r *proofRun) places(now, steady map[string]int) {
+	sum := func(counts map[string]int) (n int, what string) {
+		for _, w := range slices.Sorted(maps.Keys(counts)) {
+			if steady[w] == 0 {
+				n, what = n+counts[w], w
+			}
+		}
+		return n, what
+	}
+	before := make(map[string]int)
+	for _, e := range r.v.calm.provider.effects {
+		before[e.What]++
+	}
+	n, what := sum(now)
+	if want, _ := sum(before); n > want {
+		r.fail("%s and others like it happened %s, without faults %s", what, times(n), times(want))
+		r.mistake = "the address of a call differs between the runs of one job: no provider recognises a repetition. Derive it from the job"
 	}
 }
 
@@ -160,11 +294,15 @@ func (r *proofRun) tooOften(what string, want int) string {
 		}
 	}
 	last := made[len(made)-1]
-	if len(keys) > want && !keys[""] {
-		return mistakeOfKeys(made[0], last)
+	if len(keys) > want && len(keys) > 1 && !keys[""] {
+		other := slices.IndexFunc(made, func(c call) bool { return c.Key != made[0].Key })
+		return mistakeOfKeys(made[0], made[other])
 	}
 	if i := slices.IndexFunc(made, func(c call) bool { return c.late && c.once.name != "" }); i >= 0 {
 		return fmt.Sprintf("a call without its context: effect %q was made by a worker that woke up after its time, because the call does not carry the context that onceq.Once gives to its function, which had ended; pass it on", made[i].once.name)
+	}
+	if last.once.name != "" && r.released(last.once) {
+		return fmt.Sprintf("an answer taken for a refusal: effect %q happened, and its error said onceq.NotApplied, so it was done again. A server that fails, or whose answer is lost, may have done the work; NotApplied is for what was certainly refused", last.once.name)
 	}
 	if last.once.name != "" {
 		if last.Key == "" {
@@ -182,7 +320,14 @@ func (r *proofRun) tooOften(what string, want int) string {
 	if slices.ContainsFunc(r.v.calm.processes[0].tape[call:], func(s *step) bool { return s.writes() }) {
 		return "recording after sending: the call is made first and noted afterwards, so that nothing says that it was made when the process ends in between. Put the call into onceq.Once, which notes the intent before and the outcome after it"
 	}
-	return "an effect outside without a fence: nothing says that it was made when the job runs again. Put the call into onceq.Once"
+	return "an effect outside without a fence: nothing says that it was made when the job runs again. Put the call into onceq.Once. Where the call changes nothing, say so by Proof.Safe; where the provider recognises a repetition, say by what with Proof.Key"
+}
+
+// released says whether an effect was done and then recorded as not applied.
+func (r *proofRun) released(once effect) bool {
+	return slices.ContainsFunc(r.processes, func(p *Process) bool {
+		return slices.ContainsFunc(p.tape, func(s *step) bool { return s.effect == once && strings.HasPrefix(s.words, "onceq's release of ") })
+	})
 }
 
 const checkThenAct = "check-then-act without a fence: two runs pass the check before one of them acts. Write through the transaction of Kind.HandleTx, and put calls to the outside into onceq.Once"
@@ -214,25 +359,8 @@ func (r *proofRun) explain() string {
 	return ""
 }
 
-// mine runs the user's check, or compares the tables.
-func (r *proofRun) mine(ctx context.Context, fail func(string, ...any)) {
-	if r.v.Check == nil {
-		var err error
-		if r.rows, err = r.tables(ctx); err != nil {
-			r.err = err
-			return
-		}
-		if r.v.calm == nil {
-			return
-		}
-		for _, table := range slices.Sorted(maps.Keys(union(r.rows, r.v.calm.rows))) {
-			if n, want := r.rows[table], r.v.calm.rows[table]; n != want {
-				fail("%s has %d rows, without faults %d", table, n, want)
-			}
-		}
-		return
-	}
-	o := &Outcome{Pool: r.db.Pool, Queue: r.db.Queue, JobIDs: r.ids, Effects: slices.Clone(r.provider.effects), Fault: r.fault.words()}
+// run calls a function of the proof in a goroutine that it may end.
+func (o *Outcome) run(fn func()) {
 	done := make(chan struct{})
 	returned := false
 	go func() {
@@ -245,44 +373,10 @@ func (r *proofRun) mine(ctx context.Context, fail func(string, ...any)) {
 				o.Errorf("Check ended its goroutine; let it fail through its Outcome")
 			}
 		}()
-		r.v.Check(o)
+		fn()
 		returned = true
 	}()
 	<-done
-	for _, e := range o.errors {
-		fail("%s", e)
-	}
-}
-
-// tables counts the rows of every table of the application, and the jobs that were enqueued besides.
-func (r *proofRun) tables(ctx context.Context) (map[string]int, error) {
-	rows, err := r.db.Pool.Query(ctx, `
-		select format('%I.%I', schemaname, tablename) from pg_tables
-		 where schemaname not in ('pg_catalog', 'information_schema', 'onceq')`)
-	if err != nil {
-		return nil, err
-	}
-	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		return nil, err
-	}
-	counts := make(map[string]int)
-	for _, name := range names {
-		var n int
-		if err := r.db.Pool.QueryRow(ctx, "select count(*) from "+name).Scan(&n); err != nil {
-			return nil, err
-		}
-		counts["table "+name] = n
-	}
-	rows, err = r.db.Pool.Query(ctx, `select kind from onceq.jobs where id <> all ($1)`, r.ids)
-	if err != nil {
-		return nil, err
-	}
-	kinds, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	for _, kind := range kinds {
-		counts[fmt.Sprintf("queue of %q", kind)]++
-	}
-	return counts, err
 }
 
 // mistakeOfJobs compares jobs that were made for the same work at two times.
@@ -400,12 +494,46 @@ func (rep *report) summary() string {
 			kinds[r.fault.kind]++
 		}
 	}
+	calls := 0
+	seen := make(map[string]bool) // effects with a call in them
+	var blind []string
+	for _, s := range rep.steps {
+		if s.role == roleCall {
+			calls++
+			seen[s.effect.name] = true
+		}
+	}
+	for _, s := range rep.steps {
+		if name := s.effect.name; s.role == roleIntent && name != "" && !seen[name] && !slices.Contains(blind, name) {
+			blind = append(blind, name)
+		}
+	}
+	others := make(map[string]int)
+	missed := 0
+	for _, r := range rep.runs {
+		for _, what := range r.others {
+			others[what]++
+		}
+		if r.missed && r.err == nil {
+			missed++
+		}
+	}
 	outcome := "all passed"
 	if failed > 0 {
 		outcome = fmt.Sprintf("%d FAILED", failed)
 	}
-	return fmt.Sprintf("%d steps; died at %d places, lost a connection or an answer at %d, froze at %d, met at %d, ran twice; %s, in %s",
-		len(rep.steps), kinds[dying], kinds[cutting], kinds[freezing], kinds[meeting], outcome, rep.took.Round(10*time.Millisecond))
+	text := fmt.Sprintf("%d steps, %d calls seen; died at %d places, lost a connection or an answer at %d, got 500 at %d, froze at %d, met at %d, ran twice; %s, in %s",
+		len(rep.steps), calls, kinds[dying], kinds[cutting], kinds[failing], kinds[freezing], kinds[meeting], outcome, rep.took.Round(10*time.Millisecond))
+	if len(blind) > 0 {
+		text += fmt.Sprintf("\n0 calls seen in effect %q: a call that does not go through p.Client or p.Effect is unknown to Prove, and not proven", blind)
+	}
+	for _, what := range slices.Sorted(maps.Keys(others)) {
+		text += fmt.Sprintf("\n%s was made in %d runs, and in none without faults: how often other things happened there, nobody but Check has looked at", what, others[what])
+	}
+	if missed > 0 {
+		text += fmt.Sprintf("\n%d places were not come by again, as without faults: nothing went wrong there", missed)
+	}
+	return text
 }
 
 // story says what the processes of a run did.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -18,8 +19,8 @@ import (
 // Effect is something that happened outside of the database in a run of Prove, at the provider.
 type Effect struct {
 	What  string // "POST api.example.com/charges", or the name given to Process.Effect
-	Key   string // the Idempotency-Key; "" for none
-	Calls int    // that led to it: more than one where the provider recognised the key
+	Key   string // what the provider recognises a repetition by; "" for nothing
+	Calls int    // that led to it: more than one where they were repetitions
 }
 
 // call is one that reached the provider.
@@ -42,8 +43,9 @@ type provider struct {
 	mu      sync.Mutex
 	calls   []call
 	effects []Effect
-	answers map[string]*answered // by what and key
-	other   []string             // keys that came back with another body
+	made    map[string]int       // effects, by what
+	answers map[string]*answered // by what makes another call a repetition
+	other   []string             // what came back with its key and another body, once each
 	shared  []call               // under a key of another job's call
 }
 
@@ -51,7 +53,7 @@ type provider struct {
 type answered struct {
 	effect int // in effects
 	job    int64
-	asked  [sha256.Size]byte
+	sum    string
 	answer answer
 }
 
@@ -62,40 +64,74 @@ type answer struct {
 }
 
 // take does what a call asks for.
-func (v *provider) take(c call, req *http.Request, body []byte, safe bool) answer {
+func (v *provider) take(c call, req request) answer {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	c.Calls = 1
-	sum := sha256.Sum256(body)
-	at := c.What + "\x00" + c.Key
-	if first := v.answers[at]; v.dedup && c.Key != "" && !safe && first != nil {
-		v.effects[first.effect].Calls++
-		v.calls = append(v.calls, c)
-		if first.job != c.job {
-			v.shared = append(v.shared, c)
-		}
-		if first.asked != sum {
-			v.other = append(v.other, c.What)
-			return answer{http.StatusUnprocessableEntity, http.Header{}, []byte("this Idempotency-Key was used with another body")}
-		}
-		return first.answer
+	at := ""
+	switch {
+	case req.safe:
+	case v.dedup && c.Key != "":
+		at = c.What + "\x00" + c.Key
+	default:
+		at = req.same
 	}
+	first := v.answers[at]
+	if first == nil {
+		a := v.answer(c, req)
+		if c.counted = !req.safe && a.code < 400; c.counted {
+			v.effects = append(v.effects, c.Effect)
+			v.made[c.What]++
+			if at != "" {
+				v.answers[at] = &answered{len(v.effects) - 1, c.job, req.sum, a}
+			}
+		}
+		v.calls = append(v.calls, c)
+		return a
+	}
+	v.effects[first.effect].Calls++
+	v.calls = append(v.calls, c)
+	switch {
+	case at == req.same && v.handler != nil:
+		return v.answer(c, req) // a server does again what may be repeated, and says what it then says
+	case at == req.same:
+		return first.answer
+	case first.job != c.job:
+		v.shared = append(v.shared, c)
+	}
+	if first.sum != req.sum {
+		if !slices.Contains(v.other, c.What) {
+			v.other = append(v.other, c.What)
+		}
+		return answer{http.StatusUnprocessableEntity, http.Header{}, []byte("this idempotency key was used with another body")}
+	}
+	return first.answer
+}
+
+// answer asks the proof's own provider, or makes an id: the same for the same effect in every run.
+func (v *provider) answer(c call, req request) answer {
 	w := httptest.NewRecorder()
 	switch {
-	case req == nil:
+	case req.Request == nil:
 	case v.handler != nil:
-		v.handler.ServeHTTP(w, req)
+		v.handler.ServeHTTP(w, req.Request)
 	default:
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = fmt.Fprintf(w, `{"id":"id_%d"}`, len(v.effects)+1)
+		n := v.made[c.What] + 1
+		if req.safe {
+			n = 1
+		}
+		sum := sha256.Sum256(fmt.Append(nil, c.What, n))
+		_, _ = fmt.Fprintf(w, `{"id":"id_%x"}`, sum[:6])
 	}
-	a := answer{w.Code, w.Result().Header, w.Body.Bytes()}
-	if c.counted = !safe && a.code < 400; c.counted {
-		v.effects = append(v.effects, c.Effect)
-		v.answers[at] = &answered{len(v.effects) - 1, c.job, sum, a}
-	}
-	v.calls = append(v.calls, c)
-	return a
+	return answer{w.Code, w.Result().Header, w.Body.Bytes()}
+}
+
+// refuses says whether a call came back with its key and another body: that never comes to an end.
+func (v *provider) refuses() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return len(v.other) > 0
 }
 
 // transport is a process's way out: http.RoundTripper.
@@ -116,10 +152,10 @@ func (t transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		host = req.Host
 	}
 	what := req.Method + " " + host + req.URL.Path
-	safe := req.Method == http.MethodGet || req.Method == http.MethodHead || req.Method == http.MethodOptions
 	out := req.Clone(context.WithoutCancel(req.Context()))
 	out.Body, out.RequestURI = io.NopCloser(bytes.NewReader(body)), req.URL.RequestURI()
-	a, err := t.p.call(req.Context(), what, req.Header.Get("Idempotency-Key"), out, body, safe)
+	asked := t.p.run.v.read(out, body)
+	a, err := t.p.call(req.Context(), what, asked.key, asked)
 	if err != nil {
 		return nil, err
 	}
@@ -134,14 +170,13 @@ func (t transport) RoundTrip(req *http.Request) (*http.Response, error) {
 // what says what it does, "mail to ada@example.com", and key is what the outside recognises a repetition by, "" for
 // nothing. An error says that the call was not made, or that its answer got lost; then the double returns it.
 func (p *Process) Effect(ctx context.Context, what, key string) error {
-	_, err := p.call(ctx, what, key, nil, nil, false)
+	_, err := p.call(ctx, what, key, request{})
 	return err
 }
 
-func (p *Process) call(ctx context.Context, what, key string, req *http.Request, body []byte, safe bool) (answer, error) {
-	s := step{text: "call " + what, words: what, what: what, role: roleCall, first: true}
+func (p *Process) call(ctx context.Context, what, key string, req request) (answer, error) {
+	s := step{text: "call " + what, words: what, what: what, role: roleCall, first: true, http: req.Request != nil}
 	s.effect = p.inOnce()
-	s.unfenced = s.effect.name == "" && !safe
 	if s.effect.name != "" {
 		s.words += fmt.Sprintf(" in effect %q", s.effect.name)
 	}
@@ -161,9 +196,12 @@ func (p *Process) call(ctx context.Context, what, key string, req *http.Request,
 		c.job, c.attempt, c.token = p.lease()
 		c.late = p.slept() > 0
 	}
-	a := p.run.provider.take(c, req, body, safe)
+	a := p.run.provider.take(c, req)
 	if fault != nil {
 		fault(nil)
+		if p.run.fault.kind == failing {
+			return answer{http.StatusInternalServerError, http.Header{}, []byte("it was done, and then something failed (Prove)")}, nil
+		}
 		return answer{}, p.lost("%s: the answer got lost (Prove)", what)
 	}
 	return a, nil

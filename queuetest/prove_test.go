@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -255,6 +256,9 @@ func TestProve_Passes(t *testing.T) {
 							return "", err
 						}
 						defer func() { _ = res.Body.Close() }()
+						if res.StatusCode != http.StatusOK {
+							return "", errors.New(res.Status)
+						}
 						id, err := io.ReadAll(res.Body)
 						return string(id), err
 					}, onceq.OnUncertain(onceq.Hold()))

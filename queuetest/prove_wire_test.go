@@ -112,7 +112,7 @@ func TestProve_EveryStatementIsAStep(t *testing.T) {
 		kind, _, _ := strings.Cut(name, "-")
 		count[kind]++
 	}
-	require.Equal(t, map[string]int{"none": 1, "twice": 1, "die": 16 + 9, "cut": 12 + 8, "freeze": 8, "meet": 8}, count)
+	require.Equal(t, map[string]int{"none": 1, "twice": 1, "fail": 1, "die": 16 + 9, "cut": 12 + 8, "freeze": 8, "meet": 8}, count)
 }
 
 // A death is real: of a handler that hears of nothing and goes on, the server has what stands before the place where it
@@ -451,25 +451,35 @@ func TestProve_BadProofs(t *testing.T) {
 // A handler that does something else each time cannot be proven, and hears so.
 func TestProve_AnotherWayEachTime(t *testing.T) {
 	t.Parallel()
-	var mu sync.Mutex
-	runs := 0
-	proof := queuetest.Proof{
-		Job: provedJob,
-		Handler: func(p *queuetest.Process) onceq.Handler {
-			return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
-				mu.Lock()
-				runs++
-				first := runs == 1
-				mu.Unlock()
-				if first {
+	proof := func(when func(run int) bool) queuetest.Proof {
+		var mu sync.Mutex
+		runs := 0
+		return queuetest.Proof{
+			Job: provedJob,
+			Handler: func(p *queuetest.Process) onceq.Handler {
+				return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
+					mu.Lock()
+					runs++
+					now := when(runs)
+					mu.Unlock()
+					if !now {
+						return nil
+					}
 					_, err := p.Pool.Exec(ctx, `select 1`)
 					return err
-				}
-				return nil
-			})
-		},
+				})
+			},
+		}
 	}
-	proven, err := queuetest.ProveAll(t, proof, "")
+	// What it does in its first run alone, as with a token that is kept from then on, is held against nobody.
+	s := &spy{TB: t}
+	queuetest.Prove(s, proof(func(run int) bool { return run == 1 }))
+	require.Empty(t, s.errors)
+	require.Contains(t, s.logs[0], "6 places were not come by again, as without faults")
+
+	// What it does in all runs without faults, and not in one with, is.
+	others := proof(func(run int) bool { return run != 2 })
+	proven, err := queuetest.ProveAll(t, others, "die-5-before")
 	require.NoError(t, err)
 	require.Contains(t, strings.Join(proven.Failures, "\n"), "died before `select 1`; the handler did not come by this place again")
 }

@@ -36,10 +36,10 @@ type step struct {
 
 	worker bool // it is in the transaction of HandleTx or HandleBatch, which the worker commits
 
-	leased   bool // the process has a lease, as far as it knows
-	inTx     bool // its transaction was open afterwards
-	what     string
-	unfenced bool // a call outside of Once
+	leased bool // the process has a lease, as far as it knows
+	inTx   bool // its transaction was open afterwards
+	what   string
+	http   bool // a call by HTTP
 }
 
 // onceqs says in words what the statements of onceq are, by a part that only they have.

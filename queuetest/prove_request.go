@@ -1,0 +1,208 @@
+package queuetest
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"io"
+	"mime"
+	"mime/multipart"
+	"net/http"
+	"net/url"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// request is a call by HTTP, and what it means.
+type request struct {
+	*http.Request
+	body []byte
+	safe bool   // it changes nothing
+	key  string // what a provider recognises a repetition by; "" for nothing
+	same string // for methods that may be repeated: equal where the same is asked for
+	sum  string // of what is asked for
+}
+
+// The methods that change nothing, and those that may be repeated (IANA's registry of HTTP methods).
+var (
+	safeMethods       = []string{"GET", "HEAD", "OPTIONS", "TRACE", "PROPFIND", "REPORT", "SEARCH", "QUERY"}
+	idempotentMethods = []string{"PUT", "DELETE", "COPY", "MOVE", "MKCOL", "PROPPATCH", "ACL", "BIND", "UNBIND", "LINK", "UNLINK"}
+)
+
+// keyHeaders are the names that providers have for an idempotency key.
+var keyHeaders = []string{"Idempotency-Key", "X-Idempotency-Key", "Idempotence-Key", "X-Idempotence-Key", "Idempotent-Key", "Paypal-Request-Id"}
+
+// ours is a key of Once or Lease.IdempotencyKey, which is one in whatever place it stands.
+var ours = regexp.MustCompile(`oq_[A-Za-z0-9_-]{40}`)
+
+// read says what a request means, as the proof tells, or as HTTP does.
+func (v *prover) read(req *http.Request, body []byte) request {
+	r := request{Request: req, body: body, sum: meaning(req.Header, body, false)}
+	asked := func() *http.Request { // each reader of the body gets all of it
+		out := req.Clone(req.Context())
+		out.Body = io.NopCloser(bytes.NewReader(body))
+		return out
+	}
+	r.safe = slices.Contains(safeMethods, req.Method) || fetchesToken(req, body) || v.Safe != nil && v.Safe(asked())
+	if v.Key != nil {
+		r.key = v.Key(asked())
+	}
+	for _, name := range keyHeaders {
+		if r.key == "" {
+			r.key = req.Header.Get(name)
+		}
+	}
+	if r.key == "" {
+		for _, values := range req.Header {
+			for _, value := range values {
+				if r.key == "" && ours.FindString(value) == value {
+					r.key = value
+				}
+			}
+		}
+	}
+	if r.key == "" {
+		r.key = ours.FindString(req.URL.RawQuery + " " + string(body))
+	}
+	if slices.Contains(idempotentMethods, req.Method) {
+		r.same = req.Method + " " + req.URL.String() + " " + meaning(req.Header, body, true)
+	}
+	return r
+}
+
+// fetchesToken says whether a request asks for an access token (RFC 6749, section 4): that may be done any number of times.
+func fetchesToken(req *http.Request, body []byte) bool {
+	if req.Method != http.MethodPost || mediaType(req.Header) != "application/x-www-form-urlencoded" {
+		return false
+	}
+	form, err := url.ParseQuery(string(body))
+	return err == nil && form.Has("grant_type")
+}
+
+func mediaType(h http.Header) string {
+	media, _, _ := mime.ParseMediaType(h.Get("Content-Type"))
+	return media
+}
+
+// meaning is equal for bodies that say the same: whatever the order of members and fields, and the boundary between parts.
+// Without times those of about now count as equal too.
+func meaning(h http.Header, body []byte, timeless bool) string {
+	media, params, _ := mime.ParseMediaType(h.Get("Content-Type"))
+	switch {
+	case media == "application/x-www-form-urlencoded":
+		form, err := url.ParseQuery(string(body))
+		if err != nil {
+			break
+		}
+		for _, values := range form {
+			for i := range values {
+				if timeless && isNow(values[i]) {
+					values[i] = "now"
+				}
+			}
+		}
+		return form.Encode()
+	case strings.HasPrefix(media, "multipart/"):
+		var parts []string
+		for r := multipart.NewReader(bytes.NewReader(body), params["boundary"]); ; {
+			part, err := r.NextRawPart()
+			if err == io.EOF && len(parts) > 0 {
+				slices.Sort(parts)
+				return strings.Join(parts, "\n")
+			}
+			if err != nil {
+				return string(body)
+			}
+			content, err := io.ReadAll(part)
+			if err != nil {
+				return string(body)
+			}
+			sum := sha256.Sum256([]byte(meaning(http.Header(part.Header), content, timeless)))
+			head, _ := json.Marshal(part.Header) // a map of texts: sorted, and never an error
+			parts = append(parts, string(head)+string(sum[:]))
+		}
+	}
+	d := json.NewDecoder(bytes.NewReader(body))
+	d.UseNumber()
+	var value any
+	if d.Decode(&value) != nil || d.More() {
+		return string(body)
+	}
+	if timeless {
+		value = withoutNow(value)
+	}
+	text, err := json.Marshal(value) // members sorted
+	if err != nil {
+		return string(body)
+	}
+	return string(text)
+}
+
+// withoutNow replaces each time of about now.
+func withoutNow(value any) any {
+	switch v := value.(type) {
+	case map[string]any:
+		for name := range v {
+			v[name] = withoutNow(v[name])
+		}
+	case []any:
+		for i := range v {
+			v[i] = withoutNow(v[i])
+		}
+	case string:
+		if isNow(v) {
+			return "now"
+		}
+	case json.Number:
+		if isNow(v.String()) {
+			return "now"
+		}
+	}
+	return value
+}
+
+// isNow says whether a text is a time of some hours before or after now, with its date.
+func isNow(s string) bool {
+	const near = 5 * time.Hour
+	if n, err := strconv.ParseFloat(s, 64); err == nil {
+		return sinceEpoch(n, near)
+	}
+	if len(s) < len("2006-01-02T15:04") {
+		return false
+	}
+	for _, layout := range []string{time.RFC3339, "2006-01-02T15:04:05", "2006-01-02T15:04", time.RFC1123, time.RFC1123Z} {
+		text := s
+		if layout[4] == '-' && text[10] == ' ' {
+			text = text[:10] + "T" + text[11:]
+		}
+		if t, err := time.Parse(layout, text); err == nil {
+			return time.Since(t).Abs() < near+14*time.Hour // in whichever zone
+		}
+	}
+	return false
+}
+
+// sinceEpoch says whether a number is a time near now, in seconds since 1970 or another of the usual units.
+func sinceEpoch(n float64, near time.Duration) bool {
+	now := float64(time.Now().UnixNano())
+	for _, unit := range []time.Duration{time.Second, time.Millisecond, time.Microsecond, time.Nanosecond} {
+		if t := n * float64(unit); t > now-float64(near) && t < now+float64(near) {
+			return true
+		}
+	}
+	return false
+}
+
+var temporal = regexp.MustCompile(`^(\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}.*)?|\d{2}:\d{2}(:\d{2}.*)?)$`)
+
+// isTemporal says whether a value is a time, be it in the past or in the future.
+func isTemporal(s string) bool {
+	if n, err := strconv.ParseFloat(s, 64); err == nil {
+		return sinceEpoch(n, 2*365*24*time.Hour)
+	}
+	_, err := time.ParseDuration(s)
+	return err == nil || temporal.MatchString(s) || isNow(s)
+}

@@ -1,0 +1,472 @@
+package queuetest_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime/multipart"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// send makes a request, and gives what comes back where that is good.
+func send(ctx context.Context, client *http.Client, method, address, body string, headers ...string) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, method, address, strings.NewReader(body))
+	if err != nil {
+		return "", onceq.NotApplied(err)
+	}
+	for i := 0; i < len(headers); i += 2 {
+		req.Header.Set(headers[i], headers[i+1])
+	}
+	res, err := client.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = res.Body.Close() }()
+	answer, err := io.ReadAll(res.Body)
+	if err == nil && res.StatusCode >= 300 {
+		err = errors.New(res.Status)
+	}
+	return string(answer), err
+}
+
+// Right handlers that do what a simpler proof takes for wrong.
+func TestProve_AccusesNoRightHandler(t *testing.T) {
+	t.Parallel()
+	type process = queuetest.Process
+	const api = "https://api.example"
+	// lease makes the handler's maker from what it does on a lease.
+	lease := func(do func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error) func(*process) onceq.Handler {
+		return func(p *process) onceq.Handler {
+			return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error { return do(ctx, p, l, o) })
+		}
+	}
+	oncePost := func(ctx context.Context, p *process, l *onceq.Lease) (string, error) {
+		return onceq.Once(ctx, l, "charge", func(ctx context.Context, key string) (string, error) {
+			return send(ctx, p.Client, "POST", api+"/charges", `{"cents":4200}`, "Idempotency-Key", key)
+		})
+	}
+	proofs := map[string]queuetest.Proof{
+		"PUT and DELETE": {
+			Handler: lease(func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				for _, state := range []string{"open", "paid"} {
+					body := fmt.Sprintf(`{"state":%q,"synced_at":%q}`, state, time.Now().Format(time.RFC3339Nano))
+					if _, err := send(ctx, p.Client, "PUT", api+"/orders/7", body, "Content-Type", "application/json"); err != nil {
+						return err
+					}
+				}
+				_, err := send(ctx, p.Client, "DELETE", api+"/carts/7", "")
+				return err
+			}),
+			Check: func(o *queuetest.Outcome) { require.Len(o, o.Effects, 3) },
+		},
+		"DELETE of what is gone": {
+			Provider: func() http.Handler {
+				var gone sync.Map
+				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					if _, before := gone.LoadOrStore(r.Header.Get("X-Run"), true); before {
+						w.WriteHeader(http.StatusGone)
+					}
+				})
+			}(),
+			Handler: func(p *process) onceq.Handler {
+				run := fmt.Sprintf("%p", p.Pool)
+				return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
+					_, err := send(ctx, p.Client, "DELETE", api+"/carts/7", "", "X-Run", run)
+					if err != nil && err.Error() == "410 Gone" {
+						return nil
+					}
+					return err
+				})
+			},
+		},
+		"a read by POST": {
+			Safe: func(r *http.Request) bool { return r.URL.Path == "/search" },
+			Handler: lease(func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				if _, err := send(ctx, p.Client, "POST", api+"/search", `{"order":7}`); err != nil {
+					return err
+				}
+				_, err := oncePost(ctx, p, l)
+				return err
+			}),
+			Check: func(o *queuetest.Outcome) { require.Len(o, o.Effects, 1) },
+		},
+		"an OAuth token that each process fetches once": {
+			Handler: func(p *process) onceq.Handler {
+				var bearer string // one job at a time
+				return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) (err error) {
+					if bearer == "" {
+						if bearer, err = send(ctx, p.Client, "POST", api+"/token", url.Values{"grant_type": {"client_credentials"}}.Encode(),
+							"Content-Type", "application/x-www-form-urlencoded"); err != nil {
+							return err
+						}
+					}
+					_, err = send(ctx, p.Client, "POST", api+"/charges", "", "Authorization", bearer, "Idempotency-Key", l.IdempotencyKey("charge"))
+					return err
+				})
+			},
+		},
+		"a key in a header of the provider's own": {
+			Key: func(r *http.Request) string { return r.Header.Get("X-Reference") },
+			Handler: lease(func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				_, err := send(ctx, p.Client, "POST", api+"/charges", "", "X-Reference", fmt.Sprint("order ", o.ID))
+				return err
+			}),
+		},
+		"a key in the body": {
+			Key: func(r *http.Request) string {
+				var body struct{ Reference string }
+				_ = json.NewDecoder(r.Body).Decode(&body)
+				return body.Reference
+			},
+			Handler: lease(func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				_, err := send(ctx, p.Client, "POST", api+"/charges", `{"reference":"order 7"}`)
+				return err
+			}),
+		},
+		"a key of onceq where no name says so": {
+			Handler: lease(func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				key := l.IdempotencyKey("charge")
+				if _, err := send(ctx, p.Client, "POST", api+"/charges", "", "X-Unheard-Of", key); err != nil {
+					return err
+				}
+				_, err := send(ctx, p.Client, "POST", api+"/receipts", fmt.Sprintf(`{"client_token":%q}`, key))
+				return err
+			}),
+		},
+		"PATCH, with what it may be repeated by": {
+			Key: func(r *http.Request) string { return r.URL.Path },
+			Handler: lease(func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				_, err := send(ctx, p.Client, "PATCH", api+"/orders/7", `{"state":"paid"}`)
+				return err
+			}),
+		},
+		"the same body in other bytes": {
+			Handler: lease(func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				var body bytes.Buffer
+				w := multipart.NewWriter(&body) // with a boundary of its own
+				err := errors.Join(w.WriteField("cents", "4200"), w.WriteField("order", "7"), w.Close())
+				if err != nil {
+					return err
+				}
+				if _, err := send(ctx, p.Client, "POST", api+"/charges", body.String(), "Content-Type", w.FormDataContentType(),
+					"Idempotency-Key", l.IdempotencyKey("charge")); err != nil {
+					return err
+				}
+				fields := []string{`"a":1`, `"b":2`}
+				if l.Attempt > 1 {
+					fields = []string{`"b":2`, `"a":1`}
+				}
+				_, err = send(ctx, p.Client, "POST", api+"/receipts", "{"+strings.Join(fields, ",")+"}", "Idempotency-Key", l.IdempotencyKey("receipt"))
+				return err
+			}),
+		},
+		"a fallback": {
+			Handler: lease(func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				_, err := onceq.Once(ctx, l, "mail", func(ctx context.Context, key string) (string, error) {
+					id, err := send(ctx, p.Client, "POST", "https://one.example/mails", "", "Idempotency-Key", key)
+					if err == nil || ctx.Err() != nil {
+						return id, err
+					}
+					return send(ctx, p.Client, "POST", "https://two.example/mails", "", "Idempotency-Key", key)
+				})
+				return err
+			}),
+		},
+		"a compensation": {
+			Setup: queuetest.SQL(`create table orders (id int primary key, state text); insert into orders values (7, 'new')`),
+			Handler: func(p *process) onceq.Handler {
+				return provedCharge.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, o provedOrder) error {
+					if _, err := oncePost(ctx, p, l); err != nil {
+						return err
+					}
+					state := "shipped"
+					_, err := onceq.Once(ctx, l, "ship", func(ctx context.Context, key string) (bool, error) {
+						_, err := send(ctx, p.Client, "POST", api+"/parcels", "", "Idempotency-Key", key)
+						return true, err
+					})
+					if err != nil {
+						if _, err := onceq.Once(ctx, l, "refund", func(ctx context.Context, key string) (bool, error) {
+							_, err := send(ctx, p.Client, "POST", api+"/refunds", "", "Idempotency-Key", key)
+							return true, err
+						}); err != nil {
+							return err
+						}
+						state = "refunded"
+					}
+					_, err = tx.Exec(ctx, `update orders set state = $2 where id = $1`, o.ID, state)
+					return err
+				})
+			},
+		},
+		"giving up, and saying so": {
+			Setup: queuetest.SQL(`create table orders (id int primary key, state text); insert into orders values (7, 'new')`),
+			Also: func(o *queuetest.Outcome) bool {
+				return o.Count(`select count(*) from orders where state = 'failed'`) == 1 && len(o.Effects) <= 1
+			},
+			Handler: lease(func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				state := "paid"
+				if _, err := oncePost(ctx, p, l); err != nil {
+					state = "failed"
+				}
+				_, err := p.Pool.Exec(ctx, `update orders set state = $2 where id = $1`, o.ID, state)
+				return err
+			}),
+		},
+		"ids of a sequence, times and the attempt": {
+			Setup: queuetest.SQL(`create table charges (id serial primary key, order_id int unique, at timestamptz, day text, minute text, attempt int, lost int, seen timestamptz);
+				create table lines (id serial primary key, charge_id int references charges, note text)`),
+			Handler: func(p *process) onceq.Handler {
+				return provedCharge.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, o provedOrder) error {
+					var id int
+					err := tx.QueryRow(ctx, `insert into charges (order_id, at, day, minute, attempt, lost, seen) values ($1, now(), $2, $3, $4, $5, now() + interval '30 days') returning id`,
+						o.ID, time.Now().Format("2006-01-02"), time.Now().Format("15:04:05"), l.Attempt, l.Lost).Scan(&id)
+					if err != nil {
+						return err
+					}
+					_, err = tx.Exec(ctx, `insert into lines (charge_id, note) values ($1, $2)`, id, fmt.Sprint("line of charge ", id))
+					return err
+				})
+			},
+		},
+		"what was there is replaced, with its times": {
+			Setup: queuetest.SQL(`create table lines (id uuid primary key default gen_random_uuid(), order_id int, n int, at timestamptz default now());
+				create table orders (id int primary key); insert into orders values (7)`),
+			Handler: lease(func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				return pgx.BeginFunc(ctx, p.Pool, func(tx pgx.Tx) error {
+					if _, err := tx.Exec(ctx, `select from orders where id = $1 for update`, o.ID); err != nil {
+						return err
+					}
+					if _, err := tx.Exec(ctx, `delete from lines where order_id = $1`, o.ID); err != nil {
+						return err
+					}
+					_, err := tx.Exec(ctx, `insert into lines (order_id, n) select $1, generate_series(1, 3)`, o.ID)
+					return err
+				})
+			}),
+		},
+		"a code made once": {
+			Setup: queuetest.SQL(`create table codes (order_id int primary key, code text, at timestamptz)`),
+			Handler: lease(func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				code, err := onceq.Once(ctx, l, "code", func(context.Context, string) (string, error) { return rand.Text(), nil })
+				if err != nil {
+					return err
+				}
+				_, err = p.Pool.Exec(ctx, `insert into codes values ($1, $2, now()) on conflict (order_id) do update set code = excluded.code, at = excluded.at`, o.ID, code)
+				return err
+			}),
+		},
+		"a trace that may differ, and a log of attempts": {
+			Varies: []string{"orders.details.trace", "public.attempts"},
+			Setup: queuetest.SQL(`create table orders (id int primary key, details jsonb); insert into orders values (7, '{}');
+				create table attempts (id serial, order_id int)`),
+			Handler: lease(func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				if _, err := p.Pool.Exec(ctx, `insert into attempts (order_id) values ($1)`, o.ID); err != nil {
+					return err
+				}
+				_, err := p.Pool.Exec(ctx, `update orders set details = $2 where id = $1`, o.ID, map[string]any{"trace": rand.Text(), "paid": true})
+				return err
+			}),
+		},
+		"what a person knows of a held effect": {
+			NoDedup: true,
+			Setup:   queuetest.SQL(provedTable),
+			Handler: func(p *process) onceq.Handler {
+				return provedCharge.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, o provedOrder) error {
+					id, err := onceq.Once(ctx, l, "charge", func(ctx context.Context, key string) (string, error) {
+						return send(ctx, p.Client, "POST", api+"/charges", "")
+					}, onceq.OnUncertain(onceq.Hold()))
+					if err != nil {
+						return err
+					}
+					_, err = tx.Exec(ctx, `insert into charges values ($1, $2)`, o.ID, id)
+					return err
+				})
+			},
+		},
+	}
+	for name, proof := range proofs {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			proof.Job = provedJob
+			require.Empty(t, said(t, proof))
+		})
+	}
+}
+
+// Wrong handlers that nothing but the contents of tables, or a server that fails, shows.
+func TestProve_FindsWithoutACheck(t *testing.T) {
+	t.Parallel()
+	type process = queuetest.Process
+	exec := func(statement string, args ...func() any) func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+		return func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+			values := []any{o.ID}
+			for _, arg := range args {
+				values = append(values, arg())
+			}
+			_, err := p.Pool.Exec(ctx, statement, values...)
+			return err
+		}
+	}
+	const orders = `create table orders (id int primary key, n int not null default 0, code text); insert into orders values (7, 0, null)`
+	chance := func() any { return rand.Text() }
+	cases := map[string]struct {
+		handler func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error
+		change  func(*queuetest.Proof)
+		want    []string
+	}{
+		"n = n + 1": {
+			handler: exec(`update orders set n = n + 1 where id = $1`),
+			want:    []string{"table public.orders: n is 2, without faults 1", "mistake: writes that commit apart from the completion"},
+		},
+		"read, modify, write": {
+			handler: func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				var n int
+				if err := p.Pool.QueryRow(ctx, `select n from orders where id = $1`, o.ID).Scan(&n); err != nil {
+					return err
+				}
+				_, err := p.Pool.Exec(ctx, `update orders set n = $2 where id = $1`, o.ID, n+1)
+				return err
+			},
+			want: []string{"table public.orders: n is 2, without faults 1"},
+		},
+		"read, modify, write outside": {
+			handler: func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				var n int
+				if err := p.Pool.QueryRow(ctx, `update orders set n = n + 1 where id = $1 returning n`, o.ID).Scan(&n); err != nil {
+					return err
+				}
+				_, err := send(ctx, p.Client, "PUT", "https://api.example/stock/7", fmt.Sprintf(`{"n":%d}`, n))
+				return err
+			},
+			want: []string{"PUT api.example/stock/7"},
+		},
+		"a code by chance": {
+			handler: exec(`update orders set code = $2 where id = $1`, chance),
+			want:    []string{"table public.orders: code was ", "mistake: a value made by chance is made anew in each run"},
+		},
+		"a code by chance, in a row that is replaced": {
+			handler: exec(`insert into codes select $1, $2 from (select) x left join lateral (select) y on true
+				on conflict (order_id) do update set code = excluded.code`, chance),
+			change: func(proof *queuetest.Proof) {
+				proof.Setup = queuetest.SQL(`create table codes (order_id int unique, code text)`)
+			},
+			want: []string{"table public.codes: code was "},
+		},
+		"a server's failure taken for a refusal": {
+			handler: func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				_, err := onceq.Once(ctx, l, "charge", func(ctx context.Context, key string) (string, error) {
+					id, err := send(ctx, p.Client, "POST", "https://api.example/charges", "")
+					if err != nil && strings.HasPrefix(err.Error(), "500") {
+						err = onceq.NotApplied(err)
+					}
+					return id, err
+				}, onceq.OnUncertain(onceq.Hold()))
+				return err
+			},
+			want: []string{
+				`got 500 for POST api.example/charges in effect "charge", which had been done; then the next run made POST api.example/charges again`,
+				`mistake: an answer taken for a refusal: effect "charge" happened`,
+				"ONCEQ_PROVE=fail-",
+			},
+		},
+		"an address that is another one in each run": {
+			handler: func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				_, err := send(ctx, p.Client, "PUT", "https://api.example/charges/"+rand.Text(), "")
+				return err
+			},
+			want: []string{"and others like it happened twice, without faults once", "mistake: the address of a call differs between the runs of one job"},
+		},
+		"a compensation that is not fenced": {
+			handler: func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				if _, err := send(ctx, p.Client, "POST", "https://api.example/charges", "", "Idempotency-Key", l.IdempotencyKey("charge")); err != nil {
+					for range 2 {
+						if _, err := send(ctx, p.Client, "POST", "https://api.example/refunds", ""); err != nil {
+							return err
+						}
+					}
+				}
+				return nil
+			},
+			want: []string{"POST api.example/refunds again: it happened twice, and without faults never"},
+		},
+		"a table that is misspelt": {
+			handler: exec(`update orders set n = 1 where id = $1`),
+			change:  func(proof *queuetest.Proof) { proof.Varies = []string{"order.n"} },
+			want:    []string{`fatal: queuetest: Prove: Proof.Varies: there is no table of "order.n"`},
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			proof := queuetest.Proof{
+				Setup: queuetest.SQL(orders),
+				Job:   provedJob,
+				Handler: func(p *process) onceq.Handler {
+					return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error { return c.handler(ctx, p, l, o) })
+				},
+			}
+			if c.change != nil {
+				c.change(&proof)
+			}
+			all := strings.Join(said(t, proof), "\n")
+			for _, want := range c.want {
+				require.Contains(t, all, want)
+			}
+		})
+	}
+}
+
+// What goes around the process's client cannot be proven, and that is said.
+func TestProve_SaysThatItSawNoCalls(t *testing.T) {
+	t.Parallel()
+	s := &spy{TB: t}
+	queuetest.Prove(s, queuetest.Proof{
+		Job: provedJob,
+		Handler: func(*queuetest.Process) onceq.Handler {
+			return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
+				_, err := onceq.Once(ctx, l, "charge", func(context.Context, string) (bool, error) { return true, nil })
+				return err
+			})
+		},
+	})
+	require.Empty(t, s.errors)
+	require.Contains(t, s.logs[0], "steps, 0 calls seen;")
+	require.Contains(t, s.logs[0], `0 calls seen in effect ["charge"]`)
+}
+
+// A provider that refuses a changed body ends the run: trying until the job is dead would say no more.
+func TestProve_AChangedBodyIsSaidOnce(t *testing.T) {
+	t.Parallel()
+	attempts := 0
+	var mu sync.Mutex
+	said := said(t, queuetest.Proof{
+		Job: provedJob,
+		Handler: func(p *queuetest.Process) onceq.Handler {
+			return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
+				mu.Lock()
+				attempts = max(attempts, l.Attempt)
+				mu.Unlock()
+				_, err := send(ctx, p.Client, "POST", "https://api.example/charges", rand.Text(), "Idempotency-Key", l.IdempotencyKey("charge"))
+				return err
+			})
+		},
+	})
+	require.Len(t, said, 1)
+	require.Equal(t, 1, strings.Count(strings.Split(said[0], "\n")[0], "with its key and another body"))
+	require.Less(t, attempts, 4)
+}

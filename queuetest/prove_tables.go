@@ -1,0 +1,337 @@
+package queuetest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// rowsLimit is how many rows of a table are compared by what they contain; a table of more is compared by their number.
+const rowsLimit = 1000
+
+// contents is what the tables of the application have, by their names, and the jobs that were enqueued besides.
+type contents map[string]*table
+
+type table struct {
+	name  string
+	short string // without the schema "public"
+	rows  int
+	cells []map[string]string // of each row, by column, and within JSON by path; nil where there are too many
+	key   []string            // columns of its primary key
+	names []string            // columns that only say which row is meant: of its primary key and of references
+}
+
+// read gives what the tables have.
+func (r *proofRun) read(ctx context.Context) (contents, error) {
+	rows, err := r.db.Pool.Query(ctx, `
+		select format('%I.%I', n.nspname, c.relname), n.nspname, c.relname,
+		       array(select a.attname::text from pg_constraint p join pg_attribute a on a.attrelid = c.oid and a.attnum = any (p.conkey)
+		              where p.conrelid = c.oid and p.contype = 'p' order by 1),
+		       array(select a.attname::text from pg_constraint p join pg_attribute a on a.attrelid = c.oid and a.attnum = any (p.conkey)
+		              where p.conrelid = c.oid and p.contype in ('p', 'f') order by 1)
+		  from pg_class c join pg_namespace n on n.oid = c.relnamespace
+		 where c.relkind = 'r' and c.relpersistence <> 't' and n.nspname not in ('pg_catalog', 'information_schema', 'onceq')`)
+	if err != nil {
+		return nil, err
+	}
+	type found struct {
+		quoted, schema, name string
+		key, names           []string
+	}
+	tables, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (f found, err error) {
+		return f, row.Scan(&f.quoted, &f.schema, &f.name, &f.key, &f.names)
+	})
+	if err != nil {
+		return nil, err
+	}
+	all := make(contents)
+	for _, f := range tables {
+		t := &table{name: "table " + f.quoted, short: strings.TrimPrefix(f.quoted, "public."), key: f.key, names: f.names}
+		var raw string
+		if err := r.db.Pool.QueryRow(ctx, `
+			select (select count(*) from `+f.quoted+`),
+			       (select coalesce(json_agg(to_jsonb(t)), '[]')::text from (select * from `+f.quoted+` limit $1) t)`,
+			rowsLimit+1).Scan(&t.rows, &raw); err != nil {
+			return nil, err
+		}
+		if err := t.fill(raw); err != nil {
+			return nil, err
+		}
+		all[t.name] = t
+	}
+	rows, err = r.db.Pool.Query(ctx, `
+		select kind, count(*), json_agg(jsonb_build_object('queue', queue, 'scope', scope, 'key', key, 'priority', priority,
+		       'payload', payload, 'payload_bytes', payload_bytes, 'metadata', metadata))::text
+		  from onceq.jobs where id <> all ($1) group by kind`, r.ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var kind, raw string
+		t := &table{}
+		if err := rows.Scan(&kind, &t.rows, &raw); err != nil {
+			return nil, err
+		}
+		t.name = fmt.Sprintf("queue of %q", kind)
+		t.short = t.name
+		if err := t.fill(raw); err != nil {
+			return nil, err
+		}
+		all[t.name] = t
+	}
+	return all, rows.Err()
+}
+
+// fill takes the rows of a table as an array in JSON.
+func (t *table) fill(raw string) error {
+	if t.rows > rowsLimit {
+		return nil
+	}
+	d := json.NewDecoder(strings.NewReader(raw))
+	d.UseNumber()
+	var rows []map[string]any
+	if err := d.Decode(&rows); err != nil {
+		return err
+	}
+	t.cells = make([]map[string]string, len(rows))
+	for i, row := range rows {
+		t.cells[i] = make(map[string]string)
+		flatten(t.cells[i], "", row)
+	}
+	return nil
+}
+
+func flatten(to map[string]string, path string, value any) {
+	in := func(name string) string {
+		if path == "" {
+			return name
+		}
+		return path + "." + name
+	}
+	switch v := value.(type) {
+	case map[string]any:
+		for name, value := range v {
+			flatten(to, in(name), value)
+		}
+	case []any:
+		for i, value := range v {
+			flatten(to, in(fmt.Sprint(i)), value)
+		}
+	case string:
+		to[path] = quoted(v)
+	case json.Number:
+		to[path] = v.String()
+	case nil:
+		to[path] = "null"
+	default:
+		to[path] = fmt.Sprint(v)
+	}
+}
+
+func quoted(s string) string {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	_ = e.Encode(s) // of a text, into memory
+	return strings.TrimSpace(b.String())
+}
+
+// standard is how a table looks when nothing goes wrong, from several runs.
+type standard struct {
+	*table
+	any    bool            // its number of rows differs between them, or it may differ
+	count  bool            // only its number of rows is the same in all
+	varies map[string]bool // paths whose values differ between them, or may differ
+	chance map[string]bool // of those the ones that differ in the same delivery of the same job, and are no times
+}
+
+// compare makes the standard of a table from runs without faults. The first and the second had the same conditions, the
+// others may have had other ids and another attempt. may says what may differ, as in Proof.Varies.
+func compare(name string, may []string, runs []contents) *standard {
+	empty := &table{name: name, short: name, cells: []map[string]string{}}
+	tables := make([]*table, len(runs))
+	for i, c := range runs {
+		tables[i] = c[name]
+		if tables[i] == nil {
+			tables[i] = empty
+		}
+	}
+	s := &standard{table: tables[0], varies: make(map[string]bool), chance: make(map[string]bool)}
+	paths := make(map[string]bool)
+	for _, t := range tables {
+		s.any = s.any || t.rows != s.rows || t.named(may, "")
+		s.count = s.count || t.cells == nil
+		for _, row := range t.cells {
+			for path := range row {
+				paths[path] = true
+			}
+		}
+	}
+	if s.any || s.count {
+		return s
+	}
+	for path := range paths {
+		told := s.named(may, path)
+		values := s.column(path)
+		for i, t := range tables[1:] {
+			other := t.column(path)
+			if !told && slices.Equal(values, other) {
+				continue
+			}
+			s.varies[path] = true
+			if i == 0 && !told && !slices.ContainsFunc(slices.Concat(values, other), func(v string) bool { return isTemporal(strings.Trim(v, `"`)) }) {
+				s.chance[path] = true
+			}
+		}
+	}
+	for _, t := range tables[1:] {
+		s.count = s.count || !maps.Equal(s.project(s.table), s.project(t))
+	}
+	return s
+}
+
+// named says whether a path of a table is among what may differ; "" for the table as a whole.
+func (t *table) named(may []string, path string) bool {
+	return slices.ContainsFunc(may, func(name string) bool {
+		for _, table := range []string{t.short, strings.TrimPrefix(t.name, "table ")} {
+			if name == table || path != "" && (name == table+"."+path || strings.HasPrefix(table+"."+path, name+".")) {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// column gives all values of a path, sorted.
+func (t *table) column(path string) []string {
+	values := make([]string, 0, len(t.cells))
+	for _, row := range t.cells {
+		values = append(values, row[path])
+	}
+	slices.Sort(values)
+	return values
+}
+
+// row gives what of a row must be as it is.
+func (s *standard) row(cells map[string]string) string {
+	var b strings.Builder
+	for _, path := range slices.Sorted(maps.Keys(cells)) {
+		if !s.varies[path] {
+			fmt.Fprintf(&b, "%q=%s,", path, cells[path])
+		}
+	}
+	return b.String()
+}
+
+// project counts a table's rows by what of them must be as it is.
+func (s *standard) project(t *table) map[string]int {
+	rows := make(map[string]int)
+	for _, cells := range t.cells {
+		rows[s.row(cells)]++
+	}
+	return rows
+}
+
+// differs says in words how a table differs from the standard; "" for not at all.
+func (s *standard) differs(t *table) string {
+	if t == nil {
+		t = &table{cells: []map[string]string{}}
+	}
+	switch {
+	case s.any:
+		return ""
+	case t.rows != s.rows:
+		return fmt.Sprintf("%s has %d rows, without faults %d", s.name, t.rows, s.rows)
+	case s.count || t.cells == nil:
+		return ""
+	}
+	missing := s.project(s.table)
+	var extra []map[string]string
+	for _, cells := range t.cells {
+		if row := s.row(cells); missing[row] > 0 {
+			missing[row]--
+		} else {
+			extra = append(extra, cells)
+		}
+	}
+	if len(extra) == 0 {
+		return ""
+	}
+	// The row that is most like it says what is meant.
+	var best []string
+	for _, cells := range s.cells {
+		if missing[s.row(cells)] == 0 {
+			continue
+		}
+		var differences []string
+		all := maps.Clone(cells)
+		maps.Copy(all, extra[0])
+		for _, path := range slices.Sorted(maps.Keys(all)) {
+			if now, want := extra[0][path], cells[path]; now != want && !s.varies[path] {
+				differences = append(differences, fmt.Sprintf("%s is %s, without faults %s", path, brief(now), brief(want)))
+			}
+		}
+		if best == nil || len(differences) < len(best) {
+			best = differences
+		}
+	}
+	const most = 3
+	return fmt.Sprintf("%s: %s", s.name, strings.Join(best[:min(most, len(best))], ", "))
+}
+
+func brief(value string) string {
+	const limit = 60
+	switch {
+	case value == "":
+		return "nothing"
+	case len(value) > limit:
+		return strings.ToValidUTF8(value[:limit], "") + "…"
+	}
+	return value
+}
+
+// rewritten says in words which value that was made by chance was there, committed, and another one is there now; "" for none.
+func (s *standard) rewritten(then, now *table) string {
+	if len(s.chance) == 0 || then == nil || now == nil || s.count {
+		return ""
+	}
+	name := func(cells map[string]string) string {
+		if len(s.key) == 0 || slices.ContainsFunc(s.key, func(column string) bool { return s.varies[column] }) {
+			return s.row(cells)
+		}
+		var b strings.Builder
+		for _, column := range s.key {
+			b.WriteString(cells[column] + ",")
+		}
+		return b.String()
+	}
+	index := func(t *table) (map[string]map[string]string, map[string]int) {
+		rows, n := make(map[string]map[string]string), make(map[string]int)
+		for _, cells := range t.cells {
+			rows[name(cells)] = cells
+			n[name(cells)]++
+		}
+		return rows, n
+	}
+	before, nb := index(then)
+	after, na := index(now)
+	for _, row := range slices.Sorted(maps.Keys(before)) {
+		if nb[row] != 1 || na[row] != 1 {
+			continue
+		}
+		for _, path := range slices.Sorted(maps.Keys(s.chance)) {
+			a, b := before[row][path], after[row][path]
+			if a != b && a != "" && a != "null" && b != "" && b != "null" && !slices.Contains(s.names, path) {
+				return fmt.Sprintf("%s: %s was %s, and then %s", s.name, path, brief(a), brief(b))
+			}
+		}
+	}
+	return ""
+}
