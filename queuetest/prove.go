@@ -642,7 +642,7 @@ func (r *proofRun) work(p *Process) error {
 			}
 		default:
 		}
-		if p.robbed() == len(r.ids) || r.provider.refuses() {
+		if p.robbed() == len(r.ids) || r.hopeless() {
 			return nil
 		}
 	}
@@ -650,6 +650,11 @@ func (r *proofRun) work(p *Process) error {
 		return fmt.Errorf("the handler got no job: is it for the kind %q, in the queue %q?", jobs[0].Kind, cmp.Or(jobs[0].Queue, onceq.DefaultQueue))
 	}
 	return fmt.Errorf("not finished after %d deliveries; the last one ended with: %w", limit, p.lastError())
+}
+
+// hopeless says that every further attempt will end like the last one.
+func (r *proofRun) hopeless() bool {
+	return r.provider.refuses() || slices.ContainsFunc(r.processes, func(p *Process) bool { return errors.Is(p.lastError(), onceq.ErrNameUsed) })
 }
 
 // wait lets so much time pass for the database that a job is due, its lease over if it has one, and gives how many jobs
@@ -799,7 +804,7 @@ func (r *proofRun) execute(ctx context.Context) (err error) {
 		}
 	}
 	live, err := r.wait(ctx)
-	if err == nil && live > 0 && !r.provider.refuses() {
+	if err == nil && live > 0 && !r.hopeless() {
 		err = fmt.Errorf("the job was not finished: %w", r.processes[len(r.processes)-1].lastError())
 	}
 	return err

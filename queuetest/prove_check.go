@@ -133,8 +133,14 @@ func (r *proofRun) outcomes(ctx context.Context) (map[effect]json.RawMessage, er
 	return all, nil
 }
 
-// refused fails where a call came back with its key and another body.
+// refused fails where a call came back with its key and another body, or an effect's name was used twice.
 func (r *proofRun) refused() {
+	for _, p := range r.processes {
+		if err := p.lastError(); errors.Is(err, onceq.ErrNameUsed) && len(r.failed) == 0 {
+			r.fail("%v", err)
+			r.mistake = "one name for several effects: onceq.Once takes the second one of a run for a repetition of the first, and refuses it. Put what tells them apart into the name, as the address that a mail is for"
+		}
+	}
 	for _, what := range r.provider.other {
 		r.fail("%s was called again with its key and another body", what)
 		r.mistake = "another body under the same idempotency key: a provider refuses that, or gives the answer to the first; make the body from the job alone"
@@ -522,8 +528,12 @@ func (rep *report) summary() string {
 	if failed > 0 {
 		outcome = fmt.Sprintf("%d FAILED", failed)
 	}
-	text := fmt.Sprintf("%d steps, %d calls seen; died at %d places, lost a connection or an answer at %d, got 500 at %d, froze at %d, met at %d, ran twice; %s, in %s",
-		len(rep.steps), calls, kinds[dying], kinds[cutting], kinds[failing], kinds[freezing], kinds[meeting], outcome, rep.took.Round(10*time.Millisecond))
+	seenCalls := fmt.Sprintf("%d calls seen", calls)
+	if calls == 1 {
+		seenCalls = "1 call seen"
+	}
+	text := fmt.Sprintf("%d steps, %s; died at %d places, lost a connection or an answer at %d, got 500 at %d, froze at %d, met at %d, ran twice; %s, in %s",
+		len(rep.steps), seenCalls, kinds[dying], kinds[cutting], kinds[failing], kinds[freezing], kinds[meeting], outcome, rep.took.Round(10*time.Millisecond))
 	if len(blind) > 0 {
 		text += fmt.Sprintf("\n0 calls seen in effect %q: a call that does not go through p.Client or p.Effect is unknown to Prove, and not proven", blind)
 	}

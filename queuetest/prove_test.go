@@ -613,6 +613,33 @@ func TestProve_Mistakes(t *testing.T) {
 			},
 			want: []string{`without any fault: enqueueing: onceq: jobs[1].Key "charge" repeats that of jobs[0]`},
 		},
+		"one name for three mails": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
+				for _, to := range []string{"ada", "bob", "eve"} {
+					if _, err := onceq.Once(ctx, l, "mail", func(ctx context.Context, key string) (bool, error) {
+						return true, p.Effect(ctx, "mail to "+to, key)
+					}); err != nil {
+						return err
+					}
+				}
+				return nil
+			},
+			want: []string{
+				`fatal: queuetest: Prove: without any fault: onceq: effect name used twice in one run: "mail" was done`,
+				"mistake: one name for several effects",
+			},
+		},
+		"one name for three mails, and no look at the error": {
+			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
+				for _, to := range []string{"ada", "bob", "eve"} {
+					_, _ = onceq.Once(ctx, l, "mail", func(ctx context.Context, key string) (bool, error) {
+						return true, p.Effect(ctx, "mail to "+to, key)
+					})
+				}
+				return nil
+			},
+			want: []string{"without faults once"},
+		},
 		"giving up for ever when an answer is lost": {
 			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
 				return onceq.Fatal(post(ctx, p.Client, l.IdempotencyKey("charge")))
