@@ -77,6 +77,7 @@ func TestMistakes_NoTablesIsSaidByEveryCall(t *testing.T) {
 		"Stats":               func() error { _, err := q.Stats(ctx); return err },
 		"Health":              func() error { _, err := q.Health(ctx); return err },
 		"Cancel":              func() error { _, err := q.Cancel(ctx, in, 1); return err },
+		"CancelMany":          func() error { _, _, err := q.CancelMany(ctx, in, onceq.Filter{Kind: "k"}); return err },
 		"Retry":               func() error { _, err := q.Retry(ctx, in, 1); return err },
 		"Redrive":             func() error { _, err := q.Redrive(ctx, in, 1); return err },
 		"RedriveMany":         func() error { _, _, err := q.RedriveMany(ctx, in, onceq.Filter{}); return err },

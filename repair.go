@@ -18,16 +18,17 @@ const CancelledKeep = 24 * time.Hour
 // ErrUnfinished: Discard of a job that is not finished. Cancel it first.
 var ErrUnfinished = errors.New("onceq: job is not finished; cancel it before discarding it")
 
-// cancelJob takes a job out that nobody holds. A row that is locked counts as held: no waiting for a handler's
-// transaction. No row: nothing was done.
-const cancelJob = `
+// cancelJobs takes jobs out that nobody holds, and gives what their events say. A row that is locked counts as held: no
+// waiting for a handler's transaction.
+const cancelJobs = `
 with free as materialized (
   select id from onceq.jobs
-   where id = $1::bigint and (leased_until is null or leased_until <= statement_timestamp())
+   where id = any ($1::bigint[]) and (leased_until is null or leased_until <= statement_timestamp())
+   order by id
      for update skip locked
 ),
 gone as (
-  delete from onceq.jobs j using free where j.id = free.id
+  delete from onceq.jobs j using free where j.id = any (array[free.id])
   returning j.*
 ),
 fence as (
@@ -46,13 +47,19 @@ history as (
 request as (
   delete from onceq.job_cancels x using gone g where x.job_id = g.id
 )
-select queue, kind, coalesce(scope, ''), coalesce(key, '') from gone`
+select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')) from gone`
 
-// requestCancel leaves a note for the holder of a live job.
-const requestCancel = `
-insert into onceq.job_cancels (job_id, requested_at)
-select id, statement_timestamp() from onceq.jobs where id = $1::bigint
-on conflict do nothing`
+// requestCancels leaves notes for the holders of those of the jobs that are live, and gives how many these are.
+const requestCancels = `
+with live as materialized (
+  select id from onceq.jobs where id = any ($1::bigint[]) order by id
+),
+note as (
+  insert into onceq.job_cancels (job_id, requested_at)
+  select id, statement_timestamp() from live
+  on conflict do nothing
+)
+select count(*) from live`
 
 const readState = `
 select ` + jobState + ` from onceq.jobs j where j.id = $1::bigint
@@ -65,29 +72,70 @@ select state from onceq.job_history where id = $1::bigint`
 // first. For one that is finished Cancel changes nothing. A job that is unknown, or completed without a
 // history, is ErrNotFound. Cancel never waits for a handler's transaction.
 func (q *Queue) Cancel(ctx context.Context, db DB, id int64) (State, error) {
-	for _, last := range []bool{false, true} {
-		e := Event{Type: EventCancelled, JobID: id}
-		err := q.queryRow(ctx, db, cancelJob, []any{id, CancelledKeep.Milliseconds()}, &e.Queue, &e.Kind, &e.Scope, &e.Key)
-		switch {
-		case err == nil:
-			q.emit(ctx, e)
-			return Cancelled, nil
-		case !errors.Is(err, pgx.ErrNoRows):
-			return 0, fmt.Errorf("onceq: cancel: %w", err)
-		case last:
-			continue
-		}
-		// It is held. With the request written, a look whether it was given back meanwhile: its former holder
-		// may have looked for a request just before.
-		if _, err := db.Exec(ctx, q.sql(requestCancel), id); err != nil {
-			return 0, fmt.Errorf("onceq: cancel: %w", q.told(err))
-		}
+	cancelled, _, err := q.cancel(ctx, db, []int64{id})
+	switch {
+	case err != nil:
+		return 0, err
+	case cancelled > 0:
+		return Cancelled, nil
 	}
 	state, err := q.state(ctx, db, id)
 	if err == nil && !state.Finished() {
 		state = Running
 	}
 	return state, err
+}
+
+// cancel cancels those of the jobs that nobody holds and asks the holders of the others.
+func (q *Queue) cancel(ctx context.Context, db DB, ids []int64) (cancelled, asked int, err error) {
+	free := func() (gone []int64, err error) {
+		var queues, kinds, scopes, keys []string
+		err = q.guarded(ctx, db, cancelJobs, []any{ids, CancelledKeep.Milliseconds()}, &gone, &queues, &kinds, &scopes, &keys)
+		if err != nil {
+			return nil, fmt.Errorf("onceq: cancel: %w", err)
+		}
+		for i, id := range gone {
+			q.emit(ctx, Event{Type: EventCancelled, JobID: id, Queue: queues[i], Kind: kinds[i], Scope: scopes[i], Key: keys[i]})
+		}
+		return gone, nil
+	}
+	gone, err := free()
+	if err != nil || len(gone) == len(ids) {
+		return len(gone), 0, err
+	}
+	cancelled = len(gone)
+	ids = slices.DeleteFunc(slices.Clone(ids), func(id int64) bool { return slices.Contains(gone, id) })
+	// They are held. With the request written, a look whether they were given back meanwhile: a former holder
+	// may have looked for a request just before.
+	if err := q.guarded(ctx, db, requestCancels, []any{ids}, &asked); err != nil {
+		return cancelled, 0, fmt.Errorf("onceq: cancel: %w", err)
+	}
+	gone, err = free()
+	return cancelled + len(gone), asked - len(gone), err
+}
+
+// cancellable are the states that a job can be cancelled in.
+var cancellable = []State{Waiting, Delayed, Running, Retrying}
+
+// CancelMany cancels the unfinished jobs that the filter chooses, newest first, 500 a statement, each as Cancel does.
+// cancelled were held by nobody; asked are running and end, unless they finish first, when their holders hear of it. By
+// default jobs in all of these states: Filter.States may name Waiting, Delayed, Running and Retrying. A filter without
+// Queue, Kind and Scope is an *InvalidError: it is more often a mistake than a wish. Filter.Limit bounds how many are
+// tried; 0 for all. With a pool as db each statement commits on its own, and counts are right also beside an error. Jobs
+// that are enqueued meanwhile are not cancelled.
+func (q *Queue) CancelMany(ctx context.Context, db DB, filter Filter) (cancelled, asked int, err error) {
+	if filter.Queue == "" && filter.Kind == "" && filter.Scope == "" {
+		return 0, 0, invalid("Filter", "names no Queue, Kind or Scope, and would cancel everything; name one")
+	}
+	if filter.States == nil {
+		filter.States = cancellable
+	}
+	err = q.each(ctx, db, filter, cancellable, func(ids []int64) error {
+		c, a, err := q.cancel(ctx, db, ids)
+		cancelled, asked = cancelled+c, asked+a
+		return err
+	})
+	return cancelled, asked, err
 }
 
 // state reads a job's state, ErrNotFound where it is neither live nor in the history.
@@ -252,7 +300,7 @@ func (f *Filter) chosen() []State {
 	return f.States
 }
 
-// each pages through the finished jobs that the filter chooses.
+// each pages through the jobs that the filter chooses.
 func (q *Queue) each(ctx context.Context, db DB, filter Filter, allowed []State, do func(ids []int64) error) error {
 	if err := filter.check(); err != nil {
 		return err

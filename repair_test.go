@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -417,6 +419,74 @@ func TestDiscard(t *testing.T) {
 	wantError(t, q.Discard(ctx, db.Pool, later), onceq.ErrUnfinished)
 	if l := repairClaim(t, db); l.Token <= token {
 		t.Fatalf("token %d after %d", l.Token, token)
+	}
+}
+
+func TestCancelMany(t *testing.T) {
+	t.Parallel()
+	var cancelled atomic.Int64
+	hook := onceq.HookFunc(func(_ context.Context, e onceq.Event) {
+		if e.Type == onceq.EventCancelled && e.Kind == "send" && e.Queue == "bulk" && e.Scope == "campaign 1" {
+			cancelled.Add(1)
+		}
+	})
+	db := queuetest.New(t, queuetest.Schema(`o'ne"ceq.x`), queuetest.Config(onceq.Config{Hook: hook, Logger: slog.New(slog.DiscardHandler)}))
+	ctx, q := t.Context(), db.Queue
+	const n = 1203
+	jobs := make([]onceq.Job, n)
+	for i := range jobs {
+		jobs[i] = onceq.Job{Kind: "send", Queue: "bulk", Key: fmt.Sprint(i), Scope: "campaign 1", Delay: time.Duration(i%2) * time.Hour}
+	}
+	must[[]onceq.Result](t)(q.EnqueueMany(ctx, db.Pool, jobs))
+	other := repairEnqueue(t, db, onceq.Job{Kind: "send", Key: "1", Scope: "campaign 2"})
+	leases := must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{Queue: "bulk", Limit: 3}))
+	cancel := func(in onceq.DB, f onceq.Filter, want, wantAsked int) {
+		t.Helper()
+		if got, asked, err := q.CancelMany(ctx, in, f); err != nil || got != want || asked != wantAsked {
+			t.Fatalf("%d cancelled, %d asked, error %v; want %d and %d", got, asked, err, want, wantAsked)
+		}
+	}
+	var bad *onceq.InvalidError
+	for _, f := range []onceq.Filter{{}, {Limit: 1, States: []onceq.State{onceq.Waiting}}, {Kind: "send", States: []onceq.State{onceq.Dead}}, {Kind: "send", Limit: -1}, {Kind: "\xff"}} {
+		if _, _, err := q.CancelMany(ctx, db.Pool, f); !errors.As(err, &bad) {
+			t.Errorf("%+v: %v", f, err)
+		}
+	}
+	mine := onceq.Filter{Kind: "send", Queue: "bulk", Scope: "campaign 1"}
+	some := mine
+	some.Limit, some.States = 510, []onceq.State{onceq.Delayed}
+	cancel(db.Pool, some, 510, 0)
+
+	// In the caller's transaction it is undone with it, and another one's locks do not stop it.
+	tx := begin(t, db)
+	cancel(tx, mine, n-510-3, 3)
+	if err := tx.Rollback(ctx); err != nil {
+		t.Fatal(err)
+	}
+	tx = begin(t, db)
+	if _, err := tx.Exec(ctx, `select from `+pgx.Identifier{db.Schema}.Sanitize()+`.jobs where id = $1 for update`, leases[0].ID); err != nil {
+		t.Fatal(err)
+	}
+	before := cancelled.Load()
+	cancel(db.Pool, mine, n-510-3, 3)
+	cancel(db.Pool, mine, 0, 3)
+	commit(t, tx)
+	if got := cancelled.Load() - before; got != n-510-3 {
+		t.Errorf("%d events", got)
+	}
+	if err := leases[0].Release(ctx); err != nil { // which finds the request
+		t.Fatal(err)
+	}
+	if err := leases[1].Complete(ctx, nil); err != nil {
+		t.Fatal(err)
+	}
+	for id, want := range map[int64]onceq.State{leases[0].ID: onceq.Cancelled, leases[2].ID: onceq.Running, other: onceq.Waiting} {
+		if i := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)); i.State != want {
+			t.Errorf("job %d is %s, want %s", id, i.State, want)
+		}
+	}
+	if got, taken, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{Scope: "campaign 1", States: []onceq.State{onceq.Cancelled}}); err != nil || got != n-2 || taken != 0 {
+		t.Errorf("%d redriven, %d taken, error %v", got, taken, err)
 	}
 }
 

@@ -484,6 +484,34 @@ func (w *walk) Cancel(t *rapid.T) {
 	}
 }
 
+func (w *walk) CancelMany(t *rapid.T) {
+	f := onceq.Filter{Queue: w.queue, Kind: "other", States: rapid.SampledFrom([][]onceq.State{nil, {onceq.Delayed}, {onceq.Running, onceq.Retrying}}).Draw(t, "states")}
+	var cancelled, asked []*walkJob
+	for _, j := range w.jobs {
+		switch seen := j.seen(w.now); {
+		case !j.live() || j.kind != f.Kind || f.States != nil && !slices.Contains(f.States, seen):
+		case seen == onceq.Running:
+			asked = append(asked, j)
+		default:
+			cancelled = append(cancelled, j)
+		}
+	}
+	stays := w.inTx(t, func(db onceq.DB) {
+		c, a, err := w.db.Queue.CancelMany(t.Context(), db, f)
+		require.NoError(t, err)
+		require.Equal(t, [2]int{len(cancelled), len(asked)}, [2]int{c, a})
+	})
+	if !stays {
+		return
+	}
+	for _, j := range asked {
+		j.cancel = true
+	}
+	for _, j := range cancelled {
+		w.end(j, onceq.Cancelled, nil)
+	}
+}
+
 func (w *walk) Redrive(t *rapid.T) {
 	id, j := w.some(t)
 	var f *walkFence
