@@ -18,7 +18,7 @@ const (
 	EventClaimed   EventType = "claimed"
 	EventCompleted EventType = "completed"
 	EventFailed    EventType = "failed"   // an attempt failed; the job will run again
-	EventDeferred  EventType = "deferred" // the job runs again because of an error that spends no attempt: RetryAfter
+	EventDeferred  EventType = "deferred" // the job runs again because of an error that spends no attempt: no transaction could be opened for its handler
 	EventSnoozed   EventType = "snoozed"  // the job runs again without having failed: Snooze, Reschedule, another run's effect
 	EventReleased  EventType = "released" // the job was given back, as if it had not been claimed: Release, a worker that ends
 	EventDead      EventType = "dead"

@@ -273,7 +273,7 @@ func TestEvents_OfAWorker(t *testing.T) {
 	require.Equal(t, want, got)
 }
 
-// What puts a job off without spending an attempt is told apart: an error that says when, a wish, and a job given back.
+// What puts a job off is told apart: an error, also one that says when, a wish, and a job given back.
 func TestEvents_DeferredSnoozedReleased(t *testing.T) {
 	t.Parallel()
 	db, seen := eventDB(t)
@@ -285,7 +285,7 @@ func TestEvents_DeferredSnoozedReleased(t *testing.T) {
 		err  error
 		want onceq.EventType
 	}{
-		"retry after":    {onceq.RetryAfter(time.Hour, late), onceq.EventDeferred},
+		"retry after":    {onceq.RetryAfter(time.Hour, late), onceq.EventFailed},
 		"snooze":         {onceq.Snooze(time.Hour), onceq.EventSnoozed},
 		"snooze for 0":   {onceq.Snooze(0), onceq.EventSnoozed},
 		"reschedule":     {onceq.Reschedule(time.Hour), onceq.EventSnoozed},
@@ -331,7 +331,7 @@ func TestEvents_DeferredSnoozedReleased(t *testing.T) {
 	seen.take(t)
 	l := takeOne(t, db)
 	require.NoError(t, l.Fail(ctx, onceq.RetryAfter(0, late)))
-	e := seen.want(t, onceq.EventClaimed, onceq.EventDeferred)[1]
+	e := seen.want(t, onceq.EventClaimed, onceq.EventFailed)[1]
 	require.ErrorIs(t, e.Err, late)
 	require.Positive(t, e.Run, "since the claim")
 	require.Less(t, e.Run, time.Since(start))

@@ -35,10 +35,9 @@ var HotStatements = map[string]string{
 // UserStatements run in a user's transactions, and so without such settings.
 var UserStatements = map[string]string{
 	"lock one":         lockJob,
-	"take job":         takeJob,
-	"complete taken":   completeTaken,
-	"complete gone":    completeGone,
-	"taken unkeyed":    completeTakenUnkeyed,
+	"complete one tx":  inTx[completeOne],
+	"unkeyed in tx":    inTx[completeOneUnkeyed],
+	"kept in tx":       inTx[completeOneKept],
 	"complete one":     completeOne,
 	"complete unkeyed": completeOneUnkeyed,
 	"complete kept":    completeOneKept,

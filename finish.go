@@ -169,26 +169,6 @@ with gone as (
 )
 select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end`
 
-// completeTaken is what is left of it for a job that was taken out when its transaction began (takeJob). It raises where
-// that was undone: the handler rolled back by a statement of its own, and began again.
-const completeTaken = `
-with fence as (
-  ` + finishFence + `
-)
-` + completeTakenUnkeyed
-
-const completeTakenUnkeyed = `select case when exists (select from onceq.jobs where id = $1::bigint) then onceq.lease_lost($1::bigint) end`
-
-// completeGone is the same after the handler committed by a statement of its own: then there is no job any more that could
-// run again, and its key is finished. After a rollback there is one, and nothing is done.
-const completeGone = finishFence + ` and not exists (select from onceq.jobs where id = $1::bigint)`
-
-const finishFence = `update onceq.job_fences f
-     set state = 3, token = $2::bigint, finished_at = statement_timestamp(), result = nullif($3::text, '')::jsonb
-   where f.key = $4::text and f.scope = $5::text and f.class + 0 = 0 and f.job_id = $1::bigint`
-
-func takenArgs(l *Lease) []any { return []any{l.ID, l.Token, l.result, l.Key, l.Scope} }
-
 func (l *Lease) completion() (string, []any) {
 	if l.keep != 0 {
 		return completeOneKept, []any{l.ID, l.claims, l.holder, l.Token, l.result, l.keep}
@@ -312,26 +292,6 @@ ready as (
 select case when $8::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
        array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null)
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id offset 0) x on true`
-
-// readJob gives a job's row as text, and restoreJob makes it of that: a job that its transaction took out (takeJob) and
-// that is to run again. Other connections see the row as it was until the transaction commits.
-const (
-	readJob    = `select j::text from onceq.jobs j where id = $1::bigint and claims = $2::int and holder = $3::bigint`
-	restoreJob = `insert into onceq.jobs select (r).* from (select $1::text::onceq.jobs as r offset 0) x`
-)
-
-// rowOf reads a job's row for restoreJob.
-func (q *Queue) rowOf(ctx context.Context, pool *pgxpool.Pool, l *Lease) (row string, err error) {
-	b := &pgx.Batch{}
-	b.Queue(beginOwn)
-	b.Queue(`select set_config('datestyle', 'ISO', true)`) // which any session reads as it was written
-	b.Queue(q.sql(readJob), l.ID, l.claims, l.holder).QueryRow(func(r pgx.Row) error { return r.Scan(&row) })
-	b.Queue("commit")
-	if err := pool.SendBatch(ctx, b).Close(); err != nil {
-		return "", fmt.Errorf("onceq: reading a job that is to run again: %w", err)
-	}
-	return row, nil
-}
 
 func completeArgs(outcomes []outcome, raise bool) []any {
 	n := len(outcomes)

@@ -92,12 +92,17 @@ func (k *Kind[P]) Handle(fn func(ctx context.Context, l *Lease, payload P) error
 
 // HandleTx runs fn for each job of the kind in a transaction. What fn writes through tx and the job's
 // completion commit together or not at all, also where the lease was lost meanwhile. The worker ends the
-// transaction; tx.Begin gives a savepoint. A serialization failure or deadlock runs fn again at once.
+// transaction; tx.Begin gives a savepoint. A serialization failure or deadlock of tx runs fn again at once, up to ten times,
+// before it counts as an error.
 //
 // The transaction begins with fn's first use of tx, in the same round trip. From then on nobody else can have the job,
 // however long fn takes; where its lease was lost before, that first statement is not run and its error matches
-// ErrLeaseLost. What fn does before may happen again, and spends no attempt where no transaction can be opened. Inside
-// of tx a job without history (Keep) is gone already; everybody else sees it as running.
+// ErrLeaseLost. What fn does before may happen again, and spends no attempt where no transaction can be opened.
+//
+// fn must not commit by itself (a script with a commit, pgx.BeginFunc on tx.Conn()): what it wrote until then would stay
+// whatever came of the rest. Where it has, an error of fn makes the job dead, because running it again would repeat that,
+// and a good run is completed with an error in the log. Once fn has returned, tx and its savepoints answer
+// pgx.ErrTxClosed.
 //
 // Each running fn holds one connection of the pool.
 func (k *Kind[P]) HandleTx(fn func(ctx context.Context, tx pgx.Tx, l *Lease, payload P) error) Handler {

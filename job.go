@@ -443,7 +443,7 @@ type Kind[P any] struct {
 	Keep time.Duration
 
 	// Serializable runs handler transactions at SERIALIZABLE in place of READ COMMITTED. Serialization
-	// failures are run again at once and cost no attempt.
+	// failures are run again at once, up to ten times, before they cost an attempt.
 	Serializable bool
 }
 

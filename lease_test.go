@@ -294,7 +294,7 @@ func TestLease_AttemptsAndLostLeasesAreCountedApart(t *testing.T) {
 		db.ExpireLease(id)
 	}
 	l := takeOne(t, db)
-	require.NoError(t, l.Fail(t.Context(), onceq.RetryAfter(0, errors.New("no attempt"))))
+	require.NoError(t, l.Snooze(t.Context(), 0))
 	l = takeOne(t, db)
 	require.Equal(t, [2]int{1, 3}, [2]int{l.Attempt, l.Lost})
 	require.NoError(t, l.Fail(t.Context(), errors.New("one")))
@@ -352,7 +352,7 @@ func TestFail_WhatAnErrorDoes(t *testing.T) {
 		min, max time.Duration
 	}{
 		{errors.New("plain"), onceq.Retrying, 1, 900 * time.Millisecond, 1100 * time.Millisecond},
-		{fmt.Errorf("wrapped: %w", onceq.RetryAfter(time.Hour, errors.New("busy"))), onceq.Delayed, 0, time.Hour, time.Hour},
+		{fmt.Errorf("wrapped: %w", onceq.RetryAfter(time.Hour, errors.New("busy"))), onceq.Retrying, 1, time.Hour, time.Hour},
 		{onceq.Snooze(time.Minute), onceq.Delayed, 0, time.Minute, time.Minute},
 		{onceq.Snooze(-time.Minute), onceq.Waiting, 0, 0, 0},
 		{onceq.Snooze(1 << 62), onceq.Delayed, 0, 876_000 * time.Hour, 876_000 * time.Hour},

@@ -28,6 +28,7 @@ type retryAfter struct {
 	d     time.Duration
 	err   error // nil for a snooze
 	reset bool  // the run went well: reschedule
+	free  bool  // an error that spends no attempt: the handler was not called, or got nowhere
 }
 
 func (e *retryAfter) Error() string {
@@ -41,8 +42,8 @@ func (e *retryAfter) Error() string {
 }
 func (e *retryAfter) Unwrap() error { return e.err }
 
-// RetryAfter runs the job again after d, because of err, without spending an attempt: for a provider that
-// says when to come back. A nil err gives nil.
+// RetryAfter runs the job again after d in place of the kind's backoff, because of err: for a provider that says when
+// to come back. It spends an attempt, as every error does. A nil err gives nil.
 func RetryAfter(d time.Duration, err error) error {
 	if err == nil {
 		return nil
@@ -67,6 +68,12 @@ func retryOf(err error) *retryAfter {
 		return nil
 	}
 	return again
+}
+
+// decidesNothing reports whether err leaves open what becomes of the job.
+func decidesNothing(err error) bool {
+	var fatal *fatalError
+	return !errors.As(err, &fatal) && retryOf(err) == nil && !errors.Is(err, ErrHeld) && !errors.Is(err, ErrInFlight)
 }
 
 // IsFailure reports whether err, as a handler returned it, says that something went wrong: for those who log or trace
@@ -109,7 +116,7 @@ func (l *Lease) failure(err error, backoff func(int, error) time.Duration) outco
 		o.state, o.spend, o.err, o.keep = Dead, true, errorText(err.Error()), -1
 	case errors.Is(err, ErrHeld):
 		o.state, o.err, o.keep = Held, errorText(err.Error()), -1
-	case again != nil:
+	case again != nil && (again.err == nil || again.free):
 		o.delay, o.reset = again.d, again.reset
 		if again.err != nil {
 			o.err = errorText(err.Error())
@@ -120,6 +127,10 @@ func (l *Lease) failure(err error, backoff func(int, error) time.Duration) outco
 		o.spend, o.err = true, errorText(err.Error())
 		if l.Attempt >= l.MaxAttempts {
 			o.state, o.keep = Dead, -1
+			break
+		}
+		if again != nil {
+			o.delay = again.d
 			break
 		}
 		o.delay = DefaultBackoff(l.Attempt)

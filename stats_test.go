@@ -30,7 +30,7 @@ func TestStats(t *testing.T) {
 	}
 	for _, o := range []func(*onceq.Lease) error{
 		func(l *onceq.Lease) error { return l.Fail(ctx, errors.New("later")) },
-		func(l *onceq.Lease) error { return l.Fail(ctx, onceq.RetryAfter(0, errors.New("now"))) },
+		func(l *onceq.Lease) error { return l.Snooze(ctx, 0) },
 	} {
 		repairEnqueue(t, db, onceq.Job{Priority: onceq.High})
 		if err := o(repairClaim(t, db)); err != nil {

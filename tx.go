@@ -7,6 +7,9 @@ import (
 	"log/slog"
 	"math"
 	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -22,6 +25,7 @@ var errOwnTx = errors.New("onceq: the worker ends this transaction: return nil t
 // where a lease is gone, so that no statement behind it runs.
 type handlerTx struct {
 	q      *Queue
+	side   *pgxpool.Pool // asked what became of it when its own connection is lost
 	h      *Handler
 	leases []*Lease
 	ctx    context.Context // the handler's, for what has no context of its own
@@ -31,21 +35,27 @@ type handlerTx struct {
 	pipelines  bool // see pipelines
 	replaced   bool // the connection is the second one
 	opened     bool
-	taken      bool  // opening it deletes the job: nothing is left to do for a completion but its fence
-	failed     error // why it could not be opened
-	lost       bool  // because a lease is gone
-	notBegun   bool  // because of the database, and not of a context that ended
+	id         string // of the opened transaction, to Postgres
+	failed     error  // why it could not be opened
+	lost       bool   // because a lease is gone
+	notBegun   bool   // because of the database, and not of a context that ended
+	conflict   error  // a statement of it that Postgres wants run again
 	savepoints int
-}
 
-var _ pgx.Tx = (*handlerTx)(nil)
+	root  txHandle
+	mu    sync.Mutex               // held by each use of the connection
+	cut   atomic.Bool              // a use of it did not end by itself
+	link  atomic.Pointer[pgx.Conn] // raw, for whoever does not have mu
+	large map[*txHandle]pgx.Tx     // what the handles' LargeObjects work through
+}
 
 // limitIdling lets the server cut off a client that freezes inside the transaction, after $1 milliseconds of idling,
 // so that it cannot keep the jobs' rows. Without $1 the server's own setting stays.
 const limitIdling = `case when $1::text <> '' then set_config('idle_in_transaction_session_timeout', $1::text, true) end`
 
 // lockJobs locks the rows of a handler's jobs by their guards, in id order, for the rest of its transaction: from
-// then on nobody can claim them, expired or not. It raises where a guard does not hold.
+// then on nobody can claim them, expired or not. It raises where a guard does not hold. The last column says which
+// transaction it is.
 const lockJobs = `
 with u as materialized (
   select * from unnest($2::bigint[], $3::int[], $4::bigint[]) as u(id, claims, holder)
@@ -57,29 +67,21 @@ locked as materialized (
             for no key update) j
 )
 select ` + limitIdling + `,
-       case when (select count(*) from locked) < cardinality($2::bigint[]) then onceq.lease_lost(($2::bigint[])[1]) end`
+       case when (select count(*) from locked) < cardinality($2::bigint[]) then onceq.lease_lost(($2::bigint[])[1]) end,
+       pg_current_xact_id()::text`
 
 // lockJob is the same for one job, which needs no guard of its plan.
 const lockJob = `
-with locked as materialized (
-  select id from onceq.jobs
-   where id = $2::bigint and claims = $3::int and holder = $4::bigint
-     for no key update
-)
-select ` + limitIdling + `, case when not exists (select from locked) then onceq.lease_lost($2::bigint) end`
-
-// takeJob is the same for one job that leaves no history: what its completion would delete it deletes at once, which
-// locks the row as well. Everybody else sees the job as it was until the transaction commits.
-const takeJob = `
-with taken as (
-  delete from onceq.jobs where id = $2::bigint and claims = $3::int and holder = $4::bigint
-  returning id
-)
-select ` + limitIdling + `, case when not exists (select from taken) then onceq.lease_lost($2::bigint) end`
+select ` + limitIdling + `,
+       case when not exists (
+         select from onceq.jobs where id = $2::bigint and claims = $3::int and holder = $4::bigint
+            for no key update) then onceq.lease_lost($2::bigint) end,
+       pg_current_xact_id()::text`
 
 // newHandlerTx gives a transaction that is not open yet, with the connection for it.
-func (w *Worker) newHandlerTx(ctx context.Context, leases []*Lease, h *Handler) (*handlerTx, error) {
-	tx := &handlerTx{q: w.q, h: h, leases: leases, ctx: ctx, pipelines: w.pipelines, taken: len(leases) == 1 && leases[0].keep == 0}
+func (r *run) newHandlerTx(ctx context.Context, leases []*Lease, h *Handler) (*handlerTx, error) {
+	tx := &handlerTx{q: r.q, side: r.side, h: h, leases: leases, ctx: ctx, pipelines: r.pipelines}
+	tx.root.tx = tx
 	return tx, tx.acquire(ctx)
 }
 
@@ -88,6 +90,7 @@ func (tx *handlerTx) acquire(ctx context.Context) (err error) {
 		return fmt.Errorf("onceq: a connection for the handler's transaction: %w", err)
 	}
 	tx.raw = tx.conn.Conn()
+	tx.link.Store(tx.raw)
 	return nil
 }
 
@@ -119,14 +122,13 @@ func (tx *handlerTx) first(ctx context.Context, queries ...*pgx.QueuedQuery) (pg
 	}
 	b := &pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, 4+len(queries))}
 	b.Queue(tx.begin())
-	switch l := tx.leases[0]; {
-	case tx.taken:
-		b.Queue(tx.q.sql(takeJob), idle, l.ID, l.claims, l.holder)
-	case len(tx.leases) == 1:
+	locking := 1
+	if l := tx.leases[0]; len(tx.leases) == 1 {
 		b.Queue(tx.q.sql(lockJob), idle, l.ID, l.claims, l.holder)
-	default:
+	} else {
 		ids, claims, holders := guards(tx.leases)
 		b.Queue(keepPlans)
+		locking = b.Len()
 		b.Queue(tx.q.sql(lockJobs), idle, ids, claims, holders)
 		b.Queue(restorePlans)
 	}
@@ -134,9 +136,11 @@ func (tx *handlerTx) first(ctx context.Context, queries ...*pgx.QueuedQuery) (pg
 	b.QueuedQueries = append(b.QueuedQueries, queries...)
 	results := tx.conn.SendBatch(ctx, b)
 	var err error
-	for range opening {
-		if _, err = results.Exec(); err != nil {
-			break
+	for n := 0; n < opening && err == nil; n++ {
+		if n == locking {
+			err = results.QueryRow().Scan(nil, nil, &tx.id)
+		} else {
+			_, err = results.Exec()
 		}
 	}
 	if err == nil && len(queries) > 0 {
@@ -203,84 +207,272 @@ type statement struct {
 	args []any
 }
 
-// commit sends the last statements, of which the first raises where a lease is gone unless the jobs are taken already,
-// and the commit behind them. many says that the statement is for many jobs and so needs a guard of its plan.
-// sure is false where the answer got lost and it may have been committed.
-func (tx *handlerTx) commit(ctx context.Context, many bool, statements ...statement) (sure bool, err error) {
-	defer end(tx.conn)
-	switch pg := tx.raw.PgConn(); {
-	case pg.IsClosed():
-		return true, errors.New("onceq: the connection of the handler's transaction was lost, or closed because a statement was cancelled: it is rolled back")
-	case pg.TxStatus() == 'E' || tx.failed != nil:
-		return true, errors.New("onceq: a statement in the handler's transaction failed and the handler returned no error: it is rolled back")
-	case pg.IsBusy():
-		return true, errors.New("onceq: the handler did not close the rows or the batch's results of its transaction: it is rolled back; close them before returning")
-	case pg.TxStatus() == 'I' && tx.opened:
-		l := tx.leases[0]
-		err := errors.New("onceq: the handler ended the worker's transaction by a statement of its own: return nil to commit it with the job's completion, an error to roll it back")
-		tx.q.log.Error(err.Error(), slog.String("kind", l.Kind), slog.Int64("job", l.ID))
-		if tx.taken && l.Key != "" {
-			if _, failed := tx.conn.Exec(ctx, tx.q.sql(completeGone), takenArgs(l)...); failed != nil {
-				err = fmt.Errorf("%w; completing its key: %w", err, failed)
-			}
+// sameTx is a column more for a statement that completes jobs behind what a handler did in a transaction: it raises where
+// the handler rolled that back by a statement of its own and is in another one, and gives 1 where it committed it.
+func sameTx(id, job string) string {
+	return `,
+       case when ` + id + `::text <> pg_current_xact_id()::text
+            then case when pg_xact_status(` + id + `::text::xid8) = 'committed' then 1 else onceq.lease_lost(` + job + `) end end`
+}
+
+// inTx are the completions of one job with sameTx.
+var inTx = map[string]string{
+	completeOne:        completeOne + sameTx("$6", "$1::bigint"),
+	completeOneKept:    completeOneKept + sameTx("$7", "$1::bigint"),
+	completeOneUnkeyed: completeOneUnkeyed + sameTx("$4", "$1::bigint"),
+}
+
+// checkTx is the same as a statement of its own, in front of those for many jobs.
+var checkTx = `select null` + sameTx("$1", "$2::bigint")
+
+// Why a handler's transaction cannot be committed although the handler wants it.
+var (
+	errTxLost       = errors.New("onceq: the connection of the handler's transaction was lost, or closed because a statement was cancelled: it is rolled back")
+	errTxFailed     = errors.New("onceq: a statement in the handler's transaction failed and the handler returned no error: it is rolled back")
+	errTxBusy       = errors.New("onceq: the handler did not close the rows or the batch's results of its transaction: it is rolled back; close them before returning")
+	errTxInUse      = errors.New("onceq: the handler returned while another goroutine was using its transaction: it is rolled back; wait for such goroutines before returning")
+	errTxRolledBack = errors.New("onceq: the handler rolled the worker's transaction back by a statement of its own: return an error to roll it back")
+)
+
+// committedError says that the handler's transaction was committed before the worker could, and what went wrong then.
+type committedError struct{ error }
+
+func (e *committedError) Error() string {
+	return "onceq: the worker's transaction was committed inside the handler (a commit in a statement, or a transaction begun on tx.Conn()), so what was written until then stays; the job does not run again by itself, which would repeat that; use savepoints (tx.Begin), or Handle; what went wrong after it: " + e.error.Error()
+}
+
+func (e *committedError) Unwrap() error { return e.error }
+
+// conflictError is a serialization failure or a deadlock of the handler's own transaction.
+type conflictError struct{ error }
+
+func (e *conflictError) Unwrap() error { return e.error }
+
+// close takes the transaction from the handler: later uses get pgx.ErrTxClosed. A statement that another goroutine is at
+// is cut off, together with its connection.
+func (tx *handlerTx) close() {
+	tx.root.closed.Store(true)
+	for began := time.Now(); !tx.mu.TryLock(); time.Sleep(time.Millisecond) {
+		tx.cut.Store(true)
+		if time.Since(began) > rollbackTimeout {
+			return // it is not the connection that it waits for
 		}
-		return true, err
+		_ = tx.link.Load().PgConn().Conn().Close()
 	}
+	tx.mu.Unlock()
+}
+
+// unfit says why the transaction cannot be committed. One that the handler committed by itself is fit: what the handler
+// did is done, and the completion follows.
+func (tx *handlerTx) unfit() error {
+	switch pg := tx.raw.PgConn(); {
+	case tx.cut.Load():
+		return errTxInUse
+	case pg.IsClosed():
+		return errTxLost
+	case pg.IsBusy():
+		return errTxBusy
+	case (pg.TxStatus() == 'E' || tx.failed != nil) && tx.conflict != nil:
+		return fmt.Errorf("%w (%w)", errTxFailed, tx.conflict)
+	case pg.TxStatus() == 'E' || tx.failed != nil:
+		return errTxFailed
+	case pg.TxStatus() == 'I' && tx.opened && !tx.committed():
+		return errTxRolledBack
+	}
+	return nil
+}
+
+// undo rolls back and gives the error with what it means: a *committedError where the handler had committed by itself, a
+// *conflictError where Postgres wants the transaction run again.
+func (tx *handlerTx) undo(err error) error {
+	switch {
+	case tx.opened && tx.committed():
+		return &committedError{err}
+	case tx.conflict != nil && IsRetryable(err) && decidesNothing(err):
+		return &conflictError{err}
+	}
+	return err
+}
+
+// committed rolls back what is open and reports whether the transaction that the worker opened was committed, which only
+// the handler can have done.
+func (tx *handlerTx) committed() bool {
+	ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
+	defer cancel()
+	if pg := tx.raw.PgConn(); !tx.cut.Load() && !pg.IsClosed() && !pg.IsBusy() {
+		ask := "select pg_xact_status('" + tx.id + "')"
+		if pg.TxStatus() != 'I' {
+			ask = "rollback; " + ask
+		}
+		results, err := pg.Exec(ctx, ask).ReadAll()
+		if err == nil && len(results) > 0 {
+			rows := results[len(results)-1].Rows
+			return len(rows) == 1 && string(rows[0][0]) == "committed"
+		}
+	}
+	// Its connection is gone, but the server may still be at its last statement: then this waits for the job's row.
+	const read = `select (select 1 from onceq.jobs where id = $1::bigint for no key update), coalesce(pg_xact_status($2::text::xid8), '')`
+	var status string
+	err := tx.q.guarded(ctx, tx.side, read, []any{tx.leases[0].ID, tx.id}, nil, &status)
+	return err == nil && status == "committed"
+}
+
+// commit sends the last statement, which raises where a lease is gone, and the commit behind it. many says that it is
+// for many jobs and so needs a guard of its plan. sure is false where the answer got lost and it
+// may have been committed.
+func (tx *handlerTx) commit(ctx context.Context, many bool, last statement) (sure bool, err error) {
+	own := tx.opened && tx.raw.PgConn().TxStatus() != 'I'
 	b := &pgx.Batch{}
-	if !tx.opened {
+	if !own {
 		b.Queue(tx.begin())
 	}
 	if many {
 		b.Queue(hotPlans)
 	}
-	for _, s := range statements {
-		b.Queue(tx.q.sql(s.sql), s.args...)
+	check := -1
+	if own {
+		check = b.Len()
+		if many {
+			b.Queue(tx.q.sql(checkTx), tx.id, tx.leases[0].ID)
+		} else {
+			last = statement{inTx[last.sql], append(last.args, tx.id)}
+		}
 	}
+	b.Queue(tx.q.sql(last.sql), last.args...)
 	b.Queue("commit")
 	r := tx.conn.SendBatch(ctx, b)
 	var tag pgconn.CommandTag
-	for range b.Len() {
-		if tag, err = r.Exec(); err != nil {
-			break
+	var other *int32
+	for n := 0; n < b.Len() && err == nil; n++ {
+		if n == check {
+			err = r.QueryRow().Scan(nil, &other)
+		} else {
+			tag, err = r.Exec()
 		}
 	}
 	if closing := r.Close(); err == nil {
 		err = closing
 	}
-	if err == nil && tag.String() != "COMMIT" {
+	switch {
+	case err == nil && tag.String() != "COMMIT":
 		err = fmt.Errorf("onceq: commit answered %s: %w", tag, pgx.ErrTxCommitRollback)
+	case err == nil && (other != nil || tx.opened && !own):
+		l := tx.leases[0]
+		tx.q.log.Error("onceq: the worker's transaction was committed inside the handler (a commit in a statement, or a transaction begun on tx.Conn()); "+
+			"the job is completed, but not together with what it wrote: use savepoints (tx.Begin), or Handle", slog.String("kind", l.Kind), slog.Int64("job", l.ID))
+	case own && leaseLost(err): // the jobs' rows are locked, so it is another transaction
+		err = errTxRolledBack
 	}
-	return err == nil || !tx.raw.IsClosed(), err
+	sure = err == nil || !tx.raw.IsClosed()
+	if err != nil && own && sure {
+		if IsRetryable(err) {
+			tx.conflict = err
+		}
+		err = tx.undo(err)
+	}
+	return sure, err
 }
 
-func (tx *handlerTx) rollback() { end(tx.conn) }
-
-// end gives a connection back, with nothing of a transaction left on it. pgxpool closes one that is still
+// release gives the connection back, with nothing of a transaction left on it. pgxpool closes one that is still
 // inside of a transaction, so this saves a connection and never more.
-func end(conn *pgxpool.Conn) {
-	if conn == nil {
+func (tx *handlerTx) release() {
+	if tx.conn == nil {
 		return
 	}
-	if !conn.Conn().IsClosed() && conn.Conn().PgConn().TxStatus() != 'I' {
-		ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
-		_, _ = conn.Exec(ctx, "rollback")
-		cancel()
+	tx.close() // once more, for a handler that ended its goroutine
+	ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
+	defer cancel()
+	if !tx.cut.Load() && !tx.raw.IsClosed() && tx.raw.PgConn().TxStatus() != 'I' {
+		_, _ = tx.conn.Exec(ctx, "rollback")
 	}
-	conn.Release()
+	for _, large := range tx.large {
+		_ = large.Commit(ctx)
+	}
+	tx.conn.Release()
+	tx.conn = nil
+}
+
+// closedTx answers for handles that are closed, with pgx.ErrTxClosed.
+var closedTx = func() pgx.Tx {
+	b := &pgx.Batch{}
+	b.BeginTx(pgx.TxOptions{})
+	return pgx.FailedBatchResults(b, pgx.ErrTxClosed).Tx()
+}()
+
+var errTxConcurrent = errors.New("onceq: another goroutine is using the handler's transaction: conn busy")
+
+// txHandle is the transaction as a handler has it, or a savepoint in it.
+type txHandle struct {
+	tx     *handlerTx
+	outer  *txHandle
+	name   string // of the savepoint; "" for the worker's transaction
+	closed atomic.Bool
+}
+
+var _ pgx.Tx = (*txHandle)(nil)
+
+// enter begins a use of the connection, which ends with the unlocking of tx.mu. As with a connection of pgx, one that
+// meets another gets an error.
+func (h *txHandle) enter() error {
+	if !h.tx.mu.TryLock() {
+		return errTxConcurrent
+	}
+	if h.isClosed() {
+		h.tx.mu.Unlock()
+		return pgx.ErrTxClosed
+	}
+	return nil
+}
+
+func (h *txHandle) isClosed() bool {
+	for ; h != nil; h = h.outer {
+		if h.closed.Load() {
+			return true
+		}
+	}
+	return false
+}
+
+// note keeps a conflict in mind, which the handler may return in an error of its own.
+func (tx *handlerTx) note(err error) {
+	if err != nil && IsRetryable(err) {
+		tx.conflict = err
+	}
 }
 
 // Begin opens a savepoint.
-func (tx *handlerTx) Begin(ctx context.Context) (pgx.Tx, error) {
-	tx.savepoints++
-	s := &savepoint{handlerTx: tx, name: fmt.Sprintf("onceq_%d", tx.savepoints)}
-	if _, err := tx.Exec(ctx, "savepoint "+s.name); err != nil {
+func (h *txHandle) Begin(ctx context.Context) (pgx.Tx, error) {
+	if err := h.enter(); err != nil {
+		return nil, err
+	}
+	defer h.tx.mu.Unlock()
+	h.tx.savepoints++
+	s := &txHandle{tx: h.tx, outer: h, name: fmt.Sprintf("onceq_%d", h.tx.savepoints)}
+	if _, err := h.tx.exec(ctx, "savepoint "+s.name); err != nil {
 		return nil, err
 	}
 	return s, nil
 }
 
-func (tx *handlerTx) Commit(context.Context) error   { return errOwnTx }
-func (tx *handlerTx) Rollback(context.Context) error { return errOwnTx }
+func (h *txHandle) Commit(ctx context.Context) error   { return h.end(ctx, "release savepoint ") }
+func (h *txHandle) Rollback(ctx context.Context) error { return h.end(ctx, "rollback to savepoint ") }
+
+func (h *txHandle) end(ctx context.Context, command string) error {
+	if err := h.enter(); err != nil {
+		return err
+	}
+	defer h.tx.mu.Unlock()
+	if h.outer == nil {
+		return errOwnTx
+	}
+	h.closed.Store(true)
+	if large := h.tx.large[h]; large != nil {
+		_ = large.Commit(ctx)
+		delete(h.tx.large, h)
+	}
+	_, err := h.tx.exec(ctx, command+h.name)
+	return err
+}
 
 // open opens the transaction for what cannot travel with it.
 func (tx *handlerTx) open(ctx context.Context) error {
@@ -291,32 +483,64 @@ func (tx *handlerTx) open(ctx context.Context) error {
 	return err
 }
 
-func (tx *handlerTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
-	if err := tx.open(ctx); err != nil {
+func (h *txHandle) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
+	if err := h.enter(); err != nil {
 		return 0, err
 	}
-	return tx.conn.CopyFrom(ctx, table, columns, src)
-}
-
-// LargeObjects works through a savepoint: pgx makes its LargeObjects only from a transaction of its own type.
-func (tx *handlerTx) LargeObjects() pgx.LargeObjects {
-	inner, err := tx.Conn().BeginTx(context.Background(), pgx.TxOptions{BeginQuery: "savepoint onceq_lo", CommitQuery: "release savepoint onceq_lo"})
-	if err != nil {
-		return pgx.LargeObjects{}
+	defer h.tx.mu.Unlock()
+	if err := h.tx.open(ctx); err != nil {
+		return 0, err
 	}
-	return inner.LargeObjects()
+	n, err := h.tx.conn.CopyFrom(ctx, table, columns, src)
+	h.tx.note(err)
+	return n, err
 }
 
-func (tx *handlerTx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
-	if err := tx.open(ctx); err != nil {
+// LargeObjects works through a transaction of pgx's own type, which alone makes them: one that sends nothing to begin and
+// to end.
+func (h *txHandle) LargeObjects() pgx.LargeObjects {
+	if h.enter() != nil {
+		return closedTx.LargeObjects()
+	}
+	defer h.tx.mu.Unlock()
+	if h.tx.large[h] == nil {
+		inner, err := h.tx.rawConn().BeginTx(context.Background(), pgx.TxOptions{BeginQuery: ";", CommitQuery: ";"})
+		if err != nil {
+			return closedTx.LargeObjects()
+		}
+		if h.tx.large == nil {
+			h.tx.large = make(map[*txHandle]pgx.Tx)
+		}
+		h.tx.large[h] = inner
+	}
+	return h.tx.large[h].LargeObjects()
+}
+
+func (h *txHandle) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	if err := h.enter(); err != nil {
 		return nil, err
 	}
-	return tx.raw.Prepare(ctx, name, sql)
+	defer h.tx.mu.Unlock()
+	if err := h.tx.open(ctx); err != nil {
+		return nil, err
+	}
+	return h.tx.raw.Prepare(ctx, name, sql)
 }
 
-// Conn gives the connection inside of the transaction. Where that cannot be opened nothing works on it: nothing may be
+// Conn gives the connection inside of the transaction: not to be used by goroutines that outlive the handler. Afterwards
+// it gives one that is closed.
+func (h *txHandle) Conn() *pgx.Conn {
+	h.tx.mu.Lock()
+	defer h.tx.mu.Unlock()
+	if h.tx.root.closed.Load() {
+		return h.tx.q.closedConn()
+	}
+	return h.tx.rawConn()
+}
+
+// rawConn gives the connection inside of the transaction. Where that cannot be opened nothing works on it: nothing may be
 // written through it that commits by itself.
-func (tx *handlerTx) Conn() *pgx.Conn {
+func (tx *handlerTx) rawConn() *pgx.Conn {
 	if err := tx.open(tx.ctx); err != nil && !tx.raw.IsClosed() && tx.raw.PgConn().TxStatus() == 'I' {
 		tx.failed = err
 		ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
@@ -326,7 +550,28 @@ func (tx *handlerTx) Conn() *pgx.Conn {
 	return tx.raw
 }
 
-func (tx *handlerTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+// closedConn gives a connection that is closed: nil would end the process of whoever uses it.
+func (q *Queue) closedConn() *pgx.Conn {
+	ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
+	defer cancel()
+	conn, err := pgx.ConnectConfig(ctx, q.pool.Config().ConnConfig)
+	if err != nil {
+		return nil
+	}
+	_ = conn.Close(ctx)
+	return conn
+}
+
+func (h *txHandle) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if err := h.enter(); err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	defer h.tx.mu.Unlock()
+	return h.tx.exec(ctx, sql, args...)
+}
+
+func (tx *handlerTx) exec(ctx context.Context, sql string, args ...any) (tag pgconn.CommandTag, err error) {
+	defer func() { tx.note(err) }()
 	if !tx.opened {
 		r, err := tx.first(ctx, tx.query(sql, args)...)
 		if err != nil {
@@ -343,33 +588,47 @@ func (tx *handlerTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.
 	return tx.conn.Exec(ctx, sql, args...)
 }
 
-func (tx *handlerTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+func (h *txHandle) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if err := h.enter(); err != nil {
+		return failedRows(err), err
+	}
+	defer h.tx.mu.Unlock()
+	tx := h.tx
 	if !tx.opened {
 		r, err := tx.first(ctx, tx.query(sql, args)...)
 		if err != nil {
-			return noRows{err}, err
+			return failedRows(err), err
 		}
 		if r != nil {
 			rows, err := r.Query()
-			f := &firstRows{Rows: rows, results: r}
+			t := &txRows{rows: rows, tx: tx, results: r}
 			if err != nil {
-				f.Close()
+				t.close()
 			}
-			return f, err
+			return t, err
 		}
 	}
-	return tx.conn.Query(ctx, sql, args...)
+	rows, err := tx.conn.Query(ctx, sql, args...)
+	tx.note(err)
+	return &txRows{rows: rows, tx: tx}, err
 }
 
-func (tx *handlerTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	if tx.opened {
-		return tx.conn.QueryRow(ctx, sql, args...)
-	}
-	rows, _ := tx.Query(ctx, sql, args...)
+func (h *txHandle) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	rows, _ := h.Query(ctx, sql, args...)
 	return oneRow{rows}
 }
 
-func (tx *handlerTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+var errBatchBegins = errors.New("onceq: the worker's transaction has begun: Batch.BeginTx cannot be used in it")
+
+func (h *txHandle) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	if err := h.enter(); err != nil {
+		return pgx.FailedBatchResults(b, err)
+	}
+	defer h.tx.mu.Unlock()
+	if failed := pgx.FailedBatchResults(b, errBatchBegins); failed.Tx() != nil {
+		return failed
+	}
+	tx := h.tx
 	if !tx.opened {
 		queries := b.QueuedQueries
 		if !tx.pipelines {
@@ -377,60 +636,106 @@ func (tx *handlerTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResul
 		}
 		r, err := tx.first(ctx, queries...)
 		if err != nil {
-			return noResults{err}
+			return pgx.FailedBatchResults(b, err)
 		}
 		if r != nil {
-			return r
+			return &txResults{results: r, tx: tx}
 		}
 		// Where they were sent before in vain, they remember statements that were not prepared.
 		for i, sent := range b.QueuedQueries {
 			b.QueuedQueries[i] = &pgx.QueuedQuery{SQL: sent.SQL, Arguments: sent.Arguments, Fn: sent.Fn}
 		}
 	}
-	return tx.conn.SendBatch(ctx, b)
+	return &txResults{results: tx.conn.SendBatch(ctx, b), tx: tx}
 }
 
-// firstRows are rows that came with the opening of the transaction: when they end, so does its batch.
-type firstRows struct {
-	pgx.Rows
-	results pgx.BatchResults
+// txRows are rows of a handler's transaction. Those that came with its opening end the batch with it.
+type txRows struct {
+	rows    pgx.Rows
+	tx      *handlerTx
+	results pgx.BatchResults // nil for rows of their own
 	closing error
 }
 
-func (f *firstRows) Close() {
-	f.Rows.Close()
-	f.closing = f.results.Close()
-}
-
-func (f *firstRows) Err() error {
-	if err := f.Rows.Err(); err != nil {
-		return err
-	}
-	return f.closing
-}
-
-func (f *firstRows) Next() bool {
-	if f.Rows.Next() {
+// enter is false where the worker has ended the transaction: the connection is somebody else's.
+func (r *txRows) enter() bool {
+	r.tx.mu.Lock()
+	if !r.tx.root.closed.Load() {
 		return true
 	}
-	f.Close()
+	r.tx.mu.Unlock()
+	r.closing = pgx.ErrTxClosed
 	return false
 }
 
-func (f *firstRows) Scan(dest ...any) error {
-	err := f.Rows.Scan(dest...)
+func (r *txRows) close() {
+	r.rows.Close()
+	if r.results != nil {
+		r.closing = r.results.Close()
+	}
+	r.tx.note(r.Err())
+}
+
+func (r *txRows) Close() {
+	if r.enter() {
+		defer r.tx.mu.Unlock()
+		r.close()
+	}
+}
+
+func (r *txRows) Err() error {
+	if err := r.rows.Err(); err != nil {
+		return err
+	}
+	return r.closing
+}
+
+func (r *txRows) Next() bool {
+	if !r.enter() {
+		return false
+	}
+	defer r.tx.mu.Unlock()
+	if r.rows.Next() {
+		return true
+	}
+	r.close()
+	return false
+}
+
+func (r *txRows) Scan(dest ...any) error {
+	if !r.enter() {
+		return pgx.ErrTxClosed
+	}
+	defer r.tx.mu.Unlock()
+	err := r.rows.Scan(dest...)
 	if err != nil {
-		f.Close()
+		r.close()
 	}
 	return err
 }
 
-func (f *firstRows) Values() ([]any, error) {
-	values, err := f.Rows.Values()
+func (r *txRows) Values() ([]any, error) {
+	if !r.enter() {
+		return nil, pgx.ErrTxClosed
+	}
+	defer r.tx.mu.Unlock()
+	values, err := r.rows.Values()
 	if err != nil {
-		f.Close()
+		r.close()
 	}
 	return values, err
+}
+
+func (r *txRows) CommandTag() pgconn.CommandTag                { return r.rows.CommandTag() }
+func (r *txRows) FieldDescriptions() []pgconn.FieldDescription { return r.rows.FieldDescriptions() }
+func (r *txRows) RawValues() [][]byte                          { return r.rows.RawValues() }
+func (r *txRows) Conn() *pgx.Conn                              { return r.rows.Conn() }
+func (r *txRows) TypeMap() *pgtype.Map                         { return r.rows.TypeMap() }
+
+// failedRows are those of a query that was not sent.
+func failedRows(err error) pgx.Rows {
+	rows, _ := pgx.FailedBatchResults(&pgx.Batch{}, err).Query()
+	return rows
 }
 
 // oneRow is the first of some rows, as pgx's own Row has it.
@@ -456,47 +761,56 @@ func (r oneRow) Scan(dest ...any) error {
 	return r.rows.Err()
 }
 
-// noRows are those of a query that was not sent.
-type noRows struct{ err error }
-
-func (n noRows) Close()                                       {}
-func (n noRows) Err() error                                   { return n.err }
-func (n noRows) CommandTag() pgconn.CommandTag                { return pgconn.CommandTag{} }
-func (n noRows) FieldDescriptions() []pgconn.FieldDescription { return nil }
-func (n noRows) Next() bool                                   { return false }
-func (n noRows) Scan(...any) error                            { return n.err }
-func (n noRows) Values() ([]any, error)                       { return nil, n.err }
-func (n noRows) RawValues() [][]byte                          { return nil }
-func (n noRows) Conn() *pgx.Conn                              { return nil }
-func (n noRows) TypeMap() *pgtype.Map                         { return nil }
-
-// noResults are those of a batch that was not sent.
-type noResults struct{ err error }
-
-func (n noResults) Exec() (pgconn.CommandTag, error) { return pgconn.CommandTag{}, n.err }
-func (n noResults) Query() (pgx.Rows, error)         { return noRows(n), n.err }
-func (n noResults) QueryRow() pgx.Row                { return oneRow{noRows(n)} }
-func (n noResults) Close() error                     { return n.err }
-func (n noResults) Tx() pgx.Tx                       { return nil }
-
-// savepoint is a nested transaction of a handler.
-type savepoint struct {
-	*handlerTx
-	name   string
-	closed bool
+// txResults are those of a batch in a handler's transaction.
+type txResults struct {
+	results pgx.BatchResults
+	tx      *handlerTx
 }
 
-func (s *savepoint) Commit(ctx context.Context) error { return s.close(ctx, "release savepoint ") }
-
-func (s *savepoint) Rollback(ctx context.Context) error {
-	return s.close(ctx, "rollback to savepoint ")
-}
-
-func (s *savepoint) close(ctx context.Context, command string) error {
-	if s.closed {
+func (r *txResults) enter() error {
+	if !r.tx.mu.TryLock() {
+		return errTxConcurrent
+	}
+	if r.tx.root.closed.Load() {
+		r.tx.mu.Unlock()
 		return pgx.ErrTxClosed
 	}
-	s.closed = true
-	_, err := s.handlerTx.Exec(ctx, command+s.name)
+	return nil
+}
+
+func (r *txResults) Exec() (pgconn.CommandTag, error) {
+	if err := r.enter(); err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	defer r.tx.mu.Unlock()
+	tag, err := r.results.Exec()
+	r.tx.note(err)
+	return tag, err
+}
+
+func (r *txResults) Query() (pgx.Rows, error) {
+	if err := r.enter(); err != nil {
+		return failedRows(err), err
+	}
+	defer r.tx.mu.Unlock()
+	rows, err := r.results.Query()
+	r.tx.note(err)
+	return &txRows{rows: rows, tx: r.tx}, err
+}
+
+func (r *txResults) QueryRow() pgx.Row {
+	rows, _ := r.Query()
+	return oneRow{rows}
+}
+
+func (r *txResults) Close() error {
+	if err := r.enter(); err != nil {
+		return err
+	}
+	defer r.tx.mu.Unlock()
+	err := r.results.Close()
+	r.tx.note(err)
 	return err
 }
+
+func (r *txResults) Tx() pgx.Tx { return nil }

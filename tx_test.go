@@ -590,7 +590,7 @@ func TestHandleTx_TracersHearOfTheFirstStatement(t *testing.T) {
 // committed is done, with its key; what it undid runs again.
 func TestHandleTx_EndsTheTransactionByAStatement(t *testing.T) {
 	t.Parallel()
-	for _, key := range []string{"", "k"} {
+	for _, job := range []onceq.Kind[int]{{}, {Key: func(int) string { return "k" }}, {Keep: time.Hour}} {
 		for name, c := range map[string]struct {
 			statements []string
 			effects    int
@@ -598,17 +598,17 @@ func TestHandleTx_EndsTheTransactionByAStatement(t *testing.T) {
 		}{
 			"commit":                                 {[]string{`commit`}, 1, true},
 			"commit, and another transaction":        {[]string{`commit`, `begin`, `insert into effects values (2)`}, 2, true},
+			"commit and chain, in a script":          {[]string{`insert into effects values (2); commit and chain; insert into effects values (3)`}, 3, true},
 			"rollback":                               {[]string{`rollback`}, 0, false},
 			"rollback, and another transaction":      {[]string{`rollback`, `begin`, `insert into effects values (2)`}, 0, false},
 			"rollback and chain, and then an effect": {[]string{`rollback and chain`, `insert into effects values (2)`}, 0, false},
 		} {
-			t.Run(fmt.Sprintf("%s, key %q", name, key), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s, key %t, %s", name, job.Key != nil, job.Keep), func(t *testing.T) {
 				t.Parallel()
 				db := withEffects(t)
-				kind := onceq.Kind[int]{Name: "ends"}
-				job := kind.Job(1)
-				job.Key = key
-				r, err := db.Queue.Enqueue(t.Context(), db.Pool, job)
+				kind := job
+				kind.Name = "ends"
+				r, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(1))
 				require.NoError(t, err)
 				db.RunOne(kind.HandleTx(func(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, n int) error {
 					if _, err := tx.Exec(ctx, `insert into effects values ($1)`, n); err != nil {
@@ -621,28 +621,292 @@ func TestHandleTx_EndsTheTransactionByAStatement(t *testing.T) {
 					}
 					return nil
 				}))
-				var effects, live int
-				require.NoError(t, db.Pool.QueryRow(t.Context(), `select (select count(*) from effects), (select count(*) from onceq.jobs)`).Scan(&effects, &live))
-				require.Equal(t, c.effects, effects)
-				require.Equal(t, c.done, live == 0)
+				require.Equal(t, c.effects, sqlOne[int](t, db, `select count(*) from effects`))
+				require.Equal(t, c.done, sqlOne[bool](t, db, `select count(*) = 0 from onceq.jobs`))
 				if !c.done {
-					if name != "rollback" { // which was seen, and spent an attempt
-						db.ExpireLease(r.ID)
-					}
+					require.Equal(t, 1, sqlOne[int](t, db, `select attempts from onceq.jobs where leased_until is null`))
 					db.Advance(24 * time.Hour)
 					require.Equal(t, onceq.Completed, db.RunOne(kind.HandleTx(func(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, n int) error {
 						_, err := tx.Exec(ctx, `insert into effects values ($1)`, n)
 						return err
 					})).State)
 				}
-				if key != "" {
-					again, err := db.Queue.Enqueue(t.Context(), db.Pool, job)
+				if kind.Key != nil {
+					again, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(1))
 					require.NoError(t, err)
 					require.Equal(t, onceq.Result{ID: r.ID, Duplicate: true, State: onceq.Completed}, again)
+				}
+				if kind.Keep > 0 {
+					require.Equal(t, int(onceq.Completed), sqlOne[int](t, db, `select state from onceq.job_history`))
 				}
 			})
 		}
 	}
+}
+
+// ways to commit the worker's transaction behind its back.
+var behindCommits = map[string]func(ctx context.Context, tx pgx.Tx) error{
+	"a transaction on its connection": func(ctx context.Context, tx pgx.Tx) error {
+		return pgx.BeginFunc(ctx, tx.Conn(), func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `insert into effects values ($1)`, 2)
+			return err
+		})
+	},
+	"a script": func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `insert into effects values (2); commit`)
+		return err
+	},
+	"a script that goes on": func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `insert into effects values (2); commit; begin; insert into effects values (3)`)
+		return err
+	},
+	"a script that fails": func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `insert into effects values (2); commit; begin; select 1/0`)
+		return err
+	},
+	"a batch": func(ctx context.Context, tx pgx.Tx) error {
+		b := &pgx.Batch{}
+		b.Queue(`insert into effects values (2)`)
+		b.Queue(`commit`)
+		return tx.SendBatch(ctx, b).Close()
+	},
+	"and a lost connection": func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `insert into effects values (2); commit`)
+		return errors.Join(err, tx.Conn().Close(ctx))
+	},
+}
+
+// A job whose handler committed the worker's transaction and failed then does not vanish, and does not run again: a person
+// finds what happened, and its key says that it is dead.
+func TestHandleTx_CommittedBehindTheWorkersBack(t *testing.T) {
+	t.Parallel()
+	for name, commit := range behindCommits {
+		for _, keep := range []time.Duration{0, time.Hour} {
+			t.Run(fmt.Sprint(name, keep), func(t *testing.T) {
+				t.Parallel()
+				db := withEffects(t)
+				for i, after := range []error{errors.New("bad day"), onceq.Fatal(errors.New("bad day")), onceq.RetryAfter(0, errors.New("bad day")),
+					&pgconn.PgError{Code: "40001", Message: "bad day"}, fmt.Errorf("bad day: %w", onceq.Snooze(0))} {
+					kind := onceq.Kind[int]{Name: "k", Keep: keep, Key: func(int) string { return fmt.Sprint("key", i) }}
+					r, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(1))
+					require.NoError(t, err)
+					ran := db.Drain(kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, n int) error {
+						if _, err := tx.Exec(ctx, `insert into effects values ($1)`, n); err != nil {
+							return err
+						}
+						_ = commit(ctx, tx)
+						// Should the process die here, the job is there, and runs again.
+						if !sqlOne[bool](t, db, `select exists (select from onceq.jobs where id = $1)`, l.ID) {
+							t.Error("the job is gone before its outcome is known")
+						}
+						return after
+					}))
+					require.Len(t, ran, 1)
+					require.Equal(t, onceq.Dead, ran[0].State)
+					require.ErrorContains(t, ran[0].Err, "committed inside the handler")
+					require.ErrorContains(t, ran[0].Err, "bad day")
+					require.Equal(t, 2, sqlOne[int](t, db, `with gone as (delete from effects returning n) select count(*)::int from gone`))
+					require.True(t, sqlOne[bool](t, db, `select state = 6 and errors::text like '%committed inside the handler%bad day%' from onceq.job_history where id = $1`, r.ID))
+					again, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(1))
+					require.NoError(t, err)
+					require.Equal(t, onceq.Result{ID: r.ID, Duplicate: true, State: onceq.Dead}, again)
+				}
+			})
+		}
+	}
+}
+
+// Of a batch that was committed like that no job runs again.
+func TestHandleBatch_CommittedBehindTheWorkersBack(t *testing.T) {
+	t.Parallel()
+	db := withEffects(t)
+	for name, c := range map[string]struct {
+		err   error
+		state onceq.State
+	}{"and failed": {errors.New("bad day"), onceq.Dead}, "and is done": {nil, onceq.Completed}} {
+		addMany(t, db, 3, onceq.Job{})
+		ran := db.Drain(work.HandleBatch(10, func(ctx context.Context, tx pgx.Tx, jobs []onceq.Item[int]) error {
+			if _, err := tx.Exec(ctx, `insert into effects values ($1)`, len(jobs)); err != nil {
+				return err
+			}
+			return errors.Join(behindCommits["a script that goes on"](ctx, tx), c.err)
+		}))
+		require.Len(t, ran, 3, name)
+		for _, r := range ran {
+			require.Equal(t, c.state, r.State, name)
+		}
+	}
+	require.Equal(t, 2+3, sqlOne[int](t, db, `select count(*) from effects`))
+}
+
+// A goroutine that goes on after the handler has returned gets pgx's own error from whatever it does with the transaction.
+func TestHandleTx_LateUsesAreClosed(t *testing.T) {
+	t.Parallel()
+	for _, mode := range queryModes {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			db := inMode(t, mode, func(c *pgxpool.Config) { c.MaxConns = 2 })
+			for name, use := range firstUses {
+				if name == "Conn" || name == "LargeObjects" && mode == pgx.QueryExecModeExec {
+					continue
+				}
+				for end, err := range map[string]error{"completed": nil, "failed": onceq.Fatal(errors.New("bad day"))} {
+					var late, inner pgx.Tx
+					var rows pgx.Rows
+					var objects pgx.LargeObjects
+					ran := 0
+					add(t, db, onceq.Job{})
+					db.RunOne(handleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+						ran++
+						late, objects = tx, tx.LargeObjects()
+						rows, _ = tx.Query(ctx, `select $1::int`, 1)
+						rows.Close()
+						var failed error
+						inner, failed = tx.Begin(ctx)
+						return errors.Join(failed, err)
+					}))
+					require.Equal(t, 1, ran)
+					require.ErrorIs(t, use(t.Context(), late), pgx.ErrTxClosed, "%s, %s", name, end)
+					require.ErrorIs(t, use(t.Context(), inner), pgx.ErrTxClosed, "%s, %s", name, end)
+					require.ErrorIs(t, late.Commit(t.Context()), pgx.ErrTxClosed)
+					require.ErrorIs(t, late.Rollback(t.Context()), pgx.ErrTxClosed)
+					_, failed := objects.Create(t.Context(), 0)
+					require.ErrorIs(t, failed, pgx.ErrTxClosed)
+					require.False(t, rows.Next())
+					_, failed = late.Conn().Exec(t.Context(), `select 1`)
+					require.ErrorContains(t, failed, "conn closed")
+				}
+			}
+			require.Zero(t, sqlOne[int](t, db, `select count(*)::int from effects`))
+		})
+	}
+}
+
+// Rows and results that the handler left open are closed as well.
+func TestHandleTx_LateRows(t *testing.T) {
+	t.Parallel()
+	db := withEffects(t)
+	var rows pgx.Rows
+	var results pgx.BatchResults
+	for name, open := range map[string]func(ctx context.Context, tx pgx.Tx){
+		"rows": func(ctx context.Context, tx pgx.Tx) {
+			rows, _ = tx.Query(ctx, `select generate_series($1::int, 100000)`, 1)
+			rows.Next()
+		},
+		"results": func(ctx context.Context, tx pgx.Tx) {
+			b := &pgx.Batch{}
+			b.Queue(`select generate_series($1::int, 100000)`, 1)
+			results = tx.SendBatch(ctx, b)
+			rows, _ = results.Query()
+			rows.Next()
+		},
+	} {
+		add(t, db, onceq.Job{MaxAttempts: 1})
+		ran := db.RunOne(handleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+			open(ctx, tx)
+			return nil
+		}))
+		require.ErrorContains(t, ran.Err, "did not close", name)
+		require.False(t, rows.Next(), name)
+		require.ErrorIs(t, rows.Err(), pgx.ErrTxClosed, name)
+		rows.Close()
+	}
+	require.ErrorIs(t, results.Close(), pgx.ErrTxClosed)
+}
+
+// A goroutine that is inside of a statement when the handler returns: nothing of it is committed, and nobody waits for it.
+func TestHandleTx_ReturnsInTheMiddleOfAStatement(t *testing.T) {
+	t.Parallel()
+	db := withEffects(t)
+	for name, use := range map[string]func(ctx context.Context, tx pgx.Tx) error{
+		"statement": func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `with s as (select pg_sleep(3600)) insert into effects select 1 from s`)
+			return err
+		},
+		"copy": func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.CopyFrom(ctx, pgx.Identifier{"effects"}, []string{"n"}, pgx.CopyFromFunc(func() ([]any, error) { return []any{int32(1)}, nil }))
+			return err
+		},
+	} {
+		add(t, db, onceq.Job{MaxAttempts: 1})
+		ended := make(chan error, 1)
+		ran := db.RunOne(handleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+			var pid int
+			if err := tx.QueryRow(ctx, `select pg_backend_pid()`).Scan(&pid); err != nil {
+				return err
+			}
+			go func() { ended <- use(context.WithoutCancel(ctx), tx) }()
+			until(t, db, `exists (select from pg_stat_activity where pid = $1 and (query like '%pg_sleep%' or query like 'copy%') and state = 'active')`, pid)
+			return nil
+		}))
+		require.Equal(t, onceq.Dead, ran.State, name)
+		require.ErrorContains(t, ran.Err, "another goroutine", name)
+		require.Error(t, receive(t, ended), name)
+	}
+	require.Zero(t, sqlOne[int](t, db, `select count(*)::int from effects`))
+}
+
+// What is done with a savepoint that has ended is refused, as pgx's own refuse it: it would be the outer transaction's.
+func TestHandleTx_EndedSavepoints(t *testing.T) {
+	t.Parallel()
+	for _, mode := range queryModes {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			db := inMode(t, mode)
+			for name, use := range firstUses {
+				if name == "Conn" || name == "LargeObjects" && mode == pgx.QueryExecModeExec {
+					continue
+				}
+				for end, rollback := range map[string]bool{"rolled back": true, "released": false} {
+					add(t, db, onceq.Job{})
+					ran := db.RunOne(handleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+						outer, err := tx.Begin(ctx)
+						if err != nil {
+							return err
+						}
+						inner, err := outer.Begin(ctx)
+						if err != nil {
+							return err
+						}
+						objects := outer.LargeObjects()
+						if rollback {
+							err = outer.Rollback(ctx)
+						} else {
+							err = outer.Commit(ctx)
+						}
+						if err != nil {
+							return err
+						}
+						for _, late := range []pgx.Tx{outer, inner} {
+							if err := use(ctx, late); !errors.Is(err, pgx.ErrTxClosed) {
+								return fmt.Errorf("wants a closed transaction: %w", err)
+							}
+						}
+						if _, err := objects.Create(ctx, 0); !errors.Is(err, pgx.ErrTxClosed) {
+							return fmt.Errorf("wants a closed transaction: %w", err)
+						}
+						return nil
+					}))
+					require.NoError(t, ran.Err, "%s, %s", name, end)
+				}
+			}
+			require.Zero(t, sqlOne[int](t, db, `select count(*)::int from effects`))
+		})
+	}
+}
+
+// A batch that begins a transaction of its own would end the worker's.
+func TestHandleTx_BatchThatBegins(t *testing.T) {
+	t.Parallel()
+	db := withEffects(t)
+	add(t, db, onceq.Job{MaxAttempts: 1})
+	ran := db.RunOne(handleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+		b := &pgx.Batch{}
+		b.BeginTx(pgx.TxOptions{})
+		b.Queue(`insert into effects values (1)`)
+		return tx.SendBatch(ctx, b).Close()
+	}))
+	require.ErrorContains(t, ran.Err, "BeginTx")
 }
 
 // A handler that reschedules its job after its time has run out has its way, as one that completes it has.

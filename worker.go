@@ -925,13 +925,18 @@ func (l *lane) runTx(tasks []*task, h *Handler) {
 		}
 		sure, err := l.transaction(ctx, tasks, h, began)
 		var refused *refusedError
-		if IsRetryable(err) && try < conflictTries && ctx.why() == nil {
+		var committed *committedError
+		if conflicts(err) && try < conflictTries && ctx.why() == nil {
 			ctx.cancel(nil)
 			sleep(l.base, rand.N(time.Duration(try)*5*time.Millisecond), nil)
 			continue
 		}
 		switch {
 		case err == nil:
+		case errors.As(err, &committed):
+			for _, t := range tasks {
+				l.end(t, outcome{lease: t.lease, state: Dead, spend: true, err: errorText(err.Error()), keep: -1, cause: err, run: time.Since(began)})
+			}
 		case len(tasks) > 1:
 			// Somebody in the batch is at fault. Each alone shows who.
 			ctx.cancel(nil)
@@ -948,8 +953,8 @@ func (l *lane) runTx(tasks []*task, h *Handler) {
 			l.end(tasks[0], outcome{lease: tasks[0].lease, state: Waiting})
 		default:
 			var notBegun *notBegunError
-			if (errors.As(err, &notBegun) || IsRetryable(err)) && ctx.why() == nil {
-				err = RetryAfter(time.Second, err)
+			if errors.As(err, &notBegun) && ctx.why() == nil {
+				err = &retryAfter{d: time.Second, err: err, free: true}
 			}
 			o := l.judge(tasks[0], ctx, err)
 			o.run, o.unsure = time.Since(began), !sure
@@ -973,6 +978,14 @@ type notBegunError struct{ error }
 
 func (e *notBegunError) Unwrap() error { return e.error }
 
+// conflicts reports whether Postgres wants the handler's own transaction run again. What comes from elsewhere, another
+// database mostly, is the handler's business.
+func conflicts(err error) bool {
+	var own *conflictError
+	var notBegun *notBegunError
+	return errors.As(err, &own) || errors.As(err, &notBegun) && IsRetryable(err)
+}
+
 // transaction runs a handler in a transaction and commits it with the completions. A nil error: committed,
 // and everything is said. sure is false where an error may stand for a commit whose answer got lost.
 func (l *lane) transaction(ctx context.Context, tasks []*task, h *Handler, began time.Time) (sure bool, err error) {
@@ -986,26 +999,19 @@ func (l *lane) transaction(ctx context.Context, tasks []*task, h *Handler, began
 	if err != nil {
 		return true, &notBegunError{err}
 	}
-	returned := false
-	defer func() {
-		if !returned {
-			tx.rollback() // the handler ended its goroutine
-		}
-	}()
+	defer tx.release()
 	err = protect(func() error {
 		if h.tx != nil {
-			return h.tx(ctx, tx, leases[0])
+			return h.tx(ctx, &tx.root, leases[0])
 		}
-		return h.batch(ctx, tx, leases)
+		return h.batch(ctx, &tx.root, leases)
 	})
-	returned = true
+	tx.close()
 	// Whatever the handler made of it.
 	switch {
 	case tx.lost:
-		tx.rollback()
 		return true, &refusedError{"begin", EventLeaseLost}
 	case tx.notBegun:
-		tx.rollback()
 		return true, &notBegunError{tx.failed}
 	}
 	outcomes := make([]outcome, len(leases))
@@ -1013,47 +1019,38 @@ func (l *lane) transaction(ctx context.Context, tasks []*task, h *Handler, began
 		outcomes[i] = outcome{lease: lease, state: Completed, result: lease.result, keep: lease.keep, run: time.Since(began)}
 	}
 	again := err != nil && leases[0].failure(err, nil).reset
+	if err == nil || again {
+		if unfit := tx.unfit(); unfit != nil {
+			err, again = unfit, false
+		}
+	}
 	if err != nil && !again {
-		tx.rollback()
-		return true, err
+		return true, tx.undo(err)
 	}
 	// The handler is done and wants this, so only the guard decides, and not a context that has just ended.
 	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.lease)
 	defer cancel()
-	taken, many := tx.opened && tx.taken, len(leases) > 1
-	var last []statement
-	switch one := leases[0]; {
+	many := len(leases) > 1 || again
+	var last statement
+	switch {
 	case again:
 		for i, lease := range leases {
 			outcomes[i] = lease.failure(err, nil)
 		}
-		if taken {
-			row, err := l.q.rowOf(unbroken, l.side, one)
-			if err != nil {
-				tx.rollback()
-				return true, RetryAfter(time.Second, err)
-			}
-			last = append(last, statement{restoreJob, []any{row}})
-		}
-		last, many = append(last, statement{retryJobs, retryArgs(outcomes, true)}), true
-	case taken && one.Key != "":
-		last = append(last, statement{completeTaken, takenArgs(one)})
-	case taken:
-		last = append(last, statement{completeTakenUnkeyed, []any{one.ID}})
+		last = statement{retryJobs, retryArgs(outcomes, true)}
 	case !many:
-		s, args := one.completion()
-		last = append(last, statement{s, args})
+		last.sql, last.args = leases[0].completion()
 	case slices.ContainsFunc(outcomes, func(o outcome) bool { return o.keep != 0 }):
-		last = append(last, statement{endJobs, endArgs(outcomes, true)})
+		last = statement{endJobs, endArgs(outcomes, true)}
 	default:
-		last = append(last, statement{completeJobs, completeArgs(outcomes, true)})
+		last = statement{completeJobs, completeArgs(outcomes, true)}
 	}
 	l.mu.Lock()
 	for _, t := range tasks {
 		t.finishing = true
 	}
 	l.mu.Unlock()
-	sure, err = tx.commit(unbroken, many, last...)
+	sure, err = tx.commit(unbroken, many, last)
 	if leaseLost(err) {
 		err = &refusedError{"complete", EventStale}
 	}

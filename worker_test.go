@@ -188,7 +188,7 @@ func TestHandleTx_WritesAndCompletionCommitTogether(t *testing.T) {
 			_ = write(ctx, tx, l)
 			_, err := tx.Exec(ctx, `rollback`)
 			return err
-		}, onceq.Retrying, 0, "ended the worker's transaction"},
+		}, onceq.Retrying, 0, "rolled the worker's transaction back"},
 		"fatal around a reschedule": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
 			_ = write(ctx, tx, l)
 			return onceq.Fatal(onceq.Reschedule(time.Hour))
@@ -383,12 +383,77 @@ func TestHandleTx_ConflictsRunAgainWithoutAnAttempt(t *testing.T) {
 		require.Equal(t, onceq.Completed, ran.State, "%v", ran.Err)
 		require.Equal(t, 4, runs)
 
+		// Not for ever.
 		add(t, db, onceq.Job{MaxAttempts: 1})
+		runs = 0
 		ran = db.RunOne(handleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
-			return &pgconn.PgError{Code: code}
+			runs++
+			_, err := tx.Exec(ctx, `do $$ begin raise 'conflict' using errcode = '`+code+`'; end $$`)
+			return err
 		}))
-		require.Equal(t, onceq.Delayed, ran.State)
-		require.Zero(t, sqlOne[int](t, db, `select attempts from onceq.jobs`))
+		require.Equal(t, onceq.Dead, ran.State)
+		require.Equal(t, 10, runs)
+
+		// One that a savepoint has undone is the transaction's too, and one that the handler did not return.
+		for _, end := range []func(error) error{func(err error) error { return err }, func(error) error { return nil }} {
+			add(t, db, onceq.Job{MaxAttempts: 1})
+			runs = 0
+			ran = db.RunOne(handleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+				if runs++; runs > 1 {
+					return nil
+				}
+				err := end(nil)
+				if end(context.Canceled) != nil {
+					err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+						var n int
+						return tx.QueryRow(ctx, `do $$ begin raise 'conflict' using errcode = '`+code+`'; end $$`).Scan(&n)
+					})
+				} else {
+					_, _ = tx.Exec(ctx, `do $$ begin raise 'conflict' using errcode = '`+code+`'; end $$`)
+				}
+				return err
+			}))
+			require.Equal(t, onceq.Completed, ran.State, "%v", ran.Err)
+			require.Equal(t, 2, runs)
+		}
+	}
+}
+
+// A conflict of another database, or one about which the handler has decided, is an error like any other: it ran again
+// for ever, and spent no attempt.
+func TestHandleTx_ConflictsOfOthersSpendAnAttempt(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	elsewhere := &pgconn.PgError{Code: "40001"}
+	own := func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `do $$ begin raise 'conflict' using errcode = '40001'; end $$`)
+		return err
+	}
+	for name, c := range map[string]struct {
+		handler func(context.Context, pgx.Tx) error
+		state   onceq.State
+		spent   int
+	}{
+		"elsewhere": {func(context.Context, pgx.Tx) error { return elsewhere }, onceq.Retrying, 1},
+		"elsewhere, after statements here": {func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `select $1::int`, 1)
+			return errors.Join(err, elsewhere)
+		}, onceq.Retrying, 1},
+		"elsewhere, inside of Fatal": {func(context.Context, pgx.Tx) error { return onceq.Fatal(elsewhere) }, onceq.Dead, 1},
+		"inside of Fatal":            {func(ctx context.Context, tx pgx.Tx) error { return onceq.Fatal(own(ctx, tx)) }, onceq.Dead, 1},
+		"inside of RetryAfter":       {func(ctx context.Context, tx pgx.Tx) error { return onceq.RetryAfter(time.Hour, own(ctx, tx)) }, onceq.Retrying, 1},
+		"and a snooze":               {func(ctx context.Context, tx pgx.Tx) error { return errors.Join(own(ctx, tx), onceq.Snooze(time.Hour)) }, onceq.Delayed, 0},
+	} {
+		id := add(t, db, onceq.Job{})
+		runs := 0
+		ran := db.RunOne(handleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+			runs++
+			return c.handler(ctx, tx)
+		}))
+		require.Equal(t, c.state, ran.State, "%s: %v", name, ran.Err)
+		require.Equal(t, 1, runs, name)
+		require.Equal(t, c.spent, sqlOne[int](t, db, `select coalesce((select attempts from onceq.jobs where id = $1), (select attempts from onceq.job_history where id = $1))`, id), name)
+		sqlRun(t, db, `delete from onceq.jobs`)
 	}
 }
 

@@ -399,11 +399,12 @@ func (w *walk) Fail(t *rapid.T) {
 		return
 	}
 	switch {
-	case how == "retry after":
-		w.again(j, w.now+1)
 	case how == "fatal" || j.attempts+1 >= j.max:
 		j.attempts++
 		w.end(j, onceq.Dead, nil)
+	case how == "retry after":
+		j.attempts++
+		w.again(j, w.now+1)
 	default:
 		j.attempts++
 		// The default backoff's second is made an hour, which the model can count.

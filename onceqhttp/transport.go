@@ -256,7 +256,7 @@ func meaning(resp *http.Response, head []byte, s *sending) error {
 		if !named {
 			e.RetryAfter = inFlightDelay
 		}
-		return onceq.RetryAfter(e.RetryAfter, e)
+		return inFlight{e}
 	case e.Code == CodeMismatch, body.Error.Type == "idempotency_error":
 		return onceq.Fatal(e)
 	case e.Code == CodeHeld:
@@ -267,6 +267,19 @@ func meaning(resp *http.Response, head []byte, s *sending) error {
 		return onceq.RetryAfter(e.RetryAfter, e)
 	}
 	return nil
+}
+
+// inFlight is an answer that somebody else is at it: waiting for them is no failure.
+type inFlight struct{ *AnswerError }
+
+func (e inFlight) Unwrap() error        { return e.AnswerError }
+func (e inFlight) Is(target error) bool { return target == onceq.ErrInFlight }
+func (e inFlight) As(target any) bool {
+	t, ok := target.(**onceq.InFlightError)
+	if ok {
+		*t = &onceq.InFlightError{RetryAfter: e.RetryAfter}
+	}
+	return ok
 }
 
 type failing struct{ err error }

@@ -46,7 +46,7 @@
 //	onceq.jobs.claimed           counter
 //	onceq.jobs.completed         counter
 //	onceq.jobs.failed            counter    attempts that failed, of jobs that run again
-//	onceq.jobs.deferred          counter    put off by an error that spends no attempt: RetryAfter
+//	onceq.jobs.deferred          counter    put off by an error that spends no attempt: no transaction could be opened
 //	onceq.jobs.snoozed           counter    put off without having failed: Snooze, Reschedule, another run's effect in flight
 //	onceq.jobs.released          counter    given back as if not claimed: Release, a worker that ends
 //	onceq.jobs.dead              counter
