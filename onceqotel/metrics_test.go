@@ -161,8 +161,8 @@ func TestMetrics_CountWhatHappens(t *testing.T) {
 		"onceq.jobs.mismatches":     1,
 		"onceq.jobs.claimed":        10, // ada and held twice; the other holder claims without telemetry
 		"onceq.jobs.completed":      1,
-		"onceq.jobs.failed":         2,
-		"onceq.jobs.deferred":       1,
+		"onceq.jobs.failed":         3,
+		"onceq.jobs.deferred":       0,
 		"onceq.jobs.snoozed":        1,
 		"onceq.jobs.released":       1,
 		"onceq.jobs.dead":           1,
