@@ -102,7 +102,7 @@ type Config struct {
 	// Policy decides what a request gets whose predecessor's outcome is unknown. Default: it runs again, for 24 h, under the
 	// same Claim.IdempotencyKey, for handlers whose effects are deduplicated by that; onceq.Hold() for all others. HandlerTx
 	// leaves no such outcome, and holds what a handler did that ended its transaction; where it finds an outcome of Handler's that
-	// is unknown, it does not ask.
+	// is unknown, it does not ask. To run again for more than 30 days wants a Window that is as long.
 	Policy onceq.Policy
 
 	// MaxRequest and MaxResponse limit the bodies, in bytes. Defaults 512 KiB and 128 KiB; MaxResponse at most 180 KiB.
