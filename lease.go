@@ -438,6 +438,13 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 	return nil
 }
 
+// Now is the database's time, which decides when a job is due and what is stored: for handlers that compare times, in place of
+// time.Now, which is this machine's.
+func (l *Lease) Now(ctx context.Context) (now time.Time, err error) {
+	err = l.q.queryRow(ctx, l.db, `select statement_timestamp()`, nil, &now)
+	return now, err
+}
+
 // beatAnswer is what became of one lease in a beat. Neither extended nor lost means locked, and locked means
 // alive: nobody can claim a row that its holder's transaction has locked.
 type beatAnswer struct {

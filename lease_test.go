@@ -586,3 +586,20 @@ create policy looking on jobs using (wait_at(id))`, first, schema, role))
 	require.NoError(t, err)
 	require.Empty(t, leases)
 }
+
+// The time is the database's: a process whose own clock is wrong decides nothing by it.
+func TestLease_NowIsTheDatabasesTime(t *testing.T) {
+	t.Parallel()
+	db, shift := trapClock(t)
+	shift(72 * time.Hour)
+	_, err := db.Queue.Enqueue(t.Context(), db.Pool, work.Job(1))
+	require.NoError(t, err)
+	leases, err := db.Queue.Claim(t.Context(), onceq.ClaimOptions{})
+	require.NoError(t, err)
+	require.Len(t, leases, 1)
+	now, err := leases[0].Now(t.Context())
+	require.NoError(t, err)
+	require.WithinDuration(t, time.Now().Add(72*time.Hour), now, time.Hour)
+	require.False(t, now.Before(leases[0].CreatedAt))
+	require.NoError(t, leases[0].Release(t.Context()))
+}

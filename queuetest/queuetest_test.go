@@ -308,3 +308,49 @@ func TestRunOne_OfAHandlerThatCancelsItsJob(t *testing.T) {
 		require.Equal(t, onceq.Cancelled, r.State)
 	}
 }
+
+// A workflow of three days: the handler looks at times of the queue, of the application, and at the database's clock.
+func TestAdvance_AWorkflowOfThreeDays(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	for _, sql := range []string{
+		`create table users (id int primary key, created_at timestamptz not null default now(), said text[] not null default '{}')`,
+		`insert into users (id) values (7)`,
+	} {
+		_, err := db.Pool.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	kind := onceq.Kind[int]{Name: "welcome"}
+	handler := kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, user int) error {
+		var created time.Time
+		if err := tx.QueryRow(ctx, `select created_at from users where id = $1`, user).Scan(&created); err != nil {
+			return err
+		}
+		now, err := l.Now(ctx)
+		if err != nil {
+			return err
+		}
+		age := now.Sub(created)
+		if _, err := tx.Exec(ctx, `update users set said = said || $2::text where id = $1`, user, fmt.Sprint("day ", int(age.Hours()/24))); err != nil {
+			return err
+		}
+		if age < 72*time.Hour {
+			return onceq.Reschedule(24 * time.Hour)
+		}
+		return nil
+	})
+	_, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(7))
+	require.NoError(t, err)
+	for range 3 {
+		require.Equal(t, onceq.Delayed, db.RunOne(handler).State)
+		require.Empty(t, db.Drain(handler), "before a day has passed")
+		db.Advance(24*time.Hour, "users.created_at")
+	}
+	require.Equal(t, onceq.Completed, db.RunOne(handler).State)
+	require.Equal(t, []string{"day 0", "day 1", "day 2", "day 3"}, scan[[]string](t, db.Pool, `select said from users`))
+
+	f := &fatal{fake: fake{TB: t, ctx: t.Context()}}
+	other := queuetest.New(f)
+	require.PanicsWithError(t, errFatal.Error(), func() { other.Advance(time.Hour, "created_at") })
+	f.end()
+}

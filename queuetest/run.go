@@ -105,14 +105,27 @@ func (db *DB) ExpireLease(id int64) {
 	}
 }
 
-// Advance lets d pass for everything that is stored: what was to be due, to run out or to be pruned within d is so now.
-// The times at which jobs were created stay, because the keys that go to providers contain them.
-func (db *DB) Advance(d time.Duration) {
+// Advance lets d pass for everything that the queue stores: what was to be due, to run out or to be pruned within d is so now.
+// columns are those of the application's own tables that hold times a handler looks at, "users.created_at": they are moved
+// along, so that what was an hour ago is an hour and d ago. The clock stays, that of Lease.Now, of now() in SQL and of time.Now.
+//
+// The times at which jobs were created stay too, because the keys that go to providers contain them: a handler that looks at
+// the age of its work finds it in a column.
+func (db *DB) Advance(d time.Duration, columns ...string) {
 	db.t.Helper()
 	if d < 0 {
 		db.t.Fatalf("queuetest: Advance: time does not run backwards by %s", -d)
 	}
 	const by = ` - $1::bigint * interval '1 microsecond'`
+	for _, name := range columns {
+		parts := strings.Split(name, ".")
+		if len(parts) != 2 && len(parts) != 3 {
+			db.t.Fatalf("queuetest: Advance: %q is no column; name it with its table, and with its schema where that is another one than public", name)
+		}
+		last := len(parts) - 1
+		column := pgx.Identifier(parts[last:]).Sanitize()
+		db.own(`update `+pgx.Identifier(parts[:last]).Sanitize()+` set `+column+` = `+column+by, d.Microseconds())
+	}
 	db.exec(`
 with jobs as (
   update onceq.jobs set run_at = run_at`+by+`, leased_until = leased_until`+by+`
@@ -135,7 +148,12 @@ update onceq.waiters set idle_until = idle_until`+by, d.Microseconds())
 // exec runs a statement in which the schema is written as onceq, and returns how many rows it changed.
 func (db *DB) exec(statement string, args ...any) int64 {
 	db.t.Helper()
-	statement = strings.ReplaceAll(statement, "onceq.", pgx.Identifier{db.Schema}.Sanitize()+".")
+	return db.own(strings.ReplaceAll(statement, "onceq.", pgx.Identifier{db.Schema}.Sanitize()+"."), args...)
+}
+
+// own runs a statement about the application's tables.
+func (db *DB) own(statement string, args ...any) int64 {
+	db.t.Helper()
 	tag, err := db.Pool.Exec(context.Background(), statement, args...)
 	if err != nil {
 		db.t.Errorf("queuetest: %v", err)
