@@ -26,7 +26,8 @@ import (
 // linearizability", 2017).
 //
 // A model has no clock. What a clock decides is an operation of its own therefore, done in the database: that a lease
-// runs out (expire), and that a window and the Reaper's grace are over (lapse).
+// runs out (expire), that a window and the Reaper's grace are over (lapse), and that nobody has asked for a client's key of unknown
+// outcome for so long that the Reaper may forget it (forget).
 
 type action int
 
@@ -39,10 +40,11 @@ const (
 	doUncertain               // Claim.Uncertain
 	doExpire                  // the lease of whoever has the fence runs out
 	doLapse                   // the window of a completed fence, and the grace after it, are over
+	doForget                  // nobody has asked for a client's key in 31 days
 	doPrune                   // Reaper.Once
 )
 
-var actionNames = [...]string{"claim", "claim+complete", "claim+complete, rolled back", "complete", "release", "uncertain", "expire", "lapse", "prune"}
+var actionNames = [...]string{"claim", "claim+complete", "claim+complete, rolled back", "complete", "release", "uncertain", "expire", "lapse", "forget", "prune"}
 
 type answer int
 
@@ -76,7 +78,13 @@ type fence struct {
 	doubt bool  // claimed: an earlier claim's outcome is unknown
 	past  bool  // claimed: its lease ran out; completed: its window is over
 	value int   // completed
+
+	forgotten bool // claimed or uncertain: a Reaper may remove it
+	gone      bool // and perhaps one has
 }
+
+// isRequest says that a key is a client's: the others are the application's.
+func isRequest(key string) bool { return strings.HasPrefix(key, "request") }
 
 type fenceState int
 
@@ -95,6 +103,12 @@ func (f fence) claimable() bool {
 // step is the sequential fence: whether the reply is right in this state, and the state after it.
 func step(f fence, c call, r reply) (bool, fence) {
 	mine := f.held && f.token == c.token
+	if f.gone && r.is == isLost && (c.do == doComplete || c.do == doRelease || c.do == doUncertain) {
+		if mine { // it is gone for certain then
+			f = fence{token: f.token}
+		}
+		return true, f
+	}
 	switch c.do {
 	case doClaim, doWhole, doUndone:
 		switch r.is {
@@ -121,7 +135,7 @@ func step(f fence, c call, r reply) (bool, fence) {
 			return !mine, f
 		}
 		if f.state != completed { // a completion that is repeated changes nothing
-			f.state, f.value, f.past, f.doubt = completed, c.value, false, false
+			f.state, f.value, f.past, f.doubt, f.forgotten, f.gone = completed, c.value, false, false, false, false
 		}
 		return mine, f
 	case doRelease:
@@ -145,8 +159,13 @@ func step(f fence, c call, r reply) (bool, fence) {
 		f.past = f.past || f.state == claimed
 	case doLapse:
 		f.past = f.past || f.state == completed
+	case doForget:
+		if isRequest(c.key) && (f.state == claimed || f.state == uncertain) {
+			f.past, f.forgotten = f.state == claimed, true
+		}
 	case doPrune:
-		// A key that is free stays so, and all others stay as they are.
+		// A key that is free stays so, and all others stay as they are, but what is forgotten may be passed over or not.
+		f.gone = f.forgotten
 	}
 	return true, f
 }
@@ -194,7 +213,7 @@ func newRecorder(t *testing.T, keys int, opts ...queuetest.Option) *recorder {
 	opts = append(opts, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}), queuetest.PoolConfig(manyConnections))
 	r := &recorder{db: queuetest.New(t, opts...), began: time.Now()}
 	for i := range keys {
-		r.keys = append(r.keys, "key "+strconv.Itoa(i))
+		r.keys = append(r.keys, []string{"key ", "request "}[i%2]+strconv.Itoa(i))
 	}
 	var err error
 	r.reaper, err = onceq.NewReaper(r.db.Queue, onceq.ReaperConfig{})
@@ -227,7 +246,11 @@ func (r *recorder) exec(ctx context.Context, statement string, args ...any) erro
 func (r *recorder) claim(ctx context.Context, client int, c call) *onceq.Claim {
 	r.grace.RLock()
 	defer r.grace.RUnlock()
-	f, err := r.db.Queue.Fence(onceq.FenceSpec{Key: c.key, Lease: time.Hour, Window: time.Hour, Policy: onceq.RunAgain(onceq.Forever)})
+	spec := onceq.FenceSpec{Key: c.key, Lease: time.Hour, Window: time.Hour, Policy: onceq.RunAgain(onceq.Forever)}
+	if isRequest(c.key) {
+		spec.Class, spec.Policy = onceq.Request, onceq.RunAgain(30*24*time.Hour)
+	}
+	f, err := r.db.Queue.Fence(spec)
 	if err != nil {
 		r.add(client, 0, c, reply{}, err)
 		return nil
@@ -276,7 +299,7 @@ func (r *recorder) claim(ctx context.Context, client int, c call) *onceq.Claim {
 // blindComplete is the completion as those write it who have no fencing token.
 const blindComplete = `update onceq.job_fences
 	set state = 3, result = to_jsonb($2::int), finished_at = statement_timestamp(), detail = null
-	where class = 1 and scope = 'default' and key = $1::text and state in (1, 2)`
+	where class in (1, 2) and scope = 'default' and key = $1::text and state in (1, 2)`
 
 // finish ends a claim.
 func (r *recorder) finish(ctx context.Context, client int, claim *onceq.Claim, c call) {
@@ -307,12 +330,18 @@ func (r *recorder) fate(ctx context.Context, client int, c call) {
 	switch c.do {
 	case doExpire:
 		err = r.exec(ctx, `update onceq.job_fences set leased_until = statement_timestamp() - interval '1 minute'
-			where class = 1 and key = $1::text and state = 1`, c.key)
+			where class in (1, 2) and key = $1::text and state = 1`, c.key)
 	case doLapse:
 		r.grace.Lock()
 		begin = time.Since(r.began)
 		err = r.exec(ctx, `update onceq.job_fences set finished_at = statement_timestamp() - interval '1 day'
-			where class = 1 and key = $1::text and state = 3`, c.key)
+			where class in (1, 2) and key = $1::text and state = 3`, c.key)
+		r.grace.Unlock()
+	case doForget:
+		r.grace.Lock()
+		begin = time.Since(r.began)
+		err = r.exec(ctx, `update onceq.job_fences set leased_until = statement_timestamp() - interval '31 days'
+			where class = 2 and key = $1::text and state in (1, 2)`, c.key)
 		r.grace.Unlock()
 	}
 	r.add(client, begin, c, reply{}, err)
@@ -354,7 +383,7 @@ func (r *recorder) run(t *testing.T, clients, each int) []porcupine.Operation {
 					i := max(rnd.IntN(len(mine)), rnd.IntN(len(mine))) // the latest ones rather
 					r.finish(ctx, client, mine[i], c)
 				case p < 95:
-					c.do = []action{doExpire, doLapse}[rnd.IntN(2)]
+					c.do = []action{doExpire, doLapse, doForget}[rnd.IntN(3)]
 					r.fate(ctx, client, c)
 				default:
 					r.prune(ctx, client)
@@ -390,7 +419,7 @@ func verdict(t *testing.T, history []porcupine.Operation) porcupine.CheckResult 
 
 func TestHistory_FencesAreLinearizable(t *testing.T) {
 	t.Parallel()
-	r := newRecorder(t, 3)
+	r := newRecorder(t, 4)
 	history := r.run(t, 8, 150)
 	replies := make(map[string]int)
 	for _, op := range history {
