@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -59,13 +60,37 @@ func (e *notApplied) Error() string { return e.err.Error() }
 func (e *notApplied) Unwrap() error { return e.err }
 
 // NotApplied says of an error of an effect that the effect certainly did not happen: the connection was refused,
-// the provider answered with a rejection. The effect is then free to run again. It works wrapped. A nil err
-// gives nil.
+// the provider answered with a rejection. The effect is then free to run again. It works wrapped; of several
+// errors that one wraps, as errors.Join does, each must say so. It counts for the Once or Do whose fn returns it, and
+// not for one around that: what else the outer fn did is for it to say. A nil err gives nil.
 func NotApplied(err error) error {
 	if err == nil {
 		return nil
 	}
 	return &notApplied{err}
+}
+
+// settled is an error that was NotApplied for the fn that returned it, and says nothing to one around that.
+type settled struct{ err error }
+
+func (e *settled) Error() string { return e.err.Error() }
+func (e *settled) Unwrap() error { return e.err }
+
+// saysNotApplied reports whether all of err says that nothing was applied. The marks behind an *UncertainError were
+// given to an inner Once, or to a question about an earlier run.
+func saysNotApplied(err error) bool {
+	switch e := err.(type) {
+	case *notApplied:
+		return true
+	case *settled, *UncertainError:
+		return false
+	case interface{ Unwrap() error }:
+		return saysNotApplied(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		all := e.Unwrap()
+		return len(all) > 0 && !slices.ContainsFunc(all, func(err error) bool { return !saysNotApplied(err) })
+	}
+	return false
 }
 
 // IdempotencyKey names the job's effect to systems outside that deduplicate: the same for each delivery of the
@@ -103,8 +128,8 @@ func EffectTimeout(d time.Duration) EffectOption { return func(f *Fence) { f.lea
 // first. It is refused with ErrNameUsed, also while the first is under way. A call that returned an error may be
 // made again. With Queue.Claim a run is what happens under one lease.
 //
-// What fn returns decides. No error: completed. An error that says NotApplied: returned as it is; the effect runs
-// again when the job does. Any other, also a time-out, a cancelled context or a panic: nobody knows whether the
+// What fn returns decides. No error: completed. An error that says NotApplied: returned; the effect runs again when
+// the job does. Any other, also a time-out, a cancelled context or a panic: nobody knows whether the
 // effect happened; it comes back in an *UncertainError, and the next run decides by OnUncertain. Other answers are
 // *InFlightError (another run is at it: returned from a handler it costs no attempt), *HeldError (returned from a
 // handler it makes the job Held) and *LeaseError (the job's lease is lost: fn was not called; or somebody ran the
@@ -322,14 +347,13 @@ func (c *Claim) perform(ctx context.Context, fn func(context.Context) (any, erro
 	result, err := fn(work)
 	returned = true
 	stop()
-	var not *notApplied
 	switch {
 	case err == nil:
 		return c.succeed(ctx, result)
-	case errors.As(err, &not):
+	case saysNotApplied(err):
 		// If this is not recorded, the claim runs out and is uncertain: careful, and true to the caller.
 		_ = c.record(ctx, func(ctx context.Context) error { return c.Release(ctx, nil) })
-		return err
+		return &settled{err}
 	}
 	return c.doubt(ctx, err)
 }

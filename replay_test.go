@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"os/exec"
 	"runtime"
@@ -965,4 +966,98 @@ func TestOnce_ErrorsAndEventsNameTheEffectAndItsJob(t *testing.T) {
 	if n == 0 {
 		t.Error("no event of the effect")
 	}
+}
+
+// One mark anywhere in a tree of errors released effects that had happened: charged and ordered three times, under Hold.
+func TestOnce_NotAppliedCountsWhereAllOfTheErrorSaysSo(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := t.Context()
+	id := fenceJob(t, db, "a")
+	l := fenceLease(t, db)
+	refused, timeout := onceq.NotApplied(errors.New("refused")), errors.New("timeout")
+	var nothing error = &url.Error{Op: "Post", URL: "u", Err: refused}
+	for name, c := range map[string]struct {
+		err     error
+		applied bool // or nobody knows
+	}{
+		"itself":          {refused, false},
+		"wrapped":         {fmt.Errorf("charging: %w", nothing), false},
+		"fatal":           {onceq.Fatal(onceq.RetryAfter(time.Second, refused)), false},
+		"marked again":    {onceq.NotApplied(errors.Join(refused, timeout)), false},
+		"each":            {errors.Join(refused, fmt.Errorf("and %w", refused)), false},
+		"each, in a text": {fmt.Errorf("%w and %w", refused, refused), false},
+		"one of two":      {errors.Join(refused, timeout), true},
+		"one, in a text":  {fmt.Errorf("%w: %w", timeout, refused), true},
+		"one, deeper":     {fmt.Errorf("sending: %w", errors.Join(refused, errors.Join(refused, timeout))), true},
+		"an empty tree":   {noErrors{}, true},
+		"no mark":         {timeout, true},
+		"unwraps to nil":  {fmt.Errorf("nothing: %w", nil), true},
+	} {
+		_, err := onceq.Once(ctx, l, name, func(context.Context, string) (int, error) { return 0, c.err }, onceq.OnUncertain(onceq.Hold()))
+		if errors.Is(err, onceq.ErrUncertain) != c.applied || err.Error() == "" {
+			t.Errorf("%s: %v", name, err)
+		}
+		state := fenceGet[int](t, db.Pool, `select state::int from onceq.job_fences where key = $1`, fmt.Sprintf("%d/%s", id, name))
+		if want := map[bool]int{false: 5, true: 2}[c.applied]; state != want {
+			t.Errorf("%s: state %d, want %d", name, state, want)
+		}
+	}
+}
+
+type noErrors struct{}
+
+func (noErrors) Error() string   { return "none" }
+func (noErrors) Unwrap() []error { return nil }
+
+func TestOnce_NotAppliedEndsAtTheOnceThatItWasGivenTo(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := t.Context()
+	kind := onceq.Kind[int]{Name: "order", Backoff: func(int, error) time.Duration { return 0 }}
+	refused := errors.New("refused")
+	for name, wrap := range map[string]func(error) error{
+		"as it is": func(err error) error { return err },
+		"wrapped":  func(err error) error { return fmt.Errorf("charging: %w", err) },
+		"joined":   func(err error) error { return errors.Join(err, err) },
+	} {
+		ordered := 0
+		_, err := db.Queue.Enqueue(ctx, db.Pool, kind.Job(1))
+		fenceOK(t, "Enqueue", err)
+		ran := db.Drain(kind.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+			_, err := onceq.Once(ctx, l, "order", func(ctx context.Context, _ string) (int, error) {
+				ordered++
+				_, err := onceq.Once(ctx, l, "charge", func(context.Context, string) (int, error) { return 0, onceq.NotApplied(refused) })
+				fenceWant(t, "the inner one", err, refused)
+				return 0, wrap(err)
+			}, onceq.OnUncertain(onceq.Hold()))
+			return err
+		}))
+		if last := ran[len(ran)-1]; ordered != 1 || last.State != onceq.Held {
+			t.Errorf("%s: ordered %d times, %+v", name, ordered, ran)
+		}
+	}
+	// What the outer one says itself counts. So it is with Do, and where asking fails with a mark.
+	spec := onceq.FenceSpec{Key: "k"}
+	not := func(context.Context, *onceq.Claim) (int, error) { return 0, onceq.NotApplied(refused) }
+	_, err := onceq.Do(ctx, db.Queue, spec, func(ctx context.Context, _ *onceq.Claim) (int, error) {
+		_, err := onceq.Do(ctx, db.Queue, onceq.FenceSpec{Key: "inner"}, not)
+		return 0, onceq.NotApplied(err)
+	})
+	if errors.Is(err, onceq.ErrUncertain) {
+		t.Error(err)
+	}
+	_, err = onceq.Do(ctx, db.Queue, spec, func(ctx context.Context, _ *onceq.Claim) (int, error) {
+		inner := onceq.FenceSpec{Key: "inner", Policy: onceq.Ask(func(context.Context, string) (any, bool, error) {
+			return nil, false, onceq.NotApplied(refused)
+		})}
+		_, err := onceq.Do(ctx, db.Queue, inner, func(context.Context, *onceq.Claim) (int, error) { return 0, errors.New("reset") })
+		fenceWant(t, "inner", err, onceq.ErrUncertain)
+		fenceLapse(t, db)
+		fenceExec(t, db.Pool, `update onceq.job_fences set leased_until = statement_timestamp() + interval '1 hour' where key = 'k'`)
+		_, err = onceq.Do(ctx, db.Queue, inner, not)
+		fenceWant(t, "asking failed", err, refused)
+		return 0, err
+	})
+	fenceWant(t, "asking inside", err, onceq.ErrUncertain)
 }
