@@ -66,6 +66,12 @@
 // under which token, and what came out. See Lease for tokens, FenceSpec for fences, Policy for uncertain
 // outcomes.
 //
+// # Copies of the database
+//
+// A restored copy has the installation's id, and so the idempotency keys of the original: calls of staging would pass at
+// a provider for repetitions of production's. Before a worker starts in a copy: Queue.Check, which says whether the
+// sequence of ids came along; Queue.NewInstallation; and Cancel of the live jobs that only the original is to do.
+//
 // # Which locks are taken, and in which order
 //
 // Rows of jobs or job_history by id, then those of job_fences: Enqueue takes keys in the order of scope and key, a

@@ -1,8 +1,10 @@
 package onceq
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -53,12 +55,33 @@ const (
 // is removed by the Reaper, and never taken as free, when nobody has asked for it for unknownFor, or for its window where that is
 // longer. leased_until says when somebody has: the end of the last claim, and keepDoubt.
 //
-// An effect's fence (class 3: scope the job's queue, key "<job id>/<name>", job_id the job's) lives as long as
-// its job. Completing a job does not touch it. finished_at therefore stays null, which never counts as free,
-// while the job may run again; the Reaper sets it when it first sees that the job is neither in jobs nor dead,
-// cancelled or held in job_history, and from then on the table above applies.
+// An effect's fence (class 3: scope the job's queue, key "<job id>/<name>", job_id the job's, fingerprint effectMark)
+// lives as long as its job and round. Completing a job does not touch it. finished_at therefore stays null, which never
+// counts as free, while the job may run again; the Reaper sets it when it first sees that the job is neither in jobs
+// nor dead, cancelled or held in job_history, and from then on the table above applies, and to an unknown outcome too.
 const fenceFree = `(f.state in (3, 4, 5) and f.lifetime >= 0
       and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())`
+
+// effectMark says which job an effect belongs to, and in which round: the job's time of creation, and how often it was
+// rescheduled. The id alone does not say it: after the sequence was set back a new job may get an old one's.
+func (l *Lease) effectMark() []byte {
+	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint64(nil, uint64(l.CreatedAt.UnixMicro())), uint32(l.rounds))
+}
+
+// ofJob is the same in SQL, for an effect f and a job in the row j, and ofRound with the round. An effect without a mark
+// counts as the job's.
+func ofJob(j string) string {
+	return `coalesce(substring(f.fingerprint from 1 for 8) = int8send((extract(epoch from ` + j + `.created_at) * 1000000)::bigint), true)`
+}
+
+func ofRound(j string) string {
+	return ofJob(j) + ` and coalesce(substring(f.fingerprint from 9) = int4send(coalesce(` + j + `.rounds, 0)), true)`
+}
+
+// effectsOf says that f is an effect of the job in the row j, or of another one that had its id.
+func effectsOf(j string) string {
+	return fmt.Sprintf(`f.class = 3 and f.scope = %[1]s.queue and f.key >= %[1]s.id::text collate "C" || '/' and f.key < %[1]s.id::text collate "C" || '0'`, j)
+}
 
 // jobState gives a live job j's State, null where there is none.
 const jobState = `case when j.id is null then null
@@ -152,6 +175,9 @@ func (q *Queue) Fence(spec FenceSpec) (*Fence, error) {
 	}
 	if end := max(unknownFor, time.Duration(f.lifetime)*time.Millisecond); f.class == Request && f.lifetime >= 0 && f.policy.runsAgain() > end {
 		return nil, invalid("Policy", "runs again for %s, but a Request whose outcome is unknown is forgotten after %s; use a Window that is as long", f.policy.runsAgain(), end)
+	}
+	if err := f.policy.check(); err != nil {
+		return nil, err
 	}
 	if spec.Payload == nil {
 		if spec.Fields != nil {
@@ -250,7 +276,8 @@ mine as (
 // inDoubt says that the outcome of the fence f is unknown and not decided.
 const inDoubt = `(f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp())`
 
-// takeFence takes a fence over that is, under the token that was read ($11), still free or still in doubt ($12).
+// takeFence takes a fence over that is, under the token that was read ($11), still free or still in doubt ($12), or that
+// is an effect of another job or round ($14).
 // In doubt it keeps the time of the first intent and the reason ($13, unless there is one), by which a release
 // knows that an earlier claim's effect may have happened.
 const takeFence = jobHolds + `
@@ -265,7 +292,7 @@ mine as (
          lifetime = $9::bigint, finished_at = null, result = null
     from n, ok
    where f.class = $4::smallint and f.scope = $5::text and f.key = $6::text and f.token = $11::bigint
-     and case when $12::bool then ` + inDoubt + ` else ` + fenceFree + ` end
+     and case when $12::bool then ` + inDoubt + ` else $14::bool or ` + fenceFree + ` end
   returning f.token, f.leased_until, f.created_at` + claimAnswer
 
 const readFence = `
@@ -343,7 +370,7 @@ func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*Claim, error) {
 			f.emit(ctx, EventHeld, r.token, held)
 			return nil, f.remember(ctx, db, r, held)
 		}
-		ok, err := mine(takeFence, append(args, r.token, doubt == running, r.detail)...)
+		ok, err := mine(takeFence, append(args, r.token, doubt == running, r.detail, doubt == strange)...)
 		if err != nil {
 			return nil, err
 		}
@@ -416,6 +443,7 @@ type doubt int
 
 const (
 	none    doubt = iota // free: take it
+	strange              // of another job, or of an earlier round: take it
 	running              // uncertain: take it over, to run again or to ask
 	holding              // uncertain: a person decides
 )
@@ -429,9 +457,11 @@ func (f *Fence) judge(ctx context.Context, c *Claim, r fenceRow, asking bool) (d
 		return e
 	}
 	switch {
+	case f.job != nil && len(r.fingerprint) > 0 && !bytes.Equal(r.fingerprint, f.fingerprint):
+		return strange, nil
 	case r.free || r.state == fenceCancelled: // released; the statement that read it may have begun before
 		return none, nil
-	case !samePayload(r.fingerprint, f.fingerprint):
+	case f.job == nil && !samePayload(r.fingerprint, f.fingerprint):
 		live := int16(Running)
 		err := &MismatchError{
 			Scope: f.scope, Key: f.key, Existing: Result{Duplicate: true, State: r.state.job(&live)},

@@ -204,6 +204,7 @@ func TestTrapFencesInEveryQueryMode(t *testing.T) {
 			if v != 1 || err != nil {
 				t.Error(v, err)
 			}
+			l = fenceRedeliver(t, db)
 			v, err = onceq.Once(ctx, l, "e", func(context.Context, string) (int, error) { return 2, nil })
 			if v != 1 || err != nil {
 				t.Error(v, err)

@@ -259,11 +259,11 @@ select case when $9::bool and (select count(*) from gone) < cardinality($1::bigi
 // writeHistory keeps what is gone, as far as it is to be kept.
 const writeHistory = `history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
-         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, result, errors)
+         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, rounds, result, errors)
   select id, run_at, created_at, statement_timestamp(),
          case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
          claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
-         payload, payload_bytes, metadata, nullif(result, '')::jsonb, ` + appendError + `
+         payload, payload_bytes, metadata, rounds, nullif(result, '')::jsonb, ` + appendError + `
     from gone where keep <> 0
 )`
 
@@ -284,6 +284,7 @@ ready as (
      set run_at = statement_timestamp() + u.delay * interval '1 microsecond', leased_until = null, holder = null,
          attempts = case when u.reset then 0 else attempts + u.spent end,
          lost     = case when u.reset then 0 else lost end,
+         rounds   = case when u.reset then coalesce(rounds, 0) + 1 else rounds end,
          errors   = ` + appendError + `
     from u
    where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder

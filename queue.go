@@ -113,13 +113,15 @@ func (q *Queue) sql(statement string) string {
 func (q *Queue) Schema() string { return q.schema }
 
 // Check says whether the schema is there and of the version that this code works with: otherwise the error, a
-// *SchemaError, says what to do. It is ErrIDTaken where the sequence of ids is behind the ids in use. Nothing is
-// changed: migrations never run by themselves.
+// *SchemaError, says what to do. It is ErrIDTaken where the sequence of ids is behind the ids in use, of live jobs, the
+// history and keys; of more than 100,000 keys it looks at that many. Nothing is changed: migrations never run by
+// themselves.
 func (q *Queue) Check(ctx context.Context) error {
 	const read = `
 select version, current_setting('server_encoding'),
        coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0)
-         >= greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_history), 0)
+         >= greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_history),
+                     (select max(token >> 20) from (select token from onceq.job_fences limit 100000) f), 0)
   from onceq.meta`
 	var version int
 	var encoding string
@@ -138,6 +140,48 @@ select version, current_setting('server_encoding'),
 		return ErrIDTaken
 	}
 	return nil
+}
+
+// NewInstallation gives a copy of a database an identity of its own. A restored copy, for staging mostly, has that of the
+// original, so that providers take its calls for repetitions of the original's: call this before its first worker starts,
+// with the role that ran the migrations, and never in the original. It is an error while workers are here, and where
+// a lease has not run out yet; every process that has the queue open must be started anew after it.
+//
+// Idempotency keys are others from then on. So whatever has an unknown outcome, an effect or a fence outside of jobs, is
+// held for a person: running it again would be no repetition any more. held counts them; see ResolveMany. What is recorded
+// as done is still replayed. Live jobs stay live, and the copy's workers will run them: Cancel what only the original
+// is to do.
+func (q *Queue) NewInstallation(ctx context.Context) (held int, err error) {
+	const busy = `
+select (select count(*) from onceq.jobs where leased_until > statement_timestamp())
+     + (select count(*) from onceq.job_fences where state = 1 and leased_until > statement_timestamp()),
+       (select count(*) from onceq.waiters where idle_until > statement_timestamp())`
+	const hold = `
+with held as (
+  update onceq.job_fences f
+     set state = 6, detail = coalesce(f.detail, 'its claim ran out of its lease without an outcome') || '; its idempotency key is another since this copy got an identity of its own'
+   where ` + inDoubt + `
+  returning 1
+)
+select count(*) from held`
+	err = atomically(ctx, q.pool, func(db DB) error {
+		var leases, workers int
+		if err := q.queryRow(ctx, db, `update onceq.meta set installation = gen_random_uuid() returning null`, nil, nil); err != nil {
+			return err
+		}
+		if err := q.queryRow(ctx, db, busy, nil, &leases, &workers); err != nil {
+			return err
+		}
+		if leases+workers > 0 {
+			return fmt.Errorf("%d leases have not run out and %d workers wait for jobs; stop the workers, wait for their leases to end, and call this again", leases, workers)
+		}
+		return q.queryRow(ctx, db, hold, nil, &held)
+	})
+	if err != nil {
+		return 0, fmt.Errorf("onceq: new installation: %w", err)
+	}
+	q.installation.Store(nil)
+	return held, nil
 }
 
 // queryRow runs a statement of this package and scans its one row. No row is pgx.ErrNoRows.

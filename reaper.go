@@ -28,13 +28,13 @@ type ReaperConfig struct {
 // history stays is decided when a job finishes (Kind.Keep, QueueConfig.Keep), a key's window when it is
 // enqueued; the Reaper only carries it out. Without a Reaper everything works and the tables grow.
 //
-// It never touches a live key, an unfinished job, a fence that is queued, claimed, uncertain or held, or
-// dead and held jobs. With one exception, because anybody who can make a request fail would grow the table: a client's key
-// (Request) whose outcome is unknown, also a held one, is removed when nobody has asked for it for 30 days, or for its window where
-// that is longer. Then it is new, as any other key after its window. Window: Forever keeps it.
+// It never touches a live key, an unfinished job, a fence that is queued, claimed, uncertain or held, dead and held jobs,
+// or a cancelled job with an effect whose outcome is unknown. With two exceptions. An effect of unknown outcome whose job
+// can never run again is removed after its window. And a client's key (Request) whose outcome is unknown, also a held
+// one, is removed when nobody has asked for it for 30 days, or for its window where that is longer, because anybody who
+// can make a request fail would grow the table. Then it is new, as any other key after its window. Window: Forever keeps it.
 //
-// Reapers may run anywhere, any number at once; one per database is enough. It is safe for
-// concurrent use.
+// Reapers may run anywhere, any number at once; one per database is enough. It is safe for concurrent use.
 type Reaper struct {
 	q   *Queue
 	cfg ReaperConfig
@@ -123,13 +123,13 @@ func (r *Reaper) Once(ctx context.Context) (Reaped, error) {
 		args      []any
 		count     *int
 	}{
-		{reapHistory, []any{r.cfg.Batch}, &sum.History},
+		{reapHistory, []any{r.cfg.Batch, CancelledKeep.Milliseconds()}, &sum.History},
 		{reapCancels, []any{r.cfg.Batch}, &sum.Cancels},
 		{reapWaiters, []any{r.cfg.Batch, r.cfg.Grace.Milliseconds()}, &sum.Waiters},
 	} {
-		for n := r.cfg.Batch; err == nil && n == r.cfg.Batch; *s.count += n {
-			n = 0
-			err = r.run(ctx, s.statement, s.args, &n)
+		for n, stay := r.cfg.Batch, 0; err == nil && n+stay == r.cfg.Batch; *s.count += n {
+			n, stay = 0, 0
+			err = r.run(ctx, s.statement, s.args, &n, &stay)
 		}
 	}
 	r.report(ctx, sum)
@@ -235,23 +235,23 @@ gone as (
   returning f.class, f.state
 )
 select count(*) filter (where class <> 3 and state in (3, 4, 5)), count(*) filter (where class = 3),
-       count(*) filter (where state not in (3, 4, 5)) from gone`
+       count(*) filter (where class <> 3 and state not in (3, 4, 5)) from gone`
 
-const fencePast = `(` + fenceFree + `
+const fencePast = `((f.state in (3, 4, 5) or f.class = 3) and f.lifetime >= 0
      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp() - $4::bigint * interval '1 millisecond'
       or f.class = 2 and f.state in (1, 2, 6) and f.lifetime >= 0
      and f.leased_until + greatest(f.lifetime, $5::bigint) * interval '1 millisecond' <= statement_timestamp())`
 
 // reapOrphans looks after the fences within a range of pages whose job is neither live nor in a part of
-// the history from which it may be redriven. An effect's outcome: its window begins now. A queued key: it is
-// noted when that was seen, and after the grace time it is cancelled. It gives the counts of rows noted and of
-// keys cancelled.
-const reapOrphans = `
+// the history from which it may be redriven. An effect, also of a round that is over: its window begins now. A queued
+// key: it is noted when that was seen, and after the grace time it is cancelled. It gives the counts of rows noted and
+// of keys cancelled.
+var reapOrphans = `
 with d as materialized (
   select f.ctid from onceq.job_fences f
    where f.ctid >= $1::text::tid and f.ctid < $2::text::tid and ` + fenceOrphan + `
-     and not exists (select from onceq.jobs j where j.id = f.job_id)
-     and not exists (select from onceq.job_history h where h.id = f.job_id and h.state in (6, 7, 8))
+     and not exists (select from onceq.jobs j where j.id = f.job_id and (f.class = 0 or ` + ofRound("j") + `))
+     and not exists (select from onceq.job_history h where h.id = f.job_id and h.state in (6, 7, 8) and (f.class = 0 or ` + ofRound("h") + `))
    limit $3::int
      for update of f skip locked
 ),
@@ -264,25 +264,36 @@ noted as (
 select count(*) filter (where state <> 5), count(*) filter (where state = 5) from noted`
 
 const fenceOrphan = `f.job_id is not null and (
-           f.class = 3 and f.state = 3 and f.finished_at is null
+           f.class = 3 and f.finished_at is null
+           and (f.state in (2, 3, 6) or f.state = 1 and f.leased_until <= statement_timestamp())
         or f.class = 0 and f.state = 0
            and coalesce(f.finished_at <= statement_timestamp() - $4::bigint * interval '1 millisecond', true))`
 
-// reapHistory removes history whose time is over. Dead and held jobs have no keep_until.
-const reapHistory = `
+// reapHistory removes history whose time is over. Dead and held jobs have no keep_until. A cancelled job stays for another
+// while as long as the outcome of one of its effects is unknown: nobody would find it otherwise.
+var reapHistory = `
 with d as materialized (
-  select ctid from onceq.job_history
+  select h.ctid as place, h.state = 7 and exists (
+           select from onceq.job_fences f
+            where ` + effectsOf("h") + ` and ` + ofRound("h") + ` and f.state in (1, 2, 6)) as open
+    from onceq.job_history h
    where keep_until <= statement_timestamp()
    order by keep_until
    limit $1::int
-     for update skip locked
+     for update of h skip locked
+),
+stays as (
+  update onceq.job_history
+     set keep_until = statement_timestamp() + $2::bigint * interval '1 millisecond'
+   where ctid = any (array (select place from d where open)) and keep_until <= statement_timestamp()
+  returning id
 ),
 gone as (
   delete from onceq.job_history
-   where ctid = any (array (select ctid from d)) and keep_until <= statement_timestamp()
+   where ctid = any (array (select place from d where not open)) and keep_until <= statement_timestamp()
   returning id
 )
-select count(*) from gone`
+select (select count(*) from gone), (select count(*) from stays)`
 
 // reapCancels removes requests to cancel jobs that are gone.
 const reapCancels = `
@@ -296,7 +307,7 @@ gone as (
   delete from onceq.job_cancels x where x.ctid = any (array (select ctid from d))
   returning x.job_id
 )
-select count(*) from gone`
+select count(*), 0 from gone`
 
 // reapWaiters removes the announcements of workers that have been away for the grace time.
 // #nosec G101 -- a statement, and no credential
@@ -313,4 +324,4 @@ gone as (
      and idle_until <= statement_timestamp() - $2::bigint * interval '1 millisecond'
   returning worker
 )
-select count(*) from gone`
+select count(*), 0 from gone`

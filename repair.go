@@ -39,9 +39,9 @@ fence as (
 ),
 history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
-         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, errors)
+         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, errors, rounds)
   select id, run_at, created_at, statement_timestamp(), statement_timestamp() + $2::bigint * interval '1 millisecond',
-         claims, lost, attempts, max_attempts, priority, 7, queue, kind, scope, key, payload, payload_bytes, metadata, errors
+         claims, lost, attempts, max_attempts, priority, 7, queue, kind, scope, key, payload, payload_bytes, metadata, errors, rounds
     from gone
 ),
 request as (
@@ -69,7 +69,8 @@ select state from onceq.job_history where id = $1::bigint`
 // Cancel ends a job, inside db, and returns its state after that. One that nobody holds is Cancelled: it stays
 // in the history for CancelledKeep, and its key for its window. One that somebody holds is Running still: its
 // holder's next beat ends the handler's context with ErrCancelled, and the job is cancelled unless it finishes
-// first. For one that is finished Cancel changes nothing. A job that is unknown, or completed without a
+// first, and kept in the same way. While the outcome of one of its effects is unknown (Once) it stays in the history for
+// longer, until that is resolved (Resolve), or the job redriven or discarded. For one that is finished Cancel changes nothing. A job that is unknown, or completed without a
 // history, is ErrNotFound. Cancel never waits for a handler's transaction.
 func (q *Queue) Cancel(ctx context.Context, db DB, id int64) (State, error) {
 	cancelled, _, err := q.cancel(ctx, db, []int64{id})
@@ -173,13 +174,19 @@ update onceq.jobs j set run_at = statement_timestamp() from free where j.id = fr
 // knew. One that a later job has had stays as it is, even when that is finished and the key free: running
 // the older job would repeat the work, under smaller tokens.
 //
-// It gives the ids that came back, and those whose key is another job's.
-const redriveJobs = `
-with h as materialized (
+// A job with a held effect would be held again at once, and stays.
+//
+// It gives the ids that came back, those whose key is another job's, and those with a held effect.
+var redriveJobs = `
+with asked as materialized (
   select * from onceq.job_history
    where id = any ($1::bigint[]) and state = any ($2::smallint[])
    order by id
      for update
+),
+h as materialized (
+  select * from asked a
+   where not exists (select from onceq.job_fences f where ` + effectsOf("a") + ` and ` + ofRound("a") + ` and f.state = 6)
 ),
 mine as (
   update onceq.job_fences f
@@ -208,33 +215,35 @@ back as (
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors)
+                          payload, payload_bytes, metadata, errors, rounds)
   select id, statement_timestamp(), created_at, claims, max_attempts, priority, queue, kind, scope, key,
-         payload, payload_bytes, metadata, errors
+         payload, payload_bytes, metadata, errors, rounds
     from back
 ),
 request as (
   delete from onceq.job_cancels x using back b where x.job_id = b.id
 )
 select (select array_agg(id) from back),
-       (select array_agg(id) from h where id not in (select id from back))`
+       (select array_agg(id) from h where id not in (select id from back)),
+       (select array_agg(id) from asked where id not in (select id from h))`
 
 // redrivable are the states that a job can be redriven from.
 var redrivable = []State{Dead, Cancelled, Held}
 
-func (q *Queue) redrive(ctx context.Context, db DB, ids []int64, states []State) (back, taken []int64, err error) {
+func (q *Queue) redrive(ctx context.Context, db DB, ids []int64, states []State) (back, taken, held []int64, err error) {
 	_, past := (&Filter{States: states}).states()
-	err = q.guarded(ctx, db, redriveJobs, []any{ids, past, DefaultWindow.Milliseconds()}, &back, &taken)
+	err = q.guarded(ctx, db, redriveJobs, []any{ids, past, DefaultWindow.Milliseconds()}, &back, &taken, &held)
 	if err != nil {
-		return nil, nil, fmt.Errorf("onceq: redrive: %w", err)
+		return nil, nil, nil, fmt.Errorf("onceq: redrive: %w", err)
 	}
-	return back, taken, nil
+	return back, taken, held, nil
 }
 
 // Redrive runs a dead, held or cancelled job again, inside db, and returns its state after that: Waiting. It
 // is the same job: it keeps its id, key, errors and the outcomes of its effects, its tokens go on growing,
 // and its attempts and lost leases count from 0. In any other state nothing is changed. An unknown job is
-// ErrNotFound.
+// ErrNotFound. One with a held effect would be held again at once: that is ErrHeld, nothing is changed, and Resolve
+// is what it wants.
 //
 // A key that a later job has taken meanwhile is a *DuplicateError with that job's facts, and nothing was
 // changed. A job whose fence a Reaper has removed has its key taken again, with DefaultWindow: also after a later job
@@ -247,10 +256,12 @@ select f.scope, f.key, f.job_id, f.state, f.result::text, ` + jobState + `
   left join onceq.jobs j on j.id = f.job_id
  where h.id = $1::bigint and f.job_id <> h.id`
 	for range settleTries {
-		back, taken, err := q.redrive(ctx, db, []int64{id}, redrivable)
+		back, taken, held, err := q.redrive(ctx, db, []int64{id}, redrivable)
 		switch {
 		case err != nil:
 			return 0, err
+		case len(held) > 0:
+			return 0, fmt.Errorf("%w: job %d has a held effect and would be held again at once; settle it with Queue.Resolve, which runs the job again (Queue.Effects lists what is held)", ErrHeld, id)
 		case len(back) > 0:
 			return Waiting, nil
 		case len(taken) == 0:
@@ -281,14 +292,19 @@ const repairChunk = 500
 
 // RedriveMany redrives the jobs that the filter chooses, newest first, 500 a statement: by default dead ones;
 // Filter.States may name Dead, Held and Cancelled. Filter.Limit bounds how many are tried; 0 for all. Jobs whose
-// key a later job has taken stay as they are and are counted in taken. With a pool as db each statement commits
-// on its own, and counts are right also beside an error.
+// key a later job has taken stay as they are and are counted in taken. So do those with a held effect, which would be
+// held again at once: where there are any, the error is ErrHeld, and the others are redriven; see ResolveMany. With a
+// pool as db each statement commits on its own, and counts are right also beside an error.
 func (q *Queue) RedriveMany(ctx context.Context, db DB, filter Filter) (redriven, taken int, err error) {
+	held := 0
 	err = q.each(ctx, db, filter, redrivable, func(ids []int64) error {
-		b, t, err := q.redrive(ctx, db, ids, filter.chosen())
-		redriven, taken = redriven+len(b), taken+len(t)
+		b, t, h, err := q.redrive(ctx, db, ids, filter.chosen())
+		redriven, taken, held = redriven+len(b), taken+len(t), held+len(h)
 		return err
 	})
+	if err == nil && held > 0 {
+		err = fmt.Errorf("%w: %d jobs have a held effect and would be held again at once, and stay; settle them with Queue.ResolveMany", ErrHeld, held)
+	}
 	return redriven, taken, err
 }
 
@@ -349,7 +365,7 @@ func (q *Queue) ids(ctx context.Context, db DB, filter Filter) ([]int64, error) 
 
 // discardJobs removes finished jobs from the history and gives how many. A fence that is still the job's becomes
 // free and stays, so that the key's next job sees a larger token; what its effects left goes.
-const discardJobs = `
+var discardJobs = `
 with h as materialized (
   select id from onceq.job_history
    where id = any ($1::bigint[]) and state = any ($2::smallint[])
@@ -358,7 +374,7 @@ with h as materialized (
 ),
 gone as (
   delete from onceq.job_history d using h where d.id = h.id
-  returning d.id, d.claims, d.queue, d.scope, d.key
+  returning d.id, d.claims, d.queue, d.scope, d.key, d.created_at
 ),
 fence as (
   update onceq.job_fences f
@@ -369,8 +385,7 @@ fence as (
 ),
 effect as (
   delete from onceq.job_fences f using gone g
-   where f.class = 3 and f.scope = g.queue
-     and f.key >= g.id::text collate "C" || '/' and f.key < g.id::text collate "C" || '0'
+   where ` + effectsOf("g") + ` and ` + ofJob("g") + `
 )
 select count(*) from gone`
 

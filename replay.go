@@ -20,6 +20,7 @@ import (
 type Policy struct {
 	again time.Duration
 	hold  bool
+	mute  bool // Ask without a function
 	ask   func(ctx context.Context, key string) (result any, applied bool, err error)
 }
 
@@ -45,9 +46,17 @@ func RunAgain(within time.Duration) Policy { return Policy{again: within, hold: 
 
 // Ask asks the provider whether the work under the IdempotencyKey was applied: if so, result is stored and
 // replayed; if not, it is run; an error leaves it uncertain. Nobody is asked before lease and grace of the
-// earlier run have passed, because its request may still be under way; until then it counts as in flight.
+// earlier run have passed, because its request may still be under way; until then it counts as in flight. A nil ask is
+// an *InvalidError of whatever gets the policy.
 func Ask(ask func(ctx context.Context, key string) (result any, applied bool, err error)) Policy {
-	return Policy{ask: ask}
+	return Policy{ask: ask, mute: ask == nil}
+}
+
+func (p Policy) check() error {
+	if p.mute {
+		return invalid("Policy", "is Ask without a function: there is nobody to ask; use Hold to leave the decision to a person")
+	}
+	return nil
 }
 
 // Hold leaves the decision to a person: see Queue.Resolve and Fence.Resolve. For effects that can neither be
@@ -94,11 +103,19 @@ func saysNotApplied(err error) bool {
 }
 
 // IdempotencyKey names the job's effect to systems outside that deduplicate: the same for each delivery of the
-// job, after a crash and after a redrive. It never contains the attempt. The job's id alone would not do: ids
+// job, after a crash and after a redrive; another one after Reschedule, which asks for it anew. It never contains the attempt. The job's id alone would not do: ids
 // repeat in other installations, and after a crash recovery or failover that lost the sequence's latest values;
 // so it is derived from the installation's random id and the time of the enqueueing as well. 43 bytes of ASCII.
 func (l *Lease) IdempotencyKey(name string) string {
-	return l.q.downstream("effect", strconv.FormatInt(l.ID, 10), strconv.FormatInt(l.CreatedAt.UnixMicro(), 10), name)
+	return l.q.effectIdempotencyKey(l.ID, l.CreatedAt.UnixMicro(), l.rounds, name)
+}
+
+func (q *Queue) effectIdempotencyKey(job, created int64, rounds int32, name string) string {
+	parts := []string{"effect", strconv.FormatInt(job, 10), strconv.FormatInt(created, 10), name}
+	if rounds > 0 {
+		parts = append(parts, strconv.Itoa(int(rounds)))
+	}
+	return q.downstream(parts...)
 }
 
 const (
@@ -123,6 +140,8 @@ func EffectTimeout(d time.Duration) EffectOption { return func(f *Fence) { f.lea
 // intent, calls fn, and records the outcome, each committed on its own, never in the handler's transaction. When
 // the job runs again a recorded success is replayed and fn is not called. fn must pass key, which is
 // l.IdempotencyKey(name), to a provider that deduplicates. name is the effect's within its job.
+//
+// After Reschedule the effects of the next run are its own: they are done again, under other keys. Retries of a run replay.
 //
 // A name is for one effect of a run: a second call with it, in a loop mostly, would be answered with the outcome of the
 // first. It is refused with ErrNameUsed, also while the first is under way. A call that returned an error may be
@@ -212,7 +231,7 @@ func effectOf(key string) (jobID int64, name string) {
 
 func (l *Lease) claimEffect(ctx context.Context, name string, opts []EffectOption) (*Claim, error) {
 	f := &Fence{
-		q: l.q, db: l.db, class: classEffect, scope: l.Queue, key: effectKey(l.ID, name), job: l, name: name,
+		q: l.q, db: l.db, class: classEffect, scope: l.Queue, key: effectKey(l.ID, name), job: l, name: name, fingerprint: l.effectMark(),
 		lease: defaultEffectTimeout + effectGrace, lifetime: DefaultWindow.Milliseconds(),
 	}
 	for _, o := range opts {
@@ -220,6 +239,9 @@ func (l *Lease) claimEffect(ctx context.Context, name string, opts []EffectOptio
 	}
 	if f.lease < effectGrace+time.Millisecond {
 		return nil, invalid("EffectTimeout", "is %s; at least a millisecond", f.lease-effectGrace)
+	}
+	if err := f.policy.check(); err != nil {
+		return nil, err
 	}
 	return f.claimAlone(ctx)
 }

@@ -2,6 +2,7 @@ package onceq
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,6 +25,16 @@ func Applied(result any) Resolution { return Resolution{fenceCompleted, result} 
 // NeverApplied says that the work was not done: it is free to run.
 func NeverApplied() Resolution { return Resolution{state: fenceCancelled} }
 
+func (r Resolution) encode() (string, error) {
+	switch r.state {
+	case fenceCancelled:
+		return "", nil
+	case fenceCompleted:
+		return encodeResult(r.result)
+	}
+	return "", invalid("Resolution", "is empty; use Applied or NeverApplied")
+}
+
 // resolveFence settles a fence that is uncertain or held, or gives a completed one the result that could not be
 // stored. Token and holder stay, so that a late success is still accepted while nobody has run again. An effect that
 // is completed waits for the Reaper to begin its window (fence.go). Zero rows: nothing to resolve.
@@ -37,19 +48,12 @@ update onceq.job_fences f
 returning f.token`
 
 func (f *Fence) resolve(ctx context.Context, db DB, r Resolution) error {
-	var raw string
-	switch r.state {
-	case fenceCancelled:
-	case fenceCompleted:
-		var err error
-		if raw, err = encodeResult(r.result); err != nil {
-			return err
-		}
-	default:
-		return invalid("Resolution", "is empty; use Applied or NeverApplied")
+	raw, err := r.encode()
+	if err != nil {
+		return err
 	}
 	var token int64
-	err := f.q.queryRow(ctx, db, resolveFence, []any{int16(f.class), f.scope, f.key, int16(r.state), raw}, &token)
+	err = f.q.queryRow(ctx, db, resolveFence, []any{int16(f.class), f.scope, f.key, int16(r.state), raw}, &token)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return fmt.Errorf("%w: %s is not uncertain or held", ErrNotFound, f)
 	}
@@ -68,14 +72,19 @@ func (f *Fence) Resolve(ctx context.Context, db DB, r Resolution) error {
 	return f.resolve(ctx, db, r)
 }
 
-// Resolve settles the uncertain or held effect of a job, inside db. A job that is Held runs again then, with its id
-// and key, in the same transaction; until everything of it is resolved it will be held again. ErrNotFound: there is
-// nothing to resolve.
+// Resolve settles the uncertain or held effect of a job, inside db. A job that is Held runs again, with its id and key,
+// in the same transaction, when nothing of it is held any more. One that is dead or cancelled stays so, and replays the
+// outcome if it is redriven. ErrNotFound: there is nothing to resolve.
 func (q *Queue) Resolve(ctx context.Context, db DB, jobID int64, name string, r Resolution) error {
 	if err := checkText("name", name); err != nil {
 		return err
 	}
 	return atomically(ctx, db, func(db DB) error {
+		const past = `select state from onceq.job_history where id = $1::bigint for update`
+		var state State
+		if err := q.queryRow(ctx, db, past, []any{jobID}, &state); err != nil && !errors.Is(err, pgx.ErrNoRows) {
+			return fmt.Errorf("onceq: reading job %d: %w", jobID, err)
+		}
 		effects, err := q.Effects(ctx, db, jobID)
 		if err != nil {
 			return err
@@ -86,20 +95,76 @@ func (q *Queue) Resolve(ctx context.Context, db DB, jobID int64, name string, r 
 				f.scope = e.scope
 			}
 		}
-		if err := f.resolve(ctx, db, r); err != nil {
+		if err := f.resolve(ctx, db, r); err != nil || state != Held {
 			return err
 		}
-		const held = `select id from onceq.job_history where id = $1::bigint and state = 8`
-		var id int64
-		switch err := q.queryRow(ctx, db, held, []any{jobID}, &id); {
-		case errors.Is(err, pgx.ErrNoRows):
+		if _, err = q.Redrive(ctx, db, jobID); errors.Is(err, ErrHeld) {
 			return nil
-		case err != nil:
-			return fmt.Errorf("onceq: reading job %d: %w", jobID, err)
 		}
-		_, err = q.Redrive(ctx, db, jobID)
 		return err
 	})
+}
+
+var resolveEffects = `
+with h as materialized (
+  select * from onceq.job_history
+   where id = any ($1::bigint[]) and state = any ($2::smallint[])
+   order by id
+     for update
+),
+settled as (
+  update onceq.job_fences f
+     set state = $3::smallint, result = nullif($4::text, '')::jsonb, detail = null,
+         finished_at = case when $3::smallint = 5 then statement_timestamp() end,
+         lifetime = case when $3::smallint = 5 then 0 else f.lifetime end
+    from h
+   where ` + effectsOf("h") + ` and ` + ofRound("h") + ` and (f.state = 6 or ` + inDoubt + `)
+     and ($5::text = '' or f.key = h.id::text || '/' || $5::text)
+  returning h.id, h.state
+)
+select count(*), (select array_agg(distinct id) from settled where state = 8) from settled`
+
+// ResolveMany settles the uncertain and held effects with a name, or all of them with an empty one, of the jobs that
+// the filter chooses, newest first, 500 jobs a transaction: after an outage, most of all. By default of held jobs, which
+// run again when nothing of them is held any more; Filter.States may name Dead and Cancelled too, which stay so.
+// Filter.Limit bounds how many jobs are looked at; 0 for all. It gives how many effects were settled and how many jobs run
+// again; with a pool as db each transaction commits on its own, and counts are right also beside an error.
+func (q *Queue) ResolveMany(ctx context.Context, db DB, filter Filter, name string, r Resolution) (resolved, redriven int, err error) {
+	raw, err := r.encode()
+	if err != nil {
+		return 0, 0, err
+	}
+	if err := checkText("name", name); err != nil {
+		return 0, 0, err
+	}
+	if filter.States == nil {
+		filter.States = []State{Held}
+	}
+	_, past := filter.states()
+	own := beginner(db) != nil
+	err = q.each(ctx, db, filter, redrivable, func(ids []int64) error {
+		var n int
+		var again []int64
+		err := atomically(ctx, db, func(db DB) error {
+			if own {
+				if _, err := db.Exec(ctx, guardPlans); err != nil {
+					return fmt.Errorf("onceq: resolve: %w", err)
+				}
+			}
+			var held []int64
+			if err := q.queryRow(ctx, db, resolveEffects, []any{ids, past, int16(r.state), raw, name}, &n, &held); err != nil {
+				return fmt.Errorf("onceq: resolve: %w", err)
+			}
+			var err error
+			again, _, _, err = q.redrive(ctx, db, held, []State{Held})
+			return err
+		})
+		if err == nil {
+			resolved, redriven = resolved+n, redriven+len(again)
+		}
+		return err
+	})
+	return resolved, redriven, err
 }
 
 // EffectInfo is what is known about a named effect of a job.
@@ -111,23 +176,22 @@ type EffectInfo struct {
 	Result json.RawMessage // completed; nil where it could not be stored, Detail says why
 	Detail string          // why it is uncertain or held
 
+	// IdempotencyKey is what the provider got, by which it may say whether the effect happened.
+	IdempotencyKey string
+
 	scope string
 }
 
-// Effects lists the effects of a job by name, those of a finished job as long as they are not pruned. Effects that
-// were certainly not applied are not among them. It is quick while the job is live or in the history; otherwise it
-// looks at the effects of every queue.
-func (q *Queue) Effects(ctx context.Context, db DB, jobID int64) ([]EffectInfo, error) {
-	const read = `
+var readEffects = `
 with place as materialized (
-  select queue from onceq.jobs where id = $1::bigint
+  select queue, created_at, rounds from onceq.jobs where id = $1::bigint
   union
-  select queue from onceq.job_history where id = $1::bigint
+  select queue, created_at, rounds from onceq.job_history where id = $1::bigint
 ),
 found as (
   select f.* from place p cross join lateral (
          select * from onceq.job_fences f
-          where f.class = 3 and f.scope = p.queue and f.key > $2::text and f.key < $3::text offset 0) f
+          where f.class = 3 and f.scope = p.queue and f.key > $2::text and f.key < $3::text and ` + ofRound("p") + ` offset 0) f
   union all
   select f.* from onceq.job_fences f
    where f.class = 3 and f.key > $2::text and f.key < $3::text and not exists (select from place)
@@ -135,12 +199,20 @@ found as (
 select f.scope, f.key, case f.state when 3 then 'completed' when 6 then 'held'
          when 1 then case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end
          else 'uncertain' end,
-       f.created_at, f.leased_until, coalesce(f.result::text, ''), coalesce(f.detail, '')
+       f.created_at, f.leased_until, coalesce(f.result::text, ''), coalesce(f.detail, ''), f.fingerprint
   from found f
  where f.state in (1, 2, 3, 6) and f.job_id = $1::bigint
  order by f.key`
+
+// Effects lists the effects of a job by name, those of a finished job as long as they are not pruned; after Reschedule,
+// those since. Effects that were certainly not applied are not among them. It is quick while the job is live or in the
+// history; otherwise it looks at the effects of every queue.
+func (q *Queue) Effects(ctx context.Context, db DB, jobID int64) ([]EffectInfo, error) {
+	if err := q.identify(ctx, db); err != nil {
+		return nil, err
+	}
 	prefix := strconv.FormatInt(jobID, 10)
-	rows, err := db.Query(ctx, q.sql(read), jobID, prefix+"/", prefix+"0") // '0' comes after '/'
+	rows, err := db.Query(ctx, q.sql(readEffects), jobID, prefix+"/", prefix+"0") // '0' comes after '/'
 	if err != nil {
 		return nil, fmt.Errorf("onceq: effects of job %d: %w", jobID, q.told(err))
 	}
@@ -149,10 +221,14 @@ select f.scope, f.key, case f.state when 3 then 'completed' when 6 then 'held'
 	for rows.Next() {
 		var e EffectInfo
 		var key, result string
-		if err := rows.Scan(&e.scope, &key, &e.State, &e.Since, &e.Until, &result, &e.Detail); err != nil {
+		var mark []byte
+		if err := rows.Scan(&e.scope, &key, &e.State, &e.Since, &e.Until, &result, &e.Detail, &mark); err != nil {
 			return nil, fmt.Errorf("onceq: effects of job %d: %w", jobID, q.told(err))
 		}
 		e.Name = strings.TrimPrefix(key, prefix+"/")
+		if len(mark) == 12 {
+			e.IdempotencyKey = q.effectIdempotencyKey(jobID, int64(binary.BigEndian.Uint64(mark)), int32(binary.BigEndian.Uint32(mark[8:])), e.Name)
+		}
 		if result != "" {
 			e.Result = json.RawMessage(result)
 		}

@@ -56,7 +56,8 @@ func RetryAfter(d time.Duration, err error) error {
 func Snooze(d time.Duration) error { return &retryAfter{d: d} }
 
 // Reschedule says that this run went well and that the same job, with its id and key, is to run again after
-// d. What a handler's transaction wrote commits together with that. Attempts count from 0 again.
+// d. What a handler's transaction wrote commits together with that. Attempts count from 0 again, and effects (Once) are
+// done again; where the next run fails, its retries replay what it has done.
 func Reschedule(d time.Duration) error { return &retryAfter{d: d, reset: true} }
 
 // retryOf finds what RetryAfter, Snooze or Reschedule put into err, or nil. A panic with a Reschedule is none: that

@@ -320,7 +320,7 @@ func mainPaths(t *testing.T, db *queuetest.DB, pool *pgxpool.Pool) {
 		require.NoError(t, err)
 		return info.State
 	}
-	await("the cancelled job", func() bool { return stateOf(longID) == 0 })
+	await("the cancelled job", func() bool { return stateOf(longID) == onceq.Cancelled })
 	await("the held job", func() bool { return stateOf(held.ID) == onceq.Held })
 	effects, err := q.Effects(ctx, pool, held.ID)
 	require.NoError(t, err)

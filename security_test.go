@@ -201,8 +201,13 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 						require.NoError(t, err)
 						return w.Drain(ctx, 0)
 					}},
-					{"Worker.Run", func() error { return nil }}, // Drain takes the same way
-					{"Reaper.Run", func() error { return nil }}, // runs Once
+					{"Queue.ResolveMany", func() error {
+						_, _, err := q.ResolveMany(ctx, db.Pool, onceq.Filter{Queue: evil, Kind: evil, Scope: evil}, evil, onceq.Applied(evil))
+						return err
+					}},
+					{"Queue.NewInstallation", func() error { return nil }}, // gets no text
+					{"Worker.Run", func() error { return nil }},            // Drain takes the same way
+					{"Reaper.Run", func() error { return nil }},            // runs Once
 					{"Reaper.Once", func() error {
 						r, err := onceq.NewReaper(q, onceq.ReaperConfig{})
 						require.NoError(t, err)

@@ -877,7 +877,11 @@ func (l *lane) outcome(t *task, ctx *handlerContext, err error) outcome {
 	case err == nil:
 		return outcome{lease: lease, state: Completed, result: lease.result, keep: lease.keep}
 	case errors.Is(cause, ErrCancelled):
-		return outcome{lease: lease, state: Cancelled, err: errorText(err.Error()), keep: lease.keep, cause: err}
+		keep := lease.keep
+		if keep >= 0 {
+			keep = max(keep, CancelledKeep.Milliseconds()) // as for one that nobody held
+		}
+		return outcome{lease: lease, state: Cancelled, err: errorText(err.Error()), keep: keep, cause: err}
 	case errors.Is(cause, errShutdown):
 		return outcome{lease: lease, state: Waiting, cause: err}
 	case errors.Is(cause, errTimeout) && errors.Is(err, context.DeadlineExceeded):

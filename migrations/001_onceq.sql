@@ -33,7 +33,8 @@ create table {{.schema}}.jobs (
   payload       jsonb,                   -- one of payload and payload_bytes
   payload_bytes bytea,
   metadata      jsonb,
-  errors        jsonb                    -- of the latest failed attempts, oldest first
+  errors        jsonb,                   -- of the latest failed attempts, oldest first
+  rounds        integer                  -- runs that ended with Reschedule; null for none
 ) with (fillfactor = 45, vacuum_truncate = off);
 
 -- The one index of a claim. Nothing that a claim changes is in it, so that a claim is a heap-only update. Its condition
@@ -63,7 +64,7 @@ create table {{.schema}}.job_fences (
   state        smallint    not null,
   scope        text collate "C" not null,
   key          text collate "C" not null,
-  fingerprint  bytea,                    -- what later users of the key must have in common: job.go
+  fingerprint  bytea,                    -- what later users of the key must have in common: job.go; of an effect, effectMark
   result       jsonb,
   detail       text,                     -- why it is uncertain or held
   -- The most selective column first and nothing before it: taking a key costs 7.1 µs of the server's time in
@@ -101,7 +102,8 @@ create table {{.schema}}.job_history (
   payload_bytes bytea,
   metadata      jsonb,
   result        jsonb,
-  errors        jsonb
+  errors        jsonb,
+  rounds        integer
 );
 create index job_history_state on {{.schema}}.job_history (queue, state, id);
 create index job_history_keep  on {{.schema}}.job_history (keep_until) where keep_until is not null;

@@ -61,7 +61,7 @@ union all select format('fence %s is queued, its job %s is not live', name, job_
 union all select format('fence %s is queued for job %s, which has another key', name, job_id) from f where class = 0 and state = 0 and live is not null and (live_scope, live_key) is distinct from (scope, key)
 union all select format('fence %s is dead or held, job %s is not so in job_history', name, job_id) from f where class = 0 and (state = 4 and past is distinct from 6 or state = 6 and past is distinct from 8)
 union all select format('fence %s is finished and says not when', name) from f where finished_at is null and (state in (4, 5) or state = 3 and class <> 3)
-union all select format('fence %s is not finished and says when', name) from f where finished_at is not null and state in (0, 1, 2, 6)
+union all select format('fence %s is not finished and says when', name) from f where finished_at is not null and state in (0, 1, 2, 6) and (class <> 3 or live is not null)
 union all select format('fence %s has begun its window, its job %s is live', name, job_id) from f where class = 3 and state = 3 and finished_at is not null and live is not null
 union all select format('fence %s is claimed without a holder, or without an end', name) from f where state = 1 and (holder is null or leased_until is null)
 union all select format('fence %s is uncertain or held and says not why', name) from f where class <> 0 and state in (2, 6) and detail is null
