@@ -201,6 +201,10 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 						require.NoError(t, err)
 						return w.Drain(ctx, 0)
 					}},
+					{"Queue.CancelMany", func() error {
+						_, _, err := q.CancelMany(ctx, db.Pool, onceq.Filter{Queue: evil, Kind: evil, Scope: evil})
+						return err
+					}},
 					{"Queue.ResolveMany", func() error {
 						_, _, err := q.ResolveMany(ctx, db.Pool, onceq.Filter{Queue: evil, Kind: evil, Scope: evil}, evil, onceq.Applied(evil))
 						return err
