@@ -627,8 +627,7 @@ select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, ` + f
 			results[i] = r
 			met = append(met, Event{Type: EventDuplicate, Queue: e.queue, Kind: e.kind, JobID: r.ID, Scope: e.scope, Key: e.key})
 			switch {
-			case slices.ContainsFunc(ours, func(l *Lease) bool { return l.ID == r.ID && l.q.pool == q.pool && l.q.schema == q.schema }),
-				r.State == 0 && beginner(db) == nil: // its row is gone here and nowhere else: this transaction is its handler's
+			case slices.ContainsFunc(ours, func(l *Lease) bool { return l.ID == r.ID && l.q.pool == q.pool && l.q.schema == q.schema }):
 				refused = append(refused, ErrOwnKey)
 			case !sameKind(mark, e.fingerprint) || !samePayload(mark, e.fingerprint):
 				err := &MismatchError{Scope: e.scope, Key: e.key, Existing: r, Kind: e.kind, ExistingKind: kindOf(mark, e.scope)}
@@ -679,7 +678,7 @@ select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, ` + f
 }
 
 // held gives the jobs whose keys a handler cannot enqueue in its own transaction.
-func (tx *handlerTx) held() []*Lease { return tx.leases }
+func (h *txHandle) held() []*Lease { return h.tx.leases }
 
 // settleOne is settle for one job.
 func (q *Queue) settleOne(ctx context.Context, db DB, job Job, e encoded) (Result, error) {

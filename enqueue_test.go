@@ -690,7 +690,7 @@ func TestEnqueue_AHandlerThatEnqueuesItsOwnKeyIsToldToReschedule(t *testing.T) {
 	require.Equal(t, 2, enqGet[int](t, db.Pool, `select count(*)::int from onceq.jobs where kind = 'other'`))
 }
 
-// Its own transaction may have the job's row gone already, and the handler may have left the worker's context behind.
+// The handler may have left the worker's context behind: its transaction says whose it is.
 func TestEnqueue_AHandlersOwnKeyIsKnownInAnyContext(t *testing.T) {
 	t.Parallel()
 	for _, keep := range []time.Duration{0, time.Hour} {
@@ -711,19 +711,17 @@ func TestEnqueue_AHandlersOwnKeyIsKnownInAnyContext(t *testing.T) {
 				}
 				_, err = db.Queue.Enqueue(context.Background(), sp, own)
 				ran <- err
-				if keep == 0 { // by a handle of somebody else's on the same transaction
-					_, err = db.Queue.Enqueue(context.Background(), struct{ onceq.DB }{tx}, own)
-					ran <- err
+				// By a handle of somebody else's on the same transaction, and outside of it, the answer is what everybody gets.
+				for _, in := range []onceq.DB{struct{ onceq.DB }{sp}, db.Pool} {
+					r, err := db.Queue.Enqueue(context.Background(), in, own)
+					if err == nil && (!r.Duplicate || r.State != onceq.Running) {
+						err = fmt.Errorf("the answer in %T: %+v", in, r)
+					}
+					if err != nil {
+						return err
+					}
 				}
-				if err := sp.Commit(ctx); err != nil {
-					return err
-				}
-				// Outside of it the answer is what everybody gets.
-				r, err := db.Queue.Enqueue(context.Background(), db.Pool, own)
-				if err == nil && (!r.Duplicate || r.State != onceq.Running) {
-					err = fmt.Errorf("the answer on the pool: %+v", r)
-				}
-				return err
+				return sp.Commit(ctx)
 			}))
 			require.NoError(t, err)
 			require.NoError(t, w.Drain(ctx, 0))

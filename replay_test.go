@@ -329,7 +329,7 @@ func Test_Seed004_IntentRecordedBeforeEffectAndOutcomeAfter(t *testing.T) {
 	}
 	run := func(l *onceq.Lease) (string, error) {
 		return onceq.Once(ctx, l, "charge", func(ctx context.Context, key string) (string, error) {
-			if s := states(); s != "charge in flight " {
+			if s := states(); s != "charge in_flight " {
 				t.Errorf("during the effect: %q", s)
 			}
 			if key != l.IdempotencyKey("charge") {

@@ -405,14 +405,14 @@ func Test_Seed004_ADuplicateIsItsOwnEvent(t *testing.T) {
 	var log bytes.Buffer
 	counts := map[onceq.EventType]int{}
 	db := queuetest.New(t, queuetest.Config(onceq.Config{
-		Logger: slog.New(slog.NewTextHandler(&log, nil)),
+		Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Hook:   onceq.HookFunc(func(_ context.Context, e onceq.Event) { counts[e.Type]++ }),
 	}))
 	for range 3 {
 		seedEnqueue(t, db, seedWelcomeKind.Job(seedWelcome{UserID: 42}))
 	}
 	require.Equal(t, map[onceq.EventType]int{onceq.EventEnqueued: 1, onceq.EventDuplicate: 2}, counts)
-	require.Equal(t, 2, strings.Count(log.String(), `level=INFO msg="onceq: duplicate"`))
+	require.Equal(t, 2, strings.Count(log.String(), `level=DEBUG msg="onceq: duplicate"`))
 	require.NotContains(t, log.String(), "WARN")
 	require.NotContains(t, log.String(), "ERROR")
 	require.Contains(t, log.String(), "key=welcome:42")

@@ -17,7 +17,7 @@ type QueueStats struct {
 	Waiting  int // due for the first time, and nobody has it
 	Retrying int // failed or lost before; due, or to be run again later
 	Delayed  int // not due yet, for the first time
-	Running  int // leased now; where more than StatsCap jobs are due, the ones among the first of these
+	Running  int // leased now: being run, or claimed a moment ahead of a free handler; where more than StatsCap jobs are due, the ones among the first of these
 	Dead     int
 	Held     int
 
