@@ -79,8 +79,9 @@ func (k *Kind[P]) Handle(fn func(ctx context.Context, l *Lease, payload P) error
 	if fn == nil {
 		h.err = invalid("Handle", "of %q has no function", k.Name)
 	}
+	known := k.RefuseUnknownFields
 	h.lease = func(ctx context.Context, l *Lease) error {
-		p, err := decode[P](l)
+		p, err := decode[P](l, known)
 		if err != nil {
 			return err
 		}
@@ -110,8 +111,9 @@ func (k *Kind[P]) HandleTx(fn func(ctx context.Context, tx pgx.Tx, l *Lease, pay
 	if fn == nil {
 		h.err = invalid("HandleTx", "of %q has no function", k.Name)
 	}
+	known := k.RefuseUnknownFields
 	h.tx = func(ctx context.Context, tx pgx.Tx, l *Lease) error {
-		p, err := decode[P](l)
+		p, err := decode[P](l, known)
 		if err != nil {
 			return err
 		}
@@ -140,10 +142,11 @@ func (k *Kind[P]) HandleBatch(size int, fn func(ctx context.Context, tx pgx.Tx, 
 		h.err = invalid("HandleBatch", "of %q has size %d; 1 to 10,000 is possible", k.Name, size)
 	}
 	h.size = size
+	known := k.RefuseUnknownFields
 	h.batch = func(ctx context.Context, tx pgx.Tx, leases []*Lease) error {
 		items := make([]Item[P], len(leases))
 		for i, l := range leases {
-			p, err := decode[P](l)
+			p, err := decode[P](l, known)
 			if err != nil {
 				return err
 			}

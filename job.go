@@ -442,6 +442,11 @@ type Kind[P any] struct {
 	// somebody discards it. Default: what QueueConfig.Keep says. Dead and held jobs always stay.
 	Keep time.Duration
 
+	// RefuseUnknownFields makes a payload with a member that P does not have an error of its attempt, before the handler
+	// is called: where an older worker must not do half of what a newer producer asks for. By default such members are
+	// dropped, as encoding/json does.
+	RefuseUnknownFields bool
+
 	// Serializable runs handler transactions at SERIALIZABLE in place of READ COMMITTED. Serialization
 	// failures are run again at once, up to ten times, before they cost an attempt.
 	Serializable bool
@@ -465,8 +470,8 @@ func (k *Kind[P]) Job(payload P) Job {
 	return j
 }
 
-// decode is the way back of encodePayload.
-func decode[P any](l *Lease) (P, error) {
+// decode is the way back of encodePayload. With known, P has to have every member.
+func decode[P any](l *Lease, known bool) (P, error) {
 	var p P
 	if raw, ok := any(&p).(*[]byte); ok && reflect.TypeFor[P]() == reflect.TypeFor[[]byte]() {
 		*raw = l.Bytes
@@ -475,10 +480,20 @@ func decode[P any](l *Lease) (P, error) {
 	if l.Payload == nil {
 		return p, fmt.Errorf("onceq: job %d of kind %q carries bytes, its handler wants %T", l.ID, l.Kind, p)
 	}
-	if err := json.Unmarshal(l.Payload, &p); err != nil {
+	unmarshal := json.Unmarshal
+	if known {
+		unmarshal = unmarshalKnown
+	}
+	if err := unmarshal(l.Payload, &p); err != nil {
 		return p, fmt.Errorf("onceq: payload of job %d does not decode into %T: %w", l.ID, p, &decodeError{err})
 	}
 	return p, nil
+}
+
+func unmarshalKnown(payload []byte, into any) error {
+	d := json.NewDecoder(bytes.NewReader(payload))
+	d.DisallowUnknownFields()
+	return d.Decode(into)
 }
 
 // decodeError is an error of encoding/json whose text says where it went wrong and not at which value: those stay out
@@ -499,6 +514,9 @@ func (e *decodeError) Error() string {
 		return fmt.Sprintf("%s in field %s is no %s", value, wrong.Field, wrong.Type)
 	case errors.As(e.err, &syntax):
 		return fmt.Sprintf("malformed at byte %d", syntax.Offset)
+	}
+	if field, unknown := strings.CutPrefix(e.err.Error(), "json: unknown field "); unknown {
+		return fmt.Sprintf("it has the field %s, which the type lacks (Kind.RefuseUnknownFields); run a worker that knows it", field)
 	}
 	return fmt.Sprintf("refused by a type's own decoding (%T)", e.err)
 }

@@ -1,14 +1,17 @@
 package onceq_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
 )
 
 func TestState(t *testing.T) {
@@ -93,4 +96,44 @@ func TestJob_WindowsAreMillisecondsAndNeverShorterThanAsked(t *testing.T) {
 		r := enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: fmt.Sprint(int64(window)), Window: window})
 		require.Equal(t, want, enqGet[int64](t, db.Pool, `select lifetime from onceq.job_fences where job_id = $1`, r.ID), "%s", window)
 	}
+}
+
+// Between two versions of a deploy: what a newer producer asks for is not done by half by an older worker.
+func TestKind_RefuseUnknownFields(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	type v1 struct{ Order int }
+	type v2 struct{ Order, Discount int }
+	older, newer := onceq.Kind[v1]{Name: "charge", MaxAttempts: 3, RefuseUnknownFields: true}, onceq.Kind[v2]{Name: "charge", MaxAttempts: 3}
+	lenient := older
+	lenient.RefuseUnknownFields = false
+	never := func() error { panic("the handler was called") }
+	for name, h := range map[string]onceq.Handler{
+		"lease": older.Handle(func(context.Context, *onceq.Lease, v1) error { return never() }),
+		"tx":    older.HandleTx(func(context.Context, pgx.Tx, *onceq.Lease, v1) error { return never() }),
+		"batch": older.HandleBatch(5, func(context.Context, pgx.Tx, []onceq.Item[v1]) error { return never() }),
+	} {
+		_, err := db.Queue.Enqueue(t.Context(), db.Pool, newer.Job(v2{7, 100}))
+		require.NoError(t, err)
+		ran := db.RunOne(h)
+		require.Equal(t, onceq.Retrying, ran.State, name)
+		require.ErrorContains(t, ran.Err, `"Discount"`, name)
+		require.NotContains(t, ran.Err.Error(), "100", name)
+		db.Advance(time.Hour)
+		var got v2
+		ran = db.RunOne(newer.Handle(func(_ context.Context, _ *onceq.Lease, p v2) error { got = p; return nil }))
+		require.Equal(t, onceq.Completed, ran.State, name)
+		require.Equal(t, v2{7, 100}, got)
+	}
+	for _, h := range []onceq.Handler{
+		older.Handle(func(_ context.Context, _ *onceq.Lease, p v1) error { require.Equal(t, v1{7}, p); return nil }),
+		lenient.Handle(func(_ context.Context, _ *onceq.Lease, p v1) error { require.Equal(t, v1{7}, p); return nil }),
+	} {
+		_, err := db.Queue.Enqueue(t.Context(), db.Pool, older.Job(v1{7}))
+		require.NoError(t, err)
+		require.Equal(t, onceq.Completed, db.RunOne(h).State)
+	}
+	_, err := db.Queue.Enqueue(t.Context(), db.Pool, newer.Job(v2{7, 100}))
+	require.NoError(t, err)
+	require.Equal(t, onceq.Completed, db.RunOne(lenient.Handle(func(context.Context, *onceq.Lease, v1) error { return nil })).State)
 }
