@@ -7,7 +7,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq/queuetest"
 )
 
 // Each block of Go and JavaScript of these pages says above itself which file it is from, and stands in that file word
@@ -18,7 +21,7 @@ func TestDocsAreTheExamples(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, pages, 5)
 	block := regexp.MustCompile("(?s)(?:<!-- ([^\n]*) -->\n)?```(?:go|js)\n(.*?)```")
-	for _, page := range append(pages, "../docs/patterns.md") {
+	for _, page := range append(pages, "../docs/patterns.md", "../docs/production.md", "../docs/deploys.md") {
 		text, err := os.ReadFile(page)
 		require.NoError(t, err)
 		blocks := block.FindAllStringSubmatch(string(text), -1)
@@ -43,7 +46,7 @@ func TestDocsLinks(t *testing.T) {
 	t.Parallel()
 	pages, err := filepath.Glob("../docs/moving-from-*.md")
 	require.NoError(t, err)
-	for _, page := range append(pages, "../docs/patterns.md") {
+	for _, page := range append(pages, "../docs/patterns.md", "../docs/production.md", "../docs/deploys.md", "../docs/runbook.md") {
 		text, err := os.ReadFile(page)
 		require.NoError(t, err)
 		text = regexp.MustCompile("(?s)```.*?```|`[^`\n]*`").ReplaceAll(text, nil)
@@ -53,5 +56,21 @@ func TestDocsLinks(t *testing.T) {
 			_, err := os.Stat(filepath.Join("../docs", l[1]))
 			require.NoError(t, err, "%s links to %s", page, l[1])
 		}
+	}
+}
+
+// What the runbook has for psql runs, and reads alone.
+func TestRunbookStatements(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	text, err := os.ReadFile("../docs/runbook.md")
+	require.NoError(t, err)
+	blocks := regexp.MustCompile("(?s)```sql\n(.*?)```").FindAllStringSubmatch(string(text), -1)
+	require.NotEmpty(t, blocks)
+	for _, b := range blocks {
+		require.NoError(t, pgx.BeginTxFunc(t.Context(), db.Pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+			_, err := tx.Exec(t.Context(), b[1])
+			return err
+		}), b[1])
 	}
 }

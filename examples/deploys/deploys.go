@@ -1,0 +1,59 @@
+// Package deploys is the code of docs/deploys.md: what changes between two versions of an application.
+package deploys
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onceq/onceq"
+)
+
+// Charge is the payload. Currency came with a later version: jobs of before do not have it.
+type Charge struct {
+	Order    int    `json:"order"`
+	Cents    int    `json:"cents"`
+	Currency string `json:"currency,omitempty"`
+}
+
+// Charges compares by what was there from the start, so that a key of before meets the same work today.
+var Charges = onceq.Kind[Charge]{
+	Name:   "charge",
+	Key:    func(c Charge) string { return fmt.Sprint("charge:", c.Order) },
+	Fields: []string{"order", "cents"},
+
+	RefuseUnknownFields: true, // the next version's jobs wait for the next version's workers
+}
+
+// ChargesV2 has a payload that means something else, and therefore a name of its own. It keeps the scope, and so the keys:
+// an order that the first kind has, or had within the window, is a mismatch and is not charged again.
+var ChargesV2 = onceq.Kind[ChargeV2]{
+	Name:  "charge_v2",
+	Key:   func(c ChargeV2) string { return fmt.Sprint("charge:", c.Order) },
+	Scope: func(ChargeV2) string { return "charge" },
+}
+
+// ChargeV2 is the new payload.
+type ChargeV2 struct {
+	Order  int    `json:"order"`
+	Amount string `json:"amount"`
+}
+
+// Handlers serves both for as long as there are jobs of the first.
+func Handlers() []onceq.Handler {
+	return []onceq.Handler{
+		Charges.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, c Charge) error {
+			if c.Currency == "" {
+				c.Currency = "EUR"
+			}
+			return charge(ctx, tx, ChargeV2{c.Order, fmt.Sprintf("%d.%02d %s", c.Cents/100, c.Cents%100, c.Currency)})
+		}),
+		ChargesV2.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, c ChargeV2) error { return charge(ctx, tx, c) }),
+	}
+}
+
+func charge(ctx context.Context, tx pgx.Tx, c ChargeV2) error {
+	_, err := tx.Exec(ctx, `insert into charges values ($1, $2)`, c.Order, c.Amount)
+	return err
+}

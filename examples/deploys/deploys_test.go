@@ -1,0 +1,41 @@
+package deploys
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// A job of the version before is run by this one, and its key is still its key.
+func TestDeploys(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	_, err := db.Pool.Exec(t.Context(), `create table charges (n int, amount text)`)
+	require.NoError(t, err)
+	type before struct {
+		Order int `json:"order"`
+		Cents int `json:"cents"`
+	}
+	first := onceq.Kind[before]{Name: "charge", Key: func(c before) string { return fmt.Sprint("charge:", c.Order) }}
+	_, err = db.Queue.Enqueue(t.Context(), db.Pool, first.Job(before{7, 4200}))
+	require.NoError(t, err)
+
+	again, err := db.Queue.Enqueue(t.Context(), db.Pool, Charges.Job(Charge{7, 4200, "EUR"}))
+	require.NoError(t, err)
+	require.True(t, again.Duplicate, "a member that came later does not count")
+	_, err = db.Queue.Enqueue(t.Context(), db.Pool, ChargesV2.Job(ChargeV2{7, "42.00 EUR"}))
+	require.ErrorIs(t, err, onceq.ErrMismatch)
+	_, err = db.Queue.Enqueue(t.Context(), db.Pool, ChargesV2.Job(ChargeV2{8, "1.00 EUR"}))
+	require.NoError(t, err)
+
+	for _, ran := range db.Drain(Handlers()...) {
+		require.Equal(t, onceq.Completed, ran.State)
+	}
+	var charged string
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `select string_agg(n || ' ' || amount, ', ' order by n) from charges`).Scan(&charged))
+	require.Equal(t, "7 42.00 EUR, 8 1.00 EUR", charged)
+}
