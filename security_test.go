@@ -210,6 +210,8 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 						return err
 					}},
 					{"Queue.NewInstallation", func() error { return nil }}, // gets no text
+					{"Fence.String", func() error { return nil }},          // sends nothing
+					{"Lease.Now", func() error { return nil }},             // nor does this, with text
 					{"Worker.Run", func() error { return nil }},            // Drain takes the same way
 					{"Reaper.Run", func() error { return nil }},            // runs Once
 					{"Reaper.Once", func() error {
