@@ -34,6 +34,10 @@ type Result struct {
 // transaction stays usable.
 // A job that cannot be stored is an *InvalidError, before anything is sent.
 //
+// A worker that waits hears of the job when it is committed. On a server where transactions can be prepared
+// (max_prepared_transactions, 0 by default) a notification would forbid that: there only calls outside of a transaction
+// send one, and other jobs are found by polling, each quarter of a second where WorkerConfig.PollInterval is not set.
+//
 // While another transaction is open that took the same key, or that completes its job, Enqueue waits for its
 // end. Above READ COMMITTED Postgres may answer with a serialization failure, and with two keys taken in
 // opposite orders with a deadlock; IsRetryable recognises both, and the whole transaction has to run again.
@@ -54,7 +58,7 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err erro
 	}
 	var id int64
 	var delayed, quiet bool // quiet: nobody was notified
-	statement, args, asked := q.insertOne(&e, false)
+	statement, args, asked := q.insertOne(&e, false, beginner(db) != nil)
 	switch err := q.queryRow(ctx, db, statement, args, &id, &delayed, &quiet); {
 	case err == nil:
 		if quiet && !delayed {
@@ -157,7 +161,7 @@ func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) (_ []Result,
 		}
 		for ; len(part) > 0; part, rest = chunk(all, rest) {
 			slices.Sort(part)
-			left, err := q.insertMany(ctx, db, all, ids, results, part, false)
+			left, err := q.insertMany(ctx, db, all, ids, results, part, false, own)
 			if err != nil {
 				return err
 			}
@@ -218,7 +222,7 @@ func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
 		return nil, err
 	}
 	p := &Pending{q: q, job: job, e: e}
-	statement, args, asked := q.insertOne(&e, true)
+	statement, args, asked := q.insertOne(&e, true, false)
 	batch.Queue(q.sql(statement), args...).Query(func(rows pgx.Rows) error {
 		if rows.Next() {
 			var id int64
@@ -282,9 +286,18 @@ const generalValues = `
                 timestamptz 'epoch' + $10::bigint * interval '1 microsecond'),
        statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $13::bytea, $12::text::jsonb`
 
+// Who waits for the queue is notified, unless that could forbid a two-phase commit: PREPARE TRANSACTION refuses a
+// transaction that notified. The last parameter says that the transaction is not the caller's; where nobody can prepare
+// one, notifying does no harm either.
+const (
+	unlessPrepared = `::bool or current_setting('max_prepared_transactions') = '0' then pg_notify(`
+	notifyOne      = `case when $15` + unlessPrepared + `$14::text, $1::text)::text else '' end`
+	notifyMany     = `case when $17` + unlessPrepared + `$16::text, w.queue)::text else '' end`
+)
+
 const generalAnswer = `
 returning id, run_at > statement_timestamp(),
-          (select pg_notify($14::text, $1::text) from onceq.waiters w
+          (select ` + notifyOne + ` from onceq.waiters w
             where w.queue = $1::text and w.idle_until > statement_timestamp()
               and run_at < statement_timestamp() + interval '2 seconds' limit 1) is null`
 
@@ -319,18 +332,18 @@ select job_id, ` + generalValues + `, $6::text, $7::text from `
 )
 
 // Without a key there are four parameters less.
-var insertPlainGeneral = strings.NewReplacer("$10", "$6", "$11", "$7", "$12", "$8", "$13", "$9", "$14", "$10").Replace(
+var insertPlainGeneral = strings.NewReplacer("$10", "$6", "$11", "$7", "$12", "$8", "$13", "$9", "$14", "$10", "$15", "$11").Replace(
 	generalOne + `)
 values (nextval('onceq.ids'), ` + generalValues + `)` + generalAnswer)
 
 // insertOne gives the statement for one job, and the time where it asks who waits, otherwise zero. Zero rows: the key is
 // taken. With taking, a key that is no longer in force does not count as taken.
-func (q *Queue) insertOne(e *encoded, taking bool) (statement string, args []any, asked time.Time) {
+func (q *Queue) insertOne(e *encoded, taking, own bool) (statement string, args []any, asked time.Time) {
 	var payload any
 	if e.bytes == nil {
 		payload = e.json
 	}
-	args = make([]any, 0, 14)
+	args = make([]any, 0, 15)
 	args = append(args, e.queue, e.kind, payload, e.maxAttempts, e.priority)
 	short, general := insertPlainShort, insertPlainGeneral
 	if e.key != "" {
@@ -352,7 +365,7 @@ func (q *Queue) insertOne(e *encoded, taking bool) (statement string, args []any
 	if e.metadata != "" {
 		metadata = e.metadata
 	}
-	return general, append(args, at, delay, metadata, e.bytes, q.channel), time.Now()
+	return general, append(args, at, delay, metadata, e.bytes, q.channel, own), time.Now()
 }
 
 // Many jobs are sent as arrays: what they have in common (kind, queue, …) once, as a header that each
@@ -389,7 +402,7 @@ const manyAnswer = `
 )
 select (select array_agg(id order by id) from input),
        (select array_agg(due > statement_timestamp() order by n) from header),
-       (select count(pg_notify($16::text, w.queue)) from (
+       (select count(` + notifyMany + `) from (
           select distinct w.queue from onceq.waiters w
            where w.idle_until > statement_timestamp()
              and exists (select from header where queue = w.queue and due < statement_timestamp() + interval '2 seconds')) w
@@ -464,7 +477,7 @@ var headerColumn = regexp.MustCompile(`\bh\.(due|max_attempts|priority|queue|kin
 
 // insertMany sends the jobs at the places in part, which are sorted, and fills in the results of those that
 // were accepted. It returns the places of the others. An id that is 0 is drawn, and filled in as well.
-func (q *Queue) insertMany(ctx context.Context, db DB, all []encoded, ids []int64, results []Result, part []int, taking bool) ([]int, error) {
+func (q *Queue) insertMany(ctx context.Context, db DB, all []encoded, ids []int64, results []Result, part []int, taking, own bool) ([]int, error) {
 	type header struct {
 		queue, kind, scope, metadata string
 		priority, maxAttempts        int
@@ -542,7 +555,7 @@ func (q *Queue) insertMany(ctx context.Context, db DB, all []encoded, ids []int6
 	var notified int64
 	err := q.queryRow(ctx, db, statement, []any{
 		sent, payloads, bytes, keys, marks, drawn,
-		queues, kinds, scopes, metadata, priorities, attempts, ats, delays, lifetimes, q.channel,
+		queues, kinds, scopes, metadata, priorities, attempts, ats, delays, lifetimes, q.channel, own,
 	}, &got, &delayed, &notified, &mine)
 	if err != nil {
 		return nil, q.enqueueError(err)
@@ -670,7 +683,7 @@ select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, ` + f
 				return nil, fmt.Errorf("onceq: drawing an id: %w", err)
 			}
 		}
-		if left, err = q.insertMany(ctx, db, all, ids, results, again, true); err != nil {
+		if left, err = q.insertMany(ctx, db, all, ids, results, again, true, beginner(db) != nil); err != nil {
 			return nil, err
 		}
 	}

@@ -79,7 +79,7 @@ func (l *lane) rest(ctx context.Context, pause time.Duration) bool {
 	}
 	poll := l.poll
 	if poll == 0 {
-		if poll = pollListening; !listening {
+		if poll = pollListening; !listening || l.silent.Load() {
 			poll = pollDeaf
 		}
 	}
@@ -210,9 +210,12 @@ func (r *run) listenOnce(ctx context.Context) error {
 		return err
 	}
 	hello := fmt.Sprintf("\x01%d", r.id) // no queue's name: it would be an invisible one
-	if _, err := r.side.Exec(ctx, "select pg_notify($1::text, $2::text)", r.q.channel, hello); err != nil {
+	var silent bool                      // see notify
+	const greet = "select current_setting('max_prepared_transactions') <> '0' from pg_notify($1::text, $2::text)"
+	if err := r.q.queryRow(ctx, r.side, greet, []any{r.q.channel, hello}, &silent); err != nil {
 		return err
 	}
+	r.silent.Store(silent)
 	lanes := make(map[string]*lane)
 	for _, l := range r.lanes {
 		lanes[l.queue] = l

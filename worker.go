@@ -28,7 +28,8 @@ type WorkerConfig struct {
 
 	// PollInterval is the longest that a worker without work waits until it looks again, jittered. Default one
 	// second where notifications arrive, which make it find new jobs within a millisecond or so; a quarter
-	// of one where they cannot, as behind PgBouncer in transaction mode.
+	// of one where they cannot, as behind PgBouncer in transaction mode and, for jobs enqueued in a transaction, on servers
+	// that allow prepared transactions.
 	PollInterval time.Duration
 
 	// ShutdownTimeout is how long Run waits for running handlers after its context has ended, before it
@@ -314,6 +315,7 @@ type run struct {
 	tasks map[int64]*task // by token; from the claim until the outcome is written or the lease is lost
 
 	listening atomic.Bool // notifications are known to arrive
+	silent    atomic.Bool // but not of jobs that were enqueued in a transaction
 }
 
 // task is the worker's side of one lease.

@@ -20,6 +20,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/pgserver"
+	"github.com/onceq/onceq/migrations"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -921,6 +923,91 @@ func hooked(t *testing.T, h *statementHook) (*queuetest.DB, *pgxpool.Pool) {
 }
 
 // A delayed job that becomes due after a claim has looked, and before the worker asks what is due next.
+// Nothing that enqueueing does forbids a two-phase commit, and no server that allows one keeps an idle worker waiting.
+func TestWake_TwoPhaseCommit(t *testing.T) {
+	t.Parallel()
+	server, err := pgserver.Start(t.Context(), pgserver.Options{Own: true, Settings: map[string]string{"max_prepared_transactions": "5"}})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = server.Stop() })
+	pool, err := pgxpool.New(t.Context(), server.URL())
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	conn, err := pgx.Connect(t.Context(), server.URL())
+	require.NoError(t, err)
+	defer conn.Close(context.Background())
+	require.NoError(t, migrations.Up(t.Context(), conn, "onceq"))
+	q, err := onceq.New(pool, nil)
+	require.NoError(t, err)
+	ran := make(chan int64, 10)
+	run := func(poll time.Duration) (stop func()) {
+		w, err := onceq.NewWorker(q, onceq.WorkerConfig{PollInterval: poll}, handle(func(_ context.Context, l *onceq.Lease) error {
+			ran <- l.ID
+			return nil
+		}))
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- w.Run(ctx) }()
+		eventually(t, "an announcement", func() bool {
+			var idle bool
+			require.NoError(t, pool.QueryRow(ctx, `select exists (select from onceq.waiters where idle_until > statement_timestamp())`).Scan(&idle))
+			return idle
+		})
+		return func() { cancel(); require.NoError(t, receive(t, ended)) }
+	}
+	job := onceq.Job{Kind: "k", Payload: 1}
+	enqueue := map[string]func(pgx.Tx) (int64, error){
+		"one": func(tx pgx.Tx) (int64, error) {
+			r, err := q.Enqueue(t.Context(), tx, job)
+			return r.ID, err
+		},
+		"many": func(tx pgx.Tx) (int64, error) {
+			r, err := q.EnqueueMany(t.Context(), tx, []onceq.Job{job})
+			return r[0].ID, err
+		},
+		"in a batch": func(tx pgx.Tx) (int64, error) {
+			b := &pgx.Batch{}
+			p, err := q.EnqueueInBatch(b, job)
+			if err == nil {
+				err = tx.SendBatch(t.Context(), b).Close()
+			}
+			if err != nil {
+				return 0, err
+			}
+			r, err := p.Result(t.Context(), tx)
+			return r.ID, err
+		},
+	}
+	stop := run(0)
+	for name, enqueue := range enqueue {
+		tx, err := conn.Begin(t.Context())
+		require.NoError(t, err)
+		id, err := enqueue(tx)
+		require.NoError(t, err, name)
+		_, err = tx.Exec(t.Context(), `prepare transaction 'one'`)
+		require.NoError(t, err, name)
+		_, err = conn.Exec(t.Context(), `commit prepared 'one'`)
+		require.NoError(t, err, name)
+		require.Equal(t, id, receive(t, ran), name)
+	}
+	stop()
+	// Outside of a transaction of the caller's there is nothing to forbid: nothing but a notification wakes this one.
+	stop = run(time.Hour)
+	defer stop()
+	for name, enqueue := range map[string]func() (int64, error){
+		"pool": func() (int64, error) { r, err := q.Enqueue(t.Context(), pool, job); return r.ID, err },
+		"conn": func() (int64, error) { r, err := q.Enqueue(t.Context(), conn, job); return r.ID, err },
+		"many": func() (int64, error) {
+			r, err := q.EnqueueMany(t.Context(), pool, []onceq.Job{{Kind: "k", Payload: 1, Key: "key"}})
+			return r[0].ID, err
+		},
+	} {
+		id, err := enqueue()
+		require.NoError(t, err, name)
+		require.Equal(t, id, receive(t, ran), name)
+	}
+}
+
 func TestWake_AJobThatBecomesDueBetweenLooks(t *testing.T) {
 	t.Parallel()
 	var armed atomic.Bool
