@@ -775,7 +775,7 @@ func atomically(ctx context.Context, db DB, fn func(DB) error) error {
 	if begin == nil {
 		return fn(db)
 	}
-	tx, err := begin.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	tx, err := begin.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite})
 	if err != nil {
 		return fmt.Errorf("onceq: begin: %w", err)
 	}

@@ -326,7 +326,7 @@ func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*Claim, error) {
 		var token *int64
 		var until, since *time.Time
 		c.began = time.Now()
-		err := f.q.queryRow(ctx, db, statement, args, &holds, &token, &until, &since)
+		err := f.q.guarded(ctx, db, statement, args, &holds, &token, &until, &since)
 		switch {
 		case err != nil:
 			return false, fmt.Errorf("onceq: claiming %s: %w", f, err)
@@ -359,7 +359,7 @@ func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*Claim, error) {
 		}
 		if doubt == holding {
 			var token int64
-			err := f.q.queryRow(ctx, db, holdFence, []any{int16(f.class), f.scope, f.key, r.token, r.detail}, &token)
+			err := f.q.guarded(ctx, db, holdFence, []any{int16(f.class), f.scope, f.key, r.token, r.detail}, &token)
 			switch {
 			case errors.Is(err, pgx.ErrNoRows):
 				continue // decided in between
@@ -403,7 +403,7 @@ func (f *Fence) remember(ctx context.Context, db DB, r fenceRow, told error) err
 		return told
 	}
 	var token int64
-	err := f.q.queryRow(ctx, db, keepDoubt, []any{int16(f.class), f.scope, f.key, r.token}, &token)
+	err := f.q.guarded(ctx, db, keepDoubt, []any{int16(f.class), f.scope, f.key, r.token}, &token)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) { // decided in between
 		return fmt.Errorf("onceq: keeping key %q: %w", f.key, err)
 	}
@@ -424,7 +424,7 @@ type fenceRow struct {
 
 func (f *Fence) read(ctx context.Context, db DB) (r fenceRow, err error) {
 	var until *time.Time
-	err = f.q.queryRow(ctx, db, readFence, []any{int16(f.class), f.scope, f.key},
+	err = f.q.guarded(ctx, db, readFence, []any{int16(f.class), f.scope, f.key},
 		&r.state, &r.token, &until, &r.since, &r.fingerprint, &r.result, &r.detail, &r.free, &r.now)
 	if until != nil {
 		r.until = *until
@@ -614,11 +614,7 @@ func (c *Claim) run(ctx context.Context, db DB, op, statement string, more ...an
 	if db == nil {
 		db = c.f.db
 	}
-	rows, err := db.Query(ctx, c.f.q.sql(statement), c.guard(more...)...)
-	if err == nil {
-		rows.Close()
-		err = rows.Err()
-	}
+	err := c.f.q.guarded(ctx, db, statement, c.guard(more...), nil)
 	switch {
 	case err == nil:
 		return nil

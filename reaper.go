@@ -162,7 +162,7 @@ func (r *Reaper) report(ctx context.Context, sum Reaped) {
 // run runs a statement in a transaction of its own at READ COMMITTED, whatever the database's default, with
 // plans that stay good (guardPlans), and scans its one row.
 func (r *Reaper) run(ctx context.Context, statement string, args []any, dest ...any) error {
-	return pgx.BeginTxFunc(ctx, r.q.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	return pgx.BeginTxFunc(ctx, r.q.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
 		b := &pgx.Batch{}
 		b.Queue(guardPlans)
 		b.Queue(r.q.sql(statement), args...).QueryRow(func(row pgx.Row) error { return row.Scan(dest...) })

@@ -2,9 +2,12 @@ package onceq
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"math/rand/v2"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 const (
@@ -68,8 +71,11 @@ func (l *lane) lookBehind(ctx context.Context) bool {
 	}
 	l.sweptAt = time.Now()
 	var turn int
-	if err := l.q.queryRow(ctx, l.side, sweepTurn, []any{l.queue, every.Microseconds()}, &turn); err != nil {
-		// Not this worker's turn; a lost database shows in the claims. It asks again at another time of the second, so
+	if err := l.q.guarded(ctx, l.side, sweepTurn, []any{l.queue, every.Microseconds()}, &turn); err != nil {
+		if !errors.Is(err, pgx.ErrNoRows) && ctx.Err() == nil {
+			l.q.log.Warn("onceq: looking for expired leases failed", slog.String("queue", l.queue), slog.Any("error", err))
+		}
+		// Not this worker's turn, mostly. It asks again at another time of the second, so
 		// that no worker is too late for ever: only this one may have the kinds that wait there.
 		l.sweptAt = l.sweptAt.Add(-rand.N(every))
 		return false

@@ -123,8 +123,9 @@ func (l *lane) announce(ctx context.Context) error {
 	const announce = `
 insert into onceq.waiters (queue, worker, idle_until)
 values ($1::text, $2::bigint, statement_timestamp() + $3::bigint * interval '1 microsecond')
-on conflict (queue, worker) do update set idle_until = excluded.idle_until`
-	_, err := l.side.Exec(ctx, l.q.sql(announce), l.queue, l.id, announceFor.Microseconds())
+on conflict (queue, worker) do update set idle_until = excluded.idle_until
+returning 1`
+	err := l.q.guarded(ctx, l.side, announce, []any{l.queue, l.id, announceFor.Microseconds()}, nil)
 	if err == nil {
 		l.announced = time.Now()
 	}
@@ -133,20 +134,20 @@ on conflict (queue, worker) do update set idle_until = excluded.idle_until`
 
 // unannounce stops notifications while this worker is busy anyway.
 func (l *lane) unannounce(ctx context.Context) {
-	const unannounce = `delete from onceq.waiters where queue = $1::text and worker = $2::bigint`
+	const unannounce = `with gone as (delete from onceq.waiters where queue = $1::text and worker = $2::bigint) select 1`
 	if l.announced.IsZero() {
 		return
 	}
-	if _, err := l.side.Exec(ctx, l.q.sql(unannounce), l.queue, l.id); err == nil {
+	if err := l.q.guarded(ctx, l.side, unannounce, []any{l.queue, l.id}, nil); err == nil {
 		l.announced = time.Time{}
 	}
 }
 
 func (r *run) unannounceAll() {
-	const unannounce = `delete from onceq.waiters where worker = $1::bigint`
+	const unannounce = `with gone as (delete from onceq.waiters where worker = $1::bigint) select 1`
 	ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
 	defer cancel()
-	_, _ = r.side.Exec(ctx, r.q.sql(unannounce), r.id) // it expires anyway
+	_ = r.q.guarded(ctx, r.side, unannounce, []any{r.id}, nil) // it expires anyway
 }
 
 // nextDue is how long it takes until the next delayed job is due, of those that were not due yet when the last claim

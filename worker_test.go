@@ -1244,3 +1244,42 @@ func TestDrain_FollowsJobsIntoOtherQueues(t *testing.T) {
 		require.EqualValues(t, 1, ran.Load())
 	}
 }
+
+// What the library does by itself sets what it needs: a database whose transactions are read only by default has a worker
+// that announces itself, looks behind, records effects, and is reaped.
+func TestWorker_DefaultsOfTheDatabase(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
+		c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, `set default_transaction_read_only = on; set default_transaction_isolation = 'serializable'`)
+			return err
+		}
+	}))
+	enqueue := func() (id int64) {
+		require.NoError(t, pgx.BeginTxFunc(t.Context(), db.Pool, pgx.TxOptions{AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
+			r, err := db.Queue.Enqueue(t.Context(), tx, onceq.Job{Kind: "k", Payload: 1})
+			id = r.ID
+			return err
+		}))
+		return id
+	}
+	ran := make(chan error, 10)
+	w := start(t, db, onceq.WorkerConfig{}, handle(func(ctx context.Context, l *onceq.Lease) error {
+		_, err := onceq.Once(ctx, l, "mail", func(context.Context, string) (int, error) { return 1, nil })
+		ran <- err
+		return nil
+	}))
+	until(t, db, `exists (select from onceq.waiters) and exists (select from onceq.queues)`)
+	enqueue()
+	require.NoError(t, receive(t, ran))
+	until(t, db, noJobs)
+	require.NoError(t, w.stop())
+	require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.waiters`))
+	n, err := onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: "one"}, func(context.Context, *onceq.Claim) (int, error) { return 7, nil })
+	require.NoError(t, err)
+	require.Equal(t, 7, n)
+	reaper, err := onceq.NewReaper(db.Queue, onceq.ReaperConfig{})
+	require.NoError(t, err)
+	_, err = reaper.Once(t.Context())
+	require.NoError(t, err)
+}
