@@ -63,7 +63,7 @@ func TestProve_EveryStatementIsAStep(t *testing.T) {
 		"onceq's claim",
 		"the commit of onceq's claim",
 		"the begin of the handler's transaction",
-		"onceq's taking of the job",
+		"onceq's lock on the job",
 		"`update charges set charge = 'extended' where …`",
 		"`update charges set charge = 'simple' where …`",
 		"`delete from charges where order_id = 1`",
@@ -81,8 +81,8 @@ func TestProve_EveryStatementIsAStep(t *testing.T) {
 		"die-1-before":  "died before the begin of onceq's claim",
 		"die-3-after":   "died after onceq's claim, before the commit of onceq's claim",
 		"die-4-after":   "died after the commit of onceq's claim, before its answer",
-		"die-5-after":   "died after the begin of the handler's transaction, before onceq's taking of the job",
-		"die-6-after":   "died after onceq's taking of the job, before `update charges set charge = 'extended' where …`",
+		"die-5-after":   "died after the begin of the handler's transaction, before onceq's lock on the job",
+		"die-6-after":   "died after onceq's lock on the job, before `update charges set charge = 'extended' where …`",
 		"die-7-after":   "died after `update charges set charge = 'extended' where …`, before commit",
 		"die-9-after":   "died after `delete from charges where order_id = 1`, before `delete from charges where order_id = 2`",
 		"die-11-before": "died before `copy \"charges\" …`",
@@ -215,7 +215,7 @@ func TestProve_TheDeadInTheHandlersTransaction(t *testing.T) {
 			require.NoError(t, err)
 			require.Empty(t, proven.Failures)
 			require.Equal(t, []string{
-				"the begin of the handler's transaction", "onceq's taking of the job",
+				"the begin of the handler's transaction", "onceq's lock on the job",
 				"`select 0 from nextval …`", "`select 1 from nextval …`", "`insert into charges select $1 from nextval …`",
 				"onceq's completion", "the commit of the handler's transaction",
 			}, proven.Steps[4:])
@@ -409,6 +409,9 @@ func TestProve_BadProofs(t *testing.T) {
 	ok := func(*queuetest.Process) onceq.Handler {
 		return provedCharge.Handle(func(context.Context, *onceq.Lease, provedOrder) error { return nil })
 	}
+	again := func(*queuetest.Process) onceq.Handler {
+		return provedCharge.Handle(func(context.Context, *onceq.Lease, provedOrder) error { return onceq.Snooze(time.Hour) })
+	}
 	failing := func(*queuetest.Process) onceq.Handler {
 		return provedCharge.Handle(func(context.Context, *onceq.Lease, provedOrder) error {
 			return onceq.RetryAfter(time.Minute, fmt.Errorf("never"))
@@ -438,7 +441,8 @@ func TestProve_BadProofs(t *testing.T) {
 		"no job":      {queuetest.Proof{Handler: ok}, "Proof wants one of Job and Jobs"},
 		"bad set-up":  {queuetest.Proof{Handler: ok, Job: provedJob, Setup: queuetest.SQL("nonsense")}, "setting up: "},
 		"bad check":   {queuetest.Proof{Handler: ok, Job: provedJob, Check: func(o *queuetest.Outcome) { o.Errorf("not so") }}, "without any fault: not so"},
-		"never ready": {queuetest.Proof{Handler: failing, Job: provedJob}, "without any fault: the job was not finished: not finished after 100 deliveries; the last one ended with: never"},
+		"ever again":  {queuetest.Proof{Handler: again, Job: provedJob}, "without any fault: the job was not finished: not finished after 100 deliveries; the last one ended with: "},
+		"never ready": {queuetest.Proof{Handler: failing, Job: provedJob}, "without any fault: the job failed in all of its 25 attempts: never"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
