@@ -448,6 +448,7 @@ func (v *prover) drop(name string) {
 type proofRun struct {
 	v         *prover
 	fault     *fault
+	others    bool // it has other ids and another attempt than the others: see again
 	db        *DB
 	ids       []int64
 	provider  *provider
@@ -461,7 +462,7 @@ type proofRun struct {
 	failed   []string // what is not as it must be
 	mistake  string   // that explains it; "" for none that is known
 	also     bool     // Proof.Also says that it is right
-	others   []string // effects that no run without faults has
+	strange  []string // effects that no run without faults has
 	contents contents // at the end, where there is no Check
 	earlier  contents // and when one run of the job was over and the next had not begun
 	states   []onceq.State
@@ -490,7 +491,7 @@ const (
 func (v *prover) run(f *fault, others bool) *proofRun {
 	slots <- struct{}{}
 	defer func() { <-slots }()
-	r := &proofRun{v: v, fault: f, provider: &provider{handler: v.Provider, dedup: !v.NoDedup, made: make(map[string]int), answers: make(map[string]*answered)}}
+	r := &proofRun{v: v, fault: f, others: others, provider: &provider{handler: v.Provider, dedup: !v.NoDedup, made: make(map[string]int), answers: make(map[string]*answered)}}
 	ctx := context.Background()
 	name := v.server.newName()
 	if err := v.server.exec(ctx, "create database "+name+" template "+v.template); err != nil {

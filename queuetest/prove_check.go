@@ -49,11 +49,12 @@ func (r *proofRun) check(ctx context.Context) {
 		}
 	}
 	o := &Outcome{Pool: r.db.Pool, Queue: r.db.Queue, JobIDs: r.ids, Effects: slices.Clone(r.provider.effects), Fault: r.fault.words()}
-	if r.fault != nil && r.v.Also != nil {
+	if r.fault != nil && r.v.Also != nil && !r.others {
 		o.run(func() { r.also = r.v.Also(o) })
 	}
 	switch {
 	case r.also:
+	case r.v.Check != nil && r.others: // what it says of ids need not hold
 	case r.v.Check != nil:
 		o.run(func() { r.v.Check(o) })
 	case r.err == nil:
@@ -80,7 +81,7 @@ func (r *proofRun) judge() {
 	mine := r.failed // of the queue's tables and of Check
 	r.failed = nil
 	r.effects()
-	if len(r.others) == 0 {
+	if len(r.strange) == 0 {
 		for i := range r.ids {
 			if want := r.v.calm.states[i]; r.states[i] != want {
 				last := r.processes[len(r.processes)-1].lastError()
@@ -210,13 +211,13 @@ func (r *proofRun) effects() {
 		if most[what] > 0 {
 			continue
 		}
-		r.others = append(r.others, what)
+		r.strange = append(r.strange, what)
 		if n := now[what]; n > 1 {
 			r.fail("%s made %s again: it happened %s, and without faults never", r.again(what), what, times(n))
 			r.mistake = r.tooOften(what, 1)
 		}
 	}
-	if len(r.others) > 0 {
+	if len(r.strange) > 0 {
 		return // what its being done means for the rest, nobody but Check knows
 	}
 	for _, what := range slices.Sorted(maps.Keys(most)) {
@@ -517,7 +518,7 @@ func (rep *report) summary() string {
 	others := make(map[string]int)
 	missed := 0
 	for _, r := range rep.runs {
-		for _, what := range r.others {
+		for _, what := range r.strange {
 			others[what]++
 		}
 		if r.missed && r.err == nil {
