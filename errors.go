@@ -141,9 +141,16 @@ type LeaseError struct {
 	Token      int64
 	Scope, Key string // of a claim outside of jobs
 	Effect     string // of the claim of a job's effect
+
+	// Completed: this lease has completed the job before. The job is completed, unless the transaction that did so was
+	// rolled back and somebody else has the job by now.
+	Completed bool
 }
 
 func (e *LeaseError) Error() string {
+	if e.Completed {
+		return fmt.Sprintf("onceq: %s refused: job %d has been completed under token %d before; complete a job once (or that was rolled back, and the lease is lost)", e.Op, e.JobID, e.Token)
+	}
 	if e.Key != "" || e.Effect != "" {
 		return fmt.Sprintf("onceq: %s refused: the claim of %s under token %d is lost", e.Op, subject(e.Scope, e.Key, e.JobID, e.Effect), e.Token)
 	}

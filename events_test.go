@@ -371,7 +371,7 @@ func TestEvents_CompletedByHand(t *testing.T) {
 		b := &pgx.Batch{}
 		b.Queue("begin")
 		b.Queue(before)
-		l.CompleteInBatch(b)
+		require.NoError(t, l.CompleteInBatch(b))
 		b.Queue("commit")
 		return db.Pool.SendBatch(ctx, b).Close()
 	}
@@ -398,7 +398,7 @@ func TestEvents_CompletedByHand(t *testing.T) {
 	// Whoever reads the results one by one reads what there always was.
 	add(t, db, onceq.Job{Kind: "k"})
 	b := &pgx.Batch{}
-	takeOne(t, db).CompleteInBatch(b)
+	require.NoError(t, takeOne(t, db).CompleteInBatch(b))
 	r := db.Pool.SendBatch(ctx, b)
 	seen.take(t)
 	tag, err := r.Exec()

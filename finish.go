@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -30,6 +31,7 @@ type outcome struct {
 	unsure bool  // it may be written already: a guard that does not hold means nothing
 	asked  bool  // for running again, by what the handler returned; otherwise it is given back
 
+	late  error         // what the handler returned after it had completed the job by itself
 	cause error         // for events
 	run   time.Duration // for events
 }
@@ -94,7 +96,12 @@ func (l *Lease) Complete(ctx context.Context, db DB) error {
 //
 // EventCompleted, or EventStale, is reported when the Close of the batch's results comes to it: what stands behind it may
 // still fail, and the job then runs again. Not where the application reads this result by itself, with BatchResults.Exec.
-func (l *Lease) CompleteInBatch(batch *pgx.Batch) {
+//
+// In the transaction of HandleTx and HandleBatch, which completes the job by itself, it is an error, and nothing is added.
+func (l *Lease) CompleteInBatch(batch *pgx.Batch) error {
+	if l.inTx {
+		return errInTx
+	}
 	atomic.StoreUint32(&l.byHandler, 1)
 	statement, args := l.completion()
 	batch.Queue(l.q.sql(statement), args...).Fn = func(results pgx.BatchResults) error {
@@ -102,6 +109,7 @@ func (l *Lease) CompleteInBatch(batch *pgx.Batch) {
 		_ = l.completed(context.Background(), err)
 		return err // as it is: whoever has it looks for its SQLSTATE
 	}
+	return nil
 }
 
 // completedItself reports whether the handler called Complete or CompleteInBatch, whatever came of it.
@@ -115,6 +123,7 @@ func (l *Lease) completed(ctx context.Context, err error) error {
 	switch {
 	case err == nil:
 		atomic.StoreUint32(&l.byHandler, 1)
+		atomic.StoreUint32(&l.accepted, 1)
 		if l.q.watched(EventCompleted) {
 			e := l.event(EventCompleted)
 			e.Run = time.Since(l.began)
@@ -123,6 +132,9 @@ func (l *Lease) completed(ctx context.Context, err error) error {
 		return nil
 	case leaseLost(err):
 		lost := l.lostError("complete")
+		if lost.Completed = atomic.LoadUint32(&l.accepted) == 1; lost.Completed {
+			return lost
+		}
 		e := l.event(EventStale)
 		e.Err = lost
 		l.q.emit(ctx, e)
@@ -378,8 +390,12 @@ func (q *Queue) finish(ctx context.Context, db DB, outcomes []outcome) (stale []
 			if !ok {
 				stale = append(stale, o.lease)
 			}
-			if ok || !o.unsure {
+			switch {
+			case ok || !o.unsure:
 				q.finished(ctx, o, !ok)
+			case o.late != nil:
+				q.log.WarnContext(ctx, "onceq: a handler returned an error after it had completed its job; the job stays completed",
+					slog.Int64("job", o.lease.ID), slog.String("kind", o.lease.Kind), slog.Any("error", o.late))
 			}
 		}
 	}

@@ -63,6 +63,7 @@ type Lease struct {
 
 	inTx      bool   // its handler runs in a transaction that the worker ends
 	byHandler uint32 // atomic; 1: completed through Complete or CompleteInBatch, if that commits
+	accepted  uint32 // atomic; 1: the statement of one of these was run and not refused
 
 	calls   uint32             // atomic; of its handler, each of which is a run of its own for Once
 	effects map[effectRun]bool // guarded by Queue.effects: those that are done, and false for those under way
@@ -413,7 +414,7 @@ func (l *Lease) event(t EventType) Event {
 	return Event{Type: t, Queue: l.Queue, Kind: l.Kind, JobID: l.ID, Scope: l.Scope, Key: l.Key, Token: l.Token, Attempt: l.Attempt}
 }
 
-func (l *Lease) lostError(op string) error {
+func (l *Lease) lostError(op string) *LeaseError {
 	return &LeaseError{Op: op, JobID: l.ID, Token: l.Token}
 }
 

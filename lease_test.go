@@ -265,7 +265,7 @@ func TestTrap_StaleCompletionInAPipelineRaisesBeforeTheCommit(t *testing.T) {
 				b := &pgx.Batch{}
 				b.Queue("begin")
 				b.Queue("insert into effects values (1)")
-				l.CompleteInBatch(b)
+				require.NoError(t, l.CompleteInBatch(b))
 				b.Queue("commit")
 				return db.Pool.SendBatch(t.Context(), b).Close()
 			}
@@ -494,7 +494,7 @@ func TestQueryModes_ClaimFinishAndWork(t *testing.T) {
 			require.NoError(t, l.Complete(ctx, nil))
 			require.NoError(t, pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error { return leases[1].Complete(ctx, tx) }))
 			b := &pgx.Batch{}
-			leases[2].CompleteInBatch(b)
+			require.NoError(t, leases[2].CompleteInBatch(b))
 			require.NoError(t, db.Pool.SendBatch(ctx, b).Close())
 			require.NoError(t, leases[3].Fail(ctx, errors.New(`it's \ "so"`)))
 			require.NoError(t, leases[4].Fail(ctx, onceq.Fatal(errors.New(`it's \ "so"`))))

@@ -174,7 +174,7 @@ func mainPaths(t *testing.T, db *queuetest.DB, pool *pgxpool.Pool) {
 	l = claim(id)
 	inTx(func(tx pgx.Tx) {
 		b := &pgx.Batch{}
-		l.CompleteInBatch(b)
+		require.NoError(t, l.CompleteInBatch(b))
 		require.NoError(t, tx.SendBatch(ctx, b).Close())
 	})
 	many, err = q.EnqueueMany(ctx, pool, []onceq.Job{again})

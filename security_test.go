@@ -144,7 +144,7 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 						b := &pgx.Batch{}
 						l = claim()
 						require.NoError(t, l.SetResult(evil))
-						l.CompleteInBatch(b)
+						require.NoError(t, l.CompleteInBatch(b))
 						return db.Pool.SendBatch(ctx, b).Close()
 					}},
 					{"Queue.Redrive", func() error {

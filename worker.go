@@ -866,7 +866,9 @@ func (l *lane) judge(t *task, ctx *handlerContext, err error) outcome {
 	o := l.outcome(t, ctx, err)
 	// Where the handler completed the job in a transaction of its own and committed that, the guard no longer holds
 	// and this is refused, quietly. If not, nothing of it happened and the job has to run again.
-	o.unsure = t.lease.completedItself()
+	if o.unsure = t.lease.completedItself(); o.unsure {
+		o.late = err
+	}
 	return o
 }
 

@@ -341,7 +341,7 @@ func TestMetrics_CompletedByHand(t *testing.T) {
 	inBatch := func(l *onceq.Lease) error {
 		batch := &pgx.Batch{}
 		batch.Queue("begin")
-		l.CompleteInBatch(batch)
+		require.NoError(t, l.CompleteInBatch(batch))
 		batch.Queue("commit")
 		return pipeline(ctx, b.Pool, batch)
 	}

@@ -329,7 +329,9 @@ func (w *onceqWorker) handOne(ctx context.Context, l *onceq.Lease) error {
 	batch := &pgx.Batch{}
 	batch.Queue("begin")
 	batch.Queue(writeEffect, p.Name, p.Form, l.ID, l.Token, n)
-	l.CompleteInBatch(batch)
+	if err := l.CompleteInBatch(batch); err != nil {
+		return err
+	}
 	batch.Queue("commit")
 	err := w.pool.SendBatch(ctx, batch).Close()
 	if onceq.LeaseLost(err) {

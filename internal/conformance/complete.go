@@ -41,7 +41,7 @@ func completeOutsideOfATransaction(t *testing.T, set setup) {
 		require.NoError(t, l.Complete(t.Context(), e.Handles.DB))
 		var lost *onceq.LeaseError
 		require.ErrorAs(t, l.Complete(t.Context(), e.Handles.DB), &lost)
-		require.Equal(t, onceq.LeaseError{Op: "complete", JobID: l.ID, Token: l.Token}, *lost)
+		require.Equal(t, onceq.LeaseError{Op: "complete", JobID: l.ID, Token: l.Token, Completed: true}, *lost)
 	}
 	require.Zero(t, e.jobs())
 }

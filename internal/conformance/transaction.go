@@ -112,7 +112,7 @@ func everyOperationInATransaction(t *testing.T, set setup) {
 					b := &pgx.Batch{}
 					pending, err := q.EnqueueInBatch(b, onceq.Job{Kind: "k", Key: "delayed"})
 					require.NoError(t, err)
-					running2.CompleteInBatch(b)
+					require.NoError(t, running2.CompleteInBatch(b))
 					usable("SendBatch", sender.SendBatch(ctx, b).Close(), nil)
 					r, err = pending.Result(ctx, tx.DB)
 					usable("Pending.Result", err, nil)
