@@ -45,6 +45,17 @@ func (c *handlerContext) made() context.Context {
 	return c.full
 }
 
+// until sets the deadline, before the handler gets the context. What was made of it before was for what it waited for.
+func (c *handlerContext) until(deadline time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.deadline = deadline
+	if c.full != nil {
+		c.stop(nil)
+		c.full, c.stop = nil, nil
+	}
+}
+
 // cancel ends it, for good with the first cause.
 func (c *handlerContext) cancel(cause error) {
 	c.mu.Lock()

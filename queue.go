@@ -64,6 +64,8 @@ type Queue struct {
 	effects  sync.Mutex // guards Lease.effects
 	suspects suspects   // where jobs start that have lost a lease
 
+	connections connections // of the pool, for handlers' transactions
+
 	channel string   // where workers of this schema listen
 	quiet   sync.Map // queue → *atomic.Int64: until when, since the start of the process, nobody is asked who waits
 }

@@ -1,10 +1,12 @@
 package onceq
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -15,11 +17,17 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// WorkerConfig configures a Worker. The zero value works all queues that the handlers' kinds name.
+// WorkerConfig configures a Worker. The zero value works the queue of each handler's kind.
 type WorkerConfig struct {
-	// Queues says which queues to work and how. Default: the queue of each handler's kind. With some named here, jobs
-	// of other queues are left to other workers.
+	// Queues says how to work some of the worker's queues. Those that are not named here are worked with the defaults. The
+	// worker's queues are those of its handlers' kinds, and Also.
 	Queues map[string]QueueConfig
+
+	// Also names queues that are worked besides: those to which Job.Queue sends jobs of these kinds.
+	Also []string
+
+	// Without names queues of the handlers' kinds that are left to other workers.
+	Without []string
 
 	// Lease is how long a job stays with a process that died, froze or lost the database, before another
 	// worker takes it. Default 30 s; at least 1 s. It is extended every third of it while a handler runs,
@@ -39,8 +47,12 @@ type WorkerConfig struct {
 
 // QueueConfig configures one queue of a worker.
 type QueueConfig struct {
-	// Concurrency is how many handlers run at once; of batch handlers, how many batches. Default 100, but for
-	// kinds with transactions no more than the pool has connections: each running one holds one.
+	// Concurrency is how many handlers run at once; of batch handlers, how many batches. Default 100. In a queue that has
+	// transactional kinds (HandleTx, HandleBatch) each running handler holds a connection of the pool: there it is by
+	// default three quarters of the pool's MaxConns, one less at least, and never more than MaxConns. All such queues of a
+	// Queue's workers share these connections, so that no worker holds jobs for which there is none. What is left over is
+	// for what handlers ask of the pool itself: a pool of n connections with n such handlers running, each of which waits
+	// for one more, stands still until their timeout. The log says so and what holds them.
 	Concurrency int
 
 	// Keep is how long completed and cancelled jobs stay in the history, where their kind does not say.
@@ -74,14 +86,16 @@ type Worker struct {
 	shutdown time.Duration
 	running  atomic.Bool
 
-	pipelines bool // see pipelines
+	pooledIn  map[string]bool // queues with transactional kinds
+	mayHold   int             // connections of the pool, for handlers' transactions
+	pipelines bool            // see pipelines
 }
 
 // NewWorker checks the configuration and the handlers, at most one for each kind. Jobs of other kinds are left
 // alone, for other workers, with one warning in the log.
 func NewWorker(q *Queue, cfg WorkerConfig, handlers ...Handler) (*Worker, error) {
 	w := &Worker{
-		q: q, handlers: make(map[string]*Handler), queues: make(map[string]QueueConfig), keeps: make(map[string]int64),
+		q: q, handlers: make(map[string]*Handler), queues: make(map[string]QueueConfig), keeps: make(map[string]int64), pooledIn: make(map[string]bool),
 		lease: cfg.Lease, poll: cfg.PollInterval, shutdown: cfg.ShutdownTimeout,
 	}
 	if q == nil {
@@ -92,7 +106,7 @@ func NewWorker(q *Queue, cfg WorkerConfig, handlers ...Handler) (*Worker, error)
 	}
 	pool := q.pool.Config()
 	w.pipelines = pipelines(pool.ConnConfig)
-	pooled := false
+	size := int(pool.MaxConns)
 	for i := range handlers {
 		h := handlers[i]
 		if h.err != nil {
@@ -106,15 +120,35 @@ func NewWorker(q *Queue, cfg WorkerConfig, handlers ...Handler) (*Worker, error)
 		}
 		w.handlers[h.kind] = &h
 		w.kinds = append(w.kinds, h.kind)
-		pooled = pooled || h.tx != nil || h.batch != nil
-		if cfg.Queues == nil {
-			w.queues[h.queue] = QueueConfig{}
-		}
+		w.pooledIn[h.queue] = w.pooledIn[h.queue] || h.tx != nil || h.batch != nil
+		w.queues[h.queue] = QueueConfig{}
 	}
 	slices.Sort(w.kinds)
+	for _, name := range cfg.Without {
+		if _, ok := w.queues[name]; !ok {
+			return nil, invalid("WorkerConfig.Without", "names queue %q, which is the queue of no handler's kind; these are: %q", name, slices.Sorted(maps.Keys(w.queues)))
+		}
+	}
+	for _, name := range cfg.Without {
+		delete(w.queues, name)
+	}
+	for _, name := range cfg.Also {
+		if slices.Contains(cfg.Without, name) {
+			return nil, invalid("WorkerConfig.Also", "names queue %q, and so does Without", name)
+		}
+		w.queues[name] = QueueConfig{}
+	}
+	if len(w.queues) == 0 {
+		return nil, invalid("WorkerConfig.Without", "leaves the worker no queue, so its handlers would never run")
+	}
 	for name, c := range cfg.Queues {
+		if _, ok := w.queues[name]; !ok {
+			return nil, invalid("WorkerConfig.Queues", "names queue %q, which this worker does not work. Its queues are %q: those of its handlers' kinds,"+
+				" and WorkerConfig.Also, which names those to which Job.Queue sends jobs of these kinds", name, slices.Sorted(maps.Keys(w.queues)))
+		}
 		w.queues[name] = c
 	}
+	asked := 0
 	for name, c := range w.queues {
 		if err := checkName("WorkerConfig.Queues", name, MaxNameBytes); err != nil {
 			return nil, err
@@ -122,10 +156,20 @@ func NewWorker(q *Queue, cfg WorkerConfig, handlers ...Handler) (*Worker, error)
 		if c.Concurrency < 0 || c.Concurrency > 10_000 {
 			return nil, invalid("QueueConfig.Concurrency", "of %q is %d; 1 to 10,000 is possible", name, c.Concurrency)
 		}
-		if c.Concurrency == 0 {
-			if c.Concurrency = defaultConcurrency; pooled {
-				c.Concurrency = min(defaultConcurrency, int(pool.MaxConns))
+		switch usual := max(1, size-max(1, size/4)); {
+		case !w.pooledIn[name]:
+			c.Concurrency = cmp.Or(c.Concurrency, defaultConcurrency)
+		case c.Concurrency == 0:
+			c.Concurrency = min(defaultConcurrency, usual)
+			w.mayHold = max(w.mayHold, usual)
+		default:
+			if c.Concurrency > size {
+				q.log.Warn("onceq: a queue's Concurrency is above what the pool has connections for its transactional handlers; raise the pool's MaxConns",
+					slog.String("queue", name), slog.Int("concurrency", c.Concurrency), slog.Int("connections", size))
+				c.Concurrency = size
 			}
+			asked += c.Concurrency
+			w.mayHold = max(w.mayHold, usual, min(size, asked))
 		}
 		keep, err := keepTime("QueueConfig.Keep", c.Keep, nil)
 		if err != nil {
@@ -158,7 +202,8 @@ func (w *Worker) Run(ctx context.Context) error { return w.run(ctx, -1) }
 
 // Drain works like Run until limit jobs were claimed or nothing is due, in which case it waits for what its
 // handlers may still enqueue. A limit of 0 is none. It returns when all that it claimed has been dealt with: for tests,
-// and for work that is started by a schedule.
+// and for work that is started by a schedule. Where its context ends before, it stops as Run does and returns an error that
+// matches the context's.
 func (w *Worker) Drain(ctx context.Context, limit int) error {
 	if limit < 0 {
 		return invalid("Drain", "has limit %d; 0 is none", limit)
@@ -176,7 +221,7 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 	}
 	defer w.running.Store(false)
 	if err := w.q.Check(ctx); err != nil {
-		if ctx.Err() != nil {
+		if ctx.Err() != nil && limit < 0 {
 			return nil
 		}
 		return err
@@ -214,6 +259,10 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 	for name, c := range w.queues {
 		l := newLane(r, name, c)
 		r.lanes = append(r.lanes, l)
+		if l.pooled {
+			w.q.connections.join(l)
+			defer w.q.connections.leave(l)
+		}
 		for range l.slots {
 			r.handling.Go(l.work)
 		}
@@ -247,9 +296,13 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 			close(drained)
 		}()
 	}
+	var unfinished error
 	select {
-	case <-ctx.Done():
 	case <-drained:
+	case <-ctx.Done():
+		if limit >= 0 && !within(drained, 0) {
+			unfinished = fmt.Errorf("onceq: Drain was ended with work left: %w", context.Cause(ctx))
+		}
 	}
 	r.stopping.Store(true)
 	claimers.Wait()
@@ -276,7 +329,7 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 	close(stopBeats)
 	beats.Wait()
 	r.unannounceAll()
-	return errors.Join(append(failed, left)...)
+	return errors.Join(append(failed, left, unfinished)...)
 }
 
 func within(done <-chan struct{}, d time.Duration) bool {
@@ -316,6 +369,8 @@ type run struct {
 
 	listening atomic.Bool // notifications are known to arrive
 	silent    atomic.Bool // but not of jobs that were enqueued in a transaction
+	crowd     crowd       // of the beats
+	crowded   atomic.Bool // all connections of the pool are in use, and none came free lately
 }
 
 // task is the worker's side of one lease.
@@ -323,7 +378,8 @@ type task struct {
 	lease     *Lease
 	h         *Handler
 	extended  time.Time       // just before the claim or the latest beat that found it alive
-	ctx       *handlerContext // once it runs
+	ctx       *handlerContext // once it runs, or waits for a connection
+	since     time.Time       // when its handler was called
 	lost      error           // why it must not run, or run on
 	finishing bool            // its outcome is on the way: the row may be gone
 }
@@ -369,15 +425,19 @@ type lane struct {
 	startsAll bool // nothing is claimed ahead: a kind's first lost lease is its last, and only what was started may lose one
 	keep      int64
 	ready     chan unit
+	pooled    bool // it has transactional kinds: each of their running handlers holds a connection of the pool
 
-	outstanding atomic.Int64 // claimed, and their handler has not returned
+	outstanding atomic.Int64 // claimed or about to be, and their handler has not returned
+	busy        atomic.Int32 // slots that run handlers
 	suspected   atomic.Int32 // slots that suspects have
-	returned    atomic.Int64 // handlers that returned, ever
+	returned    atomic.Int64 // jobs whose handlers returned, ever
+	worked      atomic.Int64 // nanoseconds that they took, one after the other in each slot
 	low         atomic.Int64 // outstanding at which the claimer wants to hear
 	room        chan struct{}
 	wake        chan struct{} // a notification
 
 	// Owned by the claimer.
+	reserved   int64      // of outstanding: for the claim that is on its way
 	suspects   []int64    // jobs seen that have lost a lease, those first that did so least often
 	othersTurn bool       // a suspect was claimed, and nothing else was looked for since
 	at         []position // how far it has claimed, by priority
@@ -386,6 +446,8 @@ type lane struct {
 	round      int
 	full       bool      // the last claim was: there is more
 	rate       float64   // handlers that return in a second
+	workedOn   int64     // jobs and
+	workedUpTo int64     // nanoseconds that do not count any more
 	counted    int64     // returned, when rate was last taken
 	countedAt  time.Time //
 	claimedAt  time.Time
@@ -406,7 +468,7 @@ type lane struct {
 
 func newLane(r *run, queue string, c QueueConfig) *lane {
 	l := &lane{
-		run: r, queue: queue, slots: c.Concurrency, width: 1, keep: r.keeps[queue], at: fromStart(),
+		run: r, queue: queue, slots: c.Concurrency, width: 1, keep: r.keeps[queue], at: fromStart(), pooled: r.pooledIn[queue],
 		room: make(chan struct{}, 1), wake: make(chan struct{}, 1), unknown: make(map[string]bool),
 	}
 	for _, h := range r.handlers {
@@ -431,6 +493,7 @@ func (l *lane) loop(ctx context.Context) {
 		case n > 0:
 			found, err = l.claimSome(ctx, n)
 		}
+		l.unreserve()
 		if ctx.Err() != nil {
 			return
 		}
@@ -470,14 +533,16 @@ func (l *lane) drain(ctx context.Context) error {
 	for {
 		n, suspect := l.waitRoom(ctx)
 		l.draining.Lock()
-		if l.budget == 0 || n == 0 && !suspect {
+		if l.budget == 0 || n == 0 {
 			l.draining.Unlock()
+			l.unreserve()
 			return nil
 		}
 		l.mu.Lock()
 		idle := len(l.tasks) == 0
 		l.mu.Unlock()
 		found, err := l.drainSome(ctx, min(n, l.budget), suspect)
+		l.unreserve()
 		l.budget -= found
 		switch {
 		case err != nil:
@@ -510,7 +575,7 @@ func (l *lane) drainSome(ctx context.Context, n int, suspect bool) (found int, e
 		if err := l.lookForSuspects(ctx, false); err != nil {
 			return 0, err
 		}
-		suspect = l.suspectDue() && l.slotFree()
+		suspect = l.suspectDue() && l.outstanding.Load()-l.reserved <= int64((l.slots-1)*l.width)
 	}
 	if suspect {
 		return l.claimSuspect(ctx)
@@ -522,9 +587,6 @@ func (l *lane) drainSome(ctx context.Context, n int, suspect bool) (found int, e
 	return found, err
 }
 
-// slotFree says whether there is a slot for which nothing was claimed.
-func (l *lane) slotFree() bool { return l.outstanding.Load() <= int64((l.slots-1)*l.width) }
-
 // waitRoom waits until it is worth claiming and gives how many jobs, or that it is the turn of a suspect; 0 when ctx has
 // ended. While there is more than it can take, it claims for a quarter of its room at a time, or every few milliseconds.
 func (l *lane) waitRoom(ctx context.Context) (n int, suspect bool) {
@@ -534,9 +596,6 @@ func (l *lane) waitRoom(ctx context.Context) (n int, suspect bool) {
 			return 0, false
 		}
 		suspect = l.suspectDue()
-		if suspect && l.slotFree() {
-			return 0, true
-		}
 		now := time.Now()
 		if d := now.Sub(l.countedAt); d > 2*time.Millisecond {
 			returned := l.returned.Load()
@@ -544,29 +603,44 @@ func (l *lane) waitRoom(ctx context.Context) (n int, suspect bool) {
 			l.rate = (l.rate + rate) / 2
 			l.counted, l.countedAt = returned, now
 		}
-		prefetch := min(maxPrefetch, int64(l.rate*prefetchTime.Seconds()))
+		prefetch := min(maxPrefetch, int64(min(l.rate, l.could())*prefetchTime.Seconds()))
 		if l.startsAll {
 			prefetch = 0
 		}
-		limit := int64(l.slots*l.width) + prefetch
-		if suspect {
-			limit = int64((l.slots - 1) * l.width) // the next slot is the suspect's
+		slots := l.slots
+		if l.pooled {
+			l.q.connections.mu.Lock()
+			slots = l.q.connections.allow(l)
 		}
-		free := limit - l.outstanding.Load()
-		need := int64(1)
+		limit, need := int64(slots*l.width)+prefetch, int64(1)
 		waited := now.Sub(l.claimedAt)
-		if l.full && waited < patience {
+		switch {
+		case suspect:
+			limit, need = int64((slots-1)*l.width), 0 // the next slot is the suspect's
+		case l.full && waited < patience:
 			need = max(1, limit/4)
 		}
-		if suspect {
-			need = 0
+		free := limit - l.outstanding.Load()
+		if n = int(min(free, maxPrefetch)); suspect {
+			n = l.width
 		}
-		if free >= max(1, need) {
-			return int(min(free, maxPrefetch)), false
+		enough := free >= need
+		if l.pooled {
+			if enough {
+				l.reserved = int64(n)
+				l.outstanding.Add(l.reserved)
+			}
+			l.q.connections.mu.Unlock()
+		}
+		if enough {
+			return n, suspect
 		}
 		l.low.Store(limit - need)
 		timer := time.NewTimer(max(time.Millisecond, patience-waited))
-		if need <= 1 {
+		switch {
+		case l.pooled:
+			timer.Reset(20 * time.Millisecond) // the application gives connections back without a word
+		case need <= 1:
 			timer.Reset(time.Second)
 		}
 		if limit-l.outstanding.Load() < need {
@@ -578,6 +652,29 @@ func (l *lane) waitRoom(ctx context.Context) (n int, suspect bool) {
 		}
 		timer.Stop()
 		l.low.Store(-1)
+	}
+}
+
+// could is how many handlers could return in a second, as long as they took so far on average: some long ones that end
+// together are no reason to claim ahead.
+func (l *lane) could() float64 {
+	worked, returned := l.worked.Load(), l.returned.Load()
+	if returned < 100 {
+		return 0 // too few to say
+	}
+	// Of late only.
+	if returned-l.workedOn > 1000 {
+		l.workedUpTo, l.workedOn = l.workedUpTo+(worked-l.workedUpTo)/2, l.workedOn+(returned-l.workedOn)/2
+	}
+	return float64(l.slots) * float64(returned-l.workedOn) / (time.Duration(worked-l.workedUpTo) + 1).Seconds()
+}
+
+// unreserve gives back what waitRoom reserved: what was claimed is outstanding by now.
+func (l *lane) unreserve() {
+	if n := l.reserved; n > 0 {
+		l.reserved = 0
+		l.outstanding.Add(-n)
+		l.q.connections.wake()
 	}
 }
 
@@ -755,6 +852,7 @@ func (l *lane) handOut(leases []*Lease, began time.Time) {
 // work runs handlers until the claimer has ended and nothing is left.
 func (l *lane) work() {
 	for u := range l.ready {
+		l.busy.Add(1)
 		l.workOn(u)
 	}
 }
@@ -763,6 +861,7 @@ var errGoexit = errors.New("onceq: the handler ended its goroutine (runtime.Goex
 
 func (l *lane) workOn(u unit) {
 	tasks := u.tasks()
+	began := time.Now()
 	returned := false
 	defer func() {
 		if !returned {
@@ -774,7 +873,9 @@ func (l *lane) workOn(u unit) {
 			}
 			l.handling.Go(l.work)
 		}
+		l.worked.Add(int64(time.Since(began)))
 		l.returned.Add(int64(len(tasks)))
+		l.busy.Add(-1)
 		l.left(tasks)
 	}()
 	switch h := tasks[0].h; {
@@ -796,10 +897,18 @@ func (l *lane) left(tasks []*task) {
 		l.suspected.Add(-1)
 	}
 	if l.outstanding.Add(-int64(n)) <= l.low.Load() {
-		select {
-		case l.room <- struct{}{}:
-		default:
-		}
+		l.signal()
+	}
+	if l.pooled {
+		l.q.connections.wake()
+	}
+}
+
+// signal tells the claimer that there may be room.
+func (l *lane) signal() {
+	select {
+	case l.room <- struct{}{}:
+	default:
 	}
 }
 
@@ -822,15 +931,13 @@ func (l *lane) giveBack(u unit) {
 
 var errTimeout = errors.New("timeout")
 
-// start gives a running handler's context; false where the lease is lost already.
+// start gives the context of a handler that is about to run; false where the lease is lost already. Its time begins with
+// running, when it has what it needs for that.
 func (l *lane) start(tasks []*task, h *Handler) (*handlerContext, bool) {
 	ctx := &handlerContext{base: l.base}
 	ctx.leases = append(ctx.one[:0], tasks[0].lease)
 	for _, t := range tasks[1:] {
 		ctx.leases = append(ctx.leases, t.lease)
-	}
-	if h.timeout > 0 {
-		ctx.deadline = time.Now().Add(h.timeout)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -853,12 +960,25 @@ func (l *lane) runLease(t *task) {
 		return
 	}
 	defer ctx.cancel(nil)
-	began := time.Now()
-	t.lease.began = began
+	began := l.running([]*task{t}, t.h, ctx)
 	err := protect(func() error { return t.h.lease(ctx, t.lease) })
 	o := l.judge(t, ctx, err)
 	o.run = time.Since(began)
 	l.end(t, o)
+}
+
+// running says that the handler is called now.
+func (l *lane) running(tasks []*task, h *Handler, ctx *handlerContext) (began time.Time) {
+	began = time.Now()
+	l.mu.Lock()
+	for _, t := range tasks {
+		t.since, t.lease.began = began, began
+	}
+	l.mu.Unlock()
+	if h.timeout > 0 {
+		ctx.until(began.Add(h.timeout))
+	}
+	return began
 }
 
 // judge gives the outcome of a handler that returned err.
@@ -889,7 +1009,11 @@ func (l *lane) outcome(t *task, ctx *handlerContext, err error) outcome {
 	case errors.Is(cause, errShutdown):
 		return outcome{lease: lease, state: Waiting, cause: err}
 	case errors.Is(cause, errTimeout) && errors.Is(err, context.DeadlineExceeded):
-		err = fmt.Errorf("handler ran longer than %s, its kind's Timeout: %w", t.h.timeout, err)
+		crowded := ""
+		if l.crowded.Load() {
+			crowded = " (all connections of the pool were in use; see the log)"
+		}
+		err = fmt.Errorf("handler ran longer than %s, its kind's Timeout%s: %w", t.h.timeout, crowded, err)
 	}
 	return lease.failure(err, t.h.backoff)
 }
@@ -918,7 +1042,6 @@ func (l *run) forget(lease *Lease) {
 
 // runTx runs a transactional handler: one task, or a batch.
 func (l *lane) runTx(tasks []*task, h *Handler) {
-	began := time.Now()
 	for try := 1; ; try++ {
 		ctx, ok := l.start(tasks, h)
 		if !ok {
@@ -931,7 +1054,7 @@ func (l *lane) runTx(tasks []*task, h *Handler) {
 			}
 			return
 		}
-		sure, err := l.transaction(ctx, tasks, h, began)
+		sure, err := l.transaction(ctx, tasks, h)
 		var refused *refusedError
 		var committed *committedError
 		if conflicts(err) && try < conflictTries && ctx.why() == nil {
@@ -943,7 +1066,7 @@ func (l *lane) runTx(tasks []*task, h *Handler) {
 		case err == nil:
 		case errors.As(err, &committed):
 			for _, t := range tasks {
-				l.end(t, outcome{lease: t.lease, state: Dead, spend: true, err: errorText(err.Error()), keep: -1, cause: err, run: time.Since(began)})
+				l.end(t, outcome{lease: t.lease, state: Dead, spend: true, err: errorText(err.Error()), keep: -1, cause: err, run: time.Since(t.lease.began)})
 			}
 		case len(tasks) > 1:
 			// Somebody in the batch is at fault. Each alone shows who.
@@ -965,7 +1088,7 @@ func (l *lane) runTx(tasks []*task, h *Handler) {
 				err = &retryAfter{d: time.Second, err: err, free: true}
 			}
 			o := l.judge(tasks[0], ctx, err)
-			o.run, o.unsure = time.Since(began), !sure
+			o.unsure = !sure
 			l.end(tasks[0], o)
 		}
 		ctx.cancel(nil)
@@ -996,18 +1119,21 @@ func conflicts(err error) bool {
 
 // transaction runs a handler in a transaction and commits it with the completions. A nil error: committed,
 // and everything is said. sure is false where an error may stand for a commit whose answer got lost.
-func (l *lane) transaction(ctx context.Context, tasks []*task, h *Handler, began time.Time) (sure bool, err error) {
+func (l *lane) transaction(ctx *handlerContext, tasks []*task, h *Handler) (sure bool, err error) {
 	leases := make([]*Lease, len(tasks))
 	slices.SortFunc(tasks, func(a, b *task) int { return int(a.lease.ID - b.lease.ID) })
 	for i, t := range tasks {
 		leases[i] = t.lease
-		t.lease.result, t.lease.inTx, t.lease.began = "", true, began
+		t.lease.result, t.lease.inTx = "", true
 	}
 	tx, err := l.newHandlerTx(ctx, leases, h)
 	if err != nil {
 		return true, &notBegunError{err}
 	}
 	defer tx.release()
+	l.q.connections.held.Add(1)
+	defer l.q.connections.held.Add(-1)
+	began := l.running(tasks, h, ctx)
 	err = protect(func() error {
 		if h.tx != nil {
 			return h.tx(ctx, &tx.root, leases[0])
@@ -1108,6 +1234,7 @@ func (r *run) beatLoop(stop <-chan struct{}) {
 		case <-ticker.C:
 		}
 		r.beatOnce()
+		r.watchPool()
 	}
 }
 

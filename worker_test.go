@@ -1132,29 +1132,200 @@ func TestWake_ABusyQueueAsksForNoNotification(t *testing.T) {
 func TestPool_HandlersCannotStarveTheWorker(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.MaxConns = 2 }))
+	conn, err := pgx.Connect(t.Context(), db.URL)
+	require.NoError(t, err)
+	defer conn.Close(context.Background())
 	addMany(t, db, 6, onceq.Job{})
-	running, end := make(chan struct{}, 6), make(chan struct{})
+	beside := onceq.Kind[int]{Name: "beside", Queue: "beside"}
+	_, err = db.Queue.Enqueue(t.Context(), db.Pool, beside.Job(1))
+	require.NoError(t, err)
+	running, end := make(chan struct{}, 10), make(chan struct{})
 	w := start(t, db, onceq.WorkerConfig{Lease: time.Second, Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 6}}},
 		handleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
 			_, err := tx.Exec(ctx, `select 1`)
 			running <- struct{}{}
 			<-end
 			return err
+		}),
+		beside.Handle(func(context.Context, *onceq.Lease, int) error {
+			running <- struct{}{}
+			<-end
+			return nil
 		}))
-	receive(t, running)
-	receive(t, running)
-	conn, err := pgx.Connect(t.Context(), db.URL)
-	require.NoError(t, err)
-	defer conn.Close(context.Background())
-	eventually(t, "two extensions of those that wait for a connection", func() bool {
+	for range 3 {
+		receive(t, running)
+	}
+	require.Contains(t, w.logged(), "queue=default concurrency=6 connections=2")
+	eventually(t, "two extensions", func() bool {
 		var n int
-		require.NoError(t, conn.QueryRow(t.Context(), `select count(*) from onceq.jobs where leased_until > run_at + interval '2 seconds'`).Scan(&n))
-		return n == 4
+		require.NoError(t, conn.QueryRow(t.Context(), `select count(*) from onceq.jobs where kind = 'beside' and leased_until > run_at + interval '2 seconds'`).Scan(&n))
+		return n == 1
 	})
+	eventually(t, "a word about it", func() bool { return strings.Contains(w.logged(), "all connections of the pool are in use") })
+	require.Contains(t, w.logged(), `2 of kind \"k\" for up to`)
 	close(end)
 	eventually(t, "an empty queue", func() bool { return sqlOne[bool](t, db, "select "+noJobs) })
 	require.NoError(t, w.stop())
 	require.Zero(t, w.count(onceq.EventLeaseLost))
+}
+
+// A handler's time begins when it has its connection, and waiting for one spends no attempt.
+func TestPool_WaitingForAConnectionIsNotTheHandlersTime(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.MaxConns = 2 }))
+	conn, err := pgx.Connect(t.Context(), db.URL)
+	require.NoError(t, err)
+	defer conn.Close(context.Background())
+	kind := onceq.Kind[int]{Name: "k", Timeout: 100 * time.Millisecond, MaxAttempts: 1}
+	w := start(t, db, onceq.WorkerConfig{Lease: time.Second}, kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error {
+		_, err := tx.Exec(ctx, `select 1`)
+		return err
+	}))
+	until(t, db, `exists (select from onceq.queues)`) // it works
+	var busy [2]*pgxpool.Conn                         // the application's
+	for i := range busy {
+		busy[i], err = db.Pool.Acquire(t.Context())
+		require.NoError(t, err)
+		defer busy[i].Release()
+	}
+	for n := range 5 {
+		_, err = db.Queue.Enqueue(t.Context(), conn, kind.Job(n))
+		require.NoError(t, err)
+	}
+	var most int
+	eventually(t, "two extensions of the one that waits", func() bool {
+		var n, leased int
+		require.NoError(t, conn.QueryRow(t.Context(), `select count(*) filter (where leased_until > run_at + interval '2 seconds'), count(leased_until) from onceq.jobs`).Scan(&n, &leased))
+		most = max(most, leased)
+		return n == 1
+	})
+	require.Equal(t, 1, most, "no more than one waits in line")
+	for _, c := range busy {
+		c.Release()
+	}
+	until(t, db, noJobs)
+	require.NoError(t, w.stop())
+	require.Equal(t, 5, w.count(onceq.EventCompleted))
+	require.Zero(t, w.count(onceq.EventFailed)+w.count(onceq.EventDead)+w.count(onceq.EventDeferred))
+}
+
+// Queues with transactional kinds share the pool: a worker holds no more jobs than it has connections for, each queue gets
+// its share, and a second worker the rest. A connection stays for what handlers ask of the pool.
+func TestPool_AWorkerLeasesWhatItsConnectionsCanRun(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.MaxConns = 4 }))
+	a, b := onceq.Kind[int]{Name: "a", Queue: "a"}, onceq.Kind[int]{Name: "b", Queue: "b"}
+	for n := range 12 {
+		_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, []onceq.Job{a.Job(n), b.Job(n)})
+		require.NoError(t, err)
+	}
+	running, end := make(chan string, 100), make(chan struct{}, 100)
+	hold := func(pool *pgxpool.Pool) func(context.Context, pgx.Tx, *onceq.Lease, int) error {
+		return func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error {
+			if _, err := tx.Exec(ctx, `select 1`); err != nil {
+				return err
+			}
+			running <- l.Queue
+			<-end
+			_, err := pool.Exec(ctx, `select 1`)
+			return err
+		}
+	}
+	first := start(t, db, onceq.WorkerConfig{}, a.HandleTx(hold(db.Pool)), b.HandleTx(hold(db.Pool)))
+	held := make(map[string]int)
+	for range 3 {
+		held[receive(t, running)]++
+	}
+	for held["a"] == 0 || held["b"] == 0 { // the other one has its turn with the first that ends
+		end <- struct{}{}
+		held[receive(t, running)]++
+	}
+	before := first.count(onceq.EventClaimed)
+	second := *db
+	config := db.Pool.Config()
+	var err error
+	second.Pool, err = pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(second.Pool.Close)
+	other := start(t, &second, onceq.WorkerConfig{}, a.HandleTx(hold(second.Pool)), b.HandleTx(hold(second.Pool)))
+	for range 3 {
+		receive(t, running)
+	}
+	require.Equal(t, before, first.count(onceq.EventClaimed))
+	until(t, db, `(select count(*) from onceq.jobs where leased_until is not null) = 6`)
+	close(end)
+	until(t, db, noJobs)
+	require.NoError(t, errors.Join(first.stop(), other.stop()))
+	require.Equal(t, 24, first.count(onceq.EventCompleted)+other.count(onceq.EventCompleted))
+}
+
+func TestDrain_SaysThatItsContextEndedWithWorkLeft(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	addMany(t, db, 2, onceq.Job{})
+	ctx, cancel := context.WithCancel(t.Context())
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 1}}},
+		handle(func(context.Context, *onceq.Lease) error { cancel(); return nil }))
+	require.NoError(t, err)
+	require.ErrorIs(t, w.Drain(ctx, 0), context.Canceled)
+	require.True(t, sqlOne[bool](t, db, "select "+nothingSpent))
+	require.ErrorIs(t, w.Drain(ctx, 0), context.Canceled)
+	require.NoError(t, w.Drain(t.Context(), 0))
+	require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.jobs`))
+}
+
+func TestNewWorker_QueuesTuneAndWhatIsLeftOutIsSaid(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	billing, mail := onceq.Kind[int]{Name: "bill", Queue: "billing"}, onceq.Kind[int]{Name: "mail"}
+	nothing := func(context.Context, *onceq.Lease, int) error { return nil }
+	handlers := []onceq.Handler{billing.Handle(nothing), mail.Handle(nothing)}
+	for _, job := range []onceq.Job{billing.Job(1), mail.Job(1), {Kind: "mail", Queue: "bulk", Payload: 1}} {
+		_, err := db.Queue.Enqueue(t.Context(), db.Pool, job)
+		require.NoError(t, err)
+	}
+	tuned := map[string]onceq.QueueConfig{"billing": {Concurrency: 2}}
+	left := func(cfg onceq.WorkerConfig) string {
+		w, err := onceq.NewWorker(db.Queue, cfg, handlers...)
+		require.NoError(t, err)
+		require.NoError(t, w.Drain(t.Context(), 0))
+		return sqlOne[string](t, db, `select coalesce(string_agg(queue, ' ' order by queue), '') from onceq.jobs`)
+	}
+	require.Equal(t, "billing bulk", left(onceq.WorkerConfig{Without: []string{"billing"}}))
+	require.Equal(t, "bulk", left(onceq.WorkerConfig{Queues: tuned}), "named queues are tuned, and the others worked")
+	require.Equal(t, "", left(onceq.WorkerConfig{Queues: tuned, Also: []string{"bulk"}}))
+	for says, cfg := range map[string]onceq.WorkerConfig{
+		`names queue "biling", which this worker does not work. Its queues are ["billing" "default"]`: {Queues: map[string]onceq.QueueConfig{"biling": {}}},
+		`names queue "bulk", which is the queue of no handler's kind`:                                 {Without: []string{"bulk"}},
+		`leaves the worker no queue`:                             {Without: []string{"billing", "default"}},
+		`names queue "billing", which this worker does not work`: {Without: []string{"billing"}, Queues: tuned},
+		`and so does Without`:                                    {Without: []string{"billing"}, Also: []string{"billing"}},
+		`WorkerConfig.Queues`:                                    {Also: []string{" "}},
+	} {
+		_, err := onceq.NewWorker(db.Queue, cfg, handlers...)
+		require.ErrorContains(t, err, says)
+	}
+}
+
+// A queue with a transactional kind does not narrow the others.
+func TestPool_OtherQueuesAreNotNarrowed(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.MaxConns = 2 }))
+	tx, plain := onceq.Kind[int]{Name: "tx", Queue: "tx"}, onceq.Kind[int]{Name: "plain"}
+	addMany(t, db, 50, onceq.Job{Kind: "plain"})
+	running, end := make(chan struct{}, 100), make(chan struct{})
+	w := start(t, db, onceq.WorkerConfig{}, tx.HandleTx(func(context.Context, pgx.Tx, *onceq.Lease, int) error { return nil }),
+		plain.Handle(func(context.Context, *onceq.Lease, int) error {
+			running <- struct{}{}
+			<-end
+			return nil
+		}))
+	for range 50 {
+		receive(t, running)
+	}
+	close(end)
+	until(t, db, noJobs)
+	require.NoError(t, w.stop())
 }
 
 func TestWorker_HandlerThatEndsItsGoroutineFailsItsAttempt(t *testing.T) {

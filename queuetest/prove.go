@@ -617,7 +617,7 @@ func (r *proofRun) work(p *Process) error {
 	for _, j := range jobs {
 		queues[cmp.Or(j.Queue, onceq.DefaultQueue)] = onceq.QueueConfig{Concurrency: 1}
 	}
-	w, err := onceq.NewWorker(p.Queue, onceq.WorkerConfig{Queues: queues, ShutdownTimeout: -1}, handler)
+	w, err := onceq.NewWorker(p.Queue, onceq.WorkerConfig{Queues: queues, Also: slices.Collect(maps.Keys(queues)), ShutdownTimeout: -1}, handler)
 	if err != nil {
 		return err
 	}
@@ -627,7 +627,7 @@ func (r *proofRun) work(p *Process) error {
 		if err != nil || live == 0 {
 			return err
 		}
-		if err := w.Drain(p.ctx, min(live, r.v.width)); err != nil {
+		if err := w.Drain(p.ctx, min(live, r.v.width)); err != nil && p.ctx.Err() == nil {
 			return err
 		}
 		select {
