@@ -296,13 +296,9 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 			close(drained)
 		}()
 	}
-	var unfinished error
 	select {
-	case <-drained:
 	case <-ctx.Done():
-		if limit >= 0 && !within(drained, 0) {
-			unfinished = fmt.Errorf("onceq: Drain was ended with work left: %w", context.Cause(ctx))
-		}
+	case <-drained:
 	}
 	r.stopping.Store(true)
 	claimers.Wait()
@@ -329,7 +325,10 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 	close(stopBeats)
 	beats.Wait()
 	r.unannounceAll()
-	return errors.Join(append(failed, left, unfinished)...)
+	if r.cutShort.Load() {
+		left = errors.Join(left, fmt.Errorf("onceq: Drain was ended with work left: %w", context.Cause(ctx)))
+	}
+	return errors.Join(append(failed, left)...)
 }
 
 func within(done <-chan struct{}, d time.Duration) bool {
@@ -367,6 +366,7 @@ type run struct {
 	mu    sync.Mutex      // guards tasks and every task's fields
 	tasks map[int64]*task // by token; from the claim until the outcome is written or the lease is lost
 
+	cutShort  atomic.Bool // Drain, by its context
 	listening atomic.Bool // notifications are known to arrive
 	silent    atomic.Bool // but not of jobs that were enqueued in a transaction
 	crowd     crowd       // of the beats
@@ -534,6 +534,7 @@ func (l *lane) drain(ctx context.Context) error {
 		n, suspect := l.waitRoom(ctx)
 		l.draining.Lock()
 		if l.budget == 0 || n == 0 {
+			l.cutShort.Store(l.cutShort.Load() || l.budget > 0) // by ctx
 			l.draining.Unlock()
 			l.unreserve()
 			return nil
