@@ -15,6 +15,7 @@ import (
 
 	"github.com/anishathalye/porcupine"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
@@ -198,6 +199,7 @@ var fenceModel = porcupine.Model{
 // recorder does operations on fences and writes down when each began and ended, and what came of it.
 type recorder struct {
 	db      *queuetest.DB
+	q       *onceq.Queue // see otherwise
 	reaper  *onceq.Reaper
 	began   time.Time
 	keys    []string
@@ -208,15 +210,16 @@ type recorder struct {
 	errs    []error
 }
 
-func newRecorder(t *testing.T, keys int, opts ...queuetest.Option) *recorder {
+func newRecorder(t *testing.T, keys int, change func(*pgxpool.Config), opts ...queuetest.Option) *recorder {
 	t.Helper()
 	opts = append(opts, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}), queuetest.PoolConfig(manyConnections))
 	r := &recorder{db: queuetest.New(t, opts...), began: time.Now()}
+	r.q = otherwise(t, r.db, change)
 	for i := range keys {
 		r.keys = append(r.keys, []string{"key ", "request "}[i%2]+strconv.Itoa(i))
 	}
 	var err error
-	r.reaper, err = onceq.NewReaper(r.db.Queue, onceq.ReaperConfig{})
+	r.reaper, err = onceq.NewReaper(r.q, onceq.ReaperConfig{})
 	require.NoError(t, err)
 	return r
 }
@@ -250,7 +253,7 @@ func (r *recorder) claim(ctx context.Context, client int, c call) *onceq.Claim {
 	if isRequest(c.key) {
 		spec.Class, spec.Policy = onceq.Request, onceq.RunAgain(30*24*time.Hour)
 	}
-	f, err := r.db.Queue.Fence(spec)
+	f, err := r.q.Fence(spec)
 	if err != nil {
 		r.add(client, 0, c, reply{}, err)
 		return nil
@@ -419,7 +422,16 @@ func verdict(t *testing.T, history []porcupine.Operation) porcupine.CheckResult 
 
 func TestHistory_FencesAreLinearizable(t *testing.T) {
 	t.Parallel()
-	r := newRecorder(t, 4)
+	for name, change := range map[string]func(*pgxpool.Config){"defaults": nil, "a default to read": readOnly} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			linearizable(t, newRecorder(t, 4, change))
+		})
+	}
+}
+
+func linearizable(t *testing.T, r *recorder) {
+	t.Helper()
 	history := r.run(t, 8, 150)
 	replies := make(map[string]int)
 	for _, op := range history {
@@ -435,7 +447,7 @@ func TestHistory_FencesAreLinearizable(t *testing.T) {
 // A completion that does not ask for the token must be found: a test of the test above.
 func TestHistory_FindsACompletionWithoutTheToken(t *testing.T) {
 	t.Parallel()
-	r := newRecorder(t, 3, queuetest.NoCheck())
+	r := newRecorder(t, 3, nil, queuetest.NoCheck())
 	r.blind = true
 	require.Equal(t, porcupine.Illegal, verdict(t, r.run(t, 8, 150)))
 }

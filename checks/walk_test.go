@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
@@ -72,6 +73,7 @@ type walkLease struct {
 
 type walk struct {
 	db     *queuetest.DB
+	q      *onceq.Queue // over a pool of its own, where its sessions are to be other ones than the application's
 	queue  string
 	now    int
 	turns  int
@@ -81,6 +83,8 @@ type walk struct {
 	leases []walkLease
 	reaper *onceq.Reaper
 	blind  bool // completions ignore the token
+
+	prepares bool // the server takes transactions that commit in two phases
 }
 
 func (w *walk) turn() int { w.turns++; return w.turns }
@@ -173,7 +177,11 @@ var errUndone = errors.New("rolled back")
 
 // inTx runs fn on the pool, in a transaction that commits, or in one that rolls back, and says whether it stays.
 func (w *walk) inTx(t *rapid.T, fn func(onceq.DB)) (stays bool) {
-	where := rapid.SampledFrom([]string{"pool", "committed", "rolled back"}).Draw(t, "where")
+	places := []string{"pool", "committed", "rolled back"}
+	if w.prepares {
+		places = append(places, "prepared", "prepared and rolled back")
+	}
+	where := rapid.SampledFrom(places).Draw(t, "where")
 	if where == "pool" {
 		fn(w.db.Pool)
 		return true
@@ -181,11 +189,22 @@ func (w *walk) inTx(t *rapid.T, fn func(onceq.DB)) (stays bool) {
 	level := rapid.SampledFrom([]pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}).Draw(t, "level")
 	err := pgx.BeginTxFunc(t.Context(), w.db.Pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
 		fn(tx)
-		if where == "rolled back" {
+		switch where {
+		case "committed":
+			return nil
+		case "rolled back":
 			return errUndone
 		}
-		return nil
+		_, err := tx.Exec(t.Context(), `prepare transaction '`+w.queue+`'`)
+		require.NoError(t, err, "the first phase of a commit in two")
+		return errUndone // of the transaction nothing is left in this session
 	})
+	second := map[string]string{"prepared": "commit", "prepared and rolled back": "rollback"}[where]
+	if second != "" {
+		_, failed := w.db.Pool.Exec(t.Context(), second+` prepared '`+w.queue+`'`)
+		require.NoError(t, failed)
+		return second == "commit"
+	}
 	if err != nil {
 		require.ErrorIs(t, err, errUndone)
 	}
@@ -203,12 +222,12 @@ func (w *walk) Enqueue(t *rapid.T) {
 			SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 		}); ok && inBatch {
 			b := &pgx.Batch{}
-			p, bad := w.db.Queue.EnqueueInBatch(b, j)
+			p, bad := w.q.EnqueueInBatch(b, j)
 			require.NoError(t, bad)
 			require.NoError(t, sender.SendBatch(t.Context(), b).Close())
 			got, err = p.Result(t.Context(), db)
 		} else {
-			got, err = w.db.Queue.Enqueue(t.Context(), db, j)
+			got, err = w.q.Enqueue(t.Context(), db, j)
 		}
 		require.ErrorIs(t, err, refusal)
 	})
@@ -241,7 +260,7 @@ func (w *walk) EnqueueMany(t *rapid.T) {
 	var got []onceq.Result
 	stays := w.inTx(t, func(db onceq.DB) {
 		var err error
-		got, err = w.db.Queue.EnqueueMany(t.Context(), db, jobs)
+		got, err = w.q.EnqueueMany(t.Context(), db, jobs)
 		for _, refusal := range refusals {
 			require.ErrorIs(t, err, refusal)
 		}
@@ -268,6 +287,14 @@ func (w *walk) EnqueueMany(t *rapid.T) {
 		}
 	}
 	require.Equal(t, want, got)
+}
+
+// Announce says that a worker is idle and wants to be told of new jobs.
+func (w *walk) Announce(t *rapid.T) {
+	_, err := w.db.Pool.Exec(t.Context(), schema(w.db, `insert into onceq.waiters (queue, worker, idle_until)
+		values ($1, 1, statement_timestamp() + interval '1 hour')
+		on conflict (queue, worker) do update set idle_until = excluded.idle_until`), w.queue)
+	require.NoError(t, err)
 }
 
 // claimable gives the jobs that a claim may take, in its order.
@@ -312,7 +339,7 @@ func (w *walk) Claim(t *rapid.T) {
 			}
 		}
 	}
-	got, err := w.db.Queue.Claim(t.Context(), onceq.ClaimOptions{Queue: w.queue, Limit: limit, Lease: 2 * time.Hour, MaxLost: walkMaxLost})
+	got, err := w.q.Claim(t.Context(), onceq.ClaimOptions{Queue: w.queue, Limit: limit, Lease: 2 * time.Hour, MaxLost: walkMaxLost})
 	require.NoError(t, err)
 	require.Len(t, got, len(want))
 	for i, l := range got {
@@ -463,7 +490,7 @@ func (w *walk) Cancel(t *rapid.T) {
 	var got onceq.State
 	stays := w.inTx(t, func(db onceq.DB) {
 		var err error
-		got, err = w.db.Queue.Cancel(t.Context(), db, id)
+		got, err = w.q.Cancel(t.Context(), db, id)
 		if j == nil {
 			require.ErrorIs(t, err, onceq.ErrNotFound)
 		} else {
@@ -524,7 +551,7 @@ func (w *walk) Redrive(t *rapid.T) {
 	var got onceq.State
 	stays := w.inTx(t, func(db onceq.DB) {
 		var err error
-		got, err = w.db.Queue.Redrive(t.Context(), db, id)
+		got, err = w.q.Redrive(t.Context(), db, id)
 		switch {
 		case j == nil:
 			require.ErrorIs(t, err, onceq.ErrNotFound)
@@ -582,7 +609,7 @@ func (w *walk) Time(t *rapid.T) {
 // Check compares what is stored with the model, after each step.
 func (w *walk) Check(t *rapid.T) {
 	require.NoError(t, w.db.Check())
-	list, err := w.db.Queue.List(t.Context(), w.db.Pool, onceq.Filter{Queue: w.queue, Limit: 1000})
+	list, err := w.q.List(t.Context(), w.db.Pool, onceq.Filter{Queue: w.queue, Limit: 1000})
 	require.NoError(t, err)
 	type fact struct {
 		id                      int64
@@ -609,7 +636,7 @@ func (w *walk) Check(t *rapid.T) {
 	slices.SortFunc(want, func(a, b fact) int { return cmp.Compare(b.id, a.id) })
 	require.Equal(t, want, got)
 	for _, key := range []string{"a", "b", "c"} {
-		info, err := w.db.Queue.GetByKey(t.Context(), w.db.Pool, w.queue, key)
+		info, err := w.q.GetByKey(t.Context(), w.db.Pool, w.queue, key)
 		f := w.keys[key]
 		if f == nil {
 			require.ErrorIs(t, err, onceq.ErrNotFound, key)
@@ -623,22 +650,55 @@ func (w *walk) Check(t *rapid.T) {
 
 func TestWalk_JobsDoWhatTheModelSays(t *testing.T) {
 	t.Parallel()
-	walks(t, t, false)
+	walks(t, t, false, nil)
+}
+
+// readOnly makes sessions as a database or a role has them that is set to read by default.
+func readOnly(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on" }
+
+// What the library does by itself says that it writes. The application's transactions say so too.
+func TestWalk_ADefaultToReadChangesNothing(t *testing.T) {
+	t.Parallel()
+	walks(t, t, false, readOnly)
+}
+
+// otherwise gives a queue in a test's database, over a pool that is changed.
+func otherwise(t testing.TB, db *queuetest.DB, change func(*pgxpool.Config)) *onceq.Queue {
+	t.Helper()
+	if change == nil {
+		return db.Queue
+	}
+	config := db.Pool.Config()
+	change(config)
+	pool, err := pgxpool.NewWithConfig(context.Background(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	q, err := onceq.New(pool, &onceq.Config{Schema: db.Schema, Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	return q
+}
+
+// prepares tells whether a server takes transactions that commit in two phases: one that runs already may not.
+func prepares(t testing.TB, db *queuetest.DB) (ok bool) {
+	t.Helper()
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `select current_setting('max_prepared_transactions')::int > 0`).Scan(&ok))
+	return ok
 }
 
 // walks has rapid walk, and t hear of it.
-func walks(test *testing.T, t rapid.TB, blind bool, opts ...queuetest.Option) {
+func walks(test *testing.T, t rapid.TB, blind bool, change func(*pgxpool.Config), opts ...queuetest.Option) {
 	test.Helper()
 	db := queuetest.New(test, append(opts, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))...)
-	reaper, err := onceq.NewReaper(db.Queue, onceq.ReaperConfig{Grace: walkGrace * time.Hour})
+	q, twoPhases := otherwise(test, db, change), prepares(test, db)
+	reaper, err := onceq.NewReaper(q, onceq.ReaperConfig{Grace: walkGrace * time.Hour})
 	require.NoError(t, err)
 	runs, owner := 0, conformance.Owner(test, db)
 	rapid.Check(t, func(t *rapid.T) {
 		runs++
-		_, err := owner.Exec(t.Context(), schema(db, `truncate onceq.jobs, onceq.job_fences, onceq.job_history, onceq.job_cancels`))
+		_, err := owner.Exec(t.Context(), schema(db, `truncate onceq.jobs, onceq.job_fences, onceq.job_history, onceq.job_cancels, onceq.waiters`))
 		require.NoError(t, err)
 		w := &walk{
-			db: db, queue: fmt.Sprintf("run %d", runs), jobs: make(map[int64]*walkJob), keys: make(map[string]*walkFence),
+			db: db, q: q, prepares: twoPhases, queue: fmt.Sprintf("run %d", runs), jobs: make(map[int64]*walkJob), keys: make(map[string]*walkFence),
 			tokens: make(map[string]int64), reaper: reaper, blind: blind,
 		}
 		t.Repeat(rapid.StateMachineActions(w))
@@ -671,7 +731,7 @@ func TestWalk_FindsACompletionWithoutTheToken(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		walks(t, l, true, queuetest.NoCheck())
+		walks(t, l, true, nil, queuetest.NoCheck())
 	}()
 	<-done
 	require.True(t, l.failed)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 )
 
 // history is all that was recorded in a run: by the producers and the provider in their journals, by triggers in the
@@ -19,17 +20,31 @@ type history struct {
 
 	Fences   []fenceStep // of requests
 	Requests []request
+
+	Events []event
+	Doubts []doubt
+	Panics []string // processes that ended so
+	Tables string   // what is wrong with the queue's own tables; "" for nothing
+}
+
+// doubt is an effect that wants somebody to decide, of a job that is nowhere.
+type doubt struct {
+	Effect string
+	State  int
 }
 
 // step is a row of the trail.
 type step struct {
-	What  string // accepted, claimed or gone
-	Job   int64
+	What  string // accepted, claimed, gone; or setBack, of no job
+	Job   int64  // its identity
 	Key   string
 	Work  string
 	Token int64
 	Op    string
 }
+
+// setBack is what the trails have for the moment when the sequence of ids was set back.
+const setBack = "sequence set back"
 
 // entry is a row of the ledger: one effect.
 type entry struct {
@@ -46,6 +61,7 @@ type end struct {
 	State      string // completed, dead, cancelled, held or unfinished
 	Result     string
 	Lost       int
+	Gone       bool // nothing is left of it but the trail
 }
 
 // The sorts of violations.
@@ -59,9 +75,13 @@ const (
 	vAnswer     = "answers"            // a duplicate was told another job or another result than the committed one
 	vCall       = "outside calls"      // a call repeated where the policy does not allow it, or none that took effect
 	vCallKey    = "downstream key"     // calls for a job under several keys, or one key for several jobs
+	vDead       = "dead for nothing"   // a job is dead that can be done, or one that ends its process is not
+	vReadOnly   = "read only"          // a statement of the library's own was refused because the database's default is to read
+	vPanic      = "panics"             // a process ended by one
+	vTables     = "tables"             // the queue's own tables are not as they must be
 )
 
-var sorts = []string{vLost, vUnfinished, vPhantom, vKey, vEffect, vToken, vAnswer, vCall, vCallKey}
+var sorts = []string{vLost, vUnfinished, vPhantom, vKey, vEffect, vToken, vAnswer, vCall, vCallKey, vDead, vReadOnly, vPanic, vTables}
 
 // verdict is what the checker found.
 type verdict struct {
@@ -100,7 +120,10 @@ func check(h *history) *verdict {
 	for _, s := range h.Trail {
 		switch s.What {
 		case "accepted":
-			if _, again := accepted[s.Job]; again { // somebody had it run again
+			if _, again := accepted[s.Job]; again { // somebody had it run again, or the worker did
+				if s.Key != "" && liveOfKey[s.Key] == 0 {
+					liveOfKey[s.Key] = s.Job
+				}
 				continue
 			}
 			accepted[s.Job] = s
@@ -134,6 +157,8 @@ func check(h *history) *verdict {
 			if liveOfKey[s.Key] == s.Job {
 				delete(liveOfKey, s.Key)
 			}
+		case setBack: // nothing knows of tokens of a key whose fence was pruned
+			maps.DeleteFunc(keyToken, func(key string, _ int64) bool { return liveOfKey[key] == 0 })
 		}
 	}
 	v.Accepted = len(accepted)
@@ -156,9 +181,11 @@ func check(h *history) *verdict {
 	}
 	for _, id := range slices.Sorted(maps.Keys(accepted)) {
 		if _, there := ends[id]; !there {
-			v.violation(vLost, "job %d (%s) was accepted and is nowhere", id, accepted[id].Work)
+			v.violation(vLost, "job %d (%s) was accepted and is nowhere", idOf(id), accepted[id].Work)
 		}
 	}
+
+	v.checkEnds(h, ends, lastClaim)
 
 	// One key, one job.
 	for _, key := range slices.Sorted(maps.Keys(byKey)) {
@@ -170,45 +197,89 @@ func check(h *history) *verdict {
 	// Effects in the database.
 	effects := map[int64][]entry{}
 	for _, e := range h.Ledger {
-		if e.Job == 0 { // a request's
+		if e.Job <= 0 { // a request's
 			continue
 		}
 		v.Entries++
+		if e.Form == formLate && strings.HasPrefix(e.Nonce, behind) { // nobody can undo it
+			continue
+		}
+		if strings.HasPrefix(e.Nonce, stray) {
+			v.violation(vEffect, "job %d (%s) wrote through a transaction that was over", idOf(e.Job), e.Work)
+			continue
+		}
 		effects[e.Job] = append(effects[e.Job], e)
 	}
 	for _, id := range slices.Sorted(maps.Keys(ends)) {
 		e, rows := ends[id], effects[id]
 		delete(effects, id)
 		switch {
+		case e.Form == formLate && e.State == "dead" && !e.hopeless(): // somebody has to look at what it did
 		case e.State == "completed" && transactional(e.Form) && len(rows) != 1,
 			e.State != "completed" && len(rows) > 0:
-			v.violation(vEffect, "job %d (%s) is %s with %d effects", id, e.Work, e.State, len(rows))
+			v.violation(vEffect, "job %d (%s) is %s with %d effects", idOf(id), e.Work, e.State, len(rows))
 		}
 		for _, row := range rows {
 			switch {
 			case row.Token == 0:
 			case !claims[id][row.Token]:
-				v.violation(vToken, "job %d (%s): an effect under token %d, which no claim has given", id, e.Work, row.Token)
+				v.violation(vToken, "job %d (%s): an effect under token %d, which no claim has given", idOf(id), e.Work, row.Token)
 			case row.Token != lastClaim[id]:
-				v.violation(vToken, "job %d (%s): an effect under token %d, and the last claim gave %d", id, e.Work, row.Token, lastClaim[id])
+				v.violation(vToken, "job %d (%s): an effect under token %d, and the last claim gave %d", idOf(id), e.Work, row.Token, lastClaim[id])
 			}
 			if e.Result != "" && e.Result != row.Nonce {
-				v.violation(vAnswer, "job %d (%s): its result is %s, and its effect %s", id, e.Work, e.Result, row.Nonce)
+				v.violation(vAnswer, "job %d (%s): its result is %s, and its effect %s", idOf(id), e.Work, e.Result, row.Nonce)
 			}
 		}
 	}
 	for id, rows := range effects {
-		v.violation(vEffect, "job %d (%s) is nowhere with %d effects", id, rows[0].Work, len(rows))
+		v.violation(vEffect, "job %d (%s) is nowhere with %d effects", idOf(id), rows[0].Work, len(rows))
 	}
 
-	v.checkOps(h, accepted, byOp, byKey, ends)
+	v.checkOps(h, byOp, byKey, ends)
 	v.checkCalls(h, ends)
 	v.checkRequests(h)
 	return v
 }
 
+func (e end) hopeless() bool { return work{Name: e.Work, Form: e.Form}.hopeless() }
+
+// checkEnds compares how jobs ended with what their handlers returned, and looks for what nobody can find any more.
+func (v *verdict) checkEnds(h *history, ends map[int64]end, lastClaim map[int64]int64) {
+	told := map[[2]int64]event{} // what the latest call under a token returned
+	for _, e := range h.Events {
+		switch e.Type {
+		case toldDone, toldFailed:
+			told[[2]int64{e.Job, e.Token}] = e
+		case saidRefused:
+			v.violation(vReadOnly, "%s", e.Text)
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(ends)) {
+		e := ends[id]
+		last := told[[2]int64{id, lastClaim[id]}]
+		switch {
+		case e.Gone && endsByWorker(e.Form) && last.Type == toldFailed:
+			v.violation(vLost, "job %d (%s) is nowhere, and its handler failed: %s", idOf(id), e.Work, last.Text)
+		case e.Form == formPoison && e.State != "dead" && e.State != "unfinished":
+			v.violation(vDead, "job %d (%s), which ends its process, is %s", idOf(id), e.Work, e.State)
+		case e.State == "dead" && e.Form != formPoison && e.Form != formLate && !e.hopeless():
+			v.violation(vDead, "job %d (%s) is dead, with %d leases lost", idOf(id), e.Work, e.Lost)
+		}
+	}
+	for _, d := range h.Doubts {
+		v.violation(vLost, "effect %s has state %d and waits for a decision, and its job is nowhere", d.Effect, d.State)
+	}
+	for _, slot := range h.Panics {
+		v.violation(vPanic, "%s", slot)
+	}
+	if h.Tables != "" {
+		v.violation(vTables, "%s", h.Tables)
+	}
+}
+
 // checkOps compares what producers were told with what is true.
-func (v *verdict) checkOps(h *history, accepted map[int64]step, byOp map[string]map[string]int64, byKey map[string][]int64, ends map[int64]end) {
+func (v *verdict) checkOps(h *history, byOp map[string]map[string]int64, byKey map[string][]int64, ends map[int64]end) {
 	final := map[string]op{}
 	for _, o := range h.Ops {
 		if before, known := final[o.Op]; known {
@@ -250,20 +321,26 @@ func (v *verdict) checkOps(h *history, accepted map[int64]step, byOp map[string]
 		}
 		for _, a := range o.Answers {
 			if !a.Duplicate {
-				if _, there := accepted[a.ID]; !there {
+				if idOf(happened[a.Work]) != a.ID {
 					v.violation(vLost, "operation %s: job %d (%s) was acknowledged and never accepted", name, a.ID, a.Work)
 				}
 				continue
 			}
 			v.Duplicates++
-			if !slices.Contains(byKey[a.Work], a.ID) {
+			var job int64
+			for _, j := range byKey[a.Work] {
+				if idOf(j) == a.ID {
+					job = j
+				}
+			}
+			if job == 0 {
 				v.violation(vAnswer, "operation %s: %s was called a duplicate of job %d, of jobs %v", name, a.Work, a.ID, byKey[a.Work])
 			}
 			if !a.Completed {
 				continue
 			}
 			v.Replayed++
-			e := ends[a.ID]
+			e := ends[job]
 			if told := string(a.Output); e.State != "completed" || told != fmt.Sprintf("%q", e.Result) {
 				v.violation(vAnswer, "operation %s: %s was said to be completed with %s, and job %d is %s with %s", name, a.Work, told, a.ID, e.State, e.Result)
 			}
@@ -276,7 +353,7 @@ func (v *verdict) checkCalls(h *history, ends map[int64]end) {
 	byJob := map[int64][]call{}
 	jobOfKey := map[string]int64{}
 	for _, c := range h.Calls {
-		if c.Job == 0 { // a request's
+		if c.Job <= 0 { // a request's
 			continue
 		}
 		v.Calls++
@@ -291,7 +368,7 @@ func (v *verdict) checkCalls(h *history, ends map[int64]end) {
 		done := false
 		for i, c := range calls {
 			if c.Key != calls[0].Key {
-				v.violation(vCallKey, "job %d (%s) came under two keys", id, c.Work)
+				v.violation(vCallKey, "job %d (%s) came under two keys", idOf(id), c.Work)
 			}
 			if c.What == "refused" {
 				continue
@@ -302,7 +379,7 @@ func (v *verdict) checkCalls(h *history, ends map[int64]end) {
 			}
 			v.Repeated++
 			if c.Form != formAgain {
-				v.violation(vCall, "job %d (%s) was applied again, call %d of %d", id, c.Work, i+1, len(calls))
+				v.violation(vCall, "job %d (%s) was applied again, call %d of %d", idOf(id), c.Work, i+1, len(calls))
 			}
 		}
 	}
@@ -319,9 +396,9 @@ func (v *verdict) checkCalls(h *history, ends map[int64]end) {
 		}
 		switch {
 		case len(receipts) == 0:
-			v.violation(vCall, "job %d (%s) is completed, and the provider has never done it", id, e.Work)
+			v.violation(vCall, "job %d (%s) is completed, and the provider has never done it", idOf(id), e.Work)
 		case e.Result != "" && !slices.Contains(receipts, e.Result):
-			v.violation(vAnswer, "job %d (%s): its result is %s, and the provider's receipts %v", id, e.Work, e.Result, receipts)
+			v.violation(vAnswer, "job %d (%s): its result is %s, and the provider's receipts %v", idOf(id), e.Work, e.Result, receipts)
 		}
 	}
 }

@@ -31,6 +31,7 @@ type use struct {
 	downstream string
 	applied    int
 	receipts   []string
+	gone       bool // its fence was pruned
 }
 
 // checkRequests compares requests, their effects and their calls with what was claimed and completed.
@@ -39,6 +40,13 @@ func (v *verdict) checkRequests(h *history) {
 	last := map[string]int64{} // token of a key
 	var all []*use
 	for _, s := range h.Fences {
+		if s.What == setBack { // nothing knows of the tokens of a key that was pruned
+			maps.DeleteFunc(last, func(key string, _ int64) bool {
+				uses := byKey[key]
+				return uses[len(uses)-1].gone
+			})
+			continue
+		}
 		uses := byKey[s.Key]
 		var u *use
 		if len(uses) > 0 {
@@ -71,6 +79,7 @@ func (v *verdict) checkRequests(h *history) {
 			v.violation(vToken, "%s is %s under token %d, and the last claim gave %d", s.Key, s.What, s.Token, u.token)
 		}
 		if s.What == "gone" {
+			u.gone = true
 			if u.state != "completed" && u.state != "released" {
 				v.violation(vLost, "%s is gone while it was %s", s.Key, u.state)
 			}
@@ -115,21 +124,18 @@ func (v *verdict) checkAgain(u *use, s fenceStep) {
 func (v *verdict) checkRequestEffects(h *history, all []*use) {
 	rows := map[string]map[int64][]entry{}
 	for _, e := range h.Ledger {
-		if e.Job != 0 {
+		if e.Job > 0 {
 			continue
 		}
 		v.Entries++
 		if rows[e.Work] == nil {
 			rows[e.Work] = map[int64][]entry{}
 		}
-		rows[e.Work][e.Token] = append(rows[e.Work][e.Token], e)
+		rows[e.Work][-e.Job] = append(rows[e.Work][-e.Job], e)
 	}
 	for _, u := range all {
-		var effects []entry
-		for token := range u.tokens {
-			effects = append(effects, rows[u.key][token]...)
-			delete(rows[u.key], token)
-		}
+		effects := rows[u.key][u.since]
+		delete(rows[u.key], u.since)
 		want := 0
 		if u.state == "completed" && orderForms[u.form] == "" {
 			want = 1
@@ -138,7 +144,9 @@ func (v *verdict) checkRequestEffects(h *history, all []*use) {
 			v.violation(vEffect, "%s is %s with %d effects", u.key, u.state, len(effects))
 		}
 		for _, e := range effects {
-			if e.Token != u.token {
+			if !u.tokens[e.Token] {
+				v.violation(vToken, "%s: an effect under token %d, which no claim has given", u.key, e.Token)
+			} else if e.Token != u.token {
 				v.violation(vToken, "%s: an effect under token %d, and the last claim gave %d", u.key, e.Token, u.token)
 			}
 			if want == 1 && e.Nonce != u.result {
@@ -147,8 +155,8 @@ func (v *verdict) checkRequestEffects(h *history, all []*use) {
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(rows)) {
-		for token := range rows[key] {
-			v.violation(vToken, "%s: an effect under token %d, which no claim has given", key, token)
+		for _, strange := range rows[key] {
+			v.violation(vToken, "%s: an effect under token %d, which no claim has given", key, strange[0].Token)
 		}
 	}
 }
@@ -157,11 +165,11 @@ func (v *verdict) checkRequestEffects(h *history, all []*use) {
 func (v *verdict) checkRequestCalls(h *history, byKey map[string][]*use, all []*use) {
 	useOf := map[string]*use{} // by downstream key
 	for _, c := range h.Calls {
-		if c.Job != 0 {
+		if c.Job > 0 {
 			continue
 		}
 		v.Calls++
-		i := slices.IndexFunc(byKey[c.Work], func(u *use) bool { return u.tokens[c.Token] })
+		i := slices.IndexFunc(byKey[c.Work], func(u *use) bool { return u.since == -c.Job && u.tokens[c.Token] })
 		if i < 0 {
 			v.violation(vToken, "%s: a call under token %d, which no claim has given", c.Work, c.Token)
 			continue

@@ -10,22 +10,24 @@ import (
 )
 
 const (
-	jobA, jobB, jobC   = 1, 2, 3
-	tokenA1, tokenA2   = jobA<<20 | 1, jobA<<20 | 2
-	tokenB1, tokenC1   = jobB<<20 | 1, jobC<<20 | 1
+	idA, idB, idC      = 1, 2, 3
+	jobA, jobB, jobC   = idA<<36 | 7, idB<<36 | 7, idC<<36 | 8
+	tokenA1, tokenA2   = idA<<20 | 1, idA<<20 | 2
+	tokenB1, tokenC1   = idB<<20 | 1, idC<<20 | 1
 	receiptB, receiptC = "r1", "r2"
 )
 
 // sound is a history without a violation: A is a keyed job that was claimed twice and asked for twice, B a call
 // outside of the form "ask" without a key, C the same of the form "again", which went out twice.
 func sound() *history {
+	again := 400 + shortWindow.Microseconds() // keyS is used again
 	return &history{
 		Ops: []op{
 			{Op: "1", How: "transaction", Works: []work{{Name: "tx/1", Form: formTx, Keyed: true}, {Name: "ask/1/1", Form: formAsk}}},
-			{Op: "1", How: "transaction", Outcome: committed, Answers: []answer{{Work: "tx/1", ID: jobA}, {Work: "ask/1/1", ID: jobB}}},
+			{Op: "1", How: "transaction", Outcome: committed, Answers: []answer{{Work: "tx/1", ID: idA}, {Work: "ask/1/1", ID: idB}}},
 			{Op: "2", How: "direct", Works: []work{{Name: "tx/1", Form: formTx, Keyed: true}}},
 			{Op: "2", How: "direct", Outcome: committed, Answers: []answer{
-				{Work: "tx/1", ID: jobA, Duplicate: true, Completed: true, Output: json.RawMessage(`"n1"`)},
+				{Work: "tx/1", ID: idA, Duplicate: true, Completed: true, Output: json.RawMessage(`"n1"`)},
 			}},
 			{Op: "3", How: "transaction", Works: []work{{Name: "again/1", Form: formAgain, Keyed: true}}}, // its producer was killed
 			{Op: "4", How: "transaction", Works: []work{{Name: "tx/9", Form: formTx, Keyed: true}}},
@@ -49,18 +51,18 @@ func sound() *history {
 		Ledger: []entry{
 			{Work: "tx/1", Form: formTx, Job: jobA, Token: tokenA2, Nonce: "n1"},
 			{Work: "again/1", Form: formAgain, Job: jobC, Token: tokenC1, Nonce: receiptC},
-			{Work: keyF, Form: formFence, Token: 2, Nonce: "f"},
+			{Work: keyF, Form: formFence, Job: -100, Token: 2, Nonce: "f"},
 		},
 		Calls: []call{
 			{order: order{Work: "ask/1/1", Form: formAsk, Job: jobB}, Key: "kB", What: "refused"},
 			{order: order{Work: "ask/1/1", Form: formAsk, Job: jobB}, Key: "kB", What: "applied", Receipt: receiptB},
 			{order: order{Work: "again/1", Form: formAgain, Job: jobC}, Key: "kC", What: "applied", Receipt: receiptC},
 			{order: order{Work: "again/1", Form: formAgain, Job: jobC}, Key: "kC", What: "repeated", Receipt: receiptC},
-			{order: order{Work: keyS, Form: formAgain, Token: 3}, Key: "kS0", What: "refused"},
-			{order: order{Work: keyS, Form: formAgain, Token: 4}, Key: "kS1", What: "applied", Receipt: "s1"},
-			{order: order{Work: keyS, Form: formAgain, Token: 5}, Key: "kS2", What: "applied", Receipt: "s2"},
-			{order: order{Work: keyS, Form: formAgain, Token: 6}, Key: "kS2", What: "repeated", Receipt: "s2"},
-			{order: order{Work: keyH, Form: formHold, Token: 7}, Key: "kH", What: "applied", Receipt: "h"},
+			{order: order{Work: keyS, Form: formAgain, Job: -100, Token: 3}, Key: "kS0", What: "refused"},
+			{order: order{Work: keyS, Form: formAgain, Job: -300, Token: 4}, Key: "kS1", What: "applied", Receipt: "s1"},
+			{order: order{Work: keyS, Form: formAgain, Job: -again, Token: 5}, Key: "kS2", What: "applied", Receipt: "s2"},
+			{order: order{Work: keyS, Form: formAgain, Job: -again, Token: 6}, Key: "kS2", What: "repeated", Receipt: "s2"},
+			{order: order{Work: keyH, Form: formHold, Job: -100, Token: 7}, Key: "kH", What: "applied", Receipt: "h"},
 		},
 		Ends: []end{
 			{Job: jobA, Key: "tx/1", Work: "tx/1", Form: formTx, State: "completed", Result: "n1"},
@@ -76,10 +78,10 @@ func sound() *history {
 			{What: "claimed", Key: keyS, Token: 4, Since: 300},
 			{What: "completed", Key: keyS, Token: 4, Since: 300, Finished: 400, Result: "s1"},
 			{What: "gone", Key: keyS, Token: 4, Since: 300, Finished: 400, Result: "s1"},
-			{What: "claimed", Key: keyS, Token: 5, Since: 400 + shortWindow.Microseconds()},
-			{What: "uncertain", Key: keyS, Token: 5, Since: 400 + shortWindow.Microseconds()},
-			{What: "claimed", Key: keyS, Token: 6, Since: 400 + shortWindow.Microseconds()},
-			{What: "completed", Key: keyS, Token: 6, Since: 400 + shortWindow.Microseconds(), Finished: 1 << 30, Result: "s2"},
+			{What: "claimed", Key: keyS, Token: 5, Since: again},
+			{What: "uncertain", Key: keyS, Token: 5, Since: again},
+			{What: "claimed", Key: keyS, Token: 6, Since: again},
+			{What: "completed", Key: keyS, Token: 6, Since: again, Finished: 1 << 30, Result: "s2"},
 			{What: "claimed", Key: keyH, Token: 7, Since: 100},
 			{What: "held", Key: keyH, Token: 7, Since: 100},
 		},
@@ -161,7 +163,7 @@ func TestCheck_FindsEachViolation(t *testing.T) {
 			h.Ledger[0].Nonce = "n2"
 		}, []string{vAnswer}},
 		"a duplicate heard another result":       {func(h *history) { h.Ops[3].Answers[0].Output = json.RawMessage(`"n2"`) }, []string{vAnswer}},
-		"a duplicate heard of another job":       {func(h *history) { h.Ops[3].Answers[0].ID = jobC }, []string{vAnswer}},
+		"a duplicate heard of another job":       {func(h *history) { h.Ops[3].Answers[0].ID = idC }, []string{vAnswer}},
 		"a result that the provider never gave":  {func(h *history) { h.Ends[1].Result = "r9" }, []string{vAnswer}},
 		"a call that was applied twice":          {func(h *history) { h.Calls[0].What = "applied" }, []string{vCall}},
 		"a job without its call":                 {func(h *history) { h.Calls[1].What = "refused" }, []string{vCall}},
@@ -169,14 +171,34 @@ func TestCheck_FindsEachViolation(t *testing.T) {
 		"one downstream key of two jobs":         {func(h *history) { h.Calls[0].Key, h.Calls[1].Key = "kC", "kC" }, []string{vCallKey}},
 		"a second call though the job has a key": {func(h *history) { h.Calls[2].Form, h.Calls[3].Form = formHold, formHold }, []string{vCall}},
 
+		"a job is gone whose handler failed": {func(h *history) {
+			h.Ends[0].Gone = true
+			h.Events = []event{{Type: toldDone, Job: jobA, Token: tokenA1}, {Type: toldFailed, Job: jobA, Token: tokenA2}}
+		}, []string{vLost}},
+		"an effect in doubt whose job is nowhere":  {func(h *history) { h.Doubts = []doubt{{"9/call", 2}} }, []string{vLost}},
+		"a job is dead that can be done":           {func(h *history) { h.Ends[1].State, h.Ends[1].Result = "dead", "" }, []string{vDead}},
+		"a job that ends its process is completed": {func(h *history) { h.Ends[1].Form, h.Ends[1].Result = formPoison, "" }, []string{vDead}},
+		"a statement of the library's was refused": {func(h *history) { h.Events = []event{{Type: saidRefused}} }, []string{vReadOnly}},
+		"a process panicked":                       {func(h *history) { h.Panics = []string{"worker-1"} }, []string{vPanic}},
+		"a transaction that was over wrote":        {func(h *history) { h.Ledger[0].Nonce = stray + "n1" }, []string{vEffect}},
+		"the tables are not as they must be":       {func(h *history) { h.Tables = "a row too many" }, []string{vTables}},
+		"a job replays what another one of its id did": {func(h *history) {
+			old, id := jobB, int64(jobB+1) // accepted later, after the sequence was set back
+			h.Trail = append(h.Trail, step{What: setBack}, step{What: "accepted", Job: id, Work: "ask/7/1", Op: "7"},
+				step{What: "claimed", Job: id, Work: "ask/7/1", Token: tokenB1}, step{What: "gone", Job: id, Work: "ask/7/1"})
+			h.Ends = append(h.Ends, end{Job: id, Work: "ask/7/1", Form: formAsk, State: "completed", Gone: true})
+			h.Calls[0].Job, h.Calls[1].Job = int64(old), int64(old)
+		}, []string{vCall}},
+
 		"a fence's token that does not grow":     {func(h *history) { h.Fences[1].Token, h.Fences[2].Token, h.Ledger[2].Token = 1, 1, 1 }, []string{vToken}},
 		"a completion under an old token":        {func(h *history) { h.Fences[2].Token = 1 }, []string{vToken}},
 		"a fence's effect under an old token":    {func(h *history) { h.Ledger[2].Token = 1 }, []string{vToken}},
-		"a fence's effect under a strange token": {func(h *history) { h.Ledger[2].Token = 9 }, []string{vToken, vEffect}},
+		"a fence's effect under a strange token": {func(h *history) { h.Ledger[2].Token = 9 }, []string{vToken}},
+		"an effect of no use of a key":           {func(h *history) { h.Ledger[2].Job = -101 }, []string{vToken, vEffect}},
 		"a fence's second effect":                {func(h *history) { h.Ledger = append(h.Ledger, h.Ledger[2]) }, []string{vEffect}},
 		"a completed fence without its effect":   {func(h *history) { h.Ledger = h.Ledger[:2] }, []string{vEffect}},
 		"an effect of a fence that was released": {func(h *history) {
-			h.Ledger = append(h.Ledger, entry{Work: keyS, Form: formFence, Token: 3, Nonce: "x"})
+			h.Ledger = append(h.Ledger, entry{Work: keyS, Form: formFence, Job: -100, Token: 3, Nonce: "x"})
 		}, []string{vEffect}},
 		"another result than the fence's effect": {func(h *history) { h.Ledger[2].Nonce = "x" }, []string{vAnswer}},
 		"a key that is taken for ever is used again": {func(h *history) {
@@ -214,6 +236,40 @@ func TestCheck_FindsEachViolation(t *testing.T) {
 			c.spoil(h)
 			v := check(h)
 			require.Subset(t, slices.Collect(maps.Keys(v.Violations)), c.want, "%v", v.Violations)
+		})
+	}
+}
+
+// What handlers and faults may do is no violation.
+func TestCheck_AllowsWhatIsRight(t *testing.T) {
+	for name, spare := range map[string]func(h *history){
+		"a handler failed, and did it when it was called again": func(h *history) {
+			h.Ends[0].Gone = true
+			h.Events = []event{{Type: toldFailed, Job: jobA, Token: tokenA2}, {Type: toldDone, Job: jobA, Token: tokenA2}}
+		},
+		"a key that was pruned before the sequence was set back has a smaller token": func(h *history) {
+			h.Fences = slices.Insert(h.Fences, 8, fenceStep{What: setBack})
+			for i := range h.Fences {
+				if f := &h.Fences[i]; i > 8 && f.Token == 5 {
+					f.Token = 2
+				} else if i > 8 && f.Token == 6 {
+					f.Token = 3
+				}
+			}
+			h.Calls[6].Token, h.Calls[7].Token = 2, 3
+		},
+		"an id was given out again": func(h *history) {
+			again := int64(jobB + 1)
+			h.Trail = append(h.Trail, step{What: setBack}, step{What: "accepted", Job: again, Work: "ask/7/1", Op: "7"},
+				step{What: "claimed", Job: again, Work: "ask/7/1", Token: tokenB1}, step{What: "gone", Job: again, Work: "ask/7/1"})
+			h.Ends = append(h.Ends, end{Job: again, Work: "ask/7/1", Form: formAsk, State: "completed", Gone: true})
+			h.Calls = append(h.Calls, call{order: order{Work: "ask/7/1", Form: formAsk, Job: again}, Key: "kB2", What: "applied", Receipt: "r7"})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := sound()
+			spare(h)
+			require.Empty(t, check(h).Violations)
 		})
 	}
 }

@@ -34,12 +34,14 @@ const (
 	faultConnections = "connection limit reached"
 	faultTimeouts    = "statement and lock timeouts"
 	faultDisk        = "full disk"
+	faultReadOnly    = "read-only default"
+	faultSetBack     = "sequence set back"
 )
 
 var (
 	processFaults = []string{faultKill, faultFreeze, faultCut, faultDelay, faultHalf, faultReset}
 	serverFaults  = []string{faultTerminate, faultRestart, faultFailover, faultBouncer, faultSnapshot, faultLock, faultConnections,
-		faultTimeouts, faultDisk}
+		faultTimeouts, faultDisk, faultReadOnly, faultSetBack}
 )
 
 // fault is one that is to be, with all that is left to chance. The seed alone decides the sequence of each lane.
@@ -83,7 +85,8 @@ type chaos struct {
 	arena   *arena
 	slots   []*slot // processes that faults may hit
 	proxies map[string]*toxiproxy.Proxy
-	tables  []string // that locks are taken on
+	tables  []string                                                 // that locks are taken on
+	setBack func(ctx context.Context, conn *pgx.Conn, f fault) error // nil: the system has no sequence of its own
 	freeze  time.Duration
 	say     func(format string, args ...any)
 
@@ -253,6 +256,21 @@ func (c *chaos) serverFault(ctx context.Context, f fault) error {
 		}
 		_, err2 := conn.Exec(ctx, `alter database postgres reset all`)
 		return errors.Join(err, err2, c.terminate(ctx, conn, 100))
+	case faultReadOnly: // as it is set for a role or a database that is to be moved, or by mistake
+		const set = `alter %s set default_transaction_read_only = on`
+		of := []string{"database postgres", "role postgres"}[f.Target%2]
+		if _, err := conn.Exec(ctx, fmt.Sprintf(set, of)); err != nil {
+			return err
+		}
+		err := c.terminate(ctx, conn, 100) // who comes back has it
+		pause(ctx, f.seconds(2, 3*lease.Seconds()))
+		_, err2 := conn.Exec(ctx, `alter `+of+` reset default_transaction_read_only`)
+		return errors.Join(err, err2, c.terminate(ctx, conn, 100))
+	case faultSetBack:
+		if c.setBack == nil {
+			return errNotHere
+		}
+		return c.setBack(ctx, conn, f)
 	default:
 		return fmt.Errorf("no such fault: %s", f.Kind)
 	}

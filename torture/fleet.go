@@ -23,6 +23,7 @@ type slot struct {
 	closing bool
 	faulty  bool // something is being done to it, or to its connection
 	fallen  int  // ends that nobody caused
+	panics  int  // ends by a panic
 	killed  bool
 	gone    chan struct{} // closed when the slot is empty for good
 }
@@ -64,7 +65,10 @@ func (s *slot) keep() {
 	for {
 		_ = s.cmd.Wait() // how it ended, killed says
 		s.mu.Lock()
-		if !s.killed && !s.closing {
+		switch code := s.cmd.ProcessState.ExitCode(); {
+		case code == panicked:
+			s.panics++
+		case !s.killed && !s.closing && code != poisoned:
 			s.fallen++
 		}
 		s.mu.Unlock()

@@ -41,6 +41,7 @@ type config struct {
 	Workers    int
 	Producers  int
 	Requesters int
+	Frail      int
 	Clocks     bool
 	Freeze     time.Duration // the longest
 	Broken     string
@@ -71,13 +72,14 @@ func main() {
 	flag.IntVar(&c.Workers, "workers", 6, "worker processes")
 	flag.IntVar(&c.Producers, "producers", 4, "producer processes")
 	flag.IntVar(&c.Requesters, "requesters", 3, "processes that answer requests; onceq only")
+	flag.IntVar(&c.Frail, "frail", 2, "worker processes that jobs end; onceq only")
 	flag.BoolVar(&c.Clocks, "clocks", true, "some processes have clocks that are an hour wrong")
 	flag.DurationVar(&c.Freeze, "freeze", 4*lease, "the longest time for which a process is frozen")
 	flag.StringVar(&c.Broken, "broken", "", "break the library's use on purpose: token or key; the checker must notice")
 	flag.BoolVar(&c.Verbose, "v", false, "say each fault")
 	flag.StringVar(&c.Keep, "keep", "", "keep what was recorded in this directory")
 	systems := flag.String("systems", "onceq,river", "what to torture")
-	chosenForms := flag.String("forms", strings.Join(slices.Concat(forms, requestForms), ","), "of jobs and requests")
+	chosenForms := flag.String("forms", strings.Join(slices.Concat(forms, oddForms, requestForms), ","), "of jobs and requests")
 	only := flag.String("faults", "", "comma-separated beginnings of the faults' names; all by default")
 	flag.Parse()
 	c.Forms = strings.Split(*chosenForms, ",")
@@ -242,6 +244,9 @@ func run(ctx context.Context, c config) (r *report, err error) {
 	if c.System == "river" {
 		ch.tables = []string{"river_job", "torture.ledger"}
 	}
+	if c.System == "onceq" {
+		ch.setBack = setIDsBack
+	}
 	bouncerProxy, _, err := a.proxy("pgbouncer")
 	if err != nil {
 		return nil, err
@@ -283,8 +288,14 @@ func run(ctx context.Context, c config) (r *report, err error) {
 		}
 		return nil
 	}
-	if len(chosen(forms, c.Forms)) > 0 {
+	of := formsOf(&child{System: c.System, Forms: c.Forms})
+	if len(of) > 0 {
 		if err := errors.Join(start("worker", c.Workers), start("producer", c.Producers)); err != nil {
+			return nil, err
+		}
+	}
+	if slices.ContainsFunc(of, func(form string) bool { return slices.Contains(frailOnes, form) }) {
+		if err := start(roleFrail, c.Frail); err != nil {
 			return nil, err
 		}
 	}
@@ -315,7 +326,7 @@ func run(ctx context.Context, c config) (r *report, err error) {
 
 	// The rest.
 	for _, s := range ch.slots {
-		if s.Role != "worker" {
+		if s.Role != "worker" && s.Role != roleFrail {
 			s.stop(10 * time.Second)
 		}
 	}
@@ -348,20 +359,18 @@ func run(ctx context.Context, c config) (r *report, err error) {
 	}
 	say("the work is done")
 	stopAll(10 * time.Second)
-	for _, s := range ch.slots {
-		r.fallen += s.fallen
-	}
-
 	h, err := collect(ctx, dir, sys, pool)
 	if err != nil {
 		return nil, err
 	}
-	r.verdict = check(h)
-	events, err := readJournals[event](dir, "events-")
-	if err != nil {
-		return nil, err
+	for _, s := range ch.slots {
+		r.fallen += s.fallen
+		for range s.panics {
+			h.Panics = append(h.Panics, s.Slot)
+		}
 	}
-	for _, e := range events {
+	r.verdict = check(h)
+	for _, e := range h.Events {
 		r.events[e.Type]++
 	}
 	for _, o := range h.Ops {
@@ -423,6 +432,12 @@ func collect(ctx context.Context, dir string, sys system, pool *pgxpool.Pool) (h
 		return nil, err
 	}
 	if h.Ends, err = sys.ends(ctx, pool); err != nil {
+		return nil, err
+	}
+	if h.Events, err = readJournals[event](dir, "events-"); err != nil {
+		return nil, err
+	}
+	if h.Doubts, h.Tables, err = sys.leftovers(ctx, pool); err != nil {
 		return nil, err
 	}
 	noted, err := pgx.CollectRows(query(ctx, pool, `select op from torture.ops`), pgx.RowTo[string])

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -45,7 +46,7 @@ func runProducer(ctx context.Context, c *child, sys system, pool *pgxpool.Pool) 
 	if err != nil {
 		return err
 	}
-	p := &producer{c: c, forms: chosen(forms, c.Forms), pool: pool, e: e, log: log, n: len(before) / 2, rng: rand.New(rand.NewPCG(c.Seed, uint64(os.Getpid())))}
+	p := &producer{c: c, forms: formsOf(c), pool: pool, e: e, log: log, n: len(before) / 2, rng: rand.New(rand.NewPCG(c.Seed, uint64(os.Getpid())))}
 	for ctx.Err() == nil {
 		p.once(ctx)
 		pause(ctx, rand.N(20*time.Millisecond))
@@ -75,6 +76,9 @@ func (p *producer) works(op string) []work {
 		case w.Form == formRecur:
 			w.Keyed = true
 			w.Name = fmt.Sprintf("%s/%d", w.Form, p.rng.IntN(12))
+		case w.Form == formPoison: // few of them, and all producers want the same
+			w.Keyed = true
+			w.Name = fmt.Sprintf("%s/%d", w.Form, p.n/poisonEvery)
 		case w.Keyed:
 			w.Name = fmt.Sprintf("%s/%d", w.Form, max(0, p.n-p.rng.IntN(20)))
 		default:
@@ -87,6 +91,9 @@ func (p *producer) works(op string) []work {
 	}
 	return all
 }
+
+// poisonEvery is how many operations of a producer there are for one job that ends its process.
+const poisonEvery = 250
 
 const noteOp = `insert into torture.ops (op) values ('%s')`
 
@@ -109,6 +116,9 @@ func (p *producer) once(ctx context.Context) {
 	}
 	p.log.write(o)
 	for _, a := range answers {
+		if strings.HasPrefix(a.Work, formPoison) {
+			continue // it is to die by itself
+		}
 		p.latest = append(p.latest, a.ID)
 	}
 	p.latest = p.latest[max(0, len(p.latest)-20):]

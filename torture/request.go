@@ -41,6 +41,10 @@ func formOf(key string) string {
 	return form
 }
 
+// useOf names one use of a key where a job's identity would stand: tokens alone repeat where the sequence was set back. It
+// is the time of the first intent, below zero.
+func useOf(c *onceq.Claim) int64 { return -c.Since.UnixMicro() }
+
 func windowOf(key string) time.Duration {
 	if strings.Contains(key, "/short/") {
 		return shortWindow
@@ -97,14 +101,27 @@ create trigger trail_ends after delete on onceq.job_fences for each row
 
 // requester is a process that answers requests, several at a time.
 type requester struct {
-	c    *child
-	pool *pgxpool.Pool
-	q    *onceq.Queue
+	c      *child
+	pool   *pgxpool.Pool
+	q      *onceq.Queue
+	events *journal
 }
 
 func newRequester(c *child, pool *pgxpool.Pool) (*requester, error) {
-	q, err := onceq.New(pool, &onceq.Config{Logger: slog.New(slog.DiscardHandler)})
-	return &requester{c, pool, q}, err
+	events, err := openJournal(c.Dir, "events-"+c.Slot)
+	if err != nil {
+		return nil, err
+	}
+	q, err := onceq.New(pool, &onceq.Config{Logger: slog.New(refusals{events})})
+	return &requester{c, pool, q, events}, err
+}
+
+// own writes down that a statement was refused that is the library's own.
+func (r *requester) own(err error) error {
+	if readOnly(err) {
+		r.events.write(event{Type: saidRefused, Text: err.Error()})
+	}
+	return err
 }
 
 func runRequester(ctx context.Context, c *child, pool *pgxpool.Pool) error {
@@ -214,13 +231,13 @@ func (r *requester) do(ctx context.Context, form string, spec onceq.FenceSpec) (
 		if r.c.Broken == brokenKey {
 			key += fmt.Sprint("/", claim.Token)
 		}
-		receipt, err := c.do(ctx, key, order{Work: spec.Key, Form: orderForms[form], Token: claim.Token})
+		receipt, err := c.do(ctx, key, order{Work: spec.Key, Form: orderForms[form], Job: useOf(claim), Token: claim.Token})
 		if errors.Is(err, errRefused) {
 			err = onceq.NotApplied(err)
 		}
 		return receipt, err
 	})
-	return receipt, ran, err
+	return receipt, ran, r.own(err)
 }
 
 // blindComplete is completeWithoutToken for fences.
@@ -235,19 +252,19 @@ func (r *requester) fence(ctx context.Context, spec onceq.FenceSpec) (result str
 	}
 	c, err := f.Claim(ctx, nil)
 	if err != nil {
-		return "", false, err
+		return "", false, r.own(err)
 	}
 	if c.Replayed {
 		return result, false, json.Unmarshal(c.Result, &result)
 	}
 	switch rand.IntN(20) {
 	case 0, 1:
-		return "", false, errors.Join(errUndone, c.Release(ctx, nil))
+		return "", false, errors.Join(errUndone, r.own(c.Release(ctx, nil)))
 	case 2:
-		return "", false, errors.Join(errUndone, c.Uncertain(ctx, nil, errUndone))
+		return "", false, errors.Join(errUndone, r.own(c.Uncertain(ctx, nil, errUndone)))
 	case 3, 4, 5, 6:
 		if err := c.Extend(ctx, 3*lease); err != nil {
-			return "", false, err
+			return "", false, r.own(err)
 		}
 	}
 	work{Name: spec.Key}.take(ctx)
@@ -257,7 +274,7 @@ func (r *requester) fence(ctx context.Context, spec onceq.FenceSpec) (result str
 	ctx, cancel := stubborn(ctx)
 	defer cancel()
 	n := nonce()
-	effect := []any{spec.Key, formFence, 0, c.Token, n}
+	effect := []any{spec.Key, formFence, useOf(c), c.Token, n}
 	if rand.IntN(2) == 0 {
 		return n, true, pgx.BeginFunc(ctx, r.pool, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(ctx, writeEffect, effect...); err != nil {
@@ -304,7 +321,7 @@ func (r *requester) whole(ctx context.Context, spec onceq.FenceSpec) (result str
 			return json.Unmarshal(c.Result, &result)
 		}
 		result, ran = nonce(), true
-		if _, err := tx.Exec(ctx, writeEffect, spec.Key, formWhole, 0, c.Token, result); err != nil {
+		if _, err := tx.Exec(ctx, writeEffect, spec.Key, formWhole, useOf(c), c.Token, result); err != nil {
 			return err
 		}
 		pause(ctx, rand.N(100*time.Millisecond))
@@ -348,21 +365,21 @@ func settleRequests(ctx context.Context, c *child, pool *pgxpool.Pool, patience 
 	if err != nil {
 		return 0, err
 	}
-	type claim struct {
+	type use struct {
 		Key   string
-		Token int64
+		Since int64
 	}
-	receipts := map[claim]string{}
+	receipts := map[use]string{}
 	for _, o := range calls {
 		if o.What == "applied" {
-			receipts[claim{o.Work, o.Token}] = o.Receipt
+			receipts[use{o.Work, -o.Job}] = o.Receipt
 		}
 	}
-	rows, err := pool.Query(ctx, `select key, token from onceq.job_fences where class = 1 and state = 6 order by key`)
+	rows, err := pool.Query(ctx, `select key, (extract(epoch from created_at) * 1000000)::bigint from onceq.job_fences where class = 1 and state = 6 order by key`)
 	if err != nil {
 		return 0, err
 	}
-	waiting, err := pgx.CollectRows(rows, pgx.RowToStructByPos[claim])
+	waiting, err := pgx.CollectRows(rows, pgx.RowToStructByPos[use])
 	if err != nil {
 		return 0, err
 	}

@@ -28,7 +28,7 @@ create function torture.trail_river() returns trigger language plpgsql as $$
 begin
   insert into torture.trail (what, job, key, work, op, token)
   values (case when tg_op = 'INSERT' then 'accepted' when new.state = 'running' then 'claimed' else 'gone' end,
-          new.id, case when new.args->>'keyed' = 'true' then new.args->>'work' else '' end, new.args->>'work',
+          new.id << 36, case when new.args->>'keyed' = 'true' then new.args->>'work' else '' end, new.args->>'work',
           coalesce(new.metadata->>'op', ''), 0);
   return null;
 end $$;
@@ -158,7 +158,7 @@ func (riverRetry) NextRetry(job *rivertype.JobRow) time.Time {
 func (w *riverWorker) Work(ctx context.Context, job *river.Job[riverArgs]) error {
 	p := job.Args.work
 	switch p.fate() {
-	case fateFatal:
+	case fateFatal, fateAlien:
 		return river.JobCancel(errors.New("this cannot be done"))
 	case fateFlaky:
 		if job.Attempt == 1 {
@@ -175,7 +175,7 @@ func (w *riverWorker) Work(ctx context.Context, job *river.Job[riverArgs]) error
 		c := dial(ctx, w.Provider)
 		defer c.close()
 		var err error
-		n, err = c.do(ctx, fmt.Sprint("river/", job.ID), order{Work: p.Name, Form: p.Form, Job: job.ID})
+		n, err = c.do(ctx, fmt.Sprint("river/", job.ID), order{Work: p.Name, Form: p.Form, Job: job.ID << 36})
 		if err != nil || !transactional(p.Form) {
 			return err
 		}
@@ -183,7 +183,7 @@ func (w *riverWorker) Work(ctx context.Context, job *river.Job[riverArgs]) error
 	ctx2, cancel := stubborn(ctx)
 	defer cancel()
 	return pgx.BeginFunc(ctx2, w.pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx2, writeEffect, p.Name, p.Form, job.ID, 0, n); err != nil {
+		if _, err := tx.Exec(ctx2, writeEffect, p.Name, p.Form, job.ID<<36, 0, n); err != nil {
 			return err
 		}
 		_, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx2, tx, job)
@@ -198,11 +198,15 @@ func (riverSystem) live(ctx context.Context, pool *pgxpool.Pool) (n int, err err
 
 func (riverSystem) settle(context.Context, *pgxpool.Pool, []call) (int, error) { return 0, nil }
 
+func (riverSystem) leftovers(context.Context, *pgxpool.Pool) ([]doubt, string, error) {
+	return nil, "", nil
+}
+
 func (riverSystem) ends(ctx context.Context, pool *pgxpool.Pool) ([]end, error) {
 	rows, err := pool.Query(ctx, `
-select id, case when args->>'keyed' = 'true' then args->>'work' else '' end, args->>'work', args->>'form',
+select id << 36, case when args->>'keyed' = 'true' then args->>'work' else '' end, args->>'work', args->>'form',
        case state when 'completed' then 'completed' when 'discarded' then 'dead' when 'cancelled' then 'cancelled' else 'unfinished' end,
-       '', 0
+       '', 0, false
   from river_job`)
 	if err != nil {
 		return nil, err

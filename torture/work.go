@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -29,14 +30,46 @@ const (
 	formAgain = "again" // a call outside: the provider deduplicates; and a row under its receipt
 	formAsk   = "ask"   // a call outside: the provider can be asked
 	formHold  = "hold"  // a call outside: it can neither
+
+	// What applications do wrong, or do in the middle of something else.
+	formLate   = "late"   // the worker's transaction, which the handler commits by itself at first, and then fails
+	formStop   = "stop"   // a call outside, as hold; the job is cancelled while it is made
+	formFrail  = "frail"  // as own, in the processes that formPoison ends: few lost leases are too many
+	formPoison = "poison" // its handler ends the process
 )
 
-var forms = []string{formTx, formBatch, formOwn, formHand, formRecur, formAgain, formAsk, formHold}
+var (
+	forms     = []string{formTx, formBatch, formOwn, formHand, formRecur, formAgain, formAsk, formHold}
+	oddForms  = []string{formLate, formStop, formFrail, formPoison} // onceq only
+	frailOnes = []string{formFrail, formPoison}                     // in processes of their own
+)
+
+// formsOf gives those of jobs that are chosen and that the system has.
+func formsOf(c *child) []string {
+	if c.System != "onceq" {
+		return chosen(forms, c.Forms)
+	}
+	return chosen(slices.Concat(forms, oddForms), c.Forms)
+}
 
 // transactional tells whether the form's effect is a row in the ledger.
-func transactional(form string) bool { return form != formAsk && form != formHold }
+func transactional(form string) bool { return !outside(form) || form == formAgain }
 
-func outside(form string) bool { return form == formAgain || form == formAsk || form == formHold }
+func outside(form string) bool {
+	return form == formAgain || form == formAsk || form == formHold || form == formStop
+}
+
+// endsByWorker tells whether the worker's own transaction completes the job, so that none is completed whose handler failed.
+func endsByWorker(form string) bool {
+	return form == formTx || form == formBatch || form == formRecur || form == formLate
+}
+
+// identity names a job for ever: its id may be given out again after the sequence of ids was set back. It is the id, and 36
+// bits of the time of acceptance in microseconds.
+func identity(id int64, created time.Time) int64 { return id<<36 | created.UnixMicro()&(1<<36-1) }
+
+// idOf gives the id of an identity.
+func idOf(identity int64) int64 { return identity >> 36 }
 
 // work is what a job is for, and its payload. Two jobs of one name are the same work asked for twice.
 type work struct {
@@ -56,26 +89,35 @@ func (w work) key() string {
 const (
 	fateFine  = "fine"
 	fateFatal = "fatal" // its handler finds that it cannot be done
+	fateAlien = "alien" // the same, and says so with an error of another database that asks for a transaction to be run again
 	fateFlaky = "flaky" // the first attempt fails
 	fateLater = "later" // it is put off now and then
 	fateSlow  = "slow"  // it takes longer than a lease
 )
 
 func (w work) fate() string {
+	if w.Form == formPoison {
+		return fateFine
+	}
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(w.Name))
 	switch n := h.Sum32() % 100; {
+	case n < 1:
+		return fateAlien
 	case n < 4:
 		return fateFatal
 	case n < 12:
 		return fateFlaky
 	case n < 16:
 		return fateLater
-	case n < 18:
+	case n < 18 && w.Form != formFrail:
 		return fateSlow
 	}
 	return fateFine
 }
+
+// hopeless says that the work cannot be done.
+func (w work) hopeless() bool { return w.fate() == fateFatal || w.fate() == fateAlien }
 
 // take takes the time that the work takes.
 func (w work) take(ctx context.Context) {
@@ -119,6 +161,8 @@ type system interface {
 	live(ctx context.Context, pool *pgxpool.Pool) (int, error)
 	// settle decides as a person what the queue left to one, and reports how many; calls are the provider's.
 	settle(ctx context.Context, pool *pgxpool.Pool, calls []call) (int, error)
+	// leftovers gives what waits for a decision and belongs to nothing, and what is wrong with the tables.
+	leftovers(ctx context.Context, pool *pgxpool.Pool) ([]doubt, string, error)
 	// ends gives what has become of each job that is still to be found.
 	ends(ctx context.Context, pool *pgxpool.Pool) ([]end, error)
 }
@@ -146,7 +190,7 @@ func systemOf(name string) (system, error) {
 
 // child is what a process is told about its place.
 type child struct {
-	Role     string // worker, producer, requester or provider
+	Role     string // worker, frail, producer, requester or provider
 	Slot     string // its name, the same after a restart
 	System   string
 	URL      string // of the database, through what stands between
@@ -158,10 +202,15 @@ type child struct {
 	Began    int64 // of the run, in seconds of Unix time
 	Forms    []string
 	Verbose  bool
-	Broken   string // what is broken on purpose: "", "token" or "key"
+	Broken   string // what is broken on purpose: see brokenToken and those after it
 }
 
-const childEnv = "ONCEQ_TORTURE"
+const (
+	childEnv  = "ONCEQ_TORTURE"
+	roleFrail = "frail" // a worker process that jobs end
+	poisoned  = 77      // its exit code then
+	panicked  = 2       // that of Go
+)
 
 // runChild is the life of a process that is not the main one; it ends when its standard input does.
 func runChild(raw string) (err error) {
