@@ -195,13 +195,13 @@ func (w *walk) inTx(t *rapid.T, fn func(onceq.DB)) (stays bool) {
 		case "rolled back":
 			return errUndone
 		}
-		_, err := tx.Exec(t.Context(), `prepare transaction '`+w.queue+`'`)
+		_, err := tx.Exec(t.Context(), `prepare transaction '`+w.db.Pool.Config().ConnConfig.Database+w.queue+`'`)
 		require.NoError(t, err, "the first phase of a commit in two")
 		return errUndone // of the transaction nothing is left in this session
 	})
 	second := map[string]string{"prepared": "commit", "prepared and rolled back": "rollback"}[where]
 	if second != "" {
-		_, failed := w.db.Pool.Exec(t.Context(), second+` prepared '`+w.queue+`'`)
+		_, failed := w.db.Pool.Exec(t.Context(), second+` prepared '`+w.db.Pool.Config().ConnConfig.Database+w.queue+`'`)
 		require.NoError(t, failed)
 		return second == "commit"
 	}
