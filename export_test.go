@@ -54,3 +54,6 @@ const FenceFree = fenceFree
 func (q *Queue) HealthAt(ctx context.Context, snapshot time.Duration, dead, index int64, waiting time.Duration) ([]Finding, error) {
 	return q.health(ctx, healthLimits{snapshot: snapshot, dead: dead, index: index, waiting: waiting})
 }
+
+// ClaimAhead sets for how long a worker claims ahead.
+func ClaimAhead(w *Worker, d time.Duration) { w.ahead = d }

@@ -251,12 +251,13 @@ c as materialized (
             for update skip locked) j
    limit $8::bigint
 ),
-first_alone as materialized (select min(n) as n from c where alone)` + claimThem + `
+first_alone as materialized (select min(n) as n from c where alone)` + claimThem + `,
+       ahead = null
   from c, first_alone a
  where j.id = any (array[c.id]) and (a.n is null or c.n = 1 or c.n < a.n)` + claimed + `, a.n is not null`
 
 // claimJobs is the same for jobs that have lost no lease. A worker claims many of those at a time, and the others one by
-// one: see suspects.
+// one: see suspects. For the first $9 jobs a handler is free, and the others are claimed ahead.
 const claimJobs = `
 with place as materialized (
   select * from unnest($4::smallint[], $5::timestamptz[], $6::bigint[]) with ordinality as p(priority, run_at, id, n)
@@ -276,7 +277,8 @@ c as materialized (
           limit $8::bigint
             for update skip locked) j
    limit $8::bigint
-)` + claimThem + `
+)` + claimThem + `,
+       ahead = nullif(c.n > $9::bigint, false)
   from c
  where j.id = any (array[c.id])` + claimed + `, false`
 
@@ -291,7 +293,8 @@ with c as materialized (
             and (leased_until <= statement_timestamp() or leased_until is null and lost > 0)
             for update skip locked) j
    limit 1
-)` + claimThem + `
+)` + claimThem + `,
+       ahead = null
   from c
  where j.id = any (array[c.id])` + claimed + `, false`
 
@@ -425,7 +428,7 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 	if d < time.Millisecond {
 		return invalid("Extend", "by %s; at least a millisecond", d)
 	}
-	beats, err := l.q.beat(ctx, l.db, []*Lease{l}, d)
+	beats, err := l.q.beat(ctx, l.db, []*Lease{l}, []bool{true}, d)
 	if err != nil {
 		return err
 	}
@@ -455,7 +458,7 @@ type beatAnswer struct {
 }
 
 // extendLeases extends many leases and gives the places of those extended, of those whose guard holds, and of
-// those that somebody wants cancelled. It never waits for a lock, so that one handler's transaction does not
+// those that somebody wants cancelled. $5 says which of them have a handler that runs. It never waits for a lock, so that one handler's transaction does not
 // let the other leases run out.
 const extendLeases = `
 with u as materialized (
@@ -469,7 +472,9 @@ free as materialized (
             for no key update skip locked) j
 ),
 extended as (
-  update onceq.jobs j set leased_until = statement_timestamp() + $4::bigint * interval '1 microsecond'
+  update onceq.jobs j
+     set leased_until = statement_timestamp() + $4::bigint * interval '1 microsecond',
+         ahead = case when ($5::bool[])[free.n] then null else j.ahead end
     from free where j.id = any (array[free.id])
   returning free.n
 )
@@ -480,11 +485,11 @@ select array(select n from extended),
        array(select u.n from u cross join lateral (
              select from onceq.job_cancels x where x.job_id = u.id offset 0) x)`
 
-// beat extends the leases, which the caller gives sorted by id.
-func (q *Queue) beat(ctx context.Context, db DB, leases []*Lease, d time.Duration) ([]beatAnswer, error) {
+// beat extends the leases, which the caller gives sorted by id, and says which of them are being worked on.
+func (q *Queue) beat(ctx context.Context, db DB, leases []*Lease, running []bool, d time.Duration) ([]beatAnswer, error) {
 	ids, claims, holders := guards(leases)
 	var extended, held, cancelled []int64
-	err := q.guarded(ctx, db, extendLeases, []any{ids, claims, holders, d.Microseconds()}, &extended, &held, &cancelled)
+	err := q.guarded(ctx, db, extendLeases, []any{ids, claims, holders, d.Microseconds(), running}, &extended, &held, &cancelled)
 	if err != nil {
 		return nil, fmt.Errorf("onceq: extend: %w", err)
 	}

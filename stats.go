@@ -11,13 +11,15 @@ import (
 // StatsCap is where Stats stops counting.
 const StatsCap = 10_000
 
-// QueueStats says how a queue is doing. Each count stops at StatsCap.
+// QueueStats says how a queue is doing. Each count stops at StatsCap. That a job which was claimed ahead runs by now is known
+// with its first beat, a third of WorkerConfig.Lease after the claim; of a handler's transaction it is not known.
 type QueueStats struct {
 	Queue    string
 	Waiting  int // due for the first time, and nobody has it
 	Retrying int // failed or lost before; due, or to be run again later
 	Delayed  int // not due yet, for the first time
-	Running  int // leased now: being run, or claimed a moment ahead of a free handler; where more than StatsCap jobs are due, the ones among the first of these
+	Leased   int // somebody has them now; where more than StatsCap jobs are due, the ones among the first of these
+	Running  int // of these: all but those that a worker has claimed ahead and that wait there for a free handler
 	Dead     int
 	Held     int
 
@@ -57,7 +59,7 @@ names as materialized (
   select queue from (select queue from live union all select queue from past union all select queue from onceq.queues) n
    where $1::text[] is null and queue is not null
 )
-select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, r.running, d.dead, h.held,
+select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, r.leased, r.running, d.dead, h.held,
        coalesce(extract(epoch from statement_timestamp() - i.oldest) * 1000000, 0)::bigint,
        greatest(i.seen, r.seen, l.seen, d.dead, h.held) > $2::int
   from names n
@@ -74,11 +76,12 @@ select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, r.running, d.dead
                        order by run_at, id
                        limit $2::int + 1) j) x) i
  cross join lateral (
-       select count(*) filter (where leased_until > statement_timestamp()) as running, max(n) as seen
-         from (select j.leased_until, j.n
+       select count(*) filter (where leased_until > statement_timestamp()) as leased,
+              count(*) filter (where leased_until > statement_timestamp() and ahead is null) as running, max(n) as seen
+         from (select j.leased_until, j.ahead, j.n
                  from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
                 cross join lateral (
-                      select leased_until, row_number() over (order by run_at, id) as n
+                      select leased_until, ahead, row_number() over (order by run_at, id) as n
                         from onceq.jobs
                        where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
                        order by run_at, id
@@ -117,11 +120,11 @@ func (q *Queue) Stats(ctx context.Context, queues ...string) ([]QueueStats, erro
 		for rows.Next() {
 			var s QueueStats
 			var oldest int64
-			if err := rows.Scan(&s.Queue, &s.Waiting, &s.Retrying, &s.Delayed, &s.Running, &s.Dead, &s.Held, &oldest, &s.Capped); err != nil {
+			if err := rows.Scan(&s.Queue, &s.Waiting, &s.Retrying, &s.Delayed, &s.Leased, &s.Running, &s.Dead, &s.Held, &oldest, &s.Capped); err != nil {
 				return err
 			}
 			s.Oldest = time.Duration(oldest) * time.Microsecond
-			for _, n := range []*int{&s.Waiting, &s.Retrying, &s.Delayed, &s.Running, &s.Dead, &s.Held} {
+			for _, n := range []*int{&s.Waiting, &s.Retrying, &s.Delayed, &s.Leased, &s.Running, &s.Dead, &s.Held} {
 				*n = min(*n, StatsCap)
 			}
 			all = append(all, s)

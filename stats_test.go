@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/queuetest"
@@ -54,7 +55,7 @@ func TestStats(t *testing.T) {
 	want := []onceq.QueueStats{
 		{Queue: "default", Waiting: 2, Retrying: 2, Delayed: 3, Dead: 1, Held: 1},
 		{Queue: "idle"},
-		{Queue: "x", Running: 1},
+		{Queue: "x", Leased: 1, Running: 1},
 	}
 	for i := range want {
 		if got[i] != want[i] {
@@ -65,6 +66,38 @@ func TestStats(t *testing.T) {
 	if len(named) != 2 || named[0] != (onceq.QueueStats{Queue: "none"}) || named[1] != want[2] {
 		t.Errorf("%+v", named)
 	}
+}
+
+// A worker with one slot has claimed more than it runs: whoever looks for what is stuck wants to know which.
+func TestStats_TellsLeasedFromRunning(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	addMany(t, db, 500, onceq.Job{Kind: "k"})
+	kind := onceq.Kind[int]{Name: "k"}
+	blocked, release := make(chan struct{}), make(chan struct{})
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{Lease: 12 * time.Second, Queues: map[string]onceq.QueueConfig{"default": {Concurrency: 1}}},
+		kind.Handle(func(_ context.Context, _ *onceq.Lease, n int) error {
+			if n == 200 {
+				close(blocked)
+				<-release
+			}
+			return nil
+		}))
+	require.NoError(t, err)
+	onceq.ClaimAhead(w, time.Hour) // as a machine would that is fast enough
+	done := make(chan error, 1)
+	go func() { done <- w.Drain(t.Context(), 0) }()
+	<-blocked
+	for { // until the first beat
+		s := must[[]onceq.QueueStats](t)(db.Queue.Stats(t.Context(), "default"))[0]
+		require.Greater(t, s.Leased, 1, "%+v", s)
+		require.LessOrEqual(t, s.Running, 1, "%+v", s)
+		if s.Running == 1 {
+			break
+		}
+	}
+	close(release)
+	require.NoError(t, <-done)
 }
 
 // seen is a tracer that remembers the latest statement of a pool, and whether it stood behind others in a batch,

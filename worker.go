@@ -83,6 +83,7 @@ type Worker struct {
 	keeps    map[string]int64
 	lease    time.Duration
 	poll     time.Duration // 0 for the default
+	ahead    time.Duration // jobs are claimed for as long as they take to be worked on
 	shutdown time.Duration
 	running  atomic.Bool
 
@@ -96,7 +97,7 @@ type Worker struct {
 func NewWorker(q *Queue, cfg WorkerConfig, handlers ...Handler) (*Worker, error) {
 	w := &Worker{
 		q: q, handlers: make(map[string]*Handler), queues: make(map[string]QueueConfig), keeps: make(map[string]int64), pooledIn: make(map[string]bool),
-		lease: cfg.Lease, poll: cfg.PollInterval, shutdown: cfg.ShutdownTimeout,
+		lease: cfg.Lease, ahead: prefetchTime, poll: cfg.PollInterval, shutdown: cfg.ShutdownTimeout,
 	}
 	if q == nil {
 		return nil, errors.New("onceq: NewWorker needs a queue")
@@ -604,7 +605,7 @@ func (l *lane) waitRoom(ctx context.Context) (n int, suspect bool) {
 			l.rate = (l.rate + rate) / 2
 			l.counted, l.countedAt = returned, now
 		}
-		prefetch := min(maxPrefetch, int64(min(l.rate, l.could())*prefetchTime.Seconds()))
+		prefetch := min(maxPrefetch, int64(min(l.rate, l.could())*l.ahead.Seconds()))
 		if l.startsAll {
 			prefetch = 0
 		}
@@ -742,7 +743,7 @@ func (l *lane) claimSome(ctx context.Context, n int) (int, error) {
 	c := claim{queue: l.queue, kinds: l.kinds, limit: n, lease: l.lease, from: from}
 	// Not cut off by the shutdown: a claim that commits while nobody listens leaves leases to run out.
 	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.lease)
-	leases, err := l.q.claim(unbroken, l.side, &c, claimJobs, c.args()...)
+	leases, err := l.q.claim(unbroken, l.side, &c, claimJobs, append(c.args(), max(0, int64(l.slots*l.width)-l.outstanding.Load()+l.reserved))...)
 	cancel()
 	l.claimedAt = time.Now()
 	if err != nil {
@@ -1263,14 +1264,16 @@ func (r *run) beatOnce() {
 	}
 	slices.SortFunc(due, func(a, b *task) int { return int(a.lease.ID - b.lease.ID) })
 	for chunk := range slices.Chunk(due, beatChunk) {
-		leases := make([]*Lease, len(chunk))
+		leases, running := make([]*Lease, len(chunk)), make([]bool, len(chunk))
+		r.mu.Lock()
 		for i, t := range chunk {
-			leases[i] = t.lease
+			leases[i], running[i] = t.lease, !t.since.IsZero()
 		}
+		r.mu.Unlock()
 		// Not cut off by the shutdown: outcomes are still to be written, and handlers may take a while to return.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.base), r.lease/3)
 		began := time.Now()
-		answers, err := r.q.beat(ctx, r.pulse, leases, r.lease)
+		answers, err := r.q.beat(ctx, r.pulse, leases, running, r.lease)
 		cancel()
 		if err != nil {
 			r.q.log.Warn("onceq: extending leases failed, trying again", slog.Int("leases", len(leases)), slog.Any("error", err))

@@ -34,7 +34,8 @@ create table {{.schema}}.jobs (
   payload_bytes bytea,
   metadata      jsonb,
   errors        jsonb,                   -- of the latest failed attempts, oldest first
-  rounds        integer                  -- runs that ended with Reschedule; null for none
+  rounds        integer,                 -- runs that ended with Reschedule; null for none
+  ahead         boolean                  -- claimed before a handler was free, and not known to run yet; null: no
 ) with (fillfactor = 45, vacuum_truncate = off);
 
 -- The one index of a claim. Nothing that a claim changes is in it, so that a claim is a heap-only update. Its condition
@@ -50,6 +51,7 @@ alter table {{.schema}}.jobs alter holder       set statistics 0;
 alter table {{.schema}}.jobs alter claims       set statistics 0;
 alter table {{.schema}}.jobs alter lost         set statistics 0;
 alter table {{.schema}}.jobs alter attempts     set statistics 0;
+alter table {{.schema}}.jobs alter ahead        set statistics 0;
 
 -- One row per taken (class, scope, key): the only arbiter of uniqueness. States and classes: fence.go.
 create table {{.schema}}.job_fences (

@@ -38,11 +38,12 @@ func (t *Telemetry) Watch(q *onceq.Queue, queues ...string) (metric.Registration
 		stats, err := w.read(ctx)
 		for _, s := range stats {
 			queue := queueKey.String(s.Queue)
-			for state, n := range map[onceq.State]int{
-				onceq.Waiting: s.Waiting, onceq.Delayed: s.Delayed, onceq.Running: s.Running,
-				onceq.Retrying: s.Retrying, onceq.Dead: s.Dead, onceq.Held: s.Held,
+			for state, n := range map[string]int{
+				onceq.Waiting.String(): s.Waiting, onceq.Delayed.String(): s.Delayed, onceq.Running.String(): s.Running,
+				onceq.Retrying.String(): s.Retrying, onceq.Dead.String(): s.Dead, onceq.Held.String(): s.Held,
+				"claimed_ahead": s.Leased - s.Running,
 			} {
-				o.ObserveInt64(depth, int64(n), metric.WithAttributes(queue, stateKey.String(state.String())))
+				o.ObserveInt64(depth, int64(n), metric.WithAttributes(queue, stateKey.String(state)))
 			}
 			o.ObserveFloat64(oldest, s.Oldest.Seconds(), metric.WithAttributes(queue))
 		}

@@ -55,8 +55,8 @@ func run(ctx context.Context, args []string) error {
 	case "stats":
 		stats, err := q.Stats(ctx)
 		for _, s := range stats {
-			fmt.Printf("%s: %d waiting, the oldest for %v, %d running, %d to retry, %d delayed, %d dead, %d held\n",
-				s.Queue, s.Waiting, s.Oldest, s.Running, s.Retrying, s.Delayed, s.Dead, s.Held)
+			fmt.Printf("%s: %d waiting, the oldest for %v, %d running, %d claimed ahead, %d to retry, %d delayed, %d dead, %d held\n",
+				s.Queue, s.Waiting, s.Oldest, s.Running, s.Leased-s.Running, s.Retrying, s.Delayed, s.Dead, s.Held)
 		}
 		return err
 	case "health":
