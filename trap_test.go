@@ -365,7 +365,7 @@ select nextval('onceq.ids'), %s, now(), 25, 0, '%s', 'k', '1' from generate_seri
 				require.NoError(t, err)
 			}
 			var raw []byte
-			require.NoError(t, tx.QueryRow(ctx, `explain (analyze, buffers, format json) execute p(1000000, 7, 'default', '{0}', array[now() - interval '2 minutes'], '{0}', '{k}', 10)`).Scan(&raw))
+			require.NoError(t, tx.QueryRow(ctx, `explain (analyze, buffers, format json) execute p(1000000, 7, 'default', '{0}', array[now() - interval '2 minutes'], '{0}', '{k}', 10, 5)`).Scan(&raw))
 			var plan []struct {
 				Plan struct {
 					Rows float64 `json:"Actual Rows"`
