@@ -428,11 +428,25 @@ type readGate struct {
 }
 
 func (g *readGate) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
-	if strings.HasPrefix(strings.TrimSpace(q.SQL), "select") && strings.Contains(q.SQL, ".job_fences") && g.shut.CompareAndSwap(true, false) {
+	g.hold(q.SQL)
+	return ctx
+}
+
+func (g *readGate) TraceBatchStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceBatchStartData) context.Context {
+	for _, q := range d.Batch.QueuedQueries {
+		g.hold(q.SQL)
+	}
+	return ctx
+}
+
+func (*readGate) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (*readGate) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
+
+func (g *readGate) hold(sql string) {
+	if strings.HasPrefix(strings.TrimSpace(sql), "select") && strings.Contains(sql, ".job_fences") && g.shut.CompareAndSwap(true, false) {
 		close(g.comes)
 		<-g.goes
 	}
-	return ctx
 }
 
 func (g *readGate) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
