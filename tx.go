@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -41,6 +42,7 @@ type handlerTx struct {
 	notBegun   bool   // because of the database, and not of a context that ended
 	conflict   error  // a statement of it that Postgres wants run again
 	savepoints int
+	unended    []unended
 
 	root  txHandle
 	mu    sync.Mutex               // held by each use of the connection
@@ -231,6 +233,7 @@ var (
 	errTxFailed     = errors.New("onceq: a statement in the handler's transaction failed and the handler returned no error: it is rolled back")
 	errTxBusy       = errors.New("onceq: the handler did not close the rows or the batch's results of its transaction: it is rolled back; close them before returning")
 	errTxInUse      = errors.New("onceq: the handler returned while another goroutine was using its transaction: it is rolled back; wait for such goroutines before returning")
+	errSavepoint    = errors.New("onceq: a savepoint of the handler's transaction could not be committed or rolled back, so all of it is rolled back")
 	errTxRolledBack = errors.New("onceq: the handler rolled the worker's transaction back by a statement of its own: return an error to roll it back")
 )
 
@@ -276,6 +279,8 @@ func (tx *handlerTx) unfit() error {
 		return fmt.Errorf("%w (%w)", errTxFailed, tx.conflict)
 	case pg.TxStatus() == 'E' || tx.failed != nil:
 		return errTxFailed
+	case len(tx.unended) > 0:
+		return fmt.Errorf("%w: %w", errSavepoint, tx.unended[0].err)
 	case pg.TxStatus() == 'I' && tx.opened && !tx.committed():
 		return errTxRolledBack
 	}
@@ -454,10 +459,16 @@ func (h *txHandle) Begin(ctx context.Context) (pgx.Tx, error) {
 	return s, nil
 }
 
-func (h *txHandle) Commit(ctx context.Context) error   { return h.end(ctx, "release savepoint ") }
-func (h *txHandle) Rollback(ctx context.Context) error { return h.end(ctx, "rollback to savepoint ") }
+func (h *txHandle) Commit(ctx context.Context) error { return h.end(ctx, "release savepoint ", false) }
 
-func (h *txHandle) end(ctx context.Context, command string) error {
+// Rollback works in a context that has ended too, which is why it is called, mostly.
+func (h *txHandle) Rollback(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+	defer cancel()
+	return h.end(ctx, "rollback to savepoint ", true)
+}
+
+func (h *txHandle) end(ctx context.Context, command string, undoes bool) error {
 	if err := h.enter(); err != nil {
 		return err
 	}
@@ -471,7 +482,28 @@ func (h *txHandle) end(ctx context.Context, command string) error {
 		delete(h.tx.large, h)
 	}
 	_, err := h.tx.exec(ctx, command+h.name)
+	switch {
+	case err != nil && h.tx.raw.PgConn().TxStatus() != 'E': // what was written in it is in the transaction still
+		h.tx.unended = append(h.tx.unended, unended{h, err})
+	case undoes:
+		h.tx.unended = slices.DeleteFunc(h.tx.unended, func(u unended) bool { return u.inside(h) })
+	}
 	return err
+}
+
+// unended is a savepoint whose Commit or Rollback failed.
+type unended struct {
+	*txHandle
+	err error
+}
+
+func (u unended) inside(outer *txHandle) bool {
+	for h := u.txHandle; h != nil; h = h.outer {
+		if h == outer {
+			return true
+		}
+	}
+	return false
 }
 
 // open opens the transaction for what cannot travel with it.

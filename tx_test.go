@@ -895,6 +895,82 @@ func TestHandleTx_EndedSavepoints(t *testing.T) {
 	}
 }
 
+// pgx.BeginFunc rolls a savepoint back in the context that it was given, which has ended, mostly, where there is something
+// to roll back. What was written in it was committed.
+func TestHandleTx_SavepointIsRolledBackInAnEndedContext(t *testing.T) {
+	t.Parallel()
+	db := withEffects(t)
+	add(t, db, onceq.Job{})
+	ran := db.RunOne(handleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+		sub, cancel := context.WithCancel(ctx)
+		slow := errors.New("the provider is slow")
+		err := pgx.BeginFunc(sub, tx, func(tx pgx.Tx) error {
+			_, err := tx.Exec(sub, `insert into effects values (1)`)
+			cancel()
+			return errors.Join(err, slow)
+		})
+		if !errors.Is(err, slow) {
+			return err
+		}
+		_, err = tx.Exec(ctx, `insert into effects values (2)`)
+		return err
+	}))
+	require.NoError(t, ran.Err)
+	require.Equal(t, onceq.Completed, ran.State)
+	require.Equal(t, 2, sqlOne[int](t, db, `select sum(n)::int from effects`))
+}
+
+// Neither rolled back nor released, a savepoint's writes would be committed with the rest.
+func TestHandleTx_SavepointThatCouldNotBeEnded(t *testing.T) {
+	t.Parallel()
+	db := withEffects(t)
+	write := func(ctx context.Context, tx pgx.Tx, end func(sp pgx.Tx, sub context.Context) error) error {
+		sub, cancel := context.WithCancel(ctx)
+		defer cancel()
+		sp, err := tx.Begin(sub)
+		if err != nil {
+			return err
+		}
+		if _, err := sp.Exec(sub, `insert into effects values (1)`); err != nil {
+			return err
+		}
+		rows, err := sp.Query(sub, `select generate_series(1, 3)`)
+		if err != nil {
+			return err
+		}
+		defer rows.Close() // after the end of the savepoint
+		if err := end(sp, sub); err == nil {
+			return errors.New("wants an error: the connection is busy")
+		}
+		return nil
+	}
+	for name, end := range map[string]func(sp pgx.Tx, sub context.Context) error{
+		"rolled back": func(sp pgx.Tx, sub context.Context) error { return sp.Rollback(sub) },
+		"released":    func(sp pgx.Tx, sub context.Context) error { return sp.Commit(sub) },
+	} {
+		add(t, db, onceq.Job{MaxAttempts: 1})
+		ran := db.RunOne(handleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error { return write(ctx, tx, end) }))
+		require.ErrorContains(t, ran.Err, "savepoint", name)
+		require.Equal(t, onceq.Dead, ran.State)
+
+		// The savepoint around it undoes it.
+		add(t, db, onceq.Job{MaxAttempts: 1})
+		ran = db.RunOne(handleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+			outer, err := tx.Begin(ctx)
+			if err != nil {
+				return err
+			}
+			if err := write(ctx, outer, end); err != nil {
+				return err
+			}
+			return outer.Rollback(ctx)
+		}))
+		require.NoError(t, ran.Err, name)
+		require.Equal(t, onceq.Completed, ran.State)
+	}
+	require.Zero(t, sqlOne[int](t, db, `select count(*)::int from effects`))
+}
+
 // A batch that begins a transaction of its own would end the worker's.
 func TestHandleTx_BatchThatBegins(t *testing.T) {
 	t.Parallel()
