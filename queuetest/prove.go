@@ -78,6 +78,8 @@ type Proof struct {
 	// Resolve decides about an effect of a job that is held for a person; applied says whether any call that was made in
 	// it happened. Default: onceq.Applied with the result of the run without faults, or onceq.NeverApplied(), as applied says.
 	Resolve func(job onceq.JobInfo, effect string, applied bool) onceq.Resolution
+
+	only func(*fault) bool // the faults to try, in the tests of this package; nil for all
 }
 
 // SQL is a Setup that runs statements.
@@ -124,7 +126,8 @@ func (o *Outcome) Count(query string, args ...any) int {
 // and until its job is finished, and fails the test where the outcome is not what it must be.
 //
 // A run without faults finds the steps: each statement and each commit on any connection of the process, those of
-// onceq included, and each call to the outside. Then there is one run for each of:
+// onceq included, and each call to the outside. A transaction of onceq's own that is sent as a whole is one step. Then
+// there is one run for each of:
 //
 //   - the process dies before, and after, each step: its connections are cut, its contexts end, and its zombie reaches
 //     nothing any more; after a step means that the server has done it and the answer is lost.
@@ -317,6 +320,9 @@ func prove(t testing.TB, proof Proof, only string) (*report, error) {
 	rep := &report{test: t.Name(), runs: []*proofRun{calm}, calm: calm, replay: only != ""}
 	rep.steps = v.calm.processes[0].tape
 	todo := faults(rep.steps, !slices.ContainsFunc(first, func(j onceq.Job) bool { return j.MaxAttempts == 1 }))
+	if proof.only != nil {
+		todo = slices.DeleteFunc(todo, func(f *fault) bool { return !proof.only(f) })
+	}
 	if only != "" {
 		todo = slices.DeleteFunc(todo, func(f *fault) bool { return f.name() != only })
 		if len(todo) == 0 && only != "none" {

@@ -32,6 +32,13 @@ func ProveAll(t testing.TB, proof Proof, only string) (Proven, error) {
 	return p, nil
 }
 
+// AtOwnSteps leaves out the faults at the statements of onceq around the handler's own and its calls: for tests of what a proof
+// says, and not of where it looks.
+func AtOwnSteps(proof Proof) Proof {
+	proof.only = func(f *fault) bool { return f.step == nil || f.step.own() }
+	return proof
+}
+
 // Wired is what came through a process's connection.
 type Wired struct {
 	Client []byte // what the server got of it

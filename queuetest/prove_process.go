@@ -169,18 +169,19 @@ func (p *Process) die() {
 func (p *Process) pass(steps []step) (gap int, strike func(*wire)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	leased := p.leased
 	for i := range steps {
 		s := &steps[i]
 		if s.role == roleSkip {
 			continue
 		}
-		s.leased = p.leased
-		if i > 0 {
-			s.leased = steps[0].leased
-		}
+		s.leased = leased
 		s.nth = p.seen[s.text] + 1
 		if f := p.comes(s, false); f != nil {
 			if f.kind != freezing && f.kind != meeting {
+				for i > 0 && steps[i-1].role == roleSkip {
+					i--
+				}
 				return i, p.strike(f)
 			}
 			close(p.struck)

@@ -423,7 +423,7 @@ func TestProve_FindsWithoutACheck(t *testing.T) {
 			if c.change != nil {
 				c.change(&proof)
 			}
-			all := strings.Join(said(t, proof), "\n")
+			all := strings.Join(said(t, queuetest.AtOwnSteps(proof)), "\n")
 			for _, want := range c.want {
 				require.Contains(t, all, want)
 			}
@@ -435,7 +435,7 @@ func TestProve_FindsWithoutACheck(t *testing.T) {
 func TestProve_SaysThatItSawNoCalls(t *testing.T) {
 	t.Parallel()
 	s := &spy{TB: t}
-	queuetest.Prove(s, queuetest.Proof{
+	queuetest.Prove(s, queuetest.AtOwnSteps(queuetest.Proof{
 		Job: provedJob,
 		Handler: func(*queuetest.Process) onceq.Handler {
 			return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
@@ -443,7 +443,7 @@ func TestProve_SaysThatItSawNoCalls(t *testing.T) {
 				return err
 			})
 		},
-	})
+	}))
 	require.Empty(t, s.errors)
 	require.Contains(t, s.logs[0], "steps, 0 calls seen;")
 	require.Contains(t, s.logs[0], `0 calls seen in effect ["charge"]`)
@@ -454,7 +454,7 @@ func TestProve_AChangedBodyIsSaidOnce(t *testing.T) {
 	t.Parallel()
 	attempts := 0
 	var mu sync.Mutex
-	said := said(t, queuetest.Proof{
+	said := said(t, queuetest.AtOwnSteps(queuetest.Proof{
 		Job: provedJob,
 		Handler: func(p *queuetest.Process) onceq.Handler {
 			return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
@@ -465,7 +465,7 @@ func TestProve_AChangedBodyIsSaidOnce(t *testing.T) {
 				return err
 			})
 		},
-	})
+	}))
 	require.Len(t, said, 1)
 	require.Equal(t, 1, strings.Count(strings.Split(said[0], "\n")[0], "with its key and another body"))
 	require.Less(t, attempts, 4)

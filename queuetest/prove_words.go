@@ -30,7 +30,7 @@ type step struct {
 	role   role
 	effect effect // intent, outcome and call: of Once
 	nth    int    // 1 for the first of its text in its process
-	first  bool   // of what is sent at once: the place before it is one of its own
+	first  bool   // of what is sent at once: the place before it is one of its own, before all of that
 	next   string // in words, what is sent with it and comes behind it
 	with   string // in words, the handler's first statement: it is sent with this one, which opens its transaction
 
@@ -115,7 +115,7 @@ func name(asked []statement, worker bool) (steps []step, still bool) {
 			break
 		}
 		switch st.role {
-		case roleOnceq:
+		case roleOnceq, roleIntent, roleOutcome:
 			if main < 0 && !st.setting() {
 				main = i
 			}
@@ -150,6 +150,9 @@ func name(asked []statement, worker bool) (steps []step, still bool) {
 			st.text += " -- " + of // which tells them from others of the same text
 		}
 	}
+	if began && !worker && main >= 0 {
+		merge(steps, main)
+	}
 	for i := range steps {
 		steps[i].worker = worker
 		if i+1 < len(steps) {
@@ -162,6 +165,25 @@ func name(asked []statement, worker bool) (steps []step, still bool) {
 		}
 	}
 	return steps, worker && !ends
+}
+
+// merge makes one step of a transaction of onceq's own that is sent as a whole: the server does all of it or nothing. It takes the
+// place of the commit.
+func merge(steps []step, main int) {
+	last := len(steps) - 1
+	if steps[last].role != roleCommit {
+		return
+	}
+	for i := 1; i < last; i++ {
+		if i != main && !steps[i].setting() {
+			return
+		}
+	}
+	steps[last] = steps[main]
+	steps[last].first = true
+	for i := range last {
+		steps[i].role = roleSkip
+	}
 }
 
 func (s step) setting() bool { return strings.HasPrefix(s.words, "onceq's settings") }
