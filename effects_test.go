@@ -31,7 +31,7 @@ func TestCancel_InTheMiddleOfAnEffectIsFoundAndResolved(t *testing.T) {
 		replayed = append(replayed, r)
 		return err
 	})
-	w := start(t, db, onceq.WorkerConfig{Lease: time.Second}, handle)
+	w := start(t, db, onceq.WorkerConfig{Lease: steady}, handle)
 	receive(t, charging)
 	_, err := q.Cancel(ctx, db.Pool, id)
 	require.NoError(t, err)

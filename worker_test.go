@@ -1140,7 +1140,7 @@ func TestPool_HandlersCannotStarveTheWorker(t *testing.T) {
 	_, err = db.Queue.Enqueue(t.Context(), db.Pool, beside.Job(1))
 	require.NoError(t, err)
 	running, end := make(chan struct{}, 10), make(chan struct{})
-	w := start(t, db, onceq.WorkerConfig{Lease: time.Second, Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 6}}},
+	w := start(t, db, onceq.WorkerConfig{Lease: steady, Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 6}}},
 		handleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
 			_, err := tx.Exec(ctx, `select 1`)
 			running <- struct{}{}
@@ -1158,7 +1158,7 @@ func TestPool_HandlersCannotStarveTheWorker(t *testing.T) {
 	require.Contains(t, w.logged(), "queue=default concurrency=6 connections=2")
 	eventually(t, "two extensions", func() bool {
 		var n int
-		require.NoError(t, conn.QueryRow(t.Context(), `select count(*) from onceq.jobs where kind = 'beside' and leased_until > run_at + interval '2 seconds'`).Scan(&n))
+		require.NoError(t, conn.QueryRow(t.Context(), `select count(*) from onceq.jobs where kind = 'beside' and leased_until > run_at + interval '16 seconds'`).Scan(&n))
 		return n == 1
 	})
 	eventually(t, "a word about it", func() bool { return strings.Contains(w.logged(), "all connections of the pool are in use") })
@@ -1176,8 +1176,8 @@ func TestPool_WaitingForAConnectionIsNotTheHandlersTime(t *testing.T) {
 	conn, err := pgx.Connect(t.Context(), db.URL)
 	require.NoError(t, err)
 	defer conn.Close(context.Background())
-	kind := onceq.Kind[int]{Name: "k", Timeout: 100 * time.Millisecond, MaxAttempts: 1}
-	w := start(t, db, onceq.WorkerConfig{Lease: time.Second}, kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error {
+	kind := onceq.Kind[int]{Name: "k", Timeout: 5 * time.Second, MaxAttempts: 1}
+	w := start(t, db, onceq.WorkerConfig{Lease: steady}, kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error {
 		_, err := tx.Exec(ctx, `select 1`)
 		return err
 	}))
@@ -1193,9 +1193,9 @@ func TestPool_WaitingForAConnectionIsNotTheHandlersTime(t *testing.T) {
 		require.NoError(t, err)
 	}
 	var most int
-	eventually(t, "two extensions of the one that waits", func() bool {
+	eventually(t, "two extensions of the one that waits, for longer than a handler may take", func() bool {
 		var n, leased int
-		require.NoError(t, conn.QueryRow(t.Context(), `select count(*) filter (where leased_until > run_at + interval '2 seconds'), count(leased_until) from onceq.jobs`).Scan(&n, &leased))
+		require.NoError(t, conn.QueryRow(t.Context(), `select count(*) filter (where leased_until > run_at + interval '16 seconds'), count(leased_until) from onceq.jobs`).Scan(&n, &leased))
 		most = max(most, leased)
 		return n == 1
 	})

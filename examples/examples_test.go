@@ -19,7 +19,7 @@ func TestPrograms(t *testing.T) {
 	programs, err := filepath.Glob("*/main.go")
 	require.NoError(t, err)
 	bin := t.TempDir()
-	build := exec.Command("go", "build", "-o", bin+"/", "./first", "./transaction", "./batch", "./strict", "./effect", "./result", "./http")
+	build := exec.Command("go", "build", "-ldflags=-s -w", "-o", bin+"/", "./first", "./transaction", "./batch", "./strict", "./effect", "./result", "./http")
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	ran := 0

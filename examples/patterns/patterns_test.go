@@ -20,7 +20,7 @@ func TestPrograms(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, programs, 10)
 	bin := t.TempDir()
-	out, err := exec.Command("go", "build", "-o", bin+"/", "./...").CombinedOutput()
+	out, err := exec.Command("go", "build", "-ldflags=-s -w", "-o", bin+"/", "./...").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	for _, program := range programs {
 		source, err := os.ReadFile(program)
