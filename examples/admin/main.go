@@ -17,7 +17,8 @@ import (
 const usage = `admin stats | health | running | dead | held
 admin show|cancel|retry|redrive|discard <job>
 admin redrive-all <kind>
-admin applied|never <job> <effect>`
+admin applied|never <job> <effect>
+admin applied-all|never-all <kind> <effect>`
 
 func main() {
 	if err := run(context.Background(), os.Args[1:]); err != nil {
@@ -77,6 +78,17 @@ func run(ctx context.Context, args []string) error {
 		}
 		n, taken, err := q.RedriveMany(ctx, pool, onceq.Filter{Kind: args[1], States: []onceq.State{onceq.Dead}})
 		fmt.Printf("%d run again; of %d the key is another job's by now\n", n, taken)
+		return err
+	case "applied-all", "never-all":
+		if args[1] == "" || args[2] == "" {
+			return errors.New(usage)
+		}
+		answer := onceq.NeverApplied()
+		if command == "applied-all" {
+			answer = onceq.Applied(nil)
+		}
+		resolved, redriven, err := q.ResolveMany(ctx, pool, onceq.Filter{Kind: args[1]}, args[2], answer)
+		fmt.Printf("%d effects settled, %d jobs run again\n", resolved, redriven)
 		return err
 	case "show", "cancel", "retry", "redrive", "discard", "applied", "never":
 		if numberErr != nil {

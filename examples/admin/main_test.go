@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -66,6 +67,17 @@ func TestAdmin(t *testing.T) {
 	admin("applied", held, "wire")
 	db.Drain(handler)
 	require.Empty(t, admin("dead")+admin("held"))
+
+	for range 2 {
+		enqueue("held")
+	}
+	db.Drain(handler)
+	db.Advance(time.Hour)
+	db.Drain(handler)
+	require.Contains(t, admin("stats"), "2 held")
+	require.Equal(t, "2 effects settled, 2 jobs run again\n", admin("applied-all", "mail", "wire"))
+	db.Drain(handler)
+	require.Empty(t, admin("held"))
 
 	bad = true
 	dead = enqueue("dead")
