@@ -3,6 +3,7 @@ package onceq_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -441,4 +442,95 @@ func TestNewInstallation(t *testing.T) {
 	require.ErrorContains(t, err, "reset; its idempotency key is another")
 	require.NoError(t, l.Fail(ctx, err))
 	require.NoError(t, q.Resolve(ctx, db.Pool, id, "charge", onceq.NeverApplied()))
+}
+
+// A job whose id the history had could not leave: it ran again each time that its lease had run out.
+func TestHistory_AJobThatHadTheIDIsNoReasonToRunAgain(t *testing.T) {
+	t.Parallel()
+	fail := errors.New("no")
+	for name, k := range map[string]onceq.Kind[bool]{
+		"kept":     {Name: "k", Keep: time.Hour},
+		"not kept": {Name: "k"},
+	} {
+		for how, handler := range map[string]func(run func(ok bool) error) onceq.Handler{
+			"Handle": func(run func(bool) error) onceq.Handler {
+				return k.Handle(func(_ context.Context, _ *onceq.Lease, ok bool) error { return run(ok) })
+			},
+			"HandleTx": func(run func(bool) error) onceq.Handler {
+				return k.HandleTx(func(_ context.Context, _ pgx.Tx, _ *onceq.Lease, ok bool) error { return run(ok) })
+			},
+			"HandleBatch": func(run func(bool) error) onceq.Handler {
+				return k.HandleBatch(5, func(_ context.Context, _ pgx.Tx, items []onceq.Item[bool]) error { return run(items[0].Payload) })
+			},
+		} {
+			for _, c := range []struct {
+				older, newer     bool // completes
+				cancelled, stays bool // the newer one, by Cancel; the older one is what the history has afterwards
+			}{{true, true, false, false}, {true, false, false, false}, {false, true, false, true}, {true, false, true, false}} {
+				t.Run(fmt.Sprintf("%s, %s, %v", name, how, c), func(t *testing.T) {
+					t.Parallel()
+					db := queuetest.New(t)
+					ctx, q := t.Context(), db.Queue
+					calls := 0
+					h := handler(func(ok bool) error {
+						if calls++; !ok {
+							return onceq.Fatal(fail)
+						}
+						return nil
+					})
+					enqueue := func(key string, ok bool) int64 {
+						job := k.Job(ok)
+						job.Key = key
+						r, err := q.Enqueue(ctx, db.Pool, job)
+						require.NoError(t, err)
+						return r.ID
+					}
+					first := enqueue("older", c.older)
+					db.RunOne(h)
+					setBack(t, db)
+					require.Equal(t, first, enqueue("newer", c.newer))
+					if c.cancelled {
+						wantState(t, onceq.Cancelled)(q.Cancel(ctx, db.Pool, first))
+					} else {
+						ran := db.RunOne(h)
+						require.Equal(t, c.newer, ran.State == onceq.Completed, ran.Err)
+						require.Equal(t, 2, calls)
+					}
+					require.Zero(t, sqlOne[int](t, db, `select count(*)::int from onceq.jobs`))
+					if c.stays || name == "kept" || !c.newer {
+						key := map[bool]string{true: "older", false: "newer"}[c.stays]
+						require.Equal(t, key, sqlOne[string](t, db, `select key from onceq.job_history`))
+					}
+				})
+			}
+		}
+	}
+}
+
+func TestHistory_TwoJobsOfOneIDThatWaitForAPerson(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	k := onceq.Kind[int]{Name: "k"}
+	fails := k.Handle(func(context.Context, *onceq.Lease, int) error { return onceq.Fatal(errors.New("no")) })
+	id := add(t, db, onceq.Job{Kind: "k", Key: "older", Payload: 1})
+	require.Equal(t, onceq.Dead, db.RunOne(fails).State)
+	setBack(t, db)
+	require.Equal(t, id, add(t, db, onceq.Job{Kind: "k", Key: "newer", Payload: 2}))
+	_, err := q.Cancel(ctx, db.Pool, id)
+	require.ErrorIs(t, err, onceq.ErrIDTaken)
+	require.ErrorContains(t, err, "redrive or discard")
+	require.Equal(t, onceq.Retrying, db.RunOne(fails).State)
+	info, err := q.Get(ctx, db.Pool, id)
+	require.NoError(t, err)
+	require.Equal(t, "newer", info.Key)
+	require.Contains(t, info.Errors[0].Error, "redrive or discard")
+
+	require.NoError(t, q.Discard(ctx, db.Pool, id))
+	wantState(t, onceq.Retrying)(q.Retry(ctx, db.Pool, id))
+	require.Equal(t, onceq.Dead, db.RunOne(fails).State)
+	info, err = q.Get(ctx, db.Pool, id)
+	require.NoError(t, err)
+	require.Equal(t, onceq.Dead, info.State)
+	require.Equal(t, "newer", info.Key)
 }

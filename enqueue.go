@@ -733,7 +733,10 @@ func (q *Queue) enqueued(ctx context.Context, e *encoded, r Result) {
 //	select setval('onceq.ids', greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_history),
 //	                                    (select max(token >> 20) from onceq.job_fences)))
 //
-// It does not heal by itself, because ids of finished jobs, which nothing notices, would be given out again too.
+// It does not heal by itself, because ids of finished jobs, which nothing notices, would be given out again too. A job
+// with such an id takes the place of a completed one in the history. Where the older one is dead, held or cancelled, the
+// newer one can only complete, which leaves no record then; anything else is an ErrIDTaken too, and the job runs again
+// until the older one is redriven or discarded.
 var ErrIDTaken = errors.New("onceq: the sequence of ids is behind the ids in use; set it past them, see onceq.ErrIDTaken")
 
 // enqueueError says what failed.

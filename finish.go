@@ -266,7 +266,7 @@ fence as (
 ),
 ` + writeHistory + `
 select case when $9::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       (select array_agg(id << 20 | claims) from gone)`
+       (select array_agg(id << 20 | claims) from gone), ` + wantHistory
 
 // writeHistory keeps what is gone, as far as it is to be kept.
 const writeHistory = `history as (
@@ -276,8 +276,24 @@ const writeHistory = `history as (
          case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
          claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
          payload, payload_bytes, metadata, rounds, nullif(result, '')::jsonb, ` + appendError + `
-    from gone where keep <> 0
+    from gone where keep <> 0` + olderRecord + `
 )`
+
+// olderRecord is for a history where another job has the id, after the sequence was set back. A record of a completed one
+// gives way: a job that could not leave would run again and again. So does the new one where only it is completed.
+const olderRecord = `
+      on conflict (id) do update
+     set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
+          queue, kind, scope, key, payload, payload_bytes, metadata, rounds, result, errors)
+       = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
+             excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
+             excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.rounds,
+             excluded.result, excluded.errors)
+   where job_history.state = 5
+  returning id`
+
+// wantHistory is a column that raises where somebody has to decide about both.
+const wantHistory = `(select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1)`
 
 // appendError keeps the latest ten errors of a job: when, in which attempt, what.
 const appendError = `case when error = '' then errors else
@@ -367,7 +383,7 @@ func (q *Queue) finish(ctx context.Context, db DB, outcomes []outcome) (stale []
 		more      []any // columns after the tokens
 	}{
 		{plain, completeJobs, completeArgs, nil},
-		{end, endJobs, endArgs, nil},
+		{end, endJobs, endArgs, []any{nil}},
 		{again, retryJobs, retryArgs, []any{&cancelled}},
 	} {
 		if len(part.outcomes) == 0 {

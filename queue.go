@@ -207,9 +207,13 @@ func (q *Queue) queryRow(ctx context.Context, db DB, statement string, args []an
 	return rows.Err()
 }
 
-// told makes a *SchemaError of what Postgres says of a statement of this package where the tables are missing.
+// told makes a *SchemaError of what Postgres says of a statement of this package where the tables are missing, and an
+// ErrIDTaken where a job cannot leave because of another one with its id.
 func (q *Queue) told(err error) error {
 	var schema *SchemaError
+	if sqlState(err) == "OQ002" && !errors.Is(err, ErrIDTaken) {
+		return fmt.Errorf("%w (%w)", ErrIDTaken, err)
+	}
 	if !noTables(err) || errors.As(err, &schema) {
 		return err
 	}

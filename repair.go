@@ -29,7 +29,7 @@ with free as materialized (
 ),
 gone as (
   delete from onceq.jobs j using free where j.id = any (array[free.id])
-  returning j.*
+  returning j.*, $2::bigint as keep, 7::smallint as state
 ),
 fence as (
   update onceq.job_fences f
@@ -40,14 +40,15 @@ fence as (
 history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
          priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, errors, rounds)
-  select id, run_at, created_at, statement_timestamp(), statement_timestamp() + $2::bigint * interval '1 millisecond',
-         claims, lost, attempts, max_attempts, priority, 7, queue, kind, scope, key, payload, payload_bytes, metadata, errors, rounds
-    from gone
+  select id, run_at, created_at, statement_timestamp(), statement_timestamp() + keep * interval '1 millisecond',
+         claims, lost, attempts, max_attempts, priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, errors, rounds
+    from gone` + olderRecord + `
 ),
 request as (
   delete from onceq.job_cancels x using gone g where x.job_id = g.id
 )
-select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')) from gone`
+select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')),
+       ` + wantHistory + ` from gone`
 
 // requestCancels leaves notes for the holders of those of the jobs that are live, and gives how many these are.
 const requestCancels = `
@@ -91,7 +92,7 @@ func (q *Queue) Cancel(ctx context.Context, db DB, id int64) (State, error) {
 func (q *Queue) cancel(ctx context.Context, db DB, ids []int64) (cancelled, asked int, err error) {
 	free := func() (gone []int64, err error) {
 		var queues, kinds, scopes, keys []string
-		err = q.guarded(ctx, db, cancelJobs, []any{ids, CancelledKeep.Milliseconds()}, &gone, &queues, &kinds, &scopes, &keys)
+		err = q.guarded(ctx, db, cancelJobs, []any{ids, CancelledKeep.Milliseconds()}, &gone, &queues, &kinds, &scopes, &keys, nil)
 		if err != nil {
 			return nil, fmt.Errorf("onceq: cancel: %w", err)
 		}

@@ -140,6 +140,14 @@ begin
 end
 $$;
 
+-- What a job calls that leaves for a history where another job, which waits for a person, has its id.
+create function {{.schema}}.id_taken(job bigint) returns bigint
+language plpgsql as $$
+begin
+  raise exception 'the history has another job with the id %, which waits for a person: redrive or discard that one', job using errcode = 'OQ002';
+end
+$$;
+
 -- The next id above a floor: ids of a key's later jobs stay above those of its earlier ones even where a
 -- crash or a failover made the sequence forget its latest values.
 create function {{.schema}}.next_id(ids regclass, above bigint) returns bigint
@@ -191,6 +199,7 @@ $take_fence$;
 
 drop function {{.schema}}.take_fence(regclass, text, text, bigint, bytea);
 drop function {{.schema}}.next_id(regclass, bigint);
+drop function {{.schema}}.id_taken(bigint);
 drop function {{.schema}}.lease_lost(bigint);
 drop table {{.schema}}.waiters;
 drop table {{.schema}}.queues;
