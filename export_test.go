@@ -25,6 +25,7 @@ var HotStatements = map[string]string{
 	"claim one": claimOne,
 	"suspects":  findSuspects,
 	"extend":    extendLeases,
+	"lengthen":  lengthenLease,
 	"lock":      lockJobs,
 	"complete":  completeJobs,
 	"end":       endJobs,

@@ -74,6 +74,13 @@ var errInTx = errors.New("onceq: the worker ends this job with the handler's tra
 // behind it in the same pipeline does not go through; it comes back as a *LeaseError. With a nil db it runs
 // on its own. EventCompleted is reported when the statement has run: the caller's transaction may still roll back, and
 // the job then runs again.
+//
+// Where Postgres wants the transaction run again (IsRetryable), because of this statement or of what follows it up to the
+// commit, a worker runs the handler that returns the error again at once, up to ten times, before it counts as one. At
+// repeatable read and serializable that happens whenever a beat, which comes every third of the lease, has changed the job's
+// row after the transaction's snapshot. The beats then leave the row alone for twice the time that the handler has taken, so
+// that the next run gets through; should its process die meanwhile, the job comes back that much later. With Lock as the
+// transaction's first statement there is no such conflict.
 func (l *Lease) Complete(ctx context.Context, db DB) error {
 	if db == nil {
 		db = l.db
@@ -82,12 +89,7 @@ func (l *Lease) Complete(ctx context.Context, db DB) error {
 		return errInTx
 	}
 	statement, args := l.completion()
-	rows, err := db.Query(ctx, l.q.sql(statement), args...)
-	if err == nil {
-		rows.Close()
-		err = rows.Err()
-	}
-	return l.completed(ctx, err)
+	return l.completed(ctx, runs(ctx, db, l.q.sql(statement), args...))
 }
 
 // CompleteInBatch adds the completion to the caller's own batch. Where the lease is gone it raises SQLSTATE
@@ -110,6 +112,19 @@ func (l *Lease) CompleteInBatch(batch *pgx.Batch) error {
 		return err // as it is: whoever has it looks for its SQLSTATE
 	}
 	return nil
+}
+
+// conflicts reports whether err is Postgres wanting a transaction run again that was to complete the job.
+func (l *Lease) conflicts(err error) bool {
+	return (atomic.LoadUint32(&l.conflict) == 1 || l.completedItself()) && IsRetryable(err) && decidesNothing(err)
+}
+
+// startOver forgets what a run did that was rolled back.
+func (l *Lease) startOver() {
+	l.result = ""
+	atomic.StoreUint32(&l.conflict, 0)
+	atomic.StoreUint32(&l.byHandler, 0)
+	atomic.StoreUint32(&l.accepted, 0)
 }
 
 // completedItself reports whether the handler called Complete or CompleteInBatch, whatever came of it.
@@ -140,6 +155,7 @@ func (l *Lease) completed(ctx context.Context, err error) error {
 		l.q.emit(ctx, e)
 		return lost
 	}
+	l.conflicted(ctx, err)
 	return fmt.Errorf("onceq: complete: %w", l.q.told(err))
 }
 

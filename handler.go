@@ -73,7 +73,7 @@ func keepTime(field string, keep time.Duration, before error) (int64, error) {
 // Handle runs fn for each job of the kind. Its lease is kept alive while fn runs; ctx ends with cause
 // ErrLeaseLost when it is lost, ErrCancelled when the job is cancelled, and with the kind's timeout. A nil
 // return completes the job; errors do as retry.go says. What fn does outside of the database may happen
-// again on a redelivery: use Once.
+// again on a redelivery: use Once. With a transaction of its own fn can complete the job by itself: see Lease.Complete.
 func (k *Kind[P]) Handle(fn func(ctx context.Context, l *Lease, payload P) error) Handler {
 	h := k.handler()
 	if fn == nil {
@@ -93,8 +93,8 @@ func (k *Kind[P]) Handle(fn func(ctx context.Context, l *Lease, payload P) error
 
 // HandleTx runs fn for each job of the kind in a transaction. What fn writes through tx and the job's
 // completion commit together or not at all, also where the lease was lost meanwhile. The worker ends the
-// transaction; tx.Begin gives a savepoint. A serialization failure or deadlock of tx runs fn again at once, up to ten times,
-// before it counts as an error.
+// transaction; tx.Begin gives a savepoint. A serialization failure or deadlock of tx, also of a statement on tx.Conn(), runs
+// fn again at once, up to ten times, before it counts as an error.
 //
 // The transaction begins with fn's first use of tx, in the same round trip. From then on nobody else can have the job,
 // however long fn takes; where its lease was lost before, that first statement is not run and its error matches
@@ -161,8 +161,8 @@ func (k *Kind[P]) HandleBatch(size int, fn func(ctx context.Context, tx pgx.Tx, 
 // Wrap puts a function around the handler: for tracing, logging, a tenant in the context. It is called for each
 // attempt with the jobs that the handler gets, one, or those of a batch, and calls next, mostly; its error is
 // that of the attempt. What it puts into the context that it passes on is there in the handler. A panic of the handler
-// goes through it. Of transactional handlers it runs inside the transaction, which commits after it has returned, and
-// again when Postgres wants the transaction run again. Of several the last one is outermost.
+// goes through it. Of transactional handlers it runs inside the transaction, which commits after it has returned; it runs
+// again when Postgres wants that transaction run again, or one of the handler's own with Lease.Complete. Of several the last one is outermost.
 func (h Handler) Wrap(around func(ctx context.Context, leases []*Lease, next func(context.Context) error) error) Handler {
 	switch lease, tx, batch := h.lease, h.tx, h.batch; {
 	case around == nil:

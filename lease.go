@@ -5,9 +5,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"math"
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -64,6 +66,10 @@ type Lease struct {
 	inTx      bool   // its handler runs in a transaction that the worker ends
 	byHandler uint32 // atomic; 1: completed through Complete or CompleteInBatch, if that commits
 	accepted  uint32 // atomic; 1: the statement of one of these was run and not refused
+	conflict  uint32 // atomic; 1: Postgres wants a transaction run again whose part Complete, CompleteInBatch or Lock was
+
+	beats   time.Duration // what a worker extends it by; 0 outside of a worker's handler
+	timeout time.Duration // of its kind there; 0 for none
 
 	calls   uint32             // atomic; of its handler, each of which is a run of its own for Once
 	effects map[effectRun]bool // guarded by Queue.effects: those that are done, and false for those under way
@@ -421,9 +427,10 @@ func (l *Lease) lostError(op string) *LeaseError {
 	return &LeaseError{Op: op, JobID: l.ID, Token: l.Token}
 }
 
-// Extend makes the lease last for d from now, by the database's clock. A lease that is gone is a *LeaseError.
-// In a worker the beat does this for all handlers. While a transaction of another connection has the job's
-// row locked (a handler's own, mostly) there is nothing to extend and nothing to fear: that is no error.
+// Extend makes the lease last for at least d from now, by the database's clock. A lease that is gone is a *LeaseError.
+// In a worker the beat does this for all handlers, and leaves a lease alone that lasts for longer. While a transaction of
+// another connection has the job's row locked (a handler's own, mostly) there is nothing to extend and nothing to fear:
+// that is no error.
 func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 	if d < time.Millisecond {
 		return invalid("Extend", "by %s; at least a millisecond", d)
@@ -451,8 +458,81 @@ func (l *Lease) Now(ctx context.Context) (now time.Time, err error) {
 	return now, err
 }
 
-// beatAnswer is what became of one lease in a beat. Neither extended nor lost means locked, and locked means
-// alive: nobody can claim a row that its holder's transaction has locked.
+// Lock keeps the job for db, a transaction of the handler's own, until that ends: nobody else can claim it, expired or not,
+// and no beat changes its row. Where the lease is gone it raises an error, so that nothing of the transaction is committed;
+// it comes back as a *LeaseError. Call it first in a transaction at repeatable read or serializable that ends with Complete
+// and may take longer than a third of the lease.
+//
+// In a worker the server ends the transaction when it idles for longer than the kind's Timeout, so that a process that
+// freezes does not keep the job. HandleTx and HandleBatch lock by themselves, and Lock is an error there.
+func (l *Lease) Lock(ctx context.Context, db DB) error {
+	if l.inTx {
+		return errInTx
+	}
+	if db == nil || beginner(db) != nil {
+		return invalid("Lock", "wants a transaction, in which the job stays locked")
+	}
+	err := runs(ctx, db, l.q.sql(lockJob), idleLimit(l.timeout), l.ID, l.claims, l.holder)
+	switch {
+	case err == nil:
+		return nil
+	case leaseLost(err):
+		e := l.event(EventLeaseLost)
+		e.Err = l.lostError("lock")
+		l.q.emit(ctx, e)
+		return e.Err
+	}
+	l.conflicted(ctx, err)
+	return fmt.Errorf("onceq: lock: %w", l.q.told(err))
+}
+
+// runs runs a statement of which nothing but its error counts.
+func runs(ctx context.Context, db DB, statement string, args ...any) error {
+	rows, err := db.Query(ctx, statement, args...)
+	if err == nil {
+		rows.Close()
+		err = rows.Err()
+	}
+	return err
+}
+
+// conflicted is told what went wrong with a statement of this lease in the handler's own transaction. Where Postgres wants
+// that run again, it is mostly because a beat changed the job's row after the transaction's snapshot, which would be so
+// each time: so the lease is made to last for long enough now, and the beats leave it alone meanwhile.
+func (l *Lease) conflicted(ctx context.Context, err error) {
+	if l.beats == 0 || !IsRetryable(err) {
+		return
+	}
+	atomic.StoreUint32(&l.conflict, 1)
+	l.q.log.WarnContext(ctx, "onceq: Postgres wants a handler's own transaction run again; where that is repeatable read or serializable and longer "+
+		"than a third of the lease, call Lease.Lock(ctx, tx) first in it", slog.Int64("job", l.ID), slog.String("kind", l.Kind), slog.Any("error", err))
+	l.lengthen(ctx)
+}
+
+// lengthenLease extends a lease and says so with a row. It gives none where the lease is lost, or where a transaction has
+// the job's row locked.
+const lengthenLease = `
+with free as materialized (
+  select id from onceq.jobs
+   where id = $1::bigint and claims = $2::int and holder = $3::bigint
+     for no key update skip locked
+)
+update onceq.jobs j set leased_until = greatest(leased_until, statement_timestamp() + $4::bigint * interval '1 microsecond')
+  from free where j.id = any (array[free.id])
+returning true`
+
+// lengthen makes the lease last for so long that no beat extends it while the handler takes twice the time that it has
+// taken until now, and reports whether the job is still this lease's and no transaction has it.
+func (l *Lease) lengthen(ctx context.Context) (held bool) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+	defer cancel()
+	d := l.beats + 2*time.Since(l.began)
+	err := l.q.guarded(ctx, l.db, lengthenLease, []any{l.ID, l.claims, l.holder, d.Microseconds()}, &held)
+	return err == nil && held
+}
+
+// beatAnswer is what became of one lease in a beat. Neither extended nor lost means locked, or extended for longer before.
+// Locked means alive: nobody can claim a row that its holder's transaction has locked.
 type beatAnswer struct {
 	extended, lost, cancelled bool
 }
@@ -469,6 +549,7 @@ free as materialized (
     from u cross join lateral (
          select id from onceq.jobs
           where id = u.id and claims = u.claims and holder = u.holder
+            and leased_until < statement_timestamp() + $4::bigint * interval '1 microsecond'
             for no key update skip locked) j
 ),
 extended as (

@@ -100,13 +100,16 @@ func TestMistakes_NoTablesIsSaidByEveryCall(t *testing.T) {
 			return err
 		},
 		"Lease.Complete": func() error { return l.Complete(ctx, in) },
-		"Lease.Extend":   func() error { return l.Extend(ctx, time.Minute) },
-		"Lease.Fail":     func() error { return l.Fail(ctx, errors.New("no")) },
-		"Lease.Release":  func() error { return l.Release(ctx) },
-		"Lease.Snooze":   func() error { return l.Snooze(ctx, time.Minute) },
-		"Worker.Run":     func() error { return w.Run(ctx) },
-		"Worker.Drain":   func() error { return w.Drain(ctx, 0) },
-		"Reaper.Once":    func() error { _, err := reaper.Once(ctx); return err },
+		"Lease.Lock": func() error {
+			return pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error { return l.Lock(ctx, tx) })
+		},
+		"Lease.Extend":  func() error { return l.Extend(ctx, time.Minute) },
+		"Lease.Fail":    func() error { return l.Fail(ctx, errors.New("no")) },
+		"Lease.Release": func() error { return l.Release(ctx) },
+		"Lease.Snooze":  func() error { return l.Snooze(ctx, time.Minute) },
+		"Worker.Run":    func() error { return w.Run(ctx) },
+		"Worker.Drain":  func() error { return w.Drain(ctx, 0) },
+		"Reaper.Once":   func() error { _, err := reaper.Once(ctx); return err },
 	} {
 		err := call()
 		var schema *onceq.SchemaError

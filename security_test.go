@@ -122,6 +122,9 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 					{"Queue.Retry", func() error { _, err := q.Retry(ctx, db.Pool, id); return err }},
 					{"Queue.Claim", func() error { l = claim(); return nil }},
 					{"Lease.Extend", func() error { return l.Extend(ctx, time.Hour) }},
+					{"Lease.Lock", func() error {
+						return pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error { return l.Lock(ctx, tx) })
+					}},
 					{"Lease.IdempotencyKey", func() error { l.IdempotencyKey(evil); return nil }},
 					{"Lease.Release", func() error { return l.Release(ctx) }},
 					{"Lease.Snooze", func() error { return claim().Snooze(ctx, 0) }},

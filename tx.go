@@ -55,6 +55,14 @@ type handlerTx struct {
 // so that it cannot keep the jobs' rows. Without $1 the server's own setting stays.
 const limitIdling = `case when $1::text <> '' then set_config('idle_in_transaction_session_timeout', $1::text, true) end`
 
+// idleLimit is that number for a kind's timeout.
+func idleLimit(timeout time.Duration) string {
+	if timeout <= 0 {
+		return ""
+	}
+	return strconv.FormatInt(min(max(1, timeout.Milliseconds()), math.MaxInt32), 10)
+}
+
 // lockJobs locks the rows of a handler's jobs by their guards, in id order, for the rest of its transaction: from
 // then on nobody can claim them, expired or not. It raises where a guard does not hold. The last column says which
 // transaction it is.
@@ -118,10 +126,7 @@ func (tx *handlerTx) first(ctx context.Context, queries ...*pgx.QueuedQuery) (pg
 	if err := ctx.Err(); err != nil {
 		return nil, err // nothing was sent, and another context may do
 	}
-	idle := ""
-	if tx.h.timeout > 0 {
-		idle = strconv.FormatInt(min(max(1, tx.h.timeout.Milliseconds()), math.MaxInt32), 10)
-	}
+	idle := idleLimit(tx.h.timeout)
 	b := &pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, 4+len(queries))}
 	b.Queue(tx.begin())
 	locking := 1
@@ -290,10 +295,11 @@ func (tx *handlerTx) unfit() error {
 // undo rolls back and gives the error with what it means: a *committedError where the handler had committed by itself, a
 // *conflictError where Postgres wants the transaction run again.
 func (tx *handlerTx) undo(err error) error {
+	aborted := tx.opened && tx.raw.PgConn().TxStatus() == 'E' // by a statement on tx.Conn() too, which nobody notes
 	switch {
 	case tx.opened && tx.committed():
 		return &committedError{err}
-	case tx.conflict != nil && IsRetryable(err) && decidesNothing(err):
+	case (tx.conflict != nil || aborted) && IsRetryable(err) && decidesNothing(err):
 		return &conflictError{err}
 	}
 	return err

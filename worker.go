@@ -956,17 +956,32 @@ func (l *lane) start(tasks []*task, h *Handler) (*handlerContext, bool) {
 }
 
 func (l *lane) runLease(t *task) {
+	t.lease.beats, t.lease.timeout = l.lease, t.h.timeout
+	for try := 1; l.tryLease(t, try); try++ {
+		sleep(l.base, rand.N(time.Duration(try)*5*time.Millisecond), nil)
+	}
+}
+
+// tryLease calls a handler and passes on what came of it, or says that it is to be called again: Postgres wants a transaction
+// of its own run again whose part the completion was.
+func (l *lane) tryLease(t *task, try int) (again bool) {
 	ctx, ok := l.start([]*task{t}, t.h)
 	if !ok {
 		l.end(t, l.judge(t, ctx, ctx.why()))
-		return
+		return false
 	}
 	defer ctx.cancel(nil)
 	began := l.running([]*task{t}, t.h, ctx)
 	err := protect(func() error { return t.h.lease(ctx, t.lease) })
+	// Not where that is somebody else's error, and the job is completed.
+	if t.lease.conflicts(err) && try < conflictTries && ctx.why() == nil && t.lease.lengthen(ctx) {
+		t.lease.startOver()
+		return true
+	}
 	o := l.judge(t, ctx, err)
 	o.run = time.Since(began)
 	l.end(t, o)
+	return false
 }
 
 // running says that the handler is called now.

@@ -396,6 +396,19 @@ func TestHandleTx_ConflictsRunAgainWithoutAnAttempt(t *testing.T) {
 		require.Equal(t, onceq.Dead, ran.State)
 		require.Equal(t, 10, runs)
 
+		// Nor does it count whether a statement was sent through the connection.
+		add(t, db, onceq.Job{MaxAttempts: 1})
+		runs = 0
+		ran = db.RunOne(handleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+			if runs++; runs > 1 {
+				return nil
+			}
+			_, err := tx.Conn().Exec(ctx, `do $$ begin raise 'conflict' using errcode = '`+code+`'; end $$`)
+			return err
+		}))
+		require.Equal(t, onceq.Completed, ran.State, "%v", ran.Err)
+		require.Equal(t, 2, runs)
+
 		// One that a savepoint has undone is the transaction's too, and one that the handler did not return.
 		for _, end := range []func(error) error{func(err error) error { return err }, func(error) error { return nil }} {
 			add(t, db, onceq.Job{MaxAttempts: 1})
@@ -440,6 +453,12 @@ func TestHandleTx_ConflictsOfOthersSpendAnAttempt(t *testing.T) {
 		"elsewhere, after statements here": {func(ctx context.Context, tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `select $1::int`, 1)
 			return errors.Join(err, elsewhere)
+		}, onceq.Retrying, 1},
+		"elsewhere, with another error here": {func(ctx context.Context, tx pgx.Tx) error {
+			return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+				_, err := tx.Conn().Exec(ctx, `select 1/0`)
+				return errors.Join(err, elsewhere)
+			})
 		}, onceq.Retrying, 1},
 		"elsewhere, inside of Fatal": {func(context.Context, pgx.Tx) error { return onceq.Fatal(elsewhere) }, onceq.Dead, 1},
 		"inside of Fatal":            {func(ctx context.Context, tx pgx.Tx) error { return onceq.Fatal(own(ctx, tx)) }, onceq.Dead, 1},

@@ -63,6 +63,7 @@ var onceqs = []struct {
 	{"enable_seqscan", "onceq's settings", roleOnceq},
 	{"onceq.plans", "onceq's settings", roleOnceq},
 	{"as u(id, claims, holder, n)", "onceq's beat", roleSkip},
+	{"greatest(leased_until", "onceq's longer lease", roleSkip},
 	{"(class, scope, key, state, job_id, token, holder, leased_until", "onceq's intent of ", roleIntent},
 	{"n as materialized (select nextval('onceq.ids') << 20 as token)", "onceq's intent of ", roleIntent},
 	{"f.detail when not $8::bool", "onceq's renewal of ", roleOnceq},

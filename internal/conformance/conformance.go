@@ -68,7 +68,7 @@ func Run(t *testing.T, open func(t *testing.T, db *queuetest.DB) Handles, opts .
 		fenceStaleAndFinishedClaimsAreRefused, fenceWindowCountsFromTheCompletion,
 		completeBelongsToTheTransaction, completeOutsideOfATransaction, completeStaleEndsTheTransaction,
 		workerCompletesInTheHandlersTransaction, workerRunsAgainWhatTheHandlerRolledBack, workerThatLostTheLeaseCommitsNothing,
-		workerKeepsTheJobFromItsCompletionOn,
+		workerKeepsTheJobFromItsCompletionOn, workerRunsAgainWhatConflictsWithABeat, workerLocksFirst,
 		everyOperationInATransaction, conflictAtTheCommitIsRecognised, contextThatEndsIsRecognised, valuesComeBack, rowsClosedUnreadReportTheirError,
 	} {
 		name := runtime.FuncForPC(reflect.ValueOf(test).Pointer()).Name()

@@ -21,8 +21,12 @@ var charge = onceq.Kind[int]{Name: "charge", Key: func(int) string { return "cha
 
 // charging gives a handler that charges and completes in one transaction, with a result, and leaves the end to finish.
 func charging(e *env, finish func(ctx context.Context, l *onceq.Lease, tx Tx) error) onceq.Handler {
+	return chargingAt(e, pgx.ReadCommitted, finish)
+}
+
+func chargingAt(e *env, level pgx.TxIsoLevel, finish func(ctx context.Context, l *onceq.Lease, tx Tx) error) onceq.Handler {
 	return charge.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
-		tx, err := e.Begin(ctx, pgx.ReadCommitted)
+		tx, err := e.Begin(ctx, level)
 		if err != nil {
 			return err
 		}
@@ -171,4 +175,69 @@ func workerKeepsTheJobFromItsCompletionOn(t *testing.T, set setup) {
 	r, attempts := e.charged()
 	require.Equal(t, onceq.Completed, r.State)
 	require.Equal(t, []int{1}, attempts)
+}
+
+// A lease that is extended behind the snapshot of the handler's transaction, as beats do, costs a run and no attempt.
+func workerRunsAgainWhatConflictsWithABeat(t *testing.T, set setup) {
+	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
+		e := set(t, `create table charges (attempt int)`)
+		job := charge.Job(1)
+		job.MaxAttempts = 1
+		e.enqueue(e.Handles.DB, job)
+		runs := 0
+		var refused error
+		events := e.run(chargingAt(e, level, func(ctx context.Context, l *onceq.Lease, tx Tx) error {
+			if runs++; runs > 1 {
+				return completeAndCommit(ctx, l, tx)
+			}
+			if err := l.Extend(ctx, time.Hour); err != nil {
+				return err
+			}
+			refused = completeAndCommit(ctx, l, tx)
+			return refused
+		}))
+		require.True(t, onceq.IsRetryable(refused), "%v", refused)
+		require.Equal(t, []onceq.EventType{onceq.EventCompleted}, events)
+		r, attempts := e.charged()
+		require.Equal(t, onceq.Completed, r.State)
+		require.Equal(t, []int{1}, attempts)
+	}
+}
+
+// A transaction that begins with Lock is in no beat's way, and nobody else can claim its job.
+func workerLocksFirst(t *testing.T, set setup) {
+	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+		e := set(t, `create table charges (attempt int)`)
+		e.enqueue(e.Handles.DB, charge.Job(1))
+		var others []*onceq.Lease
+		var refused, outside error
+		events := e.run(charge.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+			outside = l.Lock(ctx, e.Handles.DB)
+			tx, err := e.Begin(ctx, level)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
+			e.ExpireLease(l.ID)
+			if err := l.Lock(ctx, tx.DB); err != nil {
+				return err
+			}
+			refused = l.Extend(ctx, time.Hour)
+			if others, err = e.q.Claim(ctx, onceq.ClaimOptions{}); err != nil {
+				return err
+			}
+			if _, err := tx.DB.Exec(ctx, `insert into charges values ($1)`, l.Attempt); err != nil {
+				return err
+			}
+			return completeAndCommit(ctx, l, tx)
+		}))
+		require.NoError(t, refused)
+		require.Empty(t, others)
+		var invalid *onceq.InvalidError
+		require.ErrorAs(t, outside, &invalid)
+		require.Equal(t, []onceq.EventType{onceq.EventCompleted}, events)
+		r, attempts := e.charged()
+		require.Equal(t, onceq.Completed, r.State)
+		require.Equal(t, []int{1}, attempts)
+	}
 }
