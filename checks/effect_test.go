@@ -190,7 +190,11 @@ func (w *effectWalk) run(t *rapid.T) {
 			}
 			return got
 		})
-	worker, err := onceq.NewWorker(w.db.Queue, onceq.WorkerConfig{Lease: time.Second}, handler)
+	lease := 10 * time.Second
+	if slices.ContainsFunc(script, func(c one) bool { return cancels(c.end) }) {
+		lease = 3 * time.Second // a third of which passes until it hears of that
+	}
+	worker, err := onceq.NewWorker(w.db.Queue, onceq.WorkerConfig{Lease: lease}, handler)
 	require.NoError(t, err)
 	require.NoError(t, worker.Drain(t.Context(), 1))
 	if failure != nil {

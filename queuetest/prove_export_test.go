@@ -39,6 +39,18 @@ func AtOwnSteps(proof Proof) Proof {
 	return proof
 }
 
+// AtSecondSteps leaves the faults at what is done for the second time, by anybody.
+func AtSecondSteps(proof Proof) Proof {
+	proof.only = func(f *fault) bool { return f.step == nil || f.step.nth == 2 }
+	return proof
+}
+
+// Deaths leaves those in which the process dies.
+func Deaths(proof Proof) Proof {
+	proof.only = func(f *fault) bool { return f.kind == dying }
+	return proof
+}
+
 // Wired is what came through a process's connection.
 type Wired struct {
 	Client []byte // what the server got of it

@@ -303,6 +303,12 @@ func TestProve_AccusesNoRightHandler(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			proof.Job = provedJob
+			switch name {
+			case "a fallback", "a compensation", "giving up, and saying so", "ids of a sequence, times and the attempt", "a code made once",
+				"what a person knows of a held effect": // where each place has an outcome of its own
+			default:
+				proof = queuetest.AtOwnSteps(proof)
+			}
 			require.Empty(t, said(t, proof))
 		})
 	}

@@ -151,7 +151,7 @@ func TestProve_TheDeadReachNothing(t *testing.T) {
 			effects[o.Fault] = len(o.Effects)
 		},
 	}
-	_, err := queuetest.ProveAll(t, proof, "")
+	_, err := queuetest.ProveAll(t, queuetest.Deaths(proof), "")
 	require.NoError(t, err)
 	want := make(map[string][2]int) // rows of the dead, and effects, of which the second worker made three
 	words := func(n int) string { return "`" + insert + strconv.Itoa(n) + " select current_setting …`" }
@@ -184,6 +184,7 @@ func TestProve_TheDeadInTheHandlersTransaction(t *testing.T) {
 			t.Parallel()
 			var mu sync.Mutex
 			ran := make(map[string][4]int) // how often each statement, by what went wrong
+			lost := make(map[string]int)   // how often the job had lost a worker
 			proof := queuetest.Proof{
 				Setup: queuetest.SQL(provedTable + `; create sequence s0 minvalue 0; create sequence s1 minvalue 0; create sequence s2 minvalue 0`),
 				Job:   func() onceq.Job { return kind.Job(provedOrder{ID: 7}) },
@@ -195,7 +196,7 @@ func TestProve_TheDeadInTheHandlersTransaction(t *testing.T) {
 						if err := tx.SendBatch(ctx, b).Close(); err != nil {
 							return err
 						}
-						_, err := tx.Exec(ctx, `insert into charges select $1 from nextval('s2')`, o.ID)
+						_, err := tx.Exec(ctx, `insert into charges select $1, $2 from nextval('s2')`, o.ID, strconv.Itoa(l.Lost))
 						return err
 					})
 				},
@@ -206,7 +207,7 @@ func TestProve_TheDeadInTheHandlersTransaction(t *testing.T) {
 					}
 					mu.Lock()
 					defer mu.Unlock()
-					ran[o.Fault] = n
+					ran[o.Fault], lost[o.Fault] = n, o.Count(`select charge::int from charges`)
 				},
 			}
 			proven, err := queuetest.ProveAll(t, proof, "")
@@ -214,7 +215,7 @@ func TestProve_TheDeadInTheHandlersTransaction(t *testing.T) {
 			require.Empty(t, proven.Failures)
 			require.Equal(t, []string{
 				"the begin of the handler's transaction", "onceq's lock on the job",
-				"`select 0 from nextval …`", "`select 1 from nextval …`", "`insert into charges select $1 from nextval …`",
+				"`select 0 from nextval …`", "`select 1 from nextval …`", "`insert into charges select $1, $2 from nextval …`",
 				"onceq's completion", "the commit of the handler's transaction",
 			}, proven.Steps[1:])
 			for name, want := range map[string][4]int{
@@ -238,6 +239,9 @@ func TestProve_TheDeadInTheHandlersTransaction(t *testing.T) {
 				require.True(t, ok, name)
 				require.Equal(t, want, ran[words], name)
 			}
+			// Of a transaction of onceq's own, the server did nothing or all.
+			require.Zero(t, lost[proven.Runs["die-1-before"]])
+			require.Equal(t, 1, lost[proven.Runs["die-1-after"]])
 		})
 	}
 }
@@ -267,7 +271,7 @@ func TestProve_ACopyThatTheServerBeginsLate(t *testing.T) {
 			rows[o.Fault] = o.Count(`select count(*) from charges`)
 		},
 	}
-	proven, err := queuetest.ProveAll(t, proof, "")
+	proven, err := queuetest.ProveAll(t, queuetest.AtOwnSteps(proof), "")
 	require.NoError(t, err)
 	require.Empty(t, proven.Failures)
 	for name, want := range map[string]int{
@@ -513,7 +517,7 @@ func TestProve_AnotherWayEachTime(t *testing.T) {
 	}
 	// What it does in its first run alone, as with a token that is kept from then on, is held against nobody.
 	s := &spy{TB: t}
-	queuetest.Prove(s, proof(func(run int) bool { return run == 1 }))
+	queuetest.Prove(s, queuetest.AtOwnSteps(proof(func(run int) bool { return run == 1 })))
 	require.Empty(t, s.errors)
 	require.Contains(t, s.logs[0], "6 places were not come by again, as without faults")
 
