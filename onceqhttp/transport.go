@@ -41,8 +41,8 @@ import (
 //
 // Answers about the key become errors, which do the right thing when a handler returns them and which fit Once:
 //
-//	in flight                          onceq.RetryAfter, the delay from Retry-After or half a second: another delivery is at it
-//	                                   and may succeed, so the effect is uncertain
+//	in flight                          onceq.ErrInFlight: another delivery is at it and may succeed, so the effect is uncertain;
+//	                                   the job runs again after Retry-After or half a second, and spends no attempt
 //	mismatch                           onceq.Fatal: the payload has changed between two attempts
 //	held, unknown                      the effect is uncertain: somebody at the provider has to find out
 //	too large, unreadable              onceq.Fatal: the provider has no answer to give, however often it is asked; the effect
