@@ -76,7 +76,8 @@
 //
 // Rows of jobs or job_history by id, then those of job_fences: Enqueue takes keys in the order of scope and key, a
 // completion takes its jobs' own, which nobody else changes. A claim, a beat and the reaper skip what is
-// locked; completions wait for it. Enqueue locks nothing that exists but an expired fence that it takes over;
+// locked; completions wait for it. A beat changes the job's row, which is in the way of a handler's own transaction above READ
+// COMMITTED: see Lease.Lock. Enqueue locks nothing that exists but an expired fence that it takes over;
 // it waits while another transaction is open that took the same key or completes its job. No advisory locks outside of
 // migrations, no table locks, no session state but an optional LISTEN connection for each worker.
 //
