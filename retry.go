@@ -57,7 +57,8 @@ func Snooze(d time.Duration) error { return &retryAfter{d: d} }
 
 // Reschedule says that this run went well and that the same job, with its id and key, is to run again after
 // d. What a handler's transaction wrote commits together with that. Attempts count from 0 again, and effects (Once) are
-// done again; where the next run fails, its retries replay what it has done.
+// done again; where the next run fails, its retries replay what it has done. Return the error of a Once in place of
+// Reschedule: the next run does not know of an effect of this one whose outcome is unknown.
 func Reschedule(d time.Duration) error { return &retryAfter{d: d, reset: true} }
 
 // retryOf finds what RetryAfter, Snooze or Reschedule put into err, or nil. A panic with a Reschedule is none: that
