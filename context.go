@@ -18,6 +18,7 @@ type handlerContext struct {
 	full  context.Context
 	stop  context.CancelCauseFunc // of full
 	ended bool
+	at    time.Time
 	cause error // why it has ended, where it was not base or the deadline
 }
 
@@ -63,7 +64,7 @@ func (c *handlerContext) cancel(cause error) {
 	if c.ended {
 		stop = nil
 	} else {
-		c.ended, c.cause = true, cause
+		c.ended, c.at, c.cause = true, time.Now(), cause
 	}
 	c.mu.Unlock()
 	if stop != nil {
@@ -88,6 +89,19 @@ func (c *handlerContext) why() error {
 		return errTimeout
 	}
 	return nil
+}
+
+// over is since when it has ended, where not with base: zero while it has not.
+func (c *handlerContext) over() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.ended && (c.deadline.IsZero() || c.at.Before(c.deadline)):
+		return c.at
+	case !c.deadline.IsZero() && !time.Now().Before(c.deadline):
+		return c.deadline
+	}
+	return time.Time{}
 }
 
 func (c *handlerContext) Deadline() (time.Time, bool) { return c.deadline, !c.deadline.IsZero() }

@@ -71,13 +71,13 @@ func (r *run) finishLoop() {
 	}
 }
 
-// write writes outcomes. A lost connection is waited out for as long as the leases last; a value that Postgres
+// write writes outcomes. A lost connection is waited out for as long as the leases last, and until Run has waited enough; a value that Postgres
 // refuses is found by halving, so that it cannot keep the others from being written.
 func (r *run) write(batch []outcome) {
 	began := time.Now()
 	replaced := false // the outcome that Postgres refused, by a failure that says so
 	for try := 0; len(batch) > 0; try++ {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.base), r.lease)
+		ctx, cancel := context.WithTimeout(r.writing, r.lease)
 		_, left, err := r.q.finish(ctx, r.side, batch)
 		cancel()
 		switch {
@@ -97,7 +97,7 @@ func (r *run) write(batch []outcome) {
 			batch = []outcome{left[0].lease.failure(fmt.Errorf("onceq: storing the outcome: %w", err), nil)}
 			batch[0].unsure = left[0].unsure
 			continue
-		case time.Since(began) > r.lease:
+		case time.Since(began) > r.lease || r.writing.Err() != nil:
 			r.q.log.Error("onceq: outcomes could not be stored while their leases lasted; these jobs run again",
 				slog.Int("jobs", len(left)), slog.Any("error", err))
 			return
@@ -108,6 +108,6 @@ func (r *run) write(batch []outcome) {
 		}
 		batch = left
 		wait := min(2*time.Second, 20*time.Millisecond<<min(try, 10))
-		time.Sleep(wait/2 + rand.N(wait))
+		sleep(r.writing, wait/2+rand.N(wait), nil)
 	}
 }

@@ -105,6 +105,12 @@ func (k *Kind[P]) Handle(fn func(ctx context.Context, l *Lease, payload P) error
 // and a good run is completed with an error in the log. Once fn has returned, tx and its savepoints answer
 // pgx.ErrTxClosed.
 //
+// Inside of the transaction fn may idle as long as its context lasts. A process that freezes there is cut off by the server
+// after the worker's lease, and the job goes to another one; the worker sees to it that this does not meet one that lives,
+// with an empty statement every third of a lease. It cannot while fn has taken tx.Conn() or tx.LargeObjects(), which it uses
+// behind the worker's back: from then on the connection may idle for as long as the kind's Timeout, and with NoTimeout as
+// the server's idle_in_transaction_session_timeout says, so a job of a process that freezes comes back no earlier.
+//
 // Each running fn holds one connection of the pool.
 func (k *Kind[P]) HandleTx(fn func(ctx context.Context, tx pgx.Tx, l *Lease, payload P) error) Handler {
 	h := k.handler()

@@ -10,7 +10,7 @@ import (
 
 // Finding is something that slows a queue down, or will, before its users notice.
 type Finding struct {
-	What   string // a stable name: "snapshot", "prepared_transaction", "replication_slot", "dead_rows", "index_bloat", "autovacuum", "waiting"
+	What   string // a stable name: "snapshot", "prepared_transaction", "replication_slot", "dead_rows", "index_bloat", "autovacuum", "waiting", "handler"
 	Detail string // what was found: where, who, how much
 	Advice string // what to do
 }
@@ -174,5 +174,11 @@ select t.relname, c.relname, pg_relation_size(c.oid)
 				"see whether workers run, know its kind, and keep up")
 		}
 	}
+	q.late.Range(func(_, v any) bool {
+		h := v.(lateHandler)
+		add("handler", fmt.Sprintf("a handler of kind %q runs for %s and does not return although its context has ended; its lease of job %d was given up", h.lease.Kind, time.Since(h.since).Round(time.Second), h.lease.ID),
+			"make it return when its context ends; until then, or the end of this process, it keeps one of its queue's slots")
+		return true
+	})
 	return found, nil
 }

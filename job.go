@@ -425,7 +425,8 @@ type Kind[P any] struct {
 	IgnorePayload bool     // see Job.IgnorePayload
 
 	// Timeout ends the handler's context, and the attempt counts as failed. Default one minute; NoTimeout for
-	// none. A transaction of the handler that stays idle for so long is ended by the server.
+	// none. A handler that does not return although its context has ended keeps its job for one to two leases more: see
+	// WorkerConfig.Lease.
 	Timeout time.Duration
 
 	// Backoff is the wait after the given failed attempt (1 for the first). Default DefaultBackoff.
@@ -452,7 +453,8 @@ type Kind[P any] struct {
 	Serializable bool
 }
 
-// NoTimeout lets a handler run as long as it likes.
+// NoTimeout lets a handler run as long as it likes. Its job still comes back within a lease when its process dies, freezes
+// or loses the database; but for a handler that hangs nobody looks.
 const NoTimeout time.Duration = -1
 
 // Job returns the job for a payload, ready for Enqueue; change what differs from the kind before.

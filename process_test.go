@@ -57,7 +57,7 @@ func ledgerHandlers(pool *pgxpool.Pool) []onceq.Handler {
 		return err
 	}
 	quick := onceq.Kind[int]{Name: "quick", MaxLost: 100}
-	tx := onceq.Kind[int]{Name: "tx", Timeout: 5 * time.Second}
+	tx := onceq.Kind[int]{Name: "tx", Timeout: onceq.NoTimeout}
 	own := onceq.Kind[int]{Name: "own"}
 	return []onceq.Handler{
 		quick.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error { return effect(ctx, tx, l) }),

@@ -65,6 +65,7 @@ type Queue struct {
 	suspects suspects   // where jobs start that have lost a lease
 
 	connections connections // of the pool, for handlers' transactions
+	late        sync.Map    // token → lateHandler: those that do not return
 
 	channel string   // where workers of this schema listen
 	quiet   sync.Map // queue → *atomic.Int64: until when, since the start of the process, nobody is asked who waits

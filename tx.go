@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -33,8 +34,9 @@ type handlerTx struct {
 	conn   *pgxpool.Conn   // nil once it is closed and there is no other
 	raw    *pgx.Conn       // the same
 
-	pipelines  bool // see pipelines
-	replaced   bool // the connection is the second one
+	lease      time.Duration // the worker's
+	pipelines  bool          // see pipelines
+	replaced   bool          // the connection is the second one
 	opened     bool
 	id         string // of the opened transaction, to Postgres
 	failed     error  // why it could not be opened
@@ -46,13 +48,23 @@ type handlerTx struct {
 
 	root  txHandle
 	mu    sync.Mutex               // held by each use of the connection
+	gate  sync.Mutex               // held for a moment before mu by those who do not wait for mu, and all the while by ping
 	cut   atomic.Bool              // a use of it did not end by itself
+	late  atomic.Bool              // closed because the handler did not return
 	link  atomic.Pointer[pgx.Conn] // raw, for whoever does not have mu
 	large map[*txHandle]pgx.Tx     // what the handles' LargeObjects work through
+
+	// Guarded by mu.
+	pings    int  // empty statements whose answers were not read
+	shared   bool // the handler has the connection and uses it without mu
+	released bool // and idles as long as its Timeout says
+
+	pinged time.Time // the ping loop's
 }
 
 // limitIdling lets the server cut off a client that freezes inside the transaction, after $1 milliseconds of idling,
-// so that it cannot keep the jobs' rows. Without $1 the server's own setting stays.
+// so that it cannot keep the jobs' rows: those of a worker's lease, because ping keeps a live one from idling. Without $1 the
+// server's own setting stays.
 const limitIdling = `case when $1::text <> '' then set_config('idle_in_transaction_session_timeout', $1::text, true) end`
 
 // idleLimit is that number for a kind's timeout.
@@ -90,9 +102,98 @@ select ` + limitIdling + `,
 
 // newHandlerTx gives a transaction that is not open yet, with the connection for it.
 func (r *run) newHandlerTx(ctx context.Context, leases []*Lease, h *Handler) (*handlerTx, error) {
-	tx := &handlerTx{q: r.q, side: r.side, h: h, leases: leases, ctx: ctx, pipelines: r.pipelines}
+	tx := &handlerTx{q: r.q, side: r.side, h: h, leases: leases, ctx: ctx, lease: r.lease, pipelines: r.pipelines}
 	tx.root.tx = tx
 	return tx, tx.acquire(ctx)
+}
+
+// idleLimit is how long the connection may idle in the transaction, in milliseconds; "" for as long as the server says.
+func (tx *handlerTx) idleLimit() string {
+	limit := max(tx.lease, 2*time.Second) // well above the ticks of the ping loop
+	if tx.shared {
+		limit = tx.h.timeout
+	}
+	return idleLimit(limit)
+}
+
+// share says that the handler uses the connection without mu from now on. Then no ping is possible, and the limit is the
+// kind's Timeout.
+func (tx *handlerTx) share() {
+	tx.shared = true
+	if tx.released || !tx.opened || tx.raw.IsClosed() || tx.raw.PgConn().IsBusy() || tx.raw.PgConn().TxStatus() != 'T' {
+		return // the opening does it, or the next use
+	}
+	to := "default"
+	if limit := tx.idleLimit(); limit != "" {
+		to = limit
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
+	defer cancel()
+	_, err := tx.conn.Exec(ctx, "set local idle_in_transaction_session_timeout to "+to)
+	tx.released = err == nil
+}
+
+// ping keeps the server from taking a live handler that idles in its transaction for a frozen one. It sends an empty
+// statement, which changes nothing, and does not wait for the answer: that is read before the next statement is sent. So
+// it is possible too while rows are open which the server has sent and nobody has read.
+func (tx *handlerTx) ping() {
+	tx.gate.Lock()
+	defer tx.gate.Unlock()
+	if !tx.mu.TryLock() {
+		return // in use, so it does not idle
+	}
+	defer tx.mu.Unlock()
+	if tx.root.closed.Load() || !tx.opened || tx.shared || tx.raw.IsClosed() {
+		return
+	}
+	pg := tx.raw.PgConn()
+	_ = pg.Conn().SetWriteDeadline(time.Now().Add(time.Second))
+	pg.Frontend().SendQuery(&pgproto3.Query{})
+	if err := pg.Frontend().Flush(); err != nil {
+		_ = pg.Conn().Close() // some of it may be on its way
+		return
+	}
+	_ = pg.Conn().SetWriteDeadline(time.Time{})
+	tx.pings++
+}
+
+// settle reads the answers to pings. The caller holds mu.
+func (tx *handlerTx) settle(ctx context.Context) error {
+	for pg := tx.raw.PgConn(); tx.pings > 0 && !pg.IsBusy() && !pg.IsClosed(); {
+		msg, err := pg.ReceiveMessage(ctx)
+		if err != nil && !pg.IsClosed() {
+			return err
+		}
+		if _, ok := msg.(*pgproto3.ReadyForQuery); ok {
+			tx.pings--
+		}
+	}
+	return nil
+}
+
+// giveUp closes the connection under a handler that does not return, so that the job's row is free, and ends what the server
+// does for it.
+func (tx *handlerTx) giveUp() {
+	tx.gate.Lock()
+	defer tx.gate.Unlock()
+	if tx.root.closed.Load() || tx.late.Load() {
+		return
+	}
+	tx.late.Store(true)
+	pg := tx.link.Load().PgConn()
+	_ = pg.Conn().Close()
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
+		defer cancel()
+		_ = pg.CancelRequest(ctx)
+	}()
+}
+
+// try is mu.TryLock, which does not fail because of a ping.
+func (tx *handlerTx) try() bool {
+	tx.gate.Lock()
+	defer tx.gate.Unlock()
+	return tx.mu.TryLock()
 }
 
 func (tx *handlerTx) acquire(ctx context.Context) (err error) {
@@ -126,7 +227,8 @@ func (tx *handlerTx) first(ctx context.Context, queries ...*pgx.QueuedQuery) (pg
 	if err := ctx.Err(); err != nil {
 		return nil, err // nothing was sent, and another context may do
 	}
-	idle := idleLimit(tx.h.timeout)
+	idle := tx.idleLimit()
+	tx.released = tx.shared
 	b := &pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, 4+len(queries))}
 	b.Queue(tx.begin())
 	locking := 1
@@ -239,6 +341,7 @@ var (
 	errTxBusy       = errors.New("onceq: the handler did not close the rows or the batch's results of its transaction: it is rolled back; close them before returning")
 	errTxInUse      = errors.New("onceq: the handler returned while another goroutine was using its transaction: it is rolled back; wait for such goroutines before returning")
 	errSavepoint    = errors.New("onceq: a savepoint of the handler's transaction could not be committed or rolled back, so all of it is rolled back")
+	errTxLate       = errors.New("onceq: the handler did not return within a lease of the end of its context, so the connection of its transaction was closed: it is rolled back")
 	errTxRolledBack = errors.New("onceq: the handler rolled the worker's transaction back by a statement of its own: return an error to roll it back")
 )
 
@@ -260,20 +363,27 @@ func (e *conflictError) Unwrap() error { return e.error }
 // is cut off, together with its connection.
 func (tx *handlerTx) close() {
 	tx.root.closed.Store(true)
-	for began := time.Now(); !tx.mu.TryLock(); time.Sleep(time.Millisecond) {
+	for began := time.Now(); !tx.try(); time.Sleep(time.Millisecond) {
 		tx.cut.Store(true)
 		if time.Since(began) > rollbackTimeout {
 			return // it is not the connection that it waits for
 		}
 		_ = tx.link.Load().PgConn().Conn().Close()
 	}
-	tx.mu.Unlock()
+	defer tx.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
+	defer cancel()
+	if tx.settle(ctx) != nil || tx.late.Load() {
+		_ = tx.raw.Close(ctx)
+	}
 }
 
 // unfit says why the transaction cannot be committed. One that the handler committed by itself is fit: what the handler
 // did is done, and the completion follows.
 func (tx *handlerTx) unfit() error {
 	switch pg := tx.raw.PgConn(); {
+	case tx.late.Load():
+		return errTxLate
 	case tx.cut.Load():
 		return errTxInUse
 	case pg.IsClosed():
@@ -424,13 +534,20 @@ var _ pgx.Tx = (*txHandle)(nil)
 
 // enter begins a use of the connection, which ends with the unlocking of tx.mu. As with a connection of pgx, one that
 // meets another gets an error.
-func (h *txHandle) enter() error {
-	if !h.tx.mu.TryLock() {
+func (h *txHandle) enter(ctx context.Context) error {
+	if !h.tx.try() {
 		return errTxConcurrent
 	}
 	if h.isClosed() {
 		h.tx.mu.Unlock()
 		return pgx.ErrTxClosed
+	}
+	if err := h.tx.settle(ctx); err != nil {
+		h.tx.mu.Unlock()
+		return err
+	}
+	if h.tx.shared {
+		h.tx.share()
 	}
 	return nil
 }
@@ -453,7 +570,7 @@ func (tx *handlerTx) note(err error) {
 
 // Begin opens a savepoint.
 func (h *txHandle) Begin(ctx context.Context) (pgx.Tx, error) {
-	if err := h.enter(); err != nil {
+	if err := h.enter(ctx); err != nil {
 		return nil, err
 	}
 	defer h.tx.mu.Unlock()
@@ -475,7 +592,7 @@ func (h *txHandle) Rollback(ctx context.Context) error {
 }
 
 func (h *txHandle) end(ctx context.Context, command string, undoes bool) error {
-	if err := h.enter(); err != nil {
+	if err := h.enter(ctx); err != nil {
 		return err
 	}
 	defer h.tx.mu.Unlock()
@@ -493,6 +610,10 @@ func (h *txHandle) end(ctx context.Context, command string, undoes bool) error {
 		h.tx.unended = append(h.tx.unended, unended{h, err})
 	case undoes:
 		h.tx.unended = slices.DeleteFunc(h.tx.unended, func(u unended) bool { return u.inside(h) })
+	}
+	if h.tx.shared && err == nil {
+		h.tx.released = false // if it was done since the savepoint, that has undone it
+		h.tx.share()
 	}
 	return err
 }
@@ -522,7 +643,7 @@ func (tx *handlerTx) open(ctx context.Context) error {
 }
 
 func (h *txHandle) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
-	if err := h.enter(); err != nil {
+	if err := h.enter(ctx); err != nil {
 		return 0, err
 	}
 	defer h.tx.mu.Unlock()
@@ -537,7 +658,7 @@ func (h *txHandle) CopyFrom(ctx context.Context, table pgx.Identifier, columns [
 // LargeObjects works through a transaction of pgx's own type, which alone makes them: one that sends nothing to begin and
 // to end.
 func (h *txHandle) LargeObjects() pgx.LargeObjects {
-	if h.enter() != nil {
+	if h.enter(h.tx.ctx) != nil {
 		return closedTx.LargeObjects()
 	}
 	defer h.tx.mu.Unlock()
@@ -555,7 +676,7 @@ func (h *txHandle) LargeObjects() pgx.LargeObjects {
 }
 
 func (h *txHandle) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
-	if err := h.enter(); err != nil {
+	if err := h.enter(ctx); err != nil {
 		return nil, err
 	}
 	defer h.tx.mu.Unlock()
@@ -573,12 +694,18 @@ func (h *txHandle) Conn() *pgx.Conn {
 	if h.tx.root.closed.Load() {
 		return h.tx.q.closedConn()
 	}
+	if err := h.tx.settle(h.tx.ctx); err != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
+		defer cancel()
+		_ = h.tx.raw.Close(ctx)
+	}
 	return h.tx.rawConn()
 }
 
 // rawConn gives the connection inside of the transaction. Where that cannot be opened nothing works on it: nothing may be
 // written through it that commits by itself.
 func (tx *handlerTx) rawConn() *pgx.Conn {
+	tx.share()
 	if err := tx.open(tx.ctx); err != nil && !tx.raw.IsClosed() && tx.raw.PgConn().TxStatus() == 'I' {
 		tx.failed = err
 		ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
@@ -601,7 +728,7 @@ func (q *Queue) closedConn() *pgx.Conn {
 }
 
 func (h *txHandle) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	if err := h.enter(); err != nil {
+	if err := h.enter(ctx); err != nil {
 		return pgconn.CommandTag{}, err
 	}
 	defer h.tx.mu.Unlock()
@@ -627,7 +754,7 @@ func (tx *handlerTx) exec(ctx context.Context, sql string, args ...any) (tag pgc
 }
 
 func (h *txHandle) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	if err := h.enter(); err != nil {
+	if err := h.enter(ctx); err != nil {
 		return failedRows(err), err
 	}
 	defer h.tx.mu.Unlock()
@@ -659,7 +786,7 @@ func (h *txHandle) QueryRow(ctx context.Context, sql string, args ...any) pgx.Ro
 var errBatchBegins = errors.New("onceq: the worker's transaction has begun: Batch.BeginTx cannot be used in it")
 
 func (h *txHandle) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	if err := h.enter(); err != nil {
+	if err := h.enter(ctx); err != nil {
 		return pgx.FailedBatchResults(b, err)
 	}
 	defer h.tx.mu.Unlock()
@@ -767,7 +894,7 @@ func (r *txRows) Values() ([]any, error) {
 func (r *txRows) CommandTag() pgconn.CommandTag                { return r.rows.CommandTag() }
 func (r *txRows) FieldDescriptions() []pgconn.FieldDescription { return r.rows.FieldDescriptions() }
 func (r *txRows) RawValues() [][]byte                          { return r.rows.RawValues() }
-func (r *txRows) Conn() *pgx.Conn                              { return r.rows.Conn() }
+func (r *txRows) Conn() *pgx.Conn                              { return r.tx.root.Conn() }
 func (r *txRows) TypeMap() *pgtype.Map                         { return r.rows.TypeMap() }
 
 // failedRows are those of a query that was not sent.
@@ -806,7 +933,7 @@ type txResults struct {
 }
 
 func (r *txResults) enter() error {
-	if !r.tx.mu.TryLock() {
+	if !r.tx.try() {
 		return errTxConcurrent
 	}
 	if r.tx.root.closed.Load() {

@@ -31,7 +31,12 @@ type WorkerConfig struct {
 
 	// Lease is how long a job stays with a process that died, froze or lost the database, before another
 	// worker takes it. Default 30 s; at least 1 s. It is extended every third of it while a handler runs,
-	// however long that is.
+	// however long that is, and until a lease after the end of the handler's context: by Timeout, because the job was
+	// cancelled, or because the lease was lost. A handler that has not returned by then has its transaction's connection
+	// closed, its lease runs out within another one, and its job counts a lost lease (Kind.MaxLost) and goes to whoever is
+	// free. The log says so, and Health of this Queue as long as it lasts: such a handler keeps its slot.
+	//
+	// A process that freezes inside of a transactional handler is cut off by the server after a lease, two seconds at least.
 	Lease time.Duration
 
 	// PollInterval is the longest that a worker without work waits until it looks again, jittered. Default one
@@ -196,7 +201,14 @@ func NewWorker(q *Queue, cfg WorkerConfig, handlers ...Handler) (*Worker, error)
 // Run works until ctx ends, then stops claiming, waits for running handlers, cancels those that take longer
 // than ShutdownTimeout, gives unfinished jobs back without spending an attempt, and returns nil. It
 // returns an error when the database cannot be reached at the start, when the schema is missing or of another version,
-// and when handlers did not return although they were cancelled: their leases then run out.
+// and when handlers did not return although they were cancelled: their transactions' connections are closed, and their
+// leases run out.
+//
+// Where handlers obey their context it returns when they have, and their outcomes are stored, for which it tries as long
+// as a lease. Where some do not, it returns ShutdownTimeout and 20 seconds after the end of ctx at the latest: 5 for
+// cancelled handlers to return, 5 for outcomes, and 10 to close its own connections. Outcomes that could not be stored by
+// then are lost, and their jobs run again when their leases have run out. Where the database does not answer, add a lease, for
+// a claim that is under way.
 //
 // Once it works, a lost database is no reason to return: the worker goes on when it is back.
 func (w *Worker) Run(ctx context.Context) error { return w.run(ctx, -1) }
@@ -237,7 +249,6 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 	if err != nil {
 		return fmt.Errorf("onceq: the worker's own connections: %w", err)
 	}
-	defer side.Close()
 	// Nor do beats wait for one that waits for a lock: an effect's fence may be locked for long.
 	cfg = cfg.Copy()
 	cfg.MaxConns = 1
@@ -245,9 +256,25 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 	if err != nil {
 		return fmt.Errorf("onceq: the worker's own connections: %w", err)
 	}
-	defer pulse.Close()
+	var left error // handlers that did not return
+	defer func() {
+		closed := make(chan struct{})
+		go func() {
+			side.Close() // waits for whoever has one of its connections
+			pulse.Close()
+			close(closed)
+		}()
+		if left == nil {
+			<-closed
+		} else {
+			within(closed, rollbackTimeout)
+		}
+	}()
 
 	r := &run{Worker: w, side: side, pulse: pulse, id: rand.Int64(), tasks: make(map[int64]*task)}
+	var giveUp context.CancelFunc
+	r.writing, giveUp = context.WithCancel(context.WithoutCancel(ctx))
+	defer giveUp()
 	var cancel context.CancelCauseFunc
 	r.base, cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(errShutdown)
@@ -288,6 +315,9 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 	}
 	stopBeats := make(chan struct{})
 	beats.Go(func() { r.beatLoop(stopBeats) })
+	if slices.Contains(slices.Collect(maps.Values(w.pooledIn)), true) {
+		beats.Go(func() { r.pingLoop(stopBeats) })
+	}
 
 	drained := make(chan struct{})
 	if limit >= 0 {
@@ -314,11 +344,12 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 		r.handling.Wait()
 		close(returned)
 	}()
-	var left error
 	if !within(returned, max(0, w.shutdown)) {
 		cancel(errShutdown)
 		if !within(returned, abandonAfter) {
-			left = r.abandoned()
+			if left = r.abandoned(); left != nil {
+				time.AfterFunc(rollbackTimeout, giveUp)
+			}
 		}
 	}
 	r.finisher.close()
@@ -355,6 +386,7 @@ type run struct {
 	pulse    *pgxpool.Pool   // of the beats alone
 	id       int64           // names this run among the waiters
 	base     context.Context // of all handlers
+	writing  context.Context // of outcomes and beats
 	lanes    []*lane
 	stopping atomic.Bool
 	handling sync.WaitGroup // goroutines that run handlers
@@ -371,6 +403,7 @@ type run struct {
 	listening atomic.Bool // notifications are known to arrive
 	silent    atomic.Bool // but not of jobs that were enqueued in a transaction
 	crowd     crowd       // of the beats
+	anyLate   atomic.Bool // a handler did not return, ever
 	crowded   atomic.Bool // all connections of the pool are in use, and none came free lately
 }
 
@@ -380,22 +413,31 @@ type task struct {
 	h         *Handler
 	extended  time.Time       // just before the claim or the latest beat that found it alive
 	ctx       *handlerContext // once it runs, or waits for a connection
+	tx        *handlerTx      // the transaction that it runs in, nil for none
 	since     time.Time       // when its handler was called
 	lost      error           // why it must not run, or run on
 	finishing bool            // its outcome is on the way: the row may be gone
+	late      bool            // its handler did not return, and is not waited for any more
 }
 
-// abandoned names the jobs whose handlers ignore their context.
+// abandoned names the jobs whose handlers ignore their context, and closes their transactions' connections.
 func (r *run) abandoned() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	var kinds []string
+	var open []*handlerTx
 	n := 0
+	r.mu.Lock()
 	for _, t := range r.tasks {
 		if t.ctx != nil && !t.finishing {
 			n++
 			kinds = append(kinds, t.lease.Kind)
+			if t.tx != nil {
+				open = append(open, t.tx)
+			}
 		}
+	}
+	r.mu.Unlock()
+	for _, tx := range open {
+		tx.giveUp()
 	}
 	slices.Sort(kinds)
 	if n == 0 {
@@ -876,6 +918,11 @@ func (l *lane) workOn(u unit) {
 			l.handling.Go(l.work)
 		}
 		l.worked.Add(int64(time.Since(began)))
+		if l.anyLate.Load() {
+			for _, t := range tasks {
+				l.q.late.Delete(t.lease.Token)
+			}
+		}
 		l.returned.Add(int64(len(tasks)))
 		l.busy.Add(-1)
 		l.left(tasks)
@@ -971,7 +1018,7 @@ func (l *lane) tryLease(t *task, try int) (again bool) {
 		return false
 	}
 	defer ctx.cancel(nil)
-	began := l.running([]*task{t}, t.h, ctx)
+	began := l.running([]*task{t}, t.h, ctx, nil)
 	err := protect(func() error { return t.h.lease(ctx, t.lease) })
 	// Not where that is somebody else's error, and the job is completed.
 	if t.lease.conflicts(err) && try < conflictTries && ctx.why() == nil && t.lease.lengthen(ctx) {
@@ -985,16 +1032,16 @@ func (l *lane) tryLease(t *task, try int) (again bool) {
 }
 
 // running says that the handler is called now.
-func (l *lane) running(tasks []*task, h *Handler, ctx *handlerContext) (began time.Time) {
+func (l *lane) running(tasks []*task, h *Handler, ctx *handlerContext, tx *handlerTx) (began time.Time) {
 	began = time.Now()
-	l.mu.Lock()
-	for _, t := range tasks {
-		t.since, t.lease.began = began, began
-	}
-	l.mu.Unlock()
 	if h.timeout > 0 {
 		ctx.until(began.Add(h.timeout))
 	}
+	l.mu.Lock()
+	for _, t := range tasks {
+		t.since, t.lease.began, t.tx = began, began, tx
+	}
+	l.mu.Unlock()
 	return began
 }
 
@@ -1088,6 +1135,11 @@ func (l *lane) runTx(tasks []*task, h *Handler) {
 		case len(tasks) > 1:
 			// Somebody in the batch is at fault. Each alone shows who.
 			ctx.cancel(nil)
+			l.mu.Lock()
+			for _, t := range tasks {
+				t.ctx, t.tx = nil, nil // until it is its turn
+			}
+			l.mu.Unlock()
 			for _, t := range tasks {
 				if l.stopping.Load() && l.base.Err() != nil {
 					l.end(t, outcome{lease: t.lease, state: Waiting})
@@ -1150,7 +1202,8 @@ func (l *lane) transaction(ctx *handlerContext, tasks []*task, h *Handler) (sure
 	defer tx.release()
 	l.q.connections.held.Add(1)
 	defer l.q.connections.held.Add(-1)
-	began := l.running(tasks, h, ctx)
+	tx.pinged = time.Now()
+	began := l.running(tasks, h, ctx, tx)
 	err = protect(func() error {
 		if h.tx != nil {
 			return h.tx(ctx, &tx.root, leases[0])
@@ -1261,9 +1314,16 @@ func (r *run) beatOnce() {
 	now := time.Now()
 	var due []*task
 	var expired []*task
+	var late []lateHandler
 	r.mu.Lock()
 	for _, t := range r.tasks {
+		if over := r.overdue(t, now); over > 0 {
+			h := lateHandler{t.lease, t.tx, t.since, over}
+			late = append(late, h)
+			r.q.late.Store(t.lease.Token, h)
+		}
 		switch held := now.Sub(t.extended); {
+		case t.late && held < r.lease:
 		case t.lost != nil && !errors.Is(t.lost, ErrCancelled):
 		case held >= r.lease && !t.finishing:
 			expired = append(expired, t)
@@ -1272,6 +1332,9 @@ func (r *run) beatOnce() {
 		}
 	}
 	r.mu.Unlock()
+	for _, h := range late {
+		r.leave(h, now)
+	}
 	// No beat has come through for a whole lease: the database may have given the jobs away. A clock of this
 	// process can only say so much, but handlers that go on would work for nothing.
 	for _, t := range expired {
@@ -1286,7 +1349,7 @@ func (r *run) beatOnce() {
 		}
 		r.mu.Unlock()
 		// Not cut off by the shutdown: outcomes are still to be written, and handlers may take a while to return.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.base), r.lease/3)
+		ctx, cancel := context.WithTimeout(r.writing, r.lease/3)
 		began := time.Now()
 		answers, err := r.q.beat(ctx, r.pulse, leases, running, r.lease)
 		cancel()
@@ -1315,6 +1378,68 @@ func (r *run) beatOnce() {
 			if a.lost && !finishing {
 				r.lose(t, "extend", EventLeaseLost)
 			}
+		}
+	}
+}
+
+// overdue gives, once, for how long a handler has not returned since its context ended, where that is a lease. From then on
+// its own lease is not extended. The caller holds mu.
+func (r *run) overdue(t *task, now time.Time) time.Duration {
+	if t.ctx == nil || t.since.IsZero() || t.finishing || t.late || now.Sub(t.since) < r.lease {
+		return 0
+	}
+	ended := t.ctx.over()
+	if ended.IsZero() || now.Sub(ended) < r.lease {
+		return 0
+	}
+	t.late = true
+	r.anyLate.Store(true)
+	r.q.suspects.leave(t.lease.Token) // others may start
+	return now.Sub(ended)
+}
+
+// lateHandler is one that does not return.
+type lateHandler struct {
+	lease *Lease
+	tx    *handlerTx // nil for none
+	since time.Time
+	over  time.Duration // since its context ended, when that was noticed
+}
+
+// leave says that a handler is not waited for any more, and takes what its transaction keeps.
+func (r *run) leave(h lateHandler, now time.Time) {
+	if h.tx != nil {
+		h.tx.giveUp()
+	}
+	r.q.log.Error("onceq: a handler does not return although its context has ended; it must, or it keeps one of its queue's slots."+
+		" Its lease is not extended any more, so its job goes to another worker where it is not done",
+		slog.String("kind", h.lease.Kind), slog.Int64("job", h.lease.ID),
+		slog.Duration("running", now.Sub(h.since).Round(time.Millisecond)), slog.Duration("context_ended_ago", h.over.Round(time.Millisecond)))
+}
+
+// pingLoop keeps live handlers' transactions from being taken for frozen ones, where they last longer than a third
+// of the lease. It waits for nobody, so that handlers and beats do not wait for each other.
+func (r *run) pingLoop(stop <-chan struct{}) {
+	ticker := time.NewTicker(max(200*time.Millisecond, r.lease/12))
+	defer ticker.Stop()
+	for {
+		select {
+		case <-stop:
+			return
+		case <-ticker.C:
+		}
+		now := time.Now()
+		var due []*handlerTx
+		r.mu.Lock()
+		for _, t := range r.tasks {
+			if t.tx != nil && now.Sub(t.tx.pinged) >= r.lease/3 {
+				t.tx.pinged = now // once for all tasks of a batch
+				due = append(due, t.tx)
+			}
+		}
+		r.mu.Unlock()
+		for _, tx := range due {
+			tx.ping()
 		}
 	}
 }

@@ -29,6 +29,7 @@ import (
 type working struct {
 	t      testing.TB
 	db     *queuetest.DB
+	q      *onceq.Queue
 	cancel context.CancelFunc
 	ended  chan error
 
@@ -72,6 +73,7 @@ func start(t testing.TB, db *queuetest.DB, cfg onceq.WorkerConfig, handlers ...o
 	w := &working{t: t, db: db, ended: make(chan error, 1)}
 	q, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema, Hook: w, Logger: slog.New(slog.NewTextHandler(w, nil))})
 	require.NoError(t, err)
+	w.q = q
 	worker, err := onceq.NewWorker(q, cfg, handlers...)
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())

@@ -849,7 +849,7 @@ func (r *proofRun) overtake(ctx context.Context, a *Process) error {
 			a.melt()
 			return arrives(a.done, nil)
 		}
-		// Until the server cuts the transaction off, after the handler's timeout (idle_in_transaction_session_timeout).
+		// Until the server cuts the transaction off, after the worker's lease (idle_in_transaction_session_timeout).
 		if err := r.bury(ctx, a, ` and state like 'idle in transaction%'`); err != nil {
 			return err
 		}

@@ -61,6 +61,7 @@ var onceqs = []struct {
 	{"select set_config('datestyle', 'ISO', true)", "onceq's settings", roleOnceq},
 	{"spent, reset, delay", "onceq's return of the job", roleFinish},
 	{"enable_seqscan", "onceq's settings", roleOnceq},
+	{"set local idle_in_transaction_session_timeout", "onceq's settings", roleOnceq},
 	{"onceq.plans", "onceq's settings", roleOnceq},
 	{"as u(id, claims, holder, n)", "onceq's beat", roleSkip},
 	{"greatest(leased_until", "onceq's longer lease", roleSkip},
