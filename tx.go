@@ -542,9 +542,12 @@ func (h *txHandle) enter(ctx context.Context) error {
 		h.tx.mu.Unlock()
 		return pgx.ErrTxClosed
 	}
-	if err := h.tx.settle(ctx); err != nil {
-		h.tx.mu.Unlock()
-		return err
+	if h.tx.pings > 0 {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+		defer cancel()
+		if h.tx.settle(ctx) != nil {
+			_ = h.tx.raw.Close(ctx) // the use says that it is
+		}
 	}
 	if h.tx.shared {
 		h.tx.share()
