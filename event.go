@@ -29,6 +29,10 @@ const (
 	EventReplayed  EventType = "replayed"         // a stored outcome was given in place of running again
 	EventUncertain EventType = "uncertain"
 	EventReaped    EventType = "reaped"
+
+	// EventBackground: work in the background failed, and is tried again. Name says which: claim, look_behind, extend,
+	// finish, announce, next_due, listen or reap; Count how often in a row. Queue.Health shows what has not worked again since.
+	EventBackground EventType = "background_error"
 )
 
 // Event is one thing that happened. Fields that do not apply are zero. It never carries a payload or a result.
@@ -39,12 +43,12 @@ type Event struct {
 	JobID   int64
 	Scope   string
 	Key     string
-	Name    string        // of an effect
+	Name    string        // of an effect, or of background work
 	Token   int64         // 0 before a claim
 	Attempt int           // 1 for the first
 	Wait    time.Duration // claimed: since the job was due, by the database's clock
 	Run     time.Duration // completed, failed, …: how long the handler took; without a worker, since the claim
-	Count   int           // reaped: rows
+	Count   int           // reaped: rows; background_error: failures in a row
 	Err     error
 }
 
@@ -65,7 +69,7 @@ func (t EventType) Level() slog.Level {
 	switch t {
 	case EventReaped, EventReplayed, EventCancelled, EventDeferred:
 		return slog.LevelInfo
-	case EventMismatch, EventFailed, EventLeaseLost, EventStale, EventUncertain:
+	case EventMismatch, EventFailed, EventLeaseLost, EventStale, EventUncertain, EventBackground:
 		return slog.LevelWarn
 	case EventDead, EventHeld:
 		return slog.LevelError

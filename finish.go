@@ -89,7 +89,27 @@ func (l *Lease) Complete(ctx context.Context, db DB) error {
 		return errInTx
 	}
 	statement, args := l.completion()
-	return l.completed(ctx, runs(ctx, db, l.q.sql(statement), args...))
+	err := runs(ctx, db, l.q.sql(statement), args...)
+	if pool, ok := db.(*pgxpool.Pool); ok && ctx.Err() == nil && fromDefaults(err) {
+		b := &pgx.Batch{}
+		b.Queue(beginOwn)
+		b.Queue(hotOwn)
+		b.Queue(l.q.sql(statement), args...)
+		b.Queue("commit")
+		err = pool.SendBatch(ctx, b).Close()
+	}
+	return l.completed(ctx, err)
+}
+
+// fromDefaults reports whether a statement that is a transaction by itself failed because of what a database, a role or the
+// pool gives to all: no writes, another isolation level, or limits of time. It is then run again in a transaction that says what it
+// needs, which costs too much to be done always.
+func fromDefaults(err error) bool {
+	switch sqlState(err) {
+	case "25006", "40001", "55P03", "57014":
+		return true
+	}
+	return false
 }
 
 // CompleteInBatch adds the completion to the caller's own batch. Where the lease is gone it raises SQLSTATE
@@ -332,11 +352,11 @@ ready as (
          errors   = ` + appendError + `
     from u
    where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder
-  returning j.id, j.claims
+  returning j.id, j.claims, j.created_at
 )
 select case when $8::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
        array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null)
-  from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id offset 0) x on true`
+  from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true`
 
 func completeArgs(outcomes []outcome, raise bool) []any {
 	n := len(outcomes)
@@ -441,15 +461,20 @@ func (q *Queue) finish(ctx context.Context, db DB, outcomes []outcome) (stale []
 }
 
 // guarded runs a statement of the library's own and scans its one row: on a pool in a transaction of its own
-// behind guardPlans, elsewhere as it is.
+// behind hotOwn, elsewhere as it is.
 func (q *Queue) guarded(ctx context.Context, db DB, statement string, args []any, dest ...any) error {
 	pool, ok := db.(*pgxpool.Pool)
 	if !ok {
 		return q.queryRow(ctx, db, statement, args, dest...)
 	}
+	return q.own(ctx, pool, hotOwn, statement, args, dest...)
+}
+
+// own runs a statement in a transaction of the library's own, behind what that begins with, and scans its one row.
+func (q *Queue) own(ctx context.Context, pool *pgxpool.Pool, first, statement string, args []any, dest ...any) error {
 	b := &pgx.Batch{}
 	b.Queue(beginOwn)
-	b.Queue(hotPlans)
+	b.Queue(first)
 	b.Queue(q.sql(statement), args...).QueryRow(func(row pgx.Row) error { return row.Scan(dest...) })
 	b.Queue("commit")
 	return q.told(pool.SendBatch(ctx, b).Close())

@@ -63,6 +63,7 @@ func (r *run) finishLoop() {
 			return
 		}
 		r.write(batch)
+		r.q.works(r, workFinish, "") // or was given up
 		r.mu.Lock()
 		for _, o := range batch {
 			r.forget(o.lease)
@@ -102,7 +103,7 @@ func (r *run) write(batch []outcome) {
 				slog.Int("jobs", len(left)), slog.Any("error", err))
 			return
 		}
-		r.q.log.Warn("onceq: storing outcomes failed, trying again", slog.Int("jobs", len(left)), slog.Any("error", err))
+		r.q.fails(r, workFinish, "", err, slog.Int("jobs", len(left)))
 		for i := range left {
 			left[i].unsure = true // it may have been stored, and only the answer lost
 		}

@@ -10,7 +10,7 @@ import (
 
 // Finding is something that slows a queue down, or will, before its users notice.
 type Finding struct {
-	What   string // a stable name: "snapshot", "prepared_transaction", "replication_slot", "dead_rows", "index_bloat", "autovacuum", "waiting", "handler"
+	What   string // a stable name: "snapshot", "prepared_transaction", "replication_slot", "dead_rows", "index_bloat", "autovacuum", "waiting", "background", "handler"
 	Detail string // what was found: where, who, how much
 	Advice string // what to do
 }
@@ -26,7 +26,9 @@ type healthLimits struct {
 	waiting  time.Duration // of the oldest job that is due
 }
 
-// Health looks for what commonly slows a queue on Postgres down, and gives what it found; nothing is good. It reads
+// Health looks for what commonly slows a queue on Postgres down, and gives what it found; nothing is good. Work that this
+// Queue's workers and Reapers do in the background and that fails comes first, and also beside an error: where the database
+// is out of reach it is all there is to know. Each process knows of its own. Otherwise it reads
 // Postgres's own statistics and one page of each queue, so it is cheap enough for every minute. Of other roles'
 // sessions Postgres tells the age of a snapshot only to members of pg_read_all_stats; without that they are not seen.
 func (q *Queue) Health(ctx context.Context) ([]Finding, error) {
@@ -34,7 +36,7 @@ func (q *Queue) Health(ctx context.Context) ([]Finding, error) {
 }
 
 func (q *Queue) health(ctx context.Context, limits healthLimits) ([]Finding, error) {
-	var found []Finding
+	found := q.troubles.findings()
 	add := func(what, detail, advice string) { found = append(found, Finding{what, detail, advice}) }
 	each := func(statement string, args []any, scan func(pgx.Rows) error) error {
 		rows, err := q.pool.Query(ctx, q.sql(statement), args...)
@@ -79,7 +81,7 @@ select pid, coalesce(usename, ''), coalesce(application_name, ''), coalesce(stat
 		return nil
 	})
 	if err != nil {
-		return nil, err
+		return found, err
 	}
 	const others = `
 select 'prepared_transaction', gid, extract(epoch from statement_timestamp() - prepared)::bigint
@@ -104,7 +106,7 @@ select 'replication_slot', slot_name::text, greatest(age(xmin), age(catalog_xmin
 		return nil
 	})
 	if err != nil {
-		return nil, err
+		return found, err
 	}
 
 	const tables = `
@@ -139,7 +141,7 @@ select c.relname,
 		return nil
 	})
 	if err != nil {
-		return nil, err
+		return found, err
 	}
 	const indexes = `
 select t.relname, c.relname, pg_relation_size(c.oid)
@@ -161,12 +163,12 @@ select t.relname, c.relname, pg_relation_size(c.oid)
 		return nil
 	})
 	if err != nil {
-		return nil, err
+		return found, err
 	}
 
 	stats, err := q.Stats(ctx)
 	if err != nil {
-		return nil, err
+		return found, err
 	}
 	for _, s := range stats {
 		if s.Oldest > limits.waiting {

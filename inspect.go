@@ -155,7 +155,9 @@ func (q *Queue) GetByKey(ctx context.Context, db DB, scope, key string) (JobInfo
 select f.job_id, f.state, f.token, f.created_at, f.finished_at, f.result::text
   from onceq.job_fences f
  where f.class = 0 and f.scope = $1::text and f.key = $2::text`
-	const job = liveInfo + ` where j.id = $1::bigint union all` + pastInfo + ` where h.id = $1::bigint`
+	// Not the id alone: a later job may have it, after the sequence was set back.
+	const job = liveInfo + ` where j.id = $1::bigint and j.scope = $2::text and j.key = $3::text union all` +
+		pastInfo + ` where h.id = $1::bigint and h.scope = $2::text and h.key = $3::text`
 	if err := cmp.Or(checkText("scope", scope), checkText("key", key)); err != nil {
 		return JobInfo{}, err
 	}
@@ -170,7 +172,7 @@ select f.job_id, f.state, f.token, f.created_at, f.finished_at, f.result::text
 		case err != nil:
 			return JobInfo{}, fmt.Errorf("onceq: get by key: %w", err)
 		}
-		all, err := q.info(ctx, db, job, i.ID)
+		all, err := q.info(ctx, db, job, i.ID, scope, key)
 		if err != nil {
 			return JobInfo{}, fmt.Errorf("onceq: get by key: %w", err)
 		}

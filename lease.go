@@ -314,12 +314,21 @@ update onceq.jobs j
 	claimed = `
 returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
-          coalesce(j.metadata::text, ''), j.rounds, c.n, (select true from onceq.job_cancels x where x.job_id = j.id)`
+          coalesce(j.metadata::text, ''), j.rounds, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at)`
 )
 
 // beginOwn opens a transaction of the library's own, in the same round trip as what it does: the isolation level
 // does not depend on the database's default.
 const beginOwn = `begin isolation level read committed read write`
+
+// noLimits takes the time limits away from a transaction of the library's own that a role, a database or the pool gives to
+// all: what goes on in the background must go on, and each such statement is short, or ends with its context. The limits
+// are for the application's statements, and those of a handler's transaction keep them. It stands in what goes
+// before the library's statements, so that it costs no round trip and ends with the transaction, behind a pooler
+// too. idle_in_transaction_session_timeout meets none of them: they come in one message, and row_security stays as it is:
+// where it is off, Postgres says that a policy hides rows of these tables, which is better than to miss them.
+const noLimits = `set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
+       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end`
 
 // guardPlans goes before a statement of the library's own, in the same transaction and round trip, and brings
 // the database's clock. Plans of these statements may be made while the tables are empty and used when they
@@ -335,6 +344,12 @@ select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_con
 // hotPlans is guardPlans for the statements that run for every job. Their plans need no second thought: otherwise
 // Postgres makes a new one for each call with few jobs, which takes four times as long as running it.
 const hotPlans = guardPlans + `, set_config('plan_cache_mode', 'force_generic_plan', true)`
+
+// What goes first in a transaction of the library's own.
+const (
+	guardOwn = guardPlans + `, ` + noLimits
+	hotOwn   = hotPlans + `, ` + noLimits
+)
 
 // keepPlans is guardPlans inside of a transaction in which a user's statements follow, up to restorePlans.
 const keepPlans = `
@@ -363,8 +378,8 @@ func (q *Queue) claim(ctx context.Context, db *pgxpool.Pool, c *claim, statement
 	c.cut = false
 	b := &pgx.Batch{}
 	b.Queue(beginOwn)
-	b.Queue(hotPlans).QueryRow(func(row pgx.Row) error {
-		return row.Scan(&c.now, nil, nil, nil, nil, nil, nil)
+	b.Queue(hotOwn).QueryRow(func(row pgx.Row) error {
+		return row.Scan(&c.now, nil, nil, nil, nil, nil, nil, nil, nil, nil)
 	})
 	b.Queue(q.sql(statement), append([]any{c.lease.Microseconds(), holder}, args...)...).Query(func(rows pgx.Rows) error {
 		block := make([]Lease, 0, min(c.limit, 64))
@@ -564,7 +579,8 @@ select array(select n from extended),
              select from onceq.jobs j
               where j.id = u.id and j.claims = u.claims and j.holder = u.holder offset 0) j),
        array(select u.n from u cross join lateral (
-             select from onceq.job_cancels x where x.job_id = u.id offset 0) x)`
+             select from onceq.job_cancels x where x.job_id = u.id
+                and exists (select from onceq.jobs j where j.id = x.job_id and j.created_at <= x.requested_at) offset 0) x)`
 
 // beat extends the leases, which the caller gives sorted by id, and says which of them are being worked on.
 func (q *Queue) beat(ctx context.Context, db DB, leases []*Lease, running []bool, d time.Duration) ([]beatAnswer, error) {

@@ -63,6 +63,7 @@ type Queue struct {
 
 	effects  sync.Mutex // guards Lease.effects
 	suspects suspects   // where jobs start that have lost a lease
+	troubles troubles   // background work that fails
 
 	connections connections // of the pool, for handlers' transactions
 	late        sync.Map    // token → lateHandler: those that do not return
@@ -129,7 +130,7 @@ select version, current_setting('server_encoding'),
 	var version int
 	var encoding string
 	var ahead bool
-	err := q.queryRow(ctx, q.pool, read, nil, &version, &encoding, &ahead)
+	err := q.own(ctx, q.pool, `select `+noLimits, read, nil, &version, &encoding, &ahead)
 	switch {
 	case noTables(err):
 		return &SchemaError{Schema: q.schema, Want: SchemaVersion}

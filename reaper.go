@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // ReaperConfig configures a Reaper. The zero value is a good start.
@@ -91,9 +89,11 @@ func (r *Reaped) add(o Reaped) {
 	r.Missing += o.Missing
 }
 
-// Run makes a pass every now and then until ctx ends, and returns nil then. A pass that fails is logged, and
-// the next one comes at its time. The first pass comes within Every, at random.
+// Run makes a pass every now and then until ctx ends, and returns nil then. A pass that fails is logged and
+// shown by Queue.Health, and the next one comes at its time. The first pass comes within Every, at random.
 func (r *Reaper) Run(ctx context.Context) error {
+	owner := new(Reaper) // of this call alone
+	defer r.q.ends(owner)
 	wait := rand.N(r.cfg.Every)
 	for {
 		timer := time.NewTimer(wait)
@@ -104,8 +104,11 @@ func (r *Reaper) Run(ctx context.Context) error {
 		case <-timer.C:
 		}
 		began := time.Now()
-		if _, err := r.Once(ctx); err != nil && ctx.Err() == nil {
-			r.q.log.WarnContext(ctx, "onceq: reaping failed", "error", err)
+		switch _, err := r.Once(ctx); {
+		case err == nil:
+			r.q.works(owner, workReap, "")
+		case ctx.Err() == nil:
+			r.q.fails(owner, workReap, "", err)
 		}
 		wait = max(r.cfg.Every, 100*time.Since(began))
 		wait += rand.N(wait/5+1) - wait/10
@@ -159,15 +162,9 @@ func (r *Reaper) report(ctx context.Context, sum Reaped) {
 	}
 }
 
-// run runs a statement in a transaction of its own at READ COMMITTED, whatever the database's default, with
-// plans that stay good (guardPlans), and scans its one row.
+// run runs a statement in a transaction of its own and scans its one row.
 func (r *Reaper) run(ctx context.Context, statement string, args []any, dest ...any) error {
-	return pgx.BeginTxFunc(ctx, r.q.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
-		b := &pgx.Batch{}
-		b.Queue(guardPlans)
-		b.Queue(r.q.sql(statement), args...).QueryRow(func(row pgx.Row) error { return row.Scan(dest...) })
-		return tx.SendBatch(ctx, b).Close()
-	})
+	return r.q.own(ctx, r.q.pool, guardOwn, statement, args, dest...)
 }
 
 // Every statement below locks what it changes in a subquery, passing over what others have locked, and says
@@ -299,7 +296,7 @@ select (select count(*) from gone), (select count(*) from stays)`
 const reapCancels = `
 with d as materialized (
   select x.ctid from onceq.job_cancels x
-   where not exists (select from onceq.jobs j where j.id = x.job_id)
+   where not exists (select from onceq.jobs j where j.id = x.job_id and j.created_at <= x.requested_at)
    limit $1::int
      for update of x skip locked
 ),

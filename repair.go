@@ -50,15 +50,16 @@ request as (
 select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')),
        ` + wantHistory + ` from gone`
 
-// requestCancels leaves notes for the holders of those of the jobs that are live, and gives how many these are.
+// requestCancels leaves notes for the holders of those of the jobs that are live, and gives how many these are. A note
+// that is older than its job was for another one, which had the same id before the sequence was set back.
 const requestCancels = `
 with live as materialized (
-  select id from onceq.jobs where id = any ($1::bigint[]) order by id
+  select id, created_at from onceq.jobs where id = any ($1::bigint[]) order by id
 ),
 note as (
   insert into onceq.job_cancels (job_id, requested_at)
-  select id, statement_timestamp() from live
-  on conflict do nothing
+  select id, greatest(statement_timestamp(), created_at) from live
+  on conflict (job_id) do update set requested_at = excluded.requested_at
 )
 select count(*) from live`
 
@@ -162,10 +163,13 @@ with free as materialized (
    where id = $1::bigint and run_at > statement_timestamp()
      and (leased_until is null or leased_until <= statement_timestamp())
      for update skip locked
+),
+hurried as (
+  update onceq.jobs j set run_at = statement_timestamp() from free where j.id = any (array[free.id])
 )
-update onceq.jobs j set run_at = statement_timestamp() from free where j.id = free.id`
-	if _, err := db.Exec(ctx, q.sql(hurry), id); err != nil {
-		return 0, fmt.Errorf("onceq: retry: %w", q.told(err))
+select 1`
+	if err := q.guarded(ctx, db, hurry, []any{id}, nil); err != nil {
+		return 0, fmt.Errorf("onceq: retry: %w", err)
 	}
 	return q.state(ctx, db, id)
 }

@@ -450,6 +450,7 @@ func (c *Claim) keep(ctx context.Context) (work context.Context, stop func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
+		defer c.f.q.ends(c)
 		until := c.began.Add(c.f.lease)
 		wait := time.NewTimer(c.f.lease / 3)
 		defer wait.Stop()
@@ -469,6 +470,7 @@ func (c *Claim) keep(ctx context.Context) (work context.Context, stop func()) {
 				return
 			case err == nil:
 				until = began.Add(c.f.lease)
+				c.f.q.works(c, workExtend, "")
 			case errors.Is(err, ErrLeaseLost) || !time.Now().Before(until):
 				lost := c.lost("extend")
 				c.f.emit(ctx, EventLeaseLost, c.Token, lost)
@@ -476,6 +478,7 @@ func (c *Claim) keep(ctx context.Context) (work context.Context, stop func()) {
 				return
 			default:
 				next = min(next/4, time.Until(until)) // the database is out of reach: try while there is time
+				c.f.q.fails(c, workExtend, "", err)
 			}
 			wait.Reset(next)
 		}

@@ -53,7 +53,7 @@ func (f *Fence) resolve(ctx context.Context, db DB, r Resolution) error {
 		return err
 	}
 	var token int64
-	err = f.q.queryRow(ctx, db, resolveFence, []any{int16(f.class), f.scope, f.key, int16(r.state), raw}, &token)
+	err = f.q.guarded(ctx, db, resolveFence, []any{int16(f.class), f.scope, f.key, int16(r.state), raw}, &token)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return fmt.Errorf("%w: %s is not uncertain or held", ErrNotFound, f)
 	}
@@ -147,7 +147,7 @@ func (q *Queue) ResolveMany(ctx context.Context, db DB, filter Filter, name stri
 		var again []int64
 		err := atomically(ctx, db, func(db DB) error {
 			if own {
-				if _, err := db.Exec(ctx, guardPlans); err != nil {
+				if _, err := db.Exec(ctx, guardOwn); err != nil {
 					return fmt.Errorf("onceq: resolve: %w", err)
 				}
 			}

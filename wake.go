@@ -73,7 +73,7 @@ func (l *lane) rest(ctx context.Context, pause time.Duration) bool {
 		if err := l.announce(ctx); err == nil {
 			return false // a job may have been committed just before the announcement
 		} else if ctx.Err() == nil {
-			l.q.log.Warn("onceq: announcing that the worker waits failed; it polls", slog.Any("error", err))
+			l.q.fails(l.run, workAnnounce, l.queue, err)
 			l.announced = time.Now() // not with every poll
 		}
 	}
@@ -128,6 +128,7 @@ returning 1`
 	err := l.q.guarded(ctx, l.side, announce, []any{l.queue, l.id, announceFor.Microseconds()}, nil)
 	if err == nil {
 		l.announced = time.Now()
+		l.q.works(l.run, workAnnounce, l.queue)
 	}
 	return err
 }
@@ -140,6 +141,9 @@ func (l *lane) unannounce(ctx context.Context) {
 	}
 	if err := l.q.guarded(ctx, l.side, unannounce, []any{l.queue, l.id}, nil); err == nil {
 		l.announced = time.Time{}
+		l.q.works(l.run, workAnnounce, l.queue)
+	} else if ctx.Err() == nil {
+		l.q.fails(l.run, workAnnounce, l.queue, err)
 	}
 }
 
@@ -165,7 +169,13 @@ select (extract(epoch from min(j.run_at) - statement_timestamp()) * 1000000)::bi
 	for _, p := range l.at {
 		priorities = append(priorities, int16(p.priority))
 	}
-	if err := l.q.guarded(ctx, l.side, next, []any{l.queue, priorities, l.claimedTo}, &due); err != nil || due == nil {
+	switch err := l.q.guarded(ctx, l.side, next, []any{l.queue, priorities, l.claimedTo}, &due); {
+	case err == nil:
+		l.q.works(l.run, workNextDue, l.queue)
+	case ctx.Err() == nil:
+		l.q.fails(l.run, workNextDue, l.queue, err)
+	}
+	if due == nil {
 		return 0, false
 	}
 	return time.Duration(*due)*time.Microsecond + time.Millisecond, true
@@ -187,7 +197,12 @@ func (r *run) listen(ctx context.Context) {
 		if errors.Is(err, errDeaf) {
 			wait = 10 * time.Minute
 		}
-		r.q.log.Info("onceq: not listening for new jobs, polling until it does again", slog.Duration("next_try_in", wait), slog.Any("reason", err))
+		if errors.Is(err, errDeaf) {
+			r.q.works(r, workListen, "") // it does what it can there
+			r.q.log.Info("onceq: not listening for new jobs, polling until it does again", slog.Duration("next_try_in", wait), slog.Any("reason", err))
+		} else {
+			r.q.fails(r, workListen, "", err, slog.Duration("next_try_in", wait))
+		}
 		if !sleep(ctx, wait/2+rand.N(wait), nil) {
 			return
 		}
@@ -239,6 +254,7 @@ func (r *run) listenOnce(ctx context.Context) error {
 		if n.Payload == hello {
 			waiting = ctx
 			r.listening.Store(true)
+			r.q.works(r, workListen, "")
 			for _, l := range r.lanes {
 				l.rouse() // out of a poll that knows of no notifications, to announce that it waits
 			}

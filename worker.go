@@ -280,6 +280,7 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 	defer cancel(errShutdown)
 	r.finisher.ready.L = &r.finisher.mu
 	r.finisher.room.L = &r.finisher.mu
+	defer w.q.ends(r)
 
 	// Who waits for whom at the end: claimers and the listener end with ctx; handlers end when their channel is
 	// closed and drained; the beat ends when they have; the finisher when nothing can come any more.
@@ -543,7 +544,7 @@ func (l *lane) loop(ctx context.Context) {
 		if err != nil {
 			l.claimFails++
 			wait := min(5*time.Second, 50*time.Millisecond<<min(l.claimFails, 10))
-			l.q.log.Warn("onceq: claiming failed, trying again", slog.String("queue", l.queue), slog.Duration("in", wait), slog.Any("error", err))
+			l.q.fails(l.run, workClaim, l.queue, err, slog.Duration("next_try_in", wait))
 			l.announced = time.Time{}
 			if !sleep(ctx, wait/2+rand.N(wait), nil) {
 				return
@@ -551,6 +552,7 @@ func (l *lane) loop(ctx context.Context) {
 			continue
 		}
 		l.claimFails = 0
+		l.q.works(l.run, workClaim, l.queue)
 		if found > 0 {
 			pause = time.Millisecond
 		}
@@ -1341,6 +1343,9 @@ func (r *run) beatOnce() {
 		r.lose(t, "extend", EventLeaseLost)
 	}
 	slices.SortFunc(due, func(a, b *task) int { return int(a.lease.ID - b.lease.ID) })
+	if len(due) == 0 {
+		r.q.works(r, workExtend, "")
+	}
 	for chunk := range slices.Chunk(due, beatChunk) {
 		leases, running := make([]*Lease, len(chunk)), make([]bool, len(chunk))
 		r.mu.Lock()
@@ -1354,9 +1359,10 @@ func (r *run) beatOnce() {
 		answers, err := r.q.beat(ctx, r.pulse, leases, running, r.lease)
 		cancel()
 		if err != nil {
-			r.q.log.Warn("onceq: extending leases failed, trying again", slog.Int("leases", len(leases)), slog.Any("error", err))
+			r.q.fails(r, workExtend, "", err, slog.Int("leases", len(leases)))
 			return
 		}
+		r.q.works(r, workExtend, "")
 		for i, t := range chunk {
 			a := answers[i]
 			r.mu.Lock()

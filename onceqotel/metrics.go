@@ -24,6 +24,7 @@ const (
 	stateKey   = attribute.Key("onceq.state")
 	outcomeKey = attribute.Key("onceq.outcome")
 	rowsKey    = attribute.Key("onceq.rows")
+	workKey    = attribute.Key("onceq.work")
 	attemptKey = attribute.Key("onceq.attempt")
 	lostKey    = attribute.Key("onceq.lost")
 	tokenKey   = attribute.Key("onceq.token")
@@ -49,6 +50,8 @@ var counters = map[onceq.EventType]struct{ name, unit, description string }{
 	onceq.EventReplayed:  {"onceq.effects.replayed", "{effect}", "Stored outcomes given in place of running again."},
 	onceq.EventUncertain: {"onceq.effects.uncertain", "{effect}", "Effects of which it is not known whether they happened."},
 	onceq.EventReaped:    {"onceq.rows.reaped", "{row}", "Rows that a reaper removed."},
+
+	onceq.EventBackground: {"onceq.background.errors", "{error}", "Failures of work in the background, which is tried again."},
 }
 
 // In seconds. Jobs wait for milliseconds when all is well, and for as long as a backlog or a backoff takes when not.
@@ -86,7 +89,7 @@ type metrics struct {
 const maxLabels = 10_000
 
 type label struct {
-	queue, kind, outcome, rows string
+	queue, kind, outcome, rows, work string
 
 	// Of the conventions' metrics, which have no kind.
 	operation operation
@@ -128,6 +131,9 @@ func (m *metrics) init(meter metric.Meter) error {
 		return err
 	}
 	m.options(label{})
+	for _, name := range []string{"claim", "look_behind", "extend", "finish", "announce", "next_due", "listen", "reap"} {
+		m.options(label{work: name})
+	}
 	reaped := reflect.TypeFor[onceq.Reaped]()
 	for i := range reaped.NumField() {
 		m.options(label{rows: strings.ToLower(reaped.Field(i).Name)})
@@ -143,13 +149,15 @@ func (m *metrics) zero(l label, o *options) {
 	case l.operation != "" || l.outcome != "":
 	case l.rows != "":
 		m.counters[onceq.EventReaped].Add(ctx, 0, o.add...)
+	case l.work != "":
+		m.counters[onceq.EventBackground].Add(ctx, 0, o.add...)
 	case l.kind == "": // of work outside of jobs
 		for _, t := range []onceq.EventType{onceq.EventMismatch, onceq.EventHeld, onceq.EventLeaseLost, onceq.EventStale, onceq.EventReplayed, onceq.EventUncertain} {
 			m.counters[t].Add(ctx, 0, o.add...)
 		}
 	default:
 		for t, counter := range m.counters {
-			if t != onceq.EventReaped {
+			if t != onceq.EventReaped && t != onceq.EventBackground {
 				counter.Add(ctx, 0, o.add...)
 			}
 		}
@@ -192,6 +200,10 @@ func (m *metrics) event(ctx context.Context, e onceq.Event) {
 	}
 	if e.Type == onceq.EventReaped { // its kind is the sort of rows
 		counter.Add(ctx, int64(e.Count), m.options(label{rows: e.Kind}).add...)
+		return
+	}
+	if e.Type == onceq.EventBackground {
+		counter.Add(ctx, 1, m.options(label{work: e.Name}).add...)
 		return
 	}
 	l := label{queue: e.Queue, kind: e.Kind}
@@ -238,6 +250,7 @@ func (m *metrics) options(l label) *options {
 	text(kindKey, l.kind)
 	text(outcomeKey, l.outcome)
 	text(rowsKey, l.rows)
+	text(workKey, l.work)
 	text(semconv.ErrorTypeKey, l.errorType)
 	set := metric.WithAttributeSet(attribute.NewSet(attrs...))
 	o := &options{[]metric.AddOption{set}, []metric.RecordOption{set}}

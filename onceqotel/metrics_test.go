@@ -169,7 +169,7 @@ func TestMetrics_CountWhatHappens(t *testing.T) {
 		"onceq.jobs.cancelled":      2,
 		"onceq.jobs.held":           1, // with its effect
 		"onceq.leases.lost":         1,
-		"onceq.completions.refused": 1,
+		"onceq.completions.refused": 1, "onceq.background.errors": 0,
 		"onceq.effects.replayed":    1,
 		"onceq.effects.uncertain":   2,
 		"onceq.job.wait.duration":   10,
@@ -186,6 +186,8 @@ func TestMetrics_CountWhatHappens(t *testing.T) {
 			want = []string{"onceq.kind", "onceq.outcome", "onceq.queue"}
 		case "onceq.rows.reaped":
 			want = []string{"onceq.rows"}
+		case "onceq.background.errors":
+			want = []string{"onceq.work"}
 		}
 		require.Equal(t, want, keys, name)
 	}
@@ -521,14 +523,14 @@ func TestPrometheus_ScrapeAndDashboard(t *testing.T) {
 		"onceq_jobs_enqueued_total", "onceq_jobs_duplicates_total", "onceq_jobs_mismatches_total", "onceq_jobs_claimed_total",
 		"onceq_jobs_completed_total", "onceq_jobs_failed_total", "onceq_jobs_deferred_total", "onceq_jobs_snoozed_total", "onceq_jobs_released_total", "onceq_jobs_dead_total",
 		"onceq_jobs_cancelled_total", "onceq_jobs_held_total", "onceq_leases_lost_total", "onceq_completions_refused_total",
-		"onceq_effects_replayed_total", "onceq_effects_uncertain_total", "onceq_rows_reaped_total",
+		"onceq_effects_replayed_total", "onceq_effects_uncertain_total", "onceq_rows_reaped_total", "onceq_background_errors_total",
 		"onceq_job_wait_duration_seconds_bucket", "onceq_job_wait_duration_seconds_sum", "onceq_job_wait_duration_seconds_count",
 		"onceq_job_run_duration_seconds_bucket", "onceq_job_run_duration_seconds_sum", "onceq_job_run_duration_seconds_count",
 		"onceq_queue_depth", "onceq_queue_oldest_age_seconds",
 	} {
 		require.True(t, exported[name], "%s is missing", name)
 	}
-	require.Len(t, exported, 25)
+	require.Len(t, exported, 26)
 	require.Regexp(t, `(?m)^onceq_jobs_completed_total\{[^}]*onceq_kind="welcome",onceq_queue="mail"[^}]*\} 1$`, body)
 	require.Regexp(t, `(?m)^onceq_queue_depth\{[^}]*onceq_queue="mail",onceq_state="held"[^}]*\} 1$`, body)
 	require.False(t, strings.Contains(body, "welcome:"), "a key is in it")
@@ -544,7 +546,7 @@ func TestPrometheus_ScrapeAndDashboard(t *testing.T) {
 	}
 	require.NoError(t, json.Unmarshal(raw, &dashboard))
 	asked := map[string]bool{}
-	labels := regexp.MustCompile(`onceq_(queue|kind|state|outcome|rows)\b`)
+	labels := regexp.MustCompile(`onceq_(queue|kind|state|outcome|rows|work)\b`)
 	for _, p := range dashboard.Panels {
 		for _, target := range p.Targets {
 			names := regexp.MustCompile(`onceq_[a-z_]+`).FindAllString(target.Expr, -1)

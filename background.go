@@ -1,0 +1,146 @@
+package onceq
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// work is a sort of what workers and Reapers do in the background, again and again.
+type work struct {
+	name  string // Event.Name
+	doing string
+	until string // what it means while it fails
+}
+
+var (
+	workClaim    = &work{"claim", "claiming jobs", "no job starts"}
+	workSuspects = &work{"look_behind", "looking for expired leases", "jobs whose process ended, and jobs that were committed late, may not be found"}
+	workExtend   = &work{"extend", "extending leases", "leases run out and their jobs run again"}
+	workFinish   = &work{"finish", "storing outcomes", "what is done is not recorded, and runs again when its leases have run out"}
+	workAnnounce = &work{"announce", "announcing that a worker waits", "new jobs wait for the next poll"}
+	workNextDue  = &work{"next_due", "looking when the next delayed job is due", "delayed jobs wait for the next poll"}
+	workListen   = &work{"listen", "listening for new jobs", "new jobs wait for the next poll"}
+	workReap     = &work{"reap", "reaping", "the tables grow"}
+)
+
+// troubles are the background work of this process that fails now.
+type troubles struct {
+	open atomic.Int32 // how many, so that work that goes well looks at nothing else
+	mu   sync.Mutex
+	all  map[troubleKey]*trouble
+}
+
+type troubleKey struct {
+	owner any // the run of a worker, a Reaper
+	work  *work
+	queue string
+}
+
+type trouble struct {
+	since time.Time
+	count int
+	err   error
+}
+
+// fails says that background work failed: in the log, to the Hook, and in Health until it works again.
+func (q *Queue) fails(owner any, w *work, queue string, err error, more ...slog.Attr) {
+	s := &q.troubles
+	s.mu.Lock()
+	key := troubleKey{owner, w, queue}
+	t := s.all[key]
+	if t == nil {
+		t = &trouble{since: time.Now()}
+		if s.all == nil {
+			s.all = make(map[troubleKey]*trouble)
+		}
+		s.all[key] = t
+		s.open.Add(1)
+	}
+	t.count++
+	t.err = err
+	count := t.count
+	s.mu.Unlock()
+	ctx := context.Background()
+	if q.hook != nil {
+		q.hook.Event(ctx, Event{Type: EventBackground, Name: w.name, Queue: queue, Count: count, Err: err})
+	}
+	if queue != "" {
+		more = append(more, slog.String("queue", queue))
+	}
+	q.log.LogAttrs(ctx, EventBackground.Level(), "onceq: "+w.doing+" failed; it is tried again", append(more, slog.Int("count", count), slog.Any("error", err))...)
+}
+
+// works says that it went well.
+func (q *Queue) works(owner any, w *work, queue string) {
+	s := &q.troubles
+	if s.open.Load() == 0 {
+		return
+	}
+	s.drop(func(k troubleKey) bool { return k == troubleKey{owner, w, queue} })
+}
+
+// ends says that the owner does nothing any more.
+func (q *Queue) ends(owner any) {
+	q.troubles.drop(func(k troubleKey) bool { return k.owner == owner })
+}
+
+func (s *troubles) drop(which func(troubleKey) bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for k := range s.all {
+		if which(k) {
+			delete(s.all, k)
+			s.open.Add(-1)
+		}
+	}
+}
+
+// findings gives them for Health, those first that have lasted longest.
+func (s *troubles) findings() []Finding {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var keys []troubleKey
+	for k := range s.all {
+		keys = append(keys, k)
+	}
+	slices.SortFunc(keys, func(a, b troubleKey) int {
+		return cmp.Or(s.all[a].since.Compare(s.all[b].since), cmp.Compare(a.work.name, b.work.name), cmp.Compare(a.queue, b.queue))
+	})
+	var found []Finding
+	for _, k := range keys {
+		t := s.all[k]
+		where := ""
+		if k.queue != "" {
+			where = fmt.Sprintf(" of queue %q", k.queue)
+		}
+		found = append(found, Finding{"background", fmt.Sprintf("%s%s has failed %d times since %s, the last time with: %v; meanwhile %s",
+			k.work.doing, where, t.count, t.since.UTC().Format(time.RFC3339), t.err, k.work.until), adviceFor(t.err)})
+	}
+	return found
+}
+
+// adviceFor says what to do about an error of background work.
+func adviceFor(err error) string {
+	switch state := sqlState(err); {
+	case state == "25006":
+		return "the server takes no writes: connect to the primary, and not to a standby"
+	case state == "42501":
+		return "give the role what migrations.Grants lists"
+	case noTables(err):
+		return "apply the migrations, or name the right schema in Config.Schema"
+	case state == "53300":
+		return "raise the server's max_connections, or lower the pools' MaxConns: a worker has up to 8 connections of its own beside its pool"
+	case state == "55P03" || state == "57014" || state == "" && errors.Is(err, context.DeadlineExceeded):
+		return "see in pg_stat_activity and pg_locks what keeps it waiting, and end that; or see why the server is slow"
+	case state == "" || state[:2] == "08" || state[:2] == "57":
+		return "see whether this process reaches the database, and whether the server is up and lets its role in; the work goes on by itself then"
+	}
+	return "the error says why; the work goes on by itself when that is mended"
+}
