@@ -170,10 +170,10 @@ func TestMetrics_CountWhatHappens(t *testing.T) {
 		"onceq.jobs.held":           1, // with its effect
 		"onceq.leases.lost":         1,
 		"onceq.completions.refused": 1, "onceq.background.errors": 0,
-		"onceq.effects.replayed":    1,
-		"onceq.effects.uncertain":   2,
-		"onceq.job.wait.duration":   10,
-		"onceq.job.run.duration":    9, // one was given back without having run
+		"onceq.effects.replayed":  1,
+		"onceq.effects.uncertain": 2,
+		"onceq.job.wait.duration": 10,
+		"onceq.job.run.duration":  9, // one was given back without having run
 	}, sums)
 	for name, keys := range keys {
 		if strings.HasPrefix(name, "messaging.") {
