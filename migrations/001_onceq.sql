@@ -14,7 +14,8 @@ insert into {{.schema}}.meta (version) values (1);
 -- Ids of jobs, and the upper 43 bits of every token; the lower 20 bits count the claims.
 create sequence {{.schema}}.ids as bigint maxvalue 8796093022207;
 
--- Live jobs only: waiting, delayed, leased, to be retried. A finished job leaves this table.
+-- Live jobs only: waiting, delayed, leased, to be retried. A finished job leaves this table. What a claim changes stands
+-- together: the write-ahead log leaves out what an update has in common with the row before it, at its start and its end.
 create table {{.schema}}.jobs (
   id            bigint      not null,
   run_at        timestamptz not null,
@@ -23,6 +24,7 @@ create table {{.schema}}.jobs (
   holder        bigint,                  -- random number of the claim that has it
   claims        integer     not null default 0,
   lost          smallint    not null default 0,  -- leases that ran out
+  ahead         boolean,                 -- claimed before a handler was free, and not known to run yet; null: no
   attempts      smallint    not null default 0,  -- failures that were reported
   max_attempts  smallint    not null,
   priority      smallint    not null,
@@ -34,8 +36,7 @@ create table {{.schema}}.jobs (
   payload_bytes bytea,
   metadata      jsonb,
   errors        jsonb,                   -- of the latest failed attempts, oldest first
-  rounds        integer,                 -- runs that ended with Reschedule; null for none
-  ahead         boolean                  -- claimed before a handler was free, and not known to run yet; null: no
+  rounds        integer                  -- runs that ended with Reschedule; null for none
 ) with (fillfactor = 45, vacuum_truncate = off);
 
 -- The one index of a claim. Nothing that a claim changes is in it, so that a claim is a heap-only update. Its condition
