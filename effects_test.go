@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -282,11 +283,14 @@ func TestResolveMany(t *testing.T) {
 		ids = append(ids, r.ID)
 	}
 	up := false
+	var mu sync.Mutex // guards calls
 	calls := map[string]int{}
 	handle := kind.Handle(func(ctx context.Context, l *onceq.Lease, i int) error {
 		effect := func(name string) error {
 			_, err := onceq.Once(ctx, l, name, func(context.Context, string) (int, error) {
+				mu.Lock()
 				calls[name]++
+				mu.Unlock()
 				if !up {
 					return 0, errors.New("reset")
 				}

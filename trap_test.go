@@ -108,29 +108,6 @@ func TestTrap_ASnapshotHandlerLongerThanSeveralBeatsFinishes(t *testing.T) {
 	require.Equal(t, 1, w.count(onceq.EventCompleted))
 }
 
-// ⚠ A client that freezes inside its handler's transaction would keep the job's row locked for ever.
-func TestTrap_AFrozenHandlersTransactionIsCutOffByTheServer(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t)
-	sqlRun(t, db, `create table effects (n int)`)
-	id := add(t, db, onceq.Job{})
-	kind := onceq.Kind[int]{Name: "k", Timeout: 5 * time.Second, Backoff: func(int, error) time.Duration { return time.Hour }}
-	running, thaw := make(chan struct{}), make(chan struct{})
-	w := start(t, db, onceq.WorkerConfig{Lease: time.Hour}, kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error {
-		_, err := tx.Exec(ctx, `insert into effects values (1)`)
-		close(running)
-		<-thaw
-		return err
-	}))
-	receive(t, running)
-	db.ExpireLease(id) // waits for the row
-	require.Equal(t, id, takeOne(t, db).ID)
-	close(thaw)
-	require.NoError(t, w.stop())
-	require.Zero(t, w.count(onceq.EventCompleted))
-	require.Zero(t, sqlOne[int](t, db, `select count(*) from effects`))
-}
-
 // ⚠ One outcome that Postgres refuses failed a thousand others, again and again.
 func TestTrap_OneRefusedOutcomeDoesNotKeepTheOthers(t *testing.T) {
 	t.Parallel()
