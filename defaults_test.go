@@ -146,7 +146,7 @@ func TestDefaults_TheLibrarysOwnStatementsHaveNoLimitsAndTheApplicationsKeepThem
 			require.NoError(t, receive(t, ran))
 			require.Equal(t, 1, receive(t, tries))
 			require.Equal(t, 2, receive(t, tries))
-			require.Equal(t, [4]string{"30min", "31min", "1min", "read committed"}, receive(t, within), "a handler's transaction")
+			require.Equal(t, [4]string{"30min", "31min", "30s", "read committed"}, receive(t, within), "a handler's transaction")
 			until(t, db, noJobs)
 			eventually(t, "an announcement", func() bool { return slices.Equal(spied(t, db, "waiters INSERT"), []string{own}) })
 			require.NoError(t, w.stop())

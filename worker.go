@@ -594,6 +594,9 @@ func (l *lane) drain(ctx context.Context) error {
 		case err != nil:
 			l.drainers--
 			delete(l.resting, l)
+			if ctx.Err() != nil {
+				l.cutShort.Store(true) // the error is that of a statement which it ended
+			}
 		case found > 0 || !idle || len(l.suspects) > 0:
 			clear(l.resting)
 		default:
