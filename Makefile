@@ -104,4 +104,4 @@ torture:
 torture-ci:
 	@ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; \
 	ONCEQ_TEST_PGBOUNCER=$$(scripts/pgbouncer.sh) || exit 1; export ONCEQ_TEST_PGBOUNCER; \
-	cd torture && go vet . && go run $(STATICCHECK) . && go test -count=1 . && go run . -duration 1m -systems onceq
+	cd torture && go vet . && go run $(STATICCHECK) . && go test -count=1 -timeout $(TIMEOUT) . && go run . -duration 1m -systems onceq
