@@ -56,26 +56,32 @@ const (
 // longer. leased_until says when somebody has: the end of the last claim, and keepDoubt.
 //
 // An effect's fence (class 3: scope the job's queue, key "<job id>/<name>", job_id the job's, fingerprint effectMark)
-// lives as long as its job and round. Completing a job does not touch it. finished_at therefore stays null, which never
+// lives as long as its job and its identity. Completing a job does not touch it. finished_at therefore stays null, which never
 // counts as free, while the job may run again; the Reaper sets it when it first sees that the job is neither in jobs
 // nor dead, cancelled or held in job_history, and from then on the table above applies, and to an unknown outcome too.
 const fenceFree = `(f.state in (3, 4, 5) and f.lifetime >= 0
       and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())`
 
-// effectMark says which job an effect belongs to, and in which round: the job's time of creation, and how often it was
-// rescheduled. The id alone does not say it: after the sequence was set back a new job may get an old one's.
+// effectMark says which job an effect belongs to, and to which of its rounds: the job's identity. That is its time of
+// creation in microseconds, and one more for each Reschedule. The id alone does not say it: after the sequence was set back a
+// new job may get an old one's.
 func (l *Lease) effectMark() []byte {
-	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint64(nil, uint64(l.CreatedAt.UnixMicro())), uint32(l.rounds))
+	return binary.BigEndian.AppendUint64(nil, uint64(l.identity))
 }
 
-// ofJob is the same in SQL, for an effect f and a job in the row j, and ofRound with the round. An effect without a mark
-// counts as the job's.
-func ofJob(j string) string {
-	return `coalesce(substring(f.fingerprint from 1 for 8) = int8send((extract(epoch from ` + j + `.created_at) * 1000000)::bigint), true)`
+// identityOf is the identity of the job in the row j.
+func identityOf(j string) string {
+	return fmt.Sprintf(`coalesce(%[1]s.identity, (extract(epoch from %[1]s.created_at) * 1000000)::bigint)`, j)
 }
 
+// ofRound says that the effect f is of the present round of the job in the row j, and ofJob of any of its rounds. An effect
+// without a mark counts as the job's.
 func ofRound(j string) string {
-	return ofJob(j) + ` and coalesce(substring(f.fingerprint from 9) = int4send(coalesce(` + j + `.rounds, 0)), true)`
+	return `coalesce(f.fingerprint = int8send(` + identityOf(j) + `), true)`
+}
+
+func ofJob(j string) string {
+	return `coalesce(f.fingerprint between int8send((extract(epoch from ` + j + `.created_at) * 1000000)::bigint) and int8send(` + identityOf(j) + `), true)`
 }
 
 // effectsOf says that f is an effect of the job in the row j, or of another one that had its id.

@@ -307,11 +307,11 @@ select case when $9::bool and (select count(*) from gone) < cardinality($1::bigi
 // writeHistory keeps what is gone, as far as it is to be kept.
 const writeHistory = `history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
-         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, rounds, result, errors)
+         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
   select id, run_at, created_at, statement_timestamp(),
          case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
          claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
-         payload, payload_bytes, metadata, rounds, nullif(result, '')::jsonb, ` + appendError + `
+         payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, ` + appendError + `
     from gone where keep <> 0` + olderRecord + `
 )`
 
@@ -320,10 +320,10 @@ const writeHistory = `history as (
 const olderRecord = `
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
-          queue, kind, scope, key, payload, payload_bytes, metadata, rounds, result, errors)
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
        = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
              excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
-             excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.rounds,
+             excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
              excluded.result, excluded.errors)
    where job_history.state = 5
   returning id`
@@ -338,7 +338,7 @@ const appendError = `case when error = '' then errors else
 
 // retryJobs makes jobs ready to run again and gives the tokens of those whose guard held, and the ids of those among
 // them that somebody wants cancelled. With $8 it raises where a guard did not hold.
-const retryJobs = `
+var retryJobs = `
 with u as materialized (
   select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[])
       as u(id, claims, holder, error, spent, reset, delay)
@@ -348,7 +348,7 @@ ready as (
      set run_at = statement_timestamp() + u.delay * interval '1 microsecond', leased_until = null, holder = null,
          attempts = case when u.reset then 0 else attempts + u.spent end,
          lost     = case when u.reset then 0 else lost end,
-         rounds   = case when u.reset then coalesce(rounds, 0) + 1 else rounds end,
+         identity = case when u.reset then ` + identityOf("j") + ` + 1 else identity end,
          errors   = ` + appendError + `
     from u
    where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder

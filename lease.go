@@ -52,14 +52,14 @@ type Lease struct {
 	CreatedAt   time.Time
 	Until       time.Time // end of the lease as claimed, by the database's clock
 
-	q      *Queue
-	db     DB // for statements of the library's own, never the handler's transaction
-	claims int32
-	rounds int32 // runs of this job that ended with Reschedule
-	holder int64
-	keep   int64     // milliseconds of history, 0 for none, -1 until somebody decides
-	result string    // encoded; "" for none
-	began  time.Time // by this process's clock: the claim, in a worker the handler
+	q        *Queue
+	db       DB // for statements of the library's own, never the handler's transaction
+	claims   int32
+	holder   int64
+	identity int64     // what its effects are named after, see effectMark
+	keep     int64     // milliseconds of history, 0 for none, -1 until somebody decides
+	result   string    // encoded; "" for none
+	began    time.Time // by this process's clock: the claim, in a worker the handler
 
 	cancelled bool // asked for before this claim
 
@@ -314,7 +314,7 @@ update onceq.jobs j
 	claimed = `
 returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
-          coalesce(j.metadata::text, ''), j.rounds, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at)`
+          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at)`
 )
 
 // beginOwn opens a transaction of the library's own, in the same round trip as what it does: the isolation level
@@ -390,16 +390,19 @@ func (q *Queue) claim(ctx context.Context, db *pgxpool.Pool, c *claim, statement
 			block = append(block, Lease{q: q, db: db, Queue: c.queue, holder: holder, began: c.began})
 			l := &block[len(block)-1]
 			var payload, metadata string
-			var rounds *int32
+			var identity *int64
 			var n int64
 			var cancelled *bool
 			if err := rows.Scan(&l.ID, &l.claims, &l.Lost, &l.Attempt, &l.MaxAttempts, &l.Priority, &l.RunAt, &l.CreatedAt, &l.Until,
-				&l.Kind, &l.Scope, &l.Key, &payload, &l.Bytes, &metadata, &rounds, &n, &cancelled, &c.cut); err != nil {
+				&l.Kind, &l.Scope, &l.Key, &payload, &l.Bytes, &metadata, &identity, &n, &cancelled, &c.cut); err != nil {
 				return err
 			}
 			l.Token = l.ID<<tokenBits | int64(l.claims)
 			l.Attempt++
-			l.cancelled, l.rounds = cancelled != nil, orZero(rounds)
+			l.cancelled, l.identity = cancelled != nil, l.CreatedAt.UnixMicro()
+			if identity != nil {
+				l.identity = *identity
+			}
 			if payload != "" {
 				l.Payload = json.RawMessage(payload)
 			}

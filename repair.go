@@ -39,9 +39,9 @@ fence as (
 ),
 history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
-         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, errors, rounds)
+         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, errors, identity)
   select id, run_at, created_at, statement_timestamp(), statement_timestamp() + keep * interval '1 millisecond',
-         claims, lost, attempts, max_attempts, priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, errors, rounds
+         claims, lost, attempts, max_attempts, priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, errors, identity
     from gone` + olderRecord + `
 ),
 request as (
@@ -220,9 +220,9 @@ back as (
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, rounds)
+                          payload, payload_bytes, metadata, errors, identity)
   select id, statement_timestamp(), created_at, claims, max_attempts, priority, queue, kind, scope, key,
-         payload, payload_bytes, metadata, errors, rounds
+         payload, payload_bytes, metadata, errors, identity
     from back
 ),
 request as (

@@ -107,15 +107,11 @@ func saysNotApplied(err error) bool {
 // repeat in other installations, and after a crash recovery or failover that lost the sequence's latest values;
 // so it is derived from the installation's random id and the time of the enqueueing as well. 43 bytes of ASCII.
 func (l *Lease) IdempotencyKey(name string) string {
-	return l.q.effectIdempotencyKey(l.ID, l.CreatedAt.UnixMicro(), l.rounds, name)
+	return l.q.effectIdempotencyKey(l.ID, l.identity, name)
 }
 
-func (q *Queue) effectIdempotencyKey(job, created int64, rounds int32, name string) string {
-	parts := []string{"effect", strconv.FormatInt(job, 10), strconv.FormatInt(created, 10), name}
-	if rounds > 0 {
-		parts = append(parts, strconv.Itoa(int(rounds)))
-	}
-	return q.downstream(parts...)
+func (q *Queue) effectIdempotencyKey(job, identity int64, name string) string {
+	return q.downstream("effect", strconv.FormatInt(job, 10), strconv.FormatInt(identity, 10), name)
 }
 
 const (

@@ -184,9 +184,9 @@ type EffectInfo struct {
 
 var readEffects = `
 with place as materialized (
-  select queue, created_at, rounds from onceq.jobs where id = $1::bigint
+  select queue, created_at, identity from onceq.jobs where id = $1::bigint
   union
-  select queue, created_at, rounds from onceq.job_history where id = $1::bigint
+  select queue, created_at, identity from onceq.job_history where id = $1::bigint
 ),
 found as (
   select f.* from place p cross join lateral (
@@ -226,8 +226,8 @@ func (q *Queue) Effects(ctx context.Context, db DB, jobID int64) ([]EffectInfo, 
 			return nil, fmt.Errorf("onceq: effects of job %d: %w", jobID, q.told(err))
 		}
 		e.Name = strings.TrimPrefix(key, prefix+"/")
-		if len(mark) == 12 {
-			e.IdempotencyKey = q.effectIdempotencyKey(jobID, int64(binary.BigEndian.Uint64(mark)), int32(binary.BigEndian.Uint32(mark[8:])), e.Name)
+		if len(mark) == 8 {
+			e.IdempotencyKey = q.effectIdempotencyKey(jobID, int64(binary.BigEndian.Uint64(mark)), e.Name)
 		}
 		if result != "" {
 			e.Result = json.RawMessage(result)

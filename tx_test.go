@@ -525,7 +525,7 @@ func TestHandleTx_RescheduleKeepsTheRow(t *testing.T) {
 				"bytes": {Payload: []byte{0, 1, 255, '\\'}, Priority: onceq.High},
 			} {
 				id := add(t, db, job)
-				const row = `select (to_jsonb(j) - '{run_at,leased_until,holder,claims,rounds}'::text[] || jsonb_build_object('null', payload is null))::text from onceq.jobs j`
+				const row = `select (to_jsonb(j) - '{run_at,leased_until,holder,claims,identity}'::text[] || jsonb_build_object('null', payload is null))::text from onceq.jobs j`
 				sqlRun(t, db, `update onceq.jobs set errors = '[{"error": "earlier"}]', created_at = created_at - interval '1000 days 1.000001 seconds'`)
 				before := sqlOne[string](t, db, row)
 				kind := onceq.Kind[json.RawMessage]{Name: "k"}

@@ -266,14 +266,17 @@ func (w *effectWalk) resolve(t *rapid.T) {
 	}
 }
 
-// resolved: a job that was held runs again.
+// resolved: a job that was held runs again, once there is nothing more to decide.
 func (w *effectWalk) resolved(t *rapid.T) {
-	if w.state == onceq.Held {
-		info, err := w.db.Queue.Get(t.Context(), w.db.Pool, w.id)
-		require.NoError(t, err)
-		require.Equal(t, onceq.Waiting, info.State)
+	if w.state != onceq.Held {
+		return
+	}
+	if !slices.ContainsFunc(effectNames, func(name string) bool { return w.effects[name].state == "held" }) {
 		w.state = onceq.Waiting
 	}
+	info, err := w.db.Queue.Get(t.Context(), w.db.Pool, w.id)
+	require.NoError(t, err)
+	require.Equal(t, w.state, info.State, "after %v", w.sequence)
 }
 
 // step does one thing that is possible.

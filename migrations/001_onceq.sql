@@ -36,7 +36,7 @@ create table {{.schema}}.jobs (
   payload_bytes bytea,
   metadata      jsonb,
   errors        jsonb,                   -- of the latest failed attempts, oldest first
-  rounds        integer                  -- runs that ended with Reschedule; null for none
+  identity      bigint                   -- names its effects, see effectMark; null for created_at in microseconds
 ) with (fillfactor = 45, vacuum_truncate = off);
 
 -- The one index of a claim. Nothing that a claim changes is in it, so that a claim is a heap-only update. Its condition
@@ -106,7 +106,7 @@ create table {{.schema}}.job_history (
   metadata      jsonb,
   result        jsonb,
   errors        jsonb,
-  rounds        integer
+  identity      bigint
 );
 create index job_history_state on {{.schema}}.job_history (queue, state, id);
 create index job_history_keep  on {{.schema}}.job_history (keep_until) where keep_until is not null;

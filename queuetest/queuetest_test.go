@@ -354,3 +354,52 @@ func TestAdvance_AWorkflowOfThreeDays(t *testing.T) {
 	require.PanicsWithError(t, errFatal.Error(), func() { other.Advance(time.Hour, "created_at") })
 	f.end()
 }
+
+// A job grows old with Advance, and to the provider of its effect it stays the same one.
+func TestAdvance_AJobGrowsOld(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	kind := onceq.Kind[int]{Name: "pay", Backoff: func(int, error) time.Duration { return 24 * time.Hour }}
+	keys := make(map[string]bool)
+	days, calls := []int{}, 0
+	handler := kind.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+		now, err := l.Now(ctx)
+		require.NoError(t, err)
+		age := now.Sub(l.CreatedAt)
+		days = append(days, int(age.Hours()/24))
+		keys[l.IdempotencyKey("charge")] = true
+		if _, err := onceq.Once(ctx, l, "charge", func(_ context.Context, key string) (string, error) {
+			calls++
+			keys[key] = true
+			return "charged", nil
+		}); err != nil {
+			return err
+		}
+		if age < 72*time.Hour {
+			return errors.New("not yet settled")
+		}
+		return onceq.Fatal(errors.New("given up after three days"))
+	})
+	res, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(7))
+	require.NoError(t, err)
+	for range 3 {
+		require.Equal(t, onceq.Retrying, db.RunOne(handler).State)
+		db.Advance(24 * time.Hour)
+	}
+	require.Equal(t, onceq.Dead, db.RunOne(handler).State)
+	require.Equal(t, []int{0, 1, 2, 3}, days)
+	require.Equal(t, 1, calls, "the effect is the job's all the time")
+
+	db.Advance(24 * time.Hour) // in the history too
+	_, err = db.Queue.Redrive(t.Context(), db.Pool, res.ID)
+	require.NoError(t, err)
+	require.Equal(t, onceq.Dead, db.RunOne(handler).State)
+	require.Equal(t, []int{0, 1, 2, 3, 4}, days)
+	require.Equal(t, 1, calls)
+	require.Len(t, keys, 1)
+	effects, err := db.Queue.Effects(t.Context(), db.Pool, res.ID)
+	require.NoError(t, err)
+	require.Len(t, effects, 1)
+	require.Contains(t, keys, effects[0].IdempotencyKey)
+	require.NoError(t, db.Check())
+}

@@ -108,15 +108,14 @@ func (db *DB) ExpireLease(id int64) {
 // Advance lets d pass for everything that the queue stores: what was to be due, to run out or to be pruned within d is so now.
 // columns are those of the application's own tables that hold times a handler looks at, "users.created_at": they are moved
 // along, so that what was an hour ago is an hour and d ago. The clock stays, that of Lease.Now, of now() in SQL and of time.Now.
-//
-// The times at which jobs were created stay too, because the keys that go to providers contain them: a handler that looks at
-// the age of its work finds it in a column.
+// A job's CreatedAt goes along too, and the keys that go to providers stay what they were.
 func (db *DB) Advance(d time.Duration, columns ...string) {
 	db.t.Helper()
 	if d < 0 {
 		db.t.Fatalf("queuetest: Advance: time does not run backwards by %s", -d)
 	}
 	const by = ` - $1::bigint * interval '1 microsecond'`
+	const identity = `coalesce(identity, (extract(epoch from created_at) * 1000000)::bigint)` // as it was before
 	for _, name := range columns {
 		parts := strings.Split(name, ".")
 		if len(parts) != 2 && len(parts) != 3 {
@@ -128,13 +127,13 @@ func (db *DB) Advance(d time.Duration, columns ...string) {
 	}
 	db.exec(`
 with jobs as (
-  update onceq.jobs set run_at = run_at`+by+`, leased_until = leased_until`+by+`
+  update onceq.jobs set created_at = created_at`+by+`, run_at = run_at`+by+`, leased_until = leased_until`+by+`, identity = `+identity+`
 ),
 fences as (
   update onceq.job_fences set created_at = created_at`+by+`, leased_until = leased_until`+by+`, finished_at = finished_at`+by+`
 ),
 history as (
-  update onceq.job_history set run_at = run_at`+by+`, finished_at = finished_at`+by+`, keep_until = keep_until`+by+`
+  update onceq.job_history set created_at = created_at`+by+`, run_at = run_at`+by+`, identity = `+identity+`, finished_at = finished_at`+by+`, keep_until = keep_until`+by+`
 ),
 cancels as (
   update onceq.job_cancels set requested_at = requested_at`+by+`
