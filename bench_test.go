@@ -161,7 +161,7 @@ func BenchmarkFinish(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		for i, l := range leases {
-			outcomes[i] = outcome{lease: l, state: Completed}
+			outcomes[i] = outcome{lease: l, state: StateCompleted}
 		}
 		if _, _, err := q.finish(b.Context(), deadDB{}, outcomes); !errors.Is(err, errDeadDB) {
 			b.Fatal(err)

@@ -71,7 +71,7 @@ func TestTrap_AClockSetBackDoesNotStallTheWorkers(t *testing.T) {
 		t.Helper()
 		r, err := db.Queue.Enqueue(t.Context(), db.Pool, work.Job(1))
 		require.NoError(t, err)
-		require.Equal(t, onceq.Waiting, r.State)
+		require.Equal(t, onceq.StateWaiting, r.State)
 		select {
 		case id := <-ran:
 			require.Equal(t, r.ID, id)

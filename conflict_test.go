@@ -194,7 +194,7 @@ func TestHandle_ConflictsOfItsCompletion(t *testing.T) {
 	}{
 		"refused each time": {func(ctx context.Context, db *queuetest.DB, l *onceq.Lease, _ int) error {
 			return conflict(ctx, db, l)
-		}, onceq.Dead, 10},
+		}, onceq.StateDead, 10},
 		"refused at the commit": {func(ctx context.Context, db *queuetest.DB, l *onceq.Lease, run int) error {
 			return begin(ctx, db, func(tx pgx.Tx) error {
 				err := l.Complete(ctx, tx)
@@ -203,24 +203,24 @@ func TestHandle_ConflictsOfItsCompletion(t *testing.T) {
 				}
 				return err
 			})
-		}, onceq.Completed, 2},
+		}, onceq.StateCompleted, 2},
 		"refused, and decided": {func(ctx context.Context, db *queuetest.DB, l *onceq.Lease, _ int) error {
 			return onceq.Fatal(conflict(ctx, db, l))
-		}, onceq.Dead, 1},
+		}, onceq.StateDead, 1},
 		"refused, and another error": {func(ctx context.Context, db *queuetest.DB, l *onceq.Lease, _ int) error {
 			_ = conflict(ctx, db, l)
 			return errors.New("another")
-		}, onceq.Dead, 1},
-		"elsewhere": {func(context.Context, *queuetest.DB, *onceq.Lease, int) error { return refused }, onceq.Dead, 1},
+		}, onceq.StateDead, 1},
+		"elsewhere": {func(context.Context, *queuetest.DB, *onceq.Lease, int) error { return refused }, onceq.StateDead, 1},
 		"elsewhere, after the completion": {func(ctx context.Context, db *queuetest.DB, l *onceq.Lease, _ int) error {
 			return errors.Join(begin(ctx, db, func(tx pgx.Tx) error { return l.Complete(ctx, tx) }), refused)
-		}, onceq.Completed, 1},
+		}, onceq.StateCompleted, 1},
 		"a result of the run that was rolled back": {func(ctx context.Context, db *queuetest.DB, l *onceq.Lease, run int) error {
 			if run > 1 {
 				return nil
 			}
 			return errors.Join(l.SetResult("first"), conflict(ctx, db, l))
-		}, onceq.Completed, 2},
+		}, onceq.StateCompleted, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -234,9 +234,9 @@ func TestHandle_ConflictsOfItsCompletion(t *testing.T) {
 			until(t, db, noJobs)
 			require.NoError(t, w.stop())
 			require.Equal(t, c.runs, runs)
-			state := onceq.Completed
-			if sqlOne[bool](t, db, `select exists (select from onceq.job_history where state = $1)`, onceq.Dead) {
-				state = onceq.Dead
+			state := onceq.StateCompleted
+			if sqlOne[bool](t, db, `select exists (select from onceq.job_history where state = $1)`, onceq.StateDead) {
+				state = onceq.StateDead
 			}
 			require.Equal(t, c.state, state)
 			require.False(t, sqlOne[bool](t, db, `select exists (select from onceq.job_fences where result is not null)`))
@@ -300,7 +300,7 @@ func TestLock_LimitsIdling(t *testing.T) {
 			return tx.QueryRow(ctx, `show idle_in_transaction_session_timeout`).Scan(&idle)
 		})
 	}))
-	require.Equal(t, onceq.Completed, ran.State, "%v", ran.Err)
+	require.Equal(t, onceq.StateCompleted, ran.State, "%v", ran.Err)
 	require.Equal(t, "90s", idle)
 }
 

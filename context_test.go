@@ -32,7 +32,7 @@ func TestHandle_Context(t *testing.T) {
 		derived = onceq.LeaseFromContext(context.WithoutCancel(ctx))
 		return nil
 	}))
-	require.Equal(t, onceq.Completed, ran.State)
+	require.Equal(t, onceq.StateCompleted, ran.State)
 	for _, l := range []*onceq.Lease{inside, child, derived} {
 		require.Equal(t, id, l.ID)
 	}
@@ -50,7 +50,7 @@ func TestHandle_ContextFirstAskedAfterTheEnd(t *testing.T) {
 		after = ctx
 		return nil
 	}))
-	require.Equal(t, onceq.Completed, ran.State)
+	require.Equal(t, onceq.StateCompleted, ran.State)
 	late, cancel := context.WithCancel(after)
 	defer cancel()
 	<-late.Done()

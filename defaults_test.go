@@ -160,7 +160,7 @@ func TestDefaults_TheLibrarysOwnStatementsHaveNoLimitsAndTheApplicationsKeepThem
 			require.Zero(t, w.count(onceq.EventBackground), w.logged())
 			require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.job_history where id = $1`, lost))
 
-			n, err := onceq.Do(ctx, q, onceq.FenceSpec{Key: "one"}, func(context.Context, *onceq.Claim) (int, error) { return 7, nil })
+			n, err := onceq.Do(ctx, q, onceq.FenceSpec{Key: "one"}, func(context.Context, *onceq.FenceLease) (int, error) { return 7, nil })
 			require.NoError(t, err)
 			require.Equal(t, 7, n)
 			require.ElementsMatch(t, []string{own, users}, spied(t, db, "job_fences INSERT"))
@@ -179,7 +179,7 @@ func TestDefaults_TheLibrarysOwnStatementsHaveNoLimitsAndTheApplicationsKeepThem
 			reaper, err := onceq.NewReaper(q, onceq.ReaperConfig{Grace: time.Millisecond})
 			require.NoError(t, err)
 			eventually(t, "the fence is gone", func() bool {
-				_, err := reaper.Once(ctx)
+				_, err := reaper.RunOnce(ctx)
 				require.NoError(t, err)
 				return slices.Equal(spied(t, db, "job_fences DELETE"), []string{own})
 			})
@@ -370,10 +370,10 @@ func TestGetByKey_AnotherJobThatHasTheIDIsAStranger(t *testing.T) {
 	require.Equal(t, first, add(t, db, onceq.Job{Key: "other"}))
 	i, err := q.GetByKey(ctx, db.Pool, "k", "mine")
 	require.NoError(t, err)
-	require.Equal(t, []any{"mine", onceq.Completed, first}, []any{i.Key, i.State, i.ID})
+	require.Equal(t, []any{"mine", onceq.StateCompleted, first}, []any{i.Key, i.State, i.ID})
 	i, err = q.GetByKey(ctx, db.Pool, "k", "other")
 	require.NoError(t, err)
-	require.Equal(t, onceq.Waiting, i.State)
+	require.Equal(t, onceq.StateWaiting, i.State)
 }
 
 func TestCancel_ARequestForAnEarlierJobWithTheIDCancelsNothing(t *testing.T) {
@@ -392,7 +392,7 @@ func TestCancel_ARequestForAnEarlierJobWithTheIDCancelsNothing(t *testing.T) {
 	l := claim()
 	state, err := q.Cancel(ctx, db.Pool, first)
 	require.NoError(t, err)
-	require.Equal(t, onceq.Running, state)
+	require.Equal(t, onceq.StateRunning, state)
 	require.NoError(t, l.Complete(ctx, nil)) // first
 	require.Equal(t, 1, requested())
 
@@ -402,12 +402,12 @@ func TestCancel_ARequestForAnEarlierJobWithTheIDCancelsNothing(t *testing.T) {
 	require.Equal(t, first, l.ID)
 	require.NoError(t, l.Extend(ctx, time.Minute)) // nor does the beat,
 	require.NoError(t, l.Release(ctx))             // nor does what gives it back
-	require.Equal(t, onceq.Waiting, must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, first)).State)
+	require.Equal(t, onceq.StateWaiting, must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, first)).State)
 	l = claim()
 	// The Reaper takes it for what it is.
 	reaper, err := onceq.NewReaper(q, onceq.ReaperConfig{})
 	require.NoError(t, err)
-	require.Equal(t, 1, must[onceq.Reaped](t)(reaper.Once(ctx)).Cancels)
+	require.Equal(t, 1, must[onceq.Reaped](t)(reaper.RunOnce(ctx)).Cancels)
 	require.NoError(t, l.Complete(ctx, nil))
 
 	// And one for the job itself counts beside an old one.
@@ -417,8 +417,8 @@ func TestCancel_ARequestForAnEarlierJobWithTheIDCancelsNothing(t *testing.T) {
 	l = claim()
 	state, err = q.Cancel(ctx, db.Pool, first)
 	require.NoError(t, err)
-	require.Equal(t, onceq.Running, state)
+	require.Equal(t, onceq.StateRunning, state)
 	require.ErrorIs(t, l.Extend(ctx, time.Minute), onceq.ErrCancelled)
 	require.NoError(t, l.Release(ctx))
-	require.Equal(t, onceq.Cancelled, must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, first)).State)
+	require.Equal(t, onceq.StateCancelled, must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, first)).State)
 }

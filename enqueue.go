@@ -715,9 +715,9 @@ func joined(errs []error) error {
 
 func accepted(id int64, delayed bool) Result {
 	if delayed {
-		return Result{ID: id, State: Delayed}
+		return Result{ID: id, State: StateDelayed}
 	}
-	return Result{ID: id, State: Waiting}
+	return Result{ID: id, State: StateWaiting}
 }
 
 func (q *Queue) enqueued(ctx context.Context, e *encoded, r Result) {

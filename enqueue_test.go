@@ -107,9 +107,9 @@ func TestEnqueue_StoresEveryField(t *testing.T) {
 	db := enqNew(t)
 	r := enqOne(t, db, db.Pool, onceq.Job{
 		Kind: "welcome", Payload: map[string]any{"user": 42}, Queue: "mail", Key: "welcome:42", Scope: "workspace 1",
-		Window: time.Hour, Delay: time.Hour, Priority: onceq.High, MaxAttempts: 3, Metadata: map[string]string{"trace": "é'\\"},
+		Window: time.Hour, Delay: time.Hour, Priority: onceq.PriorityHigh, MaxAttempts: 3, Metadata: map[string]string{"trace": "é'\\"},
 	})
-	require.Equal(t, onceq.Delayed, r.State)
+	require.Equal(t, onceq.StateDelayed, r.State)
 	require.False(t, r.Duplicate)
 	require.Equal(t, fmt.Sprintf(`[%d, "welcome", "mail", "workspace 1", "welcome:42", -1, 3, {"user": 42}, {"trace": "é'\\"}, true]`, r.ID),
 		enqGet[string](t, db.Pool, `select jsonb_build_array(id, kind, queue, scope, key, priority, max_attempts, payload, metadata,
@@ -117,7 +117,7 @@ func TestEnqueue_StoresEveryField(t *testing.T) {
 	require.EqualValues(t, time.Hour.Milliseconds(), enqGet[int64](t, db.Pool, `select lifetime from onceq.job_fences where scope = 'workspace 1'`))
 
 	plain := enqOne(t, db, db.Pool, onceq.Job{Kind: "k"})
-	require.Equal(t, onceq.Waiting, plain.State)
+	require.Equal(t, onceq.StateWaiting, plain.State)
 	require.Greater(t, plain.ID, r.ID)
 	require.Equal(t, fmt.Sprintf(`[%d, "k", "default", null, null, 0, 25, null, null, true]`, plain.ID),
 		enqGet[string](t, db.Pool, `select jsonb_build_array(id, kind, queue, scope, key, priority, max_attempts, payload, metadata,
@@ -140,7 +140,7 @@ func TestEnqueue_RunAt(t *testing.T) {
 	for _, key := range []string{"", "k"} {
 		at := time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
 		r := enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: key, RunAt: at})
-		require.Equal(t, onceq.Delayed, r.State)
+		require.Equal(t, onceq.StateDelayed, r.State)
 		require.WithinDuration(t, at, enqGet[time.Time](t, db.Pool, `select run_at from onceq.jobs where id = $1`, r.ID), time.Millisecond)
 	}
 	rs, err := db.Queue.EnqueueMany(t.Context(), db.Pool, []onceq.Job{
@@ -151,7 +151,7 @@ func TestEnqueue_RunAt(t *testing.T) {
 	for i, r := range rs {
 		states[i] = r.State
 	}
-	require.Equal(t, []onceq.State{onceq.Delayed, onceq.Waiting, onceq.Delayed, onceq.Waiting}, states)
+	require.Equal(t, []onceq.State{onceq.StateDelayed, onceq.StateWaiting, onceq.StateDelayed, onceq.StateWaiting}, states)
 }
 
 // Claims begin behind what they have seen, and never before 1970: a job that is due long ago would be found late
@@ -161,7 +161,7 @@ func TestTrap_EnqueueARunAtInThePastIsDueNowAndNotBehindTheClaims(t *testing.T) 
 	db := enqNew(t)
 	old := time.Date(1, 1, 2, 0, 0, 0, 0, time.UTC)
 	for _, key := range []string{"", "k"} {
-		require.Equal(t, onceq.Waiting, enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: key, RunAt: old}).State)
+		require.Equal(t, onceq.StateWaiting, enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: key, RunAt: old}).State)
 	}
 	_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, []onceq.Job{{Kind: "k", RunAt: old}, {Kind: "k", Key: "many", RunAt: old}})
 	require.NoError(t, err)
@@ -196,7 +196,7 @@ func TestEnqueue_WindowsDecideWhenAKeyIsFreeAgain(t *testing.T) {
 				require.Greater(t, again.ID, first.ID)
 				enqFinish(t, db, nil)
 			} else {
-				require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.Completed}, again)
+				require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.StateCompleted}, again)
 			}
 			enqExpire(t, db)
 			last := enqOne(t, db, db.Pool, job)
@@ -235,7 +235,7 @@ func TestEnqueue_Mismatch(t *testing.T) {
 		{"another value in Fields", onceq.Job{Payload: deployed{User: 1}, Fields: users}, onceq.Job{Payload: deployed{User: 2}, Fields: users}, false},
 		{"ignored by the first", onceq.Job{Payload: 1, IgnorePayload: true}, onceq.Job{Payload: 2}, true},
 		{"ignored by the second", onceq.Job{Payload: 1}, onceq.Job{Payload: 2, IgnorePayload: true}, true},
-		{"another queue, priority and delay", onceq.Job{Payload: 1}, onceq.Job{Payload: 1, Queue: "q", Priority: onceq.Low, Delay: time.Hour}, true},
+		{"another queue, priority and delay", onceq.Job{Payload: 1}, onceq.Job{Payload: 1, Queue: "q", Priority: onceq.PriorityLow, Delay: time.Hour}, true},
 		{"other metadata", onceq.Job{Payload: 1}, onceq.Job{Payload: 1, Metadata: map[string]string{"a": "b"}}, true},
 	} {
 		for _, job := range []*onceq.Job{&c.first, &c.second} {
@@ -246,7 +246,7 @@ func TestEnqueue_Mismatch(t *testing.T) {
 		}
 		first := enqOne(t, db, db.Pool, c.first)
 		second, err := db.Queue.Enqueue(t.Context(), db.Pool, c.second)
-		require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.Waiting}, second, c.name)
+		require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.StateWaiting}, second, c.name)
 		if c.equal {
 			require.NoError(t, err, c.name)
 		} else {
@@ -263,10 +263,10 @@ func TestEnqueue_AKeyBelongsToItsKindAndNotToItsQueue(t *testing.T) {
 	charge := onceq.Kind[int]{Name: "charge", Key: key, Window: onceq.Forever}
 	first := enqOne(t, db, db.Pool, charge.Job(7))
 	charge.Queue = "payments"
-	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.Waiting}, enqOne(t, db, db.Pool, charge.Job(7)))
+	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.StateWaiting}, enqOne(t, db, db.Pool, charge.Job(7)))
 
 	enqFinish(t, db, "receipt")
-	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.Completed, Output: json.RawMessage(`"receipt"`)}, enqOne(t, db, db.Pool, charge.Job(7)))
+	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.StateCompleted, Output: json.RawMessage(`"receipt"`)}, enqOne(t, db, db.Pool, charge.Job(7)))
 	info, err := db.Queue.GetByKey(t.Context(), db.Pool, "charge", "order:7")
 	require.NoError(t, err)
 	require.Equal(t, first.ID, info.ID)
@@ -424,18 +424,18 @@ func TestEnqueueInBatch(t *testing.T) {
 	require.NoError(t, db.Pool.SendBatch(ctx, b).Close())
 	first, err := keyed.Result(ctx, db.Pool)
 	require.NoError(t, err)
-	require.Equal(t, onceq.Result{ID: first.ID, State: onceq.Waiting}, first)
+	require.Equal(t, onceq.Result{ID: first.ID, State: onceq.StateWaiting}, first)
 	for range 2 {
 		r, err := again.Result(ctx, db.Pool)
 		require.NoError(t, err)
-		require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.Waiting}, r)
+		require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.StateWaiting}, r)
 		r, err = other.Result(ctx, db.Pool)
 		require.ErrorIs(t, err, onceq.ErrMismatch)
 		require.Equal(t, first.ID, r.ID)
 	}
 	r, err := plain.Result(ctx, db.Pool)
 	require.NoError(t, err)
-	require.Equal(t, onceq.Delayed, r.State)
+	require.Equal(t, onceq.StateDelayed, r.State)
 	require.Equal(t, 2, enqJobs(t, db.Pool))
 
 	// Inside the caller's transaction, answered before the commit.
@@ -714,7 +714,7 @@ func TestEnqueue_AHandlersOwnKeyIsKnownInAnyContext(t *testing.T) {
 				// By a handle of somebody else's on the same transaction, and outside of it, the answer is what everybody gets.
 				for _, in := range []onceq.DB{struct{ onceq.DB }{sp}, db.Pool} {
 					r, err := db.Queue.Enqueue(context.Background(), in, own)
-					if err == nil && (!r.Duplicate || r.State != onceq.Running) {
+					if err == nil && (!r.Duplicate || r.State != onceq.StateRunning) {
 						err = fmt.Errorf("the answer in %T: %+v", in, r)
 					}
 					if err != nil {
@@ -733,7 +733,7 @@ func TestEnqueue_AHandlersOwnKeyIsKnownInAnyContext(t *testing.T) {
 				require.ErrorContains(t, err, "Reschedule")
 			}
 			require.NotZero(t, n)
-			require.Equal(t, onceq.Completed, enqOne(t, db, db.Pool, own).State)
+			require.Equal(t, onceq.StateCompleted, enqOne(t, db, db.Pool, own).State)
 		})
 	}
 }
@@ -1259,7 +1259,7 @@ func Test_Seed000_DeterministicKeyMakesResubmissionASilentNoOp(t *testing.T) {
 	require.False(t, first.Duplicate)
 	second, err := db.Queue.Enqueue(t.Context(), db.Pool, outreach.Job(contact{"cid_123", "cmp_456"}))
 	require.NoError(t, err)
-	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.Waiting}, second)
+	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.StateWaiting}, second)
 	require.Equal(t, "outreach:cmp_456:cid_123", enqGet[string](t, db.Pool, `select key from onceq.jobs`))
 }
 
@@ -1276,7 +1276,7 @@ func Test_Seed000_BatchWithKeys_EachKeySitsOnItsJobAndResubmissionIsANoOp(t *tes
 	second, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
 	require.NoError(t, err)
 	for i, r := range second {
-		require.Equal(t, onceq.Result{ID: first[i].ID, Duplicate: true, State: onceq.Waiting}, r)
+		require.Equal(t, onceq.Result{ID: first[i].ID, Duplicate: true, State: onceq.StateWaiting}, r)
 	}
 	require.Equal(t, 3, enqJobs(t, db.Pool))
 }
@@ -1300,7 +1300,7 @@ func Test_Seed000_StrictModeConflictCanBeTreatedAsSuccess(t *testing.T) {
 	var conflict *onceq.DuplicateError
 	require.ErrorAs(t, err, &conflict)
 	require.Equal(t, first.ID, conflict.Existing.ID)
-	require.Equal(t, onceq.Waiting, conflict.Existing.State)
+	require.Equal(t, onceq.StateWaiting, conflict.Existing.State)
 }
 
 func Test_Seed000_ScopePerWorkspaceKeepsKeysApart(t *testing.T) {
@@ -1340,7 +1340,7 @@ func Test_Seed000_OneWelcomeEmailPerUserEver(t *testing.T) {
 	first := enqOne(t, db, db.Pool, job)
 	enqFinish(t, db, map[string]bool{"sent": true})
 	enqExpire(t, db)
-	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.Completed, Output: json.RawMessage(`{"sent": true}`)}, enqOne(t, db, db.Pool, job))
+	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.StateCompleted, Output: json.RawMessage(`{"sent": true}`)}, enqOne(t, db, db.Pool, job))
 }
 
 func Test_Seed000_ReplayWindowOf24Hours(t *testing.T) {
@@ -1432,7 +1432,7 @@ func Test_Seed002_RetryAfterADelayedPromotionDoesNotFireTwice(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, first.ID, enqOne(t, db, db.Pool, job).ID)
 	enqFinish(t, db, nil)
-	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.Completed}, enqOne(t, db, db.Pool, job))
+	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.StateCompleted}, enqOne(t, db, db.Pool, job))
 }
 
 func Test_Seed002_KeysOutliveAnyCacheOfRecentOnes(t *testing.T) {
@@ -1447,7 +1447,7 @@ func Test_Seed002_KeysOutliveAnyCacheOfRecentOnes(t *testing.T) {
 		_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
 		require.NoError(t, err)
 	}
-	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.Waiting}, enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: "the first of many"}))
+	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.StateWaiting}, enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: "the first of many"}))
 }
 
 // A batch takes an expired key by itself, in each lifetime as Enqueue does, and not only when it is asked for the answer.

@@ -198,7 +198,7 @@ func (e *UncertainError) Is(target error) bool { return target == ErrUncertain }
 func (e *UncertainError) Unwrap() error { return e.Err }
 
 // HeldError says that an uncertain effect waits for a person: see Queue.Resolve. A handler returns it as it
-// is; the job then waits in history as Held. It matches ErrHeld.
+// is; the job then waits in history as StateHeld. It matches ErrHeld.
 type HeldError struct {
 	Scope, Key string // outside of jobs
 	JobID      int64  // of an effect of a job

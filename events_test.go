@@ -209,12 +209,12 @@ func TestEvents_EachAtItsTimeOnceAndAtItsLevel(t *testing.T) {
 	reaper, err := onceq.NewReaper(q, onceq.ReaperConfig{Grace: time.Millisecond})
 	require.NoError(t, err)
 	db.Advance(time.Second)
-	_, err = reaper.Once(ctx)
+	_, err = reaper.RunOnce(ctx)
 	require.NoError(t, err)
 	e = seen.want(t, onceq.EventReaped)[0]
 	require.Equal(t, 1, e.Count)
 	require.Equal(t, "fences", e.Kind)
-	_, err = reaper.Once(ctx) // nothing left, nothing said
+	_, err = reaper.RunOnce(ctx) // nothing left, nothing said
 	require.NoError(t, err)
 	seen.want(t)
 }
@@ -346,7 +346,7 @@ func TestEvents_DeferredSnoozedReleased(t *testing.T) {
 		return ctx.Err()
 	}))
 	require.NoError(t, err)
-	add(t, db, onceq.Job{Kind: "k", Payload: 1, Priority: onceq.High})
+	add(t, db, onceq.Job{Kind: "k", Payload: 1, Priority: onceq.PriorityHigh})
 	seen.take(t)
 	_ = w.Run(ctx)
 	_, events := seen.take(t)

@@ -249,7 +249,7 @@ func ExampleDo() {
 	defer done()
 
 	for range 2 {
-		invoice, err := onceq.Do(ctx, q, onceq.FenceSpec{Key: "invoice:7"}, func(ctx context.Context, c *onceq.Claim) (string, error) {
+		invoice, err := onceq.Do(ctx, q, onceq.FenceSpec{Key: "invoice:7"}, func(ctx context.Context, c *onceq.FenceLease) (string, error) {
 			fmt.Println("making the invoice")
 			return "2026-0007", nil
 		})
@@ -392,7 +392,7 @@ func ExampleQueue_GetByKey() {
 	ctx, pool, q, done := database()
 	defer done()
 
-	_, err := q.Enqueue(ctx, pool, onceq.Job{Kind: "charge", Scope: "tenant-3", Key: "order:7", Priority: onceq.High})
+	_, err := q.Enqueue(ctx, pool, onceq.Job{Kind: "charge", Scope: "tenant-3", Key: "order:7", Priority: onceq.PriorityHigh})
 	check(err)
 	info, err := q.GetByKey(ctx, pool, "tenant-3", "order:7")
 	check(err)
@@ -416,7 +416,7 @@ func ExampleQueue_Stats() {
 }
 
 // A Reaper removes keys whose window is over, and history that was kept long enough. A service runs one with Run.
-func ExampleReaper_Once() {
+func ExampleReaper_RunOnce() {
 	ctx, pool, q, done := database()
 	defer done()
 
@@ -431,7 +431,7 @@ func ExampleReaper_Once() {
 	check(err)
 	removed := 0
 	for removed == 0 {
-		reaped, err := reaper.Once(ctx)
+		reaped, err := reaper.RunOnce(ctx)
 		check(err)
 		removed = reaped.Fences
 	}

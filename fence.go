@@ -34,10 +34,10 @@ const (
 type Class int16
 
 const (
-	classJob    Class = 0 // the keys of jobs
-	Application Class = 1 // the application's own keys; the default
-	Request     Class = 2 // keys that clients send, in an Idempotency-Key header mostly; see Reaper for their end
-	classEffect Class = 3 // named effects of jobs, see Once
+	classJob         Class = 0 // the keys of jobs
+	ClassApplication Class = 1 // the application's own keys; the default
+	ClassRequest     Class = 2 // keys that clients send, in an Idempotency-Key header mostly; see Reaper for their end
+	classEffect      Class = 3 // named effects of jobs, see Once
 )
 
 // fenceFree is the one place that says when a fence f that is still there counts as free, in each lifetime:
@@ -100,13 +100,13 @@ const jobState = `case when j.id is null then null
 func (s fenceState) job(live *int16) State {
 	switch s {
 	case fenceCompleted:
-		return Completed
+		return StateCompleted
 	case fenceDead:
-		return Dead
+		return StateDead
 	case fenceCancelled:
-		return Cancelled
+		return StateCancelled
 	case fenceHeld, fenceUncertain:
-		return Held
+		return StateHeld
 	}
 	if live == nil {
 		return 0
@@ -116,7 +116,7 @@ func (s fenceState) job(live *int16) State {
 
 // FenceSpec names one unit of work outside of jobs.
 type FenceSpec struct {
-	Class Class  // Application (the default) or Request
+	Class Class  // ClassApplication (the default) or ClassRequest
 	Scope string // keeps tenants or workspaces apart; default "default"
 	Key   string // required; see Job.Key
 
@@ -155,9 +155,9 @@ type Fence struct {
 func (q *Queue) Fence(spec FenceSpec) (*Fence, error) {
 	f := &Fence{q: q, db: q.pool, class: spec.Class, scope: spec.Scope, key: spec.Key, lease: spec.Lease, policy: spec.Policy}
 	if f.class == 0 {
-		f.class = Application
+		f.class = ClassApplication
 	}
-	if f.class != Application && f.class != Request {
+	if f.class != ClassApplication && f.class != ClassRequest {
 		return nil, invalid("Class", "is %d; use Application or Request", f.class)
 	}
 	if f.scope == "" {
@@ -179,7 +179,7 @@ func (q *Queue) Fence(spec FenceSpec) (*Fence, error) {
 	if f.lifetime, err = lifetime("Window", spec.Window); err != nil {
 		return nil, err
 	}
-	if end := max(unknownFor, time.Duration(f.lifetime)*time.Millisecond); f.class == Request && f.lifetime >= 0 && f.policy.runsAgain() > end {
+	if end := max(unknownFor, time.Duration(f.lifetime)*time.Millisecond); f.class == ClassRequest && f.lifetime >= 0 && f.policy.runsAgain() > end {
 		return nil, invalid("Policy", "runs again for %s, but a Request whose outcome is unknown is forgotten after %s; use a Window that is as long", f.policy.runsAgain(), end)
 	}
 	if err := f.policy.check(); err != nil {
@@ -209,9 +209,9 @@ func (q *Queue) Fence(spec FenceSpec) (*Fence, error) {
 	return f, nil
 }
 
-// Claim is an answer to asking for a fence: the right to do the work, or, with Replayed set, the result of
+// FenceLease is the answer to Fence.Claim: the right to do the work, or, with Replayed set, the result of
 // whoever did it. Its fields are facts of the moment of the claim; change none.
-type Claim struct {
+type FenceLease struct {
 	Scope, Key string
 
 	Name string // of the effect, in Once; empty outside of jobs
@@ -234,8 +234,8 @@ type Claim struct {
 
 // Claim asks for the fence, inside db; a nil db is the pool. It answers one of:
 //
-//   - a *Claim: it is yours. Do the work, then Complete, Release or Uncertain, before Until or after Extend.
-//   - a *Claim with Replayed: done before, with the result.
+//   - a *FenceLease: it is yours. Do the work, then Complete, Release or Uncertain, before Until or after Extend.
+//   - a *FenceLease with Replayed: done before, with the result.
 //   - *InFlightError: somebody else is at it. Ask again after RetryAfter.
 //   - *MismatchError: the key was used with another payload.
 //   - *UncertainError: an earlier claim was marked uncertain or ran out of its lease, and the policy is to ask.
@@ -248,7 +248,7 @@ type Claim struct {
 // Claimed inside the transaction that does the work, the claim is undone with it and nobody sees it before the
 // end: others who ask wait for that transaction in place of hearing "in flight". Claim on the pool and complete
 // in the transaction where they should hear it, and where the work reaches outside of the database.
-func (f *Fence) Claim(ctx context.Context, db DB) (*Claim, error) {
+func (f *Fence) Claim(ctx context.Context, db DB) (*FenceLease, error) {
 	if db == nil {
 		db = f.db
 	}
@@ -318,11 +318,11 @@ returning f.token`
 const maxRetryAfter = 500 * time.Millisecond
 
 // claim is Claim. With asking, a doubtful fence whose policy is to ask is claimed as well, for perform.
-func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*Claim, error) {
+func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*FenceLease, error) {
 	if err := f.q.identify(ctx, db); err != nil {
 		return nil, err
 	}
-	c := &Claim{Scope: f.scope, Key: f.key, Name: f.name, f: f, holder: rand.Int64()}
+	c := &FenceLease{Scope: f.scope, Key: f.key, Name: f.name, f: f, holder: rand.Int64()}
 	args := []any{int64(0), int32(0), int64(0), int16(f.class), f.scope, f.key, c.holder, f.lease.Microseconds(), f.lifetime, f.fingerprint}
 	if f.job != nil {
 		args[0], args[1], args[2] = f.job.ID, f.job.claims, f.job.holder
@@ -405,7 +405,7 @@ returning f.token`
 // remember notes that somebody has asked for a client's key and was told that its outcome is unknown, so that nobody who goes on asking ever
 // meets a new key. Once a day will do. It gives what was told.
 func (f *Fence) remember(ctx context.Context, db DB, r fenceRow, told error) error {
-	if f.class != Request || r.now.Sub(r.until) < 24*time.Hour {
+	if f.class != ClassRequest || r.now.Sub(r.until) < 24*time.Hour {
 		return told
 	}
 	var token int64
@@ -455,7 +455,7 @@ const (
 )
 
 // judge answers from a taken fence's row: a replay in c, an error, or what to do.
-func (f *Fence) judge(ctx context.Context, c *Claim, r fenceRow, asking bool) (doubt, error) {
+func (f *Fence) judge(ctx context.Context, c *FenceLease, r fenceRow, asking bool) (doubt, error) {
 	alive := r.state == fenceClaimed && r.until.After(r.now)
 	inFlight := func(rest time.Duration) error {
 		e := &InFlightError{Until: r.until, RetryAfter: max(0, rest)}
@@ -468,7 +468,7 @@ func (f *Fence) judge(ctx context.Context, c *Claim, r fenceRow, asking bool) (d
 	case r.free || r.state == fenceCancelled: // released; the statement that read it may have begun before
 		return none, nil
 	case f.job == nil && !samePayload(r.fingerprint, f.fingerprint):
-		live := int16(Running)
+		live := int16(StateRunning)
 		err := &MismatchError{
 			Scope: f.scope, Key: f.key, Existing: Result{Duplicate: true, State: r.state.job(&live)},
 			Detail: "only a fingerprint of the first payload is stored, so what differs is not known",
@@ -546,7 +546,7 @@ func (f *Fence) emit(ctx context.Context, t EventType, token int64, err error) {
 // IdempotencyKey names this work to systems outside that deduplicate, in an Idempotency-Key header mostly
 // (draft-ietf-httpapi-idempotency-key-header). A later claim that takes this one over after an unknown outcome
 // gets the same; work that is new, after a release or after the window, another. 43 bytes of ASCII.
-func (c *Claim) IdempotencyKey() string {
+func (c *FenceLease) IdempotencyKey() string {
 	if c.f.job != nil {
 		return c.f.job.IdempotencyKey(c.f.name)
 	}
@@ -608,7 +608,7 @@ with done as (
      set leased_until = statement_timestamp() + $7::bigint * interval '1 microsecond',
          detail = case when not $8::bool then f.detail end` + fenceGuard + ` and f.state = 1` + fenceRaise
 
-func (c *Claim) guard(more ...any) []any {
+func (c *FenceLease) guard(more ...any) []any {
 	var job int64
 	if c.f.job != nil {
 		job = c.f.job.ID
@@ -616,7 +616,7 @@ func (c *Claim) guard(more ...any) []any {
 	return append([]any{job, int16(c.f.class), c.f.scope, c.f.key, c.Token, c.holder}, more...)
 }
 
-func (c *Claim) run(ctx context.Context, db DB, op, statement string, more ...any) error {
+func (c *FenceLease) run(ctx context.Context, db DB, op, statement string, more ...any) error {
 	if db == nil {
 		db = c.f.db
 	}
@@ -630,7 +630,7 @@ func (c *Claim) run(ctx context.Context, db DB, op, statement string, more ...an
 	return fmt.Errorf("onceq: %s of %s: %w", op, c.f, c.f.q.told(err))
 }
 
-func (c *Claim) lost(op string) *LeaseError {
+func (c *FenceLease) lost(op string) *LeaseError {
 	e := &LeaseError{Op: op, Token: c.Token}
 	e.Scope, e.Key, e.JobID, e.Effect = c.f.subject()
 	return e
@@ -642,7 +642,7 @@ func (c *Claim) lost(op string) *LeaseError {
 //
 // The result is encoded as JSON; one that cannot be stored (MaxResultBytes) is an *InvalidError, and nothing was
 // sent.
-func (c *Claim) Complete(ctx context.Context, db DB, result any) error {
+func (c *FenceLease) Complete(ctx context.Context, db DB, result any) error {
 	raw, err := encodeResult(result)
 	if err != nil {
 		return err
@@ -650,7 +650,7 @@ func (c *Claim) Complete(ctx context.Context, db DB, result any) error {
 	return c.complete(ctx, db, raw, "")
 }
 
-func (c *Claim) complete(ctx context.Context, db DB, raw, broken string) error {
+func (c *FenceLease) complete(ctx context.Context, db DB, raw, broken string) error {
 	err := c.run(ctx, db, "complete", completeFence, raw, broken, c.f.lifetime)
 	if errors.Is(err, ErrLeaseLost) {
 		c.f.emit(ctx, EventStale, c.Token, err)
@@ -660,7 +660,7 @@ func (c *Claim) complete(ctx context.Context, db DB, raw, broken string) error {
 
 // CompleteInBatch adds the completion to the caller's own batch, as Lease.CompleteInBatch does. One that is refused there
 // is reported as EventStale in the same way.
-func (c *Claim) CompleteInBatch(batch *pgx.Batch, result any) error {
+func (c *FenceLease) CompleteInBatch(batch *pgx.Batch, result any) error {
 	raw, err := encodeResult(result)
 	if err != nil {
 		return err
@@ -678,13 +678,13 @@ func (c *Claim) CompleteInBatch(batch *pgx.Batch, result any) error {
 // Release says that nothing was applied: the key is free at once. A claim that took over one of unknown outcome
 // leaves it uncertain again, because its own failure says nothing about what the earlier one did. A claim that
 // is not yours any more, or not open, is a *LeaseError.
-func (c *Claim) Release(ctx context.Context, db DB) error {
+func (c *FenceLease) Release(ctx context.Context, db DB) error {
 	return c.run(ctx, db, "release", releaseFence)
 }
 
 // Uncertain says that the work may or may not have been done, and why. Whoever asks next decides by its policy;
 // Complete is still possible until then.
-func (c *Claim) Uncertain(ctx context.Context, db DB, cause error) error {
+func (c *FenceLease) Uncertain(ctx context.Context, db DB, cause error) error {
 	if cause == nil {
 		return invalid("Uncertain", "wants an error that says why")
 	}
@@ -697,7 +697,7 @@ func (c *Claim) Uncertain(ctx context.Context, db DB, cause error) error {
 
 // Extend makes the claim hold for d from now, by the database's clock. It runs on the pool: a claim made in a
 // transaction can be extended after its commit only.
-func (c *Claim) Extend(ctx context.Context, d time.Duration) error {
+func (c *FenceLease) Extend(ctx context.Context, d time.Duration) error {
 	if d < time.Millisecond {
 		return invalid("Extend", "by %s; at least a millisecond", d)
 	}

@@ -52,7 +52,7 @@ func fenceOf(t *testing.T, db *queuetest.DB, spec onceq.FenceSpec) *onceq.Fence 
 	return f
 }
 
-func fenceClaim(t *testing.T, f *onceq.Fence, db onceq.DB) *onceq.Claim {
+func fenceClaim(t *testing.T, f *onceq.Fence, db onceq.DB) *onceq.FenceLease {
 	t.Helper()
 	c, err := f.Claim(t.Context(), db)
 	if err != nil || c.Replayed {
@@ -101,7 +101,7 @@ func TestFence_TakenTable(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.NoCheck()) // with rows that cannot come about
 	states := []string{"queued", "claimed", "uncertain", "completed", "dead", "cancelled", "held"}
-	for _, class := range []onceq.Class{onceq.Application, onceq.Request} {
+	for _, class := range []onceq.Class{onceq.ClassApplication, onceq.ClassRequest} {
 		for state, name := range states {
 			for _, life := range []struct {
 				name       string
@@ -136,7 +136,7 @@ func TestFence_TwoConcurrentClaimsGiveOneHolder(t *testing.T) {
 	for round := range 4 { // absent, run out, released, expired window
 		var wg sync.WaitGroup
 		var mu sync.Mutex
-		var mine []*onceq.Claim
+		var mine []*onceq.FenceLease
 		for range 8 {
 			wg.Go(func() {
 				c, err := f.Claim(context.Background(), nil)
@@ -226,7 +226,7 @@ func TestTrapStaleFenceCompletionStopsTheCommitBehindItInAPipeline(t *testing.T)
 	stale := fenceClaim(t, f, nil)
 	fenceLapse(t, db)
 	holder := fenceClaim(t, f, nil)
-	for _, c := range []*onceq.Claim{stale, holder} {
+	for _, c := range []*onceq.FenceLease{stale, holder} {
 		b := &pgx.Batch{}
 		b.Queue(`begin`)
 		b.Queue(`insert into written values ($1)`, fmt.Sprint(c == holder))
@@ -256,7 +256,7 @@ func TestFence_TokensGrowOverReleasePruningTakeOverAndALostSequence(t *testing.T
 	ctx := t.Context()
 	f := fenceOf(t, db, onceq.FenceSpec{Key: "k", Window: onceq.UntilFinished})
 	var last int64
-	next := func(what string) *onceq.Claim {
+	next := func(what string) *onceq.FenceLease {
 		t.Helper()
 		c := fenceClaim(t, f, nil)
 		if c.Token <= last {
@@ -362,7 +362,7 @@ func TestFence_SchemaThatNeedsQuoting(t *testing.T) {
 	db := queuetest.New(t, queuetest.Schema(`my "jobs'`))
 	ctx := t.Context()
 	for range 2 {
-		if r, err := onceq.Do(ctx, db.Queue, onceq.FenceSpec{Key: "k"}, func(context.Context, *onceq.Claim) (int, error) { return 1, nil }); r != 1 || err != nil {
+		if r, err := onceq.Do(ctx, db.Queue, onceq.FenceSpec{Key: "k"}, func(context.Context, *onceq.FenceLease) (int, error) { return 1, nil }); r != 1 || err != nil {
 			t.Fatal(r, err)
 		}
 	}

@@ -21,7 +21,7 @@ import (
 // made ready to run again after delay.
 type outcome struct {
 	lease  *Lease
-	state  State  // Completed, Dead, Cancelled, Held; or Waiting: run again
+	state  State  // StateCompleted, StateDead, StateCancelled, StateHeld; or StateWaiting: run again
 	result string // encoded; "" for none
 	err    string // appended to the job's errors; "" for none
 	delay  time.Duration
@@ -243,7 +243,7 @@ func (l *Lease) Snooze(ctx context.Context, d time.Duration) error {
 
 // Release gives the job back at once, as if it had not been claimed. No attempt is spent.
 func (l *Lease) Release(ctx context.Context) error {
-	return l.end(ctx, "release", outcome{lease: l, state: Waiting})
+	return l.end(ctx, "release", outcome{lease: l, state: StateWaiting})
 }
 
 func (l *Lease) end(ctx context.Context, op string, o outcome) error {
@@ -403,7 +403,7 @@ func (q *Queue) finish(ctx context.Context, db DB, outcomes []outcome) (stale []
 	var plain, end, again []outcome
 	for _, o := range outcomes {
 		switch {
-		case o.state == Completed && o.keep == 0:
+		case o.state == StateCompleted && o.keep == 0:
 			plain = append(plain, o)
 		case o.state.Finished():
 			end = append(end, o)
@@ -484,15 +484,15 @@ func (q *Queue) own(ctx context.Context, pool *pgxpool.Pool, first, statement st
 func (q *Queue) finished(ctx context.Context, o outcome, stale bool) {
 	t := EventCompleted
 	switch {
-	case stale && o.state == Completed:
+	case stale && o.state == StateCompleted:
 		t = EventStale
 	case stale:
 		t = EventLeaseLost
-	case o.state == Dead:
+	case o.state == StateDead:
 		t = EventDead
-	case o.state == Cancelled:
+	case o.state == StateCancelled:
 		t = EventCancelled
-	case o.state == Held:
+	case o.state == StateHeld:
 		t = EventHeld
 	case o.spend:
 		t = EventFailed
@@ -500,7 +500,7 @@ func (q *Queue) finished(ctx context.Context, o outcome, stale bool) {
 		t = EventDeferred
 	case o.asked:
 		t = EventSnoozed
-	case o.state == Waiting:
+	case o.state == StateWaiting:
 		t = EventReleased
 	}
 	if !q.watched(t) {

@@ -206,7 +206,7 @@ func FuzzFail_RecordsAnyText(f *testing.F) {
 			require.NoError(t, leases[0].Fail(ctx, errors.New(text)))
 			info, err := q.Get(ctx, pools[n], leases[0].ID)
 			require.NoError(t, err)
-			require.Equal(t, onceq.Dead, info.State)
+			require.Equal(t, onceq.StateDead, info.State)
 			require.Len(t, info.Errors, 1)
 			got := info.Errors[0].Error
 			require.NotEmpty(t, got)

@@ -212,15 +212,15 @@ func (f *Filter) states() (live, past []int16) {
 		}
 	}
 	if f.States == nil {
-		live = []int16{int16(Waiting), int16(Delayed), int16(Running), int16(Retrying)}
-		past = []int16{int16(Completed), int16(Dead), int16(Cancelled), int16(Held)}
+		live = []int16{int16(StateWaiting), int16(StateDelayed), int16(StateRunning), int16(StateRetrying)}
+		past = []int16{int16(StateCompleted), int16(StateDead), int16(StateCancelled), int16(StateHeld)}
 	}
 	return live, past
 }
 
 func (f *Filter) check() error {
 	for _, s := range f.States {
-		if s < Waiting || s > Held {
+		if s < StateWaiting || s > StateHeld {
 			return invalid("Filter.States", "has %d, which is no state", s)
 		}
 	}

@@ -21,7 +21,7 @@ func TestGet(t *testing.T) {
 	_, err := q.Get(ctx, db.Pool, 1)
 	wantError(t, err, onceq.ErrNotFound)
 
-	id := repairEnqueue(t, db, onceq.Job{Key: "a", Scope: "s", Payload: map[string]int{"n": 1}, Metadata: map[string]string{"m": "1"}, Priority: onceq.High, MaxAttempts: 2})
+	id := repairEnqueue(t, db, onceq.Job{Key: "a", Scope: "s", Payload: map[string]int{"n": 1}, Metadata: map[string]string{"m": "1"}, Priority: onceq.PriorityHigh, MaxAttempts: 2})
 	get := func(want onceq.State) onceq.JobInfo {
 		t.Helper()
 		i := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id))
@@ -31,22 +31,22 @@ func TestGet(t *testing.T) {
 		}
 		return i
 	}
-	i := get(onceq.Waiting)
+	i := get(onceq.StateWaiting)
 	if i.Kind != "mail" || i.Queue != "default" || i.Scope != "s" || i.Key != "a" || string(i.Payload) != `{"n": 1}` || i.Bytes != nil ||
-		i.Metadata["m"] != "1" || i.Priority != onceq.High || i.MaxAttempts != 2 || i.CreatedAt.IsZero() || i.RunAt.IsZero() || i.Token != 0 {
+		i.Metadata["m"] != "1" || i.Priority != onceq.PriorityHigh || i.MaxAttempts != 2 || i.CreatedAt.IsZero() || i.RunAt.IsZero() || i.Token != 0 {
 		t.Fatalf("%+v", i)
 	}
 	l := repairClaim(t, db)
-	if i = get(onceq.Running); i.Token != l.Token || !i.LeasedUntil.Equal(l.Until) {
+	if i = get(onceq.StateRunning); i.Token != l.Token || !i.LeasedUntil.Equal(l.Until) {
 		t.Fatalf("%+v, lease %+v", i, l)
 	}
-	for n, want := range []onceq.State{onceq.Retrying, onceq.Dead} {
+	for n, want := range []onceq.State{onceq.StateRetrying, onceq.StateDead} {
 		if err := l.Fail(ctx, fmt.Errorf("error %d", n+1)); err != nil {
 			t.Fatal(err)
 		}
 		i = get(want)
-		if want == onceq.Retrying {
-			wantState(t, onceq.Retrying)(q.Retry(ctx, db.Pool, id))
+		if want == onceq.StateRetrying {
+			wantState(t, onceq.StateRetrying)(q.Retry(ctx, db.Pool, id))
 			l = repairClaim(t, db)
 		}
 	}
@@ -75,7 +75,7 @@ func TestGetByKeyWithoutHistory(t *testing.T) {
 	_, err := q.Get(ctx, db.Pool, id)
 	wantError(t, err, onceq.ErrNotFound)
 	i := must[onceq.JobInfo](t)(q.GetByKey(ctx, db.Pool, "mail", "a"))
-	if i.ID != id || i.State != onceq.Completed || string(i.Result) != "7" || i.FinishedAt.IsZero() || i.Token != l.Token {
+	if i.ID != id || i.State != onceq.StateCompleted || string(i.Result) != "7" || i.FinishedAt.IsZero() || i.Token != l.Token {
 		t.Fatalf("%+v", i)
 	}
 	_, err = q.GetByKey(ctx, db.Pool, "mail", "b")
@@ -90,7 +90,7 @@ func TestList(t *testing.T) {
 	other := repairEnqueue(t, db, onceq.Job{Queue: "other", Kind: "sms"})
 	delayed := repairEnqueue(t, db, onceq.Job{Delay: time.Hour, Key: "b", Scope: "s"})
 	gone := repairEnqueue(t, db, onceq.Job{Queue: "third"})
-	wantState(t, onceq.Cancelled)(q.Cancel(ctx, db.Pool, gone))
+	wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, gone))
 	for name, test := range map[string]struct {
 		filter onceq.Filter
 		want   []int64
@@ -101,10 +101,10 @@ func TestList(t *testing.T) {
 		"queue":        {onceq.Filter{Queue: "default"}, []int64{delayed, dead}},
 		"kind":         {onceq.Filter{Kind: "sms"}, []int64{other}},
 		"scope":        {onceq.Filter{Scope: "s"}, []int64{delayed, dead}},
-		"dead":         {onceq.Filter{States: []onceq.State{onceq.Dead}}, []int64{dead}},
-		"dead in none": {onceq.Filter{Queue: "other", States: []onceq.State{onceq.Dead, onceq.Dead}}, nil},
-		"mixed":        {onceq.Filter{States: []onceq.State{onceq.Waiting, onceq.Cancelled}}, []int64{gone, other}},
-		"everything":   {onceq.Filter{Queue: "default", Kind: "mail", Scope: "s", States: []onceq.State{onceq.Delayed, onceq.Dead}, After: delayed, Limit: 1}, []int64{dead}},
+		"dead":         {onceq.Filter{States: []onceq.State{onceq.StateDead}}, []int64{dead}},
+		"dead in none": {onceq.Filter{Queue: "other", States: []onceq.State{onceq.StateDead, onceq.StateDead}}, nil},
+		"mixed":        {onceq.Filter{States: []onceq.State{onceq.StateWaiting, onceq.StateCancelled}}, []int64{gone, other}},
+		"everything":   {onceq.Filter{Queue: "default", Kind: "mail", Scope: "s", States: []onceq.State{onceq.StateDelayed, onceq.StateDead}, After: delayed, Limit: 1}, []int64{dead}},
 	} {
 		var got []int64
 		for _, i := range must[[]onceq.JobInfo](t)(q.List(ctx, db.Pool, test.filter)) {
@@ -129,7 +129,7 @@ func TestTrapListReadsBoundedRangesOfIndexes(t *testing.T) {
 	fillJobs(t, db, 20_000)
 	fillHistory(t, db, 20_000)
 	for _, f := range []onceq.Filter{
-		{}, {After: 30_000}, {Queue: "q1"}, {States: []onceq.State{onceq.Dead}}, {Queue: "none", States: []onceq.State{onceq.Held, onceq.Dead}},
+		{}, {After: 30_000}, {Queue: "q1"}, {States: []onceq.State{onceq.StateDead}}, {Queue: "none", States: []onceq.State{onceq.StateHeld, onceq.StateDead}},
 	} {
 		must[[]onceq.JobInfo](t)(db.Queue.List(t.Context(), db.Pool, f))
 		if f.Queue == "" || f.States != nil {
@@ -146,7 +146,7 @@ func TestInvariantsFindsWhatIsWrong(t *testing.T) {
 	db := queuetest.New(t, queuetest.NoCheck())
 	repairEnqueue(t, db, onceq.Job{Key: "a"})
 	repairEnqueue(t, db, onceq.Job{Key: "b"})
-	repairDead(t, db, onceq.Job{Priority: onceq.High})
+	repairDead(t, db, onceq.Job{Priority: onceq.PriorityHigh})
 	if err := db.Check(); err != nil {
 		t.Fatal(err)
 	}
@@ -195,7 +195,7 @@ func TestJobInfo_AsJSON(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	ctx, q := t.Context(), db.Queue
-	first := repairEnqueue(t, db, onceq.Job{Key: "a", Payload: map[string]int{"n": 1}, Metadata: map[string]string{"m": "1"}, Priority: onceq.Low})
+	first := repairEnqueue(t, db, onceq.Job{Key: "a", Payload: map[string]int{"n": 1}, Metadata: map[string]string{"m": "1"}, Priority: onceq.PriorityLow})
 	repairEnqueue(t, db, onceq.Job{Payload: []byte{0, 255}})
 	raw := must[[]byte](t)(json.Marshal(must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, first))))
 	var shown map[string]any
@@ -235,7 +235,7 @@ func TestJobInfo_AsJSON(t *testing.T) {
 			t.Errorf("%s came back as %s", raw, again)
 		}
 	}
-	if raw := must[[]byte](t)(json.Marshal(onceq.Result{ID: 7, State: onceq.Completed, Output: json.RawMessage(`{"a":1}`)})); string(raw) != `{"id":7,"duplicate":false,"state":"completed","output":{"a":1}}` {
+	if raw := must[[]byte](t)(json.Marshal(onceq.Result{ID: 7, State: onceq.StateCompleted, Output: json.RawMessage(`{"a":1}`)})); string(raw) != `{"id":7,"duplicate":false,"state":"completed","output":{"a":1}}` {
 		t.Errorf("%s", raw)
 	}
 	var s onceq.State

@@ -37,18 +37,18 @@ type Priority int
 
 // The priorities.
 const (
-	High   Priority = -1
-	Normal Priority = 0
-	Low    Priority = 1
+	PriorityHigh   Priority = -1
+	PriorityNormal Priority = 0
+	PriorityLow    Priority = 1
 )
 
 func (p Priority) String() string {
 	switch p {
-	case High:
+	case PriorityHigh:
 		return "high"
-	case Normal:
+	case PriorityNormal:
 		return "normal"
-	case Low:
+	case PriorityLow:
 		return "low"
 	}
 	return fmt.Sprintf("Priority(%d)", int(p))
@@ -59,7 +59,7 @@ func (p Priority) MarshalText() ([]byte, error) { return []byte(p.String()), nil
 
 // UnmarshalText takes a priority's name.
 func (p *Priority) UnmarshalText(text []byte) error {
-	for _, known := range []Priority{High, Normal, Low} {
+	for _, known := range []Priority{PriorityHigh, PriorityNormal, PriorityLow} {
 		if known.String() == string(text) {
 			*p = known
 			return nil
@@ -124,14 +124,14 @@ type State int8
 // The states of a job. Where a job is finished, its state stays readable as long as its key is taken or its
 // history is kept.
 const (
-	Waiting   State = iota + 1 // due, and nobody has it
-	Delayed                    // not due yet
-	Running                    // somebody holds its lease
-	Retrying                   // failed before, to be run again
-	Completed                  // finished
-	Dead                       // out of attempts, fatal, or crashed too often; see Queue.Redrive
-	Cancelled                  // by Queue.Cancel
-	Held                       // an effect's outcome wants a person; see Queue.Resolve
+	StateWaiting   State = iota + 1 // due, and nobody has it
+	StateDelayed                    // not due yet
+	StateRunning                    // somebody holds its lease
+	StateRetrying                   // failed before, to be run again
+	StateCompleted                  // finished
+	StateDead                       // out of attempts, fatal, or crashed too often; see Queue.Redrive
+	StateCancelled                  // by Queue.Cancel
+	StateHeld                       // an effect's outcome wants a person; see Queue.Resolve
 )
 
 var stateNames = [...]string{"unknown", "waiting", "delayed", "running", "retrying", "completed", "dead", "cancelled", "held"}
@@ -157,7 +157,7 @@ func (s *State) UnmarshalText(text []byte) error {
 }
 
 // Finished reports whether nothing will run any more unless somebody redrives the job.
-func (s State) Finished() bool { return s >= Completed }
+func (s State) Finished() bool { return s >= StateCompleted }
 
 // encoded is a job ready for the database.
 type encoded struct {
@@ -211,7 +211,7 @@ func (j *Job) encode() (encoded, error) {
 	if e.delay < 0 {
 		return e, invalid("Delay", "is negative")
 	}
-	if e.priority < int(High) || e.priority > int(Low) {
+	if e.priority < int(PriorityHigh) || e.priority > int(PriorityLow) {
 		return e, invalid("Priority", "is %d; use High, Normal or Low", e.priority)
 	}
 	switch {

@@ -20,9 +20,9 @@ func TestState(t *testing.T) {
 		name     string
 		finished bool
 	}{
-		0: {"unknown", false}, onceq.Waiting: {"waiting", false}, onceq.Delayed: {"delayed", false}, onceq.Running: {"running", false},
-		onceq.Retrying: {"retrying", false}, onceq.Completed: {"completed", true}, onceq.Dead: {"dead", true}, onceq.Cancelled: {"cancelled", true},
-		onceq.Held: {"held", true},
+		0: {"unknown", false}, onceq.StateWaiting: {"waiting", false}, onceq.StateDelayed: {"delayed", false}, onceq.StateRunning: {"running", false},
+		onceq.StateRetrying: {"retrying", false}, onceq.StateCompleted: {"completed", true}, onceq.StateDead: {"dead", true}, onceq.StateCancelled: {"cancelled", true},
+		onceq.StateHeld: {"held", true},
 	} {
 		require.Equal(t, want.name, state.String())
 		require.Equal(t, want.finished, state.Finished(), want.name)
@@ -39,14 +39,14 @@ func TestKind_JobHasWhatTheKindSays(t *testing.T) {
 		Subject   string
 	}
 	kind := onceq.Kind[mail]{
-		Name: "welcome", Queue: "mail", Window: time.Minute, Priority: onceq.Low, MaxAttempts: 4, Fields: []string{"User"},
+		Name: "welcome", Queue: "mail", Window: time.Minute, Priority: onceq.PriorityLow, MaxAttempts: 4, Fields: []string{"User"},
 		Key:   func(m mail) string { return fmt.Sprintf("welcome:%d", m.User) },
 		Scope: func(m mail) string { return m.Workspace },
 	}
 	db := enqNew(t)
 	first := enqOne(t, db, db.Pool, kind.Job(mail{1, "w", "Hello"}))
 	second := enqOne(t, db, db.Pool, kind.Job(mail{1, "w", "Good morning"}))
-	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.Waiting}, second)
+	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.StateWaiting}, second)
 	require.Equal(t, `["welcome", "mail", "w", "welcome:1", 1, 4, {"User": 1, "Subject": "Hello", "Workspace": "w"}, 60000]`,
 		enqGet[string](t, db.Pool, `select jsonb_build_array(j.kind, j.queue, j.scope, j.key, j.priority, j.max_attempts, j.payload, f.lifetime)::text
 			from onceq.jobs j join onceq.job_fences f using (scope, key)`))
@@ -54,7 +54,7 @@ func TestKind_JobHasWhatTheKindSays(t *testing.T) {
 	// A job may differ from its kind, and a kind without Key has no use for its Scope.
 	job := kind.Job(mail{2, "w", ""})
 	job.Delay = time.Hour
-	require.Equal(t, onceq.Delayed, enqOne(t, db, db.Pool, job).State)
+	require.Equal(t, onceq.StateDelayed, enqOne(t, db, db.Pool, job).State)
 	unkeyed := onceq.Kind[mail]{Name: "plain", Scope: func(m mail) string { return m.Workspace }}
 	require.False(t, enqOne(t, db, db.Pool, unkeyed.Job(mail{})).Duplicate)
 }
@@ -116,13 +116,13 @@ func TestKind_RefuseUnknownFields(t *testing.T) {
 		_, err := db.Queue.Enqueue(t.Context(), db.Pool, newer.Job(v2{7, 100}))
 		require.NoError(t, err)
 		ran := db.RunOne(h)
-		require.Equal(t, onceq.Retrying, ran.State, name)
+		require.Equal(t, onceq.StateRetrying, ran.State, name)
 		require.ErrorContains(t, ran.Err, `"Discount"`, name)
 		require.NotContains(t, ran.Err.Error(), "100", name)
 		db.Advance(time.Hour)
 		var got v2
 		ran = db.RunOne(newer.Handle(func(_ context.Context, _ *onceq.Lease, p v2) error { got = p; return nil }))
-		require.Equal(t, onceq.Completed, ran.State, name)
+		require.Equal(t, onceq.StateCompleted, ran.State, name)
 		require.Equal(t, v2{7, 100}, got)
 	}
 	for _, h := range []onceq.Handler{
@@ -131,9 +131,9 @@ func TestKind_RefuseUnknownFields(t *testing.T) {
 	} {
 		_, err := db.Queue.Enqueue(t.Context(), db.Pool, older.Job(v1{7}))
 		require.NoError(t, err)
-		require.Equal(t, onceq.Completed, db.RunOne(h).State)
+		require.Equal(t, onceq.StateCompleted, db.RunOne(h).State)
 	}
 	_, err := db.Queue.Enqueue(t.Context(), db.Pool, newer.Job(v2{7, 100}))
 	require.NoError(t, err)
-	require.Equal(t, onceq.Completed, db.RunOne(lenient.Handle(func(context.Context, *onceq.Lease, v1) error { return nil })).State)
+	require.Equal(t, onceq.StateCompleted, db.RunOne(lenient.Handle(func(context.Context, *onceq.Lease, v1) error { return nil })).State)
 }

@@ -201,7 +201,7 @@ func TestWorker_AHandlerThatIgnoresItsContextLosesItsJob(t *testing.T) {
 			finish := make(chan struct{})
 			w := start(t, db, onceq.WorkerConfig{Lease: time.Second, ShutdownTimeout: -1}, form(finish))
 			id := add(t, db, kind.Job(1))
-			until(t, db, `exists (select from onceq.job_history where id = $1 and state = $2 and lost = 2 and attempts = 0)`, id, onceq.Dead)
+			until(t, db, `exists (select from onceq.job_history where id = $1 and state = $2 and lost = 2 and attempts = 0)`, id, onceq.StateDead)
 			require.Equal(t, 2, strings.Count(w.logged(), "a handler does not return although its context has ended"))
 			require.Contains(t, w.logged(), fmt.Sprintf("kind=stubborn job=%d running=", id))
 			findings := func() (n int) {

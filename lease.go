@@ -172,7 +172,7 @@ func (l *Lease) wornOut(maxLost int) *outcome {
 	var why string
 	switch {
 	case l.cancelled:
-		return &outcome{lease: l, state: Cancelled, keep: CancelledKeep.Milliseconds()}
+		return &outcome{lease: l, state: StateCancelled, keep: CancelledKeep.Milliseconds()}
 	case l.Lost >= maxLost:
 		why = fmt.Sprintf("%d leases of this job ran out: its process crashed, hung or lost the database each time", l.Lost)
 	case l.claims >= claimsLimit:
@@ -180,7 +180,7 @@ func (l *Lease) wornOut(maxLost int) *outcome {
 	default:
 		return nil
 	}
-	return &outcome{lease: l, state: Dead, err: why, keep: -1}
+	return &outcome{lease: l, state: StateDead, err: why, keep: -1}
 }
 
 // position is how far a worker has claimed within one priority: the next look begins behind it.
@@ -198,8 +198,8 @@ func (p position) after(q position) bool {
 var beginning = time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func fromStart() []position {
-	p := make([]position, 0, Low-High+1)
-	for prio := High; prio <= Low; prio++ {
+	p := make([]position, 0, PriorityLow-PriorityHigh+1)
+	for prio := PriorityHigh; prio <= PriorityLow; prio++ {
 		p = append(p, position{priority: prio, runAt: beginning})
 	}
 	return p

@@ -96,14 +96,14 @@ func TestClaim_OrderIsPriorityThenDueTimeThenID(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	old := time.Date(1, 1, 1, 0, 0, 1, 0, time.UTC) // the earliest that Enqueue takes; before it is Go's zero time
-	low := add(t, db, onceq.Job{Priority: onceq.Low, RunAt: old})
+	low := add(t, db, onceq.Job{Priority: onceq.PriorityLow, RunAt: old})
 	later := add(t, db, onceq.Job{})
 	same := add(t, db, onceq.Job{})
 	early := add(t, db, onceq.Job{})
 	earliest := add(t, db, onceq.Job{})
 	sqlRun(t, db, `update onceq.jobs set run_at = run_at - interval '1 hour' where id = $1`, early)
 	sqlRun(t, db, `update onceq.jobs set run_at = $2 where id = $1`, earliest, old)
-	high := add(t, db, onceq.Job{Priority: onceq.High})
+	high := add(t, db, onceq.Job{Priority: onceq.PriorityHigh})
 	add(t, db, onceq.Job{Delay: time.Hour})
 	sqlRun(t, db, `update onceq.jobs set run_at = (select run_at from onceq.jobs where id = $1) where id = $2`, later, same)
 	require.Equal(t, []int64{high, earliest, early, later}, idsOf(take(t, db, 4)))
@@ -304,7 +304,7 @@ func TestLease_AttemptsAndLostLeasesAreCountedApart(t *testing.T) {
 	require.NoError(t, l.Fail(t.Context(), errors.New("two")))
 	info, err := db.Queue.Get(t.Context(), db.Pool, id)
 	require.NoError(t, err)
-	require.Equal(t, onceq.Dead, info.State)
+	require.Equal(t, onceq.StateDead, info.State)
 
 	id = add(t, db, onceq.Job{})
 	for range onceq.DefaultMaxLost {
@@ -314,7 +314,7 @@ func TestLease_AttemptsAndLostLeasesAreCountedApart(t *testing.T) {
 	require.Empty(t, take(t, db, 1))
 	info, err = db.Queue.Get(t.Context(), db.Pool, id)
 	require.NoError(t, err)
-	require.Equal(t, onceq.Dead, info.State)
+	require.Equal(t, onceq.StateDead, info.State)
 }
 
 // The counters end before the columns and the token's bits do.
@@ -327,7 +327,7 @@ func TestLease_CountersDoNotOverflow(t *testing.T) {
 	require.Equal(t, []int64{other}, idsOf(take(t, db, 5)))
 	info, err := db.Queue.Get(t.Context(), db.Pool, id)
 	require.NoError(t, err)
-	require.Equal(t, onceq.Dead, info.State)
+	require.Equal(t, onceq.StateDead, info.State)
 }
 
 func TestLease_JobsThatLostLeasesAreClaimedAlone(t *testing.T) {
@@ -351,15 +351,15 @@ func TestFail_WhatAnErrorDoes(t *testing.T) {
 		attempts int
 		min, max time.Duration
 	}{
-		{errors.New("plain"), onceq.Retrying, 1, 900 * time.Millisecond, 1100 * time.Millisecond},
-		{fmt.Errorf("wrapped: %w", onceq.RetryAfter(time.Hour, errors.New("busy"))), onceq.Retrying, 1, time.Hour, time.Hour},
-		{onceq.Snooze(time.Minute), onceq.Delayed, 0, time.Minute, time.Minute},
-		{onceq.Snooze(-time.Minute), onceq.Waiting, 0, 0, 0},
-		{onceq.Snooze(1 << 62), onceq.Delayed, 0, 876_000 * time.Hour, 876_000 * time.Hour},
-		{fmt.Errorf("wrapped: %w", onceq.Fatal(errors.New("no use"))), onceq.Dead, 1, 0, 0},
-		{&onceq.InFlightError{RetryAfter: time.Second}, onceq.Delayed, 0, time.Second, time.Second},
-		{&onceq.HeldError{Detail: "ask somebody"}, onceq.Held, 0, 0, 0},
-		{errors.New("\x00\xff" + strings.Repeat("ä", 9000)), onceq.Retrying, 1, 900 * time.Millisecond, 1100 * time.Millisecond},
+		{errors.New("plain"), onceq.StateRetrying, 1, 900 * time.Millisecond, 1100 * time.Millisecond},
+		{fmt.Errorf("wrapped: %w", onceq.RetryAfter(time.Hour, errors.New("busy"))), onceq.StateRetrying, 1, time.Hour, time.Hour},
+		{onceq.Snooze(time.Minute), onceq.StateDelayed, 0, time.Minute, time.Minute},
+		{onceq.Snooze(-time.Minute), onceq.StateWaiting, 0, 0, 0},
+		{onceq.Snooze(1 << 62), onceq.StateDelayed, 0, 876_000 * time.Hour, 876_000 * time.Hour},
+		{fmt.Errorf("wrapped: %w", onceq.Fatal(errors.New("no use"))), onceq.StateDead, 1, 0, 0},
+		{&onceq.InFlightError{RetryAfter: time.Second}, onceq.StateDelayed, 0, time.Second, time.Second},
+		{&onceq.HeldError{Detail: "ask somebody"}, onceq.StateHeld, 0, 0, 0},
+		{errors.New("\x00\xff" + strings.Repeat("ä", 9000)), onceq.StateRetrying, 1, 900 * time.Millisecond, 1100 * time.Millisecond},
 	} {
 		id := add(t, db, onceq.Job{Key: fmt.Sprint(rand.Int64())})
 		l := takeOne(t, db)
@@ -468,7 +468,7 @@ func TestIsolation_TheDatabasesDefaultChangesNothing(t *testing.T) {
 			}))
 			require.Len(t, ran, 100)
 			for _, r := range ran {
-				require.Equal(t, onceq.Completed, r.State, "%v", r.Err)
+				require.Equal(t, onceq.StateCompleted, r.State, "%v", r.Err)
 			}
 		})
 	}
@@ -516,7 +516,7 @@ func TestQueryModes_ClaimFinishAndWork(t *testing.T) {
 			)
 			require.Len(t, ran, 4)
 			for _, r := range ran {
-				require.Equal(t, onceq.Completed, r.State, "%v", r.Err)
+				require.Equal(t, onceq.StateCompleted, r.State, "%v", r.Err)
 			}
 		})
 	}

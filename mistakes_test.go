@@ -92,7 +92,7 @@ func TestMistakes_NoTablesIsSaidByEveryCall(t *testing.T) {
 		"Claim.Uncertain":     func() error { return c.Uncertain(ctx, nil, errors.New("reset")) },
 		"Claim.Extend":        func() error { return c.Extend(ctx, time.Minute) },
 		"Do": func() error {
-			_, err := onceq.Do(ctx, q, spec, func(context.Context, *onceq.Claim) (int, error) { return 1, nil })
+			_, err := onceq.Do(ctx, q, spec, func(context.Context, *onceq.FenceLease) (int, error) { return 1, nil })
 			return err
 		},
 		"Once": func() error {
@@ -103,13 +103,13 @@ func TestMistakes_NoTablesIsSaidByEveryCall(t *testing.T) {
 		"Lease.Lock": func() error {
 			return pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error { return l.Lock(ctx, tx) })
 		},
-		"Lease.Extend":  func() error { return l.Extend(ctx, time.Minute) },
-		"Lease.Fail":    func() error { return l.Fail(ctx, errors.New("no")) },
-		"Lease.Release": func() error { return l.Release(ctx) },
-		"Lease.Snooze":  func() error { return l.Snooze(ctx, time.Minute) },
-		"Worker.Run":    func() error { return w.Run(ctx) },
-		"Worker.Drain":  func() error { return w.Drain(ctx, 0) },
-		"Reaper.Once":   func() error { _, err := reaper.Once(ctx); return err },
+		"Lease.Extend":   func() error { return l.Extend(ctx, time.Minute) },
+		"Lease.Fail":     func() error { return l.Fail(ctx, errors.New("no")) },
+		"Lease.Release":  func() error { return l.Release(ctx) },
+		"Lease.Snooze":   func() error { return l.Snooze(ctx, time.Minute) },
+		"Worker.Run":     func() error { return w.Run(ctx) },
+		"Worker.Drain":   func() error { return w.Drain(ctx, 0) },
+		"Reaper.RunOnce": func() error { _, err := reaper.RunOnce(ctx); return err },
 	} {
 		err := call()
 		var schema *onceq.SchemaError

@@ -38,12 +38,12 @@ type Config struct {
 	// Hook is called with every event. Default none.
 	Hook Hook
 
-	// Enqueuing is called at the start of each Enqueue, EnqueueUnique and EnqueueMany, before anything is checked, with
+	// BeforeEnqueue is called at the start of each Enqueue, EnqueueUnique and EnqueueMany, before anything is checked, with
 	// the jobs. Default none. It may change them, mostly what they carry along: jobs is its own, but the maps and slices
 	// in it are the caller's, to be replaced and not written to. The call goes on in the context that it returns, which
 	// events get too, and ends with a call of done, with the error that the caller gets. Not for EnqueueInBatch, which
 	// has no context.
-	Enqueuing func(ctx context.Context, jobs []Job) (_ context.Context, done func(error))
+	BeforeEnqueue func(ctx context.Context, jobs []Job) (_ context.Context, done func(error))
 }
 
 // Queue is the handle on the tables of one schema. It is safe for concurrent use and holds little but
@@ -81,7 +81,7 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Queue, error) {
 	if cfg == nil {
 		cfg = &Config{}
 	}
-	q := &Queue{pool: pool, schema: cfg.Schema, log: cfg.Logger, hook: cfg.Hook, enqueuing: cfg.Enqueuing}
+	q := &Queue{pool: pool, schema: cfg.Schema, log: cfg.Logger, hook: cfg.Hook, enqueuing: cfg.BeforeEnqueue}
 	if q.schema == "" {
 		q.schema = "onceq"
 	}

@@ -28,7 +28,7 @@ type ReaperConfig struct {
 //
 // It never touches a live key, an unfinished job, a fence that is queued, claimed, uncertain or held, dead and held jobs,
 // or a cancelled job with an effect whose outcome is unknown. With two exceptions. An effect of unknown outcome whose job
-// can never run again is removed after its window. And a client's key (Request) whose outcome is unknown, also a held
+// can never run again is removed after its window. And a client's key (ClassRequest) whose outcome is unknown, also a held
 // one, is removed when nobody has asked for it for 30 days, or for its window where that is longer, because anybody who
 // can make a request fail would grow the table. Then it is new, as any other key after its window. Window: Forever keeps it.
 //
@@ -104,7 +104,7 @@ func (r *Reaper) Run(ctx context.Context) error {
 		case <-timer.C:
 		}
 		began := time.Now()
-		switch _, err := r.Once(ctx); {
+		switch _, err := r.RunOnce(ctx); {
 		case err == nil:
 			r.q.works(owner, workReap, "")
 		case ctx.Err() == nil:
@@ -118,7 +118,7 @@ func (r *Reaper) Run(ctx context.Context) error {
 // Once makes one full pass, in statements of at most Batch rows that each commit on their own. Counts are
 // right also where it returns an error. There is one EventReaped for each sort of rows that was removed; its
 // Kind names the sort.
-func (r *Reaper) Once(ctx context.Context) (Reaped, error) {
+func (r *Reaper) RunOnce(ctx context.Context) (Reaped, error) {
 	var sum Reaped
 	err := r.fences(ctx, &sum)
 	for _, s := range []struct {

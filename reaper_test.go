@@ -22,7 +22,7 @@ func newReaper(t *testing.T, db *queuetest.DB, cfg onceq.ReaperConfig) *onceq.Re
 
 func reap(t *testing.T, r *onceq.Reaper, want onceq.Reaped) {
 	t.Helper()
-	if got := must[onceq.Reaped](t)(r.Once(t.Context())); got != want {
+	if got := must[onceq.Reaped](t)(r.RunOnce(t.Context())); got != want {
 		t.Fatalf("reaped %+v, want %+v", got, want)
 	}
 }
@@ -77,11 +77,11 @@ func TestReaperLeavesWhatIsUnfinished(t *testing.T) {
 	reap(t, r, onceq.Reaped{})
 	ago(t, db, "1 year")
 	reap(t, r, onceq.Reaped{Fences: 1}) // of the dead job whose window is over; the job itself stays
-	if i := must[onceq.JobInfo](t)(db.Queue.Get(t.Context(), db.Pool, dead)); i.State != onceq.Dead {
+	if i := must[onceq.JobInfo](t)(db.Queue.Get(t.Context(), db.Pool, dead)); i.State != onceq.StateDead {
 		t.Fatal(i.State)
 	}
 	// As long as it stays, the invariants want a fence only where there is one.
-	wantState(t, onceq.Waiting)(db.Queue.Redrive(t.Context(), db.Pool, dead))
+	wantState(t, onceq.StateWaiting)(db.Queue.Redrive(t.Context(), db.Pool, dead))
 }
 
 // A fence is made permanent between the moment in which the Reaper's statement saw it and the moment in which
@@ -97,7 +97,7 @@ func TestTrapReaperDeletesAFenceJustMadePermanent(t *testing.T) {
 			return err
 		},
 		"reaper": func(ctx context.Context, _ *queuetest.DB, r *onceq.Reaper) error {
-			_, err := r.Once(ctx)
+			_, err := r.RunOnce(ctx)
 			return err
 		},
 	} {
@@ -159,7 +159,7 @@ func TestReaperAgainstTakeover(t *testing.T) {
 	reap(t, r, onceq.Reaped{}) // locked: passed over
 	commit(t, tx)
 	reap(t, r, onceq.Reaped{})
-	if i := must[onceq.JobInfo](t)(db.Queue.GetByKey(t.Context(), db.Pool, "mail", "a")); i.ID != later.ID || i.State != onceq.Waiting {
+	if i := must[onceq.JobInfo](t)(db.Queue.GetByKey(t.Context(), db.Pool, "mail", "a")); i.ID != later.ID || i.State != onceq.StateWaiting {
 		t.Fatalf("%+v", i)
 	}
 }
@@ -167,22 +167,22 @@ func TestReaperAgainstTakeover(t *testing.T) {
 // Somebody is at a client's key just when it would be forgotten: it stays, with what they have made of it.
 func TestReaperAgainstAClientThatComesBack(t *testing.T) {
 	t.Parallel()
-	for name, work := range map[string]func(ctx context.Context, tx pgx.Tx, f *onceq.Fence, c *onceq.Claim) error{
-		"taken over": func(ctx context.Context, tx pgx.Tx, f *onceq.Fence, _ *onceq.Claim) error {
+	for name, work := range map[string]func(ctx context.Context, tx pgx.Tx, f *onceq.Fence, c *onceq.FenceLease) error{
+		"taken over": func(ctx context.Context, tx pgx.Tx, f *onceq.Fence, _ *onceq.FenceLease) error {
 			_, err := f.Claim(ctx, tx)
 			return err
 		},
-		"late success": func(ctx context.Context, tx pgx.Tx, _ *onceq.Fence, c *onceq.Claim) error {
+		"late success": func(ctx context.Context, tx pgx.Tx, _ *onceq.Fence, c *onceq.FenceLease) error {
 			return c.Complete(ctx, tx, 1)
 		},
-		"resolved": func(ctx context.Context, tx pgx.Tx, f *onceq.Fence, _ *onceq.Claim) error {
+		"resolved": func(ctx context.Context, tx pgx.Tx, f *onceq.Fence, _ *onceq.FenceLease) error {
 			return f.Resolve(ctx, tx, onceq.Applied(1))
 		},
 	} {
 		for _, commits := range []bool{true, false} {
 			db := queuetest.New(t)
 			r := newReaper(t, db, onceq.ReaperConfig{Grace: time.Millisecond})
-			f := fenceOf(t, db, onceq.FenceSpec{Class: onceq.Request, Key: "k", Policy: onceq.RunAgain(30 * 24 * time.Hour)})
+			f := fenceOf(t, db, onceq.FenceSpec{Class: onceq.ClassRequest, Key: "k", Policy: onceq.RunAgain(30 * 24 * time.Hour)})
 			c := fenceClaim(t, f, nil)
 			ago(t, db, "31 days")
 			tx := begin(t, db)
@@ -247,7 +247,7 @@ func TestReaperEffects(t *testing.T) {
 		t.Fatalf("%d effects are left: all of the dead job", n)
 	}
 	repairExec(t, db, `update onceq.job_fences set state = 2 where state = 6`) // a held one would keep it from that
-	wantState(t, onceq.Waiting)(db.Queue.Redrive(ctx, db.Pool, dead))
+	wantState(t, onceq.StateWaiting)(db.Queue.Redrive(ctx, db.Pool, dead))
 	reap(t, r, onceq.Reaped{})
 	ago(t, db, "1 year")
 	reap(t, r, onceq.Reaped{})
@@ -267,7 +267,7 @@ func TestReaperFreesKeysOfMissingJobs(t *testing.T) {
 	}
 	ago(t, db, "61 min")
 	reap(t, r, onceq.Reaped{Missing: 1})
-	if r := must[onceq.Result](t)(db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "mail", Key: "a"})); !r.Duplicate || r.State != onceq.Cancelled {
+	if r := must[onceq.Result](t)(db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "mail", Key: "a"})); !r.Duplicate || r.State != onceq.StateCancelled {
 		t.Fatalf("%+v", r)
 	}
 	ago(t, db, "24 h")
@@ -289,13 +289,13 @@ func TestReaperHistoryCancelsAndWaiters(t *testing.T) {
 	r := newReaper(t, db, onceq.ReaperConfig{Batch: 2})
 	repairDead(t, db, onceq.Job{})
 	for range 5 {
-		wantState(t, onceq.Cancelled)(db.Queue.Cancel(ctx, db.Pool, repairEnqueue(t, db, onceq.Job{})))
+		wantState(t, onceq.StateCancelled)(db.Queue.Cancel(ctx, db.Pool, repairEnqueue(t, db, onceq.Job{})))
 	}
 	done := repairEnqueue(t, db, onceq.Job{})
 	live := repairEnqueue(t, db, onceq.Job{})
 	leases := must[[]*onceq.Lease](t)(db.Queue.Claim(ctx, onceq.ClaimOptions{Limit: 2}))
-	wantState(t, onceq.Running)(db.Queue.Cancel(ctx, db.Pool, done))
-	wantState(t, onceq.Running)(db.Queue.Cancel(ctx, db.Pool, live))
+	wantState(t, onceq.StateRunning)(db.Queue.Cancel(ctx, db.Pool, done))
+	wantState(t, onceq.StateRunning)(db.Queue.Cancel(ctx, db.Pool, live))
 	if err := leases[0].Complete(ctx, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -326,7 +326,7 @@ func TestReapersAtTheSameTime(t *testing.T) {
 		r := newReaper(t, db, onceq.ReaperConfig{Batch: 700})
 		go func() {
 			defer wg.Done()
-			got, err := r.Once(t.Context())
+			got, err := r.RunOnce(t.Context())
 			mu.Lock()
 			defer mu.Unlock()
 			if sum += got.Fences; err != nil {
@@ -364,7 +364,7 @@ func TestReaperRun(t *testing.T) {
 	if _, err := run(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Once(ctx); err == nil {
+	if _, err := r.RunOnce(ctx); err == nil {
 		t.Fatal("a pass under an ended context succeeded")
 	}
 }
@@ -412,7 +412,7 @@ func TestReaperForgetsNoKeyThatSomebodyAsksFor(t *testing.T) {
 		for _, died := range []bool{false, true} {
 			db := queuetest.New(t)
 			r := newReaper(t, db, onceq.ReaperConfig{Grace: time.Millisecond})
-			f := fenceOf(t, db, onceq.FenceSpec{Class: onceq.Request, Key: "k", Policy: policy})
+			f := fenceOf(t, db, onceq.FenceSpec{Class: onceq.ClassRequest, Key: "k", Policy: policy})
 			c := fenceClaim(t, f, nil)
 			if !died {
 				fenceOK(t, "Uncertain", c.Uncertain(t.Context(), nil, errors.New("reset by peer")))
@@ -442,13 +442,13 @@ func TestFence_ARequestRunsAgainNoLongerThanItsKeyStays(t *testing.T) {
 		spec onceq.FenceSpec
 		ok   bool
 	}{
-		{onceq.FenceSpec{Class: onceq.Request}, true},
-		{onceq.FenceSpec{Class: onceq.Request, Policy: onceq.RunAgain(30 * day)}, true},
-		{onceq.FenceSpec{Class: onceq.Request, Policy: onceq.RunAgain(31 * day)}, false},
-		{onceq.FenceSpec{Class: onceq.Request, Policy: onceq.RunAgain(31 * day), Window: 31 * day}, true},
-		{onceq.FenceSpec{Class: onceq.Request, Policy: onceq.RunAgain(onceq.Forever), Window: 31 * day}, false},
-		{onceq.FenceSpec{Class: onceq.Request, Policy: onceq.RunAgain(onceq.Forever), Window: onceq.Forever}, true},
-		{onceq.FenceSpec{Class: onceq.Request, Policy: onceq.Hold(), Window: onceq.UntilFinished}, true},
+		{onceq.FenceSpec{Class: onceq.ClassRequest}, true},
+		{onceq.FenceSpec{Class: onceq.ClassRequest, Policy: onceq.RunAgain(30 * day)}, true},
+		{onceq.FenceSpec{Class: onceq.ClassRequest, Policy: onceq.RunAgain(31 * day)}, false},
+		{onceq.FenceSpec{Class: onceq.ClassRequest, Policy: onceq.RunAgain(31 * day), Window: 31 * day}, true},
+		{onceq.FenceSpec{Class: onceq.ClassRequest, Policy: onceq.RunAgain(onceq.Forever), Window: 31 * day}, false},
+		{onceq.FenceSpec{Class: onceq.ClassRequest, Policy: onceq.RunAgain(onceq.Forever), Window: onceq.Forever}, true},
+		{onceq.FenceSpec{Class: onceq.ClassRequest, Policy: onceq.Hold(), Window: onceq.UntilFinished}, true},
 		{onceq.FenceSpec{Policy: onceq.RunAgain(onceq.Forever)}, true},
 	} {
 		c.spec.Key = "k"

@@ -68,8 +68,8 @@ select ` + jobState + ` from onceq.jobs j where j.id = $1::bigint
 union all
 select state from onceq.job_history where id = $1::bigint`
 
-// Cancel ends a job, inside db, and returns its state after that. One that nobody holds is Cancelled: it stays
-// in the history for CancelledKeep, and its key for its window. One that somebody holds is Running still: its
+// Cancel ends a job, inside db, and returns its state after that. One that nobody holds is StateCancelled: it stays
+// in the history for CancelledKeep, and its key for its window. One that somebody holds is StateRunning still: its
 // holder's next beat ends the handler's context with ErrCancelled, and the job is cancelled unless it finishes
 // first, and kept in the same way. While the outcome of one of its effects is unknown (Once) it stays in the history for
 // longer, until that is resolved (Resolve), or the job redriven or discarded. For one that is finished Cancel changes nothing. A job that is unknown, or completed without a
@@ -80,11 +80,11 @@ func (q *Queue) Cancel(ctx context.Context, db DB, id int64) (State, error) {
 	case err != nil:
 		return 0, err
 	case cancelled > 0:
-		return Cancelled, nil
+		return StateCancelled, nil
 	}
 	state, err := q.state(ctx, db, id)
 	if err == nil && !state.Finished() {
-		state = Running
+		state = StateRunning
 	}
 	return state, err
 }
@@ -118,11 +118,11 @@ func (q *Queue) cancel(ctx context.Context, db DB, ids []int64) (cancelled, aske
 }
 
 // cancellable are the states that a job can be cancelled in.
-var cancellable = []State{Waiting, Delayed, Running, Retrying}
+var cancellable = []State{StateWaiting, StateDelayed, StateRunning, StateRetrying}
 
 // CancelMany cancels the unfinished jobs that the filter chooses, newest first, 500 a statement, each as Cancel does.
 // cancelled were held by nobody; asked are running and end, unless they finish first, when their holders hear of it. By
-// default jobs in all of these states: Filter.States may name Waiting, Delayed, Running and Retrying. A filter without
+// default jobs in all of these states: Filter.States may name StateWaiting, StateDelayed, StateRunning and StateRetrying. A filter without
 // Queue, Kind and Scope is an *InvalidError: it is more often a mistake than a wish. Filter.Limit bounds how many are
 // tried; 0 for all. With a pool as db each statement commits on its own, and counts are right also beside an error. Jobs
 // that are enqueued meanwhile are not cancelled.
@@ -233,7 +233,7 @@ select (select array_agg(id) from back),
        (select array_agg(id) from asked where id not in (select id from h))`
 
 // redrivable are the states that a job can be redriven from.
-var redrivable = []State{Dead, Cancelled, Held}
+var redrivable = []State{StateDead, StateCancelled, StateHeld}
 
 func (q *Queue) redrive(ctx context.Context, db DB, ids []int64, states []State) (back, taken, held []int64, err error) {
 	_, past := (&Filter{States: states}).states()
@@ -244,7 +244,7 @@ func (q *Queue) redrive(ctx context.Context, db DB, ids []int64, states []State)
 	return back, taken, held, nil
 }
 
-// Redrive runs a dead, held or cancelled job again, inside db, and returns its state after that: Waiting. It
+// Redrive runs a dead, held or cancelled job again, inside db, and returns its state after that: StateWaiting. It
 // is the same job: it keeps its id, key, errors and the outcomes of its effects, its tokens go on growing,
 // and its attempts and lost leases count from 0. In any other state nothing is changed. An unknown job is
 // ErrNotFound. One with a held effect would be held again at once: that is ErrHeld, nothing is changed, and Resolve
@@ -268,7 +268,7 @@ select f.scope, f.key, f.job_id, f.state, f.result::text, ` + jobState + `
 		case len(held) > 0:
 			return 0, fmt.Errorf("%w: job %d has a held effect and would be held again at once; settle it with Queue.Resolve, which runs the job again (Queue.Effects lists what is held)", ErrHeld, id)
 		case len(back) > 0:
-			return Waiting, nil
+			return StateWaiting, nil
 		case len(taken) == 0:
 			return q.state(ctx, db, id)
 		}
@@ -296,7 +296,7 @@ select f.scope, f.key, f.job_id, f.state, f.result::text, ` + jobState + `
 const repairChunk = 500
 
 // RedriveMany redrives the jobs that the filter chooses, newest first, 500 a statement: by default dead ones;
-// Filter.States may name Dead, Held and Cancelled. Filter.Limit bounds how many are tried; 0 for all. Jobs whose
+// Filter.States may name StateDead, StateHeld and StateCancelled. Filter.Limit bounds how many are tried; 0 for all. Jobs whose
 // key a later job has taken stay as they are and are counted in taken. So do those with a held effect, which would be
 // held again at once: where there are any, the error is ErrHeld, and the others are redriven; see ResolveMany. With a
 // pool as db each statement commits on its own, and counts are right also beside an error.
@@ -316,7 +316,7 @@ func (q *Queue) RedriveMany(ctx context.Context, db DB, filter Filter) (redriven
 // chosen gives the states that a repair of many is for.
 func (f *Filter) chosen() []State {
 	if f.States == nil {
-		return []State{Dead}
+		return []State{StateDead}
 	}
 	return f.States
 }
@@ -379,7 +379,7 @@ with h as materialized (
 ),
 gone as (
   delete from onceq.job_history d using h where d.id = h.id
-  returning d.id, d.claims, d.queue, d.scope, d.key, d.created_at
+  returning d.id, d.claims, d.queue, d.scope, d.key, d.created_at, d.identity
 ),
 fence as (
   update onceq.job_fences f
@@ -416,10 +416,10 @@ func (q *Queue) Discard(ctx context.Context, db DB, id int64) error {
 	return fmt.Errorf("%w (job %d)", ErrUnfinished, id)
 }
 
-var discardable = []State{Completed, Dead, Cancelled, Held}
+var discardable = []State{StateCompleted, StateDead, StateCancelled, StateHeld}
 
 // DiscardMany discards the finished jobs that the filter chooses, newest first, 500 a statement, and returns how
-// many: by default dead ones; Filter.States may name Completed, Dead, Cancelled and Held. Filter.Limit bounds how
+// many: by default dead ones; Filter.States may name StateCompleted, StateDead, StateCancelled and StateHeld. Filter.Limit bounds how
 // many are tried; 0 for all. With a pool as db each statement commits on its own, and the count is right also
 // beside an error.
 func (q *Queue) DiscardMany(ctx context.Context, db DB, filter Filter) (discarded int, err error) {

@@ -144,10 +144,10 @@ func TestCancel(t *testing.T) {
 	wantError(t, err, onceq.ErrNotFound)
 
 	id := repairEnqueue(t, db, onceq.Job{Key: "a"})
-	wantState(t, onceq.Cancelled)(q.Cancel(ctx, db.Pool, id))
-	wantState(t, onceq.Cancelled)(q.Cancel(ctx, db.Pool, id))
+	wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, id))
+	wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, id))
 	r := must[onceq.Result](t)(q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "mail", Key: "a"}))
-	if !r.Duplicate || r.ID != id || r.State != onceq.Cancelled {
+	if !r.Duplicate || r.ID != id || r.State != onceq.StateCancelled {
 		t.Fatalf("the key of a cancelled job: %+v", r)
 	}
 	if i := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)); i.KeepUntil.Sub(i.FinishedAt) != onceq.CancelledKeep {
@@ -156,20 +156,20 @@ func TestCancel(t *testing.T) {
 
 	id = repairEnqueue(t, db, onceq.Job{})
 	l := repairClaim(t, db)
-	wantState(t, onceq.Running)(q.Cancel(ctx, db.Pool, id))
+	wantState(t, onceq.StateRunning)(q.Cancel(ctx, db.Pool, id))
 	wantError(t, l.Extend(ctx, time.Minute), onceq.ErrCancelled)
 	if err := l.Fail(ctx, errors.New("some error")); err != nil {
 		t.Fatal(err)
 	}
 	// Nobody runs it again.
-	if i := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)); i.State != onceq.Cancelled {
+	if i := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)); i.State != onceq.StateCancelled {
 		t.Fatalf("state %s", i.State)
 	}
 
 	id = repairEnqueue(t, db, onceq.Job{Key: "b"})
 	repairClaim(t, db)
 	repairExec(t, db, `update onceq.jobs set leased_until = now() - interval '1 s'`)
-	wantState(t, onceq.Cancelled)(q.Cancel(ctx, db.Pool, id))
+	wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, id))
 }
 
 func TestTrapCancelDoesNotWaitForAHandlersTransaction(t *testing.T) {
@@ -184,15 +184,15 @@ func TestTrapCancelDoesNotWaitForAHandlersTransaction(t *testing.T) {
 	if _, err := tx.Exec(ctx, `select from onceq.jobs where id = $1 for update`, id); err != nil {
 		t.Fatal(err)
 	}
-	wantState(t, onceq.Running)(db.Queue.Cancel(ctx, db.Pool, id))
+	wantState(t, onceq.StateRunning)(db.Queue.Cancel(ctx, db.Pool, id))
 	if err := l.Complete(ctx, tx); err != nil {
 		t.Fatal(err)
 	}
-	wantState(t, onceq.Running)(db.Queue.Cancel(ctx, db.Pool, id))
+	wantState(t, onceq.StateRunning)(db.Queue.Cancel(ctx, db.Pool, id))
 	commit(t, tx)
 	_, err := db.Queue.Cancel(ctx, db.Pool, id)
 	wantError(t, err, onceq.ErrNotFound)
-	if i := must[onceq.JobInfo](t)(db.Queue.GetByKey(ctx, db.Pool, "mail", "a")); i.State != onceq.Completed {
+	if i := must[onceq.JobInfo](t)(db.Queue.GetByKey(ctx, db.Pool, "mail", "a")); i.State != onceq.StateCompleted {
 		t.Fatalf("state %s", i.State)
 	}
 }
@@ -202,7 +202,7 @@ func TestTrapCancelAgainstClaim(t *testing.T) {
 	db := queuetest.New(t)
 	id := repairEnqueue(t, db, onceq.Job{Key: "a"})
 	tx := begin(t, db)
-	wantState(t, onceq.Cancelled)(db.Queue.Cancel(t.Context(), tx, id))
+	wantState(t, onceq.StateCancelled)(db.Queue.Cancel(t.Context(), tx, id))
 	for range 2 {
 		if l := must[[]*onceq.Lease](t)(db.Queue.Claim(t.Context(), onceq.ClaimOptions{})); len(l) > 0 {
 			t.Fatal("claimed a job that is being cancelled")
@@ -221,13 +221,13 @@ func TestTrapCancelAgainstComplete(t *testing.T) {
 	l := repairClaim(t, db)
 	repairExec(t, db, `update onceq.jobs set leased_until = now() - interval '1 s'`)
 	tx := begin(t, db)
-	wantState(t, onceq.Cancelled)(db.Queue.Cancel(t.Context(), tx, id))
+	wantState(t, onceq.StateCancelled)(db.Queue.Cancel(t.Context(), tx, id))
 	complete := background(func() (int, error) { return 0, l.Complete(t.Context(), nil) })
 	waitBlocked(t, db)
 	commit(t, tx)
 	_, err := complete()
 	wantError(t, err, onceq.ErrLeaseLost)
-	wantState(t, onceq.Cancelled)(db.Queue.Cancel(t.Context(), db.Pool, id))
+	wantState(t, onceq.StateCancelled)(db.Queue.Cancel(t.Context(), db.Pool, id))
 }
 
 func TestRetry(t *testing.T) {
@@ -238,17 +238,17 @@ func TestRetry(t *testing.T) {
 	wantError(t, err, onceq.ErrNotFound)
 
 	id := repairEnqueue(t, db, onceq.Job{Delay: time.Hour})
-	wantState(t, onceq.Waiting)(q.Retry(ctx, db.Pool, id))
+	wantState(t, onceq.StateWaiting)(q.Retry(ctx, db.Pool, id))
 	l := repairClaim(t, db)
-	wantState(t, onceq.Running)(q.Retry(ctx, db.Pool, id))
+	wantState(t, onceq.StateRunning)(q.Retry(ctx, db.Pool, id))
 	if err := l.Fail(ctx, errors.New("no")); err != nil {
 		t.Fatal(err)
 	}
-	wantState(t, onceq.Retrying)(q.Retry(ctx, db.Pool, id))
+	wantState(t, onceq.StateRetrying)(q.Retry(ctx, db.Pool, id))
 	if err := repairClaim(t, db).Fail(ctx, onceq.Fatal(errors.New("no"))); err != nil {
 		t.Fatal(err)
 	}
-	wantState(t, onceq.Dead)(q.Retry(ctx, db.Pool, id))
+	wantState(t, onceq.StateDead)(q.Retry(ctx, db.Pool, id))
 }
 
 func TestRedrive(t *testing.T) {
@@ -270,8 +270,8 @@ func TestRedrive(t *testing.T) {
 			before := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id))
 			repairExec(t, db, `insert into onceq.job_cancels values ($1, now())`, id)
 			repairExec(t, db, prepare)
-			wantState(t, onceq.Waiting)(q.Redrive(ctx, db.Pool, id))
-			wantState(t, onceq.Waiting)(q.Redrive(ctx, db.Pool, id))
+			wantState(t, onceq.StateWaiting)(q.Redrive(ctx, db.Pool, id))
+			wantState(t, onceq.StateWaiting)(q.Redrive(ctx, db.Pool, id))
 			if r := must[onceq.Result](t)(q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "mail", Key: "a", Payload: 1})); !r.Duplicate || r.ID != id {
 				t.Fatalf("the key of a redriven job: %+v", r)
 			}
@@ -306,15 +306,15 @@ func TestTrapRedriveOfAJobWhoseKeyALaterJobHas(t *testing.T) {
 		if !errors.As(err, &dup) || dup.Existing.ID != later || dup.Existing.State != want || dup.Key != "a" {
 			t.Fatalf("error %v, want the facts of job %d, %s", err, later, want)
 		}
-		if i := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, old)); i.State != onceq.Dead {
+		if i := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, old)); i.State != onceq.StateDead {
 			t.Fatalf("changed to %s", i.State)
 		}
 	}
-	refused(onceq.Waiting)
+	refused(onceq.StateWaiting)
 	if err := repairClaim(t, db).Complete(ctx, nil); err != nil {
 		t.Fatal(err)
 	}
-	refused(onceq.Completed) // its key is free, but its work is done, under a greater token
+	refused(onceq.StateCompleted) // its key is free, but its work is done, under a greater token
 
 	n, taken, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{})
 	if err != nil || n != 0 || taken != 1 {
@@ -350,13 +350,13 @@ func TestTrapRedriveAgainstEnqueue(t *testing.T) {
 			old := repairDead(t, db, onceq.Job{Key: "a", Window: onceq.UntilFinished})
 			repairExec(t, db, prepare)
 			tx := begin(t, db)
-			wantState(t, onceq.Waiting)(db.Queue.Redrive(t.Context(), tx, old))
+			wantState(t, onceq.StateWaiting)(db.Queue.Redrive(t.Context(), tx, old))
 			enqueue := background(func() (onceq.Result, error) {
 				return db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "mail", Key: "a"})
 			})
 			waitBlocked(t, db)
 			commit(t, tx)
-			if r := must[onceq.Result](t)(enqueue()); !r.Duplicate || r.ID != old || r.State != onceq.Waiting {
+			if r := must[onceq.Result](t)(enqueue()); !r.Duplicate || r.ID != old || r.State != onceq.StateWaiting {
 				t.Fatalf("%+v, want a duplicate of %d", r, old)
 			}
 		})
@@ -370,7 +370,7 @@ func TestTrapDiscardAgainstRedrive(t *testing.T) {
 	id := repairDead(t, db, onceq.Job{Key: "a"})
 
 	tx := begin(t, db)
-	wantState(t, onceq.Waiting)(q.Redrive(ctx, tx, id))
+	wantState(t, onceq.StateWaiting)(q.Redrive(ctx, tx, id))
 	discard := background(func() (int, error) { return 0, q.Discard(ctx, db.Pool, id) })
 	waitBlocked(t, db)
 	commit(t, tx)
@@ -447,14 +447,14 @@ func TestCancelMany(t *testing.T) {
 		}
 	}
 	var bad *onceq.InvalidError
-	for _, f := range []onceq.Filter{{}, {Limit: 1, States: []onceq.State{onceq.Waiting}}, {Kind: "send", States: []onceq.State{onceq.Dead}}, {Kind: "send", Limit: -1}, {Kind: "\xff"}} {
+	for _, f := range []onceq.Filter{{}, {Limit: 1, States: []onceq.State{onceq.StateWaiting}}, {Kind: "send", States: []onceq.State{onceq.StateDead}}, {Kind: "send", Limit: -1}, {Kind: "\xff"}} {
 		if _, _, err := q.CancelMany(ctx, db.Pool, f); !errors.As(err, &bad) {
 			t.Errorf("%+v: %v", f, err)
 		}
 	}
 	mine := onceq.Filter{Kind: "send", Queue: "bulk", Scope: "campaign 1"}
 	some := mine
-	some.Limit, some.States = 510, []onceq.State{onceq.Delayed}
+	some.Limit, some.States = 510, []onceq.State{onceq.StateDelayed}
 	cancel(db.Pool, some, 510, 0)
 
 	// In the caller's transaction it is undone with it, and another one's locks do not stop it.
@@ -480,12 +480,12 @@ func TestCancelMany(t *testing.T) {
 	if err := leases[1].Complete(ctx, nil); err != nil {
 		t.Fatal(err)
 	}
-	for id, want := range map[int64]onceq.State{leases[0].ID: onceq.Cancelled, leases[2].ID: onceq.Running, other: onceq.Waiting} {
+	for id, want := range map[int64]onceq.State{leases[0].ID: onceq.StateCancelled, leases[2].ID: onceq.StateRunning, other: onceq.StateWaiting} {
 		if i := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)); i.State != want {
 			t.Errorf("job %d is %s, want %s", id, i.State, want)
 		}
 	}
-	if got, taken, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{Scope: "campaign 1", States: []onceq.State{onceq.Cancelled}}); err != nil || got != n-2 || taken != 0 {
+	if got, taken, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{Scope: "campaign 1", States: []onceq.State{onceq.StateCancelled}}); err != nil || got != n-2 || taken != 0 {
 		t.Errorf("%d redriven, %d taken, error %v", got, taken, err)
 	}
 }
@@ -523,7 +523,7 @@ func TestRedriveAndDiscardMany(t *testing.T) {
 		}
 	}
 	redrive(onceq.Filter{Limit: 510}, 510, 0)
-	redrive(onceq.Filter{States: []onceq.State{onceq.Held}}, 0, 0)
+	redrive(onceq.Filter{States: []onceq.State{onceq.StateHeld}}, 0, 0)
 	redrive(onceq.Filter{Queue: "none"}, 0, 0)
 	redrive(onceq.Filter{Kind: "kind0"}, 346, 1) // 602 of that kind, 255 of them were among the first
 	redrive(onceq.Filter{Scope: "tenant"}, n-510-346-1, 1)
@@ -532,10 +532,10 @@ func TestRedriveAndDiscardMany(t *testing.T) {
 		t.Fatalf("%d discarded, error %v", got, err)
 	}
 	var bad *onceq.InvalidError
-	if _, _, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{States: []onceq.State{onceq.Completed}}); !errors.As(err, &bad) {
+	if _, _, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{States: []onceq.State{onceq.StateCompleted}}); !errors.As(err, &bad) {
 		t.Fatalf("error %v", err)
 	}
-	if _, err := q.DiscardMany(ctx, db.Pool, onceq.Filter{States: []onceq.State{onceq.Waiting}}); !errors.As(err, &bad) {
+	if _, err := q.DiscardMany(ctx, db.Pool, onceq.Filter{States: []onceq.State{onceq.StateWaiting}}); !errors.As(err, &bad) {
 		t.Fatalf("error %v", err)
 	}
 }
@@ -556,27 +556,27 @@ func TestRepairInEveryQueryMode(t *testing.T) {
 			ctx, q := t.Context(), db.Queue
 			id := repairDead(t, db, onceq.Job{Key: "a", Metadata: map[string]string{"m": "1"}})
 			repairEnqueue(t, db, onceq.Job{Payload: []byte{0}, Delay: time.Hour})
-			if l := must[[]onceq.JobInfo](t)(q.List(ctx, db.Pool, onceq.Filter{Queue: "default", States: []onceq.State{onceq.Dead, onceq.Delayed}})); len(l) != 2 ||
+			if l := must[[]onceq.JobInfo](t)(q.List(ctx, db.Pool, onceq.Filter{Queue: "default", States: []onceq.State{onceq.StateDead, onceq.StateDelayed}})); len(l) != 2 ||
 				len(l[0].Bytes) != 1 || l[1].Metadata["m"] != "1" || len(l[1].Errors) != 1 {
 				t.Fatalf("%+v", l)
 			}
 			if s := must[[]onceq.QueueStats](t)(q.Stats(ctx)); len(s) != 1 || s[0].Dead != 1 || s[0].Delayed != 1 {
 				t.Fatalf("%+v", s)
 			}
-			wantState(t, onceq.Waiting)(q.Redrive(ctx, db.Pool, id))
-			wantState(t, onceq.Waiting)(q.Retry(ctx, db.Pool, id))
-			wantState(t, onceq.Cancelled)(q.Cancel(ctx, db.Pool, id))
+			wantState(t, onceq.StateWaiting)(q.Redrive(ctx, db.Pool, id))
+			wantState(t, onceq.StateWaiting)(q.Retry(ctx, db.Pool, id))
+			wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, id))
 			tx := begin(t, db)
-			if n, taken, err := q.RedriveMany(ctx, tx, onceq.Filter{States: []onceq.State{onceq.Cancelled}, Scope: "mail", Kind: "mail"}); err != nil || n != 1 || taken != 0 {
+			if n, taken, err := q.RedriveMany(ctx, tx, onceq.Filter{States: []onceq.State{onceq.StateCancelled}, Scope: "mail", Kind: "mail"}); err != nil || n != 1 || taken != 0 {
 				t.Fatal(n, taken, err)
 			}
 			commit(t, tx)
-			wantState(t, onceq.Cancelled)(q.Cancel(ctx, db.Pool, id))
+			wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, id))
 			if err := q.Discard(ctx, db.Pool, id); err != nil {
 				t.Fatal(err)
 			}
 			i := must[onceq.JobInfo](t)(q.GetByKey(ctx, db.Pool, "mail", "a"))
-			if i.ID != id || i.State != onceq.Cancelled {
+			if i.ID != id || i.State != onceq.StateCancelled {
 				t.Fatalf("%+v", i)
 			}
 			reap(t, newReaper(t, db, onceq.ReaperConfig{Grace: time.Millisecond}), onceq.Reaped{Fences: 1})

@@ -147,7 +147,7 @@ func EffectTimeout(d time.Duration) EffectOption { return func(f *Fence) { f.lea
 // the job does. Any other, also a time-out, a cancelled context or a panic: nobody knows whether the
 // effect happened; it comes back in an *UncertainError, and the next run decides by OnUncertain. Other answers are
 // *InFlightError (another run is at it: returned from a handler it costs no attempt), *HeldError (returned from a
-// handler it makes the job Held) and *LeaseError (the job's lease is lost: fn was not called; or somebody ran the
+// handler it makes the job StateHeld) and *LeaseError (the job's lease is lost: fn was not called; or somebody ran the
 // effect again before this success could be recorded).
 //
 // fn's context ends with the EffectTimeout, and with that of the handler: when the job's lease is lost too. An answer
@@ -171,7 +171,7 @@ func Once[R any](ctx context.Context, l *Lease, name string, fn func(ctx context
 	if err != nil {
 		return none, err
 	}
-	r, err := perform(ctx, c, func(ctx context.Context) (R, error) { return fn(withClaim(ctx, c), c.IdempotencyKey()) })
+	r, err := perform(ctx, c, func(ctx context.Context) (R, error) { return fn(withFenceLease(ctx, c), c.IdempotencyKey()) })
 	done = err == nil
 	return r, err
 }
@@ -225,7 +225,7 @@ func effectOf(key string) (jobID int64, name string) {
 	return jobID, name
 }
 
-func (l *Lease) claimEffect(ctx context.Context, name string, opts []EffectOption) (*Claim, error) {
+func (l *Lease) claimEffect(ctx context.Context, name string, opts []EffectOption) (*FenceLease, error) {
 	f := &Fence{
 		q: l.q, db: l.db, class: classEffect, scope: l.Queue, key: effectKey(l.ID, name), job: l, name: name, fingerprint: l.effectMark(),
 		lease: defaultEffectTimeout + effectGrace, lifetime: DefaultWindow.Milliseconds(),
@@ -243,7 +243,7 @@ func (l *Lease) claimEffect(ctx context.Context, name string, opts []EffectOptio
 }
 
 // claimAlone claims for perform: committed on its own, whatever the database's default isolation level.
-func (f *Fence) claimAlone(ctx context.Context) (c *Claim, err error) {
+func (f *Fence) claimAlone(ctx context.Context) (c *FenceLease, err error) {
 	ctx, cancel := context.WithTimeout(ctx, intentTimeout)
 	defer cancel()
 	for range settleTries {
@@ -264,7 +264,7 @@ func (f *Fence) claimAlone(ctx context.Context) (c *Claim, err error) {
 // Done before: the stored result. Otherwise the answers are those of Fence.Claim, except that Do asks where the
 // policy is to ask, and fn's errors count as in Once: NotApplied releases the key, any other leaves it uncertain
 // and comes back in an *UncertainError. The same holds for results that cannot be stored; Fence.Resolve adds one.
-func Do[R any](ctx context.Context, q *Queue, spec FenceSpec, fn func(ctx context.Context, c *Claim) (R, error)) (R, error) {
+func Do[R any](ctx context.Context, q *Queue, spec FenceSpec, fn func(ctx context.Context, c *FenceLease) (R, error)) (R, error) {
 	var none R
 	f, err := q.Fence(spec)
 	if err != nil {
@@ -274,24 +274,24 @@ func Do[R any](ctx context.Context, q *Queue, spec FenceSpec, fn func(ctx contex
 	if err != nil {
 		return none, err
 	}
-	return perform(ctx, c, func(ctx context.Context) (R, error) { return fn(withClaim(ctx, c), c) })
+	return perform(ctx, c, func(ctx context.Context) (R, error) { return fn(withFenceLease(ctx, c), c) })
 }
 
 type claimKey struct{}
 
-func withClaim(ctx context.Context, c *Claim) context.Context {
+func withFenceLease(ctx context.Context, c *FenceLease) context.Context {
 	return context.WithValue(calls.With(ctx), claimKey{}, c)
 }
 
-// ClaimFromContext returns the claim under which the fn of Once or Do that ctx belongs to runs, the innermost one, or
+// FenceLeaseFromContext returns the claim under which the fn of Once or Do that ctx belongs to runs, the innermost one, or
 // nil. A client of a provider that deduplicates finds its IdempotencyKey there.
-func ClaimFromContext(ctx context.Context) *Claim {
-	c, _ := ctx.Value(claimKey{}).(*Claim)
+func FenceLeaseFromContext(ctx context.Context) *FenceLease {
+	c, _ := ctx.Value(claimKey{}).(*FenceLease)
 	return c
 }
 
 // perform runs the work under a claim and gives its result, or that of an earlier run.
-func perform[R any](ctx context.Context, c *Claim, fn func(context.Context) (R, error)) (R, error) {
+func perform[R any](ctx context.Context, c *FenceLease, fn func(context.Context) (R, error)) (R, error) {
 	var none, r R
 	if !c.Replayed {
 		err := c.perform(ctx, func(ctx context.Context) (v any, err error) {
@@ -320,7 +320,7 @@ func unstorable(why string) error {
 
 // perform settles an earlier doubt, runs fn and records the outcome. Where the provider said that an earlier run
 // was applied, c is Replayed afterwards.
-func (c *Claim) perform(ctx context.Context, fn func(context.Context) (any, error)) error {
+func (c *FenceLease) perform(ctx context.Context, fn func(context.Context) (any, error)) error {
 	work, stop := c.keep(ctx)
 	returned := false
 	defer func() {
@@ -377,7 +377,7 @@ func (c *Claim) perform(ctx context.Context, fn func(context.Context) (any, erro
 }
 
 // succeed records a success.
-func (c *Claim) succeed(ctx context.Context, result any) error {
+func (c *FenceLease) succeed(ctx context.Context, result any) error {
 	var why string
 	raw, bad := encodeResult(result)
 	if bad != nil {
@@ -400,7 +400,7 @@ func (c *Claim) succeed(ctx context.Context, result any) error {
 }
 
 // doubt records that the outcome is unknown, and gives the error that says so.
-func (c *Claim) doubt(ctx context.Context, cause error) error {
+func (c *FenceLease) doubt(ctx context.Context, cause error) error {
 	err := c.record(ctx, func(ctx context.Context) error { return c.Uncertain(ctx, nil, cause) })
 	switch {
 	case errors.Is(err, ErrLeaseLost):
@@ -411,7 +411,7 @@ func (c *Claim) doubt(ctx context.Context, cause error) error {
 	return c.f.uncertain(errorText(cause.Error()), cause)
 }
 
-func (c *Claim) uncertain(ctx context.Context, what string, err error) error {
+func (c *FenceLease) uncertain(ctx context.Context, what string, err error) error {
 	u := c.f.uncertain(what+errorText(err.Error()), err)
 	c.f.emit(ctx, EventUncertain, c.Token, u)
 	return u
@@ -419,7 +419,7 @@ func (c *Claim) uncertain(ctx context.Context, what string, err error) error {
 
 // record writes an outcome, in a context that outlives the work's: that ended, most likely, is why there is one to
 // write. A lost connection is tried again.
-func (c *Claim) record(ctx context.Context, write func(context.Context) error) (err error) {
+func (c *FenceLease) record(ctx context.Context, write func(context.Context) error) (err error) {
 	ctx = context.WithoutCancel(ctx)
 	for try := range outcomeTries {
 		if try > 0 {
@@ -437,7 +437,7 @@ func (c *Claim) record(ctx context.Context, write func(context.Context) error) (
 
 // keep gives the context for the work. That of an effect ends well before its claim does; outside of jobs the claim
 // is extended until stop, which may be called more than once and returns when nothing of it runs any more.
-func (c *Claim) keep(ctx context.Context) (work context.Context, stop func()) {
+func (c *FenceLease) keep(ctx context.Context) (work context.Context, stop func()) {
 	if c.f.job != nil {
 		return context.WithDeadline(ctx, c.began.Add(c.f.lease-effectGrace))
 	}

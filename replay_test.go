@@ -87,7 +87,7 @@ func Test_Seed001_WithFence_CompletedReturnsTheCachedResult(t *testing.T) {
 	db := queuetest.New(t, queuetest.Config(*config))
 	type sent struct{ ID string }
 	calls := 0
-	work := func(context.Context, *onceq.Claim) (sent, error) {
+	work := func(context.Context, *onceq.FenceLease) (sent, error) {
 		calls++
 		return sent{"m1"}, nil
 	}
@@ -106,8 +106,8 @@ func Test_Seed001_WithFence_InProgressElsewhereIsATypedAnswer(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	spec := onceq.FenceSpec{Key: "k"}
-	_, err := onceq.Do(t.Context(), db.Queue, spec, func(ctx context.Context, _ *onceq.Claim) (int, error) {
-		_, err := onceq.Do(ctx, db.Queue, spec, func(context.Context, *onceq.Claim) (int, error) { panic("twice") })
+	_, err := onceq.Do(t.Context(), db.Queue, spec, func(ctx context.Context, _ *onceq.FenceLease) (int, error) {
+		_, err := onceq.Do(ctx, db.Queue, spec, func(context.Context, *onceq.FenceLease) (int, error) { panic("twice") })
 		fenceWant(t, "a second one meanwhile", err, onceq.ErrInFlight)
 		return 1, nil
 	})
@@ -120,8 +120,8 @@ func Test_Seed001_WithFence_FailureReleasesOnlyWhenNothingWasApplied(t *testing.
 	ctx := t.Context()
 	spec := onceq.FenceSpec{Key: "k"}
 	declined := errors.New("declined")
-	fail := func(err error) func(context.Context, *onceq.Claim) (int, error) {
-		return func(context.Context, *onceq.Claim) (int, error) { return 0, err }
+	fail := func(err error) func(context.Context, *onceq.FenceLease) (int, error) {
+		return func(context.Context, *onceq.FenceLease) (int, error) { return 0, err }
 	}
 	not := fmt.Errorf("charging: %w", onceq.NotApplied(declined))
 	_, err := onceq.Do(ctx, db.Queue, spec, fail(not))
@@ -149,7 +149,7 @@ func TestDo_KeepsItsClaimAliveAndLeaksNoGoroutine(t *testing.T) {
 	spec := onceq.FenceSpec{Key: "k", Lease: 2 * steady / 3}
 	fenceGet[int](t, db.Pool, `select 1`)
 	before := runtime.NumGoroutine()
-	r, err := onceq.Do(ctx, db.Queue, spec, func(ctx context.Context, c *onceq.Claim) (int, error) {
+	r, err := onceq.Do(ctx, db.Queue, spec, func(ctx context.Context, c *onceq.FenceLease) (int, error) {
 		for range 2 { // each waits for a beat
 			until := fenceGet[time.Time](t, db.Pool, `select leased_until from onceq.job_fences`)
 			for !fenceGet[time.Time](t, db.Pool, `select leased_until from onceq.job_fences`).After(until) {
@@ -171,21 +171,21 @@ func TestDo_KeepsItsClaimAliveAndLeaksNoGoroutine(t *testing.T) {
 	}
 }
 
-func TestClaimFromContext_IsTheInnermost(t *testing.T) {
+func TestFenceLeaseFromContext_IsTheInnermost(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	fenceJob(t, db, "k")
 	l := fenceLease(t, db)
-	require.Nil(t, onceq.ClaimFromContext(t.Context()))
-	_, err := onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: "k"}, func(ctx context.Context, c *onceq.Claim) (int, error) {
-		require.Same(t, c, onceq.ClaimFromContext(ctx))
+	require.Nil(t, onceq.FenceLeaseFromContext(t.Context()))
+	_, err := onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: "k"}, func(ctx context.Context, c *onceq.FenceLease) (int, error) {
+		require.Same(t, c, onceq.FenceLeaseFromContext(ctx))
 		require.Empty(t, c.Name)
 		_, err := onceq.Once(ctx, l, "effect", func(inner context.Context, key string) (int, error) {
-			require.Equal(t, key, onceq.ClaimFromContext(inner).IdempotencyKey())
-			require.Equal(t, "effect", onceq.ClaimFromContext(inner).Name)
+			require.Equal(t, key, onceq.FenceLeaseFromContext(inner).IdempotencyKey())
+			require.Equal(t, "effect", onceq.FenceLeaseFromContext(inner).Name)
 			return 1, nil
 		})
-		require.Same(t, c, onceq.ClaimFromContext(ctx))
+		require.Same(t, c, onceq.FenceLeaseFromContext(ctx))
 		return 1, err
 	})
 	require.NoError(t, err)
@@ -197,7 +197,7 @@ func TestDo_LosingTheClaimCancelsWithThatCause(t *testing.T) {
 	config, events := fenceEvents()
 	db := queuetest.New(t, queuetest.Config(*config))
 	spec := onceq.FenceSpec{Key: "k", Lease: 300 * time.Millisecond}
-	_, err := onceq.Do(t.Context(), db.Queue, spec, func(ctx context.Context, c *onceq.Claim) (int, error) {
+	_, err := onceq.Do(t.Context(), db.Queue, spec, func(ctx context.Context, c *onceq.FenceLease) (int, error) {
 		fenceExec(t, db.Pool, `update onceq.job_fences set token = token + 1, holder = 1, leased_until = now() + interval '1 hour'`)
 		<-ctx.Done()
 		fenceWant(t, "cause", context.Cause(ctx), onceq.ErrLeaseLost)
@@ -221,7 +221,7 @@ func TestDo_PanicAndGoexitAreUncertain(t *testing.T) {
 				t.Errorf("recovered %v", p)
 			}
 		}()
-		_, _ = onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: "k"}, func(context.Context, *onceq.Claim) (int, error) { panic("boom") })
+		_, _ = onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: "k"}, func(context.Context, *onceq.FenceLease) (int, error) { panic("boom") })
 	}()
 	if s := state(); s != "2 panic: boom" {
 		t.Error(s)
@@ -229,7 +229,7 @@ func TestDo_PanicAndGoexitAreUncertain(t *testing.T) {
 	done := make(chan bool)
 	go func() {
 		defer close(done)
-		_, _ = onceq.Do(context.Background(), db.Queue, onceq.FenceSpec{Key: "k"}, func(context.Context, *onceq.Claim) (int, error) {
+		_, _ = onceq.Do(context.Background(), db.Queue, onceq.FenceSpec{Key: "k"}, func(context.Context, *onceq.FenceLease) (int, error) {
 			runtime.Goexit()
 			return 0, nil
 		})
@@ -277,8 +277,8 @@ func Test_Seed003_SameBodyReplaysOtherBodyMismatchesInFlightWaits500ms(t *testin
 	config, events := fenceEvents()
 	db := queuetest.New(t, queuetest.Config(*config))
 	ctx := t.Context()
-	spec := onceq.FenceSpec{Class: onceq.Request, Key: "key-of-a-client", Payload: map[string]any{"to": "a", "n": 1}}
-	send := func(context.Context, *onceq.Claim) (string, error) { return "email_1", nil }
+	spec := onceq.FenceSpec{Class: onceq.ClassRequest, Key: "key-of-a-client", Payload: map[string]any{"to": "a", "n": 1}}
+	send := func(context.Context, *onceq.FenceLease) (string, error) { return "email_1", nil }
 	reordered := spec
 	reordered.Payload = struct {
 		To string  `json:"to"`
@@ -287,7 +287,7 @@ func Test_Seed003_SameBodyReplaysOtherBodyMismatchesInFlightWaits500ms(t *testin
 	other := spec
 	other.Payload = map[string]any{"to": "b", "n": 1}
 
-	_, err := onceq.Do(ctx, db.Queue, spec, func(ctx context.Context, c *onceq.Claim) (string, error) {
+	_, err := onceq.Do(ctx, db.Queue, spec, func(ctx context.Context, c *onceq.FenceLease) (string, error) {
 		_, err := onceq.Do(ctx, db.Queue, reordered, send)
 		var inFlight *onceq.InFlightError
 		if !errors.As(err, &inFlight) || inFlight.RetryAfter != 500*time.Millisecond {
@@ -823,7 +823,7 @@ func TestOnce_ANameUsedTwiceInOneRunIsAnError(t *testing.T) {
 	})
 	ran := db.RunOne(handle)
 	fenceWant(t, "the run", ran.Err, onceq.ErrNameUsed)
-	require.Equal(t, onceq.Retrying, ran.State)
+	require.Equal(t, onceq.StateRetrying, ran.State)
 	require.Contains(t, ran.Err.Error(), `"mail" was done`)
 	require.Contains(t, ran.Err.Error(), "a name of its own")
 	ran = db.RunOne(handle) // a replay, which is fine, and again the second
@@ -907,7 +907,7 @@ func TestOnce_EachCallOfAHandlerReplays(t *testing.T) {
 		_, err := db.Queue.Enqueue(ctx, db.Pool, kind.Job(1))
 		fenceOK(t, "Enqueue", err)
 		ran := db.RunOne(h)
-		if ran.State != onceq.Completed || charged != 1 || calls != 2 {
+		if ran.State != onceq.StateCompleted || charged != 1 || calls != 2 {
 			t.Errorf("%s: %+v, %d calls, charged %d times", name, ran, calls, charged)
 		}
 	}
@@ -1033,25 +1033,25 @@ func TestOnce_NotAppliedEndsAtTheOnceThatItWasGivenTo(t *testing.T) {
 			}, onceq.OnUncertain(onceq.Hold()))
 			return err
 		}))
-		if last := ran[len(ran)-1]; ordered != 1 || last.State != onceq.Held {
+		if last := ran[len(ran)-1]; ordered != 1 || last.State != onceq.StateHeld {
 			t.Errorf("%s: ordered %d times, %+v", name, ordered, ran)
 		}
 	}
 	// What the outer one says itself counts. So it is with Do, and where asking fails with a mark.
 	spec := onceq.FenceSpec{Key: "k"}
-	not := func(context.Context, *onceq.Claim) (int, error) { return 0, onceq.NotApplied(refused) }
-	_, err := onceq.Do(ctx, db.Queue, spec, func(ctx context.Context, _ *onceq.Claim) (int, error) {
+	not := func(context.Context, *onceq.FenceLease) (int, error) { return 0, onceq.NotApplied(refused) }
+	_, err := onceq.Do(ctx, db.Queue, spec, func(ctx context.Context, _ *onceq.FenceLease) (int, error) {
 		_, err := onceq.Do(ctx, db.Queue, onceq.FenceSpec{Key: "inner"}, not)
 		return 0, onceq.NotApplied(err)
 	})
 	if errors.Is(err, onceq.ErrUncertain) {
 		t.Error(err)
 	}
-	_, err = onceq.Do(ctx, db.Queue, spec, func(ctx context.Context, _ *onceq.Claim) (int, error) {
+	_, err = onceq.Do(ctx, db.Queue, spec, func(ctx context.Context, _ *onceq.FenceLease) (int, error) {
 		inner := onceq.FenceSpec{Key: "inner", Policy: onceq.Ask(func(context.Context, string) (any, bool, error) {
 			return nil, false, onceq.NotApplied(refused)
 		})}
-		_, err := onceq.Do(ctx, db.Queue, inner, func(context.Context, *onceq.Claim) (int, error) { return 0, errors.New("reset") })
+		_, err := onceq.Do(ctx, db.Queue, inner, func(context.Context, *onceq.FenceLease) (int, error) { return 0, errors.New("reset") })
 		fenceWant(t, "inner", err, onceq.ErrUncertain)
 		fenceLapse(t, db)
 		fenceExec(t, db.Pool, `update onceq.job_fences set leased_until = statement_timestamp() + interval '1 hour' where key = 'k'`)

@@ -72,7 +72,7 @@ func (f *Fence) Resolve(ctx context.Context, db DB, r Resolution) error {
 	return f.resolve(ctx, db, r)
 }
 
-// Resolve settles the uncertain or held effect of a job, inside db. A job that is Held runs again, with its id and key,
+// Resolve settles the uncertain or held effect of a job, inside db. A job that is StateHeld runs again, with its id and key,
 // in the same transaction, when nothing of it is held any more. One that is dead or cancelled stays so, and replays the
 // outcome if it is redriven. ErrNotFound: there is nothing to resolve.
 func (q *Queue) Resolve(ctx context.Context, db DB, jobID int64, name string, r Resolution) error {
@@ -95,7 +95,7 @@ func (q *Queue) Resolve(ctx context.Context, db DB, jobID int64, name string, r 
 				f.scope = e.scope
 			}
 		}
-		if err := f.resolve(ctx, db, r); err != nil || state != Held {
+		if err := f.resolve(ctx, db, r); err != nil || state != StateHeld {
 			return err
 		}
 		if _, err = q.Redrive(ctx, db, jobID); errors.Is(err, ErrHeld) {
@@ -126,7 +126,7 @@ select count(*), (select array_agg(distinct id) from settled where state = 8) fr
 
 // ResolveMany settles the uncertain and held effects with a name, or all of them with an empty one, of the jobs that
 // the filter chooses, newest first, 500 jobs a transaction: after an outage, most of all. By default of held jobs, which
-// run again when nothing of them is held any more; Filter.States may name Dead and Cancelled too, which stay so.
+// run again when nothing of them is held any more; Filter.States may name StateDead and StateCancelled too, which stay so.
 // Filter.Limit bounds how many jobs are looked at; 0 for all. It gives how many effects were settled and how many jobs run
 // again; with a pool as db each transaction commits on its own, and counts are right also beside an error.
 func (q *Queue) ResolveMany(ctx context.Context, db DB, filter Filter, name string, r Resolution) (resolved, redriven int, err error) {
@@ -138,7 +138,7 @@ func (q *Queue) ResolveMany(ctx context.Context, db DB, filter Filter, name stri
 		return 0, 0, err
 	}
 	if filter.States == nil {
-		filter.States = []State{Held}
+		filter.States = []State{StateHeld}
 	}
 	_, past := filter.states()
 	own := beginner(db) != nil
@@ -156,7 +156,7 @@ func (q *Queue) ResolveMany(ctx context.Context, db DB, filter Filter, name stri
 				return fmt.Errorf("onceq: resolve: %w", err)
 			}
 			var err error
-			again, _, _, err = q.redrive(ctx, db, held, []State{Held})
+			again, _, _, err = q.redrive(ctx, db, held, []State{StateHeld})
 			return err
 		})
 		if err == nil {

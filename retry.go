@@ -109,15 +109,15 @@ const maxDelay = 100 * 365 * 24 * time.Hour
 
 // failure gives the outcome for what a handler returned. backoff may be nil.
 func (l *Lease) failure(err error, backoff func(int, error) time.Duration) outcome {
-	o := outcome{lease: l, state: Waiting, cause: err, asked: true, run: time.Since(l.began)}
+	o := outcome{lease: l, state: StateWaiting, cause: err, asked: true, run: time.Since(l.began)}
 	again := retryOf(err)
 	var fatal *fatalError
 	var inFlight *InFlightError
 	switch {
 	case errors.As(err, &fatal):
-		o.state, o.spend, o.err, o.keep = Dead, true, errorText(err.Error()), -1
+		o.state, o.spend, o.err, o.keep = StateDead, true, errorText(err.Error()), -1
 	case errors.Is(err, ErrHeld):
-		o.state, o.err, o.keep = Held, errorText(err.Error()), -1
+		o.state, o.err, o.keep = StateHeld, errorText(err.Error()), -1
 	case again != nil && (again.err == nil || again.free):
 		o.delay, o.reset = again.d, again.reset
 		if again.err != nil {
@@ -128,7 +128,7 @@ func (l *Lease) failure(err error, backoff func(int, error) time.Duration) outco
 	default:
 		o.spend, o.err = true, errorText(err.Error())
 		if l.Attempt >= l.MaxAttempts {
-			o.state, o.keep = Dead, -1
+			o.state, o.keep = StateDead, -1
 			break
 		}
 		if again != nil {

@@ -120,7 +120,7 @@ func mainPaths(t *testing.T, db *queuetest.DB, pool *pgxpool.Pool) {
 
 	// Enqueue in all forms.
 	first := enqueue(pool, job("a"))
-	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.Waiting}, enqueue(pool, job("a")))
+	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.StateWaiting}, enqueue(pool, job("a")))
 	inTx(func(tx pgx.Tx) {
 		strict, other, blank := job("a"), job("a"), job(" ")
 		strict.Strict, other.Payload = true, 2
@@ -131,7 +131,7 @@ func mainPaths(t *testing.T, db *queuetest.DB, pool *pgxpool.Pool) {
 		_, err = q.EnqueueUnique(ctx, tx, blank)
 		require.Error(t, err)
 		enqueue(tx, onceq.Job{Kind: "later", Payload: []byte{0}, Delay: time.Hour, Metadata: map[string]string{"a": "b"}})
-		enqueue(tx, onceq.Job{Kind: "later", RunAt: time.Now().Add(time.Hour), Priority: onceq.Low})
+		enqueue(tx, onceq.Job{Kind: "later", RunAt: time.Now().Add(time.Hour), Priority: onceq.PriorityLow})
 		results, err := q.EnqueueMany(ctx, tx, []onceq.Job{{Kind: "later", Key: "m", Delay: time.Hour}, {Kind: "later", Delay: time.Hour}})
 		require.NoError(t, err)
 		require.Len(t, results, 2)
@@ -143,10 +143,10 @@ func mainPaths(t *testing.T, db *queuetest.DB, pool *pgxpool.Pool) {
 		require.NoError(t, tx.SendBatch(ctx, b).Close())
 		r, err := pending.Result(ctx, tx)
 		require.NoError(t, err)
-		require.Equal(t, onceq.Delayed, r.State)
+		require.Equal(t, onceq.StateDelayed, r.State)
 		r, err = dup.Result(ctx, tx)
 		require.NoError(t, err)
-		require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.Waiting}, r)
+		require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.StateWaiting}, r)
 	})
 	many, err := q.EnqueueMany(ctx, pool, []onceq.Job{{Kind: "later", Key: "m", Delay: time.Hour}, {Kind: "later", Key: "m2", Delay: time.Hour}})
 	require.NoError(t, err)
@@ -159,7 +159,7 @@ func mainPaths(t *testing.T, db *queuetest.DB, pool *pgxpool.Pool) {
 	require.NoError(t, l.SetResult("done"))
 	require.NoError(t, l.Complete(ctx, nil))
 	require.ErrorIs(t, l.Complete(ctx, nil), onceq.ErrLeaseLost)
-	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.Completed, Output: []byte(`"done"`)}, enqueue(pool, job("a")))
+	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.StateCompleted, Output: []byte(`"done"`)}, enqueue(pool, job("a")))
 	again := job("again")
 	again.Window = onceq.UntilFinished
 	id := enqueue(pool, again).ID
@@ -183,18 +183,18 @@ func mainPaths(t *testing.T, db *queuetest.DB, pool *pgxpool.Pool) {
 	require.NoError(t, l.Fail(ctx, errors.New("failed")))
 	state, err := q.Retry(ctx, pool, l.ID)
 	require.NoError(t, err)
-	require.Equal(t, onceq.Retrying, state)
+	require.Equal(t, onceq.StateRetrying, state)
 	l = claim(l.ID)
 	require.NoError(t, l.Fail(ctx, onceq.Fatal(errors.New("fatal"))))
 
 	// Repair and inspection.
 	state, err = q.Redrive(ctx, pool, l.ID)
 	require.NoError(t, err)
-	require.Equal(t, onceq.Waiting, state)
+	require.Equal(t, onceq.StateWaiting, state)
 	state, err = q.Cancel(ctx, pool, l.ID)
 	require.NoError(t, err)
-	require.Equal(t, onceq.Cancelled, state)
-	redriven, _, err := q.RedriveMany(ctx, pool, onceq.Filter{States: []onceq.State{onceq.Cancelled}})
+	require.Equal(t, onceq.StateCancelled, state)
+	redriven, _, err := q.RedriveMany(ctx, pool, onceq.Filter{States: []onceq.State{onceq.StateCancelled}})
 	require.NoError(t, err)
 	require.Equal(t, 1, redriven)
 	require.NoError(t, claim(l.ID).Fail(ctx, onceq.Fatal(errors.New("fatal"))))
@@ -205,11 +205,11 @@ func mainPaths(t *testing.T, db *queuetest.DB, pool *pgxpool.Pool) {
 	require.ErrorIs(t, err, onceq.ErrNotFound)
 	info, err := q.GetByKey(ctx, pool, "later", "m")
 	require.NoError(t, err)
-	require.Equal(t, onceq.Delayed, info.State)
+	require.Equal(t, onceq.StateDelayed, info.State)
 	info, err = q.Get(ctx, pool, info.ID)
 	require.NoError(t, err)
 	require.Equal(t, "m", info.Key)
-	list, err := q.List(ctx, pool, onceq.Filter{Queue: "default", States: []onceq.State{onceq.Delayed}})
+	list, err := q.List(ctx, pool, onceq.Filter{Queue: "default", States: []onceq.State{onceq.StateDelayed}})
 	require.NoError(t, err)
 	require.Len(t, list, 6)
 	stats, err := q.Stats(ctx)
@@ -220,15 +220,15 @@ func mainPaths(t *testing.T, db *queuetest.DB, pool *pgxpool.Pool) {
 	// Do and fences.
 	spec := onceq.FenceSpec{Scope: "tenant", Key: "import", Payload: 1}
 	for range 2 {
-		out, err := onceq.Do(ctx, q, spec, func(context.Context, *onceq.Claim) (string, error) { return "imported", nil })
+		out, err := onceq.Do(ctx, q, spec, func(context.Context, *onceq.FenceLease) (string, error) { return "imported", nil })
 		require.NoError(t, err)
 		require.Equal(t, "imported", out)
 	}
-	_, err = onceq.Do(ctx, q, onceq.FenceSpec{Key: "refused"}, func(context.Context, *onceq.Claim) (int, error) {
+	_, err = onceq.Do(ctx, q, onceq.FenceSpec{Key: "refused"}, func(context.Context, *onceq.FenceLease) (int, error) {
 		return 0, onceq.NotApplied(errors.New("refused"))
 	})
 	require.ErrorContains(t, err, "refused")
-	_, err = onceq.Do(ctx, q, onceq.FenceSpec{Key: "held"}, func(context.Context, *onceq.Claim) (int, error) { return 0, errors.New("reset") })
+	_, err = onceq.Do(ctx, q, onceq.FenceSpec{Key: "held"}, func(context.Context, *onceq.FenceLease) (int, error) { return 0, errors.New("reset") })
 	require.ErrorIs(t, err, onceq.ErrUncertain)
 	f, err := q.Fence(onceq.FenceSpec{Key: "held", Policy: onceq.Hold()})
 	require.NoError(t, err)
@@ -311,7 +311,7 @@ func mainPaths(t *testing.T, db *queuetest.DB, pool *pgxpool.Pool) {
 	<-running
 	state, err = q.Cancel(ctx, pool, longID)
 	require.NoError(t, err)
-	require.Equal(t, onceq.Running, state)
+	require.Equal(t, onceq.StateRunning, state)
 	stateOf := func(id int64) onceq.State {
 		info, err := q.Get(ctx, pool, id)
 		if errors.Is(err, onceq.ErrNotFound) {
@@ -320,14 +320,14 @@ func mainPaths(t *testing.T, db *queuetest.DB, pool *pgxpool.Pool) {
 		require.NoError(t, err)
 		return info.State
 	}
-	await("the cancelled job", func() bool { return stateOf(longID) == onceq.Cancelled })
-	await("the held job", func() bool { return stateOf(held.ID) == onceq.Held })
+	await("the cancelled job", func() bool { return stateOf(longID) == onceq.StateCancelled })
+	await("the held job", func() bool { return stateOf(held.ID) == onceq.StateHeld })
 	effects, err := q.Effects(ctx, pool, held.ID)
 	require.NoError(t, err)
 	require.Len(t, effects, 1)
 	require.NoError(t, q.Resolve(ctx, pool, held.ID, "wire", onceq.Applied(7)))
 	await("everything", func() bool {
-		list, err := q.List(ctx, pool, onceq.Filter{States: []onceq.State{onceq.Waiting, onceq.Running, onceq.Retrying, onceq.Dead, onceq.Held}})
+		list, err := q.List(ctx, pool, onceq.Filter{States: []onceq.State{onceq.StateWaiting, onceq.StateRunning, onceq.StateRetrying, onceq.StateDead, onceq.StateHeld}})
 		require.NoError(t, err)
 		return len(list) == 0
 	})
@@ -350,7 +350,7 @@ func mainPaths(t *testing.T, db *queuetest.DB, pool *pgxpool.Pool) {
 	r, err := onceq.NewReaper(q, onceq.ReaperConfig{Grace: time.Millisecond})
 	require.NoError(t, err)
 	db.Advance(25 * time.Hour)
-	reaped, err := r.Once(ctx)
+	reaped, err := r.RunOnce(ctx)
 	require.NoError(t, err)
 	require.NotZero(t, reaped.Fences)
 	require.NotZero(t, reaped.History)

@@ -85,7 +85,7 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 				}
 				oops := errors.New(evil)
 				var l *onceq.Lease
-				var c *onceq.Claim
+				var c *onceq.FenceLease
 				fence, err := q.Fence(onceq.FenceSpec{Scope: evil, Key: evil, Payload: evil})
 				require.NoError(t, err)
 				var id int64
@@ -161,7 +161,7 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 					{"Queue.Cancel", func() error { _, err := q.Cancel(ctx, db.Pool, id); return err }},
 					{"Queue.RedriveMany", func() error {
 						f := filter
-						f.States = []onceq.State{onceq.Cancelled}
+						f.States = []onceq.State{onceq.StateCancelled}
 						n, _, err := q.RedriveMany(ctx, db.Pool, f)
 						require.Equal(t, 1, n)
 						return err
@@ -217,11 +217,11 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 					{"Lease.Now", func() error { return nil }},             // nor does this, with text
 					{"Worker.Run", func() error { return nil }},            // Drain takes the same way
 					{"Reaper.Run", func() error { return nil }},            // runs Once
-					{"Reaper.Once", func() error {
+					{"Reaper.RunOnce", func() error {
 						r, err := onceq.NewReaper(q, onceq.ReaperConfig{})
 						require.NoError(t, err)
 						db.Advance(100 * 24 * time.Hour)
-						_, err = r.Once(ctx)
+						_, err = r.RunOnce(ctx)
 						return err
 					}},
 				}
@@ -376,7 +376,7 @@ func TestSecurity_ErrorsAndLogsCarryNoPayload(t *testing.T) {
 	)
 	require.Len(t, ran, 6)
 	for _, r := range ran {
-		require.Equal(t, onceq.Dead, r.State, r.Kind)
+		require.Equal(t, onceq.StateDead, r.State, r.Kind)
 		fails(r.Err)
 		info, err := q.Get(ctx, db.Pool, r.JobID)
 		require.NoError(t, err)
@@ -395,11 +395,11 @@ func TestSecurity_ErrorsAndLogsCarryNoPayload(t *testing.T) {
 	fails(err)
 	_, err = onceq.Once(ctx, leases[0], "big", func(context.Context, string) (string, error) { return strings.Repeat(mark, 1<<18), nil })
 	fails(err)
-	_, err = onceq.Do(ctx, q, onceq.FenceSpec{Key: "d", Payload: mark}, func(context.Context, *onceq.Claim) (json.Number, error) { return number, nil })
+	_, err = onceq.Do(ctx, q, onceq.FenceSpec{Key: "d", Payload: mark}, func(context.Context, *onceq.FenceLease) (json.Number, error) { return number, nil })
 	require.NoError(t, err)
-	_, err = onceq.Do(ctx, q, onceq.FenceSpec{Key: "d", Payload: mark}, func(context.Context, *onceq.Claim) (int8, error) { return 0, nil })
+	_, err = onceq.Do(ctx, q, onceq.FenceSpec{Key: "d", Payload: mark}, func(context.Context, *onceq.FenceLease) (int8, error) { return 0, nil })
 	fails(err)
-	_, err = onceq.Do(ctx, q, onceq.FenceSpec{Key: "d", Payload: mark + "2"}, func(context.Context, *onceq.Claim) (int8, error) { return 0, nil })
+	_, err = onceq.Do(ctx, q, onceq.FenceSpec{Key: "d", Payload: mark + "2"}, func(context.Context, *onceq.FenceLease) (int8, error) { return 0, nil })
 	fails(err)
 	require.NoError(t, leases[0].SetResult(mark))
 	require.NoError(t, leases[0].Complete(ctx, nil))
@@ -433,7 +433,7 @@ func TestSecurity_AResultIsReachableByItsScopeAndKeyAlone(t *testing.T) {
 	ctx, q := t.Context(), db.Queue
 	const secret = "of tenant a"
 	mine := onceq.FenceSpec{Scope: "tenant a", Key: "k"}
-	_, err := onceq.Do(ctx, q, mine, func(context.Context, *onceq.Claim) (string, error) { return secret, nil })
+	_, err := onceq.Do(ctx, q, mine, func(context.Context, *onceq.FenceLease) (string, error) { return secret, nil })
 	require.NoError(t, err)
 	job := onceq.Job{Kind: "k", Scope: "tenant a", Key: "k"}
 	r, err := q.Enqueue(ctx, db.Pool, job)
@@ -446,7 +446,7 @@ func TestSecurity_AResultIsReachableByItsScopeAndKeyAlone(t *testing.T) {
 	require.NoError(t, leases[0].SetResult(secret))
 	require.NoError(t, leases[0].Complete(ctx, nil))
 
-	got, err := onceq.Do(ctx, q, mine, func(context.Context, *onceq.Claim) (string, error) { return "", errors.New("run again") })
+	got, err := onceq.Do(ctx, q, mine, func(context.Context, *onceq.FenceLease) (string, error) { return "", errors.New("run again") })
 	require.NoError(t, err)
 	require.Equal(t, secret, got)
 	again, err := q.Enqueue(ctx, db.Pool, job)
@@ -455,8 +455,8 @@ func TestSecurity_AResultIsReachableByItsScopeAndKeyAlone(t *testing.T) {
 
 	near := []string{"tenant b", "tenant a ", " tenant a", "Tenant a", "tenant", "tenant a\t", "tenant%", "tenant _", "default"}
 	for _, scope := range near {
-		for _, class := range []onceq.Class{onceq.Application, onceq.Request} {
-			own, err := onceq.Do(ctx, q, onceq.FenceSpec{Class: class, Scope: scope, Key: "k"}, func(context.Context, *onceq.Claim) (string, error) { return "own", nil })
+		for _, class := range []onceq.Class{onceq.ClassApplication, onceq.ClassRequest} {
+			own, err := onceq.Do(ctx, q, onceq.FenceSpec{Class: class, Scope: scope, Key: "k"}, func(context.Context, *onceq.FenceLease) (string, error) { return "own", nil })
 			require.NoError(t, err)
 			require.Equal(t, "own", own)
 		}
@@ -464,25 +464,25 @@ func TestSecurity_AResultIsReachableByItsScopeAndKeyAlone(t *testing.T) {
 		other.Scope = scope
 		r, err := q.Enqueue(ctx, db.Pool, other)
 		require.NoError(t, err)
-		require.Equal(t, onceq.Result{ID: r.ID, State: onceq.Waiting}, r)
+		require.Equal(t, onceq.Result{ID: r.ID, State: onceq.StateWaiting}, r)
 	}
 	for _, key := range []string{"K", "k ", "k%", "_", fmt.Sprintf("%d/k", leases[0].ID)} {
-		for _, class := range []onceq.Class{onceq.Application, onceq.Request} {
-			own, err := onceq.Do(ctx, q, onceq.FenceSpec{Class: class, Scope: "tenant a", Key: key}, func(context.Context, *onceq.Claim) (string, error) { return "own", nil })
+		for _, class := range []onceq.Class{onceq.ClassApplication, onceq.ClassRequest} {
+			own, err := onceq.Do(ctx, q, onceq.FenceSpec{Class: class, Scope: "tenant a", Key: key}, func(context.Context, *onceq.FenceLease) (string, error) { return "own", nil })
 			require.NoError(t, err)
 			require.Equal(t, "own", own)
 		}
 		_, err := q.GetByKey(ctx, db.Pool, "tenant a", key)
 		require.ErrorIs(t, err, onceq.ErrNotFound)
 	}
-	own, err := onceq.Do(ctx, q, onceq.FenceSpec{Class: onceq.Request, Scope: "tenant a", Key: "k"}, func(context.Context, *onceq.Claim) (string, error) { return "own", nil })
+	own, err := onceq.Do(ctx, q, onceq.FenceSpec{Class: onceq.ClassRequest, Scope: "tenant a", Key: "k"}, func(context.Context, *onceq.FenceLease) (string, error) { return "own", nil })
 	require.NoError(t, err)
 	require.Equal(t, "own", own)
 
 	// The same key with another payload is refused and told nothing of the result.
-	_, err = onceq.Do(ctx, q, onceq.FenceSpec{Scope: "tenant c", Key: "k", Payload: 1}, func(context.Context, *onceq.Claim) (string, error) { return secret, nil })
+	_, err = onceq.Do(ctx, q, onceq.FenceSpec{Scope: "tenant c", Key: "k", Payload: 1}, func(context.Context, *onceq.FenceLease) (string, error) { return secret, nil })
 	require.NoError(t, err)
-	_, err = onceq.Do(ctx, q, onceq.FenceSpec{Scope: "tenant c", Key: "k", Payload: 2}, func(context.Context, *onceq.Claim) (string, error) { return "", nil })
+	_, err = onceq.Do(ctx, q, onceq.FenceSpec{Scope: "tenant c", Key: "k", Payload: 2}, func(context.Context, *onceq.FenceLease) (string, error) { return "", nil })
 	var mismatch *onceq.MismatchError
 	require.ErrorAs(t, err, &mismatch)
 	require.Nil(t, mismatch.Existing.Output)

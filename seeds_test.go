@@ -79,7 +79,7 @@ func Test_Seed000_CrashAfterTheEmailAndBeforeTheCompletion(t *testing.T) {
 		return errors.Join(err, l.SetResult(sent))
 	}))
 	require.True(t, first.Lost(), "%+v", first)
-	require.Equal(t, onceq.Completed, second.State)
+	require.Equal(t, onceq.StateCompleted, second.State)
 	require.Equal(t, map[string]int{"ada@example.com": 1}, mail.sent)
 	again := seedEnqueue(t, db, seedWelcomeKind.Job(seedWelcome{42, "ada@example.com"}))
 	require.Equal(t, r.ID, again.ID)
@@ -114,7 +114,7 @@ func Test_Seed000_RecordsOlderThanTheWindowArePruned(t *testing.T) {
 		gone  int
 	}{{23 * time.Hour, 0}, {2 * time.Hour, 1}} {
 		db.Advance(c.after)
-		reaped, err := reaper.Once(t.Context())
+		reaped, err := reaper.RunOnce(t.Context())
 		require.NoError(t, err)
 		require.Equal(t, c.gone, reaped.Fences)
 	}
@@ -146,7 +146,7 @@ func Test_Seed001_ExistenceCheck(t *testing.T) {
 	t.Run("handles an already completed job gracefully", func(t *testing.T) {
 		seedSQL(t, db, `insert into email_log values ('welcome', 2)`)
 		seedEnqueue(t, db, seedWelcomeKind.Job(seedWelcome{2, "two@example.com"}))
-		require.Equal(t, onceq.Completed, db.RunOne(handler).State)
+		require.Equal(t, onceq.StateCompleted, db.RunOne(handler).State)
 		require.NotContains(t, mail.sent, "two@example.com")
 	})
 	require.Equal(t, 1, enqGet[int](t, db.Pool, `select count(*)::int from email_log where user_id = 1`))
@@ -167,7 +167,7 @@ func Test_Seed001_Upsert(t *testing.T) {
 	seedEnqueue(t, db, k.Job(1))
 	db.DeliverTwice(handler)
 	seedEnqueue(t, db, k.Job(2)) // deleted since
-	require.Equal(t, onceq.Completed, db.RunOne(handler).State)
+	require.Equal(t, onceq.StateCompleted, db.RunOne(handler).State)
 	require.Equal(t, "1 anvil 1", enqGet[string](t, db.Pool, `select string_agg(concat_ws(' ', id, name, writes), ',') from search_index`))
 }
 
@@ -297,14 +297,14 @@ func Test_Seed003_RetryableAndFatalErrors(t *testing.T) {
 	began := sqlOne[time.Time](t, db, `select clock_timestamp()`)
 	ran := db.RunOne(handler)
 	require.ErrorContains(t, ran.Err, "IN_FLIGHT")
-	require.Equal(t, onceq.Retrying, ran.State)
+	require.Equal(t, onceq.StateRetrying, ran.State)
 	info, err := db.Queue.Get(t.Context(), db.Pool, r.ID)
 	require.NoError(t, err)
 	require.Equal(t, 1, info.Attempts, "an error spends an attempt, whatever delay it asks for")
 	require.True(t, sqlOne[bool](t, db, `select $1::timestamptz - interval '500 milliseconds' between $2 and clock_timestamp()`, info.RunAt, began))
 	db.Advance(time.Second)
-	require.Equal(t, onceq.Retrying, db.RunOne(handler).State)
-	require.Equal(t, onceq.Dead, db.RunOne(handler).State)
+	require.Equal(t, onceq.StateRetrying, db.RunOne(handler).State)
+	require.Equal(t, onceq.StateDead, db.RunOne(handler).State)
 	require.Len(t, keys, 3)
 	require.Equal(t, []string{keys[0], keys[0]}, keys[1:])
 }
@@ -325,13 +325,13 @@ func Test_Seed003_AfterTheProvidersWindowNobodySendsBlindly(t *testing.T) {
 	})
 	r := seedEnqueue(t, db, k.Job(1))
 	for range 2 {
-		require.Equal(t, onceq.Retrying, db.RunOne(handler).State)
+		require.Equal(t, onceq.StateRetrying, db.RunOne(handler).State)
 		db.Advance(13 * time.Hour)
 	}
-	require.Equal(t, onceq.Held, db.RunOne(handler).State) // 26 hours after the first
+	require.Equal(t, onceq.StateHeld, db.RunOne(handler).State) // 26 hours after the first
 	require.Equal(t, 2, calls)
 	require.NoError(t, db.Queue.Resolve(t.Context(), db.Pool, r.ID, "send", onceq.Applied(0)))
-	require.Equal(t, onceq.Completed, db.RunOne(handler).State)
+	require.Equal(t, onceq.StateCompleted, db.RunOne(handler).State)
 	require.Equal(t, 2, calls)
 }
 
@@ -347,7 +347,7 @@ func Test_Seed004_OnlyOneConcurrentWorkerWins(t *testing.T) {
 	for range 8 {
 		wg.Go(func() {
 			for {
-				id, err := onceq.Do(context.Background(), db.Queue, onceq.FenceSpec{Key: "job_completions:7"}, func(context.Context, *onceq.Claim) (string, error) {
+				id, err := onceq.Do(context.Background(), db.Queue, onceq.FenceSpec{Key: "job_completions:7"}, func(context.Context, *onceq.FenceLease) (string, error) {
 					mu.Lock()
 					effects++
 					mu.Unlock()
@@ -394,7 +394,7 @@ func Test_Seed004_ConditionalSideEffects(t *testing.T) {
 	require.ErrorIs(t, db.RunOne(handler).Err, onceq.ErrUncertain)
 	lost = false
 	db.Advance(time.Minute)
-	require.Equal(t, onceq.Completed, db.RunOne(handler).State)
+	require.Equal(t, onceq.StateCompleted, db.RunOne(handler).State)
 	require.Equal(t, 1, asked)
 	require.Equal(t, map[string]int{"ada@example.com": 1}, mail.sent)
 }

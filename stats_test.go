@@ -33,17 +33,17 @@ func TestStats(t *testing.T) {
 		func(l *onceq.Lease) error { return l.Fail(ctx, errors.New("later")) },
 		func(l *onceq.Lease) error { return l.Snooze(ctx, 0) },
 	} {
-		repairEnqueue(t, db, onceq.Job{Priority: onceq.High})
+		repairEnqueue(t, db, onceq.Job{Priority: onceq.PriorityHigh})
 		if err := o(repairClaim(t, db)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	repairExec(t, db, `update onceq.jobs set run_at = now() + interval '1 h' where attempts > 0`)
 	repairExec(t, db, `update onceq.jobs set lost = 1 where attempts = 0 and priority = -1`) // due, retried
-	repairEnqueue(t, db, onceq.Job{Priority: onceq.Low})
-	repairEnqueue(t, db, onceq.Job{Priority: onceq.Low})
+	repairEnqueue(t, db, onceq.Job{Priority: onceq.PriorityLow})
+	repairEnqueue(t, db, onceq.Job{Priority: onceq.PriorityLow})
 	repairExec(t, db, `update onceq.jobs set run_at = now() - interval '1 min' where priority = 1`)
-	repairEnqueue(t, db, onceq.Job{Priority: onceq.High, Queue: "x"})
+	repairEnqueue(t, db, onceq.Job{Priority: onceq.PriorityHigh, Queue: "x"})
 	must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{Queue: "x"}))
 	repairExec(t, db, `insert into onceq.queues values ('idle', now())`)
 

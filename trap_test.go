@@ -125,10 +125,10 @@ end $$`)
 	require.Len(t, ran, 200)
 	for _, r := range ran {
 		if r.JobID == ids[7] {
-			require.Equal(t, onceq.Retrying, r.State)
+			require.Equal(t, onceq.StateRetrying, r.State)
 			require.ErrorContains(t, r.Err, "not this one")
 		} else {
-			require.Equal(t, onceq.Completed, r.State)
+			require.Equal(t, onceq.StateCompleted, r.State)
 		}
 	}
 	require.Equal(t, ids[7], sqlOne[int64](t, db, `select id from onceq.jobs`))
@@ -178,7 +178,7 @@ func TestTrap_ACommitThatAnswersRollbackIsAnError(t *testing.T) {
 		},
 	} {
 		ran := db.RunOne(handleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error { return fn(ctx, tx) }))
-		require.Equal(t, onceq.Retrying, ran.State, name)
+		require.Equal(t, onceq.StateRetrying, ran.State, name)
 		require.Error(t, ran.Err, name)
 		db.Advance(time.Hour)
 	}

@@ -356,7 +356,7 @@ func TestTrap_JSONGoesThereAndBackInEveryQueryMode(t *testing.T) {
 			require.Len(t, ran, 3)
 			again, err := db.Queue.Enqueue(t.Context(), db.Pool, job)
 			require.NoError(t, err)
-			require.Equal(t, onceq.Completed, again.State)
+			require.Equal(t, onceq.StateCompleted, again.State)
 			require.Equal(t, results[0].ID, again.ID)
 			want, err := json.Marshal(payload)
 			require.NoError(t, err)

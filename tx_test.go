@@ -214,7 +214,7 @@ func TestHandleTx_OpensWithWhateverComesFirst(t *testing.T) {
 						return l.SetResult(name)
 					}))
 					require.NoError(t, ran.Err, name)
-					require.Equal(t, onceq.Completed, ran.State, name)
+					require.Equal(t, onceq.StateCompleted, ran.State, name)
 					require.True(t, inside, name)
 					require.Equal(t, 1, sqlOne[int](t, db, `with gone as (delete from effects returning n) select sum(n)::int from gone`), name)
 					require.Equal(t, `"`+name+`"`, sqlOne[string](t, db, `select result::text from onceq.job_fences where key = $1 and state = 3`, name))
@@ -294,7 +294,7 @@ func TestHandleBatch_LostBeforeTheFirstStatement(t *testing.T) {
 			}))
 			completed := 0
 			for _, r := range ran {
-				if r.State == onceq.Completed {
+				if r.State == onceq.StateCompleted {
 					completed++
 				}
 			}
@@ -313,11 +313,11 @@ func TestHandleTx_ThatNeverUsesIt(t *testing.T) {
 			db := inMode(t, mode)
 			none := handleTx(func(_ context.Context, _ pgx.Tx, l *onceq.Lease) error { return l.SetResult(7) })
 			add(t, db, onceq.Job{Key: "k"})
-			require.Equal(t, onceq.Completed, db.RunOne(none).State)
+			require.Equal(t, onceq.StateCompleted, db.RunOne(none).State)
 			require.Equal(t, "7", sqlOne[string](t, db, `select result::text from onceq.job_fences`))
 
 			again := add(t, db, onceq.Job{})
-			require.Equal(t, onceq.Delayed, db.RunOne(handleTx(func(context.Context, pgx.Tx, *onceq.Lease) error { return onceq.Reschedule(time.Hour) })).State)
+			require.Equal(t, onceq.StateDelayed, db.RunOne(handleTx(func(context.Context, pgx.Tx, *onceq.Lease) error { return onceq.Reschedule(time.Hour) })).State)
 			sqlRun(t, db, `delete from onceq.jobs where id = $1`, again)
 
 			id := add(t, db, onceq.Job{})
@@ -403,7 +403,7 @@ func TestHandleTx_FirstStatementFails(t *testing.T) {
 				require.NotContains(t, first.Error(), "opening", name)
 				if c.code == "" {
 					require.NoError(t, second, name)
-					require.Equal(t, onceq.Completed, ran.State, name)
+					require.Equal(t, onceq.StateCompleted, ran.State, name)
 					require.Equal(t, 5, sqlOne[int](t, db, `with gone as (delete from effects returning n) select sum(n)::int from gone`), name)
 					continue
 				}
@@ -412,7 +412,7 @@ func TestHandleTx_FirstStatementFails(t *testing.T) {
 					require.ErrorAs(t, err, &pgErr, name)
 					require.Equal(t, want, pgErr.Code, name)
 				}
-				require.Equal(t, onceq.Retrying, ran.State, name)
+				require.Equal(t, onceq.StateRetrying, ran.State, name)
 				require.ErrorContains(t, ran.Err, "the handler returned no error", name)
 				require.Zero(t, sqlOne[int](t, db, `select count(*)::int from effects`), name)
 				sqlRun(t, db, `delete from onceq.jobs`)
@@ -442,7 +442,7 @@ func TestHandleTx_ContextEndsBeforeTheFirstStatement(t *testing.T) {
 					return use(ctx, tx)
 				}))
 				require.NoError(t, ran.Err, name)
-				require.Equal(t, onceq.Completed, ran.State, name)
+				require.Equal(t, onceq.StateCompleted, ran.State, name)
 				require.Equal(t, 1, sqlOne[int](t, db, `with gone as (delete from effects returning n) select sum(n)::int from gone`), name)
 			}
 		})
@@ -494,11 +494,11 @@ func TestHandleTx_ConnectionLostBeforeTheFirstStatement(t *testing.T) {
 					}))
 					require.Equal(t, 1, runs, use)
 					if !refused {
-						require.Equal(t, onceq.Completed, ran.State, "%s: %v", use, ran.Err)
+						require.Equal(t, onceq.StateCompleted, ran.State, "%s: %v", use, ran.Err)
 						require.Equal(t, 1, sqlOne[int](t, db, `with gone as (delete from effects returning n) select sum(n)::int from gone`), use)
 						continue
 					}
-					require.Equal(t, onceq.Delayed, ran.State, "%s: %v", use, ran.Err)
+					require.Equal(t, onceq.StateDelayed, ran.State, "%s: %v", use, ran.Err)
 					require.Zero(t, sqlOne[int](t, db, `select attempts from onceq.jobs where id = $1`, id), use)
 					require.Zero(t, sqlOne[int](t, db, `select count(*)::int from effects`), use)
 					sqlRun(t, db, `delete from onceq.jobs`)
@@ -522,7 +522,7 @@ func TestHandleTx_RescheduleKeepsTheRow(t *testing.T) {
 			for name, job := range map[string]onceq.Job{
 				"json":  {Key: `k'\"ä`, Scope: "s,()", Payload: json.RawMessage(`{"a": "x'\\\"", "n": 1.50}`), Metadata: map[string]string{"a": `"\'`}},
 				"null":  {Payload: json.RawMessage(`null`)},
-				"bytes": {Payload: []byte{0, 1, 255, '\\'}, Priority: onceq.High},
+				"bytes": {Payload: []byte{0, 1, 255, '\\'}, Priority: onceq.PriorityHigh},
 			} {
 				id := add(t, db, job)
 				const row = `select (to_jsonb(j) - '{run_at,leased_until,holder,claims,identity}'::text[] || jsonb_build_object('null', payload is null))::text from onceq.jobs j`
@@ -547,7 +547,7 @@ func TestHandleTx_RescheduleKeepsTheRow(t *testing.T) {
 					})
 				}
 				ran := db.RunOne(handler)
-				require.Equal(t, onceq.Delayed, ran.State, "%s: %v", name, ran.Err)
+				require.Equal(t, onceq.StateDelayed, ran.State, "%s: %v", name, ran.Err)
 				require.Equal(t, before, sqlOne[string](t, db, row), name)
 				require.True(t, sqlOne[bool](t, db, `select claims = 1 and holder is null and leased_until is null and run_at > now() + interval '59 minutes' from onceq.jobs`), name)
 				require.Equal(t, 1, sqlOne[int](t, db, `with gone as (delete from effects returning n) select sum(n)::int from gone`), name)
@@ -582,7 +582,7 @@ func TestHandleTx_TracersHearOfTheFirstStatement(t *testing.T) {
 		traced = append(traced, tracer.statements...)
 		return err
 	}))
-	require.Equal(t, onceq.Completed, ran.State)
+	require.Equal(t, onceq.StateCompleted, ran.State)
 	require.Contains(t, traced, `insert into effects values ($1)`)
 }
 
@@ -626,7 +626,7 @@ func TestHandleTx_EndsTheTransactionByAStatement(t *testing.T) {
 				if !c.done {
 					require.Equal(t, 1, sqlOne[int](t, db, `select attempts from onceq.jobs where leased_until is null`))
 					db.Advance(24 * time.Hour)
-					require.Equal(t, onceq.Completed, db.RunOne(kind.HandleTx(func(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, n int) error {
+					require.Equal(t, onceq.StateCompleted, db.RunOne(kind.HandleTx(func(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, n int) error {
 						_, err := tx.Exec(ctx, `insert into effects values ($1)`, n)
 						return err
 					})).State)
@@ -634,10 +634,10 @@ func TestHandleTx_EndsTheTransactionByAStatement(t *testing.T) {
 				if kind.Key != nil {
 					again, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(1))
 					require.NoError(t, err)
-					require.Equal(t, onceq.Result{ID: r.ID, Duplicate: true, State: onceq.Completed}, again)
+					require.Equal(t, onceq.Result{ID: r.ID, Duplicate: true, State: onceq.StateCompleted}, again)
 				}
 				if kind.Keep > 0 {
-					require.Equal(t, int(onceq.Completed), sqlOne[int](t, db, `select state from onceq.job_history`))
+					require.Equal(t, int(onceq.StateCompleted), sqlOne[int](t, db, `select state from onceq.job_history`))
 				}
 			})
 		}
@@ -702,14 +702,14 @@ func TestHandleTx_CommittedBehindTheWorkersBack(t *testing.T) {
 						return after
 					}))
 					require.Len(t, ran, 1)
-					require.Equal(t, onceq.Dead, ran[0].State)
+					require.Equal(t, onceq.StateDead, ran[0].State)
 					require.ErrorContains(t, ran[0].Err, "committed inside the handler")
 					require.ErrorContains(t, ran[0].Err, "bad day")
 					require.Equal(t, 2, sqlOne[int](t, db, `with gone as (delete from effects returning n) select count(*)::int from gone`))
 					require.True(t, sqlOne[bool](t, db, `select state = 6 and errors::text like '%committed inside the handler%bad day%' from onceq.job_history where id = $1`, r.ID))
 					again, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(1))
 					require.NoError(t, err)
-					require.Equal(t, onceq.Result{ID: r.ID, Duplicate: true, State: onceq.Dead}, again)
+					require.Equal(t, onceq.Result{ID: r.ID, Duplicate: true, State: onceq.StateDead}, again)
 				}
 			})
 		}
@@ -723,7 +723,7 @@ func TestHandleBatch_CommittedBehindTheWorkersBack(t *testing.T) {
 	for name, c := range map[string]struct {
 		err   error
 		state onceq.State
-	}{"and failed": {errors.New("bad day"), onceq.Dead}, "and is done": {nil, onceq.Completed}} {
+	}{"and failed": {errors.New("bad day"), onceq.StateDead}, "and is done": {nil, onceq.StateCompleted}} {
 		addMany(t, db, 3, onceq.Job{})
 		ran := db.Drain(work.HandleBatch(10, func(ctx context.Context, tx pgx.Tx, jobs []onceq.Item[int]) error {
 			if _, err := tx.Exec(ctx, `insert into effects values ($1)`, len(jobs)); err != nil {
@@ -839,7 +839,7 @@ func TestHandleTx_ReturnsInTheMiddleOfAStatement(t *testing.T) {
 			until(t, db, `exists (select from pg_stat_activity where pid = $1 and (query like '%pg_sleep%' or query like 'copy%') and state = 'active')`, pid)
 			return nil
 		}))
-		require.Equal(t, onceq.Dead, ran.State, name)
+		require.Equal(t, onceq.StateDead, ran.State, name)
 		require.ErrorContains(t, ran.Err, "another goroutine", name)
 		require.Error(t, receive(t, ended), name)
 	}
@@ -916,7 +916,7 @@ func TestHandleTx_SavepointIsRolledBackInAnEndedContext(t *testing.T) {
 		return err
 	}))
 	require.NoError(t, ran.Err)
-	require.Equal(t, onceq.Completed, ran.State)
+	require.Equal(t, onceq.StateCompleted, ran.State)
 	require.Equal(t, 2, sqlOne[int](t, db, `select sum(n)::int from effects`))
 }
 
@@ -951,7 +951,7 @@ func TestHandleTx_SavepointThatCouldNotBeEnded(t *testing.T) {
 		add(t, db, onceq.Job{MaxAttempts: 1})
 		ran := db.RunOne(handleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error { return write(ctx, tx, end) }))
 		require.ErrorContains(t, ran.Err, "savepoint", name)
-		require.Equal(t, onceq.Dead, ran.State)
+		require.Equal(t, onceq.StateDead, ran.State)
 
 		// The savepoint around it undoes it.
 		add(t, db, onceq.Job{MaxAttempts: 1})
@@ -966,7 +966,7 @@ func TestHandleTx_SavepointThatCouldNotBeEnded(t *testing.T) {
 			return outer.Rollback(ctx)
 		}))
 		require.NoError(t, ran.Err, name)
-		require.Equal(t, onceq.Completed, ran.State)
+		require.Equal(t, onceq.StateCompleted, ran.State)
 	}
 	require.Zero(t, sqlOne[int](t, db, `select count(*)::int from effects`))
 }
@@ -1003,7 +1003,7 @@ func TestHandleTx_ReschedulesAfterItsTime(t *testing.T) {
 		}
 		return onceq.Reschedule(time.Hour)
 	}))
-	require.Equal(t, onceq.Delayed, ran.State)
+	require.Equal(t, onceq.StateDelayed, ran.State)
 	var effects int
 	require.NoError(t, db.Pool.QueryRow(t.Context(), `select count(*) from effects`).Scan(&effects))
 	require.Equal(t, 1, effects)
@@ -1019,6 +1019,6 @@ func TestHandleTx_LeavesRowsOpen(t *testing.T) {
 		_, err := tx.Query(ctx, `insert into effects select n from generate_series(1, $1::int) n returning n`, 1000)
 		return err
 	}))
-	require.Equal(t, onceq.Dead, ran.State)
+	require.Equal(t, onceq.StateDead, ran.State)
 	require.ErrorContains(t, ran.Err, "did not close the rows")
 }

@@ -90,7 +90,7 @@ func TestEvents_ATakenOverClaimIsReportedUncertain(t *testing.T) {
 	_, err = db.Pool.Exec(t.Context(), `update onceq.job_fences set leased_until = leased_until - interval '1 hour'`)
 	require.NoError(t, err)
 	require.Zero(t, events.count(onceq.EventUncertain))
-	_, err = onceq.Do(t.Context(), db.Queue, spec, func(context.Context, *onceq.Claim) (int, error) { return 1, nil })
+	_, err = onceq.Do(t.Context(), db.Queue, spec, func(context.Context, *onceq.FenceLease) (int, error) { return 1, nil })
 	require.NoError(t, err)
 	require.Equal(t, 1, events.count(onceq.EventUncertain))
 }
@@ -101,7 +101,7 @@ func TestOnce_AnErrorAfterATakeOverIsALostLease(t *testing.T) {
 	var events upkeepEvents
 	db := queuetest.New(t, queuetest.Config(onceq.Config{Hook: &events}))
 	broken := errors.New("time-out")
-	_, err := onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: "k"}, func(context.Context, *onceq.Claim) (int, error) {
+	_, err := onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: "k"}, func(context.Context, *onceq.FenceLease) (int, error) {
 		_, err := db.Pool.Exec(t.Context(), `update onceq.job_fences set token = token + 1, holder = 0`)
 		require.NoError(t, err)
 		return 0, broken

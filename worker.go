@@ -485,8 +485,8 @@ type lane struct {
 	suspects   []int64    // jobs seen that have lost a lease, those first that did so least often
 	othersTurn bool       // a suspect was claimed, and nothing else was looked for since
 	at         []position // how far it has claimed, by priority
-	trails     [Low - High + 1]trail
-	through    [Low - High + 1]bool // the latest look at that priority came to its end
+	trails     [PriorityLow - PriorityHigh + 1]trail
+	through    [PriorityLow - PriorityHigh + 1]bool // the latest look at that priority came to its end
 	round      int
 	full       bool      // the last claim was: there is more
 	rate       float64   // handlers that return in a second
@@ -828,22 +828,22 @@ func (l *lane) advance(c *claim, leases []*Lease) {
 		}
 	}
 	to := func(p position) {
-		at := &l.at[p.priority-High]
+		at := &l.at[p.priority-PriorityHigh]
 		if p.after(*at) {
 			*at = p
 		}
 	}
 	for _, lease := range leases {
 		to(position{lease.Priority, lease.RunAt, lease.ID})
-		l.trails[lease.Priority-High].pass(lease.RunAt)
+		l.trails[lease.Priority-PriorityHigh].pass(lease.RunAt)
 	}
 	for i, p := range c.from {
 		switch {
 		case i < exhausted:
 			to(position{p.priority, c.now, 0})
-			l.through[p.priority-High] = true
+			l.through[p.priority-PriorityHigh] = true
 		case i == exhausted:
-			l.through[p.priority-High] = false
+			l.through[p.priority-PriorityHigh] = false
 		}
 	}
 	// The database's clock was set back, or another server with another clock took over: what is due is behind.
@@ -979,7 +979,7 @@ func (l *run) ended(t *task) bool {
 // giveBack ends tasks that were not started, as if they had not been claimed.
 func (l *lane) giveBack(u unit) {
 	for _, t := range u.tasks() {
-		l.end(t, outcome{lease: t.lease, state: Waiting})
+		l.end(t, outcome{lease: t.lease, state: StateWaiting})
 	}
 }
 
@@ -1068,15 +1068,15 @@ func (l *lane) outcome(t *task, ctx *handlerContext, err error) outcome {
 	case err == nil && lease.completedItself():
 		return lease.failure(errors.New("onceq: the handler called Lease.Complete in a transaction that it did not commit"), t.h.backoff)
 	case err == nil:
-		return outcome{lease: lease, state: Completed, result: lease.result, keep: lease.keep}
+		return outcome{lease: lease, state: StateCompleted, result: lease.result, keep: lease.keep}
 	case errors.Is(cause, ErrCancelled):
 		keep := lease.keep
 		if keep >= 0 {
 			keep = max(keep, CancelledKeep.Milliseconds()) // as for one that nobody held
 		}
-		return outcome{lease: lease, state: Cancelled, err: errorText(err.Error()), keep: keep, cause: err}
+		return outcome{lease: lease, state: StateCancelled, err: errorText(err.Error()), keep: keep, cause: err}
 	case errors.Is(cause, errShutdown):
-		return outcome{lease: lease, state: Waiting, cause: err}
+		return outcome{lease: lease, state: StateWaiting, cause: err}
 	case errors.Is(cause, errTimeout) && errors.Is(err, context.DeadlineExceeded):
 		crowded := ""
 		if l.crowded.Load() {
@@ -1135,7 +1135,7 @@ func (l *lane) runTx(tasks []*task, h *Handler) {
 		case err == nil:
 		case errors.As(err, &committed):
 			for _, t := range tasks {
-				l.end(t, outcome{lease: t.lease, state: Dead, spend: true, err: errorText(err.Error()), keep: -1, cause: err, run: time.Since(t.lease.began)})
+				l.end(t, outcome{lease: t.lease, state: StateDead, spend: true, err: errorText(err.Error()), keep: -1, cause: err, run: time.Since(t.lease.began)})
 			}
 		case len(tasks) > 1:
 			// Somebody in the batch is at fault. Each alone shows who.
@@ -1147,7 +1147,7 @@ func (l *lane) runTx(tasks []*task, h *Handler) {
 			l.mu.Unlock()
 			for _, t := range tasks {
 				if l.stopping.Load() && l.base.Err() != nil {
-					l.end(t, outcome{lease: t.lease, state: Waiting})
+					l.end(t, outcome{lease: t.lease, state: StateWaiting})
 				} else {
 					l.runTx([]*task{t}, h)
 				}
@@ -1155,7 +1155,7 @@ func (l *lane) runTx(tasks []*task, h *Handler) {
 			return
 		case errors.As(err, &refused):
 			l.lose(tasks[0], refused.op, refused.event)
-			l.end(tasks[0], outcome{lease: tasks[0].lease, state: Waiting})
+			l.end(tasks[0], outcome{lease: tasks[0].lease, state: StateWaiting})
 		default:
 			var notBegun *notBegunError
 			if errors.As(err, &notBegun) && ctx.why() == nil {
@@ -1225,7 +1225,7 @@ func (l *lane) transaction(ctx *handlerContext, tasks []*task, h *Handler) (sure
 	}
 	outcomes := make([]outcome, len(leases))
 	for i, lease := range leases {
-		outcomes[i] = outcome{lease: lease, state: Completed, result: lease.result, keep: lease.keep, run: time.Since(began)}
+		outcomes[i] = outcome{lease: lease, state: StateCompleted, result: lease.result, keep: lease.keep, run: time.Since(began)}
 	}
 	again := err != nil && leases[0].failure(err, nil).reset
 	if err == nil || again {

@@ -164,43 +164,43 @@ func TestHandleTx_WritesAndCompletionCommitTogether(t *testing.T) {
 		effects int
 		says    string
 	}{
-		"completes": {write, onceq.Completed, 1, ""},
+		"completes": {write, onceq.StateCompleted, 1, ""},
 		"reschedules": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
 			return errors.Join(write(ctx, tx, l), onceq.Reschedule(time.Hour))
-		}, onceq.Delayed, 1, "run again"},
+		}, onceq.StateDelayed, 1, "run again"},
 		"snoozes": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
 			return errors.Join(write(ctx, tx, l), onceq.Snooze(time.Hour))
-		}, onceq.Delayed, 0, "snoozed"},
+		}, onceq.StateDelayed, 0, "snoozed"},
 		"fails": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
 			return errors.Join(write(ctx, tx, l), errors.New("bad day"))
-		}, onceq.Retrying, 0, "bad day"},
+		}, onceq.StateRetrying, 0, "bad day"},
 		"panics": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
 			_ = write(ctx, tx, l)
 			panic("bad day")
-		}, onceq.Retrying, 0, "worker_test.go"},
+		}, onceq.StateRetrying, 0, "worker_test.go"},
 		"panics in the middle of rows": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
 			_ = write(ctx, tx, l)
 			_, _ = tx.Query(ctx, `select generate_series(1, 100000)`)
 			panic("bad day")
-		}, onceq.Retrying, 0, "bad day"},
+		}, onceq.StateRetrying, 0, "bad day"},
 		"swallows an error of a statement": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
 			_ = write(ctx, tx, l)
 			_, _ = tx.Exec(ctx, `select 1/0`)
 			return nil
-		}, onceq.Retrying, 0, "returned no error"},
+		}, onceq.StateRetrying, 0, "returned no error"},
 		"ends the transaction by a statement": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
 			_ = write(ctx, tx, l)
 			_, err := tx.Exec(ctx, `rollback`)
 			return err
-		}, onceq.Retrying, 0, "rolled the worker's transaction back"},
+		}, onceq.StateRetrying, 0, "rolled the worker's transaction back"},
 		"fatal around a reschedule": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
 			_ = write(ctx, tx, l)
 			return onceq.Fatal(onceq.Reschedule(time.Hour))
-		}, onceq.Dead, 0, "run again in"},
+		}, onceq.StateDead, 0, "run again in"},
 		"panics with a reschedule": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
 			_ = write(ctx, tx, l)
 			panic(onceq.Reschedule(time.Hour))
-		}, onceq.Retrying, 0, "panic"},
+		}, onceq.StateRetrying, 0, "panic"},
 		"loses its connection": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
 			_ = write(ctx, tx, l)
 			var pid int
@@ -208,26 +208,26 @@ func TestHandleTx_WritesAndCompletionCommitTogether(t *testing.T) {
 			_, _ = db.Pool.Exec(ctx, `select pg_terminate_backend($1, 10000)`, pid)
 			_, _ = tx.Exec(ctx, `select 1`)
 			return nil
-		}, onceq.Retrying, 0, "connection"},
+		}, onceq.StateRetrying, 0, "connection"},
 		"commits": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
 			_ = write(ctx, tx, l)
 			return tx.Commit(ctx)
-		}, onceq.Retrying, 0, "the worker ends this transaction"},
+		}, onceq.StateRetrying, 0, "the worker ends this transaction"},
 		"completes by itself": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
 			_ = write(ctx, tx, l)
 			return l.Complete(ctx, tx)
-		}, onceq.Retrying, 0, "the worker ends this job"},
+		}, onceq.StateRetrying, 0, "the worker ends this job"},
 		"completes by itself elsewhere": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
 			_ = write(ctx, tx, l)
 			return l.Complete(ctx, nil)
-		}, onceq.Retrying, 0, "the worker ends this job"},
+		}, onceq.StateRetrying, 0, "the worker ends this job"},
 		"fails by itself": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
 			_ = write(ctx, tx, l)
 			return l.Fail(ctx, errors.New("x"))
-		}, onceq.Retrying, 0, "the worker ends this job"},
+		}, onceq.StateRetrying, 0, "the worker ends this job"},
 		"returns another work's lost lease": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
 			return &onceq.LeaseError{Op: "complete", Key: "some fence"}
-		}, onceq.Retrying, 0, "some fence"},
+		}, onceq.StateRetrying, 0, "some fence"},
 		"rolls a savepoint back": {func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
 			err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
 				_ = write(ctx, tx, l)
@@ -238,7 +238,7 @@ func TestHandleTx_WritesAndCompletionCommitTogether(t *testing.T) {
 				return errors.New("no error")
 			}
 			return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { return write(ctx, tx, l) })
-		}, onceq.Completed, 1, ""},
+		}, onceq.StateCompleted, 1, ""},
 	} {
 		id := add(t, db, onceq.Job{Key: name})
 		ran := db.RunOne(handleTx(c.handler))
@@ -248,7 +248,7 @@ func TestHandleTx_WritesAndCompletionCommitTogether(t *testing.T) {
 			require.ErrorContains(t, ran.Err, c.says, name)
 		}
 		require.Equal(t, c.effects, sqlOne[int](t, db, `select count(*) from effects where job = $1`, id), name)
-		if c.state == onceq.Delayed {
+		if c.state == onceq.StateDelayed {
 			require.Equal(t, 0, sqlOne[int](t, db, `select attempts from onceq.jobs where id = $1 and key = $2`, id, name))
 		}
 		sqlRun(t, db, `update onceq.jobs set run_at = run_at + interval '1 year' where id = $1`, id)
@@ -286,7 +286,7 @@ func TestHandle_PlansOfTheHandlersOwnStatementsAreLeftAlone(t *testing.T) {
 	require.Len(t, ran, 2)
 	add(t, db, onceq.Job{})
 	for _, r := range append(ran, db.RunOne(one)) {
-		require.Equal(t, onceq.Completed, r.State, "%v", r.Err)
+		require.Equal(t, onceq.StateCompleted, r.State, "%v", r.Err)
 	}
 }
 
@@ -303,17 +303,17 @@ func TestHandle_OutcomesOfErrors(t *testing.T) {
 		state onceq.State
 		says  string
 	}{
-		"plain": {func(context.Context) error { return errors.New("bad day") }, onceq.Retrying, "bad day"},
-		"fatal": {func(context.Context) error { return fmt.Errorf("so: %w", onceq.Fatal(errors.New("bad day"))) }, onceq.Dead, "so: bad day"},
-		"panic": {func(context.Context) error { panic("bad day") }, onceq.Retrying, "TestHandle_OutcomesOfErrors"},
+		"plain": {func(context.Context) error { return errors.New("bad day") }, onceq.StateRetrying, "bad day"},
+		"fatal": {func(context.Context) error { return fmt.Errorf("so: %w", onceq.Fatal(errors.New("bad day"))) }, onceq.StateDead, "so: bad day"},
+		"panic": {func(context.Context) error { panic("bad day") }, onceq.StateRetrying, "TestHandle_OutcomesOfErrors"},
 		"times out": {func(ctx context.Context) error {
 			<-ctx.Done()
 			return ctx.Err()
-		}, onceq.Retrying, "its kind's Timeout"},
+		}, onceq.StateRetrying, "its kind's Timeout"},
 		"ignores the time-out": {func(ctx context.Context) error {
 			<-ctx.Done()
 			return nil
-		}, onceq.Completed, ""},
+		}, onceq.StateCompleted, ""},
 	} {
 		kind := patient
 		if strings.Contains(name, "time") {
@@ -326,13 +326,13 @@ func TestHandle_OutcomesOfErrors(t *testing.T) {
 		if c.says != "" {
 			require.ErrorContains(t, ran.Err, c.says)
 		}
-		if c.state != onceq.Retrying {
+		if c.state != onceq.StateRetrying {
 			continue
 		}
 		require.True(t, sqlOne[bool](t, db, `select run_at - interval '1 hour' between $2 and clock_timestamp() from onceq.jobs where id = $1`, id, began), name)
 		db.Advance(time.Hour)
 		ran = db.RunOne(kind.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error { return c.fn(ctx) }))
-		require.Equal(t, onceq.Dead, ran.State)
+		require.Equal(t, onceq.StateDead, ran.State)
 		require.Equal(t, 2, ran.Attempt)
 		info, err := db.Queue.Get(t.Context(), db.Pool, id)
 		require.NoError(t, err)
@@ -362,9 +362,9 @@ func TestHandleBatch_OneBadJobFailsAlone(t *testing.T) {
 	require.Len(t, ran, 20)
 	for _, r := range ran {
 		if r.JobID == ids[7] {
-			require.Equal(t, onceq.Retrying, r.State)
+			require.Equal(t, onceq.StateRetrying, r.State)
 		} else {
-			require.Equal(t, onceq.Completed, r.State)
+			require.Equal(t, onceq.StateCompleted, r.State)
 		}
 	}
 	require.Equal(t, 19, sqlOne[int](t, db, `select count(distinct n) from effects`))
@@ -384,7 +384,7 @@ func TestHandleTx_ConflictsRunAgainWithoutAnAttempt(t *testing.T) {
 			}
 			return nil
 		}))
-		require.Equal(t, onceq.Completed, ran.State, "%v", ran.Err)
+		require.Equal(t, onceq.StateCompleted, ran.State, "%v", ran.Err)
 		require.Equal(t, 4, runs)
 
 		// Not for ever.
@@ -395,7 +395,7 @@ func TestHandleTx_ConflictsRunAgainWithoutAnAttempt(t *testing.T) {
 			_, err := tx.Exec(ctx, `do $$ begin raise 'conflict' using errcode = '`+code+`'; end $$`)
 			return err
 		}))
-		require.Equal(t, onceq.Dead, ran.State)
+		require.Equal(t, onceq.StateDead, ran.State)
 		require.Equal(t, 10, runs)
 
 		// Nor does it count whether a statement was sent through the connection.
@@ -408,7 +408,7 @@ func TestHandleTx_ConflictsRunAgainWithoutAnAttempt(t *testing.T) {
 			_, err := tx.Conn().Exec(ctx, `do $$ begin raise 'conflict' using errcode = '`+code+`'; end $$`)
 			return err
 		}))
-		require.Equal(t, onceq.Completed, ran.State, "%v", ran.Err)
+		require.Equal(t, onceq.StateCompleted, ran.State, "%v", ran.Err)
 		require.Equal(t, 2, runs)
 
 		// One that a savepoint has undone is the transaction's too, and one that the handler did not return.
@@ -430,7 +430,7 @@ func TestHandleTx_ConflictsRunAgainWithoutAnAttempt(t *testing.T) {
 				}
 				return err
 			}))
-			require.Equal(t, onceq.Completed, ran.State, "%v", ran.Err)
+			require.Equal(t, onceq.StateCompleted, ran.State, "%v", ran.Err)
 			require.Equal(t, 2, runs)
 		}
 	}
@@ -451,21 +451,21 @@ func TestHandleTx_ConflictsOfOthersSpendAnAttempt(t *testing.T) {
 		state   onceq.State
 		spent   int
 	}{
-		"elsewhere": {func(context.Context, pgx.Tx) error { return elsewhere }, onceq.Retrying, 1},
+		"elsewhere": {func(context.Context, pgx.Tx) error { return elsewhere }, onceq.StateRetrying, 1},
 		"elsewhere, after statements here": {func(ctx context.Context, tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `select $1::int`, 1)
 			return errors.Join(err, elsewhere)
-		}, onceq.Retrying, 1},
+		}, onceq.StateRetrying, 1},
 		"elsewhere, with another error here": {func(ctx context.Context, tx pgx.Tx) error {
 			return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
 				_, err := tx.Conn().Exec(ctx, `select 1/0`)
 				return errors.Join(err, elsewhere)
 			})
-		}, onceq.Retrying, 1},
-		"elsewhere, inside of Fatal": {func(context.Context, pgx.Tx) error { return onceq.Fatal(elsewhere) }, onceq.Dead, 1},
-		"inside of Fatal":            {func(ctx context.Context, tx pgx.Tx) error { return onceq.Fatal(own(ctx, tx)) }, onceq.Dead, 1},
-		"inside of RetryAfter":       {func(ctx context.Context, tx pgx.Tx) error { return onceq.RetryAfter(time.Hour, own(ctx, tx)) }, onceq.Retrying, 1},
-		"and a snooze":               {func(ctx context.Context, tx pgx.Tx) error { return errors.Join(own(ctx, tx), onceq.Snooze(time.Hour)) }, onceq.Delayed, 0},
+		}, onceq.StateRetrying, 1},
+		"elsewhere, inside of Fatal": {func(context.Context, pgx.Tx) error { return onceq.Fatal(elsewhere) }, onceq.StateDead, 1},
+		"inside of Fatal":            {func(ctx context.Context, tx pgx.Tx) error { return onceq.Fatal(own(ctx, tx)) }, onceq.StateDead, 1},
+		"inside of RetryAfter":       {func(ctx context.Context, tx pgx.Tx) error { return onceq.RetryAfter(time.Hour, own(ctx, tx)) }, onceq.StateRetrying, 1},
+		"and a snooze":               {func(ctx context.Context, tx pgx.Tx) error { return errors.Join(own(ctx, tx), onceq.Snooze(time.Hour)) }, onceq.StateDelayed, 0},
 	} {
 		id := add(t, db, onceq.Job{})
 		runs := 0
@@ -680,8 +680,8 @@ func TestUnknownKinds_AreLeftWithOneWarningForAnotherWorker(t *testing.T) {
 func TestPriorities_TheLowestDoesNotStarve(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	low := add(t, db, onceq.Job{Priority: onceq.Low})
-	addMany(t, db, 100, onceq.Job{Priority: onceq.High})
+	low := add(t, db, onceq.Job{Priority: onceq.PriorityLow})
+	addMany(t, db, 100, onceq.Job{Priority: onceq.PriorityHigh})
 	done := make(chan struct{})
 	var others atomic.Int64
 	start(t, db, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 1}}},
@@ -690,7 +690,7 @@ func TestPriorities_TheLowestDoesNotStarve(t *testing.T) {
 				close(done)
 			} else {
 				others.Add(1)
-				_, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Payload: 1, Priority: onceq.High}) // there is always more
+				_, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Payload: 1, Priority: onceq.PriorityHigh}) // there is always more
 				return err
 			}
 			return nil
@@ -721,14 +721,14 @@ func TestCancel_EndsARunningJob(t *testing.T) {
 			receive(t, running)
 			state, err := db.Queue.Cancel(t.Context(), db.Pool, id)
 			require.NoError(t, err)
-			require.Equal(t, onceq.Running, state)
+			require.Equal(t, onceq.StateRunning, state)
 			require.ErrorIs(t, receive(t, causes), onceq.ErrCancelled)
 			until(t, db, noJobs)
 			require.NoError(t, w.stop())
 			require.Equal(t, 1, w.count(onceq.EventCancelled))
 			info, err := db.Queue.Get(t.Context(), db.Pool, id)
 			require.NoError(t, err)
-			require.Equal(t, onceq.Cancelled, info.State)
+			require.Equal(t, onceq.StateCancelled, info.State)
 		})
 	}
 }
@@ -769,7 +769,7 @@ func TestShutdown_NamesHandlersThatIgnoreItAndGivesThePrefetchedBack(t *testing.
 	t.Parallel()
 	db := queuetest.New(t)
 	const quick = 3000
-	addMany(t, db, quick, onceq.Job{Priority: onceq.High})
+	addMany(t, db, quick, onceq.Job{Priority: onceq.PriorityHigh})
 	kind := onceq.Kind[int]{Name: "stubborn", Timeout: onceq.NoTimeout}
 	running, finish := make(chan struct{}), make(chan struct{})
 	w := start(t, db, onceq.WorkerConfig{
@@ -1376,7 +1376,7 @@ func TestWorker_HandlerThatEndsItsGoroutineFailsItsAttempt(t *testing.T) {
 	) {
 		states[ran.State]++
 	}
-	require.Equal(t, map[onceq.State]int{onceq.Retrying: 4, onceq.Completed: 4}, states)
+	require.Equal(t, map[onceq.State]int{onceq.StateRetrying: 4, onceq.StateCompleted: 4}, states)
 	require.GreaterOrEqual(t, exits.Load(), int32(3))
 }
 
@@ -1467,11 +1467,11 @@ func TestWorker_DefaultsOfTheDatabase(t *testing.T) {
 	until(t, db, noJobs)
 	require.NoError(t, w.stop())
 	require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.waiters`))
-	n, err := onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: "one"}, func(context.Context, *onceq.Claim) (int, error) { return 7, nil })
+	n, err := onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: "one"}, func(context.Context, *onceq.FenceLease) (int, error) { return 7, nil })
 	require.NoError(t, err)
 	require.Equal(t, 7, n)
 	reaper, err := onceq.NewReaper(db.Queue, onceq.ReaperConfig{})
 	require.NoError(t, err)
-	_, err = reaper.Once(t.Context())
+	_, err = reaper.RunOnce(t.Context())
 	require.NoError(t, err)
 }

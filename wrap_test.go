@@ -58,7 +58,7 @@ func TestWrap_EachSortOfHandler(t *testing.T) {
 			_, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(1))
 			require.NoError(t, err)
 			h := h.Wrap(wrap("inner")).Wrap(wrap("outer"))
-			require.Equal(t, onceq.Completed, db.RunOne(h).State)
+			require.Equal(t, onceq.StateCompleted, db.RunOne(h).State)
 			require.Equal(t, []string{"inner 1 true <nil>", "outer 1 true <nil>"}, order)
 
 			_, err = db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(-1))
@@ -70,7 +70,7 @@ func TestWrap_EachSortOfHandler(t *testing.T) {
 			require.NoError(t, err)
 			ran := db.RunOne(h.Wrap(func(context.Context, []*onceq.Lease, func(context.Context) error) error { return boom }))
 			require.ErrorIs(t, ran.Err, boom)
-			require.Equal(t, onceq.Dead, ran.State)
+			require.Equal(t, onceq.StateDead, ran.State)
 		})
 	}
 }
@@ -111,7 +111,7 @@ func panicInHandler() { panic("lost my way") }
 
 type enqueueMark struct{}
 
-// What Enqueuing adds to the metadata arrives with the job and is not part of what makes a payload the same; events
+// What BeforeEnqueue adds to the metadata arrives with the job and is not part of what makes a payload the same; events
 // get its context, and it hears of every end.
 func TestEnqueuing_AddsMetadataAndHearsTheEnd(t *testing.T) {
 	t.Parallel()
@@ -124,7 +124,7 @@ func TestEnqueuing_AddsMetadataAndHearsTheEnd(t *testing.T) {
 				events = append(events, fmt.Sprint(mark, " ", e.Type))
 			}
 		}),
-		Enqueuing: func(ctx context.Context, jobs []onceq.Job) (context.Context, func(error)) {
+		BeforeEnqueue: func(ctx context.Context, jobs []onceq.Job) (context.Context, func(error)) {
 			n++
 			call := n
 			for i := range jobs {
@@ -172,7 +172,7 @@ func TestEnqueuing_AddsMetadataAndHearsTheEnd(t *testing.T) {
 func TestEnqueuing_CannotExceedTheLimits(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.Config(onceq.Config{
-		Enqueuing: func(ctx context.Context, jobs []onceq.Job) (context.Context, func(error)) {
+		BeforeEnqueue: func(ctx context.Context, jobs []onceq.Job) (context.Context, func(error)) {
 			jobs[0].Metadata = map[string]string{"big": strings.Repeat("x", onceq.MaxMetadataBytes)}
 			return ctx, func(error) {}
 		},

@@ -28,8 +28,8 @@ func fairnessTrials(b *bench) []trial {
 		}
 		add("a queue of 10 jobs beside one of "+count(b.sizes.big), onceq.Kind[Task]{Name: "big", Queue: "big"}, b.sizes.big,
 			onceq.Kind[Task]{Name: "small", Queue: "small"})
-		add("high priority beside "+count(b.sizes.big)+" of low", onceq.Kind[Task]{Name: "big", Priority: onceq.Low}, b.sizes.big,
-			onceq.Kind[Task]{Name: "small", Priority: onceq.High})
+		add("high priority beside "+count(b.sizes.big)+" of low", onceq.Kind[Task]{Name: "big", Priority: onceq.PriorityLow}, b.sizes.big,
+			onceq.Kind[Task]{Name: "small", Priority: onceq.PriorityHigh})
 		trials = append(trials, lowTrial(b, p))
 	}
 	return trials
@@ -73,8 +73,8 @@ func beside(ctx context.Context, q *onceqQueue, name string, big onceq.Kind[Task
 
 // lowTrial counts how many jobs of low priority run while there are plenty of high priority.
 func lowTrial(b *bench, p peer) trial {
-	low := onceq.Kind[Task]{Name: "low", Priority: onceq.Low}
-	high := onceq.Kind[Task]{Name: "high", Priority: onceq.High}
+	low := onceq.Kind[Task]{Name: "low", Priority: onceq.PriorityLow}
+	high := onceq.Kind[Task]{Name: "high", Priority: onceq.PriorityHigh}
 	n := b.sizes.big / 5
 	return trial{
 		test: "fairness", variant: "low priority jobs for 100 of high", peer: p,

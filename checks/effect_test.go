@@ -56,7 +56,7 @@ type effectModel struct {
 type effectWalk struct {
 	db       *queuetest.DB
 	id       int64
-	state    onceq.State // Waiting: live
+	state    onceq.State // StateWaiting: live
 	cancel   bool        // it was cancelled in the middle of a call
 	effects  map[string]*effectModel
 	sequence []string // what was done, for the failure
@@ -84,7 +84,7 @@ func (w *effectWalk) call(ctx context.Context, t *rapid.T, l *onceq.Lease, name,
 		if cancels(end) {
 			state, err := w.db.Queue.Cancel(ctx, w.db.Pool, l.ID)
 			require.NoError(t, err)
-			require.Equal(t, onceq.Running, state)
+			require.Equal(t, onceq.StateRunning, state)
 			w.cancel = true
 			<-ctx.Done()
 		}
@@ -203,17 +203,17 @@ func (w *effectWalk) run(t *rapid.T) {
 	require.True(t, ran)
 	switch {
 	case w.cancel && got == nil:
-		w.state = onceq.Completed
+		w.state = onceq.StateCompleted
 	case w.cancel:
 		// It ends as one that was cancelled while it waited, or is held where an effect wants somebody to decide.
 		info, err := w.db.Queue.Get(t.Context(), w.db.Pool, w.id)
 		require.NoError(t, err, "a job that was cancelled in the middle of an effect is to be found")
 		w.state = info.State
-		require.Contains(t, []onceq.State{onceq.Cancelled, onceq.Held}, w.state)
+		require.Contains(t, []onceq.State{onceq.StateCancelled, onceq.StateHeld}, w.state)
 	case got == nil:
-		w.state = onceq.Completed
+		w.state = onceq.StateCompleted
 	case errors.Is(got, onceq.ErrHeld):
-		w.state = onceq.Held
+		w.state = onceq.StateHeld
 	case got == again:
 		w.afresh() // a run that is asked for does its effects again
 	default:
@@ -226,9 +226,9 @@ func (w *effectWalk) look(t *rapid.T) {
 	info, err := w.db.Queue.Get(t.Context(), w.db.Pool, w.id)
 	require.NoError(t, err)
 	if w.state = info.State; !w.state.Finished() {
-		w.state = onceq.Waiting
+		w.state = onceq.StateWaiting
 	}
-	require.Contains(t, []onceq.State{onceq.Waiting, onceq.Dead}, w.state)
+	require.Contains(t, []onceq.State{onceq.StateWaiting, onceq.StateDead}, w.state)
 }
 
 func (w *effectWalk) afresh() {
@@ -268,11 +268,11 @@ func (w *effectWalk) resolve(t *rapid.T) {
 
 // resolved: a job that was held runs again, once there is nothing more to decide.
 func (w *effectWalk) resolved(t *rapid.T) {
-	if w.state != onceq.Held {
+	if w.state != onceq.StateHeld {
 		return
 	}
 	if !slices.ContainsFunc(effectNames, func(name string) bool { return w.effects[name].state == "held" }) {
-		w.state = onceq.Waiting
+		w.state = onceq.StateWaiting
 	}
 	info, err := w.db.Queue.Get(t.Context(), w.db.Pool, w.id)
 	require.NoError(t, err)
@@ -282,20 +282,20 @@ func (w *effectWalk) resolved(t *rapid.T) {
 // step does one thing that is possible.
 func (w *effectWalk) step(t *rapid.T) {
 	switch what := rapid.SampledFrom([]string{"run", "run", "run", "resolve", "redrive", "cancel"}).Draw(t, "step"); {
-	case w.state == onceq.Waiting && what == "run":
+	case w.state == onceq.StateWaiting && what == "run":
 		w.run(t)
 	case what == "resolve":
 		w.resolve(t)
-	case w.state == onceq.Waiting && what == "cancel":
+	case w.state == onceq.StateWaiting && what == "cancel":
 		w.sequence = append(w.sequence, what)
 		state, err := w.db.Queue.Cancel(t.Context(), w.db.Pool, w.id)
 		require.NoError(t, err)
-		require.Equal(t, onceq.Cancelled, state)
+		require.Equal(t, onceq.StateCancelled, state)
 		w.state = state
-	case w.state != onceq.Waiting:
+	case w.state != onceq.StateWaiting:
 		w.sequence = append(w.sequence, "redrive")
 		state, err := w.db.Queue.Redrive(t.Context(), w.db.Pool, w.id)
-		if err == nil && state == onceq.Waiting {
+		if err == nil && state == onceq.StateWaiting {
 			w.state = state
 		}
 	}
@@ -319,7 +319,7 @@ func (w *effectWalk) check(t *rapid.T) {
 			got = effects[i].State
 		}
 		require.Equal(t, want, got, "effect %s after %v", name, w.sequence)
-		if got != "" && w.state != onceq.Completed { // its handler has ended well without asking for it again
+		if got != "" && w.state != onceq.StateCompleted { // its handler has ended well without asking for it again
 			_, err := w.db.Queue.Get(t.Context(), w.db.Pool, w.id)
 			require.NoError(t, err, "a job with an effect in doubt is to be found; after %v", w.sequence)
 		}
@@ -335,10 +335,10 @@ func TestEffects_NoCallIsMadeThatMayHaveHappened(t *testing.T) {
 		require.NoError(t, err)
 		res, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", MaxAttempts: 1000})
 		require.NoError(t, err)
-		w := &effectWalk{db: db, id: res.ID, state: onceq.Waiting, effects: make(map[string]*effectModel)}
+		w := &effectWalk{db: db, id: res.ID, state: onceq.StateWaiting, effects: make(map[string]*effectModel)}
 		w.afresh()
 		for range rapid.IntRange(2, 6).Draw(t, "steps") {
-			if w.state == onceq.Completed {
+			if w.state == onceq.StateCompleted {
 				return
 			}
 			w.step(t)

@@ -66,7 +66,7 @@ func TestEnvironment_AWorkerWorksWhereADefaultIsToRead(t *testing.T) {
 	running(t, q, onceq.WorkerConfig{}, kind.Handle(func(ctx context.Context, l *onceq.Lease, _ any) error {
 		_, err := onceq.Once(ctx, l, "effect", func(context.Context, string) (int, error) { return 1, nil })
 		if err == nil {
-			_, err = onceq.Do(ctx, q, onceq.FenceSpec{Key: "k"}, func(context.Context, *onceq.Claim) (int, error) { return 1, nil })
+			_, err = onceq.Do(ctx, q, onceq.FenceSpec{Key: "k"}, func(context.Context, *onceq.FenceLease) (int, error) { return 1, nil })
 		}
 		runs <- run{l.ID, err}
 		return err

@@ -36,13 +36,13 @@ const (
 	doClaim     action = iota // Fence.Claim on the pool
 	doWhole                   // Claim and Complete in one transaction, which commits
 	doUndone                  // the same, and the transaction rolls back
-	doComplete                // Claim.Complete
-	doRelease                 // Claim.Release
-	doUncertain               // Claim.Uncertain
+	doComplete                // FenceLease.Complete
+	doRelease                 // FenceLease.Release
+	doUncertain               // FenceLease.Uncertain
 	doExpire                  // the lease of whoever has the fence runs out
 	doLapse                   // the window of a completed fence, and the grace after it, are over
 	doForget                  // nobody has asked for a client's key in 31 days
-	doPrune                   // Reaper.Once
+	doPrune                   // Reaper.RunOnce
 )
 
 var actionNames = [...]string{"claim", "claim+complete", "claim+complete, rolled back", "complete", "release", "uncertain", "expire", "lapse", "forget", "prune"}
@@ -246,19 +246,19 @@ func (r *recorder) exec(ctx context.Context, statement string, args ...any) erro
 }
 
 // claim asks for a key, alone or in a transaction that completes it too. It gives the claim, where that may go on.
-func (r *recorder) claim(ctx context.Context, client int, c call) *onceq.Claim {
+func (r *recorder) claim(ctx context.Context, client int, c call) *onceq.FenceLease {
 	r.grace.RLock()
 	defer r.grace.RUnlock()
 	spec := onceq.FenceSpec{Key: c.key, Lease: time.Hour, Window: time.Hour, Policy: onceq.RunAgain(onceq.Forever)}
 	if isRequest(c.key) {
-		spec.Class, spec.Policy = onceq.Request, onceq.RunAgain(30*24*time.Hour)
+		spec.Class, spec.Policy = onceq.ClassRequest, onceq.RunAgain(30*24*time.Hour)
 	}
 	f, err := r.q.Fence(spec)
 	if err != nil {
 		r.add(client, 0, c, reply{}, err)
 		return nil
 	}
-	var got *onceq.Claim
+	var got *onceq.FenceLease
 	begin := time.Since(r.began)
 	if c.do == doClaim {
 		got, err = f.Claim(ctx, nil)
@@ -305,7 +305,7 @@ const blindComplete = `update onceq.job_fences
 	where class in (1, 2) and scope = 'default' and key = $1::text and state in (1, 2)`
 
 // finish ends a claim.
-func (r *recorder) finish(ctx context.Context, client int, claim *onceq.Claim, c call) {
+func (r *recorder) finish(ctx context.Context, client int, claim *onceq.FenceLease, c call) {
 	var err error
 	c.key, c.token = claim.Key, claim.Token
 	begin := time.Since(r.began)
@@ -353,7 +353,7 @@ func (r *recorder) fate(ctx context.Context, client int, c call) {
 // prune runs a Reaper's pass, which is an operation on each key.
 func (r *recorder) prune(ctx context.Context, client int) {
 	begin := time.Since(r.began)
-	_, err := r.reaper.Once(ctx)
+	_, err := r.reaper.RunOnce(ctx)
 	for i, k := range r.keys {
 		// To the checker a client does one thing at a time.
 		r.add(client+100*(i+1), begin, call{key: k, do: doPrune}, reply{}, err)
@@ -370,7 +370,7 @@ func (r *recorder) run(t *testing.T, clients, each int) []porcupine.Operation {
 	for client := range clients {
 		wg.Go(func() {
 			rnd := rand.New(rand.NewPCG(seed, uint64(client)))
-			var mine []*onceq.Claim // also those that are lost, or finished: a stale worker's
+			var mine []*onceq.FenceLease // also those that are lost, or finished: a stale worker's
 			for n := range each {
 				c := call{key: r.keys[rnd.IntN(len(r.keys))], value: client*each + n}
 				switch p := rnd.IntN(100); {

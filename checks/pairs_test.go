@@ -200,7 +200,7 @@ func (r *pairsRun) do(ctx context.Context, op string, db onceq.DB) (string, erro
 		return is("released", r.lease.Release(ctx))
 	case "cancel":
 		state, err := r.db.Queue.Cancel(ctx, db, r.old)
-		if state == onceq.Running {
+		if state == onceq.StateRunning {
 			return is("asked for", err)
 		}
 		return is(state.String(), err)
@@ -228,7 +228,7 @@ func (r *pairsRun) do(ctx context.Context, op string, db onceq.DB) (string, erro
 		if err != nil {
 			return "", err
 		}
-		n, err := reaper.Once(ctx)
+		n, err := reaper.RunOnce(ctx)
 		if n.Fences > 0 {
 			return is("pruned", err)
 		}
@@ -547,7 +547,7 @@ func TestPairs_ACancellationThatNobodyHeardIsCarriedOutByTheNextClaim(t *testing
 		k := onceq.Kind[any]{Name: "k"}
 		ran := db.Drain(k.Handle(func(context.Context, *onceq.Lease, any) error { return errors.New("it ran") }))
 		require.Len(t, ran, 1)
-		require.Equal(t, onceq.Cancelled, ran[0].State)
+		require.Equal(t, onceq.StateCancelled, ran[0].State)
 		require.NoError(t, ran[0].Err)
 		require.Equal(t, "cancelled", r.state())
 	}

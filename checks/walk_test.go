@@ -43,7 +43,7 @@ type walkJob struct {
 	kind, key     string
 	priority      onceq.Priority
 	payload       int
-	state         onceq.State // Waiting for all that are live, else how it ended
+	state         onceq.State // StateWaiting for all that are live, else how it ended
 	due           int         // hour
 	turn          int         // orders what is due in the same hour
 	leased        bool        // somebody got a lease, and did not end it
@@ -58,7 +58,7 @@ type walkJob struct {
 type walkFence struct {
 	job      int64
 	kind     string
-	state    onceq.State // Waiting: its job is live
+	state    onceq.State // StateWaiting: its job is live
 	payload  int         // 0: any counts as equal
 	lifetime int         // hours, or walkForever
 	finished int
@@ -101,27 +101,27 @@ func (j *walkJob) seen(now int) onceq.State {
 	case !j.live():
 		return j.state
 	case j.leased && j.until > now:
-		return onceq.Running
+		return onceq.StateRunning
 	case j.attempts > 0 || j.lost > 0 || j.leased:
-		return onceq.Retrying
+		return onceq.StateRetrying
 	case j.due > now:
-		return onceq.Delayed
+		return onceq.StateDelayed
 	}
-	return onceq.Waiting
+	return onceq.StateWaiting
 }
 
 // expect is what enqueueing answers, and whether the job is accepted.
 func (w *walk) expect(j onceq.Job) (want onceq.Result, refusal error, accepted bool) {
 	f := w.keys[j.Key]
 	if j.Key == "" || f == nil || f.free(w.now) {
-		want.State = onceq.Waiting
+		want.State = onceq.StateWaiting
 		if j.Delay > 0 {
-			want.State = onceq.Delayed
+			want.State = onceq.StateDelayed
 		}
 		return want, nil, true
 	}
 	want = onceq.Result{ID: f.job, Duplicate: true, State: f.state, Output: f.result}
-	if f.state == onceq.Waiting {
+	if f.state == onceq.StateWaiting {
 		want.State = w.jobs[f.job].seen(w.now)
 	}
 	switch {
@@ -136,7 +136,7 @@ func (w *walk) expect(j onceq.Job) (want onceq.Result, refusal error, accepted b
 func (w *walk) accept(j onceq.Job, id int64) {
 	hours := func(d time.Duration) int { return int(d / time.Hour) }
 	w.jobs[id] = &walkJob{
-		id: id, kind: j.Kind, key: j.Key, priority: j.Priority, payload: j.Payload.(int), state: onceq.Waiting,
+		id: id, kind: j.Kind, key: j.Key, priority: j.Priority, payload: j.Payload.(int), state: onceq.StateWaiting,
 		due: w.now + hours(j.Delay), turn: w.turn(), max: j.MaxAttempts,
 	}
 	if j.Key == "" {
@@ -149,7 +149,7 @@ func (w *walk) accept(j onceq.Job, id int64) {
 	case onceq.Forever:
 		lifetime = walkForever
 	}
-	f := &walkFence{job: id, kind: j.Kind, state: onceq.Waiting, payload: j.Payload.(int), lifetime: lifetime}
+	f := &walkFence{job: id, kind: j.Kind, state: onceq.StateWaiting, payload: j.Payload.(int), lifetime: lifetime}
 	if j.IgnorePayload {
 		f.payload = 0
 	}
@@ -331,9 +331,9 @@ func (w *walk) Claim(t *rapid.T) {
 			j.leased, j.until = true, w.now+2
 			switch {
 			case j.cancel: // asked for, and its last holder never heard of it
-				w.end(j, onceq.Cancelled, nil)
+				w.end(j, onceq.StateCancelled, nil)
 			case j.lost >= walkMaxLost:
-				w.end(j, onceq.Dead, nil)
+				w.end(j, onceq.StateDead, nil)
 			default:
 				want = append(want, j)
 			}
@@ -394,9 +394,9 @@ func (w *walk) Extend(t *rapid.T) {
 func (w *walk) end(j *walkJob, state onceq.State, result json.RawMessage) {
 	j.state, j.leased, j.keep = state, false, walkForever
 	switch state {
-	case onceq.Completed:
+	case onceq.StateCompleted:
 		delete(w.jobs, j.id) // no history is kept
-	case onceq.Cancelled:
+	case onceq.StateCancelled:
 		j.keep, j.cancel = w.now+int(onceq.CancelledKeep/time.Hour), false
 	}
 	if f := w.keys[j.key]; j.key != "" && f.job == j.id {
@@ -408,7 +408,7 @@ func (w *walk) end(j *walkJob, state onceq.State, result json.RawMessage) {
 func (w *walk) again(j *walkJob, due int) {
 	j.leased, j.due, j.turn = false, due, w.turn()
 	if j.cancel {
-		w.end(j, onceq.Cancelled, nil)
+		w.end(j, onceq.StateCancelled, nil)
 	}
 }
 
@@ -428,7 +428,7 @@ func (w *walk) Fail(t *rapid.T) {
 	switch {
 	case how == "fatal" || j.attempts+1 >= j.max:
 		j.attempts++
-		w.end(j, onceq.Dead, nil)
+		w.end(j, onceq.StateDead, nil)
 	case how == "retry after":
 		j.attempts++
 		w.again(j, w.now+1)
@@ -470,7 +470,7 @@ func (w *walk) Complete(t *rapid.T) {
 		return
 	}
 	if w.inTx(t, func(db onceq.DB) { require.NoError(t, complete(db)) }) {
-		w.end(j, onceq.Completed, json.RawMessage(fmt.Sprint(result)))
+		w.end(j, onceq.StateCompleted, json.RawMessage(fmt.Sprint(result)))
 	}
 }
 
@@ -501,24 +501,24 @@ func (w *walk) Cancel(t *rapid.T) {
 	case j == nil:
 	case !j.live():
 		require.Equal(t, j.state, got)
-	case j.seen(w.now) == onceq.Running:
-		require.Equal(t, onceq.Running, got)
+	case j.seen(w.now) == onceq.StateRunning:
+		require.Equal(t, onceq.StateRunning, got)
 		j.cancel = j.cancel || stays
 	default:
-		require.Equal(t, onceq.Cancelled, got)
+		require.Equal(t, onceq.StateCancelled, got)
 		if stays {
-			w.end(j, onceq.Cancelled, nil)
+			w.end(j, onceq.StateCancelled, nil)
 		}
 	}
 }
 
 func (w *walk) CancelMany(t *rapid.T) {
-	f := onceq.Filter{Queue: w.queue, Kind: "other", States: rapid.SampledFrom([][]onceq.State{nil, {onceq.Delayed}, {onceq.Running, onceq.Retrying}}).Draw(t, "states")}
+	f := onceq.Filter{Queue: w.queue, Kind: "other", States: rapid.SampledFrom([][]onceq.State{nil, {onceq.StateDelayed}, {onceq.StateRunning, onceq.StateRetrying}}).Draw(t, "states")}
 	var cancelled, asked []*walkJob
 	for _, j := range w.jobs {
 		switch seen := j.seen(w.now); {
 		case !j.live() || j.kind != f.Kind || f.States != nil && !slices.Contains(f.States, seen):
-		case seen == onceq.Running:
+		case seen == onceq.StateRunning:
 			asked = append(asked, j)
 		default:
 			cancelled = append(cancelled, j)
@@ -536,7 +536,7 @@ func (w *walk) CancelMany(t *rapid.T) {
 		j.cancel = true
 	}
 	for _, j := range cancelled {
-		w.end(j, onceq.Cancelled, nil)
+		w.end(j, onceq.StateCancelled, nil)
 	}
 }
 
@@ -570,23 +570,23 @@ func (w *walk) Redrive(t *rapid.T) {
 		require.Equal(t, j.seen(w.now), got)
 		return
 	}
-	require.Equal(t, onceq.Waiting, got)
+	require.Equal(t, onceq.StateWaiting, got)
 	if !stays {
 		return
 	}
-	j.state, j.attempts, j.lost, j.cancel, j.due, j.turn = onceq.Waiting, 0, 0, false, w.now, w.turn()
+	j.state, j.attempts, j.lost, j.cancel, j.due, j.turn = onceq.StateWaiting, 0, 0, false, w.now, w.turn()
 	switch {
 	case j.key == "":
 	case f == nil:
-		w.keys[j.key] = &walkFence{job: id, kind: j.kind, state: onceq.Waiting, lifetime: 24}
+		w.keys[j.key] = &walkFence{job: id, kind: j.kind, state: onceq.StateWaiting, lifetime: 24}
 		w.tokens[j.key] = j.id<<20 | int64(j.claims) // nobody knows any more of a later job that had the key
 	default:
-		f.job, f.state, f.result = id, onceq.Waiting, nil
+		f.job, f.state, f.result = id, onceq.StateWaiting, nil
 	}
 }
 
 func (w *walk) Reap(t *rapid.T) {
-	_, err := w.reaper.Once(t.Context())
+	_, err := w.reaper.RunOnce(t.Context())
 	require.NoError(t, err)
 	for key, f := range w.keys {
 		if f.free(w.now - walkGrace) {

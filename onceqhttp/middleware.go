@@ -100,7 +100,7 @@ type Config struct {
 	Lease time.Duration
 
 	// Policy decides what a request gets whose predecessor's outcome is unknown. Default: it runs again, for 24 h, under the
-	// same Claim.IdempotencyKey, for handlers whose effects are deduplicated by that; onceq.Hold() for all others. HandlerTx
+	// same FenceLease.IdempotencyKey, for handlers whose effects are deduplicated by that; onceq.Hold() for all others. HandlerTx
 	// leaves no such outcome, and holds what a handler did that ended its transaction; where it finds an outcome of Handler's that
 	// is unknown, it does not ask. To run again for more than 30 days wants a Window that is as long.
 	Policy onceq.Policy
@@ -203,7 +203,7 @@ type Request struct {
 	// Claim is the fence of this run. With Handler its IdempotencyKey, the same in each run, is for a provider that is called
 	// at once; Transport makes one of it for each call. With HandlerTx it is good for this run only: a rollback undoes the claim, and the next run has another key. There
 	// a provider belongs in a job.
-	Claim *onceq.Claim
+	Claim *onceq.FenceLease
 
 	committed, notApplied bool
 }
@@ -232,7 +232,7 @@ func (m *Middleware) Fence(principal, method, route, key string) (*onceq.Fence, 
 
 func (m *Middleware) spec(scope, key string) onceq.FenceSpec {
 	return onceq.FenceSpec{
-		Class: onceq.Request, Scope: scope, Key: key,
+		Class: onceq.ClassRequest, Scope: scope, Key: key,
 		Window: m.cfg.Window, Lease: m.cfg.Lease, Policy: m.cfg.Policy,
 	}
 }
@@ -386,7 +386,7 @@ func (m *Middleware) Handler(h http.Handler) http.Handler {
 		tooLarge := false
 		ctx, cancel := m.deadline(context.WithoutCancel(r.Context())) // also of a policy that asks
 		defer cancel()
-		stored, err := onceq.Do(ctx, m.q, a.spec, func(ctx context.Context, c *onceq.Claim) (*Response, error) {
+		stored, err := onceq.Do(ctx, m.q, a.spec, func(ctx context.Context, c *onceq.FenceLease) (*Response, error) {
 			a.Claim = c
 			rec := newRecorder(w.Header(), m.cfg.MaxResponse)
 			in := a.in(ctx)

@@ -1104,7 +1104,7 @@ func TestHandler_KeysOfUnknownOutcomeEnd(t *testing.T) {
 	reaper, err := onceq.NewReaper(db.Queue, onceq.ReaperConfig{Grace: time.Millisecond})
 	require.NoError(t, err)
 	reap := func() (keys int) {
-		_, err := reaper.Once(t.Context())
+		_, err := reaper.RunOnce(t.Context())
 		require.NoError(t, err)
 		return sqlOne[int](t, db, `select count(*) from onceq.job_fences where class = 2`)
 	}

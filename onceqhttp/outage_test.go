@@ -149,7 +149,7 @@ func TestTransport_ErrorsBeforeAByteWasSentApplyNothing(t *testing.T) {
 			for _, where := range []string{"Once", "Do"} {
 				var err error
 				if where == "Do" {
-					_, err = onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: name}, func(ctx context.Context, _ *onceq.Claim) (int, error) { return 1, c.run(ctx) })
+					_, err = onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: name}, func(ctx context.Context, _ *onceq.FenceLease) (int, error) { return 1, c.run(ctx) })
 				} else {
 					_, err = db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "charge", Queue: name, Payload: 1})
 					require.NoError(t, err)
@@ -187,7 +187,7 @@ func TestTransport_RefusedAtTheSecondTryIsUncertain(t *testing.T) {
 			}
 			return (&net.Dialer{}).DialContext(ctx, network, addr)
 		}
-		_, err := onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: s.URL}, func(ctx context.Context, _ *onceq.Claim) (int, error) {
+		_, err := onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: s.URL}, func(ctx context.Context, _ *onceq.FenceLease) (int, error) {
 			c := &http.Client{Transport: &onceqhttp.Transport{Base: base}}
 			if err := send(ctx, c, "GET", s.URL); err != nil {
 				return 0, err
@@ -199,7 +199,7 @@ func TestTransport_RefusedAtTheSecondTryIsUncertain(t *testing.T) {
 			require.ErrorContains(t, err, "refused", "the test's point")
 		}
 		require.Equal(t, 2, got.count())
-		_, err = onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: s.URL + "/new"}, func(ctx context.Context, _ *onceq.Claim) (int, error) {
+		_, err = onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: s.URL + "/new"}, func(ctx context.Context, _ *onceq.FenceLease) (int, error) {
 			base.CloseIdleConnections()
 			return 1, send(ctx, &http.Client{Transport: &onceqhttp.Transport{Base: base}}, "POST", s.URL)
 		})
@@ -233,7 +233,7 @@ func TestTransport_AJobOutlastsAnOutage(t *testing.T) {
 	})
 	for range 3 {
 		ran := db.RunOne(handler)
-		require.Equal(t, onceq.Retrying, ran.State, ran.Err)
+		require.Equal(t, onceq.StateRetrying, ran.State, ran.Err)
 		db.Advance(30 * time.Hour)
 	}
 	info, err := db.Queue.Get(t.Context(), db.Pool, job.ID)
@@ -242,7 +242,7 @@ func TestTransport_AJobOutlastsAnOutage(t *testing.T) {
 
 	addr = s.Listener.Addr().String()
 	ran := db.RunOne(handler)
-	require.Equal(t, onceq.Completed, ran.State, ran.Err)
+	require.Equal(t, onceq.StateCompleted, ran.State, ran.Err)
 	require.Equal(t, 1, provider.count())
 }
 
@@ -250,7 +250,7 @@ func TestTransport_AJobOutlastsAnOutage(t *testing.T) {
 func TestTransport_TimeoutsStayTimeouts(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	_, err := onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: "k"}, func(ctx context.Context, _ *onceq.Claim) (int, error) {
+	_, err := onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: "k"}, func(ctx context.Context, _ *onceq.FenceLease) (int, error) {
 		return 1, send(ctx, &http.Client{Transport: &onceqhttp.Transport{Base: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
 			return nil, &net.OpError{Op: "dial", Net: "tcp", Err: context.DeadlineExceeded}
 		}}}}, "POST", "http://provider.example")

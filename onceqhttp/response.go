@@ -210,7 +210,7 @@ func (r *Response) replace(w http.ResponseWriter, in *http.Request) {
 }
 
 // decode gives the answer that a claim replays.
-func decode(c *onceq.Claim) (*Response, error) {
+func decode(c *onceq.FenceLease) (*Response, error) {
 	if c.Result == nil {
 		return nil, &onceq.InvalidError{Field: "result", Reason: "was not stored"}
 	}

@@ -187,7 +187,7 @@ func (m *Middleware) failed(w http.ResponseWriter, r *http.Request, a *admitted,
 
 // claimTx takes the key inside the transaction, which undoes that when it is rolled back, and gives the transaction's id.
 // Whoever has the key in a transaction that is still open is waited for only a moment, and then in flight.
-func (m *Middleware) claimTx(ctx context.Context, tx pgx.Tx, f *onceq.Fence) (c *onceq.Claim, xid string, err error) {
+func (m *Middleware) claimTx(ctx context.Context, tx pgx.Tx, f *onceq.Fence) (c *onceq.FenceLease, xid string, err error) {
 	const limit = `select current_setting('lock_timeout'), set_config('lock_timeout', $1::text, true)`
 	var before string
 	if err := tx.QueryRow(ctx, limit, strconv.FormatInt(lockWait.Milliseconds(), 10)).Scan(&before, nil); err != nil {

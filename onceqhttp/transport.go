@@ -35,7 +35,7 @@ import (
 // request; and otherwise one that is made of the request's method and URL and of the claim in onceq.Do and in
 // Middleware.Handler, or of the job's lease. So there is one such request for an effect, or, outside of effects, one for each
 // method and URL: two of them, as "POST /customers" and "POST /charges", have two keys. A header that is there stays as it
-// is; a handler whose policy is onceq.Ask sets it, to Claim.IdempotencyKey, which is what the policy gets. GET, HEAD, OPTIONS
+// is; a handler whose policy is onceq.Ask sets it, to FenceLease.IdempotencyKey, which is what the policy gets. GET, HEAD, OPTIONS
 // and TRACE, and requests whose context belongs to none of these, go through as they are. So do those of a handler of
 // HandlerTx, which has no key that outlives a rollback: its provider belongs in a job.
 //
@@ -190,7 +190,7 @@ func hasKey(h http.Header) bool {
 
 // downstream gives the key of what the request belongs to, or "".
 func downstream(r *http.Request) string {
-	c, l := onceq.ClaimFromContext(r.Context()), onceq.LeaseFromContext(r.Context())
+	c, l := onceq.FenceLeaseFromContext(r.Context()), onceq.LeaseFromContext(r.Context())
 	switch {
 	case c != nil && c.Name != "":
 		return c.IdempotencyKey()

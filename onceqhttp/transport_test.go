@@ -98,7 +98,7 @@ func TestTransport_SendsTheKeyOfWhatItWorksFor(t *testing.T) {
 		})
 		return err
 	}))
-	require.Equal(t, onceq.Completed, ran.State, ran.Err)
+	require.Equal(t, onceq.StateCompleted, ran.State, ran.Err)
 
 	// Nor is an effect's key another one where the lease is not in the context.
 	own, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(2))
@@ -106,7 +106,7 @@ func TestTransport_SendsTheKeyOfWhatItWorksFor(t *testing.T) {
 	leases, err := db.Queue.Claim(t.Context(), onceq.ClaimOptions{Limit: 1})
 	require.NoError(t, err)
 	require.Equal(t, own.ID, leases[0].ID)
-	_, err = onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: "outer"}, func(ctx context.Context, _ *onceq.Claim) (int, error) {
+	_, err = onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: "outer"}, func(ctx context.Context, _ *onceq.FenceLease) (int, error) {
 		return onceq.Once(ctx, leases[0], "charge", func(ctx context.Context, key string) (int, error) {
 			require.Equal(t, key, sent(ctx, tr, "POST", "/a"))
 			return 1, nil
@@ -140,7 +140,7 @@ func TestTransport_EachCallOfARequestHasItsKey(t *testing.T) {
 	}
 	require.Equal(t, 502, post(t, s.URL, "another", "").status)
 	for range 2 {
-		_, err := onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: "k"}, func(ctx context.Context, c *onceq.Claim) (int, error) {
+		_, err := onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: "k"}, func(ctx context.Context, c *onceq.FenceLease) (int, error) {
 			sent = append(sent, calls(ctx))
 			require.NotContains(t, sent[len(sent)-1], c.IdempotencyKey())
 			return 1, errors.New("bad day")
@@ -164,7 +164,7 @@ func TestTransport_TakesARequestWithoutHeaders(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	p := provider(t)
-	_, err := onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: "k"}, func(ctx context.Context, _ *onceq.Claim) (int, error) {
+	_, err := onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: "k"}, func(ctx context.Context, _ *onceq.FenceLease) (int, error) {
 		u, err := url.Parse(p.URL)
 		require.NoError(t, err)
 		r := (&http.Request{Method: "POST", URL: u}).WithContext(ctx)
@@ -203,7 +203,7 @@ func TestTransport_SendsNoKeyOfATransaction(t *testing.T) {
 func TestTransport_LeavesAKeyThatIsThere(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	_, err := onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: "k"}, func(ctx context.Context, _ *onceq.Claim) (int, error) {
+	_, err := onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: "k"}, func(ctx context.Context, _ *onceq.FenceLease) (int, error) {
 		r, err := http.NewRequestWithContext(ctx, "POST", "http://provider.example/", nil)
 		require.NoError(t, err)
 		r.Header["idempotency-key"] = []string{"mine"} // as some libraries write it
@@ -289,14 +289,14 @@ func TestTransport_WhatAnswersMean(t *testing.T) {
 			var answered *onceqhttp.AnswerError
 			if c.code == "-" {
 				require.NoError(t, got)
-				require.Equal(t, onceq.Completed, ran.State)
+				require.Equal(t, onceq.StateCompleted, ran.State)
 				return
 			}
 			require.ErrorAs(t, got, &answered)
 			require.Equal(t, onceqhttp.AnswerError{Status: c.status, Code: c.code, RetryAfter: c.delay}, *answered)
 			require.Equal(t, c.uncertain, errors.Is(got, onceq.ErrUncertain))
 			if c.fatal {
-				require.Equal(t, onceq.Dead, ran.State)
+				require.Equal(t, onceq.StateDead, ran.State)
 				return
 			}
 			info, err := db.Queue.Get(t.Context(), db.Pool, id.ID)
@@ -394,7 +394,7 @@ func TestTransport_AgainstTheMiddleware(t *testing.T) {
 	until(t, db, `exists (select from onceq.job_fences where class = 2 and state = 3)`)
 	due()
 	third := db.RunOne(handler)
-	require.Equal(t, onceq.Completed, third.State, third.Err)
+	require.Equal(t, onceq.StateCompleted, third.State, third.Err)
 	require.Equal(t, 1, ran.count())
 
 	// A payload that has changed between two attempts.
@@ -407,9 +407,9 @@ func TestTransport_AgainstTheMiddleware(t *testing.T) {
 		})
 		return err
 	})
-	require.Equal(t, onceq.Retrying, db.RunOne(failOnce).State)
+	require.Equal(t, onceq.StateRetrying, db.RunOne(failOnce).State)
 	receive(t, entered)
 	payload = `{"changed": 1}`
 	due()
-	require.Equal(t, onceq.Dead, db.RunOne(failOnce).State)
+	require.Equal(t, onceq.StateDead, db.RunOne(failOnce).State)
 }

@@ -79,7 +79,7 @@ func (b *bench) everything() {
 		b.drain(handler)
 	}
 	for range 2 { // then replayed
-		_, err := onceq.Do(ctx, b.q, onceq.FenceSpec{Key: "report"}, func(context.Context, *onceq.Claim) (int, error) { return 1, nil })
+		_, err := onceq.Do(ctx, b.q, onceq.FenceSpec{Key: "report"}, func(context.Context, *onceq.FenceLease) (int, error) { return 1, nil })
 		require.NoError(b.t, err)
 	}
 	b.enqueue(ctx, onceq.Job{Kind: "welcome", Queue: "mail"})
@@ -93,7 +93,7 @@ func (b *bench) everything() {
 	b.Advance(48 * time.Hour)
 	reaper, err := onceq.NewReaper(b.q, onceq.ReaperConfig{})
 	require.NoError(b.t, err)
-	_, err = reaper.Once(ctx)
+	_, err = reaper.RunOnce(ctx)
 	require.NoError(b.t, err)
 }
 

@@ -39,8 +39,8 @@ func (t *Telemetry) Watch(q *onceq.Queue, queues ...string) (metric.Registration
 		for _, s := range stats {
 			queue := queueKey.String(s.Queue)
 			for state, n := range map[string]int{
-				onceq.Waiting.String(): s.Waiting, onceq.Delayed.String(): s.Delayed, onceq.Running.String(): s.Running,
-				onceq.Retrying.String(): s.Retrying, onceq.Dead.String(): s.Dead, onceq.Held.String(): s.Held,
+				onceq.StateWaiting.String(): s.Waiting, onceq.StateDelayed.String(): s.Delayed, onceq.StateRunning.String(): s.Running,
+				onceq.StateRetrying.String(): s.Retrying, onceq.StateDead.String(): s.Dead, onceq.StateHeld.String(): s.Held,
 				"claimed_ahead": s.Leased - s.Running,
 			} {
 				o.ObserveInt64(depth, int64(n), metric.WithAttributes(queue, stateKey.String(state)))

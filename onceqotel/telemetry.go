@@ -51,7 +51,7 @@ func New(cfg Config) (*Telemetry, error) {
 }
 
 // Config returns a copy of cfg, which may be nil, in which this Telemetry sees every event and every enqueueing. A Hook
-// and an Enqueuing that cfg has are called as well.
+// and a BeforeEnqueue that cfg has are called as well.
 func (t *Telemetry) Config(cfg *onceq.Config) *onceq.Config {
 	var c onceq.Config
 	if cfg != nil {
@@ -64,11 +64,11 @@ func (t *Telemetry) Config(cfg *onceq.Config) *onceq.Config {
 			cfg.Hook.Event(ctx, e)
 		})
 	}
-	c.Enqueuing = t.Enqueuing
-	if cfg != nil && cfg.Enqueuing != nil {
-		c.Enqueuing = func(ctx context.Context, jobs []onceq.Job) (context.Context, func(error)) {
-			ctx, done := cfg.Enqueuing(ctx, jobs)
-			ctx, end := t.Enqueuing(ctx, jobs)
+	c.BeforeEnqueue = t.BeforeEnqueue
+	if cfg != nil && cfg.BeforeEnqueue != nil {
+		c.BeforeEnqueue = func(ctx context.Context, jobs []onceq.Job) (context.Context, func(error)) {
+			ctx, done := cfg.BeforeEnqueue(ctx, jobs)
+			ctx, end := t.BeforeEnqueue(ctx, jobs)
 			return ctx, func(err error) {
 				end(err)
 				done(err)

@@ -35,8 +35,8 @@ func (t *Telemetry) carry() propagation.TextMapPropagator {
 // producing marks the context of a producer span. Its value says whether that is of one job.
 type producing struct{}
 
-// Enqueuing begins a producer span whose context the jobs carry. Config sets it as onceq.Config.Enqueuing.
-func (t *Telemetry) Enqueuing(ctx context.Context, jobs []onceq.Job) (context.Context, func(error)) {
+// BeforeEnqueue begins a producer span whose context the jobs carry. Config sets it as onceq.Config.BeforeEnqueue.
+func (t *Telemetry) BeforeEnqueue(ctx context.Context, jobs []onceq.Job) (context.Context, func(error)) {
 	if len(jobs) == 0 {
 		return ctx, func(error) {}
 	}

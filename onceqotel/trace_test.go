@@ -311,7 +311,7 @@ func TestTrace_NoJobFailsForBeingTraced(t *testing.T) {
 	require.Len(t, info.Metadata, 1)
 }
 
-// A hook and an Enqueuing of the application's own go on being called.
+// A hook and a BeforeEnqueue of the application's own go on being called.
 func TestTrace_BesideTheApplicationsOwn(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -319,7 +319,7 @@ func TestTrace_BesideTheApplicationsOwn(t *testing.T) {
 	var ended int
 	q, err := onceq.New(b.Pool, b.tel.Config(&onceq.Config{
 		Hook: onceq.HookFunc(func(_ context.Context, e onceq.Event) { heard = append(heard, e.Type) }),
-		Enqueuing: func(ctx context.Context, jobs []onceq.Job) (context.Context, func(error)) {
+		BeforeEnqueue: func(ctx context.Context, jobs []onceq.Job) (context.Context, func(error)) {
 			jobs[0].Metadata = map[string]string{"tenant": "acme"}
 			return ctx, func(error) { ended++ }
 		},
@@ -395,7 +395,7 @@ func TestTrace_NoErrorNamesAKey(t *testing.T) {
 		require.NoError(t, err)
 		return f
 	}
-	claim := func(q *onceq.Queue, spec onceq.FenceSpec) *onceq.Claim {
+	claim := func(q *onceq.Queue, spec onceq.FenceSpec) *onceq.FenceLease {
 		c, err := fence(q, spec).Claim(t.Context(), nil)
 		require.NoError(t, err)
 		return c
@@ -441,7 +441,7 @@ func TestTrace_NoErrorNamesAKey(t *testing.T) {
 		"no completion": func(ctx context.Context) error { return open.Complete(ctx, nil, 1) },
 		"no resolution": func(ctx context.Context) error { return fence(cut, spec).Resolve(ctx, nil, onceq.NeverApplied()) },
 		"another type": func(ctx context.Context) error {
-			_, err := onceq.Do(ctx, b.q, text, func(context.Context, *onceq.Claim) (int, error) { return 1, nil })
+			_, err := onceq.Do(ctx, b.q, text, func(context.Context, *onceq.FenceLease) (int, error) { return 1, nil })
 			return err
 		},
 		"hidden by row security": func(ctx context.Context) error {

@@ -12,7 +12,7 @@
 //	…
 //	err = tx.Commit() // the user and the job, or neither
 //
-// So do Queue.EnqueueMany, Fence.Claim, Claim.Complete, Claim.Release, Lease.Complete, Queue.Get and the others. What
+// So do Queue.EnqueueMany, Fence.Claim, FenceLease.Complete, FenceLease.Release, Lease.Complete, Queue.Get and the others. What
 // they promise and the errors they return are the same as with pgx's own handles. Only what takes a pgx.Batch, and the
 // transactions that a worker opens for its handlers, stay pgx's: workers run on the pool that onceq.New was given, which
 // opens no connection before it is used.

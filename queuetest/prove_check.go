@@ -86,7 +86,7 @@ func (r *proofRun) judge() {
 			if want := r.v.calm.states[i]; r.states[i] != want {
 				last := r.processes[len(r.processes)-1].lastError()
 				r.fail("the job ended %s, without faults %s (%v)", r.states[i], want, last)
-				if r.states[i] == onceq.Dead {
+				if r.states[i] == onceq.StateDead {
 					r.mistake = "giving up for good: one fault made the job dead, which another attempt would have finished. Make an error Fatal only where another attempt cannot help, and allow more attempts than one. Where the job is to end so, say it by Proof.Also"
 				}
 			}
@@ -161,7 +161,7 @@ func (r *proofRun) shared() {
 func (r *proofRun) ends(ctx context.Context) ([]onceq.State, error) {
 	rows, err := r.db.Pool.Query(ctx, `
 		select coalesce((select state from onceq.job_history h where h.id = u.id), $2)
-		  from unnest($1::bigint[]) with ordinality as u(id, n) order by n`, r.ids, onceq.Completed)
+		  from unnest($1::bigint[]) with ordinality as u(id, n) order by n`, r.ids, onceq.StateCompleted)
 	if err != nil {
 		return nil, err
 	}
@@ -172,7 +172,7 @@ func (r *proofRun) ends(ctx context.Context) ([]onceq.State, error) {
 // always does the same would prove nothing. One that is dead by Fatal is as it is meant to be.
 func (r *proofRun) usedUp(ctx context.Context) {
 	for i, id := range r.ids {
-		if r.states[i] != onceq.Dead {
+		if r.states[i] != onceq.StateDead {
 			continue
 		}
 		job, err := r.db.Queue.Get(ctx, r.db.Pool, id)

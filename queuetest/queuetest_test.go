@@ -277,11 +277,11 @@ func TestRunOne_OfAHandlerThatCompletesAndRollsBack(t *testing.T) {
 		return tx.Commit(ctx)
 	})
 	ran := db.RunOne(handler)
-	require.Equal(t, onceq.Retrying, ran.State)
+	require.Equal(t, onceq.StateRetrying, ran.State)
 	require.ErrorContains(t, ran.Err, "undone")
 	undo = false
 	db.Advance(time.Hour)
-	require.Equal(t, onceq.Completed, db.RunOne(handler).State)
+	require.Equal(t, onceq.StateCompleted, db.RunOne(handler).State)
 }
 
 // A cancellation is reported without a token, and is the end of the run in which it was asked for.
@@ -299,13 +299,13 @@ func TestRunOne_OfAHandlerThatCancelsItsJob(t *testing.T) {
 		_, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(1))
 		require.NoError(t, err)
 	}
-	require.Equal(t, onceq.Cancelled, db.RunOne(handler).State)
+	require.Equal(t, onceq.StateCancelled, db.RunOne(handler).State)
 	_, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(1))
 	require.NoError(t, err)
 	ran := db.Drain(handler)
 	require.Len(t, ran, 2)
 	for _, r := range ran {
-		require.Equal(t, onceq.Cancelled, r.State)
+		require.Equal(t, onceq.StateCancelled, r.State)
 	}
 }
 
@@ -342,11 +342,11 @@ func TestAdvance_AWorkflowOfThreeDays(t *testing.T) {
 	_, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(7))
 	require.NoError(t, err)
 	for range 3 {
-		require.Equal(t, onceq.Delayed, db.RunOne(handler).State)
+		require.Equal(t, onceq.StateDelayed, db.RunOne(handler).State)
 		require.Empty(t, db.Drain(handler), "before a day has passed")
 		db.Advance(24*time.Hour, "users.created_at")
 	}
-	require.Equal(t, onceq.Completed, db.RunOne(handler).State)
+	require.Equal(t, onceq.StateCompleted, db.RunOne(handler).State)
 	require.Equal(t, []string{"day 0", "day 1", "day 2", "day 3"}, scan[[]string](t, db.Pool, `select said from users`))
 
 	f := &fatal{fake: fake{TB: t, ctx: t.Context()}}
@@ -383,17 +383,17 @@ func TestAdvance_AJobGrowsOld(t *testing.T) {
 	res, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(7))
 	require.NoError(t, err)
 	for range 3 {
-		require.Equal(t, onceq.Retrying, db.RunOne(handler).State)
+		require.Equal(t, onceq.StateRetrying, db.RunOne(handler).State)
 		db.Advance(24 * time.Hour)
 	}
-	require.Equal(t, onceq.Dead, db.RunOne(handler).State)
+	require.Equal(t, onceq.StateDead, db.RunOne(handler).State)
 	require.Equal(t, []int{0, 1, 2, 3}, days)
 	require.Equal(t, 1, calls, "the effect is the job's all the time")
 
 	db.Advance(24 * time.Hour) // in the history too
 	_, err = db.Queue.Redrive(t.Context(), db.Pool, res.ID)
 	require.NoError(t, err)
-	require.Equal(t, onceq.Dead, db.RunOne(handler).State)
+	require.Equal(t, onceq.StateDead, db.RunOne(handler).State)
 	require.Equal(t, []int{0, 1, 2, 3, 4}, days)
 	require.Equal(t, 1, calls)
 	require.Len(t, keys, 1)

@@ -17,8 +17,8 @@ type Ran struct {
 	Kind    string
 	Attempt int
 
-	// State is what became of the job: Completed, Dead, Cancelled, Held, or Retrying after a failure, Delayed after a
-	// snooze or RetryAfter, and Waiting where the worker ended. It is 0 where the lease was lost and the outcome refused.
+	// State is what became of the job: StateCompleted, StateDead, StateCancelled, StateHeld, or StateRetrying after a failure, StateDelayed after a
+	// snooze or RetryAfter, and StateWaiting where the worker ended. It is 0 where the lease was lost and the outcome refused.
 	State onceq.State
 
 	Err error // what the handler returned, or why the outcome was refused
@@ -181,19 +181,19 @@ func (db *DB) work(claimed func(onceq.Event), limit int, handlers []onceq.Handle
 			}
 			return
 		case onceq.EventCompleted:
-			r.State = onceq.Completed
+			r.State = onceq.StateCompleted
 		case onceq.EventFailed:
-			r.State = onceq.Retrying
+			r.State = onceq.StateRetrying
 		case onceq.EventSnoozed, onceq.EventDeferred:
-			r.State = onceq.Delayed
+			r.State = onceq.StateDelayed
 		case onceq.EventReleased:
-			r.State = onceq.Waiting
+			r.State = onceq.StateWaiting
 		case onceq.EventDead:
-			r.State = onceq.Dead
+			r.State = onceq.StateDead
 		case onceq.EventCancelled:
-			r.State = onceq.Cancelled
+			r.State = onceq.StateCancelled
 		case onceq.EventHeld:
-			r.State = onceq.Held
+			r.State = onceq.StateHeld
 		case onceq.EventStale, onceq.EventLeaseLost:
 		default:
 			return

@@ -93,7 +93,7 @@ func (onceqSystem) enqueuer(pool *pgxpool.Pool) (enqueuer, error) {
 }
 
 func onceqAnswer(w work, r onceq.Result) answer {
-	return answer{Work: w.Name, ID: r.ID, Duplicate: r.Duplicate, Completed: r.State == onceq.Completed, Output: r.Output}
+	return answer{Work: w.Name, ID: r.ID, Duplicate: r.Duplicate, Completed: r.State == onceq.StateCompleted, Output: r.Output}
 }
 
 func (e onceqEnqueuer) enqueue(ctx context.Context, tx pgx.Tx, op string, works []work) (answers []answer, err error) {
@@ -575,7 +575,7 @@ func (onceqSystem) settle(ctx context.Context, pool *pgxpool.Pool, calls []call)
 		}
 	}
 	n := 0
-	filter := onceq.Filter{States: []onceq.State{onceq.Held, onceq.Cancelled, onceq.Dead}, Limit: 1000}
+	filter := onceq.Filter{States: []onceq.State{onceq.StateHeld, onceq.StateCancelled, onceq.StateDead}, Limit: 1000}
 	for {
 		page, err := q.List(ctx, pool, filter)
 		if err != nil || len(page) == 0 {

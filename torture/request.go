@@ -43,7 +43,7 @@ func formOf(key string) string {
 
 // useOf names one use of a key where a job's identity would stand: tokens alone repeat where the sequence was set back. It
 // is the time of the first intent, below zero.
-func useOf(c *onceq.Claim) int64 { return -c.Since.UnixMicro() }
+func useOf(c *onceq.FenceLease) int64 { return -c.Since.UnixMicro() }
 
 func windowOf(key string) time.Duration {
 	if strings.Contains(key, "/short/") {
@@ -220,7 +220,7 @@ func (r *requester) do(ctx context.Context, form string, spec onceq.FenceSpec) (
 		c = dial(ctx, r.c.Provider)
 		defer c.close()
 	}
-	receipt, err = onceq.Do(ctx, r.q, spec, func(ctx context.Context, claim *onceq.Claim) (string, error) {
+	receipt, err = onceq.Do(ctx, r.q, spec, func(ctx context.Context, claim *onceq.FenceLease) (string, error) {
 		ran = true
 		if c == nil {
 			work{Name: spec.Key}.take(ctx) // longer than a lease at times, which is extended meanwhile

@@ -67,16 +67,16 @@ func run(ctx context.Context, args []string) error {
 		}
 		return err
 	case "running":
-		return list(onceq.Running)
+		return list(onceq.StateRunning)
 	case "dead":
-		return list(onceq.Dead)
+		return list(onceq.StateDead)
 	case "held":
-		return list(onceq.Held)
+		return list(onceq.StateHeld)
 	case "redrive-all":
 		if args[1] == "" {
 			return errors.New(usage)
 		}
-		n, taken, err := q.RedriveMany(ctx, pool, onceq.Filter{Kind: args[1], States: []onceq.State{onceq.Dead}})
+		n, taken, err := q.RedriveMany(ctx, pool, onceq.Filter{Kind: args[1], States: []onceq.State{onceq.StateDead}})
 		fmt.Printf("%d run again; of %d the key is another job's by now\n", n, taken)
 		return err
 	case "applied-all", "never-all":

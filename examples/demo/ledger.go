@@ -94,7 +94,7 @@ func (d *demo) close(ctx context.Context, out io.Writer, wanted map[string]bool)
 		}
 		for _, j := range page {
 			jobs, again, lost = jobs+1, again+max(j.Claims, 1)-1, lost+j.Lost
-			if j.State == onceq.Completed {
+			if j.State == onceq.StateCompleted {
 				completed++
 				done[j.Key]++
 			} else {

@@ -33,7 +33,7 @@ func TestDeploys(t *testing.T) {
 	require.NoError(t, err)
 
 	for _, ran := range db.Drain(Handlers()...) {
-		require.Equal(t, onceq.Completed, ran.State)
+		require.Equal(t, onceq.StateCompleted, ran.State)
 	}
 	var charged string
 	require.NoError(t, db.Pool.QueryRow(t.Context(), `select string_agg(n || ' ' || amount, ', ' order by n) from charges`).Scan(&charged))

@@ -54,13 +54,13 @@ func TestWelcome_RunTwice_SendsOnce(t *testing.T) {
 
 	_, err := db.Pool.Exec(t.Context(), `alter table email_log add constraint broken check (user_id is null)`)
 	require.NoError(t, err)
-	require.Equal(t, onceq.Retrying, db.RunOne(handlertest.Handler(mail)).State)
+	require.Equal(t, onceq.StateRetrying, db.RunOne(handlertest.Handler(mail)).State)
 	require.Equal(t, 0, logged(t, db))
 
 	_, err = db.Pool.Exec(t.Context(), `alter table email_log drop constraint broken`)
 	require.NoError(t, err)
 	db.Advance(2 * time.Second) // the backoff passes
-	require.Equal(t, onceq.Completed, db.RunOne(handlertest.Handler(mail)).State)
+	require.Equal(t, onceq.StateCompleted, db.RunOne(handlertest.Handler(mail)).State)
 	require.Equal(t, 1, logged(t, db))
 	require.Len(t, mail.sent, 1)
 	for _, times := range mail.sent {
@@ -76,7 +76,7 @@ func TestWelcome_TimeOut_SameMessageID(t *testing.T) {
 	mail.timeOuts = 1
 	require.ErrorIs(t, db.RunOne(handlertest.Handler(mail)).Err, onceq.ErrUncertain)
 	db.Advance(2 * time.Second) // the backoff passes
-	require.Equal(t, onceq.Completed, db.RunOne(handlertest.Handler(mail)).State)
+	require.Equal(t, onceq.StateCompleted, db.RunOne(handlertest.Handler(mail)).State)
 	require.Equal(t, 1, logged(t, db))
 	require.Len(t, mail.sent, 1, "message ids")
 }

@@ -181,7 +181,7 @@ func TestWelcomed(t *testing.T) {
 		require.NoError(t, a.signUp(t.Context(), "ada@example.com", func() error { return nil }))
 
 		ran := db.RunOne(handler(cut))
-		require.Equal(t, onceq.Retrying, ran.State)
+		require.Equal(t, onceq.StateRetrying, ran.State)
 		require.ErrorIs(t, ran.Err, errCut)
 		welcome(0)
 
@@ -190,7 +190,7 @@ func TestWelcomed(t *testing.T) {
 		lost, ran := db.DeliverTwice(handler(func() error { reached++; welcome(0); return nil }))
 		require.True(t, lost.Lost())
 		require.Equal(t, 1, reached, "the one whose lease was lost came no further than its completion")
-		require.Equal(t, onceq.Completed, ran.State)
+		require.Equal(t, onceq.StateCompleted, ran.State)
 		require.Equal(t, 2, ran.Attempt)
 		welcome(1)
 		require.Zero(t, count(t, db, `select count(*) from onceq.jobs`))

@@ -27,7 +27,7 @@ var Welcome = onceq.Kind[Mail]{
 // inside tx, the transaction in which insert stores him: all of it commits or none. Another email under a key that was used
 // is onceq.ErrMismatch.
 func Once(ctx context.Context, q *onceq.Queue, tx onceq.DB, key, email string, insert func() (userID int64, err error)) (userID int64, err error) {
-	fence, err := q.Fence(onceq.FenceSpec{Class: onceq.Request, Key: key, Payload: email})
+	fence, err := q.Fence(onceq.FenceSpec{Class: onceq.ClassRequest, Key: key, Payload: email})
 	if err != nil {
 		return 0, err
 	}

@@ -22,7 +22,7 @@ func main() {
 	defer pool.Close()
 
 	renders := 0
-	render := func(payload string, fn func(context.Context, *onceq.Claim) (report, error)) {
+	render := func(payload string, fn func(context.Context, *onceq.FenceLease) (report, error)) {
 		r, err := onceq.Do(ctx, q, onceq.FenceSpec{
 			Scope: "reports", Key: "2026-05", Payload: payload, Window: 24 * time.Hour,
 		}, fn)
@@ -38,14 +38,14 @@ func main() {
 			fmt.Println(err)
 		}
 	}
-	work := func(ctx context.Context, c *onceq.Claim) (report, error) {
+	work := func(ctx context.Context, c *onceq.FenceLease) (report, error) {
 		renders++
 		return report{"https://files.example.com/2026-05.pdf"}, nil
 	}
-	failing := func(context.Context, *onceq.Claim) (report, error) {
+	failing := func(context.Context, *onceq.FenceLease) (report, error) {
 		return report{}, onceq.NotApplied(errors.New("no disk space: nothing was written"))
 	}
-	asking := func(ctx context.Context, c *onceq.Claim) (report, error) {
+	asking := func(ctx context.Context, c *onceq.FenceLease) (report, error) {
 		render("all regions", work) // somebody else asks meanwhile
 		return work(ctx, c)
 	}

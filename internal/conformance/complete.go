@@ -29,7 +29,7 @@ func completeBelongsToTheTransaction(t *testing.T, set setup) {
 	require.NoError(t, tx.Commit(ctx))
 	r := e.enqueue(e.Handles.DB, job)
 	require.True(t, r.Duplicate)
-	require.Equal(t, onceq.Completed, r.State)
+	require.Equal(t, onceq.StateCompleted, r.State)
 	require.JSONEq(t, `{"n": 1}`, string(r.Output))
 }
 

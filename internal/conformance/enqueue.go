@@ -143,30 +143,30 @@ func enqueueDuplicateInEveryState(t *testing.T, set setup) {
 
 	job.Delay = time.Hour
 	id := e.enqueue(in, job).ID
-	same(id, onceq.Delayed, "")
+	same(id, onceq.StateDelayed, "")
 	_, err := e.q.Retry(ctx, in, id)
 	require.NoError(t, err)
-	same(id, onceq.Waiting, "")
+	same(id, onceq.StateWaiting, "")
 	l := e.claim()
-	same(id, onceq.Running, "")
+	same(id, onceq.StateRunning, "")
 	require.NoError(t, l.Fail(ctx, errors.New("no")))
-	same(id, onceq.Retrying, "")
+	same(id, onceq.StateRetrying, "")
 	_, err = e.q.Retry(ctx, in, id)
 	require.NoError(t, err)
 	require.NoError(t, e.claim().Fail(ctx, errors.New("no")))
-	same(id, onceq.Dead, "")
+	same(id, onceq.StateDead, "")
 	require.NoError(t, e.q.Discard(ctx, in, id))
 
 	id = e.enqueue(in, job).ID
 	_, err = e.q.Cancel(ctx, in, id)
 	require.NoError(t, err)
-	same(id, onceq.Cancelled, "")
+	same(id, onceq.StateCancelled, "")
 	require.NoError(t, e.q.Discard(ctx, in, id))
 
 	job.Delay = 0
 	id = e.enqueue(in, job).ID
 	e.finish(map[string]any{"message": "m1"})
-	same(id, onceq.Completed, `{"message": "m1"}`)
+	same(id, onceq.StateCompleted, `{"message": "m1"}`)
 }
 
 func enqueueRefusedLeavesTheTransactionUsable(t *testing.T, set setup) {
@@ -181,7 +181,7 @@ func enqueueRefusedLeavesTheTransactionUsable(t *testing.T, set setup) {
 	var mismatch *onceq.MismatchError
 	require.ErrorAs(t, err, &mismatch)
 	require.Equal(t, &onceq.MismatchError{
-		Scope: "k", Key: "a", Existing: onceq.Result{ID: first.ID, Duplicate: true, State: onceq.Waiting},
+		Scope: "k", Key: "a", Existing: onceq.Result{ID: first.ID, Duplicate: true, State: onceq.StateWaiting},
 		Kind: "k", ExistingKind: "k", Differ: []string{"$"},
 	}, mismatch)
 
@@ -215,7 +215,7 @@ func enqueueBelongsToTheTransaction(t *testing.T, set setup) {
 	for _, key := range []string{"", "a"} {
 		tx := e.begin(pgx.ReadCommitted)
 		r := e.enqueue(tx.DB, onceq.Job{Kind: "k", Key: key})
-		require.Equal(t, onceq.Waiting, r.State)
+		require.Equal(t, onceq.StateWaiting, r.State)
 		_, err := e.q.EnqueueMany(ctx, tx.DB, []onceq.Job{{Kind: "k"}, {Kind: "k", Key: key + "many"}})
 		require.NoError(t, err)
 		require.Zero(t, e.jobs())
@@ -285,7 +285,7 @@ func enqueueWaitsForACompletionThatFreesTheKey(t *testing.T, set setup) {
 	require.NoError(t, tx.Commit(t.Context()))
 	r := <-other
 	require.NoError(t, r.err)
-	require.Equal(t, onceq.Result{ID: next.ID, Duplicate: true, State: onceq.Waiting}, r.Result)
+	require.Equal(t, onceq.Result{ID: next.ID, Duplicate: true, State: onceq.StateWaiting}, r.Result)
 }
 
 func enqueueAboveReadCommitted(t *testing.T, set setup) {
@@ -303,7 +303,7 @@ func enqueueAboveReadCommitted(t *testing.T, set setup) {
 			// What was there before the snapshot is an ordinary duplicate, or an ordinary takeover.
 			tx := e.begin(level)
 			require.Equal(t, string(level), get[string](t, tx.DB, `select current_setting('transaction_isolation')`))
-			require.Equal(t, onceq.Result{ID: old.ID, Duplicate: true, State: onceq.Waiting}, e.enqueue(tx.DB, onceq.Job{Kind: "k", Key: "old"}))
+			require.Equal(t, onceq.Result{ID: old.ID, Duplicate: true, State: onceq.StateWaiting}, e.enqueue(tx.DB, onceq.Job{Kind: "k", Key: "old"}))
 			require.False(t, e.enqueue(tx.DB, onceq.Job{Kind: "k", Key: "new"}).Duplicate)
 			require.False(t, e.enqueue(tx.DB, expired).Duplicate)
 			require.NoError(t, tx.Rollback(ctx))
@@ -374,7 +374,7 @@ func enqueueManyOfAnyNumber(t *testing.T, set setup) {
 		ids := make([]int64, n)
 		for i, r := range results {
 			ids[i] = r.ID
-			require.Equal(t, onceq.Result{ID: r.ID, State: onceq.Waiting}, r)
+			require.Equal(t, onceq.Result{ID: r.ID, State: onceq.StateWaiting}, r)
 			require.True(t, i == 0 || ids[i-1] < r.ID, "ids grow in the order of the input")
 		}
 		require.Equal(t, n, get[int](t, e.Pool, `select count(*)::int
@@ -397,14 +397,14 @@ func enqueueManyOfAnyNumber(t *testing.T, set setup) {
 func enqueueManyOfDifferentJobs(t *testing.T, set setup) {
 	e := set(t)
 	jobs := []onceq.Job{
-		{Kind: "a", Queue: "q1", Priority: onceq.High, Payload: 1},
-		{Kind: "b", Queue: "q2", Priority: onceq.Low, MaxAttempts: 7, Payload: []byte{0, 255}, Key: "x", Window: onceq.Forever},
+		{Kind: "a", Queue: "q1", Priority: onceq.PriorityHigh, Payload: 1},
+		{Kind: "b", Queue: "q2", Priority: onceq.PriorityLow, MaxAttempts: 7, Payload: []byte{0, 255}, Key: "x", Window: onceq.Forever},
 		{Kind: "c", Delay: time.Hour, Metadata: map[string]string{"a": "b"}, Key: "x"},
-		{Kind: "a", Queue: "q1", Priority: onceq.High, Payload: "two", Key: "y", Scope: "s", Window: time.Second, IgnorePayload: true},
+		{Kind: "a", Queue: "q1", Priority: onceq.PriorityHigh, Payload: "two", Key: "y", Scope: "s", Window: time.Second, IgnorePayload: true},
 	}
 	results, err := e.q.EnqueueMany(t.Context(), e.Handles.DB, jobs)
 	require.NoError(t, err)
-	require.Equal(t, onceq.Delayed, results[2].State)
+	require.Equal(t, onceq.StateDelayed, results[2].State)
 	rows, err := e.Pool.Query(t.Context(), `select concat_ws(' ', j.kind, j.queue, j.priority, j.max_attempts, j.payload, j.payload_bytes, j.metadata,
 		j.scope, j.key, f.lifetime, length(f.fingerprint), j.run_at > now() + interval '59 minutes')
 		from onceq.jobs j left join onceq.job_fences f using (scope, key) order by j.id`)
@@ -439,7 +439,7 @@ func enqueueManyRefusedInATransaction(t *testing.T, set setup) {
 	results, err := e.q.EnqueueMany(t.Context(), in, jobs)
 	check(err)
 	require.Equal(t, []onceq.Result{
-		{}, {ID: first.ID, Duplicate: true, State: onceq.Waiting}, {}, {ID: second.ID, Duplicate: true, State: onceq.Waiting}, {},
+		{}, {ID: first.ID, Duplicate: true, State: onceq.StateWaiting}, {}, {ID: second.ID, Duplicate: true, State: onceq.StateWaiting}, {},
 	}, results, "rolled back: no result may claim a job")
 	require.Equal(t, 2, e.jobs())
 

@@ -20,7 +20,7 @@ func (e *env) fence(spec onceq.FenceSpec) *onceq.Fence {
 }
 
 // mine claims a fence that is to be had.
-func (e *env) mine(f *onceq.Fence, in onceq.DB) *onceq.Claim {
+func (e *env) mine(f *onceq.Fence, in onceq.DB) *onceq.FenceLease {
 	e.t.Helper()
 	c, err := f.Claim(e.t.Context(), in)
 	require.NoError(e.t, err)
@@ -87,7 +87,7 @@ func fenceEveryAnswer(t *testing.T, set setup) {
 	other.Payload = map[string]int{"a": 2}
 	_, err = e.fence(other).Claim(ctx, in)
 	require.ErrorIs(t, err, onceq.ErrMismatch, "completed")
-	other.Class = onceq.Request
+	other.Class = onceq.ClassRequest
 	require.NotEqual(t, done.IdempotencyKey(), e.mine(e.fence(other), in).IdempotencyKey(), "of another class")
 	other.Scope = "tenant"
 	e.mine(e.fence(other), in)
@@ -173,7 +173,7 @@ func fenceStaleAndFinishedClaimsAreRefused(t *testing.T, set setup) {
 	e := set(t)
 	ctx, in := t.Context(), e.Handles.DB
 	f := e.fence(onceq.FenceSpec{Key: "k"})
-	refused := func(c *onceq.Claim, complete bool) {
+	refused := func(c *onceq.FenceLease, complete bool) {
 		t.Helper()
 		if complete {
 			require.ErrorIs(t, c.Complete(ctx, in, 1), onceq.ErrLeaseLost)

@@ -86,13 +86,13 @@ func workerCompletesInTheHandlersTransaction(t *testing.T, set setup) {
 			return err
 		}
 		info, err := e.q.Get(ctx, e.Pool, l.ID) // nobody else sees it before the commit
-		inside = err == nil && info.State == onceq.Running
+		inside = err == nil && info.State == onceq.StateRunning
 		return errors.Join(err, tx.Commit(ctx))
 	}))
 	require.Equal(t, []onceq.EventType{onceq.EventCompleted}, events)
 	require.True(t, inside)
 	r, attempts := e.charged()
-	require.Equal(t, onceq.Result{ID: id, Duplicate: true, State: onceq.Completed, Output: r.Output}, r)
+	require.Equal(t, onceq.Result{ID: id, Duplicate: true, State: onceq.StateCompleted, Output: r.Output}, r)
 	require.JSONEq(t, `"charged"`, string(r.Output))
 	require.Equal(t, []int{1}, attempts)
 	require.Zero(t, e.jobs())
@@ -107,12 +107,12 @@ func workerRunsAgainWhatTheHandlerRolledBack(t *testing.T, set setup) {
 	}))
 	require.Equal(t, []onceq.EventType{onceq.EventCompleted, onceq.EventFailed}, events) // the first within the transaction
 	r, attempts := e.charged()
-	require.Equal(t, onceq.Retrying, r.State)
+	require.Equal(t, onceq.StateRetrying, r.State)
 	require.Empty(t, attempts)
 	e.Advance(time.Minute)
 	require.Equal(t, []onceq.EventType{onceq.EventCompleted}, e.run(charging(e, completeAndCommit)))
 	r, attempts = e.charged()
-	require.Equal(t, onceq.Completed, r.State)
+	require.Equal(t, onceq.StateCompleted, r.State)
 	require.Equal(t, []int{2}, attempts)
 }
 
@@ -173,7 +173,7 @@ func workerKeepsTheJobFromItsCompletionOn(t *testing.T, set setup) {
 	require.Empty(t, others)
 	require.Equal(t, []onceq.EventType{onceq.EventCompleted}, events)
 	r, attempts := e.charged()
-	require.Equal(t, onceq.Completed, r.State)
+	require.Equal(t, onceq.StateCompleted, r.State)
 	require.Equal(t, []int{1}, attempts)
 }
 
@@ -199,7 +199,7 @@ func workerRunsAgainWhatConflictsWithABeat(t *testing.T, set setup) {
 		require.True(t, onceq.IsRetryable(refused), "%v", refused)
 		require.Equal(t, []onceq.EventType{onceq.EventCompleted}, events)
 		r, attempts := e.charged()
-		require.Equal(t, onceq.Completed, r.State)
+		require.Equal(t, onceq.StateCompleted, r.State)
 		require.Equal(t, []int{1}, attempts)
 	}
 }
@@ -237,7 +237,7 @@ func workerLocksFirst(t *testing.T, set setup) {
 		require.ErrorAs(t, outside, &invalid)
 		require.Equal(t, []onceq.EventType{onceq.EventCompleted}, events)
 		r, attempts := e.charged()
-		require.Equal(t, onceq.Completed, r.State)
+		require.Equal(t, onceq.StateCompleted, r.State)
 		require.Equal(t, []int{1}, attempts)
 	}
 }

@@ -15,7 +15,7 @@ import (
 func Fenced(q *onceq.Queue, mail Mailer) Mailer {
 	return func(ctx context.Context, userID int, _ string) error {
 		_, err := onceq.Do(ctx, q, onceq.FenceSpec{Scope: "mail", Key: fmt.Sprintf("welcome:%d", userID), Window: 30 * 24 * time.Hour},
-			func(ctx context.Context, c *onceq.Claim) (bool, error) {
+			func(ctx context.Context, c *onceq.FenceLease) (bool, error) {
 				return true, mail(ctx, userID, c.IdempotencyKey())
 			})
 		return err

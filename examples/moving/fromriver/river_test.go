@@ -147,7 +147,7 @@ func TestSideBySide(t *testing.T) {
 
 	mails := &outbox{sent: map[int]int{}}
 	for _, ran := range db.Drain(handlerAfter(mails.send)) {
-		require.Equal(t, onceq.Completed, ran.State)
+		require.Equal(t, onceq.StateCompleted, ran.State)
 	}
 	require.Equal(t, map[int]int{1: 1, 2: 1, 3: 1, 4: 1}, mails.all())
 	var left int

@@ -29,7 +29,7 @@ func main() {
 	// try does the work as soon as nobody is at it.
 	try := func(spec onceq.FenceSpec) (string, error) {
 		for {
-			key, err := onceq.Do(ctx, q, spec, func(_ context.Context, c *onceq.Claim) (string, error) {
+			key, err := onceq.Do(ctx, q, spec, func(_ context.Context, c *onceq.FenceLease) (string, error) {
 				return c.IdempotencyKey(), nil // the call to the provider
 			})
 			var busy *onceq.InFlightError

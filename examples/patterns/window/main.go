@@ -51,7 +51,7 @@ func main() {
 	// Keys whose window is over, and nothing else, are what a reaper removes.
 	reaper, err := onceq.NewReaper(q, onceq.ReaperConfig{})
 	example.Check(err)
-	reaped, err := reaper.Once(ctx)
+	reaped, err := reaper.RunOnce(ctx)
 	example.Check(err)
 	fmt.Println("reaped:", reaped.Fences)
 }
