@@ -45,12 +45,6 @@ func (c *connections) wake() {
 	}
 }
 
-// slotsUsed is how many of its slots a lane uses, or has claimed for.
-func (l *lane) slotsUsed() int {
-	jobs := int(l.outstanding.Load())
-	return min(l.slots, max((jobs+l.width-1)/l.width, int(l.busy.Load())))
-}
-
 // allow gives how many of its slots a lane may use now. The caller holds mu.
 func (c *connections) allow(l *lane) int {
 	mine, total, wanted := l.slotsUsed(), 0, false

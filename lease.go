@@ -183,28 +183,6 @@ func (l *Lease) wornOut(maxLost int) *outcome {
 	return &outcome{lease: l, state: StateDead, err: why, keep: -1}
 }
 
-// position is how far a worker has claimed within one priority: the next look begins behind it.
-type position struct {
-	priority Priority
-	runAt    time.Time
-	id       int64
-}
-
-func (p position) after(q position) bool {
-	return p.runAt.After(q.runAt) || p.runAt.Equal(q.runAt) && p.id > q.id
-}
-
-// beginning is no later than any due time that Enqueue accepts.
-var beginning = time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC)
-
-func fromStart() []position {
-	p := make([]position, 0, PriorityLow-PriorityHigh+1)
-	for prio := PriorityHigh; prio <= PriorityLow; prio++ {
-		p = append(p, position{priority: prio, runAt: beginning})
-	}
-	return p
-}
-
 // claim is one claim's question, and what its answer says about the next one.
 type claim struct {
 	queue string

@@ -2,7 +2,6 @@ package onceq
 
 import (
 	"context"
-	"math"
 	"slices"
 	"sync"
 	"time"
@@ -131,37 +130,4 @@ func (l *lane) claimSuspect(ctx context.Context) (int, error) {
 	l.outstanding.Add(int64(l.width - 1)) // it has a slot for itself
 	l.handOut(leases, c.began)
 	return 1, nil
-}
-
-// findSuspects looks for them among the first $3 jobs of each priority that are due.
-const findSuspects = `
-select array_agg(j.id), array_agg(j.lost)
-  from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
- cross join lateral (
-       select id, kind, leased_until, lost + (leased_until is not null)::int as lost
-         from onceq.jobs
-        where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
-        order by run_at, id
-        limit $3::bigint) j
- where j.lost > 0 and (j.leased_until is null or j.leased_until <= statement_timestamp()) and j.kind = any ($2::text[])`
-
-// lookForSuspects is lookBehind for Drain, whose claims all begin at the start: among the first jobs, or among all when there
-// is nothing else.
-func (l *lane) lookForSuspects(ctx context.Context, all bool) error {
-	limit := sweepPage
-	if all {
-		limit = math.MaxInt32
-	}
-	var ids []int64
-	var lost []int32
-	err := l.q.guarded(ctx, l.side, findSuspects, []any{l.queue, l.kinds, limit}, &ids, &lost)
-	if err != nil {
-		return err
-	}
-	seen := make([]suspect, len(ids))
-	for i, id := range ids {
-		seen[i] = suspect{id, int(lost[i])}
-	}
-	l.saw(seen)
-	return nil
 }

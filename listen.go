@@ -57,68 +57,6 @@ func (q *Queue) setQuiet(queue string, asked time.Time) {
 	until.(*atomic.Int64).Store(int64(asked.Sub(processStart) + quietFor))
 }
 
-// rest waits for work: a few short pauses first, because work rarely comes alone; then it announces that it
-// waits, looks once more, and waits for a notification, the next delayed job or the poll interval. It says
-// whether a notification ended it.
-func (l *lane) rest(ctx context.Context, pause time.Duration) bool {
-	if time.Since(l.found) < quietBefore {
-		return l.nap(ctx, min(pause, quietBefore))
-	}
-	listening := l.listening.Load()
-	if listening && time.Since(l.announced) > announceAgain {
-		if time.Since(l.announcing) < announceRest {
-			return l.nap(ctx, quietBefore/2)
-		}
-		l.announcing = time.Now()
-		if err := l.announce(ctx); err == nil {
-			return false // a job may have been committed just before the announcement
-		} else if ctx.Err() == nil {
-			l.q.fails(l.run, workAnnounce, l.queue, err)
-			l.announced = time.Now() // not with every poll
-		}
-	}
-	poll := l.poll
-	if poll == 0 {
-		if poll = pollListening; !listening || l.silent.Load() {
-			poll = pollDeaf
-		}
-	}
-	wait := poll*9/10 + rand.N(max(1, poll/5))
-	// Soon after the announcement: for producers that had just seen that nobody waits, and for transactions that had.
-	for _, look := range [...]time.Duration{quietFor + time.Millisecond, 3 * quietFor, 9 * quietFor} {
-		if announced := time.Since(l.announced); announced < look {
-			wait = min(wait, look-announced)
-			break
-		}
-	}
-	if wait > 9*quietFor {
-		if due, ok := l.nextDue(ctx); ok {
-			wait = min(wait, due)
-		}
-	}
-	return l.nap(ctx, wait)
-}
-
-func (l *lane) nap(ctx context.Context, d time.Duration) (woken bool) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	case <-l.wake:
-		return true
-	}
-	return false
-}
-
-// rouse ends the lane's nap, or the next one.
-func (l *lane) rouse() {
-	select {
-	case l.wake <- struct{}{}:
-	default:
-	}
-}
-
 func (l *lane) announce(ctx context.Context) error {
 	const announce = `
 insert into onceq.waiters (queue, worker, idle_until)
@@ -152,33 +90,6 @@ func (r *run) unannounceAll() {
 	ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
 	defer cancel()
 	_ = r.q.guarded(ctx, r.side, unannounce, []any{r.id}, nil) // it expires anyway
-}
-
-// nextDue is how long it takes until the next delayed job is due, of those that were not due yet when the last claim
-// began: one may have become so since.
-func (l *lane) nextDue(ctx context.Context) (time.Duration, bool) {
-	const next = `
-select (extract(epoch from min(j.run_at) - statement_timestamp()) * 1000000)::bigint
-  from unnest($2::smallint[]) as p(priority)
- cross join lateral (
-       select run_at from onceq.jobs
-        where queue = $1::text and priority = p.priority and run_at > $3::timestamptz
-        order by run_at limit 1) j`
-	var due *int64
-	priorities := make([]int16, 0, len(l.at))
-	for _, p := range l.at {
-		priorities = append(priorities, int16(p.priority))
-	}
-	switch err := l.q.guarded(ctx, l.side, next, []any{l.queue, priorities, l.claimedTo}, &due); {
-	case err == nil:
-		l.q.works(l.run, workNextDue, l.queue)
-	case ctx.Err() == nil:
-		l.q.fails(l.run, workNextDue, l.queue, err)
-	}
-	if due == nil {
-		return 0, false
-	}
-	return time.Duration(*due)*time.Microsecond + time.Millisecond, true
 }
 
 // listen keeps a connection that listens, and passes notifications on to the lanes. It counts as listening
