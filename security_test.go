@@ -174,21 +174,21 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 					{"Queue.Fence", func() error { return nil }},
 					{"Queue.Schema", func() error { q.Schema(); return nil }},
 					{"Fence.Claim", func() (err error) { c, err = fence.Claim(ctx, nil); return err }},
-					{"Claim.Extend", func() error { return c.Extend(ctx, time.Hour) }},
-					{"Claim.IdempotencyKey", func() error { c.IdempotencyKey(); return nil }},
-					{"Claim.Uncertain", func() error { return c.Uncertain(ctx, nil, oops) }},
+					{"FenceLease.Extend", func() error { return c.Extend(ctx, time.Hour) }},
+					{"FenceLease.IdempotencyKey", func() error { c.IdempotencyKey(); return nil }},
+					{"FenceLease.Uncertain", func() error { return c.Uncertain(ctx, nil, oops) }},
 					{"Fence.Resolve", func() error { return fence.Resolve(ctx, nil, onceq.NeverApplied()) }},
-					{"Claim.Release", func() (err error) {
+					{"FenceLease.Release", func() (err error) {
 						c, err = fence.Claim(ctx, nil)
 						require.NoError(t, err)
 						return c.Release(ctx, nil)
 					}},
-					{"Claim.Complete", func() (err error) {
+					{"FenceLease.Complete", func() (err error) {
 						c, err = fence.Claim(ctx, nil)
 						require.NoError(t, err)
 						return c.Complete(ctx, nil, evil)
 					}},
-					{"Claim.CompleteInBatch", func() error {
+					{"FenceLease.CompleteInBatch", func() error {
 						b := &pgx.Batch{}
 						require.NoError(t, c.CompleteInBatch(b, evil))
 						return db.Pool.SendBatch(ctx, b).Close()

@@ -166,7 +166,7 @@ func everyOperationInATransaction(t *testing.T, set setup) {
 
 				c, err := fence("fresh", nil, onceq.Policy{}).Claim(ctx, tx.DB)
 				usable("Fence.Claim", err, nil)
-				usable("Claim.Complete", c.Complete(ctx, tx.DB, 1), nil)
+				usable("FenceLease.Complete", c.Complete(ctx, tx.DB, 1), nil)
 				c, err = fence("fresh", nil, onceq.Policy{}).Claim(ctx, tx.DB)
 				usable("Fence.Claim, replayed", err, nil)
 				require.True(t, c.Replayed)
@@ -180,8 +180,8 @@ func everyOperationInATransaction(t *testing.T, set setup) {
 				_, err = fence("doubtful", 1, onceq.Hold()).Claim(ctx, tx.DB)
 				usable("Fence.Claim, held", err, onceq.ErrHeld)
 				usable("Fence.Resolve", fence("doubtful", 1, onceq.Hold()).Resolve(ctx, tx.DB, onceq.NeverApplied()), nil)
-				usable("Claim.Complete", claimed.Complete(ctx, tx.DB, 1), nil)
-				usable("Claim.Release", released.Release(ctx, tx.DB), nil)
+				usable("FenceLease.Complete", claimed.Complete(ctx, tx.DB, 1), nil)
+				usable("FenceLease.Release", released.Release(ctx, tx.DB), nil)
 			}
 			snapshot := func() string {
 				return get[string](t, e.Pool, `select concat_ws(E'\n', (select string_agg(j::text, E'\n' order by id) from onceq.jobs j),
