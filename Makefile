@@ -4,9 +4,10 @@ STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOSEC       = github.com/securego/gosec/v2/cmd/gosec@v2.27.1
 TIMEOUT     = 20m
 
-# Modules of their own, which no application gets by importing onceq: checks/ has recorded histories, random walks and
-# forced interleavings.
-MODULES     = checks onceqotel examples queuetest/container
+# Modules of their own, which no application gets by importing onceq. lab/ measures and attacks it; its torture has
+# targets of its own below.
+MODULES     = onceqotel examples queuetest/container
+LAB         = ./checks ./model
 
 .PHONY: test format imports vet staticcheck gosec race modules matrix test-versions test-container demo bench torture torture-ci
 
@@ -39,7 +40,7 @@ staticcheck:
 gosec:
 	@echo "== gosec"
 	@GOTOOLCHAIN=auto go run $(GOSEC) -quiet -exclude=G115,G404 -exclude-dir=internal/pgserver -exclude-dir=queuetest -exclude-dir=examples \
-		-exclude-dir=bench -exclude-dir=checks -exclude-dir=torture -exclude-dir=onceqotel ./...
+		-exclude-dir=lab -exclude-dir=onceqotel ./...
 	@cd onceqotel && GOTOOLCHAIN=auto go run $(GOSEC) -quiet -exclude=G115,G404 -exclude-dir=example ./...
 
 race:
@@ -61,7 +62,7 @@ modules:
 		echo "== $$module" && (cd $$module && go vet ./... && go run $(STATICCHECK) ./... && \
 		go test -race -count=1 -timeout $(TIMEOUT) ./...) || exit 1; \
 	done; \
-	cd bench && go vet . && go run $(STATICCHECK) .
+	echo "== lab" && cd lab && go vet ./... && go run $(STATICCHECK) ./... && go test -race -count=1 -timeout $(TIMEOUT) $(LAB)
 
 # The suite in every query mode, as a role with the grants alone, in an odd schema, and through PgBouncer.
 # For some of them: make matrix MODES='role pgbouncer'. That what is left out does fail there: make matrix MODES=-skipped
@@ -74,10 +75,12 @@ VERSIONS = 16 17 18
 test-versions:
 	@for version in $(VERSIONS); do \
 		bin=$$(scripts/postgres-version.sh $$version) || exit 1; \
-		for module in . checks onceqotel; do \
+		for module in . onceqotel; do \
 			echo "== go test $$module, Postgres $$version" && \
 			(cd $$module && ONCEQ_TEST_PGBIN="$$bin" GOTOOLCHAIN=auto go test -count=1 -timeout $(TIMEOUT) ./...) || exit 1; \
 		done; \
+		echo "== go test lab, Postgres $$version" && \
+		(cd lab && ONCEQ_TEST_PGBIN="$$bin" GOTOOLCHAIN=auto go test -count=1 -timeout $(TIMEOUT) $(LAB)) || exit 1; \
 	done
 
 # The tests on a Postgres in a container.
@@ -88,20 +91,20 @@ demo:
 	@scripts/postgres.sh >/dev/null
 	@GOTOOLCHAIN=auto go run -C examples ./demo
 
-# Ours and the peers side by side, on the newest and the oldest Postgres that is supported, into bench/RESULTS.md.
+# Ours and the peers side by side, on the newest and the oldest Postgres that is supported, into lab/bench/RESULTS.md.
 # For a part of it: make bench BENCH='-tests A,C -rounds 5'
 bench:
-	@cd bench && for version in 18 15; do go run . -pg $$version -o . $(BENCH) || exit 1; done
+	@cd lab/bench && for version in 18 15; do go run . -pg $$version -o . $(BENCH) || exit 1; done
 
 # Many processes, and all that happens to machines, for some minutes; River beside it. docs/torture.md says what is
 # counted. For hours: make torture TORTURE='-duration 3h -systems onceq'
 torture:
 	@ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; \
 	ONCEQ_TEST_PGBOUNCER=$$(scripts/pgbouncer.sh) || exit 1; export ONCEQ_TEST_PGBOUNCER; \
-	cd torture && go run . $(TORTURE)
+	cd lab/torture && go run . $(TORTURE)
 
 # A minute of it, and the tests of the checker: what is broken on purpose must be found.
 torture-ci:
 	@ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; \
 	ONCEQ_TEST_PGBOUNCER=$$(scripts/pgbouncer.sh) || exit 1; export ONCEQ_TEST_PGBOUNCER; \
-	cd torture && go vet . && go run $(STATICCHECK) . && go test -count=1 -timeout $(TIMEOUT) . && go run . -duration 1m -systems onceq
+	cd lab/torture && go vet . && go test -count=1 -timeout $(TIMEOUT) . && go run . -duration 1m -systems onceq

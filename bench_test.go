@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// What a job costs in this process, without the database: compare with benchstat. bench/ measures the whole.
+// What a job costs in this process, without the database: compare with benchstat. lab/bench measures the whole.
 //
 //	go test -run - -bench . -count 10
 

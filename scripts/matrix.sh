@@ -42,7 +42,7 @@ run() {
 	fi
 	# shellcheck disable=SC2086
 	env "$@" go test -count=1 -timeout "${TIMEOUT:-20m}" -skip "^($always|$skip)\$" $packages
-	(cd checks && env "$@" go test -count=1 -timeout "${TIMEOUT:-20m}" .)
+	(cd lab && env "$@" GOTOOLCHAIN=auto go test -count=1 -timeout "${TIMEOUT:-20m}" ./checks)
 	(cd examples && env "$@" GOTOOLCHAIN=auto go test -count=1 -timeout "${TIMEOUT:-20m}" ./handlertest)
 }
 

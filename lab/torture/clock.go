@@ -62,7 +62,7 @@ func buildSkewed(ctx context.Context, dir string) (exe string, err error) {
 		return "", err
 	}
 	exe = filepath.Join(dir, "skewed")
-	if out, err := exec.CommandContext(ctx, "go", "build", "-overlay", list, "-o", exe, "github.com/onceq/onceq/torture").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(ctx, "go", "build", "-overlay", list, "-o", exe, "github.com/onceq/onceq/lab/torture").CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%w: %s", err, out)
 	}
 	cmd := exec.CommandContext(ctx, exe)
