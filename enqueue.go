@@ -13,7 +13,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // Result is the answer to an Enqueue.
@@ -726,19 +725,6 @@ func (q *Queue) enqueued(ctx context.Context, e *encoded, r Result) {
 	}
 }
 
-// ErrIDTaken: the sequence of ids gave one that a live job has. A crash or a failover by physical replication
-// cannot cause it; a restore or a logical replica that lacks the sequence's value can. The caller's transaction
-// is aborted. Set the sequence past everything in use, with onceq for the schema:
-//
-//	select setval('onceq.ids', greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_history),
-//	                                    (select max(token >> 20) from onceq.job_fences)))
-//
-// It does not heal by itself, because ids of finished jobs, which nothing notices, would be given out again too. A job
-// with such an id takes the place of a completed one in the history. Where the older one is dead, held or cancelled, the
-// newer one can only complete, which leaves no record then; anything else is an ErrIDTaken too, and the job runs again
-// until the older one is redriven or discarded.
-var ErrIDTaken = errors.New("onceq: the sequence of ids is behind the ids in use; set it past them, see onceq.ErrIDTaken")
-
 // enqueueError says what failed.
 func (q *Queue) enqueueError(err error) error {
 	var pgErr *pgconn.PgError
@@ -749,45 +735,4 @@ func (q *Queue) enqueueError(err error) error {
 		return fmt.Errorf("%w: %w", ErrIDTaken, err)
 	}
 	return fmt.Errorf("onceq: enqueue: %w", q.told(err))
-}
-
-// txBeginner opens a transaction.
-type txBeginner interface {
-	BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error)
-}
-
-// beginner gives what opens a transaction, nil where db is one already.
-func beginner(db DB) txBeginner {
-	switch db := db.(type) {
-	case *pgxpool.Conn:
-		if db.Conn().PgConn().TxStatus() != 'I' {
-			return nil
-		}
-	case *pgx.Conn:
-		if db.PgConn().TxStatus() != 'I' {
-			return nil
-		}
-	}
-	b, _ := db.(txBeginner)
-	return b
-}
-
-// atomically runs fn in one transaction: the caller's, where db is one, else a new one.
-func atomically(ctx context.Context, db DB, fn func(DB) error) error {
-	begin := beginner(db)
-	if begin == nil {
-		return fn(db)
-	}
-	tx, err := begin.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite})
-	if err != nil {
-		return fmt.Errorf("onceq: begin: %w", err)
-	}
-	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
-	if err := fn(tx); err != nil {
-		return err
-	}
-	if err := tx.Commit(ctx); err != nil {
-		return fmt.Errorf("onceq: commit: %w", err)
-	}
-	return nil
 }

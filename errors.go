@@ -1,6 +1,7 @@
 package onceq
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -231,4 +232,104 @@ func sqlState(err error) string {
 		return ""
 	}
 	return pgErr.SQLState()
+}
+
+// tablesMissing is a SchemaError with what Postgres said, as a part of another error's text.
+type tablesMissing struct {
+	schema *SchemaError
+	err    error
+}
+
+func (e *tablesMissing) Error() string {
+	return strings.TrimPrefix(e.schema.Error(), "onceq: ") + " (" + e.err.Error() + ")"
+}
+
+func (e *tablesMissing) Unwrap() []error { return []error{e.schema, e.err} }
+
+// noTables reports whether Postgres says that the schema or its tables do not exist.
+func noTables(err error) bool {
+	state := sqlState(err)
+	return state == "42P01" || state == "3F000"
+}
+
+// ErrIDTaken: the sequence of ids gave one that a live job has. A crash or a failover by physical replication
+// cannot cause it; a restore or a logical replica that lacks the sequence's value can. The caller's transaction
+// is aborted. Set the sequence past everything in use, with onceq for the schema:
+//
+//	select setval('onceq.ids', greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_history),
+//	                                    (select max(token >> 20) from onceq.job_fences)))
+//
+// It does not heal by itself, because ids of finished jobs, which nothing notices, would be given out again too. A job
+// with such an id takes the place of a completed one in the history. Where the older one is dead, held or cancelled, the
+// newer one can only complete, which leaves no record then; anything else is an ErrIDTaken too, and the job runs again
+// until the older one is redriven or discarded.
+var ErrIDTaken = errors.New("onceq: the sequence of ids is behind the ids in use; set it past them, see onceq.ErrIDTaken")
+
+// ErrUnfinished: Discard of a job that is not finished. Cancel it first.
+var ErrUnfinished = errors.New("onceq: job is not finished; cancel it before discarding it")
+
+// committedError says that the handler's transaction was committed before the worker could, and what went wrong then.
+type committedError struct{ error }
+
+func (e *committedError) Error() string {
+	return "onceq: the worker's transaction was committed inside the handler (a commit in a statement, or a transaction begun on tx.Conn()), so what was written until then stays; the job does not run again by itself, which would repeat that; use savepoints (tx.Begin), or Handle; what went wrong after it: " + e.error.Error()
+}
+
+func (e *committedError) Unwrap() error { return e.error }
+
+// conflictError is a serialization failure or a deadlock of the handler's own transaction.
+type conflictError struct{ error }
+
+func (e *conflictError) Unwrap() error { return e.error }
+
+// refusedError says that the guard of a handler's transaction did not hold. A handler cannot return one.
+type refusedError struct {
+	op    string
+	event EventType
+}
+
+func (e *refusedError) Error() string { return "onceq: " + e.op + " refused: the lease is lost" }
+
+// notBegunError is why a handler was not called, or got no further than to its first statement. No attempt is spent on it.
+type notBegunError struct{ error }
+
+func (e *notBegunError) Unwrap() error { return e.error }
+
+// PanicError is a handler's panic, as the error of its attempt.
+type PanicError struct {
+	Value any
+	Stack []byte
+}
+
+func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v\n\n%s", e.Value, e.Stack) }
+
+// Unwrap returns the value where it was an error.
+func (e *PanicError) Unwrap() error {
+	err, _ := e.Value.(error)
+	return err
+}
+
+// decodeError is an error of encoding/json whose text says where it went wrong and not at which value: those stay out
+// of logs and of what is recorded of an attempt. errors.As finds the error itself.
+type decodeError struct{ err error }
+
+func (e *decodeError) Unwrap() error { return e.err }
+
+func (e *decodeError) Error() string {
+	var wrong *json.UnmarshalTypeError
+	var syntax *json.SyntaxError
+	switch {
+	case errors.As(e.err, &wrong):
+		value, _, _ := strings.Cut(wrong.Value, " ") // "number 300"
+		if wrong.Field == "" {
+			return fmt.Sprintf("%s is no %s", value, wrong.Type)
+		}
+		return fmt.Sprintf("%s in field %s is no %s", value, wrong.Field, wrong.Type)
+	case errors.As(e.err, &syntax):
+		return fmt.Sprintf("malformed at byte %d", syntax.Offset)
+	}
+	if field, unknown := strings.CutPrefix(e.err.Error(), "json: unknown field "); unknown {
+		return fmt.Sprintf("it has the field %s, which the type lacks (Kind.RefuseUnknownFields); run a worker that knows it", field)
+	}
+	return fmt.Sprintf("refused by a type's own decoding (%T)", e.err)
 }

@@ -313,19 +313,6 @@ func (l *lane) runTx(tasks []*task, h *Handler) {
 	}
 }
 
-// refusedError says that the guard of a handler's transaction did not hold. A handler cannot return one.
-type refusedError struct {
-	op    string
-	event EventType
-}
-
-func (e *refusedError) Error() string { return "onceq: " + e.op + " refused: the lease is lost" }
-
-// notBegunError is why a handler was not called, or got no further than to its first statement. No attempt is spent on it.
-type notBegunError struct{ error }
-
-func (e *notBegunError) Unwrap() error { return e.error }
-
 // conflicts reports whether Postgres wants the handler's own transaction run again. What comes from elsewhere, another
 // database mostly, is the handler's business.
 func conflicts(err error) bool {

@@ -209,29 +209,6 @@ func (q *Queue) Fence(spec FenceSpec) (*Fence, error) {
 	return f, nil
 }
 
-// FenceLease is the answer to Fence.Claim: the right to do the work, or, with Replayed set, the result of
-// whoever did it. Its fields are facts of the moment of the claim; change none.
-type FenceLease struct {
-	Scope, Key string
-
-	Name string // of the effect, in Once; empty outside of jobs
-
-	// Token is a fencing token: it grows with each claim of the key, also over release and pruning. Hand it to
-	// systems that compare it (Kleppmann 2016, "How to do distributed locking").
-	Token int64
-
-	Since    time.Time       // first intent: not changed by taking over an uncertain claim
-	Until    time.Time       // end of the lease as claimed, by the database's clock
-	Replayed bool            // done before: Result is what came out, and there is nothing to do
-	Result   json.RawMessage // nil unless Replayed
-
-	f        *Fence
-	holder   int64
-	began    time.Time // this process's clock just before asking: the lease ends no earlier than began + lease
-	doubtful string    // why an earlier claim's outcome is unknown; "" where there was none
-	broken   string    // completed, but why its result could not be stored
-}
-
 // Claim asks for the fence, inside db; a nil db is the pool. It answers one of:
 //
 //   - a *FenceLease: it is yours. Do the work, then Complete, Release or Uncertain, before Until or after Extend.
@@ -543,16 +520,6 @@ func (f *Fence) emit(ctx context.Context, t EventType, token int64, err error) {
 	f.q.emit(ctx, e)
 }
 
-// IdempotencyKey names this work to systems outside that deduplicate, in an Idempotency-Key header mostly
-// (draft-ietf-httpapi-idempotency-key-header). A later claim that takes this one over after an unknown outcome
-// gets the same; work that is new, after a release or after the window, another. 43 bytes of ASCII.
-func (c *FenceLease) IdempotencyKey() string {
-	if c.f.job != nil {
-		return c.f.job.IdempotencyKey(c.f.name)
-	}
-	return c.f.q.downstream("fence", strconv.Itoa(int(c.f.class)), c.Scope, c.Key, strconv.FormatInt(c.Since.UnixMicro(), 10))
-}
-
 // downstream condenses parts to 160 bits of SHA-256, with the installation's random id: ids and tokens alone
 // repeat, in another database as well as in this one after some crash recoveries and failovers.
 func (q *Queue) downstream(parts ...string) string {
@@ -565,141 +532,4 @@ func (q *Queue) downstream(parts ...string) string {
 		_, _ = fmt.Fprintf(h, "%d:%s", len(p), p)
 	}
 	return "oq_" + hex.EncodeToString(h.Sum(nil)[:20])
-}
-
-// Each statement on behalf of a claim has this guard, whatever the fence's state; where it does not hold the
-// statement raises, so that a commit behind it in the same pipeline does not go through.
-const fenceGuard = `
-   where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.token = $5::bigint and f.holder = $6::bigint`
-
-const fenceRaise = `
-  returning 1
-)
-select case when not exists (select from done) then onceq.lease_lost($1::bigint) end`
-
-// completeFence completes a fence in any state: a late success counts as long as nobody has taken the fence
-// over. One that is completed stays as it is, so that the statement can be repeated after a lost answer. $8 says
-// why there is no result although there should be one. Restores the lifetime, which a release takes away.
-const completeFence = `
-with done as (
-  update onceq.job_fences f
-     set state = 3,
-         result = case when f.state = 3 then f.result else nullif($7::text, '')::jsonb end,
-         detail = case when f.state = 3 then f.detail else nullif($8::text, '') end,
-         finished_at = case when f.state = 3 then f.finished_at when f.class <> 3 then statement_timestamp() end,
-         lifetime = $9::bigint` + fenceGuard + fenceRaise
-
-// releaseFence frees a fence, or makes it uncertain again where it was when it was claimed.
-const releaseFence = `
-with done as (
-  update onceq.job_fences f
-     set state = case when f.detail is null then 5 else 2 end, holder = null,
-         finished_at = case when f.detail is null then statement_timestamp() end,
-         lifetime = case when f.detail is null then 0 else f.lifetime end` + fenceGuard + ` and f.state = 1` + fenceRaise
-
-const doubtFence = `
-with done as (
-  update onceq.job_fences f set state = 2, detail = $7::text` + fenceGuard + ` and f.state in (1, 2)` + fenceRaise
-
-// extendFence renews the lease; with $8 the earlier doubt is cleared.
-const extendFence = `
-with done as (
-  update onceq.job_fences f
-     set leased_until = statement_timestamp() + $7::bigint * interval '1 microsecond',
-         detail = case when not $8::bool then f.detail end` + fenceGuard + ` and f.state = 1` + fenceRaise
-
-func (c *FenceLease) guard(more ...any) []any {
-	var job int64
-	if c.f.job != nil {
-		job = c.f.job.ID
-	}
-	return append([]any{job, int16(c.f.class), c.f.scope, c.f.key, c.Token, c.holder}, more...)
-}
-
-func (c *FenceLease) run(ctx context.Context, db DB, op, statement string, more ...any) error {
-	if db == nil {
-		db = c.f.db
-	}
-	err := c.f.q.guarded(ctx, db, statement, c.guard(more...), nil)
-	switch {
-	case err == nil:
-		return nil
-	case leaseLost(err):
-		return c.lost(op)
-	}
-	return fmt.Errorf("onceq: %s of %s: %w", op, c.f, c.f.q.told(err))
-}
-
-func (c *FenceLease) lost(op string) *LeaseError {
-	e := &LeaseError{Op: op, Token: c.Token}
-	e.Scope, e.Key, e.JobID, e.Effect = c.f.subject()
-	return e
-}
-
-// Complete records that the work is done and what came out, inside db; a nil db is the pool. It is accepted
-// after the end of the lease as well, until somebody else has claimed. From then on, and after a Release, the
-// statement raises an error, so that a commit behind it in the same pipeline does not go through: a *LeaseError.
-//
-// The result is encoded as JSON; one that cannot be stored (MaxResultBytes) is an *InvalidError, and nothing was
-// sent.
-func (c *FenceLease) Complete(ctx context.Context, db DB, result any) error {
-	raw, err := encodeResult(result)
-	if err != nil {
-		return err
-	}
-	return c.complete(ctx, db, raw, "")
-}
-
-func (c *FenceLease) complete(ctx context.Context, db DB, raw, broken string) error {
-	err := c.run(ctx, db, "complete", completeFence, raw, broken, c.f.lifetime)
-	if errors.Is(err, ErrLeaseLost) {
-		c.f.emit(ctx, EventStale, c.Token, err)
-	}
-	return err
-}
-
-// CompleteInBatch adds the completion to the caller's own batch, as Lease.CompleteInBatch does. One that is refused there
-// is reported as EventStale in the same way.
-func (c *FenceLease) CompleteInBatch(batch *pgx.Batch, result any) error {
-	raw, err := encodeResult(result)
-	if err != nil {
-		return err
-	}
-	batch.Queue(c.f.q.sql(completeFence), c.guard(raw, "", c.f.lifetime)...).Fn = func(results pgx.BatchResults) error {
-		_, err := results.Exec()
-		if leaseLost(err) {
-			c.f.emit(context.Background(), EventStale, c.Token, c.lost("complete"))
-		}
-		return err
-	}
-	return nil
-}
-
-// Release says that nothing was applied: the key is free at once. A claim that took over one of unknown outcome
-// leaves it uncertain again, because its own failure says nothing about what the earlier one did. A claim that
-// is not yours any more, or not open, is a *LeaseError.
-func (c *FenceLease) Release(ctx context.Context, db DB) error {
-	return c.run(ctx, db, "release", releaseFence)
-}
-
-// Uncertain says that the work may or may not have been done, and why. Whoever asks next decides by its policy;
-// Complete is still possible until then.
-func (c *FenceLease) Uncertain(ctx context.Context, db DB, cause error) error {
-	if cause == nil {
-		return invalid("Uncertain", "wants an error that says why")
-	}
-	err := c.run(ctx, db, "uncertain", doubtFence, errorText(cause.Error()))
-	if err == nil {
-		c.f.emit(ctx, EventUncertain, c.Token, cause)
-	}
-	return err
-}
-
-// Extend makes the claim hold for d from now, by the database's clock. It runs on the pool: a claim made in a
-// transaction can be extended after its commit only.
-func (c *FenceLease) Extend(ctx context.Context, d time.Duration) error {
-	if d < time.Millisecond {
-		return invalid("Extend", "by %s; at least a millisecond", d)
-	}
-	return c.run(ctx, nil, "extend", extendFence, d.Microseconds(), false)
 }

@@ -460,26 +460,6 @@ func (q *Queue) finish(ctx context.Context, db DB, outcomes []outcome) (stale []
 	return stale, left, err
 }
 
-// guarded runs a statement of the library's own and scans its one row: on a pool in a transaction of its own
-// behind hotOwn, elsewhere as it is.
-func (q *Queue) guarded(ctx context.Context, db DB, statement string, args []any, dest ...any) error {
-	pool, ok := db.(*pgxpool.Pool)
-	if !ok {
-		return q.queryRow(ctx, db, statement, args, dest...)
-	}
-	return q.own(ctx, pool, hotOwn, statement, args, dest...)
-}
-
-// own runs a statement in a transaction of the library's own, behind what that begins with, and scans its one row.
-func (q *Queue) own(ctx context.Context, pool *pgxpool.Pool, first, statement string, args []any, dest ...any) error {
-	b := &pgx.Batch{}
-	b.Queue(beginOwn)
-	b.Queue(first)
-	b.Queue(q.sql(statement), args...).QueryRow(func(row pgx.Row) error { return row.Scan(dest...) })
-	b.Queue("commit")
-	return q.told(pool.SendBatch(ctx, b).Close())
-}
-
 // finished reports an outcome.
 func (q *Queue) finished(ctx context.Context, o outcome, stale bool) {
 	t := EventCompleted

@@ -61,24 +61,6 @@ select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payloa
        h.errors::text as errors
   from onceq.job_history h`
 
-// rows runs a statement that reads from large tables: behind guardPlans where db takes batches outside of a
-// transaction, else as it is.
-func (q *Queue) rows(ctx context.Context, db DB, statement string, args []any, scan func(pgx.Rows) error) (err error) {
-	defer func() { err = q.told(err) }()
-	if s, ok := db.(sender); ok && beginner(db) != nil {
-		b := &pgx.Batch{}
-		b.Queue(guardPlans)
-		b.Queue(q.sql(statement), args...).Query(scan)
-		return s.SendBatch(ctx, b).Close()
-	}
-	rows, err := db.Query(ctx, q.sql(statement), args...)
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
-	return scan(rows)
-}
-
 // info reads the jobs that a statement gives in the columns of liveInfo and pastInfo.
 func (q *Queue) info(ctx context.Context, db DB, statement string, args ...any) (all []JobInfo, err error) {
 	err = q.rows(ctx, db, statement, args, func(rows pgx.Rows) error {

@@ -295,59 +295,6 @@ returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_
           coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at)`
 )
 
-// beginOwn opens a transaction of the library's own, in the same round trip as what it does: the isolation level
-// does not depend on the database's default.
-const beginOwn = `begin isolation level read committed read write`
-
-// noLimits takes the time limits away from a transaction of the library's own that a role, a database or the pool gives to
-// all: what goes on in the background must go on, and each such statement is short, or ends with its context. The limits
-// are for the application's statements, and those of a handler's transaction keep them. It stands in what goes
-// before the library's statements, so that it costs no round trip and ends with the transaction, behind a pooler
-// too. idle_in_transaction_session_timeout meets none of them: they come in one message, and row_security stays as it is:
-// where it is off, Postgres says that a policy hides rows of these tables, which is better than to miss them.
-const noLimits = `set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
-       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end`
-
-// guardPlans goes before a statement of the library's own, in the same transaction and round trip, and brings
-// the database's clock. Plans of these statements may be made while the tables are empty and used when they
-// hold millions of rows: nothing but index scans and nested loops stays good for both. Joins to a table that is
-// written say "= any (array[x])" in place of "= x": an equality that a merge join could use also offers the planner
-// the whole index in its order, which looks cheap while the table is empty. So does an index condition on the class.
-// Nor are plans compiled: a generic plan takes a limit that it does not know for a tenth of the rows, and beside some
-// millions of jobs that is worth 15 ms of compiling to Postgres, for each claim of a millisecond.
-const guardPlans = `
-select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true)`
-
-// hotPlans is guardPlans for the statements that run for every job. Their plans need no second thought: otherwise
-// Postgres makes a new one for each call with few jobs, which takes four times as long as running it.
-const hotPlans = guardPlans + `, set_config('plan_cache_mode', 'force_generic_plan', true)`
-
-// What goes first in a transaction of the library's own.
-const (
-	guardOwn = guardPlans + `, ` + noLimits
-	hotOwn   = hotPlans + `, ` + noLimits
-)
-
-// keepPlans is guardPlans inside of a transaction in which a user's statements follow, up to restorePlans.
-const keepPlans = `
-select set_config('onceq.plans', concat_ws(',', current_setting('enable_seqscan'), current_setting('enable_hashjoin'),
-                  current_setting('enable_mergejoin'), current_setting('enable_bitmapscan'), current_setting('jit')), true),
-       set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true)`
-
-const restorePlans = `
-select set_config('enable_seqscan', split_part(p, ',', 1), true), set_config('enable_hashjoin', split_part(p, ',', 2), true),
-       set_config('enable_mergejoin', split_part(p, ',', 3), true), set_config('enable_bitmapscan', split_part(p, ',', 4), true),
-       set_config('jit', split_part(p, ',', 5), true)
-  from current_setting('onceq.plans') as p`
-
-// sender is what a statement of the library's own needs: a connection or a pool, outside of a transaction.
-type sender interface {
-	DB
-	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
-}
-
 // claim runs one of the statements above.
 func (q *Queue) claim(ctx context.Context, db *pgxpool.Pool, c *claim, statement string, args ...any) ([]*Lease, error) {
 	holder := rand.Int64()
@@ -480,16 +427,6 @@ func (l *Lease) Lock(ctx context.Context, db DB) error {
 	}
 	l.conflicted(ctx, err)
 	return fmt.Errorf("onceq: lock: %w", l.q.told(err))
-}
-
-// runs runs a statement of which nothing but its error counts.
-func runs(ctx context.Context, db DB, statement string, args ...any) error {
-	rows, err := db.Query(ctx, statement, args...)
-	if err == nil {
-		rows.Close()
-		err = rows.Err()
-	}
-	return err
 }
 
 // conflicted is told what went wrong with a statement of this lease in the handler's own transaction. Where Postgres wants

@@ -100,19 +100,6 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Queue, error) {
 	return q, nil
 }
 
-// sql returns a statement of this package, in which the schema is written as onceq, for the real schema.
-func (q *Queue) sql(statement string) string {
-	if q.schema == "onceq" {
-		return statement
-	}
-	if s, ok := q.statements.Load(statement); ok {
-		return s.(string)
-	}
-	s := q.names.Replace(statement)
-	q.statements.Store(statement, s)
-	return s
-}
-
 // Schema returns the name of the schema, unquoted.
 func (q *Queue) Schema() string { return q.schema }
 
@@ -186,58 +173,6 @@ select count(*) from held`
 	}
 	q.installation.Store(nil)
 	return held, nil
-}
-
-// queryRow runs a statement of this package and scans its one row. No row is pgx.ErrNoRows.
-func (q *Queue) queryRow(ctx context.Context, db DB, statement string, args []any, dest ...any) (err error) {
-	defer func() { err = q.told(err) }()
-	rows, err := db.Query(ctx, q.sql(statement), args...)
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
-	if !rows.Next() {
-		if err := rows.Err(); err != nil {
-			return err
-		}
-		return pgx.ErrNoRows
-	}
-	if err := rows.Scan(dest...); err != nil {
-		return err
-	}
-	rows.Close()
-	return rows.Err()
-}
-
-// told makes a *SchemaError of what Postgres says of a statement of this package where the tables are missing, and an
-// ErrIDTaken where a job cannot leave because of another one with its id.
-func (q *Queue) told(err error) error {
-	var schema *SchemaError
-	if sqlState(err) == "OQ002" && !errors.Is(err, ErrIDTaken) {
-		return fmt.Errorf("%w (%w)", ErrIDTaken, err)
-	}
-	if !noTables(err) || errors.As(err, &schema) {
-		return err
-	}
-	return &tablesMissing{&SchemaError{Schema: q.schema, Want: SchemaVersion}, err}
-}
-
-// tablesMissing is a SchemaError with what Postgres said, as a part of another error's text.
-type tablesMissing struct {
-	schema *SchemaError
-	err    error
-}
-
-func (e *tablesMissing) Error() string {
-	return strings.TrimPrefix(e.schema.Error(), "onceq: ") + " (" + e.err.Error() + ")"
-}
-
-func (e *tablesMissing) Unwrap() []error { return []error{e.schema, e.err} }
-
-// noTables reports whether Postgres says that the schema or its tables do not exist.
-func noTables(err error) bool {
-	state := sqlState(err)
-	return state == "42P01" || state == "3F000"
 }
 
 // identify reads the installation's random id, once: Lease.IdempotencyKey needs it.

@@ -15,9 +15,6 @@ import (
 // CancelledKeep is how long a job that Cancel took out stays in the history, from which it can be redriven.
 const CancelledKeep = 24 * time.Hour
 
-// ErrUnfinished: Discard of a job that is not finished. Cancel it first.
-var ErrUnfinished = errors.New("onceq: job is not finished; cancel it before discarding it")
-
 // cancelJobs takes jobs out that nobody holds, and gives what their events say. A row that is locked counts as held: no
 // waiting for a handler's transaction.
 const cancelJobs = `

@@ -345,20 +345,6 @@ var (
 	errTxRolledBack = errors.New("onceq: the handler rolled the worker's transaction back by a statement of its own: return an error to roll it back")
 )
 
-// committedError says that the handler's transaction was committed before the worker could, and what went wrong then.
-type committedError struct{ error }
-
-func (e *committedError) Error() string {
-	return "onceq: the worker's transaction was committed inside the handler (a commit in a statement, or a transaction begun on tx.Conn()), so what was written until then stays; the job does not run again by itself, which would repeat that; use savepoints (tx.Begin), or Handle; what went wrong after it: " + e.error.Error()
-}
-
-func (e *committedError) Unwrap() error { return e.error }
-
-// conflictError is a serialization failure or a deadlock of the handler's own transaction.
-type conflictError struct{ error }
-
-func (e *conflictError) Unwrap() error { return e.error }
-
 // close takes the transaction from the handler: later uses get pgx.ErrTxClosed. A statement that another goroutine is at
 // is cut off, together with its connection.
 func (tx *handlerTx) close() {

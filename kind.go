@@ -1,14 +1,111 @@
 package onceq
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"math"
+	"reflect"
 	"runtime/debug"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 )
+
+// Kind declares a kind of job once, for those who enqueue it and those who run it. P is its payload: a type
+// that encoding/json encodes and decodes, or []byte for bytes that must come back unchanged.
+//
+//	var Welcome = onceq.Kind[WelcomeMail]{
+//		Name: "welcome",
+//		Key:  func(m WelcomeMail) string { return fmt.Sprintf("welcome:%d", m.UserID) },
+//	}
+//
+// The first group of fields matters to producers, the second to workers.
+type Kind[P any] struct {
+	Name          string         // required; stored with each job and with its key, so do not rename a kind that has either
+	Queue         string         // default DefaultQueue
+	Key           func(P) string // derives the key from the payload; default none
+	Scope         func(P) string // derives the scope from the payload; default the kind's name
+	Window        time.Duration  // see Job.Window
+	Priority      Priority
+	MaxAttempts   int      // see Job.MaxAttempts
+	Fields        []string // see Job.Fields
+	IgnorePayload bool     // see Job.IgnorePayload
+
+	// Timeout ends the handler's context, and the attempt counts as failed. Default one minute; NoTimeout for
+	// none. A handler that does not return although its context has ended keeps its job for one to two leases more: see
+	// WorkerConfig.Lease.
+	Timeout time.Duration
+
+	// Backoff is the wait after the given failed attempt (1 for the first). Default DefaultBackoff.
+	Backoff func(attempt int, err error) time.Duration
+
+	// MaxLost is how many leases of one job may run out (its process crashed, hung or lost the database) until
+	// the job is dead. Default 5. A worker starts jobs that have lost one in turn, each as soon as it is claimed: the
+	// next when the one before is done or has run for 1 s, and for 16, 81 and 256 s with three, two and one life left. So
+	// what ends its process is found out, and only a first lease may be charged to a job that was about to start. With 1
+	// a worker claims nothing ahead of its start.
+	MaxLost int
+
+	// Keep is how long a completed or cancelled job stays in the history: 0 for not at all, Forever until
+	// somebody discards it. Default: what QueueConfig.Keep says. Dead and held jobs always stay.
+	Keep time.Duration
+
+	// RefuseUnknownFields makes a payload with a member that P does not have an error of its attempt, before the handler
+	// is called: where an older worker must not do half of what a newer producer asks for. By default such members are
+	// dropped, as encoding/json does.
+	RefuseUnknownFields bool
+
+	// Serializable runs handler transactions at SERIALIZABLE in place of READ COMMITTED. Serialization
+	// failures are run again at once, up to ten times, before they cost an attempt.
+	Serializable bool
+}
+
+// NoTimeout lets a handler run as long as it likes. Its job still comes back within a lease when its process dies, freezes
+// or loses the database; but for a handler that hangs nobody looks.
+const NoTimeout time.Duration = -1
+
+// Job returns the job for a payload, ready for Enqueue; change what differs from the kind before.
+func (k *Kind[P]) Job(payload P) Job {
+	j := Job{
+		Kind: k.Name, Payload: payload, Queue: k.Queue, Window: k.Window, Priority: k.Priority,
+		MaxAttempts: k.MaxAttempts, Fields: k.Fields, IgnorePayload: k.IgnorePayload,
+	}
+	if k.Key != nil {
+		j.Key, j.keyed = k.Key(payload), true
+		if k.Scope != nil {
+			j.Scope = k.Scope(payload)
+		}
+	}
+	return j
+}
+
+// decode is the way back of encodePayload. With known, P has to have every member.
+func decode[P any](l *Lease, known bool) (P, error) {
+	var p P
+	if raw, ok := any(&p).(*[]byte); ok && reflect.TypeFor[P]() == reflect.TypeFor[[]byte]() {
+		*raw = l.Bytes
+		return p, nil
+	}
+	if l.Payload == nil {
+		return p, fmt.Errorf("onceq: job %d of kind %q carries bytes, its handler wants %T", l.ID, l.Kind, p)
+	}
+	unmarshal := json.Unmarshal
+	if known {
+		unmarshal = unmarshalKnown
+	}
+	if err := unmarshal(l.Payload, &p); err != nil {
+		return p, fmt.Errorf("onceq: payload of job %d does not decode into %T: %w", l.ID, p, &decodeError{err})
+	}
+	return p, nil
+}
+
+func unmarshalKnown(payload []byte, into any) error {
+	d := json.NewDecoder(bytes.NewReader(payload))
+	d.DisallowUnknownFields()
+	return d.Decode(into)
+}
 
 // Handler is what a worker runs for the jobs of one kind: see Kind.Handle, HandleTx and HandleBatch.
 type Handler struct {
@@ -194,20 +291,6 @@ func (h Handler) Kind() string { return h.kind }
 
 // Queue is the kind's queue; a job may name another.
 func (h Handler) Queue() string { return h.queue }
-
-// PanicError is a handler's panic, as the error of its attempt.
-type PanicError struct {
-	Value any
-	Stack []byte
-}
-
-func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v\n\n%s", e.Value, e.Stack) }
-
-// Unwrap returns the value where it was an error.
-func (e *PanicError) Unwrap() error {
-	err, _ := e.Value.(error)
-	return err
-}
 
 // protect turns a panic of fn into an error.
 func protect(fn func() error) (err error) {
