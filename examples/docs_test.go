@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -41,20 +42,27 @@ func TestDocsAreTheExamples(t *testing.T) {
 	}
 }
 
-// Links of these pages to files lead somewhere.
+// Links between files lead somewhere, on every page, and docs/README.md lists every page beside it.
 func TestDocsLinks(t *testing.T) {
 	t.Parallel()
-	pages, err := filepath.Glob("../docs/moving-from-*.md")
+	docs, err := filepath.Glob("../docs/*.md")
 	require.NoError(t, err)
-	for _, page := range append(pages, "../docs/patterns.md", "../docs/production.md", "../docs/deploys.md", "../docs/runbook.md") {
+	root, err := filepath.Glob("../*.md")
+	require.NoError(t, err)
+	index, err := os.ReadFile("../docs/README.md")
+	require.NoError(t, err)
+	for _, page := range slices.Concat(docs, root) {
 		text, err := os.ReadFile(page)
 		require.NoError(t, err)
 		text = regexp.MustCompile("(?s)```.*?```|`[^`\n]*`").ReplaceAll(text, nil)
-		links := regexp.MustCompile(`\]\(([^)#:]+)\)`).FindAllStringSubmatch(string(text), -1)
-		require.NotEmpty(t, links, page)
-		for _, l := range links {
-			_, err := os.Stat(filepath.Join("../docs", l[1]))
+		for _, l := range regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`).FindAllStringSubmatch(string(text), -1) {
+			_, err := os.Stat(filepath.Join(filepath.Dir(page), l[1]))
 			require.NoError(t, err, "%s links to %s", page, l[1])
+		}
+	}
+	for _, page := range docs {
+		if name := filepath.Base(page); name != "README.md" {
+			require.Contains(t, string(index), "("+name, "docs/README.md does not list it")
 		}
 	}
 }
