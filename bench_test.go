@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/onceq/onceq/internal/jsonb"
 )
 
 // What a job costs in this process, without the database: compare with benchstat. lab/bench measures the whole.
@@ -78,7 +79,7 @@ func BenchmarkCanonical(b *testing.B) {
 	b.SetBytes(int64(len(raw)))
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := scanJSON(raw, true, nil); err != nil {
+		if _, err := jsonb.Scan(raw, true, nil); err != nil {
 			b.Fatal(err)
 		}
 	}

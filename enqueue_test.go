@@ -20,6 +20,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/internal/jsonb"
 	"github.com/onceq/onceq/migrations"
 	"github.com/onceq/onceq/queuetest"
 )
@@ -830,10 +831,10 @@ func TestTrap_EnqueueChecksLimitsBeforeAnythingIsSent(t *testing.T) {
 		},
 		{Kind: "k", Key: "1", Payload: strings.Repeat("x", onceq.MaxPayloadBytes-2)},
 		{Kind: "k", Key: "2", Payload: make([]byte, onceq.MaxPayloadBytes)},
-		{Kind: "k", Key: "3", Payload: deep(onceq.MaxJSONDepth)},
-		{Kind: "k", Key: "4", Payload: raw(strings.Repeat("9", onceq.MaxNumberLength-5) + "e9999")},
-		{Kind: "k", Key: "5", Payload: raw("0." + strings.Repeat("9", onceq.MaxNumberLength-8) + "e-9999")},
-		{Kind: "k", Key: "6", Payload: raw(`[1e9999` + strings.Repeat(`,1e9999`, onceq.MaxExponents/onceq.MaxExponent-1) + `]`)},
+		{Kind: "k", Key: "3", Payload: deep(jsonb.MaxDepth)},
+		{Kind: "k", Key: "4", Payload: raw(strings.Repeat("9", jsonb.MaxNumberLength-5) + "e9999")},
+		{Kind: "k", Key: "5", Payload: raw("0." + strings.Repeat("9", jsonb.MaxNumberLength-8) + "e-9999")},
+		{Kind: "k", Key: "6", Payload: raw(`[1e9999` + strings.Repeat(`,1e9999`, jsonb.MaxExponents/jsonb.MaxExponent-1) + `]`)},
 		{Kind: "k", RunAt: time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)},
 		{Kind: "k", RunAt: time.Date(1, 1, 1, 0, 0, 0, 1000, time.UTC)},
 	})

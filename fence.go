@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/onceq/onceq/internal/jsonb"
 )
 
 // The states of a fence, as job_fences.state has them. A row that is not there is absent.
@@ -196,7 +197,7 @@ func (q *Queue) Fence(spec FenceSpec) (*Fence, error) {
 	case err != nil:
 		return nil, err
 	case isJSON:
-		canonical, err := scanJSON(raw, true, spec.Fields)
+		canonical, err := jsonb.Scan(raw, true, spec.Fields)
 		if err != nil {
 			return nil, invalid("Payload", "%v", err)
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/onceq/onceq/internal/jsonb"
 )
 
 // outcome is how one run of a job ended. A state that is finished takes the job out of jobs; otherwise it is
@@ -59,7 +60,7 @@ func encodeResult(v any) (string, error) {
 	if len(raw) > MaxResultBytes {
 		return "", invalid("result", "has %d bytes; at most %d: store it elsewhere and return a reference", len(raw), MaxResultBytes)
 	}
-	if _, err := scanJSON(raw, false, nil); err != nil {
+	if _, err := jsonb.Scan(raw, false, nil); err != nil {
 		return "", invalid("result", "%v", err)
 	}
 	return string(raw), nil

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/jsonb"
 	"github.com/onceq/onceq/migrations"
 	"github.com/onceq/onceq/queuetest"
 )
@@ -60,11 +61,11 @@ func FuzzCanonicalForm_AgainstPostgres(f *testing.F) {
 		f.Add([]byte(pair[0]), []byte(pair[1]))
 	}
 	f.Fuzz(func(t *testing.T, a, b []byte) {
-		x, err := onceq.ScanJSON(a, true, nil)
+		x, err := jsonb.Scan(a, true, nil)
 		if err != nil {
 			return
 		}
-		y, err := onceq.ScanJSON(b, true, nil)
+		y, err := jsonb.Scan(b, true, nil)
 		if err != nil {
 			return
 		}

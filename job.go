@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/onceq/onceq/internal/jsonb"
 )
 
 // Limits, checked before anything is sent. They keep every index entry well under what a btree page holds.
@@ -233,7 +235,7 @@ func (j *Job) encode() (encoded, error) {
 		if len(raw) > MaxMetadataBytes {
 			return e, invalid("Metadata", "has %d bytes; at most %d", len(raw), MaxMetadataBytes)
 		}
-		if _, err := scanJSON(raw, false, nil); err != nil {
+		if _, err := jsonb.Scan(raw, false, nil); err != nil {
 			return e, invalid("Metadata", "%v", err)
 		}
 		e.metadata = string(raw)
@@ -248,7 +250,7 @@ func (j *Job) encode() (encoded, error) {
 	}
 	compare := e.key != "" && !j.IgnorePayload
 	if isJSON {
-		canonical, err := scanJSON(raw, compare, j.Fields)
+		canonical, err := jsonb.Scan(raw, compare, j.Fields)
 		if err != nil {
 			return e, invalid("Payload", "%v", err)
 		}

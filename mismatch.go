@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/onceq/onceq/internal/jsonb"
 )
 
 // A mismatch says what differs: for that, and only then, the first job's payload is read, where it is still there.
@@ -93,7 +95,7 @@ func difference(first *string, e *encoded, fields []string) (detail string, path
 
 // canonicalValue gives JSON as a value in which equal numbers are equal texts.
 func canonicalValue(text string, fields []string) (v any, err error) {
-	canonical, err := scanJSON([]byte(text), true, fields)
+	canonical, err := jsonb.Scan([]byte(text), true, fields)
 	if err != nil {
 		return nil, err
 	}

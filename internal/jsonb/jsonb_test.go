@@ -1,4 +1,4 @@
-package onceq_test
+package jsonb_test
 
 import (
 	"bytes"
@@ -10,12 +10,14 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/jsonb"
+	"github.com/onceq/onceq/queuetest"
 )
 
-func TestScanJSON_CanonicalForm(t *testing.T) {
+func TestScan_CanonicalForm(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]string{
 		` null `: `null`, "\t\r\n true": `true`, `false`: `false`,
@@ -28,10 +30,10 @@ func TestScanJSON_CanonicalForm(t *testing.T) {
 		`{}`: `{}`, `{ }`: `{}`, `{"b":1,"a":2}`: `{"a":2,"b":1}`, `{"a":1,"a":2}`: `{"a":2}`, `{"b":1,"a":{"d":0,"c":[]},"b":3,"a":4,"b":5}`: `{"a":4,"b":5}`,
 		`{"\u0061":1,"a":2}`: `{"a":2}`, `{"":1}`: `{"":1}`, `{"a":{"z":1,"y":{"x":1,"w":2}}}`: `{"a":{"y":{"w":2,"x":1},"z":1}}`,
 	} {
-		got, err := onceq.ScanJSON([]byte(in), true, nil)
+		got, err := jsonb.Scan([]byte(in), true, nil)
 		require.NoError(t, err, in)
 		require.Equal(t, want, string(got), in)
-		got, err = onceq.ScanJSON([]byte(in), false, nil)
+		got, err = jsonb.Scan([]byte(in), false, nil)
 		require.NoError(t, err, in)
 		require.Empty(t, got, in)
 	}
@@ -40,7 +42,7 @@ func TestScanJSON_CanonicalForm(t *testing.T) {
 	for i := range 100 {
 		in, want = append(in, fmt.Sprintf(`"%02d":%d`, 99-i, i+1)), append(want, fmt.Sprintf(`"%02d":`, i))
 	}
-	got, err := onceq.ScanJSON([]byte("{"+strings.Join(in, " , ")+"}"), true, nil)
+	got, err := jsonb.Scan([]byte("{"+strings.Join(in, " , ")+"}"), true, nil)
 	require.NoError(t, err)
 	for _, key := range want {
 		at := bytes.Index(got, []byte(key))
@@ -49,7 +51,7 @@ func TestScanJSON_CanonicalForm(t *testing.T) {
 	}
 }
 
-func TestScanJSON_Fields(t *testing.T) {
+func TestScan_Fields(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		in     string
@@ -64,17 +66,17 @@ func TestScanJSON_Fields(t *testing.T) {
 		{`{"a":{"b":1,"x":2},"x":3}`, []string{"a"}, `{"a":{"b":1,"x":2}}`},
 		{`{"\u00e9\"\\\n":1,"x":2}`, []string{"é\"\\\n"}, `{"é\"\\\u000a":1}`},
 	} {
-		got, err := onceq.ScanJSON([]byte(c.in), true, c.fields)
+		got, err := jsonb.Scan([]byte(c.in), true, c.fields)
 		require.NoError(t, err, c.in)
 		require.Equal(t, c.want, string(got), c.in)
 	}
 	for _, in := range []string{`[]`, `1`, `"a"`, `null`, ``, ` `, `{`} {
-		_, err := onceq.ScanJSON([]byte(in), true, []string{"a"})
+		_, err := jsonb.Scan([]byte(in), true, []string{"a"})
 		require.Error(t, err, in)
 	}
 }
 
-func TestScanJSON_Refuses(t *testing.T) {
+func TestScan_Refuses(t *testing.T) {
 	t.Parallel()
 	for _, in := range []string{
 		``, ` `, `nul`, `nulll`, `True`, `NaN`, `Infinity`, `-Infinity`, `+1`, `.5`, `1.`, `01`, `-`, `--1`, `1e`, `1e+`, `0x1`, `1_000`, `1 2`,
@@ -82,13 +84,13 @@ func TestScanJSON_Refuses(t *testing.T) {
 		`"\ud83d\u0041"`, "\"\xff\"", "\"\xc0\x80\"", "\"\xed\xa0\x80\"", "\"\xf4\x90\x80\x80\"", "\"\xe2\x82\"",
 		`[`, `[1`, `[1,`, `[1,]`, `[,1]`, `[1 2]`, `]`, `[}`, `{`, `{"a"`, `{"a":`, `{"a":1`, `{"a":1,`, `{"a":1,}`, `{,}`, `{a:1}`, `{1:1}`, `{"a" 1}`, `{"a":1 "b":2}`, `{"a":1]`,
 		"\ufeff1", "1\x00", "//\n1", "\v1", "\u00a01",
-		`1e10000`, `1e-10000`, `1e99999999999999999999`, strings.Repeat("1", onceq.MaxNumberLength+1),
-		strings.Repeat("[", onceq.MaxJSONDepth+2) + strings.Repeat("]", onceq.MaxJSONDepth+2),
-		strings.Repeat(`{"a":`, onceq.MaxJSONDepth+1) + "1" + strings.Repeat("}", onceq.MaxJSONDepth+1),
-		`[` + strings.Repeat(`1e9999,`, onceq.MaxExponents/onceq.MaxExponent+1) + `0]`,
+		`1e10000`, `1e-10000`, `1e99999999999999999999`, strings.Repeat("1", jsonb.MaxNumberLength+1),
+		strings.Repeat("[", jsonb.MaxDepth+2) + strings.Repeat("]", jsonb.MaxDepth+2),
+		strings.Repeat(`{"a":`, jsonb.MaxDepth+1) + "1" + strings.Repeat("}", jsonb.MaxDepth+1),
+		`[` + strings.Repeat(`1e9999,`, jsonb.MaxExponents/jsonb.MaxExponent+1) + `0]`,
 	} {
 		for _, canonical := range []bool{false, true} {
-			_, err := onceq.ScanJSON([]byte(in), canonical, nil)
+			_, err := jsonb.Scan([]byte(in), canonical, nil)
 			require.Error(t, err, "%.80q", in)
 		}
 	}
@@ -164,11 +166,11 @@ func (m jsonMaker) broken(s string) string {
 	return string(b)
 }
 
-// What scanJSON accepts Postgres stores, and two values have one canonical form exactly when jsonb says that
+// What Scan accepts Postgres stores, and two values have one canonical form exactly when jsonb says that
 // they are equal. What it refuses encoding/json or Postgres refuses too: the limits aside it is not stricter.
-func TestTrap_ScanJSONAgreesWithPostgresAndEncodingJSON(t *testing.T) {
+func TestTrap_ScanAgreesWithPostgresAndEncodingJSON(t *testing.T) {
 	t.Parallel()
-	db := enqNew(t)
+	db := queuetest.New(t)
 	ctx := t.Context()
 	const seed = 20240607
 	t.Logf("seed %d", seed)
@@ -181,25 +183,25 @@ func TestTrap_ScanJSONAgreesWithPostgresAndEncodingJSON(t *testing.T) {
 		if m.IntN(3) == 0 {
 			s = m.broken(s)
 		}
-		c, err := onceq.ScanJSON([]byte(s), true, nil)
-		_, plain := onceq.ScanJSON([]byte(s), false, nil)
+		c, err := jsonb.Scan([]byte(s), true, nil)
+		_, plain := jsonb.Scan([]byte(s), false, nil)
 		require.Equal(t, err == nil, plain == nil, "%q", s)
 		goValid := json.Valid([]byte(s))
 		if err != nil {
 			if goValid && utf8.ValidString(s) && !strings.Contains(err.Error(), "exponent") {
 				count++
-				require.True(t, jsonRefused(t, db.Pool, s), "scanJSON refuses %q (%v), encoding/json and Postgres do not", s, err)
+				require.True(t, jsonRefused(t, db.Pool, s), "Scan refuses %q (%v), encoding/json and Postgres do not", s, err)
 			}
 			continue
 		}
 		require.True(t, goValid, "%q", s)
 		valid, canonical = append(valid, s), append(canonical, string(c))
-		again, err := onceq.ScanJSON(c, true, nil)
+		again, err := jsonb.Scan(c, true, nil)
 		require.NoError(t, err, "%q", c)
 		require.Equal(t, string(c), string(again), "the canonical form of %q is not its own", s)
 	}
 	require.Greater(t, len(valid), 10_000)
-	t.Logf("%d valid, %d refused by Postgres and scanJSON alone", len(valid), count)
+	t.Logf("%d valid, %d refused by Postgres and Scan alone", len(valid), count)
 
 	// All at once: Postgres stores each, equal to its canonical form, and as many are distinct.
 	var differ []string
@@ -219,7 +221,7 @@ func TestTrap_ScanJSONAgreesWithPostgresAndEncodingJSON(t *testing.T) {
 	require.Empty(t, apart, "equal in jsonb, with different canonical forms")
 }
 
-func jsonRefused(t *testing.T, db onceq.DB, s string) bool {
+func jsonRefused(t *testing.T, db *pgxpool.Pool, s string) bool {
 	t.Helper()
 	rows, err := db.Query(t.Context(), `select $1::text::jsonb is null`, s)
 	if err == nil {
@@ -237,7 +239,7 @@ func jsonDecode(b []byte) (v any, err error) {
 	return v, err
 }
 
-func FuzzScanJSON(f *testing.F) {
+func FuzzScan(f *testing.F) {
 	for _, s := range []string{
 		`null`, `{"b":[1.0,-0,1e2],"a":"\u0041\ud83d\ude00\n"}`, `{"a":1,"a":2,"":{}}`, `"\ud800"`, `"\u0000"`, "\"\xff\"", `1e10000`, `[[[[]]]]`, ` [ 1 , 2 ] `, `{"a"`, `01`,
 	} {
@@ -245,9 +247,9 @@ func FuzzScanJSON(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, in []byte, field string) {
 		before := bytes.Clone(in)
-		c, err := onceq.ScanJSON(in, true, nil)
+		c, err := jsonb.Scan(in, true, nil)
 		require.Equal(t, before, in, "the input was changed")
-		_, plain := onceq.ScanJSON(in, false, nil)
+		_, plain := jsonb.Scan(in, false, nil)
 		require.Equal(t, err == nil, plain == nil)
 		if err != nil {
 			return
@@ -255,7 +257,7 @@ func FuzzScanJSON(f *testing.F) {
 		require.True(t, json.Valid(in))
 		require.True(t, utf8.Valid(in))
 		require.NotContains(t, string(c), "\x00")
-		again, err := onceq.ScanJSON(c, true, nil)
+		again, err := jsonb.Scan(c, true, nil)
 		if err != nil { // an exponent at the limit, beyond it once zeros are trimmed
 			require.ErrorContains(t, err, "exponent")
 			return
@@ -269,12 +271,12 @@ func FuzzScanJSON(f *testing.F) {
 		require.NoError(t, err)
 		spelled, err := json.Marshal(want)
 		require.NoError(t, err)
-		spelled, err = onceq.ScanJSON(spelled, true, nil)
+		spelled, err = jsonb.Scan(spelled, true, nil)
 		require.NoError(t, err)
 		require.Equal(t, string(c), string(spelled))
 
 		object, ok := got.(map[string]any)
-		some, err := onceq.ScanJSON(in, true, []string{field})
+		some, err := jsonb.Scan(in, true, []string{field})
 		require.Equal(t, ok, err == nil)
 		if !ok {
 			return

@@ -1,4 +1,5 @@
-package onceq
+// Package jsonb says whether Postgres can store a text as jsonb, before it is sent, and which texts are one value there.
+package jsonb
 
 import (
 	"bytes"
@@ -13,22 +14,22 @@ import (
 // Limits of what goes into a jsonb column. Postgres has wider ones; within these nothing can fail there, in
 // the middle of the caller's transaction.
 const (
-	maxJSONDepth    = 500
-	maxNumberLength = 1000
-	maxExponent     = 9999
+	MaxDepth        = 500
+	MaxNumberLength = 1000
+	MaxExponent     = 9999
 
 	// Sum of all exponents: numeric writes 1e9999 out in full, and a megabyte of such numbers would be a text
 	// that Postgres cannot give back.
-	maxExponents = 4 << 20
+	MaxExponents = 4 << 20
 )
 
-// scanJSON checks that in is one JSON value (RFC 8259) that jsonb stores: no \u0000, no lone surrogates, no
+// Scan checks that in is one JSON value (RFC 8259) that jsonb stores: no \u0000, no lone surrogates, no
 // invalid UTF-8, no number outside of numeric's range. With canonical it also returns the value's canonical
 // form, equal for equal values: members sorted by key with the last of equal keys kept, no white space, the
 // shortest escapes, and numbers by value (1.0, 1 and 1e0 are one). fields, where not nil, keeps only these
 // members of the outermost object.
-func scanJSON(in []byte, canonical bool, fields []string) ([]byte, error) {
-	s := jsonScanner{in: in, canonical: canonical}
+func Scan(in []byte, canonical bool, fields []string) ([]byte, error) {
+	s := scanner{in: in, canonical: canonical}
 	if canonical {
 		s.out = make([]byte, 0, len(in)+16)
 	}
@@ -46,7 +47,7 @@ func scanJSON(in []byte, canonical bool, fields []string) ([]byte, error) {
 	return s.out, nil
 }
 
-type jsonScanner struct {
+type scanner struct {
 	in        []byte
 	pos       int
 	canonical bool
@@ -55,11 +56,11 @@ type jsonScanner struct {
 	unsorted  []byte // an object's members while they are put in order
 }
 
-func (s *jsonScanner) fail(what string) error {
+func (s *scanner) fail(what string) error {
 	return fmt.Errorf("is no JSON that Postgres stores: %s at byte %d", what, s.pos)
 }
 
-func (s *jsonScanner) space() {
+func (s *scanner) space() {
 	for s.pos < len(s.in) {
 		switch s.in[s.pos] {
 		case ' ', '\t', '\n', '\r':
@@ -70,14 +71,14 @@ func (s *jsonScanner) space() {
 	}
 }
 
-func (s *jsonScanner) write(b ...byte) {
+func (s *scanner) write(b ...byte) {
 	if s.canonical {
 		s.out = append(s.out, b...)
 	}
 }
 
 // take consumes c after white space, if it is next.
-func (s *jsonScanner) take(c byte) bool {
+func (s *scanner) take(c byte) bool {
 	s.space()
 	if s.pos < len(s.in) && s.in[s.pos] == c {
 		s.pos++
@@ -86,9 +87,9 @@ func (s *jsonScanner) take(c byte) bool {
 	return false
 }
 
-func (s *jsonScanner) value(depth int, fields []string) error {
-	if depth > maxJSONDepth {
-		return s.fail(fmt.Sprintf("nesting deeper than %d", maxJSONDepth))
+func (s *scanner) value(depth int, fields []string) error {
+	if depth > MaxDepth {
+		return s.fail(fmt.Sprintf("nesting deeper than %d", MaxDepth))
 	}
 	s.space()
 	if s.pos >= len(s.in) {
@@ -116,7 +117,7 @@ func (s *jsonScanner) value(depth int, fields []string) error {
 	return s.fail("unexpected character")
 }
 
-func (s *jsonScanner) array(depth int) error {
+func (s *scanner) array(depth int) error {
 	s.pos++
 	s.write('[')
 	if s.take(']') {
@@ -141,7 +142,7 @@ func (s *jsonScanner) array(depth int) error {
 // member is where a member's canonical form stands in out: its key from start to colon, all of it to end.
 type member struct{ start, colon, end int }
 
-func (s *jsonScanner) object(depth int, fields []string) error {
+func (s *scanner) object(depth int, fields []string) error {
 	s.pos++
 	s.write('{')
 	begin := len(s.out)
@@ -223,7 +224,7 @@ func unquoted(b []byte) string {
 	return text
 }
 
-func (s *jsonScanner) text() error {
+func (s *scanner) text() error {
 	s.pos++
 	s.write('"')
 	for s.pos < len(s.in) {
@@ -263,7 +264,7 @@ func (s *jsonScanner) text() error {
 	return s.fail("unexpected end of a string")
 }
 
-func (s *jsonScanner) rune(r rune) {
+func (s *scanner) rune(r rune) {
 	switch {
 	case !s.canonical:
 	case r == '"' || r == '\\':
@@ -275,7 +276,7 @@ func (s *jsonScanner) rune(r rune) {
 	}
 }
 
-func (s *jsonScanner) escape() (rune, error) {
+func (s *scanner) escape() (rune, error) {
 	if s.pos+1 >= len(s.in) {
 		return 0, s.fail("unexpected end of a string")
 	}
@@ -308,7 +309,7 @@ func (s *jsonScanner) escape() (rune, error) {
 }
 
 // hex reads the \uXXXX at byte i.
-func (s *jsonScanner) hex(i int) (rune, bool) {
+func (s *scanner) hex(i int) (rune, bool) {
 	if i+6 > len(s.in) || s.in[i] != '\\' || s.in[i+1] != 'u' {
 		return 0, false
 	}
@@ -326,7 +327,7 @@ func (s *jsonScanner) hex(i int) (rune, bool) {
 	return r, true
 }
 
-func (s *jsonScanner) digits() []byte {
+func (s *scanner) digits() []byte {
 	from := s.pos
 	for s.pos < len(s.in) && s.in[s.pos] >= '0' && s.in[s.pos] <= '9' {
 		s.pos++
@@ -334,7 +335,7 @@ func (s *jsonScanner) digits() []byte {
 	return s.in[from:s.pos]
 }
 
-func (s *jsonScanner) number() error {
+func (s *scanner) number() error {
 	from := s.pos
 	negative := s.in[s.pos] == '-'
 	if negative {
@@ -364,18 +365,18 @@ func (s *jsonScanner) number() error {
 			return s.fail("malformed number")
 		}
 		n, err := strconv.Atoi(string(power))
-		if err != nil || n > maxExponent {
-			return s.fail(fmt.Sprintf("exponent beyond %d", maxExponent))
+		if err != nil || n > MaxExponent {
+			return s.fail(fmt.Sprintf("exponent beyond %d", MaxExponent))
 		}
-		if s.exponents += n; s.exponents > maxExponents {
-			return s.fail(fmt.Sprintf("exponents of more than %d in all", maxExponents))
+		if s.exponents += n; s.exponents > MaxExponents {
+			return s.fail(fmt.Sprintf("exponents of more than %d in all", MaxExponents))
 		}
 		if exponent = n; minus {
 			exponent = -n
 		}
 	}
-	if s.pos-from > maxNumberLength {
-		return s.fail(fmt.Sprintf("number longer than %d characters", maxNumberLength))
+	if s.pos-from > MaxNumberLength {
+		return s.fail(fmt.Sprintf("number longer than %d characters", MaxNumberLength))
 	}
 	if !s.canonical {
 		return nil
