@@ -1,0 +1,216 @@
+package onceq
+
+import (
+	"flag"
+	"fmt"
+	"go/ast"
+	"go/constant"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+var update = flag.Bool("update", false, "write testdata/statements.sql anew")
+
+// built gives the statements that are no constants of the language, by the name of what builds them.
+var built = map[string]string{
+	"insertPlainGeneral":      insertPlainGeneral,
+	"insertPlainAlike":        insertPlainAlike,
+	"insertKeyedAlike":        insertKeyedAlike,
+	"retryJobs":               retryJobs,
+	"redriveJobs":             redriveJobs,
+	"discardJobs":             discardJobs,
+	"resolveEffects":          resolveEffects,
+	"readEffects":             readEffects,
+	"reapOrphans":             reapOrphans,
+	"reapHistory":             reapHistory,
+	"checkTx":                 checkTx,
+	"inTx completeOne":        inTx[completeOne],
+	"inTx completeOneKept":    inTx[completeOneKept],
+	"inTx completeOneUnkeyed": inTx[completeOneUnkeyed],
+	"statement":               statementOf(&Filter{Limit: 1}),
+	"statement of all":        statementOf(&Filter{Limit: 1, Queue: "q", Kind: "k", Scope: "s"}),
+	"statement of states":     statementOf(&Filter{Limit: 1, States: []State{StateWaiting, StateDead}}),
+	"listenOnce":              "listen …",
+	"ids":                     "select id from (…) page order by id desc", // of Filter.statement
+	"committed":               "rollback; select pg_xact_status('…')",
+	"share":                   "set local idle_in_transaction_session_timeout to …",
+}
+
+func statementOf(f *Filter) string {
+	s, _ := f.statement()
+	return s
+}
+
+// The statements that this package can send stand whole in testdata/statements.sql, as Postgres gets them. A change of one
+// shows there, and the statements that run for every job change only beside a measurement.
+//
+//	go test -run TestStatements . -update
+func TestStatements(t *testing.T) {
+	const file = "testdata/statements.sql"
+	var b strings.Builder
+	b.WriteString("-- Every statement of this package, as Postgres gets it. Written by: go test -run TestStatements . -update\n")
+	for _, s := range statements(t) {
+		fmt.Fprintf(&b, "\n-- %s\n%s;\n", s.name, strings.TrimSpace(s.text))
+	}
+	if *update {
+		require.NoError(t, os.WriteFile(file, []byte(b.String()), 0o600))
+	}
+	want, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, string(want), b.String())
+}
+
+type namedStatement struct{ name, text string }
+
+// begins is how a statement begins.
+var begins = regexp.MustCompile(`^\s*(with\s|select\s|insert into\s|update\s|delete from\s|set local\s|begin\b|rollback\b|listen\s)`)
+
+// statements finds the statements in the source: strings that begin as one, and that are not merely a part of another. Those
+// that are no constants have to stand in built.
+func statements(t *testing.T) (all []namedStatement) {
+	fset := token.NewFileSet()
+	names, err := filepath.Glob("*.go")
+	require.NoError(t, err)
+	var files []*ast.File
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		f, err := parser.ParseFile(fset, name, nil, 0)
+		require.NoError(t, err)
+		files = append(files, f)
+	}
+	// Constants need no imports, so what is missing there is no matter.
+	info := &types.Info{Types: map[ast.Expr]types.TypeAndValue{}, Defs: map[*ast.Ident]types.Object{}, Uses: map[*ast.Ident]types.Object{}}
+	pkg, _ := (&types.Config{Error: func(error) {}, Importer: noImports{}}).Check("onceq", fset, files, info)
+
+	known := maps.Clone(built)
+	declared := map[types.Object]namedStatement{}
+	whole := map[types.Object]bool{} // used otherwise than as a part
+	for _, f := range files {
+		file := filepath.Base(fset.Position(f.Pos()).Filename)
+		var path []ast.Node
+		ast.Inspect(f, func(n ast.Node) bool {
+			if n == nil {
+				path = path[:len(path)-1]
+				return true
+			}
+			path = append(path, n)
+			e, ok := n.(ast.Expr)
+			if !ok || isPart(path) {
+				return true
+			}
+			if use, ok := e.(*ast.Ident); ok {
+				if o := info.Uses[use]; o != nil {
+					whole[o] = true
+				}
+				return true
+			}
+			text, constant := opening(info, e)
+			if !begins.MatchString(text) {
+				return true
+			}
+			name, o := nameOf(info, path)
+			switch {
+			case !constant:
+				found := false
+				for key, text := range built {
+					if key != name && !strings.HasPrefix(key, name+" ") {
+						continue
+					}
+					found = true
+					if _, first := known[key]; first {
+						all = append(all, namedStatement{file + ": " + key, text})
+						delete(known, key)
+					}
+				}
+				require.True(t, found, "%s: %s is no constant; name it in built", file, name)
+			case o != nil:
+				declared[o] = namedStatement{file + ": " + name, text}
+			default:
+				all = append(all, namedStatement{file + ": " + name, text})
+			}
+			return true
+		})
+	}
+	for name, text := range known { // what a function gives begins with no word of a statement
+		if v, ok := pkg.Scope().Lookup(name).(*types.Var); ok {
+			all = append(all, namedStatement{filepath.Base(fset.Position(v.Pos()).Filename) + ": " + name, text})
+			delete(known, name)
+		}
+	}
+	require.Empty(t, slices.Sorted(maps.Keys(known)), "of built, nobody sends these")
+	for o, s := range declared {
+		if whole[o] {
+			all = append(all, s)
+		}
+	}
+	slices.SortFunc(all, func(a, b namedStatement) int { return strings.Compare(a.name+a.text, b.name+b.text) })
+	return all
+}
+
+// isPart says whether the last node of the path is an operand of a concatenation.
+func isPart(path []ast.Node) bool {
+	for i := len(path) - 2; i >= 0; i-- {
+		switch parent := path[i].(type) {
+		case *ast.ParenExpr:
+			continue
+		case *ast.BinaryExpr:
+			return parent.Op == token.ADD
+		}
+		return false
+	}
+	return false
+}
+
+// opening gives a string constant, or what an expression that is none begins with.
+func opening(info *types.Info, e ast.Expr) (text string, whole bool) {
+	if v := info.Types[e].Value; v != nil {
+		if v.Kind() != constant.String {
+			return "", false
+		}
+		return constant.StringVal(v), true
+	}
+	if sum, ok := e.(*ast.BinaryExpr); ok && sum.Op == token.ADD {
+		text, _ = opening(info, sum.X)
+	}
+	return text, false
+}
+
+// nameOf names what stands at the end of the path, and gives the constant that it declares, if it does.
+func nameOf(info *types.Info, path []ast.Node) (name string, o types.Object) {
+	for depth, n := range path {
+		switch n := n.(type) {
+		case *ast.FuncDecl:
+			name = n.Name.Name
+		case *ast.ValueSpec:
+			for i, v := range n.Values {
+				if v == path[depth+1] {
+					if c, ok := info.Defs[n.Names[i]].(*types.Const); ok {
+						o = c
+					}
+					name = strings.TrimPrefix(name+"."+n.Names[i].Name, ".")
+				}
+			}
+		}
+	}
+	return name, o
+}
+
+type noImports struct{}
+
+func (noImports) Import(path string) (*types.Package, error) {
+	p := types.NewPackage(path, path[strings.LastIndex(path, "/")+1:])
+	p.MarkComplete()
+	return p, nil
+}

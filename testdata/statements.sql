@@ -1,0 +1,1515 @@
+-- Every statement of this package, as Postgres gets it. Written by: go test -run TestStatements . -update
+
+-- enqueue.go: EnqueueMany.draw
+select array_agg(nextval('onceq.ids')) from generate_series(1, $1::int);
+
+-- enqueue.go: insertKeyedAlike
+with input as materialized (
+  select coalesce(nullif(u.drawn, 0), nextval('onceq.ids')) as id, u.*
+    from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[])
+      as u(header, payload, bytes, key, fingerprint, drawn)
+),
+header as materialized (
+  select h.*,
+         greatest(statement_timestamp() + h.delay * interval '1 microsecond',
+                  timestamptz 'epoch' + nullif(h.at, 0) * interval '1 microsecond') as due
+    from unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[])
+         with ordinality
+      as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)
+),
+fence as (
+  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
+  select 0, (select scope from header), i.key, 0, i.id, i.id << 20, statement_timestamp(), (select lifetime from header), i.fingerprint
+    from input i
+   where (select scope from header) <> ''
+   order by i.key collate "C"
+  on conflict do nothing
+  returning job_id
+),
+job as (
+  insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind,
+                          payload, payload_bytes, metadata, scope, key)
+  select i.id, (select due from header), statement_timestamp(), (select max_attempts from header), (select priority from header), (select queue from header), (select kind from header),
+         nullif(i.payload, '')::jsonb, case when i.payload = '' then i.bytes end, nullif((select metadata from header), '')::jsonb,
+         nullif((select scope from header), ''), nullif(i.key, '')
+    from input i
+   where (select scope from header) = '' or i.id in (select job_id from fence)
+)
+select (select array_agg(id order by id) from input),
+       (select array_agg(due > statement_timestamp() order by n) from header),
+       (select count(case when $17::bool or current_setting('max_prepared_transactions') = '0' then pg_notify($16::text, w.queue)::text else '' end) from (
+          select distinct w.queue from onceq.waiters w
+           where w.idle_until > statement_timestamp()
+             and exists (select from header where queue = w.queue and due < statement_timestamp() + interval '2 seconds')) w
+         where exists (select from fence) or exists (select from header where scope = '')),
+       (select array_agg(job_id) from fence);
+
+-- enqueue.go: insertKeyedGeneral
+with fence as (
+  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
+  select 0, $6::text, $7::text, 0, n.id, n.id << 20, statement_timestamp(), $8::bigint, $9::bytea
+    from (select nextval('onceq.ids') as id offset 0) n
+  on conflict do nothing
+  returning job_id
+)
+insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key)
+select job_id, 
+       greatest(statement_timestamp(), statement_timestamp() + $11::bigint * interval '1 microsecond',
+                timestamptz 'epoch' + $10::bigint * interval '1 microsecond'),
+       statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $13::bytea, $12::text::jsonb, $6::text, $7::text from fence
+returning id, run_at > statement_timestamp(),
+          (select case when $15::bool or current_setting('max_prepared_transactions') = '0' then pg_notify($14::text, $1::text)::text else '' end from onceq.waiters w
+            where w.queue = $1::text and w.idle_until > statement_timestamp()
+              and run_at < statement_timestamp() + interval '2 seconds' limit 1) is null;
+
+-- enqueue.go: insertKeyedMany
+with input as materialized (
+  select coalesce(nullif(u.drawn, 0), nextval('onceq.ids')) as id, u.*
+    from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[])
+      as u(header, payload, bytes, key, fingerprint, drawn)
+),
+header as materialized (
+  select h.*,
+         greatest(statement_timestamp() + h.delay * interval '1 microsecond',
+                  timestamptz 'epoch' + nullif(h.at, 0) * interval '1 microsecond') as due
+    from unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[])
+         with ordinality
+      as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)
+),
+fence as (
+  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
+  select 0, h.scope, i.key, 0, i.id, i.id << 20, statement_timestamp(), h.lifetime, i.fingerprint
+    from input i join header h on h.n = i.header
+   where h.scope <> ''
+   order by h.scope collate "C", i.key collate "C"
+  on conflict do nothing
+  returning job_id
+),
+job as (
+  insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind,
+                          payload, payload_bytes, metadata, scope, key)
+  select i.id, h.due, statement_timestamp(), h.max_attempts, h.priority, h.queue, h.kind,
+         nullif(i.payload, '')::jsonb, case when i.payload = '' then i.bytes end, nullif(h.metadata, '')::jsonb,
+         nullif(h.scope, ''), nullif(i.key, '')
+    from input i join header h on h.n = i.header
+   where h.scope = '' or i.id in (select job_id from fence)
+)
+select (select array_agg(id order by id) from input),
+       (select array_agg(due > statement_timestamp() order by n) from header),
+       (select count(case when $17::bool or current_setting('max_prepared_transactions') = '0' then pg_notify($16::text, w.queue)::text else '' end) from (
+          select distinct w.queue from onceq.waiters w
+           where w.idle_until > statement_timestamp()
+             and exists (select from header where queue = w.queue and due < statement_timestamp() + interval '2 seconds')) w
+         where exists (select from fence) or exists (select from header where scope = '')),
+       (select array_agg(job_id) from fence);
+
+-- enqueue.go: insertKeyedShort
+with fence as (
+  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
+  select 0, $6::text, $7::text, 0, n.id, n.id << 20, statement_timestamp(), $8::bigint, $9::bytea
+    from (select nextval('onceq.ids') as id offset 0) n
+  on conflict do nothing
+  returning job_id
+)
+insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, scope, key)
+select job_id, statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $6::text, $7::text from fence
+returning id, false, true;
+
+-- enqueue.go: insertPlainAlike
+with input as materialized (
+  select coalesce(nullif(u.drawn, 0), nextval('onceq.ids')) as id, u.*
+    from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[])
+      as u(header, payload, bytes, key, fingerprint, drawn)
+),
+header as materialized (
+  select h.*,
+         greatest(statement_timestamp() + h.delay * interval '1 microsecond',
+                  timestamptz 'epoch' + nullif(h.at, 0) * interval '1 microsecond') as due
+    from unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[])
+         with ordinality
+      as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)
+),
+job as (
+  insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind,
+                          payload, payload_bytes, metadata, scope, key)
+  select i.id, (select due from header), statement_timestamp(), (select max_attempts from header), (select priority from header), (select queue from header), (select kind from header),
+         nullif(i.payload, '')::jsonb, case when i.payload = '' then i.bytes end, nullif((select metadata from header), '')::jsonb,
+         nullif((select scope from header), ''), nullif(i.key, '')
+    from input i
+   where true
+)
+select (select array_agg(id order by id) from input),
+       (select array_agg(due > statement_timestamp() order by n) from header),
+       (select count(case when $17::bool or current_setting('max_prepared_transactions') = '0' then pg_notify($16::text, w.queue)::text else '' end) from (
+          select distinct w.queue from onceq.waiters w
+           where w.idle_until > statement_timestamp()
+             and exists (select from header where queue = w.queue and due < statement_timestamp() + interval '2 seconds')) w
+         where true), null::bigint[];
+
+-- enqueue.go: insertPlainGeneral
+insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata)
+values (nextval('onceq.ids'), 
+       greatest(statement_timestamp(), statement_timestamp() + $11::bigint * interval '1 microsecond',
+                timestamptz 'epoch' + $10::bigint * interval '1 microsecond'),
+       statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $13::bytea, $12::text::jsonb)
+returning id, run_at > statement_timestamp(),
+          (select case when $15::bool or current_setting('max_prepared_transactions') = '0' then pg_notify($14::text, $1::text)::text else '' end from onceq.waiters w
+            where w.queue = $1::text and w.idle_until > statement_timestamp()
+              and run_at < statement_timestamp() + interval '2 seconds' limit 1) is null;
+
+-- enqueue.go: insertPlainGeneral
+insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata)
+values (nextval('onceq.ids'), 
+       greatest(statement_timestamp(), statement_timestamp() + $7::bigint * interval '1 microsecond',
+                timestamptz 'epoch' + $6::bigint * interval '1 microsecond'),
+       statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $9::bytea, $8::text::jsonb)
+returning id, run_at > statement_timestamp(),
+          (select case when $11::bool or current_setting('max_prepared_transactions') = '0' then pg_notify($10::text, $1::text)::text else '' end from onceq.waiters w
+            where w.queue = $1::text and w.idle_until > statement_timestamp()
+              and run_at < statement_timestamp() + interval '2 seconds' limit 1) is null;
+
+-- enqueue.go: insertPlainMany
+with input as materialized (
+  select coalesce(nullif(u.drawn, 0), nextval('onceq.ids')) as id, u.*
+    from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[])
+      as u(header, payload, bytes, key, fingerprint, drawn)
+),
+header as materialized (
+  select h.*,
+         greatest(statement_timestamp() + h.delay * interval '1 microsecond',
+                  timestamptz 'epoch' + nullif(h.at, 0) * interval '1 microsecond') as due
+    from unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[])
+         with ordinality
+      as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)
+),
+job as (
+  insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind,
+                          payload, payload_bytes, metadata, scope, key)
+  select i.id, h.due, statement_timestamp(), h.max_attempts, h.priority, h.queue, h.kind,
+         nullif(i.payload, '')::jsonb, case when i.payload = '' then i.bytes end, nullif(h.metadata, '')::jsonb,
+         nullif(h.scope, ''), nullif(i.key, '')
+    from input i join header h on h.n = i.header
+   where true
+)
+select (select array_agg(id order by id) from input),
+       (select array_agg(due > statement_timestamp() order by n) from header),
+       (select count(case when $17::bool or current_setting('max_prepared_transactions') = '0' then pg_notify($16::text, w.queue)::text else '' end) from (
+          select distinct w.queue from onceq.waiters w
+           where w.idle_until > statement_timestamp()
+             and exists (select from header where queue = w.queue and due < statement_timestamp() + interval '2 seconds')) w
+         where true), null::bigint[];
+
+-- enqueue.go: insertPlainShort
+insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload)
+values (nextval('onceq.ids'), statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb)
+returning id, false, true;
+
+-- enqueue.go: insertTakingGeneral
+with fence as (
+  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
+  select 0, $6::text, $7::text, 0, n.id, n.id << 20, statement_timestamp(), $8::bigint, $9::bytea
+    from (select nextval('onceq.ids') as id offset 0) n
+  on conflict do nothing
+  returning job_id
+)
+insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key)
+select job_id, 
+       greatest(statement_timestamp(), statement_timestamp() + $11::bigint * interval '1 microsecond',
+                timestamptz 'epoch' + $10::bigint * interval '1 microsecond'),
+       statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $13::bytea, $12::text::jsonb, $6::text, $7::text from 
+ (select coalesce((select job_id from fence),
+                  onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) as job_id offset 0) fence
+ where job_id is not null
+returning id, run_at > statement_timestamp(),
+          (select case when $15::bool or current_setting('max_prepared_transactions') = '0' then pg_notify($14::text, $1::text)::text else '' end from onceq.waiters w
+            where w.queue = $1::text and w.idle_until > statement_timestamp()
+              and run_at < statement_timestamp() + interval '2 seconds' limit 1) is null;
+
+-- enqueue.go: insertTakingMany
+with input as materialized (
+  select coalesce(nullif(u.drawn, 0), nextval('onceq.ids')) as id, u.*
+    from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[])
+      as u(header, payload, bytes, key, fingerprint, drawn)
+),
+header as materialized (
+  select h.*,
+         greatest(statement_timestamp() + h.delay * interval '1 microsecond',
+                  timestamptz 'epoch' + nullif(h.at, 0) * interval '1 microsecond') as due
+    from unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[])
+         with ordinality
+      as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)
+),
+free as materialized (
+  select i.id, i.fingerprint, i.lifetime, f.place
+    from (select i.id, h.scope, i.key, i.fingerprint, h.lifetime
+            from input i join header h on h.n = i.header
+           where h.scope <> ''
+           order by h.scope collate "C", i.key collate "C") i
+   cross join lateral (
+         select f.ctid as place
+           from onceq.job_fences f
+          where f.class = 0 and f.scope = i.scope and f.key = i.key
+            and (f.state in (3, 4, 5) and f.lifetime >= 0
+      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())
+            and f.token >> 20 < i.id and f.job_id < i.id
+            for update) f
+),
+taken as (
+  update onceq.job_fences f
+     set job_id = n.id, token = n.id << 20, state = 0, created_at = statement_timestamp(), finished_at = null,
+         lifetime = n.lifetime, fingerprint = n.fingerprint, result = null, holder = null,
+         leased_until = null
+    from free n
+   where f.ctid = n.place
+  returning f.job_id
+),
+fence as (
+  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
+  select 0, h.scope, i.key, 0, i.id, i.id << 20, statement_timestamp(), h.lifetime, i.fingerprint
+    from input i join header h on h.n = i.header
+   where h.scope <> ''
+     and i.id not in (select id from free)
+   order by h.scope collate "C", i.key collate "C"
+  on conflict do nothing
+  returning job_id
+),
+accepted as materialized (select job_id from fence union all select job_id from taken),
+job as (
+  insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind,
+                          payload, payload_bytes, metadata, scope, key)
+  select i.id, h.due, statement_timestamp(), h.max_attempts, h.priority, h.queue, h.kind,
+         nullif(i.payload, '')::jsonb, case when i.payload = '' then i.bytes end, nullif(h.metadata, '')::jsonb,
+         nullif(h.scope, ''), nullif(i.key, '')
+    from input i join header h on h.n = i.header
+   where i.id in (select job_id from accepted)
+)
+select (select array_agg(id order by id) from input),
+       (select array_agg(due > statement_timestamp() order by n) from header),
+       (select count(case when $17::bool or current_setting('max_prepared_transactions') = '0' then pg_notify($16::text, w.queue)::text else '' end) from (
+          select distinct w.queue from onceq.waiters w
+           where w.idle_until > statement_timestamp()
+             and exists (select from header where queue = w.queue and due < statement_timestamp() + interval '2 seconds')) w
+         where exists (select from accepted)),
+       (select array_agg(job_id) from accepted);
+
+-- enqueue.go: insertTakingShort
+with fence as (
+  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
+  select 0, $6::text, $7::text, 0, n.id, n.id << 20, statement_timestamp(), $8::bigint, $9::bytea
+    from (select nextval('onceq.ids') as id offset 0) n
+  on conflict do nothing
+  returning job_id
+)
+insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, scope, key)
+select job_id, statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $6::text, $7::text from 
+ (select coalesce((select job_id from fence),
+                  onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) as job_id offset 0) fence
+ where job_id is not null
+returning id, false, true;
+
+-- enqueue.go: settle.read
+select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, (f.state in (3, 4, 5) and f.lifetime >= 0
+      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()),
+       greatest(f.token >> 20, f.job_id), case when j.id is null then null
+            when j.leased_until > statement_timestamp() then 3
+            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
+            when j.run_at > statement_timestamp() then 2
+            else 1 end::smallint
+  from unnest($1::text[], $2::text[]) with ordinality as u(scope, key, n)
+ cross join lateral (
+       select * from onceq.job_fences f where f.class = 0 and f.scope = u.scope and f.key = u.key offset 0) f
+  left join lateral (
+       select * from onceq.jobs j where j.id = f.job_id offset 0) j on true;
+
+-- enqueue.go: settle
+select onceq.next_id('onceq.ids', $1::bigint);
+
+-- fence.go: completeFence
+with done as (
+  update onceq.job_fences f
+     set state = 3,
+         result = case when f.state = 3 then f.result else nullif($7::text, '')::jsonb end,
+         detail = case when f.state = 3 then f.detail else nullif($8::text, '') end,
+         finished_at = case when f.state = 3 then f.finished_at when f.class <> 3 then statement_timestamp() end,
+         lifetime = $9::bigint
+   where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.token = $5::bigint and f.holder = $6::bigint
+  returning 1
+)
+select case when not exists (select from done) then onceq.lease_lost($1::bigint) end;
+
+-- fence.go: doubtFence
+with done as (
+  update onceq.job_fences f set state = 2, detail = $7::text
+   where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.token = $5::bigint and f.holder = $6::bigint and f.state in (1, 2)
+  returning 1
+)
+select case when not exists (select from done) then onceq.lease_lost($1::bigint) end;
+
+-- fence.go: extendFence
+with done as (
+  update onceq.job_fences f
+     set leased_until = statement_timestamp() + $7::bigint * interval '1 microsecond',
+         detail = case when not $8::bool then f.detail end
+   where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.token = $5::bigint and f.holder = $6::bigint and f.state = 1
+  returning 1
+)
+select case when not exists (select from done) then onceq.lease_lost($1::bigint) end;
+
+-- fence.go: holdFence
+update onceq.job_fences f set state = 6, detail = coalesce(f.detail, $5::text)
+ where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text and f.token = $4::bigint and (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp())
+returning f.token;
+
+-- fence.go: insertFence
+with ok as materialized (
+  select where $1::bigint = 0
+      or exists (select from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint)
+),
+mine as (
+  insert into onceq.job_fences (class, scope, key, state, job_id, token, holder, leased_until, created_at, lifetime, fingerprint)
+  select $4::smallint, $5::text, $6::text, 1, nullif($1::bigint, 0), nextval('onceq.ids') << 20, $7::bigint,
+         statement_timestamp() + $8::bigint * interval '1 microsecond', statement_timestamp(), $9::bigint, $10::bytea
+    from ok
+  on conflict do nothing
+  returning token, leased_until, created_at
+)
+select exists (select from ok), m.token, m.leased_until, m.created_at
+  from (select) one left join mine m on true;
+
+-- fence.go: keepDoubt
+update onceq.job_fences f set leased_until = statement_timestamp()
+ where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text and f.token = $4::bigint
+   and f.state in (1, 2, 6) and f.leased_until < statement_timestamp()
+returning f.token;
+
+-- fence.go: readFence
+select f.state, f.token, f.leased_until, f.created_at, f.fingerprint, coalesce(f.result::text, ''), coalesce(f.detail, ''),
+       coalesce((f.state in (3, 4, 5) and f.lifetime >= 0
+      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()), false), statement_timestamp()
+  from onceq.job_fences f
+ where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text;
+
+-- fence.go: releaseFence
+with done as (
+  update onceq.job_fences f
+     set state = case when f.detail is null then 5 else 2 end, holder = null,
+         finished_at = case when f.detail is null then statement_timestamp() end,
+         lifetime = case when f.detail is null then 0 else f.lifetime end
+   where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.token = $5::bigint and f.holder = $6::bigint and f.state = 1
+  returning 1
+)
+select case when not exists (select from done) then onceq.lease_lost($1::bigint) end;
+
+-- fence.go: takeFence
+with ok as materialized (
+  select where $1::bigint = 0
+      or exists (select from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint)
+),
+n as materialized (select nextval('onceq.ids') << 20 as token),
+mine as (
+  update onceq.job_fences f
+     set state = 1, job_id = nullif($1::bigint, 0), token = greatest(f.token + 1, n.token), holder = $7::bigint,
+         leased_until = statement_timestamp() + $8::bigint * interval '1 microsecond',
+         created_at = case when $12::bool then f.created_at else statement_timestamp() end,
+         fingerprint = case when $12::bool then f.fingerprint else $10::bytea end,
+         detail = case when $12::bool then coalesce(f.detail, $13::text) end,
+         lifetime = $9::bigint, finished_at = null, result = null
+    from n, ok
+   where f.class = $4::smallint and f.scope = $5::text and f.key = $6::text and f.token = $11::bigint
+     and case when $12::bool then (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp()) else $14::bool or (f.state in (3, 4, 5) and f.lifetime >= 0
+      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()) end
+  returning f.token, f.leased_until, f.created_at
+)
+select exists (select from ok), m.token, m.leased_until, m.created_at
+  from (select) one left join mine m on true;
+
+-- finish.go: completeJobs
+with u as materialized (
+  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[]) as u(id, claims, holder, result)
+),
+gone as (
+  delete from onceq.jobs j using u
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder
+  returning j.id, j.claims, j.scope, j.key, u.result
+),
+fence as (
+  update onceq.job_fences f
+     set state = 3, token = g.id << 20 | g.claims, finished_at = statement_timestamp(), result = nullif(g.result, '')::jsonb
+    from gone g
+   where g.key is not null and f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+)
+select case when $5::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       (select array_agg(id << 20 | claims) from gone);
+
+-- finish.go: completeOne
+with gone as (
+  delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
+  returning id, scope, key
+),
+fence as (
+  update onceq.job_fences f
+     set state = 3, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
+    from gone g
+   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+)
+select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end;
+
+-- finish.go: completeOneKept
+with gone as (
+  delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
+  returning *, 5::smallint as state, $5::text as result, ''::text as error, 0 as spent, $6::bigint as keep
+),
+fence as (
+  update onceq.job_fences f
+     set state = 3, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
+    from gone g
+   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+),
+history as (
+  insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
+         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
+  select id, run_at, created_at, statement_timestamp(),
+         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
+         claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
+         payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
+         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
+    from gone where keep <> 0
+      on conflict (id) do update
+     set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
+       = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
+             excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
+             excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
+             excluded.result, excluded.errors)
+   where job_history.state = 5
+  returning id
+)
+select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end;
+
+-- finish.go: completeOneUnkeyed
+with gone as (
+  delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
+  returning id
+)
+select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end;
+
+-- finish.go: endJobs
+with u as materialized (
+  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::smallint[], $5::text[], $6::text[], $7::int[], $8::bigint[])
+      as u(id, claims, holder, state, result, error, spent, keep)
+),
+gone as (
+  delete from onceq.jobs j using u
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder
+  returning j.*, u.state, u.result, u.error, u.spent, u.keep
+),
+fence as (
+  update onceq.job_fences f
+     set state = case g.state when 5 then 3 when 6 then 4 when 7 then 5 else 6 end, token = g.id << 20 | g.claims,
+         finished_at = case when g.state < 8 then statement_timestamp() end, result = nullif(g.result, '')::jsonb
+    from gone g
+   where g.key is not null and f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+),
+history as (
+  insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
+         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
+  select id, run_at, created_at, statement_timestamp(),
+         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
+         claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
+         payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
+         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
+    from gone where keep <> 0
+      on conflict (id) do update
+     set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
+       = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
+             excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
+             excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
+             excluded.result, excluded.errors)
+   where job_history.state = 5
+  returning id
+)
+select case when $9::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       (select array_agg(id << 20 | claims) from gone), (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1);
+
+-- finish.go: retryJobs
+with u as materialized (
+  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[])
+      as u(id, claims, holder, error, spent, reset, delay)
+),
+ready as (
+  update onceq.jobs j
+     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', leased_until = null, holder = null,
+         attempts = case when u.reset then 0 else attempts + u.spent end,
+         lost     = case when u.reset then 0 else lost end,
+         identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1000000)::bigint) + 1 else identity end,
+         errors   = case when error = '' then errors else
+         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
+    from u
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder
+  returning j.id, j.claims, j.created_at
+)
+select case when $8::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null)
+  from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true;
+
+-- health.go: health.indexes
+select t.relname, c.relname, pg_relation_size(c.oid)
+  from pg_index i join pg_class c on c.oid = i.indexrelid join pg_class t on t.oid = i.indrelid
+ where i.indrelid in ('onceq.jobs'::regclass, 'onceq.job_fences'::regclass, 'onceq.job_history'::regclass)
+   and pg_relation_size(c.oid) > $1::bigint
+ order by c.relname;
+
+-- health.go: health.others
+select 'prepared_transaction', gid, extract(epoch from statement_timestamp() - prepared)::bigint
+  from pg_prepared_xacts
+ where database = current_database() and prepared < statement_timestamp() - $1::bigint * interval '1 microsecond'
+union all
+select 'replication_slot', slot_name::text, greatest(age(xmin), age(catalog_xmin))::bigint
+  from pg_replication_slots
+ where age(xmin) > $2::bigint;
+
+-- health.go: health.snapshot
+select pid, coalesce(usename, ''), coalesce(application_name, ''), coalesce(state, ''), coalesce(backend_type, ''),
+       extract(epoch from statement_timestamp() - xact_start)::bigint
+  from pg_stat_activity
+ where backend_xmin is not null and xact_start < statement_timestamp() - $1::bigint * interval '1 microsecond'
+   and (datname = current_database() or backend_type = 'walsender')
+ order by age(backend_xmin) desc, xact_start
+ limit 1;
+
+-- health.go: health.tables
+select c.relname,
+       -- Lost with a server that crashed, until it has been vacuumed or analyzed.
+       case when coalesce(s.last_vacuum, s.last_autovacuum, s.last_analyze, s.last_autoanalyze) is null
+            then greatest(s.n_live_tup, c.reltuples::bigint, 0) else s.n_live_tup end,
+       coalesce(s.n_dead_tup, 0),
+       current_setting('autovacuum')::bool and current_setting('track_counts')::bool
+         and not exists (select from pg_options_to_table(c.reloptions) where option_name = 'autovacuum_enabled' and not option_value::bool)
+  from pg_class c
+  left join pg_stat_all_tables s on s.relid = c.oid
+ where c.oid in ('onceq.jobs'::regclass, 'onceq.job_fences'::regclass, 'onceq.job_history'::regclass)
+ order by c.relname;
+
+-- inspect.go: Get.read
+select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
+            when j.leased_until > statement_timestamp() then 3
+            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
+            when j.run_at > statement_timestamp() then 2
+            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
+       j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
+       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+       j.errors::text as errors
+  from onceq.jobs j where j.id = $1::bigint union all
+select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
+       h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
+       null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
+       h.errors::text as errors
+  from onceq.job_history h where h.id = $1::bigint;
+
+-- inspect.go: GetByKey.fence
+select f.job_id, f.state, f.token, f.created_at, f.finished_at, f.result::text
+  from onceq.job_fences f
+ where f.class = 0 and f.scope = $1::text and f.key = $2::text;
+
+-- inspect.go: GetByKey.job
+select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
+            when j.leased_until > statement_timestamp() then 3
+            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
+            when j.run_at > statement_timestamp() then 2
+            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
+       j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
+       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+       j.errors::text as errors
+  from onceq.jobs j where j.id = $1::bigint and j.scope = $2::text and j.key = $3::text union all
+select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
+       h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
+       null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
+       h.errors::text as errors
+  from onceq.job_history h where h.id = $1::bigint and h.scope = $2::text and h.key = $3::text;
+
+-- inspect.go: statement
+with recursive
+past (queue) as (
+  (select queue from onceq.job_history order by queue limit 1)
+  union all
+  select (select h.queue from onceq.job_history h where h.queue > p.queue order by h.queue limit 1)
+    from past p where p.queue is not null
+),
+given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[]),
+live as (
+select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
+            when j.leased_until > statement_timestamp() then 3
+            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
+            when j.run_at > statement_timestamp() then 2
+            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
+       j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
+       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+       j.errors::text as errors
+  from onceq.jobs j
+   where cardinality($7::smallint[]) > 0 and j.id < $1::bigint
+   order by j.id desc limit $2::int
+),
+finished as (
+  select i.*
+    from past p cross join unnest($3::smallint[]) s (state)
+   cross join lateral (
+select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
+       h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
+       null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
+       h.errors::text as errors
+  from onceq.job_history h
+         where h.queue = p.queue and h.state = s.state and h.id < $1::bigint
+         order by h.id desc limit $2::int) i
+   where p.queue is not null
+)
+select * from (select * from live union all select * from finished) a
+ order by id desc limit $2::int;
+
+-- inspect.go: statement of all
+with recursive past (queue) as (select $4::text collate "C"),
+given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[]),
+live as (
+select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
+            when j.leased_until > statement_timestamp() then 3
+            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
+            when j.run_at > statement_timestamp() then 2
+            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
+       j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
+       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+       j.errors::text as errors
+  from onceq.jobs j
+   where cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.kind = $5::text and j.scope = $6::text and j.queue = $4::text
+   order by j.id desc limit $2::int
+),
+finished as (
+  select i.*
+    from past p cross join unnest($3::smallint[]) s (state)
+   cross join lateral (
+select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
+       h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
+       null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
+       h.errors::text as errors
+  from onceq.job_history h
+         where h.queue = p.queue and h.state = s.state and h.id < $1::bigint and h.kind = $5::text and h.scope = $6::text
+         order by h.id desc limit $2::int) i
+   where p.queue is not null
+)
+select * from (select * from live union all select * from finished) a
+ order by id desc limit $2::int;
+
+-- inspect.go: statement of states
+with recursive
+past (queue) as (
+  (select queue from onceq.job_history order by queue limit 1)
+  union all
+  select (select h.queue from onceq.job_history h where h.queue > p.queue order by h.queue limit 1)
+    from past p where p.queue is not null
+),
+given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[]),
+live as (
+select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
+            when j.leased_until > statement_timestamp() then 3
+            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
+            when j.run_at > statement_timestamp() then 2
+            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
+       j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
+       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+       j.errors::text as errors
+  from onceq.jobs j
+   where cardinality($7::smallint[]) > 0 and j.id < $1::bigint and case when j.id is null then null
+            when j.leased_until > statement_timestamp() then 3
+            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
+            when j.run_at > statement_timestamp() then 2
+            else 1 end::smallint = any ($7::smallint[])
+   order by j.id desc limit $2::int
+),
+finished as (
+  select i.*
+    from past p cross join unnest($3::smallint[]) s (state)
+   cross join lateral (
+select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
+       h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
+       null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
+       h.errors::text as errors
+  from onceq.job_history h
+         where h.queue = p.queue and h.state = s.state and h.id < $1::bigint
+         order by h.id desc limit $2::int) i
+   where p.queue is not null
+)
+select * from (select * from live union all select * from finished) a
+ order by id desc limit $2::int;
+
+-- lease.go: Now
+select statement_timestamp();
+
+-- lease.go: beginOwn
+begin isolation level read committed read write;
+
+-- lease.go: claimAny
+with place as materialized (
+  select * from unnest($4::smallint[], $5::timestamptz[], $6::bigint[]) with ordinality as p(priority, run_at, id, n)
+),
+c as materialized (
+  select j.id, row_number() over () as n, j.alone
+    from place p
+   cross join lateral (
+         select id, (lost > 0 or leased_until is not null) as alone
+           from onceq.jobs
+          where queue = $3::text and priority = p.priority
+            and (run_at, id) > (p.run_at, p.id)
+            and run_at <= statement_timestamp()
+            and (leased_until is null or leased_until <= statement_timestamp())
+            and ($7::text[] is null or kind = any ($7::text[]))
+          order by run_at, id
+          limit $8::bigint
+            for update skip locked) j
+   limit $8::bigint
+),
+first_alone as materialized (select min(n) as n from c where alone)
+update onceq.jobs j
+   set leased_until = statement_timestamp() + $1::bigint * interval '1 microsecond',
+       holder = $2::bigint,
+       claims = least(j.claims + 1, 1048575),
+       lost   = least(j.lost + (j.leased_until is not null)::int, 32767),
+       ahead = null
+  from c, first_alone a
+ where j.id = any (array[c.id]) and (a.n is null or c.n = 1 or c.n < a.n)
+returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
+          j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
+          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), a.n is not null;
+
+-- lease.go: claimJobs
+with place as materialized (
+  select * from unnest($4::smallint[], $5::timestamptz[], $6::bigint[]) with ordinality as p(priority, run_at, id, n)
+),
+c as materialized (
+  select j.id, row_number() over () as n
+    from place p
+   cross join lateral (
+         select id
+           from onceq.jobs
+          where queue = $3::text and priority = p.priority
+            and (run_at, id) > (p.run_at, p.id)
+            and run_at <= statement_timestamp()
+            and leased_until is null and lost = 0
+            and kind = any ($7::text[])
+          order by run_at, id
+          limit $8::bigint
+            for update skip locked) j
+   limit $8::bigint
+)
+update onceq.jobs j
+   set leased_until = statement_timestamp() + $1::bigint * interval '1 microsecond',
+       holder = $2::bigint,
+       claims = least(j.claims + 1, 1048575),
+       lost   = least(j.lost + (j.leased_until is not null)::int, 32767),
+       ahead = nullif(c.n > $9::bigint, false)
+  from c
+ where j.id = any (array[c.id])
+returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
+          j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
+          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false;
+
+-- lease.go: claimOne
+with c as materialized (
+  select j.id, u.n
+    from unnest($3::bigint[]) with ordinality as u(id, n)
+   cross join lateral (
+         select id from onceq.jobs
+          where id = u.id and run_at <= statement_timestamp()
+            and (leased_until <= statement_timestamp() or leased_until is null and lost > 0)
+            for update skip locked) j
+   limit 1
+)
+update onceq.jobs j
+   set leased_until = statement_timestamp() + $1::bigint * interval '1 microsecond',
+       holder = $2::bigint,
+       claims = least(j.claims + 1, 1048575),
+       lost   = least(j.lost + (j.leased_until is not null)::int, 32767),
+       ahead = null
+  from c
+ where j.id = any (array[c.id])
+returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
+          j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
+          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false;
+
+-- lease.go: extendLeases
+with u as materialized (
+  select * from unnest($1::bigint[], $2::int[], $3::bigint[]) with ordinality as u(id, claims, holder, n)
+),
+free as materialized (
+  select j.id, u.n
+    from u cross join lateral (
+         select id from onceq.jobs
+          where id = u.id and claims = u.claims and holder = u.holder
+            and leased_until < statement_timestamp() + $4::bigint * interval '1 microsecond'
+            for no key update skip locked) j
+),
+extended as (
+  update onceq.jobs j
+     set leased_until = statement_timestamp() + $4::bigint * interval '1 microsecond',
+         ahead = case when ($5::bool[])[free.n] then null else j.ahead end
+    from free where j.id = any (array[free.id])
+  returning free.n
+)
+select array(select n from extended),
+       array(select u.n from u cross join lateral (
+             select from onceq.jobs j
+              where j.id = u.id and j.claims = u.claims and j.holder = u.holder offset 0) j),
+       array(select u.n from u cross join lateral (
+             select from onceq.job_cancels x where x.job_id = u.id
+                and exists (select from onceq.jobs j where j.id = x.job_id and j.created_at <= x.requested_at) offset 0) x);
+
+-- lease.go: guardOwn
+select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
+       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
+
+-- lease.go: guardPlans
+select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true);
+
+-- lease.go: hotOwn
+select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
+       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
+
+-- lease.go: hotPlans
+select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true);
+
+-- lease.go: keepPlans
+select set_config('onceq.plans', concat_ws(',', current_setting('enable_seqscan'), current_setting('enable_hashjoin'),
+                  current_setting('enable_mergejoin'), current_setting('enable_bitmapscan'), current_setting('jit')), true),
+       set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true);
+
+-- lease.go: lengthenLease
+with free as materialized (
+  select id from onceq.jobs
+   where id = $1::bigint and claims = $2::int and holder = $3::bigint
+     for no key update skip locked
+)
+update onceq.jobs j set leased_until = greatest(leased_until, statement_timestamp() + $4::bigint * interval '1 microsecond')
+  from free where j.id = any (array[free.id])
+returning true;
+
+-- lease.go: restorePlans
+select set_config('enable_seqscan', split_part(p, ',', 1), true), set_config('enable_hashjoin', split_part(p, ',', 2), true),
+       set_config('enable_mergejoin', split_part(p, ',', 3), true), set_config('enable_bitmapscan', split_part(p, ',', 4), true),
+       set_config('jit', split_part(p, ',', 5), true)
+  from current_setting('onceq.plans') as p;
+
+-- mismatch.go: explain.read
+select u.n, p.payload, p.payload_bytes
+  from unnest($1::bigint[]) with ordinality as u(id, n)
+ cross join lateral (
+       (select j.payload::text as payload, j.payload_bytes from onceq.jobs j where j.id = u.id)
+       union all
+       (select h.payload::text, h.payload_bytes from onceq.job_history h where h.id = u.id)
+       limit 1) p;
+
+-- queue.go: Check.read
+select version, current_setting('server_encoding'),
+       coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0)
+         >= greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_history),
+                     (select max(token >> 20) from (select token from onceq.job_fences limit 100000) f), 0)
+  from onceq.meta;
+
+-- queue.go: Check
+select set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
+       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
+
+-- queue.go: NewInstallation.busy
+select (select count(*) from onceq.jobs where leased_until > statement_timestamp())
+     + (select count(*) from onceq.job_fences where state = 1 and leased_until > statement_timestamp()),
+       (select count(*) from onceq.waiters where idle_until > statement_timestamp());
+
+-- queue.go: NewInstallation.hold
+with held as (
+  update onceq.job_fences f
+     set state = 6, detail = coalesce(f.detail, 'its claim ran out of its lease without an outcome') || '; its idempotency key is another since this copy got an identity of its own'
+   where (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp())
+  returning 1
+)
+select count(*) from held;
+
+-- queue.go: NewInstallation
+update onceq.meta set installation = gen_random_uuid() returning null;
+
+-- queue.go: identify.read
+select installation::text from onceq.meta;
+
+-- reaper.go: fences.size
+select pg_relation_size('onceq.job_fences'::regclass) / current_setting('block_size')::bigint;
+
+-- reaper.go: reapCancels
+with d as materialized (
+  select x.ctid from onceq.job_cancels x
+   where not exists (select from onceq.jobs j where j.id = x.job_id and j.created_at <= x.requested_at)
+   limit $1::int
+     for update of x skip locked
+),
+gone as (
+  delete from onceq.job_cancels x where x.ctid = any (array (select ctid from d))
+  returning x.job_id
+)
+select count(*), 0 from gone;
+
+-- reaper.go: reapFences
+with d as materialized (
+  select f.ctid from onceq.job_fences f
+   where f.ctid >= $1::text::tid and f.ctid < $2::text::tid and ((f.state in (3, 4, 5) or f.class = 3) and f.lifetime >= 0
+     and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp() - $4::bigint * interval '1 millisecond'
+      or f.class = 2 and f.state in (1, 2, 6) and f.lifetime >= 0
+     and f.leased_until + greatest(f.lifetime, $5::bigint) * interval '1 millisecond' <= statement_timestamp())
+   limit $3::int
+     for update skip locked
+),
+gone as (
+  delete from onceq.job_fences f
+   where f.ctid = any (array (select ctid from d)) and ((f.state in (3, 4, 5) or f.class = 3) and f.lifetime >= 0
+     and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp() - $4::bigint * interval '1 millisecond'
+      or f.class = 2 and f.state in (1, 2, 6) and f.lifetime >= 0
+     and f.leased_until + greatest(f.lifetime, $5::bigint) * interval '1 millisecond' <= statement_timestamp())
+  returning f.class, f.state
+)
+select count(*) filter (where class <> 3 and state in (3, 4, 5)), count(*) filter (where class = 3),
+       count(*) filter (where class <> 3 and state not in (3, 4, 5)) from gone;
+
+-- reaper.go: reapHistory
+with d as materialized (
+  select h.ctid as place, h.state = 7 and exists (
+           select from onceq.job_fences f
+            where f.class = 3 and f.scope = h.queue and f.key >= h.id::text collate "C" || '/' and f.key < h.id::text collate "C" || '0' and coalesce(f.fingerprint = int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1000000)::bigint)), true) and f.state in (1, 2, 6)) as open
+    from onceq.job_history h
+   where keep_until <= statement_timestamp()
+   order by keep_until
+   limit $1::int
+     for update of h skip locked
+),
+stays as (
+  update onceq.job_history
+     set keep_until = statement_timestamp() + $2::bigint * interval '1 millisecond'
+   where ctid = any (array (select place from d where open)) and keep_until <= statement_timestamp()
+  returning id
+),
+gone as (
+  delete from onceq.job_history
+   where ctid = any (array (select place from d where not open)) and keep_until <= statement_timestamp()
+  returning id
+)
+select (select count(*) from gone), (select count(*) from stays);
+
+-- reaper.go: reapOrphans
+with d as materialized (
+  select f.ctid from onceq.job_fences f
+   where f.ctid >= $1::text::tid and f.ctid < $2::text::tid and f.job_id is not null and (
+           f.class = 3 and f.finished_at is null
+           and (f.state in (2, 3, 6) or f.state = 1 and f.leased_until <= statement_timestamp())
+        or f.class = 0 and f.state = 0
+           and coalesce(f.finished_at <= statement_timestamp() - $4::bigint * interval '1 millisecond', true))
+     and not exists (select from onceq.jobs j where j.id = f.job_id and (f.class = 0 or coalesce(f.fingerprint = int8send(coalesce(j.identity, (extract(epoch from j.created_at) * 1000000)::bigint)), true)))
+     and not exists (select from onceq.job_history h where h.id = f.job_id and h.state in (6, 7, 8) and (f.class = 0 or coalesce(f.fingerprint = int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1000000)::bigint)), true)))
+   limit $3::int
+     for update of f skip locked
+),
+noted as (
+  update onceq.job_fences f
+     set state = case when f.finished_at is null then f.state else 5 end, finished_at = statement_timestamp()
+   where f.ctid = any (array (select ctid from d)) and f.job_id is not null and (
+           f.class = 3 and f.finished_at is null
+           and (f.state in (2, 3, 6) or f.state = 1 and f.leased_until <= statement_timestamp())
+        or f.class = 0 and f.state = 0
+           and coalesce(f.finished_at <= statement_timestamp() - $4::bigint * interval '1 millisecond', true))
+  returning f.state
+)
+select count(*) filter (where state <> 5), count(*) filter (where state = 5) from noted;
+
+-- reaper.go: reapWaiters
+with d as materialized (
+  select ctid from onceq.waiters
+   where idle_until <= statement_timestamp() - $2::bigint * interval '1 millisecond'
+   limit $1::int
+     for update skip locked
+),
+gone as (
+  delete from onceq.waiters
+   where ctid = any (array (select ctid from d))
+     and idle_until <= statement_timestamp() - $2::bigint * interval '1 millisecond'
+  returning worker
+)
+select count(*), 0 from gone;
+
+-- repair.go: Redrive.other
+select f.scope, f.key, f.job_id, f.state, f.result::text, case when j.id is null then null
+            when j.leased_until > statement_timestamp() then 3
+            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
+            when j.run_at > statement_timestamp() then 2
+            else 1 end::smallint
+  from onceq.job_history h
+  join onceq.job_fences f on f.class = 0 and f.scope = h.scope and f.key = h.key
+  left join onceq.jobs j on j.id = f.job_id
+ where h.id = $1::bigint and f.job_id <> h.id;
+
+-- repair.go: Retry.hurry
+with free as materialized (
+  select id from onceq.jobs
+   where id = $1::bigint and run_at > statement_timestamp()
+     and (leased_until is null or leased_until <= statement_timestamp())
+     for update skip locked
+),
+hurried as (
+  update onceq.jobs j set run_at = statement_timestamp() from free where j.id = any (array[free.id])
+)
+select 1;
+
+-- repair.go: cancelJobs
+with free as materialized (
+  select id from onceq.jobs
+   where id = any ($1::bigint[]) and (leased_until is null or leased_until <= statement_timestamp())
+   order by id
+     for update skip locked
+),
+gone as (
+  delete from onceq.jobs j using free where j.id = any (array[free.id])
+  returning j.*, $2::bigint as keep, 7::smallint as state
+),
+fence as (
+  update onceq.job_fences f
+     set state = 5, token = greatest(f.token, g.id << 20 | g.claims), finished_at = statement_timestamp()
+    from gone g
+   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+),
+history as (
+  insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
+         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, errors, identity)
+  select id, run_at, created_at, statement_timestamp(), statement_timestamp() + keep * interval '1 millisecond',
+         claims, lost, attempts, max_attempts, priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, errors, identity
+    from gone
+      on conflict (id) do update
+     set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
+       = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
+             excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
+             excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
+             excluded.result, excluded.errors)
+   where job_history.state = 5
+  returning id
+),
+request as (
+  delete from onceq.job_cancels x using gone g where x.job_id = g.id
+)
+select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')),
+       (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1) from gone;
+
+-- repair.go: discardJobs
+with h as materialized (
+  select id from onceq.job_history
+   where id = any ($1::bigint[]) and state = any ($2::smallint[])
+   order by id
+     for update
+),
+gone as (
+  delete from onceq.job_history d using h where d.id = h.id
+  returning d.id, d.claims, d.queue, d.scope, d.key, d.created_at, d.identity
+),
+fence as (
+  update onceq.job_fences f
+     set state = 5, lifetime = 0, finished_at = statement_timestamp(), token = greatest(f.token, g.id << 20 | g.claims),
+         fingerprint = null, result = null, detail = null
+    from (select * from gone order by scope, key) g
+   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+),
+effect as (
+  delete from onceq.job_fences f using gone g
+   where f.class = 3 and f.scope = g.queue and f.key >= g.id::text collate "C" || '/' and f.key < g.id::text collate "C" || '0' and coalesce(f.fingerprint between int8send((extract(epoch from g.created_at) * 1000000)::bigint) and int8send(coalesce(g.identity, (extract(epoch from g.created_at) * 1000000)::bigint)), true)
+)
+select count(*) from gone;
+
+-- repair.go: ids
+select id from (…) page order by id desc;
+
+-- repair.go: readState
+select case when j.id is null then null
+            when j.leased_until > statement_timestamp() then 3
+            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
+            when j.run_at > statement_timestamp() then 2
+            else 1 end::smallint from onceq.jobs j where j.id = $1::bigint
+union all
+select state from onceq.job_history where id = $1::bigint;
+
+-- repair.go: redriveJobs
+with asked as materialized (
+  select * from onceq.job_history
+   where id = any ($1::bigint[]) and state = any ($2::smallint[])
+   order by id
+     for update
+),
+h as materialized (
+  select * from asked a
+   where not exists (select from onceq.job_fences f where f.class = 3 and f.scope = a.queue and f.key >= a.id::text collate "C" || '/' and f.key < a.id::text collate "C" || '0' and coalesce(f.fingerprint = int8send(coalesce(a.identity, (extract(epoch from a.created_at) * 1000000)::bigint)), true) and f.state = 6)
+),
+mine as (
+  update onceq.job_fences f
+     set state = 0, job_id = s.id, token = greatest(f.token, s.id << 20 | s.claims), finished_at = null, result = null,
+         holder = null, leased_until = null, detail = null
+    from (select * from h where key is not null order by scope, key) s
+   where f.key = any (array[s.key]) and f.scope = any (array[s.scope]) and f.class + 0 = 0
+     and (f.job_id = s.id or f.token >> 20 < s.id and f.job_id < s.id and (f.state in (3, 4, 5) and f.lifetime >= 0
+      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()))
+  returning f.job_id
+),
+absent as (
+  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
+  select 0, scope, key, 0, id, id << 20 | claims, statement_timestamp(), $3::bigint,
+         decode('0100', 'hex') || case when kind <> scope then convert_to(kind, 'UTF8') else '' end
+    from h
+   where key is not null and id not in (select job_id from mine)
+   order by scope, key, id desc
+  on conflict do nothing
+  returning job_id
+),
+back as (
+  delete from onceq.job_history d using h
+   where d.id = h.id
+     and (h.key is null or h.id in (select job_id from mine union all select job_id from absent))
+  returning d.*
+),
+job as (
+  insert into onceq.jobs (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
+                          payload, payload_bytes, metadata, errors, identity)
+  select id, statement_timestamp(), created_at, claims, max_attempts, priority, queue, kind, scope, key,
+         payload, payload_bytes, metadata, errors, identity
+    from back
+),
+request as (
+  delete from onceq.job_cancels x using back b where x.job_id = b.id
+)
+select (select array_agg(id) from back),
+       (select array_agg(id) from h where id not in (select id from back)),
+       (select array_agg(id) from asked where id not in (select id from h));
+
+-- repair.go: requestCancels
+with live as materialized (
+  select id, created_at from onceq.jobs where id = any ($1::bigint[]) order by id
+),
+note as (
+  insert into onceq.job_cancels (job_id, requested_at)
+  select id, greatest(statement_timestamp(), created_at) from live
+  on conflict (job_id) do update set requested_at = excluded.requested_at
+)
+select count(*) from live;
+
+-- resolve.go: Resolve.past
+select state from onceq.job_history where id = $1::bigint for update;
+
+-- resolve.go: readEffects
+with place as materialized (
+  select queue, created_at, identity from onceq.jobs where id = $1::bigint
+  union
+  select queue, created_at, identity from onceq.job_history where id = $1::bigint
+),
+found as (
+  select f.* from place p cross join lateral (
+         select * from onceq.job_fences f
+          where f.class = 3 and f.scope = p.queue and f.key > $2::text and f.key < $3::text and coalesce(f.fingerprint = int8send(coalesce(p.identity, (extract(epoch from p.created_at) * 1000000)::bigint)), true) offset 0) f
+  union all
+  select f.* from onceq.job_fences f
+   where f.class = 3 and f.key > $2::text and f.key < $3::text and not exists (select from place)
+)
+select f.scope, f.key, case f.state when 3 then 'completed' when 6 then 'held'
+         when 1 then case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end
+         else 'uncertain' end,
+       f.created_at, f.leased_until, coalesce(f.result::text, ''), coalesce(f.detail, ''), f.fingerprint
+  from found f
+ where f.state in (1, 2, 3, 6) and f.job_id = $1::bigint
+ order by f.key;
+
+-- resolve.go: resolveEffects
+with h as materialized (
+  select * from onceq.job_history
+   where id = any ($1::bigint[]) and state = any ($2::smallint[])
+   order by id
+     for update
+),
+settled as (
+  update onceq.job_fences f
+     set state = $3::smallint, result = nullif($4::text, '')::jsonb, detail = null,
+         finished_at = case when $3::smallint = 5 then statement_timestamp() end,
+         lifetime = case when $3::smallint = 5 then 0 else f.lifetime end
+    from h
+   where f.class = 3 and f.scope = h.queue and f.key >= h.id::text collate "C" || '/' and f.key < h.id::text collate "C" || '0' and coalesce(f.fingerprint = int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1000000)::bigint)), true) and (f.state = 6 or (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp()))
+     and ($5::text = '' or f.key = h.id::text || '/' || $5::text)
+  returning h.id, h.state
+)
+select count(*), (select array_agg(distinct id) from settled where state = 8) from settled;
+
+-- resolve.go: resolveFence
+update onceq.job_fences f
+   set state = $4::smallint, result = nullif($5::text, '')::jsonb, detail = null,
+       finished_at = case when f.class <> 3 or $4::smallint = 5 then statement_timestamp() end,
+       lifetime = case when $4::smallint = 5 then 0 else f.lifetime end
+ where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text
+   and (f.state = 6 or (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp()) or f.state = 3 and f.detail is not null and $4::smallint = 3)
+returning f.token;
+
+-- stats.go: readStats
+with recursive
+live (queue) as (
+  (select queue from onceq.jobs where queue >= '' order by queue limit 1)
+  union all
+  select (select j.queue from onceq.jobs j where j.queue > l.queue order by j.queue limit 1)
+    from live l where l.queue is not null
+),
+past (queue) as (
+  (select queue from onceq.job_history order by queue limit 1)
+  union all
+  select (select h.queue from onceq.job_history h where h.queue > p.queue order by h.queue limit 1)
+    from past p where p.queue is not null
+),
+names as materialized (
+  select unnest($1::text[]) collate "C" as queue
+  union
+  select queue from (select queue from live union all select queue from past union all select queue from onceq.queues) n
+   where $1::text[] is null and queue is not null
+)
+select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, r.leased, r.running, d.dead, h.held,
+       coalesce(extract(epoch from statement_timestamp() - i.oldest) * 1000000, 0)::bigint,
+       greatest(i.seen, r.seen, l.seen, d.dead, h.held) > $2::int
+  from names n
+ cross join lateral (
+       select count(*) filter (where fresh) as waiting, count(*) filter (where not fresh) as retrying,
+              min(run_at) as oldest, max(n) as seen
+         from (select (attempts = 0 and lost = 0 and leased_until is null) as fresh, j.run_at, j.n
+                 from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+                cross join lateral (
+                      select attempts, lost, leased_until, run_at, row_number() over (order by run_at, id) as n
+                        from onceq.jobs
+                       where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
+                         and (leased_until is null or leased_until <= statement_timestamp())
+                       order by run_at, id
+                       limit $2::int + 1) j) x) i
+ cross join lateral (
+       select count(*) filter (where leased_until > statement_timestamp()) as leased,
+              count(*) filter (where leased_until > statement_timestamp() and ahead is null) as running, max(n) as seen
+         from (select j.leased_until, j.ahead, j.n
+                 from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+                cross join lateral (
+                      select leased_until, ahead, row_number() over (order by run_at, id) as n
+                        from onceq.jobs
+                       where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
+                       order by run_at, id
+                       limit $2::int + 1) j) x) r
+ cross join lateral (
+       select count(*) filter (where fresh) as delayed, count(*) filter (where not fresh) as retrying, max(n) as seen
+         from (select j.fresh, j.n
+                 from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+                cross join lateral (
+                      select (attempts = 0 and lost = 0 and leased_until is null) as fresh,
+                             row_number() over (order by run_at, id) as n
+                        from onceq.jobs
+                       where queue = n.queue and priority = p.priority and run_at > statement_timestamp()
+                       order by run_at, id
+                       limit $2::int + 1) j) x) l
+ cross join lateral (
+       select count(*) as dead
+         from (select from onceq.job_history where queue = n.queue and state = 6 order by id limit $2::int + 1) x) d
+ cross join lateral (
+       select count(*) as held
+         from (select from onceq.job_history where queue = n.queue and state = 8 order by id limit $2::int + 1) x) h
+ order by n.queue;
+
+-- suspects.go: findSuspects
+select array_agg(j.id), array_agg(j.lost)
+  from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+ cross join lateral (
+       select id, kind, leased_until, lost + (leased_until is not null)::int as lost
+         from onceq.jobs
+        where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
+        order by run_at, id
+        limit $3::bigint) j
+ where j.lost > 0 and (j.leased_until is null or j.leased_until <= statement_timestamp()) and j.kind = any ($2::text[]);
+
+-- sweep.go: sweepSome
+with page as materialized (
+  select id, run_at, leased_until, lost, kind, row_number() over (order by run_at, id) as n
+    from onceq.jobs
+   where queue = $1::text and priority = $2::smallint
+     and (run_at, id) > ($3::timestamptz, $4::bigint) and (run_at, id) < ($5::timestamptz, $6::bigint)
+   order by run_at, id
+   limit $8::int
+),
+ready as materialized (
+  select j.id
+    from page p
+   cross join lateral (
+         select id from onceq.jobs
+          where id = p.id and leased_until is null
+            for no key update skip locked) j
+   where p.leased_until is null and p.lost = 0 and p.kind = any ($7::text[])
+   order by j.id
+),
+forward as (
+  update onceq.jobs j set run_at = $5::timestamptz
+    from ready where j.id = any (array[ready.id])
+  returning j.id
+),
+lost as materialized (
+  select id, lost + (leased_until is not null)::int as lost
+    from page
+   where (leased_until <= statement_timestamp() or leased_until is null and lost > 0) and kind = any ($7::text[])
+   order by n
+)
+select (select run_at from page where n = $8::int), coalesce((select id from page where n = $8::int), 0),
+       (select count(*) from forward),
+       array(select distinct kind from page where kind <> all ($7::text[])),
+       (select array_agg(id) from lost), (select array_agg(lost) from lost);
+
+-- sweep.go: sweepTurn
+insert into onceq.queues as q (queue, swept_at) values ($1::text, statement_timestamp())
+on conflict (queue) do update set swept_at = excluded.swept_at
+ where q.swept_at <= statement_timestamp() - $2::bigint * interval '1 microsecond'
+returning 1;
+
+-- tx.go: Rollback
+rollback to savepoint;
+
+-- tx.go: begin
+begin isolation level read committed read write;
+
+-- tx.go: begin
+begin isolation level serializable read write;
+
+-- tx.go: checkTx
+select null,
+       case when $1::text <> pg_current_xact_id()::text
+            then case when pg_xact_status($1::text::xid8) = 'committed' then 1 else onceq.lease_lost($2::bigint) end end;
+
+-- tx.go: committed.read
+select (select 1 from onceq.jobs where id = $1::bigint for no key update), coalesce(pg_xact_status($2::text::xid8), '');
+
+-- tx.go: committed
+rollback; select pg_xact_status('…');
+
+-- tx.go: first
+begin;
+
+-- tx.go: inTx completeOne
+with gone as (
+  delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
+  returning id, scope, key
+),
+fence as (
+  update onceq.job_fences f
+     set state = 3, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
+    from gone g
+   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+)
+select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end,
+       case when $6::text <> pg_current_xact_id()::text
+            then case when pg_xact_status($6::text::xid8) = 'committed' then 1 else onceq.lease_lost($1::bigint) end end;
+
+-- tx.go: inTx completeOneKept
+with gone as (
+  delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
+  returning *, 5::smallint as state, $5::text as result, ''::text as error, 0 as spent, $6::bigint as keep
+),
+fence as (
+  update onceq.job_fences f
+     set state = 3, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
+    from gone g
+   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+),
+history as (
+  insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
+         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
+  select id, run_at, created_at, statement_timestamp(),
+         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
+         claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
+         payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
+         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
+    from gone where keep <> 0
+      on conflict (id) do update
+     set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
+       = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
+             excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
+             excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
+             excluded.result, excluded.errors)
+   where job_history.state = 5
+  returning id
+)
+select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end,
+       case when $7::text <> pg_current_xact_id()::text
+            then case when pg_xact_status($7::text::xid8) = 'committed' then 1 else onceq.lease_lost($1::bigint) end end;
+
+-- tx.go: inTx completeOneUnkeyed
+with gone as (
+  delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
+  returning id
+)
+select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end,
+       case when $4::text <> pg_current_xact_id()::text
+            then case when pg_xact_status($4::text::xid8) = 'committed' then 1 else onceq.lease_lost($1::bigint) end end;
+
+-- tx.go: lockJob
+select case when $1::text <> '' then set_config('idle_in_transaction_session_timeout', $1::text, true) end,
+       case when not exists (
+         select from onceq.jobs where id = $2::bigint and claims = $3::int and holder = $4::bigint
+            for no key update) then onceq.lease_lost($2::bigint) end,
+       pg_current_xact_id()::text;
+
+-- tx.go: lockJobs
+with u as materialized (
+  select * from unnest($2::bigint[], $3::int[], $4::bigint[]) as u(id, claims, holder)
+),
+locked as materialized (
+  select j.id from u cross join lateral (
+         select id from onceq.jobs
+          where id = u.id and claims = u.claims and holder = u.holder
+            for no key update) j
+)
+select case when $1::text <> '' then set_config('idle_in_transaction_session_timeout', $1::text, true) end,
+       case when (select count(*) from locked) < cardinality($2::bigint[]) then onceq.lease_lost(($2::bigint[])[1]) end,
+       pg_current_xact_id()::text;
+
+-- tx.go: release
+rollback;
+
+-- tx.go: share
+set local idle_in_transaction_session_timeout to …;
+
+-- wake.go: announce.announce
+insert into onceq.waiters (queue, worker, idle_until)
+values ($1::text, $2::bigint, statement_timestamp() + $3::bigint * interval '1 microsecond')
+on conflict (queue, worker) do update set idle_until = excluded.idle_until
+returning 1;
+
+-- wake.go: listenOnce.greet
+select current_setting('max_prepared_transactions') <> '0' from pg_notify($1::text, $2::text);
+
+-- wake.go: listenOnce
+listen …;
+
+-- wake.go: nextDue.next
+select (extract(epoch from min(j.run_at) - statement_timestamp()) * 1000000)::bigint
+  from unnest($2::smallint[]) as p(priority)
+ cross join lateral (
+       select run_at from onceq.jobs
+        where queue = $1::text and priority = p.priority and run_at > $3::timestamptz
+        order by run_at limit 1) j;
+
+-- wake.go: unannounce.unannounce
+with gone as (delete from onceq.waiters where queue = $1::text and worker = $2::bigint) select 1;
+
+-- wake.go: unannounceAll.unannounce
+with gone as (delete from onceq.waiters where worker = $1::bigint) select 1;
+
+-- worker.go: transaction
+begin;
