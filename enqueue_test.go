@@ -1245,9 +1245,10 @@ func TestTrap_EnqueueWithTheSequenceSetBack_AnIDInUseIsANamedError(t *testing.T)
 	enqOne(t, db, db.Pool, onceq.Job{Kind: "k"})
 }
 
-// The scenarios of the seeds, as a user of the library writes them.
+// The patterns of docs/patterns.md about enqueueing, as a user of the library writes them; see patterns_test.go.
 
-func Test_Seed000_DeterministicKeyMakesResubmissionASilentNoOp(t *testing.T) {
+// docs/patterns.md, "A deterministic id at enqueueing" (seed 000).
+func TestPattern_ADeterministicKeyMakesAResubmissionASilentNoOp(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
 	type contact struct{ ContactID, CampaignID string }
@@ -1264,7 +1265,8 @@ func Test_Seed000_DeterministicKeyMakesResubmissionASilentNoOp(t *testing.T) {
 	require.Equal(t, "outreach:cmp_456:cid_123", enqGet[string](t, db.Pool, `select key from onceq.jobs`))
 }
 
-func Test_Seed000_BatchWithKeys_EachKeySitsOnItsJobAndResubmissionIsANoOp(t *testing.T) {
+// docs/patterns.md, "A batch with keys" (seed 000).
+func TestPattern_InABatchEachJobHasItsKeyAndResubmissionIsANoOp(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
 	var jobs []onceq.Job
@@ -1282,7 +1284,8 @@ func Test_Seed000_BatchWithKeys_EachKeySitsOnItsJobAndResubmissionIsANoOp(t *tes
 	require.Equal(t, 3, enqJobs(t, db.Pool))
 }
 
-func Test_Seed000_BatchWithKeys_NoRepeatsWithinOneCall(t *testing.T) {
+// docs/patterns.md, "A batch with keys" (seed 000).
+func TestPattern_ABatchRefusesAKeyThatRepeats(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
 	_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, []onceq.Job{{Kind: "k", Key: "a"}, {Kind: "k", Key: "b"}, {Kind: "k", Key: "a"}})
@@ -1291,7 +1294,8 @@ func Test_Seed000_BatchWithKeys_NoRepeatsWithinOneCall(t *testing.T) {
 	require.Zero(t, enqJobs(t, db.Pool))
 }
 
-func Test_Seed000_StrictModeConflictCanBeTreatedAsSuccess(t *testing.T) {
+// docs/patterns.md, "Strict" (seed 000).
+func TestPattern_AConflictOfAStrictJobCanBeTreatedAsSuccess(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
 	job := onceq.Job{Kind: "outreach", Key: "outreach:cmp_456:cid_123", Payload: map[string]string{"contactId": "cid_123"}, Strict: true}
@@ -1304,7 +1308,8 @@ func Test_Seed000_StrictModeConflictCanBeTreatedAsSuccess(t *testing.T) {
 	require.Equal(t, onceq.StateWaiting, conflict.Existing.State)
 }
 
-func Test_Seed000_ScopePerWorkspaceKeepsKeysApart(t *testing.T) {
+// docs/patterns.md, "A client's Idempotency-Key" (seed 000).
+func TestPattern_AScopeForEachWorkspaceKeepsKeysApart(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
 	type sent struct{ Workspace, Contact string }
@@ -1318,7 +1323,8 @@ func Test_Seed000_ScopePerWorkspaceKeepsKeysApart(t *testing.T) {
 	require.Equal(t, 2, enqJobs(t, db.Pool))
 }
 
-func Test_Seed000_CallersIdempotencyKeyAsJobKey(t *testing.T) {
+// docs/patterns.md, "A client's Idempotency-Key" (seed 000).
+func TestPattern_TheClientsIdempotencyKeyIsTheJobsKey(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
 	handle := func(idempotencyKey, body string) (onceq.Result, error) {
@@ -1334,7 +1340,8 @@ func Test_Seed000_CallersIdempotencyKeyAsJobKey(t *testing.T) {
 	require.Equal(t, 1, enqJobs(t, db.Pool))
 }
 
-func Test_Seed000_OneWelcomeEmailPerUserEver(t *testing.T) {
+// docs/patterns.md, "A replay window" (seed 000).
+func TestPattern_OneWelcomeMailForEachUserEver(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
 	job := onceq.Job{Kind: "welcome-email", Key: "welcome:42", Window: onceq.Forever, Payload: map[string]int{"userId": 42}}
@@ -1344,7 +1351,8 @@ func Test_Seed000_OneWelcomeEmailPerUserEver(t *testing.T) {
 	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.StateCompleted, Output: json.RawMessage(`{"sent": true}`)}, enqOne(t, db, db.Pool, job))
 }
 
-func Test_Seed000_ReplayWindowOf24Hours(t *testing.T) {
+// docs/patterns.md, "A replay window" (seed 000).
+func TestPattern_AReplayWindowOf24Hours(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
 	job := onceq.Job{Kind: "k", Key: "a"}
@@ -1356,7 +1364,8 @@ func Test_Seed000_ReplayWindowOf24Hours(t *testing.T) {
 	require.False(t, enqOne(t, db, db.Pool, job).Duplicate)
 }
 
-func Test_Seed001_EnqueueRetriedByItsClientDoesNotPileUp(t *testing.T) {
+// docs/patterns.md, "A deterministic id at enqueueing" (seed 001).
+func TestPattern_AClientThatEnqueuesAgainAddsNoJob(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
 	enqExec(t, db.Pool, `create table users (id int primary key)`)
@@ -1374,7 +1383,8 @@ func Test_Seed001_EnqueueRetriedByItsClientDoesNotPileUp(t *testing.T) {
 	require.Equal(t, 1, enqJobs(t, db.Pool))
 }
 
-func Test_Seed001_JobIDIsStableAcrossRetries(t *testing.T) {
+// docs/patterns.md, "The job's id as a stable key, and a lock" (seed 001).
+func TestPattern_TheJobsIDIsStableAcrossRetries(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
 	id := enqOne(t, db, db.Pool, onceq.Job{Kind: "report", Key: "report:7"}).ID
@@ -1389,7 +1399,8 @@ func Test_Seed001_JobIDIsStableAcrossRetries(t *testing.T) {
 	require.NotEqual(t, id, enqOne(t, db, db.Pool, onceq.Job{Kind: "report", Key: "report:8"}).ID)
 }
 
-func Test_Seed002_AddUniqueReturnsTheSameIDAcrossInstancesImmediateOrDelayed(t *testing.T) {
+// docs/patterns.md, "A deterministic id at enqueueing" (seed 002).
+func TestPattern_EveryProducerGetsTheSameIDImmediateOrDelayed(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
 	for _, delays := range [][2]time.Duration{{0, 0}, {time.Hour, time.Hour}, {0, time.Hour}, {time.Hour, 0}} {
@@ -1412,7 +1423,8 @@ func Test_Seed002_AddUniqueReturnsTheSameIDAcrossInstancesImmediateOrDelayed(t *
 	require.Equal(t, 4, enqJobs(t, db.Pool))
 }
 
-func Test_Seed002_AddUniqueRequiresAKeyAndRefusesABlankOne(t *testing.T) {
+// docs/patterns.md, "A deterministic id at enqueueing" (seed 002).
+func TestPattern_EnqueueUniqueRequiresAKeyAndRefusesABlankOne(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
 	for _, key := range []string{"", " ", "\t\r\n"} {
@@ -1424,7 +1436,8 @@ func Test_Seed002_AddUniqueRequiresAKeyAndRefusesABlankOne(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func Test_Seed002_RetryAfterADelayedPromotionDoesNotFireTwice(t *testing.T) {
+// docs/patterns.md, "A deterministic id at enqueueing" (seed 002).
+func TestPattern_ADelayedJobRunsOnceAlsoWhenRetriedEarly(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
 	job := onceq.Job{Kind: "welcome", Key: "welcome:user:42", Delay: time.Hour}
@@ -1436,7 +1449,8 @@ func Test_Seed002_RetryAfterADelayedPromotionDoesNotFireTwice(t *testing.T) {
 	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.StateCompleted}, enqOne(t, db, db.Pool, job))
 }
 
-func Test_Seed002_KeysOutliveAnyCacheOfRecentOnes(t *testing.T) {
+// docs/patterns.md, "A deterministic id at enqueueing" (seed 002).
+func TestPattern_KeysOutliveAnyCacheOfRecentOnes(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
 	first := enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: "the first of many"})

@@ -81,7 +81,8 @@ func fenceEvents() (*onceq.Config, func() string) {
 		}
 }
 
-func Test_Seed001_WithFence_CompletedReturnsTheCachedResult(t *testing.T) {
+// docs/patterns.md, "A fence around any work" (seed 001).
+func TestPattern_AFenceThatIsCompletedGivesItsResult(t *testing.T) {
 	t.Parallel()
 	config, events := fenceEvents()
 	db := queuetest.New(t, queuetest.Config(*config))
@@ -102,7 +103,8 @@ func Test_Seed001_WithFence_CompletedReturnsTheCachedResult(t *testing.T) {
 	}
 }
 
-func Test_Seed001_WithFence_InProgressElsewhereIsATypedAnswer(t *testing.T) {
+// docs/patterns.md, "A fence around any work" (seed 001).
+func TestPattern_AFenceInProgressElsewhereIsATypedError(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	spec := onceq.FenceSpec{Key: "k"}
@@ -114,7 +116,8 @@ func Test_Seed001_WithFence_InProgressElsewhereIsATypedAnswer(t *testing.T) {
 	fenceOK(t, "Do", err)
 }
 
-func Test_Seed001_WithFence_FailureReleasesOnlyWhenNothingWasApplied(t *testing.T) {
+// docs/patterns.md, "A fence around any work" (seed 001).
+func TestPattern_AFailureFreesTheFenceOnlyWhenNothingWasApplied(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	ctx := t.Context()
@@ -240,7 +243,8 @@ func TestDo_PanicAndGoexitAreUncertain(t *testing.T) {
 	}
 }
 
-func Test_Seed003_KeyComesFromTheJobNotTheAttempt(t *testing.T) {
+// docs/patterns.md, "Keys for providers" (seed 003).
+func TestPattern_TheIdempotencyKeyComesFromTheJobNotTheAttempt(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	ctx := t.Context()
@@ -273,7 +277,8 @@ func Test_Seed003_KeyComesFromTheJobNotTheAttempt(t *testing.T) {
 	}
 }
 
-func Test_Seed003_SameBodyReplaysOtherBodyMismatchesInFlightWaits500ms(t *testing.T) {
+// docs/patterns.md, "A client's Idempotency-Key" (seed 003).
+func TestPattern_SameBodyReplaysOtherBodyMismatchesInFlightWaits500ms(t *testing.T) {
 	t.Parallel()
 	config, events := fenceEvents()
 	db := queuetest.New(t, queuetest.Config(*config))
@@ -311,7 +316,8 @@ func Test_Seed003_SameBodyReplaysOtherBodyMismatchesInFlightWaits500ms(t *testin
 	}
 }
 
-func Test_Seed004_IntentRecordedBeforeEffectAndOutcomeAfter(t *testing.T) {
+// docs/patterns.md, "A record of the intent" (seed 004).
+func TestPattern_TheIntentIsRecordedBeforeTheEffectAndTheOutcomeAfter(t *testing.T) {
 	t.Parallel()
 	config, events := fenceEvents()
 	db := queuetest.New(t, queuetest.Config(*config))

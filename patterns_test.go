@@ -21,26 +21,27 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// What the seeds' users do, written as users of this library would write it.
+// The patterns of docs/patterns.md, written as a user of this library would write them. The number of a seed is that of the text the
+// pattern comes from.
 
-type seedWelcome struct {
+type patternWelcome struct {
 	UserID int    `json:"userId"`
 	Email  string `json:"email"`
 }
 
-var seedWelcomeKind = onceq.Kind[seedWelcome]{
+var patternWelcomeKind = onceq.Kind[patternWelcome]{
 	Name:    "welcome-email",
-	Key:     func(w seedWelcome) string { return fmt.Sprintf("welcome:%d", w.UserID) },
+	Key:     func(w patternWelcome) string { return fmt.Sprintf("welcome:%d", w.UserID) },
 	Backoff: func(int, error) time.Duration { return 0 },
 }
 
-// seedMail is an e-mail provider without deduplication: it counts what it sends.
-type seedMail struct {
+// patternMail is an e-mail provider without deduplication: it counts what it sends.
+type patternMail struct {
 	mu   sync.Mutex
 	sent map[string]int
 }
 
-func (m *seedMail) send(to string) {
+func (m *patternMail) send(to string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.sent == nil {
@@ -49,7 +50,7 @@ func (m *seedMail) send(to string) {
 	m.sent[to]++
 }
 
-func seedSQL(t *testing.T, db *queuetest.DB, statements ...string) {
+func patternSQL(t *testing.T, db *queuetest.DB, statements ...string) {
 	t.Helper()
 	for _, s := range statements {
 		_, err := db.Pool.Exec(t.Context(), s)
@@ -57,7 +58,7 @@ func seedSQL(t *testing.T, db *queuetest.DB, statements ...string) {
 	}
 }
 
-func seedEnqueue(t *testing.T, db *queuetest.DB, j onceq.Job) onceq.Result {
+func patternEnqueue(t *testing.T, db *queuetest.DB, j onceq.Job) onceq.Result {
 	t.Helper()
 	r, err := db.Queue.Enqueue(t.Context(), db.Pool, j)
 	require.NoError(t, err)
@@ -66,12 +67,13 @@ func seedEnqueue(t *testing.T, db *queuetest.DB, j onceq.Job) onceq.Result {
 
 // The worker crashes after the call of the e-mail API and before the job is complete: the redelivery sends no second
 // one.
-func Test_Seed000_CrashAfterTheEmailAndBeforeTheCompletion(t *testing.T) {
+// docs/patterns.md, "Keys for providers" (seed 000).
+func TestPattern_CrashAfterTheMailAndBeforeTheCompletionSendsNoSecondMail(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	var mail seedMail
-	r := seedEnqueue(t, db, seedWelcomeKind.Job(seedWelcome{42, "ada@example.com"}))
-	first, second := db.DeliverTwice(seedWelcomeKind.Handle(func(ctx context.Context, l *onceq.Lease, w seedWelcome) error {
+	var mail patternMail
+	r := patternEnqueue(t, db, patternWelcomeKind.Job(patternWelcome{42, "ada@example.com"}))
+	first, second := db.DeliverTwice(patternWelcomeKind.Handle(func(ctx context.Context, l *onceq.Lease, w patternWelcome) error {
 		sent, err := onceq.Once(ctx, l, "mail", func(context.Context, string) (map[string]any, error) {
 			mail.send(w.Email)
 			return map[string]any{"sent": true, "userId": w.UserID}, nil
@@ -81,18 +83,19 @@ func Test_Seed000_CrashAfterTheEmailAndBeforeTheCompletion(t *testing.T) {
 	require.True(t, first.Lost(), "%+v", first)
 	require.Equal(t, onceq.StateCompleted, second.State)
 	require.Equal(t, map[string]int{"ada@example.com": 1}, mail.sent)
-	again := seedEnqueue(t, db, seedWelcomeKind.Job(seedWelcome{42, "ada@example.com"}))
+	again := patternEnqueue(t, db, patternWelcomeKind.Job(patternWelcome{42, "ada@example.com"}))
 	require.Equal(t, r.ID, again.ID)
 	require.JSONEq(t, `{"sent": true, "userId": 42}`, string(again.Output))
 }
 
-// The seed's own table outreach_sent: the record and the completion commit together, so that there is nothing to check.
-func Test_Seed000_HandlerDedupIsTheTransaction(t *testing.T) {
+// A table of the application's own: the record and the completion commit together, so that there is nothing to check.
+// docs/patterns.md, "A table of what was done" (seed 000).
+func TestPattern_WhatWasDoneIsRecordedInTheHandlersTransaction(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	seedSQL(t, db, `create table outreach_sent (job_id bigint not null, contact_id text not null)`) // not even unique
+	patternSQL(t, db, `create table outreach_sent (job_id bigint not null, contact_id text not null)`) // not even unique
 	k := onceq.Kind[string]{Name: "outreach", Key: func(c string) string { return "outreach:cmp_456:" + c }}
-	seedEnqueue(t, db, k.Job("cid_123"))
+	patternEnqueue(t, db, k.Job("cid_123"))
 	ran := db.Race(k.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, contact string) error {
 		_, err := tx.Exec(ctx, `insert into outreach_sent values ($1, $2)`, l.ID, contact)
 		return err
@@ -102,13 +105,14 @@ func Test_Seed000_HandlerDedupIsTheTransaction(t *testing.T) {
 }
 
 // "Clean up records older than 24 hours with a scheduled job": the Reaper, and never one within its window.
-func Test_Seed000_RecordsOlderThanTheWindowArePruned(t *testing.T) {
+// docs/patterns.md, "A replay window" (seed 000).
+func TestPattern_KeysArePrunedAfterTheirWindowAndNotBefore(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	reaper, err := onceq.NewReaper(db.Queue, onceq.ReaperConfig{Grace: time.Millisecond})
 	require.NoError(t, err)
-	seedEnqueue(t, db, seedWelcomeKind.Job(seedWelcome{UserID: 1}))
-	db.Drain(seedWelcomeKind.Handle(func(context.Context, *onceq.Lease, seedWelcome) error { return nil }))
+	patternEnqueue(t, db, patternWelcomeKind.Job(patternWelcome{UserID: 1}))
+	db.Drain(patternWelcomeKind.Handle(func(context.Context, *onceq.Lease, patternWelcome) error { return nil }))
 	for _, c := range []struct {
 		after time.Duration
 		gone  int
@@ -118,16 +122,17 @@ func Test_Seed000_RecordsOlderThanTheWindowArePruned(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, c.gone, reaped.Fences)
 	}
-	require.False(t, seedEnqueue(t, db, seedWelcomeKind.Job(seedWelcome{UserID: 1})).Duplicate)
+	require.False(t, patternEnqueue(t, db, patternWelcomeKind.Job(patternWelcome{UserID: 1})).Duplicate)
 }
 
 // Pattern 1. The check for an existing row is no longer needed, but it does no harm: run twice, it sends once.
-func Test_Seed001_ExistenceCheck(t *testing.T) {
+// docs/patterns.md, "A table of what was done" (seed 001).
+func TestPattern_LookingForAnExistingRowFirst(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	seedSQL(t, db, `create table email_log (type text, user_id int)`)
-	var mail seedMail
-	handler := seedWelcomeKind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, w seedWelcome) error {
+	patternSQL(t, db, `create table email_log (type text, user_id int)`)
+	var mail patternMail
+	handler := patternWelcomeKind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, w patternWelcome) error {
 		var sent bool
 		if err := tx.QueryRow(ctx, `select exists (select from email_log where type = 'welcome' and user_id = $1)`, w.UserID).Scan(&sent); err != nil || sent {
 			return err
@@ -139,13 +144,13 @@ func Test_Seed001_ExistenceCheck(t *testing.T) {
 		return err
 	})
 	t.Run("sends exactly once when the job runs twice", func(t *testing.T) {
-		seedEnqueue(t, db, seedWelcomeKind.Job(seedWelcome{1, "one@example.com"}))
+		patternEnqueue(t, db, patternWelcomeKind.Job(patternWelcome{1, "one@example.com"}))
 		db.DeliverTwice(handler)
 		require.Equal(t, map[string]int{"one@example.com": 1}, mail.sent)
 	})
 	t.Run("handles an already completed job gracefully", func(t *testing.T) {
-		seedSQL(t, db, `insert into email_log values ('welcome', 2)`)
-		seedEnqueue(t, db, seedWelcomeKind.Job(seedWelcome{2, "two@example.com"}))
+		patternSQL(t, db, `insert into email_log values ('welcome', 2)`)
+		patternEnqueue(t, db, patternWelcomeKind.Job(patternWelcome{2, "two@example.com"}))
 		require.Equal(t, onceq.StateCompleted, db.RunOne(handler).State)
 		require.NotContains(t, mail.sent, "two@example.com")
 	})
@@ -153,10 +158,11 @@ func Test_Seed001_ExistenceCheck(t *testing.T) {
 }
 
 // Pattern 2. An upsert, and a row that was deleted since the job was enqueued: both are plain handlers.
-func Test_Seed001_Upsert(t *testing.T) {
+// docs/patterns.md, "Upserts" (seed 001).
+func TestPattern_Upsert(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	seedSQL(t, db, `create table products (id int primary key, name text)`, `create table search_index (id int primary key, name text, writes int default 1)`,
+	patternSQL(t, db, `create table products (id int primary key, name text)`, `create table search_index (id int primary key, name text, writes int default 1)`,
 		`insert into products values (1, 'anvil')`)
 	k := onceq.Kind[int]{Name: "index"}
 	handler := k.HandleTx(func(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, id int) error {
@@ -164,15 +170,16 @@ func Test_Seed001_Upsert(t *testing.T) {
 			on conflict (id) do update set name = excluded.name, writes = search_index.writes + 1`, id)
 		return err
 	})
-	seedEnqueue(t, db, k.Job(1))
+	patternEnqueue(t, db, k.Job(1))
 	db.DeliverTwice(handler)
-	seedEnqueue(t, db, k.Job(2)) // deleted since
+	patternEnqueue(t, db, k.Job(2)) // deleted since
 	require.Equal(t, onceq.StateCompleted, db.RunOne(handler).State)
 	require.Equal(t, "1 anvil 1", enqGet[string](t, db.Pool, `select string_agg(concat_ws(' ', id, name, writes), ',') from search_index`))
 }
 
 // Pattern 3. The key goes to the provider, which deduplicates: a time-out after the charge charges once.
-func Test_Seed001_KeysWithExternalAPIs(t *testing.T) {
+// docs/patterns.md, "Keys for providers" (seed 001).
+func TestPattern_AProviderThatKnowsTheKeyChargesOnceAfterATimeOut(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	var mu sync.Mutex
@@ -192,7 +199,7 @@ func Test_Seed001_KeysWithExternalAPIs(t *testing.T) {
 	}))
 	defer stripe.Close()
 	k := onceq.Kind[int]{Name: "charge", Key: func(order int) string { return fmt.Sprintf("order-charge-%d", order) }, Backoff: func(int, error) time.Duration { return 0 }}
-	r := seedEnqueue(t, db, k.Job(7))
+	r := patternEnqueue(t, db, k.Job(7))
 	ran := db.Drain(k.Handle(func(ctx context.Context, l *onceq.Lease, order int) error {
 		id, err := onceq.Once(ctx, l, "charge", func(ctx context.Context, key string) (string, error) {
 			req, err := http.NewRequestWithContext(ctx, http.MethodPost, stripe.URL, strings.NewReader(fmt.Sprint(order)))
@@ -214,13 +221,14 @@ func Test_Seed001_KeysWithExternalAPIs(t *testing.T) {
 	require.ErrorIs(t, ran[0].Err, onceq.ErrUncertain)
 	require.Len(t, charges, 1)
 	require.Equal(t, 2, requests)
-	require.JSONEq(t, `"pi_1"`, string(seedEnqueue(t, db, k.Job(7)).Output))
+	require.JSONEq(t, `"pi_1"`, string(patternEnqueue(t, db, k.Job(7)).Output))
 	require.NotZero(t, r.ID)
 }
 
 // "Two different jobs, each handles its own idempotency independently": without a key, one report per job, and never two
 // for one that is redelivered.
-func Test_Seed001_TheJobIsTheKeyOfItsEffects(t *testing.T) {
+// docs/patterns.md, "The job's id as a stable key, and a lock" (seed 001).
+func TestPattern_TheJobIsTheKeyOfItsEffects(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	k := onceq.Kind[string]{Name: "report"}
@@ -233,7 +241,7 @@ func Test_Seed001_TheJobIsTheKeyOfItsEffects(t *testing.T) {
 		return err
 	})
 	for range 2 {
-		seedEnqueue(t, db, k.Job("r_1"))
+		patternEnqueue(t, db, k.Job("r_1"))
 		db.DeliverTwice(handler)
 	}
 	require.Len(t, uploads, 2)
@@ -243,7 +251,8 @@ func Test_Seed001_TheJobIsTheKeyOfItsEffects(t *testing.T) {
 }
 
 // A random id as a key never deduplicates, and a table of answers says which keys do.
-func Test_Seed002_OneWebhookPerSourceEventAlsoFromManyProcesses(t *testing.T) {
+// docs/patterns.md, "A deterministic id at enqueueing" (seed 002).
+func TestPattern_OneWebhookForEachSourceEventAlsoFromManyProcesses(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
 	var wg sync.WaitGroup
@@ -270,9 +279,10 @@ func Test_Seed002_OneWebhookPerSourceEventAlsoFromManyProcesses(t *testing.T) {
 	require.Equal(t, 1, first)
 }
 
-// The provider of the seed: in flight is to be retried after about half a second, a mismatch is fatal, anything else is
+// A provider's errors: in flight is to be retried after about half a second, a mismatch is fatal, anything else is
 // an error as any other.
-func Test_Seed003_RetryableAndFatalErrors(t *testing.T) {
+// docs/patterns.md, "Keys for providers" (seed 003).
+func TestPattern_AProvidersRetryableAndFatalErrors(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	answers := []string{"IDEMPOTENCY_IN_FLIGHT", "unknown", "IDEMPOTENCY_MISMATCH"}
@@ -293,7 +303,7 @@ func Test_Seed003_RetryableAndFatalErrors(t *testing.T) {
 		})
 		return err
 	})
-	r := seedEnqueue(t, db, k.Job(42))
+	r := patternEnqueue(t, db, k.Job(42))
 	began := sqlOne[time.Time](t, db, `select clock_timestamp()`)
 	ran := db.RunOne(handler)
 	require.ErrorContains(t, ran.Err, "IN_FLIGHT")
@@ -311,7 +321,8 @@ func Test_Seed003_RetryableAndFatalErrors(t *testing.T) {
 
 // "The 24h window starts at first send. After that the key is forgotten and replays will double-send": here a person
 // decides then.
-func Test_Seed003_AfterTheProvidersWindowNobodySendsBlindly(t *testing.T) {
+// docs/patterns.md, "Look before you act" (seed 003).
+func TestPattern_AfterTheProvidersWindowAPersonDecides(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	k := onceq.Kind[int]{Name: "send", Backoff: func(int, error) time.Duration { return 0 }}
@@ -323,7 +334,7 @@ func Test_Seed003_AfterTheProvidersWindowNobodySendsBlindly(t *testing.T) {
 		})
 		return err
 	})
-	r := seedEnqueue(t, db, k.Job(1))
+	r := patternEnqueue(t, db, k.Job(1))
 	for range 2 {
 		require.Equal(t, onceq.StateRetrying, db.RunOne(handler).State)
 		db.Advance(13 * time.Hour)
@@ -336,7 +347,8 @@ func Test_Seed003_AfterTheProvidersWindowNobodySendsBlindly(t *testing.T) {
 }
 
 // "Only one concurrent worker wins the insert": with Do, and the others hear the outcome.
-func Test_Seed004_OnlyOneConcurrentWorkerWins(t *testing.T) {
+// docs/patterns.md, "A record of the intent" (seed 004).
+func TestPattern_OfConcurrentWorkersOneActsAndAllHearTheOutcome(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
 	var wg sync.WaitGroup
@@ -370,10 +382,11 @@ func Test_Seed004_OnlyOneConcurrentWorkerWins(t *testing.T) {
 }
 
 // "Check for the side effect before taking it" for a provider without keys, without the race between check and act.
-func Test_Seed004_ConditionalSideEffects(t *testing.T) {
+// docs/patterns.md, "Look before you act" (seed 004).
+func TestPattern_AskingAProviderWithoutKeysBeforeSendingAgain(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	var mail seedMail
+	var mail patternMail
 	asked := 0
 	lost := true
 	k := onceq.Kind[string]{Name: "mail", Backoff: func(int, error) time.Duration { return 0 }}
@@ -390,7 +403,7 @@ func Test_Seed004_ConditionalSideEffects(t *testing.T) {
 		})))
 		return err
 	})
-	seedEnqueue(t, db, k.Job("ada@example.com"))
+	patternEnqueue(t, db, k.Job("ada@example.com"))
 	require.ErrorIs(t, db.RunOne(handler).Err, onceq.ErrUncertain)
 	lost = false
 	db.Advance(time.Minute)
@@ -400,7 +413,8 @@ func Test_Seed004_ConditionalSideEffects(t *testing.T) {
 }
 
 // "Log it as a distinct event — not a failure, not a success, but a deduplication", and counted.
-func Test_Seed004_ADuplicateIsItsOwnEvent(t *testing.T) {
+// docs/patterns.md, "Duplicates are an event of their own" (seed 004).
+func TestPattern_ADuplicateIsAnEventOfItsOwn(t *testing.T) {
 	t.Parallel()
 	var log bytes.Buffer
 	counts := map[onceq.EventType]int{}
@@ -409,7 +423,7 @@ func Test_Seed004_ADuplicateIsItsOwnEvent(t *testing.T) {
 		Hook:   onceq.HookFunc(func(_ context.Context, e onceq.Event) { counts[e.Type]++ }),
 	}))
 	for range 3 {
-		seedEnqueue(t, db, seedWelcomeKind.Job(seedWelcome{UserID: 42}))
+		patternEnqueue(t, db, patternWelcomeKind.Job(patternWelcome{UserID: 42}))
 	}
 	require.Equal(t, map[onceq.EventType]int{onceq.EventEnqueued: 1, onceq.EventDuplicate: 2}, counts)
 	require.Equal(t, 2, strings.Count(log.String(), `level=DEBUG msg="onceq: duplicate"`))
@@ -420,12 +434,13 @@ func Test_Seed004_ADuplicateIsItsOwnEvent(t *testing.T) {
 
 // "A complex job that does ten things is harder to make safe than ten jobs that each do one thing": the first one
 // enqueues the others in its own transaction, once.
-func Test_Seed004_AJobOfTenStepsIsTenJobs(t *testing.T) {
+// docs/patterns.md, "Small steps" (seed 004).
+func TestPattern_AJobOfTenStepsIsTenJobs(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	step := onceq.Kind[int]{Name: "step"}
 	all := onceq.Kind[int]{Name: "all"}
-	seedEnqueue(t, db, all.Job(10))
+	patternEnqueue(t, db, all.Job(10))
 	db.DeliverTwice(all.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, n int) error {
 		jobs := make([]onceq.Job, n)
 		for i := range jobs {
