@@ -116,11 +116,9 @@ func until(t testing.TB, db *queuetest.DB, condition string, args ...any) {
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	deadline := time.After(patience)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
+	for pause := time.Millisecond; !ok(); pause = min(2*pause, 40*time.Millisecond) { // the other tests want the machine too
 		select {
-		case <-tick.C:
+		case <-time.After(pause):
 		case <-deadline:
 			t.Fatalf("waited in vain for: %s", what)
 		}

@@ -499,9 +499,9 @@ func (v *prover) run(f *fault, others bool) *proofRun {
 	defer func() { <-slots }()
 	r := &proofRun{v: v, fault: f, others: others, provider: &provider{handler: v.Provider, dedup: !v.NoDedup, made: make(map[string]int), answers: make(map[string]*answered)}}
 	ctx := context.Background()
-	name := v.server.newName()
-	if err := v.server.exec(ctx, "create database "+name+" template "+v.template); err != nil {
-		r.err = fmt.Errorf("create a database: %w", err)
+	name, err := v.server.copyDatabase(ctx, v.template)
+	if err != nil {
+		r.err = err
 		return r
 	}
 	defer v.drop(name)

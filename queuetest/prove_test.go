@@ -84,7 +84,7 @@ func said(t *testing.T, proof queuetest.Proof) []string {
 	return s.errors
 }
 
-// A right handler of each form, and each right pattern of the seeds and of the README.
+// A right handler of each form, and each right pattern of docs/patterns.md and of the README.
 func TestProve_Passes(t *testing.T) {
 	t.Parallel()
 	type proof = queuetest.Proof
@@ -134,7 +134,7 @@ func TestProve_Passes(t *testing.T) {
 			},
 			Check: func(o *queuetest.Outcome) { require.Len(o, o.Effects, 1) },
 		},
-		"seed 001: look, send in a fence, record in the job's transaction": {
+		"look, send in a fence, record in the job's transaction": {
 			Handler: func(p *queuetest.Process) onceq.Handler {
 				return provedCharge.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, o provedOrder) error {
 					var sent bool
@@ -152,7 +152,7 @@ func TestProve_Passes(t *testing.T) {
 			},
 			Check: oneRow,
 		},
-		"seed 001: an upsert": {
+		"an upsert": {
 			Setup: queuetest.SQL(`create table charges (order_id int primary key, charge text)`),
 			Handler: func(p *queuetest.Process) onceq.Handler {
 				return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
@@ -161,21 +161,21 @@ func TestProve_Passes(t *testing.T) {
 				})
 			},
 		},
-		"seed 001: the provider knows the key": {
+		"the provider knows the key": {
 			Handler: func(p *queuetest.Process) onceq.Handler {
 				return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
 					return post(ctx, p.Client, fmt.Sprintf("order-charge-%d", o.ID))
 				})
 			},
 		},
-		"seed 003: the key is from the job": {
+		"the key is from the job": {
 			Handler: func(p *queuetest.Process) onceq.Handler {
 				return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
 					return post(ctx, p.Client, l.IdempotencyKey("welcome"))
 				})
 			},
 		},
-		"seed 004: asking before sending again": {
+		"asking before sending again": {
 			NoDedup: true,
 			Handler: func(p *queuetest.Process) onceq.Handler {
 				return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
@@ -332,8 +332,8 @@ func TestProve_Passes(t *testing.T) {
 			switch name {
 			case "a job that comes back", "two jobs with an effect of the same name":
 				p = queuetest.AtSecondSteps(p)
-			case "seed 001: look, send in a fence, record in the job's transaction", // elsewhere TestProve_RunsOfTheExample
-				"seed 001: an upsert", "seed 001: the provider knows the key", "seed 003: the key is from the job", "two jobs without a transaction",
+			case "look, send in a fence, record in the job's transaction", // elsewhere TestProve_RunsOfTheExample
+				"an upsert", "the provider knows the key", "the key is from the job", "two jobs without a transaction",
 				"a provider that can neither be asked nor knows keys": // elsewhere as the others
 				p = queuetest.AtOwnSteps(p)
 			}
@@ -380,7 +380,7 @@ func TestProve_Mistakes(t *testing.T) {
 		change  func(*queuetest.Proof)
 		want    []string // parts of what is said
 	}{
-		"seed 001 and 004: look, send, record": {
+		"look, send, record": {
 			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
 				if sent, err := noted(ctx, p, o); err != nil || sent {
 					return err
@@ -425,7 +425,7 @@ func TestProve_Mistakes(t *testing.T) {
 				"mistake: recording after sending",
 			},
 		},
-		"seed 004: record, then send": {
+		"record, then send": {
 			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {
 				tag, err := p.Pool.Exec(ctx, `insert into charges (order_id) select $1 where not exists (select from charges where order_id = $1)`, o.ID)
 				if err != nil || tag.RowsAffected() == 0 {

@@ -215,12 +215,10 @@ func effectOf(s statement, r role) (e effect) {
 	return e
 }
 
-var spaces = regexp.MustCompile(`\s+`)
-
 // short gives the beginning of a statement, which says what it is.
 func short(sql string) string {
 	const limit = 48
-	sql = strings.TrimSpace(spaces.ReplaceAllString(sql, " "))
+	sql = strings.Join(strings.Fields(sql), " ")
 	cut := sql
 	if i := strings.IndexByte(cut, '('); i > 12 {
 		cut = strings.TrimSpace(cut[:i])

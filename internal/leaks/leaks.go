@@ -42,10 +42,12 @@ func Watch(t testing.TB) {
 		watched.Delete(t)
 		pprof.SetGoroutineLabels(context.Background()) // this goroutine is none of those that are left
 		var left []string
-		for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
+		pause := time.Millisecond // a look at all goroutines is not cheap
+		for until := time.Now().Add(patience); time.Now().Before(until); pause = min(2*pause, 100*time.Millisecond) {
 			if left = of(name); len(left) == 0 {
 				return
 			}
+			time.Sleep(pause)
 		}
 		t.Errorf("%d goroutines were left by this test:\n%s", len(left), strings.Join(left, "\n"))
 	})
