@@ -1,4 +1,30 @@
--- The tables of onceq. README.md and doc.go say what each is for; the library holds the statements.
+-- The tables of onceq, and how work goes through them. The library holds the statements; here is the map.
+--
+-- The way of a job. Enqueue draws an id and inserts a row into jobs. If the job has a key, the same statement first takes
+-- the key: a row of job_fences. A worker claims the job by an update of its row, which gives it a token, a holder and the end of a
+-- lease. A beat every third of the lease moves that end. A failed attempt gives the row back with a later run_at. When the
+-- job is finished, one statement deletes its row from jobs, writes the outcome into its fence and, if people may
+-- want to look at it later, a row into job_history.
+--
+--   meta         One row. Migrations insert it, Queue.NewInstallation changes it. Queue.Check reads the version; the
+--                keys that go to providers contain the installation. It never leaves.
+--   ids          A sequence. New jobs draw their ids from it, and new fences outside jobs their first tokens.
+--   jobs         One row for each unfinished job. Enqueue and Redrive insert it. Claims, beats, failures and Retry update it.
+--                Claims, Stats, Get and List read it. It leaves when the job is completed, dead, held or cancelled.
+--   job_fences   One row for each taken key: of a job, of an effect of a job (Once), of the application (Do, Fence), or of a
+--                client's request. Taking the key inserts it, and finishing the work updates it. Duplicates
+--                read their answer from it. It leaves by the Reaper, a grace time after its window.
+--   job_history  One row for each finished job that people may want to see. A dead, held or cancelled job always goes there,
+--                a completed one if its kind or queue says so. Get and List read it. It leaves by Redrive, which moves it back to
+--                jobs, by Discard, or by the Reaper after keep_until.
+--   job_cancels  One row for each request to cancel a job that a worker holds. Cancel inserts it, the worker's next beat and the
+--                next claim read it. The Reaper removes it when the job is gone, a Redrive at once.
+--   queues       One row for each queue that a worker has served. Workers write and read it to take turns at the rescan, the search
+--                for what is behind their cursors. It never leaves.
+--   waiters      One row for each idle worker and queue. Workers insert and delete it, and Enqueue reads it to decide
+--                whether to notify. What a killed worker left is removed by the Reaper.
+--
+-- Locks are taken in one order: rows of jobs or job_history by id, then rows of job_fences. doc.go says more.
 --
 -- Names compare by bytes (collate "C"), whatever the database's locale. A column's place is chosen so that
 -- the wide fixed columns come first and nothing is lost to alignment.

@@ -46,7 +46,7 @@ func Accept(q *onceq.Queue, db onceq.DB) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var m WelcomeMail
 		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, onceq.MaxPayloadBytes)).Decode(&m); err != nil {
-			http.Error(w, "the body is no welcome mail", http.StatusBadRequest)
+			http.Error(w, "the body is not a welcome mail", http.StatusBadRequest)
 			return
 		}
 		switch _, err := q.Enqueue(r.Context(), db, Welcome.Job(m)); {
