@@ -5,9 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceq/onceq"
 )
@@ -481,4 +484,934 @@ func ExampleHookFunc() {
 	// Output:
 	// enqueued ping once
 	// duplicate ping once
+}
+
+// A Queue is made once in a process. Check says at the start whether the tables are there.
+func ExampleNew() {
+	ctx, pool, _, done := database() // pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
+	defer done()
+
+	q, err := onceq.New(pool, &onceq.Config{Schema: "billing"})
+	check(err)
+	var schema *onceq.SchemaError
+	if err := q.Check(ctx); errors.As(err, &schema) {
+		fmt.Println(schema.Schema, "has no tables:", schema.Found == 0) // migrations.Up makes them
+	}
+	// Output: billing has no tables: true
+}
+
+// A job for which the work is the same, and which differs from its kind in when and how it runs.
+func ExampleKind_Job() {
+	ctx, pool, q, done := database()
+	defer done()
+
+	type Reminder struct{ Invoice int }
+	reminder := onceq.Kind[Reminder]{
+		Name: "reminder",
+		Key:  func(r Reminder) string { return fmt.Sprintf("reminder:%d", r.Invoice) },
+	}
+	job := reminder.Job(Reminder{Invoice: 7})
+	job.Delay = 14 * 24 * time.Hour
+	job.Priority = onceq.PriorityLow
+	job.Window = onceq.Forever // this invoice is never reminded of again
+	res, err := q.Enqueue(ctx, pool, job)
+	check(err)
+	fmt.Println(job.Key, res.State)
+	// Output: reminder:7 delayed
+}
+
+// A handler that returns nil completes its job. After an error the job runs again.
+func ExampleKind_Handle() {
+	ctx, pool, q, done := database()
+	defer done()
+
+	type Thumbnail struct {
+		File  string
+		Width int
+	}
+	thumbnail := onceq.Kind[Thumbnail]{
+		Name:    "thumbnail",
+		Timeout: 10 * time.Second, // of one attempt
+		Backoff: func(attempt int, err error) time.Duration { return 0 },
+	}
+	_, err := q.Enqueue(ctx, pool, thumbnail.Job(Thumbnail{"cat.png", 64}))
+	check(err)
+
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{},
+		thumbnail.Handle(func(ctx context.Context, l *onceq.Lease, t Thumbnail) error {
+			if l.Attempt == 1 {
+				return errors.New("the storage is away")
+			}
+			fmt.Println(t.File, t.Width, "in attempt", l.Attempt)
+			return nil
+		}))
+	check(err)
+	check(w.Drain(ctx, 0))
+	// Output: cat.png 64 in attempt 2
+}
+
+// A job that must have a key does not get in without one.
+func ExampleQueue_EnqueueUnique() {
+	ctx, pool, q, done := database()
+	defer done()
+
+	for _, event := range []string{"evt_1", "evt_1", ""} {
+		res, err := q.EnqueueUnique(ctx, pool, onceq.Job{Kind: "webhook", Key: event})
+		fmt.Println(res.Duplicate, err)
+	}
+	// Output:
+	// false <nil>
+	// true <nil>
+	// false onceq: Key is empty
+}
+
+// With Strict a key that is taken is an error, which says which job has it.
+func ExampleDuplicateError() {
+	ctx, pool, q, done := database()
+	defer done()
+
+	job := onceq.Job{Kind: "order", Key: "order:7", Strict: true}
+	for range 2 {
+		_, err := q.Enqueue(ctx, pool, job)
+		var duplicate *onceq.DuplicateError
+		if errors.As(err, &duplicate) {
+			fmt.Println("409 Conflict:", duplicate.Key, "is", duplicate.Existing.State)
+			continue
+		}
+		check(err)
+		fmt.Println("202 Accepted")
+	}
+	// Output:
+	// 202 Accepted
+	// 409 Conflict: order:7 is waiting
+}
+
+// The same key for other work is refused, with the members that differ.
+func ExampleMismatchError() {
+	ctx, pool, q, done := database()
+	defer done()
+
+	job := onceq.Job{Kind: "charge", Key: "order:7", Payload: map[string]any{"cents": 1200, "currency": "EUR"}}
+	_, err := q.Enqueue(ctx, pool, job)
+	check(err)
+
+	job.Payload = map[string]any{"cents": 9900, "currency": "EUR"}
+	_, err = q.Enqueue(ctx, pool, job)
+	var mismatch *onceq.MismatchError
+	if errors.As(err, &mismatch) {
+		fmt.Println(mismatch.Key, "differs in", mismatch.Differ)
+	}
+	// Output: order:7 differs in [$.cents]
+}
+
+// BeforeEnqueue puts something into every job: here the tenant of the request, which the handler finds again.
+func ExampleConfig_beforeEnqueue() {
+	ctx, pool, _, done := database()
+	defer done()
+
+	type tenant struct{}
+	q, err := onceq.New(pool, &onceq.Config{
+		BeforeEnqueue: func(ctx context.Context, jobs []onceq.Job) (context.Context, func(error)) {
+			if name, ok := ctx.Value(tenant{}).(string); ok {
+				for i := range jobs {
+					jobs[i].Metadata = map[string]string{"tenant": name}
+				}
+			}
+			return ctx, func(error) {}
+		},
+	})
+	check(err)
+	export := onceq.Kind[string]{Name: "export"}
+	_, err = q.Enqueue(context.WithValue(ctx, tenant{}, "acme"), pool, export.Job("invoices"))
+	check(err)
+
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{},
+		export.Handle(func(ctx context.Context, l *onceq.Lease, what string) error {
+			fmt.Println(what, "of", l.Metadata["tenant"])
+			return nil
+		}))
+	check(err)
+	check(w.Drain(ctx, 0))
+	// Output: invoices of acme
+}
+
+// A service runs a worker until it is told to stop.
+func ExampleWorker_Run() {
+	ctx, pool, q, done := database()
+	defer done()
+	ctx, stop := context.WithCancel(ctx) // signal.NotifyContext(ctx, syscall.SIGTERM)
+	defer stop()
+
+	mail := onceq.Kind[string]{Name: "mail", Queue: "mails"}
+	_, err := q.Enqueue(ctx, pool, mail.Job("ada@example.com"))
+	check(err)
+
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{
+		Queues: map[string]onceq.QueueConfig{"mails": {Concurrency: 20}},
+	}, mail.Handle(func(ctx context.Context, l *onceq.Lease, to string) error {
+		fmt.Println("mail to", to)
+		stop() // this example has one job
+		return nil
+	}))
+	check(err)
+	fmt.Println(w.Run(ctx)) // handlers that run have ended by now, or have given their jobs back
+	// Output:
+	// mail to ada@example.com
+	// <nil>
+}
+
+// Drain works until nothing is due, or until it has had a number of jobs: for a program that cron starts.
+func ExampleWorker_Drain() {
+	ctx, pool, q, done := database()
+	defer done()
+
+	report := onceq.Kind[int]{Name: "report"}
+	_, err := q.EnqueueMany(ctx, pool, []onceq.Job{report.Job(1), report.Job(2), report.Job(3)})
+	check(err)
+	ran := make(chan int, 3)
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{},
+		report.Handle(func(ctx context.Context, l *onceq.Lease, n int) error {
+			ran <- n
+			return nil
+		}))
+	check(err)
+	check(w.Drain(ctx, 2))
+	fmt.Println(len(ran))
+	check(w.Drain(ctx, 0))
+	fmt.Println(len(ran))
+	// Output:
+	// 2
+	// 3
+}
+
+// A provider that deduplicates gets the same key again, and gives its first answer. That is the default, for 24 hours; here
+// the provider remembers its keys for an hour.
+func ExampleRunAgain() {
+	ctx, pool, q, done := database()
+	defer done()
+
+	provider := map[string]string{} // receipts by key
+	charge := onceq.Kind[int]{Name: "charge", Backoff: func(int, error) time.Duration { return 0 }}
+	_, err := q.Enqueue(ctx, pool, charge.Job(1200))
+	check(err)
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{},
+		charge.Handle(func(ctx context.Context, l *onceq.Lease, cents int) error {
+			receipt, err := onceq.Once(ctx, l, "card", func(ctx context.Context, key string) (string, error) {
+				if _, known := provider[key]; !known {
+					provider[key] = fmt.Sprintf("r-%d", len(provider)+1)
+				}
+				if l.Attempt == 1 {
+					return "", errors.New("time-out") // after it has charged
+				}
+				return provider[key], nil
+			}, onceq.OnUncertain(onceq.RunAgain(50*time.Minute)))
+			fmt.Println("receipt:", receipt, "uncertain:", errors.Is(err, onceq.ErrUncertain))
+			return err
+		}))
+	check(err)
+	check(w.Drain(ctx, 0))
+	fmt.Println("charges:", len(provider))
+	// Output:
+	// receipt:  uncertain: true
+	// receipt: r-1 uncertain: false
+	// charges: 1
+}
+
+// A provider that does not deduplicate can often be asked whether it has done something.
+func ExampleAsk() {
+	ctx, db, done := testDatabase()
+	defer done()
+
+	outbox := map[string]int{} // what the provider has sent, by our reference
+	letter := onceq.Kind[string]{Name: "letter"}
+	_, err := db.Queue.Enqueue(ctx, db.Pool, letter.Job("dear Ada"))
+	check(err)
+	handler := letter.Handle(func(ctx context.Context, l *onceq.Lease, text string) error {
+		reference := fmt.Sprintf("letter-%d", l.ID)
+		ask := func(ctx context.Context, key string) (result any, applied bool, err error) {
+			fmt.Println("asking")
+			return "sent before", outbox[reference] > 0, nil
+		}
+		answer, err := onceq.Once(ctx, l, "send", func(ctx context.Context, key string) (string, error) {
+			fmt.Println("sending")
+			outbox[reference]++
+			return "", errors.New("time-out")
+		}, onceq.OnUncertain(onceq.Ask(ask)))
+		if err == nil {
+			fmt.Println(answer)
+		}
+		return err
+	})
+
+	fmt.Println(db.RunOne(handler).State)
+	db.Advance(time.Minute) // nobody asks while the first request may still be under way
+	fmt.Println(db.RunOne(handler).State)
+	fmt.Println("letters:", len(outbox))
+	// Output:
+	// sending
+	// retrying
+	// asking
+	// sent before
+	// completed
+	// letters: 1
+}
+
+// A provider that can neither deduplicate nor be asked: the job is held, and a person decides, see [Queue.Resolve].
+func ExampleHold() {
+	ctx, pool, q, done := database()
+	defer done()
+
+	fax := onceq.Kind[string]{Name: "fax", Backoff: func(int, error) time.Duration { return 0 }}
+	job, err := q.Enqueue(ctx, pool, fax.Job("555-0100"))
+	check(err)
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{},
+		fax.Handle(func(ctx context.Context, l *onceq.Lease, number string) error {
+			_, err := onceq.Once(ctx, l, "send", func(ctx context.Context, key string) (bool, error) {
+				return false, errors.New("the line went dead")
+			}, onceq.OnUncertain(onceq.Hold()))
+			fmt.Println("attempt", l.Attempt, "held:", errors.Is(err, onceq.ErrHeld))
+			return err
+		}))
+	check(err)
+	check(w.Drain(ctx, 0))
+
+	effects, err := q.Effects(ctx, pool, job.ID)
+	check(err)
+	fmt.Println(effects[0].Name, effects[0].State)
+	// Output:
+	// attempt 1 held: false
+	// attempt 2 held: true
+	// send held
+}
+
+// An error that is certain leaves no doubt behind: the effect did not happen and may run again, whatever the policy.
+func ExampleNotApplied() {
+	ctx, pool, q, done := database()
+	defer done()
+
+	fax := onceq.Kind[string]{Name: "fax", Backoff: func(int, error) time.Duration { return 0 }}
+	_, err := q.Enqueue(ctx, pool, fax.Job("555-0100"))
+	check(err)
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{},
+		fax.Handle(func(ctx context.Context, l *onceq.Lease, number string) error {
+			pages, err := onceq.Once(ctx, l, "send", func(ctx context.Context, key string) (int, error) {
+				if l.Attempt == 1 {
+					return 0, onceq.NotApplied(errors.New("busy")) // nobody has picked up
+				}
+				return 2, nil
+			}, onceq.OnUncertain(onceq.Hold()))
+			if err == nil {
+				fmt.Println("sent", pages, "pages in attempt", l.Attempt)
+			}
+			return err
+		}))
+	check(err)
+	check(w.Drain(ctx, 0))
+	// Output: sent 2 pages in attempt 2
+}
+
+// Not yet: the job runs again later, and no attempt is spent.
+func ExampleSnooze() {
+	ctx, db, done := testDatabase()
+	defer done()
+
+	ready := false
+	render := onceq.Kind[string]{Name: "render"}
+	_, err := db.Queue.Enqueue(ctx, db.Pool, render.Job("film"))
+	check(err)
+	handler := render.Handle(func(ctx context.Context, l *onceq.Lease, what string) error {
+		fmt.Println("attempt", l.Attempt, "ready:", ready)
+		if !ready {
+			return onceq.Snooze(time.Minute)
+		}
+		return nil
+	})
+	fmt.Println(db.RunOne(handler).State)
+	db.Advance(time.Minute)
+	ready = true
+	fmt.Println(db.RunOne(handler).State)
+	// Output:
+	// attempt 1 ready: false
+	// delayed
+	// attempt 1 ready: true
+	// completed
+}
+
+// A job that comes back: each run commits what it wrote, and its effects are its own.
+func ExampleReschedule() {
+	ctx, db, done := testDatabase()
+	defer done()
+
+	rollup := onceq.Kind[struct{}]{Name: "rollup", Key: func(struct{}) string { return "rollup" }}
+	_, err := db.Queue.Enqueue(ctx, db.Pool, rollup.Job(struct{}{})) // every process may do this at its start
+	check(err)
+	handler := rollup.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ struct{}) error {
+		fmt.Println("rolling up")
+		return onceq.Reschedule(time.Hour)
+	})
+	for range 2 {
+		fmt.Println(db.RunOne(handler).State)
+		db.Advance(time.Hour)
+	}
+	// Output:
+	// rolling up
+	// delayed
+	// rolling up
+	// delayed
+}
+
+// The provider says when to come back. An attempt is spent.
+func ExampleRetryAfter() {
+	ctx, db, done := testDatabase()
+	defer done()
+
+	call := onceq.Kind[string]{Name: "call"}
+	_, err := db.Queue.Enqueue(ctx, db.Pool, call.Job("api"))
+	check(err)
+	handler := call.Handle(func(ctx context.Context, l *onceq.Lease, what string) error {
+		if l.Attempt == 1 {
+			return onceq.RetryAfter(30*time.Second, errors.New("429 Too Many Requests"))
+		}
+		fmt.Println("attempt", l.Attempt)
+		return nil
+	})
+	fmt.Println(db.RunOne(handler).State)
+	db.Advance(30 * time.Second)
+	fmt.Println(db.RunOne(handler).State)
+	// Output:
+	// retrying
+	// attempt 2
+	// completed
+}
+
+// A log line or an error report finds the job that its context belongs to.
+func ExampleLeaseFromContext() {
+	ctx, pool, q, done := database()
+	defer done()
+
+	logf := func(ctx context.Context, text string) { // somewhere deep below the handler
+		if l := onceq.LeaseFromContext(ctx); l != nil {
+			text += fmt.Sprintf(" kind=%s attempt=%d", l.Kind, l.Attempt)
+		}
+		fmt.Println(text)
+	}
+	kind := onceq.Kind[string]{Name: "resize"}
+	_, err := q.Enqueue(ctx, pool, kind.Job("cat.png"))
+	check(err)
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{},
+		kind.Handle(func(ctx context.Context, l *onceq.Lease, file string) error {
+			logf(ctx, "resizing "+file)
+			return nil
+		}))
+	check(err)
+	check(w.Drain(ctx, 0))
+	logf(ctx, "the end")
+	// Output:
+	// resizing cat.png kind=resize attempt=1
+	// the end
+}
+
+// A client of a provider finds the key of the effect that it is called in.
+func ExampleFenceLeaseFromContext() {
+	ctx, _, q, done := database()
+	defer done()
+
+	post := func(ctx context.Context) { // the application's client for the provider
+		if c := onceq.FenceLeaseFromContext(ctx); c != nil {
+			fmt.Println("with a key of", len(c.IdempotencyKey()), "bytes") // header.Set("Idempotency-Key", …)
+		}
+	}
+	_, err := onceq.Do(ctx, q, onceq.FenceSpec{Key: "invoice:7"}, func(ctx context.Context, _ *onceq.FenceLease) (bool, error) {
+		post(ctx)
+		return true, nil
+	})
+	check(err)
+	// Output: with a key of 43 bytes
+}
+
+// A handler with a transaction of its own does the slow part before it, and completes its job in it.
+func ExampleLease_Complete() {
+	ctx, pool, q, done := database()
+	defer done()
+	_, err := pool.Exec(ctx, `create table thumbnails (file text)`)
+	check(err)
+
+	resize := onceq.Kind[string]{Name: "resize"}
+	_, err = q.Enqueue(ctx, pool, resize.Job("cat.png"))
+	check(err)
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{},
+		resize.Handle(func(ctx context.Context, l *onceq.Lease, file string) error {
+			small := "small-" + file // takes long, and holds no connection
+			return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+				if _, err := tx.Exec(ctx, `insert into thumbnails values ($1)`, small); err != nil {
+					return err
+				}
+				return l.Complete(ctx, tx) // an error when somebody else has the job by now: nothing commits
+			})
+		}))
+	check(err)
+	check(w.Drain(ctx, 0))
+
+	var file string
+	check(pool.QueryRow(ctx, `select file from thumbnails`).Scan(&file))
+	fmt.Println(file)
+	// Output: small-cat.png
+}
+
+// The completion travels with the application's own statements. Where the lease is gone, the commit behind it does not
+// happen.
+func ExampleLease_CompleteInBatch() {
+	ctx, pool, q, done := database()
+	defer done()
+	_, err := pool.Exec(ctx, `create table thumbnails (file text)`)
+	check(err)
+	_, err = q.Enqueue(ctx, pool, onceq.Job{Kind: "resize"})
+	check(err)
+	leases, err := q.Claim(ctx, onceq.ClaimOptions{})
+	check(err)
+	lease := leases[0]
+
+	for range 2 { // the second time somebody sends the same again
+		batch := &pgx.Batch{}
+		batch.Queue(`begin`)
+		batch.Queue(`insert into thumbnails values ('cat.png')`)
+		check(lease.CompleteInBatch(batch))
+		batch.Queue(`commit`)
+		err := pool.SendBatch(ctx, batch).Close()
+		fmt.Println("lease lost:", onceq.LeaseLost(err))
+	}
+	var n int
+	check(pool.QueryRow(ctx, `select count(*) from thumbnails`).Scan(&n))
+	fmt.Println("thumbnails:", n)
+	// Output:
+	// lease lost: false
+	// lease lost: true
+	// thumbnails: 1
+}
+
+// A loop of one's own says by Fail what a handler says by its error.
+func ExampleLease_Fail() {
+	ctx, pool, q, done := database()
+	defer done()
+	job, err := q.Enqueue(ctx, pool, onceq.Job{Kind: "parse", Payload: "{"})
+	check(err)
+
+	leases, err := q.Claim(ctx, onceq.ClaimOptions{})
+	check(err)
+	for _, lease := range leases {
+		check(lease.Fail(ctx, onceq.Fatal(errors.New("not an invoice"))))
+	}
+	info, err := q.Get(ctx, pool, job.ID)
+	check(err)
+	fmt.Println(info.State, info.Errors[0].Error)
+	// Output: dead not an invoice
+}
+
+// The key for a provider is the same for each delivery of the job, and does not contain the attempt.
+func ExampleLease_IdempotencyKey() {
+	ctx, pool, q, done := database()
+	defer done()
+
+	kind := onceq.Kind[string]{Name: "pay", Backoff: func(int, error) time.Duration { return 0 }}
+	_, err := q.Enqueue(ctx, pool, kind.Job("rent"))
+	check(err)
+	keys := map[string]bool{}
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{},
+		kind.Handle(func(ctx context.Context, l *onceq.Lease, what string) error {
+			keys[l.IdempotencyKey("transfer")] = true
+			if l.Attempt < 3 {
+				return errors.New("again")
+			}
+			return nil
+		}))
+	check(err)
+	check(w.Drain(ctx, 0))
+	fmt.Println(len(keys))
+	// Output: 1
+}
+
+// A transaction above READ COMMITTED takes the job first, so that no beat changes the job's row behind its snapshot.
+func ExampleLease_Lock() {
+	ctx, pool, q, done := database()
+	defer done()
+
+	balance := onceq.Kind[string]{Name: "balance"}
+	_, err := q.Enqueue(ctx, pool, balance.Job("ada"))
+	check(err)
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{},
+		balance.Handle(func(ctx context.Context, l *onceq.Lease, account string) error {
+			return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
+				if err := l.Lock(ctx, tx); err != nil {
+					return err
+				}
+				fmt.Println("adding up", account) // for longer than a third of the lease
+				return l.Complete(ctx, tx)
+			})
+		}))
+	check(err)
+	check(w.Drain(ctx, 0))
+	// Output: adding up ada
+}
+
+// Above READ COMMITTED Postgres may want a transaction to be run again.
+func ExampleIsRetryable() {
+	ctx, pool, q, done := database()
+	defer done()
+
+	enqueue := func() error {
+		return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
+			_, err := q.Enqueue(ctx, tx, onceq.Job{Kind: "charge", Key: "order:7"})
+			return err
+		})
+	}
+	err := enqueue()
+	for tries := 1; onceq.IsRetryable(err) && tries < 10; tries++ {
+		err = enqueue()
+	}
+	fmt.Println(err)
+	// Output: <nil>
+}
+
+// For those who log or trace around handlers: which of the errors that a handler returns is a failure?
+func ExampleIsFailure() {
+	away := errors.New("the provider is away")
+	for _, err := range []error{nil, onceq.Snooze(time.Minute), onceq.Reschedule(time.Hour), away, onceq.RetryAfter(time.Minute, away), onceq.Fatal(away)} {
+		fmt.Print(onceq.IsFailure(err), " ")
+	}
+	// Output: false false false true true true
+}
+
+// Somebody who asks while the work is under way hears when to ask again.
+func ExampleInFlightError() {
+	ctx, _, q, done := database()
+	defer done()
+
+	report := onceq.FenceSpec{Scope: "reports", Key: "2026-05"}
+	ask := func(fn func(context.Context, *onceq.FenceLease) (string, error)) {
+		answer, err := onceq.Do(ctx, q, report, fn)
+		var inFlight *onceq.InFlightError
+		if errors.As(err, &inFlight) {
+			fmt.Println("202 Accepted, Retry-After is there:", inFlight.RetryAfter > 0)
+			return
+		}
+		check(err)
+		fmt.Println("200 OK:", answer)
+	}
+	ask(func(context.Context, *onceq.FenceLease) (string, error) {
+		ask(nil) // another request, meanwhile
+		return "2026-05.pdf", nil
+	})
+	// Output:
+	// 202 Accepted, Retry-After is there: true
+	// 200 OK: 2026-05.pdf
+}
+
+// Nothing was done: the key is free at once, also for others.
+func ExampleFenceLease_Release() {
+	ctx, _, q, done := database()
+	defer done()
+
+	fence, err := q.Fence(onceq.FenceSpec{Scope: "imports", Key: "2026-11-22.csv"})
+	check(err)
+	claim, err := fence.Claim(ctx, nil)
+	check(err)
+	check(claim.Release(ctx, nil)) // the file is not there yet
+
+	again, err := fence.Claim(ctx, nil)
+	check(err)
+	fmt.Println("the token has grown:", again.Token > claim.Token)
+	check(again.Complete(ctx, nil, "done"))
+	// Output: the token has grown: true
+}
+
+// Nobody knows whether the payment went out. A person looks, and says so; whoever asks then gets the answer.
+func ExampleFence_Resolve() {
+	ctx, _, q, done := database()
+	defer done()
+
+	spec := onceq.FenceSpec{Scope: "payments", Key: "order:7", Policy: onceq.Hold()}
+	pay := func(ctx context.Context, c *onceq.FenceLease) (string, error) {
+		return "", errors.New("no answer from the bank")
+	}
+	_, err := onceq.Do(ctx, q, spec, pay)
+	fmt.Println("uncertain:", errors.Is(err, onceq.ErrUncertain))
+	_, err = onceq.Do(ctx, q, spec, pay)
+	fmt.Println("held:", errors.Is(err, onceq.ErrHeld))
+
+	fence, err := q.Fence(spec)
+	check(err)
+	check(fence.Resolve(ctx, nil, onceq.Applied("transfer 4711")))
+	fmt.Println(onceq.Do(ctx, q, spec, pay))
+	// Output:
+	// uncertain: true
+	// held: true
+	// transfer 4711 <nil>
+}
+
+// Everything of a user who is gone is cancelled in the transaction that deletes the user. The scope of the keys says what
+// belongs to whom.
+func ExampleQueue_CancelMany() {
+	ctx, pool, q, done := database()
+	defer done()
+
+	for _, user := range []string{"ada", "bob"} {
+		_, err := q.EnqueueMany(ctx, pool, []onceq.Job{
+			{Kind: "digest", Scope: "user:" + user, Key: "digest:2026-11"},
+			{Kind: "reminder", Scope: "user:" + user, Key: "reminder:7", Delay: time.Hour},
+		})
+		check(err)
+	}
+	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		// delete from users …
+		cancelled, running, err := q.CancelMany(ctx, tx, onceq.Filter{Scope: "user:ada"})
+		fmt.Println("cancelled:", cancelled, "told to end:", running)
+		return err
+	}))
+	left, err := q.List(ctx, pool, onceq.Filter{States: []onceq.State{onceq.StateWaiting, onceq.StateDelayed}})
+	check(err)
+	fmt.Println("left:", len(left))
+	// Output:
+	// cancelled: 2 told to end: 0
+	// left: 2
+}
+
+// After the mistake was mended, all jobs that died of it run again.
+func ExampleQueue_RedriveMany() {
+	ctx, pool, q, done := database()
+	defer done()
+
+	broken := true
+	report := onceq.Kind[int]{Name: "report", MaxAttempts: 1}
+	_, err := q.EnqueueMany(ctx, pool, []onceq.Job{report.Job(1), report.Job(2)})
+	check(err)
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{},
+		report.Handle(func(ctx context.Context, l *onceq.Lease, n int) error {
+			if broken {
+				return errors.New("template not found")
+			}
+			return nil
+		}))
+	check(err)
+	check(w.Drain(ctx, 0))
+
+	broken = false
+	redriven, taken, err := q.RedriveMany(ctx, pool, onceq.Filter{Kind: "report"})
+	fmt.Println("redriven:", redriven, "key taken by now:", taken, err)
+	check(w.Drain(ctx, 0))
+	dead, err := q.List(ctx, pool, onceq.Filter{States: []onceq.State{onceq.StateDead}})
+	fmt.Println("dead:", len(dead), err)
+	// Output:
+	// redriven: 2 key taken by now: 0 <nil>
+	// dead: 0 <nil>
+}
+
+// After an outage somebody has asked the provider: none of the letters was sent. All of them are.
+func ExampleQueue_ResolveMany() {
+	ctx, pool, q, done := database()
+	defer done()
+
+	var sent atomic.Int32
+	outage := true
+	letter := onceq.Kind[int]{Name: "letter", Backoff: func(int, error) time.Duration { return 0 }}
+	_, err := q.EnqueueMany(ctx, pool, []onceq.Job{letter.Job(1), letter.Job(2)})
+	check(err)
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{},
+		letter.Handle(func(ctx context.Context, l *onceq.Lease, n int) error {
+			_, err := onceq.Once(ctx, l, "send", func(ctx context.Context, key string) (bool, error) {
+				if outage {
+					return false, errors.New("no answer")
+				}
+				sent.Add(1)
+				return true, nil
+			}, onceq.OnUncertain(onceq.Hold()))
+			return err
+		}))
+	check(err)
+	check(w.Drain(ctx, 0))
+
+	outage = false
+	resolved, redriven, err := q.ResolveMany(ctx, pool, onceq.Filter{Kind: "letter"}, "send", onceq.NeverApplied())
+	fmt.Println("resolved:", resolved, "run again:", redriven, err)
+	check(w.Drain(ctx, 0))
+	fmt.Println("sent:", sent.Load())
+	// Output:
+	// resolved: 2 run again: 2 <nil>
+	// sent: 2
+}
+
+// A finished job is forgotten, and its key is free at once.
+func ExampleQueue_Discard() {
+	ctx, pool, q, done := database()
+	defer done()
+
+	job := onceq.Job{Kind: "import", Key: "2026-11-22.csv"}
+	first, err := q.Enqueue(ctx, pool, job)
+	check(err)
+	fmt.Println("not finished:", errors.Is(q.Discard(ctx, pool, first.ID), onceq.ErrUnfinished))
+	_, err = q.Cancel(ctx, pool, first.ID)
+	check(err)
+	check(q.Discard(ctx, pool, first.ID))
+	again, err := q.Enqueue(ctx, pool, job)
+	check(err)
+	fmt.Println("duplicate:", again.Duplicate)
+	// Output:
+	// not finished: true
+	// duplicate: false
+}
+
+// Dead jobs that nobody wants any more.
+func ExampleQueue_DiscardMany() {
+	ctx, pool, q, done := database()
+	defer done()
+
+	_, err := q.EnqueueMany(ctx, pool, []onceq.Job{{Kind: "probe"}, {Kind: "probe"}})
+	check(err)
+	leases, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 2})
+	check(err)
+	for _, lease := range leases {
+		check(lease.Fail(ctx, onceq.Fatal(errors.New("no such host"))))
+	}
+	fmt.Println(q.DiscardMany(ctx, pool, onceq.Filter{Kind: "probe"}))
+	// Output: 2 <nil>
+}
+
+// A job that waits for its time runs now.
+func ExampleQueue_Retry() {
+	ctx, pool, q, done := database()
+	defer done()
+
+	job, err := q.Enqueue(ctx, pool, onceq.Job{Kind: "digest", Delay: 24 * time.Hour})
+	check(err)
+	fmt.Println(job.State)
+	fmt.Println(q.Retry(ctx, pool, job.ID))
+	// Output:
+	// delayed
+	// waiting <nil>
+}
+
+// What is known of a job: where it is, how often it has failed, and why.
+func ExampleQueue_Get() {
+	ctx, pool, q, done := database()
+	defer done()
+
+	job, err := q.Enqueue(ctx, pool, onceq.Job{Kind: "resize", Payload: map[string]string{"file": "cat.png"}})
+	check(err)
+	leases, err := q.Claim(ctx, onceq.ClaimOptions{})
+	check(err)
+	check(leases[0].Fail(ctx, errors.New("out of memory")))
+
+	info, err := q.Get(ctx, pool, job.ID)
+	check(err)
+	fmt.Println(info.Kind, string(info.Payload), info.State)
+	fmt.Println("attempts:", info.Attempts, "of", info.MaxAttempts, "latest error:", info.Errors[0].Error)
+	// Output:
+	// resize {"file": "cat.png"} retrying
+	// attempts: 1 of 25 latest error: out of memory
+}
+
+// Page by page, the newest job first.
+func ExampleQueue_List() {
+	ctx, pool, q, done := database()
+	defer done()
+
+	_, err := q.EnqueueMany(ctx, pool, []onceq.Job{
+		{Kind: "mail", Payload: "ada"}, {Kind: "mail", Payload: "bob"}, {Kind: "mail", Payload: "cleo"},
+	})
+	check(err)
+	filter := onceq.Filter{Kind: "mail", Limit: 2}
+	for n := 1; ; n++ {
+		page, err := q.List(ctx, pool, filter)
+		check(err)
+		if len(page) == 0 {
+			break
+		}
+		for _, job := range page {
+			fmt.Println("page", n, string(job.Payload))
+		}
+		filter.After = page[len(page)-1].ID
+	}
+	// Output:
+	// page 1 "cleo"
+	// page 1 "bob"
+	// page 2 "ada"
+}
+
+// The effects of a job: what was done outside of the database, and what came out.
+func ExampleQueue_Effects() {
+	ctx, pool, q, done := database()
+	defer done()
+
+	order := onceq.Kind[int]{Name: "order", MaxAttempts: 1}
+	job, err := q.Enqueue(ctx, pool, order.Job(7))
+	check(err)
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{},
+		order.Handle(func(ctx context.Context, l *onceq.Lease, n int) error {
+			for _, name := range []string{"charge", "label"} {
+				_, err := onceq.Once(ctx, l, name, func(ctx context.Context, key string) (string, error) {
+					return name + " of order 7", nil
+				})
+				if err != nil {
+					return err
+				}
+			}
+			return errors.New("the parcel service is away")
+		}))
+	check(err)
+	check(w.Drain(ctx, 0))
+
+	effects, err := q.Effects(ctx, pool, job.ID)
+	check(err)
+	for _, e := range effects {
+		fmt.Println(e.Name, e.State, string(e.Result))
+	}
+	// Output:
+	// charge completed "charge of order 7"
+	// label completed "label of order 7"
+}
+
+// Each finding says what slows the queue down, and what to do. None is good.
+func ExampleQueue_Health() {
+	ctx, _, q, done := database()
+	defer done()
+
+	findings, err := q.Health(ctx)
+	for _, f := range findings {
+		slog.Warn("queue", "what", f.What, "detail", f.Detail, "advice", f.Advice)
+	}
+	fmt.Println(err)
+	// Output: <nil>
+}
+
+// A restored copy of a database gets an identity of its own before its first worker starts, so that no provider takes its
+// calls for production's.
+func ExampleQueue_NewInstallation() {
+	ctx, db, done := testDatabase()
+	defer done()
+	owner, err := pgxpool.New(ctx, db.URL) // the role that ran the migrations
+	check(err)
+	defer owner.Close()
+	q, err := onceq.New(owner, &onceq.Config{Schema: db.Schema})
+	check(err)
+
+	held, err := q.NewInstallation(ctx)
+	fmt.Println("work of unknown outcome that is held:", held, err)
+	// What only production is to do is cancelled.
+	cancelled, _, err := q.CancelMany(ctx, owner, onceq.Filter{Queue: "mails"})
+	fmt.Println("cancelled:", cancelled, err)
+	// Output:
+	// work of unknown outcome that is held: 0 <nil>
+	// cancelled: 0 <nil>
+}
+
+// A service runs a Reaper beside its workers.
+func ExampleReaper_Run() {
+	ctx, _, q, done := database()
+	defer done()
+	ctx, stop := context.WithTimeout(ctx, 10*time.Millisecond) // signal.NotifyContext(ctx, syscall.SIGTERM)
+	defer stop()
+
+	reaper, err := onceq.NewReaper(q, onceq.ReaperConfig{})
+	check(err)
+	fmt.Println(reaper.Run(ctx))
+	// Output: <nil>
 }
