@@ -1,5 +1,9 @@
-// Package migrations brings the tables of onceq into a database, by itself or through the migration tool that the
+// Package migrations makes the tables of onceq in a database, by itself or through the migration tool that the
 // application already has. Nothing in onceq runs a migration by itself.
+//
+//	conn, err := pgx.Connect(ctx, url)                          // the role that owns the tables
+//	err = migrations.Up(ctx, conn, "onceq")                     // once in each deploy
+//	_, err = conn.Exec(ctx, migrations.Grants("onceq", "shop")) // the role that the application runs as
 //
 // # From Go
 //

@@ -1,9 +1,14 @@
-// Package queuetest gives each test a queue of its own on a real Postgres, in milliseconds.
+// Package queuetest is for tests of handlers: it gives each test a queue of its own on a real Postgres, in milliseconds.
 //
 //	func TestCharge(t *testing.T) {
 //		t.Parallel()
 //		db := queuetest.New(t)
-//		// db.Queue to enqueue and work, db.Pool to look.
+//		_, err := db.Queue.Enqueue(t.Context(), db.Pool, Charge.Job(Order{ID: 7}))
+//		require.NoError(t, err)
+//
+//		ran := db.RunOne(Charge.HandleTx(charge))
+//		require.Equal(t, onceq.StateCompleted, ran.State)
+//		// db.Pool to look at what it wrote.
 //	}
 //
 // [DB.RunOne] and [DB.Drain] run handlers, [DB.DeliverTwice] and [DB.Race] as a redelivery and a second worker do;
