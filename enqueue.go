@@ -27,7 +27,7 @@ type Result struct {
 
 // Enqueue accepts a job inside db: it commits and rolls back with the caller's transaction.
 //
-// A key that is taken is no error: the answer has Duplicate set and says which job has it, in which state
+// A key that is taken is not an error: the answer has Duplicate set and says which job has it, in which state
 // and, when finished, with which result. With Job.Strict it is a *DuplicateError. The same key with another
 // payload, or from another kind in the same scope, is a *MismatchError. In all three cases nothing was written and the
 // transaction stays usable.

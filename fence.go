@@ -136,7 +136,7 @@ type FenceSpec struct {
 	Policy Policy
 }
 
-// Fence is the right to do a unit of work, for whoever claims it first. It holds no state: any number of them
+// Fence is the right to do a unit of work. The first caller who claims it has it. It holds no state: any number of them
 // for one key may exist in any number of processes.
 type Fence struct {
 	q           *Queue

@@ -14,7 +14,7 @@ import (
 )
 
 // FenceLease is the answer to Fence.Claim: the right to do the work, or, with Replayed set, the result of
-// whoever did it. Its fields are facts of the moment of the claim; change none.
+// the claim that did it. Its fields are facts of the moment of the claim; change none.
 type FenceLease struct {
 	Scope, Key string
 
@@ -174,7 +174,7 @@ func (c *FenceLease) Release(ctx context.Context, db DB) error {
 	return c.run(ctx, db, "release", releaseFence)
 }
 
-// Uncertain says that the work may or may not have been done, and why. Whoever asks next decides by its policy;
+// Uncertain says that the work may or may not have been done, and why. The next caller who asks decides by its policy;
 // Complete is still possible until then.
 func (c *FenceLease) Uncertain(ctx context.Context, db DB, cause error) error {
 	if cause == nil {

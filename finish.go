@@ -37,7 +37,7 @@ type outcome struct {
 	run   time.Duration // for events
 }
 
-// SetResult stores a result with the completion: whoever enqueues the same key inside its window gets it.
+// SetResult stores a result with the completion: a duplicate of the same key inside its window gets it.
 // The value is encoded as JSON now; MaxResultBytes is the limit. Without a key there is nowhere to ask for
 // it but the history.
 func (l *Lease) SetResult(v any) error {

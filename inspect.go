@@ -129,8 +129,8 @@ func (q *Queue) Get(ctx context.Context, db DB, id int64) (JobInfo, error) {
 }
 
 // GetByKey gives the job that has a key, or had it last: for as long as the key is taken, and after its window
-// until a Reaper has removed the key. The scope is by default the kind's name, see Job.Scope. Of a job that is
-// finished and in no history it knows ID, Scope, Key, State, CreatedAt, FinishedAt, Token and Result. A key
+// until a Reaper has removed the key. The scope is by default the kind's name, see Job.Scope. Of a finished
+// job that the history does not have it knows ID, Scope, Key, State, CreatedAt, FinishedAt, Token and Result. A key
 // that nobody has is ErrNotFound.
 func (q *Queue) GetByKey(ctx context.Context, db DB, scope, key string) (JobInfo, error) {
 	const fence = `

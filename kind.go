@@ -169,7 +169,8 @@ func keepTime(field string, keep time.Duration, before error) (int64, error) {
 
 // Handle runs fn for each job of the kind. Its lease is kept alive while fn runs; ctx ends with cause
 // ErrLeaseLost when it is lost, ErrCancelled when the job is cancelled, and with the kind's timeout. A nil
-// return completes the job; errors do as retry.go says. What fn does outside of the database may happen
+// return completes the job; an error runs it again after the kind's Backoff, if it is not one of Fatal, RetryAfter,
+// Snooze and Reschedule. What fn does outside of the database may happen
 // again on a redelivery: use Once. With a transaction of its own fn can complete the job by itself: see Lease.Complete.
 func (k *Kind[P]) Handle(fn func(ctx context.Context, l *Lease, payload P) error) Handler {
 	h := k.handler()

@@ -105,7 +105,7 @@ type ClaimOptions struct {
 // alone, so that one that kills its process does not take others with it; jobs that somebody wants cancelled are
 // cancelled and not returned. It runs in a statement of its own on the pool; an empty result means that nothing is due.
 //
-// Whoever claims must Extend before the lease ends and finish with Complete, Fail, Snooze or Release.
+// The caller must Extend before the lease ends and finish with Complete, Fail, Snooze or Release.
 // Worker does all this; Claim is for those who drive the loop themselves.
 func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) {
 	if opts.Queue == "" {

@@ -115,7 +115,7 @@ func (r *Reaper) Run(ctx context.Context) error {
 	}
 }
 
-// Once makes one full pass, in statements of at most Batch rows that each commit on their own. Counts are
+// RunOnce makes one full pass, in statements of at most Batch rows that each commit on their own. Counts are
 // right also where it returns an error. There is one EventReaped for each sort of rows that was removed; its
 // Kind names the sort.
 func (r *Reaper) RunOnce(ctx context.Context) (Reaped, error) {

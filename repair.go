@@ -401,7 +401,7 @@ func (q *Queue) discard(ctx context.Context, db DB, ids []int64, states []State)
 
 // Discard forgets a finished job, inside db: it leaves the history, the recorded outcomes of its effects go, and
 // its key is free at once, whatever its window, unless a later job has taken it. A job that is not finished is
-// ErrUnfinished; one that is in no history is ErrNotFound.
+// ErrUnfinished; one that the history does not have is ErrNotFound.
 func (q *Queue) Discard(ctx context.Context, db DB, id int64) error {
 	n, err := q.discard(ctx, db, []int64{id}, discardable)
 	if err != nil || n > 0 {

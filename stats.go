@@ -107,8 +107,8 @@ select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, r.leased, r.runni
 
 // Stats gives the figures of the named queues, or of every queue that has jobs, a history or workers, sorted
 // by name. It stays cheap, some ten to twenty milliseconds a queue at most, however many rows there are,
-// because it stops counting at StatsCap. It runs on the pool: behind guardPlans, because with stale statistics the planner
-// would read whole ranges and sort them.
+// because it stops counting at StatsCap. It runs on the pool, with planner settings of its own, because with stale
+// statistics the planner would read whole ranges and sort them.
 func (q *Queue) Stats(ctx context.Context, queues ...string) ([]QueueStats, error) {
 	for _, name := range queues {
 		if err := checkText("queues", name); err != nil {

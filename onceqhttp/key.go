@@ -28,7 +28,7 @@ func (e *KeyError) Error() string { return "onceqhttp: Idempotency-Key " + e.Rea
 func badKey(format string, args ...any) error { return &KeyError{fmt.Sprintf(format, args...)} }
 
 // ParseKey gives the request's idempotency key: 1 to MaxKeyLength characters of printable ASCII, not all of them spaces.
-// No header is ErrKeyMissing; anything else that is no key is a *KeyError.
+// No header is ErrKeyMissing; anything else that is not a key is a *KeyError.
 //
 // The value is a String of RFC 9651 (RFC 8941), "in quotes", as draft-ietf-httpapi-idempotency-key-header-07 says; its
 // parameters are ignored. Without quotes, as most clients send it, everything counts but spaces, commas, semicolons,

@@ -95,7 +95,7 @@ func (db *DB) Race(handlers ...onceq.Handler) []Ran {
 	}
 }
 
-// ExpireLease makes the lease of a job run out now: whoever asks next gets the job. It waits while a handler's
+// ExpireLease makes the lease of a job run out now: the next worker that asks gets the job. It waits while a handler's
 // transaction holds the job. The test fails when nobody has it.
 func (db *DB) ExpireLease(id int64) {
 	db.t.Helper()
