@@ -7,9 +7,6 @@ import (
 
 // What tests of package onceq_test may see of the inside: pure functions and limits.
 
-// Channel is where workers of the queue's schema listen.
-func (q *Queue) Channel() string { return q.channel }
-
 // HotStatements are those that run for every job, by name, and GuardPlans the settings under which they are planned.
 var HotStatements = map[string]string{
 	"claim":     claimJobs,

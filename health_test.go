@@ -1,6 +1,7 @@
 package onceq_test
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -32,7 +34,7 @@ func TestHealth_NamesWhatSlowsAQueueDown(t *testing.T) {
 			found, err = db.Queue.HealthAt(t.Context(), time.Microsecond, 100, 1, time.Microsecond)
 			require.NoError(t, err)
 			return slices.ContainsFunc(found, func(f onceq.Finding) bool { return f.What == what })
-		}, patience, 50*time.Millisecond, "no %s", what)
+		}, 5*time.Minute, 50*time.Millisecond, "no %s", what)
 		i := slices.IndexFunc(found, func(f onceq.Finding) bool { return f.What == what })
 		require.NotEmpty(t, found[i].Advice)
 		return found[i]
@@ -60,7 +62,7 @@ func TestHealth_NamesWhatSlowsAQueueDown(t *testing.T) {
 	require.Contains(t, find("index_bloat").Detail, "0 MB for 0 rows") // empty, and larger than the limit of a byte
 	require.NoError(t, tx.Rollback(t.Context()))
 
-	_, err = owner(t, db).Exec(t.Context(), `alter table jobs set (autovacuum_enabled = 'no')`)
+	_, err = conformance.Owner(t, db).Exec(t.Context(), `alter table jobs set (autovacuum_enabled = 'no')`)
 	require.NoError(t, err)
 	require.Contains(t, find("autovacuum").Detail, "jobs is not vacuumed")
 }
@@ -75,12 +77,52 @@ func TestHealth_LostStatisticsAreNoBloat(t *testing.T) {
 	}
 	_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
 	require.NoError(t, err)
-	_, err = owner(t, db).Exec(t.Context(), `vacuum analyze`)
+	_, err = conformance.Owner(t, db).Exec(t.Context(), `vacuum analyze`)
 	require.NoError(t, err)
-	_, err = owner(t, db).Exec(t.Context(), `select pg_stat_reset_single_table_counters(c) from unnest(array['jobs'::regclass, 'job_fences'::regclass, 'job_history'::regclass]) c`)
+	_, err = conformance.Owner(t, db).Exec(t.Context(), `select pg_stat_reset_single_table_counters(c) from unnest(array['jobs'::regclass, 'job_fences'::regclass, 'job_history'::regclass]) c`)
 	require.NoError(t, err)
-	require.Zero(t, sqlOne[int](t, db, `select n_live_tup from pg_stat_user_tables where relid = 'onceq.jobs'::regclass`))
+	var rows int
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `select n_live_tup from pg_stat_user_tables where relid = 'onceq.jobs'::regclass`).Scan(&rows))
+	require.Zero(t, rows)
 	found, err := db.Queue.HealthAt(t.Context(), time.Hour, 1_000_000, 64<<10, time.Hour)
 	require.NoError(t, err)
 	require.Empty(t, found)
+}
+
+func TestStats_TellsLeasedFromRunning(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	kind := onceq.Kind[int]{Name: "k"}
+	jobs := make([]onceq.Job, 500)
+	for i := range jobs {
+		jobs[i] = onceq.Job{Kind: "k", Payload: i}
+	}
+	_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+	require.NoError(t, err)
+	blocked, release := make(chan struct{}), make(chan struct{})
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{Lease: 12 * time.Second, Queues: map[string]onceq.QueueConfig{"default": {Concurrency: 1}}},
+		kind.Handle(func(_ context.Context, _ *onceq.Lease, n int) error {
+			if n == 200 {
+				close(blocked)
+				<-release
+			}
+			return nil
+		}))
+	require.NoError(t, err)
+	onceq.ClaimAhead(w, time.Hour) // as a machine would that is fast enough
+	done := make(chan error, 1)
+	go func() { done <- w.Drain(t.Context(), 0) }()
+	<-blocked
+	for { // until the first beat
+		stats, err := db.Queue.Stats(t.Context(), "default")
+		require.NoError(t, err)
+		s := stats[0]
+		require.Greater(t, s.Leased, 1, "%+v", s)
+		require.LessOrEqual(t, s.Running, 1, "%+v", s)
+		if s.Running == 1 {
+			break
+		}
+	}
+	close(release)
+	require.NoError(t, <-done)
 }

@@ -24,7 +24,7 @@ schema='TestNew'
 pgbouncer='TestWake_NotificationsOnlyWhileSomebodyWaits|TestWake_ABusyQueueAsksForNoNotification'
 pgbouncer="$pgbouncer|TestWorker_NoJobIsMissedByNotificationsAlone|TestHandleTx_ConnectionLostBeforeTheFirstStatement"
 
-packages='. ./onceqhttp ./onceqsql ./queuetest ./migrations'
+packages='. ./internal/tests ./onceqhttp ./onceqsql ./queuetest ./migrations'
 
 run() {
 	echo "== $1"

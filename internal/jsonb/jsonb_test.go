@@ -291,3 +291,29 @@ func FuzzScan(f *testing.F) {
 		require.Equal(t, any(object), kept)
 	})
 }
+
+// The canonical form of JSON against jsonb's own comparison: two values have the same one if and only if Postgres says
+// that they are equal.
+func FuzzCanonicalForm_AgainstPostgres(f *testing.F) {
+	db := queuetest.New(f)
+	for _, pair := range [][2]string{
+		{`1`, `1.0`}, {`1e2`, `100`}, {`-0`, `0`}, {`{"a":1,"b":2}`, `{"b":2,"a":1}`}, {`{"a":1,"a":2}`, `{"a":2}`}, {`"\u00e9"`, `"é"`},
+		{`"e\u0301"`, `"é"`}, {`[]`, `{}`}, {`null`, `"null"`}, {`"\ud83d\ude00"`, `"😀"`}, {`0.1`, `0.10000000000000000000000000000000000001`},
+		{`1e-9999`, `0`}, {`[1,[2]]`, `[[1],2]`}, {`{"":{"":""}}`, `{"":{"":null}}`}, {`"\u0001"`, `"\u0002"`}, {`9007199254740993`, `9007199254740992`},
+	} {
+		f.Add([]byte(pair[0]), []byte(pair[1]))
+	}
+	f.Fuzz(func(t *testing.T, a, b []byte) {
+		x, err := jsonb.Scan(a, true, nil)
+		if err != nil {
+			return
+		}
+		y, err := jsonb.Scan(b, true, nil)
+		if err != nil {
+			return
+		}
+		var equal bool
+		require.NoError(t, db.Pool.QueryRow(t.Context(), `select $1::text::jsonb = $2::text::jsonb`, string(a), string(b)).Scan(&equal))
+		require.Equal(t, equal, string(x) == string(y), "%s and %s, canonical %s and %s", a, b, x, y)
+	})
+}

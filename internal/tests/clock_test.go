@@ -1,0 +1,113 @@
+package tests
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// trapClock gives a database whose clock the test moves: the library's statements find another
+// statement_timestamp() before Postgres's own.
+func trapClock(t *testing.T) (*queuetest.DB, func(time.Duration)) {
+	t.Helper()
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["search_path"] = "clock, pg_catalog"
+	}))
+	for _, sql := range []string{
+		`create schema clock`,
+		`create table clock.shift (by interval)`,
+		`insert into clock.shift values ('0')`,
+		`create function clock.statement_timestamp() returns timestamptz stable language sql as
+		 'select pg_catalog.statement_timestamp() + (select by from clock.shift)'`,
+	} {
+		_, err := db.Pool.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	db.Pool.Reset()
+	return db, func(d time.Duration) {
+		t.Helper()
+		_, err := db.Pool.Exec(t.Context(), `update clock.shift set by = $1::bigint * interval '1 microsecond'`, d.Microseconds())
+		require.NoError(t, err)
+	}
+}
+
+// trapStoppedClock is trapClock with a clock that stands still until the test sets it: to a time after its start. What is
+// decided by the time between two statements does not depend on how long the machine takes from one to the other.
+func trapStoppedClock(t *testing.T) (*queuetest.DB, func(time.Duration)) {
+	t.Helper()
+	db, set := trapClock(t)
+	for _, sql := range []string{
+		`alter table clock.shift add start timestamptz not null default pg_catalog.now()`,
+		`create or replace function clock.statement_timestamp() returns timestamptz stable language sql as
+		 'select start + by from clock.shift'`,
+	} {
+		_, err := db.Pool.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	db.Pool.Reset()
+	return db, set
+}
+
+// A server whose clock was ahead for a moment (a step of NTP, a resumed machine, a failover to a host with another
+// clock) must not leave workers with a position that due jobs reach only an hour later.
+func TestTrap_AClockSetBackDoesNotStallTheWorkers(t *testing.T) {
+	t.Parallel()
+	db, shift := trapClock(t)
+	ran := make(chan int64, 10)
+	w := start(t, db, onceq.WorkerConfig{}, handle(func(_ context.Context, l *onceq.Lease) error {
+		ran <- l.ID
+		return nil
+	}))
+	run := func(when string) {
+		t.Helper()
+		r, err := db.Queue.Enqueue(t.Context(), db.Pool, work.Job(1))
+		require.NoError(t, err)
+		require.Equal(t, onceq.StateWaiting, r.State)
+		select {
+		case id := <-ran:
+			require.Equal(t, r.ID, id)
+			// Completed before the clock moves, or its lease runs out and it runs again, rightly.
+			require.Eventually(t, func() bool { return sqlOne[int](t, db, `select count(*)::int from onceq.jobs`) == 0 }, patience, time.Millisecond)
+		case <-time.After(patience):
+			var due string
+			_ = db.Pool.QueryRow(t.Context(), `select (run_at - statement_timestamp())::text from onceq.jobs`).Scan(&due)
+			t.Errorf("%s: the job does not run; it is due in %s", when, due)
+		}
+	}
+	run("before")
+	shift(time.Hour)
+	run("an hour ahead")
+	shift(0)
+	run("set back")
+	require.NoError(t, w.stop())
+}
+
+// A handler of a batch that enqueues the key of one of its own jobs is told so, as any other handler is.
+func TestTrap_ABatchHandlerThatEnqueuesAnOwnKeyIsToldToReschedule(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	k := onceq.Kind[int]{Name: "k", Key: func(n int) string { return fmt.Sprint(n) }, MaxAttempts: 1}
+	for n := range 2 {
+		_, err := db.Queue.Enqueue(t.Context(), db.Pool, k.Job(n))
+		require.NoError(t, err)
+	}
+	var sizes []int
+	db.Drain(k.HandleBatch(2, func(ctx context.Context, tx pgx.Tx, jobs []onceq.Item[int]) error {
+		sizes = append(sizes, len(jobs))
+		_, err := db.Queue.Enqueue(ctx, tx, k.Job(jobs[len(jobs)-1].Payload))
+		if !errors.Is(err, onceq.ErrOwnKey) {
+			t.Errorf("%d jobs: %v", len(jobs), err)
+		}
+		return nil
+	}))
+	require.Equal(t, []int{2}, sizes)
+}

@@ -1,0 +1,249 @@
+package tests
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+func TestGet(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	_, err := q.Get(ctx, db.Pool, 1)
+	wantError(t, err, onceq.ErrNotFound)
+
+	id := repairEnqueue(t, db, onceq.Job{Key: "a", Scope: "s", Payload: map[string]int{"n": 1}, Metadata: map[string]string{"m": "1"}, Priority: onceq.PriorityHigh, MaxAttempts: 2})
+	get := func(want onceq.State) onceq.JobInfo {
+		t.Helper()
+		i := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id))
+		k := must[onceq.JobInfo](t)(q.GetByKey(ctx, db.Pool, "s", "a"))
+		if i.State != want || fmt.Sprintf("%+v", i) != fmt.Sprintf("%+v", k) {
+			t.Fatalf("%+v and, by key, %+v; want %s", i, k, want)
+		}
+		return i
+	}
+	i := get(onceq.StateWaiting)
+	if i.Kind != "mail" || i.Queue != "default" || i.Scope != "s" || i.Key != "a" || string(i.Payload) != `{"n": 1}` || i.Bytes != nil ||
+		i.Metadata["m"] != "1" || i.Priority != onceq.PriorityHigh || i.MaxAttempts != 2 || i.CreatedAt.IsZero() || i.RunAt.IsZero() || i.Token != 0 {
+		t.Fatalf("%+v", i)
+	}
+	l := repairClaim(t, db)
+	if i = get(onceq.StateRunning); i.Token != l.Token || !i.LeasedUntil.Equal(l.Until) {
+		t.Fatalf("%+v, lease %+v", i, l)
+	}
+	for n, want := range []onceq.State{onceq.StateRetrying, onceq.StateDead} {
+		if err := l.Fail(ctx, fmt.Errorf("error %d", n+1)); err != nil {
+			t.Fatal(err)
+		}
+		i = get(want)
+		if want == onceq.StateRetrying {
+			wantState(t, onceq.StateRetrying)(q.Retry(ctx, db.Pool, id))
+			l = repairClaim(t, db)
+		}
+	}
+	if len(i.Errors) != 2 || i.Errors[1].Attempt != 2 || i.Errors[1].Error != "error 2" || time.Since(i.Errors[1].At) > time.Hour || i.FinishedAt.IsZero() || !i.KeepUntil.IsZero() {
+		t.Fatalf("%+v", i)
+	}
+
+	id = repairEnqueue(t, db, onceq.Job{Payload: []byte{0, 255}})
+	if i := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)); string(i.Bytes) != "\x00\xff" || i.Payload != nil {
+		t.Fatalf("%+v", i)
+	}
+}
+
+func TestGetByKeyWithoutHistory(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	id := repairEnqueue(t, db, onceq.Job{Key: "a"})
+	l := repairClaim(t, db)
+	if err := l.SetResult(7); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Complete(ctx, nil); err != nil {
+		t.Fatal(err)
+	}
+	_, err := q.Get(ctx, db.Pool, id)
+	wantError(t, err, onceq.ErrNotFound)
+	i := must[onceq.JobInfo](t)(q.GetByKey(ctx, db.Pool, "mail", "a"))
+	if i.ID != id || i.State != onceq.StateCompleted || string(i.Result) != "7" || i.FinishedAt.IsZero() || i.Token != l.Token {
+		t.Fatalf("%+v", i)
+	}
+	_, err = q.GetByKey(ctx, db.Pool, "mail", "b")
+	wantError(t, err, onceq.ErrNotFound)
+}
+
+func TestList(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	dead := repairDead(t, db, onceq.Job{Key: "a", Scope: "s"})
+	other := repairEnqueue(t, db, onceq.Job{Queue: "other", Kind: "sms"})
+	delayed := repairEnqueue(t, db, onceq.Job{Delay: time.Hour, Key: "b", Scope: "s"})
+	gone := repairEnqueue(t, db, onceq.Job{Queue: "third"})
+	wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, gone))
+	for name, test := range map[string]struct {
+		filter onceq.Filter
+		want   []int64
+	}{
+		"all":          {onceq.Filter{}, []int64{gone, delayed, other, dead}},
+		"limit":        {onceq.Filter{Limit: 2}, []int64{gone, delayed}},
+		"after":        {onceq.Filter{After: delayed}, []int64{other, dead}},
+		"queue":        {onceq.Filter{Queue: "default"}, []int64{delayed, dead}},
+		"kind":         {onceq.Filter{Kind: "sms"}, []int64{other}},
+		"scope":        {onceq.Filter{Scope: "s"}, []int64{delayed, dead}},
+		"dead":         {onceq.Filter{States: []onceq.State{onceq.StateDead}}, []int64{dead}},
+		"dead in none": {onceq.Filter{Queue: "other", States: []onceq.State{onceq.StateDead, onceq.StateDead}}, nil},
+		"mixed":        {onceq.Filter{States: []onceq.State{onceq.StateWaiting, onceq.StateCancelled}}, []int64{gone, other}},
+		"everything":   {onceq.Filter{Queue: "default", Kind: "mail", Scope: "s", States: []onceq.State{onceq.StateDelayed, onceq.StateDead}, After: delayed, Limit: 1}, []int64{dead}},
+	} {
+		var got []int64
+		for _, i := range must[[]onceq.JobInfo](t)(q.List(ctx, db.Pool, test.filter)) {
+			got = append(got, i.ID)
+		}
+		if fmt.Sprint(got) != fmt.Sprint(test.want) {
+			t.Errorf("%s: %v, want %v", name, got, test.want)
+		}
+	}
+	var bad *onceq.InvalidError
+	for _, f := range []onceq.Filter{{Limit: -1}, {Limit: 1001}, {States: []onceq.State{0}}} {
+		if _, err := q.List(ctx, db.Pool, f); !errors.As(err, &bad) {
+			t.Errorf("%+v: error %v", f, err)
+		}
+	}
+}
+
+func TestTrapListReadsBoundedRangesOfIndexes(t *testing.T) {
+	t.Parallel()
+	look := new(seen)
+	db := queuetest.New(t, look.option())
+	fillJobs(t, db, 20_000)
+	fillHistory(t, db, 20_000)
+	for _, f := range []onceq.Filter{
+		{}, {After: 30_000}, {Queue: "q1"}, {States: []onceq.State{onceq.StateDead}}, {Queue: "none", States: []onceq.State{onceq.StateHeld, onceq.StateDead}},
+	} {
+		must[[]onceq.JobInfo](t)(db.Queue.List(t.Context(), db.Pool, f))
+		if f.Queue == "" || f.States != nil {
+			look.wantNoScan(t, db)
+		}
+	}
+	must[onceq.JobInfo](t)(db.Queue.Get(t.Context(), db.Pool, 30_000))
+	look.wantNoScan(t, db)
+}
+
+// Each violation that is made here is found, and by its id.
+func TestInvariantsFindsWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.NoCheck())
+	repairEnqueue(t, db, onceq.Job{Key: "a"})
+	repairEnqueue(t, db, onceq.Job{Key: "b"})
+	repairDead(t, db, onceq.Job{Priority: onceq.PriorityHigh})
+	if err := db.Check(); err != nil {
+		t.Fatal(err)
+	}
+	for _, wrong := range []string{
+		`delete from onceq.job_fences where key = 'a'`,
+		`delete from onceq.jobs where key = 'a'`,
+		`update onceq.job_fences set state = 3 where key = 'a'`,
+		`update onceq.job_fences set job_id = 2 where key = 'a'`,
+		`update onceq.job_fences set token = 5 where key = 'b'`,
+		`update onceq.job_fences set state = 4, finished_at = now() where key = 'b'`,
+		`update onceq.job_fences set state = 1 where key = 'b'`,
+		`update onceq.jobs set leased_until = now(), claims = 1 where key = 'a'`,
+		`update onceq.jobs set holder = 1 where key = 'a'`,
+		`update onceq.jobs set leased_until = now(), holder = 1 where key = 'a'`,
+		`update onceq.jobs set payload_bytes = '' where key = 'a'`,
+		`update onceq.jobs set payload = null where key = 'a'`,
+		`update onceq.jobs set attempts = max_attempts where key = 'a'`,
+		`update onceq.jobs set scope = null where key = 'a'`,
+		`update onceq.jobs set id = 4 where key = 'a'`,
+		`update onceq.job_history set id = 1`,
+		`update onceq.job_history set keep_until = now()`,
+		`update onceq.job_history set state = 3`,
+		`insert into onceq.job_fences (class, scope, key, state, token, created_at, lifetime) values (1, 's', 'k', 3, 1, now(), 0)`,
+		`insert into onceq.job_fences (class, scope, key, state, token, created_at, lifetime) values (1, 's', 'k', 1, 1, now(), 0)`,
+		`insert into onceq.job_fences (class, scope, key, state, token, created_at, lifetime) values (1, 's', 'k', 6, 1, now(), 0)`,
+		`insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime) values (3, 's', '5/a', 3, 4, 4 << 20, now(), 0)`,
+		`insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, finished_at) values (3, 's', '1/a', 3, 1, 1 << 20, now(), 0, now())`,
+	} {
+		tx := begin(t, db)
+		if _, err := tx.Exec(t.Context(), wrong); err != nil {
+			t.Fatalf("%s: %v", wrong, err)
+		}
+		if err := queuetest.Invariants(t.Context(), tx, db.Schema); err == nil {
+			t.Errorf("not found: %s", wrong)
+		} else {
+			t.Log(err)
+		}
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// As JSON a job is for people to read, and comes back as it was.
+func TestJobInfo_AsJSON(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	first := repairEnqueue(t, db, onceq.Job{Key: "a", Payload: map[string]int{"n": 1}, Metadata: map[string]string{"m": "1"}, Priority: onceq.PriorityLow})
+	repairEnqueue(t, db, onceq.Job{Payload: []byte{0, 255}})
+	raw := must[[]byte](t)(json.Marshal(must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, first))))
+	var shown map[string]any
+	if err := json.Unmarshal(raw, &shown); err != nil {
+		t.Fatal(err)
+	}
+	if at, ok := shown["created_at"].(string); !ok || at != shown["run_at"] {
+		t.Errorf("times: %s", raw)
+	}
+	delete(shown, "created_at")
+	delete(shown, "run_at")
+	want := map[string]any{
+		"id": float64(first), "kind": "mail", "queue": "default", "scope": "mail", "key": "a", "state": "waiting", "payload": map[string]any{"n": 1.0},
+		"metadata": map[string]any{"m": "1"}, "priority": "low", "attempts": 0.0, "max_attempts": 25.0, "lost": 0.0, "claims": 0.0,
+	}
+	if !reflect.DeepEqual(shown, want) {
+		t.Errorf("%s", raw)
+	}
+
+	l := repairClaim(t, db)
+	if err := l.SetResult(7); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Fail(ctx, onceq.Fatal(errors.New("no"))); err != nil {
+		t.Fatal(err)
+	}
+	repairClaim(t, db)
+	for _, i := range must[[]onceq.JobInfo](t)(q.List(ctx, db.Pool, onceq.Filter{})) {
+		raw := must[[]byte](t)(json.Marshal(i))
+		var back onceq.JobInfo
+		if err := json.Unmarshal(raw, &back); err != nil {
+			t.Fatal(err)
+		}
+		again := must[[]byte](t)(json.Marshal(back))
+		if string(raw) != string(again) || strings.Contains(string(raw), "0001-01-01") || back.ID != i.ID || back.State != i.State || back.Priority != i.Priority ||
+			!back.LeasedUntil.Equal(i.LeasedUntil) || !slices.Equal(back.Bytes, i.Bytes) || string(back.Payload) == "" && i.Bytes == nil {
+			t.Errorf("%s came back as %s", raw, again)
+		}
+	}
+	if raw := must[[]byte](t)(json.Marshal(onceq.Result{ID: 7, State: onceq.StateCompleted, Output: json.RawMessage(`{"a":1}`)})); string(raw) != `{"id":7,"duplicate":false,"state":"completed","output":{"a":1}}` {
+		t.Errorf("%s", raw)
+	}
+	var s onceq.State
+	if err := json.Unmarshal([]byte(`"walking"`), &s); err == nil || !strings.Contains(err.Error(), "waiting, delayed") {
+		t.Errorf("%v", err)
+	}
+	var p onceq.Priority
+	if err := json.Unmarshal([]byte(`"urgent"`), &p); err == nil || !strings.Contains(err.Error(), "high, normal or low") {
+		t.Errorf("%v", err)
+	}
+}

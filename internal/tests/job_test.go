@@ -1,0 +1,139 @@
+package tests
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+func TestState(t *testing.T) {
+	t.Parallel()
+	for state, want := range map[onceq.State]struct {
+		name     string
+		finished bool
+	}{
+		0: {"unknown", false}, onceq.StateWaiting: {"waiting", false}, onceq.StateDelayed: {"delayed", false}, onceq.StateRunning: {"running", false},
+		onceq.StateRetrying: {"retrying", false}, onceq.StateCompleted: {"completed", true}, onceq.StateDead: {"dead", true}, onceq.StateCancelled: {"cancelled", true},
+		onceq.StateHeld: {"held", true},
+	} {
+		require.Equal(t, want.name, state.String())
+		require.Equal(t, want.finished, state.Finished(), want.name)
+	}
+	require.Equal(t, "State(-1)", onceq.State(-1).String())
+	require.Equal(t, "State(9)", onceq.State(9).String())
+}
+
+func TestKind_JobHasWhatTheKindSays(t *testing.T) {
+	t.Parallel()
+	type mail struct {
+		User      int
+		Workspace string
+		Subject   string
+	}
+	kind := onceq.Kind[mail]{
+		Name: "welcome", Queue: "mail", Window: time.Minute, Priority: onceq.PriorityLow, MaxAttempts: 4, Fields: []string{"User"},
+		Key:   func(m mail) string { return fmt.Sprintf("welcome:%d", m.User) },
+		Scope: func(m mail) string { return m.Workspace },
+	}
+	db := enqNew(t)
+	first := enqOne(t, db, db.Pool, kind.Job(mail{1, "w", "Hello"}))
+	second := enqOne(t, db, db.Pool, kind.Job(mail{1, "w", "Good morning"}))
+	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.StateWaiting}, second)
+	require.Equal(t, `["welcome", "mail", "w", "welcome:1", 1, 4, {"User": 1, "Subject": "Hello", "Workspace": "w"}, 60000]`,
+		enqGet[string](t, db.Pool, `select jsonb_build_array(j.kind, j.queue, j.scope, j.key, j.priority, j.max_attempts, j.payload, f.lifetime)::text
+			from onceq.jobs j join onceq.job_fences f using (scope, key)`))
+
+	// A job may differ from its kind, and a kind without Key has no use for its Scope.
+	job := kind.Job(mail{2, "w", ""})
+	job.Delay = time.Hour
+	require.Equal(t, onceq.StateDelayed, enqOne(t, db, db.Pool, job).State)
+	unkeyed := onceq.Kind[mail]{Name: "plain", Scope: func(m mail) string { return m.Workspace }}
+	require.False(t, enqOne(t, db, db.Pool, unkeyed.Job(mail{})).Duplicate)
+}
+
+func TestKind_PayloadsOfEverySort(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	type named []byte // encodes as encoding/json does: base64
+	for _, c := range []struct {
+		job    onceq.Job
+		json   string
+		asByte []byte
+	}{
+		{(&onceq.Kind[int]{Name: "k"}).Job(7), `7`, nil},
+		{(&onceq.Kind[string]{Name: "k"}).Job("<é>"), `"<é>"`, nil},
+		{(&onceq.Kind[*int]{Name: "k"}).Job(nil), `null`, nil},
+		{(&onceq.Kind[any]{Name: "k"}).Job(nil), `null`, nil},
+		{(&onceq.Kind[struct{}]{Name: "k"}).Job(struct{}{}), `{}`, nil},
+		{(&onceq.Kind[json.RawMessage]{Name: "k"}).Job(nil), `null`, nil},
+		{(&onceq.Kind[json.RawMessage]{Name: "k"}).Job(json.RawMessage(`[1.50]`)), `[1.50]`, nil},
+		{(&onceq.Kind[named]{Name: "k"}).Job(named("a")), `"YQ=="`, nil},
+		{(&onceq.Kind[time.Time]{Name: "k"}).Job(time.Unix(0, 0).UTC()), `"1970-01-01T00:00:00Z"`, nil},
+		{(&onceq.Kind[[]byte]{Name: "k"}).Job([]byte{0, 255}), ``, []byte{0, 255}},
+		{(&onceq.Kind[[]byte]{Name: "k"}).Job(nil), ``, []byte{}},
+	} {
+		enqOne(t, db, db.Pool, c.job)
+		l := enqClaim(t, db)
+		require.Equal(t, c.json, string(l.Payload))
+		require.Equal(t, c.asByte, l.Bytes)
+	}
+}
+
+func TestJob_WindowsAreMillisecondsAndNeverShorterThanAsked(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	for window, want := range map[time.Duration]int64{
+		0: 86_400_000, onceq.UntilFinished: 0, onceq.Forever: -1, 1: 1, time.Millisecond: 1, 1500 * time.Microsecond: 2, time.Second: 1000,
+	} {
+		r := enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: fmt.Sprint(int64(window)), Window: window})
+		require.Equal(t, want, enqGet[int64](t, db.Pool, `select lifetime from onceq.job_fences where job_id = $1`, r.ID), "%s", window)
+	}
+}
+
+// Between two versions of a deploy: what a newer producer asks for is not done by half by an older worker.
+func TestKind_RefuseUnknownFields(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	type v1 struct{ Order int }
+	type v2 struct{ Order, Discount int }
+	older, newer := onceq.Kind[v1]{Name: "charge", MaxAttempts: 3, RefuseUnknownFields: true}, onceq.Kind[v2]{Name: "charge", MaxAttempts: 3}
+	lenient := older
+	lenient.RefuseUnknownFields = false
+	never := func() error { panic("the handler was called") }
+	for name, h := range map[string]onceq.Handler{
+		"lease": older.Handle(func(context.Context, *onceq.Lease, v1) error { return never() }),
+		"tx":    older.HandleTx(func(context.Context, pgx.Tx, *onceq.Lease, v1) error { return never() }),
+		"batch": older.HandleBatch(5, func(context.Context, pgx.Tx, []onceq.Item[v1]) error { return never() }),
+	} {
+		_, err := db.Queue.Enqueue(t.Context(), db.Pool, newer.Job(v2{7, 100}))
+		require.NoError(t, err)
+		ran := db.RunOne(h)
+		require.Equal(t, onceq.StateRetrying, ran.State, name)
+		require.ErrorContains(t, ran.Err, `"Discount"`, name)
+		require.NotContains(t, ran.Err.Error(), "100", name)
+		db.Advance(time.Hour)
+		var got v2
+		ran = db.RunOne(newer.Handle(func(_ context.Context, _ *onceq.Lease, p v2) error { got = p; return nil }))
+		require.Equal(t, onceq.StateCompleted, ran.State, name)
+		require.Equal(t, v2{7, 100}, got)
+	}
+	for _, h := range []onceq.Handler{
+		older.Handle(func(_ context.Context, _ *onceq.Lease, p v1) error { require.Equal(t, v1{7}, p); return nil }),
+		lenient.Handle(func(_ context.Context, _ *onceq.Lease, p v1) error { require.Equal(t, v1{7}, p); return nil }),
+	} {
+		_, err := db.Queue.Enqueue(t.Context(), db.Pool, older.Job(v1{7}))
+		require.NoError(t, err)
+		require.Equal(t, onceq.StateCompleted, db.RunOne(h).State)
+	}
+	_, err := db.Queue.Enqueue(t.Context(), db.Pool, newer.Job(v2{7, 100}))
+	require.NoError(t, err)
+	require.Equal(t, onceq.StateCompleted, db.RunOne(lenient.Handle(func(context.Context, *onceq.Lease, v1) error { return nil })).State)
+}

@@ -1,0 +1,273 @@
+package tests
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// leasesPass waits for more than a lease. The time itself is what the test is about.
+func leasesPass(t testing.TB, pool *pgxpool.Pool, d time.Duration) {
+	_, err := pool.Exec(context.Background(), `select pg_sleep($1::float8)`, d.Seconds())
+	require.NoError(t, err)
+}
+
+// The server takes a client that idles in a handler's transaction for longer than a lease for a frozen one. A handler that
+// lives may do so, whatever it has open.
+func TestHandleTx_MayIdleForLongerThanALease(t *testing.T) {
+	t.Parallel()
+	idle := func(t testing.TB, db *queuetest.DB) { leasesPass(t, db.Pool, steady*3/2) }
+	forms := map[string]func(t testing.TB, ctx context.Context, db *queuetest.DB, tx pgx.Tx) error{
+		"nothing": func(t testing.TB, ctx context.Context, db *queuetest.DB, tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, `insert into effects values (1, 1)`); err != nil {
+				return err
+			}
+			idle(t, db)
+			var one int
+			return tx.QueryRow(ctx, `select 1`).Scan(&one)
+		},
+		"rows": func(t testing.TB, ctx context.Context, db *queuetest.DB, tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, `select 1`); err != nil {
+				return err
+			}
+			rows, err := tx.Query(ctx, `select n from generate_series(1, 3) n where $1::int = 1`, 1)
+			if err != nil {
+				return err
+			}
+			defer rows.Close()
+			sum := 0
+			for rows.Next() {
+				var n int
+				if err := rows.Scan(&n); err != nil {
+					return err
+				}
+				if sum += n; n == 1 {
+					idle(t, db)
+				}
+			}
+			if sum != 6 || rows.Err() != nil {
+				return errors.Join(rows.Err(), errors.New("other rows"))
+			}
+			_, err = tx.Exec(ctx, `insert into effects values (1, 1)`)
+			return err
+		},
+		"the rows of the opening": func(t testing.TB, ctx context.Context, db *queuetest.DB, tx pgx.Tx) error {
+			rows, err := tx.Query(ctx, `insert into effects select 1, n from generate_series(1, $1::int) n returning token`, 1)
+			if err != nil {
+				return err
+			}
+			idle(t, db)
+			tokens, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+			if len(tokens) != 1 {
+				return errors.Join(err, errors.New("other rows"))
+			}
+			return err
+		},
+		"a batch": func(t testing.TB, ctx context.Context, db *queuetest.DB, tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, `select 1`); err != nil {
+				return err
+			}
+			b := &pgx.Batch{}
+			b.Queue(`insert into effects values ($1, 1)`, 1)
+			b.Queue(`select 2`)
+			r := tx.SendBatch(ctx, b)
+			if _, err := r.Exec(); err != nil {
+				return err
+			}
+			idle(t, db)
+			var two int
+			if err := r.QueryRow().Scan(&two); err != nil {
+				return err
+			}
+			return r.Close()
+		},
+		"an aborted savepoint": func(t testing.TB, ctx context.Context, db *queuetest.DB, tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, `insert into effects values (1, 1)`); err != nil {
+				return err
+			}
+			s, err := tx.Begin(ctx)
+			if err != nil {
+				return err
+			}
+			if _, err := s.Exec(ctx, `select 1 / 0`); err == nil {
+				return errors.New("no error")
+			}
+			idle(t, db)
+			return s.Rollback(ctx)
+		},
+		"the connection": func(t testing.TB, ctx context.Context, db *queuetest.DB, tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, `insert into effects values (1, 1)`); err != nil {
+				return err
+			}
+			s, err := tx.Begin(ctx)
+			if err != nil {
+				return err
+			}
+			_ = s.Conn()
+			if err := s.Rollback(ctx); err != nil { // the limit would be that of before
+				return err
+			}
+			idle(t, db)
+			_, err = tx.Conn().Exec(ctx, `select 1`)
+			return err
+		},
+		"the connection at once": func(t testing.TB, ctx context.Context, db *queuetest.DB, tx pgx.Tx) error {
+			conn := tx.Conn()
+			if _, err := conn.Exec(ctx, `insert into effects values (1, 1)`); err != nil {
+				return err
+			}
+			idle(t, db)
+			_, err := conn.Exec(ctx, `select 1`)
+			return err
+		},
+	}
+	for name, use := range forms {
+		for _, timeout := range []time.Duration{onceq.NoTimeout, time.Hour} {
+			t.Run(name+" "+timeout.String(), func(t *testing.T) {
+				t.Parallel()
+				db := queuetest.New(t)
+				sqlRun(t, db, ledger)
+				kind := onceq.Kind[int]{Name: "k", Timeout: timeout, MaxAttempts: 1}
+				w := start(t, db, onceq.WorkerConfig{Lease: steady}, kind.HandleTx(func(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, _ int) error {
+					return use(t, ctx, db, tx)
+				}))
+				add(t, db, kind.Job(1))
+				until(t, db, noJobs)
+				require.Equal(t, 1, sqlOne[int](t, db, `select count(*) from effects`), w.logged())
+			})
+		}
+	}
+}
+
+// A handler that does not return keeps its job for a stated time and no longer: its lease runs out, its transaction ends,
+// and the log and Health say so.
+func TestWorker_AHandlerThatIgnoresItsContextLosesItsJob(t *testing.T) {
+	t.Parallel()
+	kind := onceq.Kind[int]{Name: "stubborn", Timeout: time.Millisecond, MaxLost: 2}
+	insert := func(tx pgx.Tx) error {
+		_, err := tx.Exec(context.Background(), `insert into effects values (1, 1)`)
+		return err
+	}
+	forms := map[string]func(finish chan struct{}) onceq.Handler{
+		"lease": func(finish chan struct{}) onceq.Handler {
+			return kind.Handle(func(context.Context, *onceq.Lease, int) error {
+				<-finish
+				return nil
+			})
+		},
+		"idle in its transaction": func(finish chan struct{}) onceq.Handler {
+			return kind.HandleTx(func(_ context.Context, tx pgx.Tx, _ *onceq.Lease, _ int) error {
+				err := insert(tx)
+				<-finish
+				return err
+			})
+		},
+		"batch": func(finish chan struct{}) onceq.Handler {
+			return kind.HandleBatch(10, func(_ context.Context, tx pgx.Tx, _ []onceq.Item[int]) error {
+				err := insert(tx)
+				<-finish
+				return err
+			})
+		},
+		"transaction not opened": func(finish chan struct{}) onceq.Handler {
+			return kind.HandleTx(func(context.Context, pgx.Tx, *onceq.Lease, int) error {
+				<-finish
+				return nil
+			})
+		},
+		"in a statement": func(finish chan struct{}) onceq.Handler {
+			return kind.HandleTx(func(_ context.Context, tx pgx.Tx, _ *onceq.Lease, _ int) error {
+				_, err := tx.Exec(context.Background(), `insert into effects select 1, 1 from pg_sleep(36000)`)
+				<-finish
+				return err
+			})
+		},
+	}
+	for name, form := range forms {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			sqlRun(t, db, ledger)
+			finish := make(chan struct{})
+			w := start(t, db, onceq.WorkerConfig{Lease: time.Second, ShutdownTimeout: -1}, form(finish))
+			id := add(t, db, kind.Job(1))
+			until(t, db, `exists (select from onceq.job_history where id = $1 and state = $2 and lost = 2 and attempts = 0)`, id, onceq.StateDead)
+			require.Equal(t, 2, strings.Count(w.logged(), "a handler does not return although its context has ended"))
+			require.Contains(t, w.logged(), fmt.Sprintf("kind=stubborn job=%d running=", id))
+			findings := func() (n int) {
+				found, err := w.q.Health(context.Background())
+				require.NoError(t, err)
+				for _, f := range found {
+					if f.What == "handler" {
+						n++
+					}
+				}
+				return n
+			}
+			require.Equal(t, 2, findings())
+			until(t, db, `not exists (select from pg_stat_activity where query like '%pg_sleep(36000)%' and state = 'active' and pid <> pg_backend_pid() and datname = current_database())`)
+			close(finish)
+			eventually(t, "no finding of handlers that have returned", func() bool { return findings() == 0 })
+			require.Zero(t, sqlOne[int](t, db, `select count(*) from effects`))
+			require.NoError(t, w.stop())
+		})
+	}
+}
+
+// Whatever a handler that does not return waits for, and whatever other outcomes wait for, Run returns.
+func TestShutdown_IsBoundedBesideHandlersThatIgnoreIt(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	running, locked, returned := make(chan struct{}, 3), make(chan struct{}), make(chan error, 1)
+	finish := make(chan struct{})
+	good, stubborn, tx := onceq.Kind[int]{Name: "good"}, onceq.Kind[int]{Name: "stubborn"}, onceq.Kind[int]{Name: "tx"}
+	w := start(t, db, onceq.WorkerConfig{Lease: time.Hour, ShutdownTimeout: -1},
+		good.Handle(func(context.Context, *onceq.Lease, int) error {
+			running <- struct{}{}
+			<-locked
+			return nil
+		}),
+		stubborn.Handle(func(_ context.Context, l *onceq.Lease, _ int) error {
+			running <- struct{}{}
+			<-locked
+			err := l.Complete(context.Background(), nil) // on one of the worker's own connections
+			returned <- err
+			return err
+		}),
+		tx.HandleTx(func(_ context.Context, tx pgx.Tx, _ *onceq.Lease, _ int) error {
+			_, err := tx.Exec(context.Background(), `select 1`)
+			running <- struct{}{}
+			<-finish
+			return err
+		}))
+	add(t, db, good.Job(1))
+	add(t, db, stubborn.Job(1))
+	add(t, db, tx.Job(1))
+	for range 3 {
+		receive(t, running)
+	}
+	lock, err := db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = lock.Exec(t.Context(), `select from onceq.jobs where kind <> 'tx' for update`)
+	require.NoError(t, err)
+	close(locked)
+	until(t, db, `(select count(distinct pid) from pg_locks where not granted) >= 2`)
+	w.cancel()
+	err = receive(t, w.ended)
+	w.ended <- err
+	require.ErrorContains(t, err, `2 handlers did not return`)
+	until(t, db, `exists (select from onceq.jobs where kind = 'tx' for update skip locked)`)
+	close(finish)
+	require.NoError(t, lock.Rollback(t.Context()))
+	require.NoError(t, receive(t, returned))
+}

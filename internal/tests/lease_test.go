@@ -1,0 +1,677 @@
+package tests
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// sqlOne gives the one value of a statement.
+func sqlOne[T any](t testing.TB, db *queuetest.DB, statement string, args ...any) T {
+	t.Helper()
+	var v T
+	require.NoError(t, db.Pool.QueryRow(context.Background(), statement, args...).Scan(&v))
+	return v
+}
+
+func sqlRun(t testing.TB, db *queuetest.DB, statement string, args ...any) {
+	t.Helper()
+	_, err := db.Pool.Exec(context.Background(), statement, args...)
+	require.NoError(t, err)
+}
+
+// add enqueues a job of kind "k" where none is given.
+func add(t testing.TB, db *queuetest.DB, j onceq.Job) int64 {
+	t.Helper()
+	if j.Kind == "" {
+		j.Kind = "k"
+	}
+	if j.Payload == nil {
+		j.Payload = 1
+	}
+	r, err := db.Queue.Enqueue(context.Background(), db.Pool, j)
+	require.NoError(t, err)
+	return r.ID
+}
+
+func addMany(t testing.TB, db *queuetest.DB, n int, j onceq.Job) []int64 {
+	t.Helper()
+	if j.Kind == "" {
+		j.Kind = "k"
+	}
+	jobs := make([]onceq.Job, n)
+	for i := range jobs {
+		jobs[i] = j
+		if jobs[i].Payload == nil {
+			jobs[i].Payload = i
+		}
+		if j.Key != "" {
+			jobs[i].Key = fmt.Sprintf("%s%d", j.Key, i)
+		}
+	}
+	results, err := db.Queue.EnqueueMany(context.Background(), db.Pool, jobs)
+	require.NoError(t, err)
+	ids := make([]int64, n)
+	for i, r := range results {
+		ids[i] = r.ID
+	}
+	return ids
+}
+
+func take(t testing.TB, db *queuetest.DB, n int) []*onceq.Lease {
+	t.Helper()
+	leases, err := db.Queue.Claim(context.Background(), onceq.ClaimOptions{Limit: n})
+	require.NoError(t, err)
+	return leases
+}
+
+func takeOne(t testing.TB, db *queuetest.DB) *onceq.Lease {
+	t.Helper()
+	leases := take(t, db, 1)
+	require.Len(t, leases, 1)
+	return leases[0]
+}
+
+func idsOf(leases []*onceq.Lease) []int64 {
+	ids := make([]int64, len(leases))
+	for i, l := range leases {
+		ids[i] = l.ID
+	}
+	return ids
+}
+
+func TestClaim_OrderIsPriorityThenDueTimeThenID(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	old := time.Date(1, 1, 1, 0, 0, 1, 0, time.UTC) // the earliest that Enqueue takes; before it is Go's zero time
+	low := add(t, db, onceq.Job{Priority: onceq.PriorityLow, RunAt: old})
+	later := add(t, db, onceq.Job{})
+	same := add(t, db, onceq.Job{})
+	early := add(t, db, onceq.Job{})
+	earliest := add(t, db, onceq.Job{})
+	sqlRun(t, db, `update onceq.jobs set run_at = run_at - interval '1 hour' where id = $1`, early)
+	sqlRun(t, db, `update onceq.jobs set run_at = $2 where id = $1`, earliest, old)
+	high := add(t, db, onceq.Job{Priority: onceq.PriorityHigh})
+	add(t, db, onceq.Job{Delay: time.Hour})
+	sqlRun(t, db, `update onceq.jobs set run_at = (select run_at from onceq.jobs where id = $1) where id = $2`, later, same)
+	require.Equal(t, []int64{high, earliest, early, later}, idsOf(take(t, db, 4)))
+	require.Equal(t, []int64{same, low}, idsOf(take(t, db, 10)))
+	require.Empty(t, take(t, db, 10))
+}
+
+func TestClaim_TwoAtOnceNeverShareAJob(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ids := addMany(t, db, 500, onceq.Job{})
+	var mu sync.Mutex
+	var got []int64
+	var claimers sync.WaitGroup
+	for range 4 {
+		claimers.Go(func() {
+			for {
+				leases, err := db.Queue.Claim(context.Background(), onceq.ClaimOptions{Limit: 7})
+				mu.Lock()
+				got = append(got, idsOf(leases)...)
+				done := err != nil || len(got) >= len(ids)
+				mu.Unlock()
+				if done || t.Context().Err() != nil {
+					return
+				}
+			}
+		})
+	}
+	claimers.Wait()
+	require.ElementsMatch(t, ids, got)
+}
+
+func TestClaim_PassesOverWhatOthersHaveLocked(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ids := addMany(t, db, 3, onceq.Job{})
+	tx, err := db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer tx.Rollback(context.Background())
+	_, err = tx.Exec(t.Context(), `select from onceq.jobs where id = $1 for update`, ids[0])
+	require.NoError(t, err)
+	require.Equal(t, ids[1:], idsOf(take(t, db, 10)))
+}
+
+func TestClaim_KindsAndQueues(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	add(t, db, onceq.Job{Kind: "a"})
+	b := add(t, db, onceq.Job{Kind: "b"})
+	c := add(t, db, onceq.Job{Kind: "b", Queue: "other"})
+	leases, err := db.Queue.Claim(t.Context(), onceq.ClaimOptions{Kinds: []string{"b"}, Limit: 10})
+	require.NoError(t, err)
+	require.Equal(t, []int64{b}, idsOf(leases))
+	leases, err = db.Queue.Claim(t.Context(), onceq.ClaimOptions{Queue: "other", Limit: 10})
+	require.NoError(t, err)
+	require.Equal(t, []int64{c}, idsOf(leases))
+	for _, opts := range []onceq.ClaimOptions{{Limit: -1}, {Limit: 10_001}, {Lease: 1}, {MaxLost: -1}, {MaxLost: 1 << 15}, {Queue: " "}} {
+		_, err = db.Queue.Claim(t.Context(), opts)
+		var invalid *onceq.InvalidError
+		require.ErrorAs(t, err, &invalid, "%+v", opts)
+	}
+}
+
+func TestToken_GrowsOverClaimsExpiriesAndLaterJobsOfAKey(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	var last int64
+	grows := func(l *onceq.Lease) {
+		t.Helper()
+		require.Greater(t, l.Token, last)
+		last = l.Token
+	}
+	job := onceq.Job{Key: "k", Window: onceq.UntilFinished, Payload: 1, Kind: "k"}
+	for range 3 {
+		id := add(t, db, job)
+		grows(takeOne(t, db))
+		db.ExpireLease(id)
+		l := takeOne(t, db)
+		require.Equal(t, 1, l.Lost)
+		grows(l)
+		require.NoError(t, l.Release(t.Context()))
+		l = takeOne(t, db)
+		grows(l)
+		require.NoError(t, l.Fail(t.Context(), onceq.RetryAfter(0, errors.New("later"))))
+		l = takeOne(t, db)
+		grows(l)
+		require.NoError(t, l.Complete(t.Context(), nil))
+		require.Equal(t, last, sqlOne[int64](t, db, `select token from onceq.job_fences`))
+	}
+}
+
+func TestLease_ExpiredIsClaimedAgainWithoutARescuer(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	id := add(t, db, onceq.Job{})
+	l := takeOne(t, db)
+	require.Empty(t, take(t, db, 1))
+	require.NoError(t, l.Extend(t.Context(), time.Hour))
+	db.Advance(59 * time.Minute)
+	require.Empty(t, take(t, db, 1))
+	db.Advance(2 * time.Minute)
+	again := takeOne(t, db)
+	require.Equal(t, id, again.ID)
+	require.Equal(t, 1, again.Attempt, "a lost lease spends no attempt")
+	require.Equal(t, 1, again.Lost)
+}
+
+// Every operation under a token that does not hold any more.
+func TestStale_EveryOperationIsRefused(t *testing.T) {
+	t.Parallel()
+	for _, key := range []string{"", "k"} {
+		for _, to := range []string{"another holder", "nobody", "a finished job"} {
+			t.Run(key+" "+to, func(t *testing.T) {
+				t.Parallel()
+				db := queuetest.New(t)
+				id := add(t, db, onceq.Job{Key: key})
+				l := takeOne(t, db)
+				db.ExpireLease(id)
+				other := takeOne(t, db)
+				switch to {
+				case "nobody":
+					require.NoError(t, other.Release(t.Context()))
+				case "a finished job":
+					require.NoError(t, other.Complete(t.Context(), nil))
+				}
+				before := sqlOne[string](t, db, `select coalesce(jsonb_agg(j)::text, '') from onceq.jobs j`)
+				ctx := t.Context()
+				for op, refused := range map[string]error{
+					"complete": l.Complete(ctx, nil),
+					"extend":   l.Extend(ctx, time.Hour),
+					"fail":     l.Fail(ctx, errors.New("x")),
+					"snooze":   l.Snooze(ctx, 0),
+					"release":  l.Release(ctx),
+				} {
+					var lost *onceq.LeaseError
+					require.ErrorAs(t, refused, &lost, op)
+					require.ErrorIs(t, refused, onceq.ErrLeaseLost)
+					require.Equal(t, onceq.LeaseError{Op: op, JobID: id, Token: l.Token}, *lost)
+				}
+				tx, err := db.Pool.Begin(ctx)
+				require.NoError(t, err)
+				require.ErrorIs(t, l.Complete(ctx, tx), onceq.ErrLeaseLost)
+				require.Error(t, tx.Commit(ctx))
+				require.Equal(t, before, sqlOne[string](t, db, `select coalesce(jsonb_agg(j)::text, '') from onceq.jobs j`))
+			})
+		}
+	}
+}
+
+// ⚠ A completion that merely matches no row lets the commit behind it in a pipeline go through.
+func TestTrap_StaleCompletionInAPipelineRaisesBeforeTheCommit(t *testing.T) {
+	t.Parallel()
+	for _, key := range []string{"", "k"} {
+		t.Run(key, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			sqlRun(t, db, `create table effects (n int)`)
+			pipeline := func(l *onceq.Lease) error {
+				b := &pgx.Batch{}
+				b.Queue("begin")
+				b.Queue("insert into effects values (1)")
+				require.NoError(t, l.CompleteInBatch(b))
+				b.Queue("commit")
+				return db.Pool.SendBatch(t.Context(), b).Close()
+			}
+			id := add(t, db, onceq.Job{Key: key})
+			l := takeOne(t, db)
+			db.ExpireLease(id)
+			other := takeOne(t, db)
+			err := pipeline(l)
+			require.Error(t, err)
+			require.True(t, onceq.LeaseLost(err), "%v", err)
+			require.Zero(t, sqlOne[int](t, db, `select count(*) from effects`))
+			require.NoError(t, pipeline(other))
+			require.Equal(t, 1, sqlOne[int](t, db, `select count(*) from effects`))
+			require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.jobs`))
+		})
+	}
+}
+
+func TestLease_AttemptsAndLostLeasesAreCountedApart(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	id := add(t, db, onceq.Job{MaxAttempts: 2})
+	for lost := range 3 {
+		l := takeOne(t, db)
+		require.Equal(t, [2]int{1, lost}, [2]int{l.Attempt, l.Lost})
+		db.ExpireLease(id)
+	}
+	l := takeOne(t, db)
+	require.NoError(t, l.Snooze(t.Context(), 0))
+	l = takeOne(t, db)
+	require.Equal(t, [2]int{1, 3}, [2]int{l.Attempt, l.Lost})
+	require.NoError(t, l.Fail(t.Context(), errors.New("one")))
+	db.Advance(time.Minute)
+	l = takeOne(t, db)
+	require.Equal(t, [2]int{2, 3}, [2]int{l.Attempt, l.Lost})
+	require.NoError(t, l.Fail(t.Context(), errors.New("two")))
+	info, err := db.Queue.Get(t.Context(), db.Pool, id)
+	require.NoError(t, err)
+	require.Equal(t, onceq.StateDead, info.State)
+
+	id = add(t, db, onceq.Job{})
+	for range onceq.DefaultMaxLost {
+		takeOne(t, db)
+		db.ExpireLease(id)
+	}
+	require.Empty(t, take(t, db, 1))
+	info, err = db.Queue.Get(t.Context(), db.Pool, id)
+	require.NoError(t, err)
+	require.Equal(t, onceq.StateDead, info.State)
+}
+
+// The counters end before the columns and the token's bits do.
+func TestLease_CountersDoNotOverflow(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	id := add(t, db, onceq.Job{})
+	other := add(t, db, onceq.Job{})
+	sqlRun(t, db, `update onceq.jobs set claims = 1048575, lost = 32767, holder = 1, leased_until = statement_timestamp() where id = $1`, id)
+	require.Equal(t, []int64{other}, idsOf(take(t, db, 5)))
+	info, err := db.Queue.Get(t.Context(), db.Pool, id)
+	require.NoError(t, err)
+	require.Equal(t, onceq.StateDead, info.State)
+}
+
+func TestLease_JobsThatLostLeasesAreClaimedAlone(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ids := addMany(t, db, 4, onceq.Job{})
+	require.Len(t, take(t, db, 2), 2)
+	db.ExpireLease(ids[0])
+	db.ExpireLease(ids[1])
+	require.Equal(t, ids[:1], idsOf(take(t, db, 10)))
+	require.Equal(t, ids[1:2], idsOf(take(t, db, 10)))
+	require.Equal(t, ids[2:], idsOf(take(t, db, 10)))
+}
+
+func TestFail_WhatAnErrorDoes(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	for _, c := range []struct {
+		err      error
+		state    onceq.State
+		attempts int
+		min, max time.Duration
+	}{
+		{errors.New("plain"), onceq.StateRetrying, 1, 900 * time.Millisecond, 1100 * time.Millisecond},
+		{fmt.Errorf("wrapped: %w", onceq.RetryAfter(time.Hour, errors.New("busy"))), onceq.StateRetrying, 1, time.Hour, time.Hour},
+		{onceq.Snooze(time.Minute), onceq.StateDelayed, 0, time.Minute, time.Minute},
+		{onceq.Snooze(-time.Minute), onceq.StateWaiting, 0, 0, 0},
+		{onceq.Snooze(1 << 62), onceq.StateDelayed, 0, 876_000 * time.Hour, 876_000 * time.Hour},
+		{fmt.Errorf("wrapped: %w", onceq.Fatal(errors.New("no use"))), onceq.StateDead, 1, 0, 0},
+		{&onceq.InFlightError{RetryAfter: time.Second}, onceq.StateDelayed, 0, time.Second, time.Second},
+		{&onceq.HeldError{Detail: "ask somebody"}, onceq.StateHeld, 0, 0, 0},
+		{errors.New("\x00\xff" + strings.Repeat("ä", 9000)), onceq.StateRetrying, 1, 900 * time.Millisecond, 1100 * time.Millisecond},
+	} {
+		id := add(t, db, onceq.Job{Key: fmt.Sprint(rand.Int64())})
+		l := takeOne(t, db)
+		require.Equal(t, id, l.ID)
+		began := sqlOne[time.Time](t, db, `select clock_timestamp()`)
+		require.NoError(t, l.Fail(t.Context(), c.err), "%v", c.err)
+		ended := sqlOne[time.Time](t, db, `select clock_timestamp()`)
+		info, err := db.Queue.Get(t.Context(), db.Pool, id)
+		require.NoError(t, err)
+		require.Equal(t, c.state, info.State, "%v", c.err)
+		if !c.state.Finished() {
+			var attempts int
+			var at time.Time
+			require.NoError(t, db.Pool.QueryRow(t.Context(), `select attempts, run_at from onceq.jobs where id = $1`, id).Scan(&attempts, &at))
+			require.Equal(t, c.attempts, attempts, "%v", c.err)
+			require.False(t, at.After(ended.Add(c.max)), "%v: %v after %v", c.err, at, ended)
+			if c.min > 0 {
+				require.False(t, at.Before(began.Add(c.min)), "%v: %v after %v", c.err, at, began)
+			}
+			sqlRun(t, db, `update onceq.jobs set run_at = run_at + interval '10 years' where id = $1`, id)
+		}
+	}
+	require.Nil(t, onceq.Fatal(nil))
+	require.NoError(t, onceq.RetryAfter(time.Second, nil))
+}
+
+func TestDefaultBackoff_GrowsJittersAndEnds(t *testing.T) {
+	t.Parallel()
+	for attempt := 1; attempt <= 100; attempt++ {
+		base := min(24*time.Hour, time.Duration(attempt*attempt*attempt*attempt)*time.Second)
+		if attempt > 18 {
+			base = 24 * time.Hour
+		}
+		seen := make(map[time.Duration]bool)
+		for range 50 {
+			d := onceq.DefaultBackoff(attempt)
+			require.GreaterOrEqual(t, d, base-base/10)
+			require.LessOrEqual(t, d, base+base/10)
+			seen[d] = true
+		}
+		require.Greater(t, len(seen), 40)
+	}
+	require.Positive(t, onceq.DefaultBackoff(1<<40))
+}
+
+func TestResult_OverItsLimitIsRefusedAtOnce(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	add(t, db, onceq.Job{})
+	l := takeOne(t, db)
+	var invalid *onceq.InvalidError
+	require.ErrorAs(t, l.SetResult(strings.Repeat("x", onceq.MaxResultBytes)), &invalid)
+	require.ErrorAs(t, l.SetResult("\x00"), &invalid)
+	require.ErrorAs(t, l.SetResult(func() {}), &invalid)
+	require.NoError(t, l.SetResult(strings.Repeat("x", onceq.MaxResultBytes-2)))
+	require.NoError(t, l.Complete(t.Context(), nil))
+}
+
+// Whatever the database's default, the library's own transactions are at READ COMMITTED and may write.
+func TestIsolation_TheDatabasesDefaultChangesNothing(t *testing.T) {
+	t.Parallel()
+	for _, level := range []string{"repeatable read", "serializable"} {
+		t.Run(level, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
+				c.ConnConfig.RuntimeParams["default_transaction_isolation"] = level
+			}))
+			const jobs = 400
+			addMany(t, db, jobs, onceq.Job{})
+			sqlRun(t, db, `create table effects (job bigint)`)
+			var mu sync.Mutex
+			done := make(map[int64]bool)
+			var claimers sync.WaitGroup
+			for range 4 {
+				claimers.Go(func() {
+					for {
+						leases, err := db.Queue.Claim(context.Background(), onceq.ClaimOptions{Limit: 5})
+						for _, l := range leases {
+							err = errors.Join(err, l.Extend(context.Background(), time.Minute), l.Complete(context.Background(), nil))
+						}
+						mu.Lock()
+						for _, id := range idsOf(leases) {
+							done[id] = true
+						}
+						end := len(done) == jobs
+						mu.Unlock()
+						if err != nil {
+							t.Error(err)
+						}
+						if end || err != nil {
+							return
+						}
+					}
+				})
+			}
+			claimers.Wait()
+			addMany(t, db, 100, onceq.Job{})
+			kind := onceq.Kind[int]{Name: "k"}
+			ran := db.Drain(kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error {
+				var level string
+				if err := tx.QueryRow(ctx, `show transaction_isolation`).Scan(&level); err != nil || level != "read committed" {
+					return fmt.Errorf("%s, %v", level, err)
+				}
+				_, err := tx.Exec(ctx, `insert into effects values ($1)`, l.ID)
+				return err
+			}))
+			require.Len(t, ran, 100)
+			for _, r := range ran {
+				require.Equal(t, onceq.StateCompleted, r.State, "%v", r.Err)
+			}
+		})
+	}
+}
+
+func TestQueryModes_ClaimFinishAndWork(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
+		pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }))
+			ctx := t.Context()
+			jobs := addMany(t, db, 8, onceq.Job{Key: "k'\\", Metadata: map[string]string{"a": `"\'`}, RunAt: time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC)})
+			leases := take(t, db, 8)
+			require.Equal(t, jobs, idsOf(leases))
+			l := leases[0]
+			require.Equal(t, map[string]string{"a": `"\'`}, l.Metadata)
+			require.NoError(t, l.Extend(ctx, time.Minute))
+			require.NoError(t, l.SetResult(`a'\"`))
+			require.NoError(t, l.Complete(ctx, nil))
+			require.NoError(t, pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error { return leases[1].Complete(ctx, tx) }))
+			b := &pgx.Batch{}
+			require.NoError(t, leases[2].CompleteInBatch(b))
+			require.NoError(t, db.Pool.SendBatch(ctx, b).Close())
+			require.NoError(t, leases[3].Fail(ctx, errors.New(`it's \ "so"`)))
+			require.NoError(t, leases[4].Fail(ctx, onceq.Fatal(errors.New(`it's \ "so"`))))
+			require.NoError(t, leases[5].Snooze(ctx, time.Hour))
+			require.NoError(t, leases[6].Release(ctx))
+			require.NoError(t, leases[7].Release(ctx))
+			require.ErrorIs(t, l.Complete(ctx, nil), onceq.ErrLeaseLost)
+
+			add(t, db, onceq.Job{Kind: "lease"})
+			add(t, db, onceq.Job{Kind: "tx", Payload: []byte{0, 1, 255}})
+			lease, tx, batch := onceq.Kind[int]{Name: "lease"}, onceq.Kind[[]byte]{Name: "tx", Keep: time.Hour}, onceq.Kind[int]{Name: "k"}
+			ran := db.Drain(
+				lease.Handle(func(_ context.Context, l *onceq.Lease, p int) error { return l.SetResult(p) }),
+				tx.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, p []byte) error {
+					require.Equal(t, []byte{0, 1, 255}, p)
+					return l.SetResult(1)
+				}),
+				batch.HandleBatch(10, func(ctx context.Context, tx pgx.Tx, jobs []onceq.Item[int]) error { return nil }),
+			)
+			require.Len(t, ran, 4)
+			for _, r := range ran {
+				require.Equal(t, onceq.StateCompleted, r.State, "%v", r.Err)
+			}
+		})
+	}
+}
+
+// ⚠ A claim that meets a job which somebody moved since it began, as looking behind does, takes the job from its new place.
+// If it came back with less than it had locked, the worker would take that for the end of what is due.
+func TestTrap_ClaimMeetsAJobThatMoves(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	first := add(t, db, onceq.Job{})
+	moving := add(t, db, onceq.Job{})
+	last := add(t, db, onceq.Job{})
+
+	// A policy is a filter, and this one waits at the first job, when the claim has its snapshot.
+	owner, schema := owner(t, db), pgx.Identifier{db.Schema}.Sanitize()
+	role := fmt.Sprintf("claimer_%d", time.Now().UnixNano())
+	do := func(statement string, args ...any) {
+		_, err := owner.Exec(context.Background(), statement, args...)
+		require.NoError(t, err)
+	}
+	do(`create role ` + role)
+	t.Cleanup(func() {
+		do(`alter table jobs disable row level security; drop owned by ` + role + `; drop role ` + role)
+	})
+	do(fmt.Sprintf(`
+create function wait_at(id bigint) returns boolean language plpgsql as
+$$ begin if id = %d then perform pg_advisory_xact_lock_shared(1); end if; return true; end $$;
+grant usage on schema %s to %[3]s;
+grant all on all tables in schema %[2]s to %[3]s;
+alter table jobs enable row level security;
+create policy looking on jobs using (wait_at(id))`, first, schema, role))
+	config := owner.Config()
+	config.AfterConnect = func(ctx context.Context, c *pgx.Conn) error {
+		_, err := c.Exec(ctx, `set role `+role)
+		return err
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	q, err := onceq.New(pool, &onceq.Config{Schema: db.Schema})
+	require.NoError(t, err)
+
+	lock, err := owner.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = lock.Rollback(context.Background()) }()
+	_, err = lock.Exec(t.Context(), `select pg_advisory_xact_lock(1)`)
+	require.NoError(t, err)
+	wait := background(func() ([]*onceq.Lease, error) { return q.Claim(t.Context(), onceq.ClaimOptions{Limit: 10}) })
+	require.Eventually(t, func() bool {
+		var blocked bool
+		const look = `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`
+		require.NoError(t, owner.QueryRow(t.Context(), look).Scan(&blocked))
+		return blocked
+	}, patience, 2*time.Millisecond, "the claim does not wait")
+	do(`update jobs set run_at = run_at + interval '1 microsecond' where id = $1`, moving)
+	require.NoError(t, lock.Rollback(t.Context()))
+
+	leases, err := wait()
+	require.NoError(t, err)
+	var claimed []int64
+	for _, l := range leases {
+		claimed = append(claimed, l.ID)
+	}
+	require.ElementsMatch(t, []int64{first, moving, last}, claimed)
+	leases, err = q.Claim(t.Context(), onceq.ClaimOptions{Limit: 10})
+	require.NoError(t, err)
+	require.Empty(t, leases)
+}
+
+// The time is the database's: a process whose own clock is wrong decides nothing by it.
+func TestLease_NowIsTheDatabasesTime(t *testing.T) {
+	t.Parallel()
+	db, shift := trapClock(t)
+	shift(72 * time.Hour)
+	_, err := db.Queue.Enqueue(t.Context(), db.Pool, work.Job(1))
+	require.NoError(t, err)
+	leases, err := db.Queue.Claim(t.Context(), onceq.ClaimOptions{})
+	require.NoError(t, err)
+	require.Len(t, leases, 1)
+	now, err := leases[0].Now(t.Context())
+	require.NoError(t, err)
+	require.WithinDuration(t, time.Now().Add(72*time.Hour), now, time.Hour)
+	require.False(t, now.Before(leases[0].CreatedAt))
+	require.NoError(t, leases[0].Release(t.Context()))
+}
+
+// Nobody else has the job, so a second completion may not say that somebody has.
+func TestComplete_ASecondOneSaysThatThereWasAFirst(t *testing.T) {
+	t.Parallel()
+	for _, key := range []string{"", "k"} {
+		db, seen := eventDB(t)
+		add(t, db, onceq.Job{Key: key})
+		l := takeOne(t, db)
+		require.NoError(t, l.Complete(t.Context(), nil))
+		err := l.Complete(t.Context(), nil)
+		var again *onceq.LeaseError
+		require.ErrorAs(t, err, &again)
+		require.True(t, again.Completed)
+		require.ErrorContains(t, err, "has been completed under token")
+		seen.want(t, onceq.EventEnqueued, onceq.EventClaimed, onceq.EventCompleted)
+	}
+}
+
+// One that was rolled back is as if it had not been, whoever comes first.
+func TestComplete_AfterARollback(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	add(t, db, onceq.Job{Key: "k"})
+	l := takeOne(t, db)
+	undone := errors.New("undone")
+	require.ErrorIs(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		require.NoError(t, l.Complete(t.Context(), tx))
+		return undone
+	}), undone)
+	require.NoError(t, l.Complete(t.Context(), nil))
+}
+
+// The worker completes the job of a transactional handler. A second completion in its transaction takes the job away from
+// the worker's, and the handler would fail however well it went.
+func TestCompleteInBatch_IsRefusedWhereTheWorkerCompletes(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	sqlRun(t, db, `create table effects (n int)`)
+	kind := onceq.Kind[int]{Name: "k", MaxAttempts: 1}
+	id := add(t, db, onceq.Job{MaxAttempts: 1})
+	var refused error
+	db.Drain(kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error {
+		b := &pgx.Batch{}
+		b.Queue(`insert into effects values (1)`)
+		refused = l.CompleteInBatch(b)
+		return tx.SendBatch(ctx, b).Close()
+	}))
+	require.ErrorContains(t, refused, "return nil to complete it")
+	require.Equal(t, 1, sqlOne[int](t, db, `select count(*) from effects`))
+	_, err := db.Queue.Get(t.Context(), db.Pool, id)
+	require.ErrorIs(t, err, onceq.ErrNotFound, "it is completed")
+}
+
+// What a handler returns after it has completed its job changes nothing, and is said.
+func TestHandle_AnErrorAfterTheCompletionIsLogged(t *testing.T) {
+	t.Parallel()
+	db, seen := eventDB(t)
+	kind := onceq.Kind[int]{Name: "k"}
+	id := add(t, db, onceq.Job{})
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, kind.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+		require.NoError(t, l.Complete(ctx, nil))
+		return errors.New("the receipt was not mailed")
+	}))
+	require.NoError(t, err)
+	require.NoError(t, w.Drain(t.Context(), 0))
+	_, err = db.Queue.Get(t.Context(), db.Pool, id)
+	require.ErrorIs(t, err, onceq.ErrNotFound, "it is completed")
+	seen.mu.Lock()
+	defer seen.mu.Unlock()
+	require.Contains(t, seen.log.String(), "a handler returned an error after it had completed its job")
+	require.Contains(t, seen.log.String(), "the receipt was not mailed")
+}

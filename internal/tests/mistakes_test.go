@@ -1,0 +1,132 @@
+package tests
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// What a newcomer gets wrong says what to do.
+func TestMistakes(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+
+	var bad *onceq.InvalidError
+	_, err := db.Queue.Enqueue(t.Context(), nil, onceq.Job{Kind: "k"})
+	require.ErrorAs(t, err, &bad)
+	require.ErrorContains(t, err, "pass the transaction")
+	_, err = db.Queue.EnqueueMany(t.Context(), nil, []onceq.Job{{Kind: "k"}})
+	require.ErrorAs(t, err, &bad)
+
+	kind := onceq.Kind[int]{Name: "k"}
+	for _, h := range []onceq.Handler{kind.Handle(nil), kind.HandleTx(nil), kind.HandleBatch(1, nil)} {
+		_, err = onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, h)
+		require.ErrorAs(t, err, &bad)
+		require.ErrorContains(t, err, `of "k" has no function`)
+	}
+}
+
+// Without tables every call says so, and what to do.
+func TestMistakes_NoTablesIsSaidByEveryCall(t *testing.T) {
+	t.Parallel()
+	// With leases and claims of a time when there were tables.
+	db := queuetest.New(t, queuetest.NoCheck())
+	ctx, q := t.Context(), db.Queue
+	_, err := q.EnqueueMany(ctx, db.Pool, []onceq.Job{{Kind: "k"}, {Kind: "k"}})
+	require.NoError(t, err)
+	leases, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 2})
+	require.NoError(t, err)
+	l := leases[0]
+	spec := onceq.FenceSpec{Key: "k"}
+	f, err := q.Fence(spec)
+	require.NoError(t, err)
+	c, err := f.Claim(ctx, nil)
+	require.NoError(t, err)
+	kind := onceq.Kind[int]{Name: "k"}
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, kind.Handle(func(context.Context, *onceq.Lease, int) error { return nil }))
+	require.NoError(t, err)
+	reaper, err := onceq.NewReaper(q, onceq.ReaperConfig{})
+	require.NoError(t, err)
+	_, err = conformance.Owner(t, db).Exec(ctx, "drop schema "+pgx.Identifier{db.Schema}.Sanitize()+" cascade")
+	require.NoError(t, err)
+
+	in := db.Pool
+	job := onceq.Job{Kind: "k", Key: "k"}
+	plain := onceq.Job{Kind: "k"}
+	for name, call := range map[string]func() error{
+		"Check":                func() error { return q.Check(ctx) },
+		"Enqueue":              func() error { _, err := q.Enqueue(ctx, in, plain); return err },
+		"Enqueue, key":         func() error { _, err := q.Enqueue(ctx, in, job); return err },
+		"EnqueueMany":          func() error { _, err := q.EnqueueMany(ctx, in, []onceq.Job{plain, plain}); return err },
+		"EnqueueMany, keys":    func() error { _, err := q.EnqueueMany(ctx, in, []onceq.Job{plain, job}); return err },
+		"EnqueueMany, chunks":  func() error { _, err := q.EnqueueMany(ctx, in, many(job, 2001)); return err },
+		"Claim":                func() error { _, err := q.Claim(ctx, onceq.ClaimOptions{}); return err },
+		"Get":                  func() error { _, err := q.Get(ctx, in, 1); return err },
+		"GetByKey":             func() error { _, err := q.GetByKey(ctx, in, "k", "k"); return err },
+		"List":                 func() error { _, err := q.List(ctx, in, onceq.Filter{}); return err },
+		"Stats":                func() error { _, err := q.Stats(ctx); return err },
+		"Health":               func() error { _, err := q.Health(ctx); return err },
+		"Cancel":               func() error { _, err := q.Cancel(ctx, in, 1); return err },
+		"CancelMany":           func() error { _, _, err := q.CancelMany(ctx, in, onceq.Filter{Kind: "k"}); return err },
+		"Retry":                func() error { _, err := q.Retry(ctx, in, 1); return err },
+		"Redrive":              func() error { _, err := q.Redrive(ctx, in, 1); return err },
+		"RedriveMany":          func() error { _, _, err := q.RedriveMany(ctx, in, onceq.Filter{}); return err },
+		"Discard":              func() error { return q.Discard(ctx, in, 1) },
+		"DiscardMany":          func() error { _, err := q.DiscardMany(ctx, in, onceq.Filter{}); return err },
+		"Resolve":              func() error { return q.Resolve(ctx, in, 1, "a", onceq.NeverApplied()) },
+		"Effects":              func() error { _, err := q.Effects(ctx, in, 1); return err },
+		"Fence.Claim":          func() error { _, err := f.Claim(ctx, nil); return err },
+		"Fence.Resolve":        func() error { return f.Resolve(ctx, nil, onceq.NeverApplied()) },
+		"FenceLease.Complete":  func() error { return c.Complete(ctx, nil, 1) },
+		"FenceLease.Release":   func() error { return c.Release(ctx, nil) },
+		"FenceLease.Uncertain": func() error { return c.Uncertain(ctx, nil, errors.New("reset")) },
+		"FenceLease.Extend":    func() error { return c.Extend(ctx, time.Minute) },
+		"Do": func() error {
+			_, err := onceq.Do(ctx, q, spec, func(context.Context, *onceq.FenceLease) (int, error) { return 1, nil })
+			return err
+		},
+		"Once": func() error {
+			_, err := onceq.Once(ctx, l, "a", func(context.Context, string) (int, error) { return 1, nil })
+			return err
+		},
+		"Lease.Complete": func() error { return l.Complete(ctx, in) },
+		"Lease.Lock": func() error {
+			return pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error { return l.Lock(ctx, tx) })
+		},
+		"Lease.Extend":   func() error { return l.Extend(ctx, time.Minute) },
+		"Lease.Fail":     func() error { return l.Fail(ctx, errors.New("no")) },
+		"Lease.Release":  func() error { return l.Release(ctx) },
+		"Lease.Snooze":   func() error { return l.Snooze(ctx, time.Minute) },
+		"Worker.Run":     func() error { return w.Run(ctx) },
+		"Worker.Drain":   func() error { return w.Drain(ctx, 0) },
+		"Reaper.RunOnce": func() error { _, err := reaper.RunOnce(ctx); return err },
+	} {
+		err := call()
+		var schema *onceq.SchemaError
+		if !errors.As(err, &schema) {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		require.ErrorContains(t, err, "migrations.Up", name)
+		require.Equal(t, 1, strings.Count(err.Error(), "onceq: "), "%s: %v", name, err)
+	}
+}
+
+func many(job onceq.Job, n int) (jobs []onceq.Job) {
+	for i := range n {
+		j := job
+		j.Key = fmt.Sprint(i)
+		jobs = append(jobs, j)
+	}
+	return jobs
+}

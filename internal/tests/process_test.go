@@ -1,0 +1,302 @@
+//go:build unix
+
+package tests
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
+	"github.com/onceq/onceq/internal/pgserver"
+	"github.com/onceq/onceq/migrations"
+	"github.com/onceq/onceq/queuetest"
+)
+
+const (
+	ledger = `
+create table effects (job bigint, token bigint);
+create table started (job bigint, token bigint);
+create table ended (token bigint, error text);
+create table gate (open bool)`
+	processQueue = "ONCEQ_TEST_WORKER_PROCESS"
+)
+
+// ledgerHandlers write one row for each job that was done. In "quick" the effect and the completion are the worker's
+// transaction; "tx" and "own" wait inside of the handler for the gate where the job was never lost before, "tx" in the
+// worker's transaction and "own" before a transaction of its own.
+func ledgerHandlers(pool *pgxpool.Pool) []onceq.Handler {
+	effect := func(ctx context.Context, db onceq.DB, l *onceq.Lease) error {
+		_, err := db.Exec(ctx, `insert into effects values ($1, $2)`, l.ID, l.Token)
+		return err
+	}
+	pause := func(l *onceq.Lease) error {
+		ctx := context.Background() // it ignores that its lease is lost
+		if _, err := pool.Exec(ctx, `insert into started values ($1, $2)`, l.ID, l.Token); err != nil {
+			return err
+		}
+		for open := l.Lost > 0; !open; {
+			if err := pool.QueryRow(ctx, `select exists (select from gate), pg_sleep(0.01)::text`).Scan(&open, nil); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	end := func(l *onceq.Lease, err error) error {
+		_, _ = pool.Exec(context.Background(), `insert into ended values ($1, $2)`, l.Token, fmt.Sprint(err))
+		return err
+	}
+	quick := onceq.Kind[int]{Name: "quick", MaxLost: 100}
+	tx := onceq.Kind[int]{Name: "tx", Timeout: onceq.NoTimeout}
+	own := onceq.Kind[int]{Name: "own"}
+	return []onceq.Handler{
+		quick.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error { return effect(ctx, tx, l) }),
+		tx.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error {
+			if err := effect(ctx, tx, l); err != nil {
+				return end(l, err)
+			}
+			_ = pause(l)
+			_, err := tx.Exec(context.Background(), `select 1`)
+			return end(l, err)
+		}),
+		own.Handle(func(_ context.Context, l *onceq.Lease, _ int) error {
+			ctx := context.Background()
+			if err := pause(l); err != nil {
+				return err
+			}
+			return end(l, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+				if err := effect(ctx, tx, l); err != nil {
+					return err
+				}
+				return l.Complete(ctx, tx)
+			}))
+		}),
+	}
+}
+
+// TestWorkerProcess is no test: it is what the tests below start as processes of their own.
+func TestWorkerProcess(t *testing.T) {
+	raw := os.Getenv(processQueue)
+	if raw == "" {
+		t.Skip("only as a process of another test")
+	}
+	pool, q := conformance.TakeOver(t, raw)
+	handlers := append(ledgerHandlers(pool), poisonHandlers(pool, func(fn func(pgx.Tx) error) error {
+		return pgx.BeginFunc(context.Background(), pool, fn)
+	}, func() { os.Exit(1) })...)
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: time.Second}, handlers...)
+	require.NoError(t, err)
+	require.NoError(t, w.Run(context.Background()))
+}
+
+type process struct {
+	t   testing.TB
+	cmd *exec.Cmd
+}
+
+func startProcess(t testing.TB, db *queuetest.DB) *process {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], "-test.run=^TestWorkerProcess$")
+	cmd.Env = append(os.Environ(), processQueue+"="+conformance.HandOver(t, db))
+	cmd.Stderr = os.Stderr
+	require.NoError(t, cmd.Start())
+	p := &process{t, cmd}
+	t.Cleanup(p.kill)
+	return p
+}
+
+func (p *process) kill() {
+	_ = p.cmd.Process.Kill()
+	_ = p.cmd.Wait()
+}
+
+func (p *process) signal(s syscall.Signal) { require.NoError(p.t, p.cmd.Process.Signal(s)) }
+
+func TestProcesses_AgainstEachOtherAndKilledAgainAndAgain(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	sqlRun(t, db, ledger)
+	const jobs = 6000
+	addMany(t, db, jobs, onceq.Job{Kind: "quick", Key: "k"})
+	workers := []*process{startProcess(t, db), startProcess(t, db)}
+	for kill := 1; kill <= 4; kill++ {
+		until(t, db, `(select count(*) from effects) >= $1::int`, kill*1000)
+		i := kill % 2
+		workers[i].kill()
+		workers[i] = startProcess(t, db)
+	}
+	until(t, db, noJobs)
+	require.Equal(t, jobs, sqlOne[int](t, db, `select count(*) from effects`))
+	require.Equal(t, jobs, sqlOne[int](t, db, `select count(distinct job) from effects`))
+	for _, w := range workers {
+		w.kill()
+	}
+}
+
+func TestProcesses_AStoppedOneThatContinuesCommitsNothing(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []string{"tx", "own"} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			sqlRun(t, db, ledger)
+			id := add(t, db, onceq.Job{Kind: kind, Key: "k"})
+			stopped := startProcess(t, db)
+			until(t, db, `exists (select from started)`)
+			first := sqlOne[int64](t, db, `select min(token) from started`)
+			stopped.signal(syscall.SIGSTOP)
+			start(t, db, onceq.WorkerConfig{Lease: time.Second}, ledgerHandlers(db.Pool)...)
+			until(t, db, noJobs)
+			second := sqlOne[int64](t, db, `select token from effects`)
+			require.Greater(t, second, first)
+			sqlRun(t, db, `insert into gate values (true)`)
+			stopped.signal(syscall.SIGCONT)
+			until(t, db, `exists (select from ended where token = $1)`, first)
+			says := sqlOne[string](t, db, `select error from ended where token = $1`, first)
+			require.NotEqual(t, "<nil>", says)
+			if kind == "own" {
+				require.Contains(t, says, "complete refused")
+			}
+			require.Equal(t, fmt.Sprint(id, second), sqlOne[string](t, db, `select string_agg(job || ' ' || token, ', ') from effects`))
+		})
+	}
+}
+
+// durableServer gives a queue on a server of the test's own that may be stopped at any moment.
+func durableServer(t *testing.T) (*pgserver.Server, *pgxpool.Pool, *onceq.Queue) {
+	t.Helper()
+	server, err := pgserver.Start(t.Context(), pgserver.Options{Own: true, Durable: true})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, server.Stop()) })
+	conn, err := pgx.Connect(t.Context(), server.URL())
+	require.NoError(t, err)
+	require.NoError(t, migrations.Up(t.Context(), conn, "onceq"))
+	_, err = conn.Exec(t.Context(), ledger)
+	require.NoError(t, err)
+	require.NoError(t, conn.Close(t.Context()))
+	pool, err := pgxpool.New(context.Background(), server.URL())
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	q, err := onceq.New(pool, nil)
+	require.NoError(t, err)
+	return server, pool, q
+}
+
+func TestWorker_SurvivesAnImmediateStopOfTheServer(t *testing.T) {
+	t.Parallel()
+	server, pool, q := durableServer(t)
+	const jobs = 1500
+	many := make([]onceq.Job, jobs)
+	for i := range many {
+		many[i] = onceq.Job{Kind: "quick", Key: fmt.Sprint(i), Payload: i}
+	}
+	_, err := q.EnqueueMany(t.Context(), pool, many)
+	require.NoError(t, err)
+	kind := onceq.Kind[int]{Name: "quick", MaxLost: 100, Backoff: func(int, error) time.Duration { return 0 }}
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: time.Second}, kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error {
+		_, err := tx.Exec(ctx, `insert into effects values ($1, $2)`, l.ID, l.Token)
+		return err
+	}))
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(ctx) }()
+	count := func(sql string) (n int) {
+		if err := pool.QueryRow(t.Context(), sql).Scan(&n); err != nil {
+			return -1
+		}
+		return n
+	}
+	eventually(t, "progress", func() bool { return count(`select count(*) from effects`) > 200 })
+	require.NoError(t, server.Restart(true))
+	eventually(t, "an empty queue", func() bool { return count(`select count(*) from onceq.jobs`) == 0 })
+	cancel()
+	require.NoError(t, <-ended)
+	require.Equal(t, jobs, count(`select count(*) from effects`))
+	require.Equal(t, jobs, count(`select count(distinct job) from effects`))
+}
+
+// What Enqueue has accepted survives the server's immediate stop, and an effect outside, whose provider deduplicates,
+// happens once for each job: what was under way at that moment is uncertain and goes out under the same key again.
+func TestOnce_AnImmediateStopOfTheServerLosesNoJobAndRepeatsNoEffect(t *testing.T) {
+	t.Parallel()
+	server, pool, q := durableServer(t)
+	kind := onceq.Kind[int]{
+		Name: "charge", MaxLost: 100, MaxAttempts: 1000, Key: func(n int) string { return fmt.Sprint(n) },
+		Backoff: func(int, error) time.Duration { return 10 * time.Millisecond },
+	}
+	var mu sync.Mutex
+	charges := make(map[string]int) // by key, what for
+	calls := 0
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: time.Second}, kind.Handle(func(ctx context.Context, l *onceq.Lease, n int) error {
+		_, err := onceq.Once(ctx, l, "charge", func(_ context.Context, key string) (string, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			calls++
+			if of, known := charges[key]; known && of != n {
+				t.Errorf("key %s for %d and %d", key, of, n)
+			}
+			charges[key] = n
+			return key, nil
+		}, onceq.EffectTimeout(time.Second))
+		return err
+	}))
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(ctx) }()
+
+	// Four clients that retry until they have an answer, as clients do.
+	const each = 150
+	accepted := make(chan int64, 4*each)
+	var clients sync.WaitGroup
+	for c := range 4 {
+		clients.Go(func() {
+			for i := range each {
+				for {
+					r, err := q.Enqueue(ctx, pool, kind.Job(c*each+i))
+					if err == nil {
+						accepted <- r.ID
+						break
+					}
+				}
+			}
+		})
+	}
+	done := func() (n int) {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(charges)
+	}
+	eventually(t, "progress", func() bool { return done() > each })
+	require.NoError(t, server.Restart(true))
+	clients.Wait()
+	close(accepted)
+	eventually(t, "an empty queue", func() bool {
+		var n int
+		return pool.QueryRow(ctx, `select count(*) from onceq.jobs`).Scan(&n) == nil && n == 0
+	})
+	cancel()
+	require.NoError(t, <-ended)
+
+	ids := make(map[int64]bool)
+	for id := range accepted {
+		require.False(t, ids[id], "one job for each key")
+		ids[id] = true
+	}
+	require.Len(t, ids, 4*each)
+	require.Len(t, charges, 4*each, "one charge for each job, in %d calls", calls)
+	var completed int
+	require.NoError(t, pool.QueryRow(t.Context(), `select count(*) from onceq.job_fences where class = 0 and state = 3`).Scan(&completed))
+	require.Equal(t, 4*each, completed)
+}

@@ -1,0 +1,211 @@
+package tests
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// lose makes waiting jobs such that have lost n leases.
+func lose(t testing.TB, db *queuetest.DB, ids []int64, n int) {
+	t.Helper()
+	sqlRun(t, db, `update onceq.jobs set lost = $2 where id = any ($1)`, ids, n)
+}
+
+const suspectsHeld = `(select count(*) from onceq.jobs where kind = 'suspect' and leased_until is not null)`
+
+// Suspects that wait for their turn hold no slot and no lease, and one that hangs keeps neither others nor, for long,
+// other suspects.
+func TestSuspects_BlockNobody(t *testing.T) {
+	t.Parallel()
+	for _, lost := range []int{1, 2} {
+		t.Run(fmt.Sprint(lost), func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			suspect := onceq.Kind[int]{Name: "suspect", Timeout: onceq.NoTimeout}
+			ids := addMany(t, db, 20, onceq.Job{Kind: "suspect"})
+			lose(t, db, ids, lost)
+			started, finish, fresh := make(chan int64, 100), make(chan struct{}), make(chan int64, 100)
+			w := start(t, db, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 8}}},
+				suspect.Handle(func(_ context.Context, l *onceq.Lease, _ int) error {
+					started <- l.ID
+					<-finish
+					return nil
+				}),
+				handle(func(_ context.Context, l *onceq.Lease) error { fresh <- l.ID; return nil }))
+			beside := func(held int) {
+				t.Helper()
+				id := add(t, db, onceq.Job{})
+				require.Equal(t, id, receive(t, fresh))
+				until(t, db, suspectsHeld+` = $1`, held)
+			}
+			require.Equal(t, ids[0], receive(t, started))
+			if lost == 2 {
+				beside(1)
+				require.Empty(t, started, "one at a time")
+			} else {
+				for i := 1; i < 4; i++ {
+					require.Equal(t, ids[i], receive(t, started), "the one before hangs")
+				}
+				beside(4) // half of the slots
+			}
+			close(finish)
+			until(t, db, noJobs)
+			require.NoError(t, w.stop())
+			require.Len(t, started, 20-map[int]int{1: 4, 2: 1}[lost])
+		})
+	}
+}
+
+// The next suspect starts when the outcome of the one before is written: otherwise it would take that with it.
+func TestSuspects_StartOneAfterTheOutcomeOfTheOther(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ids := addMany(t, db, 2, onceq.Job{Kind: "suspect"})
+	lose(t, db, ids, 2)
+	suspect := onceq.Kind[int]{Name: "suspect"}
+	started, finish, fresh := make(chan int64, 100), make(chan struct{}, 2), make(chan int64, 100)
+	w := start(t, db, onceq.WorkerConfig{},
+		suspect.Handle(func(_ context.Context, l *onceq.Lease, _ int) error {
+			started <- l.ID
+			<-finish
+			return nil
+		}),
+		handle(func(_ context.Context, l *onceq.Lease) error { fresh <- l.ID; return nil }))
+	require.Equal(t, ids[0], receive(t, started))
+	tx, err := db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer tx.Rollback(context.Background())
+	_, err = tx.Exec(t.Context(), `select from onceq.jobs where id = $1 for update`, ids[0])
+	require.NoError(t, err)
+	finish <- struct{}{}
+	waitBlocked(t, db)
+	require.Equal(t, add(t, db, onceq.Job{}), receive(t, fresh))
+	require.Empty(t, started)
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.Equal(t, ids[1], receive(t, started))
+	finish <- struct{}{}
+	until(t, db, noJobs)
+	require.NoError(t, w.stop())
+}
+
+// Suspects and other jobs take turns where there is one slot.
+func TestSuspects_TakeTurnsWithTheOthers(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ids := addMany(t, db, 30, onceq.Job{})
+	lose(t, db, ids[:10], 3)
+	ran := make(chan *onceq.Lease, 100)
+	w := start(t, db, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 1}}},
+		handle(func(_ context.Context, l *onceq.Lease) error {
+			ran <- l
+			time.Sleep(30 * time.Millisecond) // longer than what a lane claims ahead
+			return nil
+		}))
+	until(t, db, noJobs)
+	require.NoError(t, w.stop())
+	close(ran)
+	suspects, others, last := 10, 20, 0
+	for l := range ran {
+		if l.Lost > 0 {
+			suspects--
+			require.False(t, last > 0 && others > 0, "two suspects in a row, and %d others wait", others)
+		} else {
+			others--
+		}
+		last = l.Lost
+	}
+	require.Zero(t, suspects+others)
+}
+
+// A job that was claimed and never started keeps its count, however often its process ends beside it.
+func TestSuspects_AreNotClaimedAheadOfTheirStart(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ids := addMany(t, db, 3, onceq.Job{})
+	lose(t, db, ids, 4) // one more and they are dead
+	started, finish := make(chan int64, 10), make(chan struct{})
+	w := start(t, db, onceq.WorkerConfig{}, handle(func(_ context.Context, l *onceq.Lease) error {
+		started <- l.ID
+		<-finish
+		return nil
+	}))
+	require.Equal(t, ids[0], receive(t, started))
+	db.ExpireLease(ids[0])
+	other := start(t, db, onceq.WorkerConfig{}, handle(func(_ context.Context, l *onceq.Lease) error { started <- l.ID; return nil }))
+	until(t, db, `not exists (select from onceq.jobs where id <> $1)`, ids[0])
+	until(t, db, noJobs)
+	close(finish)
+	require.NoError(t, w.stop())
+	require.NoError(t, other.stop())
+	require.Equal(t, [2]int{1, 0}, [2]int{other.count(onceq.EventDead) + w.count(onceq.EventDead), sqlOne[int](t, db, `select count(*) from onceq.job_history where id <> $1`, ids[0])})
+}
+
+// The poison's process takes with it what runs beside; it is convicted in five crashes, and nobody else is.
+func TestProcesses_APoisonJobDiesAloneAfterFiveCrashes(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	sqlRun(t, db, ledger)
+	honest := addMany(t, db, 5, onceq.Job{Kind: "honest"})
+	poison := add(t, db, onceq.Job{Kind: "poison"})
+	honest = append(honest, addMany(t, db, 5, onceq.Job{Kind: "honest"})...)
+	crashes := -1
+	for done := false; !done; crashes++ {
+		p := startProcess(t, db)
+		exited := make(chan struct{})
+		go func() { _ = p.cmd.Wait(); close(exited) }()
+		for running := true; running && !done; {
+			select {
+			case <-exited:
+				running = false
+			case <-time.After(20 * time.Millisecond):
+				done = sqlOne[bool](t, db, "select "+noJobs)
+			}
+		}
+		if done {
+			_ = p.cmd.Process.Kill()
+			<-exited
+		}
+	}
+	require.Equal(t, 5, crashes)
+	require.Equal(t, poison, sqlOne[int64](t, db, `select id from onceq.job_history where state = 6`), "dead")
+	require.Equal(t, len(honest), sqlOne[int](t, db, `select count(*) from effects`))
+	require.Equal(t, len(honest), sqlOne[int](t, db, `select count(distinct job) from effects`))
+	require.LessOrEqual(t, sqlOne[int](t, db, `select max(n) from (select count(*) as n from started where job <> $1 group by job) s`, poison), 3)
+}
+
+func poisonHandlers(pool onceq.DB, begin func(func(pgx.Tx) error) error, exit func()) []onceq.Handler {
+	note := func(ctx context.Context, l *onceq.Lease) error {
+		_, err := pool.Exec(ctx, `insert into started values ($1, $2)`, l.ID, l.Token)
+		return err
+	}
+	honest := onceq.Kind[int]{Name: "honest"}
+	poison := onceq.Kind[int]{Name: "poison"}
+	return []onceq.Handler{
+		honest.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+			if err := note(ctx, l); err != nil {
+				return err
+			}
+			time.Sleep(2 * time.Second) // its work
+			return begin(func(tx pgx.Tx) error {
+				if _, err := tx.Exec(ctx, `insert into effects values ($1, $2)`, l.ID, l.Token); err != nil {
+					return err
+				}
+				return l.Complete(ctx, tx)
+			})
+		}),
+		poison.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+			_ = note(ctx, l)
+			time.Sleep(300 * time.Millisecond)
+			exit()
+			return nil
+		}),
+	}
+}

@@ -1,0 +1,461 @@
+package tests
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+func newReaper(t *testing.T, db *queuetest.DB, cfg onceq.ReaperConfig) *onceq.Reaper {
+	t.Helper()
+	return must[*onceq.Reaper](t)(onceq.NewReaper(db.Queue, cfg))
+}
+
+func reap(t *testing.T, r *onceq.Reaper, want onceq.Reaped) {
+	t.Helper()
+	if got := must[onceq.Reaped](t)(r.RunOnce(t.Context())); got != want {
+		t.Fatalf("reaped %+v, want %+v", got, want)
+	}
+}
+
+// ago moves what is finished, and ends of claims, into the past.
+func ago(t *testing.T, db *queuetest.DB, interval string) {
+	t.Helper()
+	repairExec(t, db, `update onceq.job_fences set finished_at = finished_at - $1::text::interval, leased_until = leased_until - $1::text::interval`, interval)
+	repairExec(t, db, `update onceq.job_history set finished_at = finished_at - $1::text::interval, keep_until = keep_until - $1::text::interval`, interval)
+}
+
+// Every state in every lifetime, just before and after window and grace.
+func TestReaperRemovesOnlyFencesThatAreFree(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.NoCheck())
+	r := newReaper(t, db, onceq.ReaperConfig{Grace: time.Hour})
+	repairExec(t, db, `
+		insert into onceq.job_fences (class, scope, key, state, token, created_at, finished_at, lifetime, holder, leased_until)
+		select 1, 's', format('%s %s %s', state, lifetime, minutes), state, 1, now() - interval '1 year',
+		       now() - minutes * interval '1 min', lifetime, 1, now() - interval '1 year'
+		  from generate_series(0, 6) state, unnest(array[-1, 0, 3600000]) lifetime, unnest(array[50, 70, 110, 130]) minutes`)
+	reap(t, r, onceq.Reaped{Fences: 3 * (3 + 1)})
+	reap(t, r, onceq.Reaped{})
+	rows, err := db.Pool.Query(t.Context(), `select key from onceq.job_fences where state in (3, 4, 5) order by key`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := must[[]string](t)(pgx.CollectRows(rows, pgx.RowTo[string]))
+	var want []string
+	for state := 3; state <= 5; state++ {
+		for _, rest := range []string{"-1 110", "-1 130", "-1 50", "-1 70", "0 50", "3600000 110", "3600000 50", "3600000 70"} {
+			want = append(want, fmt.Sprint(state, " ", rest))
+		}
+	}
+	if fmt.Sprint(kept) != fmt.Sprint(want) {
+		t.Fatalf("kept %q, want %q", kept, want)
+	}
+	if n := repairCount(t, db, `select count(*) from onceq.job_fences`); n != len(want)+4*3*4 {
+		t.Fatalf("%d fences in all", n)
+	}
+}
+
+func TestReaperLeavesWhatIsUnfinished(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	r := newReaper(t, db, onceq.ReaperConfig{})
+	dead := repairDead(t, db, onceq.Job{Key: "dead"})
+	repairDead(t, db, onceq.Job{Key: "for ever", Window: onceq.Forever})
+	repairEnqueue(t, db, onceq.Job{Key: "leased", Window: onceq.UntilFinished})
+	repairClaim(t, db)
+	repairEnqueue(t, db, onceq.Job{Key: "delayed", Window: onceq.UntilFinished, Delay: time.Hour})
+	reap(t, r, onceq.Reaped{})
+	ago(t, db, "1 year")
+	reap(t, r, onceq.Reaped{Fences: 1}) // of the dead job whose window is over; the job itself stays
+	if i := must[onceq.JobInfo](t)(db.Queue.Get(t.Context(), db.Pool, dead)); i.State != onceq.StateDead {
+		t.Fatal(i.State)
+	}
+	// As long as it stays, the invariants want a fence only where there is one.
+	wantState(t, onceq.StateWaiting)(db.Queue.Redrive(t.Context(), db.Pool, dead))
+}
+
+// A fence is made permanent between the moment in which the Reaper's statement saw it and the moment in which
+// its turn comes. A trigger on the row before stops the statement there. The naive statement loses the fence.
+func TestTrapReaperDeletesAFenceJustMadePermanent(t *testing.T) {
+	t.Parallel()
+	const naive = `delete from onceq.job_fences f using (
+		select class, scope, key from onceq.job_fences where state = 3 and lifetime >= 0 and finished_at < now() - interval '1 day' order by key) d
+		where f.class = d.class and f.scope = d.scope and f.key = d.key`
+	for name, run := range map[string]func(ctx context.Context, db *queuetest.DB, r *onceq.Reaper) error{
+		"naive": func(ctx context.Context, db *queuetest.DB, _ *onceq.Reaper) error {
+			_, err := db.Pool.Exec(ctx, naive)
+			return err
+		},
+		"reaper": func(ctx context.Context, _ *queuetest.DB, r *onceq.Reaper) error {
+			_, err := r.RunOnce(ctx)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			r := newReaper(t, db, onceq.ReaperConfig{})
+			must[pgconn.CommandTag](t)(owner(t, db).Exec(t.Context(), `
+				create function stop() returns trigger language plpgsql as $$ begin
+					if old.key = 'a' then perform pg_advisory_xact_lock(1); end if; return old; end $$;
+				create trigger stop before delete on job_fences for each row execute function stop()`))
+			repairExec(t, db, `
+				insert into onceq.job_fences (class, scope, key, state, token, created_at, finished_at, lifetime)
+				select 1, 's', k, 3, 1, now() - interval '1 year', now() - interval '1 year', 0 from unnest(array['a', 'b']) k`)
+			gate := begin(t, db)
+			if _, err := gate.Exec(t.Context(), `select pg_advisory_xact_lock(1)`); err != nil {
+				t.Fatal(err)
+			}
+			pass := background(func() (int, error) { return 0, run(t.Context(), db, r) })
+			waitBlocked(t, db)
+			type answer struct {
+				n   int64
+				err error
+			}
+			permanent := make(chan answer, 1)
+			go func() {
+				tag, err := db.Pool.Exec(t.Context(), `update onceq.job_fences set lifetime = -1 where key = 'b'`)
+				permanent <- answer{tag.RowsAffected(), err}
+			}()
+			// Either it goes through at once, or it waits for the Reaper as well.
+			for len(permanent) == 0 && repairCount(t, db, `select count(*) from pg_stat_activity
+				where datname = current_database() and wait_event_type = 'Lock'`) < 2 {
+			}
+			commit(t, gate)
+			if _, err := pass(); err != nil {
+				t.Fatal(err)
+			}
+			a := <-permanent
+			if a.err != nil {
+				t.Fatal(a.err)
+			}
+			lost := int(a.n) > repairCount(t, db, `select count(*) from onceq.job_fences where key = 'b'`)
+			if lost != (name == "naive") {
+				t.Fatalf("made permanent and then removed: %t", lost)
+			}
+		})
+	}
+}
+
+// A free key is being taken over by a later job: its fence is passed over while that is open, and live after it.
+func TestReaperAgainstTakeover(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	r := newReaper(t, db, onceq.ReaperConfig{Grace: time.Millisecond})
+	repairDead(t, db, onceq.Job{Key: "a", Window: onceq.UntilFinished})
+	ago(t, db, "1 day")
+	tx := begin(t, db)
+	later := must[onceq.Result](t)(db.Queue.Enqueue(t.Context(), tx, onceq.Job{Kind: "mail", Key: "a"}))
+	reap(t, r, onceq.Reaped{}) // locked: passed over
+	commit(t, tx)
+	reap(t, r, onceq.Reaped{})
+	if i := must[onceq.JobInfo](t)(db.Queue.GetByKey(t.Context(), db.Pool, "mail", "a")); i.ID != later.ID || i.State != onceq.StateWaiting {
+		t.Fatalf("%+v", i)
+	}
+}
+
+// Somebody is at a client's key just when it would be forgotten: it stays, with what they have made of it.
+func TestReaperAgainstAClientThatComesBack(t *testing.T) {
+	t.Parallel()
+	for name, work := range map[string]func(ctx context.Context, tx pgx.Tx, f *onceq.Fence, c *onceq.FenceLease) error{
+		"taken over": func(ctx context.Context, tx pgx.Tx, f *onceq.Fence, _ *onceq.FenceLease) error {
+			_, err := f.Claim(ctx, tx)
+			return err
+		},
+		"late success": func(ctx context.Context, tx pgx.Tx, _ *onceq.Fence, c *onceq.FenceLease) error {
+			return c.Complete(ctx, tx, 1)
+		},
+		"resolved": func(ctx context.Context, tx pgx.Tx, f *onceq.Fence, _ *onceq.FenceLease) error {
+			return f.Resolve(ctx, tx, onceq.Applied(1))
+		},
+	} {
+		for _, commits := range []bool{true, false} {
+			db := queuetest.New(t)
+			r := newReaper(t, db, onceq.ReaperConfig{Grace: time.Millisecond})
+			f := fenceOf(t, db, onceq.FenceSpec{Class: onceq.ClassRequest, Key: "k", Policy: onceq.RunAgain(30 * 24 * time.Hour)})
+			c := fenceClaim(t, f, nil)
+			ago(t, db, "31 days")
+			tx := begin(t, db)
+			fenceOK(t, name, work(t.Context(), tx, f, c))
+			reap(t, r, onceq.Reaped{}) // locked: passed over
+			if commits {
+				commit(t, tx)
+				reap(t, r, onceq.Reaped{})
+				continue
+			}
+			fenceOK(t, "rollback", tx.Rollback(t.Context()))
+			reap(t, r, onceq.Reaped{Unknown: 1})
+			fenceWant(t, "late success", c.Complete(t.Context(), nil, 1), onceq.ErrLeaseLost)
+		}
+	}
+}
+
+func TestReaperKeepsTokensGrowing(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	r := newReaper(t, db, onceq.ReaperConfig{})
+	repairEnqueue(t, db, onceq.Job{Key: "a", Window: onceq.UntilFinished})
+	l := repairClaim(t, db)
+	if err := l.Complete(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	reap(t, r, onceq.Reaped{}) // free, but within the grace time
+	repairEnqueue(t, db, onceq.Job{Key: "a", Window: onceq.UntilFinished})
+	if next := repairClaim(t, db); next.Token <= l.Token {
+		t.Fatalf("token %d after %d", next.Token, l.Token)
+	}
+}
+
+func TestReaperEffects(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := t.Context()
+	r := newReaper(t, db, onceq.ReaperConfig{})
+	effect := func(id int64) {
+		repairExec(t, db, `insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, detail)
+			select 3, 'default', $1::bigint || '/' || s, s, $1, $1 << 20, now(), 3600000, 'why' from unnest(array[2, 3, 6]) s`, id)
+	}
+	left := func() int { return repairCount(t, db, `select count(*) from onceq.job_fences where class = 3`) }
+	dead := repairDead(t, db, onceq.Job{})
+	effect(dead)
+	id := repairEnqueue(t, db, onceq.Job{})
+	effect(id)
+	l := repairClaim(t, db)
+	for range 2 {
+		reap(t, r, onceq.Reaped{})
+		ago(t, db, "1 year")
+	}
+	if err := l.Complete(ctx, nil); err != nil {
+		t.Fatal(err)
+	}
+	reap(t, r, onceq.Reaped{}) // its window begins
+	ago(t, db, "119 min")
+	reap(t, r, onceq.Reaped{})
+	ago(t, db, "2 min")
+	reap(t, r, onceq.Reaped{Effects: 3})
+	if n := left(); n != 3 {
+		t.Fatalf("%d effects are left: all of the dead job", n)
+	}
+	repairExec(t, db, `update onceq.job_fences set state = 2 where state = 6`) // a held one would keep it from that
+	wantState(t, onceq.StateWaiting)(db.Queue.Redrive(ctx, db.Pool, dead))
+	reap(t, r, onceq.Reaped{})
+	ago(t, db, "1 year")
+	reap(t, r, onceq.Reaped{})
+	if n := left(); n != 3 {
+		t.Fatalf("%d effects are left", n)
+	}
+}
+
+func TestReaperFreesKeysOfMissingJobs(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	r := newReaper(t, db, onceq.ReaperConfig{})
+	repairEnqueue(t, db, onceq.Job{Key: "a"})
+	repairExec(t, db, `delete from onceq.jobs`)
+	for range 2 {
+		reap(t, r, onceq.Reaped{}) // notes when
+	}
+	ago(t, db, "61 min")
+	reap(t, r, onceq.Reaped{Missing: 1})
+	if r := must[onceq.Result](t)(db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "mail", Key: "a"})); !r.Duplicate || r.State != onceq.StateCancelled {
+		t.Fatalf("%+v", r)
+	}
+	ago(t, db, "24 h")
+	repairEnqueue(t, db, onceq.Job{Key: "a"})
+}
+
+func TestReaperHistoryCancelsAndWaiters(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	seen := make(map[string]int)
+	db := queuetest.New(t, queuetest.Config(onceq.Config{Hook: onceq.HookFunc(func(_ context.Context, e onceq.Event) {
+		if e.Type == onceq.EventReaped {
+			mu.Lock()
+			seen[e.Kind] += e.Count
+			mu.Unlock()
+		}
+	})}))
+	ctx := t.Context()
+	r := newReaper(t, db, onceq.ReaperConfig{Batch: 2})
+	repairDead(t, db, onceq.Job{})
+	for range 5 {
+		wantState(t, onceq.StateCancelled)(db.Queue.Cancel(ctx, db.Pool, repairEnqueue(t, db, onceq.Job{})))
+	}
+	done := repairEnqueue(t, db, onceq.Job{})
+	live := repairEnqueue(t, db, onceq.Job{})
+	leases := must[[]*onceq.Lease](t)(db.Queue.Claim(ctx, onceq.ClaimOptions{Limit: 2}))
+	wantState(t, onceq.StateRunning)(db.Queue.Cancel(ctx, db.Pool, done))
+	wantState(t, onceq.StateRunning)(db.Queue.Cancel(ctx, db.Pool, live))
+	if err := leases[0].Complete(ctx, nil); err != nil {
+		t.Fatal(err)
+	}
+	repairExec(t, db, `insert into onceq.waiters values ('q', 1, now() - interval '59 min'), ('q', 2, now() - interval '61 min')`)
+	reap(t, r, onceq.Reaped{Cancels: 1, Waiters: 1})
+	ago(t, db, "25 h")
+	reap(t, r, onceq.Reaped{History: 5})
+	if n := repairCount(t, db, `select count(*) from onceq.job_history`); n != 1 {
+		t.Fatalf("%d in history, want the dead one", n)
+	}
+	if want := map[string]int{"cancels": 1, "waiters": 1, "history": 5}; fmt.Sprint(seen) != fmt.Sprint(want) {
+		t.Fatalf("events %v, want %v", seen, want)
+	}
+}
+
+func TestReapersAtTheSameTime(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	const n = 30_000 // several ranges of pages
+	repairExec(t, db, `
+		insert into onceq.job_fences (class, scope, key, state, token, created_at, finished_at, lifetime)
+		select 1, 's', 'key ' || i, 3, 1, now(), now() - interval '1 day', case when i % 3 = 0 then -1 else 0 end from generate_series(1, $1::int) i`, n)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	sum := 0
+	for range 3 {
+		wg.Add(1)
+		r := newReaper(t, db, onceq.ReaperConfig{Batch: 700})
+		go func() {
+			defer wg.Done()
+			got, err := r.RunOnce(t.Context())
+			mu.Lock()
+			defer mu.Unlock()
+			if sum += got.Fences; err != nil {
+				t.Error(err)
+			}
+		}()
+	}
+	wg.Wait()
+	left := repairCount(t, db, `select count(*) from onceq.job_fences`)
+	if sum+left != n || left < n/3 {
+		t.Fatalf("%d removed, %d left, of %d", sum, left, n)
+	}
+	// What one passed over because another had it locked is gone, too.
+	if left != n/3 {
+		t.Fatalf("%d left, want %d", left, n/3)
+	}
+}
+
+func TestReaperRun(t *testing.T) {
+	t.Parallel()
+	reaped := make(chan int, 1)
+	db := queuetest.New(t, queuetest.Config(onceq.Config{Hook: onceq.HookFunc(func(_ context.Context, e onceq.Event) {
+		if e.Type == onceq.EventReaped {
+			reaped <- e.Count
+		}
+	})}))
+	repairExec(t, db, `insert into onceq.waiters values ('q', 2, now() - interval '1 day')`)
+	r := newReaper(t, db, onceq.ReaperConfig{Every: time.Millisecond})
+	ctx, cancel := context.WithCancel(t.Context())
+	run := background(func() (int, error) { return 0, r.Run(ctx) })
+	if n := <-reaped; n != 1 {
+		t.Fatalf("%d reaped", n)
+	}
+	cancel()
+	if _, err := run(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.RunOnce(ctx); err == nil {
+		t.Fatal("a pass under an ended context succeeded")
+	}
+}
+
+func TestReaperConfig(t *testing.T) {
+	t.Parallel()
+	for _, cfg := range []onceq.ReaperConfig{{Every: -1}, {Batch: -1}, {Batch: 1e6}, {Grace: -1}} {
+		var bad *onceq.InvalidError
+		if _, err := onceq.NewReaper(new(onceq.Queue), cfg); !errors.As(err, &bad) {
+			t.Errorf("%+v: error %v", cfg, err)
+		}
+	}
+	if _, err := onceq.NewReaper(nil, onceq.ReaperConfig{}); err == nil {
+		t.Error("no error without a queue")
+	}
+}
+
+// A client's key of unknown outcome ends when nobody asks for it for 30 days, or for its window where that is longer. The application's
+// own keys, and effects, wait for somebody to decide.
+func TestReaperForgetsClientsKeysOfUnknownOutcome(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.NoCheck())
+	r := newReaper(t, db, onceq.ReaperConfig{})
+	repairExec(t, db, `
+		insert into onceq.job_fences (class, scope, key, state, token, created_at, lifetime, holder, leased_until, job_id, detail)
+		select class, 's', format('%s/%s %s %s', class, state, lifetime, days), state, 1, now() - interval '1 year', lifetime, 1,
+		       now() - days * interval '1 day', case when class = 3 then 1 end, 'why'
+		  from generate_series(1, 3) class, unnest(array[1, 2, 6]) state, unnest(array[-1, 0, 3600000, 40 * 86400000::bigint]) lifetime,
+		       unnest(array[-1, 0, 29, 31, 41]) days`)
+	reap(t, r, onceq.Reaped{Unknown: 3 * (2*2 + 1)})
+	reap(t, r, onceq.Reaped{})
+	if n := repairCount(t, db, `select count(*) from onceq.job_fences where class = 2 and leased_until < now() - interval '30 days'`); n != 3*(2+1) {
+		t.Fatalf("%d are left: those for ever, and that whose window is longer", n)
+	}
+	if n := repairCount(t, db, `select count(*) from onceq.job_fences where class <> 2`); n != 2*3*4*5 {
+		t.Fatalf("%d of others are left", n)
+	}
+}
+
+// Whoever goes on asking goes on hearing that the outcome is unknown, and does not find a new key one day.
+func TestReaperForgetsNoKeyThatSomebodyAsksFor(t *testing.T) {
+	t.Parallel()
+	for name, policy := range map[string]onceq.Policy{"again": {}, "hold": onceq.Hold(),
+		"ask": onceq.Ask(func(context.Context, string) (any, bool, error) { return nil, false, errors.New("asked") })} {
+		for _, died := range []bool{false, true} {
+			db := queuetest.New(t)
+			r := newReaper(t, db, onceq.ReaperConfig{Grace: time.Millisecond})
+			f := fenceOf(t, db, onceq.FenceSpec{Class: onceq.ClassRequest, Key: "k", Policy: policy})
+			c := fenceClaim(t, f, nil)
+			if !died {
+				fenceOK(t, "Uncertain", c.Uncertain(t.Context(), nil, errors.New("reset by peer")))
+			}
+			db.Advance(29 * 24 * time.Hour)
+			for range 3 {
+				_, err := f.Claim(t.Context(), nil)
+				if !errors.Is(err, onceq.ErrHeld) && !errors.Is(err, onceq.ErrUncertain) {
+					t.Fatalf("%s: %v", name, err)
+				}
+				db.Advance(29 * 24 * time.Hour)
+				reap(t, r, onceq.Reaped{})
+			}
+			db.Advance(2 * 24 * time.Hour)
+			reap(t, r, onceq.Reaped{Unknown: 1})
+			fenceClaim(t, f, nil)
+		}
+	}
+}
+
+// What may run again for longer than its key stays would run again under another idempotency key.
+func TestFence_ARequestRunsAgainNoLongerThanItsKeyStays(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	const day = 24 * time.Hour
+	for _, c := range []struct {
+		spec onceq.FenceSpec
+		ok   bool
+	}{
+		{onceq.FenceSpec{Class: onceq.ClassRequest}, true},
+		{onceq.FenceSpec{Class: onceq.ClassRequest, Policy: onceq.RunAgain(30 * day)}, true},
+		{onceq.FenceSpec{Class: onceq.ClassRequest, Policy: onceq.RunAgain(31 * day)}, false},
+		{onceq.FenceSpec{Class: onceq.ClassRequest, Policy: onceq.RunAgain(31 * day), Window: 31 * day}, true},
+		{onceq.FenceSpec{Class: onceq.ClassRequest, Policy: onceq.RunAgain(onceq.Forever), Window: 31 * day}, false},
+		{onceq.FenceSpec{Class: onceq.ClassRequest, Policy: onceq.RunAgain(onceq.Forever), Window: onceq.Forever}, true},
+		{onceq.FenceSpec{Class: onceq.ClassRequest, Policy: onceq.Hold(), Window: onceq.UntilFinished}, true},
+		{onceq.FenceSpec{Policy: onceq.RunAgain(onceq.Forever)}, true},
+	} {
+		c.spec.Key = "k"
+		_, err := db.Queue.Fence(c.spec)
+		var invalid *onceq.InvalidError
+		if (err == nil) != c.ok || !c.ok && (!errors.As(err, &invalid) || invalid.Field != "Policy") {
+			t.Errorf("%+v: %v", c.spec, err)
+		}
+	}
+}

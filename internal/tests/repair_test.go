@@ -1,0 +1,585 @@
+package tests
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// The helpers of the tests of reaper.go, stats.go, inspect.go and repair.go.
+
+func must[T any](t *testing.T) func(T, error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+func repairExec(t *testing.T, db *queuetest.DB, sql string, args ...any) int64 {
+	t.Helper()
+	tag, err := db.Pool.Exec(t.Context(), sql, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tag.RowsAffected()
+}
+
+func repairCount(t *testing.T, db *queuetest.DB, sql string, args ...any) (n int) {
+	t.Helper()
+	if err := db.Pool.QueryRow(t.Context(), sql, args...).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func repairEnqueue(t *testing.T, db *queuetest.DB, job onceq.Job) int64 {
+	t.Helper()
+	if job.Kind == "" {
+		job.Kind = "mail"
+	}
+	r := must[onceq.Result](t)(db.Queue.Enqueue(t.Context(), db.Pool, job))
+	if r.Duplicate {
+		t.Fatalf("job with key %q is a duplicate of %d", job.Key, r.ID)
+	}
+	return r.ID
+}
+
+func repairClaim(t *testing.T, db *queuetest.DB) *onceq.Lease {
+	t.Helper()
+	leases := must[[]*onceq.Lease](t)(db.Queue.Claim(t.Context(), onceq.ClaimOptions{}))
+	if len(leases) != 1 {
+		t.Fatalf("%d leases, want 1", len(leases))
+	}
+	return leases[0]
+}
+
+// repairDead enqueues a job and makes it dead.
+func repairDead(t *testing.T, db *queuetest.DB, job onceq.Job) int64 {
+	t.Helper()
+	id := repairEnqueue(t, db, job)
+	l := repairClaim(t, db)
+	if l.ID != id {
+		t.Fatalf("claimed job %d, want %d", l.ID, id)
+	}
+	if err := l.Fail(t.Context(), onceq.Fatal(errors.New("broken"))); err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+func wantState(t *testing.T, want onceq.State) func(onceq.State, error) {
+	return func(got onceq.State, err error) {
+		t.Helper()
+		if err != nil || got != want {
+			t.Fatalf("state %s, error %v; want %s", got, err, want)
+		}
+	}
+}
+
+func wantError(t *testing.T, got, want error) {
+	t.Helper()
+	if !errors.Is(got, want) {
+		t.Fatalf("error %v, want %v", got, want)
+	}
+}
+
+// background starts fn and returns what waits for its answer.
+func background[T any](fn func() (T, error)) func() (T, error) {
+	type answer struct {
+		v   T
+		err error
+	}
+	c := make(chan answer, 1)
+	go func() {
+		v, err := fn()
+		c <- answer{v, err}
+	}()
+	return func() (T, error) { a := <-c; return a.v, a.err }
+}
+
+// waitBlocked waits until a session of the test's database waits for a lock.
+func waitBlocked(t *testing.T, db *queuetest.DB) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+		if repairCount(t, db, `select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`) > 0 {
+			return
+		}
+	}
+	t.Fatal("nobody waits for a lock")
+}
+
+func begin(t *testing.T, db *queuetest.DB) pgx.Tx {
+	t.Helper()
+	tx := must[pgx.Tx](t)(db.Pool.Begin(t.Context()))
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	return tx
+}
+
+func commit(t *testing.T, tx pgx.Tx) {
+	t.Helper()
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestCancel(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+
+	_, err := q.Cancel(ctx, db.Pool, 1)
+	wantError(t, err, onceq.ErrNotFound)
+
+	id := repairEnqueue(t, db, onceq.Job{Key: "a"})
+	wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, id))
+	wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, id))
+	r := must[onceq.Result](t)(q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "mail", Key: "a"}))
+	if !r.Duplicate || r.ID != id || r.State != onceq.StateCancelled {
+		t.Fatalf("the key of a cancelled job: %+v", r)
+	}
+	if i := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)); i.KeepUntil.Sub(i.FinishedAt) != onceq.CancelledKeep {
+		t.Fatalf("kept until %s, finished %s", i.KeepUntil, i.FinishedAt)
+	}
+
+	id = repairEnqueue(t, db, onceq.Job{})
+	l := repairClaim(t, db)
+	wantState(t, onceq.StateRunning)(q.Cancel(ctx, db.Pool, id))
+	wantError(t, l.Extend(ctx, time.Minute), onceq.ErrCancelled)
+	if err := l.Fail(ctx, errors.New("some error")); err != nil {
+		t.Fatal(err)
+	}
+	// Nobody runs it again.
+	if i := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)); i.State != onceq.StateCancelled {
+		t.Fatalf("state %s", i.State)
+	}
+
+	id = repairEnqueue(t, db, onceq.Job{Key: "b"})
+	repairClaim(t, db)
+	repairExec(t, db, `update onceq.jobs set leased_until = now() - interval '1 s'`)
+	wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, id))
+}
+
+func TestTrapCancelDoesNotWaitForAHandlersTransaction(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	id := repairEnqueue(t, db, onceq.Job{Key: "a"})
+	l := repairClaim(t, db)
+	repairExec(t, db, `update onceq.jobs set leased_until = now() - interval '1 s'`)
+	tx := begin(t, db)
+	if _, err := tx.Exec(ctx, `select from onceq.jobs where id = $1 for update`, id); err != nil {
+		t.Fatal(err)
+	}
+	wantState(t, onceq.StateRunning)(db.Queue.Cancel(ctx, db.Pool, id))
+	if err := l.Complete(ctx, tx); err != nil {
+		t.Fatal(err)
+	}
+	wantState(t, onceq.StateRunning)(db.Queue.Cancel(ctx, db.Pool, id))
+	commit(t, tx)
+	_, err := db.Queue.Cancel(ctx, db.Pool, id)
+	wantError(t, err, onceq.ErrNotFound)
+	if i := must[onceq.JobInfo](t)(db.Queue.GetByKey(ctx, db.Pool, "mail", "a")); i.State != onceq.StateCompleted {
+		t.Fatalf("state %s", i.State)
+	}
+}
+
+func TestTrapCancelAgainstClaim(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	id := repairEnqueue(t, db, onceq.Job{Key: "a"})
+	tx := begin(t, db)
+	wantState(t, onceq.StateCancelled)(db.Queue.Cancel(t.Context(), tx, id))
+	for range 2 {
+		if l := must[[]*onceq.Lease](t)(db.Queue.Claim(t.Context(), onceq.ClaimOptions{})); len(l) > 0 {
+			t.Fatal("claimed a job that is being cancelled")
+		}
+		if tx != nil {
+			commit(t, tx)
+			tx = nil
+		}
+	}
+}
+
+func TestTrapCancelAgainstComplete(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	id := repairEnqueue(t, db, onceq.Job{Key: "a"})
+	l := repairClaim(t, db)
+	repairExec(t, db, `update onceq.jobs set leased_until = now() - interval '1 s'`)
+	tx := begin(t, db)
+	wantState(t, onceq.StateCancelled)(db.Queue.Cancel(t.Context(), tx, id))
+	complete := background(func() (int, error) { return 0, l.Complete(t.Context(), nil) })
+	waitBlocked(t, db)
+	commit(t, tx)
+	_, err := complete()
+	wantError(t, err, onceq.ErrLeaseLost)
+	wantState(t, onceq.StateCancelled)(db.Queue.Cancel(t.Context(), db.Pool, id))
+}
+
+func TestRetry(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	_, err := q.Retry(ctx, db.Pool, 1)
+	wantError(t, err, onceq.ErrNotFound)
+
+	id := repairEnqueue(t, db, onceq.Job{Delay: time.Hour})
+	wantState(t, onceq.StateWaiting)(q.Retry(ctx, db.Pool, id))
+	l := repairClaim(t, db)
+	wantState(t, onceq.StateRunning)(q.Retry(ctx, db.Pool, id))
+	if err := l.Fail(ctx, errors.New("no")); err != nil {
+		t.Fatal(err)
+	}
+	wantState(t, onceq.StateRetrying)(q.Retry(ctx, db.Pool, id))
+	if err := repairClaim(t, db).Fail(ctx, onceq.Fatal(errors.New("no"))); err != nil {
+		t.Fatal(err)
+	}
+	wantState(t, onceq.StateDead)(q.Retry(ctx, db.Pool, id))
+}
+
+func TestRedrive(t *testing.T) {
+	t.Parallel()
+	for name, prepare := range map[string]string{
+		"own fence":    `select`,
+		"pruned fence": `delete from onceq.job_fences`,
+		"free fence":   `update onceq.job_fences set finished_at = now() - interval '30 days'`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			// Without its fence a dead job is not as the invariants want it, until it is redriven.
+			db := queuetest.New(t)
+			ctx, q := t.Context(), db.Queue
+			_, err := q.Redrive(ctx, db.Pool, 1)
+			wantError(t, err, onceq.ErrNotFound)
+
+			id := repairDead(t, db, onceq.Job{Key: "a", Payload: 1, Metadata: map[string]string{"m": "1"}})
+			before := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id))
+			repairExec(t, db, `insert into onceq.job_cancels values ($1, now())`, id)
+			repairExec(t, db, prepare)
+			wantState(t, onceq.StateWaiting)(q.Redrive(ctx, db.Pool, id))
+			wantState(t, onceq.StateWaiting)(q.Redrive(ctx, db.Pool, id))
+			if r := must[onceq.Result](t)(q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "mail", Key: "a", Payload: 1})); !r.Duplicate || r.ID != id {
+				t.Fatalf("the key of a redriven job: %+v", r)
+			}
+			l := repairClaim(t, db)
+			if l.ID != id || l.Token <= before.Token || l.Attempt != 1 || l.Lost != 0 || l.Metadata["m"] != "1" || !l.CreatedAt.Equal(before.CreatedAt) {
+				t.Fatalf("%+v after %+v", l, before)
+			}
+			// The request to cancel was for the earlier run.
+			if err := l.Extend(ctx, time.Minute); err != nil {
+				t.Fatal(err)
+			}
+			if i := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)); len(i.Errors) != 1 || i.Errors[0].Error != "broken" {
+				t.Fatalf("errors %v", i.Errors)
+			}
+			if err := l.Complete(ctx, nil); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+func TestTrapRedriveOfAJobWhoseKeyALaterJobHas(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	old := repairDead(t, db, onceq.Job{Key: "a", Window: onceq.UntilFinished})
+	later := repairEnqueue(t, db, onceq.Job{Key: "a", Window: onceq.UntilFinished})
+	refused := func(want onceq.State) {
+		t.Helper()
+		_, err := q.Redrive(ctx, db.Pool, old)
+		var dup *onceq.DuplicateError
+		if !errors.As(err, &dup) || dup.Existing.ID != later || dup.Existing.State != want || dup.Key != "a" {
+			t.Fatalf("error %v, want the facts of job %d, %s", err, later, want)
+		}
+		if i := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, old)); i.State != onceq.StateDead {
+			t.Fatalf("changed to %s", i.State)
+		}
+	}
+	refused(onceq.StateWaiting)
+	if err := repairClaim(t, db).Complete(ctx, nil); err != nil {
+		t.Fatal(err)
+	}
+	refused(onceq.StateCompleted) // its key is free, but its work is done, under a greater token
+
+	n, taken, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{})
+	if err != nil || n != 0 || taken != 1 {
+		t.Fatalf("%d redriven, %d taken, error %v", n, taken, err)
+	}
+}
+
+func TestTrapRedriveAgainstEnqueue(t *testing.T) {
+	t.Parallel()
+	for name, prepare := range map[string]string{"free fence": `select`, "pruned fence": `delete from onceq.job_fences`} {
+		t.Run("enqueue first/"+name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			old := repairDead(t, db, onceq.Job{Key: "a", Window: onceq.UntilFinished})
+			repairExec(t, db, prepare)
+			tx := begin(t, db)
+			r := must[onceq.Result](t)(db.Queue.Enqueue(t.Context(), tx, onceq.Job{Kind: "mail", Key: "a"}))
+			if r.Duplicate {
+				t.Fatalf("%+v", r)
+			}
+			redrive := background(func() (onceq.State, error) { return db.Queue.Redrive(t.Context(), db.Pool, old) })
+			waitBlocked(t, db)
+			commit(t, tx)
+			_, err := redrive()
+			var dup *onceq.DuplicateError
+			if !errors.As(err, &dup) || dup.Existing.ID != r.ID {
+				t.Fatalf("error %v, want that of a duplicate of %d", err, r.ID)
+			}
+		})
+		t.Run("redrive first/"+name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			old := repairDead(t, db, onceq.Job{Key: "a", Window: onceq.UntilFinished})
+			repairExec(t, db, prepare)
+			tx := begin(t, db)
+			wantState(t, onceq.StateWaiting)(db.Queue.Redrive(t.Context(), tx, old))
+			enqueue := background(func() (onceq.Result, error) {
+				return db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "mail", Key: "a"})
+			})
+			waitBlocked(t, db)
+			commit(t, tx)
+			if r := must[onceq.Result](t)(enqueue()); !r.Duplicate || r.ID != old || r.State != onceq.StateWaiting {
+				t.Fatalf("%+v, want a duplicate of %d", r, old)
+			}
+		})
+	}
+}
+
+func TestTrapDiscardAgainstRedrive(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	id := repairDead(t, db, onceq.Job{Key: "a"})
+
+	tx := begin(t, db)
+	wantState(t, onceq.StateWaiting)(q.Redrive(ctx, tx, id))
+	discard := background(func() (int, error) { return 0, q.Discard(ctx, db.Pool, id) })
+	waitBlocked(t, db)
+	commit(t, tx)
+	_, err := discard()
+	wantError(t, err, onceq.ErrUnfinished)
+
+	if err := repairClaim(t, db).Fail(ctx, onceq.Fatal(errors.New("no"))); err != nil {
+		t.Fatal(err)
+	}
+	tx = begin(t, db)
+	if err := q.Discard(ctx, tx, id); err != nil {
+		t.Fatal(err)
+	}
+	redrive := background(func() (onceq.State, error) { return q.Redrive(ctx, db.Pool, id) })
+	waitBlocked(t, db)
+	commit(t, tx)
+	_, err = redrive()
+	wantError(t, err, onceq.ErrNotFound)
+}
+
+func TestDiscard(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	wantError(t, q.Discard(ctx, db.Pool, 1), onceq.ErrNotFound)
+
+	id := repairDead(t, db, onceq.Job{Key: "a", Window: onceq.Forever})
+	// Effects of this job, and of one whose id begins with the same digits.
+	repairExec(t, db, `insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, detail)
+		select 3, 'default', i || '/charge', s, i, i << 20, now(), 0, 'why' from unnest(array[$1::bigint, $1 * 10]) i, generate_series(2, 2) s`, id)
+	token := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)).Token
+	if err := q.Discard(ctx, db.Pool, id); err != nil {
+		t.Fatal(err)
+	}
+	wantError(t, q.Discard(ctx, db.Pool, id), onceq.ErrNotFound)
+	if n := repairCount(t, db, `select count(*) from onceq.job_fences where class = 3 and job_id = $1`, id*10); n != 1 {
+		t.Fatal("an effect of another job is gone")
+	}
+	if n := repairCount(t, db, `select count(*) from onceq.job_fences where class = 3`); n != 1 {
+		t.Fatalf("%d effects", n)
+	}
+	if n := repairCount(t, db, `select count(*) from onceq.job_fences where class = 0 and token = $1`, token); n != 1 {
+		t.Fatal("the fence's token is forgotten")
+	}
+	later := repairEnqueue(t, db, onceq.Job{Key: "a", Payload: "another"})
+	wantError(t, q.Discard(ctx, db.Pool, later), onceq.ErrUnfinished)
+	if l := repairClaim(t, db); l.Token <= token {
+		t.Fatalf("token %d after %d", l.Token, token)
+	}
+}
+
+func TestCancelMany(t *testing.T) {
+	t.Parallel()
+	var cancelled atomic.Int64
+	hook := onceq.HookFunc(func(_ context.Context, e onceq.Event) {
+		if e.Type == onceq.EventCancelled && e.Kind == "send" && e.Queue == "bulk" && e.Scope == "campaign 1" {
+			cancelled.Add(1)
+		}
+	})
+	db := queuetest.New(t, queuetest.Schema(`o'ne"ceq.x`), queuetest.Config(onceq.Config{Hook: hook, Logger: slog.New(slog.DiscardHandler)}))
+	ctx, q := t.Context(), db.Queue
+	const n = 1203
+	jobs := make([]onceq.Job, n)
+	for i := range jobs {
+		jobs[i] = onceq.Job{Kind: "send", Queue: "bulk", Key: fmt.Sprint(i), Scope: "campaign 1", Delay: time.Duration(i%2) * time.Hour}
+	}
+	must[[]onceq.Result](t)(q.EnqueueMany(ctx, db.Pool, jobs))
+	other := repairEnqueue(t, db, onceq.Job{Kind: "send", Key: "1", Scope: "campaign 2"})
+	leases := must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{Queue: "bulk", Limit: 3}))
+	cancel := func(in onceq.DB, f onceq.Filter, want, wantAsked int) {
+		t.Helper()
+		if got, asked, err := q.CancelMany(ctx, in, f); err != nil || got != want || asked != wantAsked {
+			t.Fatalf("%d cancelled, %d asked, error %v; want %d and %d", got, asked, err, want, wantAsked)
+		}
+	}
+	var bad *onceq.InvalidError
+	for _, f := range []onceq.Filter{{}, {Limit: 1, States: []onceq.State{onceq.StateWaiting}}, {Kind: "send", States: []onceq.State{onceq.StateDead}}, {Kind: "send", Limit: -1}, {Kind: "\xff"}} {
+		if _, _, err := q.CancelMany(ctx, db.Pool, f); !errors.As(err, &bad) {
+			t.Errorf("%+v: %v", f, err)
+		}
+	}
+	mine := onceq.Filter{Kind: "send", Queue: "bulk", Scope: "campaign 1"}
+	some := mine
+	some.Limit, some.States = 510, []onceq.State{onceq.StateDelayed}
+	cancel(db.Pool, some, 510, 0)
+
+	// In the caller's transaction it is undone with it, and another one's locks do not stop it.
+	tx := begin(t, db)
+	cancel(tx, mine, n-510-3, 3)
+	if err := tx.Rollback(ctx); err != nil {
+		t.Fatal(err)
+	}
+	tx = begin(t, db)
+	if _, err := tx.Exec(ctx, `select from `+pgx.Identifier{db.Schema}.Sanitize()+`.jobs where id = $1 for update`, leases[0].ID); err != nil {
+		t.Fatal(err)
+	}
+	before := cancelled.Load()
+	cancel(db.Pool, mine, n-510-3, 3)
+	cancel(db.Pool, mine, 0, 3)
+	commit(t, tx)
+	if got := cancelled.Load() - before; got != n-510-3 {
+		t.Errorf("%d events", got)
+	}
+	if err := leases[0].Release(ctx); err != nil { // which finds the request
+		t.Fatal(err)
+	}
+	if err := leases[1].Complete(ctx, nil); err != nil {
+		t.Fatal(err)
+	}
+	for id, want := range map[int64]onceq.State{leases[0].ID: onceq.StateCancelled, leases[2].ID: onceq.StateRunning, other: onceq.StateWaiting} {
+		if i := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)); i.State != want {
+			t.Errorf("job %d is %s, want %s", id, i.State, want)
+		}
+	}
+	if got, taken, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{Scope: "campaign 1", States: []onceq.State{onceq.StateCancelled}}); err != nil || got != n-2 || taken != 0 {
+		t.Errorf("%d redriven, %d taken, error %v", got, taken, err)
+	}
+}
+
+func TestRedriveAndDiscardMany(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema(`o'ne"ceq.x`))
+	ctx, q := t.Context(), db.Queue
+	const n = 1203
+	jobs := make([]onceq.Job, n)
+	for i := range jobs {
+		jobs[i] = onceq.Job{Kind: fmt.Sprint("kind", i%2), Key: fmt.Sprint("k", i), Scope: "tenant", Window: onceq.UntilFinished}
+	}
+	must[[]onceq.Result](t)(q.EnqueueMany(ctx, db.Pool, jobs))
+	fatal := func() {
+		t.Helper()
+		for {
+			leases := must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{Limit: 2000}))
+			if len(leases) == 0 {
+				return
+			}
+			for _, l := range leases {
+				if err := l.Fail(ctx, onceq.Fatal(errors.New("no"))); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	fatal()
+	repairEnqueue(t, db, onceq.Job{Kind: "kind0", Key: "k0", Scope: "tenant", Delay: time.Hour})
+	redrive := func(f onceq.Filter, want, wantTaken int) {
+		t.Helper()
+		if got, taken, err := q.RedriveMany(ctx, db.Pool, f); err != nil || got != want || taken != wantTaken {
+			t.Fatalf("%d redriven, %d taken, error %v; want %d and %d", got, taken, err, want, wantTaken)
+		}
+	}
+	redrive(onceq.Filter{Limit: 510}, 510, 0)
+	redrive(onceq.Filter{States: []onceq.State{onceq.StateHeld}}, 0, 0)
+	redrive(onceq.Filter{Queue: "none"}, 0, 0)
+	redrive(onceq.Filter{Kind: "kind0"}, 346, 1) // 602 of that kind, 255 of them were among the first
+	redrive(onceq.Filter{Scope: "tenant"}, n-510-346-1, 1)
+	fatal()
+	if got, err := q.DiscardMany(ctx, db.Pool, onceq.Filter{}); err != nil || got != n {
+		t.Fatalf("%d discarded, error %v", got, err)
+	}
+	var bad *onceq.InvalidError
+	if _, _, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{States: []onceq.State{onceq.StateCompleted}}); !errors.As(err, &bad) {
+		t.Fatalf("error %v", err)
+	}
+	if _, err := q.DiscardMany(ctx, db.Pool, onceq.Filter{States: []onceq.State{onceq.StateWaiting}}); !errors.As(err, &bad) {
+		t.Fatalf("error %v", err)
+	}
+}
+
+// Every statement of repair, inspection and reaping in every query mode, in a schema that needs quoting and with
+// an empty search_path.
+func TestRepairInEveryQueryMode(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t, queuetest.Schema(`o'ne"ceq.x`), queuetest.PoolConfig(func(c *pgxpool.Config) {
+				c.ConnConfig.DefaultQueryExecMode = mode
+				c.ConnConfig.RuntimeParams["search_path"] = ""
+			}))
+			ctx, q := t.Context(), db.Queue
+			id := repairDead(t, db, onceq.Job{Key: "a", Metadata: map[string]string{"m": "1"}})
+			repairEnqueue(t, db, onceq.Job{Payload: []byte{0}, Delay: time.Hour})
+			if l := must[[]onceq.JobInfo](t)(q.List(ctx, db.Pool, onceq.Filter{Queue: "default", States: []onceq.State{onceq.StateDead, onceq.StateDelayed}})); len(l) != 2 ||
+				len(l[0].Bytes) != 1 || l[1].Metadata["m"] != "1" || len(l[1].Errors) != 1 {
+				t.Fatalf("%+v", l)
+			}
+			if s := must[[]onceq.QueueStats](t)(q.Stats(ctx)); len(s) != 1 || s[0].Dead != 1 || s[0].Delayed != 1 {
+				t.Fatalf("%+v", s)
+			}
+			wantState(t, onceq.StateWaiting)(q.Redrive(ctx, db.Pool, id))
+			wantState(t, onceq.StateWaiting)(q.Retry(ctx, db.Pool, id))
+			wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, id))
+			tx := begin(t, db)
+			if n, taken, err := q.RedriveMany(ctx, tx, onceq.Filter{States: []onceq.State{onceq.StateCancelled}, Scope: "mail", Kind: "mail"}); err != nil || n != 1 || taken != 0 {
+				t.Fatal(n, taken, err)
+			}
+			commit(t, tx)
+			wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, id))
+			if err := q.Discard(ctx, db.Pool, id); err != nil {
+				t.Fatal(err)
+			}
+			i := must[onceq.JobInfo](t)(q.GetByKey(ctx, db.Pool, "mail", "a"))
+			if i.ID != id || i.State != onceq.StateCancelled {
+				t.Fatalf("%+v", i)
+			}
+			reap(t, newReaper(t, db, onceq.ReaperConfig{Grace: time.Millisecond}), onceq.Reaped{Fences: 1})
+		})
+	}
+}

@@ -1,0 +1,491 @@
+package tests
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// sqlTexts keeps the text of every statement that pgx is asked to run, without its arguments.
+type sqlTexts struct {
+	mu   sync.Mutex
+	seen []string
+}
+
+func (s *sqlTexts) add(ctx context.Context, sql string) context.Context {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.seen = append(s.seen, sql)
+	return ctx
+}
+
+func (s *sqlTexts) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
+	return s.add(ctx, d.SQL)
+}
+func (s *sqlTexts) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+func (s *sqlTexts) TraceBatchStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceBatchStartData) context.Context {
+	for _, q := range d.Batch.QueuedQueries {
+		s.add(ctx, q.SQL)
+	}
+	return ctx
+}
+func (s *sqlTexts) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (s *sqlTexts) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
+
+// Whatever callers hand in as text is an argument of a statement and never part of it, in every operation that there
+// is. Where pgx itself writes arguments into the text (the simple protocol), what they say does not happen.
+func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
+	t.Parallel()
+	const mark = `zzmark`
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeSimpleProtocol} {
+		for name, evil := range map[string]string{
+			"quote":        mark + `'; drop table onceq.meta cascade; --`,
+			"double quote": mark + `"; drop table onceq.meta cascade; --`,
+			"backslash":    mark + `\'; drop table onceq.meta cascade; --`,
+			"dollar":       mark + `$$; drop table onceq.meta cascade; $1 $2 -- {}()`,
+			"schema":       mark + `onceq.meta 'onceq.ids' %s ?`,
+		} {
+			t.Run(mode.String()+" "+name, func(t *testing.T) {
+				t.Parallel()
+				ctx := t.Context()
+				texts := &sqlTexts{}
+				db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}), queuetest.PoolConfig(func(c *pgxpool.Config) {
+					c.ConnConfig.DefaultQueryExecMode = mode
+					c.ConnConfig.Tracer = texts
+				}))
+				q := db.Queue
+				job := onceq.Job{
+					Kind: evil, Queue: evil, Scope: evil, Key: evil, Payload: map[string]string{evil: evil}, Metadata: map[string]string{evil: evil},
+					Fields: []string{evil}, MaxAttempts: 9,
+				}
+				again := func(more string) onceq.Job { j := job; j.Key += more; return j }
+				claim := func() *onceq.Lease {
+					t.Helper()
+					leases, err := q.Claim(ctx, onceq.ClaimOptions{Queue: evil, Kinds: []string{evil}})
+					require.NoError(t, err)
+					require.Len(t, leases, 1)
+					require.Equal(t, [...]string{evil, evil, evil}, [...]string{leases[0].Kind, leases[0].Queue, leases[0].Scope})
+					return leases[0]
+				}
+				oops := errors.New(evil)
+				var l *onceq.Lease
+				var c *onceq.FenceLease
+				fence, err := q.Fence(onceq.FenceSpec{Scope: evil, Key: evil, Payload: evil})
+				require.NoError(t, err)
+				var id int64
+				filter := onceq.Filter{Queue: evil, Kind: evil, Scope: evil}
+				// Each exported method of the types that talk to the database, in an order in which it has something to do.
+				steps := []struct {
+					method string
+					do     func() error
+				}{
+					{"Queue.Check", func() error { return q.Check(ctx) }},
+					{"Queue.Enqueue", func() error { r, err := q.Enqueue(ctx, db.Pool, job); id = r.ID; return err }},
+					{"Queue.EnqueueUnique", func() error { _, err := q.EnqueueUnique(ctx, db.Pool, job); return err }},
+					{"Queue.EnqueueMany", func() error {
+						_, err := q.EnqueueMany(ctx, db.Pool, []onceq.Job{job, {Kind: "other", Key: evil, Metadata: job.Metadata}, {Kind: "other", Payload: []byte(evil)}})
+						return err
+					}},
+					{"Queue.EnqueueInBatch", func() error {
+						b := &pgx.Batch{}
+						p, err := q.EnqueueInBatch(b, job)
+						require.NoError(t, err)
+						require.NoError(t, db.Pool.SendBatch(ctx, b).Close())
+						_, err = p.Result(ctx, db.Pool)
+						return err
+					}},
+					{"Queue.Get", func() error { _, err := q.Get(ctx, db.Pool, id); return err }},
+					{"Queue.GetByKey", func() error { _, err := q.GetByKey(ctx, db.Pool, evil, evil); return err }},
+					{"Queue.List", func() error {
+						list, err := q.List(ctx, db.Pool, filter)
+						require.Len(t, list, 1)
+						return err
+					}},
+					{"Queue.Stats", func() error { _, err := q.Stats(ctx, evil); return err }},
+					{"Queue.Health", func() error { _, err := q.Health(ctx); return err }},
+					{"Queue.Retry", func() error { _, err := q.Retry(ctx, db.Pool, id); return err }},
+					{"Queue.Claim", func() error { l = claim(); return nil }},
+					{"Lease.Extend", func() error { return l.Extend(ctx, time.Hour) }},
+					{"Lease.Lock", func() error {
+						return pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error { return l.Lock(ctx, tx) })
+					}},
+					{"Lease.IdempotencyKey", func() error { l.IdempotencyKey(evil); return nil }},
+					{"Lease.Release", func() error { return l.Release(ctx) }},
+					{"Lease.Snooze", func() error { return claim().Snooze(ctx, 0) }},
+					{"Lease.Fail", func() error { return claim().Fail(ctx, onceq.RetryAfter(0, oops)) }},
+					{"Queue.Effects", func() error {
+						l = claim()
+						_, err := onceq.Once(ctx, l, evil, func(context.Context, string) (string, error) { return "", oops })
+						require.ErrorIs(t, err, onceq.ErrUncertain)
+						effects, err := q.Effects(ctx, db.Pool, id)
+						require.Len(t, effects, 1)
+						require.Equal(t, evil, effects[0].Name)
+						return err
+					}},
+					{"Queue.Resolve", func() error { return q.Resolve(ctx, db.Pool, id, evil, onceq.Applied(evil)) }},
+					{"Lease.SetResult", func() error { return l.SetResult(evil) }},
+					{"Lease.Complete", func() error { return l.Complete(ctx, nil) }},
+					{"Lease.CompleteInBatch", func() error {
+						_, err := q.Enqueue(ctx, db.Pool, again("2"))
+						require.NoError(t, err)
+						b := &pgx.Batch{}
+						l = claim()
+						require.NoError(t, l.SetResult(evil))
+						require.NoError(t, l.CompleteInBatch(b))
+						return db.Pool.SendBatch(ctx, b).Close()
+					}},
+					{"Queue.Redrive", func() error {
+						r, err := q.Enqueue(ctx, db.Pool, again("3"))
+						require.NoError(t, err)
+						id = r.ID
+						require.NoError(t, claim().Fail(ctx, onceq.Fatal(oops)))
+						_, err = q.Redrive(ctx, db.Pool, id)
+						return err
+					}},
+					{"Queue.Cancel", func() error { _, err := q.Cancel(ctx, db.Pool, id); return err }},
+					{"Queue.RedriveMany", func() error {
+						f := filter
+						f.States = []onceq.State{onceq.StateCancelled}
+						n, _, err := q.RedriveMany(ctx, db.Pool, f)
+						require.Equal(t, 1, n)
+						return err
+					}},
+					{"Queue.Discard", func() error {
+						require.NoError(t, claim().Fail(ctx, onceq.Fatal(oops)))
+						return q.Discard(ctx, db.Pool, id)
+					}},
+					{"Queue.DiscardMany", func() error { _, err := q.DiscardMany(ctx, db.Pool, filter); return err }},
+					{"Queue.Fence", func() error { return nil }},
+					{"Queue.Schema", func() error { q.Schema(); return nil }},
+					{"Fence.Claim", func() (err error) { c, err = fence.Claim(ctx, nil); return err }},
+					{"FenceLease.Extend", func() error { return c.Extend(ctx, time.Hour) }},
+					{"FenceLease.IdempotencyKey", func() error { c.IdempotencyKey(); return nil }},
+					{"FenceLease.Uncertain", func() error { return c.Uncertain(ctx, nil, oops) }},
+					{"Fence.Resolve", func() error { return fence.Resolve(ctx, nil, onceq.NeverApplied()) }},
+					{"FenceLease.Release", func() (err error) {
+						c, err = fence.Claim(ctx, nil)
+						require.NoError(t, err)
+						return c.Release(ctx, nil)
+					}},
+					{"FenceLease.Complete", func() (err error) {
+						c, err = fence.Claim(ctx, nil)
+						require.NoError(t, err)
+						return c.Complete(ctx, nil, evil)
+					}},
+					{"FenceLease.CompleteInBatch", func() error {
+						b := &pgx.Batch{}
+						require.NoError(t, c.CompleteInBatch(b, evil))
+						return db.Pool.SendBatch(ctx, b).Close()
+					}},
+					{"Worker.Drain", func() error {
+						k := onceq.Kind[map[string]string]{Name: evil, Queue: evil, Keep: time.Hour}
+						_, err := q.Enqueue(ctx, db.Pool, k.Job(map[string]string{evil: evil}))
+						require.NoError(t, err)
+						w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, k.Handle(func(ctx context.Context, l *onceq.Lease, _ map[string]string) error {
+							_, err := onceq.Once(ctx, l, evil, func(context.Context, string) (string, error) { return evil, nil })
+							return errors.Join(err, l.SetResult(evil))
+						}))
+						require.NoError(t, err)
+						return w.Drain(ctx, 0)
+					}},
+					{"Queue.CancelMany", func() error {
+						_, _, err := q.CancelMany(ctx, db.Pool, onceq.Filter{Queue: evil, Kind: evil, Scope: evil})
+						return err
+					}},
+					{"Queue.ResolveMany", func() error {
+						_, _, err := q.ResolveMany(ctx, db.Pool, onceq.Filter{Queue: evil, Kind: evil, Scope: evil}, evil, onceq.Applied(evil))
+						return err
+					}},
+					{"Queue.NewInstallation", func() error { return nil }}, // gets no text
+					{"Fence.String", func() error { return nil }},          // sends nothing
+					{"Lease.Now", func() error { return nil }},             // nor does this, with text
+					{"Worker.Run", func() error { return nil }},            // Drain takes the same way
+					{"Reaper.Run", func() error { return nil }},            // runs Once
+					{"Reaper.RunOnce", func() error {
+						r, err := onceq.NewReaper(q, onceq.ReaperConfig{})
+						require.NoError(t, err)
+						db.Advance(100 * 24 * time.Hour)
+						_, err = r.RunOnce(ctx)
+						return err
+					}},
+				}
+				done := make(map[string]bool)
+				for _, s := range steps {
+					require.NoError(t, s.do(), s.method)
+					done[s.method] = true
+				}
+				for _, v := range []any{q, l, fence, c, (*onceq.Worker)(nil), (*onceq.Reaper)(nil)} {
+					typ := reflect.TypeOf(v)
+					for i := range typ.NumMethod() {
+						name := typ.Elem().Name() + "." + typ.Method(i).Name
+						require.True(t, done[name], "%s is not tried here", name)
+					}
+				}
+				require.NoError(t, q.Check(ctx))
+				require.NotEmpty(t, texts.seen)
+				for _, sql := range texts.seen {
+					require.NotContains(t, sql, mark)
+				}
+			})
+		}
+	}
+}
+
+// Text that Postgres cannot hold is refused before it is sent, so that the caller's transaction stays usable.
+func TestSecurity_TextThatPostgresRefusesIsNotSent(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	r, err := q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k"})
+	require.NoError(t, err)
+	for _, bad := range []string{"a\x00b", "a\xff"} {
+		for name, do := range map[string]func(tx pgx.Tx) error{
+			"GetByKey, key":   func(tx pgx.Tx) error { _, err := q.GetByKey(ctx, tx, "s", bad); return err },
+			"GetByKey, scope": func(tx pgx.Tx) error { _, err := q.GetByKey(ctx, tx, bad, "k"); return err },
+			"List, queue":     func(tx pgx.Tx) error { _, err := q.List(ctx, tx, onceq.Filter{Queue: bad}); return err },
+			"List, kind":      func(tx pgx.Tx) error { _, err := q.List(ctx, tx, onceq.Filter{Kind: bad}); return err },
+			"List, scope":     func(tx pgx.Tx) error { _, err := q.List(ctx, tx, onceq.Filter{Scope: bad}); return err },
+			"RedriveMany":     func(tx pgx.Tx) error { _, _, err := q.RedriveMany(ctx, tx, onceq.Filter{Queue: bad}); return err },
+			"DiscardMany":     func(tx pgx.Tx) error { _, err := q.DiscardMany(ctx, tx, onceq.Filter{Queue: bad}); return err },
+			"Resolve":         func(tx pgx.Tx) error { return q.Resolve(ctx, tx, r.ID, bad, onceq.NeverApplied()) },
+			"Claim, kinds":    func(pgx.Tx) error { _, err := q.Claim(ctx, onceq.ClaimOptions{Kinds: []string{bad}}); return err },
+			"Stats":           func(pgx.Tx) error { _, err := q.Stats(ctx, bad); return err },
+			"Once": func(pgx.Tx) error {
+				_, err := onceq.Once(ctx, &onceq.Lease{}, bad, func(context.Context, string) (int, error) { return 0, nil })
+				return err
+			},
+		} {
+			require.NoError(t, pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
+				err := do(tx)
+				var invalid *onceq.InvalidError
+				require.ErrorAs(t, err, &invalid, name)
+				_, err = tx.Exec(ctx, `select 1`)
+				require.NoError(t, err, name)
+				return nil
+			}))
+		}
+	}
+}
+
+// picky refuses what it is given, and says what that was.
+type picky struct{ X any }
+
+func (p *picky) UnmarshalJSON(raw []byte) error { return fmt.Errorf("refused %s", raw) }
+
+// What a payload or a result holds is in no error, no event, no log line and no recorded attempt, whatever goes wrong.
+func TestSecurity_ErrorsAndLogsCarryNoPayload(t *testing.T) {
+	t.Parallel()
+	const mark, number = "zzmark", "31415926535"
+	var mu sync.Mutex
+	var said bytes.Buffer
+	say := func(text string) {
+		mu.Lock()
+		defer mu.Unlock()
+		said.WriteString(text + "\n")
+	}
+	db := queuetest.New(t, queuetest.Config(onceq.Config{
+		Logger: slog.New(slog.NewJSONHandler(lockedWriter{&mu, &said}, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Hook:   onceq.HookFunc(func(_ context.Context, e onceq.Event) { say(fmt.Sprintf("%+v %v", e, e.Err)) }),
+	}))
+	ctx, q := t.Context(), db.Queue
+	failed := 0
+	fails := func(err error) {
+		t.Helper()
+		require.Error(t, err)
+		failed++
+		say(fmt.Sprintf("%v %+v %s", err, err, err.Error()))
+	}
+	enqueue := func(j onceq.Job) error {
+		if j.Kind == "" {
+			j.Kind = "k"
+		}
+		_, err := q.Enqueue(ctx, db.Pool, j)
+		return err
+	}
+
+	// Refused before it is sent.
+	for _, payload := range []any{
+		json.RawMessage(mark), json.RawMessage(`{"a":"` + mark + `"`), json.RawMessage(`"` + mark + `\u0000"`), json.RawMessage(`"` + mark + "\xff\""),
+		json.RawMessage(`"` + mark + `\ud800"`), mark + "\x00", math.Inf(1), make(chan string), strings.Repeat(mark, 1<<20), map[string]any{mark: func() {}},
+		map[string]any{"card": json.Number(mark)}, refusing(mark),
+		json.RawMessage(number + "e99999"),
+	} {
+		fails(enqueue(onceq.Job{Payload: payload}))
+		_, err := q.EnqueueMany(ctx, db.Pool, []onceq.Job{{Kind: "k", Payload: payload}})
+		fails(err)
+		if payload != "zzmark\x00" {
+			continue
+		}
+		_, err = q.Fence(onceq.FenceSpec{Key: "k", Payload: payload})
+		fails(err)
+	}
+	fails(enqueue(onceq.Job{Payload: []string{mark}, Fields: []string{"a"}}))
+	fails(enqueue(onceq.Job{Metadata: map[string]string{"a": mark + "\x00"}}))
+
+	// A key taken with another payload, or at all.
+	require.NoError(t, enqueue(onceq.Job{Key: "taken", Payload: mark, Delay: time.Hour}))
+	fails(enqueue(onceq.Job{Key: "taken", Payload: mark + "2"}))
+	fails(enqueue(onceq.Job{Key: "taken", Payload: mark, Strict: true}))
+
+	// Refused by the database, with the row in what it says beside the message.
+	_, err := owner(t, db).Exec(ctx, `alter table jobs add constraint small check (length(payload::text) < 100)`)
+	require.NoError(t, err)
+	big := strings.Repeat(mark, 50)
+	fails(enqueue(onceq.Job{Payload: big}))
+	_, err = q.EnqueueMany(ctx, db.Pool, []onceq.Job{{Kind: "k", Payload: big}})
+	fails(err)
+
+	// Payloads that do not decode, handlers that panic and fail: what a worker logs, and what is recorded.
+	require.NoError(t, enqueue(onceq.Job{Kind: "small int", Payload: json.RawMessage(number), MaxAttempts: 1}))
+	require.NoError(t, enqueue(onceq.Job{Kind: "time", Payload: mark, MaxAttempts: 1}))
+	require.NoError(t, enqueue(onceq.Job{Kind: "picky", Payload: mark, MaxAttempts: 1}))
+	require.NoError(t, enqueue(onceq.Job{Kind: "bytes for json", Payload: []byte(mark), MaxAttempts: 1}))
+	require.NoError(t, enqueue(onceq.Job{Kind: "panics", Payload: mark, MaxAttempts: 1}))
+	require.NoError(t, enqueue(onceq.Job{Kind: "result", Payload: mark, MaxAttempts: 1}))
+	smallInt, times, pickies := onceq.Kind[struct{ N int8 }]{Name: "small int"}, onceq.Kind[time.Time]{Name: "time"}, onceq.Kind[picky]{Name: "picky"}
+	ints := onceq.Kind[int8]{Name: "bytes for json"}
+	panics, results := onceq.Kind[string]{Name: "panics"}, onceq.Kind[string]{Name: "result"}
+	ran := db.Drain(
+		smallInt.Handle(func(context.Context, *onceq.Lease, struct{ N int8 }) error { return nil }),
+		times.Handle(func(context.Context, *onceq.Lease, time.Time) error { return nil }),
+		pickies.HandleTx(func(context.Context, pgx.Tx, *onceq.Lease, picky) error { return nil }),
+		ints.HandleBatch(2, func(context.Context, pgx.Tx, []onceq.Item[int8]) error { return nil }),
+		panics.Handle(func(context.Context, *onceq.Lease, string) error { panic("oh") }),
+		results.Handle(func(_ context.Context, l *onceq.Lease, s string) error {
+			return errors.Join(l.SetResult(json.RawMessage(s)), l.SetResult(s+"\x00"))
+		}),
+	)
+	require.Len(t, ran, 6)
+	for _, r := range ran {
+		require.Equal(t, onceq.StateDead, r.State, r.Kind)
+		fails(r.Err)
+		info, err := q.Get(ctx, db.Pool, r.JobID)
+		require.NoError(t, err)
+		require.Len(t, info.Errors, 1)
+		say(info.Errors[0].Error)
+	}
+	require.NoError(t, enqueue(onceq.Job{Kind: "number", Payload: map[string]any{"N": json.Number(number)}}))
+	leases, err := q.Claim(ctx, onceq.ClaimOptions{Kinds: []string{"number"}})
+	require.NoError(t, err)
+	require.Len(t, leases, 1)
+
+	// Results: of an effect and of Do, that do not decode into what the next caller wants.
+	_, err = onceq.Once(ctx, leases[0], "e", func(context.Context, string) (string, error) { return mark, nil })
+	require.NoError(t, err)
+	_, err = onceq.Once(ctx, leases[0], "e", func(context.Context, string) (time.Time, error) { return time.Time{}, nil })
+	fails(err)
+	_, err = onceq.Once(ctx, leases[0], "big", func(context.Context, string) (string, error) { return strings.Repeat(mark, 1<<18), nil })
+	fails(err)
+	_, err = onceq.Do(ctx, q, onceq.FenceSpec{Key: "d", Payload: mark}, func(context.Context, *onceq.FenceLease) (json.Number, error) { return number, nil })
+	require.NoError(t, err)
+	_, err = onceq.Do(ctx, q, onceq.FenceSpec{Key: "d", Payload: mark}, func(context.Context, *onceq.FenceLease) (int8, error) { return 0, nil })
+	fails(err)
+	_, err = onceq.Do(ctx, q, onceq.FenceSpec{Key: "d", Payload: mark + "2"}, func(context.Context, *onceq.FenceLease) (int8, error) { return 0, nil })
+	fails(err)
+	require.NoError(t, leases[0].SetResult(mark))
+	require.NoError(t, leases[0].Complete(ctx, nil))
+	fails(leases[0].Complete(ctx, nil))
+	fails(leases[0].Fail(ctx, errors.New("late")))
+
+	mu.Lock()
+	defer mu.Unlock()
+	require.Greater(t, failed, 30)
+	for _, line := range strings.Split(said.String(), "\n") {
+		require.NotContains(t, line, mark)
+		require.NotContains(t, line, number)
+	}
+}
+
+type lockedWriter struct {
+	mu *sync.Mutex
+	to *bytes.Buffer
+}
+
+func (w lockedWriter) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.to.Write(p)
+}
+
+// A stored result is given to who names its class, scope and key, and to nobody else.
+func TestSecurity_AResultIsReachableByItsScopeAndKeyAlone(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	const secret = "of tenant a"
+	mine := onceq.FenceSpec{Scope: "tenant a", Key: "k"}
+	_, err := onceq.Do(ctx, q, mine, func(context.Context, *onceq.FenceLease) (string, error) { return secret, nil })
+	require.NoError(t, err)
+	job := onceq.Job{Kind: "k", Scope: "tenant a", Key: "k"}
+	r, err := q.Enqueue(ctx, db.Pool, job)
+	require.NoError(t, err)
+	require.False(t, r.Duplicate, "a fence's key is no job's")
+	leases, err := q.Claim(ctx, onceq.ClaimOptions{})
+	require.NoError(t, err)
+	_, err = onceq.Once(ctx, leases[0], "k", func(context.Context, string) (string, error) { return secret, nil })
+	require.NoError(t, err)
+	require.NoError(t, leases[0].SetResult(secret))
+	require.NoError(t, leases[0].Complete(ctx, nil))
+
+	got, err := onceq.Do(ctx, q, mine, func(context.Context, *onceq.FenceLease) (string, error) { return "", errors.New("run again") })
+	require.NoError(t, err)
+	require.Equal(t, secret, got)
+	again, err := q.Enqueue(ctx, db.Pool, job)
+	require.NoError(t, err)
+	require.JSONEq(t, `"`+secret+`"`, string(again.Output))
+
+	near := []string{"tenant b", "tenant a ", " tenant a", "Tenant a", "tenant", "tenant a\t", "tenant%", "tenant _", "default"}
+	for _, scope := range near {
+		for _, class := range []onceq.Class{onceq.ClassApplication, onceq.ClassRequest} {
+			own, err := onceq.Do(ctx, q, onceq.FenceSpec{Class: class, Scope: scope, Key: "k"}, func(context.Context, *onceq.FenceLease) (string, error) { return "own", nil })
+			require.NoError(t, err)
+			require.Equal(t, "own", own)
+		}
+		other := job
+		other.Scope = scope
+		r, err := q.Enqueue(ctx, db.Pool, other)
+		require.NoError(t, err)
+		require.Equal(t, onceq.Result{ID: r.ID, State: onceq.StateWaiting}, r)
+	}
+	for _, key := range []string{"K", "k ", "k%", "_", fmt.Sprintf("%d/k", leases[0].ID)} {
+		for _, class := range []onceq.Class{onceq.ClassApplication, onceq.ClassRequest} {
+			own, err := onceq.Do(ctx, q, onceq.FenceSpec{Class: class, Scope: "tenant a", Key: key}, func(context.Context, *onceq.FenceLease) (string, error) { return "own", nil })
+			require.NoError(t, err)
+			require.Equal(t, "own", own)
+		}
+		_, err := q.GetByKey(ctx, db.Pool, "tenant a", key)
+		require.ErrorIs(t, err, onceq.ErrNotFound)
+	}
+	own, err := onceq.Do(ctx, q, onceq.FenceSpec{Class: onceq.ClassRequest, Scope: "tenant a", Key: "k"}, func(context.Context, *onceq.FenceLease) (string, error) { return "own", nil })
+	require.NoError(t, err)
+	require.Equal(t, "own", own)
+
+	// The same key with another payload is refused and told nothing of the result.
+	_, err = onceq.Do(ctx, q, onceq.FenceSpec{Scope: "tenant c", Key: "k", Payload: 1}, func(context.Context, *onceq.FenceLease) (string, error) { return secret, nil })
+	require.NoError(t, err)
+	_, err = onceq.Do(ctx, q, onceq.FenceSpec{Scope: "tenant c", Key: "k", Payload: 2}, func(context.Context, *onceq.FenceLease) (string, error) { return "", nil })
+	var mismatch *onceq.MismatchError
+	require.ErrorAs(t, err, &mismatch)
+	require.Nil(t, mismatch.Existing.Output)
+}
+
+// refusing does not encode, and says why.
+type refusing string
+
+func (r refusing) MarshalJSON() ([]byte, error) { return nil, errors.New("not " + string(r)) }

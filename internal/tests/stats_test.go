@@ -1,0 +1,157 @@
+package tests
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+func TestStats(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	if s := must[[]onceq.QueueStats](t)(q.Stats(ctx)); len(s) != 0 {
+		t.Fatalf("%+v", s)
+	}
+	repairDead(t, db, onceq.Job{})
+	repairDead(t, db, onceq.Job{})
+	repairExec(t, db, `update onceq.job_history set state = 8 where id = 1`)
+	for range 3 {
+		repairEnqueue(t, db, onceq.Job{Delay: time.Hour})
+	}
+	for _, o := range []func(*onceq.Lease) error{
+		func(l *onceq.Lease) error { return l.Fail(ctx, errors.New("later")) },
+		func(l *onceq.Lease) error { return l.Snooze(ctx, 0) },
+	} {
+		repairEnqueue(t, db, onceq.Job{Priority: onceq.PriorityHigh})
+		if err := o(repairClaim(t, db)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	repairExec(t, db, `update onceq.jobs set run_at = now() + interval '1 h' where attempts > 0`)
+	repairExec(t, db, `update onceq.jobs set lost = 1 where attempts = 0 and priority = -1`) // due, retried
+	repairEnqueue(t, db, onceq.Job{Priority: onceq.PriorityLow})
+	repairEnqueue(t, db, onceq.Job{Priority: onceq.PriorityLow})
+	repairExec(t, db, `update onceq.jobs set run_at = now() - interval '1 min' where priority = 1`)
+	repairEnqueue(t, db, onceq.Job{Priority: onceq.PriorityHigh, Queue: "x"})
+	must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{Queue: "x"}))
+	repairExec(t, db, `insert into onceq.queues values ('idle', now())`)
+
+	got := must[[]onceq.QueueStats](t)(q.Stats(ctx))
+	if len(got) != 3 || got[0].Oldest < time.Minute || got[0].Oldest > time.Hour {
+		t.Fatalf("%+v", got)
+	}
+	got[0].Oldest = 0
+	want := []onceq.QueueStats{
+		{Queue: "default", Waiting: 2, Retrying: 2, Delayed: 3, Dead: 1, Held: 1},
+		{Queue: "idle"},
+		{Queue: "x", Leased: 1, Running: 1},
+	}
+	for i := range want {
+		if got[i] != want[i] {
+			t.Errorf("got %+v, want %+v", got[i], want[i])
+		}
+	}
+	named := must[[]onceq.QueueStats](t)(q.Stats(ctx, "x", "none"))
+	if len(named) != 2 || named[0] != (onceq.QueueStats{Queue: "none"}) || named[1] != want[2] {
+		t.Errorf("%+v", named)
+	}
+}
+
+// A worker with one slot has claimed more than it runs: whoever looks for what is stuck wants to know which.
+// seen is a tracer that remembers the latest statement of a pool, and whether it stood behind others in a batch,
+// which is where the library sets what plans may be made.
+type seen struct {
+	statement string
+	args      []any
+	guarded   bool
+}
+
+func (s *seen) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	s.statement, s.args, s.guarded = data.SQL, data.Args, false
+	return ctx
+}
+func (s *seen) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+func (s *seen) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	return ctx
+}
+func (s *seen) TraceBatchQuery(_ context.Context, _ *pgx.Conn, data pgx.TraceBatchQueryData) {
+	s.statement, s.args, s.guarded = data.SQL, data.Args, true
+}
+func (s *seen) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
+
+func (s *seen) option() queuetest.Option {
+	return queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = s })
+}
+
+// wantNoScan explains the latest statement, with custom and with generic plans: no plan may read all of a table,
+// or all of an index range.
+func (s *seen) wantNoScan(t *testing.T, db *queuetest.DB) {
+	t.Helper()
+	last := *s
+	for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
+		err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+			settings := "set local plan_cache_mode = " + mode
+			if last.guarded {
+				settings += "; set local enable_seqscan = off; set local enable_hashjoin = off; set local enable_mergejoin = off; set local enable_bitmapscan = off"
+			}
+			if _, err := tx.Exec(t.Context(), settings); err != nil {
+				return err
+			}
+			rows, err := tx.Query(t.Context(), "explain (costs off) "+last.statement, last.args...)
+			if err != nil {
+				return err
+			}
+			lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+			plan := strings.Join(lines, "\n")
+			for _, table := range []string{"jobs", "job_history", "job_fences"} {
+				if strings.Contains(plan, "Seq Scan on "+table) || strings.Contains(plan, "Bitmap Heap Scan on "+table) {
+					t.Errorf("%s reads all of %s:\n%s", mode, table, plan)
+				}
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// fillJobs and fillHistory add n rows to each of the queues q0 and q1, behind the planner's back.
+func fillJobs(t *testing.T, db *queuetest.DB, n int) {
+	t.Helper()
+	must[pgconn.CommandTag](t)(owner(t, db).Exec(t.Context(), `insert into jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload)
+		select nextval('ids'), now() - i * interval '1 ms', now(), 25, i % 2, q, 'mail', '{}' from generate_series(1, $1::int) i, unnest(array['q0', 'q1']) q`, n))
+}
+
+func fillHistory(t *testing.T, db *queuetest.DB, n int) {
+	t.Helper()
+	must[pgconn.CommandTag](t)(owner(t, db).Exec(t.Context(), `insert into job_history (id, run_at, created_at, finished_at, claims, lost, attempts, max_attempts, priority, state, queue, kind, payload)
+		select nextval('ids'), now(), now(), now(), 1, 0, 1, 25, 0, case i % 3 when 0 then 6 else 5 end, q, 'mail', '{}' from generate_series(1, $1::int) i, unnest(array['q0', 'q1']) q`, n))
+}
+
+func TestTrapStatsReadsBoundedRangesOfIndexes(t *testing.T) {
+	t.Parallel()
+	look := new(seen)
+	db := queuetest.New(t, look.option())
+	ctx := t.Context()
+	fillJobs(t, db, 30_000)
+	fillHistory(t, db, 60_000)
+	got := must[[]onceq.QueueStats](t)(db.Queue.Stats(ctx))
+	if len(got) != 2 || got[0].Waiting != onceq.StatsCap || got[0].Dead != onceq.StatsCap || !got[0].Capped || got[1].Queue != "q1" {
+		t.Fatalf("%+v", got)
+	}
+	look.wantNoScan(t, db)
+	must[pgconn.CommandTag](t)(owner(t, db).Exec(ctx, `analyze jobs, job_history`))
+	must[[]onceq.QueueStats](t)(db.Queue.Stats(ctx, "q0"))
+	look.wantNoScan(t, db)
+}
