@@ -127,28 +127,28 @@ func BenchmarkDispatch(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	r := &run{Worker: w, tasks: make(map[int64]*task)}
-	var cancel context.CancelCauseFunc
-	r.base, cancel = context.WithCancelCause(b.Context())
+	base, cancel := context.WithCancelCause(b.Context())
 	defer cancel(nil)
-	r.finisher.ready.L, r.finisher.room.L = &r.finisher.mu, &r.finisher.mu
-	l := newLane(r, DefaultQueue, w.queues[DefaultQueue])
-	for range l.slots {
-		go l.work()
+	tasks := &taskSet{q: q, base: base, all: make(map[int64]*task)}
+	out := newOutbox(q, 1, nil, w.lease, base, tasks)
+	x := &executor{q: q, handlers: w.handlers, lease: w.lease, base: base, tasks: tasks, outbox: out}
+	s := newSlots(w, DefaultQueue, w.queues[DefaultQueue])
+	for range s.count {
+		go x.work(s)
 	}
-	defer close(l.ready)
+	defer close(s.ready)
 	leases := benchLeases(q, 1000)
 	b.ReportAllocs()
 	for b.Loop() {
-		l.handOut(leases, time.Now())
+		x.accept(s, leases, time.Now())
 		for left := len(leases); left > 0; {
-			batch := r.finisher.take()
+			batch := out.take()
 			left -= len(batch)
-			r.mu.Lock()
+			tasks.mu.Lock()
 			for _, o := range batch {
-				delete(r.tasks, o.lease.Token)
+				delete(tasks.all, o.lease.Token)
 			}
-			r.mu.Unlock()
+			tasks.mu.Unlock()
 		}
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(leases)), "ns/job")

@@ -5,7 +5,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"slices"
-	"sync/atomic"
 	"time"
 )
 
@@ -13,21 +12,9 @@ import (
 type lane struct {
 	*run
 	queue     string
-	slots     int
-	width     int  // jobs that one slot takes at once
-	startsAll bool // nothing is claimed ahead: a kind's first lost lease is its last, and only what was started may lose one
-	keep      int64
-	ready     chan unit
-	pooled    bool // it has transactional kinds: each of their running handlers holds a connection of the pool
-
-	outstanding atomic.Int64 // claimed or about to be, and their handler has not returned
-	busy        atomic.Int32 // slots that run handlers
-	suspected   atomic.Int32 // slots that suspects have
-	returned    atomic.Int64 // jobs whose handlers returned, ever
-	worked      atomic.Int64 // nanoseconds that they took, one after the other in each slot
-	low         atomic.Int64 // outstanding at which the claimer wants to hear
-	room        chan struct{}
-	wake        chan struct{} // a notification
+	slots     *slots
+	startsAll bool          // nothing is claimed ahead: a kind's first lost lease is its last, and only what was started may lose one
+	wake      chan struct{} // a notification
 
 	// Owned by the claimer.
 	reserved   int64      // of outstanding: for the claim that is on its way
@@ -59,17 +46,11 @@ type lane struct {
 	claimFails int
 }
 
-func newLane(r *run, queue string, c QueueConfig) *lane {
-	l := &lane{
-		run: r, queue: queue, slots: c.Concurrency, width: 1, keep: r.keeps[queue], at: fromStart(), pooled: r.pooledIn[queue],
-		room: make(chan struct{}, 1), wake: make(chan struct{}, 1), unknown: make(map[string]bool),
-	}
+func newLane(r *run, s *slots) *lane {
+	l := &lane{run: r, queue: s.queue, slots: s, at: fromStart(), wake: make(chan struct{}, 1), unknown: make(map[string]bool)}
 	for _, h := range r.handlers {
-		l.width = max(l.width, h.size)
 		l.startsAll = l.startsAll || h.maxLost == 1
 	}
-	// Never blocks: no more units than jobs, and no more jobs than this are claimed.
-	l.ready = make(chan unit, l.slots*l.width+maxPrefetch)
 	return l
 }
 
@@ -93,7 +74,7 @@ func (l *lane) loop(ctx context.Context) {
 		if err != nil {
 			l.claimFails++
 			wait := min(5*time.Second, 50*time.Millisecond<<min(l.claimFails, 10))
-			l.q.fails(l.run, workClaim, l.queue, err, slog.Duration("next_try_in", wait))
+			l.q.fails(l.id, workClaim, l.queue, err, slog.Duration("next_try_in", wait))
 			l.announced = time.Time{}
 			if !sleep(ctx, wait/2+rand.N(wait), nil) {
 				return
@@ -101,7 +82,7 @@ func (l *lane) loop(ctx context.Context) {
 			continue
 		}
 		l.claimFails = 0
-		l.q.works(l.run, workClaim, l.queue)
+		l.q.works(l.id, workClaim, l.queue)
 		if found > 0 {
 			pause = time.Millisecond
 		}
@@ -132,7 +113,7 @@ func (l *lane) waitRoom(ctx context.Context) (n int, suspect bool) {
 		suspect = l.suspectDue()
 		now := time.Now()
 		if d := now.Sub(l.countedAt); d > 2*time.Millisecond {
-			returned := l.returned.Load()
+			returned := l.slots.returned.Load()
 			rate := float64(returned-l.counted) / d.Seconds()
 			l.rate = (l.rate + rate) / 2
 			l.counted, l.countedAt = returned, now
@@ -141,58 +122,58 @@ func (l *lane) waitRoom(ctx context.Context) (n int, suspect bool) {
 		if l.startsAll {
 			prefetch = 0
 		}
-		slots := l.slots
-		if l.pooled {
+		slots := l.slots.count
+		if l.slots.pooled {
 			l.q.connections.mu.Lock()
-			slots = l.q.connections.allow(l)
+			slots = l.q.connections.allow(l.slots)
 		}
-		limit, need := int64(slots*l.width)+prefetch, int64(1)
+		limit, need := int64(slots*l.slots.width)+prefetch, int64(1)
 		waited := now.Sub(l.claimedAt)
 		switch {
 		case suspect:
-			limit, need = int64((slots-1)*l.width), 0 // the next slot is the suspect's
+			limit, need = int64((slots-1)*l.slots.width), 0 // the next slot is the suspect's
 		case l.full && waited < patience:
 			need = max(1, limit/4)
 		}
-		free := limit - l.outstanding.Load()
+		free := limit - l.slots.outstanding.Load()
 		if n = int(min(free, maxPrefetch)); suspect {
-			n = l.width
+			n = l.slots.width
 		}
 		enough := free >= need
-		if l.pooled {
+		if l.slots.pooled {
 			if enough {
 				l.reserved = int64(n)
-				l.outstanding.Add(l.reserved)
+				l.slots.outstanding.Add(l.reserved)
 			}
 			l.q.connections.mu.Unlock()
 		}
 		if enough {
 			return n, suspect
 		}
-		l.low.Store(limit - need)
+		l.slots.low.Store(limit - need)
 		timer := time.NewTimer(max(time.Millisecond, patience-waited))
 		switch {
-		case l.pooled:
+		case l.slots.pooled:
 			timer.Reset(20 * time.Millisecond) // the application gives connections back without a word
 		case need <= 1:
 			timer.Reset(time.Second)
 		}
-		if limit-l.outstanding.Load() < need {
+		if limit-l.slots.outstanding.Load() < need {
 			select {
-			case <-l.room:
+			case <-l.slots.room:
 			case <-timer.C:
 			case <-ctx.Done():
 			}
 		}
 		timer.Stop()
-		l.low.Store(-1)
+		l.slots.low.Store(-1)
 	}
 }
 
 // could is how many handlers could return in a second, as long as they took so far on average: some long ones that end
 // together are no reason to claim ahead.
 func (l *lane) could() float64 {
-	worked, returned := l.worked.Load(), l.returned.Load()
+	worked, returned := l.slots.worked.Load(), l.slots.returned.Load()
 	if returned < 100 {
 		return 0 // too few to say
 	}
@@ -200,14 +181,14 @@ func (l *lane) could() float64 {
 	if returned-l.workedOn > 1000 {
 		l.workedUpTo, l.workedOn = l.workedUpTo+(worked-l.workedUpTo)/2, l.workedOn+(returned-l.workedOn)/2
 	}
-	return float64(l.slots) * float64(returned-l.workedOn) / (time.Duration(worked-l.workedUpTo) + 1).Seconds()
+	return float64(l.slots.count) * float64(returned-l.workedOn) / (time.Duration(worked-l.workedUpTo) + 1).Seconds()
 }
 
 // unreserve gives back what waitRoom reserved: what was claimed is outstanding by now.
 func (l *lane) unreserve() {
 	if n := l.reserved; n > 0 {
 		l.reserved = 0
-		l.outstanding.Add(-n)
+		l.slots.outstanding.Add(-n)
 		l.q.connections.wake()
 	}
 }
@@ -224,7 +205,7 @@ func (l *lane) claimSome(ctx context.Context, n int) (int, error) {
 	c := claim{queue: l.queue, kinds: l.kinds, limit: n, lease: l.lease, from: from}
 	// Not cut off by the shutdown: a claim that commits while nobody listens leaves leases to run out.
 	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.lease)
-	leases, err := l.q.claim(unbroken, l.side, &c, claimJobs, append(c.args(), max(0, int64(l.slots*l.width)-l.outstanding.Load()+l.reserved))...)
+	leases, err := l.q.claim(unbroken, l.side, &c, claimJobs, append(c.args(), max(0, int64(l.slots.count*l.slots.width)-l.slots.outstanding.Load()+l.reserved))...)
 	cancel()
 	l.claimedAt = time.Now()
 	if err != nil {
@@ -242,7 +223,7 @@ func (l *lane) claimSome(ctx context.Context, n int) (int, error) {
 	if len(leases) == 0 {
 		return 0, nil
 	}
-	l.handOut(leases, c.began)
+	l.exec.accept(l.slots, leases, c.began)
 	if l.full || l.claimedAt.Sub(l.found) < 50*time.Millisecond {
 		l.unannounce(ctx)
 	}
@@ -266,7 +247,7 @@ func (l *lane) rest(ctx context.Context, pause time.Duration) bool {
 		if err := l.announce(ctx); err == nil {
 			return false // a job may have been committed just before the announcement
 		} else if ctx.Err() == nil {
-			l.q.fails(l.run, workAnnounce, l.queue, err)
+			l.q.fails(l.id, workAnnounce, l.queue, err)
 			l.announced = time.Now() // not with every poll
 		}
 	}
@@ -329,9 +310,9 @@ select (extract(epoch from min(j.run_at) - statement_timestamp()) * 1000000)::bi
 	}
 	switch err := l.q.guarded(ctx, l.side, next, []any{l.queue, priorities, l.claimedTo}, &due); {
 	case err == nil:
-		l.q.works(l.run, workNextDue, l.queue)
+		l.q.works(l.id, workNextDue, l.queue)
 	case ctx.Err() == nil:
-		l.q.fails(l.run, workNextDue, l.queue, err)
+		l.q.fails(l.id, workNextDue, l.queue, err)
 	}
 	if due == nil {
 		return 0, false

@@ -8,105 +8,113 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// connections are those of the pool, as far as handlers' transactions hold them: of all workers of a Queue. A lane claims
+// connections are those of the pool, as far as handlers' transactions hold them: of all workers of a Queue. A claimer claims
 // no more than there are connections for, so that nothing is leased and waits: another worker may have it.
 type connections struct {
-	mu    sync.Mutex
-	lanes map[*lane]bool // those with transactional kinds; true: it has less than its share, and there is no more
-	held  atomic.Int32   // by handlers' transactions
+	pool *pgxpool.Pool
+	held atomic.Int32 // by handlers' transactions; the executors count
+
+	mu     sync.Mutex
+	queues map[*slots]bool // those with transactional kinds; true: one has less than its share, and there is no more; guarded by mu
 }
 
-func (c *connections) join(l *lane) {
+func (c *connections) join(s *slots) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.lanes == nil {
-		c.lanes = make(map[*lane]bool)
+	if c.queues == nil {
+		c.queues = make(map[*slots]bool)
 	}
-	c.lanes[l] = false
+	c.queues[s] = false
 }
 
-func (c *connections) leave(l *lane) {
+func (c *connections) leave(s *slots) {
 	c.mu.Lock()
-	delete(c.lanes, l)
+	delete(c.queues, s)
 	c.mu.Unlock()
 	c.wake()
 }
 
-// wake tells lanes that have less than their share that something was given back.
+// wake tells claimers of queues that have less than their share that something was given back.
 func (c *connections) wake() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for l, wants := range c.lanes {
+	for s, wants := range c.queues {
 		if wants {
-			l.signal()
+			s.signal()
 		}
 	}
 }
 
-// allow gives how many of its slots a lane may use now. The caller holds mu.
-func (c *connections) allow(l *lane) int {
-	mine, total, wanted := l.slotsUsed(), 0, false
-	for o, wants := range c.lanes {
-		total += o.slotsUsed()
-		wanted = wanted || wants && o != l
+// allow gives how many of its slots a queue may use now. The caller holds mu.
+func (c *connections) allow(s *slots) int {
+	mine, total, wanted := s.used(), 0, false
+	for o, wants := range c.queues {
+		total += o.used()
+		wanted = wanted || wants && o != s
 	}
-	share := max(1, l.mayHold/max(1, len(c.lanes)))
-	may := l.mayHold - (total - mine)
+	share := max(1, s.mayHold/max(1, len(c.queues)))
+	may := s.mayHold - (total - mine)
 	if wanted && mine >= share {
 		may = mine // others first
 	}
 	// What the application itself holds is not there for handlers either. One may wait for it, so that jobs have their turn.
-	stat := l.q.pool.Stat()
+	stat := c.pool.Stat()
 	free := int(stat.MaxConns()-stat.AcquiredConns()) - max(0, total-int(c.held.Load()))
 	if total == 0 {
 		free = max(1, free)
 	}
-	may = max(0, min(may, mine+max(0, free), l.slots))
-	c.lanes[l] = may <= mine && mine < share
+	may = max(0, min(may, mine+max(0, free), s.count))
+	c.queues[s] = may <= mine && mine < share
 	return may
 }
 
-// crowd is what watchPool saw.
-type crowd struct {
+// poolWatch says in the log when all connections of the pool are in use and none comes free, while handlers' transactions
+// hold some of them: a handler that asks the pool for one more may wait for those that do the same.
+type poolWatch struct {
+	q       *Queue
+	tasks   *taskSet
+	crowded atomic.Bool // it is so now; for the executor, which says so in errors
+
+	// The beats' goroutine alone uses these.
 	acquired int64 // connections that were given out, ever
 	since    time.Time
 	said     time.Time
 }
 
-// watchPool says in the log when all connections of the pool are in use and none comes free, while handlers' transactions
-// hold some of them: a handler that asks the pool for one more may wait for those that do the same.
-func (r *run) watchPool() {
+// look is called with every beat.
+func (c *poolWatch) look() {
 	const sayAgain = time.Minute
-	stat, now := r.q.pool.Stat(), time.Now()
-	held := r.q.connections.held.Load()
-	c := &r.crowd
+	stat, now := c.q.pool.Stat(), time.Now()
+	held := c.q.connections.held.Load()
 	if held == 0 || stat.AcquiredConns() < stat.MaxConns() || stat.AcquireCount() != c.acquired {
 		c.acquired, c.since = stat.AcquireCount(), now
-		r.crowded.Store(false)
+		c.crowded.Store(false)
 		return
 	}
-	r.crowded.Store(true)
+	c.crowded.Store(true)
 	if now.Sub(c.said) < sayAgain {
 		return
 	}
 	c.said = now
 	oldest, count := make(map[string]time.Duration), make(map[string]int)
-	r.mu.Lock()
-	for _, t := range r.tasks {
+	c.tasks.mu.Lock()
+	for _, t := range c.tasks.all {
 		if t.ctx != nil && !t.since.IsZero() && t.h.lease == nil {
 			count[t.lease.Kind]++
 			oldest[t.lease.Kind] = max(oldest[t.lease.Kind], now.Sub(t.since))
 		}
 	}
-	r.mu.Unlock()
+	c.tasks.mu.Unlock()
 	var kinds []string
 	for kind, n := range count {
 		kinds = append(kinds, fmt.Sprintf("%d of kind %q for up to %s", n, kind, oldest[kind].Round(time.Millisecond)))
 	}
 	slices.Sort(kinds)
-	r.q.log.Warn("onceq: all connections of the pool are in use and none comes free; a handler that asks the pool for one waits."+
+	c.q.log.Warn("onceq: all connections of the pool are in use and none comes free; a handler that asks the pool for one waits."+
 		" Inside of HandleTx use its tx, raise the pool's MaxConns, or lower QueueConfig.Concurrency",
 		slog.Int("connections", int(stat.MaxConns())), slog.Int("by handlers' transactions", int(held)),
 		slog.String("handlers", strings.Join(kinds, ", ")), slog.Duration("for", now.Sub(c.since)))

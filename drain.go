@@ -18,9 +18,7 @@ func (l *lane) drain(ctx context.Context) error {
 			l.unreserve()
 			return nil
 		}
-		l.mu.Lock()
-		idle := len(l.tasks) == 0
-		l.mu.Unlock()
+		idle := l.exec.tasks.holdsNone()
 		found, err := l.drainSome(ctx, min(n, l.budget), suspect)
 		l.unreserve()
 		l.budget -= found
@@ -47,7 +45,7 @@ func (l *lane) drain(ctx context.Context) error {
 		case done:
 			return nil
 		case found == 0:
-			sleep(ctx, 2*time.Millisecond, l.room)
+			sleep(ctx, 2*time.Millisecond, l.slots.room)
 		}
 	}
 }
@@ -58,7 +56,7 @@ func (l *lane) drainSome(ctx context.Context, n int, suspect bool) (found int, e
 		if err := l.lookForSuspects(ctx, false); err != nil {
 			return 0, err
 		}
-		suspect = l.suspectDue() && l.outstanding.Load()-l.reserved <= int64((l.slots-1)*l.width)
+		suspect = l.suspectDue() && l.slots.outstanding.Load()-l.reserved <= int64((l.slots.count-1)*l.slots.width)
 	}
 	if suspect {
 		return l.claimSuspect(ctx)

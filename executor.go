@@ -7,33 +7,55 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-func (l *lane) handOut(leases []*Lease, began time.Time) {
-	l.outstanding.Add(int64(len(leases)))
+// executor runs the handlers of one Run, for all of its queues. It has each job from the claim on until the outcome is in the
+// outbox.
+type executor struct {
+	q         *Queue
+	handlers  map[string]*Handler
+	lease     time.Duration
+	pipelines bool            // see pipelines
+	db        *pgxpool.Pool   // the worker's own
+	base      context.Context // of all handlers
+	tasks     *taskSet
+	outbox    *outbox
+	crowd     *poolWatch
+
+	stopping atomic.Bool    // nothing is started any more; set once, by Run when it ends
+	handling sync.WaitGroup // goroutines that run handlers
+}
+
+// accept takes what was claimed for a queue, and has it run as soon as a slot is free.
+func (x *executor) accept(s *slots, leases []*Lease, began time.Time) {
+	s.outstanding.Add(int64(len(leases)))
 	tasks := make([]task, len(leases))
-	l.mu.Lock()
+	x.tasks.mu.Lock()
 	for i, lease := range leases {
 		t := &tasks[i]
-		*t = task{lease: lease, h: l.handlers[lease.Kind], extended: began}
+		*t = task{lease: lease, h: x.handlers[lease.Kind], extended: began}
 		lease.keep = t.h.keep
 		if lease.keep == math.MinInt64 {
-			lease.keep = l.keep
+			lease.keep = s.keep
 		}
-		l.tasks[lease.Token] = t
+		x.tasks.all[lease.Token] = t
 	}
-	l.mu.Unlock()
+	x.tasks.mu.Unlock()
 	var batches map[*Handler][]*task
 	for i := range tasks {
 		t := &tasks[i]
 		if worn := t.lease.wornOut(t.h.maxLost); worn != nil {
-			l.left([]*task{t})
-			l.end(t, *worn)
+			x.left(s, []*task{t})
+			x.end(t, *worn)
 			continue
 		}
-		if t.h.batch == nil || t.suspect() {
-			l.ready <- unit{one: t}
+		if t.h.batch == nil || t.quarantined() {
+			s.ready <- unit{one: t}
 			continue
 		}
 		if batches == nil {
@@ -41,29 +63,29 @@ func (l *lane) handOut(leases []*Lease, began time.Time) {
 		}
 		b := append(batches[t.h], t)
 		if len(b) == t.h.size {
-			l.ready <- unit{many: b}
+			s.ready <- unit{many: b}
 			b = nil
 		}
 		batches[t.h] = b
 	}
 	for _, b := range batches {
 		if len(b) > 0 {
-			l.ready <- unit{many: b}
+			s.ready <- unit{many: b}
 		}
 	}
 }
 
 // work runs handlers until the claimer has ended and nothing is left.
-func (l *lane) work() {
-	for u := range l.ready {
-		l.busy.Add(1)
-		l.workOn(u)
+func (x *executor) work(s *slots) {
+	for u := range s.ready {
+		s.busy.Add(1)
+		x.workOn(s, u)
 	}
 }
 
 var errGoexit = errors.New("onceq: the handler ended its goroutine (runtime.Goexit, which FailNow of a test calls)")
 
-func (l *lane) workOn(u unit) {
+func (x *executor) workOn(s *slots, u unit) {
 	tasks := u.tasks()
 	began := time.Now()
 	returned := false
@@ -71,81 +93,71 @@ func (l *lane) workOn(u unit) {
 		if !returned {
 			// Not a panic, those are errors by now. This goroutine ends here, and another one takes its place.
 			for _, t := range tasks {
-				if !l.ended(t) {
-					l.end(t, t.lease.failure(errGoexit, t.h.backoff))
+				if !x.tasks.ended(t) {
+					x.end(t, t.lease.failure(errGoexit, t.h.backoff))
 				}
 			}
-			l.handling.Go(l.work)
+			x.handling.Go(func() { x.work(s) })
 		}
-		l.worked.Add(int64(time.Since(began)))
-		if l.anyLate.Load() {
+		s.worked.Add(int64(time.Since(began)))
+		if x.tasks.anyLate.Load() {
 			for _, t := range tasks {
-				l.q.late.Delete(t.lease.Token)
+				x.q.late.Delete(t.lease.Token)
 			}
 		}
-		l.returned.Add(int64(len(tasks)))
-		l.busy.Add(-1)
-		l.left(tasks)
+		s.returned.Add(int64(len(tasks)))
+		s.busy.Add(-1)
+		x.left(s, tasks)
 	}()
 	switch h := tasks[0].h; {
-	case l.stopping.Load():
-		l.giveBack(u)
+	case x.stopping.Load():
+		x.giveBack(u)
 	case h.lease != nil:
-		l.runLease(tasks[0])
+		x.runLease(tasks[0])
 	default:
-		l.runTx(tasks, h)
+		x.runTx(tasks, h)
 	}
 	returned = true
 }
 
 // left says that tasks take no room any more.
-func (l *lane) left(tasks []*task) {
+func (x *executor) left(s *slots, tasks []*task) {
 	n := len(tasks)
-	if tasks[0].suspect() {
-		n = l.width
-		l.suspected.Add(-1)
+	if tasks[0].quarantined() {
+		n = s.width
+		s.quarantined.Add(-1)
 	}
-	if l.outstanding.Add(-int64(n)) <= l.low.Load() {
-		l.signal()
+	if s.outstanding.Add(-int64(n)) <= s.low.Load() {
+		s.signal()
 	}
-	if l.pooled {
-		l.q.connections.wake()
+	if s.pooled {
+		x.q.connections.wake()
 	}
-}
-
-// signal tells the claimer that there may be room.
-func (l *lane) signal() {
-	select {
-	case l.room <- struct{}{}:
-	default:
-	}
-}
-
-// slotsUsed is how many of its slots a lane uses, or has claimed for.
-func (l *lane) slotsUsed() int {
-	jobs := int(l.outstanding.Load())
-	return min(l.slots, max((jobs+l.width-1)/l.width, int(l.busy.Load())))
 }
 
 // giveBack ends tasks that were not started, as if they had not been claimed.
-func (l *lane) giveBack(u unit) {
+func (x *executor) giveBack(u unit) {
 	for _, t := range u.tasks() {
-		l.end(t, outcome{lease: t.lease, state: StateWaiting})
+		x.end(t, outcome{lease: t.lease, state: StateWaiting})
 	}
 }
 
 var errTimeout = errors.New("timeout")
 
-// start gives the context of a handler that is about to run; false where the lease is lost already. Its time begins with
-// running, when it has what it needs for that.
-func (l *lane) start(tasks []*task, h *Handler) (*handlerContext, bool) {
-	ctx := &handlerContext{base: l.base}
+// start gives the context of a handler that is about to run; false where the lease is lost already. A handler that is called
+// at once has its time from then on. One that waits for a connection first has it from called on.
+func (x *executor) start(tasks []*task, h *Handler, atOnce bool) (*handlerContext, bool) {
+	ctx := &handlerContext{base: x.base}
 	ctx.leases = append(ctx.one[:0], tasks[0].lease)
 	for _, t := range tasks[1:] {
 		ctx.leases = append(ctx.leases, t.lease)
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	began := time.Now()
+	if atOnce && h.timeout > 0 {
+		ctx.until(began.Add(h.timeout))
+	}
+	x.tasks.mu.Lock()
+	defer x.tasks.mu.Unlock()
 	for _, t := range tasks {
 		if t.lost != nil {
 			ctx.cancel(t.lost)
@@ -153,57 +165,57 @@ func (l *lane) start(tasks []*task, h *Handler) (*handlerContext, bool) {
 		}
 	}
 	for _, t := range tasks {
-		t.ctx = ctx
+		if t.ctx = ctx; atOnce {
+			t.since, t.lease.began = began, began
+		}
 	}
 	return ctx, true
 }
 
-func (l *lane) runLease(t *task) {
-	t.lease.beats, t.lease.timeout = l.lease, t.h.timeout
-	for try := 1; l.tryLease(t, try); try++ {
-		sleep(l.base, rand.N(time.Duration(try)*5*time.Millisecond), nil)
+// called says that the handler of a transaction is called now.
+func (x *executor) called(tasks []*task, h *Handler, ctx *handlerContext, tx *handlerTx) {
+	began := time.Now()
+	if h.timeout > 0 {
+		ctx.until(began.Add(h.timeout))
+	}
+	x.tasks.mu.Lock()
+	defer x.tasks.mu.Unlock()
+	for _, t := range tasks {
+		t.since, t.lease.began, t.tx = began, began, tx
+	}
+}
+
+func (x *executor) runLease(t *task) {
+	t.lease.beats, t.lease.timeout = x.lease, t.h.timeout
+	for try := 1; x.tryLease(t, try); try++ {
+		sleep(x.base, rand.N(time.Duration(try)*5*time.Millisecond), nil)
 	}
 }
 
 // tryLease calls a handler and passes on what came of it, or says that it is to be called again: Postgres wants a transaction
 // of its own run again whose part the completion was.
-func (l *lane) tryLease(t *task, try int) (again bool) {
-	ctx, ok := l.start([]*task{t}, t.h)
+func (x *executor) tryLease(t *task, try int) (again bool) {
+	ctx, ok := x.start([]*task{t}, t.h, true)
 	if !ok {
-		l.end(t, l.judge(t, ctx, ctx.why()))
+		x.end(t, x.judge(t, ctx, ctx.why()))
 		return false
 	}
 	defer ctx.cancel(nil)
-	began := l.running([]*task{t}, t.h, ctx, nil)
 	err := protect(func() error { return t.h.lease(ctx, t.lease) })
 	// Not where that is somebody else's error, and the job is completed.
 	if t.lease.conflicts(err) && try < conflictTries && ctx.why() == nil && t.lease.lengthen(ctx) {
 		t.lease.startOver()
 		return true
 	}
-	o := l.judge(t, ctx, err)
-	o.run = time.Since(began)
-	l.end(t, o)
+	o := x.judge(t, ctx, err)
+	o.run = time.Since(t.lease.began)
+	x.end(t, o)
 	return false
 }
 
-// running says that the handler is called now.
-func (l *lane) running(tasks []*task, h *Handler, ctx *handlerContext, tx *handlerTx) (began time.Time) {
-	began = time.Now()
-	if h.timeout > 0 {
-		ctx.until(began.Add(h.timeout))
-	}
-	l.mu.Lock()
-	for _, t := range tasks {
-		t.since, t.lease.began, t.tx = began, began, tx
-	}
-	l.mu.Unlock()
-	return began
-}
-
 // judge gives the outcome of a handler that returned err.
-func (l *lane) judge(t *task, ctx *handlerContext, err error) outcome {
-	o := l.outcome(t, ctx, err)
+func (x *executor) judge(t *task, ctx *handlerContext, err error) outcome {
+	o := x.outcome(t, ctx, err)
 	// Where the handler completed the job in a transaction of its own and committed that, the guard no longer holds
 	// and this is refused, quietly. If not, nothing of it happened and the job has to run again.
 	if o.unsure = t.lease.completedItself(); o.unsure {
@@ -212,7 +224,7 @@ func (l *lane) judge(t *task, ctx *handlerContext, err error) outcome {
 	return o
 }
 
-func (l *lane) outcome(t *task, ctx *handlerContext, err error) outcome {
+func (x *executor) outcome(t *task, ctx *handlerContext, err error) outcome {
 	lease := t.lease
 	cause := ctx.why()
 	switch {
@@ -230,7 +242,7 @@ func (l *lane) outcome(t *task, ctx *handlerContext, err error) outcome {
 		return outcome{lease: lease, state: StateWaiting, cause: err}
 	case errors.Is(cause, errTimeout) && errors.Is(err, context.DeadlineExceeded):
 		crowded := ""
-		if l.crowded.Load() {
+		if x.crowd.crowded.Load() {
 			crowded = " (all connections of the pool were in use; see the log)"
 		}
 		err = fmt.Errorf("handler ran longer than %s, its kind's Timeout%s: %w", t.h.timeout, crowded, err)
@@ -239,74 +251,74 @@ func (l *lane) outcome(t *task, ctx *handlerContext, err error) outcome {
 }
 
 // end passes an outcome on to be written, unless the lease is known to be lost.
-func (l *lane) end(t *task, o outcome) {
-	l.mu.Lock()
+func (x *executor) end(t *task, o outcome) {
+	x.tasks.mu.Lock()
 	lost := t.lost
 	t.finishing = true
 	if lost != nil && !errors.Is(lost, ErrCancelled) {
-		l.forget(t.lease)
-		l.mu.Unlock()
+		x.tasks.forget(t.lease)
+		x.tasks.mu.Unlock()
 		return
 	}
-	l.mu.Unlock()
-	l.finisher.add(o)
+	x.tasks.mu.Unlock()
+	x.outbox.add(o)
 }
 
 // runTx runs a transactional handler: one task, or a batch.
-func (l *lane) runTx(tasks []*task, h *Handler) {
+func (x *executor) runTx(tasks []*task, h *Handler) {
 	for try := 1; ; try++ {
-		ctx, ok := l.start(tasks, h)
+		ctx, ok := x.start(tasks, h, false)
 		if !ok {
 			if len(tasks) == 1 {
-				l.end(tasks[0], l.judge(tasks[0], ctx, ctx.why()))
+				x.end(tasks[0], x.judge(tasks[0], ctx, ctx.why()))
 				return
 			}
 			for _, t := range tasks {
-				l.runTx([]*task{t}, h)
+				x.runTx([]*task{t}, h)
 			}
 			return
 		}
-		sure, err := l.transaction(ctx, tasks, h)
+		sure, err := x.transaction(ctx, tasks, h)
 		var refused *refusedError
 		var committed *committedError
 		if conflicts(err) && try < conflictTries && ctx.why() == nil {
 			ctx.cancel(nil)
-			sleep(l.base, rand.N(time.Duration(try)*5*time.Millisecond), nil)
+			sleep(x.base, rand.N(time.Duration(try)*5*time.Millisecond), nil)
 			continue
 		}
 		switch {
 		case err == nil:
 		case errors.As(err, &committed):
 			for _, t := range tasks {
-				l.end(t, outcome{lease: t.lease, state: StateDead, spend: true, err: errorText(err.Error()), keep: -1, cause: err, run: time.Since(t.lease.began)})
+				x.end(t, outcome{lease: t.lease, state: StateDead, spend: true, err: errorText(err.Error()), keep: -1, cause: err, run: time.Since(t.lease.began)})
 			}
 		case len(tasks) > 1:
 			// Somebody in the batch is at fault. Each alone shows who.
 			ctx.cancel(nil)
-			l.mu.Lock()
+			x.tasks.mu.Lock()
 			for _, t := range tasks {
 				t.ctx, t.tx = nil, nil // until it is its turn
 			}
-			l.mu.Unlock()
+			x.tasks.mu.Unlock()
 			for _, t := range tasks {
-				if l.stopping.Load() && l.base.Err() != nil {
-					l.end(t, outcome{lease: t.lease, state: StateWaiting})
+				if x.stopping.Load() && x.base.Err() != nil {
+					x.end(t, outcome{lease: t.lease, state: StateWaiting})
 				} else {
-					l.runTx([]*task{t}, h)
+					x.runTx([]*task{t}, h)
 				}
 			}
 			return
 		case errors.As(err, &refused):
-			l.lose(tasks[0], refused.op, refused.event)
-			l.end(tasks[0], outcome{lease: tasks[0].lease, state: StateWaiting})
+			x.tasks.lose(tasks[0], refused.op, refused.event)
+			x.end(tasks[0], outcome{lease: tasks[0].lease, state: StateWaiting})
 		default:
 			var notBegun *notBegunError
 			if errors.As(err, &notBegun) && ctx.why() == nil {
 				err = &retryAfter{d: time.Second, err: err, free: true}
 			}
-			o := l.judge(tasks[0], ctx, err)
+			o := x.judge(tasks[0], ctx, err)
 			o.unsure = !sure
-			l.end(tasks[0], o)
+			x.end(tasks[0], o)
 		}
 		ctx.cancel(nil)
 		return
@@ -323,22 +335,22 @@ func conflicts(err error) bool {
 
 // transaction runs a handler in a transaction and commits it with the completions. A nil error: committed,
 // and everything is said. sure is false where an error may stand for a commit whose answer got lost.
-func (l *lane) transaction(ctx *handlerContext, tasks []*task, h *Handler) (sure bool, err error) {
+func (x *executor) transaction(ctx *handlerContext, tasks []*task, h *Handler) (sure bool, err error) {
 	leases := make([]*Lease, len(tasks))
 	slices.SortFunc(tasks, func(a, b *task) int { return int(a.lease.ID - b.lease.ID) })
 	for i, t := range tasks {
 		leases[i] = t.lease
 		t.lease.result, t.lease.inTx = "", true
 	}
-	tx, err := l.newHandlerTx(ctx, leases, h)
+	tx, err := x.newHandlerTx(ctx, leases, h)
 	if err != nil {
 		return true, &notBegunError{err}
 	}
 	defer tx.release()
-	l.q.connections.held.Add(1)
-	defer l.q.connections.held.Add(-1)
+	x.q.connections.held.Add(1)
+	defer x.q.connections.held.Add(-1)
 	tx.pinged = time.Now()
-	began := l.running(tasks, h, ctx, tx)
+	x.called(tasks, h, ctx, tx)
 	err = protect(func() error {
 		if h.tx != nil {
 			return h.tx(ctx, &tx.root, leases[0])
@@ -355,7 +367,7 @@ func (l *lane) transaction(ctx *handlerContext, tasks []*task, h *Handler) (sure
 	}
 	outcomes := make([]outcome, len(leases))
 	for i, lease := range leases {
-		outcomes[i] = outcome{lease: lease, state: StateCompleted, result: lease.result, keep: lease.keep, run: time.Since(began)}
+		outcomes[i] = outcome{lease: lease, state: StateCompleted, result: lease.result, keep: lease.keep, run: time.Since(lease.began)}
 	}
 	again := err != nil && leases[0].failure(err, nil).reset
 	if err == nil || again {
@@ -366,43 +378,51 @@ func (l *lane) transaction(ctx *handlerContext, tasks []*task, h *Handler) (sure
 	if err != nil && !again {
 		return true, tx.undo(err)
 	}
-	// The handler is done and wants this, so only the guard decides, and not a context that has just ended.
-	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.lease)
-	defer cancel()
-	many := len(leases) > 1 || again
-	var last statement
-	switch {
-	case again:
+	if again {
 		for i, lease := range leases {
 			outcomes[i] = lease.failure(err, nil)
 		}
+	}
+	return x.commit(ctx, tx, tasks, outcomes)
+}
+
+// commit commits a handler's transaction together with the outcomes of its jobs: all are completed, or all run again.
+func (x *executor) commit(ctx *handlerContext, tx *handlerTx, tasks []*task, outcomes []outcome) (sure bool, err error) {
+	// The handler is done and wants this, so only the guard decides, and not a context that has just ended.
+	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), x.lease)
+	defer cancel()
+	again := outcomes[0].reset
+	many := len(outcomes) > 1 || again
+	var last statement
+	switch {
+	case again:
 		last = statement{retryJobs, retryArgs(outcomes, true)}
 	case !many:
-		last.sql, last.args = leases[0].completion()
+		last.sql, last.args = outcomes[0].lease.completion()
 	case slices.ContainsFunc(outcomes, func(o outcome) bool { return o.keep != 0 }):
 		last = statement{endJobs, endArgs(outcomes, true)}
 	default:
 		last = statement{completeJobs, completeArgs(outcomes, true)}
 	}
-	l.mu.Lock()
+	x.tasks.mu.Lock()
 	for _, t := range tasks {
 		t.finishing = true
 	}
-	l.mu.Unlock()
+	x.tasks.mu.Unlock()
 	sure, err = tx.commit(unbroken, many, last)
 	if leaseLost(err) {
 		err = &refusedError{"complete", EventStale}
 	}
-	l.mu.Lock()
+	x.tasks.mu.Lock()
 	for _, t := range tasks {
 		if t.finishing = err == nil; err == nil {
-			l.forget(t.lease)
+			x.tasks.forget(t.lease)
 		}
 	}
-	l.mu.Unlock()
+	x.tasks.mu.Unlock()
 	if err == nil {
 		for _, o := range outcomes {
-			l.q.finished(ctx, o, false)
+			x.q.finished(ctx, o, false)
 		}
 	}
 	return sure, err

@@ -66,7 +66,7 @@ returning 1`
 	err := l.q.guarded(ctx, l.side, announce, []any{l.queue, l.id, announceFor.Microseconds()}, nil)
 	if err == nil {
 		l.announced = time.Now()
-		l.q.works(l.run, workAnnounce, l.queue)
+		l.q.works(l.id, workAnnounce, l.queue)
 	}
 	return err
 }
@@ -79,9 +79,9 @@ func (l *lane) unannounce(ctx context.Context) {
 	}
 	if err := l.q.guarded(ctx, l.side, unannounce, []any{l.queue, l.id}, nil); err == nil {
 		l.announced = time.Time{}
-		l.q.works(l.run, workAnnounce, l.queue)
+		l.q.works(l.id, workAnnounce, l.queue)
 	} else if ctx.Err() == nil {
-		l.q.fails(l.run, workAnnounce, l.queue, err)
+		l.q.fails(l.id, workAnnounce, l.queue, err)
 	}
 }
 
@@ -109,10 +109,10 @@ func (r *run) listen(ctx context.Context) {
 			wait = 10 * time.Minute
 		}
 		if errors.Is(err, errDeaf) {
-			r.q.works(r, workListen, "") // it does what it can there
+			r.q.works(r.id, workListen, "") // it does what it can there
 			r.q.log.Info("onceq: not listening for new jobs, polling until it does again", slog.Duration("next_try_in", wait), slog.Any("reason", err))
 		} else {
-			r.q.fails(r, workListen, "", err, slog.Duration("next_try_in", wait))
+			r.q.fails(r.id, workListen, "", err, slog.Duration("next_try_in", wait))
 		}
 		if !sleep(ctx, wait/2+rand.N(wait), nil) {
 			return
@@ -165,7 +165,7 @@ func (r *run) listenOnce(ctx context.Context) error {
 		if n.Payload == hello {
 			waiting = ctx
 			r.listening.Store(true)
-			r.q.works(r, workListen, "")
+			r.q.works(r.id, workListen, "")
 			for _, l := range r.lanes {
 				l.rouse() // out of a poll that knows of no notifications, to announce that it waits
 			}

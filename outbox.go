@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"sync"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 const (
@@ -14,83 +16,98 @@ const (
 	maxPending  = 10000 // outcomes that wait before handlers do
 )
 
-// finisher collects outcomes: while one batch is being written, the next one gathers. So a single completion
-// goes out at once and many go out together, without anybody waiting for a clock.
-type finisher struct {
+// outbox has the outcomes that are to be written: while one batch of them is on its way, the next one gathers. So a single
+// completion goes out at once and many go out together, without anybody waiting for a clock. The executor adds to it, and
+// two goroutines empty it.
+type outbox struct {
+	q     *Queue
+	id    int64           // of the run
+	db    *pgxpool.Pool   // the worker's own
+	lease time.Duration   // for which writing is tried
+	ctx   context.Context // of writing: ends when Run has waited enough
+	tasks *taskSet
+
 	mu      sync.Mutex
 	ready   sync.Cond // something to write, or closed
 	room    sync.Cond // fewer than maxPending
-	pending []outcome
-	closed  bool
+	pending []outcome // guarded by mu
+	closed  bool      // guarded by mu
 }
 
-func (f *finisher) add(o outcome) {
-	f.mu.Lock()
-	for len(f.pending) >= maxPending {
-		f.room.Wait()
+func newOutbox(q *Queue, id int64, db *pgxpool.Pool, lease time.Duration, ctx context.Context, tasks *taskSet) *outbox {
+	o := &outbox{q: q, id: id, db: db, lease: lease, ctx: ctx, tasks: tasks}
+	o.ready.L, o.room.L = &o.mu, &o.mu
+	return o
+}
+
+func (o *outbox) add(out outcome) {
+	o.mu.Lock()
+	for len(o.pending) >= maxPending {
+		o.room.Wait()
 	}
-	f.pending = append(f.pending, o)
-	f.mu.Unlock()
-	f.ready.Signal()
+	o.pending = append(o.pending, out)
+	o.mu.Unlock()
+	o.ready.Signal()
 }
 
-func (f *finisher) close() {
-	f.mu.Lock()
-	f.closed = true
-	f.mu.Unlock()
-	f.ready.Broadcast()
+func (o *outbox) close() {
+	o.mu.Lock()
+	o.closed = true
+	o.mu.Unlock()
+	o.ready.Broadcast()
 }
 
 // take waits for outcomes; none when closed and drained.
-func (f *finisher) take() []outcome {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for len(f.pending) == 0 && !f.closed {
-		f.ready.Wait()
+func (o *outbox) take() []outcome {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for len(o.pending) == 0 && !o.closed {
+		o.ready.Wait()
 	}
-	n := min(len(f.pending), finishChunk)
-	batch := append(make([]outcome, 0, n), f.pending[:n]...)
-	f.pending = append(f.pending[:0], f.pending[n:]...)
-	clear(f.pending[len(f.pending):min(cap(f.pending), len(f.pending)+n)])
-	f.room.Broadcast()
+	n := min(len(o.pending), finishChunk)
+	batch := append(make([]outcome, 0, n), o.pending[:n]...)
+	o.pending = append(o.pending[:0], o.pending[n:]...)
+	clear(o.pending[len(o.pending):min(cap(o.pending), len(o.pending)+n)])
+	o.room.Broadcast()
 	return batch
 }
 
-func (r *run) finishLoop() {
+// loop writes until the outbox is closed and empty.
+func (o *outbox) loop() {
 	for {
-		batch := r.finisher.take()
+		batch := o.take()
 		if len(batch) == 0 {
 			return
 		}
-		r.write(batch)
-		r.q.works(r, workFinish, "") // or was given up
-		r.mu.Lock()
-		for _, o := range batch {
-			r.forget(o.lease)
+		o.write(batch)
+		o.q.works(o.id, workFinish, "") // or was given up
+		o.tasks.mu.Lock()
+		for _, done := range batch {
+			o.tasks.forget(done.lease)
 		}
-		r.mu.Unlock()
+		o.tasks.mu.Unlock()
 	}
 }
 
 // write writes outcomes. A lost connection is waited out for as long as the leases last, and until Run has waited enough; a value that Postgres
 // refuses is found by halving, so that it cannot keep the others from being written.
-func (r *run) write(batch []outcome) {
+func (o *outbox) write(batch []outcome) {
 	began := time.Now()
 	replaced := false // the outcome that Postgres refused, by a failure that says so
 	for try := 0; len(batch) > 0; try++ {
-		ctx, cancel := context.WithTimeout(r.writing, r.lease)
-		_, left, err := r.q.finish(ctx, r.side, batch)
+		ctx, cancel := context.WithTimeout(o.ctx, o.lease)
+		_, left, err := o.q.finish(ctx, o.db, batch)
 		cancel()
 		switch {
 		case err == nil:
 			return
 		case badData(err) && len(left) > 1:
-			r.write(left[:len(left)/2])
-			r.write(left[len(left)/2:])
+			o.write(left[:len(left)/2])
+			o.write(left[len(left)/2:])
 			return
 		case badData(err):
 			if replaced {
-				r.q.log.Error("onceq: the outcome of a job cannot be stored; its lease runs out and it runs again",
+				o.q.log.Error("onceq: the outcome of a job cannot be stored; its lease runs out and it runs again",
 					slog.Int64("job", left[0].lease.ID), slog.Any("error", err))
 				return
 			}
@@ -98,17 +115,17 @@ func (r *run) write(batch []outcome) {
 			batch = []outcome{left[0].lease.failure(fmt.Errorf("onceq: storing the outcome: %w", err), nil)}
 			batch[0].unsure = left[0].unsure
 			continue
-		case time.Since(began) > r.lease || r.writing.Err() != nil:
-			r.q.log.Error("onceq: outcomes could not be stored while their leases lasted; these jobs run again",
+		case time.Since(began) > o.lease || o.ctx.Err() != nil:
+			o.q.log.Error("onceq: outcomes could not be stored while their leases lasted; these jobs run again",
 				slog.Int("jobs", len(left)), slog.Any("error", err))
 			return
 		}
-		r.q.fails(r, workFinish, "", err, slog.Int("jobs", len(left)))
+		o.q.fails(o.id, workFinish, "", err, slog.Int("jobs", len(left)))
 		for i := range left {
 			left[i].unsure = true // it may have been stored, and only the answer lost
 		}
 		batch = left
 		wait := min(2*time.Second, 20*time.Millisecond<<min(try, 10))
-		sleep(r.writing, wait/2+rand.N(wait), nil)
+		sleep(o.ctx, wait/2+rand.N(wait), nil)
 	}
 }

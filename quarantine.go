@@ -91,7 +91,7 @@ const (
 // suspectDue says whether a suspect is to be claimed before anything else: in turn with the others, so that neither waits
 // for all of the other sort.
 func (l *lane) suspectDue() bool {
-	return len(l.suspects) > 0 && !l.othersTurn && int(l.suspected.Load()) < max(1, l.slots/2) && l.q.suspects.free(l)
+	return len(l.suspects) > 0 && !l.othersTurn && int(l.slots.quarantined.Load()) < max(1, l.slots.count/2) && l.q.suspects.free(l)
 }
 
 // saw takes down which suspects there are.
@@ -126,8 +126,8 @@ func (l *lane) claimSuspect(ctx context.Context) (int, error) {
 	l.suspects = l.suspects[slices.Index(few, one.ID)+1:]
 	l.found = time.Now()
 	l.q.suspects.start(one.Token, probation(l.handlers[one.Kind].maxLost-one.Lost))
-	l.suspected.Add(1)
-	l.outstanding.Add(int64(l.width - 1)) // it has a slot for itself
-	l.handOut(leases, c.began)
+	l.slots.quarantined.Add(1)
+	l.slots.outstanding.Add(int64(l.slots.width - 1)) // it has a slot for itself
+	l.exec.accept(l.slots, leases, c.began)
 	return 1, nil
 }

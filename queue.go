@@ -91,6 +91,7 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Queue, error) {
 	if len(q.schema) > 63 || !utf8.ValidString(q.schema) || strings.ContainsRune(q.schema, 0) {
 		return nil, fmt.Errorf("onceq: Config.Schema %q is no schema name: at most 63 bytes of UTF-8 without NUL", q.schema)
 	}
+	q.connections.pool = pool
 	q.channel = channel(q.schema)
 	ident := pgx.Identifier{q.schema}.Sanitize()
 	q.names = strings.NewReplacer(

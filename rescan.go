@@ -74,9 +74,9 @@ func (l *lane) lookBehind(ctx context.Context) bool {
 	if err := l.q.guarded(ctx, l.side, sweepTurn, []any{l.queue, every.Microseconds()}, &turn); err != nil {
 		switch {
 		case errors.Is(err, pgx.ErrNoRows):
-			l.q.works(l.run, workSuspects, l.queue)
+			l.q.works(l.id, workSuspects, l.queue)
 		case ctx.Err() == nil:
-			l.q.fails(l.run, workSuspects, l.queue, err)
+			l.q.fails(l.id, workSuspects, l.queue, err)
 		}
 		// Not this worker's turn, mostly. It asks again at another time of the second, so
 		// that no worker is too late for ever: only this one may have the kinds that wait there.
@@ -97,7 +97,7 @@ func (l *lane) lookBehind(ctx context.Context) bool {
 				&last, &at.id, &n, &unknown, &ids, &lost)
 			if err != nil {
 				if ctx.Err() == nil {
-					l.q.fails(l.run, workSuspects, l.queue, err)
+					l.q.fails(l.id, workSuspects, l.queue, err)
 				}
 				return moved > 0
 			}
@@ -120,7 +120,7 @@ func (l *lane) lookBehind(ctx context.Context) bool {
 			at.runAt = *last
 		}
 	}
-	l.q.works(l.run, workSuspects, l.queue)
+	l.q.works(l.id, workSuspects, l.queue)
 	l.saw(seen)
 	l.sweepEnded = time.Now()
 	l.sweepTook = l.sweepEnded.Sub(l.sweptAt)

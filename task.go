@@ -1,15 +1,20 @@
 package onceq
 
 import (
+	"context"
 	"fmt"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 )
 
 // task is the worker's side of one lease.
 type task struct {
-	lease     *Lease
-	h         *Handler
+	lease *Lease
+	h     *Handler
+
+	// Guarded by taskSet.mu.
 	extended  time.Time       // just before the claim or the latest beat that found it alive
 	ctx       *handlerContext // once it runs, or waits for a connection
 	tx        *handlerTx      // the transaction that it runs in, nil for none
@@ -19,8 +24,8 @@ type task struct {
 	late      bool            // its handler did not return, and is not waited for any more
 }
 
-// suspect says whether the job has lost a lease: then it was claimed alone.
-func (t *task) suspect() bool { return t.lease.Lost > 0 }
+// quarantined says whether the job has lost a lease: then it was claimed by itself.
+func (t *task) quarantined() bool { return t.lease.Lost > 0 }
 
 // unit is what one handler call gets: one task, or the tasks of a batch.
 type unit struct {
@@ -35,48 +40,67 @@ func (u unit) tasks() []*task {
 	return u.many
 }
 
+// taskSet has all tasks of one Run: from the claim until the outcome is written or the lease is lost. The executor adds
+// and finishes them, the beats extend them, the outbox takes them out.
+type taskSet struct {
+	q       *Queue
+	base    context.Context // of all handlers, for events
+	anyLate atomic.Bool     // a handler did not return, ever; set by the beats
+
+	mu  sync.Mutex      // guards all, and the fields of its tasks that say so
+	all map[int64]*task // by token
+}
+
+// holdsNone reports whether no job is held.
+func (s *taskSet) holdsNone() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.all) == 0
+}
+
 // ended reports whether a task's outcome is on its way or written.
-func (l *run) ended(t *task) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return t.finishing || l.tasks[t.lease.Token] != t
+func (s *taskSet) ended(t *task) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return t.finishing || s.all[t.lease.Token] != t
 }
 
 // forget is for a task that has been dealt with: its outcome is written, or its lease lost. The caller holds mu.
-func (l *run) forget(lease *Lease) {
-	delete(l.tasks, lease.Token)
+func (s *taskSet) forget(lease *Lease) {
+	delete(s.all, lease.Token)
 	if lease.Lost > 0 {
-		l.q.suspects.leave(lease.Token)
+		s.q.suspects.leave(lease.Token)
 	}
 }
 
-// lose gives a task up and says so once. The task stays in tasks until its handler has returned.
-func (l *run) lose(t *task, op string, event EventType) {
+// lose gives a task up and says so once. The task stays in the set until its handler has returned.
+func (s *taskSet) lose(t *task, op string, event EventType) {
 	lost := t.lease.lostError(op)
-	l.mu.Lock()
+	s.mu.Lock()
 	first := t.lost == nil
 	if first {
 		t.lost = lost
 	}
-	ctx := t.ctx
-	l.mu.Unlock()
-	if ctx != nil {
-		ctx.cancel(lost)
+	running := t.ctx
+	s.mu.Unlock()
+	if running != nil {
+		running.cancel(lost)
 	}
 	if first {
 		e := t.lease.event(event)
 		e.Err = lost
-		l.q.emit(l.base, e)
+		s.q.emit(s.base, e)
 	}
 }
 
-// abandoned names the jobs whose handlers ignore their context, and closes their transactions' connections.
-func (r *run) abandoned() error {
+// abandon is for the end of Run: it closes the transactions' connections of handlers that ignore their context, and
+// names their kinds.
+func (s *taskSet) abandon() error {
 	var kinds []string
 	var open []*handlerTx
 	n := 0
-	r.mu.Lock()
-	for _, t := range r.tasks {
+	s.mu.Lock()
+	for _, t := range s.all {
 		if t.ctx != nil && !t.finishing {
 			n++
 			kinds = append(kinds, t.lease.Kind)
@@ -85,7 +109,7 @@ func (r *run) abandoned() error {
 			}
 		}
 	}
-	r.mu.Unlock()
+	s.mu.Unlock()
 	for _, tx := range open {
 		tx.giveUp()
 	}

@@ -101,8 +101,8 @@ select ` + limitIdling + `,
        pg_current_xact_id()::text`
 
 // newHandlerTx gives a transaction that is not open yet, with the connection for it.
-func (r *run) newHandlerTx(ctx context.Context, leases []*Lease, h *Handler) (*handlerTx, error) {
-	tx := &handlerTx{q: r.q, side: r.side, h: h, leases: leases, ctx: ctx, lease: r.lease, pipelines: r.pipelines}
+func (x *executor) newHandlerTx(ctx context.Context, leases []*Lease, h *Handler) (*handlerTx, error) {
+	tx := &handlerTx{q: x.q, side: x.db, h: h, leases: leases, ctx: ctx, lease: x.lease, pipelines: x.pipelines}
 	tx.root.tx = tx
 	return tx, tx.acquire(ctx)
 }

@@ -271,29 +271,33 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 		}
 	}()
 
-	r := &run{Worker: w, side: side, pulse: pulse, id: rand.Int64(), tasks: make(map[int64]*task)}
-	var giveUp context.CancelFunc
-	r.writing, giveUp = context.WithCancel(context.WithoutCancel(ctx))
+	writing, giveUp := context.WithCancel(context.WithoutCancel(ctx))
 	defer giveUp()
-	var cancel context.CancelCauseFunc
-	r.base, cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	base, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(errShutdown)
-	r.finisher.ready.L = &r.finisher.mu
-	r.finisher.room.L = &r.finisher.mu
-	defer w.q.ends(r)
+	r := &run{Worker: w, side: side, id: rand.Int64()}
+	defer w.q.ends(r.id)
+	tasks := &taskSet{q: w.q, base: base, all: make(map[int64]*task)}
+	crowd := &poolWatch{q: w.q, tasks: tasks}
+	outbox := newOutbox(w.q, r.id, side, w.lease, writing, tasks)
+	beats := &beats{q: w.q, id: r.id, db: pulse, lease: w.lease, ctx: writing, tasks: tasks, crowd: crowd}
+	r.exec = &executor{
+		q: w.q, handlers: w.handlers, lease: w.lease, pipelines: w.pipelines, db: side, base: base,
+		tasks: tasks, outbox: outbox, crowd: crowd,
+	}
 
 	// Who waits for whom at the end: claimers and the listener end with ctx; handlers end when their channel is
-	// closed and drained; the beat ends when they have; the finisher when nothing can come any more.
-	var claimers, finishers, beats sync.WaitGroup
+	// closed and drained; the beat ends when they have; the outbox when nothing can come any more.
+	var claimers, writers, beating sync.WaitGroup
 	for name, c := range w.queues {
-		l := newLane(r, name, c)
+		l := newLane(r, newSlots(w, name, c))
 		r.lanes = append(r.lanes, l)
-		if l.pooled {
-			w.q.connections.join(l)
-			defer w.q.connections.leave(l)
+		if l.slots.pooled {
+			w.q.connections.join(l.slots)
+			defer w.q.connections.leave(l.slots)
 		}
-		for range l.slots {
-			r.handling.Go(l.work)
+		for range l.slots.count {
+			r.exec.handling.Go(func() { r.exec.work(l.slots) })
 		}
 	}
 	r.budget, r.drainers, r.resting = limit, len(r.lanes), make(map[*lane]bool)
@@ -305,26 +309,26 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 			} else {
 				failed[i] = l.drain(ctx)
 			}
-			close(l.ready)
+			close(l.slots.ready)
 		})
 	}
 	if limit < 0 {
 		claimers.Go(func() { r.listen(ctx) })
 	}
 	for range 2 {
-		finishers.Go(r.finishLoop)
+		writers.Go(outbox.loop)
 	}
 	stopBeats := make(chan struct{})
-	beats.Go(func() { r.beatLoop(stopBeats) })
+	beating.Go(func() { beats.loop(stopBeats) })
 	if slices.Contains(slices.Collect(maps.Values(w.pooledIn)), true) {
-		beats.Go(func() { r.pingLoop(stopBeats) })
+		beating.Go(func() { beats.pingLoop(stopBeats) })
 	}
 
 	drained := make(chan struct{})
 	if limit >= 0 {
 		go func() {
 			claimers.Wait()
-			r.handling.Wait()
+			r.exec.handling.Wait()
 			close(drained)
 		}()
 	}
@@ -332,31 +336,31 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 	case <-ctx.Done():
 	case <-drained:
 	}
-	r.stopping.Store(true)
+	r.exec.stopping.Store(true)
 	claimers.Wait()
 	// What was claimed ahead goes back at once, also where handlers that take their time hold all slots.
 	for _, l := range r.lanes {
-		for u := range l.ready {
-			l.giveBack(u)
+		for u := range l.slots.ready {
+			r.exec.giveBack(u)
 		}
 	}
 	returned := make(chan struct{})
 	go func() {
-		r.handling.Wait()
+		r.exec.handling.Wait()
 		close(returned)
 	}()
 	if !within(returned, max(0, w.shutdown)) {
 		cancel(errShutdown)
 		if !within(returned, abandonAfter) {
-			if left = r.abandoned(); left != nil {
+			if left = tasks.abandon(); left != nil {
 				time.AfterFunc(rollbackTimeout, giveUp)
 			}
 		}
 	}
-	r.finisher.close()
-	finishers.Wait()
+	outbox.close()
+	writers.Wait()
 	close(stopBeats)
-	beats.Wait()
+	beating.Wait()
 	r.unannounceAll()
 	if r.cutShort.Load() {
 		left = errors.Join(left, fmt.Errorf("onceq: Drain was ended with work left: %w", context.Cause(ctx)))
@@ -384,28 +388,17 @@ func within(done <-chan struct{}, d time.Duration) bool {
 type run struct {
 	*Worker
 	side     *pgxpool.Pool
-	pulse    *pgxpool.Pool   // of the beats alone
-	id       int64           // names this run among the waiters
-	base     context.Context // of all handlers
-	writing  context.Context // of outcomes and beats
+	id       int64 // names this run among the waiters
 	lanes    []*lane
-	stopping atomic.Bool
-	handling sync.WaitGroup // goroutines that run handlers
-	finisher finisher
+	exec     *executor
 	draining sync.Mutex     // of Drain: lets one lane claim at a time, and guards what follows
 	budget   int            // how many jobs may still be claimed
 	drainers int            // lanes that have not given up
 	resting  map[*lane]bool // those that found nothing since any found something or a handler ran
 
-	mu    sync.Mutex      // guards tasks and every task's fields
-	tasks map[int64]*task // by token; from the claim until the outcome is written or the lease is lost
-
 	cutShort  atomic.Bool // Drain, by its context
 	listening atomic.Bool // notifications are known to arrive
 	silent    atomic.Bool // but not of jobs that were enqueued in a transaction
-	crowd     crowd       // of the beats
-	anyLate   atomic.Bool // a handler did not return, ever
-	crowded   atomic.Bool // all connections of the pool are in use, and none came free lately
 }
 
 // sleep waits for d, or until wake or ctx; false when ctx has ended.

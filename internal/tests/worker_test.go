@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"regexp"
 	"runtime"
 	"strings"
 	"sync"
@@ -797,7 +798,7 @@ func TestShutdown_LeaksNoGoroutine(t *testing.T) {
 		buf := make([]byte, 1<<20)
 		all = string(buf[:runtime.Stack(buf, true)])
 		for _, g := range strings.Split(all, "\n\n") {
-			if strings.Contains(g, "onceq.(*run)") || strings.Contains(g, "onceq.(*lane)") || strings.Contains(g, "onceq.(*Worker)") {
+			if regexp.MustCompile(`onceq\.\(\*(Worker|run|lane|executor|outbox|beats)\)`).MatchString(g) {
 				own++
 			}
 		}
