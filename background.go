@@ -21,7 +21,7 @@ type work struct {
 
 var (
 	workClaim    = &work{"claim", "claiming jobs", "no job starts"}
-	workSuspects = &work{"look_behind", "looking for expired leases", "jobs whose process ended, and jobs that were committed late, may not be found"}
+	workRescan   = &work{"rescan", "looking for expired leases", "jobs whose process ended, and jobs that were committed late, may not be found"}
 	workExtend   = &work{"extend", "extending leases", "leases run out and their jobs run again"}
 	workFinish   = &work{"finish", "storing outcomes", "what is done is not recorded, and runs again when its leases have run out"}
 	workAnnounce = &work{"announce", "announcing that a worker waits", "new jobs wait for the next poll"}

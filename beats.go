@@ -14,11 +14,11 @@ import (
 type beats struct {
 	q     *Queue
 	id    int64           // of the run
-	db    *pgxpool.Pool   // one connection, of the beats alone
+	db    *pgxpool.Pool   // one connection, for beats only
 	lease time.Duration   // by which leases are extended
 	ctx   context.Context // as for writing outcomes: ends when Run has waited enough
 	tasks *taskSet
-	crowd *poolWatch
+	watch *poolWatch
 }
 
 // loop extends what is held for longer than a third of the lease, and ends what is lost or cancelled.
@@ -32,7 +32,7 @@ func (b *beats) loop(stop <-chan struct{}) {
 		case <-ticker.C:
 		}
 		b.once()
-		b.crowd.look()
+		b.watch.look()
 	}
 }
 
@@ -126,7 +126,7 @@ func (b *beats) overdue(t *task, now time.Time) time.Duration {
 	}
 	t.late = true
 	b.tasks.anyLate.Store(true)
-	b.q.suspects.leave(t.lease.Token) // others may start
+	b.q.quarantine.leave(t.lease.Token) // others may start
 	return now.Sub(ended)
 }
 

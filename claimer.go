@@ -4,95 +4,107 @@ import (
 	"context"
 	"log/slog"
 	"math/rand/v2"
-	"slices"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// lane is one queue of a run: one claimer, and slots goroutines that run handlers.
-type lane struct {
-	*run
-	queue     string
-	slots     *slots
-	startsAll bool          // nothing is claimed ahead: a kind's first lost lease is its last, and only what was started may lose one
-	wake      chan struct{} // a notification
+// What one claimer for all queues of a process would be, in terms of what is here. Nothing but the claimer changes: slots,
+// executor, outbox and beats know no claimer, and the cursor, the pace and the quarantine of a queue are data in its feed.
+//
+//   - A claimer has a list of feeds in place of one, and one goroutine. All slots signal the same channel (slots.room), and
+//     waitRoom gives the feeds that have room, by want, which decides for one feed and waits for nothing.
+//   - One look over all feeds asks, for each queue: is something due behind the places of its cursor, and when is the next
+//     delayed job due (nextDue for many queues)? It is what an idle process sends, at an interval that goes with its cost.
+//     A notification for a queue marks its feed as due without asking.
+//   - One statement claims from the feeds that are due and have room: position gets a queue and claim a limit for each, and
+//     a lease comes back with its queue. Each feed's cursor is told its part (cursor.claimed), as it is today. Which feed
+//     comes first moves on with each claim, as lowestEvery does for priorities.
+//   - The turn to rescan is one row for the schema. A rescan goes over the queues that its worker serves, page by page, and
+//     each feed's cursor and quarantine are told theirs.
+//   - The quarantine starts one job at a time in a process already (quarantineTurn): the claimer asks once for all feeds.
+//   - It announces itself with one row, not with one for each queue, and Enqueue names the worker that it wakes: the
+//     listener passes on what names its run. One listener serves all runs over a pool, by channel and id.
+//   - Drain needs no lock then: draining is a budget and a count.
 
-	// Owned by the claimer.
-	reserved   int64      // of outstanding: for the claim that is on its way
-	suspects   []int64    // jobs seen that have lost a lease, those first that did so least often
-	othersTurn bool       // a suspect was claimed, and nothing else was looked for since
-	at         []position // how far it has claimed, by priority
-	trails     [PriorityLow - PriorityHigh + 1]trail
-	through    [PriorityLow - PriorityHigh + 1]bool // the latest look at that priority came to its end
-	round      int
-	full       bool      // the last claim was: there is more
-	rate       float64   // handlers that return in a second
-	workedOn   int64     // jobs and
-	workedUpTo int64     // nanoseconds that do not count any more
-	counted    int64     // returned, when rate was last taken
-	countedAt  time.Time //
-	claimedAt  time.Time
-	claimedTo  time.Time     // the database's clock just before that
-	lookedAt   time.Time     // last claim that looked
-	lookTook   time.Duration // and what it cost
-	widelyAt   time.Time     // last one over the whole margin
-	wideTook   time.Duration
-	sweptAt    time.Time
-	sweepEnded time.Time
-	sweepTook  time.Duration
-	found      time.Time // last claim that found something
-	announced  time.Time // zero: not announced
-	announcing time.Time // the latest try
-	unknown    map[string]bool
-	claimFails int
+// claimer decides what is claimed for one queue, and when. One goroutine runs it, by loop or by drain, and only that
+// uses the fields, except wake.
+type claimer struct {
+	q        *Queue
+	w        *Worker       // its handlers' kinds, lease and poll interval
+	id       int64         // of the run, which is its name among the waiters
+	db       *pgxpool.Pool // the worker's own
+	exec     *executor     // gets what was claimed
+	listener *listener
+
+	feed      *feed
+	announced announcement
+	fails     int           // claims in a row
+	wake      chan struct{} // holds one: look again. Anybody may send
 }
 
-func newLane(r *run, s *slots) *lane {
-	l := &lane{run: r, queue: s.queue, slots: s, at: fromStart(), wake: make(chan struct{}, 1), unknown: make(map[string]bool)}
-	for _, h := range r.handlers {
-		l.startsAll = l.startsAll || h.maxLost == 1
+// feed is what a claimer knows of its queue. Only the claimer's goroutine uses it, except the counts in slots.
+type feed struct {
+	queue      string
+	slots      *slots
+	reserved   int64 // of slots.outstanding: for the claim that is on its way
+	pace       pace
+	cursor     cursor
+	quarantine quarantine
+	claimedAt  time.Time       // the end of the latest claim
+	found      time.Time       // of the latest that found something
+	unknown    map[string]bool // kinds that the log has named, for which there is no handler
+}
+
+func newClaimer(w *Worker, id int64, db *pgxpool.Pool, exec *executor, listener *listener, s *slots) *claimer {
+	f := &feed{queue: s.queue, slots: s, pace: pace{ahead: w.ahead}, cursor: newCursor(), unknown: make(map[string]bool)}
+	for _, h := range w.handlers {
+		if h.maxLost == 1 {
+			f.pace.ahead = 0 // a kind's first lost lease is its last, and only what was started may lose one
+		}
 	}
-	return l
+	return &claimer{q: w.q, w: w, id: id, db: db, exec: exec, listener: listener, feed: f, wake: make(chan struct{}, 1)}
 }
 
 // loop claims and hands out until ctx ends.
-func (l *lane) loop(ctx context.Context) {
+func (c *claimer) loop(ctx context.Context) {
 	pause := time.Millisecond
 	for {
-		n, suspect := l.waitRoom(ctx)
+		n, one := c.waitRoom(ctx)
 		var found int
 		var err error
 		switch {
-		case suspect:
-			found, err = l.claimSuspect(ctx)
+		case one:
+			found, err = c.claimQuarantined(ctx)
 		case n > 0:
-			found, err = l.claimSome(ctx, n)
+			found, err = c.claim(ctx, n)
 		}
-		l.unreserve()
+		c.unreserve()
 		if ctx.Err() != nil {
 			return
 		}
 		if err != nil {
-			l.claimFails++
-			wait := min(5*time.Second, 50*time.Millisecond<<min(l.claimFails, 10))
-			l.q.fails(l.id, workClaim, l.queue, err, slog.Duration("next_try_in", wait))
-			l.announced = time.Time{}
+			c.fails++
+			wait := min(5*time.Second, 50*time.Millisecond<<min(c.fails, 10))
+			c.q.fails(c.id, workClaim, c.feed.queue, err, slog.Duration("next_try_in", wait))
+			c.announced.at = time.Time{}
 			if !sleep(ctx, wait/2+rand.N(wait), nil) {
 				return
 			}
 			continue
 		}
-		l.claimFails = 0
-		l.q.works(l.id, workClaim, l.queue)
+		c.fails = 0
+		c.q.works(c.id, workClaim, c.feed.queue)
 		if found > 0 {
 			pause = time.Millisecond
 		}
-		if suspect {
+		if one {
 			continue
 		}
-		if moved := l.lookBehind(ctx); moved || l.full {
+		if moved := c.rescan(ctx); moved || c.feed.cursor.full {
 			continue
 		}
-		woken := l.rest(ctx, pause)
+		woken := c.rest(ctx, pause)
 		if ctx.Err() != nil {
 			return
 		}
@@ -102,200 +114,212 @@ func (l *lane) loop(ctx context.Context) {
 	}
 }
 
-// waitRoom waits until it is worth claiming and gives how many jobs, or that it is the turn of a suspect; 0 when ctx has
-// ended. While there is more than it can take, it claims for a quarter of its room at a time, or every few milliseconds.
-func (l *lane) waitRoom(ctx context.Context) (n int, suspect bool) {
+// want is what is worth claiming for a queue.
+type want struct {
+	n     int           // jobs, or what one in quarantine takes
+	one   bool          // one of the quarantine, before anything else
+	low   int64         // below this many outstanding jobs; only then is it worth it
+	again time.Duration // if not now, look again then at the latest
+	now   bool
+}
+
+// want decides how many jobs to claim for a feed, and reserves them where its handlers hold connections. While there is
+// more than it can take, it wants a quarter of its room at a time, or claims every few milliseconds.
+func (c *claimer) want(f *feed) want {
 	const patience = 5 * time.Millisecond
+	s := f.slots
+	w := want{one: c.quarantineDue(f)}
+	now := time.Now()
+	prefetch := f.pace.prefetch(s, now)
+	usable := s.count
+	if s.pooled {
+		c.q.connections.mu.Lock()
+		defer c.q.connections.mu.Unlock()
+		usable = c.q.connections.allow(s)
+	}
+	limit, need := int64(usable*s.width)+prefetch, int64(1)
+	waited := now.Sub(f.claimedAt)
+	switch {
+	case w.one:
+		limit, need = int64((usable-1)*s.width), 0 // the next slot is its own
+	case f.cursor.full && waited < patience:
+		need = max(1, limit/4)
+	}
+	free := limit - s.outstanding.Load()
+	w.low = limit - need
+	if w.n = int(min(free, maxPrefetch)); w.one {
+		w.n = s.width
+	}
+	if w.now = free >= need; w.now && s.pooled {
+		f.reserved = int64(w.n)
+		s.outstanding.Add(f.reserved)
+	}
+	switch {
+	case s.pooled:
+		w.again = 20 * time.Millisecond // the application gives connections back without a word
+	case need <= 1:
+		w.again = time.Second
+	default:
+		w.again = max(time.Millisecond, patience-waited)
+	}
+	return w
+}
+
+// waitRoom waits until it is worth claiming and gives how many jobs, or that it is the turn of one in quarantine; 0 when
+// ctx has ended.
+func (c *claimer) waitRoom(ctx context.Context) (n int, one bool) {
+	s := c.feed.slots
 	for {
 		if ctx.Err() != nil {
 			return 0, false
 		}
-		suspect = l.suspectDue()
-		now := time.Now()
-		if d := now.Sub(l.countedAt); d > 2*time.Millisecond {
-			returned := l.slots.returned.Load()
-			rate := float64(returned-l.counted) / d.Seconds()
-			l.rate = (l.rate + rate) / 2
-			l.counted, l.countedAt = returned, now
+		w := c.want(c.feed)
+		if w.now {
+			return w.n, w.one
 		}
-		prefetch := min(maxPrefetch, int64(min(l.rate, l.could())*l.ahead.Seconds()))
-		if l.startsAll {
-			prefetch = 0
+		s.low.Store(w.low)
+		if s.outstanding.Load() > w.low {
+			sleep(ctx, w.again, s.room)
 		}
-		slots := l.slots.count
-		if l.slots.pooled {
-			l.q.connections.mu.Lock()
-			slots = l.q.connections.allow(l.slots)
-		}
-		limit, need := int64(slots*l.slots.width)+prefetch, int64(1)
-		waited := now.Sub(l.claimedAt)
-		switch {
-		case suspect:
-			limit, need = int64((slots-1)*l.slots.width), 0 // the next slot is the suspect's
-		case l.full && waited < patience:
-			need = max(1, limit/4)
-		}
-		free := limit - l.slots.outstanding.Load()
-		if n = int(min(free, maxPrefetch)); suspect {
-			n = l.slots.width
-		}
-		enough := free >= need
-		if l.slots.pooled {
-			if enough {
-				l.reserved = int64(n)
-				l.slots.outstanding.Add(l.reserved)
-			}
-			l.q.connections.mu.Unlock()
-		}
-		if enough {
-			return n, suspect
-		}
-		l.slots.low.Store(limit - need)
-		timer := time.NewTimer(max(time.Millisecond, patience-waited))
-		switch {
-		case l.slots.pooled:
-			timer.Reset(20 * time.Millisecond) // the application gives connections back without a word
-		case need <= 1:
-			timer.Reset(time.Second)
-		}
-		if limit-l.slots.outstanding.Load() < need {
-			select {
-			case <-l.slots.room:
-			case <-timer.C:
-			case <-ctx.Done():
-			}
-		}
-		timer.Stop()
-		l.slots.low.Store(-1)
+		s.low.Store(-1)
 	}
+}
+
+// unreserve gives back what want reserved: what was claimed is outstanding by now.
+func (c *claimer) unreserve() {
+	if n := c.feed.reserved; n > 0 {
+		c.feed.reserved = 0
+		c.feed.slots.outstanding.Add(-n)
+		c.q.connections.wake()
+	}
+}
+
+// pace is how fast a queue's handlers return, and so how many jobs are worth having ahead of a free slot.
+type pace struct {
+	ahead      time.Duration // for how long they may wait for one
+	rate       float64       // handlers that return in a second
+	counted    int64         // returned, when rate was last taken
+	countedAt  time.Time
+	workedOn   int64 // jobs and
+	workedUpTo int64 // nanoseconds that do not count any more
+}
+
+// prefetch is how many jobs to claim beyond those that have a slot.
+func (p *pace) prefetch(s *slots, now time.Time) int64 {
+	if d := now.Sub(p.countedAt); d > 2*time.Millisecond {
+		returned := s.returned.Load()
+		p.rate = (p.rate + float64(returned-p.counted)/d.Seconds()) / 2
+		p.counted, p.countedAt = returned, now
+	}
+	return min(maxPrefetch, int64(min(p.rate, p.could(s))*p.ahead.Seconds()))
 }
 
 // could is how many handlers could return in a second, as long as they took so far on average: some long ones that end
 // together are no reason to claim ahead.
-func (l *lane) could() float64 {
-	worked, returned := l.slots.worked.Load(), l.slots.returned.Load()
+func (p *pace) could(s *slots) float64 {
+	worked, returned := s.worked.Load(), s.returned.Load()
 	if returned < 100 {
 		return 0 // too few to say
 	}
 	// Of late only.
-	if returned-l.workedOn > 1000 {
-		l.workedUpTo, l.workedOn = l.workedUpTo+(worked-l.workedUpTo)/2, l.workedOn+(returned-l.workedOn)/2
+	if returned-p.workedOn > 1000 {
+		p.workedUpTo, p.workedOn = p.workedUpTo+(worked-p.workedUpTo)/2, p.workedOn+(returned-p.workedOn)/2
 	}
-	return float64(l.slots.count) * float64(returned-l.workedOn) / (time.Duration(worked-l.workedUpTo) + 1).Seconds()
+	return float64(s.count) * float64(returned-p.workedOn) / (time.Duration(worked-p.workedUpTo) + 1).Seconds()
 }
 
-// unreserve gives back what waitRoom reserved: what was claimed is outstanding by now.
-func (l *lane) unreserve() {
-	if n := l.reserved; n > 0 {
-		l.reserved = 0
-		l.slots.outstanding.Add(-n)
-		l.q.connections.wake()
-	}
-}
-
-func (l *lane) claimSome(ctx context.Context, n int) (int, error) {
-	l.othersTurn = false
+// claim claims up to n jobs that have lost no lease, from the cursor on.
+func (c *claimer) claim(ctx context.Context, n int) (int, error) {
+	f, s := c.feed, c.feed.slots
+	f.quarantine.othersTurn = false
 	began := time.Now()
-	look := !l.full || began.Sub(l.lookedAt) > max(100*time.Millisecond, 50*l.lookTook)
-	wide := look && began.Sub(l.sweepEnded) > 2*sweepEvery && began.Sub(l.widelyAt) > max(time.Second, 50*l.wideTook)
-	from := l.lookFrom(look, wide)
-	if l.round++; l.round%lowestEvery == 0 {
-		slices.Reverse(from)
-	}
-	c := claim{queue: l.queue, kinds: l.kinds, limit: n, lease: l.lease, from: from}
+	from, how := f.cursor.begin(began)
+	ask := claim{queue: f.queue, kinds: c.w.kinds, limit: n, lease: c.w.lease, from: from}
 	// Not cut off by the shutdown: a claim that commits while nobody listens leaves leases to run out.
-	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.lease)
-	leases, err := l.q.claim(unbroken, l.side, &c, claimJobs, append(c.args(), max(0, int64(l.slots.count*l.slots.width)-l.slots.outstanding.Load()+l.reserved))...)
+	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.w.lease)
+	leases, err := c.q.claim(unbroken, c.db, &ask, claimJobs, append(ask.args(), max(0, int64(s.count*s.width)-s.outstanding.Load()+f.reserved))...)
 	cancel()
-	l.claimedAt = time.Now()
+	f.claimedAt = time.Now()
 	if err != nil {
 		return 0, err
 	}
-	l.claimedTo = c.now
-	if look {
-		l.lookedAt, l.lookTook = l.claimedAt, l.claimedAt.Sub(began)
-	}
-	if wide {
-		l.widelyAt, l.wideTook = l.claimedAt, l.claimedAt.Sub(began)
-	}
-	l.full = len(leases) == n
-	l.advance(&c, leases)
+	f.cursor.claimed(&ask, leases, how, began, f.claimedAt)
 	if len(leases) == 0 {
 		return 0, nil
 	}
-	l.exec.accept(l.slots, leases, c.began)
-	if l.full || l.claimedAt.Sub(l.found) < 50*time.Millisecond {
-		l.unannounce(ctx)
+	c.exec.accept(s, leases, ask.began)
+	if f.cursor.full || f.claimedAt.Sub(f.found) < 50*time.Millisecond {
+		c.unannounce(ctx)
 	}
-	l.found = l.claimedAt
+	f.found = f.claimedAt
 	return len(leases), nil
 }
 
 // rest waits for work: a few short pauses first, because work rarely comes alone; then it announces that it
 // waits, looks once more, and waits for a notification, the next delayed job or the poll interval. It says
 // whether a notification ended it.
-func (l *lane) rest(ctx context.Context, pause time.Duration) bool {
-	if time.Since(l.found) < quietBefore {
-		return l.nap(ctx, min(pause, quietBefore))
+func (c *claimer) rest(ctx context.Context, pause time.Duration) bool {
+	if time.Since(c.feed.found) < quietBefore {
+		return c.nap(ctx, min(pause, quietBefore))
 	}
-	listening := l.listening.Load()
-	if listening && time.Since(l.announced) > announceAgain {
-		if time.Since(l.announcing) < announceRest {
-			return l.nap(ctx, quietBefore/2)
+	listening := c.listener.confirmed.Load()
+	if listening && time.Since(c.announced.at) > announceAgain {
+		if time.Since(c.announced.tried) < announceRest {
+			return c.nap(ctx, quietBefore/2)
 		}
-		l.announcing = time.Now()
-		if err := l.announce(ctx); err == nil {
+		c.announced.tried = time.Now()
+		if err := c.announce(ctx); err == nil {
 			return false // a job may have been committed just before the announcement
 		} else if ctx.Err() == nil {
-			l.q.fails(l.id, workAnnounce, l.queue, err)
-			l.announced = time.Now() // not with every poll
+			c.q.fails(c.id, workAnnounce, c.feed.queue, err)
+			c.announced.at = time.Now() // not with every poll
 		}
 	}
-	poll := l.poll
+	poll := c.w.poll
 	if poll == 0 {
-		if poll = pollListening; !listening || l.silent.Load() {
-			poll = pollDeaf
+		if poll = pollListening; !listening || c.listener.notOfTx.Load() {
+			poll = pollUnheard
 		}
 	}
 	wait := poll*9/10 + rand.N(max(1, poll/5))
 	// Soon after the announcement: for producers that had just seen that nobody waits, and for transactions that had.
 	for _, look := range [...]time.Duration{quietFor + time.Millisecond, 3 * quietFor, 9 * quietFor} {
-		if announced := time.Since(l.announced); announced < look {
+		if announced := time.Since(c.announced.at); announced < look {
 			wait = min(wait, look-announced)
 			break
 		}
 	}
 	if wait > 9*quietFor {
-		if due, ok := l.nextDue(ctx); ok {
+		if due, ok := c.nextDue(ctx); ok {
 			wait = min(wait, due)
 		}
 	}
-	return l.nap(ctx, wait)
+	return c.nap(ctx, wait)
 }
 
-func (l *lane) nap(ctx context.Context, d time.Duration) (woken bool) {
+func (c *claimer) nap(ctx context.Context, d time.Duration) (woken bool) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
 	case <-ctx.Done():
-	case <-l.wake:
+	case <-c.wake:
 		return true
 	}
 	return false
 }
 
-// rouse ends the lane's nap, or the next one.
-func (l *lane) rouse() {
+// rouse ends the claimer's nap, or the next one. Anybody may call it.
+func (c *claimer) rouse() {
 	select {
-	case l.wake <- struct{}{}:
+	case c.wake <- struct{}{}:
 	default:
 	}
 }
 
 // nextDue is how long it takes until the next delayed job is due, of those that were not due yet when the last claim
 // began: one may have become so since.
-func (l *lane) nextDue(ctx context.Context) (time.Duration, bool) {
+func (c *claimer) nextDue(ctx context.Context) (time.Duration, bool) {
 	const next = `
 select (extract(epoch from min(j.run_at) - statement_timestamp()) * 1000000)::bigint
   from unnest($2::smallint[]) as p(priority)
@@ -304,15 +328,16 @@ select (extract(epoch from min(j.run_at) - statement_timestamp()) * 1000000)::bi
         where queue = $1::text and priority = p.priority and run_at > $3::timestamptz
         order by run_at limit 1) j`
 	var due *int64
-	priorities := make([]int16, 0, len(l.at))
-	for _, p := range l.at {
+	cursor := &c.feed.cursor
+	priorities := make([]int16, 0, len(cursor.places))
+	for _, p := range cursor.places {
 		priorities = append(priorities, int16(p.priority))
 	}
-	switch err := l.q.guarded(ctx, l.side, next, []any{l.queue, priorities, l.claimedTo}, &due); {
+	switch err := c.q.guarded(ctx, c.db, next, []any{c.feed.queue, priorities, cursor.upTo}, &due); {
 	case err == nil:
-		l.q.works(l.id, workNextDue, l.queue)
+		c.q.works(c.id, workNextDue, c.feed.queue)
 	case ctx.Err() == nil:
-		l.q.fails(l.id, workNextDue, l.queue, err)
+		c.q.fails(c.id, workNextDue, c.feed.queue, err)
 	}
 	if due == nil {
 		return 0, false

@@ -79,43 +79,43 @@ type poolWatch struct {
 	tasks   *taskSet
 	crowded atomic.Bool // it is so now; for the executor, which says so in errors
 
-	// The beats' goroutine alone uses these.
+	// Only the beats' goroutine uses these.
 	acquired int64 // connections that were given out, ever
 	since    time.Time
 	said     time.Time
 }
 
 // look is called with every beat.
-func (c *poolWatch) look() {
+func (p *poolWatch) look() {
 	const sayAgain = time.Minute
-	stat, now := c.q.pool.Stat(), time.Now()
-	held := c.q.connections.held.Load()
-	if held == 0 || stat.AcquiredConns() < stat.MaxConns() || stat.AcquireCount() != c.acquired {
-		c.acquired, c.since = stat.AcquireCount(), now
-		c.crowded.Store(false)
+	stat, now := p.q.pool.Stat(), time.Now()
+	held := p.q.connections.held.Load()
+	if held == 0 || stat.AcquiredConns() < stat.MaxConns() || stat.AcquireCount() != p.acquired {
+		p.acquired, p.since = stat.AcquireCount(), now
+		p.crowded.Store(false)
 		return
 	}
-	c.crowded.Store(true)
-	if now.Sub(c.said) < sayAgain {
+	p.crowded.Store(true)
+	if now.Sub(p.said) < sayAgain {
 		return
 	}
-	c.said = now
+	p.said = now
 	oldest, count := make(map[string]time.Duration), make(map[string]int)
-	c.tasks.mu.Lock()
-	for _, t := range c.tasks.all {
+	p.tasks.mu.Lock()
+	for _, t := range p.tasks.all {
 		if t.ctx != nil && !t.since.IsZero() && t.h.lease == nil {
 			count[t.lease.Kind]++
 			oldest[t.lease.Kind] = max(oldest[t.lease.Kind], now.Sub(t.since))
 		}
 	}
-	c.tasks.mu.Unlock()
+	p.tasks.mu.Unlock()
 	var kinds []string
 	for kind, n := range count {
 		kinds = append(kinds, fmt.Sprintf("%d of kind %q for up to %s", n, kind, oldest[kind].Round(time.Millisecond)))
 	}
 	slices.Sort(kinds)
-	c.q.log.Warn("onceq: all connections of the pool are in use and none comes free; a handler that asks the pool for one waits."+
+	p.q.log.Warn("onceq: all connections of the pool are in use and none comes free; a handler that asks the pool for one waits."+
 		" Inside of HandleTx use its tx, raise the pool's MaxConns, or lower QueueConfig.Concurrency",
 		slog.Int("connections", int(stat.MaxConns())), slog.Int("by handlers' transactions", int(held)),
-		slog.String("handlers", strings.Join(kinds, ", ")), slog.Duration("for", now.Sub(c.since)))
+		slog.String("handlers", strings.Join(kinds, ", ")), slog.Duration("for", now.Sub(p.since)))
 }

@@ -5,7 +5,58 @@ import (
 	"time"
 )
 
-// position is how far a worker has claimed within one priority: the next look begins behind it.
+// A cursor says where the next claim of a queue begins. The jobs of one priority stand in the order of (due time, id):
+//
+//	beginning               position - overlap          position            now
+//	    |------- rescan -------------|------ overlap -------|---- claims ------|
+//
+// Claims take what is due behind the position and move it on. So the dead entries of what was claimed cost nothing, even
+// while an old snapshot keeps vacuum from removing them. What is before the position and nobody holds is found again:
+//
+//   - A job is due from its statement on and not from its commit, so jobs appear in the overlap. A claim that looks begins at
+//     its start. In a priority that is caught up (the latest claim came to its end) every claim looks; in one that is not
+//     (there is a backlog), claims look at intervals of at least 50 times what that costs.
+//   - While a snapshot is held, a look steps over every job that was done there. So the overlap goes no further back than
+//     the recent jobs. It is taken whole at intervals of a second or of 50 times what that costs, unless this worker has
+//     just rescanned everything.
+//   - What was committed later still, and expired leases, are the rescan's (rescan.go): at intervals, by one worker of
+//     the queue, it brings jobs that nobody holds to the position, and finds those for the quarantine (quarantine.go).
+//
+// What moves a position, and nothing else does:
+//
+//   - claimed: up to the last job that the claim took; in a priority that it came to the end of, up to the database's clock
+//     just before the claim.
+//   - broughtForward: to the first id of its due time, where the rescan has put jobs.
+//   - a claim that finds the database's clock set back by more than a second: back to that clock. What is due is behind.
+//   - restart, for Drain: to the beginning.
+//
+// What always holds:
+//
+//   - Every job behind the position and due is found by the next claim that is large enough.
+//   - A claim that looks begins with a due time and never within one, for jobs that were brought forward are the first at theirs.
+//   - The overlap is never longer than overlap, and not shorter unless there are many recent jobs.
+//   - A position is never later than the database's clock by more than a second.
+//
+// The cursor is plain data. Only its claimer's goroutine uses it.
+type cursor struct {
+	places [PriorityLow - PriorityHigh + 1]place // by priority, highest first
+	claims int                                   // how many began
+	full   bool                                  // the latest claim took as many as it might: there is more
+	upTo   time.Time                             // the database's clock just before the latest claim
+
+	looked, lookedWhole, rescanned pass
+
+	rescanAsked time.Time // when the turn to rescan was asked for, or is taken for asked for
+}
+
+// place is how far a claimer is within one priority.
+type place struct {
+	position
+	recent   recentJobs
+	caughtUp bool // the latest claim came to the end of the priority
+}
+
+// position is a place in the order of one priority's jobs: a claim begins behind it.
 type position struct {
 	priority Priority
 	runAt    time.Time
@@ -14,6 +65,12 @@ type position struct {
 
 func (p position) after(q position) bool {
 	return p.runAt.After(q.runAt) || p.runAt.Equal(q.runAt) && p.id > q.id
+}
+
+// pass is the latest of something that is done again and again, by this process's clock.
+type pass struct {
+	ended time.Time
+	took  time.Duration
 }
 
 // beginning is no later than any due time that Enqueue accepts.
@@ -27,47 +84,64 @@ func fromStart() []position {
 	return p
 }
 
-// The margin: jobs whose transaction was open for a while appear behind the position, because a job is due
-// from the moment of its statement on and not from its commit. Claims look this far back: always in a priority
-// that the worker keeps up with, and at intervals of at least 50 times what it costs where there is a backlog. What
-// comes later still is found by lookBehind.
-//
-// While somebody's snapshot is held, a look steps over every job that was done there. So it goes no further back than the
-// trail. It goes over the whole margin at intervals of a second or of 50 times what that costs, unless this worker has just
-// looked behind everything.
-const margin = 5 * time.Second
-
-// trail knows from which due time on the latest jobs were that a lane claimed in a priority.
-type trail struct {
-	first  [8]time.Time // of each step of jobs, in turn
-	passed int
+func newCursor() (c cursor) {
+	c.restart()
+	return c
 }
 
-const trailStep = 4096 // jobs
-
-func (t *trail) pass(runAt time.Time) {
-	first := &t.first[t.passed/trailStep%len(t.first)]
-	if t.passed%trailStep == 0 || first.After(runAt) {
-		*first = runAt
+// restart puts all positions to the beginning.
+func (c *cursor) restart() {
+	for i, p := range fromStart() {
+		c.places[i].position = p
 	}
-	t.passed++
 }
 
-// start is that of the latest 7 to 8 steps, zero while there were fewer.
-func (t *trail) start() time.Time { return slices.MinFunc(t.first[:], time.Time.Compare) }
+const (
+	// overlap is how far before the position claims look again.
+	overlap = 5 * time.Second
 
-// lookFrom gives where a claim begins in each priority, highest first. Where it looks it begins with a due time and never
-// within one: jobs that lookBehind has brought forward are the first at theirs.
-func (l *lane) lookFrom(look, wide bool) []position {
-	from := slices.Clone(l.at)
-	for i := range from {
-		p := &from[i]
-		if !look && !l.through[i] {
+	// lowestEvery is how often a claim begins with the lowest priority, so that this does not starve.
+	lowestEvery = 8
+
+	rescanEvery = time.Second
+)
+
+// look is how far back a claim begins.
+type look int
+
+const (
+	lookOnward look = iota // from the position on, except where a priority is caught up
+	lookRecent             // from the recent jobs on
+	lookWhole              // with the whole overlap
+)
+
+// begin gives where a claim that begins now looks, in the order of the priorities.
+func (c *cursor) begin(now time.Time) (from []position, how look) {
+	if !c.full || now.Sub(c.looked.ended) > max(100*time.Millisecond, 50*c.looked.took) {
+		how = lookRecent
+		if now.Sub(c.rescanned.ended) > 2*rescanEvery && now.Sub(c.lookedWhole.ended) > max(time.Second, 50*c.lookedWhole.took) {
+			how = lookWhole
+		}
+	}
+	from = c.from(how)
+	if c.claims++; c.claims%lowestEvery == 0 {
+		slices.Reverse(from)
+	}
+	return from, how
+}
+
+// from gives where a claim begins in each priority, highest first.
+func (c *cursor) from(how look) []position {
+	from := make([]position, len(c.places))
+	for i := range c.places {
+		at, p := &c.places[i], &from[i]
+		*p = at.position
+		if how == lookOnward && !at.caughtUp {
 			continue
 		}
 		if p.id = 0; p.runAt.After(beginning) {
-			p.runAt = p.runAt.Add(-margin)
-			if start := l.trails[i].start(); !wide && start.After(p.runAt) {
+			p.runAt = p.runAt.Add(-overlap)
+			if start := at.recent.start(); how != lookWhole && start.After(p.runAt) {
 				p.runAt = start
 			}
 		}
@@ -75,44 +149,80 @@ func (l *lane) lookFrom(look, wide bool) []position {
 	return from
 }
 
-// lowestEvery is how often a claim begins with the lowest priority.
-const lowestEvery = 8
+// claimed is told what a claim has given that took from began to ended.
+func (c *cursor) claimed(ask *claim, leases []*Lease, how look, began, ended time.Time) {
+	c.upTo, c.full = ask.now, len(leases) == ask.limit
+	if how >= lookRecent {
+		c.looked = pass{ended, ended.Sub(began)}
+	}
+	if how == lookWhole {
+		c.lookedWhole = c.looked
+	}
+	c.advance(ask, leases)
+}
 
-// advance moves the positions behind what was claimed. Where a priority was looked through to its end, that
-// is up to the database's clock just before the claim.
-func (l *lane) advance(c *claim, leases []*Lease) {
-	exhausted := len(c.from)
-	if l.full {
-		exhausted = 0
+// advance moves the positions behind what was claimed. Where a priority was looked through to its end, that is up to the
+// database's clock just before the claim.
+func (c *cursor) advance(ask *claim, leases []*Lease) {
+	complete := len(ask.from) // how many of the priorities were looked through to their end
+	if c.full {
+		complete = 0
 		if len(leases) > 0 {
 			last := leases[len(leases)-1]
-			exhausted = slices.IndexFunc(c.from, func(p position) bool { return p.priority == last.Priority })
+			complete = slices.IndexFunc(ask.from, func(p position) bool { return p.priority == last.Priority })
 		}
 	}
-	to := func(p position) {
-		at := &l.at[p.priority-PriorityHigh]
-		if p.after(*at) {
-			*at = p
+	to := func(p position) *place {
+		at := c.place(p.priority)
+		if p.after(at.position) {
+			at.position = p
 		}
+		return at
 	}
 	for _, lease := range leases {
-		to(position{lease.Priority, lease.RunAt, lease.ID})
-		l.trails[lease.Priority-PriorityHigh].pass(lease.RunAt)
+		to(position{lease.Priority, lease.RunAt, lease.ID}).recent.add(lease.RunAt)
 	}
-	for i, p := range c.from {
+	for i, p := range ask.from {
 		switch {
-		case i < exhausted:
-			to(position{p.priority, c.now, 0})
-			l.through[p.priority-PriorityHigh] = true
-		case i == exhausted:
-			l.through[p.priority-PriorityHigh] = false
+		case i < complete:
+			to(position{p.priority, ask.now, 0}).caughtUp = true
+		case i == complete:
+			c.place(p.priority).caughtUp = false
 		}
 	}
-	// The database's clock was set back, or another server with another clock took over: what is due is behind.
-	for i := range l.at {
-		if l.at[i].runAt.Sub(c.now) > time.Second {
-			l.at[i].runAt, l.at[i].id = c.now, 0
-			l.trails[i] = trail{}
+	// The database's clock was set back, or another server with another clock took over: what is due is before the position.
+	for i := range c.places {
+		if at := &c.places[i]; at.runAt.Sub(ask.now) > time.Second {
+			at.runAt, at.id = ask.now, 0
+			at.recent = recentJobs{}
 		}
 	}
 }
+
+func (c *cursor) place(p Priority) *place { return &c.places[p-PriorityHigh] }
+
+// broughtForward is told that the rescan has put jobs to the due time of the position: the next claim begins with them,
+// whether it looks or not.
+func (c *cursor) broughtForward(p Priority) { c.place(p).id = 0 }
+
+// rescanInterval is that of the rescans of a queue, by whichever worker.
+func (c *cursor) rescanInterval() time.Duration { return max(rescanEvery, 20*c.rescanned.took) }
+
+// recentJobs knows from which due time on the latest jobs were that were claimed in a priority.
+type recentJobs struct {
+	first [8]time.Time // due time of each step of jobs, in turn
+	count int
+}
+
+const recentStep = 4096 // jobs
+
+func (r *recentJobs) add(runAt time.Time) {
+	first := &r.first[r.count/recentStep%len(r.first)]
+	if r.count%recentStep == 0 || first.After(runAt) {
+		*first = runAt
+	}
+	r.count++
+}
+
+// start is that of the latest 7 to 8 steps, zero while there were fewer.
+func (r *recentJobs) start() time.Time { return slices.MinFunc(r.first[:], time.Time.Compare) }

@@ -1,67 +1,161 @@
 package onceq
 
 import (
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 )
 
-func TestTrap_ALookGoesBackOverTheLatestJobsAndNowAndThenOverTheMargin(t *testing.T) {
-	t.Parallel()
-	noon := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
-	at := func(us int) time.Time { return noon.Add(time.Duration(us) * time.Microsecond) }
-	passed := func(l *lane, priority Priority, from, to, now int) {
-		for ; from < to; from += 1000 {
-			l.full = true
-			c := &claim{from: slices.Clone(l.at), now: at(now)}
-			var leases []*Lease
-			for n := from; n < min(to, from+1000); n++ {
-				leases = append(leases, &Lease{ID: int64(n), Priority: priority, RunAt: at(n)})
-			}
-			l.advance(c, leases)
+var cursorNoon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+func cursorAt(us int) time.Time { return cursorNoon.Add(time.Duration(us) * time.Microsecond) }
+
+// tellMany tells a cursor of jobs of one priority, due at a microsecond each, that were claimed by a thousand, each time as
+// many as were asked for.
+func tellMany(c *cursor, priority Priority, from, to, now int) {
+	for ; from < to; from += 1000 {
+		var leases []*Lease
+		for n := from; n < min(to, from+1000); n++ {
+			leases = append(leases, &Lease{ID: int64(n), Priority: priority, RunAt: cursorAt(n)})
 		}
+		tell(c, len(leases), now, leases...)
 	}
-	start := func(l *lane, priority Priority, look, wide bool) position {
-		from := l.lookFrom(look, wide)
+}
+
+func tell(c *cursor, limit, now int, leases ...*Lease) {
+	from := make([]position, 0, len(c.places))
+	for _, p := range c.places {
+		from = append(from, p.position)
+	}
+	c.claimed(&claim{from: from, limit: limit, now: cursorAt(now)}, leases, lookOnward, time.Time{}, time.Time{})
+}
+
+func TestTrap_ALookGoesBackOverTheRecentJobsAndNowAndThenOverTheWholeOverlap(t *testing.T) {
+	t.Parallel()
+	start := func(c *cursor, priority Priority, how look) position {
+		from := c.from(how)
 		require.Equal(t, priority, from[priority-PriorityHigh].priority)
 		return from[priority-PriorityHigh]
 	}
-	const window = 8 * trailStep
+	const window = 8 * recentStep
 
-	l := &lane{at: fromStart()}
-	passed(l, PriorityNormal, 1, window-trailStep, 2*window)
-	require.Equal(t, position{PriorityNormal, at(window - trailStep - 1), window - trailStep - 1}, start(l, PriorityNormal, false, false))
-	require.Equal(t, position{PriorityNormal, at(window - trailStep - 1).Add(-margin), 0}, start(l, PriorityNormal, true, false), "there were few")
+	c := newCursor()
+	tellMany(&c, PriorityNormal, 1, window-recentStep, 2*window)
+	require.Equal(t, position{PriorityNormal, cursorAt(window - recentStep - 1), window - recentStep - 1}, start(&c, PriorityNormal, lookOnward))
+	require.Equal(t, position{PriorityNormal, cursorAt(window - recentStep - 1).Add(-overlap), 0}, start(&c, PriorityNormal, lookRecent), "there were few")
 
-	passed(l, PriorityNormal, window-trailStep, 10*window, 20*window)
-	for _, look := range []bool{true, false} { // one that keeps up always looks
-		l.through[PriorityNormal-PriorityHigh] = !look
-		narrow := start(l, PriorityNormal, look, false)
+	tellMany(&c, PriorityNormal, window-recentStep, 10*window, 20*window)
+	for _, how := range []look{lookRecent, lookOnward} { // one that is caught up always looks
+		c.place(PriorityNormal).caughtUp = how == lookOnward
+		narrow := start(&c, PriorityNormal, how)
 		require.Zero(t, narrow.id, "not within one time")
-		require.False(t, narrow.runAt.After(at(9*window+trailStep)), narrow)
-		require.False(t, narrow.runAt.Before(at(9*window-trailStep)), narrow)
+		require.False(t, narrow.runAt.After(cursorAt(9*window+recentStep)), narrow)
+		require.False(t, narrow.runAt.Before(cursorAt(9*window-recentStep)), narrow)
 	}
-	require.Equal(t, position{PriorityNormal, at(10*window - 1).Add(-margin), 0}, start(l, PriorityNormal, true, true))
-	require.Equal(t, position{PriorityHigh, at(20 * window).Add(-margin), 0}, start(l, PriorityHigh, true, false), "another priority, empty")
+	require.Equal(t, position{PriorityNormal, cursorAt(10*window - 1).Add(-overlap), 0}, start(&c, PriorityNormal, lookWhole))
+	require.Equal(t, position{PriorityHigh, cursorAt(20 * window).Add(-overlap), 0}, start(&c, PriorityHigh, lookRecent), "another priority, empty")
 
 	// Late ones, between others: the next look begins no later than with the first of them, until they are long gone.
 	for n := range 100 {
-		passed(l, PriorityNormal, 10*window+n*20, 10*window+n*20+20, 20*window)
-		l.advance(&claim{from: slices.Clone(l.at), now: at(20 * window)}, []*Lease{{ID: 1, Priority: PriorityNormal, RunAt: at(n)}})
+		tellMany(&c, PriorityNormal, 10*window+n*20, 10*window+n*20+20, 20*window)
+		tell(&c, 1, 20*window, &Lease{ID: 1, Priority: PriorityNormal, RunAt: cursorAt(n)})
 	}
-	require.Equal(t, at(0), start(l, PriorityNormal, true, false).runAt)
-	passed(l, PriorityNormal, 11*window, 12*window, 20*window)
-	require.True(t, start(l, PriorityNormal, true, false).runAt.After(at(9*window)))
+	require.Equal(t, cursorAt(0), start(&c, PriorityNormal, lookRecent).runAt)
+	tellMany(&c, PriorityNormal, 11*window, 12*window, 20*window)
+	require.True(t, start(&c, PriorityNormal, lookRecent).runAt.After(cursorAt(9*window)))
 
 	// The clock was set back by more than a second: nothing that was claimed says where the next jobs are.
 	now := -2_000_000
-	l.advance(&claim{from: slices.Clone(l.at), now: at(now)}, nil)
-	require.Equal(t, position{PriorityNormal, at(now).Add(-margin), 0}, start(l, PriorityNormal, true, false))
+	tell(&c, 1, now)
+	require.Equal(t, position{PriorityNormal, cursorAt(now).Add(-overlap), 0}, start(&c, PriorityNormal, lookRecent))
 
 	// Due at the beginning of time.
-	l = &lane{at: fromStart()}
-	l.at[0] = position{PriorityHigh, beginning.Add(time.Second), 1}
-	require.Equal(t, position{PriorityHigh, beginning, 0}, start(l, PriorityHigh, true, false))
+	c = newCursor()
+	c.places[0].position = position{PriorityHigh, beginning.Add(time.Second), 1}
+	require.Equal(t, position{PriorityHigh, beginning, 0}, start(&c, PriorityHigh, lookRecent))
+}
+
+func TestCursor_MovesBehindWhatWasClaimedOrToTheClockAtTheEndOfAPriority(t *testing.T) {
+	t.Parallel()
+	c := newCursor()
+	high := &Lease{ID: 7, Priority: PriorityHigh, RunAt: cursorAt(100)}
+	normal := &Lease{ID: 9, Priority: PriorityNormal, RunAt: cursorAt(50)}
+
+	// As many as asked for, the last of them of normal priority: high came to its end, low was not looked at.
+	tell(&c, 2, 1000, high, normal)
+	require.True(t, c.full)
+	require.Equal(t, position{PriorityHigh, cursorAt(1000), 0}, c.place(PriorityHigh).position)
+	require.True(t, c.place(PriorityHigh).caughtUp)
+	require.Equal(t, position{PriorityNormal, cursorAt(50), 9}, c.place(PriorityNormal).position)
+	require.False(t, c.place(PriorityNormal).caughtUp)
+	require.Equal(t, position{PriorityLow, beginning, 0}, c.place(PriorityLow).position)
+
+	// Fewer: all came to their ends.
+	tell(&c, 2, 2000, &Lease{ID: 10, Priority: PriorityNormal, RunAt: cursorAt(50)})
+	require.False(t, c.full)
+	for _, p := range c.places {
+		require.True(t, p.caughtUp)
+		require.Equal(t, cursorAt(2000), p.runAt)
+	}
+
+	// Something of the overlap moves nothing back, and neither does a clock that is a little behind.
+	tell(&c, 2, 1500, &Lease{ID: 3, Priority: PriorityLow, RunAt: cursorAt(20)})
+	require.Equal(t, position{PriorityLow, cursorAt(2000), 0}, c.place(PriorityLow).position)
+
+	// Brought forward by a rescan: the next claim begins with the first id of the position's time, whether it looks or not.
+	tell(&c, 1, 3000, &Lease{ID: 12, Priority: PriorityHigh, RunAt: cursorAt(3000)})
+	require.Equal(t, position{PriorityHigh, cursorAt(3000), 12}, c.from(lookOnward)[0])
+	c.broughtForward(PriorityHigh)
+	require.Equal(t, position{PriorityHigh, cursorAt(3000), 0}, c.from(lookOnward)[0])
+
+	c.restart()
+	require.Equal(t, fromStart(), c.from(lookOnward))
+}
+
+func TestCursor_WhenAClaimLooksBack(t *testing.T) {
+	t.Parallel()
+	c, now := newCursor(), cursorNoon
+	ends := func(how look, took time.Duration, full bool) {
+		limit := 1
+		if full {
+			limit = 0 // as many as it got
+		}
+		c.claimed(&claim{from: fromStart(), limit: limit, now: now}, nil, how, now, now.Add(took))
+		now = now.Add(took)
+	}
+	_, how := c.begin(now)
+	require.Equal(t, lookWhole, how, "the first one")
+	ends(how, 40*time.Millisecond, false)
+	_, how = c.begin(now)
+	require.Equal(t, lookRecent, how, "keeping up, and the whole overlap was just looked at")
+	ends(how, 10*time.Millisecond, true)
+
+	// A backlog: at intervals of 50 times what it takes.
+	now = now.Add(499 * time.Millisecond)
+	_, how = c.begin(now)
+	require.Equal(t, lookOnward, how)
+	now = now.Add(2 * time.Millisecond)
+	_, how = c.begin(now)
+	require.Equal(t, lookRecent, how)
+	now = now.Add(2 * time.Second) // 50 times 40 ms
+	_, how = c.begin(now)
+	require.Equal(t, lookWhole, how)
+	c.rescanned = pass{ended: now}
+	_, how = c.begin(now)
+	require.Equal(t, lookRecent, how, "a rescan saw it all")
+
+	// Each eighth claim begins with the lowest priority.
+	var lowest []int
+	for n := range 16 {
+		if from, _ := c.begin(now); from[0].priority == PriorityLow {
+			lowest = append(lowest, n)
+		}
+	}
+	require.Len(t, lowest, 2)
+	require.Equal(t, lowestEvery, lowest[1]-lowest[0])
+
+	require.Equal(t, rescanEvery, c.rescanInterval())
+	c.rescanned.took = time.Second
+	require.Equal(t, 20*time.Second, c.rescanInterval())
 }

@@ -3,73 +3,89 @@ package onceq
 import (
 	"context"
 	"math"
+	"sync"
 	"time"
 )
 
-// drain claims and hands out until the budget is used up, or nothing is due in any lane and nothing runs: what runs for
-// one lane may enqueue for another.
-func (l *lane) drain(ctx context.Context) error {
+// draining is what the claimers of one Drain share. Each holds mu while it claims, so that they claim one at a time and know
+// of each other what they found.
+type draining struct {
+	mu       sync.Mutex
+	budget   int               // how many jobs may still be claimed
+	claimers int               // those that have not given up
+	resting  map[*claimer]bool // those that found nothing since any found something or a handler ran
+	cutShort bool              // the context ended with work left
+}
+
+func newDraining(limit, claimers int) *draining {
+	return &draining{budget: limit, claimers: claimers, resting: make(map[*claimer]bool)}
+}
+
+// drain claims and hands out until the budget is used up, or nothing is due in any queue and nothing runs: what runs for
+// one queue may enqueue for another.
+func (c *claimer) drain(ctx context.Context, d *draining) error {
 	for {
-		n, suspect := l.waitRoom(ctx)
-		l.draining.Lock()
-		if l.budget == 0 || n == 0 {
-			l.cutShort.Store(l.cutShort.Load() || l.budget > 0) // by ctx
-			l.draining.Unlock()
-			l.unreserve()
+		n, one := c.waitRoom(ctx)
+		d.mu.Lock()
+		if d.budget == 0 || n == 0 {
+			d.cutShort = d.cutShort || d.budget > 0 // by ctx
+			d.mu.Unlock()
+			c.unreserve()
 			return nil
 		}
-		idle := l.exec.tasks.holdsNone()
-		found, err := l.drainSome(ctx, min(n, l.budget), suspect)
-		l.unreserve()
-		l.budget -= found
+		idle := c.exec.tasks.holdsNone()
+		found, err := c.drainSome(ctx, min(n, d.budget), one)
+		c.unreserve()
+		d.budget -= found
 		switch {
 		case err != nil:
-			l.drainers--
-			delete(l.resting, l)
+			d.claimers--
+			delete(d.resting, c)
 			if ctx.Err() != nil {
-				l.cutShort.Store(true) // the error is that of a statement which it ended
+				d.cutShort = true // the error is that of a statement which it ended
 			}
-		case found > 0 || !idle || len(l.suspects) > 0:
-			clear(l.resting)
+		case found > 0 || !idle || len(c.feed.quarantine.ids) > 0:
+			clear(d.resting)
 		default:
-			l.resting[l] = true
+			d.resting[c] = true
 		}
-		done := len(l.resting) == l.drainers
+		done := len(d.resting) == d.claimers
 		if done {
-			l.budget = 0 // for the others as well
+			d.budget = 0 // for the others as well
 		}
-		l.draining.Unlock()
+		d.mu.Unlock()
 		switch {
 		case err != nil && ctx.Err() == nil:
 			return err
 		case done:
 			return nil
 		case found == 0:
-			sleep(ctx, 2*time.Millisecond, l.slots.room)
+			sleep(ctx, 2*time.Millisecond, c.feed.slots.room)
 		}
 	}
 }
 
-// drainSome claims for drain: a suspect, where there is one that may start, or up to n other jobs.
-func (l *lane) drainSome(ctx context.Context, n int, suspect bool) (found int, err error) {
-	if !suspect && len(l.suspects) == 0 {
-		if err := l.lookForSuspects(ctx, false); err != nil {
+// drainSome claims for drain: a job in quarantine, where there is one that may start, or up to n others.
+func (c *claimer) drainSome(ctx context.Context, n int, one bool) (found int, err error) {
+	f, s := c.feed, c.feed.slots
+	if !one && len(f.quarantine.ids) == 0 {
+		if err := c.fillQuarantine(ctx, rescanRows); err != nil {
 			return 0, err
 		}
-		suspect = l.suspectDue() && l.slots.outstanding.Load()-l.reserved <= int64((l.slots.count-1)*l.slots.width)
+		one = c.quarantineDue(f) && s.outstanding.Load()-f.reserved <= int64((s.count-1)*s.width)
 	}
-	if suspect {
-		return l.claimSuspect(ctx)
+	if one {
+		return c.claimQuarantined(ctx)
 	}
-	l.at = fromStart()
-	if found, err = l.claimSome(ctx, n); err == nil && found == 0 && len(l.suspects) == 0 {
-		err = l.lookForSuspects(ctx, true)
+	f.cursor.restart()
+	if found, err = c.claim(ctx, n); err == nil && found == 0 && len(f.quarantine.ids) == 0 {
+		err = c.fillQuarantine(ctx, math.MaxInt32)
 	}
 	return found, err
 }
 
-// findSuspects looks for them among the first $3 jobs of each priority that are due.
-const findSuspects = `
+// findLost looks for jobs that have lost a lease among the first $3 of each priority that are due.
+const findLost = `
 select array_agg(j.id), array_agg(j.lost)
   from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
  cross join lateral (
@@ -80,23 +96,19 @@ select array_agg(j.id), array_agg(j.lost)
         limit $3::bigint) j
  where j.lost > 0 and (j.leased_until is null or j.leased_until <= statement_timestamp()) and j.kind = any ($2::text[])`
 
-// lookForSuspects is lookBehind for Drain, whose claims all begin at the start: among the first jobs, or among all when there
-// is nothing else.
-func (l *lane) lookForSuspects(ctx context.Context, all bool) error {
-	limit := sweepPage
-	if all {
-		limit = math.MaxInt32
-	}
+// fillQuarantine is the rescan of Drain, whose claims all begin at the start: among the first jobs of each priority, or among
+// all when there is nothing else.
+func (c *claimer) fillQuarantine(ctx context.Context, among int) error {
 	var ids []int64
 	var lost []int32
-	err := l.q.guarded(ctx, l.side, findSuspects, []any{l.queue, l.kinds, limit}, &ids, &lost)
+	err := c.q.guarded(ctx, c.db, findLost, []any{c.feed.queue, c.w.kinds, among}, &ids, &lost)
 	if err != nil {
 		return err
 	}
-	seen := make([]suspect, len(ids))
+	seen := make([]lostJob, len(ids))
 	for i, id := range ids {
-		seen[i] = suspect{id, int(lost[i])}
+		seen[i] = lostJob{id, int(lost[i])}
 	}
-	l.saw(seen)
+	c.feed.quarantine.saw(seen)
 	return nil
 }

@@ -30,7 +30,7 @@ const (
 	EventUncertain EventType = "uncertain"
 	EventReaped    EventType = "reaped"
 
-	// EventBackground: work in the background failed, and is tried again. Name says which: claim, look_behind, extend,
+	// EventBackground: work in the background failed, and is tried again. Name says which: claim, rescan, extend,
 	// finish, announce, next_due, listen or reap; Count how often in a row. Queue.Health shows what has not worked again since.
 	EventBackground EventType = "background_error"
 )

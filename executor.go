@@ -25,7 +25,7 @@ type executor struct {
 	base      context.Context // of all handlers
 	tasks     *taskSet
 	outbox    *outbox
-	crowd     *poolWatch
+	watch     *poolWatch
 
 	stopping atomic.Bool    // nothing is started any more; set once, by Run when it ends
 	handling sync.WaitGroup // goroutines that run handlers
@@ -49,9 +49,9 @@ func (x *executor) accept(s *slots, leases []*Lease, began time.Time) {
 	var batches map[*Handler][]*task
 	for i := range tasks {
 		t := &tasks[i]
-		if worn := t.lease.wornOut(t.h.maxLost); worn != nil {
+		if done := t.lease.exhausted(t.h.maxLost); done != nil {
 			x.left(s, []*task{t})
-			x.end(t, *worn)
+			x.end(t, *done)
 			continue
 		}
 		if t.h.batch == nil || t.quarantined() {
@@ -242,7 +242,7 @@ func (x *executor) outcome(t *task, ctx *handlerContext, err error) outcome {
 		return outcome{lease: lease, state: StateWaiting, cause: err}
 	case errors.Is(cause, errTimeout) && errors.Is(err, context.DeadlineExceeded):
 		crowded := ""
-		if x.crowd.crowded.Load() {
+		if x.watch.crowded.Load() {
 			crowded = " (all connections of the pool were in use; see the log)"
 		}
 		err = fmt.Errorf("handler ran longer than %s, its kind's Timeout%s: %w", t.h.timeout, crowded, err)
@@ -293,7 +293,7 @@ func (x *executor) runTx(tasks []*task, h *Handler) {
 				x.end(t, outcome{lease: t.lease, state: StateDead, spend: true, err: errorText(err.Error()), keep: -1, cause: err, run: time.Since(t.lease.began)})
 			}
 		case len(tasks) > 1:
-			// Somebody in the batch is at fault. Each alone shows who.
+			// Somebody in the batch is at fault. Each by itself shows who.
 			ctx.cancel(nil)
 			x.tasks.mu.Lock()
 			for _, t := range tasks {

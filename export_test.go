@@ -12,14 +12,14 @@ var HotStatements = map[string]string{
 	"claim":     claimJobs,
 	"claim any": claimAny,
 	"claim one": claimOne,
-	"suspects":  findSuspects,
+	"find lost": findLost,
 	"extend":    extendLeases,
 	"lengthen":  lengthenLease,
 	"lock":      lockJobs,
 	"complete":  completeJobs,
 	"end":       endJobs,
 	"retry":     retryJobs,
-	"sweep":     sweepSome,
+	"rescan":    rescanPage,
 }
 
 // UserStatements run in a user's transactions, and so without such settings.

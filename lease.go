@@ -147,18 +147,18 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 			return nil, err
 		}
 		alive := leases[:0]
-		var worn []outcome
+		var ended []outcome
 		for _, l := range leases {
-			if dead := l.wornOut(opts.MaxLost); dead != nil {
-				worn = append(worn, *dead)
+			if dead := l.exhausted(opts.MaxLost); dead != nil {
+				ended = append(ended, *dead)
 			} else {
 				alive = append(alive, l)
 			}
 		}
-		if len(worn) == 0 {
+		if len(ended) == 0 {
 			return alive, nil
 		}
-		if _, _, err := q.finish(ctx, q.pool, worn); err != nil {
+		if _, _, err := q.finish(ctx, q.pool, ended); err != nil {
 			return nil, err
 		}
 		if len(alive) > 0 {
@@ -167,8 +167,8 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 	}
 }
 
-// wornOut gives the outcome of a job that must not be started again, or nil.
-func (l *Lease) wornOut(maxLost int) *outcome {
+// exhausted gives the outcome of a job that must not be started again, or nil.
+func (l *Lease) exhausted(maxLost int) *outcome {
 	var why string
 	switch {
 	case l.cancelled:
@@ -241,7 +241,7 @@ first_alone as materialized (select min(n) as n from c where alone)` + claimThem
  where j.id = any (array[c.id]) and (a.n is null or c.n = 1 or c.n < a.n)` + claimed + `, a.n is not null`
 
 // claimJobs is the same for jobs that have lost no lease. A worker claims many of those at a time, and the others one by
-// one: see suspects. For the first $9 jobs a handler is free, and the others are claimed ahead.
+// one: see quarantine.go. For the first $9 jobs a handler is free, and the others are claimed ahead.
 const claimJobs = `
 with place as materialized (
   select * from unnest($4::smallint[], $5::timestamptz[], $6::bigint[]) with ordinality as p(priority, run_at, id, n)

@@ -10,6 +10,8 @@ import (
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // Workers wake by polling. A notification makes it faster and is never needed: one that is missed costs a poll.
@@ -23,7 +25,7 @@ const (
 	announceRest  = 250 * time.Millisecond // between two in any case: each leaves a dead row for Enqueue to step over
 	quietBefore   = 20 * time.Millisecond
 	pollListening = time.Second
-	pollDeaf      = 250 * time.Millisecond
+	pollUnheard   = 250 * time.Millisecond
 	confirmWithin = 2 * time.Second
 )
 
@@ -57,62 +59,79 @@ func (q *Queue) setQuiet(queue string, asked time.Time) {
 	until.(*atomic.Int64).Store(int64(asked.Sub(processStart) + quietFor))
 }
 
-func (l *lane) announce(ctx context.Context) error {
+// announcement says to producers that a claimer waits for jobs of its queue. Only its claimer's goroutine uses it.
+type announcement struct {
+	at    time.Time // zero: there is none
+	tried time.Time // the latest, whatever came of it
+}
+
+func (c *claimer) announce(ctx context.Context) error {
 	const announce = `
 insert into onceq.waiters (queue, worker, idle_until)
 values ($1::text, $2::bigint, statement_timestamp() + $3::bigint * interval '1 microsecond')
 on conflict (queue, worker) do update set idle_until = excluded.idle_until
 returning 1`
-	err := l.q.guarded(ctx, l.side, announce, []any{l.queue, l.id, announceFor.Microseconds()}, nil)
+	err := c.q.guarded(ctx, c.db, announce, []any{c.feed.queue, c.id, announceFor.Microseconds()}, nil)
 	if err == nil {
-		l.announced = time.Now()
-		l.q.works(l.id, workAnnounce, l.queue)
+		c.announced.at = time.Now()
+		c.q.works(c.id, workAnnounce, c.feed.queue)
 	}
 	return err
 }
 
 // unannounce stops notifications while this worker is busy anyway.
-func (l *lane) unannounce(ctx context.Context) {
+func (c *claimer) unannounce(ctx context.Context) {
 	const unannounce = `with gone as (delete from onceq.waiters where queue = $1::text and worker = $2::bigint) select 1`
-	if l.announced.IsZero() {
+	if c.announced.at.IsZero() {
 		return
 	}
-	if err := l.q.guarded(ctx, l.side, unannounce, []any{l.queue, l.id}, nil); err == nil {
-		l.announced = time.Time{}
-		l.q.works(l.id, workAnnounce, l.queue)
+	if err := c.q.guarded(ctx, c.db, unannounce, []any{c.feed.queue, c.id}, nil); err == nil {
+		c.announced.at = time.Time{}
+		c.q.works(c.id, workAnnounce, c.feed.queue)
 	} else if ctx.Err() == nil {
-		l.q.fails(l.id, workAnnounce, l.queue, err)
+		c.q.fails(c.id, workAnnounce, c.feed.queue, err)
 	}
 }
 
-func (r *run) unannounceAll() {
+// listener hears of new jobs for all queues of one Run.
+type listener struct {
+	q         *Queue
+	id        int64               // of the run
+	db        *pgxpool.Pool       // the worker's own
+	claimers  map[string]*claimer // by queue
+	confirmed atomic.Bool         // notifications are known to arrive
+	notOfTx   atomic.Bool         // but not of jobs that were enqueued in a transaction
+}
+
+// unannounceAll is for the end of the run.
+func (l *listener) unannounceAll() {
 	const unannounce = `with gone as (delete from onceq.waiters where worker = $1::bigint) select 1`
 	ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
 	defer cancel()
-	_ = r.q.guarded(ctx, r.side, unannounce, []any{r.id}, nil) // it expires anyway
+	_ = l.q.guarded(ctx, l.db, unannounce, []any{l.id}, nil) // it expires anyway
 }
 
-// listen keeps a connection that listens, and passes notifications on to the lanes. It counts as listening
+// loop keeps a connection that listens, and passes notifications on to the claimers. It counts as listening
 // only after a notification of its own has come back: poolers accept LISTEN and deliver nothing.
-func (r *run) listen(ctx context.Context) {
+func (l *listener) loop(ctx context.Context) {
 	for wait := time.Second; ; wait = min(2*wait, 30*time.Second) {
 		began := time.Now()
-		err := r.listenOnce(ctx)
-		r.listening.Store(false)
+		err := l.once(ctx)
+		l.confirmed.Store(false)
 		if ctx.Err() != nil {
 			return
 		}
 		if time.Since(began) > time.Minute {
 			wait = time.Second
 		}
-		if errors.Is(err, errDeaf) {
+		if errors.Is(err, errUnheard) {
 			wait = 10 * time.Minute
 		}
-		if errors.Is(err, errDeaf) {
-			r.q.works(r.id, workListen, "") // it does what it can there
-			r.q.log.Info("onceq: not listening for new jobs, polling until it does again", slog.Duration("next_try_in", wait), slog.Any("reason", err))
+		if errors.Is(err, errUnheard) {
+			l.q.works(l.id, workListen, "") // it does what it can there
+			l.q.log.Info("onceq: not listening for new jobs, polling until it does again", slog.Duration("next_try_in", wait), slog.Any("reason", err))
 		} else {
-			r.q.fails(r.id, workListen, "", err, slog.Duration("next_try_in", wait))
+			l.q.fails(l.id, workListen, "", err, slog.Duration("next_try_in", wait))
 		}
 		if !sleep(ctx, wait/2+rand.N(wait), nil) {
 			return
@@ -120,10 +139,10 @@ func (r *run) listen(ctx context.Context) {
 	}
 }
 
-var errDeaf = errors.New("a notification did not come back")
+var errUnheard = errors.New("a notification did not come back")
 
-func (r *run) listenOnce(ctx context.Context) error {
-	pooled, err := r.side.Acquire(ctx) // by the pool, for what the application's hooks do to a new connection
+func (l *listener) once(ctx context.Context) error {
+	pooled, err := l.db.Acquire(ctx) // by the pool, for what the application's hooks do to a new connection
 	if err != nil {
 		return err
 	}
@@ -133,20 +152,16 @@ func (r *run) listenOnce(ctx context.Context) error {
 		defer cancel()
 		_ = conn.Close(ctx)
 	}()
-	if _, err := conn.Exec(ctx, "listen "+r.q.channel); err != nil {
+	if _, err := conn.Exec(ctx, "listen "+l.q.channel); err != nil {
 		return err
 	}
-	hello := fmt.Sprintf("\x01%d", r.id) // no queue's name: it would be an invisible one
-	var silent bool                      // see notify
+	hello := fmt.Sprintf("\x01%d", l.id) // no queue's name: it would be an invisible one
+	var prepares bool                    // see notify
 	const greet = "select current_setting('max_prepared_transactions') <> '0' from pg_notify($1::text, $2::text)"
-	if err := r.q.queryRow(ctx, r.side, greet, []any{r.q.channel, hello}, &silent); err != nil {
+	if err := l.q.queryRow(ctx, l.db, greet, []any{l.q.channel, hello}, &prepares); err != nil {
 		return err
 	}
-	r.silent.Store(silent)
-	lanes := make(map[string]*lane)
-	for _, l := range r.lanes {
-		lanes[l.queue] = l
-	}
+	l.notOfTx.Store(prepares)
 	confirm, cancel := context.WithTimeout(ctx, confirmWithin)
 	defer cancel()
 	waiting := confirm
@@ -157,21 +172,21 @@ func (r *run) listenOnce(ctx context.Context) error {
 				// A pooler, most likely: it should not keep a server's session that listens for nobody.
 				unlisten, cancel := context.WithTimeout(ctx, confirmWithin)
 				defer cancel()
-				_, _ = r.side.Exec(unlisten, "unlisten "+r.q.channel)
-				return fmt.Errorf("%w within %s", errDeaf, confirmWithin)
+				_, _ = l.db.Exec(unlisten, "unlisten "+l.q.channel)
+				return fmt.Errorf("%w within %s", errUnheard, confirmWithin)
 			}
 			return err
 		}
 		if n.Payload == hello {
 			waiting = ctx
-			r.listening.Store(true)
-			r.q.works(r.id, workListen, "")
-			for _, l := range r.lanes {
-				l.rouse() // out of a poll that knows of no notifications, to announce that it waits
+			l.confirmed.Store(true)
+			l.q.works(l.id, workListen, "")
+			for _, c := range l.claimers {
+				c.rouse() // out of a poll that knows of no notifications, to announce that it waits
 			}
 		}
-		if l := lanes[n.Payload]; l != nil {
-			l.rouse()
+		if c := l.claimers[n.Payload]; c != nil {
+			c.rouse()
 		}
 	}
 }

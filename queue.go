@@ -61,9 +61,9 @@ type Queue struct {
 
 	installation atomic.Pointer[string] // meta.installation, once read
 
-	effects  sync.Mutex // guards Lease.effects
-	suspects suspects   // where jobs start that have lost a lease
-	troubles troubles   // background work that fails
+	effects    sync.Mutex     // guards Lease.effects
+	quarantine quarantineTurn // to start a job that has lost a lease
+	troubles   troubles       // background work that fails
 
 	connections connections // of the pool, for handlers' transactions
 	late        sync.Map    // token → lateHandler: those that do not return

@@ -69,7 +69,7 @@ func (s *taskSet) ended(t *task) bool {
 func (s *taskSet) forget(lease *Lease) {
 	delete(s.all, lease.Token)
 	if lease.Lost > 0 {
-		s.q.suspects.leave(lease.Token)
+		s.q.quarantine.leave(lease.Token)
 	}
 }
 

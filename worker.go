@@ -8,9 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"math"
-	"math/rand/v2"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -70,7 +68,7 @@ const (
 	defaultShutdown    = 20 * time.Second
 	abandonAfter       = 5 * time.Second // how long a cancelled handler may take to return
 	rollbackTimeout    = 5 * time.Second
-	sideConnections    = 6    // claims, completions and effects of one worker
+	ownConnections     = 6    // claims, completions and effects of one worker
 	maxPrefetch        = 2000 // jobs claimed beyond what runs
 	prefetchTime       = 25 * time.Millisecond
 	conflictTries      = 10 // of a handler's transaction that Postgres wants run again
@@ -242,130 +240,47 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 	if err := w.q.identify(ctx, w.q.pool); err != nil {
 		return err
 	}
-	// Statements of the library's own never wait for a connection that a handler holds.
+	db, beats, err := w.connect(ctx)
+	if err != nil {
+		return err
+	}
+	r := newRun(ctx, w, db, beats)
+	failed, left := r.work(ctx, limit)
+	disconnect(left == nil, db, beats)
+	return errors.Join(failed, left)
+}
+
+// connect opens the worker's own pools: statements of the library's own never wait for a connection that a handler holds.
+// Nor do beats wait for one that waits for a lock: an effect's fence may be locked for long.
+func (w *Worker) connect(ctx context.Context) (db, beats *pgxpool.Pool, err error) {
 	cfg := w.q.pool.Config()
-	cfg.MaxConns, cfg.MinConns, cfg.MinIdleConns = sideConnections, 0, 0
-	side, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg)
-	if err != nil {
-		return fmt.Errorf("onceq: the worker's own connections: %w", err)
-	}
-	// Nor do beats wait for one that waits for a lock: an effect's fence may be locked for long.
-	cfg = cfg.Copy()
-	cfg.MaxConns = 1
-	pulse, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg)
-	if err != nil {
-		return fmt.Errorf("onceq: the worker's own connections: %w", err)
-	}
-	var left error // handlers that did not return
-	defer func() {
-		closed := make(chan struct{})
-		go func() {
-			side.Close() // waits for whoever has one of its connections
-			pulse.Close()
-			close(closed)
-		}()
-		if left == nil {
-			<-closed
-		} else {
-			within(closed, rollbackTimeout)
+	cfg.MaxConns, cfg.MinConns, cfg.MinIdleConns = ownConnections, 0, 0
+	if db, err = pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg); err == nil {
+		cfg = cfg.Copy()
+		cfg.MaxConns = 1
+		if beats, err = pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg); err == nil {
+			return db, beats, nil
 		}
-	}()
+		db.Close()
+	}
+	return nil, nil, fmt.Errorf("onceq: the worker's own connections: %w", err)
+}
 
-	writing, giveUp := context.WithCancel(context.WithoutCancel(ctx))
-	defer giveUp()
-	base, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	defer cancel(errShutdown)
-	r := &run{Worker: w, side: side, id: rand.Int64()}
-	defer w.q.ends(r.id)
-	tasks := &taskSet{q: w.q, base: base, all: make(map[int64]*task)}
-	crowd := &poolWatch{q: w.q, tasks: tasks}
-	outbox := newOutbox(w.q, r.id, side, w.lease, writing, tasks)
-	beats := &beats{q: w.q, id: r.id, db: pulse, lease: w.lease, ctx: writing, tasks: tasks, crowd: crowd}
-	r.exec = &executor{
-		q: w.q, handlers: w.handlers, lease: w.lease, pipelines: w.pipelines, db: side, base: base,
-		tasks: tasks, outbox: outbox, crowd: crowd,
-	}
-
-	// Who waits for whom at the end: claimers and the listener end with ctx; handlers end when their channel is
-	// closed and drained; the beat ends when they have; the outbox when nothing can come any more.
-	var claimers, writers, beating sync.WaitGroup
-	for name, c := range w.queues {
-		l := newLane(r, newSlots(w, name, c))
-		r.lanes = append(r.lanes, l)
-		if l.slots.pooled {
-			w.q.connections.join(l.slots)
-			defer w.q.connections.leave(l.slots)
-		}
-		for range l.slots.count {
-			r.exec.handling.Go(func() { r.exec.work(l.slots) })
-		}
-	}
-	r.budget, r.drainers, r.resting = limit, len(r.lanes), make(map[*lane]bool)
-	failed := make([]error, len(r.lanes))
-	for i, l := range r.lanes {
-		claimers.Go(func() {
-			if limit < 0 {
-				l.loop(ctx)
-			} else {
-				failed[i] = l.drain(ctx)
-			}
-			close(l.slots.ready)
-		})
-	}
-	if limit < 0 {
-		claimers.Go(func() { r.listen(ctx) })
-	}
-	for range 2 {
-		writers.Go(outbox.loop)
-	}
-	stopBeats := make(chan struct{})
-	beating.Go(func() { beats.loop(stopBeats) })
-	if slices.Contains(slices.Collect(maps.Values(w.pooledIn)), true) {
-		beating.Go(func() { beats.pingLoop(stopBeats) })
-	}
-
-	drained := make(chan struct{})
-	if limit >= 0 {
-		go func() {
-			claimers.Wait()
-			r.exec.handling.Wait()
-			close(drained)
-		}()
-	}
-	select {
-	case <-ctx.Done():
-	case <-drained:
-	}
-	r.exec.stopping.Store(true)
-	claimers.Wait()
-	// What was claimed ahead goes back at once, also where handlers that take their time hold all slots.
-	for _, l := range r.lanes {
-		for u := range l.slots.ready {
-			r.exec.giveBack(u)
-		}
-	}
-	returned := make(chan struct{})
+// disconnect closes the worker's own pools, which waits for whoever has one of their connections; where handlers did not
+// return, not for long.
+func disconnect(returned bool, pools ...*pgxpool.Pool) {
+	closed := make(chan struct{})
 	go func() {
-		r.exec.handling.Wait()
-		close(returned)
-	}()
-	if !within(returned, max(0, w.shutdown)) {
-		cancel(errShutdown)
-		if !within(returned, abandonAfter) {
-			if left = tasks.abandon(); left != nil {
-				time.AfterFunc(rollbackTimeout, giveUp)
-			}
+		for _, pool := range pools {
+			pool.Close()
 		}
+		close(closed)
+	}()
+	if returned {
+		<-closed
+	} else {
+		within(closed, rollbackTimeout)
 	}
-	outbox.close()
-	writers.Wait()
-	close(stopBeats)
-	beating.Wait()
-	r.unannounceAll()
-	if r.cutShort.Load() {
-		left = errors.Join(left, fmt.Errorf("onceq: Drain was ended with work left: %w", context.Cause(ctx)))
-	}
-	return errors.Join(append(failed, left)...)
 }
 
 func within(done <-chan struct{}, d time.Duration) bool {
@@ -382,23 +297,6 @@ func within(done <-chan struct{}, d time.Duration) bool {
 			return false
 		}
 	}
-}
-
-// run is one Run of a worker.
-type run struct {
-	*Worker
-	side     *pgxpool.Pool
-	id       int64 // names this run among the waiters
-	lanes    []*lane
-	exec     *executor
-	draining sync.Mutex     // of Drain: lets one lane claim at a time, and guards what follows
-	budget   int            // how many jobs may still be claimed
-	drainers int            // lanes that have not given up
-	resting  map[*lane]bool // those that found nothing since any found something or a handler ran
-
-	cutShort  atomic.Bool // Drain, by its context
-	listening atomic.Bool // notifications are known to arrive
-	silent    atomic.Bool // but not of jobs that were enqueued in a transaction
 }
 
 // sleep waits for d, or until wake or ctx; false when ctx has ended.

@@ -143,7 +143,7 @@ create table {{.schema}}.job_cancels (
   requested_at timestamptz not null
 );
 
--- One row per queue that a worker has looked at: whose turn it is to look behind everybody's position.
+-- One row per queue that a worker has rescanned: when, so that one worker at a time does, for what claims have passed.
 create table {{.schema}}.queues (
   queue    text collate "C" not null primary key,
   swept_at timestamptz not null

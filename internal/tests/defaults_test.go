@@ -197,7 +197,7 @@ func TestDefaults_TheLibrarysOwnStatementsHaveNoLimitsAndTheApplicationsKeepThem
 }
 
 // A limit that ends the application's statements, for good reasons, ends none of these.
-func TestDefaults_ALockTimeoutEndsNoLookBehindAndNoCompletion(t *testing.T) {
+func TestDefaults_ALockTimeoutEndsNoRescanAndNoCompletion(t *testing.T) {
 	t.Parallel()
 	const limit = 200 * time.Millisecond
 	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
@@ -303,7 +303,7 @@ func TestHealth_ShowsBackgroundWorkThatFails(t *testing.T) {
 	require.Contains(t, f.Detail, "broken on purpose")
 	require.Contains(t, f.Detail, "since 20")
 	require.Contains(t, f.Advice, "pg_locks")
-	require.Positive(t, failures("look_behind"))
+	require.Positive(t, failures("rescan"))
 	mend("queues")
 	eventually(t, "it works again", func() bool { return len(background()) == 0 })
 

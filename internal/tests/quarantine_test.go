@@ -19,22 +19,22 @@ func lose(t testing.TB, db *queuetest.DB, ids []int64, n int) {
 	sqlRun(t, db, `update onceq.jobs set lost = $2 where id = any ($1)`, ids, n)
 }
 
-const suspectsHeld = `(select count(*) from onceq.jobs where kind = 'suspect' and leased_until is not null)`
+const quarantineHeld = `(select count(*) from onceq.jobs where kind = 'lost' and leased_until is not null)`
 
-// Suspects that wait for their turn hold no slot and no lease, and one that hangs keeps neither others nor, for long,
-// other suspects.
-func TestSuspects_BlockNobody(t *testing.T) {
+// Jobs in quarantine that wait for their turn hold no slot and no lease, and one that hangs keeps neither others nor, for long,
+// others in quarantine.
+func TestQuarantine_BlockNobody(t *testing.T) {
 	t.Parallel()
 	for _, lost := range []int{1, 2} {
 		t.Run(fmt.Sprint(lost), func(t *testing.T) {
 			t.Parallel()
 			db := queuetest.New(t)
-			suspect := onceq.Kind[int]{Name: "suspect", Timeout: onceq.NoTimeout}
-			ids := addMany(t, db, 20, onceq.Job{Kind: "suspect"})
+			kind := onceq.Kind[int]{Name: "lost", Timeout: onceq.NoTimeout}
+			ids := addMany(t, db, 20, onceq.Job{Kind: "lost"})
 			lose(t, db, ids, lost)
 			started, finish, fresh := make(chan int64, 100), make(chan struct{}), make(chan int64, 100)
 			w := start(t, db, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 8}}},
-				suspect.Handle(func(_ context.Context, l *onceq.Lease, _ int) error {
+				kind.Handle(func(_ context.Context, l *onceq.Lease, _ int) error {
 					started <- l.ID
 					<-finish
 					return nil
@@ -44,7 +44,7 @@ func TestSuspects_BlockNobody(t *testing.T) {
 				t.Helper()
 				id := add(t, db, onceq.Job{})
 				require.Equal(t, id, receive(t, fresh))
-				until(t, db, suspectsHeld+` = $1`, held)
+				until(t, db, quarantineHeld+` = $1`, held)
 			}
 			require.Equal(t, ids[0], receive(t, started))
 			if lost == 2 {
@@ -64,16 +64,16 @@ func TestSuspects_BlockNobody(t *testing.T) {
 	}
 }
 
-// The next suspect starts when the outcome of the one before is written: otherwise it would take that with it.
-func TestSuspects_StartOneAfterTheOutcomeOfTheOther(t *testing.T) {
+// The next job in quarantine starts when the outcome of the one before is written: otherwise it would take that with it.
+func TestQuarantine_StartOneAfterTheOutcomeOfTheOther(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	ids := addMany(t, db, 2, onceq.Job{Kind: "suspect"})
+	ids := addMany(t, db, 2, onceq.Job{Kind: "lost"})
 	lose(t, db, ids, 2)
-	suspect := onceq.Kind[int]{Name: "suspect"}
+	kind := onceq.Kind[int]{Name: "lost"}
 	started, finish, fresh := make(chan int64, 100), make(chan struct{}, 2), make(chan int64, 100)
 	w := start(t, db, onceq.WorkerConfig{},
-		suspect.Handle(func(_ context.Context, l *onceq.Lease, _ int) error {
+		kind.Handle(func(_ context.Context, l *onceq.Lease, _ int) error {
 			started <- l.ID
 			<-finish
 			return nil
@@ -97,7 +97,7 @@ func TestSuspects_StartOneAfterTheOutcomeOfTheOther(t *testing.T) {
 }
 
 // Suspects and other jobs take turns where there is one slot.
-func TestSuspects_TakeTurnsWithTheOthers(t *testing.T) {
+func TestQuarantine_TakeTurnsWithTheOthers(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	ids := addMany(t, db, 30, onceq.Job{})
@@ -106,27 +106,27 @@ func TestSuspects_TakeTurnsWithTheOthers(t *testing.T) {
 	w := start(t, db, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 1}}},
 		handle(func(_ context.Context, l *onceq.Lease) error {
 			ran <- l
-			time.Sleep(30 * time.Millisecond) // longer than what a lane claims ahead
+			time.Sleep(30 * time.Millisecond) // longer than what is claimed ahead
 			return nil
 		}))
 	until(t, db, noJobs)
 	require.NoError(t, w.stop())
 	close(ran)
-	suspects, others, last := 10, 20, 0
+	lost, others, last := 10, 20, 0
 	for l := range ran {
 		if l.Lost > 0 {
-			suspects--
-			require.False(t, last > 0 && others > 0, "two suspects in a row, and %d others wait", others)
+			lost--
+			require.False(t, last > 0 && others > 0, "two of the quarantine in a row, and %d others wait", others)
 		} else {
 			others--
 		}
 		last = l.Lost
 	}
-	require.Zero(t, suspects+others)
+	require.Zero(t, lost+others)
 }
 
 // A job that was claimed and never started keeps its count, however often its process ends beside it.
-func TestSuspects_AreNotClaimedAheadOfTheirStart(t *testing.T) {
+func TestQuarantine_AreNotClaimedAheadOfTheirStart(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	ids := addMany(t, db, 3, onceq.Job{})

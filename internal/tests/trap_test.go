@@ -237,8 +237,8 @@ func TestTrap_CompletingAKeyedJobUpdatesItsFenceHeapOnly(t *testing.T) {
 }
 
 // ⚠ A job is due from its statement on and visible from its commit on, behind the place that claims have reached by then.
-// Without a margin it would wait for the next look behind, of which there is none in this test.
-func TestTrap_AJobCommittedBehindThePositionIsClaimedWithoutWaitingForTheLookBehind(t *testing.T) {
+// Without an overlap it would wait for the next rescan, of which there is none in this test.
+func TestTrap_AJobCommittedBehindThePositionIsClaimedWithoutWaitingForTheRescan(t *testing.T) {
 	t.Parallel()
 	db, at := trapStoppedClock(t)
 	started := make(chan int64, 100)
@@ -269,8 +269,8 @@ func TestTrap_AJobCommittedBehindThePositionIsClaimedWithoutWaitingForTheLookBeh
 }
 
 // ⚠ A look goes back over some ten thousand jobs: many that come late together are found all the same, one after the other,
-// and so is one that is further behind, without the look behind.
-func TestTrap_ManyJobsCommittedBehindThePositionAreClaimedWithoutTheLookBehind(t *testing.T) {
+// and so is one that is further behind, without the rescan.
+func TestTrap_ManyJobsCommittedBehindThePositionAreClaimedWithoutTheRescan(t *testing.T) {
 	t.Parallel()
 	db, at := trapStoppedClock(t)
 	sqlRun(t, db, `insert into onceq.queues values ('default', clock.statement_timestamp() + interval '1 hour')`) // nobody's turn
@@ -316,9 +316,9 @@ func TestTrap_ManyJobsCommittedBehindThePositionAreClaimedWithoutTheLookBehind(t
 	require.NoError(t, w.stop())
 }
 
-// ⚠ What the look behind brings to the position comes before all that is due at the same time, which may be a whole
-// backlog: it is claimed before the end of that, and without a look for each, although a job that has lost a lease is
-// claimed alone.
+// ⚠ What the rescan brings to the position comes before all that is due at the same time, which may be a whole
+// backlog: it is claimed before the end of that, and without a look for each, although jobs that have lost a lease are
+// claimed one by one.
 func TestTrap_ExpiredLeasesAreClaimedBeforeTheEndOfABacklogOfOneTime(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -411,12 +411,12 @@ func TestTrap_LookingBehindIsPagedAndOneWorkersTurn(t *testing.T) {
 	stop()
 	workers.Wait()
 	turns := trace.turns.Load()
-	require.LessOrEqual(t, turns, int64(time.Since(began)/time.Second)+1, "of three workers one looks behind, once a second")
+	require.LessOrEqual(t, turns, int64(time.Since(began)/time.Second)+1, "of three workers one rescans, once a second")
 	require.GreaterOrEqual(t, trace.pages.Load(), 3*(turns-3), "pages of 2,000; each worker may have been cut off")
 	require.Equal(t, leased, enqGet[int](t, db.Pool, `select count(*)::int from onceq.jobs where leased_until > statement_timestamp()`))
 }
 
-// trapTracer counts the turns to look behind that were given, and the pages that were looked at.
+// trapTracer counts the turns to rescan that were given, and the pages that were looked at.
 type trapTracer struct{ turns, pages atomic.Int64 }
 
 func (*trapTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {

@@ -798,7 +798,7 @@ func TestShutdown_LeaksNoGoroutine(t *testing.T) {
 		buf := make([]byte, 1<<20)
 		all = string(buf[:runtime.Stack(buf, true)])
 		for _, g := range strings.Split(all, "\n\n") {
-			if regexp.MustCompile(`onceq\.\(\*(Worker|run|lane|executor|outbox|beats)\)`).MatchString(g) {
+			if regexp.MustCompile(`onceq\.\(\*(Worker|run|claimer|listener|executor|outbox|beats)\)`).MatchString(g) {
 				own++
 			}
 		}
@@ -1411,7 +1411,7 @@ func TestWorker_NoJobIsMissedByNotificationsAlone(t *testing.T) {
 	require.NoError(t, w.stop())
 }
 
-// What a handler enqueues for another queue of the same worker is worked too, whichever lane looked first.
+// What a handler enqueues for another queue of the same worker is worked too, whichever queue was looked at first.
 func TestDrain_FollowsJobsIntoOtherQueues(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)

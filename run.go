@@ -1,0 +1,158 @@
+package onceq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// run is one Run or Drain of a worker: its parts, and who ends when. Only the goroutine of Run uses it.
+//
+// A job goes from a claimer to the executor and from there to the outbox. Meanwhile the beats keep it:
+//
+//	claimer, one a queue  ->  slots  ->  executor, one goroutine a slot  ->  outbox, two
+//	    ^ listener, one                     ^ beats, one; pings, one
+type run struct {
+	w        *Worker
+	id       int64 // random
+	tasks    *taskSet
+	outbox   *outbox
+	beats    *beats
+	exec     *executor
+	listener *listener // nobody runs it for Drain
+	claimers []*claimer
+	drain    *draining // nil for Run
+	failed   []error   // of Drain's claimers, each its own
+
+	cancel context.CancelCauseFunc // of all handlers' contexts
+	giveUp context.CancelFunc      // of writing outcomes, and of beats
+
+	claiming, writing, beating sync.WaitGroup
+	stopBeats                  chan struct{}
+}
+
+func newRun(ctx context.Context, w *Worker, db, beatsDB *pgxpool.Pool) *run {
+	id := rand.Int64()
+	writing, giveUp := context.WithCancel(context.WithoutCancel(ctx))
+	base, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	r := &run{w: w, id: id, cancel: cancel, giveUp: giveUp, stopBeats: make(chan struct{})}
+	r.tasks = &taskSet{q: w.q, base: base, all: make(map[int64]*task)}
+	watch := &poolWatch{q: w.q, tasks: r.tasks}
+	r.outbox = newOutbox(w.q, id, db, w.lease, writing, r.tasks)
+	r.beats = &beats{q: w.q, id: id, db: beatsDB, lease: w.lease, ctx: writing, tasks: r.tasks, watch: watch}
+	r.exec = &executor{
+		q: w.q, handlers: w.handlers, lease: w.lease, pipelines: w.pipelines, db: db, base: base,
+		tasks: r.tasks, outbox: r.outbox, watch: watch,
+	}
+	r.listener = &listener{q: w.q, id: id, db: db, claimers: make(map[string]*claimer)}
+	for name, cfg := range w.queues {
+		c := newClaimer(w, id, db, r.exec, r.listener, newSlots(w, name, cfg))
+		r.claimers = append(r.claimers, c)
+		r.listener.claimers[name] = c
+	}
+	return r
+}
+
+// work works until ctx has ended, or with a limit from 0 on until there is nothing to drain, and ends everything that it
+// began. failed is what went wrong; left says, besides, what has not ended or is not done.
+func (r *run) work(ctx context.Context, limit int) (failed, left error) {
+	q := r.w.q
+	defer r.giveUp()
+	defer r.cancel(errShutdown)
+	defer q.ends(r.id)
+	for _, c := range r.claimers {
+		if s := c.feed.slots; s.pooled {
+			q.connections.join(s)
+			defer q.connections.leave(s)
+		}
+	}
+	r.start(ctx, limit)
+	drained := make(chan struct{})
+	if r.drain != nil {
+		go func() {
+			r.claiming.Wait()
+			r.exec.handling.Wait()
+			close(drained)
+		}()
+	}
+	select {
+	case <-ctx.Done():
+	case <-drained:
+	}
+	left = r.end()
+	if r.drain != nil && r.drain.cutShort {
+		left = errors.Join(left, fmt.Errorf("onceq: Drain was ended with work left: %w", context.Cause(ctx)))
+	}
+	return errors.Join(r.failed...), left
+}
+
+// start starts all goroutines of the run. Who waits for whom at the end: claimers and the listener end with ctx; handlers
+// end when their channel is closed and drained; the beat ends when they have; the outbox when nothing can come any more.
+func (r *run) start(ctx context.Context, limit int) {
+	for _, c := range r.claimers {
+		for range c.feed.slots.count {
+			r.exec.handling.Go(func() { r.exec.work(c.feed.slots) })
+		}
+	}
+	if limit >= 0 {
+		r.drain, r.failed = newDraining(limit, len(r.claimers)), make([]error, len(r.claimers))
+	}
+	for i, c := range r.claimers {
+		r.claiming.Go(func() {
+			if r.drain == nil {
+				c.loop(ctx)
+			} else {
+				r.failed[i] = c.drain(ctx, r.drain)
+			}
+			close(c.feed.slots.ready)
+		})
+	}
+	if r.drain == nil {
+		r.claiming.Go(func() { r.listener.loop(ctx) })
+	}
+	for range 2 {
+		r.writing.Go(r.outbox.loop)
+	}
+	r.beating.Go(func() { r.beats.loop(r.stopBeats) })
+	if slices.Contains(slices.Collect(maps.Values(r.w.pooledIn)), true) {
+		r.beating.Go(func() { r.beats.pingLoop(r.stopBeats) })
+	}
+}
+
+// end ends them in that order, and names the handlers that did not return.
+func (r *run) end() (left error) {
+	r.exec.stopping.Store(true)
+	r.claiming.Wait()
+	// What was claimed ahead goes back at once, also where handlers that take their time hold all slots.
+	for _, c := range r.claimers {
+		for u := range c.feed.slots.ready {
+			r.exec.giveBack(u)
+		}
+	}
+	returned := make(chan struct{})
+	go func() {
+		r.exec.handling.Wait()
+		close(returned)
+	}()
+	if !within(returned, max(0, r.w.shutdown)) {
+		r.cancel(errShutdown)
+		if !within(returned, abandonAfter) {
+			if left = r.tasks.abandon(); left != nil {
+				time.AfterFunc(rollbackTimeout, r.giveUp)
+			}
+		}
+	}
+	r.outbox.close()
+	r.writing.Wait()
+	close(r.stopBeats)
+	r.beating.Wait()
+	r.listener.unannounceAll()
+	return left
+}
