@@ -116,7 +116,7 @@ func (l *listener) unannounceAll() {
 func (l *listener) loop(ctx context.Context) {
 	for wait := time.Second; ; wait = min(2*wait, 30*time.Second) {
 		began := time.Now()
-		err := l.once(ctx)
+		err := l.listenOnce(ctx)
 		l.confirmed.Store(false)
 		if ctx.Err() != nil {
 			return
@@ -141,7 +141,7 @@ func (l *listener) loop(ctx context.Context) {
 
 var errUnheard = errors.New("a notification did not come back")
 
-func (l *listener) once(ctx context.Context) error {
+func (l *listener) listenOnce(ctx context.Context) error {
 	pooled, err := l.db.Acquire(ctx) // by the pool, for what the application's hooks do to a new connection
 	if err != nil {
 		return err

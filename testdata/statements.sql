@@ -1,5 +1,24 @@
 -- Every statement of this package, as Postgres gets it. Written by: go test -run TestStatements . -update
 
+-- claimer.go: nextDue.next
+select (extract(epoch from min(j.run_at) - statement_timestamp()) * 1000000)::bigint
+  from unnest($2::smallint[]) as p(priority)
+ cross join lateral (
+       select run_at from onceq.jobs
+        where queue = $1::text and priority = p.priority and run_at > $3::timestamptz
+        order by run_at limit 1) j;
+
+-- drain.go: findLost
+select array_agg(j.id), array_agg(j.lost)
+  from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+ cross join lateral (
+       select id, kind, leased_until, lost + (leased_until is not null)::int as lost
+         from onceq.jobs
+        where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
+        order by run_at, id
+        limit $3::bigint) j
+ where j.lost > 0 and (j.leased_until is null or j.leased_until <= statement_timestamp()) and j.kind = any ($2::text[]);
+
 -- enqueue.go: EnqueueMany.draw
 select array_agg(nextval('onceq.ids')) from generate_series(1, $1::int);
 
@@ -324,36 +343,8 @@ select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, (f.st
 -- enqueue.go: settle
 select onceq.next_id('onceq.ids', $1::bigint);
 
--- fence.go: completeFence
-with done as (
-  update onceq.job_fences f
-     set state = 3,
-         result = case when f.state = 3 then f.result else nullif($7::text, '')::jsonb end,
-         detail = case when f.state = 3 then f.detail else nullif($8::text, '') end,
-         finished_at = case when f.state = 3 then f.finished_at when f.class <> 3 then statement_timestamp() end,
-         lifetime = $9::bigint
-   where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.token = $5::bigint and f.holder = $6::bigint
-  returning 1
-)
-select case when not exists (select from done) then onceq.lease_lost($1::bigint) end;
-
--- fence.go: doubtFence
-with done as (
-  update onceq.job_fences f set state = 2, detail = $7::text
-   where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.token = $5::bigint and f.holder = $6::bigint and f.state in (1, 2)
-  returning 1
-)
-select case when not exists (select from done) then onceq.lease_lost($1::bigint) end;
-
--- fence.go: extendFence
-with done as (
-  update onceq.job_fences f
-     set leased_until = statement_timestamp() + $7::bigint * interval '1 microsecond',
-         detail = case when not $8::bool then f.detail end
-   where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.token = $5::bigint and f.holder = $6::bigint and f.state = 1
-  returning 1
-)
-select case when not exists (select from done) then onceq.lease_lost($1::bigint) end;
+-- executor.go: transaction
+begin;
 
 -- fence.go: holdFence
 update onceq.job_fences f set state = 6, detail = coalesce(f.detail, $5::text)
@@ -389,17 +380,6 @@ select f.state, f.token, f.leased_until, f.created_at, f.fingerprint, coalesce(f
   from onceq.job_fences f
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text;
 
--- fence.go: releaseFence
-with done as (
-  update onceq.job_fences f
-     set state = case when f.detail is null then 5 else 2 end, holder = null,
-         finished_at = case when f.detail is null then statement_timestamp() end,
-         lifetime = case when f.detail is null then 0 else f.lifetime end
-   where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.token = $5::bigint and f.holder = $6::bigint and f.state = 1
-  returning 1
-)
-select case when not exists (select from done) then onceq.lease_lost($1::bigint) end;
-
 -- fence.go: takeFence
 with ok as materialized (
   select where $1::bigint = 0
@@ -422,6 +402,48 @@ mine as (
 )
 select exists (select from ok), m.token, m.leased_until, m.created_at
   from (select) one left join mine m on true;
+
+-- fence_lease.go: completeFence
+with done as (
+  update onceq.job_fences f
+     set state = 3,
+         result = case when f.state = 3 then f.result else nullif($7::text, '')::jsonb end,
+         detail = case when f.state = 3 then f.detail else nullif($8::text, '') end,
+         finished_at = case when f.state = 3 then f.finished_at when f.class <> 3 then statement_timestamp() end,
+         lifetime = $9::bigint
+   where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.token = $5::bigint and f.holder = $6::bigint
+  returning 1
+)
+select case when not exists (select from done) then onceq.lease_lost($1::bigint) end;
+
+-- fence_lease.go: doubtFence
+with done as (
+  update onceq.job_fences f set state = 2, detail = $7::text
+   where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.token = $5::bigint and f.holder = $6::bigint and f.state in (1, 2)
+  returning 1
+)
+select case when not exists (select from done) then onceq.lease_lost($1::bigint) end;
+
+-- fence_lease.go: extendFence
+with done as (
+  update onceq.job_fences f
+     set leased_until = statement_timestamp() + $7::bigint * interval '1 microsecond',
+         detail = case when not $8::bool then f.detail end
+   where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.token = $5::bigint and f.holder = $6::bigint and f.state = 1
+  returning 1
+)
+select case when not exists (select from done) then onceq.lease_lost($1::bigint) end;
+
+-- fence_lease.go: releaseFence
+with done as (
+  update onceq.job_fences f
+     set state = case when f.detail is null then 5 else 2 end, holder = null,
+         finished_at = case when f.detail is null then statement_timestamp() end,
+         lifetime = case when f.detail is null then 0 else f.lifetime end
+   where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.token = $5::bigint and f.holder = $6::bigint and f.state = 1
+  returning 1
+)
+select case when not exists (select from done) then onceq.lease_lost($1::bigint) end;
 
 -- finish.go: completeJobs
 with u as materialized (
@@ -746,9 +768,6 @@ select * from (select * from live union all select * from finished) a
 -- lease.go: Now
 select statement_timestamp();
 
--- lease.go: beginOwn
-begin isolation level read committed read write;
-
 -- lease.go: claimAny
 with place as materialized (
   select * from unnest($4::smallint[], $5::timestamptz[], $6::bigint[]) with ordinality as p(priority, run_at, id, n)
@@ -864,30 +883,6 @@ select array(select n from extended),
              select from onceq.job_cancels x where x.job_id = u.id
                 and exists (select from onceq.jobs j where j.id = x.job_id and j.created_at <= x.requested_at) offset 0) x);
 
--- lease.go: guardOwn
-select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
-       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
-
--- lease.go: guardPlans
-select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true);
-
--- lease.go: hotOwn
-select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
-       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
-
--- lease.go: hotPlans
-select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true);
-
--- lease.go: keepPlans
-select set_config('onceq.plans', concat_ws(',', current_setting('enable_seqscan'), current_setting('enable_hashjoin'),
-                  current_setting('enable_mergejoin'), current_setting('enable_bitmapscan'), current_setting('jit')), true),
-       set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true);
-
 -- lease.go: lengthenLease
 with free as materialized (
   select id from onceq.jobs
@@ -898,11 +893,23 @@ update onceq.jobs j set leased_until = greatest(leased_until, statement_timestam
   from free where j.id = any (array[free.id])
 returning true;
 
--- lease.go: restorePlans
-select set_config('enable_seqscan', split_part(p, ',', 1), true), set_config('enable_hashjoin', split_part(p, ',', 2), true),
-       set_config('enable_mergejoin', split_part(p, ',', 3), true), set_config('enable_bitmapscan', split_part(p, ',', 4), true),
-       set_config('jit', split_part(p, ',', 5), true)
-  from current_setting('onceq.plans') as p;
+-- listen.go: announce.announce
+insert into onceq.waiters (queue, worker, idle_until)
+values ($1::text, $2::bigint, statement_timestamp() + $3::bigint * interval '1 microsecond')
+on conflict (queue, worker) do update set idle_until = excluded.idle_until
+returning 1;
+
+-- listen.go: listenOnce.greet
+select current_setting('max_prepared_transactions') <> '0' from pg_notify($1::text, $2::text);
+
+-- listen.go: listenOnce
+listen …;
+
+-- listen.go: unannounce.unannounce
+with gone as (delete from onceq.waiters where queue = $1::text and worker = $2::bigint) select 1;
+
+-- listen.go: unannounceAll.unannounce
+with gone as (delete from onceq.waiters where worker = $1::bigint) select 1;
 
 -- mismatch.go: explain.read
 select u.n, p.payload, p.payload_bytes
@@ -1205,6 +1212,47 @@ note as (
 )
 select count(*) from live;
 
+-- rescan.go: rescanPage
+with page as materialized (
+  select id, run_at, leased_until, lost, kind, row_number() over (order by run_at, id) as n
+    from onceq.jobs
+   where queue = $1::text and priority = $2::smallint
+     and (run_at, id) > ($3::timestamptz, $4::bigint) and (run_at, id) < ($5::timestamptz, $6::bigint)
+   order by run_at, id
+   limit $8::int
+),
+ready as materialized (
+  select j.id
+    from page p
+   cross join lateral (
+         select id from onceq.jobs
+          where id = p.id and leased_until is null
+            for no key update skip locked) j
+   where p.leased_until is null and p.lost = 0 and p.kind = any ($7::text[])
+   order by j.id
+),
+forward as (
+  update onceq.jobs j set run_at = $5::timestamptz
+    from ready where j.id = any (array[ready.id])
+  returning j.id
+),
+lost as materialized (
+  select id, lost + (leased_until is not null)::int as lost
+    from page
+   where (leased_until <= statement_timestamp() or leased_until is null and lost > 0) and kind = any ($7::text[])
+   order by n
+)
+select (select run_at from page where n = $8::int), coalesce((select id from page where n = $8::int), 0),
+       (select count(*) from forward),
+       array(select distinct kind from page where kind <> all ($7::text[])),
+       (select array_agg(id) from lost), (select array_agg(lost) from lost);
+
+-- rescan.go: rescanTurn
+insert into onceq.queues as q (queue, swept_at) values ($1::text, statement_timestamp())
+on conflict (queue) do update set swept_at = excluded.swept_at
+ where q.swept_at <= statement_timestamp() - $2::bigint * interval '1 microsecond'
+returning 1;
+
 -- resolve.go: Resolve.past
 select state from onceq.job_history where id = $1::bigint for update;
 
@@ -1257,6 +1305,39 @@ update onceq.job_fences f
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text
    and (f.state = 6 or (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp()) or f.state = 3 and f.detail is not null and $4::smallint = 3)
 returning f.token;
+
+-- statement.go: beginOwn
+begin isolation level read committed read write;
+
+-- statement.go: guardOwn
+select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
+       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
+
+-- statement.go: guardPlans
+select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true);
+
+-- statement.go: hotOwn
+select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
+       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
+
+-- statement.go: hotPlans
+select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true);
+
+-- statement.go: keepPlans
+select set_config('onceq.plans', concat_ws(',', current_setting('enable_seqscan'), current_setting('enable_hashjoin'),
+                  current_setting('enable_mergejoin'), current_setting('enable_bitmapscan'), current_setting('jit')), true),
+       set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true);
+
+-- statement.go: restorePlans
+select set_config('enable_seqscan', split_part(p, ',', 1), true), set_config('enable_hashjoin', split_part(p, ',', 2), true),
+       set_config('enable_mergejoin', split_part(p, ',', 3), true), set_config('enable_bitmapscan', split_part(p, ',', 4), true),
+       set_config('jit', split_part(p, ',', 5), true)
+  from current_setting('onceq.plans') as p;
 
 -- stats.go: readStats
 with recursive
@@ -1323,58 +1404,6 @@ select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, r.leased, r.runni
        select count(*) as held
          from (select from onceq.job_history where queue = n.queue and state = 8 order by id limit $2::int + 1) x) h
  order by n.queue;
-
--- suspects.go: findSuspects
-select array_agg(j.id), array_agg(j.lost)
-  from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
- cross join lateral (
-       select id, kind, leased_until, lost + (leased_until is not null)::int as lost
-         from onceq.jobs
-        where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
-        order by run_at, id
-        limit $3::bigint) j
- where j.lost > 0 and (j.leased_until is null or j.leased_until <= statement_timestamp()) and j.kind = any ($2::text[]);
-
--- sweep.go: sweepSome
-with page as materialized (
-  select id, run_at, leased_until, lost, kind, row_number() over (order by run_at, id) as n
-    from onceq.jobs
-   where queue = $1::text and priority = $2::smallint
-     and (run_at, id) > ($3::timestamptz, $4::bigint) and (run_at, id) < ($5::timestamptz, $6::bigint)
-   order by run_at, id
-   limit $8::int
-),
-ready as materialized (
-  select j.id
-    from page p
-   cross join lateral (
-         select id from onceq.jobs
-          where id = p.id and leased_until is null
-            for no key update skip locked) j
-   where p.leased_until is null and p.lost = 0 and p.kind = any ($7::text[])
-   order by j.id
-),
-forward as (
-  update onceq.jobs j set run_at = $5::timestamptz
-    from ready where j.id = any (array[ready.id])
-  returning j.id
-),
-lost as materialized (
-  select id, lost + (leased_until is not null)::int as lost
-    from page
-   where (leased_until <= statement_timestamp() or leased_until is null and lost > 0) and kind = any ($7::text[])
-   order by n
-)
-select (select run_at from page where n = $8::int), coalesce((select id from page where n = $8::int), 0),
-       (select count(*) from forward),
-       array(select distinct kind from page where kind <> all ($7::text[])),
-       (select array_agg(id) from lost), (select array_agg(lost) from lost);
-
--- sweep.go: sweepTurn
-insert into onceq.queues as q (queue, swept_at) values ($1::text, statement_timestamp())
-on conflict (queue) do update set swept_at = excluded.swept_at
- where q.swept_at <= statement_timestamp() - $2::bigint * interval '1 microsecond'
-returning 1;
 
 -- tx.go: Rollback
 rollback to savepoint;
@@ -1484,32 +1513,3 @@ rollback;
 
 -- tx.go: share
 set local idle_in_transaction_session_timeout to …;
-
--- wake.go: announce.announce
-insert into onceq.waiters (queue, worker, idle_until)
-values ($1::text, $2::bigint, statement_timestamp() + $3::bigint * interval '1 microsecond')
-on conflict (queue, worker) do update set idle_until = excluded.idle_until
-returning 1;
-
--- wake.go: listenOnce.greet
-select current_setting('max_prepared_transactions') <> '0' from pg_notify($1::text, $2::text);
-
--- wake.go: listenOnce
-listen …;
-
--- wake.go: nextDue.next
-select (extract(epoch from min(j.run_at) - statement_timestamp()) * 1000000)::bigint
-  from unnest($2::smallint[]) as p(priority)
- cross join lateral (
-       select run_at from onceq.jobs
-        where queue = $1::text and priority = p.priority and run_at > $3::timestamptz
-        order by run_at limit 1) j;
-
--- wake.go: unannounce.unannounce
-with gone as (delete from onceq.waiters where queue = $1::text and worker = $2::bigint) select 1;
-
--- wake.go: unannounceAll.unannounce
-with gone as (delete from onceq.waiters where worker = $1::bigint) select 1;
-
--- worker.go: transaction
-begin;
