@@ -9,10 +9,19 @@ TIMEOUT     = 20m
 MODULES     = onceqotel examples queuetest/container
 LAB         = ./checks ./model
 
-.PHONY: test format imports vet staticcheck gosec race modules matrix test-versions test-container demo bench torture torture-ci
+# Tests that wait for a lease to run out need no processor, so more of them run at once than there are processors.
+PARALLEL    = 8
 
-# All that CI runs but matrix and torture-ci.
-test: format imports vet staticcheck gosec race modules
+.PHONY: test tools format imports vet staticcheck gosec race modules matrix test-versions test-container demo bench torture torture-ci
+
+# All that CI runs but matrix and torture-ci. The tests of this module wait much, and the rest is done beside them; what
+# installs something comes first, since a package manager serves one at a time.
+test: format imports tools vet
+	@$(MAKE) --no-print-directory -j2 race staticcheck gosec modules
+
+tools:
+	@if [ -z "$$ONCEQ_TEST_IMAGE" ]; then scripts/postgres.sh >/dev/null || exit 1; fi; \
+	scripts/pgbouncer.sh >/dev/null && scripts/redis.sh >/dev/null && scripts/node-packages.sh >/dev/null
 
 format:
 	@echo "== gofmt"
@@ -49,7 +58,7 @@ race:
 	@if [ -z "$$ONCEQ_TEST_IMAGE" ]; then ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; fi; \
 	echo "Postgres: $${ONCEQ_TEST_PGBIN:-$$ONCEQ_TEST_IMAGE}"; \
 	ONCEQ_TEST_PGBOUNCER=$$(scripts/pgbouncer.sh) || exit 1; export ONCEQ_TEST_PGBOUNCER; \
-	go test -race -count=1 -timeout $(TIMEOUT) ./...
+	go test -race -count=1 -timeout $(TIMEOUT) -parallel $(PARALLEL) ./...
 
 # The same for the modules beside this one. What they need may want a newer Go than onceq does; examples/moving runs
 # a Redis, and the Node libraries that one may move away from.
@@ -60,9 +69,9 @@ modules:
 	export GOTOOLCHAIN=auto; \
 	for module in $(MODULES); do \
 		echo "== $$module" && (cd $$module && go vet ./... && go run $(STATICCHECK) ./... && \
-		go test -race -count=1 -timeout $(TIMEOUT) ./...) || exit 1; \
+		go test -race -count=1 -timeout $(TIMEOUT) -parallel $(PARALLEL) ./...) || exit 1; \
 	done; \
-	echo "== lab" && cd lab && go vet ./... && go run $(STATICCHECK) ./... && go test -race -count=1 -timeout $(TIMEOUT) $(LAB)
+	echo "== lab" && cd lab && go vet ./... && go run $(STATICCHECK) ./... && go test -race -count=1 -timeout $(TIMEOUT) -parallel $(PARALLEL) $(LAB)
 
 # The suite in every query mode, as a role with the grants alone, in an odd schema, and through PgBouncer.
 # For some of them: make matrix MODES='role pgbouncer'. That what is left out does fail there: make matrix MODES=-skipped

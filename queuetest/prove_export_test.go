@@ -12,7 +12,8 @@ import (
 // Proven is what a proof came to: its steps in words, and its runs by their names.
 type Proven struct {
 	Steps    []string
-	Runs     map[string]string // what went wrong, in words
+	Faults   map[string]string // all that there are, by their names, in words
+	Runs     map[string]string // those that were tried
 	Failures []string
 }
 
@@ -22,9 +23,12 @@ func ProveAll(t testing.TB, proof Proof, only string) (Proven, error) {
 	if err != nil {
 		return Proven{}, err
 	}
-	p := Proven{Runs: make(map[string]string), Failures: rep.failures()}
+	p := Proven{Faults: make(map[string]string), Runs: make(map[string]string), Failures: rep.failures()}
 	for _, s := range rep.steps {
 		p.Steps = append(p.Steps, s.words)
+	}
+	for _, f := range faults(rep.steps, true) {
+		p.Faults[f.name()] = f.words()
 	}
 	for _, r := range rep.runs {
 		p.Runs[r.fault.name()] = r.fault.words()
@@ -42,6 +46,28 @@ func AtOwnSteps(proof Proof) Proof {
 // AtSecondSteps leaves the faults at what is done for the second time, by anybody.
 func AtSecondSteps(proof Proof) Proof {
 	proof.only = func(f *fault) bool { return f.step == nil || f.step.nth == 2 }
+	return proof
+}
+
+// AtSteps leaves the faults at steps whose words contain one of these.
+func AtSteps(proof Proof, words ...string) Proof {
+	proof.only = func(f *fault) bool {
+		return f.step == nil || slices.ContainsFunc(words, func(w string) bool { return strings.Contains(f.step.words, w) })
+	}
+	return proof
+}
+
+// OfKinds leaves the faults of these kinds, the first part of their names, where AtOwnSteps does.
+func OfKinds(proof Proof, kinds ...string) Proof {
+	proof.only = func(f *fault) bool {
+		return slices.Contains(kinds, faultNames[f.kind]) && (f.step == nil || f.step.own())
+	}
+	return proof
+}
+
+// Named leaves the faults of these names.
+func Named(proof Proof, names []string) Proof {
+	proof.only = func(f *fault) bool { return slices.Contains(names, f.name()) }
 	return proof
 }
 
