@@ -57,7 +57,7 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err erro
 	}
 	var id int64
 	var delayed, quiet bool // quiet: nobody was notified
-	statement, args, asked := q.insertOne(&e, false, beginner(db) != nil)
+	statement, args, asked := q.insertOne(&e, false, opener(db) != nil)
 	switch err := q.queryRow(ctx, db, statement, args, &id, &delayed, &quiet); {
 	case err == nil:
 		if quiet && !delayed {
@@ -138,8 +138,8 @@ func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) (_ []Result,
 	for i := range places {
 		places[i] = i
 	}
-	own := beginner(db) != nil
-	within := atomically
+	own := opener(db) != nil
+	within := func(ctx context.Context, db DB, fn func(DB) error) error { return atomically(ctx, db, asIs, fn) }
 	if _, rest := chunk(all, places); len(rest) == 0 && len(seen) == 0 {
 		within = func(_ context.Context, db DB, fn func(DB) error) error { return fn(db) } // one statement is atomic by itself
 	}
@@ -682,7 +682,7 @@ select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, ` + f
 				return nil, fmt.Errorf("onceq: drawing an id: %w", err)
 			}
 		}
-		if left, err = q.insertMany(ctx, db, all, ids, results, again, true, beginner(db) != nil); err != nil {
+		if left, err = q.insertMany(ctx, db, all, ids, results, again, true, opener(db) != nil); err != nil {
 			return nil, err
 		}
 	}

@@ -14,7 +14,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/onceq/onceq/internal/jsonb"
 )
 
@@ -90,14 +89,9 @@ func (l *Lease) Complete(ctx context.Context, db DB) error {
 		return errInTx
 	}
 	statement, args := l.completion()
-	err := runs(ctx, db, l.q.sql(statement), args...)
-	if pool, ok := db.(*pgxpool.Pool); ok && ctx.Err() == nil && fromDefaults(err) {
-		b := &pgx.Batch{}
-		b.Queue(beginOwn)
-		b.Queue(hotOwn)
-		b.Queue(l.q.sql(statement), args...)
-		b.Queue("commit")
-		err = pool.SendBatch(ctx, b).Close()
+	err := l.q.send(ctx, db, asIs, statement, args, noRows)
+	if opener(db) != nil && ctx.Err() == nil && fromDefaults(err) {
+		err = l.q.send(ctx, db, hot, statement, args, noRows)
 	}
 	return l.completed(ctx, err)
 }

@@ -36,26 +36,37 @@ func (q *Queue) Health(ctx context.Context) ([]Finding, error) {
 }
 
 func (q *Queue) health(ctx context.Context, limits healthLimits) ([]Finding, error) {
-	found := q.troubles.findings()
-	add := func(what, detail, advice string) { found = append(found, Finding{what, detail, advice}) }
-	each := func(statement string, args []any, scan func(pgx.Rows) error) error {
-		rows, err := q.pool.Query(ctx, q.sql(statement), args...)
-		if err != nil {
-			return fmt.Errorf("onceq: health: %w", q.told(err))
+	x := examination{q: q, limits: limits, found: q.troubles.findings(), live: make(map[string]int64)}
+	for _, look := range []func(context.Context) error{x.snapshots, x.keptBack, x.tables, x.indexes, x.queues} {
+		if err := look(ctx); err != nil {
+			return x.found, err
 		}
-		defer rows.Close()
-		for rows.Next() {
-			if err := scan(rows); err != nil {
-				return fmt.Errorf("onceq: health: %w", q.told(err))
-			}
-		}
-		if err := rows.Err(); err != nil {
-			return fmt.Errorf("onceq: health: %w", q.told(err))
-		}
-		return nil
 	}
+	x.handlers()
+	return x.found, nil
+}
 
-	// Whoever holds the oldest snapshot keeps vacuum from removing what finished since.
+// examination is one call of Health: each of its looks adds what it finds.
+type examination struct {
+	q      *Queue
+	limits healthLimits
+	found  []Finding
+	live   map[string]int64 // rows of each table, by tables for indexes
+}
+
+func (x *examination) add(what, detail, advice string) {
+	x.found = append(x.found, Finding{what, detail, advice})
+}
+
+func (x *examination) each(ctx context.Context, statement string, args []any, scan func(pgx.Rows) error) error {
+	if err := x.q.send(ctx, x.q.pool, asIs, statement, args, each(scan)); err != nil {
+		return fmt.Errorf("onceq: health: %w", err)
+	}
+	return nil
+}
+
+// snapshots looks for whoever holds the oldest snapshot, which keeps vacuum from removing what finished since.
+func (x *examination) snapshots(ctx context.Context) error {
 	const snapshot = `
 select pid, coalesce(usename, ''), coalesce(application_name, ''), coalesce(state, ''), coalesce(backend_type, ''),
        extract(epoch from statement_timestamp() - xact_start)::bigint
@@ -64,7 +75,7 @@ select pid, coalesce(usename, ''), coalesce(application_name, ''), coalesce(stat
    and (datname = current_database() or backend_type = 'walsender')
  order by age(backend_xmin) desc, xact_start
  limit 1`
-	err := each(snapshot, []any{limits.snapshot.Microseconds()}, func(rows pgx.Rows) error {
+	return x.each(ctx, snapshot, []any{x.limits.snapshot.Microseconds()}, func(rows pgx.Rows) error {
 		var pid, seconds int64
 		var user, app, state, kind string
 		if err := rows.Scan(&pid, &user, &app, &state, &kind, &seconds); err != nil {
@@ -72,17 +83,18 @@ select pid, coalesce(usename, ''), coalesce(application_name, ''), coalesce(stat
 		}
 		age := time.Duration(seconds) * time.Second
 		if kind == "walsender" {
-			add("snapshot", fmt.Sprintf("a query on standby %q is %s old and, with hot_standby_feedback, keeps vacuum from removing what finished since", app, age),
+			x.add("snapshot", fmt.Sprintf("a query on standby %q is %s old and, with hot_standby_feedback, keeps vacuum from removing what finished since", app, age),
 				"end it, or set max_standby_streaming_delay")
 			return nil
 		}
-		add("snapshot", fmt.Sprintf("session %d (user %q, application %q, %s) has had its snapshot for %s and keeps vacuum from removing what finished since", pid, user, app, state, age),
+		x.add("snapshot", fmt.Sprintf("session %d (user %q, application %q, %s) has had its snapshot for %s and keeps vacuum from removing what finished since", pid, user, app, state, age),
 			fmt.Sprintf("end it (select pg_terminate_backend(%d)), and set idle_in_transaction_session_timeout or transaction_timeout for its kind", pid))
 		return nil
 	})
-	if err != nil {
-		return found, err
-	}
+}
+
+// keptBack looks for what does the same and has no session.
+func (x *examination) keptBack(ctx context.Context) error {
 	const others = `
 select 'prepared_transaction', gid, extract(epoch from statement_timestamp() - prepared)::bigint
   from pg_prepared_xacts
@@ -91,24 +103,24 @@ union all
 select 'replication_slot', slot_name::text, greatest(age(xmin), age(catalog_xmin))::bigint
   from pg_replication_slots
  where age(xmin) > $2::bigint`
-	err = each(others, []any{limits.snapshot.Microseconds(), limits.xids}, func(rows pgx.Rows) error {
+	return x.each(ctx, others, []any{x.limits.snapshot.Microseconds(), x.limits.xids}, func(rows pgx.Rows) error {
 		var what, name string
 		var n int64
 		if err := rows.Scan(&what, &name, &n); err != nil {
 			return err
 		}
 		if what == "replication_slot" {
-			add(what, fmt.Sprintf("%q holds back vacuum for %d transactions", name, n), "bring its standby back, or drop the slot")
+			x.add(what, fmt.Sprintf("%q holds back vacuum for %d transactions", name, n), "bring its standby back, or drop the slot")
 			return nil
 		}
-		add(what, fmt.Sprintf("%q has been prepared for %s and keeps vacuum from removing what finished since", name, time.Duration(n)*time.Second),
+		x.add(what, fmt.Sprintf("%q has been prepared for %s and keeps vacuum from removing what finished since", name, time.Duration(n)*time.Second),
 			"commit or roll it back")
 		return nil
 	})
-	if err != nil {
-		return found, err
-	}
+}
 
+// tables looks at dead rows, and whether anything removes them.
+func (x *examination) tables(ctx context.Context) error {
 	const tables = `
 select c.relname,
        -- Lost with a server that crashed, until it has been vacuumed or analyzed.
@@ -121,66 +133,70 @@ select c.relname,
   left join pg_stat_all_tables s on s.relid = c.oid
  where c.oid in ('onceq.jobs'::regclass, 'onceq.job_fences'::regclass, 'onceq.job_history'::regclass)
  order by c.relname`
-	live := make(map[string]int64)
-	err = each(tables, nil, func(rows pgx.Rows) error {
+	return x.each(ctx, tables, nil, func(rows pgx.Rows) error {
 		var name string
 		var alive, dead int64
 		var vacuumed bool
 		if err := rows.Scan(&name, &alive, &dead, &vacuumed); err != nil {
 			return err
 		}
-		live[name] = alive
+		x.live[name] = alive
 		if !vacuumed {
-			add("autovacuum", fmt.Sprintf("%s.%s is not vacuumed automatically", q.schema, name),
+			x.add("autovacuum", fmt.Sprintf("%s.%s is not vacuumed automatically", x.q.schema, name),
 				"turn autovacuum and track_counts on, or the table and its indexes grow without end")
 		}
-		if dead > limits.dead && dead > alive {
-			add("dead_rows", fmt.Sprintf("%s.%s has %d dead rows beside %d live ones", q.schema, name, dead, alive),
+		if dead > x.limits.dead && dead > alive {
+			x.add("dead_rows", fmt.Sprintf("%s.%s has %d dead rows beside %d live ones", x.q.schema, name, dead, alive),
 				"if an old snapshot is named above, end it; otherwise let autovacuum run more often or with less cost delay")
 		}
 		return nil
 	})
-	if err != nil {
-		return found, err
-	}
+}
+
+// indexes looks for those that are far larger than their rows.
+func (x *examination) indexes(ctx context.Context) error {
 	const indexes = `
 select t.relname, c.relname, pg_relation_size(c.oid)
   from pg_index i join pg_class c on c.oid = i.indexrelid join pg_class t on t.oid = i.indrelid
  where i.indrelid in ('onceq.jobs'::regclass, 'onceq.job_fences'::regclass, 'onceq.job_history'::regclass)
    and pg_relation_size(c.oid) > $1::bigint
  order by c.relname`
-	err = each(indexes, []any{limits.index}, func(rows pgx.Rows) error {
+	return x.each(ctx, indexes, []any{x.limits.index}, func(rows pgx.Rows) error {
 		var table, name string
 		var size int64
 		if err := rows.Scan(&table, &name, &size); err != nil {
 			return err
 		}
 		const entry = 100 // bytes, rather more than less
-		if size > 10*entry*live[table] {
-			add("index_bloat", fmt.Sprintf("index %s.%s has %d MB for %d rows", q.schema, name, size>>20, live[table]),
+		if size > 10*entry*x.live[table] {
+			x.add("index_bloat", fmt.Sprintf("index %s.%s has %d MB for %d rows", x.q.schema, name, size>>20, x.live[table]),
 				"reindex it concurrently")
 		}
 		return nil
 	})
-	if err != nil {
-		return found, err
-	}
+}
 
-	stats, err := q.Stats(ctx)
+// queues looks for jobs that nobody takes.
+func (x *examination) queues(ctx context.Context) error {
+	stats, err := x.q.Stats(ctx)
 	if err != nil {
-		return found, err
+		return err
 	}
 	for _, s := range stats {
-		if s.Oldest > limits.waiting {
-			add("waiting", fmt.Sprintf("the oldest job of queue %q has been due for %s", s.Queue, s.Oldest.Round(time.Second)),
+		if s.Oldest > x.limits.waiting {
+			x.add("waiting", fmt.Sprintf("the oldest job of queue %q has been due for %s", s.Queue, s.Oldest.Round(time.Second)),
 				"see whether workers run, know its kind, and keep up")
 		}
 	}
-	q.late.Range(func(_, v any) bool {
+	return nil
+}
+
+// handlers looks for those of this process that do not return.
+func (x *examination) handlers() {
+	x.q.late.Range(func(_, v any) bool {
 		h := v.(lateHandler)
-		add("handler", fmt.Sprintf("a handler of kind %q runs for %s and does not return although its context has ended; its lease of job %d was given up", h.lease.Kind, time.Since(h.since).Round(time.Second), h.lease.ID),
+		x.add("handler", fmt.Sprintf("a handler of kind %q runs for %s and does not return although its context has ended; its lease of job %d was given up", h.lease.Kind, time.Since(h.since).Round(time.Second), h.lease.ID),
 			"make it return when its context ends; until then, or the end of this process, it keeps one of its queue's slots")
 		return true
 	})
-	return found, nil
 }

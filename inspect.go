@@ -63,16 +63,14 @@ select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payloa
 
 // info reads the jobs that a statement gives in the columns of liveInfo and pastInfo.
 func (q *Queue) info(ctx context.Context, db DB, statement string, args ...any) (all []JobInfo, err error) {
-	err = q.rows(ctx, db, statement, args, func(rows pgx.Rows) error {
-		for rows.Next() {
-			var i JobInfo
-			if err := i.scan(rows); err != nil {
-				return err
-			}
-			all = append(all, i)
+	err = q.send(ctx, db, reading, statement, args, each(func(rows pgx.Rows) error {
+		var i JobInfo
+		if err := i.scan(rows); err != nil {
+			return err
 		}
-		return rows.Err()
-	})
+		all = append(all, i)
+		return nil
+	}))
 	return all, err
 }
 

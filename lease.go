@@ -301,12 +301,11 @@ func (q *Queue) claim(ctx context.Context, db *pgxpool.Pool, c *claim, statement
 	var leases []*Lease
 	var order []int64
 	c.cut = false
-	b := &pgx.Batch{}
-	b.Queue(beginOwn)
-	b.Queue(hotOwn).QueryRow(func(row pgx.Row) error {
-		return row.Scan(&c.now, nil, nil, nil, nil, nil, nil, nil, nil, nil)
-	})
-	b.Queue(q.sql(statement), append([]any{c.lease.Microseconds(), holder}, args...)...).Query(func(rows pgx.Rows) error {
+	by := hot
+	by.clock = &c.now
+	args = append([]any{c.lease.Microseconds(), holder}, args...)
+	c.began = time.Now()
+	err := q.send(ctx, db, by, statement, args, func(rows pgx.Rows) error {
 		block := make([]Lease, 0, min(c.limit, 64))
 		for rows.Next() {
 			if len(block) == cap(block) {
@@ -340,10 +339,8 @@ func (q *Queue) claim(ctx context.Context, db *pgxpool.Pool, c *claim, statement
 		}
 		return rows.Err()
 	})
-	b.Queue("commit")
-	c.began = time.Now()
-	if err := db.SendBatch(ctx, b).Close(); err != nil {
-		return nil, fmt.Errorf("onceq: claim: %w", q.told(err))
+	if err != nil {
+		return nil, fmt.Errorf("onceq: claim: %w", err)
 	}
 	if !slices.IsSorted(order) {
 		place := make(map[int64]int64, len(order))
@@ -412,10 +409,10 @@ func (l *Lease) Lock(ctx context.Context, db DB) error {
 	if l.inTx {
 		return errInTx
 	}
-	if db == nil || beginner(db) != nil {
+	if db == nil || opener(db) != nil {
 		return invalid("Lock", "wants a transaction, in which the job stays locked")
 	}
-	err := runs(ctx, db, l.q.sql(lockJob), idleLimit(l.timeout), l.ID, l.claims, l.holder)
+	err := l.q.send(ctx, db, asIs, lockJob, []any{idleLimit(l.timeout), l.ID, l.claims, l.holder}, noRows)
 	switch {
 	case err == nil:
 		return nil

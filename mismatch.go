@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/onceq/onceq/internal/jsonb"
 )
 
@@ -48,22 +49,18 @@ select u.n, p.payload, p.payload_bytes
 		ids[n] = r.err.Existing.ID
 		r.err.Detail = "the first job's payload is not kept any more, so what differs is not known"
 	}
-	rows, err := db.Query(ctx, q.sql(read), ids)
-	if err != nil {
-		return fmt.Errorf("onceq: reading the payload of a taken key: %w", err)
-	}
-	defer rows.Close()
-	for rows.Next() {
+	err := q.send(ctx, db, asIs, read, []any{ids}, each(func(rows pgx.Rows) error {
 		var n int64
 		var payload *string
 		var raw []byte
 		if err := rows.Scan(&n, &payload, &raw); err != nil {
-			return fmt.Errorf("onceq: reading the payload of a taken key: %w", err)
+			return err
 		}
 		r := refusals[n-1]
 		r.err.Detail, r.err.Differ = difference(payload, r.job, r.as)
-	}
-	if err := rows.Err(); err != nil {
+		return nil
+	}))
+	if err != nil {
 		return fmt.Errorf("onceq: reading the payload of a taken key: %w", err)
 	}
 	return nil

@@ -118,7 +118,7 @@ select version, current_setting('server_encoding'),
 	var version int
 	var encoding string
 	var ahead bool
-	err := q.own(ctx, q.pool, `select `+noLimits, read, nil, &version, &encoding, &ahead)
+	err := q.send(ctx, q.pool, checking, read, nil, row(&version, &encoding, &ahead))
 	switch {
 	case noTables(err):
 		return &SchemaError{Schema: q.schema, Want: SchemaVersion}
@@ -156,7 +156,7 @@ with held as (
   returning 1
 )
 select count(*) from held`
-	err = atomically(ctx, q.pool, func(db DB) error {
+	err = atomically(ctx, q.pool, asIs, func(db DB) error {
 		var leases, workers int
 		if err := q.queryRow(ctx, db, `update onceq.meta set installation = gen_random_uuid() returning null`, nil, nil); err != nil {
 			return err

@@ -164,7 +164,7 @@ func (r *Reaper) report(ctx context.Context, sum Reaped) {
 
 // run runs a statement in a transaction of its own and scans its one row.
 func (r *Reaper) run(ctx context.Context, statement string, args []any, dest ...any) error {
-	return r.q.own(ctx, r.q.pool, guardOwn, statement, args, dest...)
+	return r.q.send(ctx, r.q.pool, rare, statement, args, row(dest...))
 }
 
 // Every statement below locks what it changes in a subquery, passing over what others have locked, and says

@@ -355,7 +355,7 @@ func (q *Queue) each(ctx context.Context, db DB, filter Filter, allowed []State,
 func (q *Queue) ids(ctx context.Context, db DB, filter Filter) ([]int64, error) {
 	statement, args := filter.statement()
 	var ids []int64
-	err := q.rows(ctx, db, `select id from (`+statement+`) page order by id desc`, args, func(rows pgx.Rows) (err error) {
+	err := q.send(ctx, db, reading, `select id from (`+statement+`) page order by id desc`, args, func(rows pgx.Rows) (err error) {
 		ids, err = pgx.CollectRows(rows, pgx.RowTo[int64])
 		return err
 	})

@@ -79,7 +79,7 @@ func (q *Queue) Resolve(ctx context.Context, db DB, jobID int64, name string, r 
 	if err := checkText("name", name); err != nil {
 		return err
 	}
-	return atomically(ctx, db, func(db DB) error {
+	return atomically(ctx, db, asIs, func(db DB) error {
 		const past = `select state from onceq.job_history where id = $1::bigint for update`
 		var state State
 		if err := q.queryRow(ctx, db, past, []any{jobID}, &state); err != nil && !errors.Is(err, pgx.ErrNoRows) {
@@ -141,16 +141,10 @@ func (q *Queue) ResolveMany(ctx context.Context, db DB, filter Filter, name stri
 		filter.States = []State{StateHeld}
 	}
 	_, past := filter.states()
-	own := beginner(db) != nil
 	err = q.each(ctx, db, filter, redrivable, func(ids []int64) error {
 		var n int
 		var again []int64
-		err := atomically(ctx, db, func(db DB) error {
-			if own {
-				if _, err := db.Exec(ctx, guardOwn); err != nil {
-					return fmt.Errorf("onceq: resolve: %w", err)
-				}
-			}
+		err := atomically(ctx, db, rare, func(db DB) error {
 			var held []int64
 			if err := q.queryRow(ctx, db, resolveEffects, []any{ids, past, int16(r.state), raw, name}, &n, &held); err != nil {
 				return fmt.Errorf("onceq: resolve: %w", err)
@@ -212,18 +206,14 @@ func (q *Queue) Effects(ctx context.Context, db DB, jobID int64) ([]EffectInfo, 
 		return nil, err
 	}
 	prefix := strconv.FormatInt(jobID, 10)
-	rows, err := db.Query(ctx, q.sql(readEffects), jobID, prefix+"/", prefix+"0") // '0' comes after '/'
-	if err != nil {
-		return nil, fmt.Errorf("onceq: effects of job %d: %w", jobID, q.told(err))
-	}
-	defer rows.Close()
 	var effects []EffectInfo
-	for rows.Next() {
+	args := []any{jobID, prefix + "/", prefix + "0"} // '0' comes after '/'
+	err := q.send(ctx, db, asIs, readEffects, args, each(func(rows pgx.Rows) error {
 		var e EffectInfo
 		var key, result string
 		var mark []byte
 		if err := rows.Scan(&e.scope, &key, &e.State, &e.Since, &e.Until, &result, &e.Detail, &mark); err != nil {
-			return nil, fmt.Errorf("onceq: effects of job %d: %w", jobID, q.told(err))
+			return err
 		}
 		e.Name = strings.TrimPrefix(key, prefix+"/")
 		if len(mark) == 8 {
@@ -233,9 +223,10 @@ func (q *Queue) Effects(ctx context.Context, db DB, jobID int64) ([]EffectInfo, 
 			e.Result = json.RawMessage(result)
 		}
 		effects = append(effects, e)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, fmt.Errorf("onceq: effects of job %d: %w", jobID, q.told(err))
+		return nil
+	}))
+	if err != nil {
+		return nil, fmt.Errorf("onceq: effects of job %d: %w", jobID, err)
 	}
 	return effects, nil
 }

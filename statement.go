@@ -4,10 +4,69 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
+
+// How statements of the library's own are sent. A caller's transaction gets a statement as it is. Anywhere else it goes in
+// a transaction of its own, in one round trip with what that begins with: a way. There are five ways, and send is the only
+// function that sends. What is not sent by it: a batch that belongs to the caller (EnqueueInBatch, CompleteInBatch), the
+// transaction of a handler (tx.go), and LISTEN.
+//
+// Tricks that steer the planner, each with the test that fails without it:
+//
+//   - guardPlans: nothing but index scans and nested loops. A plan may be made while the tables are empty and used when
+//     they hold millions of rows. TestTrap_PlansScanNoTableWhateverTheStatistics; for reads
+//     TestTrapStatsReadsBoundedRangesOfIndexes; that every handle gets them, TestTrap_AWrappedPoolKeepsThePlannerGuards.
+//   - jit off, in guardPlans: a generic plan takes a limit that it does not know for a tenth of the rows, and beside some
+//     millions of jobs Postgres then spends 15 ms on compiling each claim of a millisecond.
+//     TestTrap_PlansScanNoTableWhateverTheStatistics.
+//   - plan_cache_mode, in hotPlans: with few jobs Postgres makes a new plan for each call, which takes four times as long
+//     as running it. TestTrap_HotStatementsKeepTheirPlans.
+//   - "= any (array[x])" in place of "= x" in joins to a table that is written: an equality that a merge join could use
+//     also offers the planner the whole index in its order, which looks cheap while the table is empty. So does an index
+//     condition on the class, hence "class + 0 = 0". Both count most in a caller's transaction, where there are no guards.
+//     TestTrap_PlansScanNoTableWhateverTheStatistics.
+//   - "materialized" before a part that locks: Postgres may run it again for each row of the update, and claim more than
+//     the limit. TestTrap_ClaimLimitIsExact_3Of2000.
+//   - "offset 0" behind a lateral part: Postgres cannot join it in another order, which would read the whole table.
+//     TestTrap_PlansScanNoTableWhateverTheStatistics.
+//   - keepPlans and restorePlans: guards inside of a transaction in which a user's statements follow.
+//     TestTrap_AWrappedTransactionStaysTheCallers.
+//
+// noLimits steers no plan. It is held by TestDefaults_TheLibrarysOwnStatementsHaveNoLimitsAndTheApplicationsKeepThem.
+//
+// What is sent for every job is held byte for byte by TestStatement_WhatIsSentForEveryJob.
+
+// way is how a statement is sent where no transaction of a caller is open.
+type way struct {
+	begin    string        // "" for none: what is sent at once is one transaction by itself, and a standby takes it too
+	options  pgx.TxOptions // the same, for handles that send one statement at a time
+	settings string        // what stands in front of the statement; "" for none, and no transaction
+	clock    *time.Time    // gets the database's clock just before the statement, where the settings give it
+}
+
+var (
+	// asIs is for statements that cannot get a bad plan, Enqueue's above all: one round trip, and the server's settings.
+	asIs = way{}
+
+	// hot is for the statements that run for every job, and for those whose plans need no second thought either.
+	hot = way{begin: beginOwn, options: ownOptions, settings: hotPlans + `, ` + noLimits}
+
+	// rare is the same for statements whose plans depend on their values.
+	rare = way{begin: beginOwn, options: ownOptions, settings: guardPlans + `, ` + noLimits}
+
+	// reading is for people's looks at large tables, which keep the time limits that their role has.
+	reading = way{options: pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}, settings: guardPlans}
+
+	// checking is for the look at the schema's version, before anything is known of it.
+	checking = way{begin: beginOwn, options: ownOptions, settings: `select ` + noLimits}
+)
+
+var ownOptions = pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}
 
 // beginOwn opens a transaction of the library's own, in the same round trip as what it does: the isolation level
 // does not depend on the database's default.
@@ -22,26 +81,14 @@ const beginOwn = `begin isolation level read committed read write`
 const noLimits = `set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
        case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end`
 
-// guardPlans goes before a statement of the library's own, in the same transaction and round trip, and brings
-// the database's clock. Plans of these statements may be made while the tables are empty and used when they
-// hold millions of rows: nothing but index scans and nested loops stays good for both. Joins to a table that is
-// written say "= any (array[x])" in place of "= x": an equality that a merge join could use also offers the planner
-// the whole index in its order, which looks cheap while the table is empty. So does an index condition on the class.
-// Nor are plans compiled: a generic plan takes a limit that it does not know for a tenth of the rows, and beside some
-// millions of jobs that is worth 15 ms of compiling to Postgres, for each claim of a millisecond.
+// guardPlans goes before a statement of the library's own, in the same transaction and round trip, and brings the
+// database's clock.
 const guardPlans = `
 select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
        set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true)`
 
-// hotPlans is guardPlans for the statements that run for every job. Their plans need no second thought: otherwise
-// Postgres makes a new one for each call with few jobs, which takes four times as long as running it.
+// hotPlans is guardPlans with generic plans.
 const hotPlans = guardPlans + `, set_config('plan_cache_mode', 'force_generic_plan', true)`
-
-// What goes first in a transaction of the library's own.
-const (
-	guardOwn = guardPlans + `, ` + noLimits
-	hotOwn   = hotPlans + `, ` + noLimits
-)
 
 // keepPlans is guardPlans inside of a transaction in which a user's statements follow, up to restorePlans.
 const keepPlans = `
@@ -56,21 +103,199 @@ select set_config('enable_seqscan', split_part(p, ',', 1), true), set_config('en
        set_config('jit', split_part(p, ',', 5), true)
   from current_setting('onceq.plans') as p`
 
-// sender is what a statement of the library's own needs: a connection or a pool, outside of a transaction.
-type sender interface {
-	DB
-	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+// Handles on the database, beyond what each DB has.
+type (
+	batcher interface {
+		SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+	}
+	beginner interface {
+		Begin(ctx context.Context) (pgx.Tx, error)
+	}
+	txBeginner interface {
+		BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
+	}
+)
+
+// opener is the one test of whether onceq may open a transaction on db: it gives what does, nil where db is a transaction,
+// or has one open, or may be either. Pools are wrapped, for tracing mostly, so what counts is what a handle can do:
+// whatever has Commit is a transaction, a connection knows whether it is in one, and nothing but a pool or a connection has
+// BeginTx.
+func opener(db DB) txBeginner {
+	if inTransaction(db) {
+		return nil
+	}
+	begin, _ := db.(txBeginner)
+	return begin
 }
 
-// runs runs a statement of which nothing but its error counts.
-func runs(ctx context.Context, db DB, statement string, args ...any) error {
-	rows, err := db.Query(ctx, statement, args...)
-	if err == nil {
-		rows.Close()
-		err = rows.Err()
+// inTransaction reports whether db is known to be a transaction, or to have one open.
+func inTransaction(db DB) bool {
+	switch db := db.(type) {
+	case interface{ Commit(context.Context) error }:
+		return true
+	case interface{ PgConn() *pgconn.PgConn }: // *pgx.Conn
+		return db.PgConn().TxStatus() != 'I'
+	case interface{ Conn() *pgx.Conn }: // *pgxpool.Conn
+		return db.Conn().PgConn().TxStatus() != 'I'
 	}
-	return err
+	return false
 }
+
+// send sends a statement of this package in db, in one of the ways above, and has its rows read. A handle that may be
+// a pool as well as a transaction, for it has neither BeginTx nor Commit, gets guards that leave no trace, and nothing else.
+func (q *Queue) send(ctx context.Context, db DB, by way, statement string, args []any, read func(pgx.Rows) error) error {
+	if by.settings == "" || inTransaction(db) {
+		return q.told(query(ctx, db, q.sql(statement), args, read))
+	}
+	begin, batch := opener(db), &pgx.Batch{}
+	switch sender, batches := db.(batcher); {
+	case batches && begin != nil:
+		if by.begin != "" {
+			batch.Queue(by.begin)
+		}
+		settings := batch.Queue(by.settings)
+		if by.clock != nil {
+			settings.Query(func(rows pgx.Rows) error {
+				columns := make([]any, len(rows.FieldDescriptions()))
+				columns[0] = by.clock
+				return row(columns...)(rows)
+			})
+		}
+		batch.Queue(q.sql(statement), args...).Query(read)
+		if by.begin != "" {
+			batch.Queue("commit")
+		}
+		err := sender.SendBatch(ctx, batch).Close()
+		if err != nil && by.begin != "" && !errors.Is(err, pgx.ErrNoRows) {
+			rollBack(ctx, db)
+		}
+		return q.told(err)
+	case batches:
+		batch.Queue(keepPlans)
+		batch.Queue(q.sql(statement), args...).Query(read)
+		batch.Queue(restorePlans)
+		return q.told(sender.SendBatch(ctx, batch).Close())
+	case begin != nil:
+		return atomically(ctx, db, by, func(db DB) error { return q.send(ctx, db, asIs, statement, args, read) })
+	}
+	either, ok := db.(beginner)
+	if !ok {
+		return q.send(ctx, db, asIs, statement, args, read)
+	}
+	tx, err := either.Begin(ctx) // a transaction, or a savepoint in one
+	if err != nil {
+		return fmt.Errorf("onceq: begin: %w", err)
+	}
+	return ending(ctx, tx, func() error {
+		if _, err := tx.Exec(ctx, keepPlans); err != nil {
+			return err
+		}
+		if err := q.send(ctx, tx, asIs, statement, args, read); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, restorePlans)
+		return err
+	})
+}
+
+// queryRow sends a statement as it is and scans its one row. No row is pgx.ErrNoRows.
+func (q *Queue) queryRow(ctx context.Context, db DB, statement string, args []any, dest ...any) error {
+	return q.send(ctx, db, asIs, statement, args, row(dest...))
+}
+
+// guarded sends a statement the hot way and scans its one row.
+func (q *Queue) guarded(ctx context.Context, db DB, statement string, args []any, dest ...any) error {
+	return q.send(ctx, db, hot, statement, args, row(dest...))
+}
+
+// atomically runs fn in one transaction: the caller's, where db is one, or a new one that begins with the way's settings.
+func atomically(ctx context.Context, db DB, by way, fn func(DB) error) error {
+	begin := opener(db)
+	if begin == nil {
+		return fn(db)
+	}
+	options := by.options
+	if by.settings == "" {
+		options = ownOptions
+	}
+	tx, err := begin.BeginTx(ctx, options)
+	if err != nil {
+		return fmt.Errorf("onceq: begin: %w", err)
+	}
+	return ending(ctx, tx, func() error {
+		if by.settings != "" {
+			if _, err := tx.Exec(ctx, by.settings); err != nil {
+				return fmt.Errorf("onceq: settings: %w", err)
+			}
+		}
+		return fn(tx)
+	})
+}
+
+// ending commits a transaction where fn went well, and rolls it back otherwise.
+func ending(ctx context.Context, tx pgx.Tx, fn func() error) error {
+	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
+	if err := fn(); err != nil {
+		return err
+	}
+	if err := tx.Commit(ctx); err != nil {
+		return fmt.Errorf("onceq: commit: %w", err)
+	}
+	return nil
+}
+
+// rollBack ends what a batch that failed has left open on db, where that is a connection. A pool closes such a
+// connection by itself, and where db is a pool in a wrapper this only says so to another connection, which has nothing open.
+func rollBack(ctx context.Context, db DB) {
+	if _, ok := db.(*pgxpool.Pool); ok {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+	defer cancel()
+	_, _ = db.Exec(ctx, "rollback")
+}
+
+// query runs a statement as it is and has its rows read.
+func query(ctx context.Context, db DB, statement string, args []any, read func(pgx.Rows) error) error {
+	rows, err := db.Query(ctx, statement, args...)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	if err := read(rows); err != nil {
+		return err
+	}
+	rows.Close()
+	return rows.Err()
+}
+
+// row reads one row. No row is pgx.ErrNoRows.
+func row(dest ...any) func(pgx.Rows) error {
+	return func(rows pgx.Rows) error {
+		if rows.Next() {
+			return rows.Scan(dest...)
+		}
+		if err := rows.Err(); err != nil {
+			return err
+		}
+		return pgx.ErrNoRows
+	}
+}
+
+// each reads all rows, one after the other.
+func each(scan func(pgx.Rows) error) func(pgx.Rows) error {
+	return func(rows pgx.Rows) error {
+		for rows.Next() {
+			if err := scan(rows); err != nil {
+				return err
+			}
+		}
+		return rows.Err()
+	}
+}
+
+// noRows reads a statement of which nothing but its error counts.
+func noRows(pgx.Rows) error { return nil }
 
 // sql returns a statement of this package, in which the schema is written as onceq, for the real schema.
 func (q *Queue) sql(statement string) string {
@@ -85,27 +310,6 @@ func (q *Queue) sql(statement string) string {
 	return s
 }
 
-// queryRow runs a statement of this package and scans its one row. No row is pgx.ErrNoRows.
-func (q *Queue) queryRow(ctx context.Context, db DB, statement string, args []any, dest ...any) (err error) {
-	defer func() { err = q.told(err) }()
-	rows, err := db.Query(ctx, q.sql(statement), args...)
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
-	if !rows.Next() {
-		if err := rows.Err(); err != nil {
-			return err
-		}
-		return pgx.ErrNoRows
-	}
-	if err := rows.Scan(dest...); err != nil {
-		return err
-	}
-	rows.Close()
-	return rows.Err()
-}
-
 // told makes a *SchemaError of what Postgres says of a statement of this package where the tables are missing, and an
 // ErrIDTaken where a job cannot leave because of another one with its id.
 func (q *Queue) told(err error) error {
@@ -117,83 +321,4 @@ func (q *Queue) told(err error) error {
 		return err
 	}
 	return &tablesMissing{&SchemaError{Schema: q.schema, Want: SchemaVersion}, err}
-}
-
-// guarded runs a statement of the library's own and scans its one row: on a pool in a transaction of its own
-// behind hotOwn, elsewhere as it is.
-func (q *Queue) guarded(ctx context.Context, db DB, statement string, args []any, dest ...any) error {
-	pool, ok := db.(*pgxpool.Pool)
-	if !ok {
-		return q.queryRow(ctx, db, statement, args, dest...)
-	}
-	return q.own(ctx, pool, hotOwn, statement, args, dest...)
-}
-
-// own runs a statement in a transaction of the library's own, behind what that begins with, and scans its one row.
-func (q *Queue) own(ctx context.Context, pool *pgxpool.Pool, first, statement string, args []any, dest ...any) error {
-	b := &pgx.Batch{}
-	b.Queue(beginOwn)
-	b.Queue(first)
-	b.Queue(q.sql(statement), args...).QueryRow(func(row pgx.Row) error { return row.Scan(dest...) })
-	b.Queue("commit")
-	return q.told(pool.SendBatch(ctx, b).Close())
-}
-
-// rows runs a statement that reads from large tables: behind guardPlans where db takes batches outside of a
-// transaction, else as it is.
-func (q *Queue) rows(ctx context.Context, db DB, statement string, args []any, scan func(pgx.Rows) error) (err error) {
-	defer func() { err = q.told(err) }()
-	if s, ok := db.(sender); ok && beginner(db) != nil {
-		b := &pgx.Batch{}
-		b.Queue(guardPlans)
-		b.Queue(q.sql(statement), args...).Query(scan)
-		return s.SendBatch(ctx, b).Close()
-	}
-	rows, err := db.Query(ctx, q.sql(statement), args...)
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
-	return scan(rows)
-}
-
-// txBeginner opens a transaction.
-type txBeginner interface {
-	BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error)
-}
-
-// beginner gives what opens a transaction, nil where db is one already.
-func beginner(db DB) txBeginner {
-	switch db := db.(type) {
-	case *pgxpool.Conn:
-		if db.Conn().PgConn().TxStatus() != 'I' {
-			return nil
-		}
-	case *pgx.Conn:
-		if db.PgConn().TxStatus() != 'I' {
-			return nil
-		}
-	}
-	b, _ := db.(txBeginner)
-	return b
-}
-
-// atomically runs fn in one transaction: the caller's, where db is one, else a new one.
-func atomically(ctx context.Context, db DB, fn func(DB) error) error {
-	begin := beginner(db)
-	if begin == nil {
-		return fn(db)
-	}
-	tx, err := begin.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite})
-	if err != nil {
-		return fmt.Errorf("onceq: begin: %w", err)
-	}
-	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
-	if err := fn(tx); err != nil {
-		return err
-	}
-	if err := tx.Commit(ctx); err != nil {
-		return fmt.Errorf("onceq: commit: %w", err)
-	}
-	return nil
 }

@@ -116,21 +116,19 @@ func (q *Queue) Stats(ctx context.Context, queues ...string) ([]QueueStats, erro
 		}
 	}
 	var all []QueueStats
-	err := q.rows(ctx, q.pool, readStats, []any{queues, StatsCap}, func(rows pgx.Rows) error {
-		for rows.Next() {
-			var s QueueStats
-			var oldest int64
-			if err := rows.Scan(&s.Queue, &s.Waiting, &s.Retrying, &s.Delayed, &s.Leased, &s.Running, &s.Dead, &s.Held, &oldest, &s.Capped); err != nil {
-				return err
-			}
-			s.Oldest = time.Duration(oldest) * time.Microsecond
-			for _, n := range []*int{&s.Waiting, &s.Retrying, &s.Delayed, &s.Leased, &s.Running, &s.Dead, &s.Held} {
-				*n = min(*n, StatsCap)
-			}
-			all = append(all, s)
+	err := q.send(ctx, q.pool, reading, readStats, []any{queues, StatsCap}, each(func(rows pgx.Rows) error {
+		var s QueueStats
+		var oldest int64
+		if err := rows.Scan(&s.Queue, &s.Waiting, &s.Retrying, &s.Delayed, &s.Leased, &s.Running, &s.Dead, &s.Held, &oldest, &s.Capped); err != nil {
+			return err
 		}
-		return rows.Err()
-	})
+		s.Oldest = time.Duration(oldest) * time.Microsecond
+		for _, n := range []*int{&s.Waiting, &s.Retrying, &s.Delayed, &s.Leased, &s.Running, &s.Dead, &s.Held} {
+			*n = min(*n, StatsCap)
+		}
+		all = append(all, s)
+		return nil
+	}))
 	if err != nil {
 		return nil, fmt.Errorf("onceq: stats: %w", err)
 	}
