@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/onceqsql"
 	"github.com/onceq/onceq/queuetest"
 )
@@ -69,7 +70,7 @@ func changing(t *testing.T, db *queuetest.DB, handle onceq.DB) {
 	ctx, q := t.Context(), db.Queue
 	r, err := q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Key: "key"})
 	require.NoError(t, err)
-	_, err = owner(t, db).Exec(ctx, `delete from public.plans`) // what Enqueue did
+	_, err = conformance.Owner(t, db).Exec(ctx, `delete from public.plans`) // what Enqueue did
 	require.NoError(t, err)
 	state, err := q.Cancel(ctx, handle, r.ID)
 	require.NoError(t, err)
@@ -121,7 +122,7 @@ func TestTrap_AWrappedPoolKeepsThePlannerGuards(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := queuetest.New(t)
-			conn := owner(t, db)
+			conn := conformance.Owner(t, db)
 			_, err := conn.Exec(t.Context(), planSpy)
 			require.NoError(t, err)
 			for _, table := range []string{"jobs", "job_fences", "job_history"} {
@@ -280,7 +281,8 @@ select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_con
 	require.Equal(t, own(named(onceq.HotStatements["end"])), tracer.take())
 
 	// A worker: its claim, and what its batch of outcomes is.
-	w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error { return nil }))
+	kind := onceq.Kind[any]{Name: "k"}
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, kind.Handle(func(context.Context, *onceq.Lease, any) error { return nil }))
 	require.NoError(t, err)
 	require.NoError(t, w.Drain(ctx, 1))
 	sent = tracer.take()
