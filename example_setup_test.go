@@ -14,11 +14,8 @@ import (
 // database gives an example a database of its own with onceq's tables. A program makes its own pool with pgxpool.New
 // and its queue with onceq.New(pool, nil); its tables come from the package migrations.
 func database() (ctx context.Context, pool *pgxpool.Pool, q *onceq.Queue, done func()) {
-	t := exampletb.New()
-	db := queuetest.New(t)
-	q, err := onceq.New(db.Pool, &onceq.Config{Logger: slog.New(slog.DiscardHandler)})
-	check(err)
-	return t.Context(), db.Pool, q, t.Done
+	ctx, db, done := testDatabase()
+	return ctx, db.Pool, db.Queue, done
 }
 
 // check keeps the examples short. A program returns its errors.

@@ -14,10 +14,10 @@ set -eu
 cd "$(dirname "$0")/.."
 
 # The processes of queuetest.Prove connect in their own way in every mode: they say the same in each.
-always='TestProve_.*'
+always='TestProve_.*|ExampleProve'
 
-# It says what the schema is by default.
-schema='TestNew'
+# They say what the schema is by default, or use it.
+schema='TestNew|ExampleHookFunc|ExampleConfig_beforeEnqueue'
 
 # They listen, which nobody can through PgBouncer (the worker says so and polls); or end the backend of an idle
 # connection, of which the client then hears nothing.
