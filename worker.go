@@ -79,6 +79,7 @@ var errShutdown = errors.New("onceq: the worker is shutting down")
 // Worker runs handlers for the jobs of one or more queues. Any number of workers, in any number of processes
 // and versions, may work the same queues.
 type Worker struct {
+	// Only NewWorker writes these.
 	q        *Queue
 	handlers map[string]*Handler
 	kinds    []string
@@ -88,39 +89,59 @@ type Worker struct {
 	poll     time.Duration // 0 for the default
 	ahead    time.Duration // jobs are claimed for as long as they take to be worked on
 	shutdown time.Duration
-	running  atomic.Bool
 
 	pooledIn  map[string]bool // queues with transactional kinds
 	mayHold   int             // connections of the pool, for handlers' transactions
 	pipelines bool            // see pipelines
+
+	running atomic.Bool // Run or Drain is; a second one is refused
 }
 
 // NewWorker checks the configuration and the handlers, at most one for each kind. Jobs of other kinds are left
 // alone, for other workers, with one warning in the log.
 func NewWorker(q *Queue, cfg WorkerConfig, handlers ...Handler) (*Worker, error) {
-	w := &Worker{
-		q: q, handlers: make(map[string]*Handler), queues: make(map[string]QueueConfig), keeps: make(map[string]int64), pooledIn: make(map[string]bool),
-		lease: cfg.Lease, ahead: prefetchTime, poll: cfg.PollInterval, shutdown: cfg.ShutdownTimeout,
-	}
 	if q == nil {
 		return nil, errors.New("onceq: NewWorker needs a queue")
 	}
-	if len(handlers) == 0 {
-		return nil, errors.New("onceq: NewWorker needs at least one handler; make one with Kind.Handle")
-	}
 	pool := q.pool.Config()
-	w.pipelines = pipelines(pool.ConnConfig)
-	size := int(pool.MaxConns)
+	w := &Worker{
+		q: q, handlers: make(map[string]*Handler), queues: make(map[string]QueueConfig), keeps: make(map[string]int64), pooledIn: make(map[string]bool),
+		lease: cmp.Or(cfg.Lease, DefaultLease), ahead: prefetchTime, poll: cfg.PollInterval, shutdown: cmp.Or(cfg.ShutdownTimeout, defaultShutdown),
+		pipelines: pipelines(pool.ConnConfig),
+	}
+	if err := w.addHandlers(handlers); err != nil {
+		return nil, err
+	}
+	if err := w.chooseQueues(&cfg); err != nil {
+		return nil, err
+	}
+	if err := w.tuneQueues(int(pool.MaxConns)); err != nil {
+		return nil, err
+	}
+	if w.lease < time.Second {
+		return nil, invalid("WorkerConfig.Lease", "is %s; at least a second, so that a beat that comes late loses nothing", w.lease)
+	}
+	if w.poll < 0 || w.poll > time.Hour {
+		return nil, invalid("WorkerConfig.PollInterval", "is %s; 0 to an hour is possible", w.poll)
+	}
+	return w, nil
+}
+
+// addHandlers takes the handlers, and the queues of their kinds.
+func (w *Worker) addHandlers(handlers []Handler) error {
+	if len(handlers) == 0 {
+		return errors.New("onceq: NewWorker needs at least one handler; make one with Kind.Handle")
+	}
 	for i := range handlers {
 		h := handlers[i]
 		if h.err != nil {
-			return nil, h.err
+			return h.err
 		}
 		if h.kind == "" {
-			return nil, errors.New("onceq: a zero Handler; make one with Kind.Handle")
+			return errors.New("onceq: a zero Handler; make one with Kind.Handle")
 		}
 		if w.handlers[h.kind] != nil {
-			return nil, fmt.Errorf("onceq: two handlers for kind %q", h.kind)
+			return fmt.Errorf("onceq: two handlers for kind %q", h.kind)
 		}
 		w.handlers[h.kind] = &h
 		w.kinds = append(w.kinds, h.kind)
@@ -128,9 +149,14 @@ func NewWorker(q *Queue, cfg WorkerConfig, handlers ...Handler) (*Worker, error)
 		w.queues[h.queue] = QueueConfig{}
 	}
 	slices.Sort(w.kinds)
+	return nil
+}
+
+// chooseQueues says which queues the worker works: those of its kinds, as the configuration adds to them and takes away.
+func (w *Worker) chooseQueues(cfg *WorkerConfig) error {
 	for _, name := range cfg.Without {
 		if _, ok := w.queues[name]; !ok {
-			return nil, invalid("WorkerConfig.Without", "names queue %q, which is the queue of no handler's kind; these are: %q", name, slices.Sorted(maps.Keys(w.queues)))
+			return invalid("WorkerConfig.Without", "names queue %q, which is the queue of no handler's kind; these are: %q", name, slices.Sorted(maps.Keys(w.queues)))
 		}
 	}
 	for _, name := range cfg.Without {
@@ -138,27 +164,32 @@ func NewWorker(q *Queue, cfg WorkerConfig, handlers ...Handler) (*Worker, error)
 	}
 	for _, name := range cfg.Also {
 		if slices.Contains(cfg.Without, name) {
-			return nil, invalid("WorkerConfig.Also", "names queue %q, and so does Without", name)
+			return invalid("WorkerConfig.Also", "names queue %q, and so does Without", name)
 		}
 		w.queues[name] = QueueConfig{}
 	}
 	if len(w.queues) == 0 {
-		return nil, invalid("WorkerConfig.Without", "leaves the worker no queue, so its handlers would never run")
+		return invalid("WorkerConfig.Without", "leaves the worker no queue, so its handlers would never run")
 	}
 	for name, c := range cfg.Queues {
 		if _, ok := w.queues[name]; !ok {
-			return nil, invalid("WorkerConfig.Queues", "names queue %q, which this worker does not work. Its queues are %q: those of its handlers' kinds,"+
+			return invalid("WorkerConfig.Queues", "names queue %q, which this worker does not work. Its queues are %q: those of its handlers' kinds,"+
 				" and WorkerConfig.Also, which names those to which Job.Queue sends jobs of these kinds", name, slices.Sorted(maps.Keys(w.queues)))
 		}
 		w.queues[name] = c
 	}
+	return nil
+}
+
+// tuneQueues sets what the configuration leaves open, for a pool of so many connections.
+func (w *Worker) tuneQueues(size int) error {
 	asked := 0
 	for name, c := range w.queues {
 		if err := checkName("WorkerConfig.Queues", name, MaxNameBytes); err != nil {
-			return nil, err
+			return err
 		}
 		if c.Concurrency < 0 || c.Concurrency > 10_000 {
-			return nil, invalid("QueueConfig.Concurrency", "of %q is %d; 1 to 10,000 is possible", name, c.Concurrency)
+			return invalid("QueueConfig.Concurrency", "of %q is %d; 1 to 10,000 is possible", name, c.Concurrency)
 		}
 		switch usual := max(1, size-max(1, size/4)); {
 		case !w.pooledIn[name]:
@@ -168,7 +199,7 @@ func NewWorker(q *Queue, cfg WorkerConfig, handlers ...Handler) (*Worker, error)
 			w.mayHold = max(w.mayHold, usual)
 		default:
 			if c.Concurrency > size {
-				q.log.Warn("onceq: a queue's Concurrency is above what the pool has connections for its transactional handlers; raise the pool's MaxConns",
+				w.q.log.Warn("onceq: a queue's Concurrency is above what the pool has connections for its transactional handlers; raise the pool's MaxConns",
 					slog.String("queue", name), slog.Int("concurrency", c.Concurrency), slog.Int("connections", size))
 				c.Concurrency = size
 			}
@@ -177,23 +208,11 @@ func NewWorker(q *Queue, cfg WorkerConfig, handlers ...Handler) (*Worker, error)
 		}
 		keep, err := keepTime("QueueConfig.Keep", c.Keep, nil)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		w.queues[name], w.keeps[name] = c, keep
 	}
-	if w.lease == 0 {
-		w.lease = DefaultLease
-	}
-	if w.lease < time.Second {
-		return nil, invalid("WorkerConfig.Lease", "is %s; at least a second, so that a beat that comes late loses nothing", w.lease)
-	}
-	if w.poll < 0 || w.poll > time.Hour {
-		return nil, invalid("WorkerConfig.PollInterval", "is %s; 0 to an hour is possible", w.poll)
-	}
-	if w.shutdown == 0 {
-		w.shutdown = defaultShutdown
-	}
-	return w, nil
+	return nil
 }
 
 // Run works until ctx ends, then stops claiming, waits for running handlers, cancels those that take longer
