@@ -496,7 +496,7 @@ func TestQueryModes_ClaimFinishAndWork(t *testing.T) {
 			b := &pgx.Batch{}
 			require.NoError(t, leases[2].CompleteInBatch(b))
 			require.NoError(t, db.Pool.SendBatch(ctx, b).Close())
-			require.NoError(t, leases[3].Fail(ctx, errors.New(`it's \ "so"`)))
+			require.NoError(t, leases[3].Fail(ctx, onceq.RetryAfter(time.Hour, errors.New(`it's \ "so"`)))) // not due below, however slow this is
 			require.NoError(t, leases[4].Fail(ctx, onceq.Fatal(errors.New(`it's \ "so"`))))
 			require.NoError(t, leases[5].Snooze(ctx, time.Hour))
 			require.NoError(t, leases[6].Release(ctx))
