@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -265,96 +264,100 @@ func (p *Pending) Result(ctx context.Context, db DB) (Result, error) {
 // notification is sent only when a worker with a confirmed listener has announced that it waits for a queue
 // (wake.go): otherwise committing would queue up behind Postgres's one lock for them.
 //
-// One job goes by a short statement where it can: it says nothing but what it is, and nobody waits. Each parameter
-// and each expression of the general one costs the server as much as a column of the row.
+// A plain job, and one with a key, have statements of their own for the case that it says nothing but what it is and nobody
+// waits: each parameter and each expression of the general ones costs the server as much as a column of the row. Whatever
+// else a job can say is a part of the general statement, of which there is one for one job and one for many: that for many
+// takes ten times as long for one job, because Postgres plans it anew for each call.
+//
+// The answer of those for one job is the id, whether the job is delayed, and whether nobody was notified. Zero rows: the
+// key is taken.
 
-const shortOne = `
-insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload`
-
-const shortValues = `statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb`
-
-// The answer is the id, whether the job is delayed, and whether nobody was notified.
-const shortAnswer = `
+const insertPlain = `
+insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload)
+values (nextval('onceq.ids'), statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb)
 returning id, false, true`
 
-// A job is due no earlier than it comes: claims would look for it behind the place that they have reached.
-const generalOne = shortOne + `, payload_bytes, metadata`
-
-const generalValues = `
-       greatest(statement_timestamp(), statement_timestamp() + $11::bigint * interval '1 microsecond',
-                timestamptz 'epoch' + $10::bigint * interval '1 microsecond'),
-       statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $13::bytea, $12::text::jsonb`
-
-// Who waits for the queue is notified, unless that could forbid a two-phase commit: PREPARE TRANSACTION refuses a
-// transaction that notified. The last parameter says that the transaction is not the caller's; where nobody can prepare
-// one, notifying does no harm either.
-const (
-	unlessPrepared = `::bool or current_setting('max_prepared_transactions') = '0' then pg_notify(`
-	notifyOne      = `case when $15` + unlessPrepared + `$14::text, $1::text)::text else '' end`
-	notifyMany     = `case when $17` + unlessPrepared + `$16::text, w.queue)::text else '' end`
-)
-
-const generalAnswer = `
-returning id, run_at > statement_timestamp(),
-          (select ` + notifyOne + ` from onceq.waiters w
-            where w.queue = $1::text and w.idle_until > statement_timestamp()
-              and run_at < statement_timestamp() + interval '2 seconds' limit 1) is null`
-
-const fenceOne = `
+const insertKeyed = `
 with fence as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
   select 0, $6::text, $7::text, 0, n.id, n.id << 20, statement_timestamp(), $8::bigint, $9::bytea
     from (select nextval('onceq.ids') as id offset 0) n
   on conflict do nothing
   returning job_id
-)`
+)
+insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, scope, key)
+select job_id, statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $6::text, $7::text from fence
+returning id, false, true`
 
-// takingOne also takes a fence that is no longer in force, in the same statement. It costs a tenth more.
-const takingOne = `
+// insertKeyedInBatch also takes a fence that is no longer in force, in the same statement, because a batch cannot ask
+// again. It costs a tenth more.
+const insertKeyedInBatch = `
+with fence as (
+  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
+  select 0, $6::text, $7::text, 0, n.id, n.id << 20, statement_timestamp(), $8::bigint, $9::bytea
+    from (select nextval('onceq.ids') as id offset 0) n
+  on conflict do nothing
+  returning job_id
+)
+insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, scope, key)
+select job_id, statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $6::text, $7::text from 
  (select coalesce((select job_id from fence),
                   onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) as job_id offset 0) fence
- where job_id is not null`
+ where job_id is not null
+returning id, false, true`
 
-const (
-	insertPlainShort = shortOne + `)
-values (nextval('onceq.ids'), ` + shortValues + `)` + shortAnswer
-
-	keyedShort = fenceOne + shortOne + `, scope, key)
-select job_id, ` + shortValues + `, $6::text, $7::text from `
-	keyedGeneral = fenceOne + generalOne + `, scope, key)
-select job_id, ` + generalValues + `, $6::text, $7::text from `
-
-	insertKeyedShort    = keyedShort + `fence` + shortAnswer
-	insertKeyedGeneral  = keyedGeneral + `fence` + generalAnswer
-	insertTakingShort   = keyedShort + takingOne + shortAnswer
-	insertTakingGeneral = keyedGeneral + takingOne + generalAnswer
+// insertGeneral takes any job. $6 and $7 are null without a key. A job is due no earlier than it comes: claims would look
+// for it behind the place that they have reached.
+//
+// Who waits for the queue is notified, unless that could forbid a two-phase commit: PREPARE TRANSACTION refuses a
+// transaction that notified. $15 says that the transaction is not the caller's; where nobody can prepare one, notifying
+// does no harm either.
+const insertGeneral = `
+with fence as (
+  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
+  select 0, $6::text, $7::text, 0, n.id, n.id << 20, statement_timestamp(), $8::bigint, $9::bytea
+    from (select nextval('onceq.ids') as id where $7::text is not null offset 0) n
+  on conflict do nothing
+  returning job_id
 )
+insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key)
+select job_id,
+       greatest(statement_timestamp(), statement_timestamp() + $11::bigint * interval '1 microsecond',
+                timestamptz 'epoch' + $10::bigint * interval '1 microsecond'),
+       statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $13::bytea, $12::text::jsonb,
+       $6::text, $7::text
+  from (select case when $7::text is null then nextval('onceq.ids')
+                    else coalesce((select job_id from fence),
+                                  onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) end as job_id offset 0) n
+ where job_id is not null
+returning id, run_at > statement_timestamp(),
+          (select case when $15::bool or current_setting('max_prepared_transactions') = '0'
+                       then pg_notify($14::text, $1::text)::text else '' end
+             from onceq.waiters w
+            where w.queue = $1::text and w.idle_until > statement_timestamp()
+              and run_at < statement_timestamp() + interval '2 seconds' limit 1) is null`
 
-// Without a key there are four parameters less.
-var insertPlainGeneral = strings.NewReplacer("$10", "$6", "$11", "$7", "$12", "$8", "$13", "$9", "$14", "$10", "$15", "$11").Replace(
-	generalOne + `)
-values (nextval('onceq.ids'), ` + generalValues + `)` + generalAnswer)
-
-// insertOne gives the statement for one job, and the time where it asks who waits, otherwise zero. Zero rows: the key is
-// taken. With taking, a key that is no longer in force does not count as taken.
-func (q *Queue) insertOne(e *encoded, taking, own bool) (statement string, args []any, asked time.Time) {
+// insertOne gives the statement for one job, and the time where it asks who waits, otherwise zero.
+func (q *Queue) insertOne(e *encoded, inBatch, own bool) (statement string, args []any, asked time.Time) {
 	var payload any
 	if e.bytes == nil {
 		payload = e.json
 	}
 	args = make([]any, 0, 15)
 	args = append(args, e.queue, e.kind, payload, e.maxAttempts, e.priority)
-	short, general := insertPlainShort, insertPlainGeneral
-	if e.key != "" {
-		args = append(args, e.scope, e.key, e.lifetime, e.fingerprint)
-		if short, general = insertKeyedShort, insertKeyedGeneral; taking {
-			short, general = insertTakingShort, insertTakingGeneral
-		}
-	}
 	if e.at.IsZero() && e.delay == 0 && e.metadata == "" && e.bytes == nil && q.isQuiet(e.queue) {
-		return short, args, time.Time{}
+		switch {
+		case e.key == "":
+			return insertPlain, args, time.Time{}
+		case inBatch:
+			return insertKeyedInBatch, append(args, e.scope, e.key, e.lifetime, e.fingerprint), time.Time{}
+		}
+		return insertKeyed, append(args, e.scope, e.key, e.lifetime, e.fingerprint), time.Time{}
 	}
-	var at, delay, metadata any
+	var scope, key, at, delay, metadata any
+	if e.key != "" {
+		scope, key = e.scope, e.key
+	}
 	if !e.at.IsZero() {
 		at = e.at.UnixMicro()
 	}
@@ -364,13 +367,21 @@ func (q *Queue) insertOne(e *encoded, taking, own bool) (statement string, args 
 	if e.metadata != "" {
 		metadata = e.metadata
 	}
-	return general, append(args, at, delay, metadata, e.bytes, q.channel, own), time.Now()
+	args = append(args, scope, key, e.lifetime, e.fingerprint, at, delay, metadata, e.bytes, q.channel, own)
+	return insertGeneral, args, time.Now()
 }
 
 // Many jobs are sent as arrays: what they have in common (kind, queue, …) once, as a header that each
 // refers to. Ids that $6 does not give are drawn in the caller's order. Keys are taken in the order of their
 // bytes, so that two callers with the same keys do not deadlock.
-const manyInput = `
+//
+// The answer is all ids, whether each header is delayed, how many notifications went out, and the ids of the jobs with a
+// key that were accepted (in insertManyGeneral: with or without).
+//
+// Most calls have jobs that have all in common. The first two statements are for those: the one header's columns are
+// evaluated once in place of being joined to each job.
+
+const insertPlainMany = `
 with input as materialized (
   select coalesce(nullif(u.drawn, 0), nextval('onceq.ids')) as id, u.*
     from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[])
@@ -383,58 +394,88 @@ header as materialized (
     from unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[])
          with ordinality
       as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)
-),`
-
-const manyJobs = `
+),
 job as (
   insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind,
                           payload, payload_bytes, metadata, scope, key)
-  select i.id, h.due, statement_timestamp(), h.max_attempts, h.priority, h.queue, h.kind,
-         nullif(i.payload, '')::jsonb, case when i.payload = '' then i.bytes end, nullif(h.metadata, '')::jsonb,
-         nullif(h.scope, ''), nullif(i.key, '')
-    from input i join header h on h.n = i.header
-   where `
-
-// manyAnswer gives all ids, whether each header is delayed, and how many notifications went out. What stands
-// in for the last words says that some job was accepted.
-const manyAnswer = `
+  select i.id, (select due from header), statement_timestamp(), (select max_attempts from header), (select priority from header), (select queue from header), (select kind from header),
+         nullif(i.payload, '')::jsonb, case when i.payload = '' then i.bytes end, nullif((select metadata from header), '')::jsonb,
+         nullif((select scope from header), ''), nullif(i.key, '')
+    from input i
+   where true
 )
 select (select array_agg(id order by id) from input),
        (select array_agg(due > statement_timestamp() order by n) from header),
-       (select count(` + notifyMany + `) from (
+       (select count(case when $17::bool or current_setting('max_prepared_transactions') = '0' then pg_notify($16::text, w.queue)::text else '' end) from (
           select distinct w.queue from onceq.waiters w
            where w.idle_until > statement_timestamp()
              and exists (select from header where queue = w.queue and due < statement_timestamp() + interval '2 seconds')) w
-         where `
+         where true), null::bigint[]`
 
-const insertPlainMany = manyInput + manyJobs + `true` + manyAnswer + `true), null::bigint[]`
-
-const manyFence = `
+const insertKeyedMany = `
+with input as materialized (
+  select coalesce(nullif(u.drawn, 0), nextval('onceq.ids')) as id, u.*
+    from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[])
+      as u(header, payload, bytes, key, fingerprint, drawn)
+),
+header as materialized (
+  select h.*,
+         greatest(statement_timestamp() + h.delay * interval '1 microsecond',
+                  timestamptz 'epoch' + nullif(h.at, 0) * interval '1 microsecond') as due
+    from unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[])
+         with ordinality
+      as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)
+),
 fence as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
-  select 0, h.scope, i.key, 0, i.id, i.id << 20, statement_timestamp(), h.lifetime, i.fingerprint
-    from input i join header h on h.n = i.header
-   where h.scope <> ''`
-
-const manyConflict = `
-   order by h.scope collate "C", i.key collate "C"
+  select 0, (select scope from header), i.key, 0, i.id, i.id << 20, statement_timestamp(), (select lifetime from header), i.fingerprint
+    from input i
+   where (select scope from header) <> ''
+   order by i.key collate "C"
   on conflict do nothing
   returning job_id
-),`
-
-const insertKeyedMany = manyInput + manyFence + manyConflict + manyJobs +
-	`h.scope = '' or i.id in (select job_id from fence)` + manyAnswer +
-	`exists (select from fence) or exists (select from header where scope = '')),
+),
+job as (
+  insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind,
+                          payload, payload_bytes, metadata, scope, key)
+  select i.id, (select due from header), statement_timestamp(), (select max_attempts from header), (select priority from header), (select queue from header), (select kind from header),
+         nullif(i.payload, '')::jsonb, case when i.payload = '' then i.bytes end, nullif((select metadata from header), '')::jsonb,
+         nullif((select scope from header), ''), nullif(i.key, '')
+    from input i
+   where (select scope from header) = '' or i.id in (select job_id from fence)
+)
+select (select array_agg(id order by id) from input),
+       (select array_agg(due > statement_timestamp() order by n) from header),
+       (select count(case when $17::bool or current_setting('max_prepared_transactions') = '0' then pg_notify($16::text, w.queue)::text else '' end) from (
+          select distinct w.queue from onceq.waiters w
+           where w.idle_until > statement_timestamp()
+             and exists (select from header where queue = w.queue and due < statement_timestamp() + interval '2 seconds')) w
+         where exists (select from fence) or exists (select from header where scope = '')),
        (select array_agg(job_id) from fence)`
 
-// The fences to take are found one by one and updated by their place: a join that is free to choose may read
-// the whole table. A row that somebody changed meanwhile is no longer at its place, and its job is left.
-const insertTakingMany = manyInput + `
+// insertManyGeneral takes any jobs. With $18 it also takes fences that are no longer in force: only in a second try, because
+// whoever does not do so takes the fences that are absent first. They are found one by one and updated by their place: a
+// join that is free to choose may read the whole table. A row that somebody changed meanwhile is no longer at its place,
+// and its job is left.
+const insertManyGeneral = `
+with input as materialized (
+  select coalesce(nullif(u.drawn, 0), nextval('onceq.ids')) as id, u.*
+    from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[])
+      as u(header, payload, bytes, key, fingerprint, drawn)
+),
+header as materialized (
+  select h.*,
+         greatest(statement_timestamp() + h.delay * interval '1 microsecond',
+                  timestamptz 'epoch' + nullif(h.at, 0) * interval '1 microsecond') as due
+    from unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[])
+         with ordinality
+      as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)
+),
 free as materialized (
   select i.id, i.fingerprint, i.lifetime, f.place
     from (select i.id, h.scope, i.key, i.fingerprint, h.lifetime
             from input i join header h on h.n = i.header
-           where h.scope <> ''
+           where $18::bool and h.scope <> ''
            order by h.scope collate "C", i.key collate "C") i
    cross join lateral (
          select f.ctid as place
@@ -452,114 +493,147 @@ taken as (
     from free n
    where f.ctid = n.place
   returning f.job_id
-),` + manyFence + `
-     and i.id not in (select id from free)` + manyConflict + `
-accepted as materialized (select job_id from fence union all select job_id from taken),` + manyJobs +
-	`i.id in (select job_id from accepted)` + manyAnswer +
-	`exists (select from accepted)),
+),
+fence as (
+  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
+  select 0, h.scope, i.key, 0, i.id, i.id << 20, statement_timestamp(), h.lifetime, i.fingerprint
+    from input i join header h on h.n = i.header
+   where h.scope <> ''
+     and i.id not in (select id from free)
+   order by h.scope collate "C", i.key collate "C"
+  on conflict do nothing
+  returning job_id
+),
+accepted as materialized (
+  select i.id as job_id from input i join header h on h.n = i.header where h.scope = ''
+  union all select job_id from fence
+  union all select job_id from taken
+),
+job as (
+  insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind,
+                          payload, payload_bytes, metadata, scope, key)
+  select i.id, h.due, statement_timestamp(), h.max_attempts, h.priority, h.queue, h.kind,
+         nullif(i.payload, '')::jsonb, case when i.payload = '' then i.bytes end, nullif(h.metadata, '')::jsonb,
+         nullif(h.scope, ''), nullif(i.key, '')
+    from input i join header h on h.n = i.header
+   where i.id in (select job_id from accepted)
+)
+select (select array_agg(id order by id) from input),
+       (select array_agg(due > statement_timestamp() order by n) from header),
+       (select count(case when $17::bool or current_setting('max_prepared_transactions') = '0' then pg_notify($16::text, w.queue)::text else '' end) from (
+          select distinct w.queue from onceq.waiters w
+           where w.idle_until > statement_timestamp()
+             and exists (select from header where queue = w.queue and due < statement_timestamp() + interval '2 seconds')) w
+         where exists (select from accepted)),
        (select array_agg(job_id) from accepted)`
 
-// The same for jobs that have all in common, which most have: the header's columns are then evaluated once in place
-// of being joined to each job.
-var (
-	insertPlainAlike = alike(insertPlainMany)
-	insertKeyedAlike = alike(insertKeyedMany)
-)
-
-func alike(statement string) string {
-	statement = strings.ReplaceAll(statement, " join header h on h.n = i.header", "")
-	statement = strings.ReplaceAll(statement, `order by h.scope collate "C", `, "order by ") // one scope
-	return headerColumn.ReplaceAllString(statement, "(select $1 from header)")
+// header is what the jobs of a call to EnqueueMany have in common, mostly all of them.
+type header struct {
+	queue, kind, scope, metadata string
+	priority, maxAttempts        int
+	at                           time.Time
+	delay                        time.Duration
+	lifetime                     int64
 }
 
-var headerColumn = regexp.MustCompile(`\bh\.(due|max_attempts|priority|queue|kind|metadata|scope|lifetime)\b`)
+// columns are the arrays in which many jobs are sent. Those that no job needs stay nil.
+type columns struct {
+	last header
+	ref  int32 // of last
+
+	refs                []int32
+	payloads, keys      []string
+	bytes, fingerprints [][]byte
+	drawn               []int64
+
+	queues, kinds, scopes, metadata []string
+	priorities, attempts            []int32
+	ats, delays, lifetimes          []int64
+}
+
+// add appends a job, of n in all. An id that is 0 is drawn. known has the place of each header, from 1: it is no part of c,
+// which goes to the heap.
+func (c *columns) add(known map[header]int32, e *encoded, id int64, n int) {
+	if e.key != "" && c.keys == nil {
+		c.keys, c.fingerprints = make([]string, len(c.payloads), n), make([][]byte, len(c.payloads), n)
+	}
+	if e.bytes != nil && c.bytes == nil {
+		c.bytes = make([][]byte, len(c.payloads), n)
+	}
+	if id != 0 && c.drawn == nil {
+		c.drawn = make([]int64, len(c.payloads), n)
+	}
+	c.refs, c.payloads = append(c.refs, c.header(known, e)), append(c.payloads, e.json)
+	if c.keys != nil {
+		c.keys, c.fingerprints = append(c.keys, e.key), append(c.fingerprints, e.fingerprint)
+	}
+	if c.bytes != nil {
+		c.bytes = append(c.bytes, e.bytes)
+	}
+	if c.drawn != nil {
+		c.drawn = append(c.drawn, id)
+	}
+}
+
+// header gives the place of a job's header, which it appends when it is new.
+func (c *columns) header(known map[header]int32, e *encoded) int32 {
+	h := header{e.queue, e.kind, e.scope, e.metadata, e.priority, e.maxAttempts, e.at, e.delay, e.lifetime}
+	if c.ref != 0 && h == c.last {
+		return c.ref
+	}
+	ref, ok := known[h]
+	if !ok {
+		ref = int32(len(known) + 1)
+		known[h] = ref
+		c.queues, c.kinds, c.scopes, c.metadata = append(c.queues, e.queue), append(c.kinds, e.kind), append(c.scopes, e.scope), append(c.metadata, e.metadata)
+		c.priorities, c.attempts = append(c.priorities, int32(e.priority)), append(c.attempts, int32(e.maxAttempts))
+		var at int64
+		if !e.at.IsZero() {
+			at = e.at.UnixMicro()
+		}
+		c.ats, c.delays, c.lifetimes = append(c.ats, at), append(c.delays, e.delay.Microseconds()), append(c.lifetimes, e.lifetime)
+	}
+	c.last, c.ref = h, ref
+	return ref
+}
+
+// statement gives the statement that sends them with its arguments. With taking, fences that are no longer in force do not
+// count as taken.
+func (c *columns) statement(channel string, own, taking bool) (statement string, args []any) {
+	refs := c.refs
+	switch {
+	case taking || len(c.queues) > 1:
+		statement = insertManyGeneral
+	case c.keys == nil:
+		statement, refs = insertPlainMany, nil
+	default:
+		statement, refs = insertKeyedMany, nil
+	}
+	args = append(make([]any, 0, 18), refs, c.payloads, c.bytes, c.keys, c.fingerprints, c.drawn,
+		c.queues, c.kinds, c.scopes, c.metadata, c.priorities, c.attempts, c.ats, c.delays, c.lifetimes, channel, own)
+	if statement == insertManyGeneral {
+		args = append(args, taking)
+	}
+	return statement, args
+}
 
 // insertMany sends the jobs at the places in part, which are sorted, and fills in the results of those that
 // were accepted. It returns the places of the others. An id that is 0 is drawn, and filled in as well.
 func (q *Queue) insertMany(ctx context.Context, db DB, all []encoded, ids []int64, results []Result, part []int, taking, own bool) ([]int, error) {
-	type header struct {
-		queue, kind, scope, metadata string
-		priority, maxAttempts        int
-		at                           time.Time
-		delay                        time.Duration
-		lifetime                     int64
-	}
-	var (
-		n     = len(part)
-		known = make(map[header]int32)
-		last  header
-		ref   int32
-
-		refs         = make([]int32, 0, n)
-		payloads     = make([]string, 0, n)
-		keys         []string
-		bytes, marks [][]byte
-		drawn        []int64
-
-		queues, kinds, scopes, metadata []string
-		priorities, attempts            []int32
-		ats, delays, lifetimes          []int64
-	)
+	n := len(part)
+	known := make(map[header]int32)
+	c := columns{refs: make([]int32, 0, n), payloads: make([]string, 0, n)}
 	for _, i := range part {
-		e := &all[i]
-		if e.key != "" && keys == nil {
-			keys, marks = make([]string, len(payloads), n), make([][]byte, len(payloads), n)
-		}
-		if e.bytes != nil && bytes == nil {
-			bytes = make([][]byte, len(payloads), n)
-		}
-		if ids[i] != 0 && drawn == nil {
-			drawn = make([]int64, len(payloads), n)
-		}
-		h := header{e.queue, e.kind, e.scope, e.metadata, e.priority, e.maxAttempts, e.at, e.delay, e.lifetime}
-		if ref == 0 || h != last {
-			last = h
-			var ok bool
-			if ref, ok = known[h]; !ok {
-				ref = int32(len(known) + 1)
-				known[h] = ref
-				queues, kinds, scopes, metadata = append(queues, e.queue), append(kinds, e.kind), append(scopes, e.scope), append(metadata, e.metadata)
-				priorities, attempts = append(priorities, int32(e.priority)), append(attempts, int32(e.maxAttempts))
-				var at int64
-				if !e.at.IsZero() {
-					at = e.at.UnixMicro()
-				}
-				ats, delays, lifetimes = append(ats, at), append(delays, e.delay.Microseconds()), append(lifetimes, e.lifetime)
-			}
-		}
-		refs, payloads = append(refs, ref), append(payloads, e.json)
-		if keys != nil {
-			keys, marks = append(keys, e.key), append(marks, e.fingerprint)
-		}
-		if bytes != nil {
-			bytes = append(bytes, e.bytes)
-		}
-		if drawn != nil {
-			drawn = append(drawn, ids[i])
-		}
+		c.add(known, &all[i], ids[i], n)
 	}
-	statement, sent := insertPlainMany, refs
-	switch {
-	case taking:
-		statement = insertTakingMany
-	case len(known) == 1 && keys == nil:
-		statement, sent = insertPlainAlike, nil
-	case len(known) == 1:
-		statement, sent = insertKeyedAlike, nil
-	case keys != nil:
-		statement = insertKeyedMany
-	}
+	statement, args := c.statement(q.channel, own, taking)
 	var got, mine []int64
 	var delayed []bool // by header
 	var notified int64
-	err := q.queryRow(ctx, db, statement, []any{
-		sent, payloads, bytes, keys, marks, drawn,
-		queues, kinds, scopes, metadata, priorities, attempts, ats, delays, lifetimes, q.channel, own,
-	}, &got, &delayed, &notified, &mine)
-	if err != nil {
+	if err := q.queryRow(ctx, db, statement, args, &got, &delayed, &notified, &mine); err != nil {
 		return nil, q.enqueueError(err)
 	}
-	if len(got) != n || len(delayed) != len(known) {
+	if len(got) != n || len(delayed) != len(c.queues) {
 		return nil, fmt.Errorf("onceq: enqueue: %d jobs sent, %d came back", n, len(got))
 	}
 	slices.Sort(mine)
@@ -572,7 +646,7 @@ func (q *Queue) insertMany(ctx context.Context, db DB, all []encoded, ids []int6
 				continue
 			}
 		}
-		results[i] = accepted(got[k], delayed[refs[k]-1])
+		results[i] = accepted(got[k], delayed[c.refs[k]-1])
 	}
 	return left, nil
 }
@@ -580,11 +654,8 @@ func (q *Queue) insertMany(ctx context.Context, db DB, all []encoded, ids []int6
 // settleTries bounds how often a key is tried that is neither free nor visible, each time in new statements.
 const settleTries = 10
 
-// settle answers for the jobs at the places in left, whose keys were taken a moment ago: with a result for
-// each, and the errors of those that are refused. It must run in new statements: the one that met the key may
-// not see its row.
-func (q *Queue) settle(ctx context.Context, db DB, jobs []Job, all []encoded, ids []int64, results []Result, left []int) (refused []error, err error) {
-	const read = `
+// readTaken reads the fences of keys that were taken a moment ago, with the states of their jobs.
+const readTaken = `
 select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, ` + fenceFree + `,
        greatest(f.token >> 20, f.job_id), ` + jobState + `
   from unnest($1::text[], $2::text[]) with ordinality as u(scope, key, n)
@@ -592,79 +663,35 @@ select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, ` + f
        select * from onceq.job_fences f where f.class = 0 and f.scope = u.scope and f.key = u.key offset 0) f
   left join lateral (
        select * from onceq.jobs j where j.id = f.job_id offset 0) j on true`
-	ours := leasesFrom(ctx)
+
+// settling is a call to settle.
+type settling struct {
+	q       *Queue
+	jobs    []Job
+	all     []encoded
+	results []Result
+	ours    []*Lease // whose keys cannot be enqueued here
+
+	refused    []error
+	met        []Event
+	mismatches []refusal
+}
+
+// settle answers for the jobs at the places in left, whose keys were taken a moment ago: with a result for
+// each, and the errors of those that are refused. It must run in new statements: the one that met the key may
+// not see its row.
+func (q *Queue) settle(ctx context.Context, db DB, jobs []Job, all []encoded, ids []int64, results []Result, left []int) (refused []error, err error) {
+	s := settling{q: q, jobs: jobs, all: all, results: results, ours: leasesFrom(ctx)}
 	if tx, ok := db.(interface{ held() []*Lease }); ok { // a handler's, also in another context
-		ours = slices.Concat(ours, tx.held())
+		s.ours = slices.Concat(s.ours, tx.held())
 	}
 	for try := 0; len(left) > 0; try++ {
 		if try == settleTries {
 			return nil, fmt.Errorf("%w (key %q in scope %q)", ErrKeyUnsettled, all[left[0]].key, all[left[0]].scope)
 		}
-		scopes, keys := make([]string, len(left)), make([]string, len(left))
-		for k, i := range left {
-			scopes[k], keys[k] = all[i].scope, all[i].key
-		}
-		rows, err := db.Query(ctx, q.sql(read), scopes, keys)
+		again, floor, err := s.look(ctx, db, left)
 		if err != nil {
-			return nil, fmt.Errorf("onceq: reading a taken key: %w", err)
-		}
-		answered := make([]bool, len(left))
-		var met []Event
-		var mismatches []refusal
-		behind := int64(0) // the sequence has to pass this id
-		for rows.Next() {
-			var n, floor int64
-			var state int16
-			var mark []byte
-			var output *string
-			var free bool
-			var live *int16
-			var r Result
-			if err := rows.Scan(&n, &r.ID, &state, &mark, &output, &free, &floor, &live); err != nil {
-				rows.Close()
-				return nil, fmt.Errorf("onceq: reading a taken key: %w", err)
-			}
-			if free {
-				behind = max(behind, floor)
-				continue
-			}
-			k := n - 1
-			i := left[k]
-			e := &all[i]
-			answered[k] = true
-			r.Duplicate, r.State = true, fenceState(state).job(live)
-			if output != nil {
-				r.Output = json.RawMessage(*output)
-			}
-			results[i] = r
-			met = append(met, Event{Type: EventDuplicate, Queue: e.queue, Kind: e.kind, JobID: r.ID, Scope: e.scope, Key: e.key})
-			switch {
-			case slices.ContainsFunc(ours, func(l *Lease) bool { return l.ID == r.ID && l.q.pool == q.pool && l.q.schema == q.schema }):
-				refused = append(refused, ErrOwnKey)
-			case !sameKind(mark, e.fingerprint) || !samePayload(mark, e.fingerprint):
-				err := &MismatchError{Scope: e.scope, Key: e.key, Existing: r, Kind: e.kind, ExistingKind: kindOf(mark, e.scope)}
-				mismatches = append(mismatches, refusal{err, e, jobs[i].Fields})
-				met[len(met)-1].Type, met[len(met)-1].Err = EventMismatch, err
-				refused = append(refused, err)
-			case jobs[i].Strict:
-				refused = append(refused, &DuplicateError{Scope: e.scope, Key: e.key, Existing: r})
-			}
-		}
-		rows.Close()
-		if err := rows.Err(); err != nil {
-			return nil, fmt.Errorf("onceq: reading a taken key: %w", err)
-		}
-		if err := q.explain(ctx, db, mismatches); err != nil {
 			return nil, err
-		}
-		for _, e := range met {
-			q.emit(ctx, e)
-		}
-		var again []int
-		for k, i := range left {
-			if !answered[k] {
-				again = append(again, i)
-			}
 		}
 		if len(again) == 0 {
 			break
@@ -674,11 +701,11 @@ select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, ` + f
 				ids[i] = 0
 			}
 		}
-		if behind > 0 && try > 0 {
+		if floor > 0 && try > 0 {
 			// Not with the first try: an id above the old one is what the sequence gives anyway, unless it
 			// was set back.
 			var id int64
-			if err := q.queryRow(ctx, db, `select onceq.next_id('onceq.ids', $1::bigint)`, []any{behind}, &id); err != nil {
+			if err := q.queryRow(ctx, db, `select onceq.next_id('onceq.ids', $1::bigint)`, []any{floor}, &id); err != nil {
 				return nil, fmt.Errorf("onceq: drawing an id: %w", err)
 			}
 		}
@@ -686,7 +713,79 @@ select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, ` + f
 			return nil, err
 		}
 	}
-	return refused, nil
+	return s.refused, nil
+}
+
+// look reads the fences of the jobs at the places in left and answers for those whose key is taken. It gives the places of
+// the others, and an id that the sequence has to pass before these are tried again.
+func (s *settling) look(ctx context.Context, db DB, left []int) (again []int, floor int64, err error) {
+	scopes, keys := make([]string, len(left)), make([]string, len(left))
+	for k, i := range left {
+		scopes[k], keys[k] = s.all[i].scope, s.all[i].key
+	}
+	rows, err := db.Query(ctx, s.q.sql(readTaken), scopes, keys)
+	if err != nil {
+		return nil, 0, fmt.Errorf("onceq: reading a taken key: %w", err)
+	}
+	defer rows.Close()
+	answered := make([]bool, len(left))
+	s.met, s.mismatches = s.met[:0], s.mismatches[:0]
+	for rows.Next() {
+		var n, token int64
+		var state fenceState
+		var mark []byte
+		var output *string
+		var free bool
+		var live *int16
+		r := Result{Duplicate: true}
+		if err := rows.Scan(&n, &r.ID, &state, &mark, &output, &free, &token, &live); err != nil {
+			return nil, 0, fmt.Errorf("onceq: reading a taken key: %w", err)
+		}
+		if free {
+			floor = max(floor, token)
+			continue
+		}
+		if r.State = state.job(live); output != nil {
+			r.Output = json.RawMessage(*output)
+		}
+		answered[n-1] = true
+		s.answer(left[n-1], r, mark)
+	}
+	rows.Close()
+	if err := rows.Err(); err != nil {
+		return nil, 0, fmt.Errorf("onceq: reading a taken key: %w", err)
+	}
+	if err := s.q.explain(ctx, db, s.mismatches); err != nil {
+		return nil, 0, err
+	}
+	for _, e := range s.met {
+		s.q.emit(ctx, e)
+	}
+	for k, i := range left {
+		if !answered[k] {
+			again = append(again, i)
+		}
+	}
+	return again, floor, nil
+}
+
+// answer says of the job at place i that its key is taken: by a job that r tells of and whose fence has the fingerprint mark.
+func (s *settling) answer(i int, r Result, mark []byte) {
+	e := &s.all[i]
+	s.results[i] = r
+	met := Event{Type: EventDuplicate, Queue: e.queue, Kind: e.kind, JobID: r.ID, Scope: e.scope, Key: e.key}
+	switch {
+	case slices.ContainsFunc(s.ours, func(l *Lease) bool { return l.ID == r.ID && l.q.pool == s.q.pool && l.q.schema == s.q.schema }):
+		s.refused = append(s.refused, ErrOwnKey)
+	case !sameKind(mark, e.fingerprint) || !samePayload(mark, e.fingerprint):
+		err := &MismatchError{Scope: e.scope, Key: e.key, Existing: r, Kind: e.kind, ExistingKind: kindOf(mark, e.scope)}
+		s.mismatches = append(s.mismatches, refusal{err, e, s.jobs[i].Fields})
+		met.Type, met.Err = EventMismatch, err
+		s.refused = append(s.refused, err)
+	case s.jobs[i].Strict:
+		s.refused = append(s.refused, &DuplicateError{Scope: e.scope, Key: e.key, Existing: r})
+	}
+	s.met = append(s.met, met)
 }
 
 // held gives the jobs whose keys a handler cannot enqueue in its own transaction.

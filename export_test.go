@@ -31,8 +31,8 @@ var UserStatements = map[string]string{
 	"complete one":     completeOne,
 	"complete unkeyed": completeOneUnkeyed,
 	"complete kept":    completeOneKept,
-	"enqueue":          insertTakingShort,
-	"enqueue, general": insertTakingGeneral,
+	"enqueue":          insertKeyedInBatch,
+	"enqueue, general": insertGeneral,
 }
 
 const GuardPlans = guardPlans

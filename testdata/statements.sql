@@ -22,7 +22,59 @@ select array_agg(j.id), array_agg(j.lost)
 -- enqueue.go: EnqueueMany.draw
 select array_agg(nextval('onceq.ids')) from generate_series(1, $1::int);
 
--- enqueue.go: insertKeyedAlike
+-- enqueue.go: insertGeneral
+with fence as (
+  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
+  select 0, $6::text, $7::text, 0, n.id, n.id << 20, statement_timestamp(), $8::bigint, $9::bytea
+    from (select nextval('onceq.ids') as id where $7::text is not null offset 0) n
+  on conflict do nothing
+  returning job_id
+)
+insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key)
+select job_id,
+       greatest(statement_timestamp(), statement_timestamp() + $11::bigint * interval '1 microsecond',
+                timestamptz 'epoch' + $10::bigint * interval '1 microsecond'),
+       statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $13::bytea, $12::text::jsonb,
+       $6::text, $7::text
+  from (select case when $7::text is null then nextval('onceq.ids')
+                    else coalesce((select job_id from fence),
+                                  onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) end as job_id offset 0) n
+ where job_id is not null
+returning id, run_at > statement_timestamp(),
+          (select case when $15::bool or current_setting('max_prepared_transactions') = '0'
+                       then pg_notify($14::text, $1::text)::text else '' end
+             from onceq.waiters w
+            where w.queue = $1::text and w.idle_until > statement_timestamp()
+              and run_at < statement_timestamp() + interval '2 seconds' limit 1) is null;
+
+-- enqueue.go: insertKeyed
+with fence as (
+  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
+  select 0, $6::text, $7::text, 0, n.id, n.id << 20, statement_timestamp(), $8::bigint, $9::bytea
+    from (select nextval('onceq.ids') as id offset 0) n
+  on conflict do nothing
+  returning job_id
+)
+insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, scope, key)
+select job_id, statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $6::text, $7::text from fence
+returning id, false, true;
+
+-- enqueue.go: insertKeyedInBatch
+with fence as (
+  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
+  select 0, $6::text, $7::text, 0, n.id, n.id << 20, statement_timestamp(), $8::bigint, $9::bytea
+    from (select nextval('onceq.ids') as id offset 0) n
+  on conflict do nothing
+  returning job_id
+)
+insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, scope, key)
+select job_id, statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $6::text, $7::text from 
+ (select coalesce((select job_id from fence),
+                  onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) as job_id offset 0) fence
+ where job_id is not null
+returning id, false, true;
+
+-- enqueue.go: insertKeyedMany
 with input as materialized (
   select coalesce(nullif(u.drawn, 0), nextval('onceq.ids')) as id, u.*
     from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[])
@@ -63,25 +115,7 @@ select (select array_agg(id order by id) from input),
          where exists (select from fence) or exists (select from header where scope = '')),
        (select array_agg(job_id) from fence);
 
--- enqueue.go: insertKeyedGeneral
-with fence as (
-  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
-  select 0, $6::text, $7::text, 0, n.id, n.id << 20, statement_timestamp(), $8::bigint, $9::bytea
-    from (select nextval('onceq.ids') as id offset 0) n
-  on conflict do nothing
-  returning job_id
-)
-insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key)
-select job_id, 
-       greatest(statement_timestamp(), statement_timestamp() + $11::bigint * interval '1 microsecond',
-                timestamptz 'epoch' + $10::bigint * interval '1 microsecond'),
-       statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $13::bytea, $12::text::jsonb, $6::text, $7::text from fence
-returning id, run_at > statement_timestamp(),
-          (select case when $15::bool or current_setting('max_prepared_transactions') = '0' then pg_notify($14::text, $1::text)::text else '' end from onceq.waiters w
-            where w.queue = $1::text and w.idle_until > statement_timestamp()
-              and run_at < statement_timestamp() + interval '2 seconds' limit 1) is null;
-
--- enqueue.go: insertKeyedMany
+-- enqueue.go: insertManyGeneral
 with input as materialized (
   select coalesce(nullif(u.drawn, 0), nextval('onceq.ids')) as id, u.*
     from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[])
@@ -95,14 +129,44 @@ header as materialized (
          with ordinality
       as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)
 ),
+free as materialized (
+  select i.id, i.fingerprint, i.lifetime, f.place
+    from (select i.id, h.scope, i.key, i.fingerprint, h.lifetime
+            from input i join header h on h.n = i.header
+           where $18::bool and h.scope <> ''
+           order by h.scope collate "C", i.key collate "C") i
+   cross join lateral (
+         select f.ctid as place
+           from onceq.job_fences f
+          where f.class = 0 and f.scope = i.scope and f.key = i.key
+            and (f.state in (3, 4, 5) and f.lifetime >= 0
+      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())
+            and f.token >> 20 < i.id and f.job_id < i.id
+            for update) f
+),
+taken as (
+  update onceq.job_fences f
+     set job_id = n.id, token = n.id << 20, state = 0, created_at = statement_timestamp(), finished_at = null,
+         lifetime = n.lifetime, fingerprint = n.fingerprint, result = null, holder = null,
+         leased_until = null
+    from free n
+   where f.ctid = n.place
+  returning f.job_id
+),
 fence as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
   select 0, h.scope, i.key, 0, i.id, i.id << 20, statement_timestamp(), h.lifetime, i.fingerprint
     from input i join header h on h.n = i.header
    where h.scope <> ''
+     and i.id not in (select id from free)
    order by h.scope collate "C", i.key collate "C"
   on conflict do nothing
   returning job_id
+),
+accepted as materialized (
+  select i.id as job_id from input i join header h on h.n = i.header where h.scope = ''
+  union all select job_id from fence
+  union all select job_id from taken
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind,
@@ -111,7 +175,7 @@ job as (
          nullif(i.payload, '')::jsonb, case when i.payload = '' then i.bytes end, nullif(h.metadata, '')::jsonb,
          nullif(h.scope, ''), nullif(i.key, '')
     from input i join header h on h.n = i.header
-   where h.scope = '' or i.id in (select job_id from fence)
+   where i.id in (select job_id from accepted)
 )
 select (select array_agg(id order by id) from input),
        (select array_agg(due > statement_timestamp() order by n) from header),
@@ -119,22 +183,15 @@ select (select array_agg(id order by id) from input),
           select distinct w.queue from onceq.waiters w
            where w.idle_until > statement_timestamp()
              and exists (select from header where queue = w.queue and due < statement_timestamp() + interval '2 seconds')) w
-         where exists (select from fence) or exists (select from header where scope = '')),
-       (select array_agg(job_id) from fence);
+         where exists (select from accepted)),
+       (select array_agg(job_id) from accepted);
 
--- enqueue.go: insertKeyedShort
-with fence as (
-  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
-  select 0, $6::text, $7::text, 0, n.id, n.id << 20, statement_timestamp(), $8::bigint, $9::bytea
-    from (select nextval('onceq.ids') as id offset 0) n
-  on conflict do nothing
-  returning job_id
-)
-insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, scope, key)
-select job_id, statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $6::text, $7::text from fence
+-- enqueue.go: insertPlain
+insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload)
+values (nextval('onceq.ids'), statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb)
 returning id, false, true;
 
--- enqueue.go: insertPlainAlike
+-- enqueue.go: insertPlainMany
 with input as materialized (
   select coalesce(nullif(u.drawn, 0), nextval('onceq.ids')) as id, u.*
     from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[])
@@ -165,168 +222,7 @@ select (select array_agg(id order by id) from input),
              and exists (select from header where queue = w.queue and due < statement_timestamp() + interval '2 seconds')) w
          where true), null::bigint[];
 
--- enqueue.go: insertPlainGeneral
-insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata)
-values (nextval('onceq.ids'), 
-       greatest(statement_timestamp(), statement_timestamp() + $11::bigint * interval '1 microsecond',
-                timestamptz 'epoch' + $10::bigint * interval '1 microsecond'),
-       statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $13::bytea, $12::text::jsonb)
-returning id, run_at > statement_timestamp(),
-          (select case when $15::bool or current_setting('max_prepared_transactions') = '0' then pg_notify($14::text, $1::text)::text else '' end from onceq.waiters w
-            where w.queue = $1::text and w.idle_until > statement_timestamp()
-              and run_at < statement_timestamp() + interval '2 seconds' limit 1) is null;
-
--- enqueue.go: insertPlainGeneral
-insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata)
-values (nextval('onceq.ids'), 
-       greatest(statement_timestamp(), statement_timestamp() + $7::bigint * interval '1 microsecond',
-                timestamptz 'epoch' + $6::bigint * interval '1 microsecond'),
-       statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $9::bytea, $8::text::jsonb)
-returning id, run_at > statement_timestamp(),
-          (select case when $11::bool or current_setting('max_prepared_transactions') = '0' then pg_notify($10::text, $1::text)::text else '' end from onceq.waiters w
-            where w.queue = $1::text and w.idle_until > statement_timestamp()
-              and run_at < statement_timestamp() + interval '2 seconds' limit 1) is null;
-
--- enqueue.go: insertPlainMany
-with input as materialized (
-  select coalesce(nullif(u.drawn, 0), nextval('onceq.ids')) as id, u.*
-    from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[])
-      as u(header, payload, bytes, key, fingerprint, drawn)
-),
-header as materialized (
-  select h.*,
-         greatest(statement_timestamp() + h.delay * interval '1 microsecond',
-                  timestamptz 'epoch' + nullif(h.at, 0) * interval '1 microsecond') as due
-    from unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[])
-         with ordinality
-      as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)
-),
-job as (
-  insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind,
-                          payload, payload_bytes, metadata, scope, key)
-  select i.id, h.due, statement_timestamp(), h.max_attempts, h.priority, h.queue, h.kind,
-         nullif(i.payload, '')::jsonb, case when i.payload = '' then i.bytes end, nullif(h.metadata, '')::jsonb,
-         nullif(h.scope, ''), nullif(i.key, '')
-    from input i join header h on h.n = i.header
-   where true
-)
-select (select array_agg(id order by id) from input),
-       (select array_agg(due > statement_timestamp() order by n) from header),
-       (select count(case when $17::bool or current_setting('max_prepared_transactions') = '0' then pg_notify($16::text, w.queue)::text else '' end) from (
-          select distinct w.queue from onceq.waiters w
-           where w.idle_until > statement_timestamp()
-             and exists (select from header where queue = w.queue and due < statement_timestamp() + interval '2 seconds')) w
-         where true), null::bigint[];
-
--- enqueue.go: insertPlainShort
-insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload)
-values (nextval('onceq.ids'), statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb)
-returning id, false, true;
-
--- enqueue.go: insertTakingGeneral
-with fence as (
-  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
-  select 0, $6::text, $7::text, 0, n.id, n.id << 20, statement_timestamp(), $8::bigint, $9::bytea
-    from (select nextval('onceq.ids') as id offset 0) n
-  on conflict do nothing
-  returning job_id
-)
-insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key)
-select job_id, 
-       greatest(statement_timestamp(), statement_timestamp() + $11::bigint * interval '1 microsecond',
-                timestamptz 'epoch' + $10::bigint * interval '1 microsecond'),
-       statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $13::bytea, $12::text::jsonb, $6::text, $7::text from 
- (select coalesce((select job_id from fence),
-                  onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) as job_id offset 0) fence
- where job_id is not null
-returning id, run_at > statement_timestamp(),
-          (select case when $15::bool or current_setting('max_prepared_transactions') = '0' then pg_notify($14::text, $1::text)::text else '' end from onceq.waiters w
-            where w.queue = $1::text and w.idle_until > statement_timestamp()
-              and run_at < statement_timestamp() + interval '2 seconds' limit 1) is null;
-
--- enqueue.go: insertTakingMany
-with input as materialized (
-  select coalesce(nullif(u.drawn, 0), nextval('onceq.ids')) as id, u.*
-    from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[])
-      as u(header, payload, bytes, key, fingerprint, drawn)
-),
-header as materialized (
-  select h.*,
-         greatest(statement_timestamp() + h.delay * interval '1 microsecond',
-                  timestamptz 'epoch' + nullif(h.at, 0) * interval '1 microsecond') as due
-    from unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[])
-         with ordinality
-      as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)
-),
-free as materialized (
-  select i.id, i.fingerprint, i.lifetime, f.place
-    from (select i.id, h.scope, i.key, i.fingerprint, h.lifetime
-            from input i join header h on h.n = i.header
-           where h.scope <> ''
-           order by h.scope collate "C", i.key collate "C") i
-   cross join lateral (
-         select f.ctid as place
-           from onceq.job_fences f
-          where f.class = 0 and f.scope = i.scope and f.key = i.key
-            and (f.state in (3, 4, 5) and f.lifetime >= 0
-      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())
-            and f.token >> 20 < i.id and f.job_id < i.id
-            for update) f
-),
-taken as (
-  update onceq.job_fences f
-     set job_id = n.id, token = n.id << 20, state = 0, created_at = statement_timestamp(), finished_at = null,
-         lifetime = n.lifetime, fingerprint = n.fingerprint, result = null, holder = null,
-         leased_until = null
-    from free n
-   where f.ctid = n.place
-  returning f.job_id
-),
-fence as (
-  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
-  select 0, h.scope, i.key, 0, i.id, i.id << 20, statement_timestamp(), h.lifetime, i.fingerprint
-    from input i join header h on h.n = i.header
-   where h.scope <> ''
-     and i.id not in (select id from free)
-   order by h.scope collate "C", i.key collate "C"
-  on conflict do nothing
-  returning job_id
-),
-accepted as materialized (select job_id from fence union all select job_id from taken),
-job as (
-  insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind,
-                          payload, payload_bytes, metadata, scope, key)
-  select i.id, h.due, statement_timestamp(), h.max_attempts, h.priority, h.queue, h.kind,
-         nullif(i.payload, '')::jsonb, case when i.payload = '' then i.bytes end, nullif(h.metadata, '')::jsonb,
-         nullif(h.scope, ''), nullif(i.key, '')
-    from input i join header h on h.n = i.header
-   where i.id in (select job_id from accepted)
-)
-select (select array_agg(id order by id) from input),
-       (select array_agg(due > statement_timestamp() order by n) from header),
-       (select count(case when $17::bool or current_setting('max_prepared_transactions') = '0' then pg_notify($16::text, w.queue)::text else '' end) from (
-          select distinct w.queue from onceq.waiters w
-           where w.idle_until > statement_timestamp()
-             and exists (select from header where queue = w.queue and due < statement_timestamp() + interval '2 seconds')) w
-         where exists (select from accepted)),
-       (select array_agg(job_id) from accepted);
-
--- enqueue.go: insertTakingShort
-with fence as (
-  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
-  select 0, $6::text, $7::text, 0, n.id, n.id << 20, statement_timestamp(), $8::bigint, $9::bytea
-    from (select nextval('onceq.ids') as id offset 0) n
-  on conflict do nothing
-  returning job_id
-)
-insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, scope, key)
-select job_id, statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $6::text, $7::text from 
- (select coalesce((select job_id from fence),
-                  onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) as job_id offset 0) fence
- where job_id is not null
-returning id, false, true;
-
--- enqueue.go: settle.read
+-- enqueue.go: readTaken
 select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, (f.state in (3, 4, 5) and f.lifetime >= 0
       and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()),
        greatest(f.token >> 20, f.job_id), case when j.id is null then null
@@ -578,14 +474,14 @@ select case when $8::bool and count(*) < cardinality($1::bigint[]) then onceq.le
        array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null)
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true;
 
--- health.go: health.indexes
+-- health.go: indexes.indexes
 select t.relname, c.relname, pg_relation_size(c.oid)
   from pg_index i join pg_class c on c.oid = i.indexrelid join pg_class t on t.oid = i.indrelid
  where i.indrelid in ('onceq.jobs'::regclass, 'onceq.job_fences'::regclass, 'onceq.job_history'::regclass)
    and pg_relation_size(c.oid) > $1::bigint
  order by c.relname;
 
--- health.go: health.others
+-- health.go: keptBack.others
 select 'prepared_transaction', gid, extract(epoch from statement_timestamp() - prepared)::bigint
   from pg_prepared_xacts
  where database = current_database() and prepared < statement_timestamp() - $1::bigint * interval '1 microsecond'
@@ -594,7 +490,7 @@ select 'replication_slot', slot_name::text, greatest(age(xmin), age(catalog_xmin
   from pg_replication_slots
  where age(xmin) > $2::bigint;
 
--- health.go: health.snapshot
+-- health.go: snapshots.snapshot
 select pid, coalesce(usename, ''), coalesce(application_name, ''), coalesce(state, ''), coalesce(backend_type, ''),
        extract(epoch from statement_timestamp() - xact_start)::bigint
   from pg_stat_activity
@@ -603,7 +499,7 @@ select pid, coalesce(usename, ''), coalesce(application_name, ''), coalesce(stat
  order by age(backend_xmin) desc, xact_start
  limit 1;
 
--- health.go: health.tables
+-- health.go: tables.tables
 select c.relname,
        -- Lost with a server that crashed, until it has been vacuumed or analyzed.
        case when coalesce(s.last_vacuum, s.last_autovacuum, s.last_analyze, s.last_autoanalyze) is null
@@ -926,10 +822,6 @@ select version, current_setting('server_encoding'),
          >= greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_history),
                      (select max(token >> 20) from (select token from onceq.job_fences limit 100000) f), 0)
   from onceq.meta;
-
--- queue.go: Check
-select set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
-       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
 
 -- queue.go: NewInstallation.busy
 select (select count(*) from onceq.jobs where leased_until > statement_timestamp())
@@ -1309,16 +1201,15 @@ returning f.token;
 -- statement.go: beginOwn
 begin isolation level read committed read write;
 
--- statement.go: guardOwn
-select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
+-- statement.go: checking
+select set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
        case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
 
 -- statement.go: guardPlans
 select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
        set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true);
 
--- statement.go: hotOwn
+-- statement.go: hot
 select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
        set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
        case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
@@ -1333,11 +1224,19 @@ select set_config('onceq.plans', concat_ws(',', current_setting('enable_seqscan'
        set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
        set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true);
 
+-- statement.go: rare
+select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
+       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
+
 -- statement.go: restorePlans
 select set_config('enable_seqscan', split_part(p, ',', 1), true), set_config('enable_hashjoin', split_part(p, ',', 2), true),
        set_config('enable_mergejoin', split_part(p, ',', 3), true), set_config('enable_bitmapscan', split_part(p, ',', 4), true),
        set_config('jit', split_part(p, ',', 5), true)
   from current_setting('onceq.plans') as p;
+
+-- statement.go: rollBack
+rollback;
 
 -- stats.go: readStats
 with recursive
