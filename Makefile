@@ -7,7 +7,7 @@ TIMEOUT     = 20m
 # Modules of their own, which no application gets by importing onceq. lab/ measures and attacks it; its torture has
 # targets of its own below.
 MODULES     = onceqotel examples queuetest/container
-LAB         = ./checks ./model
+LAB         = ./checks ./model ./tern
 
 # Tests that wait for a lease to run out need no processor, so more of them run at once than there are processors.
 PARALLEL    = 8
@@ -33,7 +33,10 @@ imports:
 	@foreign=$$(go list -f '{{join .Imports "\n"}}' . ./onceqsql | grep -F . | grep -v -E '^github\.com/(jackc/pgx/v5|onceq/onceq)(/|$$)'); \
 	if [ -n "$$foreign" ]; then echo "the root package and onceqsql may import the standard library and pgx alone, and not:"; echo "$$foreign"; exit 1; fi
 	@modules=$$(grep -c '^	.* v[0-9]' go.mod); \
-	if [ "$$modules" -gt 30 ]; then echo "go.mod requires $$modules modules, which an application that imports onceq inherits; at most 30"; exit 1; fi
+	if [ "$$modules" -gt 9 ]; then echo "go.mod requires $$modules modules, which an application that imports onceq inherits; at most 9"; exit 1; fi
+	@if foreign=$$(grep -E 'testcontainers|jackc/tern' go.mod go.sum); then echo "for the modules queuetest/container and lab, and not for every importer:"; echo "$$foreign"; exit 1; fi
+	@lines=$$(wc -l < go.sum); \
+	if [ "$$lines" -gt 30 ]; then echo "go.sum has $$lines lines, most of which an application that imports onceq gets; at most 30"; exit 1; fi
 
 vet:
 	@echo "== go vet"

@@ -52,7 +52,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/tern/v2/migrate"
 )
 
 //go:embed *.sql
@@ -124,7 +123,7 @@ select
 
 // step runs the next migration, or says that there is none to run. Other processes wait for its lock, and read the
 // version after it: read committed takes a new snapshot for each statement, whatever the session's default is.
-func step(ctx context.Context, conn *pgx.Conn, schema string, steps []*migrate.Migration) (done bool, err error) {
+func step(ctx context.Context, conn *pgx.Conn, schema string, steps []Migration) (done bool, err error) {
 	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite})
 	if err != nil {
 		return false, err
@@ -166,10 +165,10 @@ func step(ctx context.Context, conn *pgx.Conn, schema string, steps []*migrate.M
 	}
 
 	next := steps[version]
-	if _, err := tx.Exec(ctx, next.UpSQL); err != nil {
+	if _, err := tx.Exec(ctx, next.Up); err != nil {
 		return false, fmt.Errorf("%s: %w", next.Name, err)
 	}
-	if _, err := tx.Exec(ctx, "update "+table+" set version = $1", next.Sequence); err != nil {
+	if _, err := tx.Exec(ctx, "update "+table+" set version = $1", next.Version); err != nil {
 		return false, fmt.Errorf("write schema_version: %w", err)
 	}
 	return false, tx.Commit(ctx)
@@ -190,13 +189,13 @@ func List() []Migration {
 // SQL returns the migrations in order, with their SQL for the schema. The first one creates the schema where it is
 // missing; take that line out where the schema is there and the role may not create any.
 func SQL(schema string) ([]Migration, error) {
-	steps, err := load(schema)
+	list, err := load(schema)
 	if err != nil {
 		return nil, err
 	}
-	list := make([]Migration, len(steps))
-	for i, s := range steps {
-		list[i] = Migration{Version: int(s.Sequence), Name: s.Name, Up: s.UpSQL + "\n", Down: s.DownSQL + "\n"}
+	for i := range list {
+		list[i].Up += "\n"
+		list[i].Down += "\n"
 	}
 	list[0].Up = "create schema if not exists " + pgx.Identifier{schema}.Sanitize() + ";\n\n" + list[0].Up
 	return list, nil
@@ -232,7 +231,7 @@ func tables() []string {
 	}
 	var names []string
 	for _, s := range steps {
-		for _, match := range tablePattern.FindAllStringSubmatch(s.UpSQL, -1) {
+		for _, match := range tablePattern.FindAllStringSubmatch(s.Up, -1) {
 			if match[1] == "create" {
 				names = append(names, match[2])
 			} else {
@@ -244,21 +243,11 @@ func tables() []string {
 }
 
 // load reads the files for a schema, after a look at its name.
-func load(schema string) ([]*migrate.Migration, error) {
+func load(schema string) ([]Migration, error) {
 	if err := checkName(schema); err != nil {
 		return nil, err
 	}
-	// A Migrator without a connection reads and renders files. It is not used to run them: it resets the session's
-	// settings, holds its lock beyond a transaction, and cannot find a version table whose schema needs quoting.
-	m, err := migrate.NewMigrator(context.Background(), nil, "")
-	if err != nil {
-		return nil, fmt.Errorf("migrations: %w", err)
-	}
-	m.Data["schema"] = pgx.Identifier{schema}.Sanitize()
-	if err := m.LoadMigrations(files); err != nil {
-		return nil, fmt.Errorf("migrations: %w", err)
-	}
-	return m.Migrations, nil
+	return read(files, schema)
 }
 
 // checkName refuses the names that Postgres would refuse, cut short or reserve.

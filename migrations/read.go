@@ -1,0 +1,79 @@
+package migrations
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// What a file may hold of tern's format. tern itself evaluates the whole of text/template with some two hundred functions;
+// importing it for that would bring fifteen modules into every application.
+const (
+	schemaMark = "{{.schema}}"
+	separator  = "---- create above / drop below ----"
+)
+
+var fileName = regexp.MustCompile(`^(\d+)_.+\.sql$`)
+
+// read gives the migrations in files for a schema, as tern would run them. What tern would treat in some way that is not
+// known here is an error.
+func read(files fs.FS, schema string) ([]Migration, error) {
+	entries, err := fs.ReadDir(files, ".")
+	if err != nil {
+		return nil, err
+	}
+	list := make([]Migration, 0, len(entries))
+	for _, entry := range entries {
+		name := entry.Name()
+		version := 0
+		if match := fileName.FindStringSubmatch(name); match != nil {
+			version, _ = strconv.Atoi(match[1])
+		}
+		if version != len(list)+1 {
+			return nil, fmt.Errorf("migrations: %s: the name of file %d is to be %03d_<name>.sql", name, len(list)+1, len(list)+1)
+		}
+		text, err := fs.ReadFile(files, name)
+		if err != nil {
+			return nil, err
+		}
+		up, down, found := strings.Cut(string(text), separator)
+		if !found || strings.Contains(down, separator) {
+			return nil, fmt.Errorf("migrations: %s: the line %q is to be there once", name, separator)
+		}
+		m := Migration{Version: version, Name: name}
+		if m.Up, err = fill(up, schema); err != nil {
+			return nil, fmt.Errorf("migrations: %s: above the separator: %w", name, err)
+		}
+		if m.Down, err = fill(down, schema); err != nil {
+			return nil, fmt.Errorf("migrations: %s: below the separator: %w", name, err)
+		}
+		list = append(list, m)
+	}
+	return list, nil
+}
+
+// fill puts the schema's name into a half of a file.
+func fill(text, schema string) (string, error) {
+	parts := strings.Split(strings.TrimSpace(text), schemaMark)
+	for _, part := range parts {
+		if i := strings.Index(part, "{{"); i >= 0 {
+			line, _, _ := strings.Cut(part[i:], "\n")
+			return "", fmt.Errorf("%q is not read here: only %s is", line, schemaMark)
+		}
+		if strings.Contains(part, "---- tern:") {
+			return "", fmt.Errorf("%q is not read here: each step is one transaction", "---- tern:")
+		}
+	}
+	sql := strings.Join(parts, pgx.Identifier{schema}.Sanitize())
+	for line := range strings.Lines(sql) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "--") {
+			return sql, nil
+		}
+	}
+	return "", errors.New("there is no SQL")
+}
