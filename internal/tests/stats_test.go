@@ -29,7 +29,7 @@ func TestStats(t *testing.T) {
 		repairEnqueue(t, db, onceq.Job{Delay: time.Hour})
 	}
 	for _, o := range []func(*onceq.Lease) error{
-		func(l *onceq.Lease) error { return l.Fail(ctx, errors.New("later")) },
+		func(l *onceq.Lease) error { return l.Fail(ctx, onceq.RetryAfter(time.Hour, errors.New("later"))) },
 		func(l *onceq.Lease) error { return l.Snooze(ctx, 0) },
 	} {
 		repairEnqueue(t, db, onceq.Job{Priority: onceq.PriorityHigh})

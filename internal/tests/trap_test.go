@@ -123,7 +123,7 @@ end $$`)
 	_, err := owner(t, db).Exec(t.Context(), `create trigger refuse before update on job_fences for each row execute function refuse()`)
 	require.NoError(t, err)
 	ids := addMany(t, db, 200, onceq.Job{Key: "k"})
-	ran := db.Drain(handle(func(context.Context, *onceq.Lease) error { return nil }))
+	ran := db.Drain(retriedLater.Handle(func(context.Context, *onceq.Lease, int) error { return nil }))
 	require.Len(t, ran, 200)
 	for _, r := range ran {
 		if r.JobID == ids[7] {
