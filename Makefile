@@ -37,6 +37,7 @@ imports:
 	@if foreign=$$(grep -E 'testcontainers|jackc/tern' go.mod go.sum); then echo "for the modules queuetest/container and lab, and not for every importer:"; echo "$$foreign"; exit 1; fi
 	@lines=$$(wc -l < go.sum); \
 	if [ "$$lines" -gt 30 ]; then echo "go.sum has $$lines lines, most of which an application that imports onceq gets; at most 30"; exit 1; fi
+	@entries=$$(ls | wc -l); if [ "$$entries" -gt 60 ]; then echo "the top folder has $$entries entries; at most 60: tests go to internal/tests"; exit 1; fi
 
 vet:
 	@echo "== go vet"
@@ -47,7 +48,7 @@ staticcheck:
 	@GOTOOLCHAIN=auto go run $(STATICCHECK) ./...
 
 # Without G115: every number that is converted to a narrower type was checked, or is a count of what was. Without G404:
-# the random numbers are jitter, and a guard of rows against mistakes and not against attackers (SECURITY.md). The
+# the random numbers are jitter, and a guard of rows against mistakes and not against attackers (docs/SECURITY.md). The
 # directories left out run and write what the developer's own machine has, for tests and benchmarks.
 gosec:
 	@echo "== gosec"

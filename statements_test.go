@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var update = flag.Bool("update", false, "write testdata/statements.sql anew")
+var update = flag.Bool("update", false, "write docs/statements.sql anew")
 
 // built gives the statements that are no constants of the language, by the name of what builds them.
 var built = map[string]string{
@@ -48,12 +48,12 @@ func statementOf(f *Filter) string {
 	return s
 }
 
-// The statements that this package can send stand whole in testdata/statements.sql, as Postgres gets them. A change of one
+// The statements that this package can send stand whole in docs/statements.sql, as Postgres gets them. A change of one
 // shows there, and the statements that run for every job change only beside a measurement.
 //
 //	go test -run TestStatements . -update
 func TestStatements(t *testing.T) {
-	const file = "testdata/statements.sql"
+	const file = "docs/statements.sql"
 	var b strings.Builder
 	b.WriteString("-- Every statement of this package, as Postgres gets it. Written by: go test -run TestStatements . -update\n")
 	for _, s := range statements(t) {

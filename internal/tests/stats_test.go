@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/queuetest"
@@ -154,4 +155,12 @@ func TestTrapStatsReadsBoundedRangesOfIndexes(t *testing.T) {
 	must[pgconn.CommandTag](t)(owner(t, db).Exec(ctx, `analyze jobs, job_history`))
 	must[[]onceq.QueueStats](t)(db.Queue.Stats(ctx, "q0"))
 	look.wantNoScan(t, db)
+}
+
+func TestHealth_FindsNothingInAQuietDatabase(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	found, err := db.Queue.Health(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, found)
 }

@@ -1,13 +1,8 @@
-package onceq_test
+package tests
 
 import (
 	"context"
-	"fmt"
-	"slices"
-	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -192,102 +187,5 @@ func TestTrap_AWrappedTransactionStaysTheCallers(t *testing.T) {
 			_, err = f.Claim(ctx, nil)
 			require.NoError(t, err)
 		})
-	}
-}
-
-// sentTracer keeps what goes to the server: each round trip's statements.
-type sentTracer struct {
-	mu   sync.Mutex
-	sent [][]string
-}
-
-func (s *sentTracer) add(one []string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.sent = append(s.sent, one)
-}
-
-func (s *sentTracer) take() [][]string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	sent := s.sent
-	s.sent = nil
-	return sent
-}
-
-func (s *sentTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
-	s.add([]string{d.SQL})
-	return ctx
-}
-func (*sentTracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-func (s *sentTracer) TraceBatchStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceBatchStartData) context.Context {
-	var one []string
-	for _, query := range d.Batch.QueuedQueries {
-		one = append(one, query.SQL)
-	}
-	s.add(one)
-	return ctx
-}
-func (*sentTracer) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
-func (*sentTracer) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
-
-// What stands around the statements that run for every job, byte for byte, and how many round trips each is.
-func TestStatement_WhatIsSentForEveryJob(t *testing.T) {
-	t.Parallel()
-	const begin, commit = `begin isolation level read committed read write`, `commit`
-	const hot = `
-select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
-       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end`
-	own := func(statement string) [][]string { return [][]string{{begin, hot, statement, commit}} }
-	tracer := new(sentTracer)
-	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = tracer }))
-	ctx, q := t.Context(), db.Queue
-	named := func(statement string) string {
-		return strings.NewReplacer("'onceq.", "'"+pgx.Identifier{db.Schema}.Sanitize()+".", "onceq.", pgx.Identifier{db.Schema}.Sanitize()+".").Replace(statement)
-	}
-	if db.Schema == "onceq" {
-		named = func(statement string) string { return statement }
-	}
-	_, err := q.Claim(ctx, onceq.ClaimOptions{}) // reads the installation's id once
-	require.NoError(t, err)
-	tracer.take()
-
-	_, err = q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k"})
-	require.NoError(t, err)
-	sent := tracer.take()
-	require.Len(t, sent, 1)
-	require.Len(t, sent[0], 1)
-	require.Contains(t, sent[0][0], "insert into")
-	for i := range 3 {
-		_, err = q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Key: fmt.Sprint(i)})
-		require.NoError(t, err)
-	}
-	require.Len(t, tracer.take(), 3)
-
-	leases, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 10})
-	require.NoError(t, err)
-	require.Len(t, leases, 4)
-	require.Equal(t, own(named(onceq.HotStatements["claim any"])), tracer.take())
-	require.NoError(t, leases[0].Complete(ctx, nil))
-	require.Equal(t, [][]string{{named(onceq.UserStatements["complete unkeyed"])}}, tracer.take())
-	require.NoError(t, leases[1].Complete(ctx, nil))
-	require.Equal(t, [][]string{{named(onceq.UserStatements["complete one"])}}, tracer.take())
-	require.NoError(t, leases[2].Extend(ctx, time.Minute))
-	require.Equal(t, own(named(onceq.HotStatements["extend"])), tracer.take())
-	require.NoError(t, leases[2].Snooze(ctx, 0))
-	require.Equal(t, own(named(onceq.HotStatements["retry"])), tracer.take())
-	require.NoError(t, leases[3].Fail(ctx, onceq.Fatal(context.Canceled)))
-	require.Equal(t, own(named(onceq.HotStatements["end"])), tracer.take())
-
-	// A worker: its claim, and what its batch of outcomes is.
-	kind := onceq.Kind[any]{Name: "k"}
-	w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, kind.Handle(func(context.Context, *onceq.Lease, any) error { return nil }))
-	require.NoError(t, err)
-	require.NoError(t, w.Drain(ctx, 1))
-	sent = tracer.take()
-	for _, name := range []string{"claim", "complete"} {
-		want := own(named(onceq.HotStatements[name]))[0]
-		require.True(t, slices.ContainsFunc(sent, func(one []string) bool { return slices.Equal(one, want) }), "%s: %q", name, sent)
 	}
 }

@@ -1,13 +1,19 @@
 package onceq_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
@@ -16,6 +22,9 @@ import (
 	"github.com/onceq/onceq/migrations"
 	"github.com/onceq/onceq/queuetest"
 )
+
+// These tests need what onceq does not export, which export_test.go lends them: the statements, the limits of Health,
+// and for how long a worker claims ahead. All others are in internal/tests.
 
 // Each test that has a database fails when it leaves a goroutine.
 func init() { leaks.On.Store(true) }
@@ -200,4 +209,211 @@ func TestMigration_TakeFenceSaysFreeAsTheLibraryDoes(t *testing.T) {
 	require.NoError(t, err)
 	space := func(s string) string { return strings.Join(strings.Fields(s), " ") }
 	require.Contains(t, space(list[0].Up), space(strings.Trim(onceq.FenceFree, "()")))
+}
+
+func TestHealth_NamesWhatSlowsAQueueDown(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema(`we"ird`))
+	find := func(what string) onceq.Finding {
+		t.Helper()
+		var found []onceq.Finding
+		require.Eventually(t, func() bool { // the server's statistics come a little later
+			var err error
+			found, err = db.Queue.HealthAt(t.Context(), time.Microsecond, 100, 1, time.Microsecond)
+			require.NoError(t, err)
+			return slices.ContainsFunc(found, func(f onceq.Finding) bool { return f.What == what })
+		}, 5*time.Minute, 50*time.Millisecond, "no %s", what)
+		i := slices.IndexFunc(found, func(f onceq.Finding) bool { return f.What == what })
+		require.NotEmpty(t, found[i].Advice)
+		return found[i]
+	}
+
+	tx, err := db.Pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	require.NoError(t, err)
+	var pid int
+	require.NoError(t, tx.QueryRow(t.Context(), `select pg_backend_pid()`).Scan(&pid))
+	require.Contains(t, find("snapshot").Detail, t.Name())
+
+	_, err = db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Queue: "late"})
+	require.NoError(t, err)
+	require.Contains(t, find("waiting").Detail, `"late"`)
+
+	jobs := make([]onceq.Job, 500)
+	for i := range jobs {
+		jobs[i] = onceq.Job{Kind: "k"}
+	}
+	_, err = db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+	require.NoError(t, err)
+	_, err = db.Pool.Exec(t.Context(), `delete from "we""ird".jobs`)
+	require.NoError(t, err)
+	require.Contains(t, find("dead_rows").Detail, "jobs has")
+	require.Contains(t, find("index_bloat").Detail, "0 MB for 0 rows") // empty, and larger than the limit of a byte
+	require.NoError(t, tx.Rollback(t.Context()))
+
+	_, err = conformance.Owner(t, db).Exec(t.Context(), `alter table jobs set (autovacuum_enabled = 'no')`)
+	require.NoError(t, err)
+	require.Contains(t, find("autovacuum").Detail, "jobs is not vacuumed")
+}
+
+// A server that crashed has forgotten how many rows there are, and an index of many is no bloat.
+func TestHealth_LostStatisticsAreNoBloat(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	jobs := make([]onceq.Job, 2000)
+	for i := range jobs {
+		jobs[i] = onceq.Job{Kind: "k", Key: fmt.Sprint(i)}
+	}
+	_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+	require.NoError(t, err)
+	_, err = conformance.Owner(t, db).Exec(t.Context(), `vacuum analyze`)
+	require.NoError(t, err)
+	rows := func() (n int) {
+		require.NoError(t, db.Pool.QueryRow(t.Context(), `select n_live_tup from pg_stat_user_tables where relid = 'onceq.jobs'::regclass`).Scan(&n))
+		return n
+	}
+	var found []onceq.Finding
+	require.Eventually(t, func() bool { // a connection may tell the server only now what it did
+		_, err := conformance.Owner(t, db).Exec(t.Context(), `select pg_stat_reset_single_table_counters(c) from unnest(array['jobs'::regclass, 'job_fences'::regclass, 'job_history'::regclass]) c`)
+		require.NoError(t, err)
+		before := rows()
+		found, err = db.Queue.HealthAt(t.Context(), time.Hour, 1_000_000, 64<<10, time.Hour)
+		require.NoError(t, err)
+		return before == 0 && rows() == 0
+	}, 5*time.Minute, 50*time.Millisecond)
+	require.Empty(t, found)
+}
+
+func TestStats_TellsLeasedFromRunning(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	kind := onceq.Kind[int]{Name: "k"}
+	jobs := make([]onceq.Job, 500)
+	for i := range jobs {
+		jobs[i] = onceq.Job{Kind: "k", Payload: i}
+	}
+	_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+	require.NoError(t, err)
+	blocked, release := make(chan struct{}), make(chan struct{})
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{Lease: 12 * time.Second, Queues: map[string]onceq.QueueConfig{"default": {Concurrency: 1}}},
+		kind.Handle(func(_ context.Context, _ *onceq.Lease, n int) error {
+			if n == 200 {
+				close(blocked)
+				<-release
+			}
+			return nil
+		}))
+	require.NoError(t, err)
+	onceq.ClaimAhead(w, time.Hour) // as a machine would that is fast enough
+	done := make(chan error, 1)
+	go func() { done <- w.Drain(t.Context(), 0) }()
+	<-blocked
+	for { // until the first beat
+		stats, err := db.Queue.Stats(t.Context(), "default")
+		require.NoError(t, err)
+		s := stats[0]
+		require.Greater(t, s.Leased, 1, "%+v", s)
+		require.LessOrEqual(t, s.Running, 1, "%+v", s)
+		if s.Running == 1 {
+			break
+		}
+	}
+	close(release)
+	require.NoError(t, <-done)
+}
+
+// sentTracer keeps what goes to the server: each round trip's statements.
+type sentTracer struct {
+	mu   sync.Mutex
+	sent [][]string
+}
+
+func (s *sentTracer) add(one []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sent = append(s.sent, one)
+}
+
+func (s *sentTracer) take() [][]string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sent := s.sent
+	s.sent = nil
+	return sent
+}
+
+func (s *sentTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
+	s.add([]string{d.SQL})
+	return ctx
+}
+func (*sentTracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+func (s *sentTracer) TraceBatchStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceBatchStartData) context.Context {
+	var one []string
+	for _, query := range d.Batch.QueuedQueries {
+		one = append(one, query.SQL)
+	}
+	s.add(one)
+	return ctx
+}
+func (*sentTracer) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (*sentTracer) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
+
+// What stands around the statements that run for every job, byte for byte, and how many round trips each is.
+func TestStatement_WhatIsSentForEveryJob(t *testing.T) {
+	t.Parallel()
+	const begin, commit = `begin isolation level read committed read write`, `commit`
+	const hot = `
+select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
+       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end`
+	own := func(statement string) [][]string { return [][]string{{begin, hot, statement, commit}} }
+	tracer := new(sentTracer)
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = tracer }))
+	ctx, q := t.Context(), db.Queue
+	named := func(statement string) string {
+		return strings.NewReplacer("'onceq.", "'"+pgx.Identifier{db.Schema}.Sanitize()+".", "onceq.", pgx.Identifier{db.Schema}.Sanitize()+".").Replace(statement)
+	}
+	if db.Schema == "onceq" {
+		named = func(statement string) string { return statement }
+	}
+	_, err := q.Claim(ctx, onceq.ClaimOptions{}) // reads the installation's id once
+	require.NoError(t, err)
+	tracer.take()
+
+	_, err = q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k"})
+	require.NoError(t, err)
+	sent := tracer.take()
+	require.Len(t, sent, 1)
+	require.Len(t, sent[0], 1)
+	require.Contains(t, sent[0][0], "insert into")
+	for i := range 3 {
+		_, err = q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Key: fmt.Sprint(i)})
+		require.NoError(t, err)
+	}
+	require.Len(t, tracer.take(), 3)
+
+	leases, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 10})
+	require.NoError(t, err)
+	require.Len(t, leases, 4)
+	require.Equal(t, own(named(onceq.HotStatements["claim any"])), tracer.take())
+	require.NoError(t, leases[0].Complete(ctx, nil))
+	require.Equal(t, [][]string{{named(onceq.UserStatements["complete unkeyed"])}}, tracer.take())
+	require.NoError(t, leases[1].Complete(ctx, nil))
+	require.Equal(t, [][]string{{named(onceq.UserStatements["complete one"])}}, tracer.take())
+	require.NoError(t, leases[2].Extend(ctx, time.Minute))
+	require.Equal(t, own(named(onceq.HotStatements["extend"])), tracer.take())
+	require.NoError(t, leases[2].Snooze(ctx, 0))
+	require.Equal(t, own(named(onceq.HotStatements["retry"])), tracer.take())
+	require.NoError(t, leases[3].Fail(ctx, onceq.Fatal(context.Canceled)))
+	require.Equal(t, own(named(onceq.HotStatements["end"])), tracer.take())
+
+	// A worker: its claim, and what its batch of outcomes is.
+	kind := onceq.Kind[any]{Name: "k"}
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, kind.Handle(func(context.Context, *onceq.Lease, any) error { return nil }))
+	require.NoError(t, err)
+	require.NoError(t, w.Drain(ctx, 1))
+	sent = tracer.take()
+	for _, name := range []string{"claim", "complete"} {
+		want := own(named(onceq.HotStatements[name]))[0]
+		require.True(t, slices.ContainsFunc(sent, func(one []string) bool { return slices.Equal(one, want) }), "%s: %q", name, sent)
+	}
 }
