@@ -10,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/onceq/onceq/internal/sqlstate"
 )
 
 // work is a sort of what workers and Reapers do in the background, again and again.
@@ -128,7 +130,7 @@ func (s *troubles) findings() []Finding {
 
 // adviceFor says what to do about an error of background work.
 func adviceFor(err error) string {
-	switch state := sqlState(err); {
+	switch state := sqlstate.Of(err); {
 	case state == "25006":
 		return "the server takes no writes: connect to the primary, and not to a standby"
 	case state == "42501":

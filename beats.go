@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/onceq/onceq/internal/lazytx"
 )
 
 // beats keep what this worker holds: they extend leases, end what is lost or cancelled, and give up handlers that do not return.
@@ -133,7 +134,7 @@ func (b *beats) overdue(t *task, now time.Time) time.Duration {
 // lateHandler is one that does not return.
 type lateHandler struct {
 	lease *Lease
-	tx    *handlerTx // nil for none
+	tx    *lazytx.Tx // nil for none
 	since time.Time
 	over  time.Duration // since its context ended, when that was noticed
 }
@@ -141,7 +142,7 @@ type lateHandler struct {
 // leave says that a handler is not waited for any more, and takes what its transaction keeps.
 func (b *beats) leave(h lateHandler, now time.Time) {
 	if h.tx != nil {
-		h.tx.giveUp()
+		h.tx.GiveUp()
 	}
 	b.q.log.Error("onceq: a handler does not return although its context has ended; it must, or it keeps one of its queue's slots."+
 		" Its lease is not extended any more, so its job goes to another worker where it is not done",
@@ -161,17 +162,16 @@ func (b *beats) pingLoop(stop <-chan struct{}) {
 		case <-ticker.C:
 		}
 		now := time.Now()
-		var due []*handlerTx
+		var due []*lazytx.Tx
 		b.tasks.mu.Lock()
 		for _, t := range b.tasks.all {
-			if t.tx != nil && now.Sub(t.tx.pinged) >= b.lease/3 {
-				t.tx.pinged = now // once for all tasks of a batch
+			if t.tx != nil && t.tx.PingDue(now, b.lease/3) { // once for all tasks of a batch
 				due = append(due, t.tx)
 			}
 		}
 		b.tasks.mu.Unlock()
 		for _, tx := range due {
-			tx.ping()
+			tx.Ping()
 		}
 	}
 }

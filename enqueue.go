@@ -681,10 +681,8 @@ type settling struct {
 // each, and the errors of those that are refused. It must run in new statements: the one that met the key may
 // not see its row.
 func (q *Queue) settle(ctx context.Context, db DB, jobs []Job, all []encoded, ids []int64, results []Result, left []int) (refused []error, err error) {
-	s := settling{q: q, jobs: jobs, all: all, results: results, ours: leasesFrom(ctx)}
-	if tx, ok := db.(interface{ held() []*Lease }); ok { // a handler's, also in another context
-		s.ours = slices.Concat(s.ours, tx.held())
-	}
+	ours := slices.Concat(leasesFrom(ctx), leasesOf(db)) // in the handler's transaction, also in another context
+	s := settling{q: q, jobs: jobs, all: all, results: results, ours: ours}
 	for try := 0; len(left) > 0; try++ {
 		if try == settleTries {
 			return nil, fmt.Errorf("%w (key %q in scope %q)", ErrKeyUnsettled, all[left[0]].key, all[left[0]].scope)
@@ -723,14 +721,9 @@ func (s *settling) look(ctx context.Context, db DB, left []int) (again []int, fl
 	for k, i := range left {
 		scopes[k], keys[k] = s.all[i].scope, s.all[i].key
 	}
-	rows, err := db.Query(ctx, s.q.sql(readTaken), scopes, keys)
-	if err != nil {
-		return nil, 0, fmt.Errorf("onceq: reading a taken key: %w", err)
-	}
-	defer rows.Close()
 	answered := make([]bool, len(left))
 	s.met, s.mismatches = s.met[:0], s.mismatches[:0]
-	for rows.Next() {
+	err = s.q.send(ctx, db, asIs, readTaken, []any{scopes, keys}, each(func(rows pgx.Rows) error {
 		var n, token int64
 		var state fenceState
 		var mark []byte
@@ -739,20 +732,20 @@ func (s *settling) look(ctx context.Context, db DB, left []int) (again []int, fl
 		var live *int16
 		r := Result{Duplicate: true}
 		if err := rows.Scan(&n, &r.ID, &state, &mark, &output, &free, &token, &live); err != nil {
-			return nil, 0, fmt.Errorf("onceq: reading a taken key: %w", err)
+			return err
 		}
 		if free {
 			floor = max(floor, token)
-			continue
+			return nil
 		}
 		if r.State = state.job(live); output != nil {
 			r.Output = json.RawMessage(*output)
 		}
 		answered[n-1] = true
 		s.answer(left[n-1], r, mark)
-	}
-	rows.Close()
-	if err := rows.Err(); err != nil {
+		return nil
+	}))
+	if err != nil {
 		return nil, 0, fmt.Errorf("onceq: reading a taken key: %w", err)
 	}
 	if err := s.q.explain(ctx, db, s.mismatches); err != nil {
@@ -787,9 +780,6 @@ func (s *settling) answer(i int, r Result, mark []byte) {
 	}
 	s.met = append(s.met, met)
 }
-
-// held gives the jobs whose keys a handler cannot enqueue in its own transaction.
-func (h *txHandle) held() []*Lease { return h.tx.leases }
 
 // settleOne is settle for one job.
 func (q *Queue) settleOne(ctx context.Context, db DB, job Job, e encoded) (Result, error) {

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/onceq/onceq/internal/sqlstate"
 )
 
 // Errors without facts of their own. Typed errors below match theirs with errors.Is.
@@ -217,22 +219,10 @@ func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 // IsRetryable reports whether err is Postgres asking for the whole transaction to be run again: a
 // serialization failure (40001) or a deadlock (40P01). It knows the errors of any driver that has them say their
 // SQLSTATE, as pgx and lib/pq do: also what the Commit of your own *sql.Tx returns.
-func IsRetryable(err error) bool {
-	state := sqlState(err)
-	return state == "40001" || state == "40P01"
-}
+func IsRetryable(err error) bool { return sqlstate.Retryable(err) }
 
 // leaseLost reports whether err is the exception of onceq.lease_lost.
-func leaseLost(err error) bool { return sqlState(err) == "OQ001" }
-
-// sqlState is the code of an error of Postgres; "" for any other.
-func sqlState(err error) string {
-	var pgErr interface{ SQLState() string }
-	if !errors.As(err, &pgErr) {
-		return ""
-	}
-	return pgErr.SQLState()
-}
+func leaseLost(err error) bool { return sqlstate.Of(err) == "OQ001" }
 
 // tablesMissing is a SchemaError with what Postgres said, as a part of another error's text.
 type tablesMissing struct {
@@ -248,7 +238,7 @@ func (e *tablesMissing) Unwrap() []error { return []error{e.schema, e.err} }
 
 // noTables reports whether Postgres says that the schema or its tables do not exist.
 func noTables(err error) bool {
-	state := sqlState(err)
+	state := sqlstate.Of(err)
 	return state == "42P01" || state == "3F000"
 }
 

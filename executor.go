@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/onceq/onceq/internal/lazytx"
 )
 
 // executor runs the handlers of one Run, for all of its queues. It has each job from the claim on until the outcome is in the
@@ -20,7 +21,7 @@ type executor struct {
 	q         *Queue
 	handlers  map[string]*Handler
 	lease     time.Duration
-	pipelines bool            // see pipelines
+	pipelines bool            // see lazytx.Pipelines
 	db        *pgxpool.Pool   // the worker's own
 	base      context.Context // of all handlers
 	tasks     *taskSet
@@ -173,7 +174,7 @@ func (x *executor) start(tasks []*task, h *Handler, atOnce bool) (*handlerContex
 }
 
 // called says that the handler of a transaction is called now.
-func (x *executor) called(tasks []*task, h *Handler, ctx *handlerContext, tx *handlerTx) {
+func (x *executor) called(tasks []*task, h *Handler, ctx *handlerContext, tx *lazytx.Tx) {
 	began := time.Now()
 	if h.timeout > 0 {
 		ctx.until(began.Add(h.timeout))
@@ -346,24 +347,23 @@ func (x *executor) transaction(ctx *handlerContext, tasks []*task, h *Handler) (
 	if err != nil {
 		return true, &notBegunError{err}
 	}
-	defer tx.release()
+	defer tx.Release()
 	x.q.connections.held.Add(1)
 	defer x.q.connections.held.Add(-1)
-	tx.pinged = time.Now()
 	x.called(tasks, h, ctx, tx)
 	err = protect(func() error {
 		if h.tx != nil {
-			return h.tx(ctx, &tx.root, leases[0])
+			return h.tx(ctx, tx.Handle(), leases[0])
 		}
-		return h.batch(ctx, &tx.root, leases)
+		return h.batch(ctx, tx.Handle(), leases)
 	})
-	tx.close()
+	tx.Close()
 	// Whatever the handler made of it.
 	switch {
-	case tx.lost:
+	case tx.Refused() != nil:
 		return true, &refusedError{"begin", EventLeaseLost}
-	case tx.notBegun:
-		return true, &notBegunError{tx.failed}
+	case tx.NotBegun() != nil:
+		return true, &notBegunError{tx.NotBegun()}
 	}
 	outcomes := make([]outcome, len(leases))
 	for i, lease := range leases {
@@ -371,12 +371,12 @@ func (x *executor) transaction(ctx *handlerContext, tasks []*task, h *Handler) (
 	}
 	again := err != nil && leases[0].failure(err, nil).reset
 	if err == nil || again {
-		if unfit := tx.unfit(); unfit != nil {
+		if unfit := tx.Unfit(); unfit != nil {
 			err, again = unfit, false
 		}
 	}
 	if err != nil && !again {
-		return true, tx.undo(err)
+		return true, undone(tx, err)
 	}
 	if again {
 		for i, lease := range leases {
@@ -387,29 +387,30 @@ func (x *executor) transaction(ctx *handlerContext, tasks []*task, h *Handler) (
 }
 
 // commit commits a handler's transaction together with the outcomes of its jobs: all are completed, or all run again.
-func (x *executor) commit(ctx *handlerContext, tx *handlerTx, tasks []*task, outcomes []outcome) (sure bool, err error) {
+func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, outcomes []outcome) (sure bool, err error) {
 	// The handler is done and wants this, so only the guard decides, and not a context that has just ended.
 	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), x.lease)
 	defer cancel()
 	again := outcomes[0].reset
 	many := len(outcomes) > 1 || again
-	var last statement
+	var statement string
+	var args []any
 	switch {
 	case again:
-		last = statement{retryJobs, retryArgs(outcomes, true)}
+		statement, args = retryJobs, retryArgs(outcomes, true)
 	case !many:
-		last.sql, last.args = outcomes[0].lease.completion()
+		statement, args = outcomes[0].lease.completion()
 	case slices.ContainsFunc(outcomes, func(o outcome) bool { return o.keep != 0 }):
-		last = statement{endJobs, endArgs(outcomes, true)}
+		statement, args = endJobs, endArgs(outcomes, true)
 	default:
-		last = statement{completeJobs, completeArgs(outcomes, true)}
+		statement, args = completeJobs, completeArgs(outcomes, true)
 	}
 	x.tasks.mu.Lock()
 	for _, t := range tasks {
 		t.finishing = true
 	}
 	x.tasks.mu.Unlock()
-	sure, err = tx.commit(unbroken, many, last)
+	sure, err = x.q.commitTx(unbroken, tx, outcomes[0].lease, many, statement, args)
 	if leaseLost(err) {
 		err = &refusedError{"complete", EventStale}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/onceq/onceq/internal/jsonb"
+	"github.com/onceq/onceq/internal/sqlstate"
 )
 
 // outcome is how one run of a job ended. A state that is finished takes the job out of jobs; otherwise it is
@@ -100,7 +101,7 @@ func (l *Lease) Complete(ctx context.Context, db DB) error {
 // pool gives to all: no writes, another isolation level, or limits of time. It is then run again in a transaction that says what it
 // needs, which costs too much to be done always.
 func fromDefaults(err error) bool {
-	switch sqlState(err) {
+	switch sqlstate.Of(err) {
 	case "25006", "40001", "55P03", "57014":
 		return true
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/onceq/onceq/internal/lazytx"
 )
 
 // A token is the job's id and the count of its claims: 43 bits and 20 bits. It grows with each claim of a
@@ -412,7 +413,7 @@ func (l *Lease) Lock(ctx context.Context, db DB) error {
 	if db == nil || opener(db) != nil {
 		return invalid("Lock", "wants a transaction, in which the job stays locked")
 	}
-	err := l.q.send(ctx, db, asIs, lockJob, []any{idleLimit(l.timeout), l.ID, l.claims, l.holder}, noRows)
+	err := l.q.send(ctx, db, asIs, lockJob, []any{lazytx.IdleLimit(l.timeout), l.ID, l.claims, l.holder}, noRows)
 	switch {
 	case err == nil:
 		return nil

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/onceq/onceq/internal/sqlstate"
 )
 
 // How statements of the library's own are sent. A caller's transaction gets a statement as it is. Anywhere else it goes in
@@ -314,7 +315,7 @@ func (q *Queue) sql(statement string) string {
 // ErrIDTaken where a job cannot leave because of another one with its id.
 func (q *Queue) told(err error) error {
 	var schema *SchemaError
-	if sqlState(err) == "OQ002" && !errors.Is(err, ErrIDTaken) {
+	if sqlstate.Of(err) == "OQ002" && !errors.Is(err, ErrIDTaken) {
 		return fmt.Errorf("%w (%w)", ErrIDTaken, err)
 	}
 	if !noTables(err) || errors.As(err, &schema) {

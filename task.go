@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/onceq/onceq/internal/lazytx"
 )
 
 // task is the worker's side of one lease.
@@ -17,7 +19,7 @@ type task struct {
 	// Guarded by taskSet.mu.
 	extended  time.Time       // just before the claim or the latest beat that found it alive
 	ctx       *handlerContext // once it runs, or waits for a connection
-	tx        *handlerTx      // the transaction that it runs in, nil for none
+	tx        *lazytx.Tx      // the transaction that it runs in, nil for none
 	since     time.Time       // when its handler was called
 	lost      error           // why it must not run, or run on
 	finishing bool            // its outcome is on the way: the row may be gone
@@ -97,7 +99,7 @@ func (s *taskSet) lose(t *task, op string, event EventType) {
 // names their kinds.
 func (s *taskSet) abandon() error {
 	var kinds []string
-	var open []*handlerTx
+	var open []*lazytx.Tx
 	n := 0
 	s.mu.Lock()
 	for _, t := range s.all {
@@ -111,7 +113,7 @@ func (s *taskSet) abandon() error {
 	}
 	s.mu.Unlock()
 	for _, tx := range open {
-		tx.giveUp()
+		tx.GiveUp()
 	}
 	slices.Sort(kinds)
 	if n == 0 {

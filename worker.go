@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/onceq/onceq/internal/lazytx"
 )
 
 // WorkerConfig configures a Worker. The zero value works the queue of each handler's kind.
@@ -92,7 +93,7 @@ type Worker struct {
 
 	pooledIn  map[string]bool // queues with transactional kinds
 	mayHold   int             // connections of the pool, for handlers' transactions
-	pipelines bool            // see pipelines
+	pipelines bool            // see lazytx.Pipelines
 
 	running atomic.Bool // Run or Drain is; a second one is refused
 }
@@ -107,7 +108,7 @@ func NewWorker(q *Queue, cfg WorkerConfig, handlers ...Handler) (*Worker, error)
 	w := &Worker{
 		q: q, handlers: make(map[string]*Handler), queues: make(map[string]QueueConfig), keeps: make(map[string]int64), pooledIn: make(map[string]bool),
 		lease: cmp.Or(cfg.Lease, DefaultLease), ahead: prefetchTime, poll: cfg.PollInterval, shutdown: cmp.Or(cfg.ShutdownTimeout, defaultShutdown),
-		pipelines: pipelines(pool.ConnConfig),
+		pipelines: lazytx.Pipelines(pool.ConnConfig),
 	}
 	if err := w.addHandlers(handlers); err != nil {
 		return nil, err
