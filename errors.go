@@ -50,6 +50,22 @@ var (
 	ErrHeld = errors.New("onceq: held for a person")
 )
 
+// ErrUnfinished: Discard of a job that is not finished. Cancel it first.
+var ErrUnfinished = errors.New("onceq: job is not finished; cancel it before discarding it")
+
+// ErrIDTaken: the sequence of ids gave one that a live job has. A crash or a failover by physical replication
+// cannot cause it; a restore or a logical replica that lacks the sequence's value can. The caller's transaction
+// is aborted. Set the sequence past everything in use, with onceq for the schema:
+//
+//	select setval('onceq.ids', greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_history),
+//	                                    (select max(token >> 20) from onceq.job_fences)))
+//
+// It does not heal by itself, because ids of finished jobs, which nothing notices, would be given out again too. A job
+// with such an id takes the place of a completed one in the history. Where the older one is dead, held or cancelled, the
+// newer one can only complete, which leaves no record then; anything else is an ErrIDTaken too, and the job runs again
+// until the older one is redriven or discarded.
+var ErrIDTaken = errors.New("onceq: the sequence of ids is behind the ids in use; set it past them, see onceq.ErrIDTaken")
+
 // InvalidError says which input was refused, before anything was sent to the database.
 type InvalidError struct {
 	Field  string // as the caller knows it: "Key", "Payload", "jobs[3].Queue"
@@ -242,21 +258,6 @@ func noTables(err error) bool {
 	return state == "42P01" || state == "3F000"
 }
 
-// ErrIDTaken: the sequence of ids gave one that a live job has. A crash or a failover by physical replication
-// cannot cause it; a restore or a logical replica that lacks the sequence's value can. The caller's transaction
-// is aborted. Set the sequence past everything in use, with onceq for the schema:
-//
-//	select setval('onceq.ids', greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_history),
-//	                                    (select max(token >> 20) from onceq.job_fences)))
-//
-// It does not heal by itself, because ids of finished jobs, which nothing notices, would be given out again too. A job
-// with such an id takes the place of a completed one in the history. Where the older one is dead, held or cancelled, the
-// newer one can only complete, which leaves no record then; anything else is an ErrIDTaken too, and the job runs again
-// until the older one is redriven or discarded.
-var ErrIDTaken = errors.New("onceq: the sequence of ids is behind the ids in use; set it past them, see onceq.ErrIDTaken")
-
-// ErrUnfinished: Discard of a job that is not finished. Cancel it first.
-var ErrUnfinished = errors.New("onceq: job is not finished; cancel it before discarding it")
 
 // committedError says that the handler's transaction was committed before the worker could, and what went wrong then.
 type committedError struct{ error }

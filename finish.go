@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/onceq/onceq/internal/jsonb"
 	"github.com/onceq/onceq/internal/sqlstate"
 )

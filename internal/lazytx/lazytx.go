@@ -21,6 +21,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/onceq/onceq/internal/sqlstate"
 )
 
@@ -29,9 +30,9 @@ type Config struct {
 	Pool  *pgxpool.Pool
 	Begin string // the statement that begins it
 
-	// Open gives the statements behind Begin. They raise where the transaction must not be. The first column of idle is how
-	// long the connection may idle, in milliseconds, "" for as long as the server says; id gets what Postgres calls the
-	// transaction, from one of them.
+	// Open gives the statements behind Begin. They raise where the transaction must not be. idle is how long the
+	// connection may idle, in milliseconds, "" for as long as the server says. One of them puts into id what Postgres calls
+	// the transaction.
 	Open func(idle string, id *string) []Statement
 
 	// Refused gives what the handler is told where err says that one of these has raised, and nil for any other error.
@@ -96,7 +97,7 @@ type Tx struct {
 	// Guarded by mu.
 	pings    int  // empty statements whose answers were not read
 	shared   bool // the handler has the connection and uses it without mu
-	released bool // and idles as long as its Timeout says
+	released bool // and may idle for IdleAlone
 
 	pinged time.Time // see PingDue
 }
@@ -130,8 +131,8 @@ func (tx *Tx) idleLimit() string {
 	return IdleLimit(limit)
 }
 
-// share says that the handler uses the connection without mu from now on. Then no ping is possible, and the limit is the
-// kind's Timeout.
+// share says that the handler uses the connection without mu from now on. Then no ping is possible, and the limit is
+// IdleAlone.
 func (tx *Tx) share() {
 	tx.shared = true
 	if tx.released || !tx.opened || tx.raw.IsClosed() || tx.raw.PgConn().IsBusy() || tx.raw.PgConn().TxStatus() != 'T' {
