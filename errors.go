@@ -258,7 +258,6 @@ func noTables(err error) bool {
 	return state == "42P01" || state == "3F000"
 }
 
-
 // committedError says that the handler's transaction was committed before the worker could, and what went wrong then.
 type committedError struct{ error }
 

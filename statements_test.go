@@ -75,8 +75,19 @@ var begins = regexp.MustCompile(`^\s*(with\s|select\s|insert into\s|update\s|del
 // statements finds the statements in the source: strings that begin as one, and that are not merely a part of another. Those
 // that are no constants have to stand in built.
 func statements(t *testing.T) (all []namedStatement) {
+	known := maps.Clone(built)
+	for _, dir := range []string{".", "internal/lazytx"} {
+		all = append(all, statementsOf(t, dir, known)...)
+	}
+	require.Empty(t, slices.Sorted(maps.Keys(known)), "of built, nobody sends these")
+	slices.SortFunc(all, func(a, b namedStatement) int { return strings.Compare(a.name+a.text, b.name+b.text) })
+	return all
+}
+
+// statementsOf finds those of one package, and takes what is in built out of known.
+func statementsOf(t *testing.T, dir string, known map[string]string) (all []namedStatement) {
 	fset := token.NewFileSet()
-	names, err := filepath.Glob("*.go")
+	names, err := filepath.Glob(filepath.Join(dir, "*.go"))
 	require.NoError(t, err)
 	var files []*ast.File
 	for _, name := range names {
@@ -91,7 +102,6 @@ func statements(t *testing.T) (all []namedStatement) {
 	info := &types.Info{Types: map[ast.Expr]types.TypeAndValue{}, Defs: map[*ast.Ident]types.Object{}, Uses: map[*ast.Ident]types.Object{}}
 	_, _ = (&types.Config{Error: func(error) {}, Importer: noImports{}}).Check("onceq", fset, files, info)
 
-	known := maps.Clone(built)
 	declared := map[types.Object]namedStatement{}
 	whole := map[types.Object]bool{} // used otherwise than as a part
 	for _, f := range files {
@@ -140,13 +150,11 @@ func statements(t *testing.T) (all []namedStatement) {
 			return true
 		})
 	}
-	require.Empty(t, slices.Sorted(maps.Keys(known)), "of built, nobody sends these")
 	for o, s := range declared {
 		if whole[o] {
 			all = append(all, s)
 		}
 	}
-	slices.SortFunc(all, func(a, b namedStatement) int { return strings.Compare(a.name+a.text, b.name+b.text) })
 	return all
 }
 

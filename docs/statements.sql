@@ -474,6 +474,9 @@ select case when $8::bool and count(*) < cardinality($1::bigint[]) then onceq.le
        array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null)
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true;
 
+-- handle.go: Rollback
+rollback to savepoint;
+
 -- health.go: indexes.indexes
 select t.relname, c.relname, pg_relation_size(c.oid)
   from pg_index i join pg_class c on c.oid = i.indexrelid join pg_class t on t.oid = i.indrelid
@@ -660,6 +663,15 @@ select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payloa
 )
 select * from (select * from live union all select * from finished) a
  order by id desc limit $2::int;
+
+-- lazytx.go: Release
+rollback;
+
+-- lazytx.go: committed
+rollback; select pg_xact_status('…');
+
+-- lazytx.go: share
+set local idle_in_transaction_session_timeout to …;
 
 -- lease.go: Now
 select statement_timestamp();
@@ -1304,28 +1316,10 @@ select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, r.leased, r.runni
          from (select from onceq.job_history where queue = n.queue and state = 8 order by id limit $2::int + 1) x) h
  order by n.queue;
 
--- tx.go: Rollback
-rollback to savepoint;
-
--- tx.go: begin
-begin isolation level read committed read write;
-
--- tx.go: begin
-begin isolation level serializable read write;
-
 -- tx.go: checkTx
 select null,
        case when $1::text <> pg_current_xact_id()::text
             then case when pg_xact_status($1::text::xid8) = 'committed' then 1 else onceq.lease_lost($2::bigint) end end;
-
--- tx.go: committed.read
-select (select 1 from onceq.jobs where id = $1::bigint for no key update), coalesce(pg_xact_status($2::text::xid8), '');
-
--- tx.go: committed
-rollback; select pg_xact_status('…');
-
--- tx.go: first
-begin;
 
 -- tx.go: inTx completeOne
 with gone as (
@@ -1407,8 +1401,11 @@ select case when $1::text <> '' then set_config('idle_in_transaction_session_tim
        case when (select count(*) from locked) < cardinality($2::bigint[]) then onceq.lease_lost(($2::bigint[])[1]) end,
        pg_current_xact_id()::text;
 
--- tx.go: release
-rollback;
+-- tx.go: newHandlerTx.read
+select (select 1 from onceq.jobs where id = $1::bigint for no key update), coalesce(pg_xact_status($2::text::xid8), '');
 
--- tx.go: share
-set local idle_in_transaction_session_timeout to …;
+-- tx.go: newHandlerTx
+begin;
+
+-- tx.go: newHandlerTx
+begin isolation level serializable read write;
