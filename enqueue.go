@@ -104,29 +104,9 @@ func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) (_ []Result,
 	if db == nil {
 		return nil, errNoDB
 	}
-	all := make([]encoded, len(jobs))
-	type name struct{ scope, key string }
-	var seen map[name]int
-	for i := range jobs {
-		var err error
-		if all[i], err = jobs[i].encode(); err != nil {
-			var bad *InvalidError
-			if errors.As(err, &bad) {
-				bad.Field = fmt.Sprintf("jobs[%d].%s", i, bad.Field)
-			}
-			return nil, err
-		}
-		if all[i].key == "" {
-			continue
-		}
-		if seen == nil {
-			seen = make(map[name]int, len(jobs)-i)
-		}
-		n := name{all[i].scope, all[i].key}
-		if first, repeated := seen[n]; repeated {
-			return nil, invalid(fmt.Sprintf("jobs[%d].Key", i), "%q repeats that of jobs[%d]", n.key, first)
-		}
-		seen[n] = i
+	all, keyed, err := encodeMany(jobs)
+	if err != nil {
+		return nil, err
 	}
 	results := make([]Result, len(jobs))
 	if len(jobs) == 0 {
@@ -139,14 +119,14 @@ func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) (_ []Result,
 	}
 	own := opener(db) != nil
 	within := func(ctx context.Context, db DB, fn func(DB) error) error { return atomically(ctx, db, asIs, fn) }
-	if _, rest := chunk(all, places); len(rest) == 0 && len(seen) == 0 {
+	if _, rest := chunk(all, places); len(rest) == 0 && !keyed {
 		within = func(_ context.Context, db DB, fn func(DB) error) error { return fn(db) } // one statement is atomic by itself
 	}
 	var refusal error
 	err = within(ctx, db, func(db DB) error {
 		var refused []error
 		part, rest := chunk(all, places)
-		if len(rest) > 0 && len(seen) > 0 {
+		if len(rest) > 0 && keyed {
 			// Ids in the caller's order, but keys in sorted order over all statements.
 			const draw = `select array_agg(nextval('onceq.ids')) from generate_series(1, $1::int)`
 			if err := q.queryRow(ctx, db, draw, []any{len(jobs)}, &ids); err != nil {
@@ -185,6 +165,34 @@ func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) (_ []Result,
 		}
 	}
 	return results, err
+}
+
+// encodeMany checks jobs and makes them ready, and reports whether one of them has a key.
+func encodeMany(jobs []Job) (all []encoded, keyed bool, err error) {
+	all = make([]encoded, len(jobs))
+	type name struct{ scope, key string }
+	var seen map[name]int
+	for i := range jobs {
+		if all[i], err = jobs[i].encode(); err != nil {
+			var bad *InvalidError
+			if errors.As(err, &bad) {
+				bad.Field = fmt.Sprintf("jobs[%d].%s", i, bad.Field)
+			}
+			return nil, false, err
+		}
+		if all[i].key == "" {
+			continue
+		}
+		if seen == nil {
+			seen = make(map[name]int, len(jobs)-i)
+		}
+		n := name{all[i].scope, all[i].key}
+		if first, repeated := seen[n]; repeated {
+			return nil, false, invalid(fmt.Sprintf("jobs[%d].Key", i), "%q repeats that of jobs[%d]", n.key, first)
+		}
+		seen[n] = i
+	}
+	return all, len(seen) > 0, nil
 }
 
 // chunk gives the places of jobs that go in one statement, and the others.
@@ -315,7 +323,7 @@ returning id, false, true`
 const insertGeneral = `
 with fence as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
-  select 0, $6::text, $7::text, 0, n.id, n.id << 20, statement_timestamp(), $8::bigint, $9::bytea
+  select ` + sqlOfJob + `, $6::text, $7::text, ` + sqlQueued + `, n.id, n.id << ` + sqlTokenBits + `, statement_timestamp(), $8::bigint, $9::bytea
     from (select nextval('onceq.ids') as id where $7::text is not null offset 0) n
   on conflict do nothing
   returning job_id
@@ -480,14 +488,14 @@ free as materialized (
    cross join lateral (
          select f.ctid as place
            from onceq.job_fences f
-          where f.class = 0 and f.scope = i.scope and f.key = i.key
+          where f.class = ` + sqlOfJob + ` and f.scope = i.scope and f.key = i.key
             and ` + fenceFree + `
-            and f.token >> 20 < i.id and f.job_id < i.id
+            and f.token >> ` + sqlTokenBits + ` < i.id and f.job_id < i.id
             for update) f
 ),
 taken as (
   update onceq.job_fences f
-     set job_id = n.id, token = n.id << 20, state = 0, created_at = statement_timestamp(), finished_at = null,
+     set job_id = n.id, token = n.id << ` + sqlTokenBits + `, state = ` + sqlQueued + `, created_at = statement_timestamp(), finished_at = null,
          lifetime = n.lifetime, fingerprint = n.fingerprint, result = null, holder = null,
          leased_until = null
     from free n
@@ -496,7 +504,7 @@ taken as (
 ),
 fence as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
-  select 0, h.scope, i.key, 0, i.id, i.id << 20, statement_timestamp(), h.lifetime, i.fingerprint
+  select ` + sqlOfJob + `, h.scope, i.key, ` + sqlQueued + `, i.id, i.id << ` + sqlTokenBits + `, statement_timestamp(), h.lifetime, i.fingerprint
     from input i join header h on h.n = i.header
    where h.scope <> ''
      and i.id not in (select id from free)
@@ -657,10 +665,10 @@ const settleTries = 10
 // readTaken reads the fences of keys that were taken a moment ago, with the states of their jobs.
 const readTaken = `
 select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, ` + fenceFree + `,
-       greatest(f.token >> 20, f.job_id), ` + jobState + `
+       greatest(f.token >> ` + sqlTokenBits + `, f.job_id), ` + jobState + `
   from unnest($1::text[], $2::text[]) with ordinality as u(scope, key, n)
  cross join lateral (
-       select * from onceq.job_fences f where f.class = 0 and f.scope = u.scope and f.key = u.key offset 0) f
+       select * from onceq.job_fences f where f.class = ` + sqlOfJob + ` and f.scope = u.scope and f.key = u.key offset 0) f
   left join lateral (
        select * from onceq.jobs j where j.id = f.job_id offset 0) j on true`
 

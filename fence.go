@@ -18,30 +18,6 @@ import (
 	"github.com/onceq/onceq/internal/jsonb"
 )
 
-// The states of a fence, as job_fences.state has them. A row that is not there is absent.
-type fenceState int16
-
-const (
-	fenceQueued    fenceState = iota // a job waits for it, or works under it: jobs says which
-	fenceClaimed                     // taken outside of jobs, under token and holder, until leased_until
-	fenceUncertain                   // intent recorded, outcome unknown
-	fenceCompleted                   // outcome in result
-	fenceDead                        // its job is dead
-	fenceCancelled                   // its job was cancelled; outside of jobs: released, nothing was applied
-	fenceHeld                        // waits for a person
-)
-
-// Class keeps names of different origin apart, so that a key that a client sends can never collide with one
-// of the application's own, or with a job's.
-type Class int16
-
-const (
-	classJob         Class = 0 // the keys of jobs
-	ClassApplication Class = 1 // the application's own keys; the default
-	ClassRequest     Class = 2 // keys that clients send, in an Idempotency-Key header mostly; see Reaper for their end
-	classEffect      Class = 3 // named effects of jobs, see Once
-)
-
 // fenceFree is the one place that says when a fence f that is still there counts as free, in each lifetime:
 //
 //	state                    until finished   window               for ever
@@ -61,7 +37,7 @@ const (
 // lives as long as its job and its identity. Completing a job does not touch it. finished_at therefore stays null, which never
 // counts as free, while the job may run again; the Reaper sets it when it first sees that the job is neither in jobs
 // nor dead, cancelled or held in job_history, and from then on the table above applies, and to an unknown outcome too.
-const fenceFree = `(f.state in (3, 4, 5) and f.lifetime >= 0
+const fenceFree = `(` + fenceOver + ` and f.lifetime >= 0
       and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())`
 
 // effectMark says which job an effect belongs to, and to which of its rounds: the job's identity. That is its time of
@@ -88,7 +64,7 @@ func ofJob(j string) string {
 
 // effectsOf says that f is an effect of the job in the row j, or of another one that had its id.
 func effectsOf(j string) string {
-	return fmt.Sprintf(`f.class = 3 and f.scope = %[1]s.queue and f.key >= %[1]s.id::text collate "C" || '/' and f.key < %[1]s.id::text collate "C" || '0'`, j)
+	return fmt.Sprintf(`f.class = `+sqlOfEffect+` and f.scope = %[1]s.queue and f.key >= %[1]s.id::text collate "C" || '/' and f.key < %[1]s.id::text collate "C" || '0'`, j)
 }
 
 // jobState gives a live job j's State, null where there is none.
@@ -252,24 +228,24 @@ select exists (select from ok), m.token, m.leased_until, m.created_at
 const insertFence = jobHolds + `
 mine as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, holder, leased_until, created_at, lifetime, fingerprint)
-  select $4::smallint, $5::text, $6::text, 1, nullif($1::bigint, 0), nextval('onceq.ids') << 20, $7::bigint,
+  select $4::smallint, $5::text, $6::text, ` + sqlClaimed + `, nullif($1::bigint, 0), nextval('onceq.ids') << ` + sqlTokenBits + `, $7::bigint,
          statement_timestamp() + $8::bigint * interval '1 microsecond', statement_timestamp(), $9::bigint, $10::bytea
     from ok
   on conflict do nothing
   returning token, leased_until, created_at` + claimAnswer
 
 // inDoubt says that the outcome of the fence f is unknown and not decided.
-const inDoubt = `(f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp())`
+const inDoubt = `(f.state = ` + sqlUncertain + ` or f.state = ` + sqlClaimed + ` and f.leased_until <= statement_timestamp())`
 
 // takeFence takes a fence over that is, under the token that was read ($11), still free or still in doubt ($12), or that
 // is an effect of another job or round ($14).
 // In doubt it keeps the time of the first intent and the reason ($13, unless there is one), by which a release
 // knows that an earlier claim's effect may have happened.
 const takeFence = jobHolds + `
-n as materialized (select nextval('onceq.ids') << 20 as token),
+n as materialized (select nextval('onceq.ids') << ` + sqlTokenBits + ` as token),
 mine as (
   update onceq.job_fences f
-     set state = 1, job_id = nullif($1::bigint, 0), token = greatest(f.token + 1, n.token), holder = $7::bigint,
+     set state = ` + sqlClaimed + `, job_id = nullif($1::bigint, 0), token = greatest(f.token + 1, n.token), holder = $7::bigint,
          leased_until = statement_timestamp() + $8::bigint * interval '1 microsecond',
          created_at = case when $12::bool then f.created_at else statement_timestamp() end,
          fingerprint = case when $12::bool then f.fingerprint else $10::bytea end,
@@ -288,7 +264,7 @@ select f.state, f.token, f.leased_until, f.created_at, f.fingerprint, coalesce(f
 
 // holdFence makes a fence that is still in doubt under the token that was read wait for a person.
 const holdFence = `
-update onceq.job_fences f set state = 6, detail = coalesce(f.detail, $5::text)
+update onceq.job_fences f set state = ` + sqlHeld + `, detail = coalesce(f.detail, $5::text)
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text and f.token = $4::bigint and ` + inDoubt + `
 returning f.token`
 
@@ -378,7 +354,7 @@ const unknownFor = 30 * 24 * time.Hour
 const keepDoubt = `
 update onceq.job_fences f set leased_until = statement_timestamp()
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text and f.token = $4::bigint
-   and f.state in (1, 2, 6) and f.leased_until < statement_timestamp()
+   and ` + fenceUnknown + ` and f.leased_until < statement_timestamp()
 returning f.token`
 
 // remember notes that somebody has asked for a client's key and was told that its outcome is unknown, so that nobody who goes on asking ever

@@ -75,30 +75,30 @@ select case when not exists (select from done) then onceq.lease_lost($1::bigint)
 const completeFence = `
 with done as (
   update onceq.job_fences f
-     set state = 3,
-         result = case when f.state = 3 then f.result else nullif($7::text, '')::jsonb end,
-         detail = case when f.state = 3 then f.detail else nullif($8::text, '') end,
-         finished_at = case when f.state = 3 then f.finished_at when f.class <> 3 then statement_timestamp() end,
+     set state = ` + sqlCompleted + `,
+         result = case when f.state = ` + sqlCompleted + ` then f.result else nullif($7::text, '')::jsonb end,
+         detail = case when f.state = ` + sqlCompleted + ` then f.detail else nullif($8::text, '') end,
+         finished_at = case when f.state = ` + sqlCompleted + ` then f.finished_at when f.class <> ` + sqlOfEffect + ` then statement_timestamp() end,
          lifetime = $9::bigint` + fenceGuard + fenceRaise
 
 // releaseFence frees a fence, or makes it uncertain again where it was when it was claimed.
 const releaseFence = `
 with done as (
   update onceq.job_fences f
-     set state = case when f.detail is null then 5 else 2 end, holder = null,
+     set state = case when f.detail is null then ` + sqlCancelled + ` else ` + sqlUncertain + ` end, holder = null,
          finished_at = case when f.detail is null then statement_timestamp() end,
-         lifetime = case when f.detail is null then 0 else f.lifetime end` + fenceGuard + ` and f.state = 1` + fenceRaise
+         lifetime = case when f.detail is null then 0 else f.lifetime end` + fenceGuard + ` and f.state = ` + sqlClaimed + fenceRaise
 
 const doubtFence = `
 with done as (
-  update onceq.job_fences f set state = 2, detail = $7::text` + fenceGuard + ` and f.state in (1, 2)` + fenceRaise
+  update onceq.job_fences f set state = ` + sqlUncertain + `, detail = $7::text` + fenceGuard + ` and f.state in (` + sqlClaimed + `, ` + sqlUncertain + `)` + fenceRaise
 
 // extendFence renews the lease; with $8 the earlier doubt is cleared.
 const extendFence = `
 with done as (
   update onceq.job_fences f
      set leased_until = statement_timestamp() + $7::bigint * interval '1 microsecond',
-         detail = case when not $8::bool then f.detail end` + fenceGuard + ` and f.state = 1` + fenceRaise
+         detail = case when not $8::bool then f.detail end` + fenceGuard + ` and f.state = ` + sqlClaimed + fenceRaise
 
 func (c *FenceLease) guard(more ...any) []any {
 	var job int64

@@ -191,17 +191,26 @@ fence as (
 )
 select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end`
 
+// What the statements below and others that are not written whole have in common: the guard of one lease, and of each of
+// those in u; and the fence f of each job in g that has left, which must still be that job's. "= any (array[x])" and
+// "+ 0": statement.go.
+const (
+	heldByOne   = `id = $1::bigint and claims = $2::int and holder = $3::bigint`
+	heldByEach  = `j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder`
+	fenceOfGone = `f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = ` + sqlOfJob + ` and f.job_id = g.id`
+)
+
 // completeOneKept is the same for a job that leaves history.
 const completeOneKept = `
 with gone as (
-  delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
-  returning *, 5::smallint as state, $5::text as result, ''::text as error, 0 as spent, $6::bigint as keep
+  delete from onceq.jobs where ` + heldByOne + `
+  returning *, ` + sqlJobCompleted + `::smallint as state, $5::text as result, ''::text as error, 0 as spent, $6::bigint as keep
 ),
 fence as (
   update onceq.job_fences f
-     set state = 3, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
+     set state = ` + sqlCompleted + `, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
     from gone g
-   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+   where ` + fenceOfGone + `
 ),
 ` + writeHistory + `
 select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end`
@@ -287,19 +296,19 @@ with u as materialized (
 ),
 gone as (
   delete from onceq.jobs j using u
-   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder
+   where ` + heldByEach + `
   returning j.*, u.state, u.result, u.error, u.spent, u.keep
 ),
 fence as (
   update onceq.job_fences f
-     set state = case g.state when 5 then 3 when 6 then 4 when 7 then 5 else 6 end, token = g.id << 20 | g.claims,
-         finished_at = case when g.state < 8 then statement_timestamp() end, result = nullif(g.result, '')::jsonb
+     set state = case g.state when ` + sqlJobCompleted + ` then ` + sqlCompleted + ` when ` + sqlJobDead + ` then ` + sqlDead + ` when ` + sqlJobCancelled + ` then ` + sqlCancelled + ` else ` + sqlHeld + ` end, token = ` + tokenOfGone + `,
+         finished_at = case when g.state < ` + sqlJobHeld + ` then statement_timestamp() end, result = nullif(g.result, '')::jsonb
     from gone g
-   where g.key is not null and f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+   where g.key is not null and ` + fenceOfGone + `
 ),
 ` + writeHistory + `
 select case when $9::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       (select array_agg(id << 20 | claims) from gone), ` + wantHistory
+       (select array_agg(` + tokenOfRow + `) from gone), ` + wantHistory
 
 // writeHistory keeps what is gone, as far as it is to be kept.
 const writeHistory = `history as (
@@ -322,11 +331,11 @@ const olderRecord = `
              excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
              excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
              excluded.result, excluded.errors)
-   where job_history.state = 5
+   where job_history.state = ` + sqlJobCompleted + `
   returning id`
 
 // wantHistory is a column that raises where somebody has to decide about both.
-const wantHistory = `(select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1)`
+const wantHistory = `(select onceq.id_taken(id) from gone where keep <> 0 and state <> ` + sqlJobCompleted + ` and id not in (select id from history) limit 1)`
 
 // appendError keeps the latest ten errors of a job: when, in which attempt, what.
 const appendError = `case when error = '' then errors else
@@ -348,11 +357,11 @@ ready as (
          identity = case when u.reset then ` + identityOf("j") + ` + 1 else identity end,
          errors   = ` + appendError + `
     from u
-   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder
+   where ` + heldByEach + `
   returning j.id, j.claims, j.created_at
 )
 select case when $8::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null)
+       array_agg(ready.id << ` + sqlTokenBits + ` | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null)
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true`
 
 func completeArgs(outcomes []outcome, raise bool) []any {

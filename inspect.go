@@ -134,7 +134,7 @@ func (q *Queue) GetByKey(ctx context.Context, db DB, scope, key string) (JobInfo
 	const fence = `
 select f.job_id, f.state, f.token, f.created_at, f.finished_at, f.result::text
   from onceq.job_fences f
- where f.class = 0 and f.scope = $1::text and f.key = $2::text`
+ where f.class = ` + sqlOfJob + ` and f.scope = $1::text and f.key = $2::text`
 	// Not the id alone: a later job may have it, after the sequence was set back.
 	const job = liveInfo + ` where j.id = $1::bigint and j.scope = $2::text and j.key = $3::text union all` +
 		pastInfo + ` where h.id = $1::bigint and h.scope = $2::text and h.key = $3::text`

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -118,47 +117,6 @@ type Job struct {
 
 	keyed bool // made by a kind that derives keys: an empty one is an error
 }
-
-// State is what has become of a job.
-type State int8
-
-// The states of a job. Where a job is finished, its state stays readable as long as its key is taken or its
-// history is kept.
-const (
-	StateWaiting   State = iota + 1 // due, and nobody has it
-	StateDelayed                    // not due yet
-	StateRunning                    // somebody holds its lease
-	StateRetrying                   // failed before, to be run again
-	StateCompleted                  // finished
-	StateDead                       // out of attempts, fatal, or crashed too often; see Queue.Redrive
-	StateCancelled                  // by Queue.Cancel
-	StateHeld                       // an effect's outcome wants a person; see Queue.Resolve
-)
-
-var stateNames = [...]string{"unknown", "waiting", "delayed", "running", "retrying", "completed", "dead", "cancelled", "held"}
-
-func (s State) String() string {
-	if s < 0 || int(s) >= len(stateNames) {
-		return fmt.Sprintf("State(%d)", int8(s))
-	}
-	return stateNames[s]
-}
-
-// MarshalText gives the state's name, also in JSON.
-func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
-
-// UnmarshalText takes a state's name.
-func (s *State) UnmarshalText(text []byte) error {
-	i := slices.Index(stateNames[:], string(text))
-	if i < 0 {
-		return invalid("State", "is %q; possible: %s", text, strings.Join(stateNames[:], ", "))
-	}
-	*s = State(i)
-	return nil
-}
-
-// Finished reports whether nothing will run any more unless somebody redrives the job.
-func (s State) Finished() bool { return s >= StateCompleted }
 
 // encoded is a job ready for the database.
 type encoded struct {

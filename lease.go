@@ -18,14 +18,6 @@ import (
 	"github.com/onceq/onceq/internal/lazytx"
 )
 
-// A token is the job's id and the count of its claims: 43 bits and 20 bits. It grows with each claim of a
-// job, and with each later job of the same key, because ids grow. The rule for overflow: a job that was
-// claimed claimsLimit times is dead; the sequence of ids ends with an error after 8.7 × 10¹² jobs.
-const (
-	tokenBits   = 20
-	claimsLimit = 1<<tokenBits - 1
-)
-
 // DefaultLease is how long a lease lasts without an extension.
 const DefaultLease = 30 * time.Second
 
@@ -263,10 +255,18 @@ c as materialized (
           limit $8::bigint
             for update skip locked) j
    limit $8::bigint
-)` + claimThem + `,
+)
+update onceq.jobs j
+   set leased_until = statement_timestamp() + $1::bigint * interval '1 microsecond',
+       holder = $2::bigint,
+       claims = least(j.claims + 1, 1048575),
+       lost   = least(j.lost + (j.leased_until is not null)::int, 32767),
        ahead = nullif(c.n > $9::bigint, false)
   from c
- where j.id = any (array[c.id])` + claimed + `, false`
+ where j.id = any (array[c.id])
+returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
+          j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
+          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false`
 
 // claimOne takes the first of the given jobs that can be had and that has lost a lease.
 const claimOne = `
@@ -284,6 +284,7 @@ with c as materialized (
   from c
  where j.id = any (array[c.id])` + claimed + `, false`
 
+// What claimAny and claimOne have in common with claimJobs: how a job is taken, and what is given of it.
 const (
 	claimThem = `
 update onceq.jobs j
@@ -446,7 +447,7 @@ func (l *Lease) conflicted(ctx context.Context, err error) {
 const lengthenLease = `
 with free as materialized (
   select id from onceq.jobs
-   where id = $1::bigint and claims = $2::int and holder = $3::bigint
+   where ` + heldByOne + `
      for no key update skip locked
 )
 update onceq.jobs j set leased_until = greatest(leased_until, statement_timestamp() + $4::bigint * interval '1 microsecond')

@@ -113,7 +113,7 @@ func (q *Queue) Check(ctx context.Context) error {
 select version, current_setting('server_encoding'),
        coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0)
          >= greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_history),
-                     (select max(token >> 20) from (select token from onceq.job_fences limit 100000) f), 0)
+                     (select max(token >> ` + sqlTokenBits + `) from (select token from onceq.job_fences limit 100000) f), 0)
   from onceq.meta`
 	var version int
 	var encoding string
@@ -146,12 +146,12 @@ select version, current_setting('server_encoding'),
 func (q *Queue) NewInstallation(ctx context.Context) (held int, err error) {
 	const busy = `
 select (select count(*) from onceq.jobs where leased_until > statement_timestamp())
-     + (select count(*) from onceq.job_fences where state = 1 and leased_until > statement_timestamp()),
+     + (select count(*) from onceq.job_fences where state = ` + sqlClaimed + ` and leased_until > statement_timestamp()),
        (select count(*) from onceq.waiters where idle_until > statement_timestamp())`
 	const hold = `
 with held as (
   update onceq.job_fences f
-     set state = 6, detail = coalesce(f.detail, 'its claim ran out of its lease without an outcome') || '; its idempotency key is another since this copy got an identity of its own'
+     set state = ` + sqlHeld + `, detail = coalesce(f.detail, 'its claim ran out of its lease without an outcome') || '; its idempotency key is another since this copy got an identity of its own'
    where ` + inDoubt + `
   returning 1
 )

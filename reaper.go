@@ -242,12 +242,12 @@ gone as (
    where f.ctid = any (array (select ctid from d)) and ` + fencePast + `
   returning f.class, f.state
 )
-select count(*) filter (where class <> 3 and state in (3, 4, 5)), count(*) filter (where class = 3),
-       count(*) filter (where class <> 3 and state not in (3, 4, 5)) from gone`
+select count(*) filter (where class <> ` + sqlOfEffect + ` and ` + fenceOver + `), count(*) filter (where class = ` + sqlOfEffect + `),
+       count(*) filter (where class <> ` + sqlOfEffect + ` and not ` + fenceOver + `) from gone f`
 
-const fencePast = `((f.state in (3, 4, 5) or f.class = 3) and f.lifetime >= 0
+const fencePast = `((` + fenceOver + ` or f.class = ` + sqlOfEffect + `) and f.lifetime >= 0
      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp() - $4::bigint * interval '1 millisecond'
-      or f.class = 2 and f.state in (1, 2, 6) and f.lifetime >= 0
+      or f.class = ` + sqlOfRequest + ` and ` + fenceUnknown + ` and f.lifetime >= 0
      and f.leased_until + greatest(f.lifetime, $5::bigint) * interval '1 millisecond' <= statement_timestamp())`
 
 // reapOrphans looks after the fences within a range of pages whose job is neither live nor in a part of
@@ -258,32 +258,32 @@ var reapOrphans = `
 with d as materialized (
   select f.ctid from onceq.job_fences f
    where f.ctid >= $1::text::tid and f.ctid < $2::text::tid and ` + fenceOrphan + `
-     and not exists (select from onceq.jobs j where j.id = f.job_id and (f.class = 0 or ` + ofRound("j") + `))
-     and not exists (select from onceq.job_history h where h.id = f.job_id and h.state in (6, 7, 8) and (f.class = 0 or ` + ofRound("h") + `))
+     and not exists (select from onceq.jobs j where j.id = f.job_id and (f.class = ` + sqlOfJob + ` or ` + ofRound("j") + `))
+     and not exists (select from onceq.job_history h where h.id = f.job_id and h.state in (` + sqlJobDead + `, ` + sqlJobCancelled + `, ` + sqlJobHeld + `) and (f.class = ` + sqlOfJob + ` or ` + ofRound("h") + `))
    limit $3::int
      for update of f skip locked
 ),
 noted as (
   update onceq.job_fences f
-     set state = case when f.finished_at is null then f.state else 5 end, finished_at = statement_timestamp()
+     set state = case when f.finished_at is null then f.state else ` + sqlCancelled + ` end, finished_at = statement_timestamp()
    where f.ctid = any (array (select ctid from d)) and ` + fenceOrphan + `
   returning f.state
 )
-select count(*) filter (where state <> 5), count(*) filter (where state = 5) from noted`
+select count(*) filter (where state <> ` + sqlCancelled + `), count(*) filter (where state = ` + sqlCancelled + `) from noted`
 
 const fenceOrphan = `f.job_id is not null and (
-           f.class = 3 and f.finished_at is null
-           and (f.state in (2, 3, 6) or f.state = 1 and f.leased_until <= statement_timestamp())
-        or f.class = 0 and f.state = 0
+           f.class = ` + sqlOfEffect + ` and f.finished_at is null
+           and (f.state in (` + sqlUncertain + `, ` + sqlCompleted + `, ` + sqlHeld + `) or f.state = ` + sqlClaimed + ` and f.leased_until <= statement_timestamp())
+        or f.class = ` + sqlOfJob + ` and f.state = ` + sqlQueued + `
            and coalesce(f.finished_at <= statement_timestamp() - $4::bigint * interval '1 millisecond', true))`
 
 // reapHistory removes history whose time is over. Dead and held jobs have no keep_until. A cancelled job stays for another
 // while as long as the outcome of one of its effects is unknown: nobody would find it otherwise.
 var reapHistory = `
 with d as materialized (
-  select h.ctid as place, h.state = 7 and exists (
+  select h.ctid as place, h.state = ` + sqlJobCancelled + ` and exists (
            select from onceq.job_fences f
-            where ` + effectsOf("h") + ` and ` + ofRound("h") + ` and f.state in (1, 2, 6)) as open
+            where ` + effectsOf("h") + ` and ` + ofRound("h") + ` and ` + fenceUnknown + `) as open
     from onceq.job_history h
    where keep_until <= statement_timestamp()
    order by keep_until

@@ -26,21 +26,15 @@ with free as materialized (
 ),
 gone as (
   delete from onceq.jobs j using free where j.id = any (array[free.id])
-  returning j.*, $2::bigint as keep, 7::smallint as state
+  returning j.*, ` + sqlJobCancelled + `::smallint as state, ''::text as result, ''::text as error, 0 as spent, $2::bigint as keep
 ),
 fence as (
   update onceq.job_fences f
-     set state = 5, token = greatest(f.token, g.id << 20 | g.claims), finished_at = statement_timestamp()
+     set state = ` + sqlCancelled + `, token = greatest(f.token, ` + tokenOfGone + `), finished_at = statement_timestamp()
     from gone g
-   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+   where ` + fenceOfGone + `
 ),
-history as (
-  insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
-         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, errors, identity)
-  select id, run_at, created_at, statement_timestamp(), statement_timestamp() + keep * interval '1 millisecond',
-         claims, lost, attempts, max_attempts, priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, errors, identity
-    from gone` + olderRecord + `
-),
+` + writeHistory + `,
 request as (
   delete from onceq.job_cancels x using gone g where x.job_id = g.id
 )
@@ -188,20 +182,20 @@ with asked as materialized (
 ),
 h as materialized (
   select * from asked a
-   where not exists (select from onceq.job_fences f where ` + effectsOf("a") + ` and ` + ofRound("a") + ` and f.state = 6)
+   where not exists (select from onceq.job_fences f where ` + effectsOf("a") + ` and ` + ofRound("a") + ` and f.state = ` + sqlHeld + `)
 ),
 mine as (
   update onceq.job_fences f
-     set state = 0, job_id = s.id, token = greatest(f.token, s.id << 20 | s.claims), finished_at = null, result = null,
+     set state = ` + sqlQueued + `, job_id = s.id, token = greatest(f.token, s.id << ` + sqlTokenBits + ` | s.claims), finished_at = null, result = null,
          holder = null, leased_until = null, detail = null
     from (select * from h where key is not null order by scope, key) s
-   where f.key = any (array[s.key]) and f.scope = any (array[s.scope]) and f.class + 0 = 0
-     and (f.job_id = s.id or f.token >> 20 < s.id and f.job_id < s.id and ` + fenceFree + `)
+   where f.key = any (array[s.key]) and f.scope = any (array[s.scope]) and f.class + 0 = ` + sqlOfJob + `
+     and (f.job_id = s.id or f.token >> ` + sqlTokenBits + ` < s.id and f.job_id < s.id and ` + fenceFree + `)
   returning f.job_id
 ),
 absent as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
-  select 0, scope, key, 0, id, id << 20 | claims, statement_timestamp(), $3::bigint,
+  select ` + sqlOfJob + `, scope, key, ` + sqlQueued + `, id, ` + tokenOfRow + `, statement_timestamp(), $3::bigint,
          decode('0100', 'hex') || case when kind <> scope then convert_to(kind, 'UTF8') else '' end
     from h
    where key is not null and id not in (select job_id from mine)
@@ -254,7 +248,7 @@ func (q *Queue) Redrive(ctx context.Context, db DB, id int64) (State, error) {
 	const other = `
 select f.scope, f.key, f.job_id, f.state, f.result::text, ` + jobState + `
   from onceq.job_history h
-  join onceq.job_fences f on f.class = 0 and f.scope = h.scope and f.key = h.key
+  join onceq.job_fences f on f.class = ` + sqlOfJob + ` and f.scope = h.scope and f.key = h.key
   left join onceq.jobs j on j.id = f.job_id
  where h.id = $1::bigint and f.job_id <> h.id`
 	for range settleTries {
@@ -380,10 +374,10 @@ gone as (
 ),
 fence as (
   update onceq.job_fences f
-     set state = 5, lifetime = 0, finished_at = statement_timestamp(), token = greatest(f.token, g.id << 20 | g.claims),
+     set state = ` + sqlCancelled + `, lifetime = 0, finished_at = statement_timestamp(), token = greatest(f.token, ` + tokenOfGone + `),
          fingerprint = null, result = null, detail = null
     from (select * from gone order by scope, key) g
-   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+   where ` + fenceOfGone + `
 ),
 effect as (
   delete from onceq.job_fences f using gone g

@@ -41,10 +41,10 @@ func (r Resolution) encode() (string, error) {
 const resolveFence = `
 update onceq.job_fences f
    set state = $4::smallint, result = nullif($5::text, '')::jsonb, detail = null,
-       finished_at = case when f.class <> 3 or $4::smallint = 5 then statement_timestamp() end,
-       lifetime = case when $4::smallint = 5 then 0 else f.lifetime end
+       finished_at = case when f.class <> ` + sqlOfEffect + ` or $4::smallint = ` + sqlCancelled + ` then statement_timestamp() end,
+       lifetime = case when $4::smallint = ` + sqlCancelled + ` then 0 else f.lifetime end
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text
-   and (f.state = 6 or ` + inDoubt + ` or f.state = 3 and f.detail is not null and $4::smallint = 3)
+   and (f.state = ` + sqlHeld + ` or ` + inDoubt + ` or f.state = ` + sqlCompleted + ` and f.detail is not null and $4::smallint = ` + sqlCompleted + `)
 returning f.token`
 
 func (f *Fence) resolve(ctx context.Context, db DB, r Resolution) error {
@@ -115,14 +115,14 @@ with h as materialized (
 settled as (
   update onceq.job_fences f
      set state = $3::smallint, result = nullif($4::text, '')::jsonb, detail = null,
-         finished_at = case when $3::smallint = 5 then statement_timestamp() end,
-         lifetime = case when $3::smallint = 5 then 0 else f.lifetime end
+         finished_at = case when $3::smallint = ` + sqlCancelled + ` then statement_timestamp() end,
+         lifetime = case when $3::smallint = ` + sqlCancelled + ` then 0 else f.lifetime end
     from h
-   where ` + effectsOf("h") + ` and ` + ofRound("h") + ` and (f.state = 6 or ` + inDoubt + `)
+   where ` + effectsOf("h") + ` and ` + ofRound("h") + ` and (f.state = ` + sqlHeld + ` or ` + inDoubt + `)
      and ($5::text = '' or f.key = h.id::text || '/' || $5::text)
   returning h.id, h.state
 )
-select count(*), (select array_agg(distinct id) from settled where state = 8) from settled`
+select count(*), (select array_agg(distinct id) from settled where state = ` + sqlJobHeld + `) from settled`
 
 // ResolveMany settles the uncertain and held effects with a name, or all of them with an empty one, of the jobs that
 // the filter chooses, newest first, 500 jobs a transaction: after an outage, most of all. By default of held jobs, which
@@ -185,17 +185,17 @@ with place as materialized (
 found as (
   select f.* from place p cross join lateral (
          select * from onceq.job_fences f
-          where f.class = 3 and f.scope = p.queue and f.key > $2::text and f.key < $3::text and ` + ofRound("p") + ` offset 0) f
+          where f.class = ` + sqlOfEffect + ` and f.scope = p.queue and f.key > $2::text and f.key < $3::text and ` + ofRound("p") + ` offset 0) f
   union all
   select f.* from onceq.job_fences f
-   where f.class = 3 and f.key > $2::text and f.key < $3::text and not exists (select from place)
+   where f.class = ` + sqlOfEffect + ` and f.key > $2::text and f.key < $3::text and not exists (select from place)
 )
-select f.scope, f.key, case f.state when 3 then 'completed' when 6 then 'held'
-         when 1 then case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end
+select f.scope, f.key, case f.state when ` + sqlCompleted + ` then 'completed' when ` + sqlHeld + ` then 'held'
+         when ` + sqlClaimed + ` then case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end
          else 'uncertain' end,
        f.created_at, f.leased_until, coalesce(f.result::text, ''), coalesce(f.detail, ''), f.fingerprint
   from found f
- where f.state in (1, 2, 3, 6) and f.job_id = $1::bigint
+ where f.state in (` + sqlClaimed + `, ` + sqlUncertain + `, ` + sqlCompleted + `, ` + sqlHeld + `) and f.job_id = $1::bigint
  order by f.key`
 
 // Effects lists the effects of a job by name, those of a finished job as long as they are not pruned; after Reschedule,

@@ -99,10 +99,10 @@ select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, r.leased, r.runni
                        limit $2::int + 1) j) x) l
  cross join lateral (
        select count(*) as dead
-         from (select from onceq.job_history where queue = n.queue and state = 6 order by id limit $2::int + 1) x) d
+         from (select from onceq.job_history where queue = n.queue and state = ` + sqlJobDead + ` order by id limit $2::int + 1) x) d
  cross join lateral (
        select count(*) as held
-         from (select from onceq.job_history where queue = n.queue and state = 8 order by id limit $2::int + 1) x) h
+         from (select from onceq.job_history where queue = n.queue and state = ` + sqlJobHeld + ` order by id limit $2::int + 1) x) h
  order by n.queue`
 
 // Stats gives the figures of the named queues, or of every queue that has jobs, a history or workers, sorted

@@ -889,8 +889,8 @@ gone as (
      and f.leased_until + greatest(f.lifetime, $5::bigint) * interval '1 millisecond' <= statement_timestamp())
   returning f.class, f.state
 )
-select count(*) filter (where class <> 3 and state in (3, 4, 5)), count(*) filter (where class = 3),
-       count(*) filter (where class <> 3 and state not in (3, 4, 5)) from gone;
+select count(*) filter (where class <> 3 and f.state in (3, 4, 5)), count(*) filter (where class = 3),
+       count(*) filter (where class <> 3 and not f.state in (3, 4, 5)) from gone f;
 
 -- reaper.go: reapHistory
 with d as materialized (
@@ -988,7 +988,7 @@ with free as materialized (
 ),
 gone as (
   delete from onceq.jobs j using free where j.id = any (array[free.id])
-  returning j.*, $2::bigint as keep, 7::smallint as state
+  returning j.*, 7::smallint as state, ''::text as result, ''::text as error, 0 as spent, $2::bigint as keep
 ),
 fence as (
   update onceq.job_fences f
@@ -998,10 +998,14 @@ fence as (
 ),
 history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
-         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, errors, identity)
-  select id, run_at, created_at, statement_timestamp(), statement_timestamp() + keep * interval '1 millisecond',
-         claims, lost, attempts, max_attempts, priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, errors, identity
-    from gone
+         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
+  select id, run_at, created_at, statement_timestamp(),
+         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
+         claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
+         payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
+         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
+    from gone where keep <> 0
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
           queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)

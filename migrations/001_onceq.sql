@@ -80,7 +80,7 @@ alter table {{.schema}}.jobs alter lost         set statistics 0;
 alter table {{.schema}}.jobs alter attempts     set statistics 0;
 alter table {{.schema}}.jobs alter ahead        set statistics 0;
 
--- One row per taken (class, scope, key): the only arbiter of uniqueness. States and classes: fence.go.
+-- One row per taken (class, scope, key): the only arbiter of uniqueness. States and classes: state.go.
 create table {{.schema}}.job_fences (
   job_id       bigint,                   -- the job that the key belongs to; null outside of jobs
   token        bigint      not null,     -- greatest token under which the key was held
