@@ -46,7 +46,7 @@ func TestStates_SQLHasTheNumbersOfGo(t *testing.T) {
 
 // A number that stands beside a shift or a class in any statement is one that state.go has.
 func TestStates_NoOtherNumbers(t *testing.T) {
-	for _, file := range []string{"testdata/statements.sql", "migrations/001_onceq.sql"} {
+	for _, file := range []string{"docs/statements.sql", "migrations/001_onceq.sql"} {
 		raw, err := os.ReadFile(file)
 		require.NoError(t, err)
 		shifts := regexp.MustCompile(`(?:<<|>>) (\d+)`).FindAllStringSubmatch(string(raw), -1)
