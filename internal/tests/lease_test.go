@@ -522,7 +522,7 @@ func TestQueryModes_ClaimFinishAndWork(t *testing.T) {
 	}
 }
 
-// ⚠ A claim that meets a job which somebody moved since it began, as looking behind does, takes the job from its new place.
+// ⚠ A claim that meets a job which somebody moved since it began, as a rescan does, takes the job from its new place.
 // If it came back with less than it had locked, the worker would take that for the end of what is due.
 func TestTrap_ClaimMeetsAJobThatMoves(t *testing.T) {
 	t.Parallel()

@@ -1440,7 +1440,7 @@ func TestDrain_FollowsJobsIntoOtherQueues(t *testing.T) {
 }
 
 // What the library does by itself sets what it needs: a database whose transactions are read only by default has a worker
-// that announces itself, looks behind, records effects, and is reaped.
+// that announces itself, rescans, records effects, and is reaped.
 func TestWorker_DefaultsOfTheDatabase(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
