@@ -162,6 +162,7 @@ func (onceqSystem) worker(ctx context.Context, c *child, pool *pgxpool.Pool) err
 		return err
 	}
 	queues := map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 6}, movedQueue: {Concurrency: 2}}
+	also, without := []string{movedQueue}, []string(nil)
 	handlers := []onceq.Handler{
 		kind(formTx).HandleTx(w.tx).Wrap(w.tell),
 		kind(formRecur).HandleTx(w.tx).Wrap(w.tell),
@@ -175,11 +176,14 @@ func (onceqSystem) worker(ctx context.Context, c *child, pool *pgxpool.Pool) err
 	}
 	if c.Role == roleFrail {
 		queues = map[string]onceq.QueueConfig{frailQueue: {Concurrency: 8}}
+		also, without = []string{frailQueue}, []string{onceq.DefaultQueue}
 		handlers = []onceq.Handler{kind(formFrail).Handle(w.own), kind(formPoison).Handle(w.poison)}
 	}
 	runner, err := onceq.NewWorker(w.q, onceq.WorkerConfig{
 		Lease:           lease,
 		Queues:          queues,
+		Also:            also,
+		Without:         without,
 		ShutdownTimeout: 5 * time.Second,
 	}, handlers...)
 	if err != nil {
