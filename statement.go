@@ -158,6 +158,9 @@ func (q *Queue) send(ctx context.Context, db DB, by way, statement string, args 
 		settings := batch.Queue(by.settings)
 		if by.clock != nil {
 			settings.Query(func(rows pgx.Rows) error {
+				if err := rows.Err(); err != nil {
+					return err // rows that failed have no columns to ask for, and panic
+				}
 				columns := make([]any, len(rows.FieldDescriptions()))
 				columns[0] = by.clock
 				return row(columns...)(rows)

@@ -675,3 +675,31 @@ func TestHandle_AnErrorAfterTheCompletionIsLogged(t *testing.T) {
 	require.Contains(t, seen.log.String(), "a handler returned an error after it had completed its job")
 	require.Contains(t, seen.log.String(), "the receipt was not mailed")
 }
+
+// A statement that a lost connection cuts off is an error in every query mode, wherever in it that happens.
+func TestClaim_OnAConnectionThatIsGone(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
+				c.ConnConfig.DefaultQueryExecMode, c.MaxConns = mode, 1
+			}))
+			_, err := db.Queue.Claim(t.Context(), onceq.ClaimOptions{})
+			require.NoError(t, err)
+			conn, err := db.Pool.Acquire(t.Context())
+			require.NoError(t, err)
+			pid := conn.Conn().PgConn().PID()
+			conn.Release()
+			other, err := pgx.Connect(t.Context(), db.URL)
+			require.NoError(t, err)
+			defer other.Close(context.Background())
+			_, err = other.Exec(t.Context(), `select pg_terminate_backend($1)`, pid)
+			require.NoError(t, err)
+			_, err = db.Queue.Claim(t.Context(), onceq.ClaimOptions{})
+			require.Error(t, err)
+			_, err = db.Queue.Claim(t.Context(), onceq.ClaimOptions{})
+			require.NoError(t, err)
+		})
+	}
+}
