@@ -14,11 +14,11 @@ import (
 	"github.com/onceq/onceq/internal/sqlstate"
 )
 
-// work is a sort of what workers and Reapers do in the background, again and again.
+// work is a sort of work that workers and Reapers do repeatedly in the background.
 type work struct {
 	name  string // Event.Name
 	doing string
-	until string // what it means while it fails
+	until string // what happens while it fails
 }
 
 var (
@@ -26,15 +26,15 @@ var (
 	workRescan   = &work{"rescan", "looking for expired leases", "jobs whose process ended, and jobs that were committed late, may not be found"}
 	workExtend   = &work{"extend", "extending leases", "leases run out and their jobs run again"}
 	workFinish   = &work{"finish", "storing outcomes", "what is done is not recorded, and runs again when its leases have run out"}
-	workAnnounce = &work{"announce", "announcing that a worker waits", "new jobs wait for the next poll"}
-	workNextDue  = &work{"next_due", "looking when the next delayed job is due", "delayed jobs wait for the next poll"}
+	workAnnounce = &work{"announce", "announcing that a worker is waiting", "new jobs wait for the next poll"}
+	workNextDue  = &work{"next_due", "looking for the next delayed job", "delayed jobs wait for the next poll"}
 	workListen   = &work{"listen", "listening for new jobs", "new jobs wait for the next poll"}
 	workReap     = &work{"reap", "reaping", "the tables grow"}
 )
 
-// troubles are the background work of this process that fails now.
+// troubles is the background work of this process that is failing now.
 type troubles struct {
-	open atomic.Int32 // how many, so that work that goes well looks at nothing else
+	open atomic.Int32 // the length of all, so that work that goes well takes no lock
 	mu   sync.Mutex
 	all  map[troubleKey]*trouble
 }
@@ -51,7 +51,7 @@ type trouble struct {
 	err   error
 }
 
-// fails says that background work failed: in the log, to the Hook, and in Health until it works again.
+// fails reports that background work failed: to the log and the Hook, and in Health until it works again.
 func (q *Queue) fails(owner any, w *work, queue string, err error, more ...slog.Attr) {
 	s := &q.troubles
 	s.mu.Lock()
@@ -76,10 +76,10 @@ func (q *Queue) fails(owner any, w *work, queue string, err error, more ...slog.
 	if queue != "" {
 		more = append(more, slog.String("queue", queue))
 	}
-	q.log.LogAttrs(ctx, EventBackground.Level(), "onceq: "+w.doing+" failed; it is tried again", append(more, slog.Int("count", count), slog.Any("error", err))...)
+	q.log.LogAttrs(ctx, EventBackground.Level(), "onceq: "+w.doing+" failed; it will be tried again", append(more, slog.Int("count", count), slog.Any("error", err))...)
 }
 
-// works says that it went well.
+// works reports that background work went well.
 func (q *Queue) works(owner any, w *work, queue string) {
 	s := &q.troubles
 	if s.open.Load() == 0 {
@@ -88,7 +88,7 @@ func (q *Queue) works(owner any, w *work, queue string) {
 	s.drop(func(k troubleKey) bool { return k == troubleKey{owner, w, queue} })
 }
 
-// ends says that the owner does nothing any more.
+// ends reports that the owner does no more work.
 func (q *Queue) ends(owner any) {
 	q.troubles.drop(func(k troubleKey) bool { return k.owner == owner })
 }
@@ -104,7 +104,7 @@ func (s *troubles) drop(which func(troubleKey) bool) {
 	}
 }
 
-// findings gives them for Health, those first that have lasted longest.
+// findings returns them for Health, those that have lasted longest first.
 func (s *troubles) findings() []Finding {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -122,7 +122,7 @@ func (s *troubles) findings() []Finding {
 		if k.queue != "" {
 			where = fmt.Sprintf(" of queue %q", k.queue)
 		}
-		found = append(found, Finding{"background", fmt.Sprintf("%s%s has failed %d times since %s, the last time with: %v; meanwhile %s",
+		found = append(found, Finding{"background", fmt.Sprintf("%s%s has failed %d times since %s, most recently with: %v; meanwhile %s",
 			k.work.doing, where, t.count, t.since.UTC().Format(time.RFC3339), t.err, k.work.until), adviceFor(t.err)})
 	}
 	return found
@@ -132,17 +132,17 @@ func (s *troubles) findings() []Finding {
 func adviceFor(err error) string {
 	switch state := sqlstate.Of(err); {
 	case state == "25006":
-		return "the server takes no writes: connect to the primary, and not to a standby"
+		return "the server accepts no writes: connect to the primary instead of a standby"
 	case state == "42501":
-		return "give the role what migrations.Grants lists"
+		return "grant the role what migrations.Grants lists"
 	case noTables(err):
-		return "apply the migrations, or name the right schema in Config.Schema"
+		return "apply the migrations, or set Config.Schema to the right schema"
 	case state == "53300":
-		return "raise the server's max_connections, or lower the pools' MaxConns: a worker has up to 8 connections of its own beside its pool"
+		return "raise the server's max_connections, or lower the pools' MaxConns: a worker opens up to 8 connections of its own in addition to its pool"
 	case state == "55P03" || state == "57014" || state == "" && errors.Is(err, context.DeadlineExceeded):
-		return "see in pg_stat_activity and pg_locks what keeps it waiting, and end that; or see why the server is slow"
+		return "look in pg_stat_activity and pg_locks for what keeps it waiting, and end that; or find out why the server is slow"
 	case state == "" || state[:2] == "08" || state[:2] == "57":
-		return "see whether this process reaches the database, and whether the server is up and lets its role in; the work goes on by itself then"
+		return "check whether this process reaches the database, and whether the server is up and accepts the role; the work then goes on by itself"
 	}
-	return "the error says why; the work goes on by itself when that is mended"
+	return "the error says why; once that is fixed, the work goes on by itself"
 }

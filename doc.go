@@ -18,35 +18,37 @@
 //
 // # Glossary
 //
-//   - Job: one unit of work. It has a kind, a payload, a queue, and perhaps a key.
+//   - Job: one unit of work. It has a kind, a payload, a queue, and may have a key.
 //   - Key: the name of a unit of work. It is accepted once within its scope.
 //   - Scope: the space in which a key is unique. For jobs it is the kind's name, unless the application names another: a
 //     tenant, a workspace.
 //   - Fence: the row that says that a key is taken, who holds it under which token, and what came out.
 //   - Lease: the right to work on a job, or on a fence, until a time.
-//   - Token: the number of a claim. It only grows for the same work, so a late holder can be told from the present one.
-//   - Effect: a call to something outside the database that a job makes through Once, under a name.
+//   - Token: the number that a claim gets. For the same work it only grows, so that an earlier holder can be told from the
+//     current one.
+//   - Effect: a call to something outside the database, which a job makes through Once and under a name.
 //   - Window: how long a key stays taken after its work is finished.
-//   - Attempt: one try of a job that counts against MaxAttempts. A handler's error spends one. A lost lease and a Snooze
-//     spend none.
-//   - Lost lease: a lease that ended before its holder had finished. It counts against MaxLost if the job had been started.
+//   - Attempt: one try to do a job. A handler's error spends an attempt; when MaxAttempts are spent the job is dead. A lost
+//     lease and a Snooze spend none.
+//   - Lost lease: a lease that ran out before its holder had finished. It counts against MaxLost if the job had been
+//     started.
 //
 // # What it promises
 //
 //  1. One key, one job. Within its lifetime a key is accepted at most once: across producers, processes, restarts, delays,
 //     batches and isolation levels.
-//  2. Enqueue belongs to the caller's transaction. At READ COMMITTED a duplicate never aborts it. Above that Postgres may
-//     answer 40001, and two transactions that take keys in opposite orders may get 40P01. Both are passed on, and
-//     IsRetryable recognises them.
-//  3. A truthful answer. A duplicate gets the first job's id, its state and, when it is finished, its result. The same key with
-//     another payload or of another kind is a *MismatchError, never a silent drop.
-//  4. One holder. A claim gives a lease with a token. Every operation under a token that no longer holds is refused with
-//     ErrLeaseLost.
+//  2. Enqueue belongs to the caller's transaction. At READ COMMITTED a duplicate never aborts it. Above that level Postgres
+//     may answer 40001, and two transactions that take keys in opposite orders may get 40P01. Both errors are returned to
+//     the caller, and IsRetryable recognises them.
+//  3. A truthful answer. A duplicate gets the first job's id, its state and, when it is finished, its result. The same key
+//     with another payload, or from another kind, is a *MismatchError and is never dropped silently.
+//  4. One holder. A claim gives a lease with a token. Every operation under an outdated token is refused with ErrLeaseLost.
 //  5. Effects once. Writes made through a handler's transaction commit together with the job's completion or not at all. A
-//     worker that was taken for dead and wakes up commits nothing through its lease.
+//     worker that was taken for dead and then wakes up commits nothing through its lease.
 //  6. Honest about the outside world. Once commits the intent before an effect and the outcome after it, and replays the
-//     outcome on the next run. If nobody knows whether the effect happened, it is uncertain, and a declared policy decides:
-//     run again under the same idempotency key while the provider remembers it, ask the provider, or hold for a person.
+//     outcome on the next run. If nobody knows whether the effect happened, it is uncertain, and a policy that you declare
+//     decides: run it again under the same idempotency key while the provider remembers that key, ask the provider, or hold
+//     it for a person.
 //  7. Nothing is lost. Every accepted job ends as completed, cancelled or dead, and dead jobs stay until somebody decides.
 //  8. Pruning is safe. Reapers may run anywhere, any number at once, and never free a key that is live or inside its
 //     window.
@@ -54,49 +56,51 @@
 // # What it does not promise
 //
 // Order across queues, or between jobs that several workers run at once. Exactly one effect outside the database, if the
-// provider neither deduplicates nor can be asked. It is not a workflow engine.
+// provider neither deduplicates nor can be asked. onceq is not a workflow engine.
 //
-// Promises 6 and 7 hold as far as COMMIT is durable. With synchronous_commit off, or after a failover to an asynchronous
-// standby, Postgres may forget the latest commits, and a sequence its latest values. Three things remain true then. Two
-// holders never share a guard, because a guard contains a random number of the claim. A key that is taken again gets a larger
-// token than its fence has ever stored. The idempotency keys of different jobs differ even if they have the same id, because
-// the keys contain the job's time of creation.
+// Promises 6 and 7 hold only as far as COMMIT is durable. With synchronous_commit off, or after a failover to an
+// asynchronous standby, Postgres may forget the latest commits, and a sequence its latest values. Three things remain true
+// then. Two holders are never mistaken for each other, because each claim also draws a random number. A key that is taken
+// again gets a larger token than its fence has ever stored. The idempotency keys of different jobs differ even if the jobs
+// have the same id, because the time of a job's creation is part of its keys.
 //
 // # Whose clock counts
 //
 // The database's clock decides everything: when a job is due, when a lease ends, when a window is over. A worker's own
-// clock can only make it give up early: when no extension came through for a whole lease.
+// clock can only make it give up early: it does so when it could not extend a lease for the whole length of that lease.
 //
-// A job is due from the moment of its Enqueue statement (statement_timestamp(), not the start of its transaction), or as
-// RunAt or Delay say. A window counts from the completing statement.
+// A job is due from the moment of its Enqueue statement (statement_timestamp(), not the start of its transaction), or when
+// RunAt or Delay says. A window counts from the statement that completes the job.
 //
 // # Keys
 //
-// A key is unique within a scope and a class. The classes are jobs, effects of jobs (Once), and the application's own two
-// (Do, Fence): they never collide. A job's default scope is its kind's name. So a kind may move to another queue while its
-// keys are in force, but must not be renamed. See Lease for tokens, FenceSpec for fences, Policy for uncertain outcomes.
+// A key is unique within a scope and a class. There are four classes: jobs, effects of jobs (Once), and two of the
+// application's own (Do, Fence: see Class). Keys of different classes never collide. A job's default scope is its kind's
+// name. So a kind may move to another queue while keys of it are taken, but must not be renamed. See Lease for tokens,
+// FenceSpec for fences, Policy for uncertain outcomes.
 //
 // # Copies of the database
 //
-// A restored copy has the id of the original installation, and so its idempotency keys: a provider would take the copy's
-// calls for repetitions of the original's. Before a worker starts in a copy, call three things: Queue.Check, which says
-// whether the sequence of ids came along; Queue.NewInstallation; and Cancel, for the live jobs that only the original should
-// do.
+// A restored copy has the id of the original installation and therefore the same idempotency keys: a provider would take
+// the copy's calls for repetitions of the original's. Before you start a worker on a copy, call three methods: Queue.Check,
+// which says whether the sequence of ids was restored as well; Queue.NewInstallation; and Queue.Cancel, for the live jobs
+// that only the original should do.
 //
 // # Which locks are taken, and in which order
 //
-// Rows of jobs or job_history come first, by id, then rows of job_fences. Enqueue takes keys in the order of scope and key. A
-// completion takes its jobs' own fences, which nobody else changes. A claim, a beat and the reaper skip locked rows;
-// completions wait for them. A beat changes the job's row, and so conflicts with a handler's own transaction above READ
-// COMMITTED: see Lease.Lock. Enqueue locks no existing row but an expired fence that it takes over. It waits while another
-// transaction is open that took the same key or completes its job. There are no advisory locks outside migrations, no table
-// locks, and no session state but an optional LISTEN connection for each worker.
+// Rows of jobs or job_history are locked first, in the order of their ids, then rows of job_fences. Enqueue takes keys in
+// the order of scope and key. A completion locks its jobs' own fences, which nobody else changes. Claims, extensions of
+// leases and the Reaper skip locked rows; completions wait for them. An extension changes the job's row, and so conflicts
+// with a handler's own transaction above READ COMMITTED: see Lease.Lock. The only existing row that Enqueue locks is an
+// expired fence that it takes over. Enqueue waits while another transaction is open that took the same key or completes its
+// job. There are no advisory locks outside migrations, no table locks, and no session state except an optional LISTEN
+// connection for each worker.
 //
 // # What it costs
 //
-// Enqueueing up to 2,000 jobs is one round trip, and none when the job is added to the caller's own batch. A claim of up to
-// 2,000 jobs is one statement, and so are as many completions. A handler's transaction costs one round trip beyond what the
-// handler does: it opens together with the handler's first statement, if that has arguments.
+// Enqueueing up to 2,000 jobs takes one round trip, or none when a job is added to the caller's own batch. Claiming up to
+// 2,000 jobs is one statement, and so is completing as many. A handler's transaction costs one round trip in addition to
+// what the handler does: it opens together with the handler's first statement, if that has arguments.
 //
 // Where the ideas come from: leases and fencing tokens, Gray and Cheriton, "Leases: an efficient fault-tolerant mechanism
 // for distributed file cache consistency" (1989), and Kleppmann, "How to do distributed locking" (2016); completion in the

@@ -10,11 +10,11 @@ import (
 	"github.com/onceq/onceq/internal/sqlstate"
 )
 
-// Errors without facts of their own. Typed errors below match theirs with errors.Is.
+// Errors without fields. The typed errors below match theirs with errors.Is.
 var (
-	// ErrLeaseLost: somebody else may hold the job by now, or it is finished, cancelled or discarded. Whatever
-	// was attempted under the old token was refused. Stop working on it; nothing needs to be undone that went
-	// through the lease's transaction.
+	// ErrLeaseLost: somebody else may hold the job by now, or it is finished, cancelled or discarded. Whatever was
+	// attempted under the old token was refused. Stop working on the job. Nothing that went through the lease's transaction
+	// needs to be undone.
 	ErrLeaseLost = errors.New("onceq: lease lost")
 
 	// ErrCancelled is the cause with which a running handler's context ends after Queue.Cancel.
@@ -23,15 +23,15 @@ var (
 	// ErrNotFound: no such job, key or effect.
 	ErrNotFound = errors.New("onceq: not found")
 
-	// ErrOwnKey: a handler enqueued the key of its own job, which is still taken. Return Reschedule to run the
-	// same job again later.
+	// ErrOwnKey: a handler enqueued a job with the key of its own job, which is still taken. To run the same job again
+	// later, return Reschedule.
 	ErrOwnKey = errors.New("onceq: a handler cannot enqueue its own job's key, which is taken until it finishes; return onceq.Reschedule(delay) to run this job again")
 
-	// ErrKeyUnsettled: a key was neither free nor readable for several tries in a row. Either it is taken and
-	// pruned at a great rate, or row security hides its row from this role.
+	// ErrKeyUnsettled: a key was neither free nor readable in ten tries in a row. Either it is taken and freed very often,
+	// or row security hides its row from this role.
 	ErrKeyUnsettled = errors.New("onceq: key is neither free nor visible; is row security hiding job_fences from this role?")
 
-	// ErrNameUsed: two calls of Once in one run have the same name, and the second one was not made. See Once.
+	// ErrNameUsed: Once was called twice with the same name in one run, and the second call did nothing. See Once.
 	ErrNameUsed = errors.New("onceq: effect name used twice in one run")
 
 	// ErrDuplicate matches every *DuplicateError.
@@ -50,25 +50,25 @@ var (
 	ErrHeld = errors.New("onceq: held for a person")
 )
 
-// ErrUnfinished: Discard of a job that is not finished. Cancel it first.
+// ErrUnfinished: a job that is not finished cannot be discarded. Cancel it first.
 var ErrUnfinished = errors.New("onceq: job is not finished; cancel it before discarding it")
 
-// ErrIDTaken: the sequence of ids gave one that a live job has. A crash or a failover by physical replication
-// cannot cause it; a restore or a logical replica that lacks the sequence's value can. The caller's transaction
-// is aborted. Set the sequence past everything in use, with onceq for the schema:
+// ErrIDTaken: the sequence of ids returned one that a live job already has. This can happen after a restore, or on a
+// logical replica, when the sequence's value was not copied; a crash or a failover by physical replication cannot cause it.
+// The caller's transaction is aborted. Set the sequence past all ids in use, with the name of your schema instead of onceq:
 //
 //	select setval('onceq.ids', greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_history),
 //	                                    (select max(token >> 20) from onceq.job_fences)))
 //
-// It does not heal by itself, because ids of finished jobs, which nothing notices, would be given out again too. A job
-// with such an id takes the place of a completed one in the history. Where the older one is dead, held or cancelled, the
-// newer one can only complete, which leaves no record then; anything else is an ErrIDTaken too, and the job runs again
-// until the older one is redriven or discarded.
+// It does not repair itself, because ids of finished jobs, which cause no error, would be given out again too. A job with
+// such an id replaces a completed job in the history. If the older job is dead, held or cancelled, the newer one can only
+// complete, and then leaves no record; any other end is an ErrIDTaken too, and the job runs again until the older one is
+// redriven or discarded.
 var ErrIDTaken = errors.New("onceq: the sequence of ids is behind the ids in use; set it past them, see onceq.ErrIDTaken")
 
-// InvalidError says which input was refused, before anything was sent to the database.
+// InvalidError says which input was refused before anything was sent to the database, and why.
 type InvalidError struct {
-	Field  string // as the caller knows it: "Key", "Payload", "jobs[3].Queue"
+	Field  string // by the caller's name for it: "Key", "Payload", "jobs[3].Queue"
 	Reason string
 }
 
@@ -81,7 +81,7 @@ func invalid(field, format string, args ...any) error {
 // SchemaError says that the tables are missing, older or newer than the code.
 type SchemaError struct {
 	Schema      string
-	Found, Want int // Found is 0 where nothing is there
+	Found, Want int // versions; Found is 0 if there are no tables
 }
 
 func (e *SchemaError) Error() string {
@@ -95,8 +95,8 @@ func (e *SchemaError) Error() string {
 	}
 }
 
-// DuplicateError is what strict enqueueing returns for a key that is taken: the first job's facts. The
-// caller's transaction stays usable. It matches ErrDuplicate.
+// DuplicateError is returned for a job with Strict set whose key is taken, and by Redrive. It says which job has the key.
+// The caller's transaction stays usable. It matches ErrDuplicate.
 type DuplicateError struct {
 	Scope, Key string
 	Existing   Result
@@ -109,9 +109,8 @@ func (e *DuplicateError) Error() string {
 // Is makes errors.Is(err, ErrDuplicate) true.
 func (e *DuplicateError) Is(target error) bool { return target == ErrDuplicate }
 
-// MismatchError says that a key is taken by other work: of another kind, or with another payload. Two different
-// pieces of work claim the same name. Nothing was written and the caller's transaction stays usable. It matches
-// ErrMismatch.
+// MismatchError says that a key is taken by different work: of another kind, or with another payload. Nothing was written
+// and the caller's transaction stays usable. It matches ErrMismatch.
 type MismatchError struct {
 	Scope, Key string
 	Existing   Result // the first job; ID is 0 for a fence outside of jobs
@@ -119,10 +118,10 @@ type MismatchError struct {
 	Kind         string // of the job that was refused; empty outside of jobs
 	ExistingKind string // of the first job
 
-	// Differ are the members in which the payloads differ, ten at most and without values, as paths that Postgres
-	// reads as well: $.lines[2].price. Empty where the kinds differ, and where Detail says why they are not known.
+	// Differ lists up to ten members in which the payloads differ, as paths that Postgres can read too: $.lines[2].price.
+	// It contains no values. It is empty if the kinds differ, or if the members are not known; Detail then says why.
 	Differ []string
-	Detail string // what else there is to say of the difference
+	Detail string // more about the difference; may be empty
 }
 
 func (e *MismatchError) Error() string {
@@ -153,25 +152,25 @@ func subject(scope, key string, jobID int64, effect string) string {
 	return fmt.Sprintf("key %q in scope %q", key, scope)
 }
 
-// LeaseError is an operation refused because its lease is gone. It matches ErrLeaseLost.
+// LeaseError says that an operation was refused because its lease is lost. It matches ErrLeaseLost.
 type LeaseError struct {
 	Op         string // "complete", "extend", "fail", …
-	JobID      int64  // 0 for a claim outside of jobs
+	JobID      int64  // 0 for a fence outside jobs
 	Token      int64
-	Scope, Key string // of a claim outside of jobs
-	Effect     string // of the claim of a job's effect
+	Scope, Key string // of a fence outside jobs
+	Effect     string // the name of a job's effect
 
-	// Completed: this lease has completed the job before. The job is completed, unless the transaction that did so was
-	// rolled back and somebody else has the job by now.
+	// Completed says that this lease had already completed the job. The job is completed, unless the transaction of that
+	// completion was rolled back and somebody else has the job by now.
 	Completed bool
 }
 
 func (e *LeaseError) Error() string {
 	if e.Completed {
-		return fmt.Sprintf("onceq: %s refused: job %d has been completed under token %d before; complete a job once (or that was rolled back, and the lease is lost)", e.Op, e.JobID, e.Token)
+		return fmt.Sprintf("onceq: %s refused: job %d was already completed under token %d; complete a job only once (or that completion was rolled back, and the lease is lost)", e.Op, e.JobID, e.Token)
 	}
 	if e.Key != "" || e.Effect != "" {
-		return fmt.Sprintf("onceq: %s refused: the claim of %s under token %d is lost", e.Op, subject(e.Scope, e.Key, e.JobID, e.Effect), e.Token)
+		return fmt.Sprintf("onceq: %s refused: the lease of %s under token %d is lost", e.Op, subject(e.Scope, e.Key, e.JobID, e.Effect), e.Token)
 	}
 	return fmt.Sprintf("onceq: %s refused: the lease of job %d under token %d is lost", e.Op, e.JobID, e.Token)
 }
@@ -179,8 +178,7 @@ func (e *LeaseError) Error() string {
 // Is makes errors.Is(err, ErrLeaseLost) true.
 func (e *LeaseError) Is(target error) bool { return target == ErrLeaseLost }
 
-// InFlightError says that somebody else is at this work right now. Ask again after RetryAfter. It matches
-// ErrInFlight.
+// InFlightError says that somebody else is doing this work right now. Try again after RetryAfter. It matches ErrInFlight.
 type InFlightError struct {
 	Scope, Key string    // outside of jobs
 	JobID      int64     // of an effect of a job
@@ -190,20 +188,20 @@ type InFlightError struct {
 }
 
 func (e *InFlightError) Error() string {
-	return fmt.Sprintf("onceq: %s is in flight; ask again after %s", subject(e.Scope, e.Key, e.JobID, e.Effect), e.RetryAfter)
+	return fmt.Sprintf("onceq: %s is in flight; try again after %s", subject(e.Scope, e.Key, e.JobID, e.Effect), e.RetryAfter)
 }
 
 // Is makes errors.Is(err, ErrInFlight) true.
 func (e *InFlightError) Is(target error) bool { return target == ErrInFlight }
 
-// UncertainError says that an effect may or may not have happened, and why. The next run decides by the
-// declared policy. It matches ErrUncertain and whatever the cause matches.
+// UncertainError says that an effect may or may not have happened, and why. The policy decides what the next run does. It
+// matches ErrUncertain and everything that Err matches.
 type UncertainError struct {
 	Scope, Key string // outside of jobs
 	JobID      int64  // of an effect of a job
 	Effect     string // the same: its name
 	Detail     string
-	Err        error // what fn returned; nil where an earlier run left the fence
+	Err        error // what fn returned; nil if an earlier run left the outcome unknown
 }
 
 func (e *UncertainError) Error() string {
@@ -216,8 +214,8 @@ func (e *UncertainError) Is(target error) bool { return target == ErrUncertain }
 // Unwrap returns the cause.
 func (e *UncertainError) Unwrap() error { return e.Err }
 
-// HeldError says that an uncertain effect waits for a person: see Queue.Resolve. A handler returns it as it
-// is; the job then waits in history as StateHeld. It matches ErrHeld.
+// HeldError says that an uncertain effect waits for a person: see Queue.Resolve. A handler should return it unchanged; the
+// job then waits in the history as StateHeld. It matches ErrHeld.
 type HeldError struct {
 	Scope, Key string // outside of jobs
 	JobID      int64  // of an effect of a job
@@ -232,15 +230,15 @@ func (e *HeldError) Error() string {
 // Is makes errors.Is(err, ErrHeld) true.
 func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 
-// IsRetryable reports whether err is Postgres asking for the whole transaction to be run again: a
-// serialization failure (40001) or a deadlock (40P01). It knows the errors of any driver that has them say their
-// SQLSTATE, as pgx and lib/pq do: also what the Commit of your own *sql.Tx returns.
+// IsRetryable reports whether Postgres asks, by err, for the whole transaction to be run again: a serialization failure
+// (40001) or a deadlock (40P01). It understands errors of any driver that gives their SQLSTATE, as pgx and lib/pq do, such
+// as the one that Commit of your own *sql.Tx returns.
 func IsRetryable(err error) bool { return sqlstate.Retryable(err) }
 
 // leaseLost reports whether err is the exception of onceq.lease_lost.
 func leaseLost(err error) bool { return sqlstate.Of(err) == "OQ001" }
 
-// tablesMissing is a SchemaError with what Postgres said, as a part of another error's text.
+// tablesMissing is a SchemaError together with what Postgres said, for the text of another error.
 type tablesMissing struct {
 	schema *SchemaError
 	err    error
@@ -258,11 +256,11 @@ func noTables(err error) bool {
 	return state == "42P01" || state == "3F000"
 }
 
-// committedError says that the handler's transaction was committed before the worker could, and what went wrong then.
+// committedError says that the handler committed its transaction before the worker could, and what went wrong after that.
 type committedError struct{ error }
 
 func (e *committedError) Error() string {
-	return "onceq: the worker's transaction was committed inside the handler (a commit in a statement, or a transaction begun on tx.Conn()), so what was written until then stays; the job does not run again by itself, which would repeat that; use savepoints (tx.Begin), or Handle; what went wrong after it: " + e.error.Error()
+	return "onceq: the worker's transaction was committed inside the handler (a commit in a statement, or a transaction begun on tx.Conn()), so what was written until then stays; the job does not run again by itself, because that would be repeated; use savepoints (tx.Begin), or Handle; what went wrong after the commit: " + e.error.Error()
 }
 
 func (e *committedError) Unwrap() error { return e.error }
@@ -280,12 +278,12 @@ type refusedError struct {
 
 func (e *refusedError) Error() string { return "onceq: " + e.op + " refused: the lease is lost" }
 
-// notBegunError is why a handler was not called, or got no further than to its first statement. No attempt is spent on it.
+// notBegunError says why a handler was not called, or did not get past its first statement. No attempt is spent on it.
 type notBegunError struct{ error }
 
 func (e *notBegunError) Unwrap() error { return e.error }
 
-// PanicError is a handler's panic, as the error of its attempt.
+// PanicError is the error of an attempt whose handler panicked.
 type PanicError struct {
 	Value any
 	Stack []byte
@@ -293,14 +291,14 @@ type PanicError struct {
 
 func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v\n\n%s", e.Value, e.Stack) }
 
-// Unwrap returns the value where it was an error.
+// Unwrap returns the panic's value if that is an error.
 func (e *PanicError) Unwrap() error {
 	err, _ := e.Value.(error)
 	return err
 }
 
-// decodeError is an error of encoding/json whose text says where it went wrong and not at which value: those stay out
-// of logs and of what is recorded of an attempt. errors.As finds the error itself.
+// decodeError is an error of encoding/json whose text says where decoding failed but not at which value: values stay out of
+// logs and of the job's recorded errors. errors.As finds the original error.
 type decodeError struct{ err error }
 
 func (e *decodeError) Unwrap() error { return e.err }
@@ -312,14 +310,14 @@ func (e *decodeError) Error() string {
 	case errors.As(e.err, &wrong):
 		value, _, _ := strings.Cut(wrong.Value, " ") // "number 300"
 		if wrong.Field == "" {
-			return fmt.Sprintf("%s is no %s", value, wrong.Type)
+			return fmt.Sprintf("%s does not fit into %s", value, wrong.Type)
 		}
-		return fmt.Sprintf("%s in field %s is no %s", value, wrong.Field, wrong.Type)
+		return fmt.Sprintf("%s in field %s does not fit into %s", value, wrong.Field, wrong.Type)
 	case errors.As(e.err, &syntax):
 		return fmt.Sprintf("malformed at byte %d", syntax.Offset)
 	}
 	if field, unknown := strings.CutPrefix(e.err.Error(), "json: unknown field "); unknown {
-		return fmt.Sprintf("it has the field %s, which the type lacks (Kind.RefuseUnknownFields); run a worker that knows it", field)
+		return fmt.Sprintf("it has the field %s, which the type does not have (Kind.RefuseUnknownFields); run a worker that knows the field", field)
 	}
 	return fmt.Sprintf("refused by a type's own decoding (%T)", e.err)
 }

@@ -9,29 +9,30 @@ import (
 // EventType names what happened.
 type EventType string
 
-// The events. Those of Enqueue are reported when the statement has run: the caller's transaction may still
-// roll back.
+// The events. Those of Enqueue are reported when its statement has run: the caller's transaction may still roll back. So
+// are those of Lease.Complete.
 const (
 	EventEnqueued  EventType = "enqueued"
-	EventDuplicate EventType = "duplicate" // a key was taken: nothing to do, and no error
+	EventDuplicate EventType = "duplicate" // a key was taken by the same work; not an error
 	EventMismatch  EventType = "mismatch"  // a key was taken by another kind or with another payload
 	EventClaimed   EventType = "claimed"
 	EventCompleted EventType = "completed"
 	EventFailed    EventType = "failed"   // an attempt failed; the job will run again
-	EventDeferred  EventType = "deferred" // the job runs again because of an error that spends no attempt: no transaction could be opened for its handler
-	EventSnoozed   EventType = "snoozed"  // the job runs again without having failed: Snooze, Reschedule, another run's effect
-	EventReleased  EventType = "released" // the job was given back, as if it had not been claimed: Release, a worker that ends
+	EventDeferred  EventType = "deferred" // no transaction could be opened for the handler; the job will run again, and no attempt was spent
+	EventSnoozed   EventType = "snoozed"  // the job will run again without having failed: after Snooze, Reschedule or an *InFlightError
+	EventReleased  EventType = "released" // the job was given back as if it had not been claimed: by Release, or by a worker that shuts down
 	EventDead      EventType = "dead"
 	EventCancelled EventType = "cancelled"
 	EventHeld      EventType = "held"
-	EventLeaseLost EventType = "lease_lost"       // a holder learned that its lease is gone
-	EventStale     EventType = "stale_completion" // a completion under an old token was refused
-	EventReplayed  EventType = "replayed"         // a stored outcome was given in place of running again
+	EventLeaseLost EventType = "lease_lost"       // a holder learned that its lease is lost
+	EventStale     EventType = "stale_completion" // a completion under an outdated token was refused
+	EventReplayed  EventType = "replayed"         // a stored outcome was returned instead of running again
 	EventUncertain EventType = "uncertain"
 	EventReaped    EventType = "reaped"
 
-	// EventBackground: work in the background failed, and is tried again. Name says which: claim, rescan, extend,
-	// finish, announce, next_due, listen or reap; Count how often in a row. Queue.Health shows what has not worked again since.
+	// EventBackground: work in the background failed and will be tried again. Name says which work: claim, rescan, extend,
+	// finish, announce, next_due, listen or reap. Count says how often it has failed in a row. Queue.Health shows the work
+	// that is still failing.
 	EventBackground EventType = "background_error"
 )
 
@@ -43,11 +44,11 @@ type Event struct {
 	JobID   int64
 	Scope   string
 	Key     string
-	Name    string        // of an effect, or of background work
+	Name    string        // of an effect or of background work
 	Token   int64         // 0 before a claim
 	Attempt int           // 1 for the first
-	Wait    time.Duration // claimed: since the job was due, by the database's clock
-	Run     time.Duration // completed, failed, …: how long the handler took; without a worker, since the claim
+	Wait    time.Duration // claimed: how long the job had been due, by the database's clock
+	Run     time.Duration // completed, failed, …: how long the handler took; without a worker, the time since the claim
 	Count   int           // reaped: rows; background_error: failures in a row
 	Err     error
 }
@@ -63,8 +64,8 @@ type HookFunc func(ctx context.Context, e Event)
 // Event calls f.
 func (f HookFunc) Event(ctx context.Context, e Event) { f(ctx, e) }
 
-// Level is the level at which the event is logged: Debug for the daily business, duplicates among it, Info for what an
-// operator may want to count, Warn for what wants a look, Error for a job that needs a person.
+// Level is the level at which the event is logged: Debug for ordinary events, duplicates among them; Info for what an
+// operator may want to count; Warn for what somebody should look at; Error for a job that needs a person.
 func (t EventType) Level() slog.Level {
 	switch t {
 	case EventReaped, EventReplayed, EventCancelled, EventDeferred:
@@ -78,8 +79,8 @@ func (t EventType) Level() slog.Level {
 	}
 }
 
-// watched reports whether anybody would see an event of this type, so that the path of every job builds none
-// for nobody.
+// watched reports whether a hook or the log would get an event of this type, so that the hot path builds no event for
+// nobody.
 func (q *Queue) watched(t EventType) bool {
 	return q.hook != nil || q.log.Enabled(context.Background(), t.Level())
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/onceq/onceq/internal/jsonb"
 )
 
-// Limits, checked before anything is sent. They keep every index entry well under what a btree page holds.
+// Limits, checked before anything is sent. They keep every index entry well below the size of a btree page.
 const (
 	MaxKeyBytes      = 512       // of a key
 	MaxScopeBytes    = 256       // of a scope
@@ -31,8 +31,8 @@ const (
 	Forever       time.Duration = math.MaxInt64 // the key is never free again
 )
 
-// Priority orders the jobs of a queue; within a priority the job that is due first comes first. Every now and
-// then a worker begins with the lowest, so that none starves.
+// Priority orders the jobs of a queue. Within a priority, jobs are taken in the order in which they are due. Every eighth
+// claim of a worker begins with the lowest priority, so that no priority starves.
 type Priority int
 
 // The priorities.
@@ -68,54 +68,55 @@ func (p *Priority) UnmarshalText(text []byte) error {
 	return invalid("Priority", "is %q; possible: high, normal or low", text)
 }
 
-// DefaultQueue is where a job goes that names no queue.
+// DefaultQueue is the queue of a job that names none.
 const DefaultQueue = "default"
 
-// DefaultMaxAttempts is how often a job may fail before it is dead. With the default backoff the last
-// attempt comes about eleven days after the first.
+// DefaultMaxAttempts is how often a job may fail before it is dead. With the default backoff the last attempt comes about
+// eleven days after the first.
 const DefaultMaxAttempts = 25
 
-// Job is one unit of work to enqueue. Kind.Job fills it in from a typed payload; a literal does as well.
+// Job is one unit of work to enqueue. Kind.Job makes one from a typed payload; a literal works too.
 type Job struct {
-	Kind string // required; which handler runs it
+	Kind string // required; says which handler runs the job
 
-	// Payload is what the handler gets: json.RawMessage is stored as it is, []byte as bytes that come back
-	// unchanged (for signatures), anything else as encoding/json encodes it. In the database JSON is jsonb: white
-	// space, order and doubled members do not survive. At most MaxPayloadBytes.
+	// Payload is what the handler gets: json.RawMessage is stored as it is, []byte as bytes that come back unchanged (for
+	// signatures), anything else as encoding/json encodes it. JSON is stored as jsonb: white space, the order of members
+	// and repeated members are not preserved. At most MaxPayloadBytes.
 	Payload any
 
 	Queue string // default DefaultQueue
 
-	// Key names this unit of work within its Scope: it is accepted once. Empty: every Enqueue is a job of its own.
-	// Build it from what makes the work unique ("welcome:42"), never from a random number, an attempt or a time.
+	// Key names this unit of work within its Scope, so that it is accepted once. Without a key, every Enqueue makes a new
+	// job. Build the key from what makes the work unique ("welcome:42"), never from a random number, an attempt or the
+	// time.
 	Key string
 
 	// Scope keeps the keys of tenants or workspaces apart. Default: the kind's name, so that a kind may move to another
-	// queue and each kind has keys of its own. Kinds that share a scope share its keys, and a key belongs to one
-	// kind: another one that comes with it gets a *MismatchError, whatever the payloads are.
+	// queue and each kind has keys of its own. Kinds that share a scope share its keys. A key belongs to one kind: a job of
+	// another kind with the same key gets a *MismatchError, whatever the payloads are.
 	Scope string
 
-	// Window is how long the key stays taken after the job is finished: a duration, UntilFinished or Forever.
-	// Default DefaultWindow. Precision: a millisecond.
+	// Window is how long the key stays taken after the job is finished: a duration, UntilFinished or Forever. Default
+	// DefaultWindow. It is rounded up to a whole millisecond.
 	Window time.Duration
 
-	RunAt    time.Time     // not before; default at once, and so is a time that is past
-	Delay    time.Duration // not before, counted by the database's clock; not together with RunAt
+	RunAt    time.Time     // not before this time; default at once. A time in the past means at once too
+	Delay    time.Duration // not before this much time has passed by the database's clock; not together with RunAt
 	Priority Priority
 
-	MaxAttempts int // failed attempts until it is dead; default DefaultMaxAttempts, at most 32,767
+	MaxAttempts int // failed attempts until the job is dead; default DefaultMaxAttempts, at most 32,767
 
-	Metadata map[string]string // carried along, not part of the fingerprint
+	Metadata map[string]string // stored with the job; not compared when a key comes back
 
-	// Fields names the members of the payload that count when a key comes back: the others may differ. Default:
-	// all count. With IgnorePayload none does. The kind always counts.
+	// Fields names the members of the payload that must be equal when a key comes back; the others may differ. By default
+	// all must be equal. With IgnorePayload the payload is not compared at all. The kind is always compared.
 	Fields        []string
 	IgnorePayload bool
 
-	// Strict makes a duplicate an error, a *DuplicateError, in place of a Result with Duplicate set.
+	// Strict makes a duplicate an error, a *DuplicateError, instead of a Result with Duplicate set.
 	Strict bool
 
-	keyed bool // made by a kind that derives keys: an empty one is an error
+	keyed bool // made by a kind that derives keys, or for EnqueueUnique: an empty key is an error
 }
 
 // encoded is a job ready for the database.
@@ -131,7 +132,7 @@ type encoded struct {
 	priority, maxAttempts   int
 }
 
-// encode checks a job and makes it ready.
+// encode checks a job and gives it as the database gets it.
 func (j *Job) encode() (encoded, error) {
 	e := encoded{
 		kind: j.Kind, queue: j.Queue, scope: j.Scope, key: j.Key,
@@ -171,7 +172,7 @@ func (j *Job) encode() (encoded, error) {
 		return e, invalid("Delay", "is negative")
 	}
 	if e.priority < int(PriorityHigh) || e.priority > int(PriorityLow) {
-		return e, invalid("Priority", "is %d; use High, Normal or Low", e.priority)
+		return e, invalid("Priority", "is %d; use PriorityHigh, PriorityNormal or PriorityLow", e.priority)
 	}
 	switch {
 	case e.maxAttempts == 0:
@@ -185,7 +186,7 @@ func (j *Job) encode() (encoded, error) {
 	}
 	for name, value := range j.Metadata {
 		if !utf8.ValidString(name) || !utf8.ValidString(value) {
-			return e, invalid("Metadata", "is no valid UTF-8")
+			return e, invalid("Metadata", "is not valid UTF-8")
 		}
 	}
 	if len(j.Metadata) > 0 {
@@ -239,9 +240,9 @@ func marshalFault(err error) string {
 	case errors.As(err, &unsupported):
 		return "it has a " + unsupported.Type.String()
 	case errors.As(err, &own):
-		return "the encoding of " + own.Type.String() + " refuses"
+		return "the encoding of " + own.Type.String() + " failed"
 	}
-	return "it has a value that is not in JSON"
+	return "it has a value that JSON cannot hold"
 }
 
 // encodePayload gives a payload's bytes, and whether they are JSON.
@@ -267,15 +268,15 @@ func encodePayload(field string, payload any) (raw []byte, isJSON bool, err erro
 	return raw, isJSON, nil
 }
 
-// fingerprint is what two users of one key must have in common. Stored it is a byte of version, one for how long the
-// digest is, the digest, and the name of the kind.
+// fingerprint is what two users of one key must have in common. It is stored as one byte for its version, one for the
+// length of the digest, the digest, and the name of the kind.
 type fingerprint struct {
-	kind   string // of a job; "" where it is the scope, which it is by default
-	digest []byte // of the payload; empty where it does not count
+	kind   string // of a job; "" if it equals the scope, as it does by default
+	digest []byte // of the payload; empty if that is not compared
 }
 
-// fingerprintVersion is the first byte of a stored fingerprint. One of a version that this code does not know counts
-// as equal: a rollback must not turn duplicates into mismatches.
+// fingerprintVersion is the first byte of a stored fingerprint. A fingerprint of a version that this code does not know
+// counts as equal: a rollback must not turn duplicates into mismatches.
 const fingerprintVersion = 1
 
 // digest condenses a payload: 128 bits of SHA-256 over its form (JSON or bytes) and its content.
@@ -291,7 +292,7 @@ func (f *fingerprint) stored() []byte {
 	return append(append(b, f.digest...), f.kind...)
 }
 
-// readFingerprint gives a stored fingerprint; not ok is one that this code cannot read, or none.
+// readFingerprint reads a stored fingerprint; ok is false if there is none, or if this code cannot read it.
 func readFingerprint(b []byte) (f fingerprint, ok bool) {
 	if len(b) < 2 || b[0] != fingerprintVersion || len(b) < 2+int(b[1]) {
 		return f, false
@@ -300,7 +301,7 @@ func readFingerprint(b []byte) (f fingerprint, ok bool) {
 	return fingerprint{digest: b[2:n], kind: string(b[n:])}, true
 }
 
-// kindOf is the kind of the job that has a key, by its fence's fingerprint.
+// kindOf gives the kind of the job that has a key, from its fence's fingerprint and scope.
 func kindOf(stored []byte, scope string) string {
 	if f, _ := readFingerprint(stored); f.kind != "" {
 		return f.kind
@@ -308,8 +309,8 @@ func kindOf(stored []byte, scope string) string {
 	return scope
 }
 
-// sameKind compares the kinds of a stored fingerprint and a new one, and samePayload their payloads. What is not known on
-// either side counts as equal.
+// sameKind compares the kinds of a stored fingerprint and a new one, and samePayload their payloads. What is unknown in one
+// of the two counts as equal.
 func sameKind(stored, now []byte) bool {
 	a, known := readFingerprint(stored)
 	b, ok := readFingerprint(now)
@@ -322,7 +323,7 @@ func samePayload(stored, now []byte) bool {
 	return !known || !ok || len(a.digest) == 0 || len(b.digest) == 0 || bytes.Equal(a.digest, b.digest)
 }
 
-// lifetime is a window as the tables have it: milliseconds, 0 until finished, -1 for ever.
+// lifetime gives a window as the tables store it: milliseconds, 0 for until finished, -1 for ever.
 func lifetime(field string, window time.Duration) (int64, error) {
 	switch {
 	case window == 0:
@@ -339,7 +340,7 @@ func lifetime(field string, window time.Duration) (int64, error) {
 	return window.Milliseconds(), nil
 }
 
-// checkName refuses what would fail in the database, or name nothing.
+// checkName refuses what would fail in the database, or would name nothing.
 func checkName(field, name string, limit int) error {
 	switch {
 	case name == "":
@@ -347,18 +348,18 @@ func checkName(field, name string, limit int) error {
 	case len(name) > limit:
 		return invalid(field, "has %d bytes; at most %d", len(name), limit)
 	case strings.TrimSpace(name) == "":
-		return invalid(field, "is nothing but white space")
+		return invalid(field, "is only white space")
 	}
 	return checkText(field, name)
 }
 
-// checkText is checkName for what may be empty, or be looked for in vain.
+// checkText is checkName for a text that may be empty, or that is only looked for.
 func checkText(field, text string) error {
 	switch {
 	case !utf8.ValidString(text):
-		return invalid(field, "is no valid UTF-8")
+		return invalid(field, "is not valid UTF-8")
 	case strings.ContainsRune(text, 0):
-		return invalid(field, "contains a NUL, which text in Postgres cannot hold")
+		return invalid(field, "contains a NUL character, which Postgres cannot store in a text")
 	}
 	return nil
 }

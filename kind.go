@@ -13,8 +13,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Kind declares a kind of job once, for those who enqueue it and those who run it. P is its payload: a type
-// that encoding/json encodes and decodes, or []byte for bytes that must come back unchanged.
+// Kind declares a kind of job once, for the code that enqueues it and the code that runs it. P is its payload: a type that
+// encoding/json encodes and decodes, or []byte for bytes that must come back unchanged.
 //
 //	var Welcome = onceq.Kind[WelcomeMail]{
 //		Name: "welcome",
@@ -33,40 +33,42 @@ type Kind[P any] struct {
 	Fields        []string // see Job.Fields
 	IgnorePayload bool     // see Job.IgnorePayload
 
-	// Timeout ends the handler's context, and the attempt counts as failed. Default one minute; NoTimeout for
-	// none. A handler that does not return although its context has ended keeps its job for one to two leases more: see
+	// Timeout ends the handler's context, and the attempt counts as failed. Default one minute; NoTimeout means none. A
+	// handler that does not return after its context has ended keeps its job for one to two more leases: see
 	// WorkerConfig.Lease.
 	Timeout time.Duration
 
 	// Backoff is the wait after the given failed attempt (1 for the first). Default DefaultBackoff.
 	Backoff func(attempt int, err error) time.Duration
 
-	// MaxLost is how many leases of one job may run out (its process crashed, hung or lost the database) until
-	// the job is dead. Default 5. A worker starts jobs that have lost one in turn, each as soon as it is claimed: the
-	// next when the one before is done or has run for 1 s, and for 16, 81 and 256 s with three, two and one life left. So
-	// what ends its process is found out, and only a first lease may be charged to a job that was about to start. With 1
-	// a worker claims nothing ahead of its start.
+	// MaxLost is how many leases of one job may run out (because its process crashed, hung or lost the database) until the
+	// job is dead. Default 5. A worker starts jobs that have lost a lease one after the other, and claims each just before
+	// it starts: the next one when the one before is done or has run for 1 s, or for 16, 81 and 256 s if three, two or one
+	// more lost leases would make it dead. So a job that ends its process is found out. Only the first lost lease can be
+	// charged to a job that was merely about to start. A worker that has a kind with MaxLost 1 claims no job before a
+	// handler is free for it.
 	MaxLost int
 
-	// Keep is how long a completed or cancelled job stays in the history: 0 for not at all, Forever until
-	// somebody discards it. Default: what QueueConfig.Keep says. Dead and held jobs always stay.
+	// Keep is how long a completed job, or one that was cancelled while it ran, stays in the history; Forever keeps it
+	// until somebody discards it. Default QueueConfig.Keep. A cancelled job stays for CancelledKeep at least. Dead and held
+	// jobs always stay.
 	Keep time.Duration
 
-	// RefuseUnknownFields makes a payload with a member that P does not have an error of its attempt, before the handler
-	// is called: where an older worker must not do half of what a newer producer asks for. By default such members are
+	// RefuseUnknownFields makes an attempt fail before the handler is called when the payload has a member that P does not
+	// have. Use it where an older worker must not do half of what a newer producer asks for. By default such members are
 	// dropped, as encoding/json does.
 	RefuseUnknownFields bool
 
-	// Serializable runs handler transactions at SERIALIZABLE in place of READ COMMITTED. Serialization
-	// failures are run again at once, up to ten times, before they cost an attempt.
+	// Serializable runs handler transactions at SERIALIZABLE instead of READ COMMITTED. After a serialization failure the
+	// handler runs again at once, up to ten times, before it costs an attempt.
 	Serializable bool
 }
 
 // NoTimeout lets a handler run as long as it likes. Its job still comes back within a lease when its process dies, freezes
-// or loses the database; but for a handler that hangs nobody looks.
+// or loses the database; but nothing ends a handler that hangs.
 const NoTimeout time.Duration = -1
 
-// Job returns the job for a payload, ready for Enqueue; change what differs from the kind before.
+// Job returns the job for a payload, ready for Enqueue. Before that you may change what should differ from the kind.
 func (k *Kind[P]) Job(payload P) Job {
 	j := Job{
 		Kind: k.Name, Payload: payload, Queue: k.Queue, Window: k.Window, Priority: k.Priority,
@@ -81,7 +83,7 @@ func (k *Kind[P]) Job(payload P) Job {
 	return j
 }
 
-// decode is the way back of encodePayload. With known, P has to have every member.
+// decode is the inverse of encodePayload. With known, P must have every member of the payload.
 func decode[P any](l *Lease, known bool) (P, error) {
 	var p P
 	if raw, ok := any(&p).(*[]byte); ok && reflect.TypeFor[P]() == reflect.TypeFor[[]byte]() {
@@ -113,16 +115,16 @@ type Handler struct {
 	timeout      time.Duration // 0 for none
 	backoff      func(int, error) time.Duration
 	maxLost      int
-	keep         int64 // milliseconds, 0 for none, -1 until somebody decides; math.MinInt64: the queue decides
+	keep         int64 // milliseconds; 0: not at all, -1: until somebody decides, math.MinInt64: as the queue says
 	serializable bool
 
-	// One of the three.
+	// Exactly one of these is set.
 	lease func(context.Context, *Lease) error
 	tx    func(context.Context, pgx.Tx, *Lease) error
 	batch func(context.Context, pgx.Tx, []*Lease) error
 	size  int // of a batch
 
-	err error // of the kind's declaration; NewWorker returns it
+	err error // what is wrong with the kind's declaration; NewWorker returns it
 }
 
 func (k *Kind[P]) handler() Handler {
@@ -156,7 +158,7 @@ func (k *Kind[P]) handler() Handler {
 	return h
 }
 
-// keepTime is how long history is kept, as the tables have it.
+// keepTime gives how long history is kept, as the tables store it: milliseconds.
 func keepTime(field string, keep time.Duration, before error) (int64, error) {
 	switch {
 	case keep == Forever:
@@ -167,11 +169,11 @@ func keepTime(field string, keep time.Duration, before error) (int64, error) {
 	return keep.Milliseconds(), before
 }
 
-// Handle runs fn for each job of the kind. Its lease is kept alive while fn runs; ctx ends with cause
-// ErrLeaseLost when it is lost, ErrCancelled when the job is cancelled, and with the kind's timeout. A nil
-// return completes the job; an error runs it again after the kind's Backoff, if it is not one of Fatal, RetryAfter,
-// Snooze and Reschedule. What fn does outside of the database may happen
-// again on a redelivery: use Once. With a transaction of its own fn can complete the job by itself: see Lease.Complete.
+// Handle runs fn for each job of the kind. Its lease is kept alive while fn runs; ctx ends with cause ErrLeaseLost when the
+// lease is lost, with cause ErrCancelled when the job is cancelled, and after the kind's Timeout. When fn returns nil, the
+// job is completed; after an error it runs again after the kind's Backoff, unless the error is one of Fatal, RetryAfter,
+// Snooze and Reschedule. What fn does outside the database may happen again when the job runs again: use Once. In a
+// transaction of its own, fn can complete the job itself: see Lease.Complete.
 func (k *Kind[P]) Handle(fn func(ctx context.Context, l *Lease, payload P) error) Handler {
 	h := k.handler()
 	if fn == nil {
@@ -189,25 +191,26 @@ func (k *Kind[P]) Handle(fn func(ctx context.Context, l *Lease, payload P) error
 	return h
 }
 
-// HandleTx runs fn for each job of the kind in a transaction. What fn writes through tx and the job's
-// completion commit together or not at all, also where the lease was lost meanwhile. The worker ends the
-// transaction; tx.Begin gives a savepoint. A serialization failure or deadlock of tx, also of a statement on tx.Conn(), runs
-// fn again at once, up to ten times, before it counts as an error.
+// HandleTx runs fn for each job of the kind in a transaction. What fn writes through tx and the job's completion commit
+// together or not at all, even if the lease was lost meanwhile. The worker ends the transaction; tx.Begin opens a
+// savepoint. After a serialization failure or a deadlock in tx, also of a statement on tx.Conn(), fn runs again at once, up
+// to ten times, before it counts as an error.
 //
-// The transaction begins with fn's first use of tx, in the same round trip. From then on nobody else can have the job,
-// however long fn takes; where its lease was lost before, that first statement is not run and its error matches
-// ErrLeaseLost. What fn does before may happen again, and spends no attempt where no transaction can be opened.
+// The transaction begins with fn's first use of tx, in the same round trip. From then on nobody else can get the job,
+// however long fn takes. If the lease was lost before, the first statement is not run and its error matches ErrLeaseLost.
+// What fn does before its first statement may happen again. If no transaction can be opened, no attempt is spent.
 //
-// fn must not commit by itself (a script with a commit, pgx.BeginFunc on tx.Conn()): what it wrote until then would stay
-// whatever came of the rest. Where it has, an error of fn makes the job dead, because running it again would repeat that,
-// and a good run is completed with an error in the log. Once fn has returned, tx and its savepoints answer
-// pgx.ErrTxClosed.
+// fn must not commit (by a script with a commit, or by pgx.BeginFunc on tx.Conn()): what it wrote until then would stay
+// whatever became of the rest. If fn does commit and then returns an error, the job is dead, because running it again would
+// repeat what was committed; if it returns nil, the job is completed and the log has an error. Once fn has returned, tx and
+// its savepoints answer pgx.ErrTxClosed.
 //
-// Inside of the transaction fn may idle as long as its context lasts. A process that freezes there is cut off by the server
-// after the worker's lease, and the job goes to another one; the worker sees to it that this does not meet one that lives,
-// with an empty statement every third of a lease. It cannot while fn has taken tx.Conn() or tx.LargeObjects(), which it uses
-// behind the worker's back: from then on the connection may idle for as long as the kind's Timeout, and with NoTimeout as
-// the server's idle_in_transaction_session_timeout says, so a job of a process that freezes comes back no earlier.
+// Inside the transaction fn may pause for as long as its context lasts. If its process freezes there, the server closes the
+// connection after the worker's lease, and the job goes to another worker. To keep the connection of a live handler open,
+// the worker sends an empty statement every third of a lease. It cannot do so once fn has called tx.Conn() or
+// tx.LargeObjects(), because fn then uses the connection without the worker's knowledge. From then on the connection may
+// idle for as long as the kind's Timeout, or with NoTimeout for as long as the server's idle_in_transaction_session_timeout
+// allows, and the job of a process that freezes comes back no earlier.
 //
 // Each running fn holds one connection of the pool.
 func (k *Kind[P]) HandleTx(fn func(ctx context.Context, tx pgx.Tx, l *Lease, payload P) error) Handler {
@@ -233,10 +236,10 @@ type Item[P any] struct {
 	Payload P
 }
 
-// HandleBatch runs fn for up to size jobs of the kind at a time, in one transaction that commits what fn
-// wrote together with all completions; the transaction begins as in HandleTx. It does not wait for a batch to fill
-// up. When fn fails, or a payload does not decode, nothing is committed and each of the jobs runs again at once
-// in a batch of its own, so that only the one at fault spends an attempt.
+// HandleBatch runs fn for up to size jobs of the kind at a time, in one transaction that commits what fn wrote together
+// with all completions; the transaction begins as in HandleTx. It does not wait for a batch to fill up. When fn returns an
+// error, or a payload does not decode, nothing is committed and each of the jobs runs again at once in a batch of its own,
+// so that only the job at fault spends an attempt.
 func (k *Kind[P]) HandleBatch(size int, fn func(ctx context.Context, tx pgx.Tx, jobs []Item[P]) error) Handler {
 	h := k.handler()
 	if fn == nil {
@@ -262,11 +265,12 @@ func (k *Kind[P]) HandleBatch(size int, fn func(ctx context.Context, tx pgx.Tx, 
 	return h
 }
 
-// Wrap puts a function around the handler: for tracing, logging, a tenant in the context. It is called for each
-// attempt with the jobs that the handler gets, one, or those of a batch, and calls next, mostly; its error is
-// that of the attempt. What it puts into the context that it passes on is there in the handler. A panic of the handler
-// goes through it. Of transactional handlers it runs inside the transaction, which commits after it has returned; it runs
-// again when Postgres wants that transaction run again, or one of the handler's own with Lease.Complete. Of several the last one is outermost.
+// Wrap puts a function around the handler: for tracing, logging, or a tenant in the context. around is called for each
+// attempt, with the jobs that the handler gets: one, or those of a batch. It normally calls next, and its error is the
+// error of the attempt. The handler sees what around puts into the context that it passes to next. A panic of the handler
+// passes through around. For transactional handlers around runs inside the transaction, which commits after it has
+// returned. It runs again when Postgres wants that transaction run again, or a transaction of the handler's own with
+// Lease.Complete. When a handler is wrapped several times, the last wrapper is the outermost.
 func (h Handler) Wrap(around func(ctx context.Context, leases []*Lease, next func(context.Context) error) error) Handler {
 	switch lease, tx, batch := h.lease, h.tx, h.batch; {
 	case around == nil:
@@ -290,7 +294,7 @@ func (h Handler) Wrap(around func(ctx context.Context, leases []*Lease, next fun
 // Kind is the name of the kind that the handler is for.
 func (h Handler) Kind() string { return h.kind }
 
-// Queue is the kind's queue; a job may name another.
+// Queue is the kind's queue. A single job may name another one (Job.Queue).
 func (h Handler) Queue() string { return h.queue }
 
 // protect turns a panic of fn into an error.

@@ -24,14 +24,13 @@ const DefaultLease = 30 * time.Second
 // DefaultMaxLost is how many leases of one job may run out before it is dead.
 const DefaultMaxLost = 5
 
-const maxMaxLost = math.MaxInt16 // what the column counts up to
+const maxMaxLost = math.MaxInt16 // the largest number that the column holds
 
-// Lease is the right to work on a job until a time, under a token. A worker passes one to its handler;
-// Queue.Claim gives them to people who drive the loop themselves. Its fields are facts of the moment of the
-// claim; change none.
+// Lease is the right to work on a job until a time, under a token. A worker passes one to its handler; Queue.Claim returns
+// leases to code that drives the loop itself. The fields are as they were at the moment of the claim; do not change them.
 type Lease struct {
 	ID          int64
-	Token       int64 // fencing token: grows with each claim of this work; hand it to systems that compare it
+	Token       int64 // fencing token: grows with each claim of this work; pass it to systems that compare it
 	Kind        string
 	Queue       string
 	Scope, Key  string          // empty for a job without a key
@@ -39,10 +38,10 @@ type Lease struct {
 	Bytes       []byte          // nil where the payload is JSON
 	Metadata    map[string]string
 	Priority    Priority
-	Attempt     int // 1 for the first; counts failures, not leases lost
+	Attempt     int // 1 for the first; counts failures, not lost leases
 	MaxAttempts int
 	Lost        int       // leases of this job that ran out before this one
-	RunAt       time.Time // when it was due
+	RunAt       time.Time // when the job was due
 	CreatedAt   time.Time
 	Until       time.Time // end of the lease as claimed, by the database's clock
 
@@ -50,26 +49,26 @@ type Lease struct {
 	db       DB // for statements of the library's own, never the handler's transaction
 	claims   int32
 	holder   int64
-	identity int64     // what its effects are named after, see effectMark
-	keep     int64     // milliseconds of history, 0 for none, -1 until somebody decides
+	identity int64     // see effectMark
+	keep     int64     // milliseconds in history; 0: not at all, -1: until somebody decides
 	result   string    // encoded; "" for none
-	began    time.Time // by this process's clock: the claim, in a worker the handler
+	began    time.Time // when it was claimed, in a worker when its handler was called, by this process's clock
 
-	cancelled bool // asked for before this claim
+	cancelled bool // somebody asked for that before this claim
 
-	inTx      bool   // its handler runs in a transaction that the worker ends
+	inTx      bool   // the handler runs in a transaction that the worker ends
 	byHandler uint32 // atomic; 1: completed through Complete or CompleteInBatch, if that commits
-	accepted  uint32 // atomic; 1: the statement of one of these was run and not refused
-	conflict  uint32 // atomic; 1: Postgres wants a transaction run again whose part Complete, CompleteInBatch or Lock was
+	accepted  uint32 // atomic; 1: the statement of one of these ran and was not refused
+	conflict  uint32 // atomic; 1: Postgres wants a transaction run again that contains Complete, CompleteInBatch or Lock
 
-	beats   time.Duration // what a worker extends it by; 0 outside of a worker's handler
-	timeout time.Duration // of its kind there; 0 for none
+	beats   time.Duration // how long a worker extends the lease for; 0 outside a worker's handler
+	timeout time.Duration // of the kind, in a worker; 0 for none
 
-	calls   uint32             // atomic; of its handler, each of which is a run of its own for Once
-	effects map[effectRun]bool // guarded by Queue.effects: those that are done, and false for those under way
+	calls   uint32             // atomic; how often the handler was called. For Once each call is a run of its own
+	effects map[effectRun]bool // guarded by Queue.effects: true when done, false while under way
 }
 
-// leaseKey lets Enqueue recognise a handler's own keys and a client find the lease.
+// leaseKey is how Enqueue recognises a handler's own keys, and how LeaseFromContext finds the lease.
 type leaseKey struct{}
 
 func leasesFrom(ctx context.Context) []*Lease {
@@ -77,7 +76,7 @@ func leasesFrom(ctx context.Context) []*Lease {
 	return leases
 }
 
-// LeaseFromContext returns the lease of the handler that ctx belongs to, or nil: also for a batch of several.
+// LeaseFromContext returns the lease of the handler that ctx belongs to, or nil. It is nil for a batch of several jobs too.
 func LeaseFromContext(ctx context.Context) *Lease {
 	if leases := leasesFrom(ctx); len(leases) == 1 {
 		return leases[0]
@@ -91,16 +90,16 @@ type ClaimOptions struct {
 	Kinds   []string      // default all
 	Limit   int           // default 1
 	Lease   time.Duration // default DefaultLease
-	MaxLost int           // default DefaultMaxLost; jobs over it are made dead and not returned
+	MaxLost int           // default DefaultMaxLost; jobs that have lost this many leases become dead and are not returned
 }
 
-// Claim takes up to Limit jobs that are due and that nobody holds, highest priority first, then by due time.
-// An expired lease counts as none: no rescuer is needed. Jobs that have lost leases before are claimed
-// alone, so that one that kills its process does not take others with it; jobs that somebody wants cancelled are
-// cancelled and not returned. It runs in a statement of its own on the pool; an empty result means that nothing is due.
+// Claim takes up to Limit jobs that are due and that nobody holds: highest priority first, then in the order in which they
+// were due. A job whose lease has expired counts as held by nobody. A job that has lost a lease before is claimed alone, so
+// that a job that kills its process does not take others with it. A job that somebody wants cancelled is cancelled and not
+// returned. Claim runs on the pool, in a transaction of its own; an empty result means that nothing is due.
 //
-// The caller must Extend before the lease ends and finish with Complete, Fail, Snooze or Release.
-// Worker does all this; Claim is for those who drive the loop themselves.
+// The caller must Extend before the lease ends, and finish with Complete, Fail, Snooze or Release. A Worker does all this;
+// Claim is for code that drives the loop itself.
 func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) {
 	if opts.Queue == "" {
 		opts.Queue = DefaultQueue
@@ -177,16 +176,16 @@ func (l *Lease) exhausted(maxLost int) *outcome {
 	return &outcome{lease: l, state: StateDead, err: why, keep: -1}
 }
 
-// claim is one claim's question, and what its answer says about the next one.
+// claim says what one claim asks for, and what its answer means for the next one.
 type claim struct {
 	queue string
 	kinds []string
 	limit int
 	lease time.Duration
-	from  []position // in the order in which the priorities are looked at
+	from  []position // one for each priority, in the order in which these are searched
 
 	now   time.Time // the database's clock just before the claim
-	cut   bool      // stopped at a job that is claimed alone: there may be more
+	cut   bool      // stopped at a job that has to be claimed alone: there may be more
 	began time.Time // this process's clock just before sending: the lease ends no earlier than began + lease
 }
 
@@ -200,15 +199,15 @@ func (c *claim) args() []any {
 	return []any{c.queue, priorities, runAts, ids, c.kinds, c.limit}
 }
 
-// claimAny takes jobs from behind the given positions, priority by priority in the given order, up to the
-// limit. Rows come back in that order; none means that nothing is due there.
+// claimAny takes jobs that come after the given positions, priority by priority in the given order, up to the limit. Rows
+// come back in that order; no row means that nothing is due there.
 //
-// Both CTEs that lock are materialized: otherwise Postgres may run the subquery again for each row of the
-// update and claim more than the limit. Each priority is an equality and so a range of the index of its
-// own. Joins are on id alone: by its place (ctid) a job that somebody moved since the statement began would be locked and
-// not updated, and a claim that gives less than it locked looks as if it had come to the end. A job that has lost a lease
-// ("alone") is claimed only as the first one, and what stands behind it waits for the next claim. The last column says of
-// a job that somebody wants it cancelled, who asked when it was just being given back.
+// Both CTEs that lock are materialized: otherwise Postgres may run the subquery again for each row of the update and claim
+// more than the limit. Each priority is an equality and so a range of the index of its own. Joins are on id alone: if they
+// were on the row's place (ctid), a job that somebody moved since the statement began would be locked and not updated, and
+// a claim that returns less than it locked looks as if it had come to the end. A job that has lost a lease ("alone") is
+// claimed only if it is the first; the jobs after it wait for the next claim. The last column but one says whether somebody
+// wants the job cancelled: the request may have come while the job was just being given back.
 const claimAny = `
 with place as materialized (
   select * from unnest($4::smallint[], $5::timestamptz[], $6::bigint[]) with ordinality as p(priority, run_at, id, n)
@@ -235,7 +234,7 @@ first_alone as materialized (select min(n) as n from c where alone)` + claimThem
  where j.id = any (array[c.id]) and (a.n is null or c.n = 1 or c.n < a.n)` + claimed + `, a.n is not null`
 
 // claimJobs is the same for jobs that have lost no lease. A worker claims many of those at a time, and the others one by
-// one: see quarantine.go. For the first $9 jobs a handler is free, and the others are claimed ahead.
+// one: see quarantine.go. A handler is free for the first $9 jobs; the others are claimed ahead.
 const claimJobs = `
 with place as materialized (
   select * from unnest($4::smallint[], $5::timestamptz[], $6::bigint[]) with ordinality as p(priority, run_at, id, n)
@@ -268,7 +267,7 @@ returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
           coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false`
 
-// claimOne takes the first of the given jobs that can be had and that has lost a lease.
+// claimOne takes the first of the given jobs that is free and has lost a lease.
 const claimOne = `
 with c as materialized (
   select j.id, u.n
@@ -284,7 +283,7 @@ with c as materialized (
   from c
  where j.id = any (array[c.id])` + claimed + `, false`
 
-// What claimAny and claimOne have in common with claimJobs: how a job is taken, and what is given of it.
+// What claimAny and claimOne have in common with claimJobs: how a job is taken, and which columns are returned.
 const (
 	claimThem = `
 update onceq.jobs j
@@ -370,10 +369,10 @@ func (l *Lease) lostError(op string) *LeaseError {
 	return &LeaseError{Op: op, JobID: l.ID, Token: l.Token}
 }
 
-// Extend makes the lease last for at least d from now, by the database's clock. A lease that is gone is a *LeaseError.
-// In a worker the beat does this for all handlers, and leaves a lease alone that lasts for longer. While a transaction of
-// another connection has the job's row locked (a handler's own, mostly) there is nothing to extend and nothing to fear:
-// that is no error.
+// Extend makes the lease last for at least d from now, by the database's clock. If the lease is lost, the error is a
+// *LeaseError; if somebody wants the job cancelled, it is ErrCancelled. In a worker the leases of all handlers are extended
+// automatically, and a lease that lasts longer is left alone. While a transaction on another connection has the job's row
+// locked (usually a handler's own), there is nothing to extend and nobody else can claim the job: that is not an error.
 func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 	if d < time.Millisecond {
 		return invalid("Extend", "by %s; at least a millisecond", d)
@@ -394,26 +393,26 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 	return nil
 }
 
-// Now is the database's time, which decides when a job is due and what is stored: for handlers that compare times, in place of
-// time.Now, which is this machine's.
+// Now returns the database's time, which decides when a job is due and which is stored. Handlers that compare times should
+// use it instead of time.Now, which is this machine's.
 func (l *Lease) Now(ctx context.Context) (now time.Time, err error) {
 	err = l.q.queryRow(ctx, l.db, `select statement_timestamp()`, nil, &now)
 	return now, err
 }
 
-// Lock keeps the job for db, a transaction of the handler's own, until that ends: nobody else can claim it, expired or not,
-// and no beat changes its row. Where the lease is gone it raises an error, so that nothing of the transaction is committed;
-// it comes back as a *LeaseError. Call it first in a transaction at repeatable read or serializable that ends with Complete
-// and may take longer than a third of the lease.
+// Lock keeps the job for db, a transaction of the handler's own, until that transaction ends: nobody else can claim the
+// job, even if the lease expires, and no extension of the lease changes its row. If the lease is lost, the statement raises
+// an error, so that nothing of the transaction is committed, and Lock returns a *LeaseError. Call Lock first in a
+// transaction at repeatable read or serializable that ends with Complete and may take longer than a third of the lease.
 //
-// In a worker the server ends the transaction when it idles for longer than the kind's Timeout, so that a process that
-// freezes does not keep the job. HandleTx and HandleBatch lock by themselves, and Lock is an error there.
+// In a worker the server ends the transaction when it has been idle for longer than the kind's Timeout, so that a process
+// that freezes does not keep the job. HandleTx and HandleBatch lock the job themselves; there Lock returns an error.
 func (l *Lease) Lock(ctx context.Context, db DB) error {
 	if l.inTx {
 		return errInTx
 	}
 	if db == nil || opener(db) != nil {
-		return invalid("Lock", "wants a transaction, in which the job stays locked")
+		return invalid("Lock", "needs a transaction, in which the job stays locked")
 	}
 	err := l.q.send(ctx, db, asIs, lockJob, []any{lazytx.IdleLimit(l.timeout), l.ID, l.claims, l.holder}, noRows)
 	switch {
@@ -429,9 +428,9 @@ func (l *Lease) Lock(ctx context.Context, db DB) error {
 	return fmt.Errorf("onceq: lock: %w", l.q.told(err))
 }
 
-// conflicted is told what went wrong with a statement of this lease in the handler's own transaction. Where Postgres wants
-// that run again, it is mostly because a beat changed the job's row after the transaction's snapshot, which would be so
-// each time: so the lease is made to last for long enough now, and the beats leave it alone meanwhile.
+// conflicted is called with the error of a statement of this lease in the handler's own transaction. If Postgres wants that
+// transaction run again, the cause is usually that a beat changed the job's row after the transaction's snapshot, and it
+// would be the same the next time. So the lease is now made to last long enough, and the beats leave it alone meanwhile.
 func (l *Lease) conflicted(ctx context.Context, err error) {
 	if l.beats == 0 || !IsRetryable(err) {
 		return
@@ -442,8 +441,8 @@ func (l *Lease) conflicted(ctx context.Context, err error) {
 	l.lengthen(ctx)
 }
 
-// lengthenLease extends a lease and says so with a row. It gives none where the lease is lost, or where a transaction has
-// the job's row locked.
+// lengthenLease extends a lease and returns a row. It returns none if the lease is lost, or if a transaction has the job's
+// row locked.
 const lengthenLease = `
 with free as materialized (
   select id from onceq.jobs
@@ -454,8 +453,8 @@ update onceq.jobs j set leased_until = greatest(leased_until, statement_timestam
   from free where j.id = any (array[free.id])
 returning true`
 
-// lengthen makes the lease last for so long that no beat extends it while the handler takes twice the time that it has
-// taken until now, and reports whether the job is still this lease's and no transaction has it.
+// lengthen makes the lease last so long that no beat extends it while the handler takes twice the time that it has taken
+// until now. It reports whether the job still belongs to this lease and no transaction has its row locked.
 func (l *Lease) lengthen(ctx context.Context) (held bool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 	defer cancel()
@@ -464,15 +463,15 @@ func (l *Lease) lengthen(ctx context.Context) (held bool) {
 	return err == nil && held
 }
 
-// beatAnswer is what became of one lease in a beat. Neither extended nor lost means locked, or extended for longer before.
-// Locked means alive: nobody can claim a row that its holder's transaction has locked.
+// beatAnswer is what became of one lease in a beat. Neither extended nor lost means that the row is locked, or that the
+// lease already lasts longer. Locked means alive: nobody can claim a row that its holder's transaction has locked.
 type beatAnswer struct {
 	extended, lost, cancelled bool
 }
 
-// extendLeases extends many leases and gives the places of those extended, of those whose guard holds, and of
-// those that somebody wants cancelled. $5 says which of them have a handler that runs. It never waits for a lock, so that one handler's transaction does not
-// let the other leases run out.
+// extendLeases extends many leases. It returns the places of those extended, of those whose guard holds, and of those whose
+// jobs somebody wants cancelled. $5 says which of the leases have a handler that is running. It never waits for a lock:
+// otherwise one handler's transaction could let the other leases run out.
 const extendLeases = `
 with u as materialized (
   select * from unnest($1::bigint[], $2::int[], $3::bigint[]) with ordinality as u(id, claims, holder, n)
@@ -500,7 +499,7 @@ select array(select n from extended),
              select from onceq.job_cancels x where x.job_id = u.id
                 and exists (select from onceq.jobs j where j.id = x.job_id and j.created_at <= x.requested_at) offset 0) x)`
 
-// beat extends the leases, which the caller gives sorted by id, and says which of them are being worked on.
+// beat extends the leases, which the caller has sorted by id. running says which of their jobs are being worked on.
 func (q *Queue) beat(ctx context.Context, db DB, leases []*Lease, running []bool, d time.Duration) ([]beatAnswer, error) {
 	ids, claims, holders := guards(leases)
 	var extended, held, cancelled []int64
@@ -524,7 +523,7 @@ func (q *Queue) beat(ctx context.Context, db DB, leases []*Lease, running []bool
 	return answers, nil
 }
 
-// guards gives what every statement on behalf of a lease compares.
+// guards gives the columns that every statement on behalf of a lease compares.
 func guards(leases []*Lease) (ids []int64, claims []int32, holders []int64) {
 	ids, claims, holders = make([]int64, len(leases)), make([]int32, len(leases)), make([]int64, len(leases))
 	for i, l := range leases {

@@ -54,4 +54,4 @@ func main() {
 // accepted
 // 409: already waiting
 // 409: another order has this key
-// 400: onceq: Key is nothing but white space
+// 400: onceq: Key is only white space

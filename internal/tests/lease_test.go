@@ -616,7 +616,7 @@ func TestComplete_ASecondOneSaysThatThereWasAFirst(t *testing.T) {
 		var again *onceq.LeaseError
 		require.ErrorAs(t, err, &again)
 		require.True(t, again.Completed)
-		require.ErrorContains(t, err, "has been completed under token")
+		require.ErrorContains(t, err, "was already completed under token")
 		seen.want(t, onceq.EventEnqueued, onceq.EventClaimed, onceq.EventCompleted)
 	}
 }

@@ -47,4 +47,4 @@ func main() {
 // same id: true duplicate: true state: delayed
 // same id: true duplicate: true state: delayed
 // onceq: Key is empty
-// onceq: Key is nothing but white space
+// onceq: Key is only white space
