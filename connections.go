@@ -12,14 +12,15 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// connections are those of the pool, as far as handlers' transactions hold them: of all workers of a Queue. A claimer claims
-// no more than there are connections for, so that nothing is leased and waits: another worker may have it.
+// connections counts the pool's connections that handlers' transactions hold, for all workers of a Queue. A claimer claims
+// no more jobs than there are connections for: a job that was leased and then waited for a connection could run in another
+// worker instead.
 type connections struct {
 	pool *pgxpool.Pool
 	held atomic.Int32 // by handlers' transactions; the executors count
 
 	mu     sync.Mutex
-	queues map[*slots]bool // those with transactional kinds; true: one has less than its share, and there is no more; guarded by mu
+	queues map[*slots]bool // of queues with transactional kinds; true: it has less than its share, and no connection is free; guarded by mu
 }
 
 func (c *connections) join(s *slots) {
@@ -38,7 +39,7 @@ func (c *connections) leave(s *slots) {
 	c.wake()
 }
 
-// wake tells claimers of queues that have less than their share that something was given back.
+// wake tells the claimers of queues that have less than their share that a connection was given back.
 func (c *connections) wake() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -49,7 +50,7 @@ func (c *connections) wake() {
 	}
 }
 
-// allow gives how many of its slots a queue may use now. The caller holds mu.
+// allow says how many of its slots a queue may use now. The caller holds mu.
 func (c *connections) allow(s *slots) int {
 	mine, total, wanted := s.used(), 0, false
 	for o, wants := range c.queues {
@@ -61,7 +62,8 @@ func (c *connections) allow(s *slots) int {
 	if wanted && mine >= share {
 		may = mine // others first
 	}
-	// What the application itself holds is not there for handlers either. One may wait for it, so that jobs have their turn.
+	// Connections that the application itself holds are not available to handlers either. If nothing runs, one job may wait
+	// for a connection, so that jobs make progress.
 	stat := c.pool.Stat()
 	free := int(stat.MaxConns()-stat.AcquiredConns()) - max(0, total-int(c.held.Load()))
 	if total == 0 {
@@ -72,20 +74,20 @@ func (c *connections) allow(s *slots) int {
 	return may
 }
 
-// poolWatch says in the log when all connections of the pool are in use and none comes free, while handlers' transactions
-// hold some of them: a handler that asks the pool for one more may wait for those that do the same.
+// poolWatch logs a warning when all connections of the pool are in use and none becomes free, while handlers' transactions
+// hold some of them: a handler that asks the pool for one more may then wait for handlers that do the same.
 type poolWatch struct {
 	q       *Queue
 	tasks   *taskSet
-	crowded atomic.Bool // it is so now; for the executor, which says so in errors
+	crowded atomic.Bool // that is so now; the executor says so in errors
 
 	// Only the beats' goroutine uses these.
-	acquired int64 // connections that were given out, ever
+	acquired int64 // how many connections the pool had ever given out at the last look
 	since    time.Time
 	said     time.Time
 }
 
-// look is called with every beat.
+// look is called on every beat.
 func (p *poolWatch) look() {
 	const sayAgain = time.Minute
 	stat, now := p.q.pool.Stat(), time.Now()
@@ -114,8 +116,8 @@ func (p *poolWatch) look() {
 		kinds = append(kinds, fmt.Sprintf("%d of kind %q for up to %s", n, kind, oldest[kind].Round(time.Millisecond)))
 	}
 	slices.Sort(kinds)
-	p.q.log.Warn("onceq: all connections of the pool are in use and none comes free; a handler that asks the pool for one waits."+
-		" Inside of HandleTx use its tx, raise the pool's MaxConns, or lower QueueConfig.Concurrency",
+	p.q.log.Warn("onceq: all connections of the pool are in use and none becomes free; a handler that asks the pool for one waits."+
+		" Inside HandleTx use its tx, raise the pool's MaxConns, or lower QueueConfig.Concurrency",
 		slog.Int("connections", int(stat.MaxConns())), slog.Int("by handlers' transactions", int(held)),
 		slog.String("handlers", strings.Join(kinds, ", ")), slog.Duration("for", now.Sub(p.since)))
 }

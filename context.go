@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// handlerContext is the context of one run of a handler. What it takes to be cancelled and to have a deadline is made
-// when somebody first asks for it: for jobs of a few microseconds that is half of the work.
+// handlerContext is the context of one run of a handler. What it needs to be cancelled and to have a deadline is made only
+// when somebody asks for it: for jobs of a few microseconds that would be half of the work.
 type handlerContext struct {
 	base     context.Context // of all handlers
 	leases   []*Lease
-	one      [1]*Lease // what leases points to for one job
+	one      [1]*Lease // where leases points if there is one job
 	deadline time.Time // zero for none
 
 	mu    sync.Mutex // guards what follows
@@ -19,10 +19,10 @@ type handlerContext struct {
 	stop  context.CancelCauseFunc // of full
 	ended bool
 	at    time.Time
-	cause error // why it has ended, where it was not base or the deadline
+	cause error // why it ended, if not because of base or the deadline
 }
 
-// String keeps formatting from reading what changes under the lock.
+// String keeps formatting from reading fields that change under the lock.
 func (c *handlerContext) String() string { return "onceq.handlerContext" }
 
 func (c *handlerContext) made() context.Context {
@@ -31,7 +31,7 @@ func (c *handlerContext) made() context.Context {
 	if c.full == nil {
 		base := c.base
 		if c.ended {
-			base = context.WithoutCancel(base) // which may have ended since, and that is not why
+			base = context.WithoutCancel(base) // base may have ended since, and that is not the cause
 		}
 		ctx, cancel := context.WithCancelCause(base)
 		c.full, c.stop = ctx, cancel
@@ -46,7 +46,8 @@ func (c *handlerContext) made() context.Context {
 	return c.full
 }
 
-// until sets the deadline, before the handler gets the context. What was made of it before was for what it waited for.
+// until sets the deadline, before the handler gets the context. A context that was made earlier served only to wait for a
+// connection.
 func (c *handlerContext) until(deadline time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -57,7 +58,7 @@ func (c *handlerContext) until(deadline time.Time) {
 	}
 }
 
-// cancel ends it, for good with the first cause.
+// cancel ends the context; the first cause stays.
 func (c *handlerContext) cancel(cause error) {
 	c.mu.Lock()
 	stop := c.stop
@@ -72,7 +73,7 @@ func (c *handlerContext) cancel(cause error) {
 	}
 }
 
-// why is context.Cause, without making what it would ask.
+// why is context.Cause, without making the full context.
 func (c *handlerContext) why() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -91,7 +92,7 @@ func (c *handlerContext) why() error {
 	return nil
 }
 
-// over is since when it has ended, where not with base: zero while it has not.
+// over gives the time at which the context ended, unless base ended it. It is zero while the context has not ended.
 func (c *handlerContext) over() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -108,7 +109,7 @@ func (c *handlerContext) Deadline() (time.Time, bool) { return c.deadline, !c.de
 func (c *handlerContext) Done() <-chan struct{}       { return c.made().Done() }
 func (c *handlerContext) Err() error                  { return c.made().Err() }
 
-// Value gives the leases to Enqueue and to LeaseFromContext. Package context asks for more by keys of its own.
+// Value gives the leases to Enqueue and to LeaseFromContext. Package context asks for other values with keys of its own.
 func (c *handlerContext) Value(key any) any {
 	if key == (leaseKey{}) {
 		return c.leases

@@ -16,29 +16,29 @@ import (
 
 // Result is the answer to an Enqueue.
 type Result struct {
-	ID        int64 `json:"id"`        // of the new job, or of the one that has the key
+	ID        int64 `json:"id"`        // of the new job, or of the job that has the key
 	Duplicate bool  `json:"duplicate"` // the key was taken: nothing was written
-	State     State `json:"state"`     // of that job, now
+	State     State `json:"state"`     // that job's present state
 
-	// Output is the stored result of a job that is completed, where its handler set one.
+	// Output is the stored result of a completed job, if its handler set one (Lease.SetResult).
 	Output json.RawMessage `json:"output,omitzero"`
 }
 
 // Enqueue accepts a job inside db: it commits and rolls back with the caller's transaction.
 //
-// A key that is taken is not an error: the answer has Duplicate set and says which job has it, in which state
-// and, when finished, with which result. With Job.Strict it is a *DuplicateError. The same key with another
-// payload, or from another kind in the same scope, is a *MismatchError. In all three cases nothing was written and the
-// transaction stays usable.
-// A job that cannot be stored is an *InvalidError, before anything is sent.
+// A key that is taken is not an error: the Result has Duplicate set and says which job has the key, in which state it is
+// and, when it is finished, its result. With Job.Strict it is a *DuplicateError. The same key with another payload, or from
+// another kind in the same scope, is a *MismatchError. In all three cases nothing was written and the transaction stays
+// usable. A job that cannot be stored is an *InvalidError, before anything is sent.
 //
-// A worker that waits hears of the job when it is committed. On a server where transactions can be prepared
-// (max_prepared_transactions, 0 by default) a notification would forbid that: there only calls outside of a transaction
-// send one, and other jobs are found by polling, each quarter of a second where WorkerConfig.PollInterval is not set.
+// A worker that waits is notified of the job when the job is committed. On a server where transactions can be prepared
+// (max_prepared_transactions, 0 by default) a notification would make PREPARE TRANSACTION fail. There only calls outside a
+// transaction notify; workers find other jobs by polling, every quarter of a second unless WorkerConfig.PollInterval says
+// otherwise.
 //
-// While another transaction is open that took the same key, or that completes its job, Enqueue waits for its
-// end. Above READ COMMITTED Postgres may answer with a serialization failure, and with two keys taken in
-// opposite orders with a deadlock; IsRetryable recognises both, and the whole transaction has to run again.
+// While another transaction is open that took the same key, or that completes the job that has it, Enqueue waits for that
+// transaction to end. Above READ COMMITTED Postgres may answer with a serialization failure, and with a deadlock when two
+// transactions take keys in opposite orders; IsRetryable recognises both, and the whole transaction has to run again.
 func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err error) {
 	if q.enqueuing != nil {
 		jobs := []Job{job}
@@ -79,21 +79,21 @@ func (q *Queue) EnqueueUnique(ctx context.Context, db DB, job Job) (Result, erro
 	return q.Enqueue(ctx, db, job)
 }
 
-// How many jobs go in one statement, and how many bytes of them.
+// The largest number of jobs, and of their bytes, that one statement takes.
 const (
 	enqueueChunk = 2000
 	enqueueBytes = 16 << 20
 )
 
-// EnqueueMany accepts any number of jobs, in one round trip per 2,000 or 16 MB, all or nothing: outside of a
-// transaction it opens one where there are keys or more than one round trip. Results come in the order of jobs, and
-// the ids of new jobs grow in that order. A key that stands twice in jobs is an *InvalidError that names both
-// places, before anything is written.
+// EnqueueMany accepts any number of jobs, all or nothing, in one round trip per 2,000 jobs or 16 MB. Outside a transaction
+// it opens one if jobs have keys or if it needs more than one round trip. Results come in the order of jobs, and the ids of
+// new jobs grow in that order. A key that occurs twice in jobs is an *InvalidError that names both places, before anything
+// is written.
 //
-// Where keys are taken by other work (or at all, for strict jobs), the error joins one *MismatchError
-// or *DuplicateError for each, and there are results beside it. In the caller's own transaction the other jobs
-// are then enqueued: it is the caller's to commit or roll back. Outside of one nothing is: only the results of
-// duplicates are filled in, those of other jobs are zero.
+// If different work has taken a key (or any work has, for a strict job), the error joins one *MismatchError or
+// *DuplicateError for each such job, and results are returned with it. In the caller's own transaction the other jobs are
+// then enqueued, and the caller decides whether to commit or to roll back. Outside a transaction nothing is enqueued: only
+// the results of duplicates are filled in, and the others are zero.
 func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) (_ []Result, err error) {
 	if q.enqueuing != nil {
 		jobs = slices.Clone(jobs)
@@ -127,7 +127,7 @@ func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) (_ []Result,
 		var refused []error
 		part, rest := chunk(all, places)
 		if len(rest) > 0 && keyed {
-			// Ids in the caller's order, but keys in sorted order over all statements.
+			// Ids are drawn in the caller's order, but keys are taken in sorted order across all statements.
 			const draw = `select array_agg(nextval('onceq.ids')) from generate_series(1, $1::int)`
 			if err := q.queryRow(ctx, db, draw, []any{len(jobs)}, &ids); err != nil {
 				return fmt.Errorf("onceq: drawing ids: %w", err)
@@ -167,7 +167,7 @@ func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) (_ []Result,
 	return results, err
 }
 
-// encodeMany checks jobs and makes them ready, and reports whether one of them has a key.
+// encodeMany checks and encodes jobs, and reports whether one of them has a key.
 func encodeMany(jobs []Job) (all []encoded, keyed bool, err error) {
 	all = make([]encoded, len(jobs))
 	type name struct{ scope, key string }
@@ -195,7 +195,7 @@ func encodeMany(jobs []Job) (all []encoded, keyed bool, err error) {
 	return all, len(seen) > 0, nil
 }
 
-// chunk gives the places of jobs that go in one statement, and the others.
+// chunk splits places into those of the jobs that go in one statement, and the rest.
 func chunk(all []encoded, places []int) (part, rest []int) {
 	size := 0
 	for n, i := range places {
@@ -207,7 +207,7 @@ func chunk(all []encoded, places []int) (part, rest []int) {
 	return places, nil
 }
 
-// Pending is the answer to an enqueueing that stands in a batch.
+// Pending is an enqueue that is part of a batch. Its Result is known once the batch was sent.
 type Pending struct {
 	q        *Queue
 	job      Job
@@ -217,11 +217,10 @@ type Pending struct {
 	reported bool
 }
 
-// EnqueueInBatch adds the enqueueing to the caller's own batch, so that it costs no round trip. Once the
-// batch's results are closed without an error, Pending.Result has the answer. Bad input is an *InvalidError at
-// once.
+// EnqueueInBatch adds the job to the caller's own batch, so that enqueueing costs no round trip. Once the batch's results
+// have been closed without an error, Pending.Result has the answer. Bad input is an *InvalidError at once.
 //
-// A key that is taken lets the batch go on: if it ends with a commit, a mismatch is only learned after it.
+// A key that is taken does not stop the batch: if the batch ends with a commit, you learn of a mismatch only after it.
 func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
 	e, err := job.encode()
 	if err != nil {
@@ -248,12 +247,13 @@ func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
 	return p, nil
 }
 
-// Result gives the answer as Enqueue does. It asks the database only when the key was taken, in db: the same
-// transaction, or the pool once that is committed. Should the key be free by then, the job is accepted there.
+// Result returns what Enqueue would have returned. It asks the database, through db, only if the key was taken. db is the
+// same transaction, or the pool once that transaction is committed. If the key has become free by then, the job is accepted
+// there.
 func (p *Pending) Result(ctx context.Context, db DB) (Result, error) {
 	switch {
 	case !p.sent:
-		return Result{}, errors.New("onceq: Pending.Result before the batch's results were closed, or its statement failed")
+		return Result{}, errors.New("onceq: Pending.Result was called before the batch's results were closed, or the batch failed; send the batch and close its results first")
 	case p.accepted.ID != 0:
 		if !p.reported {
 			p.q.enqueued(ctx, &p.e, p.accepted)
@@ -268,17 +268,17 @@ func (p *Pending) Result(ctx context.Context, db DB) (Result, error) {
 	return r, err
 }
 
-// The statements take jobs in, and give the ids of those that were accepted. Without keys no fence is touched. A
-// notification is sent only when a worker with a confirmed listener has announced that it waits for a queue
-// (wake.go): otherwise committing would queue up behind Postgres's one lock for them.
+// The statements below take jobs and return the ids of those that were accepted. Without keys no fence is touched. A
+// notification is sent only when a worker with a confirmed listener has announced that it waits for the queue (listen.go):
+// otherwise commits would queue up behind Postgres's one lock for notifications.
 //
-// A plain job, and one with a key, have statements of their own for the case that it says nothing but what it is and nobody
-// waits: each parameter and each expression of the general ones costs the server as much as a column of the row. Whatever
-// else a job can say is a part of the general statement, of which there is one for one job and one for many: that for many
-// takes ten times as long for one job, because Postgres plans it anew for each call.
+// A plain job and a job with a key have statements of their own, for the case that the job says nothing more and nobody
+// waits: each parameter and each expression of the general statements costs the server as much as a column of the row.
+// Whatever else a job can say is a part of the general statement. There is one of these for one job and one for many: for
+// one job the latter takes ten times as long, because Postgres plans it anew for each call.
 //
-// The answer of those for one job is the id, whether the job is delayed, and whether nobody was notified. Zero rows: the
-// key is taken.
+// The statements for one job return the id, whether the job is delayed, and whether nobody was notified. Zero rows: the key
+// is taken.
 
 const insertPlain = `
 insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload)
@@ -314,12 +314,12 @@ select job_id, statement_timestamp(), statement_timestamp(), $4::smallint, $5::s
  where job_id is not null
 returning id, false, true`
 
-// insertGeneral takes any job. $6 and $7 are null without a key. A job is due no earlier than it comes: claims would look
-// for it behind the place that they have reached.
+// insertGeneral takes any job. $6 and $7 are null without a key. A job is never due before it is enqueued: claims do not
+// look that far before the positions that they have reached.
 //
-// Who waits for the queue is notified, unless that could forbid a two-phase commit: PREPARE TRANSACTION refuses a
-// transaction that notified. $15 says that the transaction is not the caller's; where nobody can prepare one, notifying
-// does no harm either.
+// A worker that waits for the queue is notified, unless that could forbid a two-phase commit: PREPARE TRANSACTION refuses a
+// transaction that notified. $15 says that the transaction is not the caller's. On a server that cannot prepare
+// transactions, notifying does no harm either.
 const insertGeneral = `
 with fence as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
@@ -345,7 +345,7 @@ returning id, run_at > statement_timestamp(),
             where w.queue = $1::text and w.idle_until > statement_timestamp()
               and run_at < statement_timestamp() + interval '2 seconds' limit 1) is null`
 
-// insertOne gives the statement for one job, and the time where it asks who waits, otherwise zero.
+// insertOne gives the statement for one job, and the present time if the statement asks who waits, otherwise zero.
 func (q *Queue) insertOne(e *encoded, inBatch, own bool) (statement string, args []any, asked time.Time) {
 	var payload any
 	if e.bytes == nil {
@@ -379,15 +379,15 @@ func (q *Queue) insertOne(e *encoded, inBatch, own bool) (statement string, args
 	return insertGeneral, args, time.Now()
 }
 
-// Many jobs are sent as arrays: what they have in common (kind, queue, …) once, as a header that each
-// refers to. Ids that $6 does not give are drawn in the caller's order. Keys are taken in the order of their
-// bytes, so that two callers with the same keys do not deadlock.
+// Many jobs are sent as arrays. What they have in common (kind, queue, …) is sent once, as a header to which each job
+// refers. Ids that $6 does not give are drawn in the caller's order. Keys are taken in the order of their bytes, so that
+// two callers with the same keys do not deadlock.
 //
-// The answer is all ids, whether each header is delayed, how many notifications went out, and the ids of the jobs with a
-// key that were accepted (in insertManyGeneral: with or without).
+// The statements return all ids, whether each header is delayed, how many notifications were sent, and the ids of the
+// accepted jobs that have a key (insertManyGeneral: of all accepted jobs).
 //
-// Most calls have jobs that have all in common. The first two statements are for those: the one header's columns are
-// evaluated once in place of being joined to each job.
+// In most calls the jobs have all of this in common. The first two statements are for such calls: the columns of the one
+// header are evaluated once instead of being joined to each job.
 
 const insertPlainMany = `
 with input as materialized (
@@ -461,10 +461,10 @@ select (select array_agg(id order by id) from input),
          where exists (select from fence) or exists (select from header where scope = '')),
        (select array_agg(job_id) from fence)`
 
-// insertManyGeneral takes any jobs. With $18 it also takes fences that are no longer in force: only in a second try, because
-// whoever does not do so takes the fences that are absent first. They are found one by one and updated by their place: a
-// join that is free to choose may read the whole table. A row that somebody changed meanwhile is no longer at its place,
-// and its job is left.
+// insertManyGeneral takes any jobs. With $18 it also takes over fences that are no longer in force. Only a second try does
+// that, so that every call takes absent keys first. Fences are found one by one and updated by their place (ctid): a join
+// whose order the planner may choose could read the whole table. A row that somebody changed meanwhile is no longer at its
+// place, and its job is not accepted.
 const insertManyGeneral = `
 with input as materialized (
   select coalesce(nullif(u.drawn, 0), nextval('onceq.ids')) as id, u.*
@@ -535,7 +535,7 @@ select (select array_agg(id order by id) from input),
          where exists (select from accepted)),
        (select array_agg(job_id) from accepted)`
 
-// header is what the jobs of a call to EnqueueMany have in common, mostly all of them.
+// header is what jobs in a call to EnqueueMany have in common; usually there is one.
 type header struct {
 	queue, kind, scope, metadata string
 	priority, maxAttempts        int
@@ -544,7 +544,7 @@ type header struct {
 	lifetime                     int64
 }
 
-// columns are the arrays in which many jobs are sent. Those that no job needs stay nil.
+// columns are the arrays in which many jobs are sent. Arrays that no job needs stay nil.
 type columns struct {
 	last header
 	ref  int32 // of last
@@ -559,8 +559,8 @@ type columns struct {
 	ats, delays, lifetimes          []int64
 }
 
-// add appends a job, of n in all. An id that is 0 is drawn. known has the place of each header, from 1: it is no part of c,
-// which goes to the heap.
+// add appends one of n jobs. An id that is 0 is drawn. known has the number of each header, from 1. It is not a field of c
+// so that c does not have to be on the heap.
 func (c *columns) add(known map[header]int32, e *encoded, id int64, n int) {
 	if e.key != "" && c.keys == nil {
 		c.keys, c.fingerprints = make([]string, len(c.payloads), n), make([][]byte, len(c.payloads), n)
@@ -583,7 +583,7 @@ func (c *columns) add(known map[header]int32, e *encoded, id int64, n int) {
 	}
 }
 
-// header gives the place of a job's header, which it appends when it is new.
+// header gives the number of a job's header, and appends the header if it is new.
 func (c *columns) header(known map[header]int32, e *encoded) int32 {
 	h := header{e.queue, e.kind, e.scope, e.metadata, e.priority, e.maxAttempts, e.at, e.delay, e.lifetime}
 	if c.ref != 0 && h == c.last {
@@ -605,8 +605,8 @@ func (c *columns) header(known map[header]int32, e *encoded) int32 {
 	return ref
 }
 
-// statement gives the statement that sends them with its arguments. With taking, fences that are no longer in force do not
-// count as taken.
+// statement gives the statement that sends the jobs, with its arguments. With taking, fences that are no longer in force do
+// not count as taken.
 func (c *columns) statement(channel string, own, taking bool) (statement string, args []any) {
 	refs := c.refs
 	switch {
@@ -625,8 +625,8 @@ func (c *columns) statement(channel string, own, taking bool) (statement string,
 	return statement, args
 }
 
-// insertMany sends the jobs at the places in part, which are sorted, and fills in the results of those that
-// were accepted. It returns the places of the others. An id that is 0 is drawn, and filled in as well.
+// insertMany sends the jobs at the places in part, which are sorted, and fills in the results of those that were accepted.
+// It returns the places of the others. An id that is 0 is drawn and filled in too.
 func (q *Queue) insertMany(ctx context.Context, db DB, all []encoded, ids []int64, results []Result, part []int, taking, own bool) ([]int, error) {
 	n := len(part)
 	known := make(map[header]int32)
@@ -659,7 +659,7 @@ func (q *Queue) insertMany(ctx context.Context, db DB, all []encoded, ids []int6
 	return left, nil
 }
 
-// settleTries bounds how often a key is tried that is neither free nor visible, each time in new statements.
+// settleTries is how often a key that is neither free nor visible is tried, each time in new statements.
 const settleTries = 10
 
 // readTaken reads the fences of keys that were taken a moment ago, with the states of their jobs.
@@ -678,18 +678,18 @@ type settling struct {
 	jobs    []Job
 	all     []encoded
 	results []Result
-	ours    []*Lease // whose keys cannot be enqueued here
+	ours    []*Lease // the jobs whose keys cannot be enqueued here
 
 	refused    []error
 	met        []Event
 	mismatches []refusal
 }
 
-// settle answers for the jobs at the places in left, whose keys were taken a moment ago: with a result for
-// each, and the errors of those that are refused. It must run in new statements: the one that met the key may
+// settle answers for the jobs at the places in left, whose keys were taken a moment ago: it fills in a result for each and
+// returns the errors of those that are refused. It must run in new statements, because the statement that met the key may
 // not see its row.
 func (q *Queue) settle(ctx context.Context, db DB, jobs []Job, all []encoded, ids []int64, results []Result, left []int) (refused []error, err error) {
-	ours := slices.Concat(leasesFrom(ctx), leasesOf(db)) // in the handler's transaction, also in another context
+	ours := slices.Concat(leasesFrom(ctx), leasesOf(db)) // the handler's transaction is recognised in another context too
 	s := settling{q: q, jobs: jobs, all: all, results: results, ours: ours}
 	for try := 0; len(left) > 0; try++ {
 		if try == settleTries {
@@ -708,8 +708,7 @@ func (q *Queue) settle(ctx context.Context, db DB, jobs []Job, all []encoded, id
 			}
 		}
 		if floor > 0 && try > 0 {
-			// Not with the first try: an id above the old one is what the sequence gives anyway, unless it
-			// was set back.
+			// Not in the first try: an id above the old one is what the sequence returns anyway, unless it was set back.
 			var id int64
 			if err := q.queryRow(ctx, db, `select onceq.next_id('onceq.ids', $1::bigint)`, []any{floor}, &id); err != nil {
 				return nil, fmt.Errorf("onceq: drawing an id: %w", err)
@@ -722,8 +721,8 @@ func (q *Queue) settle(ctx context.Context, db DB, jobs []Job, all []encoded, id
 	return s.refused, nil
 }
 
-// look reads the fences of the jobs at the places in left and answers for those whose key is taken. It gives the places of
-// the others, and an id that the sequence has to pass before these are tried again.
+// look reads the fences of the jobs at the places in left and answers for those whose key is taken. It returns the places
+// of the others, and the id that the sequence must pass before these are tried again.
 func (s *settling) look(ctx context.Context, db DB, left []int) (again []int, floor int64, err error) {
 	scopes, keys := make([]string, len(left)), make([]string, len(left))
 	for k, i := range left {
@@ -770,7 +769,8 @@ func (s *settling) look(ctx context.Context, db DB, left []int) (again []int, fl
 	return again, floor, nil
 }
 
-// answer says of the job at place i that its key is taken: by a job that r tells of and whose fence has the fingerprint mark.
+// answer records that the key of the job at place i is taken, by the job that r describes and whose fence has the
+// fingerprint mark.
 func (s *settling) answer(i int, r Result, mark []byte) {
 	e := &s.all[i]
 	s.results[i] = r

@@ -18,7 +18,7 @@ import (
 	"github.com/onceq/onceq/internal/jsonb"
 )
 
-// fenceFree is the one place that says when a fence f that is still there counts as free, in each lifetime:
+// fenceFree is the only place that says when a fence f that still exists counts as free, by its state and lifetime:
 //
 //	state                    until finished   window               for ever
 //	queued, claimed          taken            taken                taken
@@ -26,23 +26,26 @@ import (
 //	completed, cancelled     free             free after window    taken
 //	dead                     free             free after window    taken
 //
-// A claimed fence whose lease ran out is not free: its outcome is uncertain (replay.go). A released one is
-// cancelled with lifetime 0, whatever its window: free at once. The row stays until it is taken or pruned.
+// A claimed fence whose lease has run out is not free: its outcome is uncertain (replay.go). A released fence is cancelled
+// and has lifetime 0, whatever its window was: it is free at once. The row stays until the key is taken again or the Reaper
+// removes it.
 //
-// A client's key (class 2) that is in doubt or held ends too, or anybody who can cause an error would grow the table: it
-// is removed by the Reaper, and never taken as free, when nobody has asked for it for unknownFor, or for its window where that is
-// longer. leased_until says when somebody has: the end of the last claim, and keepDoubt.
+// A client's key (class 2) that is uncertain or held also ends, because otherwise anybody who can cause an error could grow
+// the table. The Reaper removes it, and it is never taken as free, when nobody has asked for it for unknownFor, or for its
+// window if that is longer. leased_until says when somebody last asked: it is the end of the last claim, or the time of
+// keepDoubt.
 //
-// An effect's fence (class 3: scope the job's queue, key "<job id>/<name>", job_id the job's, fingerprint effectMark)
-// lives as long as its job and its identity. Completing a job does not touch it. finished_at therefore stays null, which never
-// counts as free, while the job may run again; the Reaper sets it when it first sees that the job is neither in jobs
-// nor dead, cancelled or held in job_history, and from then on the table above applies, and to an unknown outcome too.
+// An effect's fence (class 3: scope the job's queue, key "<job id>/<name>", job_id the job's, fingerprint effectMark) lives
+// as long as its job and its identity. Completing a job does not touch it. Its finished_at therefore stays null, which
+// never counts as free, while the job may run again. The Reaper sets finished_at when it first sees that the job is neither
+// in jobs nor dead, cancelled or held in job_history. From then on the table above applies, and it applies to an unknown
+// outcome too.
 const fenceFree = `(` + fenceOver + ` and f.lifetime >= 0
       and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())`
 
-// effectMark says which job an effect belongs to, and to which of its rounds: the job's identity. That is its time of
-// creation in microseconds, and one more for each Reschedule. The id alone does not say it: after the sequence was set back a
-// new job may get an old one's.
+// effectMark says which job an effect belongs to, and to which round of it: it is the job's identity, which is the job's
+// time of creation in microseconds, plus one for each Reschedule. The id alone does not say it: after the sequence was set
+// back, a new job may get an old one's id.
 func (l *Lease) effectMark() []byte {
 	return binary.BigEndian.AppendUint64(nil, uint64(l.identity))
 }
@@ -52,8 +55,8 @@ func identityOf(j string) string {
 	return fmt.Sprintf(`coalesce(%[1]s.identity, (extract(epoch from %[1]s.created_at) * 1000000)::bigint)`, j)
 }
 
-// ofRound says that the effect f is of the present round of the job in the row j, and ofJob of any of its rounds. An effect
-// without a mark counts as the job's.
+// ofRound says that the effect f belongs to the present round of the job in the row j, and ofJob that it belongs to any of
+// its rounds. An effect without a mark counts as the job's.
 func ofRound(j string) string {
 	return `coalesce(f.fingerprint = int8send(` + identityOf(j) + `), true)`
 }
@@ -62,12 +65,12 @@ func ofJob(j string) string {
 	return `coalesce(f.fingerprint between int8send((extract(epoch from ` + j + `.created_at) * 1000000)::bigint) and int8send(` + identityOf(j) + `), true)`
 }
 
-// effectsOf says that f is an effect of the job in the row j, or of another one that had its id.
+// effectsOf says that f is an effect of the job in the row j, or of another job that had its id.
 func effectsOf(j string) string {
 	return fmt.Sprintf(`f.class = `+sqlOfEffect+` and f.scope = %[1]s.queue and f.key >= %[1]s.id::text collate "C" || '/' and f.key < %[1]s.id::text collate "C" || '0'`, j)
 }
 
-// jobState gives a live job j's State, null where there is none.
+// jobState gives the State of a live job j, and null if there is none.
 const jobState = `case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
             when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
@@ -92,32 +95,33 @@ func (s fenceState) job(live *int16) State {
 	return State(*live)
 }
 
-// FenceSpec names one unit of work outside of jobs.
+// FenceSpec names one unit of work outside jobs.
 type FenceSpec struct {
 	Class Class  // ClassApplication (the default) or ClassRequest
 	Scope string // keeps tenants or workspaces apart; default "default"
 	Key   string // required; see Job.Key
 
-	// Payload, where not nil, is compared when the key comes back: another one is a *MismatchError. Only a
-	// fingerprint of it is stored. Encoded as Job.Payload is; Fields are the members that count, default all.
+	// Payload, if not nil, is compared when the key comes back: a different one is a *MismatchError. Only a fingerprint of
+	// it is stored. It is encoded as Job.Payload is. Fields names the members that must be equal; default all.
 	Payload any
 	Fields  []string
 
 	// Window is how long the key stays taken after Complete: see Job.Window. Default DefaultWindow.
 	Window time.Duration
 
-	// Lease is how long a claim holds without Extend. Default DefaultLease, at least a millisecond.
+	// Lease is how long a claim lasts without Extend. Default DefaultLease; at least a millisecond. Do extends it by
+	// itself.
 	Lease time.Duration
 
-	// Policy decides when the outcome of an earlier claim is unknown. Default RunAgain(24 * time.Hour).
+	// Policy decides what happens when the outcome of an earlier claim is unknown. Default RunAgain(24 * time.Hour).
 	Policy Policy
 }
 
-// Fence is the right to do a unit of work. The first caller who claims it has it. It holds no state: any number of them
-// for one key may exist in any number of processes.
+// Fence is a handle on one key outside jobs. The first caller who claims it may do the work. A Fence holds no state: any
+// number of them for one key may exist in any number of processes.
 type Fence struct {
 	q           *Queue
-	db          DB // where statements run that name no other place; never a caller's transaction
+	db          DB // where statements run if the caller gives no db; never a caller's transaction
 	class       Class
 	scope, key  string
 	fingerprint []byte
@@ -136,7 +140,7 @@ func (q *Queue) Fence(spec FenceSpec) (*Fence, error) {
 		f.class = ClassApplication
 	}
 	if f.class != ClassApplication && f.class != ClassRequest {
-		return nil, invalid("Class", "is %d; use Application or Request", f.class)
+		return nil, invalid("Class", "is %d; use ClassApplication or ClassRequest", f.class)
 	}
 	if f.scope == "" {
 		f.scope = "default"
@@ -158,7 +162,7 @@ func (q *Queue) Fence(spec FenceSpec) (*Fence, error) {
 		return nil, err
 	}
 	if end := max(unknownFor, time.Duration(f.lifetime)*time.Millisecond); f.class == ClassRequest && f.lifetime >= 0 && f.policy.runsAgain() > end {
-		return nil, invalid("Policy", "runs again for %s, but a Request whose outcome is unknown is forgotten after %s; use a Window that is as long", f.policy.runsAgain(), end)
+		return nil, invalid("Policy", "runs again for %s, but a ClassRequest key whose outcome is unknown is forgotten after %s; use a Window that is as long", f.policy.runsAgain(), end)
 	}
 	if err := f.policy.check(); err != nil {
 		return nil, err
@@ -187,22 +191,22 @@ func (q *Queue) Fence(spec FenceSpec) (*Fence, error) {
 	return f, nil
 }
 
-// Claim asks for the fence, inside db; a nil db is the pool. It answers one of:
+// Claim asks for the right to do the work, inside db; a nil db is the pool. The answer is one of:
 //
-//   - a *FenceLease: it is yours. Do the work, then Complete, Release or Uncertain, before Until or after Extend.
-//   - a *FenceLease with Replayed: done before, with the result.
-//   - *InFlightError: somebody else is at it. Ask again after RetryAfter.
+//   - a *FenceLease: the work is yours. Do it, then call Complete, Release or Uncertain, before Until or after Extend.
+//   - a *FenceLease with Replayed: the work was done before; Result is what came out.
+//   - *InFlightError: somebody else is doing the work. Try again after RetryAfter.
 //   - *MismatchError: the key was used with another payload.
-//   - *UncertainError: an earlier claim was marked uncertain or ran out of its lease, and the policy is to ask.
-//     Claim does not ask, it may stand in a transaction: ask yourself, then Resolve; or use Do.
+//   - *UncertainError: an earlier claim was marked uncertain, or its lease ran out, and the policy is Ask. Claim itself
+//     does not ask the provider, because it may run in a transaction: ask yourself and then Resolve, or use Do.
 //   - *HeldError: the same under Hold, or after the time that RunAgain allows. Resolve it.
 //
-// The caller's transaction stays usable after each of them at READ COMMITTED. Above that Postgres itself may
-// answer 40001, see IsRetryable.
+// At READ COMMITTED the caller's transaction stays usable after each of them. Above that Postgres itself may answer 40001,
+// see IsRetryable.
 //
-// Claimed inside the transaction that does the work, the claim is undone with it and nobody sees it before the
-// end: others who ask wait for that transaction in place of hearing "in flight". Claim on the pool and complete
-// in the transaction where they should hear it, and where the work reaches outside of the database.
+// If you claim inside the transaction that does the work, the claim is rolled back with it, and nobody sees the claim
+// before the transaction ends: others who ask wait for that transaction instead of hearing "in flight". If they should hear
+// it, or if the work reaches outside the database, claim on the pool and complete in the transaction.
 func (f *Fence) Claim(ctx context.Context, db DB) (*FenceLease, error) {
 	if db == nil {
 		db = f.db
@@ -210,8 +214,8 @@ func (f *Fence) Claim(ctx context.Context, db DB) (*FenceLease, error) {
 	return f.claim(ctx, db, false)
 }
 
-// jobHolds is not empty where the fence is no job's ($1 = 0) or the job's lease still holds. It reads without
-// a lock: the handler's own transaction, on another connection, has the job's row locked.
+// jobHolds is not empty if the fence is not a job's ($1 = 0) or if the job's lease still holds. It reads without a lock:
+// the handler's own transaction, on another connection, has the job's row locked.
 const jobHolds = `
 with ok as materialized (
   select where $1::bigint = 0
@@ -234,13 +238,12 @@ mine as (
   on conflict do nothing
   returning token, leased_until, created_at` + claimAnswer
 
-// inDoubt says that the outcome of the fence f is unknown and not decided.
+// inDoubt says that the outcome of the fence f is unknown and not yet decided.
 const inDoubt = `(f.state = ` + sqlUncertain + ` or f.state = ` + sqlClaimed + ` and f.leased_until <= statement_timestamp())`
 
-// takeFence takes a fence over that is, under the token that was read ($11), still free or still in doubt ($12), or that
-// is an effect of another job or round ($14).
-// In doubt it keeps the time of the first intent and the reason ($13, unless there is one), by which a release
-// knows that an earlier claim's effect may have happened.
+// takeFence takes over a fence that, under the token that was read ($11), is still free or still in doubt ($12), or that is
+// an effect of another job or round ($14). When it is in doubt, the statement keeps the time of the first intent, and the
+// reason if there is one, otherwise $13. From the reason a release knows that an earlier claim's effect may have happened.
 const takeFence = jobHolds + `
 n as materialized (select nextval('onceq.ids') << ` + sqlTokenBits + ` as token),
 mine as (
@@ -262,17 +265,17 @@ select f.state, f.token, f.leased_until, f.created_at, f.fingerprint, coalesce(f
   from onceq.job_fences f
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text`
 
-// holdFence makes a fence that is still in doubt under the token that was read wait for a person.
+// holdFence makes a fence wait for a person if it is still in doubt under the token that was read.
 const holdFence = `
 update onceq.job_fences f set state = ` + sqlHeld + `, detail = coalesce(f.detail, $5::text)
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text and f.token = $4::bigint and ` + inDoubt + `
 returning f.token`
 
-// maxRetryAfter bounds how long somebody is told to wait who meets a fence outside of jobs in flight: it may end at
+// maxRetryAfter is the longest that a caller who finds a fence outside jobs in flight is told to wait: the work may end at
 // any time.
 const maxRetryAfter = 500 * time.Millisecond
 
-// claim is Claim. With asking, a doubtful fence whose policy is to ask is claimed as well, for perform.
+// claim is Claim. With asking, an uncertain fence whose policy is to ask is claimed too, for perform.
 func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*FenceLease, error) {
 	if err := f.q.identify(ctx, db); err != nil {
 		return nil, err
@@ -338,7 +341,7 @@ func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*FenceLease, err
 		if ok {
 			if doubt == running {
 				c.doubtful = r.detail
-				if r.state == fenceClaimed { // nobody was left to say so
+				if r.state == fenceClaimed { // nobody has reported it yet
 					f.emit(ctx, EventUncertain, c.Token, f.uncertain(r.detail, nil))
 				}
 			}
@@ -348,7 +351,7 @@ func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*FenceLease, err
 	return nil, fmt.Errorf("%w (%s)", ErrKeyUnsettled, f)
 }
 
-// unknownFor is how long a client's key of unknown outcome stays that nobody asks for.
+// unknownFor is how long a client's key of unknown outcome stays if nobody asks for it.
 const unknownFor = 30 * 24 * time.Hour
 
 const keepDoubt = `
@@ -357,8 +360,8 @@ update onceq.job_fences f set leased_until = statement_timestamp()
    and ` + fenceUnknown + ` and f.leased_until < statement_timestamp()
 returning f.token`
 
-// remember notes that somebody has asked for a client's key and was told that its outcome is unknown, so that nobody who goes on asking ever
-// meets a new key. Once a day will do. It gives what was told.
+// remember notes that somebody has asked for a client's key and was told that its outcome is unknown, so that a client that
+// keeps asking never finds the key new. Once a day is enough. It returns what was told.
 func (f *Fence) remember(ctx context.Context, db DB, r fenceRow, told error) error {
 	if f.class != ClassRequest || r.now.Sub(r.until) < 24*time.Hour {
 		return told
@@ -371,7 +374,7 @@ func (f *Fence) remember(ctx context.Context, db DB, r fenceRow, told error) err
 	return told
 }
 
-// fenceRow is what stands in a taken fence.
+// fenceRow is the row of a taken fence.
 type fenceRow struct {
 	state       fenceState
 	token       int64
@@ -394,7 +397,7 @@ func (f *Fence) read(ctx context.Context, db DB) (r fenceRow, err error) {
 		r.detail = fmt.Sprintf("the claim under token %d ran out of its lease without an outcome", r.token)
 	}
 	if f.class == classEffect && r.state == fenceCompleted {
-		r.free = false // its job is here, so its window cannot have begun for good
+		r.free = false // its job still runs, so its window has not begun, whatever the row says
 	}
 	return r, err
 }
@@ -405,11 +408,11 @@ type doubt int
 const (
 	none    doubt = iota // free: take it
 	strange              // of another job, or of an earlier round: take it
-	running              // uncertain: take it over, to run again or to ask
+	running              // uncertain: take it over, to run again or to ask the provider
 	holding              // uncertain: a person decides
 )
 
-// judge answers from a taken fence's row: a replay in c, an error, or what to do.
+// judge decides from a taken fence's row: it fills in a replay in c, returns an error, or says what to do.
 func (f *Fence) judge(ctx context.Context, c *FenceLease, r fenceRow, asking bool) (doubt, error) {
 	alive := r.state == fenceClaimed && r.until.After(r.now)
 	inFlight := func(rest time.Duration) error {
@@ -420,7 +423,7 @@ func (f *Fence) judge(ctx context.Context, c *FenceLease, r fenceRow, asking boo
 	switch {
 	case f.job != nil && len(r.fingerprint) > 0 && !bytes.Equal(r.fingerprint, f.fingerprint):
 		return strange, nil
-	case r.free || r.state == fenceCancelled: // released; the statement that read it may have begun before
+	case r.free || r.state == fenceCancelled: // released; the statement that read it may have begun before that
 		return none, nil
 	case f.job == nil && !samePayload(r.fingerprint, f.fingerprint):
 		live := int16(StateRunning)
@@ -440,7 +443,7 @@ func (f *Fence) judge(ctx context.Context, c *FenceLease, r fenceRow, asking boo
 	case alive:
 		rest := r.until.Sub(r.now)
 		soon := maxRetryAfter
-		if f.job != nil { // a job that waits costs a claim each time: half of what is left
+		if f.job != nil { // each try of a waiting job costs a claim, so it waits for half of what is left
 			soon = max(soon, rest/2)
 		}
 		return none, inFlight(min(rest, soon))
@@ -462,7 +465,7 @@ func (f *Fence) judge(ctx context.Context, c *FenceLease, r fenceRow, asking boo
 	return running, nil
 }
 
-// subject gives what errors call the fence by: an effect's own key says nothing to users.
+// subject gives the names by which errors call the fence: users do not know an effect's own key.
 func (f *Fence) subject() (scope, key string, jobID int64, effect string) {
 	if f.class == classEffect {
 		jobID, effect = effectOf(f.key)
@@ -493,17 +496,17 @@ func (f *Fence) emit(ctx context.Context, t EventType, token int64, err error) {
 	e := Event{Type: t, Scope: f.scope, Key: f.key, Name: f.name, Token: token, Err: err}
 	if l := f.job; l != nil {
 		e.Queue, e.Kind, e.JobID, e.Attempt = l.Queue, l.Kind, l.ID, l.Attempt
-		e.Scope, e.Key = l.Scope, l.Key // the fence's own say nothing to users
+		e.Scope, e.Key = l.Scope, l.Key // users do not know the fence's own
 	}
 	f.q.emit(ctx, e)
 }
 
-// downstream condenses parts to 160 bits of SHA-256, with the installation's random id: ids and tokens alone
-// repeat, in another database as well as in this one after some crash recoveries and failovers.
+// downstream condenses parts to 160 bits of SHA-256, together with the installation's random id: ids and tokens alone occur
+// again, in another database, and in this one after some crash recoveries and failovers.
 func (q *Queue) downstream(parts ...string) string {
 	id := q.installation.Load()
 	if id == nil {
-		panic("onceq: IdempotencyKey of a lease or claim that did not come from this package's Claim or Worker")
+		panic("onceq: IdempotencyKey needs a lease from Queue.Claim, Fence.Claim or a Worker, and this one is none")
 	}
 	h := sha256.New()
 	for _, p := range append([]string{*id}, parts...) {

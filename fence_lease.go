@@ -13,27 +13,27 @@ import (
 	"github.com/onceq/onceq/internal/calls"
 )
 
-// FenceLease is the answer to Fence.Claim: the right to do the work, or, with Replayed set, the result of
-// the claim that did it. Its fields are facts of the moment of the claim; change none.
+// FenceLease is the answer to Fence.Claim: the right to do the work or, with Replayed set, the result of the work that was
+// done before. The fields are as they were at the moment of the claim; do not change them.
 type FenceLease struct {
 	Scope, Key string
 
-	Name string // of the effect, in Once; empty outside of jobs
+	Name string // of the effect, in Once; empty outside jobs
 
-	// Token is a fencing token: it grows with each claim of the key, also over release and pruning. Hand it to
-	// systems that compare it (Kleppmann 2016, "How to do distributed locking").
+	// Token is a fencing token: it grows with each claim of the key, even after a release and after the Reaper has removed
+	// the key. Pass it to systems that compare it (Kleppmann 2016, "How to do distributed locking").
 	Token int64
 
-	Since    time.Time       // first intent: not changed by taking over an uncertain claim
-	Until    time.Time       // end of the lease as claimed, by the database's clock
-	Replayed bool            // done before: Result is what came out, and there is nothing to do
+	Since    time.Time       // when the work was first claimed; a claim that takes over uncertain work keeps it
+	Until    time.Time       // end of the lease, as claimed, by the database's clock
+	Replayed bool            // the work was done before: Result is what came out, and there is nothing to do
 	Result   json.RawMessage // nil unless Replayed
 
 	f        *Fence
 	holder   int64
 	began    time.Time // this process's clock just before asking: the lease ends no earlier than began + lease
-	doubtful string    // why an earlier claim's outcome is unknown; "" where there was none
-	broken   string    // completed, but why its result could not be stored
+	doubtful string    // why an earlier claim's outcome is unknown; "" if there was no such claim
+	broken   string    // why the result could not be stored, although the work is completed
 }
 
 type claimKey struct{}
@@ -42,16 +42,16 @@ func withFenceLease(ctx context.Context, c *FenceLease) context.Context {
 	return context.WithValue(calls.With(ctx), claimKey{}, c)
 }
 
-// FenceLeaseFromContext returns the claim under which the fn of Once or Do that ctx belongs to runs, the innermost one, or
-// nil. A client of a provider that deduplicates finds its IdempotencyKey there.
+// FenceLeaseFromContext returns the lease of the innermost Once or Do whose fn got ctx, or nil. A client of a provider that
+// deduplicates finds its IdempotencyKey there.
 func FenceLeaseFromContext(ctx context.Context) *FenceLease {
 	c, _ := ctx.Value(claimKey{}).(*FenceLease)
 	return c
 }
 
-// IdempotencyKey names this work to systems outside that deduplicate, in an Idempotency-Key header mostly
-// (draft-ietf-httpapi-idempotency-key-header). A later claim that takes this one over after an unknown outcome
-// gets the same; work that is new, after a release or after the window, another. 43 bytes of ASCII.
+// IdempotencyKey names this work for systems outside the database that deduplicate, usually in an Idempotency-Key header
+// (draft-ietf-httpapi-idempotency-key-header). A later claim that takes over after an unknown outcome has the same key; new
+// work, after a release or after the window, has another. It is 43 bytes of ASCII.
 func (c *FenceLease) IdempotencyKey() string {
 	if c.f.job != nil {
 		return c.f.job.IdempotencyKey(c.f.name)
@@ -59,8 +59,8 @@ func (c *FenceLease) IdempotencyKey() string {
 	return c.f.q.downstream("fence", strconv.Itoa(int(c.f.class)), c.Scope, c.Key, strconv.FormatInt(c.Since.UnixMicro(), 10))
 }
 
-// Each statement on behalf of a claim has this guard, whatever the fence's state; where it does not hold the
-// statement raises, so that a commit behind it in the same pipeline does not go through.
+// Each statement on behalf of a claim has this guard, whatever the fence's state. If the guard does not hold, the statement
+// raises an error, so that a commit after it in the same pipeline fails.
 const fenceGuard = `
    where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.token = $5::bigint and f.holder = $6::bigint`
 
@@ -69,9 +69,9 @@ const fenceRaise = `
 )
 select case when not exists (select from done) then onceq.lease_lost($1::bigint) end`
 
-// completeFence completes a fence in any state: a late success counts as long as nobody has taken the fence
-// over. One that is completed stays as it is, so that the statement can be repeated after a lost answer. $8 says
-// why there is no result although there should be one. Restores the lifetime, which a release takes away.
+// completeFence completes a fence in any state: a late success counts as long as nobody has taken the fence over. A fence
+// that is already completed stays as it is, so that the statement can be repeated after a lost answer. $8 says why there is
+// no result although there should be one. It restores the lifetime, which a release sets to 0.
 const completeFence = `
 with done as (
   update onceq.job_fences f
@@ -81,7 +81,7 @@ with done as (
          finished_at = case when f.state = ` + sqlCompleted + ` then f.finished_at when f.class <> ` + sqlOfEffect + ` then statement_timestamp() end,
          lifetime = $9::bigint` + fenceGuard + fenceRaise
 
-// releaseFence frees a fence, or makes it uncertain again where it was when it was claimed.
+// releaseFence frees a fence, or makes it uncertain again if it was uncertain when it was claimed.
 const releaseFence = `
 with done as (
   update onceq.job_fences f
@@ -93,7 +93,7 @@ const doubtFence = `
 with done as (
   update onceq.job_fences f set state = ` + sqlUncertain + `, detail = $7::text` + fenceGuard + ` and f.state in (` + sqlClaimed + `, ` + sqlUncertain + `)` + fenceRaise
 
-// extendFence renews the lease; with $8 the earlier doubt is cleared.
+// extendFence extends the lease; with $8 it also clears the earlier doubt.
 const extendFence = `
 with done as (
   update onceq.job_fences f
@@ -128,12 +128,11 @@ func (c *FenceLease) lost(op string) *LeaseError {
 	return e
 }
 
-// Complete records that the work is done and what came out, inside db; a nil db is the pool. It is accepted
-// after the end of the lease as well, until somebody else has claimed. From then on, and after a Release, the
-// statement raises an error, so that a commit behind it in the same pipeline does not go through: a *LeaseError.
+// Complete records that the work is done and what came out, inside db; a nil db is the pool. It is also accepted after the
+// end of the lease, until somebody else has claimed the work. From then on, and after a Release, it returns a *LeaseError:
+// the statement raises an error, so that a commit after it in the same pipeline fails.
 //
-// The result is encoded as JSON; one that cannot be stored (MaxResultBytes) is an *InvalidError, and nothing was
-// sent.
+// The result is encoded as JSON. One that cannot be stored (see MaxResultBytes) is an *InvalidError, and nothing is sent.
 func (c *FenceLease) Complete(ctx context.Context, db DB, result any) error {
 	raw, err := encodeResult(result)
 	if err != nil {
@@ -150,8 +149,8 @@ func (c *FenceLease) complete(ctx context.Context, db DB, raw, broken string) er
 	return err
 }
 
-// CompleteInBatch adds the completion to the caller's own batch, as Lease.CompleteInBatch does. One that is refused there
-// is reported as EventStale in the same way.
+// CompleteInBatch adds the completion to the caller's own batch, as Lease.CompleteInBatch does. A completion that is
+// refused there is reported as EventStale in the same way.
 func (c *FenceLease) CompleteInBatch(batch *pgx.Batch, result any) error {
 	raw, err := encodeResult(result)
 	if err != nil {
@@ -167,18 +166,18 @@ func (c *FenceLease) CompleteInBatch(batch *pgx.Batch, result any) error {
 	return nil
 }
 
-// Release says that nothing was applied: the key is free at once. A claim that took over one of unknown outcome
-// leaves it uncertain again, because its own failure says nothing about what the earlier one did. A claim that
-// is not yours any more, or not open, is a *LeaseError.
+// Release says that nothing was done: the key is free at once. If this claim took over uncertain work, the work is
+// uncertain again, because this failure says nothing about what the earlier claim did. If the claim is no longer yours, or
+// no longer open, the error is a *LeaseError. A nil db is the pool.
 func (c *FenceLease) Release(ctx context.Context, db DB) error {
 	return c.run(ctx, db, "release", releaseFence)
 }
 
-// Uncertain says that the work may or may not have been done, and why. The next caller who asks decides by its policy;
-// Complete is still possible until then.
+// Uncertain says that the work may or may not have been done, and why. The policy of the next caller who claims decides;
+// Complete is still possible until then. A nil db is the pool.
 func (c *FenceLease) Uncertain(ctx context.Context, db DB, cause error) error {
 	if cause == nil {
-		return invalid("Uncertain", "wants an error that says why")
+		return invalid("Uncertain", "needs an error that says why")
 	}
 	err := c.run(ctx, db, "uncertain", doubtFence, errorText(cause.Error()))
 	if err == nil {
@@ -187,8 +186,8 @@ func (c *FenceLease) Uncertain(ctx context.Context, db DB, cause error) error {
 	return err
 }
 
-// Extend makes the claim hold for d from now, by the database's clock. It runs on the pool: a claim made in a
-// transaction can be extended after its commit only.
+// Extend makes the lease last for d from now, by the database's clock. It runs on the pool: a claim that was made in a
+// transaction can be extended only after its commit.
 func (c *FenceLease) Extend(ctx context.Context, d time.Duration) error {
 	if d < time.Millisecond {
 		return invalid("Extend", "by %s; at least a millisecond", d)
@@ -196,8 +195,8 @@ func (c *FenceLease) Extend(ctx context.Context, d time.Duration) error {
 	return c.run(ctx, nil, "extend", extendFence, d.Microseconds(), false)
 }
 
-// perform settles an earlier doubt, runs fn and records the outcome. Where the provider said that an earlier run
-// was applied, c is Replayed afterwards.
+// perform settles an earlier doubt, runs fn and records the outcome. If the provider said that an earlier run was applied,
+// c is Replayed afterwards.
 func (c *FenceLease) perform(ctx context.Context, fn func(context.Context) (any, error)) error {
 	work, stop := c.keep(ctx)
 	returned := false
@@ -226,7 +225,7 @@ func (c *FenceLease) perform(ctx context.Context, fn func(context.Context) (any,
 			return err
 		}
 		if err == nil {
-			// Certainly not applied: from here on this is a first run.
+			// It was certainly not applied: from here on this is a first run.
 			stop()
 			c.began = time.Now()
 			err = c.record(ctx, func(ctx context.Context) error {
@@ -247,7 +246,7 @@ func (c *FenceLease) perform(ctx context.Context, fn func(context.Context) (any,
 	case err == nil:
 		return c.succeed(ctx, result)
 	case saysNotApplied(err):
-		// If this is not recorded, the claim runs out and is uncertain: careful, and true to the caller.
+		// If this cannot be recorded, the lease runs out and the outcome is uncertain, which is on the safe side.
 		_ = c.record(ctx, func(ctx context.Context) error { return c.Release(ctx, nil) })
 		return &settled{err}
 	}
@@ -281,14 +280,14 @@ func (c *FenceLease) succeed(ctx context.Context, result any) error {
 	return nil
 }
 
-// doubt records that the outcome is unknown, and gives the error that says so.
+// doubt records that the outcome is unknown, and returns the error that says so.
 func (c *FenceLease) doubt(ctx context.Context, cause error) error {
 	err := c.record(ctx, func(ctx context.Context) error { return c.Uncertain(ctx, nil, cause) })
 	switch {
 	case errors.Is(err, ErrLeaseLost):
-		return fmt.Errorf("%w; this run ended with: %w", err, cause) // somebody else decides by now
+		return fmt.Errorf("%w; this run ended with: %w", err, cause) // somebody else has claimed the work and decides
 	case err != nil:
-		return c.uncertain(ctx, "", errors.Join(cause, err)) // the claim runs out, which says the same
+		return c.uncertain(ctx, "", errors.Join(cause, err)) // the lease runs out, which means the same
 	}
 	return c.f.uncertain(errorText(cause.Error()), cause)
 }
@@ -299,8 +298,8 @@ func (c *FenceLease) uncertain(ctx context.Context, what string, err error) erro
 	return u
 }
 
-// record writes an outcome, in a context that outlives the work's: that ended, most likely, is why there is one to
-// write. A lost connection is tried again.
+// record writes an outcome in a context that outlives the work's context, because the work often ends with its context.
+// After a lost connection it tries again.
 func (c *FenceLease) record(ctx context.Context, write func(context.Context) error) (err error) {
 	ctx = context.WithoutCancel(ctx)
 	for try := range outcomeTries {
@@ -317,14 +316,14 @@ func (c *FenceLease) record(ctx context.Context, write func(context.Context) err
 	return err
 }
 
-// keep gives the context for the work. That of an effect ends well before its claim does; outside of jobs the claim
-// is extended until stop, which may be called more than once and returns when nothing of it runs any more.
+// keep gives the context for the work. The context of an effect ends well before its lease does. Outside jobs the lease is
+// extended until stop is called. stop may be called more than once, and returns when nothing of this is running any more.
 func (c *FenceLease) keep(ctx context.Context) (work context.Context, stop func()) {
 	if c.f.job != nil {
 		return context.WithDeadline(ctx, c.began.Add(c.f.lease-effectGrace))
 	}
 	work, cancel := context.WithCancelCause(ctx)
-	beats, end := context.WithCancel(context.WithoutCancel(ctx)) // fn may take its time after ctx has ended
+	beats, end := context.WithCancel(context.WithoutCancel(ctx)) // fn may still run after ctx has ended
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -355,7 +354,7 @@ func (c *FenceLease) keep(ctx context.Context) (work context.Context, stop func(
 				cancel(lost)
 				return
 			default:
-				next = min(next/4, time.Until(until)) // the database is out of reach: try while there is time
+				next = min(next/4, time.Until(until)) // the database cannot be reached: try while there is time
 				c.f.q.fails(c, workExtend, "", err)
 			}
 			wait.Reset(next)

@@ -19,8 +19,8 @@ import (
 	"github.com/onceq/onceq/internal/sqlstate"
 )
 
-// outcome is how one run of a job ended. A state that is finished takes the job out of jobs; otherwise it is
-// made ready to run again after delay.
+// outcome is how one run of a job ended. A finished state takes the job out of jobs; otherwise the job is made ready to run
+// again after delay.
 type outcome struct {
 	lease  *Lease
 	state  State  // StateCompleted, StateDead, StateCancelled, StateHeld; or StateWaiting: run again
@@ -29,18 +29,17 @@ type outcome struct {
 	delay  time.Duration
 	spend  bool  // an attempt was used up
 	reset  bool  // count attempts from 0 again
-	keep   int64 // milliseconds in history; 0 not at all, -1 until somebody decides
-	unsure bool  // it may be written already: a guard that does not hold means nothing
-	asked  bool  // for running again, by what the handler returned; otherwise it is given back
+	keep   int64 // milliseconds in history; 0: not at all, -1: until somebody decides
+	unsure bool  // it may already be written, so a guard that does not hold means nothing
+	asked  bool  // the handler's return value asks for another run; otherwise the job is given back
 
-	late  error         // what the handler returned after it had completed the job by itself
+	late  error         // what the handler returned after it had completed the job itself
 	cause error         // for events
 	run   time.Duration // for events
 }
 
-// SetResult stores a result with the completion: a duplicate of the same key inside its window gets it.
-// The value is encoded as JSON now; MaxResultBytes is the limit. Without a key there is nowhere to ask for
-// it but the history.
+// SetResult stores a result with the completion: a duplicate of the same key inside its window gets it. v is encoded as
+// JSON now; the limit is MaxResultBytes. Without a key, the result can be read only from the history.
 func (l *Lease) SetResult(v any) error {
 	raw, err := encodeResult(v)
 	if err != nil {
@@ -67,22 +66,21 @@ func encodeResult(v any) (string, error) {
 	return string(raw), nil
 }
 
-// errInTx is what a handler gets that ends its job by itself although the worker does so: the two would wait for each
-// other, for the worker's transaction has the job's row locked.
+// errInTx is the error for a handler that ends its job itself although the worker does so. The two would wait for each
+// other, because the worker's transaction has the job's row locked.
 var errInTx = errors.New("onceq: the worker ends this job with the handler's transaction: return nil to complete it, or an error (see Fatal, RetryAfter, Snooze, Reschedule)")
 
-// Complete finishes the job inside db: with a transaction, the completion commits together with whatever
-// the transaction wrote. Where the lease is gone the statement raises an error, so that a commit that stands
-// behind it in the same pipeline does not go through; it comes back as a *LeaseError. With a nil db it runs
-// on its own. EventCompleted is reported when the statement has run: the caller's transaction may still roll back, and
-// the job then runs again.
+// Complete finishes the job inside db. In a transaction the completion commits together with everything else that the
+// transaction wrote. If the lease is lost, the statement raises an error, so that a commit after it in the same pipeline
+// fails, and Complete returns a *LeaseError. With a nil db it runs in a transaction of its own. EventCompleted is reported
+// when the statement has run: the caller's transaction may still roll back, and the job then runs again.
 //
-// Where Postgres wants the transaction run again (IsRetryable), because of this statement or of what follows it up to the
-// commit, a worker runs the handler that returns the error again at once, up to ten times, before it counts as one. At
-// repeatable read and serializable that happens whenever a beat, which comes every third of the lease, has changed the job's
-// row after the transaction's snapshot. The beats then leave the row alone for twice the time that the handler has taken, so
-// that the next run gets through; should its process die meanwhile, the job comes back that much later. With Lock as the
-// transaction's first statement there is no such conflict.
+// Because of this statement, or of what follows it up to the commit, Postgres may want the transaction run again
+// (IsRetryable). If the handler returns that error, the worker runs the handler again at once, up to ten times, before it
+// counts as an error. At repeatable read and serializable this happens whenever the worker has extended the lease after the
+// transaction's snapshot, because that changes the job's row; it does so every third of the lease. The worker then leaves
+// the row alone for twice the time that the handler has taken, so that the next run succeeds; if the worker's process dies
+// meanwhile, the job comes back that much later. With Lock as the transaction's first statement there is no such conflict.
 func (l *Lease) Complete(ctx context.Context, db DB) error {
 	if db == nil {
 		db = l.db
@@ -98,9 +96,9 @@ func (l *Lease) Complete(ctx context.Context, db DB) error {
 	return l.completed(ctx, err)
 }
 
-// fromDefaults reports whether a statement that is a transaction by itself failed because of what a database, a role or the
-// pool gives to all: no writes, another isolation level, or limits of time. It is then run again in a transaction that says what it
-// needs, which costs too much to be done always.
+// fromDefaults reports whether a statement that is a transaction by itself failed because of settings that a database, a
+// role or the pool gives to all statements: read-only, another isolation level, or time limits. It is then run again in a
+// transaction that sets what it needs. Doing that always would cost too much.
 func fromDefaults(err error) bool {
 	switch sqlstate.Of(err) {
 	case "25006", "40001", "55P03", "57014":
@@ -109,14 +107,15 @@ func fromDefaults(err error) bool {
 	return false
 }
 
-// CompleteInBatch adds the completion to the caller's own batch. Where the lease is gone it raises SQLSTATE
-// OQ001, and what stands behind it in the batch's transaction, a commit above all, does not happen. The
-// batch's error then matches ErrLeaseLost after a pass through LeaseLost.
+// CompleteInBatch adds the completion to the caller's own batch. If the lease is lost, it raises SQLSTATE OQ001, and what
+// follows it in the batch's transaction, such as a commit, does not happen. Use LeaseLost to recognise the batch's error.
 //
-// EventCompleted, or EventStale, is reported when the Close of the batch's results comes to it: what stands behind it may
-// still fail, and the job then runs again. Not where the application reads this result by itself, with BatchResults.Exec.
+// EventCompleted or EventStale is reported when closing the batch's results reaches this statement. What follows it may
+// still fail, and the job then runs again. If the application reads this result itself, with BatchResults.Exec, no event is
+// reported.
 //
-// In the transaction of HandleTx and HandleBatch, which completes the job by itself, it is an error, and nothing is added.
+// The transaction of HandleTx and HandleBatch completes the job itself: there CompleteInBatch returns an error and adds
+// nothing.
 func (l *Lease) CompleteInBatch(batch *pgx.Batch) error {
 	if l.inTx {
 		return errInTx
@@ -126,12 +125,12 @@ func (l *Lease) CompleteInBatch(batch *pgx.Batch) error {
 	batch.Queue(l.q.sql(statement), args...).Fn = func(results pgx.BatchResults) error {
 		_, err := results.Exec()
 		_ = l.completed(context.Background(), err)
-		return err // as it is: whoever has it looks for its SQLSTATE
+		return err // unchanged: the caller looks for its SQLSTATE
 	}
 	return nil
 }
 
-// conflicts reports whether err is Postgres wanting a transaction run again that was to complete the job.
+// conflicts reports whether err means that Postgres wants a transaction run again that was to complete the job.
 func (l *Lease) conflicts(err error) bool {
 	return (atomic.LoadUint32(&l.conflict) == 1 || l.completedItself()) && IsRetryable(err) && decidesNothing(err)
 }
@@ -144,11 +143,11 @@ func (l *Lease) startOver() {
 	atomic.StoreUint32(&l.accepted, 0)
 }
 
-// completedItself reports whether the handler called Complete or CompleteInBatch, whatever came of it.
+// completedItself reports whether the handler called Complete or CompleteInBatch, with or without success.
 func (l *Lease) completedItself() bool { return atomic.LoadUint32(&l.byHandler) == 1 }
 
-// LeaseLost reports whether err, from the caller's own batch, is Postgres refusing a completion because its
-// lease is gone.
+// LeaseLost reports whether err, an error of the caller's own batch, means that Postgres refused a completion because its
+// lease is lost.
 func LeaseLost(err error) bool { return errors.Is(err, ErrLeaseLost) || leaseLost(err) }
 
 func (l *Lease) completed(ctx context.Context, err error) error {
@@ -176,8 +175,8 @@ func (l *Lease) completed(ctx context.Context, err error) error {
 	return fmt.Errorf("onceq: complete: %w", l.q.told(err))
 }
 
-// completeOne completes one job by its guard and raises where the guard does not hold. The fence must still
-// be this job's: a dead job's key may have been taken by another one meanwhile.
+// completeOne completes one job by its guard, and raises an error if the guard does not hold. The fence must still be this
+// job's: another job may have taken the key of a dead one.
 const completeOne = `
 with gone as (
   delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
@@ -191,16 +190,16 @@ fence as (
 )
 select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end`
 
-// What the statements below and others that are not written whole have in common: the guard of one lease, and of each of
-// those in u; and the fence f of each job in g that has left, which must still be that job's. "= any (array[x])" and
-// "+ 0": statement.go.
+// What the statements below, and others that are not written out, have in common: the guard of one lease; the guards of the
+// leases in u; and the fences f of the jobs in g that left, each of which must still be its job's. statement.go explains "=
+// any (array[x])" and "+ 0".
 const (
 	heldByOne   = `id = $1::bigint and claims = $2::int and holder = $3::bigint`
 	heldByEach  = `j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder`
 	fenceOfGone = `f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = ` + sqlOfJob + ` and f.job_id = g.id`
 )
 
-// completeOneKept is the same for a job that leaves history.
+// completeOneKept is the same for a job that is kept in the history.
 const completeOneKept = `
 with gone as (
   delete from onceq.jobs where ` + heldByOne + `
@@ -215,7 +214,7 @@ fence as (
 ` + writeHistory + `
 select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end`
 
-// completeOneUnkeyed is the same for a job that has no fence.
+// completeOneUnkeyed is the same for a job without a fence.
 const completeOneUnkeyed = `
 with gone as (
   delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
@@ -233,21 +232,21 @@ func (l *Lease) completion() (string, []any) {
 	return completeOne, []any{l.ID, l.claims, l.holder, l.Token, l.result}
 }
 
-// Fail ends this attempt: the job runs again after the default backoff, or is dead when its attempts are used
-// up. err decides as it does when a handler returns it: see Fatal, RetryAfter, Snooze and Reschedule.
+// Fail ends this attempt: the job runs again after the default backoff, or is dead when its attempts are spent. err decides
+// as it does when a handler returns it: see Fatal, RetryAfter, Snooze and Reschedule.
 func (l *Lease) Fail(ctx context.Context, err error) error {
 	if err == nil {
-		return invalid("Fail", "wants an error; a job without one is completed with Complete")
+		return invalid("Fail", "needs an error; use Complete for a job that has none")
 	}
 	return l.end(ctx, "fail", l.failure(err, nil))
 }
 
-// Snooze gives the job back, to run again after d. No attempt is spent.
+// Snooze gives the job back, to run again after d. It spends no attempt.
 func (l *Lease) Snooze(ctx context.Context, d time.Duration) error {
 	return l.end(ctx, "snooze", l.failure(Snooze(d), nil))
 }
 
-// Release gives the job back at once, as if it had not been claimed. No attempt is spent.
+// Release gives the job back at once, as if it had not been claimed. It spends no attempt.
 func (l *Lease) Release(ctx context.Context) error {
 	return l.end(ctx, "release", outcome{lease: l, state: StateWaiting})
 }
@@ -266,9 +265,8 @@ func (l *Lease) end(ctx context.Context, op string, o outcome) error {
 	return nil
 }
 
-// completeJobs completes many jobs by their guards and gives the tokens of those whose guard held. The caller
-// gives them sorted by id, which is the order in which their rows are locked. With $5 it raises where a guard
-// did not hold.
+// completeJobs completes many jobs by their guards and returns the tokens of those whose guard held. The caller sorts them
+// by id, and their rows are locked in this order. With $5 it raises an error if a guard did not hold.
 const completeJobs = `
 with u as materialized (
   select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[]) as u(id, claims, holder, result)
@@ -287,8 +285,8 @@ fence as (
 select case when $5::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
        (select array_agg(id << 20 | claims) from gone)`
 
-// endJobs takes many jobs out of jobs, in any finished state, writes history for those that keep it, and gives
-// the tokens of those whose guard held. With $9 it raises where one did not.
+// endJobs takes many jobs out of jobs, in any finished state, writes the history of those that are kept, and returns the
+// tokens of those whose guard held. With $9 it raises an error if a guard did not hold.
 const endJobs = `
 with u as materialized (
   select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::smallint[], $5::text[], $6::text[], $7::int[], $8::bigint[])
@@ -310,7 +308,7 @@ fence as (
 select case when $9::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
        (select array_agg(` + tokenOfRow + `) from gone), ` + wantHistory
 
-// writeHistory keeps what is gone, as far as it is to be kept.
+// writeHistory adds the jobs in gone to the history, unless they are not to be kept.
 const writeHistory = `history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
          priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
@@ -321,8 +319,9 @@ const writeHistory = `history as (
     from gone where keep <> 0` + olderRecord + `
 )`
 
-// olderRecord is for a history where another job has the id, after the sequence was set back. A record of a completed one
-// gives way: a job that could not leave would run again and again. So does the new one where only it is completed.
+// olderRecord is for a history in which another job has the id, because the sequence was set back. The record of a
+// completed job is replaced: a job that could not leave would run again and again. If only the new job is completed, no
+// record of it is written.
 const olderRecord = `
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
@@ -334,16 +333,17 @@ const olderRecord = `
    where job_history.state = ` + sqlJobCompleted + `
   returning id`
 
-// wantHistory is a column that raises where somebody has to decide about both.
+// wantHistory is a column that raises an error if neither of the two jobs is completed, so that somebody has to decide
+// about both.
 const wantHistory = `(select onceq.id_taken(id) from gone where keep <> 0 and state <> ` + sqlJobCompleted + ` and id not in (select id from history) limit 1)`
 
-// appendError keeps the latest ten errors of a job: when, in which attempt, what.
+// appendError adds an error to a job, of which the latest ten are kept, with its time and its attempt.
 const appendError = `case when error = '' then errors else
          case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
          || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end`
 
-// retryJobs makes jobs ready to run again and gives the tokens of those whose guard held, and the ids of those among
-// them that somebody wants cancelled. With $8 it raises where a guard did not hold.
+// retryJobs makes jobs ready to run again. It returns the tokens of those whose guard held, and the ids of those among them
+// that somebody wants cancelled. With $8 it raises an error if a guard did not hold.
 var retryJobs = `
 with u as materialized (
   select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[])
@@ -402,8 +402,8 @@ func retryArgs(outcomes []outcome, raise bool) []any {
 	return []any{ids, claims, holders, errs, spent, resets, delays, raise}
 }
 
-// finish writes outcomes, at most one for each lease, and gives the leases whose guard did not hold. Each of the
-// three kinds of statement commits on its own; with an error, left are the outcomes that may not be written.
+// finish writes outcomes, at most one for each lease, and returns the leases whose guard did not hold. Each of the three
+// kinds of statement commits on its own. After an error, left are the outcomes that may not have been written.
 func (q *Queue) finish(ctx context.Context, db DB, outcomes []outcome) (stale []*Lease, left []outcome, err error) {
 	slices.SortFunc(outcomes, func(a, b outcome) int { return int(a.lease.ID - b.lease.ID) })
 	var plain, end, again []outcome
@@ -458,7 +458,7 @@ func (q *Queue) finish(ctx context.Context, db DB, outcomes []outcome) (stale []
 		}
 	}
 	for _, id := range cancelled {
-		// Asked for while it ran, and its holder did not hear of it in time.
+		// The request came while the job ran, and the holder did not hear of it in time.
 		if _, err := q.Cancel(ctx, db, id); err != nil && !errors.Is(err, ErrNotFound) {
 			q.log.WarnContext(ctx, "onceq: cancelling a job failed; its next claim does it", "job", id, "error", err)
 		}
@@ -503,10 +503,10 @@ func (q *Queue) finished(ctx context.Context, o outcome, stale bool) {
 	q.emit(ctx, e)
 }
 
-// maxErrorBytes is what is kept of an error's text.
+// maxErrorBytes is how much of an error's text is kept.
 const maxErrorBytes = 8 << 10
 
-// errorText makes a text safe for jsonb and bounds it.
+// errorText shortens a text and makes it safe for jsonb.
 func errorText(s string) string {
 	if len(s) > maxErrorBytes {
 		s = s[:maxErrorBytes]
@@ -522,8 +522,8 @@ func errorText(s string) string {
 	return s
 }
 
-// badData reports whether Postgres refused a statement for what one of its values is, so that splitting the
-// batch finds it; as opposed to a lost connection, a conflict or a server that is going down.
+// badData reports whether Postgres refused a statement because of one of its values, so that splitting the batch finds that
+// value. It is false for a lost connection, a conflict, or a server that shuts down.
 func badData(err error) bool {
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) {

@@ -8,29 +8,33 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Finding is something that slows a queue down, or will, before its users notice.
+// Finding is something that slows a queue down, or soon will.
 type Finding struct {
-	What   string // a stable name: "snapshot", "prepared_transaction", "replication_slot", "dead_rows", "index_bloat", "autovacuum", "waiting", "background", "handler"
+	What   string // a stable name: "snapshot", "prepared_transaction", "replication_slot", "dead_rows", "index_bloat", "autovacuum", "waiting", "background" or "handler"
 	Detail string // what was found: where, who, how much
 	Advice string // what to do
 }
 
 func (f Finding) String() string { return f.What + ": " + f.Detail + "; " + f.Advice }
 
-// healthLimits is what Health lets pass. Below it a busy queue is as it should be.
+// healthLimits says from where on Health reports something. A busy queue is normally below these limits.
 type healthLimits struct {
 	snapshot time.Duration // age of a transaction that has a snapshot
-	xids     int64         // transactions since a replication slot's snapshot, which has no time of its own
+	xids     int64         // transactions since a replication slot's snapshot, which has no time
 	dead     int64         // dead rows of a table; they also have to be more than the live ones
 	index    int64         // bytes of an index; they also have to be ten times what its live rows need
 	waiting  time.Duration // of the oldest job that is due
 }
 
-// Health looks for what commonly slows a queue on Postgres down, and gives what it found; nothing is good. Work that this
-// Queue's workers and Reapers do in the background and that fails comes first, and also beside an error: where the database
-// is out of reach it is all there is to know. Each process knows of its own. Otherwise it reads
-// Postgres's own statistics and one page of each queue, so it is cheap enough for every minute. Of other roles'
-// sessions Postgres tells the age of a snapshot only to members of pg_read_all_stats; without that they are not seen.
+// Health looks for what commonly slows down a queue on Postgres, and returns what it found; an empty result is good.
+//
+// Work that this Queue's workers and Reapers do in the background, and that is failing, comes first. It is also returned
+// together with an error: if the database cannot be reached, it is all there is to know. Each process knows only its own
+// background work.
+//
+// Otherwise Health reads Postgres's own statistics and a bounded number of jobs of each queue, so it is cheap enough to
+// call every minute. Postgres shows the age of another role's snapshot only to members of pg_read_all_stats; without that
+// role, such sessions are not found.
 func (q *Queue) Health(ctx context.Context) ([]Finding, error) {
 	return q.health(ctx, healthLimits{snapshot: time.Minute, xids: 1_000_000, dead: 200_000, index: 64 << 20, waiting: time.Minute})
 }
@@ -46,12 +50,12 @@ func (q *Queue) health(ctx context.Context, limits healthLimits) ([]Finding, err
 	return x.found, nil
 }
 
-// examination is one call of Health: each of its looks adds what it finds.
+// examination is one call of Health: each of its methods adds what it finds.
 type examination struct {
 	q      *Queue
 	limits healthLimits
 	found  []Finding
-	live   map[string]int64 // rows of each table, by tables for indexes
+	live   map[string]int64 // rows of each table: tables fills it in, and indexes uses it
 }
 
 func (x *examination) add(what, detail, advice string) {
@@ -65,7 +69,7 @@ func (x *examination) each(ctx context.Context, statement string, args []any, sc
 	return nil
 }
 
-// snapshots looks for whoever holds the oldest snapshot, which keeps vacuum from removing what finished since.
+// snapshots looks for the session with the oldest snapshot, which keeps vacuum from removing what finished since.
 func (x *examination) snapshots(ctx context.Context) error {
 	const snapshot = `
 select pid, coalesce(usename, ''), coalesce(application_name, ''), coalesce(state, ''), coalesce(backend_type, ''),
@@ -93,7 +97,7 @@ select pid, coalesce(usename, ''), coalesce(application_name, ''), coalesce(stat
 	})
 }
 
-// keptBack looks for what does the same and has no session.
+// keptBack looks for prepared transactions and replication slots, which do the same and have no session.
 func (x *examination) keptBack(ctx context.Context) error {
 	const others = `
 select 'prepared_transaction', gid, extract(epoch from statement_timestamp() - prepared)::bigint
@@ -114,12 +118,12 @@ select 'replication_slot', slot_name::text, greatest(age(xmin), age(catalog_xmin
 			return nil
 		}
 		x.add(what, fmt.Sprintf("%q has been prepared for %s and keeps vacuum from removing what finished since", name, time.Duration(n)*time.Second),
-			"commit or roll it back")
+			"commit it or roll it back")
 		return nil
 	})
 }
 
-// tables looks at dead rows, and whether anything removes them.
+// tables looks for many dead rows, and for tables from which nothing removes them.
 func (x *examination) tables(ctx context.Context) error {
 	const tables = `
 select c.relname,
@@ -143,17 +147,17 @@ select c.relname,
 		x.live[name] = alive
 		if !vacuumed {
 			x.add("autovacuum", fmt.Sprintf("%s.%s is not vacuumed automatically", x.q.schema, name),
-				"turn autovacuum and track_counts on, or the table and its indexes grow without end")
+				"turn on autovacuum and track_counts; otherwise the table and its indexes grow without end")
 		}
 		if dead > x.limits.dead && dead > alive {
-			x.add("dead_rows", fmt.Sprintf("%s.%s has %d dead rows beside %d live ones", x.q.schema, name, dead, alive),
+			x.add("dead_rows", fmt.Sprintf("%s.%s has %d dead rows and %d live ones", x.q.schema, name, dead, alive),
 				"if an old snapshot is named above, end it; otherwise let autovacuum run more often or with less cost delay")
 		}
 		return nil
 	})
 }
 
-// indexes looks for those that are far larger than their rows.
+// indexes looks for indexes that are far larger than their rows need.
 func (x *examination) indexes(ctx context.Context) error {
 	const indexes = `
 select t.relname, c.relname, pg_relation_size(c.oid)
@@ -176,7 +180,7 @@ select t.relname, c.relname, pg_relation_size(c.oid)
 	})
 }
 
-// queues looks for jobs that nobody takes.
+// queues looks for jobs that have been due for long and that nobody has.
 func (x *examination) queues(ctx context.Context) error {
 	stats, err := x.q.Stats(ctx)
 	if err != nil {
@@ -185,18 +189,18 @@ func (x *examination) queues(ctx context.Context) error {
 	for _, s := range stats {
 		if s.Oldest > x.limits.waiting {
 			x.add("waiting", fmt.Sprintf("the oldest job of queue %q has been due for %s", s.Queue, s.Oldest.Round(time.Second)),
-				"see whether workers run, know its kind, and keep up")
+				"check that workers are running, have a handler for its kind, and keep up")
 		}
 	}
 	return nil
 }
 
-// handlers looks for those of this process that do not return.
+// handlers looks for handlers of this process that do not return.
 func (x *examination) handlers() {
 	x.q.late.Range(func(_, v any) bool {
 		h := v.(lateHandler)
-		x.add("handler", fmt.Sprintf("a handler of kind %q runs for %s and does not return although its context has ended; its lease of job %d was given up", h.lease.Kind, time.Since(h.since).Round(time.Second), h.lease.ID),
-			"make it return when its context ends; until then, or the end of this process, it keeps one of its queue's slots")
+		x.add("handler", fmt.Sprintf("a handler of kind %q has run for %s and does not return although its context has ended; its lease on job %d was given up", h.lease.Kind, time.Since(h.since).Round(time.Second), h.lease.ID),
+			"make it return when its context ends; it occupies one of its queue's slots until it returns or this process ends")
 		return true
 	})
 }

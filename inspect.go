@@ -14,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// JobInfo is what is known of a job. Times are the database's. In JSON what is not there is left out.
+// JobInfo is what is known about a job. Times are the database's. In JSON, empty fields are left out.
 type JobInfo struct {
 	ID          int64             `json:"id"`
 	Kind        string            `json:"kind,omitzero"`
@@ -22,20 +22,20 @@ type JobInfo struct {
 	Scope       string            `json:"scope,omitzero"` // empty for a job without a key
 	Key         string            `json:"key,omitzero"`
 	State       State             `json:"state"`
-	Payload     json.RawMessage   `json:"payload,omitzero"` // nil where the payload is bytes
-	Bytes       []byte            `json:"bytes,omitzero"`   // nil where the payload is JSON
+	Payload     json.RawMessage   `json:"payload,omitzero"` // nil if the payload is bytes
+	Bytes       []byte            `json:"bytes,omitzero"`   // nil if the payload is JSON
 	Metadata    map[string]string `json:"metadata,omitzero"`
 	Priority    Priority          `json:"priority"`
-	Attempts    int               `json:"attempts"` // failures that were reported
+	Attempts    int               `json:"attempts"` // failed attempts
 	MaxAttempts int               `json:"max_attempts"`
 	Lost        int               `json:"lost"` // leases that ran out
 	Claims      int               `json:"claims"`
 	Token       int64             `json:"token,omitzero"` // of the latest claim; 0 before the first
 	RunAt       time.Time         `json:"run_at,omitzero"`
 	CreatedAt   time.Time         `json:"created_at,omitzero"`
-	LeasedUntil time.Time         `json:"leased_until,omitzero"` // end of the latest lease, which may be over; zero where nobody has the job
-	FinishedAt  time.Time         `json:"finished_at,omitzero"`  // zero where it is not finished
-	KeepUntil   time.Time         `json:"keep_until,omitzero"`   // leaves the history then; zero: not by itself
+	LeasedUntil time.Time         `json:"leased_until,omitzero"` // end of the latest lease, which may have passed; zero if nobody has the job
+	FinishedAt  time.Time         `json:"finished_at,omitzero"`  // zero if the job is not finished
+	KeepUntil   time.Time         `json:"keep_until,omitzero"`   // when the job leaves the history; zero: not by itself
 	Result      json.RawMessage   `json:"result,omitzero"`       // nil for none
 	Errors      []AttemptError    `json:"errors,omitzero"`       // of the latest failed attempts, oldest first
 }
@@ -61,7 +61,7 @@ select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payloa
        h.errors::text as errors
   from onceq.job_history h`
 
-// info reads the jobs that a statement gives in the columns of liveInfo and pastInfo.
+// info reads the jobs that a statement returns in the columns of liveInfo and pastInfo.
 func (q *Queue) info(ctx context.Context, db DB, statement string, args ...any) (all []JobInfo, err error) {
 	err = q.send(ctx, db, reading, statement, args, each(func(rows pgx.Rows) error {
 		var i JobInfo
@@ -112,7 +112,7 @@ func orZero[T any](p *T) (v T) {
 	return v
 }
 
-// Get gives a job by its id: a live one, or one in the history. A completed job of which no history is kept is
+// Get returns a job by its id: a live one, or one in the history. A completed job that is not kept in the history is
 // ErrNotFound; GetByKey may still know it.
 func (q *Queue) Get(ctx context.Context, db DB, id int64) (JobInfo, error) {
 	const read = liveInfo + ` where j.id = $1::bigint union all` + pastInfo + ` where h.id = $1::bigint`
@@ -126,16 +126,16 @@ func (q *Queue) Get(ctx context.Context, db DB, id int64) (JobInfo, error) {
 	return all[0], nil
 }
 
-// GetByKey gives the job that has a key, or had it last: for as long as the key is taken, and after its window
-// until a Reaper has removed the key. The scope is by default the kind's name, see Job.Scope. Of a finished
-// job that the history does not have it knows ID, Scope, Key, State, CreatedAt, FinishedAt, Token and Result. A key
-// that nobody has is ErrNotFound.
+// GetByKey returns the job that has a key, or that had it last: as long as the key is taken, and after its window until a
+// Reaper has removed it. The scope is the kind's name by default, see Job.Scope. Of a finished job that is not in the
+// history, only ID, Scope, Key, State, CreatedAt, FinishedAt, Token and Result are known. A key that no job has is
+// ErrNotFound.
 func (q *Queue) GetByKey(ctx context.Context, db DB, scope, key string) (JobInfo, error) {
 	const fence = `
 select f.job_id, f.state, f.token, f.created_at, f.finished_at, f.result::text
   from onceq.job_fences f
  where f.class = ` + sqlOfJob + ` and f.scope = $1::text and f.key = $2::text`
-	// Not the id alone: a later job may have it, after the sequence was set back.
+	// The id alone is not enough: after the sequence was set back, a later job may have it.
 	const job = liveInfo + ` where j.id = $1::bigint and j.scope = $2::text and j.key = $3::text union all` +
 		pastInfo + ` where h.id = $1::bigint and h.scope = $2::text and h.key = $3::text`
 	if err := cmp.Or(checkText("scope", scope), checkText("key", key)); err != nil {
@@ -163,7 +163,7 @@ select f.job_id, f.state, f.token, f.created_at, f.finished_at, f.result::text
 			return all[0], nil
 		}
 		if i.State = state.job(nil); i.State == 0 {
-			continue // finished between the two statements: the fence says how by now
+			continue // the job finished between the two statements; the fence now says how
 		}
 		if i.FinishedAt = orZero(finished); result != nil {
 			i.Result = json.RawMessage(*result)
@@ -173,14 +173,14 @@ select f.job_id, f.state, f.token, f.created_at, f.finished_at, f.result::text
 	return JobInfo{}, fmt.Errorf("%w: job %d, which key %q in scope %q belongs to", ErrNotFound, i.ID, key, scope)
 }
 
-// Filter chooses jobs. The zero value of a field does not restrict.
+// Filter chooses jobs. A field with its zero value does not restrict.
 type Filter struct {
 	Queue  string
 	Kind   string
 	Scope  string // of jobs with a key
 	States []State
-	After  int64 // the last id of the page before
-	Limit  int   // of List: default 100, at most 1,000
+	After  int64 // the last id of the previous page; only smaller ids are chosen
+	Limit  int   // List: default 100, at most 1,000; other methods: default no limit
 }
 
 func (f *Filter) states() (live, past []int16) {
@@ -201,15 +201,15 @@ func (f *Filter) states() (live, past []int16) {
 func (f *Filter) check() error {
 	for _, s := range f.States {
 		if s < StateWaiting || s > StateHeld {
-			return invalid("Filter.States", "has %d, which is no state", s)
+			return invalid("Filter.States", "has %d, which is not a state", s)
 		}
 	}
 	return cmp.Or(checkText("Filter.Queue", f.Queue), checkText("Filter.Kind", f.Kind), checkText("Filter.Scope", f.Scope))
 }
 
-// List gives a page of jobs, newest (greatest id) first: live ones and those in the history in one list. For
-// the next page set Filter.After to the last id of this one. In the history Queue and States are found by index.
-// Everything else is looked at on the way: a page of what is rare among many live jobs reads them all.
+// List returns a page of jobs, newest (greatest id) first, both live jobs and those in the history. For the next page set
+// Filter.After to the last id of this one. In the history, indexes serve Queue and States. All other conditions are checked
+// row by row: a page of jobs that are rare among many live jobs reads all live jobs.
 func (q *Queue) List(ctx context.Context, db DB, filter Filter) ([]JobInfo, error) {
 	if err := filter.check(); err != nil {
 		return nil, err
@@ -228,9 +228,9 @@ func (q *Queue) List(ctx context.Context, db DB, filter Filter) ([]JobInfo, erro
 	return all, nil
 }
 
-// statement builds a page's statement. The history is read queue by queue and state by state, each a range of
-// one index with a limit. Conditions that do not restrict are left out, so that a plan that is made once for
-// all values stays good; every statement takes all arguments.
+// statement builds the statement for a page. It reads the history queue by queue and state by state, each of which is a
+// range of one index with a limit. Conditions that do not restrict are left out, so that a plan that is made once for all
+// values stays good. Every statement takes all arguments.
 func (f *Filter) statement() (string, []any) {
 	after := f.After
 	if after == 0 {

@@ -12,9 +12,8 @@ import (
 	"time"
 )
 
-// Policy decides what happens to work whose outcome is unknown: its process crashed or lost the database after
-// the intent was recorded, or fn returned an error that does not say NotApplied. The zero Policy is
-// RunAgain(24 * time.Hour).
+// Policy decides what happens to work whose outcome is unknown: its process crashed or lost the database after the intent
+// was recorded, or fn returned an error that is not NotApplied. The zero Policy is RunAgain(24 * time.Hour).
 type Policy struct {
 	again time.Duration
 	hold  bool
@@ -29,7 +28,7 @@ func (p Policy) within() time.Duration {
 	return p.again
 }
 
-// runsAgain is within for a policy that runs again at all.
+// runsAgain is within for a policy that runs again at all, otherwise 0.
 func (p Policy) runsAgain() time.Duration {
 	if p.hold || p.ask != nil {
 		return 0
@@ -37,28 +36,28 @@ func (p Policy) runsAgain() time.Duration {
 	return p.within()
 }
 
-// RunAgain runs the work again under the same IdempotencyKey, for providers that deduplicate: until within after
-// the first intent, which should lie below what the provider remembers; Forever where it never forgets. Later
-// than that the work is held. A within that is not positive is Hold.
+// RunAgain runs the work again under the same IdempotencyKey, for providers that deduplicate, until within has passed since
+// the first intent. within should be shorter than the time for which the provider remembers keys; use Forever if it never
+// forgets. After that the work is held. A within that is not positive is Hold.
 func RunAgain(within time.Duration) Policy { return Policy{again: within, hold: within <= 0} }
 
-// Ask asks the provider whether the work under the IdempotencyKey was applied: if so, result is stored and
-// replayed; if not, it is run; an error leaves it uncertain. Nobody is asked before lease and grace of the
-// earlier run have passed, because its request may still be under way; until then it counts as in flight. A nil ask is
-// an *InvalidError of whatever gets the policy.
+// Ask asks the provider whether the work under the IdempotencyKey was done. If it was (applied), result is stored and
+// replayed; if not, the work runs; an error leaves it uncertain. The provider is not asked before the lease of the earlier
+// run has ended and 5 s more have passed, because the earlier request may still be under way; until then the work counts as
+// in flight. If ask is nil, every function that gets the policy returns an *InvalidError.
 func Ask(ask func(ctx context.Context, key string) (result any, applied bool, err error)) Policy {
 	return Policy{ask: ask, mute: ask == nil}
 }
 
 func (p Policy) check() error {
 	if p.mute {
-		return invalid("Policy", "is Ask without a function: there is nobody to ask; use Hold to leave the decision to a person")
+		return invalid("Policy", "is Ask without a function, so nobody can be asked; use Hold to leave the decision to a person")
 	}
 	return nil
 }
 
-// Hold leaves the decision to a person: see Queue.Resolve and Fence.Resolve. For effects that can neither be
-// deduplicated nor asked for.
+// Hold leaves the decision to a person: see Queue.Resolve and Fence.Resolve. It is for effects whose provider neither
+// deduplicates nor can be asked.
 func Hold() Policy { return Policy{hold: true} }
 
 type notApplied struct{ err error }
@@ -66,10 +65,10 @@ type notApplied struct{ err error }
 func (e *notApplied) Error() string { return e.err.Error() }
 func (e *notApplied) Unwrap() error { return e.err }
 
-// NotApplied says of an error of an effect that the effect certainly did not happen: the connection was refused,
-// the provider answered with a rejection. The effect is then free to run again. It works wrapped; of several
-// errors that one wraps, as errors.Join does, each must say so. It counts for the Once or Do whose fn returns it, and
-// not for one around that: what else the outer fn did is for it to say. A nil err gives nil.
+// NotApplied marks the error of an effect that certainly did not happen: the connection was refused, or the provider
+// rejected the request. The effect is then free to run again. The mark is found when the error is wrapped. If an error
+// wraps several, as errors.Join does, each of them must be marked. The mark counts for the Once or Do whose fn returns the
+// error, but not for one around that: the outer fn must say for itself what else it did. A nil err gives nil.
 func NotApplied(err error) error {
 	if err == nil {
 		return nil
@@ -77,14 +76,14 @@ func NotApplied(err error) error {
 	return &notApplied{err}
 }
 
-// settled is an error that was NotApplied for the fn that returned it, and says nothing to one around that.
+// settled is an error that was NotApplied for the fn that returned it. It says nothing to a fn around that one.
 type settled struct{ err error }
 
 func (e *settled) Error() string { return e.err.Error() }
 func (e *settled) Unwrap() error { return e.err }
 
-// saysNotApplied reports whether all of err says that nothing was applied. The marks behind an *UncertainError were
-// given to an inner Once, or to a question about an earlier run.
+// saysNotApplied reports whether everything in err says that nothing was applied. Marks behind an *UncertainError belong to
+// an inner Once, or to a question about an earlier run.
 func saysNotApplied(err error) bool {
 	switch e := err.(type) {
 	case *notApplied:
@@ -100,10 +99,11 @@ func saysNotApplied(err error) bool {
 	return false
 }
 
-// IdempotencyKey names the job's effect to systems outside that deduplicate: the same for each delivery of the
-// job, after a crash and after a redrive; another one after Reschedule, which asks for it anew. It never contains the attempt. The job's id alone would not do: ids
-// repeat in other installations, and after a crash recovery or failover that lost the sequence's latest values;
-// so it is derived from the installation's random id and the time of the enqueueing as well. 43 bytes of ASCII.
+// IdempotencyKey names the job's effect for systems outside the database that deduplicate. It is the same each time the job
+// runs, also after a crash and after a redrive. After Reschedule, which asks for the effects to be done anew, it is another
+// one. It does not depend on the attempt. The job's id alone would not be enough: ids occur again in other installations,
+// and after a crash recovery or failover that lost the sequence's latest values. So the key is derived from the
+// installation's random id and the job's time of creation too. It is 43 bytes of ASCII.
 func (l *Lease) IdempotencyKey(name string) string {
 	return l.q.effectIdempotencyKey(l.ID, l.identity, name)
 }
@@ -114,8 +114,8 @@ func (q *Queue) effectIdempotencyKey(job, identity int64, name string) string {
 
 const (
 	defaultEffectTimeout = 30 * time.Second
-	effectGrace          = 5 * time.Second  // between the end of fn's context and that of its fence's lease, and from there to asking
-	intentTimeout        = 10 * time.Second // for recording an intent, waiting for a connection included
+	effectGrace          = 5 * time.Second  // from the end of fn's context to the end of its fence's lease, and from there to asking the provider
+	intentTimeout        = 10 * time.Second // for recording an intent, including the wait for a connection
 	outcomeTimeout       = 5 * time.Second  // for each try of recording an outcome
 	outcomeTries         = 4
 )
@@ -126,37 +126,38 @@ type EffectOption func(*Fence)
 // OnUncertain sets what to do when the outcome of an earlier run is unknown. Default RunAgain(24 * time.Hour).
 func OnUncertain(p Policy) EffectOption { return func(f *Fence) { f.policy = p } }
 
-// EffectTimeout sets when fn's context ends. Default 30 s. The effect counts as in flight for 5 s longer if its
-// process dies.
+// EffectTimeout sets when fn's context ends. Default 30 s; at least a millisecond. If the process dies, the effect counts
+// as in flight for 5 s longer.
 func EffectTimeout(d time.Duration) EffectOption { return func(f *Fence) { f.lease = d + effectGrace } }
 
-// Once does an effect outside of the database at most once for a job, as far as that can be known: it records the
-// intent, calls fn, and records the outcome, each committed on its own, never in the handler's transaction. When
-// the job runs again a recorded success is replayed and fn is not called. fn must pass key, which is
-// l.IdempotencyKey(name), to a provider that deduplicates. name is the effect's within its job.
+// Once does an effect outside the database at most once for a job, as far as that can be known: it records the intent,
+// calls fn, and records the outcome. Each record is committed on its own, never in the handler's transaction. When the job
+// runs again, a recorded success is replayed and fn is not called. fn must pass key, which is l.IdempotencyKey(name), to a
+// provider that deduplicates. name is the effect's name within its job.
 //
-// After Reschedule the effects of the next run are its own: they are done again, under other keys. Retries of a run replay.
+// After Reschedule the next run has effects of its own: they are done again, under other keys. Retries of a run replay.
 //
-// A name is for one effect of a run: a second call with it, in a loop mostly, would be answered with the outcome of the
-// first. It is refused with ErrNameUsed, also while the first is under way. A call that returned an error may be
-// made again. With Queue.Claim a run is what happens under one lease.
+// A name is for one effect of a run. A second call with the same name, usually in a loop, would get the outcome of the
+// first; it is refused with ErrNameUsed, also while the first is under way. A call that returned an error may be made
+// again. With Queue.Claim a run is everything that happens under one lease.
 //
-// What fn returns decides. No error: completed. An error that says NotApplied: returned; the effect runs again when
-// the job does. Any other, also a time-out, a cancelled context or a panic: nobody knows whether the
-// effect happened; it comes back in an *UncertainError, and the next run decides by OnUncertain. Other answers are
-// *InFlightError (another run is at it: returned from a handler it costs no attempt), *HeldError (returned from a
-// handler it makes the job StateHeld) and *LeaseError (the job's lease is lost: fn was not called; or somebody ran the
-// effect again before this success could be recorded).
+// What fn returns decides. After no error the effect is completed. After an error that is NotApplied, that error is
+// returned, and the effect runs again when the job does. After any other error, also a time-out, a cancelled context or a
+// panic, nobody knows whether the effect happened: Once returns an *UncertainError, and the next run decides by
+// OnUncertain. Other errors of Once are *InFlightError (another run is doing the effect: returned from a handler it spends
+// no attempt), *HeldError (returned from a handler it makes the job StateHeld) and *LeaseError (the job's lease is lost and
+// fn was not called; or somebody ran the effect again before this success could be recorded).
 //
-// fn's context ends with the EffectTimeout, and with that of the handler: when the job's lease is lost too. An answer
-// that arrives then is still worth returning; a success is recorded as long as nobody has run the effect again.
+// fn's context ends with the EffectTimeout and with the handler's context, and therefore also when the job's lease is lost.
+// An answer that arrives after that is still worth returning: a success is recorded as long as nobody has run the effect
+// again.
 //
-// A result that cannot be stored (MaxResultBytes) does not undo that the effect happened: it is recorded as
-// completed without one. This run and each replay then return an error that is Fatal and wraps an *InvalidError,
-// so that a code path without the result never goes unnoticed; Queue.Resolve can add a smaller result.
+// A result that cannot be stored (see MaxResultBytes) does not undo the effect: it is recorded as completed, without a
+// result. This run and each replay then return an error that is Fatal and wraps an *InvalidError, so that no code goes on
+// without the result unnoticed. Queue.Resolve can add a smaller result.
 //
-// The statements need a connection beside the one of a handler's transaction: workers see to that; with
-// Queue.Claim the pool must have one to spare, else Once fails after 10 s, before fn was called.
+// The statements need a connection in addition to that of a handler's transaction. Workers provide one; with Queue.Claim
+// the pool must have one to spare, otherwise Once fails after 10 s, before fn is called.
 func Once[R any](ctx context.Context, l *Lease, name string, fn func(ctx context.Context, key string) (R, error), opts ...EffectOption) (R, error) {
 	var none R
 	leave, err := l.enter(name)
@@ -180,11 +181,11 @@ type effectRun struct {
 	name string
 }
 
-// newRun says that a handler is called, for the first time with this lease or again.
+// newRun records that a handler is called with this lease.
 func (l *Lease) newRun() { atomic.AddUint32(&l.calls, 1) }
 
-// enter refuses a bad name, and one that was used in this run: Once would replay the first effect in place of doing the second. leave
-// says whether it was done; otherwise the run may try again.
+// enter refuses a bad name, and a name that was used in this run: Once would replay the first effect instead of doing the
+// second. leave says whether the effect was done; if not, the run may try again.
 func (l *Lease) enter(name string) (leave func(done bool), err error) {
 	if err := checkName("name", name, MaxNameBytes); err != nil {
 		return nil, err
@@ -216,7 +217,7 @@ func (l *Lease) enter(name string) (leave func(done bool), err error) {
 
 func effectKey(jobID int64, name string) string { return strconv.FormatInt(jobID, 10) + "/" + name }
 
-// effectOf is the way back of effectKey.
+// effectOf is the inverse of effectKey.
 func effectOf(key string) (jobID int64, name string) {
 	id, name, _ := strings.Cut(key, "/")
 	jobID, _ = strconv.ParseInt(id, 10, 64)
@@ -240,7 +241,7 @@ func (l *Lease) claimEffect(ctx context.Context, name string, opts []EffectOptio
 	return f.claimAlone(ctx)
 }
 
-// claimAlone claims for perform: committed on its own, whatever the database's default isolation level.
+// claimAlone claims for perform: the claim commits on its own, whatever the database's default isolation level is.
 func (f *Fence) claimAlone(ctx context.Context) (c *FenceLease, err error) {
 	ctx, cancel := context.WithTimeout(ctx, intentTimeout)
 	defer cancel()
@@ -255,13 +256,15 @@ func (f *Fence) claimAlone(ctx context.Context) (c *FenceLease, err error) {
 	return c, err
 }
 
-// Do does a unit of work outside of jobs once: it claims the fence, committed on its own, calls fn and records what
-// came out. While fn runs its claim is extended; where it is lost, fn's context ends with a cause that matches
-// ErrLeaseLost. fn passes c.IdempotencyKey() to providers that deduplicate, and does not finish c itself.
+// Do does a unit of work outside jobs once: it claims the fence, in a transaction of its own, calls fn and records what
+// came out. While fn runs, Do extends the lease. If the lease is lost, fn's context ends with a cause that matches
+// ErrLeaseLost. fn passes c.IdempotencyKey() to providers that deduplicate, and does not call Complete, Release or
+// Uncertain on c.
 //
-// Done before: the stored result. Otherwise the answers are those of Fence.Claim, except that Do asks where the
-// policy is to ask, and fn's errors count as in Once: NotApplied releases the key, any other leaves it uncertain
-// and comes back in an *UncertainError. The same holds for results that cannot be stored; Fence.Resolve adds one.
+// If the work was done before, Do returns the stored result. Otherwise its errors are those of Fence.Claim, except that Do
+// asks the provider if the policy is Ask. Errors of fn count as in Once: after NotApplied the key is free, after any other
+// error the outcome is uncertain and Do returns an *UncertainError. Results that cannot be stored are treated as in Once
+// too; Fence.Resolve adds one.
 func Do[R any](ctx context.Context, q *Queue, spec FenceSpec, fn func(ctx context.Context, c *FenceLease) (R, error)) (R, error) {
 	var none R
 	f, err := q.Fence(spec)
@@ -275,7 +278,7 @@ func Do[R any](ctx context.Context, q *Queue, spec FenceSpec, fn func(ctx contex
 	return perform(ctx, c, func(ctx context.Context) (R, error) { return fn(withFenceLease(ctx, c), c) })
 }
 
-// perform runs the work under a claim and gives its result, or that of an earlier run.
+// perform runs the work under a claim and returns its result, or that of an earlier run.
 func perform[R any](ctx context.Context, c *FenceLease, fn func(context.Context) (R, error)) (R, error) {
 	var none, r R
 	if !c.Replayed {

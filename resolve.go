@@ -19,10 +19,10 @@ type Resolution struct {
 	result any
 }
 
-// Applied says that the work was done: result is stored and replayed. nil is null.
+// Applied says that the work was done: result is stored and replayed. A nil result is stored as null.
 func Applied(result any) Resolution { return Resolution{fenceCompleted, result} }
 
-// NeverApplied says that the work was not done: it is free to run.
+// NeverApplied says that the work was not done: it may run again.
 func NeverApplied() Resolution { return Resolution{state: fenceCancelled} }
 
 func (r Resolution) encode() (string, error) {
@@ -35,9 +35,9 @@ func (r Resolution) encode() (string, error) {
 	return "", invalid("Resolution", "is empty; use Applied or NeverApplied")
 }
 
-// resolveFence settles a fence that is uncertain or held, or gives a completed one the result that could not be
-// stored. Token and holder stay, so that a late success is still accepted while nobody has run again. An effect that
-// is completed waits for the Reaper to begin its window (fence.go). Zero rows: nothing to resolve.
+// resolveFence settles a fence that is uncertain or held, or gives a completed one the result that could not be stored.
+// Token and holder stay, so that a late success is still accepted while nobody has run the work again. The window of a
+// completed effect begins only when the Reaper finds that its job is over (fence.go). Zero rows: nothing to resolve.
 const resolveFence = `
 update onceq.job_fences f
    set state = $4::smallint, result = nullif($5::text, '')::jsonb, detail = null,
@@ -63,8 +63,8 @@ func (f *Fence) resolve(ctx context.Context, db DB, r Resolution) error {
 	return nil
 }
 
-// Resolve settles the fence when it is uncertain, held, or run out of its lease, inside db; a nil db is the pool.
-// ErrNotFound: there is nothing to resolve.
+// Resolve settles the fence if it is uncertain or held, or if its lease has run out, inside db; a nil db is the pool. If
+// there is nothing to resolve, the error is ErrNotFound.
 func (f *Fence) Resolve(ctx context.Context, db DB, r Resolution) error {
 	if db == nil {
 		db = f.db
@@ -72,9 +72,9 @@ func (f *Fence) Resolve(ctx context.Context, db DB, r Resolution) error {
 	return f.resolve(ctx, db, r)
 }
 
-// Resolve settles the uncertain or held effect of a job, inside db. A job that is StateHeld runs again, with its id and key,
-// in the same transaction, when nothing of it is held any more. One that is dead or cancelled stays so, and replays the
-// outcome if it is redriven. ErrNotFound: there is nothing to resolve.
+// Resolve settles the uncertain or held effect of a job, inside db. A job that is StateHeld runs again in the same
+// transaction, with its id and key, once none of its effects is held any more. A dead or cancelled job stays so, and
+// replays the outcome if it is redriven. If there is nothing to resolve, the error is ErrNotFound.
 func (q *Queue) Resolve(ctx context.Context, db DB, jobID int64, name string, r Resolution) error {
 	if err := checkText("name", name); err != nil {
 		return err
@@ -124,11 +124,12 @@ settled as (
 )
 select count(*), (select array_agg(distinct id) from settled where state = ` + sqlJobHeld + `) from settled`
 
-// ResolveMany settles the uncertain and held effects with a name, or all of them with an empty one, of the jobs that
-// the filter chooses, newest first, 500 jobs a transaction: after an outage, most of all. By default of held jobs, which
-// run again when nothing of them is held any more; Filter.States may name StateDead and StateCancelled too, which stay so.
-// Filter.Limit bounds how many jobs are looked at; 0 for all. It gives how many effects were settled and how many jobs run
-// again; with a pool as db each transaction commits on its own, and counts are right also beside an error.
+// ResolveMany settles the uncertain and held effects called name, or with an empty name all of them, of the jobs that the
+// filter chooses: newest first, 500 jobs a transaction. It is mostly for the time after an outage. By default it chooses
+// held jobs, which run again once none of their effects is held any more; Filter.States may also name StateDead and
+// StateCancelled, and these jobs stay so. Filter.Limit is how many jobs are looked at; 0 means all. It returns how many
+// effects were settled and how many jobs run again. With a pool as db each transaction commits on its own, and the counts
+// are right even if there is an error.
 func (q *Queue) ResolveMany(ctx context.Context, db DB, filter Filter, name string, r Resolution) (resolved, redriven int, err error) {
 	raw, err := r.encode()
 	if err != nil {
@@ -165,12 +166,12 @@ func (q *Queue) ResolveMany(ctx context.Context, db DB, filter Filter, name stri
 type EffectInfo struct {
 	Name   string
 	State  string          // "in_flight", "completed", "uncertain" or "held"
-	Since  time.Time       // first intent
-	Until  time.Time       // in flight: the end of its lease
-	Result json.RawMessage // completed; nil where it could not be stored, Detail says why
-	Detail string          // why it is uncertain or held
+	Since  time.Time       // when the effect was first begun
+	Until  time.Time       // in flight: when its lease ends
+	Result json.RawMessage // completed; nil if it could not be stored, and Detail says why
+	Detail string          // why it is uncertain or held, or has no result
 
-	// IdempotencyKey is what the provider got, by which it may say whether the effect happened.
+	// IdempotencyKey is the key that the provider got. By it the provider may be able to say whether the effect happened.
 	IdempotencyKey string
 
 	scope string
@@ -198,9 +199,9 @@ select f.scope, f.key, case f.state when ` + sqlCompleted + ` then 'completed' w
  where f.state in (` + sqlClaimed + `, ` + sqlUncertain + `, ` + sqlCompleted + `, ` + sqlHeld + `) and f.job_id = $1::bigint
  order by f.key`
 
-// Effects lists the effects of a job by name, those of a finished job as long as they are not pruned; after Reschedule,
-// those since. Effects that were certainly not applied are not among them. It is quick while the job is live or in the
-// history; otherwise it looks at the effects of every queue.
+// Effects lists the effects of a job by name; after Reschedule, those of the present run. Effects of a finished job are
+// listed until a Reaper has removed them. Effects that were certainly not applied are not listed. Effects is quick while
+// the job is live or in the history; otherwise it searches the effects of every queue.
 func (q *Queue) Effects(ctx context.Context, db DB, jobID int64) ([]EffectInfo, error) {
 	if err := q.identify(ctx, db); err != nil {
 		return nil, err

@@ -7,16 +7,17 @@ import (
 	"time"
 )
 
-// What a handler returns decides what becomes of its job: nil completes it, a plain error runs it again after
-// its kind's backoff until its attempts are used up, and the errors of this file do as they say. They work
-// wrapped as well.
+// What a handler returns decides what becomes of its job: nil completes it, a plain error runs it again after its kind's
+// backoff until its attempts are spent, and the errors of this file do what their comments say. They are found when they
+// are wrapped too.
 
 type fatalError struct{ err error }
 
 func (e *fatalError) Error() string { return e.err.Error() }
 func (e *fatalError) Unwrap() error { return e.err }
 
-// Fatal makes the job dead at once: running it again would not help. A nil err gives nil.
+// Fatal makes the job dead at once, because running it again would not help. It works when it is wrapped, as RetryAfter,
+// Snooze and Reschedule do. A nil err gives nil.
 func Fatal(err error) error {
 	if err == nil {
 		return nil
@@ -27,8 +28,8 @@ func Fatal(err error) error {
 type retryAfter struct {
 	d     time.Duration
 	err   error // nil for a snooze
-	reset bool  // the run went well: reschedule
-	free  bool  // an error that spends no attempt: the handler was not called, or got nowhere
+	reset bool  // Reschedule: the run went well
+	free  bool  // err spends no attempt: the handler was not called, or did nothing
 }
 
 func (e *retryAfter) Error() string {
@@ -42,8 +43,8 @@ func (e *retryAfter) Error() string {
 }
 func (e *retryAfter) Unwrap() error { return e.err }
 
-// RetryAfter runs the job again after d in place of the kind's backoff, because of err: for a provider that says when
-// to come back. It spends an attempt, as every error does. A nil err gives nil.
+// RetryAfter fails the attempt with err and runs the job again after d instead of the kind's backoff: for a provider that
+// says when to come back. It spends an attempt, as every error does. A nil err gives nil.
 func RetryAfter(d time.Duration, err error) error {
 	if err == nil {
 		return nil
@@ -51,18 +52,18 @@ func RetryAfter(d time.Duration, err error) error {
 	return &retryAfter{d: d, err: err}
 }
 
-// Snooze runs the job again after d, without spending an attempt and without an error. What a handler's
+// Snooze runs the job again after d, without spending an attempt and without recording an error. What a handler's
 // transaction wrote is rolled back.
 func Snooze(d time.Duration) error { return &retryAfter{d: d} }
 
-// Reschedule says that this run went well and that the same job, with its id and key, is to run again after
-// d. What a handler's transaction wrote commits together with that. Attempts count from 0 again, and effects (Once) are
-// done again; where the next run fails, its retries replay what it has done. Return the error of a Once in place of
-// Reschedule: the next run does not know of an effect of this one whose outcome is unknown.
+// Reschedule says that this run went well and that the same job, with its id and key, should run again after d. What a
+// handler's transaction wrote commits together with that. Attempts count from 0 again, and effects (Once) are done again;
+// if the next run fails, its retries replay what that run has done. If a Once returned an error, return that error instead
+// of Reschedule: the next run knows nothing of an effect of this run whose outcome is unknown.
 func Reschedule(d time.Duration) error { return &retryAfter{d: d, reset: true} }
 
-// retryOf finds what RetryAfter, Snooze or Reschedule put into err, or nil. A panic with a Reschedule is none: that
-// run did not go well.
+// retryOf finds what RetryAfter, Snooze or Reschedule put into err, or returns nil. A panic with a Reschedule does not
+// count: that run did not go well.
 func retryOf(err error) *retryAfter {
 	var again *retryAfter
 	var panicked *PanicError
@@ -78,8 +79,9 @@ func decidesNothing(err error) bool {
 	return !errors.As(err, &fatal) && retryOf(err) == nil && !errors.Is(err, ErrHeld) && !errors.Is(err, ErrInFlight)
 }
 
-// IsFailure reports whether err, as a handler returned it, says that something went wrong: for those who log or trace
-// around handlers. False for nil, Snooze and Reschedule, and for an *InFlightError, where somebody else is at it.
+// IsFailure reports whether err, as a handler returned it, means that something went wrong. It is for code that logs or
+// traces around handlers. It is false for nil, Snooze and Reschedule, and for an *InFlightError, which means that somebody
+// else is doing the work.
 func IsFailure(err error) bool {
 	var fatal *fatalError
 	switch {
@@ -94,7 +96,7 @@ func IsFailure(err error) bool {
 	return !errors.Is(err, ErrInFlight)
 }
 
-// DefaultBackoff waits attempt⁴ seconds ±10%, at most a day: 1 s, 16 s, 81 s, …
+// DefaultBackoff returns attempt⁴ seconds ±10%, at most a day: 1 s, 16 s, 81 s, …
 func DefaultBackoff(attempt int) time.Duration {
 	const day = 24 * time.Hour
 	d := day
@@ -104,10 +106,11 @@ func DefaultBackoff(attempt int) time.Duration {
 	return d - d/10 + rand.N(max(1, d/5))
 }
 
-// maxDelay bounds what a handler asks for: a century is surely a mistake in units, and no reason to fail.
+// maxDelay is the longest delay that a handler can ask for. A longer one is probably a mistake in units, which is no reason
+// to fail.
 const maxDelay = 100 * 365 * 24 * time.Hour
 
-// failure gives the outcome for what a handler returned. backoff may be nil.
+// failure returns the outcome for what a handler returned. backoff may be nil.
 func (l *Lease) failure(err error, backoff func(int, error) time.Duration) outcome {
 	o := outcome{lease: l, state: StateWaiting, cause: err, asked: true, run: time.Since(l.began)}
 	again := retryOf(err)
@@ -124,7 +127,7 @@ func (l *Lease) failure(err error, backoff func(int, error) time.Duration) outco
 			o.err = errorText(err.Error())
 		}
 	case errors.As(err, &inFlight):
-		o.delay = inFlight.RetryAfter // somebody is at it: no failure of this run
+		o.delay = inFlight.RetryAfter // somebody else is doing the work: this run did not fail
 	default:
 		o.spend, o.err = true, errorText(err.Error())
 		if l.Attempt >= l.MaxAttempts {
@@ -137,7 +140,7 @@ func (l *Lease) failure(err error, backoff func(int, error) time.Duration) outco
 		}
 		o.delay = DefaultBackoff(l.Attempt)
 		if backoff != nil {
-			_ = protect(func() error { // a panic leaves the default
+			_ = protect(func() error { // after a panic the default stays
 				o.delay = backoff(l.Attempt, err)
 				return nil
 			})

@@ -6,23 +6,22 @@ import (
 	"strings"
 )
 
-// This file has the numbers that stand in the tables: in Go, and as SQL says them. Statements are put together from these.
-// Those that run for every job are written whole and have the numbers themselves; a test compares.
+// This file has the numbers that are stored in the tables, in Go and in SQL. Statements are put together from these. The
+// statements that run for every job are written out and contain the numbers themselves; a test compares.
 
-// State is what has become of a job.
+// State says where a job is in its life.
 type State int8
 
-// The states of a job. Where a job is finished, its state stays readable as long as its key is taken or its
-// history is kept.
+// The states of a job. The state of a finished job can be read as long as its key is taken or its history is kept.
 const (
 	StateWaiting   State = iota + 1 // due, and nobody has it
 	StateDelayed                    // not due yet
 	StateRunning                    // somebody holds its lease
-	StateRetrying                   // failed before, to be run again
+	StateRetrying                   // failed or lost a lease before; will run again
 	StateCompleted                  // finished
 	StateDead                       // out of attempts, fatal, or crashed too often; see Queue.Redrive
 	StateCancelled                  // by Queue.Cancel
-	StateHeld                       // an effect's outcome wants a person; see Queue.Resolve
+	StateHeld                       // an effect's outcome waits for a person; see Queue.Resolve
 )
 
 var stateNames = [...]string{"unknown", "waiting", "delayed", "running", "retrying", "completed", "dead", "cancelled", "held"}
@@ -34,10 +33,10 @@ func (s State) String() string {
 	return stateNames[s]
 }
 
-// MarshalText gives the state's name, also in JSON.
+// MarshalText returns the state's name. It is used for JSON too.
 func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// UnmarshalText takes a state's name.
+// UnmarshalText reads a state's name.
 func (s *State) UnmarshalText(text []byte) error {
 	i := slices.Index(stateNames[:], string(text))
 	if i < 0 {
@@ -47,34 +46,34 @@ func (s *State) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Finished reports whether nothing will run any more unless somebody redrives the job.
+// Finished reports whether the job will not run any more, unless somebody redrives it.
 func (s State) Finished() bool { return s >= StateCompleted }
 
-// The states of a fence, as job_fences.state has them. A row that is not there is absent.
+// The states of a fence, as job_fences.state stores them. A key without a row is free.
 type fenceState int16
 
 const (
-	fenceQueued    fenceState = iota // a job waits for it, or works under it: jobs says which
-	fenceClaimed                     // taken outside of jobs, under token and holder, until leased_until
+	fenceQueued    fenceState = iota // a job that waits or runs has the key; the row in jobs says which
+	fenceClaimed                     // taken by a claim, under token and holder, until leased_until
 	fenceUncertain                   // intent recorded, outcome unknown
-	fenceCompleted                   // outcome in result
+	fenceCompleted                   // the outcome is in result
 	fenceDead                        // its job is dead
-	fenceCancelled                   // its job was cancelled; outside of jobs: released, nothing was applied
+	fenceCancelled                   // its job was cancelled; for other fences: released, nothing was applied
 	fenceHeld                        // waits for a person
 )
 
-// Class keeps names of different origin apart, so that a key that a client sends can never collide with one
-// of the application's own, or with a job's.
+// Class keeps keys of different origin apart, so that a key that a client sends can never collide with one of the
+// application's own, or with a job's.
 type Class int16
 
 const (
 	classJob         Class = 0 // the keys of jobs
 	ClassApplication Class = 1 // the application's own keys; the default
-	ClassRequest     Class = 2 // keys that clients send, in an Idempotency-Key header mostly; see Reaper for their end
+	ClassRequest     Class = 2 // keys that clients send, usually in an Idempotency-Key header; see Reaper for how long they stay
 	classEffect      Class = 3 // named effects of jobs, see Once
 )
 
-// The same in SQL: of jobs in job_history, of fences, and of classes.
+// The same numbers in SQL: states of jobs in job_history, states of fences, and classes.
 const (
 	sqlJobCompleted = string(rune('0' + StateCompleted))
 	sqlJobDead      = string(rune('0' + StateDead))
@@ -94,21 +93,21 @@ const (
 	sqlOfEffect  = string(rune('0' + classEffect))
 )
 
-// What several statements say of a fence f.
+// What several statements say about a fence f.
 const (
-	fenceOver    = `f.state in (` + sqlCompleted + `, ` + sqlDead + `, ` + sqlCancelled + `)` // finished, and nobody is to decide
-	fenceUnknown = `f.state in (` + sqlClaimed + `, ` + sqlUncertain + `, ` + sqlHeld + `)`   // it has, or may come to, an unknown outcome
+	fenceOver    = `f.state in (` + sqlCompleted + `, ` + sqlDead + `, ` + sqlCancelled + `)` // finished, and nobody has to decide
+	fenceUnknown = `f.state in (` + sqlClaimed + `, ` + sqlUncertain + `, ` + sqlHeld + `)`   // its outcome is unknown, or may become so
 )
 
-// A token is the job's id and the count of its claims: 43 bits and 20 bits. It grows with each claim of a
-// job, and with each later job of the same key, because ids grow. The rule for overflow: a job that was
-// claimed claimsLimit times is dead; the sequence of ids ends with an error after 8.7 × 10¹² jobs.
+// A token consists of the job's id, in 43 bits, and the count of its claims, in 20 bits. It grows with each claim of a job,
+// and with each later job of the same key, because ids grow. On overflow: a job that was claimed claimsLimit times is dead;
+// the sequence of ids ends with an error after 8.7 × 10¹² jobs.
 const (
 	tokenBits   = 20
 	claimsLimit = 1<<tokenBits - 1
 )
 
-// The same in SQL: how far the id is shifted, and the token of a row of jobs or job_history, which is g in the second.
+// The same in SQL: how far the id is shifted, and the token of a row of jobs or job_history. In tokenOfGone the row is g.
 const (
 	sqlTokenBits = string(rune('0'+tokenBits/10)) + string(rune('0'+tokenBits%10))
 	tokenOfRow   = `id << ` + sqlTokenBits + ` | claims`
