@@ -113,9 +113,9 @@ func (e *DuplicateError) Is(target error) bool { return target == ErrDuplicate }
 // and the caller's transaction stays usable. It matches ErrMismatch.
 type MismatchError struct {
 	Scope, Key string
-	Existing   Result // the first job; ID is 0 for a fence outside of jobs
+	Existing   Result // the first job; ID is 0 for a fence outside jobs
 
-	Kind         string // of the job that was refused; empty outside of jobs
+	Kind         string // of the job that was refused; empty outside jobs
 	ExistingKind string // of the first job
 
 	// Differ lists up to ten members in which the payloads differ, as paths that Postgres can read too: $.lines[2].price.
@@ -138,7 +138,7 @@ func (e *MismatchError) Error() string {
 			what += ", " + e.Detail
 		}
 	}
-	return fmt.Sprintf("onceq: key %q in scope %q was used %s with another payload: %s; use another key, or name the members that count in Fields", e.Key, e.Scope, by, what)
+	return fmt.Sprintf("onceq: key %q in scope %q was used %s with another payload: %s; use another key, or list in Fields the members that must be equal", e.Key, e.Scope, by, what)
 }
 
 // Is makes errors.Is(err, ErrMismatch) true.
@@ -180,7 +180,7 @@ func (e *LeaseError) Is(target error) bool { return target == ErrLeaseLost }
 
 // InFlightError says that somebody else is doing this work right now. Try again after RetryAfter. It matches ErrInFlight.
 type InFlightError struct {
-	Scope, Key string    // outside of jobs
+	Scope, Key string    // outside jobs
 	JobID      int64     // of an effect of a job
 	Effect     string    // the same: its name
 	Until      time.Time // the holder's lease ends then, by the database's clock
@@ -197,7 +197,7 @@ func (e *InFlightError) Is(target error) bool { return target == ErrInFlight }
 // UncertainError says that an effect may or may not have happened, and why. The policy decides what the next run does. It
 // matches ErrUncertain and everything that Err matches.
 type UncertainError struct {
-	Scope, Key string // outside of jobs
+	Scope, Key string // outside jobs
 	JobID      int64  // of an effect of a job
 	Effect     string // the same: its name
 	Detail     string
@@ -217,7 +217,7 @@ func (e *UncertainError) Unwrap() error { return e.Err }
 // HeldError says that an uncertain effect waits for a person: see Queue.Resolve. A handler should return it unchanged; the
 // job then waits in the history as StateHeld. It matches ErrHeld.
 type HeldError struct {
-	Scope, Key string // outside of jobs
+	Scope, Key string // outside jobs
 	JobID      int64  // of an effect of a job
 	Effect     string // the same: its name
 	Detail     string

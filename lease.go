@@ -94,9 +94,10 @@ type ClaimOptions struct {
 }
 
 // Claim takes up to Limit jobs that are due and that nobody holds: highest priority first, then in the order in which they
-// were due. A job whose lease has expired counts as held by nobody. A job that has lost a lease before is claimed alone, so
-// that a job that kills its process does not take others with it. A job that somebody wants cancelled is cancelled and not
-// returned. Claim runs on the pool, in a transaction of its own; an empty result means that nothing is due.
+// were due. A job whose lease has expired counts as held by nobody. A job that has lost a lease before is the only job of
+// its claim, so that a job that kills its process does not take others with it. A job that somebody wants cancelled is
+// cancelled and not returned. Claim runs on the pool, in a transaction of its own; an empty result means that nothing is
+// due.
 //
 // The caller must Extend before the lease ends, and finish with Complete, Fail, Snooze or Release. A Worker does all this;
 // Claim is for code that drives the loop itself.
@@ -185,7 +186,7 @@ type claim struct {
 	from  []position // one for each priority, in the order in which these are searched
 
 	now   time.Time // the database's clock just before the claim
-	cut   bool      // stopped at a job that has to be claimed alone: there may be more
+	cut   bool      // stopped before a job that needs a claim of its own: there may be more
 	began time.Time // this process's clock just before sending: the lease ends no earlier than began + lease
 }
 

@@ -16,22 +16,22 @@ import (
 	"github.com/onceq/onceq/internal/jsonb"
 )
 
-// A mismatch says what differs: for that, and only then, the first job's payload is read, where it is still there.
+// A mismatch says what differs. Only for a mismatch is the first job's payload read, if it still exists.
 
-// What bounds the text of a mismatch: how many paths it names, and how much of each name in them.
+// How many paths the text of a mismatch names, and how many bytes of each name in them.
 const (
 	maxDiffering  = 10
 	maxNameInPath = 60
 )
 
-// refusal is a job whose key is taken by other work.
+// refusal is a job whose key is taken by different work.
 type refusal struct {
 	err *MismatchError
 	job *encoded
 	as  []string // Job.Fields
 }
 
-// explain fills in what differs between jobs that were refused and those that have their keys.
+// explain fills in the differences between the jobs that were refused and those that have their keys.
 func (q *Queue) explain(ctx context.Context, db DB, refusals []refusal) error {
 	const read = `
 select u.n, p.payload, p.payload_bytes
@@ -48,7 +48,7 @@ select u.n, p.payload, p.payload_bytes
 	ids := make([]int64, len(refusals))
 	for n, r := range refusals {
 		ids[n] = r.err.Existing.ID
-		r.err.Detail = "the first job's payload is not kept any more, so what differs is not known"
+		r.err.Detail = "the first job's payload is no longer stored, so what differs is not known"
 	}
 	err := q.send(ctx, db, asIs, read, []any{ids}, each(func(rows pgx.Rows) error {
 		var n int64
@@ -67,7 +67,7 @@ select u.n, p.payload, p.payload_bytes
 	return nil
 }
 
-// difference compares the first job's payload, nil where it is bytes, with that of a job that was refused.
+// difference compares the first job's payload, nil if it is bytes, with the payload of a job that was refused.
 func difference(first *string, e *encoded, fields []string) (detail string, paths []string) {
 	switch {
 	case first == nil && e.bytes != nil:
@@ -78,20 +78,20 @@ func difference(first *string, e *encoded, fields []string) (detail string, path
 	now, err := canonicalValue(e.json, fields)
 	then, no := canonicalValue(*first, fields)
 	switch {
-	case err != nil || no != nil: // of the first: it is no object, and has no fields
+	case err != nil || no != nil: // only the first job's can fail: it is not an object, and Fields names members
 		return "", []string{"$"}
 	}
 	paths = differing("$", then, now, nil)
 	switch n := len(paths); {
 	case n == 0:
-		return "they agree in the members that count now, but when the first was enqueued others did", nil
+		return "they agree in the members that are compared now, but others were compared when the first job was enqueued", nil
 	case n > maxDiffering:
 		return "and in other members", paths[:maxDiffering]
 	}
 	return "", paths
 }
 
-// canonicalValue gives JSON as a value in which equal numbers are equal texts.
+// canonicalValue decodes JSON so that equal numbers become equal texts.
 func canonicalValue(text string, fields []string) (v any, err error) {
 	canonical, err := jsonb.Scan([]byte(text), true, fields)
 	if err != nil {
@@ -102,7 +102,7 @@ func canonicalValue(text string, fields []string) (v any, err error) {
 	return v, d.Decode(&v)
 }
 
-// differing appends the paths at which two values differ, and stops behind maxDiffering.
+// differing appends the paths at which two values differ, and stops after maxDiffering.
 func differing(path string, a, b any, paths []string) []string {
 	if len(paths) > maxDiffering {
 		return paths
@@ -128,7 +128,7 @@ func differing(path string, a, b any, paths []string) []string {
 			for i := range min(len(x), len(y)) {
 				paths = differing(path+"["+strconv.Itoa(i)+"]", x[i], y[i], paths)
 			}
-			if len(x) != len(y) { // all behind the shorter one
+			if len(x) != len(y) { // everything after the end of the shorter one
 				paths = append(paths, path+"["+strconv.Itoa(min(len(x), len(y)))+"]")
 			}
 			return paths
@@ -143,7 +143,7 @@ func differing(path string, a, b any, paths []string) []string {
 
 var plainName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
-// pathName is a member's name in a path: one that could be mistaken stands in quotes. A long one is cut.
+// pathName gives a member's name as it stands in a path: in quotes if it could be misread, and cut if it is long.
 func pathName(name string) string {
 	if len(name) > maxNameInPath {
 		name = strings.ToValidUTF8(name[:maxNameInPath], "") + "…"

@@ -15,12 +15,12 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// SchemaVersion is the version of the tables that this code works with. Queue.Check compares it with the
-// database's.
+// SchemaVersion is the version of the tables that this code works with. Queue.Check compares it with the version in the
+// database.
 const SchemaVersion = 1
 
-// DB is whatever the caller wants a statement to run in: a pgx.Tx, a *pgxpool.Pool, a *pgx.Conn or a
-// *pgxpool.Conn. In a transaction everything that the statement does commits and rolls back with it.
+// DB is where a statement runs: a pgx.Tx, a *pgxpool.Pool, a *pgx.Conn or a *pgxpool.Conn. In a transaction everything that
+// the statement does commits and rolls back with that transaction.
 type DB interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
@@ -28,26 +28,27 @@ type DB interface {
 
 // Config configures a Queue. The zero value is a good start.
 type Config struct {
-	// Schema holds onceq's tables. Default "onceq". Any name that Postgres takes, also one that needs quoting.
+	// Schema is the name of the schema with onceq's tables. Default "onceq". Any name that Postgres accepts, even one that
+	// needs quoting.
 	Schema string
 
-	// Logger receives what an operator should know: warnings of the library, and each event at the level
-	// that EventType.Level gives. Default slog.Default().
+	// Logger gets what an operator should know: the library's warnings, and each event at the level that EventType.Level
+	// returns. Default slog.Default().
 	Logger *slog.Logger
 
 	// Hook is called with every event. Default none.
 	Hook Hook
 
-	// BeforeEnqueue is called at the start of each Enqueue, EnqueueUnique and EnqueueMany, before anything is checked, with
-	// the jobs. Default none. It may change them, mostly what they carry along: jobs is its own, but the maps and slices
-	// in it are the caller's, to be replaced and not written to. The call goes on in the context that it returns, which
-	// events get too, and ends with a call of done, with the error that the caller gets. Not for EnqueueInBatch, which
-	// has no context.
+	// BeforeEnqueue is called with the jobs at the start of each Enqueue, EnqueueUnique and EnqueueMany, before anything is
+	// checked. Default none. It may change the jobs, for example to add metadata. The slice jobs is a copy, but the maps
+	// and slices in the jobs belong to the caller: replace them instead of writing to them. The call continues with the
+	// context that BeforeEnqueue returns, which events get too. At its end done is called with the error that the caller
+	// gets. EnqueueInBatch does not call BeforeEnqueue, because it has no context.
 	BeforeEnqueue func(ctx context.Context, jobs []Job) (_ context.Context, done func(error))
 }
 
-// Queue is the handle on the tables of one schema. It is safe for concurrent use and holds little but
-// the pool: any number of them may exist in any number of processes.
+// Queue is a handle on the tables of one schema. It is safe for concurrent use and holds little but the pool: any number of
+// Queues may exist in any number of processes.
 type Queue struct {
 	pool   *pgxpool.Pool
 	schema string // as the user wrote it
@@ -65,15 +66,15 @@ type Queue struct {
 	quarantine quarantineTurn // to start a job that has lost a lease
 	troubles   troubles       // background work that fails
 
-	connections connections // of the pool, for handlers' transactions
-	late        sync.Map    // token → lateHandler: those that do not return
+	connections connections // of the pool that handlers' transactions hold
+	late        sync.Map    // token → lateHandler: handlers that do not return
 
-	channel string   // where workers of this schema listen
-	quiet   sync.Map // queue → *atomic.Int64: until when, since the start of the process, nobody is asked who waits
+	channel string   // on which the workers of this schema listen
+	quiet   sync.Map // queue → *atomic.Int64: until when Enqueue does not ask who waits, as time since the start of the process
 }
 
-// New returns a Queue over the pool. It does not talk to the database; call Check at start to learn early
-// about a missing or foreign schema. The caller closes the pool, after the workers have stopped.
+// New returns a Queue over the pool. It does not connect to the database; call Check at the start to find out early whether
+// the schema is missing or of another version. The caller closes the pool, after the workers have stopped.
 func New(pool *pgxpool.Pool, cfg *Config) (*Queue, error) {
 	if pool == nil {
 		return nil, errors.New("onceq: New needs a pool")
@@ -89,7 +90,7 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Queue, error) {
 		q.log = slog.Default()
 	}
 	if len(q.schema) > 63 || !utf8.ValidString(q.schema) || strings.ContainsRune(q.schema, 0) {
-		return nil, fmt.Errorf("onceq: Config.Schema %q is no schema name: at most 63 bytes of UTF-8 without NUL", q.schema)
+		return nil, fmt.Errorf("onceq: Config.Schema %q is not a schema name; use at most 63 bytes of UTF-8 without NUL", q.schema)
 	}
 	q.connections.pool = pool
 	q.channel = channel(q.schema)
@@ -104,10 +105,9 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Queue, error) {
 // Schema returns the name of the schema, unquoted.
 func (q *Queue) Schema() string { return q.schema }
 
-// Check says whether the schema is there and of the version that this code works with: otherwise the error, a
-// *SchemaError, says what to do. It is ErrIDTaken where the sequence of ids is behind the ids in use, of live jobs, the
-// history and keys; of more than 100,000 keys it looks at that many. Nothing is changed: migrations never run by
-// themselves.
+// Check returns nil if the schema exists and has the version that this code works with. Otherwise the error is a
+// *SchemaError that says what to do. It is ErrIDTaken if the sequence of ids is behind ids in use, by live jobs, the
+// history or keys; it looks at no more than 100,000 keys. Check changes nothing: migrations never run by themselves.
 func (q *Queue) Check(ctx context.Context) error {
 	const read = `
 select version, current_setting('server_encoding'),
@@ -134,15 +134,16 @@ select version, current_setting('server_encoding'),
 	return nil
 }
 
-// NewInstallation gives a copy of a database an identity of its own. A restored copy, for staging mostly, has that of the
-// original, so that providers take its calls for repetitions of the original's: call this before its first worker starts,
-// with the role that ran the migrations, and never in the original. It is an error while workers are here, and where
-// a lease has not run out yet; every process that has the queue open must be started anew after it.
+// NewInstallation gives a copy of a database an identity of its own. A restored copy, for staging for example, has the
+// identity of the original, so that providers take its calls for repetitions of the original's. Call NewInstallation before
+// the first worker starts on the copy, with the role that ran the migrations, and never on the original. It returns an
+// error while workers are waiting for jobs or a lease has not run out. Restart every process that has the queue open
+// afterwards.
 //
-// Idempotency keys are others from then on. So whatever has an unknown outcome, an effect or a fence outside of jobs, is
-// held for a person: running it again would be no repetition any more. held counts them; see ResolveMany. What is recorded
-// as done is still replayed. Live jobs stay live, and the copy's workers will run them: Cancel what only the original
-// is to do.
+// From then on idempotency keys are different. Running an effect of unknown outcome again would therefore no longer be a
+// repetition for its provider, so each effect, and each fence outside jobs, whose outcome is unknown is held for a person.
+// held counts them; see ResolveMany. Outcomes that are recorded are still replayed. Live jobs stay live, and the copy's
+// workers will run them: Cancel the jobs that only the original should run.
 func (q *Queue) NewInstallation(ctx context.Context) (held int, err error) {
 	const busy = `
 select (select count(*) from onceq.jobs where leased_until > statement_timestamp())
@@ -176,7 +177,7 @@ select count(*) from held`
 	return held, nil
 }
 
-// identify reads the installation's random id, once: Lease.IdempotencyKey needs it.
+// identify reads the installation's random id, once. Lease.IdempotencyKey needs it.
 func (q *Queue) identify(ctx context.Context, db DB) error {
 	if q.installation.Load() != nil {
 		return nil

@@ -9,31 +9,32 @@ import (
 
 // ReaperConfig configures a Reaper. The zero value is a good start.
 type ReaperConfig struct {
-	// Every is the wait between two passes, ±10%. Default one minute. It is longer where a pass looks at many rows
-	// that stay: a hundred times as long as that took, so that looking stays near one hundredth of one connection's
-	// time. Removing rows does not lengthen the wait.
+	// Every is the wait between two passes, ±10%. Default one minute. If a pass looks at many rows that stay, the wait is
+	// longer: a hundred times as long as looking took, so that looking takes about one hundredth of one connection's time.
+	// Removing rows does not lengthen the wait.
 	Every time.Duration
 
-	// Batch is how many rows a statement removes at most. Default 1,000, at most 100,000.
+	// Batch is how many rows a statement removes at most. Default 1,000; at most 100,000.
 	Batch int
 
-	// Grace is how long the fence of a finished key stays after the key counts as free, so that a key that is
-	// taken again sees a larger token. Default one hour; at least a millisecond.
+	// Grace is how long the fence of a finished key stays after the key has become free, so that a key that is taken again
+	// gets a larger token. Default one hour; at least a millisecond.
 	Grace time.Duration
 }
 
-// Reaper removes what nobody needs any more: fences whose window is over, outcomes of effects whose job can
-// never run again, history past its time, and what cancelled jobs and departed workers left behind. How long
-// history stays is decided when a job finishes (Kind.Keep, QueueConfig.Keep), a key's window when it is
-// enqueued; the Reaper only carries it out. Without a Reaper everything works and the tables grow.
+// Reaper removes what nobody needs any more: fences whose window is over, outcomes of effects whose job can never run
+// again, history that has been kept long enough, and what cancelled jobs and departed workers left behind. How long history
+// stays is decided when a job finishes (Kind.Keep, QueueConfig.Keep), and a key's window when it is enqueued; the Reaper
+// only carries this out. Without a Reaper everything works, and the tables grow.
 //
-// It never touches a live key, an unfinished job, a fence that is queued, claimed, uncertain or held, dead and held jobs,
-// or a cancelled job with an effect whose outcome is unknown. With two exceptions. An effect of unknown outcome whose job
-// can never run again is removed after its window. And a client's key (ClassRequest) whose outcome is unknown, also a held
-// one, is removed when nobody has asked for it for 30 days, or for its window where that is longer, because anybody who
-// can make a request fail would grow the table. Then it is new, as any other key after its window. Window: Forever keeps it.
+// It never removes a live key, an unfinished job, a dead or held job, a cancelled job with an effect whose outcome is
+// unknown, or a fence that is queued, claimed, uncertain or held. There are two exceptions. An effect of unknown outcome
+// whose job can never run again is removed after its window. A client's key (ClassRequest) whose outcome is unknown, even
+// if it is held, is removed when nobody has asked for it for 30 days, or for its window if that is longer: otherwise
+// anybody who can make a request fail could grow the table. The key is then new, as any other key is after its window. With
+// Window: Forever it is never removed.
 //
-// Reapers may run anywhere, any number at once; one per database is enough. It is safe for concurrent use.
+// Reapers may run anywhere, any number at once; one per database is enough. A Reaper is safe for concurrent use.
 type Reaper struct {
 	q   *Queue
 	cfg ReaperConfig
@@ -68,15 +69,15 @@ type Reaped struct {
 	Fences  int // removed: keys of jobs, requests and applications that were free for Grace
 	Effects int // removed: outcomes of effects whose job is gone
 	History int // removed: finished jobs that were kept long enough
-	Cancels int // removed: requests to cancel a job that is gone
-	Waiters int // removed: workers that announced themselves and never came back
+	Cancels int // removed: requests to cancel jobs that are gone
+	Waiters int // removed: announcements of workers that never came back
 
-	// Unknown counts removed keys of clients whose outcome nobody has found out. A warning says so too.
+	// Unknown counts removed keys of clients whose outcome nobody has found out. A warning in the log says so too.
 	Unknown int
 
-	// Missing counts keys that were freed because their job's row is nowhere: somebody deleted it by hand. The
-	// first pass that sees one notes the time; after Grace the key is as that of a cancelled job, and free when
-	// its window is over.
+	// Missing counts keys that were freed because their job is neither in jobs nor in job_history: somebody deleted its row
+	// by hand. The first pass that finds such a key notes the time. After Grace the key counts as that of a cancelled job,
+	// and it is free when its window is over.
 	Missing int
 }
 
@@ -90,10 +91,10 @@ func (r *Reaped) add(o Reaped) {
 	r.Missing += o.Missing
 }
 
-// Run makes a pass every now and then until ctx ends, and returns nil then. A pass that fails is logged and
-// shown by Queue.Health, and the next one comes at its time. The first pass comes within Every, at random.
+// Run makes passes until ctx ends, and then returns nil. The first pass starts after a random part of Every. A pass that
+// fails is logged and shown by Queue.Health, and the next one starts at its usual time.
 func (r *Reaper) Run(ctx context.Context) error {
-	owner := new(Reaper) // of this call alone
+	owner := new(Reaper) // names this call
 	defer r.q.ends(owner)
 	wait := rand.N(r.cfg.Every)
 	for {
@@ -116,15 +117,15 @@ func (r *Reaper) Run(ctx context.Context) error {
 	}
 }
 
-// RunOnce makes one full pass, in statements of at most Batch rows that each commit on their own. Counts are
-// right also where it returns an error. There is one EventReaped for each sort of rows that was removed; its
-// Kind names the sort.
+// RunOnce makes one full pass, in statements of at most Batch rows, each of which commits on its own. The counts are right
+// even if it returns an error. It reports one EventReaped for each sort of rows that it removed; the event's Kind names the
+// sort: fences, effects, history, cancels, waiters, unknown or missing.
 func (r *Reaper) RunOnce(ctx context.Context) (Reaped, error) {
 	sum, _, err := r.pass(ctx)
 	return sum, err
 }
 
-// pass is RunOnce, and gives the time that it took to look at fences that stay.
+// pass is RunOnce, and also returns how long it took to look at fences that stay.
 func (r *Reaper) pass(ctx context.Context) (sum Reaped, looked time.Duration, err error) {
 	looked, err = r.fences(ctx, &sum)
 	for _, s := range []struct {
@@ -150,10 +151,10 @@ func (r *Reaper) pass(ctx context.Context) (sum Reaped, looked time.Duration, er
 
 func (r *Reaper) report(ctx context.Context, sum Reaped) {
 	if sum.Missing > 0 {
-		r.q.log.WarnContext(ctx, "onceq: keys freed whose jobs are nowhere; was jobs or job_history changed by hand?", "count", sum.Missing)
+		r.q.log.WarnContext(ctx, "onceq: keys were freed whose jobs do not exist; was jobs or job_history changed by hand?", "count", sum.Missing)
 	}
 	if sum.Unknown > 0 {
-		r.q.log.WarnContext(ctx, "onceq: keys of clients forgotten whose outcome was unknown and that nobody asked for; docs/http.md says how to find and resolve such keys in time", "count", sum.Unknown)
+		r.q.log.WarnContext(ctx, "onceq: keys of clients were removed whose outcome was unknown and that nobody asked for; docs/http.md says how to find and resolve such keys in time", "count", sum.Unknown)
 	}
 	for _, s := range []struct {
 		name  string
@@ -173,24 +174,23 @@ func (r *Reaper) run(ctx context.Context, statement string, args []any, dest ...
 	return r.q.send(ctx, r.q.pool, rare, statement, args, row(dest...))
 }
 
-// Every statement below locks what it changes in a subquery, passing over what others have locked, and says
-// its condition again outside: a fence that was made permanent, or taken over, between the statement's
-// snapshot and its turn must stay. The outer scan by ctid also sees only rows that have not changed since the
-// snapshot.
+// Every statement below locks what it changes in a subquery, skips what others have locked, and repeats its condition
+// outside: a fence that was made permanent, or taken over, between the statement's snapshot and its lock must stay. The
+// outer scan by ctid also sees only rows that have not changed since the snapshot.
 
-// fencePages is how many pages of job_fences, of some 50 rows each, one statement walks.
+// fencePages is how many pages of job_fences, each with some 50 rows, one statement reads.
 const fencePages = 200
 
-// fences walks job_fences in physical order, by ranges of ctid. No index finds what is to be pruned, because
-// every keyed job would pay for it. On PostgreSQL 18, 100,000 keys taken and completed, best of three:
+// fences walks job_fences in physical order, by ranges of ctid. No index finds what has to be removed, because every keyed
+// job would pay for it. On PostgreSQL 18, 100,000 keys taken and completed, best of three:
 //
 //	index of job_fences on   taking, s   WAL, MB   completing, s   WAL, MB
 //	nothing                 0.65      30.9              3.01      26.4
 //	created_at              0.71      37.5              3.17      32.3
 //	finished_at             0.74      37.3              3.45      36.8
 //
-// A pass over a million fences that stay takes 0.6 s. How long that was is what fences gives: the time of the statements for
-// orphans that found none, and as much again for those before them, which have looked at the same rows.
+// A pass over a million fences that stay takes 0.6 s. fences returns how long looking took: the time of the statements for
+// orphans that found none, and as much again for the statements before them, which have looked at the same rows.
 func (r *Reaper) fences(ctx context.Context, sum *Reaped) (looked time.Duration, err error) {
 	const size = `select pg_relation_size('onceq.job_fences'::regclass) / current_setting('block_size')::bigint`
 	var pages int64
@@ -228,8 +228,9 @@ func (r *Reaper) fences(ctx context.Context, sum *Reaped) (looked time.Duration,
 	return looked, nil
 }
 
-// reapFences removes free fences within a range of pages, a grace time after they became free, and those of clients of which nobody
-// knows the outcome, or asks for it. It gives the counts: others, effects, and the latter. An effect's fence has a finished_at only once its job can never run again.
+// reapFences removes, within a range of pages, fences that have been free for the grace time, and clients' keys whose
+// outcome is unknown and that nobody asks for. It returns three counts: of other fences, of effects, and of such keys. An
+// effect's fence has a finished_at only when its job can never run again.
 const reapFences = `
 with d as materialized (
   select f.ctid from onceq.job_fences f
@@ -250,10 +251,9 @@ const fencePast = `((` + fenceOver + ` or f.class = ` + sqlOfEffect + `) and f.l
       or f.class = ` + sqlOfRequest + ` and ` + fenceUnknown + ` and f.lifetime >= 0
      and f.leased_until + greatest(f.lifetime, $5::bigint) * interval '1 millisecond' <= statement_timestamp())`
 
-// reapOrphans looks after the fences within a range of pages whose job is neither live nor in a part of
-// the history from which it may be redriven. An effect, also of a round that is over: its window begins now. A queued
-// key: it is noted when that was seen, and after the grace time it is cancelled. It gives the counts of rows noted and
-// of keys cancelled.
+// reapOrphans handles the fences, within a range of pages, whose job is neither live nor in a part of the history from
+// which it can be redriven. For an effect, also one of an earlier round, the window begins now. For a queued key, the time
+// is noted, and after the grace time the key is cancelled. It returns the counts of rows noted and of keys cancelled.
 var reapOrphans = `
 with d as materialized (
   select f.ctid from onceq.job_fences f
@@ -277,8 +277,9 @@ const fenceOrphan = `f.job_id is not null and (
         or f.class = ` + sqlOfJob + ` and f.state = ` + sqlQueued + `
            and coalesce(f.finished_at <= statement_timestamp() - $4::bigint * interval '1 millisecond', true))`
 
-// reapHistory removes history whose time is over. Dead and held jobs have no keep_until. A cancelled job stays for another
-// while as long as the outcome of one of its effects is unknown: nobody would find it otherwise.
+// reapHistory removes history that has been kept long enough. Dead and held jobs have no keep_until. A cancelled job stays
+// for another CancelledKeep as long as the outcome of one of its effects is unknown: otherwise nobody would find that
+// effect.
 var reapHistory = `
 with d as materialized (
   select h.ctid as place, h.state = ` + sqlJobCancelled + ` and exists (
@@ -318,7 +319,7 @@ gone as (
 select count(*), 0 from gone`
 
 // reapWaiters removes the announcements of workers that have been away for the grace time.
-// #nosec G101 -- a statement, and no credential
+// #nosec G101 -- a statement, not a credential
 const reapWaiters = `
 with d as materialized (
   select ctid from onceq.waiters

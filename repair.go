@@ -10,13 +10,13 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Statements of this file lock in the order of all others: jobs or history by id, then fences.
+// The statements of this file lock in the order of all others: jobs or history by id, then fences.
 
-// CancelledKeep is how long a job that Cancel took out stays in the history, from which it can be redriven.
+// CancelledKeep is how long a cancelled job stays in the history at least. From there it can be redriven.
 const CancelledKeep = 24 * time.Hour
 
-// cancelJobs takes jobs out that nobody holds, and gives what their events say. A row that is locked counts as held: no
-// waiting for a handler's transaction.
+// cancelJobs takes out jobs that nobody holds, and returns what their events need. A locked row counts as held: it does not
+// wait for a handler's transaction.
 const cancelJobs = `
 with free as materialized (
   select id from onceq.jobs
@@ -41,8 +41,8 @@ request as (
 select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')),
        ` + wantHistory + ` from gone`
 
-// requestCancels leaves notes for the holders of those of the jobs that are live, and gives how many these are. A note
-// that is older than its job was for another one, which had the same id before the sequence was set back.
+// requestCancels leaves notes for the holders of those of the jobs that are live, and returns how many are. A note that is
+// older than its job was for another job, which had the same id before the sequence was set back.
 const requestCancels = `
 with live as materialized (
   select id, created_at from onceq.jobs where id = any ($1::bigint[]) order by id
@@ -59,12 +59,13 @@ select ` + jobState + ` from onceq.jobs j where j.id = $1::bigint
 union all
 select state from onceq.job_history where id = $1::bigint`
 
-// Cancel ends a job, inside db, and returns its state after that. One that nobody holds is StateCancelled: it stays
-// in the history for CancelledKeep, and its key for its window. One that somebody holds is StateRunning still: its
-// holder's next beat ends the handler's context with ErrCancelled, and the job is cancelled unless it finishes
-// first, and kept in the same way. While the outcome of one of its effects is unknown (Once) it stays in the history for
-// longer, until that is resolved (Resolve), or the job redriven or discarded. For one that is finished Cancel changes nothing. A job that is unknown, or completed without a
-// history, is ErrNotFound. Cancel never waits for a handler's transaction.
+// Cancel ends a job, inside db, and returns its state after that. A job that nobody holds becomes StateCancelled: it stays
+// in the history for CancelledKeep, and its key stays taken for its window. A job that somebody holds is still
+// StateRunning: when its lease is next extended, the handler's context ends with ErrCancelled. The job is then cancelled,
+// and kept in the same way, unless it finishes first. While the outcome of one of its effects (Once) is unknown, it stays
+// in the history for longer, until the effect is resolved (Resolve) or the job is redriven or discarded. Cancel does not
+// change a finished job. A job that is unknown, or that completed and was not kept, is ErrNotFound. Cancel never waits for
+// a handler's transaction.
 func (q *Queue) Cancel(ctx context.Context, db DB, id int64) (State, error) {
 	cancelled, _, err := q.cancel(ctx, db, []int64{id})
 	switch {
@@ -80,7 +81,7 @@ func (q *Queue) Cancel(ctx context.Context, db DB, id int64) (State, error) {
 	return state, err
 }
 
-// cancel cancels those of the jobs that nobody holds and asks the holders of the others.
+// cancel cancels the jobs that nobody holds and asks the holders of the others to stop.
 func (q *Queue) cancel(ctx context.Context, db DB, ids []int64) (cancelled, asked int, err error) {
 	free := func() (gone []int64, err error) {
 		var queues, kinds, scopes, keys []string
@@ -99,8 +100,8 @@ func (q *Queue) cancel(ctx context.Context, db DB, ids []int64) (cancelled, aske
 	}
 	cancelled = len(gone)
 	ids = slices.DeleteFunc(slices.Clone(ids), func(id int64) bool { return slices.Contains(gone, id) })
-	// They are held. With the request written, a look whether they were given back meanwhile: a former holder
-	// may have looked for a request just before.
+	// The others are held. Once the requests are written, look whether one was given back meanwhile: its former holder may
+	// have looked for a request just before.
 	if err := q.guarded(ctx, db, requestCancels, []any{ids}, &asked); err != nil {
 		return cancelled, 0, fmt.Errorf("onceq: cancel: %w", err)
 	}
@@ -108,15 +109,16 @@ func (q *Queue) cancel(ctx context.Context, db DB, ids []int64) (cancelled, aske
 	return cancelled + len(gone), asked - len(gone), err
 }
 
-// cancellable are the states that a job can be cancelled in.
+// cancellable are the states in which a job can be cancelled.
 var cancellable = []State{StateWaiting, StateDelayed, StateRunning, StateRetrying}
 
-// CancelMany cancels the unfinished jobs that the filter chooses, newest first, 500 a statement, each as Cancel does.
-// cancelled were held by nobody; asked are running and end, unless they finish first, when their holders hear of it. By
-// default jobs in all of these states: Filter.States may name StateWaiting, StateDelayed, StateRunning and StateRetrying. A filter without
-// Queue, Kind and Scope is an *InvalidError: it is more often a mistake than a wish. Filter.Limit bounds how many are
-// tried; 0 for all. With a pool as db each statement commits on its own, and counts are right also beside an error. Jobs
-// that are enqueued meanwhile are not cancelled.
+// CancelMany cancels the unfinished jobs that the filter chooses, newest first, 500 a statement, each as Cancel does. It
+// returns how many jobs were cancelled because nobody held them, and how many running jobs were asked to end, which they do
+// unless they finish first. By default it chooses unfinished jobs in every state; Filter.States may name StateWaiting,
+// StateDelayed, StateRunning and StateRetrying. A filter without Queue, Kind and Scope is an *InvalidError, because it is
+// more often a mistake than intended. Filter.Limit is how many jobs are tried; 0 means all. With a pool as db each
+// statement commits on its own, and the counts are right even if there is an error. Jobs that are enqueued meanwhile are
+// not cancelled.
 func (q *Queue) CancelMany(ctx context.Context, db DB, filter Filter) (cancelled, asked int, err error) {
 	if filter.Queue == "" && filter.Kind == "" && filter.Scope == "" {
 		return 0, 0, invalid("Filter", "names no Queue, Kind or Scope, and would cancel everything; name one")
@@ -132,7 +134,7 @@ func (q *Queue) CancelMany(ctx context.Context, db DB, filter Filter) (cancelled
 	return cancelled, asked, err
 }
 
-// state reads a job's state, ErrNotFound where it is neither live nor in the history.
+// state reads a job's state. The error is ErrNotFound if the job is neither live nor in the history.
 func (q *Queue) state(ctx context.Context, db DB, id int64) (State, error) {
 	var state State
 	switch err := q.queryRow(ctx, db, readState, []any{id}, &state); {
@@ -144,9 +146,9 @@ func (q *Queue) state(ctx context.Context, db DB, id int64) (State, error) {
 	return state, nil
 }
 
-// Retry makes a job run now that waits for its time: delayed, or failed and waiting for its next attempt. It
-// returns the job's state after that; in any other state nothing is changed. An unknown job is ErrNotFound.
-// A job that is dead wants Redrive.
+// Retry makes a job run now that waits for its time: a delayed job, or one that failed and waits for its next attempt. It
+// returns the job's state after that, and changes nothing in any other state. An unknown job is ErrNotFound. Use Redrive
+// for a dead job.
 func (q *Queue) Retry(ctx context.Context, db DB, id int64) (State, error) {
 	const hurry = `
 with free as materialized (
@@ -165,14 +167,15 @@ select 1`
 	return q.state(ctx, db, id)
 }
 
-// redriveJobs brings jobs back from the history. A key must still be the job's, or have no fence any more; where
-// it has none, its window is the default one and any payload counts as equal from then on, for only the fence
-// knew. One that a later job has had stays as it is, even when that is finished and the key free: running
-// the older job would repeat the work, under smaller tokens.
+// redriveJobs brings jobs back from the history. A job's key must still be the job's, or have no fence any more. If it has
+// no fence, it gets the default window, and from then on any payload counts as equal, because only the fence knew. If a
+// later job has taken the key, the job stays where it is, even if the later job is finished and the key free: running the
+// older job would repeat the work, under smaller tokens.
 //
-// A job with a held effect would be held again at once, and stays.
+// A job with a held effect would be held again at once, and stays where it is.
 //
-// It gives the ids that came back, those whose key is another job's, and those with a held effect.
+// It returns the ids of the jobs that came back, of those whose key belongs to another job, and of those with a held
+// effect.
 var redriveJobs = `
 with asked as materialized (
   select * from onceq.job_history
@@ -223,7 +226,7 @@ select (select array_agg(id) from back),
        (select array_agg(id) from h where id not in (select id from back)),
        (select array_agg(id) from asked where id not in (select id from h))`
 
-// redrivable are the states that a job can be redriven from.
+// redrivable are the states from which a job can be redriven.
 var redrivable = []State{StateDead, StateCancelled, StateHeld}
 
 func (q *Queue) redrive(ctx context.Context, db DB, ids []int64, states []State) (back, taken, held []int64, err error) {
@@ -235,15 +238,14 @@ func (q *Queue) redrive(ctx context.Context, db DB, ids []int64, states []State)
 	return back, taken, held, nil
 }
 
-// Redrive runs a dead, held or cancelled job again, inside db, and returns its state after that: StateWaiting. It
-// is the same job: it keeps its id, key, errors and the outcomes of its effects, its tokens go on growing,
-// and its attempts and lost leases count from 0. In any other state nothing is changed. An unknown job is
-// ErrNotFound. One with a held effect would be held again at once: that is ErrHeld, nothing is changed, and Resolve
-// is what it wants.
+// Redrive runs a dead, held or cancelled job again, inside db, and returns its state after that: StateWaiting. It is the
+// same job: it keeps its id, its key, its errors and the outcomes of its effects, and its tokens go on growing. Its
+// attempts and lost leases count from 0. In any other state nothing is changed. An unknown job is ErrNotFound. A job with a
+// held effect would be held again at once: the error is then ErrHeld, nothing is changed, and Resolve is the method to use.
 //
-// A key that a later job has taken meanwhile is a *DuplicateError with that job's facts, and nothing was
-// changed. A job whose fence a Reaper has removed has its key taken again, with DefaultWindow: also after a later job
-// had the key and finished, whose tokens were larger.
+// If a later job has taken the key, the error is a *DuplicateError that describes that job, and nothing is changed. If a
+// Reaper has removed the job's fence, Redrive takes the key again, with DefaultWindow. It does so even if a later job had
+// the key and finished; the tokens of that job were larger.
 func (q *Queue) Redrive(ctx context.Context, db DB, id int64) (State, error) {
 	const other = `
 select f.scope, f.key, f.job_id, f.state, f.result::text, ` + jobState + `
@@ -270,7 +272,7 @@ select f.scope, f.key, f.job_id, f.state, f.result::text, ` + jobState + `
 		err = q.queryRow(ctx, db, other, []any{id}, &dup.Scope, &dup.Key, &dup.Existing.ID, &state, &result, &live)
 		switch {
 		case errors.Is(err, pgx.ErrNoRows):
-			continue // pruned or discarded in between
+			continue // removed or discarded in between
 		case err != nil:
 			return 0, fmt.Errorf("onceq: redrive: %w", err)
 		}
@@ -283,14 +285,14 @@ select f.scope, f.key, f.job_id, f.state, f.result::text, ` + jobState + `
 	return 0, fmt.Errorf("%w (job %d)", ErrKeyUnsettled, id)
 }
 
-// repairChunk is how many jobs go in one statement.
+// repairChunk is how many jobs one statement takes.
 const repairChunk = 500
 
-// RedriveMany redrives the jobs that the filter chooses, newest first, 500 a statement: by default dead ones;
-// Filter.States may name StateDead, StateHeld and StateCancelled. Filter.Limit bounds how many are tried; 0 for all. Jobs whose
-// key a later job has taken stay as they are and are counted in taken. So do those with a held effect, which would be
-// held again at once: where there are any, the error is ErrHeld, and the others are redriven; see ResolveMany. With a
-// pool as db each statement commits on its own, and counts are right also beside an error.
+// RedriveMany redrives the jobs that the filter chooses, newest first, 500 a statement. By default it chooses dead jobs;
+// Filter.States may name StateDead, StateHeld and StateCancelled. Filter.Limit is how many jobs are tried; 0 means all.
+// Jobs whose key a later job has taken stay as they are and are counted in taken. Jobs with a held effect would be held
+// again at once and also stay: if there are any, the error is ErrHeld, and the other jobs are redriven; see ResolveMany.
+// With a pool as db each statement commits on its own, and the counts are right even if there is an error.
 func (q *Queue) RedriveMany(ctx context.Context, db DB, filter Filter) (redriven, taken int, err error) {
 	held := 0
 	err = q.each(ctx, db, filter, redrivable, func(ids []int64) error {
@@ -304,7 +306,7 @@ func (q *Queue) RedriveMany(ctx context.Context, db DB, filter Filter) (redriven
 	return redriven, taken, err
 }
 
-// chosen gives the states that a repair of many is for.
+// chosen gives the states that the filter chooses when many jobs are repaired: dead by default.
 func (f *Filter) chosen() []State {
 	if f.States == nil {
 		return []State{StateDead}
@@ -312,7 +314,7 @@ func (f *Filter) chosen() []State {
 	return f.States
 }
 
-// each pages through the jobs that the filter chooses.
+// each calls do with the ids of the jobs that the filter chooses, page by page.
 func (q *Queue) each(ctx context.Context, db DB, filter Filter, allowed []State, do func(ids []int64) error) error {
 	if err := filter.check(); err != nil {
 		return err
@@ -359,8 +361,8 @@ func (q *Queue) ids(ctx context.Context, db DB, filter Filter) ([]int64, error) 
 	return ids, nil
 }
 
-// discardJobs removes finished jobs from the history and gives how many. A fence that is still the job's becomes
-// free and stays, so that the key's next job sees a larger token; what its effects left goes.
+// discardJobs removes finished jobs from the history and returns how many. A fence that is still the job's becomes free and
+// stays, so that the key's next job gets a larger token; the fences of its effects are deleted.
 var discardJobs = `
 with h as materialized (
   select id from onceq.job_history
@@ -393,9 +395,9 @@ func (q *Queue) discard(ctx context.Context, db DB, ids []int64, states []State)
 	return n, nil
 }
 
-// Discard forgets a finished job, inside db: it leaves the history, the recorded outcomes of its effects go, and
-// its key is free at once, whatever its window, unless a later job has taken it. A job that is not finished is
-// ErrUnfinished; one that the history does not have is ErrNotFound.
+// Discard removes a finished job from the history, inside db. The recorded outcomes of its effects are deleted too, and its
+// key is free at once, whatever its window, unless a later job has taken it. A job that is not finished is ErrUnfinished; a
+// job that is not in the history is ErrNotFound.
 func (q *Queue) Discard(ctx context.Context, db DB, id int64) error {
 	n, err := q.discard(ctx, db, []int64{id}, discardable)
 	if err != nil || n > 0 {
@@ -409,10 +411,10 @@ func (q *Queue) Discard(ctx context.Context, db DB, id int64) error {
 
 var discardable = []State{StateCompleted, StateDead, StateCancelled, StateHeld}
 
-// DiscardMany discards the finished jobs that the filter chooses, newest first, 500 a statement, and returns how
-// many: by default dead ones; Filter.States may name StateCompleted, StateDead, StateCancelled and StateHeld. Filter.Limit bounds how
-// many are tried; 0 for all. With a pool as db each statement commits on its own, and the count is right also
-// beside an error.
+// DiscardMany discards the finished jobs that the filter chooses, newest first, 500 a statement, and returns how many. By
+// default it chooses dead jobs; Filter.States may name StateCompleted, StateDead, StateCancelled and StateHeld.
+// Filter.Limit is how many jobs are tried; 0 means all. With a pool as db each statement commits on its own, and the count
+// is right even if there is an error.
 func (q *Queue) DiscardMany(ctx context.Context, db DB, filter Filter) (discarded int, err error) {
 	err = q.each(ctx, db, filter, discardable, func(ids []int64) error {
 		n, err := q.discard(ctx, db, ids, filter.chosen())

@@ -125,8 +125,8 @@ settled as (
 select count(*), (select array_agg(distinct id) from settled where state = ` + sqlJobHeld + `) from settled`
 
 // ResolveMany settles the uncertain and held effects called name, or with an empty name all of them, of the jobs that the
-// filter chooses: newest first, 500 jobs a transaction. It is mostly for the time after an outage. By default it chooses
-// held jobs, which run again once none of their effects is held any more; Filter.States may also name StateDead and
+// filter chooses: newest first, 500 jobs a transaction. Use it after an outage, for example. By default it chooses held
+// jobs, which run again once none of their effects is held any more; Filter.States may also name StateDead and
 // StateCancelled, and these jobs stay so. Filter.Limit is how many jobs are looked at; 0 means all. It returns how many
 // effects were settled and how many jobs run again. With a pool as db each transaction commits on its own, and the counts
 // are right even if there is an error.

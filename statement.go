@@ -13,78 +13,79 @@ import (
 	"github.com/onceq/onceq/internal/sqlstate"
 )
 
-// How statements of the library's own are sent. A caller's transaction gets a statement as it is. Anywhere else it goes in
-// a transaction of its own, in one round trip with what that begins with: a way. There are five ways, and send is the only
-// function that sends. What is not sent by it: a batch that belongs to the caller (EnqueueInBatch, CompleteInBatch), the
-// transaction of a handler (tx.go), and LISTEN.
+// How the library's own statements are sent. In a caller's transaction a statement is sent as it is. Anywhere else it is
+// sent in a transaction of its own, together with settings, in one round trip; how is called a way. There are five ways,
+// and send is the only function that sends. Not sent by it are: a batch that belongs to the caller (EnqueueInBatch,
+// CompleteInBatch), the transaction of a handler (tx.go), and LISTEN.
 //
 // Tricks that steer the planner, each with the test that fails without it:
 //
-//   - guardPlans: nothing but index scans and nested loops. A plan may be made while the tables are empty and used when
-//     they hold millions of rows. TestTrap_PlansScanNoTableWhateverTheStatistics; for reads
-//     TestTrapStatsReadsBoundedRangesOfIndexes; that every handle gets them, TestTrap_AWrappedPoolKeepsThePlannerGuards.
-//   - jit off, in guardPlans: a generic plan takes a limit that it does not know for a tenth of the rows, and beside some
-//     millions of jobs Postgres then spends 15 ms on compiling each claim of a millisecond.
+//   - guardPlans: only index scans and nested loops. A plan may be made while the tables are empty and used when they hold
+//     millions of rows. TestTrap_PlansScanNoTableWhateverTheStatistics; for reads TestTrapStatsReadsBoundedRangesOfIndexes;
+//     that every handle gets them, TestTrap_AWrappedPoolKeepsThePlannerGuards.
+//   - jit off, in guardPlans: a generic plan assumes that a limit that it does not know is a tenth of the rows, and with
+//     some millions of jobs Postgres then spends 15 ms on compiling each claim of a millisecond.
 //     TestTrap_PlansScanNoTableWhateverTheStatistics.
 //   - plan_cache_mode, in hotPlans: with few jobs Postgres makes a new plan for each call, which takes four times as long
 //     as running it. TestTrap_HotStatementsKeepTheirPlans.
-//   - "= any (array[x])" in place of "= x" in joins to a table that is written: an equality that a merge join could use
-//     also offers the planner the whole index in its order, which looks cheap while the table is empty. So does an index
-//     condition on the class, hence "class + 0 = 0". Both count most in a caller's transaction, where there are no guards.
-//     TestTrap_PlansScanNoTableWhateverTheStatistics.
-//   - "materialized" before a part that locks: Postgres may run it again for each row of the update, and claim more than
-//     the limit. TestTrap_ClaimLimitIsExact_3Of2000.
-//   - "offset 0" behind a lateral part: Postgres cannot join it in another order, which would read the whole table.
-//     TestTrap_PlansScanNoTableWhateverTheStatistics.
-//   - keepPlans and restorePlans: guards inside of a transaction in which a user's statements follow.
+//   - "= any (array[x])" instead of "= x" in joins to a table that is written: an equality that a merge join could use also
+//     offers the planner the whole index in its order, which looks cheap while the table is empty. An index condition on
+//     the class does the same, hence "class + 0 = 0". Both matter most in a caller's transaction, where there are no
+//     guards. TestTrap_PlansScanNoTableWhateverTheStatistics.
+//   - "materialized" before a part that locks: without it Postgres may run that part again for each row of the update, and
+//     claim more than the limit. TestTrap_ClaimLimitIsExact_3Of2000.
+//   - "offset 0" at the end of a lateral part: it keeps Postgres from joining the part in another order, which would read
+//     the whole table. TestTrap_PlansScanNoTableWhateverTheStatistics.
+//   - keepPlans and restorePlans: guards inside a transaction in which a user's statements follow.
 //     TestTrap_AWrappedTransactionStaysTheCallers.
 //
-// noLimits steers no plan. It is held by TestDefaults_TheLibrarysOwnStatementsHaveNoLimitsAndTheApplicationsKeepThem.
+// noLimits steers no plan. TestDefaults_TheLibrarysOwnStatementsHaveNoLimitsAndTheApplicationsKeepThem fails without it.
 //
-// What is sent for every job is held byte for byte by TestStatement_WhatIsSentForEveryJob.
+// TestStatement_WhatIsSentForEveryJob compares what is sent for every job byte for byte.
 
-// way is how a statement is sent where no transaction of a caller is open.
+// way is how a statement is sent if no transaction of a caller is open.
 type way struct {
-	begin    string        // "" for none: what is sent at once is one transaction by itself, and a standby takes it too
-	options  pgx.TxOptions // the same, for handles that send one statement at a time
-	settings string        // what stands in front of the statement; "" for none, and no transaction
-	clock    *time.Time    // gets the database's clock just before the statement, where the settings give it
+	begin    string        // "" for none: what is sent in one message is one transaction by itself, and works on a standby too
+	options  pgx.TxOptions // the same as begin, for handles that send one statement at a time
+	settings string        // what is sent before the statement; "" for none, and then no transaction is opened
+	clock    *time.Time    // gets the database's time just before the statement, if the settings return it
 }
 
 var (
-	// asIs is for statements that cannot get a bad plan, Enqueue's above all: one round trip, and the server's settings.
+	// asIs is for statements that cannot get a bad plan, above all for Enqueue: one round trip, with the server's settings.
 	asIs = way{}
 
-	// hot is for the statements that run for every job, and for those whose plans need no second thought either.
+	// hot is for the statements that run for every job, and for other statements whose plans do not depend on their values.
 	hot = way{begin: beginOwn, options: ownOptions, settings: hotPlans + `, ` + noLimits}
 
-	// rare is the same for statements whose plans depend on their values.
+	// rare is the same for statements whose plans do depend on their values.
 	rare = way{begin: beginOwn, options: ownOptions, settings: guardPlans + `, ` + noLimits}
 
-	// reading is for people's looks at large tables, which keep the time limits that their role has.
+	// reading is for looking at large tables on behalf of people. It keeps the time limits of the role.
 	reading = way{options: pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}, settings: guardPlans}
 
-	// checking is for the look at the schema's version, before anything is known of it.
+	// checking is for reading the schema's version, before anything is known about it.
 	checking = way{begin: beginOwn, options: ownOptions, settings: `select ` + noLimits}
 )
 
 var ownOptions = pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}
 
-// beginOwn opens a transaction of the library's own, in the same round trip as what it does: the isolation level
-// does not depend on the database's default.
+// beginOwn opens a transaction of the library's own, in the same round trip as its statement. The isolation level does not
+// depend on the database's default.
 const beginOwn = `begin isolation level read committed read write`
 
-// noLimits takes the time limits away from a transaction of the library's own that a role, a database or the pool gives to
-// all: what goes on in the background must go on, and each such statement is short, or ends with its context. The limits
-// are for the application's statements, and those of a handler's transaction keep them. It stands in what goes
-// before the library's statements, so that it costs no round trip and ends with the transaction, behind a pooler
-// too. idle_in_transaction_session_timeout meets none of them: they come in one message, and row_security stays as it is:
-// where it is off, Postgres says that a policy hides rows of these tables, which is better than to miss them.
+// noLimits removes, from a transaction of the library's own, the time limits that a role, a database or the pool gives to
+// all. Background work must continue, and each such statement is short or ends with its context. The limits are for the
+// application's statements, and those in a handler's transaction keep them. It is part of what is sent before the library's
+// statements, so that it costs no round trip and ends with the transaction, behind a pooler too.
+// idle_in_transaction_session_timeout cannot affect these transactions, because each is sent in one message. row_security
+// stays as it is: if it is off, Postgres reports that a policy hides rows of these tables, which is better than missing
+// them.
 const noLimits = `set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
        case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end`
 
-// guardPlans goes before a statement of the library's own, in the same transaction and round trip, and brings the
-// database's clock.
+// guardPlans is sent before a statement of the library's own, in the same transaction and round trip. It also returns the
+// database's time.
 const guardPlans = `
 select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
        set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true)`
@@ -92,7 +93,7 @@ select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_con
 // hotPlans is guardPlans with generic plans.
 const hotPlans = guardPlans + `, set_config('plan_cache_mode', 'force_generic_plan', true)`
 
-// keepPlans is guardPlans inside of a transaction in which a user's statements follow, up to restorePlans.
+// keepPlans is guardPlans inside a transaction in which a user's statements follow, until restorePlans.
 const keepPlans = `
 select set_config('onceq.plans', concat_ws(',', current_setting('enable_seqscan'), current_setting('enable_hashjoin'),
                   current_setting('enable_mergejoin'), current_setting('enable_bitmapscan'), current_setting('jit')), true),
@@ -105,7 +106,7 @@ select set_config('enable_seqscan', split_part(p, ',', 1), true), set_config('en
        set_config('jit', split_part(p, ',', 5), true)
   from current_setting('onceq.plans') as p`
 
-// Handles on the database, beyond what each DB has.
+// What some handles on the database have in addition to DB.
 type (
 	batcher interface {
 		SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
@@ -118,10 +119,10 @@ type (
 	}
 )
 
-// opener is the one test of whether onceq may open a transaction on db: it gives what does, nil where db is a transaction,
-// or has one open, or may be either. Pools are wrapped, for tracing mostly, so what counts is what a handle can do:
-// whatever has Commit is a transaction, a connection knows whether it is in one, and nothing but a pool or a connection has
-// BeginTx.
+// opener is the only test of whether onceq may open a transaction on db. It returns the handle that opens one, or nil if db
+// is a transaction, has one open, or may be or have one. Pools are often wrapped, for tracing for example, so what counts
+// is what a handle can do: a handle with Commit is a transaction, a connection knows whether it is in one, and only a pool
+// or a connection has BeginTx.
 func opener(db DB) txBeginner {
 	if inTransaction(db) {
 		return nil
@@ -143,8 +144,8 @@ func inTransaction(db DB) bool {
 	return false
 }
 
-// send sends a statement of this package in db, in one of the ways above, and has its rows read. A handle that may be
-// a pool as well as a transaction, for it has neither BeginTx nor Commit, gets guards that leave no trace, and nothing else.
+// send sends a statement of this package to db, in one of the ways above, and calls read with its rows. A handle without
+// BeginTx and Commit may be a pool or a transaction: it gets guards that are undone after the statement, and nothing else.
 func (q *Queue) send(ctx context.Context, db DB, by way, statement string, args []any, read func(pgx.Rows) error) error {
 	if by.settings == "" || inTransaction(db) {
 		return q.told(query(ctx, db, q.sql(statement), args, read))
@@ -213,7 +214,7 @@ func (q *Queue) guarded(ctx context.Context, db DB, statement string, args []any
 	return q.send(ctx, db, hot, statement, args, row(dest...))
 }
 
-// atomically runs fn in one transaction: the caller's, where db is one, or a new one that begins with the way's settings.
+// atomically runs fn in one transaction: the caller's, if db is one, or a new one that begins with the way's settings.
 func atomically(ctx context.Context, db DB, by way, fn func(DB) error) error {
 	begin := opener(db)
 	if begin == nil {
@@ -237,7 +238,7 @@ func atomically(ctx context.Context, db DB, by way, fn func(DB) error) error {
 	})
 }
 
-// ending commits a transaction where fn went well, and rolls it back otherwise.
+// ending runs fn, then commits the transaction, or rolls it back if fn returned an error.
 func ending(ctx context.Context, tx pgx.Tx, fn func() error) error {
 	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
 	if err := fn(); err != nil {
@@ -249,8 +250,8 @@ func ending(ctx context.Context, tx pgx.Tx, fn func() error) error {
 	return nil
 }
 
-// rollBack ends what a batch that failed has left open on db, where that is a connection. A pool closes such a
-// connection by itself, and where db is a pool in a wrapper this only says so to another connection, which has nothing open.
+// rollBack ends the transaction that a failed batch has left open on db, if db is a connection. A pool closes such a
+// connection by itself. If db is a wrapped pool, the rollback goes to another connection, on which no transaction is open.
 func rollBack(ctx context.Context, db DB) {
 	if _, ok := db.(*pgxpool.Pool); ok {
 		return
@@ -260,7 +261,7 @@ func rollBack(ctx context.Context, db DB) {
 	_, _ = db.Exec(ctx, "rollback")
 }
 
-// query runs a statement as it is and has its rows read.
+// query runs a statement as it is and calls read with its rows.
 func query(ctx context.Context, db DB, statement string, args []any, read func(pgx.Rows) error) error {
 	rows, err := db.Query(ctx, statement, args...)
 	if err != nil {
@@ -299,10 +300,10 @@ func each(scan func(pgx.Rows) error) func(pgx.Rows) error {
 	}
 }
 
-// noRows reads a statement of which nothing but its error counts.
+// noRows is for a statement of which only the error counts.
 func noRows(pgx.Rows) error { return nil }
 
-// sql returns a statement of this package, in which the schema is written as onceq, for the real schema.
+// sql returns a statement of this package, in which the schema is written as onceq, with the real schema's name.
 func (q *Queue) sql(statement string) string {
 	if q.schema == "onceq" {
 		return statement
@@ -315,8 +316,8 @@ func (q *Queue) sql(statement string) string {
 	return s
 }
 
-// told makes a *SchemaError of what Postgres says of a statement of this package where the tables are missing, and an
-// ErrIDTaken where a job cannot leave because of another one with its id.
+// told turns an error of Postgres into a *SchemaError if the tables are missing, and into an ErrIDTaken if a job cannot
+// leave because of another job with its id.
 func (q *Queue) told(err error) error {
 	var schema *SchemaError
 	if sqlstate.Of(err) == "OQ002" && !errors.Is(err, ErrIDTaken) {

@@ -11,27 +11,28 @@ import (
 // StatsCap is where Stats stops counting.
 const StatsCap = 10_000
 
-// QueueStats says how a queue is doing. Each count stops at StatsCap. That a job which was claimed ahead runs by now is known
-// with its first beat, a third of WorkerConfig.Lease after the claim; of a handler's transaction it is not known.
+// QueueStats says how a queue is doing. Each count stops at StatsCap. A job that was claimed ahead counts as Running only
+// when its lease is first extended after its start, a third of WorkerConfig.Lease after the claim. If its handler runs in a
+// transaction, it is not counted as Running at all.
 type QueueStats struct {
 	Queue    string
-	Waiting  int // due for the first time, and nobody has it
-	Retrying int // failed or lost before; due, or to be run again later
-	Delayed  int // not due yet, for the first time
-	Leased   int // somebody has them now; where more than StatsCap jobs are due, the ones among the first of these
-	Running  int // of these: all but those that a worker has claimed ahead and that wait there for a free handler
+	Waiting  int // jobs that are due for the first time and that nobody has
+	Retrying int // jobs that failed or lost a lease before; due now or later
+	Delayed  int // jobs that are not due yet, for the first time
+	Leased   int // jobs that somebody has now; if more than StatsCap jobs are due, only those among the first of these
+	Running  int // leased jobs except those that a worker has claimed ahead and that wait there for a free handler
 	Dead     int
 	Held     int
 
-	// Oldest is for how long the oldest job has been due that nobody has, by the database's clock.
+	// Oldest is how long the oldest job that nobody has has been due, by the database's clock.
 	Oldest time.Duration
 
-	// Capped says that counting stopped early: a count may be larger.
+	// Capped says that counting stopped early, so that a count may be too small.
 	Capped bool
 }
 
-// liveQueues and pastQueues find the names of queues by stepping through an index from one name to the next. No
-// name is empty; saying so lets the planner use jobs_claim, which has a condition.
+// liveQueues and pastQueues find the names of queues by stepping through an index from one name to the next. No name is
+// empty; saying so lets the planner use jobs_claim, a partial index.
 const liveQueues = `
 live (queue) as (
   (select queue from onceq.jobs where queue >= '' order by queue limit 1)
@@ -48,9 +49,9 @@ past (queue) as (
     from past p where p.queue is not null
 ),`
 
-// readStats counts per queue: those in $1, or all where it is null. Every count is over a range of an index
-// with a limit, which is the cap and one. Waiting jobs stand behind the running ones of their priority, so
-// the look for them passes over as many rows as are running and no more.
+// readStats counts per queue: the queues in $1, or all if it is null. Every count is over a range of an index with a limit
+// of one more than the cap. Waiting jobs come after the running ones of their priority, so looking for them passes over the
+// running jobs and no more.
 const readStats = `
 with recursive` + liveQueues + pastQueues + `
 names as materialized (
@@ -105,10 +106,10 @@ select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, r.leased, r.runni
          from (select from onceq.job_history where queue = n.queue and state = ` + sqlJobHeld + ` order by id limit $2::int + 1) x) h
  order by n.queue`
 
-// Stats gives the figures of the named queues, or of every queue that has jobs, a history or workers, sorted
-// by name. It stays cheap, some ten to twenty milliseconds a queue at most, however many rows there are,
-// because it stops counting at StatsCap. It runs on the pool, with planner settings of its own, because with stale
-// statistics the planner would read whole ranges and sort them.
+// Stats returns the figures of the named queues, or of every queue that has jobs, a history or workers, sorted by name.
+// However many rows there are, it takes at most some ten to twenty milliseconds a queue, because it stops counting at
+// StatsCap. It runs on the pool, with its own planner settings, because with stale statistics the planner would read whole
+// ranges and sort them.
 func (q *Queue) Stats(ctx context.Context, queues ...string) ([]QueueStats, error) {
 	for _, name := range queues {
 		if err := checkText("queues", name); err != nil {

@@ -10,20 +10,21 @@ import (
 	"github.com/onceq/onceq/internal/lazytx"
 )
 
-// The transaction of HandleTx and HandleBatch: what it does to jobs. How it is opened with the handler's first statement,
-// what the handler may do with it, and how it ends is lazytx.
+// What the transaction of HandleTx and HandleBatch does to jobs. Package lazytx opens it with the handler's first
+// statement, limits what the handler may do with it, and ends it.
 
-// errOwnTx is what a handler gets that tries to end the worker's transaction.
+// errOwnTx is the error for a handler that tries to end the worker's transaction.
 var errOwnTx = errors.New("onceq: the worker ends this transaction: return nil to commit it with the job's completion, an error to roll it back")
 
-// limitIdling lets the server cut off a client that freezes inside the transaction, after $1 milliseconds of idling,
-// so that it cannot keep the jobs' rows: those of a worker's lease, because ping keeps a live one from idling. Without $1 the
-// server's own setting stays.
+// limitIdling makes the server end the connection of a client that freezes inside the transaction, after $1 milliseconds of
+// idling, so that the client cannot keep the jobs' rows. In a worker's transaction $1 is the lease, and a live worker's
+// pings keep its connection from idling that long; in Lease.Lock it is the kind's Timeout. Without $1 the server's own
+// setting stays.
 const limitIdling = `case when $1::text <> '' then set_config('idle_in_transaction_session_timeout', $1::text, true) end`
 
-// lockJobs locks the rows of a handler's jobs by their guards, in id order, for the rest of its transaction: from
-// then on nobody can claim them, expired or not. It raises where a guard does not hold. The last column says which
-// transaction it is.
+// lockJobs locks the rows of a handler's jobs by their guards, in id order, until the end of its transaction: from then on
+// nobody can claim them, expired or not. It raises an error if a guard does not hold. The last column is the transaction's
+// id.
 const lockJobs = `
 with u as materialized (
   select * from unnest($2::bigint[], $3::int[], $4::bigint[]) as u(id, claims, holder)
@@ -38,7 +39,7 @@ select ` + limitIdling + `,
        case when (select count(*) from locked) < cardinality($2::bigint[]) then onceq.lease_lost(($2::bigint[])[1]) end,
        pg_current_xact_id()::text`
 
-// lockJob is the same for one job, which needs no guard of its plan.
+// lockJob is the same for one job, which needs no planner settings.
 const lockJob = `
 select ` + limitIdling + `,
        case when not exists (
@@ -46,7 +47,7 @@ select ` + limitIdling + `,
             for no key update) then onceq.lease_lost($2::bigint) end,
        pg_current_xact_id()::text`
 
-// newHandlerTx gives a transaction that is not open yet, with the connection for it.
+// newHandlerTx returns a transaction that is not open yet, and acquires the connection for it.
 func (x *executor) newHandlerTx(ctx context.Context, leases []*Lease, h *Handler) (*lazytx.Tx, error) {
 	q, first := x.q, leases[0]
 	begin := beginOwn
@@ -74,7 +75,7 @@ func (x *executor) newHandlerTx(ctx context.Context, leases []*Lease, h *Handler
 			return first.lostError("begin")
 		},
 		Status: func(ctx context.Context, id string) (status string, err error) {
-			// Waits for the job's row, which the transaction has locked.
+			// It waits for the job's row, which the transaction has locked.
 			const read = `select (select 1 from onceq.jobs where id = $1::bigint for no key update), coalesce(pg_xact_status($2::text::xid8), '')`
 			err = q.guarded(ctx, x.db, read, []any{first.ID, id}, nil, &status)
 			return status, err
@@ -87,7 +88,7 @@ func (x *executor) newHandlerTx(ctx context.Context, leases []*Lease, h *Handler
 	})
 }
 
-// leasesOf gives the jobs whose keys a handler cannot enqueue in its own transaction: those of db, where that is one.
+// leasesOf returns the jobs whose keys a handler cannot enqueue in its own transaction, if db is such a transaction.
 func leasesOf(db DB) []*Lease {
 	if h, ok := db.(*lazytx.Handle); ok {
 		leases, _ := h.Owner().([]*Lease)
@@ -96,8 +97,9 @@ func leasesOf(db DB) []*Lease {
 	return nil
 }
 
-// sameTx is a column more for a statement that completes jobs behind what a handler did in a transaction: it raises where
-// the handler rolled that back by a statement of its own and is in another one, and gives 1 where it committed it.
+// sameTx adds a column to a statement that completes jobs after what a handler did in a transaction. If the handler has
+// ended that transaction by a statement of its own and is in another one, the column raises an error if the first was
+// rolled back, and is 1 if it was committed.
 func sameTx(id, job string) string {
 	return `,
        case when ` + id + `::text <> pg_current_xact_id()::text
@@ -111,15 +113,15 @@ var inTx = map[string]string{
 	completeOneUnkeyed: completeOneUnkeyed + sameTx("$4", "$1::bigint"),
 }
 
-// checkTx is the same as a statement of its own, in front of those for many jobs.
+// checkTx is the same as a statement of its own, which is sent before the statements for many jobs.
 var checkTx = `select null` + sameTx("$1", "$2::bigint")
 
-// commitTx ends a handler's transaction with a statement that completes its jobs, and raises where a lease is gone. many says
-// that it is for many jobs and so needs a guard of its plan. sure is false where the answer got lost and it may have been
-// committed.
+// commitTx ends a handler's transaction with a statement that completes its jobs and raises an error if a lease is lost.
+// many says that the statement is for many jobs and so needs the planner settings. sure is false if the answer was lost, so
+// that the transaction may have been committed.
 func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *Lease, many bool, statement string, args []any) (sure bool, err error) {
 	own := tx.Open()
-	var other *int32 // not null where the one that was opened was committed by the handler
+	var other *int32 // not null if the handler committed the transaction that was opened
 	var all []lazytx.Statement
 	if many {
 		all = append(all, lazytx.Statement{SQL: hotPlans})
@@ -137,7 +139,7 @@ func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *Lease, many 
 	case err == nil && (other != nil || tx.Opened() && !own):
 		q.log.Error("onceq: the worker's transaction was committed inside the handler (a commit in a statement, or a transaction begun on tx.Conn()); "+
 			"the job is completed, but not together with what it wrote: use savepoints (tx.Begin), or Handle", slog.String("kind", first.Kind), slog.Int64("job", first.ID))
-	case own && leaseLost(err): // the jobs' rows are locked, so it is another transaction
+	case own && leaseLost(err): // this transaction has the jobs' rows locked, so it must be another one
 		err = lazytx.ErrRolledBack
 	}
 	if err != nil && own && sure {
@@ -146,8 +148,8 @@ func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *Lease, many 
 	return sure, err
 }
 
-// undone rolls back and gives the error with what it means: a *committedError where the handler had committed by itself, a
-// *conflictError where Postgres wants the transaction run again.
+// undone rolls back and returns the error as what it means: a *committedError if the handler had committed, a
+// *conflictError if Postgres wants the transaction run again.
 func undone(tx *lazytx.Tx, err error) error {
 	switch committed, conflict := tx.Undo(err); {
 	case committed:

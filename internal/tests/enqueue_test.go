@@ -299,7 +299,7 @@ func TestEnqueue_AMismatchSaysWhatDiffers(t *testing.T) {
 		{"an object and a list", raw(`{}`), raw(`[]`), nil, []string{"$"}, ""},
 		{"fields alone", raw(`{"a": 1, "b": 1}`), raw(`{"a": 2, "b": 2}`), []string{"a"}, []string{"$.a"}, ""},
 		{"no object, with fields", 1, raw(`{"a": 2}`), []string{"a"}, []string{"$"}, ""},
-		{"other fields", raw(`{"a": 1, "b": 1}`), raw(`{"a": 1, "b": 2}`), []string{"a"}, nil, "they agree in the members that count now, but when the first was enqueued others did"},
+		{"other fields", raw(`{"a": 1, "b": 1}`), raw(`{"a": 1, "b": 2}`), []string{"a"}, nil, "they agree in the members that are compared now, but others were compared when the first job was enqueued"},
 		{"many", []int{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, []int{2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2}, nil,
 			[]string{"$[0]", "$[1]", "$[2]", "$[3]", "$[4]", "$[5]", "$[6]", "$[7]", "$[8]", "$[9]"}, "and in other members"},
 		{"a long name", map[string]int{strings.Repeat("é", 100): 1}, map[string]int{strings.Repeat("é", 100): 2}, nil, []string{`$."` + strings.Repeat("é", 30) + `…"`}, ""},
@@ -338,7 +338,7 @@ func TestEnqueue_AMismatchSaysWhatDiffers(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, leases[0].Fail(ctx, onceq.Fatal(errors.New("no"))))
 	_, err = db.Queue.Enqueue(ctx, db.Pool, other)
-	require.EqualError(t, err, fmt.Sprintf(`onceq: key "done" in scope "s" was used by job %d of kind "k" (dead) with another payload: they differ in $.secret; use another key, or name the members that count in Fields`, id))
+	require.EqualError(t, err, fmt.Sprintf(`onceq: key "done" in scope "s" was used by job %d of kind "k" (dead) with another payload: they differ in $.secret; use another key, or list in Fields the members that must be equal`, id))
 	_, err = db.Queue.Enqueue(ctx, db.Pool, third)
 	require.EqualError(t, err, fmt.Sprintf(`onceq: key "done" in scope "s" was used by job %d of kind "k" (dead), and this job is of kind "third"; give each kind a scope or keys of its own`, id))
 
@@ -348,7 +348,7 @@ func TestEnqueue_AMismatchSaysWhatDiffers(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, leases[0].Complete(ctx, db.Pool))
 	_, err = db.Queue.Enqueue(ctx, db.Pool, other)
-	require.EqualError(t, err, fmt.Sprintf(`onceq: key "done" in scope "s" was used by job %d of kind "k" (completed) with another payload: the first job's payload is not kept any more, so what differs is not known; use another key, or name the members that count in Fields`, id))
+	require.EqualError(t, err, fmt.Sprintf(`onceq: key "done" in scope "s" was used by job %d of kind "k" (completed) with another payload: the first job's payload is no longer stored, so what differs is not known; use another key, or list in Fields the members that must be equal`, id))
 	_, err = db.Queue.EnqueueMany(ctx, db.Pool, []onceq.Job{third, {Kind: "k", Key: "0", Payload: raw(`{"amount": 3}`)}})
 	require.ErrorContains(t, err, fmt.Sprintf(`job %d of kind "k" (completed), and this job is of kind "third"`, id), "the kind's name outlives the job")
 	require.ErrorContains(t, err, "they differ in $.a, $.amount;")
