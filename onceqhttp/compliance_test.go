@@ -13,7 +13,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// Each row of the tables in docs/http.md names tests that exist, in its last cell.
+// Each row of the tables in docs/http.md names existing tests in its last cell.
 func TestCompliance_EachRowNamesItsTest(t *testing.T) {
 	t.Parallel()
 	tests := make(map[string]bool)

@@ -1,5 +1,5 @@
-// Package onceqhttp makes HTTP requests happen once: a client sends an Idempotency-Key, the first request under it runs,
-// and every further one gets the stored answer, byte for byte.
+// Package onceqhttp makes HTTP requests happen once. A client sends an Idempotency-Key. The first request with that key
+// runs, and every further one gets the stored answer, byte for byte.
 //
 //	m, err := onceqhttp.New(q, onceqhttp.Config{Principal: tenantOf})
 //
@@ -7,25 +7,26 @@
 //	mux.Handle("POST /charges", m.Handler(charge))             // effects outside of it
 //
 // The key is that of draft-ietf-httpapi-idempotency-key-header-07, or an unquoted one as most clients send it. It is
-// bound to the principal that the application names, to the method and to the route, so that nobody gets an answer that
-// was somebody else's, and to a fingerprint of the request, so that a key that is used for something else is refused.
-// Refusals are problems of RFC 9457 with stable codes, see Problem.
+// bound to the principal that the application names, to the method and to the route, so nobody gets an answer that
+// belongs to somebody else. It is also bound to a fingerprint of the request, so a key that is used for another request
+// is refused. Refusals are problems of RFC 9457 with stable codes: see Problem.
 //
 // # Two forms
 //
-// HandlerTx gives the handler a transaction. What it writes there, the jobs it enqueues there and its answer commit
-// together: a crash at any moment leaves nothing, and the key free, or everything, and the answer to be replayed.
-// Use it wherever the effects are in the database; what belongs outside goes into a job.
+// HandlerTx gives the handler a transaction. What the handler writes there, the jobs it enqueues there and its answer
+// commit together. After a crash at any moment either nothing remains and the key is free, or everything remains and
+// the answer is replayed. Use HandlerTx wherever the effects are in the database, and put effects outside the database
+// into a job.
 //
-// Handler is for effects outside of the database. Its key is claimed before the handler runs and its answer stored when
-// it has returned. Where that did not happen (a crash, a panic, a server error) it is unknown what was done, and
+// Handler is for effects outside the database. It claims the key before the handler runs, and stores the answer after
+// the handler has returned. If that does not happen (a crash, a panic, a server error), nobody knows what was done, and
 // Config.Policy decides, as for onceq.Once: run again under the same downstream key, ask, or hold.
 //
-// In both, the work does not end when the client leaves, but by Config.Timeout.
+// In both forms the work goes on when the client leaves. Only Config.Timeout ends it.
 //
 // # The chain
 //
-// A handler finds the Request in its context. Jobs that take Request.Scope and Request.Key as theirs are enqueued once
-// for the client's key; their effects run in onceq.Once; and Transport, as the client of a provider, sends the effect's
-// key on. docs/http.md has it as a whole, and a table of how this compares with the draft and with Stripe's API.
+// A handler finds the Request in its context. A job that takes Request.Scope and Request.Key as its own is enqueued
+// once for the client's key. The job's effects run in onceq.Once, and Transport, the client of a provider, sends the
+// effect's key on. docs/http.md shows the whole chain, and compares it with the draft and with Stripe's API.
 package onceqhttp

@@ -20,8 +20,8 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// database gives an example a database of its own with onceq's tables. A program makes its own pool with pgxpool.New and
-// its queue with onceq.New(pool, nil).
+// database gives an example its own database with onceq's tables. A program makes its own pool with pgxpool.New and its
+// queue with onceq.New(pool, nil).
 func database() (ctx context.Context, pool *pgxpool.Pool, q *onceq.Queue, done func()) {
 	t := exampletb.New()
 	db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
@@ -52,7 +52,7 @@ func submit(h http.Handler, path, key, body string) {
 	fmt.Println(w.Code, answer)
 }
 
-// user is who has logged in: a Config.Principal.
+// user returns who has logged in. It is a Config.Principal.
 func user(r *http.Request) (string, error) {
 	name, _, ok := r.BasicAuth()
 	if !ok {
@@ -61,7 +61,7 @@ func user(r *http.Request) (string, error) {
 	return name, nil
 }
 
-// The order and the answer commit together. The client that asks again gets the same answer, and there is one order.
+// The order and the answer commit together. A client that asks again gets the same answer, and there is one order.
 func ExampleMiddleware_HandlerTx() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -100,7 +100,7 @@ func ExampleMiddleware_HandlerTx() {
 	// orders: 1
 }
 
-// A handler whose effect is outside of the database. Its answer is stored when it has returned.
+// A handler with an effect outside the database. Its answer is stored after it has returned.
 func ExampleMiddleware_Handler() {
 	_, _, q, done := database()
 	defer done()
@@ -134,7 +134,7 @@ func ExampleMiddleware_Handler() {
 	// calls: 2
 }
 
-// A person has found out that the fax did go out, and says what the client is to hear.
+// A person has found out that the fax was sent, and says what answer the client gets.
 func ExampleMiddleware_Fence() {
 	ctx, _, q, done := database()
 	defer done()
@@ -184,7 +184,7 @@ func ExampleTransport() {
 				if err != nil {
 					return false, err
 				}
-				defer resp.Body.Close() //nolint:errcheck // nothing to do about it
+				defer resp.Body.Close() //nolint:errcheck // nothing to do about an error
 				if resp.StatusCode != http.StatusOK {
 					return false, errors.New(resp.Status)
 				}
@@ -200,7 +200,7 @@ func ExampleTransport() {
 	// Output: calls under one key: 2 characters: 43
 }
 
-// Both ways of writing name the same key.
+// A key is the same with and without quotes.
 func ExampleParseKey() {
 	for _, value := range []string{`"8e03978e-40d5"`, `8e03978e-40d5`, `"8e03978e`} {
 		key, err := onceqhttp.ParseKey(http.Header{"Idempotency-Key": {value}})

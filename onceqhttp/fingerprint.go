@@ -17,23 +17,23 @@ import (
 	"strings"
 )
 
-// Fingerprint is what must be the same, by default, when a key comes back: method, path as the client sent it, query and body,
-// by value where there is one.
+// Fingerprint is the default for what must be the same when a key comes back: the method, the path as the client sent
+// it, the query and the body. Where it can, it compares values instead of bytes:
 //
-//   - JSON: order of members, white space and spelling do not count, and of members with the same name the last one does.
-//   - A query and a form: the order of its names does not count, that of the values of one name does.
-//   - A body of several parts: nor does the boundary. The headers of files and of parts without a name count, and the contents
-//     of all.
+//   - JSON: the order of members, white space and spelling do not count. Of members with the same name the last one counts.
+//   - A query or a form: the order of the names does not count. The order of the values of one name does.
+//   - A multipart body: the boundary does not count. The contents of all parts count, and so do the headers of files and of
+//     parts without a name.
 //
-// A form that was parsed before, which leaves no body, is the same as one that was not. Everything else, and what is broken, is
-// compared byte by byte.
+// It makes no difference whether a form was parsed before, although parsing consumes the body. Everything else, and
+// every body that is malformed, is compared byte by byte.
 func Fingerprint(r *http.Request, body []byte) any { return fingerprint(r, body, true) }
 
 func fingerprint(r *http.Request, body []byte, asJSON bool) any {
 	f := struct {
 		Method string          `json:"method"`
 		Path   string          `json:"path"`
-		Query  []byte          `json:"query"` // need not be UTF-8
+		Query  []byte          `json:"query"` // may be invalid UTF-8
 		JSON   json.RawMessage `json:"json,omitempty"`
 		SHA256 []byte          `json:"sha256,omitempty"`
 		Form   []byte          `json:"form,omitempty"`
@@ -56,7 +56,7 @@ func fingerprint(r *http.Request, body []byte, asJSON bool) any {
 	return f
 }
 
-// unusable is a fingerprint that could not be made. It cannot be encoded, and so refuses the request.
+// unusable is a fingerprint that could not be computed. It fails to encode, and so the request is refused.
 type unusable struct{ err error }
 
 func (u unusable) MarshalJSON() ([]byte, error) { return nil, u.err }
@@ -66,9 +66,10 @@ func isJSON(r *http.Request, body []byte) bool {
 	return err == nil && (t == "application/json" || strings.HasSuffix(t, "+json")) && json.Valid(body)
 }
 
-var errReadBefore = errors.New("onceqhttp: somebody has read the body before the middleware, which cannot tell one request from another then: put the body back (r.Body = io.NopCloser(bytes.NewReader(body))), or only parse a form; where the body was unpacked, delete Content-Encoding and set r.ContentLength to -1")
+var errReadBefore = errors.New("onceqhttp: something read the body before the middleware, so the middleware cannot compare the request: put the body back (r.Body = io.NopCloser(bytes.NewReader(body))), or only parse a form; if the body was decompressed, delete Content-Encoding and set r.ContentLength to -1")
 
-// readBefore reports whether a part of the body is missing. Of one that came without a length, only that all of it is.
+// readBefore reports whether a part of the body is missing. If the body came without a length, it notices only when all
+// of it is missing.
 func readBefore(r *http.Request, body []byte) bool {
 	switch {
 	case parsed(r):
@@ -76,19 +77,19 @@ func readBefore(r *http.Request, body []byte) bool {
 	case r.ContentLength < 0:
 		return len(body) == 0 && r.Header.Get("Content-Type") != ""
 	}
-	return int64(len(body)) < r.ContentLength && r.Header.Get("Content-Encoding") == "" // somebody may have unpacked it
+	return int64(len(body)) < r.ContentLength && r.Header.Get("Content-Encoding") == "" // something may have decompressed it
 }
 
-// parsed reports whether a form was parsed, which reads the body. http.Request.MultipartReader leaves an empty form.
+// parsed reports whether a form was parsed, which consumes the body. http.Request.MultipartReader leaves an empty form.
 func parsed(r *http.Request) bool {
 	return len(r.PostForm) > 0 || r.MultipartForm != nil && len(r.MultipartForm.Value)+len(r.MultipartForm.File) > 0
 }
 
-// form is the value of a form or of another body of several parts.
+// form is the value of a form or of another multipart body.
 type form struct {
 	multipart bool
 	values    url.Values
-	parts     map[string][]part // files, and under "" whatever has no name
+	parts     map[string][]part // files, and under "" the parts without a name
 }
 
 type part struct {
@@ -96,7 +97,7 @@ type part struct {
 	sha256 []byte
 }
 
-// formOf gives the form that a request contains, parsed or not. It is nil where there is none, or a broken one.
+// formOf returns the form that a request contains, parsed or not. It is nil if there is no form, or a malformed one.
 func formOf(r *http.Request, body []byte) (*form, error) {
 	if len(body) == 0 && parsed(r) {
 		return parsedForm(r)
@@ -118,7 +119,7 @@ func multipartForm(r *multipart.Reader) *form {
 	f := &form{multipart: true, values: make(url.Values), parts: make(map[string][]part)}
 	for {
 		p, err := r.NextPart()
-		if err == io.EOF { // itself: wrapped it says that the last boundary is missing
+		if err == io.EOF { // compared with ==: a wrapped io.EOF means that the last boundary is missing
 			return f
 		}
 		if err != nil {
@@ -128,7 +129,7 @@ func multipartForm(r *multipart.Reader) *form {
 		if err != nil {
 			return nil
 		}
-		// As multipart.Reader.ReadForm tells them apart.
+		// multipart.Reader.ReadForm tells values from files in the same way.
 		if name := p.FormName(); name != "" && p.FileName() == "" {
 			f.values.Add(name, string(content))
 		} else {
@@ -147,7 +148,7 @@ func parsedForm(r *http.Request) (*form, error) {
 		for _, file := range files {
 			sum, err := contentOf(file)
 			if err != nil {
-				return nil, fmt.Errorf("a file of the form that was parsed before: %w", err)
+				return nil, fmt.Errorf("reading a file of the parsed form: %w", err)
 			}
 			f.parts[name] = append(f.parts[name], part{file.Header, sum})
 		}
@@ -171,7 +172,7 @@ func (f *form) digest() []byte {
 	_, _ = fmt.Fprintln(h, f.multipart, f.values.Encode())
 	for _, name := range slices.Sorted(maps.Keys(f.parts)) {
 		for _, p := range f.parts[name] {
-			_, _ = fmt.Fprintf(h, "%q %q %x\n", name, p.header, p.sha256) // a map is written in the order of its keys
+			_, _ = fmt.Fprintf(h, "%q %q %x\n", name, p.header, p.sha256) // fmt prints a map in the order of its keys
 		}
 	}
 	return h.Sum(nil)

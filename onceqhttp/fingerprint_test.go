@@ -19,7 +19,7 @@ import (
 
 const urlencoded = "application/x-www-form-urlencoded"
 
-// upload is a form as a client's library makes it anew for each try: with another boundary.
+// upload is a form as a client library builds it for each try: with a new boundary.
 func upload(t testing.TB, fields ...string) (contentType, body string) {
 	t.Helper()
 	var b bytes.Buffer
@@ -37,7 +37,7 @@ func upload(t testing.TB, fields ...string) (contentType, body string) {
 	return w.FormDataContentType(), b.String()
 }
 
-// Retries of real clients, and requests that are others, with and without somebody who parses forms before.
+// Retries of real clients and requests that differ from them, with and without something that parses forms before.
 func TestHandler_ComparesByValue(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -119,7 +119,7 @@ func TestHandler_ComparesByValue(t *testing.T) {
 	}
 }
 
-// A body that somebody has read says nothing: every request would be the same.
+// If something has read the body, all requests would look the same.
 func TestHandler_RefusesBodiesThatWereReadBefore(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -171,7 +171,7 @@ func TestHandler_RefusesBodiesThatWereReadBefore(t *testing.T) {
 	require.Equal(t, 6, ran.count())
 }
 
-// Who parses a form first makes no difference.
+// It makes no difference what parses a form first.
 func FuzzFingerprint_OfParsedForms(f *testing.F) {
 	f.Add(urlencoded, "a=1&b=2", "x=1")
 	for _, body := range []string{
@@ -199,7 +199,7 @@ func FuzzFingerprint_OfParsedForms(f *testing.F) {
 		if parts, err := request().MultipartReader(); err == nil {
 			for p, err := parts.NextPart(); err == nil; p, err = parts.NextPart() {
 				if p.FormName() == "" {
-					return // which a parsed form does not have
+					return // a parsed form does not have it
 				}
 			}
 		}

@@ -21,7 +21,7 @@ import (
 
 const effects = `create table effects (what text)`
 
-// tenant is how the tests' requests say who they are.
+// tenant reads from a test's request who sends it.
 func tenant(r *http.Request) (string, error) {
 	return r.Header.Get("X-Tenant"), nil
 }
@@ -69,7 +69,7 @@ func (a answer) problem(t testing.TB) onceqhttp.Problem {
 	return p
 }
 
-// ask sends one request of tenant "t". headers are pairs, which replace what is there; an empty key sends none.
+// ask sends one request of tenant "t". headers are pairs that replace the defaults; an empty key sends none.
 func ask(t testing.TB, method, url, key, body string, headers ...string) (answer, error) {
 	t.Helper()
 	r, err := http.NewRequest(method, url, strings.NewReader(body))
@@ -119,7 +119,7 @@ func sqlRun(t testing.TB, db *queuetest.DB, sql string, args ...any) {
 	require.NoError(t, err, sql)
 }
 
-// patience is for what must come, however slow the machine is.
+// patience is how long tests wait for what must happen, however slow the machine is.
 const patience = 5 * time.Minute
 
 func until(t testing.TB, db *queuetest.DB, condition string, args ...any) {
@@ -150,7 +150,7 @@ func receive[T any](t testing.TB, from <-chan T) T {
 	}
 }
 
-// runs counts the calls of a handler. Its answer tells which one it was.
+// runs counts the calls of a handler. Each answer contains the number of its call.
 type runs struct{ n chan int }
 
 func newRuns() *runs {

@@ -9,7 +9,7 @@ import (
 	"github.com/dunglas/httpsfv"
 )
 
-// MaxKeyLength is how many characters of ASCII a key has at most, as with Stripe.
+// MaxKeyLength is the largest number of ASCII characters in a key. Stripe has the same limit.
 const MaxKeyLength = 255
 
 const (
@@ -17,7 +17,7 @@ const (
 	replayedHeader = "Idempotent-Replayed"
 )
 
-// ErrKeyMissing: the request has no Idempotency-Key.
+// ErrKeyMissing means that the request has no Idempotency-Key.
 var ErrKeyMissing = errors.New("onceqhttp: no Idempotency-Key")
 
 // KeyError says why an Idempotency-Key was refused. It does not repeat the key.
@@ -27,14 +27,14 @@ func (e *KeyError) Error() string { return "onceqhttp: Idempotency-Key " + e.Rea
 
 func badKey(format string, args ...any) error { return &KeyError{fmt.Sprintf(format, args...)} }
 
-// ParseKey gives the request's idempotency key: 1 to MaxKeyLength characters of printable ASCII, not all of them spaces.
-// No header is ErrKeyMissing; anything else that is not a key is a *KeyError.
+// ParseKey returns the request's idempotency key: 1 to MaxKeyLength characters of printable ASCII that are not all
+// spaces. Without the header the error is ErrKeyMissing; for any other invalid key it is a *KeyError.
 //
-// The value is a String of RFC 9651 (RFC 8941), "in quotes", as draft-ietf-httpapi-idempotency-key-header-07 says; its
-// parameters are ignored. Without quotes, as most clients send it, everything counts but spaces, commas, semicolons,
-// quotes and backslashes, and values of RFC 9651 that are no String: Booleans, Dates and Byte Sequences, as ?1, @1 and :aGk=:. What
-// could be a Token, an Integer or a Decimal there is taken for an unquoted key, letter for letter. Both ways of writing name the same key. A header that stands there twice is refused, also where a
-// proxy has joined the two with a comma.
+// In quotes the value is a String of RFC 9651 (RFC 8941), as draft-ietf-httpapi-idempotency-key-header-07 says; its
+// parameters are ignored. Most clients send the key without quotes. Such a key contains no spaces, commas, semicolons,
+// quotes or backslashes, and is not a Boolean, a Date or a Byte Sequence of RFC 9651, such as ?1, @1 or :aGk=:. A
+// Token, an Integer or a Decimal is taken literally as an unquoted key. With and without quotes it is the same key. A
+// header that is sent twice is refused, even if a proxy has joined the two with a comma.
 func ParseKey(h http.Header) (string, error) {
 	values := h.Values(keyHeader)
 	switch len(values) {
@@ -42,15 +42,15 @@ func ParseKey(h http.Header) (string, error) {
 		return "", ErrKeyMissing
 	case 1:
 	default:
-		return "", badKey("stands there %d times; send one", len(values))
+		return "", badKey("was sent %d times; send one", len(values))
 	}
 	key := strings.Trim(values[0], " \t")
 	if strings.HasPrefix(key, `"`) {
 		item, err := httpsfv.UnmarshalItem([]string{key})
 		if err != nil {
-			return "", badKey("is no structured-field string: %v", err)
+			return "", badKey("is not a structured-field string: %v", err)
 		}
-		key = item.Value.(string) // it began with a quote
+		key = item.Value.(string) // it begins with a quote
 	} else if i := strings.IndexFunc(key, func(c rune) bool {
 		return c <= ' ' || c > '~' || strings.ContainsRune(`,;"\`, c)
 	}); i >= 0 {
@@ -59,7 +59,7 @@ func ParseKey(h http.Header) (string, error) {
 		switch item.Value.(type) {
 		case httpsfv.Token, int64, float64:
 		default:
-			return "", badKey(`is a structured field of another type than String; put the key in quotes, as in Idempotency-Key: "a key"`)
+			return "", badKey(`is a structured field, but not a String; put the key in quotes, as in Idempotency-Key: "a key"`)
 		}
 	}
 	switch {

@@ -14,15 +14,15 @@ func TestParseKey_Accepts(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("k", onceqhttp.MaxKeyLength)
 	for value, want := range map[string]string{
-		`"8e03978e-40d5-43e8-bc93-6894a57f9324"`: "8e03978e-40d5-43e8-bc93-6894a57f9324", // the draft's
+		`"8e03978e-40d5-43e8-bc93-6894a57f9324"`: "8e03978e-40d5-43e8-bc93-6894a57f9324", // from the draft
 		`8e03978e-40d5-43e8-bc93-6894a57f9324`:   "8e03978e-40d5-43e8-bc93-6894a57f9324",
-		`KG5LxwFBepaKHyUD`:                       "KG5LxwFBepaKHyUD", // Stripe's
+		`KG5LxwFBepaKHyUD`:                       "KG5LxwFBepaKHyUD", // from Stripe
 		`order:42/retry=no`:                      "order:42/retry=no",
-		`1732000000`:                             "1732000000", // an Integer, a Decimal or a Token: nobody means one
+		`1732000000`:                             "1732000000", // an Integer in a structured field; clients mean a plain key
 		`1.50`:                                   "1.50",
 		`-0`:                                     "-0",
 		`*a`:                                     "*a",
-		`?2`:                                     "?2", // nothing at all in a structured field
+		`?2`:                                     "?2", // malformed as a structured field
 		`:a`:                                     ":a",
 		`@noon`:                                  "@noon",
 		`(a)`:                                    "(a)",
@@ -48,13 +48,13 @@ func TestParseKey_Refuses(t *testing.T) {
 		`  `:                                 "is empty",
 		`""`:                                 "is empty",
 		`"   "`:                              "is empty",
-		`"open`:                              "no structured-field string",
-		`"a" b`:                              "no structured-field string",
-		`"a", "b"`:                           "no structured-field string", // two headers, joined by a proxy
-		`?1`:                                 "another type",
-		`?0`:                                 "another type",
-		`:aGk=:`:                             "another type",
-		`@1659578233`:                        "another type",
+		`"open`:                              "not a structured-field string",
+		`"a" b`:                              "not a structured-field string",
+		`"a", "b"`:                           "not a structured-field string", // two headers, joined by a proxy
+		`?1`:                                 "not a String",
+		`?0`:                                 "not a String",
+		`:aGk=:`:                             "not a String",
+		`@1659578233`:                        "not a String",
 		`%"a"`:                               "at byte 1",
 		`("a")`:                              "at byte 1",
 		`a, b`:                               "at byte 1",
@@ -67,11 +67,11 @@ func TestParseKey_Refuses(t *testing.T) {
 		"a\x7f":                              "at byte 1",
 		`schlüssel`:                          "at byte 4",
 		"\xff":                               "at byte 0",
-		`"schlüssel"`:                        "no structured-field string",
-		`"a\n"`:                              "no structured-field string",
-		"\"a\x00b\"":                         "no structured-field string",
-		`"a";v=`:                             "no structured-field string",
-		`"a";V=1`:                            "no structured-field string",
+		`"schlüssel"`:                        "not a structured-field string",
+		`"a\n"`:                              "not a structured-field string",
+		"\"a\x00b\"":                         "not a structured-field string",
+		`"a";v=`:                             "not a structured-field string",
+		`"a";V=1`:                            "not a structured-field string",
 		`'"`:                                 "at byte 1",
 		`"` + strings.Repeat("k", 256) + `"`: "256 characters",
 		strings.Repeat("k", 256):             "256 characters",

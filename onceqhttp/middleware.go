@@ -17,19 +17,19 @@ import (
 	"github.com/onceq/onceq"
 )
 
-// Outcome is what becomes of a key when its handler has answered.
+// Outcome says what happens to a key after its handler has answered.
 type Outcome int
 
 const (
-	Store   Outcome = iota // the answer is the answer: it is stored and replayed
-	Release                // nothing was done: the answer goes out, and the key is free
-	Unsure                 // nobody knows what was done: the answer goes out, and Config.Policy decides at the next request
+	Store   Outcome = iota // the answer is final: it is stored and replayed
+	Release                // nothing was done: the answer is sent, and the key is free
+	Unsure                 // nobody knows what was done: the answer is sent, and Config.Policy decides at the next request
 )
 
-// DefaultOutcome releases the statuses by which HTTP says that the request was not carried out and may be repeated as it is, or
-// with headers that do not count: 401, 408, 421, 423, 425 and 429. It is unsure of 5xx, and stores everything else. A handler
-// that knows better about its 5xx says so: Request.Committed, Request.NotApplied. With HandlerTx unsure is released, for nothing
-// was committed.
+// DefaultOutcome releases 401, 408, 421, 423, 425 and 429. With these statuses HTTP says that the request was not
+// carried out and may be repeated unchanged, or with other headers that the fingerprint ignores. DefaultOutcome is
+// Unsure of 5xx, and stores everything else. A handler that knows more about its 5xx calls Request.Committed or
+// Request.NotApplied. With HandlerTx, Unsure acts as Release, because nothing was committed.
 func DefaultOutcome(status int) Outcome {
 	switch status {
 	case http.StatusUnauthorized, http.StatusRequestTimeout, http.StatusMisdirectedRequest, http.StatusLocked, http.StatusTooEarly, http.StatusTooManyRequests:
@@ -45,75 +45,83 @@ const (
 	defaultTimeout     = 30 * time.Second
 	defaultMaxRequest  = 512 << 10
 	defaultMaxResponse = 128 << 10
-	maxMaxResponse     = 180 << 10 // base64 and some headers beside it stay below onceq.MaxResultBytes
+	maxMaxResponse     = 180 << 10 // with base64 and some headers the answer stays below onceq.MaxResultBytes
 	defaultDocs        = "https://github.com/onceq/onceq/blob/main/docs/http.md"
 )
 
-// Config configures a Middleware. Principal is required; the rest has defaults that are meant to be left alone. Routes that
-// differ get a Middleware each: New costs nothing.
+// Config configures a Middleware. Principal is required. The defaults of all other fields are meant to be kept. Routes
+// that need different settings get a Middleware each: New costs nothing.
 type Config struct {
-	// Principal names who is asking, a tenant or a user, as the application's authentication found out: keys of
-	// different principals have nothing to do with each other. It is called for requests that have a valid key, before the
-	// body is read. An error or an empty name refuses the request with 403: whoever should get a 401 must get it
-	// from the authentication that stands before this. Where everybody may ask, say so with Public. It may parse a form. What it
-	// reads of the body in another way it puts back, as r.Body = io.NopCloser(bytes.NewReader(body)): a request of whose
-	// body a part is missing is refused with 500, here and where somebody else has read it before.
+	// Principal names who is asking, a tenant or a user, as the application has authenticated it. Keys of different
+	// principals are independent. Principal is called for requests with a valid key, before the body is read. An error
+	// or an empty name refuses the request with 403; to answer 401, put the authentication in front of this middleware.
+	// If anybody may ask, use Public. Principal may parse a form. If it reads the body in another way, it must put it
+	// back: r.Body = io.NopCloser(bytes.NewReader(body)). A request with a missing part of the body is refused with
+	// 500, whether Principal or something before it has read that part.
 	Principal func(*http.Request) (string, error)
 
-	// Optional lets requests without a key through, as if there were no middleware. Default: they are refused with 400.
+	// Optional lets requests without a key through, as if there were no middleware. Default false: they are refused
+	// with 400.
 	Optional bool
 
-	// Route names the route, which a key is bound to together with the method. Default: the request's Pattern, which
-	// http.ServeMux and some other routers set, with what http.StripPrefix took before that in front of its path, where it
-	// is not there already: with "POST /charges" below "/shop", it is "POST /shop/charges". Where there is no pattern it is
-	// the path.
+	// Route names the route. A key is bound to the route and the method. The default is the request's Pattern, which
+	// http.ServeMux and some other routers set. If http.StripPrefix has removed a prefix that the pattern lacks, the
+	// prefix is put in front of the pattern's path: "POST /charges" below "/shop" becomes "POST /shop/charges". Without
+	// a pattern it is the path.
 	Route func(*http.Request) string
 
-	// Fingerprint gives what must be the same when a key comes back: anything that encodes as JSON. Default Fingerprint. nil
-	// compares nothing.
+	// Fingerprint returns what must be the same when a key comes back: anything that encodes as JSON. Default
+	// Fingerprint. A nil result compares nothing.
 	Fingerprint func(r *http.Request, body []byte) any
 
-	// Outcome decides by the status what becomes of a key. Default DefaultOutcome.
+	// Outcome decides by the status what happens to a key. Default DefaultOutcome.
 	Outcome func(status int) Outcome
 
-	// StoredHeader chooses the headers of the handler's answer that are stored, by canonical name. Default all. Never stored
-	// are Set-Cookie, Date, those of the connection, and those that are as they were before the middleware was called.
+	// StoredHeader chooses by canonical name which headers of the handler's answer are stored. Default all. Never
+	// stored are Set-Cookie, Date, headers of the connection, and headers that had the same value before the middleware
+	// was called.
 	StoredHeader func(name string) bool
 
-	// MismatchStatus answers a key that was used for another request: 422 as the draft says, the default, or 409.
+	// MismatchStatus is the status for a key that was used for another request: 422 (the default, as the draft says) or
+	// 409.
 	MismatchStatus int
 
-	// Docs is the URL, without a fragment, of the application's own words about keys and for how long they last, which the draft
-	// asks for. Each Problem links to it, and its type is Docs + "#" + code. Default: this project's, which is the type of all.
+	// Docs is the URL, without a fragment, of the application's own documentation of its keys and how long they last,
+	// which the draft asks for. Each Problem links to it, and its type is Docs + "#" + code. The default is this
+	// project's page, which is then the type of every Problem.
 	Docs string
 
-	// Window is for how long an answer is replayed, from when it was stored. See onceq.Job.Window. Default 24 h. A key whose outcome is
-	// unknown stays for 30 days after somebody has asked for it, or for the window where that is longer. An onceq.Reaper removes both.
+	// Window says how long an answer is replayed, counted from when it was stored. See onceq.Job.Window. Default 24 h.
+	// A key with an unknown outcome stays for 30 days after the last request with it, or for the window if that is
+	// longer. An onceq.Reaper removes both.
 	Window time.Duration
 
-	// Timeout ends the context of a handler, and before it that of a policy that asks, counted from when the body has been
-	// read. Nothing else does: also not a client that leaves. Default 30 s; onceq.NoTimeout for none.
+	// Timeout limits a handler, and a policy that asks before the handler runs. It counts from when the body has been
+	// read. Nothing else cancels the handler's context, not even a client that leaves. Default 30 s; onceq.NoTimeout
+	// means no limit.
 	Timeout time.Duration
 
-	// Lease is for how long a key stays in flight when its process has died. It is extended while the handler runs. Default
-	// onceq.DefaultLease. With HandlerTx the key is free as soon as Postgres has seen the connection end.
+	// Lease says how long a key stays in flight after its process has died. It is extended while the handler runs.
+	// Default onceq.DefaultLease. With HandlerTx the key is free as soon as Postgres notices that the connection has
+	// ended.
 	Lease time.Duration
 
-	// Policy decides what a request gets whose predecessor's outcome is unknown. Default: it runs again, for 24 h, under the
-	// same FenceLease.IdempotencyKey, for handlers whose effects are deduplicated by that; onceq.Hold() for all others. HandlerTx
-	// leaves no such outcome, and holds what a handler did that ended its transaction; where it finds an outcome of Handler's that
-	// is unknown, it does not ask. To run again for more than 30 days wants a Window that is as long.
+	// Policy decides what happens to a request if the outcome of an earlier one is unknown. Default: the handler runs
+	// again, for 24 h, under the same FenceLease.IdempotencyKey. That suits handlers whose effects are deduplicated by
+	// that key; use onceq.Hold() for all others. HandlerTx leaves no unknown outcome, except that it holds the key of a
+	// handler that ended the transaction. If HandlerTx finds an unknown outcome of Handler, it does not ask. Running
+	// again for more than 30 days needs a Window that is as long.
 	Policy onceq.Policy
 
 	// MaxRequest and MaxResponse limit the bodies, in bytes. Defaults 512 KiB and 128 KiB; MaxResponse at most 180 KiB.
 	MaxRequest, MaxResponse int
 
-	// Logger receives what the client is not told. Default slog.Default().
+	// Logger gets the errors that the client is not told. Default slog.Default().
 	Logger *slog.Logger
 }
 
-// Public is a Config.Principal for routes where everybody is the same: whoever knows a key and sends the same request gets
-// its answer.
+// Public is a Config.Principal for routes where all clients count as one. Anybody who knows a key and sends the same
+// request gets its answer.
 func Public(*http.Request) (string, error) { return "public", nil }
 
 // Middleware makes requests happen once. It is safe for concurrent use.
@@ -122,7 +130,7 @@ type Middleware struct {
 	cfg Config
 }
 
-// New checks the configuration; what is wrong with it is an *onceq.InvalidError.
+// New checks the configuration. If it is invalid, the error is an *onceq.InvalidError.
 func New(q *onceq.Queue, cfg Config) (*Middleware, error) {
 	invalid := func(field, reason string) (*Middleware, error) {
 		return nil, &onceq.InvalidError{Field: "Config." + field, Reason: reason}
@@ -131,13 +139,13 @@ func New(q *onceq.Queue, cfg Config) (*Middleware, error) {
 		return nil, &onceq.InvalidError{Field: "Queue", Reason: "is nil"}
 	}
 	if cfg.Principal == nil {
-		return invalid("Principal", "is nil: say who is asking, or onceqhttp.Public where everybody may have everybody's answers")
+		return invalid("Principal", "is nil: set it to say who is asking, or set onceqhttp.Public if anybody may get anybody's answers")
 	}
 	if cfg.MismatchStatus == 0 {
 		cfg.MismatchStatus = http.StatusUnprocessableEntity
 	}
 	if cfg.MismatchStatus != http.StatusUnprocessableEntity && cfg.MismatchStatus != http.StatusConflict {
-		return invalid("MismatchStatus", fmt.Sprintf("is %d; 422 and 409 are possible", cfg.MismatchStatus))
+		return invalid("MismatchStatus", fmt.Sprintf("is %d; use 422 or 409", cfg.MismatchStatus))
 	}
 	if cfg.Timeout == 0 {
 		cfg.Timeout = defaultTimeout
@@ -152,7 +160,7 @@ func New(q *onceq.Queue, cfg Config) (*Middleware, error) {
 		return invalid("MaxRequest", "is negative")
 	}
 	if cfg.MaxResponse < 0 || cfg.MaxResponse > maxMaxResponse {
-		return invalid("MaxResponse", fmt.Sprintf("is %d; up to %d is possible", cfg.MaxResponse, maxMaxResponse))
+		return invalid("MaxResponse", fmt.Sprintf("is %d; it must be between 0 and %d", cfg.MaxResponse, maxMaxResponse))
 	}
 	if cfg.Route == nil {
 		cfg.Route = route
@@ -164,7 +172,7 @@ func New(q *onceq.Queue, cfg Config) (*Middleware, error) {
 		cfg.Logger = slog.Default()
 	}
 	m := &Middleware{q, cfg}
-	_, err := q.Fence(m.spec("scope", "key")) // the rest of the configuration
+	_, err := q.Fence(m.spec("scope", "key")) // checks the rest of the configuration
 	return m, err
 }
 
@@ -173,7 +181,7 @@ func route(r *http.Request) string {
 	if r.Pattern == "" {
 		return path
 	}
-	// Several muxes may lie below prefixes, with the same patterns.
+	// Several muxes below different prefixes may have the same patterns.
 	i := strings.IndexByte(r.Pattern, '/')
 	prefix, ok := strings.CutSuffix(path, r.URL.EscapedPath())
 	if !ok || i < 0 || strings.HasPrefix(r.Pattern[i:], prefix) {
@@ -182,50 +190,52 @@ func route(r *http.Request) string {
 	return r.Pattern[:i] + prefix + r.Pattern[i:]
 }
 
-// requested gives the path that the client asked for: http.StripPrefix and the like change r.URL.
+// requested returns the path that the client asked for. http.StripPrefix and the like change r.URL.
 func requested(r *http.Request) string {
-	if u, err := url.ParseRequestURI(r.RequestURI); err == nil && u.Path != "" { // it may be absolute, from a proxy
+	if u, err := url.ParseRequestURI(r.RequestURI); err == nil && u.Path != "" { // a proxy sends an absolute URI
 		return u.EscapedPath()
 	}
 	return r.URL.EscapedPath()
 }
 
-// Request is what a handler can know about the key under which it runs.
+// Request is what a handler knows about the key under which it runs.
 type Request struct {
 	Principal string
-	Key       string // the client's, as ParseKey gives it
+	Key       string // the client's key, as ParseKey returns it
 
-	// Scope stands for principal, method and route. A job with this Scope and Key, or with Key and a suffix, is enqueued
-	// once for the client's key, whatever becomes of the request. A suffix begins with a character that no key has, as in
-	// Key + "→mail": keys are printable ASCII, and a client may send "1-mail" beside "1".
+	// Scope stands for principal, method and route. A job with this Scope and Key, or with Key and a suffix, is
+	// enqueued once for the client's key, whatever happens to the request. Begin a suffix with a character that no key
+	// contains, as in Key + "→mail". Keys are printable ASCII, so a client may send "1-mail" as well as "1".
 	Scope string
 
-	// Claim is the fence of this run. With Handler its IdempotencyKey, the same in each run, is for a provider that is called
-	// at once; Transport makes one of it for each call. With HandlerTx it is good for this run only: a rollback undoes the claim, and the next run has another key. There
-	// a provider belongs in a job.
+	// Claim is the lease on the key's fence for this run. With Handler its IdempotencyKey is the same in each run, for
+	// a provider that the handler calls directly; Transport derives a key from it for each call. With HandlerTx it is
+	// good for this run only: a rollback undoes the claim, and the next run has another key. So put calls to a provider
+	// into a job there.
 	Claim *onceq.FenceLease
 
 	committed, notApplied bool
 }
 
-// Committed says that something was done that must not be done again: from here on the answer is stored whatever its status,
-// so that a 5xx is replayed too. Call it in the handler's own goroutine. It has no meaning with HandlerTx.
+// Committed says that something was done that must not be done again. From then on the answer is stored whatever its
+// status, so a 5xx is replayed too. Call it in the handler's own goroutine. It has no meaning with HandlerTx.
 func (r *Request) Committed() { r.committed, r.notApplied = true, false }
 
-// NotApplied says that nothing was done: a 5xx leaves the key free, whatever the policy. Call it in the handler's own
-// goroutine. It has no meaning with HandlerTx.
+// NotApplied says that nothing was done. A 5xx then leaves the key free, whatever the policy. Call it in the handler's
+// own goroutine. It has no meaning with HandlerTx.
 func (r *Request) NotApplied() { r.notApplied = !r.committed }
 
 type requestKey struct{}
 
-// FromContext returns the Request that a handler runs for, or nil for one without a key.
+// FromContext returns the Request that a handler runs for, or nil if it has no key.
 func FromContext(ctx context.Context) *Request {
 	r, _ := ctx.Value(requestKey{}).(*Request)
 	return r
 }
 
-// Fence is the fence of a client's key, for the person who has to decide about it: see onceq.Fence.Resolve, Response. route
-// is what Config.Route gives, by default the pattern as it was registered: "POST /orders/{id}"; see there for prefixes.
+// Fence returns the fence of a client's key, for a person who decides about it: see onceq.Fence.Resolve and Response.
+// route is what Config.Route returns; by default that is the registered pattern, as in "POST /orders/{id}", with a
+// stripped prefix.
 func (m *Middleware) Fence(principal, method, route, key string) (*onceq.Fence, error) {
 	return m.q.Fence(m.spec(scope(principal, method, route), key))
 }
@@ -237,7 +247,7 @@ func (m *Middleware) spec(scope, key string) onceq.FenceSpec {
 	}
 }
 
-// scope contains all three in a digest, and method and route once more, to be read.
+// scope contains a digest of all three. Method and route are also there in readable form.
 func scope(principal, method, route string) string {
 	h := sha256.New()
 	for _, part := range []string{principal, method, route} {
@@ -248,7 +258,7 @@ func scope(principal, method, route string) string {
 	return label + " " + hex.EncodeToString(h.Sum(nil)[:16])
 }
 
-// admitted is a request that may run, once.
+// admitted is a request that has passed all checks and may run once.
 type admitted struct {
 	*Request
 	r     *http.Request
@@ -257,7 +267,7 @@ type admitted struct {
 	fence *onceq.Fence
 }
 
-// in gives the request for the handler, with its body from the beginning.
+// in returns the request for the handler, with its body at the beginning.
 func (a *admitted) in(ctx context.Context) *http.Request {
 	return withBody(a.r.WithContext(context.WithValue(ctx, requestKey{}, a.Request)), a.body)
 }
@@ -267,23 +277,23 @@ func withBody(r *http.Request, body []byte) *http.Request {
 	return r
 }
 
-// removeFiles removes the files of a form that the handler has parsed. net/http does so for its own request, outer, and in
-// is a copy.
+// removeFiles removes the files of a form that the handler has parsed. net/http does that only for its own request,
+// outer; in is a copy.
 func removeFiles(in, outer *http.Request) {
 	if in.MultipartForm != nil && in.MultipartForm != outer.MultipartForm {
 		_ = in.MultipartForm.RemoveAll()
 	}
 }
 
-// admit checks everything that needs no database. A nil a is a request that was answered, or, where plain is set, one that
-// runs as if there were no middleware.
+// admit checks everything that needs no database. If a is nil, admit has answered the request, or, if plain is set, the
+// request runs as if there were no middleware.
 func (m *Middleware) admit(w http.ResponseWriter, r *http.Request) (a *admitted, plain bool) {
-	if r.Body == nil { // no server made it
+	if r.Body == nil { // the request was not made by a server
 		r.Body = http.NoBody
 	}
 	switch r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
-		return nil, true // safe (RFC 9110, 9.2.1): there is nothing to happen once
+		return nil, true // safe methods (RFC 9110, 9.2.1) have no effect to protect
 	}
 	key, keyErr := ParseKey(r.Header)
 	if m.cfg.Optional && errors.Is(keyErr, ErrKeyMissing) {
@@ -299,17 +309,17 @@ func (m *Middleware) admit(w http.ResponseWriter, r *http.Request) (a *admitted,
 			`This operation needs a key that is unique to it, such as Idempotency-Key: "8e03978e-40d5-43e8-bc93-6894a57f9324".`)
 		return nil, false
 	}
-	r.Body = http.MaxBytesReader(w, r.Body, int64(m.cfg.MaxRequest)) // for a Principal that parses a form, too
+	r.Body = http.MaxBytesReader(w, r.Body, int64(m.cfg.MaxRequest)) // before Principal, which may parse a form
 	principal, err := m.cfg.Principal(r)
 	if err != nil || principal == "" {
 		if err != nil {
 			m.log(r, "no principal", err)
 		}
-		m.problem(w, http.StatusForbidden, CodeNoPrincipal, "The request belongs to nobody",
-			"An Idempotency-Key is bound to who sends it, and this request does not say.")
+		m.problem(w, http.StatusForbidden, CodeNoPrincipal, "The sender of the request is unknown",
+			"An Idempotency-Key is bound to its sender, and this request does not say who that is.")
 		return nil, false
 	}
-	body, ok := m.body(w, r, "With an Idempotency-Key its body")
+	body, ok := m.body(w, r, "The body of a request with an Idempotency-Key")
 	if !ok {
 		return nil, false
 	}
@@ -323,7 +333,7 @@ func (m *Middleware) admit(w http.ResponseWriter, r *http.Request) (a *admitted,
 		a.fence, err = m.q.Fence(a.spec)
 	default:
 		a.spec.Payload = Fingerprint(r, body)
-		// JSON that jsonb does not store, or too much of it, is compared byte by byte.
+		// JSON that jsonb cannot store, or that is too large for it, is compared byte by byte.
 		var invalid *onceq.InvalidError
 		if a.fence, err = m.q.Fence(a.spec); errors.As(err, &invalid) {
 			a.spec.Payload = fingerprint(r, body, false)
@@ -338,8 +348,8 @@ func (m *Middleware) admit(w http.ResponseWriter, r *http.Request) (a *admitted,
 	return a, false
 }
 
-// body reads the whole body, before anything is taken for it: a slow client keeps nothing from anybody. Where that is not
-// possible it has answered. what begins the sentence about the limit.
+// body reads the whole body before the request takes a connection or a claim, so a slow client blocks nobody. If it
+// fails, it has answered the request. what is the subject of the sentence about the limit.
 func (m *Middleware) body(w http.ResponseWriter, r *http.Request, what string) (body []byte, ok bool) {
 	body, err := io.ReadAll(r.Body)
 	var tooLarge *http.MaxBytesError
@@ -355,7 +365,7 @@ func (m *Middleware) body(w http.ResponseWriter, r *http.Request, what string) (
 	return body, true
 }
 
-// deadline gives the context of a request.
+// deadline returns the context of a handler.
 func (m *Middleware) deadline(ctx context.Context) (context.Context, context.CancelFunc) {
 	if m.cfg.Timeout < 0 {
 		return context.WithCancel(ctx)
@@ -367,12 +377,12 @@ func (m *Middleware) log(r *http.Request, what string, err error) {
 	m.cfg.Logger.ErrorContext(r.Context(), "onceqhttp: "+what, "method", r.Method, "route", m.cfg.Route(r), "error", err)
 }
 
-// errNotStored is how a handler's answer that is not to be stored goes through onceq.Do.
+// errNotStored tells onceq.Do that the handler's answer is not to be stored.
 var errNotStored = errors.New("the handler's answer is not stored")
 
-// Handler runs h once for each key. See the package for when to use HandlerTx in its place.
+// Handler runs h once for each key. The package comment says when to use HandlerTx instead.
 //
-// A panic goes on to whoever stands before the middleware, and the key is uncertain.
+// After a panic the key is uncertain, and the panic goes on to the caller.
 func (m *Middleware) Handler(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		a, plain := m.admit(w, r)
@@ -382,9 +392,9 @@ func (m *Middleware) Handler(h http.Handler) http.Handler {
 		if a == nil {
 			return
 		}
-		var first *Response // this run's
+		var first *Response // the answer of this run
 		tooLarge := false
-		ctx, cancel := m.deadline(context.WithoutCancel(r.Context())) // also of a policy that asks
+		ctx, cancel := m.deadline(context.WithoutCancel(r.Context())) // limits a policy that asks, too
 		defer cancel()
 		stored, err := onceq.Do(ctx, m.q, a.spec, func(ctx context.Context, c *onceq.FenceLease) (*Response, error) {
 			a.Claim = c
@@ -416,15 +426,15 @@ func (m *Middleware) Handler(h http.Handler) http.Handler {
 		switch {
 		case first == nil:
 			m.answer(w, r, stored, err)
-		case errors.Is(err, onceq.ErrLeaseLost): // somebody else runs it again, or has: that answer is the one
+		case errors.Is(err, onceq.ErrLeaseLost): // another request runs it again, or has: its answer counts
 			m.inFlight(w, 0)
-		case tooLarge && errors.Is(err, errNotStored): // not even this client can have it
+		case tooLarge && errors.Is(err, errNotStored): // the key stays uncertain, and the answer is too large for this client too
 			m.uncertain(w)
 		case tooLarge, errors.As(err, &invalid):
 			m.responseTooLarge(w, workDone)
 		default:
 			if err != nil && !errors.Is(err, errNotStored) {
-				m.log(r, "the answer could not be stored", err) // true all the same: better than to make the client repeat it
+				m.log(r, "the answer could not be stored", err) // still send it: otherwise the client would repeat the request
 			}
 			first.replace(w, r)
 		}
@@ -433,12 +443,12 @@ func (m *Middleware) Handler(h http.Handler) http.Handler {
 
 const workDone = "The request was carried out. Do not repeat it with another key."
 
-// answer is for a request whose handler did not run.
+// answer answers a request whose handler did not run.
 func (m *Middleware) answer(w http.ResponseWriter, r *http.Request, stored *Response, err error) {
 	var inFlight *onceq.InFlightError
 	var invalid *onceq.InvalidError
 	switch {
-	case err == nil && stored == nil: // resolved by hand, with nothing
+	case err == nil && stored == nil: // resolved by a person, without an answer
 		stored = &Response{}
 		fallthrough
 	case err == nil && !stored.lost:
@@ -451,7 +461,7 @@ func (m *Middleware) answer(w http.ResponseWriter, r *http.Request, stored *Resp
 		m.problem(w, http.StatusInternalServerError, CodeResponseUnreadable, "The stored answer cannot be read", workDone)
 	case errors.As(err, &inFlight):
 		m.inFlight(w, inFlight.RetryAfter)
-	case errors.Is(err, onceq.ErrLeaseLost): // somebody else decides by now
+	case errors.Is(err, onceq.ErrLeaseLost): // another request has the key by now
 		m.inFlight(w, 0)
 	case errors.Is(err, onceq.ErrMismatch):
 		m.problem(w, m.cfg.MismatchStatus, CodeMismatch, "Idempotency-Key was used for another request",

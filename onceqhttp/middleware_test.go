@@ -47,7 +47,7 @@ func TestNew_RefusesWhatIsWrong(t *testing.T) {
 	require.Error(t, err)
 }
 
-// raw gives an answer as it comes over the wire, without what is never the same.
+// raw returns an answer as it comes over the wire, without the parts that always differ.
 func raw(t *testing.T, addr, request string) string {
 	t.Helper()
 	conn, err := net.Dial("tcp", addr)
@@ -175,7 +175,7 @@ func TestHandler_ConcurrentDuplicatesRunOnce(t *testing.T) {
 	m := middleware(t, db.Queue, onceqhttp.Config{})
 	ran := newRuns()
 	entered, gate := make(chan struct{}, 1), make(chan struct{})
-	open := sync.OnceFunc(func() { close(gate) }) // also where the test fails: the server waits for its handlers
+	open := sync.OnceFunc(func() { close(gate) }) // also if the test fails: the server waits for its handlers
 	defer open()
 	s := serve(t, "POST /orders", m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		entered <- struct{}{}
@@ -204,7 +204,7 @@ func TestHandler_ConcurrentDuplicatesRunOnce(t *testing.T) {
 		}()
 	}
 	receive(t, entered)
-	for range clients - 1 { // all the others have heard it at least once
+	for range clients - 1 { // all others have been told at least once
 		receive(t, inFlight)
 	}
 	open()
@@ -249,7 +249,7 @@ func TestHandler_KeysOfOthersHaveNothingToDoWithIt(t *testing.T) {
 	refused(t, post(t, s.URL+"/a/2", "k", "{}"), 422, onceqhttp.CodeMismatch)
 }
 
-// Below prefixes that http.StripPrefix takes away, the same pattern is not the same route.
+// Below different prefixes that http.StripPrefix removes, the same pattern is not the same route.
 func TestHandler_MountsUnderPrefixesHaveTheirOwnKeys(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -262,7 +262,7 @@ func TestHandler_MountsUnderPrefixesHaveTheirOwnKeys(t *testing.T) {
 	}
 	outer.Handle("POST /plain/", http.StripPrefix("/plain", m.Handler(ran.answering(201))))
 	outer.Handle("POST /charges/{id}", inner)
-	// Whoever rewrites paths in another way gets the route of the pattern, and no answer of another path.
+	// A router that rewrites paths in another way gets the route of the pattern, but never the answer to another path.
 	outer.HandleFunc("/old/", func(w http.ResponseWriter, r *http.Request) {
 		r.URL.Path = "/charges/1"
 		inner.ServeHTTP(w, r)
@@ -279,12 +279,12 @@ func TestHandler_MountsUnderPrefixesHaveTheirOwnKeys(t *testing.T) {
 	for _, route := range []string{"POST /shopA/charges/{id}", "POST /shopB/charges/{id}", "POST /charges/{id}", "POST /plain/"} {
 		f, err := m.Fence("t", "POST", route, "k")
 		require.NoError(t, err)
-		c, err := f.Claim(t.Context(), nil) // with no payload, so with no fingerprint to compare
+		c, err := f.Claim(t.Context(), nil) // without a payload: there is no fingerprint to compare
 		require.NoError(t, err, route)
 		require.True(t, c.Replayed, route)
 	}
 
-	// The same request as a proxy may send it.
+	// The same request, as a proxy may send it.
 	const body = " HTTP/1.1\r\nHost: h\r\nX-Tenant: t\r\nContent-Type: application/json\r\nIdempotency-Key: k\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
 	absolute := raw(t, s.Listener.Addr().String(), "POST http://h/shopB/charges/1"+body)
 	require.Contains(t, absolute, "Idempotent-Replayed: true")
@@ -310,11 +310,11 @@ func TestHandler_AnotherRequestUnderTheSameKey(t *testing.T) {
 			{"/1", `{"a":1}`, "application/json", "/1", `{"a": 1}`, "text/plain", false},
 			{"/1", `{"a":1}`, "application/json", "/1?x=1", `{"a":1}`, "application/json", false},
 			{"/1", `{"a":1}`, "application/json", "/2", `{"a":1}`, "application/json", false},
-			{"/1?x=\xfe", `{"a":1}`, "application/json", "/1?x=\xff", `{"a":1}`, "application/json", false}, // no UTF-8
+			{"/1?x=\xfe", `{"a":1}`, "application/json", "/1?x=\xff", `{"a":1}`, "application/json", false}, // not UTF-8
 			{"/1", `{"a":1}`, "text/plain", "/1", `{"a": 1}`, "text/plain", false},
-			{"/1", `{"a":`, "application/json", "/1", `{"a":`, "application/json", true}, // no JSON: by its bytes
+			{"/1", `{"a":`, "application/json", "/1", `{"a":`, "application/json", true}, // not JSON: compared by its bytes
 			{"/1", `{"a":`, "application/json", "/1", `{"a": `, "application/json", false},
-			{"/1", `{"a":"\u0000"}`, "application/json", "/1", `{"a":"\u0000"}`, "application/json", true}, // none for Postgres
+			{"/1", `{"a":"\u0000"}`, "application/json", "/1", `{"a":"\u0000"}`, "application/json", true}, // not valid for Postgres
 			{"/1", `{"a":"\u0000"}`, "application/json", "/1", `{"a": "\u0000"}`, "application/json", false},
 			{"/1", "", "application/json", "/1", "", "application/json", true},
 			{"/1", "", "application/json", "/1", "{}", "application/json", false},
@@ -478,7 +478,7 @@ func TestHandler_WhichStatusesAreStored(t *testing.T) {
 func TestHandler_UnknownOutcomeIsDecidedByThePolicy(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	// died stands for a process that was killed in the handler: TestProcess_Killed… does it for real.
+	// died stands in for a process that was killed in the handler. TestProcess_Killed… kills a real one.
 	died := func(key string) {
 		until(t, db, `1 = (select count(*) from onceq.job_fences where key = $1 and state = 1)`, key)
 		sqlRun(t, db, `update onceq.job_fences set leased_until = statement_timestamp(), holder = 0 where key = $1`, key)
@@ -493,7 +493,7 @@ func TestHandler_UnknownOutcomeIsDecidedByThePolicy(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			keys, hang, hangs := make(chan string, 2), make(chan struct{}), newRuns()
-			free := sync.OnceFunc(func() { close(hang) }) // also where the test fails: the server waits for its handlers
+			free := sync.OnceFunc(func() { close(hang) }) // also if the test fails: the server waits for its handlers
 			defer free()
 			m := middleware(t, db.Queue, onceqhttp.Config{Policy: policy})
 			s := serve(t, "POST /o/{id}", m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -511,12 +511,12 @@ func TestHandler_UnknownOutcomeIsDecidedByThePolicy(t *testing.T) {
 			downstream := receive(t, keys)
 			died(name)
 			if policyAsks := name != "again" && name != "hold"; policyAsks {
-				refused(t, post(t, s.URL+"/o/1", name, ""), 409, onceqhttp.CodeInFlight) // its request may still be under way
+				refused(t, post(t, s.URL+"/o/1", name, ""), 409, onceqhttp.CodeInFlight) // the first request may still be running
 				sqlRun(t, db, `update onceq.job_fences set leased_until = leased_until - interval '1 minute' where key = $1`, name)
 			}
 			again := post(t, s.URL+"/o/1", name, "")
 			free()
-			refused(t, receive(t, first), 409, onceqhttp.CodeInFlight) // it has lost its claim: the other answer counts
+			refused(t, receive(t, first), 409, onceqhttp.CodeInFlight) // it has lost its lease: the other answer counts
 			switch name {
 			case "again", "not-applied":
 				require.Equal(t, "done", again.body)
@@ -559,7 +559,7 @@ func TestHandler_ResolvedWithNothing(t *testing.T) {
 	require.True(t, a.replayed())
 }
 
-// Whoever asks a provider that does not answer is not left waiting.
+// A request whose provider does not answer does not wait for ever.
 func TestHandler_AskingEndsByTheDeadlineToo(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -573,7 +573,7 @@ func TestHandler_AskingEndsByTheDeadlineToo(t *testing.T) {
 	ran := newRuns()
 	s := serve(t, "POST /", m.Handler(ran.answering(500)))
 	require.Equal(t, 500, post(t, s.URL, "k", "").status)
-	sqlRun(t, db, `update onceq.job_fences set leased_until = leased_until - interval '1 minute'`) // no request is under way any more
+	sqlRun(t, db, `update onceq.job_fences set leased_until = leased_until - interval '1 minute'`) // no request is running any more
 	refused(t, post(t, s.URL, "k", ""), 503, onceqhttp.CodeUncertain)
 	require.Equal(t, 1, ran.count())
 }
@@ -589,12 +589,12 @@ func TestHandler_AskingThatLostItsClaimIsInFlight(t *testing.T) {
 	})})
 	s := serve(t, "POST /", m.Handler(newRuns().answering(500)))
 	require.Equal(t, 500, post(t, s.URL, "k", "").status)
-	sqlRun(t, db, `update onceq.job_fences set leased_until = leased_until - interval '1 minute'`) // no request is under way any more
+	sqlRun(t, db, `update onceq.job_fences set leased_until = leased_until - interval '1 minute'`) // no request is running any more
 	refused(t, post(t, s.URL, "k", ""), 409, onceqhttp.CodeInFlight)
 	require.Equal(t, 1, asked.count())
 }
 
-// Results that somebody else has stored: no answer is made of them, and the client is not told to try again for ever.
+// A stored result that is not an answer is not sent as one, and the client is not told to retry for ever.
 func TestHandler_ResolvedWithWhatIsNoAnswer(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -603,7 +603,7 @@ func TestHandler_ResolvedWithWhatIsNoAnswer(t *testing.T) {
 	tx := serve(t, "POST /", m.HandlerTx(db.Pool, status(200)))
 	for key, result := range map[string]any{
 		"text": "a text", "list": []int{1}, "low": onceqhttp.Response{Status: 101}, "high": onceqhttp.Response{Status: 1000},
-		"no byte": map[string]any{"header": map[string][]string{"X": {"→"}}},
+		"not a byte": map[string]any{"header": map[string][]string{"X": {"→"}}},
 	} {
 		key = strings.ReplaceAll(key, " ", "-")
 		t.Run(key, func(t *testing.T) {
@@ -620,7 +620,7 @@ func TestHandler_ResolvedWithWhatIsNoAnswer(t *testing.T) {
 	}
 }
 
-// A form that somebody has parsed leaves no body.
+// A form that was parsed before leaves no body.
 func TestHandler_FormsThatWereParsedBefore(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -667,7 +667,7 @@ func TestHandler_FormsThatWereParsedBefore(t *testing.T) {
 	}
 }
 
-// net/http removes the files of a form that was parsed on its own request. The handler's is a copy.
+// net/http removes the files of a form that was parsed on its own request. The handler's request is a copy.
 func TestHandler_LeavesNoFilesOfForms(t *testing.T) {
 	db := queuetest.New(t)
 	m := middleware(t, db.Queue, onceqhttp.Config{Optional: true})
@@ -697,14 +697,14 @@ func TestHandler_LeavesNoFilesOfForms(t *testing.T) {
 		for _, how := range []string{"answer", "error", "panic"} {
 			for _, key := range []string{how, ""} {
 				if how == "panic" && key == "" && path == "/plain" {
-					continue // nothing but net/http, which leaves the files of handlers that panic
+					continue // only net/http runs here, and it leaves the files of handlers that panic
 				}
 				a, err := ask(t, "POST", s.URL+path, key, form, "Content-Type", "multipart/form-data; boundary=b", "X-How", how)
 				require.Equal(t, how == "panic", err != nil)
 				if err == nil {
 					require.Equal(t, how == "answer", a.status == 200, a.body)
 				}
-				eventually(t, "no file", func() bool { // net/http removes its own when the answer is out
+				eventually(t, "no file", func() bool { // net/http removes its files after the answer is sent
 					files, err := os.ReadDir(dir)
 					require.NoError(t, err)
 					return len(files) == 0
@@ -714,7 +714,7 @@ func TestHandler_LeavesNoFilesOfForms(t *testing.T) {
 	}
 }
 
-// Requests that no server has made: tests and adapters call handlers directly.
+// Requests that were not made by a server: tests and adapters call handlers directly.
 func TestHandler_RequestsThatNoServerMade(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -785,7 +785,7 @@ func TestHandler_GoesOnWhenTheClientLeaves(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	entered, gate := make(chan *http.Request, 1), make(chan struct{})
-	open := sync.OnceFunc(func() { close(gate) }) // also where the test fails: the server waits for its handlers
+	open := sync.OnceFunc(func() { close(gate) }) // also if the test fails: the server waits for its handlers
 	defer open()
 	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{}).Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		entered <- r
@@ -827,7 +827,7 @@ func TestHandler_KeepsItsLeaseAlive(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	entered, gate := make(chan time.Time, 2), make(chan struct{})
-	open := sync.OnceFunc(func() { close(gate) }) // also where the test fails: the server waits for its handlers
+	open := sync.OnceFunc(func() { close(gate) }) // also if the test fails: the server waits for its handlers
 	defer open()
 	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{Lease: 15 * time.Second}).Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		entered <- onceqhttp.FromContext(r.Context()).Claim.Until
@@ -899,10 +899,10 @@ func TestHandler_AnswersThatCannotBeStored(t *testing.T) {
 		assert.NoError(t, err)
 		_, err = io.WriteString(w, "78901")
 		assert.ErrorIs(t, err, onceqhttp.ErrResponseTooLarge)
-		_, err = io.WriteString(w, "7") // nothing behind a gap
+		_, err = io.WriteString(w, "7") // refused too: it would come after a gap
 		assert.ErrorIs(t, err, onceqhttp.ErrResponseTooLarge)
 	})))
-	for range 2 { // the first client too, so that it does not go unnoticed
+	for range 2 { // the first client gets the error too
 		refused(t, post(t, large.URL+"/large", "k", ""), 500, onceqhttp.CodeResponseTooLarge)
 	}
 	require.Equal(t, 1, ran.count())
@@ -925,7 +925,7 @@ func TestHandler_AnswersThatCannotBeStored(t *testing.T) {
 	}
 	require.Equal(t, 2, ran.count())
 
-	// The largest that Config allows, of bytes that look worst.
+	// The largest answer that Config allows, of the bytes that take most room.
 	m = middleware(t, db.Queue, onceqhttp.Config{MaxResponse: 180 << 10})
 	s := serve(t, "POST /max", m.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, strings.Repeat("\xff", 180<<10))
@@ -968,7 +968,7 @@ func TestHandler_StreamingAndHijackingAreRefused(t *testing.T) {
 	refused(t, post(t, s.URL, "another-protocol", ""), 409, onceqhttp.CodeHeld)
 }
 
-// Headers that cannot be sent: the first answer and its replay have them as they can be.
+// Headers that cannot be sent. The first answer and its replay contain what can be sent of them.
 func TestHandler_HeadersThatCannotBeSent(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -998,7 +998,7 @@ func odd(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error {
 	return nil
 }
 
-// Trailers of a request reach the handler. Those of an answer are left out, the first time too.
+// Trailers of a request reach the handler. Trailers of an answer are left out, also in the first answer.
 func TestHandler_Trailers(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -1096,8 +1096,8 @@ func TestScope_IsReadableAndBounded(t *testing.T) {
 	require.Equal(t, 4, sqlOne[int](t, db, `select count(distinct scope) from onceq.job_fences where scope like 'POST /ü%'`))
 }
 
-// Keys of unknown outcome end, so that whoever can make requests fail does not grow a table for ever. Whoever asks in time hears what
-// is true, for as long as they ask.
+// Keys of unknown outcome expire, so a client whose requests fail cannot make a table grow for ever. A client that asks
+// in time gets the truth for as long as it asks.
 func TestHandler_KeysOfUnknownOutcomeEnd(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -1147,11 +1147,11 @@ func TestHandler_KeysOfUnknownOutcomeEnd(t *testing.T) {
 	}
 }
 
-// leave sends a request whose handler tells entered that it has begun, hangs up, and gives that request when the server has
-// noticed.
+// leave sends a request and hangs up when the handler has said through entered that it runs. It returns the request
+// when the server has noticed.
 func leave(t *testing.T, s *httptest.Server, entered <-chan *http.Request) *http.Request {
 	t.Helper()
-	// The server's own context of the request says when it has noticed that the client has left.
+	// The server's own context of the request shows when it has noticed that the client has left.
 	outer := make(chan context.Context, 1)
 	inner := s.Config.Handler
 	s.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

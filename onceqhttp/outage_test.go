@@ -21,10 +21,10 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// away is where connections are refused: nobody but the superuser could listen there, and nobody does.
+// away is an address that refuses connections: only the superuser could listen there, and nobody does.
 const away = "127.0.0.1:1"
 
-// send makes one request and throws the answer away.
+// send makes one request and discards the answer.
 func send(ctx context.Context, c *http.Client, method, url string) error {
 	r, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader("{}"))
 	if err != nil {
@@ -39,7 +39,7 @@ func send(ctx context.Context, c *http.Client, method, url string) error {
 	return err
 }
 
-// What is known about an effect whose request failed: that nothing was sent, or nothing.
+// What is known about an effect whose request failed: either that nothing was sent, or nothing.
 func TestTransport_ErrorsBeforeAByteWasSentApplyNothing(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -65,7 +65,7 @@ func TestTransport_ErrorsBeforeAByteWasSentApplyNothing(t *testing.T) {
 		return &http.Client{Transport: &onceqhttp.Transport{Base: base}}
 	}
 	plain := client(nil)
-	// A connection that fails as soon as somebody writes to it, or reads.
+	// A connection that fails at the first write or read.
 	breaking := func(write bool) *http.Client {
 		return client(func(context.Context, string, string) (net.Conn, error) {
 			ours, theirs := net.Pipe()
@@ -164,8 +164,8 @@ func TestTransport_ErrorsBeforeAByteWasSentApplyNothing(t *testing.T) {
 	}
 }
 
-// A connection from before is lost after the request was sent, and net/http, which takes a request with a key for one that may be
-// repeated, finds nobody any more: the last error says refused, and the first try may have been carried out.
+// A reused connection is lost after the request was sent. net/http repeats a request that has a key, and now finds
+// nobody: the last error says refused, but the first try may have been carried out.
 func TestTransport_RefusedAtTheSecondTryIsUncertain(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -209,7 +209,7 @@ func TestTransport_RefusedAtTheSecondTryIsUncertain(t *testing.T) {
 	}
 }
 
-// A provider is away for longer than anybody could run it again, under the policy that gives nobody a second chance.
+// The provider is away for days, and the policy never runs an uncertain effect again.
 func TestTransport_AJobOutlastsAnOutage(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -246,7 +246,7 @@ func TestTransport_AJobOutlastsAnOutage(t *testing.T) {
 	require.Equal(t, 1, provider.count())
 }
 
-// What asks an error for a time-out gets the same answer as before.
+// An error still says whether it is a time-out.
 func TestTransport_TimeoutsStayTimeouts(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)

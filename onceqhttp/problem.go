@@ -8,22 +8,22 @@ import (
 	"time"
 )
 
-// The codes of problems. They are stable; clients decide by them and not by the texts.
+// The codes of problems are stable. Clients decide by them, not by the texts.
 const (
 	CodeKeyMissing         = "IDEMPOTENCY_KEY_MISSING"         // 400
 	CodeKeyInvalid         = "IDEMPOTENCY_KEY_INVALID"         // 400
 	CodeInFlight           = "IDEMPOTENCY_IN_FLIGHT"           // 409, with Retry-After: the first request is still running
 	CodeMismatch           = "IDEMPOTENCY_MISMATCH"            // 422 (Config.MismatchStatus): the key was used for another request
 	CodeUncertain          = "IDEMPOTENCY_UNCERTAIN"           // 503, with Retry-After: it is not known yet whether the first request did its work; ask again with the same key
-	CodeHeld               = "IDEMPOTENCY_HELD"                // 409: the same, and a person has to decide
+	CodeHeld               = "IDEMPOTENCY_HELD"                // 409: as CodeUncertain, but a person has to decide
 	CodeNoPrincipal        = "IDEMPOTENCY_PRINCIPAL_MISSING"   // 403: Config.Principal does not know who is asking
 	CodeUnreadable         = "IDEMPOTENCY_REQUEST_UNREADABLE"  // 400: the body ended too early
-	CodeRequestTooLarge    = "IDEMPOTENCY_REQUEST_TOO_LARGE"   // 413: Config.MaxRequest
-	CodeResponseTooLarge   = "IDEMPOTENCY_RESPONSE_TOO_LARGE"  // 500: Config.MaxResponse; the work was done, except with HandlerTx
-	CodeResponseUnreadable = "IDEMPOTENCY_RESPONSE_UNREADABLE" // 500: the work was done, and what was stored as its answer is none
+	CodeRequestTooLarge    = "IDEMPOTENCY_REQUEST_TOO_LARGE"   // 413: the body is larger than Config.MaxRequest
+	CodeResponseTooLarge   = "IDEMPOTENCY_RESPONSE_TOO_LARGE"  // 500: the answer is larger than Config.MaxResponse; the work was done, except with HandlerTx
+	CodeResponseUnreadable = "IDEMPOTENCY_RESPONSE_UNREADABLE" // 500: the work was done, but what is stored is not an answer
 	CodeRolledBack         = "IDEMPOTENCY_ROLLED_BACK"         // 500, HandlerTx only: nothing was done, the key is free
-	CodeUnknown            = "IDEMPOTENCY_UNKNOWN"             // 500, HandlerTx only: it is not known whether the request, mostly one without a key, was carried out
-	CodeUnavailable        = "IDEMPOTENCY_UNAVAILABLE"         // 503, with Retry-After: the database is out of reach; 500: nothing tells one request from another, the log says why; nothing was run
+	CodeUnknown            = "IDEMPOTENCY_UNKNOWN"             // 500, HandlerTx only: it is not known whether the request (usually one without a key) was carried out
+	CodeUnavailable        = "IDEMPOTENCY_UNAVAILABLE"         // 503, with Retry-After: the database is out of reach; 500: the request cannot be compared, see the log; nothing was run
 )
 
 // Problem is the body of a refusal: application/problem+json of RFC 9457, with the extension code.
@@ -49,7 +49,7 @@ func (m *Middleware) problem(w http.ResponseWriter, status int, code, title, det
 	_ = json.NewEncoder(w).Encode(Problem{Type: kind, Title: title, Status: status, Detail: detail, Code: code})
 }
 
-// soon names the delay of a Retry-After: whole seconds, at least one.
+// soon sets Retry-After to the delay in whole seconds, at least one.
 func soon(w http.ResponseWriter, d time.Duration) {
 	w.Header().Set("Retry-After", strconv.Itoa(int(max(1, math.Ceil(d.Seconds())))))
 }
@@ -66,7 +66,7 @@ func (m *Middleware) uncertain(w http.ResponseWriter) {
 		"Repeat the request, unchanged and with the same key, after the time in Retry-After. With another key it might be carried out twice.")
 }
 
-// unknown is for requests without a key that makes it safe to repeat them.
+// unknown answers a request that has no key to make repeating it safe.
 func (m *Middleware) unknown(w http.ResponseWriter) {
 	m.problem(w, http.StatusInternalServerError, CodeUnknown, "It is not known whether the request was carried out",
 		"Find out before it is repeated: it might be carried out twice.")

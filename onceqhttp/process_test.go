@@ -26,7 +26,7 @@ import (
 
 const processQueue = "ONCEQHTTP_TEST_SERVER_PROCESS"
 
-// stuck is a ResponseWriter that never gets its answer out.
+// stuck is a ResponseWriter whose answer never gets out.
 type stuck struct {
 	http.ResponseWriter
 	pool *pgxpool.Pool
@@ -37,8 +37,8 @@ func (s stuck) WriteHeader(int) {
 	select {}
 }
 
-// TestServerProcess is no test: it is what the tests below start as processes of their own. A request with X-Hang stays
-// for ever in its handler, when it has done its work, or between the commit and the answer.
+// TestServerProcess is not a test of its own: the tests below start it as a process. A request with X-Hang hangs for
+// ever: in its handler, after its work is done, or between the commit and the answer.
 func TestServerProcess(t *testing.T) {
 	raw := os.Getenv(processQueue)
 	if raw == "" {
@@ -124,7 +124,7 @@ func TestProcess_KilledAtAnyPointRunsOnceOrReplays(t *testing.T) {
 		jobs         int
 		answer       int // in the end
 		code         string
-		again        bool // the work is done by the second process
+		again        bool // the second process does the work
 	}{
 		{"/tx", "handler", 0, 0, 201, "", true},
 		{"/tx", "answer", 1, 1, 201, "", false},
@@ -154,7 +154,7 @@ func TestProcess_KilledAtAnyPointRunsOnceOrReplays(t *testing.T) {
 			second := startServer(t, db)
 			a := post(t, second.url+c.route, "k", "{}")
 			if c.point == "handler" && c.route != "/tx" {
-				// Nobody can know yet that the process has died. It is known when the lease has run out.
+				// Nobody can know that the process has died before the lease has expired.
 				for ; a.status == 409 && a.problem(t).Code == onceqhttp.CodeInFlight; a = post(t, second.url+c.route, "k", "{}") {
 					time.Sleep(50 * time.Millisecond)
 				}
@@ -170,7 +170,7 @@ func TestProcess_KilledAtAnyPointRunsOnceOrReplays(t *testing.T) {
 				by = second
 			}
 			require.Equal(t, fmt.Sprint("done by ", by.cmd.Process.Pid), a.body)
-			// Where the same effect went out twice, it did under the same downstream key.
+			// If the same effect was sent twice, both had the same downstream key.
 			require.Equal(t, 1, sqlOne[int](t, db, `select count(distinct what) from effects`))
 			if c.route == "/tx" {
 				require.Equal(t, 1, sqlOne[int](t, db, `select count(*) from effects`))

@@ -34,8 +34,9 @@ type storedResponse struct {
 	Lost   bool                `json:"lost,omitempty"`
 }
 
-// MarshalJSON keeps every byte that can be sent: the body is base64, and each byte of a header's value one character (Latin-1), for
-// a value need not be UTF-8. A NUL is a space in a header (RFC 9110, 5.5), and a header whose name is none is left out.
+// MarshalJSON keeps every byte that can be sent. The body is base64. Each byte of a header's value becomes one
+// character (Latin-1), because a value may be invalid UTF-8. A NUL in a value becomes a space (RFC 9110, 5.5), and a
+// header with an invalid name is left out.
 func (r Response) MarshalJSON() ([]byte, error) {
 	s := storedResponse{Status: r.Status, Header: make(map[string][]string, len(r.Header)), Body: r.Body, Lost: r.lost}
 	for name, values := range sendable(r.Header) {
@@ -51,14 +52,15 @@ func (r Response) MarshalJSON() ([]byte, error) {
 	return json.Marshal(s)
 }
 
-// sendable gives the headers that can be sent, as they are sent; net/http sees to line breaks.
+// sendable returns the headers that can be sent, in the form in which they are sent. net/http takes care of line
+// breaks.
 func sendable(h http.Header) http.Header {
 	all := make(http.Header, len(h))
 	for name, values := range h {
 		if name == "" || strings.ContainsFunc(name, func(c rune) bool { return c <= ' ' || c > '~' || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, c) }) {
-			continue // no token of RFC 9110, 5.6.2
+			continue // not a token of RFC 9110, 5.6.2
 		}
-		all[name] = make([]string, 0, len(values)) // none at all says something: no Content-Type is not to be guessed
+		all[name] = make([]string, 0, len(values)) // keep a header without values: it stops net/http from guessing the Content-Type
 		for _, v := range values {
 			all[name] = append(all[name], strings.ReplaceAll(v, "\x00", " "))
 		}
@@ -68,13 +70,13 @@ func sendable(h http.Header) http.Header {
 
 var errUndecodable = errors.New("onceqhttp: a stored response cannot be read")
 
-// UnmarshalJSON is the way back. A Status is 0 or 200 to 999.
+// UnmarshalJSON reverses MarshalJSON. A Status is 0 or 200 to 999.
 func (r *Response) UnmarshalJSON(raw []byte) error {
 	var s storedResponse
 	if err := json.Unmarshal(raw, &s); err != nil {
 		return fmt.Errorf("%w: %w", errUndecodable, err)
 	}
-	if s.Status != 0 && (s.Status < 200 || s.Status > 999) { // what a handler can answer with
+	if s.Status != 0 && (s.Status < 200 || s.Status > 999) { // a handler cannot answer with any other
 		return fmt.Errorf("%w: its status is %d", errUndecodable, s.Status)
 	}
 	*r = Response{Status: s.Status, Header: make(http.Header, len(s.Header)), Body: s.Body, lost: s.Lost}
@@ -84,18 +86,18 @@ func (r *Response) UnmarshalJSON(raw []byte) error {
 			var b []byte
 			for _, c := range v {
 				if c > 0xff {
-					return fmt.Errorf("%w: its header %s has the character %U, which is no byte", errUndecodable, name, c)
+					return fmt.Errorf("%w: its header %s has the character %U, which is not a byte", errUndecodable, name, c)
 				}
 				b = append(b, byte(c))
 			}
-			r.Header[name] = append(r.Header[name], string(b)) // as it was written
+			r.Header[name] = append(r.Header[name], string(b))
 		}
 	}
 	return nil
 }
 
-// send writes the answer. The Content-Type, where there is none, and the Date come from net/http, here as for every answer.
-// So does the length of what HEAD does not show, unless the handler named it.
+// send writes the answer. As for every answer, net/http adds the Content-Type if there is none, the Date, and, for
+// HEAD, the length if the handler did not set it.
 func (r *Response) send(w http.ResponseWriter, in *http.Request) {
 	status := r.Status
 	if status == 0 {
@@ -107,7 +109,7 @@ func (r *Response) send(w http.ResponseWriter, in *http.Request) {
 	}
 	w.WriteHeader(status)
 	if len(r.Body) > 0 && bodyAllowed(status) {
-		_, _ = w.Write(r.Body) // #nosec G705 -- what the application answered, as it was; a client that has left asks again
+		_, _ = w.Write(r.Body) // the application's own answer, unchanged; a client that has left asks again
 	}
 }
 
@@ -115,22 +117,23 @@ func bodyAllowed(status int) bool {
 	return status != http.StatusNoContent && status != http.StatusNotModified
 }
 
-// unstored are never part of a stored answer: they belong to the connection (RFC 9110, 7.6.1), to the moment, or to one client.
+// unstored headers are never part of a stored answer: they belong to the connection (RFC 9110, 7.6.1), to the moment,
+// or to one client.
 var unstored = []string{
 	"Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization", "Te", "Trailer",
 	"Transfer-Encoding", "Upgrade", "Content-Length", "Date", "Set-Cookie", replayedHeader,
 }
 
-// errStreaming is what a handler gets that wants more than to write an answer.
-var errStreaming = fmt.Errorf("onceqhttp: an answer that is to be stored cannot be streamed or hijacked, or change the protocol; serve this route without the middleware: %w", http.ErrNotSupported)
+// errStreaming is the error for a handler that tries to do more than write an answer.
+var errStreaming = fmt.Errorf("onceqhttp: a handler behind the middleware cannot stream, hijack the connection or change the protocol, because its answer is stored; serve this route without the middleware: %w", http.ErrNotSupported)
 
-// ErrResponseTooLarge is what a handler's Write gives beyond Config.MaxResponse.
+// ErrResponseTooLarge is the error of a handler's Write beyond Config.MaxResponse.
 var ErrResponseTooLarge = errors.New("onceqhttp: the response is larger than Config.MaxResponse, so it cannot be stored")
 
-// recorder takes a handler's answer. It deliberately has no Unwrap: http.ResponseController must not get past it.
+// recorder records a handler's answer. It has no Unwrap on purpose, so http.ResponseController cannot bypass it.
 type recorder struct {
 	limit    int
-	outer    http.Header // as set by whoever stands before the middleware, for each request anew
+	outer    http.Header // set before the middleware is called, for each request anew
 	header   http.Header // what the handler sees
 	status   int         // 0 until WriteHeader
 	sent     http.Header // at the time of WriteHeader
@@ -145,13 +148,13 @@ func newRecorder(outer http.Header, limit int) *recorder {
 func (r *recorder) Header() http.Header { return r.header }
 
 func (r *recorder) WriteHeader(status int) {
-	if status < 100 || status > 999 { // as net/http does, but before anything is stored
+	if status < 100 || status > 999 { // as in net/http, but before anything is stored
 		panic(fmt.Sprintf("invalid WriteHeader code %v", status))
 	}
-	if status == http.StatusSwitchingProtocols { // behind it there is no answer that could be stored
+	if status == http.StatusSwitchingProtocols { // there is no answer to store after it
 		panic(errStreaming)
 	}
-	if r.status != 0 || status < 200 { // informational answers are for those who stream
+	if r.status != 0 || status < 200 { // an informational answer is dropped
 		return
 	}
 	r.status, r.sent = status, sendable(r.header)
@@ -169,14 +172,13 @@ func (r *recorder) Write(b []byte) (int, error) {
 	return r.body.Write(b)
 }
 
-// FlushError makes http.ResponseController say why. There is no Flush, so that a handler that looks for a http.Flusher
-// knows at once.
+// FlushError makes http.ResponseController report why it cannot flush. There is no Flush, so a handler that looks for
+// an http.Flusher finds none.
 func (r *recorder) FlushError() error { return errStreaming }
 
-// Hijack is refused too.
 func (r *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) { return nil, nil, errStreaming }
 
-// response gives the whole answer, and stored the part of it that others get. chosen may be nil.
+// response returns the whole answer, and stored, the part of it that later requests get. chosen may be nil.
 func (r *recorder) response(chosen func(name string) bool) (whole, stored *Response) {
 	r.WriteHeader(http.StatusOK)
 	whole = &Response{Status: r.status, Header: r.sent, Body: r.body.Bytes()}
@@ -192,9 +194,9 @@ func (r *recorder) response(chosen func(name string) bool) (whole, stored *Respo
 		outer, before := r.outer[name]
 		switch {
 		case canonical == "Trailer":
-			delete(whole.Header, name) // there is nothing behind the body
+			delete(whole.Header, name) // nothing is sent after the body
 		case canonical == replayedHeader:
-			delete(whole.Header, name) // somebody else's replay, passed on: for this client it is the first answer
+			delete(whole.Header, name) // the handler has passed on a replay of another server; for this client it is the first answer
 		case slices.Contains(drop, canonical), before && slices.Equal(values, outer), chosen != nil && !chosen(canonical):
 		default:
 			stored.Header[name] = values
@@ -203,13 +205,13 @@ func (r *recorder) response(chosen func(name string) bool) (whole, stored *Respo
 	return whole, stored
 }
 
-// replace is send for an answer that contains the outer headers already.
+// replace is send for an answer that already contains the outer headers.
 func (r *Response) replace(w http.ResponseWriter, in *http.Request) {
 	clear(w.Header())
 	r.send(w, in)
 }
 
-// decode gives the answer that a claim replays.
+// decode returns the answer that a claim replays.
 func decode(c *onceq.FenceLease) (*Response, error) {
 	if c.Result == nil {
 		return nil, &onceq.InvalidError{Field: "result", Reason: "was not stored"}

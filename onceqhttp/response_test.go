@@ -15,7 +15,7 @@ import (
 
 var token = regexp.MustCompile("^[0-9A-Za-z!#$%&'*+.^_`|~-]+$") // RFC 9110, 5.6.2
 
-// What a handler answers comes back as it was, byte for byte.
+// A handler's answer comes back unchanged, byte for byte.
 func FuzzResponse_ComesBack(f *testing.F) {
 	for _, value := range []string{"", "a", "Gr\xfc\xdfe", "\x00\xff", "\u2028é", "a\r\nb: c", `"\`} {
 		f.Add(200, "X-A", value, "second", []byte(value))
@@ -38,7 +38,7 @@ func FuzzResponse_ComesBack(f *testing.F) {
 	})
 }
 
-// What a person or a provider gives as an answer is one, and stays the same, or is refused.
+// An answer that a person or a provider gives is stored and stays the same, or is refused.
 func FuzzResponse_ReadsOrRefuses(f *testing.F) {
 	for _, raw := range []string{
 		`{}`, `null`, `[]`, `"a text"`, `{"status":201,"header":{"X":["a","\u00ff"]},"body":"AQI="}`, `{"status":101}`, `{"status":1000}`,

@@ -15,28 +15,29 @@ import (
 	"github.com/onceq/onceq"
 )
 
-// TxHandler answers a request inside a transaction, which the middleware ends. An answer that is stored commits it, whatever
-// its status: a handler that wants to undo its writes and yet have its 4xx replayed uses tx.Begin, which gives a savepoint. One
-// that is not stored (Config.Outcome), and an error, roll everything back. An error is answered with 500.
+// TxHandler answers a request inside a transaction that the middleware ends. An answer that is stored commits the
+// transaction, whatever its status. To undo writes and still have a 4xx replayed, use tx.Begin, which makes a
+// savepoint. An answer that is not stored (Config.Outcome) and an error roll everything back. The answer to an error is
+// 500.
 type TxHandler func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error
 
 const (
-	lockWait     = 100 * time.Millisecond // for the transaction of a request that is in flight
-	endTimeout   = 5 * time.Second        // for a rollback
-	transactions = 3                      // that are tried where Postgres asks for another one
+	lockWait     = 100 * time.Millisecond // how long to wait for a request that is in flight
+	endTimeout   = 5 * time.Second        // of a rollback
+	transactions = 3                      // how many to try if Postgres asks for a retry
 )
 
-// HandlerTx runs h once for each key, in a READ COMMITTED transaction of pool, which must lead to the queue's database. The
-// key, the answer and whatever the handler does in the transaction commit together. Where Postgres asks for it (40001, 40P01)
-// the handler is run again, in a new transaction.
+// HandlerTx runs h once for each key, in a READ COMMITTED transaction of pool. pool must lead to the queue's database.
+// The key, the answer and everything that the handler does in the transaction commit together. If Postgres asks for a
+// retry (40001, 40P01), the handler runs again in a new transaction.
 //
-// The handler's connection is cut off when it idles in the transaction for longer than Config.Timeout, so that a process that
-// froze does not keep its key. Requests without a key, safe ones and where it is Optional others, run in a transaction too:
-// read whole before it begins, up to Config.MaxRequest, buffered, committed with an answer that would be stored and rolled back with
-// any other, and never run again.
+// The server closes the handler's connection if it idles in the transaction for longer than Config.Timeout, so a frozen
+// process does not keep its key. Requests with a safe method, and requests without a key if they are Optional, run in a
+// transaction too. Their body is read before the transaction begins, up to Config.MaxRequest, and their answer is
+// buffered. The transaction commits if the answer would be stored, and is rolled back otherwise. They never run again.
 //
-// A handler that ends the transaction by a statement of its own is wrong, and nobody knows what it did: the key is held, see
-// CodeHeld, and a request without one is answered with CodeUnknown.
+// A handler must not end the transaction with a statement of its own: nobody would know what it did. Its key is held
+// (see CodeHeld), and a request without a key is answered with CodeUnknown.
 func (m *Middleware) HandlerTx(pool *pgxpool.Pool, h TxHandler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		a, plain := m.admit(w, r)
@@ -50,7 +51,7 @@ func (m *Middleware) HandlerTx(pool *pgxpool.Pool, h TxHandler) http.Handler {
 			if !ok {
 				return
 			}
-			in, try = withBody(r.WithContext(r.Context()), body), transactions // nothing tells whether its first run was undone
+			in, try = withBody(r.WithContext(r.Context()), body), transactions // no retry: without a key nothing shows whether the first run was undone
 		}
 		ctx, cancel := m.deadline(context.WithoutCancel(r.Context()))
 		defer cancel()
@@ -64,7 +65,8 @@ func (m *Middleware) HandlerTx(pool *pgxpool.Pool, h TxHandler) http.Handler {
 	})
 }
 
-// begin opens the transaction. The server cuts off a client that idles in it for too long.
+// begin returns the options of the transaction. The server closes the connection of a client that idles in it for too
+// long.
 func (m *Middleware) begin() pgx.TxOptions {
 	begin := "begin isolation level read committed read write"
 	if m.cfg.Timeout > 0 {
@@ -74,8 +76,9 @@ func (m *Middleware) begin() pgx.TxOptions {
 	return pgx.TxOptions{BeginQuery: begin}
 }
 
-// transaction tries once. It gives what writes the answer, when the transaction has ended and its connection is back: a slow
-// client keeps neither. nil is to try again. a is nil for a request without a key.
+// transaction tries once. It returns a function that writes the answer after the transaction has ended and its
+// connection is back in the pool, so a slow client keeps neither. nil means try again. a is nil for a request without a
+// key.
 func (m *Middleware) transaction(ctx context.Context, w http.ResponseWriter, r *http.Request, pool *pgxpool.Pool, h TxHandler, a *admitted, try int) (answer func()) {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
@@ -88,13 +91,13 @@ func (m *Middleware) transaction(ctx context.Context, w http.ResponseWriter, r *
 		m.log(r, "no transaction", err)
 		return func() { m.unavailable(w, a != nil) }
 	}
-	var xid string     // of the transaction that has the claim, once there is one
-	ended := false     // by the handler
-	committed := false // here, or perhaps
+	var xid string     // of the transaction with the claim
+	ended := false     // the handler has ended the transaction
+	committed := false // the middleware has committed it, or may have
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 		defer cancel()
-		_ = tx.Rollback(ctx) // after a commit it does nothing; one that fails closes the connection
+		_ = tx.Rollback(ctx) // no effect after a commit; if it fails, the connection is closed
 		if xid != "" && !committed && !ended {
 			query := conn.QueryRow
 			if conn.Conn().IsClosed() {
@@ -103,13 +106,13 @@ func (m *Middleware) transaction(ctx context.Context, w http.ResponseWriter, r *
 			}
 			var status string
 			err := query(ctx, `select coalesce(pg_xact_status($1::text::xid8), '')`, xid).Scan(&status)
-			ended = err == nil && status == "committed" // and begun another one
+			ended = err == nil && status == "committed" // the handler has committed it and begun another one
 		}
 		if !ended {
 			return
 		}
 		conn.Release()
-		answer = m.ended(ctx, w, r, a) // also where the handler has panicked
+		answer = m.ended(ctx, w, r, a) // also after a panic of the handler
 	}()
 	in := r.WithContext(ctx)
 	if a != nil {
@@ -117,7 +120,7 @@ func (m *Middleware) transaction(ctx context.Context, w http.ResponseWriter, r *
 		if err != nil || c.Replayed {
 			var stored *Response
 			switch {
-			case errors.Is(err, onceq.ErrHeld), errors.Is(err, onceq.ErrUncertain): // and this request has held it, or notes that it asked
+			case errors.Is(err, onceq.ErrHeld), errors.Is(err, onceq.ErrUncertain): // keeps the hold that this request has set, or the note that it asked
 				if failed := tx.Commit(ctx); failed != nil {
 					m.log(r, "the key could not be held", failed)
 				}
@@ -136,7 +139,7 @@ func (m *Middleware) transaction(ctx context.Context, w http.ResponseWriter, r *
 		return h(rec, in, handlerTx{tx})
 	}()
 	if ended {
-		return nil // see above
+		return nil // the deferred function sets the answer
 	}
 	if err != nil {
 		return m.failed(w, r, a, err, try)
@@ -158,10 +161,10 @@ func (m *Middleware) transaction(ctx context.Context, w http.ResponseWriter, r *
 		}
 	}
 	if err := tx.Commit(ctx); err != nil {
-		// An error of the statement is a rollback. What ends the session (FATAL) may come when the commit has been made.
+		// An ERROR means a rollback. What ends the session (FATAL) may come after the commit is made.
 		var pgErr *pgconn.PgError
 		if errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" || errors.Is(err, pgx.ErrTxCommitRollback) ||
-			pgconn.SafeToRetry(err) { // it was not sent
+			pgconn.SafeToRetry(err) { // the commit was not sent
 			return m.failed(w, r, a, err, try)
 		}
 		committed = true
@@ -185,8 +188,8 @@ func (m *Middleware) failed(w http.ResponseWriter, r *http.Request, a *admitted,
 	return func() { m.rolledBack(w, a != nil) }
 }
 
-// claimTx takes the key inside the transaction, which undoes that when it is rolled back, and gives the transaction's id.
-// Whoever has the key in a transaction that is still open is waited for only a moment, and then in flight.
+// claimTx takes the key inside the transaction and returns the transaction's id; a rollback undoes the claim. It waits
+// only a moment for another open transaction that has the key, and then reports the key as in flight.
 func (m *Middleware) claimTx(ctx context.Context, tx pgx.Tx, f *onceq.Fence) (c *onceq.FenceLease, xid string, err error) {
 	const limit = `select current_setting('lock_timeout'), set_config('lock_timeout', $1::text, true)`
 	var before string
@@ -206,24 +209,25 @@ func (m *Middleware) claimTx(ctx context.Context, tx pgx.Tx, f *onceq.Fence) (c 
 	return c, xid, err
 }
 
-var errEnded = errors.New("onceqhttp: the handler ended the middleware's transaction by a statement of its own: return nil to commit it with the answer, an error to roll it back")
+var errEnded = errors.New("onceqhttp: the handler ended the middleware's transaction with a statement of its own: return nil to commit it with the answer, an error to roll it back")
 
-// ended gives the answer to a request whose handler has ended the transaction: what it did is unknown. A key is held,
-// whatever the policy: what HandlerTx does is not deduplicated by anybody, so it must not be run again.
+// ended answers a request whose handler has ended the transaction. What the handler did is unknown. The key is held,
+// whatever the policy: nothing deduplicates what a HandlerTx handler does, so it must not run again.
 func (m *Middleware) ended(ctx context.Context, w http.ResponseWriter, r *http.Request, a *admitted) (answer func()) {
 	m.log(r, "what was done is unknown", errEnded)
 	if a == nil {
 		return func() { m.unknown(w) }
 	}
 	err := m.hold(ctx, a)
-	if errors.Is(err, onceq.ErrHeld) || errors.Is(err, onceq.ErrInFlight) { // or somebody else has taken it since
+	if errors.Is(err, onceq.ErrHeld) || errors.Is(err, onceq.ErrInFlight) { // or another request has taken it since
 		return func() { m.answer(w, r, nil, err) }
 	}
 	m.log(r, "the key could not be held", err)
 	return func() { m.unknown(w) }
 }
 
-// hold makes a request's key wait for a person: the claim where the handler has committed it, a new one where it has not.
+// hold makes a request's key wait for a person. It uses the claim if the handler has committed it, and makes a new one
+// if not.
 func (m *Middleware) hold(ctx context.Context, a *admitted) error {
 	spec := a.spec
 	spec.Policy = onceq.Hold()
@@ -237,13 +241,13 @@ func (m *Middleware) hold(ctx context.Context, a *admitted) error {
 			return err
 		}
 		if c, err = f.Claim(ctx, nil); err != nil {
-			return err // that it is held
+			return err // ErrHeld, if all went well
 		}
 	}
-	return errors.New("onceqhttp: somebody else has taken the key and done with it")
+	return errors.New("onceqhttp: another request has taken the key and finished")
 }
 
-// handlerTx is the transaction as the handler has it: without its end.
+// handlerTx is the transaction that the handler gets. It cannot be ended.
 type handlerTx struct{ pgx.Tx }
 
 var errOwnTx = errors.New("onceqhttp: the middleware ends this transaction: return nil to commit it with the answer, an error to roll it back")

@@ -23,7 +23,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// order writes a row and enqueues a job, under the client's key, then does what after says.
+// order writes a row and enqueues a job, under the client's key, and then does what after says.
 func order(q *onceq.Queue, after func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error) onceqhttp.TxHandler {
 	return func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 		body, err := io.ReadAll(r.Body)
@@ -45,7 +45,7 @@ func order(q *onceq.Queue, after func(w http.ResponseWriter, r *http.Request, tx
 	}
 }
 
-// left counts what a request has left in the database: rows, jobs, keys of requests.
+// left counts what a request has left in the database: rows, jobs, and keys of requests.
 func left(t testing.TB, db *queuetest.DB) [3]int {
 	t.Helper()
 	return [3]int{
@@ -154,8 +154,8 @@ func status(code int) func(http.ResponseWriter, *http.Request, pgx.Tx) error {
 	}
 }
 
-// What a handler did that ended the transaction by a statement of its own is not known: it is not run again, and nobody is
-// told that nothing was done.
+// If a handler has ended the transaction with a statement of its own, nobody knows what it did. It does not run again,
+// and the client is not told that nothing was done.
 func TestHandlerTx_EndsTheTransactionByAStatement(t *testing.T) {
 	t.Parallel()
 	const (
@@ -209,7 +209,7 @@ func TestHandlerTx_EndsTheTransactionByAStatement(t *testing.T) {
 			require.Equal(t, c.status, first.status, first.body)
 			require.Equal(t, c.effects, sqlOne[int](t, db, `select count(*) from effects`))
 			require.Equal(t, 1, ran.count())
-			sqlRun(t, db, `update onceq.job_fences set leased_until = statement_timestamp()`) // time passes
+			sqlRun(t, db, `update onceq.job_fences set leased_until = statement_timestamp()`) // the lease expires
 			second, err := ask(t, "POST", s.URL, "k", "")
 			require.NoError(t, err)
 			switch {
@@ -242,8 +242,8 @@ func answers(status int) func(http.ResponseWriter, error) error {
 	}
 }
 
-// Without a key a request that is repeated runs again, so nobody is told to repeat one that may have been carried out, and
-// nobody hears of a key.
+// Without a key a repeated request runs again. So no client is told to repeat one that may have been carried out, and
+// the answer does not mention a key.
 func TestHandlerTx_WithoutAKey(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -297,7 +297,7 @@ func TestHandlerTx_WithoutAKey(t *testing.T) {
 	require.NotContains(t, strings.ToLower(a.problem(t).Title+a.problem(t).Detail), "key")
 }
 
-// The server cuts off a process that froze, with a key and without.
+// The server disconnects a frozen process, with a key and without.
 func TestHandlerTx_LimitsIdling(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -343,7 +343,7 @@ func TestHandlerTx_ConcurrentDuplicatesRunOnce(t *testing.T) {
 	db := queuetest.New(t)
 	sqlRun(t, db, effects)
 	entered, gate := make(chan struct{}, 1), make(chan struct{})
-	open := sync.OnceFunc(func() { close(gate) }) // also where the test fails: the server waits for its handlers
+	open := sync.OnceFunc(func() { close(gate) }) // also if the test fails: the server waits for its handlers
 	defer open()
 	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{}).HandlerTx(db.Pool, order(db.Queue, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 		var lockTimeout string
@@ -397,7 +397,7 @@ func TestHandlerTx_ADuplicateRunsWhenTheFirstIsRolledBack(t *testing.T) {
 	db := queuetest.New(t)
 	sqlRun(t, db, effects)
 	ran, entered, gate := newRuns(), make(chan struct{}, 1), make(chan struct{})
-	open := sync.OnceFunc(func() { close(gate) }) // also where the test fails: the server waits for its handlers
+	open := sync.OnceFunc(func() { close(gate) }) // also if the test fails: the server waits for its handlers
 	defer open()
 	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{}).HandlerTx(db.Pool, order(db.Queue, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 		if ran.next() == 1 {
@@ -458,7 +458,7 @@ func TestHandlerTx_WithoutTheDatabaseNothingRuns(t *testing.T) {
 	refused(t, post(t, s.URL, "k", ""), 503, onceqhttp.CodeUnavailable)
 }
 
-// dropsConnection makes a trigger that runs inside of the commit and ends the session there.
+// dropsConnection creates a trigger that runs inside the commit and ends the session there.
 const dropsConnection = `
 create table dropped (n int);
 create function drop_connection() returns trigger language plpgsql as $$
@@ -469,7 +469,7 @@ begin
 end $$;
 create constraint trigger t after insert on dropped deferrable initially deferred for each row execute function drop_connection()`
 
-// The answer to a commit is lost: the client is told to ask again, and gets whatever is true.
+// The answer to a commit is lost. The client is told to ask again, and then gets the truth.
 func TestHandlerTx_LostCommitIsSaidToBeUncertain(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -491,12 +491,12 @@ func TestHandlerTx_LostCommitIsSaidToBeUncertain(t *testing.T) {
 	require.Equal(t, [3]int{1, 1, 1}, left(t, db))
 }
 
-// A commit that was never sent is no doubt: also without a key, where nothing before it notices that the time is up.
+// A commit that was never sent leaves no doubt, also without a key, where nothing earlier notices that the time is up.
 func TestHandlerTx_TimeIsUpBeforeTheCommit(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	sqlRun(t, db, effects)
-	config := onceqhttp.Config{Optional: true, Timeout: 5 * time.Second} // enough to begin, on a busy machine too
+	config := onceqhttp.Config{Optional: true, Timeout: 5 * time.Second} // time enough to begin, on a busy machine too
 	s := serve(t, "POST /", middleware(t, db.Queue, config).HandlerTx(db.Pool, order(db.Queue, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 		<-r.Context().Done()
 		return nil
@@ -511,13 +511,13 @@ func TestHandlerTx_AFrozenHandlerDoesNotKeepTheKey(t *testing.T) {
 	db := queuetest.New(t)
 	sqlRun(t, db, effects)
 	ran, gate := newRuns(), make(chan struct{})
-	open := sync.OnceFunc(func() { close(gate) }) // also where the test fails: the server waits for its handlers
+	open := sync.OnceFunc(func() { close(gate) }) // also if the test fails: the server waits for its handlers
 	defer open()
 	entered := make(chan struct{}, 1)
 	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{Timeout: 5 * time.Second}).HandlerTx(db.Pool, order(db.Queue, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 		if ran.next() == 1 {
 			entered <- struct{}{}
-			<-gate // and does not look at its context
+			<-gate // and ignores its context
 		}
 		return nil
 	})))
@@ -539,7 +539,7 @@ func TestHandlerTx_GoesOnWhenTheClientLeaves(t *testing.T) {
 	db := queuetest.New(t)
 	sqlRun(t, db, effects)
 	entered, gate := make(chan *http.Request, 1), make(chan struct{})
-	open := sync.OnceFunc(func() { close(gate) }) // also where the test fails: the server waits for its handlers
+	open := sync.OnceFunc(func() { close(gate) }) // also if the test fails: the server waits for its handlers
 	defer open()
 	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{}).HandlerTx(db.Pool, order(db.Queue, func(w http.ResponseWriter, r *http.Request, _ pgx.Tx) error {
 		entered <- r
@@ -559,7 +559,7 @@ func TestHandlerTx_GoesOnWhenTheClientLeaves(t *testing.T) {
 	require.Equal(t, [3]int{1, 1, 1}, left(t, db))
 }
 
-// A key that is found in doubt is held once, and stays so: the transaction that found it commits that.
+// A key with an unknown outcome is held once and stays held: the transaction that found it commits the hold.
 func TestHandlerTx_HoldsOnce(t *testing.T) {
 	t.Parallel()
 	held := make(chan onceq.Event, 10)
@@ -580,7 +580,7 @@ func TestHandlerTx_HoldsOnce(t *testing.T) {
 	require.Empty(t, held)
 }
 
-// watched calls seen before an answer goes out.
+// watched calls seen before an answer is sent.
 type watched struct {
 	http.ResponseWriter
 	seen func()
@@ -640,7 +640,7 @@ func TestHandlerTx_HeadKeepsItsLength(t *testing.T) {
 	}
 }
 
-// The key of a route that was served by Handler before a deploy, by HandlerTx after it.
+// The key of a route that Handler served before a deploy and HandlerTx serves after it.
 func TestHandlerTx_UnderstandsTheKeysOfHandler(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -659,7 +659,7 @@ func TestHandlerTx_UnderstandsTheKeysOfHandler(t *testing.T) {
 	require.Zero(t, left(t, db)[0])
 }
 
-// Clients that are slow to send keep no connection, and what they send is limited, with a key and without.
+// Clients that are slow to send keep no connection, and the size of what they send is limited, with a key and without.
 func TestHandlerTx_SlowAndLargeBodiesWithoutAKey(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -669,7 +669,7 @@ func TestHandlerTx_SlowAndLargeBodiesWithoutAKey(t *testing.T) {
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	require.NoError(t, err)
 	defer pool.Close()
-	// With no time of its own, for a slow client, to end: as long as it holds a connection, it holds it.
+	// No time limit: if a slow client held a connection, it would hold it for ever.
 	m := middleware(t, db.Queue, onceqhttp.Config{Optional: true, MaxRequest: 10, Timeout: onceq.NoTimeout})
 	s := serve(t, "/", m.HandlerTx(pool, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 		body, err := io.ReadAll(r.Body)
@@ -689,7 +689,7 @@ func TestHandlerTx_SlowAndLargeBodiesWithoutAKey(t *testing.T) {
 		_, err = io.WriteString(conn, method+" / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n")
 		require.NoError(t, err)
 		answers := bufio.NewReader(conn)
-		line, err := answers.ReadString('\n') // somebody has begun to read
+		line, err := answers.ReadString('\n') // the middleware has begun to read
 		require.NoError(t, err)
 		require.Equal(t, "HTTP/1.1 100 Continue\r\n", line)
 		require.Equal(t, 200, post(t, s.URL, "", "quick").status, "the only connection is free")

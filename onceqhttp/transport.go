@@ -20,7 +20,8 @@ import (
 	"github.com/onceq/onceq/internal/calls"
 )
 
-// Transport is the client's side, for handlers of jobs, and of requests by Middleware.Handler, that call a provider:
+// Transport is the client's part. It is for handlers of jobs, and of requests through Middleware.Handler, that call a
+// provider:
 //
 //	provider := &http.Client{Transport: &onceqhttp.Transport{}}
 //
@@ -31,48 +32,51 @@ import (
 //		…
 //	})
 //
-// It adds the Idempotency-Key of what the request's context belongs to: of the effect in onceq.Once, whose fn makes one such
-// request; and otherwise one that is made of the request's method and URL and of the claim in onceq.Do and in
-// Middleware.Handler, or of the job's lease. So there is one such request for an effect, or, outside of effects, one for each
-// method and URL: two of them, as "POST /customers" and "POST /charges", have two keys. A header that is there stays as it
-// is; a handler whose policy is onceq.Ask sets it, to FenceLease.IdempotencyKey, which is what the policy gets. GET, HEAD, OPTIONS
-// and TRACE, and requests whose context belongs to none of these, go through as they are. So do those of a handler of
-// HandlerTx, which has no key that outlives a rollback: its provider belongs in a job.
+// It adds an Idempotency-Key that follows from the request's context. In onceq.Once it is the key of the effect, so fn
+// makes one such request. In onceq.Do and Middleware.Handler it is derived from the claim and the request's method and
+// URL, and in the rest of a job's handler from the job's lease and the request's method and URL. So "POST /customers"
+// and "POST /charges" have two keys. A header that is already there is kept: a handler with the policy onceq.Ask sets
+// it to FenceLease.IdempotencyKey, which is the key that the policy gets. GET, HEAD, OPTIONS and TRACE pass unchanged,
+// and so do requests with any other context. Requests of a HandlerTx handler pass unchanged too, because no key there
+// outlives a rollback: call the provider from a job instead.
 //
-// Answers about the key become errors, which do the right thing when a handler returns them and which fit Once:
+// Answers about the key become errors. A handler can return them, and onceq.Once treats them correctly:
 //
-//	in flight                          onceq.ErrInFlight: another delivery is at it and may succeed, so the effect is uncertain;
-//	                                   the job runs again after Retry-After or half a second, and spends no attempt
+//	in flight                          onceq.ErrInFlight: another delivery is running and may succeed, so the effect is
+//	                                   uncertain; the job runs again after Retry-After or half a second, and spends no attempt
 //	mismatch                           onceq.Fatal: the payload has changed between two attempts
-//	held, unknown                      the effect is uncertain: somebody at the provider has to find out
+//	held, unknown                      the effect is uncertain: a person at the provider has to find out
 //	too large, unreadable              onceq.Fatal: the provider has no answer to give, however often it is asked; the effect
 //	                                   is uncertain
 //	429 with Retry-After               onceq.RetryAfter, onceq.NotApplied (see below)
 //	503 with Retry-After               onceq.RetryAfter; the effect is uncertain
 //
-// An error before a connection was had (it was refused, the name was not found, TLS was not agreed on, the time was up) is
-// onceq.NotApplied, for nothing was written: a provider that is out of reach leaves no effect uncertain. A connection that was had
-// may have been written to, also one that was used before. Base has to report both to net/http/httptrace, as http.Transport does.
+// An error before there was a connection is onceq.NotApplied, because nothing was sent: the connection was refused, the
+// name was not found, TLS failed, or the time was up. So a provider that is out of reach leaves no effect uncertain.
+// Once there was a connection, something may have been sent, also if the connection was reused. Base must report both
+// events to net/http/httptrace, as http.Transport does.
 //
-// onceq.NotApplied is said of everything that fn has done. So neither that error nor a 429 has it where fn has sent another
-// request than GET, HEAD, OPTIONS and TRACE by a Transport before; what fn has done in another way, fn has to know. And
-// http.Client.Timeout puts an error without it in its place: limit the dialer or the effect (onceq.EffectTimeout).
+// onceq.NotApplied speaks for everything that fn has done. So an error before a connection, or a 429, is not NotApplied
+// if fn has already sent another request through a Transport that is not GET, HEAD, OPTIONS or TRACE. Transport cannot
+// see what fn has done in other ways; fn has to know that. http.Client.Timeout replaces the error by one that is not
+// NotApplied: limit the dialer or the effect (onceq.EffectTimeout) instead.
 //
-// They are recognised by the codes of this package, in problem+json or in {"error": {"code": …}}, and by Stripe's
-// idempotency_key_in_use and idempotency_error. Each wraps an *AnswerError. All other answers are returned as they are. (That
-// a RoundTripper does this is against its contract, which leaves the meaning of an answer to the caller. It is the point here: in no
-// call can it be forgotten.)
+// Transport recognises the codes of this package, in problem+json or in {"error": {"code": …}}, and Stripe's
+// idempotency_key_in_use and idempotency_error. Each error wraps an *AnswerError. All other answers are returned
+// unchanged. (The contract of http.RoundTripper leaves the meaning of an answer to the caller. Transport breaks it on
+// purpose, so that no caller can forget to check.)
 type Transport struct {
-	Base http.RoundTripper // default http.DefaultTransport
+	Base http.RoundTripper // nil means http.DefaultTransport
 
-	// Structured sends the key as the draft says, in quotes. Default: without, as Stripe and most others expect it.
+	// Structured sends the key in quotes, as the draft says. Default false: without quotes, as Stripe and most others
+	// expect it.
 	Structured bool
 }
 
-// AnswerError is a provider's answer that was made an error.
+// AnswerError is a provider's answer, as an error.
 type AnswerError struct {
 	Status     int
-	Code       string // of the body, where there is one
+	Code       string // from the body, if it has one
 	RetryAfter time.Duration
 }
 
@@ -84,11 +88,10 @@ func (e *AnswerError) Error() string {
 }
 
 const (
-	inFlightDelay = 500 * time.Millisecond // where the server names none
+	inFlightDelay = 500 * time.Millisecond // if the server sends no Retry-After
 	maxProblem    = 64 << 10
 )
 
-// RoundTrip implements http.RoundTripper.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	base := t.Base
 	if base == nil {
@@ -112,7 +115,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return judge(resp, &s)
 }
 
-// keyed gives the request with its key, and whether it has one.
+// keyed returns the request with its key, and whether it has one.
 func (t *Transport) keyed(r *http.Request) (*http.Request, bool) {
 	if hasKey(r.Header) {
 		return r, true
@@ -122,7 +125,7 @@ func (t *Transport) keyed(r *http.Request) (*http.Request, bool) {
 		return r, false
 	}
 	if t.Structured {
-		key = `"` + key + `"` // of letters, digits and _: there is nothing to escape
+		key = `"` + key + `"` // the key consists of letters, digits and _: nothing to escape
 	}
 	r = r.Clone(r.Context())
 	if r.Header == nil {
@@ -132,14 +135,14 @@ func (t *Transport) keyed(r *http.Request) (*http.Request, bool) {
 	return r, true
 }
 
-// sending is what is known about a request on its way.
+// sending is what is known about one request.
 type sending struct {
-	run              *atomic.Int64 // counts the requests of this run of an effect; nil where there is none
-	counts           bool          // it is one of them
-	asked, connected atomic.Bool   // for a connection; each time that was had, in tries of the base too, something may have been written to it
+	run              *atomic.Int64 // counts the requests of this run of an effect; nil outside of effects
+	counts           bool          // this request counts
+	asked, connected atomic.Bool   // for a connection, and got one; once connected, something may have been sent, also in a retry inside base
 }
 
-// begin gives the request to be sent.
+// begin returns the request to send.
 func (s *sending) begin(r *http.Request) *http.Request {
 	if s.run == nil {
 		return r
@@ -153,7 +156,8 @@ func (s *sending) begin(r *http.Request) *http.Request {
 	}))
 }
 
-// notApplied gives the error of a request that certainly did nothing. It is one of the whole effect where there is no other.
+// notApplied returns the error of a request that certainly did nothing. It is NotApplied only if the effect has sent no
+// other request.
 func (s *sending) notApplied(err error) error {
 	if s.run == nil {
 		return err
@@ -168,7 +172,7 @@ func (s *sending) notApplied(err error) error {
 	return unsent{onceq.NotApplied(err)}
 }
 
-// unsent is an error that http.Client, which does not unwrap, can still ask for a time-out.
+// unsent lets http.Client, which does not unwrap, ask the error for a time-out.
 type unsent struct{ error }
 
 func (e unsent) Unwrap() error { return e.error }
@@ -178,7 +182,7 @@ func (e unsent) Timeout() bool {
 	return errors.As(e.error, &t) && t.Timeout()
 }
 
-// hasKey sees a name that was not written canonically too: it goes over the wire all the same.
+// hasKey also finds a name that is not in canonical form, because net/http sends it all the same.
 func hasKey(h http.Header) bool {
 	for name := range h {
 		if strings.EqualFold(name, keyHeader) {
@@ -188,13 +192,13 @@ func hasKey(h http.Header) bool {
 	return false
 }
 
-// downstream gives the key of what the request belongs to, or "".
+// downstream returns the key for the request, or "".
 func downstream(r *http.Request) string {
 	c, l := onceq.FenceLeaseFromContext(r.Context()), onceq.LeaseFromContext(r.Context())
 	switch {
 	case c != nil && c.Name != "":
 		return c.IdempotencyKey()
-	case c == nil && l == nil, r.URL == nil: // without a URL net/http refuses it
+	case c == nil && l == nil, r.URL == nil: // net/http refuses a request without a URL
 		return ""
 	}
 	u := url.URL{Scheme: r.URL.Scheme, Host: r.URL.Host, Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery}
@@ -206,7 +210,7 @@ func downstream(r *http.Request) string {
 	return "oq_" + hex.EncodeToString(sum[:20])
 }
 
-// judge gives the answer, or the error that it means.
+// judge returns the answer, or the error that it means.
 func judge(resp *http.Response, s *sending) (*http.Response, error) {
 	switch resp.StatusCode {
 	case http.StatusBadRequest, http.StatusConflict, http.StatusUnprocessableEntity, http.StatusTooManyRequests,
@@ -230,13 +234,13 @@ func judge(resp *http.Response, s *sending) (*http.Response, error) {
 	return resp, nil
 }
 
-// meaning gives the error that an answer means whose body begins with head, or nil.
+// meaning returns the error that an answer means, or nil. head is the beginning of the answer's body.
 func meaning(resp *http.Response, head []byte, s *sending) error {
 	var body struct {
 		Code  string
 		Error struct{ Code, Type string }
 	}
-	_ = json.Unmarshal(head, &body) // of another shape it says nothing
+	_ = json.Unmarshal(head, &body) // a body of another shape leaves the fields empty
 	if body.Code == "" {
 		body.Code = body.Error.Code
 	}
@@ -269,7 +273,7 @@ func meaning(resp *http.Response, head []byte, s *sending) error {
 	return nil
 }
 
-// inFlight is an answer that somebody else is at it: waiting for them is no failure.
+// inFlight says that another delivery is running. Waiting for it is not a failure.
 type inFlight struct{ *AnswerError }
 
 func (e inFlight) Unwrap() error        { return e.AnswerError }
@@ -286,7 +290,7 @@ type failing struct{ err error }
 
 func (f failing) Read([]byte) (int, error) { return 0, f.err }
 
-// retryAfter reads Retry-After (RFC 9110, 10.2.3): seconds, or a date, which counts from the answer's own.
+// retryAfter reads Retry-After (RFC 9110, 10.2.3): seconds, or a date, which is compared with the answer's own Date.
 func retryAfter(resp *http.Response) (d time.Duration, named bool) {
 	v := resp.Header.Get("Retry-After")
 	if s, err := strconv.ParseUint(v, 10, 31); err == nil {

@@ -23,7 +23,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// seen is a provider that notes the keys it gets and answers with whatever it is told to.
+// seen is a provider that records the keys it gets and answers as it is told.
 type seen struct {
 	*httptest.Server
 	keys   chan string // "" for none
@@ -100,7 +100,7 @@ func TestTransport_SendsTheKeyOfWhatItWorksFor(t *testing.T) {
 	}))
 	require.Equal(t, onceq.StateCompleted, ran.State, ran.Err)
 
-	// Nor is an effect's key another one where the lease is not in the context.
+	// An effect's key is the same without the lease in the context.
 	own, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(2))
 	require.NoError(t, err)
 	leases, err := db.Queue.Claim(t.Context(), onceq.ClaimOptions{Limit: 1})
@@ -116,7 +116,7 @@ func TestTransport_SendsTheKeyOfWhatItWorksFor(t *testing.T) {
 	require.NoError(t, leases[0].Complete(t.Context(), nil))
 }
 
-// Outside of effects each call has its own key, which is the same when the work runs again.
+// Outside of effects each call has its own key, and keeps it when the work runs again.
 func TestTransport_EachCallOfARequestHasItsKey(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -180,7 +180,7 @@ func TestTransport_TakesARequestWithoutHeaders(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// What a rollback undoes names nothing outside: a second run would send another key, and charge again.
+// A claim that a rollback undoes gives no key to the outside: a second run would send another key, and charge again.
 func TestTransport_SendsNoKeyOfATransaction(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -314,7 +314,7 @@ func TestTransport_WhatAnswersMean(t *testing.T) {
 	}
 }
 
-// Without a key nothing is read into an answer.
+// Without a key an answer does not become an error.
 func TestTransport_LeavesOthersAlone(t *testing.T) {
 	t.Parallel()
 	p := provider(t)
@@ -334,12 +334,12 @@ type failing struct{}
 
 func (failing) RoundTrip(*http.Request) (*http.Response, error) { return nil, io.ErrUnexpectedEOF }
 
-// The client against the middleware, over the wire: in flight first, then the answer of the first request.
+// The client against the middleware, over the wire: first in flight, then the answer of the first request.
 func TestTransport_AgainstTheMiddleware(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	ran, entered, gate := newRuns(), make(chan struct{}, 1), make(chan struct{})
-	open := sync.OnceFunc(func() { close(gate) }) // also where the test fails: the server waits for its handlers
+	open := sync.OnceFunc(func() { close(gate) }) // also if the test fails: the server waits for its handlers
 	defer open()
 	s := serve(t, "POST /charges", middleware(t, db.Queue, onceqhttp.Config{Principal: onceqhttp.Public}).Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		entered <- struct{}{}
@@ -363,7 +363,7 @@ func TestTransport_AgainstTheMiddleware(t *testing.T) {
 		b, err := io.ReadAll(resp.Body)
 		return string(b) + resp.Header.Get("Idempotent-Replayed"), err
 	}
-	due := func() { sqlRun(t, db, `update onceq.jobs set run_at = statement_timestamp()`) } // and no lease has run out
+	due := func() { sqlRun(t, db, `update onceq.jobs set run_at = statement_timestamp()`) } // no lease has expired
 	impatient := make(chan context.CancelFunc, 3)
 	payload := "{}"
 	handler := charge.Handle(func(ctx context.Context, l *onceq.Lease, _ string) error {
