@@ -245,11 +245,12 @@ func (b *binaries) initdb(ctx context.Context) error {
 	return errors.Join(failures...)
 }
 
-// scramVerifier is what Postgres stores of a password (RFC 5803). The password is random, so one iteration is enough; the usual
-// 4096 cost a client a millisecond for each connection.
+// scramVerifier is what Postgres stores of a password (RFC 5803). The password is random, so few iterations are enough; the
+// usual 4096 cost a client a millisecond for each connection. lib/pq wants a count of four digits.
 func scramVerifier(password string) (string, error) {
+	const iterations = 1000
 	salt := []byte(rand.Text())
-	salted, err := pbkdf2.Key(sha256.New, password, salt, 1, sha256.Size)
+	salted, err := pbkdf2.Key(sha256.New, password, salt, iterations, sha256.Size)
 	if err != nil {
 		return "", err
 	}
@@ -260,7 +261,7 @@ func scramVerifier(password string) (string, error) {
 	}
 	stored := sha256.Sum256(sign("Client Key"))
 	encode := base64.StdEncoding.EncodeToString
-	return "SCRAM-SHA-256$1:" + encode(salt) + "$" + encode(stored[:]) + ":" + encode(sign("Server Key")), nil
+	return "SCRAM-SHA-256$" + strconv.Itoa(iterations) + ":" + encode(salt) + "$" + encode(stored[:]) + ":" + encode(sign("Server Key")), nil
 }
 
 // run waits for a command, and ends it with all it started when ctx ends.

@@ -1,12 +1,16 @@
 package tests
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -676,30 +680,50 @@ func TestHandle_AnErrorAfterTheCompletionIsLogged(t *testing.T) {
 	require.Contains(t, seen.log.String(), "the receipt was not mailed")
 }
 
-// A statement that a lost connection cuts off is an error in every query mode, wherever in it that happens.
-func TestClaim_OnAConnectionThatIsGone(t *testing.T) {
+// A claim whose connection breaks behind its begin gives an error in every query mode. It ended the process.
+func TestClaim_OnAConnectionThatBreaksBehindBegin(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
+			var armed, cut atomic.Bool
 			db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
 				c.ConnConfig.DefaultQueryExecMode, c.MaxConns = mode, 1
+				dial := c.ConnConfig.DialFunc
+				c.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+					conn, err := dial(ctx, network, address)
+					return &cutBehindBegin{Conn: conn, armed: &armed, cut: &cut}, err
+				}
 			}))
 			_, err := db.Queue.Claim(t.Context(), onceq.ClaimOptions{})
 			require.NoError(t, err)
-			conn, err := db.Pool.Acquire(t.Context())
-			require.NoError(t, err)
-			pid := conn.Conn().PgConn().PID()
-			conn.Release()
-			other, err := pgx.Connect(t.Context(), db.URL)
-			require.NoError(t, err)
-			defer other.Close(context.Background())
-			_, err = other.Exec(t.Context(), `select pg_terminate_backend($1)`, pid)
-			require.NoError(t, err)
+			armed.Store(true)
 			_, err = db.Queue.Claim(t.Context(), onceq.ClaimOptions{})
 			require.Error(t, err)
+			require.True(t, cut.Load(), "the answer to begin came, and nothing behind it")
 			_, err = db.Queue.Claim(t.Context(), onceq.ClaimOptions{})
 			require.NoError(t, err)
 		})
 	}
+}
+
+// cutBehindBegin is a connection that, once it is armed, lets the answer to a BEGIN through and ends there.
+type cutBehindBegin struct {
+	net.Conn
+	armed, cut *atomic.Bool
+	over       bool
+}
+
+func (c *cutBehindBegin) Read(b []byte) (int, error) {
+	if c.over {
+		return 0, io.EOF
+	}
+	n, err := c.Conn.Read(b)
+	const answer = "BEGIN\x00"
+	if i := bytes.Index(b[:n], []byte(answer)); i >= 0 && c.armed.CompareAndSwap(true, false) {
+		c.over = true
+		c.cut.Store(true)
+		return i + len(answer), nil
+	}
+	return n, err
 }
