@@ -8,77 +8,81 @@
 //
 // # Traces
 //
-// Enqueue and EnqueueMany are a span of kind producer, "send <queue>", whose context travels in the job's metadata as
-// the propagator writes it: traceparent and tracestate of the W3C. It is not part of what makes two payloads the same.
-// Each attempt is a span of kind consumer, "process <queue>", linked to it; it is no child of it, because attempts may
-// come days later and each trace is to end. A span around a batch has one link for each job. Baggage
-// that the propagator carries is there in the handler's context, except in a batch's.
+// Enqueue and EnqueueMany make a span of kind producer, "send <queue>". Its context travels in the job's metadata as
+// the propagator writes it: traceparent and tracestate of the W3C. The metadata does not count when two payloads are
+// compared. Each attempt makes a span of kind consumer, "process <queue>", with a link to the producer span. It is not
+// a child of that span, because attempts may come days later and each trace should end. The span of a batch has one
+// link for each job. If the propagator carries baggage, the handler's context has it, except for a batch.
 //
-// What happens becomes an event of the span in which it does: onceq.duplicate and onceq.mismatch while enqueueing,
-// onceq.replayed, onceq.uncertain and onceq.held of effects, onceq.lease_lost in the attempt. Where an attempt's outcome
-// is refused after its handler has returned, because somebody else has the job by then, there is a span
-// "settle <queue>" below the attempt's, with the status Error.
+// What happens becomes an event of the current span: onceq.duplicate and onceq.mismatch while enqueueing;
+// onceq.replayed, onceq.uncertain and onceq.held for effects; onceq.lease_lost in the attempt. If another worker has
+// the job by the time the handler returns, the attempt's outcome is refused. That makes a span "settle <queue>" below
+// the attempt's, with the status Error.
 //
 // Attributes are those of OpenTelemetry's semantic conventions for messaging, version 1.43.0 (in development there):
 // messaging.system (onceq), messaging.destination.name (the queue), messaging.operation.type and .name,
-// messaging.message.id (the job's id), messaging.batch.message_count, error.type. Beside them stand onceq.kind,
-// onceq.attempt, onceq.lost, onceq.token and onceq.effect. error.type says which of onceq's errors it is, or the SQLSTATE
-// of Postgres's, or a Go type. Neither payloads nor keys nor scopes are recorded: of an error in whose text onceq's own
-// stands ("onceq: …"), which may name them, error.type alone. The text of other errors that handlers return is recorded.
+// messaging.message.id (the job's id), messaging.batch.message_count and error.type. onceq adds onceq.kind,
+// onceq.attempt, onceq.lost, onceq.token and onceq.effect. error.type says which of onceq's errors it is, or is the
+// SQLSTATE of a Postgres error, or a Go type. Payloads, keys and scopes are not recorded. Texts of onceq's own errors
+// ("onceq: …") may contain them, so an error with such a text is recorded with its error.type alone. The text of other
+// errors that handlers return is recorded.
 //
-// An attempt's span ends when the handler returns. Where its transaction cannot be committed afterwards there is a span
-// "settle <queue>" as well. Those who drive the loop themselves with Queue.Claim begin the same span with Telemetry.Start.
+// An attempt's span ends when the handler returns. If its transaction cannot be committed afterwards, that makes a span
+// "settle <queue>" as well. A loop of your own around Queue.Claim begins the same span with Telemetry.Start.
 //
 // # Metrics
+// # Metrics
 //
-// Jobs are counted when their statement has run, in a transaction of the application's before its end: one that rolls back
-// afterwards was counted. Those of EnqueueInBatch are counted when Pending.Result is asked; those completed, or refused,
-// through CompleteInBatch when the batch's results are closed, and not at all where the application reads that result by
-// itself with BatchResults.Exec. Their run time, as that of all which a loop around Queue.Claim finishes, begins with the
-// claim; in a worker it begins with the handler.
+// Jobs are counted when their statement has run. In the application's transaction that is before its end, so jobs that
+// are rolled back afterwards were counted. Jobs of EnqueueInBatch are counted when Pending.Result is called.
+// Completions through CompleteInBatch, accepted or refused, are counted when the batch's results are closed. They are
+// not counted if the application reads that result itself with BatchResults.Exec. In a worker, run time begins with the
+// handler; in a loop around Queue.Claim it begins with the claim.
 //
-// All have the attributes onceq.queue and onceq.kind where they apply, and never a key, a scope or an id. Where both may come
-// from outside, the SDK's cardinality limit bounds what is reported: 2,000 of each metric, by default.
+// All metrics have the attributes onceq.queue and onceq.kind where they apply, and never a key, a scope or an id. If
+// queues or kinds can come from outside, the SDK's cardinality limit bounds what is reported: 2,000 for each metric by
+// default.
 //
 //	onceq.jobs.enqueued          counter    accepted; the transaction may still roll back
-//	onceq.jobs.duplicates        counter    keys that were taken: nothing to do
-//	onceq.jobs.mismatches        counter    keys that were taken with another payload
+//	onceq.jobs.duplicates        counter    the key was taken: nothing to do
+//	onceq.jobs.mismatches        counter    the key was taken with another payload
 //	onceq.jobs.claimed           counter
 //	onceq.jobs.completed         counter
-//	onceq.jobs.failed            counter    attempts that failed, of jobs that run again
+//	onceq.jobs.failed            counter    failed attempts of jobs that run again
 //	onceq.jobs.deferred          counter    put off by an error that spends no attempt: no transaction could be opened
 //	onceq.jobs.snoozed           counter    put off without having failed: Snooze, Reschedule, another run's effect in flight
-//	onceq.jobs.released          counter    given back as if not claimed: Release, a worker that ends
+//	onceq.jobs.released          counter    given back as if not claimed: Release, a worker's shutdown
 //	onceq.jobs.dead              counter
 //	onceq.jobs.cancelled         counter
 //	onceq.jobs.held              counter    jobs, and work outside of jobs, that wait for a person
 //	onceq.leases.lost            counter    a holder learned that its lease is gone
-//	onceq.completions.refused    counter    stale: under a token that held no longer
-//	onceq.effects.replayed       counter    a stored outcome in place of running again
+//	onceq.completions.refused    counter    stale: under a token that is no longer valid
+//	onceq.effects.replayed       counter    a stored outcome instead of running again
 //	onceq.effects.uncertain      counter    it is not known whether it happened
-//	onceq.rows.reaped            counter    by onceq.rows, the sort of rows
+//	onceq.rows.reaped            counter    by onceq.rows, the type of rows
 //	onceq.background.errors      counter    by onceq.work: claim, rescan, extend, finish, announce, next_due, listen, reap
 //	onceq.job.wait.duration      histogram  seconds from due to claimed, by the database's clock
 //	onceq.job.run.duration       histogram  seconds in the handler, by onceq.outcome
 //	onceq.queue.depth            gauge      jobs by onceq.queue and onceq.state; counted up to 10,000
-//	onceq.queue.oldest.age       gauge      seconds that the oldest job has been due that nobody has
+//	onceq.queue.oldest.age       gauge      seconds since the oldest unclaimed job became due
 //
-// The conventions' own stand beside them, with messaging.system, messaging.operation.name, messaging.destination.name (the
-// queue) and error.type:
+// The metrics of the semantic conventions are reported as well, with messaging.system, messaging.operation.name,
+// messaging.destination.name (the queue) and error.type:
 //
-//	messaging.client.sent.messages        counter    jobs that Enqueue and its kin were called with, duplicates too
+//	messaging.client.sent.messages        counter    jobs passed to Enqueue and its variants, duplicates too
 //	messaging.client.consumed.messages    counter    jobs claimed
 //	messaging.client.operation.duration   histogram  seconds in Enqueue and EnqueueMany; claims and completions are not timed
-//	messaging.process.duration            histogram  seconds in a handler, or between Start and its end; a batch is one
+//	messaging.process.duration            histogram  seconds in a handler, or from Start to end; a batch counts once
 //
-// An EnqueueMany to several queues is timed without the destination. What EnqueueInBatch sends is counted and not timed.
-// Jobs that are refused before anything is sent, with an InvalidError, are timed and not counted.
+// An EnqueueMany to several queues is timed without the destination. EnqueueInBatch is counted but not timed. Jobs that
+// are refused with an InvalidError before anything is sent are timed but not counted.
 //
-// A counter begins with zero, not with its first event: Prometheus's increase() does not see the event with which a counter
-// begins, and the first dead job is the one to hear of. Those of the kinds whose handlers go through Handlers begin there,
-// for the kind's queue; those of other kinds and queues with the first event of any type.
+// Counters are reported from zero, not from their first event. Prometheus's increase() does not see the event with
+// which a counter begins, and the first dead job is the one you want to hear of. For kinds whose handlers go through
+// Handlers, the counters for the kind's queue begin there. Counters of other kinds and queues begin with the first
+// event of any type.
 //
 // Prometheus's exporter writes a dot as an underscore and adds the unit and "total": onceq_jobs_enqueued_total,
-// onceq_job_wait_duration_seconds_bucket. The file dashboard.json is a Grafana dashboard of these. The gauges are about the
-// database: each process that watches reports the same, so take max, not sum.
+// onceq_job_wait_duration_seconds_bucket. The file dashboard.json is a Grafana dashboard of these metrics. The gauges
+// describe the database, so each process that watches reports the same: take max, not sum.
 package onceqotel

@@ -17,7 +17,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// database gives an example a pool of its own to a database with onceq's tables.
+// database gives an example its own pool to a database with onceq's tables.
 func database() (ctx context.Context, pool *pgxpool.Pool, done func()) {
 	t := exampletb.New()
 	return t.Context(), queuetest.New(t).Pool, t.Done
@@ -29,8 +29,8 @@ func must(err error) {
 	}
 }
 
-// The attempt of a job is a span that is linked to the span in which the job was enqueued. Jobs that a handler enqueues, and
-// the spans that it makes, belong to the attempt.
+// Each attempt of a job is a span with a link to the span in which the job was enqueued. Jobs that a handler enqueues,
+// and spans that it makes, belong to the attempt.
 func ExampleTelemetry_Handlers() {
 	ctx, pool, done := database()
 	defer done()
@@ -63,7 +63,7 @@ func ExampleTelemetry_Watch() {
 	ctx, pool, done := database()
 	defer done()
 
-	reader := metric.NewManualReader() // a service has one of Prometheus or OTLP
+	reader := metric.NewManualReader() // a service uses one of Prometheus or OTLP
 	tel, err := onceqotel.New(onceqotel.Config{MeterProvider: metric.NewMeterProvider(metric.WithReader(reader))})
 	must(err)
 	q, err := onceq.New(pool, tel.Config(&onceq.Config{Logger: slog.New(slog.DiscardHandler)}))

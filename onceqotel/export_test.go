@@ -2,7 +2,7 @@ package onceqotel
 
 const MaxLabels = maxLabels
 
-// Labels is how many labels are kept.
+// Labels returns the number of cached labels.
 func (t *Telemetry) Labels() (n int) {
 	t.metrics.labels.Range(func(any, any) bool { n++; return true })
 	return n

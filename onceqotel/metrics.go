@@ -17,7 +17,7 @@ import (
 	"github.com/onceq/onceq"
 )
 
-// Attributes beyond the semantic conventions.
+// These attributes are not in the semantic conventions.
 const (
 	queueKey   = attribute.Key("onceq.queue")
 	kindKey    = attribute.Key("onceq.kind")
@@ -34,36 +34,37 @@ const (
 // counters has one counter for each type of event.
 var counters = map[onceq.EventType]struct{ name, unit, description string }{
 	onceq.EventEnqueued:  {"onceq.jobs.enqueued", "{job}", "Jobs accepted; their transaction may still have rolled back."},
-	onceq.EventDuplicate: {"onceq.jobs.duplicates", "{job}", "Jobs not accepted because their key was taken."},
-	onceq.EventMismatch:  {"onceq.jobs.mismatches", "{job}", "Keys that were taken with another payload."},
+	onceq.EventDuplicate: {"onceq.jobs.duplicates", "{job}", "Jobs that were not accepted because their key was taken."},
+	onceq.EventMismatch:  {"onceq.jobs.mismatches", "{job}", "Jobs that were refused because their key was taken with another payload."},
 	onceq.EventClaimed:   {"onceq.jobs.claimed", "{job}", "Jobs given to a worker."},
 	onceq.EventCompleted: {"onceq.jobs.completed", "{job}", "Jobs completed."},
-	onceq.EventFailed:    {"onceq.jobs.failed", "{attempt}", "Attempts that failed, of jobs that run again."},
-	onceq.EventDeferred:  {"onceq.jobs.deferred", "{attempt}", "Runs that put their job off because of an error, without spending an attempt."},
-	onceq.EventSnoozed:   {"onceq.jobs.snoozed", "{attempt}", "Runs that put their job off without having failed."},
+	onceq.EventFailed:    {"onceq.jobs.failed", "{attempt}", "Failed attempts of jobs that run again."},
+	onceq.EventDeferred:  {"onceq.jobs.deferred", "{attempt}", "Runs that deferred their job because of an error, without spending an attempt."},
+	onceq.EventSnoozed:   {"onceq.jobs.snoozed", "{attempt}", "Runs that deferred their job without a failure."},
 	onceq.EventReleased:  {"onceq.jobs.released", "{job}", "Jobs given back as if they had not been claimed."},
 	onceq.EventDead:      {"onceq.jobs.dead", "{job}", "Jobs that are out of attempts, fatal, or crashed too often."},
 	onceq.EventCancelled: {"onceq.jobs.cancelled", "{job}", "Jobs cancelled."},
-	onceq.EventHeld:      {"onceq.jobs.held", "{job}", "Jobs, and work outside of jobs, put before a person."},
+	onceq.EventHeld:      {"onceq.jobs.held", "{job}", "Jobs, and work outside of jobs, that wait for a person."},
 	onceq.EventLeaseLost: {"onceq.leases.lost", "{lease}", "Leases that their holder lost."},
-	onceq.EventStale:     {"onceq.completions.refused", "{completion}", "Completions refused because somebody else held the job by then."},
-	onceq.EventReplayed:  {"onceq.effects.replayed", "{effect}", "Stored outcomes given in place of running again."},
-	onceq.EventUncertain: {"onceq.effects.uncertain", "{effect}", "Effects of which it is not known whether they happened."},
+	onceq.EventStale:     {"onceq.completions.refused", "{completion}", "Completions refused because another holder had the job by then."},
+	onceq.EventReplayed:  {"onceq.effects.replayed", "{effect}", "Stored outcomes returned instead of running again."},
+	onceq.EventUncertain: {"onceq.effects.uncertain", "{effect}", "Effects that may or may not have happened."},
 	onceq.EventReaped:    {"onceq.rows.reaped", "{row}", "Rows that a reaper removed."},
 
 	onceq.EventBackground: {"onceq.background.errors", "{error}", "Failures of work in the background, which is tried again."},
 }
 
-// In seconds. Jobs wait for milliseconds when all is well, and for as long as a backlog or a backoff takes when not.
+// Bucket boundaries, in seconds. A healthy queue makes jobs wait for milliseconds; a backlog or a backoff can take
+// hours.
 var (
 	waitBuckets = []float64{.002, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 6 * 3600, 24 * 3600}
 	runBuckets  = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600}
 
-	// The convention names these itself.
+	// These boundaries come from the conventions.
 	clientBuckets = []float64{.005, .01, .025, .05, .075, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10}
 )
 
-// operation is one of the semantic conventions' for messaging, by its name.
+// operation is the name of a messaging operation of the semantic conventions.
 type operation string
 
 const (
@@ -76,27 +77,27 @@ type metrics struct {
 	counters  map[onceq.EventType]metric.Int64Counter
 	wait, run metric.Float64Histogram
 
-	// The conventions' own.
+	// The metrics of the conventions.
 	sent, consumed      metric.Int64Counter
 	sending, processing metric.Float64Histogram
 
-	labels sync.Map // label → *options: an application has few queues and kinds, and each job needs one
+	labels sync.Map // label → *options; an application has few queues and kinds, and each job needs one
 	known  atomic.Int64
 }
 
-// maxLabels bounds the labels, for an application that lets somebody else name its queues or kinds. OpenTelemetry's SDK
-// keeps 2,000 for each metric, unless told otherwise, and counts what comes after them together.
+// maxLabels bounds the cached labels, for applications whose queues or kinds are named from outside. OpenTelemetry's
+// SDK keeps 2,000 for each metric by default, and counts the rest together.
 const maxLabels = 10_000
 
 type label struct {
 	queue, kind, outcome, rows, work string
 
-	// Of the conventions' metrics, which have no kind.
+	// For the conventions' metrics, which have no kind.
 	operation operation
 	errorType string
 }
 
-// options are what an instrument wants with one label.
+// options are the measurement options for one label.
 type options struct {
 	add    []metric.AddOption
 	record []metric.RecordOption
@@ -141,8 +142,8 @@ func (m *metrics) init(meter metric.Meter) error {
 	return nil
 }
 
-// zero makes the counters that have a label begin with it. Prometheus's increase() does not see the event with which a
-// counter begins.
+// zero makes the counters of a label begin at zero: Prometheus's increase() does not see the event with which a counter
+// begins.
 func (m *metrics) zero(l label, o *options) {
 	ctx := context.Background()
 	switch {
@@ -151,7 +152,7 @@ func (m *metrics) zero(l label, o *options) {
 		m.counters[onceq.EventReaped].Add(ctx, 0, o.add...)
 	case l.work != "":
 		m.counters[onceq.EventBackground].Add(ctx, 0, o.add...)
-	case l.kind == "": // of work outside of jobs
+	case l.kind == "": // for work outside of jobs
 		for _, t := range []onceq.EventType{onceq.EventMismatch, onceq.EventHeld, onceq.EventLeaseLost, onceq.EventStale, onceq.EventReplayed, onceq.EventUncertain} {
 			m.counters[t].Add(ctx, 0, o.add...)
 		}
@@ -165,7 +166,7 @@ func (m *metrics) zero(l label, o *options) {
 	}
 }
 
-// hasSent reports jobs that went to their queues, or did not for err.
+// hasSent reports jobs that were sent, or that were not because of err.
 func (m *metrics) hasSent(ctx context.Context, took time.Duration, jobs []onceq.Job, queue string, err error) {
 	kind := ""
 	if err != nil {
@@ -195,10 +196,10 @@ func (m *metrics) hasProcessed(ctx context.Context, took time.Duration, queue st
 
 func (m *metrics) event(ctx context.Context, e onceq.Event) {
 	counter, ok := m.counters[e.Type]
-	if !ok || e.Type == onceq.EventHeld && e.Name != "" && e.JobID != 0 { // its job is held with it
+	if !ok || e.Type == onceq.EventHeld && e.Name != "" && e.JobID != 0 { // the job's own event counts it
 		return
 	}
-	if e.Type == onceq.EventReaped { // its kind is the sort of rows
+	if e.Type == onceq.EventReaped { // the event's kind is the type of rows
 		counter.Add(ctx, int64(e.Count), m.options(label{rows: e.Kind}).add...)
 		return
 	}
@@ -214,7 +215,7 @@ func (m *metrics) event(ctx context.Context, e onceq.Event) {
 		m.wait.Record(ctx, e.Wait.Seconds(), o.record...)
 		m.consumed.Add(ctx, 1, m.options(label{queue: e.Queue, operation: claim}).add...)
 	case onceq.EventEnqueued, onceq.EventDuplicate, onceq.EventMismatch:
-		if e.Queue != "" && ctx.Value(producing{}) == nil { // in the caller's batch, which nobody times
+		if e.Queue != "" && ctx.Value(producing{}) == nil { // jobs in the caller's batch: they are not timed
 			sent := label{queue: e.Queue, operation: send}
 			if e.Err != nil {
 				sent.errorType, _ = errorType(e.Err)
@@ -255,7 +256,7 @@ func (m *metrics) options(l label) *options {
 	set := metric.WithAttributeSet(attribute.NewSet(attrs...))
 	o := &options{[]metric.AddOption{set}, []metric.RecordOption{set}}
 	if m.known.Add(1) > maxLabels {
-		m.labels.Clear() // those that are in use are back at once
+		m.labels.Clear() // labels in use come back at once
 		m.known.Store(1)
 	}
 	m.labels.Store(l, o)

@@ -31,7 +31,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// everything lets each thing that is counted happen at least once, all of the queue mail and the kind welcome.
+// everything makes each counted event happen at least once, all on the queue mail with the kind welcome.
 func (b *bench) everything() {
 	ctx := b.t.Context()
 	mismatched := welcome.Job(mail{"other"})
@@ -57,10 +57,10 @@ func (b *bench) everything() {
 		case "held":
 			_, err := onceq.Once(ctx, l, "mail", func(context.Context, string) (int, error) { return 0, errBoom }, onceq.OnUncertain(onceq.Hold()))
 			return err
-		case "stale": // its completion comes too late, and somebody else's counts
+		case "stale": // its completion comes too late; another holder's counts
 			taken := b.takeOver(l.ID)
 			return taken.Complete(ctx, nil)
-		case "lost": // its failure does
+		case "lost": // its failure comes too late
 			taken := b.takeOver(l.ID)
 			require.NoError(b.t, taken.Complete(ctx, nil))
 			return errBoom
@@ -173,7 +173,7 @@ func TestMetrics_CountWhatHappens(t *testing.T) {
 		"onceq.effects.replayed":  1,
 		"onceq.effects.uncertain": 2,
 		"onceq.job.wait.duration": 10,
-		"onceq.job.run.duration":  9, // one was given back without having run
+		"onceq.job.run.duration":  9, // one was given back before it ran
 	}, sums)
 	for name, keys := range keys {
 		if strings.HasPrefix(name, "messaging.") {
@@ -193,7 +193,7 @@ func TestMetrics_CountWhatHappens(t *testing.T) {
 	}
 }
 
-// points gives a metric by its attributes: what a counter says, how often a histogram was told.
+// points returns a metric by its attributes: a counter's value, or the number of a histogram's observations.
 func (b *bench) points(name string) map[string]int64 {
 	var data metricdata.ResourceMetrics
 	require.NoError(b.t, b.read.Collect(b.t.Context(), &data))
@@ -222,7 +222,7 @@ func (b *bench) points(name string) map[string]int64 {
 	return points
 }
 
-// What the semantic conventions ask of a messaging system, with the attributes that they name.
+// The semantic conventions' requirements for a messaging system, with the attributes that they name.
 func TestMetrics_OfTheConventions(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -248,7 +248,7 @@ func TestMetrics_OfTheConventions(t *testing.T) {
 		"destination.name=mail,operation.name=send,operation.type=send,system=onceq":                                1,
 		"error.type=duplicate,destination.name=mail,operation.name=send,operation.type=send,system=onceq":           1,
 		"error.type=*onceq.InvalidError,destination.name=mail,operation.name=send,operation.type=send,system=onceq": 1,
-		"operation.name=send,operation.type=send,system=onceq":                                                      1, // to two queues
+		"operation.name=send,operation.type=send,system=onceq":                                                      1, // for two queues
 	}, b.points("messaging.client.operation.duration"))
 	require.Equal(t, map[string]int64{
 		"destination.name=mail,operation.name=send,operation.type=send,system=onceq":                      5,
@@ -281,7 +281,7 @@ func TestMetrics_OfTheConventions(t *testing.T) {
 	require.EqualValues(t, 5, b.points("messaging.process.duration")["destination.name=mail,operation.name=process,system=onceq"], "a batch is one operation")
 }
 
-// increase() sees no event with which a counter begins: so counters begin before.
+// increase() does not see the event with which a counter begins, so counters begin before it.
 func TestMetrics_CountersBeginBeforeAnythingHappens(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -308,7 +308,7 @@ func TestMetrics_CountersBeginBeforeAnythingHappens(t *testing.T) {
 	require.NoError(t, w.Drain(t.Context(), 0))
 	require.EqualValues(t, 1, b.points("onceq.jobs.dead")[series])
 
-	// Those of a kind that nobody has named begin with its first event of any type.
+	// Counters of a kind without a handler begin with its first event of any type.
 	b.enqueue(t.Context(), onceq.Job{Kind: "k"})
 	require.Contains(t, b.points("onceq.jobs.dead"), "onceq.kind=k,onceq.queue=default")
 }
@@ -323,7 +323,7 @@ func only(points map[string]int64, series string) map[string]int64 {
 	return points
 }
 
-// Each sort of rows that a reaper reports has a counter from the start.
+// Each type of rows that a reaper reports has a counter from the start.
 func TestMetrics_RowsThatAreReaped(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -335,7 +335,8 @@ func TestMetrics_RowsThatAreReaped(t *testing.T) {
 	}
 }
 
-// Jobs that a loop around Claim completes, with Complete or in a batch, count as any worker's, with their run time.
+// Jobs that a loop around Claim completes, with Complete or in a batch, are counted like a worker's, with their run
+// time.
 func TestMetrics_CompletedByHand(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -365,7 +366,7 @@ func TestMetrics_CompletedByHand(t *testing.T) {
 	}
 }
 
-// Names that come from outside fill no memory, and all is counted.
+// Names that come from outside do not fill the memory, and every event is counted.
 func TestMetrics_LabelsAreBounded(t *testing.T) {
 	t.Parallel()
 	read := metric.NewManualReader()
@@ -385,7 +386,7 @@ func TestMetrics_LabelsAreBounded(t *testing.T) {
 	require.EqualValues(t, n, sums["onceq.jobs.enqueued"])
 }
 
-// queries counts the statements of a pool that read statistics.
+// queries counts the statements of a pool that read the queues' statistics.
 type queries struct{ stats atomic.Int64 }
 
 func (q *queries) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
@@ -407,7 +408,7 @@ func (q *queries) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.Tra
 func (q *queries) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
 func (q *queries) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
 
-// All gauges of a collection come from one query, and those of collections that follow at once too.
+// All gauges of a collection come from one query. Collections that follow soon share it.
 func TestWatch_DepthAndAgeFromOneQuery(t *testing.T) {
 	t.Parallel()
 	var count queries
@@ -444,7 +445,7 @@ func TestWatch_DepthAndAgeFromOneQuery(t *testing.T) {
 	require.EqualValues(t, 1, sums["onceq.queue.depth other waiting"])
 }
 
-// Where the tables cannot be read the reader hears of it, and nothing made up is reported.
+// If the tables cannot be read, the reader gets the error and nothing is reported.
 func TestWatch_ErrorIsTheReaders(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -463,7 +464,7 @@ func TestWatch_ErrorIsTheReaders(t *testing.T) {
 	require.ErrorContains(t, err, "Watch needs a queue")
 }
 
-// A database that is back is read at the next collection.
+// After the database is back, the next collection reads it.
 func TestWatch_AnErrorIsNotKept(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -482,7 +483,7 @@ func TestWatch_AnErrorIsNotKept(t *testing.T) {
 	require.EqualValues(t, 1, sums["onceq.queue.depth default waiting"])
 }
 
-// scrape gives what Prometheus gets over HTTP when everything has happened.
+// scrape returns what Prometheus gets over HTTP after everything has happened.
 func scrape(t *testing.T) string {
 	b := newBench(t)
 	registry := prometheus.NewRegistry()
@@ -509,7 +510,7 @@ func scrape(t *testing.T) string {
 
 var series = regexp.MustCompile(`(?m)^([a-z_]+)(\{[^}]*\})? `)
 
-// Everything is exported to Prometheus, and the dashboard asks for nothing else.
+// Every metric is exported to Prometheus, and the dashboard queries no other.
 func TestPrometheus_ScrapeAndDashboard(t *testing.T) {
 	t.Parallel()
 	body := scrape(t)

@@ -12,13 +12,13 @@ import (
 )
 
 const (
-	statsAge     = 5 * time.Second // how long figures are given again
+	statsAge     = 5 * time.Second // how long figures are reused
 	statsTimeout = 5 * time.Second
 )
 
-// Watch reports depth and oldest age of the named queues, or of every queue that there is, whenever metrics are
-// collected, until the registration is undone. A collection costs one onceq.Queue.Stats, which is cheap at any depth;
-// collections within five seconds share one. Where it fails nothing is reported, and the reader gets the error.
+// Watch reports depth and oldest age of the named queues, or of all queues, whenever metrics are collected, until the
+// registration is undone. A collection costs one onceq.Queue.Stats, which is cheap at any depth; collections within
+// five seconds share one. If that call fails, nothing is reported and the reader gets the error.
 func (t *Telemetry) Watch(q *onceq.Queue, queues ...string) (metric.Registration, error) {
 	if q == nil {
 		return nil, errors.New("onceqotel: Watch needs a queue")

@@ -19,12 +19,12 @@ type Config struct {
 	TracerProvider trace.TracerProvider // default otel.GetTracerProvider()
 	MeterProvider  metric.MeterProvider // default otel.GetMeterProvider()
 
-	// Propagator writes a span's context into a job's metadata and reads it there. Default
-	// otel.GetTextMapPropagator(), or propagation.TraceContext where none is set.
+	// Propagator writes a span's context into a job's metadata and reads it there. Default otel.GetTextMapPropagator(),
+	// or propagation.TraceContext if none is set.
 	Propagator propagation.TextMapPropagator
 }
 
-// Telemetry makes spans and metrics of what happens to the jobs of one queue. It is an onceq.Hook, and safe for
+// Telemetry makes spans and metrics of what happens to the jobs of one queue. It is an onceq.Hook. It is safe for
 // concurrent use.
 type Telemetry struct {
 	tracer     trace.Tracer
@@ -34,7 +34,7 @@ type Telemetry struct {
 	attempts   attempts
 }
 
-// New returns a Telemetry: one for each onceq.Queue. An error is the meter provider's.
+// New returns a Telemetry. Use one for each onceq.Queue. Its only errors are the meter provider's.
 func New(cfg Config) (*Telemetry, error) {
 	if cfg.TracerProvider == nil {
 		cfg.TracerProvider = otel.GetTracerProvider()
@@ -50,8 +50,8 @@ func New(cfg Config) (*Telemetry, error) {
 	return t, t.metrics.init(t.meter)
 }
 
-// Config returns a copy of cfg, which may be nil, in which this Telemetry sees every event and every enqueueing. A Hook
-// and a BeforeEnqueue that cfg has are called as well.
+// Config returns a copy of cfg in which this Telemetry sees every event and every enqueueing. cfg may be nil. Its Hook
+// and BeforeEnqueue are still called.
 func (t *Telemetry) Config(cfg *onceq.Config) *onceq.Config {
 	var c onceq.Config
 	if cfg != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// bench is one test's database, with a queue whose spans and metrics are kept.
+// bench is one test's database, with a queue whose spans and metrics are recorded.
 type bench struct {
 	*queuetest.DB
 	t     *testing.T
@@ -52,7 +52,7 @@ func (b *bench) enqueue(ctx context.Context, job onceq.Job) onceq.Result {
 	return r
 }
 
-// claim takes the one job of the queue mail that is due.
+// claim takes the one due job of the queue mail.
 func (b *bench) claim() *onceq.Lease {
 	b.t.Helper()
 	leases, err := b.q.Claim(b.t.Context(), onceq.ClaimOptions{Queue: "mail"})
@@ -61,7 +61,7 @@ func (b *bench) claim() *onceq.Lease {
 	return leases[0]
 }
 
-// takeOver gives a job that somebody works on to somebody without telemetry. A beat of the first one's may come in between.
+// takeOver gives a leased job to another holder without telemetry. A beat of the first holder may come in between.
 func (b *bench) takeOver(id int64) *onceq.Lease {
 	b.t.Helper()
 	for {
@@ -80,7 +80,7 @@ func (b *bench) drain(handlers ...onceq.Handler) {
 	b.drainLeasing(onceq.DefaultLease, handlers...)
 }
 
-// drainLeasing does so with shorter leases, and so more beats.
+// drainLeasing is drain with shorter leases, and so with more beats.
 func (b *bench) drainLeasing(lease time.Duration, handlers ...onceq.Handler) {
 	b.t.Helper()
 	w, err := onceq.NewWorker(b.q, onceq.WorkerConfig{
@@ -90,7 +90,7 @@ func (b *bench) drainLeasing(lease time.Duration, handlers ...onceq.Handler) {
 	require.NoError(b.t, w.Drain(b.t.Context(), 0))
 }
 
-// all gives the spans with a name, in the order in which they ended.
+// all returns the spans with a name, in the order in which they ended.
 func (b *bench) all(name string) []tracetest.SpanStub {
 	var found []tracetest.SpanStub
 	for _, s := range b.spans.GetSpans() {
@@ -136,7 +136,7 @@ type mail struct {
 
 var errBoom = errors.New("errBoom")
 
-// welcome fails without a wait between its attempts.
+// welcome does not wait between its attempts.
 var welcome = onceq.Kind[mail]{
 	Name: "welcome", Queue: "mail", MaxAttempts: 2,
 	Key:     func(m mail) string { return "welcome:" + m.To },

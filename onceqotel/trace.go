@@ -21,7 +21,7 @@ import (
 
 var system = semconv.MessagingSystemKey.String("onceq")
 
-// carry is the propagator in use. Without one that does anything, traces would silently end at each job.
+// carry returns the propagator in use. A propagator that does nothing would silently end each trace at the job.
 func (t *Telemetry) carry() propagation.TextMapPropagator {
 	if t.propagator != nil {
 		return t.propagator
@@ -32,10 +32,11 @@ func (t *Telemetry) carry() propagation.TextMapPropagator {
 	return propagation.TraceContext{}
 }
 
-// producing marks the context of a producer span. Its value says whether that is of one job.
+// producing marks the context of a producer span. Its value says whether the span is for a single job.
 type producing struct{}
 
-// BeforeEnqueue begins a producer span whose context the jobs carry. Config sets it as onceq.Config.BeforeEnqueue.
+// BeforeEnqueue begins a producer span and puts its context into the jobs. Config sets it as
+// onceq.Config.BeforeEnqueue.
 func (t *Telemetry) BeforeEnqueue(ctx context.Context, jobs []onceq.Job) (context.Context, func(error)) {
 	if len(jobs) == 0 {
 		return ctx, func(error) {}
@@ -76,8 +77,8 @@ func (t *Telemetry) BeforeEnqueue(ctx context.Context, jobs []onceq.Job) (contex
 	}
 }
 
-// Inject returns the job with the context of the span in ctx: for onceq.Queue.EnqueueInBatch, which has no
-// context of its own.
+// Inject returns the job with the context of the span in ctx. It is for onceq.Queue.EnqueueInBatch, which takes no
+// context.
 func (t *Telemetry) Inject(ctx context.Context, job onceq.Job) onceq.Job {
 	carrier := propagation.MapCarrier{}
 	t.carry().Inject(ctx, carrier)
@@ -85,8 +86,8 @@ func (t *Telemetry) Inject(ctx context.Context, job onceq.Job) onceq.Job {
 	return job
 }
 
-// added gives metadata with what the carrier has. Where that could be too much for a job it is left out: no job fails
-// for being traced.
+// added returns the metadata with the carrier's values. It leaves them out if they might make the metadata too large:
+// no job fails because it is traced.
 func added(metadata map[string]string, carrier propagation.MapCarrier) map[string]string {
 	if len(carrier) == 0 {
 		return metadata
@@ -101,7 +102,7 @@ func added(metadata map[string]string, carrier propagation.MapCarrier) map[strin
 	}
 	put(metadata)
 	put(carrier)
-	if size > onceq.MaxMetadataBytes*3/4 { // quoting in JSON differs a little
+	if size > onceq.MaxMetadataBytes*3/4 { // the size in JSON differs a little because of quoting
 		return metadata
 	}
 	return all
@@ -114,12 +115,12 @@ func queueOf(j onceq.Job) string {
 	return j.Queue
 }
 
-// Handlers returns the handlers with a consumer span around each attempt. The counters of their kinds exist from here on.
+// Handlers returns the handlers with a consumer span around each attempt. The counters of their kinds begin here.
 func (t *Telemetry) Handlers(handlers ...onceq.Handler) []onceq.Handler {
 	wrapped := make([]onceq.Handler, len(handlers))
 	for i, h := range handlers {
 		wrapped[i] = h.Wrap(t.process)
-		t.metrics.options(label{queue: h.Queue(), kind: h.Kind()}) // its counters begin
+		t.metrics.options(label{queue: h.Queue(), kind: h.Kind()}) // begins the counters
 	}
 	return wrapped
 }
@@ -133,11 +134,11 @@ func (t *Telemetry) process(ctx context.Context, leases []*onceq.Lease, next fun
 	return err
 }
 
-// errNotReturned stands for a panic, or a handler that ended its goroutine.
+// errNotReturned stands for a panic, and for a handler that ended its goroutine.
 var errNotReturned = errors.New("panic")
 
-// Start begins the consumer span of an attempt, for those who drive the loop themselves with Queue.Claim; Handlers does it
-// for the handlers of a worker. end wants what came of the work, as a handler would return it, and is called once:
+// Start begins the consumer span of an attempt in a loop of your own around Queue.Claim; for the handlers of a worker,
+// Handlers does that. Call end once, with the error that a handler would have returned:
 //
 //	leases, err := q.Claim(ctx, onceq.ClaimOptions{})
 //	for _, l := range leases {
@@ -192,18 +193,18 @@ func (t *Telemetry) Start(ctx context.Context, leases ...*onceq.Lease) (_ contex
 	}
 }
 
-// message says which job a span or a link is about.
+// message returns attributes that say which job a span or a link is about.
 func message(l *onceq.Lease) []attribute.KeyValue {
 	return []attribute.KeyValue{
 		semconv.MessagingMessageID(strconv.FormatInt(l.ID, 10)), attemptKey.Int(l.Attempt), lostKey.Int(l.Lost), tokenKey.Int64(l.Token),
 	}
 }
 
-// ours begins every text of onceq's own, wherever it stands in an error's.
+// ours is the prefix of onceq's own error texts, wherever it stands in an error's text.
 const ours = "onceq: "
 
-// fail gives a span an error. Of onceq's own it says which, and not their text, which may name a key and a scope: nor that
-// of an error which has it in its own, by whatever verb it was put there.
+// fail records an error in a span. Of onceq's own errors, and of errors whose text contains theirs, it records only the
+// type: the text may name a key and a scope.
 func fail(span trace.Span, err error) {
 	if err == nil || !span.IsRecording() {
 		return
@@ -219,8 +220,8 @@ func fail(span trace.Span, err error) {
 	span.SetStatus(codes.Error, text)
 }
 
-// errorType gives one of few values: what of onceq's an error is, the SQLSTATE of Postgres's, or the type of the innermost
-// one.
+// errorType returns one of few values: the name of onceq's error, the SQLSTATE of a Postgres error, or the type of the
+// innermost error.
 func errorType(err error) (kind string, known bool) {
 	for _, known := range []struct {
 		err  error
@@ -248,7 +249,7 @@ func errorType(err error) (kind string, known bool) {
 	}
 }
 
-// trace adds an event to the span that it belongs to: that of its context, or of the attempt under its token.
+// trace adds an event to its span: the span of its context, or of the attempt with its token.
 func (t *Telemetry) trace(ctx context.Context, e onceq.Event) {
 	span := trace.SpanFromContext(ctx)
 	switch e.Type {
@@ -267,7 +268,7 @@ func (t *Telemetry) trace(ctx context.Context, e onceq.Event) {
 	case onceq.EventCompleted, onceq.EventFailed, onceq.EventDeferred, onceq.EventSnoozed, onceq.EventReleased, onceq.EventDead,
 		onceq.EventCancelled:
 		if well := t.attempts.settled(e.Token); well.IsSampled() && onceq.IsFailure(e.Err) {
-			t.refused(well, e) // the handler was content: its transaction could not be committed, its result not stored
+			t.refused(well, e) // the handler succeeded, but its transaction was not committed or its result not stored
 		}
 	case onceq.EventHeld:
 		if e.Name == "" {
@@ -276,7 +277,7 @@ func (t *Telemetry) trace(ctx context.Context, e onceq.Event) {
 		}
 		add(span, "onceq.held", e)
 	case onceq.EventLeaseLost, onceq.EventStale:
-		if e.JobID == 0 || e.Name != "" { // of a fence, which reports in the context of its work
+		if e.JobID == 0 || e.Name != "" { // a fence's event comes with the context of its work
 			add(span, "onceq.lease_lost", e)
 			return
 		}
@@ -290,7 +291,7 @@ func (t *Telemetry) trace(ctx context.Context, e onceq.Event) {
 	}
 }
 
-// refused is a span for an outcome that was refused after its attempt's span had ended.
+// refused makes a span for an outcome that was refused after its attempt's span had ended.
 func (t *Telemetry) refused(attempt trace.SpanContext, e onceq.Event) {
 	_, span := t.tracer.Start(trace.ContextWithSpanContext(context.Background(), attempt), "settle "+e.Queue,
 		trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
@@ -320,22 +321,22 @@ func add(span trace.Span, name string, e onceq.Event) {
 	span.AddEvent(name, trace.WithAttributes(attrs...))
 }
 
-// attempts finds the span of an attempt by its token: a lease is lost in a beat, which has no context of it. It knows
-// an attempt from its begin until its outcome is reported.
+// attempts finds the span of an attempt by its token, because the beat that notices a lost lease does not have the
+// attempt's context. An attempt is kept from its begin until its outcome is reported.
 type attempts struct {
 	mu   sync.Mutex
 	all  map[int64]*attempt
-	over int // of all, those whose handler has returned
+	over int // how many of them have a handler that has returned
 }
 
 type attempt struct {
 	span   trace.Span
 	over   bool
-	failed bool // in its handler, which its span says
+	failed bool // the handler failed, and the span says so
 	lost   bool
 }
 
-// maxOver bounds the attempts whose outcome is never reported, as when the database was gone for too long.
+// maxOver bounds the attempts whose outcome is never reported, for example because the database was gone for too long.
 const maxOver = 20_000
 
 func (a *attempts) begin(leases []*onceq.Lease, span trace.Span) {
@@ -356,7 +357,7 @@ func (a *attempts) begin(leases []*onceq.Lease, span trace.Span) {
 		a.over = 0
 	}
 	for _, l := range leases {
-		a.remove(l.Token) // of a try before
+		a.remove(l.Token) // of an earlier try
 		a.all[l.Token] = &attempt{span: span}
 	}
 }
@@ -368,7 +369,7 @@ func (a *attempts) end(leases []*onceq.Lease, failed bool) {
 		switch at := a.all[l.Token]; {
 		case at == nil:
 		case at.lost:
-			a.remove(l.Token) // said already, nothing more will be
+			a.remove(l.Token) // the loss was reported; nothing more will be
 		default:
 			at.over, at.failed = true, failed
 			a.over++
@@ -376,7 +377,7 @@ func (a *attempts) end(leases []*onceq.Lease, failed bool) {
 	}
 }
 
-// settled gives the context of an attempt whose handler returned without a failure.
+// settled returns the span context of an attempt whose handler returned without an error.
 func (a *attempts) settled(token int64) (well trace.SpanContext) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -387,7 +388,7 @@ func (a *attempts) settled(token int64) (well trace.SpanContext) {
 	return well
 }
 
-// lost gives the span of a running attempt, or the context of one that is over.
+// lost returns the span of a running attempt, or the span context of one that is over.
 func (a *attempts) lost(token int64) (running trace.Span, over trace.SpanContext) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -70,7 +70,7 @@ func TestTrace_FromTheRequestOverTheProducerToEachAttempt(t *testing.T) {
 	require.Equal(t, []string{"acme", "acme"}, tenants)
 }
 
-// The trace context differs from one Enqueue to the next and is not part of what makes payloads the same.
+// The trace context differs from one Enqueue to the next and does not count when payloads are compared.
 func TestTrace_DuplicateAndMismatchAreEvents(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -114,7 +114,7 @@ func TestTrace_ManyJobsAreOneSpanAndABatchHandlerLinksAll(t *testing.T) {
 	require.EqualValues(t, 3, attrs(send)["messaging.batch.message_count"])
 	require.NotContains(t, attrs(send), "messaging.message.id")
 
-	// In the caller's own batch, of another span.
+	// In the caller's own batch, with another span.
 	ctx, request := b.trace.Tracer("test").Start(t.Context(), "request")
 	batch := &pgx.Batch{}
 	_, err = b.q.EnqueueInBatch(batch, b.tel.Inject(ctx, welcome.Job(mail{"d"})))
@@ -177,7 +177,7 @@ func TestTrace_UncertainAndReplayedAreEventsOfTheAttempt(t *testing.T) {
 	require.Equal(t, "mail", effect[len(effect)-1].Value.AsString())
 }
 
-// A beat learns that the lease is lost: the event is in the span of the attempt that runs.
+// A beat notices that the lease is lost: the event is in the span of the running attempt.
 func TestTrace_LeaseLostWhileItRuns(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -198,7 +198,7 @@ func TestTrace_LeaseLostWhileItRuns(t *testing.T) {
 	require.Empty(t, b.all("settle mail"))
 }
 
-// The handler has returned when it comes out: a span of its own below the attempt's.
+// The loss is noticed after the handler has returned: it makes a span below the attempt's.
 func TestTrace_RefusedCompletionIsASpan(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -238,7 +238,7 @@ func TestTrace_PanicEndsTheSpanAndASnoozeIsNoError(t *testing.T) {
 	require.Empty(t, attempts[1].Events)
 }
 
-// Whoever drives the loop begins the span of an attempt by hand: the same span, with the same events.
+// A loop of its own begins the same span of an attempt by hand, with the same events.
 func TestTrace_StartForALoopAroundClaim(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -284,7 +284,7 @@ func TestTrace_StartForALoopAroundClaim(t *testing.T) {
 	end(nil)
 }
 
-// A completion that is refused after the span has ended is a span below it, in a loop too.
+// In a loop too, a completion that is refused after the span has ended is a span below it.
 func TestTrace_StartAndACompletionThatIsRefused(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -300,7 +300,7 @@ func TestTrace_StartAndACompletionThatIsRefused(t *testing.T) {
 	require.Equal(t, "lease_lost", attrs(settle)["error.type"])
 }
 
-// The trace context gives way where the metadata would get too large, and the job is accepted.
+// The trace context is left out if the metadata would get too large, and the job is accepted.
 func TestTrace_NoJobFailsForBeingTraced(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -311,7 +311,7 @@ func TestTrace_NoJobFailsForBeingTraced(t *testing.T) {
 	require.Len(t, info.Metadata, 1)
 }
 
-// A hook and a BeforeEnqueue of the application's own go on being called.
+// The application's own hook and BeforeEnqueue are still called.
 func TestTrace_BesideTheApplicationsOwn(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -336,7 +336,7 @@ func TestTrace_BesideTheApplicationsOwn(t *testing.T) {
 	b.one("send default")
 }
 
-// Without a propagator anywhere it is the W3C's.
+// The default propagator is the W3C's.
 func TestTrace_PropagatorByDefault(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -348,7 +348,7 @@ func TestTrace_PropagatorByDefault(t *testing.T) {
 	require.Nil(t, tel.Inject(t.Context(), onceq.Job{}).Metadata, "no span, nothing to carry")
 }
 
-// What goes wrong after the handler has returned is a span of its own as well: a commit that is refused.
+// An error after the handler has returned is a span of its own: a commit that is refused.
 func TestTrace_AFailedCommitIsASpan(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -369,7 +369,7 @@ func TestTrace_AFailedCommitIsASpan(t *testing.T) {
 	require.Equal(t, []string{"exception"}, events(settle))
 }
 
-// A worker that runs inside a span makes traces of its attempts nevertheless.
+// Attempts of a worker that runs inside a span are traces of their own.
 func TestTrace_AttemptsAreTracesOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -384,7 +384,8 @@ func TestTrace_AttemptsAreTracesOfTheirOwn(t *testing.T) {
 	require.NotEqual(t, outer.SpanContext().TraceID(), attempt.SpanContext.TraceID())
 }
 
-// Whatever of onceq's a handler returns, wrapped or written into a text of its own: no span names the key or the scope.
+// Whichever of onceq's errors a handler returns, wrapped or as part of another text, no span names the key or the
+// scope.
 func TestTrace_NoErrorNamesAKey(t *testing.T) {
 	t.Parallel()
 	const key, scope, elsewhere = "sesame", "treasury", "cave"
@@ -447,7 +448,7 @@ func TestTrace_NoErrorNamesAKey(t *testing.T) {
 		"hidden by row security": func(ctx context.Context) error {
 			return pgx.BeginFunc(ctx, b.Pool, func(tx pgx.Tx) error {
 				role := "r_" + b.Pool.Config().ConnConfig.Database + "_" + strconv.FormatInt(onceq.LeaseFromContext(ctx).ID, 10)
-				for _, sql := range []string{ // all of it is rolled back
+				for _, sql := range []string{ // all of them are rolled back
 					`create role ` + role, `grant usage on schema onceq to ` + role,
 					`grant all on all tables in schema onceq to ` + role, `grant all on all sequences in schema onceq to ` + role,
 					`alter table onceq.job_fences enable row level security`,
@@ -471,7 +472,7 @@ func TestTrace_NoErrorNamesAKey(t *testing.T) {
 	}
 	kind := welcome
 	kind.Key, kind.MaxAttempts = nil, 1
-	names := make(map[string]string) // of errors that are wrapped, by the job's id
+	names := make(map[string]string) // of wrapped errors, by the job's id
 	var jobs []onceq.Job
 	for name := range errs {
 		for i := range wraps {
@@ -492,7 +493,7 @@ func TestTrace_NoErrorNamesAKey(t *testing.T) {
 		return wraps[n](err)
 	}))
 	kinds := make(map[string]any)
-	ran := make(map[any]bool) // more than once where somebody else is at it
+	ran := make(map[any]bool) // more than once if another holder has the job
 	for _, s := range b.all("process mail") {
 		ran[attrs(s)["messaging.message.id"]] = true
 	}
@@ -514,7 +515,7 @@ func TestTrace_NoErrorNamesAKey(t *testing.T) {
 
 }
 
-// Of an error that is the application's alone the span has the text.
+// The span has the text of an error that is the application's alone.
 func TestTrace_TheTextOfAHandlersError(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)

@@ -7,8 +7,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// driverError is an error of a driver other than pgx, together with what it says in pgx's terms, by which onceq and
-// its predicates know what happened.
+// driverError is an error of another driver than pgx, together with the same error as a *pgconn.PgError. onceq and its
+// predicates look for the latter.
 type driverError struct {
 	error
 	pg *pgconn.PgError
@@ -16,8 +16,8 @@ type driverError struct {
 
 func (e *driverError) Unwrap() []error { return []error{e.error, e.pg} }
 
-// ended is an error of a call whose context ended, together with the context's own. pgx gives both; lib/pq gives what
-// the server says of a statement that is cancelled, or what became of the connection.
+// ended is the error of a call whose context ended, together with the context's error. pgx returns both. lib/pq returns
+// only the server's error for a cancelled statement, or the error of the connection.
 type ended struct {
 	error
 	ctx error
@@ -29,7 +29,8 @@ func (e *ended) Unwrap() []error { return []error{e.error, e.ctx} }
 const queryCanceled = "57014"
 
 // recognisable puts a *pgconn.PgError into the chain of an error that comes from Postgres, and the context's error into
-// that of one that comes from its end. lib/pq's type is not named here, so that nobody gets lib/pq who does not use it.
+// the chain of an error that comes from the end of the context. It does not name lib/pq's type, so that only its users
+// depend on lib/pq.
 func recognisable(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -40,7 +41,7 @@ func recognisable(ctx context.Context, err error) error {
 		return err
 	}
 	if pg := (*pgconn.PgError)(nil); errors.As(err, &pg) && pg.Code != queryCanceled {
-		return err // what the server found before
+		return err // the server found this error before the context ended
 	}
 	return &ended{err, over}
 }
@@ -55,7 +56,7 @@ func ofPostgres(err error) error {
 		return err
 	}
 	pg = &pgconn.PgError{Code: other.SQLState(), Message: other.Error()}
-	if fields, ok := other.(interface{ Get(byte) string }); ok { // by the letters of the protocol
+	if fields, ok := other.(interface{ Get(byte) string }); ok { // by the field codes of the protocol
 		pg.Severity, pg.Message, pg.Detail, pg.Hint, pg.Where = fields.Get('S'), fields.Get('M'), fields.Get('D'), fields.Get('H'), fields.Get('W')
 		pg.SchemaName, pg.TableName, pg.ColumnName = fields.Get('s'), fields.Get('t'), fields.Get('c')
 		pg.DataTypeName, pg.ConstraintName = fields.Get('d'), fields.Get('n')

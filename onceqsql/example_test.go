@@ -14,8 +14,8 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// database gives an example a database of its own. A program opens its own with sql.Open, and makes its queue over a
-// pgxpool.Pool, on which workers run.
+// database gives an example its own database. A program opens its database with sql.Open, and makes its queue over a
+// pgxpool.Pool, on which its workers run.
 func database() (ctx context.Context, db *sql.DB, q *onceq.Queue, done func()) {
 	t := exampletb.New()
 	test := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
@@ -62,7 +62,7 @@ func ExampleTx() {
 	// the user is there already: true
 }
 
-// Without a transaction each call commits on its own.
+// Outside a transaction each call commits on its own.
 func ExampleDB() {
 	ctx, db, q, done := database()
 	defer done()

@@ -19,20 +19,21 @@ type runner interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
-// Transaction is a *sql.Tx, or what passes statements on to one as they are: a *sqlx.Tx, an *ent.Tx with the feature
-// sql/execquery, the Statement.ConnPool of a GORM transaction; of a bun.Tx the Tx inside. That it ends by Commit or
-// Rollback keeps a *sql.DB from passing for one.
+// Transaction is a *sql.Tx, or a type that passes statements on to one unchanged: a *sqlx.Tx, an *ent.Tx with the
+// feature sql/execquery, or the Statement.ConnPool of a GORM transaction. For a bun.Tx, pass the Tx inside it. Commit
+// and Rollback are in the interface so that a *sql.DB does not fit.
 type Transaction interface {
 	runner
 	Commit() error
 	Rollback() error
 }
 
-// Tx is the handle on the caller's transaction: what onceq does through it commits and rolls back with it. The caller
-// ends the transaction.
+// Tx returns a handle on the caller's transaction. What onceq does through it commits and rolls back with the
+// transaction. The caller ends the transaction.
 func Tx(tx Transaction) onceq.DB { return over("Tx", tx) }
 
-// DB is the handle on a database: each statement commits on its own, and what takes several in a transaction of its own.
+// DB returns a handle on a database. Each statement commits on its own. A call that needs several opens a transaction
+// for them.
 func DB(db *sql.DB) onceq.DB {
 	if db == nil {
 		return over("DB", nil)
@@ -40,7 +41,7 @@ func DB(db *sql.DB) onceq.DB {
 	return opener{over("DB", db), db.BeginTx}
 }
 
-// Conn is the handle on one connection, as DB is on a database. While a transaction is open on it, use Tx.
+// Conn returns a handle on one connection; it works as DB does. If a transaction is open on the connection, use Tx.
 func Conn(conn *sql.Conn) onceq.DB {
 	if conn == nil {
 		return over("Conn", nil)
@@ -53,8 +54,8 @@ func Conn(conn *sql.Conn) onceq.DB {
 	}}
 }
 
-// idle refuses a connection on which a transaction was begun by hand. To begin another one would end the caller's with
-// it in pgx, and break the connection in lib/pq.
+// idle refuses a connection on which a transaction was begun by hand. Beginning another one would end the caller's in
+// pgx, and break the connection in lib/pq.
 func idle(ctx context.Context, conn *sql.Conn) error {
 	var open bool
 	err := conn.QueryRowContext(ctx, `select set_config('onceq.open', 'on', true) is null`).Scan(&open)
@@ -62,7 +63,7 @@ func idle(ctx context.Context, conn *sql.Conn) error {
 		err = conn.QueryRowContext(ctx, `select coalesce(current_setting('onceq.open', true), '') = 'on'`).Scan(&open)
 	}
 	if err == nil && open {
-		err = &onceq.InvalidError{Field: "db", Reason: "is a connection with a transaction open; begin that with BeginTx and pass it with onceqsql.Tx"}
+		err = &onceq.InvalidError{Field: "db", Reason: "is a connection with an open transaction; begin the transaction with BeginTx and pass it with onceqsql.Tx"}
 	}
 	return err
 }
@@ -70,12 +71,12 @@ func idle(ctx context.Context, conn *sql.Conn) error {
 // handle is an onceq.DB over database/sql.
 type handle struct {
 	runner
-	err error // what every call answers: there is nothing to run on
+	err error // returned by every call if the handle is unusable
 }
 
 func over(name string, r runner) handle {
 	if v := reflect.ValueOf(r); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
-		return handle{err: &onceq.InvalidError{Field: "db", Reason: "is onceqsql." + name + "(nil); pass what is open"}}
+		return handle{err: &onceq.InvalidError{Field: "db", Reason: "is onceqsql." + name + "(nil); pass an open one"}}
 	}
 	return handle{runner: r}
 }
@@ -113,7 +114,7 @@ func (h handle) Query(ctx context.Context, query string, args ...any) (pgx.Rows,
 	return open(ctx, found, types)
 }
 
-// opener is a handle that opens transactions. That it has BeginTx is how onceq knows it is none.
+// opener is a handle that opens transactions. It has BeginTx, and so onceq knows that it is not a transaction.
 type opener struct {
 	handle
 	begin func(context.Context, *sql.TxOptions) (*sql.Tx, error)
@@ -126,7 +127,7 @@ var levels = map[pgx.TxIsoLevel]sql.IsolationLevel{
 	pgx.Serializable:    sql.LevelSerializable,
 }
 
-// BeginTx opens a transaction that has Exec, Query, Commit and Rollback, which is all that onceq asks of one.
+// BeginTx opens a transaction. It has Exec, Query, Commit and Rollback, which is all that onceq needs.
 func (o opener) BeginTx(ctx context.Context, opts pgx.TxOptions) (pgx.Tx, error) {
 	if o.err != nil {
 		return nil, o.err
@@ -138,7 +139,7 @@ func (o opener) BeginTx(ctx context.Context, opts pgx.TxOptions) (pgx.Tx, error)
 	return &transaction{handle: over("Tx", tx), tx: tx}, nil
 }
 
-// pgxOnly are the methods of a pgx.Tx that database/sql has nothing for. Nobody calls them.
+// pgxOnly supplies the methods of a pgx.Tx that have no counterpart in database/sql. They are never called.
 type pgxOnly struct{ pgx.Tx }
 
 type transaction struct {

@@ -22,7 +22,7 @@ func openStdlib(t *testing.T, db *queuetest.DB) *sql.DB {
 	return pool
 }
 
-// pgx's stdlib driver in every query mode. examples/orm has the same for lib/pq.
+// Runs with pgx's stdlib driver in every query mode. examples/orm runs the same with lib/pq.
 func TestConformance(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe,

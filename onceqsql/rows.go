@@ -11,13 +11,13 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// rows gives the rows of database/sql as pgx does.
+// rows presents the rows of database/sql as pgx.Rows.
 type rows struct {
-	ctx     context.Context // of the query, for what its end makes of an error
+	ctx     context.Context // of the query; its end explains an error
 	rows    *sql.Rows       // nil once closed
 	types   *pgtype.Map
 	columns []pgconn.FieldDescription
-	values  []any // of the current row, as the driver made them
+	values  []any // of the current row, as the driver returned them
 	n       int
 	err     error
 }
@@ -41,7 +41,7 @@ func open(ctx context.Context, found *sql.Rows, types *pgtype.Map) (*rows, error
 	return r, nil
 }
 
-// fail closes the rows, and with them the statement, for good.
+// fail closes the rows, and with them the statement, and keeps the error.
 func (r *rows) fail(err error) {
 	r.err = recognisable(r.ctx, err)
 	if r.rows != nil {
@@ -50,7 +50,7 @@ func (r *rows) fail(err error) {
 	}
 }
 
-// Close gives the error of rows that nobody read as well: drivers read them to their end.
+// Close also finds the error of rows that were not read: drivers read them to the end.
 func (r *rows) Close() {
 	if r.rows == nil {
 		return

@@ -8,10 +8,10 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// The two drivers agree on strings, byte slices and nulls, and on little else: lib/pq takes no slices and no pointers,
-// pgx in its simple protocol wants to know an argument's type. So every argument goes out as the text that Postgres
-// reads; onceq's statements name the type of each parameter. Bytes go as they are, because lib/pq would encode
-// the text of a bytea once more.
+// encode prepares arguments for both drivers. They agree on strings, byte slices and nulls, and on little else: lib/pq
+// takes no slices and no pointers, and pgx's simple protocol needs to know an argument's type. So encode turns each
+// argument into the text that Postgres reads; onceq's statements name the type of each parameter. Bytes stay as they
+// are, because lib/pq would encode the text of a bytea again.
 func encode(types *pgtype.Map, args []any) ([]any, error) {
 	out := make([]any, len(args))
 	for i, arg := range args {
@@ -26,7 +26,7 @@ func encode(types *pgtype.Map, args []any) ([]any, error) {
 		default:
 			t, ok := types.TypeForValue(arg)
 			if !ok {
-				return nil, fmt.Errorf("onceqsql: argument $%d is a %T, which Postgres has no type for", i+1, arg)
+				return nil, fmt.Errorf("onceqsql: argument $%d is a %T, and Postgres has no type for it", i+1, arg)
 			}
 			text, err := types.Encode(t.OID, pgtype.TextFormatCode, arg, nil)
 			if err != nil {
@@ -42,8 +42,8 @@ func encode(types *pgtype.Map, args []any) ([]any, error) {
 
 const timestamp = "2006-01-02 15:04:05.999999Z07:00"
 
-// decode is the way back: what a driver made of a column is turned into the text that it came from, and that is read as
-// pgx would have. Bytes are left, in what Postgres calls the binary format.
+// decode reverses encode. It turns a driver's value of a column back into the text that Postgres sent, and pgx reads
+// that. Bytes stay as they are; Postgres calls that the binary format.
 func decode(v any, oid uint32) (raw []byte, format int16) {
 	switch v := v.(type) {
 	case nil:

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// An argument's text is read as what it was. Strings and bytes go as they are.
+// An argument's text reads back as the same value. Strings and bytes stay as they are.
 func FuzzEncode_IsReadAsItWas(f *testing.F) {
 	f.Add("", []byte(nil), int64(0), 0.0, false)
 	f.Add(`{"a\",null}`, []byte("\x00\xff"), int64(math.MinInt64), math.Inf(-1), true)
@@ -19,7 +19,7 @@ func FuzzEncode_IsReadAsItWas(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string, bytes []byte, n int64, float float64, truth bool) {
 		types := pgtype.NewMap()
 		at := moment(n)
-		list := []string{strings.ToValidUTF8(text, "x"), "", "NULL", strings.ToValidUTF8(string(bytes), "x")} // pgx reads an array by its characters
+		list := []string{strings.ToValidUTF8(text, "x"), "", "NULL", strings.ToValidUTF8(string(bytes), "x")} // pgx parses an array by characters
 		out, err := encode(types, []any{
 			text, bytes, n, float, truth, at, list, []int64{n, 0}, []int32{int32(n)}, []bool{truth},
 			[]time.Time{at}, [][]byte{bytes, {}}, nil, (*string)(nil), (*int64)(nil), []string(nil), []string{}, int16(n), int32(n), &n,
@@ -56,7 +56,7 @@ func FuzzEncode_IsReadAsItWas(f *testing.F) {
 	})
 }
 
-// read gives what pgx makes of an argument's text.
+// read returns what pgx reads from an argument's text.
 func read[T any](t *testing.T, types *pgtype.Map, text any) (v T) {
 	t.Helper()
 	kind, ok := types.TypeForValue(v)
@@ -66,13 +66,13 @@ func read[T any](t *testing.T, types *pgtype.Map, text any) (v T) {
 	return v
 }
 
-// moment gives a time that Postgres's text can have: in microseconds, of the years 1 to 9999.
+// moment returns a time that Postgres's text can express: in microseconds, of the years 1 to 9999.
 func moment(n int64) time.Time {
 	const first, last = -62_135_596_800_000_000, 253_402_300_799_999_999
 	return time.UnixMicro(first + int64(uint64(n)%(last-first+1))).UTC()
 }
 
-// What a driver made of a column is read as what stood there.
+// A driver's value of a column reads back as what was in the column.
 func FuzzDecode_IsReadAsItWas(f *testing.F) {
 	f.Add("", []byte(nil), int64(0), 0.0, false)
 	f.Add(`{"a":1}`, []byte("\x00\xff"), int64(math.MinInt64), math.Inf(1), true)

@@ -1,5 +1,5 @@
-// Example runs one job under OpenTelemetry: it prints the spans as they end, with what links them, and what Prometheus
-// would scrape.
+// Example runs one job under OpenTelemetry. It prints the spans and their links as they end, and what Prometheus would
+// scrape.
 package main
 
 import (
@@ -41,7 +41,7 @@ func main() {
 	defer pool.Close()
 	check(pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error { return migrations.Up(ctx, c.Conn(), "onceq") }))
 
-	// As in any service; a real one exports spans over OTLP.
+	// A real service exports its spans over OTLP.
 	registry := prometheus.NewRegistry()
 	exporter, err := otelprom.New(otelprom.WithRegisterer(registry), otelprom.WithoutScopeInfo())
 	check(err)
@@ -67,7 +67,7 @@ func main() {
 
 	w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, tel.Handlers(
 		welcome.Handle(func(ctx context.Context, l *onceq.Lease, m mail) error {
-			// Spans that the handler makes with ctx are children of its attempt's.
+			// Spans that the handler makes with ctx are children of the attempt's span.
 			_, span := tracing.Tracer("app").Start(ctx, "smtp")
 			span.End()
 			return nil
@@ -89,7 +89,7 @@ func main() {
 	}
 }
 
-// printer stands for an exporter.
+// printer stands in for an exporter.
 type printer struct{}
 
 func (printer) ExportSpans(_ context.Context, spans []sdktrace.ReadOnlySpan) error {

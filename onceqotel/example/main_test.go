@@ -12,7 +12,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// The program prints what stands behind "// Output:" at its end.
+// The program prints the text after "// Output:" at its end.
 func TestExample(t *testing.T) {
 	t.Parallel()
 	source, err := os.ReadFile("main.go")
