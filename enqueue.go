@@ -207,7 +207,7 @@ func chunk(all []encoded, places []int) (part, rest []int) {
 	return places, nil
 }
 
-// Pending is an enqueue that is part of a batch. Its Result is known once the batch was sent.
+// Pending is a job that is enqueued in a batch. Its Result is known once the batch's results have been closed.
 type Pending struct {
 	q        *Queue
 	job      Job

@@ -113,10 +113,10 @@ func (e *DuplicateError) Is(target error) bool { return target == ErrDuplicate }
 // and the caller's transaction stays usable. It matches ErrMismatch.
 type MismatchError struct {
 	Scope, Key string
-	Existing   Result // the first job; ID is 0 for a fence outside jobs
+	Existing   Result // the job that has the key; ID is 0 for a fence outside jobs
 
-	Kind         string // of the job that was refused; empty outside jobs
-	ExistingKind string // of the first job
+	Kind         string // of the job that was refused; empty for a fence outside jobs
+	ExistingKind string // of the job that has the key
 
 	// Differ lists up to ten members in which the payloads differ, as paths that Postgres can read too: $.lines[2].price.
 	// It contains no values. It is empty if the kinds differ, or if the members are not known; Detail then says why.
@@ -180,9 +180,9 @@ func (e *LeaseError) Is(target error) bool { return target == ErrLeaseLost }
 
 // InFlightError says that somebody else is doing this work right now. Try again after RetryAfter. It matches ErrInFlight.
 type InFlightError struct {
-	Scope, Key string    // outside jobs
-	JobID      int64     // of an effect of a job
-	Effect     string    // the same: its name
+	Scope, Key string    // of a fence outside jobs
+	JobID      int64     // of a job's effect
+	Effect     string    // the name of that effect
 	Until      time.Time // the holder's lease ends then, by the database's clock
 	RetryAfter time.Duration
 }
@@ -197,9 +197,9 @@ func (e *InFlightError) Is(target error) bool { return target == ErrInFlight }
 // UncertainError says that an effect may or may not have happened, and why. The policy decides what the next run does. It
 // matches ErrUncertain and everything that Err matches.
 type UncertainError struct {
-	Scope, Key string // outside jobs
-	JobID      int64  // of an effect of a job
-	Effect     string // the same: its name
+	Scope, Key string // of a fence outside jobs
+	JobID      int64  // of a job's effect
+	Effect     string // the name of that effect
 	Detail     string
 	Err        error // what fn returned; nil if an earlier run left the outcome unknown
 }
@@ -217,9 +217,9 @@ func (e *UncertainError) Unwrap() error { return e.Err }
 // HeldError says that an uncertain effect waits for a person: see Queue.Resolve. A handler should return it unchanged; the
 // job then waits in the history as StateHeld. It matches ErrHeld.
 type HeldError struct {
-	Scope, Key string // outside jobs
-	JobID      int64  // of an effect of a job
-	Effect     string // the same: its name
+	Scope, Key string // of a fence outside jobs
+	JobID      int64  // of a job's effect
+	Effect     string // the name of that effect
 	Detail     string
 }
 
@@ -283,7 +283,7 @@ type notBegunError struct{ error }
 
 func (e *notBegunError) Unwrap() error { return e.error }
 
-// PanicError is the error of an attempt whose handler panicked.
+// PanicError is the error of an attempt whose handler panicked. It records the panic's value and the stack.
 type PanicError struct {
 	Value any
 	Stack []byte

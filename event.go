@@ -36,7 +36,7 @@ const (
 	EventBackground EventType = "background_error"
 )
 
-// Event is one thing that happened. Fields that do not apply are zero. It never carries a payload or a result.
+// Event is one thing that happened. Fields that do not apply are zero. An event never carries a payload or a result.
 type Event struct {
 	Type    EventType
 	Queue   string

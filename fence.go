@@ -117,8 +117,8 @@ type FenceSpec struct {
 	Policy Policy
 }
 
-// Fence is a handle on one key outside jobs. The first caller who claims it may do the work. A Fence holds no state: any
-// number of them for one key may exist in any number of processes.
+// Fence is a handle on the fence of one key outside jobs. The first caller who claims it may do the work. A Fence holds no
+// state: any number of them for one key may exist in any number of processes.
 type Fence struct {
 	q           *Queue
 	db          DB // where statements run if the caller gives no db; never a caller's transaction

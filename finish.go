@@ -39,7 +39,8 @@ type outcome struct {
 }
 
 // SetResult stores a result with the completion: a duplicate of the same key inside its window gets it. v is encoded as
-// JSON now; the limit is MaxResultBytes. Without a key, the result can be read only from the history.
+// JSON now; the limit is MaxResultBytes. Without a key, the result can be read only from the history (Kind.Keep,
+// Queue.Get).
 func (l *Lease) SetResult(v any) error {
 	raw, err := encodeResult(v)
 	if err != nil {
@@ -75,9 +76,9 @@ var errInTx = errors.New("onceq: the worker ends this job with the handler's tra
 // fails, and Complete returns a *LeaseError. With a nil db it runs in a transaction of its own. EventCompleted is reported
 // when the statement has run: the caller's transaction may still roll back, and the job then runs again.
 //
-// Because of this statement, or of what follows it up to the commit, Postgres may want the transaction run again
-// (IsRetryable). If the handler returns that error, the worker runs the handler again at once, up to ten times, before it
-// counts as an error. At repeatable read and serializable this happens whenever the worker has extended the lease after the
+// Postgres may want the transaction run again (IsRetryable), because of this statement or of what follows it up to the
+// commit. If the handler returns that error, the worker runs the handler again at once, up to ten times, before it counts
+// as an error. At repeatable read and serializable this happens whenever the worker has extended the lease after the
 // transaction's snapshot, because that changes the job's row; it does so every third of the lease. The worker then leaves
 // the row alone for twice the time that the handler has taken, so that the next run succeeds; if the worker's process dies
 // meanwhile, the job comes back that much later. With Lock as the transaction's first statement there is no such conflict.

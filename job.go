@@ -54,10 +54,10 @@ func (p Priority) String() string {
 	return fmt.Sprintf("Priority(%d)", int(p))
 }
 
-// MarshalText gives the priority's name, also in JSON.
+// MarshalText returns the priority's name. It is used for JSON too.
 func (p Priority) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
-// UnmarshalText takes a priority's name.
+// UnmarshalText reads a priority's name.
 func (p *Priority) UnmarshalText(text []byte) error {
 	for _, known := range []Priority{PriorityHigh, PriorityNormal, PriorityLow} {
 		if known.String() == string(text) {

@@ -68,7 +68,7 @@ type Kind[P any] struct {
 // or loses the database; but nothing ends a handler that hangs.
 const NoTimeout time.Duration = -1
 
-// Job returns the job for a payload, ready for Enqueue. Before that you may change what should differ from the kind.
+// Job returns the job for a payload, ready for Enqueue. Change what should differ from the kind before you enqueue it.
 func (k *Kind[P]) Job(payload P) Job {
 	j := Job{
 		Kind: k.Name, Payload: payload, Queue: k.Queue, Window: k.Window, Priority: k.Priority,

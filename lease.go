@@ -21,7 +21,7 @@ import (
 // DefaultLease is how long a lease lasts without an extension.
 const DefaultLease = 30 * time.Second
 
-// DefaultMaxLost is how many leases of one job may run out before it is dead.
+// DefaultMaxLost is how many leases of one job may run out until the job is dead.
 const DefaultMaxLost = 5
 
 const maxMaxLost = math.MaxInt16 // the largest number that the column holds
@@ -34,8 +34,8 @@ type Lease struct {
 	Kind        string
 	Queue       string
 	Scope, Key  string          // empty for a job without a key
-	Payload     json.RawMessage // nil where the payload is bytes
-	Bytes       []byte          // nil where the payload is JSON
+	Payload     json.RawMessage // nil if the payload is bytes
+	Bytes       []byte          // nil if the payload is JSON
 	Metadata    map[string]string
 	Priority    Priority
 	Attempt     int // 1 for the first; counts failures, not lost leases

@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Resolution is a person's decision about work whose outcome is unknown.
+// Resolution is a person's decision about work whose outcome is unknown: Applied or NeverApplied.
 type Resolution struct {
 	state  fenceState
 	result any
@@ -199,9 +199,9 @@ select f.scope, f.key, case f.state when ` + sqlCompleted + ` then 'completed' w
  where f.state in (` + sqlClaimed + `, ` + sqlUncertain + `, ` + sqlCompleted + `, ` + sqlHeld + `) and f.job_id = $1::bigint
  order by f.key`
 
-// Effects lists the effects of a job by name; after Reschedule, those of the present run. Effects of a finished job are
-// listed until a Reaper has removed them. Effects that were certainly not applied are not listed. Effects is quick while
-// the job is live or in the history; otherwise it searches the effects of every queue.
+// Effects lists the effects of a job, sorted by name; after Reschedule, only those that were begun since. Effects of a
+// finished job are listed until a Reaper has removed them. Effects that were certainly not applied are not listed. Effects
+// is quick while the job is live or in the history; otherwise it searches the effects of every queue.
 func (q *Queue) Effects(ctx context.Context, db DB, jobID int64) ([]EffectInfo, error) {
 	if err := q.identify(ctx, db); err != nil {
 		return nil, err
