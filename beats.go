@@ -12,18 +12,19 @@ import (
 	"github.com/onceq/onceq/internal/lazytx"
 )
 
-// beats keep what this worker holds: they extend leases, end what is lost or cancelled, and give up handlers that do not return.
+// beats keeps what this worker holds: it extends leases, ends handlers whose lease is lost or whose job is cancelled, and
+// gives up handlers that do not return.
 type beats struct {
 	q     *Queue
 	id    int64           // of the run
 	db    *pgxpool.Pool   // one connection, for beats only
-	lease time.Duration   // by which leases are extended
-	ctx   context.Context // as for writing outcomes: ends when Run has waited enough
+	lease time.Duration   // how long leases are extended for
+	ctx   context.Context // the outbox's: ends when Run has waited long enough
 	tasks *taskSet
 	watch *poolWatch
 }
 
-// loop extends what is held for longer than a third of the lease, and ends what is lost or cancelled.
+// loop extends each lease a third of a lease after its claim or its latest extension, and ends what is lost or cancelled.
 func (b *beats) loop(stop <-chan struct{}) {
 	ticker := time.NewTicker(max(200*time.Millisecond, b.lease/12))
 	defer ticker.Stop()
@@ -65,8 +66,8 @@ func (b *beats) once() {
 	for _, h := range late {
 		b.leave(h, now)
 	}
-	// No beat has come through for a whole lease: the database may have given the jobs away. A clock of this
-	// process can only say so much, but handlers that go on would work for nothing.
+	// No beat has succeeded for a whole lease: the database may have given the jobs to others. This process's clock cannot
+	// prove that, but handlers that continue would probably work for nothing.
 	for _, t := range expired {
 		b.tasks.lose(t, "extend", EventLeaseLost)
 	}
@@ -81,7 +82,7 @@ func (b *beats) once() {
 			leases[i], running[i] = t.lease, !t.since.IsZero()
 		}
 		b.tasks.mu.Unlock()
-		// Not cut off by the shutdown: outcomes are still to be written, and handlers may take a while to return.
+		// The shutdown does not end this: outcomes are still to be written, and handlers may take a while to return.
 		ctx, cancel := context.WithTimeout(b.ctx, b.lease/3)
 		began := time.Now()
 		answers, err := b.q.beat(ctx, b.db, leases, running, b.lease)
@@ -94,7 +95,7 @@ func (b *beats) once() {
 		for i, t := range chunk {
 			a := answers[i]
 			b.tasks.mu.Lock()
-			// Gone also where the handler has completed the job by itself, and goes on.
+			// The row is also gone if the handler has completed the job itself and is still running.
 			byHandler := t.lease.completedItself()
 			finishing := t.finishing || byHandler
 			var cancelled *handlerContext
@@ -116,8 +117,8 @@ func (b *beats) once() {
 	}
 }
 
-// overdue gives, once, for how long a handler has not returned since its context ended, where that is a lease. From then on
-// its own lease is not extended. The caller holds tasks.mu.
+// overdue returns how long ago a handler's context ended if it has not returned for a whole lease since, and otherwise 0.
+// It does so only once for a handler; from then on the handler's lease is not extended. The caller holds tasks.mu.
 func (b *beats) overdue(t *task, now time.Time) time.Duration {
 	if t.ctx == nil || t.since.IsZero() || t.finishing || t.late || now.Sub(t.since) < b.lease {
 		return 0
@@ -132,27 +133,27 @@ func (b *beats) overdue(t *task, now time.Time) time.Duration {
 	return now.Sub(ended)
 }
 
-// lateHandler is one that does not return.
+// lateHandler is a handler that does not return.
 type lateHandler struct {
 	lease *Lease
 	tx    *lazytx.Tx // nil for none
 	since time.Time
-	over  time.Duration // since its context ended, when that was noticed
+	over  time.Duration // how long ago its context had ended when this was noticed
 }
 
-// leave says that a handler is not waited for any more, and takes what its transaction keeps.
+// leave gives up a handler: it logs that, and closes the connection of its transaction.
 func (b *beats) leave(h lateHandler, now time.Time) {
 	if h.tx != nil {
 		h.tx.GiveUp()
 	}
-	b.q.log.Error("onceq: a handler does not return although its context has ended; it must, or it keeps one of its queue's slots."+
-		" Its lease is not extended any more, so its job goes to another worker where it is not done",
+	b.q.log.Error("onceq: a handler does not return although its context has ended; make it return then, because it occupies one of its queue's slots."+
+		" Its lease is no longer extended, so if the job is not finished, another worker gets it",
 		slog.String("kind", h.lease.Kind), slog.Int64("job", h.lease.ID),
 		slog.Duration("running", now.Sub(h.since).Round(time.Millisecond)), slog.Duration("context_ended_ago", h.over.Round(time.Millisecond)))
 }
 
-// pingLoop keeps live handlers' transactions from being taken for frozen ones, where they last longer than a third
-// of the lease. It waits for nobody, so that handlers and beats do not wait for each other.
+// pingLoop keeps the server from taking live handlers' transactions for frozen ones when they last longer than a third of
+// the lease. It has a goroutine of its own, so that pings and beats do not wait for each other.
 func (b *beats) pingLoop(stop <-chan struct{}) {
 	ticker := time.NewTicker(max(200*time.Millisecond, b.lease/12))
 	defer ticker.Stop()

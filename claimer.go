@@ -9,58 +9,61 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// What one claimer for all queues of a process would be, in terms of what is here. Nothing but the claimer changes: slots,
-// executor, outbox and beats know no claimer, and the cursor, the pace and the quarantine of a queue are data in its feed.
+// What one claimer for all queues of a process would be, in terms of the types here. Only the claimer changes: slots,
+// executor, outbox and beats do not know the claimer, and the cursor, the pace and the quarantine of a queue are data in
+// its feed.
 //
-//   - A claimer has a list of feeds in place of one, and one goroutine. All slots signal the same channel (slots.room), and
-//     waitRoom gives the feeds that have room, by want, which decides for one feed and waits for nothing.
-//   - One look over all feeds asks, for each queue: is something due behind the places of its cursor, and when is the next
-//     delayed job due (nextDue for many queues)? It is what an idle process sends, at an interval that goes with its cost.
-//     A notification for a queue marks its feed as due without asking.
-//   - One statement claims from the feeds that are due and have room: position gets a queue and claim a limit for each, and
-//     a lease comes back with its queue. Each feed's cursor is told its part (cursor.claimed), as it is today. Which feed
-//     comes first moves on with each claim, as lowestEvery does for priorities.
+//   - A claimer has a list of feeds instead of one, and one goroutine. All slots signal the same channel (slots.room), and
+//     waitRoom returns the feeds that have room. It uses want, which decides for one feed and waits for nothing.
+//   - One query over all feeds asks two things for each queue: is something due after the positions of its cursor, and when
+//     is the next delayed job due (nextDue for many queues)? This is what an idle process sends, at an interval that
+//     depends on its cost. A notification for a queue marks its feed as due without asking.
+//   - One statement claims from the feeds that are due and have room: position gets a queue, claim gets a limit for each
+//     queue, and a lease comes back with its queue. Each feed's cursor is told its part (cursor.claimed), as it is today.
+//     Each claim begins with another feed, as lowestEvery does for priorities.
 //   - The turn to rescan is one row for the schema. A rescan goes over the queues that its worker serves, page by page, and
-//     each feed's cursor and quarantine are told theirs.
-//   - The quarantine starts one job at a time in a process already (quarantineTurn): the claimer asks once for all feeds.
-//   - It announces itself with one row, not with one for each queue, and Enqueue names the worker that it wakes: the
-//     listener passes on what names its run. One listener serves all runs over a pool, by channel and id.
-//   - Drain needs no lock then: draining is a budget and a count.
+//     each feed's cursor and quarantine are told their part.
+//   - The quarantine already starts only one job at a time in a process (quarantineTurn): the claimer asks once for all
+//     feeds.
+//   - The claimer announces itself with one row instead of one for each queue, and Enqueue names the worker that it wakes:
+//     the listener passes on the notifications that name its run. One listener serves all runs over a pool, by channel and
+//     id.
+//   - Drain then needs no lock: draining is a budget and a count.
 
 // claimer decides what is claimed for one queue, and when. One goroutine runs it, by loop or by drain, and only that
-// uses the fields, except wake.
+// goroutine uses the fields, except wake.
 type claimer struct {
 	q        *Queue
 	w        *Worker       // its handlers' kinds, lease and poll interval
-	id       int64         // of the run, which is its name among the waiters
+	id       int64         // of the run, by which waiters knows it
 	db       *pgxpool.Pool // the worker's own
 	exec     *executor     // gets what was claimed
 	listener *listener
 
 	feed      *feed
 	announced announcement
-	fails     int           // claims in a row
-	wake      chan struct{} // holds one: look again. Anybody may send
+	fails     int           // failed claims in a row
+	wake      chan struct{} // holds one: look for jobs again. Anybody may send
 }
 
-// feed is what a claimer knows of its queue. Only the claimer's goroutine uses it, except the counts in slots.
+// feed is what a claimer knows about its queue. Only the claimer's goroutine uses it, except the counts in slots.
 type feed struct {
 	queue      string
 	slots      *slots
-	reserved   int64 // of slots.outstanding: for the claim that is on its way
+	reserved   int64 // the part of slots.outstanding that is for the claim under way
 	pace       pace
 	cursor     cursor
 	quarantine quarantine
-	claimedAt  time.Time       // the end of the latest claim
-	found      time.Time       // of the latest that found something
-	unknown    map[string]bool // kinds that the log has named, for which there is no handler
+	claimedAt  time.Time       // when the latest claim ended
+	found      time.Time       // when the latest claim that found something ended
+	unknown    map[string]bool // kinds without a handler that the log has named
 }
 
 func newClaimer(w *Worker, id int64, db *pgxpool.Pool, exec *executor, listener *listener, s *slots) *claimer {
 	f := &feed{queue: s.queue, slots: s, pace: pace{ahead: w.ahead}, cursor: newCursor(), unknown: make(map[string]bool)}
 	for _, h := range w.handlers {
 		if h.maxLost == 1 {
-			f.pace.ahead = 0 // a kind's first lost lease is its last, and only what was started may lose one
+			f.pace.ahead = 0 // the first lost lease makes the job dead, so only a job that was started may lose one
 		}
 	}
 	return &claimer{q: w.q, w: w, id: id, db: db, exec: exec, listener: listener, feed: f, wake: make(chan struct{}, 1)}
@@ -116,15 +119,15 @@ func (c *claimer) loop(ctx context.Context) {
 
 // want is what is worth claiming for a queue.
 type want struct {
-	n     int           // jobs, or what one in quarantine takes
-	one   bool          // one of the quarantine, before anything else
-	low   int64         // below this many outstanding jobs; only then is it worth it
-	again time.Duration // if not now, look again then at the latest
+	n     int           // how many jobs, or the room that one in quarantine takes
+	one   bool          // one job in quarantine, before anything else
+	low   int64         // a claim is worth it only when at most this many jobs are outstanding
+	again time.Duration // if not now, decide again after this time at the latest
 	now   bool
 }
 
-// want decides how many jobs to claim for a feed, and reserves them where its handlers hold connections. While there is
-// more than it can take, it wants a quarter of its room at a time, or claims every few milliseconds.
+// want decides how many jobs to claim for a feed, and reserves them if its handlers hold connections. While there are more
+// jobs than the feed can take, it waits until a quarter of its limit is free, or claims every few milliseconds.
 func (c *claimer) want(f *feed) want {
 	const patience = 5 * time.Millisecond
 	s := f.slots
@@ -141,7 +144,7 @@ func (c *claimer) want(f *feed) want {
 	waited := now.Sub(f.claimedAt)
 	switch {
 	case w.one:
-		limit, need = int64((usable-1)*s.width), 0 // the next slot is its own
+		limit, need = int64((usable-1)*s.width), 0 // the job gets the next slot for itself
 	case f.cursor.full && waited < patience:
 		need = max(1, limit/4)
 	}
@@ -156,7 +159,7 @@ func (c *claimer) want(f *feed) want {
 	}
 	switch {
 	case s.pooled:
-		w.again = 20 * time.Millisecond // the application gives connections back without a word
+		w.again = 20 * time.Millisecond // nothing tells when the application gives a connection back
 	case need <= 1:
 		w.again = time.Second
 	default:
@@ -165,8 +168,8 @@ func (c *claimer) want(f *feed) want {
 	return w
 }
 
-// waitRoom waits until it is worth claiming and gives how many jobs, or that it is the turn of one in quarantine; 0 when
-// ctx has ended.
+// waitRoom waits until it is worth claiming, and returns how many jobs to claim, or that it is the turn of a job in
+// quarantine. It returns 0 when ctx has ended.
 func (c *claimer) waitRoom(ctx context.Context) (n int, one bool) {
 	s := c.feed.slots
 	for {
@@ -185,7 +188,7 @@ func (c *claimer) waitRoom(ctx context.Context) (n int, one bool) {
 	}
 }
 
-// unreserve gives back what want reserved: what was claimed is outstanding by now.
+// unreserve gives back what want reserved: by now, what was claimed counts as outstanding.
 func (c *claimer) unreserve() {
 	if n := c.feed.reserved; n > 0 {
 		c.feed.reserved = 0
@@ -194,17 +197,17 @@ func (c *claimer) unreserve() {
 	}
 }
 
-// pace is how fast a queue's handlers return, and so how many jobs are worth having ahead of a free slot.
+// pace is how fast a queue's handlers return, and so how many jobs are worth claiming before a slot is free for them.
 type pace struct {
-	ahead      time.Duration // for how long they may wait for one
-	rate       float64       // handlers that return in a second
-	counted    int64         // returned, when rate was last taken
+	ahead      time.Duration // how long they may wait for a slot
+	rate       float64       // how many handlers return in a second
+	counted    int64         // slots.returned when rate was last measured
 	countedAt  time.Time
-	workedOn   int64 // jobs and
-	workedUpTo int64 // nanoseconds that do not count any more
+	workedOn   int64 // jobs, and
+	workedUpTo int64 // nanoseconds, that no longer count
 }
 
-// prefetch is how many jobs to claim beyond those that have a slot.
+// prefetch is how many jobs to claim in addition to those that have a slot.
 func (p *pace) prefetch(s *slots, now time.Time) int64 {
 	if d := now.Sub(p.countedAt); d > 2*time.Millisecond {
 		returned := s.returned.Load()
@@ -214,14 +217,14 @@ func (p *pace) prefetch(s *slots, now time.Time) int64 {
 	return min(maxPrefetch, int64(min(p.rate, p.could(s))*p.ahead.Seconds()))
 }
 
-// could is how many handlers could return in a second, as long as they took so far on average: some long ones that end
-// together are no reason to claim ahead.
+// could is how many handlers could return in a second if they took as long as they have on average. Without it, a few long
+// handlers that end together would look like a high rate.
 func (p *pace) could(s *slots) float64 {
 	worked, returned := s.worked.Load(), s.returned.Load()
 	if returned < 100 {
-		return 0 // too few to say
+		return 0 // too few to tell
 	}
-	// Of late only.
+	// Only recent handlers count.
 	if returned-p.workedOn > 1000 {
 		p.workedUpTo, p.workedOn = p.workedUpTo+(worked-p.workedUpTo)/2, p.workedOn+(returned-p.workedOn)/2
 	}
@@ -235,7 +238,8 @@ func (c *claimer) claim(ctx context.Context, n int) (int, error) {
 	began := time.Now()
 	from, how := f.cursor.begin(began)
 	ask := claim{queue: f.queue, kinds: c.w.kinds, limit: n, lease: c.w.lease, from: from}
-	// Not cut off by the shutdown: a claim that commits while nobody listens leaves leases to run out.
+	// The shutdown does not end this: a claim that commits while nobody waits for its answer leaves leases that have to run
+	// out.
 	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.w.lease)
 	leases, err := c.q.claim(unbroken, c.db, &ask, claimJobs, append(ask.args(), max(0, int64(s.count*s.width)-s.outstanding.Load()+f.reserved))...)
 	cancel()
@@ -255,9 +259,9 @@ func (c *claimer) claim(ctx context.Context, n int) (int, error) {
 	return len(leases), nil
 }
 
-// rest waits for work: a few short pauses first, because work rarely comes alone; then it announces that it
-// waits, looks once more, and waits for a notification, the next delayed job or the poll interval. It says
-// whether a notification ended it.
+// rest waits for work: a few short pauses first, because jobs rarely come one at a time; then it announces that it waits,
+// looks once more, and waits for a notification, the next delayed job or the poll interval. It reports whether a
+// notification ended the wait.
 func (c *claimer) rest(ctx context.Context, pause time.Duration) bool {
 	if time.Since(c.feed.found) < quietBefore {
 		return c.nap(ctx, min(pause, quietBefore))
@@ -272,7 +276,7 @@ func (c *claimer) rest(ctx context.Context, pause time.Duration) bool {
 			return false // a job may have been committed just before the announcement
 		} else if ctx.Err() == nil {
 			c.q.fails(c.id, workAnnounce, c.feed.queue, err)
-			c.announced.at = time.Now() // not with every poll
+			c.announced.at = time.Now() // not again with every poll
 		}
 	}
 	poll := c.w.poll
@@ -282,7 +286,8 @@ func (c *claimer) rest(ctx context.Context, pause time.Duration) bool {
 		}
 	}
 	wait := poll*9/10 + rand.N(max(1, poll/5))
-	// Soon after the announcement: for producers that had just seen that nobody waits, and for transactions that had.
+	// Soon after the announcement it looks again: a producer may just have seen that nobody waits, and so may a transaction
+	// that is still open.
 	for _, look := range [...]time.Duration{quietFor + time.Millisecond, 3 * quietFor, 9 * quietFor} {
 		if announced := time.Since(c.announced.at); announced < look {
 			wait = min(wait, look-announced)
@@ -309,7 +314,7 @@ func (c *claimer) nap(ctx context.Context, d time.Duration) (woken bool) {
 	return false
 }
 
-// rouse ends the claimer's nap, or the next one. Anybody may call it.
+// rouse ends the claimer's present nap, or the next one. Anybody may call it.
 func (c *claimer) rouse() {
 	select {
 	case c.wake <- struct{}{}:
@@ -317,8 +322,8 @@ func (c *claimer) rouse() {
 	}
 }
 
-// nextDue is how long it takes until the next delayed job is due, of those that were not due yet when the last claim
-// began: one may have become so since.
+// nextDue is how long it takes until the next delayed job is due. It looks at the jobs that were not due when the last
+// claim began, because one of them may have become due since.
 func (c *claimer) nextDue(ctx context.Context) (time.Duration, bool) {
 	const next = `
 select (extract(epoch from min(j.run_at) - statement_timestamp()) * 1000000)::bigint

@@ -5,58 +5,62 @@ import (
 	"time"
 )
 
-// A cursor says where the next claim of a queue begins. The jobs of one priority stand in the order of (due time, id):
+// A cursor says where the next claim of a queue begins. The jobs of one priority are in the order of (due time, id):
 //
 //	beginning               position - overlap          position            now
 //	    |------- rescan -------------|------ overlap -------|---- claims ------|
 //
-// Claims take what is due behind the position and move it on. So the dead entries of what was claimed cost nothing, even
-// while an old snapshot keeps vacuum from removing them. What is before the position and nobody holds is found again:
+// Claims take what is due after the position and move the position forward. So the dead entries of claimed jobs cost
+// nothing, even while an old snapshot keeps vacuum from removing them. Jobs before the position that nobody holds are found
+// again:
 //
-//   - A job is due from its statement on and not from its commit, so jobs appear in the overlap. A claim that looks begins at
-//     its start. In a priority that is caught up (the latest claim came to its end) every claim looks; in one that is not
-//     (there is a backlog), claims look at intervals of at least 50 times what that costs.
-//   - While a snapshot is held, a look steps over every job that was done there. So the overlap goes no further back than
-//     the recent jobs. It is taken whole at intervals of a second or of 50 times what that costs, unless this worker has
-//     just rescanned everything.
-//   - What was committed later still, and expired leases, are the rescan's (rescan.go): at intervals, by one worker of
-//     the queue, it brings jobs that nobody holds to the position, and finds those for the quarantine (quarantine.go).
+//   - A job is due from its Enqueue statement and not from its commit, so jobs appear in the overlap. A claim that looks
+//     back begins at the start of the overlap. In a priority that is caught up (the latest claim came to its end) every
+//     claim looks back; in one that is not (there is a backlog), claims look back at intervals of at least 50 times what
+//     that costs.
+//   - While an old snapshot is held, looking back steps over every job that was done in the overlap. So it goes no further
+//     back than the recent jobs. The whole overlap is searched at intervals of a second or of 50 times what that costs,
+//     unless this worker has just rescanned everything.
+//   - The rescan (rescan.go) finds jobs that were committed even later, and expired leases. At intervals one worker of the
+//     queue brings jobs that nobody holds to the position, and finds those for the quarantine (quarantine.go).
 //
-// What moves a position, and nothing else does:
+// Only these move a position:
 //
-//   - claimed: up to the last job that the claim took; in a priority that it came to the end of, up to the database's clock
-//     just before the claim.
+//   - claimed: to the last job that the claim took, or in a priority whose end it reached, to the database's time just
+//     before the claim.
 //   - broughtForward: to the first id of its due time, where the rescan has put jobs.
-//   - a claim that finds the database's clock set back by more than a second: back to that clock. What is due is behind.
+//   - a claim that finds the database's clock set back by more than a second: back to that time, because what is due is
+//     before the old position.
 //   - restart, for Drain: to the beginning.
 //
 // What always holds:
 //
-//   - Every job behind the position and due is found by the next claim that is large enough.
-//   - A claim that looks begins with a due time and never within one, for jobs that were brought forward are the first at theirs.
-//   - The overlap is never longer than overlap, and not shorter unless there are many recent jobs.
+//   - Every due job after the position is found by the next claim that is large enough.
+//   - A claim that looks back begins at the first job of a due time and never within one, because jobs that were brought
+//     forward are the first at their due time.
+//   - The overlap is never longer than the constant overlap, and shorter only if there are many recent jobs.
 //   - A position is never later than the database's clock by more than a second.
 //
 // The cursor is plain data. Only its claimer's goroutine uses it.
 type cursor struct {
 	places [PriorityLow - PriorityHigh + 1]place // by priority, highest first
-	claims int                                   // how many began
-	full   bool                                  // the latest claim took as many as it might: there is more
+	claims int                                   // how many claims have begun
+	full   bool                                  // the latest claim took as many jobs as it was allowed: there are more
 	upTo   time.Time                             // the database's clock just before the latest claim
 
 	looked, lookedWhole, rescanned pass
 
-	rescanAsked time.Time // when the turn to rescan was asked for, or is taken for asked for
+	rescanAsked time.Time // when this worker asked for the turn to rescan, or counts as having asked
 }
 
-// place is how far a claimer is within one priority.
+// place is how far a claimer has come within one priority.
 type place struct {
 	position
 	recent   recentJobs
 	caughtUp bool // the latest claim came to the end of the priority
 }
 
-// position is a place in the order of one priority's jobs: a claim begins behind it.
+// position is a point in the order of one priority's jobs: a claim begins after it.
 type position struct {
 	priority Priority
 	runAt    time.Time
@@ -67,13 +71,13 @@ func (p position) after(q position) bool {
 	return p.runAt.After(q.runAt) || p.runAt.Equal(q.runAt) && p.id > q.id
 }
 
-// pass is the latest of something that is done again and again, by this process's clock.
+// pass is the latest run of something that is repeated, by this process's clock.
 type pass struct {
 	ended time.Time
 	took  time.Duration
 }
 
-// beginning is no later than any due time that Enqueue accepts.
+// beginning is not after any due time that Enqueue accepts.
 var beginning = time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func fromStart() []position {
@@ -89,7 +93,7 @@ func newCursor() (c cursor) {
 	return c
 }
 
-// restart puts all positions to the beginning.
+// restart moves all positions to the beginning.
 func (c *cursor) restart() {
 	for i, p := range fromStart() {
 		c.places[i].position = p
@@ -97,10 +101,10 @@ func (c *cursor) restart() {
 }
 
 const (
-	// overlap is how far before the position claims look again.
+	// overlap is how far before the position claims look back.
 	overlap = 5 * time.Second
 
-	// lowestEvery is how often a claim begins with the lowest priority, so that this does not starve.
+	// lowestEvery: one in so many claims begins with the lowest priority, so that this does not starve.
 	lowestEvery = 8
 
 	rescanEvery = time.Second
@@ -110,12 +114,12 @@ const (
 type look int
 
 const (
-	lookOnward look = iota // from the position on, except where a priority is caught up
-	lookRecent             // from the recent jobs on
-	lookWhole              // with the whole overlap
+	lookOnward look = iota // from the position, except in a priority that is caught up
+	lookRecent             // from the recent jobs
+	lookWhole              // from the start of the whole overlap
 )
 
-// begin gives where a claim that begins now looks, in the order of the priorities.
+// begin returns where a claim that begins now starts in each priority, in the order in which it searches them.
 func (c *cursor) begin(now time.Time) (from []position, how look) {
 	if !c.full || now.Sub(c.looked.ended) > max(100*time.Millisecond, 50*c.looked.took) {
 		how = lookRecent
@@ -130,7 +134,7 @@ func (c *cursor) begin(now time.Time) (from []position, how look) {
 	return from, how
 }
 
-// from gives where a claim begins in each priority, highest first.
+// from returns where a claim starts in each priority, highest first.
 func (c *cursor) from(how look) []position {
 	from := make([]position, len(c.places))
 	for i := range c.places {
@@ -149,7 +153,7 @@ func (c *cursor) from(how look) []position {
 	return from
 }
 
-// claimed is told what a claim has given that took from began to ended.
+// claimed records what a claim returned that ran from began to ended.
 func (c *cursor) claimed(ask *claim, leases []*Lease, how look, began, ended time.Time) {
 	c.upTo, c.full = ask.now, len(leases) == ask.limit
 	if how >= lookRecent {
@@ -161,10 +165,10 @@ func (c *cursor) claimed(ask *claim, leases []*Lease, how look, began, ended tim
 	c.advance(ask, leases)
 }
 
-// advance moves the positions behind what was claimed. Where a priority was looked through to its end, that is up to the
-// database's clock just before the claim.
+// advance moves the positions past what was claimed. In a priority that was searched to its end, the position moves to the
+// database's time just before the claim.
 func (c *cursor) advance(ask *claim, leases []*Lease) {
-	complete := len(ask.from) // how many of the priorities were looked through to their end
+	complete := len(ask.from) // how many of the priorities were searched to their end
 	if c.full {
 		complete = 0
 		if len(leases) > 0 {
@@ -190,7 +194,8 @@ func (c *cursor) advance(ask *claim, leases []*Lease) {
 			c.place(p.priority).caughtUp = false
 		}
 	}
-	// The database's clock was set back, or another server with another clock took over: what is due is before the position.
+	// If the database's clock was set back, or another server with another clock took over, what is due is before the
+	// position.
 	for i := range c.places {
 		if at := &c.places[i]; at.runAt.Sub(ask.now) > time.Second {
 			at.runAt, at.id = ask.now, 0
@@ -201,16 +206,16 @@ func (c *cursor) advance(ask *claim, leases []*Lease) {
 
 func (c *cursor) place(p Priority) *place { return &c.places[p-PriorityHigh] }
 
-// broughtForward is told that the rescan has put jobs to the due time of the position: the next claim begins with them,
-// whether it looks or not.
+// broughtForward records that the rescan has moved jobs to the due time of the position: the next claim begins with them,
+// whether it looks back or not.
 func (c *cursor) broughtForward(p Priority) { c.place(p).id = 0 }
 
-// rescanInterval is that of the rescans of a queue, by whichever worker.
+// rescanInterval is the interval between the rescans of a queue, by any worker.
 func (c *cursor) rescanInterval() time.Duration { return max(rescanEvery, 20*c.rescanned.took) }
 
-// recentJobs knows from which due time on the latest jobs were that were claimed in a priority.
+// recentJobs remembers the due times of the latest jobs that were claimed in a priority, in steps.
 type recentJobs struct {
-	first [8]time.Time // due time of each step of jobs, in turn
+	first [8]time.Time // the earliest due time of each of the latest steps
 	count int
 }
 
@@ -224,5 +229,5 @@ func (r *recentJobs) add(runAt time.Time) {
 	r.count++
 }
 
-// start is that of the latest 7 to 8 steps, zero while there were fewer.
+// start is the earliest due time of the latest 7 to 8 steps, and zero while there were fewer.
 func (r *recentJobs) start() time.Time { return slices.MinFunc(r.first[:], time.Time.Compare) }

@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// draining is what the claimers of one Drain share. Each holds mu while it claims, so that they claim one at a time and know
-// of each other what they found.
+// draining is what the claimers of one Drain share. Each holds mu while it claims, so that they claim one at a time and
+// know what the others found.
 type draining struct {
 	mu       sync.Mutex
 	budget   int               // how many jobs may still be claimed
-	claimers int               // those that have not given up
-	resting  map[*claimer]bool // those that found nothing since any found something or a handler ran
+	claimers int               // those that have not failed
+	resting  map[*claimer]bool // those that found nothing since the last time that any found something or a handler ran
 	cutShort bool              // the context ended with work left
 }
 
@@ -21,7 +21,7 @@ func newDraining(limit, claimers int) *draining {
 	return &draining{budget: limit, claimers: claimers, resting: make(map[*claimer]bool)}
 }
 
-// drain claims and hands out until the budget is used up, or nothing is due in any queue and nothing runs: what runs for
+// drain claims and hands out until the budget is used up, or until nothing is due in any queue and nothing runs: a job of
 // one queue may enqueue for another.
 func (c *claimer) drain(ctx context.Context, d *draining) error {
 	for {
@@ -42,7 +42,7 @@ func (c *claimer) drain(ctx context.Context, d *draining) error {
 			d.claimers--
 			delete(d.resting, c)
 			if ctx.Err() != nil {
-				d.cutShort = true // the error is that of a statement which it ended
+				d.cutShort = true // the error comes from a statement that the end of ctx cut off
 			}
 		case found > 0 || !idle || len(c.feed.quarantine.ids) > 0:
 			clear(d.resting)
@@ -65,7 +65,7 @@ func (c *claimer) drain(ctx context.Context, d *draining) error {
 	}
 }
 
-// drainSome claims for drain: a job in quarantine, where there is one that may start, or up to n others.
+// drainSome claims for drain: a job in quarantine, if there is one that may start, or up to n other jobs.
 func (c *claimer) drainSome(ctx context.Context, n int, one bool) (found int, err error) {
 	f, s := c.feed, c.feed.slots
 	if !one && len(f.quarantine.ids) == 0 {
@@ -84,7 +84,7 @@ func (c *claimer) drainSome(ctx context.Context, n int, one bool) (found int, er
 	return found, err
 }
 
-// findLost looks for jobs that have lost a lease among the first $3 of each priority that are due.
+// findLost looks for jobs that have lost a lease, among the first $3 due jobs of each priority.
 const findLost = `
 select array_agg(j.id), array_agg(j.lost)
   from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
@@ -96,8 +96,8 @@ select array_agg(j.id), array_agg(j.lost)
         limit $3::bigint) j
  where j.lost > 0 and (j.leased_until is null or j.leased_until <= statement_timestamp()) and j.kind = any ($2::text[])`
 
-// fillQuarantine is the rescan of Drain, whose claims all begin at the start: among the first jobs of each priority, or among
-// all when there is nothing else.
+// fillQuarantine is the rescan of Drain, whose claims all begin at the beginning. It looks among the first jobs of each
+// priority, or among all jobs when there is nothing else.
 func (c *claimer) fillQuarantine(ctx context.Context, among int) error {
 	var ids []int64
 	var lost []int32

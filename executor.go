@@ -16,7 +16,7 @@ import (
 	"github.com/onceq/onceq/internal/lazytx"
 )
 
-// executor runs the handlers of one Run, for all of its queues. It has each job from the claim on until the outcome is in the
+// executor runs the handlers of one Run, for all of its queues. It has each job from its claim until its outcome is in the
 // outbox.
 type executor struct {
 	q         *Queue
@@ -29,11 +29,11 @@ type executor struct {
 	outbox    *outbox
 	watch     *poolWatch
 
-	stopping atomic.Bool    // nothing is started any more; set once, by Run when it ends
+	stopping atomic.Bool    // no handler is started any more; set once, by Run when it ends
 	handling sync.WaitGroup // goroutines that run handlers
 }
 
-// accept takes what was claimed for a queue, and has it run as soon as a slot is free.
+// accept takes what was claimed for a queue, and has each job run as soon as a slot is free.
 func (x *executor) accept(s *slots, leases []*Lease, began time.Time) {
 	s.outstanding.Add(int64(len(leases)))
 	tasks := make([]task, len(leases))
@@ -85,7 +85,7 @@ func (x *executor) work(s *slots) {
 	}
 }
 
-var errGoexit = errors.New("onceq: the handler ended its goroutine (runtime.Goexit, which FailNow of a test calls)")
+var errGoexit = errors.New("onceq: the handler ended its goroutine (by runtime.Goexit, which a test's FailNow calls); it must return instead")
 
 func (x *executor) workOn(s *slots, u unit) {
 	tasks := u.tasks()
@@ -93,7 +93,8 @@ func (x *executor) workOn(s *slots, u unit) {
 	returned := false
 	defer func() {
 		if !returned {
-			// Not a panic, those are errors by now. This goroutine ends here, and another one takes its place.
+			// This is not a panic, because panics have become errors by now. This goroutine ends here, and another one
+			// takes its place.
 			for _, t := range tasks {
 				if !x.tasks.ended(t) {
 					x.end(t, t.lease.failure(errGoexit, t.h.backoff))
@@ -122,7 +123,7 @@ func (x *executor) workOn(s *slots, u unit) {
 	returned = true
 }
 
-// left says that tasks take no room any more.
+// left records that tasks no longer occupy a slot.
 func (x *executor) left(s *slots, tasks []*task) {
 	n := len(tasks)
 	if tasks[0].quarantined() {
@@ -146,8 +147,8 @@ func (x *executor) giveBack(u unit) {
 
 var errTimeout = errors.New("timeout")
 
-// start gives the context of a handler that is about to run; false where the lease is lost already. A handler that is called
-// at once has its time from then on. One that waits for a connection first has it from called on.
+// start returns the context of a handler that is about to run, and false if the lease is already lost. If the handler is
+// called at once, its time counts from now; if it first waits for a connection, its time counts from called.
 func (x *executor) start(tasks []*task, h *Handler, atOnce bool) (*handlerContext, bool) {
 	ctx := &handlerContext{base: x.base}
 	ctx.leases = append(ctx.one[:0], tasks[0].lease)
@@ -174,7 +175,7 @@ func (x *executor) start(tasks []*task, h *Handler, atOnce bool) (*handlerContex
 	return ctx, true
 }
 
-// called says that the handler of a transaction is called now.
+// called records that the handler of a transaction is called now.
 func (x *executor) called(tasks []*task, h *Handler, ctx *handlerContext, tx *lazytx.Tx) {
 	began := time.Now()
 	if h.timeout > 0 {
@@ -194,8 +195,8 @@ func (x *executor) runLease(t *task) {
 	}
 }
 
-// tryLease calls a handler and passes on what came of it, or says that it is to be called again: Postgres wants a transaction
-// of its own run again whose part the completion was.
+// tryLease calls a handler and passes on its outcome. It returns true if the handler has to be called again, because
+// Postgres wants a transaction of its own run again that contains the completion.
 func (x *executor) tryLease(t *task, try int) (again bool) {
 	ctx, ok := x.start([]*task{t}, t.h, true)
 	if !ok {
@@ -204,7 +205,7 @@ func (x *executor) tryLease(t *task, try int) (again bool) {
 	}
 	defer ctx.cancel(nil)
 	err := protect(func() error { return t.h.lease(ctx, t.lease) })
-	// Not where that is somebody else's error, and the job is completed.
+	// Not if the error comes from elsewhere and the job is completed.
 	if t.lease.conflicts(err) && try < conflictTries && ctx.why() == nil && t.lease.lengthen(ctx) {
 		t.lease.startOver()
 		return true
@@ -215,11 +216,11 @@ func (x *executor) tryLease(t *task, try int) (again bool) {
 	return false
 }
 
-// judge gives the outcome of a handler that returned err.
+// judge returns the outcome of a handler that returned err.
 func (x *executor) judge(t *task, ctx *handlerContext, err error) outcome {
 	o := x.outcome(t, ctx, err)
-	// Where the handler completed the job in a transaction of its own and committed that, the guard no longer holds
-	// and this is refused, quietly. If not, nothing of it happened and the job has to run again.
+	// If the handler completed the job in a transaction of its own and committed that, the guard no longer holds and this
+	// outcome is refused, quietly. If not, nothing of it happened and the job has to run again.
 	if o.unsure = t.lease.completedItself(); o.unsure {
 		o.late = err
 	}
@@ -231,13 +232,13 @@ func (x *executor) outcome(t *task, ctx *handlerContext, err error) outcome {
 	cause := ctx.why()
 	switch {
 	case err == nil && lease.completedItself():
-		return lease.failure(errors.New("onceq: the handler called Lease.Complete in a transaction that it did not commit"), t.h.backoff)
+		return lease.failure(errors.New("onceq: the handler called Lease.Complete in a transaction that it did not commit; commit it before you return nil"), t.h.backoff)
 	case err == nil:
 		return outcome{lease: lease, state: StateCompleted, result: lease.result, keep: lease.keep}
 	case errors.Is(cause, ErrCancelled):
 		keep := lease.keep
 		if keep >= 0 {
-			keep = max(keep, CancelledKeep.Milliseconds()) // as for one that nobody held
+			keep = max(keep, CancelledKeep.Milliseconds()) // as for a job that nobody held
 		}
 		return outcome{lease: lease, state: StateCancelled, err: errorText(err.Error()), keep: keep, cause: err}
 	case errors.Is(cause, errShutdown):
@@ -252,7 +253,7 @@ func (x *executor) outcome(t *task, ctx *handlerContext, err error) outcome {
 	return lease.failure(err, t.h.backoff)
 }
 
-// end passes an outcome on to be written, unless the lease is known to be lost.
+// end passes an outcome to the outbox, unless the lease is known to be lost.
 func (x *executor) end(t *task, o outcome) {
 	x.tasks.mu.Lock()
 	lost := t.lost
@@ -295,7 +296,7 @@ func (x *executor) runTx(tasks []*task, h *Handler) {
 				x.end(t, outcome{lease: t.lease, state: StateDead, spend: true, err: errorText(err.Error()), keep: -1, cause: err, run: time.Since(t.lease.began)})
 			}
 		case len(tasks) > 1:
-			// Somebody in the batch is at fault. Each by itself shows who.
+			// A job in the batch is at fault. Running each by itself shows which.
 			ctx.cancel(nil)
 			x.tasks.mu.Lock()
 			for _, t := range tasks {
@@ -327,16 +328,16 @@ func (x *executor) runTx(tasks []*task, h *Handler) {
 	}
 }
 
-// conflicts reports whether Postgres wants the handler's own transaction run again. What comes from elsewhere, another
-// database mostly, is the handler's business.
+// conflicts reports whether Postgres wants the handler's transaction run again. Errors from elsewhere, usually from another
+// database, are left to the handler.
 func conflicts(err error) bool {
 	var own *conflictError
 	var notBegun *notBegunError
 	return errors.As(err, &own) || errors.As(err, &notBegun) && IsRetryable(err)
 }
 
-// transaction runs a handler in a transaction and commits it with the completions. A nil error: committed,
-// and everything is said. sure is false where an error may stand for a commit whose answer got lost.
+// transaction runs a handler in a transaction and commits that with the completions. After a nil error the transaction is
+// committed and all events are reported. sure is false if the error may stand for a commit whose answer was lost.
 func (x *executor) transaction(ctx *handlerContext, tasks []*task, h *Handler) (sure bool, err error) {
 	leases := make([]*Lease, len(tasks))
 	slices.SortFunc(tasks, func(a, b *task) int { return int(a.lease.ID - b.lease.ID) })
@@ -359,7 +360,7 @@ func (x *executor) transaction(ctx *handlerContext, tasks []*task, h *Handler) (
 		return h.batch(ctx, tx.Handle(), leases)
 	})
 	tx.Close()
-	// Whatever the handler made of it.
+	// These count whatever the handler returned.
 	switch {
 	case tx.Refused() != nil:
 		return true, &refusedError{"begin", EventLeaseLost}
@@ -389,7 +390,7 @@ func (x *executor) transaction(ctx *handlerContext, tasks []*task, h *Handler) (
 
 // commit commits a handler's transaction together with the outcomes of its jobs: all are completed, or all run again.
 func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, outcomes []outcome) (sure bool, err error) {
-	// The handler is done and wants this, so only the guard decides, and not a context that has just ended.
+	// The handler is done and wants the commit, so only the guard decides, and not a context that has just ended.
 	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), x.lease)
 	defer cancel()
 	again := outcomes[0].reset

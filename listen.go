@@ -14,30 +14,30 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Workers wake by polling. A notification makes it faster and is never needed: one that is missed costs a poll.
-// Enqueue sends one only while some worker's row in waiters says that it waits, and a worker writes that
-// row only once it has seen a notification of its own arrive. So a busy queue sends none, and behind a
-// pooler that swallows them nobody sends any.
+// Workers find jobs by polling. Notifications make that faster and are never needed: a missed one costs the wait until the
+// next poll. Enqueue sends one only while the row of some worker in waiters says that it waits, and a worker writes that
+// row only after a notification of its own has arrived. So a busy queue sends none, and behind a pooler that drops them
+// nobody sends any.
 
 const (
 	announceFor   = 60 * time.Second       // how long an announcement counts
-	announceAgain = 20 * time.Second       // and how often it is renewed
-	announceRest  = 250 * time.Millisecond // between two in any case: each leaves a dead row for Enqueue to step over
+	announceAgain = 20 * time.Second       // how often it is renewed
+	announceRest  = 250 * time.Millisecond // at least this long between two: each leaves a dead row that Enqueue has to step over
 	quietBefore   = 20 * time.Millisecond
 	pollListening = time.Second
 	pollUnheard   = 250 * time.Millisecond
 	confirmWithin = 2 * time.Second
 )
 
-// channel is where workers of a schema listen: short, whatever the schema's name.
+// channel is the channel on which workers of a schema listen. It is short, whatever the schema's name.
 func channel(schema string) string {
 	sum := sha256.Sum256([]byte(schema))
 	return "onceq_" + hex.EncodeToString(sum[:8])
 }
 
-// quietFor is how long Enqueue believes that nobody waits for a queue once it has seen so, counted from before it asked:
-// asking takes a tenth of the rate of small transactions. A worker that announces itself looks again after that time, and
-// so misses nothing.
+// quietFor is how long Enqueue assumes that nobody waits for a queue after it has found that nobody does, counted from just
+// before it asked: asking costs small transactions a tenth of their rate. A worker that announces itself looks again after
+// that time, and so misses nothing.
 const quietFor = 10 * time.Millisecond
 
 var processStart = time.Now()
@@ -47,7 +47,7 @@ func (q *Queue) isQuiet(queue string) bool {
 	return ok && int64(time.Since(processStart)) < until.(*atomic.Int64).Load()
 }
 
-// setQuiet is for an answer that nobody waits, asked for at that time; zero: nobody was asked.
+// setQuiet records the answer that nobody waits. asked is when the statement asked, and zero if it did not.
 func (q *Queue) setQuiet(queue string, asked time.Time) {
 	if asked.IsZero() {
 		return
@@ -59,10 +59,10 @@ func (q *Queue) setQuiet(queue string, asked time.Time) {
 	until.(*atomic.Int64).Store(int64(asked.Sub(processStart) + quietFor))
 }
 
-// announcement says to producers that a claimer waits for jobs of its queue. Only its claimer's goroutine uses it.
+// announcement tells producers that a claimer waits for jobs of its queue. Only its claimer's goroutine uses it.
 type announcement struct {
 	at    time.Time // zero: there is none
-	tried time.Time // the latest, whatever came of it
+	tried time.Time // the latest try, successful or not
 }
 
 func (c *claimer) announce(ctx context.Context) error {
@@ -79,7 +79,7 @@ returning 1`
 	return err
 }
 
-// unannounce stops notifications while this worker is busy anyway.
+// unannounce stops notifications while this worker is busy.
 func (c *claimer) unannounce(ctx context.Context) {
 	const unannounce = `with gone as (delete from onceq.waiters where queue = $1::text and worker = $2::bigint) select 1`
 	if c.announced.at.IsZero() {
@@ -93,14 +93,14 @@ func (c *claimer) unannounce(ctx context.Context) {
 	}
 }
 
-// listener hears of new jobs for all queues of one Run.
+// listener gets notifications of new jobs for all queues of one Run.
 type listener struct {
 	q         *Queue
 	id        int64               // of the run
 	db        *pgxpool.Pool       // the worker's own
 	claimers  map[string]*claimer // by queue
 	confirmed atomic.Bool         // notifications are known to arrive
-	notOfTx   atomic.Bool         // but not of jobs that were enqueued in a transaction
+	notOfTx   atomic.Bool         // but none for jobs that were enqueued in a transaction
 }
 
 // unannounceAll is for the end of the run.
@@ -111,8 +111,8 @@ func (l *listener) unannounceAll() {
 	_ = l.q.guarded(ctx, l.db, unannounce, []any{l.id}, nil) // it expires anyway
 }
 
-// loop keeps a connection that listens, and passes notifications on to the claimers. It counts as listening
-// only after a notification of its own has come back: poolers accept LISTEN and deliver nothing.
+// loop keeps a connection that listens, and passes notifications on to the claimers. It counts as listening only after a
+// notification of its own has come back: poolers accept LISTEN and deliver nothing.
 func (l *listener) loop(ctx context.Context) {
 	for wait := time.Second; ; wait = min(2*wait, 30*time.Second) {
 		began := time.Now()
@@ -128,7 +128,7 @@ func (l *listener) loop(ctx context.Context) {
 			wait = 10 * time.Minute
 		}
 		if errors.Is(err, errUnheard) {
-			l.q.works(l.id, workListen, "") // it does what it can there
+			l.q.works(l.id, workListen, "") // polling is all that can be done there
 			l.q.log.Info("onceq: not listening for new jobs, polling until it does again", slog.Duration("next_try_in", wait), slog.Any("reason", err))
 		} else {
 			l.q.fails(l.id, workListen, "", err, slog.Duration("next_try_in", wait))
@@ -142,7 +142,7 @@ func (l *listener) loop(ctx context.Context) {
 var errUnheard = errors.New("a notification did not come back")
 
 func (l *listener) listenOnce(ctx context.Context) error {
-	pooled, err := l.db.Acquire(ctx) // by the pool, for what the application's hooks do to a new connection
+	pooled, err := l.db.Acquire(ctx) // from the pool, so that the application's hooks prepare the new connection
 	if err != nil {
 		return err
 	}
@@ -155,8 +155,8 @@ func (l *listener) listenOnce(ctx context.Context) error {
 	if _, err := conn.Exec(ctx, "listen "+l.q.channel); err != nil {
 		return err
 	}
-	hello := fmt.Sprintf("\x01%d", l.id) // no queue's name: it would be an invisible one
-	var prepares bool                    // see notify
+	hello := fmt.Sprintf("\x01%d", l.id) // begins with an invisible character, as no queue's name should
+	var prepares bool                    // transactions can be prepared: see insertGeneral
 	const greet = "select current_setting('max_prepared_transactions') <> '0' from pg_notify($1::text, $2::text)"
 	if err := l.q.queryRow(ctx, l.db, greet, []any{l.q.channel, hello}, &prepares); err != nil {
 		return err
@@ -169,7 +169,7 @@ func (l *listener) listenOnce(ctx context.Context) error {
 		n, err := conn.WaitForNotification(waiting)
 		if err != nil {
 			if waiting == confirm && ctx.Err() == nil {
-				// A pooler, most likely: it should not keep a server's session that listens for nobody.
+				// This is probably a pooler. It should not keep a server session that listens for nobody.
 				unlisten, cancel := context.WithTimeout(ctx, confirmWithin)
 				defer cancel()
 				_, _ = l.db.Exec(unlisten, "unlisten "+l.q.channel)
@@ -182,7 +182,7 @@ func (l *listener) listenOnce(ctx context.Context) error {
 			l.confirmed.Store(true)
 			l.q.works(l.id, workListen, "")
 			for _, c := range l.claimers {
-				c.rouse() // out of a poll that knows of no notifications, to announce that it waits
+				c.rouse() // so that it ends the short poll and announces that it waits
 			}
 		}
 		if c := l.claimers[n.Payload]; c != nil {

@@ -13,18 +13,18 @@ import (
 
 const (
 	finishChunk = 2000  // outcomes in one statement
-	maxPending  = 10000 // outcomes that wait before handlers do
+	maxPending  = 10000 // how many outcomes may wait; with more, handlers wait
 )
 
-// outbox has the outcomes that are to be written: while one batch of them is on its way, the next one gathers. So a single
-// completion goes out at once and many go out together, without anybody waiting for a clock. The executor adds to it, and
-// two goroutines empty it.
+// outbox holds the outcomes that are to be written. While one batch of them is being written, the next one gathers: a
+// single completion is written at once, many are written together, and nobody waits for a timer. The executor adds
+// outcomes, and two goroutines write them.
 type outbox struct {
 	q     *Queue
 	id    int64           // of the run
 	db    *pgxpool.Pool   // the worker's own
-	lease time.Duration   // for which writing is tried
-	ctx   context.Context // of writing: ends when Run has waited enough
+	lease time.Duration   // how long writing is tried
+	ctx   context.Context // for writing: ends when Run has waited long enough
 	tasks *taskSet
 
 	mu      sync.Mutex
@@ -57,7 +57,7 @@ func (o *outbox) close() {
 	o.ready.Broadcast()
 }
 
-// take waits for outcomes; none when closed and drained.
+// take waits for outcomes. It returns none when the outbox is closed and empty.
 func (o *outbox) take() []outcome {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -80,7 +80,7 @@ func (o *outbox) loop() {
 			return
 		}
 		o.write(batch)
-		o.q.works(o.id, workFinish, "") // or was given up
+		o.q.works(o.id, workFinish, "") // or it was given up
 		o.tasks.mu.Lock()
 		for _, done := range batch {
 			o.tasks.forget(done.lease)
@@ -89,11 +89,12 @@ func (o *outbox) loop() {
 	}
 }
 
-// write writes outcomes. A lost connection is waited out for as long as the leases last, and until Run has waited enough; a value that Postgres
-// refuses is found by halving, so that it cannot keep the others from being written.
+// write writes outcomes. After a lost connection it tries again, for as long as the leases last and until Run has waited
+// long enough. A value that Postgres refuses is found by halving the batch, so that it cannot keep the others from being
+// written.
 func (o *outbox) write(batch []outcome) {
 	began := time.Now()
-	replaced := false // the outcome that Postgres refused, by a failure that says so
+	replaced := false // the outcome that Postgres refused was replaced by a failure that says so
 	for try := 0; len(batch) > 0; try++ {
 		ctx, cancel := context.WithTimeout(o.ctx, o.lease)
 		_, left, err := o.q.finish(ctx, o.db, batch)

@@ -7,33 +7,35 @@ import (
 	"time"
 )
 
-// A job that has lost a lease is in quarantine: it may be what ended its process, or it only ran beside. So that one that ends
-// its process every time is found out and takes nobody with it, a worker claims these jobs one by one and only when they
-// start at once: the claim is the mark that it was started, and no job is charged with a lease that it did not use.
-// They go in the order of how often they were lost, so that those that ran beside are done before the one that did it.
+// A job that has lost a lease is in quarantine: it may have ended its process, or it only ran in the same process. A worker
+// claims these jobs one by one, and only when they start at once. So a job that ends its process every time is found out
+// and takes no other job with it: the claim marks that the job was started, and no job is charged for a lease that it did
+// not use. They are claimed in the order of how many leases they have lost, so that the innocent ones are done before the
+// one that is at fault.
 //
-// The next one starts when the one before has been dealt with, or has run for as long as probation says: the fewer lives it
-// has left, the longer no other starts. One that hangs so keeps the others for a while and not for ever. At most half of a
-// queue's handlers run jobs in quarantine. Those that wait hold nothing: other workers may have them.
+// The next job starts when the one before has been dealt with, or has run for as long as probation says: the fewer leases a
+// job may still lose, the longer no other starts. So a job that hangs delays the others for a while and not for ever. At
+// most half of a queue's handlers run jobs in quarantine. Jobs that wait are not claimed: other workers may take them.
 
-// quarantine has the jobs of one queue that were seen by a rescan and have lost a lease. Only its claimer's goroutine uses it.
+// quarantine holds the jobs of one queue that a rescan found and that have lost a lease. Only its claimer's goroutine uses
+// it.
 type quarantine struct {
-	ids        []int64 // those first that lost one least often
-	othersTurn bool    // one of them was claimed, and nothing else was looked for since
+	ids        []int64 // those that have lost the fewest leases first
+	othersTurn bool    // one of them was claimed, and since then no claim for other jobs was made
 }
 
 // lostJob is a job that has lost leases.
 type lostJob struct {
 	id   int64
-	lost int // how often
+	lost int // how many
 }
 
 const (
-	maxQuarantine = 10_000 // jobs that a claimer keeps in mind
-	fewQuarantine = 100    // that one claim chooses from
+	maxQuarantine = 10_000 // jobs that a claimer remembers
+	fewQuarantine = 100    // jobs from which one claim chooses
 )
 
-// saw takes down which jobs are in quarantine.
+// saw replaces the jobs in quarantine.
 func (q *quarantine) saw(all []lostJob) {
 	slices.SortStableFunc(all, func(a, b lostJob) int { return a.lost - b.lost })
 	q.ids = q.ids[:0]
@@ -42,24 +44,24 @@ func (q *quarantine) saw(all []lostJob) {
 	}
 }
 
-// probation is how long a job in quarantine runs before the next one may start beside it: 1 s, and 16 s, 81 s and 256 s for one with
-// three, two and one life left.
+// probation is how long a job in quarantine runs before the next one may start beside it: 1 s, or 16 s, 81 s and 256 s if
+// three, two or one more lost leases would make it dead.
 func probation(left int) time.Duration {
 	k := max(1, DefaultMaxLost-left)
 	return time.Duration(k*k*k*k) * time.Second
 }
 
-// quarantineTurn is the right to start a job that is in quarantine: one for all workers of a Queue, because a process that
+// quarantineTurn is the right to start a job in quarantine. There is one for all workers of a Queue, because a process that
 // ends takes all of them with it.
 type quarantineTurn struct {
 	mu      sync.Mutex // guards what follows
 	taken   bool
-	token   int64 // of the one that started last; 0 while it is being claimed
+	token   int64 // of the job that started last; 0 while it is being claimed
 	over    *time.Timer
 	waiting map[*claimer]bool
 }
 
-// free says whether one may start. If not, the claimer is roused when one may.
+// free reports whether a job may start. If not, the claimer is roused when one may.
 func (t *quarantineTurn) free(c *claimer) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -87,7 +89,7 @@ func (t *quarantineTurn) start(token int64, d time.Duration) {
 	t.over = time.AfterFunc(d, func() { t.leave(token) })
 }
 
-// leave ends a turn, if it is still its own.
+// leave ends the turn of the job with this token, if that job still has it.
 func (t *quarantineTurn) leave(token int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -104,13 +106,13 @@ func (t *quarantineTurn) leave(token int64) {
 	clear(t.waiting)
 }
 
-// quarantineDue says whether a job in quarantine is to be claimed before anything else: in turn with the others, so that
-// neither waits for all of the other sort.
+// quarantineDue reports whether a job in quarantine should be claimed before anything else. It alternates with the other
+// jobs, so that neither sort waits for all of the other.
 func (c *claimer) quarantineDue(f *feed) bool {
 	return len(f.quarantine.ids) > 0 && !f.quarantine.othersTurn && int(f.slots.quarantined.Load()) < max(1, f.slots.count/2) && c.q.quarantine.free(c)
 }
 
-// claimQuarantined claims the first job of those in quarantine that can be had, and starts it.
+// claimQuarantined claims the first job in quarantine that is free, and starts it.
 func (c *claimer) claimQuarantined(ctx context.Context) (int, error) {
 	f, in := c.feed, &c.feed.quarantine
 	in.othersTurn = true
@@ -135,7 +137,7 @@ func (c *claimer) claimQuarantined(ctx context.Context) (int, error) {
 	f.found = time.Now()
 	c.q.quarantine.start(one.Token, probation(c.w.handlers[one.Kind].maxLost-one.Lost))
 	f.slots.quarantined.Add(1)
-	f.slots.outstanding.Add(int64(f.slots.width - 1)) // it has a slot for itself
+	f.slots.outstanding.Add(int64(f.slots.width - 1)) // the job has a slot for itself
 	c.exec.accept(f.slots, leases, ask.began)
 	return 1, nil
 }

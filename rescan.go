@@ -12,17 +12,18 @@ import (
 
 const rescanRows = 2000 // in one page
 
-// rescanTurn gives a row to the one worker that may rescan a queue now.
+// rescanTurn returns a row to the one worker that may rescan a queue now.
 const rescanTurn = `
 insert into onceq.queues as q (queue, swept_at) values ($1::text, statement_timestamp())
 on conflict (queue) do update set swept_at = excluded.swept_at
  where q.swept_at <= statement_timestamp() - $2::bigint * interval '1 microsecond'
 returning 1`
 
-// rescanPage looks at one page of a priority behind a position ($5, $6), from ($3, $4) on. Jobs that nobody
-// holds there, because they were committed long after they were due, are brought to the position, where the claims of all
-// workers find them. It gives the last place of the page (null for the last page), how many were brought forward, the
-// kinds seen that are not in $7, and jobs for the quarantine: those that have lost a lease, or whose lease is over, with how often.
+// rescanPage looks at one page of a priority before a position ($5, $6), starting after ($3, $4). Jobs there that nobody
+// holds, because they were committed long after they were due, are moved to the position, where the claims of all workers
+// find them. It returns the last place of the page (null for the last page), how many jobs were moved, the kinds that are
+// not in $7, and the jobs for the quarantine, which have lost a lease or whose lease has expired, with how many they have
+// lost.
 const rescanPage = `
 with page as materialized (
   select id, run_at, leased_until, lost, kind, row_number() over (order by run_at, id) as n
@@ -58,8 +59,9 @@ select (select run_at from page where n = $8::int), coalesce((select id from pag
        array(select distinct kind from page where kind <> all ($7::text[])),
        (select array_agg(id) from lost), (select array_agg(lost) from lost)`
 
-// rescan looks at what claims no longer see, because it is before this worker's position (see cursor): at intervals of
-// a second or of twenty times what it costs, by one worker a queue at a time. It says whether it brought something forward.
+// rescan looks at the jobs that claims no longer find because they are before this worker's position (see cursor). It runs
+// at intervals of a second or of twenty times what it costs, in one worker of a queue at a time. It reports whether it
+// moved jobs to the position.
 func (c *claimer) rescan(ctx context.Context) (moved bool) {
 	f, cursor := c.feed, &c.feed.cursor
 	every := cursor.rescanInterval()
@@ -75,8 +77,8 @@ func (c *claimer) rescan(ctx context.Context) (moved bool) {
 		case ctx.Err() == nil:
 			c.q.fails(c.id, workRescan, f.queue, err)
 		}
-		// Not this worker's turn, mostly. It asks again at another time of the second, so
-		// that no worker is too late for ever: only this one may have the kinds that wait there.
+		// Usually it is not this worker's turn. It asks again at another time of the interval, so that no worker is always
+		// too late: only this worker may have a handler for the kinds that wait there.
 		cursor.rescanAsked = cursor.rescanAsked.Add(-rand.N(every))
 		return false
 	}
@@ -102,7 +104,7 @@ func (c *claimer) rescan(ctx context.Context) (moved bool) {
 	return moved
 }
 
-// rescanPriority goes over one priority up to a position, page by page. It gives how many jobs it brought there, and those
+// rescanPriority goes over one priority up to a position, page by page. It returns how many jobs it moved there, and those
 // for the quarantine.
 func (c *claimer) rescanPriority(ctx context.Context, to position) (moved int, seen []lostJob, err error) {
 	f := c.feed
@@ -125,7 +127,7 @@ func (c *claimer) rescanPriority(ctx context.Context, to position) (moved int, s
 		for _, kind := range unknown {
 			if !f.unknown[kind] {
 				f.unknown[kind] = true
-				c.q.log.Warn("onceq: jobs of a kind that this worker has no handler for are left to others",
+				c.q.log.Warn("onceq: jobs of a kind for which this worker has no handler are left to other workers",
 					slog.String("queue", f.queue), slog.String("kind", kind))
 			}
 		}

@@ -13,9 +13,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// run is one Run or Drain of a worker: its parts, and who ends when. Only the goroutine of Run uses it.
+// run is one Run or Drain of a worker: its parts, and the order in which they end. Only the goroutine of Run uses it.
 //
-// A job goes from a claimer to the executor and from there to the outbox. Meanwhile the beats keep it:
+// A job goes from a claimer to the executor and from there to the outbox. Meanwhile the beats extend its lease:
 //
 //	claimer, one a queue  ->  slots  ->  executor, one goroutine a slot  ->  outbox, two
 //	    ^ listener, one                     ^ beats, one; pings, one
@@ -26,10 +26,10 @@ type run struct {
 	outbox   *outbox
 	beats    *beats
 	exec     *executor
-	listener *listener // nobody runs it for Drain
+	listener *listener // not run by Drain
 	claimers []*claimer
 	drain    *draining // nil for Run
-	failed   []error   // of Drain's claimers, each its own
+	failed   []error   // errors of Drain's claimers, one for each
 
 	cancel context.CancelCauseFunc // of all handlers' contexts
 	giveUp context.CancelFunc      // of writing outcomes, and of beats
@@ -60,8 +60,8 @@ func newRun(ctx context.Context, w *Worker, db, beatsDB *pgxpool.Pool) *run {
 	return r
 }
 
-// work works until ctx has ended, or with a limit from 0 on until there is nothing to drain, and ends everything that it
-// began. failed is what went wrong; left says, besides, what has not ended or is not done.
+// work works until ctx has ended or, with a limit that is not negative, until there is nothing left to drain. Then it ends
+// everything that it began. failed is what went wrong; left says what has not ended or is not done.
 func (r *run) work(ctx context.Context, limit int) (failed, left error) {
 	q := r.w.q
 	defer r.giveUp()
@@ -88,13 +88,14 @@ func (r *run) work(ctx context.Context, limit int) (failed, left error) {
 	}
 	left = r.end()
 	if r.drain != nil && r.drain.cutShort {
-		left = errors.Join(left, fmt.Errorf("onceq: Drain was ended with work left: %w", context.Cause(ctx)))
+		left = errors.Join(left, fmt.Errorf("onceq: Drain ended with work left: %w", context.Cause(ctx)))
 	}
 	return errors.Join(r.failed...), left
 }
 
-// start starts all goroutines of the run. Who waits for whom at the end: claimers and the listener end with ctx; handlers
-// end when their channel is closed and drained; the beat ends when they have; the outbox when nothing can come any more.
+// start starts all goroutines of the run. They end in this order: the claimers and the listener, with ctx; the handlers,
+// when their channel is closed and empty; the outbox, when no more outcomes can come; the beats, last, because leases must
+// last until their outcomes are written.
 func (r *run) start(ctx context.Context, limit int) {
 	for _, c := range r.claimers {
 		for range c.feed.slots.count {
@@ -130,7 +131,7 @@ func (r *run) start(ctx context.Context, limit int) {
 func (r *run) end() (left error) {
 	r.exec.stopping.Store(true)
 	r.claiming.Wait()
-	// What was claimed ahead goes back at once, also where handlers that take their time hold all slots.
+	// What was claimed ahead is given back at once, even if slow handlers hold all slots.
 	for _, c := range r.claimers {
 		for u := range c.feed.slots.ready {
 			r.exec.giveBack(u)

@@ -11,22 +11,22 @@ import (
 	"github.com/onceq/onceq/internal/lazytx"
 )
 
-// task is the worker's side of one lease.
+// task is what a worker knows about one lease.
 type task struct {
 	lease *Lease
 	h     *Handler
 
 	// Guarded by taskSet.mu.
-	extended  time.Time       // just before the claim or the latest beat that found it alive
-	ctx       *handlerContext // once it runs, or waits for a connection
+	extended  time.Time       // just before the claim, or before the latest beat that found the lease alive
+	ctx       *handlerContext // set once it runs or waits for a connection
 	tx        *lazytx.Tx      // the transaction that it runs in, nil for none
 	since     time.Time       // when its handler was called
-	lost      error           // why it must not run, or run on
-	finishing bool            // its outcome is on the way: the row may be gone
-	late      bool            // its handler did not return, and is not waited for any more
+	lost      error           // why it must not start or continue
+	finishing bool            // its outcome is being written: the row may be gone
+	late      bool            // its handler did not return and was given up
 }
 
-// quarantined says whether the job has lost a lease: then it was claimed by itself.
+// quarantined says whether the job has lost a lease; it was then claimed by itself.
 func (t *task) quarantined() bool { return t.lease.Lost > 0 }
 
 // unit is what one handler call gets: one task, or the tasks of a batch.
@@ -42,14 +42,14 @@ func (u unit) tasks() []*task {
 	return u.many
 }
 
-// taskSet has all tasks of one Run: from the claim until the outcome is written or the lease is lost. The executor adds
-// and finishes them, the beats extend them, the outbox takes them out.
+// taskSet holds all tasks of one Run, each from its claim until its outcome is written or its lease is lost. The executor
+// adds and finishes them, the beats extend them, and the outbox removes them.
 type taskSet struct {
 	q       *Queue
 	base    context.Context // of all handlers, for events
-	anyLate atomic.Bool     // a handler did not return, ever; set by the beats
+	anyLate atomic.Bool     // some handler was given up at some time; set by the beats
 
-	mu  sync.Mutex      // guards all, and the fields of its tasks that say so
+	mu  sync.Mutex      // guards all, and the fields of task that say so
 	all map[int64]*task // by token
 }
 
@@ -60,14 +60,14 @@ func (s *taskSet) holdsNone() bool {
 	return len(s.all) == 0
 }
 
-// ended reports whether a task's outcome is on its way or written.
+// ended reports whether a task's outcome is being written, or is written.
 func (s *taskSet) ended(t *task) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return t.finishing || s.all[t.lease.Token] != t
 }
 
-// forget is for a task that has been dealt with: its outcome is written, or its lease lost. The caller holds mu.
+// forget removes a task that has been dealt with: its outcome is written, or its lease is lost. The caller holds mu.
 func (s *taskSet) forget(lease *Lease) {
 	delete(s.all, lease.Token)
 	if lease.Lost > 0 {
@@ -75,7 +75,8 @@ func (s *taskSet) forget(lease *Lease) {
 	}
 }
 
-// lose gives a task up and says so once. The task stays in the set until its handler has returned.
+// lose records that a task's lease is lost, ends its handler's context, and reports the event once. The task stays in the
+// set until its handler has returned.
 func (s *taskSet) lose(t *task, op string, event EventType) {
 	lost := t.lease.lostError(op)
 	s.mu.Lock()
@@ -95,8 +96,8 @@ func (s *taskSet) lose(t *task, op string, event EventType) {
 	}
 }
 
-// abandon is for the end of Run: it closes the transactions' connections of handlers that ignore their context, and
-// names their kinds.
+// abandon is for the end of Run: it closes the connections of transactions whose handlers ignore their context, and names
+// their kinds.
 func (s *taskSet) abandon() error {
 	var kinds []string
 	var open []*lazytx.Tx
@@ -119,5 +120,5 @@ func (s *taskSet) abandon() error {
 	if n == 0 {
 		return nil
 	}
-	return fmt.Errorf("onceq: %d handlers did not return after their context was cancelled (kinds %q); their leases run out", n, slices.Compact(kinds))
+	return fmt.Errorf("onceq: %d handlers did not return after their context was cancelled (kinds %q); their leases run out, and their jobs run again", n, slices.Compact(kinds))
 }

@@ -17,51 +17,57 @@ import (
 	"github.com/onceq/onceq/internal/lazytx"
 )
 
-// WorkerConfig configures a Worker. The zero value works the queue of each handler's kind.
+// WorkerConfig configures a Worker. With the zero value a Worker works the queues of its handlers' kinds.
 type WorkerConfig struct {
-	// Queues says how to work some of the worker's queues. Those that are not named here are worked with the defaults. The
-	// worker's queues are those of its handlers' kinds, and Also.
+	// Queues configures some of the worker's queues; the others have the defaults. The worker's queues are those of its
+	// handlers' kinds and those in Also, except those in Without.
 	Queues map[string]QueueConfig
 
-	// Also names queues that are worked besides: those to which Job.Queue sends jobs of these kinds.
+	// Also names further queues to work: those to which Job.Queue sends jobs of these kinds.
 	Also []string
 
-	// Without names queues of the handlers' kinds that are left to other workers.
+	// Without names queues of the handlers' kinds that this worker leaves to other workers.
 	Without []string
 
-	// Lease is how long a job stays with a process that died, froze or lost the database, before another
-	// worker takes it. Default 30 s; at least 1 s. It is extended every third of it while a handler runs,
-	// however long that is, and until a lease after the end of the handler's context: by Timeout, because the job was
-	// cancelled, or because the lease was lost. A handler that has not returned by then has its transaction's connection
-	// closed, its lease runs out within another one, and its job counts a lost lease (Kind.MaxLost) and goes to whoever is
-	// free. The log says so, and Health of this Queue as long as it lasts: such a handler keeps its slot.
+	// Lease is how long a job stays with a process that died, froze or lost the database, before another worker takes it.
+	// Default 30 s; at least 1 s. The worker extends the lease every third of its length while a handler runs, however long
+	// that is.
 	//
-	// A process that freezes inside of a transactional handler is cut off by the server after a lease, two seconds at least.
+	// The handler's context ends with Kind.Timeout, when the job is cancelled, or when the lease is lost. A handler that
+	// has not returned a whole lease after that is given up: the connection of its transaction is closed, its lease is no
+	// longer extended and runs out within another lease, and its job counts a lost lease (Kind.MaxLost) and goes to a free
+	// worker. The log says so, and Queue.Health does as long as the handler runs, because it occupies its slot.
+	//
+	// If a process freezes inside a transactional handler, the server closes its connection after a lease, two seconds at
+	// least.
 	Lease time.Duration
 
-	// PollInterval is the longest that a worker without work waits until it looks again, jittered. Default one
-	// second where notifications arrive, which make it find new jobs within a millisecond or so; a quarter
-	// of one where they cannot, as behind PgBouncer in transaction mode and, for jobs enqueued in a transaction, on servers
-	// that allow prepared transactions.
+	// PollInterval is the longest time that a worker without work waits until it looks for work again, ±10%. Default one
+	// second if notifications arrive, which let the worker find new jobs within about a millisecond; a quarter of a second
+	// if they do not, as behind PgBouncer in transaction mode, or if jobs that are enqueued in a transaction send none, as
+	// on servers that allow prepared transactions. At most an hour.
 	PollInterval time.Duration
 
-	// ShutdownTimeout is how long Run waits for running handlers after its context has ended, before it
-	// cancels theirs. Default 20 s. Negative: they are cancelled at once.
+	// ShutdownTimeout is how long Run waits for running handlers after its context has ended, before it cancels their
+	// contexts. Default 20 s. If it is negative, they are cancelled at once.
 	ShutdownTimeout time.Duration
 }
 
 // QueueConfig configures one queue of a worker.
 type QueueConfig struct {
-	// Concurrency is how many handlers run at once; of batch handlers, how many batches. Default 100. In a queue that has
-	// transactional kinds (HandleTx, HandleBatch) each running handler holds a connection of the pool: there it is by
-	// default three quarters of the pool's MaxConns, one less at least, and never more than MaxConns. All such queues of a
-	// Queue's workers share these connections, so that no worker holds jobs for which there is none. What is left over is
-	// for what handlers ask of the pool itself: a pool of n connections with n such handlers running, each of which waits
-	// for one more, stands still until their timeout. The log says so and what holds them.
+	// Concurrency is how many handlers run at once; for batch handlers, how many batches. Default 100, at most 10,000.
+	//
+	// In a queue that has transactional kinds (HandleTx, HandleBatch) each running handler holds a connection of the pool.
+	// There the default is three quarters of the pool's MaxConns, leaves at least one connection free, and is at most 100;
+	// a larger value than MaxConns is lowered to MaxConns, with a warning in the log. All such queues of a Queue's workers
+	// share these connections, so that no worker holds jobs for which there is no connection. The other connections are for
+	// what handlers ask of the pool itself: if n such handlers hold all n connections of a pool and each waits for one
+	// more, they wait until their timeout. The log then says so and names the handlers.
 	Concurrency int
 
-	// Keep is how long completed and cancelled jobs stay in the history, where their kind does not say.
-	// Default 0, not at all; Forever until somebody discards them.
+	// Keep is how long completed jobs, and jobs that were cancelled while they ran, stay in the history, unless their kind
+	// says otherwise (Kind.Keep). Default 0, which means not at all; Forever keeps them until somebody discards them. A
+	// cancelled job stays for CancelledKeep at least.
 	Keep time.Duration
 }
 
@@ -70,16 +76,16 @@ const (
 	defaultShutdown    = 20 * time.Second
 	abandonAfter       = 5 * time.Second // how long a cancelled handler may take to return
 	rollbackTimeout    = 5 * time.Second
-	ownConnections     = 6    // claims, completions and effects of one worker
+	ownConnections     = 6    // for claims, completions and effects of one worker
 	maxPrefetch        = 2000 // jobs claimed beyond what runs
 	prefetchTime       = 25 * time.Millisecond
-	conflictTries      = 10 // of a handler's transaction that Postgres wants run again
+	conflictTries      = 10 // how often a handler runs whose transaction Postgres wants run again
 )
 
 var errShutdown = errors.New("onceq: the worker is shutting down")
 
-// Worker runs handlers for the jobs of one or more queues. Any number of workers, in any number of processes
-// and versions, may work the same queues.
+// Worker runs handlers for the jobs of one or more queues. Any number of workers, in any number of processes and of
+// different versions of the application, may work the same queues.
 type Worker struct {
 	// Only NewWorker writes these.
 	q        *Queue
@@ -89,18 +95,18 @@ type Worker struct {
 	keeps    map[string]int64
 	lease    time.Duration
 	poll     time.Duration // 0 for the default
-	ahead    time.Duration // jobs are claimed for as long as they take to be worked on
+	ahead    time.Duration // how long a job that is claimed ahead may wait for a handler
 	shutdown time.Duration
 
 	pooledIn  map[string]bool // queues with transactional kinds
-	mayHold   int             // connections of the pool, for handlers' transactions
+	mayHold   int             // how many connections of the pool handlers' transactions may hold
 	pipelines bool            // see lazytx.Pipelines
 
-	running atomic.Bool // Run or Drain is; a second one is refused
+	running atomic.Bool // Run or Drain is running; a second one is refused
 }
 
-// NewWorker checks the configuration and the handlers, at most one for each kind. Jobs of other kinds are left
-// alone, for other workers, with one warning in the log.
+// NewWorker checks the configuration and the handlers; there may be one handler for each kind. Jobs of other kinds are left
+// to other workers, with one warning in the log for each kind.
 func NewWorker(q *Queue, cfg WorkerConfig, handlers ...Handler) (*Worker, error) {
 	if q == nil {
 		return nil, errors.New("onceq: NewWorker needs a queue")
@@ -121,7 +127,7 @@ func NewWorker(q *Queue, cfg WorkerConfig, handlers ...Handler) (*Worker, error)
 		return nil, err
 	}
 	if w.lease < time.Second {
-		return nil, invalid("WorkerConfig.Lease", "is %s; at least a second, so that a beat that comes late loses nothing", w.lease)
+		return nil, invalid("WorkerConfig.Lease", "is %s; at least a second, so that an extension that comes late loses no job", w.lease)
 	}
 	if w.poll < 0 || w.poll > time.Hour {
 		return nil, invalid("WorkerConfig.PollInterval", "is %s; 0 to an hour is possible", w.poll)
@@ -129,7 +135,7 @@ func NewWorker(q *Queue, cfg WorkerConfig, handlers ...Handler) (*Worker, error)
 	return w, nil
 }
 
-// addHandlers takes the handlers, and the queues of their kinds.
+// addHandlers adds the handlers and the queues of their kinds.
 func (w *Worker) addHandlers(handlers []Handler) error {
 	if len(handlers) == 0 {
 		return errors.New("onceq: NewWorker needs at least one handler; make one with Kind.Handle")
@@ -154,7 +160,7 @@ func (w *Worker) addHandlers(handlers []Handler) error {
 	return nil
 }
 
-// chooseQueues says which queues the worker works: those of its kinds, as the configuration adds to them and takes away.
+// chooseQueues decides which queues the worker works: those of its kinds, with Also added and Without taken away.
 func (w *Worker) chooseQueues(cfg *WorkerConfig) error {
 	for _, name := range cfg.Without {
 		if _, ok := w.queues[name]; !ok {
@@ -166,7 +172,7 @@ func (w *Worker) chooseQueues(cfg *WorkerConfig) error {
 	}
 	for _, name := range cfg.Also {
 		if slices.Contains(cfg.Without, name) {
-			return invalid("WorkerConfig.Also", "names queue %q, and so does Without", name)
+			return invalid("WorkerConfig.Also", "names queue %q, and so does Without; remove it from one of them", name)
 		}
 		w.queues[name] = QueueConfig{}
 	}
@@ -183,7 +189,7 @@ func (w *Worker) chooseQueues(cfg *WorkerConfig) error {
 	return nil
 }
 
-// tuneQueues sets what the configuration leaves open, for a pool of so many connections.
+// tuneQueues fills in what the configuration leaves open, for a pool of size connections.
 func (w *Worker) tuneQueues(size int) error {
 	asked := 0
 	for name, c := range w.queues {
@@ -201,7 +207,7 @@ func (w *Worker) tuneQueues(size int) error {
 			w.mayHold = max(w.mayHold, usual)
 		default:
 			if c.Concurrency > size {
-				w.q.log.Warn("onceq: a queue's Concurrency is above what the pool has connections for its transactional handlers; raise the pool's MaxConns",
+				w.q.log.Warn("onceq: a queue with transactional handlers has a Concurrency above the pool's MaxConns, and gets MaxConns instead; raise MaxConns, or lower Concurrency",
 					slog.String("queue", name), slog.Int("concurrency", c.Concurrency), slog.Int("connections", size))
 				c.Concurrency = size
 			}
@@ -217,28 +223,27 @@ func (w *Worker) tuneQueues(size int) error {
 	return nil
 }
 
-// Run works until ctx ends, then stops claiming, waits for running handlers, cancels those that take longer
-// than ShutdownTimeout, gives unfinished jobs back without spending an attempt, and returns nil. It
-// returns an error when the database cannot be reached at the start, when the schema is missing or of another version,
-// and when handlers did not return although they were cancelled: their transactions' connections are closed, and their
-// leases run out.
+// Run works until ctx ends. Then it stops claiming, waits for running handlers, cancels those that take longer than
+// ShutdownTimeout, gives unfinished jobs back without spending an attempt, and returns nil. It returns an error if the
+// database cannot be reached at the start, if the schema is missing or of another version, and if handlers did not return
+// although they were cancelled: the connections of their transactions are closed, and their leases run out.
 //
-// Where handlers obey their context it returns when they have, and their outcomes are stored, for which it tries as long
-// as a lease. Where some do not, it returns ShutdownTimeout and 20 seconds after the end of ctx at the latest: 5 for
-// cancelled handlers to return, 5 for outcomes, and 10 to close its own connections. Outcomes that could not be stored by
-// then are lost, and their jobs run again when their leases have run out. Where the database does not answer, add a lease, for
-// a claim that is under way.
+// If all handlers return when their context ends, Run returns when they have returned and their outcomes are stored; it
+// tries to store them for as long as a lease. If some do not return, Run returns at most ShutdownTimeout and 20 seconds
+// after the end of ctx: 5 s for cancelled handlers to return, 5 s for outcomes, and 10 s to close its own connections.
+// Outcomes that could not be stored by then are lost, and their jobs run again when their leases have run out. If the
+// database does not answer, this can take a lease longer, because of a claim that is under way.
 //
-// Once it works, a lost database is no reason to return: the worker goes on when it is back.
+// Once Run has started, it does not return because the database is lost: it continues when the database is back.
 func (w *Worker) Run(ctx context.Context) error { return w.run(ctx, -1) }
 
-// Drain works like Run until limit jobs were claimed or nothing is due, in which case it waits for what its
-// handlers may still enqueue. A limit of 0 is none. It returns when all that it claimed has been dealt with: for tests,
-// and for work that is started by a schedule. Where its context ends before, it stops as Run does and returns an error that
-// matches the context's.
+// Drain works like Run until limit jobs have been claimed, or until nothing is due and no handler that could enqueue more
+// is running. A limit of 0 means no limit. It returns when every job that it claimed has been dealt with. It is for tests,
+// and for work that is started by a schedule. If ctx ends earlier, Drain stops as Run does and returns an error that
+// matches the context's error.
 func (w *Worker) Drain(ctx context.Context, limit int) error {
 	if limit < 0 {
-		return invalid("Drain", "has limit %d; 0 is none", limit)
+		return invalid("Drain", "has limit %d; use 0 for no limit", limit)
 	}
 	if limit == 0 {
 		limit = math.MaxInt
@@ -246,10 +251,10 @@ func (w *Worker) Drain(ctx context.Context, limit int) error {
 	return w.run(ctx, limit)
 }
 
-// run is Run, or with a limit from 0 on Drain.
+// run is Run, or Drain if limit is not negative.
 func (w *Worker) run(ctx context.Context, limit int) error {
 	if !w.running.CompareAndSwap(false, true) {
-		return errors.New("onceq: Worker.Run is already running; make a worker for each")
+		return errors.New("onceq: Run or Drain of this Worker is already running; make another Worker")
 	}
 	defer w.running.Store(false)
 	if err := w.q.Check(ctx); err != nil {
@@ -271,8 +276,9 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 	return errors.Join(failed, left)
 }
 
-// connect opens the worker's own pools: statements of the library's own never wait for a connection that a handler holds.
-// Nor do beats wait for one that waits for a lock: an effect's fence may be locked for long.
+// connect opens the worker's own pools, so that statements of the library's own never wait for a connection that a handler
+// holds. Beats have a pool of their own, so that they never wait for a statement that waits for a lock: an effect's fence
+// may be locked for long.
 func (w *Worker) connect(ctx context.Context) (db, beats *pgxpool.Pool, err error) {
 	cfg := w.q.pool.Config()
 	cfg.MaxConns, cfg.MinConns, cfg.MinIdleConns = ownConnections, 0, 0
@@ -287,8 +293,8 @@ func (w *Worker) connect(ctx context.Context) (db, beats *pgxpool.Pool, err erro
 	return nil, nil, fmt.Errorf("onceq: the worker's own connections: %w", err)
 }
 
-// disconnect closes the worker's own pools, which waits for whoever has one of their connections; where handlers did not
-// return, not for long.
+// disconnect closes the worker's own pools. That waits until all of their connections are given back, but not for long if
+// handlers did not return.
 func disconnect(returned bool, pools ...*pgxpool.Pool) {
 	closed := make(chan struct{})
 	go func() {
@@ -320,7 +326,7 @@ func within(done <-chan struct{}, d time.Duration) bool {
 	}
 }
 
-// sleep waits for d, or until wake or ctx; false when ctx has ended.
+// sleep waits for d, or until wake or ctx; it returns false if ctx has ended.
 func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -1322,7 +1322,7 @@ func TestNewWorker_QueuesTuneAndWhatIsLeftOutIsSaid(t *testing.T) {
 		`names queue "bulk", which is the queue of no handler's kind`:                                 {Without: []string{"bulk"}},
 		`leaves the worker no queue`:                             {Without: []string{"billing", "default"}},
 		`names queue "billing", which this worker does not work`: {Without: []string{"billing"}, Queues: tuned},
-		`and so does Without`:                                    {Without: []string{"billing"}, Also: []string{"billing"}},
+		`and so does Without; remove it from one of them`:        {Without: []string{"billing"}, Also: []string{"billing"}},
 		`WorkerConfig.Queues`:                                    {Also: []string{" "}},
 	} {
 		_, err := onceq.NewWorker(db.Queue, cfg, handlers...)
