@@ -14,9 +14,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// On a server that others use too, a process's databases go when the process has ended, however that was. Tests drop
-// their own; the templates, which tests share, belong to none, and Go has no place for what a process does last. So a
-// second process of the same program waits for the end of its standard input, which this one holds open.
+// On a shared server, a process's databases must be dropped when the process has ended, however it ended. Tests drop
+// their own databases. The templates are shared by tests, and Go has no hook for the end of a process. So a second
+// process of the same program waits for the end of its standard input, which this process holds open.
 const envCleaner = "ONCEQ_TEST_CLEANER"
 
 func init() {
@@ -26,9 +26,9 @@ func init() {
 	}
 }
 
-// leaveClean starts the cleaner. Where there is none, dropStale of a later process does its work.
+// leaveClean starts the cleaner. Without it, dropStale of a later process does its work.
 func (s *server) leaveClean() error {
-	if runtime.GOOS == "windows" { // where a program that runs cannot be removed, as go test does
+	if runtime.GOOS == "windows" { // Windows cannot remove a running program, and go test removes this one
 		return nil
 	}
 	program, err := os.Executable()
@@ -52,10 +52,10 @@ func (s *server) leaveClean() error {
 	return nil
 }
 
-// clean drops the databases of the process at the other end, when that has ended. Nobody hears of an error: what stays
-// is dropped by a later process.
+// clean drops the databases of the process at the other end after that has ended. Errors are ignored: a later process
+// drops what is left.
 func clean(in io.Reader) {
-	signal.Ignore(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP) // meant for that process
+	signal.Ignore(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP) // they are meant for the other process
 	lines := bufio.NewScanner(in)
 	var said []string
 	for lines.Scan() {

@@ -21,7 +21,7 @@ func check(err error) {
 	}
 }
 
-// A test has a database of its own, with onceq's tables, a queue and a pool.
+// A test has its own database, with onceq's tables, a queue and a pool.
 func ExampleNew() {
 	t := exampletb.New() // a test has its own: func TestWelcome(t *testing.T)
 	defer t.Done()
@@ -48,7 +48,7 @@ func ExampleDB_RunOne() {
 	// Output: welcome dead no @ in it
 }
 
-// Drain runs all that is due, also what handlers enqueue.
+// Drain runs everything that is due, including what handlers enqueue.
 func ExampleDB_Drain() {
 	t := exampletb.New() // a test has its own: func TestOrder(t *testing.T)
 	defer t.Done()
@@ -73,8 +73,7 @@ func ExampleDB_Drain() {
 	// invoice completed
 }
 
-// Advance lets time pass in the database: what is delayed, backed off or kept for a window comes to its end, and the test
-// waits for nothing.
+// Advance lets time pass in the database. Delays, backoffs and windows end, and the test does not wait.
 func ExampleDB_Advance() {
 	t := exampletb.New() // a test has its own: func TestReminder(t *testing.T)
 	defer t.Done()
@@ -95,7 +94,7 @@ func ExampleDB_Advance() {
 	// runs in two weeks: 1
 }
 
-// DeliverTwice runs a job as when its first worker was taken for dead: what the handler did outside of its lease stays,
+// DeliverTwice runs a job as if its first worker had been taken for dead. What the handler did outside its lease stays,
 // and the second run must cope with it.
 func ExampleDB_DeliverTwice() {
 	t := exampletb.New() // a test has its own: func TestWelcome(t *testing.T)

@@ -11,13 +11,13 @@ import (
 	"github.com/onceq/onceq/internal/pgserver"
 )
 
-// Each test that has a database fails when it leaves a goroutine.
+// Each test with a database fails if it leaves a goroutine behind.
 func init() { leaks.On.Store(true) }
 
-// Impatient lets the end of a test that leaks a connection not wait for long.
+// Impatient shortens the wait at the end of a test that leaks a connection.
 func (db *DB) Impatient() { db.returnTimeout = time.Second }
 
-// Tag is what marks the databases of the server that New uses.
+// Tag returns the mark of the databases on the server that New uses.
 func Tag(t *testing.T) string {
 	t.Helper()
 	s, err := processServer()

@@ -11,8 +11,8 @@ import (
 	"github.com/onceq/onceq"
 )
 
-// violations says in words what is wrong with the tables, one row for each rule that is broken in each row, in
-// one snapshot. The numbers of states and classes are those of the migration and fence.go.
+// violations describes what is wrong with the tables: one result row for each broken rule in each table row, in one
+// snapshot. The numbers of states and classes are those of the migration.
 const violations = `
 with j as (
   select j.*, f.state as fence_state, f.job_id as fence_job, h.state as past_state
@@ -68,11 +68,11 @@ union all select format('fence %s is uncertain or held and says not why', name) 
 union all select format('fence %s is an effect of job %s, which its key does not say', name, job_id) from f where class = 3 and not starts_with(key, job_id || '/')
  limit 20`
 
-// Invariants checks everything that must be true of the tables of a schema at any moment, in one snapshot, and
-// returns an error that names each violation, up to 20 of them, or nil. It reads all rows: for tests.
+// Invariants checks in one snapshot everything that must always be true of a schema's tables. It returns an error that
+// names up to 20 violations, or nil. It reads all rows, so it is meant for tests.
 func Invariants(ctx context.Context, conn onceq.DB, schema string) error {
-	// Statistics of tables that have just been filled have the planner compare each row with each; joins by hash do not.
-	// What is left of other joins looks dear then, and not worth compiling.
+	// With the statistics of tables that have just been filled, the planner would compare each row with each other row;
+	// hash joins do not. The other joins then look expensive enough for JIT compilation, which is not worth it.
 	if b, ok := conn.(interface {
 		Begin(context.Context) (pgx.Tx, error)
 	}); ok {
@@ -96,10 +96,10 @@ func Invariants(ctx context.Context, conn onceq.DB, schema string) error {
 		return fmt.Errorf("queuetest: checking invariants: %w", err)
 	}
 	if len(found) > 0 {
-		return errors.New("queuetest: the tables are not as they must be:\n\t" + strings.Join(found, "\n\t"))
+		return errors.New("queuetest: the tables break these rules:\n\t" + strings.Join(found, "\n\t"))
 	}
 	return nil
 }
 
-// Check says whether everything that must always be true of the tables is true: see Invariants.
+// Check checks everything that must always be true of the tables: see Invariants.
 func (db *DB) Check() error { return Invariants(context.Background(), db.Pool, db.Schema) }

@@ -23,30 +23,31 @@ import (
 	"github.com/onceq/onceq/migrations"
 )
 
-// The environment lets a whole suite run in another way than by default, without a change to any test. onceq's own
-// runs in each of them (make matrix); an application that goes through PgBouncer may want its own to do so too.
+// The environment lets a whole test suite run in another mode, without a change to any test. onceq's own suite runs in
+// each of them (make matrix). An application that uses PgBouncer may want to run its suite through it too.
 const (
 	// envQueryMode names pgx's query mode for DB.Pool: cache_statement, cache_describe, describe_exec, exec or
 	// simple_protocol.
 	envQueryMode = "ONCEQ_TEST_QUERY_MODE"
 
-	// envSchema puts the tables of tests that ask for no schema into another one than onceq, where views stand in
-	// for them: a test's own statements go on finding onceq.jobs.
+	// envSchema puts the tables into another schema than onceq, for tests that ask for no schema. Views in onceq stand
+	// in for them, so that a test's own statements still find onceq.jobs.
 	envSchema = "ONCEQ_TEST_SCHEMA"
 
-	// envRole, when not empty, makes DB.Pool connect as a role with migrations.Grants that may make things of its
-	// own beside onceq's tables, and no more. For servers that the package starts.
+	// envRole, when not empty, makes DB.Pool connect as a role with migrations.Grants. The role may also create tables
+	// of its own beside onceq's, and no more. For servers that the package starts.
 	envRole = "ONCEQ_TEST_ROLE"
 
-	// envPgBouncer is the path of a pgbouncer, in transaction mode, that DB.Pool goes through. The query mode is exec
-	// then, unless given. A test that asks for one that prepares in one round trip and runs in another is skipped.
+	// envPgBouncer is the path of a pgbouncer program. DB.Pool goes through it in transaction mode. The query mode is
+	// then exec by default. A test that asks for a mode that prepares in one round trip and executes in another is
+	// skipped.
 	envPgBouncer = "ONCEQ_TEST_VIA_PGBOUNCER"
 )
 
-// defaultSchema is where the tables go that no test names a place for.
+// defaultSchema is the schema of tests that name none.
 const defaultSchema = "onceq"
 
-// elsewhere gives the schema that stands in for the default one, or "".
+// elsewhere returns the schema that stands in for the default one, or "".
 func elsewhere() string {
 	if s := os.Getenv(envSchema); s != defaultSchema {
 		return s
@@ -54,7 +55,7 @@ func elsewhere() string {
 	return ""
 }
 
-// standIn makes what a template has beyond the migrations in each mode.
+// standIn adds to a template what each mode needs beyond the migrations.
 func standIn(ctx context.Context, conn *pgx.Conn, schema, role string) error {
 	if role != "" {
 		more := fmt.Sprintf("grant create on schema public to %[1]s; grant select on all sequences in schema %[2]s to %[1]s", // for Check at the end
@@ -85,13 +86,14 @@ func standIn(ctx context.Context, conn *pgx.Conn, schema, role string) error {
 	return err
 }
 
-// runtimeRole gives the role of envRole, "" where the mode is off. It is made with the server's first database.
+// runtimeRole returns the role of envRole, or "" if the mode is off. The role is created with the server's first
+// database.
 func (s *server) runtimeRole(ctx context.Context) (string, error) {
 	if os.Getenv(envRole) == "" {
 		return "", nil
 	}
 	if !s.Ours() {
-		return "", errors.New(envRole + " wants a server that the tests start: it would leave its role on this one")
+		return "", errors.New(envRole + " needs a server that the tests start: on this one the role would be left behind")
 	}
 	const name = "onceq_runtime"
 	s.roleOnce.Do(func() {
@@ -134,8 +136,8 @@ func apply(t testing.TB, s *server, config *pgxpool.Config, role string) {
 	t.Fatalf("queuetest: %s: pgx has no query mode %q", envQueryMode, mode)
 }
 
-// untracked moves what PgBouncer refuses to take at the start of a session to where a session behind it finds it too:
-// into the database's own settings.
+// untracked moves the settings that PgBouncer refuses at the start of a session into the database's own settings, where
+// a session behind PgBouncer finds them too.
 func untracked(t testing.TB, s *server, config *pgx.ConnConfig) {
 	t.Helper()
 	if os.Getenv(envPgBouncer) == "" {
@@ -148,7 +150,7 @@ func untracked(t testing.TB, s *server, config *pgx.ConnConfig) {
 	for name, value := range config.RuntimeParams {
 		switch strings.ToLower(name) {
 		case "application_name", "client_encoding", "datestyle", "timezone", "standard_conforming_strings":
-			continue // PgBouncer gives these to whichever server connection it takes
+			continue // PgBouncer passes these on to the server connection that it uses
 		}
 		delete(config.RuntimeParams, name)
 		err := s.admin(t.Context(), func(conn *pgx.Conn) error {
@@ -167,14 +169,14 @@ func untracked(t testing.TB, s *server, config *pgx.ConnConfig) {
 	}
 }
 
-// bouncer starts the process's PgBouncer, in front of all databases of the server, and gives its port.
+// bouncer starts the process's PgBouncer in front of all databases of the server, and returns its port.
 func (s *server) bouncer(path string) (uint16, error) {
 	s.bouncerOnce.Do(func() { s.bouncerPort, s.bouncerErr = s.startBouncer(path) })
 	return s.bouncerPort, s.bouncerErr
 }
 
-// superviseBouncer is the program that starts PgBouncer and ends it when its standard input ends: with this process,
-// however that ends.
+// superviseBouncer is the program that starts PgBouncer and ends it when its standard input ends, which happens when
+// this process ends in any way.
 const superviseBouncer = `"$@" & echo started; read -r _; kill -9 $!; rm -rf "$(dirname "$0")"`
 
 func (s *server) startBouncer(path string) (uint16, error) {
@@ -196,7 +198,7 @@ func (s *server) startBouncer(path string) (uint16, error) {
 	}
 	auth := "scram-sha-256"
 	if to.Password == "" {
-		auth = "trust" // as the server does
+		auth = "trust" // as on the server
 	}
 	ini := filepath.Join(dir, "pgbouncer.ini")
 	err = os.WriteFile(ini, fmt.Appendf(nil, `
@@ -217,7 +219,7 @@ logfile =
 		err = os.WriteFile(filepath.Join(dir, "users"), fmt.Appendf(nil, "%q %[2]q\n\"onceq_runtime\" %[2]q\n", to.User, to.Password), 0o600)
 	}
 	if err == nil {
-		err = pgserver.ToNobody(dir) // as whom it runs then
+		err = pgserver.ToNobody(dir) // the user that it runs as
 	}
 	if err != nil {
 		return 0, err
@@ -238,7 +240,7 @@ logfile =
 	if err := cmd.Start(); err != nil {
 		return 0, fmt.Errorf("start pgbouncer: %w", err)
 	}
-	s.bouncerLifeline = stdin // kept open as long as the process lives
+	s.bouncerLifeline = stdin // open as long as the process lives
 	if _, err := bufio.NewReader(stdout).ReadString('\n'); err != nil {
 		return 0, fmt.Errorf("start pgbouncer: %w", err)
 	}
@@ -253,7 +255,7 @@ logfile =
 	}
 }
 
-// modeState is what the modes of a process share.
+// modeState is shared by the modes of a process.
 type modeState struct {
 	roleOnce sync.Once
 	roleErr  error

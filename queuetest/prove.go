@@ -23,66 +23,67 @@ import (
 	"github.com/onceq/onceq"
 )
 
-// EnvProve makes Prove repeat one run alone and log all that its processes did: its value is the name of the run, which
-// a failure prints.
+// EnvProve makes Prove repeat a single run and log everything that its processes did. Its value is the name of the run,
+// which a failure prints.
 const EnvProve = "ONCEQ_PROVE"
 
-// Proof says which handler is to be proven, with which job, and what must be true afterwards. Its functions are called
-// from several goroutines at once.
+// Proof says which handler to prove, with which job, and what must be true afterwards. Its functions are called from
+// several goroutines at once.
 type Proof struct {
-	// Setup makes the tables and rows that the handler needs, once. Every run begins with a copy of that database.
-	// Default: nothing but the queue. See SQL.
+	// Setup creates the tables and rows that the handler needs. It is called once; every run begins with a copy of that
+	// database. Default: only the queue. See SQL.
 	Setup func(ctx context.Context, pool *pgxpool.Pool) error
 
-	// Job makes the job, with the Kind's own method mostly. Jobs makes several in its place, for a batch, or to see that
-	// one does not get in another's way; a handler that takes one at a time gets them one after the other.
+	// Job makes the job, usually with the Kind's own method. Set Jobs instead to make several jobs, for a batch or to
+	// check that one does not disturb another. A handler that takes one job at a time gets them one after the other.
 	Job  func() onceq.Job
 	Jobs func() []onceq.Job
 
-	// Handler makes the handler as a process of the application makes it at its start. All that it uses must come from
-	// p: its pool, its queue, its HTTP client, or p.Effect in a double of anything else.
+	// Handler makes the handler as a process of the application would at its start. Everything that the handler uses
+	// must come from p: its pool, its queue, its HTTP client, or p.Effect in a test double of anything else.
 	Handler func(p *Process) onceq.Handler
 
-	// Check says whether all is as it must be when a job is finished, whatever went wrong on the way. It fails through o,
-	// which works with testify's assert and require. Default: each table contains what it does after a run without faults,
-	// but for what differs between such runs (times, ids of a sequence, what is made by chance).
+	// Check checks the outcome after a job is finished, whatever went wrong on the way. It fails through o, which works
+	// with testify's assert and require. Default: each table contains the same as after a run without faults, except
+	// what differs between such runs (times, ids of a sequence, random values).
 	//
-	// Checked in any case: that the job ends in the same state as without faults, that each effect outside happened as
-	// often as without faults, and the queue's own tables. A run with an effect that no run without faults has, as a
-	// compensation or a fallback is, is held against nothing but Check.
+	// Some checks are always made: the job ends in the same state as without faults, each effect outside happened as
+	// often as without faults, and the queue's own tables are consistent. A run may have an effect that no run without
+	// faults has, such as a compensation or a fallback. Then only Check judges it.
 	Check func(o *Outcome)
 
-	// Also says whether an outcome is right although it is another one than without faults: the job dead and the money
-	// given back. Where it is, nothing else is asked. Default: none is.
+	// Also reports whether an outcome is right although it differs from that without faults, such as a dead job whose
+	// money was given back. If it returns true, nothing else is checked. Default: no other outcome is right.
 	Also func(o *Outcome) bool
 
-	// Varies names tables and columns that may differ from run to run, "attempts_log" or "orders.last_error", where there is
-	// no Check. Members of JSON are named by their path, "orders.details.seen".
+	// Varies names tables and columns that may differ from run to run, if there is no Check: "attempts_log" or
+	// "orders.last_error". Members of JSON are named by their path: "orders.details.seen".
 	Varies []string
 
-	// Provider answers HTTP calls, once for each effect. Default: 200 with an id. An answer from 400 on says that there
-	// was no effect.
+	// Provider answers HTTP calls, once for each effect. Default: 200 with an id. A status of 400 or above means that
+	// there was no effect.
 	Provider http.Handler
 
 	// NoDedup is for a provider that does not recognise a repeated idempotency key: each call is an effect of its own.
 	NoDedup bool
 
-	// Safe says that a request changes nothing that counts: a search by POST, a log-in. GET, HEAD, OPTIONS and the like are
-	// safe in any case, and the fetching of an OAuth token. PUT and DELETE may be repeated with the same content.
+	// Safe reports that a request changes nothing that matters: a search by POST, a log-in. GET, HEAD, OPTIONS and the
+	// like are always safe, and so is fetching an OAuth token. PUT and DELETE may be repeated with the same content.
 	Safe func(r *http.Request) bool
 
-	// Key gives what the provider recognises a repeated request by, "" for nothing. Default: the header Idempotency-Key or one
-	// of its usual other names, or a key of onceq wherever in the request it stands.
+	// Key returns the key by which the provider recognises a repeated request, or "". Default: the header
+	// Idempotency-Key or one of its other usual names, or a key of onceq anywhere in the request.
 	Key func(r *http.Request) string
 
-	// Resolve decides about an effect of a job that is held for a person; applied says whether any call that was made in
-	// it happened. Default: onceq.Applied with the result of the run without faults, or onceq.NeverApplied(), as applied says.
+	// Resolve decides about an effect of a job that is held for a person. applied reports whether any call made in the
+	// effect took place. Default: if applied, onceq.Applied with the result of the run without faults; otherwise
+	// onceq.NeverApplied().
 	Resolve func(job onceq.JobInfo, effect string, applied bool) onceq.Resolution
 
-	only func(*fault) bool // the faults to try, in the tests of this package; nil for all
+	only func(*fault) bool // which faults to try, for this package's tests; nil for all
 }
 
-// SQL is a Setup that runs statements.
+// SQL returns a Setup that runs statements.
 func SQL(statements string) func(context.Context, *pgxpool.Pool) error {
 	return func(ctx context.Context, pool *pgxpool.Pool) error {
 		_, err := pool.Exec(ctx, statements, pgx.QueryExecModeSimpleProtocol)
@@ -90,19 +91,19 @@ func SQL(statements string) func(context.Context, *pgxpool.Pool) error {
 	}
 }
 
-// Outcome is what a Check looks at: everything is over, and the job is finished.
+// Outcome is what a Check looks at after the job is finished.
 type Outcome struct {
 	Pool    *pgxpool.Pool
 	Queue   *onceq.Queue
 	JobIDs  []int64
-	Effects []Effect // that happened outside, in their order
+	Effects []Effect // effects outside the database, in order
 	Fault   string   // what went wrong in this run, in words; "" for nothing
 
 	mu     sync.Mutex
 	errors []string
 }
 
-// Errorf says that something is not as it must be.
+// Errorf reports that something is wrong.
 func (o *Outcome) Errorf(format string, args ...any) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -112,7 +113,7 @@ func (o *Outcome) Errorf(format string, args ...any) {
 // FailNow ends the check.
 func (o *Outcome) FailNow() { runtime.Goexit() }
 
-// Count gives the number that a query selects.
+// Count returns the number that a query selects.
 func (o *Outcome) Count(query string, args ...any) int {
 	var n int
 	if err := o.Pool.QueryRow(context.Background(), query, args...).Scan(&n); err != nil {
@@ -122,27 +123,26 @@ func (o *Outcome) Count(query string, args ...any) int {
 	return n
 }
 
-// Prove runs a handler under every fault that can be placed between two of its steps, each time on a fresh database
-// and until its job is finished, and fails the test where the outcome is not what it must be.
+// Prove runs a handler under every fault that can occur between two of its steps. Each run has a fresh database and
+// goes on until its job is finished. Prove fails the test if an outcome is wrong.
 //
-// A run without faults finds the steps: each statement and each commit on any connection of the process, those of
-// onceq included, and each call to the outside. A transaction of onceq's own that is sent as a whole is one step. Then
-// there is one run for each of:
+// A run without faults finds the steps: each statement and each commit on any connection of the process, including
+// onceq's own, and each call to the outside. A transaction of onceq's own that is sent as a whole is one step. Then
+// there is one run for each of these faults:
 //
-//   - the process dies before, and after, each step: its connections are cut, its contexts end, and its zombie reaches
-//     nothing any more; after a step means that the server has done it and the answer is lost.
-//   - the connection is lost before and after each step of the handler, or the call gets no answer, and the process
-//     lives on.
-//   - a call is answered with 500 although it was done.
-//   - the process freezes before each step of the handler, its lease runs out, a second one runs the job to its end,
-//     and the first one wakes up and goes on.
-//   - two processes come to the same step at the same time.
-//   - the job is delivered twice in a row: the lease of the first run is lost when it begins.
+//   - The process dies before a step, and after it. Its connections are cut, its contexts end, and what is left of it
+//     reaches nothing any more. "After a step" means that the server has done it and the answer is lost.
+//   - The connection is lost before and after each step of the handler, or a call gets no answer. The process lives on.
+//   - A call is answered with 500 although it was done.
+//   - The process freezes before a step of the handler and its lease expires. A second process finishes the job, and then
+//     the first one wakes up and goes on.
+//   - Two processes reach the same step at the same time.
+//   - The job is delivered twice in a row: the lease of the first run is lost when it begins.
 //
-// The run without faults must end well, or with a job that is dead by onceq.Fatal. Each process has one job at a time, or
-// one batch.
+// The run without faults must succeed, or end with a job that is dead because of onceq.Fatal. Each process has one job
+// at a time, or one batch.
 //
-// A failure says in words where that was, names the mistake where it is a known one, and how to repeat that one run.
+// A failure says in words where the fault was and how to repeat that run. It names the mistake if it is a known one.
 func Prove(t testing.TB, proof Proof) {
 	t.Helper()
 	report, err := prove(t, proof, os.Getenv(EnvProve))
@@ -162,23 +162,23 @@ const (
 	dying    faultKind = iota // the process dies
 	cutting                   // a connection is lost, or a call gets no answer
 	freezing                  // the process stands still until another one has done the job
-	meeting                   // two processes go on from there at the same time
+	meeting                   // two processes go on from the step at the same time
 	twice                     // two runs in a row
 	failing                   // a call is answered with 500 although it was done
 )
 
 var faultNames = [...]string{"die", "cut", "freeze", "meet", "twice", "fail"}
 
-// fault is what goes wrong in one run. The zero step is none.
+// fault is what goes wrong in one run. A nil step means no fault.
 type fault struct {
 	kind  faultKind
-	at    int // of step on the tape
+	at    int // index of step on the tape
 	step  *step
 	after bool
 	apart bool // the second delivery comes in another second of the clock
 }
 
-// name is what EnvProve takes.
+// name returns the fault's name for EnvProve.
 func (f *fault) name() string {
 	switch {
 	case f == nil:
@@ -222,13 +222,13 @@ func (f *fault) words() string {
 	return "ran twice in a row: the lease was lost when the first run began"
 }
 
-// survived says that the process lives on and runs the job again.
+// survived reports whether the process lives on and runs the job again.
 func (f *fault) survived() bool { return f != nil && (f.kind == cutting || f.kind == failing) }
 
-// faults says what to try, from the tape of a run without faults.
+// faults lists the faults to try, from the tape of a run without faults.
 func faults(tape []*step, attempts bool) []*fault {
 	all := []*fault{{kind: twice}}
-	known := make(map[string]bool) // calls whose key has been looked at in two seconds of the clock
+	known := make(map[string]bool) // calls whose keys are already compared across two seconds of the clock
 	for i, s := range tape {
 		for kind := dying; kind <= cutting; kind++ {
 			if kind == cutting && (!s.leased || !attempts) {
@@ -253,7 +253,8 @@ func faults(tape []*step, attempts bool) []*fault {
 	return all
 }
 
-// slots bounds the runs at a time of all proofs of the test process: each has some eight sessions on the server.
+// slots bounds how many runs of all proofs of the test process go on at once: each has about eight sessions on the
+// server.
 var slots = make(chan struct{}, min(8, max(2, 2*runtime.GOMAXPROCS(0))))
 
 // prover is one call of Prove.
@@ -263,16 +264,16 @@ type prover struct {
 	server   *server
 	template string
 	calm     *proofRun   // the run without faults
-	calms    []*proofRun // it, one more at the end, and one of a job that had lost its worker before
+	calms    []*proofRun // calm, a second one at the end, and one with jobs that lost an earlier worker
 	tables   map[string]*standard
 	width    int // how many jobs the handler takes at a time
 }
 
-// report is what came of it.
+// report is the result of a proof.
 type report struct {
 	test   string
 	steps  []*step
-	runs   []*proofRun // in the order of the faults; the first is the one without
+	runs   []*proofRun // in the order of the faults; the first is the one without a fault
 	keys   string      // what is wrong with the job's key; "" for nothing
 	calm   *proofRun
 	took   time.Duration
@@ -303,7 +304,7 @@ func prove(t testing.TB, proof Proof, only string) (*report, error) {
 	defer drop()
 	first := proof.Jobs()
 	if v.width = max(1, len(first)); v.width > 1 {
-		v.width = max(1, v.run(nil, false).most) // a run to find out
+		v.width = max(1, v.run(nil, false).most) // a run that finds out
 	}
 	calm := v.run(nil, false)
 	if err := calm.wrong(); err != nil {
@@ -313,7 +314,7 @@ func prove(t testing.TB, proof Proof, only string) (*report, error) {
 		if !strings.HasPrefix(name, "queue of ") && !slices.ContainsFunc(slices.Collect(maps.Values(calm.contents)), func(t *table) bool {
 			return t.named([]string{name}, "") || strings.HasPrefix(name, t.short+".") || strings.HasPrefix(name, strings.TrimPrefix(t.name, "table ")+".")
 		}) {
-			return nil, fmt.Errorf("Proof.Varies: there is no table of %q", name)
+			return nil, fmt.Errorf("Proof.Varies: the table of %q does not exist", name)
 		}
 	}
 	v.calm = calm
@@ -326,7 +327,7 @@ func prove(t testing.TB, proof Proof, only string) (*report, error) {
 	if only != "" {
 		todo = slices.DeleteFunc(todo, func(f *fault) bool { return f.name() != only })
 		if len(todo) == 0 && only != "none" {
-			return nil, fmt.Errorf("%s=%s is no run of this proof", EnvProve, only)
+			return nil, fmt.Errorf("%s=%s is not a run of this proof", EnvProve, only)
 		}
 	}
 	runs := make([]*proofRun, len(todo))
@@ -345,8 +346,8 @@ func prove(t testing.TB, proof Proof, only string) (*report, error) {
 	close(next)
 	workers.Wait()
 	rep.runs = append(rep.runs, runs...)
-	// What differs between runs without faults is held against no other. The last one comes after all others and in another
-	// second, so that a time that has passed differs as well.
+	// Values that differ between runs without faults do not count. The last such run comes at the end and in another
+	// second, so that elapsed times differ as well.
 	anotherSecond(began)
 	if err := v.again(rep.steps); err != nil {
 		return nil, err
@@ -366,7 +367,7 @@ func prove(t testing.TB, proof Proof, only string) (*report, error) {
 	return rep, nil
 }
 
-// wrong says what is wrong with a run without faults.
+// wrong returns what is wrong with a run without faults.
 func (r *proofRun) wrong() error {
 	if r.err != nil {
 		return fmt.Errorf("without any fault: %w", r.err)
@@ -381,8 +382,8 @@ func (r *proofRun) wrong() error {
 	return fmt.Errorf("without any fault: %s", text)
 }
 
-// again makes the other runs without faults: one as the first was, and one with other ids, of jobs that have failed once and whose
-// next worker died before it began.
+// again makes the other runs without faults. One repeats the first. The other has other ids, and jobs that have failed
+// once and whose next worker died before it began.
 func (v *prover) again(tape []*step) error {
 	second := v.run(nil, false)
 	if err := second.wrong(); err != nil {
@@ -408,7 +409,8 @@ func (v *prover) again(tape []*step) error {
 	return nil
 }
 
-// anotherSecond waits until the clock shows another second than at a time: what contains the time differs then.
+// anotherSecond waits until the clock is in another second than at the given time, so that values derived from the time
+// differ.
 func anotherSecond(than time.Time) {
 	time.Sleep(time.Until(than.Truncate(time.Second).Add(time.Second)))
 }
@@ -431,7 +433,7 @@ func (v *prover) prepare(ctx context.Context) (drop func(), err error) {
 		}()
 	}
 	if err == nil {
-		// A copy waits for sessions in its source: there are none from here on.
+		// A copy waits until its source has no sessions. From here on it has none.
 		err = v.server.exec(ctx, "alter database "+name+" with allow_connections false")
 	}
 	if err != nil {
@@ -450,35 +452,35 @@ func (v *prover) drop(name string) {
 	}
 }
 
-// proofRun is one run: a database, the processes that work in it one after the other or at once, and the outside.
+// proofRun is one run: its database, its processes, one after the other or at once, and the outside world.
 type proofRun struct {
 	v         *prover
 	fault     *fault
-	others    bool // it has other ids and another attempt than the others: see again
+	others    bool // ids and attempts differ from the usual: see again
 	db        *DB
 	ids       []int64
 	provider  *provider
 	processes []*Process
 	mu        sync.Mutex
-	passed    time.Duration // by how much the database's clock was advanced
-	most      int           // jobs that the handler got at once
+	passed    time.Duration // how far the database's clock was advanced
+	most      int           // the most jobs that the handler got at once
 
-	err      error    // the run could not be made
-	missed   bool     // the place of the fault did not come again
-	failed   []string // what is not as it must be
-	mistake  string   // that explains it; "" for none that is known
-	also     bool     // Proof.Also says that it is right
+	err      error    // why the run could not be made
+	missed   bool     // the step of the fault was not reached again
+	failed   []string // what is wrong
+	mistake  string   // the mistake that explains it; "" if unknown
+	also     bool     // Proof.Also accepted the outcome
 	strange  []string // effects that no run without faults has
-	contents contents // at the end, where there is no Check
-	earlier  contents // and when one run of the job was over and the next had not begun
+	contents contents // at the end, if there is no Check
+	earlier  contents // after one run of the job and before the next
 	states   []onceq.State
 	results  map[effect]json.RawMessage // of the jobs' effects, by the job's number
 }
 
-// keep notes what the tables have between two runs of the job.
+// keep records the contents of the tables between two runs of the job.
 func (r *proofRun) keep(ctx context.Context) {
 	if r.v.Check == nil {
-		r.earlier, _ = r.read(ctx) // what a transaction keeps locked is not looked at
+		r.earlier, _ = r.read(ctx) // tables that a transaction keeps locked are left out
 	}
 }
 
@@ -489,11 +491,11 @@ func (r *proofRun) passedTime() time.Duration {
 }
 
 const (
-	deliveriesLimit = 100             // of one process, for each job, until it counts as never coming to an end
-	patience        = 2 * time.Minute // for a process to come to its fault, or to its end
+	deliveriesLimit = 100             // of one process, for each job; after that it counts as endless
+	patience        = 2 * time.Minute // for a process to reach its fault, or its end
 )
 
-// run makes one run. With others the ids that sequences give are others than usual, and the jobs have failed once.
+// run makes one run. With others, sequences give other ids than usual, and the jobs have failed once.
 func (v *prover) run(f *fault, others bool) *proofRun {
 	slots <- struct{}{}
 	defer func() { <-slots }()
@@ -515,7 +517,7 @@ func (v *prover) run(f *fault, others bool) *proofRun {
 	return r
 }
 
-// skip makes every sequence give other values than it would.
+// skip makes every sequence skip values.
 const skip = `
 do $$
 declare
@@ -537,7 +539,7 @@ func (r *proofRun) open(ctx context.Context, url string, others bool) error {
 	}
 	config.MaxConns = 4
 	config.ConnConfig.RuntimeParams["application_name"] = "prove"
-	config.ConnConfig.RuntimeParams["lock_timeout"] = "10s" // a mistake of Prove's own, then
+	config.ConnConfig.RuntimeParams["lock_timeout"] = "10s" // Prove's own mistakes must not hang
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return err
@@ -569,7 +571,7 @@ func (r *proofRun) open(ctx context.Context, url string, others bool) error {
 	return nil
 }
 
-// close ends what is left. A process whose handler does not return when its context ends keeps its pool.
+// close ends what is left of the run. A process whose handler does not return when its context ends keeps its pool.
 func (r *proofRun) close() {
 	closed := make(chan struct{})
 	go func() {
@@ -587,7 +589,7 @@ func (r *proofRun) close() {
 	}
 }
 
-// start lets a process work until the jobs are finished, or until the delivery in which its fault has come is over.
+// start lets a process work until the jobs are finished, or until the delivery with its fault is over.
 func (r *proofRun) start(f *fault) (*Process, error) {
 	p, err := r.process(f)
 	if err != nil {
@@ -608,9 +610,9 @@ func (r *proofRun) start(f *fault) (*Process, error) {
 	return p, nil
 }
 
-// work runs the handler with as many jobs at a time as it takes at once. A worker that has more to do claims and runs the
-// next jobs while it writes the completions of the last ones, in one order now and in another then: no step would have a
-// place of its own.
+// work runs the handler, with as many jobs at a time as it takes at once. A worker with more to do would claim and run
+// the next jobs while it writes the last completions, in an order that changes from run to run, so steps could not be
+// identified.
 func (r *proofRun) work(p *Process) error {
 	handler := r.v.Handler(p).Wrap(func(ctx context.Context, leases []*onceq.Lease, next func(context.Context) error) error {
 		r.mu.Lock()
@@ -659,13 +661,13 @@ func (r *proofRun) work(p *Process) error {
 	return fmt.Errorf("not finished after %d deliveries; the last one ended with: %w", limit, p.lastError())
 }
 
-// hopeless says that every further attempt will end like the last one.
+// hopeless reports that every further attempt will end like the last one.
 func (r *proofRun) hopeless() bool {
 	return r.provider.refuses() || slices.ContainsFunc(r.processes, func(p *Process) bool { return errors.Is(p.lastError(), onceq.ErrNameUsed) })
 }
 
-// wait lets so much time pass for the database that a job is due, its lease over if it has one, and gives how many jobs
-// are not finished. Held effects are resolved.
+// wait advances the database's clock until a job is due and its lease, if any, has expired. It returns how many jobs
+// are not finished. It resolves held effects.
 func (r *proofRun) wait(ctx context.Context) (live int, err error) {
 	for range deliveriesLimit {
 		var held []int64
@@ -703,7 +705,7 @@ func (r *proofRun) advance(d time.Duration) {
 	r.mu.Unlock()
 }
 
-// resolve is the person who looks at the provider's books.
+// resolve plays the person who looks at the provider's books.
 func (r *proofRun) resolve(ctx context.Context, id int64) (bool, error) {
 	job, err := r.db.Queue.Get(ctx, r.db.Pool, id)
 	if err != nil {
@@ -744,7 +746,7 @@ func (v *provider) applied(once effect) bool {
 
 var errPatience = fmt.Errorf("nothing happened for %s", patience)
 
-// arrives waits for one of two things; the second may be nil.
+// arrives waits for one of two events; the second may be nil.
 func arrives(one, other <-chan struct{}) error {
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
@@ -758,10 +760,10 @@ func arrives(one, other <-chan struct{}) error {
 	}
 }
 
-// execute brings the fault about and sees the jobs to their end.
+// execute causes the fault and sees the jobs to their end.
 func (r *proofRun) execute(ctx context.Context) (err error) {
 	defer func() {
-		// Nobody stays frozen, and everybody has come to an end before anything is counted.
+		// Before anything is counted, every process is thawed and has ended.
 		for _, p := range r.processes {
 			p.melt()
 		}
@@ -817,7 +819,7 @@ func (r *proofRun) execute(ctx context.Context) (err error) {
 	return err
 }
 
-// melt lets a frozen process go on.
+// melt thaws a frozen process.
 func (p *Process) melt() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -835,7 +837,7 @@ func (r *proofRun) bury(ctx context.Context, p *Process, where string) error {
 	return err
 }
 
-// overtake lets a second process run the job while the first stands still.
+// overtake lets a second process run the job while the first is frozen.
 func (r *proofRun) overtake(ctx context.Context, a *Process) error {
 	var free, live int
 	err := r.db.Pool.QueryRow(ctx, `select (select count(*) from (select from onceq.jobs where id = any ($1) for update skip locked) f),
@@ -844,17 +846,18 @@ func (r *proofRun) overtake(ctx context.Context, a *Process) error {
 		return err
 	}
 	if free < live {
-		// Its transaction has the job's row: nobody else gets the job.
+		// Its transaction has locked the job's row: no other worker gets the job.
 		if r.fault.kind == meeting {
 			a.melt()
 			return arrives(a.done, nil)
 		}
-		// Until the server cuts the transaction off, after the worker's lease (idle_in_transaction_session_timeout).
+		// The server ends the idle transaction some time after the worker's lease
+		// (idle_in_transaction_session_timeout).
 		if err := r.bury(ctx, a, ` and state like 'idle in transaction%'`); err != nil {
 			return err
 		}
 	}
-	if _, err := r.wait(ctx); err != nil { // its lease runs out
+	if _, err := r.wait(ctx); err != nil { // its lease expires
 		return err
 	}
 	var f *fault
@@ -879,7 +882,7 @@ func (r *proofRun) overtake(ctx context.Context, a *Process) error {
 	return arrives(b.done, nil)
 }
 
-// stuck waits until b has come to its end, or to its fault, or waits for a lock that a has.
+// stuck waits until b has reached its end or its fault, or waits for a lock that a has.
 func (r *proofRun) stuck(ctx context.Context, a, b *Process) error {
 	look := time.NewTicker(5 * time.Millisecond)
 	defer look.Stop()

@@ -23,7 +23,7 @@ func (r *proofRun) fail(format string, args ...any) {
 	r.failed = append(r.failed, fmt.Sprintf(format, args...))
 }
 
-// check looks at all that is left after a run.
+// check checks everything that a run has left.
 func (r *proofRun) check(ctx context.Context) {
 	if r.v.calm == nil {
 		r.shared()
@@ -32,7 +32,7 @@ func (r *proofRun) check(ctx context.Context) {
 		r.refused()
 	}
 	if len(r.failed) > 0 {
-		return // it was broken off
+		return // it was aborted
 	}
 	var err error
 	if r.states, err = r.ends(ctx); err != nil {
@@ -54,7 +54,7 @@ func (r *proofRun) check(ctx context.Context) {
 	}
 	switch {
 	case r.also:
-	case r.v.Check != nil && r.others: // what it says of ids need not hold
+	case r.v.Check != nil && r.others: // what Check says about ids may not hold
 	case r.v.Check != nil:
 		o.run(func() { r.v.Check(o) })
 	case r.err == nil:
@@ -71,14 +71,14 @@ func (r *proofRun) judge() {
 	if r.missed && r.err == nil {
 		second := r.v.calms[1].processes[0].tape
 		if slices.ContainsFunc(second, func(s *step) bool { return s.text == r.fault.step.text && s.nth == r.fault.step.nth }) {
-			r.err = errors.New("the handler did not come by this place again: it must do the same each time, in the same order")
+			r.err = errors.New("the handler did not reach this step again: it must take the same steps in the same order each time")
 		}
 		return
 	}
 	if r.mistake != "" {
 		return
 	}
-	mine := r.failed // of the queue's tables and of Check
+	mine := r.failed // from the queue's tables and from Check
 	r.failed = nil
 	r.effects()
 	if len(r.strange) == 0 {
@@ -119,7 +119,7 @@ func (r *proofRun) compare() {
 	}
 }
 
-// outcomes gives the results of the jobs' effects.
+// outcomes returns the results of the jobs' effects.
 func (r *proofRun) outcomes(ctx context.Context) (map[effect]json.RawMessage, error) {
 	all := make(map[effect]json.RawMessage)
 	for i, id := range r.ids {
@@ -134,7 +134,7 @@ func (r *proofRun) outcomes(ctx context.Context) (map[effect]json.RawMessage, er
 	return all, nil
 }
 
-// refused fails where a call came back with its key and another body, or an effect's name was used twice.
+// refused fails the run if a key came back with another body, or an effect's name was used twice.
 func (r *proofRun) refused() {
 	for _, p := range r.processes {
 		if err := p.lastError(); errors.Is(err, onceq.ErrNameUsed) && len(r.failed) == 0 {
@@ -148,7 +148,7 @@ func (r *proofRun) refused() {
 	}
 }
 
-// shared fails where two jobs sent one key.
+// shared fails the run if two jobs sent the same key.
 func (r *proofRun) shared() {
 	if v := r.provider; len(v.shared) > 0 {
 		c := v.shared[0]
@@ -157,7 +157,7 @@ func (r *proofRun) shared() {
 	}
 }
 
-// ends gives the states in which the jobs ended.
+// ends returns the states in which the jobs ended.
 func (r *proofRun) ends(ctx context.Context) ([]onceq.State, error) {
 	rows, err := r.db.Pool.Query(ctx, `
 		select coalesce((select state from onceq.job_history h where h.id = u.id), $2)
@@ -168,8 +168,8 @@ func (r *proofRun) ends(ctx context.Context) ([]onceq.State, error) {
 	return pgx.CollectRows(rows, pgx.RowTo[onceq.State])
 }
 
-// usedUp fails where a job that may be tried several times failed each time, although nothing went wrong: that its handler
-// always does the same would prove nothing. One that is dead by Fatal is as it is meant to be.
+// usedUp fails the run if a job used several attempts and failed each time without any fault: a handler that always
+// fails proves nothing. A job that is dead by Fatal is fine.
 func (r *proofRun) usedUp(ctx context.Context) {
 	for i, id := range r.ids {
 		if r.states[i] != onceq.StateDead {
@@ -185,7 +185,7 @@ func (r *proofRun) usedUp(ctx context.Context) {
 	}
 }
 
-// effects compares what happened outside with what happened without faults.
+// effects compares the effects outside with those of the run without faults.
 func (r *proofRun) effects() {
 	count := func(r *proofRun) map[string]int {
 		n := make(map[string]int)
@@ -195,7 +195,7 @@ func (r *proofRun) effects() {
 		return n
 	}
 	now, least, most := count(r), count(r.v.calm), count(r.v.calm)
-	wandering := false // what happens differs between runs without faults
+	wandering := false // the effects differ between runs without faults
 	for _, c := range r.v.calms[1:] {
 		n := count(c)
 		for what := range union(n, most) {
@@ -218,7 +218,7 @@ func (r *proofRun) effects() {
 		}
 	}
 	if len(r.strange) > 0 {
-		return // what its being done means for the rest, nobody but Check knows
+		return // only Check knows what such an effect means for the rest
 	}
 	for _, what := range slices.Sorted(maps.Keys(most)) {
 		switch n := now[what]; {
@@ -236,7 +236,7 @@ func (r *proofRun) effects() {
 	}
 }
 
-// places compares how much happened where the addresses of calls differ between runs without faults.
+// places compares the number of effects if the addresses of calls differ between runs without faults.
 func (r *proofRun) places(now, steady map[string]int) {
 	sum := func(counts map[string]int) (n int, what string) {
 		for _, w := range slices.Sorted(maps.Keys(counts)) {
@@ -275,7 +275,7 @@ func times(n int) string {
 	return fmt.Sprintf("%d times", n)
 }
 
-// again says who made a call that was made before.
+// again returns which run repeated a call.
 func (r *proofRun) again(what string) string {
 	first := ""
 	for _, c := range r.provider.calls {
@@ -330,7 +330,7 @@ func (r *proofRun) tooOften(what string, want int) string {
 	return "an effect outside without a fence: nothing says that it was made when the job runs again. Put the call into onceq.Once. Where the call changes nothing, say so by Proof.Safe; where the provider recognises a repetition, say by what with Proof.Key"
 }
 
-// released says whether an effect was done and then recorded as not applied.
+// released reports whether an effect took place and was then recorded as not applied.
 func (r *proofRun) released(once effect) bool {
 	return slices.ContainsFunc(r.processes, func(p *Process) bool {
 		return slices.ContainsFunc(p.tape, func(s *step) bool { return s.effect == once && strings.HasPrefix(s.words, "onceq's release of ") })
@@ -339,17 +339,17 @@ func (r *proofRun) released(once effect) bool {
 
 const checkThenAct = "check-then-act without a fence: two runs pass the check before one of them acts. Write through the transaction of Kind.HandleTx, and put calls to the outside into onceq.Once"
 
-// concurrent says whether two runs of the job were under way at once.
+// concurrent reports whether two runs of the job were active at once.
 func (r *proofRun) concurrent() bool {
 	return r.fault != nil && (r.fault.kind == freezing || r.fault.kind == meeting)
 }
 
-// looksFirst says whether the handler reads something before a step.
+// looksFirst reports whether the handler reads something before a step.
 func (r *proofRun) looksFirst(at int) bool {
 	return slices.ContainsFunc(r.v.calm.processes[0].tape[:at], func(s *step) bool { return s.reads() })
 }
 
-// explain says why a check failed although the outside is as it must be.
+// explain returns why a check failed although the effects outside are right.
 func (r *proofRun) explain() string {
 	tape := r.v.calm.processes[0].tape
 	write := slices.IndexFunc(tape, func(s *step) bool { return s.writes() })
@@ -366,7 +366,7 @@ func (r *proofRun) explain() string {
 	return ""
 }
 
-// run calls a function of the proof in a goroutine that it may end.
+// run calls a function of the proof in a goroutine, which the function may end.
 func (o *Outcome) run(fn func()) {
 	done := make(chan struct{})
 	returned := false
@@ -401,7 +401,7 @@ func mistakeOfJobs(a, b []onceq.Job) string {
 	return ""
 }
 
-// text says what went wrong in a run.
+// text describes what went wrong in a run.
 func (r *proofRun) text() string {
 	var b strings.Builder
 	if r.err != nil {
@@ -412,10 +412,10 @@ func (r *proofRun) text() string {
 	return b.String()
 }
 
-// moreRuns is how many further runs with the same mistake are named.
+// moreRuns is how many further runs with the same mistake are listed.
 const moreRuns = 5
 
-// failures gives one text for each mistake: its first run, and how many more there are.
+// failures returns one text for each mistake: its first run, and how many more there are.
 func (rep *report) failures() []string {
 	var texts []string
 	if rep.keys != "" {
@@ -455,8 +455,8 @@ func (rep *report) failures() []string {
 	return texts
 }
 
-// remoteness orders runs that show the same: the handler's own statements and calls say more than onceq's between them,
-// and different places more than different faults at one.
+// remoteness orders runs that show the same mistake. The handler's own statements and calls explain more than onceq's
+// between them, and different steps explain more than different faults at one step.
 func (f *fault) remoteness() int {
 	switch {
 	case f == nil:
@@ -469,7 +469,7 @@ func (f *fault) remoteness() int {
 	return 2
 }
 
-// group is equal for runs that show the same.
+// group is equal for runs that show the same mistake.
 func (r *proofRun) group() string {
 	if r.mistake != "" {
 		name, _, _ := strings.Cut(r.mistake, ":")
@@ -481,7 +481,7 @@ func (r *proofRun) group() string {
 	return fmt.Sprint(r.failed)
 }
 
-// pattern is what -run takes for a test's name.
+// pattern returns the -run pattern for a test's name.
 func pattern(test string) string {
 	parts := strings.Split(test, "/")
 	for i, p := range parts {
@@ -502,7 +502,7 @@ func (rep *report) summary() string {
 		}
 	}
 	calls := 0
-	seen := make(map[string]bool) // effects with a call in them
+	seen := make(map[string]bool) // effects that had a call
 	var blind []string
 	for _, s := range rep.steps {
 		if s.role == roleCall {
@@ -542,12 +542,12 @@ func (rep *report) summary() string {
 		text += fmt.Sprintf("\n%s was made in %d runs, and in none without faults: how often other things happened there, nobody but Check has looked at", what, others[what])
 	}
 	if missed > 0 {
-		text += fmt.Sprintf("\n%d places were not come by again, as without faults: nothing went wrong there", missed)
+		text += fmt.Sprintf("\n%d steps were not reached again, as in some run without faults: no fault happened there", missed)
 	}
 	return text
 }
 
-// story says what the processes of a run did.
+// story returns what the processes of a run did.
 func (r *proofRun) story() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "queuetest: Prove: run %s: %s\n", r.fault.name(), cmp.Or(r.fault.words(), "without any fault"))

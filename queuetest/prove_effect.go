@@ -16,26 +16,26 @@ import (
 	"github.com/onceq/onceq"
 )
 
-// Effect is something that happened outside of the database in a run of Prove, at the provider.
+// Effect is something that happened outside the database, at the provider, in a run of Prove.
 type Effect struct {
 	What  string // "POST api.example.com/charges", or the name given to Process.Effect
-	Key   string // what the provider recognises a repetition by; "" for nothing
-	Calls int    // that led to it: more than one where they were repetitions
+	Key   string // the key by which the provider recognises a repetition; "" for none
+	Calls int    // the number of calls for it, repetitions included
 }
 
-// call is one that reached the provider.
+// call is a call that reached the provider.
 type call struct {
 	Effect
 	process string
 	job     int64
 	attempt int
 	token   int64
-	once    effect // of Once, in which it was made
-	counted bool   // it had an effect, and was not a repetition or a question
-	late    bool   // its process had been frozen, and its context, which is not the handler's, did not stop it
+	once    effect // of onceq.Once, if the call was made in one
+	counted bool   // it had an effect: it was not a repetition or a question
+	late    bool   // its process had been frozen, and its context (not the handler's) did not stop it
 }
 
-// provider is the outside world of one run: what reached it stays, whoever dies.
+// provider is the outside world of one run. What has reached it stays, even if the process dies.
 type provider struct {
 	handler http.Handler
 	dedup   bool
@@ -43,15 +43,15 @@ type provider struct {
 	mu      sync.Mutex
 	calls   []call
 	effects []Effect
-	made    map[string]int       // effects, by what
-	answers map[string]*answered // by what makes another call a repetition
-	other   []string             // what came back with its key and another body, once each
-	shared  []call               // under a key of another job's call
+	made    map[string]int       // number of effects, by their What
+	answers map[string]*answered // effects by their key, or by what else marks a repetition
+	other   []string             // keys that came back with another body, once each
+	shared  []call               // calls that used another job's key
 }
 
 // answered is an effect's first call and its answer.
 type answered struct {
-	effect int // in effects
+	effect int // index in effects
 	job    int64
 	sum    string
 	answer answer
@@ -63,7 +63,7 @@ type answer struct {
 	body   []byte
 }
 
-// take does what a call asks for.
+// take handles a call.
 func (v *provider) take(c call, req request) answer {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -93,7 +93,7 @@ func (v *provider) take(c call, req request) answer {
 	v.calls = append(v.calls, c)
 	switch {
 	case at == req.same && v.handler != nil:
-		return v.answer(c, req) // a server does again what may be repeated, and says what it then says
+		return v.answer(c, req) // a server carries out a repeatable request again, and answers accordingly
 	case at == req.same:
 		return first.answer
 	case first.job != c.job:
@@ -108,7 +108,7 @@ func (v *provider) take(c call, req request) answer {
 	return first.answer
 }
 
-// answer asks the proof's own provider, or makes an id: the same for the same effect in every run.
+// answer asks the proof's own provider, or makes an id that is the same for the same effect in every run.
 func (v *provider) answer(c call, req request) answer {
 	w := httptest.NewRecorder()
 	switch {
@@ -127,14 +127,14 @@ func (v *provider) answer(c call, req request) answer {
 	return answer{w.Code, w.Result().Header, w.Body.Bytes()}
 }
 
-// refuses says whether a call came back with its key and another body: that never comes to an end.
+// refuses reports whether a key came back with another body: such a run never ends.
 func (v *provider) refuses() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return len(v.other) > 0
 }
 
-// transport is a process's way out: http.RoundTripper.
+// transport is a process's http.RoundTripper.
 type transport struct{ p *Process }
 
 func (t transport) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -166,9 +166,9 @@ func (t transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// Effect is a call to the outside that does not go by HTTP: for the test's double of a mailer, a printer, a broker.
-// what says what it does, "mail to ada@example.com", and key is what the outside recognises a repetition by, "" for
-// nothing. An error says that the call was not made, or that its answer got lost; then the double returns it.
+// Effect is a call to the outside that does not use HTTP. Call it in the test's double of a mailer, a printer or a
+// broker. what describes the call, as in "mail to ada@example.com". key is what the outside recognises a repetition by,
+// or "". If Effect returns an error, the call was not made or its answer was lost; the double should return that error.
 func (p *Process) Effect(ctx context.Context, what, key string) error {
 	_, err := p.call(ctx, what, key, request{})
 	return err
@@ -214,8 +214,8 @@ func (p *Process) lost(format, what string) error {
 	return fmt.Errorf("queuetest: "+format, what)
 }
 
-// passed says whether a call can be made now: not by a dead process, and not after the deadline of its context, which
-// comes the sooner the longer the process was frozen.
+// passed returns an error if a call cannot be made now: the process is dead, or the deadline of the call's context has
+// passed. The time for which the process was frozen counts against the deadline.
 func (p *Process) passed(ctx context.Context) error {
 	if p.isDead() {
 		return errDead
@@ -229,7 +229,7 @@ func (p *Process) passed(ctx context.Context) error {
 	return nil
 }
 
-// mistakeOfKeys says what is wrong with two keys of one call, in two runs of one job.
+// mistakeOfKeys describes what is wrong with two keys of one call in two runs of one job.
 func mistakeOfKeys(a, b call) string {
 	what := "the idempotency key differs between the runs of one job"
 	switch one, two := differing(a.Key, b.Key); {
@@ -243,7 +243,7 @@ func mistakeOfKeys(a, b call) string {
 	return fmt.Sprintf("%s: %s had key %q, then %q. A provider recognises a repetition by an equal key only: derive it from the job, as the key that onceq.Once gives to its function, or as Lease.IdempotencyKey does", what, a.What, a.Key, b.Key)
 }
 
-// differing gives the parts in which two keys differ, with all of a number that is cut.
+// differing returns the parts in which two keys differ. It does not cut numbers apart.
 func differing(a, b string) (one, two string) {
 	start := 0
 	for start < len(a) && start < len(b) && a[start] == b[start] {
@@ -253,7 +253,7 @@ func differing(a, b string) (one, two string) {
 	for ea > start && eb > start && a[ea-1] == b[eb-1] {
 		ea, eb = ea-1, eb-1
 	}
-	// The whole numbers around the difference, with what stands between the digits of a written time.
+	// Take the whole numbers around the difference, including the separators of a written time.
 	inNumber := func(c byte) bool { return c >= '0' && c <= '9' || strings.IndexByte(".:", c) >= 0 }
 	for start > 0 && inNumber(a[start-1]) {
 		start--
@@ -266,7 +266,7 @@ func differing(a, b string) (one, two string) {
 
 func looksLike(s string, n int64) bool { return s == fmt.Sprint(n) }
 
-// isTime says whether a text is a time near now: of the day, or since 1970 in any of the usual units.
+// isTime reports whether a text is a time near now: a time of day, or the time since 1970 in one of the usual units.
 func isTime(s string) bool {
 	var whole, parts int
 	for _, c := range s {

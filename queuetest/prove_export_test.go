@@ -9,11 +9,11 @@ import (
 	"testing"
 )
 
-// Proven is what a proof came to: its steps in words, and its runs by their names.
+// Proven is the result of a proof: its steps in words, and its runs by name.
 type Proven struct {
 	Steps    []string
-	Faults   map[string]string // all that there are, by their names, in words
-	Runs     map[string]string // those that were tried
+	Faults   map[string]string // all of them, by name, in words
+	Runs     map[string]string // those that were run
 	Failures []string
 }
 
@@ -36,20 +36,20 @@ func ProveAll(t testing.TB, proof Proof, only string) (Proven, error) {
 	return p, nil
 }
 
-// AtOwnSteps leaves out the faults at the statements of onceq around the handler's own and its calls: for tests of what a proof
-// says, and not of where it looks.
+// AtOwnSteps leaves out the faults at onceq's statements around the handler's own and its calls. It is for tests of
+// what a proof says, not of where it looks.
 func AtOwnSteps(proof Proof) Proof {
 	proof.only = func(f *fault) bool { return f.step == nil || f.step.own() }
 	return proof
 }
 
-// AtSecondSteps leaves the faults at what is done for the second time, by anybody.
+// AtSecondSteps keeps only the faults at steps that are taken for the second time, by any process.
 func AtSecondSteps(proof Proof) Proof {
 	proof.only = func(f *fault) bool { return f.step == nil || f.step.nth == 2 }
 	return proof
 }
 
-// AtSteps leaves the faults at steps whose words contain one of these.
+// AtSteps keeps only the faults at steps whose words contain one of these.
 func AtSteps(proof Proof, words ...string) Proof {
 	proof.only = func(f *fault) bool {
 		return f.step == nil || slices.ContainsFunc(words, func(w string) bool { return strings.Contains(f.step.words, w) })
@@ -57,7 +57,7 @@ func AtSteps(proof Proof, words ...string) Proof {
 	return proof
 }
 
-// OfKinds leaves the faults of these kinds, the first part of their names, where AtOwnSteps does.
+// OfKinds keeps only the faults of these kinds (the first part of their names), at the steps of AtOwnSteps.
 func OfKinds(proof Proof, kinds ...string) Proof {
 	proof.only = func(f *fault) bool {
 		return slices.Contains(kinds, faultNames[f.kind]) && (f.step == nil || f.step.own())
@@ -65,23 +65,23 @@ func OfKinds(proof Proof, kinds ...string) Proof {
 	return proof
 }
 
-// Named leaves the faults of these names.
+// Named keeps only the faults with these names.
 func Named(proof Proof, names []string) Proof {
 	proof.only = func(f *fault) bool { return slices.Contains(names, f.name()) }
 	return proof
 }
 
-// Deaths leaves those in which the process dies.
+// Deaths keeps only those in which the process dies.
 func Deaths(proof Proof) Proof {
 	proof.only = func(f *fault) bool { return f.kind == dying }
 	return proof
 }
 
-// Wired is what came through a process's connection.
+// Wired is what passed through a process's connection.
 type Wired struct {
-	Client []byte // what the server got of it
-	Server []byte // what the client got of it
-	Rest   []byte // of what the client sent: kept until it is whole, or the server answers it
+	Client []byte // what the server got from it
+	Server []byte // what the client got from it
+	Rest   []byte // what the client sent and the connection still keeps: incomplete, or waiting for an answer of the server
 	Steps  []string
 	Err    error
 }

@@ -13,42 +13,43 @@ import (
 	"github.com/onceq/onceq"
 )
 
-// Process is one process of an application under Prove: what a handler gets to work with. Whatever it does through
-// these goes through Prove's hands; when the process is to die, all of it ends at once and for ever.
+// Process is one process of an application under Prove. It has everything that a handler works with. Prove sees and
+// controls everything that the handler does through these fields. When the process is to die, all of it ends at once
+// and for ever.
 type Process struct {
-	// Pool is the application's own, for handlers that work outside of their lease's transaction.
+	// Pool is the application's own pool, for handlers that work outside their lease's transaction.
 	Pool *pgxpool.Pool
 
 	// Queue works over Pool.
 	Queue *onceq.Queue
 
-	// Client is for calls to the outside. Its Transport is what to give to a library that wants an http.RoundTripper.
+	// Client is for calls to the outside. Give its Transport to a library that takes an http.RoundTripper.
 	Client *http.Client
 
-	name string // as its sessions are called
+	name string // as in its sessions' application_name
 	run  *proofRun
 	ctx  context.Context // of its worker
 	end  context.CancelFunc
 
-	done chan struct{} // its work has returned
+	done chan struct{} // closed when its work has returned
 
 	mu        sync.Mutex
-	fault     *fault // until it has come
+	fault     *fault // until it has happened
 	struck    chan struct{}
-	thaw      chan struct{} // closed: whoever is frozen goes on
-	frozenAt  time.Duration // what the run had let pass by then
+	thaw      chan struct{} // closed to let frozen goroutines go on
+	frozenAt  time.Duration // how far the run had advanced its clock by then
 	frozenFor time.Duration // how long it was frozen, by the clock of the database
 	dead      bool
 	conns     map[*wire]struct{}
-	seen      map[string]int // steps, by their text
+	seen      map[string]int // number of steps so far, by their text
 	tape      []*step
 	leased    bool
-	once      effect // of Once, that is under way
+	once      effect // the effect of onceq.Once that is running
 	job       int64
 	attempt   int
 	token     int64
-	last      error          // what a handler returned
-	stolen    map[int64]bool // jobs whose lease was taken away when they began, the first time; nil to leave it to them
+	last      error          // the last error that a handler returned
+	stolen    map[int64]bool // jobs whose lease was taken away when they first began; nil to take none away
 }
 
 func (r *proofRun) process(f *fault) (*Process, error) {
@@ -69,7 +70,7 @@ func (r *proofRun) process(f *fault) (*Process, error) {
 	if p.Pool, err = pgxpool.NewWithConfig(context.Background(), config); err != nil {
 		return nil, err
 	}
-	// What a process says that is taken apart on purpose is of no interest.
+	// The log of a process that is killed on purpose is of no interest.
 	p.Queue, err = onceq.New(p.Pool, &onceq.Config{Logger: slog.New(slog.DiscardHandler), Hook: onceq.HookFunc(p.event)})
 	if err != nil {
 		p.Pool.Close()
@@ -101,14 +102,14 @@ func (p *Process) lease() (job int64, attempt int, token int64) {
 	return p.job, p.attempt, p.token
 }
 
-// lastError is what a handler returned last, or why its outcome was refused.
+// lastError returns the handler's last error, or why its outcome was refused.
 func (p *Process) lastError() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.last
 }
 
-// robbed is how many jobs had their lease taken away.
+// robbed returns how many jobs had their lease taken away.
 func (p *Process) robbed() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -133,7 +134,7 @@ func (p *Process) isDead() bool {
 	return p.dead
 }
 
-// connected registers a connection; false for a dead process.
+// connected registers a connection. It returns false for a dead process.
 func (p *Process) connected(w *wire) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -149,7 +150,7 @@ func (p *Process) disconnected(w *wire) {
 	delete(p.conns, w)
 }
 
-// die ends all that the process has with the world. Its goroutines live on, as zombies that reach nothing.
+// die ends everything that the process has to do with the world. Its goroutines live on but reach nothing.
 func (p *Process) die() {
 	p.mu.Lock()
 	conns := make([]*wire, 0, len(p.conns))
@@ -164,8 +165,9 @@ func (p *Process) die() {
 	p.end()
 }
 
-// pass lets steps that are sent at once pass and writes them down. Where a fault is due it says behind how many of them
-// it comes; whoever calls brings it about. One that freezes the process is over when pass returns.
+// pass records steps that are sent at once and lets them through. If a fault is due, gap says after how many steps it
+// comes, and the caller calls strike to cause it. If the fault freezes the process, the freeze is over when pass
+// returns.
 func (p *Process) pass(steps []step) (gap int, strike func(*wire)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -200,7 +202,7 @@ func (p *Process) pass(steps []step) (gap int, strike func(*wire)) {
 	return 0, nil
 }
 
-// comes gives the fault where it is due.
+// comes returns the fault if it is due.
 func (p *Process) comes(s *step, after bool) *fault {
 	f := p.fault
 	if f == nil || f.step == nil || f.after != after || f.step.nth != s.nth || f.step.text != s.text {
@@ -222,7 +224,7 @@ func (p *Process) strike(f *fault) func(*wire) {
 	}
 }
 
-// note writes a step down that is about to happen.
+// note records a step that is about to happen.
 func (p *Process) note(s *step) {
 	switch s.role {
 	case roleClaim:
@@ -239,7 +241,7 @@ func (p *Process) note(s *step) {
 	p.tape = append(p.tape, &kept)
 }
 
-// settled says which of the last steps of a connection were in a transaction that is still open.
+// settled records which of the last steps of a connection were in a transaction that is still open.
 func (p *Process) settled(steps []step, status byte) {
 	if status == 'I' {
 		return

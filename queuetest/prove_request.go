@@ -16,17 +16,17 @@ import (
 	"time"
 )
 
-// request is a call by HTTP, and what it means.
+// request is an HTTP call and what it means.
 type request struct {
 	*http.Request
 	body []byte
 	safe bool   // it changes nothing
-	key  string // what a provider recognises a repetition by; "" for nothing
-	same string // for methods that may be repeated: equal where the same is asked for
-	sum  string // of what is asked for
+	key  string // the key by which a provider recognises a repetition; "" for none
+	same string // for repeatable methods: equal if the same thing is requested
+	sum  string // digest of what is requested
 }
 
-// The methods that change nothing, and those that may be repeated (IANA's registry of HTTP methods).
+// These methods change nothing, or may be repeated (IANA's registry of HTTP methods).
 var (
 	safeMethods       = []string{"GET", "HEAD", "OPTIONS", "TRACE", "PROPFIND", "REPORT", "SEARCH", "QUERY"}
 	idempotentMethods = []string{"PUT", "DELETE", "COPY", "MOVE", "MKCOL", "PROPPATCH", "ACL", "BIND", "UNBIND", "LINK", "UNLINK"}
@@ -35,13 +35,13 @@ var (
 // keyHeaders are the names that providers have for an idempotency key.
 var keyHeaders = []string{"Idempotency-Key", "X-Idempotency-Key", "Idempotence-Key", "X-Idempotence-Key", "Idempotent-Key", "Paypal-Request-Id"}
 
-// ours is a key of Once or Lease.IdempotencyKey, which is one in whatever place it stands.
+// ours matches a key of Once or Lease.IdempotencyKey, anywhere in a request.
 var ours = regexp.MustCompile(`oq_[A-Za-z0-9_-]{40}`)
 
-// read says what a request means, as the proof tells, or as HTTP does.
+// read finds out what a request means, from the proof or from HTTP.
 func (v *prover) read(req *http.Request, body []byte) request {
 	r := request{Request: req, body: body, sum: meaning(req.Header, body, false)}
-	asked := func() *http.Request { // each reader of the body gets all of it
+	asked := func() *http.Request { // each reader gets the whole body
 		out := req.Clone(req.Context())
 		out.Body = io.NopCloser(bytes.NewReader(body))
 		return out
@@ -73,7 +73,7 @@ func (v *prover) read(req *http.Request, body []byte) request {
 	return r
 }
 
-// fetchesToken says whether a request asks for an access token (RFC 6749, section 4): that may be done any number of times.
+// fetchesToken reports whether a request asks for an access token (RFC 6749, section 4), which may be repeated at will.
 func fetchesToken(req *http.Request, body []byte) bool {
 	if req.Method != http.MethodPost || mediaType(req.Header) != "application/x-www-form-urlencoded" {
 		return false
@@ -87,8 +87,8 @@ func mediaType(h http.Header) string {
 	return media
 }
 
-// meaning is equal for bodies that say the same: whatever the order of members and fields, and the boundary between parts.
-// Without times those of about now count as equal too.
+// meaning is equal for bodies that say the same, whatever the order of members and fields and the boundary between
+// parts. With timeless, times near now count as equal too.
 func meaning(h http.Header, body []byte, timeless bool) string {
 	media, params, _ := mime.ParseMediaType(h.Get("Content-Type"))
 	switch {
@@ -121,7 +121,7 @@ func meaning(h http.Header, body []byte, timeless bool) string {
 				return string(body)
 			}
 			sum := sha256.Sum256([]byte(meaning(http.Header(part.Header), content, timeless)))
-			head, _ := json.Marshal(part.Header) // a map of texts: sorted, and never an error
+			head, _ := json.Marshal(part.Header) // a map of strings: sorted, and never an error
 			parts = append(parts, string(head)+string(sum[:]))
 		}
 	}
@@ -141,7 +141,7 @@ func meaning(h http.Header, body []byte, timeless bool) string {
 	return string(text)
 }
 
-// withoutNow replaces each time of about now.
+// withoutNow replaces each time near now.
 func withoutNow(value any) any {
 	switch v := value.(type) {
 	case map[string]any:
@@ -164,7 +164,7 @@ func withoutNow(value any) any {
 	return value
 }
 
-// isNow says whether a text is a time of some hours before or after now, with its date.
+// isNow reports whether a text is a date and time within some hours of now.
 func isNow(s string) bool {
 	const near = 5 * time.Hour
 	if n, err := strconv.ParseFloat(s, 64); err == nil {
@@ -179,13 +179,13 @@ func isNow(s string) bool {
 			text = text[:10] + "T" + text[11:]
 		}
 		if t, err := time.Parse(layout, text); err == nil {
-			return time.Since(t).Abs() < near+14*time.Hour // in whichever zone
+			return time.Since(t).Abs() < near+14*time.Hour // in any time zone
 		}
 	}
 	return false
 }
 
-// sinceEpoch says whether a number is a time near now, in seconds since 1970 or another of the usual units.
+// sinceEpoch reports whether a number is a time near now: the time since 1970 in seconds or another usual unit.
 func sinceEpoch(n float64, near time.Duration) bool {
 	now := float64(time.Now().UnixNano())
 	for _, unit := range []time.Duration{time.Second, time.Millisecond, time.Microsecond, time.Nanosecond} {
@@ -198,7 +198,7 @@ func sinceEpoch(n float64, near time.Duration) bool {
 
 var temporal = regexp.MustCompile(`^(\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}.*)?|\d{2}:\d{2}(:\d{2}.*)?)$`)
 
-// isTemporal says whether a value is a time, be it in the past or in the future.
+// isTemporal reports whether a value is a time, past or future.
 func isTemporal(s string) bool {
 	if n, err := strconv.ParseFloat(s, 64); err == nil {
 		return sinceEpoch(n, 2*365*24*time.Hour)

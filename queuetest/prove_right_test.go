@@ -44,7 +44,7 @@ func send(ctx context.Context, client *http.Client, method, address, body string
 	return string(answer), err
 }
 
-// Right handlers that do what a simpler proof takes for wrong.
+// Right handlers that a simpler proof would take for wrong ones.
 func TestProve_AccusesNoRightHandler(t *testing.T) {
 	t.Parallel()
 	type process = queuetest.Process
@@ -314,7 +314,7 @@ func TestProve_AccusesNoRightHandler(t *testing.T) {
 	}
 }
 
-// Wrong handlers that nothing but the contents of tables, or a server that fails, shows.
+// Mistakes that show only in the contents of tables, or when a server fails.
 func TestProve_FindsWithoutACheck(t *testing.T) {
 	t.Parallel()
 	type process = queuetest.Process
@@ -413,7 +413,7 @@ func TestProve_FindsWithoutACheck(t *testing.T) {
 		"a table that is misspelt": {
 			handler: exec(`update orders set n = 1 where id = $1`),
 			change:  func(proof *queuetest.Proof) { proof.Varies = []string{"order.n"} },
-			want:    []string{`fatal: queuetest: Prove: Proof.Varies: there is no table of "order.n"`},
+			want:    []string{`fatal: queuetest: Prove: Proof.Varies: the table of "order.n" does not exist`},
 		},
 	}
 	for name, c := range cases {
@@ -437,7 +437,7 @@ func TestProve_FindsWithoutACheck(t *testing.T) {
 	}
 }
 
-// What goes around the process's client cannot be proven, and that is said.
+// A handler that bypasses the process's client cannot be proven, and the proof says so.
 func TestProve_SaysThatItSawNoCalls(t *testing.T) {
 	t.Parallel()
 	s := &spy{TB: t}
@@ -455,7 +455,7 @@ func TestProve_SaysThatItSawNoCalls(t *testing.T) {
 	require.Contains(t, s.logs[0], `0 calls seen in effect ["charge"]`)
 }
 
-// A provider that refuses a changed body ends the run: trying until the job is dead would say no more.
+// If a provider refuses a changed body, the run ends: trying until the job is dead would show no more.
 func TestProve_AChangedBodyIsSaidOnce(t *testing.T) {
 	t.Parallel()
 	attempts := 0

@@ -12,22 +12,23 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// rowsLimit is how many rows of a table are compared by what they contain; a table of more is compared by their number.
+// rowsLimit is the largest number of rows whose contents are compared. Of a larger table only the number of rows is
+// compared.
 const rowsLimit = 1000
 
-// contents is what the tables of the application have, by their names, and the jobs that were enqueued besides.
+// contents is what the application's tables contain, by name, and the jobs that were enqueued besides.
 type contents map[string]*table
 
 type table struct {
 	name  string
 	short string // without the schema "public"
 	rows  int
-	cells []map[string]string // of each row, by column, and within JSON by path; nil where there are too many
+	cells []map[string]string // of each row, by column, and within JSON by path; nil if there are too many rows
 	key   []string            // columns of its primary key
-	names []string            // columns that only say which row is meant: of its primary key and of references
+	names []string            // columns that only identify a row: those of the primary key and of references
 }
 
-// read gives what the tables have.
+// read returns the contents of the tables.
 func (r *proofRun) read(ctx context.Context) (contents, error) {
 	rows, err := r.db.Pool.Query(ctx, `
 		select format('%I.%I', n.nspname, c.relname), n.nspname, c.relname,
@@ -89,7 +90,7 @@ func (r *proofRun) read(ctx context.Context) (contents, error) {
 	return all, rows.Err()
 }
 
-// fill takes the rows of a table as an array in JSON.
+// fill reads a table's rows from an array in JSON.
 func (t *table) fill(raw string) error {
 	if t.rows > rowsLimit {
 		return nil
@@ -139,20 +140,20 @@ func quoted(s string) string {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
-	_ = e.Encode(s) // of a text, into memory
+	_ = e.Encode(s) // cannot fail: a string, into memory
 	return strings.TrimSpace(b.String())
 }
 
-// standard is how a table looks when nothing goes wrong, from several runs.
+// standard is what a table looks like when nothing goes wrong, from several runs.
 type standard struct {
 	*table
-	any    bool            // its number of rows differs between them, or it may differ
-	count  bool            // only its number of rows is the same in all
-	varies map[string]bool // paths whose values differ between them, or may differ
-	chance map[string]bool // of those the ones that differ in the same delivery of the same job, and are no times
+	any    bool            // the number of rows differs between them, or may differ
+	count  bool            // only the number of rows is the same in all
+	varies map[string]bool // paths with values that differ between them, or may differ
+	chance map[string]bool // those of them that differ for the same delivery of the same job and are not times
 }
 
-// compare makes the standard of a table from runs without faults. The first and the second had the same conditions, the
+// compare makes the standard of a table from runs without faults. The first and the second had the same conditions. The
 // others may have had other ids and another attempt. may says what may differ, as in Proof.Varies.
 func compare(name string, may []string, runs []contents) *standard {
 	empty := &table{name: name, short: name, cells: []map[string]string{}}
@@ -197,7 +198,7 @@ func compare(name string, may []string, runs []contents) *standard {
 	return s
 }
 
-// named says whether a path of a table is among what may differ; "" for the table as a whole.
+// named reports whether Proof.Varies names a path of a table; "" stands for the whole table.
 func (t *table) named(may []string, path string) bool {
 	return slices.ContainsFunc(may, func(name string) bool {
 		for _, table := range []string{t.short, strings.TrimPrefix(t.name, "table ")} {
@@ -209,7 +210,7 @@ func (t *table) named(may []string, path string) bool {
 	})
 }
 
-// column gives all values of a path, sorted.
+// column returns all values of a path, sorted.
 func (t *table) column(path string) []string {
 	values := make([]string, 0, len(t.cells))
 	for _, row := range t.cells {
@@ -219,7 +220,7 @@ func (t *table) column(path string) []string {
 	return values
 }
 
-// row gives what of a row must be as it is.
+// row returns the part of a row that must not differ.
 func (s *standard) row(cells map[string]string) string {
 	var b strings.Builder
 	for _, path := range slices.Sorted(maps.Keys(cells)) {
@@ -230,7 +231,7 @@ func (s *standard) row(cells map[string]string) string {
 	return b.String()
 }
 
-// project counts a table's rows by what of them must be as it is.
+// project counts a table's rows by the part that must not differ.
 func (s *standard) project(t *table) map[string]int {
 	rows := make(map[string]int)
 	for _, cells := range t.cells {
@@ -239,7 +240,7 @@ func (s *standard) project(t *table) map[string]int {
 	return rows
 }
 
-// differs says in words how a table differs from the standard; "" for not at all.
+// differs describes how a table differs from the standard; "" if it does not.
 func (s *standard) differs(t *table) string {
 	if t == nil {
 		t = &table{cells: []map[string]string{}}
@@ -264,7 +265,7 @@ func (s *standard) differs(t *table) string {
 	if len(extra) == 0 {
 		return ""
 	}
-	// The row that is most like it says what is meant.
+	// Name the row that is most like it.
 	var best []string
 	for _, cells := range s.cells {
 		if missing[s.row(cells)] == 0 {
@@ -297,7 +298,7 @@ func brief(value string) string {
 	return value
 }
 
-// rewritten says in words which value that was made by chance was there, committed, and another one is there now; "" for none.
+// rewritten describes a committed random value that a later run has replaced by another one; "" if there is none.
 func (s *standard) rewritten(then, now *table) string {
 	if len(s.chance) == 0 || then == nil || now == nil || s.count {
 		return ""

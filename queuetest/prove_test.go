@@ -51,7 +51,7 @@ func post(ctx context.Context, client *http.Client, key string) error {
 	return res.Body.Close()
 }
 
-// spy takes what a proof says in place of the test.
+// spy records what a proof reports instead of failing the test.
 type spy struct {
 	testing.TB
 	mu     sync.Mutex
@@ -73,7 +73,7 @@ func (s *spy) Logf(format string, args ...any) {
 	s.logs = append(s.logs, fmt.Sprintf(format, args...))
 }
 
-// said runs a proof that may fail and gives what it says.
+// said runs a proof that may fail and returns what it reports.
 func said(t *testing.T, proof queuetest.Proof) []string {
 	t.Helper()
 	s := &spy{TB: t}
@@ -350,7 +350,7 @@ func TestProve_Passes(t *testing.T) {
 	}
 }
 
-// documented gives the failure that docs/prove.md shows.
+// documented returns the failure that docs/prove.md shows.
 func documented(t *testing.T) []string {
 	text, err := os.ReadFile("../docs/prove.md")
 	require.NoError(t, err)

@@ -14,23 +14,23 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// errDead is what everything of a dead process gives.
+// errDead is the error of every operation of a dead process.
 var errDead = errors.New("queuetest: this process is dead (Prove)")
 
-// errCut is what a connection gives that Prove has cut.
+// errCut is the error of a connection that Prove has cut.
 var errCut = errors.New("queuetest: the connection is lost (Prove)")
 
-// errMalformed is what a connection gives where one side says what is no message.
-var errMalformed = errors.New("queuetest: no message of the protocol (Prove)")
+// errMalformed is the error of a connection on which one end sends something that is not a message.
+var errMalformed = errors.New("queuetest: not a message of the protocol (Prove)")
 
-// deadDial is errDead of a new connection. As an error of Postgres it makes a worker's last statements give up at once
-// in place of trying until the lease is over.
+// deadDial is errDead for a new connection. It looks like an error of Postgres, so that a worker's last statements give
+// up at once instead of retrying until the lease is over.
 type deadDial struct{}
 
 func (deadDial) Error() string   { return errDead.Error() }
 func (deadDial) Unwrap() []error { return []error{errDead, &pgconn.PgError{Code: "OQ999"}} }
 
-// tap makes every connection of a pool, and of the pools that a worker derives from it, go through the process.
+// tap routes every connection of a pool, and of the pools that a worker derives from it, through the process.
 func (p *Process) tap(config *pgxpool.Config) {
 	dial := config.ConnConfig.DialFunc
 	config.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -39,7 +39,7 @@ func (p *Process) tap(config *pgxpool.Config) {
 		}
 		return dial(ctx, network, addr)
 	}
-	// Behind TLS, where there is one.
+	// Above TLS, if there is TLS.
 	config.ConnConfig.AfterNetConnect = func(_ context.Context, _ *pgconn.Config, conn net.Conn) (net.Conn, error) {
 		w := &wire{Conn: conn, p: p, statements: make(map[string]string), portals: make(map[string]statement)}
 		if !p.connected(w) {
@@ -49,38 +49,38 @@ func (p *Process) tap(config *pgxpool.Config) {
 	}
 }
 
-// wire is one connection of a process. It reads the protocol along in both directions (PostgreSQL's documentation,
-// "Frontend/Backend Protocol"), so that the process can lose it between any two statements: the server then has what
-// stands before that place and nothing of what stands behind it.
+// wire is one connection of a process. It reads the protocol in both directions (PostgreSQL's documentation,
+// "Frontend/Backend Protocol"), so that the process can lose the connection between any two statements. The server then
+// has everything before that point and nothing after it.
 type wire struct {
 	net.Conn
 	p *Process
 
-	// Owned by whoever writes: pgx writes from one goroutine at a time.
-	in         []byte               // what is no whole message yet
-	started    bool                 // the start-up message, which has no type, is through
-	group      []byte               // messages up to the next that the server answers
-	ends       []int                // in group, behind each statement
-	asked      []statement          // and the statements
+	// Owned by the writer: pgx writes from one goroutine at a time.
+	in         []byte               // the beginning of an incomplete message
+	started    bool                 // the start-up message, which has no type, has been read
+	group      []byte               // messages up to the next one that the server answers
+	ends       []int                // offsets in group after each statement
+	asked      []statement          // the statements in group
 	statements map[string]string    // by name
 	portals    map[string]statement // by name
 	worker     bool                 // a worker's transaction is open
 
-	raw []byte // owned by whoever reads: what is no whole answer yet
+	raw []byte // owned by the reader: the beginning of an incomplete answer
 
 	mu      sync.Mutex
 	out     []byte // answers for the client
-	pending []step // sent; ReadyForQuery says what has become of their transaction
-	syncs   int    // ReadyForQuery messages that are still to come
-	wants   int    // completions that are still to come, when held
-	held    bool   // nothing gets through any more, either way; when the last answer is there the fault comes
-	copying bool   // but for the data that the last statement waits for
-	beyond  bool   // the client has sent what stands behind the fault
+	pending []step // sent; ReadyForQuery tells what happened to their transaction
+	syncs   int    // number of ReadyForQuery messages still to come
+	wants   int    // number of completions still to come, when held
+	held    bool   // nothing passes any more in either direction; the fault comes after the last answer
+	copying bool   // still passes the data that the last statement waits for
+	beyond  bool   // the client has sent something that comes after the fault
 	strike  func()
-	err     error // set: the connection is gone
+	err     error // set when the connection is gone
 }
 
-// statement is one to be run, with its parameters as sent.
+// statement is a statement to run, with its parameters as sent.
 type statement struct {
 	sql    string
 	params [][]byte
@@ -112,12 +112,13 @@ func (w *wire) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// whole gives the size of the message that b begins with, whose type takes up head bytes; 0 where some of it is missing.
+// whole returns the size of the message at the start of b, whose type takes up head bytes; 0 if the message is
+// incomplete.
 func whole(b []byte, head int) (size int, err error) {
 	if len(b) < head+4 {
 		return 0, nil
 	}
-	length := binary.BigEndian.Uint32(b[head:]) // with its own four bytes
+	length := binary.BigEndian.Uint32(b[head:]) // includes its own four bytes
 	if length < 4 || length > math.MaxInt32 {
 		return 0, errMalformed
 	}
@@ -129,7 +130,7 @@ func whole(b []byte, head int) (size int, err error) {
 
 func (w *wire) message(m []byte) error {
 	if w.stopped(m[0]) {
-		return nil // what a pipeline has behind the fault
+		return nil // a part of a pipeline that comes after the fault
 	}
 	w.group = append(w.group, m...)
 	if !w.started {
@@ -170,14 +171,14 @@ func (w *wire) message(m []byte) error {
 		return w.send(true)
 	case 'S':
 		return w.send(true)
-	case 'D', 'C': // Describe and Close: answered with the rest
+	case 'D', 'C': // Describe and Close are answered with the rest
 	default: // passwords, Flush, the data of a copy
 		return w.send(false)
 	}
 	return nil
 }
 
-// send sends the group on, or as much of it as the fault leaves. sync says that ReadyForQuery comes at its end.
+// send sends the group, or as much of it as the fault allows. sync means that ReadyForQuery comes at its end.
 func (w *wire) send(sync bool) error {
 	group, ends, asked := w.group, w.ends, w.asked
 	w.group, w.ends, w.asked = nil, nil, nil
@@ -187,7 +188,7 @@ func (w *wire) send(sync bool) error {
 	}
 	gap, fault := w.p.pass(steps)
 	if err := w.gone(); err != nil {
-		return err // it died while it stood here
+		return err // it died while it was waiting here
 	}
 	if fault == nil {
 		w.mu.Lock()
@@ -208,7 +209,7 @@ func (w *wire) send(sync bool) error {
 	w.held, w.copying, w.strike = true, false, strike
 	if last := gap == len(ends); last && sync {
 		w.syncs++
-		w.wants = -1 // ReadyForQuery says when
+		w.wants = -1 // unknown until ReadyForQuery
 	} else {
 		group = append(group[:ends[gap-1]:ends[gap-1]], 'H', 0, 0, 0, 4) // Flush
 		w.wants = gap
@@ -254,7 +255,7 @@ func (w *wire) Read(b []byte) (int, error) {
 	}
 }
 
-// answer takes one message of the server, and gives the fault where it is due.
+// answer handles one message of the server, and returns the fault if it is due.
 func (w *wire) answer(m []byte) func() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -266,7 +267,7 @@ func (w *wire) answer(m []byte) func() {
 			due = w.wants == 0
 		}
 	case 'E':
-		due = w.held && w.syncs == 0 // what stands behind it is skipped
+		due = w.held && w.syncs == 0 // the server skips what comes after it
 	case 'Z':
 		w.syncs = max(0, w.syncs-1)
 		due = w.held && w.syncs == 0 && w.wants < 0
@@ -278,7 +279,7 @@ func (w *wire) answer(m []byte) func() {
 	if due {
 		return w.strike
 	}
-	if m[0] == 'G' && !w.beyond { // CopyInResponse: without it most clients send nothing
+	if m[0] == 'G' && !w.beyond { // CopyInResponse: most clients send no data before they get it
 		w.copying = true
 	}
 	if !w.held || m[0] == 'G' {
@@ -298,7 +299,7 @@ func (w *wire) cut(err error) {
 	_ = w.Conn.Close()
 }
 
-// stopped says that a message of the client stands behind the fault.
+// stopped reports whether a message of the client comes after the fault.
 func (w *wire) stopped(kind byte) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -323,7 +324,7 @@ func (w *wire) gone() error {
 	return w.err
 }
 
-// because prefers the reason that is known.
+// because prefers the known reason.
 func (w *wire) because(err error) error {
 	if gone := w.gone(); err != nil && gone != nil {
 		return gone
@@ -336,7 +337,7 @@ func (w *wire) Close() error {
 	return w.Conn.Close()
 }
 
-// isPing says that a statement does nothing: pools send them to see whether a connection lives.
+// isPing reports whether a statement does nothing: pools send such statements to test a connection.
 func isPing(sql string) bool {
 	sql = strings.TrimSpace(sql)
 	return sql == "" || sql == ";" || strings.HasPrefix(sql, "-- ping")

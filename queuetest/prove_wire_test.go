@@ -26,8 +26,8 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// Every statement and every call is a step, and has its runs: this is the list of all of them for a handler that uses
-// each way to send a statement.
+// Every statement and every call is a step and has its runs. This test lists all of them for a handler that sends
+// statements in each possible way.
 func TestProve_EveryStatementIsAStep(t *testing.T) {
 	t.Parallel()
 	proof := queuetest.Proof{
@@ -57,7 +57,7 @@ func TestProve_EveryStatementIsAStep(t *testing.T) {
 			})
 		},
 	}
-	proven, err := queuetest.ProveAll(t, queuetest.AtOwnSteps(proof), "") // at onceq's: TestProve_RunsOfTheExample
+	proven, err := queuetest.ProveAll(t, queuetest.AtOwnSteps(proof), "") // for onceq's own: TestProve_RunsOfTheExample
 	require.NoError(t, err)
 	require.Empty(t, proven.Failures)
 	require.Equal(t, []string{
@@ -103,8 +103,8 @@ func TestProve_EveryStatementIsAStep(t *testing.T) {
 		require.True(t, ok, name)
 		require.Equal(t, words, got, name)
 	}
-	// The process dies behind each of the 13 steps and before each of the 9 that are the first of what is sent at once.
-	// From the handler's begin on, which are 12 and 8 of them, the other faults come too.
+	// The process dies after each of the 13 steps, and before each of the 9 that are the first of what is sent at once.
+	// The other faults come after the handler has begun: at 12 and 8 of the steps.
 	count := make(map[string]int)
 	for name := range proven.Faults {
 		kind, _, _ := strings.Cut(name, "-")
@@ -113,8 +113,8 @@ func TestProve_EveryStatementIsAStep(t *testing.T) {
 	require.Equal(t, map[string]int{"twice": 1, "fail": 1, "die": 13 + 9, "cut": 12 + 8, "freeze": 8, "meet": 8}, count)
 }
 
-// A death is real: of a handler that hears of nothing and goes on, the server has what stands before the place where it
-// died, and nothing of what stands behind.
+// A death is real. Even if the handler ignores it and goes on, the server has everything from before the point where
+// the process died, and nothing from after it.
 func TestProve_TheDeadReachNothing(t *testing.T) {
 	t.Parallel()
 	const (
@@ -131,7 +131,7 @@ func TestProve_TheDeadReachNothing(t *testing.T) {
 		Job: provedJob,
 		Handler: func(p *queuetest.Process) onceq.Handler {
 			return provedCharge.Handle(func(context.Context, *onceq.Lease, provedOrder) error {
-				ctx := context.Background() // it does not want to know
+				ctx := context.Background() // it ignores its context
 				for n := range statements {
 					_, _ = p.Pool.Exec(ctx, insert+strconv.Itoa(n)+worker)
 					_ = p.Effect(ctx, fmt.Sprintf("call %d", n), "")
@@ -153,7 +153,7 @@ func TestProve_TheDeadReachNothing(t *testing.T) {
 	}
 	_, err := queuetest.ProveAll(t, queuetest.Deaths(proof), "")
 	require.NoError(t, err)
-	want := make(map[string][2]int) // rows of the dead, and effects, of which the second worker made three
+	want := make(map[string][2]int) // rows of the dead process, and effects; the second worker made three
 	words := func(n int) string { return "`" + insert + strconv.Itoa(n) + " select current_setting …`" }
 	for n := range statements {
 		call := fmt.Sprintf("call %d", n)
@@ -174,8 +174,8 @@ func TestProve_TheDeadReachNothing(t *testing.T) {
 	}
 }
 
-// The same where a handler's first statements open its transaction and travel with that. Sequences show what the server
-// did, for they know no rollback; jobs with a key and without one end in different ways.
+// The same if a handler's first statements open its transaction and are sent with it. Sequences show what the server
+// did, because they ignore rollbacks. Jobs with a key and without one end in different ways.
 func TestProve_TheDeadInTheHandlersTransaction(t *testing.T) {
 	t.Parallel()
 	unkeyed := onceq.Kind[provedOrder]{Name: "unkeyed"}
@@ -210,7 +210,7 @@ func TestProve_TheDeadInTheHandlersTransaction(t *testing.T) {
 					ran[o.Fault], lost[o.Fault] = n, o.Count(`select charge::int from charges`)
 				},
 			}
-			want := map[string][4]int{ // how often the statements and the insert that counts are made
+			want := map[string][4]int{ // how often the statements and the insert that counts ran
 				"none":         {1, 1, 1, 1},
 				"die-2-before": {1, 1, 1, 1},
 				"die-2-after":  {1, 1, 1, 1},
@@ -241,15 +241,15 @@ func TestProve_TheDeadInTheHandlersTransaction(t *testing.T) {
 				require.True(t, ok, name)
 				require.Equal(t, want, ran[words], name)
 			}
-			// Of a transaction of onceq's own, the server did nothing or all.
+			// Of a transaction of onceq's own the server did nothing or everything.
 			require.Zero(t, lost[proven.Runs["die-1-before"]])
 			require.Equal(t, 1, lost[proven.Runs["die-1-after"]])
 		})
 	}
 }
 
-// The data of a copy is part of it: pgx sends it without waiting until the server asks for it, and the server asks late
-// here, as one does that has to wait for a lock first.
+// The data of a copy is part of it. pgx sends it without waiting for the server's request, and here the server requests
+// it late, as one does that first waits for a lock.
 func TestProve_ACopyThatTheServerBeginsLate(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -285,7 +285,7 @@ func TestProve_ACopyThatTheServerBeginsLate(t *testing.T) {
 	}
 }
 
-// lateCopies is for one connection through a process: the server's word that it wants the data of a copy comes when all of it is
+// lateCopies delays, on one connection of a process, the server's request for the data of a copy until all of it is
 // sent.
 func lateCopies(config *pgx.ConnConfig) *pgx.ConnConfig {
 	sent := make(chan struct{})
@@ -303,7 +303,7 @@ func lateCopies(config *pgx.ConnConfig) *pgx.ConnConfig {
 
 type clientSide struct {
 	net.Conn
-	sent chan struct{} // closed when the end of the copy is
+	sent chan struct{} // closed when the end of the copy is sent
 }
 
 func (c *clientSide) Write(b []byte) (int, error) {
@@ -336,7 +336,7 @@ func (s *serverSide) Close() error {
 	return s.Conn.Close()
 }
 
-// And nothing that stands behind the data is.
+// Nothing that comes after the data is sent either.
 func TestProve_BehindACopysData(t *testing.T) {
 	t.Parallel()
 	start := wireMessages(t, &pgproto3.StartupMessage{ProtocolVersion: pgproto3.ProtocolVersion30, Parameters: map[string]string{"user": "ada"}})
@@ -373,11 +373,11 @@ func TestProve_Replay(t *testing.T) {
 	t.Setenv(queuetest.EnvProve, "die-99-after")
 	s = &spy{TB: t}
 	queuetest.Prove(s, proof)
-	require.Equal(t, []string{"fatal: queuetest: Prove: ONCEQ_PROVE=die-99-after is no run of this proof"}, s.errors)
+	require.Equal(t, []string{"fatal: queuetest: Prove: ONCEQ_PROVE=die-99-after is not a run of this proof"}, s.errors)
 }
 
-// A time in a key that changes once a second is found, although a run takes less: the deliveries around the first lost
-// answer of each call fall into different seconds.
+// A key with a time that changes once a second is found, although a run takes less than a second: the deliveries around
+// the first lost answer of each call fall into different seconds.
 func TestProve_TwoSecondsOfTheClock(t *testing.T) {
 	t.Parallel()
 	proof := queuetest.Proof{Job: provedJob, Handler: func(p *queuetest.Process) onceq.Handler {
@@ -445,7 +445,7 @@ func TestProve_LeavesNothingBehind(t *testing.T) {
 	}
 }
 
-// What a proof cannot do it says.
+// A proof says what it cannot do.
 func TestProve_BadProofs(t *testing.T) {
 	t.Parallel()
 	ok := func(*queuetest.Process) onceq.Handler {
@@ -494,7 +494,7 @@ func TestProve_BadProofs(t *testing.T) {
 	}
 }
 
-// A handler that does something else each time cannot be proven, and hears so.
+// A handler that does something else each time cannot be proven, and the proof says so.
 func TestProve_AnotherWayEachTime(t *testing.T) {
 	t.Parallel()
 	proof := func(when func(run int) bool) queuetest.Proof {
@@ -517,20 +517,20 @@ func TestProve_AnotherWayEachTime(t *testing.T) {
 			},
 		}
 	}
-	// What it does in its first run alone, as with a token that is kept from then on, is held against nobody.
+	// Steps of the first run alone, such as fetching a token that is then kept, are not a mistake.
 	s := &spy{TB: t}
 	queuetest.Prove(s, queuetest.AtOwnSteps(proof(func(run int) bool { return run == 1 })))
 	require.Empty(t, s.errors)
-	require.Contains(t, s.logs[0], "6 places were not come by again, as without faults")
+	require.Contains(t, s.logs[0], "6 steps were not reached again, as in some run without faults")
 
-	// What it does in all runs without faults, and not in one with, is.
+	// Steps of all runs without faults that are missing in a run with a fault are one.
 	others := proof(func(run int) bool { return run != 2 })
 	proven, err := queuetest.ProveAll(t, others, "die-2-before")
 	require.NoError(t, err)
-	require.Contains(t, strings.Join(proven.Failures, "\n"), "died before `select 1`; the handler did not come by this place again")
+	require.Contains(t, strings.Join(proven.Failures, "\n"), "died before `select 1`; the handler did not reach this step again")
 }
 
-// wireMessages gives the bytes of messages.
+// wireMessages returns messages as bytes.
 func wireMessages(t testing.TB, messages ...interface{ Encode([]byte) ([]byte, error) }) (b []byte) {
 	for _, m := range messages {
 		var err error
@@ -540,8 +540,8 @@ func wireMessages(t testing.TB, messages ...interface{ Encode([]byte) ([]byte, e
 	return b
 }
 
-// Whatever a client and a server say, and in whatever pieces: each gets what the other one said, byte for byte, up to the
-// last message that is whole, or to the place where the connection is cut.
+// Whatever a client and a server send, in pieces of any size, each gets what the other one sent, byte for byte, up to
+// the last complete message or to the cut.
 func FuzzProve_Wire(f *testing.F) {
 	start := wireMessages(f, &pgproto3.StartupMessage{ProtocolVersion: pgproto3.ProtocolVersion30, Parameters: map[string]string{"user": "ada"}})
 	fence := [][]byte{[]byte("1"), []byte("0"), []byte("2"), []byte("3"), []byte("s"), []byte("1/charge"), nil}

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// role is what a step is for.
+// role says what a step is for.
 type role int
 
 const (
@@ -18,23 +18,23 @@ const (
 	roleOutcome             // … that records its outcome
 	roleOpen                // … that opens a handler's transaction
 	roleFinish              // … that ends the lease
-	roleCommit              // of either
+	roleCommit              // of a handler or of onceq
 	roleCall                // a call to the outside
-	roleSkip                // no step: it changes nothing, and belongs to no job
+	roleSkip                // not a step: it changes nothing, and belongs to no job
 )
 
-// step is something that a process does that reaches beyond it: a statement or a call.
+// step is something that a process does to the outside: a statement or a call.
 type step struct {
-	text   string // tells it from others, together with nth
+	text   string // identifies the step, together with nth
 	words  string
 	role   role
-	effect effect // intent, outcome and call: of Once
-	nth    int    // 1 for the first of its text in its process
-	first  bool   // of what is sent at once: the place before it is one of its own, before all of that
-	next   string // in words, what is sent with it and comes behind it
-	with   string // in words, the handler's first statement: it is sent with this one, which opens its transaction
+	effect effect // for an intent, an outcome or a call: its effect of onceq.Once
+	nth    int    // 1 for the first step with this text in its process
+	first  bool   // the first of several that are sent at once: only before it is there a separate point for a fault
+	next   string // in words, the step that is sent with it and follows it
+	with   string // in words, the handler's first statement, which is sent with this one; this one opens the transaction
 
-	worker bool // it is in the transaction of HandleTx or HandleBatch, which the worker commits
+	worker bool // in the transaction of HandleTx or HandleBatch, which the worker commits
 
 	leased bool // the process has a lease, as far as it knows
 	inTx   bool // its transaction was open afterwards
@@ -42,7 +42,7 @@ type step struct {
 	http   bool // a call by HTTP
 }
 
-// onceqs says in words what the statements of onceq are, by a part that only they have.
+// onceqs describes onceq's statements in words. Each is recognised by a part that only it contains.
 var onceqs = []struct {
 	part, words string
 	role        role
@@ -80,11 +80,11 @@ var onceqs = []struct {
 	{"onceq.", "a statement of onceq", roleOnceq},
 }
 
-// name gives the steps of statements that are sent at once, one for each. worker says whether they are in a worker's
-// transaction, and comes back for what is sent after them.
+// name returns the steps of statements that are sent at once, one for each. worker says whether they are in a worker's
+// transaction; still says the same for the statements that follow.
 func name(asked []statement, worker bool) (steps []step, still bool) {
 	steps = make([]step, len(asked))
-	main, mainRole := -1, roleUser // what all of it is for
+	main, mainRole := -1, roleUser // what all of them are for
 	began, ends := false, false
 	for i, s := range asked {
 		st := &steps[i]
@@ -129,7 +129,7 @@ func name(asked []statement, worker bool) (steps []step, still bool) {
 	}
 	if began && main < 0 && slices.ContainsFunc(steps, func(s step) bool { return s.role == roleSkip }) {
 		for i := range steps {
-			steps[i].role = roleSkip // what is around it changes nothing either
+			steps[i].role = roleSkip // the statements around it change nothing either
 		}
 	}
 	worker = worker || mainRole == roleOpen
@@ -149,7 +149,7 @@ func name(asked []statement, worker bool) (steps []step, still bool) {
 			default:
 				continue
 			}
-			st.text += " -- " + of // which tells them from others of the same text
+			st.text += " -- " + of // tells them apart from others with the same text
 		}
 	}
 	if began && !worker && main >= 0 {
@@ -169,8 +169,8 @@ func name(asked []statement, worker bool) (steps []step, still bool) {
 	return steps, worker && !ends
 }
 
-// merge makes one step of a transaction of onceq's own that is sent as a whole: the server does all of it or nothing. It takes the
-// place of the commit.
+// merge makes one step of a transaction of onceq's own that is sent as a whole: the server does all of it or nothing.
+// It takes the position of the commit.
 func merge(steps []step, main int) {
 	last := len(steps) - 1
 	if steps[last].role != roleCommit {
@@ -190,15 +190,15 @@ func merge(steps []step, main int) {
 
 func (s step) setting() bool { return strings.HasPrefix(s.words, "onceq's settings") }
 
-// effect is one of Once: two jobs may each have a "charge".
+// effect is an effect of onceq.Once. Two jobs may each have a "charge".
 type effect struct {
 	job  string // its id
 	name string // "" for no effect
 }
 
-// effectOf gives a job's effect from the parameters of a statement about its fence.
+// effectOf reads a job's effect from the parameters of a statement about its fence.
 func effectOf(s statement, r role) (e effect) {
-	at := 1 // of the class; scope and key follow
+	at := 1 // position of the class; scope and key follow
 	switch {
 	case strings.Contains(s.sql, "f.class = $1::smallint"):
 		at = 0
@@ -206,7 +206,7 @@ func effectOf(s statement, r role) (e effect) {
 		at = 3
 	}
 	if at+2 >= len(s.params) {
-		return e // the simple protocol has them in its text
+		return e // the simple protocol has them in the text
 	}
 	if class := string(s.params[at]); class != "3" && class != "\x00\x03" {
 		return e
@@ -215,7 +215,7 @@ func effectOf(s statement, r role) (e effect) {
 	return e
 }
 
-// short gives the beginning of a statement, which says what it is.
+// short returns the beginning of a statement, which says what it does.
 func short(sql string) string {
 	const limit = 48
 	sql = strings.Join(strings.Fields(sql), " ")
@@ -246,7 +246,7 @@ func (s step) reads() bool {
 	return s.role == roleUser && reading.MatchString(s.text) && !writing.MatchString(s.text)
 }
 
-// before and after say in words where a process is.
+// before and after describe where a process is.
 func (s step) before() string {
 	words := "before " + s.words + s.times()
 	if s.with != "" {
@@ -255,10 +255,10 @@ func (s step) before() string {
 	return words
 }
 
-// own says that it is the handler's, and not of onceq around it.
+// own reports that the step is the handler's, and not one of onceq's around it.
 func (s step) own() bool { return s.role == roleUser || s.role == roleCall }
 
-// ends says that the process has no lease after it.
+// ends reports that the process has no lease after the step.
 func (s step) ends() bool { return s.role == roleFinish || s.role == roleCommit && s.worker }
 
 func (s step) after() string {

@@ -1,4 +1,4 @@
-// Package queuetest is for tests of handlers: it gives each test a queue of its own on a real Postgres, in milliseconds.
+// Package queuetest is for tests of handlers. It gives each test its own queue on a real Postgres, in milliseconds.
 //
 //	func TestCharge(t *testing.T) {
 //		t.Parallel()
@@ -11,16 +11,16 @@
 //		// db.Pool to look at what it wrote.
 //	}
 //
-// [DB.RunOne] and [DB.Drain] run handlers, [DB.DeliverTwice] and [DB.Race] as a redelivery and a second worker do;
-// [DB.Advance] and [DB.ExpireLease] move time in the database. [Prove] kills, freezes and cuts off a handler's process at
-// every place where it can be.
+// [DB.RunOne] and [DB.Drain] run handlers. [DB.DeliverTwice] and [DB.Race] imitate a redelivery and a second worker.
+// [DB.Advance] and [DB.ExpireLease] move time in the database. [Prove] kills, freezes and cuts off a handler's process
+// at every possible step.
 //
-// The server is, in this order, the one of ONCEQ_TEST_DATABASE_URL (with a role that may create databases), one started
-// from binaries that are on this machine, or a container; the first of those that is there. ONCEQ_TEST_PGBIN names a
-// directory of binaries, ONCEQ_TEST_IMAGE an image; containers need the module queuetest/container, which a test file
-// imports for that alone. A server that the package starts belongs to the test process and
-// goes away with it, even when that is killed; its durability is off, so it must hold nothing of worth.
-// On a server of yours the databases are dropped, also when the process is killed.
+// queuetest uses the first server that it finds, in this order: the one of ONCEQ_TEST_DATABASE_URL (with a role that
+// may create databases), one started from binaries on this machine, or a container. ONCEQ_TEST_PGBIN names a directory
+// of binaries, ONCEQ_TEST_IMAGE an image. Containers need the module queuetest/container, which a test file imports
+// with a blank import. A server that the package starts belongs to the test process and ends with it, even when the
+// process is killed. Its durability is off, so keep nothing of value in it. On your own server the databases are
+// dropped at the end, also when the process is killed.
 package queuetest
 
 import (
@@ -36,8 +36,8 @@ import (
 
 // DB is one test's database and the queue in it.
 type DB struct {
-	// Pool is for the test's own SQL; its sessions carry the test's name as application_name. It is closed by the
-	// test's clean-up, which fails the test when a connection was never given back.
+	// Pool is for the test's own SQL. Its sessions have the test's name as application_name. The test's clean-up closes
+	// it, and fails the test if a connection was never given back.
 	Pool *pgxpool.Pool
 
 	// Queue works in this database, over Pool.
@@ -46,14 +46,14 @@ type DB struct {
 	// URL is the connection string of this database, for a role that may do everything in it.
 	URL string
 
-	// Schema holds the queue's tables; unquoted.
+	// Schema is the schema of the queue's tables, unquoted.
 	Schema string
 
 	t             testing.TB
 	returnTimeout time.Duration
 }
 
-// Option changes what New gives.
+// Option changes what New returns.
 type Option func(*options)
 
 type options struct {
@@ -64,13 +64,13 @@ type options struct {
 	noCheck    bool
 }
 
-// Schema puts the tables into another schema than "onceq". Any name is fine, also one that needs quoting.
+// Schema puts the tables into another schema than "onceq". Any name works, even one that needs quoting.
 func Schema(name string) Option { return func(o *options) { o.schema = name } }
 
-// NoMigrations leaves the database empty, without schema and tables, and so without a check at the end.
+// NoMigrations leaves the database empty: no schema, no tables, and no check at the end.
 func NoMigrations() Option { return func(o *options) { o.empty = true } }
 
-// Config configures the Queue. Its Schema counts unless the option Schema is given too.
+// Config configures the Queue. The option Schema overrides its Schema.
 func Config(config onceq.Config) Option { return func(o *options) { o.config = config } }
 
 // PoolConfig changes the pool's configuration before the pool is made. By default the pool has up to 10 connections.
@@ -78,19 +78,19 @@ func PoolConfig(change func(*pgxpool.Config)) Option {
 	return func(o *options) { o.poolConfig = append(o.poolConfig, change) }
 }
 
-// NoCheck leaves out the check of the tables' invariants at the end, for tests that break them on purpose.
+// NoCheck skips the check of the tables' invariants at the end, for tests that break them on purpose.
 func NoCheck() Option { return func(o *options) { o.noCheck = true } }
 
-// dropTimeout bounds the drop of a test's database. Every session of the server has to hear of it, and one that waits for a
-// copy's data, in another test, does so when it has them.
+// dropTimeout bounds the drop of a test's database. Every session of the server must acknowledge the drop, and a
+// session of another test that waits for a copy's data does so only when it has them.
 const dropTimeout = time.Minute
 
 // returnTimeout bounds how long connections may take to come back to the pool.
 const returnTimeout = time.Minute
 
-// New gives a migrated, isolated database on a real Postgres and a Queue over it. When the test ends, its invariants are
-// checked and the database is dropped. The first call of a process takes longer: it may start the server, and applies
-// the migrations to the template that every later database is a copy of.
+// New returns a migrated, isolated database on a real Postgres, and a Queue over it. When the test ends, New checks the
+// invariants and drops the database. The first call of a process takes longer: it may start the server, and it applies
+// the migrations to the template that every later database is copied from.
 func New(t testing.TB, opts ...Option) *DB {
 	t.Helper()
 	var o options
@@ -158,7 +158,7 @@ func (db *DB) openPool(s *server, changes []func(*pgxpool.Config)) {
 		change(config)
 	}
 	untracked(db.t, s, config.ConnConfig)
-	// Not the test's context: that one ends before the clean-up, which still wants connections.
+	// The test's context ends before the clean-up, which still needs connections.
 	db.Pool, err = pgxpool.NewWithConfig(context.Background(), config)
 	if err != nil {
 		db.t.Fatalf("queuetest: %v", err)

@@ -100,7 +100,7 @@ func TestPoolConfig(t *testing.T) {
 	require.Empty(t, scan[string](t, db.Pool, "select current_setting('search_path')"))
 }
 
-// fake is a test whose end this test decides.
+// fake is a test that ends when this test says so.
 type fake struct {
 	testing.TB
 	ctx      context.Context
@@ -189,7 +189,7 @@ func TestDropStale(t *testing.T) {
 	}
 }
 
-// On a server of others nothing is left by a process, templates least of all, also where it is killed.
+// On a shared server a process leaves nothing behind, not even templates, also if it is killed.
 func TestAKilledProcessLeavesNoDatabase(t *testing.T) {
 	t.Parallel()
 	const child = "ONCEQ_TEST_CHILD"
@@ -223,7 +223,7 @@ func TestAKilledProcessLeavesNoDatabase(t *testing.T) {
 	}
 }
 
-// The first New of a process may be given up; the next ones must not find half a template.
+// The first New of a process may be aborted; the next ones must not find half a template.
 func TestTemplateAfterGivenUpTest(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -254,7 +254,7 @@ func BenchmarkNew(b *testing.B) {
 	}
 }
 
-// A completion by the handler itself is no run of its own: what becomes of the transaction decides.
+// A completion by the handler itself is not a run of its own: the end of the transaction decides.
 func TestRunOne_OfAHandlerThatCompletesAndRollsBack(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -284,7 +284,7 @@ func TestRunOne_OfAHandlerThatCompletesAndRollsBack(t *testing.T) {
 	require.Equal(t, onceq.StateCompleted, db.RunOne(handler).State)
 }
 
-// A cancellation is reported without a token, and is the end of the run in which it was asked for.
+// A cancellation is reported without a token. It ends the run that asked for it.
 func TestRunOne_OfAHandlerThatCancelsItsJob(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -309,7 +309,7 @@ func TestRunOne_OfAHandlerThatCancelsItsJob(t *testing.T) {
 	}
 }
 
-// A workflow of three days: the handler looks at times of the queue, of the application, and at the database's clock.
+// A workflow of three days. Its handler looks at times of the queue, of the application, and at the database's clock.
 func TestAdvance_AWorkflowOfThreeDays(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -355,7 +355,7 @@ func TestAdvance_AWorkflowOfThreeDays(t *testing.T) {
 	f.end()
 }
 
-// A job grows old with Advance, and to the provider of its effect it stays the same one.
+// Advance makes a job older, but for its effect's provider it stays the same job.
 func TestAdvance_AJobGrowsOld(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)

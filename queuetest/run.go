@@ -17,18 +17,19 @@ type Ran struct {
 	Kind    string
 	Attempt int
 
-	// State is what became of the job: StateCompleted, StateDead, StateCancelled, StateHeld, or StateRetrying after a failure, StateDelayed after a
-	// snooze or RetryAfter, and StateWaiting where the worker ended. It is 0 where the lease was lost and the outcome refused.
+	// State is the job's state after the run: StateCompleted, StateDead, StateCancelled or StateHeld; StateRetrying
+	// after a failure; StateDelayed after a Snooze or RetryAfter; StateWaiting if the worker ended. It is 0 if the
+	// lease was lost and the outcome refused.
 	State onceq.State
 
 	Err error // what the handler returned, or why the outcome was refused
 }
 
-// Lost reports whether the outcome was refused because somebody else had taken the job meanwhile.
+// Lost reports whether the outcome was refused because another holder had taken the job.
 func (r Ran) Lost() bool { return r.State == 0 }
 
-// RunOne runs the one job that is due first, through whichever handler is for its kind, and returns what became of it.
-// The test fails when none is due.
+// RunOne runs the job that is due first, with the handler for its kind, and returns the run. The test fails if no job
+// is due.
 func (db *DB) RunOne(handlers ...onceq.Handler) Ran {
 	db.t.Helper()
 	ran := db.work(nil, 1, handlers)
@@ -38,17 +39,17 @@ func (db *DB) RunOne(handlers ...onceq.Handler) Ran {
 	return ran[0]
 }
 
-// Drain runs jobs until none is due, also those that handlers enqueue, and returns the runs in the order in which they
-// ended. What waits for its time stays: see Advance.
+// Drain runs jobs until none is due, including those that handlers enqueue. It returns the runs in the order in which
+// they ended. Jobs that are not due yet stay: see Advance.
 func (db *DB) Drain(handlers ...onceq.Handler) []Ran {
 	db.t.Helper()
 	return db.work(nil, 0, handlers)
 }
 
-// DeliverTwice delivers the one job that is due first two times, as when a worker is taken for dead while it runs and
-// another one runs the job again. The first run has lost its lease when it begins: a handler made with Handle runs to
-// its end and what it did outside of its lease stays, which is what the second run must cope with. One made with
-// HandleTx or HandleBatch is not even called then, for its transaction begins with the lease.
+// DeliverTwice delivers the job that is due first twice, as if a worker were taken for dead while it runs and another
+// one ran the job again. The first run has already lost its lease when it begins. A handler made with Handle runs to
+// its end. What it did outside its lease stays, and the second run must cope with that. A handler made with HandleTx or
+// HandleBatch is not even called in the first run, because its transaction begins with the lease.
 func (db *DB) DeliverTwice(handlers ...onceq.Handler) (first, second Ran) {
 	db.t.Helper()
 	ran := db.work(func(e onceq.Event) {
@@ -60,8 +61,8 @@ func (db *DB) DeliverTwice(handlers ...onceq.Handler) (first, second Ran) {
 	return ran[0], db.RunOne(handlers...)
 }
 
-// Race runs two workers against each other until no job is due, and returns all runs. The first lease of each job runs
-// out as soon as it is given, so that both workers deliver the job at about the same time.
+// Race runs two workers against each other until no job is due, and returns all runs. The first lease of each job
+// expires as soon as it is given, so both workers deliver the job at about the same time.
 func (db *DB) Race(handlers ...onceq.Handler) []Ran {
 	db.t.Helper()
 	var mu sync.Mutex
@@ -88,38 +89,39 @@ func (db *DB) Race(handlers ...onceq.Handler) []Ran {
 			})
 		}
 		workers.Wait()
-		// A job that one worker had locked when the other looked for the last time may be due still.
+		// A job that one worker had locked during the other's last claim may still be due.
 		if len(ran) == before {
 			return ran
 		}
 	}
 }
 
-// ExpireLease makes the lease of a job run out now: the next worker that asks gets the job. It waits while a handler's
-// transaction holds the job. The test fails when nobody has it.
+// ExpireLease ends the lease of a job now: the next worker that asks gets the job. It waits while a handler's
+// transaction holds the job. The test fails if the job has no lease.
 func (db *DB) ExpireLease(id int64) {
 	db.t.Helper()
 	n := db.exec(`update onceq.jobs set leased_until = statement_timestamp() where id = $1 and leased_until is not null`, id)
 	if n != 1 {
-		db.t.Fatalf("queuetest: ExpireLease: nobody has a lease of job %d", id)
+		db.t.Fatalf("queuetest: ExpireLease: job %d has no lease", id)
 	}
 }
 
-// Advance lets d pass for everything that the queue stores: what was to be due, to run out or to be pruned within d is so now.
-// columns are those of the application's own tables that hold times a handler looks at, "users.created_at": they are moved
-// along, so that what was an hour ago is an hour and d ago. The clock stays, that of Lease.Now, of now() in SQL and of time.Now.
-// A job's CreatedAt goes along too, and the keys that go to providers stay what they were.
+// Advance lets d pass for everything that the queue stores: what would be due, expire or be pruned within d does so
+// now. columns names columns of the application's own tables with times that a handler looks at, such as
+// "users.created_at". They are moved along, so what was an hour ago becomes an hour and d ago. The clock itself does
+// not move: Lease.Now, now() in SQL and time.Now stay. A job's CreatedAt moves too, but the keys that go to providers
+// stay the same.
 func (db *DB) Advance(d time.Duration, columns ...string) {
 	db.t.Helper()
 	if d < 0 {
-		db.t.Fatalf("queuetest: Advance: time does not run backwards by %s", -d)
+		db.t.Fatalf("queuetest: Advance: d is negative: %s", d)
 	}
 	const by = ` - $1::bigint * interval '1 microsecond'`
-	const identity = `coalesce(identity, (extract(epoch from created_at) * 1000000)::bigint)` // as it was before
+	const identity = `coalesce(identity, (extract(epoch from created_at) * 1000000)::bigint)` // the value before the move
 	for _, name := range columns {
 		parts := strings.Split(name, ".")
 		if len(parts) != 2 && len(parts) != 3 {
-			db.t.Fatalf("queuetest: Advance: %q is no column; name it with its table, and with its schema where that is another one than public", name)
+			db.t.Fatalf("queuetest: Advance: %q is not a column; name it with its table, and with its schema if that is not public", name)
 		}
 		last := len(parts) - 1
 		column := pgx.Identifier(parts[last:]).Sanitize()
@@ -144,13 +146,13 @@ queues as (
 update onceq.waiters set idle_until = idle_until`+by, d.Microseconds())
 }
 
-// exec runs a statement in which the schema is written as onceq, and returns how many rows it changed.
+// exec runs a statement that writes the schema as onceq, and returns how many rows it changed.
 func (db *DB) exec(statement string, args ...any) int64 {
 	db.t.Helper()
 	return db.own(strings.ReplaceAll(statement, "onceq.", pgx.Identifier{db.Schema}.Sanitize()+"."), args...)
 }
 
-// own runs a statement about the application's tables.
+// own runs a statement on the application's tables.
 func (db *DB) own(statement string, args ...any) int64 {
 	db.t.Helper()
 	tag, err := db.Pool.Exec(context.Background(), statement, args...)
@@ -160,18 +162,18 @@ func (db *DB) own(statement string, args ...any) int64 {
 	return tag.RowsAffected()
 }
 
-// work runs a worker until limit jobs were claimed or none is due, and tells claimed of each claim before its handler
+// work runs a worker until limit jobs were claimed or none is due. It calls claimed for each claim, before the handler
 // begins.
 func (db *DB) work(claimed func(onceq.Event), limit int, handlers []onceq.Handler) []Ran {
 	db.t.Helper()
 	var mu sync.Mutex
 	var ran []Ran
-	// By token: a completion that the handler makes and then undoes is followed by what became of the run. By job for a
-	// cancellation, which has none.
+	// Find runs by token, because a completion that the handler makes may be undone and followed by the final outcome.
+	// Find a cancelled run by job, because the event has no token.
 	byToken, byJob := make(map[int64]int), make(map[int64]int)
 	hook := func(_ context.Context, e onceq.Event) {
 		if e.Name != "" || e.JobID == 0 {
-			return // of an effect or a fence that the handler used
+			return // an event of an effect or a fence that the handler used
 		}
 		r := Ran{JobID: e.JobID, Kind: e.Kind, Attempt: e.Attempt, Err: e.Err}
 		switch e.Type {

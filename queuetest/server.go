@@ -18,23 +18,23 @@ import (
 	"github.com/onceq/onceq/internal/pgserver"
 )
 
-// server is the one Postgres of this process and what tests share on it.
+// server is the one Postgres of this process, with what tests share on it.
 type server struct {
 	*pgserver.Server
 
-	// tag marks this process's databases and its administrative sessions, by which other processes on the same server
-	// see that it lives.
+	// tag marks this process's databases and administrative sessions. They show other processes on the same server that
+	// it lives.
 	tag  string
 	last atomic.Int64 // number of the newest database
 
-	// idle holds administrative connections between uses: never none after the first, since they carry the tag. A
-	// pool would do, but for its goroutine, which tests that look for leaked goroutines would find.
+	// idle holds unused administrative connections. After the first there is always one, because they carry the tag. A
+	// pool has a goroutine, which tests for leaked goroutines would find.
 	idle chan *pgx.Conn
 
 	mu        sync.Mutex           // guards templates
 	templates map[string]*template // by schema
 
-	alive io.Closer // open as long as this process lives, see cleaner.go
+	alive io.Closer // open as long as this process lives; see leaveClean
 
 	modeState
 }
@@ -55,7 +55,7 @@ func newServer(ctx context.Context, found *pgserver.Server) (*server, error) {
 		templates: make(map[string]*template),
 	}
 	if found.Ours() {
-		return s, nil // nothing of another process is on it
+		return s, nil // no other process has anything on it
 	}
 	if err := s.dropStale(ctx); err != nil {
 		return s, err
@@ -74,7 +74,7 @@ func (s *server) admin(ctx context.Context, fn func(*pgx.Conn) error) error {
 			return err
 		}
 		config.RuntimeParams["application_name"] = sessionPrefix + s.tag
-		// These statements are run once each, and poolers do not like prepared ones.
+		// Each of these statements runs once, and poolers do not support prepared ones well.
 		config.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
 		if conn, err = pgx.ConnectConfig(ctx, config); err != nil {
 			return err
@@ -99,8 +99,8 @@ func (s *server) exec(ctx context.Context, sql string) error {
 	})
 }
 
-// The names of what this package makes on a server that others use too: databases are
-// onceq_test_<Unix time>_<tag of the process>_<number>.
+// These are the names of what this package creates on a shared server. Databases are called onceq_test_<Unix time>_<tag
+// of the process>_<number>.
 const (
 	databasePrefix = "onceq_test_"
 	sessionPrefix  = "onceq test "
@@ -112,7 +112,7 @@ func (s *server) newName() string {
 	return fmt.Sprintf("%s%d_%s_%d", databasePrefix, time.Now().Unix(), s.tag, s.last.Add(1))
 }
 
-// createDatabase makes a database: a copy of the schema's template, or an empty one.
+// createDatabase creates a database: a copy of the schema's template, or an empty one.
 func (s *server) createDatabase(ctx context.Context, schema string, empty bool) (name string, err error) {
 	from := "template0"
 	if !empty {
@@ -134,13 +134,13 @@ func (s *server) createDatabase(ctx context.Context, schema string, empty bool) 
 	return name, nil
 }
 
-// copyDatabase makes a database that contains what another one does.
+// copyDatabase creates a copy of a database.
 func (s *server) copyDatabase(ctx context.Context, from string) (string, error) {
 	name := s.newName()
 	sql := "create database " + name + " template " + from
 	if s.Ours() {
-		// Files and not pages through the log: half the work, for what sessions cache about the catalog is copied too. It
-		// makes checkpoints, which cost little on a server without durability, and much on any other.
+		// Copying files is half the work of copying pages through the log, because the sessions' catalog caches are
+		// copied too. It makes checkpoints, which cost little on a server without durability, and much on any other.
 		sql += " strategy file_copy"
 	}
 	if err := s.exec(ctx, sql); err != nil {
@@ -157,12 +157,12 @@ func (s *server) dropDatabase(ctx context.Context, name string) error {
 	return nil
 }
 
-// staleAfter is how old a database must be to be dropped when its process has no session any more: old enough that a
-// process that just lost its connections through a restart of the server has them back.
+// staleAfter is how old a database without a session of its process must be before it is dropped. By then a process
+// that lost its connections in a restart of the server has them back.
 const staleAfter = time.Hour
 
-// dropStale drops what processes that were killed have left. One that lives keeps an administrative session open, and
-// so keeps its databases however long it runs.
+// dropStale drops the databases of killed processes. A live process keeps an administrative session open, and so keeps
+// its databases however long it runs.
 func (s *server) dropStale(ctx context.Context) error {
 	return s.admin(ctx, func(conn *pgx.Conn) error {
 		rows, err := conn.Query(ctx, `
@@ -190,8 +190,8 @@ func (s *server) dropStale(ctx context.Context) error {
 			if err != nil || time.Since(time.Unix(seconds, 0)) < staleAfter {
 				continue
 			}
-			// It fails when somebody works in it after all, when another process was faster, or when it is another
-			// role's: none is this test's concern.
+			// The drop fails if somebody works in the database after all, if another process was faster, or if another
+			// role owns it. None of these matters here.
 			_, _ = conn.Exec(ctx, "drop database if exists "+name)
 		}
 		return nil

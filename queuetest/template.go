@@ -10,14 +10,14 @@ import (
 	"github.com/onceq/onceq/migrations"
 )
 
-// template is a database with the migrations applied to one schema, which tests get copies of.
+// template is a database with the migrations applied to one schema. Tests get copies of it.
 type template struct {
-	mu   sync.Mutex // held while it is made; guards name
-	name string     // empty until it is complete
+	mu   sync.Mutex // held while the template is made; guards name
+	name string     // empty until the template is complete
 }
 
-// template returns the name of the schema's template and makes it on first use. A test that gives up, or fails, leaves
-// the making to the next one.
+// template returns the name of the schema's template, and makes it on first use. If a test gives up or fails, the next
+// one makes it.
 func (s *server) template(ctx context.Context, schema string) (string, error) {
 	s.mu.Lock()
 	t := s.templates[schema]
@@ -39,7 +39,7 @@ func (s *server) template(ctx context.Context, schema string) (string, error) {
 	if err := s.migrate(ctx, name, schema); err != nil {
 		return "", fmt.Errorf("migrate the template database: %w", err)
 	}
-	// A copy waits for every session in its source to end; from here on there is none.
+	// A copy waits for every session in its source to end. From here on there is none.
 	if err := s.exec(ctx, "alter database "+name+" with allow_connections false"); err != nil {
 		return "", fmt.Errorf("close the template database: %w", err)
 	}

@@ -1,10 +1,10 @@
-// Package container lets queuetest start its Postgres in a container. Importing it is all that it takes:
+// Package container lets queuetest start its Postgres in a container. Importing it is enough:
 //
 //	import _ "github.com/onceq/onceq/queuetest/container"
 //
-// It is used where queuetest finds neither a server (ONCEQ_TEST_DATABASE_URL) nor server binaries, or where
-// ONCEQ_TEST_IMAGE names an image; the image is postgres:18-alpine by default. It is a module of its own, so that the
-// Docker client comes only to those who want it. See queuetest for the rest.
+// queuetest uses it if ONCEQ_TEST_IMAGE names an image, or if it finds neither a server (ONCEQ_TEST_DATABASE_URL) nor
+// server binaries. The default image is postgres:18-alpine. The package is a module of its own, so only its users
+// depend on the Docker client. See queuetest for the rest.
 package container
 
 import (
@@ -29,9 +29,9 @@ func init() { pgserver.StartContainer = start }
 
 const containerPort = "5432/tcp"
 
-// containerScript is process 1 of the container. Its standard input is a connection that this process holds open: a
-// line on it is a signal for the server, which is then started again, and its end, for whatever reason, stops the
-// server and with it the container. So the container needs nobody to clean up after a process that was killed.
+// containerScript is process 1 of the container. Its standard input is a connection that this process holds open. A
+// line on it is a signal for the server, which is then started again. The end of the input, for whatever reason, stops
+// the server and with it the container. So a container is cleaned up even if this process is killed.
 const containerScript = `
 exec 3<&0
 docker-entrypoint.sh "$@" 3<&- &
@@ -44,22 +44,21 @@ kill -s QUIT $!
 wait $!
 `
 
-// container is a server in a container of an image that works as the official one does.
+// container is a server in a container of an image that works like the official one.
 //
-// testcontainers starts a container of its own beside it, which removes what is left over. Where that image
-// (testcontainers/ryuk) is not to be had, TESTCONTAINERS_RYUK_DISABLED=true does without, and nothing is left over
-// all the same: containerScript sees to that.
+// testcontainers starts a second container beside it, which removes leftovers. If its image (testcontainers/ryuk) is
+// not available, set TESTCONTAINERS_RYUK_DISABLED=true. Nothing is left over then either: see containerScript.
 type container struct {
 	docker testcontainers.Container
 	url    string
 
-	mu       sync.Mutex // held while the server is being stopped or restarted; guards what follows
+	mu       sync.Mutex // held while the server is being stopped or restarted; guards the fields below
 	lifeline io.WriteCloser
 	stopped  bool
 }
 
-// lifelines keeps the connections reachable that the containers live by: a collected one would be closed while the
-// caller has kept the URL alone.
+// lifelines keeps the connections reachable that keep the containers alive. Otherwise the garbage collector would close
+// the connection of a caller that keeps only the URL.
 var lifelines sync.Map // of *container to struct{}
 
 func start(ctx context.Context, image string, durable bool, settings []string) (*pgserver.Container, error) {
@@ -72,7 +71,7 @@ func start(ctx context.Context, image string, durable bool, settings []string) (
 		return nil, fmt.Errorf("%w: %w", pgserver.ErrNoDocker, err)
 	}
 
-	// The port is open to the container's network and often to the machine's, so it wants a password.
+	// The port is open to the container's network and often to the machine's, so the server needs a password.
 	password := rand.Text()
 	environment := map[string]string{
 		"POSTGRES_USER":        "postgres",
@@ -81,7 +80,7 @@ func start(ctx context.Context, image string, durable bool, settings []string) (
 		"POSTGRES_INITDB_ARGS": "--no-sync --encoding=UTF8",
 	}
 	if !durable {
-		environment["PGDATA"] = "/dev/shm/onceq" // memory: files there are not written back to a disk
+		environment["PGDATA"] = "/dev/shm/onceq" // in memory: these files are not written to a disk
 	}
 	c := &container{}
 	started, err := testcontainers.Run(ctx, image,
@@ -94,7 +93,7 @@ func start(ctx context.Context, image string, durable bool, settings []string) (
 		}),
 		testcontainers.WithHostConfigModifier(func(config *containertypes.HostConfig) {
 			config.AutoRemove = true
-			config.ShmSize = 8 << 30 // a limit: what is not used takes no memory
+			config.ShmSize = 8 << 30 // a limit: unused memory is not taken
 		}),
 		testcontainers.WithAdditionalLifecycleHooks(testcontainers.ContainerLifecycleHooks{
 			PostCreates: []testcontainers.ContainerHook{c.attach},
@@ -125,7 +124,7 @@ func start(ctx context.Context, image string, durable bool, settings []string) (
 	return &pgserver.Container{URL: c.url, Stop: c.stop, Restart: c.restart}, nil
 }
 
-// attach opens the connection to the container's standard input, before the container runs.
+// attach opens the connection to the container's standard input before the container runs.
 func (c *container) attach(ctx context.Context, created testcontainers.Container) error {
 	docker, err := testcontainers.NewDockerClientWithOpts(ctx)
 	if err != nil {
@@ -151,7 +150,7 @@ func (c *container) stop() error {
 	c.stopped = true
 	lifelines.Delete(c)
 	if c.lifeline != nil {
-		_ = c.lifeline.Close() // the container ends at once by itself; what follows waits for that
+		_ = c.lifeline.Close() // the container ends at once by itself; the following call waits for that
 	}
 	if c.docker == nil {
 		return nil
@@ -159,8 +158,7 @@ func (c *container) stop() error {
 	return testcontainers.TerminateContainer(c.docker, testcontainers.StopTimeout(10*time.Second))
 }
 
-// restart leaves the container alone and restarts the server in it: a container that is started again gets
-// another port.
+// restart restarts the server inside the running container, because a restarted container gets another port.
 func (c *container) restart(ctx context.Context, immediate bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -194,7 +192,7 @@ func (c *container) restart(ctx context.Context, immediate bool) error {
 	}
 }
 
-// startTime says when the server started, which tells the restarted server from the one before.
+// startTime returns when the server started, which distinguishes the restarted server from the old one.
 func startTime(ctx context.Context, connString string) (time.Time, error) {
 	var t time.Time
 	conn, err := pgx.Connect(ctx, connString)
@@ -206,7 +204,7 @@ func startTime(ctx context.Context, connString string) (time.Time, error) {
 	return t, err
 }
 
-// log is the container's output, for error messages.
+// log returns the container's output for error messages.
 func (c *container) log(ctx context.Context) string {
 	logs, err := c.docker.Logs(context.WithoutCancel(ctx))
 	if err != nil {

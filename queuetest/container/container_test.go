@@ -100,7 +100,7 @@ func TestRestart(t *testing.T) {
 	require.Error(t, server.Restart(true))
 }
 
-// A killed process runs no clean-up of its own, and yet the container may not stay.
+// A killed process runs no clean-up, and yet the container must not stay.
 func TestKilledProcessLeavesNothing(t *testing.T) {
 	docker(t, pgserver.Options{})
 	self, err := os.Executable()
