@@ -27,7 +27,7 @@ func check(err error) {
 	}
 }
 
-// Up is called once in a deploy, by whatever runs the application's own migrations. To call it again does nothing.
+// A deploy calls Up once, where it runs the application's own migrations. Calling it again does nothing.
 func ExampleUp() {
 	ctx, conn, done := emptyDatabase() // conn, err := pgx.Connect(ctx, os.Getenv("DATABASE_URL"))
 	defer done()
@@ -41,7 +41,7 @@ func ExampleUp() {
 	// Output: true
 }
 
-// SQL is for applications that have a migration tool already: write each step into a file of that tool, once.
+// SQL is for applications that already have a migration tool: write each step into a file of that tool, once.
 func ExampleSQL() {
 	steps, err := migrations.SQL("onceq")
 	check(err)
@@ -54,7 +54,7 @@ func ExampleSQL() {
 	// Output: 001_onceq.sql begins with: create schema if not exists "onceq";
 }
 
-// The role that the application runs as gets what it needs, and may not change the tables.
+// The application's role gets what it needs, and may not change the tables.
 func ExampleGrants() {
 	ctx, conn, done := emptyDatabase()
 	defer done()

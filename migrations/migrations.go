@@ -1,5 +1,5 @@
-// Package migrations makes the tables of onceq in a database, by itself or through the migration tool that the
-// application already has. Nothing in onceq runs a migration by itself.
+// Package migrations creates onceq's tables in a database, on its own or through the migration tool that the application
+// already has. onceq never runs a migration unasked.
 //
 //	conn, err := pgx.Connect(ctx, url)                          // the role that owns the tables
 //	err = migrations.Up(ctx, conn, "onceq")                     // once in each deploy
@@ -7,9 +7,9 @@
 //
 // # From Go
 //
-// [Up] creates the schema and brings it to the newest version; it may be called at every start and by many processes
-// at the same time. The role needs CREATE on the schema, and CREATE on the database as long as the schema is missing.
-// The role that the application runs as later needs neither: see [Grants].
+// [Up] creates the schema and brings it to the newest version. It may be called at every start, and by many processes at
+// the same time. The role needs CREATE on the schema, and CREATE on the database if the schema is missing. The
+// application's own role needs neither: see [Grants].
 //
 // # With tern's command line
 //
@@ -22,12 +22,12 @@
 //	[data]
 //	schema = "onceq"
 //
-// Run "create schema onceq" first. Up and tern share lock and version table, so either goes on where the other stopped.
+// Run "create schema onceq" first. Up and tern share the lock and the version table, so either one goes on where the other stopped.
 //
 // # With goose, golang-migrate, atlas and others
 //
-// [SQL] gives each migration as plain SQL, to be written into the tool's own directory once for every new version of
-// onceq. The tool then does the counting: do not mix it with Up in the same schema.
+// [SQL] returns each migration as plain SQL. Write it into the tool's own directory once for every new version of onceq.
+// The tool then counts the versions: do not use Up in the same schema.
 //
 //   - goose: Up below "-- +goose Up", Down below "-- +goose Down", each between "-- +goose StatementBegin" and
 //     "-- +goose StatementEnd";
@@ -67,12 +67,12 @@ const lock = int64(9628173550095224)
 type Migration struct {
 	Version int    // counts from 1
 	Name    string // the file's name: "001_onceq.sql"
-	Up      string // SQL of the step; empty in what List returns
-	Down    string // SQL that takes it back, data included; empty in what List returns
+	Up      string // SQL of the step; empty in the result of List
+	Down    string // SQL that undoes the step and deletes its data; empty in the result of List
 }
 
-// VersionError is returned by Up when a newer onceq has migrated the schema. Nothing was changed: the application runs
-// an older release than the schema was made for, and wants an update.
+// VersionError is returned by Up if a newer onceq has migrated the schema. Nothing was changed. The application runs an
+// older release than the schema was made for: update it.
 type VersionError struct {
 	Schema   string
 	Database int // the schema's version
@@ -84,12 +84,12 @@ func (e *VersionError) Error() string {
 		e.Schema, e.Database, e.Code)
 }
 
-// ErrInTransaction is returned by Up on a connection with an open transaction, which it would have to commit.
-var ErrInTransaction = errors.New("migrations: the connection is in a transaction: give Up one of its own")
+// ErrInTransaction is returned by Up on a connection with an open transaction, which Up would have to commit.
+var ErrInTransaction = errors.New("migrations: the connection has an open transaction: give Up a connection without one")
 
-// Up creates the schema where it is missing and brings it to Version. Each migration commits on its own: after an
-// error, the ones before have happened, and the next call goes on from there. The connection's session is left as it
-// was. It returns a *VersionError for a schema that is newer than this package, and leaves it alone.
+// Up creates the schema if it is missing and brings it to Version. Each migration commits on its own: after an error
+// the earlier ones stay, and the next call goes on from there. The settings of the connection's session are unchanged
+// afterwards. If the schema is newer than this package, Up changes nothing and returns a *VersionError.
 func Up(ctx context.Context, conn *pgx.Conn, schema string) error {
 	steps, err := load(schema)
 	if err != nil {
@@ -109,8 +109,8 @@ func Up(ctx context.Context, conn *pgx.Conn, schema string) error {
 	}
 }
 
-// lookup says whether the schema and its version table are there: one row with two booleans. It reads catalogs alone,
-// which every role may.
+// lookup says whether the schema and its version table exist: one row with two booleans. It reads only catalogs, which
+// every role may read.
 const lookup = `
 select
   exists (select from pg_catalog.pg_namespace where nspname = $1),
@@ -121,16 +121,16 @@ select
     where n.nspname = $1 and c.relname = 'schema_version'
   )`
 
-// step runs the next migration, or says that there is none to run. Other processes wait for its lock, and read the
-// version after it: read committed takes a new snapshot for each statement, whatever the session's default is.
+// step runs the next migration, or reports that there is none to run. Other processes wait for its lock, and read the
+// version after that: read committed takes a new snapshot for each statement, whatever the session's default is.
 func step(ctx context.Context, conn *pgx.Conn, schema string, steps []Migration) (done bool, err error) {
 	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite})
 	if err != nil {
 		return false, err
 	}
-	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }() // after a commit it does nothing
+	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }() // no effect after a commit
 
-	// The files name every table with its schema. What the session would find on its own path is not for them.
+	// The files name every table with its schema. The session's own search path must not matter.
 	if _, err := tx.Exec(ctx, "set local search_path = pg_catalog, pg_temp"); err != nil {
 		return false, err
 	}
@@ -178,7 +178,7 @@ func step(ctx context.Context, conn *pgx.Conn, schema string, steps []Migration)
 func List() []Migration {
 	list, err := SQL("onceq")
 	if err != nil {
-		panic(err) // the files are part of this package and its tests load them
+		panic(err) // the files are part of this package, and its tests load them
 	}
 	for i := range list {
 		list[i].Up, list[i].Down = "", ""
@@ -186,8 +186,8 @@ func List() []Migration {
 	return list
 }
 
-// SQL returns the migrations in order, with their SQL for the schema. The first one creates the schema where it is
-// missing; take that line out where the schema is there and the role may not create any.
+// SQL returns the migrations in order, with their SQL for the schema. The first one creates the schema if it is
+// missing. Remove that line if the schema exists and the role may not create schemas.
 func SQL(schema string) ([]Migration, error) {
 	list, err := load(schema)
 	if err != nil {
@@ -201,7 +201,7 @@ func SQL(schema string) ([]Migration, error) {
 	return list, nil
 }
 
-// Grants returns the statements that give a role what onceq needs at run time, and no DDL. Run them as the schema's
+// Grants returns the statements that give a role what onceq needs at run time, without DDL. Run them as the schema's
 // owner after every migration; they may be repeated.
 func Grants(schema, role string) string {
 	ident, to := pgx.Identifier{schema}.Sanitize(), pgx.Identifier{role}.Sanitize()
@@ -222,12 +222,12 @@ grant execute on all functions in schema $schema to $role;
 
 var tablePattern = regexp.MustCompile(`(?m)^(create|drop)(?: unlogged)? table (?:if (?:not )?exists )?"onceq"\.(\w+)`)
 
-// tables are the names of the tables that the migrations leave, in the order of their making. schema_version is none
-// of theirs: it belongs to whatever runs them.
+// tables returns the names of the tables that exist after all migrations, in the order of their creation.
+// schema_version is not among them: it belongs to the tool that runs the migrations.
 func tables() []string {
 	steps, err := load("onceq")
 	if err != nil {
-		panic(err) // the files are part of this package and its tests load them
+		panic(err) // the files are part of this package, and its tests load them
 	}
 	var names []string
 	for _, s := range steps {
@@ -242,7 +242,7 @@ func tables() []string {
 	return names
 }
 
-// load reads the files for a schema, after a look at its name.
+// load reads the files for a schema, after checking its name.
 func load(schema string) ([]Migration, error) {
 	if err := checkName(schema); err != nil {
 		return nil, err
@@ -250,7 +250,7 @@ func load(schema string) ([]Migration, error) {
 	return read(files, schema)
 }
 
-// checkName refuses the names that Postgres would refuse, cut short or reserve.
+// checkName refuses the names that Postgres would refuse, truncate or reserve.
 func checkName(schema string) error {
 	switch {
 	case schema == "":
@@ -258,7 +258,7 @@ func checkName(schema string) error {
 	case len(schema) > 63:
 		return fmt.Errorf("migrations: schema name %q is longer than 63 bytes", schema)
 	case strings.ContainsRune(schema, 0) || !utf8.ValidString(schema):
-		return fmt.Errorf("migrations: schema name %q is not UTF-8 without NUL", schema)
+		return fmt.Errorf("migrations: schema name %q is not valid UTF-8 without NUL", schema)
 	case strings.HasPrefix(schema, "pg_"):
 		return fmt.Errorf("migrations: schema name %q: Postgres keeps names that begin with pg_ for itself", schema)
 	}

@@ -18,7 +18,7 @@ import (
 
 const odd = `we"ird Schema.ä{{.schema}}`
 
-// connect gives one more connection to the database of a test.
+// connect returns one more connection to a test's database.
 func connect(t *testing.T, db *queuetest.DB) *pgx.Conn {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), db.URL)
@@ -27,7 +27,7 @@ func connect(t *testing.T, db *queuetest.DB) *pgx.Conn {
 	return conn
 }
 
-// empty gives a connection to a database without anything in it.
+// empty returns a connection to an empty database.
 func empty(t *testing.T) *pgx.Conn {
 	t.Helper()
 	return connect(t, queuetest.New(t, queuetest.NoMigrations()))
@@ -48,7 +48,7 @@ func collect(t *testing.T, conn *pgx.Conn, sql string, args ...any) []string {
 	return list
 }
 
-// catalog lists all that a schema holds, with the schema's name taken out of it. schema_version is not in it.
+// catalog lists everything in a schema, without the schema's name. schema_version is left out.
 func catalog(t *testing.T, conn *pgx.Conn, schema string) []string {
 	t.Helper()
 	const everything = `
@@ -141,7 +141,7 @@ func TestUpQuotedSchema(t *testing.T) {
 	require.Equal(t, catalog(t, conn, "onceq"), catalog(t, conn, odd))
 }
 
-// Up leaves the session as it was, whatever it was, and does not depend on it.
+// Up leaves the session's settings unchanged, and does not depend on them.
 func TestUpLeavesSessionAlone(t *testing.T) {
 	t.Parallel()
 	for _, searchPath := range []string{"''", "public", `"$user", public`, "elsewhere, pg_catalog"} {
@@ -197,7 +197,7 @@ func TestUpInTransaction(t *testing.T) {
 	require.NoError(t, migrations.Up(t.Context(), conn, "onceq"))
 }
 
-// role creates a role for one test: roles belong to the server and not to the database.
+// role creates a role for one test: roles belong to the server, not to the database.
 func role(t *testing.T, admin *pgx.Conn, name string) string {
 	t.Helper()
 	var database string
@@ -272,7 +272,7 @@ func TestUpNames(t *testing.T) {
 func TestList(t *testing.T) {
 	t.Parallel()
 	list := migrations.List()
-	require.Len(t, list, migrations.Version, "the constant Version is to be the number of the newest file")
+	require.Len(t, list, migrations.Version, "the constant Version must be the number of the newest file")
 	for i, m := range list {
 		require.Equal(t, i+1, m.Version)
 		require.True(t, strings.HasPrefix(m.Name, fmt.Sprintf("%03d_", m.Version)), m.Name)
@@ -280,7 +280,7 @@ func TestList(t *testing.T) {
 	}
 }
 
-// Up runs each file in a transaction. That a file asks tern to do without one is an error when it is read.
+// Up runs each file in a transaction. A file that asks tern not to use one is an error.
 func TestEachMigrationIsOneTransaction(t *testing.T) {
 	t.Parallel()
 	list, err := migrations.SQL("onceq")

@@ -11,8 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// What a file may hold of tern's format. tern itself evaluates the whole of text/template with some two hundred functions;
-// importing it for that would bring fifteen modules into every application.
+// These are the only parts of tern's format that a file may use. tern itself evaluates all of text/template with about
+// two hundred functions; importing it would bring fifteen modules into every application.
 const (
 	schemaMark = "{{.schema}}"
 	separator  = "---- create above / drop below ----"
@@ -20,8 +20,8 @@ const (
 
 var fileName = regexp.MustCompile(`^(\d+)_.+\.sql$`)
 
-// read gives the migrations in files for a schema, as tern would run them. What tern would treat in some way that is not
-// known here is an error.
+// read returns the migrations in files for a schema, as tern would run them. Anything that tern might treat in another
+// way is an error.
 func read(files fs.FS, schema string) ([]Migration, error) {
 	entries, err := fs.ReadDir(files, ".")
 	if err != nil {
@@ -35,7 +35,7 @@ func read(files fs.FS, schema string) ([]Migration, error) {
 			version, _ = strconv.Atoi(match[1])
 		}
 		if version != len(list)+1 {
-			return nil, fmt.Errorf("migrations: %s: the name of file %d is to be %03d_<name>.sql", name, len(list)+1, len(list)+1)
+			return nil, fmt.Errorf("migrations: %s: the name of file %d must be %03d_<name>.sql", name, len(list)+1, len(list)+1)
 		}
 		text, err := fs.ReadFile(files, name)
 		if err != nil {
@@ -43,7 +43,7 @@ func read(files fs.FS, schema string) ([]Migration, error) {
 		}
 		up, down, found := strings.Cut(string(text), separator)
 		if !found || strings.Contains(down, separator) {
-			return nil, fmt.Errorf("migrations: %s: the line %q is to be there once", name, separator)
+			return nil, fmt.Errorf("migrations: %s: the line %q must occur once", name, separator)
 		}
 		m := Migration{Version: version, Name: name}
 		if m.Up, err = fill(up, schema); err != nil {
@@ -57,16 +57,16 @@ func read(files fs.FS, schema string) ([]Migration, error) {
 	return list, nil
 }
 
-// fill puts the schema's name into a half of a file.
+// fill puts the schema's name into one half of a file.
 func fill(text, schema string) (string, error) {
 	parts := strings.Split(strings.TrimSpace(text), schemaMark)
 	for _, part := range parts {
 		if i := strings.Index(part, "{{"); i >= 0 {
 			line, _, _ := strings.Cut(part[i:], "\n")
-			return "", fmt.Errorf("%q is not read here: only %s is", line, schemaMark)
+			return "", fmt.Errorf("%q is not supported here: only %s is", line, schemaMark)
 		}
 		if strings.Contains(part, "---- tern:") {
-			return "", fmt.Errorf("%q is not read here: each step is one transaction", "---- tern:")
+			return "", fmt.Errorf("%q is not supported here: each step is one transaction", "---- tern:")
 		}
 	}
 	sql := strings.Join(parts, pgx.Identifier{schema}.Sanitize())

@@ -20,7 +20,7 @@ func TestRead(t *testing.T) {
 	}, list)
 }
 
-// tern would take each of these in some way that is not known here.
+// tern might treat each of these in another way than read does.
 func TestReadRefuses(t *testing.T) {
 	t.Parallel()
 	const below = "\n---- create above / drop below ----\nselect 2;"
@@ -47,6 +47,6 @@ func TestReadRefuses(t *testing.T) {
 			files[name] = &fstest.MapFile{Data: []byte("select 1;" + below)}
 		}
 		_, err := read(files, "onceq")
-		require.ErrorContains(t, err, "is to be", "%v", names)
+		require.ErrorContains(t, err, "must be", "%v", names)
 	}
 }

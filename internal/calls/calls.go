@@ -1,5 +1,5 @@
-// Package calls counts, for each run of an effect, the requests that may have reached somebody: onceq begins the count in the
-// context that it gives the effect's function, and the HTTP client in onceqhttp keeps it.
+// Package calls counts the requests of each run of an effect that may have reached a server. onceq puts the counter
+// into the context that it gives the effect's function, and the HTTP client in onceqhttp counts.
 package calls
 
 import (
@@ -9,12 +9,12 @@ import (
 
 type key struct{}
 
-// With begins a count of its own.
+// With returns a context with a new counter.
 func With(ctx context.Context) context.Context {
 	return context.WithValue(ctx, key{}, new(atomic.Int64))
 }
 
-// From gives the innermost count, or nil.
+// From returns the innermost counter, or nil.
 func From(ctx context.Context) *atomic.Int64 {
 	n, _ := ctx.Value(key{}).(*atomic.Int64)
 	return n

@@ -46,7 +46,7 @@ func completeOutsideOfATransaction(t *testing.T, set setup) {
 	require.Zero(t, e.jobs())
 }
 
-// A completion under a token that does not hold any more raises, so that nothing of its transaction is committed.
+// A completion under a token that is no longer valid raises an error, so that nothing of its transaction is committed.
 func completeStaleEndsTheTransaction(t *testing.T, set setup) {
 	e := set(t)
 	exec(t, e.Pool, `create table effects (n int)`)

@@ -1,5 +1,5 @@
-// Package conformance holds the tests of what onceq promises inside a caller's database handle: the same for each
-// handle, run by whoever provides one.
+// Package conformance tests what onceq promises inside a caller's database handle. The tests are the same for each
+// handle; the package that provides a handle runs them.
 package conformance
 
 import (
@@ -20,10 +20,10 @@ import (
 
 // Handles are one way to a test's database.
 type Handles struct {
-	// DB is outside of a transaction. It need not serve two calls at once.
+	// DB is outside any transaction. It need not serve two calls at once.
 	DB onceq.DB
 
-	// Begin opens a transaction on another connection than DB's. Whoever calls it ends it.
+	// Begin opens a transaction on another connection than DB's. The caller ends it.
 	Begin func(ctx context.Context, level pgx.TxIsoLevel) (Tx, error)
 }
 
@@ -44,7 +44,7 @@ type env struct {
 // setup gives a test its database, with SQL that the owner runs before the handles are opened.
 type setup func(t *testing.T, before ...string) *env
 
-// Run runs every test on handles that open gives for a new database. Whatever open opens, it has the test close.
+// Run runs every test on handles that open returns for a new database. open must register clean-ups for what it opens.
 func Run(t *testing.T, open func(t *testing.T, db *queuetest.DB) Handles, opts ...queuetest.Option) {
 	set := func(t *testing.T, before ...string) *env {
 		t.Helper()
@@ -56,7 +56,7 @@ func Run(t *testing.T, open func(t *testing.T, db *queuetest.DB) Handles, opts .
 			}
 			exec(t, owner, `grant all on all tables in schema public to `+pgx.Identifier{db.Pool.Config().ConnConfig.User}.Sanitize())
 		}
-		db.Pool.Reset() // so that settings of the database hold for its connections too
+		db.Pool.Reset() // so that its connections get the database's settings
 		return &env{t: t, DB: db, Handles: open(t, db), q: db.Queue}
 	}
 	for _, test := range []func(*testing.T, setup){
@@ -130,7 +130,7 @@ func (e *env) enqueueAsync(in onceq.DB, job onceq.Job) <-chan answer {
 	return c
 }
 
-// patience is for what must come, however slow the machine is.
+// patience is how long tests wait for what must happen, however slow the machine is.
 const patience = 5 * time.Minute
 
 // blocked waits until a session of this database waits for a lock.
@@ -145,7 +145,7 @@ func (e *env) blocked() {
 	}
 }
 
-// claim claims the one job that is due.
+// claim claims the one due job.
 func (e *env) claim() *onceq.Lease {
 	e.t.Helper()
 	leases, err := e.q.Claim(e.t.Context(), onceq.ClaimOptions{})
@@ -154,7 +154,7 @@ func (e *env) claim() *onceq.Lease {
 	return leases[0]
 }
 
-// finish completes the one job that is due, with a result.
+// finish completes the one due job with a result.
 func (e *env) finish(result any) int64 {
 	e.t.Helper()
 	l := e.claim()
@@ -165,7 +165,7 @@ func (e *env) finish(result any) int64 {
 	return l.ID
 }
 
-// batches is a handle that takes batches, which only pgx's do.
+// batches is a handle that takes batches, as only pgx's do.
 type batches interface {
 	SendBatch(context.Context, *pgx.Batch) pgx.BatchResults
 }

@@ -20,7 +20,7 @@ func enqueueEveryForm(t *testing.T, set setup) {
 	EveryForm(t, e.DB, e.Handles.DB)
 }
 
-// EveryForm goes through every form of enqueueing and every answer, in a database of any schema.
+// EveryForm checks every form of enqueueing and every answer, in a database of any schema.
 func EveryForm(t *testing.T, db *queuetest.DB, in onceq.DB) {
 	ctx := t.Context()
 	one := func(job onceq.Job) onceq.Result {
@@ -64,7 +64,7 @@ func EveryForm(t *testing.T, db *queuetest.DB, in onceq.DB) {
 		require.NoError(t, l.SetResult(map[string]int{"n": 1}))
 		require.NoError(t, l.Complete(ctx, in))
 	}
-	// The expired key: taken over by each form in turn.
+	// Each form in turn takes over the expired key.
 	for i := range 3 {
 		var r onceq.Result
 		switch i {
@@ -268,7 +268,7 @@ func enqueueWaitsForTheFirstProducer(t *testing.T, set setup) {
 	}
 }
 
-// A completing handler's transaction: whoever enqueues the key again waits for its outcome and then hears it.
+// While a completing handler's transaction is open, enqueueing its key again waits for the outcome and then returns it.
 func enqueueWaitsForACompletionThatFreesTheKey(t *testing.T, set setup) {
 	e := set(t)
 	job := onceq.Job{Kind: "k", Key: "a", Window: onceq.UntilFinished}
@@ -276,7 +276,7 @@ func enqueueWaitsForACompletionThatFreesTheKey(t *testing.T, set setup) {
 	l := e.claim()
 	tx := e.begin(pgx.ReadCommitted)
 	require.NoError(t, l.Complete(t.Context(), tx.DB))
-	// In that very transaction the key is free again.
+	// In the same transaction the key is already free again.
 	next := e.enqueue(tx.DB, job)
 	require.False(t, next.Duplicate)
 	require.Greater(t, next.ID, l.ID)
@@ -300,7 +300,7 @@ func enqueueAboveReadCommitted(t *testing.T, set setup) {
 			exec(t, e.Pool, `delete from onceq.jobs where key = 'expired'`)
 			exec(t, e.Pool, `update onceq.job_fences set state = 3, finished_at = now() where key = 'expired'`)
 
-			// What was there before the snapshot is an ordinary duplicate, or an ordinary takeover.
+			// A key that was taken before the snapshot is an ordinary duplicate, or an ordinary takeover.
 			tx := e.begin(level)
 			require.Equal(t, string(level), get[string](t, tx.DB, `select current_setting('transaction_isolation')`))
 			require.Equal(t, onceq.Result{ID: old.ID, Duplicate: true, State: onceq.StateWaiting}, e.enqueue(tx.DB, onceq.Job{Kind: "k", Key: "old"}))
@@ -308,7 +308,7 @@ func enqueueAboveReadCommitted(t *testing.T, set setup) {
 			require.False(t, e.enqueue(tx.DB, expired).Duplicate)
 			require.NoError(t, tx.Rollback(ctx))
 
-			// What was taken after it is a serialization failure.
+			// A key that was taken after it is a serialization failure.
 			for _, many := range []bool{false, true} {
 				for _, key := range []string{"later", "expired"} {
 					job := onceq.Job{Kind: "k", Key: key, Scope: "s", Window: onceq.UntilFinished}
@@ -363,7 +363,7 @@ func enqueueManyOfAnyNumber(t *testing.T, set setup) {
 			jobs[i] = onceq.Job{Kind: "k", Payload: i}
 			switch i % 3 {
 			case 1:
-				jobs[i].Key = fmt.Sprintf("%d of %d", n-i, n) // descending, mostly
+				jobs[i].Key = fmt.Sprintf("%d of %d", n-i, n) // mostly descending
 			case 2:
 				jobs[i].Payload = []byte(fmt.Sprint(i))
 			}

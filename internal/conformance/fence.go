@@ -19,7 +19,7 @@ func (e *env) fence(spec onceq.FenceSpec) *onceq.Fence {
 	return f
 }
 
-// mine claims a fence that is to be had.
+// mine claims a fence that must be free.
 func (e *env) mine(f *onceq.Fence, in onceq.DB) *onceq.FenceLease {
 	e.t.Helper()
 	c, err := f.Claim(e.t.Context(), in)
@@ -28,7 +28,7 @@ func (e *env) mine(f *onceq.Fence, in onceq.DB) *onceq.FenceLease {
 	return c
 }
 
-// lapse lets every claim's lease run out, together with the grace before asking.
+// lapse lets the lease of every claim expire, and with it the grace time before asking.
 func (e *env) lapse() {
 	e.t.Helper()
 	exec(e.t, e.Pool, `update onceq.job_fences set leased_until = leased_until - interval '1 hour' where class > 0`)
@@ -67,7 +67,7 @@ func fenceEveryAnswer(t *testing.T, set setup) {
 	require.Greater(t, again.Token, c.Token)
 	require.Equal(t, c.IdempotencyKey(), again.IdempotencyKey())
 	require.True(t, again.Since.Equal(c.Since), "the time of the first intent")
-	e.lapse() // an expired lease is uncertain just as well
+	e.lapse() // an expired lease is uncertain too
 	_, err = e.fence(other).Claim(ctx, in)
 	require.ErrorIs(t, err, onceq.ErrUncertain)
 	other.Policy = onceq.Hold()
@@ -136,7 +136,7 @@ func fenceRefusedLeavesTheTransactionUsable(t *testing.T, set setup) {
 	require.ErrorIs(t, err, onceq.ErrHeld)
 	get[int](t, tx.DB, `select 1`)
 	require.NoError(t, tx.Rollback(t.Context()))
-	e.mine(e.fence(onceq.FenceSpec{Key: "k"}), e.Handles.DB) // the hold was rolled back as well
+	e.mine(e.fence(onceq.FenceSpec{Key: "k"}), e.Handles.DB) // the hold was rolled back too
 }
 
 func fenceAboveReadCommitted(t *testing.T, set setup) {
@@ -208,7 +208,7 @@ func fenceStaleAndFinishedClaimsAreRefused(t *testing.T, set setup) {
 	require.ErrorAs(t, c.Complete(ctx, in, func() {}), &invalid)
 }
 
-// now() is the start of the transaction, which may have been long ago.
+// now() is the start of the transaction, which may be long past.
 func fenceWindowCountsFromTheCompletion(t *testing.T, set setup) {
 	e := set(t)
 	tx := e.begin(pgx.ReadCommitted)

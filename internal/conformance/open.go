@@ -13,11 +13,12 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// The suites run in every way in which the library may be used (scripts/matrix.sh): a test's pool is the application's,
-// with what that may do and nothing more. Owner is who set it up.
+// The suites run in every mode in which the library may be used (scripts/matrix.sh). A test's pool is the
+// application's, with its rights and no others. Owner has the rights of whoever set the database up.
 
-// Owner gives a pool for what the runtime may not do, or not by the name that a test has for it: as the role that may do
-// everything, past any pooler, and with the queue's tables, their sequence and functions found without their schema.
+// Owner returns a pool for what the application's role may not do, or cannot do by the name that a test uses. Its role
+// may do everything, it bypasses any pooler, and it finds the queue's tables, sequence and functions without their
+// schema.
 func Owner(t testing.TB, db *queuetest.DB) *pgxpool.Pool {
 	t.Helper()
 	config, err := pgxpool.ParseConfig(db.URL)
@@ -29,14 +30,14 @@ func Owner(t testing.TB, db *queuetest.DB) *pgxpool.Pool {
 	return pool
 }
 
-// handover is what another process needs to open a test's queue as the test does.
+// handover is what another process needs in order to open a test's queue as the test does.
 type handover struct {
 	URL, Schema, Host, User string
 	Port                    uint16
 	Mode                    pgx.QueryExecMode
 }
 
-// HandOver gives another process, by an environment variable, what TakeOver wants.
+// HandOver returns the value of an environment variable with which TakeOver opens the queue in another process.
 func HandOver(t testing.TB, db *queuetest.DB) string {
 	t.Helper()
 	c := db.Pool.Config().ConnConfig

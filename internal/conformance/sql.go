@@ -13,7 +13,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// RunSQL runs every test on the handles of a driver of database/sql, with a *sql.DB outside of a transaction.
+// RunSQL runs every test on the handles of a database/sql driver, with a *sql.DB outside a transaction.
 func RunSQL(t *testing.T, open func(*testing.T, *queuetest.DB) *sql.DB, opts ...queuetest.Option) {
 	Run(t, func(t *testing.T, db *queuetest.DB) Handles {
 		pool := open(t, db)
@@ -33,13 +33,13 @@ func RunSQLConn(t *testing.T, open func(*testing.T, *queuetest.DB) *sql.DB) {
 		ctx, conn := t.Context(), connect(t, open(t, db))
 		_, err := conn.ExecContext(ctx, `begin`)
 		require.NoError(t, err)
-		_, err = db.Queue.Enqueue(ctx, onceqsql.Conn(conn), onceq.Job{Kind: "k"}) // one statement, in whatever it is in
+		_, err = db.Queue.Enqueue(ctx, onceqsql.Conn(conn), onceq.Job{Kind: "k"}) // one statement, in the transaction if one is open
 		require.NoError(t, err)
 		_, err = db.Queue.EnqueueMany(ctx, onceqsql.Conn(conn), []onceq.Job{{Kind: "k", Key: "a"}})
 		var invalid *onceq.InvalidError
 		require.ErrorAs(t, err, &invalid)
 		require.Contains(t, err.Error(), "onceqsql.Tx")
-		_, err = conn.ExecContext(ctx, `commit`) // still the caller's to end
+		_, err = conn.ExecContext(ctx, `commit`) // the caller can still end it
 		require.NoError(t, err)
 		var jobs int
 		require.NoError(t, db.Pool.QueryRow(ctx, `select count(*) from onceq.jobs`).Scan(&jobs))

@@ -13,9 +13,9 @@ import (
 	"github.com/onceq/onceq"
 )
 
-// Every public operation that takes a DB, inside a caller's transaction at each isolation level whose snapshot is older
-// than nothing of what it meets: it works, every refusal leaves the transaction usable, and it commits and rolls back
-// with the caller's.
+// Every public operation that takes a DB, inside a caller's transaction at each isolation level, where the snapshot is
+// new enough. The operation works, every refusal leaves the transaction usable, and it commits and rolls back with the
+// caller's transaction.
 func everyOperationInATransaction(t *testing.T, set setup) {
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 		t.Run(string(level), func(t *testing.T) {
@@ -120,7 +120,7 @@ func everyOperationInATransaction(t *testing.T, set setup) {
 				}
 
 				usable("Lease.Complete", running.Complete(ctx, tx.DB), nil)
-				// A stale completion is meant to stop the transaction: only a savepoint gets around it.
+				// A stale completion must stop the transaction: only a savepoint avoids that.
 				exec(t, tx.DB, `savepoint stale`)
 				require.ErrorIs(t, stale.Complete(ctx, tx.DB), onceq.ErrLeaseLost)
 				exec(t, tx.DB, `rollback to savepoint stale`)
@@ -206,7 +206,7 @@ func everyOperationInATransaction(t *testing.T, set setup) {
 	}
 }
 
-// Postgres may find a conflict as late as at the commit, whose error no handle of onceq has seen.
+// Postgres may report a conflict only at the commit, whose error passes through no handle of onceq.
 func conflictAtTheCommitIsRecognised(t *testing.T, set setup) {
 	e := set(t, `create table stock (id int, n int)`, `insert into stock values (1, 1), (2, 1)`)
 	ctx := t.Context()
@@ -224,7 +224,7 @@ func conflictAtTheCommitIsRecognised(t *testing.T, set setup) {
 	require.Equal(t, 1, get[int](t, e.Pool, `select sum(n)::int from stock`))
 }
 
-// A call whose context ends while it waits says so, whatever the driver makes of it.
+// A call whose context ends while it waits reports that, whatever error the driver returns.
 func contextThatEndsIsRecognised(t *testing.T, set setup) {
 	e := set(t)
 	first := e.begin(pgx.ReadCommitted)

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Every type of argument that onceq's statements have goes there and back.
+// Values of every type that onceq's statements use as an argument come back unchanged.
 func valuesComeBack(t *testing.T, set setup) {
 	e := set(t)
 	tx := e.begin(pgx.ReadCommitted)
@@ -68,8 +68,8 @@ func inUTC(v any) any {
 	return v
 }
 
-// Whoever closes rows without having read them hears what went wrong in a later one: that is how a completion under a
-// lost lease is refused.
+// Closing rows that were not read returns the error of a later row: that is how a completion under a lost lease is
+// refused.
 func rowsClosedUnreadReportTheirError(t *testing.T, set setup) {
 	e := set(t)
 	for _, statement := range []string{

@@ -14,12 +14,12 @@ import (
 	"github.com/onceq/onceq"
 )
 
-// In these tests a worker, which claims through pgx, runs a handler that writes and completes its job in a transaction of
-// the handle's own.
+// In these tests a worker, which claims through pgx, runs a handler that writes and completes its job in a transaction
+// of the tested handle.
 
 var charge = onceq.Kind[int]{Name: "charge", Key: func(int) string { return "charge" }}
 
-// charging gives a handler that charges and completes in one transaction, with a result, and leaves the end to finish.
+// charging returns a handler that charges and completes in one transaction, with a result. finish ends the transaction.
 func charging(e *env, finish func(ctx context.Context, l *onceq.Lease, tx Tx) error) onceq.Handler {
 	return chargingAt(e, pgx.ReadCommitted, finish)
 }
@@ -48,7 +48,7 @@ func completeAndCommit(ctx context.Context, l *onceq.Lease, tx Tx) error {
 	return tx.Commit(ctx)
 }
 
-// run has a worker claim one job, and gives what it reported of it after the claim.
+// run lets a worker claim one job, and returns what it reported about the job after the claim.
 func (e *env) run(h onceq.Handler) []onceq.EventType {
 	e.t.Helper()
 	var mu sync.Mutex
@@ -71,7 +71,7 @@ func (e *env) run(h onceq.Handler) []onceq.EventType {
 	return events
 }
 
-// charged asks for the job once more, and says whether it was done, and which attempts have charged.
+// charged enqueues the job again. It returns the answer, and which attempts have charged.
 func (e *env) charged() (onceq.Result, []int) {
 	e.t.Helper()
 	return e.enqueue(e.Handles.DB, charge.Job(1)), get[[]int](e.t, e.Pool, `select coalesce(array_agg(attempt order by attempt), '{}') from charges`)
@@ -85,7 +85,7 @@ func workerCompletesInTheHandlersTransaction(t *testing.T, set setup) {
 		if err := l.Complete(ctx, tx.DB); err != nil {
 			return err
 		}
-		info, err := e.q.Get(ctx, e.Pool, l.ID) // nobody else sees it before the commit
+		info, err := e.q.Get(ctx, e.Pool, l.ID) // invisible to others before the commit
 		inside = err == nil && info.State == onceq.StateRunning
 		return errors.Join(err, tx.Commit(ctx))
 	}))
@@ -98,14 +98,14 @@ func workerCompletesInTheHandlersTransaction(t *testing.T, set setup) {
 	require.Zero(t, e.jobs())
 }
 
-// A rollback undoes the completion with the rest, and the handler's error decides what becomes of the job.
+// A rollback undoes the completion too, and the handler's error decides what happens to the job.
 func workerRunsAgainWhatTheHandlerRolledBack(t *testing.T, set setup) {
 	e := set(t, `create table charges (attempt int)`)
 	e.enqueue(e.Handles.DB, charge.Job(1))
 	events := e.run(charging(e, func(ctx context.Context, l *onceq.Lease, tx Tx) error {
 		return errors.Join(l.Complete(ctx, tx.DB), tx.Rollback(ctx), errors.New("the card was refused"))
 	}))
-	require.Equal(t, []onceq.EventType{onceq.EventCompleted, onceq.EventFailed}, events) // the first within the transaction
+	require.Equal(t, []onceq.EventType{onceq.EventCompleted, onceq.EventFailed}, events) // the first one inside the transaction
 	r, attempts := e.charged()
 	require.Equal(t, onceq.StateRetrying, r.State)
 	require.Empty(t, attempts)
@@ -116,7 +116,7 @@ func workerRunsAgainWhatTheHandlerRolledBack(t *testing.T, set setup) {
 	require.Equal(t, []int{2}, attempts)
 }
 
-// A handler whose lease is gone commits nothing, whatever it makes of the error.
+// A handler whose lease is lost commits nothing, however it treats the error.
 func workerThatLostTheLeaseCommitsNothing(t *testing.T, set setup) {
 	e := set(t, `create table charges (attempt int)`)
 	for _, heeds := range []bool{true, false} {
@@ -139,7 +139,7 @@ func workerThatLostTheLeaseCommitsNothing(t *testing.T, set setup) {
 			committed = tx.Commit(ctx)
 			return nil
 		}))
-		last := onceq.EventStale // the worker's own completion, where the handler says that all is well
+		last := onceq.EventStale // the worker's own completion, if the handler returns nil
 		if heeds {
 			last = onceq.EventLeaseLost
 		}
@@ -156,7 +156,7 @@ func workerThatLostTheLeaseCommitsNothing(t *testing.T, set setup) {
 	}
 }
 
-// From the completion on nobody can claim the job, however late its transaction commits.
+// After the completion nobody can claim the job, however late its transaction commits.
 func workerKeepsTheJobFromItsCompletionOn(t *testing.T, set setup) {
 	e := set(t, `create table charges (attempt int)`)
 	e.enqueue(e.Handles.DB, charge.Job(1))
@@ -177,7 +177,7 @@ func workerKeepsTheJobFromItsCompletionOn(t *testing.T, set setup) {
 	require.Equal(t, []int{1}, attempts)
 }
 
-// A lease that is extended behind the snapshot of the handler's transaction, as beats do, costs a run and no attempt.
+// If a beat extends the lease after the snapshot of the handler's transaction, that costs a run and no attempt.
 func workerRunsAgainWhatConflictsWithABeat(t *testing.T, set setup) {
 	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
 		e := set(t, `create table charges (attempt int)`)
@@ -204,7 +204,7 @@ func workerRunsAgainWhatConflictsWithABeat(t *testing.T, set setup) {
 	}
 }
 
-// A transaction that begins with Lock is in no beat's way, and nobody else can claim its job.
+// A transaction that begins with Lock does not conflict with beats, and nobody else can claim its job.
 func workerLocksFirst(t *testing.T, set setup) {
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 		e := set(t, `create table charges (attempt int)`)

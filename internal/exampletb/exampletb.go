@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TB is the part of testing.TB that queuetest needs. What fails in it panics, so that the example fails.
+// TB is the part of testing.TB that queuetest needs. A failure panics, so that the example fails.
 type TB struct {
 	testing.TB
 	cleanup []func()
@@ -16,14 +16,14 @@ type TB struct {
 // New returns a TB. The example calls its Done at the end.
 func New() *TB { return &TB{} }
 
-// Done cleans up, the latest first.
+// Done runs the clean-ups, the latest first.
 func (t *TB) Done() {
 	for i := len(t.cleanup) - 1; i >= 0; i-- {
 		t.cleanup[i]()
 	}
 }
 
-// What follows does as testing.TB says.
+// The following methods do what testing.TB says.
 
 func (t *TB) Helper()                   {}
 func (t *TB) Name() string              { return "example" }

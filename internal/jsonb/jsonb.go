@@ -1,4 +1,5 @@
-// Package jsonb says whether Postgres can store a text as jsonb, before it is sent, and which texts are one value there.
+// Package jsonb says whether Postgres can store a text as jsonb, before it is sent, and which texts are the same value
+// there.
 package jsonb
 
 import (
@@ -11,22 +12,22 @@ import (
 	"unicode/utf8"
 )
 
-// Limits of what goes into a jsonb column. Postgres has wider ones; within these nothing can fail there, in
-// the middle of the caller's transaction.
+// Limits of what goes into a jsonb column. Postgres has wider ones. Within these limits nothing can fail there, in the
+// middle of the caller's transaction.
 const (
 	MaxDepth        = 500
 	MaxNumberLength = 1000
 	MaxExponent     = 9999
 
-	// Sum of all exponents: numeric writes 1e9999 out in full, and a megabyte of such numbers would be a text
-	// that Postgres cannot give back.
+	// MaxExponents limits the sum of all exponents. numeric writes 1e9999 out in full, and Postgres could not return
+	// the text of a megabyte of such numbers.
 	MaxExponents = 4 << 20
 )
 
-// Scan checks that in is one JSON value (RFC 8259) that jsonb stores: no \u0000, no lone surrogates, no
-// invalid UTF-8, no number outside of numeric's range. With canonical it also returns the value's canonical
-// form, equal for equal values: members sorted by key with the last of equal keys kept, no white space, the
-// shortest escapes, and numbers by value (1.0, 1 and 1e0 are one). fields, where not nil, keeps only these
+// Scan checks that in is one JSON value (RFC 8259) that jsonb stores: no \u0000, no lone surrogates, no invalid UTF-8,
+// no number outside numeric's range. With canonical it also returns the value's canonical form, which is equal for
+// equal values: members are sorted by key and the last of equal keys is kept, there is no white space, escapes are the
+// shortest, and numbers are written by value (1.0, 1 and 1e0 are the same). If fields is not nil, it keeps only these
 // members of the outermost object.
 func Scan(in []byte, canonical bool, fields []string) ([]byte, error) {
 	s := scanner{in: in, canonical: canonical}
@@ -35,7 +36,7 @@ func Scan(in []byte, canonical bool, fields []string) ([]byte, error) {
 	}
 	s.space()
 	if fields != nil && (s.pos >= len(s.in) || s.in[s.pos] != '{') {
-		return nil, errors.New("is no object, but fields of it are named")
+		return nil, errors.New("is not an object, but Fields names members of it")
 	}
 	if err := s.value(0, fields); err != nil {
 		return nil, err
@@ -52,12 +53,12 @@ type scanner struct {
 	pos       int
 	canonical bool
 	out       []byte
-	exponents int    // sum of all, without signs
-	unsorted  []byte // an object's members while they are put in order
+	exponents int    // of all, without signs
+	unsorted  []byte // an object's members while they are sorted
 }
 
 func (s *scanner) fail(what string) error {
-	return fmt.Errorf("is no JSON that Postgres stores: %s at byte %d", what, s.pos)
+	return fmt.Errorf("is not JSON that Postgres can store: %s at byte %d", what, s.pos)
 }
 
 func (s *scanner) space() {
@@ -77,7 +78,7 @@ func (s *scanner) write(b ...byte) {
 	}
 }
 
-// take consumes c after white space, if it is next.
+// take skips white space and consumes c if it is next.
 func (s *scanner) take(c byte) bool {
 	s.space()
 	if s.pos < len(s.in) && s.in[s.pos] == c {
@@ -139,7 +140,7 @@ func (s *scanner) array(depth int) error {
 	}
 }
 
-// member is where a member's canonical form stands in out: its key from start to colon, all of it to end.
+// member says where a member's canonical form is in out: its key from start to colon, all of it to end.
 type member struct{ start, colon, end int }
 
 func (s *scanner) object(depth int, fields []string) error {
@@ -212,12 +213,12 @@ func (s *scanner) object(depth int, fields []string) error {
 	return nil
 }
 
-// unquoted is a canonical string without its quotes and escapes.
+// unquoted returns a canonical string without its quotes and escapes.
 func unquoted(b []byte) string {
 	if bytes.IndexByte(b, '\\') < 0 {
 		return string(b[1 : len(b)-1])
 	}
-	text, err := strconv.Unquote(string(b)) // canonical escapes are \" \\ and \u00xx: Go's as well
+	text, err := strconv.Unquote(string(b)) // canonical escapes are \" \\ and \u00xx, which Go has too
 	if err != nil {
 		return string(b)
 	}
@@ -228,7 +229,7 @@ func (s *scanner) text() error {
 	s.pos++
 	s.write('"')
 	for s.pos < len(s.in) {
-		// The run of plain characters from here.
+		// The plain characters from here on are copied at once.
 		run := s.pos
 		for s.pos < len(s.in) && s.in[s.pos] >= ' ' && s.in[s.pos] != '"' && s.in[s.pos] != '\\' && s.in[s.pos] < utf8.RuneSelf {
 			s.pos++

@@ -96,8 +96,8 @@ func TestScan_Refuses(t *testing.T) {
 	}
 }
 
-// jsonMaker makes JSON texts of every shape, valid and broken, with a small vocabulary so that equal values in
-// different spellings come up often.
+// jsonMaker makes JSON texts of every shape, valid and broken, with a small vocabulary, so that equal values in
+// different spellings are common.
 type jsonMaker struct{ *rand.Rand }
 
 func (m jsonMaker) pick(of ...string) string { return of[m.IntN(len(of))] }
@@ -166,8 +166,8 @@ func (m jsonMaker) broken(s string) string {
 	return string(b)
 }
 
-// What Scan accepts Postgres stores, and two values have one canonical form exactly when jsonb says that
-// they are equal. What it refuses encoding/json or Postgres refuses too: the limits aside it is not stricter.
+// Postgres stores what Scan accepts, and two values have the same canonical form exactly if jsonb says that they are
+// equal. What Scan refuses, encoding/json or Postgres refuses too: apart from the limits, Scan is not stricter.
 func TestTrap_ScanAgreesWithPostgresAndEncodingJSON(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -203,7 +203,7 @@ func TestTrap_ScanAgreesWithPostgresAndEncodingJSON(t *testing.T) {
 	require.Greater(t, len(valid), 10_000)
 	t.Logf("%d valid, %d refused by Postgres and Scan alone", len(valid), count)
 
-	// All at once: Postgres stores each, equal to its canonical form, and as many are distinct.
+	// Postgres stores all of them, each is equal to its canonical form, and the number of distinct values is right.
 	var differ []string
 	var distinct, forms int
 	require.NoError(t, db.Pool.QueryRow(ctx, `
@@ -231,7 +231,7 @@ func jsonRefused(t *testing.T, db *pgxpool.Pool, s string) bool {
 	return err != nil
 }
 
-// jsonDecode is what encoding/json decodes, with numbers as they are written.
+// jsonDecode returns what encoding/json decodes, with numbers as they are written.
 func jsonDecode(b []byte) (v any, err error) {
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.UseNumber()
@@ -258,13 +258,13 @@ func FuzzScan(f *testing.F) {
 		require.True(t, utf8.Valid(in))
 		require.NotContains(t, string(c), "\x00")
 		again, err := jsonb.Scan(c, true, nil)
-		if err != nil { // an exponent at the limit, beyond it once zeros are trimmed
+		if err != nil { // an exponent at the limit is beyond it once zeros are trimmed
 			require.ErrorContains(t, err, "exponent")
 			return
 		}
 		require.Equal(t, string(c), string(again))
 
-		// The same value as encoding/json sees, but for how numbers are spelled: those go through once more.
+		// encoding/json sees the same value. Numbers are spelled in another way, so they go through Scan once more.
 		want, err := jsonDecode(in)
 		require.NoError(t, err)
 		got, err := jsonDecode(c)
@@ -292,8 +292,8 @@ func FuzzScan(f *testing.F) {
 	})
 }
 
-// The canonical form of JSON against jsonb's own comparison: two values have the same one if and only if Postgres says
-// that they are equal.
+// Compares canonical forms with jsonb's own comparison: two values have the same form if and only if Postgres says that
+// they are equal.
 func FuzzCanonicalForm_AgainstPostgres(f *testing.F) {
 	db := queuetest.New(f)
 	for _, pair := range [][2]string{

@@ -1,5 +1,5 @@
-// Package leaks finds goroutines that a test leaves behind, also while other tests run beside it: a goroutine has the
-// label of the one that started it.
+// Package leaks finds goroutines that a test leaves behind, also while other tests run beside it: a goroutine carries
+// the label of the test that started it.
 package leaks
 
 import (
@@ -16,21 +16,21 @@ import (
 	"time"
 )
 
-// On makes Watch watch. onceq's own tests turn it on; those of users may keep goroutines as they like.
+// On turns Watch on. onceq's own tests set it. Users' tests may keep goroutines as they like.
 var On atomic.Bool
 
 const label = "onceq test"
 
-// patience is how long goroutines may take to end after their test. It is a variable for this package's own test alone.
+// patience is how long goroutines may take to end after their test. It is a variable for this package's own test.
 var patience = 2 * time.Minute
 
 var (
-	watched sync.Map // testing.TB → nothing: those that are watched already
+	watched sync.Map // testing.TB → nothing: tests that are already watched
 	last    atomic.Int64
 )
 
-// Watch fails the test when goroutines that were started in it from here on are left when it and the clean-ups that
-// are registered after this call have ended.
+// Watch fails the test if goroutines that it starts from here on are left after the test and the clean-ups that are
+// registered after this call.
 func Watch(t testing.TB) {
 	t.Helper()
 	if _, again := watched.LoadOrStore(t, nil); again || !On.Load() {
@@ -40,9 +40,9 @@ func Watch(t testing.TB) {
 	pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), pprof.Labels(label, name)))
 	t.Cleanup(func() {
 		watched.Delete(t)
-		pprof.SetGoroutineLabels(context.Background()) // this goroutine is none of those that are left
+		pprof.SetGoroutineLabels(context.Background()) // this goroutine is not a leak
 		var left []string
-		pause := time.Millisecond // a look at all goroutines is not cheap
+		pause := time.Millisecond // reading all goroutines is not cheap
 		for until := time.Now().Add(patience); time.Now().Before(until); pause = min(2*pause, 100*time.Millisecond) {
 			if left = of(name); len(left) == 0 {
 				return
@@ -55,10 +55,10 @@ func Watch(t testing.TB) {
 
 var header = regexp.MustCompile(`^(\d+) @`)
 
-// of gives the stacks of the goroutines that carry a label.
+// of returns the stacks of the goroutines with a label.
 func of(name string) (stacks []string) {
 	var profile bytes.Buffer
-	_ = pprof.Lookup("goroutine").WriteTo(&profile, 1) // into memory
+	_ = pprof.Lookup("goroutine").WriteTo(&profile, 1) // cannot fail: into memory
 	want := fmt.Sprintf("%q:%q", label, name)
 	for stack := range strings.SplitSeq(profile.String(), "\n\n") {
 		stack = strings.TrimPrefix(stack, "goroutine profile: ")

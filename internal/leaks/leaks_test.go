@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// fake is a test whose end this test decides.
+// fake is a test that ends when this test says so.
 type fake struct {
 	testing.TB
 	end    func()
@@ -38,7 +38,7 @@ func TestWatch(t *testing.T) {
 		t.Fatalf("two goroutines were left, and it says: %q", f.errors)
 	}
 
-	// Those of another test are none of this one's.
+	// This test ignores goroutines of another one.
 	patience = time.Minute
 	g := &fake{TB: t}
 	Watch(g)

@@ -29,9 +29,10 @@ import (
 
 const binariesStart = true
 
-// supervise is the program that cleans up after this process. Its standard input is a pipe that this process and,
-// for the moment before it becomes the server, its child hold open; the lines on it say which process is the server, an
-// empty one that none is. When the pipe ends, for whatever reason, it stops that server and removes the directories $@.
+// supervise is the program that cleans up after this process. Its standard input is a pipe. This process holds the
+// other end open, and so does its child for the moment before it becomes the server. Each line says which process is
+// the server; an empty one says that there is none. When the pipe ends, for whatever reason, the program stops the
+// server and removes the directories $@.
 const supervise = `
 trap '' HUP INT TERM
 pid=
@@ -44,8 +45,8 @@ fi
 cd / && rm -rf "$@"
 `
 
-// becomeServer announces its own process id on descriptor 3 and turns into the server. The supervisor so knows the
-// server before there is one, and there is no moment in which killing this process would leave one behind.
+// becomeServer writes its own process id to descriptor 3 and turns into the server. So the supervisor knows the server
+// before it exists, and killing this process at any moment leaves no server behind.
 const becomeServer = `echo $$ >&3 && exec "$@" 3>&-`
 
 // binaries is a server started from binaries of this machine.
@@ -56,12 +57,12 @@ type binaries struct {
 	port     int
 	password string // of the server's superuser
 	settings []string
-	user     *syscall.Credential // nil: as this process
+	user     *syscall.Credential // nil: the user of this process
 
-	lifeline *os.File      // the end of the supervisor's pipe that this process holds
+	lifeline *os.File      // this process's end of the supervisor's pipe
 	cleaned  chan struct{} // closed when the supervisor has ended
 
-	mu      sync.Mutex // held while the server is being stopped or started; guards what follows
+	mu      sync.Mutex // held while the server is being stopped or started; guards the fields below
 	server  *exec.Cmd  // nil: stopped for good
 	exited  chan struct{}
 	stopErr error
@@ -71,7 +72,7 @@ func startBinaries(ctx context.Context, bin string, opts Options) (*Server, erro
 	return startFilled(ctx, bin, rand.Text(), opts, (*binaries).initdb)
 }
 
-// startFilled starts a server on the data that fill makes.
+// startFilled starts a server on the data that fill creates.
 func startFilled(ctx context.Context, bin, password string, opts Options, fill func(*binaries, context.Context) error) (*Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -96,7 +97,7 @@ func startFilled(ctx context.Context, bin, password string, opts Options, fill f
 	return s, nil
 }
 
-// prepare chooses the user that runs the server, as Postgres refuses to run as root, and makes its directories.
+// prepare chooses the user that runs the server, because Postgres refuses to run as root, and creates the directories.
 func (b *binaries) prepare(durable bool) error {
 	if os.Geteuid() == 0 {
 		for _, name := range []string{"postgres", "nobody"} {
@@ -130,7 +131,7 @@ func (b *binaries) prepare(durable bool) error {
 	return nil
 }
 
-// makeDir makes a directory that the server's user can enter and owns.
+// makeDir creates a directory that the server's user owns and can enter.
 func (b *binaries) makeDir(parent string) (string, error) {
 	dir, err := os.MkdirTemp(parent, "onceq-pg-")
 	if err != nil {
@@ -148,8 +149,8 @@ func (b *binaries) makeDir(parent string) (string, error) {
 	return dir, nil
 }
 
-// ToNobody gives a directory and the files in it to the user nobody, where this process is root: for a program that does not run
-// as root and reads what others may not.
+// ToNobody gives a directory and its files to the user nobody if this process is root. It is for a program that does
+// not run as root and reads files that others may not read.
 func ToNobody(dir string) error {
 	if os.Geteuid() != 0 {
 		return nil
@@ -172,21 +173,21 @@ func lookup(name string) (*syscall.Credential, error) {
 	if err != nil {
 		return nil, err
 	}
-	uid, _ := strconv.ParseUint(u.Uid, 10, 32) // both are numbers where there is a root
+	uid, _ := strconv.ParseUint(u.Uid, 10, 32) // both are numbers on systems with a root user
 	gid, _ := strconv.ParseUint(u.Gid, 10, 32)
 	return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, nil
 }
 
-// remove removes the directories, for as long as there is no supervisor to do it.
+// remove removes the directories, as long as there is no supervisor that does it.
 func (b *binaries) remove() error { return errors.Join(os.RemoveAll(b.dir), os.RemoveAll(b.data)) }
 
-// reaches tells whether the server's user can execute or enter a path.
+// reaches reports whether the server's user can execute or enter a path.
 func (b *binaries) reaches(path string) bool {
 	return b.command("sh", "-c", `test -x "$1"`, "sh", path).Run() == nil
 }
 
-// command runs as the server's user, in a session of its own: a Ctrl-C at the terminal is not for it. The environment
-// is this process's less what would redirect Postgres's own programs.
+// command returns a command that runs as the server's user. It has its own session, so that it gets no Ctrl-C from the
+// terminal. Its environment is this process's, without what would redirect Postgres's programs.
 func (b *binaries) command(name string, args ...string) *exec.Cmd {
 	cmd := exec.Command(name, args...)
 	cmd.Dir = "/"
@@ -216,14 +217,14 @@ func (b *binaries) supervise() error {
 	go func() {
 		defer close(b.cleaned)
 		_ = cmd.Wait()
-		// Without this the pipe could be collected, and so closed, while the caller has kept the URL alone.
+		// Otherwise the garbage collector could close the pipe of a caller that keeps only the URL.
 		runtime.KeepAlive(w)
 	}()
 	return nil
 }
 
 func (b *binaries) initdb(ctx context.Context) error {
-	// The port is open to every account of this machine, so it wants a password.
+	// The port is open to every account of this machine, so the server needs a password.
 	file := filepath.Join(b.dir, "password")
 	verifier, err := scramVerifier(b.password)
 	if err != nil {
@@ -233,7 +234,7 @@ func (b *binaries) initdb(ctx context.Context) error {
 		return fmt.Errorf("pgserver: write the password: %w", err)
 	}
 	var failures []error
-	// Not every system has C.UTF-8, and C is the same but for the classes of non-ASCII letters.
+	// Not every system has C.UTF-8. C differs only in the classes of non-ASCII letters.
 	for _, locale := range []string{"C.UTF-8", "C"} {
 		out, err := b.run(ctx, executable(b.bin, "initdb"), "-D", b.data, "-X", filepath.Join(b.dir, "wal"), "-U", "postgres",
 			"-A", "scram-sha-256", "--pwfile="+file, "-E", "UTF8", "--data-checksums", "--locale="+locale, "--no-sync", "--no-instructions")
@@ -245,8 +246,8 @@ func (b *binaries) initdb(ctx context.Context) error {
 	return errors.Join(failures...)
 }
 
-// scramVerifier is what Postgres stores of a password (RFC 5803). The password is random, so few iterations are enough; the
-// usual 4096 cost a client a millisecond for each connection. lib/pq wants a count of four digits.
+// scramVerifier returns what Postgres stores for a password (RFC 5803). The password is random, so few iterations are
+// enough; the usual 4096 cost a client a millisecond for each connection. lib/pq requires a count of four digits.
 func scramVerifier(password string) (string, error) {
 	const iterations = 1000
 	salt := []byte(rand.Text())
@@ -264,7 +265,7 @@ func scramVerifier(password string) (string, error) {
 	return "SCRAM-SHA-256$" + strconv.Itoa(iterations) + ":" + encode(salt) + "$" + encode(stored[:]) + ":" + encode(sign("Server Key")), nil
 }
 
-// run waits for a command, and ends it with all it started when ctx ends.
+// run waits for a command. When ctx ends, it ends the command with everything that it started.
 func (b *binaries) run(ctx context.Context, name string, args ...string) ([]byte, error) {
 	var out bytes.Buffer
 	cmd := b.command(name, args...)
@@ -278,8 +279,8 @@ func (b *binaries) run(ctx context.Context, name string, args ...string) ([]byte
 	return out.Bytes(), errors.Join(err, ctx.Err())
 }
 
-// startSomewhere starts the server on a free port. Somebody else may take the port between the look and the start, so
-// a server that could not bind is started again on another one.
+// startSomewhere starts the server on a free port. Another process may take the port before the server does, so a
+// server that could not bind is started again on another port.
 func (b *binaries) startSomewhere(ctx context.Context) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -296,8 +297,8 @@ func (b *binaries) startSomewhere(ctx context.Context) error {
 	}
 }
 
-// freePort looks below the ports that systems hand out for outgoing connections: one of those could be taken by any
-// client on this machine while the server is down for a restart.
+// freePort looks below the ports that systems use for outgoing connections: any client on this machine could take one
+// of those while the server restarts.
 func freePort(ctx context.Context) (int, error) {
 	var err error
 	for range 100 {
@@ -346,7 +347,7 @@ func (b *binaries) halt(ctx context.Context, signal syscall.Signal) error {
 	if b.server == nil {
 		return nil
 	}
-	_ = b.server.Process.Signal(signal) // fails when it has ended, which is what is wanted
+	_ = b.server.Process.Signal(signal) // fails if it has ended, which is fine
 	var err error
 	select {
 	case <-b.exited:
@@ -370,7 +371,7 @@ func (b *binaries) stop() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	b.stopErr = b.halt(ctx, syscall.SIGQUIT) // what it has not written is thrown away all the same
+	b.stopErr = b.halt(ctx, syscall.SIGQUIT) // unwritten data is lost in any case
 	b.stopErr = errors.Join(b.stopErr, b.lifeline.Close())
 	<-b.cleaned
 	return b.stopErr
@@ -401,7 +402,7 @@ func (b *binaries) url() string {
 	return "postgres://postgres:" + b.password + "@127.0.0.1:" + strconv.Itoa(b.port) + "/postgres?sslmode=disable"
 }
 
-// logTail is the end of the server's log, for error messages.
+// logTail returns the end of the server's log for error messages.
 func (b *binaries) logTail() string {
 	log, err := os.ReadFile(b.log())
 	if err != nil {

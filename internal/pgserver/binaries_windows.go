@@ -5,7 +5,7 @@ import (
 	"errors"
 )
 
-// binariesStart is false: on Windows the server is a container or one that runs already.
+// binariesStart is false: on Windows the server runs in a container or is already running.
 const binariesStart = false
 
 func startBinaries(context.Context, string, Options) (*Server, error) {
@@ -13,5 +13,5 @@ func startBinaries(context.Context, string, Options) (*Server, error) {
 		" and set " + EnvURL + " to a server that runs, or start Docker")
 }
 
-// ToNobody does nothing where there is no root.
+// ToNobody does nothing on systems without root.
 func ToNobody(string) error { return nil }

@@ -10,22 +10,22 @@ import (
 // Container is a running server in a container.
 type Container struct {
 	URL     string
-	Stop    func() error                                    // called any number of times
+	Stop    func() error                                    // may be called any number of times
 	Restart func(ctx context.Context, immediate bool) error // returns when the server answers
 }
 
-// StartContainer starts a server in a container of the image, with its data in memory unless durable, and the settings
-// as the server's arguments. Importing queuetest/container, a module of its own, sets it: only who wants containers gets
-// their dependencies. It returns ErrNoDocker when no Docker daemon answers.
+// StartContainer starts a server in a container of the image. The data is in memory unless durable, and the settings
+// become the server's arguments. Importing the module queuetest/container sets it, so only its users depend on Docker.
+// It returns ErrNoDocker if no Docker daemon answers.
 var StartContainer func(ctx context.Context, image string, durable bool, settings []string) (*Container, error)
 
-// ErrNoDocker says that no Docker daemon answers.
+// ErrNoDocker means that no Docker daemon answers.
 var ErrNoDocker = errors.New("no Docker daemon answers")
 
 // defaultImage is the newest Postgres that onceq is tested with.
 const defaultImage = "postgres:18-alpine"
 
-// ContainerImport is what makes this package start containers.
+// ContainerImport is the line that enables containers.
 const ContainerImport = `import _ "github.com/onceq/onceq/queuetest/container"`
 
 func startContainer(ctx context.Context, opts Options) (*Server, error) {

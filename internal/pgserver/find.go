@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// places are the directories where distributions and installers put server binaries. Debian, for one, keeps them off
-// PATH so that several versions can live side by side.
+// places are the directories where distributions and installers put server binaries. Debian, for example, keeps them
+// off PATH so that several versions can be installed together.
 var places = []string{
 	"/usr/lib/postgresql/*/bin",
 	"/usr/pgsql-*/bin",
@@ -26,8 +26,8 @@ var places = []string{
 	"/Applications/Postgres.app/Contents/Versions/*/bin",
 }
 
-// findBinaries returns the directory that holds initdb and postgres: the one of ONCEQ_TEST_PGBIN, or else the one with
-// the newest server. It is empty when there is none.
+// findBinaries returns the directory with initdb and postgres: that of ONCEQ_TEST_PGBIN, or the one with the newest
+// server. It returns "" if there is none.
 func findBinaries(ctx context.Context) (string, error) {
 	if dir := os.Getenv(EnvBin); dir != "" {
 		dir, err := filepath.Abs(dir)
@@ -35,7 +35,7 @@ func findBinaries(ctx context.Context) (string, error) {
 			return "", fmt.Errorf("pgserver: %s: %w", EnvBin, err)
 		}
 		if _, err := binariesVersion(ctx, dir); err != nil {
-			return "", fmt.Errorf("pgserver: %s=%s is to be a directory with initdb and postgres: %w", EnvBin, dir, err)
+			return "", fmt.Errorf("pgserver: %s=%s must be a directory with initdb and postgres: %w", EnvBin, dir, err)
 		}
 		return dir, nil
 	}
@@ -50,11 +50,11 @@ func findBinaries(ctx context.Context) (string, error) {
 	return best, nil
 }
 
-// candidates are the directories to look into, each once.
+// candidates returns the directories to look into, each once.
 func candidates(ctx context.Context) []string {
 	var dirs []string
 	if path, err := exec.LookPath("postgres"); err == nil {
-		// A link to the program is not enough: initdb stands beside the program itself.
+		// A link to the program is not enough: initdb is in the directory of the program itself.
 		if path, err = filepath.EvalSymlinks(path); err == nil {
 			dirs = append(dirs, filepath.Dir(path))
 		}
@@ -63,7 +63,7 @@ func candidates(ctx context.Context) []string {
 		dirs = append(dirs, strings.TrimSpace(string(out)))
 	}
 	for _, place := range places {
-		matches, _ := filepath.Glob(place) // fails on a bad pattern alone
+		matches, _ := filepath.Glob(place) // fails only on a bad pattern
 		dirs = append(dirs, matches...)
 	}
 
@@ -81,7 +81,7 @@ func candidates(ctx context.Context) []string {
 // versionPattern finds the version in "postgres (PostgreSQL) 15.18 (Debian …)", "… 19beta1" and "… 19devel".
 var versionPattern = regexp.MustCompile(`\(PostgreSQL\) (\d+)(?:\.(\d+))?`)
 
-// binariesVersion is the version of the server in a directory, as in server_version_num.
+// binariesVersion returns the version of the server in a directory, as in server_version_num.
 func binariesVersion(ctx context.Context, dir string) (int, error) {
 	if _, err := exec.LookPath(executable(dir, "initdb")); err != nil {
 		return 0, err
@@ -98,7 +98,7 @@ func binariesVersion(ctx context.Context, dir string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	minor, _ := strconv.Atoi(string(match[2])) // a beta has none
+	minor, _ := strconv.Atoi(string(match[2])) // a beta has no minor version
 	return major*10000 + minor, nil
 }
 

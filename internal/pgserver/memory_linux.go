@@ -2,8 +2,8 @@ package pgserver
 
 import "syscall"
 
-// memoryDir is a directory in memory with room for test databases; empty when there is none. A new database is some 300
-// files, which take 10 ms in memory and up to 200 ms on an ext4 that many were deleted from just before.
+// memoryDir returns a directory in memory with room for test databases, or "". A new database has about 300 files. They
+// take 10 ms in memory, and up to 200 ms on an ext4 from which many files have just been deleted.
 func memoryDir() string {
 	const dir, room = "/dev/shm", 2 << 30
 	var fs syscall.Statfs_t

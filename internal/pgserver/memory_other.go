@@ -2,5 +2,5 @@
 
 package pgserver
 
-// memoryDir is empty: only Linux has a directory in memory that is there without being asked for.
+// memoryDir returns "": only Linux has a directory in memory by default.
 func memoryDir() string { return "" }

@@ -1,14 +1,14 @@
 // Package pgserver finds a real Postgres for tests and demonstrations, or starts one.
 //
-// It takes the first of these that is there:
+// It takes the first of these that exists:
 //
-//  1. the server that ONCEQ_TEST_DATABASE_URL names, with a role that may create databases;
-//  2. server binaries on this machine: the directory in ONCEQ_TEST_PGBIN, or else the newest of those on PATH and
-//     where the distributions put them. The server listens on 127.0.0.1 and wants a random password, which is in its URL;
-//  3. a container, when queuetest/container is imported and a Docker daemon answers: the image in ONCEQ_TEST_IMAGE,
-//     postgres:18-alpine by default. Setting ONCEQ_TEST_IMAGE passes over binaries that ONCEQ_TEST_PGBIN does not name.
+//   1. the server that ONCEQ_TEST_DATABASE_URL names, with a role that may create databases;
+//   2. server binaries on this machine: the directory in ONCEQ_TEST_PGBIN, or the newest of those on PATH and where the
+//      distributions put them. The server listens on 127.0.0.1 and requires a random password, which is in its URL;
+//   3. a container, if queuetest/container is imported and a Docker daemon answers: the image in ONCEQ_TEST_IMAGE,
+//      postgres:18-alpine by default. If ONCEQ_TEST_IMAGE is set, only binaries of ONCEQ_TEST_PGBIN come before it.
 //
-// What it starts goes away with the process that started it, even when that one is killed.
+// A server that it starts ends with the process that started it, even if that is killed.
 package pgserver
 
 import (
@@ -25,27 +25,27 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// The environment variables that decide which server is used.
+// These environment variables decide which server is used.
 const (
 	EnvURL   = "ONCEQ_TEST_DATABASE_URL"
 	EnvBin   = "ONCEQ_TEST_PGBIN"
 	EnvImage = "ONCEQ_TEST_IMAGE"
 )
 
-// ErrNotOurs is returned by Restart for a server that was there before this process.
+// ErrNotOurs is returned by Restart for a server that this process has not started.
 var ErrNotOurs = errors.New("pgserver: the server of " + EnvURL + " was not started by this process and is not restarted by it")
 
 // Options say what kind of server to start. The zero value suits tests.
 type Options struct {
-	// Durable keeps fsync, synchronous_commit and full_page_writes on, as a production server has them. The default is
-	// off, which is faster and loses the last commits in an immediate Restart: tests of what survives want it on.
+	// Durable keeps fsync, synchronous_commit and full_page_writes on, as on a production server. Default false, which
+	// is faster and loses the last commits in an immediate Restart. Tests of what survives a crash need it.
 	Durable bool
 
 	// Settings are further server settings, for example {"max_prepared_transactions": "20"}; they override the
 	// package's own. None by default. A server of ONCEQ_TEST_DATABASE_URL keeps its settings.
 	Settings map[string]string
 
-	// Own passes over ONCEQ_TEST_DATABASE_URL, for callers that stop and restart their server. False by default.
+	// Own ignores ONCEQ_TEST_DATABASE_URL, for callers that stop and restart their server. Default false.
 	Own bool
 }
 
@@ -56,18 +56,18 @@ type Server struct {
 	impl    implementation
 }
 
-// implementation is how a server of one of the three kinds is stopped and restarted.
+// implementation stops and restarts a server of one of the three kinds.
 type implementation interface {
 	stop() error
 	restart(ctx context.Context, immediate bool) error
 	binDir() string
 }
 
-// startTimeout bounds how long a server may take until it answers. A container's image may have to be pulled within it.
+// startTimeout bounds how long a server may take to answer. That includes pulling a container's image.
 const startTimeout = 2 * time.Minute
 
-// Start finds or starts a server, by the rules in the package's description. The error of a machine that has none
-// says what to install. When ctx ends, Start gives up; the server it returned lives on until Stop or the process's end.
+// Start finds or starts a server, by the rules in the package comment. If the machine has none, the error says what to
+// install. Start gives up when ctx ends; the server that it has returned lives until Stop or the end of the process.
 func Start(ctx context.Context, opts Options) (*Server, error) {
 	if u := os.Getenv(EnvURL); u != "" && !opts.Own {
 		return newServer(ctx, u, external{})
@@ -96,7 +96,7 @@ var errNotFound = errors.New(`pgserver: no Postgres was found on this machine; d
   a container:                           start Docker, and add to a test file
                                          ` + ContainerImport)
 
-// newServer connects once, to learn the version and to be sure that the server answers.
+// newServer connects once, to learn the version and to make sure that the server answers.
 func newServer(ctx context.Context, connString string, impl implementation) (*Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -124,28 +124,28 @@ func (s *Server) DatabaseURL(database string) string { return withDatabase(s.url
 // Version is the server's version as in server_version_num: 150018 for 15.18.
 func (s *Server) Version() int { return s.version }
 
-// BinDir is the directory of the server's binaries; empty when the server is not one of this machine's binaries.
+// BinDir is the directory of the server's binaries, or "" if the server was not started from binaries of this machine.
 func (s *Server) BinDir() string { return s.impl.binDir() }
 
-// Ours tells whether this process started the server, so that everything in it ends with this process.
+// Ours reports whether this process started the server, so that everything in it ends with this process.
 func (s *Server) Ours() bool { return s.impl != external{} }
 
 // Stop stops the server and removes its data. It does nothing to a server of ONCEQ_TEST_DATABASE_URL.
 func (s *Server) Stop() error { return s.impl.stop() }
 
-// Restart stops the server and starts it again with the same data under the same URL; it returns when the server
-// answers. An immediate stop is a crash as far as the data is concerned: the server comes back through recovery, with
-// every commit that it confirmed only if it is Durable. Otherwise sessions are ended and everything is written first.
+// Restart stops the server and starts it again with the same data under the same URL. It returns when the server
+// answers. For the data, an immediate stop is a crash: the server comes back through recovery, and keeps every
+// confirmed commit only if it is Durable. A stop that is not immediate ends the sessions and writes everything first.
 func (s *Server) Restart(immediate bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	return s.impl.restart(ctx, immediate)
 }
 
-// Standby starts a server that follows this one by streaming replication, under the given application_name, which is
-// also its slot's and so of letters, digits and underscores, with the same kind of options; it is one of its own
-// otherwise, with its own URL. tablespaces says where the data of tablespaces
-// lies in it: its own empty directory for each directory of this server's. Only binaries of this machine can do that.
+// Standby starts a server that follows this one by streaming replication. name is its application_name and the name of
+// its slot, so it consists of letters, digits and underscores. Apart from that it is a server of its own, with its own
+// URL and options of the same kind. tablespaces says where the standby keeps the data of tablespaces: an empty
+// directory for each directory of this server. It needs server binaries on this machine.
 func (s *Server) Standby(ctx context.Context, name string, tablespaces map[string]string, opts Options) (*Server, error) {
 	impl, ok := s.impl.(interface {
 		standby(ctx context.Context, name string, tablespaces map[string]string, opts Options) (*Server, error)
@@ -156,14 +156,14 @@ func (s *Server) Standby(ctx context.Context, name string, tablespaces map[strin
 	return impl.standby(ctx, name, tablespaces, opts)
 }
 
-// external is a server that was there before this process.
+// external is a server that this process has not started.
 type external struct{}
 
 func (external) stop() error                         { return nil }
 func (external) restart(context.Context, bool) error { return ErrNotOurs }
 func (external) binDir() string                      { return "" }
 
-// settings are the server's arguments that set what it is started with.
+// settings returns the server's arguments for its settings.
 func (o Options) settings() []string {
 	all := map[string]string{
 		"max_connections": "200",
@@ -183,7 +183,7 @@ func (o Options) settings() []string {
 	return args
 }
 
-// AwaitReady connects until the server answers, gave up (exited is closed), or ctx ends.
+// AwaitReady connects until the server answers, has ended (exited is closed), or ctx ends.
 func AwaitReady(ctx context.Context, connString string, exited <-chan struct{}) error {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()

@@ -69,8 +69,8 @@ func TestStart(t *testing.T) {
 	require.Equal(t, "off", setting(t, server.DatabaseURL("template1"), "synchronous_commit"))
 }
 
-// Whoever else has an account on the machine reaches the port, and must not be let in: a superuser runs programs as the
-// server's user (copy … from program).
+// Every account on the machine can reach the port, and must not get in: a superuser runs programs as the server's user
+// (copy … from program).
 func TestStart_TheServerWantsAPassword(t *testing.T) {
 	t.Parallel()
 	server := start(t, pgserver.Options{})
@@ -94,7 +94,7 @@ func arguments(t *testing.T) string {
 	require.NoError(t, err)
 	var all []byte
 	for _, file := range files {
-		line, _ := os.ReadFile(file) // fails for one that has ended
+		line, _ := os.ReadFile(file) // fails for a process that has ended
 		all = append(all, line...)
 	}
 	return string(all)
@@ -140,12 +140,12 @@ func TestStopEndsServerAndIsRepeatable(t *testing.T) {
 	require.Error(t, server.Restart(true))
 }
 
-// A killed process runs no clean-up of its own, and yet neither server nor data may stay.
+// A killed process runs no clean-up, and yet neither the server nor its data may stay.
 func TestKilledProcessLeavesNothing(t *testing.T) {
 	t.Parallel()
 	self, err := os.Executable()
 	require.NoError(t, err)
-	// Not t.TempDir: its name may be closed to the user that runs the server.
+	// Not t.TempDir: the user that runs the server may be unable to enter it.
 	temp, err := os.MkdirTemp("", "onceq-killed-")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(temp)) })

@@ -17,8 +17,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// standby starts a server on a copy of this one's data, which it follows from then on. The copy is made by the low-level
-// backup API, because not every build of Postgres brings pg_basebackup along.
+// standby starts a server on a copy of this one's data and lets it follow. It makes the copy with the low-level backup
+// API, because not every build of Postgres includes pg_basebackup.
 func (b *binaries) standby(ctx context.Context, name string, tablespaces map[string]string, opts Options) (*Server, error) {
 	for _, to := range tablespaces {
 		if b.user != nil {
@@ -33,7 +33,7 @@ func (b *binaries) standby(ctx context.Context, name string, tablespaces map[str
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
 
-	// From here on the primary keeps the write-ahead log that the standby will ask for.
+	// From here on the primary keeps the write-ahead log that the standby will need.
 	slot := strings.ToLower(name)
 	if _, err := conn.Exec(ctx, `select pg_create_physical_replication_slot($1, true)`, slot); err != nil {
 		return nil, fmt.Errorf("pgserver: keep the write-ahead log for the standby: %w", err)
@@ -54,7 +54,7 @@ func (b *binaries) standby(ctx context.Context, name string, tablespaces map[str
 		if err := conn.QueryRow(ctx, `select labelfile from pg_backup_stop(false)`).Scan(&label); err != nil {
 			return fmt.Errorf("pgserver: end the backup: %w", err)
 		}
-		// Not an argument, which everybody can see: the password is in it.
+		// Not as an argument, which everybody can see: it contains the password.
 		primary := "primary_conninfo = '" + b.url() + "&application_name=" + url.QueryEscape(name) + "'\n"
 		return errors.Join(s.write("backup_label", label), s.write("standby.signal", ""), s.write("postgresql.auto.conf", primary))
 	})
@@ -65,13 +65,13 @@ func (b *binaries) standby(ctx context.Context, name string, tablespaces map[str
 	return server, nil
 }
 
-// notCopied are directories whose content a copy makes anew, by their path in the data directory.
+// notCopied are directories whose contents a copy creates anew, by their path in the data directory.
 var notCopied = map[string]bool{
 	"pg_wal": true, "pg_replslot": true, "pg_dynshmem": true, "pg_notify": true, "pg_serial": true, "pg_snapshots": true,
 	"pg_stat_tmp": true, "pg_subtrans": true,
 }
 
-// copyCluster copies the data of a server that may be running, as long as it is in a backup.
+// copyCluster copies the data of a server that may be running, as long as it is in backup mode.
 func (b *binaries) copyCluster(from string, tablespaces map[string]string) error {
 	wal := filepath.Join(b.dir, "wal")
 	if err := b.own(os.MkdirAll(b.data, 0o700), b.data); err != nil {
@@ -101,7 +101,7 @@ func (b *binaries) copyCluster(from string, tablespaces map[string]string) error
 	})
 }
 
-// copyTree copies directories and files, but for what other takes upon itself. What vanishes meanwhile was not needed.
+// copyTree copies directories and files, except those that other handles. Files that vanish meanwhile were not needed.
 func (b *binaries) copyTree(from, to string, other func(path string, d fs.DirEntry) (bool, error)) error {
 	return filepath.WalkDir(from, func(source string, d fs.DirEntry, err error) error {
 		switch {
@@ -143,13 +143,13 @@ func (b *binaries) copyTree(from, to string, other func(path string, d fs.DirEnt
 	})
 }
 
-// write makes a file in the data directory.
+// write creates a file in the data directory.
 func (b *binaries) write(name, content string) error {
 	path := filepath.Join(b.data, name)
 	return b.own(os.WriteFile(path, []byte(content), 0o600), path)
 }
 
-// own gives what was just made, unless that failed, to the user that runs the server.
+// own gives a newly created path to the user that runs the server, unless its creation failed.
 func (b *binaries) own(err error, path string) error {
 	if err != nil || b.user == nil {
 		return err

@@ -16,7 +16,7 @@ import (
 	"github.com/onceq/onceq/internal/pgserver"
 )
 
-// What the primary confirmed while it waited for its standby is there when the standby has taken over.
+// What the primary confirmed while it waited for its standby is there after the standby has taken over.
 func TestStandby_TakesOver(t *testing.T) {
 	primary := start(t, pgserver.Options{Durable: true})
 	if primary.BinDir() == "" {
@@ -50,13 +50,13 @@ func TestStandby_TakesOver(t *testing.T) {
 		`insert into there select 1 / count(*) from there`)
 }
 
-// The data of a tablespace is copied to where it is said to be, while the primary goes on writing.
+// The data of a tablespace is copied to the given directory while the primary goes on writing.
 func TestStandby_HasTheTablespaces(t *testing.T) {
 	primary := start(t, pgserver.Options{Durable: true})
 	if primary.BinDir() == "" {
 		t.Skip("a standby needs the server's binaries on this machine")
 	}
-	// Beside the server's own directories, which its user can enter.
+	// Next to the server's own directories, which its user can enter.
 	there, here := besideData(t, primary, "there"), besideData(t, primary, "here")
 	ctx := t.Context()
 	conn, err := pgx.Connect(ctx, primary.URL())
@@ -89,7 +89,7 @@ func TestStandby_HasTheTablespaces(t *testing.T) {
 	require.NotEmpty(t, left)
 }
 
-// besideData makes an empty directory that belongs to who has the server's data.
+// besideData creates an empty directory that belongs to the owner of the server's data.
 func besideData(t *testing.T, server *pgserver.Server, name string) string {
 	t.Helper()
 	data := setting(t, server.URL(), "data_directory")
