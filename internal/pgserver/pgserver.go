@@ -2,11 +2,11 @@
 //
 // It takes the first of these that exists:
 //
-//   1. the server that ONCEQ_TEST_DATABASE_URL names, with a role that may create databases;
-//   2. server binaries on this machine: the directory in ONCEQ_TEST_PGBIN, or the newest of those on PATH and where the
-//      distributions put them. The server listens on 127.0.0.1 and requires a random password, which is in its URL;
-//   3. a container, if queuetest/container is imported and a Docker daemon answers: the image in ONCEQ_TEST_IMAGE,
-//      postgres:18-alpine by default. If ONCEQ_TEST_IMAGE is set, only binaries of ONCEQ_TEST_PGBIN come before it.
+//  1. the server that ONCEQ_TEST_DATABASE_URL names, with a role that may create databases;
+//  2. server binaries on this machine: the directory in ONCEQ_TEST_PGBIN, or the newest of those on PATH and where the
+//     distributions put them. The server listens on 127.0.0.1 and requires a random password, which is in its URL;
+//  3. a container, if queuetest/container is imported and a Docker daemon answers: the image in ONCEQ_TEST_IMAGE,
+//     postgres:18-alpine by default. If ONCEQ_TEST_IMAGE is set, only binaries of ONCEQ_TEST_PGBIN come before it.
 //
 // A server that it starts ends with the process that started it, even if that is killed.
 package pgserver

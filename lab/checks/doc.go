@@ -1,4 +1,4 @@
-// Package checks holds the tests of onceq that need more than an example to be convincing: recorded histories
-// that a linearizability checker goes over, random walks against a model, and every forced interleaving of two
-// operations. It is in a module of its own, lab, so that what it needs stays out of the go.sum of those who import onceq.
+// Package checks tests onceq where examples are not convincing enough: recorded histories for a linearizability
+// checker, random walks against a model, and every forced interleaving of two operations. It is in a module of its own,
+// so that its dependencies stay out of the go.sum of onceq's users.
 package checks

@@ -17,40 +17,40 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// A random walk over one job and its effects outside, beside a model that says which calls may be made: a worker runs the
-// job, whose handler makes calls that end in all the ways there are; people cancel, resolve and redrive between the runs,
+// A random walk over one job and its outside effects, with a model that says which calls may be made. A worker runs the
+// job, whose handler makes calls that end in every possible way. People cancel, resolve and redrive between the runs,
 // and in the middle of a call.
 
-// The ways in which a call ends.
+// These are the ways in which a call ends.
 const (
 	callDone      = "done"
 	callRefused   = "refused"                // NotApplied
-	callWrapped   = "refused, wrapped"       // NotApplied in one error around it
+	callWrapped   = "refused, wrapped"       // NotApplied, wrapped in one error
 	callAllJoined = "refused, both"          // a join of two, each NotApplied
-	callLost      = "lost"                   // it happened, or not
+	callLost      = "lost"                   // it may have happened
 	callJoined    = "refused and lost"       // a join of NotApplied and a time-out: it may have happened
-	callNested    = "an inner one refused"   // it may have happened; what was certainly not applied is a call within it
-	callCancelled = "cancelled meanwhile"    // somebody cancels the job, and the call ends with its context
-	callLate      = "cancelled, and done"    // the same, and the answer came all the same
+	callNested    = "an inner one refused"   // it may have happened; only a call within it was certainly not applied
+	callCancelled = "cancelled meanwhile"    // the job is cancelled, and the call ends with its context
+	callLate      = "cancelled, and done"    // the same, but the answer still arrived
 	callUnstored  = "done, not to be stored" // the result is too large
 )
 
 var callEnds = []string{callDone, callRefused, callWrapped, callAllJoined, callLost, callJoined, callNested, callCancelled, callLate, callUnstored}
 
-// certain says that a call that ends so did certainly not happen.
+// certain reports that a call with this end certainly did not happen.
 func certain(end string) bool {
 	return end == callRefused || end == callWrapped || end == callAllJoined
 }
 
-// cancels says that somebody cancels the job in the middle of it.
+// cancels reports that the job is cancelled in the middle of the call.
 func cancels(end string) bool { return end == callCancelled || end == callLate }
 
-// effectModel is a named effect as the model knows it, in the present run that was asked for.
+// effectModel is what the model knows of a named effect in the current requested run.
 type effectModel struct {
 	state   string // "", completed, uncertain or held
-	broken  bool   // completed, and its result could not be stored
-	calls   int    // that may have happened
-	allowed int    // more than this may not: the policy is to hold
+	broken  bool   // completed, but its result could not be stored
+	calls   int    // calls that may have happened
+	allowed int    // the largest number of calls allowed: the policy is to hold
 }
 
 type effectWalk struct {
@@ -59,10 +59,11 @@ type effectWalk struct {
 	state    onceq.State // StateWaiting: live
 	cancel   bool        // it was cancelled in the middle of a call
 	effects  map[string]*effectModel
-	sequence []string // what was done, for the failure
+	sequence []string // the steps so far, for a failure's message
 }
 
-// effectNames are the effects of the walk's job: of the first a person decides, of the second its provider deduplicates.
+// effectNames are the effects of the walk's job. A person decides about the first; the provider deduplicates the
+// second.
 var effectNames = []string{"held", "again"}
 
 func (w *effectWalk) policy(name string) onceq.EffectOption {
@@ -72,7 +73,7 @@ func (w *effectWalk) policy(name string) onceq.EffectOption {
 	return onceq.OnUncertain(onceq.RunAgain(onceq.Forever))
 }
 
-// call makes one call in a handler. It says what the model wants of it, and the error that the handler got.
+// call makes one call in a handler. It returns the error that the handler got.
 func (w *effectWalk) call(ctx context.Context, t *rapid.T, l *onceq.Lease, name, end string, used map[string]bool) error {
 	e := w.effects[name]
 	called := false
@@ -112,7 +113,7 @@ func (w *effectWalk) call(ctx context.Context, t *rapid.T, l *onceq.Lease, name,
 		return "ok", nil
 	}, w.policy(name))
 
-	// What should have come of it.
+	// Check the result against the model.
 	switch {
 	case used[name]:
 		require.False(t, called, "a name that was used in this run")
@@ -144,7 +145,7 @@ func (w *effectWalk) call(ctx context.Context, t *rapid.T, l *onceq.Lease, name,
 	case certain(end):
 		require.Error(t, err)
 		require.NotErrorIs(t, err, onceq.ErrUncertain)
-		// A call before this one may have happened still: its own refusal says nothing of that.
+		// An earlier call may still have happened: this one's refusal says nothing about that.
 	default:
 		require.ErrorIs(t, err, onceq.ErrUncertain)
 		e.state = "uncertain"
@@ -155,7 +156,7 @@ func (w *effectWalk) call(ctx context.Context, t *rapid.T, l *onceq.Lease, name,
 	return err
 }
 
-// run has a worker run the job once.
+// run lets a worker run the job once.
 func (w *effectWalk) run(t *rapid.T) {
 	type one struct{ name, end string }
 	var script []one
@@ -172,7 +173,7 @@ func (w *effectWalk) run(t *rapid.T) {
 	handler := (&onceq.Kind[any]{Name: "k", Backoff: func(int, error) time.Duration { return 0 }}).Handle(
 		func(ctx context.Context, l *onceq.Lease, _ any) error {
 			ran = true
-			defer func() { failure = recover() }() // of the test: the worker would make an error of it
+			defer func() { failure = recover() }() // of the test: the worker would turn it into an error
 			used := make(map[string]bool)
 			for _, c := range script {
 				if w.cancel {
@@ -192,7 +193,7 @@ func (w *effectWalk) run(t *rapid.T) {
 		})
 	lease := 10 * time.Second
 	if slices.ContainsFunc(script, func(c one) bool { return cancels(c.end) }) {
-		lease = 3 * time.Second // a third of which passes until it hears of that
+		lease = 3 * time.Second // the worker notices after a third of it
 	}
 	worker, err := onceq.NewWorker(w.db.Queue, onceq.WorkerConfig{Lease: lease}, handler)
 	require.NoError(t, err)
@@ -205,7 +206,7 @@ func (w *effectWalk) run(t *rapid.T) {
 	case w.cancel && got == nil:
 		w.state = onceq.StateCompleted
 	case w.cancel:
-		// It ends as one that was cancelled while it waited, or is held where an effect wants somebody to decide.
+		// It ends like a job that was cancelled while it waited, or is held if an effect needs a decision.
 		info, err := w.db.Queue.Get(t.Context(), w.db.Pool, w.id)
 		require.NoError(t, err, "a job that was cancelled in the middle of an effect is to be found")
 		w.state = info.State
@@ -215,13 +216,13 @@ func (w *effectWalk) run(t *rapid.T) {
 	case errors.Is(got, onceq.ErrHeld):
 		w.state = onceq.StateHeld
 	case got == again:
-		w.afresh() // a run that is asked for does its effects again
+		w.afresh() // a requested run repeats its effects
 	default:
 		w.look(t)
 	}
 }
 
-// look reads what became of a job of which the model leaves that open: whether an error is fatal.
+// look reads the job's end where the model leaves it open: whether an error is fatal.
 func (w *effectWalk) look(t *rapid.T) {
 	info, err := w.db.Queue.Get(t.Context(), w.db.Pool, w.id)
 	require.NoError(t, err)
@@ -237,7 +238,7 @@ func (w *effectWalk) afresh() {
 	}
 }
 
-// resolve decides as a person does about an effect.
+// resolve makes a person's decision about an effect.
 func (w *effectWalk) resolve(t *rapid.T) {
 	name := rapid.SampledFrom(effectNames).Draw(t, "resolved")
 	applied := rapid.Bool().Draw(t, "applied")
@@ -266,7 +267,7 @@ func (w *effectWalk) resolve(t *rapid.T) {
 	}
 }
 
-// resolved: a job that was held runs again, once there is nothing more to decide.
+// resolved runs a held job again when nothing is left to decide.
 func (w *effectWalk) resolved(t *rapid.T) {
 	if w.state != onceq.StateHeld {
 		return
@@ -279,7 +280,7 @@ func (w *effectWalk) resolved(t *rapid.T) {
 	require.Equal(t, w.state, info.State, "after %v", w.sequence)
 }
 
-// step does one thing that is possible.
+// step takes one possible step.
 func (w *effectWalk) step(t *rapid.T) {
 	switch what := rapid.SampledFrom([]string{"run", "run", "run", "resolve", "redrive", "cancel"}).Draw(t, "step"); {
 	case w.state == onceq.StateWaiting && what == "run":

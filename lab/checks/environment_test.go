@@ -12,14 +12,14 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// What a worker does by itself in a database that is set otherwise than those of the other tests.
+// What a worker does by itself in a database with other settings than in the other tests.
 
 const (
 	patience = 2 * time.Minute      // for what a worker does within seconds
-	pace     = 5 * time.Millisecond // between two looks at a table
+	pace     = 5 * time.Millisecond // between two reads of a table
 )
 
-// running has a worker work until the test ends.
+// running lets a worker work until the test ends.
 func running(t *testing.T, q *onceq.Queue, c onceq.WorkerConfig, handlers ...onceq.Handler) {
 	t.Helper()
 	w, err := onceq.NewWorker(q, c, handlers...)
@@ -43,14 +43,15 @@ func within[T any](t *testing.T, c <-chan T, what string) (v T) {
 	return v
 }
 
-// A lease that ran out behind the worker's position is found, effects and work outside of jobs are done, and an idle
-// worker says so, also where all transactions read by default.
+// A worker finds an expired lease behind its cursor, does effects and work outside of jobs, and announces that it is
+// idle, also if all transactions are read-only by default.
 func TestEnvironment_AWorkerWorksWhereADefaultIsToRead(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
 	q := otherwise(t, db, readOnly)
 	ctx := t.Context()
-	// Of another process that has it, and dies: long due, so that the worker is past it when it can be had.
+	// Another process has the job and dies. The job was due long ago, so the worker's cursor has passed it when its
+	// lease expires.
 	old, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", RunAt: time.Now().Add(-time.Hour)})
 	require.NoError(t, err)
 	leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{Lease: time.Hour})

@@ -11,8 +11,7 @@ import (
 
 func manyConnections(c *pgxpool.Config) { c.MaxConns = 12 }
 
-// completeBlindly completes a job as those do who have no fencing token: by its id, whoever holds it. The checks must
-// find that.
+// completeBlindly completes a job by its id, without a fencing token, whoever holds it. The checks must notice that.
 func completeBlindly(ctx context.Context, q *queuetest.DB, db onceq.DB, id int64, result int) error {
 	for _, statement := range []string{
 		`delete from onceq.jobs where id = $1::bigint and $2::int is not null`,

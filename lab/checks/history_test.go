@@ -22,13 +22,12 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// Histories of fences from many goroutines on a real Postgres, given to a checker that looks for an order in which a
-// sequential fence would have given the same answers (Herlihy and Wing, "Linearizability", 1990; Lowe, "Testing for
-// linearizability", 2017).
+// Many goroutines operate on fences on a real Postgres. A checker looks for an order in which a sequential fence would
+// have given the same answers (Herlihy and Wing, "Linearizability", 1990; Lowe, "Testing for linearizability", 2017).
 //
-// A model has no clock. What a clock decides is an operation of its own therefore, done in the database: that a lease
-// runs out (expire), that a window and the Reaper's grace are over (lapse), and that nobody has asked for a client's key of unknown
-// outcome for so long that the Reaper may forget it (forget).
+// The model has no clock. So the passing of time is an operation, done in the database: a lease expires (expire), a
+// window and the Reaper's grace time end (lapse), or nobody has asked for a client's key of unknown outcome for so long
+// that the Reaper may forget it (forget).
 
 type action int
 
@@ -39,8 +38,8 @@ const (
 	doComplete                // FenceLease.Complete
 	doRelease                 // FenceLease.Release
 	doUncertain               // FenceLease.Uncertain
-	doExpire                  // the lease of whoever has the fence runs out
-	doLapse                   // the window of a completed fence, and the grace after it, are over
+	doExpire                  // the lease on the fence expires
+	doLapse                   // the window of a completed fence and the grace time after it end
 	doForget                  // nobody has asked for a client's key in 31 days
 	doPrune                   // Reaper.RunOnce
 )
@@ -68,23 +67,23 @@ type call struct {
 type reply struct {
 	is    answer
 	token int64
-	value int // that is replayed
+	value int // the value that is replayed
 }
 
-// fence is the model's state: what one key's fence looks like to those who use it. The zero value is a free key.
+// fence is the model's state: one key's fence as its users see it. The zero value is a free key.
 type fence struct {
 	state fenceState
-	token int64 // greatest ever given out
-	held  bool  // whoever got token may still complete
+	token int64 // the greatest that was ever given
+	held  bool  // the holder of token may still complete
 	doubt bool  // claimed: an earlier claim's outcome is unknown
-	past  bool  // claimed: its lease ran out; completed: its window is over
+	past  bool  // claimed: its lease has expired; completed: its window is over
 	value int   // completed
 
-	forgotten bool // claimed or uncertain: a Reaper may remove it
-	gone      bool // and perhaps one has
+	forgotten bool // claimed or uncertain: a Reaper may delete it
+	gone      bool // a Reaper may have deleted it
 }
 
-// isRequest says that a key is a client's: the others are the application's.
+// isRequest reports that a key is a client's; the others are the application's.
 func isRequest(key string) bool { return strings.HasPrefix(key, "request") }
 
 type fenceState int
@@ -96,12 +95,12 @@ const (
 	completed
 )
 
-// claimable says whether whoever asks gets the fence, under the policy to run again for ever.
+// claimable reports whether a claim gets the fence under the policy to run again for ever.
 func (f fence) claimable() bool {
 	return f.state == free || f.state == uncertain || f.past
 }
 
-// step is the sequential fence: whether the reply is right in this state, and the state after it.
+// step is the sequential fence. It returns whether the reply is right in this state, and the next state.
 func step(f fence, c call, r reply) (bool, fence) {
 	mine := f.held && f.token == c.token
 	if f.gone && r.is == isLost && (c.do == doComplete || c.do == doRelease || c.do == doUncertain) {
@@ -196,7 +195,7 @@ var fenceModel = porcupine.Model{
 	DescribeState: func(state any) string { return fmt.Sprintf("%+v", state) },
 }
 
-// recorder does operations on fences and writes down when each began and ended, and what came of it.
+// recorder operates on fences and records when each operation began and ended, and its result.
 type recorder struct {
 	db      *queuetest.DB
 	q       *onceq.Queue // see otherwise
@@ -204,7 +203,7 @@ type recorder struct {
 	began   time.Time
 	keys    []string
 	blind   bool         // completions ignore the token
-	grace   sync.RWMutex // an hour of grace passes between the statements of others, not inside of one
+	grace   sync.RWMutex // the grace time of an hour passes between the others' statements, not within one
 	mu      sync.Mutex
 	history []porcupine.Operation
 	errs    []error
@@ -235,7 +234,7 @@ func (r *recorder) add(client int, begin time.Duration, c call, out reply, err e
 	r.history = append(r.history, porcupine.Operation{ClientId: client, Input: c, Call: int64(begin), Output: out, Return: int64(end)})
 }
 
-// schema writes a statement of these tests, in which the schema is onceq, for the real schema.
+// schema puts the real schema into a statement that names onceq.
 func schema(db *queuetest.DB, statement string) string {
 	return strings.ReplaceAll(statement, "onceq.", pgx.Identifier{db.Schema}.Sanitize()+".")
 }
@@ -299,7 +298,7 @@ func (r *recorder) claim(ctx context.Context, client int, c call) *onceq.FenceLe
 	return nil
 }
 
-// blindComplete is the completion as those write it who have no fencing token.
+// blindComplete is a completion without a fencing token.
 const blindComplete = `update onceq.job_fences
 	set state = 3, result = to_jsonb($2::int), finished_at = statement_timestamp(), detail = null
 	where class in (1, 2) and scope = 'default' and key = $1::text and state in (1, 2)`
@@ -355,12 +354,12 @@ func (r *recorder) prune(ctx context.Context, client int) {
 	begin := time.Since(r.began)
 	_, err := r.reaper.RunOnce(ctx)
 	for i, k := range r.keys {
-		// To the checker a client does one thing at a time.
+		// For the checker, a client does one thing at a time.
 		r.add(client+100*(i+1), begin, call{key: k, do: doPrune}, reply{}, err)
 	}
 }
 
-// run lets clients do things at random, and gives what was recorded.
+// run lets clients operate at random, and returns the recorded history.
 func (r *recorder) run(t *testing.T, clients, each int) []porcupine.Operation {
 	t.Helper()
 	seed := rand.Uint64()
@@ -370,7 +369,7 @@ func (r *recorder) run(t *testing.T, clients, each int) []porcupine.Operation {
 	for client := range clients {
 		wg.Go(func() {
 			rnd := rand.New(rand.NewPCG(seed, uint64(client)))
-			var mine []*onceq.FenceLease // also those that are lost, or finished: a stale worker's
+			var mine []*onceq.FenceLease // also lost and finished ones: those of a stale worker
 			for n := range each {
 				c := call{key: r.keys[rnd.IntN(len(r.keys))], value: client*each + n}
 				switch p := rnd.IntN(100); {
@@ -383,7 +382,7 @@ func (r *recorder) run(t *testing.T, clients, each int) []porcupine.Operation {
 					}
 				case p < 70:
 					c.do = []action{doComplete, doComplete, doRelease, doUncertain}[rnd.IntN(4)]
-					i := max(rnd.IntN(len(mine)), rnd.IntN(len(mine))) // the latest ones rather
+					i := max(rnd.IntN(len(mine)), rnd.IntN(len(mine))) // prefer the latest
 					r.finish(ctx, client, mine[i], c)
 				case p < 95:
 					c.do = []action{doExpire, doLapse, doForget}[rnd.IntN(3)]
@@ -399,7 +398,7 @@ func (r *recorder) run(t *testing.T, clients, each int) []porcupine.Operation {
 	return r.history
 }
 
-// verdict asks the checker. It may answer that it does not know, which is no pass.
+// verdict asks the checker. If the checker does not know, that is not a pass.
 func verdict(t *testing.T, history []porcupine.Operation) porcupine.CheckResult {
 	t.Helper()
 	result, info := porcupine.CheckOperationsVerbose(fenceModel, history, 5*time.Minute)
@@ -444,7 +443,7 @@ func linearizable(t *testing.T, r *recorder) {
 	require.Equal(t, porcupine.Ok, verdict(t, history))
 }
 
-// A completion that does not ask for the token must be found: a test of the test above.
+// Tests the checks themselves: a completion that ignores the token must be found.
 func TestHistory_FindsACompletionWithoutTheToken(t *testing.T) {
 	t.Parallel()
 	r := newRecorder(t, 3, nil, queuetest.NoCheck())

@@ -2,5 +2,5 @@ package checks
 
 import "github.com/onceq/onceq/internal/leaks"
 
-// Each test that has a database fails when it leaves a goroutine.
+// Each test with a database fails if it leaves a goroutine behind.
 func init() { leaks.On.Store(true) }

@@ -19,19 +19,19 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// Every ordered pair of operations on one key, forced: the first has done its work and not committed when the second
-// begins. One that takes the caller's transaction stands in it; any other is stopped in its commit, by a deferred
-// trigger that waits for a lock that the test holds. The second either waits for a lock, which is seen in
-// pg_stat_activity, or answers at once. Then the first commits, or rolls back. The same pair is run one after the other
-// too. Nothing sleeps in order to be second.
+// Every ordered pair of operations on one key, forced: the first has done its work but not committed when the second
+// begins. An operation that takes the caller's transaction is in it. Any other is stopped in its commit, by a deferred
+// trigger that waits for a lock of the test. The second operation either waits for a lock, which pg_stat_activity
+// shows, or answers at once. Then the first commits or rolls back. The same pair also runs one after the other. No test
+// sleeps to be second.
 
-// pair is a row of the table: what the second operation answers, and what has become of the key then.
+// pair is a row of the table: what the second operation answers, and the key's state after it.
 type pair struct {
 	first, second string
 	start         string // what the key is before: absent, waiting, leased, expired, past, dead, held; doubtful: leased, its effect uncertain
 	waits         bool   // the second waits for the end of the first's transaction
 	committed     string // the first commits
-	above         string // the same above READ COMMITTED, where it differs
+	above         string // the same above READ COMMITTED, if it differs
 	undone        string // the first rolls back, or its connection is cut
 	after         string // one after the other
 }
@@ -93,7 +93,7 @@ var pairs = []pair{
 	{"cancel", "release", "leased", false, "released → waiting", "", "released → waiting", "released → cancelled"},
 	{"extend", "cancel", "leased", false, "asked for → running", "", "asked for → running", "asked for → running"},
 
-	// What people and handlers do beside: not every pair of them with every other, but those that meet in a row.
+	// What people and handlers do besides. Not every pair of these, only those that meet on one row.
 	{"redrive", "enqueue", "dead", true, "duplicate of one waiting → waiting", "to be run again → waiting", "accepted → new job waiting", "duplicate of one waiting → waiting"},
 	{"enqueue", "redrive", "dead", true, "taken by another job → new job waiting", "to be run again → new job waiting", "redriven, waiting → waiting", "taken by another job → new job waiting"},
 	{"redrive", "redrive", "dead", true, "redriven, waiting → waiting", "to be run again → waiting", "redriven, waiting → waiting", "redriven, waiting → waiting"},
@@ -134,7 +134,7 @@ var pairs = []pair{
 
 // pairsRun is one run of a pair.
 type pairsRun struct {
-	owner *pgxpool.Pool // for what the runtime may not do
+	owner *pgxpool.Pool // for what the application's role may not do
 	t     *testing.T
 	db    *queuetest.DB
 	level pgx.TxIsoLevel
@@ -152,12 +152,12 @@ func pairsJob() onceq.Job {
 	return onceq.Job{Kind: "k", Key: pairsKey, Window: onceq.UntilFinished}
 }
 
-// takesTx says which operations run in the caller's transaction.
+// takesTx reports which operations run in the caller's transaction.
 func takesTx(op string) bool {
 	return slices.Contains([]string{"enqueue", "complete", "cancel", "redrive", "discard", "resolve"}, op)
 }
 
-// do does an operation and says what came of it.
+// do performs an operation and returns its result.
 func (r *pairsRun) do(ctx context.Context, op string, db onceq.DB) (string, error) {
 	is := func(what string, err error) (string, error) {
 		switch {
@@ -290,7 +290,7 @@ func (r *pairsRun) exec(statement string, args ...any) {
 	require.NoError(r.t, err)
 }
 
-// state says what has become of the key.
+// state returns the key's state.
 func (r *pairsRun) state() string {
 	info, err := r.db.Queue.GetByKey(r.t.Context(), r.db.Pool, "k", pairsKey)
 	if errors.Is(err, onceq.ErrNotFound) {
@@ -309,10 +309,10 @@ type pairsAnswer struct {
 	err  error
 }
 
-// again is the answer of a transaction that Postgres wants run again.
+// again is the answer of a transaction that Postgres wants to be retried.
 const again = "to be run again"
 
-// begin starts an operation that commits by itself, or in a transaction of the caller's that open does not end.
+// begin starts an operation that commits by itself, or in a caller's transaction that stays open.
 func (r *pairsRun) begin(ctx context.Context, op string, open pgx.Tx) <-chan pairsAnswer {
 	c := make(chan pairsAnswer, 1)
 	go func() {
@@ -329,7 +329,7 @@ func (r *pairsRun) begin(ctx context.Context, op string, open pgx.Tx) <-chan pai
 		var what string
 		err := pgx.BeginTxFunc(ctx, r.db.Pool, pgx.TxOptions{IsoLevel: r.level}, func(tx pgx.Tx) (err error) {
 			if what, err = r.do(ctx, op, tx); what == "lost" {
-				err = errUndone // the completion has raised, so that a commit would not go through
+				err = errUndone // the completion has raised an error, so a commit would fail
 			}
 			return err
 		})
@@ -344,7 +344,8 @@ func (r *pairsRun) begin(ctx context.Context, op string, open pgx.Tx) <-chan pai
 	return c
 }
 
-// settled waits until an operation has answered, or its session waits for a lock; others are sessions that wait already.
+// settled waits until an operation has answered, or its session waits for a lock. others are sessions that already
+// wait.
 func (r *pairsRun) settled(c <-chan pairsAnswer, others ...int32) (answer *pairsAnswer, pid int32) {
 	r.t.Helper()
 	for {
@@ -362,7 +363,7 @@ func (r *pairsRun) settled(c <-chan pairsAnswer, others ...int32) (answer *pairs
 	}
 }
 
-// forced runs a pair with the first held before its end, and gives the second's answer with the final state.
+// forced runs a pair with the first operation held before its end. It returns the second's answer with the final state.
 func (r *pairsRun) forced(p pair, commit bool) (outcome string, waited bool) {
 	t, ctx := r.t, r.t.Context()
 	t.Helper()
@@ -437,7 +438,7 @@ func (r *pairsRun) inTurn(p pair) string {
 	return a.what + " → " + r.state()
 }
 
-// gate is the trigger that holds whoever commits a change first, while the test has advisory lock 1.
+// gate is the trigger that stops whoever commits a change, while the test has advisory lock 1.
 const gate = `
 create function onceq.gate() returns trigger language plpgsql as $$
 begin
@@ -501,8 +502,8 @@ func TestPairs_EveryInterleavingHasItsOutcome(t *testing.T) {
 	}
 }
 
-// A completion that does not ask for the token must be found: a test of the test above. Each row has another outcome then
-// in which the lease is lost before the completion, and no other one.
+// Tests the checks themselves: a completion that ignores the token must be found. Exactly the rows in which the lease
+// is lost before the completion have another outcome then.
 func TestPairs_FindACompletionWithoutTheToken(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.NoCheck(), queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))

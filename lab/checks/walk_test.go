@@ -24,12 +24,12 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// A random walk over everything that may be done with jobs, on a real Postgres, beside a model in memory that says
-// exactly what each step must answer and what the tables must say afterwards. pgregory.net/rapid chooses the steps and
-// makes a failing walk short.
+// A random walk over everything that can be done with jobs, on a real Postgres, beside a model in memory. The model
+// says exactly what each step must answer and what the tables must contain afterwards. pgregory.net/rapid chooses the
+// steps and shortens a failing walk.
 //
-// The model counts time in hours and everything that waits waits for whole hours, so that the seconds that the test
-// itself takes decide nothing. Advance lets hours pass in the database.
+// The model counts time in hours, and every wait lasts whole hours, so the seconds that the test itself takes do not
+// matter. Advance lets hours pass in the database.
 
 const (
 	walkMaxLost = 2
@@ -43,14 +43,14 @@ type walkJob struct {
 	kind, key     string
 	priority      onceq.Priority
 	payload       int
-	state         onceq.State // StateWaiting for all that are live, else how it ended
-	due           int         // hour
-	turn          int         // orders what is due in the same hour
-	leased        bool        // somebody got a lease, and did not end it
-	until         int         // hour
+	state         onceq.State // StateWaiting for all live jobs, otherwise how it ended
+	due           int         // in hours
+	turn          int         // orders the jobs that are due in the same hour
+	leased        bool        // it was leased, and the lease was not ended
+	until         int         // in hours
 	claims, lost  int
 	attempts, max int
-	cancel        bool // asked for
+	cancel        bool // cancellation was requested
 	keep          int  // hour until which history is kept; walkForever
 }
 
@@ -73,7 +73,7 @@ type walkLease struct {
 
 type walk struct {
 	db     *queuetest.DB
-	q      *onceq.Queue // over a pool of its own, where its sessions are to be other ones than the application's
+	q      *onceq.Queue // over a pool of its own if its sessions must differ from the application's
 	queue  string
 	now    int
 	turns  int
@@ -84,7 +84,7 @@ type walk struct {
 	reaper *onceq.Reaper
 	blind  bool // completions ignore the token
 
-	prepares bool // the server takes transactions that commit in two phases
+	prepares bool // the server supports two-phase commit
 }
 
 func (w *walk) turn() int { w.turns++; return w.turns }
@@ -110,7 +110,7 @@ func (j *walkJob) seen(now int) onceq.State {
 	return onceq.StateWaiting
 }
 
-// expect is what enqueueing answers, and whether the job is accepted.
+// expect returns what enqueueing answers, and whether the job is accepted.
 func (w *walk) expect(j onceq.Job) (want onceq.Result, refusal error, accepted bool) {
 	f := w.keys[j.Key]
 	if j.Key == "" || f == nil || f.free(w.now) {
@@ -175,7 +175,8 @@ func (w *walk) drawJob(t *rapid.T, keys []string) onceq.Job {
 
 var errUndone = errors.New("rolled back")
 
-// inTx runs fn on the pool, in a transaction that commits, or in one that rolls back, and says whether it stays.
+// inTx runs fn on the pool, in a transaction that commits, or in one that rolls back. It returns whether the changes
+// stay.
 func (w *walk) inTx(t *rapid.T, fn func(onceq.DB)) (stays bool) {
 	places := []string{"pool", "committed", "rolled back"}
 	if w.prepares {
@@ -197,7 +198,7 @@ func (w *walk) inTx(t *rapid.T, fn func(onceq.DB)) (stays bool) {
 		}
 		_, err := tx.Exec(t.Context(), `prepare transaction '`+w.db.Pool.Config().ConnConfig.Database+w.queue+`'`)
 		require.NoError(t, err, "the first phase of a commit in two")
-		return errUndone // of the transaction nothing is left in this session
+		return errUndone // this session keeps nothing of the transaction
 	})
 	second := map[string]string{"prepared": "commit", "prepared and rolled back": "rollback"}[where]
 	if second != "" {
@@ -275,7 +276,7 @@ func (w *walk) EnqueueMany(t *rapid.T) {
 			}
 		}
 	})
-	// Keys that are taken over go in a second statement, and so are due a moment after the others.
+	// Keys that are taken over are in a second statement, so their jobs become due a moment later.
 	for _, second := range []bool{false, true} {
 		for i := range want {
 			if accepted[i] && (over[i] == second) {
@@ -289,7 +290,7 @@ func (w *walk) EnqueueMany(t *rapid.T) {
 	require.Equal(t, want, got)
 }
 
-// Announce says that a worker is idle and wants to be told of new jobs.
+// Announce says that an idle worker wants to be told of new jobs.
 func (w *walk) Announce(t *rapid.T) {
 	_, err := w.db.Pool.Exec(t.Context(), schema(w.db, `insert into onceq.waiters (queue, worker, idle_until)
 		values ($1, 1, statement_timestamp() + interval '1 hour')
@@ -297,7 +298,7 @@ func (w *walk) Announce(t *rapid.T) {
 	require.NoError(t, err)
 }
 
-// claimable gives the jobs that a claim may take, in its order.
+// claimable returns the jobs that a claim may take, in its order.
 func (w *walk) claimable() []*walkJob {
 	var due []*walkJob
 	for _, j := range w.jobs {
@@ -321,7 +322,7 @@ func (w *walk) Claim(t *rapid.T) {
 		}
 		due = due[:min(limit, len(due))]
 		if i := slices.IndexFunc(due, func(j *walkJob) bool { return j.lost > 0 || j.leased }); i >= 0 {
-			due = due[:max(1, i)] // one that has lost leases is claimed alone
+			due = due[:max(1, i)] // a job that has lost leases is claimed by itself
 		}
 		for _, j := range due {
 			j.claims++
@@ -330,7 +331,7 @@ func (w *walk) Claim(t *rapid.T) {
 			}
 			j.leased, j.until = true, w.now+2
 			switch {
-			case j.cancel: // asked for, and its last holder never heard of it
+			case j.cancel: // requested, but its last holder never heard of it
 				w.end(j, onceq.StateCancelled, nil)
 			case j.lost >= walkMaxLost:
 				w.end(j, onceq.StateDead, nil)
@@ -355,7 +356,7 @@ func (w *walk) Claim(t *rapid.T) {
 	}
 }
 
-// draw gives some lease that was ever given, and its job while the lease still counts.
+// draw picks any lease that was ever given, and its job if the lease is still valid.
 func (w *walk) draw(t *rapid.T) (walkLease, *walkJob) {
 	if len(w.leases) == 0 {
 		t.Skip("nothing was claimed so far: another step is drawn")
@@ -390,7 +391,7 @@ func (w *walk) Extend(t *rapid.T) {
 	}
 }
 
-// end takes a job out of the live ones.
+// end removes a job from the live ones.
 func (w *walk) end(j *walkJob, state onceq.State, result json.RawMessage) {
 	j.state, j.leased, j.keep = state, false, walkForever
 	switch state {
@@ -404,7 +405,7 @@ func (w *walk) end(j *walkJob, state onceq.State, result json.RawMessage) {
 	}
 }
 
-// again makes a job ready to run at an hour; one that somebody wants cancelled is so then.
+// again makes a job due at an hour. If its cancellation was requested, it is cancelled then.
 func (w *walk) again(j *walkJob, due int) {
 	j.leased, j.due, j.turn = false, due, w.turn()
 	if j.cancel {
@@ -434,7 +435,7 @@ func (w *walk) Fail(t *rapid.T) {
 		w.again(j, w.now+1)
 	default:
 		j.attempts++
-		// The default backoff's second is made an hour, which the model can count.
+		// The default backoff's second becomes an hour, which the model can count.
 		_, err := w.db.Pool.Exec(t.Context(), schema(w.db, `update onceq.jobs set run_at = statement_timestamp() + interval '1 hour' where id = $1`), j.id)
 		require.NoError(t, err)
 		w.again(j, w.now+1)
@@ -474,7 +475,7 @@ func (w *walk) Complete(t *rapid.T) {
 	}
 }
 
-// some gives the id of a job that exists, or of one that never will.
+// some returns the id of a job that exists, or of one that never will.
 func (w *walk) some(t *rapid.T) (int64, *walkJob) {
 	ids := []int64{1 << 40}
 	for id := range w.jobs {
@@ -543,7 +544,7 @@ func (w *walk) CancelMany(t *rapid.T) {
 func (w *walk) Redrive(t *rapid.T) {
 	id, j := w.some(t)
 	var f *walkFence
-	mine := true // the key is the job's to have
+	mine := true // the job may take the key
 	if j != nil && j.key != "" {
 		f = w.keys[j.key]
 		mine = f == nil || f.job == id || f.job < id && f.free(w.now)
@@ -606,7 +607,7 @@ func (w *walk) Time(t *rapid.T) {
 	w.now += hours
 }
 
-// Check compares what is stored with the model, after each step.
+// Check compares the tables with the model after each step.
 func (w *walk) Check(t *rapid.T) {
 	require.NoError(t, w.db.Check())
 	list, err := w.q.List(t.Context(), w.db.Pool, onceq.Filter{Queue: w.queue, Limit: 1000})
@@ -653,16 +654,16 @@ func TestWalk_JobsDoWhatTheModelSays(t *testing.T) {
 	walks(t, t, false, nil)
 }
 
-// readOnly makes sessions as a database or a role has them that is set to read by default.
+// readOnly makes sessions like those of a database or a role that is read-only by default.
 func readOnly(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on" }
 
-// What the library does by itself says that it writes. The application's transactions say so too.
+// The library's own transactions say that they write. So do the application's.
 func TestWalk_ADefaultToReadChangesNothing(t *testing.T) {
 	t.Parallel()
 	walks(t, t, false, readOnly)
 }
 
-// otherwise gives a queue in a test's database, over a pool that is changed.
+// otherwise returns a queue in a test's database over a changed pool.
 func otherwise(t testing.TB, db *queuetest.DB, change func(*pgxpool.Config)) *onceq.Queue {
 	t.Helper()
 	if change == nil {
@@ -678,14 +679,14 @@ func otherwise(t testing.TB, db *queuetest.DB, change func(*pgxpool.Config)) *on
 	return q
 }
 
-// prepares tells whether a server takes transactions that commit in two phases: one that runs already may not.
+// prepares reports whether a server supports two-phase commit: an existing server may not.
 func prepares(t testing.TB, db *queuetest.DB) (ok bool) {
 	t.Helper()
 	require.NoError(t, db.Pool.QueryRow(t.Context(), `select current_setting('max_prepared_transactions')::int > 0`).Scan(&ok))
 	return ok
 }
 
-// walks has rapid walk, and t hear of it.
+// walks runs rapid and reports failures to t.
 func walks(test *testing.T, t rapid.TB, blind bool, change func(*pgxpool.Config), opts ...queuetest.Option) {
 	test.Helper()
 	db := queuetest.New(test, append(opts, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))...)
@@ -705,7 +706,7 @@ func walks(test *testing.T, t rapid.TB, blind bool, change func(*pgxpool.Config)
 	})
 }
 
-// listener hears in place of a test that it fails, and why.
+// listener records failures instead of a test.
 type listener struct {
 	*testing.T
 	failed bool
@@ -718,8 +719,8 @@ func (l *listener) Errorf(string, ...any)           { l.failed = true }
 func (l *listener) Failed() bool                    { return l.failed }
 func (l *listener) FailNow()                        { runtime.Goexit() }
 
-// A completion that does not ask for the token must be found: a test of the test above. No walk of the others goes on
-// meanwhile, because rapid's flags are for all.
+// Tests the checks themselves: a completion that ignores the token must be found. No other walk runs meanwhile, because
+// rapid's flags are global.
 func TestWalk_FindsACompletionWithoutTheToken(t *testing.T) {
 	for name, value := range map[string]string{"rapid.nofailfile": "true", "rapid.shrinktime": "0s"} {
 		f := flag.Lookup(name).Value

@@ -1,14 +1,14 @@
-// Package model is the protocol of leases and fences, small enough to be read, and explored in full: every order of
-// every step of two workers, a producer, a reaper, crashes and clocks.
+// Package model is a small, readable model of the protocol of leases and fences. Its tests explore it in full: every
+// order of every step of two workers, a producer, a reaper, crashes and clocks.
 //
-// It is plain Go, and neither TLA+ nor Promela, because a reader of this library reads Go, because it runs wherever
-// its tests run, and because the protocol needs nothing that those languages have and a map of states has not: no
-// fairness, no real time, and one liveness property, which is that the end can still be reached. A few hundred thousand
-// states take seconds.
+// It is plain Go instead of TLA+ or Promela. A reader of this library reads Go, and the model runs wherever the
+// library's tests run. The protocol needs nothing that those languages have and a map of states lacks: no fairness, no
+// real time, and one liveness property, which is that the end can still be reached. A few hundred thousand states take
+// seconds.
 //
-// A step is what one transaction of the library does at once. What Postgres makes atomic is not taken apart: that a
-// completion's guard, the effects beside it and the commit are one. That the statements really are so is what the
-// tests on a real server are for.
+// A step is what one transaction of the library does at once. The model does not take apart what Postgres makes atomic:
+// a completion's guard, the effects with it and the commit are one step. Tests on a real server check that the
+// statements behave in that way.
 package model
 
 import (
@@ -17,24 +17,24 @@ import (
 	"testing"
 )
 
-// Bounds. Two jobs of one key let a stale worker of the first meet the second; with three claims the third meets
-// two stale ones.
+// Bounds. Two jobs of one key let a stale worker of the first meet the second. With three claims, the third meets two
+// stale ones.
 const (
 	maxJobs   = 2
 	maxClaims = 3 // a job that is claimed more often is dead
 	workers   = 2
 )
 
-// The variants are the mistakes that the checks must find.
+// A variant is a mistake that the checks must find.
 type variant struct {
-	completesWithoutToken bool // a completion asks whether the job is there, not for the token
-	reapsWithoutRecheck   bool // the reaper deletes what it saw, whatever that has become
-	sendsBeforeRecording  bool // the outside effect is recorded after it was sent, and not before
-	forgetsExpired        bool // an expired lease deletes its job, in place of leaving it to be taken over
-	countsInTheFence      bool // tokens are counted in the key's row, in place of a sequence that outlives it
-	knowsEffectsByID      bool // an effect is its job's by the id, which may have been another job's before
-	keepsEffectsForEver   bool // a run that was asked for replays what an earlier one did
-	cancelsWithoutTrace   bool // a running job that is cancelled leaves no history
+	completesWithoutToken bool // a completion checks that the job exists, not the token
+	reapsWithoutRecheck   bool // the reaper deletes what it saw, even if that has changed
+	sendsBeforeRecording  bool // the outside effect is recorded only after it was sent
+	forgetsExpired        bool // an expired lease deletes its job instead of leaving it to the next claim
+	countsInTheFence      bool // tokens are counted in the key's row instead of a sequence that outlives it
+	knowsEffectsByID      bool // an effect belongs to a job by the id, which may have been another job's before
+	keepsEffectsForEver   bool // a requested new run replays what an earlier one did
+	cancelsWithoutTrace   bool // cancelling a running job leaves no history
 }
 
 type lease int8
@@ -71,8 +71,8 @@ const (
 	working       // under a lease, as far as it knows
 	sending       // the intent is recorded, the provider not called
 	sent          // called, the outcome not recorded
-	settled       // the outcome is recorded or replayed
-	wrote         // the effects in the database are written and not committed
+	settled       // the outcome was recorded or replayed
+	wrote         // the effects in the database are written but not committed
 )
 
 type worker struct {
@@ -81,14 +81,14 @@ type worker struct {
 	claim int8
 }
 
-// token orders the holders of a key, who compare it as one number: id<<20 | claims.
+// token orders the holders of a key; they compare it as one number: id<<20 | claims.
 type token struct{ id, claims int8 }
 
 func (t token) above(other token) bool {
 	return t.id > other.id || t.id == other.id && t.claims > other.claims
 }
 
-// state is everything: what is in the database, and what each process knows. It is a map's key.
+// state is everything: what is in the database, and what each process knows. It is a map key.
 type state struct {
 	// job_fences
 	fence fenceState
@@ -106,27 +106,27 @@ type state struct {
 	effect    effectState
 	effectBy  int8 // the claim that recorded the intent
 	effectOf  int8 // its job
-	effectID  int8 // under which id
-	effectRun int8 // in which run
+	effectID  int8 // that job's id
+	effectRun int8 // the number of its run
 
 	id      int8 // the newest job's, from the sequence
-	run     int8 // which of its runs that were asked for
-	cancel  bool // somebody wants it cancelled
-	traced  bool // it is finished, and people can find it
+	run     int8 // counts the requested runs
+	cancel  bool // cancellation was requested
+	traced  bool // finished, and visible in the history
 	setBack bool // the sequence was set back, once
 
 	workers [workers]worker
 	picked  bool // the reaper has seen a fence to delete
 
-	// What happened, for the properties.
-	finished int8     // jobs
-	commits  int8     // of effects, in this lifetime of the key
-	calls    int8     // of the provider, for this job
-	tokens   [2]token // the last two that were given out for the key
+	// These record what happened, for the properties.
+	finished int8     // finished jobs
+	commits  int8     // commits of effects, in this lifetime of the key
+	calls    int8     // calls to the provider, for this job
+	tokens   [2]token // the last two that were given for the key
 	broken   string
 }
 
-// mine says whether a worker's token still counts.
+// mine reports whether a worker's token is still valid.
 func (s *state) mine(w worker) bool {
 	return s.live && s.job == w.job && s.claims == w.claim
 }
@@ -139,12 +139,12 @@ func (s *state) finish() {
 	}
 }
 
-// doubtful says that nobody knows whether the job's effect happened.
+// doubtful reports that nobody knows whether the job's effect happened.
 func (s *state) doubtful() bool {
 	return s.effectOf == s.job && (s.effect == intent || s.effect == intentRanOut || s.effect == held)
 }
 
-// own is the effect as far as it is this job's, in this run.
+// own returns the effect, if it belongs to this job and this run.
 func (v variant) own(s state) effectState {
 	switch {
 	case s.effectOf != s.job && !v.knowsEffectsByID, s.effectRun != s.run && !v.keepsEffectsForEver:
@@ -158,7 +158,7 @@ type successor struct {
 	state
 }
 
-// next gives every state that one step leads to.
+// next returns every state that one step leads to.
 func (v variant) next(s state) (all []successor) {
 	step := func(name string, do func(*state)) {
 		n := s
@@ -166,13 +166,13 @@ func (v variant) next(s state) (all []successor) {
 		all = append(all, successor{name, n})
 	}
 
-	// The producer. A key that is taken makes a duplicate, which changes nothing; so does a caller that rolls back.
+	// The producer. A taken key makes a duplicate, which changes nothing; neither does a caller that rolls back.
 	if s.job < maxJobs && (s.fence == absent || s.fence == pastWindow) {
 		step("enqueue", func(n *state) {
 			if n.live {
 				n.broken = "a key was accepted again while its job is live"
 			}
-			if n.fence == pastWindow { // ids of a key grow, whatever the sequence says
+			if n.fence == pastWindow { // ids of a key grow, whatever the sequence returns
 				n.ids = max(n.ids, n.id)
 			}
 			n.fence, n.live, n.claims, n.lease, n.traced, n.run = queued, true, 0, nobody, false, 0
@@ -186,7 +186,7 @@ func (v variant) next(s state) (all []successor) {
 		})
 	}
 
-	// Time.
+	// Time passes.
 	if s.lease == holds {
 		step("the lease runs out", func(n *state) {
 			n.lease = ranOut
@@ -202,7 +202,7 @@ func (v variant) next(s state) (all []successor) {
 		step("the window is over", func(n *state) { n.fence = pastWindow })
 	}
 
-	// Somebody cancels the job. Where nobody has it, it is in the history at once.
+	// The job is cancelled. If it is not leased, it goes to the history at once.
 	if s.live && !s.cancel {
 		step("somebody cancels", func(n *state) {
 			if n.cancel = true; n.lease == nobody {
@@ -210,9 +210,10 @@ func (v variant) next(s state) (all []successor) {
 			}
 		})
 	}
-	// Somebody decides about an effect of unknown outcome, of a job that can be found, and does not while it may be under way.
+	// A person decides about an effect with unknown outcome. The job must be visible, and its effect not possibly still
+	// running.
 	if !s.live && s.traced && s.effectOf == s.job && (s.effect == intentRanOut || s.effect == held) && !s.underWay() {
-		back := func(n *state) { // it runs again
+		back := func(n *state) { // the job runs again
 			if n.fence == inWindow && n.owner == n.job {
 				n.fence, n.live, n.traced = queued, true, false
 				n.finished--
@@ -224,12 +225,12 @@ func (v variant) next(s state) (all []successor) {
 			step("somebody says that it did not happen", func(n *state) { n.effect = noIntent; back(n) })
 		}
 	}
-	// A restore, or a replica by which tokens and ids are forgotten.
+	// A restore or a failover forgets tokens and ids.
 	if !s.live && !s.setBack && s.fence == absent && s.job > 0 {
 		step("the sequence is set back", func(n *state) { n.ids, n.setBack, n.tokens = 0, true, [2]token{} })
 	}
 
-	// The reaper: it looks, and deletes what it saw if that is still so.
+	// The reaper looks, and then deletes what it saw if that is unchanged.
 	if !s.picked && s.fence == pastWindow {
 		step("the reaper looks", func(n *state) { n.picked = true })
 	}
@@ -259,20 +260,21 @@ func (v variant) next(s state) (all []successor) {
 		if w.phase != idle && s.mine(w) && s.cancel {
 			does("hears that the job is cancelled", func(n *state, w *worker) {
 				if n.effect == intent && n.effectOf == w.job && n.effectBy == w.claim {
-					n.effect = intentRanOut // it says so, where it can
+					n.effect = intentRanOut // it reports that, if it can
 				}
 				n.finish()
 				n.traced = !v.cancelsWithoutTrace
 				*w = worker{}
 			})
 		}
-		// A worker that was taken for dead is no other step: it goes on where it stood, whenever it wakes up.
+		// A worker that was taken for dead needs no step of its own: it goes on from where it was, whenever it wakes
+		// up.
 		switch w.phase {
 		case idle:
 			if s.live && s.lease != holds {
 				does("claims", func(n *state, w *worker) {
 					if n.claims == maxClaims || n.cancel {
-						n.finish() // dead, or cancelled
+						n.finish() // dead or cancelled
 						return
 					}
 					n.claims++
@@ -289,7 +291,7 @@ func (v variant) next(s state) (all []successor) {
 			switch {
 			case v.sendsBeforeRecording && s.job == w.job && v.own(s) != outcome:
 				does("sends", func(n *state, w *worker) { w.phase = sent; n.calls++ })
-			case !s.mine(w): // refused: the intent asks for the job's lease
+			case !s.mine(w): // refused: recording the intent needs the job's lease
 			case v.own(s) == noIntent:
 				does("records the intent", func(n *state, w *worker) {
 					w.phase, n.effect, n.effectBy = sending, intent, w.claim
@@ -305,7 +307,7 @@ func (v variant) next(s state) (all []successor) {
 					}
 				})
 			case v.own(s) == intentRanOut, v.own(s) == held: // nobody knows whether it happened, and the policy is to hold
-				// Somebody looks at it, in the end: to the protocol it is finished.
+				// A person decides in the end: for the protocol the job is finished.
 				does("holds the job", func(n *state, w *worker) { n.effect = held; n.finish(); *w = worker{} })
 			}
 		case sending:
@@ -317,7 +319,7 @@ func (v variant) next(s state) (all []successor) {
 			})
 		case sent:
 			does("records the outcome", func(n *state, w *worker) {
-				// Accepted late as well, as long as nobody has run the effect again.
+				// A late outcome is accepted too, as long as nobody has run the effect again.
 				if n.job == w.job && (n.effectOf == w.job && n.effectBy == w.claim || v.sendsBeforeRecording) {
 					n.effect, n.effectOf, n.effectID, n.effectRun = outcome, w.job, n.id, n.run
 				}
@@ -347,14 +349,14 @@ func (v variant) next(s state) (all []successor) {
 					n.commits++
 					n.finish()
 				}
-				*w = worker{} // refused: all of it is rolled back
+				*w = worker{} // refused: everything is rolled back
 			})
 		}
 	}
 	return all
 }
 
-// underWay says that some process may still call the provider for the job.
+// underWay reports that some process may still call the provider for the job.
 func (s *state) underWay() bool {
 	for _, w := range s.workers {
 		if w.job == s.job && (w.phase == sending || w.phase == sent) {
@@ -364,7 +366,7 @@ func (s *state) underWay() bool {
 	return false
 }
 
-// wrong says which property a state breaks.
+// wrong returns the property that a state breaks.
 func (s state) wrong() string {
 	live := int8(0)
 	if s.live {
@@ -389,15 +391,15 @@ func (s state) wrong() string {
 	return ""
 }
 
-// explore goes over every state that can be reached, in the order of the steps to it. It gives how many there are, and
-// the shortest way to one that is wrong.
+// explore visits every reachable state, in the order of the number of steps to it. It returns how many there are, and
+// the shortest path to a wrong one.
 func (v variant) explore() (states int, wrong string) {
 	type arrival struct {
 		from state
 		by   string
 	}
 	seen := map[state]arrival{{}: {}}
-	before := make(map[state][]state) // the other way round, for the last property
+	before := make(map[state][]state) // reversed edges, for the last property
 	queue := []state{{}}
 	trace := func(s state, what string) string {
 		var steps []string
@@ -430,7 +432,7 @@ func (v variant) explore() (states int, wrong string) {
 			}
 		}
 	}
-	// Nothing is stuck: from every state all jobs can still be accepted and finished.
+	// Nothing gets stuck: from every state all jobs can still be accepted and finished.
 	can := make(map[state]bool)
 	for len(ends) > 0 {
 		s := ends[len(ends)-1]
@@ -460,7 +462,7 @@ func TestProtocol(t *testing.T) {
 	}
 }
 
-// What must be found is found: a test of the test above.
+// Tests the checks themselves: each mistake must be found.
 func TestProtocol_FindsMistakes(t *testing.T) {
 	t.Parallel()
 	for want, v := range map[string]variant{

@@ -6,23 +6,23 @@ import (
 	"testing"
 )
 
-// The second model is about jobs that end their process: the poison, and honest jobs beside it in several processes, each
-// of which claims more than it runs. A job that has lost a lease is a suspect. A process runs one suspect at a time, claims
-// one only when it can start it at once, and a lost lease counts only where the job was started.
+// The second model is about a job that ends its process, the poison job, and innocent jobs beside it in several
+// processes. Each process claims more than it runs. A job that has lost a lease is a suspect. A process runs one
+// suspect at a time and claims one only if it can start it at once. A lost lease counts only if the job was started.
 //
-// Fences, tokens and effects are left out: the first model has them. A lease that was lost there costs nothing but time.
+// This model leaves out fences, tokens and effects, which the first model has. Here a lost lease costs only time.
 
 const (
-	quarantineJobs    = 4 // the first is the poison
+	quarantineJobs    = 4 // the first is the poison job
 	quarantineSlots   = 2
-	quarantineAhead   = 1 // claimed beyond what runs
+	quarantineAhead   = 1 // how many are claimed beyond what runs
 	quarantineMaxLost = 3
 )
 
-// quarantine is a variant: the mistakes that the checks must find.
+// quarantine is a variant: its mistakes must be found by the checks.
 type quarantine struct {
 	suspectsWait     bool // a suspect is claimed while another one runs, and waits with its lease
-	claimsCount      bool // a lease that was lost counts although the job was not started
+	claimsCount      bool // a lost lease counts although the job was not started
 	suspectsTogether bool // a process runs several suspects at once
 }
 
@@ -32,16 +32,16 @@ const (
 	waiting place = iota
 	leased
 	started
-	orphaned // its process is gone, and the lease has not run out yet
+	orphaned // its process is gone, and the lease has not expired yet
 	done
 	dead
 )
 
 type quarantined struct {
 	place place
-	by    int8 // worker: leased or started
+	by    int8 // the worker that has leased or started it
 	lost  int8
-	began bool // orphaned: it was started
+	began bool // for orphaned: it was started
 }
 
 func (j quarantined) suspect() bool { return j.lost > 0 }
@@ -59,7 +59,7 @@ func (w ward) count(worker int8, is func(quarantined) bool) (n int) {
 
 func running(j quarantined) bool { return j.place == started }
 
-// starts says whether a worker has room to run a job now.
+// starts reports whether a worker has a free slot for a job now.
 func (v quarantine) starts(w ward, worker int8, j quarantined) bool {
 	if w.count(worker, running) >= quarantineSlots {
 		return false
@@ -68,7 +68,7 @@ func (v quarantine) starts(w ward, worker int8, j quarantined) bool {
 	return !j.suspect() || suspects == 0 || v.suspectsTogether
 }
 
-// claims says whether a worker claims a job.
+// claims reports whether a worker claims a job.
 func (v quarantine) claims(w ward, worker int8, j quarantined) bool {
 	held := w.count(worker, func(quarantined) bool { return true })
 	switch {
@@ -135,7 +135,7 @@ func (v quarantine) next(w ward) (all []wardStep) {
 	return all
 }
 
-// wrong says which property a state breaks.
+// wrong returns the property that a state breaks.
 func (v quarantine) wrong(w ward) string {
 	for i, j := range w {
 		if i > 0 && j.place == dead {
@@ -150,7 +150,7 @@ func (v quarantine) wrong(w ward) string {
 			}
 			fresh := false
 			for _, o := range w {
-				fresh = fresh || o.place == leased && o.by == worker && !o.suspect() // which starts
+				fresh = fresh || o.place == leased && o.by == worker && !o.suspect() // and it starts
 			}
 			if !fresh {
 				return "a fresh job waits beside a free slot"
@@ -160,7 +160,7 @@ func (v quarantine) wrong(w ward) string {
 	return ""
 }
 
-// explore goes over every state, as variant.explore does. It looks for one property, where that is not empty.
+// explore visits every state, as variant.explore does. If only is not empty, it checks only that property.
 func (v quarantine) explore(only string) (states int, wrong string) {
 	type arrival struct {
 		from ward
@@ -226,7 +226,7 @@ func TestQuarantine(t *testing.T) {
 	}
 }
 
-// What must be found is found: a test of the test above.
+// Tests the checks themselves: each mistake must be found.
 func TestQuarantine_FindsMistakes(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
