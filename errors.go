@@ -230,9 +230,9 @@ func (e *HeldError) Error() string {
 // Is makes errors.Is(err, ErrHeld) true.
 func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 
-// IsRetryable reports whether Postgres asks, by err, for the whole transaction to be run again: a serialization failure
-// (40001) or a deadlock (40P01). It understands errors of any driver that gives their SQLSTATE, as pgx and lib/pq do, such
-// as the one that Commit of your own *sql.Tx returns.
+// IsRetryable reports whether err means that Postgres wants the whole transaction run again: a serialization failure
+// (40001) or a deadlock (40P01). It understands the errors of any driver that gives their SQLSTATE, as pgx and lib/pq do,
+// such as the one that Commit of your own *sql.Tx returns.
 func IsRetryable(err error) bool { return sqlstate.Retryable(err) }
 
 // leaseLost reports whether err is the exception of onceq.lease_lost.
@@ -270,7 +270,7 @@ type conflictError struct{ error }
 
 func (e *conflictError) Unwrap() error { return e.error }
 
-// refusedError says that the guard of a handler's transaction did not hold. A handler cannot return one.
+// refusedError says that the guard of a handler's transaction did not hold. It never comes from a handler.
 type refusedError struct {
 	op    string
 	event EventType

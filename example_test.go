@@ -50,7 +50,7 @@ func Example() {
 	// mail to user 42
 }
 
-// Whoever enqueues a key again after the job has finished gets its result.
+// An Enqueue of the same key after the job has finished returns its result.
 func ExampleQueue_Enqueue() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -248,7 +248,7 @@ func ExampleQueue_Resolve() {
 	// completed, and no history is kept: true
 }
 
-// Work outside of jobs, such as that of a request, is done once for each key.
+// Work outside jobs, such as that of a request, is done once for each key.
 func ExampleDo() {
 	ctx, _, q, done := database()
 	defer done()
@@ -1126,7 +1126,7 @@ func ExampleFenceLease_Release() {
 	// Output: the token has grown: true
 }
 
-// Nobody knows whether the payment went out. A person looks, and says so; whoever asks then gets the answer.
+// Nobody knows whether the payment went out. A person looks it up and resolves it; the next caller gets that answer.
 func ExampleFence_Resolve() {
 	ctx, _, q, done := database()
 	defer done()
@@ -1338,7 +1338,7 @@ func ExampleQueue_List() {
 	// page 2 "ada"
 }
 
-// The effects of a job: what was done outside of the database, and what came out.
+// The effects of a job: what was done outside the database, and what came out.
 func ExampleQueue_Effects() {
 	ctx, pool, q, done := database()
 	defer done()

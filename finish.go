@@ -27,7 +27,7 @@ type outcome struct {
 	result string // encoded; "" for none
 	err    string // appended to the job's errors; "" for none
 	delay  time.Duration
-	spend  bool  // an attempt was used up
+	spend  bool  // an attempt was spent
 	reset  bool  // count attempts from 0 again
 	keep   int64 // milliseconds in history; 0: not at all, -1: until somebody decides
 	unsure bool  // it may already be written, so a guard that does not hold means nothing

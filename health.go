@@ -21,9 +21,9 @@ func (f Finding) String() string { return f.What + ": " + f.Detail + "; " + f.Ad
 type healthLimits struct {
 	snapshot time.Duration // age of a transaction that has a snapshot
 	xids     int64         // transactions since a replication slot's snapshot, which has no time
-	dead     int64         // dead rows of a table; they also have to be more than the live ones
-	index    int64         // bytes of an index; they also have to be ten times what its live rows need
-	waiting  time.Duration // of the oldest job that is due
+	dead     int64         // dead rows of a table, if there are more of them than live rows
+	index    int64         // bytes of an index, if these are ten times what its live rows need
+	waiting  time.Duration // how long the oldest job has been due
 }
 
 // Health looks for what commonly slows down a queue on Postgres, and returns what it found; an empty result is good.
@@ -171,7 +171,7 @@ select t.relname, c.relname, pg_relation_size(c.oid)
 		if err := rows.Scan(&table, &name, &size); err != nil {
 			return err
 		}
-		const entry = 100 // bytes, rather more than less
+		const entry = 100 // bytes, a generous estimate
 		if size > 10*entry*x.live[table] {
 			x.add("index_bloat", fmt.Sprintf("index %s.%s has %d MB for %d rows", x.q.schema, name, size>>20, x.live[table]),
 				"reindex it concurrently")

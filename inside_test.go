@@ -255,7 +255,7 @@ func TestHealth_NamesWhatSlowsAQueueDown(t *testing.T) {
 	require.Contains(t, find("autovacuum").Detail, "jobs is not vacuumed")
 }
 
-// A server that crashed has forgotten how many rows there are, and an index of many is no bloat.
+// A server that crashed has forgotten how many rows there are, and a large index of many rows is not bloated.
 func TestHealth_LostStatisticsAreNoBloat(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)

@@ -23,7 +23,7 @@ import (
 //
 // The first group of fields matters to producers, the second to workers.
 type Kind[P any] struct {
-	Name          string         // required; stored with each job and with its key, so do not rename a kind that has either
+	Name          string         // required; stored with each job and each key, so do not rename a kind while it has any
 	Queue         string         // default DefaultQueue
 	Key           func(P) string // derives the key from the payload; default none
 	Scope         func(P) string // derives the scope from the payload; default the kind's name

@@ -108,7 +108,7 @@ func (l *listener) unannounceAll() {
 	const unannounce = `with gone as (delete from onceq.waiters where worker = $1::bigint) select 1`
 	ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
 	defer cancel()
-	_ = l.q.guarded(ctx, l.db, unannounce, []any{l.id}, nil) // it expires anyway
+	_ = l.q.guarded(ctx, l.db, unannounce, []any{l.id}, nil) // the rows expire anyway
 }
 
 // loop keeps a connection that listens, and passes notifications on to the claimers. It counts as listening only after a

@@ -63,7 +63,7 @@ type Queue struct {
 	installation atomic.Pointer[string] // meta.installation, once read
 
 	effects    sync.Mutex     // guards Lease.effects
-	quarantine quarantineTurn // to start a job that has lost a lease
+	quarantine quarantineTurn // the turn to start a job that has lost a lease
 	troubles   troubles       // background work that fails
 
 	connections connections // of the pool that handlers' transactions hold

@@ -21,7 +21,7 @@ import (
 
 var update = flag.Bool("update", false, "write docs/statements.sql anew")
 
-// built gives the statements that are no constants of the language, by the name of what builds them.
+// built gives the statements that are not constants, by the name of what builds them.
 var built = map[string]string{
 	"retryJobs":               retryJobs,
 	"redriveJobs":             redriveJobs,
@@ -98,7 +98,7 @@ func statementsOf(t *testing.T, dir string, known map[string]string) (all []name
 		require.NoError(t, err)
 		files = append(files, f)
 	}
-	// Constants need no imports, so what is missing there is no matter.
+	// Constants need no imports, so missing ones do not matter.
 	info := &types.Info{Types: map[ast.Expr]types.TypeAndValue{}, Defs: map[*ast.Ident]types.Object{}, Uses: map[*ast.Ident]types.Object{}}
 	_, _ = (&types.Config{Error: func(error) {}, Importer: noImports{}}).Check("onceq", fset, files, info)
 
