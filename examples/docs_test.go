@@ -67,7 +67,7 @@ func TestDocsLinks(t *testing.T) {
 	}
 }
 
-// What the runbook has for psql runs, and reads alone.
+// The runbook's statements for psql run, and only read.
 func TestRunbookStatements(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.Schema("onceq"))

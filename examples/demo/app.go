@@ -22,7 +22,7 @@ import (
 // schema holds onceq's tables in this program; the application's own are in the schema demo.
 const schema = "onceq_demo"
 
-// No table here keeps a second receipt out: that is onceq's to do, and the ledger counts.
+// No table here prevents a second receipt: that is onceq's task, and the ledger counts.
 const tables = `
 create table demo.users (
   id        bigint generated always as identity primary key,

@@ -21,7 +21,7 @@ type chaos struct {
 	fleet   *fleet
 	pool    *pgxpool.Pool
 	say     func(format string, args ...any)
-	missing func() string // what it still has to show
+	missing func() string // what it has not shown yet
 
 	killed, killedInside atomic.Int64 // by SIGKILL; of those, in the middle of an effect
 	stopped, takenOver   atomic.Int64 // by SIGSTOP; of those, until the job was taken over
@@ -89,8 +89,8 @@ func (c *chaos) kill(p *process, where string) {
 	c.say("SIGKILL worker %d%s", p.pid(), where)
 }
 
-// freeze stops a worker in the middle of a charge until somebody else has claimed the job, and then continues it: it
-// finishes what it believes is its work, and the database refuses it.
+// freeze stops a worker in the middle of a charge until another one has claimed the job, and then continues it. The
+// worker finishes what it believes is its work, and the database refuses it.
 func (c *chaos) freeze(ctx context.Context, extra time.Duration) {
 	for ctx.Err() == nil {
 		p, id := c.await(ctx, "charge")

@@ -22,17 +22,17 @@ type fleet struct {
 	hear   func(report)
 	slots  sync.WaitGroup
 
-	mu      sync.Mutex // guards what follows, and the fields of each process that say so
+	mu      sync.Mutex // guards the fields below, and the fields of each process that say so
 	closing bool
 	procs   []*process
-	holder  map[int64]*process // who has claimed a job last
+	holder  map[int64]*process // who claimed a job last
 	fallen  int                // workers that ended though nobody killed them
 }
 
 type process struct {
 	cmd   *exec.Cmd
 	stdin io.Closer
-	ended chan struct{} // closed when it is no more and its last report was heard
+	ended chan struct{} // closed when it has ended and its last report was read
 
 	open           map[effectID]time.Time // guarded by fleet.mu: effects that have begun and not ended
 	frozen, killed bool                   // guarded by fleet.mu
@@ -50,7 +50,7 @@ func newFleet(p places, hear func(report)) (*fleet, error) {
 	return &fleet{exe: exe, places: p, hear: hear, holder: make(map[int64]*process)}, err
 }
 
-// start starts n workers; whichever ends is replaced.
+// start starts n workers and replaces any that ends.
 func (f *fleet) start(n int) {
 	for range n {
 		f.slots.Go(func() {
@@ -69,7 +69,7 @@ func (f *fleet) start(n int) {
 	}
 }
 
-// spawn starts a worker; none when the fleet is closing.
+// spawn starts a worker, unless the fleet is closing.
 func (f *fleet) spawn() (*process, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -140,7 +140,7 @@ func (f *fleet) kill(p *process) (inside bool) {
 	return len(p.open) > 0
 }
 
-// any gives a worker that is not frozen; nil where there is none.
+// any returns a worker that is not frozen, or nil.
 func (f *fleet) any(pick func(n int) int) *process {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -168,7 +168,7 @@ func (f *fleet) inside(name string) (*process, effectID) {
 	return proc, id
 }
 
-// stop lets the workers finish what they do, and kills those that do not.
+// stop lets the workers finish their work, and kills those that do not.
 func (f *fleet) stop(patience time.Duration) {
 	f.mu.Lock()
 	f.closing = true

@@ -67,7 +67,7 @@ func (l *ledger) count(what string) int {
 	return l.reports[what]
 }
 
-// missing says what the chaos still has to show.
+// missing returns what the chaos has not shown yet.
 func (d *demo) missing() string {
 	var m []string
 	for what, done := range map[string]bool{

@@ -38,7 +38,7 @@ import (
 	"github.com/onceq/onceq/migrations"
 )
 
-// demo is all that runs in this process.
+// demo is everything that runs in this process.
 type demo struct {
 	seed    uint64
 	began   time.Time
@@ -190,7 +190,7 @@ func run(ctx context.Context, seed uint64, n, workers int, verbose bool) (err er
 	return nil
 }
 
-// database gives the database to use, and what to do at the end.
+// database returns the database to use, and what to do at the end.
 func database(ctx context.Context) (string, func() error, error) {
 	if url := os.Getenv("DATABASE_URL"); url != "" {
 		fmt.Println("the database of DATABASE_URL, where the schemas onceq_demo and demo are made anew and stay")
@@ -208,10 +208,10 @@ func database(ctx context.Context) (string, func() error, error) {
 	return server.URL(), server.Stop, nil
 }
 
-// mine marks the schemas of this program, so that nobody else's are dropped.
+// mine marks the schemas of this program, so that no others are dropped.
 const mine = "made by onceq's demonstration, which drops it at its next start"
 
-// recreate makes the schemas onceq_demo and demo anew.
+// recreate drops and creates the schemas onceq_demo and demo.
 func recreate(ctx context.Context, url string) error {
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The demonstration, small: it must show what it is for, and every user must get one e-mail and one charge.
+// A small run of the demonstration: it must show everything, and every user must get one e-mail and one charge.
 func TestDemo(t *testing.T) {
 	binary := filepath.Join(t.TempDir(), "demo")
 	out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput()

@@ -19,16 +19,16 @@ import (
 	"github.com/emersion/go-smtp"
 )
 
-// dice gives the random numbers for the nth time that something is done for somebody: the same with the same seed, in
-// whatever order things happen.
+// dice returns the random numbers for the nth time that something is done for a user. They are the same with the same
+// seed, in whatever order things happen.
 func dice(seed uint64, what, whom string, n int) *rand.Rand {
 	h := fnv.New64a()
 	fmt.Fprint(h, what, "\x00", whom, "\x00", n)
 	return rand.New(rand.NewPCG(seed, h.Sum64()))
 }
 
-// mailServer is somebody else's mail server: it speaks SMTP and sends on whatever it has accepted, twice if it is
-// handed in twice. As the mail providers do it has a page that says which Message-IDs it has accepted.
+// mailServer is another company's mail server. It speaks SMTP and delivers every message that it has accepted, twice if
+// it is handed in twice. Like mail providers, it has a page that says which Message-IDs it has accepted.
 type mailServer struct {
 	seed uint64
 
@@ -68,7 +68,7 @@ func (s *mailSession) Data(r io.Reader) error {
 		return err
 	}
 	if _, err := io.Copy(io.Discard, msg.Body); err != nil {
-		return err // the message did not come whole
+		return err // the message did not arrive completely
 	}
 	id := strings.Trim(msg.Header.Get("Message-Id"), "<>")
 
@@ -103,7 +103,8 @@ func (m *mailServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintln(w, `{"accepted":true}`)
 }
 
-// bank is somebody else's payment API. It remembers the first answer for each Idempotency-Key and charges once for it.
+// bank is another company's payment API. It remembers the first answer for each Idempotency-Key and charges once for
+// it.
 type bank struct {
 	seed uint64
 

@@ -27,7 +27,7 @@ import (
 	"github.com/onceq/onceq"
 )
 
-// places says where everything is. The program hands it to its workers in the environment.
+// places are the addresses of everything. The program passes them to its workers in the environment.
 type places struct {
 	Database, SMTP, Mail, Bank string
 	Verbose                    bool
@@ -38,8 +38,8 @@ const (
 	lease     = 2 * time.Second // short: a job of a worker that died or froze is taken over after this
 )
 
-// runWorker is a worker process. It tells the parent what happens, one line of JSON each, on its standard output, and
-// ends when its standard input does: when the parent wants that, or is no more.
+// runWorker is a worker process. It reports what happens to the parent on its standard output, one line of JSON each.
+// It ends when its standard input ends: when the parent wants that, or has died.
 func runWorker() error {
 	var p places
 	if err := json.Unmarshal([]byte(os.Getenv(placesEnv)), &p); err != nil {

@@ -1,5 +1,4 @@
-// Package example is what the example programs have in common: a connection, the tables, and no patience with
-// errors.
+// Package example is shared by the example programs: a connection, the tables, and no error handling.
 package example
 
 import (

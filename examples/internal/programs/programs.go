@@ -14,9 +14,9 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// Test builds and runs the programs of the folder that the test is in, "<name>/main.go", each on an empty database of its
-// own. A program must print what stands behind "// Output:" at its end. Those that say nothing there are left out. Test
-// returns the names of those that it runs.
+// Test builds and runs the programs of the test's folder, "<name>/main.go", each on its own empty database. A program
+// must print the text after "// Output:" at its end; programs without one are left out. Test returns the names of the
+// programs that it runs.
 func Test(t *testing.T) (names []string) {
 	t.Helper()
 	files, err := filepath.Glob("*/main.go")
