@@ -461,29 +461,22 @@ select (select array_agg(id order by id) from input),
          where exists (select from fence) or exists (select from header where scope = '')),
        (select array_agg(job_id) from fence)`
 
-// insertManyGeneral takes any jobs. With $18 it also takes over fences that are no longer in force. Only a second try does
-// that, so that every call takes absent keys first. Fences are found one by one and updated by their place (ctid): a join
-// whose order the planner may choose could read the whole table. A row that somebody changed meanwhile is no longer at its
-// place, and its job is not accepted.
-const insertManyGeneral = `
-with input as materialized (
-  select coalesce(nullif(u.drawn, 0), nextval('onceq.ids')) as id, u.*
-    from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[])
-      as u(header, payload, bytes, key, fingerprint, drawn)
-),
-header as materialized (
-  select h.*,
-         greatest(statement_timestamp() + h.delay * interval '1 microsecond',
-                  timestamptz 'epoch' + nullif(h.at, 0) * interval '1 microsecond') as due
-    from unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[])
-         with ordinality
-      as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)
-),
+// insertManyGeneral takes any jobs.
+const insertManyGeneral = anyJobs + `
+free as (select null::bigint as id where false),
+taken as (select null::bigint as job_id where false),
+` + enqueueAny
+
+// insertManyTaking also takes over fences that are no longer in force. Only a second try does that, so that every call takes
+// absent keys first. Fences are found one by one and updated by their place (ctid): a join whose order the planner may choose
+// could read the whole table. A row that somebody changed meanwhile is no longer at its place, and its job is not accepted.
+// It is a statement of its own because Postgres would plan one for both anew in each call.
+const insertManyTaking = anyJobs + `
 free as materialized (
   select i.id, i.fingerprint, i.lifetime, f.place
     from (select i.id, h.scope, i.key, i.fingerprint, h.lifetime
             from input i join header h on h.n = i.header
-           where $18::bool and h.scope <> ''
+           where h.scope <> ''
            order by h.scope collate "C", i.key collate "C") i
    cross join lateral (
          select f.ctid as place
@@ -502,7 +495,24 @@ taken as (
    where f.ctid = n.place
   returning f.job_id
 ),
-fence as (
+` + enqueueAny
+
+const (
+	anyJobs = `
+with input as materialized (
+  select coalesce(nullif(u.drawn, 0), nextval('onceq.ids')) as id, u.*
+    from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[])
+      as u(header, payload, bytes, key, fingerprint, drawn)
+),
+header as materialized (
+  select h.*,
+         greatest(statement_timestamp() + h.delay * interval '1 microsecond',
+                  timestamptz 'epoch' + nullif(h.at, 0) * interval '1 microsecond') as due
+    from unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[])
+         with ordinality
+      as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)
+),`
+	enqueueAny = `fence as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
   select ` + sqlOfJob + `, h.scope, i.key, ` + sqlQueued + `, i.id, i.id << ` + sqlTokenBits + `, statement_timestamp(), h.lifetime, i.fingerprint
     from input i join header h on h.n = i.header
@@ -534,6 +544,7 @@ select (select array_agg(id order by id) from input),
              and exists (select from header where queue = w.queue and due < statement_timestamp() + interval '2 seconds')) w
          where exists (select from accepted)),
        (select array_agg(job_id) from accepted)`
+)
 
 // header is what jobs in a call to EnqueueMany have in common; usually there is one.
 type header struct {
@@ -610,19 +621,17 @@ func (c *columns) header(known map[header]int32, e *encoded) int32 {
 func (c *columns) statement(channel string, own, taking bool) (statement string, args []any) {
 	refs := c.refs
 	switch {
-	case taking || len(c.queues) > 1:
+	case taking:
+		statement = insertManyTaking
+	case len(c.queues) > 1:
 		statement = insertManyGeneral
 	case c.keys == nil:
 		statement, refs = insertPlainMany, nil
 	default:
 		statement, refs = insertKeyedMany, nil
 	}
-	args = append(make([]any, 0, 18), refs, c.payloads, c.bytes, c.keys, c.fingerprints, c.drawn,
+	return statement, append(make([]any, 0, 17), refs, c.payloads, c.bytes, c.keys, c.fingerprints, c.drawn,
 		c.queues, c.kinds, c.scopes, c.metadata, c.priorities, c.attempts, c.ats, c.delays, c.lifetimes, channel, own)
-	if statement == insertManyGeneral {
-		args = append(args, taking)
-	}
-	return statement, args
 }
 
 // insertMany sends the jobs at the places in part, which are sorted, and fills in the results of those that were accepted.

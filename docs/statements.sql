@@ -129,11 +129,60 @@ header as materialized (
          with ordinality
       as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)
 ),
+free as (select null::bigint as id where false),
+taken as (select null::bigint as job_id where false),
+fence as (
+  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
+  select 0, h.scope, i.key, 0, i.id, i.id << 20, statement_timestamp(), h.lifetime, i.fingerprint
+    from input i join header h on h.n = i.header
+   where h.scope <> ''
+     and i.id not in (select id from free)
+   order by h.scope collate "C", i.key collate "C"
+  on conflict do nothing
+  returning job_id
+),
+accepted as materialized (
+  select i.id as job_id from input i join header h on h.n = i.header where h.scope = ''
+  union all select job_id from fence
+  union all select job_id from taken
+),
+job as (
+  insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind,
+                          payload, payload_bytes, metadata, scope, key)
+  select i.id, h.due, statement_timestamp(), h.max_attempts, h.priority, h.queue, h.kind,
+         nullif(i.payload, '')::jsonb, case when i.payload = '' then i.bytes end, nullif(h.metadata, '')::jsonb,
+         nullif(h.scope, ''), nullif(i.key, '')
+    from input i join header h on h.n = i.header
+   where i.id in (select job_id from accepted)
+)
+select (select array_agg(id order by id) from input),
+       (select array_agg(due > statement_timestamp() order by n) from header),
+       (select count(case when $17::bool or current_setting('max_prepared_transactions') = '0' then pg_notify($16::text, w.queue)::text else '' end) from (
+          select distinct w.queue from onceq.waiters w
+           where w.idle_until > statement_timestamp()
+             and exists (select from header where queue = w.queue and due < statement_timestamp() + interval '2 seconds')) w
+         where exists (select from accepted)),
+       (select array_agg(job_id) from accepted);
+
+-- enqueue.go: insertManyTaking
+with input as materialized (
+  select coalesce(nullif(u.drawn, 0), nextval('onceq.ids')) as id, u.*
+    from unnest($1::int[], $2::text[], $3::bytea[], $4::text[], $5::bytea[], $6::bigint[])
+      as u(header, payload, bytes, key, fingerprint, drawn)
+),
+header as materialized (
+  select h.*,
+         greatest(statement_timestamp() + h.delay * interval '1 microsecond',
+                  timestamptz 'epoch' + nullif(h.at, 0) * interval '1 microsecond') as due
+    from unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::bigint[], $14::bigint[], $15::bigint[])
+         with ordinality
+      as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)
+),
 free as materialized (
   select i.id, i.fingerprint, i.lifetime, f.place
     from (select i.id, h.scope, i.key, i.fingerprint, h.lifetime
             from input i join header h on h.n = i.header
-           where $18::bool and h.scope <> ''
+           where h.scope <> ''
            order by h.scope collate "C", i.key collate "C") i
    cross join lateral (
          select f.ctid as place
