@@ -1,12 +1,10 @@
 package onceq
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -26,7 +24,7 @@ import (
 //	completed, cancelled     free             free after window    taken
 //	dead                     free             free after window    taken
 //
-// A claimed fence whose lease has run out is not free: its outcome is uncertain (replay.go). A released fence is cancelled
+// A claimed fence whose lease has run out is not free: its outcome is uncertain (uncertain.go). A released fence is cancelled
 // and has lifetime 0, whatever its window was: it is free at once. The row stays until the key is taken again or the Reaper
 // removes it.
 //
@@ -238,9 +236,6 @@ mine as (
   on conflict do nothing
   returning token, leased_until, created_at` + claimAnswer
 
-// inDoubt says that the outcome of the fence f is unknown and not yet decided.
-const inDoubt = `(f.state = ` + sqlUncertain + ` or f.state = ` + sqlClaimed + ` and f.leased_until <= statement_timestamp())`
-
 // takeFence takes over a fence that, under the token that was read ($11), is still free or still in doubt ($12), or that is
 // an effect of another job or round ($14). When it is in doubt, the statement keeps the time of the first intent, and the
 // reason if there is one, otherwise $13. From the reason a release knows that an earlier claim's effect may have happened.
@@ -351,29 +346,6 @@ func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*FenceLease, err
 	return nil, fmt.Errorf("%w (%s)", ErrKeyUnsettled, f)
 }
 
-// unknownFor is how long a client's key of unknown outcome stays if nobody asks for it.
-const unknownFor = 30 * 24 * time.Hour
-
-const keepDoubt = `
-update onceq.job_fences f set leased_until = statement_timestamp()
- where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text and f.token = $4::bigint
-   and ` + fenceUnknown + ` and f.leased_until < statement_timestamp()
-returning f.token`
-
-// remember notes that somebody has asked for a client's key and was told that its outcome is unknown, so that a client that
-// keeps asking never finds the key new. Once a day is enough. It returns what was told.
-func (f *Fence) remember(ctx context.Context, db DB, r fenceRow, told error) error {
-	if f.class != ClassRequest || r.now.Sub(r.until) < 24*time.Hour {
-		return told
-	}
-	var token int64
-	err := f.q.guarded(ctx, db, keepDoubt, []any{int16(f.class), f.scope, f.key, r.token}, &token)
-	if err != nil && !errors.Is(err, pgx.ErrNoRows) { // decided in between
-		return fmt.Errorf("onceq: keeping key %q: %w", f.key, err)
-	}
-	return told
-}
-
 // fenceRow is the row of a taken fence.
 type fenceRow struct {
 	state       fenceState
@@ -400,69 +372,6 @@ func (f *Fence) read(ctx context.Context, db DB) (r fenceRow, err error) {
 		r.free = false // its job still runs, so its window has not begun, whatever the row says
 	}
 	return r, err
-}
-
-// doubt is what to do with a fence that is not simply taken.
-type doubt int
-
-const (
-	none    doubt = iota // free: take it
-	strange              // of another job, or of an earlier round: take it
-	running              // uncertain: take it over, to run again or to ask the provider
-	holding              // uncertain: a person decides
-)
-
-// judge decides from a taken fence's row: it fills in a replay in c, returns an error, or says what to do.
-func (f *Fence) judge(ctx context.Context, c *FenceLease, r fenceRow, asking bool) (doubt, error) {
-	alive := r.state == fenceClaimed && r.until.After(r.now)
-	inFlight := func(rest time.Duration) error {
-		e := &InFlightError{Until: r.until, RetryAfter: max(0, rest)}
-		e.Scope, e.Key, e.JobID, e.Effect = f.subject()
-		return e
-	}
-	switch {
-	case f.job != nil && len(r.fingerprint) > 0 && !bytes.Equal(r.fingerprint, f.fingerprint):
-		return strange, nil
-	case r.free || r.state == fenceCancelled: // released; the statement that read it may have begun before that
-		return none, nil
-	case f.job == nil && !samePayload(r.fingerprint, f.fingerprint):
-		live := int16(StateRunning)
-		err := &MismatchError{
-			Scope: f.scope, Key: f.key, Existing: Result{Duplicate: true, State: r.state.job(&live)},
-			Detail: "only a fingerprint of the first payload is stored, so what differs is not known",
-		}
-		f.emit(ctx, EventMismatch, r.token, err)
-		return none, err
-	case r.state == fenceCompleted:
-		c.Token, c.Since, c.Replayed, c.broken = r.token, r.since, true, r.detail
-		if r.result != "" {
-			c.Result = json.RawMessage(r.result)
-		}
-		f.emit(ctx, EventReplayed, r.token, nil)
-		return none, nil
-	case alive:
-		rest := r.until.Sub(r.now)
-		soon := maxRetryAfter
-		if f.job != nil { // each try of a waiting job costs a claim, so it waits for half of what is left
-			soon = max(soon, rest/2)
-		}
-		return none, inFlight(min(rest, soon))
-	case r.state == fenceHeld:
-		return none, f.held(r.detail)
-	}
-	switch p := f.policy; {
-	case p.ask != nil && !asking:
-		return none, f.uncertain(r.detail, nil)
-	case p.ask != nil:
-		// The request of an earlier claim may still be under way: a "no" would prove nothing yet.
-		if rest := r.until.Add(effectGrace).Sub(r.now); rest > 0 {
-			return none, inFlight(rest)
-		}
-		return running, nil
-	case p.hold || r.now.Sub(r.since) >= p.within():
-		return holding, nil
-	}
-	return running, nil
 }
 
 // subject gives the names by which errors call the fence: users do not know an effect's own key.

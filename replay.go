@@ -5,99 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
 )
-
-// Policy decides what happens to work whose outcome is unknown: its process crashed or lost the database after the intent
-// was recorded, or fn returned an error that is not NotApplied. The zero Policy is RunAgain(24 * time.Hour).
-type Policy struct {
-	again time.Duration
-	hold  bool
-	mute  bool // Ask without a function
-	ask   func(ctx context.Context, key string) (result any, applied bool, err error)
-}
-
-func (p Policy) within() time.Duration {
-	if p.again == 0 {
-		return 24 * time.Hour
-	}
-	return p.again
-}
-
-// runsAgain is within for a policy that runs again at all, otherwise 0.
-func (p Policy) runsAgain() time.Duration {
-	if p.hold || p.ask != nil {
-		return 0
-	}
-	return p.within()
-}
-
-// RunAgain runs the work again under the same IdempotencyKey, for providers that deduplicate, until within has passed since
-// the first intent. within should be shorter than the time for which the provider remembers keys; use Forever if it never
-// forgets. After that the work is held. A within that is not positive is Hold.
-func RunAgain(within time.Duration) Policy { return Policy{again: within, hold: within <= 0} }
-
-// Ask asks the provider whether the work under the IdempotencyKey was done. If it was (applied), result is stored and
-// replayed; if not, the work runs; an error leaves it uncertain. The provider is not asked before the lease of the earlier
-// run has ended and 5 s more have passed, because the earlier request may still be under way; until then the work counts as
-// in flight. If ask is nil, every function that gets the policy returns an *InvalidError.
-func Ask(ask func(ctx context.Context, key string) (result any, applied bool, err error)) Policy {
-	return Policy{ask: ask, mute: ask == nil}
-}
-
-func (p Policy) check() error {
-	if p.mute {
-		return invalid("Policy", "is Ask without a function, so nobody can be asked; use Hold to leave the decision to a person")
-	}
-	return nil
-}
-
-// Hold leaves the decision to a person: see Queue.Resolve and Fence.Resolve. It is for effects whose provider neither
-// deduplicates nor can be asked.
-func Hold() Policy { return Policy{hold: true} }
-
-type notApplied struct{ err error }
-
-func (e *notApplied) Error() string { return e.err.Error() }
-func (e *notApplied) Unwrap() error { return e.err }
-
-// NotApplied marks the error of an effect that certainly did not happen: the connection was refused, or the provider
-// rejected the request. The effect is then free to run again. The mark is found when the error is wrapped. If an error
-// wraps several, as errors.Join does, each of them must be marked. The mark counts for the Once or Do whose fn returns the
-// error, but not for one around that: the outer fn must say for itself what else it did. A nil err gives nil.
-func NotApplied(err error) error {
-	if err == nil {
-		return nil
-	}
-	return &notApplied{err}
-}
-
-// settled is an error that was NotApplied for the fn that returned it. It says nothing to a fn around that one.
-type settled struct{ err error }
-
-func (e *settled) Error() string { return e.err.Error() }
-func (e *settled) Unwrap() error { return e.err }
-
-// saysNotApplied reports whether everything in err says that nothing was applied. Marks behind an *UncertainError belong to
-// an inner Once, or to a question about an earlier run.
-func saysNotApplied(err error) bool {
-	switch e := err.(type) {
-	case *notApplied:
-		return true
-	case *settled, *UncertainError:
-		return false
-	case interface{ Unwrap() error }:
-		return saysNotApplied(e.Unwrap())
-	case interface{ Unwrap() []error }:
-		all := e.Unwrap()
-		return len(all) > 0 && !slices.ContainsFunc(all, func(err error) bool { return !saysNotApplied(err) })
-	}
-	return false
-}
 
 // IdempotencyKey names the job's effect for systems outside the database that deduplicate. It is the same each time the job
 // runs, also after a crash and after a redrive. After Reschedule, which asks for the effects to be done anew, it is another

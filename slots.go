@@ -1,6 +1,16 @@
 package onceq
 
-import "sync/atomic"
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
 
 // slots are where the handlers of one queue run. They count the queue's jobs that are in a slot or on their way to one: the
 // claimer adds, and the executor's goroutines, one for each slot, subtract.
@@ -49,4 +59,114 @@ func (s *slots) signal() {
 	case s.room <- struct{}{}:
 	default:
 	}
+}
+
+// connections counts the pool's connections that handlers' transactions hold, for all workers of a Queue. A claimer claims
+// no more jobs than there are connections for: a job that was leased and then waited for a connection could run in another
+// worker instead.
+type connections struct {
+	pool *pgxpool.Pool
+	held atomic.Int32 // by handlers' transactions; the executors count
+
+	mu     sync.Mutex
+	queues map[*slots]bool // of queues with transactional kinds; true: it has less than its share, and no connection is free; guarded by mu
+}
+
+func (c *connections) join(s *slots) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.queues == nil {
+		c.queues = make(map[*slots]bool)
+	}
+	c.queues[s] = false
+}
+
+func (c *connections) leave(s *slots) {
+	c.mu.Lock()
+	delete(c.queues, s)
+	c.mu.Unlock()
+	c.wake()
+}
+
+// wake tells the claimers of queues that have less than their share that a connection was given back.
+func (c *connections) wake() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for s, wants := range c.queues {
+		if wants {
+			s.signal()
+		}
+	}
+}
+
+// allow says how many of its slots a queue may use now. The caller holds mu.
+func (c *connections) allow(s *slots) int {
+	mine, total, wanted := s.used(), 0, false
+	for o, wants := range c.queues {
+		total += o.used()
+		wanted = wanted || wants && o != s
+	}
+	share := max(1, s.mayHold/max(1, len(c.queues)))
+	may := s.mayHold - (total - mine)
+	if wanted && mine >= share {
+		may = mine // others first
+	}
+	// Connections that the application itself holds are not available to handlers either. If nothing runs, one job may wait
+	// for a connection, so that jobs make progress.
+	stat := c.pool.Stat()
+	free := int(stat.MaxConns()-stat.AcquiredConns()) - max(0, total-int(c.held.Load()))
+	if total == 0 {
+		free = max(1, free)
+	}
+	may = max(0, min(may, mine+max(0, free), s.count))
+	c.queues[s] = may <= mine && mine < share
+	return may
+}
+
+// poolWatch logs a warning when all connections of the pool are in use and none becomes free, while handlers' transactions
+// hold some of them: a handler that asks the pool for one more may then wait for handlers that do the same.
+type poolWatch struct {
+	q       *Queue
+	tasks   *taskSet
+	crowded atomic.Bool // that is so now; the executor says so in errors
+
+	// Only the beats' goroutine uses these.
+	acquired int64 // how many connections the pool had ever given out at the last look
+	since    time.Time
+	said     time.Time
+}
+
+// look is called on every beat.
+func (p *poolWatch) look() {
+	const sayAgain = time.Minute
+	stat, now := p.q.pool.Stat(), time.Now()
+	held := p.q.connections.held.Load()
+	if held == 0 || stat.AcquiredConns() < stat.MaxConns() || stat.AcquireCount() != p.acquired {
+		p.acquired, p.since = stat.AcquireCount(), now
+		p.crowded.Store(false)
+		return
+	}
+	p.crowded.Store(true)
+	if now.Sub(p.said) < sayAgain {
+		return
+	}
+	p.said = now
+	oldest, count := make(map[string]time.Duration), make(map[string]int)
+	p.tasks.mu.Lock()
+	for _, t := range p.tasks.all {
+		if t.ctx != nil && !t.since.IsZero() && t.h.lease == nil {
+			count[t.lease.Kind]++
+			oldest[t.lease.Kind] = max(oldest[t.lease.Kind], now.Sub(t.since))
+		}
+	}
+	p.tasks.mu.Unlock()
+	var kinds []string
+	for kind, n := range count {
+		kinds = append(kinds, fmt.Sprintf("%d of kind %q for up to %s", n, kind, oldest[kind].Round(time.Millisecond)))
+	}
+	slices.Sort(kinds)
+	p.q.log.Warn("onceq: all connections of the pool are in use and none becomes free; a handler that asks the pool for one waits."+
+		" Inside HandleTx use its tx, raise the pool's MaxConns, or lower QueueConfig.Concurrency",
+		slog.Int("connections", int(stat.MaxConns())), slog.Int("by handlers' transactions", int(held)),
+		slog.String("handlers", strings.Join(kinds, ", ")), slog.Duration("for", now.Sub(p.since)))
 }

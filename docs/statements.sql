@@ -1,5 +1,93 @@
 -- Every statement of this package, as Postgres gets it. Written by: go test -run TestStatements . -update
 
+-- claim.go: claimAny
+with place as materialized (
+  select * from unnest($4::smallint[], $5::timestamptz[], $6::bigint[]) with ordinality as p(priority, run_at, id, n)
+),
+c as materialized (
+  select j.id, row_number() over () as n, j.alone
+    from place p
+   cross join lateral (
+         select id, (lost > 0 or leased_until is not null) as alone
+           from onceq.jobs
+          where queue = $3::text and priority = p.priority
+            and (run_at, id) > (p.run_at, p.id)
+            and run_at <= statement_timestamp()
+            and (leased_until is null or leased_until <= statement_timestamp())
+            and ($7::text[] is null or kind = any ($7::text[]))
+          order by run_at, id
+          limit $8::bigint
+            for update skip locked) j
+   limit $8::bigint
+),
+first_alone as materialized (select min(n) as n from c where alone)
+update onceq.jobs j
+   set leased_until = statement_timestamp() + $1::bigint * interval '1 microsecond',
+       holder = $2::bigint,
+       claims = least(j.claims + 1, 1048575),
+       lost   = least(j.lost + (j.leased_until is not null)::int, 32767),
+       ahead = null
+  from c, first_alone a
+ where j.id = any (array[c.id]) and (a.n is null or c.n = 1 or c.n < a.n)
+returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
+          j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
+          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), a.n is not null;
+
+-- claim.go: claimJobs
+with place as materialized (
+  select * from unnest($4::smallint[], $5::timestamptz[], $6::bigint[]) with ordinality as p(priority, run_at, id, n)
+),
+c as materialized (
+  select j.id, row_number() over () as n
+    from place p
+   cross join lateral (
+         select id
+           from onceq.jobs
+          where queue = $3::text and priority = p.priority
+            and (run_at, id) > (p.run_at, p.id)
+            and run_at <= statement_timestamp()
+            and leased_until is null and lost = 0
+            and kind = any ($7::text[])
+          order by run_at, id
+          limit $8::bigint
+            for update skip locked) j
+   limit $8::bigint
+)
+update onceq.jobs j
+   set leased_until = statement_timestamp() + $1::bigint * interval '1 microsecond',
+       holder = $2::bigint,
+       claims = least(j.claims + 1, 1048575),
+       lost   = least(j.lost + (j.leased_until is not null)::int, 32767),
+       ahead = nullif(c.n > $9::bigint, false)
+  from c
+ where j.id = any (array[c.id])
+returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
+          j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
+          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false;
+
+-- claim.go: claimOne
+with c as materialized (
+  select j.id, u.n
+    from unnest($3::bigint[]) with ordinality as u(id, n)
+   cross join lateral (
+         select id from onceq.jobs
+          where id = u.id and run_at <= statement_timestamp()
+            and (leased_until <= statement_timestamp() or leased_until is null and lost > 0)
+            for update skip locked) j
+   limit 1
+)
+update onceq.jobs j
+   set leased_until = statement_timestamp() + $1::bigint * interval '1 microsecond',
+       holder = $2::bigint,
+       claims = least(j.claims + 1, 1048575),
+       lost   = least(j.lost + (j.leased_until is not null)::int, 32767),
+       ahead = null
+  from c
+ where j.id = any (array[c.id])
+returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
+          j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
+          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false;
+
 -- claimer.go: nextDue.next
 select (extract(epoch from min(j.run_at) - statement_timestamp()) * 1000000)::bigint
   from unnest($2::smallint[]) as p(priority)
@@ -312,12 +400,6 @@ mine as (
 select exists (select from ok), m.token, m.leased_until, m.created_at
   from (select) one left join mine m on true;
 
--- fence.go: keepDoubt
-update onceq.job_fences f set leased_until = statement_timestamp()
- where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text and f.token = $4::bigint
-   and f.state in (1, 2, 6) and f.leased_until < statement_timestamp()
-returning f.token;
-
 -- fence.go: readFence
 select f.state, f.token, f.leased_until, f.created_at, f.fingerprint, coalesce(f.result::text, ''), coalesce(f.detail, ''),
        coalesce((f.state in (3, 4, 5) and f.lifetime >= 0
@@ -601,6 +683,72 @@ select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payloa
        h.errors::text as errors
   from onceq.job_history h where h.id = $1::bigint and h.scope = $2::text and h.key = $3::text;
 
+-- inspect.go: readStats
+with recursive
+live (queue) as (
+  (select queue from onceq.jobs where queue >= '' order by queue limit 1)
+  union all
+  select (select j.queue from onceq.jobs j where j.queue > l.queue order by j.queue limit 1)
+    from live l where l.queue is not null
+),
+past (queue) as (
+  (select queue from onceq.job_history order by queue limit 1)
+  union all
+  select (select h.queue from onceq.job_history h where h.queue > p.queue order by h.queue limit 1)
+    from past p where p.queue is not null
+),
+names as materialized (
+  select unnest($1::text[]) collate "C" as queue
+  union
+  select queue from (select queue from live union all select queue from past union all select queue from onceq.queues) n
+   where $1::text[] is null and queue is not null
+)
+select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, r.leased, r.running, d.dead, h.held,
+       coalesce(extract(epoch from statement_timestamp() - i.oldest) * 1000000, 0)::bigint,
+       greatest(i.seen, r.seen, l.seen, d.dead, h.held) > $2::int
+  from names n
+ cross join lateral (
+       select count(*) filter (where fresh) as waiting, count(*) filter (where not fresh) as retrying,
+              min(run_at) as oldest, max(n) as seen
+         from (select (attempts = 0 and lost = 0 and leased_until is null) as fresh, j.run_at, j.n
+                 from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+                cross join lateral (
+                      select attempts, lost, leased_until, run_at, row_number() over (order by run_at, id) as n
+                        from onceq.jobs
+                       where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
+                         and (leased_until is null or leased_until <= statement_timestamp())
+                       order by run_at, id
+                       limit $2::int + 1) j) x) i
+ cross join lateral (
+       select count(*) filter (where leased_until > statement_timestamp()) as leased,
+              count(*) filter (where leased_until > statement_timestamp() and ahead is null) as running, max(n) as seen
+         from (select j.leased_until, j.ahead, j.n
+                 from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+                cross join lateral (
+                      select leased_until, ahead, row_number() over (order by run_at, id) as n
+                        from onceq.jobs
+                       where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
+                       order by run_at, id
+                       limit $2::int + 1) j) x) r
+ cross join lateral (
+       select count(*) filter (where fresh) as delayed, count(*) filter (where not fresh) as retrying, max(n) as seen
+         from (select j.fresh, j.n
+                 from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+                cross join lateral (
+                      select (attempts = 0 and lost = 0 and leased_until is null) as fresh,
+                             row_number() over (order by run_at, id) as n
+                        from onceq.jobs
+                       where queue = n.queue and priority = p.priority and run_at > statement_timestamp()
+                       order by run_at, id
+                       limit $2::int + 1) j) x) l
+ cross join lateral (
+       select count(*) as dead
+         from (select from onceq.job_history where queue = n.queue and state = 6 order by id limit $2::int + 1) x) d
+ cross join lateral (
+       select count(*) as held
+         from (select from onceq.job_history where queue = n.queue and state = 8 order by id limit $2::int + 1) x) h
+ order by n.queue;
+
 -- inspect.go: statement
 with recursive
 past (queue) as (
@@ -725,94 +873,6 @@ set local idle_in_transaction_session_timeout to …;
 -- lease.go: Now
 select statement_timestamp();
 
--- lease.go: claimAny
-with place as materialized (
-  select * from unnest($4::smallint[], $5::timestamptz[], $6::bigint[]) with ordinality as p(priority, run_at, id, n)
-),
-c as materialized (
-  select j.id, row_number() over () as n, j.alone
-    from place p
-   cross join lateral (
-         select id, (lost > 0 or leased_until is not null) as alone
-           from onceq.jobs
-          where queue = $3::text and priority = p.priority
-            and (run_at, id) > (p.run_at, p.id)
-            and run_at <= statement_timestamp()
-            and (leased_until is null or leased_until <= statement_timestamp())
-            and ($7::text[] is null or kind = any ($7::text[]))
-          order by run_at, id
-          limit $8::bigint
-            for update skip locked) j
-   limit $8::bigint
-),
-first_alone as materialized (select min(n) as n from c where alone)
-update onceq.jobs j
-   set leased_until = statement_timestamp() + $1::bigint * interval '1 microsecond',
-       holder = $2::bigint,
-       claims = least(j.claims + 1, 1048575),
-       lost   = least(j.lost + (j.leased_until is not null)::int, 32767),
-       ahead = null
-  from c, first_alone a
- where j.id = any (array[c.id]) and (a.n is null or c.n = 1 or c.n < a.n)
-returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
-          j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
-          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), a.n is not null;
-
--- lease.go: claimJobs
-with place as materialized (
-  select * from unnest($4::smallint[], $5::timestamptz[], $6::bigint[]) with ordinality as p(priority, run_at, id, n)
-),
-c as materialized (
-  select j.id, row_number() over () as n
-    from place p
-   cross join lateral (
-         select id
-           from onceq.jobs
-          where queue = $3::text and priority = p.priority
-            and (run_at, id) > (p.run_at, p.id)
-            and run_at <= statement_timestamp()
-            and leased_until is null and lost = 0
-            and kind = any ($7::text[])
-          order by run_at, id
-          limit $8::bigint
-            for update skip locked) j
-   limit $8::bigint
-)
-update onceq.jobs j
-   set leased_until = statement_timestamp() + $1::bigint * interval '1 microsecond',
-       holder = $2::bigint,
-       claims = least(j.claims + 1, 1048575),
-       lost   = least(j.lost + (j.leased_until is not null)::int, 32767),
-       ahead = nullif(c.n > $9::bigint, false)
-  from c
- where j.id = any (array[c.id])
-returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
-          j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
-          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false;
-
--- lease.go: claimOne
-with c as materialized (
-  select j.id, u.n
-    from unnest($3::bigint[]) with ordinality as u(id, n)
-   cross join lateral (
-         select id from onceq.jobs
-          where id = u.id and run_at <= statement_timestamp()
-            and (leased_until <= statement_timestamp() or leased_until is null and lost > 0)
-            for update skip locked) j
-   limit 1
-)
-update onceq.jobs j
-   set leased_until = statement_timestamp() + $1::bigint * interval '1 microsecond',
-       holder = $2::bigint,
-       claims = least(j.claims + 1, 1048575),
-       lost   = least(j.lost + (j.leased_until is not null)::int, 32767),
-       ahead = null
-  from c
- where j.id = any (array[c.id])
-returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
-          j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
-          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false;
-
 -- lease.go: extendLeases
 with u as materialized (
   select * from unnest($1::bigint[], $2::int[], $3::bigint[]) with ordinality as u(id, claims, holder, n)
@@ -868,7 +928,7 @@ with gone as (delete from onceq.waiters where queue = $1::text and worker = $2::
 -- listen.go: unannounceAll.unannounce
 with gone as (delete from onceq.waiters where worker = $1::bigint) select 1;
 
--- mismatch.go: explain.read
+-- payload.go: explain.read
 select u.n, p.payload, p.payload_bytes
   from unnest($1::bigint[]) with ordinality as u(id, n)
  cross join lateral (
@@ -1303,72 +1363,6 @@ select set_config('enable_seqscan', split_part(p, ',', 1), true), set_config('en
 -- statement.go: rollBack
 rollback;
 
--- stats.go: readStats
-with recursive
-live (queue) as (
-  (select queue from onceq.jobs where queue >= '' order by queue limit 1)
-  union all
-  select (select j.queue from onceq.jobs j where j.queue > l.queue order by j.queue limit 1)
-    from live l where l.queue is not null
-),
-past (queue) as (
-  (select queue from onceq.job_history order by queue limit 1)
-  union all
-  select (select h.queue from onceq.job_history h where h.queue > p.queue order by h.queue limit 1)
-    from past p where p.queue is not null
-),
-names as materialized (
-  select unnest($1::text[]) collate "C" as queue
-  union
-  select queue from (select queue from live union all select queue from past union all select queue from onceq.queues) n
-   where $1::text[] is null and queue is not null
-)
-select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, r.leased, r.running, d.dead, h.held,
-       coalesce(extract(epoch from statement_timestamp() - i.oldest) * 1000000, 0)::bigint,
-       greatest(i.seen, r.seen, l.seen, d.dead, h.held) > $2::int
-  from names n
- cross join lateral (
-       select count(*) filter (where fresh) as waiting, count(*) filter (where not fresh) as retrying,
-              min(run_at) as oldest, max(n) as seen
-         from (select (attempts = 0 and lost = 0 and leased_until is null) as fresh, j.run_at, j.n
-                 from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
-                cross join lateral (
-                      select attempts, lost, leased_until, run_at, row_number() over (order by run_at, id) as n
-                        from onceq.jobs
-                       where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
-                         and (leased_until is null or leased_until <= statement_timestamp())
-                       order by run_at, id
-                       limit $2::int + 1) j) x) i
- cross join lateral (
-       select count(*) filter (where leased_until > statement_timestamp()) as leased,
-              count(*) filter (where leased_until > statement_timestamp() and ahead is null) as running, max(n) as seen
-         from (select j.leased_until, j.ahead, j.n
-                 from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
-                cross join lateral (
-                      select leased_until, ahead, row_number() over (order by run_at, id) as n
-                        from onceq.jobs
-                       where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
-                       order by run_at, id
-                       limit $2::int + 1) j) x) r
- cross join lateral (
-       select count(*) filter (where fresh) as delayed, count(*) filter (where not fresh) as retrying, max(n) as seen
-         from (select j.fresh, j.n
-                 from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
-                cross join lateral (
-                      select (attempts = 0 and lost = 0 and leased_until is null) as fresh,
-                             row_number() over (order by run_at, id) as n
-                        from onceq.jobs
-                       where queue = n.queue and priority = p.priority and run_at > statement_timestamp()
-                       order by run_at, id
-                       limit $2::int + 1) j) x) l
- cross join lateral (
-       select count(*) as dead
-         from (select from onceq.job_history where queue = n.queue and state = 6 order by id limit $2::int + 1) x) d
- cross join lateral (
-       select count(*) as held
-         from (select from onceq.job_history where queue = n.queue and state = 8 order by id limit $2::int + 1) x) h
- order by n.queue;
-
 -- tx.go: checkTx
 select null,
        case when $1::text <> pg_current_xact_id()::text
@@ -1462,3 +1456,9 @@ begin;
 
 -- tx.go: newHandlerTx
 begin isolation level serializable read write;
+
+-- uncertain.go: keepDoubt
+update onceq.job_fences f set leased_until = statement_timestamp()
+ where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text and f.token = $4::bigint
+   and f.state in (1, 2, 6) and f.leased_until < statement_timestamp()
+returning f.token;

@@ -93,7 +93,7 @@ create table {{.schema}}.job_fences (
   state        smallint    not null,
   scope        text collate "C" not null,
   key          text collate "C" not null,
-  fingerprint  bytea,                    -- what later users of the key must match: job.go; for an effect, effectMark
+  fingerprint  bytea,                    -- what later users of the key must match: payload.go; for an effect, effectMark
   result       jsonb,
   detail       text,                     -- why it is uncertain or held
   -- The most selective column first and nothing before it: taking a key costs 7.1 µs of the server's time

@@ -1,0 +1,364 @@
+package onceq
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onceq/onceq/internal/jsonb"
+)
+
+// encoded is a job ready for the database.
+type encoded struct {
+	kind, queue, scope, key string
+	json                    string // "" where bytes are set
+	bytes                   []byte
+	metadata                string // "" for none
+	fingerprint             []byte // with a key
+	at                      time.Time
+	delay                   time.Duration
+	lifetime                int64
+	priority, maxAttempts   int
+}
+
+// encode checks a job and gives it as the database gets it.
+func (j *Job) encode() (encoded, error) {
+	e := encoded{
+		kind: j.Kind, queue: j.Queue, scope: j.Scope, key: j.Key,
+		at: j.RunAt, delay: j.Delay, priority: int(j.Priority), maxAttempts: j.MaxAttempts,
+	}
+	if e.queue == "" {
+		e.queue = DefaultQueue
+	}
+	if err := checkName("Kind", e.kind, MaxNameBytes); err != nil {
+		return e, err
+	}
+	if err := checkName("Queue", e.queue, MaxNameBytes); err != nil {
+		return e, err
+	}
+	if e.key == "" && !j.keyed {
+		if e.scope != "" {
+			return e, invalid("Scope", "is set without a Key")
+		}
+	} else {
+		if e.scope == "" {
+			e.scope = e.kind
+		}
+		if err := checkName("Key", e.key, MaxKeyBytes); err != nil {
+			return e, err
+		}
+		if err := checkName("Scope", e.scope, MaxScopeBytes); err != nil {
+			return e, err
+		}
+	}
+	if !e.at.IsZero() && e.delay != 0 {
+		return e, invalid("RunAt", "and Delay are both set; use one")
+	}
+	if y := e.at.Year(); !e.at.IsZero() && (y < 1 || y > 9999) {
+		return e, invalid("RunAt", "is in the year %d; 1 to 9999 is possible", y)
+	}
+	if e.delay < 0 {
+		return e, invalid("Delay", "is negative")
+	}
+	if e.priority < int(PriorityHigh) || e.priority > int(PriorityLow) {
+		return e, invalid("Priority", "is %d; use PriorityHigh, PriorityNormal or PriorityLow", e.priority)
+	}
+	switch {
+	case e.maxAttempts == 0:
+		e.maxAttempts = DefaultMaxAttempts
+	case e.maxAttempts < 0 || e.maxAttempts > math.MaxInt16:
+		return e, invalid("MaxAttempts", "is %d; 1 to %d is possible", e.maxAttempts, math.MaxInt16)
+	}
+	var err error
+	if e.lifetime, err = lifetime("Window", j.Window); err != nil {
+		return e, err
+	}
+	for name, value := range j.Metadata {
+		if !utf8.ValidString(name) || !utf8.ValidString(value) {
+			return e, invalid("Metadata", "is not valid UTF-8")
+		}
+	}
+	if len(j.Metadata) > 0 {
+		raw, _ := json.Marshal(j.Metadata) // a map of strings always encodes
+		if len(raw) > MaxMetadataBytes {
+			return e, invalid("Metadata", "has %d bytes; at most %d", len(raw), MaxMetadataBytes)
+		}
+		if _, err := jsonb.Scan(raw, false, nil); err != nil {
+			return e, invalid("Metadata", "%v", err)
+		}
+		e.metadata = string(raw)
+	}
+	raw, isJSON, err := encodePayload("Payload", j.Payload)
+	if err != nil {
+		return e, err
+	}
+	var mark fingerprint
+	if mark.kind = e.kind; e.kind == e.scope {
+		mark.kind = ""
+	}
+	compare := e.key != "" && !j.IgnorePayload
+	if isJSON {
+		canonical, err := jsonb.Scan(raw, compare, j.Fields)
+		if err != nil {
+			return e, invalid("Payload", "%v", err)
+		}
+		if compare {
+			mark.digest = digest('j', canonical)
+		}
+		e.json = string(raw)
+	} else {
+		if j.Fields != nil {
+			return e, invalid("Fields", "are named, but the Payload is bytes")
+		}
+		if compare {
+			mark.digest = digest('b', raw)
+		}
+		e.bytes = raw
+	}
+	if e.key != "" {
+		e.fingerprint = mark.stored()
+	}
+	return e, nil
+}
+
+// marshalFault says why a value does not encode, without the value, which the error may quote.
+func marshalFault(err error) string {
+	var unsupported *json.UnsupportedTypeError
+	var own *json.MarshalerError
+	switch {
+	case errors.As(err, &unsupported):
+		return "it has a " + unsupported.Type.String()
+	case errors.As(err, &own):
+		return "the encoding of " + own.Type.String() + " failed"
+	}
+	return "it has a value that JSON cannot hold"
+}
+
+// encodePayload gives a payload's bytes, and whether they are JSON.
+func encodePayload(field string, payload any) (raw []byte, isJSON bool, err error) {
+	isJSON = true
+	switch p := payload.(type) {
+	case json.RawMessage:
+		if raw = p; len(raw) == 0 {
+			raw = []byte("null")
+		}
+	case []byte:
+		if raw, isJSON = p, false; raw == nil {
+			raw = []byte{}
+		}
+	default:
+		if raw, err = json.Marshal(p); err != nil {
+			return nil, false, invalid(field, "does not encode as JSON: %s", marshalFault(err))
+		}
+	}
+	if len(raw) > MaxPayloadBytes {
+		return nil, false, invalid(field, "has %d bytes; at most %d: store it elsewhere and pass a reference", len(raw), MaxPayloadBytes)
+	}
+	return raw, isJSON, nil
+}
+
+// fingerprint is what two users of one key must have in common. It is stored as one byte for its version, one for the
+// length of the digest, the digest, and the name of the kind.
+type fingerprint struct {
+	kind   string // of a job; "" if it equals the scope, as it does by default
+	digest []byte // of the payload; empty if that is not compared
+}
+
+// fingerprintVersion is the first byte of a stored fingerprint. A fingerprint of a version that this code does not know
+// counts as equal: a rollback must not turn duplicates into mismatches.
+const fingerprintVersion = 1
+
+// digest condenses a payload: 128 bits of SHA-256 over its form (JSON or bytes) and its content.
+func digest(form byte, content []byte) []byte {
+	h := sha256.New()
+	h.Write([]byte{form})
+	h.Write(content)
+	return h.Sum(make([]byte, 0, sha256.Size))[:16]
+}
+
+func (f *fingerprint) stored() []byte {
+	b := append(make([]byte, 0, 2+len(f.digest)+len(f.kind)), fingerprintVersion, byte(len(f.digest)))
+	return append(append(b, f.digest...), f.kind...)
+}
+
+// readFingerprint reads a stored fingerprint; ok is false if there is none, or if this code cannot read it.
+func readFingerprint(b []byte) (f fingerprint, ok bool) {
+	if len(b) < 2 || b[0] != fingerprintVersion || len(b) < 2+int(b[1]) {
+		return f, false
+	}
+	n := 2 + int(b[1])
+	return fingerprint{digest: b[2:n], kind: string(b[n:])}, true
+}
+
+// kindOf gives the kind of the job that has a key, from its fence's fingerprint and scope.
+func kindOf(stored []byte, scope string) string {
+	if f, _ := readFingerprint(stored); f.kind != "" {
+		return f.kind
+	}
+	return scope
+}
+
+// sameKind compares the kinds of a stored fingerprint and a new one, and samePayload their payloads. What is unknown in one
+// of the two counts as equal.
+func sameKind(stored, now []byte) bool {
+	a, known := readFingerprint(stored)
+	b, ok := readFingerprint(now)
+	return !known || !ok || a.kind == b.kind
+}
+
+func samePayload(stored, now []byte) bool {
+	a, known := readFingerprint(stored)
+	b, ok := readFingerprint(now)
+	return !known || !ok || len(a.digest) == 0 || len(b.digest) == 0 || bytes.Equal(a.digest, b.digest)
+}
+
+// A mismatch says what differs. Only for a mismatch is the first job's payload read, if it still exists.
+
+// How many paths the text of a mismatch names, and how many bytes of each name in them.
+const (
+	maxDiffering  = 10
+	maxNameInPath = 60
+)
+
+// refusal is a job whose key is taken by different work.
+type refusal struct {
+	err *MismatchError
+	job *encoded
+	as  []string // Job.Fields
+}
+
+// explain fills in the differences between the jobs that were refused and those that have their keys.
+func (q *Queue) explain(ctx context.Context, db DB, refusals []refusal) error {
+	const read = `
+select u.n, p.payload, p.payload_bytes
+  from unnest($1::bigint[]) with ordinality as u(id, n)
+ cross join lateral (
+       (select j.payload::text as payload, j.payload_bytes from onceq.jobs j where j.id = u.id)
+       union all
+       (select h.payload::text, h.payload_bytes from onceq.job_history h where h.id = u.id)
+       limit 1) p`
+	refusals = slices.DeleteFunc(refusals, func(r refusal) bool { return r.err.Kind != r.err.ExistingKind })
+	if len(refusals) == 0 {
+		return nil
+	}
+	ids := make([]int64, len(refusals))
+	for n, r := range refusals {
+		ids[n] = r.err.Existing.ID
+		r.err.Detail = "the first job's payload is no longer stored, so what differs is not known"
+	}
+	err := q.send(ctx, db, asIs, read, []any{ids}, each(func(rows pgx.Rows) error {
+		var n int64
+		var payload *string
+		var raw []byte
+		if err := rows.Scan(&n, &payload, &raw); err != nil {
+			return err
+		}
+		r := refusals[n-1]
+		r.err.Detail, r.err.Differ = difference(payload, r.job, r.as)
+		return nil
+	}))
+	if err != nil {
+		return fmt.Errorf("onceq: reading the payload of a taken key: %w", err)
+	}
+	return nil
+}
+
+// difference compares the first job's payload, nil if it is bytes, with the payload of a job that was refused.
+func difference(first *string, e *encoded, fields []string) (detail string, paths []string) {
+	switch {
+	case first == nil && e.bytes != nil:
+		return "their bytes differ", nil
+	case first == nil || e.bytes != nil:
+		return "one is bytes and the other JSON", nil
+	}
+	now, err := canonicalValue(e.json, fields)
+	then, no := canonicalValue(*first, fields)
+	switch {
+	case err != nil || no != nil: // only the first job's can fail: it is not an object, and Fields names members
+		return "", []string{"$"}
+	}
+	paths = differing("$", then, now, nil)
+	switch n := len(paths); {
+	case n == 0:
+		return "they agree in the members that are compared now, but others were compared when the first job was enqueued", nil
+	case n > maxDiffering:
+		return "and in other members", paths[:maxDiffering]
+	}
+	return "", paths
+}
+
+// canonicalValue decodes JSON so that equal numbers become equal texts.
+func canonicalValue(text string, fields []string) (v any, err error) {
+	canonical, err := jsonb.Scan([]byte(text), true, fields)
+	if err != nil {
+		return nil, err
+	}
+	d := json.NewDecoder(bytes.NewReader(canonical))
+	d.UseNumber()
+	return v, d.Decode(&v)
+}
+
+// differing appends the paths at which two values differ, and stops after maxDiffering.
+func differing(path string, a, b any, paths []string) []string {
+	if len(paths) > maxDiffering {
+		return paths
+	}
+	switch x := a.(type) {
+	case map[string]any:
+		if y, ok := b.(map[string]any); ok {
+			names := slices.AppendSeq(slices.Collect(maps.Keys(x)), maps.Keys(y))
+			slices.Sort(names)
+			for _, name := range slices.Compact(names) {
+				v, in := x[name]
+				w, too := y[name]
+				if at := path + "." + pathName(name); in && too {
+					paths = differing(at, v, w, paths)
+				} else {
+					paths = append(paths, at)
+				}
+			}
+			return paths
+		}
+	case []any:
+		if y, ok := b.([]any); ok {
+			for i := range min(len(x), len(y)) {
+				paths = differing(path+"["+strconv.Itoa(i)+"]", x[i], y[i], paths)
+			}
+			if len(x) != len(y) { // everything after the end of the shorter one
+				paths = append(paths, path+"["+strconv.Itoa(min(len(x), len(y)))+"]")
+			}
+			return paths
+		}
+	default:
+		if a == b {
+			return paths
+		}
+	}
+	return append(paths, path)
+}
+
+var plainName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+
+// pathName gives a member's name as it stands in a path: in quotes if it could be misread, and cut if it is long.
+func pathName(name string) string {
+	if len(name) > maxNameInPath {
+		name = strings.ToValidUTF8(name[:maxNameInPath], "") + "…"
+	}
+	if plainName.MatchString(name) {
+		return name
+	}
+	return strconv.Quote(name)
+}
