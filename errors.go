@@ -178,16 +178,25 @@ func (e *LeaseError) Error() string {
 // Is makes errors.Is(err, ErrLeaseLost) true.
 func (e *LeaseError) Is(target error) bool { return target == ErrLeaseLost }
 
-// InFlightError says that somebody else is doing this work right now. Try again after RetryAfter. It matches ErrInFlight.
+// InFlightError says that somebody else is doing this work right now, or may still be doing it. Try again after RetryAfter.
+// It matches ErrInFlight.
 type InFlightError struct {
 	Scope, Key string    // of a fence outside jobs
 	JobID      int64     // of a job's effect
 	Effect     string    // the name of that effect
 	Until      time.Time // the holder's lease ends then, by the database's clock
 	RetryAfter time.Duration
+
+	// Detail says why the outcome of an earlier call is unknown, if that call has reported it and the policy is Ask: the
+	// provider is asked after RetryAfter. Before that the call may still be under way, and a "no" would prove nothing.
+	Detail string
 }
 
 func (e *InFlightError) Error() string {
+	if e.Detail != "" {
+		return fmt.Sprintf("onceq: %s: outcome unknown; the provider is asked in %s, when the earlier call can no longer be under way: %s",
+			subject(e.Scope, e.Key, e.JobID, e.Effect), e.RetryAfter.Round(100*time.Millisecond), e.Detail)
+	}
 	return fmt.Sprintf("onceq: %s is in flight; try again after %s", subject(e.Scope, e.Key, e.JobID, e.Effect), e.RetryAfter)
 }
 

@@ -136,7 +136,11 @@ func checkName(field, name string, limit int) error {
 	case name == "":
 		return invalid(field, "is empty")
 	case len(name) > limit:
-		return invalid(field, "has %d bytes; at most %d", len(name), limit)
+		advice := "choose a shorter one"
+		if field == "Key" {
+			advice = "use a hash of it instead, such as SHA-256 in hex"
+		}
+		return invalid(field, "has %d bytes; at most %d: %s", len(name), limit, advice)
 	case strings.TrimSpace(name) == "":
 		return invalid(field, "is only white space")
 	}

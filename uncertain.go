@@ -140,7 +140,7 @@ const (
 // judge decides from a taken fence's row: it fills in a replay in c, returns an error, or says what to do.
 func (f *Fence) judge(ctx context.Context, c *FenceLease, r fenceRow, asking bool) (doubt, error) {
 	alive := r.state == fenceClaimed && r.until.After(r.now)
-	inFlight := func(rest time.Duration) error {
+	inFlight := func(rest time.Duration) *InFlightError {
 		e := &InFlightError{Until: r.until, RetryAfter: max(0, rest)}
 		e.Scope, e.Key, e.JobID, e.Effect = f.subject()
 		return e
@@ -181,7 +181,11 @@ func (f *Fence) judge(ctx context.Context, c *FenceLease, r fenceRow, asking boo
 	case p.ask != nil:
 		// The request of an earlier claim may still be under way: a "no" would prove nothing yet.
 		if rest := r.until.Add(effectGrace).Sub(r.now); rest > 0 {
-			return none, inFlight(rest)
+			e := inFlight(rest)
+			if r.state == fenceUncertain {
+				e.Detail = r.detail
+			}
+			return none, e
 		}
 		return running, nil
 	case p.hold || r.now.Sub(r.since) >= p.within():

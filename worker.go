@@ -149,7 +149,7 @@ func (w *Worker) addHandlers(handlers []Handler) error {
 			return errors.New("onceq: a zero Handler; make one with Kind.Handle")
 		}
 		if w.handlers[h.kind] != nil {
-			return fmt.Errorf("onceq: two handlers for kind %q", h.kind)
+			return fmt.Errorf("onceq: two handlers for kind %q; a worker has one handler for each kind: remove one, or give one of them a kind of another name", h.kind)
 		}
 		w.handlers[h.kind] = &h
 		w.kinds = append(w.kinds, h.kind)
@@ -231,8 +231,9 @@ func (w *Worker) tuneQueues(size int) error {
 // If all handlers return when their context ends, Run returns when they have returned and their outcomes are stored; it
 // tries to store them for as long as a lease. If some do not return, Run returns at most ShutdownTimeout and 20 seconds
 // after the end of ctx: 5 s for cancelled handlers to return, 5 s for outcomes, and 10 s to close its own connections.
-// Outcomes that could not be stored by then are lost, and their jobs run again when their leases have run out. If the
-// database does not answer, this can take a lease longer, because of a claim that is under way.
+// Then Run gives up. It does not know whether the database has stored the last outcomes that it sent; jobs whose outcome is
+// not stored run again when their leases have run out. If the database does not answer, Run can take a lease longer,
+// because of a claim that is under way.
 //
 // Once Run has started, it does not return because the database is lost: it continues when the database is back.
 func (w *Worker) Run(ctx context.Context) error { return w.run(ctx, -1) }

@@ -34,6 +34,14 @@ func TestMistakes(t *testing.T) {
 		require.ErrorAs(t, err, &bad)
 		require.ErrorContains(t, err, `of "k" has no function`)
 	}
+
+	h := kind.Handle(func(context.Context, *onceq.Lease, int) error { return nil })
+	_, err = onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, h, h)
+	require.ErrorContains(t, err, `two handlers for kind "k"; a worker has one handler for each kind: remove one`)
+	_, err = db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Key: strings.Repeat("k", 600)})
+	require.ErrorContains(t, err, "Key has 600 bytes; at most 512: use a hash of it")
+	_, err = db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: strings.Repeat("k", 600)})
+	require.ErrorContains(t, err, "Kind has 600 bytes; at most 128: choose a shorter one")
 }
 
 // Without tables every call says so, and what to do.

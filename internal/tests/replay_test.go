@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -806,6 +807,26 @@ func TestOnce_AnErrorInFlightSpendsNoAttempt(t *testing.T) {
 	fenceOK(t, "Once", err)
 	if n := fenceGet[int](t, db.Pool, `select attempts::int from onceq.jobs`); n != 0 {
 		t.Errorf("%d attempts spent", n)
+	}
+}
+
+// After a failure that its call reported, an effect under Ask waits until the call can no longer be under way, and says so.
+func TestOnce_SaysWhyAskWaits(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	fenceJob(t, db, "a")
+	l := fenceLease(t, db)
+	ask := onceq.OnUncertain(onceq.Ask(func(context.Context, string) (any, bool, error) { panic("asked too early") }))
+	_, err := onceq.Once(t.Context(), l, "charge", func(context.Context, string) (int, error) { return 0, errors.New("bad gateway") }, ask)
+	fenceWant(t, "Once", err, onceq.ErrUncertain)
+	l = fenceRedeliver(t, db)
+	_, err = onceq.Once(t.Context(), l, "charge", func(context.Context, string) (int, error) { panic("twice") }, ask)
+	var inFlight *onceq.InFlightError
+	if !errors.As(err, &inFlight) || inFlight.Detail != "bad gateway" {
+		t.Fatal(err)
+	}
+	if m := regexp.MustCompile(`^onceq: effect "charge" of job \d+: outcome unknown; the provider is asked in [0-9.]+s, when the earlier call can no longer be under way: bad gateway$`); !m.MatchString(err.Error()) {
+		t.Error(err)
 	}
 }
 

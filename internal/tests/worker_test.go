@@ -1477,3 +1477,24 @@ func TestWorker_DefaultsOfTheDatabase(t *testing.T) {
 	_, err = reaper.RunOnce(t.Context())
 	require.NoError(t, err)
 }
+
+// The commit of an outcome is slower than the lease, and cannot be cancelled: it is stored although nobody hears of it.
+func TestOutcome_StoredAfterItsWriterGaveUp(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	must[pgconn.CommandTag](t)(owner(t, db).Exec(t.Context(), `
+		create function slow() returns trigger language plpgsql as $$ begin
+			perform pg_advisory_xact_lock(1); return null;
+			exception when query_canceled then perform pg_advisory_xact_lock(1); return null; end $$;
+		create constraint trigger slow after delete on jobs deferrable initially deferred for each row execute function slow()`))
+	gate := begin(t, db)
+	must[pgconn.CommandTag](t)(gate.Exec(t.Context(), `select pg_advisory_xact_lock(1)`))
+	add(t, db, onceq.Job{})
+	w := start(t, db, onceq.WorkerConfig{Lease: time.Second}, handle(func(context.Context, *onceq.Lease) error { return nil }))
+	eventually(t, "an error in the log", func() bool { return strings.Contains(w.logged(), "level=ERROR") })
+	require.Contains(t, w.logged(), "not known whether outcomes were stored")
+	commit(t, gate)
+	until(t, db, noJobs)
+	require.NoError(t, w.stop())
+	require.Equal(t, 1, w.count(onceq.EventClaimed))
+}
