@@ -212,7 +212,7 @@ type Request struct {
 	// a provider that the handler calls directly; Transport derives a key from it for each call. With HandlerTx it is
 	// good for this run only: a rollback undoes the claim, and the next run has another key. So put calls to a provider
 	// into a job there.
-	Claim *onceq.FenceLease
+	Lease *onceq.FenceLease
 
 	committed, notApplied bool
 }
@@ -397,7 +397,7 @@ func (m *Middleware) Handler(h http.Handler) http.Handler {
 		ctx, cancel := m.deadline(context.WithoutCancel(r.Context())) // limits a policy that asks, too
 		defer cancel()
 		stored, err := onceq.Do(ctx, m.q, a.spec, func(ctx context.Context, c *onceq.FenceLease) (*Response, error) {
-			a.Claim = c
+			a.Lease = c
 			rec := newRecorder(w.Header(), m.cfg.MaxResponse)
 			in := a.in(ctx)
 			defer removeFiles(in, r)

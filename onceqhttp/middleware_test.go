@@ -497,7 +497,7 @@ func TestHandler_UnknownOutcomeIsDecidedByThePolicy(t *testing.T) {
 			defer free()
 			m := middleware(t, db.Queue, onceqhttp.Config{Policy: policy})
 			s := serve(t, "POST /o/{id}", m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				keys <- onceqhttp.FromContext(r.Context()).Claim.IdempotencyKey()
+				keys <- onceqhttp.FromContext(r.Context()).Lease.IdempotencyKey()
 				if hangs.next() == 1 {
 					<-hang
 				}
@@ -830,7 +830,7 @@ func TestHandler_KeepsItsLeaseAlive(t *testing.T) {
 	open := sync.OnceFunc(func() { close(gate) }) // also if the test fails: the server waits for its handlers
 	defer open()
 	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{Lease: 15 * time.Second}).Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		entered <- onceqhttp.FromContext(r.Context()).Claim.Until
+		entered <- onceqhttp.FromContext(r.Context()).Lease.Until
 		<-gate
 	})))
 	first := make(chan answer, 1)

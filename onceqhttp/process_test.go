@@ -46,7 +46,7 @@ func TestServerProcess(t *testing.T) {
 	}
 	pool, q := conformance.TakeOver(t, raw)
 	work := func(ctx context.Context, db onceq.DB, r *http.Request) error {
-		if _, err := db.Exec(ctx, `insert into effects values ($1)`, onceqhttp.FromContext(ctx).Claim.IdempotencyKey()); err != nil {
+		if _, err := db.Exec(ctx, `insert into effects values ($1)`, onceqhttp.FromContext(ctx).Lease.IdempotencyKey()); err != nil {
 			return err
 		}
 		if r.Header.Get("X-Hang") == "handler" {

@@ -129,7 +129,7 @@ func (m *Middleware) transaction(ctx context.Context, w http.ResponseWriter, r *
 			}
 			return func() { m.answer(w, r, stored, err) }
 		}
-		a.Claim, xid = c, id
+		a.Lease, xid = c, id
 		in = a.in(ctx)
 	}
 	rec := newRecorder(w.Header(), m.cfg.MaxResponse)
@@ -152,7 +152,7 @@ func (m *Middleware) transaction(ctx context.Context, w http.ResponseWriter, r *
 		return func() { first.replace(w, r) }
 	}
 	if a != nil {
-		if err := a.Claim.Complete(ctx, tx, stored); err != nil {
+		if err := a.Lease.Complete(ctx, tx, stored); err != nil {
 			var invalid *onceq.InvalidError
 			if errors.As(err, &invalid) {
 				return func() { m.responseTooLarge(w, nothingDone) }
@@ -235,7 +235,7 @@ func (m *Middleware) hold(ctx context.Context, a *admitted) error {
 	if err != nil {
 		return err
 	}
-	c := a.Claim
+	c := a.Lease
 	for range 2 {
 		if err := c.Uncertain(ctx, nil, errEnded); err != nil && !errors.Is(err, onceq.ErrLeaseLost) {
 			return err

@@ -187,7 +187,7 @@ func TestTransport_SendsNoKeyOfATransaction(t *testing.T) {
 	p := provider(t)
 	claims := make(chan string, 2)
 	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{}).HandlerTx(db.Pool, func(w http.ResponseWriter, r *http.Request, _ pgx.Tx) error {
-		claims <- onceqhttp.FromContext(r.Context()).Claim.IdempotencyKey()
+		claims <- onceqhttp.FromContext(r.Context()).Lease.IdempotencyKey()
 		_, err := p.call(r.Context(), &onceqhttp.Transport{}, "POST", "/charge")
 		assert.NoError(t, err)
 		w.WriteHeader(502)

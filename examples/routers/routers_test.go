@@ -81,7 +81,7 @@ func each(t *testing.T, test func(t *testing.T, s *shop, pattern string)) {
 							return routers.Charge{}, err
 						}
 					}
-					return routers.Charge{ID: onceqhttp.FromContext(ctx).Claim.IdempotencyKey()}, nil
+					return routers.Charge{ID: onceqhttp.FromContext(ctx).Lease.IdempotencyKey()}, nil
 				},
 				Refund: func(context.Context, string) error {
 					s.refunds.Add(1)
@@ -299,7 +299,7 @@ func TestRouters_ErrorsOfTheHandler(t *testing.T) {
 	each(t, func(t *testing.T, s *shop, _ string) {
 		var key []string
 		s.charge = func(ctx context.Context, _ string) error {
-			key = append(key, onceqhttp.FromContext(ctx).Claim.IdempotencyKey())
+			key = append(key, onceqhttp.FromContext(ctx).Lease.IdempotencyKey())
 			if len(key) == 1 {
 				return errors.New("reset by peer")
 			}
