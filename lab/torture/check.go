@@ -117,6 +117,7 @@ func check(h *history) *verdict {
 	claims := map[int64]map[int64]bool{}
 	keyToken := map[string]int64{}
 	liveOfKey := map[string]int64{}
+	back := false // the sequence was set back
 	for _, s := range h.Trail {
 		switch s.What {
 		case "accepted":
@@ -156,8 +157,12 @@ func check(h *history) *verdict {
 		case "gone":
 			if liveOfKey[s.Key] == s.Job {
 				delete(liveOfKey, s.Key)
+				if back { // its fence may be pruned before the sequence has reached its token again
+					delete(keyToken, s.Key)
+				}
 			}
 		case setBack: // nothing knows of tokens of a key whose fence was pruned
+			back = true
 			maps.DeleteFunc(keyToken, func(key string, _ int64) bool { return liveOfKey[key] == 0 })
 		}
 	}

@@ -39,8 +39,10 @@ func (v *verdict) checkRequests(h *history) {
 	byKey := map[string][]*use{}
 	last := map[string]int64{} // token of a key
 	var all []*use
+	back := false // the sequence was set back
 	for _, s := range h.Fences {
 		if s.What == setBack { // nothing knows of the tokens of a key that was pruned
+			back = true
 			maps.DeleteFunc(last, func(key string, _ int64) bool {
 				uses := byKey[key]
 				return uses[len(uses)-1].gone
@@ -80,6 +82,9 @@ func (v *verdict) checkRequests(h *history) {
 		}
 		if s.What == "gone" {
 			u.gone = true
+			if back { // the sequence may not have reached its token again
+				delete(last, s.Key)
+			}
 			if u.state != "completed" && u.state != "released" {
 				v.violation(vLost, "%s is gone while it was %s", s.Key, u.state)
 			}

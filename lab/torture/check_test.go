@@ -258,6 +258,17 @@ func TestCheck_AllowsWhatIsRight(t *testing.T) {
 			}
 			h.Calls[6].Token, h.Calls[7].Token = 2, 3
 		},
+		"a key that was pruned after the sequence was set back has a smaller token": func(h *history) {
+			h.Fences = slices.Insert(h.Fences, 0, fenceStep{What: setBack})
+			for i := range h.Fences {
+				if f := &h.Fences[i]; i > 8 && f.Token == 5 {
+					f.Token = 2
+				} else if i > 8 && f.Token == 6 {
+					f.Token = 3
+				}
+			}
+			h.Calls[6].Token, h.Calls[7].Token = 2, 3
+		},
 		"an id was given out again": func(h *history) {
 			again := int64(jobB + 1)
 			h.Trail = append(h.Trail, step{What: setBack}, step{What: "accepted", Job: again, Work: "ask/7/1", Op: "7"},
