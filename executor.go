@@ -28,6 +28,7 @@ type executor struct {
 	tasks     *taskSet
 	outbox    *outbox
 	watch     *poolWatch
+	stop      context.CancelCauseFunc // ends the run as the end of Run's context does, and says why
 
 	stopping atomic.Bool    // no handler is started any more; set once, by Run when it ends
 	handling sync.WaitGroup // goroutines that run handlers
@@ -316,6 +317,9 @@ func (x *executor) runTx(tasks []*task, h *Handler) {
 			x.end(tasks[0], outcome{lease: tasks[0].lease, state: StateWaiting})
 		default:
 			var notBegun *notBegunError
+			if errors.As(err, &notBegun) && lazytx.PoolClosed(err) {
+				x.stop(errPoolClosed)
+			}
 			if errors.As(err, &notBegun) && ctx.why() == nil {
 				err = &retryAfter{d: time.Second, err: err, free: true}
 			}

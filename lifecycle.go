@@ -67,6 +67,8 @@ func (r *run) work(ctx context.Context, limit int) (failed, left error) {
 	defer r.giveUp()
 	defer r.cancel(errShutdown)
 	defer q.ends(r.id)
+	ctx, r.exec.stop = context.WithCancelCause(ctx)
+	defer r.exec.stop(nil)
 	for _, c := range r.claimers {
 		if s := c.feed.slots; s.pooled {
 			q.connections.join(s)
@@ -87,6 +89,9 @@ func (r *run) work(ctx context.Context, limit int) (failed, left error) {
 	case <-drained:
 	}
 	left = r.end()
+	if errors.Is(context.Cause(ctx), errPoolClosed) {
+		return errPoolClosed, left
+	}
 	if r.drain != nil && r.drain.cutShort {
 		left = errors.Join(left, fmt.Errorf("onceq: Drain ended with work left: %w", context.Cause(ctx)))
 	}

@@ -82,7 +82,10 @@ const (
 	conflictTries      = 10 // how often a handler runs whose transaction Postgres wants run again
 )
 
-var errShutdown = errors.New("onceq: the worker is shutting down")
+var (
+	errShutdown   = errors.New("onceq: the worker is shutting down")
+	errPoolClosed = errors.New("onceq: the pool was closed while a worker was running; stop workers before you close it")
+)
 
 // Worker runs handlers for the jobs of one or more queues. Any number of workers, in any number of processes and of
 // different versions of the application, may work the same queues.
@@ -235,7 +238,8 @@ func (w *Worker) tuneQueues(size int) error {
 // not stored run again when their leases have run out. If the database does not answer, Run can take a lease longer,
 // because of a claim that is under way.
 //
-// Once Run has started, it does not return because the database is lost: it continues when the database is back.
+// Once Run has started, it does not return because the database is lost: it continues when the database is back. A pool that
+// is closed never comes back: if a transactional handler needs it, Run stops as if ctx had ended, and returns an error.
 func (w *Worker) Run(ctx context.Context) error { return w.run(ctx, -1) }
 
 // Drain works like Run until limit jobs have been claimed, or until nothing is due and no handler that could enqueue more

@@ -21,6 +21,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/puddle/v2"
 
 	"github.com/onceq/onceq/internal/sqlstate"
 )
@@ -231,6 +232,9 @@ func (tx *Tx) acquire(ctx context.Context) (err error) {
 	tx.link.Store(tx.raw)
 	return nil
 }
+
+// PoolClosed reports whether err says that the pool is closed. pgxpool passes on its own pool's error for that.
+func PoolClosed(err error) bool { return errors.Is(err, puddle.ErrClosedPool) }
 
 func (tx *Tx) replace(ctx context.Context) error {
 	tx.replaced = true

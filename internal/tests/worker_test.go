@@ -1498,3 +1498,50 @@ func TestOutcome_StoredAfterItsWriterGaveUp(t *testing.T) {
 	require.NoError(t, w.stop())
 	require.Equal(t, 1, w.count(onceq.EventClaimed))
 }
+
+// A pool that is closed under a running worker never comes back, so Run ends. Nothing is lost, and nothing runs twice.
+func TestRun_EndsWithAnErrorWhenItsPoolIsClosed(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	pool := must[*pgxpool.Pool](t)(pgxpool.NewWithConfig(t.Context(), db.Pool.Config()))
+	own := *db
+	own.Pool = pool
+	var ran sync.Map // id: how often
+	began, leave := make(chan int64, 1), make(chan struct{})
+	handler := handleTx(func(_ context.Context, _ pgx.Tx, l *onceq.Lease) error {
+		n, _ := ran.LoadOrStore(l.ID, new(atomic.Int32))
+		n.(*atomic.Int32).Add(1)
+		select {
+		case began <- l.ID:
+			<-leave
+		default:
+		}
+		return nil
+	})
+	w := start(t, &own, onceq.WorkerConfig{Lease: steady}, handler)
+	first := add(t, db, onceq.Job{})
+	eventually(t, "the first job", func() bool { return len(began) == 1 })
+	closed := make(chan struct{})
+	go func() { pool.Close(); close(closed) }()
+	eventually(t, "the pool is closed", func() bool {
+		conn, err := pool.Acquire(t.Context())
+		if err == nil {
+			conn.Release()
+		}
+		return err != nil
+	})
+	second := add(t, db, onceq.Job{})
+	eventually(t, "the second job finds the pool closed", func() bool { return w.count(onceq.EventDeferred) > 0 })
+	close(leave)
+	err := receive(t, w.ended)
+	w.ended <- err
+	require.EqualError(t, err, "onceq: the pool was closed while a worker was running; stop workers before you close it")
+	receive(t, closed)
+	require.Equal(t, second, sqlOne[int64](t, db, `select id from onceq.jobs where attempts = 0 and leased_until is null`))
+	db.Advance(time.Minute)
+	db.RunOne(handler)
+	for _, id := range []int64{first, second} {
+		n, _ := ran.Load(id)
+		require.EqualValues(t, 1, n.(*atomic.Int32).Load())
+	}
+}
