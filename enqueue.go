@@ -32,8 +32,8 @@ type Result struct {
 // usable. A job that cannot be stored is an *InvalidError, before anything is sent.
 //
 // A worker that waits is notified of the job when the job is committed. On a server where transactions can be prepared
-// (max_prepared_transactions, 0 by default) a notification would make PREPARE TRANSACTION fail. There only calls outside a
-// transaction notify; workers find other jobs by polling, every quarter of a second unless WorkerConfig.PollInterval says
+// (max_prepared_transactions, 0 by default) a notification would make PREPARE TRANSACTION fail. There only calls on a
+// pool, or on a connection outside a transaction, notify; workers find other jobs by polling, every quarter of a second unless WorkerConfig.PollInterval says
 // otherwise.
 //
 // While another transaction is open that took the same key, or that completes the job that has it, Enqueue waits for that
@@ -56,7 +56,7 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err erro
 	}
 	var id int64
 	var delayed, quiet bool // quiet: nobody was notified
-	statement, args, asked := q.insertOne(&e, false, opener(db) != nil)
+	statement, args, asked := q.insertOne(&e, false, outside(db))
 	switch err := q.queryRow(ctx, db, statement, args, &id, &delayed, &quiet); {
 	case err == nil:
 		if quiet && !delayed {
@@ -117,13 +117,16 @@ func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) (_ []Result,
 	for i := range places {
 		places[i] = i
 	}
-	own := opener(db) != nil
-	within := func(ctx context.Context, db DB, fn func(DB) error) error { return atomically(ctx, db, asIs, fn) }
-	if _, rest := chunk(all, places); len(rest) == 0 && !keyed {
-		within = func(_ context.Context, db DB, fn func(DB) error) error { return fn(db) } // one statement is atomic by itself
+	var begin txBeginner
+	own := outside(db)
+	if _, rest := chunk(all, places); len(rest) > 0 || keyed { // otherwise one statement, which is atomic by itself
+		if begin, err = opener(ctx, db); err != nil {
+			return nil, err
+		}
+		own = begin != nil
 	}
 	var refusal error
-	err = within(ctx, db, func(db DB) error {
+	err = inOne(ctx, begin, db, asIs, func(db DB) error {
 		var refused []error
 		part, rest := chunk(all, places)
 		if len(rest) > 0 && keyed {
@@ -723,7 +726,7 @@ func (q *Queue) settle(ctx context.Context, db DB, jobs []Job, all []encoded, id
 				return nil, fmt.Errorf("onceq: drawing an id: %w", err)
 			}
 		}
-		if left, err = q.insertMany(ctx, db, all, ids, results, again, true, opener(db) != nil); err != nil {
+		if left, err = q.insertMany(ctx, db, all, ids, results, again, true, outside(db)); err != nil {
 			return nil, err
 		}
 	}

@@ -91,7 +91,7 @@ func (l *Lease) Complete(ctx context.Context, db DB) error {
 	}
 	statement, args := l.completion()
 	err := l.q.send(ctx, db, asIs, statement, args, noRows)
-	if opener(db) != nil && ctx.Err() == nil && fromDefaults(err) {
+	if own(db) != nil && ctx.Err() == nil && fromDefaults(err) {
 		err = l.q.send(ctx, db, hot, statement, args, noRows)
 	}
 	return l.completed(ctx, err)

@@ -128,8 +128,15 @@ func (l *Lease) Lock(ctx context.Context, db DB) error {
 	if l.inTx {
 		return errInTx
 	}
-	if db == nil || opener(db) != nil {
-		return invalid("Lock", "needs a transaction, in which the job stays locked")
+	errNoTx := invalid("Lock", "needs a transaction, in which the job stays locked")
+	if db == nil {
+		return errNoTx
+	}
+	switch begin, err := opener(ctx, db); {
+	case err != nil:
+		return err
+	case begin != nil:
+		return errNoTx
 	}
 	err := l.q.send(ctx, db, asIs, lockJob, []any{lazytx.IdleLimit(l.timeout), l.ID, l.claims, l.holder}, noRows)
 	switch {

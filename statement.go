@@ -7,22 +7,26 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceq/onceq/internal/sqlstate"
 )
 
-// How the library's own statements are sent. In a caller's transaction a statement is sent as it is. Anywhere else it is
-// sent in a transaction of its own, together with settings, in one round trip; how is called a way. There are five ways,
-// and send is the only function that sends. Not sent by it are: a batch that belongs to the caller (EnqueueInBatch,
-// CompleteInBatch), the transaction of a handler (tx.go), and LISTEN.
+// How the library's own statements are sent. On a pool, and on a connection that is in no transaction, a statement is sent
+// in a transaction of its own, together with settings, in one round trip; how is called a way. On every other handle it is
+// sent as it is, by itself: only the caller knows what the handle is. It may be a transaction, or a pool that follows a
+// transaction in the context, and then a commit or a setting of onceq's would be the caller's too. Background work needs
+// nothing else, because it runs on the pool that New was given. A call of several statements (EnqueueMany with keys,
+// Resolve, ResolveMany) needs a transaction: see opener.
+//
+// All of this is in send and inOne. Sent without them are: a batch that belongs to the caller (EnqueueInBatch,
+// CompleteInBatch), the transaction of a handler (tx.go), LISTEN and its UNLISTEN (listen.go).
 //
 // Tricks that steer the planner, each with the test that fails without it:
 //
 //   - guardPlans: only index scans and nested loops. A plan may be made while the tables are empty and used when they hold
 //     millions of rows. TestTrap_PlansScanNoTableWhateverTheStatistics; for reads TestTrapStatsReadsBoundedRangesOfIndexes;
-//     that every handle gets them, TestTrap_AWrappedPoolKeepsThePlannerGuards.
+//     which handles get them, TestTrap_OnlyPgxsOwnHandlesGetThePlannerGuards.
 //   - jit off, in guardPlans: a generic plan assumes that a limit that it does not know is a tenth of the rows, and with
 //     some millions of jobs Postgres then spends 15 ms on compiling each claim of a millisecond.
 //     TestTrap_PlansScanNoTableWhateverTheStatistics.
@@ -43,12 +47,11 @@ import (
 //
 // TestStatement_WhatIsSentForEveryJob compares what is sent for every job byte for byte.
 
-// way is how a statement is sent if no transaction of a caller is open.
+// way is how a statement is sent on a pool, or on a connection that is in no transaction.
 type way struct {
-	begin    string        // "" for none: what is sent in one message is one transaction by itself, and works on a standby too
-	options  pgx.TxOptions // the same as begin, for handles that send one statement at a time
-	settings string        // what is sent before the statement; "" for none, and then no transaction is opened
-	clock    *time.Time    // gets the database's time just before the statement, if the settings return it
+	begin    string     // "" for none: what is sent in one message is one transaction by itself, and works on a standby too
+	settings string     // what is sent before the statement; "" for none, and then no transaction is opened
+	clock    *time.Time // gets the database's time just before the statement, if the settings return it
 }
 
 var (
@@ -56,19 +59,17 @@ var (
 	asIs = way{}
 
 	// hot is for the statements that run for every job, and for other statements whose plans do not depend on their values.
-	hot = way{begin: beginOwn, options: ownOptions, settings: hotPlans + `, ` + noLimits}
+	hot = way{begin: beginOwn, settings: hotPlans + `, ` + noLimits}
 
 	// rare is the same for statements whose plans do depend on their values.
-	rare = way{begin: beginOwn, options: ownOptions, settings: guardPlans + `, ` + noLimits}
+	rare = way{begin: beginOwn, settings: guardPlans + `, ` + noLimits}
 
 	// reading is for looking at large tables on behalf of people. It keeps the time limits of the role.
-	reading = way{options: pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}, settings: guardPlans}
+	reading = way{settings: guardPlans}
 
 	// checking is for reading the schema's version, before anything is known about it.
-	checking = way{begin: beginOwn, options: ownOptions, settings: `select ` + noLimits}
+	checking = way{begin: beginOwn, settings: `select ` + noLimits}
 )
-
-var ownOptions = pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}
 
 // beginOwn opens a transaction of the library's own, in the same round trip as its statement. The isolation level does not
 // depend on the database's default.
@@ -106,102 +107,98 @@ select set_config('enable_seqscan', split_part(p, ',', 1), true), set_config('en
        set_config('jit', split_part(p, ',', 5), true)
   from current_setting('onceq.plans') as p`
 
-// What some handles on the database have in addition to DB.
 type (
-	batcher interface {
-		SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
-	}
-	beginner interface {
-		Begin(ctx context.Context) (pgx.Tx, error)
-	}
 	txBeginner interface {
 		BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 	}
+	ownable interface {
+		txBeginner
+		SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+	}
 )
 
-// opener is the only test of whether onceq may open a transaction on db. It returns the handle that opens one, or nil if db
-// is a transaction, has one open, or may be or have one. Pools are often wrapped, for tracing for example, so what counts
-// is what a handle can do: a handle with Commit is a transaction, a connection knows whether it is in one, and only a pool
-// or a connection has BeginTx.
-func opener(db DB) txBeginner {
-	if inTransaction(db) {
-		return nil
-	}
-	begin, _ := db.(txBeginner)
-	return begin
-}
-
-// inTransaction reports whether db is known to be a transaction, or to have one open.
-func inTransaction(db DB) bool {
+// own returns db if onceq may send a begin and a commit of its own there, and nil otherwise. Only types of pgx count: what a
+// wrapper around one does with a statement, nobody knows.
+func own(db DB) ownable {
 	switch db := db.(type) {
-	case interface{ Commit(context.Context) error }:
-		return true
-	case interface{ PgConn() *pgconn.PgConn }: // *pgx.Conn
-		return db.PgConn().TxStatus() != 'I'
-	case interface{ Conn() *pgx.Conn }: // *pgxpool.Conn
-		return db.Conn().PgConn().TxStatus() != 'I'
+	case *pgxpool.Pool:
+		return db
+	case *pgxpool.Conn:
+		if db.Conn().PgConn().TxStatus() == 'I' {
+			return db
+		}
+	case *pgx.Conn:
+		if db.PgConn().TxStatus() == 'I' {
+			return db
+		}
 	}
-	return false
+	return nil
 }
 
-// send sends a statement of this package to db, in one of the ways above, and calls read with its rows. A handle without
-// BeginTx and Commit may be a pool or a transaction: it gets guards that are undone after the statement, and nothing else.
+// outside reports whether db is certainly in no transaction of the caller's.
+func outside(db DB) bool {
+	_, never := db.(interface{ NeverInTransaction() }) // onceqsql.DB
+	return never || own(db) != nil
+}
+
+// opener returns what opens a transaction on db, or nil if db is a transaction or may be one. If db has BeginTx but is not
+// known, Postgres says whether a transaction is open where db sends its statements; that takes two round trips.
+func opener(ctx context.Context, db DB) (txBeginner, error) {
+	begin, ok := db.(txBeginner)
+	switch db.(type) {
+	case *pgx.Conn, *pgxpool.Conn:
+		ok = outside(db)
+	}
+	if !ok {
+		return nil, nil
+	}
+	if outside(db) {
+		return begin, nil
+	}
+	// A setting that is local to its transaction is still there if the next statement is in the same one.
+	const set, read = `select set_config('onceq.open', 'on', true) = 'on'`, `select coalesce(current_setting('onceq.open', true), '') = 'on'`
+	var open bool
+	for _, statement := range []string{set, read} {
+		if err := query(ctx, db, statement, nil, row(&open)); err != nil {
+			return nil, fmt.Errorf("onceq: asking whether db is in a transaction: %w", err)
+		}
+	}
+	if open {
+		return nil, nil
+	}
+	return begin, nil
+}
+
+// send sends a statement of this package to db, in one of the ways above, and calls read with its rows.
 func (q *Queue) send(ctx context.Context, db DB, by way, statement string, args []any, read func(pgx.Rows) error) error {
-	if by.settings == "" || inTransaction(db) {
+	own := own(db)
+	if by.settings == "" || own == nil {
 		return q.told(query(ctx, db, q.sql(statement), args, read))
 	}
-	begin, batch := opener(db), &pgx.Batch{}
-	switch sender, batches := db.(batcher); {
-	case batches && begin != nil:
-		if by.begin != "" {
-			batch.Queue(by.begin)
-		}
-		settings := batch.Queue(by.settings)
-		if by.clock != nil {
-			settings.Query(func(rows pgx.Rows) error {
-				if err := rows.Err(); err != nil {
-					return err // rows that failed have no columns to ask for, and panic
-				}
-				columns := make([]any, len(rows.FieldDescriptions()))
-				columns[0] = by.clock
-				return row(columns...)(rows)
-			})
-		}
-		batch.Queue(q.sql(statement), args...).Query(read)
-		if by.begin != "" {
-			batch.Queue("commit")
-		}
-		err := sender.SendBatch(ctx, batch).Close()
-		if err != nil && by.begin != "" && !errors.Is(err, pgx.ErrNoRows) {
-			rollBack(ctx, db)
-		}
-		return q.told(err)
-	case batches:
-		batch.Queue(keepPlans)
-		batch.Queue(q.sql(statement), args...).Query(read)
-		batch.Queue(restorePlans)
-		return q.told(sender.SendBatch(ctx, batch).Close())
-	case begin != nil:
-		return atomically(ctx, db, by, func(db DB) error { return q.send(ctx, db, asIs, statement, args, read) })
+	batch := &pgx.Batch{}
+	if by.begin != "" {
+		batch.Queue(by.begin)
 	}
-	either, ok := db.(beginner)
-	if !ok {
-		return q.send(ctx, db, asIs, statement, args, read)
+	settings := batch.Queue(by.settings)
+	if by.clock != nil {
+		settings.Query(func(rows pgx.Rows) error {
+			if err := rows.Err(); err != nil {
+				return err // rows that failed have no columns to ask for, and panic
+			}
+			columns := make([]any, len(rows.FieldDescriptions()))
+			columns[0] = by.clock
+			return row(columns...)(rows)
+		})
 	}
-	tx, err := either.Begin(ctx) // a transaction, or a savepoint in one
-	if err != nil {
-		return fmt.Errorf("onceq: begin: %w", err)
+	batch.Queue(q.sql(statement), args...).Query(read)
+	if by.begin != "" {
+		batch.Queue("commit")
 	}
-	return ending(ctx, tx, func() error {
-		if _, err := tx.Exec(ctx, keepPlans); err != nil {
-			return err
-		}
-		if err := q.send(ctx, tx, asIs, statement, args, read); err != nil {
-			return err
-		}
-		_, err := tx.Exec(ctx, restorePlans)
-		return err
-	})
+	err := own.SendBatch(ctx, batch).Close()
+	if err != nil && by.begin != "" && !errors.Is(err, pgx.ErrNoRows) {
+		rollBack(ctx, db)
+	}
+	return q.told(err)
 }
 
 // queryRow sends a statement as it is and scans its one row. No row is pgx.ErrNoRows.
@@ -214,34 +211,32 @@ func (q *Queue) guarded(ctx context.Context, db DB, statement string, args []any
 	return q.send(ctx, db, hot, statement, args, row(dest...))
 }
 
-// atomically runs fn in one transaction: the caller's, if db is one, or a new one that begins with the way's settings.
+// atomically runs fn in one transaction: a new one, which begins with the way's settings, or the caller's, if opener has
+// none to offer.
 func atomically(ctx context.Context, db DB, by way, fn func(DB) error) error {
-	begin := opener(db)
+	begin, err := opener(ctx, db)
+	if err != nil {
+		return err
+	}
+	return inOne(ctx, begin, db, by, fn)
+}
+
+// inOne is atomically for a caller that has asked opener.
+func inOne(ctx context.Context, begin txBeginner, db DB, by way, fn func(DB) error) error {
 	if begin == nil {
 		return fn(db)
 	}
-	options := by.options
-	if by.settings == "" {
-		options = ownOptions
-	}
-	tx, err := begin.BeginTx(ctx, options)
+	tx, err := begin.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite})
 	if err != nil {
 		return fmt.Errorf("onceq: begin: %w", err)
 	}
-	return ending(ctx, tx, func() error {
-		if by.settings != "" {
-			if _, err := tx.Exec(ctx, by.settings); err != nil {
-				return fmt.Errorf("onceq: settings: %w", err)
-			}
-		}
-		return fn(tx)
-	})
-}
-
-// ending runs fn, then commits the transaction, or rolls it back if fn returned an error.
-func ending(ctx context.Context, tx pgx.Tx, fn func() error) error {
 	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
-	if err := fn(); err != nil {
+	if by.settings != "" {
+		if _, err := tx.Exec(ctx, by.settings); err != nil {
+			return fmt.Errorf("onceq: settings: %w", err)
+		}
+	}
+	if err := fn(tx); err != nil {
 		return err
 	}
 	if err := tx.Commit(ctx); err != nil {
@@ -251,7 +246,7 @@ func ending(ctx context.Context, tx pgx.Tx, fn func() error) error {
 }
 
 // rollBack ends the transaction that a failed batch has left open on db, if db is a connection. A pool closes such a
-// connection by itself. If db is a wrapped pool, the rollback goes to another connection, on which no transaction is open.
+// connection by itself.
 func rollBack(ctx context.Context, db DB) {
 	if _, ok := db.(*pgxpool.Pool); ok {
 		return

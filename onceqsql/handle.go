@@ -38,34 +38,16 @@ func DB(db *sql.DB) onceq.DB {
 	if db == nil {
 		return over("DB", nil)
 	}
-	return opener{over("DB", db), db.BeginTx}
+	return database{opener{over("DB", db), db.BeginTx}}
 }
 
-// Conn returns a handle on one connection; it works as DB does. If a transaction is open on the connection, use Tx.
+// Conn returns a handle on one connection; it works as DB does. If a transaction was begun on the connection by hand, what
+// onceq does commits and rolls back with it. Use Tx for one that was begun with BeginTx.
 func Conn(conn *sql.Conn) onceq.DB {
 	if conn == nil {
 		return over("Conn", nil)
 	}
-	return opener{over("Conn", conn), func(ctx context.Context, opts *sql.TxOptions) (*sql.Tx, error) {
-		if err := idle(ctx, conn); err != nil {
-			return nil, err
-		}
-		return conn.BeginTx(ctx, opts)
-	}}
-}
-
-// idle refuses a connection on which a transaction was begun by hand. Beginning another one would end the caller's in
-// pgx, and break the connection in lib/pq.
-func idle(ctx context.Context, conn *sql.Conn) error {
-	var open bool
-	err := conn.QueryRowContext(ctx, `select set_config('onceq.open', 'on', true) is null`).Scan(&open)
-	if err == nil {
-		err = conn.QueryRowContext(ctx, `select coalesce(current_setting('onceq.open', true), '') = 'on'`).Scan(&open)
-	}
-	if err == nil && open {
-		err = &onceq.InvalidError{Field: "db", Reason: "is a connection with an open transaction; begin the transaction with BeginTx and pass it with onceqsql.Tx"}
-	}
-	return err
+	return opener{over("Conn", conn), conn.BeginTx}
 }
 
 // handle is an onceq.DB over database/sql.
@@ -114,7 +96,8 @@ func (h handle) Query(ctx context.Context, query string, args ...any) (pgx.Rows,
 	return open(ctx, found, types)
 }
 
-// opener is a handle that opens transactions. It has BeginTx, and so onceq knows that it is not a transaction.
+// opener is a handle that opens transactions. Before onceq calls BeginTx, it asks Postgres whether a transaction is open: a
+// second one would end the caller's in pgx, and break the connection in lib/pq.
 type opener struct {
 	handle
 	begin func(context.Context, *sql.TxOptions) (*sql.Tx, error)
@@ -126,6 +109,12 @@ var levels = map[pgx.TxIsoLevel]sql.IsolationLevel{
 	pgx.RepeatableRead:  sql.LevelRepeatableRead,
 	pgx.Serializable:    sql.LevelSerializable,
 }
+
+// database is an opener on which no transaction is ever open.
+type database struct{ opener }
+
+// NeverInTransaction tells onceq that it need not ask.
+func (database) NeverInTransaction() {}
 
 // BeginTx opens a transaction. It has Exec, Query, Commit and Rollback, which is all that onceq needs.
 func (o opener) BeginTx(ctx context.Context, opts pgx.TxOptions) (pgx.Tx, error) {

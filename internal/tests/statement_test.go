@@ -2,9 +2,14 @@ package tests
 
 import (
 	"context"
+	"database/sql"
+	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
@@ -15,8 +20,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// Handles as applications make them around a pool or a transaction, for tracing mostly. What they have beside Exec and
-// Query is all that onceq knows of them.
+// Handles as applications make them around a pool or a transaction, for tracing mostly.
 type (
 	wrapped     struct{ onceq.DB }
 	withPool    struct{ *pgxpool.Pool }
@@ -49,6 +53,114 @@ type (
 		BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error)
 	}
 )
+
+type txKey struct{}
+
+// following is a pool whose statements, but not its batches, go to the transaction in the context.
+type following struct{ *pgxpool.Pool }
+
+func (p following) at(ctx context.Context) onceq.DB {
+	if tx, ok := ctx.Value(txKey{}).(pgx.Tx); ok {
+		return tx
+	}
+	return p.Pool
+}
+
+func (p following) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	return p.at(ctx).Query(ctx, sql, args...)
+}
+
+func (p following) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	return p.at(ctx).Exec(ctx, sql, args...)
+}
+
+// followingBatches is one whose batches go there too.
+type followingBatches struct{ following }
+
+func (p followingBatches) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	return p.at(ctx).(batches).SendBatch(ctx, b)
+}
+
+// followingBegin is one without batches whose BeginTx is a savepoint in the transaction.
+type followingBegin struct {
+	wrapped
+	pool *pgxpool.Pool
+}
+
+func (p followingBegin) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
+	if tx, ok := ctx.Value(txKey{}).(pgx.Tx); ok {
+		return tx.Begin(ctx)
+	}
+	return p.pool.BeginTx(ctx, options)
+}
+
+// poolHandles are the ways to wrap a pool.
+var poolHandles = map[string]func(*pgxpool.Pool) onceq.DB{
+	"embedded":                   func(p *pgxpool.Pool) onceq.DB { return withPool{p} },
+	"with all":                   func(p *pgxpool.Pool) onceq.DB { return withAll{wrapped{p}, p, p, p} },
+	"with BeginTx":               func(p *pgxpool.Pool) onceq.DB { return withBeginTx{wrapped{p}, p} },
+	"following":                  func(p *pgxpool.Pool) onceq.DB { return following{p} },
+	"following with batches":     func(p *pgxpool.Pool) onceq.DB { return followingBatches{following{p}} },
+	"following with a savepoint": func(p *pgxpool.Pool) onceq.DB { return followingBegin{wrapped{following{p}}, p} },
+}
+
+// txHandles are the ways to wrap a transaction. Those that follow the context find it there.
+var txHandles = map[string]func(*pgxpool.Pool, pgx.Tx) onceq.DB{
+	"transaction":                func(_ *pgxpool.Pool, tx pgx.Tx) onceq.DB { return tx },
+	"embedded":                   func(_ *pgxpool.Pool, tx pgx.Tx) onceq.DB { return withTx{tx} },
+	"with Begin":                 func(_ *pgxpool.Pool, tx pgx.Tx) onceq.DB { return withBegin{wrapped{tx}, tx} },
+	"with batches":               func(_ *pgxpool.Pool, tx pgx.Tx) onceq.DB { return withBatches{wrapped{tx}, tx} },
+	"with nothing":               func(_ *pgxpool.Pool, tx pgx.Tx) onceq.DB { return wrapped{tx} },
+	"connection":                 func(_ *pgxpool.Pool, tx pgx.Tx) onceq.DB { return tx.Conn() },
+	"wrapped connection":         func(_ *pgxpool.Pool, tx pgx.Tx) onceq.DB { return struct{ *pgx.Conn }{tx.Conn()} },
+	"following":                  func(p *pgxpool.Pool, _ pgx.Tx) onceq.DB { return poolHandles["following"](p) },
+	"following with batches":     func(p *pgxpool.Pool, _ pgx.Tx) onceq.DB { return poolHandles["following with batches"](p) },
+	"following with a savepoint": func(p *pgxpool.Pool, _ pgx.Tx) onceq.DB { return poolHandles["following with a savepoint"](p) },
+}
+
+// begun opens a transaction of the caller's, which the returned context carries.
+func begun(t *testing.T, db *queuetest.DB, options pgx.TxOptions) (context.Context, pgx.Tx) {
+	t.Helper()
+	tx, err := db.Pool.BeginTx(t.Context(), options)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	return context.WithValue(t.Context(), txKey{}, tx), tx
+}
+
+// messages notes what is sent: a statement by itself, or a whole batch.
+type messages struct {
+	mu   sync.Mutex
+	sent []string
+}
+
+func (m *messages) add(sql string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.sent = append(m.sent, sql)
+}
+
+func (m *messages) take() (sent []string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	sent, m.sent = m.sent, nil
+	return sent
+}
+
+func (m *messages) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
+	m.add(d.SQL)
+	return ctx
+}
+func (*messages) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+func (m *messages) TraceBatchStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceBatchStartData) context.Context {
+	var all []string
+	for _, query := range d.Batch.QueuedQueries {
+		all = append(all, query.SQL)
+	}
+	m.add(strings.Join(all, ";"))
+	return ctx
+}
+func (*messages) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (*messages) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
 
 const planSpy = `
 create table public.plans (what text, seqscan text, hashjoin text, jit text);
@@ -86,37 +198,44 @@ func changing(t *testing.T, db *queuetest.DB, handle onceq.DB) {
 	require.True(t, again.Replayed)
 }
 
-// However a pool is wrapped: what onceq sends through it is planned as on the pool, for tables of any size.
-func TestTrap_AWrappedPoolKeepsThePlannerGuards(t *testing.T) {
+// On pgx's own handles what onceq sends is planned for tables of any size. On every other handle it is sent as it is: onceq
+// begins nothing there, commits nothing, and sets nothing.
+func TestTrap_OnlyPgxsOwnHandlesGetThePlannerGuards(t *testing.T) {
 	t.Parallel()
-	for name, wrap := range map[string]func(*testing.T, *pgxpool.Pool) onceq.DB{
-		"pool":         func(_ *testing.T, p *pgxpool.Pool) onceq.DB { return p },
-		"embedded":     func(_ *testing.T, p *pgxpool.Pool) onceq.DB { return withPool{p} },
-		"with all":     func(_ *testing.T, p *pgxpool.Pool) onceq.DB { return withAll{wrapped{p}, p, p, p} },
-		"with BeginTx": func(_ *testing.T, p *pgxpool.Pool) onceq.DB { return withBeginTx{wrapped{p}, p} },
-		"with Begin":   func(_ *testing.T, p *pgxpool.Pool) onceq.DB { return withBegin{wrapped{p}, p} },
-		"with batches": func(_ *testing.T, p *pgxpool.Pool) onceq.DB { return withBatches{wrapped{p}, p} },
-		"database/sql": func(t *testing.T, p *pgxpool.Pool) onceq.DB {
-			db := stdlib.OpenDBFromPool(p)
-			t.Cleanup(func() { require.NoError(t, db.Close()) })
-			return onceqsql.DB(db)
-		},
-		"connection": func(t *testing.T, p *pgxpool.Pool) onceq.DB {
+	type handle struct {
+		guarded bool
+		make    func(*testing.T, *pgxpool.Pool) onceq.DB
+	}
+	handles := map[string]handle{
+		"pool": {true, func(_ *testing.T, p *pgxpool.Pool) onceq.DB { return p }},
+		"connection": {true, func(t *testing.T, p *pgxpool.Pool) onceq.DB {
 			conn, err := p.Acquire(t.Context())
 			require.NoError(t, err)
 			t.Cleanup(conn.Release)
 			return conn
-		},
-		"raw connection": func(t *testing.T, p *pgxpool.Pool) onceq.DB {
+		}},
+		"raw connection": {true, func(t *testing.T, p *pgxpool.Pool) onceq.DB {
 			conn, err := p.Acquire(t.Context())
 			require.NoError(t, err)
 			t.Cleanup(conn.Release)
 			return conn.Conn()
-		},
-	} {
+		}},
+		"database/sql": {false, func(t *testing.T, p *pgxpool.Pool) onceq.DB { return onceqsql.DB(openSQL(t, p)) }},
+		"a connection of database/sql": {false, func(t *testing.T, p *pgxpool.Pool) onceq.DB {
+			conn, err := openSQL(t, p).Conn(t.Context())
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, conn.Close()) })
+			return onceqsql.Conn(conn)
+		}},
+	}
+	for name, wrap := range poolHandles {
+		handles[name] = handle{false, func(_ *testing.T, p *pgxpool.Pool) onceq.DB { return wrap(p) }}
+	}
+	for name, handle := range handles {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db := queuetest.New(t)
+			tracer := new(messages)
+			db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = tracer }))
 			conn := conformance.Owner(t, db)
 			_, err := conn.Exec(t.Context(), planSpy)
 			require.NoError(t, err)
@@ -124,68 +243,167 @@ func TestTrap_AWrappedPoolKeepsThePlannerGuards(t *testing.T) {
 				_, err := conn.Exec(t.Context(), `create trigger spy after insert or update or delete on `+pgx.Identifier{db.Schema, table}.Sanitize()+` for each row execute function public.plan_spy()`)
 				require.NoError(t, err)
 			}
-			changing(t, db, wrap(t, db.Pool))
-			rows, err := conn.Query(t.Context(), `select distinct concat_ws(' ', what, seqscan, hashjoin, jit) from public.plans order by 1`)
+			handled := handle.make(t, db.Pool)
+			_, err = db.Queue.Claim(t.Context(), onceq.ClaimOptions{}) // reads the installation's id once
+			require.NoError(t, err)
+			tracer.take()
+			changing(t, db, handled)
+			for _, message := range tracer.take() {
+				if strings.Contains(message, "insert into") && !strings.Contains(message, "set_config") && handle.guarded {
+					continue // Enqueue
+				}
+				require.Equal(t, handle.guarded, strings.Contains(message, "set_config"), message)
+				require.Equal(t, handle.guarded, strings.HasPrefix(message, "begin") && strings.HasSuffix(message, "commit"), message)
+			}
+			rows, err := conn.Query(t.Context(), `select distinct what from public.plans where (seqscan, hashjoin, jit) = ('off', 'off', 'off') order by 1`)
 			require.NoError(t, err)
 			got, err := pgx.CollectRows(rows, pgx.RowTo[string])
 			require.NoError(t, err)
-			require.Equal(t, []string{"job_fences off off off", "job_history off off off", "jobs off off off"}, got)
+			if handle.guarded {
+				require.Equal(t, []string{"job_fences", "job_history", "jobs"}, got)
+			} else {
+				require.Empty(t, got)
+			}
 		})
 	}
 }
 
-// However a transaction is wrapped: onceq's statements are part of it, it stays open, and its settings stay its own.
+func openSQL(t *testing.T, p *pgxpool.Pool) *sql.DB {
+	db := stdlib.OpenDBFromPool(p)
+	t.Cleanup(func() { require.NoError(t, db.Close()) })
+	return db
+}
+
+// However a transaction is wrapped or found: onceq's statements are part of it, it stays open, and its settings stay its own.
 func TestTrap_AWrappedTransactionStaysTheCallers(t *testing.T) {
 	t.Parallel()
-	for name, wrap := range map[string]func(pgx.Tx) onceq.DB{
-		"transaction":  func(tx pgx.Tx) onceq.DB { return tx },
-		"embedded":     func(tx pgx.Tx) onceq.DB { return withTx{tx} },
-		"with Begin":   func(tx pgx.Tx) onceq.DB { return withBegin{wrapped{tx}, tx} },
-		"with batches": func(tx pgx.Tx) onceq.DB { return withBatches{wrapped{tx}, tx} },
-		"with nothing": func(tx pgx.Tx) onceq.DB { return wrapped{tx} },
-		"connection":   func(tx pgx.Tx) onceq.DB { return tx.Conn() },
-		"wrapped connection": func(tx pgx.Tx) onceq.DB {
-			return struct{ *pgx.Conn }{tx.Conn()}
-		},
-	} {
+	for name, wrap := range txHandles {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := queuetest.New(t)
-			ctx := t.Context()
 			const settings = `select concat_ws(' ', current_setting('enable_seqscan'), current_setting('enable_hashjoin'), current_setting('enable_mergejoin'),
-				current_setting('enable_bitmapscan'), current_setting('jit'), current_setting('plan_cache_mode'), current_setting('statement_timeout'), pg_current_xact_id())`
-			r, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Key: "key"})
+				current_setting('enable_bitmapscan'), current_setting('jit'), current_setting('plan_cache_mode'), current_setting('statement_timeout'),
+				current_setting('lock_timeout'), pg_current_xact_id())`
+			r, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Key: "key"})
 			require.NoError(t, err)
-			tx, err := db.Pool.Begin(ctx)
+			held, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "held"})
 			require.NoError(t, err)
-			defer func() { _ = tx.Rollback(ctx) }()
+			leases, err := db.Queue.Claim(t.Context(), onceq.ClaimOptions{Kinds: []string{"held"}})
+			require.NoError(t, err)
+			require.Len(t, leases, 1)
+			ctx, tx := begun(t, db, pgx.TxOptions{})
 			_, err = tx.Exec(ctx, `set local statement_timeout = '29min'; set local enable_hashjoin = off`)
 			require.NoError(t, err)
 			var before, after string
 			require.NoError(t, tx.QueryRow(ctx, settings).Scan(&before))
-			handle := wrap(tx)
+			handle := wrap(db.Pool, tx)
+			require.NoError(t, leases[0].Lock(ctx, handle))
 			state, err := db.Queue.Cancel(ctx, handle, r.ID)
 			require.NoError(t, err)
 			require.Equal(t, onceq.StateCancelled, state)
 			f, err := db.Queue.Fence(onceq.FenceSpec{Key: "fence"})
 			require.NoError(t, err)
-			_, err = f.Claim(ctx, handle)
+			claimed, err := f.Claim(ctx, handle)
 			require.NoError(t, err)
 			_, err = f.Claim(ctx, handle)
 			require.ErrorIs(t, err, onceq.ErrInFlight)
+			require.NoError(t, claimed.Complete(ctx, handle, 1))
 			info, err := db.Queue.Get(ctx, handle, r.ID)
 			require.NoError(t, err)
 			require.Equal(t, onceq.StateCancelled, info.State)
 			_, err = db.Queue.List(ctx, handle, onceq.Filter{})
 			require.NoError(t, err)
+			_, err = db.Queue.EnqueueMany(ctx, handle, []onceq.Job{{Kind: "many", Key: "a"}, {Kind: "many", Key: "b"}})
+			require.NoError(t, err)
+			require.NoError(t, leases[0].Complete(ctx, handle))
 			require.NoError(t, tx.QueryRow(ctx, settings).Scan(&after))
 			require.Equal(t, before, after)
 			require.NoError(t, tx.Rollback(ctx))
-			info, err = db.Queue.Get(ctx, db.Pool, r.ID)
+			info, err = db.Queue.Get(t.Context(), db.Pool, r.ID)
 			require.NoError(t, err)
 			require.Equal(t, onceq.StateWaiting, info.State)
-			_, err = f.Claim(ctx, nil)
+			info, err = db.Queue.Get(t.Context(), db.Pool, held.ID)
 			require.NoError(t, err)
+			require.Equal(t, onceq.StateRunning, info.State)
+			many, err := db.Queue.List(t.Context(), db.Pool, onceq.Filter{Kind: "many"})
+			require.NoError(t, err)
+			require.Empty(t, many)
+			again, err := f.Claim(t.Context(), nil)
+			require.NoError(t, err)
+			require.False(t, again.Replayed)
+		})
+	}
+}
+
+// However a transaction is wrapped or found: what a stale holder wrote in it is not committed.
+func TestTrap_AStaleHolderAbortsAWrappedTransaction(t *testing.T) {
+	t.Parallel()
+	for name, wrap := range txHandles {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			_, err := conformance.Owner(t, db).Exec(t.Context(), `create table public.app (i int); grant all on public.app to public`)
+			require.NoError(t, err)
+			f, err := db.Queue.Fence(onceq.FenceSpec{Key: "a"})
+			require.NoError(t, err)
+			stale, err := f.Claim(t.Context(), nil)
+			require.NoError(t, err)
+			db.Advance(time.Hour)
+			_, err = f.Claim(t.Context(), nil) // somebody else took it over
+			require.NoError(t, err)
+			ctx, tx := begun(t, db, pgx.TxOptions{})
+			_, err = tx.Exec(ctx, `insert into public.app values (1)`)
+			require.NoError(t, err)
+			require.ErrorIs(t, stale.Complete(ctx, wrap(db.Pool, tx), 1), onceq.ErrLeaseLost)
+			require.Error(t, tx.Commit(ctx))
+			require.Zero(t, sqlOne[int](t, db, `select count(*) from public.app`))
+		})
+	}
+}
+
+// Only a transaction of onceq's own is sent again: a completion that Postgres refuses in the caller's ends that one.
+func TestTrap_ACompletionInAWrappedTransactionIsNotSentAgain(t *testing.T) {
+	t.Parallel()
+	for name, wrap := range txHandles {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Key: "a"})
+			require.NoError(t, err)
+			leases, err := db.Queue.Claim(t.Context(), onceq.ClaimOptions{})
+			require.NoError(t, err)
+			require.Len(t, leases, 1)
+			ctx, tx := begun(t, db, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+			_, err = tx.Exec(ctx, `select from pg_class limit 1`) // its snapshot
+			require.NoError(t, err)
+			require.NoError(t, leases[0].Extend(t.Context(), time.Hour))
+			err = leases[0].Complete(ctx, wrap(db.Pool, tx))
+			require.True(t, onceq.IsRetryable(err), err)
+			require.Error(t, tx.Commit(ctx))
+			jobs, err := db.Queue.List(t.Context(), db.Pool, onceq.Filter{})
+			require.NoError(t, err)
+			require.Len(t, jobs, 1)
+		})
+	}
+}
+
+// Outside a transaction EnqueueMany is all or nothing through a wrapped pool too, and Lock is refused.
+func TestTrap_AWrappedPoolIsAskedWhetherItIsInATransaction(t *testing.T) {
+	t.Parallel()
+	for name, wrap := range poolHandles {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			ctx, handle := t.Context(), wrap(db.Pool)
+			_, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Key: "a", Payload: 1})
+			require.NoError(t, err)
+			_, err = db.Queue.EnqueueMany(ctx, handle, []onceq.Job{{Kind: "k", Key: "a", Payload: 2}, {Kind: "k", Key: "b"}})
+			require.ErrorIs(t, err, onceq.ErrMismatch)
+			leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{Limit: 2})
+			require.NoError(t, err)
+			require.Len(t, leases, 1)
+			var invalid *onceq.InvalidError
+			require.ErrorAs(t, leases[0].Lock(ctx, handle), &invalid)
 		})
 	}
 }
