@@ -40,8 +40,8 @@ import (
 //     claim more than the limit. TestTrap_ClaimLimitIsExact_3Of2000.
 //   - "offset 0" at the end of a lateral part: it keeps Postgres from joining the part in another order, which would read
 //     the whole table. TestTrap_PlansScanNoTableWhateverTheStatistics.
-//   - keepPlans and restorePlans: guards inside a transaction in which a user's statements follow.
-//     TestTrap_AWrappedTransactionStaysTheCallers.
+//   - keepPlans and restorePlans: guards inside a handler's transaction, in which the handler's statements follow.
+//     TestTrap_AHandlersTransactionKeepsItsPlans.
 //
 // noLimits steers no plan. TestDefaults_TheLibrarysOwnStatementsHaveNoLimitsAndTheApplicationsKeepThem fails without it.
 //
@@ -94,7 +94,7 @@ select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_con
 // hotPlans is guardPlans with generic plans.
 const hotPlans = guardPlans + `, set_config('plan_cache_mode', 'force_generic_plan', true)`
 
-// keepPlans is guardPlans inside a transaction in which a user's statements follow, until restorePlans.
+// keepPlans is guardPlans inside a handler's transaction (tx.go), until restorePlans.
 const keepPlans = `
 select set_config('onceq.plans', concat_ws(',', current_setting('enable_seqscan'), current_setting('enable_hashjoin'),
                   current_setting('enable_mergejoin'), current_setting('enable_bitmapscan'), current_setting('jit')), true),
@@ -141,8 +141,8 @@ func outside(db DB) bool {
 	return never || own(db) != nil
 }
 
-// opener returns what opens a transaction on db, or nil if db is a transaction or may be one. If db has BeginTx but is not
-// known, Postgres says whether a transaction is open where db sends its statements; that takes two round trips.
+// opener returns what opens a transaction on db, or nil if a transaction is open or db cannot open one. If db has BeginTx but
+// is not known, Postgres says whether a transaction is open where db sends its statements; that takes two round trips.
 func opener(ctx context.Context, db DB) (txBeginner, error) {
 	begin, ok := db.(txBeginner)
 	switch db.(type) {

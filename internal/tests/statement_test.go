@@ -407,3 +407,25 @@ func TestTrap_AWrappedPoolIsAskedWhetherItIsInATransaction(t *testing.T) {
 		})
 	}
 }
+
+// A batch's jobs are locked with the planner guards, and the handler's own statements keep the server's plans.
+func TestTrap_AHandlersTransactionKeepsItsPlans(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	const plans = `select concat_ws(' ', current_setting('enable_seqscan'), current_setting('enable_hashjoin'), current_setting('enable_mergejoin'),
+		current_setting('enable_bitmapscan'), current_setting('jit'))`
+	before := sqlOne[string](t, db, plans)
+	kind := onceq.Kind[int]{Name: "k"}
+	_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, []onceq.Job{kind.Job(1), kind.Job(2)})
+	require.NoError(t, err)
+	var batches []int
+	var inside string
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, kind.HandleBatch(2, func(ctx context.Context, tx pgx.Tx, jobs []onceq.Item[int]) error {
+		batches = append(batches, len(jobs))
+		return tx.QueryRow(ctx, plans).Scan(&inside)
+	}))
+	require.NoError(t, err)
+	require.NoError(t, w.Drain(t.Context(), 2))
+	require.Equal(t, []int{2}, batches)
+	require.Equal(t, before, inside)
+}
