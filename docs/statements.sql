@@ -1349,6 +1349,12 @@ select set_config('onceq.plans', concat_ws(',', current_setting('enable_seqscan'
        set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
        set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true);
 
+-- statement.go: opener.read
+select coalesce(current_setting('onceq.open', true), '') = 'on';
+
+-- statement.go: opener.set
+select set_config('onceq.open', 'on', true) = 'on';
+
 -- statement.go: rare
 select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
        set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
