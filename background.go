@@ -35,7 +35,7 @@ var (
 // troubles is the background work of this process that is failing now.
 type troubles struct {
 	open atomic.Int32 // the length of all, so that work that goes well takes no lock
-	mu   sync.Mutex
+	mu   sync.Mutex   // guards all, and what it points to
 	all  map[troubleKey]*trouble
 }
 

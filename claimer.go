@@ -9,29 +9,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// What one claimer for all queues of a process would be, in terms of the types here. Only the claimer changes: slots,
-// executor, outbox and beats do not know the claimer, and the cursor, the pace and the quarantine of a queue are data in
-// its feed.
-//
-//   - A claimer has a list of feeds instead of one, and one goroutine. All slots signal the same channel (slots.room), and
-//     waitRoom returns the feeds that have room. It uses want, which decides for one feed and waits for nothing.
-//   - One query over all feeds asks two things for each queue: is something due after the positions of its cursor, and when
-//     is the next delayed job due (nextDue for many queues)? This is what an idle process sends, at an interval that
-//     depends on its cost. A notification for a queue marks its feed as due without asking.
-//   - One statement claims from the feeds that are due and have room: position gets a queue, claim gets a limit for each
-//     queue, and a lease comes back with its queue. Each feed's cursor is told its part (cursor.claimed), as it is today.
-//     Each claim begins with another feed, as lowestEvery does for priorities.
-//   - The turn to rescan is one row for the schema. A rescan goes over the queues that its worker serves, page by page, and
-//     each feed's cursor and quarantine are told their part.
-//   - The quarantine already starts only one job at a time in a process (quarantineTurn): the claimer asks once for all
-//     feeds.
-//   - The claimer announces itself with one row instead of one for each queue, and Enqueue names the worker that it wakes:
-//     the listener passes on the notifications that name its run. One listener serves all runs over a pool, by channel and
-//     id.
-//   - Drain then needs no lock: draining is a budget and a count.
-
 // claimer decides what is claimed for one queue, and when. One goroutine runs it, by loop or by drain, and only that
 // goroutine uses the fields, except wake.
+//
+// One claimer could serve all queues of a process, because the cursor, the pace and the quarantine of a queue are data in
+// its feed, and slots, executor, outbox and beats do not know the claimer. It would have a list of feeds. One query would
+// ask for all of them whether something is due and when the next delayed job is. One statement would claim from those that
+// are due and have room, beginning with another feed each time, and tell each feed's cursor its part. The turn to rescan,
+// the announcement and the quarantine's turn would be one for all queues, and Drain would need no lock.
 type claimer struct {
 	q        *Queue
 	w        *Worker       // its handlers' kinds, lease and poll interval

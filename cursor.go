@@ -8,7 +8,8 @@ import (
 // A cursor says where the next claim of a queue begins. The jobs of one priority are in the order of (due time, id):
 //
 //	beginning               position - overlap          position            now
-//	    |------- rescan -------------|------ overlap -------|---- claims ------|
+//	    |---------------------- rescan ---------------------|
+//	                                 |------ overlap -------|---- claims ------|
 //
 // Claims take what is due after the position and move the position forward. So the dead entries of claimed jobs cost
 // nothing, even while an old snapshot keeps vacuum from removing them. Jobs before the position that nobody holds are found

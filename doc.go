@@ -30,8 +30,8 @@
 //   - Window: how long a key stays taken after its work is finished.
 //   - Attempt: one try to do a job. A handler's error spends an attempt; when MaxAttempts are spent the job is dead. A lost
 //     lease and a Snooze spend none.
-//   - Lost lease: a lease that ran out before its holder had finished. It counts against MaxLost if the job had been
-//     started.
+//   - Lost lease: a lease that ran out before its holder had finished. It counts against MaxLost. The first one may be
+//     charged to a job that was merely about to start (Kind.MaxLost).
 //
 // # What it promises
 //
@@ -98,9 +98,10 @@
 //
 // # What it costs
 //
-// Enqueueing up to 2,000 jobs takes one round trip, or none when a job is added to the caller's own batch. Claiming up to
-// 2,000 jobs is one statement, and so is completing as many. A handler's transaction costs one round trip in addition to
-// what the handler does: it opens together with the handler's first statement, if that has arguments.
+// Enqueueing up to 2,000 jobs is one statement and one round trip. EnqueueMany of jobs with keys outside a transaction takes
+// three, because it begins and commits one. A job that is added to the caller's own batch costs no round trip.
+// Claiming up to 2,000 jobs is one statement, and so is completing as many. A handler's transaction costs one round trip in
+// addition to what the handler does: it opens together with the handler's first statement, if that has arguments.
 //
 // Where the ideas come from: leases and fencing tokens, Gray and Cheriton, "Leases: an efficient fault-tolerant mechanism
 // for distributed file cache consistency" (1989), and Kleppmann, "How to do distributed locking" (2016); completion in the

@@ -10,7 +10,7 @@ import (
 // draining is what the claimers of one Drain share. Each holds mu while it claims, so that they claim one at a time and
 // know what the others found.
 type draining struct {
-	mu       sync.Mutex
+	mu       sync.Mutex        // guards what follows, and is held while a claimer claims
 	budget   int               // how many jobs may still be claimed
 	claimers int               // those that have not failed
 	resting  map[*claimer]bool // those that found nothing since the last time that any found something or a handler ran

@@ -85,8 +85,8 @@ const (
 	enqueueBytes = 16 << 20
 )
 
-// EnqueueMany accepts any number of jobs, all or nothing, in one round trip per 2,000 jobs or 16 MB. Outside a transaction
-// it opens one if jobs have keys or if it needs more than one round trip. Results come in the order of jobs, and the ids of
+// EnqueueMany accepts any number of jobs, all or nothing, in one statement per 2,000 jobs or 16 MB. Outside a transaction
+// it opens one if jobs have keys or if it needs more than one statement; begin and commit are two more round trips. Results come in the order of jobs, and the ids of
 // new jobs grow in that order. A key that occurs twice in jobs is an *InvalidError that names both places, before anything
 // is written.
 //
@@ -671,7 +671,9 @@ func (q *Queue) insertMany(ctx context.Context, db DB, all []encoded, ids []int6
 	return left, nil
 }
 
-// settleTries is how often a key that is neither free nor visible is tried, each time in new statements.
+// settleTries is how often something is tried in new statements because another transaction came in between: a key that is
+// neither free nor visible (settle, Fence.claim, Redrive), a key whose fence has changed hands (GetByKey), or a claim that
+// got 40001 (claimAlone).
 const settleTries = 10
 
 // readTaken reads the fences of keys that were taken a moment ago, with the states of their jobs.

@@ -85,7 +85,7 @@ func ExampleQueue_Enqueue() {
 	// another amount under the same key is refused: true
 }
 
-// A thousand jobs are one round trip. All are enqueued or none.
+// A thousand jobs are one statement. All are enqueued or none.
 func ExampleQueue_EnqueueMany() {
 	ctx, pool, q, done := database()
 	defer done()

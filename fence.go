@@ -16,7 +16,7 @@ import (
 	"github.com/onceq/onceq/internal/jsonb"
 )
 
-// fenceFree is the only place that says when a fence f that still exists counts as free, by its state and lifetime:
+// fenceFree says when a fence f that still exists counts as free, by its state and lifetime:
 //
 //	state                    until finished   window               for ever
 //	queued, claimed          taken            taken                taken
@@ -27,6 +27,10 @@ import (
 // A claimed fence whose lease has run out is not free: its outcome is uncertain (uncertain.go). A released fence is cancelled
 // and has lifetime 0, whatever its window was: it is free at once. The row stays until the key is taken again or the Reaper
 // removes it.
+//
+// Four other places say a part of this again and have to agree with it: take_fence in the migration (a test compares them);
+// fencePast, which adds the Reaper's grace time; Fence.read, because a completed effect is not free while its job may run;
+// and Fence.judge, which takes a cancelled fence for free at once.
 //
 // A client's key (class 2) that is uncertain or held also ends, because otherwise anybody who can cause an error could grow
 // the table. The Reaper removes it, and it is never taken as free, when nobody has asked for it for unknownFor, or for its

@@ -44,17 +44,18 @@ type Lease struct {
 	claims   int32
 	holder   int64
 	identity int64     // see effectMark
-	keep     int64     // milliseconds in history; 0: not at all, -1: until somebody decides
-	result   string    // encoded; "" for none
+	keep     int64     // milliseconds in history; 0: not at all, -1: until somebody decides. The executor writes it when it gets the lease
+	result   string    // encoded; "" for none. SetResult writes it; the executor and startOver clear it before a run in a transaction
 	began    time.Time // when it was claimed, in a worker when its handler was called, by this process's clock
 
 	cancelled bool // somebody asked for that before this claim
 
-	inTx      bool   // the handler runs in a transaction that the worker ends
+	inTx      bool   // the handler runs in a transaction that the worker ends; the executor writes it before the handler is called
 	byHandler uint32 // atomic; 1: completed through Complete or CompleteInBatch, if that commits
 	accepted  uint32 // atomic; 1: the statement of one of these ran and was not refused
 	conflict  uint32 // atomic; 1: Postgres wants a transaction run again that contains Complete, CompleteInBatch or Lock
 
+	// The executor writes these before the handler is called; they stay 0 for a batch.
 	beats   time.Duration // how long a worker extends the lease for; 0 outside a worker's handler
 	timeout time.Duration // of the kind, in a worker; 0 for none
 

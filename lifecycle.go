@@ -13,7 +13,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// run is one Run or Drain of a worker: its parts, and the order in which they end. Only the goroutine of Run uses it.
+// run is one Run or Drain of a worker: its parts, and the order in which they end. Only the goroutine of Run uses
+// it, except that each claimer's goroutine writes its own place in failed.
 //
 // A job goes from a claimer to the executor and from there to the outbox. Meanwhile the beats extend its lease:
 //
@@ -29,7 +30,7 @@ type run struct {
 	listener *listener // not run by Drain
 	claimers []*claimer
 	drain    *draining // nil for Run
-	failed   []error   // errors of Drain's claimers, one for each
+	failed   []error   // errors of Drain's claimers, one for each; each claimer's goroutine writes its own
 
 	cancel context.CancelCauseFunc // of all handlers' contexts
 	giveUp context.CancelFunc      // of writing outcomes, and of beats
@@ -100,7 +101,7 @@ func (r *run) work(ctx context.Context, limit int) (failed, left error) {
 
 // start starts all goroutines of the run. They end in this order: the claimers and the listener, with ctx; the handlers,
 // when their channel is closed and empty; the outbox, when no more outcomes can come; the beats, last, because leases must
-// last until their outcomes are written.
+// last until the outbox has written their outcomes.
 func (r *run) start(ctx context.Context, limit int) {
 	for _, c := range r.claimers {
 		for range c.feed.slots.count {

@@ -27,11 +27,11 @@ type outbox struct {
 	ctx   context.Context // for writing: ends when Run has waited long enough
 	tasks *taskSet
 
-	mu      sync.Mutex
-	ready   sync.Cond // something to write, or closed
-	room    sync.Cond // fewer than maxPending
-	pending []outcome // guarded by mu
-	closed  bool      // guarded by mu
+	mu      sync.Mutex // guards pending and closed; ready and room wait with it
+	ready   sync.Cond  // something to write, or closed
+	room    sync.Cond  // fewer than maxPending
+	pending []outcome
+	closed  bool
 }
 
 func newOutbox(q *Queue, id int64, db *pgxpool.Pool, lease time.Duration, ctx context.Context, tasks *taskSet) *outbox {

@@ -39,7 +39,8 @@ type EffectOption func(*Fence)
 func OnUncertain(p Policy) EffectOption { return func(f *Fence) { f.policy = p } }
 
 // EffectTimeout sets when fn's context ends. Default 30 s; at least a millisecond. If the process dies, the effect counts
-// as in flight for 5 s longer.
+// as in flight for 5 s longer. Under the policy Ask it counts as in flight for 10 s longer, also after an error: 40 s after it
+// began by default. Set a shorter EffectTimeout for the provider to be asked sooner.
 func EffectTimeout(d time.Duration) EffectOption { return func(f *Fence) { f.lease = d + effectGrace } }
 
 // Once does an effect outside the database at most once for a job, as far as that can be known: it records the intent,

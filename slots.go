@@ -68,8 +68,8 @@ type connections struct {
 	pool *pgxpool.Pool
 	held atomic.Int32 // by handlers' transactions; the executors count
 
-	mu     sync.Mutex
-	queues map[*slots]bool // of queues with transactional kinds; true: it has less than its share, and no connection is free; guarded by mu
+	mu     sync.Mutex      // guards queues
+	queues map[*slots]bool // of queues with transactional kinds; true: it has less than its share, and no connection is free
 }
 
 func (c *connections) join(s *slots) {

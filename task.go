@@ -43,7 +43,8 @@ func (u unit) tasks() []*task {
 }
 
 // taskSet holds all tasks of one Run, each from its claim until its outcome is written or its lease is lost. The executor
-// adds and finishes them, the beats extend them, and the outbox removes them.
+// adds and finishes them, and the beats extend them. The outbox removes them, and so does the executor if it has committed the
+// outcome itself or the lease is lost.
 type taskSet struct {
 	q       *Queue
 	base    context.Context // of all handlers, for events
@@ -126,17 +127,17 @@ func (s *taskSet) abandon() error {
 // handlerContext is the context of one run of a handler. What it needs to be cancelled and to have a deadline is made only
 // when somebody asks for it: for jobs of a few microseconds that would be half of the work.
 type handlerContext struct {
-	base     context.Context // of all handlers
-	leases   []*Lease
-	one      [1]*Lease // where leases points if there is one job
-	deadline time.Time // zero for none
+	base   context.Context // of all handlers
+	leases []*Lease
+	one    [1]*Lease // where leases points if there is one job
 
-	mu    sync.Mutex // guards what follows
-	full  context.Context
-	stop  context.CancelCauseFunc // of full
-	ended bool
-	at    time.Time
-	cause error // why it ended, if not because of base or the deadline
+	mu       sync.Mutex // guards what follows
+	deadline time.Time  // zero for none
+	full     context.Context
+	stop     context.CancelCauseFunc // of full
+	ended    bool
+	at       time.Time
+	cause    error // why it ended, if not because of base or the deadline
 }
 
 // String keeps formatting from reading fields that change under the lock.

@@ -76,7 +76,7 @@ const (
 	defaultShutdown    = 20 * time.Second
 	abandonAfter       = 5 * time.Second // how long a cancelled handler may take to return
 	rollbackTimeout    = 5 * time.Second
-	ownConnections     = 6    // for claims, completions and effects of one worker
+	ownConnections     = 6    // for claims, completions and effects of one worker; the beats and the listener have one more each
 	maxPrefetch        = 2000 // jobs claimed beyond what runs
 	prefetchTime       = 25 * time.Millisecond
 	conflictTries      = 10 // how often a handler runs whose transaction Postgres wants run again
@@ -233,10 +233,10 @@ func (w *Worker) tuneQueues(size int) error {
 //
 // If all handlers return when their context ends, Run returns when they have returned and their outcomes are stored; it
 // tries to store them for as long as a lease. If some do not return, Run returns at most ShutdownTimeout and 20 seconds
-// after the end of ctx: 5 s for cancelled handlers to return, 5 s for outcomes, and 10 s to close its own connections.
-// Then Run gives up. It does not know whether the database has stored the last outcomes that it sent; jobs whose outcome is
-// not stored run again when their leases have run out. If the database does not answer, Run can take a lease longer,
-// because of a claim that is under way.
+// after the end of ctx: 5 s for cancelled handlers to return, 5 s for outcomes, 5 s to withdraw what it announced, and 5 s
+// to close its own connections. Then Run gives up. It does not know whether the database has stored the last outcomes that
+// it sent; jobs whose outcome is not stored run again when their leases have run out. If the database does not answer, Run
+// can take a lease longer, because of a claim that is under way.
 //
 // Once Run has started, it does not return because the database is lost: it continues when the database is back. A pool that
 // is closed never comes back: if a transactional handler needs it, Run stops as if ctx had ended, and returns an error.

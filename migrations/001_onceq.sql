@@ -20,7 +20,7 @@
 --   job_cancels  One row for each request to cancel a job that a worker holds. Cancel inserts it, the worker's next beat and the
 --                next claim read it. The Reaper deletes it after the job is gone; a Redrive deletes it at once.
 --   queues       One row for each queue that a worker has served. Workers write and read it to take turns at the rescan, the search
---                for jobs behind their cursors. It is never deleted.
+--                for jobs before their cursors. It is never deleted.
 --   waiters      One row for each idle worker and queue. Workers insert and delete it, and Enqueue reads it to decide
 --                whether to notify. The Reaper deletes the rows of a killed worker.
 --
@@ -80,14 +80,23 @@ alter table {{.schema}}.jobs alter lost         set statistics 0;
 alter table {{.schema}}.jobs alter attempts     set statistics 0;
 alter table {{.schema}}.jobs alter ahead        set statistics 0;
 
--- One row per taken (class, scope, key): the only arbiter of uniqueness. States and classes: state.go.
+-- One row per taken (class, scope, key): the only arbiter of uniqueness. States and classes: state.go. Three columns have
+-- more than one meaning:
+--
+--   leased_until  The end of the latest claim's lease, also after that claim has ended: Ask counts from it. For a client's key
+--                 (class 2) of unknown outcome it is when somebody last asked, if that was later. Null for a job's key.
+--   finished_at   When the work was finished, or the key released: the window counts from it. For an effect (class 3) that was
+--                 not released it is null until the Reaper finds that its job can never run again. For a queued job's
+--                 key it is when the Reaper first found the job gone. Otherwise null.
+--   detail        Why the outcome is uncertain or held. In a claimed fence, why that of an earlier claim is, so that a release
+--                 makes it uncertain again. In a completed one, why its result could not be stored.
 create table {{.schema}}.job_fences (
   job_id       bigint,                   -- the job that the key belongs to; null outside of jobs
   token        bigint      not null,     -- greatest token under which the key was held
   holder       bigint,
-  leased_until timestamptz,
+  leased_until timestamptz,              -- see above
   created_at   timestamptz not null,
-  finished_at  timestamptz,
+  finished_at  timestamptz,              -- see above
   lifetime     bigint      not null,     -- milliseconds after finished_at; 0 until finished, -1 for ever
   class        smallint    not null,
   state        smallint    not null,
@@ -95,7 +104,7 @@ create table {{.schema}}.job_fences (
   key          text collate "C" not null,
   fingerprint  bytea,                    -- what later users of the key must match: payload.go; for an effect, effectMark
   result       jsonb,
-  detail       text,                     -- why it is uncertain or held
+  detail       text,                     -- see above
   -- The most selective column first and nothing before it: taking a key costs 7.1 µs of the server's time
   -- instead of 8.2 with (class, scope, key), where each comparison passes two equal columns.
   primary key (key, scope, class)

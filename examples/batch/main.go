@@ -1,4 +1,4 @@
-// Batch enqueues many jobs with their keys in one round trip. Each key sits on its job, so that the two cannot
+// Batch enqueues many jobs with their keys in one statement. Each key sits on its job, so that the two cannot
 // go out of step; submitting the batch again does nothing; a key that stands twice in it is refused.
 package main
 

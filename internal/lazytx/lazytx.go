@@ -77,6 +77,8 @@ type Tx struct {
 	conn *pgxpool.Conn   // nil once it is closed and there is no other
 	raw  *pgx.Conn       // the same
 
+	// The handler's uses of the transaction and Ping hold mu while they read or write these. Before the first use and
+	// after Close they are the owner's, who needs no lock.
 	replaced   bool // the connection is the second one
 	opened     bool
 	id         string // of the opened transaction, to Postgres
