@@ -84,9 +84,11 @@ func (c *claimer) drainSome(ctx context.Context, n int, one bool) (found int, er
 	return found, err
 }
 
-// findLost looks for jobs that have lost a lease, among the first $3 due jobs of each priority.
+// findLost looks for jobs that have lost a lease, among the first $3 due jobs of each priority, and for kinds that are not
+// in $2.
 const findLost = `
-select array_agg(j.id), array_agg(j.lost)
+select array_agg(j.id) filter (where j.kind = any ($2::text[])), array_agg(j.lost) filter (where j.kind = any ($2::text[])),
+       array_agg(distinct j.kind) filter (where j.kind <> all ($2::text[]))
   from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
  cross join lateral (
        select id, kind, leased_until, lost + (leased_until is not null)::int as lost
@@ -94,17 +96,19 @@ select array_agg(j.id), array_agg(j.lost)
         where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
         order by run_at, id
         limit $3::bigint) j
- where j.lost > 0 and (j.leased_until is null or j.leased_until <= statement_timestamp()) and j.kind = any ($2::text[])`
+ where (j.leased_until is null or j.leased_until <= statement_timestamp()) and (j.lost > 0 or j.kind <> all ($2::text[]))`
 
 // fillQuarantine is the rescan of Drain, whose claims all begin at the beginning. It looks among the first jobs of each
-// priority, or among all jobs when there is nothing else.
+// priority, or among all jobs when there is nothing else. As the rescan does, it warns of kinds without a handler.
 func (c *claimer) fillQuarantine(ctx context.Context, among int) error {
 	var ids []int64
 	var lost []int32
-	err := c.q.guarded(ctx, c.db, findLost, []any{c.feed.queue, c.w.kinds, among}, &ids, &lost)
+	var unknown []string
+	err := c.q.guarded(ctx, c.db, findLost, []any{c.feed.queue, c.w.kinds, among}, &ids, &lost, &unknown)
 	if err != nil {
 		return err
 	}
+	c.warnOf(unknown)
 	seen := make([]lostJob, len(ids))
 	for i, id := range ids {
 		seen[i] = lostJob{id, int(lost[i])}

@@ -124,17 +124,23 @@ func (c *claimer) rescanPriority(ctx context.Context, to position) (moved int, s
 		for j, id := range ids {
 			seen = append(seen, lostJob{id, int(lost[j])})
 		}
-		for _, kind := range unknown {
-			if !f.unknown[kind] {
-				f.unknown[kind] = true
-				c.q.log.Warn("onceq: jobs of a kind for which this worker has no handler are left to other workers",
-					slog.String("queue", f.queue), slog.String("kind", kind))
-			}
-		}
+		c.warnOf(unknown)
 		if last == nil {
 			break
 		}
 		at.runAt = *last
 	}
 	return moved, seen, nil
+}
+
+// warnOf logs one warning for each kind without a handler.
+func (c *claimer) warnOf(unknown []string) {
+	f := c.feed
+	for _, kind := range unknown {
+		if !f.unknown[kind] {
+			f.unknown[kind] = true
+			c.q.log.Warn("onceq: jobs of a kind for which this worker has no handler are left to other workers; if no other worker has one, give this worker a handler, or correct Kind.Name if it is misspelt",
+				slog.String("queue", f.queue), slog.String("kind", kind), slog.Any("kinds with a handler", c.w.kinds))
+		}
+	}
 }

@@ -48,7 +48,7 @@ var onceqs = []struct {
 	role        role
 }{
 	{"claims = least(j.claims + 1", "onceq's claim", roleClaim},
-	{"select array_agg(j.id), array_agg(j.lost)", "onceq's look for lost jobs", roleSkip},
+	{"select array_agg(j.id) filter", "onceq's look for lost jobs", roleSkip},
 	{"installation::text", "onceq's look at its installation", roleSkip},
 	{"server_encoding", "onceq's check of its schema", roleSkip},
 	{"coalesce(pg_xact_status($2::text", "onceq's look at what became of the commit", roleOnceq},

@@ -668,6 +668,7 @@ func TestUnknownKinds_AreLeftWithOneWarningForAnotherWorker(t *testing.T) {
 	until(t, db, `exists (select from onceq.queues where swept_at > $1)`, swept)
 	until(t, db, `(select count(*) from onceq.jobs) = 3`)
 	require.Equal(t, 1, strings.Count(w.logged(), "kind=later"))
+	require.Contains(t, w.logged(), `kind=later "kinds with a handler"=[k]`)
 	require.Zero(t, sqlOne[int](t, db, `select sum(claims) from onceq.jobs`))
 	later := onceq.Kind[int]{Name: "later"}
 	got := make(chan int64, 3)
@@ -677,6 +678,19 @@ func TestUnknownKinds_AreLeftWithOneWarningForAnotherWorker(t *testing.T) {
 	}))
 	require.ElementsMatch(t, ids, []int64{receive(t, got), receive(t, got), receive(t, got)})
 	require.NoError(t, errors.Join(w.stop(), other.stop()))
+}
+
+func TestDrain_WarnsOnceOfAKindWithoutAHandler(t *testing.T) {
+	t.Parallel()
+	log := &working{}
+	db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.NewTextHandler(log, nil))}))
+	addMany(t, db, 3, onceq.Job{Kind: "kk"})
+	add(t, db, onceq.Job{Kind: "in an hour", Delay: time.Hour})
+	add(t, db, onceq.Job{})
+	w := must[*onceq.Worker](t)(onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error { return nil })))
+	require.NoError(t, w.Drain(t.Context(), 0))
+	require.Equal(t, 1, strings.Count(log.logged(), "level=WARN"))
+	require.Contains(t, log.logged(), `correct Kind.Name if it is misspelt" queue=default kind=kk "kinds with a handler"=[k]`)
 }
 
 func TestPriorities_TheLowestDoesNotStarve(t *testing.T) {
