@@ -403,3 +403,34 @@ func TestAdvance_AJobGrowsOld(t *testing.T) {
 	require.Contains(t, keys, effects[0].IdempotencyKey)
 	require.NoError(t, db.Check())
 }
+
+// recorder is a TB that keeps what a call reported, and ends the call as a test's end does.
+type recorder struct {
+	testing.TB
+	said []string
+}
+
+func (r *recorder) Errorf(f string, a ...any) { r.said = append(r.said, fmt.Sprintf(f, a...)) }
+func (r *recorder) Fatal(a ...any)            { r.said = append(r.said, fmt.Sprint(a...)); panic(r) }
+func (r *recorder) FailNow()                  { panic(r) }
+
+func TestRunOne_SaysWhatIsThereIfNothingIsDue(t *testing.T) {
+	t.Parallel()
+	r := &recorder{TB: t}
+	db := queuetest.New(r)
+	handler := (&onceq.Kind[int]{Name: "mail"}).Handle(func(context.Context, *onceq.Lease, int) error { return nil })
+	runOne := func(handlers ...onceq.Handler) []string {
+		r.said = nil
+		require.PanicsWithValue(t, r, func() { db.RunOne(handlers...) })
+		return r.said
+	}
+	require.Equal(t, []string{"queuetest: RunOne: no job of these handlers is due"}, runOne(handler))
+	for _, job := range []onceq.Job{{Kind: "mail", Delay: 48 * time.Hour}, {Kind: "mail", Delay: 72 * time.Hour}, {Kind: "mial"}, {Kind: "mial"}, {Kind: "wire", Delay: time.Hour}} {
+		_, err := db.Queue.Enqueue(t.Context(), db.Pool, job)
+		require.NoError(t, err)
+	}
+	require.Regexp(t, `^queuetest: RunOne: no job of these handlers is due; the next one, of kind mail, in 17[0-9]{4} s \(see Advance\); due jobs of kinds without a handler: mial in queue default$`, runOne(handler)[0])
+	said := runOne()
+	require.Len(t, said, 1)
+	require.Contains(t, said[0], "NewWorker needs at least one handler")
+}

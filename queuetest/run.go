@@ -34,7 +34,7 @@ func (db *DB) RunOne(handlers ...onceq.Handler) Ran {
 	db.t.Helper()
 	ran := db.work(nil, 1, handlers)
 	if len(ran) != 1 {
-		db.t.Fatalf("queuetest: RunOne: no job of these handlers is due")
+		db.noneDue("RunOne", handlers)
 	}
 	return ran[0]
 }
@@ -56,9 +56,40 @@ func (db *DB) DeliverTwice(handlers ...onceq.Handler) (first, second Ran) {
 		db.exec(`update onceq.jobs set leased_until = null, holder = null, lost = lost + 1 where id = $1`, e.JobID)
 	}, 1, handlers)
 	if len(ran) != 1 {
-		db.t.Fatalf("queuetest: DeliverTwice: no job of these handlers is due")
+		db.noneDue("DeliverTwice", handlers)
 	}
 	return ran[0], db.RunOne(handlers...)
+}
+
+// noneDue fails the test because op found no job, and says what is there instead. It only ends the test if op could not look
+// at all, because work has said why.
+func (db *DB) noneDue(op string, handlers []onceq.Handler) {
+	db.t.Helper()
+	if len(handlers) == 0 {
+		db.t.FailNow()
+	}
+	const look = `
+select (select format('the next one, of kind %s, in %s s', kind, ceil(extract(epoch from run_at - statement_timestamp())))
+          from onceq.jobs where kind = any ($1) and run_at > statement_timestamp() order by run_at limit 1),
+       (select string_agg(distinct format('%s in queue %s', kind, queue), ', ')
+          from onceq.jobs where kind <> all ($1) and run_at <= statement_timestamp() and leased_until is null)`
+	var kinds []string
+	for _, h := range handlers {
+		kinds = append(kinds, h.Kind())
+	}
+	var later, others *string
+	err := db.Pool.QueryRow(context.Background(), db.named(look), kinds).Scan(&later, &others)
+	what := "queuetest: " + op + ": no job of these handlers is due"
+	if later != nil {
+		what += "; " + *later + " (see Advance)"
+	}
+	if others != nil {
+		what += "; due jobs of kinds without a handler: " + *others
+	}
+	if err != nil {
+		what += "; looking for others: " + err.Error()
+	}
+	db.t.Fatal(what)
 }
 
 // Race runs two workers against each other until no job is due, and returns all runs. The first lease of each job
@@ -149,7 +180,12 @@ update onceq.waiters set idle_until = idle_until`+by, d.Microseconds())
 // exec runs a statement that writes the schema as onceq, and returns how many rows it changed.
 func (db *DB) exec(statement string, args ...any) int64 {
 	db.t.Helper()
-	return db.own(strings.ReplaceAll(statement, "onceq.", pgx.Identifier{db.Schema}.Sanitize()+"."), args...)
+	return db.own(db.named(statement), args...)
+}
+
+// named gives a statement the schema's name.
+func (db *DB) named(statement string) string {
+	return strings.ReplaceAll(statement, "onceq.", pgx.Identifier{db.Schema}.Sanitize()+".")
 }
 
 // own runs a statement on the application's tables.
