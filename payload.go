@@ -36,6 +36,15 @@ type encoded struct {
 
 // encode checks a job and gives it as the database gets it.
 func (j *Job) encode() (encoded, error) {
+	e, err := j.checked()
+	if err == nil {
+		err = e.addPayload(j)
+	}
+	return e, err
+}
+
+// checked checks everything but the payload, and fills in what is not set.
+func (j *Job) checked() (encoded, error) {
 	e := encoded{
 		kind: j.Kind, queue: j.Queue, scope: j.Scope, key: j.Key,
 		at: j.RunAt, delay: j.Delay, priority: int(j.Priority), maxAttempts: j.MaxAttempts,
@@ -101,9 +110,14 @@ func (j *Job) encode() (encoded, error) {
 		}
 		e.metadata = string(raw)
 	}
+	return e, nil
+}
+
+// addPayload encodes the payload, and makes the fingerprint of a job with a key.
+func (e *encoded) addPayload(j *Job) error {
 	raw, isJSON, err := encodePayload("Payload", j.Payload)
 	if err != nil {
-		return e, err
+		return err
 	}
 	var mark fingerprint
 	if mark.kind = e.kind; e.kind == e.scope {
@@ -113,7 +127,7 @@ func (j *Job) encode() (encoded, error) {
 	if isJSON {
 		canonical, err := jsonb.Scan(raw, compare, j.Fields)
 		if err != nil {
-			return e, invalid("Payload", "%v", err)
+			return invalid("Payload", "%v", err)
 		}
 		if compare {
 			mark.digest = digest('j', canonical)
@@ -121,7 +135,7 @@ func (j *Job) encode() (encoded, error) {
 		e.json = string(raw)
 	} else {
 		if j.Fields != nil {
-			return e, invalid("Fields", "are named, but the Payload is bytes")
+			return invalid("Fields", "are named, but the Payload is bytes")
 		}
 		if compare {
 			mark.digest = digest('b', raw)
@@ -131,7 +145,7 @@ func (j *Job) encode() (encoded, error) {
 	if e.key != "" {
 		e.fingerprint = mark.stored()
 	}
-	return e, nil
+	return nil
 }
 
 // marshalFault says why a value does not encode, without the value, which the error may quote.
