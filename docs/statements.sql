@@ -96,18 +96,6 @@ select (extract(epoch from min(j.run_at) - statement_timestamp()) * 1000000)::bi
         where queue = $1::text and priority = p.priority and run_at > $3::timestamptz
         order by run_at limit 1) j;
 
--- drain.go: findLost
-select array_agg(j.id) filter (where j.kind = any ($2::text[])), array_agg(j.lost) filter (where j.kind = any ($2::text[])),
-       array_agg(distinct j.kind) filter (where j.kind <> all ($2::text[]))
-  from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
- cross join lateral (
-       select id, kind, leased_until, lost + (leased_until is not null)::int as lost
-         from onceq.jobs
-        where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
-        order by run_at, id
-        limit $3::bigint) j
- where (j.leased_until is null or j.leased_until <= statement_timestamp()) and (j.lost > 0 or j.kind <> all ($2::text[]));
-
 -- enqueue.go: EnqueueMany.draw
 select array_agg(nextval('onceq.ids')) from generate_series(1, $1::int);
 
@@ -1469,3 +1457,15 @@ update onceq.job_fences f set leased_until = statement_timestamp()
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text and f.token = $4::bigint
    and f.state in (1, 2, 6) and f.leased_until < statement_timestamp()
 returning f.token;
+
+-- until_empty.go: findLost
+select array_agg(j.id) filter (where j.kind = any ($2::text[])), array_agg(j.lost) filter (where j.kind = any ($2::text[])),
+       array_agg(distinct j.kind) filter (where j.kind <> all ($2::text[]))
+  from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+ cross join lateral (
+       select id, kind, leased_until, lost + (leased_until is not null)::int as lost
+         from onceq.jobs
+        where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
+        order by run_at, id
+        limit $3::bigint) j
+ where (j.leased_until is null or j.leased_until <= statement_timestamp()) and (j.lost > 0 or j.kind <> all ($2::text[]));
