@@ -88,6 +88,18 @@ returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
           coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false;
 
+-- claimer.go: findLost
+select array_agg(j.id) filter (where j.kind = any ($2::text[])), array_agg(j.lost) filter (where j.kind = any ($2::text[])),
+       array_agg(distinct j.kind) filter (where j.kind <> all ($2::text[]))
+  from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+ cross join lateral (
+       select id, kind, leased_until, lost + (leased_until is not null)::int as lost
+         from onceq.jobs
+        where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
+        order by run_at, id
+        limit $3::bigint) j
+ where (j.leased_until is null or j.leased_until <= statement_timestamp()) and (j.lost > 0 or j.kind <> all ($2::text[]));
+
 -- claimer.go: nextDue.next
 select (extract(epoch from min(j.run_at) - statement_timestamp()) * 1000000)::bigint
   from unnest($2::smallint[]) as p(priority)
@@ -95,6 +107,47 @@ select (extract(epoch from min(j.run_at) - statement_timestamp()) * 1000000)::bi
        select run_at from onceq.jobs
         where queue = $1::text and priority = p.priority and run_at > $3::timestamptz
         order by run_at limit 1) j;
+
+-- cursor.go: rescanPage
+with page as materialized (
+  select id, run_at, leased_until, lost, kind, row_number() over (order by run_at, id) as n
+    from onceq.jobs
+   where queue = $1::text and priority = $2::smallint
+     and (run_at, id) > ($3::timestamptz, $4::bigint) and (run_at, id) < ($5::timestamptz, $6::bigint)
+   order by run_at, id
+   limit $8::int
+),
+ready as materialized (
+  select j.id
+    from page p
+   cross join lateral (
+         select id from onceq.jobs
+          where id = p.id and leased_until is null
+            for no key update skip locked) j
+   where p.leased_until is null and p.lost = 0 and p.kind = any ($7::text[])
+   order by j.id
+),
+forward as (
+  update onceq.jobs j set run_at = $5::timestamptz
+    from ready where j.id = any (array[ready.id])
+  returning j.id
+),
+lost as materialized (
+  select id, lost + (leased_until is not null)::int as lost
+    from page
+   where (leased_until <= statement_timestamp() or leased_until is null and lost > 0) and kind = any ($7::text[])
+   order by n
+)
+select (select run_at from page where n = $8::int), coalesce((select id from page where n = $8::int), 0),
+       (select count(*) from forward),
+       array(select distinct kind from page where kind <> all ($7::text[])),
+       (select array_agg(id) from lost), (select array_agg(lost) from lost);
+
+-- cursor.go: rescanTurn
+insert into onceq.queues as q (queue, swept_at) values ($1::text, statement_timestamp())
+on conflict (queue) do update set swept_at = excluded.swept_at
+ where q.swept_at <= statement_timestamp() - $2::bigint * interval '1 microsecond'
+returning 1;
 
 -- enqueue.go: EnqueueMany.draw
 select array_agg(nextval('onceq.ids')) from generate_series(1, $1::int);
@@ -1218,100 +1271,6 @@ note as (
 )
 select count(*) from live;
 
--- rescan.go: rescanPage
-with page as materialized (
-  select id, run_at, leased_until, lost, kind, row_number() over (order by run_at, id) as n
-    from onceq.jobs
-   where queue = $1::text and priority = $2::smallint
-     and (run_at, id) > ($3::timestamptz, $4::bigint) and (run_at, id) < ($5::timestamptz, $6::bigint)
-   order by run_at, id
-   limit $8::int
-),
-ready as materialized (
-  select j.id
-    from page p
-   cross join lateral (
-         select id from onceq.jobs
-          where id = p.id and leased_until is null
-            for no key update skip locked) j
-   where p.leased_until is null and p.lost = 0 and p.kind = any ($7::text[])
-   order by j.id
-),
-forward as (
-  update onceq.jobs j set run_at = $5::timestamptz
-    from ready where j.id = any (array[ready.id])
-  returning j.id
-),
-lost as materialized (
-  select id, lost + (leased_until is not null)::int as lost
-    from page
-   where (leased_until <= statement_timestamp() or leased_until is null and lost > 0) and kind = any ($7::text[])
-   order by n
-)
-select (select run_at from page where n = $8::int), coalesce((select id from page where n = $8::int), 0),
-       (select count(*) from forward),
-       array(select distinct kind from page where kind <> all ($7::text[])),
-       (select array_agg(id) from lost), (select array_agg(lost) from lost);
-
--- rescan.go: rescanTurn
-insert into onceq.queues as q (queue, swept_at) values ($1::text, statement_timestamp())
-on conflict (queue) do update set swept_at = excluded.swept_at
- where q.swept_at <= statement_timestamp() - $2::bigint * interval '1 microsecond'
-returning 1;
-
--- resolve.go: Resolve.past
-select state from onceq.job_history where id = $1::bigint for update;
-
--- resolve.go: readEffects
-with place as materialized (
-  select queue, created_at, identity from onceq.jobs where id = $1::bigint
-  union
-  select queue, created_at, identity from onceq.job_history where id = $1::bigint
-),
-found as (
-  select f.* from place p cross join lateral (
-         select * from onceq.job_fences f
-          where f.class = 3 and f.scope = p.queue and f.key > $2::text and f.key < $3::text and coalesce(f.fingerprint = int8send(coalesce(p.identity, (extract(epoch from p.created_at) * 1000000)::bigint)), true) offset 0) f
-  union all
-  select f.* from onceq.job_fences f
-   where f.class = 3 and f.key > $2::text and f.key < $3::text and not exists (select from place)
-)
-select f.scope, f.key, case f.state when 3 then 'completed' when 6 then 'held'
-         when 1 then case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end
-         else 'uncertain' end,
-       f.created_at, f.leased_until, coalesce(f.result::text, ''), coalesce(f.detail, ''), f.fingerprint
-  from found f
- where f.state in (1, 2, 3, 6) and f.job_id = $1::bigint
- order by f.key;
-
--- resolve.go: resolveEffects
-with h as materialized (
-  select * from onceq.job_history
-   where id = any ($1::bigint[]) and state = any ($2::smallint[])
-   order by id
-     for update
-),
-settled as (
-  update onceq.job_fences f
-     set state = $3::smallint, result = nullif($4::text, '')::jsonb, detail = null,
-         finished_at = case when $3::smallint = 5 then statement_timestamp() end,
-         lifetime = case when $3::smallint = 5 then 0 else f.lifetime end
-    from h
-   where f.class = 3 and f.scope = h.queue and f.key >= h.id::text collate "C" || '/' and f.key < h.id::text collate "C" || '0' and coalesce(f.fingerprint = int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1000000)::bigint)), true) and (f.state = 6 or (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp()))
-     and ($5::text = '' or f.key = h.id::text || '/' || $5::text)
-  returning h.id, h.state
-)
-select count(*), (select array_agg(distinct id) from settled where state = 8) from settled;
-
--- resolve.go: resolveFence
-update onceq.job_fences f
-   set state = $4::smallint, result = nullif($5::text, '')::jsonb, detail = null,
-       finished_at = case when f.class <> 3 or $4::smallint = 5 then statement_timestamp() end,
-       lifetime = case when $4::smallint = 5 then 0 else f.lifetime end
- where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text
-   and (f.state = 6 or (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp()) or f.state = 3 and f.detail is not null and $4::smallint = 3)
-returning f.token;
-
 -- statement.go: beginOwn
 begin isolation level read committed read write;
 
@@ -1452,20 +1411,61 @@ begin;
 -- tx.go: newHandlerTx
 begin isolation level serializable read write;
 
+-- uncertain.go: Resolve.past
+select state from onceq.job_history where id = $1::bigint for update;
+
 -- uncertain.go: keepDoubt
 update onceq.job_fences f set leased_until = statement_timestamp()
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text and f.token = $4::bigint
    and f.state in (1, 2, 6) and f.leased_until < statement_timestamp()
 returning f.token;
 
--- until_empty.go: findLost
-select array_agg(j.id) filter (where j.kind = any ($2::text[])), array_agg(j.lost) filter (where j.kind = any ($2::text[])),
-       array_agg(distinct j.kind) filter (where j.kind <> all ($2::text[]))
-  from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
- cross join lateral (
-       select id, kind, leased_until, lost + (leased_until is not null)::int as lost
-         from onceq.jobs
-        where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
-        order by run_at, id
-        limit $3::bigint) j
- where (j.leased_until is null or j.leased_until <= statement_timestamp()) and (j.lost > 0 or j.kind <> all ($2::text[]));
+-- uncertain.go: readEffects
+with place as materialized (
+  select queue, created_at, identity from onceq.jobs where id = $1::bigint
+  union
+  select queue, created_at, identity from onceq.job_history where id = $1::bigint
+),
+found as (
+  select f.* from place p cross join lateral (
+         select * from onceq.job_fences f
+          where f.class = 3 and f.scope = p.queue and f.key > $2::text and f.key < $3::text and coalesce(f.fingerprint = int8send(coalesce(p.identity, (extract(epoch from p.created_at) * 1000000)::bigint)), true) offset 0) f
+  union all
+  select f.* from onceq.job_fences f
+   where f.class = 3 and f.key > $2::text and f.key < $3::text and not exists (select from place)
+)
+select f.scope, f.key, case f.state when 3 then 'completed' when 6 then 'held'
+         when 1 then case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end
+         else 'uncertain' end,
+       f.created_at, f.leased_until, coalesce(f.result::text, ''), coalesce(f.detail, ''), f.fingerprint
+  from found f
+ where f.state in (1, 2, 3, 6) and f.job_id = $1::bigint
+ order by f.key;
+
+-- uncertain.go: resolveEffects
+with h as materialized (
+  select * from onceq.job_history
+   where id = any ($1::bigint[]) and state = any ($2::smallint[])
+   order by id
+     for update
+),
+settled as (
+  update onceq.job_fences f
+     set state = $3::smallint, result = nullif($4::text, '')::jsonb, detail = null,
+         finished_at = case when $3::smallint = 5 then statement_timestamp() end,
+         lifetime = case when $3::smallint = 5 then 0 else f.lifetime end
+    from h
+   where f.class = 3 and f.scope = h.queue and f.key >= h.id::text collate "C" || '/' and f.key < h.id::text collate "C" || '0' and coalesce(f.fingerprint = int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1000000)::bigint)), true) and (f.state = 6 or (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp()))
+     and ($5::text = '' or f.key = h.id::text || '/' || $5::text)
+  returning h.id, h.state
+)
+select count(*), (select array_agg(distinct id) from settled where state = 8) from settled;
+
+-- uncertain.go: resolveFence
+update onceq.job_fences f
+   set state = $4::smallint, result = nullif($5::text, '')::jsonb, detail = null,
+       finished_at = case when f.class <> 3 or $4::smallint = 5 then statement_timestamp() end,
+       lifetime = case when $4::smallint = 5 then 0 else f.lifetime end
+ where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text
+   and (f.state = 6 or (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp()) or f.state = 3 and f.detail is not null and $4::smallint = 3)
+returning f.token;

@@ -43,3 +43,6 @@ func DropStale(t *testing.T, connString string) {
 	_, err = newServer(context.Background(), found)
 	require.NoError(t, err)
 }
+
+// InOrder is how the runs of a job come into their order.
+var InOrder = inOrder

@@ -434,3 +434,11 @@ func TestRunOne_SaysWhatIsThereIfNothingIsDue(t *testing.T) {
 	require.Len(t, said, 1)
 	require.Contains(t, said[0], "NewWorker needs at least one handler")
 }
+
+// A retry of a job may be told of before the run that failed, and a cancellation has no token.
+func TestDrain_RunsOfAJobAreInTheirOrder(t *testing.T) {
+	t.Parallel()
+	ran := []queuetest.Ran{{JobID: 1, Attempt: 2}, {JobID: 2, Attempt: 1}, {JobID: 1, Attempt: 1}, {JobID: 1, State: onceq.StateCancelled}}
+	queuetest.InOrder(ran, map[int64]int{12: 0, 21: 1, 11: 2, 0: 3})
+	require.Equal(t, []queuetest.Ran{{JobID: 1, Attempt: 1}, {JobID: 2, Attempt: 1}, {JobID: 1, Attempt: 2}, {JobID: 1, State: onceq.StateCancelled}}, ran)
+}

@@ -2,6 +2,8 @@ package queuetest
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -261,5 +263,29 @@ func (db *DB) work(claimed func(onceq.Event), limit int, handlers []onceq.Handle
 	}
 	mu.Lock()
 	defer mu.Unlock()
+	inOrder(ran, byToken)
 	return ran
+}
+
+// inOrder puts the runs of each job into their order. Events of two runs may come the other way round, because each comes
+// after its outcome was stored, from the goroutine that stored it.
+func inOrder(ran []Ran, byToken map[int64]int) {
+	places := make(map[int64][]int) // of a job's runs
+	for _, token := range slices.Sorted(maps.Keys(byToken)) {
+		if token == 0 {
+			continue // a cancellation comes after the job's runs
+		}
+		i := byToken[token]
+		places[ran[i].JobID] = append(places[ran[i].JobID], i)
+	}
+	for _, at := range places {
+		runs := make([]Ran, len(at))
+		for n, i := range at {
+			runs[n] = ran[i]
+		}
+		slices.Sort(at)
+		for n, i := range at {
+			ran[i] = runs[n]
+		}
+	}
 }

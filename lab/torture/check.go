@@ -35,7 +35,7 @@ type doubt struct {
 
 // step is a row of the trail.
 type step struct {
-	What  string // accepted, claimed, gone; or setBack, of no job
+	What  string // accepted, claimed, gone; of no job: pruned, of a key's fence, and setBack
 	Job   int64  // its identity
 	Key   string
 	Work  string
@@ -117,7 +117,8 @@ func check(h *history) *verdict {
 	claims := map[int64]map[int64]bool{}
 	keyToken := map[string]int64{}
 	liveOfKey := map[string]int64{}
-	back := false // the sequence was set back
+	back := false               // the sequence was set back
+	pruned := map[string]bool{} // keys without a fence
 	for _, s := range h.Trail {
 		switch s.What {
 		case "accepted":
@@ -133,6 +134,7 @@ func check(h *history) *verdict {
 			}
 			byOp[s.Op][s.Work] = s.Job
 			if s.Key != "" {
+				delete(pruned, s.Key)
 				if other := liveOfKey[s.Key]; other != 0 {
 					v.violation(vKey, "%s: job %d was accepted while job %d was not finished", s.Key, s.Job, other)
 				}
@@ -157,13 +159,15 @@ func check(h *history) *verdict {
 		case "gone":
 			if liveOfKey[s.Key] == s.Job {
 				delete(liveOfKey, s.Key)
-				if back { // its fence may be pruned before the sequence has reached its token again
-					delete(keyToken, s.Key)
-				}
+			}
+		case "pruned":
+			pruned[s.Key] = true
+			if back { // the sequence may not have reached its token again
+				delete(keyToken, s.Key)
 			}
 		case setBack: // nothing knows of tokens of a key whose fence was pruned
 			back = true
-			maps.DeleteFunc(keyToken, func(key string, _ int64) bool { return liveOfKey[key] == 0 })
+			maps.DeleteFunc(keyToken, func(key string, _ int64) bool { return pruned[key] })
 		}
 	}
 	v.Accepted = len(accepted)

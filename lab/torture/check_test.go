@@ -302,3 +302,27 @@ func TestLane_TheSeedAloneDecides(t *testing.T) {
 		require.Equal(t, 3, of[kind], kind)
 	}
 }
+
+// A key's tokens grow over a sequence that was set back, except where its fence was pruned, before that or after it.
+func TestCheck_TokensOverASequenceThatWasSetBack(t *testing.T) {
+	const first, second = idC, idA // the later job has the smaller id
+	accepted := func(id int64) step { return step{What: "accepted", Job: id << 36, Key: "again/1", Work: "again/1"} }
+	claimed := func(id int64) step {
+		return step{What: "claimed", Job: id << 36, Key: "again/1", Work: "again/1", Token: id<<20 | 1}
+	}
+	gone := step{What: "gone", Job: first << 36, Key: "again/1", Work: "again/1"}
+	pruned, back := step{What: "pruned", Key: "again/1"}, step{What: setBack}
+	for _, c := range []struct {
+		between []step
+		want    int
+	}{
+		{[]step{back}, 1},
+		{[]step{pruned, back}, 0},
+		{[]step{back, pruned}, 0},
+		{[]step{pruned}, 1},
+	} {
+		trail := append([]step{accepted(first), claimed(first), gone}, c.between...)
+		v := check(&history{Trail: append(trail, accepted(second), claimed(second))})
+		require.Len(t, v.Violations[vToken], c.want, "%v", c.between)
+	}
+}

@@ -55,7 +55,14 @@ begin
 end $$;
 create trigger trail after insert or delete on onceq.jobs for each row execute function torture.trail_onceq();
 create trigger trail_claims after update on onceq.jobs for each row
-  when (new.claims > old.claims) execute function torture.trail_onceq();`
+  when (new.claims > old.claims) execute function torture.trail_onceq();
+create function torture.trail_pruned() returns trigger language plpgsql as $$
+begin
+  insert into torture.trail (what, job, key, work) values ('pruned', 0, old.key, '');
+  return null;
+end $$;
+create trigger trail_pruned after delete on onceq.job_fences for each row
+  when (old.class = 0) execute function torture.trail_pruned();`
 
 func (onceqSystem) setup(ctx context.Context, conn *pgx.Conn) error {
 	if err := migrations.Up(ctx, conn, "onceq"); err != nil {
