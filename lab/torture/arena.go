@@ -81,14 +81,7 @@ func (a *arena) mount(ctx context.Context) (string, error) {
 	return space, os.Chmod(space, 0o777)
 }
 
-// furnish makes the tables of the harness, those of the system, and puts them all on the small disk.
-func (a *arena) furnish(ctx context.Context, sys system) error {
-	conn, err := pgx.Connect(ctx, a.primary.URL())
-	if err != nil {
-		return err
-	}
-	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
-	if _, err := conn.Exec(ctx, `
+const harnessTables = `
 create schema torture;
 create table torture.trail (
   seq bigint generated always as identity, at timestamptz default clock_timestamp(),
@@ -99,7 +92,16 @@ create table torture.ops (op text primary key);
 create table torture.fence_trail (
   seq bigint generated always as identity, at timestamptz default clock_timestamp(),
   what text, key text, token bigint, since bigint, finished bigint, result text
-);`); err != nil {
+);`
+
+// furnish makes the tables of the harness, those of the system, and puts them all on the small disk.
+func (a *arena) furnish(ctx context.Context, sys system) error {
+	conn, err := pgx.Connect(ctx, a.primary.URL())
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	if _, err := conn.Exec(ctx, harnessTables); err != nil {
 		return err
 	}
 	if err := sys.setup(ctx, conn); err != nil {

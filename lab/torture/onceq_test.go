@@ -1,0 +1,63 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// After the sequence of ids was set back, a new job may get the id of one that is held. That one has to leave the history,
+// and its effect stays in doubt. It is not lost. An effect in doubt of a job that nobody knows is.
+func TestLeftovers_AnEffectInDoubtOfAJobThatLeftTheHistoryIsNotLost(t *testing.T) {
+	db := queuetest.New(t)
+	ctx := t.Context()
+	_, err := db.Pool.Exec(ctx, harnessTables)
+	require.NoError(t, err)
+	conn, err := db.Pool.Acquire(ctx)
+	require.NoError(t, err)
+	defer conn.Release()
+	require.NoError(t, onceqSystem{}.setup(ctx, conn.Conn()))
+
+	hold := func(ctx context.Context, l *onceq.Lease, _ work) error {
+		_, err := onceq.Once(ctx, l, "call", func(context.Context, string) (string, error) {
+			return "", errors.New("the answer was lost")
+		}, onceq.OnUncertain(onceq.Hold()))
+		return err
+	}
+	enqueue := func(form, name string) int64 {
+		r, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: form, Payload: work{Name: name, Form: form}})
+		require.NoError(t, err)
+		return r.ID
+	}
+	id := enqueue(formHold, "hold/1")
+	db.Drain(kind(formHold).Handle(hold))
+	_, err = db.Pool.Exec(ctx, `update onceq.jobs set run_at = now()`)
+	require.NoError(t, err)
+	db.Drain(kind(formHold).Handle(hold)) // the second run finds the doubt
+	held, err := db.Queue.Get(ctx, db.Pool, id)
+	require.NoError(t, err)
+	require.Equal(t, onceq.StateHeld, held.State)
+
+	_, err = db.Pool.Exec(ctx, `select setval('onceq.ids', $1, false)`, id)
+	require.NoError(t, err)
+	require.Equal(t, id, enqueue(formTx, "tx/2"), "the id comes again")
+	_, err = db.Pool.Exec(ctx, forgetTwins)
+	require.NoError(t, err)
+	_, err = db.Pool.Exec(ctx, `delete from onceq.jobs`) // as a job that leaves no history ends
+	require.NoError(t, err)
+
+	doubts, _, err := onceqSystem{}.leftovers(ctx, db.Pool)
+	require.NoError(t, err)
+	require.Empty(t, doubts)
+
+	_, err = db.Pool.Exec(ctx, `delete from torture.twins`)
+	require.NoError(t, err)
+	doubts, _, err = onceqSystem{}.leftovers(ctx, db.Pool)
+	require.NoError(t, err)
+	require.Len(t, doubts, 1, "nobody knows the job")
+}
