@@ -15,8 +15,8 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// trapClock gives a database whose clock the test moves: the library's statements find another
-// statement_timestamp() before Postgres's own.
+// trapClock gives a database whose clock the test moves: the library's statements find a statement_timestamp() of the
+// test's before they find that of Postgres.
 func trapClock(t *testing.T) (*queuetest.DB, func(time.Duration)) {
 	t.Helper()
 	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
@@ -40,8 +40,8 @@ func trapClock(t *testing.T) (*queuetest.DB, func(time.Duration)) {
 	}
 }
 
-// trapStoppedClock is trapClock with a clock that stands still until the test sets it: to a time after its start. What is
-// decided by the time between two statements does not depend on how long the machine takes from one to the other.
+// trapStoppedClock is trapClock with a clock that starts later and stands still until the test sets it. What depends on the
+// time between two statements then does not depend on how slow the machine is.
 func trapStoppedClock(t *testing.T) (*queuetest.DB, func(time.Duration)) {
 	t.Helper()
 	db, set := trapClock(t)
@@ -57,8 +57,8 @@ func trapStoppedClock(t *testing.T) (*queuetest.DB, func(time.Duration)) {
 	return db, set
 }
 
-// A server whose clock was ahead for a moment (a step of NTP, a resumed machine, a failover to a host with another
-// clock) must not leave workers with a position that due jobs reach only an hour later.
+// A server's clock may be ahead for a moment: a step of NTP, a resumed machine, a failover to a host with another clock.
+// Workers must not be left with a position that due jobs reach only an hour later.
 func TestTrap_AClockSetBackDoesNotStallTheWorkers(t *testing.T) {
 	t.Parallel()
 	db, shift := trapClock(t)
@@ -75,7 +75,7 @@ func TestTrap_AClockSetBackDoesNotStallTheWorkers(t *testing.T) {
 		select {
 		case id := <-ran:
 			require.Equal(t, r.ID, id)
-			// Completed before the clock moves, or its lease runs out and it runs again, rightly.
+			// It must be completed before the clock moves. Otherwise its lease runs out and it rightly runs again.
 			require.Eventually(t, func() bool { return sqlOne[int](t, db, `select count(*)::int from onceq.jobs`) == 0 }, patience, time.Millisecond)
 		case <-time.After(patience):
 			var due string
@@ -91,8 +91,8 @@ func TestTrap_AClockSetBackDoesNotStallTheWorkers(t *testing.T) {
 	require.NoError(t, w.stop())
 }
 
-// A handler of a batch that enqueues the key of one of its own jobs is told so, as any other handler is.
-func TestTrap_ABatchHandlerThatEnqueuesAnOwnKeyIsToldToReschedule(t *testing.T) {
+// A handler of a batch that enqueues the key of one of its own jobs is told to reschedule, as any other handler is.
+func TestTrap_ABatchHandlerThatEnqueuesItsOwnKeyIsToldToReschedule(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	k := onceq.Kind[int]{Name: "k", Key: func(n int) string { return fmt.Sprint(n) }, MaxAttempts: 1}

@@ -19,8 +19,8 @@ import (
 
 const wantedAgain = "wants a handler's own transaction run again" // in the log
 
-// A beat that comes while a handler's own transaction is open changes the job's row behind its snapshot, and the completion
-// was refused, in each run, until the job was dead.
+// A beat that comes while a handler's own transaction is open changes the job's row after that transaction took its
+// snapshot. Postgres then refused the completion, in each run, until the job was dead.
 func TestComplete_InATransactionLongerThanABeat(t *testing.T) {
 	t.Parallel()
 	type handler func(ctx context.Context, db *queuetest.DB, level pgx.TxIsoLevel, beat func() error, l *onceq.Lease) error
@@ -54,7 +54,7 @@ func TestComplete_InATransactionLongerThanABeat(t *testing.T) {
 		"complete in a batch": {inTx(func(ctx context.Context, tx pgx.Tx, beat func() error, l *onceq.Lease) error {
 			b := &pgx.Batch{}
 			b.Queue(effect, l.ID)
-			if _, err := tx.Exec(ctx, `select 1`); err != nil { // the snapshot
+			if _, err := tx.Exec(ctx, `select 1`); err != nil { // takes the snapshot
 				return err
 			}
 			if err := beat(); err != nil {
@@ -107,7 +107,7 @@ func TestComplete_InATransactionLongerThanABeat(t *testing.T) {
 				db := queuetest.New(t)
 				sqlRun(t, db, `create table effects (job bigint)`)
 				id := add(t, db, onceq.Job{Key: "k", MaxAttempts: 1})
-				// Another job of the same worker shows when there was a beat.
+				// The beats of another job of the same worker show when a beat was sent.
 				other := add(t, db, onceq.Job{Kind: "other"})
 				done := make(chan struct{})
 				waiting := onceq.Kind[int]{Name: "other", Timeout: onceq.NoTimeout}
@@ -169,15 +169,15 @@ func ids(t *testing.T, db *queuetest.DB, query string) []int64 {
 	return found
 }
 
-// What Postgres refuses of the handler's own transaction runs again free, as often as for HandleTx and no more, while the
-// job is not completed.
+// If Postgres refuses the handler's own transaction before the job is completed, the job runs again without spending an
+// attempt: as often as with HandleTx, and no more.
 func TestHandle_ConflictsOfItsCompletion(t *testing.T) {
 	t.Parallel()
 	refused := &pgconn.PgError{Code: "40001"}
 	begin := func(ctx context.Context, db *queuetest.DB, fn func(tx pgx.Tx) error) error {
 		return pgx.BeginTxFunc(ctx, db.Pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, fn)
 	}
-	// As if a beat had come after the snapshot.
+	// What a beat after the snapshot does.
 	conflict := func(ctx context.Context, db *queuetest.DB, l *onceq.Lease) error {
 		return begin(ctx, db, func(tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `select 1`)
@@ -285,7 +285,7 @@ func TestLock(t *testing.T) {
 	require.ErrorContains(t, inside, "onceq: ")
 }
 
-// A client that freezes in its transaction does not keep the job for longer than HandleTx would.
+// A client that freezes in its transaction keeps the job for no longer than with HandleTx.
 func TestLock_LimitsIdling(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -304,7 +304,7 @@ func TestLock_LimitsIdling(t *testing.T) {
 	require.Equal(t, "90s", idle)
 }
 
-// A handler that asks for a longer lease keeps it: a beat made it as short as the worker's again.
+// A handler that asks for a longer lease keeps it. A beat once made it as short as the worker's again.
 func TestExtend_IsNotShortenedByABeat(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)

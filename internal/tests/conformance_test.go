@@ -15,7 +15,7 @@ import (
 
 var owner = conformance.Owner
 
-// What is promised inside a caller's handle, in every handle of pgx.
+// The promises about a caller's handle hold in every handle of pgx.
 func TestConformance(t *testing.T) {
 	t.Parallel()
 	for name, outside := range map[string]func(*pgxpool.Pool, *pgxpool.Conn) onceq.DB{

@@ -11,7 +11,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// A handler's context is made when it is first asked for. It behaves as if it had been there from the start.
+// A handler's context is made when somebody first asks for it. It behaves as if it had been there from the start.
 func TestHandle_Context(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -40,7 +40,8 @@ func TestHandle_Context(t *testing.T) {
 	require.ErrorIs(t, after.Err(), context.Canceled)
 }
 
-// One that nobody asked in time has ended all the same, and what is made of it as well.
+// A context that nobody asked for while the handler ran has ended as well, and so have the contexts that are made from it
+// later.
 func TestHandle_ContextFirstAskedAfterTheEnd(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -58,8 +59,8 @@ func TestHandle_ContextFirstAskedAfterTheEnd(t *testing.T) {
 	require.ErrorIs(t, context.Cause(late), context.Canceled)
 }
 
-// Causes reach handlers that ask only after the fact, and contexts made of theirs.
-func TestHandle_ContextTellsTheCauseToWhoeverAsksLate(t *testing.T) {
+// A handler that asks only after its lease is lost gets the cause, and so do the contexts that it makes from its own.
+func TestHandle_ContextTellsTheCauseToALateCaller(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	id := add(t, db, onceq.Job{})

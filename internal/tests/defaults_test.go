@@ -15,14 +15,14 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// limiting are the defaults of these tests: no test runs into the times, but each statement can be asked what it would
-// have run into.
+// limiting are the defaults of the databases in these tests. They are long enough that no test runs into them. The spy
+// shows for each statement which limit would have held for it.
 var limiting = map[string]string{
 	"default_transaction_read_only": "on", "default_transaction_isolation": "serializable", "row_security": "off",
 	"statement_timeout": "30min", "lock_timeout": "31min", "idle_in_transaction_session_timeout": "32min",
 }
 
-// spy keeps what the writes to the tables, by other sessions than its owner's, had as limits.
+// spy records the limits that hold when sessions of other roles than the owner write to the tables.
 const spy = `
 create table public.spied (what text, statement text, lock text, idle text, isolation text);
 create function public.spy() returns trigger language plpgsql as $$
@@ -57,7 +57,7 @@ func spied(t *testing.T, db *queuetest.DB, what string) (all []string) {
 	return all
 }
 
-// write runs fn in a transaction that says that it writes, as an application with such defaults has to.
+// write runs fn in a transaction that says that it writes. An application with such defaults has to do so.
 func write(t *testing.T, db *queuetest.DB, fn func(tx pgx.Tx)) {
 	t.Helper()
 	require.NoError(t, pgx.BeginTxFunc(t.Context(), db.Pool, pgx.TxOptions{AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
@@ -66,8 +66,8 @@ func write(t *testing.T, db *queuetest.DB, fn func(tx pgx.Tx)) {
 	}))
 }
 
-// The time limits of a role, a database or the pool are for the application's statements: those of the library set their
-// own, and leave the application's as they are.
+// The time limits of a role, a database or the pool are meant for the application's statements. The library's statements
+// set their own, and the application's keep theirs.
 func TestDefaults_TheLibrarysOwnStatementsHaveNoLimitsAndTheApplicationsKeepThem(t *testing.T) {
 	t.Parallel()
 	for _, by := range []string{"database", "pool"} {
@@ -112,7 +112,7 @@ func TestDefaults_TheLibrarysOwnStatementsHaveNoLimitsAndTheApplicationsKeepThem
 			_, err := q.Cancel(ctx, db.Pool, cancelled)
 			require.NoError(t, err)
 			require.Equal(t, []string{own}, spied(t, db, "job_history INSERT"))
-			// Somebody's process ends.
+			// A process ends without finishing its jobs.
 			leases, err := q.Claim(ctx, onceq.ClaimOptions{Kinds: []string{"k"}, Lease: time.Millisecond})
 			require.NoError(t, err)
 			require.Len(t, leases, 1)
@@ -185,7 +185,7 @@ func TestDefaults_TheLibrarysOwnStatementsHaveNoLimitsAndTheApplicationsKeepThem
 			})
 			require.Equal(t, []string{own}, spied(t, db, "waiters DELETE"))
 
-			// Nothing of it is left on the connections.
+			// None of the library's settings stay on the connections.
 			for _, c := range db.Pool.AcquireAllIdle(ctx) {
 				var all string
 				require.NoError(t, c.QueryRow(ctx, `select concat_ws(' ', current_setting('statement_timeout'), current_setting('lock_timeout'), current_setting('enable_seqscan'))`).Scan(&all))
@@ -196,7 +196,7 @@ func TestDefaults_TheLibrarysOwnStatementsHaveNoLimitsAndTheApplicationsKeepThem
 	}
 }
 
-// A limit that ends the application's statements, for good reasons, ends none of these.
+// A limit that ends the application's statements, for good reasons, does not end the library's.
 func TestDefaults_ALockTimeoutEndsNoRescanAndNoCompletion(t *testing.T) {
 	t.Parallel()
 	const limit = 200 * time.Millisecond
@@ -208,7 +208,7 @@ func TestDefaults_ALockTimeoutEndsNoRescanAndNoCompletion(t *testing.T) {
 	until(t, db, noJobs)
 	until(t, db, `exists (select from onceq.queues)`)
 
-	// Somebody has the rows that they want for longer than that.
+	// Another session holds the rows for longer than that limit.
 	holder := owner(t, db)
 	tx, err := holder.Begin(t.Context())
 	require.NoError(t, err)
@@ -232,7 +232,7 @@ func TestDefaults_ALockTimeoutEndsNoRescanAndNoCompletion(t *testing.T) {
 	require.NotContains(t, w.logged(), "failed")
 }
 
-// What fails in the background is in the log, counted, and shown until it works again.
+// Background work that fails is logged, counted, and shown until it works again.
 func TestHealth_ShowsBackgroundWorkThatFails(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -339,14 +339,14 @@ func TestHealth_ShowsBackgroundWorkThatFails(t *testing.T) {
 	breakIt("queues", "insert or update")
 	shown(`looking for expired leases`)
 
-	// Where the database is out of reach, it is what is left to say.
+	// When the database cannot be reached, Health still tells of it.
 	gone, leave := context.WithCancel(t.Context())
 	leave()
 	found, err := q.Health(gone)
 	require.Error(t, err)
 	require.Len(t, found, 2)
 
-	// Who has ended fails no more.
+	// Work that has ended no longer counts as failing.
 	mend("queues")
 	mend("job_fences")
 	cancel()
@@ -356,7 +356,7 @@ func TestHealth_ShowsBackgroundWorkThatFails(t *testing.T) {
 	require.Empty(t, background())
 }
 
-// After the sequence was set back a later job may have the id of an earlier one, whose key and whose request to cancel are
+// After the sequence was set back, a new job may get the id of an earlier one whose key, and whose request to cancel, are
 // still there.
 func TestGetByKey_AnotherJobThatHasTheIDIsAStranger(t *testing.T) {
 	t.Parallel()
@@ -393,24 +393,24 @@ func TestCancel_ARequestForAnEarlierJobWithTheIDCancelsNothing(t *testing.T) {
 	state, err := q.Cancel(ctx, db.Pool, first)
 	require.NoError(t, err)
 	require.Equal(t, onceq.StateRunning, state)
-	require.NoError(t, l.Complete(ctx, nil)) // first
+	require.NoError(t, l.Complete(ctx, nil)) // before anybody has seen the request
 	require.Equal(t, 1, requested())
 
 	setBack(t, db)
 	require.Equal(t, first, add(t, db, onceq.Job{}))
-	l = claim() // the claim sees no request,
+	l = claim() // the claim does not see the old request,
 	require.Equal(t, first, l.ID)
-	require.NoError(t, l.Extend(ctx, time.Minute)) // nor does the beat,
-	require.NoError(t, l.Release(ctx))             // nor does what gives it back
+	require.NoError(t, l.Extend(ctx, time.Minute)) // neither does the beat,
+	require.NoError(t, l.Release(ctx))             // nor does the release
 	require.Equal(t, onceq.StateWaiting, must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, first)).State)
 	l = claim()
-	// The Reaper takes it for what it is.
+	// The Reaper sees that nobody needs the request, and removes it.
 	reaper, err := onceq.NewReaper(q, onceq.ReaperConfig{})
 	require.NoError(t, err)
 	require.Equal(t, 1, must[onceq.Reaped](t)(reaper.RunOnce(ctx)).Cancels)
 	require.NoError(t, l.Complete(ctx, nil))
 
-	// And one for the job itself counts beside an old one.
+	// A request for the new job takes effect although an old one is still there.
 	setBack(t, db)
 	sqlRun(t, db, `insert into onceq.job_cancels values ($1, now() - interval '1 day')`, first)
 	require.Equal(t, first, add(t, db, onceq.Job{}))

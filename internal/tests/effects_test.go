@@ -15,7 +15,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// It left no history, nobody could find it, and its effect was uncertain for ever.
+// Such a job once left no history: nobody could find it, and its effect stayed uncertain for ever.
 func TestCancel_InTheMiddleOfAnEffectIsFoundAndResolved(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -52,7 +52,7 @@ func TestCancel_InTheMiddleOfAnEffectIsFoundAndResolved(t *testing.T) {
 	require.Len(t, effects(), 1)
 	require.Equal(t, "uncertain", effects()[0].State)
 
-	// While nobody knows, it is there to be found.
+	// While the outcome is unknown, the job can be found.
 	reaper := newReaper(t, db, onceq.ReaperConfig{})
 	for range 3 {
 		db.Advance(30 * 24 * time.Hour)
@@ -94,14 +94,14 @@ func TestReaper_PrunesAResolvedEffectAfterItsCancelledJob(t *testing.T) {
 	reap(t, reaper, onceq.Reaped{Effects: 1})
 }
 
-// setBack does to the sequence what a restore without it does.
+// setBack sets the sequence back, as a restore that forgets the sequence does.
 func setBack(t *testing.T, db *queuetest.DB) {
 	t.Helper()
 	_, err := owner(t, db).Exec(t.Context(), `select setval('ids', 1, false)`)
 	require.NoError(t, err)
 }
 
-// A new user got the receipt of an old one, and was not charged.
+// A new user once got the receipt of an earlier user, and was not charged.
 func TestOnce_AnEffectOfAnotherJobThatHadTheIDIsAStrangers(t *testing.T) {
 	t.Parallel()
 	for name, leave := range map[string]func(context.Context, string) (string, error){
@@ -148,7 +148,7 @@ func TestOnce_AnEffectOfAnotherJobThatHadTheIDIsAStrangers(t *testing.T) {
 			}, onceq.OnUncertain(onceq.Hold()))
 			require.NoError(t, err)
 			require.Equal(t, "receipt of 2", r)
-			// Its own is its own, over a redelivery, death and redrive.
+			// The job's own effect stays its own through redelivery, death and redrive.
 			never := func(context.Context, string) (string, error) { panic("twice") }
 			l = fenceRedeliver(t, db)
 			r, err = onceq.Once(ctx, l, "charge", never)
@@ -167,7 +167,7 @@ func TestOnce_AnEffectOfAnotherJobThatHadTheIDIsAStrangers(t *testing.T) {
 	}
 }
 
-// A dead job of the history and a live one have an id in common, and each its effects.
+// A dead job in the history and a live one have the same id. Each keeps its own effects.
 func TestDiscard_LeavesTheEffectsOfAnotherJobThatHasTheID(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.NoCheck())
@@ -192,7 +192,7 @@ func TestDiscard_LeavesTheEffectsOfAnotherJobThatHasTheID(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// Two good runs, and one report.
+// Two good runs once sent only one report.
 func TestReschedule_EffectsArePerRunThatWasAskedFor(t *testing.T) {
 	t.Parallel()
 	for _, form := range []string{"Handle", "HandleTx"} {
@@ -245,7 +245,7 @@ func TestReschedule_EffectsArePerRunThatWasAskedFor(t *testing.T) {
 	}
 }
 
-// A job that reschedules itself for ever, with a new name each time, leaves nothing for ever.
+// A job that reschedules itself for ever, under a new effect name each time, does not leave fences for ever.
 func TestReaper_PrunesTheEffectsOfEarlierRounds(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -270,7 +270,7 @@ func TestReaper_PrunesTheEffectsOfEarlierRounds(t *testing.T) {
 	require.Equal(t, 1, fenceGet[int](t, db.Pool, `select count(*)::int from onceq.job_fences where class = 3 and key like '%/tuesday'`))
 }
 
-// An outage made many jobs held. Each has one effect of unknown outcome; some have two.
+// An outage has held many jobs. Each has at least one effect of unknown outcome; some have two.
 func TestResolveMany(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -315,7 +315,7 @@ func TestResolveMany(t *testing.T) {
 	}
 	require.Equal(t, 6, held())
 
-	// What would be held again at once says so, and the rest goes on.
+	// Redriving a job that would be held again at once is an error that says so. RedriveMany counts such jobs.
 	_, err := q.Redrive(ctx, db.Pool, ids[0])
 	require.ErrorIs(t, err, onceq.ErrHeld)
 	require.ErrorContains(t, err, "Queue.Resolve")
@@ -325,7 +325,7 @@ func TestResolveMany(t *testing.T) {
 	require.Zero(t, redriven+taken)
 	require.Equal(t, 6, held())
 
-	// Bad input, before anything is written.
+	// Bad input is refused before anything is written.
 	var invalid *onceq.InvalidError
 	_, _, err = q.ResolveMany(ctx, db.Pool, onceq.Filter{}, "charge", onceq.Resolution{})
 	require.ErrorAs(t, err, &invalid)
@@ -337,7 +337,7 @@ func TestResolveMany(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, none+redriven)
 
-	// In the caller's transaction it is the caller's.
+	// A call in the caller's transaction takes effect only if that commits.
 	tx, err := db.Pool.Begin(ctx)
 	require.NoError(t, err)
 	resolved, redriven, err := q.ResolveMany(ctx, tx, onceq.Filter{}, "", onceq.NeverApplied())
@@ -354,7 +354,7 @@ func TestResolveMany(t *testing.T) {
 	db.Drain(handle)
 	require.Equal(t, map[string]int{"charge": 3}, calls)
 	require.Equal(t, 3, held())
-	require.NoError(t, q.Resolve(ctx, db.Pool, ids[5], "mail", onceq.Applied(7))) // the last one of it: it runs again
+	require.NoError(t, q.Resolve(ctx, db.Pool, ids[5], "mail", onceq.Applied(7))) // the last effect of this job: it runs again
 	require.Equal(t, 2, held())
 	resolved, redriven, err = q.ResolveMany(ctx, db.Pool, onceq.Filter{}, "", onceq.Applied(7))
 	require.NoError(t, err)
@@ -394,7 +394,7 @@ func TestResolve_KeepsAJobHeldUntilNothingOfItIs(t *testing.T) {
 	require.ErrorContains(t, err, `effect "c" of job`)
 }
 
-// Nobody to ask meant to run again, without a word.
+// Ask without a function once meant RunAgain, without a word.
 func TestAsk_WithoutAFunctionIsAnError(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -409,7 +409,7 @@ func TestAsk_WithoutAFunctionIsAnError(t *testing.T) {
 	require.Zero(t, fenceGet[int](t, db.Pool, `select count(*)::int from onceq.job_fences where class > 0`))
 }
 
-// Staging sent production's keys.
+// A staging system, made from a copy of production, once sent production's idempotency keys.
 func TestNewInstallation(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -448,7 +448,7 @@ func TestNewInstallation(t *testing.T) {
 	require.NoError(t, q.Resolve(ctx, db.Pool, id, "charge", onceq.NeverApplied()))
 }
 
-// A job whose id the history had could not leave: it ran again each time that its lease had run out.
+// A job whose id was already in the history could not leave the table. It ran again each time its lease ran out.
 func TestHistory_AJobThatHadTheIDIsNoReasonToRunAgain(t *testing.T) {
 	t.Parallel()
 	fail := errors.New("no")
@@ -468,8 +468,8 @@ func TestHistory_AJobThatHadTheIDIsNoReasonToRunAgain(t *testing.T) {
 			},
 		} {
 			for _, c := range []struct {
-				older, newer     bool // completes
-				cancelled, stays bool // the newer one, by Cancel; the older one is what the history has afterwards
+				older, newer     bool // whether it completes
+				cancelled, stays bool // whether Cancel cancels the newer one; whether the older one is in the history afterwards
 			}{{true, true, false, false}, {true, false, false, false}, {false, true, false, true}, {true, false, true, false}} {
 				t.Run(fmt.Sprintf("%s, %s, %v", name, how, c), func(t *testing.T) {
 					t.Parallel()

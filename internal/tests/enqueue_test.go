@@ -26,7 +26,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// enqNew is queuetest.New without a log of thousands of duplicates.
+// enqNew is queuetest.New with a log that does not show thousands of duplicates.
 func enqNew(t *testing.T, opts ...queuetest.Option) *queuetest.DB {
 	t.Helper()
 	quiet := queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)})
@@ -98,7 +98,7 @@ func enqFinish(t *testing.T, db *queuetest.DB, result any) int64 {
 	return l.ID
 }
 
-// enqExpire lets the windows of all finished keys be over.
+// enqExpire ends the windows of all finished keys.
 func enqExpire(t *testing.T, db *queuetest.DB) {
 	t.Helper()
 	enqExec(t, db.Pool, `update onceq.job_fences set finished_at = finished_at - interval '10 years' where finished_at is not null`)
@@ -156,8 +156,8 @@ func TestEnqueue_RunAt(t *testing.T) {
 	require.Equal(t, []onceq.State{onceq.StateDelayed, onceq.StateWaiting, onceq.StateDelayed, onceq.StateWaiting}, states)
 }
 
-// Claims begin behind what they have seen, and never before 1970: a job that is due long ago would be found late
-// or not at all.
+// Claims go on from what they have seen, and never look before 1970. A job that was due before that would be found late or
+// not at all.
 func TestTrap_EnqueueARunAtInThePastIsDueNowAndNotBehindTheClaims(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
@@ -257,7 +257,7 @@ func TestEnqueue_Mismatch(t *testing.T) {
 	}
 }
 
-// A deploy moves a kind to another queue: its keys stay what they were. Two kinds of one queue never meet in a key.
+// When a deploy moves a kind to another queue, its keys stay the same. Two kinds of one queue never share a key.
 func TestEnqueue_AKeyBelongsToItsKindAndNotToItsQueue(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
@@ -277,7 +277,7 @@ func TestEnqueue_AKeyBelongsToItsKindAndNotToItsQueue(t *testing.T) {
 	require.False(t, enqOne(t, db, db.Pool, mail.Job(7)).Duplicate)
 }
 
-// The error says what is different: the kinds, or where in the payload, never a value.
+// The error says what differs: the kinds, or the place in the payload. It never shows a value.
 func TestEnqueue_AMismatchSaysWhatDiffers(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
@@ -322,14 +322,14 @@ func TestEnqueue_AMismatchSaysWhatDiffers(t *testing.T) {
 		require.ErrorContains(t, err, fmt.Sprintf("was used by job %d of kind \"k\" (waiting) with another payload: ", first.ID))
 		for _, path := range mismatch.Differ {
 			require.ErrorContains(t, err, path)
-			if first, ok := c.first.(json.RawMessage); ok && path != "$" { // Postgres reads the path
+			if first, ok := c.first.(json.RawMessage); ok && path != "$" { // Postgres can evaluate the path
 				require.NotEqual(t, enqGet[string](t, db.Pool, `select coalesce(jsonb_path_query_array($1::text::jsonb, $2::text::jsonpath)::text, '')`, string(first), path),
 					enqGet[string](t, db.Pool, `select coalesce(jsonb_path_query_array($1::text::jsonb, $2::text::jsonpath)::text, '')`, string(c.second.(json.RawMessage)), path), path)
 			}
 		}
 	}
 
-	// A finished job in the history still has its payload; without history nobody knows it.
+	// A finished job in the history still has its payload. Without history nobody knows the payload.
 	job := onceq.Job{Kind: "k", Key: "done", Scope: "s", Payload: map[string]any{"a": 1, "secret": "hunter2"}, Queue: "done"}
 	other := onceq.Job{Kind: "k", Key: "done", Scope: "s", Payload: map[string]any{"a": 1, "secret": "hunter3"}}
 	third := onceq.Job{Kind: "third", Key: "done", Scope: "s", Payload: 1, IgnorePayload: true}
@@ -375,7 +375,7 @@ func TestTrap_EnqueueAFingerprintOfAnUnknownVersionCountsAsEqual(t *testing.T) {
 	require.True(t, enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: "a", Payload: 2}).Duplicate)
 }
 
-// What only pgx's handles have; the rest is in internal/conformance.
+// These handles exist only in pgx. The other ones are in internal/conformance.
 func TestEnqueue_ATransactionBegunByHandAndASavepointAreTheCallers(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
@@ -440,7 +440,7 @@ func TestEnqueueInBatch(t *testing.T) {
 	require.Equal(t, onceq.StateDelayed, r.State)
 	require.Equal(t, 2, enqJobs(t, db.Pool))
 
-	// Inside the caller's transaction, answered before the commit.
+	// The answer comes inside the caller's transaction, before the commit.
 	tx := enqBegin(t, db, pgx.ReadCommitted)
 	b = &pgx.Batch{}
 	own := queue(b, onceq.Job{Kind: "k", Key: "b"})
@@ -460,7 +460,7 @@ func TestEnqueueInBatch(t *testing.T) {
 	require.ErrorAs(t, err, &invalid)
 }
 
-// Asking after a batch that failed must not enqueue what the batch did not.
+// When a batch failed, asking it for the answer must not enqueue the job.
 func TestTrap_EnqueueInBatchThatFailedHasNoAnswerAndEnqueuesNothing(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
@@ -500,7 +500,7 @@ func TestEnqueueInBatch_TakesAnExpiredKeyInTheBatchItself(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, db.Pool.SendBatch(t.Context(), b).Close())
 	require.Equal(t, 1, enqJobs(t, db.Pool))
-	r, err := p.Result(t.Context(), nil) // asks nobody
+	r, err := p.Result(t.Context(), nil) // sends nothing
 	require.NoError(t, err)
 	require.False(t, r.Duplicate)
 	require.Greater(t, r.ID, first.ID)
@@ -530,7 +530,7 @@ func TestEnqueueUnique(t *testing.T) {
 	require.False(t, r.Duplicate)
 }
 
-// Keys that are over their window are taken over in a second statement: with the ids that the first one drew.
+// Keys whose window is over are taken over in a second statement, with the ids that the first one drew.
 func TestEnqueueMany_IdsGrowInInputOrderAlsoOverExpiredKeysAndDuplicates(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
@@ -558,7 +558,7 @@ func TestEnqueueMany_IdsGrowInInputOrderAlsoOverExpiredKeysAndDuplicates(t *test
 	require.Equal(t, 4500, enqJobs(t, db.Pool))
 }
 
-// The events of a call that was rolled back would be about jobs that never were.
+// A call that is rolled back sends no events: they would tell of jobs that never existed.
 func TestEnqueueMany_EventsOnlyOfWhatWasEnqueued(t *testing.T) {
 	t.Parallel()
 	var seen []string
@@ -587,7 +587,7 @@ func TestTrap_EnqueueManyOfLargePayloadsIsSentInSeveralStatements(t *testing.T) 
 	require.Equal(t, 3, enqGet[int](t, db.Pool, `select count(distinct created_at)::int from onceq.jobs`))
 }
 
-// Many headers must not make the join of jobs and headers quadratic once the plan is a generic one.
+// With many headers, the join of jobs and headers must not become quadratic once the plan is generic.
 func TestTrap_EnqueueManyWithAHeaderForEachJobStaysLinear(t *testing.T) {
 	t.Parallel()
 	tracer := &queryTracer{}
@@ -612,7 +612,7 @@ func TestTrap_EnqueueManyWithAHeaderForEachJobStaysLinear(t *testing.T) {
 		}
 		statement, args := tracer.statements[sent], tracer.args[sent]
 
-		// The statement once more, for what its plan passes on: everything is as it was when that was sent.
+		// Run the statement again, in the same state of the tables, to see how many rows its plan passes on.
 		enqExec(t, db.Pool, `delete from onceq.jobs`)
 		if free {
 			enqExec(t, db.Pool, `update onceq.job_fences set state = 3, finished_at = now(), job_id = 0, token = 0`)
@@ -629,7 +629,7 @@ func TestTrap_EnqueueManyWithAHeaderForEachJobStaysLinear(t *testing.T) {
 	}
 }
 
-// planRows is how many rows the nodes of a plan gave or threw away.
+// planRows counts the rows that the nodes of a plan returned or threw away.
 func planRows(node any) (n float64) {
 	switch node := node.(type) {
 	case []any:
@@ -692,7 +692,7 @@ func TestEnqueue_AHandlerThatEnqueuesItsOwnKeyIsToldToReschedule(t *testing.T) {
 	require.Equal(t, 2, enqGet[int](t, db.Pool, `select count(*)::int from onceq.jobs where kind = 'other'`))
 }
 
-// The handler may have left the worker's context behind: its transaction says whose it is.
+// A handler may enqueue with a context that is not the worker's. Its transaction still tells whose key it is.
 func TestEnqueue_AHandlersOwnKeyIsKnownInAnyContext(t *testing.T) {
 	t.Parallel()
 	for _, keep := range []time.Duration{0, time.Hour} {
@@ -713,7 +713,8 @@ func TestEnqueue_AHandlersOwnKeyIsKnownInAnyContext(t *testing.T) {
 				}
 				_, err = db.Queue.Enqueue(context.Background(), sp, own)
 				ran <- err
-				// By a handle of somebody else's on the same transaction, and outside of it, the answer is what everybody gets.
+				// Through a wrapped handle on the same transaction, and outside the transaction, the answer is the one that
+				// everybody gets.
 				for _, in := range []onceq.DB{struct{ onceq.DB }{sp}, db.Pool} {
 					r, err := db.Queue.Enqueue(context.Background(), in, own)
 					if err == nil && (!r.Duplicate || r.State != onceq.StateRunning) {
@@ -823,7 +824,7 @@ func TestTrap_EnqueueChecksLimitsBeforeAnythingIsSent(t *testing.T) {
 		require.Zero(t, enqJobs(t, tx), name)
 	}
 
-	// What is just within the limits goes in, into the same transaction.
+	// Jobs just within the limits are accepted, in the same transaction.
 	_, err := db.Queue.EnqueueMany(ctx, tx, []onceq.Job{
 		{
 			Kind: strings.Repeat("k", onceq.MaxNameBytes), Queue: strings.Repeat("é", onceq.MaxNameBytes/2), MaxAttempts: math.MaxInt16,
@@ -846,8 +847,8 @@ func TestTrap_EnqueueChecksLimitsBeforeAnythingIsSent(t *testing.T) {
 	require.Len(t, leases, 7)
 }
 
-// numeric writes 1e9999 with all its zeros: a megabyte of them becomes a text that Postgres refuses to make, and
-// then no claim of that queue would come back.
+// numeric writes 1e9999 with all its zeros. A megabyte of such numbers becomes a text that Postgres refuses to build, and
+// then every claim of that queue would fail.
 func TestTrap_EnqueueRefusesNumbersThatAClaimCouldNotReadBack(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
@@ -867,7 +868,7 @@ func TestEnqueue_ManyProducersOfOneKeyGiveOneJob(t *testing.T) {
 	const producers = 40
 	for round := range 5 {
 		key := fmt.Sprint("key ", round)
-		if round%2 == 1 { // an expired key is there
+		if round%2 == 1 { // an expired key exists
 			enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: key, Window: onceq.UntilFinished})
 			enqFinish(t, db, nil)
 		}
@@ -918,7 +919,7 @@ func TestEnqueue_ManyProducersOfOneKeyGiveOneJob(t *testing.T) {
 	}
 }
 
-// enqBetween is a database handle that does something before the nth query.
+// enqBetween is a database handle that calls a function before the nth query.
 type enqBetween struct {
 	onceq.DB
 	n  int
@@ -966,7 +967,7 @@ func TestTrap_EnqueueGivesUpWhenRowSecurityHidesTheKey(t *testing.T) {
 	enqExec(t, owner, `grant all on all tables in schema `+schema+` to `+role)
 	enqExec(t, owner, `grant all on all sequences in schema `+schema+` to `+role)
 	enqExec(t, owner, `alter table job_fences enable row level security`)
-	t.Cleanup(func() { // the check at the end sees every row again
+	t.Cleanup(func() { // so that the check at the end sees every row again
 		_, err := owner.Exec(context.Background(), `alter table job_fences disable row level security`)
 		require.NoError(t, err)
 	})
@@ -1023,8 +1024,8 @@ func TestTrap_EnqueueManyTakesKeysInSortedOrder(t *testing.T) {
 	}
 }
 
-// The order in which keys are taken is proved without luck: the middle key is held, and what is taken by then is
-// what sorts before it, by bytes.
+// This proves the order in which keys are taken, without luck. The key in the middle is held by another session. The keys
+// that are taken by then must be those that sort before it, by bytes.
 func TestTrap_EnqueueManyTakesKeysInTheOrderOfTheirBytes(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
@@ -1042,7 +1043,7 @@ func TestTrap_EnqueueManyTakesKeysInTheOrderOfTheirBytes(t *testing.T) {
 		done <- err
 	}()
 	enqBlocked(t, db, 1)
-	probe := func(key string) bool { // is it taken?
+	probe := func(key string) bool { // reports whether it is taken
 		tx := enqBegin(t, db, pgx.ReadCommitted)
 		defer func() { require.NoError(t, tx.Rollback(ctx)) }()
 		enqExec(t, tx, `set local lock_timeout = '50ms'`)
@@ -1099,10 +1100,10 @@ func TestTrap_EnqueueNotifiesOnlyWhoWaits(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close(context.Background()) })
 	sum := sha256.Sum256([]byte(db.Schema))
-	channel := "onceq_" + hex.EncodeToString(sum[:8]) // where the schema's workers listen, as listen.go has it
+	channel := "onceq_" + hex.EncodeToString(sum[:8]) // the channel of the schema's workers, as in listen.go
 	enqExec(t, conn, `listen `+channel)
 
-	// heard gives the notifications of what fn did: all that come before one of the test's own.
+	// heard returns the notifications that fn caused: all that arrive before one that the test sends afterwards.
 	heard := func(fn func()) (payloads []string) {
 		t.Helper()
 		fn()
@@ -1177,7 +1178,7 @@ func TestTrap_EnqueueNotifiesOnlyWhoWaits(t *testing.T) {
 	}), "rolled back")
 }
 
-// A failover can make a sequence forget its latest values, if not by physical replication.
+// After a failover to a standby that was not a physical replica, a sequence may have lost its latest values.
 func TestTrap_EnqueueWithTheSequenceSetBack_AKeyTakenAgainGetsALargerID(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
@@ -1192,7 +1193,7 @@ func TestTrap_EnqueueWithTheSequenceSetBack_AKeyTakenAgainGetsALargerID(t *testi
 		enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: key, Window: onceq.UntilFinished})
 		taken[key] = enqFinish(t, db, nil)
 	}
-	enqExec(t, db.Pool, `update onceq.job_fences set token = token + 5`) // claimed some times more
+	enqExec(t, db.Pool, `update onceq.job_fences set token = token + 5`) // as if it had been claimed a few times more
 	for i, key := range keys {
 		enqExec(t, owner, `select setval('ids', 1)`)
 		job := onceq.Job{Kind: "k", Key: key, Window: onceq.UntilFinished}
@@ -1248,7 +1249,8 @@ func TestTrap_EnqueueWithTheSequenceSetBack_AnIDInUseIsANamedError(t *testing.T)
 	enqOne(t, db, db.Pool, onceq.Job{Kind: "k"})
 }
 
-// The patterns of docs/patterns.md about enqueueing, as a user of the library writes them; see patterns_test.go.
+// The patterns of docs/patterns.md that concern enqueueing, written as a user of the library writes them. See
+// patterns_test.go.
 
 // docs/patterns.md, "A deterministic id at enqueueing" (seed 000).
 func TestPattern_ADeterministicKeyMakesAResubmissionASilentNoOp(t *testing.T) {
@@ -1408,7 +1410,7 @@ func TestPattern_EveryProducerGetsTheSameIDImmediateOrDelayed(t *testing.T) {
 	db := enqNew(t)
 	for _, delays := range [][2]time.Duration{{0, 0}, {time.Hour, time.Hour}, {0, time.Hour}, {time.Hour, 0}} {
 		key := fmt.Sprint("welcome:user:", delays)
-		// Each producer with a pool and a Queue of its own, as two processes have.
+		// Each producer has a pool and a Queue of its own, like two processes.
 		var ids []int64
 		for i, delay := range delays {
 			pool, err := pgxpool.NewWithConfig(t.Context(), db.Pool.Config())
@@ -1435,7 +1437,7 @@ func TestPattern_EnqueueUniqueRequiresAKeyAndRefusesABlankOne(t *testing.T) {
 		var invalid *onceq.InvalidError
 		require.ErrorAs(t, err, &invalid)
 	}
-	_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "welcome"}) // optional here
+	_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "welcome"}) // the key is optional here
 	require.NoError(t, err)
 }
 
@@ -1445,7 +1447,7 @@ func TestPattern_ADelayedJobRunsOnceAlsoWhenRetriedEarly(t *testing.T) {
 	db := enqNew(t)
 	job := onceq.Job{Kind: "welcome", Key: "welcome:user:42", Delay: time.Hour}
 	first := enqOne(t, db, db.Pool, job)
-	_, err := db.Queue.Retry(t.Context(), db.Pool, first.ID) // its time has come
+	_, err := db.Queue.Retry(t.Context(), db.Pool, first.ID) // it becomes due at once
 	require.NoError(t, err)
 	require.Equal(t, first.ID, enqOne(t, db, db.Pool, job).ID)
 	enqFinish(t, db, nil)
@@ -1468,7 +1470,8 @@ func TestPattern_KeysOutliveAnyCacheOfRecentOnes(t *testing.T) {
 	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, State: onceq.StateWaiting}, enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: "the first of many"}))
 }
 
-// A batch takes an expired key by itself, in each lifetime as Enqueue does, and not only when it is asked for the answer.
+// A batch takes over an expired key by itself, with every lifetime, as Enqueue does. It does not wait until it is asked for
+// the answer.
 func TestEnqueueInBatch_WindowsDecideWhenAKeyIsFreeAgain(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -1505,7 +1508,7 @@ func TestEnqueueInBatch_WindowsDecideWhenAKeyIsFreeAgain(t *testing.T) {
 	}
 }
 
-// The batch meets an old key just before it is pruned: nobody has it, so the job must be accepted with the batch.
+// A batch meets an old key just before the Reaper prunes it. The key is free, so the batch must accept the job.
 func TestEnqueueInBatch_MeetsAReaper(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)

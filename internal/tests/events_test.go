@@ -21,7 +21,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// eventLog is a hook and the handler of a logger: it keeps what either sees.
+// eventLog is both a hook and the handler of a logger. It keeps what it gets as either.
 type eventLog struct {
 	mu     sync.Mutex
 	events []onceq.Event
@@ -40,7 +40,7 @@ func (e *eventLog) Write(p []byte) (int, error) {
 	return e.log.Write(p)
 }
 
-// take gives the events since the last call, and requires that the log said the same, each at its level.
+// take returns the events since the last call, and requires that the log said the same, each at its level.
 func (e *eventLog) take(t *testing.T) (types []string, events []onceq.Event) {
 	t.Helper()
 	e.mu.Lock()
@@ -89,7 +89,7 @@ func eventDB(t *testing.T) (*queuetest.DB, *eventLog) {
 	return queuetest.New(t, queuetest.Config(onceq.Config{Hook: e, Logger: slog.New(slog.NewJSONHandler(e, &slog.HandlerOptions{Level: slog.LevelDebug}))})), e
 }
 
-func TestEvents_EachAtItsTimeOnceAndAtItsLevel(t *testing.T) {
+func TestEvents_EachIsSentOnceInTimeAndAtItsLevel(t *testing.T) {
 	t.Parallel()
 	db, seen := eventDB(t)
 	ctx, q := t.Context(), db.Queue
@@ -107,7 +107,7 @@ func TestEvents_EachAtItsTimeOnceAndAtItsLevel(t *testing.T) {
 	e := seen.want(t, onceq.EventEnqueued)[0]
 	require.Equal(t, onceq.Event{Type: onceq.EventEnqueued, Queue: "default", Kind: "k", JobID: r.ID, Scope: "scope", Key: "key"}, e)
 
-	// A duplicate is its own event in each form, and never an error.
+	// A duplicate is an event of its own in each form, and never an error.
 	_, err = q.Enqueue(ctx, db.Pool, job)
 	require.NoError(t, err)
 	require.NoError(t, seen.want(t, onceq.EventDuplicate)[0].Err)
@@ -214,12 +214,13 @@ func TestEvents_EachAtItsTimeOnceAndAtItsLevel(t *testing.T) {
 	e = seen.want(t, onceq.EventReaped)[0]
 	require.Equal(t, 1, e.Count)
 	require.Equal(t, "fences", e.Kind)
-	_, err = reaper.RunOnce(ctx) // nothing left, nothing said
+	_, err = reaper.RunOnce(ctx) // nothing is left to prune, so there is no event
 	require.NoError(t, err)
 	seen.want(t)
 }
 
-// Each job of a worker is claimed and completed once in its events, whatever form of handler and retry.
+// A worker's events say exactly once that a job was claimed, and once that it was completed, with each form of handler and
+// each kind of retry.
 func TestEvents_OfAWorker(t *testing.T) {
 	t.Parallel()
 	db, seen := eventDB(t)
@@ -273,7 +274,7 @@ func TestEvents_OfAWorker(t *testing.T) {
 	require.Equal(t, want, got)
 }
 
-// What puts a job off is told apart: an error, also one that says when, a wish, and a job given back.
+// Events tell apart why a job runs later: an error (also one that names a delay), a wish, or a job that was given back.
 func TestEvents_DeferredSnoozedReleased(t *testing.T) {
 	t.Parallel()
 	db, seen := eventDB(t)
@@ -295,7 +296,7 @@ func TestEvents_DeferredSnoozedReleased(t *testing.T) {
 		"nothing to say": {nil, onceq.EventCompleted},
 	}
 	for name, end := range ends {
-		again := 0 // those that are due at once would run for ever
+		again := 0 // a job that is due at once must not run for ever
 		handle := func(context.Context, *onceq.Lease, int) error {
 			if again++; again > 1 {
 				return onceq.Snooze(time.Hour)
@@ -316,7 +317,7 @@ func TestEvents_DeferredSnoozedReleased(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, w.Drain(ctx, 0))
 			types, events := seen.take(t)
-			first := slices.IndexFunc(types, func(typ string) bool { return typ != string(onceq.EventClaimed) }) // the next claim may be reported before
+			first := slices.IndexFunc(types, func(typ string) bool { return typ != string(onceq.EventClaimed) }) // the event of the next claim may come first
 			require.Positive(t, first, name)
 			require.Equal(t, string(end.want), types[first], "%s %s", name, form)
 			require.Positive(t, events[first].Run, "%s %s", name, form)
@@ -325,7 +326,7 @@ func TestEvents_DeferredSnoozedReleased(t *testing.T) {
 		}
 	}
 
-	// By hand.
+	// With a lease that no worker holds.
 	sqlRun(t, db, `delete from onceq.jobs`)
 	add(t, db, onceq.Job{Kind: "k"})
 	seen.take(t)
@@ -338,7 +339,7 @@ func TestEvents_DeferredSnoozedReleased(t *testing.T) {
 	require.NoError(t, takeOne(t, db).Release(ctx))
 	require.Zero(t, seen.want(t, onceq.EventClaimed, onceq.EventReleased)[1].Run)
 
-	// By a worker that ends.
+	// With a worker that ends.
 	ctx, stop := context.WithCancel(ctx)
 	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{ShutdownTimeout: -1}, k.Handle(func(ctx context.Context, _ *onceq.Lease, _ int) error {
 		stop()
@@ -360,8 +361,8 @@ func TestEvents_DeferredSnoozedReleased(t *testing.T) {
 	require.Positive(t, released)
 }
 
-// Jobs that are completed by Complete and CompleteInBatch are reported once, with the time since the claim, and in a worker
-// since the handler was called; a refused one is stale. What fails before it in the batch is neither.
+// Jobs that Complete and CompleteInBatch complete are reported once, with the time since the claim, or in a worker since
+// the handler's call. A refused one is reported as stale. If the batch fails before the completion, nothing is reported.
 func TestEvents_CompletedByHand(t *testing.T) {
 	t.Parallel()
 	db, seen := eventDB(t)
@@ -395,7 +396,7 @@ func TestEvents_CompletedByHand(t *testing.T) {
 		require.Less(t, e.Run, time.Since(start))
 	}
 
-	// Whoever reads the results one by one reads what there always was.
+	// A caller that reads the results one by one gets the same result as before.
 	add(t, db, onceq.Job{Kind: "k"})
 	b := &pgx.Batch{}
 	require.NoError(t, takeOne(t, db).CompleteInBatch(b))
@@ -407,8 +408,8 @@ func TestEvents_CompletedByHand(t *testing.T) {
 	require.NoError(t, r.Close())
 	seen.want(t)
 
-	// In a worker the handler's own completion is the only one that is reported. The time in which a claimed job waits for
-	// its handler, here for a hook, is no run time.
+	// In a worker, only the handler's own completion is reported. The time in which a claimed job waits for its handler,
+	// here because of a hook, does not count as run time.
 	const wait = 20 * time.Millisecond
 	var claimed, ended time.Time
 	q, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema, Hook: onceq.HookFunc(func(ctx context.Context, e onceq.Event) {
@@ -443,7 +444,7 @@ func TestEvents_CompletedByHand(t *testing.T) {
 		require.LessOrEqual(t, e.Run, ended.Sub(claimed))
 	}
 
-	// A fence's completion that is refused in a batch.
+	// The batch refuses a fence's completion.
 	f, err := db.Queue.Fence(onceq.FenceSpec{Scope: "s", Key: "k", Lease: time.Minute})
 	require.NoError(t, err)
 	c, err := f.Claim(ctx, nil)
@@ -456,7 +457,7 @@ func TestEvents_CompletedByHand(t *testing.T) {
 	require.Equal(t, c.Token, seen.want(t, onceq.EventStale)[0].Token)
 }
 
-// A frozen worker: one "lease_lost" when it learns so, none more when it finishes.
+// A worker that was frozen reports "lease_lost" once: when it learns of the loss, and not again when it finishes.
 func TestEvents_LeaseLostOnceInAWorker(t *testing.T) {
 	t.Parallel()
 	db, seen := eventDB(t)
@@ -465,7 +466,7 @@ func TestEvents_LeaseLostOnceInAWorker(t *testing.T) {
 	k := onceq.Kind[int]{Name: "k"}
 	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{Lease: 5 * time.Second}, k.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
 		var other []*onceq.Lease
-		for len(other) == 0 { // a beat may come in between
+		for len(other) == 0 { // a beat may come first
 			db.ExpireLease(l.ID)
 			var err error
 			if other, err = db.Queue.Claim(context.WithoutCancel(ctx), onceq.ClaimOptions{}); err != nil {
@@ -486,7 +487,7 @@ func TestEvents_LeaseLostOnceInAWorker(t *testing.T) {
 	require.Less(t, events[3].Token, events[2].Token)
 }
 
-// Payloads and results are nobody's business: neither in an event nor in a line of the log, at any level.
+// Payloads and results are private: they are in no event and in no line of the log, at any level.
 func TestEvents_NoPayloadOrResultInTheLog(t *testing.T) {
 	t.Parallel()
 	const secret = "s3cr3t-of-a-customer"

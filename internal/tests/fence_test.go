@@ -37,7 +37,7 @@ func fenceGet[T any](t *testing.T, db onceq.DB, sql string, args ...any) T {
 	return v
 }
 
-// fenceLapse lets every claim's lease run out, together with the grace before asking.
+// fenceLapse lets the lease of every claim run out, and the grace time before Ask as well.
 func fenceLapse(t *testing.T, db *queuetest.DB) {
 	t.Helper()
 	fenceExec(t, db.Pool, `update onceq.job_fences set leased_until = leased_until - interval '1 hour' where class > 0`)
@@ -80,7 +80,7 @@ func TestFence_RunAgainOnlyWithinItsWindowFromTheFirstIntent(t *testing.T) {
 	db := queuetest.New(t)
 	f := fenceOf(t, db, onceq.FenceSpec{Key: "k", Policy: onceq.RunAgain(3 * time.Hour)})
 	fenceClaim(t, f, nil)
-	for range 2 { // take-overs do not renew the window
+	for range 2 { // a take-over does not renew the window
 		fenceExec(t, db.Pool, `update onceq.job_fences set created_at = created_at - interval '80 minutes'`)
 		fenceLapse(t, db)
 		fenceClaim(t, f, nil)
@@ -90,7 +90,7 @@ func TestFence_RunAgainOnlyWithinItsWindowFromTheFirstIntent(t *testing.T) {
 	_, err := f.Claim(t.Context(), nil)
 	fenceWant(t, "after the window", err, onceq.ErrHeld)
 	fenceOK(t, "Resolve", f.Resolve(t.Context(), nil, onceq.NeverApplied()))
-	fenceClaim(t, f, nil) // a first intent again
+	fenceClaim(t, f, nil) // counts as a first intent again
 	fenceWant(t, "Resolve in flight", f.Resolve(t.Context(), nil, onceq.Applied(1)), onceq.ErrNotFound)
 	if n := fenceGet[int](t, db.Pool, `select count(*)::int from onceq.job_fences where created_at > now() - interval '1 minute'`); n != 1 {
 		t.Error("a claim of a free key kept the old intent's time")
@@ -99,7 +99,7 @@ func TestFence_RunAgainOnlyWithinItsWindowFromTheFirstIntent(t *testing.T) {
 
 func TestFence_TakenTable(t *testing.T) {
 	t.Parallel()
-	db := queuetest.New(t, queuetest.NoCheck()) // with rows that cannot come about
+	db := queuetest.New(t, queuetest.NoCheck()) // the test makes rows that never come about otherwise
 	states := []string{"queued", "claimed", "uncertain", "completed", "dead", "cancelled", "held"}
 	for _, class := range []onceq.Class{onceq.ClassApplication, onceq.ClassRequest} {
 		for state, name := range states {
@@ -133,7 +133,7 @@ func TestFence_TwoConcurrentClaimsGiveOneHolder(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	f := fenceOf(t, db, onceq.FenceSpec{Key: "k"})
-	for round := range 4 { // absent, run out, released, expired window
+	for round := range 4 { // absent, lease run out, released, window over
 		var wg sync.WaitGroup
 		var mu sync.Mutex
 		var mine []*onceq.FenceLease
@@ -217,7 +217,7 @@ func TestTrapFencesInEveryQueryMode(t *testing.T) {
 	}
 }
 
-// A completion that merely matched no row would let the commit behind it go through.
+// If a completion merely matched no row, the commit behind it would go through.
 func TestTrapStaleFenceCompletionStopsTheCommitBehindItInAPipeline(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -293,7 +293,7 @@ func TestFence_ReleaseAfterTakingOverADoubtfulClaimStaysUncertain(t *testing.T) 
 	fenceWant(t, "the first claim's effect may have happened", err, onceq.ErrHeld)
 }
 
-// Under row security a key may be taken by a row that stays invisible for ever.
+// Under row security, a row that stays invisible for ever may have taken the key.
 func TestTrapInvisibleFenceIsANamedErrorNotALoop(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -377,8 +377,9 @@ func TestFence_SchemaThatNeedsQuoting(t *testing.T) {
 	fenceLease(t, db)
 }
 
-// A claim whose reading began just before a release and saw it: the key is free, whatever the clock of that statement
-// says. It can happen in the simple protocol alone; otherwise the clock is read after the snapshot was taken.
+// A claim starts to read just before a release, and sees the release. The key is then free, even if the clock of the
+// claim's statement says otherwise. This can happen only in the simple protocol: in the others the clock is read after the
+// snapshot is taken.
 func TestFence_ReleasedWhileAClaimReads(t *testing.T) {
 	t.Parallel()
 	for name, policy := range map[string]onceq.Policy{
@@ -421,7 +422,7 @@ func TestFence_ReleasedWhileAClaimReads(t *testing.T) {
 	}
 }
 
-// readGate holds up the next statement that reads a fence, before it is sent.
+// readGate delays the next statement that reads a fence, before it is sent.
 type readGate struct {
 	shut        atomic.Bool
 	comes, goes chan struct{}

@@ -19,11 +19,11 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// What fuzzing tries is compared with Postgres itself: what the library accepts must go in without an error, and come
-// back as it was. A single run takes the seeds; go test -fuzz=FuzzX goes on from there.
+// These compare what fuzzing finds with Postgres itself: what the library accepts must be stored without an error and come
+// back unchanged. A plain test run tries the seeds; go test -fuzz=FuzzX goes on from there.
 
-// fuzzQueues gives queues over one database in the two ways in which pgx sends arguments: beside the statement, as by
-// default, and in its text.
+// fuzzQueues gives queues over one database, one for each way in which pgx sends arguments: apart from the statement, which
+// is the default, and inside its text.
 func fuzzQueues(f *testing.F, opts ...queuetest.Option) (db *queuetest.DB, pools []*pgxpool.Pool, queues []*onceq.Queue) {
 	f.Helper()
 	quiet := onceq.Config{Logger: slog.New(slog.DiscardHandler)}
@@ -48,7 +48,7 @@ var hostile = []string{
 	"onceq.", "'onceq.", "?", "@x", ":x", "$1$2", "E'\\n'", "\n", "\r\n", "\t", "\x7f", "\x01", strings.Repeat("k", 512), strings.Repeat("é", 256), strings.Repeat("k", 513),
 }
 
-// Names, payloads and metadata, one by one and in arrays: refused before anything is sent, or stored as they are.
+// Names, payloads and metadata, one by one and in arrays, are either refused before anything is sent or stored as they are.
 func FuzzEnqueue_StoresWhatItTakes(f *testing.F) {
 	db, pools, queues := fuzzQueues(f)
 	cleaner := owner(f, db)
@@ -116,7 +116,7 @@ func FuzzEnqueue_StoresWhatItTakes(f *testing.F) {
 	})
 }
 
-// A schema is found under the name that was given, whatever that is, and nothing else is made or changed.
+// A schema is found under the name that was given, whatever that is. Nothing else is made or changed.
 func FuzzSchema_AnyName(f *testing.F) {
 	db := queuetest.New(f, queuetest.NoMigrations())
 	for _, s := range hostile {
@@ -163,7 +163,7 @@ func FuzzSchema_AnyName(f *testing.F) {
 	})
 }
 
-// Whatever text an error has, the attempt is recorded with it.
+// The attempt is recorded, whatever text its error has.
 func FuzzFail_RecordsAnyText(f *testing.F) {
 	_, pools, queues := fuzzQueues(f)
 	for _, s := range append(hostile, strings.Repeat("\x00", 10_000), strings.Repeat("é", 5_000), "x"+strings.Repeat("é", 5_000)) {

@@ -140,7 +140,7 @@ func TestTrapListReadsBoundedRangesOfIndexes(t *testing.T) {
 	look.wantNoScan(t, db)
 }
 
-// Each violation that is made here is found, and by its id.
+// Invariants finds each violation that is made here, and names its id.
 func TestInvariantsFindsWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.NoCheck())
@@ -190,7 +190,7 @@ func TestInvariantsFindsWhatIsWrong(t *testing.T) {
 	}
 }
 
-// As JSON a job is for people to read, and comes back as it was.
+// A job as JSON is readable, and decodes to the same job.
 func TestJobInfo_AsJSON(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)

@@ -51,7 +51,7 @@ func TestKind_JobHasWhatTheKindSays(t *testing.T) {
 		enqGet[string](t, db.Pool, `select jsonb_build_array(j.kind, j.queue, j.scope, j.key, j.priority, j.max_attempts, j.payload, f.lifetime)::text
 			from onceq.jobs j join onceq.job_fences f using (scope, key)`))
 
-	// A job may differ from its kind, and a kind without Key has no use for its Scope.
+	// A job may override its kind. A kind without Key does not use its Scope.
 	job := kind.Job(mail{2, "w", ""})
 	job.Delay = time.Hour
 	require.Equal(t, onceq.StateDelayed, enqOne(t, db, db.Pool, job).State)
@@ -62,7 +62,7 @@ func TestKind_JobHasWhatTheKindSays(t *testing.T) {
 func TestKind_PayloadsOfEverySort(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
-	type named []byte // encodes as encoding/json does: base64
+	type named []byte // encoding/json encodes it as base64
 	for _, c := range []struct {
 		job    onceq.Job
 		json   string
@@ -98,7 +98,7 @@ func TestJob_WindowsAreMillisecondsAndNeverShorterThanAsked(t *testing.T) {
 	}
 }
 
-// Between two versions of a deploy: what a newer producer asks for is not done by half by an older worker.
+// During a deploy, an older worker must not do half of what a newer producer asks for.
 func TestKind_RefuseUnknownFields(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)

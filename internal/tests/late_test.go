@@ -16,14 +16,14 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// leasesPass waits for more than a lease. The time itself is what the test is about.
+// leasesPass waits for longer than a lease. The time itself is what the test is about.
 func leasesPass(t testing.TB, pool *pgxpool.Pool, d time.Duration) {
 	_, err := pool.Exec(context.Background(), `select pg_sleep($1::float8)`, d.Seconds())
 	require.NoError(t, err)
 }
 
-// The server takes a client that idles in a handler's transaction for longer than a lease for a frozen one. A handler that
-// lives may do so, whatever it has open.
+// When a client idles in a handler's transaction for longer than a lease, the server takes it for frozen. A handler that is
+// alive may idle for longer, whatever it has open.
 func TestHandleTx_MayIdleForLongerThanALease(t *testing.T) {
 	t.Parallel()
 	idle := func(t testing.TB, db *queuetest.DB) { leasesPass(t, db.Pool, steady*3/2) }
@@ -114,7 +114,7 @@ func TestHandleTx_MayIdleForLongerThanALease(t *testing.T) {
 				return err
 			}
 			_ = s.Conn()
-			if err := s.Rollback(ctx); err != nil { // the limit would be that of before
+			if err := s.Rollback(ctx); err != nil { // a savepoint's rollback must not bring back the limit from before it
 				return err
 			}
 			idle(t, db)
@@ -149,8 +149,8 @@ func TestHandleTx_MayIdleForLongerThanALease(t *testing.T) {
 	}
 }
 
-// A handler that does not return keeps its job for a stated time and no longer: its lease runs out, its transaction ends,
-// and the log and Health say so.
+// A handler that does not return keeps its job for a stated time only. Then its lease runs out, its transaction ends, and
+// the log and Health say so.
 func TestWorker_AHandlerThatIgnoresItsContextLosesItsJob(t *testing.T) {
 	t.Parallel()
 	kind := onceq.Kind[int]{Name: "stubborn", Timeout: time.Millisecond, MaxLost: 2}
@@ -224,7 +224,7 @@ func TestWorker_AHandlerThatIgnoresItsContextLosesItsJob(t *testing.T) {
 	}
 }
 
-// Whatever a handler that does not return waits for, and whatever other outcomes wait for, Run returns.
+// Run returns in bounded time, whatever a handler that does not return waits for, and whatever other outcomes wait for.
 func TestShutdown_IsBoundedBesideHandlersThatIgnoreIt(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -240,7 +240,7 @@ func TestShutdown_IsBoundedBesideHandlersThatIgnoreIt(t *testing.T) {
 		stubborn.Handle(func(_ context.Context, l *onceq.Lease, _ int) error {
 			running <- struct{}{}
 			<-locked
-			err := l.Complete(context.Background(), nil) // on one of the worker's own connections
+			err := l.Complete(context.Background(), nil) // uses one of the worker's own connections
 			returned <- err
 			return err
 		}),

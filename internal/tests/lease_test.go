@@ -22,7 +22,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// sqlOne gives the one value of a statement.
+// sqlOne returns the one value of a statement.
 func sqlOne[T any](t testing.TB, db *queuetest.DB, statement string, args ...any) T {
 	t.Helper()
 	var v T
@@ -36,7 +36,7 @@ func sqlRun(t testing.TB, db *queuetest.DB, statement string, args ...any) {
 	require.NoError(t, err)
 }
 
-// add enqueues a job of kind "k" where none is given.
+// add enqueues a job. Its kind is "k" if none is given.
 func add(t testing.TB, db *queuetest.DB, j onceq.Job) int64 {
 	t.Helper()
 	if j.Kind == "" {
@@ -99,7 +99,7 @@ func idsOf(leases []*onceq.Lease) []int64 {
 func TestClaim_OrderIsPriorityThenDueTimeThenID(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	old := time.Date(1, 1, 1, 0, 0, 1, 0, time.UTC) // the earliest that Enqueue takes; before it is Go's zero time
+	old := time.Date(1, 1, 1, 0, 0, 1, 0, time.UTC) // the earliest time that Enqueue accepts; Go's zero time is one second earlier
 	low := add(t, db, onceq.Job{Priority: onceq.PriorityLow, RunAt: old})
 	later := add(t, db, onceq.Job{})
 	same := add(t, db, onceq.Job{})
@@ -215,7 +215,7 @@ func TestLease_ExpiredIsClaimedAgainWithoutARescuer(t *testing.T) {
 	require.Equal(t, 1, again.Lost)
 }
 
-// Every operation under a token that does not hold any more.
+// Every operation under a token that is no longer current is refused.
 func TestStale_EveryOperationIsRefused(t *testing.T) {
 	t.Parallel()
 	for _, key := range []string{"", "k"} {
@@ -257,7 +257,7 @@ func TestStale_EveryOperationIsRefused(t *testing.T) {
 	}
 }
 
-// ⚠ A completion that merely matches no row lets the commit behind it in a pipeline go through.
+// ⚠ If a stale completion in a pipeline merely matches no row, the commit behind it goes through.
 func TestTrap_StaleCompletionInAPipelineRaisesBeforeTheCommit(t *testing.T) {
 	t.Parallel()
 	for _, key := range []string{"", "k"} {
@@ -321,7 +321,7 @@ func TestLease_AttemptsAndLostLeasesAreCountedApart(t *testing.T) {
 	require.Equal(t, onceq.StateDead, info.State)
 }
 
-// The counters end before the columns and the token's bits do.
+// The counters stop before the columns, or the token's bits, overflow.
 func TestLease_CountersDoNotOverflow(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -334,7 +334,7 @@ func TestLease_CountersDoNotOverflow(t *testing.T) {
 	require.Equal(t, onceq.StateDead, info.State)
 }
 
-func TestLease_JobsThatLostLeasesAreClaimedAlone(t *testing.T) {
+func TestLease_JobsThatLostLeasesAreClaimedOneByOne(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	ids := addMany(t, db, 4, onceq.Job{})
@@ -422,7 +422,7 @@ func TestResult_OverItsLimitIsRefusedAtOnce(t *testing.T) {
 	require.NoError(t, l.Complete(t.Context(), nil))
 }
 
-// Whatever the database's default, the library's own transactions are at READ COMMITTED and may write.
+// The library's own transactions are at READ COMMITTED and may write, whatever the database's defaults are.
 func TestIsolation_TheDatabasesDefaultChangesNothing(t *testing.T) {
 	t.Parallel()
 	for _, level := range []string{"repeatable read", "serializable"} {
@@ -500,7 +500,7 @@ func TestQueryModes_ClaimFinishAndWork(t *testing.T) {
 			b := &pgx.Batch{}
 			require.NoError(t, leases[2].CompleteInBatch(b))
 			require.NoError(t, db.Pool.SendBatch(ctx, b).Close())
-			require.NoError(t, leases[3].Fail(ctx, onceq.RetryAfter(time.Hour, errors.New(`it's \ "so"`)))) // not due below, however slow this is
+			require.NoError(t, leases[3].Fail(ctx, onceq.RetryAfter(time.Hour, errors.New(`it's \ "so"`)))) // not due below, however slow the machine is
 			require.NoError(t, leases[4].Fail(ctx, onceq.Fatal(errors.New(`it's \ "so"`))))
 			require.NoError(t, leases[5].Snooze(ctx, time.Hour))
 			require.NoError(t, leases[6].Release(ctx))
@@ -526,8 +526,8 @@ func TestQueryModes_ClaimFinishAndWork(t *testing.T) {
 	}
 }
 
-// ⚠ A claim that meets a job which somebody moved since it began, as a rescan does, takes the job from its new place.
-// If it came back with less than it had locked, the worker would take that for the end of what is due.
+// ⚠ Somebody may move a job after a claim began, as a rescan does. The claim then takes the job from its new place. If it
+// returned fewer jobs than it locked, the worker would take that for the end of what is due.
 func TestTrap_ClaimMeetsAJobThatMoves(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -535,7 +535,7 @@ func TestTrap_ClaimMeetsAJobThatMoves(t *testing.T) {
 	moving := add(t, db, onceq.Job{})
 	last := add(t, db, onceq.Job{})
 
-	// A policy is a filter, and this one waits at the first job, when the claim has its snapshot.
+	// A policy acts as a filter. This one waits at the first job, when the claim has its snapshot.
 	owner, schema := owner(t, db), pgx.Identifier{db.Schema}.Sanitize()
 	role := fmt.Sprintf("claimer_%d", time.Now().UnixNano())
 	do := func(statement string, args ...any) {
@@ -591,7 +591,7 @@ create policy looking on jobs using (wait_at(id))`, first, schema, role))
 	require.Empty(t, leases)
 }
 
-// The time is the database's: a process whose own clock is wrong decides nothing by it.
+// The database's clock decides. A process whose own clock is wrong decides nothing by it.
 func TestLease_NowIsTheDatabasesTime(t *testing.T) {
 	t.Parallel()
 	db, shift := trapClock(t)
@@ -608,7 +608,7 @@ func TestLease_NowIsTheDatabasesTime(t *testing.T) {
 	require.NoError(t, leases[0].Release(t.Context()))
 }
 
-// Nobody else has the job, so a second completion may not say that somebody has.
+// Nobody else holds the job, so the error of a second completion must not say that somebody does.
 func TestComplete_ASecondOneSaysThatThereWasAFirst(t *testing.T) {
 	t.Parallel()
 	for _, key := range []string{"", "k"} {
@@ -625,7 +625,7 @@ func TestComplete_ASecondOneSaysThatThereWasAFirst(t *testing.T) {
 	}
 }
 
-// One that was rolled back is as if it had not been, whoever comes first.
+// After a rollback it is as if there had been no completion, whichever of the two comes first.
 func TestComplete_AfterARollback(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -639,8 +639,8 @@ func TestComplete_AfterARollback(t *testing.T) {
 	require.NoError(t, l.Complete(t.Context(), nil))
 }
 
-// The worker completes the job of a transactional handler. A second completion in its transaction takes the job away from
-// the worker's, and the handler would fail however well it went.
+// The worker completes the job of a transactional handler. If the handler could complete it as well, the worker's own
+// completion would find no job, and the handler would fail although it did well.
 func TestCompleteInBatch_IsRefusedWhereTheWorkerCompletes(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -660,7 +660,7 @@ func TestCompleteInBatch_IsRefusedWhereTheWorkerCompletes(t *testing.T) {
 	require.ErrorIs(t, err, onceq.ErrNotFound, "it is completed")
 }
 
-// What a handler returns after it has completed its job changes nothing, and is said.
+// What a handler returns after it has completed its job changes nothing, and is logged.
 func TestHandle_AnErrorAfterTheCompletionIsLogged(t *testing.T) {
 	t.Parallel()
 	db, seen := eventDB(t)
@@ -680,7 +680,7 @@ func TestHandle_AnErrorAfterTheCompletionIsLogged(t *testing.T) {
 	require.Contains(t, seen.log.String(), "the receipt was not mailed")
 }
 
-// A claim whose connection breaks behind its begin gives an error in every query mode. It ended the process.
+// A claim whose connection breaks after its begin returns an error in every query mode. It once ended the process.
 func TestClaim_OnAConnectionThatBreaksBehindBegin(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
@@ -707,7 +707,7 @@ func TestClaim_OnAConnectionThatBreaksBehindBegin(t *testing.T) {
 	}
 }
 
-// cutBehindBegin is a connection that, once it is armed, lets the answer to a BEGIN through and ends there.
+// cutBehindBegin is a connection that closes, once it is armed, after the answer to a BEGIN.
 type cutBehindBegin struct {
 	net.Conn
 	armed, cut *atomic.Bool

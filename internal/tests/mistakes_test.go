@@ -16,7 +16,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// What a newcomer gets wrong says what to do.
+// The error of a newcomer's mistake says what to do.
 func TestMistakes(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -44,10 +44,10 @@ func TestMistakes(t *testing.T) {
 	require.ErrorContains(t, err, "Kind has 600 bytes; at most 128: choose a shorter one")
 }
 
-// Without tables every call says so, and what to do.
+// Without tables every call fails with an error that says so and says what to do.
 func TestMistakes_NoTablesIsSaidByEveryCall(t *testing.T) {
 	t.Parallel()
-	// With leases and claims of a time when there were tables.
+	// The leases and claims are from a time when there were tables.
 	db := queuetest.New(t, queuetest.NoCheck())
 	ctx, q := t.Context(), db.Queue
 	_, err := q.EnqueueMany(ctx, db.Pool, []onceq.Job{{Kind: "k"}, {Kind: "k"}})

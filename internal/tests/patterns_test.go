@@ -21,8 +21,8 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// The patterns of docs/patterns.md, written as a user of this library would write them. The number of a seed is that of the text the
-// pattern comes from.
+// The patterns of docs/patterns.md, written as a user of this library would write them. A seed's number is that of the text
+// from which the pattern comes.
 
 type patternWelcome struct {
 	UserID int    `json:"userId"`
@@ -65,8 +65,8 @@ func patternEnqueue(t *testing.T, db *queuetest.DB, j onceq.Job) onceq.Result {
 	return r
 }
 
-// The worker crashes after the call of the e-mail API and before the job is complete: the redelivery sends no second
-// one.
+// The worker crashes after it called the e-mail API and before the job is complete. The redelivery sends no second mail.
+//
 // docs/patterns.md, "Keys for providers" (seed 000).
 func TestPattern_CrashAfterTheMailAndBeforeTheCompletionSendsNoSecondMail(t *testing.T) {
 	t.Parallel()
@@ -88,7 +88,8 @@ func TestPattern_CrashAfterTheMailAndBeforeTheCompletionSendsNoSecondMail(t *tes
 	require.JSONEq(t, `{"sent": true, "userId": 42}`, string(again.Output))
 }
 
-// A table of the application's own: the record and the completion commit together, so that there is nothing to check.
+// The application has a table of its own. The record and the completion commit together, so there is nothing to check.
+//
 // docs/patterns.md, "A table of what was done" (seed 000).
 func TestPattern_WhatWasDoneIsRecordedInTheHandlersTransaction(t *testing.T) {
 	t.Parallel()
@@ -104,7 +105,8 @@ func TestPattern_WhatWasDoneIsRecordedInTheHandlersTransaction(t *testing.T) {
 	require.Equal(t, 1, enqGet[int](t, db.Pool, `select count(*)::int from outreach_sent`))
 }
 
-// "Clean up records older than 24 hours with a scheduled job": the Reaper, and never one within its window.
+// "Clean up records older than 24 hours with a scheduled job": the Reaper does, and never removes one within its window.
+//
 // docs/patterns.md, "A replay window" (seed 000).
 func TestPattern_KeysArePrunedAfterTheirWindowAndNotBefore(t *testing.T) {
 	t.Parallel()
@@ -125,7 +127,9 @@ func TestPattern_KeysArePrunedAfterTheirWindowAndNotBefore(t *testing.T) {
 	require.False(t, patternEnqueue(t, db, patternWelcomeKind.Job(patternWelcome{UserID: 1})).Duplicate)
 }
 
-// Pattern 1. The check for an existing row is no longer needed, but it does no harm: run twice, it sends once.
+// Pattern 1. It is no longer necessary to check for an existing row, but it does no harm: the job runs twice and sends
+// once.
+//
 // docs/patterns.md, "A table of what was done" (seed 001).
 func TestPattern_LookingForAnExistingRowFirst(t *testing.T) {
 	t.Parallel()
@@ -157,7 +161,8 @@ func TestPattern_LookingForAnExistingRowFirst(t *testing.T) {
 	require.Equal(t, 1, enqGet[int](t, db.Pool, `select count(*)::int from email_log where user_id = 1`))
 }
 
-// Pattern 2. An upsert, and a row that was deleted since the job was enqueued: both are plain handlers.
+// Pattern 2. An upsert, and a row that was deleted after the job was enqueued. Both handlers are plain ones.
+//
 // docs/patterns.md, "Upserts" (seed 001).
 func TestPattern_Upsert(t *testing.T) {
 	t.Parallel()
@@ -172,12 +177,13 @@ func TestPattern_Upsert(t *testing.T) {
 	})
 	patternEnqueue(t, db, k.Job(1))
 	db.DeliverTwice(handler)
-	patternEnqueue(t, db, k.Job(2)) // deleted since
+	patternEnqueue(t, db, k.Job(2)) // this user is deleted by now
 	require.Equal(t, onceq.StateCompleted, db.RunOne(handler).State)
 	require.Equal(t, "1 anvil 1", enqGet[string](t, db.Pool, `select string_agg(concat_ws(' ', id, name, writes), ',') from search_index`))
 }
 
-// Pattern 3. The key goes to the provider, which deduplicates: a time-out after the charge charges once.
+// Pattern 3. The provider gets the key and deduplicates. After a charge that timed out, there is one charge.
+//
 // docs/patterns.md, "Keys for providers" (seed 001).
 func TestPattern_AProviderThatKnowsTheKeyChargesOnceAfterATimeOut(t *testing.T) {
 	t.Parallel()
@@ -192,7 +198,7 @@ func TestPattern_AProviderThatKnowsTheKeyChargesOnceAfterATimeOut(t *testing.T) 
 		if charges[key] == "" {
 			charges[key] = fmt.Sprintf("pi_%d", len(charges)+1)
 		}
-		if requests == 1 { // charged, and the answer gets lost
+		if requests == 1 { // the charge happens, and its answer gets lost
 			panic(http.ErrAbortHandler)
 		}
 		_, _ = io.WriteString(w, charges[key])
@@ -225,8 +231,9 @@ func TestPattern_AProviderThatKnowsTheKeyChargesOnceAfterATimeOut(t *testing.T) 
 	require.NotZero(t, r.ID)
 }
 
-// "Two different jobs, each handles its own idempotency independently": without a key, one report per job, and never two
-// for one that is redelivered.
+// "Two different jobs, each handles its own idempotency independently": without a key there is one report for each job, and
+// a redelivered job makes no second one.
+//
 // docs/patterns.md, "The job's id as a stable key, and a lock" (seed 001).
 func TestPattern_TheJobIsTheKeyOfItsEffects(t *testing.T) {
 	t.Parallel()
@@ -250,7 +257,8 @@ func TestPattern_TheJobIsTheKeyOfItsEffects(t *testing.T) {
 	}
 }
 
-// A random id as a key never deduplicates, and a table of answers says which keys do.
+// A key with a random id never deduplicates. A table of the answers shows which keys do.
+//
 // docs/patterns.md, "A deterministic id at enqueueing" (seed 002).
 func TestPattern_OneWebhookForEachSourceEventAlsoFromManyProcesses(t *testing.T) {
 	t.Parallel()
@@ -279,8 +287,9 @@ func TestPattern_OneWebhookForEachSourceEventAlsoFromManyProcesses(t *testing.T)
 	require.Equal(t, 1, first)
 }
 
-// A provider's errors: in flight is to be retried after about half a second, a mismatch is fatal, anything else is
-// an error as any other.
+// A provider's errors: "in flight" is retried after about half a second, a mismatch is fatal, and anything else is an error
+// like any other.
+//
 // docs/patterns.md, "Keys for providers" (seed 003).
 func TestPattern_AProvidersRetryableAndFatalErrors(t *testing.T) {
 	t.Parallel()
@@ -319,8 +328,9 @@ func TestPattern_AProvidersRetryableAndFatalErrors(t *testing.T) {
 	require.Equal(t, []string{keys[0], keys[0]}, keys[1:])
 }
 
-// "The 24h window starts at first send. After that the key is forgotten and replays will double-send": here a person
-// decides then.
+// "The 24h window starts at first send. After that the key is forgotten and replays will double-send": after that, a person
+// decides here.
+//
 // docs/patterns.md, "Look before you act" (seed 003).
 func TestPattern_AfterTheProvidersWindowAPersonDecides(t *testing.T) {
 	t.Parallel()
@@ -346,7 +356,8 @@ func TestPattern_AfterTheProvidersWindowAPersonDecides(t *testing.T) {
 	require.Equal(t, 2, calls)
 }
 
-// "Only one concurrent worker wins the insert": with Do, and the others hear the outcome.
+// "Only one concurrent worker wins the insert": Do has one winner, and the others get its outcome.
+//
 // docs/patterns.md, "A record of the intent" (seed 004).
 func TestPattern_OfConcurrentWorkersOneActsAndAllHearTheOutcome(t *testing.T) {
 	t.Parallel()
@@ -354,7 +365,7 @@ func TestPattern_OfConcurrentWorkersOneActsAndAllHearTheOutcome(t *testing.T) {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	var once sync.Once
-	met := make(chan struct{}) // somebody heard that it is in flight
+	met := make(chan struct{}) // closed when somebody was told that it is in flight
 	effects := 0
 	for range 8 {
 		wg.Go(func() {
@@ -381,7 +392,9 @@ func TestPattern_OfConcurrentWorkersOneActsAndAllHearTheOutcome(t *testing.T) {
 	require.Equal(t, 1, effects)
 }
 
-// "Check for the side effect before taking it" for a provider without keys, without the race between check and act.
+// "Check for the side effect before taking it", for a provider without keys: here there is no race between the check and
+// the act.
+//
 // docs/patterns.md, "Look before you act" (seed 004).
 func TestPattern_AskingAProviderWithoutKeysBeforeSendingAgain(t *testing.T) {
 	t.Parallel()
@@ -412,7 +425,8 @@ func TestPattern_AskingAProviderWithoutKeysBeforeSendingAgain(t *testing.T) {
 	require.Equal(t, map[string]int{"ada@example.com": 1}, mail.sent)
 }
 
-// "Log it as a distinct event — not a failure, not a success, but a deduplication", and counted.
+// "Log it as a distinct event — not a failure, not a success, but a deduplication": it is an event of its own, and counted.
+//
 // docs/patterns.md, "Duplicates are an event of their own" (seed 004).
 func TestPattern_ADuplicateIsAnEventOfItsOwn(t *testing.T) {
 	t.Parallel()
@@ -432,8 +446,9 @@ func TestPattern_ADuplicateIsAnEventOfItsOwn(t *testing.T) {
 	require.Contains(t, log.String(), "key=welcome:42")
 }
 
-// "A complex job that does ten things is harder to make safe than ten jobs that each do one thing": the first one
-// enqueues the others in its own transaction, once.
+// "A complex job that does ten things is harder to make safe than ten jobs that each do one thing": the first job enqueues
+// the others in its own transaction, once.
+//
 // docs/patterns.md, "Small steps" (seed 004).
 func TestPattern_AJobOfTenStepsIsTenJobs(t *testing.T) {
 	t.Parallel()
@@ -444,7 +459,7 @@ func TestPattern_AJobOfTenStepsIsTenJobs(t *testing.T) {
 	db.DeliverTwice(all.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, n int) error {
 		jobs := make([]onceq.Job, n)
 		for i := range jobs {
-			jobs[i] = step.Job(i) // no key needed: they commit with this job's completion
+			jobs[i] = step.Job(i) // they need no key: they commit with this job's completion
 		}
 		_, err := db.Queue.EnqueueMany(ctx, tx, jobs)
 		return err

@@ -20,9 +20,9 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// pgbouncer starts a PgBouncer in transaction mode before the test's database and gives its port. With fewer server
-// connections than clients, whatever relies on a session meets somebody else's soon; there are more of them than
-// handlers, each of which may hold one in its transaction while Once needs another.
+// pgbouncer starts a PgBouncer in transaction mode in front of the test's database and returns its port. It has fewer
+// server connections than clients, so that code which relies on a session soon meets somebody else's. It has more of them
+// than handlers, because each handler may hold one in its transaction while Once needs another.
 func pgbouncer(t *testing.T, db *queuetest.DB) uint16 {
 	t.Helper()
 	bin := os.Getenv("ONCEQ_TEST_PGBOUNCER") // scripts/pgbouncer.sh
@@ -65,12 +65,12 @@ max_client_conn = 100
 ignore_startup_parameters = search_path
 `, to.Database, to.Host, to.Port, port, users, auth)), 0o600))
 	require.NoError(t, os.WriteFile(users, fmt.Appendf(nil, "%q %q\n", to.User, to.Password), 0o600))
-	require.NoError(t, pgserver.ToNobody(dir)) // as whom it runs then
+	require.NoError(t, pgserver.ToNobody(dir)) // the user it runs as
 	args := []string{ini}
 	if os.Getuid() == 0 {
 		args = []string{"-u", "nobody", ini}
 	}
-	var log bytes.Buffer // read after the process has ended
+	var log bytes.Buffer // read only after the process has ended
 	cmd := exec.Command(bin, args...)
 	cmd.Stdout, cmd.Stderr = &log, &log
 	require.NoError(t, cmd.Start())
@@ -93,8 +93,8 @@ ignore_startup_parameters = search_path
 	return port
 }
 
-// Everything behind PgBouncer in transaction mode, in the modes of pgx that pgx itself supports there with any version
-// of PgBouncer: no prepared statement outlives its transaction.
+// Everything works behind PgBouncer in transaction mode, in those modes of pgx that pgx itself supports there with any
+// version of PgBouncer: no prepared statement outlives its transaction.
 func TestPgBouncer_MainPathsInTransactionMode(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {

@@ -32,16 +32,16 @@ create table gate (open bool)`
 	processQueue = "ONCEQ_TEST_WORKER_PROCESS"
 )
 
-// ledgerHandlers write one row for each job that was done. In "quick" the effect and the completion are the worker's
-// transaction; "tx" and "own" wait inside of the handler for the gate where the job was never lost before, "tx" in the
-// worker's transaction and "own" before a transaction of its own.
+// ledgerHandlers write one row for each job that was done. In "quick", the effect and the completion commit in the worker's
+// transaction. A job of "tx" or "own" that has never been lost waits in the handler for the gate: "tx" in the worker's
+// transaction, "own" before it begins a transaction of its own.
 func ledgerHandlers(pool *pgxpool.Pool) []onceq.Handler {
 	effect := func(ctx context.Context, db onceq.DB, l *onceq.Lease) error {
 		_, err := db.Exec(ctx, `insert into effects values ($1, $2)`, l.ID, l.Token)
 		return err
 	}
 	pause := func(l *onceq.Lease) error {
-		ctx := context.Background() // it ignores that its lease is lost
+		ctx := context.Background() // it ignores the loss of its lease
 		if _, err := pool.Exec(ctx, `insert into started values ($1, $2)`, l.ID, l.Token); err != nil {
 			return err
 		}
@@ -84,7 +84,7 @@ func ledgerHandlers(pool *pgxpool.Pool) []onceq.Handler {
 	}
 }
 
-// TestWorkerProcess is no test: it is what the tests below start as processes of their own.
+// TestWorkerProcess tests nothing. The tests below start it as processes of their own.
 func TestWorkerProcess(t *testing.T) {
 	raw := os.Getenv(processQueue)
 	if raw == "" {
@@ -172,7 +172,7 @@ func TestProcesses_AStoppedOneThatContinuesCommitsNothing(t *testing.T) {
 	}
 }
 
-// durableServer gives a queue on a server of the test's own that may be stopped at any moment.
+// durableServer gives a queue on a server that belongs to the test and may be stopped at any moment.
 func durableServer(t *testing.T) (*pgserver.Server, *pgxpool.Pool, *onceq.Queue) {
 	t.Helper()
 	server, err := pgserver.Start(t.Context(), pgserver.Options{Own: true, Durable: true})
@@ -226,8 +226,8 @@ func TestWorker_SurvivesAnImmediateStopOfTheServer(t *testing.T) {
 	require.Equal(t, jobs, count(`select count(distinct job) from effects`))
 }
 
-// What Enqueue has accepted survives the server's immediate stop, and an effect outside, whose provider deduplicates,
-// happens once for each job: what was under way at that moment is uncertain and goes out under the same key again.
+// What Enqueue has accepted survives an immediate stop of the server. An effect outside happens once for each job, because
+// its provider deduplicates: an effect that was under way at the stop is uncertain and is sent again under the same key.
 func TestOnce_AnImmediateStopOfTheServerLosesNoJobAndRepeatsNoEffect(t *testing.T) {
 	t.Parallel()
 	server, pool, q := durableServer(t)
@@ -236,7 +236,7 @@ func TestOnce_AnImmediateStopOfTheServerLosesNoJobAndRepeatsNoEffect(t *testing.
 		Backoff: func(int, error) time.Duration { return 10 * time.Millisecond },
 	}
 	var mu sync.Mutex
-	charges := make(map[string]int) // by key, what for
+	charges := make(map[string]int) // what was charged, by key
 	calls := 0
 	w, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: time.Second}, kind.Handle(func(ctx context.Context, l *onceq.Lease, n int) error {
 		_, err := onceq.Once(ctx, l, "charge", func(_ context.Context, key string) (string, error) {
@@ -256,7 +256,7 @@ func TestOnce_AnImmediateStopOfTheServerLosesNoJobAndRepeatsNoEffect(t *testing.
 	ended := make(chan error, 1)
 	go func() { ended <- w.Run(ctx) }()
 
-	// Four clients that retry until they have an answer, as clients do.
+	// Four clients retry until they have an answer, as clients do.
 	const each = 150
 	accepted := make(chan int64, 4*each)
 	var clients sync.WaitGroup

@@ -13,8 +13,8 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// The application's own transaction above READ COMMITTED, longer than several beats: it completes first, which locks the
-// row, and beats no longer change it.
+// An application's own transaction above READ COMMITTED may take longer than several beats if it completes the job first.
+// That locks the row, and beats no longer change it.
 func TestPromise5_ASnapshotTransactionOfTheCallersOutlivesBeatsWhenItCompletesFirst(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
@@ -35,12 +35,12 @@ func TestPromise5_ASnapshotTransactionOfTheCallersOutlivesBeatsWhenItCompletesFi
 	require.NoError(t, err)
 	require.NoError(t, w.Drain(t.Context(), 0))
 	_, err = db.Queue.Get(t.Context(), db.Pool, r.ID)
-	require.ErrorIs(t, err, onceq.ErrNotFound) // completed; a dead one would be there
+	require.ErrorIs(t, err, onceq.ErrNotFound) // the job is completed; a dead one would be found
 	require.Equal(t, 1, enqGet[int](t, db.Pool, `select count(*)::int from effects`))
 }
 
-// A deploy: the old version knows kind a, the new one a and b, on one queue. Each job is run once, by one that knows it,
-// also those whose worker died.
+// During a deploy, the old version knows kind a, and the new one kinds a and b, on one queue. Each job runs once, in a
+// worker that knows its kind. That includes jobs whose worker died.
 func TestPromise1_TwoVersionsOfAWorkerOnOneQueue(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
@@ -70,7 +70,7 @@ func TestPromise1_TwoVersionsOfAWorkerOnOneQueue(t *testing.T) {
 		require.NoError(t, err)
 	}
 	enqueue(40)
-	// A worker that died has some of both kinds.
+	// A worker that died holds some jobs of both kinds.
 	died, err := db.Queue.Claim(ctx, onceq.ClaimOptions{Limit: 10, Lease: 500 * time.Millisecond})
 	require.NoError(t, err)
 	require.Len(t, died, 10)
@@ -80,7 +80,7 @@ func TestPromise1_TwoVersionsOfAWorkerOnOneQueue(t *testing.T) {
 	run := func(w *onceq.Worker) { go func() { ended <- w.Run(work) }() }
 	run(version(1, a))
 	require.Eventually(t, func() bool {
-		return enqGet[int](t, db.Pool, `select count(*)::int from effects`) == 20 // also the five of the dead one's
+		return enqGet[int](t, db.Pool, `select count(*)::int from effects`) == 20 // with the five of the dead worker
 	}, patience, 10*time.Millisecond)
 	require.Equal(t, 20, enqGet[int](t, db.Pool, `select count(*)::int from onceq.jobs where kind = 'b'`))
 	run(version(2, a, b))

@@ -13,7 +13,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// lose makes waiting jobs such that have lost n leases.
+// lose marks waiting jobs as having lost n leases.
 func lose(t testing.TB, db *queuetest.DB, ids []int64, n int) {
 	t.Helper()
 	sqlRun(t, db, `update onceq.jobs set lost = $2 where id = any ($1)`, ids, n)
@@ -21,9 +21,9 @@ func lose(t testing.TB, db *queuetest.DB, ids []int64, n int) {
 
 const quarantineHeld = `(select count(*) from onceq.jobs where kind = 'lost' and leased_until is not null)`
 
-// Jobs in quarantine that wait for their turn hold no slot and no lease, and one that hangs keeps neither others nor, for long,
-// others in quarantine.
-func TestQuarantine_BlockNobody(t *testing.T) {
+// Jobs that wait in quarantine hold no slot and no lease. One that hangs does not keep other jobs, and does not keep others
+// in quarantine for long.
+func TestQuarantine_BlocksNobody(t *testing.T) {
 	t.Parallel()
 	for _, lost := range []int{1, 2} {
 		t.Run(fmt.Sprint(lost), func(t *testing.T) {
@@ -64,8 +64,9 @@ func TestQuarantine_BlockNobody(t *testing.T) {
 	}
 }
 
-// The next job in quarantine starts when the outcome of the one before is written: otherwise it would take that with it.
-func TestQuarantine_StartOneAfterTheOutcomeOfTheOther(t *testing.T) {
+// The next job in quarantine starts only when the outcome of the one before is written. Otherwise it could take that
+// outcome with it.
+func TestQuarantine_StartsAJobAfterTheOutcomeOfTheOneBefore(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	ids := addMany(t, db, 2, onceq.Job{Kind: "lost"})
@@ -96,8 +97,8 @@ func TestQuarantine_StartOneAfterTheOutcomeOfTheOther(t *testing.T) {
 	require.NoError(t, w.stop())
 }
 
-// Suspects and other jobs take turns where there is one slot.
-func TestQuarantine_TakeTurnsWithTheOthers(t *testing.T) {
+// Where there is one slot, jobs in quarantine and other jobs take turns.
+func TestQuarantine_TakesTurnsWithOtherJobs(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	ids := addMany(t, db, 30, onceq.Job{})
@@ -106,7 +107,7 @@ func TestQuarantine_TakeTurnsWithTheOthers(t *testing.T) {
 	w := start(t, db, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 1}}},
 		handle(func(_ context.Context, l *onceq.Lease) error {
 			ran <- l
-			time.Sleep(30 * time.Millisecond) // longer than what is claimed ahead
+			time.Sleep(30 * time.Millisecond) // longer than the time that a worker claims ahead for
 			return nil
 		}))
 	until(t, db, noJobs)
@@ -125,12 +126,12 @@ func TestQuarantine_TakeTurnsWithTheOthers(t *testing.T) {
 	require.Zero(t, lost+others)
 }
 
-// A job that was claimed and never started keeps its count, however often its process ends beside it.
-func TestQuarantine_AreNotClaimedAheadOfTheirStart(t *testing.T) {
+// A job that was claimed and never started keeps its count, however often the process beside it ends.
+func TestQuarantine_ClaimsNoJobBeforeItCanStart(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	ids := addMany(t, db, 3, onceq.Job{})
-	lose(t, db, ids, 4) // one more and they are dead
+	lose(t, db, ids, 4) // with one more they are dead
 	started, finish := make(chan int64, 10), make(chan struct{})
 	w := start(t, db, onceq.WorkerConfig{}, handle(func(_ context.Context, l *onceq.Lease) error {
 		started <- l.ID
@@ -148,7 +149,8 @@ func TestQuarantine_AreNotClaimedAheadOfTheirStart(t *testing.T) {
 	require.Equal(t, [2]int{1, 0}, [2]int{other.count(onceq.EventDead) + w.count(onceq.EventDead), sqlOne[int](t, db, `select count(*) from onceq.job_history where id <> $1`, ids[0])})
 }
 
-// The poison's process takes with it what runs beside; it is convicted in five crashes, and nobody else is.
+// The poison job's process takes the jobs beside it with it. After five crashes the poison job is dead, and no other job
+// is.
 func TestProcesses_APoisonJobDiesAloneAfterFiveCrashes(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)

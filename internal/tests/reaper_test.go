@@ -27,14 +27,14 @@ func reap(t *testing.T, r *onceq.Reaper, want onceq.Reaped) {
 	}
 }
 
-// ago moves what is finished, and ends of claims, into the past.
+// ago moves ends of jobs and claims into the past.
 func ago(t *testing.T, db *queuetest.DB, interval string) {
 	t.Helper()
 	repairExec(t, db, `update onceq.job_fences set finished_at = finished_at - $1::text::interval, leased_until = leased_until - $1::text::interval`, interval)
 	repairExec(t, db, `update onceq.job_history set finished_at = finished_at - $1::text::interval, keep_until = keep_until - $1::text::interval`, interval)
 }
 
-// Every state in every lifetime, just before and after window and grace.
+// The Reaper is tried on every state with every lifetime, just before and just after window and grace time.
 func TestReaperRemovesOnlyFencesThatAreFree(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.NoCheck())
@@ -76,16 +76,16 @@ func TestReaperLeavesWhatIsUnfinished(t *testing.T) {
 	repairEnqueue(t, db, onceq.Job{Key: "delayed", Window: onceq.UntilFinished, Delay: time.Hour})
 	reap(t, r, onceq.Reaped{})
 	ago(t, db, "1 year")
-	reap(t, r, onceq.Reaped{Fences: 1}) // of the dead job whose window is over; the job itself stays
+	reap(t, r, onceq.Reaped{Fences: 1}) // of the dead job, whose window is over; the job itself stays
 	if i := must[onceq.JobInfo](t)(db.Queue.Get(t.Context(), db.Pool, dead)); i.State != onceq.StateDead {
 		t.Fatal(i.State)
 	}
-	// As long as it stays, the invariants want a fence only where there is one.
+	// While the dead job stays, the invariants want a fence for it only if its key is taken.
 	wantState(t, onceq.StateWaiting)(db.Queue.Redrive(t.Context(), db.Pool, dead))
 }
 
-// A fence is made permanent between the moment in which the Reaper's statement saw it and the moment in which
-// its turn comes. A trigger on the row before stops the statement there. The naive statement loses the fence.
+// A fence is made permanent after the Reaper's statement saw it and before its turn comes. A trigger on the row before
+// stops the statement there. A naive statement deletes the fence.
 func TestTrapReaperDeletesAFenceJustMadePermanent(t *testing.T) {
 	t.Parallel()
 	const naive = `delete from onceq.job_fences f using (
@@ -127,7 +127,7 @@ func TestTrapReaperDeletesAFenceJustMadePermanent(t *testing.T) {
 				tag, err := db.Pool.Exec(t.Context(), `update onceq.job_fences set lifetime = -1 where key = 'b'`)
 				permanent <- answer{tag.RowsAffected(), err}
 			}()
-			// Either it goes through at once, or it waits for the Reaper as well.
+			// The update either succeeds at once, or waits for the Reaper.
 			for len(permanent) == 0 && repairCount(t, db, `select count(*) from pg_stat_activity
 				where datname = current_database() and wait_event_type = 'Lock'`) < 2 {
 			}
@@ -147,8 +147,9 @@ func TestTrapReaperDeletesAFenceJustMadePermanent(t *testing.T) {
 	}
 }
 
-// A free key is being taken over by a later job: its fence is passed over while that is open, and live after it.
-func TestReaperAgainstTakeover(t *testing.T) {
+// A later job is taking over a free key. The Reaper passes over its fence while that transaction is open, and the fence is
+// live afterwards.
+func TestReaperMeetsATakeover(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	r := newReaper(t, db, onceq.ReaperConfig{Grace: time.Millisecond})
@@ -156,7 +157,7 @@ func TestReaperAgainstTakeover(t *testing.T) {
 	ago(t, db, "1 day")
 	tx := begin(t, db)
 	later := must[onceq.Result](t)(db.Queue.Enqueue(t.Context(), tx, onceq.Job{Kind: "mail", Key: "a"}))
-	reap(t, r, onceq.Reaped{}) // locked: passed over
+	reap(t, r, onceq.Reaped{}) // locked, so it is passed over
 	commit(t, tx)
 	reap(t, r, onceq.Reaped{})
 	if i := must[onceq.JobInfo](t)(db.Queue.GetByKey(t.Context(), db.Pool, "mail", "a")); i.ID != later.ID || i.State != onceq.StateWaiting {
@@ -164,8 +165,8 @@ func TestReaperAgainstTakeover(t *testing.T) {
 	}
 }
 
-// Somebody is at a client's key just when it would be forgotten: it stays, with what they have made of it.
-func TestReaperAgainstAClientThatComesBack(t *testing.T) {
+// A client uses its key just when the key would be forgotten. The key stays, in the state that the client gave it.
+func TestReaperMeetsAClientThatComesBack(t *testing.T) {
 	t.Parallel()
 	for name, work := range map[string]func(ctx context.Context, tx pgx.Tx, f *onceq.Fence, c *onceq.FenceLease) error{
 		"taken over": func(ctx context.Context, tx pgx.Tx, f *onceq.Fence, _ *onceq.FenceLease) error {
@@ -187,7 +188,7 @@ func TestReaperAgainstAClientThatComesBack(t *testing.T) {
 			ago(t, db, "31 days")
 			tx := begin(t, db)
 			fenceOK(t, name, work(t.Context(), tx, f, c))
-			reap(t, r, onceq.Reaped{}) // locked: passed over
+			reap(t, r, onceq.Reaped{}) // locked, so it is passed over
 			if commits {
 				commit(t, tx)
 				reap(t, r, onceq.Reaped{})
@@ -209,7 +210,7 @@ func TestReaperKeepsTokensGrowing(t *testing.T) {
 	if err := l.Complete(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	reap(t, r, onceq.Reaped{}) // free, but within the grace time
+	reap(t, r, onceq.Reaped{}) // free, but still in the grace time
 	repairEnqueue(t, db, onceq.Job{Key: "a", Window: onceq.UntilFinished})
 	if next := repairClaim(t, db); next.Token <= l.Token {
 		t.Fatalf("token %d after %d", next.Token, l.Token)
@@ -238,7 +239,7 @@ func TestReaperEffects(t *testing.T) {
 	if err := l.Complete(ctx, nil); err != nil {
 		t.Fatal(err)
 	}
-	reap(t, r, onceq.Reaped{}) // its window begins
+	reap(t, r, onceq.Reaped{}) // the window begins
 	ago(t, db, "119 min")
 	reap(t, r, onceq.Reaped{})
 	ago(t, db, "2 min")
@@ -246,7 +247,7 @@ func TestReaperEffects(t *testing.T) {
 	if n := left(); n != 3 {
 		t.Fatalf("%d effects are left: all of the dead job", n)
 	}
-	repairExec(t, db, `update onceq.job_fences set state = 2 where state = 6`) // a held one would keep it from that
+	repairExec(t, db, `update onceq.job_fences set state = 2 where state = 6`) // a held effect would prevent the redrive
 	wantState(t, onceq.StateWaiting)(db.Queue.Redrive(ctx, db.Pool, dead))
 	reap(t, r, onceq.Reaped{})
 	ago(t, db, "1 year")
@@ -263,7 +264,7 @@ func TestReaperFreesKeysOfMissingJobs(t *testing.T) {
 	repairEnqueue(t, db, onceq.Job{Key: "a"})
 	repairExec(t, db, `delete from onceq.jobs`)
 	for range 2 {
-		reap(t, r, onceq.Reaped{}) // notes when
+		reap(t, r, onceq.Reaped{}) // notes when it first saw them
 	}
 	ago(t, db, "61 min")
 	reap(t, r, onceq.Reaped{Missing: 1})
@@ -314,7 +315,7 @@ func TestReaperHistoryCancelsAndWaiters(t *testing.T) {
 func TestReapersAtTheSameTime(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	const n = 30_000 // several ranges of pages
+	const n = 30_000 // fills several ranges of pages
 	repairExec(t, db, `
 		insert into onceq.job_fences (class, scope, key, state, token, created_at, finished_at, lifetime)
 		select 1, 's', 'key ' || i, 3, 1, now(), now() - interval '1 day', case when i % 3 = 0 then -1 else 0 end from generate_series(1, $1::int) i`, n)
@@ -339,7 +340,7 @@ func TestReapersAtTheSameTime(t *testing.T) {
 	if sum+left != n || left < n/3 {
 		t.Fatalf("%d removed, %d left, of %d", sum, left, n)
 	}
-	// What one passed over because another had it locked is gone, too.
+	// A fence that one Reaper passed over, because another had it locked, is gone too.
 	if left != n/3 {
 		t.Fatalf("%d left, want %d", left, n/3)
 	}
@@ -382,8 +383,8 @@ func TestReaperConfig(t *testing.T) {
 	}
 }
 
-// A client's key of unknown outcome ends when nobody asks for it for 30 days, or for its window where that is longer. The application's
-// own keys, and effects, wait for somebody to decide.
+// A client's key of unknown outcome ends when nobody has asked for it for 30 days, or for its window if that is longer.
+// Effects and the application's own keys wait until somebody decides.
 func TestReaperForgetsClientsKeysOfUnknownOutcome(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.NoCheck())
@@ -404,7 +405,7 @@ func TestReaperForgetsClientsKeysOfUnknownOutcome(t *testing.T) {
 	}
 }
 
-// Whoever goes on asking goes on hearing that the outcome is unknown, and does not find a new key one day.
+// A client that keeps asking keeps hearing that the outcome is unknown. Its key never becomes free in between.
 func TestReaperForgetsNoKeyThatSomebodyAsksFor(t *testing.T) {
 	t.Parallel()
 	for name, policy := range map[string]onceq.Policy{"again": {}, "hold": onceq.Hold(),
@@ -433,7 +434,7 @@ func TestReaperForgetsNoKeyThatSomebodyAsksFor(t *testing.T) {
 	}
 }
 
-// What may run again for longer than its key stays would run again under another idempotency key.
+// If a request could run again for longer than its key stays, it would run under another idempotency key.
 func TestFence_ARequestRunsAgainNoLongerThanItsKeyStays(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)

@@ -16,7 +16,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// The helpers of the tests of reaper.go, stats.go, inspect.go and repair.go.
+// Helpers for the tests of reaper.go, health.go, inspect.go and repair.go.
 
 func must[T any](t *testing.T) func(T, error) T {
 	return func(v T, err error) T {
@@ -96,7 +96,7 @@ func wantError(t *testing.T, got, want error) {
 	}
 }
 
-// background starts fn and returns what waits for its answer.
+// background starts fn and returns a function that waits for its answer.
 func background[T any](fn func() (T, error)) func() (T, error) {
 	type answer struct {
 		v   T
@@ -161,7 +161,7 @@ func TestCancel(t *testing.T) {
 	if err := l.Fail(ctx, errors.New("some error")); err != nil {
 		t.Fatal(err)
 	}
-	// Nobody runs it again.
+	// The job does not run again.
 	if i := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)); i.State != onceq.StateCancelled {
 		t.Fatalf("state %s", i.State)
 	}
@@ -197,7 +197,7 @@ func TestTrapCancelDoesNotWaitForAHandlersTransaction(t *testing.T) {
 	}
 }
 
-func TestTrapCancelAgainstClaim(t *testing.T) {
+func TestTrapCancelMeetsAClaim(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	id := repairEnqueue(t, db, onceq.Job{Key: "a"})
@@ -214,7 +214,7 @@ func TestTrapCancelAgainstClaim(t *testing.T) {
 	}
 }
 
-func TestTrapCancelAgainstComplete(t *testing.T) {
+func TestTrapCancelMeetsACompletion(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	id := repairEnqueue(t, db, onceq.Job{Key: "a"})
@@ -260,7 +260,7 @@ func TestRedrive(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			// Without its fence a dead job is not as the invariants want it, until it is redriven.
+			// Until it is redriven, a dead job without its fence violates the invariants.
 			db := queuetest.New(t)
 			ctx, q := t.Context(), db.Queue
 			_, err := q.Redrive(ctx, db.Pool, 1)
@@ -314,7 +314,7 @@ func TestTrapRedriveOfAJobWhoseKeyALaterJobHas(t *testing.T) {
 	if err := repairClaim(t, db).Complete(ctx, nil); err != nil {
 		t.Fatal(err)
 	}
-	refused(onceq.StateCompleted) // its key is free, but its work is done, under a greater token
+	refused(onceq.StateCompleted) // its key is free, but its work is done under a larger token
 
 	n, taken, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{})
 	if err != nil || n != 0 || taken != 1 {
@@ -322,7 +322,7 @@ func TestTrapRedriveOfAJobWhoseKeyALaterJobHas(t *testing.T) {
 	}
 }
 
-func TestTrapRedriveAgainstEnqueue(t *testing.T) {
+func TestTrapRedriveMeetsAnEnqueue(t *testing.T) {
 	t.Parallel()
 	for name, prepare := range map[string]string{"free fence": `select`, "pruned fence": `delete from onceq.job_fences`} {
 		t.Run("enqueue first/"+name, func(t *testing.T) {
@@ -363,7 +363,7 @@ func TestTrapRedriveAgainstEnqueue(t *testing.T) {
 	}
 }
 
-func TestTrapDiscardAgainstRedrive(t *testing.T) {
+func TestTrapDiscardMeetsARedrive(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	ctx, q := t.Context(), db.Queue
@@ -398,7 +398,7 @@ func TestDiscard(t *testing.T) {
 	wantError(t, q.Discard(ctx, db.Pool, 1), onceq.ErrNotFound)
 
 	id := repairDead(t, db, onceq.Job{Key: "a", Window: onceq.Forever})
-	// Effects of this job, and of one whose id begins with the same digits.
+	// Effects of this job, and of a job whose id begins with the same digits.
 	repairExec(t, db, `insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, detail)
 		select 3, 'default', i || '/charge', s, i, i << 20, now(), 0, 'why' from unnest(array[$1::bigint, $1 * 10]) i, generate_series(2, 2) s`, id)
 	token := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)).Token
@@ -457,7 +457,7 @@ func TestCancelMany(t *testing.T) {
 	some.Limit, some.States = 510, []onceq.State{onceq.StateDelayed}
 	cancel(db.Pool, some, 510, 0)
 
-	// In the caller's transaction it is undone with it, and another one's locks do not stop it.
+	// In the caller's transaction a rollback undoes it, and the locks of another transaction do not stop it.
 	tx := begin(t, db)
 	cancel(tx, mine, n-510-3, 3)
 	if err := tx.Rollback(ctx); err != nil {
@@ -474,7 +474,7 @@ func TestCancelMany(t *testing.T) {
 	if got := cancelled.Load() - before; got != n-510-3 {
 		t.Errorf("%d events", got)
 	}
-	if err := leases[0].Release(ctx); err != nil { // which finds the request
+	if err := leases[0].Release(ctx); err != nil { // Release finds the request to cancel
 		t.Fatal(err)
 	}
 	if err := leases[1].Complete(ctx, nil); err != nil {
@@ -525,7 +525,7 @@ func TestRedriveAndDiscardMany(t *testing.T) {
 	redrive(onceq.Filter{Limit: 510}, 510, 0)
 	redrive(onceq.Filter{States: []onceq.State{onceq.StateHeld}}, 0, 0)
 	redrive(onceq.Filter{Queue: "none"}, 0, 0)
-	redrive(onceq.Filter{Kind: "kind0"}, 346, 1) // 602 of that kind, 255 of them were among the first
+	redrive(onceq.Filter{Kind: "kind0"}, 346, 1) // there are 602 of that kind, and 255 of them were among the first
 	redrive(onceq.Filter{Scope: "tenant"}, n-510-346-1, 1)
 	fatal()
 	if got, err := q.DiscardMany(ctx, db.Pool, onceq.Filter{}); err != nil || got != n {
@@ -540,8 +540,8 @@ func TestRedriveAndDiscardMany(t *testing.T) {
 	}
 }
 
-// Every statement of repair, inspection and reaping in every query mode, in a schema that needs quoting and with
-// an empty search_path.
+// Every statement of repair, inspection and reaping works in every query mode, in a schema whose name needs quoting and
+// with an empty search_path.
 func TestRepairInEveryQueryMode(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []pgx.QueryExecMode{

@@ -42,14 +42,14 @@ func fenceLease(t *testing.T, db *queuetest.DB) *onceq.Lease {
 	return leases[0]
 }
 
-// fenceRedeliver is what happens after a worker died: the job's lease runs out and somebody else claims it.
+// fenceRedeliver does what happens after a worker's death: the job's lease runs out and somebody else claims it.
 func fenceRedeliver(t *testing.T, db *queuetest.DB) *onceq.Lease {
 	t.Helper()
 	fenceExec(t, db.Pool, `update onceq.jobs set leased_until = leased_until - interval '1 hour'`)
 	return fenceLease(t, db)
 }
 
-// provider counts what reaches it, deduplicating by key as a good one does.
+// provider counts the calls that reach it, and deduplicates by key as a good provider does.
 type provider struct {
 	mu    sync.Mutex
 	calls int
@@ -132,7 +132,7 @@ func TestPattern_AFailureFreesTheFenceOnlyWhenNothingWasApplied(t *testing.T) {
 	if !errors.Is(err, not) || onceq.NotApplied(nil) != nil {
 		t.Fatalf("%v, want the error as it is", err)
 	}
-	_, err = onceq.Do(ctx, db.Queue, spec, fail(declined)) // free at once; this time it is uncertain
+	_, err = onceq.Do(ctx, db.Queue, spec, fail(declined)) // free at once; this time the outcome is uncertain
 	fenceWant(t, "Do", err, onceq.ErrUncertain)
 	fenceWant(t, "Do", err, declined)
 	spec.Policy = onceq.Hold()
@@ -205,7 +205,7 @@ func TestDo_LosingTheClaimCancelsWithThatCause(t *testing.T) {
 		fenceExec(t, db.Pool, `update onceq.job_fences set token = token + 1, holder = 1, leased_until = now() + interval '1 hour'`)
 		<-ctx.Done()
 		fenceWant(t, "cause", context.Cause(ctx), onceq.ErrLeaseLost)
-		return 1, nil // a success all the same, but somebody else ran
+		return 1, nil // it succeeds all the same, but somebody else ran
 	})
 	fenceWant(t, "Do", err, onceq.ErrLeaseLost)
 	if e := events(); e != "lease_lost,stale_completion" {
@@ -264,7 +264,7 @@ func TestPattern_TheIdempotencyKeyComesFromTheJobNotTheAttempt(t *testing.T) {
 	if third.IdempotencyKey("charge") != key {
 		t.Error("the key changed with the attempt")
 	}
-	// An id that comes back after a failover forgot it, or in another installation, gives another key.
+	// After a failover forgot an id, or in another installation, the same id gives another key.
 	fenceOK(t, "Complete", third.Complete(ctx, db.Pool))
 	fenceExec(t, owner(t, db), `select setval('ids', $1, false)`, third.ID)
 	fenceJob(t, db, "b")
@@ -354,7 +354,7 @@ func TestPattern_TheIntentIsRecordedBeforeTheEffectAndTheOutcomeAfter(t *testing
 	if r, err = run(fenceRedeliver(t, db)); r != "charge 1" || err != nil || p.calls != 1 {
 		t.Fatal(r, err, p.calls)
 	}
-	if e := events(); e != "claimed,replayed" { // a duplicate is an event of its own, neither failure nor success
+	if e := events(); e != "claimed,replayed" { // a replay is an event of its own, neither a failure nor a success
 		t.Error(e)
 	}
 	if s := states(); s != `charge completed "charge 1"` {
@@ -364,7 +364,7 @@ func TestPattern_TheIntentIsRecordedBeforeTheEffectAndTheOutcomeAfter(t *testing
 		and key = $1 || '/charge' and job_id = $1::bigint and finished_at is null`, fmt.Sprint(id)); n != 1 {
 		t.Error("the effect's fence is not as fence.go says")
 	}
-	// Though something began the window too early: while its job lives, an effect is replayed.
+	// Even if the effect's window is over, the effect is replayed while its job lives.
 	fenceExec(t, db.Pool, `update onceq.job_fences set finished_at = now() - interval '1 year' where class = 3`)
 	if r, err = run(fenceRedeliver(t, db)); r != "charge 1" || err != nil || p.calls != 1 {
 		t.Fatal(r, err, p.calls)
@@ -430,7 +430,7 @@ func TestOnce_EveryErrorIsUncertainUnlessNothingWasApplied(t *testing.T) {
 	if r != 7 || err != nil {
 		t.Error("a released effect did not run again:", r, err)
 	}
-	// Not applied in this run says nothing about an earlier one.
+	// "Not applied" in this run says nothing about an earlier run.
 	_, err = onceq.Once(ctx, l, "reset", func(context.Context, string) (int, error) { return 0, not })
 	fenceWant(t, "refused after a reset", err, not)
 	if s := state("reset"); s != "2 connection reset" {
@@ -524,7 +524,7 @@ func TestOnce_ProcessKilledBetweenIntentAndOutcome(t *testing.T) {
 			}
 		}
 		fenceLapse(t, db)
-		_, err = once(nil, false, nil) // not applied: run, and this time released, as nothing is in doubt any more
+		_, err = once(nil, false, nil) // not applied: it ran, and is released this time, because nothing is in doubt any more
 		fenceWant(t, "not applied", err, down)
 		if asked != 3 || ran != 1 {
 			t.Fatal(asked, ran)
@@ -550,7 +550,7 @@ func TestOnce_ProcessKilledBetweenIntentAndOutcome(t *testing.T) {
 			}
 		}
 	})
-	for _, past := range []bool{false, true} { // of the provider's memory
+	for _, past := range []bool{false, true} { // whether the provider has forgotten the key
 		for _, r := range []onceq.Resolution{onceq.Applied("ch_1"), onceq.NeverApplied()} {
 			t.Run(fmt.Sprintf("hold, past %v, %+v", past, r), func(t *testing.T) {
 				t.Parallel()
@@ -625,7 +625,7 @@ func TestOnce_LateSuccess(t *testing.T) {
 				case "held", "resolved":
 					_, err := once(onceq.Hold())
 					fenceWant(t, "Once", err, onceq.ErrHeld)
-					if meanwhile == "resolved" { // wrongly
+					if meanwhile == "resolved" { // by a person who is wrong
 						fenceOK(t, "Resolve", db.Queue.Resolve(ctx, db.Pool, id, "charge", onceq.NeverApplied()))
 					}
 				case "ran":
@@ -671,7 +671,7 @@ func TestOnce_StaleLeaseDoesNotStartAnEffect(t *testing.T) {
 	fenceWant(t, "finished", err, onceq.ErrLeaseLost)
 }
 
-// Through the handler's transaction, or with a lock on the job's row, the two would wait for each other.
+// If Once used the handler's transaction, or locked the job's row, the two would wait for each other.
 func TestTrapOnceDoesNotWaitForTheHandlersTransaction(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -751,7 +751,7 @@ func TestOnce_SuccessThatCannotBeRecordedIsUncertain(t *testing.T) {
 	}
 }
 
-// The effect has happened, so it must not run again, and nobody must go on as if the result were there.
+// The effect has happened. It must not run again, and nobody may go on as if its result were there.
 func TestOnce_ResultThatCannotBeStoredIsCompletedWithAFatalError(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -772,7 +772,7 @@ func TestOnce_ResultThatCannotBeStoredIsCompletedWithAFatalError(t *testing.T) {
 			t.Fatal(len(r), err, calls)
 		}
 	}
-	for range 2 { // a NUL, which jsonb cannot hold, is no different
+	for range 2 { // a NUL, which jsonb cannot hold, makes no difference
 		_, err := onceq.Once(ctx, l, "nul", func(context.Context, string) (string, error) { return "\x00", nil })
 		var invalid *onceq.InvalidError
 		if !errors.As(err, &invalid) {
@@ -810,7 +810,7 @@ func TestOnce_AnErrorInFlightSpendsNoAttempt(t *testing.T) {
 	}
 }
 
-// After a failure that its call reported, an effect under Ask waits until the call can no longer be under way, and says so.
+// After a failure that the call reported, Ask waits until the call can no longer be under way. The error says so.
 func TestOnce_SaysWhyAskWaits(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -830,7 +830,7 @@ func TestOnce_SaysWhyAskWaits(t *testing.T) {
 	}
 }
 
-// One mail, and completed: that is what a loop over one name gave.
+// A loop that used one name once sent one mail, and the job was completed.
 func TestOnce_ANameUsedTwiceInOneRunIsAnError(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -854,7 +854,7 @@ func TestOnce_ANameUsedTwiceInOneRunIsAnError(t *testing.T) {
 	require.Equal(t, onceq.StateRetrying, ran.State)
 	require.Contains(t, ran.Err.Error(), `"mail" was done`)
 	require.Contains(t, ran.Err.Error(), "a name of its own")
-	ran = db.RunOne(handle) // a replay, which is fine, and again the second
+	ran = db.RunOne(handle) // the first one is replayed, which is fine; the second one fails again
 	fenceWant(t, "the second run", ran.Err, onceq.ErrNameUsed)
 	require.Equal(t, []string{"a"}, sent)
 }
@@ -881,7 +881,7 @@ func TestOnce_ANameUsedTwiceAtOnceOrNestedIsAnError(t *testing.T) {
 	_, err = onceq.Once(ctx, l, "charge", never)
 	fenceWant(t, "afterwards", err, onceq.ErrNameUsed)
 
-	// What did not succeed may be tried again, in the same run too.
+	// An effect that did not succeed may be tried again, in the same run too.
 	down := errors.New("down")
 	_, err = onceq.Once(ctx, l, "mail", func(context.Context, string) (int, error) { return 0, onceq.NotApplied(down) })
 	fenceWant(t, "refused", err, down)
@@ -899,7 +899,8 @@ func TestOnce_ANameUsedTwiceAtOnceOrNestedIsAnError(t *testing.T) {
 	}
 }
 
-// Each call of a handler is a run: also when Postgres, or what is around it, has it called again with the same lease.
+// Each call of a handler is a run, even if a conflict in Postgres, or code around the handler, calls it again with the same
+// lease.
 func TestOnce_EachCallOfAHandlerReplays(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -941,7 +942,7 @@ func TestOnce_EachCallOfAHandlerReplays(t *testing.T) {
 	}
 }
 
-// What users are told names an effect as they do, by its name and its job, never by the key of its fence.
+// Errors and events name an effect as users do: by its name and its job, never by the key of its fence.
 func TestOnce_ErrorsAndEventsNameTheEffectAndItsJob(t *testing.T) {
 	t.Parallel()
 	var events []onceq.Event
@@ -996,8 +997,9 @@ func TestOnce_ErrorsAndEventsNameTheEffectAndItsJob(t *testing.T) {
 	}
 }
 
-// One mark anywhere in a tree of errors released effects that had happened: charged and ordered three times, under Hold.
-func TestOnce_NotAppliedCountsWhereAllOfTheErrorSaysSo(t *testing.T) {
+// One mark anywhere in a tree of errors once released effects that had happened: three charges and three orders, under
+// Hold.
+func TestOnce_NotAppliedCountsOnlyIfTheWholeErrorSaysSo(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	ctx := t.Context()
@@ -1007,7 +1009,7 @@ func TestOnce_NotAppliedCountsWhereAllOfTheErrorSaysSo(t *testing.T) {
 	var nothing error = &url.Error{Op: "Post", URL: "u", Err: refused}
 	for name, c := range map[string]struct {
 		err     error
-		applied bool // or nobody knows
+		applied bool // whether the effect may have happened
 	}{
 		"itself":          {refused, false},
 		"wrapped":         {fmt.Errorf("charging: %w", nothing), false},
@@ -1065,7 +1067,7 @@ func TestOnce_NotAppliedEndsAtTheOnceThatItWasGivenTo(t *testing.T) {
 			t.Errorf("%s: ordered %d times, %+v", name, ordered, ran)
 		}
 	}
-	// What the outer one says itself counts. So it is with Do, and where asking fails with a mark.
+	// The outer Do's own error counts. The same is true when asking fails with a mark.
 	spec := onceq.FenceSpec{Key: "k"}
 	not := func(context.Context, *onceq.FenceLease) (int, error) { return 0, onceq.NotApplied(refused) }
 	_, err := onceq.Do(ctx, db.Queue, spec, func(ctx context.Context, _ *onceq.FenceLease) (int, error) {

@@ -20,7 +20,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// rolePool connects to the test's database as a new role, which has nothing but what grant gives it.
+// rolePool connects to the test's database as a new role that has only the rights that grant gives it.
 func rolePool(t *testing.T, db *queuetest.DB, grant func(role string), change func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	ctx := context.Background()
@@ -54,8 +54,8 @@ func rolePool(t *testing.T, db *queuetest.DB, grant func(role string), change fu
 	return pool
 }
 
-// The whole of the main paths under a role with the published grants and nothing else, an empty search_path, and a
-// schema whose name needs quoting.
+// The main paths work under a role with the published grants and nothing else, with an empty search_path, and in a schema
+// whose name needs quoting.
 func TestRole_TheGrantsAreEnoughForEverythingAtRunTime(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.Schema(`Run"time 'x.y`))
@@ -74,7 +74,7 @@ func TestRole_TheGrantsAreEnoughForEverythingAtRunTime(t *testing.T) {
 	require.ErrorContains(t, err, "permission denied")
 }
 
-// The main paths where the database's default is another isolation level: callers without a transaction of their own.
+// The main paths work where the database's default is another isolation level and callers have no transaction of their own.
 func TestIsolation_MainPathsWhateverTheDefault(t *testing.T) {
 	t.Parallel()
 	for _, level := range []string{"repeatable read", "serializable"} {
@@ -90,8 +90,8 @@ func TestIsolation_MainPathsWhateverTheDefault(t *testing.T) {
 	}
 }
 
-// mainPaths does everything that an application does at run time, over the given pool. It wants a table
-// app.effects (job, name).
+// mainPaths does everything that an application does at run time, over the given pool. It needs a table app.effects (job,
+// name).
 func mainPaths(t *testing.T, db *queuetest.DB, pool *pgxpool.Pool) {
 	t.Helper()
 	ctx := t.Context()
@@ -153,7 +153,7 @@ func mainPaths(t *testing.T, db *queuetest.DB, pool *pgxpool.Pool) {
 	require.True(t, many[0].Duplicate)
 	require.False(t, many[1].Duplicate)
 
-	// The loop driven by hand.
+	// Drive the loop by hand.
 	l := claim(first.ID)
 	require.NoError(t, l.Extend(ctx, time.Minute))
 	require.NoError(t, l.SetResult("done"))
@@ -187,7 +187,7 @@ func mainPaths(t *testing.T, db *queuetest.DB, pool *pgxpool.Pool) {
 	l = claim(l.ID)
 	require.NoError(t, l.Fail(ctx, onceq.Fatal(errors.New("fatal"))))
 
-	// Repair and inspection.
+	// Repair and inspect.
 	state, err = q.Redrive(ctx, pool, l.ID)
 	require.NoError(t, err)
 	require.Equal(t, onceq.StateWaiting, state)

@@ -22,7 +22,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// sqlTexts keeps the text of every statement that pgx is asked to run, without its arguments.
+// sqlTexts keeps the text of every statement that pgx is asked to send, without its arguments.
 type sqlTexts struct {
 	mu   sync.Mutex
 	seen []string
@@ -48,8 +48,8 @@ func (s *sqlTexts) TraceBatchStart(ctx context.Context, _ *pgx.Conn, d pgx.Trace
 func (s *sqlTexts) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
 func (s *sqlTexts) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
 
-// Whatever callers hand in as text is an argument of a statement and never part of it, in every operation that there
-// is. Where pgx itself writes arguments into the text (the simple protocol), what they say does not happen.
+// In every operation, text from callers is an argument of a statement and never part of it. In the simple protocol pgx
+// itself writes arguments into the text; what they say must not happen there either.
 func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 	t.Parallel()
 	const mark = `zzmark`
@@ -90,7 +90,8 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 				require.NoError(t, err)
 				var id int64
 				filter := onceq.Filter{Queue: evil, Kind: evil, Scope: evil}
-				// Each exported method of the types that talk to the database, in an order in which it has something to do.
+				// These are the exported methods of the types that talk to the database, in an order in which each has
+				// something to do.
 				steps := []struct {
 					method string
 					do     func() error
@@ -212,11 +213,11 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 						_, _, err := q.ResolveMany(ctx, db.Pool, onceq.Filter{Queue: evil, Kind: evil, Scope: evil}, evil, onceq.Applied(evil))
 						return err
 					}},
-					{"Queue.NewInstallation", func() error { return nil }}, // gets no text
+					{"Queue.NewInstallation", func() error { return nil }}, // takes no text
 					{"Fence.String", func() error { return nil }},          // sends nothing
-					{"Lease.Now", func() error { return nil }},             // nor does this, with text
-					{"Worker.Run", func() error { return nil }},            // Drain takes the same way
-					{"Reaper.Run", func() error { return nil }},            // runs Once
+					{"Lease.Now", func() error { return nil }},             // sends no text
+					{"Worker.Run", func() error { return nil }},            // Drain sends the same statements
+					{"Reaper.Run", func() error { return nil }},            // calls RunOnce
 					{"Reaper.RunOnce", func() error {
 						r, err := onceq.NewReaper(q, onceq.ReaperConfig{})
 						require.NoError(t, err)
@@ -283,12 +284,12 @@ func TestSecurity_TextThatPostgresRefusesIsNotSent(t *testing.T) {
 	}
 }
 
-// picky refuses what it is given, and says what that was.
+// picky refuses to decode, and quotes in its error what it was given.
 type picky struct{ X any }
 
 func (p *picky) UnmarshalJSON(raw []byte) error { return fmt.Errorf("refused %s", raw) }
 
-// What a payload or a result holds is in no error, no event, no log line and no recorded attempt, whatever goes wrong.
+// No error, event, log line or recorded attempt shows what is in a payload or a result, whatever goes wrong.
 func TestSecurity_ErrorsAndLogsCarryNoPayload(t *testing.T) {
 	t.Parallel()
 	const mark, number = "zzmark", "31415926535"
@@ -319,7 +320,7 @@ func TestSecurity_ErrorsAndLogsCarryNoPayload(t *testing.T) {
 		return err
 	}
 
-	// Refused before it is sent.
+	// These are refused before they are sent.
 	for _, payload := range []any{
 		json.RawMessage(mark), json.RawMessage(`{"a":"` + mark + `"`), json.RawMessage(`"` + mark + `\u0000"`), json.RawMessage(`"` + mark + "\xff\""),
 		json.RawMessage(`"` + mark + `\ud800"`), mark + "\x00", math.Inf(1), make(chan string), strings.Repeat(mark, 1<<20), map[string]any{mark: func() {}},
@@ -338,12 +339,12 @@ func TestSecurity_ErrorsAndLogsCarryNoPayload(t *testing.T) {
 	fails(enqueue(onceq.Job{Payload: []string{mark}, Fields: []string{"a"}}))
 	fails(enqueue(onceq.Job{Metadata: map[string]string{"a": mark + "\x00"}}))
 
-	// A key taken with another payload, or at all.
+	// The key is taken with another payload, or is taken at all.
 	require.NoError(t, enqueue(onceq.Job{Key: "taken", Payload: mark, Delay: time.Hour}))
 	fails(enqueue(onceq.Job{Key: "taken", Payload: mark + "2"}))
 	fails(enqueue(onceq.Job{Key: "taken", Payload: mark, Strict: true}))
 
-	// Refused by the database, with the row in what it says beside the message.
+	// The database refuses the row, and shows the row in the details of its error.
 	_, err := owner(t, db).Exec(ctx, `alter table jobs add constraint small check (length(payload::text) < 100)`)
 	require.NoError(t, err)
 	big := strings.Repeat(mark, 50)
@@ -351,7 +352,7 @@ func TestSecurity_ErrorsAndLogsCarryNoPayload(t *testing.T) {
 	_, err = q.EnqueueMany(ctx, db.Pool, []onceq.Job{{Kind: "k", Payload: big}})
 	fails(err)
 
-	// Payloads that do not decode, handlers that panic and fail: what a worker logs, and what is recorded.
+	// Payloads do not decode; handlers panic and fail. This is about what a worker logs and what it records.
 	require.NoError(t, enqueue(onceq.Job{Kind: "small int", Payload: json.RawMessage(number), MaxAttempts: 1}))
 	require.NoError(t, enqueue(onceq.Job{Kind: "time", Payload: mark, MaxAttempts: 1}))
 	require.NoError(t, enqueue(onceq.Job{Kind: "picky", Payload: mark, MaxAttempts: 1}))
@@ -385,7 +386,7 @@ func TestSecurity_ErrorsAndLogsCarryNoPayload(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, leases, 1)
 
-	// Results: of an effect and of Do, that do not decode into what the next caller wants.
+	// Results, of an effect and of Do, do not decode into what the next caller wants.
 	_, err = onceq.Once(ctx, leases[0], "e", func(context.Context, string) (string, error) { return mark, nil })
 	require.NoError(t, err)
 	_, err = onceq.Once(ctx, leases[0], "e", func(context.Context, string) (time.Time, error) { return time.Time{}, nil })
@@ -423,7 +424,7 @@ func (w lockedWriter) Write(p []byte) (int, error) {
 	return w.to.Write(p)
 }
 
-// A stored result is given to who names its class, scope and key, and to nobody else.
+// A stored result is given only to a caller who names its class, scope and key.
 func TestSecurity_AResultIsReachableByItsScopeAndKeyAlone(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -476,7 +477,7 @@ func TestSecurity_AResultIsReachableByItsScopeAndKeyAlone(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "own", own)
 
-	// The same key with another payload is refused and told nothing of the result.
+	// A caller with the same key and another payload is refused and is told nothing of the result.
 	_, err = onceq.Do(ctx, q, onceq.FenceSpec{Scope: "tenant c", Key: "k", Payload: 1}, func(context.Context, *onceq.FenceLease) (string, error) { return secret, nil })
 	require.NoError(t, err)
 	_, err = onceq.Do(ctx, q, onceq.FenceSpec{Scope: "tenant c", Key: "k", Payload: 2}, func(context.Context, *onceq.FenceLease) (string, error) { return "", nil })
@@ -485,7 +486,7 @@ func TestSecurity_AResultIsReachableByItsScopeAndKeyAlone(t *testing.T) {
 	require.Nil(t, mismatch.Existing.Output)
 }
 
-// refusing does not encode, and says why.
+// refusing refuses to encode, and says why.
 type refusing string
 
 func (r refusing) MarshalJSON() ([]byte, error) { return nil, errors.New("not " + string(r)) }

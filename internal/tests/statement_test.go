@@ -20,7 +20,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// Handles as applications make them around a pool or a transaction, for tracing mostly.
+// These are handles that applications make around a pool or a transaction, mostly for tracing.
 type (
 	wrapped     struct{ onceq.DB }
 	withPool    struct{ *pgxpool.Pool }
@@ -56,7 +56,7 @@ type (
 
 type txKey struct{}
 
-// following is a pool whose statements, but not its batches, go to the transaction in the context.
+// following is a pool whose statements, but not its batches, are sent in the transaction that the context carries.
 type following struct{ *pgxpool.Pool }
 
 func (p following) at(ctx context.Context) onceq.DB {
@@ -74,14 +74,14 @@ func (p following) Exec(ctx context.Context, sql string, args ...any) (pgconn.Co
 	return p.at(ctx).Exec(ctx, sql, args...)
 }
 
-// followingBatches is one whose batches go there too.
+// followingBatches is a pool whose batches are sent there too.
 type followingBatches struct{ following }
 
 func (p followingBatches) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	return p.at(ctx).(batches).SendBatch(ctx, b)
 }
 
-// followingBegin is one without batches whose BeginTx is a savepoint in the transaction.
+// followingBegin is a pool without batches, whose BeginTx opens a savepoint in the transaction.
 type followingBegin struct {
 	wrapped
 	pool *pgxpool.Pool
@@ -104,7 +104,7 @@ var poolHandles = map[string]func(*pgxpool.Pool) onceq.DB{
 	"following with a savepoint": func(p *pgxpool.Pool) onceq.DB { return followingBegin{wrapped{following{p}}, p} },
 }
 
-// txHandles are the ways to wrap a transaction. Those that follow the context find it there.
+// txHandles are the ways to wrap a transaction. Handles that follow the context find the transaction there.
 var txHandles = map[string]func(*pgxpool.Pool, pgx.Tx) onceq.DB{
 	"transaction":                func(_ *pgxpool.Pool, tx pgx.Tx) onceq.DB { return tx },
 	"embedded":                   func(_ *pgxpool.Pool, tx pgx.Tx) onceq.DB { return withTx{tx} },
@@ -118,7 +118,7 @@ var txHandles = map[string]func(*pgxpool.Pool, pgx.Tx) onceq.DB{
 	"following with a savepoint": func(p *pgxpool.Pool, _ pgx.Tx) onceq.DB { return poolHandles["following with a savepoint"](p) },
 }
 
-// begun opens a transaction of the caller's, which the returned context carries.
+// begun opens a transaction of the caller's. The returned context carries it.
 func begun(t *testing.T, db *queuetest.DB, options pgx.TxOptions) (context.Context, pgx.Tx) {
 	t.Helper()
 	tx, err := db.Pool.BeginTx(t.Context(), options)
@@ -127,7 +127,7 @@ func begun(t *testing.T, db *queuetest.DB, options pgx.TxOptions) (context.Conte
 	return context.WithValue(t.Context(), txKey{}, tx), tx
 }
 
-// messages notes what is sent: a statement by itself, or a whole batch.
+// messages notes what is sent: a single statement, or a whole batch.
 type messages struct {
 	mu   sync.Mutex
 	sent []string
@@ -171,13 +171,13 @@ begin
   return null;
 end $$;`
 
-// changing are calls that change rows of the tables, one after the other.
+// changing makes the calls that change rows of the tables, one after the other.
 func changing(t *testing.T, db *queuetest.DB, handle onceq.DB) {
 	t.Helper()
 	ctx, q := t.Context(), db.Queue
 	r, err := q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Key: "key"})
 	require.NoError(t, err)
-	_, err = conformance.Owner(t, db).Exec(ctx, `delete from public.plans`) // what Enqueue did
+	_, err = conformance.Owner(t, db).Exec(ctx, `delete from public.plans`) // Enqueue noted its plans too
 	require.NoError(t, err)
 	state, err := q.Cancel(ctx, handle, r.ID)
 	require.NoError(t, err)
@@ -198,8 +198,8 @@ func changing(t *testing.T, db *queuetest.DB, handle onceq.DB) {
 	require.True(t, again.Replayed)
 }
 
-// On pgx's own handles what onceq sends is planned for tables of any size. On every other handle it is sent as it is: onceq
-// begins nothing there, commits nothing, and sets nothing.
+// On pgx's own handles, onceq's statements are planned for tables of any size. On every other handle they are sent as they
+// are: onceq does not begin, commit or set anything there.
 func TestTrap_OnlyPgxsOwnHandlesGetThePlannerGuards(t *testing.T) {
 	t.Parallel()
 	type handle struct {
@@ -244,13 +244,13 @@ func TestTrap_OnlyPgxsOwnHandlesGetThePlannerGuards(t *testing.T) {
 				require.NoError(t, err)
 			}
 			handled := handle.make(t, db.Pool)
-			_, err = db.Queue.Claim(t.Context(), onceq.ClaimOptions{}) // reads the installation's id once
+			_, err = db.Queue.Claim(t.Context(), onceq.ClaimOptions{}) // reads the installation's id, once
 			require.NoError(t, err)
 			tracer.take()
 			changing(t, db, handled)
 			for _, message := range tracer.take() {
 				if strings.Contains(message, "insert into") && !strings.Contains(message, "set_config") && handle.guarded {
-					continue // Enqueue
+					continue // that is Enqueue
 				}
 				require.Equal(t, handle.guarded, strings.Contains(message, "set_config"), message)
 				require.Equal(t, handle.guarded, strings.HasPrefix(message, "begin") && strings.HasSuffix(message, "commit"), message)
@@ -274,7 +274,8 @@ func openSQL(t *testing.T, p *pgxpool.Pool) *sql.DB {
 	return db
 }
 
-// However a transaction is wrapped or found: onceq's statements are part of it, it stays open, and its settings stay its own.
+// However a transaction is wrapped or found, onceq's statements are part of it, it stays open, and it keeps its own
+// settings.
 func TestTrap_AWrappedTransactionStaysTheCallers(t *testing.T) {
 	t.Parallel()
 	for name, wrap := range txHandles {
@@ -335,7 +336,7 @@ func TestTrap_AWrappedTransactionStaysTheCallers(t *testing.T) {
 	}
 }
 
-// However a transaction is wrapped or found: what a stale holder wrote in it is not committed.
+// However a transaction is wrapped or found, what a stale holder wrote in it is not committed.
 func TestTrap_AStaleHolderAbortsAWrappedTransaction(t *testing.T) {
 	t.Parallel()
 	for name, wrap := range txHandles {
@@ -349,7 +350,7 @@ func TestTrap_AStaleHolderAbortsAWrappedTransaction(t *testing.T) {
 			stale, err := f.Claim(t.Context(), nil)
 			require.NoError(t, err)
 			db.Advance(time.Hour)
-			_, err = f.Claim(t.Context(), nil) // somebody else took it over
+			_, err = f.Claim(t.Context(), nil) // another holder took it over
 			require.NoError(t, err)
 			ctx, tx := begun(t, db, pgx.TxOptions{})
 			_, err = tx.Exec(ctx, `insert into public.app values (1)`)
@@ -361,7 +362,8 @@ func TestTrap_AStaleHolderAbortsAWrappedTransaction(t *testing.T) {
 	}
 }
 
-// Only a transaction of onceq's own is sent again: a completion that Postgres refuses in the caller's ends that one.
+// onceq sends only a transaction of its own again. When Postgres refuses a completion in the caller's transaction, that
+// transaction has failed.
 func TestTrap_ACompletionInAWrappedTransactionIsNotSentAgain(t *testing.T) {
 	t.Parallel()
 	for name, wrap := range txHandles {
@@ -374,7 +376,7 @@ func TestTrap_ACompletionInAWrappedTransactionIsNotSentAgain(t *testing.T) {
 			require.NoError(t, err)
 			require.Len(t, leases, 1)
 			ctx, tx := begun(t, db, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
-			_, err = tx.Exec(ctx, `select from pg_class limit 1`) // its snapshot
+			_, err = tx.Exec(ctx, `select from pg_class limit 1`) // takes the snapshot
 			require.NoError(t, err)
 			require.NoError(t, leases[0].Extend(t.Context(), time.Hour))
 			err = leases[0].Complete(ctx, wrap(db.Pool, tx))
@@ -387,7 +389,7 @@ func TestTrap_ACompletionInAWrappedTransactionIsNotSentAgain(t *testing.T) {
 	}
 }
 
-// Outside a transaction EnqueueMany is all or nothing through a wrapped pool too, and Lock is refused.
+// Outside a transaction, EnqueueMany is all or nothing through a wrapped pool too, and Lock is refused.
 func TestTrap_AWrappedPoolIsAskedWhetherItIsInATransaction(t *testing.T) {
 	t.Parallel()
 	for name, wrap := range poolHandles {
@@ -408,7 +410,7 @@ func TestTrap_AWrappedPoolIsAskedWhetherItIsInATransaction(t *testing.T) {
 	}
 }
 
-// A batch's jobs are locked with the planner guards, and the handler's own statements keep the server's plans.
+// The statement that locks a batch's jobs has the planner guards. The handler's own statements are planned as usual.
 func TestTrap_AHandlersTransactionKeepsItsPlans(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)

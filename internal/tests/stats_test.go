@@ -39,7 +39,7 @@ func TestStats(t *testing.T) {
 		}
 	}
 	repairExec(t, db, `update onceq.jobs set run_at = now() + interval '1 h' where attempts > 0`)
-	repairExec(t, db, `update onceq.jobs set lost = 1 where attempts = 0 and priority = -1`) // due, retried
+	repairExec(t, db, `update onceq.jobs set lost = 1 where attempts = 0 and priority = -1`) // due, and its state is retrying
 	repairEnqueue(t, db, onceq.Job{Priority: onceq.PriorityLow})
 	repairEnqueue(t, db, onceq.Job{Priority: onceq.PriorityLow})
 	repairExec(t, db, `update onceq.jobs set run_at = now() - interval '1 min' where priority = 1`)
@@ -68,9 +68,8 @@ func TestStats(t *testing.T) {
 	}
 }
 
-// A worker with one slot has claimed more than it runs: whoever looks for what is stuck wants to know which.
-// seen is a tracer that remembers the latest statement of a pool, and whether it stood behind others in a batch,
-// which is where the library sets what plans may be made.
+// seen is a tracer that remembers the latest statement of a pool, and whether other statements stood before it in a batch:
+// there the library sets which plans may be made.
 type seen struct {
 	statement string
 	args      []any
@@ -94,8 +93,8 @@ func (s *seen) option() queuetest.Option {
 	return queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = s })
 }
 
-// wantNoScan explains the latest statement, with custom and with generic plans: no plan may read all of a table,
-// or all of an index range.
+// wantNoScan explains the latest statement, with custom and with generic plans. No plan may read all of a table, or all of
+// an index range.
 func (s *seen) wantNoScan(t *testing.T, db *queuetest.DB) {
 	t.Helper()
 	last := *s
@@ -127,7 +126,7 @@ func (s *seen) wantNoScan(t *testing.T, db *queuetest.DB) {
 	}
 }
 
-// fillJobs and fillHistory add n rows to each of the queues q0 and q1, behind the planner's back.
+// fillJobs and fillHistory add n rows to each of the queues q0 and q1 without updating the planner's statistics.
 func fillJobs(t *testing.T, db *queuetest.DB, n int) {
 	t.Helper()
 	must[pgconn.CommandTag](t)(owner(t, db).Exec(t.Context(), `insert into jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload)

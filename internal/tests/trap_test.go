@@ -20,7 +20,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// ⚠ Without a materialized subquery Postgres may run it again for each row and claim more than the limit.
+// ⚠ If the subquery is not materialized, Postgres may run it again for each row and claim more than the limit.
 func TestTrap_ClaimLimitIsExact_3Of2000(t *testing.T) {
 	t.Parallel()
 	for _, analyzed := range []bool{false, true} {
@@ -37,19 +37,19 @@ func TestTrap_ClaimLimitIsExact_3Of2000(t *testing.T) {
 	}
 }
 
-// ⚠ An index on anything that a claim changes would make each claim write to every index.
+// ⚠ If an index contained anything that a claim changes, each claim would write to every index.
 func TestTrap_ClaimsAreHeapOnly(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.MaxConns = 1 }))
 	addMany(t, db, 500, onceq.Job{})
 	require.Len(t, take(t, db, 500), 500)
 	require.NoError(t, db.Pool.QueryRow(t.Context(), `select pg_stat_force_next_flush()`).Scan(nil))
-	// All but the few for which a page that was filled at once has no second place left.
+	// A few updates are not heap-only: those on pages that were full from the start.
 	require.Greater(t, sqlOne[int](t, db, `select n_tup_hot_upd from pg_stat_user_tables where relname = 'jobs'`), 400)
 }
 
-// ⚠ Beats that wait for a row let all other leases of the process run out, and beats that wait while they hold
-// other rows deadlock with completions.
+// ⚠ If beats wait for a row, all other leases of the process run out. If they wait while they hold other rows, they
+// deadlock with completions.
 func TestTrap_BeatsNeitherWaitForALockedRowNorDeadlock(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -71,7 +71,7 @@ func TestTrap_BeatsNeitherWaitForALockedRowNorDeadlock(t *testing.T) {
 	defer tx.Rollback(context.Background())
 	_, err = tx.Exec(t.Context(), `select from onceq.jobs where id = $1 for update`, ids[1])
 	require.NoError(t, err)
-	// The other one is extended, again and again, until the locked one has run out by the clock.
+	// The lease of the other job is extended, again and again, until the locked one has run out by the clock.
 	until(t, db, `(select leased_until from onceq.jobs where id = $1) > (select leased_until + interval '2 seconds' from onceq.jobs where id = $2)`, ids[0], ids[1])
 	until(t, db, `(select leased_until < statement_timestamp() from onceq.jobs where id = $1)`, ids[1])
 	require.Empty(t, take(t, db, 10), "locked means alive")
@@ -87,7 +87,7 @@ func TestTrap_BeatsNeitherWaitForALockedRowNorDeadlock(t *testing.T) {
 	require.Zero(t, w.count(onceq.EventLeaseLost))
 }
 
-// ⚠ A handler above READ COMMITTED that is longer than a beat can never finish when beats change its job's row.
+// ⚠ If beats change its job's row, a handler above READ COMMITTED that takes longer than a beat can never finish.
 func TestTrap_ASnapshotHandlerLongerThanSeveralBeatsFinishes(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -110,7 +110,7 @@ func TestTrap_ASnapshotHandlerLongerThanSeveralBeatsFinishes(t *testing.T) {
 	require.Equal(t, 1, w.count(onceq.EventCompleted))
 }
 
-// ⚠ One outcome that Postgres refuses failed a thousand others, again and again.
+// ⚠ One outcome that Postgres refuses once failed a thousand others, again and again.
 func TestTrap_OneRefusedOutcomeDoesNotKeepTheOthers(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -136,7 +136,7 @@ end $$`)
 	require.Equal(t, ids[7], sqlOne[int64](t, db, `select id from onceq.jobs`))
 }
 
-// ⚠ now() is the start of the transaction: a long one would cut its job's window short.
+// ⚠ now() is the start of the transaction. In a long transaction it would cut its job's window short.
 func TestTrap_AWindowCountsFromTheCompletingStatement(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -151,13 +151,13 @@ func TestTrap_AWindowCountsFromTheCompletingStatement(t *testing.T) {
 	require.True(t, sqlOne[bool](t, db, `select f.finished_at >= b.at + interval '50 milliseconds' from onceq.job_fences f, began b`))
 }
 
-// ⚠ A key may belong to a later job by now: what becomes of the older one must not touch the fence.
+// ⚠ A key may belong to a later job by now. Whatever happens to the older job must not touch the fence.
 func TestTrap_AFenceIsOnlyChangedByItsOwnJob(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	old := add(t, db, onceq.Job{Key: "k", Window: onceq.UntilFinished})
 	l := takeOne(t, db)
-	// The key is another job's by now, whatever the way there.
+	// By now the key belongs to another job, in each of these cases.
 	sqlRun(t, db, `update onceq.job_fences set job_id = job_id + 1000, token = token + (1000::bigint << 20)`)
 	before := sqlOne[string](t, db, `select f::text from onceq.job_fences f`)
 	require.NoError(t, l.Complete(t.Context(), nil))
@@ -187,7 +187,7 @@ func TestTrap_ACommitThatAnswersRollbackIsAnError(t *testing.T) {
 	require.Zero(t, sqlOne[int](t, db, `select count(*) from effects`))
 }
 
-// Looking at jobs on a connection that is in a transaction must leave the plans of the caller's own statements alone.
+// On a connection that is in a transaction, listing jobs must leave the plans of the caller's own statements alone.
 func TestTrap_LookingOnAConnectionInATransactionLeavesItsPlansAlone(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -210,8 +210,8 @@ func TestTrap_LookingOnAConnectionInATransactionLeavesItsPlansAlone(t *testing.T
 	}
 }
 
-// ⚠ An index on what completion changes (the expiry) would make every completion of a keyed job write to every index of
-// the fences.
+// ⚠ If an index contained what a completion changes (the expiry), every completion of a keyed job would write to every
+// index of the fences.
 func TestTrap_CompletingAKeyedJobUpdatesItsFenceHeapOnly(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.MaxConns = 1 }))
@@ -225,7 +225,7 @@ func TestTrap_CompletingAKeyedJobUpdatesItsFenceHeapOnly(t *testing.T) {
 	leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{Limit: 200})
 	require.NoError(t, err)
 	require.Len(t, leases, 200)
-	// Every fifth: what is finished while its neighbours wait.
+	// Complete every fifth job, while its neighbours wait.
 	for i := 0; i < 200; i += 5 {
 		require.NoError(t, leases[i].Complete(ctx, nil))
 	}
@@ -236,13 +236,13 @@ func TestTrap_CompletingAKeyedJobUpdatesItsFenceHeapOnly(t *testing.T) {
 	require.Equal(t, all, hot)
 }
 
-// ⚠ A job is due from its statement on and visible from its commit on, behind the place that claims have reached by then.
-// Without an overlap it would wait for the next rescan, of which there is none in this test.
+// ⚠ A job is due from its statement on, and visible from its commit on. By then claims may have gone past it. Without the
+// overlap it would wait for the next rescan, and this test has none.
 func TestTrap_AJobCommittedBehindThePositionIsClaimedWithoutWaitingForTheRescan(t *testing.T) {
 	t.Parallel()
 	db, at := trapStoppedClock(t)
 	started := make(chan int64, 100)
-	sqlRun(t, db, `insert into onceq.queues values ('default', clock.statement_timestamp() + interval '1 hour')`) // nobody's turn
+	sqlRun(t, db, `insert into onceq.queues values ('default', clock.statement_timestamp() + interval '1 hour')`) // no worker may rescan
 	w := start(t, db, onceq.WorkerConfig{PollInterval: 10 * time.Millisecond}, handle(func(_ context.Context, l *onceq.Lease) error {
 		started <- l.ID
 		return nil
@@ -255,7 +255,7 @@ func TestTrap_AJobCommittedBehindThePositionIsClaimedWithoutWaitingForTheRescan(
 		require.NoError(t, err)
 		late, err := db.Queue.Enqueue(ctx, tx, work.Job(1))
 		require.NoError(t, err)
-		for range 3 { // others are due later and claimed first
+		for range 3 { // later jobs are claimed first
 			now += time.Second
 			at(now)
 			r, err := db.Queue.Enqueue(ctx, db.Pool, work.Job(1))
@@ -268,12 +268,12 @@ func TestTrap_AJobCommittedBehindThePositionIsClaimedWithoutWaitingForTheRescan(
 	require.NoError(t, w.stop())
 }
 
-// ⚠ A look goes back over some ten thousand jobs: many that come late together are found all the same, one after the other,
-// and so is one that is further behind, without the rescan.
+// ⚠ One claim goes back over some ten thousand jobs at most. If more of them become visible late, all are found, one after
+// the other, and so is a job that is further back, without a rescan.
 func TestTrap_ManyJobsCommittedBehindThePositionAreClaimedWithoutTheRescan(t *testing.T) {
 	t.Parallel()
 	db, at := trapStoppedClock(t)
-	sqlRun(t, db, `insert into onceq.queues values ('default', clock.statement_timestamp() + interval '1 hour')`) // nobody's turn
+	sqlRun(t, db, `insert into onceq.queues values ('default', clock.statement_timestamp() + interval '1 hour')`) // no worker may rescan
 	started := make(chan int, 50_000)
 	w := start(t, db, onceq.WorkerConfig{PollInterval: 10 * time.Millisecond}, work.Handle(func(_ context.Context, _ *onceq.Lease, n int) error {
 		started <- n
@@ -289,7 +289,7 @@ func TestTrap_ManyJobsCommittedBehindThePositionAreClaimedWithoutTheRescan(t *te
 	require.NoError(t, err)
 	_, err = db.Queue.EnqueueMany(ctx, tx, jobs)
 	require.NoError(t, err)
-	_, err = tx.Exec(ctx, `update onceq.jobs set run_at = run_at + id * interval '10 microseconds'`) // one after the other, for less than a second
+	_, err = tx.Exec(ctx, `update onceq.jobs set run_at = run_at + id * interval '10 microseconds'`) // they are due one after the other, within a second
 	require.NoError(t, err)
 	at(2 * time.Second)
 	_, err = db.Queue.Enqueue(ctx, db.Pool, work.Job(-2))
@@ -316,9 +316,8 @@ func TestTrap_ManyJobsCommittedBehindThePositionAreClaimedWithoutTheRescan(t *te
 	require.NoError(t, w.stop())
 }
 
-// ⚠ What the rescan brings to the position comes before all that is due at the same time, which may be a whole
-// backlog: it is claimed before the end of that, and without a look for each, although jobs that have lost a lease are
-// claimed one by one.
+// ⚠ Many jobs, even a whole backlog, may be due at the same time. The jobs that a rescan finds there are claimed before the
+// backlog ends, and not with one look for each of them, although jobs that have lost a lease are claimed one by one.
 func TestTrap_ExpiredLeasesAreClaimedBeforeTheEndOfABacklogOfOneTime(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -339,7 +338,7 @@ func TestTrap_ExpiredLeasesAreClaimedBeforeTheEndOfABacklogOfOneTime(t *testing.
 	require.NoError(t, err)
 	require.Len(t, dead, lost)
 
-	// The backlog lasts until the expired leases are found, and until all of them are claimed.
+	// The backlog lasts until the expired leases are found and all of them are claimed.
 	var handled atomic.Int64
 	reached, again := make(chan struct{}), make(chan int64, lost)
 	found, claimed := make(chan struct{}), make(chan struct{})
@@ -373,9 +372,9 @@ func TestTrap_ExpiredLeasesAreClaimedBeforeTheEndOfABacklogOfOneTime(t *testing.
 	require.NoError(t, w.stop())
 }
 
-// ⚠ Many leases before the position make each look at them cost: it comes in bounded pages, at intervals, and by one
-// worker of a queue at a time.
-func TestTrap_LookingBehindIsPagedAndOneWorkersTurn(t *testing.T) {
+// ⚠ Many leases before the position make each rescan expensive. So a rescan reads pages of bounded size, runs at intervals,
+// and is done by one worker of a queue at a time.
+func TestTrap_TheRescanIsPagedAndDoneByOneWorkerAtATime(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
 	ctx := t.Context()
@@ -416,7 +415,7 @@ func TestTrap_LookingBehindIsPagedAndOneWorkersTurn(t *testing.T) {
 	require.Equal(t, leased, enqGet[int](t, db.Pool, `select count(*)::int from onceq.jobs where leased_until > statement_timestamp()`))
 }
 
-// trapTracer counts the turns to rescan that were given, and the pages that were looked at.
+// trapTracer counts how often a worker got the turn to rescan, and how many pages were read.
 type trapTracer struct{ turns, pages atomic.Int64 }
 
 func (*trapTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
@@ -441,7 +440,7 @@ func (tr *trapTracer) TraceBatchQuery(_ context.Context, _ *pgx.Conn, d pgx.Trac
 
 func (*trapTracer) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 
-// ⚠ jsonb keeps 1.0 and 1 apart although they are equal, and a field added in a deploy changes the canonical form.
+// ⚠ jsonb keeps 1.0 and 1 apart although they are equal. A field that a deploy adds changes the canonical form.
 func TestTrap_EqualNumbersAndFieldsThatDoNotCountAreNoMismatch(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -465,7 +464,7 @@ func TestTrap_EqualNumbersAndFieldsThatDoNotCountAreNoMismatch(t *testing.T) {
 	require.ErrorIs(t, counts("order:2", `{"order": 3}`), onceq.ErrMismatch)
 }
 
-// ⚠ Ids alone repeat after some restores and failovers: the provider must not take one customer's charge for another's.
+// ⚠ Ids repeat after some restores and failovers. The provider must not take one customer's charge for another's.
 func TestTrap_IdempotencyKeysDifferWhereIDsRepeat(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.NoCheck())
@@ -487,8 +486,8 @@ func TestTrap_IdempotencyKeysDifferWhereIDsRepeat(t *testing.T) {
 	require.NotEqual(t, first, second)
 }
 
-// ⚠ []byte for jsonb fails in two of pgx's five query modes: payloads, metadata, results, errors and fingerprints go
-// there and back in all of them.
+// ⚠ []byte for jsonb fails in two of pgx's five query modes. Payloads, metadata, results, errors and fingerprints are
+// stored and read back in all of them.
 func TestTrap_JSONGoesThereAndBackInEveryQueryMode(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []pgx.QueryExecMode{

@@ -24,7 +24,7 @@ var queryModes = []pgx.QueryExecMode{
 	pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
 }
 
-// inMode is a database whose pool speaks one of them, with a table for effects.
+// inMode gives a database whose pool uses one query mode, with a table for effects.
 func inMode(t *testing.T, mode pgx.QueryExecMode, change ...func(*pgxpool.Config)) *queuetest.DB {
 	speak := func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }
 	return withEffects(t, append(change, speak)...)
@@ -40,7 +40,7 @@ func withEffects(t *testing.T, change ...func(*pgxpool.Config)) *queuetest.DB {
 	return db
 }
 
-// firstUses are ways to begin with a handler's transaction, each of which writes one row.
+// firstUses are ways to use a handler's transaction first. Each of them writes one row.
 var firstUses = map[string]func(ctx context.Context, tx pgx.Tx) error{
 	"Exec": func(ctx context.Context, tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, `insert into effects values ($1)`, 1)
@@ -182,7 +182,7 @@ var firstUses = map[string]func(ctx context.Context, tx pgx.Tx) error{
 	},
 }
 
-// Whatever a handler begins with, its writes and the completion are one transaction, in which it has the job.
+// Whatever a handler does first, its writes and the completion are one transaction, in which the job is its own.
 func TestHandleTx_OpensWithWhateverComesFirst(t *testing.T) {
 	t.Parallel()
 	for _, mode := range queryModes {
@@ -192,7 +192,7 @@ func TestHandleTx_OpensWithWhateverComesFirst(t *testing.T) {
 				db := inMode(t, mode)
 				for name, use := range firstUses {
 					if name == "LargeObjects" && mode == pgx.QueryExecModeExec {
-						continue // pgx has no type for their ids there
+						continue // pgx has no type for their ids in this mode
 					}
 					kind := onceq.Kind[int]{Name: "k", Keep: keep}
 					id := add(t, db, onceq.Job{Key: name})
@@ -208,7 +208,7 @@ func TestHandleTx_OpensWithWhateverComesFirst(t *testing.T) {
 						if err := tx.QueryRow(ctx, `select current_setting('idle_in_transaction_session_timeout')`).Scan(&timeout); err != nil || timeout != "30s" && timeout != "1min" {
 							return fmt.Errorf("idling may take %q, %w", timeout, err)
 						}
-						// Nobody else can have the job, and for everybody else it is there.
+						// Nobody else can take the job, and everybody else can see it.
 						inside = sqlOne[bool](t, db, `select not exists (select from onceq.jobs where id = $1 for update skip locked)
 							and exists (select from onceq.jobs where id = $1)`, id)
 						return l.SetResult(name)
@@ -225,24 +225,24 @@ func TestHandleTx_OpensWithWhateverComesFirst(t *testing.T) {
 	}
 }
 
-// A lease that is lost before the handler comes to use its transaction: nothing of it is run, whatever the handler
-// makes of the error.
+// The lease is lost before the handler first uses its transaction. None of its statements runs, whatever the handler does
+// with the error.
 func TestHandleTx_LostBeforeTheFirstStatement(t *testing.T) {
 	t.Parallel()
 	for _, mode := range queryModes {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			db := inMode(t, mode)
-			sqlRun(t, db, `create sequence tried`) // what is rolled back shows here
+			sqlRun(t, db, `create sequence tried`) // a sequence keeps what a rollback undoes
 			sqlRun(t, db, `create function note() returns trigger language plpgsql as 'begin perform nextval(''tried''); return new; end'`)
 			sqlRun(t, db, `create trigger note before insert on effects for each statement execute function note()`)
 			for name, use := range firstUses {
 				if name == "LargeObjects" {
-					continue // pgx's have no error to give, and panic
+					continue // pgx's own have no error to return, and panic
 				}
 				kind := onceq.Kind[int]{Name: "k"}
 				if strings.Contains(name, "Exec") {
-					kind.Keep = time.Hour // its row is locked, and not taken
+					kind.Keep = time.Hour // its row is locked and not deleted
 				}
 				id := add(t, db, onceq.Job{})
 				var errs []error
@@ -273,7 +273,7 @@ func TestHandleTx_LostBeforeTheFirstStatement(t *testing.T) {
 	}
 }
 
-// A batch of which one lease is lost: none of its statements runs, and the others run again, alone.
+// One lease of a batch is lost. None of the handler's statements runs, and the other jobs run again one by one.
 func TestHandleBatch_LostBeforeTheFirstStatement(t *testing.T) {
 	t.Parallel()
 	for _, mode := range queryModes {
@@ -305,7 +305,7 @@ func TestHandleBatch_LostBeforeTheFirstStatement(t *testing.T) {
 	}
 }
 
-func TestHandleTx_ThatNeverUsesIt(t *testing.T) {
+func TestHandleTx_HandlerThatNeverUsesItsTransaction(t *testing.T) {
 	t.Parallel()
 	for _, mode := range queryModes {
 		t.Run(mode.String(), func(t *testing.T) {
@@ -335,7 +335,8 @@ func TestHandleTx_ThatNeverUsesIt(t *testing.T) {
 	}
 }
 
-// A first statement that fails gives its own error, as it would anywhere else, and the transaction is what it would be.
+// A first statement that fails returns its own error, as it would anywhere else, and the transaction is in the state that
+// it would be in.
 func TestHandleTx_FirstStatementFails(t *testing.T) {
 	t.Parallel()
 	for _, mode := range queryModes {
@@ -343,7 +344,7 @@ func TestHandleTx_FirstStatementFails(t *testing.T) {
 			t.Parallel()
 			db := inMode(t, mode)
 			for name, c := range map[string]struct {
-				code string // of Postgres; "" where pgx refuses it
+				code string // Postgres's code; "" if pgx refuses the statement
 				use  func(ctx context.Context, tx pgx.Tx) error
 			}{
 				"syntax": {"42601", func(ctx context.Context, tx pgx.Tx) error {
@@ -421,7 +422,7 @@ func TestHandleTx_FirstStatementFails(t *testing.T) {
 	}
 }
 
-// A context that has ended before the first statement spoils neither the transaction nor the connection.
+// A context that ends before the first statement damages neither the transaction nor the connection.
 func TestHandleTx_ContextEndsBeforeTheFirstStatement(t *testing.T) {
 	t.Parallel()
 	for _, mode := range queryModes {
@@ -449,9 +450,9 @@ func TestHandleTx_ContextEndsBeforeTheFirstStatement(t *testing.T) {
 	}
 }
 
-// A connection that is lost just then was lost before the handler did anything: another one does. Where there is none
-// the job runs again and spends no attempt, whatever the handler made of the error. Nothing is written outside of a
-// transaction.
+// A connection that is lost at this moment is lost before the handler did anything, so another one takes its place. If
+// there is none, the job runs again without spending an attempt, whatever the handler does with the error. Nothing is
+// written outside a transaction.
 func TestHandleTx_ConnectionLostBeforeTheFirstStatement(t *testing.T) {
 	t.Parallel()
 	for _, mode := range queryModes {
@@ -508,14 +509,14 @@ func TestHandleTx_ConnectionLostBeforeTheFirstStatement(t *testing.T) {
 	}
 }
 
-// What a Reschedule commits is the job as it was, but for what it changes.
+// A Reschedule commits the job as it was, apart from what Reschedule changes.
 func TestHandleTx_RescheduleKeepsTheRow(t *testing.T) {
 	t.Parallel()
 	for _, mode := range queryModes {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			db := inMode(t, mode, func(c *pgxpool.Config) {
-				if mode < pgx.QueryExecModeExec { // those read times as text, in the style that pgx knows
+				if mode < pgx.QueryExecModeExec { // these read times as text, in a style that pgx must know
 					c.ConnConfig.RuntimeParams["datestyle"] = "German, MDY"
 				}
 			})
@@ -570,7 +571,7 @@ func (q *queryTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.Tr
 
 func (q *queryTracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// A tracer that knows no batches hears of the first statement as well.
+// A tracer without support for batches is told of the first statement too.
 func TestHandleTx_TracersHearOfTheFirstStatement(t *testing.T) {
 	t.Parallel()
 	tracer := &queryTracer{}
@@ -586,8 +587,8 @@ func TestHandleTx_TracersHearOfTheFirstStatement(t *testing.T) {
 	require.Contains(t, traced, `insert into effects values ($1)`)
 }
 
-// A handler that ends the worker's transaction by a statement of its own is wrong, and loses nothing by it: what it
-// committed is done, with its key; what it undid runs again.
+// A handler must not end the worker's transaction by a statement of its own. If it does, nothing is lost: what it committed
+// is done, with its key, and what it rolled back runs again.
 func TestHandleTx_EndsTheTransactionByAStatement(t *testing.T) {
 	t.Parallel()
 	for _, job := range []onceq.Kind[int]{{}, {Key: func(int) string { return "k" }}, {Keep: time.Hour}} {
@@ -644,7 +645,7 @@ func TestHandleTx_EndsTheTransactionByAStatement(t *testing.T) {
 	}
 }
 
-// ways to commit the worker's transaction behind its back.
+// These are ways to commit the worker's transaction without the worker.
 var behindCommits = map[string]func(ctx context.Context, tx pgx.Tx) error{
 	"a transaction on its connection": func(ctx context.Context, tx pgx.Tx) error {
 		return pgx.BeginFunc(ctx, tx.Conn(), func(tx pgx.Tx) error {
@@ -676,8 +677,8 @@ var behindCommits = map[string]func(ctx context.Context, tx pgx.Tx) error{
 	},
 }
 
-// A job whose handler committed the worker's transaction and failed then does not vanish, and does not run again: a person
-// finds what happened, and its key says that it is dead.
+// A handler commits the worker's transaction and then fails. Its job does not vanish and does not run again: a person can
+// find what happened, and its key says that it is dead.
 func TestHandleTx_CommittedBehindTheWorkersBack(t *testing.T) {
 	t.Parallel()
 	for name, commit := range behindCommits {
@@ -695,7 +696,7 @@ func TestHandleTx_CommittedBehindTheWorkersBack(t *testing.T) {
 							return err
 						}
 						_ = commit(ctx, tx)
-						// Should the process die here, the job is there, and runs again.
+						// If the process died here, the job would still be there, and would run again.
 						if !sqlOne[bool](t, db, `select exists (select from onceq.jobs where id = $1)`, l.ID) {
 							t.Error("the job is gone before its outcome is known")
 						}
@@ -716,7 +717,7 @@ func TestHandleTx_CommittedBehindTheWorkersBack(t *testing.T) {
 	}
 }
 
-// Of a batch that was committed like that no job runs again.
+// After such a commit, no job of a batch runs again.
 func TestHandleBatch_CommittedBehindTheWorkersBack(t *testing.T) {
 	t.Parallel()
 	db := withEffects(t)
@@ -739,7 +740,7 @@ func TestHandleBatch_CommittedBehindTheWorkersBack(t *testing.T) {
 	require.Equal(t, 2+3, sqlOne[int](t, db, `select count(*) from effects`))
 }
 
-// A goroutine that goes on after the handler has returned gets pgx's own error from whatever it does with the transaction.
+// A goroutine that goes on after the handler has returned gets pgx's own error from each use of the transaction.
 func TestHandleTx_LateUsesAreClosed(t *testing.T) {
 	t.Parallel()
 	for _, mode := range queryModes {
@@ -782,7 +783,7 @@ func TestHandleTx_LateUsesAreClosed(t *testing.T) {
 	}
 }
 
-// Rows and results that the handler left open are closed as well.
+// Rows and results that the handler left open are closed too.
 func TestHandleTx_LateRows(t *testing.T) {
 	t.Parallel()
 	db := withEffects(t)
@@ -814,7 +815,8 @@ func TestHandleTx_LateRows(t *testing.T) {
 	require.ErrorIs(t, results.Close(), pgx.ErrTxClosed)
 }
 
-// A goroutine that is inside of a statement when the handler returns: nothing of it is committed, and nobody waits for it.
+// A goroutine is inside a statement when the handler returns. Nothing of the statement is committed, and nobody waits for
+// it.
 func TestHandleTx_ReturnsInTheMiddleOfAStatement(t *testing.T) {
 	t.Parallel()
 	db := withEffects(t)
@@ -846,7 +848,8 @@ func TestHandleTx_ReturnsInTheMiddleOfAStatement(t *testing.T) {
 	require.Zero(t, sqlOne[int](t, db, `select count(*)::int from effects`))
 }
 
-// What is done with a savepoint that has ended is refused, as pgx's own refuse it: it would be the outer transaction's.
+// A savepoint that has ended refuses every use, as pgx's own savepoints do. Otherwise the statement would be part of the
+// outer transaction.
 func TestHandleTx_EndedSavepoints(t *testing.T) {
 	t.Parallel()
 	for _, mode := range queryModes {
@@ -895,8 +898,8 @@ func TestHandleTx_EndedSavepoints(t *testing.T) {
 	}
 }
 
-// pgx.BeginFunc rolls a savepoint back in the context that it was given, which has ended, mostly, where there is something
-// to roll back. What was written in it was committed.
+// pgx.BeginFunc rolls back a savepoint with the context that it was given. When there is something to roll back, that
+// context has mostly ended. What was written in the savepoint was once committed.
 func TestHandleTx_SavepointIsRolledBackInAnEndedContext(t *testing.T) {
 	t.Parallel()
 	db := withEffects(t)
@@ -920,7 +923,7 @@ func TestHandleTx_SavepointIsRolledBackInAnEndedContext(t *testing.T) {
 	require.Equal(t, 2, sqlOne[int](t, db, `select sum(n)::int from effects`))
 }
 
-// Neither rolled back nor released, a savepoint's writes would be committed with the rest.
+// If a savepoint is neither rolled back nor released, its writes would be committed with the rest.
 func TestHandleTx_SavepointThatCouldNotBeEnded(t *testing.T) {
 	t.Parallel()
 	db := withEffects(t)
@@ -938,7 +941,7 @@ func TestHandleTx_SavepointThatCouldNotBeEnded(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		defer rows.Close() // after the end of the savepoint
+		defer rows.Close() // runs after the end of the savepoint
 		if err := end(sp, sub); err == nil {
 			return errors.New("wants an error: the connection is busy")
 		}
@@ -953,7 +956,7 @@ func TestHandleTx_SavepointThatCouldNotBeEnded(t *testing.T) {
 		require.ErrorContains(t, ran.Err, "savepoint", name)
 		require.Equal(t, onceq.StateDead, ran.State)
 
-		// The savepoint around it undoes it.
+		// The outer savepoint undoes it.
 		add(t, db, onceq.Job{MaxAttempts: 1})
 		ran = db.RunOne(handleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
 			outer, err := tx.Begin(ctx)
@@ -971,7 +974,7 @@ func TestHandleTx_SavepointThatCouldNotBeEnded(t *testing.T) {
 	require.Zero(t, sqlOne[int](t, db, `select count(*)::int from effects`))
 }
 
-// A batch that begins a transaction of its own would end the worker's.
+// A batch that begins a transaction of its own would end the worker's transaction.
 func TestHandleTx_BatchThatBegins(t *testing.T) {
 	t.Parallel()
 	db := withEffects(t)
@@ -985,7 +988,7 @@ func TestHandleTx_BatchThatBegins(t *testing.T) {
 	require.ErrorContains(t, ran.Err, "BeginTx")
 }
 
-// A handler that reschedules its job after its time has run out has its way, as one that completes it has.
+// A handler may reschedule its job after its timeout, just as it may complete it then.
 func TestHandleTx_ReschedulesAfterItsTime(t *testing.T) {
 	t.Parallel()
 	db := withEffects(t)
@@ -996,7 +999,7 @@ func TestHandleTx_ReschedulesAfterItsTime(t *testing.T) {
 		if _, err := tx.Exec(context.WithoutCancel(ctx), `insert into effects values ($1)`, n); err != nil {
 			return err
 		}
-		for ctx.Err() == nil { // busy, and not idle in its transaction, which the server would end
+		for ctx.Err() == nil { // busy: the server would end a transaction that idles
 			if _, err := tx.Exec(context.WithoutCancel(ctx), `select pg_sleep(0.05)`); err != nil {
 				return err
 			}

@@ -77,7 +77,7 @@ func (e *upkeepEvents) count(t onceq.EventType) (n int) {
 	return n
 }
 
-// Nobody was left to report what a crash left behind: whoever takes it over does.
+// A crash leaves nobody who could report the claim. Whoever takes it over reports it.
 func TestEvents_ATakenOverClaimIsReportedUncertain(t *testing.T) {
 	t.Parallel()
 	var events upkeepEvents
@@ -95,7 +95,7 @@ func TestEvents_ATakenOverClaimIsReportedUncertain(t *testing.T) {
 	require.Equal(t, 1, events.count(onceq.EventUncertain))
 }
 
-// The loser of an effect's fence has no say about it any more: neither uncertain nor an event of that.
+// Once it has lost an effect's fence, a run no longer decides about it: it neither marks it uncertain nor sends that event.
 func TestOnce_AnErrorAfterATakeOverIsALostLease(t *testing.T) {
 	t.Parallel()
 	var events upkeepEvents
@@ -126,7 +126,8 @@ func TestExtend_ReportsALostLease(t *testing.T) {
 	require.Equal(t, 1, events.count(onceq.EventLeaseLost))
 }
 
-// A job that meets another run's effect costs a claim each time it asks, so it asks less often than a request does.
+// A job that finds another run's effect in flight costs a claim each time it asks. So it asks less often than a request
+// does.
 func TestOnce_InFlightWaitsLongerThanARequest(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -148,7 +149,7 @@ func TestOnce_InFlightWaitsLongerThanARequest(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// ⚠ With arrays of few elements Postgres finds a plan of its own for each call, and planning takes longer than running.
+// ⚠ With arrays of few elements Postgres makes a new plan for each call, and planning takes longer than running.
 func TestTrap_HotStatementsKeepTheirPlans(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.Schema("onceq"), queuetest.PoolConfig(func(c *pgxpool.Config) {

@@ -26,7 +26,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// working is a worker that runs, with what it reported.
+// working is a worker that runs, and what it reported.
 type working struct {
 	t      testing.TB
 	db     *queuetest.DB
@@ -68,7 +68,7 @@ func (w *working) count(e onceq.EventType) (n int) {
 	return n
 }
 
-// start runs a worker until stop, or the test's end.
+// start runs a worker until stop is called or the test ends.
 func start(t testing.TB, db *queuetest.DB, cfg onceq.WorkerConfig, handlers ...onceq.Handler) *working {
 	t.Helper()
 	w := &working{t: t, db: db, ended: make(chan error, 1)}
@@ -94,7 +94,7 @@ func start(t testing.TB, db *queuetest.DB, cfg onceq.WorkerConfig, handlers ...o
 	return w
 }
 
-// stop ends the worker and gives what Run returned.
+// stop ends the worker and returns what Run returned.
 func (w *working) stop() error {
 	w.cancel()
 	err := <-w.ended
@@ -102,10 +102,10 @@ func (w *working) stop() error {
 	return err
 }
 
-// patience is for what must come, however slow the machine is.
+// patience is how long a test waits for what must happen, however slow the machine is.
 const patience = 5 * time.Minute
 
-// steady is a lease that beats extend in good time on a machine that stands still for seconds.
+// steady is a lease that beats extend in time even on a machine that stands still for seconds.
 const steady = 10 * time.Second
 
 // until waits for a condition in the database.
@@ -117,7 +117,7 @@ func until(t testing.TB, db *queuetest.DB, condition string, args ...any) {
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	deadline := time.After(patience)
-	for pause := time.Millisecond; !ok(); pause = min(2*pause, 40*time.Millisecond) { // the other tests want the machine too
+	for pause := time.Millisecond; !ok(); pause = min(2*pause, 40*time.Millisecond) { // the other tests need the machine too
 		select {
 		case <-time.After(pause):
 		case <-deadline:
@@ -141,7 +141,7 @@ const noJobs = `not exists (select from onceq.jobs)`
 
 var work = onceq.Kind[int]{Name: "k"}
 
-// retriedLater is work that comes back in an hour when it failed: not within the test, however slow the machine is.
+// retriedLater is work that runs again an hour after it failed: never within the test, however slow the machine is.
 var retriedLater = onceq.Kind[int]{Name: "k", Backoff: func(int, error) time.Duration { return time.Hour }}
 
 func handle(fn func(context.Context, *onceq.Lease) error) onceq.Handler {
@@ -389,7 +389,7 @@ func TestHandleTx_ConflictsRunAgainWithoutAnAttempt(t *testing.T) {
 		require.Equal(t, onceq.StateCompleted, ran.State, "%v", ran.Err)
 		require.Equal(t, 4, runs)
 
-		// Not for ever.
+		// It does not run again for ever.
 		add(t, db, onceq.Job{MaxAttempts: 1})
 		runs = 0
 		ran = db.RunOne(handleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
@@ -400,7 +400,7 @@ func TestHandleTx_ConflictsRunAgainWithoutAnAttempt(t *testing.T) {
 		require.Equal(t, onceq.StateDead, ran.State)
 		require.Equal(t, 10, runs)
 
-		// Nor does it count whether a statement was sent through the connection.
+		// A statement that is sent through the connection makes no difference.
 		add(t, db, onceq.Job{MaxAttempts: 1})
 		runs = 0
 		ran = db.RunOne(handleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
@@ -413,7 +413,8 @@ func TestHandleTx_ConflictsRunAgainWithoutAnAttempt(t *testing.T) {
 		require.Equal(t, onceq.StateCompleted, ran.State, "%v", ran.Err)
 		require.Equal(t, 2, runs)
 
-		// One that a savepoint has undone is the transaction's too, and one that the handler did not return.
+		// A conflict counts as the transaction's even if a savepoint has undone it, and even if the handler did not return
+		// it.
 		for _, end := range []func(error) error{func(err error) error { return err }, func(error) error { return nil }} {
 			add(t, db, onceq.Job{MaxAttempts: 1})
 			runs = 0
@@ -438,8 +439,8 @@ func TestHandleTx_ConflictsRunAgainWithoutAnAttempt(t *testing.T) {
 	}
 }
 
-// A conflict of another database, or one about which the handler has decided, is an error like any other: it ran again
-// for ever, and spent no attempt.
+// A conflict of another database, or one that the handler has decided about, is an error like any other. Such a job once
+// ran again for ever, and spent no attempt.
 func TestHandleTx_ConflictsOfOthersSpendAnAttempt(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -541,7 +542,7 @@ func TestHandle_CompletesInATransactionOfItsOwn(t *testing.T) {
 	}
 }
 
-// A handler that completed its job by itself and goes on has lost nothing.
+// A handler that completes its job by itself and goes on has not lost its lease.
 func TestHandle_GoesOnAfterItsOwnCompletion(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -596,7 +597,7 @@ func TestLost_EndsTheHandlersContextOnce(t *testing.T) {
 	require.Equal(t, 1, w.count(onceq.EventCompleted))
 }
 
-// A worker that hears nothing from the database for a whole lease gives its jobs up.
+// A worker that has heard nothing from the database for a whole lease gives up its jobs.
 func TestLost_NoBeatForAWholeLease(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -633,7 +634,7 @@ func TestExpired_IsTakenByARunningWorkerWithoutARescuer(t *testing.T) {
 		first <- l.ID
 		return nil
 	}))
-	other := add(t, db, onceq.Job{}) // the worker's position is now far behind the expired one
+	other := add(t, db, onceq.Job{}) // the worker's position is now far past the expired job
 	require.Equal(t, other, receive(t, first))
 	db.ExpireLease(id)
 	require.Equal(t, id, receive(t, first))
@@ -706,7 +707,7 @@ func TestPriorities_TheLowestDoesNotStarve(t *testing.T) {
 				close(done)
 			} else {
 				others.Add(1)
-				_, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Payload: 1, Priority: onceq.PriorityHigh}) // there is always more
+				_, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Payload: 1, Priority: onceq.PriorityHigh}) // there is always more work of a higher priority
 				return err
 			}
 			return nil
@@ -763,7 +764,7 @@ func TestShutdown_WaitsThenCancelsAndGivesBack(t *testing.T) {
 	}, handle(func(ctx context.Context, l *onceq.Lease) error {
 		running <- l.ID
 		if l.ID == ids[0] {
-			<-finish // ends within the time
+			<-finish // it ends within the time that it has
 			return ctx.Err()
 		}
 		<-ctx.Done()
@@ -772,7 +773,7 @@ func TestShutdown_WaitsThenCancelsAndGivesBack(t *testing.T) {
 	receive(t, running)
 	receive(t, running)
 	w.cancel()
-	add(t, db, onceq.Job{}) // not claimed any more
+	add(t, db, onceq.Job{}) // no longer claimed
 	close(finish)
 	require.NoError(t, w.stop())
 	require.Equal(t, 10, sqlOne[int](t, db, `select count(*) from onceq.jobs`))
@@ -798,7 +799,7 @@ func TestShutdown_NamesHandlersThatIgnoreItAndGivesThePrefetchedBack(t *testing.
 		<-finish
 		return nil
 	}))
-	until(t, db, `(select count(*) from onceq.jobs) < 2900`) // fast enough by now that it prefetches
+	until(t, db, `(select count(*) from onceq.jobs) < 2900`) // fast enough by now to prefetch
 	add(t, db, kind.Job(1))
 	sqlRun(t, db, `update onceq.jobs set priority = -1, run_at = statement_timestamp() - interval '4 seconds' where kind = 'stubborn'`)
 	receive(t, running)
@@ -895,7 +896,7 @@ func TestWake_NotificationsOnlyWhileSomebodyWaits(t *testing.T) {
 		return nil
 	}))
 	until(t, db, `exists (select from onceq.waiters where idle_until > statement_timestamp())`)
-	// From here on only a notification wakes it within the hour.
+	// From here on, for an hour, only a notification wakes it.
 	for range 3 {
 		id := add(t, db, onceq.Job{})
 		require.Equal(t, id, receive(t, ran))
@@ -907,7 +908,7 @@ func TestWake_NotificationsOnlyWhileSomebodyWaits(t *testing.T) {
 	require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.waiters`))
 }
 
-// statementHook is told of each statement, or batch of them, before it is sent and after its answer.
+// statementHook is called for each statement, or batch of statements, before it is sent and after its answer.
 type statementHook struct{ before, after func(sql string) }
 
 type hookedSQL struct{}
@@ -946,7 +947,7 @@ func (h *statementHook) TraceBatchEnd(ctx context.Context, _ *pgx.Conn, _ pgx.Tr
 	h.end(ctx)
 }
 
-// Parts of the worker's statements.
+// These are parts of the worker's statements.
 const (
 	announces  = "waiters (queue, worker, idle_until)"
 	asksNext   = "min(j.run_at)"
@@ -959,8 +960,8 @@ func hooked(t *testing.T, h *statementHook) (*queuetest.DB, *pgxpool.Pool) {
 	return db, owner(t, db)
 }
 
-// A delayed job that becomes due after a claim has looked, and before the worker asks what is due next.
-// Nothing that enqueueing does forbids a two-phase commit, and no server that allows one keeps an idle worker waiting.
+// Nothing that enqueueing does prevents a two-phase commit. On a server that allows two-phase commits, an idle worker
+// still finds the job in time.
 func TestWake_TwoPhaseCommit(t *testing.T) {
 	t.Parallel()
 	server, err := pgserver.Start(t.Context(), pgserver.Options{Own: true, Settings: map[string]string{"max_prepared_transactions": "5"}})
@@ -1028,7 +1029,7 @@ func TestWake_TwoPhaseCommit(t *testing.T) {
 		require.Equal(t, id, receive(t, ran), name)
 	}
 	stop()
-	// Outside of a transaction of the caller's there is nothing to forbid: nothing but a notification wakes this one.
+	// Outside a caller's transaction there is no two-phase commit to prevent. Only a notification wakes this worker.
 	stop = run(time.Hour)
 	defer stop()
 	for name, enqueue := range map[string]func() (int64, error){
@@ -1045,6 +1046,7 @@ func TestWake_TwoPhaseCommit(t *testing.T) {
 	}
 }
 
+// A delayed job becomes due after a claim has looked, and before the worker asks what is due next.
 func TestWake_AJobThatBecomesDueBetweenLooks(t *testing.T) {
 	t.Parallel()
 	var armed atomic.Bool
@@ -1069,7 +1071,8 @@ func TestWake_AJobThatBecomesDueBetweenLooks(t *testing.T) {
 	require.NoError(t, w.stop())
 }
 
-// A producer asked who waits just before a worker announced itself, and gets the answer when that has long come to rest.
+// A producer asks which workers wait, just before a worker announces itself. It gets the answer long after that worker came
+// to rest.
 func TestWake_AProducerThatLearnsLateThatNobodyWaited(t *testing.T) {
 	t.Parallel()
 	var asked, announced, rested atomic.Bool
@@ -1104,7 +1107,7 @@ func TestWake_AProducerThatLearnsLateThatNobodyWaited(t *testing.T) {
 	require.NoError(t, w.stop())
 }
 
-// The announcement takes long, and what was enqueued before it is committed after the first look that follows.
+// The announcement takes long. A job that was enqueued before it is committed after the first look that follows it.
 func TestWake_ASlowAnnouncement(t *testing.T) {
 	t.Parallel()
 	var armed, announced, committed atomic.Bool
@@ -1123,7 +1126,7 @@ func TestWake_ASlowAnnouncement(t *testing.T) {
 				r, err := db.Queue.Enqueue(context.Background(), tx, onceq.Job{Kind: "k"})
 				assert.NoError(t, err)
 				late.Store(r.ID)
-				time.Sleep(120 * time.Millisecond) // a network that is slower than a worker's looks after an announcement: time itself is the fault
+				time.Sleep(120 * time.Millisecond) // a network so slow that the worker has looked again by then; here time itself is the fault
 				announced.Store(true)
 			}
 		},
@@ -1165,7 +1168,7 @@ func TestWake_ABusyQueueAsksForNoNotification(t *testing.T) {
 	require.NoError(t, w.stop())
 }
 
-// The library's own statements find a connection when handlers hold all those of the pool.
+// The library's own statements find a connection even if handlers hold all those of the pool.
 func TestPool_HandlersCannotStarveTheWorker(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.MaxConns = 2 }))
@@ -1206,7 +1209,7 @@ func TestPool_HandlersCannotStarveTheWorker(t *testing.T) {
 	require.Zero(t, w.count(onceq.EventLeaseLost))
 }
 
-// A handler's time begins when it has its connection, and waiting for one spends no attempt.
+// A handler's time begins when it has its connection. Waiting for one spends no attempt.
 func TestPool_WaitingForAConnectionIsNotTheHandlersTime(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.MaxConns = 2 }))
@@ -1218,8 +1221,8 @@ func TestPool_WaitingForAConnectionIsNotTheHandlersTime(t *testing.T) {
 		_, err := tx.Exec(ctx, `select 1`)
 		return err
 	}))
-	until(t, db, `exists (select from onceq.queues)`) // it works
-	var busy [2]*pgxpool.Conn                         // the application's
+	until(t, db, `exists (select from onceq.queues)`) // the worker works
+	var busy [2]*pgxpool.Conn                         // connections that the application holds
 	for i := range busy {
 		busy[i], err = db.Pool.Acquire(t.Context())
 		require.NoError(t, err)
@@ -1246,8 +1249,8 @@ func TestPool_WaitingForAConnectionIsNotTheHandlersTime(t *testing.T) {
 	require.Zero(t, w.count(onceq.EventFailed)+w.count(onceq.EventDead)+w.count(onceq.EventDeferred))
 }
 
-// Queues with transactional kinds share the pool: a worker holds no more jobs than it has connections for, each queue gets
-// its share, and a second worker the rest. A connection stays for what handlers ask of the pool.
+// Queues with transactional kinds share the pool. A worker holds no more jobs than it has connections for, each queue gets
+// its share, and a second worker gets the rest. One connection stays free for what handlers ask of the pool.
 func TestPool_AWorkerLeasesWhatItsConnectionsCanRun(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.MaxConns = 4 }))
@@ -1273,7 +1276,7 @@ func TestPool_AWorkerLeasesWhatItsConnectionsCanRun(t *testing.T) {
 	for range 3 {
 		held[receive(t, running)]++
 	}
-	for held["a"] == 0 || held["b"] == 0 { // the other one has its turn with the first that ends
+	for held["a"] == 0 || held["b"] == 0 { // the other queue gets its turn when the first job ends
 		end <- struct{}{}
 		held[receive(t, running)]++
 	}
@@ -1344,7 +1347,7 @@ func TestNewWorker_QueuesTuneAndWhatIsLeftOutIsSaid(t *testing.T) {
 	}
 }
 
-// A queue with a transactional kind does not narrow the others.
+// A queue with a transactional kind does not limit the other queues.
 func TestPool_OtherQueuesAreNotNarrowed(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.MaxConns = 2 }))
@@ -1396,8 +1399,8 @@ func TestWorker_HandlerThatEndsItsGoroutineFailsItsAttempt(t *testing.T) {
 	require.GreaterOrEqual(t, exits.Load(), int32(3))
 }
 
-// Producers believe for a moment that nobody waits (quietFor). A worker that has just announced itself must find what
-// they enqueue then without a notification, and here no poll comes to its help.
+// For a moment, producers believe that nobody waits (quietFor). A worker that has just announced itself must find what they
+// enqueue in that moment without a notification. No poll helps it here.
 func TestWorker_NoJobIsMissedByNotificationsAlone(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -1419,7 +1422,7 @@ func TestWorker_NoJobIsMissedByNotificationsAlone(t *testing.T) {
 			receive(t, done)
 		}
 		left -= burst
-		if left%20 < 3 { // now and then long enough that the worker comes to rest
+		if left%20 < 3 { // now and then long enough for the worker to come to rest
 			require.Eventually(t, func() bool {
 				return sqlOne[int](t, db, `select count(*)::int from onceq.waiters where idle_until > now()`) == 1
 			}, patience, time.Millisecond)
@@ -1428,7 +1431,7 @@ func TestWorker_NoJobIsMissedByNotificationsAlone(t *testing.T) {
 	require.NoError(t, w.stop())
 }
 
-// What a handler enqueues for another queue of the same worker is worked too, whichever queue was looked at first.
+// A worker also runs what a handler enqueues for another of its queues, whichever queue it looked at first.
 func TestDrain_FollowsJobsIntoOtherQueues(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -1453,8 +1456,8 @@ func TestDrain_FollowsJobsIntoOtherQueues(t *testing.T) {
 	}
 }
 
-// What the library does by itself sets what it needs: a database whose transactions are read only by default has a worker
-// that announces itself, rescans, records effects, and is reaped.
+// The library's own transactions set what they need. In a database whose transactions are read only by default, a worker
+// announces itself, rescans and records effects, and the Reaper prunes.
 func TestWorker_DefaultsOfTheDatabase(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
@@ -1492,7 +1495,8 @@ func TestWorker_DefaultsOfTheDatabase(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// The commit of an outcome is slower than the lease, and cannot be cancelled: it is stored although nobody hears of it.
+// The commit of an outcome takes longer than the lease and cannot be cancelled. The outcome is stored although its writer
+// has given up.
 func TestOutcome_StoredAfterItsWriterGaveUp(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -1511,7 +1515,7 @@ func TestOutcome_StoredAfterItsWriterGaveUp(t *testing.T) {
 	})
 	eventually(t, "an error in the log", func() bool { return strings.Contains(w.logged(), "level=ERROR") })
 	require.Contains(t, w.logged(), "not known whether outcomes were stored")
-	claims := w.count(onceq.EventClaimed) // more than one where a writer gave up before its commit
+	claims := w.count(onceq.EventClaimed) // more than one if a writer gave up before its commit
 	commit(t, gate)
 	until(t, db, noJobs)
 	require.NoError(t, w.stop())
@@ -1525,7 +1529,7 @@ func TestRun_EndsWithAnErrorWhenItsPoolIsClosed(t *testing.T) {
 	pool := must[*pgxpool.Pool](t)(pgxpool.NewWithConfig(t.Context(), db.Pool.Config()))
 	own := *db
 	own.Pool = pool
-	var ran sync.Map // id: how often
+	var ran sync.Map // how often each id ran
 	began, leave := make(chan int64, 1), make(chan struct{})
 	handler := handleTx(func(_ context.Context, _ pgx.Tx, l *onceq.Lease) error {
 		n, _ := ran.LoadOrStore(l.ID, new(atomic.Int32))

@@ -17,7 +17,8 @@ import (
 
 type wrapMark struct{}
 
-// Each sort of handler is wrapped the same way: jobs in, a context in, the error out, the last Wrap outermost.
+// Each form of handler is wrapped in the same way: it gets the jobs and a context and returns the error, and the last Wrap
+// is outermost.
 func TestWrap_EachSortOfHandler(t *testing.T) {
 	t.Parallel()
 	kind := onceq.Kind[int]{Name: "wrapped", MaxAttempts: 1}
@@ -65,7 +66,7 @@ func TestWrap_EachSortOfHandler(t *testing.T) {
 			require.NoError(t, err)
 			require.ErrorIs(t, db.RunOne(h).Err, boom)
 
-			// Its own error counts, also where the handler is not called.
+			// The wrapping function's own error counts, even if it does not call the handler.
 			_, err = db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(1))
 			require.NoError(t, err)
 			ran := db.RunOne(h.Wrap(func(context.Context, []*onceq.Lease, func(context.Context) error) error { return boom }))
@@ -87,7 +88,7 @@ func TestWrap_BadInput(t *testing.T) {
 	require.ErrorContains(t, err, "a zero Handler")
 }
 
-// A panic goes through the wrapping function, and its stack names the place.
+// A panic passes through the wrapping function, and its stack names the place.
 func TestWrap_PanicGoesThrough(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -111,9 +112,9 @@ func panicInHandler() { panic("lost my way") }
 
 type enqueueMark struct{}
 
-// What BeforeEnqueue adds to the metadata arrives with the job and is not part of what makes a payload the same; events
-// get its context, and it hears of every end.
-func TestEnqueuing_AddsMetadataAndHearsTheEnd(t *testing.T) {
+// What BeforeEnqueue adds to the metadata arrives with the job and does not count when payloads are compared. Events get
+// the context that it returns, and it is told how every call ends.
+func TestBeforeEnqueue_AddsMetadataAndIsToldTheOutcome(t *testing.T) {
 	t.Parallel()
 	var calls []string
 	var events []string
@@ -168,8 +169,8 @@ func TestEnqueuing_AddsMetadataAndHearsTheEnd(t *testing.T) {
 	require.Equal(t, []string{"1 enqueued", "2 duplicate", "3 mismatch", "5 enqueued", "5 enqueued"}, events)
 }
 
-// Too much metadata is refused as ever, wherever it comes from.
-func TestEnqueuing_CannotExceedTheLimits(t *testing.T) {
+// Too much metadata is refused as usual, wherever it comes from.
+func TestBeforeEnqueue_CannotExceedTheLimits(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.Config(onceq.Config{
 		BeforeEnqueue: func(ctx context.Context, jobs []onceq.Job) (context.Context, func(error)) {
