@@ -15,7 +15,8 @@ import (
 	"github.com/onceq/onceq/internal/jsonb"
 )
 
-// What a job costs in this process, without the database: compare with benchstat. lab/bench measures the whole.
+// These measure what a job costs in this process, without the database. Compare with benchstat. lab/bench measures the
+// whole.
 //
 //	go test -run - -bench . -count 10
 
@@ -31,7 +32,7 @@ var (
 	benchKeyed = Kind[benchPayload]{Name: "bench", Key: func(p benchPayload) string { return fmt.Sprintf("welcome:%d", p.UserID) }}
 )
 
-// deadDB takes statements with their arguments and refuses them.
+// deadDB refuses every statement that it is given.
 type deadDB struct{}
 
 var errDeadDB = errors.New("no database")
@@ -41,7 +42,7 @@ func (deadDB) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) {
 }
 func (deadDB) Query(context.Context, string, ...any) (pgx.Rows, error) { return nil, errDeadDB }
 
-// benchQueue never connects: its pool opens connections when they are asked for.
+// benchQueue never connects: its pool opens connections only when somebody needs one.
 func benchQueue(b *testing.B) *Queue {
 	pool, err := pgxpool.New(b.Context(), "postgres://nobody@127.0.0.1:1/none")
 	if err != nil {
@@ -86,7 +87,7 @@ func BenchmarkCanonical(b *testing.B) {
 	}
 }
 
-// Everything that EnqueueMany does before its statement is sent, for 1,000 jobs.
+// Everything that EnqueueMany does before it sends its statement, for 1,000 jobs.
 func BenchmarkEnqueueMany(b *testing.B) {
 	q := benchQueue(b)
 	for _, c := range []struct {
@@ -121,7 +122,7 @@ func benchLeases(q *Queue, n int) []*Lease {
 	return leases
 }
 
-// From claimed jobs to their outcomes: handing out, decoding, running and collecting, for 1,000 jobs.
+// Everything between the claim of 1,000 jobs and their outcomes: handing out, decoding, running and collecting.
 func BenchmarkDispatch(b *testing.B) {
 	q := benchQueue(b)
 	w, err := NewWorker(q, WorkerConfig{}, benchPlain.Handle(func(context.Context, *Lease, benchPayload) error { return nil }))

@@ -11,8 +11,8 @@ var cursorNoon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
 func cursorAt(us int) time.Time { return cursorNoon.Add(time.Duration(us) * time.Microsecond) }
 
-// tellMany tells a cursor of jobs of one priority, due at a microsecond each, that were claimed by a thousand, each time as
-// many as were asked for.
+// tellMany tells a cursor of claimed jobs of one priority, due a microsecond apart: a thousand in each claim, and each
+// claim got as many as it asked for.
 func tellMany(c *cursor, priority Priority, from, to, now int) {
 	for ; from < to; from += 1000 {
 		var leases []*Lease
@@ -46,7 +46,7 @@ func TestTrap_ALookGoesBackOverTheRecentJobsAndNowAndThenOverTheWholeOverlap(t *
 	require.Equal(t, position{PriorityNormal, cursorAt(window - recentStep - 1).Add(-overlap), 0}, start(&c, PriorityNormal, lookRecent), "there were few")
 
 	tellMany(&c, PriorityNormal, window-recentStep, 10*window, 20*window)
-	for _, how := range []look{lookRecent, lookOnward} { // one that is caught up always looks
+	for _, how := range []look{lookRecent, lookOnward} { // a priority that is caught up always looks
 		c.place(PriorityNormal).caughtUp = how == lookOnward
 		narrow := start(&c, PriorityNormal, how)
 		require.Zero(t, narrow.id, "not within one time")
@@ -56,7 +56,8 @@ func TestTrap_ALookGoesBackOverTheRecentJobsAndNowAndThenOverTheWholeOverlap(t *
 	require.Equal(t, position{PriorityNormal, cursorAt(10*window - 1).Add(-overlap), 0}, start(&c, PriorityNormal, lookWhole))
 	require.Equal(t, position{PriorityHigh, cursorAt(20 * window).Add(-overlap), 0}, start(&c, PriorityHigh, lookRecent), "another priority, empty")
 
-	// Late ones, between others: the next look begins no later than with the first of them, until they are long gone.
+	// Among other jobs, late ones arrive. The next look begins no later than with the first of them, until they are long
+	// past.
 	for n := range 100 {
 		tellMany(&c, PriorityNormal, 10*window+n*20, 10*window+n*20+20, 20*window)
 		tell(&c, 1, 20*window, &Lease{ID: 1, Priority: PriorityNormal, RunAt: cursorAt(n)})
@@ -65,12 +66,12 @@ func TestTrap_ALookGoesBackOverTheRecentJobsAndNowAndThenOverTheWholeOverlap(t *
 	tellMany(&c, PriorityNormal, 11*window, 12*window, 20*window)
 	require.True(t, start(&c, PriorityNormal, lookRecent).runAt.After(cursorAt(9*window)))
 
-	// The clock was set back by more than a second: nothing that was claimed says where the next jobs are.
+	// The clock was set back by more than a second: what was claimed does not say where the next jobs are.
 	now := -2_000_000
 	tell(&c, 1, now)
 	require.Equal(t, position{PriorityNormal, cursorAt(now).Add(-overlap), 0}, start(&c, PriorityNormal, lookRecent))
 
-	// Due at the beginning of time.
+	// These jobs are due at the earliest time there is.
 	c = newCursor()
 	c.places[0].position = position{PriorityHigh, beginning.Add(time.Second), 1}
 	require.Equal(t, position{PriorityHigh, beginning, 0}, start(&c, PriorityHigh, lookRecent))
@@ -82,7 +83,8 @@ func TestCursor_MovesBehindWhatWasClaimedOrToTheClockAtTheEndOfAPriority(t *test
 	high := &Lease{ID: 7, Priority: PriorityHigh, RunAt: cursorAt(100)}
 	normal := &Lease{ID: 9, Priority: PriorityNormal, RunAt: cursorAt(50)}
 
-	// As many as asked for, the last of them of normal priority: high came to its end, low was not looked at.
+	// The claim got as many as it asked for, and the last one has normal priority. So high came to its end, and low was not
+	// looked at.
 	tell(&c, 2, 1000, high, normal)
 	require.True(t, c.full)
 	require.Equal(t, position{PriorityHigh, cursorAt(1000), 0}, c.place(PriorityHigh).position)
@@ -91,7 +93,7 @@ func TestCursor_MovesBehindWhatWasClaimedOrToTheClockAtTheEndOfAPriority(t *test
 	require.False(t, c.place(PriorityNormal).caughtUp)
 	require.Equal(t, position{PriorityLow, beginning, 0}, c.place(PriorityLow).position)
 
-	// Fewer: all came to their ends.
+	// The claim got fewer: all priorities came to their ends.
 	tell(&c, 2, 2000, &Lease{ID: 10, Priority: PriorityNormal, RunAt: cursorAt(50)})
 	require.False(t, c.full)
 	for _, p := range c.places {
@@ -99,11 +101,12 @@ func TestCursor_MovesBehindWhatWasClaimedOrToTheClockAtTheEndOfAPriority(t *test
 		require.Equal(t, cursorAt(2000), p.runAt)
 	}
 
-	// Something of the overlap moves nothing back, and neither does a clock that is a little behind.
+	// A job from the overlap does not move the position back. A clock that is a little behind does not either.
 	tell(&c, 2, 1500, &Lease{ID: 3, Priority: PriorityLow, RunAt: cursorAt(20)})
 	require.Equal(t, position{PriorityLow, cursorAt(2000), 0}, c.place(PriorityLow).position)
 
-	// Brought forward by a rescan: the next claim begins with the first id of the position's time, whether it looks or not.
+	// A rescan brings a job forward to the position. The next claim begins with the first id of the position's time,
+	// whether it looks back or not.
 	tell(&c, 1, 3000, &Lease{ID: 12, Priority: PriorityHigh, RunAt: cursorAt(3000)})
 	require.Equal(t, position{PriorityHigh, cursorAt(3000), 12}, c.from(lookOnward)[0])
 	c.broughtForward(PriorityHigh)
@@ -119,7 +122,7 @@ func TestCursor_WhenAClaimLooksBack(t *testing.T) {
 	ends := func(how look, took time.Duration, full bool) {
 		limit := 1
 		if full {
-			limit = 0 // as many as it got
+			limit = 0 // the claim got as many as it asked for
 		}
 		c.claimed(&claim{from: fromStart(), limit: limit, now: now}, nil, how, now, now.Add(took))
 		now = now.Add(took)
@@ -131,7 +134,7 @@ func TestCursor_WhenAClaimLooksBack(t *testing.T) {
 	require.Equal(t, lookRecent, how, "keeping up, and the whole overlap was just looked at")
 	ends(how, 10*time.Millisecond, true)
 
-	// A backlog: at intervals of 50 times what it takes.
+	// With a backlog, the interval is 50 times what a look takes.
 	now = now.Add(499 * time.Millisecond)
 	_, how = c.begin(now)
 	require.Equal(t, lookOnward, how)
@@ -145,7 +148,7 @@ func TestCursor_WhenAClaimLooksBack(t *testing.T) {
 	_, how = c.begin(now)
 	require.Equal(t, lookRecent, how, "a rescan saw it all")
 
-	// Each eighth claim begins with the lowest priority.
+	// Every eighth claim begins with the lowest priority.
 	var lowest []int
 	for n := range 16 {
 		if from, _ := c.begin(now); from[0].priority == PriorityLow {

@@ -17,7 +17,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// A job is enqueued in the transaction that stores the user, twice because the client submitted twice, and runs once.
+// A job is enqueued in the transaction that stores the user. The client submits twice, and the job runs once.
 func Example() {
 	ctx, pool, q, done := database() // onceq.New(pool, nil)
 	defer done()
@@ -85,7 +85,7 @@ func ExampleQueue_Enqueue() {
 	// another amount under the same key is refused: true
 }
 
-// A thousand jobs are one statement. All are enqueued or none.
+// A thousand jobs are one statement. Either all are enqueued or none.
 func ExampleQueue_EnqueueMany() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -102,7 +102,7 @@ func ExampleQueue_EnqueueMany() {
 	// Output: 1000 true
 }
 
-// The job travels in the round trip of the application's own statements.
+// The job travels in the same round trip as the application's own statements.
 func ExampleQueue_EnqueueInBatch() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -123,7 +123,7 @@ func ExampleQueue_EnqueueInBatch() {
 	// Output: waiting
 }
 
-// What the handler writes through tx commits together with the completion of the job, or not at all.
+// What the handler writes through tx commits together with the job's completion, or not at all.
 func ExampleKind_HandleTx() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -152,7 +152,7 @@ func ExampleKind_HandleTx() {
 	// Output: 500
 }
 
-// Up to a hundred jobs share a transaction: one statement for what they write, one for their completions.
+// Up to a hundred jobs share a transaction: one statement for their writes, and one for their completions.
 func ExampleKind_HandleBatch() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -237,7 +237,7 @@ func ExampleQueue_Resolve() {
 	check(err)
 	fmt.Println(info.State)
 
-	// Somebody looked: the fax is there.
+	// Somebody has looked: the fax is there.
 	check(q.Resolve(ctx, pool, job.ID, "send", onceq.Applied("page 1 of 1")))
 	check(w.Drain(ctx, 0))
 	_, err = q.Get(ctx, pool, job.ID)
@@ -267,7 +267,7 @@ func ExampleDo() {
 	// 2026-0007
 }
 
-// A claim is made for all to see, and completed in the transaction that does the work.
+// A claim commits at once, so that everybody sees it. The transaction that does the work completes it.
 func ExampleFence_Claim() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -277,7 +277,7 @@ func ExampleFence_Claim() {
 	claim, err := fence.Claim(ctx, nil)
 	check(err)
 
-	_, err = fence.Claim(ctx, nil) // another process, meanwhile
+	_, err = fence.Claim(ctx, nil) // another process tries in the meantime
 	fmt.Println("in flight:", errors.Is(err, onceq.ErrInFlight))
 
 	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
@@ -293,7 +293,7 @@ func ExampleFence_Claim() {
 	// replayed: true {"rows": 3}
 }
 
-// What a handler returns decides how its job goes on.
+// What a handler returns decides what happens to its job.
 func ExampleFatal() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -306,9 +306,9 @@ func ExampleFatal() {
 	w, err := onceq.NewWorker(q, onceq.WorkerConfig{},
 		kind.Handle(func(ctx context.Context, l *onceq.Lease, number string) error {
 			switch number {
-			case "busy": // an attempt is spent, and this one says when the next one is due
+			case "busy": // spends an attempt, and says when the next one is due
 				return onceq.RetryAfter(time.Hour, errors.New("busy"))
-			case "asleep": // no attempt is spent
+			case "asleep": // spends no attempt
 				return onceq.Snooze(8 * time.Hour)
 			}
 			return onceq.Fatal(errors.New("running it again would not help"))
@@ -327,7 +327,7 @@ func ExampleFatal() {
 	// "no such number" dead
 }
 
-// A loop of one's own: claim, work, and complete in the transaction of the work.
+// A loop of your own: claim, work, and complete in the transaction that does the work.
 func ExampleQueue_Claim() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -339,14 +339,14 @@ func ExampleQueue_Claim() {
 	for _, lease := range leases {
 		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 			fmt.Println(lease.Kind, string(lease.Payload))
-			return lease.Complete(ctx, tx) // an error when somebody else has the job by now: nothing commits
+			return lease.Complete(ctx, tx) // an error if somebody else holds the job by now: nothing commits
 		})
 		check(err)
 	}
 	// Output: resize "cat.png"
 }
 
-// A dead job runs again after the mistake was mended. It keeps its id, its key and the outcomes of its effects.
+// A dead job runs again after the mistake was corrected. It keeps its id, its key and the outcomes of its effects.
 func ExampleQueue_Redrive() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -379,7 +379,7 @@ func ExampleQueue_Redrive() {
 	// sent weekly
 }
 
-// A job that nobody has started is cancelled at once. A running one is told.
+// A job that nobody has started is cancelled at once. A running job is asked to end.
 func ExampleQueue_Cancel() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -392,7 +392,7 @@ func ExampleQueue_Cancel() {
 	// Output: cancelled
 }
 
-// Who has this key, and how far is it?
+// Which job has this key, and what is its state?
 func ExampleQueue_GetByKey() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -405,7 +405,7 @@ func ExampleQueue_GetByKey() {
 	// Output: charge waiting 0
 }
 
-// How many jobs wait, and for how long the oldest.
+// How many jobs wait, and how long has the oldest waited?
 func ExampleQueue_Stats() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -444,7 +444,7 @@ func ExampleReaper_RunOnce() {
 	// Output: keys removed: 1
 }
 
-// A function around a handler sees what goes in and what comes out.
+// A function around a handler sees the jobs before it and the error after it.
 func ExampleHandler_Wrap() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -470,7 +470,7 @@ func ExampleHandler_Wrap() {
 	// after, failed: false
 }
 
-// A hook hears what happens, for metrics and logs.
+// A hook is told what happens, for metrics and logs.
 func ExampleHookFunc() {
 	ctx, pool, _, done := database()
 	defer done()
@@ -488,7 +488,7 @@ func ExampleHookFunc() {
 	// duplicate ping once
 }
 
-// A Queue is made once in a process. Check says at the start whether the tables are there.
+// A process makes its Queue once. Check says at the start whether the tables are there.
 func ExampleNew() {
 	ctx, pool, _, done := database() // pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
 	defer done()
@@ -502,7 +502,7 @@ func ExampleNew() {
 	// Output: billing has no tables: true
 }
 
-// A job for which the work is the same, and which differs from its kind in when and how it runs.
+// This job does the same work as others of its kind, but differs in when and how it runs.
 func ExampleKind_Job() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -515,7 +515,7 @@ func ExampleKind_Job() {
 	job := reminder.Job(Reminder{Invoice: 7})
 	job.Delay = 14 * 24 * time.Hour
 	job.Priority = onceq.PriorityLow
-	job.Window = onceq.Forever // this invoice is never reminded of again
+	job.Window = onceq.Forever // no second reminder of this invoice, ever
 	res, err := q.Enqueue(ctx, pool, job)
 	check(err)
 	fmt.Println(job.Key, res.State)
@@ -552,7 +552,7 @@ func ExampleKind_Handle() {
 	// Output: cat.png 64 in attempt 2
 }
 
-// A job that must have a key does not get in without one.
+// A job that must have a key is refused without one.
 func ExampleQueue_EnqueueUnique() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -567,7 +567,7 @@ func ExampleQueue_EnqueueUnique() {
 	// false onceq: Key is empty
 }
 
-// With Strict a key that is taken is an error, which says which job has it.
+// With Strict, a key that is taken is an error that says which job has it.
 func ExampleDuplicateError() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -588,7 +588,7 @@ func ExampleDuplicateError() {
 	// 409 Conflict: order:7 is waiting
 }
 
-// The same key for other work is refused, with the members that differ.
+// The same key for other work is refused. The error names the members that differ.
 func ExampleMismatchError() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -606,7 +606,7 @@ func ExampleMismatchError() {
 	// Output: order:7 differs in [$.cents]
 }
 
-// BeforeEnqueue puts something into every job: here the tenant of the request, which the handler finds again.
+// BeforeEnqueue adds something to every job. Here it is the tenant of the request, which the handler reads again.
 func ExampleConfig_beforeEnqueue() {
 	ctx, pool, _, done := database()
 	defer done()
@@ -656,13 +656,13 @@ func ExampleWorker_Run() {
 		return nil
 	}))
 	check(err)
-	fmt.Println(w.Run(ctx)) // handlers that run have ended by now, or have given their jobs back
+	fmt.Println(w.Run(ctx)) // by now running handlers have ended, or have given their jobs back
 	// Output:
 	// mail to ada@example.com
 	// <nil>
 }
 
-// Drain works until nothing is due, or until it has had a number of jobs: for a program that cron starts.
+// Drain works until nothing is due, or until it has run a number of jobs. It is for a program that cron starts.
 func ExampleWorker_Drain() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -686,8 +686,8 @@ func ExampleWorker_Drain() {
 	// 3
 }
 
-// A provider that deduplicates gets the same key again, and gives its first answer. That is the default, for 24 hours; here
-// the provider remembers its keys for an hour.
+// A provider that deduplicates gets the same key again and gives its first answer again. RunAgain is the default, for 24
+// hours; this provider remembers its keys for an hour.
 func ExampleRunAgain() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -703,7 +703,7 @@ func ExampleRunAgain() {
 					provider[key] = fmt.Sprintf("r-%d", len(provider)+1)
 				}
 				if l.Attempt == 1 {
-					return "", errors.New("time-out") // after it has charged
+					return "", errors.New("time-out") // after the charge
 				}
 				return provider[key], nil
 			}, onceq.OnUncertain(onceq.RunAgain(50*time.Minute)))
@@ -719,7 +719,7 @@ func ExampleRunAgain() {
 	// charges: 1
 }
 
-// A provider that does not deduplicate can often be asked whether it has done something.
+// A provider that does not deduplicate can often be asked whether it did something.
 func ExampleAsk() {
 	ctx, db, done := testDatabase()
 	defer done()
@@ -746,7 +746,7 @@ func ExampleAsk() {
 	})
 
 	fmt.Println(db.RunOne(handler).State)
-	db.Advance(time.Minute) // nobody asks while the first request may still be under way
+	db.Advance(time.Minute) // Ask waits while the first request may still be under way
 	fmt.Println(db.RunOne(handler).State)
 	fmt.Println("letters:", len(outbox))
 	// Output:
@@ -758,7 +758,7 @@ func ExampleAsk() {
 	// letters: 1
 }
 
-// A provider that can neither deduplicate nor be asked: the job is held, and a person decides, see [Queue.Resolve].
+// This provider can neither deduplicate nor be asked. The job is held, and a person decides: see [Queue.Resolve].
 func ExampleHold() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -786,7 +786,7 @@ func ExampleHold() {
 	// send held
 }
 
-// An error that is certain leaves no doubt behind: the effect did not happen and may run again, whatever the policy.
+// If it is certain that the effect did not happen, it may run again, whatever the policy is.
 func ExampleNotApplied() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -798,7 +798,7 @@ func ExampleNotApplied() {
 		fax.Handle(func(ctx context.Context, l *onceq.Lease, number string) error {
 			pages, err := onceq.Once(ctx, l, "send", func(ctx context.Context, key string) (int, error) {
 				if l.Attempt == 1 {
-					return 0, onceq.NotApplied(errors.New("busy")) // nobody has picked up
+					return 0, onceq.NotApplied(errors.New("busy")) // nobody answered
 				}
 				return 2, nil
 			}, onceq.OnUncertain(onceq.Hold()))
@@ -812,7 +812,7 @@ func ExampleNotApplied() {
 	// Output: sent 2 pages in attempt 2
 }
 
-// Not yet: the job runs again later, and no attempt is spent.
+// It is too early, so the job runs again later and spends no attempt.
 func ExampleSnooze() {
 	ctx, db, done := testDatabase()
 	defer done()
@@ -839,13 +839,13 @@ func ExampleSnooze() {
 	// completed
 }
 
-// A job that comes back: each run commits what it wrote, and its effects are its own.
+// A job that repeats itself: each run commits what it wrote and has effects of its own.
 func ExampleReschedule() {
 	ctx, db, done := testDatabase()
 	defer done()
 
 	rollup := onceq.Kind[struct{}]{Name: "rollup", Key: func(struct{}) string { return "rollup" }}
-	_, err := db.Queue.Enqueue(ctx, db.Pool, rollup.Job(struct{}{})) // every process may do this at its start
+	_, err := db.Queue.Enqueue(ctx, db.Pool, rollup.Job(struct{}{})) // every process may do this when it starts
 	check(err)
 	handler := rollup.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ struct{}) error {
 		fmt.Println("rolling up")
@@ -862,7 +862,7 @@ func ExampleReschedule() {
 	// delayed
 }
 
-// The provider says when to come back. An attempt is spent.
+// The provider says when to try again. An attempt is spent.
 func ExampleRetryAfter() {
 	ctx, db, done := testDatabase()
 	defer done()
@@ -891,7 +891,7 @@ func ExampleLeaseFromContext() {
 	ctx, pool, q, done := database()
 	defer done()
 
-	logf := func(ctx context.Context, text string) { // somewhere deep below the handler
+	logf := func(ctx context.Context, text string) { // somewhere deep inside the handler
 		if l := onceq.LeaseFromContext(ctx); l != nil {
 			text += fmt.Sprintf(" kind=%s attempt=%d", l.Kind, l.Attempt)
 		}
@@ -913,7 +913,7 @@ func ExampleLeaseFromContext() {
 	// the end
 }
 
-// A client of a provider finds the key of the effect that it is called in.
+// A provider's client finds the key of the effect that called it.
 func ExampleFenceLeaseFromContext() {
 	ctx, _, q, done := database()
 	defer done()
@@ -931,7 +931,7 @@ func ExampleFenceLeaseFromContext() {
 	// Output: with a key of 43 bytes
 }
 
-// A handler with a transaction of its own does the slow part before it, and completes its job in it.
+// This handler does the slow part first. Then it opens a transaction of its own and completes its job in it.
 func ExampleLease_Complete() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -943,12 +943,12 @@ func ExampleLease_Complete() {
 	check(err)
 	w, err := onceq.NewWorker(q, onceq.WorkerConfig{},
 		resize.Handle(func(ctx context.Context, l *onceq.Lease, file string) error {
-			small := "small-" + file // takes long, and holds no connection
+			small := "small-" + file // slow, and holds no connection
 			return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 				if _, err := tx.Exec(ctx, `insert into thumbnails values ($1)`, small); err != nil {
 					return err
 				}
-				return l.Complete(ctx, tx) // an error when somebody else has the job by now: nothing commits
+				return l.Complete(ctx, tx) // an error if somebody else holds the job by now: nothing commits
 			})
 		}))
 	check(err)
@@ -960,8 +960,7 @@ func ExampleLease_Complete() {
 	// Output: small-cat.png
 }
 
-// The completion travels with the application's own statements. Where the lease is gone, the commit behind it does not
-// happen.
+// The completion travels with the application's own statements. If the lease is lost, the commit behind it does not happen.
 func ExampleLease_CompleteInBatch() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -973,7 +972,7 @@ func ExampleLease_CompleteInBatch() {
 	check(err)
 	lease := leases[0]
 
-	for range 2 { // the second time somebody sends the same again
+	for range 2 { // the second time is a repetition of the first
 		batch := &pgx.Batch{}
 		batch.Queue(`begin`)
 		batch.Queue(`insert into thumbnails values ('cat.png')`)
@@ -991,7 +990,7 @@ func ExampleLease_CompleteInBatch() {
 	// thumbnails: 1
 }
 
-// A loop of one's own says by Fail what a handler says by its error.
+// A loop of your own passes to Fail the error that a handler would return.
 func ExampleLease_Fail() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -1009,7 +1008,7 @@ func ExampleLease_Fail() {
 	// Output: dead not an invoice
 }
 
-// The key for a provider is the same for each delivery of the job, and does not contain the attempt.
+// The key for a provider is the same for each delivery of a job: it does not contain the attempt.
 func ExampleLease_IdempotencyKey() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -1032,7 +1031,8 @@ func ExampleLease_IdempotencyKey() {
 	// Output: 1
 }
 
-// A transaction above READ COMMITTED takes the job first, so that no beat changes the job's row behind its snapshot.
+// Above READ COMMITTED, lock the job first. Otherwise a beat may change the job's row after the transaction took its
+// snapshot.
 func ExampleLease_Lock() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -1046,7 +1046,7 @@ func ExampleLease_Lock() {
 				if err := l.Lock(ctx, tx); err != nil {
 					return err
 				}
-				fmt.Println("adding up", account) // for longer than a third of the lease
+				fmt.Println("adding up", account) // takes longer than a third of the lease
 				return l.Complete(ctx, tx)
 			})
 		}))
@@ -1055,7 +1055,7 @@ func ExampleLease_Lock() {
 	// Output: adding up ada
 }
 
-// Above READ COMMITTED Postgres may want a transaction to be run again.
+// Above READ COMMITTED, Postgres may ask that a transaction is run again.
 func ExampleIsRetryable() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -1074,7 +1074,7 @@ func ExampleIsRetryable() {
 	// Output: <nil>
 }
 
-// For those who log or trace around handlers: which of the errors that a handler returns is a failure?
+// For code that logs or traces around handlers: which of a handler's errors are failures?
 func ExampleIsFailure() {
 	away := errors.New("the provider is away")
 	for _, err := range []error{nil, onceq.Snooze(time.Minute), onceq.Reschedule(time.Hour), away, onceq.RetryAfter(time.Minute, away), onceq.Fatal(away)} {
@@ -1083,7 +1083,7 @@ func ExampleIsFailure() {
 	// Output: false false false true true true
 }
 
-// Somebody who asks while the work is under way hears when to ask again.
+// A request that comes while the work is under way is told when to ask again.
 func ExampleInFlightError() {
 	ctx, _, q, done := database()
 	defer done()
@@ -1100,7 +1100,7 @@ func ExampleInFlightError() {
 		fmt.Println("200 OK:", answer)
 	}
 	ask(func(context.Context, *onceq.FenceLease) (string, error) {
-		ask(nil) // another request, meanwhile
+		ask(nil) // another request, in the meantime
 		return "2026-05.pdf", nil
 	})
 	// Output:
@@ -1108,7 +1108,7 @@ func ExampleInFlightError() {
 	// 200 OK: 2026-05.pdf
 }
 
-// Nothing was done: the key is free at once, also for others.
+// Nothing was done, so the key is free at once, for others too.
 func ExampleFenceLease_Release() {
 	ctx, _, q, done := database()
 	defer done()
@@ -1117,7 +1117,7 @@ func ExampleFenceLease_Release() {
 	check(err)
 	claim, err := fence.Claim(ctx, nil)
 	check(err)
-	check(claim.Release(ctx, nil)) // the file is not there yet
+	check(claim.Release(ctx, nil)) // the file has not arrived yet
 
 	again, err := fence.Claim(ctx, nil)
 	check(err)
@@ -1126,7 +1126,7 @@ func ExampleFenceLease_Release() {
 	// Output: the token has grown: true
 }
 
-// Nobody knows whether the payment went out. A person looks it up and resolves it; the next caller gets that answer.
+// Nobody knows whether the payment was made. A person finds out and resolves it; the next caller gets that answer.
 func ExampleFence_Resolve() {
 	ctx, _, q, done := database()
 	defer done()
@@ -1150,8 +1150,7 @@ func ExampleFence_Resolve() {
 	// transfer 4711 <nil>
 }
 
-// Everything of a user who is gone is cancelled in the transaction that deletes the user. The scope of the keys says what
-// belongs to whom.
+// A user is deleted. The same transaction cancels all of the user's jobs, which have the user as the scope of their keys.
 func ExampleQueue_CancelMany() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -1177,7 +1176,7 @@ func ExampleQueue_CancelMany() {
 	// left: 2
 }
 
-// After the mistake was mended, all jobs that died of it run again.
+// After the mistake was corrected, all jobs that died of it run again.
 func ExampleQueue_RedriveMany() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -1207,7 +1206,7 @@ func ExampleQueue_RedriveMany() {
 	// dead: 0 <nil>
 }
 
-// After an outage somebody has asked the provider: none of the letters was sent. All of them are.
+// After an outage, somebody has asked the provider: none of the letters was sent. So all of them are sent now.
 func ExampleQueue_ResolveMany() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -1261,7 +1260,7 @@ func ExampleQueue_Discard() {
 	// duplicate: false
 }
 
-// Dead jobs that nobody wants any more.
+// Dead jobs that nobody needs any more are deleted.
 func ExampleQueue_DiscardMany() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -1277,7 +1276,7 @@ func ExampleQueue_DiscardMany() {
 	// Output: 2 <nil>
 }
 
-// A job that waits for its time runs now.
+// A delayed job runs now.
 func ExampleQueue_Retry() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -1291,7 +1290,7 @@ func ExampleQueue_Retry() {
 	// waiting <nil>
 }
 
-// What is known of a job: where it is, how often it has failed, and why.
+// What is known of a job: its state, how often it has failed, and why.
 func ExampleQueue_Get() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -1311,7 +1310,7 @@ func ExampleQueue_Get() {
 	// attempts: 1 of 25 latest error: out of memory
 }
 
-// Page by page, the newest job first.
+// Jobs page by page, the newest first.
 func ExampleQueue_List() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -1338,7 +1337,7 @@ func ExampleQueue_List() {
 	// page 2 "ada"
 }
 
-// The effects of a job: what was done outside the database, and what came out.
+// The effects of a job: what it did outside the database, and what the results were.
 func ExampleQueue_Effects() {
 	ctx, pool, q, done := database()
 	defer done()
@@ -1371,7 +1370,7 @@ func ExampleQueue_Effects() {
 	// label completed "label of order 7"
 }
 
-// Each finding says what slows the queue down, and what to do. None is good.
+// Each finding says what slows the queue down and what to do. No finding is a good sign.
 func ExampleQueue_Health() {
 	ctx, _, q, done := database()
 	defer done()
@@ -1384,7 +1383,7 @@ func ExampleQueue_Health() {
 	// Output: <nil>
 }
 
-// A restored copy of a database gets an identity of its own before its first worker starts, so that no provider takes its
+// A restored copy of a database gets an identity of its own before its first worker starts. Then no provider takes its
 // calls for production's.
 func ExampleQueue_NewInstallation() {
 	ctx, db, done := testDatabase()
@@ -1397,7 +1396,7 @@ func ExampleQueue_NewInstallation() {
 
 	held, err := q.NewInstallation(ctx)
 	fmt.Println("work of unknown outcome that is held:", held, err)
-	// What only production is to do is cancelled.
+	// Cancel the jobs that only production should do.
 	cancelled, _, err := q.CancelMany(ctx, owner, onceq.Filter{Queue: "mails"})
 	fmt.Println("cancelled:", cancelled, err)
 	// Output:

@@ -5,9 +5,10 @@ import (
 	"time"
 )
 
-// What tests of package onceq_test may see of the inside: pure functions and limits.
+// This is what the tests of package onceq_test may use of the unexported code: pure functions and limits.
 
-// HotStatements are those that run for every job, by name, and GuardPlans the settings under which they are planned.
+// HotStatements are the statements that run for every job, by name. GuardPlans are the settings under which they are
+// planned.
 var HotStatements = map[string]string{
 	"claim":     claimJobs,
 	"claim any": claimAny,
@@ -37,10 +38,11 @@ var UserStatements = map[string]string{
 
 const GuardPlans = guardPlans
 
-// FenceFree is the condition under which a key is free, which take_fence repeats.
+// FenceFree is the condition under which a key is free. The SQL function take_fence repeats it.
 const FenceFree = fenceFree
 
-// HealthAt is Health with other limits: on the age of snapshots, dead rows, bytes of an index, and waiting.
+// HealthAt is Health with other limits: for the age of snapshots, for dead rows, for the bytes of an index, and for
+// waiting.
 func (q *Queue) HealthAt(ctx context.Context, snapshot time.Duration, dead, index int64, waiting time.Duration) ([]Finding, error) {
 	return q.health(ctx, healthLimits{snapshot: snapshot, dead: dead, index: index, waiting: waiting})
 }

@@ -23,15 +23,15 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// These tests need what onceq does not export, which export_test.go lends them: the statements, the limits of Health,
-// and for how long a worker claims ahead. All others are in internal/tests.
+// These tests need unexported code, which export_test.go lends them: the statements, the limits of Health, and how long a
+// worker claims ahead. All others are in internal/tests.
 
-// Each test that has a database fails when it leaves a goroutine.
+// Each test that has a database fails if it leaves a goroutine behind.
 func init() { leaks.On.Store(true) }
 
 var parameters = regexp.MustCompile(`\$(\d+)`)
 
-// ⚠ Statistics lie about a queue: plans are made for an empty table and run on a full one.
+// ⚠ Statistics are wrong about a queue: a plan is made for an empty table and runs on a full one.
 func TestTrap_PlansScanNoTableWhateverTheStatistics(t *testing.T) {
 	t.Parallel()
 	fill := []string{
@@ -56,7 +56,7 @@ func TestTrap_PlansScanNoTableWhateverTheStatistics(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db := queuetest.New(t, queuetest.Schema("onceq")) // as the statements have it
+			db := queuetest.New(t, queuetest.Schema("onceq")) // the schema in the statements
 			conn, err := conformance.Owner(t, db).Acquire(t.Context())
 			require.NoError(t, err)
 			for _, s := range setup {
@@ -72,7 +72,7 @@ func TestTrap_PlansScanNoTableWhateverTheStatistics(t *testing.T) {
 			plan := func(what, statement, guard string) {
 				tx, err := conn.Begin(t.Context())
 				require.NoError(t, err)
-				_, err = tx.Exec(t.Context(), `set local jit_above_cost = 1000`) // what plans for some million rows cost is far beyond it
+				_, err = tx.Exec(t.Context(), `set local jit_above_cost = 1000`) // plans for a million rows cost far more than this
 				require.NoError(t, err)
 				_, err = tx.Exec(t.Context(), guard)
 				require.NoError(t, err)
@@ -97,7 +97,8 @@ func TestTrap_PlansScanNoTableWhateverTheStatistics(t *testing.T) {
 				require.NoError(t, indexScansOnly(plan), "%s:\n%s", what, raw)
 				require.NotContains(t, raw, `"JIT"`, what)
 				if what == "claim" {
-					// One descent for each priority: everything but the lease and the kind is the index's to find, in its order.
+					// There is one descent for each priority. The index finds all rows in its order; only the lease and the
+					// kind are filtered.
 					require.Regexp(t, `"Index Cond": "\(\(queue = \$3\) AND \(priority = p(_1)?\.priority\) AND \(ROW\(run_at, id\) > ROW\(p(_1)?\.run_at, p(_1)?\.id\)\) AND \(run_at <= statement_timestamp\(\)\)\)"`, raw)
 					require.NotContains(t, raw, `Sort"`)
 				}
@@ -112,7 +113,7 @@ func TestTrap_PlansScanNoTableWhateverTheStatistics(t *testing.T) {
 	}
 }
 
-// indexScansOnly walks a plan.
+// indexScansOnly returns an error for a plan that reads a whole table, or an index without the condition that bounds it.
 func indexScansOnly(node any) error {
 	switch node := node.(type) {
 	case []any:
@@ -125,9 +126,9 @@ func indexScansOnly(node any) error {
 		switch kind := node["Node Type"]; kind {
 		case "Seq Scan", "Bitmap Heap Scan", "Hash Join", "Merge Join":
 			if node["Relation Name"] == "waiters" {
-				return nil // a row for each idle worker
+				return nil // has one row for each idle worker
 			}
-			if kind != "Bitmap Heap Scan" { // which is as good as the index scan below it
+			if kind != "Bitmap Heap Scan" { // as good as the index scan below it
 				return fmt.Errorf("%v of %v", kind, node["Relation Name"])
 			}
 		case "Index Scan", "Index Only Scan", "Bitmap Index Scan":
@@ -145,14 +146,14 @@ func indexScansOnly(node any) error {
 	return nil
 }
 
-// ⚠ What is behind the position costs a claim nothing, also while a snapshot keeps it from being removed, nor does what is
-// due later.
+// ⚠ What a claim has already passed costs it nothing, even while a snapshot keeps the dead rows from being removed. What is
+// due later costs it nothing either.
 func TestTrap_AClaimReadsWhatItTakesWhateverIsBesideIt(t *testing.T) {
 	t.Parallel()
 	for name, before := range map[string]string{"never analyzed": `select`, "analyzed while empty": `vacuum analyze onceq.jobs`} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db := queuetest.New(t, queuetest.Schema("onceq")) // as the statement has it
+			db := queuetest.New(t, queuetest.Schema("onceq")) // the schema in the statement
 			pool := conformance.Owner(t, db)
 			ctx := t.Context()
 			run := func(statement string) {
@@ -202,7 +203,7 @@ select nextval('onceq.ids'), %s, now(), 25, 0, '%s', 'k', '1' from generate_seri
 	}
 }
 
-// The function that takes a key for a batch has the condition of everything else.
+// The SQL function that takes a key for a batch uses the same condition as all other statements.
 func TestMigration_TakeFenceSaysFreeAsTheLibraryDoes(t *testing.T) {
 	t.Parallel()
 	list, err := migrations.SQL("onceq")
@@ -217,7 +218,7 @@ func TestHealth_NamesWhatSlowsAQueueDown(t *testing.T) {
 	find := func(what string) onceq.Finding {
 		t.Helper()
 		var found []onceq.Finding
-		require.Eventually(t, func() bool { // the server's statistics come a little later
+		require.Eventually(t, func() bool { // the server's statistics arrive a little later
 			var err error
 			found, err = db.Queue.HealthAt(t.Context(), time.Microsecond, 100, 1, time.Microsecond)
 			require.NoError(t, err)
@@ -247,7 +248,7 @@ func TestHealth_NamesWhatSlowsAQueueDown(t *testing.T) {
 	_, err = db.Pool.Exec(t.Context(), `delete from "we""ird".jobs`)
 	require.NoError(t, err)
 	require.Contains(t, find("dead_rows").Detail, "jobs has")
-	require.Contains(t, find("index_bloat").Detail, "0 MB for 0 rows") // empty, and larger than the limit of a byte
+	require.Contains(t, find("index_bloat").Detail, "0 MB for 0 rows") // empty, and larger than the limit, which is one byte
 	require.NoError(t, tx.Rollback(t.Context()))
 
 	_, err = conformance.Owner(t, db).Exec(t.Context(), `alter table jobs set (autovacuum_enabled = 'no')`)
@@ -255,7 +256,7 @@ func TestHealth_NamesWhatSlowsAQueueDown(t *testing.T) {
 	require.Contains(t, find("autovacuum").Detail, "jobs is not vacuumed")
 }
 
-// A server that crashed has forgotten how many rows there are, and a large index of many rows is not bloated.
+// A server that crashed has forgotten how many rows there are. A large index of many rows is not bloated.
 func TestHealth_LostStatisticsAreNoBloat(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -272,7 +273,7 @@ func TestHealth_LostStatisticsAreNoBloat(t *testing.T) {
 		return n
 	}
 	var found []onceq.Finding
-	require.Eventually(t, func() bool { // a connection may tell the server only now what it did
+	require.Eventually(t, func() bool { // a connection may report to the server only now what it did
 		_, err := conformance.Owner(t, db).Exec(t.Context(), `select pg_stat_reset_single_table_counters(c) from unnest(array['jobs'::regclass, 'job_fences'::regclass, 'job_history'::regclass]) c`)
 		require.NoError(t, err)
 		before := rows()
@@ -303,7 +304,7 @@ func TestStats_TellsLeasedFromRunning(t *testing.T) {
 			return nil
 		}))
 	require.NoError(t, err)
-	onceq.ClaimAhead(w, time.Hour) // as a machine would that is fast enough
+	onceq.ClaimAhead(w, time.Hour) // as on a machine that is fast enough
 	done := make(chan error, 1)
 	go func() { done <- w.Drain(t.Context(), 0) }()
 	<-blocked
@@ -321,7 +322,7 @@ func TestStats_TellsLeasedFromRunning(t *testing.T) {
 	require.NoError(t, <-done)
 }
 
-// sentTracer keeps what goes to the server: each round trip's statements.
+// sentTracer keeps what is sent to the server: the statements of each round trip.
 type sentTracer struct {
 	mu   sync.Mutex
 	sent [][]string
@@ -357,7 +358,7 @@ func (s *sentTracer) TraceBatchStart(ctx context.Context, _ *pgx.Conn, d pgx.Tra
 func (*sentTracer) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
 func (*sentTracer) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
 
-// What stands around the statements that run for every job, byte for byte, and how many round trips each is.
+// The statements around those that run for every job are pinned byte for byte, and so is the number of round trips.
 func TestStatement_WhatIsSentForEveryJob(t *testing.T) {
 	t.Parallel()
 	const begin, commit = `begin isolation level read committed read write`, `commit`
@@ -375,7 +376,7 @@ select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_con
 	if db.Schema == "onceq" {
 		named = func(statement string) string { return statement }
 	}
-	_, err := q.Claim(ctx, onceq.ClaimOptions{}) // reads the installation's id once
+	_, err := q.Claim(ctx, onceq.ClaimOptions{}) // reads the installation's id, once
 	require.NoError(t, err)
 	tracer.take()
 
@@ -406,7 +407,7 @@ select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_con
 	require.NoError(t, leases[3].Fail(ctx, onceq.Fatal(context.Canceled)))
 	require.Equal(t, own(named(onceq.HotStatements["end"])), tracer.take())
 
-	// A worker: its claim, and what its batch of outcomes is.
+	// This is what a worker sends: its claim, and its batch of outcomes.
 	kind := onceq.Kind[any]{Name: "k"}
 	w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, kind.Handle(func(context.Context, *onceq.Lease, any) error { return nil }))
 	require.NoError(t, err)

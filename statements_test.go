@@ -22,7 +22,7 @@ import (
 
 var update = flag.Bool("update", false, "write docs/statements.sql anew")
 
-// built gives the statements that are not constants, by the name of what builds them.
+// built has the statements that are not constants, each under the name of what builds it.
 var built = map[string]string{
 	"retryJobs":               retryJobs,
 	"redriveJobs":             redriveJobs,
@@ -39,7 +39,7 @@ var built = map[string]string{
 	"statement of all":        statementOf(&Filter{Limit: 1, Queue: "q", Kind: "k", Scope: "s"}),
 	"statement of states":     statementOf(&Filter{Limit: 1, States: []State{StateWaiting, StateDead}}),
 	"listenOnce":              "listen …",
-	"ids":                     "select id from (…) page order by id desc", // of Filter.statement
+	"ids":                     "select id from (…) page order by id desc", // built by Filter.statement
 	"committed":               "rollback; select pg_xact_status('…')",
 	"share":                   "set local idle_in_transaction_session_timeout to …",
 }
@@ -49,8 +49,8 @@ func statementOf(f *Filter) string {
 	return s
 }
 
-// The statements that this package can send stand whole in docs/statements.sql, as Postgres gets them. A change of one
-// shows there, and the statements that run for every job change only beside a measurement.
+// Every statement that this package sends stands whole in docs/statements.sql, as Postgres gets it. A changed statement
+// shows there. A statement that runs for every job changes only together with a measurement.
 //
 //	go test -run TestStatements . -update
 func TestStatements(t *testing.T) {
@@ -70,11 +70,11 @@ func TestStatements(t *testing.T) {
 
 type namedStatement struct{ name, text string }
 
-// begins is how a statement begins.
+// begins matches how a statement begins.
 var begins = regexp.MustCompile(`^\s*(with\s|select\s|insert into\s|update\s|delete from\s|set local\s|begin\b|rollback\b|listen\s)`)
 
-// statements finds the statements in the source: strings that begin as one, and that are not merely a part of another. Those
-// that are no constants have to stand in built.
+// statements finds the statements in the source: strings that begin as a statement does and are not merely part of another
+// one. Statements that are not constants must be in built.
 func statements(t *testing.T) (all []namedStatement) {
 	known := maps.Clone(built)
 	for _, dir := range []string{".", "internal/lazytx"} {
@@ -85,7 +85,7 @@ func statements(t *testing.T) (all []namedStatement) {
 	return all
 }
 
-// statementsOf finds those of one package, and takes what is in built out of known.
+// statementsOf finds the statements of one package, and removes from known what it found in built.
 func statementsOf(t *testing.T, dir string, known map[string]string) (all []namedStatement) {
 	fset := token.NewFileSet()
 	names, err := filepath.Glob(filepath.Join(dir, "*.go"))
@@ -104,7 +104,7 @@ func statementsOf(t *testing.T, dir string, known map[string]string) (all []name
 	_, _ = (&types.Config{Error: func(error) {}, Importer: noImports{}}).Check("onceq", fset, files, info)
 
 	declared := map[types.Object]namedStatement{}
-	whole := map[types.Object]bool{} // used otherwise than as a part
+	whole := map[types.Object]bool{} // used in another way than as a part
 	for _, f := range files {
 		file := filepath.Base(fset.Position(f.Pos()).Filename)
 		var path []ast.Node
@@ -173,7 +173,7 @@ func isPart(path []ast.Node) bool {
 	return false
 }
 
-// opening gives a string constant, or what an expression that is none begins with.
+// opening returns a string constant, or the beginning of an expression that is not constant.
 func opening(info *types.Info, e ast.Expr) (text string, whole bool) {
 	if v := info.Types[e].Value; v != nil {
 		if v.Kind() != constant.String {
@@ -187,7 +187,7 @@ func opening(info *types.Info, e ast.Expr) (text string, whole bool) {
 	return text, false
 }
 
-// nameOf names what stands at the end of the path, and gives the constant that it declares, if it does.
+// nameOf names what is at the end of the path, and returns the constant that it declares, if it declares one.
 func nameOf(info *types.Info, path []ast.Node) (name string, o types.Object) {
 	for depth, n := range path {
 		switch n := n.(type) {
@@ -215,7 +215,7 @@ func (noImports) Import(path string) (*types.Package, error) {
 	return p, nil
 }
 
-// Statements that are written whole, and the migration, have the numbers of state.go themselves.
+// Statements that are written whole, and the migration, use the same numbers as state.go.
 func TestStates_SQLHasTheNumbersOfGo(t *testing.T) {
 	migration, err := os.ReadFile("migrations/001_onceq.sql")
 	require.NoError(t, err)
@@ -249,7 +249,7 @@ func TestStates_SQLHasTheNumbersOfGo(t *testing.T) {
 	}
 }
 
-// A number that stands beside a shift or a class in any statement is one that state.go has.
+// Every number beside a shift or a class, in any statement, is one that state.go has.
 func TestStates_NoOtherNumbers(t *testing.T) {
 	for _, file := range []string{"docs/statements.sql", "migrations/001_onceq.sql"} {
 		raw, err := os.ReadFile(file)

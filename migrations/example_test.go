@@ -54,7 +54,7 @@ func ExampleSQL() {
 	// Output: 001_onceq.sql begins with: create schema if not exists "onceq";
 }
 
-// The application's role gets what it needs, and may not change the tables.
+// The application's role gets the rights that it needs. It may not change the tables.
 func ExampleGrants() {
 	ctx, conn, done := emptyDatabase()
 	defer done()

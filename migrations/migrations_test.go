@@ -238,7 +238,7 @@ func TestUpOfNewerSchema(t *testing.T) {
 	require.EqualValues(t, 'I', conn.PgConn().TxStatus())
 }
 
-// A migration that fails leaves nothing of itself.
+// A migration that fails leaves nothing behind.
 func TestUpFails(t *testing.T) {
 	t.Parallel()
 	conn := empty(t)

@@ -20,7 +20,7 @@ func TestRead(t *testing.T) {
 	}, list)
 }
 
-// tern might treat each of these in another way than read does.
+// tern might treat each of these differently from read.
 func TestReadRefuses(t *testing.T) {
 	t.Parallel()
 	const below = "\n---- create above / drop below ----\nselect 2;"
