@@ -68,8 +68,8 @@ func isJSON(r *http.Request, body []byte) bool {
 
 var errReadBefore = errors.New("onceqhttp: something read the body before the middleware, so the middleware cannot compare the request: put the body back (r.Body = io.NopCloser(bytes.NewReader(body))), or only parse a form; if the body was decompressed, delete Content-Encoding and set r.ContentLength to -1")
 
-// readBefore reports whether a part of the body is missing. If the body came without a length, it notices only when all
-// of it is missing.
+// readBefore reports whether part of the body has been read already. If the body came without a length, it notices only
+// when all of it has.
 func readBefore(r *http.Request, body []byte) bool {
 	switch {
 	case parsed(r):
@@ -77,7 +77,7 @@ func readBefore(r *http.Request, body []byte) bool {
 	case r.ContentLength < 0:
 		return len(body) == 0 && r.Header.Get("Content-Type") != ""
 	}
-	return int64(len(body)) < r.ContentLength && r.Header.Get("Content-Encoding") == "" // something may have decompressed it
+	return int64(len(body)) < r.ContentLength && r.Header.Get("Content-Encoding") == "" // middleware may have decompressed it
 }
 
 // parsed reports whether a form was parsed, which consumes the body. http.Request.MultipartReader leaves an empty form.

@@ -37,7 +37,7 @@ func upload(t testing.TB, fields ...string) (contentType, body string) {
 	return w.FormDataContentType(), b.String()
 }
 
-// Retries of real clients and requests that differ from them, with and without something that parses forms before.
+// Real clients send these retries, and these other requests, with and without middleware that parses forms first.
 func TestHandler_ComparesByValue(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -159,7 +159,7 @@ func TestHandler_RefusesBodiesThatWereReadBefore(t *testing.T) {
 	}
 	require.Equal(t, 4, ran.count())
 
-	// A body without a length.
+	// The body comes without a length.
 	const head = "POST / HTTP/1.1\r\nHost: h\r\nX-Where: outside\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n"
 	chunked := func(how, key, contentType, body string) string {
 		return raw(t, s.Listener.Addr().String(), head+"X-Read: "+how+"\r\nIdempotency-Key: "+key+"\r\n"+contentType+"\r\n"+body+"0\r\n\r\n")
@@ -199,7 +199,7 @@ func FuzzFingerprint_OfParsedForms(f *testing.F) {
 		if parts, err := request().MultipartReader(); err == nil {
 			for p, err := parts.NextPart(); err == nil; p, err = parts.NextPart() {
 				if p.FormName() == "" {
-					return // a parsed form does not have it
+					return // a parsed form does not contain this
 				}
 			}
 		}

@@ -175,7 +175,7 @@ func TestHandler_ConcurrentDuplicatesRunOnce(t *testing.T) {
 	m := middleware(t, db.Queue, onceqhttp.Config{})
 	ran := newRuns()
 	entered, gate := make(chan struct{}, 1), make(chan struct{})
-	open := sync.OnceFunc(func() { close(gate) }) // also if the test fails: the server waits for its handlers
+	open := sync.OnceFunc(func() { close(gate) }) // even if the test fails: the server waits for its handlers
 	defer open()
 	s := serve(t, "POST /orders", m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		entered <- struct{}{}
@@ -196,7 +196,7 @@ func TestHandler_ConcurrentDuplicatesRunOnce(t *testing.T) {
 						told = true
 						inFlight <- struct{}{}
 					}
-					continue // sooner than told, for the test's sake
+					continue // sooner than it was told, to keep the test short
 				}
 				answers <- a
 				return
@@ -493,7 +493,7 @@ func TestHandler_UnknownOutcomeIsDecidedByThePolicy(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			keys, hang, hangs := make(chan string, 2), make(chan struct{}), newRuns()
-			free := sync.OnceFunc(func() { close(hang) }) // also if the test fails: the server waits for its handlers
+			free := sync.OnceFunc(func() { close(hang) }) // even if the test fails: the server waits for its handlers
 			defer free()
 			m := middleware(t, db.Queue, onceqhttp.Config{Policy: policy})
 			s := serve(t, "POST /o/{id}", m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -785,7 +785,7 @@ func TestHandler_GoesOnWhenTheClientLeaves(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	entered, gate := make(chan *http.Request, 1), make(chan struct{})
-	open := sync.OnceFunc(func() { close(gate) }) // also if the test fails: the server waits for its handlers
+	open := sync.OnceFunc(func() { close(gate) }) // even if the test fails: the server waits for its handlers
 	defer open()
 	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{}).Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		entered <- r
@@ -827,7 +827,7 @@ func TestHandler_KeepsItsLeaseAlive(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	entered, gate := make(chan time.Time, 2), make(chan struct{})
-	open := sync.OnceFunc(func() { close(gate) }) // also if the test fails: the server waits for its handlers
+	open := sync.OnceFunc(func() { close(gate) }) // even if the test fails: the server waits for its handlers
 	defer open()
 	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{Lease: 15 * time.Second}).Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		entered <- onceqhttp.FromContext(r.Context()).Lease.Until
@@ -908,7 +908,7 @@ func TestHandler_AnswersThatCannotBeStored(t *testing.T) {
 	require.Equal(t, 1, ran.count())
 	require.Equal(t, 3, sqlOne[int](t, db, `select state from onceq.job_fences where scope like 'POST /large %'`), "the work was done")
 
-	// An answer that is not stored in any case: the next request decides.
+	// This answer is never stored: the next request decides.
 	failed := serve(t, "POST /failed", m.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(502)
 		_, _ = io.WriteString(w, "12345678901")
@@ -925,7 +925,7 @@ func TestHandler_AnswersThatCannotBeStored(t *testing.T) {
 	}
 	require.Equal(t, 2, ran.count())
 
-	// The largest answer that Config allows, of the bytes that take most room.
+	// This is the largest answer that Config allows, of the bytes that take the most room.
 	m = middleware(t, db.Queue, onceqhttp.Config{MaxResponse: 180 << 10})
 	s := serve(t, "POST /max", m.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, strings.Repeat("\xff", 180<<10))
@@ -968,7 +968,7 @@ func TestHandler_StreamingAndHijackingAreRefused(t *testing.T) {
 	refused(t, post(t, s.URL, "another-protocol", ""), 409, onceqhttp.CodeHeld)
 }
 
-// Headers that cannot be sent. The first answer and its replay contain what can be sent of them.
+// Some headers cannot be sent. The first answer and its replay contain what can be sent of them.
 func TestHandler_HeadersThatCannotBeSent(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -998,7 +998,7 @@ func odd(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error {
 	return nil
 }
 
-// Trailers of a request reach the handler. Trailers of an answer are left out, also in the first answer.
+// Trailers of a request reach the handler. Trailers of an answer are left out, even of the first answer.
 func TestHandler_Trailers(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)

@@ -39,7 +39,8 @@ func send(ctx context.Context, c *http.Client, method, url string) error {
 	return err
 }
 
-// What is known about an effect whose request failed: either that nothing was sent, or nothing.
+// When a request fails before a byte was sent, its effect is known not to have happened. In all other cases nothing is
+// known.
 func TestTransport_ErrorsBeforeAByteWasSentApplyNothing(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -94,7 +95,7 @@ func TestTransport_ErrorsBeforeAByteWasSentApplyNothing(t *testing.T) {
 	for name, c := range map[string]struct {
 		run  run
 		says string
-		free bool // certainly nothing was applied
+		free bool // whether it is certain that nothing was applied
 	}{
 		"refused": {one(plain, "POST", refused), "refused", true},
 		"no such name": {one(client((&net.Dialer{Resolver: &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) {
@@ -164,8 +165,8 @@ func TestTransport_ErrorsBeforeAByteWasSentApplyNothing(t *testing.T) {
 	}
 }
 
-// A reused connection is lost after the request was sent. net/http repeats a request that has a key, and now finds
-// nobody: the last error says refused, but the first try may have been carried out.
+// A reused connection is lost after the request was sent. net/http repeats a request that has a key, and this time the
+// connection is refused. So the last error says that nothing was sent, although the first try may have been carried out.
 func TestTransport_RefusedAtTheSecondTryIsUncertain(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -209,7 +210,7 @@ func TestTransport_RefusedAtTheSecondTryIsUncertain(t *testing.T) {
 	}
 }
 
-// The provider is away for days, and the policy never runs an uncertain effect again.
+// The provider is out of reach for days, and the policy never runs an uncertain effect again.
 func TestTransport_AJobOutlastsAnOutage(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)

@@ -26,7 +26,7 @@ import (
 
 const processQueue = "ONCEQHTTP_TEST_SERVER_PROCESS"
 
-// stuck is a ResponseWriter whose answer never gets out.
+// stuck is a ResponseWriter whose answer is never sent.
 type stuck struct {
 	http.ResponseWriter
 	pool *pgxpool.Pool

@@ -65,10 +65,10 @@ func TestHandlerTx_EverythingCommitsTogetherOrNothing(t *testing.T) {
 	all, nothing := [3]int{1, 1, 1}, [3]int{}
 	for name, c := range map[string]struct {
 		after  func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error
-		status int // 0: the connection is closed
+		status int // 0 if the connection is closed
 		code   string
 		left   [3]int
-		runs   int // of one request
+		runs   int // how often one request ran
 	}{
 		"created":                   {created, 201, "", all, 1},
 		"a 4xx commits what it did": {status(409), 409, "", all, 1},
@@ -166,7 +166,7 @@ func TestHandlerTx_EndsTheTransactionByAStatement(t *testing.T) {
 	for name, c := range map[string]struct {
 		statements []string
 		after      func(w http.ResponseWriter, err error) error
-		status     int // 0: the connection is closed
+		status     int // 0 if the connection is closed
 		code       string
 		effects    int
 	}{
@@ -297,7 +297,7 @@ func TestHandlerTx_WithoutAKey(t *testing.T) {
 	require.NotContains(t, strings.ToLower(a.problem(t).Title+a.problem(t).Detail), "key")
 }
 
-// The server disconnects a frozen process, with a key and without.
+// The server disconnects a frozen process, with a key and without one.
 func TestHandlerTx_LimitsIdling(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -343,7 +343,7 @@ func TestHandlerTx_ConcurrentDuplicatesRunOnce(t *testing.T) {
 	db := queuetest.New(t)
 	sqlRun(t, db, effects)
 	entered, gate := make(chan struct{}, 1), make(chan struct{})
-	open := sync.OnceFunc(func() { close(gate) }) // also if the test fails: the server waits for its handlers
+	open := sync.OnceFunc(func() { close(gate) }) // even if the test fails: the server waits for its handlers
 	defer open()
 	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{}).HandlerTx(db.Pool, order(db.Queue, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 		var lockTimeout string
@@ -397,7 +397,7 @@ func TestHandlerTx_ADuplicateRunsWhenTheFirstIsRolledBack(t *testing.T) {
 	db := queuetest.New(t)
 	sqlRun(t, db, effects)
 	ran, entered, gate := newRuns(), make(chan struct{}, 1), make(chan struct{})
-	open := sync.OnceFunc(func() { close(gate) }) // also if the test fails: the server waits for its handlers
+	open := sync.OnceFunc(func() { close(gate) }) // even if the test fails: the server waits for its handlers
 	defer open()
 	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{}).HandlerTx(db.Pool, order(db.Queue, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 		if ran.next() == 1 {
@@ -491,12 +491,13 @@ func TestHandlerTx_LostCommitIsSaidToBeUncertain(t *testing.T) {
 	require.Equal(t, [3]int{1, 1, 1}, left(t, db))
 }
 
-// A commit that was never sent leaves no doubt, also without a key, where nothing earlier notices that the time is up.
+// A commit that was never sent leaves no doubt. This holds without a key too, although nothing notices earlier that the
+// time is up.
 func TestHandlerTx_TimeIsUpBeforeTheCommit(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	sqlRun(t, db, effects)
-	config := onceqhttp.Config{Optional: true, Timeout: 5 * time.Second} // time enough to begin, on a busy machine too
+	config := onceqhttp.Config{Optional: true, Timeout: 5 * time.Second} // enough time to begin, even on a busy machine
 	s := serve(t, "POST /", middleware(t, db.Queue, config).HandlerTx(db.Pool, order(db.Queue, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 		<-r.Context().Done()
 		return nil
@@ -511,7 +512,7 @@ func TestHandlerTx_AFrozenHandlerDoesNotKeepTheKey(t *testing.T) {
 	db := queuetest.New(t)
 	sqlRun(t, db, effects)
 	ran, gate := newRuns(), make(chan struct{})
-	open := sync.OnceFunc(func() { close(gate) }) // also if the test fails: the server waits for its handlers
+	open := sync.OnceFunc(func() { close(gate) }) // even if the test fails: the server waits for its handlers
 	defer open()
 	entered := make(chan struct{}, 1)
 	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{Timeout: 5 * time.Second}).HandlerTx(db.Pool, order(db.Queue, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
@@ -539,7 +540,7 @@ func TestHandlerTx_GoesOnWhenTheClientLeaves(t *testing.T) {
 	db := queuetest.New(t)
 	sqlRun(t, db, effects)
 	entered, gate := make(chan *http.Request, 1), make(chan struct{})
-	open := sync.OnceFunc(func() { close(gate) }) // also if the test fails: the server waits for its handlers
+	open := sync.OnceFunc(func() { close(gate) }) // even if the test fails: the server waits for its handlers
 	defer open()
 	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{}).HandlerTx(db.Pool, order(db.Queue, func(w http.ResponseWriter, r *http.Request, _ pgx.Tx) error {
 		entered <- r
@@ -659,7 +660,7 @@ func TestHandlerTx_UnderstandsTheKeysOfHandler(t *testing.T) {
 	require.Zero(t, left(t, db)[0])
 }
 
-// Clients that are slow to send keep no connection, and the size of what they send is limited, with a key and without.
+// Clients that send slowly hold no connection, and what they send is limited in size, with a key and without one.
 func TestHandlerTx_SlowAndLargeBodiesWithoutAKey(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)

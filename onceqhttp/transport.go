@@ -139,7 +139,7 @@ func (t *Transport) keyed(r *http.Request) (*http.Request, bool) {
 type sending struct {
 	run              *atomic.Int64 // counts the requests of this run of an effect; nil outside of effects
 	counts           bool          // this request counts
-	asked, connected atomic.Bool   // for a connection, and got one; once connected, something may have been sent, also in a retry inside base
+	asked, connected atomic.Bool   // asked for a connection, and got one; once connected, something may have been sent, even if base retries
 }
 
 // begin returns the request to send.

@@ -23,7 +23,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// seen is a provider that records the keys it gets and answers as it is told.
+// seen is a provider that records the keys it gets and gives the answers that the test wants.
 type seen struct {
 	*httptest.Server
 	keys   chan string // "" for none
@@ -116,7 +116,7 @@ func TestTransport_SendsTheKeyOfWhatItWorksFor(t *testing.T) {
 	require.NoError(t, leases[0].Complete(t.Context(), nil))
 }
 
-// Outside of effects each call has its own key, and keeps it when the work runs again.
+// Outside effects each call has a key of its own, and keeps it when the work runs again.
 func TestTransport_EachCallOfARequestHasItsKey(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -180,7 +180,7 @@ func TestTransport_TakesARequestWithoutHeaders(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// A claim that a rollback undoes gives no key to the outside: a second run would send another key, and charge again.
+// A claim that a rollback may undo sends no key to a provider: a second run would send another key, and charge again.
 func TestTransport_SendsNoKeyOfATransaction(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -314,7 +314,7 @@ func TestTransport_WhatAnswersMean(t *testing.T) {
 	}
 }
 
-// Without a key an answer does not become an error.
+// A request without a key is left as it is: its answer does not become an error.
 func TestTransport_LeavesOthersAlone(t *testing.T) {
 	t.Parallel()
 	p := provider(t)
@@ -339,7 +339,7 @@ func TestTransport_AgainstTheMiddleware(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	ran, entered, gate := newRuns(), make(chan struct{}, 1), make(chan struct{})
-	open := sync.OnceFunc(func() { close(gate) }) // also if the test fails: the server waits for its handlers
+	open := sync.OnceFunc(func() { close(gate) }) // even if the test fails: the server waits for its handlers
 	defer open()
 	s := serve(t, "POST /charges", middleware(t, db.Queue, onceqhttp.Config{Principal: onceqhttp.Public}).Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		entered <- struct{}{}
@@ -363,7 +363,7 @@ func TestTransport_AgainstTheMiddleware(t *testing.T) {
 		b, err := io.ReadAll(resp.Body)
 		return string(b) + resp.Header.Get("Idempotent-Replayed"), err
 	}
-	due := func() { sqlRun(t, db, `update onceq.jobs set run_at = statement_timestamp()`) } // no lease has expired
+	due := func() { sqlRun(t, db, `update onceq.jobs set run_at = statement_timestamp()`) } // does not let a lease expire
 	impatient := make(chan context.CancelFunc, 3)
 	payload := "{}"
 	handler := charge.Handle(func(ctx context.Context, l *onceq.Lease, _ string) error {
@@ -378,7 +378,7 @@ func TestTransport_AgainstTheMiddleware(t *testing.T) {
 		}
 		return l.SetResult(result)
 	})
-	// The first delivery hangs up before the answer.
+	// The client of the first delivery hangs up before the answer.
 	go func() {
 		<-entered
 		(<-impatient)()
@@ -397,7 +397,7 @@ func TestTransport_AgainstTheMiddleware(t *testing.T) {
 	require.Equal(t, onceq.StateCompleted, third.State, third.Err)
 	require.Equal(t, 1, ran.count())
 
-	// A payload that has changed between two attempts.
+	// The payload changes between two attempts.
 	_, err = db.Queue.Enqueue(t.Context(), db.Pool, charge.Job("{}"))
 	require.NoError(t, err)
 	failOnce := charge.Handle(func(ctx context.Context, l *onceq.Lease, _ string) error {

@@ -77,7 +77,7 @@ type metrics struct {
 	counters  map[onceq.EventType]metric.Int64Counter
 	wait, run metric.Float64Histogram
 
-	// The metrics of the conventions.
+	// These are the metrics of the conventions.
 	sent, consumed      metric.Int64Counter
 	sending, processing metric.Float64Histogram
 
@@ -92,7 +92,7 @@ const maxLabels = 10_000
 type label struct {
 	queue, kind, outcome, rows, work string
 
-	// For the conventions' metrics, which have no kind.
+	// The conventions' metrics use it. They have no kind.
 	operation operation
 	errorType string
 }
@@ -152,7 +152,7 @@ func (m *metrics) zero(l label, o *options) {
 		m.counters[onceq.EventReaped].Add(ctx, 0, o.add...)
 	case l.work != "":
 		m.counters[onceq.EventBackground].Add(ctx, 0, o.add...)
-	case l.kind == "": // for work outside of jobs
+	case l.kind == "": // for work outside jobs
 		for _, t := range []onceq.EventType{onceq.EventMismatch, onceq.EventHeld, onceq.EventLeaseLost, onceq.EventStale, onceq.EventReplayed, onceq.EventUncertain} {
 			m.counters[t].Add(ctx, 0, o.add...)
 		}
@@ -256,7 +256,7 @@ func (m *metrics) options(l label) *options {
 	set := metric.WithAttributeSet(attribute.NewSet(attrs...))
 	o := &options{[]metric.AddOption{set}, []metric.RecordOption{set}}
 	if m.known.Add(1) > maxLabels {
-		m.labels.Clear() // labels in use come back at once
+		m.labels.Clear() // labels in use are cached again at once
 		m.known.Store(1)
 	}
 	m.labels.Store(l, o)

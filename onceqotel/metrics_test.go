@@ -97,7 +97,7 @@ func (b *bench) everything() {
 	require.NoError(b.t, err)
 }
 
-// sums gives the value of each counter over all attributes, and the count of each histogram.
+// sums returns the value of each counter over all attributes, and the count of each histogram.
 func (b *bench) sums() (map[string]int64, map[string][]string) {
 	var data metricdata.ResourceMetrics
 	require.NoError(b.t, b.read.Collect(b.t.Context(), &data))
@@ -222,7 +222,7 @@ func (b *bench) points(name string) map[string]int64 {
 	return points
 }
 
-// The semantic conventions' requirements for a messaging system, with the attributes that they name.
+// The metrics meet the semantic conventions' requirements for a messaging system, with the attributes that they name.
 func TestMetrics_OfTheConventions(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -248,7 +248,7 @@ func TestMetrics_OfTheConventions(t *testing.T) {
 		"destination.name=mail,operation.name=send,operation.type=send,system=onceq":                                1,
 		"error.type=duplicate,destination.name=mail,operation.name=send,operation.type=send,system=onceq":           1,
 		"error.type=*onceq.InvalidError,destination.name=mail,operation.name=send,operation.type=send,system=onceq": 1,
-		"operation.name=send,operation.type=send,system=onceq":                                                      1, // for two queues
+		"operation.name=send,operation.type=send,system=onceq":                                                      1, // to two queues at once
 	}, b.points("messaging.client.operation.duration"))
 	require.Equal(t, map[string]int64{
 		"destination.name=mail,operation.name=send,operation.type=send,system=onceq":                      5,
@@ -270,7 +270,7 @@ func TestMetrics_OfTheConventions(t *testing.T) {
 		"destination.name=default,operation.name=claim,system=onceq": 0,
 	}, b.points("messaging.client.consumed.messages"))
 	require.Equal(t, map[string]int64{
-		"destination.name=mail,operation.name=process,system=onceq":                                4, // with the snooze
+		"destination.name=mail,operation.name=process,system=onceq":                                4, // includes the snooze
 		"error.type=*errors.errorString,destination.name=mail,operation.name=process,system=onceq": 3,
 	}, b.points("messaging.process.duration"))
 
@@ -286,7 +286,7 @@ func TestMetrics_CountersBeginBeforeAnythingHappens(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	sums, _ := b.sums()
-	for _, name := range []string{"onceq.jobs.held", "onceq.effects.uncertain", "onceq.rows.reaped"} { // work outside of jobs, the Reaper
+	for _, name := range []string{"onceq.jobs.held", "onceq.effects.uncertain", "onceq.rows.reaped"} { // work outside jobs, and the Reaper
 		require.Contains(t, sums, name)
 	}
 	handlers := b.tel.Handlers(welcome.Handle(func(context.Context, *onceq.Lease, mail) error { return onceq.Fatal(errBoom) }))

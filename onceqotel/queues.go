@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	statsAge     = 5 * time.Second // how long figures are reused
+	statsAge     = 5 * time.Second // how long the figures are reused
 	statsTimeout = 5 * time.Second
 )
 

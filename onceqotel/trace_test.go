@@ -114,7 +114,7 @@ func TestTrace_ManyJobsAreOneSpanAndABatchHandlerLinksAll(t *testing.T) {
 	require.EqualValues(t, 3, attrs(send)["messaging.batch.message_count"])
 	require.NotContains(t, attrs(send), "messaging.message.id")
 
-	// In the caller's own batch, with another span.
+	// The caller's own batch runs in another span.
 	ctx, request := b.trace.Tracer("test").Start(t.Context(), "request")
 	batch := &pgx.Batch{}
 	_, err = b.q.EnqueueInBatch(batch, b.tel.Inject(ctx, welcome.Job(mail{"d"})))
@@ -142,7 +142,7 @@ func TestTrace_ManyJobsAreOneSpanAndABatchHandlerLinksAll(t *testing.T) {
 		require.NotEmpty(t, l.Attributes)
 	}
 
-	// Several queues have no name in common.
+	// Several queues share no name.
 	_, err = b.q.EnqueueMany(t.Context(), b.Pool, []onceq.Job{{Kind: "x", Queue: "one"}, {Kind: "y"}})
 	require.NoError(t, err)
 	require.NotContains(t, attrs(b.one("send")), "messaging.destination.name")
@@ -238,7 +238,7 @@ func TestTrace_PanicEndsTheSpanAndASnoozeIsNoError(t *testing.T) {
 	require.Empty(t, attempts[1].Events)
 }
 
-// A loop of its own begins the same span of an attempt by hand, with the same events.
+// A loop of the application's own begins the same span of an attempt by hand, with the same events.
 func TestTrace_StartForALoopAroundClaim(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -348,7 +348,7 @@ func TestTrace_PropagatorByDefault(t *testing.T) {
 	require.Nil(t, tel.Inject(t.Context(), onceq.Job{}).Metadata, "no span, nothing to carry")
 }
 
-// An error after the handler has returned is a span of its own: a commit that is refused.
+// If a commit is refused after the handler has returned, its error is a span of its own.
 func TestTrace_AFailedCommitIsASpan(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -410,7 +410,7 @@ func TestTrace_NoErrorNamesAKey(t *testing.T) {
 	require.NoError(t, lost.Release(t.Context(), nil))
 	text := onceq.FenceSpec{Key: key + "-text", Scope: scope}
 	require.NoError(t, claim(b.q, text).Complete(t.Context(), nil, "forty"))
-	// A queue whose pool is closed.
+	// The pool of this queue is closed.
 	pool, err := pgxpool.New(t.Context(), b.URL)
 	require.NoError(t, err)
 	cut, err := onceq.New(pool, nil)
@@ -515,7 +515,7 @@ func TestTrace_NoErrorNamesAKey(t *testing.T) {
 
 }
 
-// The span has the text of an error that is the application's alone.
+// The span has the text of an error that is not onceq's.
 func TestTrace_TheTextOfAHandlersError(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)

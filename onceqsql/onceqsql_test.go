@@ -22,7 +22,7 @@ func openStdlib(t *testing.T, db *queuetest.DB) *sql.DB {
 	return pool
 }
 
-// Runs with pgx's stdlib driver in every query mode. examples/orm runs the same with lib/pq.
+// This runs with pgx's stdlib driver in every query mode. examples/orm runs the same tests with lib/pq.
 func TestConformance(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe,

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// An argument's text reads back as the same value. Strings and bytes stay as they are.
+// An argument's text is read back as the same value. Strings and bytes stay as they are.
 func FuzzEncode_IsReadAsItWas(f *testing.F) {
 	f.Add("", []byte(nil), int64(0), 0.0, false)
 	f.Add(`{"a\",null}`, []byte("\x00\xff"), int64(math.MinInt64), math.Inf(-1), true)
@@ -72,7 +72,7 @@ func moment(n int64) time.Time {
 	return time.UnixMicro(first + int64(uint64(n)%(last-first+1))).UTC()
 }
 
-// A driver's value of a column reads back as what was in the column.
+// A driver's value is read back as what was in the column.
 func FuzzDecode_IsReadAsItWas(f *testing.F) {
 	f.Add("", []byte(nil), int64(0), 0.0, false)
 	f.Add(`{"a":1}`, []byte("\x00\xff"), int64(math.MinInt64), math.Inf(1), true)

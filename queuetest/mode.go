@@ -58,7 +58,7 @@ func elsewhere() string {
 // standIn adds to a template what each mode needs beyond the migrations.
 func standIn(ctx context.Context, conn *pgx.Conn, schema, role string) error {
 	if role != "" {
-		more := fmt.Sprintf("grant create on schema public to %[1]s; grant select on all sequences in schema %[2]s to %[1]s", // for Check at the end
+		more := fmt.Sprintf("grant create on schema public to %[1]s; grant select on all sequences in schema %[2]s to %[1]s", // sequences are for Check at the end
 			role, pgx.Identifier{schema}.Sanitize())
 		if _, err := conn.Exec(ctx, migrations.Grants(schema, role)+more); err != nil {
 			return err

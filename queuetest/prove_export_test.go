@@ -71,7 +71,7 @@ func Named(proof Proof, names []string) Proof {
 	return proof
 }
 
-// Deaths keeps only those in which the process dies.
+// Deaths keeps only the faults in which the process dies.
 func Deaths(proof Proof) Proof {
 	proof.only = func(f *fault) bool { return f.kind == dying }
 	return proof
@@ -79,15 +79,15 @@ func Deaths(proof Proof) Proof {
 
 // Wired is what passed through a process's connection.
 type Wired struct {
-	Client []byte // what the server got from it
-	Server []byte // what the client got from it
-	Rest   []byte // what the client sent and the connection still keeps: incomplete, or waiting for an answer of the server
+	Client []byte // what the server got from the client
+	Server []byte // what the client got from the server
+	Rest   []byte // what the client sent and the connection still holds: an incomplete message, or one that waits for the server's answer
 	Steps  []string
 	Err    error
 }
 
-// Wire sends what a client and a server say through a connection, in pieces of so many bytes. The connection is cut at the
-// step of that number, counted from 1; 0 for none.
+// Wire sends what a client and a server say through a connection, in pieces of the given sizes. The connection is cut at
+// step number at, counted from 1, or never if at is 0.
 func Wire(client, server, pieces []byte, at int, after bool) (got Wired) {
 	p := &Process{struck: make(chan struct{}), thaw: make(chan struct{}), conns: make(map[*wire]struct{}), seen: make(map[string]int)}
 	if at > 0 {
@@ -100,7 +100,7 @@ func Wire(client, server, pieces []byte, at int, after bool) (got Wired) {
 	}
 	ends := &recorded{server: server, pieces: append(pieces, 255)}
 	w := &wire{Conn: ends, p: p, statements: make(map[string]string), portals: make(map[string]statement)}
-	for len(client) > 0 && got.Err == nil && !w.held { // then it waits for an answer
+	for len(client) > 0 && got.Err == nil && !w.held { // a held connection waits for an answer
 		n := min(len(client), ends.piece())
 		_, got.Err = w.Write(client[:n])
 		client = client[n:]

@@ -70,7 +70,7 @@ func (r *proofRun) process(f *fault) (*Process, error) {
 	if p.Pool, err = pgxpool.NewWithConfig(context.Background(), config); err != nil {
 		return nil, err
 	}
-	// The log of a process that is killed on purpose is of no interest.
+	// Nobody needs the log of a process that is killed on purpose.
 	p.Queue, err = onceq.New(p.Pool, &onceq.Config{Logger: slog.New(slog.DiscardHandler), Hook: onceq.HookFunc(p.event)})
 	if err != nil {
 		p.Pool.Close()

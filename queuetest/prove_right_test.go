@@ -23,7 +23,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// send makes a request, and gives what comes back where that is good.
+// send makes a request. It returns the response's body, or an error if the status is not a success.
 func send(ctx context.Context, client *http.Client, method, address, body string, headers ...string) (string, error) {
 	req, err := http.NewRequestWithContext(ctx, method, address, strings.NewReader(body))
 	if err != nil {
@@ -44,12 +44,12 @@ func send(ctx context.Context, client *http.Client, method, address, body string
 	return string(answer), err
 }
 
-// Right handlers that a simpler proof would take for wrong ones.
+// These handlers are right, although a simpler proof would take them for wrong ones.
 func TestProve_AccusesNoRightHandler(t *testing.T) {
 	t.Parallel()
 	type process = queuetest.Process
 	const api = "https://api.example"
-	// lease makes the handler's maker from what it does on a lease.
+	// lease makes the maker of a handler from what the handler does with a lease.
 	lease := func(do func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error) func(*process) onceq.Handler {
 		return func(p *process) onceq.Handler {
 			return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error { return do(ctx, p, l, o) })
@@ -305,7 +305,7 @@ func TestProve_AccusesNoRightHandler(t *testing.T) {
 			proof.Job = provedJob
 			switch name {
 			case "a fallback", "a compensation", "giving up, and saying so", "ids of a sequence, times and the attempt", "a code made once",
-				"what a person knows of a held effect": // where each place has an outcome of its own
+				"what a person knows of a held effect": // each place has an outcome of its own
 			default:
 				proof = queuetest.AtOwnSteps(proof)
 			}
@@ -314,7 +314,7 @@ func TestProve_AccusesNoRightHandler(t *testing.T) {
 	}
 }
 
-// Mistakes that show only in the contents of tables, or when a server fails.
+// These mistakes show only in the contents of tables, or when a server fails.
 func TestProve_FindsWithoutACheck(t *testing.T) {
 	t.Parallel()
 	type process = queuetest.Process
@@ -455,7 +455,7 @@ func TestProve_SaysThatItSawNoCalls(t *testing.T) {
 	require.Contains(t, s.logs[0], `0 calls seen in effect ["charge"]`)
 }
 
-// If a provider refuses a changed body, the run ends: trying until the job is dead would show no more.
+// If a provider refuses a changed body, the run ends. More attempts, until the job is dead, would show nothing new.
 func TestProve_AChangedBodyIsSaidOnce(t *testing.T) {
 	t.Parallel()
 	attempts := 0

@@ -32,7 +32,7 @@ func provedJob() onceq.Job { return provedCharge.Job(provedOrder{ID: 7}) }
 // provedTable holds what the handlers of these tests write.
 const provedTable = `create table charges (order_id int, charge text)`
 
-// post charges by HTTP under a key, "" for none.
+// post makes a charge by HTTP under a key; "" means no key.
 func post(ctx context.Context, client *http.Client, key string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://pay.example/charges", strings.NewReader(`{"cents": 4200}`))
 	if err != nil {
@@ -84,7 +84,7 @@ func said(t *testing.T, proof queuetest.Proof) []string {
 	return s.errors
 }
 
-// A right handler of each form, and each right pattern of docs/patterns.md and of the README.
+// Prove passes a right handler of each form, and each right pattern of docs/patterns.md and of the README.
 func TestProve_Passes(t *testing.T) {
 	t.Parallel()
 	type proof = queuetest.Proof
@@ -334,16 +334,16 @@ func TestProve_Passes(t *testing.T) {
 				p = queuetest.AtSecondSteps(p)
 			case "two effects and a job that follows":
 				p = queuetest.AtSteps(p, "receipt", "enqueueing")
-			case "look, send in a fence, record in the job's transaction", // elsewhere TestProve_RunsOfTheExample
+			case "look, send in a fence, record in the job's transaction", // TestProve_RunsOfTheExample has it
 				"an upsert", "the provider knows the key", "the key is from the job", "two jobs without a transaction",
 				"a provider of one's own, and a person who knows the charge",
-				"a provider that can neither be asked nor knows keys": // elsewhere as the others
+				"a provider that can neither be asked nor knows keys": // its steps are those of the other cases
 				p = queuetest.AtOwnSteps(p)
 			}
 			proven, err := queuetest.ProveAll(t, p, "")
 			require.NoError(t, err)
 			require.Empty(t, proven.Failures)
-			// Every statement of onceq has its own words.
+			// Every statement of onceq has words of its own.
 			require.NotContains(t, strings.Join(proven.Steps, "\n"), "a statement of onceq")
 			require.NotContains(t, strings.Join(proven.Steps, "\n"), "set_config")
 		})
@@ -367,7 +367,7 @@ func documented(t *testing.T) []string {
 	return lines
 }
 
-// Each wrong pattern is caught, and the message names the mistake.
+// Prove catches each wrong pattern, and its message names the mistake.
 func TestProve_Mistakes(t *testing.T) {
 	t.Parallel()
 	type handler = func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error
@@ -381,8 +381,8 @@ func TestProve_Mistakes(t *testing.T) {
 	cases := map[string]struct {
 		handler handler
 		change  func(*queuetest.Proof)
-		kinds   []string // of the faults that show it; nil: all are tried
-		want    []string // parts of what is said
+		kinds   []string // kinds of the faults that show it; nil for all
+		want    []string // parts of the message
 	}{
 		"look, send, record": {
 			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {

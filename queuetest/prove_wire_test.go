@@ -57,7 +57,7 @@ func TestProve_EveryStatementIsAStep(t *testing.T) {
 			})
 		},
 	}
-	proven, err := queuetest.ProveAll(t, queuetest.AtOwnSteps(proof), "") // for onceq's own: TestProve_RunsOfTheExample
+	proven, err := queuetest.ProveAll(t, queuetest.AtOwnSteps(proof), "") // TestProve_RunsOfTheExample is about onceq's own steps
 	require.NoError(t, err)
 	require.Empty(t, proven.Failures)
 	require.Equal(t, []string{
@@ -103,8 +103,8 @@ func TestProve_EveryStatementIsAStep(t *testing.T) {
 		require.True(t, ok, name)
 		require.Equal(t, words, got, name)
 	}
-	// The process dies after each of the 13 steps, and before each of the 9 that are the first of what is sent at once.
-	// The other faults come after the handler has begun: at 12 and 8 of the steps.
+	// The process dies after each of the 13 steps, and before each of the 9 that come first in what is sent at once. The
+	// other faults happen after the handler has begun: at 12 and 8 of the steps.
 	count := make(map[string]int)
 	for name := range proven.Faults {
 		kind, _, _ := strings.Cut(name, "-")
@@ -174,8 +174,8 @@ func TestProve_TheDeadReachNothing(t *testing.T) {
 	}
 }
 
-// The same if a handler's first statements open its transaction and are sent with it. Sequences show what the server
-// did, because they ignore rollbacks. Jobs with a key and without one end in different ways.
+// The same holds if a handler's first statements open its transaction and are sent together with it. Sequences show what
+// the server did, because a rollback does not undo them. Jobs with a key and jobs without one end in different ways.
 func TestProve_TheDeadInTheHandlersTransaction(t *testing.T) {
 	t.Parallel()
 	unkeyed := onceq.Kind[provedOrder]{Name: "unkeyed"}
@@ -183,8 +183,8 @@ func TestProve_TheDeadInTheHandlersTransaction(t *testing.T) {
 		t.Run(kind.Name, func(t *testing.T) {
 			t.Parallel()
 			var mu sync.Mutex
-			ran := make(map[string][4]int) // how often each statement, by what went wrong
-			lost := make(map[string]int)   // how often the job had lost a worker
+			ran := make(map[string][4]int) // how often each statement ran, by what went wrong
+			lost := make(map[string]int)   // how often the job had lost a worker, by what went wrong
 			proof := queuetest.Proof{
 				Setup: queuetest.SQL(provedTable + `; create sequence s0 minvalue 0; create sequence s1 minvalue 0; create sequence s2 minvalue 0`),
 				Job:   func() onceq.Job { return kind.Job(provedOrder{ID: 7}) },
@@ -210,7 +210,7 @@ func TestProve_TheDeadInTheHandlersTransaction(t *testing.T) {
 					ran[o.Fault], lost[o.Fault] = n, o.Count(`select charge::int from charges`)
 				},
 			}
-			want := map[string][4]int{ // how often the statements and the insert that counts ran
+			want := map[string][4]int{ // how often the statements, and the insert that counts, ran
 				"none":         {1, 1, 1, 1},
 				"die-2-before": {1, 1, 1, 1},
 				"die-2-after":  {1, 1, 1, 1},
@@ -241,15 +241,15 @@ func TestProve_TheDeadInTheHandlersTransaction(t *testing.T) {
 				require.True(t, ok, name)
 				require.Equal(t, want, ran[words], name)
 			}
-			// Of a transaction of onceq's own the server did nothing or everything.
+			// A transaction of onceq's own was carried out whole or not at all.
 			require.Zero(t, lost[proven.Runs["die-1-before"]])
 			require.Equal(t, 1, lost[proven.Runs["die-1-after"]])
 		})
 	}
 }
 
-// The data of a copy is part of it. pgx sends it without waiting for the server's request, and here the server requests
-// it late, as one does that first waits for a lock.
+// The data of a copy belongs to the copy's step. pgx sends it before the server asks for it. Here the server asks late,
+// like one that first waits for a lock.
 func TestProve_ACopyThatTheServerBeginsLate(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -336,7 +336,7 @@ func (s *serverSide) Close() error {
 	return s.Conn.Close()
 }
 
-// Nothing that comes after the data is sent either.
+// Nothing that the handler sends after the copy's data reaches the server either.
 func TestProve_BehindACopysData(t *testing.T) {
 	t.Parallel()
 	start := wireMessages(t, &pgproto3.StartupMessage{ProtocolVersion: pgproto3.ProtocolVersion30, Parameters: map[string]string{"user": "ada"}})
@@ -353,7 +353,7 @@ func TestProve_BehindACopysData(t *testing.T) {
 	require.Equal(t, string(slices.Concat(start, statement)), string(got.Client))
 }
 
-// A run is repeated by its name.
+// A run can be repeated by its name.
 func TestProve_Replay(t *testing.T) {
 	handler := func(p *queuetest.Process) onceq.Handler {
 		return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
@@ -494,7 +494,7 @@ func TestProve_BadProofs(t *testing.T) {
 	}
 }
 
-// A handler that does something else each time cannot be proven, and the proof says so.
+// Prove cannot prove a handler that does something else each time, and says so.
 func TestProve_AnotherWayEachTime(t *testing.T) {
 	t.Parallel()
 	proof := func(when func(run int) bool) queuetest.Proof {
@@ -517,13 +517,13 @@ func TestProve_AnotherWayEachTime(t *testing.T) {
 			},
 		}
 	}
-	// Steps of the first run alone, such as fetching a token that is then kept, are not a mistake.
+	// Steps that only the first run has, such as fetching a token that is then kept, are not a mistake.
 	s := &spy{TB: t}
 	queuetest.Prove(s, queuetest.AtOwnSteps(proof(func(run int) bool { return run == 1 })))
 	require.Empty(t, s.errors)
 	require.Contains(t, s.logs[0], "6 steps were not reached again, as in some run without faults")
 
-	// Steps of all runs without faults that are missing in a run with a fault are one.
+	// Steps that all runs without faults have, and that a run with a fault lacks, are a mistake.
 	others := proof(func(run int) bool { return run != 2 })
 	proven, err := queuetest.ProveAll(t, others, "die-2-before")
 	require.NoError(t, err)
@@ -572,7 +572,7 @@ func FuzzProve_Wire(f *testing.F) {
 		got := queuetest.Wire(client, server, pieces, 0, false)
 		require.True(t, bytes.HasPrefix(client, got.Client))
 		require.True(t, bytes.HasPrefix(server, got.Server))
-		require.Error(t, got.Err) // the end
+		require.Error(t, got.Err) // the end of the input
 		if errors.Is(got.Err, io.EOF) {
 			require.Equal(t, string(client), string(got.Client)+string(got.Rest))
 			require.Equal(t, got, queuetest.Wire(client, server, []byte{255}, 0, false), "the pieces are of no interest")

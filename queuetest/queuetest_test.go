@@ -100,14 +100,14 @@ func TestPoolConfig(t *testing.T) {
 	require.Empty(t, scan[string](t, db.Pool, "select current_setting('search_path')"))
 }
 
-// fake is a test that ends when this test says so.
+// fake is a test whose end the real test decides.
 type fake struct {
 	testing.TB
 	ctx      context.Context
 	mu       sync.Mutex
 	cleanups []func()
 	errors   []string
-	told     func() // when it has an error, if not nil
+	told     func() // called when it reports an error, if not nil
 }
 
 func (f *fake) Context() context.Context { return f.ctx }
@@ -134,7 +134,7 @@ func TestCleanupDropsDatabase(t *testing.T) {
 	f := &fake{TB: t, ctx: ctx}
 	db := queuetest.New(f)
 	name := scan[string](t, db.Pool, "select current_database()")
-	// A connection that the test forgot must not keep the database.
+	// A connection that the test forgot must not keep the database from being dropped.
 	forgotten, err := pgx.Connect(t.Context(), db.URL)
 	require.NoError(t, err)
 	cancel() // a test's context ends before its clean-up
@@ -160,7 +160,7 @@ func TestCleanupTellsOfLeakedConnection(t *testing.T) {
 }
 
 func TestDropStale(t *testing.T) {
-	queuetest.New(t) // from here on this process has an administrative session
+	queuetest.New(t) // starts this process's administrative session
 	url := queuetest.URL(t)
 	admin, err := pgx.Connect(t.Context(), url)
 	require.NoError(t, err)
@@ -169,9 +169,9 @@ func TestDropStale(t *testing.T) {
 	now, old := time.Now().Unix(), time.Now().Add(-2*time.Hour).Unix()
 	databases := map[string]bool{ // name to whether it stays
 		fmt.Sprintf("onceq_test_%d_deadprocess_1", old):                false,
-		fmt.Sprintf("onceq_test_%d_deadprocess_1", now):                true, // may be about to come back
-		fmt.Sprintf("onceq_test_%d_%s_1000000", old, queuetest.Tag(t)): true, // its process lives
-		"onceq_test_results": true, // somebody's own
+		fmt.Sprintf("onceq_test_%d_deadprocess_1", now):                true, // its process may reconnect soon
+		fmt.Sprintf("onceq_test_%d_%s_1000000", old, queuetest.Tag(t)): true, // its process is alive
+		"onceq_test_results": true, // belongs to somebody else
 	}
 	for name := range databases {
 		_, err := admin.Exec(t.Context(), "create database "+name)
@@ -189,7 +189,7 @@ func TestDropStale(t *testing.T) {
 	}
 }
 
-// On a shared server a process leaves nothing behind, not even templates, also if it is killed.
+// On a shared server a process leaves nothing behind, not even templates, even if it is killed.
 func TestAKilledProcessLeavesNoDatabase(t *testing.T) {
 	t.Parallel()
 	const child = "ONCEQ_TEST_CHILD"
@@ -218,12 +218,12 @@ func TestAKilledProcessLeavesNoDatabase(t *testing.T) {
 	require.Equal(t, 2, databases(), "a template and a copy")
 	require.NoError(t, cmd.Process.Kill())
 	require.Error(t, cmd.Wait())
-	for databases() > 0 { // until the limit of all tests
+	for databases() > 0 { // ends by the time limit of the whole test run, if never before
 		time.Sleep(20 * time.Millisecond)
 	}
 }
 
-// The first New of a process may be aborted; the next ones must not find half a template.
+// The first New of a process may be aborted. Later ones must not find half a template.
 func TestTemplateAfterGivenUpTest(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -241,7 +241,7 @@ var errFatal = errors.New("fatal")
 func (f *fatal) Fatalf(string, ...any) { panic(errFatal) }
 
 func BenchmarkNew(b *testing.B) {
-	queuetest.New(b) // the server and the template
+	queuetest.New(b) // makes the server and the template
 	for b.Loop() {
 		f := &fake{TB: b, ctx: b.Context()}
 		db := queuetest.New(f)
@@ -254,7 +254,7 @@ func BenchmarkNew(b *testing.B) {
 	}
 }
 
-// A completion by the handler itself is not a run of its own: the end of the transaction decides.
+// A handler's own completion is not yet the end of a run: the end of its transaction decides.
 func TestRunOne_OfAHandlerThatCompletesAndRollsBack(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -284,7 +284,7 @@ func TestRunOne_OfAHandlerThatCompletesAndRollsBack(t *testing.T) {
 	require.Equal(t, onceq.StateCompleted, db.RunOne(handler).State)
 }
 
-// A cancellation is reported without a token. It ends the run that asked for it.
+// The event of a cancellation has no token. It ends the run in which the handler asked for it.
 func TestRunOne_OfAHandlerThatCancelsItsJob(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -309,7 +309,7 @@ func TestRunOne_OfAHandlerThatCancelsItsJob(t *testing.T) {
 	}
 }
 
-// A workflow of three days. Its handler looks at times of the queue, of the application, and at the database's clock.
+// This workflow takes three days. Its handler reads times of the queue and of the application, and the database's clock.
 func TestAdvance_AWorkflowOfThreeDays(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -390,7 +390,7 @@ func TestAdvance_AJobGrowsOld(t *testing.T) {
 	require.Equal(t, []int{0, 1, 2, 3}, days)
 	require.Equal(t, 1, calls, "the effect is the job's all the time")
 
-	db.Advance(24 * time.Hour) // in the history too
+	db.Advance(24 * time.Hour) // also for jobs in the history
 	_, err = db.Queue.Redrive(t.Context(), db.Pool, res.ID)
 	require.NoError(t, err)
 	require.Equal(t, onceq.StateDead, db.RunOne(handler).State)
@@ -404,7 +404,7 @@ func TestAdvance_AJobGrowsOld(t *testing.T) {
 	require.NoError(t, db.Check())
 }
 
-// recorder is a TB that keeps what a call reported, and ends the call as a test's end does.
+// recorder is a TB that keeps what a call reports, and ends the call as the end of a test does.
 type recorder struct {
 	testing.TB
 	said []string
@@ -435,7 +435,7 @@ func TestRunOne_SaysWhatIsThereIfNothingIsDue(t *testing.T) {
 	require.Contains(t, said[0], "NewWorker needs at least one handler")
 }
 
-// A retry of a job may be told of before the run that failed, and a cancellation has no token.
+// The event of a job's retry may come before that of the run that failed, and a cancellation has no token.
 func TestDrain_RunsOfAJobAreInTheirOrder(t *testing.T) {
 	t.Parallel()
 	ran := []queuetest.Ran{{JobID: 1, Attempt: 2}, {JobID: 2, Attempt: 1}, {JobID: 1, Attempt: 1}, {JobID: 1, State: onceq.StateCancelled}}

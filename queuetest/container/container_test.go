@@ -24,7 +24,7 @@ const childVariable = "ONCEQ_CONTAINER_CHILD"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(pgserver.EnvImage) == "" {
-		_ = os.Setenv(pgserver.EnvImage, "postgres:18-alpine") // these tests are about containers, whatever else is there
+		_ = os.Setenv(pgserver.EnvImage, "postgres:18-alpine") // these tests are about containers, whatever other servers there are
 	}
 	_ = os.Unsetenv(pgserver.EnvBin)
 	_ = os.Unsetenv(pgserver.EnvURL)
@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// docker gives a server in a container; scripts/container-test.sh makes a Docker daemon and an image for that.
+// docker gives a server in a container. scripts/container-test.sh provides a Docker daemon and an image.
 func docker(t *testing.T, opts pgserver.Options) *pgserver.Server {
 	t.Helper()
 	server, err := pgserver.Start(t.Context(), opts)
@@ -52,7 +52,7 @@ func docker(t *testing.T, opts pgserver.Options) *pgserver.Server {
 	return server
 }
 
-// In a process of its own: testcontainers asks once for the daemon's address.
+// This runs in a process of its own, because testcontainers looks up the daemon's address only once.
 func TestWithoutDockerTheErrorSaysWhatToDo(t *testing.T) {
 	self, err := os.Executable()
 	require.NoError(t, err)
@@ -72,7 +72,7 @@ func TestQueuetestUsesTheContainer(t *testing.T) {
 	require.Equal(t, "/dev/shm/onceq", directory)
 }
 
-// A restarted server is under the same URL and has what was committed.
+// A restarted server has the same URL and everything that was committed.
 func TestRestart(t *testing.T) {
 	server := docker(t, pgserver.Options{Durable: true})
 	ctx := t.Context()
@@ -100,7 +100,7 @@ func TestRestart(t *testing.T) {
 	require.Error(t, server.Restart(true))
 }
 
-// A killed process runs no clean-up, and yet the container must not stay.
+// A killed process runs no clean-up. Its container must not stay all the same.
 func TestKilledProcessLeavesNothing(t *testing.T) {
 	docker(t, pgserver.Options{})
 	self, err := os.Executable()
