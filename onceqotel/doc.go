@@ -31,7 +31,6 @@
 // "settle <queue>" as well. A loop of your own around Queue.Claim begins the same span with Telemetry.Start.
 //
 // # Metrics
-// # Metrics
 //
 // Jobs are counted when their statement has run. In the application's transaction that is before its end, so jobs that
 // are rolled back afterwards were counted. Jobs of EnqueueInBatch are counted when Pending.Result is called.

@@ -310,7 +310,7 @@ func (w *effectWalk) check(t *rapid.T) {
 	for _, name := range effectNames {
 		want := w.effects[name].state
 		if want == "completed" {
-			want = "" // it wants nobody, and that of an earlier run may be listed or not
+			want = "" // it needs nobody; one of an earlier run may be listed or not
 		}
 		i := slices.IndexFunc(effects, func(e onceq.EffectInfo) bool {
 			return e.Name == name && (e.State == "uncertain" || e.State == "held")
@@ -320,7 +320,7 @@ func (w *effectWalk) check(t *rapid.T) {
 			got = effects[i].State
 		}
 		require.Equal(t, want, got, "effect %s after %v", name, w.sequence)
-		if got != "" && w.state != onceq.StateCompleted { // its handler has ended well without asking for it again
+		if got != "" && w.state != onceq.StateCompleted { // its handler succeeded without asking for the effect again
 			_, err := w.db.Queue.Get(t.Context(), w.db.Pool, w.id)
 			require.NoError(t, err, "a job with an effect in doubt is to be found; after %v", w.sequence)
 		}

@@ -12,7 +12,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// What a worker does by itself in a database with other settings than in the other tests.
+// What a worker does by itself in databases whose settings differ from those of the other tests.
 
 const (
 	patience = 2 * time.Minute      // for what a worker does within seconds
@@ -43,15 +43,15 @@ func within[T any](t *testing.T, c <-chan T, what string) (v T) {
 	return v
 }
 
-// A worker finds an expired lease behind its cursor, does effects and work outside of jobs, and announces that it is
-// idle, also if all transactions are read-only by default.
+// In a database where all transactions are read-only by default, a worker finds an expired lease before its cursor, does
+// effects and work outside jobs, and announces that it is idle.
 func TestEnvironment_AWorkerWorksWhereADefaultIsToRead(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
 	q := otherwise(t, db, readOnly)
 	ctx := t.Context()
-	// Another process has the job and dies. The job was due long ago, so the worker's cursor has passed it when its
-	// lease expires.
+	// Another process has the job and dies. The job was due long ago, so the worker's cursor has passed it when its lease
+	// expires.
 	old, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", RunAt: time.Now().Add(-time.Hour)})
 	require.NoError(t, err)
 	leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{Lease: time.Hour})

@@ -73,7 +73,7 @@ type reply struct {
 // fence is the model's state: one key's fence as its users see it. The zero value is a free key.
 type fence struct {
 	state fenceState
-	token int64 // the greatest that was ever given
+	token int64 // the largest that was ever given
 	held  bool  // the holder of token may still complete
 	doubt bool  // claimed: an earlier claim's outcome is unknown
 	past  bool  // claimed: its lease has expired; completed: its window is over
@@ -104,7 +104,7 @@ func (f fence) claimable() bool {
 func step(f fence, c call, r reply) (bool, fence) {
 	mine := f.held && f.token == c.token
 	if f.gone && r.is == isLost && (c.do == doComplete || c.do == doRelease || c.do == doUncertain) {
-		if mine { // it is gone for certain then
+		if mine { // then it is certainly gone
 			f = fence{token: f.token}
 		}
 		return true, f
@@ -134,7 +134,7 @@ func step(f fence, c call, r reply) (bool, fence) {
 		if r.is == isLost {
 			return !mine, f
 		}
-		if f.state != completed { // a completion that is repeated changes nothing
+		if f.state != completed { // a repeated completion changes nothing
 			f.state, f.value, f.past, f.doubt, f.forgotten, f.gone = completed, c.value, false, false, false, false
 		}
 		return mine, f
@@ -164,7 +164,7 @@ func step(f fence, c call, r reply) (bool, fence) {
 			f.past, f.forgotten = f.state == claimed, true
 		}
 	case doPrune:
-		// A key that is free stays so, and all others stay as they are, but what is forgotten may be passed over or not.
+		// A free key stays free, and all others stay as they are. A forgotten fence may be passed over or not.
 		f.gone = f.forgotten
 	}
 	return true, f
@@ -198,12 +198,12 @@ var fenceModel = porcupine.Model{
 // recorder operates on fences and records when each operation began and ended, and its result.
 type recorder struct {
 	db      *queuetest.DB
-	q       *onceq.Queue // see otherwise
+	q       *onceq.Queue // see the function otherwise
 	reaper  *onceq.Reaper
 	began   time.Time
 	keys    []string
 	blind   bool         // completions ignore the token
-	grace   sync.RWMutex // the grace time of an hour passes between the others' statements, not within one
+	grace   sync.RWMutex // the grace time of an hour may end between statements of the others, not within one
 	mu      sync.Mutex
 	history []porcupine.Operation
 	errs    []error
@@ -244,7 +244,8 @@ func (r *recorder) exec(ctx context.Context, statement string, args ...any) erro
 	return err
 }
 
-// claim asks for a key, alone or in a transaction that completes it too. It gives the claim, where that may go on.
+// claim asks for a key, either by itself or in a transaction that also completes it. It returns the claim if that is still
+// open.
 func (r *recorder) claim(ctx context.Context, client int, c call) *onceq.FenceLease {
 	r.grace.RLock()
 	defer r.grace.RUnlock()
@@ -369,7 +370,7 @@ func (r *recorder) run(t *testing.T, clients, each int) []porcupine.Operation {
 	for client := range clients {
 		wg.Go(func() {
 			rnd := rand.New(rand.NewPCG(seed, uint64(client)))
-			var mine []*onceq.FenceLease // also lost and finished ones: those of a stale worker
+			var mine []*onceq.FenceLease // also lost and finished ones: a stale worker uses those
 			for n := range each {
 				c := call{key: r.keys[rnd.IntN(len(r.keys))], value: client*each + n}
 				switch p := rnd.IntN(100); {
@@ -443,7 +444,7 @@ func linearizable(t *testing.T, r *recorder) {
 	require.Equal(t, porcupine.Ok, verdict(t, history))
 }
 
-// Tests the checks themselves: a completion that ignores the token must be found.
+// This tests the checks themselves: they must find a completion that ignores the token.
 func TestHistory_FindsACompletionWithoutTheToken(t *testing.T) {
 	t.Parallel()
 	r := newRecorder(t, 3, nil, queuetest.NoCheck())

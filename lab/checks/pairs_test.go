@@ -19,11 +19,11 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// Every ordered pair of operations on one key, forced: the first has done its work but not committed when the second
-// begins. An operation that takes the caller's transaction is in it. Any other is stopped in its commit, by a deferred
-// trigger that waits for a lock of the test. The second operation either waits for a lock, which pg_stat_activity
-// shows, or answers at once. Then the first commits or rolls back. The same pair also runs one after the other. No test
-// sleeps to be second.
+// Every ordered pair of operations on one key is forced: the first operation has done its work but not committed when the
+// second begins. An operation that takes the caller's transaction runs in it. Any other is stopped in its commit by a
+// deferred trigger, which waits for a lock of the test. The second operation either waits for a lock, which
+// pg_stat_activity shows, or answers at once. Then the first operation commits or rolls back. The same pair also runs one
+// after the other. No test sleeps in order to be second.
 
 // pair is a row of the table: what the second operation answers, and the key's state after it.
 type pair struct {
@@ -93,7 +93,7 @@ var pairs = []pair{
 	{"cancel", "release", "leased", false, "released → waiting", "", "released → waiting", "released → cancelled"},
 	{"extend", "cancel", "leased", false, "asked for → running", "", "asked for → running", "asked for → running"},
 
-	// What people and handlers do besides. Not every pair of these, only those that meet on one row.
+	// These are further operations of people and handlers. The table has only those pairs of them that meet on one row.
 	{"redrive", "enqueue", "dead", true, "duplicate of one waiting → waiting", "to be run again → waiting", "accepted → new job waiting", "duplicate of one waiting → waiting"},
 	{"enqueue", "redrive", "dead", true, "taken by another job → new job waiting", "to be run again → new job waiting", "redriven, waiting → waiting", "taken by another job → new job waiting"},
 	{"redrive", "redrive", "dead", true, "redriven, waiting → waiting", "to be run again → waiting", "redriven, waiting → waiting", "redriven, waiting → waiting"},
@@ -368,7 +368,7 @@ func (r *pairsRun) forced(p pair, commit bool) (outcome string, waited bool) {
 	t, ctx := r.t, r.t.Context()
 	t.Helper()
 	r.prepare(p.start)
-	end := func() {} // of the first
+	end := func() {} // ends the first operation
 	var first pairsAnswer
 	var pid int32
 	if takesTx(p.first) {
@@ -402,7 +402,7 @@ func (r *pairsRun) forced(p pair, commit bool) (outcome string, waited bool) {
 					first = <-c
 					return
 				}
-				_, err := r.db.Pool.Exec(ctx, `select pg_terminate_backend($1, 20000)`, pid) // and its locks are gone
+				_, err := r.db.Pool.Exec(ctx, `select pg_terminate_backend($1, 20000)`, pid) // its locks are gone then
 				require.NoError(t, err)
 				require.Error(t, (<-c).err)
 				open()
@@ -438,7 +438,7 @@ func (r *pairsRun) inTurn(p pair) string {
 	return a.what + " → " + r.state()
 }
 
-// gate is the trigger that stops whoever commits a change, while the test has advisory lock 1.
+// gate is a trigger that stops every commit of a change while the test holds advisory lock 1.
 const gate = `
 create function onceq.gate() returns trigger language plpgsql as $$
 begin
@@ -474,7 +474,7 @@ func TestPairs_EveryInterleavingHasItsOutcome(t *testing.T) {
 			r.exec(gate)
 			for _, p := range pairs {
 				if level != pgx.ReadCommitted && !takesTx(p.first) && !takesTx(p.second) {
-					continue // no level but the library's own
+					continue // only the library's own level
 				}
 				t.Run(p.first+", "+p.second+", "+p.start, func(t *testing.T) {
 					r := &pairsRun{t: t, db: db, owner: r.owner, level: level}
@@ -484,7 +484,7 @@ func TestPairs_EveryInterleavingHasItsOutcome(t *testing.T) {
 					}
 					committed, waited := r.forced(p, true)
 					if level == pgx.Serializable && strings.HasPrefix(committed, again) {
-						want = committed // what such a transaction has read is remembered by the page: any may be refused for nothing
+						want = committed // Postgres remembers reads by page, so it may refuse any of these without need
 					}
 					require.NoError(t, db.Check())
 					undone, _ := r.forced(p, false)
@@ -502,8 +502,8 @@ func TestPairs_EveryInterleavingHasItsOutcome(t *testing.T) {
 	}
 }
 
-// Tests the checks themselves: a completion that ignores the token must be found. Exactly the rows in which the lease
-// is lost before the completion have another outcome then.
+// This tests the checks themselves: they must find a completion that ignores the token. Then exactly those rows have
+// another outcome in which the lease is lost before the completion.
 func TestPairs_FindACompletionWithoutTheToken(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.NoCheck(), queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
@@ -520,8 +520,9 @@ func TestPairs_FindACompletionWithoutTheToken(t *testing.T) {
 	}
 }
 
-// A cancellation that meets a job just while it is given back, or cancelled by somebody who then rolls back, answers that
-// the job runs; nobody is there to hear of it. The next claim carries it out, and never hands the job to a handler.
+// A cancellation may come just while the job is given back, or while somebody cancels it and then rolls back. It answers
+// that the job is running, but nobody runs it who could be told. The next claim cancels the job and never hands it to a
+// handler.
 func TestPairs_ACancellationThatNobodyHeardIsCarriedOutByTheNextClaim(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))

@@ -68,7 +68,7 @@ type walkFence struct {
 type walkLease struct {
 	lease *onceq.Lease
 	id    int64
-	claim int // the count of claims under which it was given
+	claim int // the count of claims under which the lease was given
 }
 
 type walk struct {
@@ -77,9 +77,9 @@ type walk struct {
 	queue  string
 	now    int
 	turns  int
-	jobs   map[int64]*walkJob // live, and in history
+	jobs   map[int64]*walkJob // live ones, and those in the history
 	keys   map[string]*walkFence
-	tokens map[string]int64 // greatest token under which each key was ever claimed
+	tokens map[string]int64 // the largest token under which each key was ever claimed
 	leases []walkLease
 	reaper *onceq.Reaper
 	blind  bool // completions ignore the token
@@ -168,15 +168,15 @@ func (w *walk) drawJob(t *rapid.T, keys []string) onceq.Job {
 		IgnorePayload: rapid.IntRange(0, 3).Draw(t, "ignore") == 0,
 	}
 	if j.Key != "" {
-		j.Scope = w.queue // which both kinds share
+		j.Scope = w.queue // both kinds share it
 	}
 	return j
 }
 
 var errUndone = errors.New("rolled back")
 
-// inTx runs fn on the pool, in a transaction that commits, or in one that rolls back. It returns whether the changes
-// stay.
+// inTx runs fn on the pool, in a transaction that commits, or in a transaction that rolls back. It reports whether the
+// changes stay.
 func (w *walk) inTx(t *rapid.T, fn func(onceq.DB)) (stays bool) {
 	places := []string{"pool", "committed", "rolled back"}
 	if w.prepares {
@@ -198,7 +198,7 @@ func (w *walk) inTx(t *rapid.T, fn func(onceq.DB)) (stays bool) {
 		}
 		_, err := tx.Exec(t.Context(), `prepare transaction '`+w.db.Pool.Config().ConnConfig.Database+w.queue+`'`)
 		require.NoError(t, err, "the first phase of a commit in two")
-		return errUndone // this session keeps nothing of the transaction
+		return errUndone // this session then keeps nothing of the transaction
 	})
 	second := map[string]string{"prepared": "commit", "prepared and rolled back": "rollback"}[where]
 	if second != "" {
@@ -276,7 +276,7 @@ func (w *walk) EnqueueMany(t *rapid.T) {
 			}
 		}
 	})
-	// Keys that are taken over are in a second statement, so their jobs become due a moment later.
+	// A second statement takes over expired keys, so their jobs become due a moment later.
 	for _, second := range []bool{false, true} {
 		for i := range want {
 			if accepted[i] && (over[i] == second) {
@@ -331,7 +331,7 @@ func (w *walk) Claim(t *rapid.T) {
 			}
 			j.leased, j.until = true, w.now+2
 			switch {
-			case j.cancel: // requested, but its last holder never heard of it
+			case j.cancel: // requested, but its last holder was never told
 				w.end(j, onceq.StateCancelled, nil)
 			case j.lost >= walkMaxLost:
 				w.end(j, onceq.StateDead, nil)
@@ -475,7 +475,7 @@ func (w *walk) Complete(t *rapid.T) {
 	}
 }
 
-// some returns the id of a job that exists, or of one that never will.
+// some returns the id of a job that exists, or of a job that never will.
 func (w *walk) some(t *rapid.T) (int64, *walkJob) {
 	ids := []int64{1 << 40}
 	for id := range w.jobs {
@@ -580,7 +580,7 @@ func (w *walk) Redrive(t *rapid.T) {
 	case j.key == "":
 	case f == nil:
 		w.keys[j.key] = &walkFence{job: id, kind: j.kind, state: onceq.StateWaiting, lifetime: 24}
-		w.tokens[j.key] = j.id<<20 | int64(j.claims) // nobody knows any more of a later job that had the key
+		w.tokens[j.key] = j.id<<20 | int64(j.claims) // nobody knows any more about a later job that had the key
 	default:
 		f.job, f.state, f.result = id, onceq.StateWaiting, nil
 	}
@@ -657,7 +657,7 @@ func TestWalk_JobsDoWhatTheModelSays(t *testing.T) {
 // readOnly makes sessions like those of a database or a role that is read-only by default.
 func readOnly(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on" }
 
-// The library's own transactions say that they write. So do the application's.
+// The library's own transactions say that they write. In this walk, so do the application's.
 func TestWalk_ADefaultToReadChangesNothing(t *testing.T) {
 	t.Parallel()
 	walks(t, t, false, readOnly)
@@ -719,8 +719,8 @@ func (l *listener) Errorf(string, ...any)           { l.failed = true }
 func (l *listener) Failed() bool                    { return l.failed }
 func (l *listener) FailNow()                        { runtime.Goexit() }
 
-// Tests the checks themselves: a completion that ignores the token must be found. No other walk runs meanwhile, because
-// rapid's flags are global.
+// This tests the checks themselves: they must find a completion that ignores the token. No other walk runs at the same
+// time, because rapid's flags are global.
 func TestWalk_FindsACompletionWithoutTheToken(t *testing.T) {
 	for name, value := range map[string]string{"rapid.nofailfile": "true", "rapid.shrinktime": "0s"} {
 		f := flag.Lookup(name).Value

@@ -17,8 +17,8 @@ import (
 	"testing"
 )
 
-// Bounds. Two jobs of one key let a stale worker of the first meet the second. With three claims, the third meets two
-// stale ones.
+// Bounds. Two jobs of one key let a stale worker of the first meet the second. With three claims, the third holder meets
+// two stale ones.
 const (
 	maxJobs   = 2
 	maxClaims = 3 // a job that is claimed more often is dead
@@ -94,7 +94,7 @@ type state struct {
 	fence fenceState
 	owner int8 // the job that has the key
 
-	ids int8 // the sequence that tokens begin with
+	ids int8 // the sequence from which ids come
 
 	// jobs
 	live   bool
@@ -116,7 +116,7 @@ type state struct {
 	setBack bool // the sequence was set back, once
 
 	workers [workers]worker
-	picked  bool // the reaper has seen a fence to delete
+	picked  bool // the reaper has seen a fence that it will delete
 
 	// These record what happened, for the properties.
 	finished int8     // finished jobs
@@ -260,7 +260,7 @@ func (v variant) next(s state) (all []successor) {
 		if w.phase != idle && s.mine(w) && s.cancel {
 			does("hears that the job is cancelled", func(n *state, w *worker) {
 				if n.effect == intent && n.effectOf == w.job && n.effectBy == w.claim {
-					n.effect = intentRanOut // it reports that, if it can
+					n.effect = intentRanOut // it reports that if it can
 				}
 				n.finish()
 				n.traced = !v.cancelsWithoutTrace
@@ -462,7 +462,7 @@ func TestProtocol(t *testing.T) {
 	}
 }
 
-// Tests the checks themselves: each mistake must be found.
+// This tests the checks themselves: they must find each mistake.
 func TestProtocol_FindsMistakes(t *testing.T) {
 	t.Parallel()
 	for want, v := range map[string]variant{

@@ -32,7 +32,7 @@ const (
 	waiting place = iota
 	leased
 	started
-	orphaned // its process is gone, and the lease has not expired yet
+	orphaned // its process is gone and its lease has not expired yet
 	done
 	dead
 )
@@ -226,7 +226,7 @@ func TestQuarantine(t *testing.T) {
 	}
 }
 
-// Tests the checks themselves: each mistake must be found.
+// This tests the checks themselves: they must find each mistake.
 func TestQuarantine_FindsMistakes(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -1,5 +1,5 @@
-// Package tern shows that tern and migrations.Up run the same files on the same database, in turn and at the same time. Its
-// command line is a thin layer over the library that is used here.
+// Package tern shows that tern and migrations.Up can run the same files on the same database, one after the other and at
+// the same time. It uses tern as a library; tern's command line only calls that.
 package tern
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// files are those that onceq has embedded. With next there is a later one, as of a later release.
+// files are the files that onceq embeds. With next there is one more, as in a later release.
 func files(t *testing.T, next bool) fs.FS {
 	t.Helper()
 	dir := os.DirFS("../../migrations")
@@ -34,7 +34,7 @@ func files(t *testing.T, next bool) fs.FS {
 	return all
 }
 
-// connect gives one more connection to the database of a test.
+// connect returns one more connection to a test's database.
 func connect(t *testing.T, db *queuetest.DB) *pgx.Conn {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), db.URL)
@@ -49,7 +49,7 @@ func empty(t *testing.T) (*queuetest.DB, *pgx.Conn) {
 	return db, connect(t, db)
 }
 
-// migrator is tern as the package comment of migrations says to run it.
+// migrator is tern, set up as the package comment of migrations says.
 func migrator(t *testing.T, conn *pgx.Conn, files fs.FS) *migrate.Migrator {
 	t.Helper()
 	m, err := migrate.NewMigrator(t.Context(), conn, "onceq.schema_version")
@@ -71,7 +71,7 @@ func version(t *testing.T, conn *pgx.Conn) (v int) {
 	return v
 }
 
-// What Up and SQL read out of the files is what tern does.
+// Up and SQL read from the files exactly what tern runs.
 func TestTheSameSQL(t *testing.T) {
 	t.Parallel()
 	for _, schema := range []string{"onceq", `we"ird {{.schema}}`} {
@@ -167,7 +167,7 @@ func TestTernWaitsForUp(t *testing.T) {
 	db, conn := empty(t)
 	exec(t, conn, "create schema onceq")
 	tern := migrator(t, conn, files(t, false))
-	// Up stops behind a table of its first file that somebody is about to make.
+	// Up waits for a table of its first file that another session is about to make.
 	other := connect(t, db)
 	exec(t, other, "begin; create table onceq.meta ()")
 	ours := connect(t, db)

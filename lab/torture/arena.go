@@ -22,12 +22,12 @@ import (
 	"github.com/onceq/onceq/internal/pgserver"
 )
 
-// arena is what the processes work with: a server with a synchronous standby, a proxy before it for each process, and a
-// PgBouncer.
+// arena is what the processes work with: a server with a synchronous standby, a proxy for each process in front of it, and
+// a PgBouncer.
 type arena struct {
 	dir     string
-	bouncer *bouncer // nil: there is none
-	notes   []string // what could not be had
+	bouncer *bouncer // nil if there is none
+	notes   []string // what this machine could not provide
 
 	toxic   *toxiproxy.ApiServer
 	proxies []*toxiproxy.Proxy
@@ -35,19 +35,19 @@ type arena struct {
 	mu       sync.Mutex // guards the rest; the server's faults change them, one at a time
 	primary  *pgserver.Server
 	standby  *pgserver.Server
-	disk     string // where the primary's tablespace of limited size is; "" where there is none
-	spare    string // the standby's
+	disk     string // the primary's tablespace of limited size, or "" if there is none
+	spare    string // the standby's tablespace
 	standbys int
 }
 
-// diskSize is the size of the tablespace in bytes, as long as it is not made full: a bound, and taken from memory as it
+// diskSize is the size of the tablespace in bytes, except while it is made full. It is a limit: memory is taken only as it
 // is used.
 const diskSize = 8 << 30
 
 func (a *arena) options() pgserver.Options {
 	return pgserver.Options{Own: true, Durable: true, Settings: map[string]string{
 		"max_connections": "130",
-		// A standby that is gone must be noticed by the server and the other way round within a run.
+		// During a run, the server must notice that its standby is gone, and the standby that the server is gone.
 		"wal_sender_timeout": "5s", "wal_receiver_timeout": "5s", "wal_retrieve_retry_interval": "200ms",
 	}}
 }
@@ -74,7 +74,7 @@ func (a *arena) mount(ctx context.Context) (string, error) {
 	if out, err := exec.CommandContext(ctx, "mount", "-t", "tmpfs", "-o", fmt.Sprint("mode=777,size=", diskSize), "tmpfs", dir).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("mount: %w: %s", err, strings.TrimSpace(string(out)))
 	}
-	space := filepath.Join(dir, "space") // an empty directory is wanted, and the filler lies beside it
+	space := filepath.Join(dir, "space") // must be empty; the filler is beside it
 	if err := os.Mkdir(space, 0o777); err != nil {
 		return "", err
 	}
@@ -94,7 +94,7 @@ create table torture.fence_trail (
   what text, key text, token bigint, since bigint, finished bigint, result text
 );`
 
-// furnish makes the tables of the harness, those of the system, and puts them all on the small disk.
+// furnish makes the tables of the harness and those of the system, and puts all of them on the small disk.
 func (a *arena) furnish(ctx context.Context, sys system) error {
 	conn, err := pgx.Connect(ctx, a.primary.URL())
 	if err != nil {
@@ -131,7 +131,7 @@ select format('alter %s %s set tablespace small', case c.relkind when 'i' then '
 	return err
 }
 
-// handOver gives the disk to the user that runs the server.
+// handOver makes the user that runs the server the owner of the disk.
 func (a *arena) handOver(ctx context.Context, conn *pgx.Conn) error {
 	var data string
 	if err := conn.QueryRow(ctx, `show data_directory`).Scan(&data); err != nil {
@@ -147,7 +147,7 @@ func (a *arena) handOver(ctx context.Context, conn *pgx.Conn) error {
 	return nil
 }
 
-// follow starts a standby and makes the server wait for it with each commit.
+// follow starts a standby and makes the server wait for it at each commit.
 func (a *arena) follow(ctx context.Context) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -182,7 +182,7 @@ func (a *arena) follow(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// inSync tells whether commits wait for the standby, and it has all that was committed before they did.
+// inSync reports whether commits wait for the standby, and the standby has all that was committed before they did.
 func inSync(ctx context.Context, conn *pgx.Conn) (ok bool, err error) {
 	err = conn.QueryRow(ctx, `
 select exists (select from pg_stat_replication
@@ -191,7 +191,7 @@ select exists (select from pg_stat_replication
 	return ok, err
 }
 
-// failover ends the server, as a machine that fails does, and makes the standby the server. Another one follows it.
+// failover ends the server as a failing machine does, and promotes the standby. A new standby follows that.
 func (a *arena) failover(ctx context.Context) error {
 	a.mu.Lock()
 	alone := a.standby == nil
@@ -240,7 +240,7 @@ func (a *arena) failover(ctx context.Context) error {
 	}
 	for _, p := range a.proxies {
 		p.Lock()
-		to := &toxiproxy.Proxy{Listen: p.Listen, Upstream: a.address(), Enabled: p.Enabled} // a cut one stays cut
+		to := &toxiproxy.Proxy{Listen: p.Listen, Upstream: a.address(), Enabled: p.Enabled} // a proxy that was cut stays cut
 		p.Unlock()
 		if err := p.Update(to); err != nil {
 			return err
@@ -255,19 +255,19 @@ func (a *arena) address() string {
 	defer a.mu.Unlock()
 	u, err := url.Parse(a.primary.URL())
 	if err != nil {
-		panic(err) // pgserver has made it
+		panic(err) // cannot fail: pgserver made it
 	}
 	return u.Host
 }
 
-// server is the primary.
+// server returns the primary.
 func (a *arena) server() *pgserver.Server {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.primary
 }
 
-// proxy makes a way to the database, and gives its URL.
+// proxy makes a proxy to the database and returns the database's URL through it.
 func (a *arena) proxy(name string) (*toxiproxy.Proxy, string, error) {
 	p := toxiproxy.NewProxy(a.toxic, name, "127.0.0.1:0", a.address())
 	if err := p.Start(); err != nil {
@@ -277,11 +277,11 @@ func (a *arena) proxy(name string) (*toxiproxy.Proxy, string, error) {
 	return p, a.urlAt(p.Listen), nil
 }
 
-// urlAt is the database's, by another address.
+// urlAt returns the database's URL at another address.
 func (a *arena) urlAt(address string) string {
 	u, err := url.Parse(a.server().URL())
 	if err != nil {
-		panic(err) // pgserver has made it
+		panic(err) // cannot fail: pgserver made it
 	}
 	u.Host = address
 	return u.String()
@@ -323,7 +323,7 @@ func pgbouncer() (string, error) {
 	return exec.LookPath("/usr/sbin/pgbouncer")
 }
 
-// startBouncer starts one before an address.
+// startBouncer starts a PgBouncer in front of an address.
 func (a *arena) startBouncer(before string) error {
 	bin, err := pgbouncer()
 	if err != nil {
@@ -368,14 +368,14 @@ ignore_startup_parameters = search_path,extra_float_digits
 	if err := os.WriteFile(filepath.Join(dir, "users"), fmt.Appendf(nil, "%q %q\n", to.User, to.Password), 0o600); err != nil {
 		return err
 	}
-	if err := pgserver.ToNobody(dir); err != nil { // as whom it runs then
+	if err := pgserver.ToNobody(dir); err != nil { // the user it runs as
 		return err
 	}
 	a.bouncer = b
 	return b.start()
 }
 
-// guard ends PgBouncer when its standard input ends: also when this process is killed.
+// guard ends PgBouncer when its standard input ends, which happens even if this process is killed.
 const guard = `trap '' INT TERM; "$@" & cat >/dev/null; kill -9 $!`
 
 func (b *bouncer) start() (err error) {

@@ -8,11 +8,11 @@ import (
 	"strings"
 )
 
-// history is all that was recorded in a run: by the producers and the provider in their journals, by triggers in the
-// trail, by the handlers in the ledger; and what the queue says at the end.
+// history is everything that a run recorded. Producers and the provider write journals, triggers write the audit trail, and
+// handlers write the ledger. At the end, the queue's own tables are read too.
 type history struct {
 	Ops    []op
-	Noted  map[string]bool // operations whose transaction committed
+	Noted  map[string]bool // operations whose transaction has committed
 	Trail  []step
 	Ledger []entry
 	Calls  []call
@@ -23,19 +23,19 @@ type history struct {
 
 	Events []event
 	Doubts []doubt
-	Panics []string // processes that ended so
-	Tables string   // what is wrong with the queue's own tables; "" for nothing
+	Panics []string // processes that ended by a panic
+	Tables string   // what is wrong with the queue's own tables, or ""
 }
 
-// doubt is an effect that wants somebody to decide, of a job that is nowhere.
+// doubt is an effect that waits for somebody's decision although its job is nowhere.
 type doubt struct {
 	Effect string
 	State  int
 }
 
-// step is a row of the trail.
+// step is a row of the audit trail.
 type step struct {
-	What  string // accepted, claimed, gone; of no job: pruned, of a key's fence, and setBack
+	What  string // of a job: accepted, claimed or gone; of a key's fence: pruned; or setBack
 	Job   int64  // its identity
 	Key   string
 	Work  string
@@ -43,7 +43,7 @@ type step struct {
 	Op    string
 }
 
-// setBack is what the trails have for the moment when the sequence of ids was set back.
+// setBack is the step at which the sequence of ids was set back.
 const setBack = "sequence set back"
 
 // entry is a row of the ledger: one effect.
@@ -53,7 +53,7 @@ type entry struct {
 	Nonce      string
 }
 
-// end is what has become of a job.
+// end is what became of a job.
 type end struct {
 	Job        int64
 	Key        string
@@ -61,22 +61,22 @@ type end struct {
 	State      string // completed, dead, cancelled, held or unfinished
 	Result     string
 	Lost       int
-	Gone       bool // nothing is left of it but the trail
+	Gone       bool // nothing is left of it but the audit trail
 }
 
-// The sorts of violations.
+// These are the sorts of violations.
 const (
-	vLost       = "lost"               // accepted, and it has no end; or acknowledged, and never accepted
-	vUnfinished = "unfinished"         // accepted, and still not at its end when the run was over
-	vPhantom    = "rolled back"        // accepted although the caller's transaction was rolled back, or in part
+	vLost       = "lost"               // accepted but without an end, or acknowledged but never accepted
+	vUnfinished = "unfinished"         // accepted and not finished when the run was over
+	vPhantom    = "rolled back"        // accepted although the caller's transaction was rolled back, or accepted in part
 	vKey        = "key accepted twice" // two jobs for one key
-	vEffect     = "effects"            // a completed job without exactly one effect, another one with any
-	vToken      = "tokens"             // tokens of a key that do not grow; an effect under one that was not the last
-	vAnswer     = "answers"            // a duplicate was told another job or another result than the committed one
-	vCall       = "outside calls"      // a call repeated where the policy does not allow it, or none that took effect
-	vCallKey    = "downstream key"     // calls for a job under several keys, or one key for several jobs
-	vDead       = "dead for nothing"   // a job is dead that can be done, or one that ends its process is not
-	vReadOnly   = "read only"          // a statement of the library's own was refused because the database's default is to read
+	vEffect     = "effects"            // a completed job without exactly one effect, or another job with any
+	vToken      = "tokens"             // a key's tokens do not grow, or an effect was made under a token that was not the last
+	vAnswer     = "answers"            // a duplicate was told another job, or another result, than the committed one
+	vCall       = "outside calls"      // a call was repeated where the policy does not allow it, or no call took effect
+	vCallKey    = "downstream key"     // calls for one job under several keys, or one key for several jobs
+	vDead       = "dead for nothing"   // a job is dead that can be done, or a job that ends its process is not dead
+	vReadOnly   = "read only"          // a statement of the library's own was refused because transactions are read-only by default
 	vPanic      = "panics"             // a process ended by one
 	vTables     = "tables"             // the queue's own tables are not as they must be
 )
@@ -89,10 +89,10 @@ type verdict struct {
 	Ends                                     map[string]int // by state
 	Committed, RolledBack, Unknown           int            // operations
 	UnknownCommitted                         int
-	Duplicates, Replayed                     int // answers; with a result
+	Duplicates, Replayed                     int // all duplicates, and those that got a result
 	Entries, Calls, Repeated, Claims, Losses int
-	Requests                                 map[string]int // answers to them, by outcome
-	Uses                                     map[string]int // of their keys, by how they ended
+	Requests                                 map[string]int // by the outcome of their answer
+	Uses                                     map[string]int // uses of their keys, by how they ended
 	Violations                               map[string][]string
 }
 
@@ -107,7 +107,7 @@ func (v *verdict) count() (n int) {
 	return n
 }
 
-// check goes over a history.
+// check judges a history.
 func check(h *history) *verdict {
 	v := &verdict{Ends: map[string]int{}, Requests: map[string]int{}, Uses: map[string]int{}, Violations: map[string][]string{}}
 	accepted := map[int64]step{}
@@ -122,7 +122,7 @@ func check(h *history) *verdict {
 	for _, s := range h.Trail {
 		switch s.What {
 		case "accepted":
-			if _, again := accepted[s.Job]; again { // somebody had it run again, or the worker did
+			if _, again := accepted[s.Job]; again { // somebody redrove it, or the worker did
 				if s.Key != "" && liveOfKey[s.Key] == 0 {
 					liveOfKey[s.Key] = s.Job
 				}
@@ -143,7 +143,7 @@ func check(h *history) *verdict {
 			}
 		case "claimed":
 			v.Claims++
-			if s.Token == 0 { // a system without tokens
+			if s.Token == 0 { // this system has no tokens
 				continue
 			}
 			name := cmp.Or(s.Key, fmt.Sprint("job ", s.Job))
@@ -165,14 +165,14 @@ func check(h *history) *verdict {
 			if back { // the sequence may not have reached its token again
 				delete(keyToken, s.Key)
 			}
-		case setBack: // nothing knows of tokens of a key whose fence was pruned
+		case setBack: // nothing remembers the tokens of a key whose fence was pruned
 			back = true
 			maps.DeleteFunc(keyToken, func(key string, _ int64) bool { return pruned[key] })
 		}
 	}
 	v.Accepted = len(accepted)
 
-	// Every job has an end, and one only.
+	// Every job has exactly one end.
 	ends := map[int64]end{}
 	for _, e := range h.Ends {
 		if other, twice := ends[e.Job]; twice {
@@ -206,7 +206,7 @@ func check(h *history) *verdict {
 	// Effects in the database.
 	effects := map[int64][]entry{}
 	for _, e := range h.Ledger {
-		if e.Job <= 0 { // a request's
+		if e.Job <= 0 { // of a request
 			continue
 		}
 		v.Entries++
@@ -223,7 +223,7 @@ func check(h *history) *verdict {
 		e, rows := ends[id], effects[id]
 		delete(effects, id)
 		switch {
-		case e.Form == formLate && e.State == "dead" && !e.hopeless(): // somebody has to look at what it did
+		case e.Form == formLate && e.State == "dead" && !e.hopeless(): // somebody must look at what it did
 		case e.State == "completed" && transactional(e.Form) && len(rows) != 1,
 			e.State != "completed" && len(rows) > 0:
 			v.violation(vEffect, "job %d (%s) is %s with %d effects", idOf(id), e.Work, e.State, len(rows))
@@ -253,7 +253,7 @@ func check(h *history) *verdict {
 
 func (e end) hopeless() bool { return work{Name: e.Work, Form: e.Form}.hopeless() }
 
-// checkEnds compares how jobs ended with what their handlers returned, and looks for what nobody can find any more.
+// checkEnds compares how jobs ended with what their handlers returned, and finds the jobs that nobody can find any more.
 func (v *verdict) checkEnds(h *history, ends map[int64]end, lastClaim map[int64]int64) {
 	told := map[[2]int64]event{} // what the latest call under a token returned
 	for _, e := range h.Events {
@@ -287,7 +287,7 @@ func (v *verdict) checkEnds(h *history, ends map[int64]end, lastClaim map[int64]
 	}
 }
 
-// checkOps compares what producers were told with what is true.
+// checkOps compares what producers were told with what happened.
 func (v *verdict) checkOps(h *history, byOp map[string]map[string]int64, byKey map[string][]int64, ends map[int64]end) {
 	final := map[string]op{}
 	for _, o := range h.Ops {
@@ -311,7 +311,7 @@ func (v *verdict) checkOps(h *history, byOp map[string]map[string]int64, byKey m
 				v.violation(vPhantom, "operation %s (%s) was rolled back, and accepted %v", name, o.Err, happened)
 			}
 			continue
-		default: // the database says
+		default: // the database knows
 			v.Unknown++
 			if !h.Noted[name] && len(happened) == 0 {
 				continue
@@ -322,7 +322,7 @@ func (v *verdict) checkOps(h *history, byOp map[string]map[string]int64, byKey m
 			}
 			v.UnknownCommitted++
 		}
-		// It was committed: all of its works are accepted, by itself or before.
+		// The operation was committed, so all of its works are accepted: by it or before it.
 		for _, w := range o.Works {
 			if _, here := happened[w.Name]; !here && (!w.Keyed || len(byKey[w.Name]) == 0) {
 				v.violation(vLost, "operation %s was committed, and %s was never accepted", name, w.Name)
@@ -357,12 +357,12 @@ func (v *verdict) checkOps(h *history, byOp map[string]map[string]int64, byKey m
 	}
 }
 
-// checkCalls compares what the provider has seen with what the policies allow.
+// checkCalls compares what the provider saw with what the policies allow.
 func (v *verdict) checkCalls(h *history, ends map[int64]end) {
 	byJob := map[int64][]call{}
 	jobOfKey := map[string]int64{}
 	for _, c := range h.Calls {
-		if c.Job <= 0 { // a request's
+		if c.Job <= 0 { // of a request
 			continue
 		}
 		v.Calls++

@@ -8,23 +8,23 @@ import (
 	"github.com/onceq/onceq"
 )
 
-// fenceStep is a row of the trail of fences.
+// fenceStep is a row of the fences' audit trail.
 type fenceStep struct {
 	What     string // claimed, completed, uncertain, released, held or gone
 	Key      string
 	Token    int64
-	Since    int64 // of the first intent, in microseconds
-	Finished int64 // completed, released: in microseconds
+	Since    int64 // time of the first intent, in microseconds
+	Finished int64 // time of the completion or release, in microseconds
 	Result   string
 }
 
-// use is one use of a key: from its first intent until it is completed or released. A key that is taken for ever has
-// one that is completed at most.
+// use is one use of a key, from its first intent until it is completed or released. A key that is taken for ever has at
+// most one completed use.
 type use struct {
 	key, form  string
 	since      int64
-	state      string // the last that the trail has
-	token      int64  // under which it was claimed last, and so completed
+	state      string // the last state in the audit trail
+	token      int64  // of the last claim, and so of the completion
 	tokens     map[int64]bool
 	finished   int64
 	result     string
@@ -37,11 +37,11 @@ type use struct {
 // checkRequests compares requests, their effects and their calls with what was claimed and completed.
 func (v *verdict) checkRequests(h *history) {
 	byKey := map[string][]*use{}
-	last := map[string]int64{} // token of a key
+	last := map[string]int64{} // the last token of each key
 	var all []*use
 	back := false // the sequence was set back
 	for _, s := range h.Fences {
-		if s.What == setBack { // nothing knows of the tokens of a key that was pruned
+		if s.What == setBack { // nothing remembers the tokens of a key that was pruned
 			back = true
 			maps.DeleteFunc(last, func(key string, _ int64) bool {
 				uses := byKey[key]
@@ -111,7 +111,7 @@ func (v *verdict) checkRequests(h *history) {
 	v.checkAnswers(h, byKey)
 }
 
-// checkAgain judges that a key is used again after u.
+// checkAgain judges whether a key may be used again after u.
 func (v *verdict) checkAgain(u *use, s fenceStep) {
 	window := windowOf(u.key)
 	switch {
@@ -125,7 +125,7 @@ func (v *verdict) checkAgain(u *use, s fenceStep) {
 	}
 }
 
-// checkRequestEffects: a use has one row in the ledger where it is completed, none otherwise.
+// checkRequestEffects checks that each completed use has one row in the ledger, and any other use has none.
 func (v *verdict) checkRequestEffects(h *history, all []*use) {
 	rows := map[string]map[int64][]entry{}
 	for _, e := range h.Ledger {
@@ -166,7 +166,7 @@ func (v *verdict) checkRequestEffects(h *history, all []*use) {
 	}
 }
 
-// checkRequestCalls compares what the provider has seen with what the policies allow.
+// checkRequestCalls compares what the provider saw with what the policies allow.
 func (v *verdict) checkRequestCalls(h *history, byKey map[string][]*use, all []*use) {
 	useOf := map[string]*use{} // by downstream key
 	for _, c := range h.Calls {
@@ -211,7 +211,7 @@ func (v *verdict) checkRequestCalls(h *history, byKey map[string][]*use, all []*
 	}
 }
 
-// checkAnswers: whoever got a result got one that was committed for that key.
+// checkAnswers checks that everybody who got a result got one that was committed for that key.
 func (v *verdict) checkAnswers(h *history, byKey map[string][]*use) {
 	for _, r := range h.Requests {
 		v.Requests[r.Outcome]++

@@ -17,8 +17,8 @@ const (
 	receiptB, receiptC = "r1", "r2"
 )
 
-// sound is a history without a violation: A is a keyed job that was claimed twice and asked for twice, B a call
-// outside of the form "ask" without a key, C the same of the form "again", which went out twice.
+// sound returns a history without a violation. A is a keyed job that was claimed twice and enqueued twice. B has a call
+// outside of the form "ask", and no key. C has one of the form "again", which was sent twice.
 func sound() *history {
 	again := 400 + shortWindow.Microseconds() // keyS is used again
 	return &history{
@@ -70,7 +70,7 @@ func sound() *history {
 			{Job: jobC, Key: "again/1", Work: "again/1", Form: formAgain, State: "completed", Result: receiptC},
 		},
 		Fences: []fenceStep{
-			{What: "claimed", Key: keyF, Token: 1, Since: 100}, // ran out of its lease
+			{What: "claimed", Key: keyF, Token: 1, Since: 100}, // its lease ran out
 			{What: "claimed", Key: keyF, Token: 2, Since: 100},
 			{What: "completed", Key: keyF, Token: 2, Since: 100, Finished: 500, Result: "f"},
 			{What: "claimed", Key: keyS, Token: 3, Since: 100},
@@ -95,7 +95,7 @@ func sound() *history {
 	}
 }
 
-// Of requests: keyF was claimed twice, keyS was used three times, keyH waits for a person.
+// These are keys of requests: keyF was claimed twice, keyS was used three times, keyH waits for a person.
 const (
 	keyF = formFence + "/1"
 	keyS = formDoAgain + "/short/1"
@@ -240,7 +240,7 @@ func TestCheck_FindsEachViolation(t *testing.T) {
 	}
 }
 
-// What handlers and faults may do is no violation.
+// What handlers and faults may do is not a violation.
 func TestCheck_AllowsWhatIsRight(t *testing.T) {
 	for name, spare := range map[string]func(h *history){
 		"a handler failed, and did it when it was called again": func(h *history) {
@@ -303,7 +303,7 @@ func TestLane_TheSeedAloneDecides(t *testing.T) {
 	}
 }
 
-// A key's tokens grow over a sequence that was set back, except where its fence was pruned, before that or after it.
+// A key's tokens grow even if the sequence was set back, unless its fence was pruned before or after that.
 func TestCheck_TokensOverASequenceThatWasSetBack(t *testing.T) {
 	const first, second = idC, idA // the later job has the smaller id
 	accepted := func(id int64) step { return step{What: "accepted", Job: id << 36, Key: "again/1", Work: "again/1"} }

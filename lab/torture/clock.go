@@ -14,9 +14,9 @@ import (
 	"time"
 )
 
-// A program of Go asks the kernel for the time without going through a library that could be replaced, and Linux's
-// time namespaces shift no wall clock. So this program is built a second time with a time.Now that adds what this
-// variable says, in seconds; everything in the process sees that clock.
+// A Go program asks the kernel for the time and uses no library that could be replaced, and Linux's time namespaces do not
+// shift the wall clock. So this program is built a second time, with a time.Now that adds the seconds in this variable.
+// Everything in that process sees the shifted clock.
 const skewEnv = "ONCEQ_TORTURE_SKEW"
 
 const skewSource = `package time
@@ -30,7 +30,7 @@ var tortureSkew = func() int64 {
 }()
 `
 
-// buildSkewed builds this program with the shifted clock, and makes sure that it is.
+// buildSkewed builds this program with the shifted clock and checks that the clock is shifted.
 func buildSkewed(ctx context.Context, dir string) (exe string, err error) {
 	out, err := exec.CommandContext(ctx, "go", "env", "GOROOT").Output()
 	if err != nil {

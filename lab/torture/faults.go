@@ -15,8 +15,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// The faults. Those of a process and its connection come beside each other, on different processes; those of the
-// server one after the other.
+// These are the faults. Those of processes and connections happen side by side, on different processes. Those of the server
+// happen one after the other.
 const (
 	faultKill   = "SIGKILL"
 	faultFreeze = "SIGSTOP past the lease"
@@ -44,15 +44,15 @@ var (
 		faultTimeouts, faultDisk, faultReadOnly, faultSetBack}
 )
 
-// fault is one that is to be, with all that is left to chance. The seed alone decides the sequence of each lane.
+// fault is a fault to come, with all of its random choices. The seed alone decides the sequence of faults in each lane.
 type fault struct {
 	Kind   string
 	Target int     // which of the processes, tables or directions
-	Force  float64 // how long and how much, from 0 to 1
+	Force  float64 // how long and how hard, from 0 to 1
 	Then   time.Duration
 }
 
-// lane gives faults, each kind as often as any other.
+// lane yields faults, each kind as often as any other.
 type lane struct {
 	rng   *rand.Rand
 	kinds []string
@@ -75,18 +75,18 @@ func (l *lane) next() fault {
 	return f
 }
 
-// seconds gives a time between two, by the fault's force.
+// seconds returns a time between two limits, according to the fault's force.
 func (f fault) seconds(from, to float64) time.Duration {
 	return time.Duration((from + (to-from)*f.Force) * float64(time.Second))
 }
 
-// chaos does the faults.
+// chaos causes the faults.
 type chaos struct {
 	arena   *arena
 	slots   []*slot // processes that faults may hit
 	proxies map[string]*toxiproxy.Proxy
-	tables  []string                                                 // that locks are taken on
-	setBack func(ctx context.Context, conn *pgx.Conn, f fault) error // nil: the system has no sequence of its own
+	tables  []string                                                 // tables to lock
+	setBack func(ctx context.Context, conn *pgx.Conn, f fault) error // nil if the system has no sequence of its own
 	freeze  time.Duration
 	say     func(format string, args ...any)
 
@@ -106,7 +106,7 @@ func (c *chaos) count(kind string, err error) {
 	c.counts[kind]++
 }
 
-// processes does the faults of processes and their connections until ctx ends; all is well again then.
+// processes causes the faults of processes and their connections until ctx ends. By then everything works again.
 func (c *chaos) processes(ctx context.Context, l *lane) {
 	var under sync.WaitGroup
 	defer under.Wait()
@@ -160,7 +160,7 @@ func (c *chaos) process(ctx context.Context, f fault, s *slot) error {
 		return proxy.Start()
 	case faultDelay:
 		return toxic("latency", fmt.Sprintf(`"latency": %d, "jitter": 50`, f.seconds(0.05, 1).Milliseconds()), f.Target%3 > 0, f.seconds(2, 5))
-	case faultHalf: // one direction, or both, swallows everything and nobody is told
+	case faultHalf: // one direction, or both, swallows everything, and nobody is told
 		return toxic("timeout", `"timeout": 0`, f.Target%3 == 0, f.seconds(1, 3*lease.Seconds()))
 	case faultReset:
 		return toxic("reset_peer", `"timeout": 0`, f.Target%3 == 0, f.seconds(0.1, 1))
@@ -170,12 +170,12 @@ func (c *chaos) process(ctx context.Context, f fault, s *slot) error {
 	return nil
 }
 
-// server does the faults of the server until ctx ends.
+// server causes the faults of the server until ctx ends.
 func (c *chaos) server(ctx context.Context, l *lane) {
 	for ctx.Err() == nil {
 		f := l.next()
 		c.say("server: %s", f.Kind)
-		// What has begun is ended: no run stops in the middle of a failover.
+		// A fault that has begun is finished, so no run stops in the middle of a failover.
 		err := c.serverFault(context.WithoutCancel(ctx), f)
 		if !errors.Is(err, errNotHere) {
 			c.count(f.Kind, err)
@@ -184,7 +184,7 @@ func (c *chaos) server(ctx context.Context, l *lane) {
 	}
 }
 
-// errNotHere: a note says that this machine has not what it takes.
+// errNotHere means that this machine lacks something that the fault needs. A note says what.
 var errNotHere = errors.New("not here")
 
 func (c *chaos) serverFault(ctx context.Context, f fault) error {
@@ -249,20 +249,20 @@ func (c *chaos) serverFault(ctx context.Context, f fault) error {
 			return err
 		}
 		_, err := conn.Exec(ctx, `alter database postgres set lock_timeout = '50ms'`)
-		err = errors.Join(err, c.terminate(ctx, conn, 60)) // those who come back have them
+		err = errors.Join(err, c.terminate(ctx, conn, 60)) // new sessions have these settings
 		for range 3 {
 			pause(ctx, f.seconds(0.1, 0.5))
 			err = errors.Join(err, c.lock(ctx, conn, c.tables[f.Target%len(c.tables)], f.seconds(0.3, 1)))
 		}
 		_, err2 := conn.Exec(ctx, `alter database postgres reset all`)
 		return errors.Join(err, err2, c.terminate(ctx, conn, 100))
-	case faultReadOnly: // as it is set for a role or a database that is to be moved, or by mistake
+	case faultReadOnly: // as for a role or a database that is about to be moved, or by mistake
 		const set = `alter %s set default_transaction_read_only = on`
 		of := []string{"database postgres", "role postgres"}[f.Target%2]
 		if _, err := conn.Exec(ctx, fmt.Sprintf(set, of)); err != nil {
 			return err
 		}
-		err := c.terminate(ctx, conn, 100) // who comes back has it
+		err := c.terminate(ctx, conn, 100) // new sessions have the setting
 		pause(ctx, f.seconds(2, 3*lease.Seconds()))
 		_, err2 := conn.Exec(ctx, `alter `+of+` reset default_transaction_read_only`)
 		return errors.Join(err, err2, c.terminate(ctx, conn, 100))
@@ -286,7 +286,7 @@ select pg_terminate_backend(pid) from pg_stat_activity
 }
 
 func (c *chaos) lock(ctx context.Context, conn *pgx.Conn, table string, d time.Duration) error {
-	// Who waits for the lock makes others wait, so it does not wait for long.
+	// A session that waits for this lock makes others wait too, so it must not wait for long.
 	tx, err := conn.Begin(ctx)
 	if err != nil {
 		return err
@@ -299,7 +299,7 @@ func (c *chaos) lock(ctx context.Context, conn *pgx.Conn, table string, d time.D
 	return nil
 }
 
-// fillDisk makes the tablespace's file system as small as what is on it.
+// fillDisk makes the tablespace's file system as small as its contents.
 func (c *chaos) fillDisk(ctx context.Context, f fault) error {
 	c.arena.mu.Lock()
 	disk := filepath.Dir(c.arena.disk)
@@ -310,7 +310,8 @@ func (c *chaos) fillDisk(ctx context.Context, f fault) error {
 	}
 	until := time.Now().Add(f.seconds(2, 5))
 	for time.Now().Before(until) && ctx.Err() == nil {
-		// Also what is freed meanwhile is gone. While somebody writes, the size that was read may be too small already.
+		// This also takes away what is freed in between. While somebody writes, the size that was read may already be too
+		// small.
 		if err := shrink(disk); err != nil && !errors.Is(err, syscall.EINVAL) {
 			return errors.Join(err, resize(disk, diskSize))
 		}

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// slot is the place of a process that is started again whenever it ends.
+// slot is a place for a process, which is started again whenever it ends.
 type slot struct {
 	child
 	exe string
@@ -21,8 +21,8 @@ type slot struct {
 	cmd     *exec.Cmd
 	stdin   io.Closer
 	closing bool
-	faulty  bool // something is being done to it, or to its connection
-	fallen  int  // ends that nobody caused
+	faulty  bool // a fault is being done to it, or to its connection
+	fallen  int  // ends that no fault caused
 	panics  int  // ends by a panic
 	killed  bool
 	gone    chan struct{} // closed when the slot is empty for good
@@ -37,7 +37,7 @@ func startSlot(c child, exe string, env ...string) (*slot, error) {
 	return s, nil
 }
 
-// spawn starts the process. The caller holds mu or is alone.
+// spawn starts the process. The caller holds mu, or nobody else knows the slot yet.
 func (s *slot) spawn() error {
 	raw, err := json.Marshal(s.child)
 	if err != nil {
@@ -46,8 +46,8 @@ func (s *slot) spawn() error {
 	cmd := exec.Command(s.exe)
 	cmd.Env = append(append(os.Environ(), childEnv+"="+string(raw)), s.env...)
 	cmd.Stderr = os.Stderr
-	// A group of its own: a Ctrl-C at the terminal is for the main process. Should that one die while this one is
-	// stopped, the kernel ends it, because its group is an orphan then.
+	// The process gets a group of its own, because a Ctrl-C at the terminal is meant for the main process only. If the main
+	// process dies while this one is stopped, the kernel ends this one, because its group is then an orphan.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if s.stdin, err = cmd.StdinPipe(); err != nil {
 		return err
@@ -63,7 +63,7 @@ func (s *slot) spawn() error {
 func (s *slot) keep() {
 	defer close(s.gone)
 	for {
-		_ = s.cmd.Wait() // how it ended, killed says
+		_ = s.cmd.Wait() // killed says how it ended
 		s.mu.Lock()
 		switch code := s.cmd.ProcessState.ExitCode(); {
 		case code == panicked:
@@ -72,7 +72,7 @@ func (s *slot) keep() {
 			s.fallen++
 		}
 		s.mu.Unlock()
-		time.Sleep(200 * time.Millisecond) // a server that is down is not asked all the time
+		time.Sleep(200 * time.Millisecond) // do not ask a server that is down all the time
 		s.mu.Lock()
 		var err error
 		closing := s.closing
@@ -95,7 +95,7 @@ func (s *slot) signal(sig syscall.Signal) {
 	if sig == syscall.SIGKILL {
 		s.killed = true
 	}
-	_ = s.cmd.Process.Signal(sig) // one that has ended meanwhile needs no signal
+	_ = s.cmd.Process.Signal(sig) // fails only if it has ended by now
 }
 
 // stop lets the process end, and kills it if it takes too long.
@@ -113,7 +113,7 @@ func (s *slot) stop(patience time.Duration) {
 	}
 }
 
-// claimFault takes the slot for a fault; one at a time.
+// claimFault takes the slot for one fault. Only one fault at a time may have it.
 func (s *slot) claimFault() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -9,7 +9,7 @@ func inNamespace() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGTERM}
 }
 
-// shrink makes a tmpfs as small as what is on it. EINVAL: that has grown meanwhile.
+// shrink makes a tmpfs as small as its contents. EINVAL means that these have grown in the meantime.
 func shrink(dir string) error {
 	var s syscall.Statfs_t
 	if err := syscall.Statfs(dir, &s); err != nil {
@@ -18,7 +18,7 @@ func shrink(dir string) error {
 	return resize(dir, (int64(s.Blocks)-int64(s.Bfree))*s.Bsize)
 }
 
-// resize changes the bound of a tmpfs, in bytes.
+// resize sets the limit of a tmpfs, in bytes.
 func resize(dir string, size int64) error {
 	return syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_REMOUNT, fmt.Sprint("size=", size))
 }

@@ -1,11 +1,11 @@
-// Command torture runs many producer and worker processes on a real server, does to them and to the server what
-// happens to machines, and then counts: every job that was accepted has one end, its effects are there once, and
-// everybody was told the truth. It does the same to River, and prints both. docs/torture.md has the results.
+// Command torture runs many producer and worker processes on a real server. It does to them, and to the server, what
+// happens to machines. Then it counts: every accepted job has one end, its effects happened once, and everybody was told
+// the truth. It does the same to River, and prints both. docs/torture.md has the results.
 //
 //	go run . [-duration 3m] [-seed n] [-systems onceq,river]
 //
-// Where to look: work.go says what the jobs are; producer.go, onceq.go, river.go and request.go are the processes,
-// provider.go is the outside; arena.go has servers and proxies, faults.go what is done to them; check.go and
+// Where to look: work.go says what the jobs are. producer.go, onceq.go, river.go and request.go are the processes, and
+// provider.go is the outside world. arena.go has servers and proxies, and faults.go what happens to them. check.go and
 // check_requests.go are the checker.
 package main
 
@@ -32,7 +32,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// config is a run's.
+// config is the configuration of a run.
 type config struct {
 	System     string
 	Seed       uint64
@@ -43,17 +43,17 @@ type config struct {
 	Requesters int
 	Frail      int
 	Clocks     bool
-	Freeze     time.Duration // the longest
+	Freeze     time.Duration // the longest freeze
 	Broken     string
-	Forms      []string // of jobs and requests
-	Only       []string // faults; none for all
+	Forms      []string // forms of jobs and requests
+	Only       []string // only these faults; none means all
 	Verbose    bool
-	Keep       string // directory for what was recorded; "" for nowhere
+	Keep       string // directory for the records; "" to throw them away
 }
 
-// The mistakes that the checker must find.
+// These are the mistakes that the checker must find.
 const (
-	brokenToken = "token" // jobs are completed by their id, whoever says so
+	brokenToken = "token" // jobs are completed by their id, without a token
 	brokenKey   = "key"   // the downstream key contains the token
 )
 
@@ -117,19 +117,19 @@ func childMain(raw string) {
 		return
 	}
 	if err := runChild(raw); err != nil {
-		os.Exit(1) // most have lost the database at their start, and are started again
+		os.Exit(1) // most have lost the database at their start and are started again
 	}
 }
 
 const namespaceEnv = "ONCEQ_TORTURE_NAMESPACE"
 
-// enterNamespace runs this program again in a mount namespace of its own, whose file systems of limited size go away
-// with it. Where that is not allowed it goes on without them.
+// enterNamespace runs this program again in a mount namespace of its own. Its file systems of limited size disappear
+// together with the namespace. Where this is not allowed, the program goes on without them.
 func enterNamespace() bool {
 	if os.Getenv(namespaceEnv) != "" || runtime.GOOS != "linux" || os.Geteuid() != 0 {
 		return false
 	}
-	runtime.LockOSThread() // Pdeathsig is about the thread
+	runtime.LockOSThread() // Pdeathsig follows the thread
 	defer runtime.UnlockOSThread()
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Env = append(os.Environ(), namespaceEnv+"=1")
@@ -152,19 +152,19 @@ func enterNamespace() bool {
 	return true
 }
 
-// report is what a run comes to.
+// report is the result of a run.
 type report struct {
 	system, version, server string
 	took                    time.Duration
 	verdict                 *verdict
 	faults, failed          map[string]int
 	events                  map[string]int
-	errors                  map[string]int // that producers met, by SQLSTATE
+	errors                  map[string]int // errors that producers met, by SQLSTATE
 	resolved, fallen        int
 	notes                   []string
 }
 
-// idle says why a run without violations would show nothing; "" where it shows something.
+// idle says why a run shows nothing even if it has no violations. It returns "" if the run does show something.
 func (r *report) idle() string {
 	answered, struck := 0, 0
 	for _, n := range r.verdict.Requests {
@@ -229,7 +229,7 @@ func run(ctx context.Context, c config) (r *report, err error) {
 		return nil, err
 	}
 
-	// The processes. Faults of the network hit each on its own.
+	// Start the processes. Each has a network of its own for faults to hit.
 	provider, err := startSlot(child{Role: "provider", Slot: "provider", Dir: dir, Seed: c.Seed}, exe)
 	if err != nil {
 		return nil, err
@@ -273,7 +273,7 @@ func run(ctx context.Context, c config) (r *report, err error) {
 				return err
 			}
 			s.URL, ch.proxies[s.Slot] = url, proxy
-			if i == 1 && a.bouncer != nil { // faults of its network are those of PgBouncer's
+			if i == 1 && a.bouncer != nil { // faults of its network are faults of PgBouncer's
 				s.URL, s.Pooled, ch.proxies[s.Slot] = a.bouncer.url, true, bouncerProxy
 			}
 			program, env := exe, []string{}
@@ -307,7 +307,7 @@ func run(ctx context.Context, c config) (r *report, err error) {
 	}
 
 	say("processes and servers are there")
-	// The faults.
+	// Cause the faults.
 	faulty, end := context.WithTimeout(ctx, c.Duration)
 	var lanes sync.WaitGroup
 	if kinds := chosen(processFaults, c.Only); len(kinds) > 0 {
@@ -324,7 +324,7 @@ func run(ctx context.Context, c config) (r *report, err error) {
 	}
 	say("the faults are over: %v; the rest of the work", r.faults)
 
-	// The rest.
+	// Let the rest of the jobs finish.
 	for _, s := range ch.slots {
 		if s.Role != "worker" && s.Role != roleFrail {
 			s.stop(10 * time.Second)
@@ -345,7 +345,7 @@ func run(ctx context.Context, c config) (r *report, err error) {
 	if r.resolved, err = sys.settle(ctx, pool, calls); err != nil {
 		return nil, err
 	}
-	if r.resolved > 0 { // those run again
+	if r.resolved > 0 { // the jobs run again
 		if err := awaitDone(ctx, c, sys, pool); err != nil {
 			return nil, err
 		}
@@ -388,7 +388,7 @@ func run(ctx context.Context, c config) (r *report, err error) {
 	return r, nil
 }
 
-// chosen gives the names that begin as one of those says.
+// chosen returns the names that begin with one of only.
 func chosen(all, only []string) []string {
 	if len(only) == 0 {
 		return all
@@ -407,7 +407,7 @@ func awaitFile(ctx context.Context, name string) (string, error) {
 	return "", ctx.Err()
 }
 
-// awaitDone waits until no job is left, or for as long as that may take: what is left then is counted.
+// awaitDone waits until no job is left, but only for so long. What is left then is counted.
 func awaitDone(ctx context.Context, c config, sys system, pool *pgxpool.Pool) error {
 	until := time.Now().Add(c.Drain)
 	for time.Now().Before(until) {
@@ -422,7 +422,7 @@ func awaitDone(ctx context.Context, c config, sys system, pool *pgxpool.Pool) er
 	return nil
 }
 
-// collect gathers all that was recorded.
+// collect gathers everything that was recorded.
 func collect(ctx context.Context, dir string, sys system, pool *pgxpool.Pool) (h *history, err error) {
 	h = &history{Noted: map[string]bool{}}
 	if h.Ops, err = readJournals[op](dir, "ops-"); err != nil {
@@ -470,7 +470,7 @@ func query(ctx context.Context, pool *pgxpool.Pool, sql string) pgx.Rows {
 	return rows
 }
 
-// keep writes what was recorded where a person can look at it.
+// keep writes the records to where a person can look at them.
 func keep(h *history, from, to string) error {
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
@@ -494,5 +494,5 @@ func keep(h *history, from, to string) error {
 	return err
 }
 
-// sorted gives the keys of a map in order.
+// sorted returns the keys of a map in order.
 func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

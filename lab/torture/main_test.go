@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestMain makes this test binary a worker, a producer or the provider where it is started as one.
+// TestMain makes this test binary a worker, a producer or the provider if it is started as one.
 func TestMain(m *testing.M) {
 	if raw := os.Getenv(childEnv); raw != "" {
 		childMain(raw)
@@ -17,7 +17,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// broken tortures a library that is used wrongly, with several seeds if need be, until the checker notices.
+// broken tortures a library that is used wrongly until the checker notices, if necessary with several seeds.
 func broken(t *testing.T, mistake, form string, want ...string) {
 	t.Helper()
 	if testing.Short() {
@@ -44,17 +44,17 @@ func broken(t *testing.T, mistake, form string, want ...string) {
 	t.Fatalf("nobody noticed: %v", found)
 }
 
-// A worker that completes jobs by their id alone makes effects twice when it is frozen and wakes up.
+// If a worker completes jobs by their id alone, it makes effects twice when it is frozen and wakes up.
 func TestTorture_FindsACompletionWithoutTheToken(t *testing.T) {
 	broken(t, brokenToken, formOwn, vEffect, vToken)
 }
 
-// The same where a fence outside of jobs is completed by its key alone.
+// The same happens if a fence outside jobs is completed by its key alone.
 func TestTorture_FindsARequestCompletedWithoutTheToken(t *testing.T) {
 	broken(t, brokenToken, formFence, vEffect, vToken)
 }
 
-// A downstream key that contains the token is another one on the next run.
+// If a downstream key contains the token, the next run has another key.
 func TestTorture_FindsADownstreamKeyThatChanges(t *testing.T) {
 	broken(t, brokenKey, formAgain, vCallKey)
 }

@@ -24,16 +24,16 @@ import (
 
 type onceqSystem struct{}
 
-// The queues beside the default one: that of the claim loops by hand, one that kinds are moved to, and that of the processes
-// that jobs end.
+// These queues exist beside the default one: one for claim loops by hand, one that kinds are moved to, and one for the
+// processes that jobs end.
 const (
 	handQueue  = "hand"
 	movedQueue = "moved"
 	frailQueue = "frail"
 )
 
-// onceqTrail writes what happens to jobs. A row of the trail takes its number while its transaction holds the job's
-// lock, so that for one job, and for the jobs of one key one after the other, numbers grow in the order of events.
+// onceqTrail is the audit trail: it writes what happens to jobs. A row takes its number while its transaction holds the
+// job's lock. So for one job, and for the successive jobs of one key, numbers grow in the order of events.
 const onceqTrail = `
 create function torture.identity(id bigint, created timestamptz) returns bigint language sql immutable as $$
   select (id << 36) | ((extract(epoch from created) * 1000000)::bigint & ((1::bigint << 36) - 1))
@@ -77,7 +77,7 @@ func onceqJob(w work, op string) onceq.Job {
 		Kind: w.Form, Payload: w, Key: w.key(), Window: onceq.Forever, MaxAttempts: 1000, Metadata: map[string]string{"op": op},
 	}
 	switch w.Form {
-	case formTx, formOwn, formAsk: // in the middle of a deploy that moves the kind
+	case formTx, formOwn, formAsk: // as in the middle of a deploy that moves the kind
 		j.Queue = []string{onceq.DefaultQueue, movedQueue}[rand.IntN(2)]
 	case formHand:
 		j.Queue = handQueue
@@ -138,7 +138,7 @@ func (e onceqEnqueuer) pipeline(ctx context.Context, op, first string, works []w
 		return nil, err
 	}
 	for i, p := range pending {
-		// What became of a duplicate is asked now. Where that fails the answer is missing, and the commit is none the less.
+		// Ask now which job a duplicate found. If that fails, the answer is missing, but the commit has happened.
 		if r, err := p.Result(ctx, e.pool); err == nil {
 			answers = append(answers, onceqAnswer(works[i], r))
 		}
@@ -218,7 +218,7 @@ func kind(form string) *onceq.Kind[work] {
 		Backoff: func(attempt int, _ error) time.Duration { return backoff(attempt) },
 	}
 	switch form {
-	case formTx, formLate, formAgain, formAsk, formStop: // as most applications have it: nothing stays of what is completed
+	case formTx, formLate, formAgain, formAsk, formStop: // no history, as in most applications
 		k.Keep = 0
 	case formFrail, formPoison:
 		k.MaxLost = 0
@@ -226,7 +226,7 @@ func kind(form string) *onceq.Kind[work] {
 	return k
 }
 
-// event notes what shows that the faults bite, and what handlers and the log say.
+// event is a note that shows that the faults have an effect, and what handlers and the log say.
 type event struct {
 	Type  string `json:"type"`
 	Job   int64  `json:"job,omitempty"`
@@ -234,14 +234,14 @@ type event struct {
 	Text  string `json:"text,omitempty"`
 }
 
-// Types of events that are not the library's.
+// These types of events are not the library's.
 const (
-	toldDone    = "handler done" // its latest call under the token gave no error
+	toldDone    = "handler done" // its latest call under the token returned no error
 	toldFailed  = "handler failed"
 	saidRefused = "refused: read only" // a statement of the library's own
 )
 
-// tell writes down what a handler returned that runs in the worker's transaction.
+// tell notes what a handler returned that runs in the worker's transaction.
 func (w *onceqWorker) tell(ctx context.Context, leases []*onceq.Lease, next func(context.Context) error) error {
 	err := next(ctx)
 	for _, l := range leases {
@@ -254,14 +254,14 @@ func (w *onceqWorker) tell(ctx context.Context, leases []*onceq.Lease, next func
 	return err
 }
 
-// readOnly tells whether Postgres refused a statement because its transaction may only read.
+// readOnly reports whether Postgres refused a statement because its transaction is read-only.
 func readOnly(err error) bool {
 	var pg *pgconn.PgError
 	return errors.As(err, &pg) && pg.Code == "25006"
 }
 
-// refusals is a log of the library in which only one thing matters: that a statement of its own was refused because the
-// database's default is to read.
+// refusals is a log handler that looks for one thing: a statement of the library's own was refused because transactions are
+// read-only by default.
 type refusals struct{ events *journal }
 
 func (refusals) Enabled(context.Context, slog.Level) bool { return true }
@@ -270,7 +270,7 @@ func (r refusals) WithGroup(string) slog.Handler          { return r }
 
 func (r refusals) Handle(_ context.Context, record slog.Record) error {
 	record.Attrs(func(a slog.Attr) bool {
-		// Of an event it is what the handler met, in transactions of its own too.
+		// The error of an event is what the handler met, which may be in a transaction of its own.
 		if err, ok := a.Value.Any().(error); ok && readOnly(err) && record.Level >= slog.LevelWarn {
 			r.events.write(event{Type: saidRefused, Text: record.Message + ": " + err.Error()})
 		}
@@ -286,7 +286,7 @@ func (w *onceqWorker) event(_ context.Context, e onceq.Event) {
 	}
 }
 
-// trouble is what the work's fate makes of a run, before anything has been done.
+// trouble is what the work's fate does to a run before anything is done.
 func trouble(l *onceq.Lease, p work) error {
 	switch p.fate() {
 	case fateFatal:
@@ -307,7 +307,7 @@ func trouble(l *onceq.Lease, p work) error {
 
 const writeEffect = `insert into torture.ledger (work, form, job, token, nonce) values ($1, $2, $3, $4, $5)`
 
-// effect writes the effect of a job, and sets its result.
+// effect writes the effect of a job and sets the job's result.
 func effect(ctx context.Context, db onceq.DB, l *onceq.Lease, p work, nonce string) error {
 	if err := l.SetResult(nonce); err != nil {
 		return err
@@ -342,15 +342,15 @@ func (w *onceqWorker) batch(ctx context.Context, tx pgx.Tx, items []onceq.Item[w
 	return nil
 }
 
-// Marks of effects: one that was committed by a handler that then failed; and one that must not be there, because it was
-// written through a transaction that was over.
+// These mark effects. behind: a handler committed it and then failed. stray: it must not be there, because it was written
+// through a transaction that was over.
 const (
 	behind = "behind "
 	stray  = "stray "
 )
 
-// late commits the worker's transaction at its first attempt, in the ways in which applications do so without knowing, and
-// fails. It does its work at the next.
+// late commits the worker's transaction in its first attempt, in ways in which applications do so without knowing, and then
+// fails. Its next attempt does the work.
 func (w *onceqWorker) late(ctx context.Context, tx pgx.Tx, l *onceq.Lease, p work) error {
 	if l.Attempt > 1 || p.hopeless() {
 		return w.astray(ctx, tx, l, p)
@@ -371,15 +371,15 @@ func (w *onceqWorker) late(ctx context.Context, tx pgx.Tx, l *onceq.Lease, p wor
 		if _, err = tx.Exec(ctx, write); err == nil {
 			_, err = tx.Conn().Exec(ctx, "commit")
 		}
-	case 3: // and goes on in a transaction of its own
+	case 3: // and goes on in another transaction
 		_, err = tx.Exec(ctx, write+"; commit; begin; select 1")
 	}
 	p.take(ctx)
 	return errors.Join(errors.New("after a commit"), err)
 }
 
-// astray does its work, and uses the transaction where that is over: through a savepoint that was rolled back, and when the
-// handler has returned.
+// astray does its work and also uses the transaction when that is over: through a savepoint that was rolled back, and after
+// the handler has returned.
 func (w *onceqWorker) astray(ctx context.Context, tx pgx.Tx, l *onceq.Lease, p work) error {
 	write := func(ctx context.Context, tx pgx.Tx) {
 		_, _ = tx.Exec(ctx, writeEffect, p.Name, p.Form, identity(l.ID, l.CreatedAt), l.Token, stray+nonce())
@@ -388,7 +388,7 @@ func (w *onceqWorker) astray(ctx context.Context, tx pgx.Tx, l *onceq.Lease, p w
 		write(ctx, inner)
 	}
 	go func() {
-		<-ctx.Done() // the transaction is over as well
+		<-ctx.Done() // the transaction is over too
 		write(context.WithoutCancel(ctx), tx)
 	}()
 	return w.tx(ctx, tx, l, p)
@@ -403,7 +403,7 @@ func (w *onceqWorker) poison(ctx context.Context, _ *onceq.Lease, _ work) error 
 	return ctx.Err()
 }
 
-// stubborn gives a context that does not end with the lease: whether that still holds is for the database to say.
+// stubborn returns a context that does not end with the lease: the database decides whether the lease still holds.
 func stubborn(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 }
@@ -416,7 +416,7 @@ func (w *onceqWorker) own(ctx context.Context, l *onceq.Lease, p work) error {
 	return w.finish(ctx, l, p, nonce())
 }
 
-// completeWithoutToken is the mistake that the checker must find: whoever says so completes the job.
+// completeWithoutToken is a mistake that the checker must find: everybody may complete the job.
 const (
 	deleteWithoutToken   = `delete from onceq.jobs where id = $1`
 	completeWithoutToken = `update onceq.job_fences set state = 3, finished_at = now(), result = to_jsonb($2::text) where class = 0 and job_id = $1`
@@ -440,7 +440,7 @@ func (w *onceqWorker) finish(ctx context.Context, l *onceq.Lease, p work, nonce 
 	})
 }
 
-// hand is a claim loop by hand.
+// hand is a claim loop that is driven by hand.
 func (w *onceqWorker) hand(ctx context.Context) {
 	for ctx.Err() == nil {
 		leases, err := w.q.Claim(ctx, onceq.ClaimOptions{Queue: handQueue, Limit: 1 + rand.IntN(3), Lease: lease, MaxLost: 1000})
@@ -471,7 +471,7 @@ func (w *onceqWorker) handOne(ctx context.Context, l *onceq.Lease) error {
 			return err
 		}
 	}
-	p.take(ctx) // slow ones lose a lease that nobody has extended
+	p.take(ctx) // a slow job loses its lease, because nobody extends it
 	n := nonce()
 	if rand.IntN(2) == 0 {
 		return pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
@@ -498,7 +498,7 @@ func (w *onceqWorker) handOne(ctx context.Context, l *onceq.Lease) error {
 	return err
 }
 
-// once calls the provider through Once and gives the receipt.
+// once calls the provider through Once and returns the receipt.
 func (w *onceqWorker) once(ctx context.Context, l *onceq.Lease, p work, policy onceq.Policy) (string, error) {
 	if err := trouble(l, p); err != nil {
 		return "", err
@@ -530,7 +530,7 @@ func (w *onceqWorker) once(ctx context.Context, l *onceq.Lease, p work, policy o
 	return receipt, err
 }
 
-// cancel cancels a job from within its effect, and waits until its handler hears of that.
+// cancel cancels a job from within its effect. Every second time it waits until its handler is told.
 func (w *onceqWorker) cancel(ctx context.Context, l *onceq.Lease) {
 	if _, err := w.q.Cancel(ctx, w.pool, l.ID); err == nil && rand.IntN(2) == 0 {
 		<-ctx.Done()
@@ -572,8 +572,8 @@ func (onceqSystem) live(ctx context.Context, pool *pgxpool.Pool) (n int, err err
 	return n, err
 }
 
-// settle decides about the effects that want it of every second job that has such, by what the provider has written down.
-// The others stay as they are.
+// settle decides about effects that need it, for every second job that has such effects, by what the provider has written
+// down. The other jobs stay as they are.
 func (onceqSystem) settle(ctx context.Context, pool *pgxpool.Pool, calls []call) (int, error) {
 	q, err := onceq.New(pool, &onceq.Config{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -623,14 +623,14 @@ const pastEnds = `select torture.identity(id, created_at) as job, coalesce(key, 
          coalesce(result #>> '{}', '') as result, lost, false as gone
     from onceq.job_history`
 
-// forgetTwins takes what is in the history out of it where its id was given to a new job after the sequence was set back,
-// and keeps it for the checker. The new job cannot end before that: this is what a person has to do.
+// After the sequence was set back, a new job may get the id of a job in the history. forgetTwins removes that one from the
+// history and keeps it for the checker. This is what a person has to do: the new job cannot end before.
 const forgetTwins = `
 with twins as (insert into torture.twins ` + pastEnds + ` where id in (select id from onceq.jobs) returning job)
 delete from onceq.job_history where torture.identity(id, created_at) in (select job from twins)`
 
-// onceqEnds: a job whose loop was driven by hand leaves no history; whether it has a key or not, the trail says that it
-// is gone.
+// onceqEnds returns the end of each job. A job of a loop driven by hand leaves no history; the audit trail says that it is
+// gone, whether it has a key or not.
 const onceqEnds = `
 with h as (
   ` + pastEnds + `
@@ -646,8 +646,8 @@ select t.job, t.key, t.work, split_part(t.work, '/', 1), 'completed', coalesce(f
   left join onceq.job_fences f on f.class = 0 and f.job_id = t.job >> 36 and f.key = t.key and f.state = 3
  where not exists (select from h where h.job = t.job)`
 
-// onceqDoubts are effects that want somebody to decide, of jobs that are nowhere. A job that forgetTwins took out of the
-// history is known, although its id is another job's now: the effect's fingerprint has the time when its job was created.
+// onceqDoubts are effects that wait for somebody's decision although their jobs are nowhere. A job that forgetTwins removed
+// is known, although another job has its id now: the effect's fingerprint contains the time at which its job was created.
 const onceqDoubts = `
 select f.key, f.state::int from onceq.job_fences f
  where f.class = 3 and f.state in (1, 2, 6)
@@ -665,8 +665,8 @@ func (onceqSystem) leftovers(ctx context.Context, pool *pgxpool.Pool) (doubts []
 	if doubts, err = pgx.CollectRows(rows, pgx.RowToStructByPos[doubt]); err != nil {
 		return nil, "", err
 	}
-	// What a sequence that was set back leaves: effects of a job that was accepted before that, and keys of jobs that had to
-	// leave the history.
+	// A sequence that was set back leaves these violations: effects of a job that was accepted before, and keys of jobs
+	// that had to leave the history.
 	excused := []string{`, below its job `}
 	if rows, err = pool.Query(ctx, `select format(', job %s is not so in job_history', job >> 36) from torture.twins`); err != nil {
 		return nil, "", err
@@ -686,7 +686,7 @@ func (onceqSystem) leftovers(ctx context.Context, pool *pgxpool.Pool) (doubts []
 	return doubts, tables, nil
 }
 
-// setIDsBack makes the sequence of ids forget its latest values, as a logical replica or a restore does, and a little later
+// setIDsBack makes the sequence of ids forget its latest values, as a logical replica or a restore does. A little later it
 // does what ErrIDTaken says.
 func setIDsBack(ctx context.Context, conn *pgx.Conn, f fault) error {
 	const (

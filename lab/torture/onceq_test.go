@@ -11,8 +11,8 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// After the sequence of ids was set back, a new job may get the id of one that is held. That one has to leave the history,
-// and its effect stays in doubt. It is not lost. An effect in doubt of a job that nobody knows is.
+// After the sequence of ids was set back, a new job may get the id of a held job. The held job must then leave the history,
+// and its effect stays in doubt. It is not lost. An effect in doubt whose job nobody knows is lost.
 func TestLeftovers_AnEffectInDoubtOfAJobThatLeftTheHistoryIsNotLost(t *testing.T) {
 	db := queuetest.New(t)
 	ctx := t.Context()
@@ -48,7 +48,7 @@ func TestLeftovers_AnEffectInDoubtOfAJobThatLeftTheHistoryIsNotLost(t *testing.T
 	require.Equal(t, id, enqueue(formTx, "tx/2"), "the id comes again")
 	_, err = db.Pool.Exec(ctx, forgetTwins)
 	require.NoError(t, err)
-	_, err = db.Pool.Exec(ctx, `delete from onceq.jobs`) // as a job that leaves no history ends
+	_, err = db.Pool.Exec(ctx, `delete from onceq.jobs`) // like a job that ends without history
 	require.NoError(t, err)
 
 	doubts, _, err := onceqSystem{}.leftovers(ctx, db.Pool)

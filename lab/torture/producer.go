@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// The outcomes of an operation, as its producer knows them.
+// These are the outcomes of an operation, as its producer knows them.
 const (
 	intended   = "" // the producer died before it knew
 	committed  = "committed"
@@ -20,7 +20,7 @@ const (
 	unknown    = "unknown"
 )
 
-// op is a producer's line about one operation: first what it is going to do, then what came out.
+// op is a producer's line about one operation: first what it is about to do, then what happened.
 type op struct {
 	Op      string   `json:"op"`
 	How     string   `json:"how"`
@@ -30,7 +30,7 @@ type op struct {
 	Err     string   `json:"err,omitempty"`
 }
 
-// inTransaction tells whether the operation left its name in torture.ops when it committed.
+// inTransaction reports whether the operation writes its name to torture.ops when it commits.
 func (o op) inTransaction() bool { return o.How != "direct" }
 
 func runProducer(ctx context.Context, c *child, sys system, pool *pgxpool.Pool) error {
@@ -65,8 +65,8 @@ type producer struct {
 	latest []int64
 }
 
-// works chooses what to enqueue. Producers count at about the same pace and look back, so that they often want the
-// same; no work twice in one operation.
+// works chooses what to enqueue. Producers count at about the same pace and also take earlier numbers, so they often choose
+// the same work. No work is twice in one operation.
 func (p *producer) works(op string) []work {
 	var all []work
 	seen := map[string]bool{}
@@ -76,7 +76,7 @@ func (p *producer) works(op string) []work {
 		case w.Form == formRecur:
 			w.Keyed = true
 			w.Name = fmt.Sprintf("%s/%d", w.Form, p.rng.IntN(12))
-		case w.Form == formPoison: // few of them, and all producers want the same
+		case w.Form == formPoison: // they are few, and all producers choose the same ones
 			w.Keyed = true
 			w.Name = fmt.Sprintf("%s/%d", w.Form, p.n/poisonEvery)
 		case w.Keyed:
@@ -92,14 +92,14 @@ func (p *producer) works(op string) []work {
 	return all
 }
 
-// poisonEvery is how many operations of a producer there are for one job that ends its process.
+// poisonEvery is how many operations a producer makes for each job that ends its process.
 const poisonEvery = 250
 
 const noteOp = `insert into torture.ops (op) values ('%s')`
 
 func (p *producer) once(ctx context.Context) {
 	p.n++
-	// A transaction that is cut off is not ended by the end of the process.
+	// The end of the process must not cut off a transaction.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	if len(p.latest) > 0 && p.rng.IntN(40) == 0 {
@@ -117,7 +117,7 @@ func (p *producer) once(ctx context.Context) {
 	p.log.write(o)
 	for _, a := range answers {
 		if strings.HasPrefix(a.Work, formPoison) {
-			continue // it is to die by itself
+			continue // it must die by itself
 		}
 		p.latest = append(p.latest, a.ID)
 	}
@@ -153,7 +153,7 @@ func (p *producer) do(ctx context.Context, o op) (answers []answer, outcome stri
 	if answers, err = p.e.enqueue(ctx, tx, o.Op, o.Works); err != nil {
 		return nil, rolledBack, err
 	}
-	if p.rng.IntN(6) == 0 { // a caller that changes its mind
+	if p.rng.IntN(6) == 0 { // the caller changes its mind
 		return nil, rolledBack, nil
 	}
 	if err = tx.Commit(ctx); err == nil {

@@ -33,11 +33,11 @@ type order struct {
 	Token int64  `json:"token"`
 }
 
-// provider is somebody else's service. Of the form "again" it remembers the first answer to each key. Of the others it
-// does what it is told as often as it is told; those of the form "ask" can be asked for.
+// provider is a service of somebody else. For the form "again" it remembers the first answer to each key. For the other
+// forms it does what it is told each time. For the form "ask" it can be asked what it did.
 //
-// A request that has not come whole within providerPatience of its connection is not taken: whoever dials before the
-// intent is recorded can then be frozen for as long as it likes, and nothing goes out when it wakes up.
+// It ignores a request that has not arrived whole within providerPatience of its connection. A process connects before it
+// records the intent. So however long it is frozen after that, its request does nothing when it wakes up.
 type provider struct {
 	log *journal
 
@@ -49,7 +49,7 @@ type provider struct {
 
 const (
 	providerPatience = 2 * time.Second
-	providerSlowness = 1500 * time.Millisecond // well below what is left of an effect's lease and grace
+	providerSlowness = 1500 * time.Millisecond // well below what is left of an effect's lease and grace time
 )
 
 func runProvider(ctx context.Context, c *child) error {
@@ -70,7 +70,7 @@ func runProvider(ctx context.Context, c *child) error {
 		<-ctx.Done()
 		_ = s.Close()
 	}()
-	// Where it is: the main process waits for this file.
+	// The main process waits for this file, which says where the provider is.
 	address := filepath.Join(c.Dir, "provider")
 	if err := os.WriteFile(address+".new", []byte(l.Addr().String()), 0o644); err != nil {
 		return err
@@ -114,7 +114,7 @@ func (p *provider) do(w http.ResponseWriter, r *http.Request) {
 	}
 	p.log.write(c)
 	p.mu.Unlock()
-	if fate < 9 { // done, and the client will never hear of it
+	if fate < 9 { // it is done, and the client will never know
 		if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {
 			_ = conn.Close()
 		}
@@ -134,10 +134,10 @@ func (p *provider) ask(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(call{Receipt: receipt})
 }
 
-// errRefused: the provider says that it has done nothing.
+// errRefused means that the provider says that it did nothing.
 var errRefused = errors.New("the provider refuses")
 
-// client calls the provider over one connection that is open already.
+// client calls the provider over one connection that is already open.
 type client struct {
 	http    *http.Client
 	url     string
@@ -145,7 +145,7 @@ type client struct {
 	unready error
 }
 
-// dial opens the connection: before the intent is recorded, see provider.
+// dial opens the connection. Call it before the intent is recorded: see provider.
 func dial(ctx context.Context, address string) *client {
 	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "tcp", address)
 	used := false
@@ -161,7 +161,7 @@ func dial(ctx context.Context, address string) *client {
 	}}}
 }
 
-// do gives the receipt. errRefused says that nothing was done; of any other error nobody knows.
+// do returns the receipt. errRefused means that nothing was done; any other error means that nobody knows.
 func (c *client) do(ctx context.Context, key string, o order) (string, error) {
 	if c.unready != nil {
 		return "", errRefused

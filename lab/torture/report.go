@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// versionOf gives the version of a system, as this program was built with it.
+// versionOf returns the version of a system with which this program was built.
 func versionOf(system string) string {
 	module := map[string]string{"river": "github.com/riverqueue/river"}[system]
 	if info, ok := debug.ReadBuildInfo(); ok {
@@ -26,7 +26,7 @@ func versionOf(system string) string {
 	return "of this repository"
 }
 
-// printReports prints runs side by side, as a table of Markdown.
+// printReports prints runs side by side, as a Markdown table.
 func printReports(out io.Writer, c config, reports []*report) {
 	row := func(name string, cell func(r *report) string) {
 		cells := make([]string, len(reports))
@@ -112,7 +112,7 @@ func printReports(out io.Writer, c config, reports []*report) {
 	}
 }
 
-// counts gives the numbers of some things in order.
+// counts returns the numbers of some things as text, in order.
 func counts(of map[string]int, names []string) string {
 	if len(of) == 0 {
 		return "–"

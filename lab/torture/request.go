@@ -18,31 +18,31 @@ import (
 	"github.com/onceq/onceq"
 )
 
-// The forms of requests: work that an application does once outside of jobs, as it answers somebody.
+// These are the forms of requests: work that an application does once outside jobs, to answer somebody.
 const (
 	formDoAgain = "do-again" // Do, with a call to the provider that deduplicates
-	formDoAsk   = "do-ask"   // … to the one that can be asked
-	formDoHold  = "do-hold"  // … to the one that can neither
+	formDoAsk   = "do-ask"   // … to one that can be asked
+	formDoHold  = "do-hold"  // … to one that can do neither
 	formFence   = "fence"    // Fence.Claim, and a transaction that ends with Complete
 	formWhole   = "whole"    // the claim, the effect and its completion in one transaction
 )
 
 var requestForms = []string{formDoAgain, formDoAsk, formDoHold, formFence, formWhole}
 
-// orderForms says how the provider takes the calls of a form.
+// orderForms says how the provider treats the calls of a form.
 var orderForms = map[string]string{formDoAgain: formAgain, formDoAsk: formAsk, formDoHold: formHold}
 
-// shortWindow is the window of keys that are used again and again. That of all others is for ever.
+// shortWindow is the window of keys that are used again and again. All other windows last for ever.
 const shortWindow = 2 * time.Second
 
-// formOf gives the form of a key.
+// formOf returns the form of a key.
 func formOf(key string) string {
 	form, _, _ := strings.Cut(key, "/")
 	return form
 }
 
-// useOf names one use of a key where a job's identity would stand: tokens alone repeat where the sequence was set back. It
-// is the time of the first intent, below zero.
+// useOf names one use of a key, in the place of a job's identity. It is the time of the first intent as a negative number.
+// A token would not do, because tokens repeat after the sequence was set back.
 func useOf(c *onceq.FenceLease) int64 { return -c.Since.UnixMicro() }
 
 func windowOf(key string) time.Duration {
@@ -61,16 +61,16 @@ type request struct {
 	Err     string `json:"err,omitempty"`
 }
 
-// The outcomes of requests.
+// These are the outcomes of requests.
 const (
-	answered  = "done"      // with the result of this very run
-	replayed  = "replayed"  // with the result of an earlier one
-	inFlight  = "in flight" // somebody else is at it
+	answered  = "done"      // with the result of this run
+	replayed  = "replayed"  // with the result of an earlier run
+	inFlight  = "in flight" // somebody else is working on it
 	doubtful  = "uncertain"
 	held      = "held"
 	overtaken = "lease lost"
 	undone    = "undone"    // on purpose: released, or rolled back
-	unclear   = "no answer" // an error of the database; nobody knows
+	unclear   = "no answer" // an error of the database: nobody knows
 )
 
 var outcomes = []string{answered, replayed, inFlight, doubtful, held, overtaken, undone, unclear}
@@ -78,8 +78,8 @@ var outcomes = []string{answered, replayed, inFlight, doubtful, held, overtaken,
 // useStates are how uses of a key end.
 var useStates = []string{"completed", "released", "held", "unfinished"}
 
-// fenceTrail writes what happens to the fences of requests, as onceqTrail does for jobs: numbered under the lock of the
-// fence's row. since is the first intent's time, by which one use of a key differs from the next.
+// fenceTrail is the audit trail of requests' fences, as onceqTrail is of jobs. Its rows are numbered under the lock of the
+// fence's row. since is the time of the first intent, which tells one use of a key from the next.
 const fenceTrail = `
 create function torture.trail_fences() returns trigger language plpgsql as $$
 begin
@@ -116,7 +116,7 @@ func newRequester(c *child, pool *pgxpool.Pool) (*requester, error) {
 	return &requester{c, pool, q, events}, err
 }
 
-// own writes down that a statement was refused that is the library's own.
+// own notes an error by which Postgres refused a statement of the library's own.
 func (r *requester) own(err error) error {
 	if readOnly(err) {
 		r.events.write(event{Type: saidRefused, Text: err.Error()})
@@ -139,7 +139,7 @@ func runRequester(ctx context.Context, c *child, pool *pgxpool.Pool) error {
 		all.Go(func() {
 			for pause(ctx, rand.N(40*time.Millisecond)) {
 				patience := 8 * time.Second
-				if rand.IntN(10) == 0 { // whoever asked has gone away
+				if rand.IntN(10) == 0 { // the client has gone away
 					patience = rand.N(500 * time.Millisecond)
 				}
 				one, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
@@ -152,10 +152,10 @@ func runRequester(ctx context.Context, c *child, pool *pgxpool.Pool) error {
 	return nil
 }
 
-// key chooses a key of a form: of a few that come back, or of those that everybody wants just now. The kernel says when
-// that is: the clock of this process may be wrong.
+// key chooses a key of a form: one of a few that are used again, or one of those that everybody uses at this moment. The
+// kernel says what moment it is, because this process may have a wrong clock.
 func (c *child) key(form string) string {
-	if form != formDoHold && rand.IntN(3) == 0 { // those that are held stay so
+	if form != formDoHold && rand.IntN(3) == 0 { // held ones stay held
 		return fmt.Sprintf("%s/short/%d", form, rand.IntN(4))
 	}
 	var now syscall.Timeval
@@ -163,7 +163,7 @@ func (c *child) key(form string) string {
 	return fmt.Sprintf("%s/%d", form, max(0, 2*(int64(now.Sec)-c.Began)-rand.Int64N(8)))
 }
 
-// answer does the work that a key names, unless it was done, and says what there is to answer.
+// answer does the work that a key names, unless it was done, and returns the answer.
 func (r *requester) answer(ctx context.Context, key string) request {
 	form := formOf(key)
 	spec := onceq.FenceSpec{Key: key, Payload: key, Window: windowOf(key), Lease: lease, Policy: onceq.RunAgain(onceq.Forever)}
@@ -204,7 +204,7 @@ func (r *requester) answer(ctx context.Context, key string) request {
 
 var errUndone = errors.New("on purpose")
 
-// do is a request with a call outside.
+// do is a request that calls the provider.
 func (r *requester) do(ctx context.Context, form string, spec onceq.FenceSpec) (receipt string, ran bool, err error) {
 	var c *client
 	switch form {
@@ -216,14 +216,14 @@ func (r *requester) do(ctx context.Context, form string, spec onceq.FenceSpec) (
 	case formDoHold:
 		spec.Policy = onceq.Hold()
 	}
-	if form != formDoAgain { // before the intent, see provider
+	if form != formDoAgain { // before the intent: see provider
 		c = dial(ctx, r.c.Provider)
 		defer c.close()
 	}
 	receipt, err = onceq.Do(ctx, r.q, spec, func(ctx context.Context, claim *onceq.FenceLease) (string, error) {
 		ran = true
 		if c == nil {
-			work{Name: spec.Key}.take(ctx) // longer than a lease at times, which is extended meanwhile
+			work{Name: spec.Key}.take(ctx) // sometimes longer than a lease, which is then extended
 			c = dial(ctx, r.c.Provider)
 			defer c.close()
 		}
@@ -244,7 +244,7 @@ func (r *requester) do(ctx context.Context, form string, spec onceq.FenceSpec) (
 const blindComplete = `update onceq.job_fences set state = 3, finished_at = now(), result = to_jsonb($2::text), detail = null
 	where class = 1 and scope = 'default' and key = $1 and state in (1, 2)`
 
-// fence is a request that claims first, so that others hear of it, and commits its effect with the completion.
+// fence is a request that claims first, so that others see it, and commits its effect together with the completion.
 func (r *requester) fence(ctx context.Context, spec onceq.FenceSpec) (result string, ran bool, err error) {
 	f, err := r.q.Fence(spec)
 	if err != nil {
@@ -268,7 +268,7 @@ func (r *requester) fence(ctx context.Context, spec onceq.FenceSpec) (result str
 		}
 	}
 	work{Name: spec.Key}.take(ctx)
-	if rand.IntN(12) == 0 { // a lease that nobody has extended is lost
+	if rand.IntN(12) == 0 { // nobody extends this lease, so it is lost
 		pause(ctx, lease+rand.N(lease))
 	}
 	ctx, cancel := stubborn(ctx)
@@ -305,7 +305,7 @@ func (r *requester) fence(ctx context.Context, spec onceq.FenceSpec) (result str
 	return n, true, err
 }
 
-// whole is a request all of which is one transaction: whoever asks for the same waits for its end.
+// whole is a request in a single transaction. Another request for the same key waits for its end.
 func (r *requester) whole(ctx context.Context, spec onceq.FenceSpec) (result string, ran bool, err error) {
 	f, err := r.q.Fence(spec)
 	if err != nil {
@@ -328,13 +328,13 @@ func (r *requester) whole(ctx context.Context, spec onceq.FenceSpec) (result str
 		if err := c.Complete(ctx, tx, result); err != nil || rand.IntN(6) > 0 {
 			return err
 		}
-		return errUndone // a caller that changes its mind
+		return errUndone // the caller changes its mind
 	})
 	return result, ran, err
 }
 
-// settleRequests asks again for whatever was left open, until it is done or waits for a person; who then decides about
-// every second one, by what the provider has written down. It reports on how many.
+// settleRequests asks again for everything that was left open, until it is done or waits for a person. Then a person
+// decides about every second one, by what the provider has written down. It returns how many those are.
 func settleRequests(ctx context.Context, c *child, pool *pgxpool.Pool, patience time.Duration) (int, error) {
 	r, err := newRequester(c, pool)
 	if err != nil {

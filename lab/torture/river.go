@@ -17,10 +17,10 @@ import (
 	"github.com/riverqueue/river/rivertype"
 )
 
-// riverSystem is River, used as its documentation says: unique jobs, an effect and JobCompleteTx in one transaction.
-// What it has no form for, it does in the nearest one. It has no fence for effects outside: its handlers call the
-// provider, with a key made of the job's id, and promise nothing beyond "at least once". It has no token either: its
-// attempts count failures, and a snoozed job has the same one twice.
+// riverSystem is River, used as its documentation says: unique jobs, and an effect and JobCompleteTx in one transaction. A
+// form that River does not have becomes the nearest one that it has. River has no fence for effects outside: its handlers
+// call the provider with a key made from the job's id, and promise no more than "at least once". It has no token either:
+// its attempts count failures, and a snoozed job has the same attempt twice.
 type riverSystem struct{}
 
 const riverTrail = `
@@ -55,7 +55,7 @@ func (riverSystem) setup(ctx context.Context, conn *pgx.Conn) error {
 	return err
 }
 
-// riverArgs are one kind for all forms; work is their JSON.
+// riverArgs is one kind for all forms. work is its JSON.
 type riverArgs struct{ work }
 
 func (riverArgs) Kind() string { return "work" }
@@ -75,7 +75,7 @@ func riverOpts(w work, op string) *river.InsertOpts {
 	o := &river.InsertOpts{Metadata: metadata, MaxAttempts: 1000}
 	if w.Keyed {
 		o.UniqueOpts.ByArgs = true
-		// For ever is while the row is there, and the rows stay.
+		// In River, for ever means as long as the row is there, and the rows stay.
 		o.UniqueOpts.ByState = rivertype.JobStates()
 	}
 	if w.Form == formRecur {
@@ -128,10 +128,10 @@ func (riverSystem) worker(ctx context.Context, c *child, pool *pgxpool.Pool) err
 		Workers:              workers,
 		FetchPollInterval:    250 * time.Millisecond,
 		JobTimeout:           lease * 5 / 2,
-		RescueStuckJobsAfter: lease * 3, // it has no lease; a run may take JobTimeout, then somebody else takes over
+		RescueStuckJobsAfter: lease * 3, // it has no lease: a run may take JobTimeout, and then another worker takes over
 		PollOnly:             c.Pooled,
 		RetryPolicy:          riverRetry{},
-		// Finished jobs are what is counted at the end.
+		// The finished jobs are counted at the end.
 		CompletedJobRetentionPeriod: -1, CancelledJobRetentionPeriod: -1, DiscardedJobRetentionPeriod: -1,
 	})
 	if err != nil {

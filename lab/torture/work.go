@@ -20,31 +20,31 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// The forms of a job: how its handler makes its effect.
+// These are the forms of a job: how its handler makes its effect.
 const (
-	formTx    = "tx"    // the worker's transaction
-	formBatch = "batch" // one transaction for several jobs
-	formOwn   = "own"   // the handler's own transaction, which completes the job
-	formHand  = "hand"  // a claim loop by hand: a transaction, or one pipeline
-	formRecur = "recur" // the worker's transaction; the key is free again when the job is finished
-	formAgain = "again" // a call outside: the provider deduplicates; and a row under its receipt
-	formAsk   = "ask"   // a call outside: the provider can be asked
-	formHold  = "hold"  // a call outside: it can neither
+	formTx    = "tx"    // in the worker's transaction
+	formBatch = "batch" // in one transaction for several jobs
+	formOwn   = "own"   // in the handler's own transaction, which completes the job
+	formHand  = "hand"  // in a claim loop by hand: one transaction, or one pipeline
+	formRecur = "recur" // in the worker's transaction; the key is free again when the job is finished
+	formAgain = "again" // a call to a provider that deduplicates, and a row with its receipt
+	formAsk   = "ask"   // a call to a provider that can be asked
+	formHold  = "hold"  // a call to a provider that can do neither
 
-	// What applications do wrong, or do in the middle of something else.
-	formLate   = "late"   // the worker's transaction, which the handler commits by itself at first, and then fails
-	formStop   = "stop"   // a call outside, as hold; the job is cancelled while it is made
-	formFrail  = "frail"  // as own, in the processes that formPoison ends: few lost leases are too many
+	// These are mistakes of applications, or things that they do in the middle of something else.
+	formLate   = "late"   // the handler commits the worker's transaction in its first attempt, and then fails
+	formStop   = "stop"   // a call like hold's; the job is cancelled during it
+	formFrail  = "frail"  // like own, in the processes that formPoison ends; it may lose only few leases
 	formPoison = "poison" // its handler ends the process
 )
 
 var (
 	forms     = []string{formTx, formBatch, formOwn, formHand, formRecur, formAgain, formAsk, formHold}
-	oddForms  = []string{formLate, formStop, formFrail, formPoison} // onceq only
-	frailOnes = []string{formFrail, formPoison}                     // in processes of their own
+	oddForms  = []string{formLate, formStop, formFrail, formPoison} // only onceq has them
+	frailOnes = []string{formFrail, formPoison}                     // they have processes of their own
 )
 
-// formsOf gives those of jobs that are chosen and that the system has.
+// formsOf returns the forms of jobs that were chosen and that the system has.
 func formsOf(c *child) []string {
 	if c.System != "onceq" {
 		return chosen(forms, c.Forms)
@@ -52,26 +52,27 @@ func formsOf(c *child) []string {
 	return chosen(slices.Concat(forms, oddForms), c.Forms)
 }
 
-// transactional tells whether the form's effect is a row in the ledger.
+// transactional reports whether the form's effect is a row in the ledger.
 func transactional(form string) bool { return !outside(form) || form == formAgain }
 
 func outside(form string) bool {
 	return form == formAgain || form == formAsk || form == formHold || form == formStop
 }
 
-// endsByWorker tells whether the worker's own transaction completes the job, so that none is completed whose handler failed.
+// endsByWorker reports whether the worker's own transaction completes the job. No such job may be completed if its handler
+// failed.
 func endsByWorker(form string) bool {
 	return form == formTx || form == formBatch || form == formRecur || form == formLate
 }
 
-// identity names a job for ever: its id may be given out again after the sequence of ids was set back. It is the id, and 36
-// bits of the time of acceptance in microseconds.
+// identity names a job for ever, because its id may be used again after the sequence of ids was set back. It is the id, and
+// 36 bits of the time of acceptance in microseconds.
 func identity(id int64, created time.Time) int64 { return id<<36 | created.UnixMicro()&(1<<36-1) }
 
-// idOf gives the id of an identity.
+// idOf returns the id in an identity.
 func idOf(identity int64) int64 { return identity >> 36 }
 
-// work is what a job is for, and its payload. Two jobs of one name are the same work asked for twice.
+// work is what a job is for, and its payload. Two jobs of one name are two requests for the same work.
 type work struct {
 	Name  string `json:"work"`
 	Form  string `json:"form"`
@@ -85,11 +86,11 @@ func (w work) key() string {
 	return ""
 }
 
-// The fates of a work, which its name decides.
+// These are the fates of a work. Its name decides which one it has.
 const (
 	fateFine  = "fine"
 	fateFatal = "fatal" // its handler finds that it cannot be done
-	fateAlien = "alien" // the same, and says so with an error of another database that asks for a transaction to be run again
+	fateAlien = "alien" // the same, with an error of another database that asks to retry the transaction
 	fateFlaky = "flaky" // the first attempt fails
 	fateLater = "later" // it is put off now and then
 	fateSlow  = "slow"  // it takes longer than a lease
@@ -116,16 +117,16 @@ func (w work) fate() string {
 	return fateFine
 }
 
-// hopeless says that the work cannot be done.
+// hopeless reports that the work cannot be done.
 func (w work) hopeless() bool { return w.fate() == fateFatal || w.fate() == fateAlien }
 
-// take takes the time that the work takes.
+// take lasts as long as the work does.
 func (w work) take(ctx context.Context) {
 	d := rand.N(40 * time.Millisecond)
 	switch {
 	case w.fate() == fateSlow:
 		d = lease + rand.N(lease)
-	case rand.IntN(3) == 0: // so that much is under way when a fault comes
+	case rand.IntN(3) == 0: // so that much work is under way when a fault comes
 		d = rand.N(time.Second)
 	}
 	select {
@@ -141,7 +142,7 @@ func backoff(attempt int) time.Duration {
 	return time.Duration(min(attempt, 10)) * (50*time.Millisecond + rand.N(50*time.Millisecond))
 }
 
-// answer is what a producer heard of a work.
+// answer is what a producer was told about a work.
 type answer struct {
 	Work      string          `json:"work"`
 	ID        int64           `json:"id"`
@@ -150,34 +151,35 @@ type answer struct {
 	Output    json.RawMessage `json:"output,omitempty"`
 }
 
-// system is one of the queues that are tortured.
+// system is a queue under test.
 type system interface {
-	// setup makes its tables, and triggers on them that write the trail.
+	// setup makes its tables, and the triggers on them that write the audit trail.
 	setup(ctx context.Context, conn *pgx.Conn) error
 	// worker works until ctx ends.
 	worker(ctx context.Context, c *child, pool *pgxpool.Pool) error
 	enqueuer(pool *pgxpool.Pool) (enqueuer, error)
 	// live counts jobs that are not finished.
 	live(ctx context.Context, pool *pgxpool.Pool) (int, error)
-	// settle decides as a person what the queue left to one, and reports how many; calls are the provider's.
+	// settle decides, as a person would, what the queue has left to a person, and returns how many decisions that took.
+	// calls are the provider's record.
 	settle(ctx context.Context, pool *pgxpool.Pool, calls []call) (int, error)
-	// leftovers gives what waits for a decision and belongs to nothing, and what is wrong with the tables.
+	// leftovers returns what waits for a decision and belongs to no job, and what is wrong with the tables.
 	leftovers(ctx context.Context, pool *pgxpool.Pool) ([]doubt, string, error)
-	// ends gives what has become of each job that is still to be found.
+	// ends returns what became of each job that can still be found.
 	ends(ctx context.Context, pool *pgxpool.Pool) ([]end, error)
 }
 
 type enqueuer interface {
-	// enqueue accepts works in a transaction or on its own; op goes along as metadata.
+	// enqueue accepts works in a transaction, or without one. op goes along as metadata.
 	enqueue(ctx context.Context, tx pgx.Tx, op string, works []work) ([]answer, error)
-	// pipeline does all of a transaction in one round trip: begin, first, the works, commit.
+	// pipeline runs a whole transaction in one round trip: begin, first, the works, commit.
 	pipeline(ctx context.Context, op, first string, works []work) ([]answer, error)
 	cancel(ctx context.Context, id int64) error
 }
 
 var errNotOffered = errors.New("not offered")
 
-// systemOf gives a system by its name.
+// systemOf returns a system by its name.
 func systemOf(name string) (system, error) {
 	switch name {
 	case "onceq":
@@ -193,26 +195,26 @@ type child struct {
 	Role     string // worker, frail, producer, requester or provider
 	Slot     string // its name, the same after a restart
 	System   string
-	URL      string // of the database, through what stands between
-	Pooled   bool   // through PgBouncer
+	URL      string // of the database, through proxies
+	Pooled   bool   // it connects through PgBouncer
 	Timeouts bool   // with short statement and lock timeouts
 	Provider string
-	Dir      string // of the logs
+	Dir      string // directory of the journals
 	Seed     uint64
-	Began    int64 // of the run, in seconds of Unix time
+	Began    int64 // when the run began, in seconds of Unix time
 	Forms    []string
 	Verbose  bool
-	Broken   string // what is broken on purpose: see brokenToken and those after it
+	Broken   string // what is broken on purpose: see brokenToken and the constants after it
 }
 
 const (
 	childEnv  = "ONCEQ_TORTURE"
 	roleFrail = "frail" // a worker process that jobs end
-	poisoned  = 77      // its exit code then
-	panicked  = 2       // that of Go
+	poisoned  = 77      // the exit code after formPoison
+	panicked  = 2       // Go's exit code after a panic
 )
 
-// runChild is the life of a process that is not the main one; it ends when its standard input does.
+// runChild is the life of every process but the main one. It ends when its standard input ends.
 func runChild(raw string) (err error) {
 	var c child
 	if err := json.Unmarshal([]byte(raw), &c); err != nil {
@@ -270,8 +272,8 @@ func (c *child) pool(ctx context.Context) (*pgxpool.Pool, error) {
 
 const applicationName = "torture "
 
-// refused tells that the server has said no, so that nothing was committed: an answer that ends the session may have
-// come after the commit.
+// refused reports that the server said no, so nothing was committed. An error that ends the session may come after the
+// commit.
 func refused(err error) bool {
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) {
@@ -298,13 +300,14 @@ func (j *journal) write(v any) {
 		_, err = j.file.Write(append(line, '\n'))
 		j.mu.Unlock()
 	}
-	if err != nil { // without its journal nothing that this process does can be checked
+	if err != nil { // without its journal, nothing that this process does can be checked
 		fmt.Fprintln(os.Stderr, "torture: journal:", err)
 		os.Exit(3)
 	}
 }
 
-// readJournals gives the lines of all journals whose name begins so. A last line that was cut off by a kill is none.
+// readJournals returns the lines of all journals whose names begin with prefix. A last line that a kill has cut off does
+// not count.
 func readJournals[T any](dir, prefix string) ([]T, error) {
 	names, err := filepath.Glob(filepath.Join(dir, prefix+"*.jsonl"))
 	if err != nil {
