@@ -240,7 +240,9 @@ func (c *claimer) claim(ctx context.Context, n int) (int, error) {
 	}
 	c.exec.accept(s, leases, ask.began)
 	if f.cursor.full || f.claimedAt.Sub(f.found) < 50*time.Millisecond {
-		c.unannounce(ctx)
+		if !c.announced.at.IsZero() && c.listener.unannounce(ctx, []string{f.queue}) == nil {
+			c.announced.at = time.Time{}
+		}
 	}
 	f.found = f.claimedAt
 	return len(leases), nil
@@ -259,11 +261,10 @@ func (c *claimer) rest(ctx context.Context, pause time.Duration) bool {
 			return c.nap(ctx, quietBefore/2)
 		}
 		c.announced.tried = time.Now()
-		if err := c.announce(ctx); err == nil {
+		err := c.listener.announce(ctx, []string{c.feed.queue})
+		c.announced.at = time.Now() // if it failed, not again with every poll
+		if err == nil {
 			return false // a job may have been committed just before the announcement
-		} else if ctx.Err() == nil {
-			c.q.fails(c.id, workAnnounce, c.feed.queue, err)
-			c.announced.at = time.Now() // not again with every poll
 		}
 	}
 	poll := c.w.poll

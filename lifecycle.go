@@ -52,13 +52,21 @@ func newRun(ctx context.Context, w *Worker, db, beatsDB *pgxpool.Pool) *run {
 		q: w.q, handlers: w.handlers, lease: w.lease, pipelines: w.pipelines, db: db, base: base,
 		tasks: r.tasks, outbox: r.outbox, watch: watch,
 	}
-	r.listener = &listener{q: w.q, id: id, db: db, claimers: make(map[string]*claimer)}
+	r.listener = &listener{q: w.q, id: id, db: db, woken: r.woken}
 	for name, cfg := range w.queues {
 		c := newClaimer(w, id, db, r.exec, r.listener, newSlots(w, name, cfg))
 		r.claimers = append(r.claimers, c)
-		r.listener.claimers[name] = c
 	}
 	return r
+}
+
+// woken rouses the claimer of a queue, or all.
+func (r *run) woken(queue string) {
+	for _, c := range r.claimers {
+		if queue == "" || queue == c.feed.queue {
+			c.rouse()
+		}
+	}
 }
 
 // work works until ctx has ended or, with a limit that is not negative, until there is nothing left to drain. Then it ends

@@ -65,42 +65,39 @@ type announcement struct {
 	tried time.Time // the latest try, successful or not
 }
 
-func (c *claimer) announce(ctx context.Context) error {
+// announce tells producers that this run waits for jobs of these queues.
+func (l *listener) announce(ctx context.Context, queues []string) error {
 	const announce = `
 insert into onceq.waiters (queue, worker, idle_until)
-values ($1::text, $2::bigint, statement_timestamp() + $3::bigint * interval '1 microsecond')
+select u.queue, $2::bigint, statement_timestamp() + $3::bigint * interval '1 microsecond' from unnest($1::text[]) as u(queue)
 on conflict (queue, worker) do update set idle_until = excluded.idle_until
 returning 1`
-	err := c.q.guarded(ctx, c.db, announce, []any{c.feed.queue, c.id, announceFor.Microseconds()}, nil)
-	if err == nil {
-		c.announced.at = time.Now()
-		c.q.works(c.id, workAnnounce, c.feed.queue)
-	}
-	return err
+	return l.did(ctx, l.q.guarded(ctx, l.db, announce, []any{queues, l.id, announceFor.Microseconds()}, nil))
 }
 
-// unannounce stops notifications while this worker is busy.
-func (c *claimer) unannounce(ctx context.Context) {
-	const unannounce = `with gone as (delete from onceq.waiters where queue = $1::text and worker = $2::bigint) select 1`
-	if c.announced.at.IsZero() {
-		return
-	}
-	if err := c.q.guarded(ctx, c.db, unannounce, []any{c.feed.queue, c.id}, nil); err == nil {
-		c.announced.at = time.Time{}
-		c.q.works(c.id, workAnnounce, c.feed.queue)
+// unannounce stops notifications for these queues, while this run is busy with them.
+func (l *listener) unannounce(ctx context.Context, queues []string) error {
+	const unannounce = `with gone as (delete from onceq.waiters where queue = any ($1::text[]) and worker = $2::bigint) select 1`
+	return l.did(ctx, l.q.guarded(ctx, l.db, unannounce, []any{queues, l.id}, nil))
+}
+
+func (l *listener) did(ctx context.Context, err error) error {
+	if err == nil {
+		l.q.works(l.id, workAnnounce, "")
 	} else if ctx.Err() == nil {
-		c.q.fails(c.id, workAnnounce, c.feed.queue, err)
+		l.q.fails(l.id, workAnnounce, "", err)
 	}
+	return err
 }
 
 // listener gets notifications of new jobs for all queues of one Run.
 type listener struct {
 	q         *Queue
-	id        int64               // of the run
-	db        *pgxpool.Pool       // the worker's own
-	claimers  map[string]*claimer // by queue
-	confirmed atomic.Bool         // notifications are known to arrive
-	notOfTx   atomic.Bool         // but none for jobs that were enqueued in a transaction
+	id        int64              // of the run
+	db        *pgxpool.Pool      // the worker's own
+	woken     func(queue string) // called for each notification; with "" when notifications begin to arrive
+	confirmed atomic.Bool        // notifications are known to arrive
+	notOfTx   atomic.Bool        // but none for jobs that were enqueued in a transaction
 }
 
 // unannounceAll is for the end of the run.
@@ -181,12 +178,9 @@ func (l *listener) listenOnce(ctx context.Context) error {
 			waiting = ctx
 			l.confirmed.Store(true)
 			l.q.works(l.id, workListen, "")
-			for _, c := range l.claimers {
-				c.rouse() // so that it ends the short poll and announces that it waits
-			}
+			l.woken("") // so that the claimers end their short polls and announce that they wait
+			continue
 		}
-		if c := l.claimers[n.Payload]; c != nil {
-			c.rouse()
-		}
+		l.woken(n.Payload)
 	}
 }

@@ -954,7 +954,7 @@ returning true;
 
 -- listen.go: announce.announce
 insert into onceq.waiters (queue, worker, idle_until)
-values ($1::text, $2::bigint, statement_timestamp() + $3::bigint * interval '1 microsecond')
+select u.queue, $2::bigint, statement_timestamp() + $3::bigint * interval '1 microsecond' from unnest($1::text[]) as u(queue)
 on conflict (queue, worker) do update set idle_until = excluded.idle_until
 returning 1;
 
@@ -965,7 +965,7 @@ select current_setting('max_prepared_transactions') <> '0' from pg_notify($1::te
 listen …;
 
 -- listen.go: unannounce.unannounce
-with gone as (delete from onceq.waiters where queue = $1::text and worker = $2::bigint) select 1;
+with gone as (delete from onceq.waiters where queue = any ($1::text[]) and worker = $2::bigint) select 1;
 
 -- listen.go: unannounceAll.unannounce
 with gone as (delete from onceq.waiters where worker = $1::bigint) select 1;
