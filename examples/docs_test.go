@@ -14,8 +14,8 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// Each block of Go and JavaScript of these pages says above itself which file it is from, and stands in that file word
-// for word. One that cannot, because its library is not among what CI builds, says so.
+// Each block of Go and JavaScript on these pages names its file in the line above, and stands in that file word for word. A
+// block whose library CI does not build says so.
 func TestDocsAreTheExamples(t *testing.T) {
 	t.Parallel()
 	pages, err := filepath.Glob("../docs/moving-from-*.md")
@@ -42,7 +42,7 @@ func TestDocsAreTheExamples(t *testing.T) {
 	}
 }
 
-// Links between files lead somewhere, on every page, and docs/README.md lists every page beside it.
+// Links between files lead somewhere, on every page. docs/README.md lists every page beside it.
 func TestDocsLinks(t *testing.T) {
 	t.Parallel()
 	docs, err := filepath.Glob("../docs/*.md")
@@ -67,7 +67,7 @@ func TestDocsLinks(t *testing.T) {
 	}
 }
 
-// The runbook's statements for psql run, and only read.
+// The runbook's statements for psql run, and they only read.
 func TestRunbookStatements(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.Schema("onceq"))

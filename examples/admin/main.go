@@ -1,4 +1,4 @@
-// Admin is what one types when something is wrong: docs/runbook.md. It works on the database in DATABASE_URL.
+// Admin is the command for when something is wrong: see docs/runbook.md. It works on the database in DATABASE_URL.
 package main
 
 import (
@@ -113,7 +113,7 @@ func run(ctx context.Context, args []string) error {
 	return errors.New(usage)
 }
 
-// show says what is known about a job: its state, its latest errors, and its effects.
+// show prints what is known about a job: its state, its latest errors, and its effects.
 func show(ctx context.Context, q *onceq.Queue, pool *pgxpool.Pool, id int64) error {
 	j, err := q.Get(ctx, pool, id)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// Each command does what docs/runbook.md says of it.
+// Each command does what docs/runbook.md says.
 func TestAdmin(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)

@@ -1,5 +1,5 @@
-// Batch enqueues many jobs with their keys in one statement. Each key sits on its job, so that the two cannot
-// go out of step; submitting the batch again does nothing; a key that stands twice in it is refused.
+// Batch enqueues many jobs with their keys in one statement. Each job has its key with it, so the two cannot get out of
+// step. Submitting the batch again does nothing. A key that stands twice in one batch is refused.
 package main
 
 import (

@@ -22,7 +22,7 @@ import (
 // schema holds onceq's tables in this program; the application's own are in the schema demo.
 const schema = "onceq_demo"
 
-// No table here prevents a second receipt: that is onceq's task, and the ledger counts.
+// No table here prevents a second receipt. That is onceq's task, and the ledger counts receipts.
 const tables = `
 create table demo.users (
   id        bigint generated always as identity primary key,
@@ -45,10 +45,10 @@ type User struct {
 	Plan  string `json:"plan"`
 }
 
-// The kinds of jobs. A job's key names the work and the user, whatever request brought it.
+// These are the kinds of jobs. A job's key names the work and the user, whichever request brought it.
 //
-// The waits are short because a demonstration should be over before the coffee is. MaxLost is high because this
-// program kills on purpose: by default a job is dead, and waits for a person, when five workers died with it.
+// The waits are short, because a demonstration should be over before the coffee is. MaxLost is high, because this program
+// kills workers on purpose: by default a job is dead, and waits for a person, when five workers have died with it.
 var (
 	Welcome = onceq.Kind[User]{
 		Name:    "welcome",
@@ -86,7 +86,7 @@ func (a *app) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	user, created, suppressed, err := a.signUp(r.Context(), form)
 	if err != nil {
-		// The client does not know what became of it, and sends it again.
+		// The client does not know what happened to its request, and sends it again.
 		a.failed.Add(1)
 		http.Error(w, "try again", http.StatusServiceUnavailable)
 		return
@@ -99,15 +99,15 @@ func (a *app) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.known.Add(1)
 	}
 	if dice(a.seed, "app", "", int(n)).IntN(5) == 0 {
-		time.Sleep(120 * time.Millisecond) // more than some clients wait
+		time.Sleep(120 * time.Millisecond) // longer than some clients wait
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(user)
 }
 
-// signUp stores the user and enqueues what is to be done for them, in one transaction: both or neither. It does not
-// ask whether this sign-up is new. Whoever is there already is found, and keys that are taken enqueue nothing.
+// signUp stores the user and enqueues the user's jobs in one transaction: both or neither. It does not ask whether the
+// sign-up is new. A user who exists is found, and keys that are taken enqueue nothing.
 func (a *app) signUp(ctx context.Context, form signup) (u User, created bool, suppressed int, err error) {
 	err = pgx.BeginFunc(ctx, a.pool, func(tx pgx.Tx) error {
 		email := strings.ToLower(form.Email)

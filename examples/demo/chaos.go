@@ -14,21 +14,21 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// chaos kills and stops workers and ends database sessions while the application runs. The seed decides what happens
-// in which order; at which moment of the work it strikes is also up to the machine.
+// chaos kills and stops workers and ends database sessions while the application runs. The seed decides what happens, and
+// in which order. When it happens also depends on the machine.
 type chaos struct {
 	rng     *rand.Rand
 	fleet   *fleet
 	pool    *pgxpool.Pool
 	say     func(format string, args ...any)
-	missing func() string // what it has not shown yet
+	missing func() string // what the program has not shown yet
 
-	killed, killedInside atomic.Int64 // by SIGKILL; of those, in the middle of an effect
-	stopped, takenOver   atomic.Int64 // by SIGSTOP; of those, until the job was taken over
+	killed, killedInside atomic.Int64 // by SIGKILL; those of them that were in the middle of an effect
+	stopped, takenOver   atomic.Int64 // by SIGSTOP; those of them whose job was taken over
 	ended                atomic.Int64 // database sessions
 }
 
-// run goes on until ctx ends. It begins with what nobody should miss.
+// run goes on until ctx ends. It begins with the faults that everybody should see.
 func (c *chaos) run(ctx context.Context) {
 	var frozen sync.WaitGroup
 	defer frozen.Wait()
@@ -49,7 +49,7 @@ func (c *chaos) run(ctx context.Context) {
 		case "freeze":
 			extra := time.Duration(c.rng.IntN(1000)) * time.Millisecond
 			if c.rng.IntN(3) == 0 && c.missing() == "" {
-				extra += 10 * time.Second // until somebody else runs its effect again
+				extra += 10 * time.Second // long enough for another worker to run its effect again
 			}
 			select {
 			case <-thawed:
@@ -100,7 +100,7 @@ func (c *chaos) freeze(ctx context.Context, extra time.Duration) {
 		if !c.signal(p, syscall.SIGSTOP, true) {
 			continue
 		}
-		time.Sleep(50 * time.Millisecond) // what it has reported until then is heard
+		time.Sleep(50 * time.Millisecond) // by now everything that it reported has been read
 		c.fleet.mu.Lock()
 		_, inside := p.open[id]
 		c.fleet.mu.Unlock()
@@ -128,7 +128,7 @@ func (c *chaos) freeze(ctx context.Context, extra time.Duration) {
 	}
 }
 
-// signal stops or continues a worker; false when it is gone.
+// signal stops or continues a worker. It returns false if the worker is gone.
 func (c *chaos) signal(p *process, s syscall.Signal, frozen bool) bool {
 	c.fleet.mu.Lock()
 	defer c.fleet.mu.Unlock()
@@ -139,7 +139,7 @@ func (c *chaos) signal(p *process, s syscall.Signal, frozen bool) bool {
 	return true
 }
 
-// await waits for a worker that is in the middle of an effect; nil when ctx ends first.
+// await waits for a worker that is in the middle of an effect. It returns nil if ctx ends first.
 func (c *chaos) await(ctx context.Context, name string) (*process, effectID) {
 	for {
 		if p, id := c.fleet.inside(name); p != nil {
@@ -159,13 +159,13 @@ func (c *chaos) terminate(ctx context.Context, n int, draw uint32) {
 		  from (select pid from pg_stat_activity
 		         where datname = current_database() and application_name like 'onceq demo %' and pid <> pg_backend_pid()
 		         order by hashint8(pid + $1::bigint) limit $2) chosen`, int64(draw), n).Scan(&ended)
-	if err == nil { // otherwise this one's own session was ended by the time before
+	if err == nil { // an error means that this session was ended by an earlier call
 		c.ended.Add(ended)
 		c.say("pg_terminate_backend on %d database sessions", ended)
 	}
 }
 
-// pause waits; false when ctx has ended.
+// pause waits. It returns false if ctx has ended.
 func pause(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():

@@ -19,8 +19,8 @@ import (
 //go:embed signups.csv
 var signupsFile []byte
 
-// signup is a line of signups.csv and the form that a client sends. The client makes the id, so that sending the form
-// again is the same sign-up.
+// signup is a line of signups.csv, and the form that a client sends. The client makes the id, so the same form sent again
+// is the same sign-up.
 type signup struct {
 	ID    string `json:"id"`
 	Name  string `json:"name"`
@@ -43,12 +43,12 @@ func readSignups(n int) ([]signup, error) {
 	return lines, nil
 }
 
-// clients are the people at their browsers.
+// clients are people at their browsers.
 type clients struct {
 	url     string
 	seed    uint64
 	say     func(format string, args ...any)
-	missing func() string // what the chaos still has to show
+	missing func() string // the faults that were not shown yet
 
 	running      sync.WaitGroup
 	sent, gaveUp atomic.Int64
@@ -59,8 +59,8 @@ var (
 	patient   = &http.Client{Timeout: 10 * time.Second}
 )
 
-// submit sends the lines, and then further people until the chaos has shown what it is for. It returns, when every
-// sign-up was answered, whose addresses those were.
+// submit sends the lines, and then more sign-ups until all faults were shown. It returns when every sign-up was answered,
+// with the addresses that signed up.
 func (c *clients) submit(ctx context.Context, lines []signup) map[string]bool {
 	wanted := make(map[string]bool)
 	said := false
@@ -89,7 +89,7 @@ func (c *clients) submit(ctx context.Context, lines []signup) map[string]bool {
 	return wanted
 }
 
-// client submits one line: some click twice, some have little patience, and all try again until they are answered.
+// client submits one line. Some people click twice, some have little patience, and all try again until they get an answer.
 func (c *clients) client(ctx context.Context, i int, s signup) {
 	client := patient
 	switch fate := dice(c.seed, "client", s.ID, i).IntN(10); {

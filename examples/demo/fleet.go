@@ -25,8 +25,8 @@ type fleet struct {
 	mu      sync.Mutex // guards the fields below, and the fields of each process that say so
 	closing bool
 	procs   []*process
-	holder  map[int64]*process // who claimed a job last
-	fallen  int                // workers that ended though nobody killed them
+	holder  map[int64]*process // the process that claimed a job last
+	fallen  int                // workers that ended although nobody killed them
 }
 
 type process struct {
@@ -151,7 +151,7 @@ func (f *fleet) any(pick func(n int) int) *process {
 	return awake[pick(len(awake))]
 }
 
-// inside gives the worker in which an effect of that name has begun last.
+// inside returns the worker in which an effect with that name began last.
 func (f *fleet) inside(name string) (*process, effectID) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -17,15 +17,15 @@ import (
 	"github.com/onceq/onceq"
 )
 
-// ledger counts what the workers report, and at the end compares what the providers saw with what should be.
+// ledger counts what the workers report. At the end it compares what the providers saw with what should have happened.
 type ledger struct {
 	mu      sync.Mutex
 	reports map[string]int
-	effects map[effectID]string // how its latest call ended: open, or report.Note
+	effects map[effectID]string // how the latest call ended: open, or report.Note
 
-	reported, left int            // effects of unknown outcome that were settled: their worker said so, or was gone
-	answers        map[string]int // of the mail provider, when asked
-	again          int            // run again under the same key
+	reported, left int            // settled effects of unknown outcome: their worker reported it, or was gone
+	answers        map[string]int // the mail provider's answers, when asked
+	again          int            // effects that ran again under the same key
 }
 
 func newLedger() *ledger {
@@ -67,7 +67,7 @@ func (l *ledger) count(what string) int {
 	return l.reports[what]
 }
 
-// missing returns what the chaos has not shown yet.
+// missing returns the faults that were not shown yet.
 func (d *demo) missing() string {
 	var m []string
 	for what, done := range map[string]bool{
@@ -83,7 +83,7 @@ func (d *demo) missing() string {
 	return strings.Join(m, ", ")
 }
 
-// close writes the ledger and returns what is wrong, none if all is well. wanted are the addresses that signed up.
+// close writes the ledger and returns what is wrong, or nothing if all is well. wanted are the addresses that signed up.
 func (d *demo) close(ctx context.Context, out io.Writer, wanted map[string]bool) (wrong []string, err error) {
 	jobs, completed, again, lost := 0, 0, 0, 0
 	done := map[string]int{} // completed jobs by key

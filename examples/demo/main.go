@@ -1,18 +1,18 @@
 //go:build unix
 
-// Command demo is a small application with everything that goes wrong around one. People sign up over HTTP; each
-// sign-up stores a user and enqueues, in the same transaction, a welcome e-mail and a charge. Four worker processes send
-// the e-mails to an SMTP server and the charges to an HTTP service with Idempotency-Key. Meanwhile clients submit twice
-// and give up and retry, providers are slow, refuse, and break connections after having done what they were asked for, and
-// workers are killed, frozen and cut off from the database. At the end a ledger counts e-mails and charges for each user:
-// exactly one each, or the exit status says so.
+// Command demo is a small application, and everything that can go wrong around one. People sign up over HTTP. Each sign-up
+// stores a user and enqueues, in the same transaction, a welcome e-mail and a charge. Four worker processes send the
+// e-mails to an SMTP server, and the charges to an HTTP service with an Idempotency-Key. At the same time clients submit
+// twice, give up and retry. Providers are slow, refuse, and break connections after they did what they were asked. Workers
+// are killed, frozen and cut off from the database. At the end a ledger counts e-mails and charges for each user. There
+// must be exactly one of each; otherwise the exit status is not 0.
 //
 //	go run -C examples ./demo [-seed n] [-signups n] [-workers n]
 //
 // It starts a Postgres of its own, or uses the database of DATABASE_URL, in the schemas onceq_demo and demo.
 //
-// Where to look: app.go enqueues in a transaction; worker.go has the handlers; provider.go and clients.go the outside
-// world; fleet.go and chaos.go the processes and what is done to them; ledger.go the reckoning.
+// Where to look: app.go enqueues in a transaction. worker.go has the handlers. provider.go and clients.go are the outside
+// world. fleet.go and chaos.go are the processes and their faults. ledger.go counts.
 package main
 
 import (
@@ -131,7 +131,7 @@ func run(ctx context.Context, seed uint64, n, workers int, verbose bool) (err er
 	defer func() { _ = server.Close() }()
 	web := "http://" + listener.Addr().String()
 
-	// The workers, and what is done to them.
+	// The workers, and their faults.
 	where := places{Database: url, SMTP: smtpListener.Addr().String(), Mail: web, Bank: web, Verbose: verbose}
 	if d.fleet, err = newFleet(where, d.ledger.hear); err != nil {
 		return err
@@ -144,7 +144,7 @@ func run(ctx context.Context, seed uint64, n, workers int, verbose bool) (err er
 	d.clients = &clients{url: web + "/signups", seed: seed, say: d.say, missing: d.missing}
 	showCtx, endShow := context.WithCancel(ctx)
 	background.Go(func() { d.show(showCtx) })
-	defer func() { // in this order, also when something failed before
+	defer func() { // in this order, even if something failed before
 		endChaos()
 		endShow()
 		background.Wait()
@@ -190,7 +190,7 @@ func run(ctx context.Context, seed uint64, n, workers int, verbose bool) (err er
 	return nil
 }
 
-// database returns the database to use, and what to do at the end.
+// database returns the database to use, and a function to call at the end.
 func database(ctx context.Context) (string, func() error, error) {
 	if url := os.Getenv("DATABASE_URL"); url != "" {
 		fmt.Println("the database of DATABASE_URL, where the schemas onceq_demo and demo are made anew and stay")
@@ -285,7 +285,7 @@ func (d *demo) show(ctx context.Context) {
 			err = d.pool.QueryRow(ctx, `select count(*) from demo.users`).Scan(&users)
 		}
 		if err != nil {
-			continue // a session that was just ended
+			continue // the session was just ended
 		}
 		d.say("%4d submitted, %3d users, jobs: %3d waiting %2d running %2d to retry %3d done; %d killed, %d taken over, %d refused",
 			d.clients.sent.Load(), users, waiting, running, retrying, max(0, 2*users-waiting-retrying-running),

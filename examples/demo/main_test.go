@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A small run of the demonstration: it must show everything, and every user must get one e-mail and one charge.
+// A small run of the demonstration must show all faults, and every user must get one e-mail and one charge.
 func TestDemo(t *testing.T) {
 	binary := filepath.Join(t.TempDir(), "demo")
 	out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput()

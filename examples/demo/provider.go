@@ -19,23 +19,23 @@ import (
 	"github.com/emersion/go-smtp"
 )
 
-// dice returns the random numbers for the nth time that something is done for a user. They are the same with the same
-// seed, in whatever order things happen.
+// dice returns the random numbers for the nth time that something is done for a user. With the same seed they are the same,
+// whatever the order of events.
 func dice(seed uint64, what, whom string, n int) *rand.Rand {
 	h := fnv.New64a()
 	fmt.Fprint(h, what, "\x00", whom, "\x00", n)
 	return rand.New(rand.NewPCG(seed, h.Sum64()))
 }
 
-// mailServer is another company's mail server. It speaks SMTP and delivers every message that it has accepted, twice if
-// it is handed in twice. Like mail providers, it has a page that says which Message-IDs it has accepted.
+// mailServer is another company's mail server. It speaks SMTP and delivers every message that it accepts, twice if it gets
+// it twice. Like mail providers, it has a page that says which Message-IDs it has accepted.
 type mailServer struct {
 	seed uint64
 
 	mu        sync.Mutex
 	handedIn  map[string]int // by recipient, for the dice
 	accepted  map[string]int // by Message-ID
-	delivered map[string]int // by recipient: what the ledger counts
+	delivered map[string]int // by recipient; the ledger counts these
 }
 
 // serverPatience is how long the mail server waits for the rest of a message. It must be well below the time after
@@ -47,7 +47,7 @@ func (m *mailServer) serve(l net.Listener) {
 		return &mailSession{m: m, conn: c}, nil
 	}))
 	s.Domain, s.ReadTimeout, s.WriteTimeout = "mail.example.net", serverPatience, serverPatience
-	s.ErrorLog = log.New(io.Discard, "", 0) // connections that break are what this program is about
+	s.ErrorLog = log.New(io.Discard, "", 0) // broken connections are the point of this program
 	_ = s.Serve(l)
 }
 
@@ -86,7 +86,7 @@ func (s *mailSession) Data(r io.Reader) error {
 	s.m.delivered[s.to]++
 	s.m.mu.Unlock()
 	if fate < 6 {
-		_ = s.conn.Conn().Close() // accepted, and the client will never hear of it
+		_ = s.conn.Conn().Close() // accepted, and the client will never know
 	}
 	return nil
 }
@@ -111,7 +111,7 @@ type bank struct {
 	mu      sync.Mutex
 	calls   map[int64]int // by user, for the dice
 	byKey   map[string]*charge
-	charges map[int64]int // by user: what the ledger counts
+	charges map[int64]int // by user; the ledger counts these
 	replays int
 }
 
@@ -141,7 +141,7 @@ func (b *bank) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	time.Sleep(30*time.Millisecond + time.Duration(d.IntN(150))*time.Millisecond)
 	fate := d.IntN(100)
 	if fate < 3 {
-		http.Error(w, "busy", http.StatusServiceUnavailable) // and nothing was charged
+		http.Error(w, "busy", http.StatusServiceUnavailable) // nothing was charged
 		return
 	}
 	b.mu.Lock()
@@ -159,7 +159,7 @@ func (b *bank) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case c.order != o:
 		http.Error(w, "this Idempotency-Key was used for another charge", http.StatusUnprocessableEntity)
 		return
-	case fate < 8: // charged, and the client will not hear of it
+	case fate < 8: // charged, and the client will not know
 		if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {
 			_ = conn.Close()
 		}

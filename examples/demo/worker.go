@@ -27,7 +27,7 @@ import (
 	"github.com/onceq/onceq"
 )
 
-// places are the addresses of everything. The program passes them to its workers in the environment.
+// places are the addresses of everything. The program passes them to its workers through the environment.
 type places struct {
 	Database, SMTP, Mail, Bank string
 	Verbose                    bool
@@ -35,11 +35,11 @@ type places struct {
 
 const (
 	placesEnv = "ONCEQ_DEMO_PLACES"
-	lease     = 2 * time.Second // short: a job of a worker that died or froze is taken over after this
+	lease     = 2 * time.Second // short: after this time, the job of a worker that died or froze is taken over
 )
 
-// runWorker is a worker process. It reports what happens to the parent on its standard output, one line of JSON each.
-// It ends when its standard input ends: when the parent wants that, or has died.
+// runWorker is a worker process. It reports to the parent on its standard output, one line of JSON for each event. It ends
+// when its standard input ends, because the parent wants that or has died.
 func runWorker() error {
 	var p places
 	if err := json.Unmarshal([]byte(os.Getenv(placesEnv)), &p); err != nil {
@@ -112,10 +112,10 @@ type report struct {
 }
 
 const (
-	effectBegun = "effect begun" // the intent is recorded, the provider is about to be called
+	effectBegun = "effect begun" // the intent is recorded, and the provider is about to be called
 	effectEnded = "effect ended" // the outcome is recorded; Note is one of done, not applied and unknown
 	asked       = "asked"        // an earlier run's outcome was unknown; Note is what the provider said: accepted or not
-	lateSuccess = "late success" // an effect's success was recorded although the job's lease was lost meanwhile
+	lateSuccess = "late success" // an effect's success was recorded although the job's lease was lost by then
 )
 
 func (w *worker) tell(r report) {
@@ -128,7 +128,7 @@ func (w *worker) event(_ context.Context, e onceq.Event) {
 	w.tell(report{Type: string(e.Type), Job: e.JobID, Effect: e.Name})
 }
 
-// effect is onceq.Once, with a report to the parent when the call begins and when its outcome is recorded.
+// effect is onceq.Once with two reports to the parent: one when the call begins, and one when its outcome is recorded.
 func effect[R any](ctx context.Context, w *worker, l *onceq.Lease, name string, call func(ctx context.Context, key string) (R, error), opts ...onceq.EffectOption) (R, error) {
 	called := false
 	r, err := onceq.Once(ctx, l, name, func(ctx context.Context, key string) (R, error) {
@@ -152,16 +152,16 @@ func effect[R any](ctx context.Context, w *worker, l *onceq.Lease, name string, 
 	return r, err
 }
 
-// finishCall gives a call that has begun the time it was promised, even when the job's lease is lost meanwhile: cut
-// off, nobody would know whether the provider has done it; waited for, its outcome is recorded for whoever has the job.
+// finishCall gives a call that has begun its full time, even if the job's lease is lost in between. If the call were cut
+// off, nobody would know whether the provider did it. If it ends, its outcome is recorded for the job's next holder.
 func finishCall(ctx context.Context) (context.Context, context.CancelFunc) {
 	deadline, _ := ctx.Deadline()
 	return context.WithDeadline(context.WithoutCancel(ctx), deadline)
 }
 
-// welcome sends the welcome e-mail. A mail server accepts a message as often as it is handed in. So where it is not
-// known whether an earlier run handed it in, the mail provider is asked for the Message-ID, which is the job's and
-// not the attempt's.
+// welcome sends the welcome e-mail. A mail server accepts a message as often as it is sent. So if nobody knows whether an
+// earlier run sent it, the handler asks the mail provider about the Message-ID, which depends on the job and not on the
+// attempt.
 func (w *worker) welcome(ctx context.Context, l *onceq.Lease, u User) error {
 	_, err := effect(ctx, w, l, "mail",
 		func(ctx context.Context, key string) (string, error) {
@@ -186,8 +186,8 @@ func (w *worker) welcome(ctx context.Context, l *onceq.Lease, u User) error {
 
 func messageID(key string) string { return key + "@signups.example.com" }
 
-// send hands the message in. Until the client says that the message is complete, the server cannot have accepted it;
-// from then on only the server's answer tells.
+// send sends the message. Until the client says that the message is complete, the server cannot have accepted it. After
+// that, only the server's answer tells.
 func (w *worker) send(ctx context.Context, id string, u User) error {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", w.SMTP)
 	if err != nil {
@@ -244,9 +244,9 @@ func (w *worker) wasAccepted(ctx context.Context, id string) (bool, error) {
 	return false, fmt.Errorf("the mail provider answers %s", resp.Status)
 }
 
-// charge takes the money and writes the receipt. The bank deduplicates by Idempotency-Key, so that the default policy
-// is right: where it is not known whether an earlier run was charged, run again under the same key. The receipt commits
-// together with the job's completion, or not at all: a worker that was taken for dead writes none.
+// charge takes the money and writes the receipt. The bank deduplicates by Idempotency-Key, so the default policy is right:
+// if nobody knows whether an earlier run made the charge, it runs again under the same key. The receipt commits together
+// with the job's completion, or not at all: a worker that was taken for dead writes no receipt.
 func (w *worker) charge(ctx context.Context, l *onceq.Lease, u User) error {
 	id, err := effect(ctx, w, l, "charge",
 		func(ctx context.Context, key string) (string, error) {
@@ -258,8 +258,7 @@ func (w *worker) charge(ctx context.Context, l *onceq.Lease, u User) error {
 	if err != nil {
 		return err
 	}
-	// Whether the lease still holds is for the database to say, so not even a context that has ended keeps this from
-	// being tried.
+	// The database decides whether the lease still holds. So this is tried even if the context has ended.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	return pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
@@ -281,15 +280,15 @@ func (w *worker) pay(ctx context.Context, key string, o order) (string, error) {
 		return "", onceq.NotApplied(err)
 	}
 	req.Header.Set("Idempotency-Key", key)
-	req.Close = true // net/http sends such a request again by itself when a reused connection breaks; here we want to see it
+	req.Close = true // when a reused connection breaks, net/http would repeat the request by itself; here we want to see that
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return "", err // charged or not: nobody knows
+		return "", err // nobody knows whether it was charged
 	}
 	defer func() { _ = resp.Body.Close() }()
 	switch resp.StatusCode {
 	case http.StatusOK:
-	case http.StatusServiceUnavailable: // the bank's promise: nothing was done
+	case http.StatusServiceUnavailable: // the bank promises that nothing was done
 		return "", onceq.NotApplied(fmt.Errorf("the bank answers %s", resp.Status))
 	case http.StatusUnprocessableEntity:
 		return "", onceq.Fatal(onceq.NotApplied(fmt.Errorf("the bank answers %s", resp.Status)))

@@ -1,4 +1,4 @@
-// Package deploys is the code of docs/deploys.md: what changes between two versions of an application.
+// Package deploys is the code of docs/deploys.md: what may change between two versions of an application.
 package deploys
 
 import (
@@ -10,14 +10,14 @@ import (
 	"github.com/onceq/onceq"
 )
 
-// Charge is the payload. Currency came with a later version: jobs of before do not have it.
+// Charge is the payload. A later version added Currency: older jobs do not have it.
 type Charge struct {
 	Order    int    `json:"order"`
 	Cents    int    `json:"cents"`
 	Currency string `json:"currency,omitempty"`
 }
 
-// Charges compares by what was there from the start, so that a key of before meets the same work today.
+// Charges compares only the fields that were there from the start, so an older key still names the same work.
 var Charges = onceq.Kind[Charge]{
 	Name:   "charge",
 	Key:    func(c Charge) string { return fmt.Sprint("charge:", c.Order) },
@@ -26,8 +26,8 @@ var Charges = onceq.Kind[Charge]{
 	RefuseUnknownFields: true, // the next version's jobs wait for the next version's workers
 }
 
-// ChargesV2 has a payload that means something else, and therefore a name of its own. It keeps the scope, and so the keys:
-// an order that the first kind has, or had within the window, is a mismatch and is not charged again.
+// ChargesV2 has a payload with another meaning, so it has a name of its own. It keeps the scope, and therefore the keys. An
+// order that the first kind has, or had within the window, is a mismatch and is not charged again.
 var ChargesV2 = onceq.Kind[ChargeV2]{
 	Name:  "charge_v2",
 	Key:   func(c ChargeV2) string { return fmt.Sprint("charge:", c.Order) },
@@ -40,7 +40,7 @@ type ChargeV2 struct {
 	Amount string `json:"amount"`
 }
 
-// Handlers serves both for as long as there are jobs of the first.
+// Handlers serves both kinds as long as there are jobs of the first.
 func Handlers() []onceq.Handler {
 	return []onceq.Handler{
 		Charges.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, c Charge) error {

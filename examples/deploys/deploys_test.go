@@ -10,7 +10,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// A job of the version before is run by this one, and its key is still its key.
+// This version runs a job of the previous version, and the job's key is still its key.
 func TestDeploys(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)

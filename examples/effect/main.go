@@ -1,6 +1,6 @@
-// Effect charges a card through a provider that is outside of the database. The intent is committed before,
-// the outcome after it; a run after a crash or a time-out goes out under the same idempotency key, and the
-// provider gives its first answer.
+// Effect charges a card through a provider outside the database. The intent is committed before the call, and the outcome
+// after it. After a crash or a time-out, another run sends the same idempotency key, and the provider gives its first
+// answer.
 package main
 
 import (
@@ -24,7 +24,7 @@ var charge = onceq.Kind[payment]{
 	Backoff: func(attempt int, err error) time.Duration { return 10 * time.Millisecond },
 }
 
-// provider stands for one that takes an Idempotency-Key, as most do.
+// provider stands for a provider that takes an Idempotency-Key, as most do.
 type provider struct {
 	charges map[string]string // by key
 	calls   int
@@ -36,7 +36,7 @@ func (p *provider) charge(key string, amount int) (string, error) {
 		p.charges[key] = fmt.Sprintf("ch_%d", len(p.charges)+1)
 	}
 	if p.calls == 1 {
-		return "", errors.New("time-out") // after having charged
+		return "", errors.New("time-out") // after the charge
 	}
 	return p.charges[key], nil
 }
@@ -56,12 +56,12 @@ func main() {
 		})
 		if err != nil {
 			fmt.Println("attempt", l.Attempt, "uncertain:", errors.Is(err, onceq.ErrUncertain))
-			return err // runs again; an error marked with onceq.NotApplied would be certain
+			return err // the job runs again; an error marked with onceq.NotApplied would be certain
 		}
 		fmt.Println("attempt", l.Attempt, "charged as", id)
 
 		if l.Attempt == 2 {
-			return errors.New("the database of the shop is away") // on any further run the stored outcome is replayed
+			return errors.New("the database of the shop is away") // every later run replays the stored outcome
 		}
 		stop()
 		return l.SetResult(id)

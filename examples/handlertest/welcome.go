@@ -1,5 +1,5 @@
-// Package handlertest shows how a handler is tested: against a real database, by running it twice. The
-// handler is in welcome.go, its test in welcome_test.go.
+// Package handlertest shows how to test a handler: run it twice against a real database. The handler is in welcome.go, and
+// its test in welcome_test.go.
 package handlertest
 
 import (
@@ -21,11 +21,11 @@ type WelcomeMail struct {
 	Email  string `json:"email"`
 }
 
-// Welcome sends the welcome mail and notes it in email_log.
+// Welcome sends the welcome mail and records it in email_log.
 var Welcome = onceq.Kind[WelcomeMail]{Name: "welcome"}
 
-// Handler sends one welcome mail however often its job is delivered: the sending is fenced, the note is
-// committed with the job's completion.
+// Handler sends one welcome mail, however often its job is delivered. A fence protects the sending, and the record commits
+// with the job's completion.
 func Handler(m Mailer) onceq.Handler {
 	return Welcome.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, w WelcomeMail) error {
 		_, err := onceq.Once(ctx, l, "send", func(ctx context.Context, key string) (bool, error) {

@@ -14,7 +14,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// mailbox counts what was sent, by message id. It loses its answer as often as told, after having sent.
+// mailbox counts what was sent, by message id. As often as the test wants, it loses its answer after it sent.
 type mailbox struct {
 	mu       sync.Mutex
 	sent     map[string]int
@@ -46,8 +46,8 @@ func logged(t *testing.T, db *queuetest.DB) (n int) {
 	return n
 }
 
-// The handler runs to its end and its transaction does not commit: the worst moment to lose a worker. The job is
-// delivered again, and nothing is sent again.
+// The handler runs to its end, and its transaction does not commit: the worst moment to lose a worker. The job is delivered
+// again, and nothing is sent again.
 func TestWelcome_RunTwice_SendsOnce(t *testing.T) {
 	t.Parallel()
 	db, mail := setUp(t)
@@ -68,8 +68,8 @@ func TestWelcome_RunTwice_SendsOnce(t *testing.T) {
 	}
 }
 
-// Whether the first mail went out is not known. The second attempt uses the same message id, by which a provider
-// that deduplicates recognises it.
+// Nobody knows whether the first mail was sent. The second attempt uses the same message id, by which a provider that
+// deduplicates recognises it.
 func TestWelcome_TimeOut_SameMessageID(t *testing.T) {
 	t.Parallel()
 	db, mail := setUp(t)
@@ -81,7 +81,7 @@ func TestWelcome_TimeOut_SameMessageID(t *testing.T) {
 	require.Len(t, mail.sent, 1, "message ids")
 }
 
-// Two workers at once, each taking the other for dead.
+// Two workers run the job at once. Each takes the other for dead.
 func TestWelcome_Race_SendsOnce(t *testing.T) {
 	t.Parallel()
 	db, mail := setUp(t)

@@ -1,5 +1,5 @@
-// Http shows the whole chain: a client's Idempotency-Key, the stored answer of its request, the key of the job that the
-// request enqueues, the job's effect, and the key that goes to the provider.
+// Http shows the whole chain: a client's Idempotency-Key, the stored answer to its request, the key of the job that the
+// request enqueues, the job's effect, and the key that the provider gets.
 package main
 
 import (
@@ -34,7 +34,7 @@ var charge = onceq.Kind[payment]{
 // shop takes orders. The order, the job that charges for it and the answer commit together.
 func shop(pool *pgxpool.Pool, q *onceq.Queue) http.Handler {
 	m, err := onceqhttp.New(q, onceqhttp.Config{
-		// From whatever authenticates the application's requests.
+		// A real service gets it from its authentication.
 		Principal: func(r *http.Request) (string, error) {
 			user, _, ok := r.BasicAuth()
 			if !ok {
@@ -62,7 +62,7 @@ func shop(pool *pgxpool.Pool, q *onceq.Queue) http.Handler {
 		if err != nil {
 			return err
 		}
-		if enqueued.Duplicate { // the job of a request whose answer is past its window: this order would never be charged
+		if enqueued.Duplicate { // an earlier request's job, whose answer is past its window: this order would never be charged
 			return errors.New("the key has a job already")
 		}
 		w.WriteHeader(http.StatusCreated)
@@ -71,7 +71,7 @@ func shop(pool *pgxpool.Pool, q *onceq.Queue) http.Handler {
 	return mux
 }
 
-// provider stands for one that takes an Idempotency-Key, as most do. Its first answer is lost, after it has charged.
+// provider stands for a provider that takes an Idempotency-Key, as most do. Its first answer gets lost after the charge.
 type provider struct {
 	calls   int
 	charges map[string]string // by key
@@ -122,7 +122,7 @@ func main() {
 	}
 	order(`"8e03978e-40d5"`, `{"amount": 4200}`)
 	order(`"8e03978e-40d5"`, `{"amount": 4200}`) // the client tries again
-	order(`8e03978e-40d5`, `{"amount":4200.0}`)  // and with another library
+	order(`8e03978e-40d5`, `{"amount":4200.0}`)  // and again, with another library
 	order(`"8e03978e-40d5"`, `{"amount": 9999}`)
 
 	client := &http.Client{Transport: &onceqhttp.Transport{}} // it adds the effect's key

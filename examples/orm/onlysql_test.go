@@ -13,8 +13,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// The program prints what stands behind "// Output:" at its end, and the page about database/sql shows parts of it word
-// for word.
+// The program prints the text after "// Output:" at its end. The page about database/sql shows parts of it word for word.
 func TestOnlySQL(t *testing.T) {
 	t.Parallel()
 	source, err := os.ReadFile("onlysql/main.go")

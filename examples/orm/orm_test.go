@@ -39,7 +39,7 @@ func openStdlib(t *testing.T, db *queuetest.DB) *sql.DB {
 	return pool
 }
 
-// app is one of the examples on one database.
+// app is one of the examples, on one database.
 type app struct {
 	signUp     func(ctx context.Context, email string, then func() error) error
 	signUpOnce func(ctx context.Context, key, email string, then func() error) (int64, error)
@@ -126,7 +126,7 @@ var errCut = errors.New("cut off")
 
 func cut() error { return errCut }
 
-// The job is there after the commit and not after a rollback.
+// The job exists after a commit, and does not exist after a rollback.
 func TestSignUp(t *testing.T) {
 	eachApp(t, func(t *testing.T, db *queuetest.DB, a app) {
 		there := func(n int) {
@@ -142,7 +142,7 @@ func TestSignUp(t *testing.T) {
 	})
 }
 
-// A request that was rolled back leaves its key free, and one that was committed answers each repetition.
+// A request that was rolled back leaves its key free. A request that was committed answers each repetition.
 func TestSignUpOnce(t *testing.T) {
 	eachApp(t, func(t *testing.T, db *queuetest.DB, a app) {
 		ctx, goOn := t.Context(), func() error { return nil }
@@ -171,7 +171,7 @@ func TestSignUpOnce(t *testing.T) {
 	})
 }
 
-// The completion is there with the handler's write, is undone with it, and keeps it out where the lease is lost.
+// The completion commits and rolls back together with the handler's write. If the lease is lost, neither commits.
 func TestWelcomed(t *testing.T) {
 	eachApp(t, func(t *testing.T, db *queuetest.DB, a app) {
 		handler := func(then func() error) onceq.Handler {

@@ -29,7 +29,8 @@ func openPQWith(t *testing.T, db *queuetest.DB, binary string) *sql.DB {
 	return pool
 }
 
-// What onceqsql's own tests do with pgx's stdlib driver, with lib/pq, which is kept out of onceq's module.
+// These are onceqsql's own tests for pgx's stdlib driver, run with lib/pq. They are here because onceq's module does not
+// depend on lib/pq.
 func TestConformanceOfPQ(t *testing.T) {
 	t.Parallel()
 	t.Run("text", func(t *testing.T) {

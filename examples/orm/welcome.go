@@ -1,6 +1,6 @@
-// Package orm is one thing in five ways, with GORM, bun, ent, sqlx and sqlc. A user is stored and the job that welcomes him
-// enqueued in the same transaction; the job is completed together with what its handler writes; and a request that comes
-// again gets the first one's answer. It is a module of its own, so that none of them comes along with onceq.
+// Package orm does one thing in five ways: with GORM, bun, ent, sqlx and sqlc. A user is stored, and the job that welcomes
+// the user is enqueued in the same transaction. The job is completed together with what its handler writes. A repeated
+// request gets the first one's answer. It is a module of its own, so onceq does not depend on any of them.
 package orm
 
 import (
@@ -17,15 +17,15 @@ type Mail struct {
 	Email  string `json:"email"`
 }
 
-// Welcome is the same whatever enqueues it.
+// Welcome is the same job, whatever enqueues it.
 var Welcome = onceq.Kind[Mail]{
 	Name: "welcome",
 	Key:  func(m Mail) string { return fmt.Sprintf("welcome:%d", m.UserID) },
 }
 
-// Once stores a user once for the key of a request, and gives his id to each repetition. The fence is taken and completed
-// inside tx, the transaction in which insert stores him: all of it commits or none. Another email under a key that was used
-// is onceq.ErrMismatch.
+// Once stores a user once for the key of a request, and returns the user's id to each repetition. The fence is taken and
+// completed inside tx, the transaction in which insert stores the user: everything commits or nothing. Another email under
+// the same key is onceq.ErrMismatch.
 func Once(ctx context.Context, q *onceq.Queue, tx onceq.DB, key, email string, insert func() (userID int64, err error)) (userID int64, err error) {
 	fence, err := q.Fence(onceq.FenceSpec{Class: onceq.ClassRequest, Key: key, Payload: email})
 	if err != nil {

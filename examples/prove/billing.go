@@ -1,5 +1,5 @@
-// Package prove shows how a handler is proven: queuetest.Prove lets its process die, freeze and lose its connections
-// at every place where it can, and checks that the customer is charged once. The handler is in billing.go, the proof in
+// Package prove shows how to prove a handler. queuetest.Prove lets its process die, freeze and lose its connections at
+// every possible place, and checks that the customer is charged once. The handler is in billing.go, and the proof in
 // billing_test.go.
 package prove
 
@@ -28,8 +28,8 @@ var Charge = onceq.Kind[Order]{
 	Key:  func(o Order) string { return fmt.Sprintf("charge:%d", o.ID) },
 }
 
-// Handler charges the order at the payment provider and notes the charge. The call is fenced, and goes out under the
-// same key however often it is made; the note is committed with the job's completion.
+// Handler charges the order at the payment provider and records the charge. A fence protects the call, so it has the same
+// key however often it is made. The record commits with the job's completion.
 func Handler(client *http.Client) onceq.Handler {
 	return Charge.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, o Order) error {
 		_, err := onceq.Once(ctx, l, "charge", func(ctx context.Context, key string) (bool, error) {

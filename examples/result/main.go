@@ -1,5 +1,4 @@
-// Result runs work under a key outside of any job, and gives everybody who asks again the first answer: the
-// cached result of a fence.
+// Result runs work under a key outside any job. Everybody who asks again gets the first answer, which the fence has stored.
 package main
 
 import (
@@ -46,10 +45,10 @@ func main() {
 		return report{}, onceq.NotApplied(errors.New("no disk space: nothing was written"))
 	}
 	asking := func(ctx context.Context, c *onceq.FenceLease) (report, error) {
-		render("all regions", work) // somebody else asks meanwhile
+		render("all regions", work) // somebody else asks in the meantime
 		return work(ctx, c)
 	}
-	render("all regions", failing) // released: the next one may try
+	render("all regions", failing) // the key is released: the next caller may try
 	render("all regions", asking)
 	render("all regions", work) // the stored answer
 	render("eu-west", work)

@@ -40,14 +40,14 @@ func TestMain(m *testing.M) {
 
 var all = map[string]struct {
 	serve   func(*pgxpool.Pool, *onceq.Queue, routers.Shop) (http.Handler, error)
-	pattern string // of the route of the charges
+	pattern string // the pattern of the charges' route
 }{
 	"chi":  {withchi.New, "/orders/{id}/charges"},
 	"echo": {withecho.New, "/orders/:id/charges"},
 	"gin":  {withgin.New, "/orders/:id/charges"},
 }
 
-// shop is one test's, served by one router on a real port.
+// shop is the shop of one test, served by one router on a real port.
 type shop struct {
 	*queuetest.DB
 	url     string
@@ -103,7 +103,7 @@ type answer struct {
 	body   string
 }
 
-// ask sends a request of a user over a connection of its own; an empty key sends none.
+// ask sends a user's request over a connection of its own. An empty key sends none.
 func (s *shop) ask(t *testing.T, user, path, key, body string) answer {
 	t.Helper()
 	a, err := s.try(user, path, key, body)
@@ -131,7 +131,7 @@ func (s *shop) try(user, path, key, body string) (answer, error) {
 	return answer{resp.StatusCode, resp.Header, string(got)}, err
 }
 
-// replayed requires that again is the first answer, in each header and byte, and says so.
+// replayed requires that again is the first answer, with each header and byte, and says that it is a replay.
 func replayed(t *testing.T, first, again answer) {
 	t.Helper()
 	require.Empty(t, first.header.Get("Idempotent-Replayed"))
@@ -242,7 +242,7 @@ func receive[T any](t *testing.T, from <-chan T) T {
 	}
 }
 
-// A key is bound to who sends it and to the route, which is the router's pattern and not the path.
+// A key belongs to its sender and to its route, which is the router's pattern and not the path.
 func TestRouters_AKeyIsBoundToPrincipalAndRoute(t *testing.T) {
 	each(t, func(t *testing.T, s *shop, pattern string) {
 		seen := map[string]bool{}
@@ -260,8 +260,8 @@ func TestRouters_AKeyIsBoundToPrincipalAndRoute(t *testing.T) {
 	})
 }
 
-// A panic is answered by the router's own Recoverer, over the real connection, and leaves the key as it does elsewhere:
-// uncertain beside a transaction, free with one.
+// The router's own Recoverer answers a panic, over the real connection. The key is left as it is elsewhere: uncertain
+// without a transaction, free with one.
 func TestRouters_PanicsMeetTheRecoverer(t *testing.T) {
 	each(t, func(t *testing.T, s *shop, _ string) {
 		var calm atomic.Bool
@@ -293,7 +293,7 @@ func TestRouters_PanicsMeetTheRecoverer(t *testing.T) {
 	})
 }
 
-// What the provider did is unknown, so the client gets the router's answer and the next request runs, under the same key
+// Nobody knows what the provider did. So the client gets the router's answer, and the next request runs, with the same key
 // for the provider.
 func TestRouters_ErrorsOfTheHandler(t *testing.T) {
 	each(t, func(t *testing.T, s *shop, _ string) {
@@ -324,12 +324,12 @@ func TestRouters_InATransaction(t *testing.T) {
 		replayed(t, first, s.ask(t, "ada", "/orders", "k", `{"amount":5}`))
 		require.Equal(t, 1, s.count(t, "orders"))
 
-		// An answer that refuses is an answer.
+		// An answer that refuses a request is an answer too.
 		first = s.ask(t, "ada", "/orders", "none", `{"amount":`)
 		require.Equal(t, 400, first.status, first.body)
 		replayed(t, first, s.ask(t, "ada", "/orders", "none", `{"amount":`))
 
-		// An error of the database, and one of the application after it has written.
+		// The database fails; then the application fails after it has written.
 		s.place = func() error { return errors.New("out of stock") }
 		for range 2 {
 			refused(t, s.ask(t, "ada", "/orders", "zero", `{"amount":0}`), 500, onceqhttp.CodeRolledBack)
@@ -338,7 +338,7 @@ func TestRouters_InATransaction(t *testing.T) {
 		require.Equal(t, 1, s.count(t, "orders"))
 		require.Equal(t, 2, s.count(t, "onceq.job_fences"), "the other keys are free")
 
-		// Run again where Postgres asks for it.
+		// If Postgres asks for it, the transaction runs again.
 		tries := 0
 		s.place = func() error {
 			if tries++; tries < 3 {

@@ -1,5 +1,6 @@
-// Package routers has one small shop in three routers: its orders are rows of the database, in a transaction with their
-// answer; its charges and refunds are somebody else's, beside it. The packages below it serve it with chi, echo and gin.
+// Package routers has one small shop for three routers. Its orders are rows of the database, in one transaction with their
+// answers. Its charges and refunds are a provider's, outside the transaction. The packages below serve it with chi, echo
+// and gin.
 package routers
 
 import (
@@ -31,7 +32,7 @@ type Shop struct {
 // ErrNoOrder is answered with 404.
 var ErrNoOrder = errors.New("no such order")
 
-// User names who is asking. A real service has it from its authentication.
+// User names who is asking. A real service gets it from its authentication.
 func User(r *http.Request) (string, error) {
 	user, _, ok := r.BasicAuth()
 	if !ok {

@@ -1,5 +1,5 @@
-// Service is the main of a worker as it runs in production: it checks the tables, serves until it is told to stop, prunes,
-// and tells an operator of what needs one.
+// Service is the main function of a worker in production. It checks the tables, serves until it is told to stop, prunes,
+// and tells an operator about problems.
 package main
 
 import (
@@ -43,17 +43,17 @@ func run(ctx context.Context) error {
 	}
 	defer pool.Close()
 
-	// Events are logged anyway. The hook is for what should reach somebody.
+	// Events are logged anyway. The hook is for those that a person should see.
 	q, err := onceq.New(pool, &onceq.Config{Hook: onceq.HookFunc(func(_ context.Context, e onceq.Event) {
 		switch e.Type {
 		case onceq.EventDead, onceq.EventHeld:
-			page(e) // must not block
+			page(e) // page must not block
 		}
 	})})
 	if err != nil {
 		return err
 	}
-	// The tables are there, and of this code's version. Migrations run before, by whatever runs the application's.
+	// Check that the tables exist and fit this code. The application's migrations run before.
 	if err := q.Check(ctx); err != nil {
 		return err
 	}
@@ -66,7 +66,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 
-	// Where one of them ends by itself the other one ends too, and the process with an error.
+	// If the worker or the Reaper ends by itself, the other one ends too, and the process exits with an error.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var running sync.WaitGroup
@@ -78,7 +78,7 @@ func run(ctx context.Context) error {
 		})
 	}
 	slog.Info("ready")
-	running.Wait() // Run returns when handlers have ended, or given their jobs back
+	running.Wait() // Run returns when its handlers have ended or have given their jobs back
 	return errors.Join(ended[:]...)
 }
 
@@ -87,7 +87,7 @@ func send(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, r receipt) error {
 	return err
 }
 
-// watch says what slows the queue down before its users notice.
+// watch reports what slows the queue down before its users notice.
 func watch(ctx context.Context, q *onceq.Queue) error {
 	minute := time.NewTicker(time.Minute)
 	defer minute.Stop()
@@ -107,7 +107,7 @@ func watch(ctx context.Context, q *onceq.Queue) error {
 	}
 }
 
-// page stands for what wakes somebody up.
+// page stands for a call that wakes somebody up.
 func page(e onceq.Event) {
 	slog.Error("somebody is needed", "event", e.Type, "kind", e.Kind, "job", e.JobID)
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// The service says that the tables are missing, works where they are there, and ends well when it is told to.
+// The service says so if the tables are missing, works if they exist, and ends well when it is told to.
 func TestService(t *testing.T) {
 	t.Parallel()
 	bin := filepath.Join(t.TempDir(), "service")

@@ -1,5 +1,4 @@
-// Strict tells a genuine duplicate from a new submission, and both from two different pieces of work that
-// claim the same key.
+// Strict tells a real duplicate from a new submission, and both from other work that uses the same key.
 package main
 
 import (
@@ -25,7 +24,7 @@ func main() {
 
 	enqueue := func(o order) {
 		job := ship.Job(o)
-		job.Key = "ship:" + o.ID // the caller's own key does as well
+		job.Key = "ship:" + o.ID // the caller's own key would do as well
 		job.Strict = true
 		_, err := q.EnqueueUnique(ctx, pool, job)
 		var duplicate *onceq.DuplicateError

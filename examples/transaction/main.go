@@ -1,5 +1,5 @@
-// Transaction stores a user and enqueues the work that follows in one transaction, and does that work in one
-// transaction with its completion: nothing is lost and nothing happens twice, whatever crashes where.
+// Transaction stores a user and enqueues the work that follows in one transaction. A worker does that work and completes
+// the job in one transaction. Nothing is lost and nothing happens twice, wherever a crash comes.
 package main
 
 import (
@@ -47,7 +47,7 @@ func main() {
 	fmt.Println("Bob:", register(2, "Bob", true)) // neither a user nor a job
 
 	example.Work(ctx, q, account.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, s signUp) error {
-		// Commits together with the job's completion, or not at all.
+		// This commits together with the job's completion, or not at all.
 		defer stop()
 		_, err := tx.Exec(ctx, `insert into accounts values ($1, 100)`, s.UserID)
 		return err

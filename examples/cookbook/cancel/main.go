@@ -1,5 +1,5 @@
-// Cancel ends the jobs of a user in the transaction that deletes the user: those that wait at once, and those that run as
-// soon as their worker hears of it.
+// Cancel ends the jobs of a user in the transaction that deletes the user. Waiting jobs end at once, and running ones as
+// soon as their worker is told.
 package main
 
 import (
@@ -20,7 +20,7 @@ type work struct {
 	What   string `json:"what"`
 }
 
-// The scope of the keys says to whom a job belongs.
+// The scope of a job's key says to whom the job belongs.
 func scope(w work) string { return fmt.Sprintf("user:%d", w.UserID) }
 
 var (
@@ -53,15 +53,15 @@ func main() {
 		example.Check(err)
 	}
 
-	w, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: time.Second}, // a running handler hears of it within a third of this
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: time.Second}, // a running handler is told within a third of this
 		export.Handle(func(ctx context.Context, l *onceq.Lease, w work) error {
-			example.Check(deleteUser(context.WithoutCancel(ctx), pool, q, w.UserID)) // somebody, meanwhile
-			<-ctx.Done()                                                             // a long export looks at ctx, as do the calls that it makes
+			example.Check(deleteUser(context.WithoutCancel(ctx), pool, q, w.UserID)) // somebody else, in the meantime
+			<-ctx.Done()                                                             // a long export watches ctx, and so do the calls that it makes
 			fmt.Println("the export ends, cancelled:", errors.Is(context.Cause(ctx), onceq.ErrCancelled))
 			stop()
 			return ctx.Err()
 		}),
-		// A handler that may begin while the user is deleted looks, in its own transaction.
+		// This handler may begin while the user is being deleted, so it checks in its own transaction.
 		remind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, w work) error {
 			var there bool
 			err := tx.QueryRow(ctx, `select exists (select from users where id = $1)`, w.UserID).Scan(&there)

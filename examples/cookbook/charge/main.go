@@ -1,5 +1,5 @@
 // Charge charges a card once through a provider that takes no idempotency key. The provider keeps a list of charges by the
-// merchant's own reference, and is asked where it is not known whether a charge was made.
+// merchant's own reference. When nobody knows whether a charge was made, it is asked.
 package main
 
 import (
@@ -44,13 +44,13 @@ func main() {
 			fmt.Println("charging", reference)
 			return p.charge(reference, o.Cents)
 		},
-			onceq.OnUncertain(onceq.Ask(ask)),         // where nobody can be asked: onceq.Hold()
-			onceq.EffectTimeout(100*time.Millisecond)) // nobody asks before this and five seconds have passed: the call may be under way
+			onceq.OnUncertain(onceq.Ask(ask)),         // if nobody could be asked: onceq.Hold()
+			onceq.EffectTimeout(100*time.Millisecond)) // Ask waits until ten seconds after this, because the call may still be under way
 		if err != nil {
-			return err // runs again; no transaction has begun yet
+			return err // the job runs again; no transaction has begun yet
 		}
 		defer stop()
-		// Commits together with the job's completion.
+		// This commits together with the job's completion.
 		_, err = tx.Exec(ctx, `insert into receipts values ($1, $2)`, o.ID, receipt)
 		return err
 	}))
@@ -59,7 +59,7 @@ func main() {
 	fmt.Println("receipt:", receipt, "charges:", p.calls)
 }
 
-// provider stands for the payment provider. It charges, and its answer is lost.
+// provider stands for the payment provider. It makes the charge, and its answer gets lost.
 type provider struct {
 	charges map[string]string // receipts by reference
 	calls   int

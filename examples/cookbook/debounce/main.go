@@ -1,5 +1,5 @@
-// Debounce indexes a product some seconds after it was changed, once for all changes until then. A change that comes while
-// the index is written is not lost.
+// Debounce indexes a product some seconds after it was changed, once for all changes in that time. A change that comes
+// while the index is being written is not lost.
 package main
 
 import (
@@ -14,16 +14,17 @@ import (
 	"github.com/onceq/onceq/examples/internal/example"
 )
 
-const pause = 50 * time.Millisecond // seconds, really
+const pause = 50 * time.Millisecond // seconds, in a real service
 
-// index carries no name and no price, which would be those of the first change: the handler reads what is there by then.
+// index does not carry the product's name: that would be the name after the first change. The handler reads the current
+// one.
 var index = onceq.Kind[int]{
 	Name:   "index",
 	Key:    func(product int) string { return fmt.Sprint(product) },
 	Window: onceq.UntilFinished, // the next change is a new job
 }
 
-// change writes first and enqueues then, in one transaction.
+// change writes first and then enqueues, in one transaction.
 func change(ctx context.Context, pool *pgxpool.Pool, q *onceq.Queue, product int, name string) error {
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `update products set name = $2, version = version + 1 where id = $1`, product, name)
@@ -49,8 +50,8 @@ func handler(pool *pgxpool.Pool, write func(name string) error) onceq.Handler {
 		if err := write(name); err != nil {
 			return err
 		}
-		// The job is done if nothing has changed since. The row is locked before the key, as in change: a change waits for
-		// the end of this transaction and finds the key free, or comes before it and is seen here.
+		// The job is done if nothing has changed in the meantime. This locks the row before the key, as change does. So a
+		// change either waits for the end of this transaction and finds the key free, or comes first and is seen here.
 		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 			if err := tx.QueryRow(ctx, read+` for update`, product).Scan(&name, &latest); err != nil {
 				return err
@@ -77,7 +78,7 @@ func main() {
 	example.Work(ctx, q, handler(pool, func(name string) error {
 		fmt.Println("index:", name)
 		if writes++; writes == 1 {
-			return change(ctx, pool, q, 7, "Sencha") // somebody, meanwhile
+			return change(ctx, pool, q, 7, "Sencha") // somebody else, in the meantime
 		}
 		stop()
 		return nil

@@ -1,4 +1,4 @@
-// Fanout splits work into parts that run side by side, and collects what came out when the last of them is done.
+// Fanout splits work into parts that run side by side, and collects the results when the last part is done.
 package main
 
 import (
@@ -28,7 +28,7 @@ const tables = `
 
 func handlers(q *onceq.Queue) []onceq.Handler {
 	return []onceq.Handler{
-		// The count of the parts and the parts commit together.
+		// The number of parts commits together with the parts.
 		split.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, report string) error {
 			var jobs []onceq.Job
 			for n := range 10 {
@@ -40,10 +40,10 @@ func handlers(q *onceq.Queue) []onceq.Handler {
 			_, err := q.EnqueueMany(ctx, tx, jobs)
 			return err
 		}),
-		// A part counts itself out in the transaction of its completion: once, whatever crashes. The last one enqueues what
-		// collects.
+		// A part counts itself as done in the transaction of its completion: once, whatever crashes. The last part enqueues
+		// the job that collects.
 		compute.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, p part) error {
-			result := p.N * p.N // the work; long work goes before the first use of tx
+			result := p.N * p.N // the work; do long work before the first use of tx
 			if _, err := tx.Exec(ctx, `insert into parts values ($1, $2, $3)`, p.Report, p.N, result); err != nil {
 				return err
 			}

@@ -1,5 +1,5 @@
-// Importfile imports a file row by row: a job for the file, and a job for each row. A row that is wrong does not stop the
-// others, and a file that is imported again changes nothing.
+// Importfile imports a file row by row: one job for the file, and one for each row. A wrong row does not stop the others.
+// Importing the same file again changes nothing.
 package main
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/onceq/onceq/examples/internal/example"
 )
 
-// files stands for where uploads are stored.
+// files stands for the place where uploads are stored.
 var files = map[string]string{
 	"prices.csv": "A-1,1200\nA-2,900\nA-3,on request\nA-4,150\n",
 }
@@ -38,7 +38,7 @@ var (
 	}
 )
 
-// split enqueues the rows of a file in the transaction of its own completion: all of them, or none.
+// split enqueues the rows of a file in the transaction of its own completion: all of them or none.
 func split(q *onceq.Queue) onceq.Handler {
 	return importFile.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, name string) error {
 		records, err := csv.NewReader(strings.NewReader(files[name])).ReadAll()
@@ -54,13 +54,14 @@ func split(q *onceq.Queue) onceq.Handler {
 	})
 }
 
-// store writes up to a hundred rows in one transaction. Where one of them is wrong each runs alone, and only that one fails.
+// store writes up to a hundred rows in one transaction. If one of them is wrong, each runs by itself, and only the wrong
+// one fails.
 func store() onceq.Handler {
 	return importRow.HandleBatch(100, func(ctx context.Context, tx pgx.Tx, rows []onceq.Item[row]) error {
 		for _, r := range rows {
 			cents, err := strconv.Atoi(r.Payload.Cents)
 			if err != nil {
-				return onceq.Fatal(fmt.Errorf("line %d: %w", r.Payload.Line, err)) // no attempt will mend it
+				return onceq.Fatal(fmt.Errorf("line %d: %w", r.Payload.Line, err)) // another attempt would not help
 			}
 			_, err = tx.Exec(ctx, `
 				insert into prices values ($1, $2)

@@ -1,4 +1,4 @@
-// Limit makes at most two calls to a provider at a time, in any number of processes: each call holds one of two fences.
+// Limit makes at most two calls to a provider at a time, in any number of processes. Each call holds one of two fences.
 package main
 
 import (
@@ -15,24 +15,24 @@ import (
 
 const slots = 2
 
-// withSlot calls fn while it holds a slot. Where all are taken, the job comes back later and spends no attempt.
+// withSlot calls fn while it holds a slot. If all slots are taken, the job runs again later and spends no attempt.
 func withSlot(ctx context.Context, q *onceq.Queue, fn func(ctx context.Context) error) error {
 	for _, slot := range rand.Perm(slots) {
 		var failed error
 		_, err := onceq.Do(ctx, q, onceq.FenceSpec{
 			Scope:  "slots of the provider",
 			Key:    fmt.Sprint(slot),
-			Window: onceq.UntilFinished,           // free as soon as fn has returned
-			Policy: onceq.RunAgain(onceq.Forever), // free after a lease where its process has died
+			Window: onceq.UntilFinished,           // the slot is free as soon as fn has returned
+			Policy: onceq.RunAgain(onceq.Forever), // if its process died, it is free when the lease has run out
 		}, func(ctx context.Context, _ *onceq.FenceLease) (struct{}, error) {
-			failed = fn(ctx) // whether it went well is the job's business: the slot is free in any case
+			failed = fn(ctx) // the slot becomes free either way; the job handles the error
 			return struct{}{}, nil
 		})
 		if !errors.Is(err, onceq.ErrInFlight) {
 			return errors.Join(err, failed)
 		}
 	}
-	return onceq.Snooze(50*time.Millisecond + rand.N(50*time.Millisecond)) // seconds, really
+	return onceq.Snooze(50*time.Millisecond + rand.N(50*time.Millisecond)) // seconds, in a real service
 }
 
 func main() {
@@ -65,7 +65,7 @@ func main() {
 	fmt.Println("calls:", p.calls, "never more at a time than slots:", p.most <= slots)
 }
 
-// provider stands for one that bears two calls at a time.
+// provider stands for a provider that can take two calls at a time.
 type provider struct {
 	mu               sync.Mutex
 	now, most, calls int
@@ -73,7 +73,7 @@ type provider struct {
 
 func (p *provider) call() (calls int) {
 	p.add(1)
-	time.Sleep(20 * time.Millisecond) // it takes its time
+	time.Sleep(20 * time.Millisecond) // the call takes a while
 	return p.add(-1)
 }
 

@@ -1,4 +1,4 @@
-// Mail sends one welcome mail for a sign-up, however often the form is submitted and however often the job is delivered.
+// Mail sends one welcome mail for each sign-up, however often the form is submitted and the job is delivered.
 package main
 
 import (
@@ -28,12 +28,12 @@ var welcome = onceq.Kind[signUp]{
 // deliver sends the mail and says what the server's answer means.
 func deliver(server *mailServer, to, messageID string) error {
 	err := server.send(to, messageID)
-	var refused *textproto.Error // as net/smtp returns it: the server has answered, and has not taken the mail
+	var refused *textproto.Error // net/smtp returns this if the server answered and did not take the mail
 	switch {
 	case !errors.As(err, &refused):
-		return err // sent, or nobody knows
+		return err // it was sent, or nobody knows
 	case refused.Code >= 500:
-		return onceq.Fatal(onceq.NotApplied(err)) // no such address
+		return onceq.Fatal(onceq.NotApplied(err)) // there is no such address
 	}
 	return onceq.NotApplied(err)
 }
@@ -61,14 +61,14 @@ func main() {
 	example.Drain(ctx, q, welcome.Handle(func(ctx context.Context, l *onceq.Lease, s signUp) error {
 		_, err := onceq.Once(ctx, l, "send", func(ctx context.Context, key string) (bool, error) {
 			return true, deliver(server, s.Email, key+"@mail.example.com")
-		}, onceq.OnUncertain(onceq.Hold())) // a mail server does not deduplicate: where the answer is lost a person decides
+		}, onceq.OnUncertain(onceq.Hold())) // a mail server does not deduplicate: if its answer is lost, a person decides
 		fmt.Printf("attempt %d: %v\n", l.Attempt, err)
 		return err
 	}))
 	fmt.Println("sent:", len(server.sent))
 }
 
-// mailServer stands for one that is busy at first.
+// mailServer stands for a mail server that is busy at first.
 type mailServer struct {
 	calls int
 	sent  []string

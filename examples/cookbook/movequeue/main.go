@@ -1,4 +1,4 @@
-// Movequeue moves a kind to a queue of its own in a deploy, while jobs of the version before wait in the old queue.
+// Movequeue moves a kind to a queue of its own in a deploy, while jobs of the previous version still wait in the old queue.
 package main
 
 import (
@@ -24,14 +24,14 @@ func main() {
 	_, err := q.Enqueue(ctx, pool, before.Job("ada"))
 	example.Check(err)
 
-	// The new version. Keys did not move: they belong to the kind, not to the queue.
+	// The new version enqueues. The keys are the same, because they belong to the kind and not to the queue.
 	for _, to := range []string{"ada", "bob"} {
 		res, err := q.Enqueue(ctx, pool, after.Job(to))
 		example.Check(err)
 		fmt.Println(to, "duplicate:", res.Duplicate)
 	}
 
-	// Its workers serve the old queue too, until Stats shows that it is empty.
+	// The new version's workers serve the old queue too, until Stats shows that it is empty.
 	w, err := onceq.NewWorker(q, onceq.WorkerConfig{
 		Also:   []string{onceq.DefaultQueue},
 		Queues: map[string]onceq.QueueConfig{"mails": {Concurrency: 20}},

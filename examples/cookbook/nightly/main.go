@@ -1,6 +1,6 @@
-// Nightly shows two ways to do something every night, once, in any number of processes. A job that comes back by
-// Reschedule needs nothing else. Where a cron exists already, it enqueues a job under the day's key, on as many machines as
-// it likes.
+// Nightly shows two ways to do something once every night, in any number of processes. A job that repeats itself with
+// Reschedule needs nothing else. If you have a cron already, let it enqueue a job under the day's key, on as many machines
+// as you like.
 package main
 
 import (
@@ -16,15 +16,15 @@ import (
 )
 
 var (
-	// cleanup is one job for ever. Its payload is empty, so that a later version of the program means the same job.
+	// cleanup is one job that never ends. Its payload is empty, so a later version of the program means the same job.
 	cleanup = onceq.Kind[struct{}]{Name: "cleanup", Key: func(struct{}) string { return "cleanup" }}
 
-	// rollup is one job for each day. Its window is longer than any cron fires late.
+	// rollup is one job for each day. Its window is longer than any delay of cron.
 	rollup = onceq.Kind[string]{Name: "rollup", Key: func(day string) string { return day }, Window: 7 * 24 * time.Hour}
 )
 
-// untilTwo is how long it is until the next two o'clock, by a clock on the wall that may change for summer. At least an hour:
-// a run that began a little early does not come back at once.
+// untilTwo returns the time until the next two o'clock on a wall clock, which may have summer time. It is at least an hour,
+// so that a run that began a little early does not run again at once.
 func untilTwo(now time.Time, where *time.Location) time.Duration {
 	soonest := now.In(where).Add(time.Hour)
 	two := time.Date(soonest.Year(), soonest.Month(), soonest.Day(), 2, 0, 0, 0, where)
@@ -34,10 +34,10 @@ func untilTwo(now time.Time, where *time.Location) time.Duration {
 	return two.Sub(now)
 }
 
-// start is called by every process when it starts. The job is there once.
+// Every process calls start when it starts. The job exists only once.
 func start(ctx context.Context, pool *pgxpool.Pool, q *onceq.Queue) error {
 	res, err := q.Enqueue(ctx, pool, cleanup.Job(struct{}{}))
-	if err == nil && res.State == onceq.StateDead { // it has failed too often, and would not come back by itself
+	if err == nil && res.State == onceq.StateDead { // it failed too often and would not run again by itself
 		_, err = q.Redrive(ctx, pool, res.ID)
 	}
 	return err
@@ -49,11 +49,11 @@ func handlers() []onceq.Handler {
 			if _, err := tx.Exec(ctx, `delete from sessions where ends < now()`); err != nil {
 				return err
 			}
-			now, err := l.Now(ctx) // the database's clock, which decides when the job is due
+			now, err := l.Now(ctx) // the database's clock decides when the job is due
 			if err != nil {
 				return err
 			}
-			return onceq.Reschedule(untilTwo(now, time.UTC)) // commits what was deleted
+			return onceq.Reschedule(untilTwo(now, time.UTC)) // commits the deletion
 		}),
 		rollup.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, day string) error {
 			_, err := tx.Exec(ctx, `insert into rollups values ($1)`, day)

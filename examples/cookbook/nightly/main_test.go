@@ -10,7 +10,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// Three nights, in no time.
+// The test lets three nights pass in no time.
 func TestCleanup_ComesBackEveryNight(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -31,9 +31,9 @@ func TestUntilTwo(t *testing.T) {
 	require.NoError(t, err)
 	for now, want := range map[string]string{
 		"2026-05-08T00:30:00+02:00": "2026-05-08 02:00",
-		"2026-05-08T01:59:59+02:00": "2026-05-09 02:00", // began a little early
+		"2026-05-08T01:59:59+02:00": "2026-05-09 02:00", // it began a little early
 		"2026-05-08T02:00:00+02:00": "2026-05-09 02:00",
-		"2026-10-24T12:00:00+02:00": "2026-10-25 02:00", // the night in which the clock is put back
+		"2026-10-24T12:00:00+02:00": "2026-10-25 02:00", // in this night the clock is set back
 		"2026-10-25T02:00:00+01:00": "2026-10-26 02:00",
 	} {
 		from, err := time.Parse(time.RFC3339, now)

@@ -1,4 +1,4 @@
-// Poll starts slow work at a provider, once, and looks now and then whether it is done. No handler waits meanwhile.
+// Poll starts slow work at a provider, once, and checks now and then whether it is done. No handler waits in between.
 package main
 
 import (
@@ -16,10 +16,10 @@ var transcribe = onceq.Kind[string]{
 	Key:  func(file string) string { return file },
 }
 
-// handler waits for every between two looks, and gives up after patience.
+// handler checks at the interval every, and gives up after patience.
 func handler(p *provider, every, patience time.Duration) onceq.Handler {
 	return transcribe.Handle(func(ctx context.Context, l *onceq.Lease, file string) error {
-		// Started in the first run. Each later one gets the id that came out then.
+		// The first run starts the work. Each later run gets the id from the first.
 		id, err := onceq.Once(ctx, l, "start", func(ctx context.Context, key string) (string, error) {
 			return p.start(key, file)
 		})
@@ -28,7 +28,7 @@ func handler(p *provider, every, patience time.Duration) onceq.Handler {
 		}
 		text, done, err := p.look(id)
 		if err != nil {
-			return err // spends an attempt, and the next look comes after the backoff
+			return err // this spends an attempt, and the next check comes after the backoff
 		}
 		if done {
 			return l.SetResult(text)
@@ -37,7 +37,7 @@ func handler(p *provider, every, patience time.Duration) onceq.Handler {
 		if err != nil {
 			return err
 		}
-		if now.Sub(l.CreatedAt) > patience { // Snooze spends no attempt, so something else has to end it
+		if now.Sub(l.CreatedAt) > patience { // Snooze spends no attempt, so this limit has to end the job
 			return onceq.Fatal(errors.New("the provider does not come to an end"))
 		}
 		return onceq.Snooze(every)
@@ -52,14 +52,14 @@ func main() {
 	_, err := q.Enqueue(ctx, pool, transcribe.Job("talk.mp3"))
 	example.Check(err)
 	p := &provider{slow: 3, finished: stop}
-	example.Work(ctx, q, handler(p, 10*time.Millisecond, time.Hour)) // a minute and a day, really
+	example.Work(ctx, q, handler(p, 10*time.Millisecond, time.Hour)) // a minute and a day, in a real service
 
 	info, err := q.GetByKey(context.Background(), pool, transcribe.Name, "talk.mp3")
 	example.Check(err)
 	fmt.Println(info.State, string(info.Result), "starts:", p.starts, "looks:", p.looks)
 }
 
-// provider stands for the slow one. It is done at the look with the number slow.
+// provider stands for a slow provider. Its work is done at check number slow.
 type provider struct {
 	slow, starts, looks int
 	finished            func()

@@ -10,7 +10,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// A minute between two looks is no minute in a test.
+// In a test, the minute between two checks takes no time.
 func TestPoll_StartsOnceAndLooksUntilItIsDone(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)

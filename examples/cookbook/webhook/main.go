@@ -1,5 +1,5 @@
-// Webhook receives events of a sender that delivers each at least once. It checks the signature, stores the event as a job
-// under the event's id, and answers; the work is done by a worker, once for each event.
+// Webhook receives events from a sender that delivers each event at least once. It checks the signature, stores the event
+// as a job under the event's id, and answers. A worker does the work, once for each event.
 package main
 
 import (
@@ -28,13 +28,13 @@ type event struct {
 	Order int    `json:"order"`
 }
 
-// received keeps the body byte for byte, as it was signed. Its key is the id alone: a second delivery of an event may say
-// another time.
+// received keeps the body byte for byte, as the sender signed it. Its key is only the id: a second delivery of an event may
+// contain another time.
 var received = onceq.Kind[[]byte]{
 	Name:          "webhook",
 	Queue:         "webhooks",
 	IgnorePayload: true,
-	Window:        30 * 24 * time.Hour, // longer than the sender tries
+	Window:        30 * 24 * time.Hour, // longer than the sender retries
 }
 
 var secret = []byte("shared with the sender")
@@ -64,10 +64,10 @@ func receive(pool *pgxpool.Pool, q *onceq.Queue) http.HandlerFunc {
 		job := received.Job(body)
 		job.Key = e.ID
 		if _, err := q.EnqueueUnique(r.Context(), pool, job); err != nil {
-			http.Error(w, "try again", http.StatusServiceUnavailable) // nothing is stored: the sender delivers again
+			http.Error(w, "try again", http.StatusServiceUnavailable) // nothing is stored, so the sender delivers it again
 			return
 		}
-		w.WriteHeader(http.StatusAccepted) // stored: also where it was there already
+		w.WriteHeader(http.StatusAccepted) // it is stored, now or by an earlier delivery
 	}
 }
 

@@ -1,4 +1,4 @@
-// Package example is shared by the example programs: a connection, the tables, and no error handling.
+// Package example is what the example programs share: a connection, the tables, and no error handling.
 package example
 
 import (

@@ -20,7 +20,7 @@ import (
 
 var quiet = queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)})
 
-// side is asynq's: a Redis, and what the application and an operator hold of it.
+// side is what belongs to asynq: a Redis, and the application's and an operator's clients for it.
 type side struct {
 	t         *testing.T
 	redis     asynq.RedisClientOpt
@@ -58,14 +58,14 @@ func (s *side) until(id string, state asynq.TaskState) *asynq.TaskInfo {
 	return task
 }
 
-// rerun has a task that waits run now.
+// rerun makes a waiting task run now.
 func (s *side) rerun(id string) {
 	s.t.Helper()
 	require.NoError(s.t, s.inspector.RunTask("mail", id))
 	s.until(id, asynq.TaskStateCompleted)
 }
 
-// outbox counts the mails that went out.
+// outbox counts the mails that were sent.
 type outbox struct {
 	mu   sync.Mutex
 	sent map[int]int
@@ -93,7 +93,7 @@ func enqueueAll(t *testing.T, db *queuetest.DB, users ...int) {
 	}
 }
 
-// The code before and the code after, each by itself.
+// The code before the move, and the code after it, each work by themselves.
 func TestBeforeAndAfter(t *testing.T) {
 	t.Parallel()
 	s := asynqSide(t)
@@ -113,8 +113,8 @@ func TestBeforeAndAfter(t *testing.T) {
 	require.Equal(t, map[int]int{42: 1, 43: 1}, mails.all())
 }
 
-// Asynq's server works off what it has while new jobs go to onceq. Some work is on both sides, is delivered again after
-// it was done, or is at work on the other side: each mail goes out once, and the old queue is empty in the end.
+// Asynq's server works through its tasks while new jobs go to onceq. Some work is in both queues, is delivered again after
+// it was done, or is under way in the other queue. Each mail is sent once, and the old queue is empty at the end.
 func TestSideBySide(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -137,7 +137,7 @@ func TestSideBySide(t *testing.T) {
 	require.NoError(t, err)
 	enqueueAll(t, db, 1, 3, 4)
 
-	// The new side, which is in the middle of the first mail when the old side comes to it.
+	// The new worker is in the middle of the first mail when the old one comes to it.
 	working, stop := context.WithCancel(ctx)
 	worker, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, handlerDuring(db.Queue, mail))
 	require.NoError(t, err)
@@ -151,7 +151,7 @@ func TestSideBySide(t *testing.T) {
 	defer release()
 	<-sending
 
-	// The old side. Its process dies once, between the mail and the word to Redis.
+	// The old worker. Its process dies once, after it sent the mail and before it told Redis.
 	refused := make(chan error, 10)
 	config := configDuring
 	config.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { refused <- err })
@@ -184,7 +184,7 @@ func TestSideBySide(t *testing.T) {
 	for _, id := range []string{"welcome:1", "welcome:3", "welcome:5"} {
 		s.rerun(id)
 	}
-	enqueueAll(t, db, 2, 5) // what the old side has done comes to the new one
+	enqueueAll(t, db, 2, 5) // the new queue gets what the old one has done
 	require.Eventually(t, func() bool { return unfinished() == 0 }, time.Minute, 5*time.Millisecond)
 
 	require.Equal(t, map[int]int{1: 1, 2: 1, 3: 1, 4: 1, 5: 1}, mails.all())
@@ -194,7 +194,7 @@ func TestSideBySide(t *testing.T) {
 		[]int{info.Pending, info.Active, info.Scheduled, info.Retry, info.Archived, info.Completed})
 }
 
-// What asynq has is handed over: once, also where it delivers a task again, and where a new producer brings the key.
+// Asynq's tasks are handed over once, even if asynq delivers a task again, and even if a new producer uses the key too.
 func TestBridge(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

@@ -1,4 +1,4 @@
-// Package fromasynq moves from asynq: the code before, the code after, and what both share while both run.
+// Package fromasynq moves from asynq. It has the code before, the code after, and what both use while both run.
 package fromasynq
 
 import (
@@ -10,7 +10,7 @@ import (
 	"github.com/hibiken/asynq"
 )
 
-// Mailer sends the mail; key goes into its Idempotency-Key header.
+// Mailer sends the mail. key goes into its Idempotency-Key header.
 type Mailer func(ctx context.Context, userID int, key string) error
 
 type WelcomeMail struct {

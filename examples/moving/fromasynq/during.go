@@ -11,7 +11,7 @@ import (
 	"github.com/onceq/onceq"
 )
 
-// Fenced sends the mail once, whichever side has the task or the job for it, and both may.
+// Fenced sends the mail once, even if both queues have work for it.
 func Fenced(q *onceq.Queue, mail Mailer) Mailer {
 	return func(ctx context.Context, userID int, _ string) error {
 		_, err := onceq.Do(ctx, q, onceq.FenceSpec{Scope: "mail", Key: fmt.Sprintf("welcome:%d", userID), Window: 30 * 24 * time.Hour},
@@ -26,7 +26,7 @@ func muxDuring(q *onceq.Queue, mail Mailer) *asynq.ServeMux { return muxBefore(F
 
 var configDuring = asynq.Config{
 	Queues:    map[string]int{"mail": 1},
-	IsFailure: onceq.IsFailure, // that the other side is at it spends no retry
+	IsFailure: onceq.IsFailure, // an error because the other queue is sending spends no retry
 }
 
 func handlerDuring(q *onceq.Queue, mail Mailer) onceq.Handler {
@@ -36,7 +36,7 @@ func handlerDuring(q *onceq.Queue, mail Mailer) onceq.Handler {
 	})
 }
 
-// Bridge hands asynq's tasks over, in place of the handler. Asynq may deliver one again; its key is accepted once.
+// Bridge hands asynq's tasks over instead of handling them. Asynq may deliver a task again, but its key is accepted once.
 func Bridge(q *onceq.Queue, db onceq.DB) asynq.HandlerFunc {
 	return func(ctx context.Context, t *asynq.Task) error {
 		var m WelcomeMail

@@ -1,4 +1,4 @@
-// Package frombullmq moves from BullMQ: the code after, and an endpoint to which Node hands jobs over.
+// Package frombullmq moves from BullMQ. It has the code after the move, and an endpoint through which Node hands jobs over.
 package frombullmq
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/onceq/onceq"
 )
 
-// Mailer sends the mail; key goes into its Idempotency-Key header.
+// Mailer sends the mail. key goes into its Idempotency-Key header.
 type Mailer func(ctx context.Context, userID int, key string) error
 
 type WelcomeMail struct {
@@ -40,8 +40,8 @@ func handlerAfter(mail Mailer) onceq.Handler {
 	})
 }
 
-// Accept is where producers in Node, and a worker of BullMQ that empties its queue, hand jobs over. Only a 2xx says that
-// the job is there; anything else may be tried again, for the key is accepted once.
+// Accept takes jobs from producers in Node, and from a worker of BullMQ that empties its queue. Only a 2xx says that the
+// job is stored. After anything else the caller may try again, because the key is accepted once.
 func Accept(q *onceq.Queue, db onceq.DB) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var m WelcomeMail

@@ -18,7 +18,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// side is BullMQ's: its programs in Node, and a Redis.
+// side is what belongs to BullMQ: its programs in Node, and a Redis.
 type side struct {
 	t     *testing.T
 	redis string
@@ -29,7 +29,7 @@ func (s side) run(args ...string) *old.Program {
 	return old.Node(s.t, "run.mjs", args, []string{"REDIS_SOCKET=" + s.redis})
 }
 
-// unfinished gives the states that have jobs, but for completed ones.
+// unfinished returns the states that have jobs, without completed ones.
 func (s side) unfinished() map[string]int {
 	s.t.Helper()
 	var counts map[string]int
@@ -66,7 +66,7 @@ func sent(db *queuetest.DB) map[int]int {
 
 var quiet = queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)})
 
-// The code before and the code after, each by itself.
+// The code before the move, and the code after it, each work by themselves.
 func TestBeforeAndAfter(t *testing.T) {
 	t.Parallel()
 	s := side{t, old.Redis(t)}
@@ -87,8 +87,8 @@ func TestBeforeAndAfter(t *testing.T) {
 	require.Empty(t, sent(db))
 }
 
-// BullMQ's worker hands over what its queue has while new jobs go to onceq. Some work is on both sides, or is handed
-// over twice because an answer was lost: each mail goes out once, and the old queue is empty in the end.
+// BullMQ's worker hands over the jobs of its queue while new jobs go to onceq. Some work is in both queues, or is handed
+// over twice because an answer was lost. Each mail is sent once, and the old queue is empty at the end.
 func TestSideBySide(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -115,7 +115,7 @@ func TestSideBySide(t *testing.T) {
 	}
 	require.Equal(t, map[string]bool{"completed welcome-1": true, "completed welcome-2": true, "completed welcome-3": true}, completed)
 
-	// Other work under a key is not tried again.
+	// If a key is taken by other work, the job is not tried again.
 	_, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "welcome", Queue: "mail", Key: "welcome:5", Payload: map[string]int{"userId": 5, "version": 2}})
 	require.NoError(t, err)
 	s.run("add", "5").Rest()

@@ -1,4 +1,4 @@
-// Package fromgue moves from gue: the code after, and what moves the jobs that wait.
+// Package fromgue moves from gue. It has the code after the move, and a function that moves the waiting jobs.
 package fromgue
 
 import (
@@ -33,8 +33,8 @@ func handler() onceq.Handler {
 	})
 }
 
-// Move takes up to 1,000 jobs of a queue from gue, in one transaction, and says how many. It leaves alone those that a
-// worker of gue has locked.
+// Move takes up to 1,000 jobs of a queue from gue, in one transaction, and returns how many it took. It skips the jobs that
+// a worker of gue has locked.
 func Move(ctx context.Context, pool interface {
 	Begin(context.Context) (pgx.Tx, error)
 }, q *onceq.Queue, queue string) (int, error) {

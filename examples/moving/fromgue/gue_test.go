@@ -9,7 +9,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// What waits in gue's table, as its migration of version 6 has it, is moved once; what a worker has locked stays.
+// Waiting jobs in gue's table (of migration version 6) are moved once. Jobs that a worker has locked stay.
 func TestMove(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -26,7 +26,7 @@ select 'j' || n, 0, now() + case when n = 3 then interval '1 hour' else interval
   from generate_series(1, 4) n`)
 	require.NoError(t, err)
 
-	// A worker of gue has the fourth.
+	// A worker of gue has locked the fourth job.
 	held, err := db.Pool.Begin(ctx)
 	require.NoError(t, err)
 	_, err = held.Exec(ctx, `select from gue_jobs where job_id = 'j4' for update`)

@@ -1,4 +1,4 @@
-// Package frompgboss moves from pg-boss: the code after, and what moves the jobs that wait.
+// Package frompgboss moves from pg-boss. It has the code after the move, and a function that moves the waiting jobs.
 package frompgboss
 
 import (
@@ -12,7 +12,7 @@ import (
 	"github.com/onceq/onceq"
 )
 
-// Mailer sends the mail; key goes into its Idempotency-Key header.
+// Mailer sends the mail. key goes into its Idempotency-Key header.
 type Mailer func(ctx context.Context, userID int, key string) error
 
 type WelcomeMail struct {
@@ -22,7 +22,7 @@ type WelcomeMail struct {
 var Welcome = onceq.Kind[WelcomeMail]{
 	Name:   "welcome",
 	Key:    func(m WelcomeMail) string { return fmt.Sprintf("welcome:%d", m.UserID) },
-	Window: onceq.UntilFinished, // as a singletonKey; the default keeps the key for 24 h after
+	Window: onceq.UntilFinished, // like a singletonKey; by default the key stays for 24 h longer
 }
 
 func enqueueAfter(ctx context.Context, q *onceq.Queue, tx pgx.Tx, m WelcomeMail) error {
@@ -39,8 +39,8 @@ func handlerAfter(mail Mailer) onceq.Handler {
 	})
 }
 
-// Move takes up to 1,000 jobs of a queue from pg-boss, in one transaction, and says how many. Those that its workers
-// have are left to them.
+// Move takes up to 1,000 jobs of a queue from pg-boss, in one transaction, and returns how many it took. It skips the jobs
+// that pg-boss's workers are running.
 func Move(ctx context.Context, pool interface {
 	Begin(context.Context) (pgx.Tx, error)
 }, q *onceq.Queue) (int, error) {

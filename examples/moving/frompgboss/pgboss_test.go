@@ -44,7 +44,7 @@ func sent(db *queuetest.DB) map[int]int {
 	return mails
 }
 
-// The code before and the code after, each by itself: a key is taken until its job is finished.
+// The code before the move, and the code after it, each work by themselves. A key is taken until its job is finished.
 func TestBeforeAndAfter(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, quiet)
@@ -61,8 +61,8 @@ func TestBeforeAndAfter(t *testing.T) {
 	require.Equal(t, map[int]int{43: 1}, sent(db))
 }
 
-// What waits in pg-boss's tables comes over while a worker of pg-boss still has a job, and while new jobs go to onceq.
-// Some work is on both sides: each mail goes out once.
+// Waiting jobs of pg-boss are moved while a worker of pg-boss still has one, and while new jobs go to onceq. Some work is
+// in both queues. Each mail is sent once.
 func TestSideBySide(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -79,7 +79,7 @@ update pgboss.job set state = case when data ->> 'userId' = '2' then 'retry' els
 	moved, err := Move(ctx, db.Pool, db.Queue)
 	require.NoError(t, err)
 	require.Equal(t, 3, moved)
-	require.Empty(t, worker.Rest()) // the worker's one job, 1, is its own to the end
+	require.Empty(t, worker.Rest()) // the worker keeps its one job, 1, to the end
 	states := func() (all []string) {
 		require.NoError(t, db.Pool.QueryRow(ctx, `select array_agg(concat(data ->> 'userId', ' ', state)) from pgboss.job
 			where name = 'welcome'`).Scan(&all))
@@ -101,7 +101,7 @@ update pgboss.job set state = case when data ->> 'userId' = '2' then 'retry' els
 	require.Equal(t, []string{"1 completed"}, states())
 }
 
-// A row whose key is taken by other work leaves all as it was.
+// If the key of a row is taken by other work, Move changes nothing.
 func TestMove_IsAllOrNothing(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

@@ -35,7 +35,7 @@ func enqueueAfter(ctx context.Context, q *onceq.Queue, tx pgx.Tx, m WelcomeMail)
 	return err
 }
 
-// Bridge takes the place of WelcomeWorker while both run.
+// Bridge replaces WelcomeWorker while both run.
 type Bridge struct {
 	river.WorkerDefaults[WelcomeArgs]
 	Pool interface {
@@ -44,7 +44,7 @@ type Bridge struct {
 	Queue *onceq.Queue
 }
 
-// Work hands a job over: River's is completed in the transaction in which ours is accepted.
+// Work hands a job over. River's job is completed in the transaction in which onceq's is accepted.
 func (b *Bridge) Work(ctx context.Context, job *river.Job[WelcomeArgs]) error {
 	return pgx.BeginFunc(ctx, b.Pool, func(tx pgx.Tx) error {
 		if _, err := b.Queue.Enqueue(ctx, tx, Welcome.Job(WelcomeMail(job.Args))); err != nil {

@@ -1,4 +1,4 @@
-// Package fromriver moves from River: the code before, the code after, and the bridge between them.
+// Package fromriver moves from River. It has the code before, the code after, and the bridge between them.
 package fromriver
 
 import (
@@ -8,7 +8,7 @@ import (
 	"github.com/riverqueue/river"
 )
 
-// Mailer sends the mail; key goes into its Idempotency-Key header.
+// Mailer sends the mail. key goes into its Idempotency-Key header.
 type Mailer func(ctx context.Context, userID int, key string) error
 
 type WelcomeArgs struct {

@@ -20,7 +20,7 @@ import (
 
 var quiet = slog.New(slog.DiscardHandler)
 
-// outbox counts the mails that went out.
+// outbox counts the mails that were sent.
 type outbox struct {
 	mu   sync.Mutex
 	sent map[int]int
@@ -50,7 +50,7 @@ func withRiver(t *testing.T) *queuetest.DB {
 	return db
 }
 
-// insert is an old producer's. It needs no workers.
+// insert is what an old producer does. It needs no workers.
 func insert(t *testing.T, db *queuetest.DB, users ...int) {
 	t.Helper()
 	client, err := river.NewClient(riverpgxv5.New(db.Pool), &river.Config{Logger: quiet})
@@ -71,7 +71,7 @@ func enqueueAll(t *testing.T, db *queuetest.DB, users ...int) {
 	}
 }
 
-// work runs River with a worker until so many jobs are completed, and gives how many runs failed.
+// work runs River with a worker until so many jobs are completed. It returns how many runs failed.
 func work(t *testing.T, db *queuetest.DB, worker river.Worker[WelcomeArgs], completed int) (failed int) {
 	t.Helper()
 	workers := river.NewWorkers()
@@ -89,7 +89,7 @@ func work(t *testing.T, db *queuetest.DB, worker river.Worker[WelcomeArgs], comp
 			completed--
 		default:
 			failed++
-			_, err := client.JobRetry(t.Context(), event.Job.ID) // now, and not after River's backoff
+			_, err := client.JobRetry(t.Context(), event.Job.ID) // at once, instead of after River's backoff
 			require.NoError(t, err)
 		}
 	}
@@ -97,7 +97,7 @@ func work(t *testing.T, db *queuetest.DB, worker river.Worker[WelcomeArgs], comp
 	return failed
 }
 
-// The code before and the code after, each by itself.
+// The code before the move, and the code after it, each work by themselves.
 func TestBeforeAndAfter(t *testing.T) {
 	t.Parallel()
 	db := withRiver(t)
@@ -105,7 +105,7 @@ func TestBeforeAndAfter(t *testing.T) {
 	mails.sent = map[int]int{}
 	insert(t, db, 42, 42)
 	require.Zero(t, work(t, db, &WelcomeWorker{Mail: mails.send}, 1))
-	insert(t, db, 42, 43) // the first is kept for a day, and its arguments stay taken
+	insert(t, db, 42, 43) // the first stays for a day, and its arguments stay taken
 	require.Zero(t, work(t, db, &WelcomeWorker{Mail: mails.send}, 1))
 	require.Equal(t, map[int]int{42: 1, 43: 1}, mails.all())
 
@@ -136,8 +136,8 @@ func (u *undone) Work(ctx context.Context, job *river.Job[WelcomeArgs]) (err err
 	})
 }
 
-// River's workers hand over what its queue has while new jobs go to onceq. Some work is on both sides, and one hand-over
-// fails at its end: each mail goes out once, and the old queue is empty in the end.
+// River's workers hand over the jobs of their queue while new jobs go to onceq. Some work is in both queues, and one
+// hand-over fails at its end. Each mail is sent once, and the old queue is empty at the end.
 func TestSideBySide(t *testing.T) {
 	t.Parallel()
 	db := withRiver(t)

@@ -1,4 +1,4 @@
-// An application that has a *sql.DB and no pgxpool.Pool, with a worker that completes jobs in transactions of it.
+// Onlysql is an application with a *sql.DB and no pgxpool.Pool. Its worker completes jobs in transactions of the *sql.DB.
 package main
 
 import (
@@ -19,8 +19,8 @@ import (
 	"github.com/onceq/onceq/onceqsql"
 )
 
-// withPQ is for an application on lib/pq: the pool takes the same connection string. It opens connections when it is
-// used, and never more than pool_max_conns, which may stand in the string that it gets.
+// withPQ is for an application that uses lib/pq. The pool gets the same connection string. It opens connections only when
+// it needs them, and never more than pool_max_conns, which may be part of its connection string.
 func withPQ(ctx context.Context, url string) (*sql.DB, *pgxpool.Pool, error) {
 	db, err := sql.Open("postgres", url)
 	if err != nil {
@@ -30,7 +30,7 @@ func withPQ(ctx context.Context, url string) (*sql.DB, *pgxpool.Pool, error) {
 	return db, pool, err
 }
 
-// withPGX is for an application on pgx's stdlib driver: both share the pool's connections.
+// withPGX is for an application that uses pgx's stdlib driver. Both share the pool's connections.
 func withPGX(ctx context.Context, url string) (*sql.DB, *pgxpool.Pool, error) {
 	pool, err := pgxpool.New(ctx, url)
 	if err != nil {

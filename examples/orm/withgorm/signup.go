@@ -19,7 +19,7 @@ type User struct {
 	Welcomed bool
 }
 
-// handle gives onceq the transaction that tx is in.
+// handle returns a handle on the transaction that tx is in.
 func handle(tx *gorm.DB) (onceq.DB, error) {
 	in, ok := tx.Statement.ConnPool.(onceqsql.Transaction)
 	if !ok {
@@ -28,7 +28,7 @@ func handle(tx *gorm.DB) (onceq.DB, error) {
 	return onceqsql.Tx(in), nil
 }
 
-// SignUp stores a user and enqueues his welcome. An error of then, the rest of the request, undoes both.
+// SignUp stores a user and enqueues the welcome. An error of then, the rest of the request, undoes both.
 func SignUp(ctx context.Context, db *gorm.DB, q *onceq.Queue, email string, then func() error) error {
 	return db.WithContext(ctx).Transaction(func(tx *gorm.DB) error {
 		user := User{Email: email}
@@ -46,8 +46,8 @@ func SignUp(ctx context.Context, db *gorm.DB, q *onceq.Queue, email string, then
 	})
 }
 
-// SignUpOnce stores a user once for the key of a request, and gives his id to each repetition. An error of then undoes it,
-// and the key is free again.
+// SignUpOnce stores a user once for the key of a request, and returns the user's id to each repetition. An error of then
+// undoes it, and the key is free again.
 func SignUpOnce(ctx context.Context, db *gorm.DB, q *onceq.Queue, key, email string, then func() error) (userID int64, err error) {
 	err = db.WithContext(ctx).Transaction(func(tx *gorm.DB) error {
 		in, err := handle(tx)
@@ -67,8 +67,8 @@ func SignUpOnce(ctx context.Context, db *gorm.DB, q *onceq.Queue, key, email str
 	return userID, err
 }
 
-// Welcomed is for the handler of the welcome: it stores that the user has it and completes the job. An error of then, the
-// rest of the handler, undoes both, and the handler must return it.
+// Welcomed is for the handler of the welcome. It records the welcome and completes the job. An error of then, the rest of
+// the handler, undoes both, and the handler must return it.
 func Welcomed(ctx context.Context, db *gorm.DB, l *onceq.Lease, m orm.Mail, then func() error) error {
 	return db.WithContext(ctx).Transaction(func(tx *gorm.DB) error {
 		in, err := handle(tx)

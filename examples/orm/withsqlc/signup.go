@@ -13,7 +13,7 @@ import (
 
 //go:generate go run github.com/sqlc-dev/sqlc/cmd/sqlc@v1.31.1 generate
 
-// SignUp stores a user and enqueues his welcome. An error of then, the rest of the request, undoes both.
+// SignUp stores a user and enqueues the welcome. An error of then, the rest of the request, undoes both.
 func SignUp(ctx context.Context, db *sql.DB, q *onceq.Queue, email string, then func() error) error {
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
@@ -33,8 +33,8 @@ func SignUp(ctx context.Context, db *sql.DB, q *onceq.Queue, email string, then 
 	return tx.Commit()
 }
 
-// SignUpOnce stores a user once for the key of a request, and gives his id to each repetition. An error of then undoes it,
-// and the key is free again.
+// SignUpOnce stores a user once for the key of a request, and returns the user's id to each repetition. An error of then
+// undoes it, and the key is free again.
 func SignUpOnce(ctx context.Context, db *sql.DB, q *onceq.Queue, key, email string, then func() error) (userID int64, err error) {
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
@@ -54,8 +54,8 @@ func SignUpOnce(ctx context.Context, db *sql.DB, q *onceq.Queue, key, email stri
 	return userID, tx.Commit()
 }
 
-// Welcomed is for the handler of the welcome: it stores that the user has it and completes the job. An error of then, the
-// rest of the handler, undoes both, and the handler must return it.
+// Welcomed is for the handler of the welcome. It records the welcome and completes the job. An error of then, the rest of
+// the handler, undoes both, and the handler must return it.
 func Welcomed(ctx context.Context, db *sql.DB, l *onceq.Lease, m orm.Mail, then func() error) error {
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {

@@ -17,7 +17,7 @@ type User struct {
 	Email string
 }
 
-// SignUp stores a user and enqueues his welcome. An error of then, the rest of the request, undoes both.
+// SignUp stores a user and enqueues the welcome. An error of then, the rest of the request, undoes both.
 func SignUp(ctx context.Context, db *sqlx.DB, q *onceq.Queue, email string, then func() error) error {
 	tx, err := db.BeginTxx(ctx, nil)
 	if err != nil {
@@ -37,8 +37,8 @@ func SignUp(ctx context.Context, db *sqlx.DB, q *onceq.Queue, email string, then
 	return tx.Commit()
 }
 
-// SignUpOnce stores a user once for the key of a request, and gives his id to each repetition. An error of then undoes it,
-// and the key is free again.
+// SignUpOnce stores a user once for the key of a request, and returns the user's id to each repetition. An error of then
+// undoes it, and the key is free again.
 func SignUpOnce(ctx context.Context, db *sqlx.DB, q *onceq.Queue, key, email string, then func() error) (userID int64, err error) {
 	tx, err := db.BeginTxx(ctx, nil)
 	if err != nil {
@@ -59,8 +59,8 @@ func SignUpOnce(ctx context.Context, db *sqlx.DB, q *onceq.Queue, key, email str
 	return userID, tx.Commit()
 }
 
-// Welcomed is for the handler of the welcome: it stores that the user has it and completes the job. An error of then, the
-// rest of the handler, undoes both, and the handler must return it.
+// Welcomed is for the handler of the welcome. It records the welcome and completes the job. An error of then, the rest of
+// the handler, undoes both, and the handler must return it.
 func Welcomed(ctx context.Context, db *sqlx.DB, l *onceq.Lease, m orm.Mail, then func() error) error {
 	tx, err := db.BeginTxx(ctx, nil)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Ask is for a provider that takes no key. Whether an e-mail went out is not known after a time-out; one provider can be
-// asked, for the other a person decides.
+// Ask is for providers that take no key. After a time-out nobody knows whether a message was sent. One provider can be
+// asked; for the other one a person decides.
 package main
 
 import (
@@ -25,7 +25,7 @@ func main() {
 	sent := map[string]int{}
 	send := func(to string) (bool, error) {
 		sent[to]++
-		return false, errors.New("time-out") // after it went out
+		return false, errors.New("time-out") // after it was sent
 	}
 	_, err := q.Enqueue(ctx, pool, mail.Job("ada"))
 	example.Check(err)
@@ -34,9 +34,9 @@ func main() {
 
 	mailer := mail.Handle(func(ctx context.Context, l *onceq.Lease, to string) error {
 		asked := onceq.OnUncertain(onceq.Ask(func(ctx context.Context, key string) (any, bool, error) {
-			return true, sent[to] > 0, nil // its list of sent messages
+			return true, sent[to] > 0, nil // from its list of sent messages
 		}))
-		// Nobody asks before the time-out, and some seconds more, have passed: a slow call may still be under way.
+		// Ask waits until ten seconds after this, because a slow call may still be under way.
 		soon := onceq.EffectTimeout(100 * time.Millisecond)
 		ok, err := onceq.Once(ctx, l, "send", func(context.Context, string) (bool, error) { return send(to) }, asked, soon)
 		if err == nil {

@@ -1,6 +1,6 @@
-// Header takes the Idempotency-Key of an HTTP request as the key of the job that the request stands for. The scope keeps
-// the clients' keys apart. A client that tries again gets the first job; one that reuses its key for something else
-// gets a conflict.
+// Header uses the Idempotency-Key of an HTTP request as the key of the job that does the request's work. The scope keeps
+// the clients' keys apart. A client that tries again gets the first job. A client that uses its key for something else gets
+// a conflict.
 package main
 
 import (
@@ -31,7 +31,7 @@ func main() {
 		result, err := q.EnqueueUnique(r.Context(), pool, onceq.Job{
 			Kind:    "outreach",
 			Payload: json.RawMessage(body),
-			Scope:   "client:" + r.Header.Get("X-Client"), // who it is comes from authentication, really
+			Scope:   "client:" + r.Header.Get("X-Client"), // a real service gets the client from its authentication
 			Key:     r.Header.Get("Idempotency-Key"),
 		})
 		var invalid *onceq.InvalidError

@@ -1,6 +1,6 @@
-// Intent records a piece of work before it is done, so that nobody else begins it, and does not take that record for the
-// deed: a process that dies between the two leaves work that somebody else takes over, under the same key. When the
-// provider has forgotten that key by then, a person decides.
+// Intent records a piece of work before it is done, so that nobody else begins it. The record does not mean that the work
+// is done: if a process dies between the two, another one takes the work over under the same key. If the provider has
+// forgotten that key by then, a person decides.
 package main
 
 import (
@@ -18,19 +18,19 @@ func main() {
 	pool, q := example.Open(ctx, "")
 	defer pool.Close()
 
-	// dies claims the work, as a process does that is killed before it makes the call, and gives the key of that call.
+	// dies claims the work, like a process that is killed before it makes the call. It returns the key of that call.
 	dies := func(spec onceq.FenceSpec) string {
 		fence, err := q.Fence(spec)
 		example.Check(err)
-		claim, err := fence.Claim(ctx, pool) // committed
+		claim, err := fence.Claim(ctx, pool) // commits the claim
 		example.Check(err)
 		return claim.IdempotencyKey()
 	}
-	// try does the work as soon as nobody is at it.
+	// try does the work as soon as nobody else is doing it.
 	try := func(spec onceq.FenceSpec) (string, error) {
 		for {
 			key, err := onceq.Do(ctx, q, spec, func(_ context.Context, c *onceq.FenceLease) (string, error) {
-				return c.IdempotencyKey(), nil // the call to the provider
+				return c.IdempotencyKey(), nil // here the provider would be called
 			})
 			var busy *onceq.InFlightError
 			if !errors.As(err, &busy) {
@@ -48,7 +48,7 @@ func main() {
 		fmt.Println("sent under the key that was intended:", sent == intended)
 	}
 
-	// A provider that remembers keys for a moment only.
+	// This provider remembers keys only for a moment.
 	letter := onceq.FenceSpec{Scope: "letters", Key: "order:7", Lease: 100 * time.Millisecond, Policy: onceq.RunAgain(time.Millisecond)}
 	dies(letter)
 	_, err := try(letter)

@@ -1,4 +1,4 @@
-// Log counts duplicates and replays as what they are: neither failures nor successes.
+// Log counts duplicates and replays separately: they are neither failures nor successes.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Provider sends through an HTTP API that takes an Idempotency-Key, answers a repeat with its first answer, says when a call
-// with this key is still running, and refuses the key with another body.
+// Provider sends through an HTTP API that takes an Idempotency-Key. The API answers a repetition with its first answer,
+// says if a call with the key is still running, and refuses the key with another body.
 package main
 
 import (
@@ -36,7 +36,7 @@ func send(ctx context.Context, url, key, body string) (string, error) {
 	r.Header.Set("Idempotency-Key", key)
 	response, err := http.DefaultClient.Do(r)
 	if err != nil {
-		return "", err // it may have been sent: uncertain
+		return "", err // uncertain: it may have been sent
 	}
 	defer response.Body.Close()
 	var answer struct{ ID, Code string }
@@ -80,7 +80,7 @@ func main() {
 		}))
 	example.Check(err)
 	ctx, stop := context.WithCancel(ctx)
-	go func() { // until all three are decided
+	go func() { // stops when all three jobs are decided
 		defer stop()
 		for done := 0; done < 3; time.Sleep(10 * time.Millisecond) {
 			done = 0

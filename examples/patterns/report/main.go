@@ -1,5 +1,5 @@
 // Report renders the same report for two jobs. Each job is a unit of work of its own: its lease is the lock, its effects
-// carry its own stable keys, and a redelivery gets the upload that the first run made.
+// have stable keys of their own, and a redelivery gets the upload of the first run.
 package main
 
 import (
@@ -45,7 +45,7 @@ func main() {
 		}))
 	example.Check(err)
 	example.Check(w.Drain(ctx, 0))
-	slices.Sort(urls) // in whichever order they came to their second run
+	slices.Sort(urls) // the jobs' second runs come in any order
 	fmt.Println(urls)
 	fmt.Println("uploads:", uploads, "keys:", len(keys), "tokens:", len(tokens))
 }

@@ -1,5 +1,5 @@
-// Steps breaks work that does many things into jobs that do one each. They are enqueued in the transaction of the first
-// one's completion: all of them, once, or none.
+// Steps splits a job that does many things into jobs that do one thing each. The first job enqueues the others in the
+// transaction of its completion: all of them, once, or none.
 package main
 
 import (

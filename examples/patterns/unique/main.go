@@ -1,5 +1,5 @@
-// Unique enqueues the same work again and again: at once and delayed, through one handle on the queue and through another,
-// as two processes would. It is accepted once, and each caller hears the same id.
+// Unique enqueues the same work again and again: at once and delayed, and through two handles on the queue, as two
+// processes would. It is accepted once, and each caller gets the same id.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Upsert sets a state in place of adding to one, which may run as often as it likes. In a transaction with the job's
-// completion even adding is safe: both happen, or neither.
+// Upsert sets a state instead of adding to it, so it may run as often as it likes. In a transaction with the job's
+// completion even adding is safe: both happen or neither.
 package main
 
 import (
@@ -44,7 +44,7 @@ func main() {
 			return err
 		}
 		if indexed.RowsAffected() == 0 {
-			return nil // deleted since it was enqueued: nothing to do
+			return nil // deleted after it was enqueued: nothing to do
 		}
 		if _, err = tx.Exec(ctx, `insert into log values ($1)`, p.ID); err != nil {
 			return err

@@ -1,5 +1,5 @@
-// Window shows for how long a key stays taken after its work: for a day by default, in which everybody who asks again gets
-// the stored result; until it is finished; or for ever.
+// Window shows how long a key stays taken. By default it stays for a day after the work is finished, and everybody who asks
+// again gets the stored result. It can also be taken until the work is finished, or for ever.
 package main
 
 import (
@@ -37,7 +37,7 @@ func main() {
 	fmt.Println("runs:", runs)
 
 	job = rollup.Job("2026-05-09")
-	job.Window = onceq.UntilFinished // at most one at a time, and a new one as soon as that is done
+	job.Window = onceq.UntilFinished // at most one at a time; a new one as soon as it is done
 	for range 2 {
 		_, err = q.Enqueue(ctx, pool, job)
 		example.Check(err)
@@ -48,7 +48,7 @@ func main() {
 	}
 	fmt.Println("runs:", runs)
 
-	// Keys whose window is over, and nothing else, are what a reaper removes.
+	// A Reaper removes keys whose window is over, and nothing else.
 	reaper, err := onceq.NewReaper(q, onceq.ReaperConfig{})
 	example.Check(err)
 	reaped, err := reaper.RunOnce(ctx)

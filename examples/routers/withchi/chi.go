@@ -16,8 +16,8 @@ import (
 	"github.com/onceq/onceq/onceqhttp"
 )
 
-// New returns the shop's handler. With, and not Use, puts the middleware behind the router: what Use has runs before it, when
-// the route is not known yet.
+// New returns the shop's handler. With puts the middleware behind the router. Use would run it before the router, when the
+// route is not known yet.
 func New(pool *pgxpool.Pool, q *onceq.Queue, shop routers.Shop) (http.Handler, error) {
 	m, err := onceqhttp.New(q, onceqhttp.Config{Principal: routers.User})
 	if err != nil {

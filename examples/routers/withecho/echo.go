@@ -56,9 +56,8 @@ func failure(err error) error {
 	return echo.NewHTTPError(http.StatusBadGateway, "it did not work")
 }
 
-// once is Middleware.Handler for echo. echo.WrapMiddleware in its place would lose answers: echo writes that to an error when all
-// middleware has returned, and that to a panic through the context, which WrapMiddleware leaves with the writer of the
-// handler.
+// once is Middleware.Handler for echo. Do not use echo.WrapMiddleware for it: answers would be lost. Echo answers an error
+// after all middleware has returned, and a panic through the context, where WrapMiddleware leaves the handler's writer.
 func once(m *onceqhttp.Middleware) echo.MiddlewareFunc {
 	return func(next echo.HandlerFunc) echo.HandlerFunc {
 		return func(c *echo.Context) error {
@@ -73,8 +72,8 @@ func once(m *onceqhttp.Middleware) echo.MiddlewareFunc {
 	}
 }
 
-// onceTx is Middleware.HandlerTx for echo. An error with a status below 500 is an answer, which is stored, and what was written
-// beside it commits; any other rolls back.
+// onceTx is Middleware.HandlerTx for echo. An error with a status below 500 is an answer: it is stored, and what the
+// handler wrote commits with it. Any other error rolls back.
 func onceTx(m *onceqhttp.Middleware, pool *pgxpool.Pool, h func(*echo.Context, pgx.Tx) error) echo.HandlerFunc {
 	return func(c *echo.Context) error {
 		m.HandlerTx(pool, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
@@ -91,8 +90,8 @@ func onceTx(m *onceqhttp.Middleware, pool *pgxpool.Pool, h func(*echo.Context, p
 	}
 }
 
-// in has c work on w and r until the function that it returns is called: also after a panic, for whoever recovers
-// answers through c.
+// in makes c work on w and r until the returned function is called. That must happen after a panic too, because code that
+// recovers answers through c.
 func in(c *echo.Context, w http.ResponseWriter, r *http.Request) (restore func()) {
 	response, request := c.Response(), c.Request()
 	c.SetResponse(echo.NewResponse(w, c.Logger()))

@@ -59,7 +59,7 @@ func failed(c *gin.Context, err error) bool {
 	return true
 }
 
-// once is Middleware.Handler for gin: what comes behind it in the route's handlers runs once.
+// once is Middleware.Handler for gin. The handlers that follow it in the route run once.
 func once(m *onceqhttp.Middleware) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		c.Request.Pattern = c.FullPath()
@@ -69,7 +69,7 @@ func once(m *onceqhttp.Middleware) gin.HandlerFunc {
 			c.Next()
 			answer.WriteHeaderNow()
 		})).ServeHTTP(c.Writer, c.Request)
-		c.Abort() // where it did not run
+		c.Abort() // if the handlers did not run
 	}
 }
 
@@ -89,7 +89,8 @@ func onceTx(m *onceqhttp.Middleware, pool *pgxpool.Pool, h func(*gin.Context, pg
 	}
 }
 
-// in has c work on w and r until restore is called: also after a panic, for whoever recovers answers through c.
+// in makes c work on w and r until restore is called. That must happen after a panic too, because code that recovers
+// answers through c.
 func in(c *gin.Context, w http.ResponseWriter, r *http.Request) (answer *writer, restore func()) {
 	outer, request := c.Writer, c.Request
 	answer = &writer{ResponseWriter: outer, to: w, status: http.StatusOK, size: -1}

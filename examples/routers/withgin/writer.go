@@ -9,8 +9,8 @@ import (
 	"github.com/gin-gonic/gin"
 )
 
-// writer is a gin.ResponseWriter to any http.ResponseWriter, as gin makes one for itself alone: the status is sent with the first
-// byte, or by WriteHeaderNow.
+// writer turns any http.ResponseWriter into a gin.ResponseWriter; gin's own is not exported. It sends the status with the
+// first byte, or at WriteHeaderNow.
 type writer struct {
 	gin.ResponseWriter // for CloseNotify
 
@@ -51,7 +51,7 @@ func (w *writer) WriteString(s string) (int, error) {
 	return n, err
 }
 
-// An answer that is to be stored can be neither streamed nor hijacked.
+// An answer that will be stored can be neither streamed nor hijacked.
 
 func (w *writer) Pusher() http.Pusher { return nil }
 

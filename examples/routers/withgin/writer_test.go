@@ -15,7 +15,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// What would send an answer past the middleware is refused, and what is written in parts arrives whole.
+// Whatever would send an answer past the middleware is refused. An answer that is written in parts arrives whole.
 func TestWriter_NothingGetsPastTheMiddleware(t *testing.T) {
 	gin.SetMode(gin.ReleaseMode)
 	db := queuetest.New(t)

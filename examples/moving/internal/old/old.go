@@ -1,5 +1,5 @@
-// Package old runs what an application moves away from: a redis-server, and programs in Node. It is for tests, which
-// are skipped where the machine has neither; make modules installs both.
+// Package old runs what an application moves away from: a redis-server, and programs in Node. It is for tests, which are
+// skipped on machines that have neither. make modules installs both.
 package old
 
 import (
@@ -15,10 +15,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// whileOpen runs a program until its own standard input ends, and so never longer than the test process lives.
+// whileOpen runs a program until its own standard input ends, so it never lives longer than the test process.
 const whileOpen = `"$@" & pid=$!; exec >&-; read -r _; kill "$pid"; wait "$pid"`
 
-// Redis starts a server of the test's own and gives the path of its socket.
+// Redis starts a server for the test and returns the path of its socket.
 func Redis(t *testing.T) string {
 	t.Helper()
 	bin := os.Getenv("ONCEQ_TEST_REDIS") // scripts/redis.sh
@@ -88,7 +88,7 @@ func start(t *testing.T, cmd *exec.Cmd) *Program {
 	return p
 }
 
-// Next gives the next line that the program prints.
+// Next returns the next line that the program prints.
 func (p *Program) Next() string {
 	p.t.Helper()
 	line, err := p.out.ReadString('\n')
@@ -99,7 +99,7 @@ func (p *Program) Next() string {
 	return strings.TrimSuffix(line, "\n")
 }
 
-// Rest lets the program end and gives what it has printed since the last Next.
+// Rest lets the program end and returns what it has printed since the last Next.
 func (p *Program) Rest() string {
 	p.t.Helper()
 	rest := p.end()
