@@ -196,8 +196,8 @@ func (x *executor) runLease(t *task) {
 	}
 }
 
-// tryLease calls a handler and passes on its outcome. It returns true if the handler has to be called again, because
-// Postgres wants a transaction of its own run again that contains the completion.
+// tryLease calls a handler and passes on its outcome. It returns true if the handler has to be called again: its own
+// transaction contains the completion, and Postgres wants that transaction run again.
 func (x *executor) tryLease(t *task, try int) (again bool) {
 	ctx, ok := x.start([]*task{t}, t.h, true)
 	if !ok {
@@ -206,7 +206,7 @@ func (x *executor) tryLease(t *task, try int) (again bool) {
 	}
 	defer ctx.cancel(nil)
 	err := protect(func() error { return t.h.lease(ctx, t.lease) })
-	// Not if the error comes from elsewhere and the job is completed.
+	// The handler must not run again if the error comes from elsewhere and the job is completed.
 	if t.lease.conflicts(err) && try < conflictTries && ctx.why() == nil && t.lease.lengthen(ctx) {
 		t.lease.startOver()
 		return true

@@ -28,13 +28,13 @@ import (
 // and has lifetime 0, whatever its window was: it is free at once. The row stays until the key is taken again or the Reaper
 // removes it.
 //
-// Four other places say a part of this again and have to agree with it: take_fence in the migration (a test compares them);
+// Four other places repeat a part of this and must agree with it: take_fence in the migration (a test compares them);
 // fencePast, which adds the Reaper's grace time; Fence.read, because a completed effect is not free while its job may run;
 // and Fence.judge, which takes a cancelled fence for free at once.
 //
 // A client's key (class 2) that is uncertain or held also ends, because otherwise anybody who can cause an error could grow
-// the table. The Reaper removes it, and it is never taken as free, when nobody has asked for it for unknownFor, or for its
-// window if that is longer. leased_until says when somebody last asked: it is the end of the last claim, or the time of
+// the table. The Reaper removes it when nobody has asked for it for unknownFor, or for its window if that is longer. It
+// never counts as free. leased_until says when somebody last asked: it is the end of the last claim, or the time of
 // keepDoubt.
 //
 // An effect's fence (class 3: scope the job's queue, key "<job id>/<name>", job_id the job's, fingerprint effectMark) lives
@@ -45,9 +45,9 @@ import (
 const fenceFree = `(` + fenceOver + ` and f.lifetime >= 0
       and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())`
 
-// effectMark says which job an effect belongs to, and to which round of it: it is the job's identity, which is the job's
-// time of creation in microseconds, plus one for each Reschedule. The id alone does not say it: after the sequence was set
-// back, a new job may get an old one's id.
+// effectMark says which job an effect belongs to, and to which round of that job. It is the job's identity: the job's time
+// of creation in microseconds, plus one for each Reschedule. The id would not be enough: after the sequence was set back, a
+// new job may get an old one's id.
 func (l *Lease) effectMark() []byte {
 	return binary.BigEndian.AppendUint64(nil, uint64(l.identity))
 }
@@ -207,8 +207,8 @@ func (q *Queue) Fence(spec FenceSpec) (*Fence, error) {
 // see IsRetryable.
 //
 // If you claim inside the transaction that does the work, the claim is rolled back with it, and nobody sees the claim
-// before the transaction ends: others who ask wait for that transaction instead of hearing "in flight". If they should hear
-// it, or if the work reaches outside the database, claim on the pool and complete in the transaction.
+// before the transaction ends: others who ask wait for that transaction instead of being told "in flight". If they should
+// be told, or if the work reaches outside the database, claim on the pool and complete in the transaction.
 func (f *Fence) Claim(ctx context.Context, db DB) (*FenceLease, error) {
 	if db == nil {
 		db = f.db
@@ -241,8 +241,8 @@ mine as (
   returning token, leased_until, created_at` + claimAnswer
 
 // takeFence takes over a fence that, under the token that was read ($11), is still free or still in doubt ($12), or that is
-// an effect of another job or round ($14). When it is in doubt, the statement keeps the time of the first intent, and the
-// reason if there is one, otherwise $13. From the reason a release knows that an earlier claim's effect may have happened.
+// an effect of another job or round ($14). If it is in doubt, the statement keeps the time of the first intent, and the
+// reason or else $13. The reason tells a release that an earlier claim's effect may have happened.
 const takeFence = jobHolds + `
 n as materialized (select nextval('onceq.ids') << ` + sqlTokenBits + ` as token),
 mine as (
@@ -414,8 +414,8 @@ func (f *Fence) emit(ctx context.Context, t EventType, token int64, err error) {
 	f.q.emit(ctx, e)
 }
 
-// downstream condenses parts to 160 bits of SHA-256, together with the installation's random id: ids and tokens alone occur
-// again, in another database, and in this one after some crash recoveries and failovers.
+// downstream condenses parts to 160 bits of SHA-256, together with the installation's random id. Without that id, keys
+// would repeat: ids and tokens occur again in other databases, and in this one after some crash recoveries and failovers.
 func (q *Queue) downstream(parts ...string) string {
 	id := q.installation.Load()
 	if id == nil {

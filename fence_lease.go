@@ -128,8 +128,8 @@ func (c *FenceLease) lost(op string) *LeaseError {
 	return e
 }
 
-// Complete records that the work is done and what came out, inside db; a nil db is the pool. It is also accepted after the
-// end of the lease, until somebody else has claimed the work. From then on, and after a Release, it returns a *LeaseError:
+// Complete records that the work is done, and its result, inside db; a nil db is the pool. Even after the end of the lease
+// it is accepted, until somebody else has claimed the work. From then on, and after a Release, it returns a *LeaseError:
 // the statement raises an error, so that a commit after it in the same pipeline fails.
 //
 // The result is encoded as JSON. One that cannot be stored (see MaxResultBytes) is an *InvalidError, and nothing is sent.

@@ -36,8 +36,8 @@ type healthLimits struct {
 
 // Health looks for what commonly slows down a queue on Postgres, and returns what it found; an empty result is good.
 //
-// Work that this Queue's workers and Reapers do in the background, and that is failing, comes first. It is also returned
-// together with an error: if the database cannot be reached, it is all there is to know. Each process knows only its own
+// Work that this Queue's workers and Reapers do in the background, and that is failing, comes first. It is returned even
+// together with an error: if the database cannot be reached, Health knows nothing else. Each process knows only its own
 // background work.
 //
 // Otherwise Health reads Postgres's own statistics and a bounded number of jobs of each queue, so it is cheap enough to

@@ -35,7 +35,7 @@ type JobInfo struct {
 	CreatedAt   time.Time         `json:"created_at,omitzero"`
 	LeasedUntil time.Time         `json:"leased_until,omitzero"` // end of the latest lease, which may have passed; zero if nobody has the job
 	FinishedAt  time.Time         `json:"finished_at,omitzero"`  // zero if the job is not finished
-	KeepUntil   time.Time         `json:"keep_until,omitzero"`   // when the job leaves the history; zero: not by itself
+	KeepUntil   time.Time         `json:"keep_until,omitzero"`   // when the job leaves the history; zero if it does not leave by itself
 	Result      json.RawMessage   `json:"result,omitzero"`       // nil for none
 	Errors      []AttemptError    `json:"errors,omitzero"`       // of the latest failed attempts, oldest first
 }

@@ -192,18 +192,18 @@ func (k *Kind[P]) Handle(fn func(ctx context.Context, l *Lease, payload P) error
 }
 
 // HandleTx runs fn for each job of the kind in a transaction. What fn writes through tx and the job's completion commit
-// together or not at all, even if the lease was lost meanwhile. The worker ends the transaction; tx.Begin opens a
-// savepoint. After a serialization failure or a deadlock in tx, also of a statement on tx.Conn(), fn runs again at once, up
+// together or not at all, even if the lease was lost in between. The worker ends the transaction; tx.Begin opens a
+// savepoint. After a serialization failure or a deadlock in tx, or in a statement on tx.Conn(), fn runs again at once, up
 // to ten times, before it counts as an error.
 //
 // The transaction begins with fn's first use of tx, in the same round trip. From then on nobody else can get the job,
 // however long fn takes. If the lease was lost before, the first statement is not run and its error matches ErrLeaseLost.
 // What fn does before its first statement may happen again. If no transaction can be opened, no attempt is spent.
 //
-// fn must not commit (by a script with a commit, or by pgx.BeginFunc on tx.Conn()): what it wrote until then would stay
-// whatever became of the rest. If fn does commit and then returns an error, the job is dead, because running it again would
-// repeat what was committed; if it returns nil, the job is completed and the log has an error. Once fn has returned, tx and
-// its savepoints answer pgx.ErrTxClosed.
+// fn must not commit (by a script with a commit, or by pgx.BeginFunc on tx.Conn()): what it wrote until then would stay,
+// whatever happens to the rest. If fn does commit and then returns an error, the job is dead, because running it again
+// would repeat what was committed; if it returns nil, the job is completed and the log has an error. Once fn has returned,
+// tx and its savepoints answer pgx.ErrTxClosed.
 //
 // Inside the transaction fn may pause for as long as its context lasts. If its process freezes there, the server closes the
 // connection after the worker's lease, and the job goes to another worker. To keep the connection of a live handler open,
@@ -269,8 +269,8 @@ func (k *Kind[P]) HandleBatch(size int, fn func(ctx context.Context, tx pgx.Tx, 
 // attempt, with the jobs that the handler gets: one, or those of a batch. It normally calls next, and its error is the
 // error of the attempt. The handler sees what around puts into the context that it passes to next. A panic of the handler
 // passes through around. For transactional handlers around runs inside the transaction, which commits after it has
-// returned. It runs again when Postgres wants that transaction run again, or a transaction of the handler's own with
-// Lease.Complete. When a handler is wrapped several times, the last wrapper is the outermost.
+// returned. It runs again when Postgres asks to run that transaction again, or to run a transaction of the handler's own
+// with Lease.Complete again. When a handler is wrapped several times, the last wrapper is the outermost.
 func (h Handler) Wrap(around func(ctx context.Context, leases []*Lease, next func(context.Context) error) error) Handler {
 	switch lease, tx, batch := h.lease, h.tx, h.batch; {
 	case around == nil:

@@ -155,7 +155,7 @@ func (l *Lease) Lock(ctx context.Context, db DB) error {
 
 // conflicted is called with the error of a statement of this lease in the handler's own transaction. If Postgres wants that
 // transaction run again, the cause is usually that a beat changed the job's row after the transaction's snapshot, and it
-// would be the same the next time. So the lease is now made to last long enough, and the beats leave it alone meanwhile.
+// would be the same the next time. So the lease is now made to last long enough that no beat touches it in the next run.
 func (l *Lease) conflicted(ctx context.Context, err error) {
 	if l.beats == 0 || !IsRetryable(err) {
 		return

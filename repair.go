@@ -100,8 +100,8 @@ func (q *Queue) cancel(ctx context.Context, db DB, ids []int64) (cancelled, aske
 	}
 	cancelled = len(gone)
 	ids = slices.DeleteFunc(slices.Clone(ids), func(id int64) bool { return slices.Contains(gone, id) })
-	// The others are held. Once the requests are written, look whether one was given back meanwhile: its former holder may
-	// have looked for a request just before.
+	// The others are held. Once the requests are written, check whether one of the jobs was given back in between: its
+	// former holder may have looked for a request just before.
 	if err := q.guarded(ctx, db, requestCancels, []any{ids}, &asked); err != nil {
 		return cancelled, 0, fmt.Errorf("onceq: cancel: %w", err)
 	}
@@ -117,8 +117,8 @@ var cancellable = []State{StateWaiting, StateDelayed, StateRunning, StateRetryin
 // unless they finish first. By default it chooses unfinished jobs in every state; Filter.States may name StateWaiting,
 // StateDelayed, StateRunning and StateRetrying. A filter without Queue, Kind and Scope is an *InvalidError, because it is
 // more often a mistake than intended. Filter.Limit is how many jobs are tried; 0 means all. With a pool as db each
-// statement commits on its own, and the counts are right even if there is an error. Jobs that are enqueued meanwhile are
-// not cancelled.
+// statement commits on its own, and the counts are right even if there is an error. Jobs that are enqueued while it runs
+// are not cancelled.
 func (q *Queue) CancelMany(ctx context.Context, db DB, filter Filter) (cancelled, asked int, err error) {
 	if filter.Queue == "" && filter.Kind == "" && filter.Scope == "" {
 		return 0, 0, invalid("Filter", "names no Queue, Kind or Scope, and would cancel everything; name one")

@@ -12,8 +12,8 @@ import (
 )
 
 // IdempotencyKey names the job's effect for systems outside the database that deduplicate. It is the same each time the job
-// runs, also after a crash and after a redrive. After Reschedule, which asks for the effects to be done anew, it is another
-// one. It does not depend on the attempt. The job's id alone would not be enough: ids occur again in other installations,
+// runs, even after a crash and after a redrive. After Reschedule, which asks for the effects to be done again, it is
+// another one. It does not depend on the attempt. The job's id would not be enough: ids occur again in other installations,
 // and after a crash recovery or failover that lost the sequence's latest values. So the key is derived from the
 // installation's random id and the job's time of creation too. It is 43 bytes of ASCII.
 func (l *Lease) IdempotencyKey(name string) string {
@@ -39,8 +39,8 @@ type EffectOption func(*Fence)
 func OnUncertain(p Policy) EffectOption { return func(f *Fence) { f.policy = p } }
 
 // EffectTimeout sets when fn's context ends. Default 30 s; at least a millisecond. If the process dies, the effect counts
-// as in flight for 5 s longer. Under the policy Ask it counts as in flight for 10 s longer, also after an error: 40 s after it
-// began by default. Set a shorter EffectTimeout for the provider to be asked sooner.
+// as in flight for 5 s longer. Under the policy Ask it counts as in flight for 10 s longer, even after an error: by default
+// until 40 s after it began. With a shorter EffectTimeout the provider is asked sooner.
 func EffectTimeout(d time.Duration) EffectOption { return func(f *Fence) { f.lease = d + effectGrace } }
 
 // Once does an effect outside the database at most once for a job, as far as that can be known: it records the intent,
@@ -51,12 +51,12 @@ func EffectTimeout(d time.Duration) EffectOption { return func(f *Fence) { f.lea
 // After Reschedule the next run has effects of its own: they are done again, under other keys. Retries of a run replay.
 //
 // A name is for one effect of a run. A second call with the same name, usually in a loop, would get the outcome of the
-// first; it is refused with ErrNameUsed, also while the first is under way. A call that returned an error may be made
+// first; it is refused with ErrNameUsed, even while the first is under way. A call that returned an error may be made
 // again. With Queue.Claim a run is everything that happens under one lease.
 //
 // What fn returns decides. After no error the effect is completed. After an error that is NotApplied, that error is
-// returned, and the effect runs again when the job does. After any other error, also a time-out, a cancelled context or a
-// panic, nobody knows whether the effect happened: Once returns an *UncertainError, and the next run decides by
+// returned, and the effect runs again when the job does. After any other error, and after a time-out, a cancelled context
+// or a panic, nobody knows whether the effect happened: Once returns an *UncertainError, and the next run decides by
 // OnUncertain. Other errors of Once are *InFlightError (another run is doing the effect: returned from a handler it spends
 // no attempt), *HeldError (returned from a handler it makes the job StateHeld) and *LeaseError (the job's lease is lost and
 // fn was not called; or somebody ran the effect again before this success could be recorded).
@@ -169,8 +169,8 @@ func (f *Fence) claimAlone(ctx context.Context) (c *FenceLease, err error) {
 	return c, err
 }
 
-// Do does a unit of work outside jobs once: it claims the fence, in a transaction of its own, calls fn and records what
-// came out. While fn runs, Do extends the lease. If the lease is lost, fn's context ends with a cause that matches
+// Do does a unit of work outside jobs once: it claims the fence in a transaction of its own, calls fn, and records the
+// outcome. While fn runs, Do extends the lease. If the lease is lost, fn's context ends with a cause that matches
 // ErrLeaseLost. fn passes c.IdempotencyKey() to providers that deduplicate, and does not call Complete, Release or
 // Uncertain on c.
 //

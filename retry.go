@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// What a handler returns decides what becomes of its job: nil completes it, a plain error runs it again after its kind's
-// backoff until its attempts are spent, and the errors of this file do what their comments say. They are found when they
-// are wrapped too.
+// What a handler returns decides what happens to its job: nil completes it, a plain error runs it again after its kind's
+// backoff until its attempts are spent, and the errors of this file do what their comments say. They work when they are
+// wrapped, too.
 
 type fatalError struct{ err error }
 

@@ -19,8 +19,8 @@ import (
 // nothing else, because it runs on the pool that New was given. A call of several statements (EnqueueMany with keys,
 // Resolve, ResolveMany) needs a transaction: see opener.
 //
-// All of this is in send and inOne. Sent without them are: a batch that belongs to the caller (EnqueueInBatch,
-// CompleteInBatch), the transaction of a handler (tx.go), LISTEN and its UNLISTEN (listen.go).
+// All of this is in send and inOne. Three things are sent without them: a batch that belongs to the caller (EnqueueInBatch,
+// CompleteInBatch), the transaction of a handler (tx.go), and LISTEN with its UNLISTEN (listen.go).
 //
 // Tricks that steer the planner, each with the test that fails without it:
 //
@@ -117,8 +117,8 @@ type (
 	}
 )
 
-// own returns db if onceq may send a begin and a commit of its own there, and nil otherwise. Only types of pgx count: what a
-// wrapper around one does with a statement, nobody knows.
+// own returns db if onceq may send a begin and a commit of its own there, and nil otherwise. Only types of pgx count:
+// nobody knows what a wrapper around one does with a statement.
 func own(db DB) ownable {
 	switch db := db.(type) {
 	case *pgxpool.Pool:

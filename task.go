@@ -164,8 +164,8 @@ func (c *handlerContext) made() context.Context {
 	return c.full
 }
 
-// until sets the deadline, before the handler gets the context. A context that was made earlier served only to wait for a
-// connection.
+// until sets the deadline, before the handler gets the context. A context that exists before that was used only to wait for
+// a connection.
 func (c *handlerContext) until(deadline time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -10,8 +10,8 @@ import (
 	"github.com/onceq/onceq/internal/lazytx"
 )
 
-// What the transaction of HandleTx and HandleBatch does to jobs. Package lazytx opens it with the handler's first
-// statement, limits what the handler may do with it, and ends it.
+// This file is what the transaction of HandleTx and HandleBatch does to jobs. Package lazytx opens it with the handler's
+// first statement, limits what the handler may do with it, and ends it.
 
 // errOwnTx is the error for a handler that tries to end the worker's transaction.
 var errOwnTx = errors.New("onceq: the worker ends this transaction: return nil to commit it with the job's completion, an error to roll it back")

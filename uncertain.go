@@ -47,7 +47,7 @@ func RunAgain(within time.Duration) Policy { return Policy{again: within, hold: 
 // Ask asks the provider whether the work under the IdempotencyKey was done. If it was (applied), result is stored and
 // replayed; if not, the work runs; an error leaves it uncertain. The provider is not asked before the lease of the earlier
 // run has ended and 5 s more have passed, because the earlier request may still be under way; until then the work counts as
-// in flight (*InFlightError). In Once that is EffectTimeout and 10 s after the effect began, so 40 s by default, also if fn
+// in flight (*InFlightError). In Once that is EffectTimeout and 10 s after the effect began, so 40 s by default, even if fn
 // returned an error at once. With a shorter EffectTimeout the provider is asked sooner. If ask is nil, every function that
 // gets the policy returns an *InvalidError.
 func Ask(ask func(ctx context.Context, key string) (result any, applied bool, err error)) Policy {
