@@ -22,7 +22,7 @@
 //   - Key: the name of a unit of work. It is accepted once within its scope.
 //   - Scope: the space in which a key is unique. For jobs it is the kind's name, unless the application names another: a
 //     tenant, a workspace.
-//   - Fence: the row that says that a key is taken, who holds it under which token, and what came out.
+//   - Fence: the row that says that a key is taken, who holds it under which token, and what the outcome is.
 //   - Lease: the right to work on a job, or on a fence, until a time.
 //   - Token: the number that a claim gets. For the same work it only grows, so that an earlier holder can be told from the
 //     current one.
@@ -84,7 +84,7 @@
 // A restored copy has the id of the original installation and therefore the same idempotency keys: a provider would take
 // the copy's calls for repetitions of the original's. Before you start a worker on a copy, call three methods: Queue.Check,
 // which says whether the sequence of ids was restored as well; Queue.NewInstallation; and Queue.Cancel, for the live jobs
-// that only the original should do.
+// that only the original should run.
 //
 // # Which locks are taken, and in which order
 //

@@ -20,9 +20,9 @@ const (
 
 // Special values of a window, which says how long a key stays taken after its work is finished.
 const (
-	DefaultWindow               = 24 * time.Hour
-	UntilFinished time.Duration = -1            // the key is free as soon as the job is finished
-	Forever       time.Duration = math.MaxInt64 // the key is never free again
+	DefaultWindow               = 24 * time.Hour // if nothing else is said
+	UntilFinished time.Duration = -1             // the key is free as soon as the job is finished
+	Forever       time.Duration = math.MaxInt64  // the key is never free again
 )
 
 // Priority orders the jobs of a queue. Within a priority, jobs are taken in the order in which they are due. Every eighth
