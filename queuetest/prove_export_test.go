@@ -118,6 +118,12 @@ func Wire(client, server, pieces []byte, at int, after bool) (got Wired) {
 	return got
 }
 
+// WireOver is a process's connection over conn, without a fault.
+func WireOver(conn net.Conn) net.Conn {
+	p := &Process{struck: make(chan struct{}), thaw: make(chan struct{}), conns: make(map[*wire]struct{}), seen: make(map[string]int)}
+	return &wire{Conn: conn, p: p, statements: make(map[string]string), portals: make(map[string]statement)}
+}
+
 // recorded is the other end of a connection.
 type recorded struct {
 	net.Conn

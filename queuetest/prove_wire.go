@@ -66,7 +66,10 @@ type wire struct {
 	portals    map[string]statement // by name
 	worker     bool                 // a worker's transaction is open
 
-	raw []byte // owned by the reader: the beginning of an incomplete answer
+	// reading is held by one Read at a time. pgx closes a connection by reading what is left, and its own reader may still
+	// wait for an answer then.
+	reading sync.Mutex
+	raw     []byte // the beginning of an incomplete answer; reading guards it
 
 	mu      sync.Mutex
 	out     []byte // answers for the client
@@ -221,6 +224,8 @@ func (w *wire) send(sync bool) error {
 }
 
 func (w *wire) Read(b []byte) (int, error) {
+	w.reading.Lock()
+	defer w.reading.Unlock()
 	var buf [8 << 10]byte
 	for {
 		w.mu.Lock()

@@ -353,6 +353,31 @@ func TestProve_BehindACopysData(t *testing.T) {
 	require.Equal(t, string(slices.Concat(start, statement)), string(got.Client))
 }
 
+// pgx closes a connection by reading what is left, while its own reader may still wait for an answer. The race detector
+// sees the two in one buffer; without it, bytes are lost or come twice.
+func TestProve_TwoReadersOfOneConnection(t *testing.T) {
+	t.Parallel()
+	server, client := net.Pipe()
+	wire := queuetest.WireOver(client)
+	const messages = 3000
+	notice := []byte{'N', 0, 0, 0, 5, 0}
+	go func() {
+		defer func() { _ = server.Close() }()
+		for range messages {
+			if _, err := server.Write(notice); err != nil {
+				return
+			}
+		}
+	}()
+	got := make([]int64, 2)
+	var readers sync.WaitGroup
+	for i := range got {
+		readers.Go(func() { got[i], _ = io.Copy(io.Discard, wire) })
+	}
+	readers.Wait()
+	require.EqualValues(t, messages*len(notice), got[0]+got[1])
+}
+
 // A run can be repeated by its name.
 func TestProve_Replay(t *testing.T) {
 	handler := func(p *queuetest.Process) onceq.Handler {

@@ -238,7 +238,7 @@ func TestOnce_AnImmediateStopOfTheServerLosesNoJobAndRepeatsNoEffect(t *testing.
 	var mu sync.Mutex
 	charges := make(map[string]int) // what was charged, by key
 	calls := 0
-	w, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: time.Second}, kind.Handle(func(ctx context.Context, l *onceq.Lease, n int) error {
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: 5 * time.Second}, kind.Handle(func(ctx context.Context, l *onceq.Lease, n int) error {
 		_, err := onceq.Once(ctx, l, "charge", func(_ context.Context, key string) (string, error) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -248,7 +248,7 @@ func TestOnce_AnImmediateStopOfTheServerLosesNoJobAndRepeatsNoEffect(t *testing.
 			}
 			charges[key] = n
 			return key, nil
-		}, onceq.EffectTimeout(time.Second))
+		}, onceq.EffectTimeout(5*time.Second))
 		return err
 	}))
 	require.NoError(t, err)
@@ -257,7 +257,7 @@ func TestOnce_AnImmediateStopOfTheServerLosesNoJobAndRepeatsNoEffect(t *testing.
 	go func() { ended <- w.Run(ctx) }()
 
 	// Four clients retry until they have an answer, as clients do.
-	const each = 150
+	const each = 60
 	accepted := make(chan int64, 4*each)
 	var clients sync.WaitGroup
 	for c := range 4 {
