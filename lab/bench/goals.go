@@ -58,6 +58,32 @@ var goals = []struct {
 	{"fairness", "a small queue beside a large one: p99 ≤ 50 ms", false, 50, "ms", func(f finder) float64 { return f.p99("fairness", "a queue of") }},
 	{"fairness", "high priority beside low: p99 ≤ 50 ms", false, 50, "ms", func(f finder) float64 { return f.p99("fairness", "high priority") }},
 	{"fairness", "low priority moves beside high", true, 0.1, "jobs for 100", func(f finder) float64 { return f.ours("fairness", "low priority jobs for 100 of high") }},
+	{"fleet", "32 processes drain at ≥ 0.7 × the rate of one", true, 0.7, "×", func(f finder) float64 { return f.ours("fleet", drainBy(32)) / f.ours("fleet", drainBy(1)) }},
+	{"fleet", "none of 32 starves: the least does ≥ 0.1 of an even share", true, 0.1, evenShare, func(f finder) float64 { return f.ours("fleet", drainBy(32)+leastName) }},
+	{"fleet", "5 busy processes beside 200 idle ones lose ≤ 10%", true, 0.9, "×", func(f finder) float64 {
+		return f.ours("fleet", besideName(fullSizes)) / f.ours("fleet", drainBy(fullSizes.busy))
+	}},
+	{"fleet", "1,000 jobs/s over 32 processes: p99 ≤ 10 ms", false, 10, "ms", func(f finder) float64 { return f.p99("fleet", steadyName(32)) }},
+	{"fleet", "an idle process sends ≤ 1 statement a second", false, 1, "a second", func(f finder) float64 { return f.ours("fleet", idleName(40)+statementsName) / 40 }},
+	{"fleet", "an idle process holds 1 connection", false, 1, "", func(f finder) float64 { return f.ours("fleet", idleName(40)+connectionsName) / 40 }},
+	{"queues", "an idle process with 5,000 queues sends ≤ 1 statement a second", false, 1, "a second", func(f finder) float64 { return f.ours("queues", queuesName(5000)+statementsName) }},
+	{"queues", "5,000 idle queues cost process and server ≤ 2% of a core", false, 2, "%", func(f finder) float64 { return f.ours("queues", queuesName(5000)+cpuName) }},
+	{"queues", "a trickle in 1,000 queues: p99 ≤ 1.5 × of that in one", false, 1.5, "×", func(f finder) float64 {
+		return f.p99("queues", trickleName(1000)) / f.p99("queues", trickleName(1))
+	}},
+	{"wake", "1 idle process: ≤ 12 statements from Enqueue until the job is gone", false, 12, "", func(f finder) float64 { return f.ours("wake", idleName(1)+goneName) }},
+	{"wake", "40 and 200 idle processes: at most two more", false, 2, "", func(f finder) float64 {
+		return max(f.ours("wake", idleName(40)+goneName), f.ours("wake", idleName(200)+goneName)) - f.ours("wake", idleName(1)+goneName)
+	}},
+	{"wake", "40 and 200 idle processes: p99 ≤ 1.3 × of that with one", false, 1.3, "×", func(f finder) float64 {
+		return max(f.p99("wake", idleName(40)), f.p99("wake", idleName(200))) / f.p99("wake", idleName(1))
+	}},
+	{"soak", "p50 with the snapshot ≤ 1.5 × of without", false, 1.5, "×", func(f finder) float64 {
+		return f.ours("soak", thirdName(unkeyed, 1)) / f.ours("soak", thirdName(unkeyed, 0))
+	}},
+	{"soak", "p99 with the snapshot ≤ 1.5 × of without", false, 1.5, "×", func(f finder) float64 {
+		return f.p99("soak", thirdName(unkeyed, 1)) / f.p99("soak", thirdName(unkeyed, 0))
+	}},
 }
 
 const unknown = "not measured"

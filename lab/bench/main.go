@@ -6,6 +6,7 @@
 //	go run . -tests A,C -rounds 5       some of it
 //	go run . -pg 18 -json               another server; one JSON object for each measurement
 //	go run . -tests C -peers onceq -cpuprofile cpu.out
+//	go run . -tests soak -soak 10m      steady load; an hour for each trial unless it says otherwise
 //
 // README.md in this directory says what each test does and how its figures are taken.
 package main
@@ -32,16 +33,21 @@ func main() {
 		fail(workerChild(url))
 		return
 	}
+	if url := os.Getenv(memberEnv); url != "" {
+		fail(memberChild(url))
+		return
+	}
 	var (
 		quick      = flag.Bool("quick", false, "small sizes, one round, River alone: two minutes")
 		rounds     = flag.Int("rounds", 0, "rounds of each test; default 3, with -quick 1")
-		tests      = flag.String("tests", "", "which tests, of "+strings.Join(testNames(), ","))
+		tests      = flag.String("tests", "", "which tests, of "+strings.Join(testNames(), ",")+"; default all but storage and soak")
 		peers      = flag.String("peers", "", "which peers, by name (onceq, baseline, River, by hand, asynq, graphile-worker, pg-boss, BullMQ)")
 		asJSON     = flag.Bool("json", false, "print one JSON object for each measurement in place of a table")
 		pg         = flag.String("pg", "", "the server: 16, 17 or 18, or a directory with binaries; default as for the tests")
 		out        = flag.String("o", "", "directory for RESULTS.md, its figures and plots; default none are written")
 		backlog    = flag.String("backlog", "", "backlogs of the growth test, default 100000,1000000,10000000")
 		fences     = flag.Int("fences", 0, "completed fences of the growth test; default 10,000,000")
+		soak       = flag.Duration("soak", 0, "how long each trial of the soak test runs; default an hour, with -quick a minute")
 		cpuprofile = flag.String("cpuprofile", "", "file for a CPU profile of this process while it measures onceq")
 		memprofile = flag.String("memprofile", "", "file for a profile of allocations")
 	)
@@ -59,6 +65,9 @@ func main() {
 	}
 	if *fences > 0 {
 		b.sizes.fences = *fences
+	}
+	if *soak > 0 {
+		b.sizes.soak = *soak
 	}
 	if *backlog != "" {
 		b.sizes.backlogs = nil
@@ -127,41 +136,56 @@ type sizes struct {
 	loaded, idle                time.Duration
 	backlogs                    []int
 	growth, fences, scheduled   int
-	big                         int // fairness
+	big                         int   // fairness
+	fleet, idlers, wakers       []int // processes that drain, are idle, and wait for one job
+	busy, beside                int   // processes that drain, and that are idle beside them
+	queues                      []int
+	rest                        time.Duration // until idle processes have closed what they do not need
+	soak                        time.Duration
 }
 
 var fullSizes = sizes{
 	rounds: 3, bulk: 100_000, transactions: 20_000, drained: 100_000, rows: 20_000, samples: 100, wal: 50_000,
 	passed: 250_000, last: 50_000, limit: 20 * time.Second, loaded: 10 * time.Second, idle: 20 * time.Second,
 	backlogs: []int{100_000, 1_000_000, 10_000_000}, growth: 200_000, fences: 10_000_000, scheduled: 1_000_000, big: 1_000_000,
+	fleet: []int{1, 4, 8, 16, 32}, idlers: []int{1, 10, 40}, wakers: []int{1, 10, 40, 200}, busy: 5, beside: 200,
+	queues: []int{1, 100, 1000, 5000}, rest: 65 * time.Second, soak: time.Hour,
 }
 
 var quickSizes = sizes{
 	rounds: 1, bulk: 20_000, transactions: 4000, drained: 20_000, rows: 4000, samples: 20, wal: 10_000,
 	passed: 50_000, last: 10_000, limit: 2 * time.Second, loaded: 2 * time.Second, idle: 2 * time.Second,
 	backlogs: []int{20_000, 100_000}, growth: 10_000, fences: 100_000, scheduled: 100_000, big: 100_000,
+	fleet: []int{1, 4}, idlers: []int{1, 4}, wakers: []int{1, 4}, busy: 2, beside: 6,
+	queues: []int{1, 100}, rest: 2 * time.Second, soak: time.Minute,
 }
 
 // test gives its trials, which are run in this order and the next time in the opposite one.
 type test struct {
 	name, title string
 	trials      func(b *bench) []trial
+	counts      bool // some of its trials are counted
+	once        bool // one round is enough
 }
 
 var tests = []test{
-	{"A", "bulk enqueue without keys, batches of 1,000", func(b *bench) []trial { return bulkTrials(b, "A", false) }},
-	{"A2", "bulk enqueue with keys, batches of 1,000", func(b *bench) []trial { return bulkTrials(b, "A2", true) }},
-	{"B", "begin, a row of the application's, enqueue, commit; 8 connections", transactionTrials},
-	{"C", "drain of jobs that do nothing, one worker process", drainTrials},
-	{"D", "one row of the application's for each job, in the completion's transaction", rowTrials},
-	{"E", "from the enqueueing call to the handler, idle worker", latencyTrials},
-	{"E2", "from the commit to the handler, 12 producers with transactions of 1–20 ms, 1,000 jobs/s", loadedTrials},
-	{"F", "drain while another session holds a snapshot", snapshotTrials},
-	{"WAL", "write-ahead log for each job", walTrials},
-	{"growth", "rates beside a backlog and other rows", growthTrials},
-	{"storage", "enqueue and drain at once, at other storage parameters", storageTrials},
-	{"worker", "what a worker process costs", workerTrials},
-	{"fairness", "start latency beside a large queue, and of high beside low priority", fairnessTrials},
+	{name: "A", title: "bulk enqueue without keys, batches of 1,000", trials: func(b *bench) []trial { return bulkTrials(b, "A", false) }},
+	{name: "A2", title: "bulk enqueue with keys, batches of 1,000", trials: func(b *bench) []trial { return bulkTrials(b, "A2", true) }},
+	{name: "B", title: "begin, a row of the application's, enqueue, commit; 8 connections", trials: transactionTrials},
+	{name: "C", title: "drain of jobs that do nothing, one worker process", trials: drainTrials},
+	{name: "D", title: "one row of the application's for each job, in the completion's transaction", trials: rowTrials},
+	{name: "E", title: "from the enqueueing call to the handler, idle worker", trials: latencyTrials},
+	{name: "E2", title: "from the commit to the handler, 12 producers with transactions of 1–20 ms, 1,000 jobs/s", trials: loadedTrials},
+	{name: "F", title: "drain while another session holds a snapshot", trials: snapshotTrials},
+	{name: "WAL", title: "write-ahead log for each job", trials: walTrials},
+	{name: "growth", title: "rates beside a backlog and other rows", trials: growthTrials},
+	{name: "storage", title: "enqueue and drain at once, at other storage parameters", trials: storageTrials},
+	{name: "worker", title: "what a worker process costs", trials: workerTrials},
+	{name: "fairness", title: "start latency beside a large queue, and of high beside low priority", trials: fairnessTrials},
+	{name: "fleet", title: "many worker processes", trials: fleetTrials, counts: true},
+	{name: "queues", title: "one worker process with many queues", trials: queuesTrials, counts: true},
+	{name: "wake", title: "one job for idle worker processes", trials: wakeTrials, counts: true},
+	{name: "soak", title: "steady load over two worker processes, a snapshot held in the middle third", trials: soakTrials, once: true},
 }
 
 func testNames() []string {
@@ -178,6 +202,7 @@ type trial struct {
 	peer          peer
 	conns         int
 	stale         bool                                     // statistics are as prepare left them
+	counted       bool                                     // statements are counted (observe)
 	prepare       func(ctx context.Context, r *room) error // not measured, before the checkpoint
 	measure       func(ctx context.Context, r *room) ([]figure, error)
 }
@@ -185,6 +210,7 @@ type trial struct {
 // room is what a trial runs in: a session over a fresh database.
 type room struct {
 	session
+	peer   peer
 	server *server
 	url    string
 }
@@ -197,6 +223,7 @@ type figure struct {
 	p99     float64
 	all     int // jobs that WAL and CPU time were spent on
 	ticks   []tick
+	minutes []minute
 
 	walPerJob      float64
 	client, server float64 // CPU seconds
@@ -210,7 +237,11 @@ func (b *bench) run(ctx context.Context, pg string, statements bool, wantTests, 
 	if pg, err = binaries(pg); err != nil {
 		return err
 	}
-	if b.server, err = startServer(ctx, pg, statements); err != nil {
+	counts := false
+	for _, t := range tests {
+		counts = counts || t.counts && wanted(t, wantTests)
+	}
+	if b.server, err = startServer(ctx, pg, statements, counts); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.server.stop()) }()
@@ -225,12 +256,16 @@ func (b *bench) run(ctx context.Context, pg string, statements bool, wantTests, 
 	}
 	b.peers = gatherPeers(ctx, wantPeers, redis, redisErr)
 	for _, t := range tests {
-		if wantTests == nil && t.name == "storage" || wantTests != nil && !contains(wantTests, t.name) {
-			continue // storage compares ours with ours, and is for those who change the tables
+		if !wanted(t, wantTests) {
+			continue
 		}
 		trials := t.trials(b)
 		found := make([][]figure, len(trials))
-		for round := range b.rounds {
+		rounds := b.rounds
+		if t.once {
+			rounds = 1
+		}
+		for round := range rounds {
 			for i := range trials {
 				if round%2 == 1 { // the other way round, so that nobody always comes first
 					i = len(trials) - 1 - i
@@ -265,9 +300,18 @@ func (b *bench) run(ctx context.Context, pg string, statements bool, wantTests, 
 	return nil
 }
 
+// wanted reports whether a test runs. storage compares ours with ours, and is for those who change the tables; soak takes
+// hours.
+func wanted(t test, names []string) bool {
+	if names == nil {
+		return t.name != "storage" && t.name != "soak"
+	}
+	return contains(names, t.name)
+}
+
 // try runs a trial on a fresh database.
 func (b *bench) try(ctx context.Context, t trial, redis *redisServer) ([]figure, error) {
-	url, drop, err := b.server.database(ctx)
+	url, drop, err := b.server.database(ctx, t.counted)
 	if err != nil {
 		return nil, err
 	}
@@ -277,7 +321,7 @@ func (b *bench) try(ctx context.Context, t trial, redis *redisServer) ([]figure,
 		return nil, err
 	}
 	defer s.close()
-	r := &room{session: s, server: b.server, url: url}
+	r := &room{session: s, peer: t.peer, server: b.server, url: url}
 	if t.prepare != nil {
 		if err := t.prepare(ctx, r); err != nil {
 			return nil, err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -19,6 +20,11 @@ type peer struct {
 	note     string // what that means
 	open     func(ctx context.Context, e env) (session, error)
 	missing  string // why it cannot run here
+
+	// Those that can work in several processes: the program that member.go talks to, and the SQL that counts the jobs
+	// that are not done.
+	member func(url string) *exec.Cmd
+	undone string
 }
 
 func (p peer) String() string { return p.name + " " + p.settings }
@@ -202,6 +208,17 @@ func inParallel(n, clients int, fn func(i int) error) error {
 		return *err
 	}
 	return nil
+}
+
+// paced is inParallel with a time for each number: rate of them a second.
+func paced(ctx context.Context, n, clients, rate int, fn func(i int) error) error {
+	began := time.Now()
+	return inParallel(n, clients, func(i int) error {
+		if err := pause(ctx, time.Until(began.Add(time.Duration(i)*time.Second/time.Duration(rate)))); err != nil {
+			return err
+		}
+		return fn(i)
+	})
 }
 
 func pause(ctx context.Context, d time.Duration) error {

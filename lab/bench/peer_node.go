@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"crypto/sha256"
 	_ "embed"
@@ -9,13 +8,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 //go:embed node/package.json
@@ -111,6 +112,10 @@ func nodePeers(in *nodeInstall, err error) []peer {
 			p.open = func(ctx context.Context, e env) (session, error) {
 				return openNode(ctx, e, in, strings.ToLower(s.name), s.settings)
 			}
+			if s.name == "graphile-worker" {
+				p.undone = "select count(*) from graphile_worker._private_jobs"
+				p.member = func(url string) *exec.Cmd { return in.command(env{url: url}, strings.ToLower(s.name), s.settings) }
+			}
 		}
 		peers = append(peers, p)
 	}
@@ -119,62 +124,37 @@ func nodePeers(in *nodeInstall, err error) []peer {
 
 // nodeSession is a child process that runs runner.js.
 type nodeSession struct {
-	cmd    *exec.Cmd
-	in     io.WriteCloser
-	out    *bufio.Reader
+	*child
+	pool   *pgxpool.Pool // with the application's table
 	filled int
 }
 
-func openNode(ctx context.Context, e env, in *nodeInstall, name, settings string) (session, error) {
-	if e.url != "" {
-		pool, err := newPool(ctx, e.url, 1) // for the application's table
-		if err != nil {
-			return nil, err
-		}
-		pool.Close()
-	}
-	s := &nodeSession{cmd: exec.Command(in.program, filepath.Join(in.dir, "runner.js"), name, settings)}
-	s.cmd.Dir = in.dir
-	s.cmd.Env = append(os.Environ(), "DATABASE_URL="+e.url, "NO_LOG_SUCCESS=1")
+// command runs one peer, for openNode or as a member.
+func (in *nodeInstall) command(e env, name, settings string) *exec.Cmd {
+	cmd := exec.Command(in.program, filepath.Join(in.dir, "runner.js"), name, settings)
+	cmd.Dir = in.dir
+	cmd.Env = append(os.Environ(), "DATABASE_URL="+e.url, "NO_LOG_SUCCESS=1")
 	if e.redis != nil {
-		s.cmd.Env = append(s.cmd.Env, "REDIS_SOCKET="+e.redis.socket)
+		cmd.Env = append(cmd.Env, "REDIS_SOCKET="+e.redis.socket)
 	}
-	var err error
-	if s.in, err = s.cmd.StdinPipe(); err != nil {
-		return nil, err
-	}
-	out, err := s.cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	var complaints strings.Builder
-	s.cmd.Stderr = &complaints
-	s.out = bufio.NewReader(out)
-	if err := s.cmd.Start(); err != nil {
-		return nil, err
-	}
-	var hello struct{ Ready bool }
-	if err := s.read(&hello); err != nil || !hello.Ready {
-		s.close()
-		return nil, fmt.Errorf("%s did not start: %w: %s", name, err, complaints.String())
-	}
-	return s, nil
+	return cmd
 }
 
-func (s *nodeSession) read(answer any) error {
-	line, err := s.out.ReadBytes('\n')
+func openNode(ctx context.Context, e env, in *nodeInstall, name, settings string) (session, error) {
+	pool, err := newPool(ctx, e.url, e.conns)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return json.Unmarshal(line, answer)
+	c, err := startChild(in.command(e, name, settings))
+	if err != nil {
+		pool.Close()
+		return nil, fmt.Errorf("%s did not start: %w", name, err)
+	}
+	return &nodeSession{child: c, pool: pool}, nil
 }
 
 func (s *nodeSession) call(command map[string]any, answer any) error {
-	raw, err := json.Marshal(command)
-	if err != nil {
-		return err
-	}
-	if _, err := s.in.Write(append(raw, '\n')); err != nil {
+	if err := s.write(command); err != nil {
 		return err
 	}
 	var either struct {
@@ -250,8 +230,21 @@ func (s *nodeSession) latency(_ context.Context, n int, limit time.Duration) ([]
 func (s *nodeSession) process() int { return s.cmd.Process.Pid }
 
 func (s *nodeSession) close() {
-	_ = s.in.Close()
-	timer := time.AfterFunc(5*time.Second, func() { _ = s.cmd.Process.Kill() })
-	defer timer.Stop()
-	_ = s.cmd.Wait()
+	s.child.close()
+	s.pool.Close()
+}
+
+// put is how graphile-worker's documentation enqueues in SQL.
+func (s *nodeSession) put(ctx context.Context, tx pgx.Tx, n int, keyed bool) error {
+	if keyed {
+		return errNotOffered
+	}
+	const add = "select graphile_worker.add_job('noop', $1::json)"
+	var err error
+	if tx != nil {
+		_, err = tx.Exec(ctx, add, Task{n})
+	} else {
+		_, err = s.pool.Exec(ctx, add, Task{n})
+	}
+	return err
 }

@@ -43,14 +43,20 @@ func onceqPeer() peer {
 		if err != nil {
 			return nil, err
 		}
-		q, err := onceq.New(pool, &onceq.Config{Logger: quiet})
-		return &onceqQueue{pool, q}, err
+		return joinOnceq(ctx, pool)
 	})
 	p.version = "of this tree"
 	if commit, err := exec.CommandContext(context.Background(), "git", "rev-parse", "--short", "HEAD").Output(); err == nil {
 		p.version = "at " + strings.TrimSpace(string(commit))
 	}
+	p.member, p.undone = goMember, "select count(*) from onceq.jobs"
 	return p
+}
+
+// joinOnceq opens a database that has the tables.
+func joinOnceq(_ context.Context, pool *pgxpool.Pool) (queue, error) {
+	q, err := onceq.New(pool, &onceq.Config{Logger: quiet})
+	return &onceqQueue{pool, q}, err
 }
 
 type onceqQueue struct {
@@ -117,7 +123,22 @@ func (q *onceqQueue) work(ctx context.Context, effect string, did func(n, jobs i
 			return err
 		}))
 	}
-	return q.run(ctx, onceq.WorkerConfig{}, kind.Handle(func(_ context.Context, _ *onceq.Lease, t Task) error {
+	return q.workIn(ctx, nil, did)
+}
+
+func (q *onceqQueue) putIn(ctx context.Context, queue string, n int) error {
+	job := jobOf(n, false)
+	job.Queue = queue
+	_, err := q.Enqueue(ctx, q.pool, job)
+	return err
+}
+
+func (q *onceqQueue) workIn(ctx context.Context, queues []string, did func(n, jobs int)) (stop func(), err error) {
+	cfg := onceq.WorkerConfig{Also: queues}
+	if len(queues) > 0 {
+		cfg.Without = []string{onceq.DefaultQueue}
+	}
+	return q.run(ctx, cfg, plainKind.Handle(func(_ context.Context, _ *onceq.Lease, t Task) error {
 		did(t.N, 1)
 		return nil
 	}))

@@ -13,17 +13,25 @@ import (
 
 // riverPeers are River at the settings of its own benchmark with its fastest way to insert, and at its defaults.
 func riverPeers() []peer {
-	return []peer{
-		goPeer("River", "github.com/riverqueue/river", "tuned",
-			"as its own benchmark: FetchCooldown 2 ms, FetchPollInterval 20 ms, MaxWorkers 2,000; InsertManyFast",
-			func(ctx context.Context, pool *pgxpool.Pool) (queue, error) {
-				return openRiver(ctx, pool, river.Config{FetchCooldown: 2 * time.Millisecond, FetchPollInterval: 20 * time.Millisecond}, 2000, true)
-			}),
-		goPeer("River", "github.com/riverqueue/river", "default", "MaxWorkers 100, as in its documentation; InsertMany",
-			func(ctx context.Context, pool *pgxpool.Pool) (queue, error) {
-				return openRiver(ctx, pool, river.Config{}, 100, false)
-			}),
+	var peers []peer
+	for _, s := range []struct{ settings, note string }{
+		{"tuned", "as its own benchmark: FetchCooldown 2 ms, FetchPollInterval 20 ms, MaxWorkers 2,000; InsertManyFast"},
+		{"default", "MaxWorkers 100, as in its documentation; InsertMany"},
+	} {
+		p := goPeer("River", "github.com/riverqueue/river", s.settings, s.note, func(ctx context.Context, pool *pgxpool.Pool) (queue, error) {
+			migrator, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Logger: quiet})
+			if err != nil {
+				return nil, err
+			}
+			if _, err := migrator.Migrate(ctx, rivermigrate.DirectionUp, nil); err != nil {
+				return nil, err
+			}
+			return joinRiver(ctx, pool, s.settings)
+		})
+		p.member, p.undone = goMember, "select count(*) from river_job where finalized_at is null"
+		peers = append(peers, p)
 	}
+	return peers
 }
 
 type riverQueue struct {
@@ -35,16 +43,14 @@ type riverQueue struct {
 	fast    bool
 }
 
-func openRiver(ctx context.Context, pool *pgxpool.Pool, config river.Config, workers int, fast bool) (queue, error) {
-	q := &riverQueue{pool: pool, driver: riverpgxv5.New(pool), config: config, workers: workers, fast: fast}
-	q.config.Logger = quiet
-	migrator, err := rivermigrate.New(q.driver, &rivermigrate.Config{Logger: quiet})
-	if err != nil {
-		return nil, err
+// joinRiver opens a database that has the tables.
+func joinRiver(_ context.Context, pool *pgxpool.Pool, settings string) (queue, error) {
+	q := &riverQueue{pool: pool, driver: riverpgxv5.New(pool), config: river.Config{Logger: quiet}, workers: 100}
+	if settings == "tuned" {
+		q.config.FetchCooldown, q.config.FetchPollInterval = 2*time.Millisecond, 20*time.Millisecond
+		q.workers, q.fast = 2000, true
 	}
-	if _, err := migrator.Migrate(ctx, rivermigrate.DirectionUp, nil); err != nil {
-		return nil, err
-	}
+	var err error
 	q.client, err = river.NewClient(q.driver, &river.Config{Logger: quiet})
 	return q, err
 }
@@ -99,26 +105,47 @@ func (q *riverQueue) work(ctx context.Context, effect string, did func(n, jobs i
 	if effect == rowsInBatch {
 		return nil, errNotOffered
 	}
-	config, workers := q.config, q.workers
-	if effect == oneRow {
-		workers = min(workers, 100) // each wants a connection; 20, 200 and 2,000 gave no more
+	if effect == noEffect {
+		return q.workIn(ctx, nil, did)
 	}
-	config.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: workers}}
-	config.Workers = river.NewWorkers()
-	river.AddWorker(config.Workers, &riverWorker{fn: func(ctx context.Context, job *river.Job[riverTask]) error {
-		var err error
-		if effect == oneRow {
-			err = pgx.BeginFunc(ctx, q.pool, func(tx pgx.Tx) error {
-				if _, err := tx.Exec(ctx, insertRow, job.Args.N); err != nil {
-					return err
-				}
-				_, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job)
+	workers := min(q.workers, 100) // each wants a connection; 20, 200 and 2,000 gave no more
+	return q.run(ctx, nil, workers, func(ctx context.Context, job *river.Job[riverTask]) error {
+		err := pgx.BeginFunc(ctx, q.pool, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, insertRow, job.Args.N); err != nil {
 				return err
-			})
-		}
+			}
+			_, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job)
+			return err
+		})
 		did(job.Args.N, 1)
 		return err
-	}})
+	})
+}
+
+func (q *riverQueue) putIn(ctx context.Context, queue string, n int) error {
+	_, err := q.client.Insert(ctx, riverTask{Task{n}}, &river.InsertOpts{Queue: queue})
+	return err
+}
+
+func (q *riverQueue) workIn(ctx context.Context, queues []string, did func(n, jobs int)) (stop func(), err error) {
+	return q.run(ctx, queues, q.workers, func(_ context.Context, job *river.Job[riverTask]) error {
+		did(job.Args.N, 1)
+		return nil
+	})
+}
+
+// run starts a client that works off some queues, or the default one.
+func (q *riverQueue) run(ctx context.Context, queues []string, workers int, fn func(context.Context, *river.Job[riverTask]) error) (stop func(), err error) {
+	config := q.config
+	if len(queues) == 0 {
+		queues = []string{river.QueueDefault}
+	}
+	config.Queues = make(map[string]river.QueueConfig)
+	for _, name := range queues {
+		config.Queues[name] = river.QueueConfig{MaxWorkers: workers}
+	}
+	config.Workers = river.NewWorkers()
+	river.AddWorker(config.Workers, &riverWorker{fn: fn})
 	client, err := river.NewClient(q.driver, &config)
 	if err != nil {
 		return nil, err

@@ -47,10 +47,31 @@ func draw(dir string, r report) ([]drawn, error) {
 			}
 		}
 	}
+	type drawer func(r report) (*plot.Plot, bool, error)
+	over := func(test, axis, title string, sizes []int, name func(n int) string, value func(res *result) float64) drawer {
+		return func(r report) (*plot.Plot, bool, error) { return overSizes(r, test, axis, title, sizes, name, value) }
+	}
+	and := func(name func(n int) string, of string) func(n int) string {
+		return func(n int) string { return name(n) + of }
+	}
+	middle := func(res *result) float64 { return res.Median }
+	p99 := func(res *result) float64 { return res.P99 }
+	soaked := func(title string, value func(m minute) float64) drawer {
+		return func(r report) (*plot.Plot, bool, error) { return overMinutes(r, title, value) }
+	}
 	for _, each := range []struct {
 		name string
-		draw func(r report) (*plot.Plot, bool, error)
-	}{{"snapshot", overTime}, {"latency", percentiles}, {"backlog", overBacklog}} {
+		draw drawer
+	}{
+		{"snapshot", overTime}, {"latency", percentiles}, {"backlog", overBacklog},
+		{"fleet-drain", over("fleet", "processes", "fleet: drain, jobs per second", fullSizes.fleet, drainBy, middle)},
+		{"fleet-idle", over("fleet", "idle processes", "fleet: statements of idle processes per second", fullSizes.idlers, and(idleName, statementsName), middle)},
+		{"queues-idle", over("queues", "queues", "queues: statements of one idle process per second", fullSizes.queues, and(queuesName, statementsName), middle)},
+		{"wake-statements", over("wake", "idle processes", "wake: statements from Enqueue until the job is gone", fullSizes.wakers, and(idleName, goneName), middle)},
+		{"wake-latency", over("wake", "idle processes", "wake: from the commit to the handler, p99, milliseconds", fullSizes.wakers, idleName, p99)},
+		{"soak-latency", soaked("soak: p99 by the minute, milliseconds", func(m minute) float64 { return m.P99 })},
+		{"soak-tables", soaked("soak: tables and indexes, MiB", func(m minute) float64 { return m.Size })},
+	} {
 		p, ok, err := each.draw(r)
 		if err != nil {
 			return nil, err
@@ -223,4 +244,81 @@ func overBacklog(r report) (*plot.Plot, bool, error) {
 	p.Y.Min = 0
 	p.Legend.Left = true
 	return p, true, err
+}
+
+// overSizes draws a line for each peer over the sizes of one kind of variant, both axes logarithmic.
+func overSizes(r report, test, axis, title string, sizes []int, name func(n int) string, value func(res *result) float64) (*plot.Plot, bool, error) {
+	p := plot.New()
+	p.Title.Text, p.X.Label.Text = title, axis
+	p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
+	p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
+	var names []string
+	lines := make(map[string]plotter.XYs)
+	for _, n := range sizes {
+		for _, res := range r.Results {
+			if y := value(res); res.Test == test && res.Variant == name(n) && y > 0 {
+				who := res.Peer + ", " + res.Settings
+				if lines[who] == nil {
+					names = append(names, who)
+				}
+				lines[who] = append(lines[who], plotter.XY{X: float64(n), Y: y})
+			}
+		}
+	}
+	drawn := 0
+	for i, who := range names {
+		if len(lines[who]) < 2 {
+			continue
+		}
+		line, dots, err := plotter.NewLinePoints(lines[who])
+		if err != nil {
+			return nil, false, err
+		}
+		line.Color, dots.Color, line.Width = plotutil.Color(i), plotutil.Color(i), vg.Points(1.5)
+		p.Add(line, dots)
+		p.Legend.Add(who, line, dots)
+		drawn++
+	}
+	p.Legend.Top, p.Legend.Left = true, true
+	p.Y.Max *= 4 // for the legend
+	return p, drawn > 0, nil
+}
+
+// overMinutes draws what the soak test saw, with the time of the snapshot between two lines.
+func overMinutes(r report, title string, value func(m minute) float64) (*plot.Plot, bool, error) {
+	p := plot.New()
+	p.Title.Text, p.X.Label.Text = title+" (a snapshot is held between the lines)", "minutes"
+	p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
+	low, high, end := math.Inf(1), 0.0, 0.0
+	for i, res := range slices.DeleteFunc(slices.Clone(r.Results), func(res *result) bool { return len(res.Minutes) == 0 }) {
+		var points plotter.XYs
+		for _, m := range res.Minutes {
+			if y := value(m); y > 0 {
+				points = append(points, plotter.XY{X: m.At, Y: y})
+				low, high, end = min(low, y), max(high, y), max(end, m.At)
+			}
+		}
+		line, err := plotter.NewLine(points)
+		if err != nil {
+			return nil, false, err
+		}
+		line.Color, line.Width = plotutil.Color(i), vg.Points(1.5)
+		p.Add(line)
+		keys, _, _ := strings.Cut(res.Variant, ",")
+		p.Legend.Add(res.Peer+", "+keys, line)
+	}
+	if end == 0 {
+		return p, false, nil
+	}
+	for _, x := range []float64{end / 3, end * 2 / 3} {
+		line, err := plotter.NewLine(plotter.XYs{{X: x, Y: low}, {X: x, Y: high}})
+		if err != nil {
+			return nil, false, err
+		}
+		line.Color, line.Dashes = color.Gray{Y: 0x80}, []vg.Length{vg.Points(4), vg.Points(3)}
+		p.Add(line)
+	}
+	p.Legend.Top, p.Legend.Left = true, true
+	p.Y.Max = high * 4 // for the legend
+	return p, true, nil
 }

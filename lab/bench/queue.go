@@ -15,8 +15,7 @@ type queue interface {
 	// bulk enqueues jobs from to to-1 in one call.
 	bulk(ctx context.Context, from, to int, keyed bool) error
 
-	// put enqueues one job in tx, or on its own where that is nil.
-	put(ctx context.Context, tx pgx.Tx, n int, keyed bool) error
+	enqueuer
 
 	// work runs a worker that calls did with a job's number when its handler has done its effect, for a batch with
 	// the first one's and how many there are. stop returns when everything is stored.
@@ -28,6 +27,20 @@ type queue interface {
 // batcher is a queue that can enqueue as a part of the caller's own pipeline.
 type batcher interface {
 	putInBatch(ctx context.Context, b *pgx.Batch, n int) (answer func() error, err error)
+}
+
+// enqueuer is a queue or session that enqueues one job, in tx or on its own where that is nil.
+type enqueuer interface {
+	put(ctx context.Context, tx pgx.Tx, n int, keyed bool) error
+}
+
+// named is a queue whose workers choose among queues by name.
+type named interface {
+	// putIn enqueues one job into a queue.
+	putIn(ctx context.Context, queue string, n int) error
+
+	// workIn is work with noEffect, on these queues or, where there are none, on the default one.
+	workIn(ctx context.Context, queues []string, did func(n, jobs int)) (stop func(), err error)
 }
 
 // goSession is the session of a queue in this process.

@@ -35,7 +35,8 @@ type result struct {
 	// Ratio is how many times better ours is: a higher rate, a shorter time, fewer bytes.
 	Ratio float64 `json:"ratio,omitempty"`
 
-	Ticks []tick `json:"ticks,omitempty"` // of the last round
+	Ticks   []tick   `json:"ticks,omitempty"` // of the last round
+	Minutes []minute `json:"minutes,omitempty"`
 }
 
 // summarize makes one result for each variant that a trial gave figures of.
@@ -73,7 +74,7 @@ func summarize(t trial, figures []figure) []*result {
 		r.WALPerJob = median(pick(func(f figure) float64 { return f.walPerJob }))
 		r.ClientCPU = median(pick(func(f figure) float64 { return f.client }))
 		r.ServerCPU = median(pick(func(f figure) float64 { return f.server }))
-		r.Ticks = all[len(all)-1].ticks
+		r.Ticks, r.Minutes = all[len(all)-1].ticks, all[len(all)-1].minutes
 		results = append(results, &r)
 	}
 	return results
@@ -98,7 +99,7 @@ func compare(results []*result) {
 		if o == nil || o.Median == 0 || r.Median == 0 {
 			continue
 		}
-		if strings.HasSuffix(r.Unit, "/s") {
+		if strings.HasSuffix(r.Unit, "/s") || r.Unit == evenShare {
 			r.Ratio = o.Median / r.Median
 		} else {
 			r.Ratio = r.Median / o.Median

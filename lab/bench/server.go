@@ -23,7 +23,7 @@ import (
 var serverSettings = map[string]string{
 	"shared_buffers":     "1GB",
 	"max_wal_size":       "8GB",
-	"max_connections":    "200",
+	"max_connections":    "1500",  // 200 processes that are idle
 	"checkpoint_timeout": "30min", // there is one before each measurement; none is to fall into it
 }
 
@@ -36,13 +36,15 @@ type server struct {
 	settings   []string
 	databases  int
 	statements bool
+	counts     bool // pg_stat_statements is there, for the databases that want it
 }
 
 // startServer finds a server by pgserver's rules. It is reached through a socket, because that is how a database on
 // the same machine is reached.
 //
-// With statements it collects what each statement costs, which makes all of them a little slower.
-func startServer(ctx context.Context, pg string, statements bool) (*server, error) {
+// With statements it collects what each statement costs, which makes all of them a little slower. With counts it can do so
+// for single databases.
+func startServer(ctx context.Context, pg string, statements, counts bool) (*server, error) {
 	if pg != "" {
 		if err := os.Setenv(pgserver.EnvBin, pg); err != nil {
 			return nil, err
@@ -65,8 +67,12 @@ func startServer(ctx context.Context, pg string, statements bool) (*server, erro
 	if statements {
 		settings["shared_preload_libraries"] = "pg_stat_statements"
 		settings["pg_stat_statements.track_planning"] = "on"
+	} else if counts {
+		settings["shared_preload_libraries"] = "pg_stat_statements"
+		settings["pg_stat_statements.track"] = "none"
+		settings["compute_query_id"] = "off"
 	}
-	s := &server{socket: socket, statements: statements}
+	s := &server{socket: socket, statements: statements, counts: counts}
 	if s.pg, err = pgserver.Start(ctx, pgserver.Options{Durable: true, Settings: settings}); err != nil {
 		return nil, errors.Join(err, os.Remove(socket))
 	}
@@ -120,12 +126,18 @@ func (s *server) url(database string) string {
 	return fmt.Sprintf("postgres://%s@/%s?host=%s&port=%s", parsed.User, database, url.QueryEscape(s.socket), parsed.Port())
 }
 
-// database makes an empty database and gives what ends it.
-func (s *server) database(ctx context.Context) (dsn string, drop func(), err error) {
+// database makes an empty database, whose statements may be counted, and gives what ends it.
+func (s *server) database(ctx context.Context, counted bool) (dsn string, drop func(), err error) {
 	s.databases++
 	name := fmt.Sprintf("bench_%d", s.databases)
 	if _, err := s.admin.Exec(ctx, "create database "+name); err != nil {
 		return "", nil, err
+	}
+	if counted {
+		_, err := s.admin.Exec(ctx, "alter database "+name+" set compute_query_id = on; alter database "+name+" set pg_stat_statements.track = top")
+		if err != nil {
+			return "", nil, fmt.Errorf("statements cannot be counted: %w", err)
+		}
 	}
 	return s.url(name), func() {
 		_, _ = s.admin.Exec(context.Background(), "drop database "+name+" with (force)")

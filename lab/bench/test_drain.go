@@ -84,14 +84,11 @@ func snapshotTrials(b *bench) []trial {
 				},
 				measure: func(ctx context.Context, r *room) ([]figure, error) {
 					if held {
-						conn, err := pgx.Connect(ctx, r.url)
+						release, err := holdSnapshot(ctx, r.url)
 						if err != nil {
 							return nil, err
 						}
-						defer func() { _ = conn.Close(ctx) }()
-						if _, err := conn.Exec(ctx, "begin isolation level repeatable read; select count(*) from pg_class"); err != nil {
-							return nil, err
-						}
+						defer release()
 					}
 					limit := 3 * b.sizes.limit
 					if p.name == "by hand" {
@@ -104,4 +101,18 @@ func snapshotTrials(b *bench) []trial {
 		}
 	}
 	return trials
+}
+
+// holdSnapshot keeps vacuum from removing what dies from now on.
+func holdSnapshot(ctx context.Context, url string) (release func(), err error) {
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return nil, err
+	}
+	release = func() { _ = conn.Close(context.WithoutCancel(ctx)) }
+	if _, err := conn.Exec(ctx, "begin isolation level repeatable read; select count(*) from pg_class"); err != nil {
+		release()
+		return nil, err
+	}
+	return release, nil
 }

@@ -74,12 +74,9 @@ func loadedTrials(b *bench) []trial {
 			defer stopListening()
 			var before atomic.Int64 // notifications until the worker was busy
 			began := time.Now()
-			err = inParallel(n, producers, func(i int) error {
+			err = paced(ctx, n, producers, rate, func(i int) error {
 				if i == n/10 {
 					before.Store(notifications.Load())
-				}
-				if err := pause(ctx, time.Until(began.Add(time.Duration(i)*time.Second/rate))); err != nil {
-					return err
 				}
 				return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 					if err := s.put(ctx, tx, i, false); err != nil {

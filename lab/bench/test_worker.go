@@ -128,12 +128,12 @@ func workerChild(url string) error {
 		}
 	}
 	var report childReport
-	report.PeakMiB = memoryOf("VmHWM")
+	report.PeakMiB = memoryOf(os.Getpid(), "VmHWM")
 	time.Sleep(2 * time.Second)
 	used := cpuTime()
 	time.Sleep(time.Duration(order.Idle * float64(time.Second)))
 	report.IdlePercent = 100 * (cpuTime() - used).Seconds() / order.Idle
-	report.RestMiB = memoryOf("VmRSS")
+	report.RestMiB = memoryOf(os.Getpid(), "VmRSS")
 	cancel()
 	if err := <-ended; err != nil {
 		return err
@@ -154,9 +154,9 @@ func cpuTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// memoryOf reads a line of this process's status, in MiB; 0 where there is none.
-func memoryOf(line string) float64 {
-	raw, _ := os.ReadFile("/proc/self/status")
+// memoryOf reads a line of a process's status, in MiB; 0 where there is none.
+func memoryOf(pid int, line string) float64 {
+	raw, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	for l := range strings.Lines(string(raw)) {
 		if rest, ok := strings.CutPrefix(l, line+":"); ok {
 			var kb float64

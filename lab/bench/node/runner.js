@@ -102,6 +102,10 @@ async function graphile() {
       await start(async () => started())
       return (i) => utils.addJob('noop', { n: i })
     },
+    async member(did) {
+      const runner = await start(async (payload) => did(payload.n))
+      return () => runner.stop()
+    },
   }
 }
 
@@ -232,15 +236,43 @@ const commands = {
   },
 }
 
-process.stdout.write(JSON.stringify({ ready: true }) + '\n')
+const say = (line) => process.stdout.write(JSON.stringify(line) + '\n')
+
+// member is a worker process among others: it says soon after something happened how many jobs it has done, and when they
+// started. What it gives ends it.
+async function member({ starts }) {
+  let done = 0
+  let started = []
+  let timer = null
+  const tell = () => {
+    timer = null
+    say({ done, starts: started })
+    started = []
+  }
+  const end = await peer.member((n) => {
+    done++
+    if (starts) started.push([n, performance.timeOrigin + now()])
+    timer ??= setTimeout(tell, started.length > 1 ? 5 : 0)
+  })
+  say({ working: true })
+  return end
+}
+
+say({ ready: true })
+let end = () => {}
 for await (const line of createInterface({ input: process.stdin })) {
   const command = JSON.parse(line)
+  if (command.cmd === 'member') {
+    end = await member(command)
+    continue
+  }
   let answer
   try {
     answer = await commands[command.cmd](command)
   } catch (err) {
     answer = { notOffered: err instanceof NotOffered, error: String(err?.stack ?? err) }
   }
-  process.stdout.write(JSON.stringify(answer) + '\n')
+  say(answer)
 }
+await end()
 process.exit(0)

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/onceq/onceq/internal/pgserver"
+)
+
+func TestMain(m *testing.M) {
+	if url := os.Getenv(memberEnv); url != "" {
+		if err := memberChild(url); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// Each job is told of once by one of the processes, and its statements are counted.
+func TestMembers(t *testing.T) {
+	if os.Getenv(pgserver.EnvURL) != "" {
+		t.Skip("that server may not count statements")
+	}
+	ctx := t.Context()
+	b := &bench{sizes: quickSizes}
+	var err error
+	if b.server, err = startServer(ctx, "", false, true); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := b.server.stop(); err != nil {
+			t.Error(err)
+		}
+	}()
+	for _, p := range append([]peer{onceqPeer()}, riverPeers()...) {
+		const jobs = 300
+		_, err := b.try(ctx, trial{test: "fleet", peer: p, counted: true, measure: func(ctx context.Context, r *room) ([]figure, error) {
+			o, err := r.observe(ctx)
+			if err != nil {
+				return nil, err
+			}
+			defer o.close()
+			var all []int
+			told := make(chan int, jobs)
+			l := newLoad(jobs, time.Second, func(n int, _ time.Duration) { told <- n })
+			ms, err := r.join(ctx, 3, order{Starts: true}, l.hear)
+			if err != nil {
+				return nil, err
+			}
+			defer ms.stop()
+			before, err := o.statements(ctx)
+			if err != nil {
+				return nil, err
+			}
+			err = l.run(ctx, ms, func(ctx context.Context, n int) error { return r.session.(enqueuer).put(ctx, nil, n, false) })
+			if err != nil {
+				return nil, err
+			}
+			for range jobs {
+				select {
+				case n := <-told:
+					all = append(all, n)
+				case err := <-ms.failed:
+					return nil, err
+				case <-ctx.Done():
+					return nil, ctx.Err()
+				}
+			}
+			slices.Sort(all)
+			if all = slices.Compact(all); len(all) != jobs {
+				t.Errorf("%s: %d jobs were told of, not %d", p, len(all), jobs)
+			}
+			if err := o.none(ctx, p.undone, time.Minute); err != nil {
+				return nil, err
+			}
+			if after, err := o.statements(ctx); err != nil || after-before < jobs {
+				t.Errorf("%s: %d statements for %d jobs, %v", p, after-before, jobs, err)
+			}
+			if n, err := o.connections(ctx); err != nil || n < 3 {
+				t.Errorf("%s: 3 processes have %d connections, %v", p, n, err)
+			}
+			return nil, nil
+		}}, nil)
+		if err != nil {
+			t.Fatalf("%s: %v", p, err)
+		}
+	}
+}

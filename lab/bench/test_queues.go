@@ -1,0 +1,102 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// queuesTrials run one worker process that serves many queues: idle, and with a trickle of jobs in each of them.
+func queuesTrials(b *bench) []trial {
+	var trials []trial
+	each := func(n int, measure func(p peer) trial) {
+		for _, p := range b.peers {
+			// River asks for each queue by itself: with 1,000 it shows what 5,000 would take.
+			if p.name == "onceq" || p.name == "River" && p.settings == "default" && n <= 1000 {
+				trials = append(trials, measure(p))
+			}
+		}
+	}
+	for _, n := range b.sizes.queues {
+		each(n, func(p peer) trial {
+			return trial{
+				test: "queues", variant: queuesName(n), peer: p, counted: true,
+				measure: func(ctx context.Context, r *room) ([]figure, error) { return idleQueues(ctx, r, b.sizes, n) },
+			}
+		})
+	}
+	most := b.sizes.queues[0]
+	for _, n := range b.sizes.queues {
+		if n <= 1000 {
+			most = n
+		}
+	}
+	for _, n := range []int{1, most} {
+		each(n, func(p peer) trial {
+			return trial{
+				test: "queues", variant: trickleName(n), peer: p, conns: producers,
+				measure: func(ctx context.Context, r *room) ([]figure, error) {
+					names := queueNames(n)
+					q := r.session.(*goSession).queue.(named)
+					return r.steadyLatency(ctx, trickleName(n), 1, order{Queues: names}, 1000, b.sizes.loaded, func(ctx context.Context, n int) error {
+						return q.putIn(ctx, names[n%len(names)], n)
+					})
+				},
+			}
+		})
+	}
+	return trials
+}
+
+func queuesName(n int) string {
+	if n == 1 {
+		return "1 idle queue"
+	}
+	return count(n) + " idle queues"
+}
+
+func trickleName(n int) string {
+	return "1,000 jobs/s in " + strings.Replace(queuesName(n), " idle", "", 1)
+}
+
+func queueNames(n int) []string {
+	names := make([]string, n)
+	for i := range names {
+		names[i] = fmt.Sprintf("queue_%04d", i)
+	}
+	return names
+}
+
+// idleQueues says what a process costs that serves n empty queues.
+func idleQueues(ctx context.Context, r *room, s sizes, n int) ([]figure, error) {
+	o, err := r.observe(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer o.close()
+	ms, err := r.join(ctx, 1, order{Queues: queueNames(n)}, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer ms.stop()
+	if err := pause(ctx, settled(1)+s.rest); err != nil {
+		return nil, err
+	}
+	m, err := r.server.newMeter(ctx, nil, ms.pids())
+	if err != nil {
+		return nil, err
+	}
+	began := time.Now()
+	rate, err := o.rate(ctx, s.idle)
+	if err != nil {
+		return nil, err
+	}
+	_, client, server, err := m.stop(ctx)
+	took := time.Since(began).Seconds()
+	name := queuesName(n)
+	return []figure{
+		{variant: name + statementsName, unit: "a second", value: rate},
+		{variant: name + cpuName, unit: "% of a core", value: 100 * (client + server) / took},
+	}, err
+}
