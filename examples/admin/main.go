@@ -41,6 +41,9 @@ func run(ctx context.Context, args []string) error {
 	job, numberErr := strconv.ParseInt(args[1], 10, 64)
 	list := func(state onceq.State) error {
 		jobs, err := q.List(ctx, pool, onceq.Filter{States: []onceq.State{state}})
+		if err == nil && len(jobs) == 0 {
+			fmt.Println("no jobs are", state)
+		}
 		for _, j := range jobs {
 			fmt.Printf("%d %s %s %s, attempt %d of %d, %d leases lost\n", j.ID, j.Queue, j.Kind, j.State, j.Attempts, j.MaxAttempts, j.Lost)
 		}
@@ -55,6 +58,9 @@ func run(ctx context.Context, args []string) error {
 	switch command := args[0]; command {
 	case "stats":
 		stats, err := q.Stats(ctx)
+		if err == nil && len(stats) == 0 {
+			fmt.Println("no queue has jobs, a history or workers")
+		}
 		for _, s := range stats {
 			fmt.Printf("%s: %d waiting, the oldest for %v, %d running, %d claimed ahead, %d to retry, %d delayed, %d dead, %d held\n",
 				s.Queue, s.Waiting, s.Oldest, s.Running, s.Leased-s.Running, s.Retrying, s.Delayed, s.Dead, s.Held)
@@ -64,6 +70,9 @@ func run(ctx context.Context, args []string) error {
 		found, err := q.Health(ctx)
 		for _, f := range found {
 			fmt.Println(f)
+		}
+		if err == nil && len(found) == 0 {
+			fmt.Println("found nothing that slows the queues down")
 		}
 		return err
 	case "running":
@@ -77,7 +86,7 @@ func run(ctx context.Context, args []string) error {
 			return errors.New(usage)
 		}
 		n, taken, err := q.RedriveMany(ctx, pool, onceq.Filter{Kind: args[1], States: []onceq.State{onceq.StateDead}})
-		fmt.Printf("%d run again; of %d the key is another job's by now\n", n, taken)
+		fmt.Printf("%d run again; %d stay, because another job has their key by now\n", n, taken)
 		return err
 	case "applied-all", "never-all":
 		if args[1] == "" || args[2] == "" {

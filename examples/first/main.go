@@ -19,8 +19,8 @@ type WelcomeMail struct {
 	Email  string `json:"email"`
 }
 
-// Welcome is declared once, for those who enqueue it and those who run it. The key says what makes the work
-// unique: one welcome mail for a user.
+// Welcome is declared once, for the code that enqueues it and the code that runs it. The key says what makes
+// the work unique: one welcome mail for each user.
 var Welcome = onceq.Kind[WelcomeMail]{
 	Name: "welcome",
 	Key:  func(m WelcomeMail) string { return fmt.Sprintf("welcome:%d", m.UserID) },
@@ -32,7 +32,7 @@ func main() {
 	check(err)
 	defer pool.Close()
 
-	// Once per deploy, by whatever runs your migrations.
+	// Do this once per deploy, where your migrations run.
 	check(pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error { return migrations.Up(ctx, c.Conn(), "onceq") }))
 
 	q, err := onceq.New(pool, nil)
@@ -50,8 +50,8 @@ func main() {
 		}))
 	}
 
-	// Any number of workers, in any number of processes. A service calls Run, which works until ctx ends; Drain
-	// returns when nothing is due.
+	// There may be any number of workers, in any number of processes. A service calls Run, which works until ctx
+	// ends. Drain returns when nothing is due.
 	w, err := onceq.NewWorker(q, onceq.WorkerConfig{},
 		Welcome.Handle(func(ctx context.Context, l *onceq.Lease, m WelcomeMail) error {
 			fmt.Println("sending to", m.Email, "in attempt", l.Attempt)
