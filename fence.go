@@ -227,7 +227,7 @@ with ok as materialized (
 // claimAnswer is one row: whether the job's lease holds, and the claim or nulls.
 const claimAnswer = `
 )
-select exists (select from ok), m.token, m.leased_until, m.created_at
+select exists (select from ok), m.token, m.leased_until, m.created_at, m.identity
   from (select) one left join mine m on true`
 
 // insertFence takes a key that is absent.
@@ -238,7 +238,7 @@ mine as (
          statement_timestamp() + $8::bigint * interval '1 microsecond', statement_timestamp(), $9::bigint, $10::bytea
     from ok
   on conflict do nothing
-  returning token, leased_until, created_at` + claimAnswer
+  returning token, leased_until, created_at, identity` + claimAnswer
 
 // takeFence takes over a fence that, under the token that was read ($11), is still free or still in doubt ($12), or that is
 // an effect of another job or round ($14). If it is in doubt, the statement keeps the time of the first intent, and the
@@ -250,16 +250,17 @@ mine as (
      set state = ` + sqlClaimed + `, job_id = nullif($1::bigint, 0), token = greatest(f.token + 1, n.token), holder = $7::bigint,
          leased_until = statement_timestamp() + $8::bigint * interval '1 microsecond',
          created_at = case when $12::bool then f.created_at else statement_timestamp() end,
+         identity = case when $12::bool then f.identity end,
          fingerprint = case when $12::bool then f.fingerprint else $10::bytea end,
          detail = case when $12::bool then coalesce(f.detail, $13::text) end,
          lifetime = $9::bigint, finished_at = null, result = null
     from n, ok
    where f.class = $4::smallint and f.scope = $5::text and f.key = $6::text and f.token = $11::bigint
      and case when $12::bool then ` + inDoubt + ` else $14::bool or ` + fenceFree + ` end
-  returning f.token, f.leased_until, f.created_at` + claimAnswer
+  returning f.token, f.leased_until, f.created_at, f.identity` + claimAnswer
 
 const readFence = `
-select f.state, f.token, f.leased_until, f.created_at, f.fingerprint, coalesce(f.result::text, ''), coalesce(f.detail, ''),
+select f.state, f.token, f.leased_until, f.created_at, f.identity, f.fingerprint, coalesce(f.result::text, ''), coalesce(f.detail, ''),
        coalesce(` + fenceFree + `, false), statement_timestamp()
   from onceq.job_fences f
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text`
@@ -286,10 +287,10 @@ func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*FenceLease, err
 	}
 	mine := func(statement string, args ...any) (bool, error) {
 		var holds bool
-		var token *int64
+		var token, identity *int64
 		var until, since *time.Time
 		c.began = time.Now()
-		err := f.q.guarded(ctx, db, statement, args, &holds, &token, &until, &since)
+		err := f.q.guarded(ctx, db, statement, args, &holds, &token, &until, &since, &identity)
 		switch {
 		case err != nil:
 			return false, fmt.Errorf("onceq: claiming %s: %w", f, err)
@@ -298,7 +299,7 @@ func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*FenceLease, err
 		case token == nil:
 			return false, nil
 		}
-		c.Token, c.Until, c.Since = *token, *until, *since
+		c.Token, c.Until, c.Since, c.identity = *token, *until, *since, identity
 		return true, nil
 	}
 	for range settleTries {
@@ -356,6 +357,7 @@ type fenceRow struct {
 	token       int64
 	until       time.Time
 	since, now  time.Time
+	identity    *int64
 	fingerprint []byte
 	result      string
 	detail      string
@@ -365,7 +367,7 @@ type fenceRow struct {
 func (f *Fence) read(ctx context.Context, db DB) (r fenceRow, err error) {
 	var until *time.Time
 	err = f.q.guarded(ctx, db, readFence, []any{int16(f.class), f.scope, f.key},
-		&r.state, &r.token, &until, &r.since, &r.fingerprint, &r.result, &r.detail, &r.free, &r.now)
+		&r.state, &r.token, &until, &r.since, &r.identity, &r.fingerprint, &r.result, &r.detail, &r.free, &r.now)
 	if until != nil {
 		r.until = *until
 	}

@@ -31,6 +31,7 @@ type FenceLease struct {
 
 	f        *Fence
 	holder   int64
+	identity *int64    // names the work in its IdempotencyKey; nil for Since
 	began    time.Time // this process's clock just before asking: the lease ends no earlier than began + lease
 	doubtful string    // why an earlier claim's outcome is unknown; "" if there was no such claim
 	broken   string    // why the result could not be stored, although the work is completed
@@ -56,7 +57,11 @@ func (c *FenceLease) IdempotencyKey() string {
 	if c.f.job != nil {
 		return c.f.job.IdempotencyKey(c.f.name)
 	}
-	return c.f.q.downstream("fence", strconv.Itoa(int(c.f.class)), c.Scope, c.Key, strconv.FormatInt(c.Since.UnixMicro(), 10))
+	identity := c.Since.UnixMicro()
+	if c.identity != nil {
+		identity = *c.identity
+	}
+	return c.f.q.downstream("fence", strconv.Itoa(int(c.f.class)), c.Scope, c.Key, strconv.FormatInt(identity, 10))
 }
 
 // Each statement on behalf of a claim has this guard, whatever the fence's state. If the guard does not hold, the statement

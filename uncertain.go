@@ -164,7 +164,7 @@ func (f *Fence) judge(ctx context.Context, c *FenceLease, r fenceRow, asking boo
 		f.emit(ctx, EventMismatch, r.token, err)
 		return none, err
 	case r.state == fenceCompleted:
-		c.Token, c.Since, c.Replayed, c.broken = r.token, r.since, true, r.detail
+		c.Token, c.Since, c.identity, c.Replayed, c.broken = r.token, r.since, r.identity, true, r.detail
 		if r.result != "" {
 			c.Result = json.RawMessage(r.result)
 		}

@@ -437,13 +437,13 @@ mine as (
          statement_timestamp() + $8::bigint * interval '1 microsecond', statement_timestamp(), $9::bigint, $10::bytea
     from ok
   on conflict do nothing
-  returning token, leased_until, created_at
+  returning token, leased_until, created_at, identity
 )
-select exists (select from ok), m.token, m.leased_until, m.created_at
+select exists (select from ok), m.token, m.leased_until, m.created_at, m.identity
   from (select) one left join mine m on true;
 
 -- fence.go: readFence
-select f.state, f.token, f.leased_until, f.created_at, f.fingerprint, coalesce(f.result::text, ''), coalesce(f.detail, ''),
+select f.state, f.token, f.leased_until, f.created_at, f.identity, f.fingerprint, coalesce(f.result::text, ''), coalesce(f.detail, ''),
        coalesce((f.state in (3, 4, 5) and f.lifetime >= 0
       and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()), false), statement_timestamp()
   from onceq.job_fences f
@@ -460,6 +460,7 @@ mine as (
      set state = 1, job_id = nullif($1::bigint, 0), token = greatest(f.token + 1, n.token), holder = $7::bigint,
          leased_until = statement_timestamp() + $8::bigint * interval '1 microsecond',
          created_at = case when $12::bool then f.created_at else statement_timestamp() end,
+         identity = case when $12::bool then f.identity end,
          fingerprint = case when $12::bool then f.fingerprint else $10::bytea end,
          detail = case when $12::bool then coalesce(f.detail, $13::text) end,
          lifetime = $9::bigint, finished_at = null, result = null
@@ -467,9 +468,9 @@ mine as (
    where f.class = $4::smallint and f.scope = $5::text and f.key = $6::text and f.token = $11::bigint
      and case when $12::bool then (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp()) else $14::bool or (f.state in (3, 4, 5) and f.lifetime >= 0
       and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()) end
-  returning f.token, f.leased_until, f.created_at
+  returning f.token, f.leased_until, f.created_at, f.identity
 )
-select exists (select from ok), m.token, m.leased_until, m.created_at
+select exists (select from ok), m.token, m.leased_until, m.created_at, m.identity
   from (select) one left join mine m on true;
 
 -- fence_lease.go: completeFence

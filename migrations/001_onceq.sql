@@ -105,6 +105,7 @@ create table {{.schema}}.job_fences (
   fingerprint  bytea,                    -- what later users of the key must match: payload.go; for an effect, effectMark
   result       jsonb,
   detail       text,                     -- see above
+  identity     bigint,                   -- names work outside of jobs to providers; null for created_at in microseconds
   -- The most selective column first and nothing before it: taking a key costs 7.1 µs of the server's time
   -- instead of 8.2 with (class, scope, key), where each comparison passes two equal columns.
   primary key (key, scope, class)

@@ -523,12 +523,14 @@ do $$
 declare
   s record;
 begin
-  for s in select sequence_name, sequence_schema from information_schema.sequences loop
-    for i in 1 .. 7 loop
-      perform nextval(format('%I.%I', s.sequence_schema, s.sequence_name));
-    end loop;
+  for s in select oid::regclass as id from pg_class where relkind = 'S' loop -- information_schema.sequences has none of identity columns
+    begin
+      for i in 1 .. 7 loop
+        perform nextval(s.id);
+      end loop;
+    exception when sequence_generator_limit_exceeded then null;
+    end;
   end loop;
-exception when sequence_generator_limit_exceeded then null;
 end
 $$`
 

@@ -229,7 +229,7 @@ func TestProve_AccusesNoRightHandler(t *testing.T) {
 		},
 		"ids of a sequence, times and the attempt": {
 			Setup: queuetest.SQL(`create table charges (id serial primary key, order_id int unique, at timestamptz, day text, minute text, attempt int, lost int, seen timestamptz);
-				create table lines (id serial primary key, charge_id int references charges, note text)`),
+				create table lines (id bigint generated always as identity primary key, charge_id int references charges, note text)`),
 			Handler: func(p *process) onceq.Handler {
 				return provedCharge.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, o provedOrder) error {
 					var id int
@@ -257,6 +257,14 @@ func TestProve_AccusesNoRightHandler(t *testing.T) {
 					_, err := tx.Exec(ctx, `insert into lines (order_id, n) select $1, generate_series(1, 3)`, o.ID)
 					return err
 				})
+			}),
+		},
+		"a call in Do, under a key of the application's own": {
+			Handler: lease(func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				_, err := onceq.Do(ctx, p.Queue, onceq.FenceSpec{Key: fmt.Sprint("invoice ", o.ID)}, func(ctx context.Context, c *onceq.FenceLease) (string, error) {
+					return send(ctx, p.Client, "POST", api+"/invoices", c.IdempotencyKey())
+				})
+				return err
 			}),
 		},
 		"a code made once": {

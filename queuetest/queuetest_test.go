@@ -356,6 +356,82 @@ func TestAdvance_AWorkflowOfThreeDays(t *testing.T) {
 }
 
 // Advance makes a job older, but for its effect's provider it stays the same job.
+// What the provider gets as the key of work outside of jobs stays the same, as a job's does, for as long as it is the same
+// work; RunAgain's time passes all the same.
+func TestAdvance_WorkOutsideOfJobsKeepsItsKey(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	var keys []string
+	do := func(result error) error {
+		_, err := onceq.Do(t.Context(), db.Queue, onceq.FenceSpec{Key: "invoice 7", Window: time.Hour}, func(_ context.Context, c *onceq.FenceLease) (string, error) {
+			keys = append(keys, c.IdempotencyKey())
+			return "", result
+		})
+		return err
+	}
+	lost := errors.New("the answer is lost")
+	require.ErrorIs(t, do(lost), onceq.ErrUncertain)
+	db.Advance(10 * time.Hour)
+	require.ErrorIs(t, do(lost), onceq.ErrUncertain)
+	db.Advance(10 * time.Hour)
+	require.NoError(t, do(nil))
+	require.Equal(t, keys[0], keys[1])
+	require.Equal(t, keys[0], keys[2])
+
+	db.Advance(2 * time.Hour) // the window is over: this is new work
+	require.ErrorIs(t, do(lost), onceq.ErrUncertain)
+	require.NotEqual(t, keys[0], keys[3])
+	db.Advance(10 * time.Hour)
+	require.ErrorIs(t, do(onceq.NotApplied(lost)), lost)
+	db.Advance(10 * time.Hour)
+	require.ErrorIs(t, do(lost), onceq.ErrUncertain)
+	require.Equal(t, keys[3], keys[4])
+	require.Equal(t, keys[3], keys[5])
+	db.Advance(10 * time.Hour)
+	require.ErrorIs(t, do(nil), onceq.ErrHeld)
+}
+
+func TestAdvance_MovesTheTimesOfErrors(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	kind := onceq.Kind[int]{Name: "pay", MaxAttempts: 2}
+	handler := kind.Handle(func(context.Context, *onceq.Lease, int) error { return errors.New("refused") })
+	res, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(7))
+	require.NoError(t, err)
+	for _, state := range []onceq.State{onceq.StateRetrying, onceq.StateDead} {
+		require.Equal(t, state, db.RunOne(handler).State)
+		before, err := db.Queue.Get(t.Context(), db.Pool, res.ID)
+		require.NoError(t, err)
+		db.Advance(48 * time.Hour)
+		after, err := db.Queue.Get(t.Context(), db.Pool, res.ID)
+		require.NoError(t, err)
+		require.Len(t, after.Errors, len(before.Errors))
+		for i := range before.Errors {
+			require.Equal(t, 48*time.Hour, before.Errors[i].At.Sub(after.Errors[i].At))
+			before.Errors[i].At = after.Errors[i].At
+		}
+		require.Equal(t, before.Errors, after.Errors)
+	}
+}
+
+// A date cannot move by an hour. It moved by a day, each time.
+func TestAdvance_MovesADateByWholeDaysOnly(t *testing.T) {
+	t.Parallel()
+	r := &recorder{TB: t}
+	db := queuetest.New(r)
+	_, err := db.Pool.Exec(t.Context(), `create table users (id int, born date); insert into users values (7, '2020-03-01')`)
+	require.NoError(t, err)
+	born := func() (s string) {
+		require.NoError(t, db.Pool.QueryRow(t.Context(), `select born::text from users`).Scan(&s))
+		return s
+	}
+	db.Advance(48*time.Hour, "users.born")
+	require.Equal(t, "2020-02-28", born())
+	require.PanicsWithValue(t, r, func() { db.Advance(time.Hour, "users.born") })
+	require.Equal(t, []string{"queuetest: Advance: users.born is a date, which moves by whole days only, and d is 1h0m0s"}, r.said)
+	require.Equal(t, "2020-02-28", born())
+}
+
 func TestAdvance_AJobGrowsOld(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -412,6 +488,7 @@ type recorder struct {
 
 func (r *recorder) Errorf(f string, a ...any) { r.said = append(r.said, fmt.Sprintf(f, a...)) }
 func (r *recorder) Fatal(a ...any)            { r.said = append(r.said, fmt.Sprint(a...)); panic(r) }
+func (r *recorder) Fatalf(f string, a ...any) { r.Errorf(f, a...); panic(r) }
 func (r *recorder) FailNow()                  { panic(r) }
 
 func TestRunOne_SaysWhatIsThereIfNothingIsDue(t *testing.T) {

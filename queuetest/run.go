@@ -142,8 +142,8 @@ func (db *DB) ExpireLease(id int64) {
 // Advance lets d pass for everything that the queue stores: what would be due, expire or be pruned within d does so
 // now. columns names columns of the application's own tables with times that a handler looks at, such as
 // "users.created_at". They are moved along, so what was an hour ago becomes an hour and d ago. The clock itself does
-// not move: Lease.Now, now() in SQL and time.Now stay. A job's CreatedAt moves too, but the keys that go to providers
-// stay the same.
+// not move: Lease.Now, now() in SQL and time.Now stay. A column of type date moves by whole days only: another d fails
+// the test. A job's CreatedAt moves too, but the keys that go to providers stay the same.
 func (db *DB) Advance(d time.Duration, columns ...string) {
 	db.t.Helper()
 	if d < 0 {
@@ -151,24 +151,29 @@ func (db *DB) Advance(d time.Duration, columns ...string) {
 	}
 	const by = ` - $1::bigint * interval '1 microsecond'`
 	const identity = `coalesce(identity, (extract(epoch from created_at) * 1000000)::bigint)` // the value before the move
+	const errors = `(select jsonb_agg(e || jsonb_build_object('at', (e ->> 'at')::timestamptz` + by + `) order by n) from jsonb_array_elements(errors) with ordinality x(e, n))`
 	for _, name := range columns {
 		parts := strings.Split(name, ".")
 		if len(parts) != 2 && len(parts) != 3 {
 			db.t.Fatalf("queuetest: Advance: %q is not a column; name it with its table, and with its schema if that is not public", name)
 		}
 		last := len(parts) - 1
-		column := pgx.Identifier(parts[last:]).Sanitize()
-		db.own(`update `+pgx.Identifier(parts[:last]).Sanitize()+` set `+column+` = `+column+by, d.Microseconds())
+		table, column := pgx.Identifier(parts[:last]).Sanitize(), pgx.Identifier(parts[last:]).Sanitize()
+		if d%(24*time.Hour) != 0 && db.own(`select from pg_attribute where attrelid = to_regclass($1) and attname = $2 and atttypid = 'date'::regtype`, table, parts[last]) > 0 {
+			db.t.Fatalf("queuetest: Advance: %s is a date, which moves by whole days only, and d is %s", name, d)
+		}
+		db.own(`update `+table+` set `+column+` = `+column+by, d.Microseconds())
 	}
 	db.exec(`
 with jobs as (
-  update onceq.jobs set created_at = created_at`+by+`, run_at = run_at`+by+`, leased_until = leased_until`+by+`, identity = `+identity+`
+  update onceq.jobs set created_at = created_at`+by+`, run_at = run_at`+by+`, leased_until = leased_until`+by+`, identity = `+identity+`, errors = `+errors+`
 ),
 fences as (
-  update onceq.job_fences set created_at = created_at`+by+`, leased_until = leased_until`+by+`, finished_at = finished_at`+by+`
+  update onceq.job_fences set created_at = created_at`+by+`, leased_until = leased_until`+by+`, finished_at = finished_at`+by+`,
+         identity = case when class in (1, 2) then `+identity+` end
 ),
 history as (
-  update onceq.job_history set created_at = created_at`+by+`, run_at = run_at`+by+`, identity = `+identity+`, finished_at = finished_at`+by+`, keep_until = keep_until`+by+`
+  update onceq.job_history set created_at = created_at`+by+`, run_at = run_at`+by+`, identity = `+identity+`, errors = `+errors+`, finished_at = finished_at`+by+`, keep_until = keep_until`+by+`
 ),
 cancels as (
   update onceq.job_cancels set requested_at = requested_at`+by+`
