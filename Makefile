@@ -7,7 +7,7 @@ TIMEOUT     = 20m
 # Modules of their own, which no application gets by importing onceq. lab/ measures and attacks it; its torture has
 # targets of its own below.
 MODULES     = onceqotel examples queuetest/container
-LAB         = ./bench ./checks ./model ./tern
+LAB         = ./adapter ./bench ./checks ./model ./tern
 
 # Tests that wait for a lease to run out need no processor, so more of them run at once than there are processors.
 PARALLEL    = 8
