@@ -224,7 +224,7 @@ var (
 	workClaim    = &work{"claim", "claiming jobs", "no job starts"}
 	workRescan   = &work{"rescan", "looking for expired leases", "jobs whose process ended, and jobs that were committed late, may not be found"}
 	workExtend   = &work{"extend", "extending leases", "leases run out and their jobs run again"}
-	workFinish   = &work{"finish", "storing outcomes", "it is not known whether what is done is recorded; what is not runs again when its lease has run out"}
+	workFinish   = &work{"finish", "storing outcomes", "it is not known whether outcomes are recorded; a job whose outcome is not recorded runs again when its lease has run out"}
 	workAnnounce = &work{"announce", "announcing that a worker is waiting", "new jobs wait for the next poll"}
 	workNextDue  = &work{"next_due", "looking for the next delayed job", "delayed jobs wait for the next poll"}
 	workListen   = &work{"listen", "listening for new jobs", "new jobs wait for the next poll"}

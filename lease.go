@@ -161,7 +161,7 @@ func (l *Lease) conflicted(ctx context.Context, err error) {
 		return
 	}
 	atomic.StoreUint32(&l.conflict, 1)
-	l.q.log.WarnContext(ctx, "onceq: Postgres wants a handler's own transaction run again; where that is repeatable read or serializable and longer "+
+	l.q.log.WarnContext(ctx, "onceq: Postgres wants a handler's own transaction run again; if that is repeatable read or serializable and takes longer "+
 		"than a third of the lease, call Lease.Lock(ctx, tx) first in it", slog.Int64("job", l.ID), slog.String("kind", l.Kind), slog.Any("error", err))
 	l.lengthen(ctx)
 }

@@ -117,7 +117,7 @@ func (o *outbox) write(batch []outcome) {
 			batch[0].unsure = left[0].unsure
 			continue
 		case time.Since(began) > o.lease || o.ctx.Err() != nil:
-			o.q.log.Error("onceq: it is not known whether outcomes were stored while their leases lasted; those of these jobs whose outcome was not stored run again",
+			o.q.log.Error("onceq: it is not known whether outcomes were stored before their leases ran out; a job whose outcome was not stored runs again",
 				slog.Int("jobs", len(left)), slog.Any("error", err))
 			return
 		}

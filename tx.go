@@ -82,7 +82,7 @@ func (x *executor) newHandlerTx(ctx context.Context, leases []*Lease, h *Handler
 		},
 		EndedByOwner: errOwnTx,
 		Idle:         max(x.lease, 2*time.Second), // well above the ticks of the ping loop
-		IdleAlone:    h.timeout,
+		IdleShared:   h.timeout,
 		Pipelines:    x.pipelines,
 		Owner:        leases,
 	})

@@ -1,4 +1,4 @@
-// Package migrations creates onceq's tables in a database, on its own or through the migration tool that the application
+// Package migrations creates onceq's tables in a database, by itself or through the migration tool that the application
 // already has. onceq never runs a migration unasked.
 //
 //	conn, err := pgx.Connect(ctx, url)                          // the role that owns the tables
@@ -13,8 +13,8 @@
 //
 // # With tern's command line
 //
-// The files of this directory are tern migrations. They take the schema as {{.schema}}, already quoted, and do not
-// create it:
+// The files of this directory are tern migrations. They take the schema as {{.schema}}, already quoted, and do not create
+// it:
 //
 //	[database]
 //	version_table = onceq.schema_version
@@ -22,7 +22,8 @@
 //	[data]
 //	schema = "onceq"
 //
-// Run "create schema onceq" first. Up and tern share the lock and the version table, so either one goes on where the other stopped.
+// Run "create schema onceq" first. Up and tern share the lock and the version table, so either one goes on where the other
+// stopped.
 //
 // # With goose, golang-migrate, atlas and others
 //
@@ -33,7 +34,7 @@
 //     "-- +goose StatementEnd";
 //   - golang-migrate: Up into 0001_onceq.up.sql, Down into 0001_onceq.down.sql;
 //   - atlas: Up into a file of the versioned directory, then "atlas migrate hash"; tell declarative runs to leave the
-//     schema alone with --exclude onceq.
+//     schema as it is with --exclude onceq.
 //
 // # PgBouncer and replicas
 //

@@ -286,7 +286,7 @@ func prove(t testing.TB, proof Proof, only string) (*report, error) {
 	case proof.Handler == nil:
 		return nil, errors.New("Proof.Handler is missing")
 	case (proof.Job == nil) == (proof.Jobs == nil):
-		return nil, errors.New("Proof wants one of Job and Jobs")
+		return nil, errors.New("Proof needs one of Job and Jobs")
 	}
 	if job := proof.Job; job != nil {
 		proof.Jobs = func() []onceq.Job { return []onceq.Job{job()} }

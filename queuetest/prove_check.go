@@ -441,7 +441,7 @@ func (rep *report) failures() []string {
 			text += "\nmistake: " + runs[0].mistake
 		}
 		if !rep.replay {
-			text += fmt.Sprintf("\nto repeat it alone: %s=%s go test -run '%s'", EnvProve, runs[0].fault.name(), pattern(rep.test))
+			text += fmt.Sprintf("\nto repeat only this run: %s=%s go test -run '%s'", EnvProve, runs[0].fault.name(), pattern(rep.test))
 		}
 		for i, more := range runs[1:] {
 			if i == moreRuns {

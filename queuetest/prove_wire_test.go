@@ -505,7 +505,7 @@ func TestProve_BadProofs(t *testing.T) {
 			return job
 		}}, "without any fault: the job failed in all of its 2 attempts: no such thing"},
 		"no handler":  {queuetest.Proof{Job: provedJob}, "Proof.Handler is missing"},
-		"no job":      {queuetest.Proof{Handler: ok}, "Proof wants one of Job and Jobs"},
+		"no job":      {queuetest.Proof{Handler: ok}, "Proof needs one of Job and Jobs"},
 		"bad set-up":  {queuetest.Proof{Handler: ok, Job: provedJob, Setup: queuetest.SQL("nonsense")}, "setting up: "},
 		"bad check":   {queuetest.Proof{Handler: ok, Job: provedJob, Check: func(o *queuetest.Outcome) { o.Errorf("not so") }}, "without any fault: not so"},
 		"ever again":  {queuetest.Proof{Handler: again, Job: provedJob}, "without any fault: the job was not finished: not finished after 100 deliveries; the last one ended with: "},

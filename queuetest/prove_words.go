@@ -48,16 +48,16 @@ var onceqs = []struct {
 	role        role
 }{
 	{"claims = least(j.claims + 1", "onceq's claim", roleClaim},
-	{"select array_agg(j.id) filter", "onceq's look for lost jobs", roleSkip},
-	{"installation::text", "onceq's look at its installation", roleSkip},
+	{"select array_agg(j.id) filter", "onceq's rescan", roleSkip},
+	{"installation::text", "onceq's reading of its installation's id", roleSkip},
 	{"server_encoding", "onceq's check of its schema", roleSkip},
-	{"coalesce(pg_xact_status($2::text", "onceq's look at what became of the commit", roleOnceq},
+	{"coalesce(pg_xact_status($2::text", "onceq's check whether the commit happened", roleOnceq},
 	{"case when $1::text <> '' then set_config('idle_in_transaction_session_timeout'", "onceq's lock on the job", roleOpen},
 	{"delete from onceq.jobs", "onceq's completion", roleFinish},
 	{"where f.key = $4::text and f.scope = $5::text", "onceq's completion", roleFinish},
 	{"select case when exists (select from onceq.jobs where id = $1::bigint)", "onceq's completion", roleFinish},
 	{"select j::text from onceq.jobs", "onceq's reading of the job", roleOnceq},
-	{"insert into onceq.jobs select (r).*", "onceq's putting back of the job", roleOnceq},
+	{"insert into onceq.jobs select (r).*", "onceq's return of the job's row", roleOnceq},
 	{"select set_config('datestyle', 'ISO', true)", "onceq's settings", roleOnceq},
 	{"spent, reset, delay", "onceq's return of the job", roleFinish},
 	{"enable_seqscan", "onceq's settings", roleOnceq},
@@ -75,8 +75,8 @@ var onceqs = []struct {
 	{"f.fingerprint, coalesce(f.result", "onceq's look at ", roleOnceq},
 	{"insert into onceq.jobs", "onceq's enqueueing", roleOnceq},
 	{"= 'committed' then 1 else onceq.lease_lost(", "onceq's check of the transaction", roleOnceq},
-	{"onceq.job_cancels", "onceq's look for a cancellation", roleOnceq},
-	{"delete from onceq.waiters", "onceq's farewell", roleSkip},
+	{"onceq.job_cancels", "onceq's check for a cancellation", roleOnceq},
+	{"delete from onceq.waiters", "onceq's withdrawal of its announcement", roleSkip},
 	{"onceq.", "a statement of onceq", roleOnceq},
 }
 

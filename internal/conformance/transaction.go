@@ -13,8 +13,8 @@ import (
 	"github.com/onceq/onceq"
 )
 
-// Every public operation that takes a DB, inside a caller's transaction at each isolation level, where the snapshot is
-// new enough. The operation works, every refusal leaves the transaction usable, and it commits and rolls back with the
+// Every public operation that takes a DB runs inside a caller's transaction, at each isolation level, with a snapshot that
+// is new enough. The operation works, every refusal leaves the transaction usable, and it commits and rolls back with the
 // caller's transaction.
 func everyOperationInATransaction(t *testing.T, set setup) {
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {

@@ -12,8 +12,8 @@ import (
 	"unicode/utf8"
 )
 
-// Limits of what goes into a jsonb column. Postgres has wider ones. Within these limits nothing can fail there, in the
-// middle of the caller's transaction.
+// These limit what goes into a jsonb column. Postgres has wider limits. Within these, nothing can fail there in the middle
+// of the caller's transaction.
 const (
 	MaxDepth        = 500
 	MaxNumberLength = 1000

@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// closedTx answers for handles that are closed, with pgx.ErrTxClosed.
+// closedTx stands in for closed handles: everything returns pgx.ErrTxClosed.
 var closedTx = func() pgx.Tx {
 	b := &pgx.Batch{}
 	b.BeginTx(pgx.TxOptions{})
@@ -20,7 +20,7 @@ var closedTx = func() pgx.Tx {
 
 var errTxConcurrent = errors.New("onceq: another goroutine is using the handler's transaction: conn busy")
 
-// Handle is the transaction as a handler has it, or a savepoint in it.
+// Handle is the transaction that a handler gets, or a savepoint in it.
 type Handle struct {
 	tx     *Tx
 	outer  *Handle
@@ -30,8 +30,8 @@ type Handle struct {
 
 var _ pgx.Tx = (*Handle)(nil)
 
-// enter begins a use of the connection, which ends with the unlocking of tx.mu. As with a connection of pgx, one that
-// meets another gets an error.
+// enter begins a use of the connection, which ends when tx.mu is unlocked. As with a connection of pgx, a use that meets
+// another one gets an error.
 func (h *Handle) enter(ctx context.Context) error {
 	if !h.tx.try() {
 		return errTxConcurrent
@@ -44,7 +44,7 @@ func (h *Handle) enter(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 		defer cancel()
 		if h.tx.settle(ctx) != nil {
-			_ = h.tx.raw.Close(ctx) // the use says that it is
+			_ = h.tx.raw.Close(ctx) // the use itself will report that
 		}
 	}
 	if h.tx.shared {
@@ -62,7 +62,7 @@ func (h *Handle) isClosed() bool {
 	return false
 }
 
-// Owner gives the Config's.
+// Owner returns Config.Owner.
 func (h *Handle) Owner() any { return h.tx.cfg.Owner }
 
 // Begin opens a savepoint.
@@ -81,7 +81,7 @@ func (h *Handle) Begin(ctx context.Context) (pgx.Tx, error) {
 
 func (h *Handle) Commit(ctx context.Context) error { return h.end(ctx, "release savepoint ", false) }
 
-// Rollback works in a context that has ended too, which is why it is called, mostly.
+// Rollback works even in a context that has ended. That is mostly when it is called.
 func (h *Handle) Rollback(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
@@ -103,13 +103,13 @@ func (h *Handle) end(ctx context.Context, command string, undoes bool) error {
 	}
 	_, err := h.tx.exec(ctx, command+h.name)
 	switch {
-	case err != nil && h.tx.raw.PgConn().TxStatus() != 'E': // what was written in it is in the transaction still
+	case err != nil && h.tx.raw.PgConn().TxStatus() != 'E': // the transaction still contains what was written in the savepoint
 		h.tx.unended = append(h.tx.unended, unended{h, err})
 	case undoes:
 		h.tx.unended = slices.DeleteFunc(h.tx.unended, func(u unended) bool { return u.inside(h) })
 	}
 	if h.tx.shared && err == nil {
-		h.tx.released = false // if it was done since the savepoint, that has undone it
+		h.tx.released = false // if the limit was set inside the savepoint, the end of the savepoint has undone it
 		h.tx.share()
 	}
 	return err
@@ -143,8 +143,8 @@ func (h *Handle) CopyFrom(ctx context.Context, table pgx.Identifier, columns []s
 	return n, err
 }
 
-// LargeObjects works through a transaction of pgx's own type, which alone makes them: one that sends nothing to begin and
-// to end.
+// LargeObjects works through a transaction of pgx's own type, because only that type can make them. That transaction sends
+// nothing when it begins and ends.
 func (h *Handle) LargeObjects() pgx.LargeObjects {
 	if h.enter(h.tx.ctx) != nil {
 		return closedTx.LargeObjects()
@@ -174,8 +174,8 @@ func (h *Handle) Prepare(ctx context.Context, name, sql string) (*pgconn.Stateme
 	return h.tx.raw.Prepare(ctx, name, sql)
 }
 
-// Conn gives the connection inside of the transaction: not to be used by goroutines that outlive the handler. Afterwards
-// it gives one that is closed.
+// Conn returns the connection inside the transaction. Goroutines that outlive the handler must not use it. After the
+// handler has returned, Conn returns a closed connection.
 func (h *Handle) Conn() *pgx.Conn {
 	h.tx.mu.Lock()
 	defer h.tx.mu.Unlock()
@@ -251,7 +251,7 @@ func (h *Handle) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 		if r != nil {
 			return &txResults{results: r, tx: tx}
 		}
-		// Where they were sent before in vain, they remember statements that were not prepared.
+		// If they were sent before without success, they remember statements that were not prepared.
 		for i, sent := range b.QueuedQueries {
 			b.QueuedQueries[i] = &pgx.QueuedQuery{SQL: sent.SQL, Arguments: sent.Arguments, Fn: sent.Fn}
 		}

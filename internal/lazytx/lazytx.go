@@ -1,9 +1,10 @@
-// Package lazytx is a transaction that is opened together with the first statement of whoever uses it, and committed together
-// with the last statements of whoever owns it, each in one round trip.
+// Package lazytx is a transaction that a handler uses and that somebody else owns. It is opened together with the handler's
+// first statement, and committed together with the owner's last statements, each in one round trip.
 //
-// The owner makes it (New), lends its Handle, a pgx.Tx, to a handler, takes it back (Close), asks whether it can be committed
-// (Unfit), ends it (Commit or Undo) and gives its connection back (Release). What opens it can raise, so that no statement
-// of the handler runs. While the handler idles, the owner keeps the server from cutting it off (Ping).
+// The owner makes it (New), lends its Handle, a pgx.Tx, to a handler, takes it back (Close), asks whether it can be
+// committed (Unfit), ends it (Commit or Undo), and gives its connection back (Release). The statements that open it may
+// raise an error; then no statement of the handler runs. While the handler idles, the owner keeps the server from closing
+// the connection (Ping).
 package lazytx
 
 import (
@@ -26,42 +27,43 @@ import (
 	"github.com/onceq/onceq/internal/sqlstate"
 )
 
-// Config is what a transaction is to its owner, who makes it, ends it, and lends it to a handler.
+// Config is what the owner says about its transaction.
 type Config struct {
 	Pool  *pgxpool.Pool
 	Begin string // the statement that begins it
 
-	// Open gives the statements behind Begin. They raise where the transaction must not be. idle is how long the
-	// connection may idle, in milliseconds, "" for as long as the server says. One of them puts into id what Postgres calls
-	// the transaction.
+	// Open returns the statements that follow Begin. They raise an error if the transaction must not be opened. idle is how
+	// long the connection may idle, in milliseconds; "" leaves that to the server. One of the statements writes Postgres's
+	// name for the transaction to id.
 	Open func(idle string, id *string) []Statement
 
-	// Refused gives what the handler is told where err says that one of these has raised, and nil for any other error.
+	// Refused returns the handler's error if err was raised by one of these statements, and nil for any other error.
 	Refused func(err error) error
 
-	// Status asks on another connection what became of a transaction: pg_xact_status, once the server is done with it.
+	// Status asks on another connection whether a transaction was committed (pg_xact_status), once the server is done with
+	// it.
 	Status func(ctx context.Context, id string) (status string, err error)
 
-	EndedByOwner error // what a handler gets that tries to end the transaction
+	EndedByOwner error // the error of a handler that tries to end the transaction
 
-	Idle      time.Duration // how long the connection may idle at most, while Ping is called more often than that
-	IdleAlone time.Duration // and once the handler has the connection itself; 0 for as long as the server says
-	Pipelines bool          // see Pipelines
+	Idle       time.Duration // how long the connection may idle at most; Ping is called more often than that
+	IdleShared time.Duration // the same once the handler has the connection itself; 0 leaves it to the server
+	Pipelines  bool          // see Pipelines
 
-	Owner any // the owner's, see Handle.Owner
+	Owner any // see Handle.Owner
 }
 
-// Statement is one of the owner's.
+// Statement is a statement of the owner's.
 type Statement struct {
 	SQL  string
 	Args []any
-	Row  []any // where its one row goes; nil for none
+	Row  []any // where its one row is scanned; nil for none
 }
 
-// queue adds it to a batch.
+// queue adds the statement to a batch.
 func (s Statement) queue(b *pgx.Batch) { b.Queue(s.SQL, s.Args...) }
 
-// read reads its result.
+// read reads the statement's result.
 func (s Statement) read(results pgx.BatchResults) (tag pgconn.CommandTag, err error) {
 	if s.Row != nil {
 		return tag, results.QueryRow().Scan(s.Row...)
@@ -69,43 +71,43 @@ func (s Statement) read(results pgx.BatchResults) (tag pgconn.CommandTag, err er
 	return results.Exec()
 }
 
-// Tx is a transaction that a handler uses. It is opened together with the handler's first statement and committed
-// together with the owner's last ones, each in one round trip, which pgx's own type has no room for.
+// Tx is a transaction that a handler uses. pgx's own type cannot open a transaction together with a first statement, or
+// commit it together with last ones.
 type Tx struct {
 	cfg  Config
-	ctx  context.Context // the handler's, for what has no context of its own
+	ctx  context.Context // the handler's, for methods that get no context
 	conn *pgxpool.Conn   // nil once it is closed and there is no other
 	raw  *pgx.Conn       // the same
 
-	// The handler's uses of the transaction and Ping hold mu while they read or write these. Before the first use and
-	// after Close they are the owner's, who needs no lock.
+	// The handler's uses of the transaction, and Ping, hold mu while they read or write these. Before the first use and
+	// after Close only the owner uses them, without a lock.
 	replaced   bool // the connection is the second one
 	opened     bool
-	id         string // of the opened transaction, to Postgres
+	id         string // of the opened transaction, as Postgres names it
 	failed     error  // why it could not be opened
-	refused    bool   // because what opens it raised
-	notBegun   bool   // because of the database, and not of a context that ended
-	conflict   error  // a statement of it that Postgres wants run again
+	refused    bool   // a statement that opens it raised an error
+	notBegun   bool   // the database is the reason, not a context that ended
+	conflict   error  // the error of a statement in it, if Postgres wants the transaction run again
 	savepoints int
 	unended    []unended
 
 	root  Handle
 	mu    sync.Mutex               // held by each use of the connection
-	gate  sync.Mutex               // held for a moment before mu by those who do not wait for mu, and all the while by ping
+	gate  sync.Mutex               // held for a moment before mu by those who do not wait for mu, and by ping all the time
 	cut   atomic.Bool              // a use of it did not end by itself
 	late  atomic.Bool              // closed because the handler did not return
-	link  atomic.Pointer[pgx.Conn] // raw, for whoever does not have mu
-	large map[*Handle]pgx.Tx       // what the handles' LargeObjects work through
+	link  atomic.Pointer[pgx.Conn] // raw, for code that does not hold mu
+	large map[*Handle]pgx.Tx       // transactions of pgx's own, for the handles' LargeObjects
 
 	// Guarded by mu.
 	pings    int  // empty statements whose answers were not read
 	shared   bool // the handler has the connection and uses it without mu
-	released bool // and may idle for IdleAlone
+	released bool // and its limit is IdleShared by now
 
 	pinged time.Time // see PingDue
 }
 
-// New gives a transaction that is not open yet, with the connection for it. Release gives that back.
+// New returns a transaction that is not open yet, and acquires the connection for it. Release gives the connection back.
 func New(ctx context.Context, cfg Config) (*Tx, error) {
 	tx := &Tx{cfg: cfg, ctx: ctx}
 	tx.root.tx = tx
@@ -114,10 +116,10 @@ func New(ctx context.Context, cfg Config) (*Tx, error) {
 	return tx, err
 }
 
-// Handle is the transaction as the handler has it.
+// Handle returns the transaction for the handler.
 func (tx *Tx) Handle() pgx.Tx { return &tx.root }
 
-// IdleLimit is a time as idle_in_transaction_session_timeout has it.
+// IdleLimit returns a time in the form of idle_in_transaction_session_timeout.
 func IdleLimit(timeout time.Duration) string {
 	if timeout <= 0 {
 		return ""
@@ -125,21 +127,21 @@ func IdleLimit(timeout time.Duration) string {
 	return strconv.FormatInt(min(max(1, timeout.Milliseconds()), math.MaxInt32), 10)
 }
 
-// idleLimit is how long the connection may idle in the transaction, in milliseconds; "" for as long as the server says.
+// idleLimit returns how long the connection may idle in the transaction, in milliseconds; "" leaves that to the server.
 func (tx *Tx) idleLimit() string {
 	limit := tx.cfg.Idle
 	if tx.shared {
-		limit = tx.cfg.IdleAlone
+		limit = tx.cfg.IdleShared
 	}
 	return IdleLimit(limit)
 }
 
-// share says that the handler uses the connection without mu from now on. Then no ping is possible, and the limit is
-// IdleAlone.
+// share notes that the handler uses the connection without mu from now on. No ping is possible then, so the limit becomes
+// IdleShared.
 func (tx *Tx) share() {
 	tx.shared = true
 	if tx.released || !tx.opened || tx.raw.IsClosed() || tx.raw.PgConn().IsBusy() || tx.raw.PgConn().TxStatus() != 'T' {
-		return // the opening does it, or the next use
+		return // the statement that opens the transaction sets the limit, or the next use does
 	}
 	to := "default"
 	if limit := tx.idleLimit(); limit != "" {
@@ -151,7 +153,7 @@ func (tx *Tx) share() {
 	tx.released = err == nil
 }
 
-// PingDue reports whether it is time for a Ping, every so often. Its caller sees to it that it is called once at a time.
+// PingDue reports whether the last Ping is at least every ago. Calls must not overlap.
 func (tx *Tx) PingDue(now time.Time, every time.Duration) bool {
 	if now.Sub(tx.pinged) < every {
 		return false
@@ -161,8 +163,8 @@ func (tx *Tx) PingDue(now time.Time, every time.Duration) bool {
 }
 
 // Ping keeps the server from taking a live handler that idles in its transaction for a frozen one. It sends an empty
-// statement, which changes nothing, and does not wait for the answer: that is read before the next statement is sent. So
-// it is possible too while rows are open which the server has sent and nobody has read.
+// statement, which changes nothing, and does not wait for the answer. The answer is read before the next statement is sent.
+// So Ping also works while the handler has rows open that the server has sent and nobody has read.
 func (tx *Tx) Ping() {
 	tx.gate.Lock()
 	defer tx.gate.Unlock()
@@ -177,7 +179,7 @@ func (tx *Tx) Ping() {
 	_ = pg.Conn().SetWriteDeadline(time.Now().Add(time.Second))
 	pg.Frontend().SendQuery(&pgproto3.Query{})
 	if err := pg.Frontend().Flush(); err != nil {
-		_ = pg.Conn().Close() // some of it may be on its way
+		_ = pg.Conn().Close() // part of the statement may have been sent
 		return
 	}
 	_ = pg.Conn().SetWriteDeadline(time.Time{})
@@ -198,8 +200,8 @@ func (tx *Tx) settle(ctx context.Context) error {
 	return nil
 }
 
-// GiveUp closes the connection under a handler that does not return, so that the job's row is free, and ends what the server
-// does for it.
+// GiveUp closes the connection of a handler that does not return, and asks the server to stop what it does for it. Then the
+// job's row is free.
 func (tx *Tx) GiveUp() {
 	tx.gate.Lock()
 	defer tx.gate.Unlock()
@@ -216,14 +218,14 @@ func (tx *Tx) GiveUp() {
 	}()
 }
 
-// try is mu.TryLock, which does not fail because of a ping.
+// try is mu.TryLock, but a ping does not make it fail.
 func (tx *Tx) try() bool {
 	tx.gate.Lock()
 	defer tx.gate.Unlock()
 	return tx.mu.TryLock()
 }
 
-// patience is how long what must be done is waited for, in a context that has ended.
+// patience is how long to wait for things that must be done although their context has ended.
 const patience = 5 * time.Second
 
 func (tx *Tx) acquire(ctx context.Context) (err error) {
@@ -235,7 +237,7 @@ func (tx *Tx) acquire(ctx context.Context) (err error) {
 	return nil
 }
 
-// PoolClosed reports whether err says that the pool is closed. pgxpool passes on its own pool's error for that.
+// PoolClosed reports whether err says that the pool is closed. pgxpool returns the error of the pool inside it.
 func PoolClosed(err error) bool { return errors.Is(err, puddle.ErrClosedPool) }
 
 func (tx *Tx) replace(ctx context.Context) error {
@@ -244,14 +246,14 @@ func (tx *Tx) replace(ctx context.Context) error {
 	return tx.acquire(ctx)
 }
 
-// first opens the transaction with these statements behind, and gives the results of those. It gives neither results
-// nor an error where there are none, or where they could not be prepared: then they are to be sent as they are.
+// first opens the transaction together with queries, and returns the results of queries. It returns neither results nor an
+// error if there are no queries, or if they could not be prepared: then the caller has to send them by themselves.
 func (tx *Tx) first(ctx context.Context, queries ...*pgx.QueuedQuery) (pgx.BatchResults, error) {
 	if tx.failed != nil {
 		return nil, tx.failed
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, err // nothing was sent, and another context may do
+		return nil, err // nothing was sent; a call with another context may work
 	}
 	idle := tx.idleLimit()
 	tx.released = tx.shared
@@ -279,15 +281,15 @@ func (tx *Tx) first(ctx context.Context, queries ...*pgx.QueuedQuery) (pgx.Batch
 		tx.opened = true
 		return nil, nil
 	case pg.IsClosed() && ctx.Err() == nil && !tx.replaced:
-		// It was idle for long and is dead, or pgx has closed it because an argument does not encode. Nothing was
-		// committed, so another connection may do it all.
+		// The connection idled for long and is dead, or pgx has closed it because an argument does not encode. Nothing was
+		// committed, so another connection can do all of it.
 		if err := tx.replace(ctx); err != nil {
 			tx.notBegun, tx.failed = ctx.Err() == nil, err
 			return nil, err
 		}
 		return tx.first(ctx)
 	case len(queries) > 0 && !pg.IsClosed() && pg.TxStatus() == 'I':
-		return tx.first(ctx) // nothing was run; what is wrong with them, if it is they, shows when they are sent alone
+		return tx.first(ctx) // nothing ran; if the queries are at fault, that shows when they are sent by themselves
 	case tx.cfg.Refused(err) != nil:
 		tx.refused = true
 		tx.failed = tx.cfg.Refused(err)
@@ -298,8 +300,8 @@ func (tx *Tx) first(ctx context.Context, queries ...*pgx.QueuedQuery) (pgx.Batch
 	return nil, tx.failed
 }
 
-// query gives a statement as one of a batch, or none where a batch would treat it in another way: without arguments it
-// may be several statements, and a batch knows no options.
+// query returns a statement for a batch. It returns none if a batch would treat the statement in another way: without
+// arguments it may be several statements, and a batch has no options.
 func (tx *Tx) query(sql string, args []any) []*pgx.QueuedQuery {
 	if !tx.cfg.Pipelines || len(args) == 0 {
 		return nil
@@ -311,9 +313,9 @@ func (tx *Tx) query(sql string, args []any) []*pgx.QueuedQuery {
 	return []*pgx.QueuedQuery{{SQL: sql, Arguments: args}}
 }
 
-// Pipelines says whether a handler's first statement may travel with what opens its transaction. In the simple protocol
-// one string of SQL may be several statements, whose results a batch cannot tell apart. A tracer of queries alone would
-// not hear of it.
+// Pipelines reports whether a handler's first statement may be sent together with the statements that open its transaction.
+// In the simple protocol one string of SQL may be several statements, and a batch cannot tell their results apart. A tracer
+// without support for batches would not be told of the statement.
 func Pipelines(c *pgx.ConnConfig) bool {
 	if c.DefaultQueryExecMode == pgx.QueryExecModeSimpleProtocol {
 		return false
@@ -322,7 +324,7 @@ func Pipelines(c *pgx.ConnConfig) bool {
 	return c.Tracer == nil || batches
 }
 
-// Why a handler's transaction cannot be committed although the handler wants it.
+// These say why a handler's transaction cannot be committed although the handler wants it.
 var (
 	errTxLost     = errors.New("onceq: the connection of the handler's transaction was lost, or closed because a statement was cancelled: it is rolled back")
 	errTxFailed   = errors.New("onceq: a statement in the handler's transaction failed and the handler returned no error: it is rolled back")
@@ -333,14 +335,14 @@ var (
 	ErrRolledBack = errors.New("onceq: the handler rolled the worker's transaction back by a statement of its own: return an error to roll it back")
 )
 
-// Close takes the transaction from the handler: later uses get pgx.ErrTxClosed. A statement that another goroutine is at
-// is cut off, together with its connection.
+// Close takes the transaction from the handler: later uses get pgx.ErrTxClosed. If another goroutine is inside a statement,
+// Close cuts that off, together with its connection.
 func (tx *Tx) Close() {
 	tx.root.closed.Store(true)
 	for began := time.Now(); !tx.try(); time.Sleep(time.Millisecond) {
 		tx.cut.Store(true)
 		if time.Since(began) > patience {
-			return // it is not the connection that it waits for
+			return // the use does not wait for the connection
 		}
 		_ = tx.link.Load().PgConn().Conn().Close()
 	}
@@ -352,8 +354,8 @@ func (tx *Tx) Close() {
 	}
 }
 
-// Unfit says why the transaction cannot be committed. One that the handler committed by itself is fit: what the handler
-// did is done, and the completion follows.
+// Unfit returns why the transaction cannot be committed, or nil. A transaction that the handler committed by itself is fit:
+// what the handler did is done, and the completion follows.
 func (tx *Tx) Unfit() error {
 	switch pg := tx.raw.PgConn(); {
 	case tx.late.Load():
@@ -376,16 +378,16 @@ func (tx *Tx) Unfit() error {
 	return nil
 }
 
-// Undo rolls back, and says of err, for which that is done, whether the handler had committed by itself, and whether Postgres
-// wants the transaction run again.
+// Undo rolls back because of err. It reports whether the handler had committed by itself, and whether Postgres wants the
+// transaction run again.
 func (tx *Tx) Undo(err error) (committed, conflict bool) {
-	aborted := tx.opened && tx.raw.PgConn().TxStatus() == 'E' // by a statement on tx.Conn() too, which nobody notes
+	aborted := tx.opened && tx.raw.PgConn().TxStatus() == 'E' // also by a statement on tx.Conn(), of which this type knows nothing
 	committed = tx.opened && tx.committed()
 	return committed, (tx.conflict != nil || aborted) && sqlstate.Retryable(err)
 }
 
-// committed rolls back what is open and reports whether the transaction that the worker opened was committed, which only
-// the handler can have done.
+// committed rolls back what is open, and reports whether the transaction that the worker opened was committed. Only the
+// handler can have done that.
 func (tx *Tx) committed() bool {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -400,22 +402,23 @@ func (tx *Tx) committed() bool {
 			return len(rows) == 1 && string(rows[0][0]) == "committed"
 		}
 	}
-	// Its connection is gone, but the server may still be at its last statement.
+	// The connection is gone, but the server may still be working on its last statement.
 	status, err := tx.cfg.Status(ctx, tx.id)
 	return err == nil && status == "committed"
 }
 
-// Opened reports whether it was opened, and Open whether the connection is inside of a transaction still: the handler may
-// have ended the one that was opened, and begun another one.
+// Opened reports whether the transaction was opened. Open reports whether the connection is still inside a transaction: the
+// handler may have ended the one that was opened, and begun another one.
 func (tx *Tx) Opened() bool { return tx.opened }
 
 func (tx *Tx) Open() bool { return tx.opened && tx.raw.PgConn().TxStatus() != 'I' }
 
-// ID is what Postgres calls the transaction that was opened.
+// ID is Postgres's name for the transaction that was opened.
 func (tx *Tx) ID() string { return tx.id }
 
-// Refused is what the handler was told where what opens the transaction raised, and NotBegun why it could not be begun,
-// where that was the database and no context that ended. Otherwise they are nil.
+// Refused returns the handler's error if a statement that opens the transaction raised one. NotBegun returns why the
+// transaction could not be begun, if that is due to the database and not to a context that ended. Otherwise they return
+// nil.
 func (tx *Tx) Refused() error {
 	if tx.refused {
 		return tx.failed
@@ -430,8 +433,8 @@ func (tx *Tx) NotBegun() error {
 	return nil
 }
 
-// Commit sends the owner's last statements and the commit behind them, in a new transaction where none is open. sure is
-// false where the answer got lost and it may have been committed.
+// Commit sends the owner's last statements and then a commit, in a new transaction if none is open. sure is false if the
+// answer was lost, so that the transaction may have been committed.
 func (tx *Tx) Commit(ctx context.Context, last ...Statement) (sure bool, err error) {
 	all := slices.Concat(last, []Statement{{SQL: "commit"}})
 	own := tx.Open()
@@ -460,13 +463,13 @@ func (tx *Tx) Commit(ctx context.Context, last ...Statement) (sure bool, err err
 	return sure, err
 }
 
-// Release gives the connection back, with nothing of a transaction left on it. pgxpool closes one that is still
-// inside of a transaction, so this saves a connection and never more.
+// Release gives the connection back, with no transaction left on it. pgxpool would close a connection that is inside a
+// transaction, so this only saves a connection.
 func (tx *Tx) Release() {
 	if tx.conn == nil {
 		return
 	}
-	tx.Close() // once more, for a handler that ended its goroutine
+	tx.Close() // again, for a handler that ended its goroutine
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if !tx.cut.Load() && !tx.raw.IsClosed() && tx.raw.PgConn().TxStatus() != 'I' {
@@ -479,14 +482,14 @@ func (tx *Tx) Release() {
 	tx.conn = nil
 }
 
-// note keeps a conflict in mind, which the handler may return in an error of its own.
+// note remembers a conflict, which the handler may return in an error of its own.
 func (tx *Tx) note(err error) {
 	if err != nil && sqlstate.Retryable(err) {
 		tx.conflict = err
 	}
 }
 
-// open opens the transaction for what cannot travel with it.
+// open opens the transaction for a use that cannot be sent together with the opening.
 func (tx *Tx) open(ctx context.Context) error {
 	if tx.opened {
 		return nil
@@ -495,8 +498,8 @@ func (tx *Tx) open(ctx context.Context) error {
 	return err
 }
 
-// rawConn gives the connection inside of the transaction. Where that cannot be opened nothing works on it: nothing may be
-// written through it that commits by itself.
+// rawConn returns the connection inside the transaction. If the transaction cannot be opened, the connection is closed:
+// nothing may be written through it that commits by itself.
 func (tx *Tx) rawConn() *pgx.Conn {
 	tx.share()
 	if err := tx.open(tx.ctx); err != nil && !tx.raw.IsClosed() && tx.raw.PgConn().TxStatus() == 'I' {
@@ -508,7 +511,7 @@ func (tx *Tx) rawConn() *pgx.Conn {
 	return tx.raw
 }
 
-// closedConn gives a connection that is closed: nil would end the process of whoever uses it.
+// closedConn returns a connection that is closed. With nil, the process of a caller would end.
 func (tx *Tx) closedConn() *pgx.Conn {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

@@ -8,15 +8,15 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// txRows are rows of a handler's transaction. Those that came with its opening end the batch with it.
+// txRows are rows of a handler's transaction. Rows that came with the opening also end its batch.
 type txRows struct {
 	rows    pgx.Rows
 	tx      *Tx
-	results pgx.BatchResults // nil for rows of their own
+	results pgx.BatchResults // nil for rows that came by themselves
 	closing error
 }
 
-// enter is false where the worker has ended the transaction: the connection is somebody else's.
+// enter returns false if the worker has ended the transaction: the connection is then somebody else's.
 func (r *txRows) enter() bool {
 	r.tx.mu.Lock()
 	if !r.tx.root.closed.Load() {
@@ -95,13 +95,13 @@ func (r *txRows) Conn() *pgx.Conn { return r.tx.root.Conn() }
 
 func (r *txRows) TypeMap() *pgtype.Map { return r.rows.TypeMap() }
 
-// failedRows are those of a query that was not sent.
+// failedRows are the rows of a query that was not sent.
 func failedRows(err error) pgx.Rows {
 	rows, _ := pgx.FailedBatchResults(&pgx.Batch{}, err).Query()
 	return rows
 }
 
-// oneRow is the first of some rows, as pgx's own Row has it.
+// oneRow is the first of some rows, like pgx's own Row.
 type oneRow struct{ rows pgx.Rows }
 
 func (r oneRow) Scan(dest ...any) error {
@@ -124,7 +124,7 @@ func (r oneRow) Scan(dest ...any) error {
 	return r.rows.Err()
 }
 
-// txResults are those of a batch in a handler's transaction.
+// txResults are the results of a batch in a handler's transaction.
 type txResults struct {
 	results pgx.BatchResults
 	tx      *Tx

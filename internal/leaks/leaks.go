@@ -1,5 +1,5 @@
-// Package leaks finds goroutines that a test leaves behind, also while other tests run beside it: a goroutine carries
-// the label of the test that started it.
+// Package leaks finds goroutines that a test leaves behind, even while other tests run beside it: a goroutine carries the
+// label of the test that started it.
 package leaks
 
 import (

@@ -65,7 +65,7 @@ func (b *binaries) standby(ctx context.Context, name string, tablespaces map[str
 	return server, nil
 }
 
-// notCopied are directories whose contents a copy creates anew, by their path in the data directory.
+// notCopied are directories whose contents a copy creates itself, by their path in the data directory.
 var notCopied = map[string]bool{
 	"pg_wal": true, "pg_replslot": true, "pg_dynshmem": true, "pg_notify": true, "pg_serial": true, "pg_snapshots": true,
 	"pg_stat_tmp": true, "pg_subtrans": true,
@@ -101,7 +101,8 @@ func (b *binaries) copyCluster(from string, tablespaces map[string]string) error
 	})
 }
 
-// copyTree copies directories and files, except those that other handles. Files that vanish meanwhile were not needed.
+// copyTree copies directories and files, except those that other handles. Files that vanish while it copies were not
+// needed.
 func (b *binaries) copyTree(from, to string, other func(path string, d fs.DirEntry) (bool, error)) error {
 	return filepath.WalkDir(from, func(source string, d fs.DirEntry, err error) error {
 		switch {
