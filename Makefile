@@ -4,18 +4,18 @@ STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOSEC       = github.com/securego/gosec/v2/cmd/gosec@v2.27.1
 TIMEOUT     = 20m
 
-# Modules of their own, which no application gets by importing onceq. lab/ measures and attacks it; its torture has
-# targets of its own below.
+# These are modules of their own, which no application gets by importing onceq. lab/ measures and attacks onceq; its
+# torture has targets of its own below.
 MODULES     = onceqotel examples queuetest/container
 LAB         = ./adapter ./bench ./checks ./model ./tern
 
-# Tests that wait for a lease to run out need no processor, so more of them run at once than there are processors.
+# Tests that wait for a lease to run out need no processor, so more tests run at once than there are processors.
 PARALLEL    = 8
 
 .PHONY: test tools format imports vet staticcheck gosec race modules matrix test-versions test-container demo bench torture torture-ci
 
-# All that CI runs but matrix and torture-ci. The tests of this module wait much, and the rest is done beside them; what
-# installs something comes first, since a package manager serves one at a time.
+# Everything that CI runs, except matrix and torture-ci. The tests of this module wait a lot, so the rest runs beside them.
+# Installing comes first, because a package manager serves one caller at a time.
 test: format imports tools vet
 	@$(MAKE) --no-print-directory -j2 race staticcheck gosec modules
 
@@ -46,9 +46,9 @@ staticcheck:
 	@echo "== staticcheck"
 	@GOTOOLCHAIN=auto go run $(STATICCHECK) ./...
 
-# Without G115: every number that is converted to a narrower type was checked, or is a count of what was. Without G404:
-# the random numbers are jitter, and a guard of rows against mistakes and not against attackers (docs/SECURITY.md). The
-# directories left out run and write what the developer's own machine has, for tests and benchmarks.
+# Without G115: every number that is converted to a narrower type was checked, or counts things that were. Without G404:
+# random numbers are jitter, or guard rows against mistakes and not against attackers (docs/SECURITY.md). The excluded
+# directories run programs and write files of the developer's own machine, for tests and benchmarks.
 gosec:
 	@echo "== gosec"
 	@GOTOOLCHAIN=auto go run $(GOSEC) -quiet -exclude=G115,G404 -exclude-dir=internal/pgserver -exclude-dir=queuetest -exclude-dir=examples \
@@ -63,8 +63,8 @@ race:
 	ONCEQ_TEST_PGBOUNCER=$$(scripts/pgbouncer.sh) || exit 1; export ONCEQ_TEST_PGBOUNCER; \
 	go test -race -count=1 -timeout $(TIMEOUT) -parallel $(PARALLEL) ./...
 
-# The same for the modules beside this one. What they need may want a newer Go than onceq does; examples/moving runs
-# a Redis, and the Node libraries that one may move away from.
+# The same for the modules beside this one. Their dependencies may need a newer Go than onceq does. examples/moving runs
+# a Redis, and the Node libraries that an application may move away from.
 modules:
 	@if [ -z "$$ONCEQ_TEST_IMAGE" ]; then ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; fi; \
 	ONCEQ_TEST_REDIS=$$(scripts/redis.sh) || exit 1; export ONCEQ_TEST_REDIS; \
@@ -76,13 +76,13 @@ modules:
 	done; \
 	echo "== lab" && cd lab && go vet ./... && go run $(STATICCHECK) ./... && go test -race -count=1 -timeout $(TIMEOUT) -parallel $(PARALLEL) $(LAB)
 
-# The suite in every query mode, as a role with the grants alone, in an odd schema, and through PgBouncer.
-# For some of them: make matrix MODES='role pgbouncer'. That what is left out does fail there: make matrix MODES=-skipped
+# The suite in every query mode, as a role with only the grants, in an odd schema, and through PgBouncer.
+# Some of these modes: make matrix MODES='role pgbouncer'. Check that the tests left out do fail: make matrix MODES=-skipped
 matrix:
 	@TIMEOUT=$(TIMEOUT) scripts/matrix.sh $(MODES)
 
-# The tests, and those of the modules that depend on the server, on each further major version that is supported.
-# For one of them: make test-versions VERSIONS=18
+# The tests of this module, and of the modules that depend on the server, on each other major version that is supported.
+# One of them: make test-versions VERSIONS=18
 VERSIONS = 16 17 18
 test-versions:
 	@for version in $(VERSIONS); do \
@@ -103,19 +103,19 @@ demo:
 	@scripts/postgres.sh >/dev/null
 	@GOTOOLCHAIN=auto go run -C examples ./demo
 
-# Ours and the peers side by side, on the newest and the oldest Postgres that is supported, into lab/bench/RESULTS.md.
-# For a part of it: make bench BENCH='-tests A,C -rounds 5'
+# onceq and its peers side by side, on the newest and the oldest supported Postgres, into lab/bench/RESULTS.md.
+# A part of it: make bench BENCH='-tests A,C -rounds 5'
 bench:
 	@cd lab/bench && for version in 18 15; do go run . -pg $$version -o . $(BENCH) || exit 1; done
 
-# Many processes, and all that happens to machines, for some minutes; River beside it. docs/torture.md says what is
-# counted. For hours: make torture TORTURE='-duration 3h -systems onceq'
+# Many processes under everything that happens to machines, for some minutes; then the same for River. docs/torture.md says
+# what is counted. For hours: make torture TORTURE='-duration 3h -systems onceq'
 torture:
 	@ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; \
 	ONCEQ_TEST_PGBOUNCER=$$(scripts/pgbouncer.sh) || exit 1; export ONCEQ_TEST_PGBOUNCER; \
 	cd lab/torture && go run . $(TORTURE)
 
-# A minute of it, and the tests of the checker: what is broken on purpose must be found.
+# A minute of torture, and the tests of the checker, which must find what is broken on purpose.
 torture-ci:
 	@ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; \
 	ONCEQ_TEST_PGBOUNCER=$$(scripts/pgbouncer.sh) || exit 1; export ONCEQ_TEST_PGBOUNCER; \

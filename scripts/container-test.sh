@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs the tests of queuetest/container on a Postgres in a container, on a Debian or Ubuntu machine that may have neither Docker
-# nor a way to pull images: installs and starts a Docker daemon where none answers, makes an image out of this
-# machine's own postgresql package that behaves as the official one does, and lets the tests find nothing else.
+# nor a way to pull images. It installs and starts a Docker daemon if none answers. It makes an image from this machine's
+# own postgresql package that behaves like the official one, and lets the tests find no other server.
 #
 #	scripts/container-test.sh [go test arguments]
 set -eu
@@ -48,7 +48,7 @@ if ! docker version >/dev/null 2>&1; then
 	done
 fi
 
-# The image: the files of the server's package and of all it needs, and an entry point.
+# The image has the files of the server's package and of its dependencies, and an entry point.
 version=$("$bin/postgres" --version | sed 's/.*(PostgreSQL) \([0-9]*\).*/\1/')
 packages="postgresql-$version dash coreutils util-linux libc-bin"
 say "making an image of the packages $packages"
@@ -95,7 +95,7 @@ tar -c -C "$work/image" . | docker import \
 	-c 'ENTRYPOINT ["docker-entrypoint.sh"]' -c 'CMD ["postgres"]' -c 'EXPOSE 5432' - "$image" >/dev/null
 
 say "running the tests in $image"
-# The daemon is on this machine, even where the machine itself looks like a container.
+# The daemon is on this machine, even if the machine itself looks like a container.
 export ONCEQ_TEST_IMAGE="$image" TESTCONTAINERS_RYUK_DISABLED=true TESTCONTAINERS_HOST_OVERRIDE=127.0.0.1
 status=0
 (cd queuetest/container && env -u ONCEQ_TEST_DATABASE_URL -u ONCEQ_TEST_PGBIN go test -count=1 -timeout 10m "$@" .) || status=$?

@@ -1,26 +1,26 @@
 #!/bin/sh
-# Runs the whole suite in each way in which the library may be used: every query mode of pgx, a role with the published
-# grants alone, a schema whose name needs quoting, and PgBouncer in transaction mode. queuetest reads the environment
-# variables; no test knows of them, and what a test sets up it does as the tables' owner.
+# Runs the whole suite in each way in which the library may be used: every query mode of pgx, a role with only the
+# published grants, a schema whose name needs quoting, and PgBouncer in transaction mode. queuetest reads the environment
+# variables. Tests know nothing of them, and set up what they need as the tables' owner.
 #
 #   scripts/matrix.sh              all of them
 #   scripts/matrix.sh role exec    some
 #   scripts/matrix.sh -skipped     what is left out: each must fail in its mode
 #
-# Left out in a mode is, by name, what says something about Postgres, pgx or queuetest that the mode takes away, and
-# nothing about the library in the mode. queuetest itself skips a test that wants a query mode that PgBouncer has no room
-# for.
+# A mode leaves out, by name, the tests that depend on something of Postgres, pgx or queuetest that the mode takes away
+# and that say nothing about the library in that mode. queuetest itself skips a test that asks for a query mode that does
+# not work with PgBouncer.
 set -eu
 cd "$(dirname "$0")/.."
 
-# The processes of queuetest.Prove connect in their own way in every mode: they say the same in each.
+# The processes of queuetest.Prove connect in their own way in every mode, so these are the same in each.
 always='TestProve_.*|ExampleProve'
 
-# They say what the schema is by default, or use it.
+# These test or use the default schema.
 schema='TestNew|ExampleHookFunc|ExampleConfig_beforeEnqueue'
 
-# They listen, which nobody can through PgBouncer (the worker says so and polls); or end the backend of an idle
-# connection, of which the client then hears nothing.
+# These listen, which is not possible through PgBouncer (the worker says so and polls). Or they end the backend of an
+# idle connection, and behind PgBouncer the client is not told.
 pgbouncer='TestWake_NotificationsOnlyWhileSomebodyWaits|TestWake_ABusyQueueAsksForNoNotification'
 pgbouncer="$pgbouncer|TestWorker_NoJobIsMissedByNotificationsAlone|TestHandleTx_ConnectionLostBeforeTheFirstStatement"
 
@@ -34,7 +34,7 @@ run() {
 		for name in $(echo "$skip" | tr '|' ' '); do
 			# shellcheck disable=SC2086
 			if env "$@" go test -count=1 -timeout "${TIMEOUT:-20m}" -run "^$name\$" $packages; then
-				echo "$name does not fail in this mode, or is no test: it is not to be left out" >&2
+				echo "$name does not fail in this mode, or is not a test: do not leave it out" >&2
 				exit 1
 			fi
 		done

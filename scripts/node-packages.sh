@@ -1,7 +1,7 @@
 #!/bin/sh
 # Prints a directory with the Node packages of examples/moving/package.json in node_modules, and with bin/node, a Node
-# that is new enough for them. npm fetches them once into the user's cache directory. Where there is no npm, or it
-# reaches no registry, prints nothing, and the tests that want them are skipped. In CI that is an error.
+# that is new enough for them. npm fetches them once into the user's cache directory. If there is no npm, or no
+# registry can be reached, it prints nothing, and the tests that need the packages are skipped. In CI that is an error.
 #
 # ONCEQ_TEST_NODE, when set, is printed as it is.
 set -eu
@@ -19,7 +19,7 @@ if [ ! -d "$dir" ]; then
 	new=$(mktemp -d "$cache/new.XXXXXX")
 	trap 'rm -rf "$new"' EXIT
 	cp "$wanted" "$new/package.json"
-	# Some of the packages want a newer Node than many a distribution has.
+	# Some of the packages need a newer Node than many distributions have.
 	if ! command -v npm >/dev/null || ! (
 		cd "$new" &&
 			echo "node-packages.sh: fetching the packages of examples/moving" >&2 &&
@@ -32,7 +32,7 @@ if [ ! -d "$dir" ]; then
 		[ -z "${CI:-}" ] || exit 1
 		exit 0
 	fi
-	# Whoever is first wins; the other one's copy is as good.
+	# The first process wins; the other one's copy is just as good.
 	[ -d "$dir" ] || mv "$new" "$dir"
 fi
 echo "$dir"

@@ -47,7 +47,7 @@ if [ ! -x "$dir/bin/postgres" ]; then
 				fs.symlinkSync(path.relative(path.dirname(target), source), target)'
 		chmod -R a+rX native
 	) >&2
-	# Whoever is first wins; the other one's copy is as good.
+	# The first process wins; the other one's copy is just as good.
 	mv -T "$new/package/native" "$dir" 2>/dev/null || [ -x "$dir/bin/postgres" ]
 fi
 echo "$dir/bin"

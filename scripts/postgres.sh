@@ -1,6 +1,6 @@
 #!/bin/sh
-# Prints the directory of this machine's newest Postgres server binaries (initdb and postgres), which the tests start
-# servers from. Where there are none, installs the distribution's package first, and says so.
+# Prints the directory of this machine's newest Postgres server binaries (initdb and postgres), from which the
+# tests start servers. If there are none, it installs the distribution's package first, and says so.
 #
 # ONCEQ_TEST_PGBIN, when set, is printed as it is.
 set -eu
@@ -35,7 +35,7 @@ if [ -z "$bin" ]; then
 	{
 		if command -v apt-get >/dev/null; then
 			as_root apt-get update -qq
-			# Nothing but the binaries is wanted: no cluster that starts with the machine.
+			# Only the binaries are needed, and no cluster that starts with the machine.
 			as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends postgresql-common >/dev/null
 			as_root sh -c 'mkdir -p /etc/postgresql-common/createcluster.d && echo "create_main_cluster = false" >/etc/postgresql-common/createcluster.d/onceq.conf'
 			as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends postgresql >/dev/null

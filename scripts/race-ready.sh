@@ -1,5 +1,5 @@
 #!/bin/sh
-# Says what is missing for the race detector, which needs cgo and with it a C compiler.
+# Says what is missing for the race detector, which needs cgo and therefore a C compiler.
 set -eu
 cc=$(go env CC)
 if [ "$(go env CGO_ENABLED)" = 1 ] && command -v "${cc%% *}" >/dev/null; then

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Prints the path of a program that tests start: tool.sh PROGRAM DEBIAN-PACKAGE OTHER-PACKAGE. Where there is none, installs
-# the distribution's package first, and says so; where that is not possible prints nothing, and the tests that want it
-# are skipped. In CI that is an error.
+# Prints the path of a program that tests start: tool.sh PROGRAM DEBIAN-PACKAGE OTHER-PACKAGE. If there is none, it
+# installs the distribution's package first, and says so. If that is not possible, it prints nothing, and the tests that
+# need the program are skipped. In CI that is an error.
 set -eu
 
 PATH=$PATH:/usr/sbin:/usr/local/sbin:/opt/homebrew/bin
