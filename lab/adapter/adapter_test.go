@@ -15,8 +15,8 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// What the harness expects: a descriptor first, then each metric, jobs that are done, a rate that follows the control file,
-// and an end when it is asked for.
+// The harness expects a descriptor first, then each metric, finished jobs, a rate that follows the control file, and an end
+// when it asks for one.
 func TestAdapter(t *testing.T) {
 	q := queuetest.New(t)
 	file := filepath.Join(t.TempDir(), "rate")

@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// latencyWindow is how far back the percentiles look.
+// latencyWindow is the time that the percentiles cover.
 const latencyWindow = 30 * time.Second
 
-// histogram counts durations of the last latencyWindow in microseconds, to one part in 1,024, in memory that does not grow:
-// one set of buckets for each second.
+// histogram counts the durations of the last latencyWindow in microseconds, with a precision of one part in 1,024. Its
+// memory does not grow: it has one set of buckets for each second.
 type histogram struct {
 	mu      sync.Mutex
 	seconds [31]second
@@ -33,7 +33,7 @@ func (h *histogram) addAt(now time.Time, d time.Duration) {
 	s.counts[bucket(d)]++
 }
 
-// quantiles are the durations below which these shares of the window lie; zeros where there is none.
+// quantiles returns the durations below which these shares of the window lie, or zeros if the window is empty.
 func (h *histogram) quantiles(now time.Time, shares ...float64) []time.Duration {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -67,7 +67,7 @@ const (
 	buckets = exact + steps*32
 )
 
-// bucket finds a duration's: 1,024 equal steps between each power of two and the next.
+// bucket returns the bucket of a duration. There are 1,024 equal steps from each power of two to the next.
 func bucket(d time.Duration) int {
 	us := uint64(max(0, d.Microseconds()))
 	if us < exact {
@@ -77,7 +77,7 @@ func bucket(d time.Duration) int {
 	return min(buckets-1, exact+(shift-1)*steps+int(us>>shift)-steps)
 }
 
-// upper is the longest duration of a bucket.
+// upper returns the longest duration in a bucket.
 func upper(b int) time.Duration {
 	us := uint64(b)
 	if b >= exact {

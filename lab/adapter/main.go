@@ -1,5 +1,5 @@
-// Command adapter is onceq's adapter for hardbyte/postgresql-job-queue-benchmarking, which compares queues inside Postgres:
-// it enqueues and works off jobs until SIGTERM, and prints what it saw as lines of JSON. README.md has the rest.
+// Command adapter is onceq's adapter for hardbyte/postgresql-job-queue-benchmarking, which compares queues inside Postgres.
+// It enqueues and runs jobs until SIGTERM, and prints its figures as lines of JSON. See README.md.
 package main
 
 import (
@@ -35,10 +35,10 @@ func main() {
 	}
 }
 
-// settings are what the harness sets.
+// settings come from the harness.
 type settings struct {
 	url, scenario, mode         string
-	rate, depth                 int // jobs a second, or jobs that wait
+	rate, depth                 int // jobs a second, or waiting jobs
 	rateFile                    string
 	batch                       int
 	batchEvery, sampleEvery     time.Duration
@@ -85,7 +85,7 @@ func readSettings(env func(string) string) (s settings, err error) {
 	return s, err
 }
 
-// payload is that of each job.
+// payload is the payload of each job.
 type payload struct {
 	Seq     int64  `json:"seq"`
 	Padding string `json:"padding"`
@@ -100,7 +100,7 @@ type adapter struct {
 	out  *json.Encoder
 
 	enqueued, completed atomic.Int64
-	waiting             atomic.Int64 // in all queues; only the first instance asks
+	waiting             atomic.Int64 // in all queues; only the first instance counts
 	target              atomic.Int64 // jobs a second
 	latency             histogram
 }
@@ -174,8 +174,8 @@ func (a *adapter) handle(_ context.Context, l *onceq.Lease, _ payload) error {
 	return nil
 }
 
-// produce enqueues at the rate that the control file says, or until so many jobs wait. Credit is by the time that has
-// really passed, so that a slow call lowers nothing.
+// produce enqueues at the rate that the control file says, or until so many jobs wait. It paces by the time that has really
+// passed, so a slow call does not lower the rate.
 func (a *adapter) produce(ctx context.Context) {
 	padding, names := strings.Repeat("x", max(0, a.payload-32)), a.queueNames()
 	var seq int64
@@ -218,7 +218,7 @@ func (a *adapter) produce(ctx context.Context) {
 	}
 }
 
-// currentRate reads the control file, with which the harness changes the rate.
+// currentRate reads the control file, through which the harness changes the rate.
 func (a *adapter) currentRate() float64 {
 	if a.rateFile == "" {
 		return float64(a.rate)
@@ -234,7 +234,7 @@ func (a *adapter) currentRate() float64 {
 	return max(0, rate)
 }
 
-// observe counts what waits. Stats stops counting a queue at onceq.StatsCap.
+// observe counts the waiting jobs. Stats stops counting a queue at onceq.StatsCap.
 func (a *adapter) observe(ctx context.Context) {
 	names := a.queueNames()
 	for a.first() && sleep(ctx, 200*time.Millisecond) {
@@ -250,10 +250,10 @@ func (a *adapter) observe(ctx context.Context) {
 	}
 }
 
-// first is whether this instance is the one that reports what is not an instance's own.
+// first reports whether this instance is the one that reports figures which belong to no single instance.
 func (a *adapter) first() bool { return a.instanceID == 0 }
 
-// sample prints the figures at full multiples of the interval.
+// sample prints the figures at whole multiples of the interval.
 func (a *adapter) sample(ctx context.Context) {
 	last, enqueued, completed := time.Now(), a.enqueued.Load(), a.completed.Load()
 	for sleep(ctx, time.Until(time.Now().Truncate(a.sampleEvery).Add(a.sampleEvery))) {
@@ -283,7 +283,7 @@ func (a *adapter) sample(ctx context.Context) {
 //go:embed adapter.json
 var manifest []byte
 
-// describe prints what the harness holds against adapter.json.
+// describe prints the descriptor that the harness compares with adapter.json.
 func (a *adapter) describe() error {
 	var m map[string]any
 	if err := json.Unmarshal(manifest, &m); err != nil {
@@ -304,7 +304,7 @@ func (a *adapter) describe() error {
 	})
 }
 
-// sleep reports whether ctx goes on.
+// sleep reports whether ctx is still open.
 func sleep(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():
