@@ -259,6 +259,12 @@ func (e *tablesMissing) Error() string {
 
 func (e *tablesMissing) Unwrap() []error { return []error{e.schema, e.err} }
 
+// noDB is errNoDB for the text of another error.
+type noDB struct{}
+
+func (noDB) Error() string { return strings.TrimPrefix(errNoDB.Error(), "onceq: ") }
+func (noDB) Unwrap() error { return errNoDB }
+
 // noTables reports whether Postgres says that the schema or its tables do not exist.
 func noTables(err error) bool {
 	state := sqlstate.Of(err)

@@ -152,6 +152,9 @@ func (k *Kind[P]) handler() Handler {
 	if k.Keep != 0 {
 		h.keep, h.err = keepTime("Kind.Keep", k.Keep, h.err)
 	}
+	if err := checkName("Kind.Queue", h.queue, MaxNameBytes); err != nil {
+		h.err = err
+	}
 	if err := checkName("Kind.Name", k.Name, MaxNameBytes); err != nil {
 		h.err = err
 	}

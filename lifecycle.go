@@ -102,7 +102,11 @@ func (r *run) work(ctx context.Context, limit int) (failed, left error) {
 		return errPoolClosed, left
 	}
 	if r.drain != nil && r.drain.cutShort {
-		left = errors.Join(left, fmt.Errorf("onceq: Drain ended with work left: %w", context.Cause(ctx)))
+		why := ctx.Err()
+		if cause := context.Cause(ctx); !errors.Is(cause, why) {
+			why = fmt.Errorf("%w: %w", why, cause)
+		}
+		left = errors.Join(left, fmt.Errorf("onceq: Drain ended with work left: %w", why))
 	}
 	return errors.Join(r.failed...), left
 }

@@ -20,7 +20,8 @@ import (
 const SchemaVersion = 1
 
 // DB is where a statement runs: a pgx.Tx, a *pgxpool.Pool, a *pgx.Conn or a *pgxpool.Conn. In a transaction everything that
-// the statement does commits and rolls back with that transaction.
+// the statement does commits and rolls back with that transaction. For a Fence, a FenceLease and Lease.Complete a nil DB is
+// the pool; elsewhere it is an *InvalidError, because it may be a transaction that was forgotten.
 //
 // A type of the application's own works too, around a pool for tracing for example, or around one that follows a
 // transaction in the context. Statements are sent to it as they are, without the planner settings and the freedom from time

@@ -258,6 +258,9 @@ func rollBack(ctx context.Context, db DB) {
 
 // query runs a statement as it is and calls read with its rows.
 func query(ctx context.Context, db DB, statement string, args []any, read func(pgx.Rows) error) error {
+	if db == nil {
+		return noDB{}
+	}
 	rows, err := db.Query(ctx, statement, args...)
 	if err != nil {
 		return err

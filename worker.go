@@ -177,6 +177,9 @@ func (w *Worker) chooseQueues(cfg *WorkerConfig) error {
 		if slices.Contains(cfg.Without, name) {
 			return invalid("WorkerConfig.Also", "names queue %q, and so does Without; remove it from one of them", name)
 		}
+		if err := checkName("WorkerConfig.Also", name, MaxNameBytes); err != nil {
+			return err
+		}
 		w.queues[name] = QueueConfig{}
 	}
 	if len(w.queues) == 0 {
@@ -196,9 +199,6 @@ func (w *Worker) chooseQueues(cfg *WorkerConfig) error {
 func (w *Worker) tuneQueues(size int) error {
 	asked := 0
 	for name, c := range w.queues {
-		if err := checkName("WorkerConfig.Queues", name, MaxNameBytes); err != nil {
-			return err
-		}
 		if c.Concurrency < 0 || c.Concurrency > 10_000 {
 			return invalid("QueueConfig.Concurrency", "of %q is %d; 1 to 10,000 is possible", name, c.Concurrency)
 		}

@@ -208,7 +208,7 @@ type Request struct {
 	// contains, as in Key + "→mail". Keys are printable ASCII, so a client may send "1-mail" as well as "1".
 	Scope string
 
-	// Claim is the lease on the key's fence for this run. With Handler its IdempotencyKey is the same in each run, for
+	// Lease is the lease on the key's fence for this run. With Handler its IdempotencyKey is the same in each run, for
 	// a provider that the handler calls directly; Transport derives a key from it for each call. With HandlerTx it is
 	// good for this run only: a rollback undoes the claim, and the next run has another key. So put calls to a provider
 	// into a job there.

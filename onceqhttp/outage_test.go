@@ -113,6 +113,11 @@ func TestTransport_ErrorsBeforeAByteWasSentApplyNothing(t *testing.T) {
 				return nil, ctx.Err()
 			}), "POST", ok.URL)
 		}, "canceled", true},
+		"time was up before": {func(ctx context.Context) error {
+			ctx, cancel := context.WithCancel(ctx)
+			cancel()
+			return send(ctx, plain, "POST", ok.URL)
+		}, "canceled", true},
 		"cut off in writing": {one(breaking(true), "POST", ok.URL), "", false},
 		"cut off in reading": {one(breaking(false), "POST", ok.URL), "", false},
 		"a base that says nothing": {func(ctx context.Context) error {

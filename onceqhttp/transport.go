@@ -2,6 +2,7 @@ package onceqhttp
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -105,7 +106,14 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		s.counts = true
 		r, keyed = t.keyed(r)
 	}
-	resp, err := base.RoundTrip(s.begin(r))
+	r = s.begin(r)
+	if err := context.Cause(r.Context()); err != nil && s.run != nil { // base may say so without having asked for a connection
+		if r.Body != nil {
+			_ = r.Body.Close()
+		}
+		return nil, s.notApplied(err)
+	}
+	resp, err := base.RoundTrip(r)
 	switch {
 	case err != nil && s.asked.Load() && !s.connected.Load():
 		return nil, s.notApplied(err)

@@ -28,6 +28,29 @@ func TestMistakes(t *testing.T) {
 	_, err = db.Queue.EnqueueMany(t.Context(), nil, []onceq.Job{{Kind: "k"}})
 	require.ErrorAs(t, err, &bad)
 
+	// So does each call that takes no pool by itself.
+	ctx, q, all := t.Context(), db.Queue, onceq.Filter{Kind: "k"}
+	for name, call := range map[string]func() error{
+		"Get":         func() error { _, err := q.Get(ctx, nil, 1); return err },
+		"GetByKey":    func() error { _, err := q.GetByKey(ctx, nil, "k", "k"); return err },
+		"List":        func() error { _, err := q.List(ctx, nil, all); return err },
+		"Effects":     func() error { _, err := q.Effects(ctx, nil, 1); return err },
+		"Cancel":      func() error { _, err := q.Cancel(ctx, nil, 1); return err },
+		"CancelMany":  func() error { _, _, err := q.CancelMany(ctx, nil, all); return err },
+		"Retry":       func() error { _, err := q.Retry(ctx, nil, 1); return err },
+		"Redrive":     func() error { _, err := q.Redrive(ctx, nil, 1); return err },
+		"RedriveMany": func() error { _, _, err := q.RedriveMany(ctx, nil, all); return err },
+		"Discard":     func() error { return q.Discard(ctx, nil, 1) },
+		"DiscardMany": func() error { _, err := q.DiscardMany(ctx, nil, all); return err },
+		"Resolve":     func() error { return q.Resolve(ctx, nil, 1, "a", onceq.NeverApplied()) },
+		"ResolveMany": func() error { _, _, err := q.ResolveMany(ctx, nil, all, "a", onceq.NeverApplied()); return err },
+	} {
+		err := call()
+		require.ErrorAs(t, err, &bad, name)
+		require.ErrorContains(t, err, "db is nil; pass the transaction", name)
+		require.Equal(t, 1, strings.Count(err.Error(), "onceq: "), "%s: %v", name, err)
+	}
+
 	kind := onceq.Kind[int]{Name: "k"}
 	for _, h := range []onceq.Handler{kind.Handle(nil), kind.HandleTx(nil), kind.HandleBatch(1, nil)} {
 		_, err = onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, h)

@@ -1310,6 +1310,17 @@ func TestDrain_SaysThatItsContextEndedWithWorkLeft(t *testing.T) {
 	require.ErrorIs(t, w.Drain(ctx, 0), context.Canceled)
 	require.True(t, sqlOne[bool](t, db, "select "+nothingSpent))
 	require.ErrorIs(t, w.Drain(ctx, 0), context.Canceled)
+
+	deploy := errors.New("a deploy")
+	ctx, stop := context.WithCancelCause(t.Context())
+	w, err = onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error { stop(deploy); return onceq.Snooze(0) }))
+	require.NoError(t, err)
+	err = w.Drain(ctx, 0)
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, err, deploy)
+
+	w, err = onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error { return nil }))
+	require.NoError(t, err)
 	require.NoError(t, w.Drain(t.Context(), 0))
 	require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.jobs`))
 }
@@ -1340,7 +1351,7 @@ func TestNewWorker_QueuesTuneAndWhatIsLeftOutIsSaid(t *testing.T) {
 		`leaves the worker no queue`:                             {Without: []string{"billing", "default"}},
 		`names queue "billing", which this worker does not work`: {Without: []string{"billing"}, Queues: tuned},
 		`and so does Without; remove it from one of them`:        {Without: []string{"billing"}, Also: []string{"billing"}},
-		`WorkerConfig.Queues`:                                    {Also: []string{" "}},
+		`WorkerConfig.Also is empty`:                             {Also: []string{""}},
 	} {
 		_, err := onceq.NewWorker(db.Queue, cfg, handlers...)
 		require.ErrorContains(t, err, says)
