@@ -21,6 +21,9 @@
 --                next claim read it. The Reaper deletes it after the job is gone; a Redrive deletes it at once.
 --   queues       One row for each queue that a worker has served. Workers write and read it to take turns at the rescan, the search
 --                for jobs before their cursors. It is never deleted.
+--   schedules    One row for each schedule of onceqcron. A tick's handler reads it and writes the next tick's time.
+--   schedule_ticks  One row for each tick that was fired, and for each run of missed ones. Ticks insert it, and delete those
+--                that were kept long enough.
 --   waiters      One row for each idle worker and queue. Workers insert and delete it, and Enqueue reads it to decide
 --                whether to notify. The Reaper deletes the rows of a killed worker.
 --
@@ -168,6 +171,33 @@ create unlogged table {{.schema}}.waiters (
   primary key (queue, worker)
 ) with (fillfactor = 50);
 
+-- Schedules (onceqcron). The next tick of each is an ordinary delayed job, whose handler reads and moves this row.
+create table {{.schema}}.schedules (
+  name       text collate "C" not null primary key,
+  owner      text collate "C" not null,    -- which application's code it belongs to
+  spec       text        not null,         -- when it is due; for people only, if code decides
+  zone       text        not null,
+  missed     text        not null,         -- what becomes of ticks that were missed: "latest 24h0m0s", "all 100"
+  job        jsonb,                        -- what a tick enqueues; null: code decides
+  next_at    timestamptz,                  -- the scheduled time of the next tick; null: there is none
+  paused_at  timestamptz,
+  created_at timestamptz not null default statement_timestamp(),
+  updated_at timestamptz not null default statement_timestamp()
+);
+
+-- What became of each tick.
+create table {{.schema}}.schedule_ticks (
+  schedule text collate "C" not null,
+  at       timestamptz not null,           -- scheduled time; of several missed ticks the first one's
+  until    timestamptz not null,           -- of several missed ticks the last one's, otherwise at
+  ticks    integer     not null,           -- how many
+  outcome  text        not null,           -- fired, duplicate, missed, refused
+  done_at  timestamptz not null default statement_timestamp(),
+  job_id   bigint,                         -- the job that it enqueued or met
+  note     text,                           -- why it was refused, or that somebody asked for it
+  primary key (schedule, at)
+);
+
 -- A completion inside the caller's transaction calls this if its lease is gone. An error stops the commit that follows
 -- in the same pipeline; an update of no rows would not.
 create function {{.schema}}.lease_lost(job bigint) returns bigint
@@ -239,6 +269,8 @@ drop function {{.schema}}.take_fence(regclass, text, text, bigint, bytea);
 drop function {{.schema}}.next_id(regclass, bigint);
 drop function {{.schema}}.id_taken(bigint);
 drop function {{.schema}}.lease_lost(bigint);
+drop table {{.schema}}.schedule_ticks;
+drop table {{.schema}}.schedules;
 drop table {{.schema}}.waiters;
 drop table {{.schema}}.queues;
 drop table {{.schema}}.job_cancels;

@@ -143,7 +143,8 @@ func (db *DB) ExpireLease(id int64) {
 // now. columns names columns of the application's own tables with times that a handler looks at, such as
 // "users.created_at". They are moved along, so what was an hour ago becomes an hour and d ago. The clock itself does
 // not move: Lease.Now, now() in SQL and time.Now stay. A column of type date moves by whole days only: another d fails
-// the test. A job's CreatedAt moves too, but the keys that go to providers stay the same.
+// the test. A job's CreatedAt moves too, but the keys that go to providers stay the same. The times of
+// schedules (onceqcron) move too, so the next tick is at a time that is not in its timetable.
 func (db *DB) Advance(d time.Duration, columns ...string) {
 	db.t.Helper()
 	if d < 0 {
@@ -182,6 +183,11 @@ queues as (
   update onceq.queues set swept_at = swept_at`+by+`
 )
 update onceq.waiters set idle_until = idle_until`+by, d.Microseconds())
+	db.exec(`update onceq.schedules set next_at = next_at`+by+`, paused_at = paused_at`+by, d.Microseconds())
+	// In two steps, because a tick may move to where another one still is.
+	const away = `interval '1000 years'`
+	db.exec(`update onceq.schedule_ticks set at = at + ` + away)
+	db.exec(`update onceq.schedule_ticks set at = at - `+away+by+`, until = until`+by+`, done_at = done_at`+by, d.Microseconds())
 }
 
 // exec runs a statement that writes the schema as onceq, and returns how many rows it changed.

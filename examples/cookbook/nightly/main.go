@@ -1,6 +1,4 @@
-// Nightly shows two ways to do something once every night, in any number of processes. A job that repeats itself with
-// Reschedule needs nothing else. If you have a cron already, let it enqueue a job under the day's key, on as many machines
-// as you like.
+// Nightly does something every night, once, in any number of processes, and makes up for nights that were missed.
 package main
 
 import (
@@ -13,77 +11,70 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/examples/internal/example"
+	"github.com/onceq/onceq/onceqcron"
 )
 
-var (
-	// cleanup is one job that never ends. Its payload is empty, so a later version of the program means the same job.
-	cleanup = onceq.Kind[struct{}]{Name: "cleanup", Key: func(struct{}) string { return "cleanup" }}
+var rollup = onceq.Kind[struct{}]{Name: "rollup"}
 
-	// rollup is one job for each day. Its window is longer than any delay of cron.
-	rollup = onceq.Kind[string]{Name: "rollup", Key: func(day string) string { return day }, Window: 7 * 24 * time.Hour}
-)
-
-// untilTwo returns the time until the next two o'clock on a wall clock, which may have summer time. It is at least an hour,
-// so that a run that began a little early does not run again at once.
-func untilTwo(now time.Time, where *time.Location) time.Duration {
-	soonest := now.In(where).Add(time.Hour)
-	two := time.Date(soonest.Year(), soonest.Month(), soonest.Day(), 2, 0, 0, 0, where)
-	if two.Before(soonest) {
-		two = time.Date(soonest.Year(), soonest.Month(), soonest.Day()+1, 2, 0, 0, 0, where)
-	}
-	return two.Sub(now)
+// schedules are what every process of the application knows.
+func schedules(pool *pgxpool.Pool, q *onceq.Queue) (*onceqcron.Scheduler, error) {
+	return onceqcron.New(q, pool, onceqcron.Config{Owner: "shop"}, onceqcron.Schedule{
+		Name: "rollup", Spec: "0 2 * * *", Zone: "Europe/Berlin",
+		Job:    rollup.Job(struct{}{}),
+		Missed: onceqcron.All(7), // after an outage each of the last seven nights gets its job
+	})
 }
 
-// Every process calls start when it starts. The job exists only once.
-func start(ctx context.Context, pool *pgxpool.Pool, q *onceq.Queue) error {
-	res, err := q.Enqueue(ctx, pool, cleanup.Job(struct{}{}))
-	if err == nil && res.State == onceq.StateDead { // it failed too often and would not run again by itself
-		_, err = q.Redrive(ctx, pool, res.ID)
-	}
-	return err
-}
-
-func handlers() []onceq.Handler {
-	return []onceq.Handler{
-		cleanup.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ struct{}) error {
-			if _, err := tx.Exec(ctx, `delete from sessions where ends < now()`); err != nil {
-				return err
-			}
-			now, err := l.Now(ctx) // the database's clock decides when the job is due
-			if err != nil {
-				return err
-			}
-			return onceq.Reschedule(untilTwo(now, time.UTC)) // commits the deletion
-		}),
-		rollup.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, day string) error {
-			_, err := tx.Exec(ctx, `insert into rollups values ($1)`, day)
+func handlers(cron *onceqcron.Scheduler) []onceq.Handler {
+	return append(cron.Handlers(),
+		rollup.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ struct{}) error {
+			night, _ := onceqcron.ScheduledAt(l) // not the time of this run: it may be late, or a retry
+			_, err := tx.Exec(ctx, `insert into rollups values ($1)`, night)
 			return err
-		}),
-	}
+		}))
 }
 
 func main() {
 	ctx := context.Background()
-	pool, q := example.Open(ctx, `create table sessions (ends timestamptz); create table rollups (day date)`)
+	pool, q := example.Open(ctx, `create table rollups (night timestamptz)`)
 	defer pool.Close()
 
+	var cron *onceqcron.Scheduler
 	for range 3 { // three processes start
-		example.Check(start(ctx, pool, q))
-	}
-	for range 2 { // cron fires on two machines: 30 2 * * * app rollup "$(date -u -d yesterday +%F)"
-		_, err := q.Enqueue(ctx, pool, rollup.Job("2026-05-08"))
+		var err error
+		cron, err = schedules(pool, q)
 		example.Check(err)
+		example.Check(cron.Register(ctx))
 	}
-	example.Drain(ctx, q, handlers()...)
 
-	next, err := q.GetByKey(ctx, pool, cleanup.Name, "cleanup")
+	// The nights before the schedule was there. Asked twice, each night gets one job.
+	berlin, err := time.LoadLocation("Europe/Berlin")
 	example.Check(err)
-	fmt.Println("cleanup:", next.State, "until", next.RunAt.UTC().Format("15:04"))
-	var rollups int
-	example.Check(pool.QueryRow(ctx, `select count(*) from rollups`).Scan(&rollups))
-	fmt.Println("rollups:", rollups)
+	from, to := time.Date(2026, 3, 28, 0, 0, 0, 0, berlin), time.Date(2026, 3, 31, 0, 0, 0, 0, berlin)
+	for range 2 {
+		n, err := cron.Backfill(ctx, pool, "rollup", from, to)
+		example.Check(err)
+		fmt.Println("back-filled:", n)
+	}
+	example.Drain(ctx, q, handlers(cron)...)
+
+	rows, err := pool.Query(ctx, `select night from rollups order by night`)
+	example.Check(err)
+	var night time.Time
+	_, err = pgx.ForEachRow(rows, []any{&night}, func() error {
+		fmt.Println("rollup of", night.In(berlin).Format("2006-01-02 15:04 MST"))
+		return nil
+	})
+	example.Check(err)
+	list, err := cron.List(ctx, pool)
+	example.Check(err)
+	fmt.Println("next:", list[0].Next.In(berlin).Format("15:04"))
 }
 
 // Output:
-// cleanup: delayed until 02:00
-// rollups: 1
+// back-filled: 3
+// back-filled: 0
+// rollup of 2026-03-28 02:00 CET
+// rollup of 2026-03-29 03:00 CEST
+// rollup of 2026-03-30 02:00 CEST
+// next: 02:00

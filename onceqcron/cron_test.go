@@ -1,0 +1,501 @@
+package onceqcron_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqcron"
+	"github.com/onceq/onceq/queuetest"
+)
+
+var report = onceq.Kind[string]{Name: "report", Keep: onceq.Forever}
+
+// at is a timetable of fixed times.
+type at []time.Time
+
+func (a at) Next(after time.Time) time.Time {
+	for _, t := range a {
+		if t.After(after) {
+			return t
+		}
+	}
+	return time.Time{}
+}
+
+func now(t *testing.T, db *queuetest.DB) (now time.Time) {
+	t.Helper()
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `select statement_timestamp()`).Scan(&now))
+	return now
+}
+
+func scheduler(t *testing.T, db *queuetest.DB, cfg onceqcron.Config, schedules ...onceqcron.Schedule) *onceqcron.Scheduler {
+	t.Helper()
+	s, err := onceqcron.New(db.Queue, db.Pool, cfg, schedules...)
+	require.NoError(t, err)
+	return s
+}
+
+// overdue makes a schedule's next tick, and the job that ticks, due at a time.
+func overdue(t *testing.T, db *queuetest.DB, name string, at time.Time) {
+	t.Helper()
+	_, err := db.Pool.Exec(t.Context(), `update onceq.schedules set next_at = $2 where name = $1`, name, at)
+	require.NoError(t, err)
+	_, err = db.Pool.Exec(t.Context(), `update onceq.jobs set run_at = $2 where key = $1`, name, at)
+	require.NoError(t, err)
+}
+
+// fired are the scheduled times of the report jobs, in order.
+func fired(t *testing.T, db *queuetest.DB) (times []time.Time) {
+	t.Helper()
+	rows, err := db.Pool.Query(t.Context(), `select (metadata->>'onceqcron.at')::timestamptz from onceq.jobs where kind = 'report' order by 1`)
+	require.NoError(t, err)
+	times, err = pgx.CollectRows(rows, pgx.RowTo[time.Time])
+	require.NoError(t, err)
+	return times
+}
+
+func outcomes(t *testing.T, s *onceqcron.Scheduler, name string) (lines []string) {
+	t.Helper()
+	ticks, err := s.Ticks(t.Context(), nil, name, time.Now().AddDate(100, 0, 0), 1000)
+	require.NoError(t, err)
+	for _, d := range ticks {
+		lines = append(lines, fmt.Sprint(d.Outcome, " ", d.Ticks))
+	}
+	return lines
+}
+
+func nightly() onceqcron.Schedule {
+	return onceqcron.Schedule{Name: "nightly", Spec: "0 2 * * *", Zone: "Europe/Berlin", Job: report.Job("all")}
+}
+
+// live counts the jobs that tick.
+func live(t *testing.T, db *queuetest.DB) (n int) {
+	t.Helper()
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `select count(*) from onceq.jobs where kind like 'onceqcron%'`).Scan(&n))
+	return n
+}
+
+func TestTick_EnqueuesTheJobAndMovesOn(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	s := scheduler(t, db, onceqcron.Config{}, nightly())
+	require.NoError(t, s.Register(t.Context()))
+	list, err := s.List(t.Context(), nil)
+	require.NoError(t, err)
+	require.Len(t, list, 1)
+	first := list[0].Next
+	require.True(t, first.After(now(t, db)))
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	require.NoError(t, err)
+	require.Equal(t, "02:00:00", first.In(berlin).Format(time.TimeOnly))
+
+	due := now(t, db).Add(-time.Second).Truncate(time.Microsecond)
+	overdue(t, db, "nightly", due)
+	ran := db.RunOne(s.Handlers()...)
+	require.Equal(t, onceq.StateDelayed, ran.State)
+	require.Equal(t, []time.Time{due.UTC()}, utc(fired(t, db)))
+	require.Equal(t, []string{"fired 1"}, outcomes(t, s, "nightly"))
+	require.Equal(t, 1, live(t, db))
+
+	var scheduled time.Time
+	var runAt, next time.Time
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `select run_at from onceq.jobs where key = 'nightly'`).Scan(&runAt))
+	list, err = s.List(t.Context(), nil)
+	require.NoError(t, err)
+	next = list[0].Next
+	require.True(t, next.Equal(first), "the next night")
+	require.False(t, runAt.Before(next), "not a moment early")
+	require.Less(t, runAt.Sub(next), time.Minute)
+
+	done := db.RunOne(report.Handle(func(_ context.Context, l *onceq.Lease, _ string) error {
+		var ok bool
+		scheduled, ok = onceqcron.ScheduledAt(l)
+		require.True(t, ok)
+		return nil
+	}))
+	require.Equal(t, onceq.StateCompleted, done.State)
+	require.True(t, scheduled.Equal(due))
+}
+
+func utc(times []time.Time) []time.Time {
+	for i := range times {
+		times[i] = times[i].UTC()
+	}
+	return times
+}
+
+func TestMissed(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name   string
+		missed onceqcron.Missed
+		fires  []int // of five ticks, the hours since
+		ledger []string
+	}{
+		{"the latest", onceqcron.Latest(2 * time.Hour), []int{1}, []string{"fired 1", "missed 4"}},
+		{"the latest, too late", onceqcron.Latest(30 * time.Minute), nil, []string{"missed 5"}},
+		{"none", onceqcron.Skip(), nil, []string{"missed 5"}},
+		{"all", onceqcron.All(100), []int{5, 4, 3, 2, 1}, []string{"fired 1", "fired 1", "fired 1", "fired 1", "fired 1"}},
+		{"all up to three", onceqcron.All(3), []int{3, 2, 1}, []string{"fired 1", "fired 1", "fired 1", "missed 2"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			start := now(t, db).Truncate(time.Second)
+			var ticks at
+			for h := 5; h > 0; h-- {
+				ticks = append(ticks, start.Add(-time.Duration(h)*time.Hour))
+			}
+			ticks = append(ticks, start.Add(time.Hour))
+			one := onceqcron.Schedule{Name: "n", Timetable: ticks, Job: report.Job("x"), Missed: c.missed}
+			s := scheduler(t, db, onceqcron.Config{}, one)
+			require.NoError(t, s.Register(t.Context()))
+			overdue(t, db, "n", ticks[0])
+			db.RunOne(s.Handlers()...)
+			want := []time.Time{}
+			for _, h := range c.fires {
+				want = append(want, start.Add(-time.Duration(h)*time.Hour).UTC())
+			}
+			require.Equal(t, want, utc(fired(t, db)))
+			require.Equal(t, c.ledger, outcomes(t, s, "n"))
+			list, err := s.List(t.Context(), nil)
+			require.NoError(t, err)
+			require.True(t, list[0].Next.Equal(ticks[5]))
+		})
+	}
+}
+
+// A schedule that nobody can count any more is no reason to stop.
+func TestMissed_ASecondsScheduleAfterAYear(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	s := scheduler(t, db, onceqcron.Config{}, onceqcron.Schedule{Name: "s", Spec: "* * * * * *", Job: report.Job("x")})
+	require.NoError(t, s.Register(t.Context()))
+	overdue(t, db, "s", now(t, db).AddDate(-1, 0, 0).Truncate(time.Second))
+	db.RunOne(s.Handlers()...)
+	require.Len(t, fired(t, db), 1)
+	list, err := s.List(t.Context(), nil)
+	require.NoError(t, err)
+	require.Less(t, list[0].Next.Sub(now(t, db)).Abs(), time.Minute)
+}
+
+func TestRegister_ManyProcessesAtOnceAndAgain(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	var all sync.WaitGroup
+	for range 8 {
+		s := scheduler(t, db, onceqcron.Config{}, nightly())
+		all.Go(func() {
+			if err := s.Register(context.Background()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	require.Equal(t, 1, live(t, db))
+	var changed int
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `select count(*) from onceq.schedules where updated_at > created_at + interval '1 hour'`).Scan(&changed))
+	require.Zero(t, changed)
+}
+
+func TestRegister_ADeployChangesTheTimetable(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	old := nightly()
+	old.Spec = "0 0 1 1 *"
+	s := scheduler(t, db, onceqcron.Config{}, old)
+	require.NoError(t, s.Register(t.Context()))
+
+	newer := nightly()
+	newer.Spec = "0 0 2 1 *"
+	n := scheduler(t, db, onceqcron.Config{}, newer)
+	require.NoError(t, n.Register(t.Context()))
+	require.Equal(t, 1, live(t, db))
+	require.Equal(t, onceq.StateDelayed, db.RunOne(n.Handlers()...).State, "the job has looked, and waits for the new time")
+	require.Empty(t, fired(t, db))
+	var runAt time.Time
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `select run_at from onceq.jobs`).Scan(&runAt))
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	require.NoError(t, err)
+	require.Equal(t, "01-02 00:00", runAt.In(berlin).Format("01-02 15:04"))
+
+	// A tick that is overdue when the deploy comes happens, by the new code.
+	overdue(t, db, "nightly", now(t, db).Add(-time.Minute))
+	require.NoError(t, s.Register(t.Context()))
+	db.RunOne(s.Handlers()...)
+	require.Len(t, fired(t, db), 1)
+}
+
+func TestRegister_OthersSchedulesStay(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	a := scheduler(t, db, onceqcron.Config{Owner: "a"}, nightly())
+	require.NoError(t, a.Register(t.Context()))
+	b := scheduler(t, db, onceqcron.Config{Owner: "b"}, nightly())
+	var owner *onceqcron.OwnerError
+	require.ErrorAs(t, b.Register(t.Context()), &owner)
+	require.Equal(t, onceqcron.OwnerError{Schedule: "nightly", Owner: "a"}, *owner)
+	require.ErrorAs(t, b.Remove(t.Context(), nil, "nightly"), &owner)
+
+	removed, err := scheduler(t, db, onceqcron.Config{Owner: "b"}).Prune(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, removed)
+	later := scheduler(t, db, onceqcron.Config{Owner: "a"})
+	require.NoError(t, later.Put(t.Context(), nil, onceqcron.Schedule{Name: "of the table", Spec: "@daily", Job: report.Job("x")}))
+	removed, err = later.Prune(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []string{"nightly"}, removed)
+	list, err := later.List(t.Context(), nil)
+	require.NoError(t, err)
+	require.Len(t, list, 1, "that of the table stays")
+	db.RunOne(a.Handlers()...)
+	require.Equal(t, 1, live(t, db), "the job of the removed one has ended")
+}
+
+func TestPut_InACallersTransaction(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	s := scheduler(t, db, onceqcron.Config{})
+	one := onceqcron.Schedule{Name: "tenant 7", Spec: "@every 1h", Job: onceq.Job{Kind: "report", Payload: "seven", Queue: "reports", Metadata: map[string]string{"tenant": "7"}}}
+	tx, err := db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, s.Put(t.Context(), tx, one))
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.Zero(t, live(t, db))
+	list, err := s.List(t.Context(), nil)
+	require.NoError(t, err)
+	require.Empty(t, list)
+
+	require.NoError(t, s.Put(t.Context(), nil, one))
+	overdue(t, db, "tenant 7", now(t, db).Add(-time.Second))
+	other := scheduler(t, db, onceqcron.Config{}) // any process fires it
+	db.RunOne(other.Handlers()...)
+	var queue, payload, tenant string
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `select queue, payload #>> '{}', metadata->>'tenant' from onceq.jobs where kind = 'report'`).Scan(&queue, &payload, &tenant))
+	require.Equal(t, []string{"reports", "seven", "7"}, []string{queue, payload, tenant})
+
+	require.NoError(t, s.Remove(t.Context(), nil, "tenant 7"))
+	require.ErrorIs(t, s.Remove(t.Context(), nil, "tenant 7"), onceqcron.ErrNotFound)
+	require.NoError(t, s.Put(t.Context(), nil, one), "and again")
+	require.Equal(t, onceq.StateDelayed, db.RunOne(s.Handlers()...).State)
+}
+
+func TestPauseResumeFireBackfill(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	hourly := onceqcron.Schedule{Name: "h", Spec: "0 * * * *", Job: report.Job("x")}
+	s := scheduler(t, db, onceqcron.Config{}, hourly)
+	require.NoError(t, s.Register(t.Context()))
+	require.NoError(t, s.Pause(t.Context(), nil, "h"))
+	require.NoError(t, s.Register(t.Context()), "a restart does not end the pause")
+	overdue(t, db, "h", now(t, db).Add(-3*time.Hour))
+	require.Equal(t, onceq.StateCompleted, db.RunOne(s.Handlers()...).State)
+	require.Empty(t, fired(t, db))
+	require.Zero(t, live(t, db))
+
+	id, err := s.Fire(t.Context(), nil, "h")
+	require.NoError(t, err)
+	require.NotZero(t, id)
+	require.Len(t, fired(t, db), 1)
+
+	require.NoError(t, s.Resume(t.Context(), nil, "h"))
+	require.NoError(t, s.Resume(t.Context(), nil, "h"))
+	require.Equal(t, 1, live(t, db))
+	list, err := s.List(t.Context(), nil)
+	require.NoError(t, err)
+	require.True(t, list[0].Next.After(now(t, db)), "what the pause had is over")
+
+	end := now(t, db).Truncate(time.Hour)
+	n, err := s.Backfill(t.Context(), nil, "h", end.Add(-4*time.Hour), end)
+	require.NoError(t, err)
+	require.Equal(t, 5, n)
+	n, err = s.Backfill(t.Context(), nil, "h", end.Add(-6*time.Hour), end)
+	require.NoError(t, err)
+	require.Equal(t, 2, n, "each once")
+	_, err = s.Backfill(t.Context(), nil, "h", end, end.AddDate(1, 0, 0))
+	require.ErrorContains(t, err, "still to come")
+	_, err = s.Backfill(t.Context(), nil, "h", end.AddDate(-2, 0, 0), end)
+	require.ErrorContains(t, err, "more than 10000 ticks")
+	_, err = s.Fire(t.Context(), nil, "unknown")
+	require.ErrorIs(t, err, onceqcron.ErrNotFound)
+}
+
+// What the job of one tick does not allow is in the ledger, and the next tick comes.
+func TestTick_ARefusedJob(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	calls := 0
+	one := onceqcron.Schedule{Name: "n", Spec: "@hourly", Missed: onceqcron.All(10), JobFor: func(tick onceqcron.Tick) (onceq.Job, error) {
+		calls++
+		switch calls {
+		case 1:
+			return onceq.Job{}, errors.New("no data yet")
+		case 2:
+			return onceq.Job{Kind: "report", Key: " "}, nil
+		}
+		j := report.Job(tick.At.Format(time.TimeOnly))
+		j.Key, j.Window = "daily", onceq.Forever
+		j.IgnorePayload = true
+		return j, nil
+	}}
+	s := scheduler(t, db, onceqcron.Config{}, one)
+	require.NoError(t, s.Register(t.Context()))
+	overdue(t, db, "n", now(t, db).Truncate(time.Hour).Add(-3*time.Hour))
+	require.Equal(t, onceq.StateDelayed, db.RunOne(s.Handlers()...).State)
+	require.Equal(t, []string{"duplicate 1", "fired 1", "refused 1", "refused 1"}, outcomes(t, s, "n"))
+	ticks, err := s.Ticks(t.Context(), nil, "n", time.Now().AddDate(1, 0, 0), 100)
+	require.NoError(t, err)
+	require.Equal(t, "no data yet", ticks[3].Note)
+	require.Contains(t, ticks[2].Note, "Key")
+	require.Equal(t, ticks[0].JobID, ticks[1].JobID)
+}
+
+// Changes at the very moment of a tick: the tick holds the schedule's row, or waits for it.
+func TestPut_BesideATick(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	inside, goOn := make(chan struct{}), make(chan struct{})
+	slow := onceqcron.Schedule{Name: "n", Spec: "@hourly", JobFor: func(onceqcron.Tick) (onceq.Job, error) {
+		close(inside)
+		<-goOn
+		return report.Job("x"), nil
+	}}
+	s := scheduler(t, db, onceqcron.Config{}, slow)
+	require.NoError(t, s.Register(t.Context()))
+	overdue(t, db, "n", now(t, db).Add(-time.Second))
+	var ticking, changing sync.WaitGroup
+	ticking.Go(func() { db.RunOne(s.Handlers()...) })
+	<-inside
+	yearly := onceqcron.Schedule{Name: "n", Spec: "@yearly", Job: report.Job("x")}
+	y := scheduler(t, db, onceqcron.Config{}, yearly)
+	changing.Go(func() {
+		if err := y.Register(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	require.Eventually(t, func() bool {
+		var waits int
+		_ = db.Pool.QueryRow(context.Background(), `select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like '%schedules%'`).Scan(&waits)
+		return waits == 1
+	}, time.Minute, 5*time.Millisecond)
+	close(goOn)
+	ticking.Wait()
+	changing.Wait()
+	require.Len(t, fired(t, db), 1)
+	require.Equal(t, onceq.StateDelayed, db.RunOne(y.Handlers()...).State, "the job looks again")
+	list, err := y.List(t.Context(), nil)
+	require.NoError(t, err)
+	var runAt time.Time
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `select run_at from onceq.jobs where key = 'n'`).Scan(&runAt))
+	require.Less(t, runAt.Sub(list[0].Next).Abs(), time.Minute)
+	require.Equal(t, time.January, runAt.UTC().Month())
+}
+
+func TestNew_BadSchedules(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	good := nightly()
+	for want, change := range map[string]func(*onceqcron.Schedule){
+		"Name is empty":       func(s *onceqcron.Schedule) { s.Name = " " },
+		"Name has 201 bytes":  func(s *onceqcron.Schedule) { s.Name = strings.Repeat("x", 201) },
+		`field 2, the hour`:   func(s *onceqcron.Schedule) { s.Spec = "0 24 * * *" },
+		`zone "Mars/Olympus"`: func(s *onceqcron.Schedule) { s.Zone = "Mars/Olympus" },
+		"Timetable of":        func(s *onceqcron.Schedule) { s.Timetable = at{} },
+		"JobFor of": func(s *onceqcron.Schedule) {
+			s.JobFor = func(onceqcron.Tick) (onceq.Job, error) { return onceq.Job{}, nil }
+		},
+		"has no Kind":         func(s *onceqcron.Schedule) { s.Job = onceq.Job{} },
+		"Job.RunAt of":        func(s *onceqcron.Schedule) { s.Job.RunAt = time.Now() },
+		"Missed Latest takes": func(s *onceqcron.Schedule) { s.Missed = onceqcron.Latest(-1) },
+		"Missed All takes":    func(s *onceqcron.Schedule) { s.Missed = onceqcron.All(20_000) },
+	} {
+		bad := good
+		change(&bad)
+		_, err := onceqcron.New(db.Queue, db.Pool, onceqcron.Config{}, bad)
+		var invalid *onceq.InvalidError
+		require.ErrorAs(t, err, &invalid, want)
+		require.ErrorContains(t, err, want)
+	}
+	_, err := onceqcron.New(db.Queue, db.Pool, onceqcron.Config{}, good, good)
+	require.ErrorContains(t, err, `"nightly" is used by two schedules`)
+
+	s := scheduler(t, db, onceqcron.Config{}, good)
+	tx, err := db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	require.ErrorContains(t, s.Put(t.Context(), tx, good), "is the name of a schedule in the code")
+	require.ErrorContains(t, s.Put(t.Context(), tx, onceqcron.Schedule{Name: "b", Spec: "@daily", Job: onceq.Job{Kind: "k", Payload: []byte("x")}}), "is bytes")
+	require.ErrorContains(t, s.Put(t.Context(), tx, onceqcron.Schedule{Name: "b", Timetable: at{}, Job: report.Job("x")}), "cannot hold a Timetable")
+	require.ErrorIs(t, s.Pause(t.Context(), tx, "b"), onceqcron.ErrNotFound)
+	require.NoError(t, tx.Commit(t.Context()), "the transaction is still usable")
+}
+
+func TestTick_TheLedgerForgets(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	s := scheduler(t, db, onceqcron.Config{Keep: 36 * time.Hour}, onceqcron.Schedule{Name: "h", Spec: "@hourly", Job: report.Job("x")})
+	require.NoError(t, s.Register(t.Context()))
+	for range 3 {
+		db.Advance(24 * time.Hour)
+		require.Equal(t, onceq.StateDelayed, db.RunOne(s.Handlers()...).State)
+	}
+	require.Equal(t, []string{"fired 1", "missed 23", "fired 1", "missed 23"}, outcomes(t, s, "h")[:4])
+	ticks, err := s.Ticks(t.Context(), nil, "h", time.Now().AddDate(1, 0, 0), 1000)
+	require.NoError(t, err)
+	for _, d := range ticks {
+		require.Less(t, now(t, db).Sub(d.DoneAt), 36*time.Hour)
+	}
+	require.Len(t, fired(t, db), 3)
+}
+
+// Whatever happens to a process at any statement of a tick, the tick happens once.
+func TestTick_Proven(t *testing.T) {
+	t.Parallel()
+	past := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	once := onceqcron.Schedule{Name: "once", Timetable: at{past}, Job: report.Job("x"), Missed: onceqcron.All(1)}
+	queuetest.Prove(t, queuetest.Proof{
+		Setup: func(ctx context.Context, pool *pgxpool.Pool) error {
+			q, err := onceq.New(pool, nil)
+			if err != nil {
+				return err
+			}
+			s, err := onceqcron.New(q, pool, onceqcron.Config{}, once)
+			if err != nil {
+				return err
+			}
+			if err := s.Register(ctx); err != nil {
+				return err
+			}
+			_, err = pool.Exec(ctx, `update onceq.schedules set next_at = $1`, past)
+			return err
+		},
+		Job: func() onceq.Job {
+			return onceq.Job{Kind: "onceqcron:once", Payload: "once", Queue: "onceqcron", Key: "once", Window: onceq.UntilFinished}
+		},
+		Handler: func(p *queuetest.Process) onceq.Handler {
+			s, err := onceqcron.New(p.Queue, p.Pool, onceqcron.Config{}, once)
+			if err != nil {
+				panic(err)
+			}
+			return s.Handlers()[1]
+		},
+		Check: func(o *queuetest.Outcome) {
+			if n := o.Count(`select count(*) from onceq.schedule_ticks where outcome = 'fired'`); n != 1 {
+				o.Errorf("%d ticks in the ledger", n)
+			}
+			if n := o.Count(`select count(*) from onceq.jobs where kind = 'report'`); n != 1 {
+				o.Errorf("%d jobs", n)
+			}
+		},
+	})
+}

@@ -1,0 +1,332 @@
+package onceqcron
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onceq/onceq"
+)
+
+// Register writes the schedules of the code into the table, all in one transaction. Call it at the start of every process,
+// after the migrations. A schedule that is already there and unchanged is left alone; one that was changed follows its new
+// timetable from now on, and a tick that is overdue still happens. A schedule that nobody mentions stays: see Prune. If one
+// belongs to another owner, the error is an *OwnerError, and nothing is written.
+func (s *Scheduler) Register(ctx context.Context) error {
+	return s.within(ctx, nil, func(tx pgx.Tx) error {
+		for _, name := range s.order {
+			if err := s.put(ctx, tx, s.code[name], nil); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// Put writes a schedule into the table, which alone knows it: any worker with Handlers fires it. db is a transaction, or
+// nil for one of its own. If a schedule with this name exists, it is changed as Register changes it.
+func (s *Scheduler) Put(ctx context.Context, db onceq.DB, one Schedule) error {
+	if err := one.check(true); err != nil {
+		return err
+	}
+	if s.code[one.Name] != nil {
+		return invalid("Name", "%q is the name of a schedule in the code", one.Name)
+	}
+	job, err := storeJob(one.Job)
+	if err != nil {
+		return err
+	}
+	return s.within(ctx, db, func(tx pgx.Tx) error { return s.put(ctx, tx, &one, &job) })
+}
+
+// put writes a schedule; job is nil for one of the code.
+func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, one *Schedule, job *string) error {
+	// A row of its own is there before it is locked, so that two processes that start at once meet here.
+	const make = `
+insert into onceq.schedules (name, owner, spec, zone, missed, job) values ($1, $2, $3, $4, $5, $6::text::jsonb)
+on conflict do nothing`
+	tag, err := tx.Exec(ctx, s.sql(make), one.Name, s.cfg.Owner, one.Spec, one.Zone, one.Missed.String(), job)
+	if err != nil {
+		return fmt.Errorf("onceqcron: writing schedule %q: %w", one.Name, err)
+	}
+	r, err := s.lock(ctx, tx, one.Name)
+	switch {
+	case err != nil:
+		return err
+	case r.owner != s.cfg.Owner:
+		return &OwnerError{one.Name, r.owner}
+	case (r.job == nil) != (job == nil):
+		return invalid("Name", "%q is a schedule of the %s; remove that one first", one.Name, map[bool]string{true: "code", false: "table"}[r.job == nil])
+	}
+	overdue := r.next != nil && !r.next.After(r.now)
+	same := tag.RowsAffected() == 0 && r.spec == one.Spec && r.zone == one.Zone
+	next := one.Timetable.Next(r.now)
+	if overdue || same && one.Zone != "" { // a Timetable of the code's may have changed and not say so
+		next = time.Time{}
+		if r.next != nil {
+			next = *r.next
+		}
+	}
+	const change = `
+update onceq.schedules
+   set spec = $2, zone = $3, missed = $4, job = $5::text::jsonb, next_at = $6, updated_at = statement_timestamp()
+ where name = $1 and (spec, zone, missed, coalesce(job, 'null'), coalesce(next_at, 'infinity'))
+         is distinct from ($2, $3, $4, coalesce($5::text::jsonb, 'null'), coalesce($6, 'infinity'::timestamptz))`
+	var at *time.Time
+	if !next.IsZero() {
+		at = &next
+	}
+	if _, err := tx.Exec(ctx, s.sql(change), one.Name, one.Spec, one.Zone, one.Missed.String(), job, at); err != nil {
+		return fmt.Errorf("onceqcron: writing schedule %q: %w", one.Name, err)
+	}
+	if at == nil || r.paused != nil {
+		return nil
+	}
+	moved := r.next == nil || !r.next.Equal(next)
+	return s.ensure(ctx, tx, one.Name, job == nil, next, moved)
+}
+
+// ensure makes the job that ticks for a schedule, or lets the one that is there look at its schedule now.
+func (s *Scheduler) ensure(ctx context.Context, tx pgx.Tx, name string, code bool, next time.Time, moved bool) error {
+	kind := tableKind
+	if code {
+		kind = codeKind(name)
+	}
+	job := s.kind(kind).Job(name)
+	job.RunAt = next
+	r, err := s.q.Enqueue(ctx, tx, job)
+	if err != nil {
+		return fmt.Errorf("onceqcron: schedule %q: %w", name, err)
+	}
+	if r.Duplicate && moved {
+		if _, err := s.q.Retry(ctx, tx, r.ID); err != nil && !errors.Is(err, onceq.ErrNotFound) {
+			return fmt.Errorf("onceqcron: schedule %q: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// Remove takes a schedule out of the table, with its ledger. Jobs that it has enqueued stay. db is as for Put. A schedule of
+// another owner is an *OwnerError, an unknown one ErrNotFound. One of the code comes back with the next Register.
+func (s *Scheduler) Remove(ctx context.Context, db onceq.DB, name string) error {
+	return s.within(ctx, db, func(tx pgx.Tx) error {
+		r, err := s.lock(ctx, tx, name)
+		if err != nil {
+			return err
+		}
+		if r.owner != s.cfg.Owner {
+			return &OwnerError{name, r.owner}
+		}
+		return s.remove(ctx, tx, name, r.job == nil)
+	})
+}
+
+func (s *Scheduler) remove(ctx context.Context, tx pgx.Tx, name string, code bool) error {
+	const gone = `
+with ledger as (delete from onceq.schedule_ticks where schedule = $1)
+delete from onceq.schedules where name = $1`
+	if _, err := tx.Exec(ctx, s.sql(gone), name); err != nil {
+		return fmt.Errorf("onceqcron: removing schedule %q: %w", name, err)
+	}
+	// The job that ticks finds no schedule, and ends. It does so now and not in a year.
+	return s.ensure(ctx, tx, name, code, time.Time{}, true)
+}
+
+// Prune removes the schedules of this owner that were in its code and are not in this process's, and returns their names.
+// Call it when no process of an older version, which would still need them, runs any more.
+func (s *Scheduler) Prune(ctx context.Context) (removed []string, err error) {
+	err = s.within(ctx, nil, func(tx pgx.Tx) error {
+		const old = `select name from onceq.schedules where owner = $1 and job is null and name <> all ($2) order by name for update`
+		rows, err := tx.Query(ctx, s.sql(old), s.cfg.Owner, append([]string{}, s.order...))
+		if err != nil {
+			return err
+		}
+		if removed, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
+			return err
+		}
+		for _, name := range removed {
+			if err := s.remove(ctx, tx, name, true); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return removed, nil
+}
+
+// Pause stops a schedule until Resume, in all processes. Jobs that it has enqueued run. db is as for Put.
+func (s *Scheduler) Pause(ctx context.Context, db onceq.DB, name string) error {
+	return s.within(ctx, db, func(tx pgx.Tx) error {
+		if _, err := s.lock(ctx, tx, name); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, s.sql(`update onceq.schedules set paused_at = coalesce(paused_at, statement_timestamp()) where name = $1`), name)
+		return err
+	})
+}
+
+// Resume lets a paused schedule go on with its next tick. Ticks of the pause do not happen: Backfill makes up for them. db
+// is as for Put.
+func (s *Scheduler) Resume(ctx context.Context, db onceq.DB, name string) error {
+	return s.within(ctx, db, func(tx pgx.Tx) error {
+		r, err := s.lock(ctx, tx, name)
+		if err != nil {
+			return err
+		}
+		if r.paused == nil {
+			return nil
+		}
+		one, err := s.schedule(name, r)
+		if err != nil {
+			return err
+		}
+		next := one.Timetable.Next(r.now)
+		var at *time.Time
+		if !next.IsZero() {
+			at = &next
+		}
+		if _, err := tx.Exec(ctx, s.sql(`update onceq.schedules set paused_at = null, next_at = $2 where name = $1`), name, at); err != nil {
+			return err
+		}
+		if at == nil {
+			return nil
+		}
+		return s.ensure(ctx, tx, name, r.job == nil, next, true)
+	})
+}
+
+// Fire enqueues a schedule's job now, besides its ticks, and returns its id. Pausing does not prevent it. db is as for Put.
+func (s *Scheduler) Fire(ctx context.Context, db onceq.DB, name string) (id int64, err error) {
+	err = s.within(ctx, db, func(tx pgx.Tx) error {
+		r, err := s.lock(ctx, tx, name)
+		if err != nil {
+			return err
+		}
+		one, err := s.schedule(name, r)
+		if err != nil {
+			return err
+		}
+		m, err := s.fire(ctx, tx, one, Tick{Schedule: name, At: r.now, Now: r.now})
+		switch {
+		case err != nil:
+			return err
+		case m.job == nil:
+			return fmt.Errorf("onceqcron: schedule %q: its job is refused: %s", name, m.note)
+		}
+		id, m.note = *m.job, "asked for"
+		return s.note(ctx, tx, name, []mark{m})
+	})
+	return id, err
+}
+
+// Backfill enqueues the jobs of all ticks from one time to another, both included, that the ledger does not show as fired,
+// and returns how many. More than 10,000 ticks are an error, and so is a time that is still to come. db is as for Put.
+func (s *Scheduler) Backfill(ctx context.Context, db onceq.DB, name string, from, to time.Time) (n int, err error) {
+	err = s.within(ctx, db, func(tx pgx.Tx) error {
+		r, err := s.lock(ctx, tx, name)
+		if err != nil {
+			return err
+		}
+		one, err := s.schedule(name, r)
+		switch {
+		case err != nil:
+			return err
+		case to.After(r.now):
+			return invalid("to", "is still to come; the schedule itself fires those ticks")
+		}
+		var due []time.Time
+		for at := one.Timetable.Next(from.Add(-time.Microsecond)); !at.IsZero() && !at.After(to); at = one.Timetable.Next(at) {
+			if due = append(due, at); len(due) > maxTicks {
+				return invalid("from", "is more than %d ticks before to; fill a shorter time first", maxTicks)
+			}
+		}
+		rows, err := tx.Query(ctx, s.sql(`select at from onceq.schedule_ticks where schedule = $1 and at = any ($2) and outcome in ('fired', 'duplicate')`), name, due)
+		if err != nil {
+			return err
+		}
+		fired := make(map[int64]bool)
+		var at time.Time
+		if _, err := pgx.ForEachRow(rows, []any{&at}, func() error { fired[at.UnixMicro()] = true; return nil }); err != nil {
+			return err
+		}
+		var marks []mark
+		for _, at := range due {
+			if fired[at.UnixMicro()] {
+				continue
+			}
+			m, err := s.fire(ctx, tx, one, Tick{Schedule: name, At: at, Now: r.now})
+			if err != nil {
+				return err
+			}
+			if m.job != nil {
+				n++
+				m.note = "back-filled"
+			}
+			marks = append(marks, m)
+		}
+		return s.note(ctx, tx, name, marks)
+	})
+	if err != nil {
+		return 0, err
+	}
+	return n, nil
+}
+
+// Info is a schedule as the table has it.
+type Info struct {
+	Name   string
+	Owner  string
+	Spec   string    // of a Timetable its type
+	Zone   string    // "" for a Timetable
+	Missed string    // "latest 24h0m0s", "all 100"
+	Code   bool      // in the code of its owner's processes, and not in the table alone
+	Next   time.Time // scheduled time of the next tick; zero: none. In the past while no worker fires it
+	Paused time.Time // since when; zero: not paused
+}
+
+// List returns all schedules, of all owners, by name. db may be nil.
+func (s *Scheduler) List(ctx context.Context, db onceq.DB) ([]Info, error) {
+	const read = `
+select name, owner, spec, zone, missed, job is null, coalesce(next_at, '0001-01-01Z'), coalesce(paused_at, '0001-01-01Z')
+  from onceq.schedules order by name`
+	if db == nil {
+		db = s.pool
+	}
+	rows, err := db.Query(ctx, s.sql(read))
+	if err != nil {
+		return nil, fmt.Errorf("onceqcron: listing schedules: %w", err)
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[Info])
+}
+
+// Done is a line of the ledger: a tick, or some missed ones in a row.
+type Done struct {
+	At      time.Time // scheduled time; of several missed ticks the first one's
+	Until   time.Time // of several missed ticks the last one's; otherwise At
+	Ticks   int       // how many
+	Outcome string    // fired; duplicate: its key was taken; missed; refused: see Note
+	DoneAt  time.Time // when that was decided; for a fired tick, DoneAt − At is how late it was
+	JobID   int64     // the job that it enqueued or met; 0: none
+	Note    string
+}
+
+// Ticks returns what became of a schedule's ticks before a time, the latest first, at most limit of them. db may be nil.
+func (s *Scheduler) Ticks(ctx context.Context, db onceq.DB, name string, before time.Time, limit int) ([]Done, error) {
+	const read = `
+select at, until, ticks, outcome, done_at, coalesce(job_id, 0), coalesce(note, '')
+  from onceq.schedule_ticks where schedule = $1 and at < $2 order by at desc limit $3`
+	if db == nil {
+		db = s.pool
+	}
+	rows, err := db.Query(ctx, s.sql(read), name, before, limit)
+	if err != nil {
+		return nil, fmt.Errorf("onceqcron: reading the ledger of %q: %w", name, err)
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[Done])
+}

@@ -1,0 +1,207 @@
+package onceqcron
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/onceq/onceq"
+)
+
+// Schedule says what to enqueue, and when.
+type Schedule struct {
+	Name string // required; at most 200 bytes
+
+	Spec string // when it is due: see Parse
+	Zone string // an IANA time zone; default UTC
+
+	// Timetable says when it is due, in place of Spec and Zone. For schedules in code only.
+	Timetable Timetable
+
+	// Job is enqueued at each tick. Its Delay, if any, counts from the tick; RunAt must be zero. A key is rarely needed: a
+	// tick happens once without one. If the key is taken, nothing is enqueued, and the ledger says "duplicate".
+	Job onceq.Job
+
+	// JobFor makes the job of a tick, in place of Job. For schedules in code only. If it fails, the ledger says "refused".
+	JobFor func(Tick) (onceq.Job, error)
+
+	// Missed says what becomes of ticks that could not happen in time, because no worker ran or the database was down.
+	// Default Latest(24 * time.Hour).
+	Missed Missed
+}
+
+// Tick is one time at which a schedule is due.
+type Tick struct {
+	Schedule string
+	At       time.Time // scheduled time
+	Now      time.Time // by the database's clock; later than At by how late the tick is
+}
+
+// Missed says what becomes of ticks that were missed.
+type Missed struct {
+	within time.Duration
+	all    int
+}
+
+// Latest fires only the latest of the ticks that are due, if it is not later than within. The ledger counts the others as
+// missed.
+func Latest(within time.Duration) Missed { return Missed{within: within} }
+
+// Skip fires no tick that is more than a minute late.
+func Skip() Missed { return Latest(time.Minute) }
+
+// All fires every missed tick, the oldest first. Of more than limit, only the latest limit ones. At most 10,000.
+func All(limit int) Missed { return Missed{all: limit} }
+
+const (
+	defaultMissed = 24 * time.Hour
+	maxTicks      = 10_000 // that one statement of a person, or one tick after a long time, enqueues or counts
+	maxName       = 200
+)
+
+// String is what the table stores.
+func (m Missed) String() string {
+	if m.all > 0 {
+		return "all " + strconv.Itoa(m.all)
+	}
+	return "latest " + m.within.String()
+}
+
+func (m Missed) check() error {
+	switch {
+	case m.all < 0 || m.all > maxTicks:
+		return invalid("Missed", "All takes a limit from 1 to %d", maxTicks)
+	case m.all == 0 && m.within <= 0:
+		return invalid("Missed", "Latest takes a time above zero")
+	}
+	return nil
+}
+
+func parseMissed(s string) (m Missed, err error) {
+	word, value, _ := strings.Cut(s, " ")
+	switch word {
+	case "all":
+		m.all, err = strconv.Atoi(value)
+	case "latest":
+		m.within, err = time.ParseDuration(value)
+	default:
+		err = fmt.Errorf("%q", s)
+	}
+	if err == nil {
+		err = m.check()
+	}
+	return m, err
+}
+
+// plan is what to do about the ticks of a timetable from the given one on, which is due.
+type plan struct {
+	fire        []time.Time
+	missed      int // how many, at most maxTicks
+	first, last time.Time
+	next        time.Time // the first that is not due; zero if there is none
+}
+
+func (m Missed) plan(t Timetable, at, now time.Time) (p plan) {
+	miss := func(at time.Time) {
+		if p.missed++; p.missed == 1 {
+			p.first = at
+		}
+		p.last = at
+	}
+	limit := max(m.all, 1)
+	for ; !at.IsZero() && !at.After(now); at = t.Next(at) {
+		if len(p.fire) == limit {
+			miss(p.fire[0])
+			p.fire = p.fire[1:]
+		}
+		p.fire = append(p.fire, at)
+		if p.missed == maxTicks { // nobody counts the seconds of a year
+			if near := now.Add(-max(m.within, time.Minute)); near.After(at) && m.all == 0 {
+				at = near
+			}
+		}
+	}
+	p.next = at
+	if m.all == 0 && len(p.fire) == 1 && now.Sub(p.fire[0]) > m.within {
+		miss(p.fire[0])
+		p.fire = nil
+	}
+	return p
+}
+
+func (s *Schedule) check(inTable bool) (err error) {
+	switch {
+	case strings.TrimSpace(s.Name) == "":
+		return invalid("Name", "is empty")
+	case len(s.Name) > maxName:
+		return invalid("Name", "has %d bytes; at most %d", len(s.Name), maxName)
+	case s.Timetable != nil && (s.Spec != "" || s.Zone != ""):
+		return invalid("Timetable", "of %q stands beside Spec or Zone; use one of them", s.Name)
+	case inTable && (s.Timetable != nil || s.JobFor != nil):
+		return invalid("Put", "stores schedule %q in the table, which cannot hold a Timetable or JobFor; use Spec and Job, or give the schedule to New", s.Name)
+	case s.JobFor != nil && s.Job.Kind != "":
+		return invalid("JobFor", "of %q stands beside Job; use one of them", s.Name)
+	case s.JobFor == nil && s.Job.Kind == "":
+		return invalid("Job", "of %q has no Kind", s.Name)
+	case !s.Job.RunAt.IsZero():
+		return invalid("Job.RunAt", "of %q is set; the timetable says when", s.Name)
+	}
+	if s.Timetable == nil {
+		if s.Timetable, err = parse(s.Spec, s.Zone); err != nil {
+			return invalid("Spec", "of %q: %v", s.Name, err)
+		}
+		if s.Zone == "" {
+			s.Zone = "UTC"
+		}
+	} else {
+		s.Spec = fmt.Sprintf("%T", s.Timetable)
+	}
+	if s.Missed == (Missed{}) {
+		s.Missed = Latest(defaultMissed)
+	}
+	return s.Missed.check()
+}
+
+func invalid(field, format string, args ...any) error {
+	return &onceq.InvalidError{Field: field, Reason: fmt.Sprintf(format, args...)}
+}
+
+// storedJob is a job in the table.
+type storedJob struct {
+	Kind        string            `json:"kind"`
+	Payload     json.RawMessage   `json:"payload"`
+	Queue       string            `json:"queue,omitempty"`
+	Key         string            `json:"key,omitempty"`
+	Scope       string            `json:"scope,omitempty"`
+	Window      time.Duration     `json:"window_ns,omitempty"`
+	Delay       time.Duration     `json:"delay_ns,omitempty"`
+	Priority    onceq.Priority    `json:"priority,omitempty"`
+	MaxAttempts int               `json:"max_attempts,omitempty"`
+	Metadata    map[string]string `json:"metadata,omitempty"`
+}
+
+func storeJob(j onceq.Job) (string, error) {
+	if _, isBytes := j.Payload.([]byte); isBytes {
+		return "", invalid("Job.Payload", "is bytes; a schedule in the table needs JSON")
+	}
+	if j.Fields != nil || j.IgnorePayload || j.Strict {
+		return "", invalid("Job", "has Fields, IgnorePayload or Strict, which a schedule in the table cannot have")
+	}
+	payload, err := json.Marshal(j.Payload)
+	if err != nil {
+		return "", invalid("Job.Payload", "does not encode as JSON: %v", err)
+	}
+	stored, err := json.Marshal(storedJob{j.Kind, payload, j.Queue, j.Key, j.Scope, j.Window, j.Delay, j.Priority, j.MaxAttempts, j.Metadata})
+	return string(stored), err
+}
+
+func readJob(stored string) (j onceq.Job, err error) {
+	var s storedJob
+	err = json.Unmarshal([]byte(stored), &s)
+	return onceq.Job{
+		Kind: s.Kind, Payload: s.Payload, Queue: s.Queue, Key: s.Key, Scope: s.Scope, Window: s.Window, Delay: s.Delay,
+		Priority: s.Priority, MaxAttempts: s.MaxAttempts, Metadata: s.Metadata,
+	}, err
+}

@@ -1,0 +1,295 @@
+package onceqcron
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onceq/onceq"
+)
+
+// Config configures a Scheduler. The zero value is a good start.
+type Config struct {
+	// Owner names the application whose schedules these are. Register and Prune change no schedule of another owner.
+	// Default "default".
+	Owner string
+
+	// Queue is where the jobs that tick wait. Default "onceqcron", which a worker with Handlers serves by itself.
+	Queue string
+
+	// Keep is how long the ledger keeps a tick. Default 90 days.
+	Keep time.Duration
+}
+
+// Scheduler keeps schedules. It holds no state but the schedules in the code: any number of them may exist in any number
+// of processes.
+type Scheduler struct {
+	q      *onceq.Queue
+	pool   *pgxpool.Pool
+	cfg    Config
+	code   map[string]*Schedule
+	order  []string
+	schema *strings.Replacer
+}
+
+// ErrNotFound: no such schedule.
+var ErrNotFound = errors.New("onceqcron: no such schedule")
+
+// OwnerError says that a schedule belongs to another owner.
+type OwnerError struct{ Schedule, Owner string }
+
+func (e *OwnerError) Error() string {
+	return fmt.Sprintf("onceqcron: schedule %q belongs to %q; choose another name, or have its owner remove it", e.Schedule, e.Owner)
+}
+
+// New returns a Scheduler over the queue's tables and pool, with the schedules of this process's code. A bad schedule is an
+// *onceq.InvalidError. Nothing is sent to the database.
+func New(q *onceq.Queue, pool *pgxpool.Pool, cfg Config, schedules ...Schedule) (*Scheduler, error) {
+	if q == nil || pool == nil {
+		return nil, invalid("New", "needs a queue and its pool")
+	}
+	if cfg.Owner == "" {
+		cfg.Owner = "default"
+	}
+	if cfg.Queue == "" {
+		cfg.Queue = "onceqcron"
+	}
+	if cfg.Keep == 0 {
+		cfg.Keep = 90 * 24 * time.Hour
+	}
+	if cfg.Keep < 0 {
+		return nil, invalid("Config.Keep", "is negative")
+	}
+	s := &Scheduler{
+		q: q, pool: pool, cfg: cfg, code: make(map[string]*Schedule),
+		schema: strings.NewReplacer("onceq.", pgx.Identifier{q.Schema()}.Sanitize()+"."),
+	}
+	for _, one := range schedules {
+		if err := one.check(false); err != nil {
+			return nil, err
+		}
+		if s.code[one.Name] != nil {
+			return nil, invalid("Name", "%q is used by two schedules", one.Name)
+		}
+		s.code[one.Name] = &one
+		s.order = append(s.order, one.Name)
+	}
+	return s, nil
+}
+
+// The kind of the job that ticks for a schedule. Those of the code have a kind each, so that only workers whose code knows
+// the schedule claim it.
+const tableKind = "onceqcron"
+
+func codeKind(name string) string { return tableKind + ":" + name }
+
+func (s *Scheduler) kind(name string) *onceq.Kind[string] {
+	return &onceq.Kind[string]{
+		Name: name, Queue: s.cfg.Queue, Key: func(schedule string) string { return schedule }, Window: onceq.UntilFinished, IgnorePayload: true,
+		MaxAttempts: 32767, MaxLost: 32767,
+		Backoff: func(attempt int, _ error) time.Duration { return min(time.Minute, time.Second<<min(attempt, 6)) },
+	}
+}
+
+// Handlers returns the handlers that a worker needs to fire the schedules of the code and of the table.
+func (s *Scheduler) Handlers() []onceq.Handler {
+	handlers := []onceq.Handler{s.kind(tableKind).HandleTx(s.tick)}
+	for _, name := range s.order {
+		handlers = append(handlers, s.kind(codeKind(name)).HandleTx(s.tick))
+	}
+	return handlers
+}
+
+func (s *Scheduler) sql(statement string) string { return s.schema.Replace(statement) }
+
+// within runs fn in a transaction, which is a savepoint if db is one already. A nil db is the pool.
+func (s *Scheduler) within(ctx context.Context, db onceq.DB, fn func(pgx.Tx) error) error {
+	switch db := db.(type) {
+	case nil:
+		return pgx.BeginTxFunc(ctx, s.pool, own, fn)
+	case interface {
+		BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error)
+	}:
+		return pgx.BeginTxFunc(ctx, db, own, fn)
+	case interface {
+		Begin(context.Context) (pgx.Tx, error)
+	}:
+		return pgx.BeginFunc(ctx, db, fn)
+	}
+	return fmt.Errorf("onceqcron: a %T begins no transaction; use a pool, a connection or a transaction of pgx", db)
+}
+
+var own = pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}
+
+// row is a schedule in the table.
+type row struct {
+	owner, spec, zone, missed string
+	job                       *string
+	next, paused              *time.Time
+	now                       time.Time
+}
+
+// lock reads a schedule and locks it until the transaction ends. A tick locks its job first and then this; nothing else
+// that holds this waits for a job.
+func (s *Scheduler) lock(ctx context.Context, tx pgx.Tx, name string) (r *row, err error) {
+	const read = `
+select owner, spec, zone, missed, job::text, next_at, paused_at, clock_timestamp() from onceq.schedules where name = $1
+   for update`
+	r = new(row)
+	err = tx.QueryRow(ctx, s.sql(read), name).Scan(&r.owner, &r.spec, &r.zone, &r.missed, &r.job, &r.next, &r.paused, &r.now)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, fmt.Errorf("%w: %q", ErrNotFound, name)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("onceqcron: reading schedule %q: %w", name, err)
+	}
+	return r, nil
+}
+
+// schedule is the one that a row stands for: the code's, or the table's.
+func (s *Scheduler) schedule(name string, r *row) (*Schedule, error) {
+	if r.job == nil {
+		if one := s.code[name]; one != nil {
+			return one, nil
+		}
+		return nil, fmt.Errorf("onceqcron: schedule %q is in the code of %q and not of this process; call this there", name, r.owner)
+	}
+	one := &Schedule{Name: name, Spec: r.spec, Zone: r.zone}
+	var err error
+	if one.Job, err = readJob(*r.job); err == nil {
+		if one.Missed, err = parseMissed(r.missed); err == nil {
+			err = one.check(true)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("onceqcron: schedule %q in the table cannot be read: %w", name, err)
+	}
+	return one, nil
+}
+
+// tick is the handler of the job that ticks for a schedule.
+func (s *Scheduler) tick(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, name string) error {
+	r, err := s.lock(ctx, tx, name)
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return nil // removed
+	case err != nil:
+		return err
+	case r.paused != nil || r.next == nil:
+		return nil // Resume and Put make a new job
+	}
+	one, err := s.schedule(name, r)
+	if err != nil {
+		return err
+	}
+	p := one.Missed.plan(one.Timetable, *r.next, r.now)
+	var marks []mark
+	if p.missed > 0 {
+		marks = append(marks, mark{at: p.first, until: p.last, ticks: p.missed, outcome: "missed"})
+	}
+	for _, at := range p.fire {
+		m, err := s.fire(ctx, tx, one, Tick{Schedule: name, At: at, Now: r.now})
+		if err != nil {
+			return err
+		}
+		marks = append(marks, m)
+	}
+	if err := s.note(ctx, tx, name, marks); err != nil {
+		return err
+	}
+	var next *time.Time
+	if !p.next.IsZero() {
+		next = &p.next
+	}
+	const move = `
+with old as (
+  delete from onceq.schedule_ticks
+   where schedule = $1 and greatest(at, done_at) < statement_timestamp() - $3::bigint * interval '1 microsecond'
+)
+update onceq.schedules set next_at = $2 where name = $1`
+	if _, err := tx.Exec(ctx, s.sql(move), name, next, s.cfg.Keep.Microseconds()); err != nil {
+		return fmt.Errorf("onceqcron: moving schedule %q: %w", name, err)
+	}
+	if next == nil {
+		return nil
+	}
+	return onceq.Reschedule(max(0, next.Sub(r.now)))
+}
+
+// mark is a line of the ledger.
+type mark struct {
+	at, until time.Time
+	ticks     int
+	outcome   string
+	job       *int64
+	note      string
+}
+
+const (
+	metadataSchedule = "onceqcron.schedule"
+	metadataAt       = "onceqcron.at"
+)
+
+// fire enqueues the job of a tick. What makes the job impossible goes into the ledger, and the schedule goes on.
+func (s *Scheduler) fire(ctx context.Context, tx pgx.Tx, one *Schedule, t Tick) (mark, error) {
+	m := mark{at: t.At, until: t.At, ticks: 1, outcome: "refused"}
+	job := one.Job
+	if one.JobFor != nil {
+		var err error
+		if job, err = one.JobFor(t); err != nil {
+			m.note = err.Error()
+			return m, nil
+		}
+	}
+	job.Metadata = maps.Clone(job.Metadata)
+	if job.Metadata == nil {
+		job.Metadata = make(map[string]string, 2)
+	}
+	job.Metadata[metadataSchedule], job.Metadata[metadataAt] = t.Schedule, t.At.UTC().Format(time.RFC3339Nano)
+	r, err := s.q.Enqueue(ctx, tx, job)
+	var bad *onceq.InvalidError
+	var other *onceq.MismatchError
+	var taken *onceq.DuplicateError
+	switch {
+	case errors.As(err, &bad) || errors.As(err, &other) || errors.As(err, &taken):
+		m.note = err.Error()
+		return m, nil
+	case err != nil:
+		return m, fmt.Errorf("onceqcron: tick of %q: %w", one.Name, err)
+	}
+	m.outcome, m.job = "fired", &r.ID
+	if r.Duplicate {
+		m.outcome = "duplicate"
+	}
+	return m, nil
+}
+
+// note writes lines of the ledger. A person may have fired a tick before.
+func (s *Scheduler) note(ctx context.Context, tx pgx.Tx, name string, marks []mark) error {
+	const write = `
+insert into onceq.schedule_ticks (schedule, at, until, ticks, outcome, job_id, note) values ($1, $2, $3, $4, $5, $6, nullif($7, ''))
+on conflict (schedule, at) do update set outcome = excluded.outcome, job_id = excluded.job_id, note = excluded.note, done_at = excluded.done_at`
+	if len(marks) == 0 {
+		return nil
+	}
+	batch := &pgx.Batch{}
+	for _, m := range marks {
+		batch.Queue(s.sql(write), name, m.at, m.until, m.ticks, m.outcome, m.job, m.note)
+	}
+	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
+		return fmt.Errorf("onceqcron: writing the ledger of %q: %w", name, err)
+	}
+	return nil
+}
+
+// ScheduledAt returns the scheduled time of the tick that enqueued a job, and false for a job that no tick enqueued.
+func ScheduledAt(l *onceq.Lease) (at time.Time, ok bool) {
+	at, err := time.Parse(time.RFC3339Nano, l.Metadata[metadataAt])
+	return at, err == nil
+}

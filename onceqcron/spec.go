@@ -1,0 +1,158 @@
+package onceqcron
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	cron "github.com/netresearch/go-cron"
+)
+
+// Timetable says when a schedule is due.
+type Timetable interface {
+	// Next returns the first time after the given one, and the zero time if there is none.
+	Next(after time.Time) time.Time
+}
+
+// Parse reads a cron specification for a time zone of the IANA database ("Europe/Berlin"); an empty zone is UTC.
+//
+// The five fields are minute, hour, day of month, month and day of week; six fields begin with seconds. A field is * or a
+// list of numbers, names (JAN, MON), ranges (1-5) and steps (*/10, 8-18/2). Sunday is 0 or 7. If both days are given, either
+// may match. The day of month may be L (the last day), L-2 (two days before it), 15W (the working day nearest to the 15th)
+// and LW. The day of week may be FRI#2 (the second Friday) and FRI#L (the last one). Instead of fields, a specification may
+// be @yearly, @monthly, @weekly, @daily, @hourly, or @every with a duration ("@every 90m"), which counts from the tick before.
+//
+// Where clocks change: if the hour field begins with *, ticks follow real time, so an hour that comes twice has its ticks
+// twice. Otherwise each tick happens once a day: those of an hour that is left out happen together, right after the gap,
+// and those of an hour that comes twice happen the first time.
+func Parse(spec, zone string) (Timetable, error) {
+	t, err := parse(spec, zone)
+	if err != nil {
+		return nil, fmt.Errorf("onceqcron: %w", err)
+	}
+	return t, nil
+}
+
+func parse(spec, zone string) (Timetable, error) {
+	loc, err := time.LoadLocation(zone)
+	if err != nil {
+		return nil, fmt.Errorf("zone %q is not known here (%w); use a name such as Europe/Berlin, and import time/tzdata where the system has no zones", zone, err)
+	}
+	fields := strings.Fields(spec)
+	switch {
+	case len(fields) == 0:
+		return nil, errors.New("the specification is empty")
+	case strings.Contains(spec, "="):
+		return nil, fmt.Errorf("specification %q: put the time zone into Zone", spec)
+	case fields[0] == "@every":
+		return parseEvery(spec, fields)
+	}
+	ticks, err := parser.Parse(spec)
+	if err != nil {
+		return nil, fmt.Errorf("specification %q: %w", spec, explain(fields, err))
+	}
+	c := &calendar{ticks: ticks, loc: loc, realTime: fields[0] == "@hourly"}
+	if fields[0][0] != '@' {
+		c.realTime = strings.HasPrefix(fields[len(fields)-4], "*")
+	}
+	if c.Next(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)).IsZero() {
+		return nil, fmt.Errorf("specification %q names no day that exists", spec)
+	}
+	return c, nil
+}
+
+func parseEvery(spec string, fields []string) (Timetable, error) {
+	if len(fields) != 2 {
+		return nil, fmt.Errorf("specification %q: @every needs one duration, as in \"@every 90m\"", spec)
+	}
+	d, err := time.ParseDuration(fields[1])
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("specification %q: %q is not a duration such as 90m or 24h", spec, fields[1])
+	case d < time.Second || d%time.Second != 0:
+		return nil, fmt.Errorf("specification %q: %s is not a whole number of seconds", spec, fields[1])
+	}
+	return every(d), nil
+}
+
+type every time.Duration
+
+func (e every) Next(after time.Time) time.Time { return after.Add(time.Duration(e)) }
+
+// The library reads specifications and counts days and hours. It does so in UTC alone: its own rules for changes of the
+// clock lose ticks (a midnight that is left out, gaps of half an hour), repeat them, and do not end for a day that a zone
+// has skipped (Apia, 2011). calendar has the rules that Parse promises; TestParse_ClockChanges has the cases.
+var parser = cron.MustNewParser(cron.SecondOptional | cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow |
+	cron.Descriptor | cron.Extended | cron.DowOrDom).WithMaxSearchYears(40) // a leap day is 8 years away at most, on a given weekday 40
+
+// explain finds the field that an error is about.
+func explain(fields []string, err error) error {
+	names := []string{"second", "minute", "hour", "day of month", "month", "day of week"}
+	if len(fields) == 5 {
+		names = names[1:]
+	}
+	if len(fields) != len(names) {
+		if fields[0][0] == '@' {
+			return fmt.Errorf("%q is not one of @yearly, @monthly, @weekly, @daily, @hourly and @every", fields[0])
+		}
+		return fmt.Errorf("it has %d fields; it needs five (minute, hour, day of month, month, day of week) or six (with seconds first)", len(fields))
+	}
+	for i, f := range fields {
+		alone := make([]string, len(fields))
+		for j := range alone {
+			alone[j] = "*"
+		}
+		alone[i] = f
+		if _, err := parser.Parse(strings.Join(alone, " ")); err != nil {
+			return fmt.Errorf("field %d, the %s, is %q: %w", i+1, names[i], f, err)
+		}
+	}
+	return err
+}
+
+// calendar is a specification in a zone. A zone is a row of segments, in each of which its clocks differ from UTC by one
+// offset. Within a segment the ticks are those of a calendar without clock changes, moved by the offset.
+type calendar struct {
+	ticks    cron.Schedule // in UTC, for clocks that never change
+	loc      *time.Location
+	realTime bool // what the clocks repeat counts again, and what they leave out does not count
+}
+
+// Next walks the segments from the one that after is in.
+func (c *calendar) Next(after time.Time) time.Time {
+	at := after.In(c.loc)
+	from := clock(at, offset(at)) // the tick is later on the segment's clocks
+	for {
+		start, end := at.ZoneBounds()
+		here := offset(at)
+		if !start.IsZero() && !c.realTime {
+			before := clock(start, offset(start.Add(-1))) // what the clocks showed last, before they changed
+			if first := clock(start, here); first.After(before) && start.After(after) {
+				// Ticks that the clocks leave out happen at the change.
+				if n := c.ticks.Next(before.Add(-1)); !n.IsZero() && n.Before(first) {
+					return start
+				}
+			} else if before.Add(-1).After(from) {
+				from = before.Add(-1) // what the clocks repeat has been done
+			}
+		}
+		n := c.ticks.Next(from)
+		switch {
+		case n.IsZero():
+			return n
+		case end.IsZero() || n.Before(clock(end, here)):
+			return n.Add(-here).In(c.loc)
+		}
+		at = end.In(c.loc)
+		from = clock(at, offset(at)).Add(-1)
+	}
+}
+
+// clock is what clocks with the offset show at t, as if that were UTC.
+func clock(t time.Time, offset time.Duration) time.Time { return t.UTC().Add(offset) }
+
+func offset(t time.Time) time.Duration {
+	_, seconds := t.Zone()
+	return time.Duration(seconds) * time.Second
+}
