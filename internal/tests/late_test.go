@@ -199,7 +199,7 @@ func TestWorker_AHandlerThatIgnoresItsContextLosesItsJob(t *testing.T) {
 			db := queuetest.New(t)
 			sqlRun(t, db, ledger)
 			finish := make(chan struct{})
-			w := start(t, db, onceq.WorkerConfig{Lease: time.Second, ShutdownTimeout: -1}, form(finish))
+			w := start(t, db, onceq.WorkerConfig{Lease: 3 * time.Second, ShutdownTimeout: -1}, form(finish))
 			id := add(t, db, kind.Job(1))
 			until(t, db, `exists (select from onceq.job_history where id = $1 and state = $2 and lost = 2 and attempts = 0)`, id, onceq.StateDead)
 			require.Equal(t, 2, strings.Count(w.logged(), "a handler does not return although its context has ended"))

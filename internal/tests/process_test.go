@@ -195,7 +195,7 @@ func durableServer(t *testing.T) (*pgserver.Server, *pgxpool.Pool, *onceq.Queue)
 func TestWorker_SurvivesAnImmediateStopOfTheServer(t *testing.T) {
 	t.Parallel()
 	server, pool, q := durableServer(t)
-	const jobs = 1500
+	const jobs = 800
 	many := make([]onceq.Job, jobs)
 	for i := range many {
 		many[i] = onceq.Job{Kind: "quick", Key: fmt.Sprint(i), Payload: i}
@@ -203,7 +203,7 @@ func TestWorker_SurvivesAnImmediateStopOfTheServer(t *testing.T) {
 	_, err := q.EnqueueMany(t.Context(), pool, many)
 	require.NoError(t, err)
 	kind := onceq.Kind[int]{Name: "quick", MaxLost: 100, Backoff: func(int, error) time.Duration { return 0 }}
-	w, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: time.Second}, kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error {
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: 5 * time.Second}, kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error {
 		_, err := tx.Exec(ctx, `insert into effects values ($1, $2)`, l.ID, l.Token)
 		return err
 	}))
