@@ -40,7 +40,7 @@ func main() {
 	var (
 		quick      = flag.Bool("quick", false, "small sizes, one round, River alone: two minutes")
 		rounds     = flag.Int("rounds", 0, "rounds of each test; default 3, with -quick 1")
-		tests      = flag.String("tests", "", "which tests, of "+strings.Join(testNames(), ",")+"; default all but storage and soak")
+		tests      = flag.String("tests", "", "which tests, of "+strings.Join(testNames(), ",")+"; default all but storage, soak and adapters")
 		peers      = flag.String("peers", "", "which peers, by name (onceq, baseline, River, by hand, asynq, graphile-worker, pg-boss, BullMQ)")
 		asJSON     = flag.Bool("json", false, "print one JSON object for each measurement in place of a table")
 		pg         = flag.String("pg", "", "the server: 16, 17 or 18, or a directory with binaries; default as for the tests")
@@ -48,6 +48,8 @@ func main() {
 		backlog    = flag.String("backlog", "", "backlogs of the growth test, default 100000,1000000,10000000")
 		fences     = flag.Int("fences", 0, "completed fences of the growth test; default 10,000,000")
 		soak       = flag.Duration("soak", 0, "how long each trial of the soak test runs; default an hour, with -quick a minute")
+		adapters   = flag.String("adapters", "", "for the test adapters: further programs that speak its protocol, as NAME=PROGRAM, with commas")
+		phase      = flag.Duration("phase", 0, "how long each phase of the test adapters runs; default a minute, with -quick 6 s")
 		cpuprofile = flag.String("cpuprofile", "", "file for a CPU profile of this process while it measures onceq")
 		memprofile = flag.String("memprofile", "", "file for a profile of allocations")
 	)
@@ -65,6 +67,16 @@ func main() {
 	}
 	if *fences > 0 {
 		b.sizes.fences = *fences
+	}
+	for _, each := range list(*adapters) {
+		name, program, ok := strings.Cut(each, "=")
+		if !ok {
+			fail(fmt.Errorf("-adapters %q is not NAME=PROGRAM", each))
+		}
+		b.adapters = append(b.adapters, adapterProgram{name, program})
+	}
+	if *phase > 0 {
+		b.sizes.phase = *phase
 	}
 	if *soak > 0 {
 		b.sizes.soak = *soak
@@ -118,12 +130,13 @@ func list(flag string) []string {
 
 // bench is one run of the program.
 type bench struct {
-	server  *server
-	rounds  int
-	sizes   sizes
-	peers   []peer
-	results []*result
-	profile string
+	server   *server
+	adapters []adapterProgram
+	rounds   int
+	sizes    sizes
+	peers    []peer
+	results  []*result
+	profile  string
 }
 
 // sizes are how much is measured.
@@ -142,6 +155,7 @@ type sizes struct {
 	queues                      []int
 	rest                        time.Duration // until idle processes have closed what they do not need
 	soak                        time.Duration
+	phase, sampleEvery          time.Duration // of an adapter
 }
 
 var fullSizes = sizes{
@@ -149,7 +163,7 @@ var fullSizes = sizes{
 	passed: 250_000, last: 50_000, limit: 20 * time.Second, loaded: 10 * time.Second, idle: 20 * time.Second,
 	backlogs: []int{100_000, 1_000_000, 10_000_000}, growth: 200_000, fences: 10_000_000, scheduled: 1_000_000, big: 1_000_000,
 	fleet: []int{1, 4, 8, 16, 32}, idlers: []int{1, 10, 40}, wakers: []int{1, 10, 40, 200}, busy: 5, beside: 200,
-	queues: []int{1, 100, 1000, 5000}, rest: 65 * time.Second, soak: time.Hour,
+	queues: []int{1, 100, 1000, 5000}, rest: 65 * time.Second, soak: time.Hour, phase: time.Minute, sampleEvery: 2 * time.Second,
 }
 
 var quickSizes = sizes{
@@ -157,7 +171,7 @@ var quickSizes = sizes{
 	passed: 50_000, last: 10_000, limit: 2 * time.Second, loaded: 2 * time.Second, idle: 2 * time.Second,
 	backlogs: []int{20_000, 100_000}, growth: 10_000, fences: 100_000, scheduled: 100_000, big: 100_000,
 	fleet: []int{1, 4}, idlers: []int{1, 4}, wakers: []int{1, 4}, busy: 2, beside: 6,
-	queues: []int{1, 100}, rest: 2 * time.Second, soak: time.Minute,
+	queues: []int{1, 100}, rest: 2 * time.Second, soak: time.Minute, phase: 6 * time.Second, sampleEvery: time.Second,
 }
 
 // test gives its trials, which are run in this order and the next time in the opposite one.
@@ -186,6 +200,7 @@ var tests = []test{
 	{name: "queues", title: "one worker process with many queues", trials: queuesTrials, counts: true},
 	{name: "wake", title: "one job for idle worker processes", trials: wakeTrials, counts: true},
 	{name: "soak", title: "steady load over two worker processes, a snapshot held in the middle third", trials: soakTrials, once: true},
+	{name: "adapters", title: "someone else's measure: two processes, 800 jobs/s, through load, an open transaction, kills and pressure", trials: adapterTrials, once: true},
 }
 
 func testNames() []string {
@@ -300,11 +315,11 @@ func (b *bench) run(ctx context.Context, pg string, statements bool, wantTests, 
 	return nil
 }
 
-// wanted reports whether a test runs. storage compares ours with ours, and is for those who change the tables; soak takes
-// hours.
+// wanted reports whether a test runs. Three have to be named: storage compares ours with ours, and is for those who change
+// the tables; soak takes hours; adapters needs the others' programs.
 func wanted(t test, names []string) bool {
 	if names == nil {
-		return t.name != "storage" && t.name != "soak"
+		return t.name != "storage" && t.name != "soak" && t.name != "adapters"
 	}
 	return contains(names, t.name)
 }

@@ -92,3 +92,29 @@ func TestMembers(t *testing.T) {
 		}
 	}
 }
+
+// Our adapter comes through all phases: killed workers, a killed server. Nothing is left.
+func TestAdapters(t *testing.T) {
+	b := &bench{peers: []peer{onceqPeer()}, sizes: sizes{phase: time.Second, sampleEvery: time.Second}}
+	trials := adapterTrials(b)
+	if len(trials) != 1 {
+		t.Fatalf("%d trials for one peer", len(trials))
+	}
+	figures, err := trials[0].measure(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	for _, f := range figures {
+		switch f.variant {
+		case exitsName, leftName:
+			seen++
+			if f.value != 0 {
+				t.Errorf("%s: %v", f.variant, f.value)
+			}
+		}
+	}
+	if seen != 2 {
+		t.Errorf("of %d figures two are missing", len(figures))
+	}
+}
