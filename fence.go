@@ -196,7 +196,7 @@ func (q *Queue) Fence(spec FenceSpec) (*Fence, error) {
 // Claim asks for the right to do the work, inside db; a nil db is the pool. The answer is one of:
 //
 //   - a *FenceLease: the work is yours. Do it, then call Complete, Release or Uncertain, before Until or after Extend.
-//   - a *FenceLease with Replayed: the work was done before; Result is what came out.
+//   - a *FenceLease with Replayed: the work was done before, and Result is its result.
 //   - *InFlightError: somebody else is doing the work. Try again after RetryAfter.
 //   - *MismatchError: the key was used with another payload.
 //   - *UncertainError: an earlier claim was marked uncertain, or its lease ran out, and the policy is Ask. Claim itself

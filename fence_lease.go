@@ -26,7 +26,7 @@ type FenceLease struct {
 
 	Since    time.Time       // when the work was first claimed; a claim that takes over uncertain work keeps it
 	Until    time.Time       // end of the lease, as claimed, by the database's clock
-	Replayed bool            // the work was done before: Result is what came out, and there is nothing to do
+	Replayed bool            // the work was done before: Result is its result, and there is nothing to do
 	Result   json.RawMessage // nil unless Replayed
 
 	f        *Fence

@@ -77,7 +77,7 @@
 // are refused with an InvalidError before anything is sent are timed but not counted.
 //
 // Counters are reported from zero, not from their first event. Prometheus's increase() does not see the event with
-// which a counter begins, and the first dead job is the one you want to hear of. For kinds whose handlers go through
+// which a counter begins, and the first dead job is the one you want to be told of. For kinds whose handlers go through
 // Handlers, the counters for the kind's queue begin there. Counters of other kinds and queues begin with the first
 // event of any type.
 //

@@ -87,7 +87,7 @@ func (r *proofRun) judge() {
 				last := r.processes[len(r.processes)-1].lastError()
 				r.fail("the job ended %s, without faults %s (%v)", r.states[i], want, last)
 				if r.states[i] == onceq.StateDead {
-					r.mistake = "giving up for good: one fault made the job dead, which another attempt would have finished. Make an error Fatal only where another attempt cannot help, and allow more attempts than one. Where the job is to end so, say it by Proof.Also"
+					r.mistake = "giving up for good: one fault made the job dead, although another attempt would have finished it. Make an error Fatal only if another attempt cannot help, and allow more than one attempt. If the job should end like this, say so with Proof.Also"
 				}
 			}
 		}
@@ -114,7 +114,7 @@ func (r *proofRun) compare() {
 			r.fail("%s", words)
 		} else if words := s.rewritten(r.earlier[name], r.contents[name]); words != "" {
 			r.fail("%s", words)
-			r.mistake = "a value made by chance is made anew in each run: who has seen the first one, which was committed, has one that no longer holds. Make it in onceq.Once, which keeps what its function returns, write it only where there is none, or write it through the transaction of Kind.HandleTx. Where it may change, name it in Proof.Varies"
+			r.mistake = "each run makes a new random value: the first one was committed, and somebody who has seen it has a value that is no longer valid. Make it in onceq.Once, which keeps what its function returns, or write it only if there is none yet, or write it through the transaction of Kind.HandleTx. If it may change, name it in Proof.Varies"
 		}
 	}
 }
@@ -139,12 +139,12 @@ func (r *proofRun) refused() {
 	for _, p := range r.processes {
 		if err := p.lastError(); errors.Is(err, onceq.ErrNameUsed) && len(r.failed) == 0 {
 			r.fail("%v", err)
-			r.mistake = "one name for several effects: onceq.Once takes the second one of a run for a repetition of the first, and refuses it. Put what tells them apart into the name, as the address that a mail is for"
+			r.mistake = "one name for several effects: onceq.Once takes the second one in a run for a repetition of the first, and refuses it. Put what tells them apart into the name, such as the address that a mail is for"
 		}
 	}
 	for _, what := range r.provider.other {
 		r.fail("%s was called again with its key and another body", what)
-		r.mistake = "another body under the same idempotency key: a provider refuses that, or gives the answer to the first; make the body from the job alone"
+		r.mistake = "another body under the same idempotency key: a provider refuses that, or gives its first answer; make the body from nothing but the job"
 	}
 }
 
@@ -153,7 +153,7 @@ func (r *proofRun) shared() {
 	if v := r.provider; len(v.shared) > 0 {
 		c := v.shared[0]
 		r.fail("%s was made for two jobs under one idempotency key, %q", c.What, c.Key)
-		r.mistake = "a key that does not name its work: a provider takes the second job's call for a repetition of the first one's, and does nothing; make the key from the job, as the one that onceq.Once gives to its function. Where both are to do it once between them, prove them with jobs that have nothing in common"
+		r.mistake = "a key that does not name its work: a provider takes the second job's call for a repetition of the first one's, and does nothing; make the key from the job, like the key that onceq.Once gives to its function. If both jobs should do it once between them, prove them with jobs that have nothing in common"
 	}
 }
 
@@ -230,7 +230,7 @@ func (r *proofRun) effects() {
 		case n < least[what]:
 			r.fail("%s happened %s, without faults %s", what, times(n), times(least[what]))
 			if r.mistake == "" {
-				r.mistake = "recording before sending: the job was noted as done, and the effect was not made; the next run believed the note. Put the call into onceq.Once, which knows an intent from an outcome"
+				r.mistake = "recording before sending: the work was recorded as done, the effect was not made, and the next run believed the record. Put the call into onceq.Once, which tells an intent from an outcome"
 			}
 		}
 	}
@@ -306,16 +306,16 @@ func (r *proofRun) tooOften(what string, want int) string {
 		return mistakeOfKeys(made[0], made[other])
 	}
 	if i := slices.IndexFunc(made, func(c call) bool { return c.late && c.once.name != "" }); i >= 0 {
-		return fmt.Sprintf("a call without its context: effect %q was made by a worker that woke up after its time, because the call does not carry the context that onceq.Once gives to its function, which had ended; pass it on", made[i].once.name)
+		return fmt.Sprintf("a call without its context: effect %q was made by a worker that woke up after its time. The context that onceq.Once gives to its function had ended, but the call does not use it; pass it on", made[i].once.name)
 	}
 	if last.once.name != "" && r.released(last.once) {
-		return fmt.Sprintf("an answer taken for a refusal: effect %q happened, and its error said onceq.NotApplied, so it was done again. A server that fails, or whose answer is lost, may have done the work; NotApplied is for what was certainly refused", last.once.name)
+		return fmt.Sprintf("an answer taken for a refusal: effect %q happened, but its error said onceq.NotApplied, so it was done again. A server that fails, or whose answer is lost, may have done the work; use NotApplied only for what was certainly refused", last.once.name)
 	}
 	if last.once.name != "" {
 		if last.Key == "" {
-			return fmt.Sprintf("a call without an idempotency key: whether effect %q happened was not known after this, so it was run again, and nothing told the provider; send the key that onceq.Once gives to its function, or declare onceq.OnUncertain(Ask or Hold)", last.once.name)
+			return fmt.Sprintf("a call without an idempotency key: nobody knew whether effect %q had happened, so it was run again, and nothing told the provider that it was a repetition; send the key that onceq.Once gives to its function, or declare onceq.OnUncertain(Ask or Hold)", last.once.name)
 		}
-		return fmt.Sprintf("a provider that does not recognise keys: whether effect %q happened was not known after this, so it was run again; declare onceq.OnUncertain(Ask or Hold)", last.once.name)
+		return fmt.Sprintf("a provider that does not recognise keys: nobody knew whether effect %q had happened, so it was run again; declare onceq.OnUncertain(Ask or Hold)", last.once.name)
 	}
 	call := slices.IndexFunc(r.v.calm.processes[0].tape, func(s *step) bool { return s.what == what })
 	if call < 0 {
@@ -325,9 +325,9 @@ func (r *proofRun) tooOften(what string, want int) string {
 		return checkThenAct
 	}
 	if slices.ContainsFunc(r.v.calm.processes[0].tape[call:], func(s *step) bool { return s.writes() }) {
-		return "recording after sending: the call is made first and noted afterwards, so that nothing says that it was made when the process ends in between. Put the call into onceq.Once, which notes the intent before and the outcome after it"
+		return "recording after sending: the call is made first and recorded afterwards, so nothing says that it was made if the process ends in between. Put the call into onceq.Once, which records the intent before it and the outcome after it"
 	}
-	return "an effect outside without a fence: nothing says that it was made when the job runs again. Put the call into onceq.Once. Where the call changes nothing, say so by Proof.Safe; where the provider recognises a repetition, say by what with Proof.Key"
+	return "an effect outside without a fence: when the job runs again, nothing says that the effect was made. Put the call into onceq.Once. If the call changes nothing, say so with Proof.Safe; if the provider recognises a repetition, say by what with Proof.Key"
 }
 
 // released reports whether an effect took place and was then recorded as not applied.
@@ -361,7 +361,7 @@ func (r *proofRun) explain() string {
 	}
 	finish := max(0, slices.IndexFunc(tape, func(s *step) bool { return s.ends() }))
 	if slices.ContainsFunc(tape[:finish], func(s *step) bool { return s.writes() && !s.worker }) {
-		return "writes that commit apart from the completion: what the handler writes is committed before the job is, so the next run finds it and writes again. Write through the transaction of Kind.HandleTx, or complete the job in your own with Lease.Complete"
+		return "writes that commit apart from the completion: what the handler writes is committed before the completion, so the next run finds it and writes again. Write through the transaction of Kind.HandleTx, or complete the job in your own transaction with Lease.Complete"
 	}
 	return ""
 }
@@ -536,10 +536,10 @@ func (rep *report) summary() string {
 	text := fmt.Sprintf("%d steps, %s; died at %d places, lost a connection or an answer at %d, got 500 at %d, froze at %d, met at %d, ran twice; %s, in %s",
 		len(rep.steps), seenCalls, kinds[dying], kinds[cutting], kinds[failing], kinds[freezing], kinds[meeting], outcome, rep.took.Round(10*time.Millisecond))
 	if len(blind) > 0 {
-		text += fmt.Sprintf("\n0 calls seen in effect %q: a call that does not go through p.Client or p.Effect is unknown to Prove, and not proven", blind)
+		text += fmt.Sprintf("\n0 calls seen in effect %q: Prove cannot see a call that does not go through p.Client or p.Effect, and has not proven it", blind)
 	}
 	for _, what := range slices.Sorted(maps.Keys(others)) {
-		text += fmt.Sprintf("\n%s was made in %d runs, and in none without faults: how often other things happened there, nobody but Check has looked at", what, others[what])
+		text += fmt.Sprintf("\n%s was made in %d runs, and in none without faults: in those runs only Check has judged how often other things happened", what, others[what])
 	}
 	if missed > 0 {
 		text += fmt.Sprintf("\n%d steps were not reached again, as in some run without faults: no fault happened there", missed)

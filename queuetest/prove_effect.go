@@ -240,7 +240,7 @@ func mistakeOfKeys(a, b call) string {
 	case isTime(one) && isTime(two):
 		what = "the idempotency key contains a timestamp"
 	}
-	return fmt.Sprintf("%s: %s had key %q, then %q. A provider recognises a repetition by an equal key only: derive it from the job, as the key that onceq.Once gives to its function, or as Lease.IdempotencyKey does", what, a.What, a.Key, b.Key)
+	return fmt.Sprintf("%s: %s had key %q, then %q. A provider recognises a repetition only by an equal key: derive the key from the job, or use the key that onceq.Once gives to its function, or Lease.IdempotencyKey", what, a.What, a.Key, b.Key)
 }
 
 // differing returns the parts in which two keys differ. It does not cut numbers apart.

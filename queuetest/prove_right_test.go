@@ -371,7 +371,7 @@ func TestProve_FindsWithoutACheck(t *testing.T) {
 		},
 		"a code by chance": {
 			handler: exec(`update orders set code = $2 where id = $1`, chance),
-			want:    []string{"table public.orders: code was ", "mistake: a value made by chance is made anew in each run"},
+			want:    []string{"table public.orders: code was ", "mistake: each run makes a new random value"},
 		},
 		"a code by chance, in a row that is replaced": {
 			handler: exec(`insert into codes select $1, $2 from (select) x left join lateral (select) y on true

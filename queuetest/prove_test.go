@@ -557,7 +557,7 @@ func TestProve_Mistakes(t *testing.T) {
 				return err
 			},
 			kinds: []string{"cut"},
-			want:  []string{`mistake: a call without an idempotency key: whether effect "charge" happened was not known`},
+			want:  []string{`mistake: a call without an idempotency key: nobody knew whether effect "charge" had happened`},
 		},
 		"running again what the provider does not recognise": {
 			handler: func(ctx context.Context, p *queuetest.Process, l *onceq.Lease, o provedOrder) error {

@@ -193,7 +193,7 @@ func run(ctx context.Context, seed uint64, n, workers int, verbose bool) (err er
 // database returns the database to use, and a function to call at the end.
 func database(ctx context.Context) (string, func() error, error) {
 	if url := os.Getenv("DATABASE_URL"); url != "" {
-		fmt.Println("the database of DATABASE_URL, where the schemas onceq_demo and demo are made anew and stay")
+		fmt.Println("the database of DATABASE_URL, where the schemas onceq_demo and demo are created again and stay")
 		return url, func() error { return nil }, nil
 	}
 	server, err := pgserver.Start(ctx, pgserver.Options{Durable: true})
@@ -203,7 +203,7 @@ func database(ctx context.Context) (string, func() error, error) {
 	if server.Ours() {
 		fmt.Println("a Postgres of our own, which goes away at the end")
 	} else {
-		fmt.Printf("the server of %s, where the schemas onceq_demo and demo are made anew and stay\n", pgserver.EnvURL)
+		fmt.Printf("the server of %s, where the schemas onceq_demo and demo are created again and stay\n", pgserver.EnvURL)
 	}
 	return server.URL(), server.Stop, nil
 }

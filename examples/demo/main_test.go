@@ -29,7 +29,7 @@ func TestDemo(t *testing.T) {
 	require.NoError(t, err, string(out))
 	for _, line := range []string{
 		`(?m)^  workers killed +[1-9]\d*, [1-9]\d* in the middle of an effect$`,
-		`(?m)^  workers stopped, continued +[1-9]\d*, [1-9]\d* with a job taken over meanwhile$`,
+		`(?m)^  workers stopped, continued +[1-9]\d*, [1-9]\d* with a job taken over in the meantime$`,
 		`(?m)^  duplicate jobs suppressed +[1-9]`,
 		`(?m)^  redeliveries +\d+ claims of a job beyond its first: [1-9]\d* after a lost lease`,
 		`(?m)^  stale completions refused +[1-9]`,
