@@ -62,8 +62,9 @@ var ErrUnfinished = errors.New("onceq: job is not finished; cancel it before dis
 //
 // It does not repair itself, because ids of finished jobs, which cause no error, would be given out again too. A job with
 // such an id replaces a completed job in the history. If the older job is dead, held or cancelled, the newer one can only
-// complete, and then leaves no record; any other end is an ErrIDTaken too, and the job runs again until the older one is
-// redriven or discarded.
+// complete, and then leaves no record; any other end is an ErrIDTaken too, and so is an effect (Once) that the older job has
+// too. The newer job then runs again until somebody has discarded the older one. That one can be redriven when the newer
+// one is gone.
 var ErrIDTaken = errors.New("onceq: the sequence of ids is behind the ids in use; set it past them, see onceq.ErrIDTaken")
 
 // InvalidError says which input was refused before anything was sent to the database, and why.

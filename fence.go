@@ -243,7 +243,10 @@ mine as (
 // takeFence takes over a fence that, under the token that was read ($11), is still free or still in doubt ($12), or that is
 // an effect of another job or round ($14). If it is in doubt, the statement keeps the time of the first intent, and the
 // reason or else $13. The reason tells a release that an earlier claim's effect may have happened.
-const takeFence = jobHolds + `
+//
+// An effect of another job that is in the history and may be redriven is not taken, unless nothing of it was applied: a
+// redrive would do it again. The statement raises an error instead.
+var takeFence = jobHolds + `
 n as materialized (select nextval('onceq.ids') << ` + sqlTokenBits + ` as token),
 mine as (
   update onceq.job_fences f
@@ -256,7 +259,10 @@ mine as (
          lifetime = $9::bigint, finished_at = null, result = null
     from n, ok
    where f.class = $4::smallint and f.scope = $5::text and f.key = $6::text and f.token = $11::bigint
-     and case when $12::bool then ` + inDoubt + ` else $14::bool or ` + fenceFree + ` end
+     and case when $12::bool then ` + inDoubt + `
+              when $14::bool and f.state <> ` + sqlCancelled + ` then (select onceq.id_taken(h.id) from onceq.job_history h
+                                    where h.id = $1::bigint and h.state <> ` + sqlJobCompleted + ` and ` + ofJob("h") + `) is null
+              else $14::bool or ` + fenceFree + ` end
   returning f.token, f.leased_until, f.created_at, f.identity` + claimAnswer
 
 const readFence = `
@@ -293,7 +299,7 @@ func (f *Fence) claim(ctx context.Context, db DB, asking bool) (*FenceLease, err
 		err := f.q.guarded(ctx, db, statement, args, &holds, &token, &until, &since, &identity)
 		switch {
 		case err != nil:
-			return false, fmt.Errorf("onceq: claiming %s: %w", f, err)
+			return false, fmt.Errorf("onceq: claiming %s: %w", f, f.q.told(err))
 		case !holds:
 			return false, f.job.lostError("effect " + strconv.Quote(f.name))
 		case token == nil:

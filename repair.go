@@ -233,7 +233,7 @@ func (q *Queue) redrive(ctx context.Context, db DB, ids []int64, states []State)
 	_, past := (&Filter{States: states}).states()
 	err = q.guarded(ctx, db, redriveJobs, []any{ids, past, DefaultWindow.Milliseconds()}, &back, &taken, &held)
 	if err != nil {
-		return nil, nil, nil, fmt.Errorf("onceq: redrive: %w", err)
+		return nil, nil, nil, fmt.Errorf("onceq: redrive: %w", q.told(err))
 	}
 	return back, taken, held, nil
 }

@@ -7,9 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/onceq/onceq/internal/sqlstate"
 )
 
 // How the library's own statements are sent. On a pool, and on a connection that is in no transaction, a statement is sent
@@ -314,11 +313,13 @@ func (q *Queue) sql(statement string) string {
 	return s
 }
 
-// told turns an error of Postgres into a *SchemaError if the tables are missing, and into an ErrIDTaken if a job cannot
-// leave because of another job with its id.
+// told turns an error of Postgres into a *SchemaError if the tables are missing, and into an ErrIDTaken if another job with
+// the same id is in the way.
 func (q *Queue) told(err error) error {
 	var schema *SchemaError
-	if sqlstate.Of(err) == "OQ002" && !errors.Is(err, ErrIDTaken) {
+	var pgErr *pgconn.PgError
+	sameID := errors.As(err, &pgErr) && (pgErr.Code == "OQ002" || pgErr.Code == "23505" && pgErr.ConstraintName == "jobs_pkey")
+	if sameID && !errors.Is(err, ErrIDTaken) {
 		return fmt.Errorf("%w (%w)", ErrIDTaken, err)
 	}
 	if !noTables(err) || errors.As(err, &schema) {

@@ -26,6 +26,7 @@ var update = flag.Bool("update", false, "write docs/statements.sql anew")
 var built = map[string]string{
 	"retryJobs":               retryJobs,
 	"redriveJobs":             redriveJobs,
+	"takeFence":               takeFence,
 	"discardJobs":             discardJobs,
 	"resolveEffects":          resolveEffects,
 	"readEffects":             readEffects,

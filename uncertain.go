@@ -137,7 +137,7 @@ type doubt int
 
 const (
 	none    doubt = iota // free: take it
-	strange              // of another job, or of an earlier round: take it
+	strange              // of another job, or of an earlier round: take it, unless that job may run again
 	running              // uncertain: take it over, to run again or to ask the provider
 	holding              // uncertain: a person decides
 )

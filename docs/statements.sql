@@ -466,7 +466,10 @@ mine as (
          lifetime = $9::bigint, finished_at = null, result = null
     from n, ok
    where f.class = $4::smallint and f.scope = $5::text and f.key = $6::text and f.token = $11::bigint
-     and case when $12::bool then (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp()) else $14::bool or (f.state in (3, 4, 5) and f.lifetime >= 0
+     and case when $12::bool then (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp())
+              when $14::bool and f.state <> 5 then (select onceq.id_taken(h.id) from onceq.job_history h
+                                    where h.id = $1::bigint and h.state <> 5 and coalesce(f.fingerprint between int8send((extract(epoch from h.created_at) * 1000000)::bigint) and int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1000000)::bigint)), true)) is null
+              else $14::bool or (f.state in (3, 4, 5) and f.lifetime >= 0
       and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()) end
   returning f.token, f.leased_until, f.created_at, f.identity
 )

@@ -211,7 +211,7 @@ $$;
 create function {{.schema}}.id_taken(job bigint) returns bigint
 language plpgsql as $$
 begin
-  raise exception 'the history has another job with the id %, which waits for a person: redrive or discard that one', job using errcode = 'OQ002';
+  raise exception 'the history has another job with the id %, which waits for a person and cannot be redriven while this one is live: discard that one', job using errcode = 'OQ002';
 end
 $$;
 

@@ -192,6 +192,75 @@ func TestDiscard_LeavesTheEffectsOfAnotherJobThatHasTheID(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// A later job with the same id once took the effect over, and the older one did it again after a redrive.
+func TestOnce_AnEffectOfAnotherJobThatMayRunAgainIsNotTaken(t *testing.T) {
+	t.Parallel()
+	reset := func(context.Context, string) (string, error) { return "", errors.New("reset") }
+	for name, end := range map[string]struct {
+		call  func(context.Context, string) (string, error)
+		leave func(*testing.T, *queuetest.DB, *onceq.Lease, error)
+	}{
+		"dead": {func(context.Context, string) (string, error) { return "receipt of 1", nil }, func(t *testing.T, _ *queuetest.DB, l *onceq.Lease, _ error) {
+			require.NoError(t, l.Fail(t.Context(), onceq.Fatal(errors.New("dead"))))
+		}},
+		"held": {reset, func(t *testing.T, db *queuetest.DB, l *onceq.Lease, err error) {
+			require.ErrorIs(t, err, onceq.ErrUncertain)
+			l = fenceRedeliver(t, db)
+			_, err = onceq.Once(t.Context(), l, "charge", reset, onceq.OnUncertain(onceq.Hold()))
+			require.ErrorIs(t, err, onceq.ErrHeld)
+			require.NoError(t, l.Fail(t.Context(), err))
+		}},
+		"cancelled": {reset, func(t *testing.T, db *queuetest.DB, l *onceq.Lease, _ error) {
+			require.NoError(t, l.Release(t.Context()))
+			wantState(t, onceq.StateCancelled)(db.Queue.Cancel(t.Context(), db.Pool, l.ID))
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t, queuetest.NoCheck())
+			ctx, q := t.Context(), db.Queue
+			id := add(t, db, onceq.Job{})
+			l := fenceLease(t, db)
+			older, err := onceq.Once(ctx, l, "charge", end.call, onceq.OnUncertain(onceq.Hold()))
+			end.leave(t, db, l, err)
+			effects, err := q.Effects(ctx, db.Pool, id)
+			require.NoError(t, err)
+			require.Len(t, effects, 1)
+
+			setBack(t, db)
+			require.Equal(t, id, add(t, db, onceq.Job{}))
+			l = fenceLease(t, db)
+			_, err = onceq.Once(ctx, l, "charge", func(context.Context, string) (string, error) { panic("the older job would charge again") })
+			require.ErrorIs(t, err, onceq.ErrIDTaken)
+			require.ErrorContains(t, err, "discard")
+			_, err = onceq.Once(ctx, l, "mail", func(context.Context, string) (int, error) { return 1, nil })
+			require.NoError(t, err, "the older job has no such effect")
+			_, err = q.Redrive(ctx, db.Pool, id)
+			if name == "held" {
+				require.ErrorIs(t, err, onceq.ErrHeld)
+			} else {
+				require.ErrorIs(t, err, onceq.ErrIDTaken)
+			}
+			require.NoError(t, l.Complete(ctx, nil))
+
+			// The older job has its effect as it was.
+			effects, err = q.Effects(ctx, db.Pool, id)
+			require.NoError(t, err)
+			require.Len(t, effects, 1)
+			if name != "dead" {
+				require.NoError(t, q.Resolve(ctx, db.Pool, id, "charge", onceq.Applied("receipt of 1")))
+				older = "receipt of 1"
+			}
+			if name != "held" { // that one runs again already
+				wantState(t, onceq.StateWaiting)(q.Redrive(ctx, db.Pool, id))
+			}
+			r, err := onceq.Once(ctx, fenceLease(t, db), "charge", func(context.Context, string) (string, error) { panic("twice") })
+			require.NoError(t, err)
+			require.Equal(t, older, r)
+		})
+	}
+}
+
 // Two good runs once sent only one report.
 func TestReschedule_EffectsArePerRunThatWasAskedFor(t *testing.T) {
 	t.Parallel()
@@ -523,12 +592,12 @@ func TestHistory_TwoJobsOfOneIDThatWaitForAPerson(t *testing.T) {
 	require.Equal(t, id, add(t, db, onceq.Job{Kind: "k", Key: "newer", Payload: 2}))
 	_, err := q.Cancel(ctx, db.Pool, id)
 	require.ErrorIs(t, err, onceq.ErrIDTaken)
-	require.ErrorContains(t, err, "redrive or discard")
+	require.ErrorContains(t, err, "discard that one")
 	require.Equal(t, onceq.StateRetrying, db.RunOne(fails).State)
 	info, err := q.Get(ctx, db.Pool, id)
 	require.NoError(t, err)
 	require.Equal(t, "newer", info.Key)
-	require.Contains(t, info.Errors[0].Error, "redrive or discard")
+	require.Contains(t, info.Errors[0].Error, "discard that one")
 
 	require.NoError(t, q.Discard(ctx, db.Pool, id))
 	wantState(t, onceq.StateRetrying)(q.Retry(ctx, db.Pool, id))
