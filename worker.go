@@ -228,7 +228,7 @@ func (w *Worker) tuneQueues(size int) error {
 
 // Run works until ctx ends. Then it stops claiming, waits for running handlers, cancels those that take longer than
 // ShutdownTimeout, gives unfinished jobs back without spending an attempt, and returns nil. It returns an error if the
-// database cannot be reached at the start, if the schema is missing or of another version, and if handlers did not return
+// database cannot be reached at the start, if Check returns an error then, and if handlers did not return
 // although they were cancelled: the connections of their transactions are closed, and their leases run out.
 //
 // If all handlers return when their context ends, Run returns when they have returned and their outcomes are stored; it
