@@ -23,7 +23,7 @@ const (
 	EventReleased  EventType = "released" // the job was given back as if it had not been claimed: by Release, or by a worker that shuts down
 	EventDead      EventType = "dead"
 	EventCancelled EventType = "cancelled"
-	EventHeld      EventType = "held"
+	EventHeld      EventType = "held"             // a job, or an effect with its Name, waits for a person; a job whose effect is held reports both
 	EventLeaseLost EventType = "lease_lost"       // a holder learned that its lease is lost
 	EventStale     EventType = "stale_completion" // a completion under an outdated token was refused
 	EventReplayed  EventType = "replayed"         // a stored outcome was returned instead of running again

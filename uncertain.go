@@ -348,17 +348,17 @@ func (q *Queue) ResolveMany(ctx context.Context, db DB, filter Filter, name stri
 	return resolved, redriven, err
 }
 
-// EffectInfo is what is known about a named effect of a job.
+// EffectInfo is what is known about a named effect of a job. In JSON, empty fields are left out.
 type EffectInfo struct {
-	Name   string
-	State  string          // "in_flight", "completed", "uncertain" or "held"
-	Since  time.Time       // when the effect was first begun
-	Until  time.Time       // in flight: when its lease ends
-	Result json.RawMessage // completed; nil if it could not be stored, and Detail says why
-	Detail string          // why it is uncertain or held, or has no result
+	Name   string          `json:"name"`
+	State  string          `json:"state"`           // "in_flight", "completed", "uncertain" or "held"
+	Since  time.Time       `json:"since"`           // when the effect was first begun
+	Until  time.Time       `json:"until,omitzero"`  // in flight: when its lease ends
+	Result json.RawMessage `json:"result,omitzero"` // completed; nil if it could not be stored, and Detail says why
+	Detail string          `json:"detail,omitzero"` // why it is uncertain or held, or has no result
 
 	// IdempotencyKey is the key that the provider got. By it the provider may be able to say whether the effect happened.
-	IdempotencyKey string
+	IdempotencyKey string `json:"idempotency_key"`
 
 	scope string
 }

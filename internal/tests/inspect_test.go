@@ -235,6 +235,9 @@ func TestJobInfo_AsJSON(t *testing.T) {
 			t.Errorf("%s came back as %s", raw, again)
 		}
 	}
+	if raw := must[[]byte](t)(json.Marshal(onceq.EffectInfo{Name: "charge", State: "held", Detail: "reset", IdempotencyKey: "oq_1"})); string(raw) != `{"name":"charge","state":"held","since":"0001-01-01T00:00:00Z","detail":"reset","idempotency_key":"oq_1"}` {
+		t.Errorf("%s", raw)
+	}
 	if raw := must[[]byte](t)(json.Marshal(onceq.Result{ID: 7, State: onceq.StateCompleted, Output: json.RawMessage(`{"a":1}`)})); string(raw) != `{"id":7,"duplicate":false,"state":"completed","output":{"a":1}}` {
 		t.Errorf("%s", raw)
 	}
