@@ -104,7 +104,7 @@ func (r *room) steadyLatency(ctx context.Context, variant string, n int, o order
 		return nil, err
 	}
 	reached := float64(len(l.began)) / time.Since(began).Seconds()
-	if err := l.wait(ctx, ms, 30*time.Second); err != nil {
+	if err := l.wait(ctx, ms, 2*time.Minute); err != nil {
 		return nil, err
 	}
 	l.mu.Lock()

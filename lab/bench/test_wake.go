@@ -58,7 +58,7 @@ func wake(ctx context.Context, r *room, s sizes, n int) ([]figure, error) {
 		return nil, err
 	}
 	var all []time.Duration
-	var gone, quiet, quietFor float64
+	var gone, quiet float64 // statements more than when idle
 	for i := range s.samples + warmLatencies {
 		if err := pause(ctx, gap(i)); err != nil {
 			return nil, err
@@ -94,6 +94,7 @@ func wake(ctx context.Context, r *room, s sizes, n int) ([]figure, error) {
 		if err != nil {
 			return nil, err
 		}
+		goneAfter := time.Since(began)
 		if err := pause(ctx, rest); err != nil {
 			return nil, err
 		}
@@ -103,15 +104,14 @@ func wake(ctx context.Context, r *room, s sizes, n int) ([]figure, error) {
 		}
 		if i >= warmLatencies {
 			all = append(all, at.Sub(committed))
-			gone += float64(after - before - own)
-			quiet += float64(then - before - own)
-			quietFor += time.Since(began).Seconds()
+			gone += float64(after-before-own) - idle*goneAfter.Seconds()
+			quiet += float64(then-before-own) - idle*time.Since(began).Seconds()
 		}
 	}
 	samples := float64(len(all))
 	return []figure{
 		latencyFigure(idleName(n), all),
-		{variant: idleName(n) + goneName, unit: "count", value: gone / samples},
-		{variant: idleName(n) + ": statements more than when idle", unit: "count", value: max(0, quiet-idle*quietFor) / samples},
+		{variant: idleName(n) + goneName, unit: "count", value: max(0, gone) / samples},
+		{variant: idleName(n) + ": statements until all is quiet", unit: "count", value: max(0, quiet) / samples},
 	}, nil
 }
