@@ -60,7 +60,7 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err erro
 	switch err := q.queryRow(ctx, db, statement, args, &id, &delayed, &quiet); {
 	case err == nil:
 		if quiet && !delayed {
-			q.setQuiet(e.queue, asked)
+			q.setQuiet(e.header.queue, asked)
 		}
 		r := accepted(id, delayed)
 		q.enqueued(ctx, &e, r)
@@ -104,7 +104,7 @@ func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) (_ []Result,
 	if db == nil {
 		return nil, errNoDB
 	}
-	all, keyed, err := encodeMany(jobs)
+	all, sorted, keyed, err := encodeMany(jobs)
 	if err != nil {
 		return nil, err
 	}
@@ -113,10 +113,7 @@ func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) (_ []Result,
 		return results, nil
 	}
 	ids := make([]int64, len(jobs))
-	places := make([]int, len(jobs))
-	for i := range places {
-		places[i] = i
-	}
+	places := places(len(jobs))
 	var begin txBeginner
 	own := outside(db)
 	if _, rest := chunk(all, places); len(rest) > 0 || keyed { // otherwise one statement, which is atomic by itself
@@ -135,10 +132,9 @@ func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) (_ []Result,
 			if err := q.queryRow(ctx, db, draw, []any{len(jobs)}, &ids); err != nil {
 				return fmt.Errorf("onceq: drawing ids: %w", err)
 			}
-			slices.SortFunc(places, func(i, j int) int {
-				return cmp.Or(strings.Compare(all[i].scope, all[j].scope), strings.Compare(all[i].key, all[j].key), i-j)
-			})
-			part, rest = chunk(all, places)
+			if sorted != nil {
+				part, rest = chunk(all, sorted)
+			}
 		}
 		for ; len(part) > 0; part, rest = chunk(all, rest) {
 			slices.Sort(part)
@@ -170,39 +166,67 @@ func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) (_ []Result,
 	return results, err
 }
 
-// encodeMany checks and encodes jobs, and reports whether one of them has a key.
-func encodeMany(jobs []Job) (all []encoded, keyed bool, err error) {
+// encodeMany checks and encodes jobs, and reports whether one of them has a key. If the keys are not in their order already,
+// it also returns the places of all jobs in the order of their keys.
+func encodeMany(jobs []Job) (all []encoded, sorted []int, keyed bool, err error) {
 	all = make([]encoded, len(jobs))
-	type name struct{ scope, key string }
-	var seen map[name]int
+	c := newEncoder()
+	var before *Job
+	last, ordered := -1, true // the last place with a key; whether each key was above the one before
 	for i := range jobs {
-		if all[i], err = jobs[i].encode(); err != nil {
+		if err = c.encode(&all[i], &jobs[i], before); err != nil {
 			var bad *InvalidError
 			if errors.As(err, &bad) {
 				bad.Field = fmt.Sprintf("jobs[%d].%s", i, bad.Field)
 			}
-			return nil, false, err
+			return nil, nil, false, err
 		}
-		if all[i].key == "" {
-			continue
+		if before = &jobs[i]; all[i].key != "" {
+			ordered = ordered && (last < 0 || all[last].compareKey(&all[i]) < 0)
+			last = i
 		}
-		if seen == nil {
-			seen = make(map[name]int, len(jobs)-i)
-		}
-		n := name{all[i].scope, all[i].key}
-		if first, repeated := seen[n]; repeated {
-			return nil, false, invalid(fmt.Sprintf("jobs[%d].Key", i), "%q repeats that of jobs[%d]", n.key, first)
-		}
-		seen[n] = i
 	}
-	return all, len(seen) > 0, nil
+	if ordered {
+		return all, nil, last >= 0, nil
+	}
+	sorted = places(len(all))
+	slices.SortFunc(sorted, func(i, j int) int { return cmp.Or(all[i].compareKey(&all[j]), i-j) })
+	again, first := len(all), 0
+	for k, i := range sorted[1:] {
+		if before := sorted[k]; all[i].key != "" && i < again && all[before].compareKey(&all[i]) == 0 {
+			again, first = i, before
+		}
+	}
+	if again < len(all) {
+		return nil, nil, false, invalid(fmt.Sprintf("jobs[%d].Key", again), "%q repeats that of jobs[%d]", all[again].key, first)
+	}
+	return all, sorted, true, nil
+}
+
+// compareKey orders jobs as their keys are taken: by scope, then by key.
+func (e *encoded) compareKey(o *encoded) int {
+	if e.header != o.header {
+		if c := strings.Compare(e.header.scope, o.header.scope); c != 0 {
+			return c
+		}
+	}
+	return strings.Compare(e.key, o.key)
+}
+
+// places are the numbers from 0 to n-1.
+func places(n int) []int {
+	all := make([]int, n)
+	for i := range all {
+		all[i] = i
+	}
+	return all
 }
 
 // chunk splits places into those of the jobs that go in one statement, and the rest.
 func chunk(all []encoded, places []int) (part, rest []int) {
 	size := 0
 	for n, i := range places {
-		size += len(all[i].json) + len(all[i].bytes) + len(all[i].metadata)
+		size += len(all[i].json) + len(all[i].bytes) + len(all[i].header.metadata)
 		if n == enqueueChunk || n > 0 && size > enqueueBytes {
 			return places[:n], places[n:]
 		}
@@ -239,7 +263,7 @@ func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
 				return err
 			}
 			if quiet && !delayed {
-				q.setQuiet(e.queue, asked)
+				q.setQuiet(e.header.queue, asked)
 			}
 			p.accepted = accepted(id, delayed)
 		}
@@ -350,35 +374,36 @@ returning id, run_at > statement_timestamp(),
 
 // insertOne gives the statement for one job, and the present time if the statement asks who waits, otherwise zero.
 func (q *Queue) insertOne(e *encoded, inBatch, own bool) (statement string, args []any, asked time.Time) {
+	h := e.header
 	var payload any
 	if e.bytes == nil {
 		payload = e.json
 	}
 	args = make([]any, 0, 15)
-	args = append(args, e.queue, e.kind, payload, e.maxAttempts, e.priority)
-	if e.at.IsZero() && e.delay == 0 && e.metadata == "" && e.bytes == nil && q.isQuiet(e.queue) {
+	args = append(args, h.queue, h.kind, payload, h.maxAttempts, h.priority)
+	if h.at.IsZero() && h.delay == 0 && h.metadata == "" && e.bytes == nil && q.isQuiet(h.queue) {
 		switch {
 		case e.key == "":
 			return insertPlain, args, time.Time{}
 		case inBatch:
-			return insertKeyedInBatch, append(args, e.scope, e.key, e.lifetime, e.fingerprint), time.Time{}
+			return insertKeyedInBatch, append(args, h.scope, e.key, h.lifetime, e.fingerprint), time.Time{}
 		}
-		return insertKeyed, append(args, e.scope, e.key, e.lifetime, e.fingerprint), time.Time{}
+		return insertKeyed, append(args, h.scope, e.key, h.lifetime, e.fingerprint), time.Time{}
 	}
 	var scope, key, at, delay, metadata any
 	if e.key != "" {
-		scope, key = e.scope, e.key
+		scope, key = h.scope, e.key
 	}
-	if !e.at.IsZero() {
-		at = e.at.UnixMicro()
+	if !h.at.IsZero() {
+		at = h.at.UnixMicro()
 	}
-	if e.delay != 0 {
-		delay = e.delay.Microseconds()
+	if h.delay != 0 {
+		delay = h.delay.Microseconds()
 	}
-	if e.metadata != "" {
-		metadata = e.metadata
+	if h.metadata != "" {
+		metadata = h.metadata
 	}
-	args = append(args, scope, key, e.lifetime, e.fingerprint, at, delay, metadata, e.bytes, q.channel, own)
+	args = append(args, scope, key, h.lifetime, e.fingerprint, at, delay, metadata, e.bytes, q.channel, own)
 	return insertGeneral, args, time.Now()
 }
 
@@ -549,18 +574,9 @@ select (select array_agg(id order by id) from input),
        (select array_agg(job_id) from accepted)`
 )
 
-// header is what jobs in a call to EnqueueMany have in common; usually there is one.
-type header struct {
-	queue, kind, scope, metadata string
-	priority, maxAttempts        int
-	at                           time.Time
-	delay                        time.Duration
-	lifetime                     int64
-}
-
 // columns are the arrays in which many jobs are sent. Arrays that no job needs stay nil.
 type columns struct {
-	last header
+	last *header
 	ref  int32 // of last
 
 	refs                []int32
@@ -585,7 +601,7 @@ func (c *columns) add(known map[header]int32, e *encoded, id int64, n int) {
 	if id != 0 && c.drawn == nil {
 		c.drawn = make([]int64, len(c.payloads), n)
 	}
-	c.refs, c.payloads = append(c.refs, c.header(known, e)), append(c.payloads, e.json)
+	c.refs, c.payloads = append(c.refs, c.header(known, e.header)), append(c.payloads, e.json)
 	if c.keys != nil {
 		c.keys, c.fingerprints = append(c.keys, e.key), append(c.fingerprints, e.fingerprint)
 	}
@@ -598,22 +614,21 @@ func (c *columns) add(known map[header]int32, e *encoded, id int64, n int) {
 }
 
 // header gives the number of a job's header, and appends the header if it is new.
-func (c *columns) header(known map[header]int32, e *encoded) int32 {
-	h := header{e.queue, e.kind, e.scope, e.metadata, e.priority, e.maxAttempts, e.at, e.delay, e.lifetime}
-	if c.ref != 0 && h == c.last {
+func (c *columns) header(known map[header]int32, h *header) int32 {
+	if h == c.last {
 		return c.ref
 	}
-	ref, ok := known[h]
+	ref, ok := known[*h]
 	if !ok {
 		ref = int32(len(known) + 1)
-		known[h] = ref
-		c.queues, c.kinds, c.scopes, c.metadata = append(c.queues, e.queue), append(c.kinds, e.kind), append(c.scopes, e.scope), append(c.metadata, e.metadata)
-		c.priorities, c.attempts = append(c.priorities, int32(e.priority)), append(c.attempts, int32(e.maxAttempts))
+		known[*h] = ref
+		c.queues, c.kinds, c.scopes, c.metadata = append(c.queues, h.queue), append(c.kinds, h.kind), append(c.scopes, h.scope), append(c.metadata, h.metadata)
+		c.priorities, c.attempts = append(c.priorities, int32(h.priority)), append(c.attempts, int32(h.maxAttempts))
 		var at int64
-		if !e.at.IsZero() {
-			at = e.at.UnixMicro()
+		if !h.at.IsZero() {
+			at = h.at.UnixMicro()
 		}
-		c.ats, c.delays, c.lifetimes = append(c.ats, at), append(c.delays, e.delay.Microseconds()), append(c.lifetimes, e.lifetime)
+		c.ats, c.delays, c.lifetimes = append(c.ats, at), append(c.delays, h.delay.Microseconds()), append(c.lifetimes, h.lifetime)
 	}
 	c.last, c.ref = h, ref
 	return ref
@@ -707,7 +722,7 @@ func (q *Queue) settle(ctx context.Context, db DB, jobs []Job, all []encoded, id
 	s := settling{q: q, jobs: jobs, all: all, results: results, ours: ours}
 	for try := 0; len(left) > 0; try++ {
 		if try == settleTries {
-			return nil, fmt.Errorf("%w (key %q in scope %q)", ErrKeyUnsettled, all[left[0]].key, all[left[0]].scope)
+			return nil, fmt.Errorf("%w (key %q in scope %q)", ErrKeyUnsettled, all[left[0]].key, all[left[0]].header.scope)
 		}
 		again, floor, err := s.look(ctx, db, left)
 		if err != nil {
@@ -740,7 +755,7 @@ func (q *Queue) settle(ctx context.Context, db DB, jobs []Job, all []encoded, id
 func (s *settling) look(ctx context.Context, db DB, left []int) (again []int, floor int64, err error) {
 	scopes, keys := make([]string, len(left)), make([]string, len(left))
 	for k, i := range left {
-		scopes[k], keys[k] = s.all[i].scope, s.all[i].key
+		scopes[k], keys[k] = s.all[i].header.scope, s.all[i].key
 	}
 	answered := make([]bool, len(left))
 	s.met, s.mismatches = s.met[:0], s.mismatches[:0]
@@ -788,17 +803,17 @@ func (s *settling) look(ctx context.Context, db DB, left []int) (again []int, fl
 func (s *settling) answer(i int, r Result, mark []byte) {
 	e := &s.all[i]
 	s.results[i] = r
-	met := Event{Type: EventDuplicate, Queue: e.queue, Kind: e.kind, JobID: r.ID, Scope: e.scope, Key: e.key}
+	met := Event{Type: EventDuplicate, Queue: e.header.queue, Kind: e.header.kind, JobID: r.ID, Scope: e.header.scope, Key: e.key}
 	switch {
 	case slices.ContainsFunc(s.ours, func(l *Lease) bool { return l.ID == r.ID && l.q.pool == s.q.pool && l.q.schema == s.q.schema }):
 		s.refused = append(s.refused, ErrOwnKey)
 	case !sameKind(mark, e.fingerprint) || !samePayload(mark, e.fingerprint):
-		err := &MismatchError{Scope: e.scope, Key: e.key, Existing: r, Kind: e.kind, ExistingKind: kindOf(mark, e.scope)}
+		err := &MismatchError{Scope: e.header.scope, Key: e.key, Existing: r, Kind: e.header.kind, ExistingKind: kindOf(mark, e.header.scope)}
 		s.mismatches = append(s.mismatches, refusal{err, e, s.jobs[i].Fields})
 		met.Type, met.Err = EventMismatch, err
 		s.refused = append(s.refused, err)
 	case s.jobs[i].Strict:
-		s.refused = append(s.refused, &DuplicateError{Scope: e.scope, Key: e.key, Existing: r})
+		s.refused = append(s.refused, &DuplicateError{Scope: e.header.scope, Key: e.key, Existing: r})
 	}
 	s.met = append(s.met, met)
 }
@@ -832,7 +847,7 @@ func accepted(id int64, delayed bool) Result {
 
 func (q *Queue) enqueued(ctx context.Context, e *encoded, r Result) {
 	if q.watched(EventEnqueued) {
-		q.emit(ctx, Event{Type: EventEnqueued, Queue: e.queue, Kind: e.kind, JobID: r.ID, Scope: e.scope, Key: e.key})
+		q.emit(ctx, Event{Type: EventEnqueued, Queue: e.header.queue, Kind: e.header.kind, JobID: r.ID, Scope: e.header.scope, Key: e.key})
 	}
 }
 

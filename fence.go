@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -175,20 +176,20 @@ func (q *Queue) Fence(spec FenceSpec) (*Fence, error) {
 		}
 		return f, nil
 	}
-	raw, isJSON, err := encodePayload("Payload", spec.Payload)
+	raw, isJSON, err := encodePayload("Payload", spec.Payload, json.Marshal)
 	switch {
 	case err != nil:
 		return nil, err
 	case isJSON:
-		canonical, err := jsonb.Scan(raw, true, spec.Fields)
+		content, err := jsonb.AppendCanonical([]byte{formJSON}, raw, spec.Fields)
 		if err != nil {
 			return nil, invalid("Payload", "%v", err)
 		}
-		f.fingerprint = (&fingerprint{digest: digest('j', canonical)}).stored()
+		f.fingerprint = appendFingerprint(nil, "", content)
 	case spec.Fields != nil:
 		return nil, invalid("Fields", "are named, but the Payload is bytes")
 	default:
-		f.fingerprint = (&fingerprint{digest: digest('b', raw)}).stored()
+		f.fingerprint = appendFingerprint(nil, "", append([]byte{formBytes}, raw...))
 	}
 	return f, nil
 }

@@ -2,6 +2,7 @@ package onceq
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -23,129 +24,194 @@ import (
 
 // encoded is a job ready for the database.
 type encoded struct {
-	kind, queue, scope, key string
-	json                    string // "" where bytes are set
-	bytes                   []byte
-	metadata                string // "" for none
-	fingerprint             []byte // with a key
-	at                      time.Time
-	delay                   time.Duration
-	lifetime                int64
-	priority, maxAttempts   int
+	header      *header
+	key         string
+	json        string // "" where bytes are set
+	bytes       []byte
+	fingerprint []byte // with a key
+}
+
+// header is what jobs in a call to EnqueueMany have in common; usually there is one.
+type header struct {
+	queue, kind, scope, metadata string // metadata: "" for none
+	priority, maxAttempts        int
+	at                           time.Time
+	delay                        time.Duration
+	lifetime                     int64
+}
+
+// encoder encodes jobs, one after the other. What a job has in common with the one before is checked once, and what is
+// made for them shares its memory.
+type encoder struct {
+	header  *header // of the latest job
+	marshal func(any) ([]byte, error)
+	texts   strings.Builder // JSON; the jobs' own strings are parts of it
+	marks   []byte          // fingerprints, in the same way
+	content []byte          // of the latest fingerprint
+}
+
+// newEncoder returns an encoder for many jobs.
+func newEncoder() *encoder {
+	var text bytes.Buffer
+	j := json.NewEncoder(&text)
+	return &encoder{marshal: func(v any) ([]byte, error) {
+		text.Reset()
+		err := j.Encode(v)
+		return bytes.TrimSuffix(text.Bytes(), []byte("\n")), err
+	}}
 }
 
 // encode checks a job and gives it as the database gets it.
-func (j *Job) encode() (encoded, error) {
-	e, err := j.checked()
-	if err == nil {
-		err = e.addPayload(j)
-	}
+func (j *Job) encode() (e encoded, err error) {
+	c := encoder{marshal: json.Marshal}
+	err = c.encode(&e, j, nil)
 	return e, err
 }
 
-// checked checks everything but the payload, and fills in what is not set.
-func (j *Job) checked() (encoded, error) {
-	e := encoded{
-		kind: j.Kind, queue: j.Queue, scope: j.Scope, key: j.Key,
-		at: j.RunAt, delay: j.Delay, priority: int(j.Priority), maxAttempts: j.MaxAttempts,
+// encode encodes a job. before is the one that was encoded before it; nil for the first.
+func (c *encoder) encode(e *encoded, j, before *Job) (err error) {
+	if before == nil || !before.sameHeader(j) {
+		if c.header, err = j.checked(); err != nil {
+			return err
+		}
 	}
-	if e.queue == "" {
-		e.queue = DefaultQueue
+	if e.key = j.Key; e.key != "" || j.keyed {
+		if err := checkName("Key", e.key, MaxKeyBytes); err != nil {
+			return err
+		}
 	}
-	if err := checkName("Kind", e.kind, MaxNameBytes); err != nil {
-		return e, err
+	e.header = c.header
+	return c.addPayload(e, j)
+}
+
+// sameHeader reports whether checked finds the same in both jobs. It may say no where they are the same.
+func (j *Job) sameHeader(o *Job) bool {
+	return j.Kind == o.Kind && j.Queue == o.Queue && j.Scope == o.Scope && (j.Key == "") == (o.Key == "") && j.keyed == o.keyed &&
+		j.Window == o.Window && j.RunAt == o.RunAt && j.Delay == o.Delay && j.Priority == o.Priority &&
+		j.MaxAttempts == o.MaxAttempts && len(j.Metadata) == 0 && len(o.Metadata) == 0
+}
+
+// checked checks everything but the key and the payload, and fills in what is not set.
+func (j *Job) checked() (*header, error) {
+	h := &header{
+		kind: j.Kind, queue: cmp.Or(j.Queue, DefaultQueue), scope: j.Scope,
+		at: j.RunAt, delay: j.Delay, priority: int(j.Priority), maxAttempts: cmp.Or(j.MaxAttempts, DefaultMaxAttempts),
 	}
-	if err := checkName("Queue", e.queue, MaxNameBytes); err != nil {
-		return e, err
+	if err := checkName("Kind", h.kind, MaxNameBytes); err != nil {
+		return nil, err
 	}
-	if e.key == "" && !j.keyed {
-		if e.scope != "" {
-			return e, invalid("Scope", "is set without a Key")
+	if err := checkName("Queue", h.queue, MaxNameBytes); err != nil {
+		return nil, err
+	}
+	if j.Key == "" && !j.keyed {
+		if h.scope != "" {
+			return nil, invalid("Scope", "is set without a Key")
 		}
 	} else {
-		if e.scope == "" {
-			e.scope = e.kind
-		}
-		if err := checkName("Key", e.key, MaxKeyBytes); err != nil {
-			return e, err
-		}
-		if err := checkName("Scope", e.scope, MaxScopeBytes); err != nil {
-			return e, err
+		h.scope = cmp.Or(h.scope, h.kind)
+		if err := checkName("Scope", h.scope, MaxScopeBytes); err != nil {
+			return nil, err
 		}
 	}
-	if !e.at.IsZero() && e.delay != 0 {
-		return e, invalid("RunAt", "and Delay are both set; use one")
+	if !h.at.IsZero() && h.delay != 0 {
+		return nil, invalid("RunAt", "and Delay are both set; use one")
 	}
-	if y := e.at.Year(); !e.at.IsZero() && (y < 1 || y > 9999) {
-		return e, invalid("RunAt", "is in the year %d; 1 to 9999 is possible", y)
+	if y := h.at.Year(); !h.at.IsZero() && (y < 1 || y > 9999) {
+		return nil, invalid("RunAt", "is in the year %d; 1 to 9999 is possible", y)
 	}
-	if e.delay < 0 {
-		return e, invalid("Delay", "is negative")
+	if h.delay < 0 {
+		return nil, invalid("Delay", "is negative")
 	}
-	if e.priority < int(PriorityHigh) || e.priority > int(PriorityLow) {
-		return e, invalid("Priority", "is %d; use PriorityHigh, PriorityNormal or PriorityLow", e.priority)
+	if h.priority < int(PriorityHigh) || h.priority > int(PriorityLow) {
+		return nil, invalid("Priority", "is %d; use PriorityHigh, PriorityNormal or PriorityLow", h.priority)
 	}
-	switch {
-	case e.maxAttempts == 0:
-		e.maxAttempts = DefaultMaxAttempts
-	case e.maxAttempts < 0 || e.maxAttempts > math.MaxInt16:
-		return e, invalid("MaxAttempts", "is %d; 1 to %d is possible", e.maxAttempts, math.MaxInt16)
+	if h.maxAttempts < 0 || h.maxAttempts > math.MaxInt16 {
+		return nil, invalid("MaxAttempts", "is %d; 1 to %d is possible", h.maxAttempts, math.MaxInt16)
 	}
 	var err error
-	if e.lifetime, err = lifetime("Window", j.Window); err != nil {
-		return e, err
+	if h.lifetime, err = lifetime("Window", j.Window); err != nil {
+		return nil, err
 	}
 	for name, value := range j.Metadata {
 		if !utf8.ValidString(name) || !utf8.ValidString(value) {
-			return e, invalid("Metadata", "is not valid UTF-8")
+			return nil, invalid("Metadata", "is not valid UTF-8")
 		}
 	}
 	if len(j.Metadata) > 0 {
 		raw, _ := json.Marshal(j.Metadata) // a map of strings always encodes
 		if len(raw) > MaxMetadataBytes {
-			return e, invalid("Metadata", "has %d bytes; at most %d", len(raw), MaxMetadataBytes)
+			return nil, invalid("Metadata", "has %d bytes; at most %d", len(raw), MaxMetadataBytes)
 		}
 		if _, err := jsonb.Scan(raw, false, nil); err != nil {
-			return e, invalid("Metadata", "%v", err)
+			return nil, invalid("Metadata", "%v", err)
 		}
-		e.metadata = string(raw)
+		h.metadata = string(raw)
 	}
-	return e, nil
+	return h, nil
 }
 
 // addPayload encodes the payload, and makes the fingerprint of a job with a key.
-func (e *encoded) addPayload(j *Job) error {
-	raw, isJSON, err := encodePayload("Payload", j.Payload)
+func (c *encoder) addPayload(e *encoded, j *Job) error {
+	raw, isJSON, err := encodePayload("Payload", j.Payload, c.marshal)
 	if err != nil {
 		return err
 	}
-	var mark fingerprint
-	if mark.kind = e.kind; e.kind == e.scope {
-		mark.kind = ""
-	}
 	compare := e.key != "" && !j.IgnorePayload
+	var content []byte
+	switch {
+	case !isJSON && j.Fields != nil:
+		return invalid("Fields", "are named, but the Payload is bytes")
+	case compare && isJSON:
+		c.content = append(slices.Grow(c.content[:0], len(raw)+16), formJSON)
+		content, err = jsonb.AppendCanonical(c.content, raw, j.Fields)
+		c.content = content
+	case compare:
+		content = append(append(c.content[:0], formBytes), raw...)
+		c.content = content
+	case isJSON:
+		_, err = jsonb.Scan(raw, false, j.Fields)
+	}
+	if err != nil {
+		return invalid("Payload", "%v", err)
+	}
 	if isJSON {
-		canonical, err := jsonb.Scan(raw, compare, j.Fields)
-		if err != nil {
-			return invalid("Payload", "%v", err)
-		}
-		if compare {
-			mark.digest = digest('j', canonical)
-		}
-		e.json = string(raw)
+		e.json = c.text(raw)
 	} else {
-		if j.Fields != nil {
-			return invalid("Fields", "are named, but the Payload is bytes")
-		}
-		if compare {
-			mark.digest = digest('b', raw)
-		}
 		e.bytes = raw
 	}
 	if e.key != "" {
-		e.fingerprint = mark.stored()
+		e.fingerprint = c.mark(e.header, content)
 	}
 	return nil
+}
+
+// newBlock is how large the next part of a memory should be of which need bytes are wanted, and which has had had. It grows
+// for many jobs, and is no larger than needed for one.
+func newBlock(need, had int) int { return max(need, min(2*had, 32<<10)) }
+
+// text keeps a text. It moves nothing that it has kept before.
+func (c *encoder) text(raw []byte) string {
+	if had := c.texts.Cap(); had-c.texts.Len() < len(raw) {
+		c.texts.Reset()
+		c.texts.Grow(newBlock(len(raw), had))
+	}
+	at := c.texts.Len()
+	c.texts.Write(raw)
+	return c.texts.String()[at:]
+}
+
+// mark makes and keeps a job's fingerprint.
+func (c *encoder) mark(h *header, content []byte) []byte {
+	kind := h.kind
+	if kind == h.scope {
+		kind = ""
+	}
+	if need, had := fingerprintBytes+len(kind), cap(c.marks); had-len(c.marks) < need {
+		c.marks = make([]byte, 0, newBlock(need, had))
+	}
+	at := len(c.marks)
+	c.marks = appendFingerprint(c.marks, kind, content)
+	return slices.Clip(c.marks[at:])
 }
 
 // marshalFault says why a value does not encode, without the value, which the error may quote.
@@ -162,7 +228,7 @@ func marshalFault(err error) string {
 }
 
 // encodePayload gives a payload's bytes, and whether they are JSON.
-func encodePayload(field string, payload any) (raw []byte, isJSON bool, err error) {
+func encodePayload(field string, payload any, marshal func(any) ([]byte, error)) (raw []byte, isJSON bool, err error) {
 	isJSON = true
 	switch p := payload.(type) {
 	case json.RawMessage:
@@ -174,7 +240,7 @@ func encodePayload(field string, payload any) (raw []byte, isJSON bool, err erro
 			raw = []byte{}
 		}
 	default:
-		if raw, err = json.Marshal(p); err != nil {
+		if raw, err = marshal(p); err != nil {
 			return nil, false, invalid(field, "does not encode as JSON: %s", marshalFault(err))
 		}
 	}
@@ -195,17 +261,25 @@ type fingerprint struct {
 // counts as equal: a rollback must not turn duplicates into mismatches.
 const fingerprintVersion = 1
 
-// digest condenses a payload: 128 bits of SHA-256 over its form (JSON or bytes) and its content.
-func digest(form byte, content []byte) []byte {
-	h := sha256.New()
-	h.Write([]byte{form})
-	h.Write(content)
-	return h.Sum(make([]byte, 0, sha256.Size))[:16]
-}
+// What begins the content of a fingerprint; the payload follows.
+const (
+	formJSON  = 'j' // in its canonical form
+	formBytes = 'b'
+)
 
-func (f *fingerprint) stored() []byte {
-	b := append(make([]byte, 0, 2+len(f.digest)+len(f.kind)), fingerprintVersion, byte(len(f.digest)))
-	return append(append(b, f.digest...), f.kind...)
+// appendFingerprint appends the stored form. The digest is 128 bits of SHA-256 over the content; without content there is
+// none. The kind is "" if it equals the scope.
+const (
+	digestBytes      = sha256.Size / 2
+	fingerprintBytes = 2 + digestBytes // and the kind
+)
+
+func appendFingerprint(b []byte, kind string, content []byte) []byte {
+	if content == nil {
+		return append(append(b, fingerprintVersion, 0), kind...)
+	}
+	digest := sha256.Sum256(content)
+	return append(append(append(b, fingerprintVersion, digestBytes), digest[:digestBytes]...), kind...)
 }
 
 // readFingerprint reads a stored fingerprint; ok is false if there is none, or if this code cannot read it.

@@ -30,22 +30,18 @@ const (
 // shortest, and numbers are written by value (1.0, 1 and 1e0 are the same). If fields is not nil, it keeps only these
 // members of the outermost object.
 func Scan(in []byte, canonical bool, fields []string) ([]byte, error) {
-	s := scanner{in: in, canonical: canonical}
 	if canonical {
-		s.out = make([]byte, 0, len(in)+16)
+		return AppendCanonical(make([]byte, 0, len(in)+16), in, fields)
 	}
-	s.space()
-	if fields != nil && (s.pos >= len(s.in) || s.in[s.pos] != '{') {
-		return nil, errors.New("is not an object, but Fields names members of it")
-	}
-	if err := s.value(0, fields); err != nil {
-		return nil, err
-	}
-	s.space()
-	if s.pos != len(s.in) {
-		return nil, s.fail("something follows the value")
-	}
-	return s.out, nil
+	s := scanner{in: in}
+	return nil, s.all(fields)
+}
+
+// AppendCanonical is Scan that appends the canonical form to out.
+func AppendCanonical(out, in []byte, fields []string) ([]byte, error) {
+	s := scanner{in: in, canonical: true, out: out}
+	err := s.all(fields)
+	return s.out, err
 }
 
 type scanner struct {
@@ -53,8 +49,22 @@ type scanner struct {
 	pos       int
 	canonical bool
 	out       []byte
-	exponents int    // of all, without signs
-	unsorted  []byte // an object's members while they are sorted
+	exponents int // of all, without signs
+}
+
+func (s *scanner) all(fields []string) error {
+	s.space()
+	if fields != nil && (s.pos >= len(s.in) || s.in[s.pos] != '{') {
+		return errors.New("is not an object, but Fields names members of it")
+	}
+	if err := s.value(0, fields); err != nil {
+		return err
+	}
+	s.space()
+	if s.pos != len(s.in) {
+		return s.fail("something follows the value")
+	}
+	return nil
 }
 
 func (s *scanner) fail(what string) error {
@@ -194,8 +204,10 @@ func (s *scanner) object(depth int, fields []string) error {
 		return nil
 	}
 	if !sorted {
-		s.unsorted = append(s.unsorted[:0], s.out[begin:]...)
-		old := s.unsorted
+		// The members are copied behind themselves, and back from there. Sorted they are no longer than before.
+		end := len(s.out)
+		s.out = append(s.out, s.out[begin:]...)
+		old := s.out[end:]
 		key := func(m member) []byte { return old[m.start-begin : m.colon-begin] }
 		slices.SortStableFunc(members, func(a, b member) int { return bytes.Compare(key(a), key(b)) })
 		s.out = s.out[:begin]
