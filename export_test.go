@@ -49,3 +49,9 @@ func (q *Queue) HealthAt(ctx context.Context, snapshot time.Duration, dead, inde
 
 // ClaimAhead sets for how long a worker claims ahead.
 func ClaimAhead(w *Worker, d time.Duration) { w.ahead = d }
+
+// ReaperPass makes a pass. grown then says whether so many keys have come since that the Reaper ends its rest.
+func ReaperPass(ctx context.Context, r *Reaper) (grown func() bool, err error) {
+	_, last, _, err := r.pass(ctx)
+	return func() bool { return r.grown(ctx, last) }, err
+}

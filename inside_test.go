@@ -418,3 +418,33 @@ select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_con
 		require.True(t, slices.ContainsFunc(sent, func(one []string) bool { return slices.Equal(one, want) }), "%s: %q", name, sent)
 	}
 }
+
+// ⚠ On a machine that was slow, or beside many keys that stay, looking alone decided how long the Reaper rests, and keys that were
+// free soon piled up: 560,000 in five minutes, with passes that should have been ten seconds apart.
+func TestTrap_TheReaperEndsItsRestWhenManyKeysHaveCome(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := t.Context()
+	r, err := onceq.NewReaper(db.Queue, onceq.ReaperConfig{})
+	require.NoError(t, err)
+	add := func(name string, n int) {
+		const completed = `
+with added as (
+  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, finished_at, lifetime)
+  select 0, 'k', $1::text || n, 3, -n, 1, now(), now(), 86400000 from generate_series(1, $2::int) n
+)
+select pg_stat_force_next_flush()`
+		_, err = db.Pool.Exec(ctx, completed, name, n)
+		require.NoError(t, err)
+	}
+	add("first", 20_000)
+	var pages int
+	require.NoError(t, db.Pool.QueryRow(ctx, `select pg_relation_size('onceq.job_fences') / 8192`).Scan(&pages))
+	grown, err := onceq.ReaperPass(ctx, r)
+	require.NoError(t, err)
+	require.False(t, grown())
+	add("few", 4*pages)
+	require.False(t, grown())
+	add("many", 2*pages)
+	require.Eventually(t, grown, time.Minute, 10*time.Millisecond, "the server's statistics come a moment after the commit")
+}

@@ -10,8 +10,8 @@ import (
 // ReaperConfig configures a Reaper. The zero value is a good start.
 type ReaperConfig struct {
 	// Every is the wait between two passes, ±10%. Default one minute. If a pass looks at many rows that stay, the wait is
-	// longer: a hundred times as long as looking took, so that looking takes about one hundredth of one connection's time.
-	// Removing rows does not lengthen the wait.
+	// longer: a hundred times as long as looking took, so that looking takes about one hundredth of one connection's time, or
+	// until a tenth as many keys as the table can hold have come. Removing rows does not lengthen the wait.
 	Every time.Duration
 
 	// Batch is how many rows a statement removes at most. Default 1,000; at most 100,000.
@@ -97,6 +97,8 @@ func (r *Reaper) Run(ctx context.Context) error {
 	owner := new(Reaper) // names this call
 	defer r.q.ends(owner)
 	wait := rand.N(r.cfg.Every)
+	var rested time.Time // when the rest after the latest pass is over
+	var last fenceTable
 	for {
 		timer := time.NewTimer(wait)
 		select {
@@ -105,29 +107,53 @@ func (r *Reaper) Run(ctx context.Context) error {
 			return nil
 		case <-timer.C:
 		}
-		_, looked, err := r.pass(ctx)
+		if wait = r.cfg.Every + rand.N(r.cfg.Every/5+1) - r.cfg.Every/10; time.Now().Before(rested) && !r.grown(ctx, last) {
+			continue
+		}
+		_, table, looked, err := r.pass(ctx)
+		last, rested = table, time.Now().Add(100*looked)
 		switch {
 		case err == nil:
 			r.q.works(owner, workReap, "")
 		case ctx.Err() == nil:
 			r.q.fails(owner, workReap, "", err)
 		}
-		wait = max(r.cfg.Every, 100*looked)
-		wait += rand.N(wait/5+1) - wait/10
 	}
+}
+
+// fenceTable is what the Reaper remembers of job_fences at the beginning of a pass: its pages, and how many rows were ever
+// inserted.
+type fenceTable struct{ pages, inserted int64 }
+
+func (r *Reaper) fenceTable(ctx context.Context) (t fenceTable, err error) {
+	const read = `
+select pg_relation_size('onceq.job_fences'::regclass) / current_setting('block_size')::bigint,
+       pg_stat_get_tuples_inserted('onceq.job_fences'::regclass)`
+	err = r.run(ctx, read, nil, &t.pages, &t.inserted)
+	return t, err
+}
+
+// grown reports whether so many keys have come since the last pass that another one is worth its time: five for each page, a
+// tenth of what a page holds. Looking at ten keys costs as much as removing one. Without this, keys that are free soon would pile up while
+// the Reaper rests from looking at others. After an error the next pass says what is wrong.
+func (r *Reaper) grown(ctx context.Context, last fenceTable) bool {
+	now, err := r.fenceTable(ctx)
+	return err != nil || now.inserted < last.inserted || now.inserted-last.inserted >= 5*last.pages
 }
 
 // RunOnce makes one full pass, in statements of at most Batch rows, each of which commits on its own. The counts are right
 // even if it returns an error. It reports one EventReaped for each sort of rows that it removed; the event's Kind names the
 // sort: fences, effects, history, cancels, waiters, unknown or missing.
 func (r *Reaper) RunOnce(ctx context.Context) (Reaped, error) {
-	sum, _, err := r.pass(ctx)
+	sum, _, _, err := r.pass(ctx)
 	return sum, err
 }
 
-// pass is RunOnce, and also returns how long it took to look at fences that stay.
-func (r *Reaper) pass(ctx context.Context) (sum Reaped, looked time.Duration, err error) {
-	looked, err = r.fences(ctx, &sum)
+// pass is RunOnce. It also returns what job_fences was when it began, and how long it took to look at fences that stay.
+func (r *Reaper) pass(ctx context.Context) (sum Reaped, table fenceTable, looked time.Duration, err error) {
+	if table, err = r.fenceTable(ctx); err == nil {
+		looked, err = r.fences(ctx, table.pages, &sum)
+	}
 	for _, s := range []struct {
 		statement string
 		args      []any
@@ -146,7 +172,7 @@ func (r *Reaper) pass(ctx context.Context) (sum Reaped, looked time.Duration, er
 	if err != nil {
 		err = fmt.Errorf("onceq: reap: %w", r.q.told(err))
 	}
-	return sum, looked, err
+	return sum, table, looked, err
 }
 
 func (r *Reaper) report(ctx context.Context, sum Reaped) {
@@ -191,12 +217,7 @@ const fencePages = 200
 //
 // A pass over a million fences that stay takes 0.6 s. fences returns how long looking took: the time of the statements for
 // orphans that found none, and as much again for the statements before them, which have looked at the same rows.
-func (r *Reaper) fences(ctx context.Context, sum *Reaped) (looked time.Duration, err error) {
-	const size = `select pg_relation_size('onceq.job_fences'::regclass) / current_setting('block_size')::bigint`
-	var pages int64
-	if err := r.run(ctx, size, nil, &pages); err != nil {
-		return looked, err
-	}
+func (r *Reaper) fences(ctx context.Context, pages int64, sum *Reaped) (looked time.Duration, err error) {
 	for from := int64(0); from < pages; from += fencePages {
 		low, high := fmt.Sprintf("(%d,0)", from), fmt.Sprintf("(%d,0)", from+fencePages)
 		for {

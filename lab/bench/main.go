@@ -146,7 +146,7 @@ type sizes struct {
 	drained, rows, samples, wal int
 	passed, last                int // F: jobs that go through before, and jobs that count
 	limit                       time.Duration
-	loaded, idle                time.Duration
+	loaded, idle, reaping       time.Duration
 	backlogs                    []int
 	growth, fences, scheduled   int
 	big                         int   // fairness
@@ -160,7 +160,7 @@ type sizes struct {
 
 var fullSizes = sizes{
 	rounds: 3, bulk: 100_000, transactions: 20_000, drained: 100_000, rows: 20_000, samples: 100, wal: 50_000,
-	passed: 250_000, last: 50_000, limit: 20 * time.Second, loaded: 10 * time.Second, idle: 20 * time.Second,
+	passed: 250_000, last: 50_000, limit: 20 * time.Second, loaded: 10 * time.Second, idle: 20 * time.Second, reaping: 5 * time.Minute,
 	backlogs: []int{100_000, 1_000_000, 10_000_000}, growth: 200_000, fences: 10_000_000, scheduled: 1_000_000, big: 1_000_000,
 	fleet: []int{1, 4, 8, 16, 32}, idlers: []int{1, 10, 40}, wakers: []int{1, 10, 40, 200}, busy: 5, beside: 200,
 	queues: []int{1, 100, 1000, 5000}, rest: 65 * time.Second, soak: time.Hour, phase: time.Minute, sampleEvery: 2 * time.Second,
@@ -168,7 +168,7 @@ var fullSizes = sizes{
 
 var quickSizes = sizes{
 	rounds: 1, bulk: 20_000, transactions: 4000, drained: 20_000, rows: 4000, samples: 20, wal: 10_000,
-	passed: 50_000, last: 10_000, limit: 2 * time.Second, loaded: 2 * time.Second, idle: 2 * time.Second,
+	passed: 50_000, last: 10_000, limit: 2 * time.Second, loaded: 2 * time.Second, idle: 2 * time.Second, reaping: 30 * time.Second,
 	backlogs: []int{20_000, 100_000}, growth: 10_000, fences: 100_000, scheduled: 100_000, big: 100_000,
 	fleet: []int{1, 4}, idlers: []int{1, 4}, wakers: []int{1, 4}, busy: 2, beside: 6,
 	queues: []int{1, 100}, rest: 2 * time.Second, soak: time.Minute, phase: 6 * time.Second, sampleEvery: time.Second,
@@ -194,6 +194,7 @@ var tests = []test{
 	{name: "WAL", title: "write-ahead log for each job", trials: walTrials},
 	{name: "growth", title: "rates beside a backlog and other rows", trials: growthTrials},
 	{name: "storage", title: "enqueue and drain at once, at other storage parameters", trials: storageTrials},
+	{name: "reaper", title: "one Reaper beside keys that are free soon, and beside keys that stay", trials: reaperTrials},
 	{name: "worker", title: "what a worker process costs", trials: workerTrials},
 	{name: "fairness", title: "start latency beside a large queue, and of high beside low priority", trials: fairnessTrials},
 	{name: "fleet", title: "many worker processes", trials: fleetTrials, counts: true},

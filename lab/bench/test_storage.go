@@ -24,7 +24,7 @@ func storageTrials(b *bench) []trial {
 					_, err := ours(r).pool.Exec(ctx, change)
 					return err
 				},
-				measure: func(ctx context.Context, r *room) ([]figure, error) { return steady(ctx, r, variant, took) },
+				measure: func(ctx context.Context, r *room) ([]figure, error) { return stored(ctx, r, variant, took) },
 			})
 		}
 	}
@@ -44,33 +44,43 @@ func storageTrials(b *bench) []trial {
 	return trials
 }
 
-// steady enqueues and drains at the same time.
-func steady(ctx context.Context, r *room, variant string, took time.Duration) ([]figure, error) {
+// steady enqueues and drains jobs with keys at the same time, and calls sample after each of the parts of the time. It
+// returns the jobs done in a second.
+func (q *onceqQueue) steady(ctx context.Context, kind onceq.Kind[Task], took time.Duration, parts int, sample func(part int) error) (float64, error) {
 	const waiting = 20_000
-	q := ours(r)
 	var done atomic.Int64
-	stop, err := q.run(ctx, onceq.WorkerConfig{}, keyedKind.Handle(func(context.Context, *onceq.Lease, Task) error {
+	stop, err := q.run(ctx, onceq.WorkerConfig{}, kind.Handle(func(context.Context, *onceq.Lease, Task) error {
 		done.Add(1)
 		return nil
 	}))
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
+	defer stop()
+	began, n := time.Now(), 0
+	for part := 1; part <= parts && err == nil; {
+		switch spent := time.Since(began); {
+		case spent >= took*time.Duration(part)/time.Duration(parts):
+			err = sample(part)
+			part++
+		case n-int(done.Load()) > waiting:
+			err = pause(ctx, time.Millisecond)
+		default:
+			err = q.enqueue(ctx, n, n+1000, func(n int) onceq.Job { return kind.Job(Task{n}) })
+			n += 1000
+		}
+	}
+	return float64(done.Load()) / time.Since(began).Seconds(), err
+}
+
+// stored measures what is written and how large the tables get while jobs are enqueued and drained at the same time.
+func stored(ctx context.Context, r *room, variant string, took time.Duration) ([]figure, error) {
+	q := ours(r)
 	before, err := r.server.wal(ctx)
 	if err != nil {
 		return nil, err
 	}
-	began, n := time.Now(), 0
-	for time.Since(began) < took && err == nil {
-		if n-int(done.Load()) > waiting {
-			err = pause(ctx, time.Millisecond)
-			continue
-		}
-		err = q.bulk(ctx, n, n+1000, true)
-		n += 1000
-	}
-	rate := float64(done.Load()) / time.Since(began).Seconds()
-	stop()
+	rate, err := q.steady(ctx, keyedKind, took, 1, func(int) error { return nil })
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +94,7 @@ func steady(ctx context.Context, r *room, variant string, took time.Duration) ([
 	}
 	figures := []figure{
 		{variant: variant, unit: "jobs/s", value: rate},
-		{variant: variant + ": WAL", unit: "bytes/job", value: float64(after-before) / float64(n)},
+		{variant: variant + ": WAL", unit: "bytes/job", value: float64(after-before) / (rate * took.Seconds())},
 	}
 	for _, table := range []string{"jobs", "job_fences"} {
 		var heap, indexes, hot float64
