@@ -1010,8 +1010,9 @@ update onceq.meta set installation = gen_random_uuid() returning null;
 -- queue.go: identify.read
 select installation::text from onceq.meta;
 
--- reaper.go: fences.size
-select pg_relation_size('onceq.job_fences'::regclass) / current_setting('block_size')::bigint;
+-- reaper.go: fenceTable.read
+select pg_relation_size('onceq.job_fences'::regclass) / current_setting('block_size')::bigint,
+       pg_stat_get_tuples_inserted('onceq.job_fences'::regclass);
 
 -- reaper.go: reapCancels
 with d as materialized (
