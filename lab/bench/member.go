@@ -121,9 +121,9 @@ func (r *room) join(ctx context.Context, n int, o order, heard func(s said, jobs
 	for i, c := range ms.all {
 		working.Add(1)
 		ms.ended.Go(func() {
-			said := sync.OnceFunc(working.Done)
-			defer said()
-			if err := ms.listen(i, c, said, heard); err != nil {
+			begun := sync.OnceFunc(working.Done)
+			defer begun()
+			if err := ms.listen(i, c, begun, heard); err != nil {
 				ms.fail(fmt.Errorf("%s, process %d of %d: %w", r.peer, i+1, n, err))
 			}
 		})
@@ -144,7 +144,7 @@ func (r *room) join(ctx context.Context, n int, o order, heard func(s said, jobs
 }
 
 // listen returns when the member has ended.
-func (ms *members) listen(i int, c *child, working func(), heard func(s said, jobs int)) error {
+func (ms *members) listen(i int, c *child, begun func(), heard func(s said, jobs int)) error {
 	for {
 		var s said
 		switch err := c.read(&s); {
@@ -158,7 +158,7 @@ func (ms *members) listen(i int, c *child, working func(), heard func(s said, jo
 			return errors.New(s.Error)
 		}
 		if s.Working {
-			working()
+			begun()
 		}
 		jobs := 0
 		if s.Done > 0 {

@@ -213,11 +213,11 @@ func (a *adapterRun) phases(ctx context.Context) error {
 
 // report adds the figures of a phase.
 func (a *adapterRun) report(ctx context.Context, name string, began time.Time) error {
-	// Percentiles are of the last 30 s: only the second half is the phase's own.
-	half := began.Add(a.phase / 2)
+	// Percentiles are of the last 30 s: those at the end are the phase's own, or nearly so where it is shorter.
+	last := began.Add(a.phase * 4 / 5)
 	a.figures = append(a.figures,
 		figure{variant: name + ": rate", unit: "jobs/s", value: a.rate(began.Add(a.every))},
-		figure{variant: name, unit: "ms", value: a.middle("claim_p50_ms", half), p99: a.middle("claim_p99_ms", half)})
+		figure{variant: name, unit: "ms", value: a.middle("claim_p50_ms", last), p99: a.middle("claim_p99_ms", last)})
 	if name == "worker back" || name == "server killed" {
 		if after, ok := a.recovered(began); ok {
 			a.figures = append(a.figures, figure{variant: name + ": until 0.9 of the clean rate", unit: "s", value: after.Seconds()})
