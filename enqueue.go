@@ -57,7 +57,7 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err erro
 	var id int64
 	var delayed, quiet bool // quiet: nobody was notified
 	statement, args, asked := q.insertOne(&e, false, outside(db))
-	switch err := q.queryRow(ctx, db, statement, args, &id, &delayed, &quiet); {
+	switch err := q.sendBare(ctx, db, statement, args, row(&id, &delayed, &quiet)); {
 	case err == nil:
 		if quiet && !delayed {
 			q.setQuiet(e.header.queue, asked)
@@ -665,7 +665,7 @@ func (q *Queue) insertMany(ctx context.Context, db DB, all []encoded, ids []int6
 	var got, mine []int64
 	var delayed []bool // by header
 	var notified int64
-	if err := q.queryRow(ctx, db, statement, args, &got, &delayed, &notified, &mine); err != nil {
+	if err := q.sendBare(ctx, db, statement, args, row(&got, &delayed, &notified, &mine)); err != nil {
 		return nil, q.enqueueError(err)
 	}
 	if len(got) != n || len(delayed) != len(c.queues) {

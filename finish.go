@@ -16,7 +16,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/onceq/onceq/internal/jsonb"
-	"github.com/onceq/onceq/internal/sqlstate"
 )
 
 // outcome is how one run of a job ended. A finished state takes the job out of jobs; otherwise the job is made ready to run
@@ -90,22 +89,7 @@ func (l *Lease) Complete(ctx context.Context, db DB) error {
 		return errInTx
 	}
 	statement, args := l.completion()
-	err := l.q.send(ctx, db, asIs, statement, args, noRows)
-	if own(db) != nil && ctx.Err() == nil && fromDefaults(err) {
-		err = l.q.send(ctx, db, hot, statement, args, noRows)
-	}
-	return l.completed(ctx, err)
-}
-
-// fromDefaults reports whether a statement that is a transaction by itself failed because of settings that a database, a
-// role or the pool gives to all statements: read-only, another isolation level, or time limits. It is then run again in a
-// transaction that sets what it needs. Doing that always would cost too much.
-func fromDefaults(err error) bool {
-	switch sqlstate.Of(err) {
-	case "25006", "40001", "55P03", "57014":
-		return true
-	}
-	return false
+	return l.completed(ctx, l.q.sendBare(ctx, db, statement, args, noRows))
 }
 
 // CompleteInBatch adds the completion to the caller's own batch. If the lease is lost, it raises SQLSTATE OQ001, and what

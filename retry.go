@@ -4,12 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 )
 
 // What a handler returns decides what happens to its job: nil completes it, a plain error runs it again after its kind's
 // backoff until its attempts are spent, and the errors of this file do what their comments say. They work when they are
-// wrapped, too.
+// wrapped, too. Snooze and Reschedule do not count when they are joined with another error, which then decides.
 
 type fatalError struct{ err error }
 
@@ -53,7 +54,7 @@ func RetryAfter(d time.Duration, err error) error {
 }
 
 // Snooze runs the job again after d, without spending an attempt and without recording an error. What a handler's
-// transaction wrote is rolled back.
+// transaction wrote is rolled back. Joined with another error (errors.Join) it does not count: that error fails the attempt.
 func Snooze(d time.Duration) error { return &retryAfter{d: d} }
 
 // Reschedule says that this run went well and that the same job, with its id and key, should run again after d. What a
@@ -67,10 +68,27 @@ func Reschedule(d time.Duration) error { return &retryAfter{d: d, reset: true} }
 func retryOf(err error) *retryAfter {
 	var again *retryAfter
 	var panicked *PanicError
-	if !errors.As(err, &again) || again.reset && errors.As(err, &panicked) {
+	if !errors.As(err, &again) || again.reset && errors.As(err, &panicked) || again.err == nil && !onlyWishes(err) {
 		return nil
 	}
 	return again
+}
+
+// onlyWishes reports whether err asks for another run and says nothing of a failure. Joined with any other error a wish does
+// not count: the failure would leave no trace, and spend no attempt.
+func onlyWishes(err error) bool {
+	switch e := err.(type) {
+	case *retryAfter:
+		return e.err == nil
+	case *InFlightError:
+		return true
+	case interface{ Unwrap() []error }:
+		all := e.Unwrap()
+		return len(all) > 0 && !slices.ContainsFunc(all, func(one error) bool { return !onlyWishes(one) })
+	case interface{ Unwrap() error }:
+		return onlyWishes(e.Unwrap())
+	}
+	return false
 }
 
 // decidesNothing reports whether err leaves open what becomes of the job.
@@ -93,7 +111,7 @@ func IsFailure(err error) bool {
 	if again := retryOf(err); again != nil {
 		return again.err != nil
 	}
-	return !errors.Is(err, ErrInFlight)
+	return !onlyWishes(err)
 }
 
 // DefaultBackoff returns attempt⁴ seconds ±10%, at most a day: 1 s, 16 s, 81 s, …
@@ -126,7 +144,7 @@ func (l *Lease) failure(err error, backoff func(int, error) time.Duration) outco
 		if again.err != nil {
 			o.err = errorText(err.Error())
 		}
-	case errors.As(err, &inFlight):
+	case errors.As(err, &inFlight) && onlyWishes(err):
 		o.delay = inFlight.RetryAfter // somebody else is doing the work: this run did not fail
 	default:
 		o.spend, o.err = true, errorText(err.Error())

@@ -9,6 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onceq/onceq/internal/sqlstate"
 )
 
 // How the library's own statements are sent. On a pool, and on a connection that is in no transaction, a statement is sent
@@ -203,6 +205,27 @@ func (q *Queue) send(ctx context.Context, db DB, by way, statement string, args 
 // queryRow sends a statement as it is and scans its one row. No row is pgx.ErrNoRows.
 func (q *Queue) queryRow(ctx context.Context, db DB, statement string, args []any, dest ...any) error {
 	return q.send(ctx, db, asIs, statement, args, row(dest...))
+}
+
+// sendBare sends a statement as it is, which is a transaction by itself on a pool. If that fails there because of settings
+// that the server gives to all statements, it is sent again with its own. To send them always would cost a round trip's
+// worth of work for every job.
+func (q *Queue) sendBare(ctx context.Context, db DB, statement string, args []any, take func(pgx.Rows) error) error {
+	err := q.send(ctx, db, asIs, statement, args, take)
+	if own(db) != nil && ctx.Err() == nil && fromDefaults(err) {
+		err = q.send(ctx, db, hot, statement, args, take)
+	}
+	return err
+}
+
+// fromDefaults reports whether a statement that is a transaction by itself failed because of settings that a database, a
+// role or the pool gives to all statements: read-only, another isolation level, or time limits.
+func fromDefaults(err error) bool {
+	switch sqlstate.Of(err) {
+	case "25006", "40001", "55P03", "57014":
+		return true
+	}
+	return false
 }
 
 // guarded sends a statement the hot way and scans its one row.

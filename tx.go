@@ -80,6 +80,7 @@ func (x *executor) newHandlerTx(ctx context.Context, leases []*Lease, h *Handler
 			err = q.guarded(ctx, x.db, read, []any{first.ID, id}, nil, &status)
 			return status, err
 		},
+		Wait:         max(x.lease, 2*time.Second), // then another worker may have one
 		EndedByOwner: errOwnTx,
 		Idle:         max(x.lease, 2*time.Second), // well above the ticks of the ping loop
 		IdleShared:   h.timeout,

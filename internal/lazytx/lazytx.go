@@ -44,6 +44,8 @@ type Config struct {
 	// it.
 	Status func(ctx context.Context, id string) (status string, err error)
 
+	Wait time.Duration // how long New waits for a connection at most
+
 	EndedByOwner error // the error of a handler that tries to end the transaction
 
 	Idle       time.Duration // how long the connection may idle at most; Ping is called more often than that
@@ -111,7 +113,9 @@ type Tx struct {
 func New(ctx context.Context, cfg Config) (*Tx, error) {
 	tx := &Tx{cfg: cfg, ctx: ctx}
 	tx.root.tx = tx
-	err := tx.acquire(ctx)
+	within, cancel := context.WithTimeoutCause(ctx, cfg.Wait, fmt.Errorf("none of the pool's was free for %s", cfg.Wait))
+	defer cancel()
+	err := tx.acquire(within)
 	tx.pinged = time.Now()
 	return tx, err
 }
@@ -230,6 +234,9 @@ const patience = 5 * time.Second
 
 func (tx *Tx) acquire(ctx context.Context) (err error) {
 	if tx.conn, err = tx.cfg.Pool.Acquire(ctx); err != nil {
+		if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+			err = fmt.Errorf("%w: %w", err, cause)
+		}
 		return fmt.Errorf("onceq: a connection for the handler's transaction: %w", err)
 	}
 	tx.raw = tx.conn.Conn()

@@ -1,0 +1,152 @@
+package tests
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// A wish for another run beside a failure is a failure: it spends an attempt, and leaves a trace.
+func TestFailure_AWishJoinedWithAnErrorIsAFailure(t *testing.T) {
+	t.Parallel()
+	boom := errors.New("boom")
+	for name, err := range map[string]error{
+		"snooze":            errors.Join(boom, onceq.Snooze(0)),
+		"snooze first":      errors.Join(onceq.Snooze(0), boom),
+		"reschedule":        errors.Join(boom, onceq.Reschedule(time.Hour)),
+		"two verbs":         fmt.Errorf("%w after %w", boom, onceq.Snooze(0)),
+		"in flight":         errors.Join(boom, &onceq.InFlightError{RetryAfter: time.Millisecond}),
+		"joined and joined": errors.Join(errors.Join(onceq.Snooze(0)), fmt.Errorf("more: %w", boom)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			require.True(t, onceq.IsFailure(err))
+			db := queuetest.New(t)
+			sqlRun(t, db, ledger)
+			kind := onceq.Kind[int]{Name: "k", MaxAttempts: 1}
+			id := add(t, db, kind.Job(1))
+			db.RunOne(kind.HandleTx(func(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, _ int) error {
+				_, failed := tx.Exec(ctx, `insert into effects values (1, 1)`)
+				return errors.Join(failed, err)
+			}))
+			info, got := db.Queue.Get(t.Context(), db.Pool, id)
+			require.NoError(t, got)
+			require.Equal(t, onceq.StateDead, info.State)
+			require.Len(t, info.Errors, 1)
+			require.Contains(t, info.Errors[0].Error, "boom")
+			require.Zero(t, sqlOne[int](t, db, `select count(*) from effects`))
+		})
+	}
+	for name, err := range map[string]error{
+		"one":    onceq.Snooze(0),
+		"two":    errors.Join(onceq.Snooze(0), onceq.Snooze(time.Hour)),
+		"nested": fmt.Errorf("later: %w", errors.Join(onceq.Snooze(0))),
+	} {
+		require.False(t, onceq.IsFailure(err), name)
+	}
+}
+
+// A pool whose sessions may only read, or end each statement soon, is no reason to refuse a job.
+func TestEnqueue_SettingsOfTheServerThatForbidIt(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	pool := func(t *testing.T, name, value string) *pgxpool.Pool {
+		cfg, err := pgxpool.ParseConfig(db.URL)
+		require.NoError(t, err)
+		cfg.ConnConfig.RuntimeParams[name] = value
+		pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+		require.NoError(t, err)
+		t.Cleanup(pool.Close)
+		return pool
+	}
+	readOnly := pool(t, "default_transaction_read_only", "on")
+	r, err := db.Queue.Enqueue(t.Context(), readOnly, onceq.Job{Kind: "k", Payload: 1})
+	require.NoError(t, err)
+	require.NotZero(t, r.ID)
+	r, err = db.Queue.Enqueue(t.Context(), readOnly, onceq.Job{Kind: "k", Payload: 1, Key: "a"})
+	require.NoError(t, err)
+	require.False(t, r.Duplicate)
+	many, err := db.Queue.EnqueueMany(t.Context(), readOnly, []onceq.Job{{Kind: "k", Payload: 1}, {Kind: "k", Payload: 2}})
+	require.NoError(t, err)
+	require.Len(t, many, 2)
+	// The caller's own transaction keeps its settings.
+	tx, err := readOnly.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = db.Queue.Enqueue(t.Context(), tx, onceq.Job{Kind: "k", Payload: 1})
+	require.ErrorContains(t, err, "25006")
+	require.NoError(t, tx.Rollback(t.Context()))
+
+	// The statement waits for longer than its limit, for a transaction that has taken its key.
+	limited := pool(t, "statement_timeout", "100ms")
+	tx, err = db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = db.Queue.Enqueue(t.Context(), tx, onceq.Job{Kind: "k", Payload: 1, Key: "b"})
+	require.NoError(t, err)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := db.Queue.Enqueue(context.Background(), limited, onceq.Job{Kind: "k", Payload: 1, Key: "b"})
+		ended <- err
+	}()
+	until(t, db, `exists (select from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database() and clock_timestamp() - query_start > interval '300 ms')`)
+	require.NoError(t, tx.Commit(t.Context()))
+	require.NoError(t, receive(t, ended))
+
+	// Health looks for as long as it takes.
+	q, err := onceq.New(limited, &onceq.Config{Schema: db.Schema})
+	require.NoError(t, err)
+	tx, err = db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), `lock table `+pgx.Identifier{db.Schema}.Sanitize()+`.jobs in access exclusive mode`)
+	require.NoError(t, err)
+	go func() {
+		_, err := q.Health(context.Background())
+		ended <- err
+	}()
+	until(t, db, `exists (select from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database() and clock_timestamp() - query_start > interval '300 ms')`)
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.NoError(t, receive(t, ended))
+}
+
+// A worker whose pool has no connection for a transaction gives the job to one that has.
+func TestWorker_AnExhaustedPoolKeepsNoJob(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	kind := onceq.Kind[int]{Name: "k", MaxAttempts: 1}
+	handler := kind.HandleTx(func(context.Context, pgx.Tx, *onceq.Lease, int) error { return nil })
+	cfg, err := pgxpool.ParseConfig(db.URL)
+	require.NoError(t, err)
+	cfg.MaxConns = 1
+	small, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	require.NoError(t, err)
+	t.Cleanup(small.Close)
+	q, err := onceq.New(small, &onceq.Config{Schema: db.Schema})
+	require.NoError(t, err)
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: 2 * time.Second, ShutdownTimeout: -1}, handler)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(ctx) }()
+	defer func() {
+		cancel()
+		require.NoError(t, receive(t, ended))
+	}()
+	until(t, db, `exists (select from onceq.waiters)`) // it works
+	taken, err := small.Acquire(t.Context())           // the application keeps the only connection
+	require.NoError(t, err)
+	defer taken.Release()
+
+	id := add(t, db, kind.Job(1))
+	until(t, db, `exists (select from onceq.jobs where id = $1 and leased_until is not null)`, id) // the worker has claimed it
+	start(t, db, onceq.WorkerConfig{Lease: steady}, handler)
+	until(t, db, noJobs)
+	require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.job_history`), "completed, and not dead")
+}
