@@ -255,6 +255,10 @@ func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
 	}
 	p := &Pending{q: q, job: job, e: e}
 	statement, args, asked := q.insertOne(&e, true, false)
+	if q.citus.Load() != citusNo {
+		statement, args = q.queueParts(batch, &e)
+		asked = time.Time{}
+	}
 	batch.Queue(q.sql(statement), args...).Query(func(rows pgx.Rows) error {
 		if rows.Next() {
 			var id int64

@@ -55,3 +55,6 @@ func ReaperPass(ctx context.Context, r *Reaper) (grown func() bool, err error) {
 	_, last, _, err := r.pass(ctx)
 	return func() bool { return r.grown(ctx, last) }, err
 }
+
+// TakeApart makes q send its statements as on Citus.
+func (q *Queue) TakeApart() { q.citus.Store(citusYes) }

@@ -161,7 +161,11 @@ func (c *FenceLease) CompleteInBatch(batch *pgx.Batch, result any) error {
 	if err != nil {
 		return err
 	}
-	batch.Queue(c.f.q.sql(completeFence), c.guard(raw, "", c.f.lifetime)...).Fn = func(results pgx.BatchResults) error {
+	statement := completeFence
+	if c.f.q.citus.Load() == citusYes {
+		statement = withClock(statement)
+	}
+	batch.Queue(c.f.q.sql(statement), c.guard(raw, "", c.f.lifetime)...).Fn = func(results pgx.BatchResults) error {
 		_, err := results.Exec()
 		if leaseLost(err) {
 			c.f.emit(context.Background(), EventStale, c.Token, c.lost("complete"))

@@ -107,6 +107,12 @@ func (l *Lease) CompleteInBatch(batch *pgx.Batch) error {
 	}
 	atomic.StoreUint32(&l.byHandler, 1)
 	statement, args := l.completion()
+	if statement == completeOneKept && l.q.citus.Load() == citusYes {
+		for _, s := range keptParts(args) {
+			batch.Queue(l.q.sql(s.statement), s.args...)
+		}
+		statement, args = completeOne, args[:5]
+	}
 	batch.Queue(l.q.sql(statement), args...).Fn = func(results pgx.BatchResults) error {
 		_, err := results.Exec()
 		_ = l.completed(context.Background(), err)

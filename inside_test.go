@@ -448,3 +448,183 @@ select pg_stat_force_next_flush()`
 	add("many", 2*pages)
 	require.Eventually(t, grown, time.Minute, 10*time.Millisecond, "the server's statistics come a moment after the commit")
 }
+
+// What is sent in parts on Citus does the same on every server: the answers, and the rows that both leave. On a cluster
+// (ONCEQ_TEST_DATABASE_URL) both are in parts, and Citus takes the parts.
+func TestCitus_StatementsInPartsDoTheSame(t *testing.T) {
+	t.Parallel()
+	var seen [2][]string
+	for i := range seen {
+		t.Run(fmt.Sprintf("parts %t", i == 1), func(t *testing.T) {
+			db := queuetest.New(t)
+			if i == 1 {
+				db.Queue.TakeApart()
+			}
+			seen[i] = mainPaths(t, db)
+			require.NoError(t, db.Check())
+		})
+	}
+	require.Equal(t, seen[0], seen[1])
+}
+
+// mainPaths does what writes, and returns what it heard.
+func mainPaths(t *testing.T, db *queuetest.DB) (heard []string) {
+	ctx, q := t.Context(), db.Queue
+	say := func(format string, args ...any) { heard = append(heard, fmt.Sprintf(format, args...)) }
+	enqueue := func(db onceq.DB, j onceq.Job) int64 {
+		r, err := q.Enqueue(ctx, db, j)
+		say("enqueued: duplicate %t, %s, %s, %v", r.Duplicate, r.State, r.Output, err)
+		return r.ID
+	}
+	kind := onceq.Kind[int]{Name: "k", MaxAttempts: 2, Keep: time.Hour, Backoff: func(int, error) time.Duration { return 0 }}
+	with := func(n int, key string) onceq.Job {
+		j := kind.Job(n)
+		j.Key = key
+		return j
+	}
+
+	// One by one, in a transaction, many, and in a batch.
+	later := with(1, "")
+	later.Delay = time.Hour
+	cancelled := enqueue(db.Pool, later)
+	later.Key, later.Metadata = "later", map[string]string{"a": "b"}
+	cancelledKeyed := enqueue(db.Pool, later)
+	enqueue(db.Pool, with(2, ""))
+	raw := with(0, "raw")
+	raw.Kind, raw.Payload = "raw", []byte("{ }")
+	enqueue(db.Pool, raw)
+	for range 2 {
+		enqueue(db.Pool, with(3, "three"))
+	}
+	require.NoError(t, pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
+		enqueue(tx, with(4, "four"))
+		return nil
+	}))
+	many := []onceq.Job{with(5, "five"), with(6, ""), with(4, "four")}
+	for range 2 {
+		results, err := q.EnqueueMany(ctx, db.Pool, many)
+		require.NoError(t, err)
+		for _, r := range results {
+			say("one of many: duplicate %t, %s", r.Duplicate, r.State)
+		}
+	}
+	for range 2 {
+		batch := &pgx.Batch{}
+		var pending []*onceq.Pending
+		for _, j := range []onceq.Job{with(7, ""), with(8, "eight"), with(3, "three")} {
+			p, err := q.EnqueueInBatch(batch, j)
+			require.NoError(t, err)
+			pending = append(pending, p)
+		}
+		require.NoError(t, db.Pool.SendBatch(ctx, batch).Close())
+		for _, p := range pending {
+			r, err := p.Result(ctx, db.Pool)
+			say("in a batch: duplicate %t, %s, %v", r.Duplicate, r.State, err)
+		}
+	}
+
+	// Handlers that succeed, fail, and end for good, with and without a transaction, with an effect.
+	dead := map[string]int64{}
+	handler := func(ctx context.Context, l *onceq.Lease, n int) error {
+		if l.Key != "" {
+			paid, err := onceq.Once(ctx, l, "pay", func(context.Context, string) (string, error) { return "paid", nil })
+			if err != nil {
+				return err
+			}
+			if err := l.SetResult(paid); err != nil {
+				return err
+			}
+		}
+		switch {
+		case n == 3:
+			dead[l.Key] = l.ID
+			return onceq.Fatal(errors.New("never"))
+		case n%2 == 0 && l.Attempt == 1:
+			return errors.New("not yet")
+		}
+		return nil
+	}
+	bytes := onceq.Kind[[]byte]{Name: "raw"}
+	drain := func(handlers ...onceq.Handler) {
+		w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, handlers...)
+		require.NoError(t, err)
+		require.NoError(t, w.Drain(ctx, 0))
+	}
+	drain(kind.Handle(handler), bytes.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, b []byte) error { return nil }))
+	enqueue(db.Pool, with(5, "five")) // is completed and has a result
+	enqueue(db.Pool, with(9, "nine"))
+	drain(kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, n int) error {
+		if l.Attempt == 1 {
+			return errors.New("not in the first transaction")
+		}
+		return nil
+	}))
+
+	kept := onceq.Kind[int]{Name: "kept", Keep: time.Hour}
+	for n := range 3 {
+		enqueue(db.Pool, kept.Job(n))
+	}
+	drain(kept.HandleBatch(10, func(ctx context.Context, tx pgx.Tx, jobs []onceq.Item[int]) error { return nil }))
+	again := onceq.Kind[int]{Name: "again"}
+	enqueue(db.Pool, again.Job(1))
+	runs := 0
+	for runs < 2 {
+		drain(again.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, n int) error {
+			if runs++; runs == 1 {
+				return onceq.Reschedule(0)
+			}
+			return nil
+		}))
+	}
+	say("ran %d times", runs)
+
+	// A key that is free again.
+	db.Advance(48 * time.Hour)
+	enqueue(db.Pool, with(5, "five"))
+	batch := &pgx.Batch{}
+	p, err := q.EnqueueInBatch(batch, with(9, "nine"))
+	require.NoError(t, err)
+	require.NoError(t, db.Pool.SendBatch(ctx, batch).Close())
+	r, err := p.Result(ctx, db.Pool)
+	say("in a batch: duplicate %t, %s, %v", r.Duplicate, r.State, err)
+
+	// What people do.
+	for _, id := range []int64{cancelled, cancelledKeyed} {
+		state, err := q.Cancel(ctx, db.Pool, id)
+		say("cancelled: %s, %v", state, err)
+	}
+	leases, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 10})
+	require.NoError(t, err)
+	for _, l := range leases {
+		state, err := q.Cancel(ctx, db.Pool, l.ID)
+		say("asked to end: %s, %v", state, err)
+		require.NoError(t, l.Release(ctx))
+	}
+	state, err := q.Redrive(ctx, db.Pool, dead["three"])
+	say("redriven: %s, %v", state, err)
+	state, err = q.Redrive(ctx, db.Pool, cancelledKeyed)
+	say("redriven: %s, %v", state, err)
+	err = q.Discard(ctx, db.Pool, cancelled)
+	say("discarded: %v", err)
+
+	// Outside of jobs.
+	for range 2 {
+		n, err := onceq.Do(ctx, q, onceq.FenceSpec{Scope: "s", Key: "do"}, func(context.Context, *onceq.FenceLease) (int, error) { return 7, nil })
+		say("done: %d, %v", n, err)
+	}
+	_, err = onceq.Do(ctx, q, onceq.FenceSpec{Scope: "s", Key: "not"}, func(context.Context, *onceq.FenceLease) (int, error) {
+		return 0, onceq.NotApplied(errors.New("no"))
+	})
+	say("not done: %v", err)
+
+	infos, err := q.List(ctx, db.Pool, onceq.Filter{})
+	require.NoError(t, err)
+	for _, i := range infos {
+		var errs []string
+		for _, e := range i.Errors {
+			errs = append(errs, fmt.Sprint(e.Attempt, e.Error))
+		}
+		say("%s %q %s %s, %d attempts, %v, %s", i.Kind, i.Key, i.State, i.Payload, i.Attempts, errs, i.Result)
+	}
+	return heard
+}

@@ -139,6 +139,13 @@ func (l *listener) loop(ctx context.Context) {
 var errUnheard = errors.New("a notification did not come back")
 
 func (l *listener) listenOnce(ctx context.Context) error {
+	var citus bool
+	if err := query(ctx, l.db, askCitus, nil, row(&citus)); err != nil {
+		return err
+	}
+	if citus { // nobody is notified: see citus.go
+		return fmt.Errorf("%w: with Citus there are none", errUnheard)
+	}
 	pooled, err := l.db.Acquire(ctx) // from the pool, so that the application's hooks prepare the new connection
 	if err != nil {
 		return err

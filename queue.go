@@ -64,6 +64,8 @@ type Queue struct {
 
 	enqueuing func(context.Context, []Job) (context.Context, func(error))
 
+	citus atomic.Int32 // whether the server has Citus: see citus.go
+
 	statements sync.Map // statement as written in this package → statement with the schema's name
 	names      *strings.Replacer
 
@@ -117,15 +119,22 @@ func (q *Queue) Schema() string { return q.schema }
 // history or keys; it looks at no more than 100,000 keys. Check changes nothing: migrations never run by themselves.
 func (q *Queue) Check(ctx context.Context) error {
 	const read = `
-select version, current_setting('server_encoding'),
+select version, current_setting('server_encoding'), current_setting('citus.version', true) is not null,
        coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0)
          >= greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_history),
                      (select max(token >> ` + sqlTokenBits + `) from (select token from onceq.job_fences limit 100000) f), 0)
   from onceq.meta`
 	var version int
 	var encoding string
-	var ahead bool
-	err := q.send(ctx, q.pool, checking, read, nil, row(&version, &encoding, &ahead))
+	var citus, ahead bool
+	err := q.send(ctx, q.pool, checking, read, nil, row(&version, &encoding, &citus, &ahead))
+	if err == nil {
+		q.learn(citus)
+	} else if noTables(err) {
+		if citus, _ := q.onCitus(ctx, q.pool); citus {
+			version, encoding, ahead, err = q.checkInParts(ctx)
+		}
+	}
 	switch {
 	case noTables(err):
 		return &SchemaError{Schema: q.schema, Want: SchemaVersion}
@@ -166,7 +175,11 @@ with held as (
 select count(*) from held`
 	err = atomically(ctx, q.pool, asIs, func(db DB) error {
 		var leases, workers int
-		if err := q.queryRow(ctx, db, `update onceq.meta set installation = gen_random_uuid() returning null`, nil, nil); err != nil {
+		var id string
+		if err := q.queryRow(ctx, db, `select gen_random_uuid()::text`, nil, &id); err != nil {
+			return err
+		}
+		if err := q.queryRow(ctx, db, `update onceq.meta set installation = $1::uuid returning null`, []any{id}, nil); err != nil {
 			return err
 		}
 		if err := q.queryRow(ctx, db, busy, nil, &leases, &workers); err != nil {
@@ -189,11 +202,13 @@ func (q *Queue) identify(ctx context.Context, db DB) error {
 	if q.installation.Load() != nil {
 		return nil
 	}
-	const read = `select installation::text from onceq.meta`
+	const read = `select installation::text, current_setting('citus.version', true) is not null from onceq.meta`
 	var id string
-	if err := q.queryRow(ctx, db, read, nil, &id); err != nil {
+	var citus bool
+	if err := q.queryRow(ctx, db, read, nil, &id, &citus); err != nil {
 		return fmt.Errorf("onceq: reading schema %q: %w", q.schema, err)
 	}
+	q.learn(citus)
 	q.installation.Store(&id)
 	return nil
 }

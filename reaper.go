@@ -125,11 +125,12 @@ func (r *Reaper) Run(ctx context.Context) error {
 // inserted.
 type fenceTable struct{ pages, inserted int64 }
 
-func (r *Reaper) fenceTable(ctx context.Context) (t fenceTable, err error) {
-	const read = `
+const readFenceTable = `
 select pg_relation_size('onceq.job_fences'::regclass) / current_setting('block_size')::bigint,
        pg_stat_get_tuples_inserted('onceq.job_fences'::regclass)`
-	err = r.run(ctx, read, nil, &t.pages, &t.inserted)
+
+func (r *Reaper) fenceTable(ctx context.Context) (t fenceTable, err error) {
+	err = r.run(ctx, readFenceTable, nil, &t.pages, &t.inserted)
 	return t, err
 }
 

@@ -77,18 +77,18 @@ func retryOf(err error) *retryAfter {
 // onlyWishes reports whether err asks for another run and says nothing of a failure. Joined with any other error a wish does
 // not count: the failure would leave no trace, and spend no attempt.
 func onlyWishes(err error) bool {
-	switch e := err.(type) {
-	case *retryAfter:
-		return e.err == nil
-	case *InFlightError:
-		return true
-	case interface{ Unwrap() []error }:
-		all := e.Unwrap()
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		all := joined.Unwrap()
 		return len(all) > 0 && !slices.ContainsFunc(all, func(one error) bool { return !onlyWishes(one) })
-	case interface{ Unwrap() error }:
-		return onlyWishes(e.Unwrap())
 	}
-	return false
+	if again, ok := err.(*retryAfter); ok {
+		return again.err == nil
+	}
+	if is, ok := err.(interface{ Is(error) bool }); ok && is.Is(ErrInFlight) {
+		return true
+	}
+	inner := errors.Unwrap(err)
+	return inner != nil && onlyWishes(inner)
 }
 
 // decidesNothing reports whether err leaves open what becomes of the job.
@@ -111,7 +111,7 @@ func IsFailure(err error) bool {
 	if again := retryOf(err); again != nil {
 		return again.err != nil
 	}
-	return !onlyWishes(err)
+	return !errors.Is(err, ErrInFlight) || !onlyWishes(err)
 }
 
 // DefaultBackoff returns attempt⁴ seconds ±10%, at most a day: 1 s, 16 s, 81 s, …

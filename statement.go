@@ -172,6 +172,24 @@ func opener(ctx context.Context, db DB) (txBeginner, error) {
 
 // send sends a statement of this package to db, in one of the ways above, and calls read with its rows.
 func (q *Queue) send(ctx context.Context, db DB, by way, statement string, args []any, read func(pgx.Rows) error) error {
+	if q.citus.Load() != citusNo {
+		if parts := apart(statement); parts != nil {
+			if citus, err := q.onCitus(ctx, db); err != nil {
+				return q.told(err)
+			} else if citus {
+				return q.sendInParts(ctx, db, parts, args, read)
+			}
+		}
+	}
+	if q.citus.Load() == citusYes {
+		var err error
+		if statement, args, err = q.onOneNode(ctx, db, statement, args); err != nil {
+			return q.told(err)
+		}
+		if by.settings == hot.settings {
+			by.settings = rare.settings
+		}
+	}
 	own := own(db)
 	if by.settings == "" || own == nil {
 		return q.told(query(ctx, db, q.sql(statement), args, read))

@@ -59,11 +59,16 @@ func (x *executor) newHandlerTx(ctx context.Context, leases []*Lease, h *Handler
 		Begin: begin,
 		Open: func(idle string, id *string) []lazytx.Statement {
 			answer := []any{nil, nil, id}
+			var all []lazytx.Statement
+			if q.citus.Load() == citusYes {
+				all = append(all, lazytx.Statement{SQL: openApart, Args: []any{idle}, Row: answer})
+				idle, answer = "", []any{nil, nil, nil}
+			}
 			if len(leases) == 1 {
-				return []lazytx.Statement{{SQL: q.sql(lockJob), Args: []any{idle, first.ID, first.claims, first.holder}, Row: answer}}
+				return append(all, lazytx.Statement{SQL: q.sql(lockJob), Args: []any{idle, first.ID, first.claims, first.holder}, Row: answer})
 			}
 			ids, claims, holders := guards(leases)
-			return []lazytx.Statement{{SQL: keepPlans}, {SQL: q.sql(lockJobs), Args: []any{idle, ids, claims, holders}, Row: answer}, {SQL: restorePlans}}
+			return append(all, lazytx.Statement{SQL: keepPlans}, lazytx.Statement{SQL: q.sql(lockJobs), Args: []any{idle, ids, claims, holders}, Row: answer}, lazytx.Statement{SQL: restorePlans})
 		},
 		Refused: func(err error) error {
 			switch {
@@ -78,6 +83,9 @@ func (x *executor) newHandlerTx(ctx context.Context, leases []*Lease, h *Handler
 			// It waits for the job's row, which the transaction has locked.
 			const read = `select (select 1 from onceq.jobs where id = $1::bigint for no key update), coalesce(pg_xact_status($2::text::xid8), '')`
 			err = q.guarded(ctx, x.db, read, []any{first.ID, id}, nil, &status)
+			if err == nil && q.citus.Load() == citusYes {
+				err = q.guarded(ctx, x.db, statusApart, []any{id}, &status)
+			}
 			return status, err
 		},
 		Wait:         max(x.lease, 2*time.Second), // then another worker may have one
@@ -124,12 +132,26 @@ func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *Lease, many 
 	own := tx.Open()
 	var other *int32 // not null if the handler committed the transaction that was opened
 	var all []lazytx.Statement
-	if many {
+	citus := q.citus.Load() == citusYes
+	switch {
+	case citus && many:
+		all = append(all, lazytx.Statement{SQL: guardPlans})
+	case many:
 		all = append(all, lazytx.Statement{SQL: hotPlans})
+	}
+	if citus {
+		parts, last, err := q.endTx(ctx, tx, part{statement, args})
+		if err != nil {
+			return true, undone(tx, err)
+		}
+		for _, s := range parts {
+			all = append(all, lazytx.Statement{SQL: q.sql(s.statement), Args: s.args})
+		}
+		statement, args = last.statement, last.args
 	}
 	last := lazytx.Statement{SQL: statement, Args: args}
 	switch {
-	case own && many:
+	case own && (many || citus):
 		all = append(all, lazytx.Statement{SQL: q.sql(checkTx), Args: []any{tx.ID(), first.ID}, Row: []any{nil, &other}})
 	case own:
 		last = lazytx.Statement{SQL: inTx[statement], Args: append(args, tx.ID()), Row: []any{nil, &other}}

@@ -1,5 +1,249 @@
 -- Every statement of this package, as Postgres gets it. Written by: go test -run TestStatements . -update
 
+-- citus.go: askCitus
+select current_setting('citus.version', true) is not null;
+
+-- citus.go: cancelInParts.lock
+select id, statement_timestamp() from onceq.jobs
+ where id = any ($1::bigint[]) and (leased_until is null or leased_until <= statement_timestamp())
+ order by id
+   for update skip locked;
+
+-- citus.go: cancelledApart
+with gone as (
+  delete from onceq.jobs where id = any ($1::bigint[])
+  returning id, claims, queue, kind, scope, key
+),
+fence as (
+  update onceq.job_fences f
+     set state = 5, token = greatest(f.token, g.id << 20 | g.claims), finished_at = statement_timestamp()
+    from gone g
+   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+),
+request as (
+  delete from onceq.job_cancels x using gone g where x.job_id = g.id
+)
+select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')), null
+  from gone;
+
+-- citus.go: checkInParts.sequence
+select coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0);
+
+-- citus.go: checkInParts.tables
+select version, current_setting('server_encoding'),
+       greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_history),
+                (select max(token >> 20) from (select token from onceq.job_fences limit 100000) f), 0)
+  from onceq.meta;
+
+-- citus.go: claimApart
+insert into onceq.job_fences (class, scope, key, state, job_id, token, holder, leased_until, created_at, lifetime, fingerprint)
+select $4::smallint, $5::text, $6::text, 1::smallint, nullif($1::bigint, 0), $11::bigint << 20, $7::bigint,
+       $8::timestamptz, $12::timestamptz, $9::bigint, $10::bytea
+  from onceq.meta
+ where $1::bigint = 0 or exists (select from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint)
+on conflict do nothing
+returning token, leased_until, created_at;
+
+-- citus.go: clusterSize
+select case when exists (select from pg_dist_partition where logicalrelid = 'onceq.job_fences'::regclass)
+            then citus_relation_size('onceq.job_fences'::regclass) else pg_relation_size('onceq.job_fences'::regclass) end
+       / current_setting('block_size')::bigint, pg_stat_get_tuples_inserted('onceq.job_fences'::regclass);
+
+-- citus.go: draw.draw
+select statement_timestamp(), (select array_agg(nextval('onceq.ids')) from generate_series(1, $1::int));
+
+-- citus.go: drawApart
+select set_config('onceq_drawn.id', nextval('onceq.ids')::text, true);
+
+-- citus.go: endInParts.answer
+select null, $1::bigint[], null;
+
+-- citus.go: endInParts.lock
+with u as materialized (
+  select * from unnest($1::bigint[], $2::int[], $3::bigint[]) with ordinality as u(id, claims, holder, n)
+)
+select u.n, j.attempts, statement_timestamp()
+  from u cross join lateral (
+       select attempts from onceq.jobs
+        where id = u.id and claims = u.claims and holder = u.holder
+          for update) j;
+
+-- citus.go: enqueueManyInParts.answer
+select $1::bigint[], $2::bool[], 0::bigint, $3::bigint[];
+
+-- citus.go: enqueueOneInParts.answer
+select $1::bigint, $2::bool, true where $3::bool;
+
+-- citus.go: fenceApart
+insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint, holder)
+values (0, $1::text, $2::text, 0, current_setting('onceq_drawn.id')::bigint, current_setting('onceq_drawn.id')::bigint << 20,
+        statement_timestamp(), $3::bigint, $4::bytea, $5::bigint)
+on conflict do nothing;
+
+-- citus.go: fencesApart
+insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
+select 0::smallint, u.scope, u.key, 0::smallint, u.id, u.id << 20 | coalesce(u.claims, 0), $1::timestamptz, u.lifetime, u.fingerprint
+  from onceq.meta, unnest($2::bigint[], $3::text[], $4::text[], $5::bigint[], $6::bytea[], $7::int[]) as u(id, scope, key, lifetime, fingerprint, claims)
+ order by u.scope collate "C", u.key collate "C"
+on conflict do nothing
+returning job_id;
+
+-- citus.go: historyApart
+insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
+       priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
+select j.id, j.run_at, j.created_at, $1::timestamptz, u.keep_until,
+       j.claims, j.lost, (j.attempts + u.spent)::smallint, j.max_attempts, j.priority, u.state, j.queue, j.kind, j.scope, j.key,
+       j.payload, j.payload_bytes, j.metadata, j.identity, nullif(u.result, '')::jsonb,
+       case when u.error = '' then j.errors else
+         case when jsonb_array_length(j.errors) >= 10 then j.errors - 0 else coalesce(j.errors, '[]') end || u.error::jsonb end
+  from onceq.jobs j
+  join unnest($2::bigint[], $3::smallint[], $4::text[], $5::text[], $6::int[], $7::timestamptz[])
+    as u(id, state, result, error, spent, keep_until) on u.id = j.id
+
+      on conflict (id) do update
+     set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
+       = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
+             excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
+             excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
+             excluded.result, excluded.errors)
+   where job_history.state = 5
+  returning id;
+
+-- citus.go: insertFenceInParts.answer
+select $1::bool, $2::bigint, $3::timestamptz, $4::timestamptz, null::bigint;
+
+-- citus.go: insertFenceInParts.guard
+select exists (select from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint);
+
+-- citus.go: jobApart
+insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key)
+select f.job_id,
+       greatest(f.created_at, timezone('UTC', timezone('UTC', f.created_at) + $6::bigint * interval '1 microsecond'),
+                timezone('UTC', timestamp 'epoch' + $7::bigint * interval '1 microsecond')),
+       f.created_at, $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $8::bytea, $9::text::jsonb, f.scope, f.key
+  from onceq.job_fences f
+ where f.class = 0 and f.scope = $10::text and f.key = $11::text and f.holder = $12::bigint
+returning id, run_at > created_at, true;
+
+-- citus.go: jobsApart
+insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key)
+select u.id, h.due, $1::timestamptz, h.max_attempts::smallint, h.priority::smallint, h.queue, h.kind,
+       nullif(u.payload, '')::jsonb, case when u.payload = '' then u.bytes end, nullif(h.metadata, '')::jsonb,
+       nullif(h.scope, ''), nullif(u.key, '')
+  from onceq.meta
+ cross join unnest($2::bigint[], $3::int[], $4::text[], $5::bytea[], $6::text[]) as u(id, header, payload, bytes, key)
+  join unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::timestamptz[]) with ordinality
+    as h(queue, kind, scope, metadata, priority, max_attempts, due, n) on h.n = u.header;
+
+-- citus.go: keepApart
+insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
+       priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
+select id, run_at, created_at, leased_until,
+       case when $5::bigint > 0 then timezone('UTC', timezone('UTC', leased_until) + $5::bigint * interval '1 millisecond') end,
+       claims, lost, attempts, max_attempts, priority, 5::smallint, queue, kind, scope, key,
+       payload, payload_bytes, metadata, identity, nullif($4::text, '')::jsonb, errors
+  from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
+      on conflict (id) do update
+     set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
+       = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
+             excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
+             excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
+             excluded.result, excluded.errors)
+   where job_history.state = 5
+  returning id;
+
+-- citus.go: onOneNode
+select statement_timestamp();
+
+-- citus.go: openApart
+select case when $1::text <> '' then set_config('idle_in_transaction_session_timeout', $1::text, true) end, null, pg_current_xact_id()::text;
+
+-- citus.go: plainApart
+insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata)
+values (nextval('onceq.ids'),
+        greatest(statement_timestamp(), statement_timestamp() + $6::bigint * interval '1 microsecond',
+                 timestamptz 'epoch' + $7::bigint * interval '1 microsecond'),
+        statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $8::bytea, $9::text::jsonb)
+returning id, run_at > created_at, true;
+
+-- citus.go: redriveAbsent
+select id, scope, key, kind, claims from onceq.job_history where id = any ($1::bigint[]) order by scope, key, id desc;
+
+-- citus.go: redriveBack
+insert into onceq.jobs (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
+                        payload, payload_bytes, metadata, errors, identity)
+select id, $2::timestamptz, created_at, claims, max_attempts, priority, queue, kind, scope, key,
+       payload, payload_bytes, metadata, errors, identity
+  from onceq.job_history
+ where id = any ($1::bigint[]);
+
+-- citus.go: redriveGone
+with gone as (
+  delete from onceq.job_history where id = any ($1::bigint[])
+  returning id
+),
+request as (
+  delete from onceq.job_cancels x using gone g where x.job_id = g.id
+)
+select count(*) from gone;
+
+-- citus.go: redriveInParts.answer
+select $1::bigint[], $2::bigint[], $3::bigint[];
+
+-- citus.go: requestInParts.note
+insert into onceq.job_cancels (job_id, requested_at)
+select id, greatest($2::timestamptz, created_at) from onceq.jobs where id = any ($1::bigint[]) order by id
+on conflict (job_id) do update set requested_at = excluded.requested_at
+returning job_id;
+
+-- citus.go: requestInParts
+select $1::bigint;
+
+-- citus.go: retakeApart
+update onceq.job_fences f
+   set job_id = current_setting('onceq_drawn.id')::bigint, token = current_setting('onceq_drawn.id')::bigint << 20,
+       state = 0, created_at = statement_timestamp(), finished_at = null,
+       lifetime = $3::bigint, fingerprint = $4::bytea, result = null, holder = $5::bigint, leased_until = null
+ where f.class = 0 and f.scope = $1::text and f.key = $2::text and (f.state in (3, 4, 5) and f.lifetime >= 0
+      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())
+   and f.token >> 20 < current_setting('onceq_drawn.id')::bigint and f.job_id < current_setting('onceq_drawn.id')::bigint;
+
+-- citus.go: stampApart
+with stamped as (
+  update onceq.jobs set leased_until = statement_timestamp() where id = $1::bigint and claims = $2::int and holder = $3::bigint
+  returning id
+)
+select case when not exists (select from stamped) then onceq.lease_lost($1::bigint) end;
+
+-- citus.go: statusApart
+select coalesce(pg_xact_status($1::text::xid8), '');
+
+-- citus.go: takeApart
+with free as materialized (
+  select u.id, u.lifetime, u.fingerprint, f.place
+    from (select * from unnest($1::bigint[], $2::text[], $3::text[], $4::bigint[], $5::bytea[]) as u(id, scope, key, lifetime, fingerprint)
+           order by u.scope collate "C", u.key collate "C") u
+   cross join lateral (
+         select f.ctid as place
+           from onceq.job_fences f
+          where f.class = 0 and f.scope = u.scope and f.key = u.key
+            and (f.state in (3, 4, 5) and f.lifetime >= 0
+      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())
+            and f.token >> 20 < u.id and f.job_id < u.id
+            for update) f
+)
+update onceq.job_fences f
+   set job_id = n.id, token = n.id << 20, state = 0, created_at = statement_timestamp(), finished_at = null,
+       lifetime = n.lifetime, fingerprint = n.fingerprint, result = null, holder = null, leased_until = null
+  from free n
+ where f.ctid = n.place
+returning f.job_id;
+
+-- citus.go: write
+select onceq.id_taken($1::bigint);
+
 -- claim.go: claimAny
 with place as materialized (
   select * from unnest($4::smallint[], $5::timestamptz[], $6::bigint[]) with ordinality as p(priority, run_at, id, n)
@@ -984,7 +1228,7 @@ select u.n, p.payload, p.payload_bytes
        limit 1) p;
 
 -- queue.go: Check.read
-select version, current_setting('server_encoding'),
+select version, current_setting('server_encoding'), current_setting('citus.version', true) is not null,
        coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0)
          >= greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_history),
                      (select max(token >> 20) from (select token from onceq.job_fences limit 100000) f), 0)
@@ -1005,12 +1249,15 @@ with held as (
 select count(*) from held;
 
 -- queue.go: NewInstallation
-update onceq.meta set installation = gen_random_uuid() returning null;
+select gen_random_uuid()::text;
+
+-- queue.go: NewInstallation
+update onceq.meta set installation = $1::uuid returning null;
 
 -- queue.go: identify.read
-select installation::text from onceq.meta;
+select installation::text, current_setting('citus.version', true) is not null from onceq.meta;
 
--- reaper.go: fenceTable.read
+-- reaper.go: readFenceTable
 select pg_relation_size('onceq.job_fences'::regclass) / current_setting('block_size')::bigint,
        pg_stat_get_tuples_inserted('onceq.job_fences'::regclass);
 

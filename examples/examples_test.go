@@ -14,7 +14,7 @@ import (
 // Each example is a program of its own.
 func TestPrograms(t *testing.T) {
 	t.Parallel()
-	require.ElementsMatch(t, []string{"batch", "effect", "first", "http", "result", "strict", "transaction"}, programs.Test(t))
+	require.ElementsMatch(t, []string{"batch", "effect", "first", "http", "result", "strict", "tenants", "transaction"}, programs.Test(t))
 }
 
 // The first program of the README is examples/first, word for word.

@@ -75,13 +75,19 @@ create index jobs_claim on {{.schema}}.jobs (queue, priority, run_at, id) where 
 
 alter table {{.schema}}.jobs add constraint jobs_pkey primary key (id);
 
--- Every claim changes these; statistics on them mislead the planner more than they help.
-alter table {{.schema}}.jobs alter leased_until set statistics 0;
-alter table {{.schema}}.jobs alter holder       set statistics 0;
-alter table {{.schema}}.jobs alter claims       set statistics 0;
-alter table {{.schema}}.jobs alter lost         set statistics 0;
-alter table {{.schema}}.jobs alter attempts     set statistics 0;
-alter table {{.schema}}.jobs alter ahead        set statistics 0;
+-- Every claim changes these; statistics on them mislead the planner more than they help. Citus has no such command for its
+-- tables.
+do $statistics$ begin
+  if current_setting('citus.version', true) is null then
+    alter table {{.schema}}.jobs
+      alter leased_until set statistics 0,
+      alter holder       set statistics 0,
+      alter claims       set statistics 0,
+      alter lost         set statistics 0,
+      alter attempts     set statistics 0,
+      alter ahead        set statistics 0;
+  end if;
+end $statistics$;
 
 -- One row per taken (class, scope, key): the only arbiter of uniqueness. States and classes: state.go. Three columns have
 -- more than one meaning:

@@ -155,8 +155,12 @@ func step(ctx context.Context, conn *pgx.Conn, schema string, steps []Migration)
 		if err := tx.QueryRow(ctx, "select version from "+table).Scan(&version); err != nil {
 			return false, fmt.Errorf("read schema_version: %w", err)
 		}
-	} else if _, err := tx.Exec(ctx, "create table "+table+" (version integer not null); insert into "+table+" values (0)"); err != nil {
-		return false, fmt.Errorf("create schema_version: %w", err)
+	} else {
+		for _, command := range []string{"create table " + table + " (version integer not null)", "insert into " + table + " values (0)"} {
+			if _, err := tx.Exec(ctx, command); err != nil {
+				return false, fmt.Errorf("create schema_version: %w", err)
+			}
+		}
 	}
 	if version > len(steps) {
 		return false, &VersionError{Schema: schema, Database: version, Code: len(steps)}
@@ -166,8 +170,10 @@ func step(ctx context.Context, conn *pgx.Conn, schema string, steps []Migration)
 	}
 
 	next := steps[version]
-	if _, err := tx.Exec(ctx, next.Up); err != nil {
-		return false, fmt.Errorf("%s: %w", next.Name, err)
+	for _, command := range commands(next.Up) {
+		if _, err := tx.Exec(ctx, command); err != nil {
+			return false, fmt.Errorf("%s: %w", next.Name, err)
+		}
 	}
 	if _, err := tx.Exec(ctx, "update "+table+" set version = $1", next.Version); err != nil {
 		return false, fmt.Errorf("write schema_version: %w", err)

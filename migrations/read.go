@@ -77,3 +77,34 @@ func fill(text, schema string) (string, error) {
 	}
 	return "", errors.New("there is no SQL")
 }
+
+// token is what a semicolon does not end: a comment, a string, a quoted name, or a text between dollar signs (whose end
+// commands looks for).
+var token = regexp.MustCompile(`(?s)--[^\n]*|/\*.*?\*/|'[^']*'|"[^"]*"|\$\w*\$|;`)
+
+// commands splits SQL into its commands, which Citus takes one by one alone. It knows what the files of this directory use: no
+// comments inside comments, and no strings with backslashes.
+func commands(sql string) (all []string) {
+	start := 0
+	for at := 0; ; {
+		place := token.FindStringIndex(sql[at:])
+		if place == nil {
+			break
+		}
+		found := sql[at+place[0] : at+place[1]]
+		at += place[1]
+		switch found[0] {
+		case '$':
+			if _, rest, ok := strings.Cut(sql[at:], found); ok {
+				at = len(sql) - len(rest)
+			}
+		case ';':
+			all = append(all, strings.TrimSpace(sql[start:at]))
+			start = at
+		}
+	}
+	if rest := strings.TrimSpace(sql[start:]); rest != "" {
+		all = append(all, rest)
+	}
+	return all
+}

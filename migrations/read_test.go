@@ -1,6 +1,7 @@
 package migrations
 
 import (
+	"strings"
 	"testing"
 	"testing/fstest"
 
@@ -48,5 +49,23 @@ func TestReadRefuses(t *testing.T) {
 		}
 		_, err := read(files, "onceq")
 		require.ErrorContains(t, err, "must be", "%v", names)
+	}
+}
+
+func TestCommands(t *testing.T) {
+	for sql, want := range map[string][]string{
+		"a; b;":                          {"a;", "b;"},
+		"-- no; end\na; /* ; */ b":       {"-- no; end\na;", "/* ; */ b"},
+		`a ';''; ' ";""; "; b`:           {`a ';''; ' ";""; ";`, "b"},
+		"do $$ a; b; $$; $x$ $$; $x$; c": {"do $$ a; b; $$;", "$x$ $$; $x$;", "c"},
+		"":                               nil,
+	} {
+		require.Equal(t, want, commands(sql), sql)
+	}
+	list, err := load(`odd;"'$$name`)
+	require.NoError(t, err)
+	for _, m := range list {
+		require.Equal(t, strings.Fields(m.Up), strings.Fields(strings.Join(commands(m.Up), "\n")))
+		require.Greater(t, len(commands(m.Up)), 15)
 	}
 }

@@ -50,6 +50,7 @@ type DB struct {
 	Schema string
 
 	t             testing.TB
+	citus         bool
 	returnTimeout time.Duration
 }
 
@@ -124,7 +125,7 @@ func New(t testing.TB, opts ...Option) *DB {
 		}
 	})
 
-	db := &DB{URL: s.DatabaseURL(name), Schema: o.config.Schema, t: t, returnTimeout: returnTimeout}
+	db := &DB{URL: s.DatabaseURL(name), Schema: o.config.Schema, t: t, citus: len(s.nodes) > 0, returnTimeout: returnTimeout}
 	role := ""
 	if !o.empty {
 		if role, err = s.runtimeRole(t.Context()); err != nil {

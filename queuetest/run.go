@@ -165,29 +165,43 @@ func (db *DB) Advance(d time.Duration, columns ...string) {
 		}
 		db.own(`update `+table+` set `+column+` = `+column+by, d.Microseconds())
 	}
-	db.exec(`
+	statement := `
 with jobs as (
-  update onceq.jobs set created_at = created_at`+by+`, run_at = run_at`+by+`, leased_until = leased_until`+by+`, identity = `+identity+`, errors = `+errors+`
+  update onceq.jobs set created_at = created_at` + by + `, run_at = run_at` + by + `, leased_until = leased_until` + by + `, identity = ` + identity + `, errors = ` + errors + `
 ),
 fences as (
-  update onceq.job_fences set created_at = created_at`+by+`, leased_until = leased_until`+by+`, finished_at = finished_at`+by+`,
-         identity = case when class in (1, 2) then `+identity+` end
+  update onceq.job_fences set created_at = created_at` + by + `, leased_until = leased_until` + by + `, finished_at = finished_at` + by + `,
+         identity = case when class in (1, 2) then ` + identity + ` end
 ),
 history as (
-  update onceq.job_history set created_at = created_at`+by+`, run_at = run_at`+by+`, identity = `+identity+`, errors = `+errors+`, finished_at = finished_at`+by+`, keep_until = keep_until`+by+`
+  update onceq.job_history set created_at = created_at` + by + `, run_at = run_at` + by + `, identity = ` + identity + `, errors = ` + errors + `, finished_at = finished_at` + by + `, keep_until = keep_until` + by + `
 ),
 cancels as (
-  update onceq.job_cancels set requested_at = requested_at`+by+`
+  update onceq.job_cancels set requested_at = requested_at` + by + `
 ),
 queues as (
-  update onceq.queues set swept_at = swept_at`+by+`
+  update onceq.queues set swept_at = swept_at` + by + `
 )
-update onceq.waiters set idle_until = idle_until`+by, d.Microseconds())
-	db.exec(`update onceq.schedules set next_at = next_at`+by+`, paused_at = paused_at`+by, d.Microseconds())
-	// In two steps, because a tick may move to where another one still is.
+update onceq.waiters set idle_until = idle_until` + by
+	// The ticks in two steps, because one may move to where another one still is.
 	const away = `interval '1000 years'`
-	db.exec(`update onceq.schedule_ticks set at = at + ` + away)
-	db.exec(`update onceq.schedule_ticks set at = at - `+away+by+`, until = until`+by+`, done_at = done_at`+by, d.Microseconds())
+	if db.citus {
+		statement = strings.ReplaceAll(statement, ", errors = "+errors, "")
+	}
+	for _, s := range []struct {
+		statement string
+		args      []any
+	}{
+		{statement, []any{d.Microseconds()}},
+		{`update onceq.schedules set next_at = next_at` + by + `, paused_at = paused_at` + by, []any{d.Microseconds()}},
+		{`update onceq.schedule_ticks set at = at + ` + away, nil},
+		{`update onceq.schedule_ticks set at = at - ` + away + by + `, until = until` + by + `, done_at = done_at` + by, []any{d.Microseconds()}},
+	} {
+		if db.citus {
+			s.statement = withoutZones(s.statement)
+		}
+		db.exec(s.statement, s.args...)
+	}
 }
 
 // exec runs a statement that writes the schema as onceq, and returns how many rows it changed.

@@ -36,6 +36,8 @@ type server struct {
 
 	alive io.Closer // open as long as this process lives; see leaveClean
 
+	nodes []node // of a Citus cluster; see citus.go
+
 	modeState
 }
 
@@ -56,6 +58,9 @@ func newServer(ctx context.Context, found *pgserver.Server) (*server, error) {
 	}
 	if found.Ours() {
 		return s, nil // no other process has anything on it
+	}
+	if err := s.findNodes(ctx); err != nil {
+		return s, err
 	}
 	if err := s.dropStale(ctx); err != nil {
 		return s, err
@@ -115,7 +120,10 @@ func (s *server) newName() string {
 // createDatabase creates a database: a copy of the schema's template, or an empty one.
 func (s *server) createDatabase(ctx context.Context, schema string, empty bool) (name string, err error) {
 	from := "template0"
-	if !empty {
+	if empty {
+		schema = "" // no schema's
+	}
+	if !empty || len(s.nodes) > 0 {
 		if from, err = s.template(ctx, schema); err != nil {
 			return "", err
 		}
@@ -138,12 +146,12 @@ func (s *server) createDatabase(ctx context.Context, schema string, empty bool) 
 func (s *server) copyDatabase(ctx context.Context, from string) (string, error) {
 	name := s.newName()
 	sql := "create database " + name + " template " + from
-	if s.Ours() {
+	if s.Ours() || len(s.nodes) > 0 {
 		// Copying files is half the work of copying pages through the log, because the sessions' catalog caches are
 		// copied too. It makes checkpoints, which cost little on a server without durability, and much on any other.
 		sql += " strategy file_copy"
 	}
-	if err := s.exec(ctx, sql); err != nil {
+	if err := s.everywhere(ctx, sql); err != nil {
 		return "", fmt.Errorf("create a database: %w", err)
 	}
 	return name, nil
@@ -151,7 +159,7 @@ func (s *server) copyDatabase(ctx context.Context, from string) (string, error) 
 
 // dropDatabase ends the sessions of a database and drops it.
 func (s *server) dropDatabase(ctx context.Context, name string) error {
-	if err := s.exec(ctx, "drop database if exists "+name+" with (force)"); err != nil {
+	if err := s.everywhere(ctx, "drop database if exists "+name+" with (force)"); err != nil {
 		return fmt.Errorf("drop the test's database: %w", err)
 	}
 	return nil

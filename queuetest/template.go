@@ -33,15 +33,27 @@ func (s *server) template(ctx context.Context, schema string) (string, error) {
 		return t.name, nil
 	}
 	name := s.newName()
-	if err := s.exec(ctx, "create database "+name+" template template0"); err != nil {
+	if err := s.everywhere(ctx, "create database "+name+" template template0"); err != nil {
 		return "", fmt.Errorf("create the template database: %w", err)
 	}
-	if err := s.migrate(ctx, name, schema); err != nil {
-		return "", fmt.Errorf("migrate the template database: %w", err)
+	if len(s.nodes) > 0 {
+		if err := s.cluster(ctx, name); err != nil {
+			return "", fmt.Errorf("make a cluster of the template database: %w", err)
+		}
+	}
+	if schema != "" {
+		if err := s.migrate(ctx, name, schema); err != nil {
+			return "", fmt.Errorf("migrate the template database: %w", err)
+		}
 	}
 	// A copy waits for every session in its source to end. From here on there is none.
-	if err := s.exec(ctx, "alter database "+name+" with allow_connections false"); err != nil {
+	if err := s.everywhere(ctx, "alter database "+name+" with allow_connections false"); err != nil {
 		return "", fmt.Errorf("close the template database: %w", err)
+	}
+	if len(s.nodes) > 0 {
+		if err := s.everywhere(ctx, "select pg_terminate_backend(pid, 10000) from pg_stat_activity where datname = '"+name+"'"); err != nil {
+			return "", fmt.Errorf("close the template database: %w", err)
+		}
 	}
 	t.name = name
 	return name, nil

@@ -6,6 +6,7 @@
 #   scripts/matrix.sh              all of them
 #   scripts/matrix.sh role exec    some
 #   scripts/matrix.sh -skipped     what is left out: each must fail in its mode
+#   scripts/matrix.sh citus        on a cluster of Citus (scripts/citus.sh), which is not one of all: it has to be built first
 #
 # A mode leaves out, by name, the tests that depend on something of Postgres, pgx or queuetest that the mode takes away
 # and that say nothing about the library in that mode. queuetest itself skips a test that asks for a query mode that does
@@ -23,6 +24,14 @@ schema='TestNew|ExampleHookFunc|ExampleConfig_beforeEnqueue'
 # idle connection, and behind PgBouncer the client is not told.
 pgbouncer='TestWake_NotificationsOnlyWhileSomebodyWaits|TestWake_ABusyQueueAsksForNoNotification'
 pgbouncer="$pgbouncer|TestWorker_NoJobIsMissedByNotificationsAlone|TestHandleTx_ConnectionLostBeforeTheFirstStatement"
+
+# What runs on Citus: the main paths by all statements, the migrations, and the tests whose own SQL Citus takes. It does not
+# take triggers, functions that are not immutable in an update (clock_timestamp, an interval), a sequence beside a table,
+# foreign keys, or explain's plans of one server; a node is not stopped and started; nobody is notified. So tests are named here
+# that run, and not those that cannot.
+citus='TestCitus_.*|TestUpTwice|TestUpQuotedSchema|TestCommands|TestEnqueue_StoresEveryField|TestEnqueueUnique|TestEnqueueInBatch|TestEnqueue_AHandlerThatEnqueuesItsOwnKeyIsToldToReschedule'
+citus="$citus|TestEnqueue_ManyProducersOfOneKeyGiveOneJob|TestEnqueueMany_EventsOnlyOfWhatWasEnqueued|TestNewWorker_.*|TestPool_.*|TestDo_.*|TestBeforeEnqueue_.*"
+citus="$citus|TestWorker_HandlerThatEndsItsGoroutineFailsItsAttempt|TestShutdown_LeaksNoGoroutine|TestDrain_SaysThatItsContextEndedWithWorkLeft"
 
 packages='. ./internal/tests ./onceqhttp ./onceqsql ./queuetest ./migrations'
 
@@ -65,6 +74,16 @@ for mode; do
 		path=$(scripts/pgbouncer.sh)
 		[ -n "$path" ] || { echo "no pgbouncer" >&2; exit 1; }
 		run "$mode" "$pgbouncer" ONCEQ_TEST_VIA_PGBOUNCER="$path"
+		;;
+	citus)
+		[ -z "$skipped" ] || { echo "nothing is left out by name on citus" >&2; continue; }
+		dir=$(mktemp -d)
+		trap 'scripts/citus.sh stop "$dir/cluster"; rm -rf "$dir"' EXIT
+		chmod a+x "$dir"
+		url=$(scripts/citus.sh start "$dir/cluster")
+		echo "== citus"
+		env ONCEQ_TEST_DATABASE_URL="$url" go test -count=1 -timeout "${TIMEOUT:-20m}" -run "^($citus)\$" . ./internal/tests ./migrations
+		(cd examples && env ONCEQ_TEST_DATABASE_URL="$url" GOTOOLCHAIN=auto go test -count=1 -timeout "${TIMEOUT:-20m}" -run TestPrograms .)
 		;;
 	*) echo "no mode $mode" >&2; exit 2 ;;
 	esac

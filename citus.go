@@ -1,0 +1,802 @@
+package onceq
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onceq/onceq/internal/lazytx"
+)
+
+// Citus sends a statement whole to the node that has the schema's tables, if it has no insert in a "with", no sequence and,
+// where it inserts what it selects, no function that is not immutable. Otherwise it takes the statement apart itself, in ways
+// that are slow, that need a two-phase commit, or that it does not know. The statements of this package that are not so are
+// sent in parts there, in one transaction: this file has the parts. What they have in common:
+//
+//   - The sequence is on the coordinator, so ids are drawn first (sqlDraw), by a statement that names no table. The time comes
+//     with them: it is the time of everything that the parts write.
+//   - "from onceq.meta" says where an insert belongs. The table has one row.
+//   - Plans are not generic: for one Citus says "could not create distributed plan", or ends with a segmentation fault.
+//   - Nobody is notified. A notification from the node does not reach those who listen on the coordinator. Workers poll.
+//
+// TestCitus_ runs the parts on a plain server, in make matrix MODES=citus on a cluster.
+
+// onCitus reports whether the server has Citus, and asks it once.
+func (q *Queue) onCitus(ctx context.Context, db DB) (bool, error) {
+	switch q.citus.Load() {
+	case citusNo:
+		return false, nil
+	case citusYes:
+		return true, nil
+	}
+	var is bool
+	if err := query(ctx, db, askCitus, nil, row(&is)); err != nil {
+		return false, fmt.Errorf("onceq: asking whether the server has Citus: %w", err)
+	}
+	q.learn(is)
+	return is, nil
+}
+
+const askCitus = `select current_setting('citus.version', true) is not null`
+
+func (q *Queue) learn(citus bool) {
+	is := int32(citusNo)
+	if citus {
+		is = citusYes
+	}
+	q.citus.CompareAndSwap(citusUnknown, is)
+}
+
+// The values of Queue.citus.
+const (
+	citusUnknown = iota
+	citusNo
+	citusYes
+)
+
+// inParts is how a statement is sent on Citus: with the statement's arguments, and rows of its columns for read.
+type inParts func(p *parts, args []any, read func(pgx.Rows) error) error
+
+// apart returns how a statement is sent in parts, or nil for one that Citus takes whole.
+func apart(statement string) inParts {
+	switch statement {
+	case insertKeyed, insertGeneral:
+		return enqueueOneInParts
+	case insertPlainMany, insertKeyedMany, insertManyGeneral, insertManyTaking:
+		return enqueueManyInParts(statement == insertManyTaking)
+	case insertFence:
+		return insertFenceInParts
+	case takeFence:
+		return takeFenceInParts
+	case completeOneKept:
+		return completeKeptInParts
+	case endJobs:
+		return endInParts
+	case cancelJobs:
+		return cancelInParts
+	case requestCancels:
+		return requestInParts
+	case redriveJobs:
+		return redriveInParts
+	}
+	return nil
+}
+
+// onOneNode is what Citus takes whole in place of a statement that it refuses for a function that is not immutable, with its
+// arguments. Some of them get the time as one more argument, which is asked for.
+func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []any) (string, []any, error) {
+	switch statement {
+	case completeFence, releaseFence:
+		return withClock(statement), args, nil
+	case readFenceTable:
+		return clusterSize, args, nil
+	case rescanTurn, retryJobs, discardJobs, resolveEffects, resolveFence, reapFences, reapOrphans, takeFenceDrawn, goneApart, takeApart:
+	default:
+		return statement, args, nil
+	}
+	var now time.Time
+	if err := query(ctx, db, `select statement_timestamp()`, nil, row(&now)); err != nil {
+		return "", nil, err
+	}
+	args = append(slices.Clone(args), now)
+	if statement == retryJobs {
+		errs := slices.Clone(args[3].([]string))
+		for i, text := range errs {
+			if text != "" {
+				raw, err := json.Marshal(text)
+				if err != nil {
+					return "", nil, err
+				}
+				errs[i] = fmt.Sprintf(`"at": %q, "error": %s`, now.Format(time.RFC3339Nano), raw)
+			}
+		}
+		args[3] = errs
+		statement = strings.Replace(statement, `jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error)`,
+			`('{"attempt": ' || (attempts + 1)::text || ', ' || error || '}')::jsonb`, 1)
+	}
+	return strings.ReplaceAll(immutable(statement), "statement_timestamp()", fmt.Sprintf("$%d::timestamptz", len(args))), args, nil
+}
+
+// clusterSize is readFenceTable for a schema on a node, of which the coordinator does not know how many rows came; a schema that
+// is not sharded is on the coordinator.
+const clusterSize = `
+select case when exists (select from pg_dist_partition where logicalrelid = 'onceq.job_fences'::regclass)
+            then citus_relation_size('onceq.job_fences'::regclass) else pg_relation_size('onceq.job_fences'::regclass) end
+       / current_setting('block_size')::bigint, pg_stat_get_tuples_inserted('onceq.job_fences'::regclass)`
+
+// checkInParts reads what Check wants to know. The sequence comes last: an id that is in use was drawn before.
+func (q *Queue) checkInParts(ctx context.Context) (version int, encoding string, ahead bool, err error) {
+	const tables = `
+select version, current_setting('server_encoding'),
+       greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_history),
+                (select max(token >> ` + sqlTokenBits + `) from (select token from onceq.job_fences limit 100000) f), 0)
+  from onceq.meta`
+	const sequence = `select coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0)`
+	var used, drawn int64
+	if err = q.send(ctx, q.pool, checking, tables, nil, row(&version, &encoding, &used)); err == nil {
+		err = q.send(ctx, q.pool, checking, sequence, nil, row(&drawn))
+	}
+	return version, encoding, drawn >= used, err
+}
+
+// withClock makes the time a column of a subquery in an update of one fence: Citus then does not see it as a function.
+func withClock(statement string) string {
+	return strings.NewReplacer("statement_timestamp()", "clock.now", "\n   where f.class", "\n    from (select statement_timestamp() as now) clock\n   where f.class").Replace(statement)
+}
+
+// A timestamptz with an interval depends on the session's time zone, and so does a part of it. A timestamp does not.
+var (
+	epoch = regexp.MustCompile(`extract\(epoch from ([\w.]+)\)`)
+	zoned = regexp.MustCompile(`([\w.]+(?:\(\))?) ([+-]) ([^\n]*? \* interval '1 (?:milli|micro)second')`)
+)
+
+func immutable(statement string) string {
+	statement = epoch.ReplaceAllString(statement, "extract(epoch from timezone('UTC', $1))")
+	return zoned.ReplaceAllString(statement, "timezone('UTC', timezone('UTC', $1) $2 $3)")
+}
+
+// parts sends the parts of one statement in one transaction.
+type parts struct {
+	ctx context.Context
+	q   *Queue
+	db  DB
+	now time.Time // the database's
+}
+
+// sendInParts sends the parts.
+func (q *Queue) sendInParts(ctx context.Context, db DB, statement inParts, args []any, read func(pgx.Rows) error) error {
+	return q.told(atomically(ctx, db, asIs, func(db DB) error {
+		return statement(&parts{ctx: ctx, q: q, db: db}, args, read)
+	}))
+}
+
+func (p *parts) send(statement string, args []any, read func(pgx.Rows) error) error {
+	statement, args, err := p.q.onOneNode(p.ctx, p.db, statement, args)
+	if err != nil {
+		return err
+	}
+	return query(p.ctx, p.db, p.q.sql(statement), args, read)
+}
+
+// draw returns new ids, and sets the time.
+func (p *parts) draw(n int) (ids []int64, err error) {
+	const draw = `select statement_timestamp(), (select array_agg(nextval('onceq.ids')) from generate_series(1, $1::int))`
+	return ids, p.send(draw, []any{n}, row(&p.now, &ids))
+}
+
+// ids sends a statement that returns one column of ids.
+func (p *parts) ids(statement string, args ...any) (ids []int64, err error) {
+	return ids, p.send(statement, args, each(func(rows pgx.Rows) error {
+		var id int64
+		err := rows.Scan(&id)
+		ids = append(ids, id)
+		return err
+	}))
+}
+
+// fencesApart takes keys that have no fence, in the order of their bytes, and returns the ids of the jobs that have got theirs.
+const fencesApart = `
+insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
+select ` + sqlOfJob + `::smallint, u.scope, u.key, ` + sqlQueued + `::smallint, u.id, u.id << ` + sqlTokenBits + ` | coalesce(u.claims, 0), $1::timestamptz, u.lifetime, u.fingerprint
+  from onceq.meta, unnest($2::bigint[], $3::text[], $4::text[], $5::bigint[], $6::bytea[], $7::int[]) as u(id, scope, key, lifetime, fingerprint, claims)
+ order by u.scope collate "C", u.key collate "C"
+on conflict do nothing
+returning job_id`
+
+// fences are the keys that fencesApart and takeApart take.
+type fences struct {
+	ids, lifetimes []int64
+	scopes, keys   []string
+	marks          [][]byte
+	claims         []int32 // nil for new jobs
+}
+
+func (f *fences) add(id int64, scope, key string, lifetime int64, mark []byte) {
+	f.ids, f.lifetimes = append(f.ids, id), append(f.lifetimes, lifetime)
+	f.scopes, f.keys, f.marks = append(f.scopes, scope), append(f.keys, key), append(f.marks, mark)
+}
+
+func (f *fences) args() []any { return []any{f.ids, f.scopes, f.keys, f.lifetimes, f.marks, f.claims} }
+
+// takeApart takes fences that are no longer in force.
+const takeApart = `
+with free as materialized (
+  select u.id, u.lifetime, u.fingerprint, f.place
+    from (select * from unnest($1::bigint[], $2::text[], $3::text[], $4::bigint[], $5::bytea[]) as u(id, scope, key, lifetime, fingerprint)
+           order by u.scope collate "C", u.key collate "C") u
+   cross join lateral (
+         select f.ctid as place
+           from onceq.job_fences f
+          where f.class = ` + sqlOfJob + ` and f.scope = u.scope and f.key = u.key
+            and ` + fenceFree + `
+            and f.token >> ` + sqlTokenBits + ` < u.id and f.job_id < u.id
+            for update) f
+)
+update onceq.job_fences f
+   set job_id = n.id, token = n.id << ` + sqlTokenBits + `, state = ` + sqlQueued + `, created_at = statement_timestamp(), finished_at = null,
+       lifetime = n.lifetime, fingerprint = n.fingerprint, result = null, holder = null, leased_until = null
+  from free n
+ where f.ctid = n.place
+returning f.job_id`
+
+// jobsApart inserts jobs.
+const jobsApart = `
+insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key)
+select u.id, h.due, $1::timestamptz, h.max_attempts::smallint, h.priority::smallint, h.queue, h.kind,
+       nullif(u.payload, '')::jsonb, case when u.payload = '' then u.bytes end, nullif(h.metadata, '')::jsonb,
+       nullif(h.scope, ''), nullif(u.key, '')
+  from onceq.meta
+ cross join unnest($2::bigint[], $3::int[], $4::text[], $5::bytea[], $6::text[]) as u(id, header, payload, bytes, key)
+  join unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::int[], $12::int[], $13::timestamptz[]) with ordinality
+    as h(queue, kind, scope, metadata, priority, max_attempts, due, n) on h.n = u.header`
+
+// enqueueManyInParts sends what insertMany sends, and with taking also takes over fences that are no longer in force.
+func enqueueManyInParts(taking bool) inParts {
+	return func(p *parts, args []any, read func(pgx.Rows) error) error {
+		refs, payloads, bytes, keys := args[0].([]int32), args[1].([]string), args[2].([][]byte), args[3].([]string)
+		fingerprints, ids := args[4].([][]byte), args[5].([]int64)
+		queues, kinds, scopes, metadata := args[6].([]string), args[7].([]string), args[8].([]string), args[9].([]string)
+		ats, delays, lifetimes := args[12].([]int64), args[13].([]int64), args[14].([]int64)
+		n := len(payloads)
+		fresh, err := p.draw(n)
+		if err != nil {
+			return err
+		}
+		if ids = slices.Clone(ids); ids == nil {
+			ids = make([]int64, n)
+		}
+		slices.Sort(fresh)
+		for i := range ids {
+			if ids[i] == 0 {
+				ids[i] = fresh[i]
+			}
+		}
+		due, delayed := make([]time.Time, len(queues)), make([]bool, len(queues))
+		for h := range queues {
+			due[h] = p.due(ats[h], delays[h])
+			delayed[h] = due[h].After(p.now)
+		}
+		header := func(i int) int { // of a job
+			if refs == nil {
+				return 0
+			}
+			return int(refs[i]) - 1
+		}
+		var f fences
+		for i := range n {
+			if h := header(i); scopes[h] != "" {
+				f.add(ids[i], scopes[h], keys[i], lifetimes[h], fingerprints[i])
+			}
+		}
+		var mine []int64
+		if len(f.ids) > 0 {
+			if taking {
+				if mine, err = p.ids(takeApart, f.args()[:5]...); err != nil {
+					return err
+				}
+			}
+			absent, err := p.ids(fencesApart, append([]any{p.now}, f.args()...)...)
+			if err != nil {
+				return err
+			}
+			mine = append(mine, absent...)
+		}
+		slices.Sort(mine)
+		var j struct {
+			ids            []int64
+			headers        []int32
+			payloads, keys []string
+			bytes          [][]byte
+		}
+		for i := range n {
+			h := header(i)
+			key, raw := "", []byte(nil)
+			if scopes[h] != "" {
+				if _, ok := slices.BinarySearch(mine, ids[i]); !ok {
+					continue
+				}
+				key = keys[i]
+			}
+			if bytes != nil {
+				raw = bytes[i]
+			}
+			j.ids, j.headers, j.payloads = append(j.ids, ids[i]), append(j.headers, int32(h+1)), append(j.payloads, payloads[i])
+			j.bytes, j.keys = append(j.bytes, raw), append(j.keys, key)
+		}
+		if len(j.ids) > 0 {
+			err = p.send(jobsApart, []any{p.now, j.ids, j.headers, j.payloads, j.bytes, j.keys,
+				queues, kinds, scopes, metadata, args[10], args[11], due}, noRows)
+			if err != nil {
+				return err
+			}
+		}
+		const answer = `select $1::bigint[], $2::bool[], 0::bigint, $3::bigint[]`
+		return p.send(answer, []any{ids, delayed, j.ids}, read)
+	}
+}
+
+// due gives the time from which a job may run, from microseconds.
+func (p *parts) due(at, delay int64) time.Time {
+	due := p.now.Add(time.Duration(delay) * time.Microsecond)
+	if t := time.UnixMicro(at); at != 0 && t.After(due) {
+		due = t
+	}
+	if due.Before(p.now) {
+		return p.now
+	}
+	return due
+}
+
+// enqueueOneInParts sends what insertKeyed and insertGeneral send.
+func enqueueOneInParts(p *parts, args []any, read func(pgx.Rows) error) error {
+	args = append(slices.Clone(args), make([]any, 15-len(args))...) // insertKeyed has nine
+	at, delay, metadata, bytes := args[9], args[10], args[11], args[12]
+	if args[6] == nil {
+		return p.send(plainApart, append(args[:5:5], delay, at, bytes, metadata), read)
+	}
+	many := []any{[]int32(nil), []string{orNothing[string](args[2])}, [][]byte{orNothing[[]byte](bytes)}, []string{args[6].(string)}, [][]byte{args[8].([]byte)}, []int64(nil),
+		[]string{args[0].(string)}, []string{args[1].(string)}, []string{args[5].(string)}, []string{orNothing[string](metadata)},
+		[]int32{int32(args[4].(int))}, []int32{int32(args[3].(int))}, []int64{orNothing[int64](at)}, []int64{orNothing[int64](delay)}, []int64{args[7].(int64)}}
+	var ids, mine []int64
+	var delayed []bool
+	if err := enqueueManyInParts(true)(p, many, row(&ids, &delayed, nil, &mine)); err != nil {
+		return err
+	}
+	const answer = `select $1::bigint, $2::bool, true where $3::bool`
+	return p.send(answer, []any{ids[0], delayed[0], len(mine) > 0}, read)
+}
+
+func orNothing[T any](v any) (t T) {
+	t, _ = v.(T)
+	return t
+}
+
+// claimApart takes an absent key outside of jobs, or of an effect.
+const claimApart = `
+insert into onceq.job_fences (class, scope, key, state, job_id, token, holder, leased_until, created_at, lifetime, fingerprint)
+select $4::smallint, $5::text, $6::text, ` + sqlClaimed + `::smallint, nullif($1::bigint, 0), $11::bigint << ` + sqlTokenBits + `, $7::bigint,
+       $8::timestamptz, $12::timestamptz, $9::bigint, $10::bytea
+  from onceq.meta
+ where $1::bigint = 0 or exists (select from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint)
+on conflict do nothing
+returning token, leased_until, created_at`
+
+func insertFenceInParts(p *parts, args []any, read func(pgx.Rows) error) error {
+	ids, err := p.draw(1)
+	if err != nil {
+		return err
+	}
+	args = append(slices.Clone(args[:10]), ids[0], p.now)
+	args[7] = p.now.Add(time.Duration(args[7].(int64)) * time.Microsecond)
+	holds := true
+	var token *int64
+	var until, since *time.Time
+	err = p.send(claimApart, args, each(func(rows pgx.Rows) error { return rows.Scan(&token, &until, &since) }))
+	if err == nil && token == nil && args[0].(int64) != 0 {
+		const guard = `select exists (select from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint)`
+		err = p.send(guard, args[:3], row(&holds))
+	}
+	if err != nil {
+		return err
+	}
+	const answer = `select $1::bool, $2::bigint, $3::timestamptz, $4::timestamptz, null::bigint` // a new claim is named by its time
+	return p.send(answer, []any{holds, token, until, since}, read)
+}
+
+// takeFenceDrawn is takeFence with a drawn id.
+var takeFenceDrawn = strings.Replace(takeFence, "nextval('onceq.ids')", "$15::bigint", 1)
+
+func takeFenceInParts(p *parts, args []any, read func(pgx.Rows) error) error {
+	ids, err := p.draw(1)
+	if err != nil {
+		return err
+	}
+	return p.send(takeFenceDrawn, append(slices.Clone(args), ids[0]), read)
+}
+
+// A job that is kept is completed in three parts, none of which needs an answer: in a handler's transaction, or in the
+// caller's batch, they are sent one behind the other. The first one checks the guard and leaves the time in the job's row, for
+// the second one to read.
+const (
+	stampApart = `
+with stamped as (
+  update onceq.jobs set leased_until = statement_timestamp() where ` + heldByOne + `
+  returning id
+)
+select case when not exists (select from stamped) then onceq.lease_lost($1::bigint) end`
+
+	keepApart = `
+insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
+       priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
+select id, run_at, created_at, leased_until,
+       case when $5::bigint > 0 then timezone('UTC', timezone('UTC', leased_until) + $5::bigint * interval '1 millisecond') end,
+       claims, lost, attempts, max_attempts, priority, ` + sqlJobCompleted + `::smallint, queue, kind, scope, key,
+       payload, payload_bytes, metadata, identity, nullif($4::text, '')::jsonb, errors
+  from onceq.jobs where ` + heldByOne + olderRecord
+)
+
+// keptParts are the parts of completeOneKept, with its arguments, before completeOne.
+func keptParts(args []any) []part {
+	id, claims, holder, result, keep := args[0], args[1], args[2], args[4], args[5]
+	return []part{{stampApart, []any{id, claims, holder}}, {keepApart, []any{id, claims, holder, result, keep}}}
+}
+
+// endTx returns what is sent in place of a statement at the end of a handler's transaction, one behind the other.
+func (q *Queue) endTx(ctx context.Context, tx *lazytx.Tx, end part) (parts []part, last part, err error) {
+	args := end.args
+	switch end.statement {
+	case completeOneKept:
+		return keptParts(args), part{completeOne, args[:5]}, nil
+	case endJobs: // all are completed
+		ids, claims, holders, results, keeps := args[0].([]int64), args[1].([]int32), args[2].([]int64), args[4].([]string), args[7].([]int64)
+		for i := range ids {
+			if keeps[i] != 0 {
+				parts = append(parts, keptParts([]any{ids[i], claims[i], holders[i], nil, results[i], keeps[i]})...)
+			}
+		}
+		return parts, part{completeJobs, []any{ids, claims, holders, results, args[8]}}, nil
+	}
+	last.statement, last.args, err = q.onOneNode(ctx, tx.Handle(), end.statement, args)
+	return nil, last, err
+}
+
+type part struct {
+	statement string
+	args      []any
+}
+
+func completeKeptInParts(p *parts, args []any, read func(pgx.Rows) error) error {
+	for _, s := range keptParts(args) {
+		if err := p.send(s.statement, s.args, noRows); err != nil {
+			return err
+		}
+	}
+	return p.send(completeOne, args[:5], read)
+}
+
+// historyApart writes the history of jobs that end, and returns their ids.
+const historyApart = `
+insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
+       priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
+select j.id, j.run_at, j.created_at, $1::timestamptz, u.keep_until,
+       j.claims, j.lost, (j.attempts + u.spent)::smallint, j.max_attempts, j.priority, u.state, j.queue, j.kind, j.scope, j.key,
+       j.payload, j.payload_bytes, j.metadata, j.identity, nullif(u.result, '')::jsonb,
+       case when u.error = '' then j.errors else
+         case when jsonb_array_length(j.errors) >= 10 then j.errors - 0 else coalesce(j.errors, '[]') end || u.error::jsonb end
+  from onceq.jobs j
+  join unnest($2::bigint[], $3::smallint[], $4::text[], $5::text[], $6::int[], $7::timestamptz[])
+    as u(id, state, result, error, spent, keep_until) on u.id = j.id
+` + olderRecord
+
+// goneApart is endJobs without the history. Citus breaks a "case x when y".
+var goneApart = strings.NewReplacer("case g.state when ", "case when g.state = ", " when "+sqlJobDead+" then ", " when g.state = "+sqlJobDead+" then ",
+	" when "+sqlJobCancelled+" then ", " when g.state = "+sqlJobCancelled+" then ").Replace(endJobs[:strings.Index(endJobs, "),\nhistory as (")]) + `)
+select case when $9::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       (select array_agg(` + tokenOfRow + `) from gone)`
+
+func endInParts(p *parts, args []any, read func(pgx.Rows) error) error {
+	const lock = `
+with u as materialized (
+  select * from unnest($1::bigint[], $2::int[], $3::bigint[]) with ordinality as u(id, claims, holder, n)
+)
+select u.n, j.attempts, statement_timestamp()
+  from u cross join lateral (
+       select attempts from onceq.jobs
+        where id = u.id and claims = u.claims and holder = u.holder
+          for update) j`
+	ids, states, results, errs := args[0].([]int64), args[3].([]int16), args[4].([]string), args[5].([]string)
+	spents, keeps := args[6].([]int32), args[7].([]int64)
+	h := history{p: p}
+	err := p.send(lock, args[:3], each(func(rows pgx.Rows) error {
+		var n, attempts int
+		if err := rows.Scan(&n, &attempts, &p.now); err != nil {
+			return err
+		}
+		n--
+		return h.add(ids[n], states[n], results[n], errs[n], spents[n], keeps[n], attempts)
+	}))
+	if err == nil {
+		err = h.write()
+	}
+	if err != nil {
+		return err
+	}
+	var done []int64
+	if err := p.send(goneApart, args, row(nil, &done)); err != nil {
+		return err
+	}
+	const answer = `select null, $1::bigint[], null`
+	return p.send(answer, []any{done}, read)
+}
+
+// history is what is written into job_history.
+type history struct {
+	p             *parts
+	ids           []int64
+	states        []int16
+	results, errs []string
+	spents        []int32
+	until         []*time.Time
+}
+
+// add adds a job whose row is locked; keep is in milliseconds.
+func (h *history) add(id int64, state int16, result, err string, spent int32, keep int64, attempts int) error {
+	if keep == 0 {
+		return nil
+	}
+	if err != "" {
+		raw, bad := json.Marshal(map[string]any{"at": h.p.now.Format(time.RFC3339Nano), "attempt": attempts + 1, "error": err})
+		if bad != nil {
+			return bad
+		}
+		err = string(raw)
+	}
+	var until *time.Time
+	if keep > 0 {
+		t := h.p.now.Add(time.Duration(keep) * time.Millisecond)
+		until = &t
+	}
+	h.ids, h.states, h.results = append(h.ids, id), append(h.states, state), append(h.results, result)
+	h.errs, h.spents, h.until = append(h.errs, err), append(h.spents, spent), append(h.until, until)
+	return nil
+}
+
+// write raises an error if a job cannot be written because of another one that waits for a person.
+func (h *history) write() error {
+	if len(h.ids) == 0 {
+		return nil
+	}
+	written, err := h.p.ids(historyApart, h.p.now, h.ids, h.states, h.results, h.errs, h.spents, h.until)
+	if err != nil || len(written) == len(h.ids) {
+		return err
+	}
+	for i, id := range h.ids {
+		if State(h.states[i]) != StateCompleted && !slices.Contains(written, id) {
+			return h.p.send(`select onceq.id_taken($1::bigint)`, []any{id}, row(nil))
+		}
+	}
+	return nil
+}
+
+// cancelledApart is cancelJobs without the history, for rows that are locked.
+const cancelledApart = `
+with gone as (
+  delete from onceq.jobs where id = any ($1::bigint[])
+  returning id, claims, queue, kind, scope, key
+),
+fence as (
+  update onceq.job_fences f
+     set state = ` + sqlCancelled + `, token = greatest(f.token, ` + tokenOfGone + `), finished_at = statement_timestamp()
+    from gone g
+   where ` + fenceOfGone + `
+),
+request as (
+  delete from onceq.job_cancels x using gone g where x.job_id = g.id
+)
+select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')), null
+  from gone`
+
+func cancelInParts(p *parts, args []any, read func(pgx.Rows) error) error {
+	const lock = `
+select id, statement_timestamp() from onceq.jobs
+ where id = any ($1::bigint[]) and (leased_until is null or leased_until <= statement_timestamp())
+ order by id
+   for update skip locked`
+	h := history{p: p}
+	err := p.send(lock, args[:1], each(func(rows pgx.Rows) error {
+		var id int64
+		if err := rows.Scan(&id, &p.now); err != nil {
+			return err
+		}
+		return h.add(id, int16(StateCancelled), "", "", 0, args[1].(int64), 0)
+	}))
+	if err == nil {
+		err = h.write()
+	}
+	if err != nil {
+		return err
+	}
+	return p.send(cancelledApart, []any{h.ids}, read)
+}
+
+func requestInParts(p *parts, args []any, read func(pgx.Rows) error) error {
+	const note = `
+insert into onceq.job_cancels (job_id, requested_at)
+select id, greatest($2::timestamptz, created_at) from onceq.jobs where id = any ($1::bigint[]) order by id
+on conflict (job_id) do update set requested_at = excluded.requested_at
+returning job_id`
+	if _, err := p.draw(0); err != nil {
+		return err
+	}
+	noted, err := p.ids(note, args[0], p.now)
+	if err != nil {
+		return err
+	}
+	return p.send(`select $1::bigint`, []any{len(noted)}, read)
+}
+
+// redriveFences gives jobs their fences back: those that are still theirs, and after that those that are absent.
+var (
+	redriveTheirs = redriveJobs[:strings.Index(redriveJobs, "absent as (")] + `given as (select $3::bigint)
+select (select array_agg(id) from asked), (select array_agg(id) from h), (select array_agg(job_id) from mine),
+       (select array_agg(id) from h where key is null)`
+
+	redriveAbsent = `
+select id, scope, key, kind, claims from onceq.job_history where id = any ($1::bigint[]) order by scope, key, id desc`
+
+	redriveBack = `
+insert into onceq.jobs (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
+                        payload, payload_bytes, metadata, errors, identity)
+select id, $2::timestamptz, created_at, claims, max_attempts, priority, queue, kind, scope, key,
+       payload, payload_bytes, metadata, errors, identity
+  from onceq.job_history
+ where id = any ($1::bigint[])`
+
+	redriveGone = `
+with gone as (
+  delete from onceq.job_history where id = any ($1::bigint[])
+  returning id
+),
+request as (
+  delete from onceq.job_cancels x using gone g where x.job_id = g.id
+)
+select count(*) from gone`
+)
+
+func redriveInParts(p *parts, args []any, read func(pgx.Rows) error) error {
+	if _, err := p.draw(0); err != nil {
+		return err
+	}
+	var asked, free, back, unkeyed []int64
+	if err := p.send(redriveTheirs, args, row(&asked, &free, &back, &unkeyed)); err != nil {
+		return err
+	}
+	back = append(back, unkeyed...)
+	without := func(ids, these []int64) []int64 {
+		return slices.DeleteFunc(slices.Clone(ids), func(id int64) bool { return slices.Contains(these, id) })
+	}
+	if rest := without(free, back); len(rest) > 0 {
+		var f fences
+		err := p.send(redriveAbsent, []any{rest}, each(func(rows pgx.Rows) error {
+			var id int64
+			var scope, key, kind string
+			var claims int32
+			err := rows.Scan(&id, &scope, &key, &kind, &claims)
+			mark := []byte{1, 0}
+			if kind != scope {
+				mark = append(mark, kind...)
+			}
+			f.add(id, scope, key, args[2].(int64), mark)
+			f.claims = append(f.claims, claims)
+			return err
+		}))
+		if err != nil {
+			return err
+		}
+		absent, err := p.ids(fencesApart, append([]any{p.now}, f.args()...)...)
+		if err != nil {
+			return err
+		}
+		back = append(back, absent...)
+	}
+	if len(back) > 0 {
+		for _, s := range []part{{redriveBack, []any{back, p.now}}, {redriveGone, []any{back}}} {
+			if err := p.send(s.statement, s.args, noRows); err != nil {
+				return err
+			}
+		}
+	}
+	const answer = `select $1::bigint[], $2::bigint[], $3::bigint[]`
+	return p.send(answer, []any{back, without(free, back), without(asked, free)}, read)
+}
+
+// What EnqueueInBatch sends. No part waits for an answer: the id is in a setting of the transaction, and the fence says by a
+// random holder that it was taken just now.
+const (
+	drawApart = `select set_config('onceq_drawn.id', nextval('onceq.ids')::text, true)`
+
+	plainApart = `
+insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata)
+values (nextval('onceq.ids'),
+        greatest(statement_timestamp(), statement_timestamp() + $6::bigint * interval '1 microsecond',
+                 timestamptz 'epoch' + $7::bigint * interval '1 microsecond'),
+        statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $8::bytea, $9::text::jsonb)
+returning id, run_at > created_at, true`
+
+	fenceApart = `
+insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint, holder)
+values (` + sqlOfJob + `, $1::text, $2::text, ` + sqlQueued + `, current_setting('onceq_drawn.id')::bigint, current_setting('onceq_drawn.id')::bigint << ` + sqlTokenBits + `,
+        statement_timestamp(), $3::bigint, $4::bytea, $5::bigint)
+on conflict do nothing`
+
+	retakeApart = `
+update onceq.job_fences f
+   set job_id = current_setting('onceq_drawn.id')::bigint, token = current_setting('onceq_drawn.id')::bigint << ` + sqlTokenBits + `,
+       state = ` + sqlQueued + `, created_at = statement_timestamp(), finished_at = null,
+       lifetime = $3::bigint, fingerprint = $4::bytea, result = null, holder = $5::bigint, leased_until = null
+ where f.class = ` + sqlOfJob + ` and f.scope = $1::text and f.key = $2::text and ` + fenceFree + `
+   and f.token >> ` + sqlTokenBits + ` < current_setting('onceq_drawn.id')::bigint and f.job_id < current_setting('onceq_drawn.id')::bigint`
+
+	jobApart = `
+insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key)
+select f.job_id,
+       greatest(f.created_at, timezone('UTC', timezone('UTC', f.created_at) + $6::bigint * interval '1 microsecond'),
+                timezone('UTC', timestamp 'epoch' + $7::bigint * interval '1 microsecond')),
+       f.created_at, $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $8::bytea, $9::text::jsonb, f.scope, f.key
+  from onceq.job_fences f
+ where f.class = ` + sqlOfJob + ` and f.scope = $10::text and f.key = $11::text and f.holder = $12::bigint
+returning id, run_at > created_at, true`
+)
+
+// queueParts adds to the caller's batch what comes before its last statement, which it returns. As long as it is not known
+// whether the server has Citus, the batch asks that too: the parts work on every server.
+func (q *Queue) queueParts(batch *pgx.Batch, e *encoded) (last string, args []any) {
+	if q.citus.Load() == citusUnknown {
+		batch.Queue(askCitus).QueryRow(func(row pgx.Row) error {
+			var is bool
+			err := row.Scan(&is)
+			if err == nil {
+				q.learn(is)
+			}
+			return err
+		})
+	}
+	h := e.header
+	var payload, delay, at, metadata any
+	if e.bytes == nil {
+		payload = e.json
+	}
+	if h.delay != 0 {
+		delay = h.delay.Microseconds()
+	}
+	if !h.at.IsZero() {
+		at = h.at.UnixMicro()
+	}
+	if h.metadata != "" {
+		metadata = h.metadata
+	}
+	job := []any{h.queue, h.kind, payload, h.maxAttempts, h.priority, delay, at, e.bytes, metadata}
+	if e.key == "" {
+		return plainApart, job
+	}
+	holder := rand.Int64()
+	fence := []any{h.scope, e.key, h.lifetime, e.fingerprint, holder}
+	batch.Queue(q.sql(drawApart))
+	batch.Queue(q.sql(immutable(retakeApart)), fence...)
+	batch.Queue(q.sql(fenceApart), fence...)
+	return jobApart, append(job, h.scope, e.key, holder)
+}
+
+// In a handler's transaction the coordinator knows the transaction's id and ends the connection of a client that freezes; the
+// node knows neither that client nor the id. On a plain server the same two are columns of lockJob and lockJobs.
+const openApart = `select ` + limitIdling + `, null, pg_current_xact_id()::text`
+
+// statusApart is the coordinator's part of what Status asks: see newHandlerTx.
+const statusApart = `select coalesce(pg_xact_status($1::text::xid8), '')`

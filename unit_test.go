@@ -1,0 +1,666 @@
+package onceq
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"go/ast"
+	"go/constant"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq/internal/jsonb"
+)
+
+var cursorNoon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+func cursorAt(us int) time.Time { return cursorNoon.Add(time.Duration(us) * time.Microsecond) }
+
+// tellMany tells a cursor of claimed jobs of one priority, due a microsecond apart: a thousand in each claim, and each
+// claim got as many as it asked for.
+func tellMany(c *cursor, priority Priority, from, to, now int) {
+	for ; from < to; from += 1000 {
+		var leases []*Lease
+		for n := from; n < min(to, from+1000); n++ {
+			leases = append(leases, &Lease{ID: int64(n), Priority: priority, RunAt: cursorAt(n)})
+		}
+		tell(c, len(leases), now, leases...)
+	}
+}
+
+func tell(c *cursor, limit, now int, leases ...*Lease) {
+	from := make([]position, 0, len(c.places))
+	for _, p := range c.places {
+		from = append(from, p.position)
+	}
+	c.claimed(&claim{from: from, limit: limit, now: cursorAt(now)}, leases, lookOnward, time.Time{}, time.Time{})
+}
+
+func TestTrap_ALookGoesBackOverTheRecentJobsAndNowAndThenOverTheWholeOverlap(t *testing.T) {
+	t.Parallel()
+	start := func(c *cursor, priority Priority, how look) position {
+		from := c.from(how)
+		require.Equal(t, priority, from[priority-PriorityHigh].priority)
+		return from[priority-PriorityHigh]
+	}
+	const window = 8 * recentStep
+
+	c := newCursor()
+	tellMany(&c, PriorityNormal, 1, window-recentStep, 2*window)
+	require.Equal(t, position{PriorityNormal, cursorAt(window - recentStep - 1), window - recentStep - 1}, start(&c, PriorityNormal, lookOnward))
+	require.Equal(t, position{PriorityNormal, cursorAt(window - recentStep - 1).Add(-overlap), 0}, start(&c, PriorityNormal, lookRecent), "there were few")
+
+	tellMany(&c, PriorityNormal, window-recentStep, 10*window, 20*window)
+	for _, how := range []look{lookRecent, lookOnward} { // a priority that is caught up always looks
+		c.place(PriorityNormal).caughtUp = how == lookOnward
+		narrow := start(&c, PriorityNormal, how)
+		require.Zero(t, narrow.id, "not within one time")
+		require.False(t, narrow.runAt.After(cursorAt(9*window+recentStep)), narrow)
+		require.False(t, narrow.runAt.Before(cursorAt(9*window-recentStep)), narrow)
+	}
+	require.Equal(t, position{PriorityNormal, cursorAt(10*window - 1).Add(-overlap), 0}, start(&c, PriorityNormal, lookWhole))
+	require.Equal(t, position{PriorityHigh, cursorAt(20 * window).Add(-overlap), 0}, start(&c, PriorityHigh, lookRecent), "another priority, empty")
+
+	// Among other jobs, late ones arrive. The next look begins no later than with the first of them, until they are long
+	// past.
+	for n := range 100 {
+		tellMany(&c, PriorityNormal, 10*window+n*20, 10*window+n*20+20, 20*window)
+		tell(&c, 1, 20*window, &Lease{ID: 1, Priority: PriorityNormal, RunAt: cursorAt(n)})
+	}
+	require.Equal(t, cursorAt(0), start(&c, PriorityNormal, lookRecent).runAt)
+	tellMany(&c, PriorityNormal, 11*window, 12*window, 20*window)
+	require.True(t, start(&c, PriorityNormal, lookRecent).runAt.After(cursorAt(9*window)))
+
+	// The clock was set back by more than a second: what was claimed does not say where the next jobs are.
+	now := -2_000_000
+	tell(&c, 1, now)
+	require.Equal(t, position{PriorityNormal, cursorAt(now).Add(-overlap), 0}, start(&c, PriorityNormal, lookRecent))
+
+	// These jobs are due at the earliest time there is.
+	c = newCursor()
+	c.places[0].position = position{PriorityHigh, beginning.Add(time.Second), 1}
+	require.Equal(t, position{PriorityHigh, beginning, 0}, start(&c, PriorityHigh, lookRecent))
+}
+
+func TestCursor_MovesBehindWhatWasClaimedOrToTheClockAtTheEndOfAPriority(t *testing.T) {
+	t.Parallel()
+	c := newCursor()
+	high := &Lease{ID: 7, Priority: PriorityHigh, RunAt: cursorAt(100)}
+	normal := &Lease{ID: 9, Priority: PriorityNormal, RunAt: cursorAt(50)}
+
+	// The claim got as many as it asked for, and the last one has normal priority. So high came to its end, and low was not
+	// looked at.
+	tell(&c, 2, 1000, high, normal)
+	require.True(t, c.full)
+	require.Equal(t, position{PriorityHigh, cursorAt(1000), 0}, c.place(PriorityHigh).position)
+	require.True(t, c.place(PriorityHigh).caughtUp)
+	require.Equal(t, position{PriorityNormal, cursorAt(50), 9}, c.place(PriorityNormal).position)
+	require.False(t, c.place(PriorityNormal).caughtUp)
+	require.Equal(t, position{PriorityLow, beginning, 0}, c.place(PriorityLow).position)
+
+	// The claim got fewer: all priorities came to their ends.
+	tell(&c, 2, 2000, &Lease{ID: 10, Priority: PriorityNormal, RunAt: cursorAt(50)})
+	require.False(t, c.full)
+	for _, p := range c.places {
+		require.True(t, p.caughtUp)
+		require.Equal(t, cursorAt(2000), p.runAt)
+	}
+
+	// A job from the overlap does not move the position back. A clock that is a little behind does not either.
+	tell(&c, 2, 1500, &Lease{ID: 3, Priority: PriorityLow, RunAt: cursorAt(20)})
+	require.Equal(t, position{PriorityLow, cursorAt(2000), 0}, c.place(PriorityLow).position)
+
+	// A rescan brings a job forward to the position. The next claim begins with the first id of the position's time,
+	// whether it looks back or not.
+	tell(&c, 1, 3000, &Lease{ID: 12, Priority: PriorityHigh, RunAt: cursorAt(3000)})
+	require.Equal(t, position{PriorityHigh, cursorAt(3000), 12}, c.from(lookOnward)[0])
+	c.broughtForward(PriorityHigh)
+	require.Equal(t, position{PriorityHigh, cursorAt(3000), 0}, c.from(lookOnward)[0])
+
+	c.restart()
+	require.Equal(t, fromStart(), c.from(lookOnward))
+}
+
+func TestCursor_WhenAClaimLooksBack(t *testing.T) {
+	t.Parallel()
+	c, now := newCursor(), cursorNoon
+	ends := func(how look, took time.Duration, full bool) {
+		limit := 1
+		if full {
+			limit = 0 // the claim got as many as it asked for
+		}
+		c.claimed(&claim{from: fromStart(), limit: limit, now: now}, nil, how, now, now.Add(took))
+		now = now.Add(took)
+	}
+	_, how := c.begin(now)
+	require.Equal(t, lookWhole, how, "the first one")
+	ends(how, 40*time.Millisecond, false)
+	_, how = c.begin(now)
+	require.Equal(t, lookRecent, how, "keeping up, and the whole overlap was just looked at")
+	ends(how, 10*time.Millisecond, true)
+
+	// With a backlog, the interval is 50 times what a look takes.
+	now = now.Add(499 * time.Millisecond)
+	_, how = c.begin(now)
+	require.Equal(t, lookOnward, how)
+	now = now.Add(2 * time.Millisecond)
+	_, how = c.begin(now)
+	require.Equal(t, lookRecent, how)
+	now = now.Add(2 * time.Second) // 50 times 40 ms
+	_, how = c.begin(now)
+	require.Equal(t, lookWhole, how)
+	c.rescanned = pass{ended: now}
+	_, how = c.begin(now)
+	require.Equal(t, lookRecent, how, "a rescan saw it all")
+
+	// Every eighth claim begins with the lowest priority.
+	var lowest []int
+	for n := range 16 {
+		if from, _ := c.begin(now); from[0].priority == PriorityLow {
+			lowest = append(lowest, n)
+		}
+	}
+	require.Len(t, lowest, 2)
+	require.Equal(t, lowestEvery, lowest[1]-lowest[0])
+
+	require.Equal(t, rescanEvery, c.rescanInterval())
+	c.rescanned.took = time.Second
+	require.Equal(t, 20*time.Second, c.rescanInterval())
+}
+
+// What the jobs of a call share is checked once, and what is made for them shares memory. Each job must come out as if it
+// were alone.
+func TestEncodeMany_EachJobComesOutAsIfItWereAlone(t *testing.T) {
+	t.Parallel()
+	base := Job{Kind: "k", Payload: map[string]int{"n": 1}}
+	keyed := base
+	keyed.Key = "a"
+	changes := []func(*Job){
+		func(*Job) {},
+		func(j *Job) { j.Kind = "other" },
+		func(j *Job) { j.Queue = "q" },
+		func(j *Job) { j.Window = Forever },
+		func(j *Job) { j.RunAt = time.Unix(1, 0) },
+		func(j *Job) { j.Delay = time.Second },
+		func(j *Job) { j.Priority = PriorityLow },
+		func(j *Job) { j.MaxAttempts = 3 },
+		func(j *Job) { j.Metadata = map[string]string{"a": "b"} },
+		func(j *Job) { j.Metadata = map[string]string{"a": "c"} },
+		func(j *Job) { j.Payload = []byte("bytes") },
+		func(j *Job) { j.Payload = json.RawMessage(" { \"b\" : 1.0, \"a\": [1e2, 2] }\n") },
+		func(j *Job) { j.Payload = json.RawMessage(nil) },
+		func(j *Job) { j.Payload = strings.Repeat("long", 20_000) },
+		func(j *Job) { j.Payload = "<&>\n" },
+		func(j *Job) { j.Fields = []string{"n"} },
+		func(j *Job) { j.IgnorePayload = true },
+		func(j *Job) { j.keyed = true; j.Key = "b" },
+	}
+	var jobs []Job
+	for _, from := range []Job{base, keyed} {
+		for _, change := range changes {
+			for _, scope := range []string{"", "s"} {
+				j := from
+				if change(&j); j.Key != "" {
+					j.Scope = scope
+					j.Key = fmt.Sprint(j.Key, 1000-len(jobs)) // not in order
+				}
+				jobs = append(jobs, j, j)
+				if j.Key != "" {
+					jobs[len(jobs)-1].Key += "again"
+				}
+			}
+		}
+	}
+	all, sorted, withKeys, err := encodeMany(jobs)
+	require.NoError(t, err)
+	require.True(t, withKeys)
+	for i := range jobs {
+		alone, err := jobs[i].encode()
+		require.NoError(t, err)
+		require.Equal(t, alone, all[i], "%d: %+v", i, jobs[i])
+	}
+	require.Len(t, sorted, len(jobs))
+	for k := range sorted[1:] {
+		a, b := all[sorted[k]], all[sorted[k+1]]
+		require.LessOrEqual(t, a.header.scope, b.header.scope)
+		if a.header.scope == b.header.scope && b.key != "" {
+			require.Less(t, a.key, b.key)
+		}
+	}
+
+	jobs = append(jobs, keyed, keyed)
+	_, _, _, err = encodeMany(jobs)
+	var bad *InvalidError
+	require.ErrorAs(t, err, &bad)
+	require.Equal(t, fmt.Sprintf("jobs[%d].Key", len(jobs)-1), bad.Field)
+	require.ErrorContains(t, err, fmt.Sprintf("jobs[%d]", len(jobs)-2))
+}
+
+var update = flag.Bool("update", false, "write docs/statements.sql anew")
+
+// built has the statements that are not constants, each under the name of what builds it.
+var built = map[string]string{
+	"retryJobs":               retryJobs,
+	"redriveJobs":             redriveJobs,
+	"takeFence":               takeFence,
+	"discardJobs":             discardJobs,
+	"resolveEffects":          resolveEffects,
+	"readEffects":             readEffects,
+	"reapOrphans":             reapOrphans,
+	"reapHistory":             reapHistory,
+	"checkTx":                 checkTx,
+	"inTx completeOne":        inTx[completeOne],
+	"inTx completeOneKept":    inTx[completeOneKept],
+	"inTx completeOneUnkeyed": inTx[completeOneUnkeyed],
+	"statement":               statementOf(&Filter{Limit: 1}),
+	"statement of all":        statementOf(&Filter{Limit: 1, Queue: "q", Kind: "k", Scope: "s"}),
+	"statement of states":     statementOf(&Filter{Limit: 1, States: []State{StateWaiting, StateDead}}),
+	"listenOnce":              "listen …",
+	"ids":                     "select id from (…) page order by id desc", // built by Filter.statement
+	"committed":               "rollback; select pg_xact_status('…')",
+	"share":                   "set local idle_in_transaction_session_timeout to …",
+}
+
+func statementOf(f *Filter) string {
+	s, _ := f.statement()
+	return s
+}
+
+// Every statement that this package sends stands whole in docs/statements.sql, as Postgres gets it. A changed statement
+// shows there. A statement that runs for every job changes only together with a measurement.
+//
+//	go test -run TestStatements . -update
+func TestStatements(t *testing.T) {
+	const file = "docs/statements.sql"
+	var b strings.Builder
+	b.WriteString("-- Every statement of this package, as Postgres gets it. Written by: go test -run TestStatements . -update\n")
+	for _, s := range statements(t) {
+		fmt.Fprintf(&b, "\n-- %s\n%s;\n", s.name, strings.TrimSpace(s.text))
+	}
+	if *update {
+		require.NoError(t, os.WriteFile(file, []byte(b.String()), 0o600))
+	}
+	want, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, string(want), b.String())
+}
+
+type namedStatement struct{ name, text string }
+
+// begins matches how a statement begins.
+var begins = regexp.MustCompile(`^\s*(with\s|select\s|insert into\s|update\s|delete from\s|set local\s|begin\b|rollback\b|listen\s)`)
+
+// statements finds the statements in the source: strings that begin as a statement does and are not merely part of another
+// one. Statements that are not constants must be in built.
+func statements(t *testing.T) (all []namedStatement) {
+	known := maps.Clone(built)
+	for _, dir := range []string{".", "internal/lazytx"} {
+		all = append(all, statementsOf(t, dir, known)...)
+	}
+	require.Empty(t, slices.Sorted(maps.Keys(known)), "of built, nobody sends these")
+	slices.SortFunc(all, func(a, b namedStatement) int { return strings.Compare(a.name+a.text, b.name+b.text) })
+	return all
+}
+
+// statementsOf finds the statements of one package, and removes from known what it found in built.
+func statementsOf(t *testing.T, dir string, known map[string]string) (all []namedStatement) {
+	fset := token.NewFileSet()
+	names, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	require.NoError(t, err)
+	var files []*ast.File
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		f, err := parser.ParseFile(fset, name, nil, 0)
+		require.NoError(t, err)
+		files = append(files, f)
+	}
+	// Constants need no imports, so missing ones do not matter.
+	info := &types.Info{Types: map[ast.Expr]types.TypeAndValue{}, Defs: map[*ast.Ident]types.Object{}, Uses: map[*ast.Ident]types.Object{}}
+	_, _ = (&types.Config{Error: func(error) {}, Importer: noImports{}}).Check("onceq", fset, files, info)
+
+	declared := map[types.Object]namedStatement{}
+	whole := map[types.Object]bool{} // used in another way than as a part
+	for _, f := range files {
+		file := filepath.Base(fset.Position(f.Pos()).Filename)
+		var path []ast.Node
+		ast.Inspect(f, func(n ast.Node) bool {
+			if n == nil {
+				path = path[:len(path)-1]
+				return true
+			}
+			path = append(path, n)
+			e, ok := n.(ast.Expr)
+			if !ok || isPart(path) {
+				return true
+			}
+			if use, ok := e.(*ast.Ident); ok {
+				if o := info.Uses[use]; o != nil {
+					whole[o] = true
+				}
+				return true
+			}
+			text, constant := opening(info, e)
+			if !begins.MatchString(text) {
+				return true
+			}
+			name, o := nameOf(info, path)
+			switch {
+			case !constant:
+				found := false
+				for key, text := range built {
+					if key != name && !strings.HasPrefix(key, name+" ") {
+						continue
+					}
+					found = true
+					if _, first := known[key]; first {
+						all = append(all, namedStatement{file + ": " + key, text})
+						delete(known, key)
+					}
+				}
+				require.True(t, found, "%s: %s is no constant; name it in built", file, name)
+			case o != nil:
+				declared[o] = namedStatement{file + ": " + name, text}
+			default:
+				all = append(all, namedStatement{file + ": " + name, text})
+			}
+			return true
+		})
+	}
+	for o, s := range declared {
+		if whole[o] {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// isPart says whether the last node of the path is an operand of a concatenation.
+func isPart(path []ast.Node) bool {
+	for i := len(path) - 2; i >= 0; i-- {
+		switch parent := path[i].(type) {
+		case *ast.ParenExpr:
+			continue
+		case *ast.BinaryExpr:
+			return parent.Op == token.ADD
+		}
+		return false
+	}
+	return false
+}
+
+// opening returns a string constant, or the beginning of an expression that is not constant.
+func opening(info *types.Info, e ast.Expr) (text string, whole bool) {
+	if v := info.Types[e].Value; v != nil {
+		if v.Kind() != constant.String {
+			return "", false
+		}
+		return constant.StringVal(v), true
+	}
+	if sum, ok := e.(*ast.BinaryExpr); ok && sum.Op == token.ADD {
+		text, _ = opening(info, sum.X)
+	}
+	return text, false
+}
+
+// nameOf names what is at the end of the path, and returns the constant that it declares, if it declares one.
+func nameOf(info *types.Info, path []ast.Node) (name string, o types.Object) {
+	for depth, n := range path {
+		switch n := n.(type) {
+		case *ast.FuncDecl:
+			name = n.Name.Name
+		case *ast.ValueSpec:
+			for i, v := range n.Values {
+				if v == path[depth+1] {
+					if c, ok := info.Defs[n.Names[i]].(*types.Const); ok {
+						o = c
+					}
+					name = strings.TrimPrefix(name+"."+n.Names[i].Name, ".")
+				}
+			}
+		}
+	}
+	return name, o
+}
+
+type noImports struct{}
+
+func (noImports) Import(path string) (*types.Package, error) {
+	p := types.NewPackage(path, path[strings.LastIndex(path, "/")+1:])
+	p.MarkComplete()
+	return p, nil
+}
+
+// Statements that are written whole, and the migration, use the same numbers as state.go.
+func TestStates_SQLHasTheNumbersOfGo(t *testing.T) {
+	migration, err := os.ReadFile("migrations/001_onceq.sql")
+	require.NoError(t, err)
+	taken := func(scope, key, id string) string {
+		return fmt.Sprintf("select %d, %s, %s, %d, %s, %s << %d, ", classJob, scope, key, fenceQueued, id, id, tokenBits)
+	}
+	for _, c := range []struct{ where, text, want string }{
+		{"insertKeyed", insertKeyed, taken("$6::text", "$7::text", "n.id")},
+		{"insertKeyedInBatch", insertKeyedInBatch, taken("$6::text", "$7::text", "n.id")},
+		{"insertKeyedMany", insertKeyedMany, taken("(select scope from header)", "i.key", "i.id")},
+		{"take_fence", string(migration), taken("take_fence.scope", "take_fence.key", "n.id")},
+		{"take_fence", string(migration), fmt.Sprintf("token = taken << %d, state = %d,", tokenBits, fenceQueued)},
+		{"take_fence", string(migration), fmt.Sprintf("where f.class = %d and f.scope = take_fence.scope", classJob)},
+		{"take_fence", string(migration), "and " + fenceOver + " and f.lifetime >= 0"},
+		{"ids", string(migration), fmt.Sprintf("maxvalue %d;", int64(1)<<(63-tokenBits)-1)},
+		{"claimJobs", claimJobs, fmt.Sprintf("claims = least(j.claims + 1, %d)", claimsLimit)},
+		{"claimAny", claimAny, fmt.Sprintf("claims = least(j.claims + 1, %d)", claimsLimit)},
+		{"completeOne", completeOne, "where " + heldByOne},
+		{"completeOne", completeOne, fmt.Sprintf("set state = %d,", fenceCompleted)},
+		{"completeOne", completeOne, fenceOfGone},
+		{"completeOneUnkeyed", completeOneUnkeyed, "where " + heldByOne},
+		{"completeJobs", completeJobs, "where " + heldByEach},
+		{"completeJobs", completeJobs, fmt.Sprintf("set state = %d, token = %s,", fenceCompleted, tokenOfGone)},
+		{"completeJobs", completeJobs, fenceOfGone},
+		{"completeJobs", completeJobs, "array_agg(" + tokenOfRow + ")"},
+		{"jobState", jobState, fmt.Sprintf("statement_timestamp() then %d\n", StateRunning)},
+		{"jobState", jobState, fmt.Sprintf("is not null then %d\n", StateRetrying)},
+		{"jobState", jobState, fmt.Sprintf("statement_timestamp() then %d\n            else %d end", StateDelayed, StateWaiting)},
+	} {
+		require.Contains(t, c.text, c.want, c.where)
+	}
+}
+
+// Every number beside a shift or a class, in any statement, is one that state.go has.
+func TestStates_NoOtherNumbers(t *testing.T) {
+	for _, file := range []string{"docs/statements.sql", "migrations/001_onceq.sql"} {
+		raw, err := os.ReadFile(file)
+		require.NoError(t, err)
+		shifts := regexp.MustCompile(`(?:<<|>>) (\d+)`).FindAllStringSubmatch(string(raw), -1)
+		classes := regexp.MustCompile(`\bclass(?: \+ 0)? (?:=|<>) (\d+)`).FindAllStringSubmatch(string(raw), -1)
+		require.NotEmpty(t, shifts)
+		require.NotEmpty(t, classes)
+		for _, m := range shifts {
+			require.Equal(t, strconv.Itoa(tokenBits), m[1], "%s: %s", file, m[0])
+		}
+		for _, m := range classes {
+			n, err := strconv.Atoi(m[1])
+			require.NoError(t, err)
+			require.Contains(t, []Class{classJob, ClassRequest, classEffect}, Class(n), "%s: %s", file, m[0])
+		}
+	}
+	for n, s := range []string{sqlQueued, sqlClaimed, sqlUncertain, sqlCompleted, sqlDead, sqlCancelled, sqlHeld} {
+		require.Equal(t, strconv.Itoa(n), s)
+	}
+	require.Equal(t, strconv.Itoa(tokenBits), sqlTokenBits)
+}
+
+// These measure what a job costs in this process, without the database. Compare with benchstat. lab/bench measures the
+// whole.
+//
+//	go test -run - -bench . -count 10
+
+type benchPayload struct {
+	UserID int      `json:"user_id"`
+	Email  string   `json:"email"`
+	Tags   []string `json:"tags"`
+}
+
+var (
+	benchOf    = benchPayload{42, "ada@example.com", []string{"new", "trial"}}
+	benchPlain = Kind[benchPayload]{Name: "bench"}
+	benchKeyed = Kind[benchPayload]{Name: "bench", Key: func(p benchPayload) string { return fmt.Sprintf("welcome:%d", p.UserID) }}
+)
+
+// deadDB refuses every statement that it is given.
+type deadDB struct{}
+
+var errDeadDB = errors.New("no database")
+
+func (deadDB) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) {
+	return pgconn.CommandTag{}, errDeadDB
+}
+func (deadDB) Query(context.Context, string, ...any) (pgx.Rows, error) { return nil, errDeadDB }
+
+// benchQueue never connects: its pool opens connections only when somebody needs one.
+func benchQueue(b *testing.B) *Queue {
+	pool, err := pgxpool.New(b.Context(), "postgres://nobody@127.0.0.1:1/none")
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(pool.Close)
+	q, err := New(pool, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return q
+}
+
+func BenchmarkEncode(b *testing.B) {
+	for _, c := range []struct {
+		name string
+		kind Kind[benchPayload]
+	}{{"plain", benchPlain}, {"keyed", benchKeyed}} {
+		b.Run(c.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				job := c.kind.Job(benchOf)
+				if _, err := job.encode(); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkCanonical(b *testing.B) {
+	raw, err := json.Marshal(map[string]any{"z": benchOf, "a": []float64{1.5, 2e10, -3}, "text": "naïve \"quotes\"\n"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.SetBytes(int64(len(raw)))
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := jsonb.Scan(raw, true, nil); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// Everything that EnqueueMany does before it sends its statement, for 1,000 jobs.
+func BenchmarkEnqueueMany(b *testing.B) {
+	q := benchQueue(b)
+	for _, c := range []struct {
+		name string
+		kind Kind[benchPayload]
+	}{{"plain", benchPlain}, {"keyed", benchKeyed}} {
+		b.Run(c.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				jobs := make([]Job, 1000)
+				for i := range jobs {
+					p := benchOf
+					p.UserID = i
+					jobs[i] = c.kind.Job(p)
+				}
+				if _, err := q.EnqueueMany(b.Context(), deadDB{}, jobs); !errors.Is(err, errDeadDB) {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/1000, "ns/job")
+		})
+	}
+}
+
+func benchLeases(q *Queue, n int) []*Lease {
+	payload, _ := json.Marshal(benchOf)
+	leases := make([]*Lease, n)
+	for i := range leases {
+		id := int64(i + 1)
+		leases[i] = &Lease{q: q, ID: id, Token: id<<tokenBits | 1, Kind: "bench", Queue: DefaultQueue, Payload: payload, Attempt: 1, MaxAttempts: 25, claims: 1, holder: 7}
+	}
+	return leases
+}
+
+// Everything between the claim of 1,000 jobs and their outcomes: handing out, decoding, running and collecting.
+func BenchmarkDispatch(b *testing.B) {
+	q := benchQueue(b)
+	w, err := NewWorker(q, WorkerConfig{}, benchPlain.Handle(func(context.Context, *Lease, benchPayload) error { return nil }))
+	if err != nil {
+		b.Fatal(err)
+	}
+	base, cancel := context.WithCancelCause(b.Context())
+	defer cancel(nil)
+	tasks := &taskSet{q: q, base: base, all: make(map[int64]*task)}
+	out := newOutbox(q, 1, nil, w.lease, base, tasks)
+	x := &executor{q: q, handlers: w.handlers, lease: w.lease, base: base, tasks: tasks, outbox: out}
+	s := newSlots(w, DefaultQueue, w.queues[DefaultQueue])
+	for range s.count {
+		go x.work(s)
+	}
+	defer close(s.ready)
+	leases := benchLeases(q, 1000)
+	b.ReportAllocs()
+	for b.Loop() {
+		x.accept(s, leases, time.Now())
+		for left := len(leases); left > 0; {
+			batch := out.take()
+			left -= len(batch)
+			tasks.mu.Lock()
+			for _, o := range batch {
+				delete(tasks.all, o.lease.Token)
+			}
+			tasks.mu.Unlock()
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(leases)), "ns/job")
+}
+
+// Everything that writing 1,000 completions takes before the statement is sent.
+func BenchmarkFinish(b *testing.B) {
+	q := benchQueue(b)
+	leases := benchLeases(q, 1000)
+	outcomes := make([]outcome, len(leases))
+	b.ReportAllocs()
+	for b.Loop() {
+		for i, l := range leases {
+			outcomes[i] = outcome{lease: l, state: StateCompleted}
+		}
+		if _, _, err := q.finish(b.Context(), deadDB{}, outcomes); !errors.Is(err, errDeadDB) {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(leases)), "ns/job")
+}
