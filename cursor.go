@@ -243,9 +243,9 @@ const rescanRows = 2000 // in one page
 
 // rescanTurn returns a row to the one worker that may rescan a queue now.
 const rescanTurn = `
-insert into onceq.queues as q (queue, swept_at) values ($1::text, statement_timestamp())
-on conflict (queue) do update set swept_at = excluded.swept_at
- where q.swept_at <= statement_timestamp() - $2::bigint * interval '1 microsecond'
+insert into onceq.queues as q (queue, rescanned_at) values ($1::text, statement_timestamp())
+on conflict (queue) do update set rescanned_at = excluded.rescanned_at
+ where q.rescanned_at <= statement_timestamp() - $2::bigint * interval '1 microsecond'
 returning 1`
 
 // rescanPage looks at one page of a priority before a position ($5, $6), starting after ($3, $4). Jobs there that nobody

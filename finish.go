@@ -190,7 +190,8 @@ const (
 	fenceOfGone = `f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = ` + sqlOfJob + ` and f.job_id = g.id`
 )
 
-// completeOneKept is the same for a job that is kept in the history.
+// completeOneKept is the same for a job that is kept in the history. endJobs could do it too, but it joins arrays, and in a
+// caller's transaction no planner settings keep that from reading whole tables.
 const completeOneKept = `
 with gone as (
   delete from onceq.jobs where ` + heldByOne + `

@@ -388,9 +388,9 @@ select (select run_at from page where n = $8::int), coalesce((select id from pag
        (select array_agg(id) from lost), (select array_agg(lost) from lost);
 
 -- cursor.go: rescanTurn
-insert into onceq.queues as q (queue, swept_at) values ($1::text, statement_timestamp())
-on conflict (queue) do update set swept_at = excluded.swept_at
- where q.swept_at <= statement_timestamp() - $2::bigint * interval '1 microsecond'
+insert into onceq.queues as q (queue, rescanned_at) values ($1::text, statement_timestamp())
+on conflict (queue) do update set rescanned_at = excluded.rescanned_at
+ where q.rescanned_at <= statement_timestamp() - $2::bigint * interval '1 microsecond'
 returning 1;
 
 -- enqueue.go: EnqueueMany.draw

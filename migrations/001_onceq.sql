@@ -164,8 +164,8 @@ create table {{.schema}}.job_cancels (
 
 -- When each queue was last rescanned for jobs that claims have passed, so that one worker at a time does it.
 create table {{.schema}}.queues (
-  queue    text collate "C" not null primary key,
-  swept_at timestamptz not null
+  queue        text collate "C" not null primary key,
+  rescanned_at timestamptz not null
 );
 
 -- Idle workers with a confirmed listener. Enqueue notifies only if there is one. The table is unlogged because the

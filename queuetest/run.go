@@ -180,7 +180,7 @@ cancels as (
   update onceq.job_cancels set requested_at = requested_at` + by + `
 ),
 queues as (
-  update onceq.queues set swept_at = swept_at` + by + `
+  update onceq.queues set rescanned_at = rescanned_at` + by + `
 )
 update onceq.waiters set idle_until = idle_until` + by
 	// The ticks in two steps, because one may move to where another one still is.

@@ -431,7 +431,7 @@ func (*trapTracer) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.Trace
 func (tr *trapTracer) TraceBatchQuery(_ context.Context, _ *pgx.Conn, d pgx.TraceBatchQueryData) {
 	switch {
 	case d.Err != nil:
-	case strings.Contains(d.SQL, ".queues as q (queue, swept_at)"):
+	case strings.Contains(d.SQL, ".queues as q (queue, rescanned_at)"):
 		tr.turns.Add(d.CommandTag.RowsAffected())
 	case strings.Contains(d.SQL, "with page as"):
 		tr.pages.Add(1)
