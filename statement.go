@@ -172,7 +172,7 @@ func opener(ctx context.Context, db DB) (txBeginner, error) {
 
 // send sends a statement of this package to db, in one of the ways above, and calls read with its rows.
 func (q *Queue) send(ctx context.Context, db DB, by way, statement string, args []any, read func(pgx.Rows) error) error {
-	if q.citus.Load() != citusNo {
+	if db != nil && q.citus.Load() != citusNo {
 		if parts := apart(statement); parts != nil {
 			if citus, err := q.onCitus(ctx, db); err != nil {
 				return q.told(err)

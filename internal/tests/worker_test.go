@@ -453,22 +453,23 @@ func TestHandleTx_ConflictsOfOthersSpendAnAttempt(t *testing.T) {
 		handler func(context.Context, pgx.Tx) error
 		state   onceq.State
 		spent   int
+		again   bool // the handler runs again at once, as after any conflict of its own transaction
 	}{
-		"elsewhere": {func(context.Context, pgx.Tx) error { return elsewhere }, onceq.StateRetrying, 1},
+		"elsewhere": {func(context.Context, pgx.Tx) error { return elsewhere }, onceq.StateRetrying, 1, false},
 		"elsewhere, after statements here": {func(ctx context.Context, tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `select $1::int`, 1)
 			return errors.Join(err, elsewhere)
-		}, onceq.StateRetrying, 1},
+		}, onceq.StateRetrying, 1, false},
 		"elsewhere, with another error here": {func(ctx context.Context, tx pgx.Tx) error {
 			return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
 				_, err := tx.Conn().Exec(ctx, `select 1/0`)
 				return errors.Join(err, elsewhere)
 			})
-		}, onceq.StateRetrying, 1},
-		"elsewhere, inside of Fatal": {func(context.Context, pgx.Tx) error { return onceq.Fatal(elsewhere) }, onceq.StateDead, 1},
-		"inside of Fatal":            {func(ctx context.Context, tx pgx.Tx) error { return onceq.Fatal(own(ctx, tx)) }, onceq.StateDead, 1},
-		"inside of RetryAfter":       {func(ctx context.Context, tx pgx.Tx) error { return onceq.RetryAfter(time.Hour, own(ctx, tx)) }, onceq.StateRetrying, 1},
-		"and a snooze":               {func(ctx context.Context, tx pgx.Tx) error { return errors.Join(own(ctx, tx), onceq.Snooze(time.Hour)) }, onceq.StateDelayed, 0},
+		}, onceq.StateRetrying, 1, false},
+		"elsewhere, inside of Fatal": {func(context.Context, pgx.Tx) error { return onceq.Fatal(elsewhere) }, onceq.StateDead, 1, false},
+		"inside of Fatal":            {func(ctx context.Context, tx pgx.Tx) error { return onceq.Fatal(own(ctx, tx)) }, onceq.StateDead, 1, false},
+		"inside of RetryAfter":       {func(ctx context.Context, tx pgx.Tx) error { return onceq.RetryAfter(time.Hour, own(ctx, tx)) }, onceq.StateRetrying, 1, false},
+		"and a snooze":               {func(ctx context.Context, tx pgx.Tx) error { return errors.Join(own(ctx, tx), onceq.Snooze(time.Hour)) }, onceq.StateRetrying, 1, true},
 	} {
 		id := add(t, db, onceq.Job{})
 		runs := 0
@@ -477,7 +478,7 @@ func TestHandleTx_ConflictsOfOthersSpendAnAttempt(t *testing.T) {
 			return c.handler(ctx, tx)
 		}))
 		require.Equal(t, c.state, ran.State, "%s: %v", name, ran.Err)
-		require.Equal(t, 1, runs, name)
+		require.Equal(t, c.again, runs > 1, "%s: %d runs", name, runs)
 		require.Equal(t, c.spent, sqlOne[int](t, db, `select coalesce((select attempts from onceq.jobs where id = $1), (select attempts from onceq.job_history where id = $1))`, id), name)
 		sqlRun(t, db, `delete from onceq.jobs`)
 	}
