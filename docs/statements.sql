@@ -1,5 +1,83 @@
 -- Every statement of this package, as Postgres gets it. Written by: go test -run TestStatements . -update
 
+-- cancel.go: Retry.hurry
+with free as materialized (
+  select id from onceq.jobs
+   where id = $1::bigint and run_at > statement_timestamp()
+     and (leased_until is null or leased_until <= statement_timestamp())
+     for update skip locked
+),
+hurried as (
+  update onceq.jobs j set run_at = statement_timestamp() from free where j.id = any (array[free.id])
+)
+select 1;
+
+-- cancel.go: cancelJobs
+with free as materialized (
+  select id from onceq.jobs
+   where id = any ($1::bigint[]) and (leased_until is null or leased_until <= statement_timestamp())
+   order by id
+     for update skip locked
+),
+gone as (
+  delete from onceq.jobs j using free where j.id = any (array[free.id])
+  returning j.*, 7::smallint as state, ''::text as result, ''::text as error, 0 as spent, $2::bigint as keep
+),
+fence as (
+  update onceq.job_fences f
+     set state = 5, token = greatest(f.token, g.id << 20 | g.claims), finished_at = statement_timestamp()
+    from gone g
+   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+),
+history as (
+  insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
+         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
+  select id, run_at, created_at, statement_timestamp(),
+         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
+         claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
+         payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
+         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
+    from gone where keep <> 0
+      on conflict (id) do update
+     set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
+       = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
+             excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
+             excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
+             excluded.result, excluded.errors)
+   where job_history.state = 5
+  returning id
+),
+request as (
+  delete from onceq.job_cancels x using gone g where x.job_id = g.id
+)
+select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')),
+       (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1) from gone;
+
+-- cancel.go: ids
+select id from (…) page order by id desc;
+
+-- cancel.go: readState
+select case when j.id is null then null
+            when j.leased_until > statement_timestamp() then 3
+            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
+            when j.run_at > statement_timestamp() then 2
+            else 1 end::smallint from onceq.jobs j where j.id = $1::bigint
+union all
+select state from onceq.job_history where id = $1::bigint;
+
+-- cancel.go: requestCancels
+with live as materialized (
+  select id, created_at from onceq.jobs where id = any ($1::bigint[]) order by id
+),
+note as (
+  insert into onceq.job_cancels (job_id, requested_at)
+  select id, greatest(statement_timestamp(), created_at) from live
+  on conflict (job_id) do update set requested_at = excluded.requested_at
+)
+select count(*) from live;
+
 -- citus.go: askCitus
 select current_setting('citus.version', true) is not null;
 
@@ -1359,7 +1437,7 @@ gone as (
 )
 select count(*), 0 from gone;
 
--- repair.go: Redrive.other
+-- redrive.go: Redrive.other
 select f.scope, f.key, f.job_id, f.state, f.result::text, case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
             when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
@@ -1370,62 +1448,7 @@ select f.scope, f.key, f.job_id, f.state, f.result::text, case when j.id is null
   left join onceq.jobs j on j.id = f.job_id
  where h.id = $1::bigint and f.job_id <> h.id;
 
--- repair.go: Retry.hurry
-with free as materialized (
-  select id from onceq.jobs
-   where id = $1::bigint and run_at > statement_timestamp()
-     and (leased_until is null or leased_until <= statement_timestamp())
-     for update skip locked
-),
-hurried as (
-  update onceq.jobs j set run_at = statement_timestamp() from free where j.id = any (array[free.id])
-)
-select 1;
-
--- repair.go: cancelJobs
-with free as materialized (
-  select id from onceq.jobs
-   where id = any ($1::bigint[]) and (leased_until is null or leased_until <= statement_timestamp())
-   order by id
-     for update skip locked
-),
-gone as (
-  delete from onceq.jobs j using free where j.id = any (array[free.id])
-  returning j.*, 7::smallint as state, ''::text as result, ''::text as error, 0 as spent, $2::bigint as keep
-),
-fence as (
-  update onceq.job_fences f
-     set state = 5, token = greatest(f.token, g.id << 20 | g.claims), finished_at = statement_timestamp()
-    from gone g
-   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
-),
-history as (
-  insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
-         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
-  select id, run_at, created_at, statement_timestamp(),
-         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
-         claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
-         payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
-         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
-    from gone where keep <> 0
-      on conflict (id) do update
-     set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
-          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
-       = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
-             excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
-             excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
-             excluded.result, excluded.errors)
-   where job_history.state = 5
-  returning id
-),
-request as (
-  delete from onceq.job_cancels x using gone g where x.job_id = g.id
-)
-select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')),
-       (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1) from gone;
-
--- repair.go: discardJobs
+-- redrive.go: discardJobs
 with h as materialized (
   select id from onceq.job_history
    where id = any ($1::bigint[]) and state = any ($2::smallint[])
@@ -1449,19 +1472,7 @@ effect as (
 )
 select count(*) from gone;
 
--- repair.go: ids
-select id from (…) page order by id desc;
-
--- repair.go: readState
-select case when j.id is null then null
-            when j.leased_until > statement_timestamp() then 3
-            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
-            when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint from onceq.jobs j where j.id = $1::bigint
-union all
-select state from onceq.job_history where id = $1::bigint;
-
--- repair.go: redriveJobs
+-- redrive.go: redriveJobs
 with asked as materialized (
   select * from onceq.job_history
    where id = any ($1::bigint[]) and state = any ($2::smallint[])
@@ -1511,17 +1522,6 @@ request as (
 select (select array_agg(id) from back),
        (select array_agg(id) from h where id not in (select id from back)),
        (select array_agg(id) from asked where id not in (select id from h));
-
--- repair.go: requestCancels
-with live as materialized (
-  select id, created_at from onceq.jobs where id = any ($1::bigint[]) order by id
-),
-note as (
-  insert into onceq.job_cancels (job_id, requested_at)
-  select id, greatest(statement_timestamp(), created_at) from live
-  on conflict (job_id) do update set requested_at = excluded.requested_at
-)
-select count(*) from live;
 
 -- statement.go: beginOwn
 begin isolation level read committed read write;

@@ -3,7 +3,6 @@ package onceqcron
 import (
 	"encoding/json"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -39,97 +38,11 @@ type Tick struct {
 	Now      time.Time // by the database's clock; later than At by how late the tick is
 }
 
-// Missed says what becomes of ticks that were missed.
-type Missed struct {
-	within time.Duration
-	all    int
-}
-
-// Latest fires only the latest of the ticks that are due, if it is not later than within. The ledger counts the others as
-// missed.
-func Latest(within time.Duration) Missed { return Missed{within: within} }
-
-// Skip fires no tick that is more than a minute late.
-func Skip() Missed { return Latest(time.Minute) }
-
-// All fires every missed tick, the oldest first. Of more than limit, only the latest limit ones. At most 10,000.
-func All(limit int) Missed { return Missed{all: limit} }
-
 const (
 	defaultMissed = 24 * time.Hour
 	maxTicks      = 10_000 // that one statement of a person, or one tick after a long time, enqueues or counts
 	maxName       = 200
 )
-
-// String is what the table stores.
-func (m Missed) String() string {
-	if m.all > 0 {
-		return "all " + strconv.Itoa(m.all)
-	}
-	return "latest " + m.within.String()
-}
-
-func (m Missed) check() error {
-	switch {
-	case m.all < 0 || m.all > maxTicks:
-		return invalid("Missed", "All takes a limit from 1 to %d", maxTicks)
-	case m.all == 0 && m.within <= 0:
-		return invalid("Missed", "Latest takes a time above zero")
-	}
-	return nil
-}
-
-func parseMissed(s string) (m Missed, err error) {
-	word, value, _ := strings.Cut(s, " ")
-	switch word {
-	case "all":
-		m.all, err = strconv.Atoi(value)
-	case "latest":
-		m.within, err = time.ParseDuration(value)
-	default:
-		err = fmt.Errorf("%q", s)
-	}
-	if err == nil {
-		err = m.check()
-	}
-	return m, err
-}
-
-// plan is what to do about the ticks of a timetable from the given one on, which is due.
-type plan struct {
-	fire        []time.Time
-	missed      int // how many, at most maxTicks
-	first, last time.Time
-	next        time.Time // the first that is not due; zero if there is none
-}
-
-func (m Missed) plan(t Timetable, at, now time.Time) (p plan) {
-	miss := func(at time.Time) {
-		if p.missed++; p.missed == 1 {
-			p.first = at
-		}
-		p.last = at
-	}
-	limit := max(m.all, 1)
-	for ; !at.IsZero() && !at.After(now); at = t.Next(at) {
-		if len(p.fire) == limit {
-			miss(p.fire[0])
-			p.fire = p.fire[1:]
-		}
-		p.fire = append(p.fire, at)
-		if p.missed == maxTicks { // nobody counts the seconds of a year
-			if near := now.Add(-max(m.within, time.Minute)); near.After(at) && m.all == 0 {
-				at = near
-			}
-		}
-	}
-	p.next = at
-	if m.all == 0 && len(p.fire) == 1 && now.Sub(p.fire[0]) > m.within {
-		miss(p.fire[0])
-		p.fire = nil
-	}
-	return p
-}
 
 func (s *Schedule) check(inTable bool) (err error) {
 	switch {

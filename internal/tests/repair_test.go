@@ -16,7 +16,7 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// Helpers for the tests of reaper.go, health.go, inspect.go and repair.go.
+// Helpers for the tests of reaper.go, health.go, inspect.go, cancel.go and redrive.go.
 
 func must[T any](t *testing.T) func(T, error) T {
 	return func(v T, err error) T {

@@ -1,0 +1,226 @@
+package onceq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// The statements of this file lock in the order of all others: jobs or history by id, then fences.
+
+// CancelledKeep is how long a cancelled job stays in the history at least. From there it can be redriven.
+const CancelledKeep = 24 * time.Hour
+
+// cancelJobs takes out jobs that nobody holds, and returns what their events need. A locked row counts as held: it does not
+// wait for a handler's transaction.
+const cancelJobs = `
+with free as materialized (
+  select id from onceq.jobs
+   where id = any ($1::bigint[]) and (leased_until is null or leased_until <= statement_timestamp())
+   order by id
+     for update skip locked
+),
+gone as (
+  delete from onceq.jobs j using free where j.id = any (array[free.id])
+  returning j.*, ` + sqlJobCancelled + `::smallint as state, ''::text as result, ''::text as error, 0 as spent, $2::bigint as keep
+),
+fence as (
+  update onceq.job_fences f
+     set state = ` + sqlCancelled + `, token = greatest(f.token, ` + tokenOfGone + `), finished_at = statement_timestamp()
+    from gone g
+   where ` + fenceOfGone + `
+),
+` + writeHistory + `,
+request as (
+  delete from onceq.job_cancels x using gone g where x.job_id = g.id
+)
+select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')),
+       ` + wantHistory + ` from gone`
+
+// requestCancels leaves notes for the holders of those of the jobs that are live, and returns how many are. A note that is
+// older than its job was for another job, which had the same id before the sequence was set back.
+const requestCancels = `
+with live as materialized (
+  select id, created_at from onceq.jobs where id = any ($1::bigint[]) order by id
+),
+note as (
+  insert into onceq.job_cancels (job_id, requested_at)
+  select id, greatest(statement_timestamp(), created_at) from live
+  on conflict (job_id) do update set requested_at = excluded.requested_at
+)
+select count(*) from live`
+
+const readState = `
+select ` + jobState + ` from onceq.jobs j where j.id = $1::bigint
+union all
+select state from onceq.job_history where id = $1::bigint`
+
+// Cancel ends a job, inside db, and returns its state after that. A job that nobody holds becomes StateCancelled: it stays
+// in the history for CancelledKeep, and its key stays taken for its window. A job that somebody holds is still
+// StateRunning: when its lease is next extended, the handler's context ends with ErrCancelled. The job is then cancelled,
+// and kept in the same way, unless it finishes first. While the outcome of one of its effects (Once) is unknown, it stays
+// in the history for longer, until the effect is resolved (Resolve) or the job is redriven or discarded. Cancel does not
+// change a finished job. A job that is unknown, or that completed and was not kept, is ErrNotFound. Cancel never waits for
+// a handler's transaction.
+func (q *Queue) Cancel(ctx context.Context, db DB, id int64) (State, error) {
+	cancelled, _, err := q.cancel(ctx, db, []int64{id})
+	switch {
+	case err != nil:
+		return 0, err
+	case cancelled > 0:
+		return StateCancelled, nil
+	}
+	state, err := q.state(ctx, db, id)
+	if err == nil && !state.Finished() {
+		state = StateRunning
+	}
+	return state, err
+}
+
+// cancel cancels the jobs that nobody holds and asks the holders of the others to stop.
+func (q *Queue) cancel(ctx context.Context, db DB, ids []int64) (cancelled, asked int, err error) {
+	free := func() (gone []int64, err error) {
+		var queues, kinds, scopes, keys []string
+		err = q.guarded(ctx, db, cancelJobs, []any{ids, CancelledKeep.Milliseconds()}, &gone, &queues, &kinds, &scopes, &keys, nil)
+		if err != nil {
+			return nil, fmt.Errorf("onceq: cancel: %w", err)
+		}
+		for i, id := range gone {
+			q.emit(ctx, Event{Type: EventCancelled, JobID: id, Queue: queues[i], Kind: kinds[i], Scope: scopes[i], Key: keys[i]})
+		}
+		return gone, nil
+	}
+	gone, err := free()
+	if err != nil || len(gone) == len(ids) {
+		return len(gone), 0, err
+	}
+	cancelled = len(gone)
+	ids = slices.DeleteFunc(slices.Clone(ids), func(id int64) bool { return slices.Contains(gone, id) })
+	// The others are held. Once the requests are written, check whether one of the jobs was given back in between: its
+	// former holder may have looked for a request just before.
+	if err := q.guarded(ctx, db, requestCancels, []any{ids}, &asked); err != nil {
+		return cancelled, 0, fmt.Errorf("onceq: cancel: %w", err)
+	}
+	gone, err = free()
+	return cancelled + len(gone), asked - len(gone), err
+}
+
+// cancellable are the states in which a job can be cancelled.
+var cancellable = []State{StateWaiting, StateDelayed, StateRunning, StateRetrying}
+
+// CancelMany cancels the unfinished jobs that the filter chooses, newest first, 500 a statement, each as Cancel does. It
+// returns how many jobs were cancelled because nobody held them, and how many running jobs were asked to end, which they do
+// unless they finish first. By default it chooses unfinished jobs in every state; Filter.States may name StateWaiting,
+// StateDelayed, StateRunning and StateRetrying. A filter without Queue, Kind and Scope is an *InvalidError, because it is
+// more often a mistake than intended. Filter.Limit is how many jobs are tried; 0 means all. With a pool as db each
+// statement commits on its own, and the counts are right even if there is an error. Jobs that are enqueued while it runs
+// are not cancelled.
+func (q *Queue) CancelMany(ctx context.Context, db DB, filter Filter) (cancelled, asked int, err error) {
+	if filter.Queue == "" && filter.Kind == "" && filter.Scope == "" {
+		return 0, 0, invalid("Filter", "names no Queue, Kind or Scope, and would cancel everything; name one")
+	}
+	if filter.States == nil {
+		filter.States = cancellable
+	}
+	err = q.each(ctx, db, filter, cancellable, func(ids []int64) error {
+		c, a, err := q.cancel(ctx, db, ids)
+		cancelled, asked = cancelled+c, asked+a
+		return err
+	})
+	return cancelled, asked, err
+}
+
+// state reads a job's state. The error is ErrNotFound if the job is neither live nor in the history.
+func (q *Queue) state(ctx context.Context, db DB, id int64) (State, error) {
+	var state State
+	switch err := q.queryRow(ctx, db, readState, []any{id}, &state); {
+	case errors.Is(err, pgx.ErrNoRows):
+		return 0, fmt.Errorf("%w: job %d", ErrNotFound, id)
+	case err != nil:
+		return 0, fmt.Errorf("onceq: reading the state of job %d: %w", id, err)
+	}
+	return state, nil
+}
+
+// Retry makes a job run now that waits for its time: a delayed job, or one that failed and waits for its next attempt. It
+// returns the job's state after that, and changes nothing in any other state. An unknown job is ErrNotFound. Use Redrive
+// for a dead job.
+func (q *Queue) Retry(ctx context.Context, db DB, id int64) (State, error) {
+	const hurry = `
+with free as materialized (
+  select id from onceq.jobs
+   where id = $1::bigint and run_at > statement_timestamp()
+     and (leased_until is null or leased_until <= statement_timestamp())
+     for update skip locked
+),
+hurried as (
+  update onceq.jobs j set run_at = statement_timestamp() from free where j.id = any (array[free.id])
+)
+select 1`
+	if err := q.guarded(ctx, db, hurry, []any{id}, nil); err != nil {
+		return 0, fmt.Errorf("onceq: retry: %w", err)
+	}
+	return q.state(ctx, db, id)
+}
+
+// repairChunk is how many jobs one statement takes.
+const repairChunk = 500
+
+// chosen gives the states that the filter chooses when many jobs are repaired: dead by default.
+func (f *Filter) chosen() []State {
+	if f.States == nil {
+		return []State{StateDead}
+	}
+	return f.States
+}
+
+// each calls do with the ids of the jobs that the filter chooses, page by page.
+func (q *Queue) each(ctx context.Context, db DB, filter Filter, allowed []State, do func(ids []int64) error) error {
+	if err := filter.check(); err != nil {
+		return err
+	}
+	if filter.Limit < 0 {
+		return invalid("Filter.Limit", "is negative")
+	}
+	filter.States = filter.chosen()
+	for _, s := range filter.States {
+		if !slices.Contains(allowed, s) {
+			return invalid("Filter.States", "has %s; possible here: %s", s, allowed)
+		}
+	}
+	for left := filter.Limit; ; {
+		if filter.Limit = repairChunk; left > 0 {
+			filter.Limit = min(left, repairChunk)
+		}
+		ids, err := q.ids(ctx, db, filter)
+		if err != nil || len(ids) == 0 {
+			return err
+		}
+		filter.After = ids[len(ids)-1]
+		if err := do(ids); err != nil {
+			return err
+		}
+		if left > 0 {
+			if left -= len(ids); left <= 0 {
+				return nil
+			}
+		}
+	}
+}
+
+func (q *Queue) ids(ctx context.Context, db DB, filter Filter) ([]int64, error) {
+	statement, args := filter.statement()
+	var ids []int64
+	err := q.send(ctx, db, reading, `select id from (`+statement+`) page order by id desc`, args, func(rows pgx.Rows) (err error) {
+		ids, err = pgx.CollectRows(rows, pgx.RowTo[int64])
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("onceq: list: %w", err)
+	}
+	return ids, nil
+}
