@@ -203,9 +203,9 @@ func TestOnce_AnEffectOfAnotherJobThatMayRunAgainIsNotTaken(t *testing.T) {
 		"dead": {func(context.Context, string) (string, error) { return "receipt of 1", nil }, func(t *testing.T, _ *queuetest.DB, l *onceq.Lease, _ error) {
 			require.NoError(t, l.Fail(t.Context(), onceq.Fatal(errors.New("dead"))))
 		}},
-		"held": {reset, func(t *testing.T, db *queuetest.DB, l *onceq.Lease, err error) {
+		"held": {reset, func(t *testing.T, db *queuetest.DB, _ *onceq.Lease, err error) {
 			require.ErrorIs(t, err, onceq.ErrUncertain)
-			l = fenceRedeliver(t, db)
+			l := fenceRedeliver(t, db)
 			_, err = onceq.Once(t.Context(), l, "charge", reset, onceq.OnUncertain(onceq.Hold()))
 			require.ErrorIs(t, err, onceq.ErrHeld)
 			require.NoError(t, l.Fail(t.Context(), err))
