@@ -755,19 +755,8 @@ select f.job_id,
 returning id, run_at > created_at, true`
 )
 
-// queueParts adds to the caller's batch what comes before its last statement, which it returns. As long as it is not known
-// whether the server has Citus, the batch asks that too: the parts work on every server.
+// queueParts adds to the caller's batch what comes before its last statement, which it returns.
 func (q *Queue) queueParts(batch *pgx.Batch, e *encoded) (last string, args []any) {
-	if q.citus.Load() == citusUnknown {
-		batch.Queue(askCitus).QueryRow(func(row pgx.Row) error {
-			var is bool
-			err := row.Scan(&is)
-			if err == nil {
-				q.learn(is)
-			}
-			return err
-		})
-	}
 	h := e.header
 	var payload, delay, at, metadata any
 	if e.bytes == nil {

@@ -33,8 +33,8 @@ type Result struct {
 //
 // A worker that waits is notified of the job when the job is committed. On a server where transactions can be prepared
 // (max_prepared_transactions, 0 by default) a notification would make PREPARE TRANSACTION fail. There only calls on a
-// pool, or on a connection outside a transaction, notify; workers find other jobs by polling, every quarter of a second unless WorkerConfig.PollInterval says
-// otherwise.
+// pool, or on a connection outside a transaction, notify; workers find other jobs by polling, every quarter of a second
+// unless WorkerConfig.PollInterval says otherwise.
 //
 // While another transaction is open that took the same key, or that completes the job that has it, Enqueue waits for that
 // transaction to end. Above READ COMMITTED Postgres may answer with a serialization failure, and with a deadlock when two
@@ -86,8 +86,8 @@ const (
 )
 
 // EnqueueMany accepts any number of jobs, all or nothing, in one statement per 2,000 jobs or 16 MB. Outside a transaction
-// it opens one if jobs have keys or if it needs more than one statement; begin and commit are two more round trips. Results come in the order of jobs, and the ids of
-// new jobs grow in that order. A key that occurs twice in jobs is an *InvalidError that names both places, before anything
+// it opens one if jobs have keys or if it needs more than one statement; begin and commit are two more round trips. Results
+// come in the order of jobs, and the ids of new jobs grow in that order. A key that occurs twice in jobs is an *InvalidError that names both places, before anything
 // is written.
 //
 // If different work has taken a key (or any work has, for a strict job), the error joins one *MismatchError or
@@ -255,7 +255,7 @@ func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
 	}
 	p := &Pending{q: q, job: job, e: e}
 	statement, args, asked := q.insertOne(&e, true, false)
-	if q.citus.Load() != citusNo {
+	if q.citus.Load() == citusYes {
 		statement, args = q.queueParts(batch, &e)
 		asked = time.Time{}
 	}
