@@ -26,9 +26,9 @@ func (s *Scheduler) Register(ctx context.Context) error {
 	})
 }
 
-// Put writes a schedule into the table, which alone knows it: any worker with Handlers fires it. db is a transaction, or
-// nil for one of its own. If a schedule with this name exists, it is changed as Register changes it.
-func (s *Scheduler) Put(ctx context.Context, db onceq.DB, one Schedule) error {
+// Put writes a schedule into the table, which alone knows it: any worker with Handlers fires it. tx is the
+// caller's transaction, or nil for one of its own. If a schedule with this name exists, it is changed as Register changes it.
+func (s *Scheduler) Put(ctx context.Context, tx pgx.Tx, one Schedule) error {
 	if err := one.check(true); err != nil {
 		return err
 	}
@@ -39,7 +39,7 @@ func (s *Scheduler) Put(ctx context.Context, db onceq.DB, one Schedule) error {
 	if err != nil {
 		return err
 	}
-	return s.within(ctx, db, func(tx pgx.Tx) error { return s.put(ctx, tx, &one, &job) })
+	return s.within(ctx, tx, func(tx pgx.Tx) error { return s.put(ctx, tx, &one, &job) })
 }
 
 // put writes a schedule; job is nil for one of the code.
@@ -109,10 +109,10 @@ func (s *Scheduler) ensure(ctx context.Context, tx pgx.Tx, name string, code boo
 	return nil
 }
 
-// Remove takes a schedule out of the table, with its ledger. Jobs that it has enqueued stay. db is as for Put. A schedule of
+// Remove takes a schedule out of the table, with its ledger. Jobs that it has enqueued stay. tx is as for Put. A schedule of
 // another owner is an *OwnerError, an unknown one ErrNotFound. One of the code comes back with the next Register.
-func (s *Scheduler) Remove(ctx context.Context, db onceq.DB, name string) error {
-	return s.within(ctx, db, func(tx pgx.Tx) error {
+func (s *Scheduler) Remove(ctx context.Context, tx pgx.Tx, name string) error {
+	return s.within(ctx, tx, func(tx pgx.Tx) error {
 		r, err := s.lock(ctx, tx, name)
 		if err != nil {
 			return err
@@ -160,9 +160,9 @@ func (s *Scheduler) Prune(ctx context.Context) (removed []string, err error) {
 	return removed, nil
 }
 
-// Pause stops a schedule until Resume, in all processes. Jobs that it has enqueued run. db is as for Put.
-func (s *Scheduler) Pause(ctx context.Context, db onceq.DB, name string) error {
-	return s.within(ctx, db, func(tx pgx.Tx) error {
+// Pause stops a schedule until Resume, in all processes. Jobs that it has enqueued run. tx is as for Put.
+func (s *Scheduler) Pause(ctx context.Context, tx pgx.Tx, name string) error {
+	return s.within(ctx, tx, func(tx pgx.Tx) error {
 		if _, err := s.lock(ctx, tx, name); err != nil {
 			return err
 		}
@@ -171,10 +171,10 @@ func (s *Scheduler) Pause(ctx context.Context, db onceq.DB, name string) error {
 	})
 }
 
-// Resume lets a paused schedule go on with its next tick. Ticks of the pause do not happen: Backfill makes up for them. db
+// Resume lets a paused schedule go on with its next tick. Ticks of the pause do not happen: Backfill makes up for them. tx
 // is as for Put.
-func (s *Scheduler) Resume(ctx context.Context, db onceq.DB, name string) error {
-	return s.within(ctx, db, func(tx pgx.Tx) error {
+func (s *Scheduler) Resume(ctx context.Context, tx pgx.Tx, name string) error {
+	return s.within(ctx, tx, func(tx pgx.Tx) error {
 		r, err := s.lock(ctx, tx, name)
 		if err != nil {
 			return err
@@ -201,9 +201,9 @@ func (s *Scheduler) Resume(ctx context.Context, db onceq.DB, name string) error 
 	})
 }
 
-// Fire enqueues a schedule's job now, besides its ticks, and returns its id. Pausing does not prevent it. db is as for Put.
-func (s *Scheduler) Fire(ctx context.Context, db onceq.DB, name string) (id int64, err error) {
-	err = s.within(ctx, db, func(tx pgx.Tx) error {
+// Fire enqueues a schedule's job now, besides its ticks, and returns its id. Pausing does not prevent it. tx is as for Put.
+func (s *Scheduler) Fire(ctx context.Context, tx pgx.Tx, name string) (id int64, err error) {
+	err = s.within(ctx, tx, func(tx pgx.Tx) error {
 		r, err := s.lock(ctx, tx, name)
 		if err != nil {
 			return err
@@ -226,9 +226,9 @@ func (s *Scheduler) Fire(ctx context.Context, db onceq.DB, name string) (id int6
 }
 
 // Backfill enqueues the jobs of all ticks from one time to another, both included, that the ledger does not show as fired,
-// and returns how many. More than 10,000 ticks are an error, and so is a time that is still to come. db is as for Put.
-func (s *Scheduler) Backfill(ctx context.Context, db onceq.DB, name string, from, to time.Time) (n int, err error) {
-	err = s.within(ctx, db, func(tx pgx.Tx) error {
+// and returns how many. More than 10,000 ticks are an error, and so is a time that is still to come. tx is as for Put.
+func (s *Scheduler) Backfill(ctx context.Context, tx pgx.Tx, name string, from, to time.Time) (n int, err error) {
+	err = s.within(ctx, tx, func(tx pgx.Tx) error {
 		r, err := s.lock(ctx, tx, name)
 		if err != nil {
 			return err

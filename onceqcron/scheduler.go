@@ -108,24 +108,13 @@ func (s *Scheduler) Handlers() []onceq.Handler {
 
 func (s *Scheduler) sql(statement string) string { return s.schema.Replace(statement) }
 
-// within runs fn in a transaction, which is a savepoint if db is one already. A nil db is the pool.
-func (s *Scheduler) within(ctx context.Context, db onceq.DB, fn func(pgx.Tx) error) error {
-	switch db := db.(type) {
-	case nil:
-		return pgx.BeginTxFunc(ctx, s.pool, own, fn)
-	case interface {
-		BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error)
-	}:
-		return pgx.BeginTxFunc(ctx, db, own, fn)
-	case interface {
-		Begin(context.Context) (pgx.Tx, error)
-	}:
-		return pgx.BeginFunc(ctx, db, fn)
+// within runs fn in a transaction of its own, or in a savepoint of the caller's, which stays usable after an error.
+func (s *Scheduler) within(ctx context.Context, tx pgx.Tx, fn func(pgx.Tx) error) error {
+	if tx != nil {
+		return pgx.BeginFunc(ctx, tx, fn)
 	}
-	return fmt.Errorf("onceqcron: a %T begins no transaction; use a pool, a connection or a transaction of pgx", db)
+	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, fn)
 }
-
-var own = pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}
 
 // row is a schedule in the table.
 type row struct {

@@ -52,7 +52,7 @@ func main() {
 	example.Check(err)
 	from, to := time.Date(2026, 3, 28, 0, 0, 0, 0, berlin), time.Date(2026, 3, 31, 0, 0, 0, 0, berlin)
 	for range 2 {
-		n, err := cron.Backfill(ctx, pool, "rollup", from, to)
+		n, err := cron.Backfill(ctx, nil, "rollup", from, to)
 		example.Check(err)
 		fmt.Println("back-filled:", n)
 	}
@@ -66,7 +66,7 @@ func main() {
 		return nil
 	})
 	example.Check(err)
-	list, err := cron.List(ctx, pool)
+	list, err := cron.List(ctx, nil)
 	example.Check(err)
 	fmt.Println("next:", list[0].Next.In(berlin).Format("15:04"))
 }
