@@ -71,7 +71,7 @@ func (x *examination) add(what, detail, advice string) {
 }
 
 func (x *examination) each(ctx context.Context, statement string, args []any, scan func(pgx.Rows) error) error {
-	if err := x.q.send(ctx, x.q.pool, checking, statement, args, each(scan)); err != nil {
+	if err := x.q.send(ctx, x.q.pool, examining, statement, args, each(scan)); err != nil {
 		return fmt.Errorf("onceq: health: %w", err)
 	}
 	return nil

@@ -183,6 +183,9 @@ func (l *listener) listenOnce(ctx context.Context) error {
 		}
 		if n.Payload == hello {
 			waiting = ctx
+			if _, err := conn.Exec(ctx, "set idle_session_timeout = 0"); err != nil { // only now is it known to be a session
+				return err
+			}
 			l.confirmed.Store(true)
 			l.q.works(l.id, workListen, "")
 			l.woken("") // so that the claimers end their short polls and announce that they wait

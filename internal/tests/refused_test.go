@@ -150,3 +150,29 @@ func TestWorker_AnExhaustedPoolKeepsNoJob(t *testing.T) {
 	until(t, db, noJobs)
 	require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.job_history`), "completed, and not dead")
 }
+
+// A server that ends idle sessions does not end the one that listens.
+func TestWorker_ListensOnAServerThatEndsIdleSessions(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	cfg, err := pgxpool.ParseConfig(db.URL)
+	require.NoError(t, err)
+	cfg.ConnConfig.RuntimeParams["idle_session_timeout"] = "500ms"
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	q, err := onceq.New(pool, &onceq.Config{Schema: db.Schema})
+	require.NoError(t, err)
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error { return nil }))
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(ctx) }()
+	defer func() {
+		cancel()
+		require.NoError(t, receive(t, ended))
+	}()
+	until(t, db, `exists (select from onceq.waiters)`) // it listens
+	until(t, db, `exists (select from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid() and state = 'idle'
+                       and query = 'set idle_session_timeout = 0' and clock_timestamp() - state_change > interval '1500 ms')`)
+}
