@@ -113,9 +113,12 @@ type Tx struct {
 func New(ctx context.Context, cfg Config) (*Tx, error) {
 	tx := &Tx{cfg: cfg, ctx: ctx}
 	tx.root.tx = tx
-	within, cancel := context.WithTimeoutCause(ctx, cfg.Wait, fmt.Errorf("none of the pool's was free for %s", cfg.Wait))
+	within, cancel := context.WithTimeout(ctx, cfg.Wait)
 	defer cancel()
 	err := tx.acquire(within)
+	if err != nil && ctx.Err() == nil && within.Err() != nil {
+		err = fmt.Errorf("%w: none of the pool's was free for %s", err, cfg.Wait)
+	}
 	tx.pinged = time.Now()
 	return tx, err
 }
@@ -234,9 +237,6 @@ const patience = 5 * time.Second
 
 func (tx *Tx) acquire(ctx context.Context) (err error) {
 	if tx.conn, err = tx.cfg.Pool.Acquire(ctx); err != nil {
-		if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
-			err = fmt.Errorf("%w: %w", err, cause)
-		}
 		return fmt.Errorf("onceq: a connection for the handler's transaction: %w", err)
 	}
 	tx.raw = tx.conn.Conn()
