@@ -135,8 +135,8 @@ func (r *Reaper) fenceTable(ctx context.Context) (t fenceTable, err error) {
 }
 
 // grown reports whether so many keys have come since the last pass that another one is worth its time: five for each page, a
-// tenth of what a page holds. Looking at ten keys costs as much as removing one. Without this, keys that are free soon would pile up while
-// the Reaper rests from looking at others. After an error the next pass says what is wrong.
+// tenth of what a page holds. Without this, keys that are free soon would pile up while the Reaper rests from looking at
+// others. After an error the next pass says what is wrong.
 func (r *Reaper) grown(ctx context.Context, last fenceTable) bool {
 	now, err := r.fenceTable(ctx)
 	return err != nil || now.inserted < last.inserted || now.inserted-last.inserted >= 5*last.pages
