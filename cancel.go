@@ -115,13 +115,13 @@ var cancellable = []State{StateWaiting, StateDelayed, StateRunning, StateRetryin
 // CancelMany cancels the unfinished jobs that the filter chooses, newest first, 500 a statement, each as Cancel does. It
 // returns how many jobs were cancelled because nobody held them, and how many running jobs were asked to end, which they do
 // unless they finish first. By default it chooses unfinished jobs in every state; Filter.States may name StateWaiting,
-// StateDelayed, StateRunning and StateRetrying. A filter without Queue, Kind and Scope is an *InvalidError, because it is
-// more often a mistake than intended. Filter.Limit is how many jobs are tried; 0 means all. With a pool as db each
+// StateDelayed, StateRunning and StateRetrying. A filter without Queue, Kind, Scope and IDs is an *InvalidError, because
+// it is more often a mistake than intended. Filter.Limit is how many jobs are tried; 0 means all. With a pool as db each
 // statement commits on its own, and the counts are right even if there is an error. Jobs that are enqueued while it runs
 // are not cancelled.
 func (q *Queue) CancelMany(ctx context.Context, db DB, filter Filter) (cancelled, asked int, err error) {
-	if filter.Queue == "" && filter.Kind == "" && filter.Scope == "" {
-		return 0, 0, invalid("Filter", "names no Queue, Kind or Scope, and would cancel everything; name one")
+	if filter.Queue == "" && filter.Kind == "" && filter.Scope == "" && filter.IDs == nil {
+		return 0, 0, invalid("Filter", "names no Queue, Kind, Scope or IDs, and would cancel everything; name one")
 	}
 	if filter.States == nil {
 		filter.States = cancellable

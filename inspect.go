@@ -179,8 +179,12 @@ type Filter struct {
 	Kind   string
 	Scope  string // of jobs with a key
 	States []State
+	IDs    []int64
 	After  int64 // the last id of the previous page; only smaller ids are chosen
 	Limit  int   // List: default 100, at most 1,000; other methods: default no limit
+
+	// CreatedFrom and CreatedBefore choose by the time of the enqueueing, the second without the time itself.
+	CreatedFrom, CreatedBefore time.Time
 }
 
 func (f *Filter) states() (live, past []int16) {
@@ -246,6 +250,15 @@ func (f *Filter) statement() (string, []any) {
 		if f.Scope != "" {
 			s.WriteString(" and " + alias + ".scope = $6::text")
 		}
+		if f.IDs != nil {
+			s.WriteString(" and " + alias + ".id = any ($8::bigint[])")
+		}
+		if !f.CreatedFrom.IsZero() {
+			s.WriteString(" and " + alias + ".created_at >= $9::timestamptz")
+		}
+		if !f.CreatedBefore.IsZero() {
+			s.WriteString(" and " + alias + ".created_at < $10::timestamptz")
+		}
 		return s.String()
 	}
 	queues, queue := pastQueues, ""
@@ -258,7 +271,7 @@ func (f *Filter) statement() (string, []any) {
 	}
 	return `
 with recursive` + queues + `
-given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[]),
+given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[], $9::timestamptz, $10::timestamptz),
 live as (` + liveInfo + `
    where cardinality($7::smallint[]) > 0 and ` + where("j") + queue + states + `
    order by j.id desc limit $2::int
@@ -272,7 +285,7 @@ finished as (
    where p.queue is not null
 )
 select * from (select * from live union all select * from finished) a
- order by id desc limit $2::int`, []any{after, f.Limit, nonNil(past), f.Queue, f.Kind, f.Scope, nonNil(live)}
+ order by id desc limit $2::int`, []any{after, f.Limit, nonNil(past), f.Queue, f.Kind, f.Scope, nonNil(live), f.IDs, f.CreatedFrom, f.CreatedBefore}
 }
 
 func nonNil(s []int16) []int16 {

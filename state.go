@@ -73,6 +73,23 @@ const (
 	classEffect      Class = 3 // named effects of jobs, see Once
 )
 
+func (c Class) String() string {
+	switch c {
+	case classJob:
+		return "job"
+	case ClassApplication:
+		return "application"
+	case ClassRequest:
+		return "request"
+	case classEffect:
+		return "effect"
+	}
+	return fmt.Sprintf("Class(%d)", int16(c))
+}
+
+// MarshalText returns the class's name. It is used for JSON too.
+func (c Class) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
+
 // The same numbers in SQL: states of jobs in job_history, states of fences, and classes.
 const (
 	sqlJobCompleted = string(rune('0' + StateCompleted))

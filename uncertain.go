@@ -2,6 +2,7 @@ package onceq
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -9,7 +10,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -199,7 +199,7 @@ func (f *Fence) judge(ctx context.Context, c *FenceLease, r fenceRow, asking boo
 	return running, nil
 }
 
-// Resolution is a person's decision about work whose outcome is unknown: Applied or NeverApplied.
+// Resolution is a person's decision about work whose outcome is unknown: Applied, NeverApplied or AskAgain.
 type Resolution struct {
 	state  fenceState
 	result any
@@ -211,14 +211,19 @@ func Applied(result any) Resolution { return Resolution{fenceCompleted, result} 
 // NeverApplied says that the work was not done: it may run again.
 func NeverApplied() Resolution { return Resolution{state: fenceCancelled} }
 
+// AskAgain leaves the outcome unknown and lets the policy decide once more: under Ask the next run asks the provider, under
+// RunAgain it repeats the work if the time that the policy allows has not passed. Otherwise the work is held again. Use it
+// after a deploy that gave the kind another policy, or once the provider answers again.
+func AskAgain() Resolution { return Resolution{state: fenceUncertain} }
+
 func (r Resolution) encode() (string, error) {
 	switch r.state {
-	case fenceCancelled:
+	case fenceCancelled, fenceUncertain:
 		return "", nil
 	case fenceCompleted:
 		return encodeResult(r.result)
 	}
-	return "", invalid("Resolution", "is empty; use Applied or NeverApplied")
+	return "", invalid("Resolution", "is empty; use Applied, NeverApplied or AskAgain")
 }
 
 // resolveFence settles a fence that is uncertain or held, or gives a completed one the result that could not be stored.
@@ -226,8 +231,8 @@ func (r Resolution) encode() (string, error) {
 // completed effect begins only when the Reaper finds that its job is over (fence.go). Zero rows: nothing to resolve.
 const resolveFence = `
 update onceq.job_fences f
-   set state = $4::smallint, result = nullif($5::text, '')::jsonb, detail = null,
-       finished_at = case when f.class <> ` + sqlOfEffect + ` or $4::smallint = ` + sqlCancelled + ` then statement_timestamp() end,
+   set state = $4::smallint, result = nullif($5::text, '')::jsonb, detail = case when $4::smallint = ` + sqlUncertain + ` then f.detail end,
+       finished_at = case when $4::smallint <> ` + sqlUncertain + ` and (f.class <> ` + sqlOfEffect + ` or $4::smallint = ` + sqlCancelled + `) then statement_timestamp() end,
        lifetime = case when $4::smallint = ` + sqlCancelled + ` then 0 else f.lifetime end
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text
    and (f.state = ` + sqlHeld + ` or ` + inDoubt + ` or f.state = ` + sqlCompleted + ` and f.detail is not null and $4::smallint = ` + sqlCompleted + `)
@@ -300,7 +305,7 @@ with h as materialized (
 ),
 settled as (
   update onceq.job_fences f
-     set state = $3::smallint, result = nullif($4::text, '')::jsonb, detail = null,
+     set state = $3::smallint, result = nullif($4::text, '')::jsonb, detail = case when $3::smallint = ` + sqlUncertain + ` then f.detail end,
          finished_at = case when $3::smallint = ` + sqlCancelled + ` then statement_timestamp() end,
          lifetime = case when $3::smallint = ` + sqlCancelled + ` then 0 else f.lifetime end
     from h
@@ -363,6 +368,28 @@ type EffectInfo struct {
 	scope string
 }
 
+// effectColumns are what scanEffect reads of a fence f.
+const effectColumns = `select f.scope, f.key, case f.state when ` + sqlCompleted + ` then 'completed' when ` + sqlHeld + ` then 'held'
+         when ` + sqlClaimed + ` then case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end
+         else 'uncertain' end,
+       f.created_at, f.leased_until, coalesce(f.result::text, ''), coalesce(f.detail, ''), f.fingerprint`
+
+func (q *Queue) scanEffect(rows pgx.Rows) (e EffectInfo, jobID int64, err error) {
+	var key, result string
+	var mark []byte
+	if err := rows.Scan(&e.scope, &key, &e.State, &e.Since, &e.Until, &result, &e.Detail, &mark); err != nil {
+		return e, 0, err
+	}
+	jobID, e.Name = effectOf(key)
+	if len(mark) == 8 {
+		e.IdempotencyKey = q.effectIdempotencyKey(jobID, int64(binary.BigEndian.Uint64(mark)), e.Name)
+	}
+	if result != "" {
+		e.Result = json.RawMessage(result)
+	}
+	return e, jobID, nil
+}
+
 var readEffects = `
 with place as materialized (
   select queue, created_at, identity from onceq.jobs where id = $1::bigint
@@ -377,10 +404,7 @@ found as (
   select f.* from onceq.job_fences f
    where f.class = ` + sqlOfEffect + ` and f.key > $2::text and f.key < $3::text and not exists (select from place)
 )
-select f.scope, f.key, case f.state when ` + sqlCompleted + ` then 'completed' when ` + sqlHeld + ` then 'held'
-         when ` + sqlClaimed + ` then case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end
-         else 'uncertain' end,
-       f.created_at, f.leased_until, coalesce(f.result::text, ''), coalesce(f.detail, ''), f.fingerprint
+` + effectColumns + `
   from found f
  where f.state in (` + sqlClaimed + `, ` + sqlUncertain + `, ` + sqlCompleted + `, ` + sqlHeld + `) and f.job_id = $1::bigint
  order by f.key`
@@ -396,24 +420,64 @@ func (q *Queue) Effects(ctx context.Context, db DB, jobID int64) ([]EffectInfo, 
 	var effects []EffectInfo
 	args := []any{jobID, prefix + "/", prefix + "0"} // '0' comes after '/'
 	err := q.send(ctx, db, asIs, readEffects, args, each(func(rows pgx.Rows) error {
-		var e EffectInfo
-		var key, result string
-		var mark []byte
-		if err := rows.Scan(&e.scope, &key, &e.State, &e.Since, &e.Until, &result, &e.Detail, &mark); err != nil {
-			return err
-		}
-		e.Name = strings.TrimPrefix(key, prefix+"/")
-		if len(mark) == 8 {
-			e.IdempotencyKey = q.effectIdempotencyKey(jobID, int64(binary.BigEndian.Uint64(mark)), e.Name)
-		}
-		if result != "" {
-			e.Result = json.RawMessage(result)
-		}
+		e, _, err := q.scanEffect(rows)
 		effects = append(effects, e)
-		return nil
+		return err
 	}))
 	if err != nil {
 		return nil, fmt.Errorf("onceq: effects of job %d: %w", jobID, err)
 	}
 	return effects, nil
+}
+
+// Doubt is an effect whose outcome is unknown, and the job that it belongs to.
+type Doubt struct {
+	Job    JobInfo
+	Effect EffectInfo // State is "uncertain" or "held"
+}
+
+var readDoubts = `
+with page as materialized (
+  select id, queue, created_at, identity from onceq.jobs where id = any ($1::bigint[])
+  union all
+  select id, queue, created_at, identity from onceq.job_history where id = any ($1::bigint[])
+)
+` + effectColumns + `
+  from page p
+ cross join lateral (select * from onceq.job_fences f
+         where ` + effectsOf("p") + ` and ` + ofRound("p") + ` and (f.state = ` + sqlHeld + ` or ` + inDoubt + `) offset 0) f
+ order by p.id desc, f.key`
+
+// Doubts looks at the page of jobs that List would return, and returns those of their effects whose outcome is unknown: newest job
+// first, then by name. The default of Filter.States is StateHeld: jobs that wait for a person. Jobs in other states may have
+// uncertain effects too: a run of a live job decides about them by their policy, and a dead or cancelled job keeps them until it is
+// redriven. For the next page set Filter.After to next; it is 0 after the last page. A page may be empty and not the last one.
+func (q *Queue) Doubts(ctx context.Context, db DB, filter Filter) (doubts []Doubt, next int64, err error) {
+	if filter.States == nil {
+		filter.States = []State{StateHeld}
+	}
+	filter.Limit = cmp.Or(filter.Limit, 100)
+	jobs, err := q.List(ctx, db, filter)
+	if err != nil || len(jobs) == 0 {
+		return nil, 0, err
+	}
+	if err := q.identify(ctx, db); err != nil {
+		return nil, 0, err
+	}
+	if len(jobs) == filter.Limit {
+		next = jobs[len(jobs)-1].ID
+	}
+	ids, byID := make([]int64, 0, len(jobs)), make(map[int64]JobInfo, len(jobs))
+	for _, j := range jobs {
+		ids, byID[j.ID] = append(ids, j.ID), j
+	}
+	err = q.send(ctx, db, reading, readDoubts, []any{ids}, each(func(rows pgx.Rows) error {
+		e, id, err := q.scanEffect(rows)
+		doubts = append(doubts, Doubt{byID[id], e})
+		return err
+	}))
+	if err != nil {
+		return nil, 0, fmt.Errorf("onceq: doubts: %w", err)
+	}
+	return doubts, next, nil
 }

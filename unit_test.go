@@ -263,6 +263,7 @@ var built = map[string]string{
 	"discardJobs":             discardJobs,
 	"resolveEffects":          resolveEffects,
 	"readEffects":             readEffects,
+	"readDoubts":              readDoubts,
 	"reapOrphans":             reapOrphans,
 	"reapHistory":             reapHistory,
 	"checkTx":                 checkTx,
@@ -270,7 +271,7 @@ var built = map[string]string{
 	"inTx completeOneKept":    inTx[completeOneKept],
 	"inTx completeOneUnkeyed": inTx[completeOneUnkeyed],
 	"statement":               statementOf(&Filter{Limit: 1}),
-	"statement of all":        statementOf(&Filter{Limit: 1, Queue: "q", Kind: "k", Scope: "s"}),
+	"statement of all":        statementOf(&Filter{Limit: 1, Queue: "q", Kind: "k", Scope: "s", IDs: []int64{1}, CreatedFrom: time.Unix(0, 0), CreatedBefore: time.Unix(1, 0)}),
 	"statement of states":     statementOf(&Filter{Limit: 1, States: []State{StateWaiting, StateDead}}),
 	"listenOnce":              "listen …",
 	"ids":                     "select id from (…) page order by id desc", // built by Filter.statement

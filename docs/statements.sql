@@ -1,5 +1,18 @@
 -- Every statement of this package, as Postgres gets it. Written by: go test -run TestStatements . -update
 
+-- audit.go: Actions.ofJob
+select id, at, who, what, coalesce(job_id, 0), about, why, outcome from onceq.actions
+ where id < $1::bigint and job_id = $3::bigint order by id desc limit $2::int;
+
+-- audit.go: Actions.page
+select id, at, who, what, coalesce(job_id, 0), about, why, outcome from onceq.actions
+ where id < $1::bigint order by id desc limit $2::int;
+
+-- audit.go: RecordAction.insert
+insert into onceq.actions (who, what, job_id, about, why, outcome)
+values ($1::text, $2::text, nullif($3::bigint, 0), $4::text, $5::text, $6::text)
+returning id;
+
 -- cancel.go: Retry.hurry
 with free as materialized (
   select id from onceq.jobs
@@ -1125,7 +1138,7 @@ past (queue) as (
   select (select h.queue from onceq.job_history h where h.queue > p.queue order by h.queue limit 1)
     from past p where p.queue is not null
 ),
-given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[]),
+given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[], $9::timestamptz, $10::timestamptz),
 live as (
 select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
@@ -1157,7 +1170,7 @@ select * from (select * from live union all select * from finished) a
 
 -- inspect.go: statement of all
 with recursive past (queue) as (select $4::text collate "C"),
-given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[]),
+given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[], $9::timestamptz, $10::timestamptz),
 live as (
 select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
@@ -1168,7 +1181,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
        j.errors::text as errors
   from onceq.jobs j
-   where cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.kind = $5::text and j.scope = $6::text and j.queue = $4::text
+   where cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.kind = $5::text and j.scope = $6::text and j.id = any ($8::bigint[]) and j.created_at >= $9::timestamptz and j.created_at < $10::timestamptz and j.queue = $4::text
    order by j.id desc limit $2::int
 ),
 finished as (
@@ -1180,7 +1193,7 @@ select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payloa
        null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
        h.errors::text as errors
   from onceq.job_history h
-         where h.queue = p.queue and h.state = s.state and h.id < $1::bigint and h.kind = $5::text and h.scope = $6::text
+         where h.queue = p.queue and h.state = s.state and h.id < $1::bigint and h.kind = $5::text and h.scope = $6::text and h.id = any ($8::bigint[]) and h.created_at >= $9::timestamptz and h.created_at < $10::timestamptz
          order by h.id desc limit $2::int) i
    where p.queue is not null
 )
@@ -1195,7 +1208,7 @@ past (queue) as (
   select (select h.queue from onceq.job_history h where h.queue > p.queue order by h.queue limit 1)
     from past p where p.queue is not null
 ),
-given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[]),
+given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[], $9::timestamptz, $10::timestamptz),
 live as (
 select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
@@ -1228,6 +1241,18 @@ select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payloa
 )
 select * from (select * from live union all select * from finished) a
  order by id desc limit $2::int;
+
+-- keys.go: readKeys
+select f.class, f.scope, case f.state when 0 then 'queued' when 3 then 'completed' when 6 then 'held'
+         when 4 then 'dead' when 5 then 'cancelled' when 2 then 'uncertain'
+         else case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end end,
+       coalesce((f.state in (3, 4, 5) and f.lifetime >= 0
+      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()), false), coalesce(f.job_id, 0), f.token, f.created_at, f.leased_until, f.finished_at, f.lifetime,
+       coalesce(f.result::text, ''), coalesce(f.detail, ''), coalesce(f.identity, (extract(epoch from f.created_at) * 1000000)::bigint)
+  from onceq.job_fences f
+ where f.key = $2::text and f.class <> 3 and ($1::text = '' or f.scope = $1::text)
+ order by f.key, f.scope, f.class
+ limit $3::int;
 
 -- lazytx.go: Release
 rollback;
@@ -1676,6 +1701,21 @@ update onceq.job_fences f set leased_until = statement_timestamp()
    and f.state in (1, 2, 6) and f.leased_until < statement_timestamp()
 returning f.token;
 
+-- uncertain.go: readDoubts
+with page as materialized (
+  select id, queue, created_at, identity from onceq.jobs where id = any ($1::bigint[])
+  union all
+  select id, queue, created_at, identity from onceq.job_history where id = any ($1::bigint[])
+)
+select f.scope, f.key, case f.state when 3 then 'completed' when 6 then 'held'
+         when 1 then case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end
+         else 'uncertain' end,
+       f.created_at, f.leased_until, coalesce(f.result::text, ''), coalesce(f.detail, ''), f.fingerprint
+  from page p
+ cross join lateral (select * from onceq.job_fences f
+         where f.class = 3 and f.scope = p.queue and f.key >= p.id::text collate "C" || '/' and f.key < p.id::text collate "C" || '0' and coalesce(f.fingerprint = int8send(coalesce(p.identity, (extract(epoch from p.created_at) * 1000000)::bigint)), true) and (f.state = 6 or (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp())) offset 0) f
+ order by p.id desc, f.key;
+
 -- uncertain.go: readEffects
 with place as materialized (
   select queue, created_at, identity from onceq.jobs where id = $1::bigint
@@ -1707,7 +1747,7 @@ with h as materialized (
 ),
 settled as (
   update onceq.job_fences f
-     set state = $3::smallint, result = nullif($4::text, '')::jsonb, detail = null,
+     set state = $3::smallint, result = nullif($4::text, '')::jsonb, detail = case when $3::smallint = 2 then f.detail end,
          finished_at = case when $3::smallint = 5 then statement_timestamp() end,
          lifetime = case when $3::smallint = 5 then 0 else f.lifetime end
     from h
@@ -1719,8 +1759,8 @@ select count(*), (select array_agg(distinct id) from settled where state = 8) fr
 
 -- uncertain.go: resolveFence
 update onceq.job_fences f
-   set state = $4::smallint, result = nullif($5::text, '')::jsonb, detail = null,
-       finished_at = case when f.class <> 3 or $4::smallint = 5 then statement_timestamp() end,
+   set state = $4::smallint, result = nullif($5::text, '')::jsonb, detail = case when $4::smallint = 2 then f.detail end,
+       finished_at = case when $4::smallint <> 2 and (f.class <> 3 or $4::smallint = 5) then statement_timestamp() end,
        lifetime = case when $4::smallint = 5 then 0 else f.lifetime end
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text
    and (f.state = 6 or (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp()) or f.state = 3 and f.detail is not null and $4::smallint = 3)

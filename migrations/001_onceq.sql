@@ -24,6 +24,8 @@
 --   schedules    One row for each schedule of onceqcron. A tick's handler reads it and writes the next tick's time.
 --   schedule_ticks  One row for each tick that was fired, and for each run of missed ones. Ticks insert it, and delete those
 --                that were kept long enough.
+--   actions      One row for each thing that a person did to jobs through onceqweb or a tool that calls RecordAction. It is
+--                never changed or deleted.
 --   waiters      One row for each idle worker and queue. Workers insert and delete it, and Enqueue reads it to decide
 --                whether to notify. The Reaper deletes the rows of a killed worker.
 --
@@ -204,6 +206,19 @@ create table {{.schema}}.schedule_ticks (
   primary key (schedule, at)
 );
 
+-- The audit trail: who did what to jobs, and why.
+create table {{.schema}}.actions (
+  id      bigint      not null generated always as identity primary key,
+  at      timestamptz not null default statement_timestamp(),
+  job_id  bigint,                          -- null: not about one job
+  who     text        not null,
+  what    text        not null,
+  about   text        not null,            -- the effect, the schedule, the filter; empty if there is no more to say
+  why     text        not null,
+  outcome text        not null
+);
+create index actions_job on {{.schema}}.actions (job_id, id) where job_id is not null;
+
 -- A completion inside the caller's transaction calls this if its lease is gone. An error stops the commit that follows
 -- in the same pipeline; an update of no rows would not.
 create function {{.schema}}.lease_lost(job bigint) returns bigint
@@ -275,6 +290,7 @@ drop function {{.schema}}.take_fence(regclass, text, text, bigint, bytea);
 drop function {{.schema}}.next_id(regclass, bigint);
 drop function {{.schema}}.id_taken(bigint);
 drop function {{.schema}}.lease_lost(bigint);
+drop table {{.schema}}.actions;
 drop table {{.schema}}.schedule_ticks;
 drop table {{.schema}}.schedules;
 drop table {{.schema}}.waiters;

@@ -91,6 +91,7 @@ func TestList(t *testing.T) {
 	delayed := repairEnqueue(t, db, onceq.Job{Delay: time.Hour, Key: "b", Scope: "s"})
 	gone := repairEnqueue(t, db, onceq.Job{Queue: "third"})
 	wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, gone))
+	created := func(id int64) time.Time { return must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)).CreatedAt }
 	for name, test := range map[string]struct {
 		filter onceq.Filter
 		want   []int64
@@ -102,6 +103,11 @@ func TestList(t *testing.T) {
 		"kind":         {onceq.Filter{Kind: "sms"}, []int64{other}},
 		"scope":        {onceq.Filter{Scope: "s"}, []int64{delayed, dead}},
 		"dead":         {onceq.Filter{States: []onceq.State{onceq.StateDead}}, []int64{dead}},
+		"ids":          {onceq.Filter{IDs: []int64{dead, other, 1 << 40}}, []int64{other, dead}},
+		"no ids":       {onceq.Filter{IDs: []int64{}}, nil},
+		"from":         {onceq.Filter{CreatedFrom: created(other)}, []int64{gone, delayed, other}},
+		"before":       {onceq.Filter{CreatedBefore: created(other)}, []int64{dead}},
+		"between":      {onceq.Filter{CreatedFrom: created(other), CreatedBefore: created(gone)}, []int64{delayed, other}},
 		"dead in none": {onceq.Filter{Queue: "other", States: []onceq.State{onceq.StateDead, onceq.StateDead}}, nil},
 		"mixed":        {onceq.Filter{States: []onceq.State{onceq.StateWaiting, onceq.StateCancelled}}, []int64{gone, other}},
 		"everything":   {onceq.Filter{Queue: "default", Kind: "mail", Scope: "s", States: []onceq.State{onceq.StateDelayed, onceq.StateDead}, After: delayed, Limit: 1}, []int64{dead}},

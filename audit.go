@@ -1,0 +1,86 @@
+package onceq
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Action is a line of the audit trail: what a person decided about jobs, or asked for. The calls that do such things do not write it,
+// because only their callers know the person: onceqweb does, and so may tools of your own.
+type Action struct {
+	ID      int64     `json:"id"` // grows; RecordAction gives it
+	At      time.Time `json:"at"` // the database's time; RecordAction gives it
+	Who     string    `json:"who"`
+	What    string    `json:"what"`            // "redrive", "resolve", …
+	JobID   int64     `json:"job_id,omitzero"` // 0 if it is not about one job
+	About   string    `json:"about,omitzero"`  // the effect, the schedule, the filter
+	Why     string    `json:"why,omitzero"`
+	Outcome string    `json:"outcome,omitzero"` // what became of it
+}
+
+// maxAction is how many bytes each text of an Action may have.
+const maxAction = 4096
+
+// RecordAction adds a line to the audit trail, inside db, and returns its ID. In the transaction of the action itself, both happen or
+// neither. The trail is kept until somebody deletes from the table actions; the Reaper does not.
+func (q *Queue) RecordAction(ctx context.Context, db DB, a Action) (id int64, err error) {
+	const insert = `
+insert into onceq.actions (who, what, job_id, about, why, outcome)
+values ($1::text, $2::text, nullif($3::bigint, 0), $4::text, $5::text, $6::text)
+returning id`
+	for field, text := range map[string]string{"Who": a.Who, "What": a.What, "About": a.About, "Why": a.Why, "Outcome": a.Outcome} {
+		if err := checkText("Action."+field, text); err != nil {
+			return 0, err
+		}
+		if len(text) > maxAction {
+			return 0, invalid("Action."+field, "has %d bytes; at most %d", len(text), maxAction)
+		}
+	}
+	if a.Who == "" || a.What == "" {
+		return 0, invalid("Action", "needs Who and What")
+	}
+	if err := q.queryRow(ctx, db, insert, []any{a.Who, a.What, a.JobID, a.About, a.Why, a.Outcome}, &id); err != nil {
+		return 0, fmt.Errorf("onceq: recording an action: %w", err)
+	}
+	return id, nil
+}
+
+// ActionFilter chooses lines of the audit trail. A field with its zero value does not restrict.
+type ActionFilter struct {
+	JobID int64
+	After int64 // the last ID of the previous page; only smaller ones are chosen
+	Limit int   // default 100, at most 1,000
+}
+
+// Actions returns a page of the audit trail, the latest line first.
+func (q *Queue) Actions(ctx context.Context, db DB, filter ActionFilter) ([]Action, error) {
+	const columns = `select id, at, who, what, coalesce(job_id, 0), about, why, outcome from onceq.actions`
+	const page = columns + `
+ where id < $1::bigint order by id desc limit $2::int`
+	const ofJob = columns + `
+ where id < $1::bigint and job_id = $3::bigint order by id desc limit $2::int`
+	limit := cmp.Or(filter.Limit, 100)
+	if limit < 0 || limit > 1000 {
+		return nil, invalid("ActionFilter.Limit", "is %d; 1 to 1,000 is possible", limit)
+	}
+	statement, args := page, []any{cmp.Or(filter.After, math.MaxInt64), limit}
+	if filter.JobID != 0 {
+		statement, args = ofJob, append(args, filter.JobID)
+	}
+	var all []Action
+	err := q.send(ctx, db, reading, statement, args, each(func(rows pgx.Rows) error {
+		var a Action
+		err := rows.Scan(&a.ID, &a.At, &a.Who, &a.What, &a.JobID, &a.About, &a.Why, &a.Outcome)
+		all = append(all, a)
+		return err
+	}))
+	if err != nil {
+		return nil, fmt.Errorf("onceq: actions: %w", err)
+	}
+	return all, nil
+}

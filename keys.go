@@ -1,0 +1,88 @@
+package onceq
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// KeyInfo is what is known about a key that is or was taken. In JSON, empty fields are left out.
+type KeyInfo struct {
+	Class Class  `json:"class"` // whose key it is
+	Scope string `json:"scope"`
+	Key   string `json:"key"`
+
+	// State is "queued" (its job is not finished), "in_flight", "uncertain", "held", "completed", "dead" or "cancelled"; the
+	// last also stands for a key that was released.
+	State      string          `json:"state"`
+	Free       bool            `json:"free,omitzero"`        // it can be taken at once; the row is what a Reaper has not removed yet
+	JobID      int64           `json:"job_id,omitzero"`      // the job that has it, or had it last; 0 outside of jobs
+	Token      int64           `json:"token"`                // the greatest token under which it was held
+	Since      time.Time       `json:"since"`                // when it was taken
+	Until      time.Time       `json:"until,omitzero"`       // end of the latest claim's lease; zero for a job's key
+	FinishedAt time.Time       `json:"finished_at,omitzero"` // zero while the work is not finished
+	FreeAt     time.Time       `json:"free_at,omitzero"`     // end of its window; zero before its work is finished, and for one that is taken for ever
+	Result     json.RawMessage `json:"result,omitzero"`
+	Detail     string          `json:"detail,omitzero"` // why it is uncertain or held
+
+	// IdempotencyKey is the key that a provider got for it; empty for a job's key.
+	IdempotencyKey string `json:"idempotency_key,omitzero"`
+}
+
+// maxKeys is how many scopes Keys looks at.
+const maxKeys = 100
+
+// readKeys reads a key in one scope, or in every scope if $1 is empty: a range of the primary key.
+const readKeys = `
+select f.class, f.scope, case f.state when ` + sqlQueued + ` then 'queued' when ` + sqlCompleted + ` then 'completed' when ` + sqlHeld + ` then 'held'
+         when ` + sqlDead + ` then 'dead' when ` + sqlCancelled + ` then 'cancelled' when ` + sqlUncertain + ` then 'uncertain'
+         else case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end end,
+       coalesce(` + fenceFree + `, false), coalesce(f.job_id, 0), f.token, f.created_at, f.leased_until, f.finished_at, f.lifetime,
+       coalesce(f.result::text, ''), coalesce(f.detail, ''), coalesce(f.identity, (extract(epoch from f.created_at) * 1000000)::bigint)
+  from onceq.job_fences f
+ where f.key = $2::text and f.class <> ` + sqlOfEffect + ` and ($1::text = '' or f.scope = $1::text)
+ order by f.key, f.scope, f.class
+ limit $3::int`
+
+// Keys returns what is known about a key: of jobs, of the application's own (Do, Fence) and of requests. With an empty scope it looks
+// in every scope and returns the first 100. A key that was never taken, or that a Reaper has removed, is not there.
+func (q *Queue) Keys(ctx context.Context, db DB, scope, key string) ([]KeyInfo, error) {
+	if err := cmp.Or(checkText("scope", scope), checkText("key", key)); err != nil {
+		return nil, err
+	}
+	if err := q.identify(ctx, db); err != nil {
+		return nil, err
+	}
+	var all []KeyInfo
+	err := q.send(ctx, db, reading, readKeys, []any{scope, key, maxKeys}, each(func(rows pgx.Rows) error {
+		i := KeyInfo{Key: key}
+		var until, finished *time.Time
+		var lifetime, identity int64
+		var result string
+		if err := rows.Scan(&i.Class, &i.Scope, &i.State, &i.Free, &i.JobID, &i.Token, &i.Since, &until, &finished, &lifetime, &result, &i.Detail, &identity); err != nil {
+			return err
+		}
+		i.FinishedAt = orZero(finished)
+		if over := i.State == "completed" || i.State == "dead" || i.State == "cancelled"; over && finished != nil && lifetime >= 0 {
+			i.FreeAt = finished.Add(time.Duration(lifetime) * time.Millisecond)
+		}
+		if result != "" {
+			i.Result = json.RawMessage(result)
+		}
+		if i.Class != classJob {
+			i.Until = orZero(until)
+			i.IdempotencyKey = q.downstream("fence", strconv.Itoa(int(i.Class)), i.Scope, i.Key, strconv.FormatInt(identity, 10))
+		}
+		all = append(all, i)
+		return nil
+	}))
+	if err != nil {
+		return nil, fmt.Errorf("onceq: keys: %w", err)
+	}
+	return all, nil
+}
