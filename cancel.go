@@ -192,7 +192,7 @@ func (q *Queue) each(ctx context.Context, db DB, filter Filter, allowed []State,
 			return invalid("Filter.States", "has %s; possible here: %s", s, allowed)
 		}
 	}
-	for left := filter.Limit; ; {
+	for left, tried := filter.Limit, 0; ; {
 		if filter.Limit = repairChunk; left > 0 {
 			filter.Limit = min(left, repairChunk)
 		}
@@ -204,6 +204,11 @@ func (q *Queue) each(ctx context.Context, db DB, filter Filter, allowed []State,
 		if err := do(ids); err != nil {
 			return err
 		}
+		if tried += len(ids); filter.Progress != nil {
+			if err := filter.Progress(tried); err != nil {
+				return err
+			}
+		}
 		if left > 0 {
 			if left -= len(ids); left <= 0 {
 				return nil
@@ -213,9 +218,9 @@ func (q *Queue) each(ctx context.Context, db DB, filter Filter, allowed []State,
 }
 
 func (q *Queue) ids(ctx context.Context, db DB, filter Filter) ([]int64, error) {
-	statement, args := filter.statement()
+	statement, args := filter.statement(liveIDs, pastIDs)
 	var ids []int64
-	err := q.send(ctx, db, reading, `select id from (`+statement+`) page order by id desc`, args, func(rows pgx.Rows) (err error) {
+	err := q.send(ctx, db, reading, statement, args, func(rows pgx.Rows) (err error) {
 		ids, err = pgx.CollectRows(rows, pgx.RowTo[int64])
 		return err
 	})

@@ -61,6 +61,12 @@ select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payloa
        h.errors::text as errors
   from onceq.job_history h`
 
+// liveIDs and pastIDs are for statements that need no more of the jobs, and read no payloads.
+const (
+	liveIDs = `select j.id from onceq.jobs j`
+	pastIDs = `select h.id from onceq.job_history h`
+)
+
 // info reads the jobs that a statement returns in the columns of liveInfo and pastInfo.
 func (q *Queue) info(ctx context.Context, db DB, statement string, args ...any) (all []JobInfo, err error) {
 	err = q.send(ctx, db, reading, statement, args, each(func(rows pgx.Rows) error {
@@ -185,6 +191,11 @@ type Filter struct {
 
 	// CreatedFrom and CreatedBefore choose by the time of the enqueueing, the second without the time itself.
 	CreatedFrom, CreatedBefore time.Time
+
+	// Progress, if not nil, is called by CancelMany, RedriveMany, DiscardMany and ResolveMany after each of their statements,
+	// with how many jobs have been tried so far. If it returns an error, no further statement is sent, and that error is
+	// returned.
+	Progress func(tried int) error
 }
 
 func (f *Filter) states() (live, past []int16) {
@@ -224,7 +235,7 @@ func (q *Queue) List(ctx context.Context, db DB, filter Filter) ([]JobInfo, erro
 	if filter.Limit < 0 || filter.Limit > 1000 {
 		return nil, invalid("Filter.Limit", "is %d; 1 to 1,000 is possible", filter.Limit)
 	}
-	statement, args := filter.statement()
+	statement, args := filter.statement(liveInfo, pastInfo)
 	all, err := q.info(ctx, db, statement, args...)
 	if err != nil {
 		return nil, fmt.Errorf("onceq: list: %w", err)
@@ -232,10 +243,28 @@ func (q *Queue) List(ctx context.Context, db DB, filter Filter) ([]JobInfo, erro
 	return all, nil
 }
 
-// statement builds the statement for a page. It reads the history queue by queue and state by state, each of which is a
+// Count returns how many jobs the filter chooses, in the same states as List by default. It stops counting at Filter.Limit.
+// It reads the row
+// of every job that it counts.
+func (q *Queue) Count(ctx context.Context, db DB, filter Filter) (n int, err error) {
+	if err := filter.check(); err != nil {
+		return 0, err
+	}
+	if filter.Limit < 0 {
+		return 0, invalid("Filter.Limit", "is negative")
+	}
+	filter.Limit = cmp.Or(filter.Limit, math.MaxInt32)
+	statement, args := filter.statement(liveIDs, pastIDs)
+	if err := q.send(ctx, db, reading, `select count(*) from (`+statement+`) page`, args, row(&n)); err != nil {
+		return 0, fmt.Errorf("onceq: count: %w", err)
+	}
+	return n, nil
+}
+
+// statement builds the statement for a page, from the statements that read a job. It reads the history queue by queue and state by state, each of which is a
 // range of one index with a limit. Conditions that do not restrict are left out, so that a plan that is made once for all
 // values stays good. Every statement takes all arguments.
-func (f *Filter) statement() (string, []any) {
+func (f *Filter) statement(liveJob, pastJob string) (string, []any) {
 	after := f.After
 	if after == 0 {
 		after = math.MaxInt64
@@ -272,14 +301,14 @@ func (f *Filter) statement() (string, []any) {
 	return `
 with recursive` + queues + `
 given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[], $9::timestamptz, $10::timestamptz),
-live as (` + liveInfo + `
+live as (` + liveJob + `
    where cardinality($7::smallint[]) > 0 and ` + where("j") + queue + states + `
    order by j.id desc limit $2::int
 ),
 finished as (
   select i.*
     from past p cross join unnest($3::smallint[]) s (state)
-   cross join lateral (` + pastInfo + `
+   cross join lateral (` + pastJob + `
          where h.queue = p.queue and h.state = s.state and ` + where("h") + `
          order by h.id desc limit $2::int) i
    where p.queue is not null

@@ -124,6 +124,8 @@ type Handler struct {
 	batch func(context.Context, pgx.Tx, []*Lease) error
 	size  int // of a batch
 
+	decode func(*Lease) error // the payload, as the handler gets it
+
 	err error // what is wrong with the kind's declaration; NewWorker returns it
 }
 
@@ -131,6 +133,11 @@ func (k *Kind[P]) handler() Handler {
 	h := Handler{
 		kind: k.Name, queue: k.Queue, timeout: k.Timeout, backoff: k.Backoff, maxLost: k.MaxLost,
 		serializable: k.Serializable, keep: math.MinInt64,
+	}
+	known := k.RefuseUnknownFields
+	h.decode = func(l *Lease) error {
+		_, err := decode[P](l, known)
+		return err
 	}
 	if h.queue == "" {
 		h.queue = DefaultQueue

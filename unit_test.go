@@ -270,17 +270,18 @@ var built = map[string]string{
 	"inTx completeOne":        inTx[completeOne],
 	"inTx completeOneKept":    inTx[completeOneKept],
 	"inTx completeOneUnkeyed": inTx[completeOneUnkeyed],
-	"statement":               statementOf(&Filter{Limit: 1}),
-	"statement of all":        statementOf(&Filter{Limit: 1, Queue: "q", Kind: "k", Scope: "s", IDs: []int64{1}, CreatedFrom: time.Unix(0, 0), CreatedBefore: time.Unix(1, 0)}),
-	"statement of states":     statementOf(&Filter{Limit: 1, States: []State{StateWaiting, StateDead}}),
+	"statement":               statementOf(&Filter{Limit: 1}, liveInfo, pastInfo),
+	"statement of all":        statementOf(&Filter{Limit: 1, Queue: "q", Kind: "k", Scope: "s", IDs: []int64{1}, CreatedFrom: time.Unix(0, 0), CreatedBefore: time.Unix(1, 0)}, liveInfo, pastInfo),
+	"statement of states":     statementOf(&Filter{Limit: 1, States: []State{StateWaiting, StateDead}}, liveInfo, pastInfo),
 	"listenOnce":              "listen …",
-	"ids":                     "select id from (…) page order by id desc", // built by Filter.statement
+	"statement of ids":        statementOf(&Filter{Limit: 1}, liveIDs, pastIDs),
+	"Count":                   "select count(*) from (…) page", // built by Filter.statement
 	"committed":               "rollback; select pg_xact_status('…')",
 	"share":                   "set local idle_in_transaction_session_timeout to …",
 }
 
-func statementOf(f *Filter) string {
-	s, _ := f.statement()
+func statementOf(f *Filter, live, past string) string {
+	s, _ := f.statement(live, past)
 	return s
 }
 

@@ -68,9 +68,6 @@ request as (
 select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')),
        (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1) from gone;
 
--- cancel.go: ids
-select id from (…) page order by id desc;
-
 -- cancel.go: readState
 select case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
@@ -1027,6 +1024,9 @@ select c.relname,
  where c.oid in ('onceq.jobs'::regclass, 'onceq.job_fences'::regclass, 'onceq.job_history'::regclass)
  order by c.relname;
 
+-- inspect.go: Count
+select count(*) from (…) page;
+
 -- inspect.go: Get.read
 select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
@@ -1063,6 +1063,30 @@ select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payloa
        null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
        h.errors::text as errors
   from onceq.job_history h where h.id = $1::bigint and h.scope = $2::text and h.key = $3::text;
+
+-- inspect.go: liveIDs
+select j.id from onceq.jobs j;
+
+-- inspect.go: liveInfo
+select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
+            when j.leased_until > statement_timestamp() then 3
+            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
+            when j.run_at > statement_timestamp() then 2
+            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
+       j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
+       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+       j.errors::text as errors
+  from onceq.jobs j;
+
+-- inspect.go: pastIDs
+select h.id from onceq.job_history h;
+
+-- inspect.go: pastInfo
+select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
+       h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
+       null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
+       h.errors::text as errors
+  from onceq.job_history h;
 
 -- inspect.go: readStats
 with recursive
@@ -1194,6 +1218,30 @@ select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payloa
        h.errors::text as errors
   from onceq.job_history h
          where h.queue = p.queue and h.state = s.state and h.id < $1::bigint and h.kind = $5::text and h.scope = $6::text and h.id = any ($8::bigint[]) and h.created_at >= $9::timestamptz and h.created_at < $10::timestamptz
+         order by h.id desc limit $2::int) i
+   where p.queue is not null
+)
+select * from (select * from live union all select * from finished) a
+ order by id desc limit $2::int;
+
+-- inspect.go: statement of ids
+with recursive
+past (queue) as (
+  (select queue from onceq.job_history order by queue limit 1)
+  union all
+  select (select h.queue from onceq.job_history h where h.queue > p.queue order by h.queue limit 1)
+    from past p where p.queue is not null
+),
+given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[], $9::timestamptz, $10::timestamptz),
+live as (select j.id from onceq.jobs j
+   where cardinality($7::smallint[]) > 0 and j.id < $1::bigint
+   order by j.id desc limit $2::int
+),
+finished as (
+  select i.*
+    from past p cross join unnest($3::smallint[]) s (state)
+   cross join lateral (select h.id from onceq.job_history h
+         where h.queue = p.queue and h.state = s.state and h.id < $1::bigint
          order by h.id desc limit $2::int) i
    where p.queue is not null
 )

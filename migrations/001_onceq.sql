@@ -26,6 +26,7 @@
 --                that were kept long enough.
 --   actions      One row for each thing that a person did to jobs through onceqweb or a tool that calls RecordAction. It is
 --                never changed or deleted.
+--   v_jobs, v_queues, v_effects, v_keys   Views for people; at the end.
 --   waiters      One row for each idle worker and queue. Workers insert and delete it, and Enqueue reads it to decide
 --                whether to notify. The Reaper deletes the rows of a killed worker.
 --
@@ -284,8 +285,79 @@ begin
 end
 $take_fence$;
 
+-- Views for people with psql, and for dashboards; docs/operations.md shows them in use. Their names, columns and words are
+-- stable: a later version may add a view or a column, and changes none. The tables above may change. Statements of onceq itself
+-- do not use them.
+
+-- Every job, live or in the history.
+create view {{.schema}}.v_jobs as
+select j.id, j.queue, j.kind,
+       case when j.leased_until > statement_timestamp() then 'running'
+            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 'retrying'
+            when j.run_at > statement_timestamp() then 'delayed'
+            else 'waiting' end as state,
+       j.scope, j.key, j.priority, j.attempts, j.max_attempts, j.lost, j.run_at, j.created_at, j.leased_until,
+       null::timestamptz as finished_at, null::timestamptz as keep_until, j.errors -> -1 ->> 'error' as last_error,
+       j.payload, j.payload_bytes, j.metadata, null::jsonb as result, j.errors
+  from {{.schema}}.jobs j
+union all
+select h.id, h.queue, h.kind, case h.state when 5 then 'completed' when 6 then 'dead' when 7 then 'cancelled' when 8 then 'held' end,
+       h.scope, h.key, h.priority, h.attempts, h.max_attempts, h.lost, h.run_at, h.created_at, null,
+       h.finished_at, h.keep_until, h.errors -> -1 ->> 'error',
+       h.payload, h.payload_bytes, h.metadata, h.result, h.errors
+  from {{.schema}}.job_history h;
+
+-- Counts for each queue, and since when the job that is due for longest has been due. It reads every job. Queue.Stats and the
+-- command stop counting at 10,000.
+create view {{.schema}}.v_queues as
+select v.queue,
+       count(*) filter (where state = 'waiting')   as waiting,
+       count(*) filter (where state = 'running')   as running,
+       count(*) filter (where state = 'retrying')  as retrying,
+       count(*) filter (where state = 'delayed')   as delayed,
+       count(*) filter (where state = 'dead')      as dead,
+       count(*) filter (where state = 'held')      as held,
+       count(*) filter (where state = 'completed') as completed,
+       count(*) filter (where state = 'cancelled') as cancelled,
+       min(run_at) filter (where state in ('waiting', 'retrying') and run_at <= statement_timestamp()) as oldest_due
+  from {{.schema}}.v_jobs v
+ group by v.queue;
+
+-- What is known of each effect (Once) of a job. Effects of a round before Reschedule are not shown.
+create view {{.schema}}.v_effects as
+select f.job_id, substr(f.key, strpos(f.key, '/') + 1) as name,
+       case f.state when 3 then 'completed' when 6 then 'held'
+            when 1 then case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end
+            else 'uncertain' end as state,
+       f.scope as queue, p.kind, f.created_at as since, f.leased_until as until, f.result, f.detail
+  from {{.schema}}.job_fences f
+  left join lateral (
+       select j.kind, j.created_at, j.identity from {{.schema}}.jobs j where j.id = f.job_id
+       union all
+       select h.kind, h.created_at, h.identity from {{.schema}}.job_history h where h.id = f.job_id) p on true
+ where f.class = 3 and f.state in (1, 2, 3, 6)
+   and (p.kind is null
+        or coalesce(f.fingerprint = int8send(coalesce(p.identity, (extract(epoch from p.created_at) * 1000000)::bigint)), true));
+
+-- Each key that was taken and not removed yet: of jobs, of the application (Do, Fence) and of clients' requests. From free_at on
+-- it can be taken again; null: not before its work is finished, or never.
+create view {{.schema}}.v_keys as
+select case f.class when 0 then 'job' when 1 then 'application' when 2 then 'request' end as class, f.scope, f.key,
+       case f.state when 0 then 'queued' when 3 then 'completed' when 4 then 'dead' when 5 then 'cancelled' when 6 then 'held'
+            when 1 then case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end
+            else 'uncertain' end as state,
+       f.job_id, f.created_at, f.finished_at,
+       case when f.state in (3, 4, 5) and f.lifetime >= 0 then f.finished_at + f.lifetime * interval '1 millisecond' end as free_at,
+       f.result, f.detail
+  from {{.schema}}.job_fences f
+ where f.class < 3;
+
 ---- create above / drop below ----
 
+drop view {{.schema}}.v_keys;
+drop view {{.schema}}.v_effects;
+drop view {{.schema}}.v_queues;
+drop view {{.schema}}.v_jobs;
 drop function {{.schema}}.take_fence(regclass, text, text, bigint, bytea);
 drop function {{.schema}}.next_id(regclass, bigint);
 drop function {{.schema}}.id_taken(bigint);

@@ -123,21 +123,13 @@ select
   )`
 
 // step runs the next migration, or reports that there is none to run. Other processes wait for its lock, and read the
-// version after that: read committed takes a new snapshot for each statement, whatever the session's default is.
+// version after that.
 func step(ctx context.Context, conn *pgx.Conn, schema string, steps []Migration) (done bool, err error) {
-	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite})
+	tx, err := begin(ctx, conn)
 	if err != nil {
 		return false, err
 	}
 	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }() // no effect after a commit
-
-	// The files name every table with its schema. The session's own search path must not matter.
-	if _, err := tx.Exec(ctx, "set local search_path = pg_catalog, pg_temp"); err != nil {
-		return false, err
-	}
-	if _, err := tx.Exec(ctx, "select pg_advisory_xact_lock($1)", lock); err != nil {
-		return false, fmt.Errorf("wait for other migrations: %w", err)
-	}
 
 	ident := pgx.Identifier{schema}.Sanitize()
 	table := ident + ".schema_version"
@@ -181,6 +173,93 @@ func step(ctx context.Context, conn *pgx.Conn, schema string, steps []Migration)
 	return false, tx.Commit(ctx)
 }
 
+// Current returns the version to which Up, or tern, has brought a schema; 0 if neither has worked there. It knows nothing of
+// other migration tools: Queue.Check does.
+func Current(ctx context.Context, conn *pgx.Conn, schema string) (version int, err error) {
+	if err := checkName(schema); err != nil {
+		return 0, err
+	}
+	var hasSchema, hasTable bool
+	if err = conn.QueryRow(ctx, lookup, schema).Scan(&hasSchema, &hasTable); err == nil && hasTable {
+		err = conn.QueryRow(ctx, "select version from "+pgx.Identifier{schema}.Sanitize()+".schema_version").Scan(&version)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("migrations: schema %q: %w", schema, err)
+	}
+	return version, nil
+}
+
+// DownTo undoes what Up has done, down to a version, and deletes the data of what it removes: at version 0 no job, no key and
+// no history is left. The schema itself stays. No worker may run meanwhile. As with Up, each migration commits on its own, and a
+// schema that is newer than this package is a *VersionError.
+func DownTo(ctx context.Context, conn *pgx.Conn, schema string, version int) error {
+	steps, err := load(schema)
+	if err != nil {
+		return err
+	}
+	if version < 0 || version > len(steps) {
+		return fmt.Errorf("migrations: there is no version %d; 0 to %d is possible", version, len(steps))
+	}
+	if conn.PgConn().TxStatus() != 'I' {
+		return ErrInTransaction
+	}
+	for {
+		done, err := stepDown(ctx, conn, schema, steps, version)
+		if err != nil {
+			return fmt.Errorf("migrations: schema %q: %w", schema, err)
+		}
+		if done {
+			return nil
+		}
+	}
+}
+
+// stepDown undoes the latest migration, or reports that there is none to undo.
+func stepDown(ctx context.Context, conn *pgx.Conn, schema string, steps []Migration, to int) (done bool, err error) {
+	tx, err := begin(ctx, conn)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }() // no effect after a commit
+	version, err := Current(ctx, conn, schema)
+	switch {
+	case err != nil:
+		return false, err
+	case version > len(steps):
+		return false, &VersionError{Schema: schema, Database: version, Code: len(steps)}
+	case version <= to:
+		return true, nil
+	}
+	last := steps[version-1]
+	for _, command := range commands(last.Down) {
+		if _, err := tx.Exec(ctx, command); err != nil {
+			return false, fmt.Errorf("%s: %w", last.Name, err)
+		}
+	}
+	if _, err := tx.Exec(ctx, "update "+pgx.Identifier{schema}.Sanitize()+".schema_version set version = $1", version-1); err != nil {
+		return false, fmt.Errorf("write schema_version: %w", err)
+	}
+	return false, tx.Commit(ctx)
+}
+
+// begin opens the transaction of one migration, once no other process migrates. Read committed takes a new snapshot for each
+// statement, whatever the session's default is. The files name every table with its schema: the session's own search path must
+// not matter.
+func begin(ctx context.Context, conn *pgx.Conn) (pgx.Tx, error) {
+	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite})
+	if err != nil {
+		return nil, err
+	}
+	if _, err = tx.Exec(ctx, "set local search_path = pg_catalog, pg_temp"); err == nil {
+		if _, err = tx.Exec(ctx, "select pg_advisory_xact_lock($1)", lock); err == nil {
+			return tx, nil
+		}
+		err = fmt.Errorf("wait for other migrations: %w", err)
+	}
+	_ = tx.Rollback(context.WithoutCancel(ctx))
+	return nil, err
+}
+
 // List returns the migrations in order, without their SQL.
 func List() []Migration {
 	list, err := SQL("onceq")
@@ -218,31 +297,42 @@ func Grants(schema, role string) string {
 			written = append(written, ident+"."+table)
 		}
 	}
-	return strings.NewReplacer("$schema", ident, "$role", to, "$written", strings.Join(written, ", ")).Replace(
+	read := []string{ident + ".meta"}
+	for _, view := range views() {
+		read = append(read, ident+"."+view)
+	}
+	return strings.NewReplacer("$schema", ident, "$role", to, "$written", strings.Join(written, ", "), "$read", strings.Join(read, ", ")).Replace(
 		`grant usage on schema $schema to $role;
-grant select on $schema.meta to $role;
+grant select on $read to $role;
 grant select, insert, update, delete on $written to $role;
 grant usage on all sequences in schema $schema to $role;
 grant execute on all functions in schema $schema to $role;
 `)
 }
 
-var tablePattern = regexp.MustCompile(`(?m)^(create|drop)(?: unlogged)? table (?:if (?:not )?exists )?"onceq"\.(\w+)`)
+var (
+	tablePattern = regexp.MustCompile(`(?m)^(create|drop)(?: unlogged)? table (?:if (?:not )?exists )?"onceq"\.(\w+)`)
+	viewPattern  = regexp.MustCompile(`(?m)^(create|drop)(?: or replace)? view (?:if exists )?"onceq"\.(\w+)`)
+)
 
 // tables returns the names of the tables that exist after all migrations, in the order of their creation.
 // schema_version is not among them: it belongs to the tool that runs the migrations.
-func tables() []string {
+func tables() []string { return after(tablePattern) }
+
+// views does the same for views.
+func views() []string { return after(viewPattern) }
+
+func after(pattern *regexp.Regexp) []string {
 	steps, err := load("onceq")
 	if err != nil {
 		panic(err) // the files are part of this package, and its tests load them
 	}
 	var names []string
 	for _, s := range steps {
-		for _, match := range tablePattern.FindAllStringSubmatch(s.Up, -1) {
+		for _, match := range pattern.FindAllStringSubmatch(s.Up, -1) {
+			names = slices.DeleteFunc(names, func(name string) bool { return name == match[2] })
 			if match[1] == "create" {
 				names = append(names, match[2])
-			} else {
-				names = slices.DeleteFunc(names, func(name string) bool { return name == match[2] })
 			}
 		}
 	}

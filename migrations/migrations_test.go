@@ -315,6 +315,42 @@ func TestSQLByHand(t *testing.T) {
 	}
 }
 
+// DownTo leaves nothing but the version, and Up begins anew from there.
+func TestDownTo(t *testing.T) {
+	t.Parallel()
+	conn := empty(t)
+	current := func() int {
+		t.Helper()
+		v, err := migrations.Current(t.Context(), conn, odd)
+		require.NoError(t, err)
+		return v
+	}
+	require.Equal(t, 0, current())
+	require.NoError(t, migrations.DownTo(t.Context(), conn, odd, 0), "there is nothing to undo")
+	require.NoError(t, migrations.Up(t.Context(), conn, odd))
+	require.Equal(t, migrations.Version, current())
+	before := catalog(t, conn, odd)
+	require.NoError(t, migrations.DownTo(t.Context(), conn, odd, migrations.Version))
+	require.Equal(t, before, catalog(t, conn, odd))
+
+	require.NoError(t, migrations.DownTo(t.Context(), conn, odd, 0))
+	require.Equal(t, 0, current())
+	require.Equal(t, []string{"schema_version"}, collect(t, conn, `
+		select relname::text from pg_class c join pg_namespace n on n.oid = relnamespace where nspname = $1
+		union all
+		select proname::text from pg_proc p join pg_namespace n on n.oid = pronamespace where nspname = $1`, odd))
+	require.NoError(t, migrations.Up(t.Context(), conn, odd))
+	require.Equal(t, before, catalog(t, conn, odd))
+
+	require.ErrorContains(t, migrations.DownTo(t.Context(), conn, odd, -1), "no version -1")
+	require.ErrorContains(t, migrations.DownTo(t.Context(), conn, odd, migrations.Version+1), "no version")
+	exec(t, conn, "update "+pgx.Identifier{odd}.Sanitize()+".schema_version set version = version + 7")
+	var newer *migrations.VersionError
+	require.ErrorAs(t, migrations.DownTo(t.Context(), conn, odd, 0), &newer)
+	exec(t, conn, "begin")
+	require.ErrorIs(t, migrations.DownTo(t.Context(), conn, odd, 0), migrations.ErrInTransaction)
+}
+
 func TestGrants(t *testing.T) {
 	t.Parallel()
 	conn := empty(t)
@@ -338,13 +374,13 @@ func TestGrants(t *testing.T) {
 		select relname || ' ' || relkind::text
 		from pg_class c
 		join pg_namespace n on n.oid = c.relnamespace
-		where nspname = $1 and relkind in ('r', 'S') and relname <> 'schema_version'
+		where nspname = $1 and relkind in ('r', 'S', 'v') and relname <> 'schema_version'
 		order by relname collate "C"`, odd) {
 		relation, kind, _ := strings.Cut(relation, " ")
 		switch {
 		case kind == "S":
 			want = append(want, relation+": USAGE")
-		case relation == "meta":
+		case relation == "meta" || kind == "v":
 			want = append(want, relation+": SELECT")
 		default:
 			want = append(want, relation+": DELETE INSERT SELECT UPDATE")

@@ -3,6 +3,7 @@ package deploys
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
@@ -51,6 +52,18 @@ func Handlers() []onceq.Handler {
 		}),
 		ChargesV2.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, c ChargeV2) error { return charge(ctx, tx, c) }),
 	}
+}
+
+// CheckBacklog is run by the new version before it is deployed: charges check-backlog. It runs no job. An error stops the deploy.
+func CheckBacklog(ctx context.Context, q *onceq.Queue) error {
+	kinds, err := q.CheckPayloads(ctx, Handlers()...)
+	for _, k := range kinds {
+		fmt.Println(k)
+		if !k.OK() {
+			err = errors.Join(err, fmt.Errorf("this version cannot run the jobs of kind %q that are waiting", k.Kind))
+		}
+	}
+	return err
 }
 
 func charge(ctx context.Context, tx pgx.Tx, c ChargeV2) error {

@@ -32,6 +32,13 @@ func TestDeploys(t *testing.T) {
 	_, err = db.Queue.Enqueue(t.Context(), db.Pool, ChargesV2.Job(ChargeV2{8, "1.00 EUR"}))
 	require.NoError(t, err)
 
+	require.NoError(t, CheckBacklog(t.Context(), db.Queue))
+	odd, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "charge", Payload: map[string]string{"cents": "many"}})
+	require.NoError(t, err)
+	require.ErrorContains(t, CheckBacklog(t.Context(), db.Queue), `cannot run the jobs of kind "charge"`)
+	_, err = db.Queue.Cancel(t.Context(), db.Pool, odd.ID)
+	require.NoError(t, err)
+
 	for _, ran := range db.Drain(Handlers()...) {
 		require.Equal(t, onceq.StateCompleted, ran.State)
 	}

@@ -119,8 +119,16 @@ func TestList(t *testing.T) {
 		if fmt.Sprint(got) != fmt.Sprint(test.want) {
 			t.Errorf("%s: %v, want %v", name, got, test.want)
 		}
+		if n := must[int](t)(q.Count(ctx, db.Pool, test.filter)); n != len(test.want) {
+			t.Errorf("%s: %d counted, want %d", name, n, len(test.want))
+		}
 	}
 	var bad *onceq.InvalidError
+	for _, f := range []onceq.Filter{{Limit: -1}, {States: []onceq.State{0}}} {
+		if _, err := q.Count(ctx, db.Pool, f); !errors.As(err, &bad) {
+			t.Errorf("%+v: error %v", f, err)
+		}
+	}
 	for _, f := range []onceq.Filter{{Limit: -1}, {Limit: 1001}, {States: []onceq.State{0}}} {
 		if _, err := q.List(ctx, db.Pool, f); !errors.As(err, &bad) {
 			t.Errorf("%+v: error %v", f, err)

@@ -528,7 +528,19 @@ func TestRedriveAndDiscardMany(t *testing.T) {
 	redrive(onceq.Filter{Kind: "kind0"}, 346, 1) // there are 602 of that kind, and 255 of them were among the first
 	redrive(onceq.Filter{Scope: "tenant"}, n-510-346-1, 1)
 	fatal()
-	if got, err := q.DiscardMany(ctx, db.Pool, onceq.Filter{}); err != nil || got != n {
+	enough := errors.New("enough")
+	var tried []int
+	stop := func(n int) error {
+		tried = append(tried, n)
+		if n >= 1000 {
+			return enough
+		}
+		return nil
+	}
+	if got, err := q.DiscardMany(ctx, db.Pool, onceq.Filter{Progress: stop}); !errors.Is(err, enough) || got != 1000 || fmt.Sprint(tried) != "[500 1000]" {
+		t.Fatalf("%d discarded, progress %v, error %v", got, tried, err)
+	}
+	if got, err := q.DiscardMany(ctx, db.Pool, onceq.Filter{}); err != nil || got != n-1000 {
 		t.Fatalf("%d discarded, error %v", got, err)
 	}
 	var bad *onceq.InvalidError

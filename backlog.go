@@ -1,0 +1,80 @@
+package onceq
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// BacklogCheck is what CheckPayloads found for the jobs of one kind.
+type BacklogCheck struct {
+	Kind      string   `json:"kind"`
+	Jobs      int      `json:"jobs"`       // that were looked at
+	NoHandler bool     `json:"no_handler"` // no handler is for this kind, so its payloads were not decoded
+	Failed    int      `json:"failed"`     // jobs whose payload does not decode
+	Errors    []string `json:"errors"`     // of the newest ten of these; each names its job
+}
+
+// OK reports whether the handlers can run all jobs of the kind.
+func (c BacklogCheck) OK() bool { return !c.NoHandler && c.Failed == 0 }
+
+func (c BacklogCheck) String() string {
+	switch {
+	case c.NoHandler:
+		return fmt.Sprintf("%s: %d jobs, and no handler", c.Kind, c.Jobs)
+	case c.Failed > 0:
+		return fmt.Sprintf("%s: %d of %d payloads do not decode; the newest: %s", c.Kind, c.Failed, c.Jobs, c.Errors[0])
+	}
+	return fmt.Sprintf("%s: %d payloads decode", c.Kind, c.Jobs)
+}
+
+// CheckPayloads decodes the payload of every job that may run again, as the handlers would: of unfinished, dead and held
+// jobs. It runs no handler and changes nothing. Call it with the handlers of a new version of the application before that
+// version is deployed. It returns what it found for each kind that has such jobs, by name. Jobs of a kind without a handler
+// are only counted: another application may run them.
+//
+// It reads the jobs in pages, newest first, on the pool. Jobs that are enqueued meanwhile are not looked at.
+func (q *Queue) CheckPayloads(ctx context.Context, handlers ...Handler) ([]BacklogCheck, error) {
+	byKind := make(map[string]Handler, len(handlers))
+	for _, h := range handlers {
+		if h.err != nil {
+			return nil, h.err
+		}
+		byKind[h.kind] = h
+	}
+	found := make(map[string]*BacklogCheck)
+	filter := Filter{Limit: 200, States: []State{StateWaiting, StateDelayed, StateRunning, StateRetrying, StateDead, StateHeld}}
+	for {
+		jobs, err := q.List(ctx, q.pool, filter)
+		if err != nil {
+			return nil, fmt.Errorf("onceq: check payloads: %w", err)
+		}
+		for _, j := range jobs {
+			c := found[j.Kind]
+			h, known := byKind[j.Kind]
+			if c == nil {
+				c = &BacklogCheck{Kind: j.Kind, NoHandler: !known, Errors: []string{}}
+				found[j.Kind] = c
+			}
+			c.Jobs++
+			if !known {
+				continue
+			}
+			if err := h.decode(&Lease{ID: j.ID, Kind: j.Kind, Payload: j.Payload, Bytes: j.Bytes}); err != nil {
+				if c.Failed++; c.Failed <= 10 {
+					c.Errors = append(c.Errors, err.Error())
+				}
+			}
+		}
+		if len(jobs) < filter.Limit {
+			break
+		}
+		filter.After = jobs[len(jobs)-1].ID
+	}
+	var all []BacklogCheck
+	for _, kind := range slices.Sorted(maps.Keys(found)) {
+		all = append(all, *found[kind])
+	}
+	return all, nil
+}

@@ -1,0 +1,117 @@
+package tests
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/migrations"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// The views say of jobs, queues, effects and keys what the library says.
+func TestViews(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	ctx, q := t.Context(), db.Queue
+
+	// A job in every state.
+	kind := onceq.Kind[string]{Name: "work", Key: func(p string) string { return p }, Keep: time.Hour}
+	enqueue := func(what string, delay time.Duration) int64 {
+		j := kind.Job(what)
+		j.Delay = delay
+		return repairEnqueue(t, db, j)
+	}
+	for _, what := range []string{"completed", "dead", "held", "retrying"} {
+		enqueue(what, 0)
+	}
+	handler := kind.Handle(func(ctx context.Context, l *onceq.Lease, what string) error {
+		switch what {
+		case "dead":
+			return onceq.Fatal(errors.New("no such address"))
+		case "held":
+			_, err := onceq.Once(ctx, l, "a/b", func(context.Context, string) (int, error) { return 0, errors.New("time-out") }, onceq.OnUncertain(onceq.Hold()))
+			return err
+		case "retrying":
+			if _, err := onceq.Once(ctx, l, "sure", func(context.Context, string) (int, error) { return 7, nil }); err != nil {
+				return err
+			}
+			_, err := onceq.Once(ctx, l, "unsure", func(context.Context, string) (int, error) { return 0, errors.New("reset") })
+			return err
+		}
+		return nil
+	})
+	db.Drain(handler)
+	wantState(t, onceq.StateRetrying)(q.Retry(ctx, db.Pool, must[[]onceq.JobInfo](t)(q.List(ctx, db.Pool, onceq.Filter{States: []onceq.State{onceq.StateRetrying}, Limit: 1, After: 4}))[0].ID))
+	db.Drain(handler)
+	running := enqueue("running", 0)
+	for _, l := range must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{Limit: 10})) {
+		if l.ID != running {
+			require.NoError(t, l.Snooze(ctx, time.Hour))
+		}
+	}
+	enqueue("waiting", 0)
+	enqueue("delayed", time.Hour)
+	wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, enqueue("cancelled", time.Hour)))
+
+	for _, j := range must[[]onceq.JobInfo](t)(q.List(ctx, db.Pool, onceq.Filter{})) {
+		var queue, kind, state, scope, key string
+		var lastError *string
+		var attempts, max, lost int
+		var finished *time.Time
+		require.NoError(t, db.Pool.QueryRow(ctx, `select queue, kind, state, scope, key, attempts, max_attempts, lost, finished_at, last_error from onceq.v_jobs where id = $1`, j.ID).
+			Scan(&queue, &kind, &state, &scope, &key, &attempts, &max, &lost, &finished, &lastError))
+		require.Equal(t, fmt.Sprint(j.Queue, j.Kind, j.State, j.Scope, j.Key, j.Attempts, j.MaxAttempts, j.Lost, j.State.Finished()),
+			fmt.Sprint(queue, kind, state, scope, key, attempts, max, lost, finished != nil))
+		require.Equal(t, key, state, "each job is in the state that its key names")
+		if len(j.Errors) > 0 {
+			require.Equal(t, j.Errors[len(j.Errors)-1].Error, *lastError)
+		}
+
+		for _, e := range must[[]onceq.EffectInfo](t)(q.Effects(ctx, db.Pool, j.ID)) {
+			var state, kind string
+			require.NoError(t, db.Pool.QueryRow(ctx, `select state, kind from onceq.v_effects where job_id = $1 and name = $2`, j.ID, e.Name).Scan(&state, &kind))
+			require.Equal(t, e.State+" work", state+" "+kind)
+		}
+	}
+	lines := func(sql string) []string {
+		rows, err := db.Pool.Query(ctx, sql)
+		require.NoError(t, err)
+		return must[[]string](t)(pgx.CollectRows(rows, pgx.RowTo[string]))
+	}
+	require.Equal(t, []string{"a/b held", "sure completed", "unsure uncertain"}, lines(`select name || ' ' || state from onceq.v_effects order by name`))
+	require.Equal(t, []string{"default 1 1 1 1 1 1 1 1 true"}, lines(`
+		select concat_ws(' ', queue, waiting, running, retrying, delayed, dead, held, completed, cancelled, (oldest_due <= now())::text) from onceq.v_queues`))
+	require.Equal(t, []string{"cancelled cancelled true", "completed completed true", "dead dead true", "delayed queued", "held held", "retrying queued", "running queued", "waiting queued"},
+		lines(`select concat_ws(' ', key, state, (free_at > now())::text) from onceq.v_keys where class = 'job' order by key`))
+	require.NoError(t, must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{}))[0].Complete(ctx, nil))
+}
+
+// A role that may read the views alone reads them all.
+func TestViews_ForAReader(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.NoMigrations())
+	conn, err := pgx.Connect(t.Context(), db.URL)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, conn.Close(context.Background())) }()
+	require.NoError(t, migrations.Up(t.Context(), conn, "onceq"))
+	tx, err := conn.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	for _, sql := range []string{
+		`create role reader_of_views`, `grant usage on schema onceq to reader_of_views`,
+		`grant select on onceq.v_jobs, onceq.v_queues, onceq.v_effects, onceq.v_keys to reader_of_views`, `set local role reader_of_views`,
+		`select * from onceq.v_jobs`, `select * from onceq.v_queues`, `select * from onceq.v_effects`, `select * from onceq.v_keys`,
+	} {
+		_, err := tx.Exec(t.Context(), sql)
+		require.NoError(t, err, sql)
+	}
+	_, err = tx.Exec(t.Context(), `select * from onceq.jobs`)
+	require.ErrorContains(t, err, "permission denied")
+}
