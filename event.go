@@ -31,7 +31,7 @@ const (
 	EventReaped    EventType = "reaped"
 
 	// EventBackground: work in the background failed and will be tried again. Name says which work: claim, rescan, extend,
-	// finish, announce, next_due, listen or reap. Count says how often it has failed in a row. Queue.Health shows the work
+	// finish, announce, next_due, listen, presence or reap. Count says how often it has failed in a row. Queue.Health shows the work
 	// that is still failing.
 	EventBackground EventType = "background_error"
 )

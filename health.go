@@ -228,6 +228,7 @@ var (
 	workAnnounce = &work{"announce", "announcing that a worker is waiting", "new jobs wait for the next poll"}
 	workNextDue  = &work{"next_due", "looking for the next delayed job", "delayed jobs wait for the next poll"}
 	workListen   = &work{"listen", "listening for new jobs", "new jobs wait for the next poll"}
+	workPresence = &work{"presence", "writing a worker's row", "Workers and Explain take this worker for one that has gone"}
 	workReap     = &work{"reap", "reaping", "the tables grow"}
 )
 

@@ -28,6 +28,7 @@ type run struct {
 	beats    *beats
 	exec     *executor
 	listener *listener // not run by Drain
+	presence *presence
 	claimers []*claimer
 	drain    *draining // nil for Run
 	failed   []error   // errors of Drain's claimers, one for each; each claimer's goroutine writes its own
@@ -53,6 +54,7 @@ func newRun(ctx context.Context, w *Worker, db, beatsDB *pgxpool.Pool) *run {
 		tasks: r.tasks, outbox: r.outbox, watch: watch,
 	}
 	r.listener = &listener{q: w.q, id: id, db: db, woken: r.woken}
+	r.presence = newPresence(w, id, db)
 	for name, cfg := range w.queues {
 		c := newClaimer(w, id, db, r.exec, r.listener, newSlots(w, name, cfg))
 		r.claimers = append(r.claimers, c)
@@ -136,6 +138,7 @@ func (r *run) start(ctx context.Context, limit int) {
 	if r.drain == nil {
 		r.claiming.Go(func() { r.listener.loop(ctx) })
 	}
+	r.presence.begin(r.drain != nil)
 	for range 2 {
 		r.writing.Go(r.outbox.loop)
 	}
@@ -168,10 +171,13 @@ func (r *run) end() (left error) {
 			}
 		}
 	}
+	var leaving sync.WaitGroup
+	leaving.Go(r.presence.leave)
 	r.outbox.close()
 	r.writing.Wait()
 	close(r.stopBeats)
 	r.beating.Wait()
 	r.listener.unannounceAll()
+	leaving.Wait()
 	return left
 }

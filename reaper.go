@@ -71,6 +71,7 @@ type Reaped struct {
 	History int // removed: finished jobs that were kept long enough
 	Cancels int // removed: requests to cancel jobs that are gone
 	Waiters int // removed: announcements of workers that never came back
+	Workers int // removed: rows of workers that never came back
 
 	// Unknown counts removed keys of clients whose outcome nobody has found out. A warning in the log says so too.
 	Unknown int
@@ -87,6 +88,7 @@ func (r *Reaped) add(o Reaped) {
 	r.History += o.History
 	r.Cancels += o.Cancels
 	r.Waiters += o.Waiters
+	r.Workers += o.Workers
 	r.Unknown += o.Unknown
 	r.Missing += o.Missing
 }
@@ -144,7 +146,7 @@ func (r *Reaper) grown(ctx context.Context, last fenceTable) bool {
 
 // RunOnce makes one full pass, in statements of at most Batch rows, each of which commits on its own. The counts are right
 // even if it returns an error. It reports one EventReaped for each sort of rows that it removed; the event's Kind names the
-// sort: fences, effects, history, cancels, waiters, unknown or missing.
+// sort: fences, effects, history, cancels, waiters, workers, unknown or missing.
 func (r *Reaper) RunOnce(ctx context.Context) (Reaped, error) {
 	sum, _, _, err := r.pass(ctx)
 	return sum, err
@@ -163,6 +165,7 @@ func (r *Reaper) pass(ctx context.Context) (sum Reaped, table fenceTable, looked
 		{reapHistory, []any{r.cfg.Batch, CancelledKeep.Milliseconds()}, &sum.History},
 		{reapCancels, []any{r.cfg.Batch}, &sum.Cancels},
 		{reapWaiters, []any{r.cfg.Batch, r.cfg.Grace.Milliseconds()}, &sum.Waiters},
+		{reapWorkers, []any{r.cfg.Batch, max(r.cfg.Grace, staleAfter).Milliseconds()}, &sum.Workers},
 	} {
 		for n, stay := r.cfg.Batch, 0; err == nil && n+stay == r.cfg.Batch; *s.count += n {
 			n, stay = 0, 0
@@ -188,7 +191,7 @@ func (r *Reaper) report(ctx context.Context, sum Reaped) {
 		count int
 	}{
 		{"fences", sum.Fences}, {"effects", sum.Effects}, {"history", sum.History},
-		{"cancels", sum.Cancels}, {"waiters", sum.Waiters}, {"unknown", sum.Unknown}, {"missing", sum.Missing},
+		{"cancels", sum.Cancels}, {"waiters", sum.Waiters}, {"workers", sum.Workers}, {"unknown", sum.Unknown}, {"missing", sum.Missing},
 	} {
 		if s.count > 0 {
 			r.q.emit(ctx, Event{Type: EventReaped, Kind: s.name, Count: s.count})
@@ -354,5 +357,21 @@ gone as (
    where ctid = any (array (select ctid from d))
      and idle_until <= statement_timestamp() - $2::bigint * interval '1 millisecond'
   returning worker
+)
+select count(*), 0 from gone`
+
+// reapWorkers removes the rows of workers that have not written them for the grace time.
+const reapWorkers = `
+with d as materialized (
+  select ctid from onceq.workers
+   where seen_at <= statement_timestamp() - $2::bigint * interval '1 millisecond'
+   limit $1::int
+     for update skip locked
+),
+gone as (
+  delete from onceq.workers
+   where ctid = any (array (select ctid from d))
+     and seen_at <= statement_timestamp() - $2::bigint * interval '1 millisecond'
+  returning id
 )
 select count(*), 0 from gone`

@@ -1378,6 +1378,21 @@ select u.n, p.payload, p.payload_bytes
        (select h.payload::text, h.payload_bytes from onceq.job_history h where h.id = u.id)
        limit 1) p;
 
+-- presence.go: leave.leave
+with gone as (delete from onceq.workers where id = $1::bigint) select 1;
+
+-- presence.go: readWorkers
+select id, host, process, version, schema_version, lease, queues::text, array_to_json(kinds)::text, started_at, seen_at,
+       seen_at < statement_timestamp() - $1::bigint * interval '1 microsecond'
+  from onceq.workers
+ order by host, process, started_at, id;
+
+-- presence.go: writePresence
+insert into onceq.workers (id, host, process, version, schema_version, lease, queues, kinds, started_at, seen_at)
+values ($1::bigint, $2::text, $3::int, $4::text, $5::int, $6::bigint, $7::text::jsonb, $8::text[], statement_timestamp(), statement_timestamp())
+on conflict (id) do update set seen_at = excluded.seen_at
+returning 1;
+
 -- queue.go: Check.read
 select version, current_setting('server_encoding'), current_setting('citus.version', true) is not null,
        coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0)
@@ -1507,6 +1522,21 @@ gone as (
    where ctid = any (array (select ctid from d))
      and idle_until <= statement_timestamp() - $2::bigint * interval '1 millisecond'
   returning worker
+)
+select count(*), 0 from gone;
+
+-- reaper.go: reapWorkers
+with d as materialized (
+  select ctid from onceq.workers
+   where seen_at <= statement_timestamp() - $2::bigint * interval '1 millisecond'
+   limit $1::int
+     for update skip locked
+),
+gone as (
+  delete from onceq.workers
+   where ctid = any (array (select ctid from d))
+     and seen_at <= statement_timestamp() - $2::bigint * interval '1 millisecond'
+  returning id
 )
 select count(*), 0 from gone;
 

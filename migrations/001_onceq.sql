@@ -21,6 +21,8 @@
 --                next claim read it. The Reaper deletes it after the job is gone; a Redrive deletes it at once.
 --   queues       One row for each queue that a worker has served. Workers write and read it to take turns at the rescan, the search
 --                for jobs before their cursors. It is never deleted.
+--   workers      One row for each worker that runs, for people and for Explain. Workers write it once a minute and delete it when
+--                they end. The Reaper deletes the rows of killed workers.
 --   schedules    One row for each schedule of onceqcron. A tick's handler reads it and writes the next tick's time.
 --   schedule_ticks  One row for each tick that was fired, and for each run of missed ones. Ticks insert it, and delete those
 --                that were kept long enough.
@@ -170,6 +172,20 @@ create table {{.schema}}.queues (
   queue        text collate "C" not null primary key,
   rescanned_at timestamptz not null
 );
+
+-- Workers that run, with what they work. No job depends on it.
+create table {{.schema}}.workers (
+  id             bigint      not null primary key,  -- of the run, random; its upper half is that of its claims' jobs.holder
+  lease          bigint      not null,              -- microseconds
+  started_at     timestamptz not null,
+  seen_at        timestamptz not null,
+  process        integer     not null,
+  schema_version integer     not null,
+  host           text        not null,
+  version        text        not null,              -- of the library
+  queues         jsonb       not null,              -- queue: how many of its jobs the worker can run at once
+  kinds          text[]      not null
+) with (fillfactor = 50);
 
 -- Idle workers with a confirmed listener. Enqueue notifies only if there is one. The table is unlogged because the
 -- workers rebuild it: losing it in a crash costs one poll.
@@ -366,6 +382,7 @@ drop table {{.schema}}.actions;
 drop table {{.schema}}.schedule_ticks;
 drop table {{.schema}}.schedules;
 drop table {{.schema}}.waiters;
+drop table {{.schema}}.workers;
 drop table {{.schema}}.queues;
 drop table {{.schema}}.job_cancels;
 drop table {{.schema}}.job_history;

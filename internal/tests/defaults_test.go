@@ -43,7 +43,7 @@ func spyOn(t *testing.T, db *queuetest.DB) {
 	}
 	exec(spy)
 	exec(`create trigger spy after insert on public.mine for each row execute function public.spy()`)
-	for _, table := range []string{"jobs", "job_fences", "job_history", "waiters", "queues", "job_cancels"} {
+	for _, table := range []string{"jobs", "job_fences", "job_history", "waiters", "queues", "job_cancels", "workers"} {
 		exec(`create trigger spy after insert or update or delete on ` + pgx.Identifier{db.Schema, table}.Sanitize() + ` for each row execute function public.spy()`)
 	}
 }
