@@ -25,7 +25,7 @@ type ClaimOptions struct {
 // Claim takes up to Limit jobs that are due and that nobody holds: highest priority first, then in the order in which they
 // were due. A job whose lease has expired counts as held by nobody. A job that has lost a lease before is the only job of
 // its claim, so that a job that kills its process does not take others with it. A job that somebody wants cancelled is
-// cancelled and not returned. Claim runs on the pool, in a transaction of its own; an empty result means that nothing is
+// cancelled and not returned. Of a queue or a kind that is paused (PauseQueue) nothing is returned. Claim runs on the pool, in a transaction of its own; an empty result means that nothing is
 // due.
 //
 // The caller must Extend before the lease ends, and finish with Complete, Fail, Snooze or Release. A Worker does all this;
@@ -63,9 +63,22 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 	if err := q.identify(ctx, q.pool); err != nil {
 		return nil, err
 	}
+	paused, err := q.pausedNow(ctx, q.pool)
+	if err != nil {
+		return nil, err
+	}
 	c := claim{queue: opts.Queue, kinds: opts.Kinds, limit: opts.Limit, lease: opts.Lease, from: fromStart()}
+	statement := claimAny
+	switch {
+	case paused.queues[opts.Queue]:
+		return nil, nil
+	case len(paused.kinds) > 0 && opts.Kinds == nil:
+		statement, c.kinds = claimAnyBut, paused.kinds
+	case len(paused.kinds) > 0:
+		c.kinds = paused.open(opts.Queue, opts.Kinds)
+	}
 	for {
-		leases, err := q.claim(ctx, q.pool, &c, claimAny, c.args()...)
+		leases, err := q.claim(ctx, q.pool, &c, statement, c.args()...)
 		if err != nil {
 			return nil, err
 		}
@@ -234,7 +247,7 @@ func (q *Queue) claim(ctx context.Context, db *pgxpool.Pool, c *claim, statement
 	var order []int64
 	c.cut = false
 	by := hot
-	by.clock = &c.now
+	by.clock, by.along = &c.now, q.pauses.along()
 	args = append([]any{c.lease.Microseconds(), holder}, args...)
 	c.began = time.Now()
 	err := q.send(ctx, db, by, statement, args, func(rows pgx.Rows) error {

@@ -36,6 +36,7 @@ type claimer struct {
 // feed is what a claimer knows about its queue. Only the claimer's goroutine uses it, except the counts in slots.
 type feed struct {
 	queue      string
+	kinds      []string // those that are not paused; see look
 	slots      *slots
 	reserved   int64 // the part of slots.outstanding that is for the claim under way
 	pace       pace
@@ -47,7 +48,7 @@ type feed struct {
 }
 
 func newClaimer(w *Worker, id int64, db *pgxpool.Pool, exec *executor, listener *listener, s *slots) *claimer {
-	f := &feed{queue: s.queue, slots: s, pace: pace{ahead: w.ahead}, cursor: newCursor(), unknown: make(map[string]bool)}
+	f := &feed{queue: s.queue, kinds: w.kinds, slots: s, pace: pace{ahead: w.ahead}, cursor: newCursor(), unknown: make(map[string]bool)}
 	for _, h := range w.handlers {
 		if h.maxLost == 1 {
 			f.pace.ahead = 0 // the first lost lease makes the job dead, so only a job that was started may lose one
@@ -62,8 +63,9 @@ func (c *claimer) loop(ctx context.Context) {
 	for {
 		n, one := c.waitRoom(ctx)
 		var found int
-		var err error
+		err := c.look(ctx, c.feed)
 		switch {
+		case err != nil || c.feed.paused():
 		case one:
 			found, err = c.claimQuarantined(ctx)
 		case n > 0:
@@ -85,6 +87,10 @@ func (c *claimer) loop(ctx context.Context) {
 		}
 		c.fails = 0
 		c.q.works(c.id, workClaim, c.feed.queue)
+		if c.feed.paused() {
+			waitPaused(ctx)
+			continue
+		}
 		if found > 0 {
 			pause = time.Millisecond
 		}
@@ -224,7 +230,7 @@ func (c *claimer) claim(ctx context.Context, n int) (int, error) {
 	f.quarantine.othersTurn = false
 	began := time.Now()
 	from, how := f.cursor.begin(began)
-	ask := claim{queue: f.queue, kinds: c.w.kinds, limit: n, lease: c.w.lease, from: from}
+	ask := claim{queue: f.queue, kinds: f.kinds, limit: n, lease: c.w.lease, from: from}
 	// The shutdown does not end this: a claim that commits while nobody waits for its answer leaves leases that have to run
 	// out.
 	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.w.lease)
@@ -399,6 +405,9 @@ func (c *claimer) drain(ctx context.Context, d *draining) error {
 // drainSome claims for drain: a job in quarantine, if there is one that may start, or up to n other jobs.
 func (c *claimer) drainSome(ctx context.Context, n int, one bool) (found int, err error) {
 	f, s := c.feed, c.feed.slots
+	if err := c.look(ctx, f); err != nil || f.paused() {
+		return 0, err
+	}
 	if !one && len(f.quarantine.ids) == 0 {
 		if err := c.fillQuarantine(ctx, rescanRows); err != nil {
 			return 0, err
@@ -435,7 +444,7 @@ func (c *claimer) fillQuarantine(ctx context.Context, among int) error {
 	var ids []int64
 	var lost []int32
 	var unknown []string
-	err := c.q.guarded(ctx, c.db, findLost, []any{c.feed.queue, c.w.kinds, among}, &ids, &lost, &unknown)
+	err := c.q.guarded(ctx, c.db, findLost, []any{c.feed.queue, c.feed.kinds, among}, &ids, &lost, &unknown)
 	if err != nil {
 		return err
 	}

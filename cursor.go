@@ -344,7 +344,7 @@ func (c *claimer) rescanPriority(ctx context.Context, to position) (moved int, s
 		var unknown []string
 		var ids []int64
 		var lost []int32
-		err := c.q.guarded(ctx, c.db, rescanPage, []any{f.queue, int16(to.priority), at.runAt, at.id, to.runAt, to.id, c.w.kinds, rescanRows},
+		err := c.q.guarded(ctx, c.db, rescanPage, []any{f.queue, int16(to.priority), at.runAt, at.id, to.runAt, to.id, f.kinds, rescanRows},
 			&last, &at.id, &n, &unknown, &ids, &lost)
 		if err != nil {
 			return moved, seen, err
@@ -366,7 +366,7 @@ func (c *claimer) rescanPriority(ctx context.Context, to position) (moved int, s
 func (c *claimer) warnOf(unknown []string) {
 	f := c.feed
 	for _, kind := range unknown {
-		if !f.unknown[kind] {
+		if !f.unknown[kind] && c.w.handlers[kind] == nil { // a kind with a handler is paused
 			f.unknown[kind] = true
 			c.q.log.Warn("onceq: jobs of a kind for which this worker has no handler are left to other workers; if no other worker has one, give this worker a handler, or correct Kind.Name if it is misspelt",
 				slog.String("queue", f.queue), slog.String("kind", kind), slog.Any("kinds with a handler", c.w.kinds))

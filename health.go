@@ -18,7 +18,7 @@ import (
 
 // Finding is something that slows a queue down, or soon will.
 type Finding struct {
-	What   string // a stable name: "snapshot", "prepared_transaction", "replication_slot", "dead_rows", "index_bloat", "autovacuum", "waiting", "background" or "handler"
+	What   string // a stable name: "snapshot", "prepared_transaction", "replication_slot", "dead_rows", "index_bloat", "autovacuum", "waiting", "paused", "background" or "handler"
 	Detail string // what was found: where, who, how much
 	Advice string // what to do
 }
@@ -49,7 +49,7 @@ func (q *Queue) Health(ctx context.Context) ([]Finding, error) {
 
 func (q *Queue) health(ctx context.Context, limits healthLimits) ([]Finding, error) {
 	x := examination{q: q, limits: limits, found: q.troubles.findings(), live: make(map[string]int64)}
-	for _, look := range []func(context.Context) error{x.snapshots, x.keptBack, x.tables, x.indexes, x.queues} {
+	for _, look := range []func(context.Context) error{x.snapshots, x.keptBack, x.tables, x.indexes, x.queues, x.pauses} {
 		if err := look(ctx); err != nil {
 			return x.found, err
 		}
@@ -195,12 +195,29 @@ func (x *examination) queues(ctx context.Context) error {
 		return err
 	}
 	for _, s := range stats {
-		if s.Oldest > x.limits.waiting {
+		if s.Oldest > x.limits.waiting && s.Paused.IsZero() {
 			x.add("waiting", fmt.Sprintf("the oldest job of queue %q has been due for %s", s.Queue, s.Oldest.Round(time.Second)),
 				"check that workers are running, have a handler for its kind, and keep up")
 		}
 	}
 	return nil
+}
+
+// pauses looks for queues and kinds that somebody may have forgotten to resume.
+func (x *examination) pauses(ctx context.Context) error {
+	const old = `select what, name, paused_at, note from onceq.pauses where paused_at < statement_timestamp() - $1::bigint * interval '1 microsecond' order by what desc, name`
+	return x.each(ctx, old, []any{x.limits.waiting.Microseconds()}, func(rows pgx.Rows) error {
+		var p Pause
+		if err := p.scan(rows); err != nil {
+			return err
+		}
+		call := "ResumeQueue"
+		if p.Kind != "" {
+			call = "ResumeKind"
+		}
+		x.add("paused", p.String(), "resume it with "+call+" when the reason is over")
+		return nil
+	})
 }
 
 // handlers looks for handlers of this process that do not return.

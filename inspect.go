@@ -340,6 +340,8 @@ type QueueStats struct {
 	Dead     int
 	Held     int
 
+	Paused time.Time // since when the queue has been paused; zero if it is not. Pauses lists kinds that are paused
+
 	// Oldest is how long the oldest job that nobody has has been due, by the database's clock.
 	Oldest time.Duration
 
@@ -373,12 +375,14 @@ with recursive` + liveQueues + pastQueues + `
 names as materialized (
   select unnest($1::text[]) collate "C" as queue
   union
-  select queue from (select queue from live union all select queue from past union all select queue from onceq.queues) n
+  select queue from (select queue from live union all select queue from past union all select queue from onceq.queues
+                      union all select name from onceq.pauses where what = 'queue') n
    where $1::text[] is null and queue is not null
 )
 select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, r.leased, r.running, d.dead, h.held,
        coalesce(extract(epoch from statement_timestamp() - i.oldest) * 1000000, 0)::bigint,
-       greatest(i.seen, r.seen, l.seen, d.dead, h.held) > $2::int
+       greatest(i.seen, r.seen, l.seen, d.dead, h.held) > $2::int,
+       (select p.paused_at from onceq.pauses p where p.what = 'queue' and p.name = n.queue)
   from names n
  cross join lateral (
        select count(*) filter (where fresh) as waiting, count(*) filter (where not fresh) as retrying,
@@ -436,10 +440,11 @@ func (q *Queue) Stats(ctx context.Context, queues ...string) ([]QueueStats, erro
 	err := q.send(ctx, q.pool, reading, readStats, []any{queues, StatsCap}, each(func(rows pgx.Rows) error {
 		var s QueueStats
 		var oldest int64
-		if err := rows.Scan(&s.Queue, &s.Waiting, &s.Retrying, &s.Delayed, &s.Leased, &s.Running, &s.Dead, &s.Held, &oldest, &s.Capped); err != nil {
+		var paused *time.Time
+		if err := rows.Scan(&s.Queue, &s.Waiting, &s.Retrying, &s.Delayed, &s.Leased, &s.Running, &s.Dead, &s.Held, &oldest, &s.Capped, &paused); err != nil {
 			return err
 		}
-		s.Oldest = time.Duration(oldest) * time.Microsecond
+		s.Oldest, s.Paused = time.Duration(oldest)*time.Microsecond, orZero(paused)
 		for _, n := range []*int{&s.Waiting, &s.Retrying, &s.Delayed, &s.Leased, &s.Running, &s.Dead, &s.Held} {
 			*n = min(*n, StatsCap)
 		}

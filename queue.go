@@ -74,6 +74,7 @@ type Queue struct {
 	effects    sync.Mutex     // guards Lease.effects
 	quarantine quarantineTurn // the turn to start a job that has lost a lease
 	troubles   troubles       // background work that fails
+	pauses     pauses         // what workers must not claim
 
 	connections connections // of the pool that handlers' transactions hold
 	late        sync.Map    // token → lateHandler: handlers that do not return

@@ -53,6 +53,14 @@ type way struct {
 	begin    string     // "" for none: what is sent in one message is one transaction by itself, and works on a standby too
 	settings string     // what is sent before the statement; "" for none, and then no transaction is opened
 	clock    *time.Time // gets the database's time just before the statement, if the settings return it
+	along    *along     // sent after the statement, in the same message; nil for none
+}
+
+// along is a small statement that is sent in the message of another one, and what reads its rows. It is not sent where a
+// statement is sent by itself.
+type along struct {
+	statement string
+	read      func(pgx.Rows) error
 }
 
 var (
@@ -213,6 +221,9 @@ func (q *Queue) send(ctx context.Context, db DB, by way, statement string, args 
 		})
 	}
 	batch.Queue(q.sql(statement), args...).Query(read)
+	if by.along != nil {
+		batch.Queue(q.sql(by.along.statement)).Query(by.along.read)
+	}
 	if by.begin != "" {
 		batch.Queue("commit")
 	}

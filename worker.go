@@ -243,7 +243,7 @@ func (w *Worker) tuneQueues(size int) error {
 func (w *Worker) Run(ctx context.Context) error { return w.run(ctx, -1) }
 
 // Drain works like Run until limit jobs have been claimed, or until nothing is due and no handler that could enqueue more
-// is running. A limit of 0 means no limit. It returns when every job that it claimed has been dealt with. It is for tests,
+// is running. What is paused (PauseQueue) is left where it is. A limit of 0 means no limit. It returns when every job that it claimed has been dealt with. It is for tests,
 // and for work that is started by a schedule. If ctx ends earlier, Drain stops as Run does and returns an error that
 // matches the context's error.
 func (w *Worker) Drain(ctx context.Context, limit int) error {
@@ -262,6 +262,7 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 		return errors.New("onceq: Run or Drain of this Worker is already running; make another Worker")
 	}
 	defer w.running.Store(false)
+	w.q.pauses.forget() // what was paused before now counts
 	if err := w.q.Check(ctx); err != nil {
 		if ctx.Err() != nil && limit < 0 {
 			return nil

@@ -1002,6 +1002,9 @@ select 'replication_slot', slot_name::text, greatest(age(xmin), age(catalog_xmin
   from pg_replication_slots
  where age(xmin) > $2::bigint;
 
+-- health.go: pauses.old
+select what, name, paused_at, note from onceq.pauses where paused_at < statement_timestamp() - $1::bigint * interval '1 microsecond' order by what desc, name;
+
 -- health.go: snapshots.snapshot
 select pid, coalesce(usename, ''), coalesce(application_name, ''), coalesce(state, ''), coalesce(backend_type, ''),
        extract(epoch from statement_timestamp() - xact_start)::bigint
@@ -1105,12 +1108,14 @@ past (queue) as (
 names as materialized (
   select unnest($1::text[]) collate "C" as queue
   union
-  select queue from (select queue from live union all select queue from past union all select queue from onceq.queues) n
+  select queue from (select queue from live union all select queue from past union all select queue from onceq.queues
+                      union all select name from onceq.pauses where what = 'queue') n
    where $1::text[] is null and queue is not null
 )
 select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, r.leased, r.running, d.dead, h.held,
        coalesce(extract(epoch from statement_timestamp() - i.oldest) * 1000000, 0)::bigint,
-       greatest(i.seen, r.seen, l.seen, d.dead, h.held) > $2::int
+       greatest(i.seen, r.seen, l.seen, d.dead, h.held) > $2::int,
+       (select p.paused_at from onceq.pauses p where p.what = 'queue' and p.name = n.queue)
   from names n
  cross join lateral (
        select count(*) filter (where fresh) as waiting, count(*) filter (where not fresh) as retrying,
@@ -1368,6 +1373,20 @@ with gone as (delete from onceq.waiters where queue = any ($1::text[]) and worke
 
 -- listen.go: unannounceAll.unannounce
 with gone as (delete from onceq.waiters where worker = $1::bigint) select 1;
+
+-- pause.go: Pauses.read
+select what, name, paused_at, note from onceq.pauses order by what desc, name;
+
+-- pause.go: readPauses
+select what, name from onceq.pauses;
+
+-- pause.go: resume.end
+delete from onceq.pauses where what = $1::text and name = $2::text returning true;
+
+-- pause.go: writePause
+insert into onceq.pauses (what, name, paused_at, note) values ($1::text, $2::text, statement_timestamp(), $3::text)
+on conflict (name, what) do update set note = excluded.note
+returning 1;
 
 -- payload.go: explain.read
 select u.n, p.payload, p.payload_bytes

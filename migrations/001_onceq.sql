@@ -23,6 +23,8 @@
 --                for jobs before their cursors. It is never deleted.
 --   workers      One row for each worker that runs, for people and for Explain. Workers write it once a minute and delete it when
 --                they end. The Reaper deletes the rows of killed workers.
+--   pauses       One row for each queue or kind that is paused. PauseQueue and PauseKind insert it, ResumeQueue and ResumeKind
+--                delete it. Workers read it about twice a second, together with their claims.
 --   schedules    One row for each schedule of onceqcron. A tick's handler reads it and writes the next tick's time.
 --   schedule_ticks  One row for each tick that was fired, and for each run of missed ones. Ticks insert it, and delete those
 --                that were kept long enough.
@@ -186,6 +188,15 @@ create table {{.schema}}.workers (
   queues         jsonb       not null,              -- queue: how many of its jobs the worker can run at once
   kinds          text[]      not null
 ) with (fillfactor = 50);
+
+-- Queues and kinds of which workers claim nothing.
+create table {{.schema}}.pauses (
+  what      text collate "C" not null check (what in ('queue', 'kind')),
+  name      text collate "C" not null,
+  paused_at timestamptz not null,
+  note      text        not null,         -- who paused it, and why
+  primary key (name, what)
+);
 
 -- Idle workers with a confirmed listener. Enqueue notifies only if there is one. The table is unlogged because the
 -- workers rebuild it: losing it in a crash costs one poll.
@@ -383,6 +394,7 @@ drop table {{.schema}}.schedule_ticks;
 drop table {{.schema}}.schedules;
 drop table {{.schema}}.waiters;
 drop table {{.schema}}.workers;
+drop table {{.schema}}.pauses;
 drop table {{.schema}}.queues;
 drop table {{.schema}}.job_cancels;
 drop table {{.schema}}.job_history;

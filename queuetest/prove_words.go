@@ -77,6 +77,7 @@ var onceqs = []struct {
 	{"= 'committed' then 1 else onceq.lease_lost(", "onceq's check of the transaction", roleOnceq},
 	{"onceq.job_cancels", "onceq's check for a cancellation", roleOnceq},
 	{"delete from onceq.waiters", "onceq's withdrawal of its announcement", roleSkip},
+	{"onceq.pauses", "onceq's look at what is paused", roleSkip},
 	{"onceq.workers", "onceq's row of the worker", roleSkip},
 	{"onceq.", "a statement of onceq", roleOnceq},
 }

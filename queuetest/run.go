@@ -193,6 +193,7 @@ update onceq.waiters set idle_until = idle_until` + by
 		args      []any
 	}{
 		{statement, []any{d.Microseconds()}},
+		{`update onceq.pauses set paused_at = paused_at` + by, []any{d.Microseconds()}},
 		{`update onceq.workers set started_at = started_at` + by + `, seen_at = seen_at` + by, []any{d.Microseconds()}},
 		{`update onceq.schedules set next_at = next_at` + by + `, paused_at = paused_at` + by, []any{d.Microseconds()}},
 		{`update onceq.schedule_ticks set at = at + ` + away, nil},

@@ -1,0 +1,288 @@
+package tests
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// looks counts how often workers have looked at what is paused.
+type looks struct{ n atomic.Int64 }
+
+func (l *looks) hook() *statementHook {
+	return &statementHook{after: func(sql string) {
+		if strings.Contains(sql, "select what, name from onceq.pauses") {
+			l.n.Add(1)
+		}
+	}}
+}
+
+// wait waits until workers have looked n times more.
+func (l *looks) wait(t *testing.T, n int64) {
+	t.Helper()
+	from := l.n.Load()
+	eventually(t, "looks at what is paused", func() bool { return l.n.Load() >= from+n })
+}
+
+type seenJobs struct {
+	mu  sync.Mutex
+	ids []int64
+}
+
+func (s *seenJobs) add(_ context.Context, l *onceq.Lease) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ids = append(s.ids, l.ID)
+	return nil
+}
+
+func (s *seenJobs) all() []int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]int64{}, s.ids...)
+}
+
+func kindHandler(kind, queue string, fn func(context.Context, *onceq.Lease) error) onceq.Handler {
+	k := onceq.Kind[any]{Name: kind, Queue: queue}
+	return k.Handle(func(ctx context.Context, l *onceq.Lease, _ any) error { return fn(ctx, l) })
+}
+
+// A worker of another process obeys a pause, and goes on after it.
+func TestPause_AQueueIsLeftAloneAndGoesOnInItsOrder(t *testing.T) {
+	t.Parallel()
+	var l looks
+	db, _ := hooked(t, l.hook())
+	ctx, q := t.Context(), db.Queue
+	var ran seenJobs
+	require.NoError(t, q.PauseQueue(ctx, db.Pool, "a", "the provider is down"))
+	w := start(t, db, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{"a": {Concurrency: 1}}}, kindHandler("a", "a", ran.add), kindHandler("b", "b", ran.add))
+	var want []int64
+	for range 5 {
+		want = append(want, add(t, db, onceq.Job{Kind: "a", Queue: "a", Payload: 1}))
+	}
+	other := add(t, db, onceq.Job{Kind: "b", Queue: "b", Payload: 1})
+	until(t, db, `not exists (select from onceq.jobs where id = $1)`, other)
+	l.wait(t, 4)
+	require.Equal(t, []int64{other}, ran.all())
+	require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.jobs where claims > 0`))
+
+	was, err := q.ResumeQueue(ctx, db.Pool, "a")
+	require.NoError(t, err)
+	require.True(t, was)
+	until(t, db, noJobs)
+	require.NoError(t, w.stop())
+	require.Equal(t, append([]int64{other}, want...), ran.all())
+	require.Zero(t, w.count(onceq.EventBackground), w.logged())
+}
+
+func TestPause_AKindInEveryQueue(t *testing.T) {
+	t.Parallel()
+	var l looks
+	db, _ := hooked(t, l.hook())
+	ctx, q := t.Context(), db.Queue
+	var ran seenJobs
+	w := start(t, db, onceq.WorkerConfig{Also: []string{"b"}, Queues: map[string]onceq.QueueConfig{"a": {Concurrency: 1}, "b": {Concurrency: 1}}},
+		kindHandler("one", "a", ran.add), kindHandler("two", "a", ran.add))
+	l.wait(t, 1)
+	require.NoError(t, q.PauseKind(ctx, db.Pool, "one", ""))
+	l.wait(t, 2) // the second was sent after the commit
+	var paused, others []int64
+	for range 3 {
+		for _, queue := range []string{"a", "b"} {
+			paused = append(paused, add(t, db, onceq.Job{Kind: "one", Queue: queue, Payload: 1}))
+			others = append(others, add(t, db, onceq.Job{Kind: "two", Queue: queue, Payload: 1}))
+		}
+	}
+	until(t, db, `not exists (select from onceq.jobs where kind = 'two')`)
+	// The rescan, which looks for jobs before the cursor, leaves them alone too.
+	before := sqlOne[string](t, db, `select string_agg(run_at::text, ' ' order by id) from onceq.jobs`)
+	l.wait(t, 6)
+	require.ElementsMatch(t, others, ran.all())
+	require.Equal(t, before, sqlOne[string](t, db, `select string_agg(run_at::text, ' ' order by id) from onceq.jobs`))
+	require.NotContains(t, w.logged(), "for which this worker has no handler")
+
+	was, err := q.ResumeKind(ctx, db.Pool, "one")
+	require.NoError(t, err)
+	require.True(t, was)
+	until(t, db, noJobs)
+	require.ElementsMatch(t, append(paused, others...), ran.all())
+	var inA []int64
+	for _, id := range ran.all() {
+		if id == paused[0] || id == paused[2] || id == paused[4] {
+			inA = append(inA, id)
+		}
+	}
+	require.Equal(t, []int64{paused[0], paused[2], paused[4]}, inA, "in the order in which they were due")
+}
+
+// A job that was claimed before the pause was committed runs, and one that runs goes on. The next one does not start.
+func TestPause_WhileAClaimIsUnderWay(t *testing.T) {
+	t.Parallel()
+	claiming, goOn := make(chan struct{}), make(chan struct{})
+	var armed atomic.Bool
+	var l looks
+	count := l.hook().after
+	db, pool := hooked(t, &statementHook{after: count, before: func(sql string) {
+		if strings.Contains(sql, claimsJobs) && armed.CompareAndSwap(true, false) {
+			close(claiming)
+			<-goOn
+		}
+	}})
+	running, finish := make(chan int64), make(chan struct{})
+	w := start(t, db, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{"default": {Concurrency: 5}}}, handle(func(_ context.Context, l *onceq.Lease) error {
+		running <- l.ID
+		<-finish
+		return nil
+	}))
+	l.wait(t, 1)
+	first := add(t, db, onceq.Job{Payload: 1})
+	require.Equal(t, first, receive(t, running))
+	armed.Store(true)
+	receive(t, claiming)
+	second := add(t, db, onceq.Job{Payload: 1})
+	other, err := onceq.New(pool, &onceq.Config{Schema: db.Schema}) // another process
+	require.NoError(t, err)
+	require.NoError(t, other.PauseQueue(t.Context(), pool, "default", ""))
+	close(goOn)
+	require.Equal(t, second, receive(t, running), "its claim was under way")
+	l.wait(t, 2)
+	third := add(t, db, onceq.Job{Payload: 1})
+	close(finish)
+	until(t, db, `not exists (select from onceq.jobs where id <= $1)`, second)
+	l.wait(t, 4)
+	require.Equal(t, 1, sqlOne[int](t, db, `select count(*) from onceq.jobs where id = $1 and claims = 0`, third))
+	_, err = other.ResumeQueue(t.Context(), pool, "default")
+	require.NoError(t, err)
+	require.Equal(t, third, receive(t, running))
+	until(t, db, noJobs)
+	require.NoError(t, w.stop())
+}
+
+func TestPause_DrainLeavesWhatIsPaused(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	var ran seenJobs
+	handlers := []onceq.Handler{kindHandler("one", "a", ran.add), kindHandler("two", "a", ran.add), kindHandler("three", "b", ran.add)}
+	one := add(t, db, onceq.Job{Kind: "one", Queue: "a", Payload: 1})
+	lost := add(t, db, onceq.Job{Kind: "one", Queue: "a", Payload: 1})
+	sqlRun(t, db, `update onceq.jobs set lost = 1, claims = 1 where id = $1`, lost)
+	two := add(t, db, onceq.Job{Kind: "two", Queue: "a", Payload: 1})
+	three := add(t, db, onceq.Job{Kind: "three", Queue: "b", Payload: 1})
+	require.NoError(t, q.PauseKind(ctx, db.Pool, "one", ""))
+	require.NoError(t, q.PauseQueue(ctx, db.Pool, "b", ""))
+	db.Drain(handlers...)
+	require.Equal(t, []int64{two}, ran.all())
+	_, err := q.ResumeQueue(ctx, db.Pool, "b")
+	require.NoError(t, err)
+	db.Drain(handlers...)
+	require.Equal(t, []int64{two, three}, ran.all())
+	_, err = q.ResumeKind(ctx, db.Pool, "one")
+	require.NoError(t, err)
+	db.Drain(handlers...)
+	require.ElementsMatch(t, []int64{two, three, one, lost}, ran.all())
+}
+
+func TestPause_ClaimReturnsNothingOfIt(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	claim := func(kinds ...string) (ids []int64) {
+		leases, err := q.Claim(ctx, onceq.ClaimOptions{Kinds: kinds, Limit: 10})
+		require.NoError(t, err)
+		for _, l := range leases {
+			ids = append(ids, l.ID)
+			require.NoError(t, l.Release(ctx))
+		}
+		return ids
+	}
+	one := add(t, db, onceq.Job{Kind: "one", Payload: 1})
+	two := add(t, db, onceq.Job{Kind: "two", Payload: 1})
+	require.Equal(t, []int64{one, two}, claim())
+	require.NoError(t, q.PauseKind(ctx, db.Pool, "one", ""))
+	require.Equal(t, []int64{two}, claim())
+	require.Empty(t, claim("one"))
+	require.Equal(t, []int64{two}, claim("one", "two"))
+	require.NoError(t, q.PauseQueue(ctx, db.Pool, "default", ""))
+	require.Empty(t, claim())
+	require.Empty(t, claim("two"))
+	for range 2 {
+		was, err := q.ResumeQueue(ctx, db.Pool, "default")
+		require.NoError(t, err)
+		_, err = q.ResumeKind(ctx, db.Pool, "one")
+		require.NoError(t, err)
+		require.Equal(t, []int64{one, two}, claim())
+		if !was {
+			break
+		}
+	}
+
+	// What another process pauses counts within two seconds.
+	other, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema})
+	require.NoError(t, err)
+	require.NoError(t, other.PauseQueue(ctx, db.Pool, "default", ""))
+	eventually(t, "the pause takes hold", func() bool { return len(claim()) == 0 })
+}
+
+func TestPause_IsShown(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	require.NoError(t, q.PauseQueue(ctx, db.Pool, "mail", "ann: provider down"))
+	require.NoError(t, q.PauseQueue(ctx, db.Pool, "mail", "ann: provider down since 9"))
+	require.NoError(t, q.PauseKind(ctx, db.Pool, "report", ""))
+	err := pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
+		require.NoError(t, q.PauseQueue(ctx, tx, "never", ""))
+		return errors.New("rolled back")
+	})
+	require.Error(t, err)
+	all, err := q.Pauses(ctx, db.Pool)
+	require.NoError(t, err)
+	require.Len(t, all, 2)
+	require.Equal(t, "mail", all[0].Queue)
+	require.Equal(t, "ann: provider down since 9", all[0].Note)
+	require.Equal(t, "report", all[1].Kind)
+	require.Empty(t, all[1].Queue)
+
+	stats, err := q.Stats(ctx)
+	require.NoError(t, err)
+	require.Len(t, stats, 1, "also without jobs")
+	require.Equal(t, all[0].Since, stats[0].Paused)
+
+	health := func() (found []onceq.Finding) {
+		all, err := q.Health(ctx)
+		require.NoError(t, err)
+		for _, f := range all {
+			if f.What == "paused" || f.What == "waiting" {
+				found = append(found, f)
+			}
+		}
+		return found
+	}
+	require.Empty(t, health())
+	add(t, db, onceq.Job{Queue: "mail", Payload: 1})
+	db.Advance(2 * time.Hour)
+	found := health()
+	require.Len(t, found, 2, "%v", found)
+	require.Equal(t, "paused", found[0].What)
+	require.Contains(t, found[0].Detail, `queue "mail" has been paused since `)
+	require.Contains(t, found[0].Detail, "provider down since 9")
+	require.Contains(t, found[1].Advice, "ResumeKind")
+
+	var bad *onceq.InvalidError
+	require.ErrorAs(t, q.PauseQueue(ctx, db.Pool, "", ""), &bad)
+	require.ErrorAs(t, q.PauseKind(ctx, db.Pool, "k", strings.Repeat("x", 1001)), &bad)
+	require.ErrorAs(t, q.PauseQueue(ctx, nil, "q", ""), &bad)
+	_, err = q.ResumeQueue(ctx, db.Pool, " ")
+	require.ErrorAs(t, err, &bad)
+}

@@ -1,0 +1,260 @@
+package onceq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// A pause is a row: workers claim nothing of that queue, or of that kind, until the row is gone. They read the rows at most
+// every pausesKnown, together with a claim that they send anyway, in its message. What was read longer than pausesOld ago is
+// read again before a claim. So a pause takes hold within pausesOld, however rarely a worker polls, and the claim itself does not
+// know of it: a claim asks for the kinds that are not paused, and a queue that is paused gets no claim.
+
+const (
+	pausesKnown = 500 * time.Millisecond
+	pausesOld   = 2 * time.Second
+	pausedLook  = time.Second // how often a worker looks whether its queue is still paused
+)
+
+// Pause says that a queue or a kind is paused. Times are the database's.
+type Pause struct {
+	Queue string    `json:"queue,omitzero"` // one of Queue and Kind
+	Kind  string    `json:"kind,omitzero"`
+	Since time.Time `json:"since"`
+	Note  string    `json:"note,omitzero"` // who paused it, and why
+}
+
+func (p Pause) String() string {
+	s := fmt.Sprintf("queue %q", p.Queue)
+	if p.Kind != "" {
+		s = fmt.Sprintf("kind %q", p.Kind)
+	}
+	s += " has been paused since " + p.Since.UTC().Format(time.RFC3339)
+	if p.Note != "" {
+		s += " (" + p.Note + ")"
+	}
+	return s
+}
+
+// maxNote is how long the note of a pause may be.
+const maxNote = 1000
+
+const (
+	pausesQueue = "queue"
+	pausesKind  = "kind"
+)
+
+// PauseQueue pauses a queue, inside db: from within two seconds after its commit on, no worker, Drain or Claim takes a job of
+// it, in any process, until ResumeQueue. Jobs that run go on, also when they were claimed in that moment. Enqueueing,
+// cancelling and redriving work as always. The queue need not exist. note says who paused it and why; Pauses, Health and
+// Explain show it. Pausing it again replaces the note.
+func (q *Queue) PauseQueue(ctx context.Context, db DB, queue, note string) error {
+	return q.pause(ctx, db, pausesQueue, queue, note)
+}
+
+// ResumeQueue ends a pause of a queue, inside db, and reports whether it was paused. Workers take its jobs again within two
+// seconds, in the order in which they were due.
+func (q *Queue) ResumeQueue(ctx context.Context, db DB, queue string) (was bool, err error) {
+	return q.resume(ctx, db, pausesQueue, queue)
+}
+
+// PauseKind is PauseQueue for the jobs of a kind, in every queue. The other kinds of these queues go on. A schedule
+// (onceqcron) whose jobs are of the kind goes on to enqueue them.
+func (q *Queue) PauseKind(ctx context.Context, db DB, kind, note string) error {
+	return q.pause(ctx, db, pausesKind, kind, note)
+}
+
+// ResumeKind is ResumeQueue for a kind. A queue that is paused itself stays so.
+func (q *Queue) ResumeKind(ctx context.Context, db DB, kind string) (was bool, err error) {
+	return q.resume(ctx, db, pausesKind, kind)
+}
+
+const writePause = `
+insert into onceq.pauses (what, name, paused_at, note) values ($1::text, $2::text, statement_timestamp(), $3::text)
+on conflict (name, what) do update set note = excluded.note
+returning 1`
+
+func (q *Queue) pause(ctx context.Context, db DB, what, name, note string) error {
+	if err := checkName(what, name, MaxNameBytes); err != nil {
+		return err
+	}
+	if len(note) > maxNote {
+		return invalid("note", "has %d bytes; at most %d", len(note), maxNote)
+	}
+	if err := checkText("note", note); err != nil {
+		return err
+	}
+	defer q.pauses.forget()
+	if err := q.queryRow(ctx, db, writePause, []any{what, name, note}, nil); err != nil {
+		return fmt.Errorf("onceq: pausing %s %q: %w", what, name, err)
+	}
+	return nil
+}
+
+func (q *Queue) resume(ctx context.Context, db DB, what, name string) (was bool, err error) {
+	const end = `delete from onceq.pauses where what = $1::text and name = $2::text returning true`
+	if err := checkName(what, name, MaxNameBytes); err != nil {
+		return false, err
+	}
+	defer q.pauses.forget()
+	if err := q.queryRow(ctx, db, end, []any{what, name}, &was); err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return false, fmt.Errorf("onceq: resuming %s %q: %w", what, name, err)
+	}
+	return was, nil
+}
+
+// Pauses lists what is paused, queues first, by name.
+func (q *Queue) Pauses(ctx context.Context, db DB) ([]Pause, error) {
+	const read = `select what, name, paused_at, note from onceq.pauses order by what desc, name`
+	var all []Pause
+	err := q.send(ctx, db, asIs, read, nil, each(func(rows pgx.Rows) error {
+		var p Pause
+		err := p.scan(rows)
+		all = append(all, p)
+		return err
+	}))
+	if err != nil {
+		return nil, fmt.Errorf("onceq: pauses: %w", err)
+	}
+	return all, nil
+}
+
+func (p *Pause) scan(rows pgx.Rows) error {
+	var what, name string
+	err := rows.Scan(&what, &name, &p.Since, &p.Note)
+	if p.Queue = name; what == pausesKind {
+		p.Queue, p.Kind = "", name
+	}
+	return err
+}
+
+// pauses is what this process knows of the rows.
+type pauses struct {
+	known atomic.Pointer[paused] // nil: nothing
+	mu    sync.Mutex             // one reader at a time
+}
+
+// paused is what was read at some time.
+type paused struct {
+	at     time.Time // just before it was read, by this process's clock
+	queues map[string]bool
+	kinds  []string
+}
+
+// forget makes the next claim read the rows first.
+func (p *pauses) forget() { p.known.Store(nil) }
+
+// readPauses is small, and most often it returns no rows.
+const readPauses = `select what, name from onceq.pauses`
+
+// along returns the statement to send with a claim, or nil if what is known is fresh.
+func (p *pauses) along() *along {
+	if k := p.known.Load(); k != nil && time.Since(k.at) < pausesKnown {
+		return nil
+	}
+	return &along{readPauses, p.reader(time.Now())}
+}
+
+// reader returns what reads the rows of a statement that is sent at the time given.
+func (p *pauses) reader(at time.Time) func(pgx.Rows) error {
+	return func(rows pgx.Rows) error {
+		k := &paused{at: at}
+		err := each(func(rows pgx.Rows) error {
+			var what, name string
+			if err := rows.Scan(&what, &name); err != nil {
+				return err
+			}
+			if what == pausesKind {
+				k.kinds = append(k.kinds, name)
+			} else {
+				if k.queues == nil {
+					k.queues = make(map[string]bool)
+				}
+				k.queues[name] = true
+			}
+			return nil
+		})(rows)
+		if err == nil {
+			p.known.Store(k)
+		}
+		return err
+	}
+}
+
+// pausedNow returns what is paused, as of pausesOld ago at the earliest. What is paused is looked at more often, so that a
+// resumed queue goes on soon.
+func (q *Queue) pausedNow(ctx context.Context, db DB) (*paused, error) {
+	fresh := func() *paused {
+		k := q.pauses.known.Load()
+		if k == nil {
+			return nil
+		}
+		if age := time.Since(k.at); age > pausesOld || age > pausesKnown && (len(k.queues) > 0 || len(k.kinds) > 0) {
+			return nil
+		}
+		return k
+	}
+	if k := fresh(); k != nil {
+		return k, nil
+	}
+	q.pauses.mu.Lock()
+	defer q.pauses.mu.Unlock()
+	if k := fresh(); k != nil {
+		return k, nil
+	}
+	var k *paused
+	read := q.pauses.reader(time.Now())
+	err := q.send(ctx, db, hot, readPauses, nil, func(rows pgx.Rows) error {
+		err := read(rows)
+		k = q.pauses.known.Load()
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("onceq: reading what is paused: %w", err)
+	}
+	return k, nil
+}
+
+// open returns those of the kinds that may be claimed for a queue: none if it is paused.
+func (p *paused) open(queue string, kinds []string) []string {
+	switch {
+	case p.queues[queue]:
+		return nil
+	case len(p.kinds) == 0:
+		return kinds
+	}
+	return slices.DeleteFunc(slices.Clone(kinds), func(kind string) bool { return slices.Contains(p.kinds, kind) })
+}
+
+// look sets the kinds that may be claimed for the feed now. After a change it begins anew: jobs of a kind that was resumed are
+// before the cursor.
+func (c *claimer) look(ctx context.Context, f *feed) error {
+	p, err := c.q.pausedNow(ctx, c.db)
+	if err != nil {
+		return err
+	}
+	if kinds := p.open(f.queue, c.w.kinds); !slices.Equal(kinds, f.kinds) {
+		f.kinds = kinds
+		f.cursor.restart()
+		f.quarantine.saw(nil)
+	}
+	return nil
+}
+
+// paused says that nothing of the queue may be claimed.
+func (f *feed) paused() bool { return len(f.kinds) == 0 }
+
+// waitPaused is the rest of a claimer whose queue is paused.
+func waitPaused(ctx context.Context) { sleep(ctx, pausedLook*9/10+rand.N(pausedLook/5), nil) }
+
+// claimAnyBut is claimAny for all kinds but those in $7.
+var claimAnyBut = strings.Replace(claimAny, `($7::text[] is null or kind = any ($7::text[]))`, `kind <> all ($7::text[])`, 1)
