@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -125,6 +126,7 @@ type claim struct {
 	kinds []string
 	limit int
 	lease time.Duration
+	by    int64      // the run that claims; 0 for Queue.Claim
 	from  []position // one for each priority, in the order in which these are searched
 
 	now   time.Time // the database's clock just before the claim
@@ -243,6 +245,9 @@ returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_
 // claim runs one of the statements above.
 func (q *Queue) claim(ctx context.Context, db *pgxpool.Pool, c *claim, statement string, args ...any) ([]*Lease, error) {
 	holder := rand.Int64()
+	if c.by != 0 { // its upper half says which worker has the job (workers.id), and the lower half differs from claim to claim
+		holder = c.by&^math.MaxUint32 | int64(rand.Uint32())
+	}
 	var leases []*Lease
 	var order []int64
 	c.cut = false

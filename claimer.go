@@ -230,7 +230,7 @@ func (c *claimer) claim(ctx context.Context, n int) (int, error) {
 	f.quarantine.othersTurn = false
 	began := time.Now()
 	from, how := f.cursor.begin(began)
-	ask := claim{queue: f.queue, kinds: f.kinds, limit: n, lease: c.w.lease, from: from}
+	ask := claim{queue: f.queue, kinds: f.kinds, limit: n, lease: c.w.lease, by: c.id, from: from}
 	// The shutdown does not end this: a claim that commits while nobody waits for its answer leaves leases that have to run
 	// out.
 	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.w.lease)

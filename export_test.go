@@ -47,6 +47,11 @@ func (q *Queue) HealthAt(ctx context.Context, snapshot time.Duration, dead, inde
 	return q.health(ctx, healthLimits{snapshot: snapshot, dead: dead, index: index, waiting: waiting})
 }
 
+// ExplainAt is Explain with another limit for the age of snapshots.
+func (q *Queue) ExplainAt(ctx context.Context, db DB, id int64, snapshot time.Duration) (Explanation, error) {
+	return q.whyNot(ctx, db, id, snapshot)
+}
+
 // ClaimAhead sets for how long a worker claims ahead.
 func ClaimAhead(w *Worker, d time.Duration) { w.ahead = d }
 

@@ -212,6 +212,30 @@ func TestMigration_TakeFenceSaysFreeAsTheLibraryDoes(t *testing.T) {
 	require.Contains(t, space(list[0].Up), space(strings.Trim(onceq.FenceFree, "()")))
 }
 
+func TestExplain_NamesAnOldSnapshot(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := t.Context()
+	r, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Payload: 1})
+	require.NoError(t, err)
+	_, err = db.Pool.Exec(ctx, strings.ReplaceAll(`insert into onceq.workers (id, lease, started_at, seen_at, process, schema_version, host, version, queues, kinds)
+values (1, 1, now(), now(), 1, 1, 'h', 'v', '{"default": 1}', '{k}')`, "onceq.", pgx.Identifier{db.Schema}.Sanitize()+"."))
+	require.NoError(t, err)
+	tx, err := db.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(ctx) }()
+	var pid int
+	require.NoError(t, tx.QueryRow(ctx, `select pg_backend_pid()`).Scan(&pid))
+	db.Advance(time.Minute)
+	e, err := db.Queue.ExplainAt(ctx, db.Pool, r.ID, time.Microsecond)
+	require.NoError(t, err)
+	require.Equal(t, onceq.CauseSnapshot, e.Cause(), "%s", e)
+	require.NoError(t, tx.Rollback(ctx))
+	e, err = db.Queue.ExplainAt(ctx, db.Pool, r.ID, time.Hour)
+	require.NoError(t, err)
+	require.Equal(t, onceq.CauseReady, e.Cause(), "%s", e)
+}
+
 func TestHealth_NamesWhatSlowsAQueueDown(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.Schema(`we"ird`))

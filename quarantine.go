@@ -120,7 +120,7 @@ func (c *claimer) claimQuarantined(ctx context.Context) (int, error) {
 		return 0, nil
 	}
 	few := in.ids[:min(len(in.ids), fewQuarantine)]
-	ask := claim{queue: f.queue, lease: c.w.lease}
+	ask := claim{queue: f.queue, lease: c.w.lease, by: c.id}
 	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.w.lease)
 	leases, err := c.q.claim(unbroken, c.db, &ask, claimOne, few)
 	cancel()

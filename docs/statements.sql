@@ -753,6 +753,41 @@ select onceq.next_id('onceq.ids', $1::bigint);
 -- executor.go: transaction
 begin;
 
+-- explain.go: live.read
+select j.holder, coalesce(j.ahead, false),
+       (select x.requested_at from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at)
+  from onceq.jobs j where j.id = $1::bigint;
+
+-- explain.go: locked.read
+select l.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), coalesce(a.state, ''), a.xact_start
+  from onceq.jobs j
+  join pg_locks l on l.locktype = 'transactionid' and l.transactionid = j.xmax and l.mode = 'ExclusiveLock' and l.granted
+  left join pg_stat_activity a on a.pid = l.pid
+ where j.id = $1::bigint and l.pid is distinct from pg_backend_pid();
+
+-- explain.go: readCrowd
+select (select count(*)
+          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         cross join lateral (
+               select leased_until, holder from onceq.jobs
+                where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
+                order by run_at, id
+                limit $7::int + 1) j
+         where j.leased_until > statement_timestamp() and j.holder >> 32 = any ($2::bigint[])),
+       (select count(*)
+          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         cross join lateral (
+               select from onceq.jobs
+                where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
+                  and (p.priority < $3::smallint or (run_at, id) < ($4::timestamptz, $5::bigint))
+                  and (leased_until is null or leased_until <= statement_timestamp()) and kind = any ($6::text[])
+                order by run_at, id
+                limit $7::int) j
+         where p.priority <= $3::smallint);
+
+-- explain.go: whyNot
+select statement_timestamp();
+
 -- fence.go: holdFence
 update onceq.job_fences f set state = 6, detail = coalesce(f.detail, $5::text)
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text and f.token = $4::bigint and (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp())

@@ -57,7 +57,7 @@ create table {{.schema}}.jobs (
   run_at        timestamptz not null,
   created_at    timestamptz not null,
   leased_until  timestamptz,             -- null: not leased
-  holder        bigint,                  -- random number of the claim that leased it
+  holder        bigint,                  -- random number of the claim that leased it; a worker's claims share the upper half
   claims        integer     not null default 0,
   lost          smallint    not null default 0,  -- leases that expired
   ahead         boolean,                 -- claimed before a handler was free, and not known to run yet; null: no

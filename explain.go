@@ -1,0 +1,460 @@
+package onceq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Cause says why a job is not running, or that it runs.
+type Cause string
+
+// The causes. Which fields of a Reason go with a cause is said beside it.
+const (
+	CauseScheduled   Cause = "scheduled"    // not due yet: Until
+	CauseRetry       Cause = "retry"        // failed or lost a lease, and waits for its next try: Until
+	CauseDeferred    Cause = "deferred"     // has run, and asked for a later time (Snooze, Reschedule, an effect in flight): Until
+	CauseQueuePaused Cause = "queue_paused" // Pause, Since
+	CauseKindPaused  Cause = "kind_paused"  // Pause, Since
+	CauseNoWorker    Cause = "no_worker"    // no live worker has the queue: Worker is the one that was seen last, if any
+	CauseNoHandler   Cause = "no_handler"   // live workers have the queue, and none has a handler for the kind
+	CauseLocked      Cause = "locked"       // a transaction has the job's row locked: Session, Since
+	CauseQuarantine  Cause = "quarantine"   // has lost leases, and such jobs start one at a time: Lost
+	CauseFull        Cause = "workers_full" // Running, Slots
+	CauseBehind      Cause = "behind"       // other due jobs come first: Before
+	CauseSnapshot    Cause = "snapshot"     // an old transaction makes claims slow
+	CauseReady       Cause = "ready"        // nothing is in its way
+	CauseRunning     Cause = "running"      // Worker, Session, Beat, Until
+	CauseHeld        Cause = "held"         // Effects, Since
+	CauseDead        Cause = "dead"         // Since
+	CauseCompleted   Cause = "completed"    // Since
+	CauseCancelled   Cause = "cancelled"    // Since
+	CauseUnknown     Cause = "unknown"      // there is no such job
+)
+
+// Reason is one cause, with what is known about it. Fields that do not apply are zero. Times are the database's.
+type Reason struct {
+	Cause  Cause  `json:"cause"`
+	Text   string `json:"text"`            // what is so, in words
+	Advice string `json:"advice,omitzero"` // what to do; empty for nothing
+
+	Since   time.Time    `json:"since,omitzero"`
+	Until   time.Time    `json:"until,omitzero"`
+	Beat    time.Time    `json:"beat,omitzero"`    // when the lease was last extended, or given
+	Worker  *WorkerInfo  `json:"worker,omitzero"`  // nil for a process that leaves no row: a loop around Queue.Claim, a short Drain
+	Session int          `json:"session,omitzero"` // the server process (pid) whose transaction has the job's row locked
+	Pause   *Pause       `json:"pause,omitzero"`
+	Lost    int          `json:"lost,omitzero"`
+	Running int          `json:"running,omitzero"` // how many jobs of the queue the workers for it have
+	Slots   int          `json:"slots,omitzero"`   // how many they can have
+	Before  int          `json:"before,omitzero"`  // at most StatsCap
+	Effects []EffectInfo `json:"effects,omitzero"` // held ones
+}
+
+func (r Reason) String() string {
+	if r.Advice == "" {
+		return r.Text
+	}
+	return r.Text + "; " + r.Advice
+}
+
+// Explanation is the answer of Explain.
+type Explanation struct {
+	Job JobInfo   `json:"job"` // only its ID if the cause is CauseUnknown
+	At  time.Time `json:"at"`  // the database's time
+
+	// Reasons has at least one. The first one is why the job is not running now. If the job waits, those that follow would
+	// keep it waiting after that.
+	Reasons []Reason `json:"reasons"`
+}
+
+// Cause is the cause of the first reason.
+func (e Explanation) Cause() Cause { return e.Reasons[0].Cause }
+
+func (e Explanation) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "job %d", e.Job.ID)
+	if e.Job.Kind != "" {
+		fmt.Fprintf(&b, " of kind %q in queue %q", e.Job.Kind, e.Job.Queue)
+	}
+	for i, r := range e.Reasons {
+		if i == 0 {
+			b.WriteString(": ")
+		} else {
+			b.WriteString("\nand then: ")
+		}
+		b.WriteString(r.String())
+	}
+	return b.String()
+}
+
+// Explain says why a job is not running, or where it runs, in one answer: as constants and fields for programs, and in words
+// that say what to do. It reads, and locks nothing. An id that no job has is CauseUnknown and no error.
+//
+// It knows of workers by their rows (Workers), which are up to a minute old. Code that loops around Claim leaves none. On
+// Citus it does not look for locks.
+func (q *Queue) Explain(ctx context.Context, db DB, id int64) (Explanation, error) {
+	return q.whyNot(ctx, db, id, time.Minute)
+}
+
+// whyNot is Explain, with the age from which on a snapshot is old.
+func (q *Queue) whyNot(ctx context.Context, db DB, id int64, old time.Duration) (Explanation, error) {
+	for range settleTries {
+		e := Explanation{Job: JobInfo{ID: id}}
+		if err := q.queryRow(ctx, db, `select statement_timestamp()`, nil, &e.At); err != nil {
+			return e, fmt.Errorf("onceq: explain: %w", err)
+		}
+		job, err := q.Get(ctx, db, id)
+		switch {
+		case errors.Is(err, ErrNotFound):
+			// Jobs in a waiting room are neither live nor in the history: they belong here.
+			e.add(Reason{
+				Cause: CauseUnknown, Text: "there is no such job: the transaction that enqueued it has not committed or was rolled back, or the job is finished and was not kept",
+				Advice: "if it had a key, GetByKey may still know its outcome; Kind.Keep keeps completed jobs in the history",
+			})
+			return e, nil
+		case err != nil:
+			return e, err
+		}
+		e.Job = job
+		x := explaining{q: q, db: db, e: &e, old: old}
+		if job.State.Finished() {
+			return e, x.finished(ctx)
+		}
+		if live, err := x.live(ctx); err != nil || live {
+			return e, err
+		}
+		// It finished between two statements.
+	}
+	return Explanation{}, fmt.Errorf("%w: job %d changes too often to say", ErrNotFound, id)
+}
+
+func (e *Explanation) add(r Reason) { e.Reasons = append(e.Reasons, r) }
+
+// explaining is one call of Explain.
+type explaining struct {
+	q   *Queue
+	db  DB
+	e   *Explanation
+	old time.Duration // from which age on a snapshot is reported
+
+	holder     *int64
+	ahead      bool      // claimed, and not known to run yet
+	cancelling time.Time // when somebody asked for that
+	workers    []WorkerInfo
+	pauses     []Pause
+}
+
+// stamp writes a time for people.
+func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
+
+func (x *explaining) finished(ctx context.Context) error {
+	j := &x.e.Job
+	why := ""
+	if n := len(j.Errors); n > 0 {
+		why = ", with the error: " + j.Errors[n-1].Error
+	}
+	switch j.State {
+	case StateCompleted:
+		x.e.add(Reason{Cause: CauseCompleted, Since: j.FinishedAt, Text: "it was completed at " + stamp(j.FinishedAt)})
+	case StateCancelled:
+		x.e.add(Reason{Cause: CauseCancelled, Since: j.FinishedAt, Text: "it was cancelled at " + stamp(j.FinishedAt), Advice: "Redrive runs it again"})
+	case StateDead:
+		x.e.add(Reason{
+			Cause: CauseDead, Since: j.FinishedAt, Lost: j.Lost,
+			Text:   fmt.Sprintf("it is dead since %s, after %d failed attempts of %d and %d lost leases%s", stamp(j.FinishedAt), j.Attempts, j.MaxAttempts, j.Lost, why),
+			Advice: "fix the cause and Redrive it, or Discard it",
+		})
+	default:
+		r := Reason{Cause: CauseHeld, Since: j.FinishedAt}
+		effects, err := x.q.Effects(ctx, x.db, j.ID)
+		if err != nil {
+			return err
+		}
+		var names []string
+		for _, f := range effects {
+			if f.State == "held" {
+				r.Effects = append(r.Effects, f)
+				names = append(names, fmt.Sprintf("%q since %s (%s)", f.Name, stamp(f.Since), f.Detail))
+			}
+		}
+		r.Text = "it is held since " + stamp(j.FinishedAt) + ", because nobody knows whether these effects happened: " + strings.Join(names, ", ")
+		r.Advice = "look each up at the provider under its idempotency key, and say with Resolve whether it happened; the job then runs again"
+		if len(names) == 0 {
+			r.Text, r.Advice = "it is held since "+stamp(j.FinishedAt)+why, "no effect of it is held any more: Redrive runs it again"
+		}
+		x.e.add(r)
+	}
+	return nil
+}
+
+// live explains a job that is not finished. It returns false if the job is not live any more.
+func (x *explaining) live(ctx context.Context) (bool, error) {
+	const read = `
+select j.holder, coalesce(j.ahead, false),
+       (select x.requested_at from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at)
+  from onceq.jobs j where j.id = $1::bigint`
+	j := &x.e.Job
+	var cancelling *time.Time
+	err := x.q.queryRow(ctx, x.db, read, []any{j.ID}, &x.holder, &x.ahead, &cancelling)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("onceq: explain: %w", err)
+	}
+	x.cancelling = orZero(cancelling)
+	if x.workers, err = x.q.Workers(ctx, x.db); err != nil {
+		return false, err
+	}
+	if x.pauses, err = x.q.Pauses(ctx, x.db); err != nil {
+		return false, err
+	}
+	lock, locked, err := x.locked(ctx)
+	if err != nil {
+		return false, err
+	}
+	if j.State == StateRunning || locked && !j.LeasedUntil.IsZero() {
+		x.running(lock)
+		return true, nil
+	}
+	return true, x.waiting(ctx, lock, locked)
+}
+
+// locked looks for a transaction that has the job's row locked. A row names the transaction that locked or changed it last.
+func (x *explaining) locked(ctx context.Context) (r Reason, is bool, err error) {
+	const read = `
+select l.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), coalesce(a.state, ''), a.xact_start
+  from onceq.jobs j
+  join pg_locks l on l.locktype = 'transactionid' and l.transactionid = j.xmax and l.mode = 'ExclusiveLock' and l.granted
+  left join pg_stat_activity a on a.pid = l.pid
+ where j.id = $1::bigint and l.pid is distinct from pg_backend_pid()`
+	if citus, err := x.q.onCitus(ctx, x.db); err != nil || citus {
+		return r, false, err
+	}
+	var pid *int
+	var user, app, state string
+	var since *time.Time
+	switch err := x.q.queryRow(ctx, x.db, read, []any{x.e.Job.ID}, &pid, &user, &app, &state, &since); {
+	case errors.Is(err, pgx.ErrNoRows):
+		return r, false, nil
+	case err != nil:
+		return r, false, fmt.Errorf("onceq: explain: %w", err)
+	}
+	r = Reason{Cause: CauseLocked, Session: orZero(pid), Since: orZero(since)}
+	who := fmt.Sprintf("session %d (user %q, application %q, %s)", r.Session, user, app, state)
+	if pid == nil {
+		who = "a prepared transaction"
+	}
+	r.Text = who + " has its row locked"
+	if since != nil {
+		r.Text = who + " has its row locked, in a transaction that began at " + stamp(*since)
+	}
+	r.Advice = "no worker takes it before that transaction ends; if it hangs, end it (pg_terminate_backend)"
+	return r, true, nil
+}
+
+func (x *explaining) running(lock Reason) {
+	j := &x.e.Job
+	r := Reason{Cause: CauseRunning, Until: j.LeasedUntil, Session: lock.Session, Lost: j.Lost}
+	where := "in a process that leaves no row in workers"
+	for i, w := range x.workers {
+		if x.holder != nil && w.ID>>32 == *x.holder>>32 {
+			r.Worker, r.Beat = &x.workers[i], j.LeasedUntil.Add(-w.Lease)
+			where = "in " + w.String()
+		}
+	}
+	r.Text = "it runs " + where
+	if x.ahead {
+		r.Text = "it was claimed " + where + ", and runs or waits there for a free handler"
+	}
+	if lock.Session != 0 {
+		r.Text += fmt.Sprintf(", in the transaction of session %d", lock.Session)
+	}
+	if !r.Beat.IsZero() {
+		r.Text += "; its last beat was at " + stamp(r.Beat)
+	}
+	r.Text += "; its lease lasts until " + stamp(r.Until)
+	switch {
+	case !x.cancelling.IsZero():
+		r.Advice = "somebody asked at " + stamp(x.cancelling) + " to cancel it, and its handler's context ends with the next beat"
+	case r.Worker != nil && r.Worker.Stale:
+		r.Advice = "its process has not been seen since " + stamp(r.Worker.Seen) + "; if it is gone, another worker takes the job when the lease has run out"
+	}
+	x.e.add(r)
+}
+
+// waiting explains a job that nobody has: first what it waits for itself, then what is in the way of its queue and kind.
+func (x *explaining) waiting(ctx context.Context, lock Reason, locked bool) error {
+	j, e := &x.e.Job, x.e
+	due := !j.RunAt.After(e.At)
+	if !due {
+		x.notDue()
+	}
+	for i, p := range x.pauses {
+		cause, end := CauseQueuePaused, "ResumeQueue"
+		switch {
+		case p.Kind == j.Kind && p.Kind != "":
+			cause, end = CauseKindPaused, "ResumeKind"
+		case p.Queue != j.Queue || p.Queue == "":
+			continue
+		}
+		e.add(Reason{Cause: cause, Pause: &x.pauses[i], Since: p.Since, Text: p.String(), Advice: end + " ends that"})
+	}
+	able, kinds := x.able()
+	if locked {
+		e.add(lock)
+	}
+	if j.Lost > 0 || !j.LeasedUntil.IsZero() {
+		lost := j.Lost
+		if !j.LeasedUntil.IsZero() {
+			lost++
+		}
+		e.add(Reason{
+			Cause: CauseQuarantine, Lost: lost, Until: time.Time{},
+			Text:   fmt.Sprintf("it has lost %d leases, because its process crashed, hung or lost the database; such jobs start one at a time, and a worker looks for them about once a second", lost),
+			Advice: "if this goes on, look at what its processes logged last, and at their memory",
+		})
+	}
+	if due && len(able) > 0 {
+		if err := x.crowd(ctx, able, kinds); err != nil {
+			return err
+		}
+	}
+	if len(e.Reasons) == 0 {
+		e.add(Reason{
+			Cause: CauseReady, Text: "it has been due since " + stamp(j.RunAt) + ", and nothing is in its way: a worker takes it within its PollInterval",
+			Advice: "if it stays, Health and the workers' logs say what fails",
+		})
+	}
+	return nil
+}
+
+func (x *explaining) notDue() {
+	j := &x.e.Job
+	r := Reason{Cause: CauseScheduled, Until: j.RunAt, Text: "it is not due before " + stamp(j.RunAt), Advice: "Retry makes it due now"}
+	switch {
+	case j.Attempts > 0:
+		r.Cause = CauseRetry
+		r.Text = fmt.Sprintf("attempt %d of %d failed, and the next one is due at %s", j.Attempts, j.MaxAttempts, stamp(j.RunAt))
+		if n := len(j.Errors); n > 0 {
+			r.Text += "; the error: " + j.Errors[n-1].Error
+		}
+	case j.Lost > 0:
+		r.Cause = CauseRetry
+		r.Text = "it has lost a lease, and is due again at " + stamp(j.RunAt)
+	case j.Claims > 0:
+		r.Cause = CauseDeferred
+		r.Text = "it has run and asked to run again (Snooze, Reschedule, or an effect that is in flight), and is due at " + stamp(j.RunAt)
+	}
+	x.e.add(r)
+}
+
+// able returns the live workers that may take the job, and the kinds that these take from its queue. If there are none, that
+// is a reason.
+func (x *explaining) able() (able []WorkerInfo, kinds []string) {
+	j := &x.e.Job
+	var latest *WorkerInfo // of the queue, gone
+	others := 0
+	for i, w := range x.workers {
+		if _, works := w.Queues[j.Queue]; !works {
+			continue
+		}
+		switch {
+		case w.Stale:
+			if latest == nil || w.Seen.After(latest.Seen) {
+				latest = &x.workers[i]
+			}
+		case slices.Contains(w.Kinds, j.Kind):
+			able, kinds = append(able, w), append(kinds, w.Kinds...)
+		default:
+			others++
+		}
+	}
+	switch {
+	case len(able) > 0:
+	case others > 0:
+		x.e.add(Reason{
+			Cause: CauseNoHandler, Text: fmt.Sprintf("%d workers work queue %q, and none has a handler for kind %q", others, j.Queue, j.Kind),
+			Advice: "deploy a worker with a handler for it, or correct Kind.Name if it is misspelt",
+		})
+	default:
+		r := Reason{Cause: CauseNoWorker, Worker: latest, Text: fmt.Sprintf("no live worker works queue %q", j.Queue)}
+		if latest != nil {
+			r.Text += fmt.Sprintf("; the last one, %s, was seen at %s", latest, stamp(latest.Seen))
+		}
+		r.Advice = "start one: a worker works the queues of its handlers' kinds and those in WorkerConfig.Also. Code that loops around Claim, and a short Drain, are not counted"
+		x.e.add(r)
+	}
+	kinds = slices.DeleteFunc(kinds, func(kind string) bool {
+		return slices.ContainsFunc(x.pauses, func(p Pause) bool { return p.Kind == kind })
+	})
+	return able, kinds
+}
+
+// readCrowd counts the jobs of a queue that given workers have ($2, the upper halves of their ids), and those of given kinds
+// ($6) that are due and come before a job. Both are over ranges of the claims' index with a limit.
+const readCrowd = `
+select (select count(*)
+          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         cross join lateral (
+               select leased_until, holder from onceq.jobs
+                where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
+                order by run_at, id
+                limit $7::int + 1) j
+         where j.leased_until > statement_timestamp() and j.holder >> 32 = any ($2::bigint[])),
+       (select count(*)
+          from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         cross join lateral (
+               select from onceq.jobs
+                where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
+                  and (p.priority < $3::smallint or (run_at, id) < ($4::timestamptz, $5::bigint))
+                  and (leased_until is null or leased_until <= statement_timestamp()) and kind = any ($6::text[])
+                order by run_at, id
+                limit $7::int) j
+         where p.priority <= $3::smallint)`
+
+// crowd adds that all workers are busy, that others come first, and that claims are slow.
+func (x *explaining) crowd(ctx context.Context, able []WorkerInfo, kinds []string) error {
+	j, e := &x.e.Job, x.e
+	var running, before, slots int
+	var ids []int64
+	for _, w := range able {
+		ids, slots = append(ids, w.ID>>32), slots+w.Queues[j.Queue]
+	}
+	args := []any{j.Queue, ids, int16(j.Priority), j.RunAt, j.ID, kinds, StatsCap}
+	if err := x.q.send(ctx, x.db, reading, readCrowd, args, row(&running, &before)); err != nil {
+		return fmt.Errorf("onceq: explain: %w", err)
+	}
+	before = min(before, StatsCap)
+	if running >= slots {
+		e.add(Reason{
+			Cause: CauseFull, Running: running, Slots: slots,
+			Text:   fmt.Sprintf("the workers of queue %q are busy: %d workers have %d of its jobs and run %d at once", j.Queue, len(able), running, slots),
+			Advice: "start more workers, or raise QueueConfig.Concurrency, if that goes on",
+		})
+	}
+	if before > 0 {
+		count := fmt.Sprint(before)
+		if before == StatsCap {
+			count += " or more"
+		}
+		e.add(Reason{Cause: CauseBehind, Before: before, Text: count + " due jobs of its queue come before it"})
+	}
+	if e.At.Sub(j.RunAt) < 5*time.Second {
+		return nil
+	}
+	look := examination{q: x.q, limits: healthLimits{snapshot: x.old}}
+	if err := look.snapshots(ctx); err != nil {
+		return err
+	}
+	for _, f := range look.found {
+		e.add(Reason{Cause: CauseSnapshot, Text: "claims may be slow: " + f.Detail, Advice: f.Advice})
+	}
+	return nil
+}

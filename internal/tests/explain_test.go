@@ -1,0 +1,247 @@
+package tests
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// explained returns the reasons for a job, which must be these.
+func explained(t *testing.T, db *queuetest.DB, id int64, want ...onceq.Cause) []onceq.Reason {
+	t.Helper()
+	e, err := db.Queue.Explain(t.Context(), db.Pool, id)
+	require.NoError(t, err)
+	var got []onceq.Cause
+	for _, r := range e.Reasons {
+		got = append(got, r.Cause)
+		require.NotEmpty(t, r.Text)
+		require.Contains(t, e.String(), r.String())
+	}
+	require.Equal(t, want, got, "%s", e)
+	require.Equal(t, want[0], e.Cause())
+	require.Equal(t, id, e.Job.ID)
+	require.False(t, e.At.IsZero())
+	return e.Reasons
+}
+
+// workerRow adds the row of a live worker.
+func workerRow(t *testing.T, db *queuetest.DB, id int64, queues, kinds, seenAgo string) {
+	t.Helper()
+	sqlRun(t, db, `insert into onceq.workers (id, lease, started_at, seen_at, process, schema_version, host, version, queues, kinds)
+values ($1::bigint << 32, 30000000, now() - interval '1 day', now() - $4::text::interval, 7, 1, 'web1', 'v1', $2::text::jsonb, string_to_array($3::text, ','))`, id, queues, kinds, seenAgo)
+}
+
+func TestExplain_WaitsForItsTime(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	workerRow(t, db, 1, `{"default": 1}`, "k", "0 s")
+	id := add(t, db, onceq.Job{Payload: 1, Delay: time.Hour})
+	r := explained(t, db, id, onceq.CauseScheduled)[0]
+	require.InDelta(t, time.Until(r.Until).Minutes(), 60, 10)
+	require.Contains(t, r.Advice, "Retry")
+
+	claim := func(id int64) *onceq.Lease {
+		leases, err := q.Claim(ctx, onceq.ClaimOptions{})
+		require.NoError(t, err)
+		require.Len(t, leases, 1)
+		require.Equal(t, id, leases[0].ID)
+		return leases[0]
+	}
+	id = add(t, db, onceq.Job{Payload: 1})
+	require.NoError(t, claim(id).Snooze(ctx, time.Hour))
+	explained(t, db, id, onceq.CauseDeferred)
+
+	id = add(t, db, onceq.Job{Payload: 1})
+	require.NoError(t, claim(id).Fail(ctx, onceq.RetryAfter(time.Hour, errors.New("no route"))))
+	r = explained(t, db, id, onceq.CauseRetry)[0]
+	require.Contains(t, r.Text, "attempt 1 of 25 failed")
+	require.Contains(t, r.Text, "no route")
+}
+
+func TestExplain_Paused(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	workerRow(t, db, 1, `{"default": 1}`, "k", "0 s")
+	id := add(t, db, onceq.Job{Payload: 1})
+	require.NoError(t, q.PauseQueue(ctx, db.Pool, "default", "ann: provider down"))
+	r := explained(t, db, id, onceq.CauseQueuePaused)[0]
+	require.Equal(t, "ann: provider down", r.Pause.Note)
+	require.Contains(t, r.String(), "ResumeQueue")
+	require.NoError(t, q.PauseKind(ctx, db.Pool, "k", ""))
+	require.NoError(t, q.PauseKind(ctx, db.Pool, "default", "")) // a kind that is called as the queue
+	explained(t, db, id, onceq.CauseQueuePaused, onceq.CauseKindPaused)
+	_, err := q.ResumeQueue(ctx, db.Pool, "default")
+	require.NoError(t, err)
+	require.Contains(t, explained(t, db, id, onceq.CauseKindPaused)[0].Advice, "ResumeKind")
+	id = add(t, db, onceq.Job{Payload: 1, Delay: time.Hour})
+	explained(t, db, id, onceq.CauseScheduled, onceq.CauseKindPaused)
+}
+
+func TestExplain_NobodyTakesIt(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	id := add(t, db, onceq.Job{Payload: 1})
+	require.Nil(t, explained(t, db, id, onceq.CauseNoWorker)[0].Worker)
+	workerRow(t, db, 1, `{"default": 1}`, "k", "1 hour")
+	workerRow(t, db, 2, `{"other": 1}`, "k", "0 s")
+	r := explained(t, db, id, onceq.CauseNoWorker)[0]
+	require.Equal(t, int64(1<<32), r.Worker.ID)
+	require.Contains(t, r.Text, "process 7 on web1")
+	workerRow(t, db, 3, `{"default": 1}`, "mail", "0 s")
+	explained(t, db, id, onceq.CauseNoHandler)
+	workerRow(t, db, 4, `{"default": 1}`, "k", "0 s")
+	explained(t, db, id, onceq.CauseReady)
+}
+
+func TestExplain_FullAndBehind(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	workerRow(t, db, 1, `{"default": 2}`, "k,paused", "0 s")
+	workerRow(t, db, 2, `{"default": 9, "other": 3}`, "mail", "0 s") // has no handler for it
+	running := []int64{add(t, db, onceq.Job{Payload: 1}), add(t, db, onceq.Job{Payload: 1}), add(t, db, onceq.Job{Payload: 1})}
+	later := add(t, db, onceq.Job{Payload: 1, Priority: onceq.PriorityLow})
+	before := add(t, db, onceq.Job{Payload: 1})
+	id := add(t, db, onceq.Job{Payload: 1})
+	high := add(t, db, onceq.Job{Payload: 1, Priority: onceq.PriorityHigh})
+	add(t, db, onceq.Job{Kind: "mail", Payload: 1, Priority: onceq.PriorityHigh}) // for other workers
+	add(t, db, onceq.Job{Kind: "paused", Payload: 1, Priority: onceq.PriorityHigh})
+	require.NoError(t, db.Queue.PauseKind(t.Context(), db.Pool, "paused", ""))
+	lease := func(id, worker int64) {
+		sqlRun(t, db, `update onceq.jobs set leased_until = now() + interval '1 hour', claims = 1, holder = ($2::bigint << 32) + id where id = $1`, id, worker)
+	}
+	lease(running[0], 1)
+	lease(running[2], 2)
+	require.Equal(t, 3, explained(t, db, id, onceq.CauseBehind)[0].Before, "running[1], before and high")
+	explained(t, db, high, onceq.CauseReady)
+	lease(running[1], 1)
+	r := explained(t, db, id, onceq.CauseFull, onceq.CauseBehind)
+	require.Equal(t, [2]int{2, 2}, [2]int{r[0].Running, r[0].Slots})
+	require.Equal(t, 2, r[1].Before, "before and high")
+	require.Equal(t, 3, explained(t, db, later, onceq.CauseFull, onceq.CauseBehind)[1].Before)
+	_ = before
+}
+
+func TestExplain_LockedAndLost(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := t.Context()
+	workerRow(t, db, 1, `{"default": 5}`, "k", "0 s")
+	id := add(t, db, onceq.Job{Payload: 1})
+	tx, err := db.Pool.Begin(ctx)
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(ctx) }()
+	var pid int
+	require.NoError(t, tx.QueryRow(ctx, `select pg_backend_pid() from onceq.jobs where id = $1 for update`, id).Scan(&pid))
+	r := explained(t, db, id, onceq.CauseLocked)[0]
+	require.Equal(t, pid, r.Session)
+	require.False(t, r.Since.IsZero())
+	require.NoError(t, tx.Rollback(ctx))
+	explained(t, db, id, onceq.CauseReady)
+
+	leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{})
+	require.NoError(t, err)
+	require.Len(t, leases, 1)
+	db.ExpireLease(id)
+	require.Equal(t, 1, explained(t, db, id, onceq.CauseQuarantine)[0].Lost)
+	sqlRun(t, db, `update onceq.jobs set lost = 3, claims = 3, leased_until = null, holder = null where id = $1`, id)
+	require.Equal(t, 3, explained(t, db, id, onceq.CauseQuarantine)[0].Lost)
+}
+
+func TestExplain_Runs(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := t.Context()
+	running, finish := make(chan int64), make(chan struct{})
+	tx := onceq.Kind[int]{Name: "tx"}
+	w := start(t, db, onceq.WorkerConfig{Lease: time.Hour},
+		handle(func(_ context.Context, l *onceq.Lease) error {
+			running <- l.ID
+			<-finish
+			return nil
+		}),
+		tx.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error {
+			if _, err := tx.Exec(ctx, `select $1::int`, 1); err != nil { // the transaction begins with its first statement
+				return err
+			}
+			running <- l.ID
+			<-finish
+			return nil
+		}))
+	eventually(t, "the worker's row", func() bool { return len(workers(t, db)) == 1 })
+	one := workers(t, db)[0]
+	before := sqlOne[time.Time](t, db, `select now()`)
+	id := add(t, db, onceq.Job{Payload: 1})
+	require.Equal(t, id, receive(t, running))
+	r := explained(t, db, id, onceq.CauseRunning)[0]
+	require.NotNil(t, r.Worker)
+	require.Equal(t, one.ID, r.Worker.ID)
+	require.Equal(t, time.Hour, r.Until.Sub(r.Beat))
+	require.False(t, r.Beat.Before(before))
+	require.Zero(t, r.Session)
+
+	inTx := add(t, db, onceq.Job{Kind: "tx", Payload: 1})
+	require.Equal(t, inTx, receive(t, running))
+	r = explained(t, db, inTx, onceq.CauseRunning)[0]
+	require.Equal(t, one.ID, r.Worker.ID)
+	require.NotZero(t, r.Session)
+
+	_, err := db.Queue.Cancel(ctx, db.Pool, id)
+	require.NoError(t, err)
+	require.Contains(t, explained(t, db, id, onceq.CauseRunning)[0].Advice, "cancel")
+	close(finish)
+	until(t, db, noJobs)
+	require.NoError(t, w.stop())
+
+	byHand := add(t, db, onceq.Job{Payload: 1})
+	leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{})
+	require.NoError(t, err)
+	require.Len(t, leases, 1)
+	require.Nil(t, explained(t, db, byHand, onceq.CauseRunning)[0].Worker)
+}
+
+func TestExplain_Finished(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := t.Context()
+	keep := onceq.Kind[int]{Name: "keep", Keep: time.Hour}
+	hold := onceq.Kind[int]{Name: "hold"}
+	completed, held := add(t, db, onceq.Job{Kind: "keep", Payload: 1}), add(t, db, onceq.Job{Kind: "hold", Payload: 1})
+	dead, cancelled := add(t, db, onceq.Job{Kind: "dead", Payload: 1}), add(t, db, onceq.Job{Payload: 1, Delay: time.Hour})
+	_, err := db.Queue.Cancel(ctx, db.Pool, cancelled)
+	require.NoError(t, err)
+	db.Drain(keep.Handle(func(context.Context, *onceq.Lease, int) error { return nil }),
+		kindHandler("dead", "", func(context.Context, *onceq.Lease) error { return onceq.Fatal(errors.New("no such user")) }),
+		hold.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+			_, err := onceq.Once(ctx, l, "charge", func(context.Context, string) (int, error) { return 0, errors.New("reset") }, onceq.OnUncertain(onceq.Hold()))
+			return err
+		}))
+	db.Advance(time.Minute)
+	require.False(t, explained(t, db, completed, onceq.CauseCompleted)[0].Since.IsZero())
+	require.Contains(t, explained(t, db, cancelled, onceq.CauseCancelled)[0].Advice, "Redrive")
+	require.Contains(t, explained(t, db, dead, onceq.CauseDead)[0].Text, "no such user")
+	explained(t, db, 4711, onceq.CauseUnknown)
+	for range 3 { // the policy holds the effect in a later run
+		if job, err := db.Queue.Get(ctx, db.Pool, held); err == nil && job.State == onceq.StateHeld {
+			break
+		}
+		db.Advance(24 * time.Hour)
+		db.Drain(hold.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+			_, err := onceq.Once(ctx, l, "charge", func(context.Context, string) (int, error) { return 0, errors.New("reset") }, onceq.OnUncertain(onceq.Hold()))
+			return err
+		}))
+	}
+	r := explained(t, db, held, onceq.CauseHeld)[0]
+	require.Len(t, r.Effects, 1)
+	require.Equal(t, "charge", r.Effects[0].Name)
+	require.Contains(t, r.Text, "reset")
+	require.Contains(t, r.Advice, "Resolve")
+}
