@@ -261,7 +261,7 @@ func (q *Queue) claim(ctx context.Context, db *pgxpool.Pool, c *claim, statement
 			if len(block) == cap(block) {
 				block = make([]Lease, 0, 64)
 			}
-			block = append(block, Lease{q: q, db: db, Queue: c.queue, holder: holder, began: c.began})
+			block = append(block, Lease{q: q, db: db, Queue: c.queue, holder: holder, began: c.began, term: c.lease})
 			l := &block[len(block)-1]
 			var payload, metadata string
 			var identity *int64

@@ -29,7 +29,7 @@ const (
 	CauseBehind      Cause = "behind"       // other due jobs come first: Before
 	CauseSnapshot    Cause = "snapshot"     // an old transaction makes claims slow
 	CauseReady       Cause = "ready"        // nothing is in its way
-	CauseRunning     Cause = "running"      // Worker, Session, Beat, Until
+	CauseRunning     Cause = "running"      // Worker, Session, Since, Beat, Until
 	CauseHeld        Cause = "held"         // Effects, Since
 	CauseDead        Cause = "dead"         // Since
 	CauseCompleted   Cause = "completed"    // Since
@@ -276,10 +276,19 @@ func (x *explaining) running(lock Reason) {
 	if lock.Session != 0 {
 		r.Text += fmt.Sprintf(", in the transaction of session %d", lock.Session)
 	}
+	if r.Since = j.since; r.Since.IsZero() {
+		r.Since = r.Beat // no beat has extended its lease yet
+	}
+	if !r.Since.IsZero() {
+		r.Text += " since " + stamp(r.Since)
+	}
 	if !r.Beat.IsZero() {
 		r.Text += "; its last beat was at " + stamp(r.Beat)
 	}
 	r.Text += "; its lease lasts until " + stamp(r.Until)
+	if p := j.Progress; p != nil {
+		r.Text += fmt.Sprintf("; its handler reported %d of %d at %s %s", p.Done, p.Total, stamp(p.At), p.Note)
+	}
 	switch {
 	case !x.cancelling.IsZero():
 		r.Advice = "somebody asked at " + stamp(x.cancelling) + " to cancel it, and its handler's context ends with the next beat"

@@ -38,6 +38,9 @@ type JobInfo struct {
 	KeepUntil   time.Time         `json:"keep_until,omitzero"`   // when the job leaves the history; zero if it does not leave by itself
 	Result      json.RawMessage   `json:"result,omitzero"`       // nil for none
 	Errors      []AttemptError    `json:"errors,omitzero"`       // of the latest failed attempts, oldest first
+	Progress    *Progress         `json:"progress,omitzero"`     // what the handler of the latest run last reported; nil for nothing, and for a finished job
+
+	since time.Time // when the latest run began, if a beat has written that
 }
 
 // AttemptError is one failed attempt.
@@ -51,14 +54,14 @@ const liveInfo = `
 select j.id, j.kind, j.queue, j.scope, j.key, ` + jobState + ` as state, j.payload::text as payload, j.payload_bytes,
        j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       j.errors::text as errors
+       j.errors::text as errors, j.progress::text as progress
   from onceq.jobs j`
 
 const pastInfo = `
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
        h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
-       h.errors::text as errors
+       h.errors::text as errors, null::text as progress
   from onceq.job_history h`
 
 // liveIDs and pastIDs are for statements that need no more of the jobs, and read no payloads.
@@ -81,10 +84,10 @@ func (q *Queue) info(ctx context.Context, db DB, statement string, args ...any) 
 }
 
 func (i *JobInfo) scan(rows pgx.Rows) error {
-	var scope, key, payload, metadata, result, errs *string
+	var scope, key, payload, metadata, result, errs, note *string
 	var leased, finished, keep *time.Time
 	if err := rows.Scan(&i.ID, &i.Kind, &i.Queue, &scope, &key, &i.State, &payload, &i.Bytes, &metadata, &i.Priority,
-		&i.Attempts, &i.MaxAttempts, &i.Lost, &i.Claims, &i.RunAt, &i.CreatedAt, &leased, &finished, &keep, &result, &errs); err != nil {
+		&i.Attempts, &i.MaxAttempts, &i.Lost, &i.Claims, &i.RunAt, &i.CreatedAt, &leased, &finished, &keep, &result, &errs, &note); err != nil {
 		return err
 	}
 	if i.Claims > 0 {
@@ -102,6 +105,9 @@ func (i *JobInfo) scan(rows pgx.Rows) error {
 		if err := json.Unmarshal([]byte(*metadata), &i.Metadata); err != nil {
 			return fmt.Errorf("metadata of job %d: %w", i.ID, err)
 		}
+	}
+	if err := i.noted(note); err != nil {
+		return fmt.Errorf("progress of job %d: %w", i.ID, err)
 	}
 	if errs != nil {
 		if err := json.Unmarshal([]byte(*errs), &i.Errors); err != nil {

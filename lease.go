@@ -48,6 +48,10 @@ type Lease struct {
 	result   string    // encoded; "" for none. SetResult writes it; the executor and startOver clear it before a run in a transaction
 	began    time.Time // when it was claimed, in a worker when its handler was called, by this process's clock
 
+	term     time.Duration            // how long the lease was at the claim
+	progress atomic.Pointer[progress] // the handler's latest report
+	noted    atomic.Bool              // a beat has written when the run began
+
 	cancelled bool // somebody asked for that before this claim
 
 	inTx      bool   // the handler runs in a transaction that the worker ends; the executor writes it before the handler is called
@@ -195,7 +199,8 @@ type beatAnswer struct {
 }
 
 // extendLeases extends many leases. It returns the places of those extended, of those whose guard holds, and of those whose
-// jobs somebody wants cancelled. $5 says which of the leases have a handler that is running. It never waits for a lock:
+// jobs somebody wants cancelled. $5 says which of the leases have a handler that is running, and $6 what is to be noted of a
+// run (progress.go): null if there is nothing. It never waits for a lock:
 // otherwise one handler's transaction could let the other leases run out.
 const extendLeases = `
 with u as materialized (
@@ -212,7 +217,8 @@ free as materialized (
 extended as (
   update onceq.jobs j
      set leased_until = statement_timestamp() + $4::bigint * interval '1 microsecond',
-         ahead = case when ($5::bool[])[free.n] then null else j.ahead end
+         ahead = case when ($5::bool[])[free.n] then null else j.ahead end,
+         progress = coalesce(nullif(($6::text[])[free.n], '')::jsonb, j.progress)
     from free where j.id = any (array[free.id])
   returning free.n
 )
@@ -227,8 +233,19 @@ select array(select n from extended),
 // beat extends the leases, which the caller has sorted by id. running says which of their jobs are being worked on.
 func (q *Queue) beat(ctx context.Context, db DB, leases []*Lease, running []bool, d time.Duration) ([]beatAnswer, error) {
 	ids, claims, holders := guards(leases)
+	var notes []string
+	reports := make([]*progress, len(leases))
+	for i, l := range leases {
+		text, report := l.note()
+		if text != "" && notes == nil {
+			notes = make([]string, len(leases))
+		}
+		if text != "" {
+			notes[i], reports[i] = text, report
+		}
+	}
 	var extended, held, cancelled []int64
-	err := q.guarded(ctx, db, extendLeases, []any{ids, claims, holders, d.Microseconds(), running}, &extended, &held, &cancelled)
+	err := q.guarded(ctx, db, extendLeases, []any{ids, claims, holders, d.Microseconds(), running, notes}, &extended, &held, &cancelled)
 	if err != nil {
 		return nil, fmt.Errorf("onceq: extend: %w", err)
 	}
@@ -241,6 +258,9 @@ func (q *Queue) beat(ctx context.Context, db DB, leases []*Lease, running []bool
 	}
 	for _, n := range extended {
 		answers[n-1].extended, answers[n-1].lost = true, false
+		if notes != nil && notes[n-1] != "" {
+			leases[n-1].wrote(reports[n-1])
+		}
 	}
 	for _, n := range cancelled {
 		answers[n-1].cancelled = true

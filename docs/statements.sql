@@ -1073,12 +1073,12 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
        j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       j.errors::text as errors
+       j.errors::text as errors, j.progress::text as progress
   from onceq.jobs j where j.id = $1::bigint union all
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
        h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
-       h.errors::text as errors
+       h.errors::text as errors, null::text as progress
   from onceq.job_history h where h.id = $1::bigint;
 
 -- inspect.go: GetByKey.fence
@@ -1094,12 +1094,12 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
        j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       j.errors::text as errors
+       j.errors::text as errors, j.progress::text as progress
   from onceq.jobs j where j.id = $1::bigint and j.scope = $2::text and j.key = $3::text union all
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
        h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
-       h.errors::text as errors
+       h.errors::text as errors, null::text as progress
   from onceq.job_history h where h.id = $1::bigint and h.scope = $2::text and h.key = $3::text;
 
 -- inspect.go: liveIDs
@@ -1113,7 +1113,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
        j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       j.errors::text as errors
+       j.errors::text as errors, j.progress::text as progress
   from onceq.jobs j;
 
 -- inspect.go: pastIDs
@@ -1123,7 +1123,7 @@ select h.id from onceq.job_history h;
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
        h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
-       h.errors::text as errors
+       h.errors::text as errors, null::text as progress
   from onceq.job_history h;
 
 -- inspect.go: readStats
@@ -1211,7 +1211,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
        j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       j.errors::text as errors
+       j.errors::text as errors, j.progress::text as progress
   from onceq.jobs j
    where cardinality($7::smallint[]) > 0 and j.id < $1::bigint
    order by j.id desc limit $2::int
@@ -1223,7 +1223,7 @@ finished as (
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
        h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
-       h.errors::text as errors
+       h.errors::text as errors, null::text as progress
   from onceq.job_history h
          where h.queue = p.queue and h.state = s.state and h.id < $1::bigint
          order by h.id desc limit $2::int) i
@@ -1243,7 +1243,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
        j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       j.errors::text as errors
+       j.errors::text as errors, j.progress::text as progress
   from onceq.jobs j
    where cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.kind = $5::text and j.scope = $6::text and j.id = any ($8::bigint[]) and j.created_at >= $9::timestamptz and j.created_at < $10::timestamptz and j.queue = $4::text
    order by j.id desc limit $2::int
@@ -1255,7 +1255,7 @@ finished as (
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
        h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
-       h.errors::text as errors
+       h.errors::text as errors, null::text as progress
   from onceq.job_history h
          where h.queue = p.queue and h.state = s.state and h.id < $1::bigint and h.kind = $5::text and h.scope = $6::text and h.id = any ($8::bigint[]) and h.created_at >= $9::timestamptz and h.created_at < $10::timestamptz
          order by h.id desc limit $2::int) i
@@ -1305,7 +1305,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
        j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       j.errors::text as errors
+       j.errors::text as errors, j.progress::text as progress
   from onceq.jobs j
    where cardinality($7::smallint[]) > 0 and j.id < $1::bigint and case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
@@ -1321,7 +1321,7 @@ finished as (
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
        h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
-       h.errors::text as errors
+       h.errors::text as errors, null::text as progress
   from onceq.job_history h
          where h.queue = p.queue and h.state = s.state and h.id < $1::bigint
          order by h.id desc limit $2::int) i
@@ -1369,7 +1369,8 @@ free as materialized (
 extended as (
   update onceq.jobs j
      set leased_until = statement_timestamp() + $4::bigint * interval '1 microsecond',
-         ahead = case when ($5::bool[])[free.n] then null else j.ahead end
+         ahead = case when ($5::bool[])[free.n] then null else j.ahead end,
+         progress = coalesce(nullif(($6::text[])[free.n], '')::jsonb, j.progress)
     from free where j.id = any (array[free.id])
   returning free.n
 )

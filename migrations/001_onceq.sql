@@ -72,7 +72,8 @@ create table {{.schema}}.jobs (
   payload_bytes bytea,
   metadata      jsonb,
   errors        jsonb,                   -- of the latest failed attempts, oldest first
-  identity      bigint                   -- names its effects, see effectMark; null for created_at in microseconds
+  identity      bigint,                  -- names its effects, see effectMark; null for created_at in microseconds
+  progress      jsonb                    -- of its latest run, if that had a beat: when it began, and what its handler reported
 ) with (fillfactor = 45, vacuum_truncate = off);
 
 -- The only index that a claim uses. It contains no column that a claim changes, so a claim is a heap-only update. Its
