@@ -150,21 +150,50 @@ func (q *Queue) state(ctx context.Context, db DB, id int64) (State, error) {
 // returns the job's state after that, and changes nothing in any other state. An unknown job is ErrNotFound. Use Redrive
 // for a dead job.
 func (q *Queue) Retry(ctx context.Context, db DB, id int64) (State, error) {
+	if _, err := q.hurry(ctx, db, []int64{id}); err != nil {
+		return 0, err
+	}
+	return q.state(ctx, db, id)
+}
+
+func (q *Queue) hurry(ctx context.Context, db DB, ids []int64) (n int, err error) {
 	const hurry = `
 with free as materialized (
   select id from onceq.jobs
-   where id = $1::bigint and run_at > statement_timestamp()
+   where id = any ($1::bigint[]) and run_at > statement_timestamp()
      and (leased_until is null or leased_until <= statement_timestamp())
+   order by id
      for update skip locked
 ),
 hurried as (
   update onceq.jobs j set run_at = statement_timestamp() from free where j.id = any (array[free.id])
+  returning 1
 )
-select 1`
-	if err := q.guarded(ctx, db, hurry, []any{id}, nil); err != nil {
+select count(*) from hurried`
+	if err = q.guarded(ctx, db, hurry, []any{ids}, &n); err != nil {
 		return 0, fmt.Errorf("onceq: retry: %w", err)
 	}
-	return q.state(ctx, db, id)
+	return n, nil
+}
+
+// RetryMany makes the jobs run now that the filter chooses and that wait for their time, newest first, 500 a statement, and
+// returns how many. By default it chooses jobs that failed before; Filter.States may name StateRetrying and StateDelayed.
+// Use it when a provider is back after an outage, for example. A filter without Queue, Kind, Scope and IDs is an
+// *InvalidError. Filter.Limit is how many jobs are tried; 0 means all. With a pool as db each statement commits on its own,
+// and the count is right even if there is an error.
+func (q *Queue) RetryMany(ctx context.Context, db DB, filter Filter) (retried int, err error) {
+	if filter.Queue == "" && filter.Kind == "" && filter.Scope == "" && filter.IDs == nil {
+		return 0, invalid("Filter", "names no Queue, Kind, Scope or IDs, and would run everything now; name one")
+	}
+	if filter.States == nil {
+		filter.States = []State{StateRetrying}
+	}
+	err = q.each(ctx, db, filter, []State{StateRetrying, StateDelayed}, func(ids []int64) error {
+		n, err := q.hurry(ctx, db, ids)
+		retried += n
+		return err
+	})
+	return retried, err
 }
 
 // repairChunk is how many jobs one statement takes.

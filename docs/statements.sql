@@ -13,18 +13,6 @@ insert into onceq.actions (who, what, job_id, about, why, outcome)
 values ($1::text, $2::text, nullif($3::bigint, 0), $4::text, $5::text, $6::text)
 returning id;
 
--- cancel.go: Retry.hurry
-with free as materialized (
-  select id from onceq.jobs
-   where id = $1::bigint and run_at > statement_timestamp()
-     and (leased_until is null or leased_until <= statement_timestamp())
-     for update skip locked
-),
-hurried as (
-  update onceq.jobs j set run_at = statement_timestamp() from free where j.id = any (array[free.id])
-)
-select 1;
-
 -- cancel.go: cancelJobs
 with free as materialized (
   select id from onceq.jobs
@@ -67,6 +55,20 @@ request as (
 )
 select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')),
        (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1) from gone;
+
+-- cancel.go: hurry.hurry
+with free as materialized (
+  select id from onceq.jobs
+   where id = any ($1::bigint[]) and run_at > statement_timestamp()
+     and (leased_until is null or leased_until <= statement_timestamp())
+   order by id
+     for update skip locked
+),
+hurried as (
+  update onceq.jobs j set run_at = statement_timestamp() from free where j.id = any (array[free.id])
+  returning 1
+)
+select count(*) from hurried;
 
 -- cancel.go: readState
 select case when j.id is null then null

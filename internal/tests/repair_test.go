@@ -552,6 +552,41 @@ func TestRedriveAndDiscardMany(t *testing.T) {
 	}
 }
 
+// RetryMany hurries what failed before, and delayed jobs only if they are named.
+func TestRetryMany(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	failed := repairEnqueue(t, db, onceq.Job{})
+	if err := must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{}))[0].Fail(ctx, onceq.RetryAfter(time.Hour, errors.New("no"))); err != nil {
+		t.Fatal(err)
+	}
+	delayed := repairEnqueue(t, db, onceq.Job{Delay: time.Hour})
+	repairEnqueue(t, db, onceq.Job{Kind: "sms", Delay: time.Hour})
+	if n := must[int](t)(q.RetryMany(ctx, db.Pool, onceq.Filter{Kind: "mail"})); n != 1 {
+		t.Fatalf("%d retried", n)
+	}
+	if i := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, failed)); i.RunAt.After(time.Now().Add(time.Minute)) {
+		t.Fatalf("due at %v", i.RunAt)
+	}
+	wantState(t, onceq.StateDelayed)(stateOf(q.Get(ctx, db.Pool, delayed)))
+	if n := must[int](t)(q.RetryMany(ctx, db.Pool, onceq.Filter{Queue: "default", States: []onceq.State{onceq.StateDelayed}})); n != 2 {
+		t.Fatalf("%d retried", n)
+	}
+	wantState(t, onceq.StateWaiting)(stateOf(q.Get(ctx, db.Pool, delayed)))
+	if n := must[int](t)(q.RetryMany(ctx, db.Pool, onceq.Filter{Queue: "default", States: []onceq.State{onceq.StateRetrying}})); n != 0 {
+		t.Fatalf("%d of those that are due were retried", n)
+	}
+	var bad *onceq.InvalidError
+	for _, f := range []onceq.Filter{{}, {Kind: "mail", States: []onceq.State{onceq.StateDead}}} {
+		if _, err := q.RetryMany(ctx, db.Pool, f); !errors.As(err, &bad) {
+			t.Fatalf("error %v", err)
+		}
+	}
+}
+
+func stateOf(i onceq.JobInfo, err error) (onceq.State, error) { return i.State, err }
+
 // Every statement of repair, inspection and reaping works in every query mode, in a schema whose name needs quoting and
 // with an empty search_path.
 func TestRepairInEveryQueryMode(t *testing.T) {
