@@ -6,7 +6,7 @@ TIMEOUT     = 20m
 
 # These are modules of their own, which no application gets by importing onceq. lab/ measures and attacks onceq; its
 # torture has targets of its own below.
-MODULES     = onceqcron onceqotel examples queuetest/container
+MODULES     = onceqcron onceqotel cmd/onceq examples queuetest/container
 LAB         = ./adapter ./bench ./checks ./model ./tern
 
 # Tests that wait for a lease to run out need no processor, so more tests run at once than there are processors.
@@ -52,8 +52,9 @@ staticcheck:
 gosec:
 	@echo "== gosec"
 	@GOTOOLCHAIN=auto go run $(GOSEC) -quiet -exclude=G115,G404 -exclude-dir=internal/pgserver -exclude-dir=queuetest -exclude-dir=examples \
-		-exclude-dir=lab -exclude-dir=onceqcron -exclude-dir=onceqotel ./...
+		-exclude-dir=lab -exclude-dir=onceqcron -exclude-dir=onceqotel -exclude-dir=cmd ./...
 	@cd onceqcron && GOTOOLCHAIN=auto go run $(GOSEC) -quiet -exclude=G115,G404 ./...
+	@cd cmd/onceq && GOTOOLCHAIN=auto go run $(GOSEC) -quiet -exclude=G115,G404 ./...
 	@cd onceqotel && GOTOOLCHAIN=auto go run $(GOSEC) -quiet -exclude=G115,G404 -exclude-dir=example ./...
 
 race:
@@ -88,7 +89,7 @@ VERSIONS = 16 17 18
 test-versions:
 	@for version in $(VERSIONS); do \
 		bin=$$(scripts/postgres-version.sh $$version) || exit 1; \
-		for module in . onceqcron onceqotel; do \
+		for module in . onceqcron onceqotel cmd/onceq; do \
 			echo "== go test $$module, Postgres $$version" && \
 			(cd $$module && ONCEQ_TEST_PGBIN="$$bin" GOTOOLCHAIN=auto go test -count=1 -timeout $(TIMEOUT) ./...) || exit 1; \
 		done; \

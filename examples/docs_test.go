@@ -8,10 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
-
-	"github.com/onceq/onceq/queuetest"
 )
 
 // Each block of Go and JavaScript on these pages names its file in the line above, and stands in that file word for word. A
@@ -64,21 +61,5 @@ func TestDocsLinks(t *testing.T) {
 		if name := filepath.Base(page); name != "README.md" {
 			require.Contains(t, string(index), "("+name, "docs/README.md does not list it")
 		}
-	}
-}
-
-// The runbook's statements for psql run, and they only read.
-func TestRunbookStatements(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t, queuetest.Schema("onceq"))
-	text, err := os.ReadFile("../docs/runbook.md")
-	require.NoError(t, err)
-	blocks := regexp.MustCompile("(?s)```sql\n(.*?)```").FindAllStringSubmatch(string(text), -1)
-	require.NotEmpty(t, blocks)
-	for _, b := range blocks {
-		require.NoError(t, pgx.BeginTxFunc(t.Context(), db.Pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-			_, err := tx.Exec(t.Context(), b[1])
-			return err
-		}), b[1])
 	}
 }

@@ -41,6 +41,9 @@ type Scheduler struct {
 // ErrNotFound: no such schedule.
 var ErrNotFound = errors.New("onceqcron: no such schedule")
 
+// ErrElsewhere: the schedule is in the code of other processes, and only these know its jobs and its timetable. See Ask.
+var ErrElsewhere = errors.New("onceqcron: schedule of other processes")
+
 // OwnerError says that a schedule belongs to another owner.
 type OwnerError struct{ Schedule, Owner string }
 
@@ -147,7 +150,7 @@ func (s *Scheduler) schedule(name string, r *row) (*Schedule, error) {
 		if one := s.code[name]; one != nil {
 			return one, nil
 		}
-		return nil, fmt.Errorf("onceqcron: schedule %q is in the code of %q and not of this process; call this there", name, r.owner)
+		return nil, fmt.Errorf("%w: %q is in the code of %q; call this there, or let such a process do it with Ask", ErrElsewhere, name, r.owner)
 	}
 	one := &Schedule{Name: name, Spec: r.spec, Zone: r.zone}
 	var err error
@@ -163,7 +166,10 @@ func (s *Scheduler) schedule(name string, r *row) (*Schedule, error) {
 }
 
 // tick is the handler of the job that ticks for a schedule.
-func (s *Scheduler) tick(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, name string) error {
+func (s *Scheduler) tick(ctx context.Context, tx pgx.Tx, l *onceq.Lease, name string) error {
+	if request := l.Metadata[metadataRequest]; request != "" {
+		return s.answer(ctx, tx, name, request)
+	}
 	r, err := s.lock(ctx, tx, name)
 	switch {
 	case errors.Is(err, ErrNotFound):

@@ -1,0 +1,350 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/user"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqcron"
+)
+
+// Exit codes. They are part of the command's interface: docs/operations.md lists them.
+const (
+	codeFailed      = 1   // the operation failed; the message says why
+	codeUsage       = 2   // wrong arguments; nothing was sent
+	codeNotFound    = 3   // no such job, key, effect or schedule
+	codeRefused     = 4   // nobody said yes, or the state of things does not allow it
+	codeSchema      = 5   // the tables are missing or of another version
+	codeUnreachable = 6   // no connection to the database
+	codeFindings    = 7   // doctor found something
+	codeInterrupted = 130 // by ctrl-c or SIGTERM
+)
+
+var codeNames = map[int]string{
+	codeFailed: "failed", codeUsage: "usage", codeNotFound: "not_found", codeRefused: "refused", codeSchema: "schema",
+	codeUnreachable: "unreachable", codeFindings: "findings", codeInterrupted: "interrupted",
+}
+
+// exit is an error with an exit code. Its err is nil if everything was said already.
+type exit struct {
+	code int
+	err  error
+}
+
+func (e *exit) Error() string {
+	if e.err == nil {
+		return ""
+	}
+	return e.err.Error()
+}
+
+func (e *exit) Unwrap() error { return e.err }
+
+func usagef(format string, args ...any) error {
+	return &exit{codeUsage, fmt.Errorf(format, args...)}
+}
+
+// app is one call of the command.
+type app struct {
+	in          *os.File
+	out, errOut io.Writer
+
+	database, schema, who string
+	json                  bool
+	timeout               time.Duration
+
+	pool *pgxpool.Pool
+	q    *onceq.Queue
+	ask  bool // a command is running: what fails is no mistake in the arguments
+}
+
+func (a *app) command() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "onceq",
+		Short: "See and mend the queues of onceq",
+		Long: `onceq shows what is in the queues of a database, says what is wrong, and mends it.
+
+It connects to --database, else to $DATABASE_URL, else as psql does: PGHOST, PGUSER, PGDATABASE and so on.
+Begin with: onceq doctor`,
+		SilenceUsage: true, SilenceErrors: true,
+		PersistentPreRunE: func(*cobra.Command, []string) error {
+			a.ask = true
+			if a.timeout <= 0 {
+				return usagef("--timeout is %v; it must be positive", a.timeout)
+			}
+			return nil
+		},
+		Version: version(),
+	}
+	root.SetVersionTemplate("onceq {{.Version}}\n")
+	flags := root.PersistentFlags()
+	flags.StringVarP(&a.database, "database", "d", "", "connection string, as a URL or as key=value (default $DATABASE_URL, else the PG* variables)")
+	flags.StringVar(&a.schema, "schema", envOr("ONCEQ_SCHEMA", "onceq"), "schema of onceq's tables (also $ONCEQ_SCHEMA)")
+	flags.BoolVar(&a.json, "json", false, "print JSON; errors too, on stderr")
+	flags.DurationVar(&a.timeout, "timeout", 30*time.Second, "time limit of each statement; those of a long command count one by one")
+	flags.StringVar(&a.who, "who", "", "who you are, for the audit trail (default $ONCEQ_WHO, else user@host)")
+	root.AddGroup(&cobra.Group{ID: "look", Title: "Look:"}, &cobra.Group{ID: "mend", Title: "Look and mend:"}, &cobra.Group{ID: "set", Title: "Set up:"})
+	cobra.EnableCommandSorting = false // they stand in the order in which somebody needs them
+	for _, g := range []struct {
+		id       string
+		commands []*cobra.Command
+	}{
+		{"look", []*cobra.Command{a.doctorCommand(), a.queuesCommand(), a.topCommand(), a.keysCommand(), a.actionsCommand(), a.payloadsCommand()}},
+		{"mend", []*cobra.Command{a.jobsCommand(), a.effectsCommand(), a.schedulesCommand()}},
+		{"set", []*cobra.Command{a.migrateCommand(), a.checkCommand(), a.reapCommand()}},
+	} {
+		for _, c := range g.commands {
+			c.GroupID = g.id
+			root.AddCommand(c)
+		}
+	}
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return usagef("%w; see: %s --help", err, c.CommandPath())
+	})
+	return root
+}
+
+// group is a command that only has others below it. An unknown one is an error, which cobra would answer with the help alone.
+func group(use, short string, below ...*cobra.Command) *cobra.Command {
+	c := &cobra.Command{Use: use, Short: short, Args: func(c *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return usagef("unknown command %q; see: %s --help", args[0], c.CommandPath())
+		}
+		return nil
+	}, RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
+	c.AddCommand(below...)
+	return c
+}
+
+func envOr(name, other string) string {
+	if v := os.Getenv(name); v != "" {
+		return v
+	}
+	return other
+}
+
+// person is who does this, for the audit trail.
+func (a *app) person() string {
+	if a.who != "" {
+		return a.who
+	}
+	if who := os.Getenv("ONCEQ_WHO"); who != "" {
+		return who
+	}
+	who := "unknown"
+	if u, err := user.Current(); err == nil {
+		who = u.Username
+	}
+	if host, err := os.Hostname(); err == nil {
+		who += "@" + host
+	}
+	return who
+}
+
+// config is how to connect.
+func (a *app) config() (*pgxpool.Config, error) {
+	to := a.database
+	if to == "" {
+		to = os.Getenv("DATABASE_URL")
+	}
+	config, err := pgxpool.ParseConfig(to)
+	if err != nil {
+		return nil, usagef("the connection string cannot be read: %w", err)
+	}
+	// One for the command, one for what it asks beside that. Unnamed statements work through every pooler.
+	config.MaxConns, config.MinConns, config.MinIdleConns = 2, 0, 0
+	c := config.ConnConfig
+	if c.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement {
+		c.DefaultQueryExecMode = pgx.QueryExecModeExec
+	}
+	if c.RuntimeParams["application_name"] == "" {
+		c.RuntimeParams["application_name"] = "onceq"
+	}
+	if c.ConnectTimeout == 0 || c.ConnectTimeout > a.timeout {
+		c.ConnectTimeout = a.timeout
+	}
+	// When a context ends, the server is asked to stop the statement, which would otherwise go on there.
+	c.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler {
+		return &pgconn.CancelRequestContextWatcherHandler{Conn: conn, DeadlineDelay: 5 * time.Second}
+	}
+	return config, nil
+}
+
+// connect opens the pool. With checked, it also finds out whether the tables are those that this command knows.
+func (a *app) connect(ctx context.Context, checked bool) error {
+	config, err := a.config()
+	if err != nil {
+		return err
+	}
+	if a.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
+	if err := a.pool.Ping(ctx); err != nil {
+		return a.unreachable(config.ConnConfig, err)
+	}
+	if a.q, err = onceq.New(a.pool, &onceq.Config{Schema: a.schema, Logger: slog.New(slog.DiscardHandler)}); err != nil {
+		return &exit{codeUsage, err}
+	}
+	if checked {
+		var schema *onceq.SchemaError
+		if err := a.q.Check(ctx); errors.As(err, &schema) || errors.Is(err, context.DeadlineExceeded) || state(err) != "" {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *app) close() {
+	if a.pool != nil {
+		a.pool.Close()
+	}
+}
+
+// unreachable says in words why there is no connection, and where the command looked for the server.
+func (a *app) unreachable(to *pgx.ConnConfig, err error) error {
+	source := "--database"
+	switch {
+	case a.database != "":
+	case os.Getenv("DATABASE_URL") != "":
+		source = "DATABASE_URL"
+	default:
+		source = "the PG* variables and psql's defaults, because neither --database nor DATABASE_URL is set"
+	}
+	why, advice := err.Error(), "check that the server is up and that this machine reaches it"
+	var pgErr *pgconn.PgError
+	var connErr *pgconn.ConnectError
+	switch {
+	case errors.As(err, &pgErr):
+		why = pgErr.Message
+		switch pgErr.Code {
+		case "28P01", "28000":
+			advice = "check the user, the password and pg_hba.conf"
+		case "3D000":
+			advice = "check the name of the database"
+		case "53300":
+			advice = "all connections are in use: end some, or raise max_connections"
+		case "57P03":
+			advice = "wait until the server has started"
+		}
+	case errors.Is(err, context.DeadlineExceeded):
+		why = fmt.Sprintf("no answer within %v", a.timeout)
+	case errors.As(err, &connErr):
+		// One line for each way that was tried: with TLS and without, and for each address.
+		lines := strings.Split(strings.TrimSpace(connErr.Unwrap().Error()), "\n")
+		for i, l := range lines {
+			lines[i] = strings.TrimSpace(l)
+		}
+		why = strings.Join(slices.Compact(lines), "; ")
+	}
+	return &exit{codeUnreachable, fmt.Errorf("cannot connect to database %q as user %q at %s:%d: %s\nThis address is from %s; %s",
+		to.Database, to.User, to.Host, to.Port, why, source, advice)}
+}
+
+// state is the SQLSTATE of an error, or "".
+func state(err error) string {
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) {
+		return pgErr.Code
+	}
+	return ""
+}
+
+// limited gives a context for one statement.
+func (a *app) limited(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, a.timeout)
+}
+
+// report prints an error and returns the exit code.
+func (a *app) report(err error) int {
+	if err == nil {
+		return 0
+	}
+	code, advice := a.code(err)
+	text := strings.TrimPrefix(err.Error(), "onceq: ")
+	var schema *onceq.SchemaError
+	if errors.As(err, &schema) && schema.Found < schema.Want {
+		if text = fmt.Sprintf("schema %q is at version %d, and this command needs %d", schema.Schema, schema.Found, schema.Want); schema.Found == 0 {
+			text = fmt.Sprintf("schema %q has no onceq tables", schema.Schema)
+		}
+	}
+	if advice != "" {
+		text += "\n" + advice
+	}
+	if text == "" {
+		return code
+	}
+	if a.json {
+		_ = json.NewEncoder(a.errOut).Encode(map[string]any{"error": text, "code": codeNames[code]})
+		return code
+	}
+	fmt.Fprintln(a.errOut, "onceq:", text)
+	return code
+}
+
+// code gives the exit code for an error, and what to do if the error does not say it.
+func (a *app) code(err error) (code int, advice string) {
+	var e *exit
+	var schema *onceq.SchemaError
+	var invalid *onceq.InvalidError
+	var owner *onceqcron.OwnerError
+	var connErr *pgconn.ConnectError
+	switch {
+	case errors.As(err, &e):
+		return e.code, ""
+	case errors.As(err, &schema):
+		if schema.Found < schema.Want {
+			return codeSchema, "To create or update them: onceq migrate up --schema " + quoteArg(a.schema) + ". If they are in another schema, name it with --schema."
+		}
+		return codeSchema, "This is about the onceq command too: install the version of the command that the workers use."
+	case !a.ask:
+		return codeUsage, "See: onceq --help"
+	case errors.Is(err, onceq.ErrNotFound), errors.Is(err, onceqcron.ErrNotFound):
+		return codeNotFound, ""
+	case errors.As(err, &invalid):
+		return codeUsage, ""
+	case errors.Is(err, onceq.ErrHeld), errors.Is(err, onceq.ErrDuplicate), errors.Is(err, onceq.ErrUnfinished), errors.As(err, &owner):
+		return codeRefused, ""
+	case state(err) == "42501":
+		return codeFailed, "The role lacks a right. As the owner of the tables: onceq migrate grants ROLE | psql"
+	case state(err) == "57014", errors.Is(err, context.DeadlineExceeded):
+		return codeFailed, fmt.Sprintf("A statement took longer than --timeout %v and was stopped; nothing of it remains. Look for locks with: onceq doctor", a.timeout)
+	case errors.As(err, &connErr), pgconn.SafeToRetry(err), strings.HasPrefix(state(err), "57P"), strings.HasPrefix(state(err), "08"), errors.Is(err, io.ErrUnexpectedEOF):
+		return codeUnreachable, "The connection was lost. If this was a change, look first whether it happened."
+	}
+	return codeFailed, ""
+}
+
+// quoteArg quotes an argument for a shell if it needs that.
+func quoteArg(s string) string {
+	if s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.") == "" {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
+
+// record adds a line to the audit trail about something that has happened. If that fails, it says so, and what has happened stays.
+func (a *app) record(ctx context.Context, db onceq.DB, action onceq.Action) {
+	ctx, cancel := a.limited(context.WithoutCancel(ctx))
+	defer cancel()
+	action.Who = a.person()
+	if _, err := a.q.RecordAction(ctx, db, action); err != nil {
+		fmt.Fprintln(a.errOut, "onceq: the audit trail has no line about this:", err)
+	}
+}

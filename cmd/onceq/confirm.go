@@ -1,0 +1,148 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/onceq/onceq"
+)
+
+// consent is how somebody agrees to what cannot be undone, or touches many jobs.
+type consent struct{ yes, dry bool }
+
+func (c *consent) flags(cmd *cobra.Command) {
+	cmd.Flags().BoolVarP(&c.yes, "yes", "y", false, "do not ask; needed where there is no terminal to ask on")
+	cmd.Flags().BoolVar(&c.dry, "dry-run", false, "say what would happen, and do nothing")
+}
+
+// agreed says what is about to happen and returns nil if it may. With --dry-run it returns errDry.
+func (a *app) agreed(ctx context.Context, c consent, what string, lines ...string) error {
+	fmt.Fprintln(a.errOut, what)
+	for _, l := range lines {
+		fmt.Fprintln(a.errOut, "  "+l)
+	}
+	switch is, _ := terminal(a.in); {
+	case c.dry:
+		fmt.Fprintln(a.errOut, "Dry run: nothing was changed.")
+		return errDry
+	case c.yes:
+		return nil
+	case !is:
+		return &exit{codeRefused, errors.New("nothing was changed: add --yes to do it, because there is no terminal to ask on")}
+	}
+	fmt.Fprint(a.errOut, "Go on? [y/N] ")
+	answer := make(chan string, 1)
+	go func() {
+		line, _ := bufio.NewReader(a.in).ReadString('\n')
+		answer <- strings.ToLower(strings.TrimSpace(line))
+	}()
+	select {
+	case <-ctx.Done():
+		fmt.Fprintln(a.errOut)
+		return &exit{codeInterrupted, errors.New("interrupted; nothing was changed")}
+	case line := <-answer:
+		if line == "y" || line == "yes" {
+			return nil
+		}
+	}
+	return &exit{codeRefused, errors.New("nothing was changed")}
+}
+
+// errDry ends a command that was only to say what would happen.
+var errDry = errors.New("dry run")
+
+// dried turns errDry into success.
+func dried(err error) error {
+	if errors.Is(err, errDry) {
+		return nil
+	}
+	return err
+}
+
+// countLimit is where counting before a change stops, so that it takes no more than about a second.
+const countLimit = 100_000
+
+// atMost says a count that may have stopped.
+func atMost(n int, noun string) string {
+	if n >= countLimit {
+		return "at least " + plural(n, noun)
+	}
+	return plural(n, noun)
+}
+
+// progress is the line on a terminal's stderr while something takes long.
+type progress struct {
+	w     io.Writer
+	live  bool
+	shown time.Time
+	drawn bool
+}
+
+func (a *app) progress() *progress {
+	live, _ := terminal(a.errOut)
+	return &progress{w: a.errOut, live: live, shown: time.Now()}
+}
+
+func (p *progress) say(format string, args ...any) {
+	// Without a terminal a line every ten seconds is enough for a log.
+	every := 200 * time.Millisecond
+	if !p.live {
+		every = 10 * time.Second
+	}
+	if time.Since(p.shown) < every {
+		return
+	}
+	p.shown = time.Now()
+	if p.live {
+		fmt.Fprintf(p.w, "\r"+format+"\x1b[K", args...)
+		p.drawn = true
+		return
+	}
+	fmt.Fprintf(p.w, format+"\n", args...)
+}
+
+func (p *progress) end() {
+	if p.drawn {
+		fmt.Fprint(p.w, "\r\x1b[K")
+	}
+}
+
+var errStopped = errors.New("stopped")
+
+// many runs a call that takes many jobs, statement by statement. Ctrl-c stops it between two statements, so that the counts are
+// right. Each statement has its own time limit.
+func (a *app) many(ctx context.Context, filter onceq.Filter, total int, call func(context.Context, onceq.Filter) error) (stopped bool, err error) {
+	p := a.progress()
+	defer p.end()
+	// The context of the call outlives ctrl-c, so that the statement under way ends by itself.
+	inner, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cancel(nil)
+	limit := time.AfterFunc(a.timeout, func() { cancel(context.DeadlineExceeded) })
+	defer limit.Stop()
+	filter.Progress = func(tried int) error {
+		limit.Reset(a.timeout)
+		p.say("%s of %s", number(tried), atMost(total, "job"))
+		if ctx.Err() != nil {
+			return errStopped
+		}
+		return nil
+	}
+	if ctx.Err() != nil {
+		return true, nil
+	}
+	err = call(inner, filter)
+	switch {
+	case errors.Is(err, errStopped):
+		return true, nil
+	case err != nil && errors.Is(context.Cause(inner), context.DeadlineExceeded):
+		err = fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
+	}
+	return false, err
+}

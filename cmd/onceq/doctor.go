@@ -1,0 +1,348 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
+
+	"github.com/onceq/onceq"
+)
+
+// finding is a line of doctor. What is a stable word for programs.
+type finding struct {
+	Level  string `json:"level"` // "ok", "warning" or "bad"
+	What   string `json:"what"`
+	Detail string `json:"detail"`
+	Advice string `json:"advice,omitempty"`
+}
+
+func (a *app) doctorCommand() *cobra.Command {
+	var all bool
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Say what is wrong, and what to do: begin here",
+		Long: `doctor looks at the connection, the versions, the tables, the plans, the server's settings and connections, at what slows the queues down,
+and at jobs that wait for a person. It says what it finds in words, with what to do. It changes nothing, and may run at any time.
+It exits with 7 if something needs attention.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := a.connect(cmd.Context(), false); err != nil {
+				return err
+			}
+			x := &examination{a: a}
+			if err := x.run(cmd.Context()); err != nil {
+				return err
+			}
+			troubled := slices.ContainsFunc(x.found, func(f finding) bool { return f.Level != "ok" })
+			if a.json {
+				if err := a.printJSON(map[string]any{"ok": !troubled, "findings": x.found}); err != nil {
+					return err
+				}
+			} else {
+				a.tell(x.found, all)
+			}
+			if troubled {
+				return &exit{code: codeFindings}
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "print what is fine, too")
+	return cmd
+}
+
+// tell prints what needs attention first, the worst of it on top.
+func (a *app) tell(found []finding, all bool) {
+	fine := 0
+	for _, level := range []string{"bad", "warning", "ok"} {
+		for _, f := range found {
+			if f.Level != level {
+				continue
+			}
+			if level == "ok" {
+				if fine++; !all {
+					continue
+				}
+			}
+			fmt.Fprintf(a.out, "%s  %s: %s\n", a.colored(stateColors[level], fmt.Sprintf("%-7s", level)), clean(f.What), cleanLines(f.Detail))
+			if f.Advice != "" {
+				fmt.Fprintf(a.out, "         %s\n", clean(f.Advice))
+			}
+		}
+	}
+	switch bad := len(found) - fine; {
+	case bad == 0 && !all:
+		fmt.Fprintf(a.out, "Nothing needs attention; %d things are fine (--all prints them).\n", fine)
+	case !all:
+		fmt.Fprintf(a.out, "%s attention, %d are fine (--all prints them).\n", map[bool]string{true: "1 thing needs", false: fmt.Sprint(bad) + " things need"}[bad == 1], fine)
+	}
+}
+
+// examination is one call of doctor.
+type examination struct {
+	a     *app
+	found []finding
+}
+
+func (x *examination) add(level, what, detail, advice string) {
+	x.found = append(x.found, finding{level, what, detail, advice})
+}
+
+func (x *examination) run(ctx context.Context) error {
+	for _, look := range []func(context.Context) error{x.server, x.connections, x.tables, x.plan, x.health, x.people} {
+		inner, cancel := x.a.limited(ctx)
+		err := look(inner)
+		cancel()
+		if errors.Is(err, errNoTables) {
+			return nil // nothing else can be looked at
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var errNoTables = errors.New("no tables")
+
+// settings are those of the server that matter, with what is right and what it means if it is not.
+var settings = []struct {
+	name   string
+	wrong  func(value string) bool
+	level  string
+	means  string
+	advice string
+}{
+	{"fsync", isOff, "bad", "a crash of the machine may corrupt the database and forget jobs", "set fsync = on"},
+	{"full_page_writes", isOff, "bad", "a crash of the machine may corrupt the database", "set full_page_writes = on"},
+	{"synchronous_commit", isOff, "warning", "a crash forgets the latest commits: work that was done may be done again", "set synchronous_commit = on, at least for workers and producers"},
+	{"autovacuum", isOff, "bad", "tables and indexes grow without end, and claims get slower", "set autovacuum = on"},
+	{"track_counts", isOff, "bad", "autovacuum does not work without it", "set track_counts = on"},
+	{"idle_in_transaction_session_timeout", func(v string) bool { return v == "0" }, "ok",
+		"a session that forgets its transaction keeps vacuum from its work until somebody ends it", "set it for the application's role, to some minutes"},
+	{"transaction_isolation", func(v string) bool { return v != "read committed" }, "ok", "producers must expect 40001 on enqueueing; onceq's own transactions are not affected", ""},
+}
+
+func isOff(v string) bool { return v == "off" }
+
+func (x *examination) server(ctx context.Context) error {
+	var version, major, user, database string
+	var standby bool
+	var address *string
+	err := x.a.pool.QueryRow(ctx, `
+select current_setting('server_version'), current_setting('server_version_num'), current_user::text, current_database()::text, pg_is_in_recovery(), host(inet_server_addr())`).
+		Scan(&version, &major, &user, &database, &standby, &address)
+	if err != nil {
+		return err
+	}
+	where := "a socket"
+	if address != nil {
+		where = *address
+	}
+	x.add("ok", "connection", fmt.Sprintf("database %q as user %q at %s, schema %q", database, user, where, x.a.schema), "")
+	x.add("ok", "command", "version "+versionOf(), "")
+	if n, _ := strconv.Atoi(major); n < 150000 {
+		x.add("bad", "server", "PostgreSQL "+version+" is older than onceq supports", "use 15 or newer")
+	} else {
+		x.add("ok", "server", "PostgreSQL "+version, "")
+	}
+	if standby {
+		x.add("bad", "standby", "this server is a standby: workers and producers cannot write here", "connect to the primary")
+	}
+	for _, s := range settings {
+		var value string
+		if err := x.a.pool.QueryRow(ctx, `select current_setting($1::text)`, s.name).Scan(&value); err != nil {
+			return err
+		}
+		switch {
+		case s.wrong(value):
+			x.add(s.level, "setting", fmt.Sprintf("%s is %s: %s", s.name, value, s.means), s.advice)
+		default:
+			x.add("ok", "setting", s.name+" is "+value, "")
+		}
+	}
+	return nil
+}
+
+func versionOf() string { return strings.Trim(version(), "()") }
+
+func (x *examination) connections(ctx context.Context) error {
+	var used, most int
+	if err := x.a.pool.QueryRow(ctx, `
+select (select count(*) from pg_stat_activity where backend_type = 'client backend')::int,
+       current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int`).Scan(&used, &most); err != nil {
+		return err
+	}
+	detail := fmt.Sprintf("%d of %d connections are in use", used, most)
+	if used*10 >= most*9 {
+		x.add("bad", "connections", detail, "lower the pools' MaxConns, count each process twice because of deploys, or use PgBouncer; docs/production.md says how many a worker needs")
+	} else if used*10 >= most*7 {
+		x.add("warning", "connections", detail, "a deploy doubles the processes: lower the pools' MaxConns, or use PgBouncer")
+	} else {
+		x.add("ok", "connections", detail, "")
+	}
+	const blocked = `
+select a.pid, coalesce(a.application_name, ''), extract(epoch from statement_timestamp() - a.query_start)::bigint, pg_blocking_pids(a.pid)::int[],
+       coalesce((select string_agg(format('%s (user %s, application %s, %s)', b.pid, b.usename, b.application_name, b.state), ', ') from pg_stat_activity b where b.pid = any (pg_blocking_pids(a.pid))), '')
+  from pg_stat_activity a
+ where a.datname = current_database() and a.wait_event_type = 'Lock' and a.query_start < statement_timestamp() - interval '5 seconds'
+ order by a.query_start limit 5`
+	rows, err := x.a.pool.Query(ctx, blocked)
+	if err != nil {
+		return err
+	}
+	var pid, seconds int64
+	var app, who string
+	var by []int32
+	_, err = pgx.ForEachRow(rows, []any{&pid, &app, &seconds, &by, &who}, func() error {
+		end := make([]string, len(by))
+		for i, b := range by {
+			end[i] = fmt.Sprintf("select pg_terminate_backend(%d)", b)
+		}
+		x.add("warning", "lock", fmt.Sprintf("session %d of %q has waited for %s for a lock that session %s has", pid, app, ago(time.Duration(seconds)*time.Second), who),
+			"find out what that session does; to end it: "+strings.Join(end, "; "))
+		return nil
+	})
+	return err
+}
+
+// indexes that claims, lookups and lists need.
+var indexes = []string{"jobs_claim", "jobs_pkey", "job_fences_pkey", "job_history_pkey", "job_history_state", "job_history_keep"}
+
+func (x *examination) tables(ctx context.Context) error {
+	err := x.a.q.Check(ctx)
+	var schema *onceq.SchemaError
+	switch {
+	case errors.As(err, &schema):
+		advice := "onceq migrate up"
+		if schema.Found > schema.Want {
+			advice = "install the version of this command that the workers use"
+		}
+		x.add("bad", "tables", strings.TrimPrefix(err.Error(), "onceq: "), advice)
+		return errNoTables
+	case errors.Is(err, onceq.ErrIDTaken):
+		x.add("bad", "ids", "the sequence of ids is behind ids in use, as after a restore: jobs may fail, or replace others",
+			"stop producers and workers, and set the sequence as the documentation of onceq.ErrIDTaken says")
+	case state(err) == "42501":
+		x.add("bad", "rights", "the role may not read the tables: "+err.Error(), "as the owner of the tables: onceq migrate grants ROLE | psql")
+		return errNoTables
+	case err != nil:
+		return err
+	default:
+		x.add("ok", "tables", fmt.Sprintf("schema %q is at version %d", x.a.schema, onceq.SchemaVersion), "")
+	}
+	rows, err := x.a.pool.Query(ctx, `
+select c.relname::text from pg_index i join pg_class c on c.oid = i.indexrelid join pg_namespace n on n.oid = c.relnamespace
+ where n.nspname = $1::text and i.indisvalid and i.indisready`, x.a.schema)
+	if err != nil {
+		return err
+	}
+	there, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return err
+	}
+	missing := slices.DeleteFunc(slices.Clone(indexes), func(name string) bool { return slices.Contains(there, name) })
+	if len(missing) > 0 {
+		x.add("bad", "indexes", "missing or invalid: "+strings.Join(missing, ", "), "create them as onceq migrate sql says, or reindex them")
+	} else {
+		x.add("ok", "indexes", "all are there and valid", "")
+	}
+	return nil
+}
+
+// plan looks whether a claim finds its jobs by its index.
+func (x *examination) plan(ctx context.Context) error {
+	tx, err := x.a.pool.BeginTx(ctx, pgx.TxOptions{AccessMode: pgx.ReadOnly})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
+	if _, err := tx.Exec(ctx, `select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)`); err != nil {
+		return err
+	}
+	rows, err := tx.Query(ctx, `explain select id from `+pgx.Identifier{x.a.schema}.Sanitize()+`.jobs
+ where queue = 'default' and priority = 0 and run_at <= now() and (leased_until is null or leased_until <= now()) order by run_at, id limit 100`)
+	if err != nil {
+		return err
+	}
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return err
+	}
+	if plan := strings.Join(lines, "\n"); !strings.Contains(plan, "jobs_claim") {
+		x.add("bad", "plan", "a claim does not use its index jobs_claim:\n"+plan, "analyze the table jobs, and look whether the index is valid")
+	} else {
+		x.add("ok", "plan", "a claim finds its jobs by its index", "")
+	}
+	return nil
+}
+
+func (x *examination) health(ctx context.Context) error {
+	found, err := x.a.q.Health(ctx)
+	for _, f := range found {
+		if f.What != "waiting" { // people says more about these
+			x.add("warning", f.What, f.Detail, f.Advice)
+		}
+	}
+	if err == nil && len(found) == 0 {
+		x.add("ok", "health", "no old snapshot, no bloat", "")
+	}
+	return err
+}
+
+// people looks for what waits for a person.
+func (x *examination) people(ctx context.Context) error {
+	stats, err := x.a.q.Stats(ctx)
+	if err != nil {
+		return err
+	}
+	for _, s := range stats {
+		plus := map[bool]string{true: "+"}[s.Capped]
+		if s.Oldest > time.Minute {
+			detail := fmt.Sprintf("the oldest job of queue %q has been due for %s; %s%s wait for their first attempt, and ", s.Queue, ago(s.Oldest), number(s.Waiting), plus)
+			if s.Leased == 0 {
+				x.add("bad", "waiting", detail+"none is running", "look whether a worker runs that serves this queue and has a handler for the kinds of: onceq jobs list --state waiting,retrying --queue "+
+					quoteArg(s.Queue)+". Is the queue's name spelt right where the jobs are enqueued?")
+			} else {
+				x.add("warning", "waiting", detail+number(s.Leased)+" are with workers", "if this grows, the workers do not keep up: start more, or raise Concurrency; look at what is slow with: onceq jobs list --state running --queue "+quoteArg(s.Queue))
+			}
+		}
+		if s.Dead > 0 {
+			x.add("warning", "dead", fmt.Sprintf("queue %q has dead jobs: %s%s", s.Queue, number(s.Dead), plus), "onceq jobs list --state dead --queue "+quoteArg(s.Queue)+"; then redrive or discard them")
+		}
+		if s.Held > 0 {
+			x.add("warning", "held", fmt.Sprintf("queue %q has jobs of which nobody knows whether an effect happened: %s%s", s.Queue, number(s.Held), plus), "onceq effects list --queue "+quoteArg(s.Queue)+"; then resolve them")
+		}
+	}
+	if len(stats) == 0 {
+		x.add("ok", "queues", "no queue has jobs, a history or workers", "")
+	}
+	s, err := x.a.cronOf()
+	if err != nil {
+		return err
+	}
+	schedules, err := s.List(ctx, nil)
+	if err != nil {
+		return err
+	}
+	now, err := x.a.now(ctx)
+	if err != nil {
+		return err
+	}
+	for _, i := range schedules {
+		switch {
+		case !i.Paused.IsZero() && now.Sub(i.Paused) > time.Hour:
+			x.add("warning", "paused", fmt.Sprintf("schedule %q has been paused for %s", i.Name, ago(now.Sub(i.Paused))), "onceq schedules resume "+quoteArg(i.Name)+", if it was forgotten")
+		case i.Paused.IsZero() && !i.Next.IsZero() && now.Sub(i.Next) > time.Minute:
+			x.add("warning", "late", fmt.Sprintf("schedule %q has been due for %s and no worker fires it", i.Name, ago(now.Sub(i.Next))), "check that a worker runs with its handlers (onceqcron.Scheduler.Handlers)")
+		}
+	}
+	return nil
+}

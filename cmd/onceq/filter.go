@@ -1,0 +1,139 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/onceq/onceq"
+)
+
+var allStates = []onceq.State{onceq.StateWaiting, onceq.StateDelayed, onceq.StateRunning, onceq.StateRetrying,
+	onceq.StateCompleted, onceq.StateDead, onceq.StateCancelled, onceq.StateHeld}
+
+func unfinished() []onceq.State {
+	return slices.DeleteFunc(slices.Clone(allStates), onceq.State.Finished)
+}
+
+func stateNames(states []onceq.State) []string {
+	var names []string
+	for _, s := range states {
+		names = append(names, s.String())
+	}
+	return names
+}
+
+// chosen are the flags that choose jobs.
+type chosen struct {
+	queue, kind, scope    string
+	states                []string
+	createdFrom, createdB string
+	limit                 int
+}
+
+func (c *chosen) flags(cmd *cobra.Command, states []onceq.State) {
+	f := cmd.Flags()
+	f.StringVarP(&c.queue, "queue", "q", "", "only jobs of this queue")
+	f.StringVarP(&c.kind, "kind", "k", "", "only jobs of this kind")
+	f.StringVar(&c.scope, "scope", "", "only jobs whose key is in this scope")
+	f.StringVar(&c.createdFrom, "created-from", "", "only jobs enqueued since this time (2026-01-31T15:04:05Z) or for this long (2h)")
+	f.StringVar(&c.createdB, "created-before", "", "only jobs enqueued before this time, or longer ago than this")
+	if states == nil {
+		return
+	}
+	f.StringSliceVarP(&c.states, "state", "s", nil, "only jobs in these states: "+strings.Join(stateNames(states), ", "))
+	_ = cmd.RegisterFlagCompletionFunc("state", cobra.FixedCompletions(stateNames(states), cobra.ShellCompDirectiveNoFileComp))
+}
+
+// filter is what the flags choose. Times that count from now count from the database's now.
+func (c *chosen) filter(ctx context.Context, a *app, possible, byDefault []onceq.State) (f onceq.Filter, err error) {
+	f = onceq.Filter{Queue: c.queue, Kind: c.kind, Scope: c.scope, States: byDefault}
+	if len(c.states) > 0 {
+		f.States = nil
+	}
+	for _, name := range c.states {
+		var s onceq.State
+		if s.UnmarshalText([]byte(strings.TrimSpace(name))) != nil || !slices.Contains(possible, s) {
+			return f, usagef("--state %s is not possible here; possible: %s", name, strings.Join(stateNames(possible), ", "))
+		}
+		f.States = append(f.States, s)
+	}
+	if f.CreatedFrom, err = a.when(ctx, "--created-from", c.createdFrom); err == nil {
+		f.CreatedBefore, err = a.when(ctx, "--created-before", c.createdB)
+	}
+	return f, err
+}
+
+// words says in words what a filter chooses.
+func words(f onceq.Filter) string {
+	var all []string
+	if len(f.States) > 0 {
+		all = append(all, strings.Join(stateNames(f.States), " or "))
+	}
+	for _, part := range []struct{ name, value string }{{"queue", f.Queue}, {"kind", f.Kind}, {"scope", f.Scope}} {
+		if part.value != "" {
+			all = append(all, fmt.Sprintf("%s %q", part.name, part.value))
+		}
+	}
+	if !f.CreatedFrom.IsZero() {
+		all = append(all, "enqueued from "+stamp(f.CreatedFrom))
+	}
+	if !f.CreatedBefore.IsZero() {
+		all = append(all, "enqueued before "+stamp(f.CreatedBefore))
+	}
+	if len(all) == 0 {
+		return "all"
+	}
+	return strings.Join(all, ", ")
+}
+
+// when reads a time, or a duration before the database's now. Days are possible: 3d.
+func (a *app) when(ctx context.Context, flag, text string) (time.Time, error) {
+	if text == "" {
+		return time.Time{}, nil
+	}
+	for _, layout := range []string{time.RFC3339Nano, "2006-01-02 15:04:05", "2006-01-02T15:04:05", "2006-01-02 15:04", "2006-01-02T15:04", "2006-01-02"} {
+		if t, err := time.Parse(layout, text); err == nil {
+			return t, nil
+		}
+	}
+	d, err := time.ParseDuration(text)
+	if days, ok := strings.CutSuffix(text, "d"); ok && err != nil {
+		var n float64
+		if n, err = strconv.ParseFloat(days, 64); err == nil {
+			d = time.Duration(n * 24 * float64(time.Hour))
+		}
+	}
+	if err != nil || d < 0 {
+		return time.Time{}, usagef("%s is %q; a time (2026-01-31T15:04:05Z; UTC if no zone is given) or how long ago (90m, 2h, 3d) is possible", flag, text)
+	}
+	now, err := a.now(ctx)
+	return now.Add(-d), err
+}
+
+// now is the database's time.
+func (a *app) now(ctx context.Context) (now time.Time, err error) {
+	ctx, cancel := a.limited(ctx)
+	defer cancel()
+	err = a.pool.QueryRow(ctx, `select statement_timestamp()`).Scan(&now)
+	return now, err
+}
+
+func jobIDs(args []string) ([]int64, error) {
+	var ids []int64
+	for _, arg := range args {
+		id, err := strconv.ParseInt(arg, 10, 64)
+		if err != nil || id <= 0 {
+			return nil, usagef("%q is not the id of a job, which is a number", arg)
+		}
+		if !slices.Contains(ids, id) {
+			ids = append(ids, id)
+		}
+	}
+	return ids, nil
+}

@@ -1,0 +1,598 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/onceq/onceq"
+)
+
+func (a *app) jobsCommand() *cobra.Command {
+	return group("jobs", "List, show, cancel, retry, redrive and discard jobs",
+		a.listCommand(), a.showCommand(), a.cancelCommand(), a.retryCommand(), a.redriveCommand(), a.discardCommand())
+}
+
+func (a *app) listCommand() *cobra.Command {
+	var c chosen
+	var after int64
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List jobs, newest first",
+		Long: `list prints jobs, live ones and those in the history, newest first. The last line says how to get the next page.
+
+With --state dead or --state held it is quick at any size. Rare jobs of one kind among millions of live ones are not: all of these
+are read then.`,
+		Example: `  onceq jobs list --state dead --kind mail
+  onceq jobs list --state waiting,retrying --queue billing --created-from 2h
+  onceq jobs list --state dead --json --limit 10000 | jq -r '.jobs[].id'`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if c.limit < 1 {
+				return usagef("--limit is %d; it must be positive", c.limit)
+			}
+			if err := a.connect(cmd.Context(), true); err != nil {
+				return err
+			}
+			filter, err := c.filter(cmd.Context(), a, allStates, nil)
+			if err != nil {
+				return err
+			}
+			filter.After = after
+			jobs, more, err := a.list(cmd.Context(), filter, c.limit)
+			if err != nil {
+				return err
+			}
+			next := int64(0)
+			if more {
+				next = jobs[len(jobs)-1].ID
+			}
+			if a.json {
+				page := map[string]any{"jobs": append([]onceq.JobInfo{}, jobs...)}
+				if next != 0 {
+					page["next"] = next
+				}
+				return a.printJSON(page)
+			}
+			now, err := a.now(cmd.Context())
+			if err != nil {
+				return err
+			}
+			a.print(jobTable(jobs, now), "No job is "+words(filter)+".")
+			if next != 0 {
+				fmt.Fprintf(a.errOut, "There may be more: add --after %d\n", next)
+			}
+			return nil
+		},
+	}
+	c.flags(cmd, allStates)
+	cmd.Flags().IntVarP(&c.limit, "limit", "n", 50, "how many")
+	cmd.Flags().Int64Var(&after, "after", 0, "the next page: those with smaller ids than this")
+	return cmd
+}
+
+// list reads pages until it has as many jobs as asked for. more says that there may be others.
+func (a *app) list(ctx context.Context, filter onceq.Filter, limit int) (jobs []onceq.JobInfo, more bool, err error) {
+	for len(jobs) < limit {
+		filter.Limit = min(limit-len(jobs), 200)
+		inner, cancel := a.limited(ctx)
+		page, err := a.q.List(inner, a.pool, filter)
+		cancel()
+		if err != nil {
+			return nil, false, err
+		}
+		jobs = append(jobs, page...)
+		if len(page) < filter.Limit {
+			return jobs, false, nil
+		}
+		filter.After = page[len(page)-1].ID
+	}
+	return jobs, true, nil
+}
+
+func jobTable(jobs []onceq.JobInfo, now time.Time) *table {
+	t := newTable("ID", "STATE", "QUEUE", "KIND", "ATTEMPTS", "LOST", "AGE", "WHEN", "KEY", "LATEST ERROR").numbers("ID", "LOST", "AGE")
+	for _, j := range jobs {
+		latest := ""
+		if len(j.Errors) > 0 {
+			latest = j.Errors[len(j.Errors)-1].Error
+		}
+		t.add(j.ID, j.State, j.Queue, j.Kind, fmt.Sprintf("%d/%d", j.Attempts, j.MaxAttempts), j.Lost, ago(now.Sub(j.CreatedAt)), when(j, now), j.Key, latest)
+	}
+	return t
+}
+
+// when says what matters about a job's time in its state.
+func when(j onceq.JobInfo, now time.Time) string {
+	switch {
+	case j.State.Finished():
+		return ago(now.Sub(j.FinishedAt)) + " ago"
+	case j.State == onceq.StateRunning:
+		return "leased " + ago(j.LeasedUntil.Sub(now))
+	case j.RunAt.After(now):
+		return "in " + ago(j.RunAt.Sub(now))
+	}
+	return "due " + ago(now.Sub(j.RunAt))
+}
+
+// shown is a job with everything around it, for programs.
+type shown struct {
+	onceq.JobInfo
+	Effects []onceq.EffectInfo `json:"effects"`
+	Actions []onceq.Action     `json:"actions"`
+}
+
+func (a *app) showCommand() *cobra.Command {
+	var key, scope string
+	var short bool
+	cmd := &cobra.Command{
+		Use:   "show JOB | --key KEY --scope SCOPE",
+		Short: "Show one job: state, payload, errors, effects, what people did",
+		Args: func(_ *cobra.Command, args []string) error {
+			switch {
+			case len(args) > 1 || len(args) == 1 && key != "":
+				return usagef("name one job, by its id or by --key")
+			case len(args) == 0 && key == "":
+				return usagef("which job? Name its id, or its --key and --scope")
+			case key != "" && scope == "":
+				return usagef("--key needs --scope, which is the kind's name unless the application says otherwise; onceq keys %s looks in all", quoteArg(key))
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ids, err := jobIDs(args)
+			if err != nil {
+				return err
+			}
+			if err := a.connect(cmd.Context(), true); err != nil {
+				return err
+			}
+			ctx, cancel := a.limited(cmd.Context())
+			defer cancel()
+			var s shown
+			if key != "" {
+				s.JobInfo, err = a.q.GetByKey(ctx, a.pool, scope, key)
+			} else {
+				s.JobInfo, err = a.q.Get(ctx, a.pool, ids[0])
+			}
+			if errors.Is(err, onceq.ErrNotFound) && key == "" {
+				return fmt.Errorf("%w: it never was, or it completed and its kind keeps no history (Kind.Keep), or somebody discarded it", err)
+			}
+			if err != nil {
+				return err
+			}
+			if s.Effects, err = a.q.Effects(ctx, a.pool, s.ID); err != nil {
+				return err
+			}
+			if s.Actions, err = a.q.Actions(ctx, a.pool, onceq.ActionFilter{JobID: s.ID, Limit: 20}); err != nil {
+				return err
+			}
+			if a.json {
+				s.Effects, s.Actions = append([]onceq.EffectInfo{}, s.Effects...), append([]onceq.Action{}, s.Actions...)
+				return a.printJSON(s)
+			}
+			now, err := a.now(cmd.Context())
+			if err != nil {
+				return err
+			}
+			a.show(s, now, short)
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&key, "key", "", "the job that has this key, or had it last")
+	cmd.Flags().StringVar(&scope, "scope", "", "the key's scope: the kind's name by default")
+	cmd.Flags().BoolVar(&short, "no-payload", false, "leave out the payload and the result")
+	return cmd
+}
+
+func (a *app) show(s shown, now time.Time, short bool) {
+	line := func(name, format string, args ...any) {
+		fmt.Fprintf(a.out, "%-11s %s\n", name, cleanLines(fmt.Sprintf(format, args...)))
+	}
+	state := s.State.String()
+	line("job", "%d", s.ID)
+	fmt.Fprintf(a.out, "%-11s %s%s\n", "state", a.colored(stateColors[state], state), clean(", "+hint(s, now)))
+	if s.Kind == "" { // only its fence is left
+		line("key", "%s in scope %s", s.Key, s.Scope)
+		line("created", "%s", stamp(s.CreatedAt))
+		line("finished", "%s; it is not in the history", stamp(s.FinishedAt))
+	} else {
+		line("kind", "%s", s.Kind)
+		line("queue", "%s, priority %s", s.Queue, s.Priority)
+		if s.Key != "" {
+			line("key", "%s in scope %s", s.Key, s.Scope)
+		}
+		line("attempts", "%d failed of %d, %s lost, %s, token %d", s.Attempts, s.MaxAttempts, plural(s.Lost, "lease"), plural(s.Claims, "claim"), s.Token)
+		line("created", "%s (%s ago)", stamp(s.CreatedAt), ago(now.Sub(s.CreatedAt)))
+		if !s.State.Finished() {
+			line("runs at", "%s", stamp(s.RunAt))
+		} else {
+			line("finished", "%s (%s ago)", stamp(s.FinishedAt), ago(now.Sub(s.FinishedAt)))
+			if !s.KeepUntil.IsZero() {
+				line("kept until", "%s", stamp(s.KeepUntil))
+			}
+		}
+	}
+	if len(s.Metadata) > 0 {
+		for _, k := range slices.Sorted(mapKeys(s.Metadata)) {
+			line("metadata", "%s = %s", k, s.Metadata[k])
+		}
+	}
+	if !short {
+		switch {
+		case s.Payload != nil:
+			line("payload", "%s", indent(s.Payload))
+		case s.Bytes != nil:
+			line("payload", "%s of bytes: %q", plural(len(s.Bytes), "byte"), s.Bytes[:min(len(s.Bytes), 200)])
+		}
+		if s.Result != nil {
+			line("result", "%s", indent(s.Result))
+		}
+	}
+	for _, e := range s.Errors {
+		line("error", "attempt %d, %s: %s", e.Attempt, stamp(e.At), e.Error)
+	}
+	for _, e := range s.Effects {
+		detail := ""
+		if e.Detail != "" {
+			detail = ": " + e.Detail
+		}
+		fmt.Fprintf(a.out, "%-11s %s %s, begun %s%s\n", "effect", clean(e.Name), a.colored(stateColors[e.State], e.State), stamp(e.Since), clean(detail))
+		if e.IdempotencyKey != "" {
+			line("", "the provider knows it as %s", e.IdempotencyKey)
+		}
+		if e.Result != nil && !short {
+			line("", "result %s", indent(e.Result))
+		}
+	}
+	for _, x := range s.Actions {
+		line("action", "%s %s by %s %s", stamp(x.At), x.What, x.Who, strings.Join(slices.DeleteFunc([]string{x.About, x.Outcome, x.Why}, func(s string) bool { return s == "" }), "; "))
+	}
+}
+
+func mapKeys(m map[string]string) func(func(string) bool) {
+	return func(yield func(string) bool) {
+		for k := range m {
+			if !yield(k) {
+				return
+			}
+		}
+	}
+}
+
+func indent(raw json.RawMessage) string {
+	var b bytes.Buffer
+	if len(raw) < 60 || json.Indent(&b, raw, "            ", "  ") != nil {
+		return string(raw)
+	}
+	return b.String()
+}
+
+// hint says what a job's state means for it, and what to do if somebody has to.
+func hint(s shown, now time.Time) string {
+	id := strconv.FormatInt(s.ID, 10)
+	switch s.State {
+	case onceq.StateWaiting:
+		return "due for " + ago(now.Sub(s.RunAt)) + "; a worker of its queue that has its kind takes it"
+	case onceq.StateDelayed:
+		return "due in " + ago(s.RunAt.Sub(now)) + "; onceq jobs retry " + id + " runs it now"
+	case onceq.StateRunning:
+		return "a worker has it; its lease lasts for " + ago(s.LeasedUntil.Sub(now)) + " unless it is extended"
+	case onceq.StateRetrying:
+		if s.RunAt.After(now) {
+			return "runs again in " + ago(s.RunAt.Sub(now)) + "; onceq jobs retry " + id + " runs it now"
+		}
+		return "due for " + ago(now.Sub(s.RunAt)) + "; a worker of its queue that has its kind takes it"
+	case onceq.StateDead:
+		return "and stays so until somebody decides: onceq jobs redrive " + id + ", or discard"
+	case onceq.StateHeld:
+		for _, e := range s.Effects {
+			if e.State == "held" {
+				return "until somebody says whether " + e.Name + " happened: onceq effects resolve " + id + " " + quoteArg(e.Name) + " --applied, or --never"
+			}
+		}
+		return "until somebody decides: onceq jobs redrive " + id + ", or discard"
+	case onceq.StateCancelled:
+		return "and does not run any more; onceq jobs redrive " + id + " brings it back"
+	}
+	return "and done"
+}
+
+// verb is a command that changes jobs: the named ones one by one, or all that the flags choose.
+type verb struct {
+	name     string // in the command, and in the audit trail
+	possible []onceq.State
+	byFlags  []onceq.State // what the flags choose by default
+	always   bool          // asks for named jobs too
+	warning  string
+	one      func(ctx context.Context, id int64) (what string, err error)
+	many     func(ctx context.Context, f onceq.Filter) (result map[string]int, err error)
+	words    func(result map[string]int) string
+}
+
+// outcome is what became of a named job.
+type outcome struct {
+	Job   int64  `json:"job"`
+	State string `json:"state,omitempty"`
+	Error string `json:"error,omitempty"`
+}
+
+func (a *app) verbCommand(v verb, short, long, example string) *cobra.Command {
+	var c chosen
+	var agree consent
+	var why string
+	cmd := &cobra.Command{
+		Use: v.name + " [JOB...]", Short: short, Long: long, Example: example,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ids, err := jobIDs(args)
+			if err != nil {
+				return err
+			}
+			flags := c.queue != "" || c.kind != "" || c.scope != "" || len(c.states) > 0 || c.createdFrom != "" || c.createdB != ""
+			switch {
+			case len(ids) > 0 && flags:
+				return usagef("name jobs by their ids, or choose them by flags, but not both")
+			case len(ids) == 0 && !flags:
+				return usagef("which jobs? Name their ids, or choose them by --queue, --kind, --scope, --state; see: onceq jobs %s --help", v.name)
+			case c.limit < 0:
+				return usagef("--limit is negative")
+			}
+			if err := a.connect(cmd.Context(), true); err != nil {
+				return err
+			}
+			if len(ids) > 0 {
+				return dried(a.named(cmd.Context(), v, ids, agree, why))
+			}
+			filter, err := c.filter(cmd.Context(), a, v.possible, v.byFlags)
+			if err != nil {
+				return err
+			}
+			filter.Limit = c.limit
+			return dried(a.byFilter(cmd.Context(), v, filter, agree, why))
+		},
+	}
+	c.flags(cmd, v.possible)
+	cmd.Flags().IntVarP(&c.limit, "limit", "n", 0, "at most this many, newest first (default all)")
+	cmd.Flags().StringVar(&why, "why", "", "why, for the audit trail")
+	agree.flags(cmd)
+	return cmd
+}
+
+// named does it to the jobs with these ids, one by one. One that is refused does not keep the others from it.
+func (a *app) named(ctx context.Context, v verb, ids []int64, agree consent, why string) error {
+	if v.always || agree.dry {
+		inner, cancel := a.limited(ctx)
+		jobs, err := a.q.List(inner, a.pool, onceq.Filter{IDs: ids, Limit: 1000})
+		cancel()
+		if err != nil {
+			return err
+		}
+		lines := sample(jobs, len(jobs))
+		for _, id := range ids {
+			if !slices.ContainsFunc(jobs, func(j onceq.JobInfo) bool { return j.ID == id }) {
+				lines = append(lines, fmt.Sprintf("%d is unknown, or completed and was not kept", id))
+			}
+		}
+		if err := a.agreed(ctx, agree, fmt.Sprintf("%s %s.%s", capital(v.name), plural(len(ids), "job"), v.warning), lines...); err != nil {
+			return err
+		}
+	}
+	var done []outcome
+	var worst error
+	for _, id := range ids {
+		if ctx.Err() != nil {
+			worst = &exit{codeInterrupted, fmt.Errorf("interrupted after %s", plural(len(done), "job"))}
+			break
+		}
+		o := outcome{Job: id}
+		inner, cancel := a.limited(context.WithoutCancel(ctx))
+		what, err := v.one(inner, id)
+		cancel()
+		switch {
+		case err != nil:
+			o.Error = strings.TrimPrefix(err.Error(), "onceq: ")
+			worst = cmp.Or(worst, err)
+		default:
+			o.State = what
+			a.record(ctx, a.pool, onceq.Action{What: v.name, JobID: id, Why: why, Outcome: what})
+		}
+		done = append(done, o)
+		if !a.json && err == nil {
+			fmt.Fprintf(a.out, "%d %s\n", id, what)
+		} else if !a.json && len(ids) > 1 {
+			fmt.Fprintf(a.errOut, "%d %s\n", id, clean(o.Error))
+		}
+	}
+	if a.json {
+		worst = errors.Join(worst, a.printJSON(map[string]any{"jobs": done}))
+	}
+	if worst != nil && len(ids) > 1 && !errors.As(worst, new(*exit)) {
+		code, _ := a.code(worst)
+		failed := slices.DeleteFunc(slices.Clone(done), func(o outcome) bool { return o.Error == "" })
+		return &exit{code, fmt.Errorf("%s of %d failed", plural(len(failed), "job"), len(ids))}
+	}
+	return worst
+}
+
+// byFilter does it to all jobs that the filter chooses, 500 a statement.
+func (a *app) byFilter(ctx context.Context, v verb, filter onceq.Filter, agree consent, why string) error {
+	counting := filter
+	if counting.Limit == 0 || counting.Limit > countLimit {
+		counting.Limit = countLimit
+	}
+	inner, cancel := a.limited(ctx)
+	total, err := a.q.Count(inner, a.pool, counting)
+	cancel()
+	if err != nil {
+		return err
+	}
+	about := words(filter)
+	if total == 0 {
+		if a.json {
+			return a.printJSON(map[string]any{"matched": 0, "stopped": false})
+		}
+		fmt.Fprintf(a.out, "No job is %s. Nothing was changed.\n", about)
+		return nil
+	}
+	first, _, err := a.list(ctx, filter, 5)
+	if err != nil {
+		return err
+	}
+	first = first[:min(len(first), total)]
+	if err := a.agreed(ctx, agree, fmt.Sprintf("%s %s: %s.%s", capital(v.name), atMost(total, "job"), about, v.warning), sample(first, total)...); err != nil {
+		if errors.Is(err, errDry) && a.json {
+			return a.printJSON(map[string]any{"matched": total, "dry_run": true})
+		}
+		return err
+	}
+	var result map[string]int
+	stopped, err := a.many(ctx, filter, total, func(ctx context.Context, f onceq.Filter) error {
+		var err error
+		result, err = v.many(ctx, f)
+		return err
+	})
+	said := v.words(result)
+	outcome := said
+	if stopped {
+		outcome += "; interrupted"
+	}
+	if err != nil {
+		outcome += "; " + err.Error()
+	}
+	a.record(ctx, a.pool, onceq.Action{What: v.name, About: about, Why: why, Outcome: outcome[:min(len(outcome), 4000)]})
+	if a.json {
+		all := map[string]any{"matched": total, "stopped": stopped}
+		for k, n := range result {
+			all[k] = n
+		}
+		err = errors.Join(err, a.printJSON(all))
+	} else {
+		fmt.Fprintln(a.out, said)
+	}
+	if stopped {
+		return &exit{codeInterrupted, errors.New("interrupted between two statements; run the same command again to go on")}
+	}
+	return err
+}
+
+// sample are lines that show which jobs are meant.
+func sample(jobs []onceq.JobInfo, total int) []string {
+	var lines []string
+	for _, j := range jobs {
+		key := ""
+		if j.Key != "" {
+			key = " key " + strconv.Quote(j.Key)
+		}
+		lines = append(lines, clean(fmt.Sprintf("%d %s %s in queue %s%s", j.ID, j.State, j.Kind, j.Queue, key)))
+	}
+	if total > len(jobs) && len(jobs) > 0 {
+		lines = append(lines, "and "+atMost(total-len(jobs), "other"))
+	}
+	return lines
+}
+
+func capital(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
+
+func (a *app) cancelCommand() *cobra.Command {
+	return a.verbCommand(verb{
+		name: "cancel", possible: unfinished(), byFlags: unfinished(), always: true,
+		one: func(ctx context.Context, id int64) (string, error) {
+			s, err := a.q.Cancel(ctx, a.pool, id)
+			if err == nil && s == onceq.StateRunning {
+				return "running; its handler is told to stop with the next beat", nil
+			}
+			return s.String(), err
+		},
+		many: func(ctx context.Context, f onceq.Filter) (map[string]int, error) {
+			cancelled, asked, err := a.q.CancelMany(ctx, a.pool, f)
+			return map[string]int{"cancelled": cancelled, "asked": asked}, err
+		},
+		words: func(r map[string]int) string {
+			return fmt.Sprintf("%s cancelled. %s told to stop.", plural(r["cancelled"], "job"), plural(r["asked"], "running job"))
+		},
+	}, "End jobs that are not finished", `cancel ends unfinished jobs. One that waits is cancelled at once. The handler of a running one is told with its worker's next beat, within
+10 s by default, and the job is cancelled unless it finishes first. Cancelled jobs stay in the history for a day at least, and redrive
+brings them back. Flags choose unfinished jobs in every state, and must name a queue, a kind or a scope.`,
+		`  onceq jobs cancel 4711
+  onceq jobs cancel --kind newsletter --state waiting,delayed`)
+}
+
+func (a *app) retryCommand() *cobra.Command {
+	possible := []onceq.State{onceq.StateRetrying, onceq.StateDelayed}
+	return a.verbCommand(verb{
+		name: "retry", possible: possible, byFlags: possible[:1],
+		one: func(ctx context.Context, id int64) (string, error) {
+			s, err := a.q.Retry(ctx, a.pool, id)
+			if err == nil && s.Finished() {
+				return "", &exit{codeRefused, fmt.Errorf("job %d is %s, and retry is for jobs that are delayed or wait for their next attempt; see: onceq jobs redrive --help", id, s)}
+			}
+			return s.String(), err
+		},
+		many: func(ctx context.Context, f onceq.Filter) (map[string]int, error) {
+			n, err := a.q.RetryMany(ctx, a.pool, f)
+			return map[string]int{"retried": n}, err
+		},
+		words: func(r map[string]int) string { return plural(r["retried"], "job") + " run now." },
+	}, "Run now what waits for its next attempt, or is delayed", `retry lets jobs run now that wait: for their next attempt after a failure, or for the time that they were delayed to. Flags choose jobs that
+failed before; delayed ones only with --state delayed.`,
+		`  onceq jobs retry 4711
+  onceq jobs retry --kind charge    # the provider is back: do not wait for the backoff`)
+}
+
+func (a *app) redriveCommand() *cobra.Command {
+	possible := []onceq.State{onceq.StateDead, onceq.StateHeld, onceq.StateCancelled}
+	return a.verbCommand(verb{
+		name: "redrive", possible: possible, byFlags: possible[:1],
+		one: func(ctx context.Context, id int64) (string, error) {
+			s, err := a.q.Redrive(ctx, a.pool, id)
+			if errors.Is(err, onceq.ErrHeld) {
+				return "", &exit{codeRefused, fmt.Errorf("job %d has a held effect: say whether it happened with onceq effects resolve %d NAME, and it runs again", id, id)}
+			}
+			return s.String(), err
+		},
+		many: func(ctx context.Context, f onceq.Filter) (map[string]int, error) {
+			back, taken, err := a.q.RedriveMany(ctx, a.pool, f)
+			return map[string]int{"redriven": back, "taken": taken}, err
+		},
+		words: func(r map[string]int) string {
+			said := plural(r["redriven"], "job") + " run again."
+			if r["taken"] > 0 {
+				said += " " + plural(r["taken"], "job") + " stay, because another job has their key by now."
+			}
+			return said
+		},
+	}, "Run dead, held or cancelled jobs again", `redrive runs finished jobs again: the same jobs, with their ids, keys and the outcomes of their effects, which are replayed and not done
+again. Attempts count from 0. Mend the cause first. Flags choose dead jobs unless --state says otherwise. A job whose key another job has
+taken since stays as it is.`,
+		`  onceq jobs redrive 4711
+  onceq jobs redrive --kind mail --created-from 6h --dry-run`)
+}
+
+func (a *app) discardCommand() *cobra.Command {
+	possible := []onceq.State{onceq.StateDead, onceq.StateHeld, onceq.StateCancelled, onceq.StateCompleted}
+	return a.verbCommand(verb{
+		name: "discard", possible: possible, byFlags: possible[:1], always: true,
+		warning: " This cannot be undone: keys are free at once, and what is known of effects is deleted.",
+		one: func(ctx context.Context, id int64) (string, error) {
+			return "discarded", a.q.Discard(ctx, a.pool, id)
+		},
+		many: func(ctx context.Context, f onceq.Filter) (map[string]int, error) {
+			n, err := a.q.DiscardMany(ctx, a.pool, f)
+			return map[string]int{"discarded": n}, err
+		},
+		words: func(r map[string]int) string { return plural(r["discarded"], "job") + " discarded." },
+	}, "Delete finished jobs that nobody wants any more", `discard deletes finished jobs from the history. Their keys are free at once, whatever the window, and what is known of their effects is
+deleted: a new job with the same key does the effects again, a second mail, a second charge. For held jobs, onceq effects resolve is
+usually the right command. Flags choose dead jobs unless --state says otherwise.`,
+		`  onceq jobs discard 4711
+  onceq jobs discard --kind newsletter --created-before 30d`)
+}

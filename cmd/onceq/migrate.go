@@ -1,0 +1,280 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/migrations"
+)
+
+func (a *app) migrateCommand() *cobra.Command {
+	return group("migrate", "Create, update and remove onceq's tables", a.upCommand(), a.downCommand(), a.statusCommand(), a.sqlCommand(), a.grantsCommand())
+}
+
+// withConn runs fn on a connection of its own, without a time limit: a migration waits for its locks.
+func (a *app) withConn(ctx context.Context, fn func(*pgx.Conn) error) error {
+	if err := a.connect(ctx, false); err != nil {
+		return err
+	}
+	c, err := a.pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Release()
+	err = fn(c.Conn())
+	var newer *migrations.VersionError
+	if errors.As(err, &newer) {
+		return &exit{codeSchema, err}
+	}
+	return err
+}
+
+func (a *app) upCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "up",
+		Short: "Create the tables, or bring them to the version of this command",
+		Long: `up creates the schema if it is missing and brings its tables to the version of this command. Running it again does nothing. It needs
+a role that may create tables. Each migration is one transaction.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.withConn(cmd.Context(), func(conn *pgx.Conn) error {
+				before, err := migrations.Current(cmd.Context(), conn, a.schema)
+				if err != nil {
+					return err
+				}
+				if before == 0 && a.q.Check(cmd.Context()) == nil {
+					return &exit{codeRefused, fmt.Errorf("another migration tool has created the tables of schema %q: go on with that tool, which gets the SQL from onceq migrate sql", a.schema)}
+				}
+				if err := migrations.Up(cmd.Context(), conn, a.schema); err != nil {
+					return err
+				}
+				if a.json {
+					return a.printJSON(map[string]any{"schema": a.schema, "from": before, "version": migrations.Version})
+				}
+				if before == migrations.Version {
+					fmt.Fprintf(a.out, "Schema %q is at version %d already.\n", a.schema, before)
+				} else {
+					fmt.Fprintf(a.out, "Schema %q is at version %d now; it was at %d.\n", a.schema, migrations.Version, before)
+				}
+				return nil
+			})
+		},
+	}
+}
+
+func (a *app) downCommand() *cobra.Command {
+	var to int
+	var agree consent
+	cmd := &cobra.Command{
+		Use:   "down --to VERSION",
+		Short: "Undo migrations, and delete their data",
+		Long: `down undoes the migrations after --to, and deletes what their tables hold. --to 0 removes everything: every job, every key and all
+history. The schema itself stays. Stop all workers first.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx := cmd.Context()
+			if !cmd.Flags().Changed("to") {
+				return usagef("down to which version? Say --to 0 to remove everything")
+			}
+			return dried(a.withConn(ctx, func(conn *pgx.Conn) error {
+				before, err := migrations.Current(ctx, conn, a.schema)
+				if err != nil {
+					return err
+				}
+				if to < 0 || to > migrations.Version {
+					return usagef("--to is %d; 0 to %d is possible", to, migrations.Version)
+				}
+				if before == 0 && a.q.Check(ctx) == nil {
+					return &exit{codeRefused, fmt.Errorf("another migration tool has created the tables of schema %q: undo it with that tool", a.schema)}
+				}
+				if before <= to {
+					if a.json {
+						return a.printJSON(map[string]any{"schema": a.schema, "from": before, "version": before})
+					}
+					fmt.Fprintf(a.out, "Schema %q is at version %d already.\n", a.schema, before)
+					return nil
+				}
+				var lines []string
+				if a.q.Check(ctx) == nil {
+					inner, cancel := a.limited(ctx)
+					for _, c := range []struct {
+						what   string
+						states []onceq.State
+					}{{"unfinished", unfinished()}, {"dead", []onceq.State{onceq.StateDead}}, {"held", []onceq.State{onceq.StateHeld}}} {
+						n, err := a.q.Count(inner, a.pool, onceq.Filter{States: c.states, Limit: countLimit})
+						if err != nil {
+							cancel()
+							return err
+						}
+						lines = append(lines, fmt.Sprintf("%s %s", atMost(n, c.what+" job"), "and what is known of them"))
+					}
+					cancel()
+				}
+				if err := a.agreed(ctx, agree, fmt.Sprintf("Take schema %q of database %q from version %d down to %d. This deletes, and nothing brings it back:",
+					a.schema, conn.Config().Database, before, to), append(lines, "every key: work that was done would be done again")...); err != nil {
+					return err
+				}
+				if err := migrations.DownTo(ctx, conn, a.schema, to); err != nil {
+					return err
+				}
+				if a.json {
+					return a.printJSON(map[string]any{"schema": a.schema, "from": before, "version": to})
+				}
+				fmt.Fprintf(a.out, "Schema %q is at version %d now; it was at %d.\n", a.schema, to, before)
+				return nil
+			}))
+		},
+	}
+	cmd.Flags().IntVar(&to, "to", 0, "the version to go down to; 0 removes everything")
+	agree.flags(cmd)
+	return cmd
+}
+
+func (a *app) statusCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "status",
+		Short: "Say which migrations have run",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx := cmd.Context()
+			return a.withConn(ctx, func(conn *pgx.Conn) error {
+				version, err := migrations.Current(ctx, conn, a.schema)
+				if err != nil {
+					return err
+				}
+				tool := "onceq or tern"
+				if err := a.q.Check(ctx); version == 0 && (err == nil || errors.Is(err, onceq.ErrIDTaken)) {
+					version, tool = migrations.Version, "another migration tool"
+				}
+				type one struct {
+					Version int    `json:"version"`
+					Name    string `json:"name"`
+					Applied bool   `json:"applied"`
+				}
+				all := []one{}
+				t := newTable("VERSION", "FILE", "STATE")
+				for _, m := range migrations.List() {
+					all = append(all, one{m.Version, m.Name, m.Version <= version})
+					state := "missing"
+					if m.Version <= version {
+						state = "applied by " + tool
+					}
+					t.add(m.Version, m.Name, state)
+				}
+				if a.json {
+					err = a.printJSON(map[string]any{"schema": a.schema, "version": version, "wanted": migrations.Version, "migrations": all})
+				} else {
+					a.print(t, "")
+				}
+				if err == nil && version > migrations.Version {
+					err = &exit{codeSchema, fmt.Errorf("schema %q is at version %d, newer than this command, which knows %d: install the version of the command that the workers use", a.schema, version, migrations.Version)}
+				}
+				if err == nil && version < migrations.Version {
+					err = &exit{codeSchema, fmt.Errorf("schema %q lacks migrations: onceq migrate up", a.schema)}
+				}
+				return err
+			})
+		},
+	}
+}
+
+func (a *app) sqlCommand() *cobra.Command {
+	var down bool
+	cmd := &cobra.Command{
+		Use:   "sql [VERSION]",
+		Short: "Print the migrations as SQL, for another tool",
+		Long:  "sql prints the SQL of all migrations, or of one, for goose, golang-migrate, atlas or psql. It connects to no database.",
+		Args:  cobra.MaximumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			list, err := migrations.SQL(a.schema)
+			if err != nil {
+				return &exit{codeUsage, err}
+			}
+			if len(args) == 1 {
+				var one []migrations.Migration
+				for _, m := range list {
+					if fmt.Sprint(m.Version) == args[0] {
+						one = append(one, m)
+					}
+				}
+				if list = one; list == nil {
+					return usagef("there is no migration %q; 1 to %d is possible", args[0], migrations.Version)
+				}
+			}
+			type one struct {
+				Version int    `json:"version"`
+				Name    string `json:"name"`
+				Up      string `json:"up"`
+				Down    string `json:"down"`
+			}
+			all := []one{}
+			for i := range list {
+				m := list[i]
+				if down { // undone in the other order
+					m = list[len(list)-1-i]
+				}
+				all = append(all, one{m.Version, m.Name, m.Up, m.Down})
+				if a.json {
+					continue
+				}
+				text := m.Up
+				if down {
+					text = m.Down
+				}
+				fmt.Fprintf(a.out, "-- %s\n%s", m.Name, text)
+			}
+			if a.json {
+				return a.printJSON(map[string]any{"migrations": all})
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&down, "down", false, "the SQL that undoes them")
+	return cmd
+}
+
+func (a *app) grantsCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "grants ROLE",
+		Short: "Print the grants that a role of workers and producers needs",
+		Long:  "grants prints SQL, for the owner of the tables to run: onceq migrate grants shop | psql. It connects to no database. Run it after every migration.",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			sql := migrations.Grants(a.schema, args[0])
+			if a.json {
+				return a.printJSON(map[string]any{"sql": sql})
+			}
+			fmt.Fprint(a.out, sql)
+			return nil
+		},
+	}
+}
+
+func (a *app) checkCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "check",
+		Short: "Say whether the tables are there and of the right version, for scripts",
+		Long:  "check exits with 0 if workers of this version can work with the tables, with 5 if these are missing or of another version, and with 6 if there is no connection.",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := a.connect(cmd.Context(), false); err != nil {
+				return err
+			}
+			ctx, cancel := a.limited(cmd.Context())
+			defer cancel()
+			if err := a.q.Check(ctx); err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(map[string]any{"schema": a.schema, "version": onceq.SchemaVersion})
+			}
+			fmt.Fprintf(a.out, "Schema %q is at version %d, which is right.\n", a.schema, onceq.SchemaVersion)
+			return nil
+		},
+	}
+}

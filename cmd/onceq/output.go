@@ -1,0 +1,266 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"runtime/debug"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"golang.org/x/term"
+)
+
+// printJSON prints a value for programs. The names in it are stable; later versions may add some.
+func (a *app) printJSON(v any) error {
+	e := json.NewEncoder(a.out)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+// terminal says whether a stream is one, and how wide it is.
+func terminal(w any) (is bool, width int) {
+	f, ok := w.(*os.File)
+	if !ok || !term.IsTerminal(int(f.Fd())) {
+		return false, 0
+	}
+	width, _, err := getSize(f)
+	if err != nil || width < 20 {
+		width = 80
+	}
+	return true, width
+}
+
+func getSize(f *os.File) (width, height int, err error) { return term.GetSize(int(f.Fd())) }
+
+// color says whether to color what goes to a stream.
+func color(w io.Writer) bool {
+	is, _ := terminal(w)
+	return is && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+}
+
+// The colors of words.
+const (
+	plain  = ""
+	bold   = "\x1b[1m"
+	faint  = "\x1b[2m"
+	red    = "\x1b[31m"
+	green  = "\x1b[32m"
+	yellow = "\x1b[33m"
+	reset  = "\x1b[0m"
+)
+
+// stateColors are those of the states of jobs, effects and findings.
+var stateColors = map[string]string{
+	"dead": red, "held": red, "uncertain": red, "bad": red, "retrying": yellow, "warning": yellow, "paused": yellow, "running": green, "ok": green,
+	"cancelled": faint,
+}
+
+// table is text in columns. The last column takes what is left of a terminal's width; on anything but a terminal nothing is cut.
+type table struct {
+	header []string
+	right  map[int]bool // columns of numbers
+	rows   [][]string
+	colors map[[2]int]string
+}
+
+func newTable(header ...string) *table {
+	return &table{header: header, right: map[int]bool{}, colors: map[[2]int]string{}}
+}
+
+// numbers says that the columns with these names are numbers, which stand on the right.
+func (t *table) numbers(names ...string) *table {
+	for _, name := range names {
+		for i, h := range t.header {
+			if h == name {
+				t.right[i] = true
+			}
+		}
+	}
+	return t
+}
+
+func (t *table) add(cells ...any) {
+	row := make([]string, len(cells))
+	for i, c := range cells {
+		row[i] = clean(fmt.Sprint(c))
+		if c := stateColors[row[i]]; c != plain {
+			t.colors[[2]int{len(t.rows), i}] = c
+		}
+	}
+	t.rows = append(t.rows, row)
+}
+
+// paint gives the latest row's cell a color.
+func (t *table) paint(column int, color string) {
+	t.colors[[2]int{len(t.rows) - 1, column}] = color
+}
+
+// lines are the table's lines, at most width wide if width is not 0.
+func (t *table) lines(width int, colored bool) []string {
+	wide := make([]int, len(t.header))
+	for _, row := range append([][]string{t.header}, t.rows...) {
+		for i, cell := range row {
+			wide[i] = max(wide[i], utf8.RuneCountInString(cell))
+		}
+	}
+	if width > 0 {
+		fit(wide, width-2*(len(wide)-1))
+	}
+	var all []string
+	line := func(row []string, color func(int) string) {
+		var b strings.Builder
+		for i, cell := range row {
+			cell = cut(cell, wide[i])
+			space := strings.Repeat(" ", wide[i]-utf8.RuneCountInString(cell))
+			if c := color(i); colored && c != plain {
+				cell = c + cell + reset
+			}
+			if t.right[i] {
+				cell = space + cell
+			} else if i < len(row)-1 {
+				cell += space
+			}
+			if i > 0 {
+				b.WriteString("  ")
+			}
+			b.WriteString(cell)
+		}
+		all = append(all, strings.TrimRight(b.String(), " "))
+	}
+	line(t.header, func(int) string { return bold })
+	for n, row := range t.rows {
+		line(row, func(i int) string { return t.colors[[2]int{n, i}] })
+	}
+	return all
+}
+
+// fit makes columns narrower, always the widest one, until they need no more than the width.
+func fit(wide []int, width int) {
+	for {
+		sum, widest := 0, 0
+		for i, w := range wide {
+			if sum += w; w >= wide[widest] {
+				widest = i
+			}
+		}
+		if sum <= width || wide[widest] <= 6 {
+			return
+		}
+		wide[widest]--
+	}
+}
+
+func cut(s string, width int) string {
+	if utf8.RuneCountInString(s) <= width {
+		return s
+	}
+	return string([]rune(s)[:max(0, width-1)]) + "…"
+}
+
+// clean replaces what would move a terminal's cursor or change its colors: texts here come from payloads and errors.
+func clean(s string) string {
+	if !strings.ContainsFunc(s, dangerous) {
+		return s
+	}
+	var b strings.Builder
+	for _, r := range s {
+		switch {
+		case r == '\n' || r == '\t' || r == '\r':
+			b.WriteByte(' ')
+		case dangerous(r):
+			fmt.Fprintf(&b, "\\u%04x", r)
+		default:
+			b.WriteRune(r)
+		}
+	}
+	return b.String()
+}
+
+// cleanLines is clean for a text that may have several lines.
+func cleanLines(s string) string {
+	lines := strings.Split(s, "\n")
+	for i, l := range lines {
+		lines[i] = clean(l)
+	}
+	return strings.Join(lines, "\n")
+}
+
+// dangerous are control characters, and those that change a text's direction.
+func dangerous(r rune) bool {
+	return unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || r == utf8.RuneError
+}
+
+// print prints the table, or what to say if it is empty.
+func (a *app) print(t *table, empty string) {
+	if len(t.rows) == 0 {
+		fmt.Fprintln(a.out, empty)
+		return
+	}
+	_, width := terminal(a.out)
+	for _, l := range t.lines(width, color(a.out)) {
+		fmt.Fprintln(a.out, l)
+	}
+}
+
+// colored puts a color around a text if the output has colors.
+func (a *app) colored(c, s string) string {
+	if c == plain || !color(a.out) {
+		return s
+	}
+	return c + s + reset
+}
+
+// ago says how long something has lasted, in a few characters.
+func ago(d time.Duration) string {
+	switch {
+	case d <= 0:
+		return "-"
+	case d < time.Second:
+		return "<1s"
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm%02ds", int(d.Minutes()), int(d.Seconds())%60)
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh%02dm", int(d.Hours()), int(d.Minutes())%60)
+	}
+	return fmt.Sprintf("%dd%02dh", int(d.Hours())/24, int(d.Hours())%24)
+}
+
+// stamp is a time for people: UTC, so that it can be compared with logs.
+func stamp(t time.Time) string {
+	if t.IsZero() {
+		return "-"
+	}
+	return t.UTC().Format("2006-01-02 15:04:05Z")
+}
+
+// number is a count with its thousands apart.
+func number(n int) string {
+	s := fmt.Sprint(n)
+	for i := len(s) - 3; i > 0 && n > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}
+
+// plural is a count with its noun.
+func plural(n int, one string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return number(n) + " " + one + "s"
+}
+
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok || info.Main.Version == "" || info.Main.Version == "(devel)" {
+		return "(built from source)"
+	}
+	return info.Main.Version
+}

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+)
+
+const payloadsText = `The types of the payloads are in your program, so your program has to decode them. Queue.CheckPayloads does that: it decodes every job
+that may run again with the handlers of the new version, runs none of them, and changes nothing. Give the program a command for it,
+
+    kinds, err := q.CheckPayloads(ctx, handlers...)
+    for _, k := range kinds {
+        fmt.Println(k) // charge: 2 of 130 payloads do not decode; the newest: …
+    }
+
+and run that from the new version against the real database, before you deploy it. docs/deploys.md has it whole.
+`
+
+func (a *app) payloadsCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "check-payloads",
+		Short: "Explain how to ask whether a new version can decode the jobs that wait",
+		Long:  payloadsText + "\nBeside this text, check-payloads lists the kinds whose jobs are waiting, retrying, delayed, dead or held: those that a new version needs a handler for.",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := a.connect(cmd.Context(), true); err != nil {
+				return err
+			}
+			// Without handlers nothing is decoded, and the kinds are counted.
+			kinds, err := a.q.CheckPayloads(cmd.Context())
+			if err != nil {
+				return err
+			}
+			type one struct {
+				Kind string `json:"kind"`
+				Jobs int    `json:"jobs"`
+			}
+			all := []one{}
+			t := newTable("KIND", "JOBS").numbers("JOBS")
+			for _, k := range kinds {
+				all = append(all, one{k.Kind, k.Jobs})
+				t.add(k.Kind, number(k.Jobs))
+			}
+			if a.json {
+				return a.printJSON(map[string]any{"kinds": all})
+			}
+			a.print(t, "No job may run again: there is nothing to decode.")
+			fmt.Fprint(a.out, "\n"+payloadsText)
+			return nil
+		},
+	}
+}

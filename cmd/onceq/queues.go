@@ -1,0 +1,211 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/onceq/onceq"
+)
+
+// queueJSON is a queue for programs.
+type queueJSON struct {
+	Queue         string  `json:"queue"`
+	Waiting       int     `json:"waiting"`
+	Running       int     `json:"running"`
+	ClaimedAhead  int     `json:"claimed_ahead"`
+	Retrying      int     `json:"retrying"`
+	Delayed       int     `json:"delayed"`
+	Dead          int     `json:"dead"`
+	Held          int     `json:"held"`
+	OldestSeconds float64 `json:"oldest_seconds"`
+	Capped        bool    `json:"capped"`
+}
+
+func queuesJSON(stats []onceq.QueueStats) []queueJSON {
+	all := []queueJSON{}
+	for _, s := range stats {
+		all = append(all, queueJSON{s.Queue, s.Waiting, s.Running, s.Leased - s.Running, s.Retrying, s.Delayed, s.Dead, s.Held, s.Oldest.Seconds(), s.Capped})
+	}
+	return all
+}
+
+func (a *app) queuesCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "queues [QUEUE...]",
+		Short: "Count the jobs of each queue",
+		Long: `queues counts the jobs of each queue, or of the named ones.
+
+WAITING jobs are due and nobody has them; OLDEST says for how long the first of these has been due. RUNNING jobs are in a
+handler; AHEAD ones were claimed by a worker and wait there. RETRYING jobs failed or lost a lease before. DEAD and HELD jobs
+wait for a person. Counting stops at 10,000, shown as 10,000+.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := a.connect(cmd.Context(), true); err != nil {
+				return err
+			}
+			stats, err := a.stats(cmd.Context(), args...)
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(map[string]any{"queues": queuesJSON(stats)})
+			}
+			a.print(queueTable(stats), "No queue has jobs, a history or workers.")
+			return nil
+		},
+	}
+}
+
+func (a *app) stats(ctx context.Context, queues ...string) ([]onceq.QueueStats, error) {
+	ctx, cancel := a.limited(ctx)
+	defer cancel()
+	if len(queues) == 0 {
+		queues = nil
+	}
+	return a.q.Stats(ctx, queues...)
+}
+
+func queueTable(stats []onceq.QueueStats) *table {
+	t := newTable("QUEUE", "WAITING", "OLDEST", "RUNNING", "AHEAD", "RETRYING", "DELAYED", "DEAD", "HELD").
+		numbers("WAITING", "OLDEST", "RUNNING", "AHEAD", "RETRYING", "DELAYED", "DEAD", "HELD")
+	for _, s := range stats {
+		n := func(n int) string {
+			if n >= onceq.StatsCap {
+				return number(n) + "+"
+			}
+			return number(n)
+		}
+		t.add(s.Queue, n(s.Waiting), ago(s.Oldest), n(s.Running), n(s.Leased-s.Running), n(s.Retrying), n(s.Delayed), n(s.Dead), n(s.Held))
+		if s.Oldest > time.Minute {
+			t.paint(2, yellow)
+		}
+		if s.Dead > 0 {
+			t.paint(7, red)
+		}
+		if s.Held > 0 {
+			t.paint(8, red)
+		}
+	}
+	return t
+}
+
+func (a *app) keysCommand() *cobra.Command {
+	var scope string
+	cmd := &cobra.Command{
+		Use:   "keys KEY",
+		Short: "Say who has a key, and until when",
+		Long: `keys says what is known of a key: of a job, of the application (Do, Fence) and of a client's request. A job's key is in a scope,
+by default the name of its kind; without --scope it is looked up in every scope.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := a.connect(cmd.Context(), true); err != nil {
+				return err
+			}
+			ctx, cancel := a.limited(cmd.Context())
+			defer cancel()
+			keys, err := a.q.Keys(ctx, a.pool, scope, args[0])
+			if err != nil {
+				return err
+			}
+			if len(keys) == 0 {
+				return &exit{codeNotFound, fmt.Errorf("no key %q: it was never taken, or it is free and a Reaper has removed it", args[0])}
+			}
+			if a.json {
+				return a.printJSON(map[string]any{"keys": keys})
+			}
+			t := newTable("CLASS", "SCOPE", "STATE", "JOB", "TAKEN", "FINISHED", "FREE", "DETAIL")
+			for _, k := range keys {
+				job, free := "-", stamp(k.FreeAt)
+				if k.JobID != 0 {
+					job = fmt.Sprint(k.JobID)
+				}
+				if k.Free {
+					free = "now"
+				}
+				t.add(k.Class, k.Scope, k.State, job, stamp(k.Since), stamp(k.FinishedAt), free, k.Detail)
+			}
+			a.print(t, "")
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&scope, "scope", "", "look in this scope only")
+	return cmd
+}
+
+func (a *app) actionsCommand() *cobra.Command {
+	var filter onceq.ActionFilter
+	cmd := &cobra.Command{
+		Use:   "actions",
+		Short: "Say who did what to jobs, and why: the audit trail",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := a.connect(cmd.Context(), true); err != nil {
+				return err
+			}
+			ctx, cancel := a.limited(cmd.Context())
+			defer cancel()
+			actions, err := a.q.Actions(ctx, a.pool, filter)
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(map[string]any{"actions": append([]onceq.Action{}, actions...)})
+			}
+			t := newTable("ID", "AT", "WHO", "WHAT", "JOB", "ABOUT", "OUTCOME", "WHY").numbers("ID", "JOB")
+			for _, x := range actions {
+				job := "-"
+				if x.JobID != 0 {
+					job = fmt.Sprint(x.JobID)
+				}
+				t.add(x.ID, stamp(x.At), x.Who, x.What, job, x.About, x.Outcome, x.Why)
+			}
+			a.print(t, "The audit trail is empty.")
+			return nil
+		},
+	}
+	cmd.Flags().Int64Var(&filter.JobID, "job", 0, "only those about this job")
+	cmd.Flags().IntVarP(&filter.Limit, "limit", "n", 50, "how many, at most 1,000")
+	cmd.Flags().Int64Var(&filter.After, "after", 0, "those before this line: the last ID of the page before")
+	return cmd
+}
+
+func (a *app) reapCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "reap",
+		Short: "Remove what nobody needs any more, once",
+		Long: `reap makes one pass of a Reaper: it removes keys whose window is over, history that was kept long enough, and what is left of jobs
+and workers that are gone. It never removes an unfinished, dead or held job. Applications run a Reaper themselves; this is for
+those that do not, and for looking. It may run beside others and be interrupted at any time.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := a.connect(cmd.Context(), true); err != nil {
+				return err
+			}
+			reaper, err := onceq.NewReaper(a.q, onceq.ReaperConfig{})
+			if err != nil {
+				return err
+			}
+			r, err := reaper.RunOnce(cmd.Context())
+			if a.json {
+				err = errors.Join(err, a.printJSON(map[string]any{"fences": r.Fences, "effects": r.Effects, "history": r.History, "cancels": r.Cancels,
+					"waiters": r.Waiters, "unknown": r.Unknown, "missing": r.Missing}))
+			} else {
+				fmt.Fprintf(a.out, "Removed %s, %s, %s, %s and %s.\n", plural(r.Fences, "key"), plural(r.Effects, "effect"),
+					plural(r.History, "finished job"), plural(r.Cancels, "request")+" to cancel", plural(r.Waiters, "announcement")+" of workers")
+				if r.Unknown > 0 {
+					fmt.Fprintf(a.out, "%s of clients were among them whose outcome nobody has found out.\n", plural(r.Unknown, "key"))
+				}
+				if r.Missing > 0 {
+					fmt.Fprintf(a.out, "%s freed whose job somebody has deleted by hand.\n", plural(r.Missing, "key"))
+				}
+			}
+			if cmd.Context().Err() != nil {
+				return &exit{codeInterrupted, errors.New("interrupted; run it again to go on")}
+			}
+			return err
+		},
+	}
+}
