@@ -104,8 +104,8 @@ Begin with: onceq doctor`,
 		id       string
 		commands []*cobra.Command
 	}{
-		{"look", []*cobra.Command{a.doctorCommand(), a.queuesCommand(), a.topCommand(), a.keysCommand(), a.actionsCommand(), a.payloadsCommand()}},
-		{"mend", []*cobra.Command{a.jobsCommand(), a.effectsCommand(), a.schedulesCommand()}},
+		{"look", []*cobra.Command{a.doctorCommand(), a.queuesCommand(), a.workersCommand(), a.topCommand(), a.keysCommand(), a.pausesCommand(), a.actionsCommand(), a.payloadsCommand()}},
+		{"mend", []*cobra.Command{a.jobsCommand(), a.effectsCommand(), a.schedulesCommand(), a.pauseCommand(), a.resumeCommand()}},
 		{"set", []*cobra.Command{a.migrateCommand(), a.checkCommand(), a.reapCommand()}},
 	} {
 		for _, c := range g.commands {

@@ -287,7 +287,7 @@ func (x *examination) plan(ctx context.Context) error {
 func (x *examination) health(ctx context.Context) error {
 	found, err := x.a.q.Health(ctx)
 	for _, f := range found {
-		if f.What != "waiting" { // people says more about these
+		if f.What != "waiting" && f.What != "paused" { // people says more about these
 			x.add("warning", f.What, f.Detail, f.Advice)
 		}
 	}
@@ -297,22 +297,67 @@ func (x *examination) health(ctx context.Context) error {
 	return err
 }
 
+// waits says why the jobs of a queue may be waiting.
+func (x *examination) waits(s onceq.QueueStats, plus string, workers []onceq.WorkerInfo, pauses []onceq.Pause) {
+	detail := fmt.Sprintf("the oldest job of queue %q has been due for %s; %s%s wait for their first attempt, ", s.Queue, ago(s.Oldest), number(s.Waiting), plus)
+	list := "onceq jobs list --state waiting,retrying --queue " + quoteArg(s.Queue)
+	var serving int
+	for _, w := range workers {
+		if _, ok := w.Queues[s.Queue]; ok && !w.Stale {
+			serving++
+		}
+	}
+	switch {
+	case serving == 0:
+		x.add("bad", "waiting", detail+"and no worker serves this queue", "start one, or is the queue's name spelt wrong where the jobs are enqueued? onceq workers says what workers serve; "+list)
+	case s.Leased == 0 && len(pauses) > 0:
+		x.add("warning", "waiting", detail+"and none is running; a kind is paused", "onceq pauses; "+list)
+	case s.Leased == 0:
+		x.add("bad", "waiting", detail+"and none is running although "+plural(serving, "worker")+" would take them", "have these a handler for the kinds? Compare onceq workers with "+list)
+	default:
+		x.add("warning", "waiting", detail+number(s.Leased)+" are with workers", "if this grows, the workers do not keep up: start more, or raise Concurrency; or their handlers hang: onceq jobs list --state running --queue "+quoteArg(s.Queue))
+	}
+}
+
 // people looks for what waits for a person.
 func (x *examination) people(ctx context.Context) error {
 	stats, err := x.a.q.Stats(ctx)
 	if err != nil {
 		return err
 	}
+	workers, err := x.a.q.Workers(ctx, x.a.pool)
+	if err != nil {
+		return err
+	}
+	pauses, err := x.a.q.Pauses(ctx, x.a.pool)
+	if err != nil {
+		return err
+	}
+	for _, p := range pauses {
+		flag := "--queue " + quoteArg(p.Queue)
+		if p.Kind != "" {
+			flag = "--kind " + quoteArg(p.Kind)
+		}
+		x.add("warning", "paused", p.String(), "onceq resume "+flag+", when the reason is over")
+	}
+	live := 0
+	for _, w := range workers {
+		if live++; w.Stale {
+			live--
+			x.add("warning", "worker", fmt.Sprintf("%s has not been seen since %s: it was killed, is frozen, or has lost the database", w, stamp(w.Seen)), "look at that process; its jobs go to others by themselves")
+		} else if w.Schema != onceq.SchemaVersion {
+			x.add("warning", "worker", fmt.Sprintf("%s works with version %d of the tables, and this command knows %d", w, w.Schema, onceq.SchemaVersion), "finish the deploy, or install the command of that version")
+		}
+	}
+	if live > 0 {
+		x.add("ok", "workers", plural(live, "worker")+" seen in the last three minutes", "")
+	} else {
+		x.add("warning", "workers", "no worker has been seen in the last three minutes", "start one; onceq workers lists them")
+	}
 	for _, s := range stats {
 		plus := map[bool]string{true: "+"}[s.Capped]
-		if s.Oldest > time.Minute {
-			detail := fmt.Sprintf("the oldest job of queue %q has been due for %s; %s%s wait for their first attempt, and ", s.Queue, ago(s.Oldest), number(s.Waiting), plus)
-			if s.Leased == 0 {
-				x.add("bad", "waiting", detail+"none is running", "look whether a worker runs that serves this queue and has a handler for the kinds of: onceq jobs list --state waiting,retrying --queue "+
-					quoteArg(s.Queue)+". Is the queue's name spelt right where the jobs are enqueued?")
-			} else {
-				x.add("warning", "waiting", detail+number(s.Leased)+" are with workers", "if this grows, the workers do not keep up: start more, or raise Concurrency; look at what is slow with: onceq jobs list --state running --queue "+quoteArg(s.Queue))
-			}
+		if s.Oldest > time.Minute && s.Paused.IsZero() {
+			x.waits(s, plus, workers, pauses)
 		}
 		if s.Dead > 0 {
 			x.add("warning", "dead", fmt.Sprintf("queue %q has dead jobs: %s%s", s.Queue, number(s.Dead), plus), "onceq jobs list --state dead --queue "+quoteArg(s.Queue)+"; then redrive or discard them")

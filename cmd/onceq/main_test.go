@@ -314,7 +314,7 @@ mail           0       -        0      0         0        0     3     0
 	a := do(t, db.URL, "doctor")
 	require.Equal(t, codeFindings, a.code)
 	require.Contains(t, a.out, `waiting: the oldest job of queue "imagse" has been due for 26m`)
-	require.Contains(t, a.out, "none is running")
+	require.Contains(t, a.out, "and no worker serves this queue")
 	require.Contains(t, a.out, "onceq effects list --queue billing")
 	require.Contains(t, a.out, `queue "mail" has dead jobs: 3`)
 	a = do(t, db.URL, "doctor", "--json")
@@ -331,7 +331,7 @@ mail           0       -        0      0         0        0     3     0
 			what = append(what, f.Level+" "+f.What)
 		}
 	}
-	require.ElementsMatch(t, []string{"bad waiting", "warning dead", "warning held"}, what)
+	require.ElementsMatch(t, []string{"bad waiting", "warning dead", "warning held", "warning workers"}, what)
 
 	// What stands in an error cannot move the terminal's cursor.
 	out = fine(t, db.URL, "jobs", "list", "--state", "dead", "--limit", "2")
@@ -482,6 +482,41 @@ func TestSchedules(t *testing.T) {
 	require.Equal(t, 7, jobs("waiting"))
 	require.Len(t, asJSON(t, db.URL, "schedules", "list")["schedules"], 2)
 	require.Contains(t, fine(t, db.URL, "actions"), "wrong numbers")
+}
+
+// Who runs, and what they leave alone.
+func TestWorkersAndPauses(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, schema())
+	require.Equal(t, "No worker runs.\n", fine(t, db.URL, "workers"))
+	require.Equal(t, "Nothing is paused.\n", fine(t, db.URL, "pauses"))
+	fine(t, db.URL, "pause", "--queue", "mail", "--why", "the provider is down")
+	fine(t, db.URL, "pause", "--kind", "charge")
+	require.Equal(t, codeUsage, do(t, db.URL, "pause").code)
+	require.Contains(t, fine(t, db.URL, "pauses"), "ada@test: the provider is down")
+	require.Contains(t, fine(t, db.URL, "queues"), "paused\n")
+	require.Contains(t, do(t, db.URL, "doctor").out, `onceq resume --queue mail`)
+
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	ran := make(chan int, 1)
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, mails.Handle(func(_ context.Context, _ *onceq.Lease, m mail) error {
+		ran <- m.User
+		return nil
+	}))
+	require.NoError(t, err)
+	go func() { ended <- w.Run(ctx) }()
+	require.Eventually(t, func() bool { return strings.Contains(fine(t, db.URL, "workers"), "mail (") }, time.Minute, 100*time.Millisecond)
+	require.Len(t, asJSON(t, db.URL, "workers")["workers"], 1)
+	_, err = db.Queue.Enqueue(t.Context(), db.Pool, mails.Job(mail{7}))
+	require.NoError(t, err)
+	require.Equal(t, "Queue \"mail\" goes on.\n", fine(t, db.URL, "resume", "--queue", "mail"))
+	require.Equal(t, 7, <-ran)
+	require.Equal(t, "Queue \"mail\" was not paused.\n", fine(t, db.URL, "resume", "--queue", "mail"))
+	fine(t, db.URL, "resume", "--kind", "charge")
+	stop()
+	require.NoError(t, <-ended)
+	require.Contains(t, fine(t, db.URL, "actions"), "the provider is down")
 }
 
 // Ctrl-c in the middle of a long change: the statement under way ends, the count is right, and the same command goes on from there.

@@ -23,12 +23,14 @@ type queueJSON struct {
 	Held          int     `json:"held"`
 	OldestSeconds float64 `json:"oldest_seconds"`
 	Capped        bool    `json:"capped"`
+
+	Paused time.Time `json:"paused,omitzero"`
 }
 
 func queuesJSON(stats []onceq.QueueStats) []queueJSON {
 	all := []queueJSON{}
 	for _, s := range stats {
-		all = append(all, queueJSON{s.Queue, s.Waiting, s.Running, s.Leased - s.Running, s.Retrying, s.Delayed, s.Dead, s.Held, s.Oldest.Seconds(), s.Capped})
+		all = append(all, queueJSON{s.Queue, s.Waiting, s.Running, s.Leased - s.Running, s.Retrying, s.Delayed, s.Dead, s.Held, s.Oldest.Seconds(), s.Capped, s.Paused})
 	}
 	return all
 }
@@ -69,7 +71,7 @@ func (a *app) stats(ctx context.Context, queues ...string) ([]onceq.QueueStats, 
 }
 
 func queueTable(stats []onceq.QueueStats) *table {
-	t := newTable("QUEUE", "WAITING", "OLDEST", "RUNNING", "AHEAD", "RETRYING", "DELAYED", "DEAD", "HELD").
+	t := newTable("QUEUE", "WAITING", "OLDEST", "RUNNING", "AHEAD", "RETRYING", "DELAYED", "DEAD", "HELD", "").
 		numbers("WAITING", "OLDEST", "RUNNING", "AHEAD", "RETRYING", "DELAYED", "DEAD", "HELD")
 	for _, s := range stats {
 		n := func(n int) string {
@@ -78,8 +80,8 @@ func queueTable(stats []onceq.QueueStats) *table {
 			}
 			return number(n)
 		}
-		t.add(s.Queue, n(s.Waiting), ago(s.Oldest), n(s.Running), n(s.Leased-s.Running), n(s.Retrying), n(s.Delayed), n(s.Dead), n(s.Held))
-		if s.Oldest > time.Minute {
+		t.add(s.Queue, n(s.Waiting), ago(s.Oldest), n(s.Running), n(s.Leased-s.Running), n(s.Retrying), n(s.Delayed), n(s.Dead), n(s.Held), map[bool]string{false: "paused"}[s.Paused.IsZero()])
+		if s.Oldest > time.Minute && s.Paused.IsZero() {
 			t.paint(2, yellow)
 		}
 		if s.Dead > 0 {

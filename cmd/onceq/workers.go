@@ -1,0 +1,170 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
+
+	"github.com/onceq/onceq"
+)
+
+func (a *app) workersCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "workers",
+		Short: "Say which workers run, and what they work",
+		Long: `workers lists the workers of all processes. A worker writes its row once a minute. STATE is stale if it has not for three minutes: it was killed,
+is frozen, or has lost the database. SLOTS is how many jobs of the queue it runs at once.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := a.connect(cmd.Context(), true); err != nil {
+				return err
+			}
+			ctx, cancel := a.limited(cmd.Context())
+			defer cancel()
+			workers, err := a.q.Workers(ctx, a.pool)
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(map[string]any{"workers": append([]onceq.WorkerInfo{}, workers...)})
+			}
+			now, err := a.now(ctx)
+			if err != nil {
+				return err
+			}
+			t := newTable("HOST", "PROCESS", "STATE", "VERSION", "UP", "SEEN", "QUEUES (SLOTS)", "KINDS").numbers("PROCESS", "UP")
+			for _, w := range workers {
+				state := "ok"
+				if w.Stale {
+					state = "stale"
+				}
+				var queues []string
+				for _, name := range slices.Sorted(maps.Keys(w.Queues)) {
+					queues = append(queues, fmt.Sprintf("%s (%d)", name, w.Queues[name]))
+				}
+				t.add(w.Host, w.Process, state, w.Version, ago(now.Sub(w.Started)), ago(now.Sub(w.Seen))+" ago", strings.Join(queues, ", "), strings.Join(w.Kinds, ", "))
+				if w.Stale {
+					t.paint(2, red)
+				}
+			}
+			a.print(t, "No worker runs.")
+			return nil
+		},
+	}
+}
+
+func (a *app) pausesCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "pauses",
+		Short: "Say which queues and kinds are paused, since when and why",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := a.connect(cmd.Context(), true); err != nil {
+				return err
+			}
+			ctx, cancel := a.limited(cmd.Context())
+			defer cancel()
+			pauses, err := a.q.Pauses(ctx, a.pool)
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(map[string]any{"pauses": append([]onceq.Pause{}, pauses...)})
+			}
+			now, err := a.now(ctx)
+			if err != nil {
+				return err
+			}
+			t := newTable("WHAT", "NAME", "PAUSED", "NOTE")
+			for _, p := range pauses {
+				what := "queue"
+				if p.Kind != "" {
+					what = "kind"
+				}
+				t.add(what, cmp.Or(p.Queue, p.Kind), ago(now.Sub(p.Since))+" ago", p.Note)
+			}
+			a.print(t, "Nothing is paused.")
+			return nil
+		},
+	}
+}
+
+func (a *app) pauseCommand() *cobra.Command {
+	return a.pausing("pause", "Stop workers from taking jobs of a queue or a kind, until resume",
+		`pause stops all workers, in every process, within two seconds, from taking jobs of a queue, or of a kind in every queue. Jobs that run go on, and
+enqueueing works as always. It lasts until onceq resume, through restarts and deploys.`,
+		func(ctx context.Context, tx pgx.Tx, queue, kind, why string) (string, error) {
+			note := a.person()
+			if why != "" {
+				note += ": " + why
+			}
+			if kind != "" {
+				return fmt.Sprintf("Kind %q is paused.", kind), a.q.PauseKind(ctx, tx, kind, note)
+			}
+			return fmt.Sprintf("Queue %q is paused.", queue), a.q.PauseQueue(ctx, tx, queue, note)
+		})
+}
+
+func (a *app) resumeCommand() *cobra.Command {
+	return a.pausing("resume", "Let workers take jobs of a paused queue or kind again",
+		"resume ends a pause: workers take the jobs again within two seconds, in the order in which they were due.",
+		func(ctx context.Context, tx pgx.Tx, queue, kind, _ string) (string, error) {
+			what, name, call := "Queue", queue, a.q.ResumeQueue
+			if kind != "" {
+				what, name, call = "Kind", kind, a.q.ResumeKind
+			}
+			was, err := call(ctx, tx, name)
+			if !was {
+				return fmt.Sprintf("%s %q was not paused.", what, name), err
+			}
+			return fmt.Sprintf("%s %q goes on.", what, name), err
+		})
+}
+
+// pausing is a command that pauses or resumes, in one transaction with its line in the audit trail.
+func (a *app) pausing(name, short, long string, do func(ctx context.Context, tx pgx.Tx, queue, kind, why string) (string, error)) *cobra.Command {
+	var queue, kind, why string
+	cmd := &cobra.Command{
+		Use: name + " --queue QUEUE | --kind KIND", Short: short, Long: long, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if (queue == "") == (kind == "") {
+				return usagef("%s what? Name one --queue or one --kind", name)
+			}
+			if err := a.connect(cmd.Context(), true); err != nil {
+				return err
+			}
+			ctx, cancel := a.limited(cmd.Context())
+			defer cancel()
+			var said string
+			err := pgx.BeginFunc(ctx, a.pool, func(tx pgx.Tx) error {
+				var err error
+				if said, err = do(ctx, tx, queue, kind, why); err != nil {
+					return err
+				}
+				about := fmt.Sprintf("queue %q", queue)
+				if kind != "" {
+					about = fmt.Sprintf("kind %q", kind)
+				}
+				_, err = a.q.RecordAction(ctx, tx, onceq.Action{Who: a.person(), What: name, About: about, Why: why, Outcome: said})
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(map[string]any{"outcome": said})
+			}
+			fmt.Fprintln(a.out, said)
+			return nil
+		},
+	}
+	cmd.Flags().StringVarP(&queue, "queue", "q", "", "the queue")
+	cmd.Flags().StringVarP(&kind, "kind", "k", "", "the kind, in every queue")
+	return whyFlag(cmd, &why)
+}
