@@ -18,8 +18,8 @@ import (
 )
 
 func (a *app) jobsCommand() *cobra.Command {
-	return group("jobs", "List, show, cancel, retry, redrive and discard jobs",
-		a.listCommand(), a.showCommand(), a.cancelCommand(), a.retryCommand(), a.redriveCommand(), a.discardCommand())
+	return group("jobs", "List, show, explain, cancel, retry, redrive and discard jobs",
+		a.listCommand(), a.showCommand(), a.explainCommand(), a.cancelCommand(), a.retryCommand(), a.redriveCommand(), a.discardCommand())
 }
 
 func (a *app) listCommand() *cobra.Command {
@@ -282,7 +282,7 @@ func hint(s shown, now time.Time) string {
 	id := strconv.FormatInt(s.ID, 10)
 	switch s.State {
 	case onceq.StateWaiting:
-		return "due for " + ago(now.Sub(s.RunAt)) + "; a worker of its queue that has its kind takes it"
+		return "due for " + ago(now.Sub(s.RunAt)) + "; why it does not run: onceq jobs explain " + id
 	case onceq.StateDelayed:
 		return "due in " + ago(s.RunAt.Sub(now)) + "; onceq jobs retry " + id + " runs it now"
 	case onceq.StateRunning:
@@ -291,7 +291,7 @@ func hint(s shown, now time.Time) string {
 		if s.RunAt.After(now) {
 			return "runs again in " + ago(s.RunAt.Sub(now)) + "; onceq jobs retry " + id + " runs it now"
 		}
-		return "due for " + ago(now.Sub(s.RunAt)) + "; a worker of its queue that has its kind takes it"
+		return "due for " + ago(now.Sub(s.RunAt)) + "; why it does not run: onceq jobs explain " + id
 	case onceq.StateDead:
 		return "and stays so until somebody decides: onceq jobs redrive " + id + ", or discard"
 	case onceq.StateHeld:
@@ -305,6 +305,36 @@ func hint(s shown, now time.Time) string {
 		return "and does not run any more; onceq jobs redrive " + id + " brings it back"
 	}
 	return "and done"
+}
+
+func (a *app) explainCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "explain JOB",
+		Short: "Say why a job is not running, or where it runs, and what to do",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ids, err := jobIDs(args)
+			if err != nil {
+				return err
+			}
+			if err := a.connect(cmd.Context(), true); err != nil {
+				return err
+			}
+			ctx, cancel := a.limited(cmd.Context())
+			defer cancel()
+			e, err := a.q.Explain(ctx, a.pool, ids[0])
+			switch {
+			case err != nil:
+				return err
+			case e.Cause() == onceq.CauseUnknown:
+				return &exit{codeNotFound, errors.New(e.String())}
+			case a.json:
+				return a.printJSON(e)
+			}
+			fmt.Fprintln(a.out, cleanLines(e.String()))
+			return nil
+		},
+	}
 }
 
 // verb is a command that changes jobs: the named ones one by one, or all that the flags choose.

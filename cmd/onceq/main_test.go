@@ -296,7 +296,7 @@ func TestLook(t *testing.T) {
 	db := queuetest.New(t, schema())
 	kill(t, db, 3)
 	held := hold(t, db, 1)
-	_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "resize", Queue: "imagse", Payload: "cat.png"})
+	resize, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "resize", Queue: "imagse", Payload: "cat.png"})
 	require.NoError(t, err)
 	_, err = db.Pool.Exec(t.Context(), `update onceq.jobs set run_at = now() - interval '26 minutes 30 seconds' where kind = 'resize'`)
 	require.NoError(t, err)
@@ -357,6 +357,11 @@ mail           0       -        0      0         0        0     3     0
 	effects := asJSON(t, db.URL, "effects", "list")["effects"].([]any)
 	require.Equal(t, "charge", effects[0].(map[string]any)["name"])
 	require.Contains(t, fine(t, db.URL, "check-payloads"), "mail       3")
+
+	require.Contains(t, fine(t, db.URL, "jobs", "explain", id), "held")
+	require.Equal(t, "dead", asJSON(t, db.URL, "jobs", "explain", "1")["reasons"].([]any)[0].(map[string]any)["cause"])
+	require.Contains(t, fine(t, db.URL, "jobs", "explain", fmt.Sprint(resize.ID)), "imagse")
+	require.Equal(t, codeNotFound, do(t, db.URL, "jobs", "explain", "99").code)
 
 	require.Equal(t, codeNotFound, do(t, db.URL, "jobs", "show", "99").code)
 	require.Equal(t, codeNotFound, do(t, db.URL, "keys", "none").code)
