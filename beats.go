@@ -7,8 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/onceq/onceq/internal/lazytx"
 )
 
@@ -16,8 +14,8 @@ import (
 // gives up handlers that do not return.
 type beats struct {
 	q     *Queue
-	id    int64           // of the run
-	db    *pgxpool.Pool   // one connection, for beats only
+	id    int64 // of the run
+	db    quick
 	lease time.Duration   // how long leases are extended for
 	ctx   context.Context // the outbox's: ends when Run has waited long enough
 	tasks *taskSet

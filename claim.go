@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // ClaimOptions says what to claim.
@@ -243,10 +242,14 @@ returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_
 )
 
 // claim runs one of the statements above.
-func (q *Queue) claim(ctx context.Context, db *pgxpool.Pool, c *claim, statement string, args ...any) ([]*Lease, error) {
+func (q *Queue) claim(ctx context.Context, db DB, c *claim, statement string, args ...any) ([]*Lease, error) {
 	holder := rand.Int64()
 	if c.by != 0 { // its upper half says which worker has the job (workers.id), and the lower half differs from claim to claim
 		holder = c.by&^math.MaxUint32 | int64(rand.Uint32())
+	}
+	later := q.pool // for what the leases' holders do without a transaction
+	if k, ok := db.(quick); ok {
+		later = k.own.outcomes
 	}
 	var leases []*Lease
 	var order []int64
@@ -261,7 +264,7 @@ func (q *Queue) claim(ctx context.Context, db *pgxpool.Pool, c *claim, statement
 			if len(block) == cap(block) {
 				block = make([]Lease, 0, 64)
 			}
-			block = append(block, Lease{q: q, db: db, Queue: c.queue, holder: holder, began: c.began, term: c.lease})
+			block = append(block, Lease{q: q, db: later, Queue: c.queue, holder: holder, began: c.began, term: c.lease})
 			l := &block[len(block)-1]
 			var payload, metadata string
 			var identity *int64

@@ -7,8 +7,6 @@ import (
 	"math/rand/v2"
 	"sync"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // claimer decides what is claimed for one queue, and when. One goroutine runs it, by loop or by drain, and only that
@@ -21,10 +19,10 @@ import (
 // the announcement and the quarantine's turn would be one for all queues, and Drain would need no lock.
 type claimer struct {
 	q        *Queue
-	w        *Worker       // its handlers' kinds, lease and poll interval
-	id       int64         // of the run, by which waiters knows it
-	db       *pgxpool.Pool // the worker's own
-	exec     *executor     // gets what was claimed
+	w        *Worker // its handlers' kinds, lease and poll interval
+	id       int64   // of the run, by which waiters knows it
+	db       quick
+	exec     *executor // gets what was claimed
 	listener *listener
 
 	feed      *feed
@@ -47,7 +45,7 @@ type feed struct {
 	unknown    map[string]bool // kinds without a handler that the log has named
 }
 
-func newClaimer(w *Worker, id int64, db *pgxpool.Pool, exec *executor, listener *listener, s *slots) *claimer {
+func newClaimer(w *Worker, id int64, db quick, exec *executor, listener *listener, s *slots) *claimer {
 	f := &feed{queue: s.queue, kinds: w.kinds, slots: s, pace: pace{ahead: w.ahead}, cursor: newCursor(), unknown: make(map[string]bool)}
 	for _, h := range w.handlers {
 		if h.maxLost == 1 {
@@ -262,7 +260,7 @@ func (c *claimer) rest(ctx context.Context, pause time.Duration) bool {
 		return c.nap(ctx, min(pause, quietBefore))
 	}
 	listening := c.listener.confirmed.Load()
-	if listening && time.Since(c.announced.at) > announceAgain {
+	if listening && (!c.listener.waits.Load() || time.Since(c.announced.at) > announceAgain) {
 		if time.Since(c.announced.tried) < announceRest {
 			return c.nap(ctx, quietBefore/2)
 		}

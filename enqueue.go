@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"time"
@@ -31,7 +32,7 @@ type Result struct {
 // another kind in the same scope, is a *MismatchError. In all three cases nothing was written and the transaction stays
 // usable. A job that cannot be stored is an *InvalidError, before anything is sent.
 //
-// A worker that waits is notified of the job when the job is committed. On a server where transactions can be prepared
+// One worker that waits is notified of the job when the job is committed. On a server where transactions can be prepared
 // (max_prepared_transactions, 0 by default) a notification would make PREPARE TRANSACTION fail. There only calls on a
 // pool, or on a connection outside a transaction, notify; workers find other jobs by polling, every quarter of a second
 // unless WorkerConfig.PollInterval says otherwise.
@@ -348,9 +349,7 @@ returning id, false, true`
 // insertGeneral takes any job. $6 and $7 are null without a key. A job is never due before it is enqueued: claims do not
 // look that far before the positions that they have reached.
 //
-// A worker that waits for the queue is notified, unless that could forbid a two-phase commit: PREPARE TRANSACTION refuses a
-// transaction that notified. $15 says that the transaction is not the caller's. On a server that cannot prepare
-// transactions, notifying does no harm either.
+// A worker that waits for the queue is woken (wake, in the migration), if the job is due soon.
 const insertGeneral = `
 with fence as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
@@ -370,11 +369,7 @@ select job_id,
                                   onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) end as job_id offset 0) n
  where job_id is not null
 returning id, run_at > statement_timestamp(),
-          (select case when $15::bool or current_setting('max_prepared_transactions') = '0'
-                       then pg_notify($14::text, $1::text)::text else '' end
-             from onceq.waiters w
-            where w.queue = $1::text and w.idle_until > statement_timestamp()
-              and run_at < statement_timestamp() + interval '2 seconds' limit 1) is null`
+          case when run_at < statement_timestamp() + interval '2 seconds' then onceq.wake($1::text, 1, $14::bigint, $15::bool) = 0 else true end`
 
 // insertOne gives the statement for one job, and the present time if the statement asks who waits, otherwise zero.
 func (q *Queue) insertOne(e *encoded, inBatch, own bool) (statement string, args []any, asked time.Time) {
@@ -407,7 +402,7 @@ func (q *Queue) insertOne(e *encoded, inBatch, own bool) (statement string, args
 	if h.metadata != "" {
 		metadata = h.metadata
 	}
-	args = append(args, scope, key, h.lifetime, e.fingerprint, at, delay, metadata, e.bytes, q.channel, own)
+	args = append(args, scope, key, h.lifetime, e.fingerprint, at, delay, metadata, e.bytes, rand.Int64(), own)
 	return insertGeneral, args, time.Now()
 }
 
@@ -415,7 +410,7 @@ func (q *Queue) insertOne(e *encoded, inBatch, own bool) (statement string, args
 // refers. Ids that $6 does not give are drawn in the caller's order. Keys are taken in the order of their bytes, so that
 // two callers with the same keys do not deadlock.
 //
-// The statements return all ids, whether each header is delayed, how many notifications were sent, and the ids of the
+// The statements return all ids, whether each header is delayed, how many workers wait for them, and the ids of the
 // accepted jobs that have a key (insertManyGeneral: of all accepted jobs).
 //
 // In most calls the jobs have all of this in common. The first two statements are for such calls: the columns of the one
@@ -446,11 +441,9 @@ job as (
 )
 select (select array_agg(id order by id) from input),
        (select array_agg(due > statement_timestamp() order by n) from header),
-       (select count(case when $17::bool or current_setting('max_prepared_transactions') = '0' then pg_notify($16::text, w.queue)::text else '' end) from (
-          select distinct w.queue from onceq.waiters w
-           where w.idle_until > statement_timestamp()
-             and exists (select from header where queue = w.queue and due < statement_timestamp() + interval '2 seconds')) w
-         where true), null::bigint[]`
+       (select coalesce(sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
+          from (select queue, (select count(*) from input) as jobs from header where due < statement_timestamp() + interval '2 seconds') h
+         where h.jobs > 0), null::bigint[]`
 
 const insertKeyedMany = `
 with input as materialized (
@@ -486,11 +479,9 @@ job as (
 )
 select (select array_agg(id order by id) from input),
        (select array_agg(due > statement_timestamp() order by n) from header),
-       (select count(case when $17::bool or current_setting('max_prepared_transactions') = '0' then pg_notify($16::text, w.queue)::text else '' end) from (
-          select distinct w.queue from onceq.waiters w
-           where w.idle_until > statement_timestamp()
-             and exists (select from header where queue = w.queue and due < statement_timestamp() + interval '2 seconds')) w
-         where exists (select from fence) or exists (select from header where scope = '')),
+       (select coalesce(sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
+          from (select queue, (select count(*) from fence) as jobs from header where due < statement_timestamp() + interval '2 seconds') h
+         where h.jobs > 0),
        (select array_agg(job_id) from fence)`
 
 // insertManyGeneral takes any jobs.
@@ -570,11 +561,11 @@ job as (
 )
 select (select array_agg(id order by id) from input),
        (select array_agg(due > statement_timestamp() order by n) from header),
-       (select count(case when $17::bool or current_setting('max_prepared_transactions') = '0' then pg_notify($16::text, w.queue)::text else '' end) from (
-          select distinct w.queue from onceq.waiters w
-           where w.idle_until > statement_timestamp()
-             and exists (select from header where queue = w.queue and due < statement_timestamp() + interval '2 seconds')) w
-         where exists (select from accepted)),
+       (select coalesce(sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
+          from (select h.queue, count(*) as jobs
+                  from accepted a join input i on i.id = a.job_id join header h on h.n = i.header
+                 where h.due < statement_timestamp() + interval '2 seconds'
+                 group by h.queue) h),
        (select array_agg(job_id) from accepted)`
 )
 
@@ -640,7 +631,7 @@ func (c *columns) header(known map[header]int32, h *header) int32 {
 
 // statement gives the statement that sends the jobs, with its arguments. With taking, fences that are no longer in force do
 // not count as taken.
-func (c *columns) statement(channel string, own, taking bool) (statement string, args []any) {
+func (c *columns) statement(own, taking bool) (statement string, args []any) {
 	refs := c.refs
 	switch {
 	case taking:
@@ -653,7 +644,7 @@ func (c *columns) statement(channel string, own, taking bool) (statement string,
 		statement, refs = insertKeyedMany, nil
 	}
 	return statement, append(make([]any, 0, 17), refs, c.payloads, c.bytes, c.keys, c.fingerprints, c.drawn,
-		c.queues, c.kinds, c.scopes, c.metadata, c.priorities, c.attempts, c.ats, c.delays, c.lifetimes, channel, own)
+		c.queues, c.kinds, c.scopes, c.metadata, c.priorities, c.attempts, c.ats, c.delays, c.lifetimes, rand.Int64(), own)
 }
 
 // insertMany sends the jobs at the places in part, which are sorted, and fills in the results of those that were accepted.
@@ -665,7 +656,7 @@ func (q *Queue) insertMany(ctx context.Context, db DB, all []encoded, ids []int6
 	for _, i := range part {
 		c.add(known, &all[i], ids[i], n)
 	}
-	statement, args := c.statement(q.channel, own, taking)
+	statement, args := c.statement(own, taking)
 	var got, mine []int64
 	var delayed []bool // by header
 	var notified int64

@@ -9,8 +9,6 @@ import (
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // run is one Run or Drain of a worker: its parts, and the order in which they end. Only the goroutine of Run uses
@@ -40,23 +38,24 @@ type run struct {
 	stopBeats                  chan struct{}
 }
 
-func newRun(ctx context.Context, w *Worker, db, beatsDB *pgxpool.Pool) *run {
+func newRun(ctx context.Context, w *Worker, own *ownConns) *run {
 	id := rand.Int64()
 	writing, giveUp := context.WithCancel(context.WithoutCancel(ctx))
 	base, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	r := &run{w: w, id: id, cancel: cancel, giveUp: giveUp, stopBeats: make(chan struct{})}
 	r.tasks = &taskSet{q: w.q, base: base, all: make(map[int64]*task)}
 	watch := &poolWatch{q: w.q, tasks: r.tasks}
+	db := own.outcomes
 	r.outbox = newOutbox(w.q, id, db, w.lease, writing, r.tasks)
-	r.beats = &beats{q: w.q, id: id, db: beatsDB, lease: w.lease, ctx: writing, tasks: r.tasks, watch: watch}
+	r.beats = &beats{q: w.q, id: id, db: quick{own, beatPatience}, lease: w.lease, ctx: writing, tasks: r.tasks, watch: watch}
 	r.exec = &executor{
 		q: w.q, handlers: w.handlers, lease: w.lease, pipelines: w.pipelines, db: db, base: base,
 		tasks: r.tasks, outbox: r.outbox, watch: watch,
 	}
-	r.listener = &listener{q: w.q, id: id, db: db, woken: r.woken}
-	r.presence = newPresence(w, id, db)
+	r.listener = newListener(w, id, own, r.woken)
+	r.presence = newPresence(w, id, quick{own: own})
 	for name, cfg := range w.queues {
-		c := newClaimer(w, id, db, r.exec, r.listener, newSlots(w, name, cfg))
+		c := newClaimer(w, id, quick{own: own}, r.exec, r.listener, newSlots(w, name, cfg))
 		r.claimers = append(r.claimers, c)
 	}
 	return r
@@ -136,7 +135,7 @@ func (r *run) start(ctx context.Context, limit int) {
 		})
 	}
 	if r.drain == nil {
-		r.claiming.Go(func() { r.listener.loop(ctx) })
+		r.listener.db.own.join(r.listener)
 	}
 	r.presence.begin(r.drain != nil)
 	for range 2 {
@@ -152,6 +151,9 @@ func (r *run) start(ctx context.Context, limit int) {
 func (r *run) end() (left error) {
 	r.exec.stopping.Store(true)
 	r.claiming.Wait()
+	if r.drain == nil {
+		r.listener.unannounceAll()
+	}
 	// What was claimed ahead is given back at once, even if slow handlers hold all slots.
 	for _, c := range r.claimers {
 		for u := range c.feed.slots.ready {
@@ -177,7 +179,9 @@ func (r *run) end() (left error) {
 	r.writing.Wait()
 	close(r.stopBeats)
 	r.beating.Wait()
-	r.listener.unannounceAll()
+	if r.drain == nil {
+		r.listener.db.own.leave(r.listener)
+	}
 	leaving.Wait()
 	return left
 }

@@ -3,21 +3,28 @@ package onceq
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
-	"errors"
+	"encoding/binary"
 	"fmt"
-	"log/slog"
-	"math/rand/v2"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // Workers find jobs by polling. Notifications make that faster and are never needed: a missed one costs the wait until the
-// next poll. Enqueue sends one only while the row of some worker in waiters says that it waits, and a worker writes that
-// row only after a notification of its own has arrived. So a busy queue sends none, and behind a pooler that drops them
-// nobody sends any.
+// next poll.
+//
+// A worker that waits has one row in waiters, whatever the number of its queues. It writes that row only after a notification
+// of its own has arrived, so behind a pooler that drops them nobody sends any. Enqueue wakes one worker that waits, and a
+// call with many jobs as many as have room for them: it notifies the worker's own channel and inserts a row into wakes, both
+// with the caller's commit. From then on no other job wakes that worker, until it has announced itself anew. So a burst
+// spreads over the idle workers, and one that is dead or frozen is woken once. Enqueue locks and updates no row for it: it
+// never waits for another transaction. The function wake in the migration does this.
+//
+// A busy queue sends no notifications, because nobody waits for it.
 
 const (
 	announceFor   = 60 * time.Second       // how long an announcement counts
@@ -28,12 +35,6 @@ const (
 	pollUnheard   = 250 * time.Millisecond
 	confirmWithin = 2 * time.Second
 )
-
-// channel is the channel on which workers of a schema listen. It is short, whatever the schema's name.
-func channel(schema string) string {
-	sum := sha256.Sum256([]byte(schema))
-	return "onceq_" + hex.EncodeToString(sum[:8])
-}
 
 // quietFor is how long Enqueue assumes that nobody waits for a queue after it has found that nobody does, counted from just
 // before it asked: asking costs small transactions a tenth of their rate. A worker that announces itself looks again after
@@ -59,138 +60,146 @@ func (q *Queue) setQuiet(queue string, asked time.Time) {
 	until.(*atomic.Int64).Store(int64(asked.Sub(processStart) + quietFor))
 }
 
-// announcement tells producers that a claimer waits for jobs of its queue. Only its claimer's goroutine uses it.
+// announcement is when a claimer has announced that it waits. Only its claimer's goroutine uses it.
 type announcement struct {
-	at    time.Time // zero: there is none
+	at    time.Time // zero: it has not, or it is busy since
 	tried time.Time // the latest try, successful or not
 }
 
+// listener is how producers reach one run: what they know about it, and the notifications that it gets from the process's
+// session.
+type listener struct {
+	q         *Queue
+	id        int64 // of the run
+	db        quick
+	channel   string
+	woken     func(queue string) // called for each notification; with "" when notifications begin to arrive. It must not wait
+	confirmed atomic.Bool        // notifications are known to arrive
+	notOfTx   atomic.Bool        // but none for jobs that were enqueued in a transaction
+
+	queues []string // all of the run, sorted
+	serves int64    // names them in waiter_queues
+	room   int      // for how many jobs a queue has room at least
+
+	mu    sync.Mutex      // guards what follows, and is held while the row is written
+	idle  map[string]bool // queues that wait
+	round int64           // of the row
+	waits atomic.Bool     // the row says that the run waits, and it was not woken since
+}
+
+func newListener(w *Worker, id int64, own *ownConns, woken func(string)) *listener {
+	l := &listener{q: w.q, id: id, db: quick{own: own}, channel: fmt.Sprintf("onceq_%d", id), woken: woken, idle: make(map[string]bool)}
+	l.queues = slices.Sorted(maps.Keys(w.queues))
+	sum := sha256.Sum256([]byte(strings.Join(l.queues, "\x00")))
+	l.serves = int64(binary.BigEndian.Uint64(sum[:]))
+	l.room = math.MaxInt32
+	for _, c := range w.queues {
+		l.room = min(l.room, c.Concurrency)
+	}
+	return l
+}
+
+// maxBusy is how many busy queues an announcement names. A run with more does not announce itself.
+const maxBusy = 100
+
 // announce tells producers that this run waits for jobs of these queues.
 func (l *listener) announce(ctx context.Context, queues []string) error {
-	const announce = `
-insert into onceq.waiters (queue, worker, idle_until)
-select u.queue, $2::bigint, statement_timestamp() + $3::bigint * interval '1 microsecond' from unnest($1::text[]) as u(queue)
-on conflict (queue, worker) do update set idle_until = excluded.idle_until
-returning 1`
-	return l.did(ctx, l.q.guarded(ctx, l.db, announce, []any{queues, l.id, announceFor.Microseconds()}, nil))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, queue := range queues {
+		l.idle[queue] = true
+	}
+	return l.write(ctx)
 }
 
 // unannounce stops notifications for these queues, while this run is busy with them.
 func (l *listener) unannounce(ctx context.Context, queues []string) error {
-	const unannounce = `with gone as (delete from onceq.waiters where queue = any ($1::text[]) and worker = $2::bigint) select 1`
-	return l.did(ctx, l.q.guarded(ctx, l.db, unannounce, []any{queues, l.id}, nil))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, queue := range queues {
+		delete(l.idle, queue)
+	}
+	if len(l.idle) == 0 && !l.waits.Load() {
+		return nil // whoever woke it has said so
+	}
+	return l.write(ctx)
 }
 
-func (l *listener) did(ctx context.Context, err error) error {
-	if err == nil {
-		l.q.works(l.id, workAnnounce, "")
-	} else if ctx.Err() == nil {
-		l.q.fails(l.id, workAnnounce, "", err)
+// write writes the row. The caller holds mu.
+func (l *listener) write(ctx context.Context) (err error) {
+	const announce = `
+with woken as (
+  delete from onceq.wakes where worker = $1::bigint and round = $3::bigint - 1
+)
+insert into onceq.waiters (worker, serves, round, room, busy, idle_until)
+values ($1::bigint, $2::bigint, $3::bigint, $4::bigint, $5::text[], statement_timestamp() + $6::bigint * interval '1 microsecond')
+on conflict (worker) do update set round = excluded.round, busy = excluded.busy, idle_until = excluded.idle_until
+returning exists (select from onceq.waiter_queues where queue = $7::text and serves = $2::bigint)`
+	const name = `
+with new as (
+  insert into onceq.waiter_queues (queue, serves)
+  select u.queue, $2::bigint from unnest($1::text[]) as u(queue) order by u.queue collate "C"
+  on conflict do nothing
+)
+select 1`
+	defer func() {
+		if err == nil {
+			l.q.works(l.id, workAnnounce, "")
+		} else if ctx.Err() == nil {
+			l.q.fails(l.id, workAnnounce, "", err)
+		}
+	}()
+	until := announceFor
+	busy := len(l.queues) - len(l.idle)
+	if busy > maxBusy || busy == len(l.queues) {
+		until = 0
+	}
+	var names []string
+	if until > 0 && busy > 0 {
+		for _, queue := range l.queues {
+			if !l.idle[queue] {
+				names = append(names, queue)
+			}
+		}
+	}
+	l.round++
+	l.waits.Store(until > 0)
+	var known bool
+	if err = l.q.guarded(ctx, l.db, announce, []any{l.id, l.serves, l.round, l.room, names, until.Microseconds(), l.queues[0]}, &known); err == nil && !known {
+		err = l.q.guarded(ctx, l.db, name, []any{l.queues, l.serves}, nil)
+	}
+	if err != nil {
+		l.waits.Store(false)
 	}
 	return err
 }
 
-// listener gets notifications of new jobs for all queues of one Run.
-type listener struct {
-	q         *Queue
-	id        int64              // of the run
-	db        *pgxpool.Pool      // the worker's own
-	woken     func(queue string) // called for each notification; with "" when notifications begin to arrive
-	confirmed atomic.Bool        // notifications are known to arrive
-	notOfTx   atomic.Bool        // but none for jobs that were enqueued in a transaction
+// confirm says that the session listens for this run. prepares is whether the server can prepare transactions.
+func (l *listener) confirm(prepares bool) {
+	l.notOfTx.Store(prepares)
+	l.waits.Store(false) // notifications may have been lost
+	l.confirmed.Store(true)
+	l.q.works(l.id, workListen, "")
+	l.woken("") // so that the claimers end their short polls and announce that they wait
+}
+
+// hear is called for each notification.
+func (l *listener) hear(queue string) {
+	l.waits.Store(false)
+	l.woken(queue)
 }
 
 // unannounceAll is for the end of the run.
 func (l *listener) unannounceAll() {
-	const unannounce = `with gone as (delete from onceq.waiters where worker = $1::bigint) select 1`
+	const unannounce = `
+with gone as (delete from onceq.waiters where worker = $1::bigint),
+     woken as (delete from onceq.wakes where worker = $1::bigint and round = $2::bigint)
+select 1`
 	ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
 	defer cancel()
-	_ = l.q.guarded(ctx, l.db, unannounce, []any{l.id}, nil) // the rows expire anyway
-}
-
-// loop keeps a connection that listens, and passes notifications on to the claimers. It counts as listening only after a
-// notification of its own has come back: poolers accept LISTEN and deliver nothing.
-func (l *listener) loop(ctx context.Context) {
-	for wait := time.Second; ; wait = min(2*wait, 30*time.Second) {
-		began := time.Now()
-		err := l.listenOnce(ctx)
-		l.confirmed.Store(false)
-		if ctx.Err() != nil {
-			return
-		}
-		if time.Since(began) > time.Minute {
-			wait = time.Second
-		}
-		if errors.Is(err, errUnheard) {
-			wait = 10 * time.Minute
-		}
-		if errors.Is(err, errUnheard) {
-			l.q.works(l.id, workListen, "") // polling is all that can be done there
-			l.q.log.Info("onceq: not listening for new jobs, polling until it does again", slog.Duration("next_try_in", wait), slog.Any("reason", err))
-		} else {
-			l.q.fails(l.id, workListen, "", err, slog.Duration("next_try_in", wait))
-		}
-		if !sleep(ctx, wait/2+rand.N(wait), nil) {
-			return
-		}
-	}
-}
-
-var errUnheard = errors.New("a notification did not come back")
-
-func (l *listener) listenOnce(ctx context.Context) error {
-	var citus bool
-	if err := query(ctx, l.db, askCitus, nil, row(&citus)); err != nil {
-		return err
-	}
-	if citus { // nobody is notified: see citus.go
-		return fmt.Errorf("%w: with Citus there are none", errUnheard)
-	}
-	pooled, err := l.db.Acquire(ctx) // from the pool, so that the application's hooks prepare the new connection
-	if err != nil {
-		return err
-	}
-	conn := pooled.Hijack()
-	defer func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		_ = conn.Close(ctx)
-	}()
-	if _, err := conn.Exec(ctx, "listen "+l.q.channel); err != nil {
-		return err
-	}
-	hello := fmt.Sprintf("\x01%d", l.id) // begins with an invisible character, as no queue's name should
-	var prepares bool                    // transactions can be prepared: see insertGeneral
-	const greet = "select current_setting('max_prepared_transactions') <> '0' from pg_notify($1::text, $2::text)"
-	if err := l.q.queryRow(ctx, l.db, greet, []any{l.q.channel, hello}, &prepares); err != nil {
-		return err
-	}
-	l.notOfTx.Store(prepares)
-	confirm, cancel := context.WithTimeout(ctx, confirmWithin)
-	defer cancel()
-	waiting := confirm
-	for {
-		n, err := conn.WaitForNotification(waiting)
-		if err != nil {
-			if waiting == confirm && ctx.Err() == nil {
-				// This is probably a pooler. It should not keep a server session that listens for nobody.
-				unlisten, cancel := context.WithTimeout(ctx, confirmWithin)
-				defer cancel()
-				_, _ = l.db.Exec(unlisten, "unlisten "+l.q.channel)
-				return fmt.Errorf("%w within %s", errUnheard, confirmWithin)
-			}
-			return err
-		}
-		if n.Payload == hello {
-			waiting = ctx
-			if _, err := conn.Exec(ctx, "set idle_session_timeout = 0"); err != nil { // only now is it known to be a session
-				return err
-			}
-			l.confirmed.Store(true)
-			l.q.works(l.id, workListen, "")
-			l.woken("") // so that the claimers end their short polls and announce that they wait
-			continue
-		}
-		l.woken(n.Payload)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.round > 0 {
+		_ = l.q.guarded(ctx, l.db, unannounce, []any{l.id, l.round}, nil) // the rows expire anyway
 	}
 }

@@ -79,8 +79,7 @@ type Queue struct {
 	connections connections // of the pool that handlers' transactions hold
 	late        sync.Map    // token → lateHandler: handlers that do not return
 
-	channel string   // on which the workers of this schema listen
-	quiet   sync.Map // queue → *atomic.Int64: until when Enqueue does not ask who waits, as time since the start of the process
+	quiet sync.Map // queue → *atomic.Int64: until when Enqueue does not ask who waits, as time since the start of the process
 }
 
 // New returns a Queue over the pool. It does not connect to the database; call Check at the start to find out early whether
@@ -103,7 +102,6 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Queue, error) {
 		return nil, fmt.Errorf("onceq: Config.Schema %q is not a schema name; use at most 63 bytes of UTF-8 without NUL", q.schema)
 	}
 	q.connections.pool = pool
-	q.channel = channel(q.schema)
 	ident := pgx.Identifier{q.schema}.Sanitize()
 	q.names = strings.NewReplacer(
 		"'onceq.", "'"+strings.ReplaceAll(ident, "'", "''")+".",

@@ -343,7 +343,8 @@ gone as (
 )
 select count(*), 0 from gone`
 
-// reapWaiters removes the announcements of workers that have been away for the grace time.
+// reapWaiters removes the announcements of workers that have been away for the grace time, sets of queues that no worker
+// serves any more, and what says that a worker was woken that is not there.
 // #nosec G101 -- a statement, not a credential
 const reapWaiters = `
 with d as materialized (
@@ -357,6 +358,14 @@ gone as (
    where ctid = any (array (select ctid from d))
      and idle_until <= statement_timestamp() - $2::bigint * interval '1 millisecond'
   returning worker
+),
+sets as (
+  delete from onceq.waiter_queues s
+   where not exists (select from onceq.waiters w where w.serves = s.serves)
+),
+wakes as (
+  delete from onceq.wakes x
+   where not exists (select from onceq.waiters w where w.worker = x.worker and w.round <= x.round)
 )
 select count(*), 0 from gone`
 

@@ -139,7 +139,7 @@ func effectOf(key string) (jobID int64, name string) {
 
 func (l *Lease) claimEffect(ctx context.Context, name string, opts []EffectOption) (*FenceLease, error) {
 	f := &Fence{
-		q: l.q, db: l.db, class: classEffect, scope: l.Queue, key: effectKey(l.ID, name), job: l, name: name, fingerprint: l.effectMark(),
+		q: l.q, db: forEffects{l.q.pool, l.db}, class: classEffect, scope: l.Queue, key: effectKey(l.ID, name), job: l, name: name, fingerprint: l.effectMark(),
 		lease: defaultEffectTimeout + effectGrace, lifetime: DefaultWindow.Milliseconds(),
 	}
 	for _, o := range opts {

@@ -183,6 +183,16 @@ func opener(ctx context.Context, db DB) (txBeginner, error) {
 
 // send sends a statement of this package to db, in one of the ways above, and calls read with its rows.
 func (q *Queue) send(ctx context.Context, db DB, by way, statement string, args []any, read func(pgx.Rows) error) error {
+	if k, ok := db.(quick); ok {
+		return q.quickly(ctx, k, by, statement, args, read)
+	}
+	if e, ok := db.(forEffects); ok {
+		db = e.DB
+		if conn := e.acquire(ctx); conn != nil {
+			defer conn.Release()
+			db = conn
+		}
+	}
 	if db != nil && q.citus.Load() != citusNo {
 		if parts := apart(statement); parts != nil {
 			if citus, err := q.onCitus(ctx, db); err != nil {

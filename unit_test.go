@@ -276,6 +276,7 @@ var built = map[string]string{
 	"listenOnce":              "listen …",
 	"statement of ids":        statementOf(&Filter{Limit: 1}, liveIDs, pastIDs),
 	"Count":                   "select count(*) from (…) page", // built by Filter.statement
+	"listenFor":               "listen …",
 	"committed":               "rollback; select pg_xact_status('…')",
 	"share":                   "set local idle_in_transaction_session_timeout to …",
 }

@@ -12,8 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/onceq/onceq/internal/lazytx"
 )
 
@@ -76,7 +74,6 @@ const (
 	defaultShutdown    = 20 * time.Second
 	abandonAfter       = 5 * time.Second // how long a cancelled handler may take to return
 	rollbackTimeout    = 5 * time.Second
-	ownConnections     = 6    // for claims, completions and effects of one worker; the beats and the listener have one more each
 	maxPrefetch        = 2000 // jobs claimed beyond what runs
 	prefetchTime       = 25 * time.Millisecond
 	conflictTries      = 10 // how often a handler runs whose transaction Postgres wants run again
@@ -272,48 +269,13 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 	if err := w.q.identify(ctx, w.q.pool); err != nil {
 		return err
 	}
-	db, beats, err := w.connect(ctx)
+	own, err := connect(ctx, w.q.pool)
 	if err != nil {
 		return err
 	}
-	r := newRun(ctx, w, db, beats)
-	failed, left := r.work(ctx, limit)
-	disconnect(left == nil, db, beats)
+	failed, left := newRun(ctx, w, own).work(ctx, limit)
+	own.disconnect(left == nil)
 	return errors.Join(failed, left)
-}
-
-// connect opens the worker's own pools, so that statements of the library's own never wait for a connection that a handler
-// holds. Beats have a pool of their own, so that they never wait for a statement that waits for a lock: an effect's fence
-// may be locked for long.
-func (w *Worker) connect(ctx context.Context) (db, beats *pgxpool.Pool, err error) {
-	cfg := w.q.pool.Config()
-	cfg.MaxConns, cfg.MinConns, cfg.MinIdleConns = ownConnections, 0, 0
-	if db, err = pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg); err == nil {
-		cfg = cfg.Copy()
-		cfg.MaxConns = 1
-		if beats, err = pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg); err == nil {
-			return db, beats, nil
-		}
-		db.Close()
-	}
-	return nil, nil, fmt.Errorf("onceq: the worker's own connections: %w", err)
-}
-
-// disconnect closes the worker's own pools. That waits until all of their connections are given back, but not for long if
-// handlers did not return.
-func disconnect(returned bool, pools ...*pgxpool.Pool) {
-	closed := make(chan struct{})
-	go func() {
-		for _, pool := range pools {
-			pool.Close()
-		}
-		close(closed)
-	}()
-	if returned {
-		<-closed
-	} else {
-		within(closed, rollbackTimeout)
-	}
 }
 
 func within(done <-chan struct{}, d time.Duration) bool {

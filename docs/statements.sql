@@ -505,11 +505,7 @@ select job_id,
                                   onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) end as job_id offset 0) n
  where job_id is not null
 returning id, run_at > statement_timestamp(),
-          (select case when $15::bool or current_setting('max_prepared_transactions') = '0'
-                       then pg_notify($14::text, $1::text)::text else '' end
-             from onceq.waiters w
-            where w.queue = $1::text and w.idle_until > statement_timestamp()
-              and run_at < statement_timestamp() + interval '2 seconds' limit 1) is null;
+          case when run_at < statement_timestamp() + interval '2 seconds' then onceq.wake($1::text, 1, $14::bigint, $15::bool) = 0 else true end;
 
 -- enqueue.go: insertKeyed
 with fence as (
@@ -572,11 +568,9 @@ job as (
 )
 select (select array_agg(id order by id) from input),
        (select array_agg(due > statement_timestamp() order by n) from header),
-       (select count(case when $17::bool or current_setting('max_prepared_transactions') = '0' then pg_notify($16::text, w.queue)::text else '' end) from (
-          select distinct w.queue from onceq.waiters w
-           where w.idle_until > statement_timestamp()
-             and exists (select from header where queue = w.queue and due < statement_timestamp() + interval '2 seconds')) w
-         where exists (select from fence) or exists (select from header where scope = '')),
+       (select coalesce(sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
+          from (select queue, (select count(*) from fence) as jobs from header where due < statement_timestamp() + interval '2 seconds') h
+         where h.jobs > 0),
        (select array_agg(job_id) from fence);
 
 -- enqueue.go: insertManyGeneral
@@ -621,11 +615,11 @@ job as (
 )
 select (select array_agg(id order by id) from input),
        (select array_agg(due > statement_timestamp() order by n) from header),
-       (select count(case when $17::bool or current_setting('max_prepared_transactions') = '0' then pg_notify($16::text, w.queue)::text else '' end) from (
-          select distinct w.queue from onceq.waiters w
-           where w.idle_until > statement_timestamp()
-             and exists (select from header where queue = w.queue and due < statement_timestamp() + interval '2 seconds')) w
-         where exists (select from accepted)),
+       (select coalesce(sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
+          from (select h.queue, count(*) as jobs
+                  from accepted a join input i on i.id = a.job_id join header h on h.n = i.header
+                 where h.due < statement_timestamp() + interval '2 seconds'
+                 group by h.queue) h),
        (select array_agg(job_id) from accepted);
 
 -- enqueue.go: insertManyTaking
@@ -692,11 +686,11 @@ job as (
 )
 select (select array_agg(id order by id) from input),
        (select array_agg(due > statement_timestamp() order by n) from header),
-       (select count(case when $17::bool or current_setting('max_prepared_transactions') = '0' then pg_notify($16::text, w.queue)::text else '' end) from (
-          select distinct w.queue from onceq.waiters w
-           where w.idle_until > statement_timestamp()
-             and exists (select from header where queue = w.queue and due < statement_timestamp() + interval '2 seconds')) w
-         where exists (select from accepted)),
+       (select coalesce(sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
+          from (select h.queue, count(*) as jobs
+                  from accepted a join input i on i.id = a.job_id join header h on h.n = i.header
+                 where h.due < statement_timestamp() + interval '2 seconds'
+                 group by h.queue) h),
        (select array_agg(job_id) from accepted);
 
 -- enqueue.go: insertPlain
@@ -729,11 +723,9 @@ job as (
 )
 select (select array_agg(id order by id) from input),
        (select array_agg(due > statement_timestamp() order by n) from header),
-       (select count(case when $17::bool or current_setting('max_prepared_transactions') = '0' then pg_notify($16::text, w.queue)::text else '' end) from (
-          select distinct w.queue from onceq.waiters w
-           where w.idle_until > statement_timestamp()
-             and exists (select from header where queue = w.queue and due < statement_timestamp() + interval '2 seconds')) w
-         where true), null::bigint[];
+       (select coalesce(sum(onceq.wake(h.queue, h.jobs, $16::bigint, $17::bool)), 0)::bigint
+          from (select queue, (select count(*) from input) as jobs from header where due < statement_timestamp() + interval '2 seconds') h
+         where h.jobs > 0), null::bigint[];
 
 -- enqueue.go: readTaken
 select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, (f.state in (3, 4, 5) and f.lifetime >= 0
@@ -1394,23 +1386,27 @@ update onceq.jobs j set leased_until = greatest(leased_until, statement_timestam
   from free where j.id = any (array[free.id])
 returning true;
 
--- listen.go: announce.announce
-insert into onceq.waiters (queue, worker, idle_until)
-select u.queue, $2::bigint, statement_timestamp() + $3::bigint * interval '1 microsecond' from unnest($1::text[]) as u(queue)
-on conflict (queue, worker) do update set idle_until = excluded.idle_until
-returning 1;
-
--- listen.go: listenOnce.greet
-select current_setting('max_prepared_transactions') <> '0' from pg_notify($1::text, $2::text);
-
--- listen.go: listenOnce
-listen …;
-
--- listen.go: unannounce.unannounce
-with gone as (delete from onceq.waiters where queue = any ($1::text[]) and worker = $2::bigint) select 1;
-
 -- listen.go: unannounceAll.unannounce
-with gone as (delete from onceq.waiters where worker = $1::bigint) select 1;
+with gone as (delete from onceq.waiters where worker = $1::bigint),
+     woken as (delete from onceq.wakes where worker = $1::bigint and round = $2::bigint)
+select 1;
+
+-- listen.go: write.announce
+with woken as (
+  delete from onceq.wakes where worker = $1::bigint and round = $3::bigint - 1
+)
+insert into onceq.waiters (worker, serves, round, room, busy, idle_until)
+values ($1::bigint, $2::bigint, $3::bigint, $4::bigint, $5::text[], statement_timestamp() + $6::bigint * interval '1 microsecond')
+on conflict (worker) do update set round = excluded.round, busy = excluded.busy, idle_until = excluded.idle_until
+returning exists (select from onceq.waiter_queues where queue = $7::text and serves = $2::bigint);
+
+-- listen.go: write.name
+with new as (
+  insert into onceq.waiter_queues (queue, serves)
+  select u.queue, $2::bigint from unnest($1::text[]) as u(queue) order by u.queue collate "C"
+  on conflict do nothing
+)
+select 1;
 
 -- pause.go: Pauses.read
 select what, name, paused_at, note from onceq.pauses order by what desc, name;
@@ -1579,6 +1575,14 @@ gone as (
    where ctid = any (array (select ctid from d))
      and idle_until <= statement_timestamp() - $2::bigint * interval '1 millisecond'
   returning worker
+),
+sets as (
+  delete from onceq.waiter_queues s
+   where not exists (select from onceq.waiters w where w.serves = s.serves)
+),
+wakes as (
+  delete from onceq.wakes x
+   where not exists (select from onceq.waiters w where w.worker = x.worker and w.round <= x.round)
 )
 select count(*), 0 from gone;
 
@@ -1682,6 +1686,26 @@ request as (
 select (select array_agg(id) from back),
        (select array_agg(id) from h where id not in (select id from back)),
        (select array_agg(id) from asked where id not in (select id from h));
+
+-- session.go: listenFor
+listen …;
+
+-- session.go: listenOnce.greet
+select current_setting('max_prepared_transactions') <> '0' from pg_notify($1::text, '');
+
+-- session.go: listenOnce
+listen …;
+
+-- session.go: quickly
+select statement_timestamp();
+
+-- session.go: sessionPlans
+select set_config('enable_seqscan', 'off', false), set_config('enable_hashjoin', 'off', false),
+       set_config('enable_mergejoin', 'off', false), set_config('enable_bitmapscan', 'off', false), set_config('jit', 'off', false),
+       set_config('plan_cache_mode', 'force_generic_plan', false),
+       set_config('default_transaction_isolation', 'read committed', false), set_config('default_transaction_read_only', 'off', false),
+       set_config('statement_timeout', '0', false), set_config('lock_timeout', '0', false), set_config('idle_session_timeout', '0', false),
+       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', false) end;
 
 -- statement.go: beginOwn
 begin isolation level read committed read write;

@@ -31,8 +31,12 @@
 --   actions      One row for each thing that a person did to jobs through onceqweb or a tool that calls RecordAction. It is
 --                never changed or deleted.
 --   v_jobs, v_queues, v_effects, v_keys   Views for people; at the end.
---   waiters      One row for each idle worker and queue. Workers insert and delete it, and Enqueue reads it to decide
---                whether to notify. The Reaper deletes the rows of a killed worker.
+--   waiters      One row for each worker that has ever been idle. Workers write it when they begin and cease to wait, and
+--                delete it when they end. Enqueue reads it to choose whom to wake. The Reaper deletes the rows of a killed worker.
+--   waiter_queues  One row for each queue of each set of queues that workers serve, so that a worker announces itself with
+--                one row. Workers insert it; the Reaper deletes the sets that nobody serves any more.
+--   wakes        One row for each time that a worker was woken. Enqueue inserts it, beside the notification, and the
+--                worker deletes it when it waits again. A worker that never does is woken once.
 --
 -- Locks are taken in one order: rows of jobs or job_history by id, then rows of job_fences. doc.go says more.
 --
@@ -199,14 +203,75 @@ create table {{.schema}}.pauses (
   primary key (name, what)
 );
 
--- Idle workers with a confirmed listener. Enqueue notifies only if there is one. The table is unlogged because the
--- workers rebuild it: losing it in a crash costs one poll.
+-- Workers with a confirmed listener. These three tables are unlogged because the workers rebuild them: losing them in a
+-- crash costs one poll. A worker waits until idle_until if no row of wakes has its present round.
 create unlogged table {{.schema}}.waiters (
-  queue      text collate "C" not null,
-  worker     bigint not null,
-  idle_until timestamptz not null,
-  primary key (queue, worker)
+  worker     bigint not null primary key,
+  serves     bigint not null,            -- the set of its queues
+  round      bigint not null,            -- how often it has said that it waits
+  room       bigint not null,            -- for how many jobs
+  busy       text[] collate "C",         -- queues of the set for which it has no room now; null: none
+  idle_until timestamptz not null
 ) with (fillfactor = 50);
+create index waiters_serves on {{.schema}}.waiters (serves, worker);
+
+create unlogged table {{.schema}}.waiter_queues (
+  queue  text collate "C" not null,
+  serves bigint not null,
+  primary key (queue, serves)
+);
+
+create unlogged table {{.schema}}.wakes (
+  worker bigint not null,
+  round  bigint not null
+);
+create index wakes_worker on {{.schema}}.wakes (worker, round); -- not unique: an insert waits for nobody
+
+-- Wakes as many of the workers that wait for a queue as so many jobs need, beginning at a random place of the order of
+-- their ids. It returns how many there are, up to that many. Not if that could forbid a two-phase commit: PREPARE
+-- TRANSACTION refuses a transaction that notified. own says that the transaction is not the caller's. On a server that
+-- cannot prepare transactions, notifying does no harm either. Two transactions may wake the same worker: neither sees the
+-- other's row in wakes.
+create function {{.schema}}.wake(queue text, jobs bigint, place bigint, own boolean) returns bigint
+language plpgsql as $wake$
+#variable_conflict use_column
+declare
+  may boolean := own or current_setting('max_prepared_transactions') = '0';
+  n bigint := 0;
+  room bigint := 0;
+  w record;
+begin
+  for w in
+    select c.worker, c.round, c.room
+      from {{.schema}}.waiter_queues s
+     cross join lateral (
+           (select w.worker, w.round, w.room
+              from {{.schema}}.waiters w
+             where w.serves = s.serves and w.worker >= wake.place and w.idle_until > statement_timestamp()
+               and (w.busy is null or wake.queue <> all (w.busy))
+               and not exists (select from {{.schema}}.wakes x where x.worker = w.worker and x.round = w.round offset 0)
+             order by w.worker limit least(wake.jobs, 64))
+           union all
+           (select w.worker, w.round, w.room
+              from {{.schema}}.waiters w
+             where w.serves = s.serves and w.worker < wake.place and w.idle_until > statement_timestamp()
+               and (w.busy is null or wake.queue <> all (w.busy))
+               and not exists (select from {{.schema}}.wakes x where x.worker = w.worker and x.round = w.round offset 0)
+             order by w.worker limit least(wake.jobs, 64))) c
+     where s.queue = wake.queue
+     limit least(wake.jobs, 64)
+  loop
+    n := n + 1;
+    if may then
+      insert into {{.schema}}.wakes values (w.worker, w.round);
+      perform pg_notify('onceq_' || w.worker, wake.queue);
+    end if;
+    room := room + w.room;
+    exit when room >= jobs;
+  end loop;
+  return n;
+end
+$wake$;
 
 -- Schedules (onceqcron). The next tick of each is an ordinary delayed job, whose handler reads and moves this row.
 create table {{.schema}}.schedules (
@@ -386,6 +451,7 @@ drop view {{.schema}}.v_keys;
 drop view {{.schema}}.v_effects;
 drop view {{.schema}}.v_queues;
 drop view {{.schema}}.v_jobs;
+drop function {{.schema}}.wake(text, bigint, bigint, boolean);
 drop function {{.schema}}.take_fence(regclass, text, text, bigint, bytea);
 drop function {{.schema}}.next_id(regclass, bigint);
 drop function {{.schema}}.id_taken(bigint);
@@ -393,6 +459,8 @@ drop function {{.schema}}.lease_lost(bigint);
 drop table {{.schema}}.actions;
 drop table {{.schema}}.schedule_ticks;
 drop table {{.schema}}.schedules;
+drop table {{.schema}}.wakes;
+drop table {{.schema}}.waiter_queues;
 drop table {{.schema}}.waiters;
 drop table {{.schema}}.workers;
 drop table {{.schema}}.pauses;

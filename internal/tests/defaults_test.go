@@ -168,7 +168,7 @@ func TestDefaults_TheLibrarysOwnStatementsHaveNoLimitsAndTheApplicationsKeepThem
 			write(t, db, func(tx pgx.Tx) {
 				_, err := tx.Exec(ctx, `delete from public.spied`)
 				require.NoError(t, err)
-				_, err = tx.Exec(ctx, `insert into onceq.waiters (queue, worker, idle_until) values ('q', 1, now() - interval '1 day')`)
+				_, err = tx.Exec(ctx, `insert into onceq.waiters (worker, serves, round, room, idle_until) values (1, 1, 1, 1, now() - interval '1 day')`)
 				require.NoError(t, err)
 				_, err = q.Enqueue(ctx, tx, onceq.Job{Kind: "gone", Key: "gone", Window: time.Millisecond, Payload: 1})
 				require.NoError(t, err)

@@ -2,13 +2,12 @@ package tests
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -1092,22 +1091,24 @@ func TestEnqueue_AnySchemaNameAndAnEmptySearchPath(t *testing.T) {
 	}
 }
 
-func TestTrap_EnqueueNotifiesOnlyWhoWaits(t *testing.T) {
+func TestTrap_EnqueueWakesOneThatWaits(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
 	ctx := t.Context()
 	conn, err := pgx.Connect(ctx, db.URL)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close(context.Background()) })
-	sum := sha256.Sum256([]byte(db.Schema))
-	channel := "onceq_" + hex.EncodeToString(sum[:8]) // the channel of the schema's workers, as in listen.go
-	enqExec(t, conn, `listen `+channel)
+	workers := rand.Int64() // other tests use the database's server, and channels are the database's
+	channel := func(worker int64) string { return fmt.Sprintf("onceq_%d", workers+worker) }
+	for worker := range int64(10) {
+		enqExec(t, conn, `listen `+channel(worker))
+	}
 
-	// heard returns the notifications that fn caused: all that arrive before one that the test sends afterwards.
+	// heard gives the workers that what fn did has woken, and for which queue: all that come before one of the test's own.
 	heard := func(fn func()) (payloads []string) {
 		t.Helper()
 		fn()
-		enqExec(t, db.Pool, `select pg_notify($1, 'end')`, channel)
+		enqExec(t, db.Pool, `select pg_notify($1, 'end')`, channel(0))
 		for {
 			n, err := conn.WaitForNotification(ctx)
 			require.NoError(t, err)
@@ -1115,8 +1116,17 @@ func TestTrap_EnqueueNotifiesOnlyWhoWaits(t *testing.T) {
 				slices.Sort(payloads)
 				return payloads
 			}
-			payloads = append(payloads, n.Payload)
+			for worker := range int64(10) {
+				if channel(worker) == n.Channel {
+					payloads = append(payloads, fmt.Sprintf("%d %s", worker, n.Payload))
+				}
+			}
 		}
+	}
+	waits := func(worker, room int64, until string, queues ...string) {
+		enqExec(t, db.Pool, `insert into onceq.waiters (worker, serves, round, room, idle_until) values ($1, $2, 1, $3, now() + $4::text::interval)
+			on conflict (worker) do update set round = waiters.round + 1, room = excluded.room`, workers+worker, int64(len(strings.Join(queues, ""))), room, until)
+		enqExec(t, db.Pool, `insert into onceq.waiter_queues select u, $1 from unnest($2::text[]) u on conflict do nothing`, int64(len(strings.Join(queues, ""))), queues)
 	}
 	n := 0
 	forms := []func(onceq.Job){
@@ -1147,35 +1157,85 @@ func TestTrap_EnqueueNotifiesOnlyWhoWaits(t *testing.T) {
 			}
 		}
 	}
+	one := func(job onceq.Job) func() { return func() { enqOne(t, db, db.Pool, fresh(job)) } }
 	require.Empty(t, heard(twice(onceq.Job{})), "nobody waits")
-	enqExec(t, db.Pool, `insert into onceq.waiters values ('other', 1, now() + interval '1 hour'), ('default', 2, now() - interval '1 second')`)
+	waits(1, 100, "1 hour", "other")
+	waits(2, 100, "-1 second", "default")
 	require.Empty(t, heard(twice(onceq.Job{})), "nobody waits for this queue any more")
-	enqExec(t, db.Pool, `insert into onceq.waiters values ('default', 3, now() + interval '1 hour'), ('default', 4, now() + interval '1 hour')`)
-	require.Eventually(t, func() bool {
-		return len(heard(func() { enqOne(t, db, db.Pool, fresh(onceq.Job{})) })) == 1
-	}, patience, time.Millisecond, "it was seen a moment ago that nobody waits, and that is believed for a while")
-	require.Len(t, heard(twice(onceq.Job{})), 6)
-	require.Len(t, heard(twice(onceq.Job{Delay: time.Second})), 6)
+	waits(3, 100, "1 hour", "default")
+	require.Eventually(t, func() bool { return slices.Equal(heard(one(onceq.Job{})), []string{"3 default"}) }, patience, time.Millisecond,
+		"it was seen a moment ago that nobody waits, and that is believed for a while")
+	for _, form := range forms {
+		// It was woken, and is woken again only when it waits again. What else is seen is believed for a while.
+		require.Empty(t, heard(twice(onceq.Job{})))
+		waits(3, 100, "1 hour", "default")
+		require.Eventually(t, func() bool { return slices.Equal(heard(func() { form(fresh(onceq.Job{})) }), []string{"3 default"}) }, patience, time.Millisecond)
+	}
+	// More of them: every job wakes another one, until all are awake.
+	again := func() {
+		waits(3, 1, "1 hour", "default")
+		waits(4, 1, "1 hour", "default")
+		waits(5, 100, "1 hour", "default", "other")
+		waits(6, 2, "1 hour", "default", "other")
+		time.Sleep(20 * time.Millisecond) // for so long it may be believed that nobody waits
+	}
+	all := []string{"3 default", "4 default", "5 default", "6 default"}
+	for _, job := range []onceq.Job{{}, {Delay: time.Second}, {RunAt: time.Now().Add(-time.Hour)}} {
+		again()
+		require.Equal(t, all, heard(twice(job)))
+		again()
+		require.Len(t, heard(one(job)), 1)
+	}
+	again()
 	require.Empty(t, heard(twice(onceq.Job{Delay: time.Hour})), "nothing to do for an hour")
 	require.Empty(t, heard(twice(onceq.Job{RunAt: time.Now().Add(time.Hour)})), "nothing to do for an hour")
-	require.Len(t, heard(twice(onceq.Job{RunAt: time.Now().Add(-time.Hour)})), 6)
-
 	same := onceq.Job{Kind: "k", Key: "same"}
-	require.Equal(t, []string{"default"}, heard(func() { enqOne(t, db, db.Pool, same) }))
+	require.Len(t, heard(func() { enqOne(t, db, db.Pool, same) }), 1)
 	require.Empty(t, heard(func() {
 		for _, form := range forms {
 			form(same)
 		}
 	}), "duplicates are no work")
-	require.Equal(t, []string{"default", "other"}, heard(func() {
-		_, err := db.Queue.EnqueueMany(ctx, db.Pool, []onceq.Job{{Kind: "k"}, {Kind: "k", Queue: "other"}, {Kind: "k"}, {Kind: "k", Queue: "third"}})
-		require.NoError(t, err)
-	}))
+	// Many jobs wake as many as have room for them.
+	many := func(n int, queues ...string) func() {
+		return func() {
+			var jobs []onceq.Job
+			for _, queue := range queues {
+				for range n {
+					jobs = append(jobs, onceq.Job{Kind: "k", Queue: queue})
+				}
+			}
+			_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
+			require.NoError(t, err)
+		}
+	}
+	again()
+	require.Equal(t, all, heard(many(200, "default")))
+	waits(3, 1, "1 hour", "default")
+	waits(4, 1, "1 hour", "default")
+	require.Len(t, heard(many(2, "default")), 2)
+	waits(5, 100, "1 hour", "default", "other")
+	require.Equal(t, []string{"5 default"}, heard(many(1, "default", "third")))
+	waits(6, 2, "1 hour", "default", "other")
+	enqExec(t, db.Pool, `update onceq.waiters set busy = '{default}' where worker = $1`, workers+6)
+	require.Empty(t, heard(many(1, "default")), "it has no room for that queue")
+	enqExec(t, db.Pool, `delete from onceq.waiters where worker = $1`, workers+1)
+	require.Equal(t, []string{"6 other"}, heard(many(1, "other")))
+
+	waits(3, 1, "1 hour", "default")
 	require.Empty(t, heard(func() {
 		tx := enqBegin(t, db, pgx.ReadCommitted)
 		enqOne(t, db, tx, onceq.Job{Kind: "k"})
 		require.NoError(t, tx.Rollback(ctx))
 	}), "rolled back")
+	// While one transaction has woken a worker and is open, another one waits for nothing.
+	waits(4, 1, "1 hour", "default")
+	tx := enqBegin(t, db, pgx.ReadCommitted)
+	enqOne(t, db, tx, onceq.Job{Kind: "k"})
+	require.Len(t, heard(func() {
+		many(2, "default")()
+	}), 2)
+	require.NoError(t, tx.Commit(ctx))
 }
 
 // After a failover to a standby that was not a physical replica, a sequence may have lost its latest values.

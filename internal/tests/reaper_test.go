@@ -300,8 +300,14 @@ func TestReaperHistoryCancelsAndWaiters(t *testing.T) {
 	if err := leases[0].Complete(ctx, nil); err != nil {
 		t.Fatal(err)
 	}
-	repairExec(t, db, `insert into onceq.waiters values ('q', 1, now() - interval '59 min'), ('q', 2, now() - interval '61 min')`)
+	repairExec(t, db, `insert into onceq.waiters (worker, serves, round, room, idle_until) values (1, 1, 1, 1, now() - interval '59 min'), (2, 2, 1, 1, now() - interval '61 min')`)
+	repairExec(t, db, `insert into onceq.waiter_queues values ('q', 1), ('q', 2)`)
+	repairExec(t, db, `insert into onceq.wakes values (1, 0), (1, 1), (2, 1)`)
 	reap(t, r, onceq.Reaped{Cancels: 1, Waiters: 1})
+	reap(t, r, onceq.Reaped{})
+	if n := repairCount(t, db, `select (select count(*) from onceq.waiter_queues where serves = 1) * 10 + (select count(*) from onceq.waiter_queues) * 100 + (select count(*) from onceq.wakes)`); n != 111 {
+		t.Fatalf("%d, want the set of the worker that is there, and its present round", n)
+	}
 	ago(t, db, "25 h")
 	reap(t, r, onceq.Reaped{History: 5})
 	if n := repairCount(t, db, `select count(*) from onceq.job_history`); n != 1 {
@@ -354,7 +360,7 @@ func TestReaperRun(t *testing.T) {
 			reaped <- e.Count
 		}
 	})}))
-	repairExec(t, db, `insert into onceq.waiters values ('q', 2, now() - interval '1 day')`)
+	repairExec(t, db, `insert into onceq.waiters (worker, serves, round, room, idle_until) values (2, 2, 1, 1, now() - interval '1 day')`)
 	r := newReaper(t, db, onceq.ReaperConfig{Every: time.Millisecond})
 	ctx, cancel := context.WithCancel(t.Context())
 	run := background(func() (int, error) { return 0, r.Run(ctx) })

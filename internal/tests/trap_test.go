@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -418,22 +419,31 @@ func TestTrap_TheRescanIsPagedAndDoneByOneWorkerAtATime(t *testing.T) {
 // trapTracer counts how often a worker got the turn to rescan, and how many pages were read.
 type trapTracer struct{ turns, pages atomic.Int64 }
 
-func (*trapTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
-	return ctx
+type tracedSQL struct{}
+
+func (*trapTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
+	return context.WithValue(ctx, tracedSQL{}, d.SQL)
 }
 
-func (*trapTracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+func (tr *trapTracer) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryEndData) {
+	sql, _ := ctx.Value(tracedSQL{}).(string)
+	tr.count(sql, d.CommandTag, d.Err)
+}
 
 func (*trapTracer) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
 	return ctx
 }
 
 func (tr *trapTracer) TraceBatchQuery(_ context.Context, _ *pgx.Conn, d pgx.TraceBatchQueryData) {
+	tr.count(d.SQL, d.CommandTag, d.Err)
+}
+
+func (tr *trapTracer) count(sql string, tag pgconn.CommandTag, err error) {
 	switch {
-	case d.Err != nil:
-	case strings.Contains(d.SQL, ".queues as q (queue, rescanned_at)"):
-		tr.turns.Add(d.CommandTag.RowsAffected())
-	case strings.Contains(d.SQL, "with page as"):
+	case err != nil:
+	case strings.Contains(sql, ".queues as q (queue, rescanned_at)"):
+		tr.turns.Add(tag.RowsAffected())
+	case strings.Contains(sql, "with page as"):
 		tr.pages.Add(1)
 	}
 }

@@ -950,7 +950,7 @@ func (h *statementHook) TraceBatchEnd(ctx context.Context, _ *pgx.Conn, _ pgx.Tr
 
 // These are parts of the worker's statements.
 const (
-	announces  = "waiters (queue, worker, idle_until)"
+	announces  = "waiters (worker, serves, round, room, busy, idle_until)"
 	asksNext   = "min(j.run_at)"
 	claimsJobs = "and leased_until is null and lost = 0"
 )
@@ -1084,7 +1084,7 @@ func TestWake_AProducerThatLearnsLateThatNobodyWaited(t *testing.T) {
 			rested.CompareAndSwap(false, announced.Load() && strings.Contains(sql, asksNext))
 		},
 		after: func(sql string) {
-			if strings.Contains(sql, "pg_notify") && strings.Contains(sql, "insert into") && asked.CompareAndSwap(false, true) {
+			if strings.Contains(sql, ".wake(") && asked.CompareAndSwap(false, true) {
 				<-release
 			}
 		},
@@ -1150,7 +1150,12 @@ func TestWake_ASlowAnnouncement(t *testing.T) {
 
 func TestWake_ABusyQueueAsksForNoNotification(t *testing.T) {
 	t.Parallel()
-	db := queuetest.New(t)
+	var listens atomic.Bool
+	db, _ := hooked(t, &statementHook{after: func(sql string) {
+		if strings.HasPrefix(sql, "unlisten ") { // the first notification has come back
+			listens.Store(true)
+		}
+	}})
 	addMany(t, db, 2000, onceq.Job{})
 	hold := make(chan struct{})
 	running := make(chan struct{}, 2000)
@@ -1160,10 +1165,8 @@ func TestWake_ABusyQueueAsksForNoNotification(t *testing.T) {
 		return nil
 	}))
 	receive(t, running)
-	eventually(t, "a confirmed listener", func() bool {
-		return sqlOne[bool](t, db, `select exists (select from pg_stat_activity where datname = current_database() and query like 'listen%')`)
-	})
-	require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.waiters`))
+	eventually(t, "a confirmed listener", listens.Load)
+	require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.waiters where idle_until > statement_timestamp()`))
 	close(hold)
 	until(t, db, noJobs)
 	require.NoError(t, w.stop())

@@ -292,9 +292,11 @@ func (w *walk) EnqueueMany(t *rapid.T) {
 
 // Announce says that an idle worker wants to be told of new jobs.
 func (w *walk) Announce(t *rapid.T) {
-	_, err := w.db.Pool.Exec(t.Context(), schema(w.db, `insert into onceq.waiters (queue, worker, idle_until)
-		values ($1, 1, statement_timestamp() + interval '1 hour')
-		on conflict (queue, worker) do update set idle_until = excluded.idle_until`), w.queue)
+	_, err := w.db.Pool.Exec(t.Context(), schema(w.db, `insert into onceq.waiters (worker, serves, round, room, idle_until)
+		values (1, 1, 1, 100, statement_timestamp() + interval '1 hour')
+		on conflict (worker) do update set round = waiters.round + 1, idle_until = excluded.idle_until`))
+	require.NoError(t, err)
+	_, err = w.db.Pool.Exec(t.Context(), schema(w.db, `insert into onceq.waiter_queues values ($1, 1) on conflict do nothing`), w.queue)
 	require.NoError(t, err)
 }
 
@@ -696,7 +698,7 @@ func walks(test *testing.T, t rapid.TB, blind bool, change func(*pgxpool.Config)
 	runs, owner := 0, conformance.Owner(test, db)
 	rapid.Check(t, func(t *rapid.T) {
 		runs++
-		_, err := owner.Exec(t.Context(), schema(db, `truncate onceq.jobs, onceq.job_fences, onceq.job_history, onceq.job_cancels, onceq.waiters`))
+		_, err := owner.Exec(t.Context(), schema(db, `truncate onceq.jobs, onceq.job_fences, onceq.job_history, onceq.job_cancels, onceq.waiters, onceq.waiter_queues, onceq.wakes`))
 		require.NoError(t, err)
 		w := &walk{
 			db: db, q: q, prepares: twoPhases, queue: fmt.Sprintf("run %d", runs), jobs: make(map[int64]*walkJob), keys: make(map[string]*walkFence),

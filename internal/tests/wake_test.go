@@ -1,0 +1,111 @@
+package tests
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/migrations"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// A process that was killed or frozen after it had announced itself is woken once. That job waits for a poll of the other
+// worker, and no later one does.
+func TestWake_ADeadWorkerIsWokenOnce(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ran := make(chan int64, 100)
+	w := start(t, db, onceq.WorkerConfig{}, handle(func(_ context.Context, l *onceq.Lease) error {
+		ran <- l.ID
+		return nil
+	}))
+	until(t, db, `exists (select from onceq.waiters where idle_until > statement_timestamp())`)
+	// It is the first of the order half of the time, and of the same set of queues.
+	for _, dead := range []int64{1, 1 << 62} {
+		sqlRun(t, db, `insert into onceq.waiters (worker, serves, round, room, idle_until)
+			select $1::bigint, serves, 1, 100, now() + interval '1 hour' from onceq.waiters where worker > 1 limit 1`, dead)
+	}
+	for range 30 {
+		id := add(t, db, onceq.Job{})
+		require.Equal(t, id, receive(t, ran))
+		until(t, db, noJobs)
+	}
+	require.LessOrEqual(t, sqlOne[int](t, db, `select count(*) from onceq.wakes where worker in (1, $1)`, int64(1<<62)), 2)
+	require.NoError(t, w.stop())
+}
+
+// All workers of a process over one pool share their connections, whatever their schemas, and one of these listens.
+func TestConnections_WorkersOfOnePoolShareThem(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	owner := owner(t, db)
+	cfg := db.Pool.Config()
+	name := fmt.Sprintf("shared %d", time.Now().UnixNano())
+	cfg.ConnConfig.RuntimeParams["application_name"] = name
+	cfg.MaxConns = 3
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	const schemas, jobs = 8, 20
+	ran := make(chan int64, schemas*jobs)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, schemas)
+	var queues []*onceq.Queue
+	for i := range schemas {
+		schema := fmt.Sprintf("shared_%d", i)
+		conn, err := pgx.ConnectConfig(t.Context(), owner.Config().ConnConfig)
+		require.NoError(t, err)
+		require.NoError(t, migrations.Up(t.Context(), conn, schema))
+		_, err = conn.Exec(t.Context(), migrations.Grants(schema, cfg.ConnConfig.User))
+		require.NoError(t, err)
+		require.NoError(t, conn.Close(t.Context()))
+		q, err := onceq.New(pool, &onceq.Config{Schema: schema})
+		require.NoError(t, err)
+		queues = append(queues, q)
+		w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, handle(func(_ context.Context, l *onceq.Lease) error {
+			ran <- l.ID
+			return nil
+		}))
+		require.NoError(t, err)
+		go func() { ended <- w.Run(ctx) }()
+	}
+	waiting := func() {
+		for i := range schemas {
+			eventually(t, "an announcement", func() bool {
+				var idle bool
+				err := owner.QueryRow(t.Context(), fmt.Sprintf(`select exists (select from shared_%d.waiters where idle_until > statement_timestamp())`, i)).Scan(&idle)
+				return err == nil && idle
+			})
+		}
+	}
+	own := func() (n int) {
+		require.NoError(t, owner.QueryRow(t.Context(), `select count(*) from pg_stat_activity where application_name = $1`, name).Scan(&n))
+		return n - int(pool.Stat().TotalConns())
+	}
+	waiting()
+	require.LessOrEqual(t, own(), 4)
+	for range jobs {
+		for _, q := range queues {
+			_, err := q.Enqueue(t.Context(), owner, onceq.Job{Kind: "k"})
+			require.NoError(t, err)
+		}
+	}
+	for range schemas * jobs {
+		receive(t, ran)
+		require.LessOrEqual(t, own(), 4)
+	}
+	// Those that are not used close by themselves, which takes half a minute, and the session stays.
+	eventually(t, "one connection", func() bool { return own() == 1 })
+	cancel()
+	for range schemas {
+		require.NoError(t, receive(t, ended))
+	}
+	eventually(t, "no connection", func() bool { return own() == 0 })
+}

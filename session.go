@@ -1,0 +1,467 @@
+package onceq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// ownConns are the connections that the workers of a process have beside the application's pool. All workers over one pool
+// share them, whatever their schemas: at most four, which close when they are not used.
+//
+//	session   1  Open while a Run is. It listens, and what a worker does again and again goes through it: looking, claiming,
+//	             extending leases, announcing. A statement there is one statement, because its settings belong to the session.
+//	spare     1  The same while there is no session: in Drain, behind a pooler, after a lost connection. And for beats that
+//	             would have to wait for the session.
+//	outcomes  2  Outcomes, and effects while the application's pool is busy.
+//
+// Nothing that goes through session and spare waits for the lock of a row, so leases are extended in time. Outcomes wait for
+// transactions that have locked their jobs, and effects for those that have locked their fences.
+type ownConns struct {
+	of       *pgxpool.Pool // the application's
+	spare    *pgxpool.Pool
+	outcomes *pgxpool.Pool
+	session  session
+
+	mu      sync.Mutex // guards what follows
+	users   int        // how many runs
+	runs    map[*listener]bool
+	stop    context.CancelFunc // of listen
+	stopped chan struct{}
+}
+
+const (
+	ownOutcomes    = 2
+	ownIdle        = 20 * time.Second // after which a connection that is not used closes
+	ownIdleCheck   = 10 * time.Second
+	beatPatience   = 100 * time.Millisecond // how long a beat waits for the session
+	effectPatience = 10 * time.Millisecond  // how long an effect waits for a connection of the application's pool
+	sessionLimit   = 30 * time.Second       // how long a statement on the session may take, if nothing else is said
+)
+
+// processConns are the own connections of all pools with workers.
+var processConns struct {
+	mu  sync.Mutex // guards all
+	all map[*pgxpool.Pool]*ownConns
+}
+
+// connect returns the own connections for the workers over a pool. It needs one disconnect for each call.
+func connect(ctx context.Context, of *pgxpool.Pool) (*ownConns, error) {
+	p := &processConns
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if o := p.all[of]; o != nil {
+		o.users++
+		return o, nil
+	}
+	o := &ownConns{of: of, users: 1, runs: make(map[*listener]bool)}
+	o.session.turn = make(chan struct{}, 1)
+	o.session.turn <- struct{}{}
+	cfg := of.Config()
+	cfg.MinConns, cfg.MinIdleConns, cfg.MaxConnIdleTime, cfg.HealthCheckPeriod = 0, 0, ownIdle, ownIdleCheck
+	cfg.ConnConfig.OnNotification = nil // the application's would get ours
+	cfg.MaxConns = 1
+	var err error
+	if o.spare, err = pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg); err == nil {
+		cfg = cfg.Copy()
+		cfg.MaxConns = ownOutcomes
+		if o.outcomes, err = pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg); err != nil {
+			o.spare.Close()
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("onceq: the worker's own connections: %w", err)
+	}
+	if p.all == nil {
+		p.all = make(map[*pgxpool.Pool]*ownConns)
+	}
+	p.all[of] = o
+	return o, nil
+}
+
+// disconnect closes the connections if no other run uses them. That waits until all of them are given back, but not for
+// long if handlers did not return.
+func (o *ownConns) disconnect(returned bool) {
+	p := &processConns
+	p.mu.Lock()
+	o.users--
+	last := o.users == 0
+	if last {
+		delete(p.all, o.of)
+	}
+	p.mu.Unlock()
+	if !last {
+		return
+	}
+	closed := make(chan struct{})
+	go func() {
+		o.spare.Close()
+		o.outcomes.Close()
+		close(closed)
+	}()
+	if returned {
+		<-closed
+	} else {
+		within(closed, rollbackTimeout)
+	}
+}
+
+// join makes the session listen for a run, and opens one if this is the first. leave ends that. Only the run's goroutines
+// call them.
+func (o *ownConns) join(l *listener) {
+	o.mu.Lock()
+	o.runs[l] = true
+	first := len(o.runs) == 1
+	if first {
+		var ctx context.Context
+		ctx, o.stop = context.WithCancel(context.Background())
+		before, stopped := o.stopped, make(chan struct{})
+		o.stopped = stopped
+		go func() {
+			defer close(stopped)
+			if before != nil {
+				<-before
+			}
+			o.listen(ctx)
+		}()
+	}
+	o.mu.Unlock()
+	if !first {
+		o.listenFor(l)
+	}
+}
+
+func (o *ownConns) leave(l *listener) {
+	o.mu.Lock()
+	delete(o.runs, l)
+	last := len(o.runs) == 0
+	if last {
+		o.stop()
+	}
+	stopped := o.stopped
+	o.mu.Unlock()
+	l.confirmed.Store(false)
+	if last {
+		<-stopped
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
+	defer cancel()
+	_, _ = o.session.use(ctx, 0, func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, "unlisten "+l.channel)
+		return err
+	})
+}
+
+// listenFor makes the session that is open listen for one more run.
+func (o *ownConns) listenFor(l *listener) {
+	ctx, cancel := context.WithTimeout(context.Background(), confirmWithin)
+	defer cancel()
+	used, err := o.session.use(ctx, 0, func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, "listen "+l.channel)
+		return err
+	})
+	if used && err == nil {
+		l.confirm(o.session.prepares)
+	}
+}
+
+// members are the runs that listen at present.
+func (o *ownConns) members() (all []*listener) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for l := range o.runs {
+		all = append(all, l)
+	}
+	return all
+}
+
+// listen keeps a session open. It counts as one only after a notification of its own has come back: poolers accept LISTEN
+// and deliver nothing, and settings do not stay with their client.
+func (o *ownConns) listen(ctx context.Context) {
+	for wait := time.Second; ; wait = min(2*wait, 30*time.Second) {
+		began := time.Now()
+		err := o.listenOnce(ctx)
+		for _, l := range o.members() {
+			l.confirmed.Store(false)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) > time.Minute {
+			wait = time.Second
+		}
+		unheard := errors.Is(err, errUnheard)
+		if unheard {
+			wait = 10 * time.Minute
+		}
+		for _, l := range o.members() {
+			if unheard {
+				l.q.works(l.id, workListen, "") // polling is all that can be done there
+				l.q.log.Info("onceq: not listening for new jobs, polling until it does again", slog.Duration("next_try_in", wait), slog.Any("reason", err))
+			} else {
+				l.q.fails(l.id, workListen, "", err, slog.Duration("next_try_in", wait))
+			}
+		}
+		if !sleep(ctx, wait/2+rand.N(wait), nil) {
+			return
+		}
+	}
+}
+
+var errUnheard = errors.New("a notification did not come back")
+
+// sessionPlans is what hot (statement.go) sends before each statement, for as long as the session lasts.
+const sessionPlans = `
+select set_config('enable_seqscan', 'off', false), set_config('enable_hashjoin', 'off', false),
+       set_config('enable_mergejoin', 'off', false), set_config('enable_bitmapscan', 'off', false), set_config('jit', 'off', false),
+       set_config('plan_cache_mode', 'force_generic_plan', false),
+       set_config('default_transaction_isolation', 'read committed', false), set_config('default_transaction_read_only', 'off', false),
+       set_config('statement_timeout', '0', false), set_config('lock_timeout', '0', false), set_config('idle_session_timeout', '0', false),
+       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', false) end`
+
+func (o *ownConns) listenOnce(ctx context.Context) error {
+	var citus bool
+	if err := query(ctx, o.spare, askCitus, nil, row(&citus)); err != nil {
+		return err
+	}
+	if citus { // nobody is notified, and plans must not be generic: see citus.go
+		return fmt.Errorf("%w: with Citus there are none", errUnheard)
+	}
+	pooled, err := o.spare.Acquire(ctx) // from a pool, so that the application's hooks prepare the new connection
+	if err != nil {
+		return err
+	}
+	conn := pooled.Hijack()
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_ = conn.Close(ctx)
+	}()
+	hello := fmt.Sprintf("onceq_%d", rand.Int64())
+	if _, err := conn.Exec(ctx, "listen "+hello); err != nil {
+		return err
+	}
+	var prepares bool // transactions can be prepared: see insertGeneral
+	const greet = "select current_setting('max_prepared_transactions') <> '0' from pg_notify($1::text, '')"
+	if err := query(ctx, o.spare, greet, []any{hello}, row(&prepares)); err != nil { // through another connection
+		return err
+	}
+	confirm, cancel := context.WithTimeout(ctx, confirmWithin)
+	defer cancel()
+	if _, err := conn.WaitForNotification(confirm); err != nil {
+		if ctx.Err() == nil && pgconn.Timeout(err) {
+			// This is probably a pooler. It should not keep a server session that listens for nobody.
+			unlisten, cancel := context.WithTimeout(ctx, confirmWithin)
+			defer cancel()
+			_, _ = o.spare.Exec(unlisten, "unlisten "+hello)
+			return fmt.Errorf("%w within %s", errUnheard, confirmWithin)
+		}
+		return err
+	}
+	// Now it is known that this is a session, and that nobody gets it afterwards.
+	if err := query(ctx, conn, sessionPlans, nil, noRows); err != nil {
+		return err
+	}
+	if _, err := conn.Exec(ctx, "unlisten "+hello); err != nil {
+		return err
+	}
+	o.session.open(conn, prepares)
+	defer o.session.close()
+	for _, l := range o.members() {
+		o.listenFor(l)
+	}
+	for {
+		n, err := o.session.wait(ctx)
+		if err != nil {
+			return err
+		}
+		for _, l := range o.members() {
+			if l.channel == n.Channel {
+				l.hear(n.Payload)
+			}
+		}
+	}
+}
+
+// session is a connection that listens. Everybody may use it between notifications, one after the other.
+type session struct {
+	turn chan struct{} // holds one while nobody uses conn
+
+	mu       sync.Mutex // guards what follows
+	conn     *pgx.Conn  // nil: there is none
+	prepares bool       // the server can prepare transactions
+	wanted   int        // how many wait for their turn
+	waiting  bool       // for notifications
+}
+
+func (s *session) open(conn *pgx.Conn, prepares bool) {
+	s.mu.Lock()
+	s.conn, s.prepares = conn, prepares
+	s.mu.Unlock()
+}
+
+func (s *session) close() {
+	<-s.turn
+	s.mu.Lock()
+	s.conn = nil
+	s.mu.Unlock()
+	s.turn <- struct{}{}
+}
+
+// use calls fn with the connection. used is false, and nothing was done, if there is none, or if it was not free within
+// patience; 0 is as long as the context lasts. fn's context has the deadline of ctx, but does not end with it: that would
+// close the connection under all other runs.
+func (s *session) use(ctx context.Context, patience time.Duration, fn func(context.Context, *pgx.Conn) error) (used bool, err error) {
+	s.mu.Lock()
+	if s.conn == nil {
+		s.mu.Unlock()
+		return false, nil
+	}
+	s.wanted++
+	s.interrupt()
+	s.mu.Unlock()
+	var late <-chan time.Time
+	if patience > 0 {
+		timer := time.NewTimer(patience)
+		defer timer.Stop()
+		late = timer.C
+	}
+	mine := false
+	select {
+	case <-s.turn:
+		mine = true
+	case <-late:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	s.mu.Lock()
+	s.wanted--
+	conn := s.conn
+	s.mu.Unlock()
+	if !mine {
+		return err != nil, err
+	}
+	defer func() { s.turn <- struct{}{} }()
+	if conn == nil || conn.IsClosed() {
+		return false, nil
+	}
+	unbroken := context.WithoutCancel(ctx)
+	until, ok := ctx.Deadline()
+	if !ok {
+		until = time.Now().Add(sessionLimit)
+	}
+	unbroken, cancel := context.WithDeadline(unbroken, until)
+	defer cancel()
+	return true, fn(unbroken, conn)
+}
+
+// interrupt ends the wait for notifications. The connection is as good as before, because a time-out of the wait loses
+// nothing. The caller holds mu.
+func (s *session) interrupt() {
+	if s.waiting {
+		_ = s.conn.PgConn().Conn().SetReadDeadline(time.Unix(1, 0))
+	}
+}
+
+// wait waits for a notification. Whoever wants the connection meanwhile gets it.
+func (s *session) wait(ctx context.Context) (*pgconn.Notification, error) {
+	defer context.AfterFunc(ctx, func() {
+		s.mu.Lock()
+		s.interrupt()
+		s.mu.Unlock()
+	})()
+	for {
+		<-s.turn
+		s.mu.Lock()
+		conn := s.conn
+		s.waiting = true
+		if s.wanted > 0 || ctx.Err() != nil {
+			s.interrupt() // only what has come already
+		}
+		s.mu.Unlock()
+		n, err := conn.WaitForNotification(context.Background())
+		s.mu.Lock()
+		s.waiting = false
+		_ = conn.PgConn().Conn().SetReadDeadline(time.Time{})
+		s.mu.Unlock()
+		lost := err != nil && (!pgconn.Timeout(err) || conn.IsClosed())
+		s.turn <- struct{}{}
+		switch {
+		case n != nil:
+			return n, nil
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		case lost:
+			return nil, err
+		}
+		runtime.Gosched() // to whoever wants it
+	}
+}
+
+// forEffects is where effects are recorded: in the application's pool while more than half of it is free, because many
+// effects at once would wait for two connections; otherwise in the connections for outcomes, which no handler can hold.
+type forEffects struct {
+	pool *pgxpool.Pool
+	DB   // otherwise
+}
+
+// acquire returns a connection of the pool if one is free, and otherwise nil.
+func (e forEffects) acquire(ctx context.Context) *pgxpool.Conn {
+	if s := e.pool.Stat(); 2*s.AcquiredConns() >= s.MaxConns() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, effectPatience)
+	defer cancel()
+	conn, err := e.pool.Acquire(ctx)
+	if err != nil {
+		return nil
+	}
+	return conn
+}
+
+// quick is where statements go that do not wait for the lock of a row: through the session if there is one, otherwise
+// through the spare connection. Queue.send does that.
+type quick struct {
+	own      *ownConns
+	patience time.Duration // for the session; 0 is as long as the context lasts
+}
+
+func (k quick) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	return k.own.spare.Exec(ctx, sql, args...)
+}
+
+func (k quick) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	return k.own.spare.Query(ctx, sql, args...)
+}
+
+// quickly sends a statement the hot way: through the session, where it needs no settings, or with them.
+func (q *Queue) quickly(ctx context.Context, db quick, by way, statement string, args []any, read func(pgx.Rows) error) error {
+	used, err := db.own.session.use(ctx, db.patience, func(ctx context.Context, conn *pgx.Conn) error {
+		if by.clock == nil && by.along == nil {
+			return query(ctx, conn, q.sql(statement), args, read)
+		}
+		batch := &pgx.Batch{}
+		if by.clock != nil {
+			batch.Queue(`select statement_timestamp()`).QueryRow(func(r pgx.Row) error { return r.Scan(by.clock) })
+		}
+		batch.Queue(q.sql(statement), args...).Query(read)
+		if by.along != nil {
+			batch.Queue(q.sql(by.along.statement)).Query(by.along.read)
+		}
+		return conn.SendBatch(ctx, batch).Close()
+	})
+	if used {
+		return q.told(err)
+	}
+	return q.send(ctx, db.own.spare, by, statement, args, read)
+}
