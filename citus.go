@@ -97,7 +97,7 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 		return withClock(statement), args, nil
 	case readFenceTable:
 		return clusterSize, args, nil
-	case rescanTurn, writePresence, writePause, retryJobs, discardJobs, resolveEffects, resolveFence, reapFences, reapOrphans, takeFenceDrawn, goneApart, takeApart:
+	case rescanTurn, writePresence, writePause, retryJobs, discardJobs, resolveEffects, resolveFence, reapFences, reapOrphans, takeFenceDrawn, goneApart, takeApart, redriveTheirs:
 	default:
 		return statement, args, nil
 	}
@@ -410,13 +410,24 @@ func insertFenceInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 	return p.send(answer, []any{holds, token, until, since}, read)
 }
 
-// takeFenceDrawn is takeFence with a drawn id.
-var takeFenceDrawn = strings.Replace(takeFence, "nextval('onceq.ids')", "$15::bigint", 1)
+// takeFenceDrawn is takeFence with a drawn id. Citus allows no function that raises an error in an update: idTakenApart raises
+// it before.
+var takeFenceDrawn = strings.NewReplacer("nextval('onceq.ids')", "$15::bigint", "select onceq.id_taken(h.id)", "select h.id").Replace(takeFence)
+
+var idTakenApart = `
+select onceq.id_taken(h.id)
+  from onceq.job_fences f cross join lateral (select h.id` + ofDeadJob + ` offset 0) h
+ where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.state <> ` + sqlCancelled
 
 func takeFenceInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 	ids, err := p.draw(1)
 	if err != nil {
 		return err
+	}
+	if args[13].(bool) {
+		if err := p.send(idTakenApart, []any{args[0], args[3], args[4], args[5]}, noRows); err != nil {
+			return err
+		}
 	}
 	return p.send(takeFenceDrawn, append(slices.Clone(args), ids[0]), read)
 }

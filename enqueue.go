@@ -274,6 +274,9 @@ func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
 		}
 		rows.Close()
 		p.sent = rows.Err() == nil
+		if err := rows.Err(); err != nil && q.citus.Load() == citusUnknown {
+			return fmt.Errorf("%w (if the server has Citus, call Queue.Check before the first batch)", q.enqueueError(err))
+		}
 		return q.enqueueError(rows.Err())
 	})
 	return p, nil
@@ -852,7 +855,7 @@ func (q *Queue) enqueueError(err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.As(err, &pgErr) && pgErr.Code == "23505" && pgErr.ConstraintName == "jobs_pkey":
+	case errors.As(err, &pgErr) && sameID(pgErr):
 		return fmt.Errorf("%w: %w", ErrIDTaken, err)
 	}
 	return fmt.Errorf("onceq: enqueue: %w", q.told(err))

@@ -261,10 +261,13 @@ mine as (
     from n, ok
    where f.class = $4::smallint and f.scope = $5::text and f.key = $6::text and f.token = $11::bigint
      and case when $12::bool then ` + inDoubt + `
-              when $14::bool and f.state <> ` + sqlCancelled + ` then (select onceq.id_taken(h.id) from onceq.job_history h
-                                    where h.id = $1::bigint and h.state <> ` + sqlJobCompleted + ` and ` + ofJob("h") + `) is null
+              when $14::bool and f.state <> ` + sqlCancelled + ` then (select onceq.id_taken(h.id)` + ofDeadJob + `) is null
               else $14::bool or ` + fenceFree + ` end
   returning f.token, f.leased_until, f.created_at, f.identity` + claimAnswer
+
+// ofDeadJob finds the job in the history that the effect f belongs to and that may be redriven.
+var ofDeadJob = `
+                from onceq.job_history h where h.id = $1::bigint and h.state <> ` + sqlJobCompleted + ` and ` + ofJob("h")
 
 const readFence = `
 select f.state, f.token, f.leased_until, f.created_at, f.identity, f.fingerprint, coalesce(f.result::text, ''), coalesce(f.detail, ''),

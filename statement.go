@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -383,12 +384,17 @@ func (q *Queue) sql(statement string) string {
 func (q *Queue) told(err error) error {
 	var schema *SchemaError
 	var pgErr *pgconn.PgError
-	sameID := errors.As(err, &pgErr) && (pgErr.Code == "OQ002" || pgErr.Code == "23505" && pgErr.ConstraintName == "jobs_pkey")
-	if sameID && !errors.Is(err, ErrIDTaken) {
+	isTaken := errors.As(err, &pgErr) && (pgErr.Code == "OQ002" || sameID(pgErr))
+	if isTaken && !errors.Is(err, ErrIDTaken) {
 		return fmt.Errorf("%w (%w)", ErrIDTaken, err)
 	}
 	if !noTables(err) || errors.As(err, &schema) {
 		return err
 	}
 	return &tablesMissing{&SchemaError{Schema: q.schema, Want: SchemaVersion}, err}
+}
+
+// sameID reports that a job with the id exists. Citus names a part of the table, and that in the message alone.
+func sameID(err *pgconn.PgError) bool {
+	return err.Code == "23505" && (err.ConstraintName == "jobs_pkey" || err.ConstraintName == "" && strings.Contains(err.Message, `"jobs_pkey_`))
 }

@@ -137,6 +137,11 @@ func New(t testing.TB, opts ...Option) *DB {
 	if err != nil {
 		t.Fatalf("queuetest: %v", err)
 	}
+	if db.citus && !o.empty { // so that EnqueueInBatch knows
+		if err := db.Queue.Check(t.Context()); err != nil {
+			t.Fatalf("queuetest: %v", err)
+		}
+	}
 	if !o.empty && !o.noCheck {
 		t.Cleanup(func() {
 			if err := db.Check(); err != nil {

@@ -30,7 +30,7 @@ pgbouncer="$pgbouncer|TestWorker_NoJobIsMissedByNotificationsAlone|TestHandleTx_
 # foreign keys, or explain's plans of one server; a node is not stopped and started; nobody is notified. So tests are named here
 # that run, and not those that cannot.
 citus='TestCitus_.*|TestUpTwice|TestUpQuotedSchema|TestCommands|TestEnqueue_StoresEveryField|TestEnqueueUnique|TestEnqueueInBatch|TestEnqueue_AHandlerThatEnqueuesItsOwnKeyIsToldToReschedule'
-citus="$citus|TestEnqueue_ManyProducersOfOneKeyGiveOneJob|TestEnqueueMany_EventsOnlyOfWhatWasEnqueued|TestNewWorker_.*|TestPool_.*|TestDo_.*|TestBeforeEnqueue_.*"
+citus="$citus|TestEnqueue_ManyProducersOfOneKeyGiveOneJob|TestEnqueueMany_EventsOnlyOfWhatWasEnqueued|TestNewWorker_.*|TestPool_.*|TestDo_.*|TestOnce_AnEffectOfAnotherJob.*|TestBeforeEnqueue_.*"
 citus="$citus|TestWorker_HandlerThatEndsItsGoroutineFailsItsAttempt|TestShutdown_LeaksNoGoroutine|TestDrain_SaysThatItsContextEndedWithWorkLeft"
 
 packages='. ./internal/tests ./onceqhttp ./onceqsql ./queuetest ./migrations'

@@ -864,6 +864,7 @@ func TestEnqueue_ManyProducersOfOneKeyGiveOneJob(t *testing.T) {
 	db := enqNew(t)
 	second, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema})
 	require.NoError(t, err)
+	require.NoError(t, second.Check(t.Context())) // on Citus a batch has to know
 	const producers = 40
 	for round := range 5 {
 		key := fmt.Sprint("key ", round)
