@@ -260,6 +260,7 @@ var built = map[string]string{
 	"retryJobs":               retryJobs,
 	"redriveJobs":             redriveJobs,
 	"takeFence":               takeFence,
+	"idTakenApart":            idTakenApart,
 	"discardJobs":             discardJobs,
 	"resolveEffects":          resolveEffects,
 	"readEffects":             readEffects,

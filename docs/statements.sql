@@ -200,6 +200,12 @@ select j.id, j.run_at, j.created_at, $1::timestamptz, u.keep_until,
    where job_history.state = 5
   returning id;
 
+-- citus.go: idTakenApart
+select onceq.id_taken(h.id)
+  from onceq.job_fences f cross join lateral (select h.id
+                from onceq.job_history h where h.id = $1::bigint and h.state <> 5 and coalesce(f.fingerprint between int8send((extract(epoch from h.created_at) * 1000000)::bigint) and int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1000000)::bigint)), true) offset 0) h
+ where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.state <> 5;
+
 -- citus.go: insertFenceInParts.answer
 select $1::bool, $2::bigint, $3::timestamptz, $4::timestamptz, null::bigint;
 
@@ -330,6 +336,12 @@ update onceq.job_fences f
   from free n
  where f.ctid = n.place
 returning f.job_id;
+
+-- citus.go: takeFenceDrawn
+select h.id;
+
+-- citus.go: takeFenceDrawn
+select onceq.id_taken(h.id);
 
 -- citus.go: write
 select onceq.id_taken($1::bigint);
@@ -828,8 +840,8 @@ mine as (
     from n, ok
    where f.class = $4::smallint and f.scope = $5::text and f.key = $6::text and f.token = $11::bigint
      and case when $12::bool then (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp())
-              when $14::bool and f.state <> 5 then (select onceq.id_taken(h.id) from onceq.job_history h
-                                    where h.id = $1::bigint and h.state <> 5 and coalesce(f.fingerprint between int8send((extract(epoch from h.created_at) * 1000000)::bigint) and int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1000000)::bigint)), true)) is null
+              when $14::bool and f.state <> 5 then (select onceq.id_taken(h.id)
+                from onceq.job_history h where h.id = $1::bigint and h.state <> 5 and coalesce(f.fingerprint between int8send((extract(epoch from h.created_at) * 1000000)::bigint) and int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1000000)::bigint)), true)) is null
               else $14::bool or (f.state in (3, 4, 5) and f.lifetime >= 0
       and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()) end
   returning f.token, f.leased_until, f.created_at, f.identity
