@@ -222,6 +222,13 @@ func (a *app) show(s shown, now time.Time, short bool) {
 			}
 		}
 	}
+	if p := s.Progress; p != nil {
+		total := ""
+		if p.Total > 0 {
+			total = fmt.Sprintf(" of %s (%d%%)", number(int(p.Total)), p.Done*100/p.Total)
+		}
+		line("progress", "%s%s %s, %s ago", number(int(p.Done)), total, p.Note, ago(now.Sub(p.At)))
+	}
 	if len(s.Metadata) > 0 {
 		for _, k := range slices.Sorted(mapKeys(s.Metadata)) {
 			line("metadata", "%s = %s", k, s.Metadata[k])

@@ -148,7 +148,7 @@ func fit(wide []int, width int) {
 				widest = i
 			}
 		}
-		if sum <= width || wide[widest] <= 6 {
+		if sum <= width || wide[widest] <= 4 {
 			return
 		}
 		wide[widest]--

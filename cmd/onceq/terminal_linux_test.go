@@ -1,0 +1,145 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/onceq/onceq/queuetest"
+)
+
+// console is a terminal with a command in it.
+type console struct {
+	t    *testing.T
+	c    *exec.Cmd
+	side *os.File
+
+	mu   sync.Mutex
+	text string
+}
+
+// open starts a command in a terminal of the given width.
+func open(t *testing.T, width uint16, env []string, url string, args ...string) *console {
+	t.Helper()
+	side, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = side.Close() })
+	require.NoError(t, unix.IoctlSetPointerInt(int(side.Fd()), unix.TIOCSPTLCK, 0))
+	n, err := unix.IoctlGetInt(int(side.Fd()), unix.TIOCGPTN)
+	require.NoError(t, err)
+	require.NoError(t, unix.IoctlSetWinsize(int(side.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: width}))
+	tty, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, tty.Close()) }()
+	s := &console{t: t, c: command(t, url, args...), side: side}
+	s.c.Env = append(append(s.c.Env, "TERM=xterm"), env...)
+	s.c.Stdin, s.c.Stdout, s.c.Stderr = tty, tty, tty
+	s.c.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	require.NoError(t, s.c.Start())
+	go func() {
+		b := make([]byte, 4096)
+		for {
+			n, err := side.Read(b)
+			s.mu.Lock()
+			s.text += string(b[:n])
+			s.mu.Unlock()
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return s
+}
+
+func (s *console) seen() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text
+}
+
+func (s *console) until(text string) {
+	s.t.Helper()
+	require.Eventually(s.t, func() bool { return strings.Contains(s.seen(), text) }, time.Minute, 20*time.Millisecond, "%q does not come in %q", text, s.seen())
+}
+
+func (s *console) end() int {
+	_ = s.c.Wait()
+	return s.c.ProcessState.ExitCode()
+}
+
+func (s *console) key(keys string) {
+	s.t.Helper()
+	_, err := s.side.WriteString(keys)
+	require.NoError(s.t, err)
+}
+
+// On a terminal a change asks, and only yes is a yes.
+func TestAsking(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, schema())
+	kill(t, db, 2)
+	for keys, code := range map[string]int{"n\n": codeRefused, "\n": codeRefused, "sure\n": codeRefused, "\x03": codeInterrupted, "\x04": codeRefused} {
+		s := open(t, 80, nil, db.URL, "jobs", "discard", "--kind", "mail")
+		s.until("Go on? [y/N] ")
+		s.key(keys)
+		require.Equal(t, code, s.end(), "%q: %s", keys, s.seen())
+		s.until("nothing was changed")
+	}
+	s := open(t, 80, nil, db.URL, "jobs", "discard", "--kind", "mail")
+	s.until("This cannot be undone")
+	s.until("Go on? [y/N] ")
+	s.key("y\n")
+	require.Equal(t, 0, s.end(), s.seen())
+	s.until("2 jobs discarded.")
+}
+
+var colors = regexp.MustCompile(`\x1b\[[0-9;]*m`)
+
+// Tables fit a terminal, and are colored there unless somebody does not want that.
+func TestTerminalWidth(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, schema())
+	kill(t, db, 3)
+	for _, width := range []uint16{60, 80, 200} {
+		s := open(t, width, nil, db.URL, "jobs", "list")
+		require.Equal(t, 0, s.end())
+		s.until("mail")
+		require.Regexp(t, colors, s.seen())
+		for _, line := range strings.Split(colors.ReplaceAllString(s.seen(), ""), "\r\n") {
+			require.LessOrEqual(t, utf8.RuneCountInString(line), int(width), line)
+		}
+	}
+	s := open(t, 80, []string{"NO_COLOR=1"}, db.URL, "queues")
+	require.Equal(t, 0, s.end())
+	s.until("mail")
+	require.NotContains(t, s.seen(), "\x1b")
+}
+
+// top shows what is there, says when the database is away, goes on when that is back, and leaves the terminal as it was.
+func TestTop(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, schema())
+	kill(t, db, 2)
+	p, url := newProxy(t, db)
+	s := open(t, 100, []string{"NO_COLOR=1"}, url, "top", "--every", "500ms")
+	s.until("\x1b[?1049h")
+	s.until("mail ")
+	p.down()
+	s.until("no answer from the database since ")
+	p.up()
+	before := len(s.seen())
+	require.Eventually(t, func() bool { return strings.Contains(s.seen()[before:], "ctrl-c ends") }, time.Minute, 20*time.Millisecond)
+	s.key("\x03")
+	require.Equal(t, 0, s.end())
+	s.until("\x1b[?1049l")
+}
