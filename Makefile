@@ -6,13 +6,13 @@ TIMEOUT     = 20m
 
 # These are modules of their own, which no application gets by importing onceq. lab/ measures and attacks onceq; its
 # torture has targets of its own below.
-MODULES     = onceqcron onceqotel cmd/onceq examples queuetest/container
+MODULES     = onceqcron onceqotel onceqweb onceqweb/browsertest cmd/onceq examples queuetest/container
 LAB         = ./adapter ./bench ./checks ./model ./tern
 
 # Tests that wait for a lease to run out need no processor, so more tests run at once than there are processors.
 PARALLEL    = 8
 
-.PHONY: test tools format imports vet staticcheck gosec race modules matrix test-versions test-container demo bench torture torture-ci
+.PHONY: test tools format imports vet staticcheck gosec race modules matrix test-versions test-container pictures demo bench torture torture-ci
 
 # Everything that CI runs, except matrix and torture-ci. The tests of this module wait a lot, so the rest runs beside them.
 # Installing comes first, because a package manager serves one caller at a time.
@@ -21,7 +21,7 @@ test: format imports tools vet
 
 tools:
 	@if [ -z "$$ONCEQ_TEST_IMAGE" ]; then scripts/postgres.sh >/dev/null || exit 1; fi; \
-	scripts/pgbouncer.sh >/dev/null && scripts/redis.sh >/dev/null && scripts/node-packages.sh >/dev/null
+	scripts/pgbouncer.sh >/dev/null && scripts/redis.sh >/dev/null && scripts/node-packages.sh >/dev/null && scripts/chromium.sh >/dev/null
 
 format:
 	@echo "== gofmt"
@@ -52,9 +52,10 @@ staticcheck:
 gosec:
 	@echo "== gosec"
 	@GOTOOLCHAIN=auto go run $(GOSEC) -quiet -exclude=G115,G404 -exclude-dir=internal/pgserver -exclude-dir=queuetest -exclude-dir=examples \
-		-exclude-dir=lab -exclude-dir=onceqcron -exclude-dir=onceqotel -exclude-dir=cmd ./...
+		-exclude-dir=lab -exclude-dir=onceqcron -exclude-dir=onceqotel -exclude-dir=onceqweb -exclude-dir=cmd ./...
 	@cd onceqcron && GOTOOLCHAIN=auto go run $(GOSEC) -quiet -exclude=G115,G404 ./...
 	@cd cmd/onceq && GOTOOLCHAIN=auto go run $(GOSEC) -quiet -exclude=G115,G404 ./...
+	@cd onceqweb && GOTOOLCHAIN=auto go run $(GOSEC) -quiet -exclude=G115,G404 -exclude-dir=internal -exclude-dir=browsertest ./...
 	@cd onceqotel && GOTOOLCHAIN=auto go run $(GOSEC) -quiet -exclude=G115,G404 -exclude-dir=example ./...
 
 race:
@@ -66,11 +67,12 @@ race:
 	go test -race -count=1 -timeout $(TIMEOUT) -parallel $(PARALLEL) ./...
 
 # The same for the modules beside this one. Their dependencies may need a newer Go than onceq does. examples/moving runs
-# a Redis, and the Node libraries that an application may move away from.
+# a Redis, and the Node libraries that an application may move away from; onceqweb/browsertest drives a chromium.
 modules:
 	@if [ -z "$$ONCEQ_TEST_IMAGE" ]; then ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; fi; \
 	ONCEQ_TEST_REDIS=$$(scripts/redis.sh) || exit 1; export ONCEQ_TEST_REDIS; \
 	ONCEQ_TEST_NODE=$$(scripts/node-packages.sh) || exit 1; export ONCEQ_TEST_NODE; \
+	ONCEQ_TEST_CHROMIUM=$$(scripts/chromium.sh) || exit 1; export ONCEQ_TEST_CHROMIUM; \
 	export GOTOOLCHAIN=auto; \
 	for module in $(MODULES); do \
 		echo "== $$module" && (cd $$module && go vet ./... && go run $(STATICCHECK) ./... && \
@@ -89,7 +91,7 @@ VERSIONS = 16 17 18
 test-versions:
 	@for version in $(VERSIONS); do \
 		bin=$$(scripts/postgres-version.sh $$version) || exit 1; \
-		for module in . onceqcron onceqotel cmd/onceq; do \
+		for module in . onceqcron onceqotel onceqweb cmd/onceq; do \
 			echo "== go test $$module, Postgres $$version" && \
 			(cd $$module && ONCEQ_TEST_PGBIN="$$bin" GOTOOLCHAIN=auto go test -count=1 -timeout $(TIMEOUT) ./...) || exit 1; \
 		done; \
@@ -101,9 +103,17 @@ test-versions:
 test-container:
 	@scripts/container-test.sh
 
+# The pictures of docs/web.md, taken by the tests in a browser.
+pictures:
+	@ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; \
+	ONCEQ_TEST_CHROMIUM=$$(scripts/chromium.sh) || exit 1; export ONCEQ_TEST_CHROMIUM; \
+	dir=$$(mktemp -d) && (cd onceqweb/browsertest && GOTOOLCHAIN=auto go test -count=1 -run EveryPage . -args -pictures "$$dir") && \
+	install -m 644 "$$dir/overview.png" "$$dir/effects.png" "$$dir/job-held-dark.png" "$$dir/jobs-phone.png" onceqweb/pictures/; rm -rf "$$dir"
+
+# A web page shows what happens, on the address that it prints. To keep the page open at the end: make demo UI=1
 demo:
 	@scripts/postgres.sh >/dev/null
-	@GOTOOLCHAIN=auto go run -C examples ./demo
+	@GOTOOLCHAIN=auto go run -C examples ./demo $(if $(UI),-ui)
 
 # onceq and its peers side by side, on the newest and the oldest supported Postgres, into lab/bench/RESULTS.md.
 # A part of it: make bench BENCH='-tests A,C -rounds 5'

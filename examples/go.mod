@@ -6,6 +6,8 @@ replace github.com/onceq/onceq => ../
 
 replace github.com/onceq/onceq/onceqcron => ../onceqcron
 
+replace github.com/onceq/onceq/onceqweb => ../onceqweb
+
 require (
 	entgo.io/ent v0.14.5
 	github.com/emersion/go-smtp v0.25.1
@@ -18,6 +20,7 @@ require (
 	github.com/lib/pq v1.12.3
 	github.com/onceq/onceq v0.0.0-00010101000000-000000000000
 	github.com/onceq/onceq/onceqcron v0.0.0-00010101000000-000000000000
+	github.com/onceq/onceq/onceqweb v0.0.0-00010101000000-000000000000
 	github.com/riverqueue/river v0.51.0
 	github.com/riverqueue/river/riverdriver/riverpgxv5 v0.51.0
 	github.com/riverqueue/river/rivertype v0.51.0

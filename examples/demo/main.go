@@ -7,7 +7,10 @@
 // are killed, frozen and cut off from the database. At the end a ledger counts e-mails and charges for each user. There
 // must be exactly one of each; otherwise the exit status is not 0.
 //
-//	go run -C examples ./demo [-seed n] [-signups n] [-workers n]
+//	go run -C examples ./demo [-seed n] [-signups n] [-workers n] [-ui]
+//
+// While it runs, a web page shows the queues, on an address that is printed at the start. With -ui it stays at the end, until
+// Ctrl-C.
 //
 // It starts a Postgres of its own, or uses the database of DATABASE_URL, in the schemas onceq_demo and demo.
 //
@@ -36,6 +39,7 @@ import (
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/pgserver"
 	"github.com/onceq/onceq/migrations"
+	"github.com/onceq/onceq/onceqweb"
 )
 
 // demo is everything that runs in this process.
@@ -67,12 +71,17 @@ func main() {
 	signups := flag.Int("signups", 0, "how many lines of the file to submit; 0 for all")
 	workers := flag.Int("workers", 4, "how many worker processes")
 	limit := flag.Duration("duration", 3*time.Minute, "give up after this")
+	ui := flag.Bool("ui", false, "keep the web page open at the end, until Ctrl-C")
 	verbose := flag.Bool("v", false, "show the workers' logs")
 	flag.Parse()
 
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	ctx, cancel := context.WithTimeout(ctx, *limit)
-	err := run(ctx, *seed, *signups, *workers, *verbose)
+	interrupted, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, cancel := context.WithTimeout(interrupted, *limit)
+	stay := func() {}
+	if *ui {
+		stay = func() { <-interrupted.Done() }
+	}
+	err := run(ctx, *seed, *signups, *workers, *verbose, stay)
 	if err != nil && errors.Is(ctx.Err(), context.Canceled) {
 		err = errors.New("stopped before the end")
 	}
@@ -84,7 +93,8 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, seed uint64, n, workers int, verbose bool) (err error) {
+// run runs the demonstration, and calls stay at the end, while the page is still there.
+func run(ctx context.Context, seed uint64, n, workers int, verbose bool, stay func()) (err error) {
 	d := &demo{seed: seed, began: time.Now(), ledger: newLedger()}
 	lines, err := readSignups(n)
 	if err != nil {
@@ -126,10 +136,22 @@ func run(ctx context.Context, seed uint64, n, workers int, verbose bool) (err er
 	mux.Handle("POST /signups", d.app)
 	mux.Handle("GET /messages/{id}", d.mail)
 	mux.Handle("POST /charges", d.bank)
+	page, err := onceqweb.New(d.q, d.pool, onceqweb.Config{
+		Title: "onceq's demonstration", Logger: logger(verbose),
+		Viewer: func(*http.Request) (onceqweb.Viewer, error) { // it listens on this machine alone, and its people are made up
+			return onceqweb.Viewer{Name: "you", Act: true, Payloads: true}, nil
+		},
+	})
+	if err != nil {
+		return err
+	}
+	defer page.Close()
+	mux.Handle("/onceq/", http.StripPrefix("/onceq", page))
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	go func() { _ = server.Serve(listener) }()
 	defer func() { _ = server.Close() }()
 	web := "http://" + listener.Addr().String()
+	fmt.Printf("the queues are shown on %s/onceq/\n\n", web)
 
 	// The workers, and their faults.
 	where := places{Database: url, SMTP: smtpListener.Addr().String(), Mail: web, Bank: web, Verbose: verbose}
@@ -170,6 +192,12 @@ func run(ctx context.Context, seed uint64, n, workers int, verbose bool) (err er
 	if err != nil {
 		return err
 	}
+	defer func() {
+		if ctx.Err() == nil {
+			fmt.Printf("\nThe queues are shown on %s/onceq/ as long as this runs.\n", web)
+			stay()
+		}
+	}()
 	if ctx.Err() != nil {
 		wrong = append([]string{"the time was up before all the work was done; -duration gives more"}, wrong...)
 	}

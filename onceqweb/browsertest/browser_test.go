@@ -1,0 +1,322 @@
+// Package browsertest drives onceqweb in a real browser, and makes the pictures of the documentation.
+package browsertest
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/page"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqweb"
+	"github.com/onceq/onceq/onceqweb/internal/trouble"
+	"github.com/onceq/onceq/queuetest"
+)
+
+var pictures = flag.String("pictures", "", "write pictures of the pages into this directory")
+
+// limit bounds a test; the machine may be slow.
+const limit = 90 * time.Second
+
+// browser starts a browser, or skips the test where there is none.
+func browser(t *testing.T) context.Context {
+	t.Helper()
+	path := os.Getenv("ONCEQ_TEST_CHROMIUM")
+	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
+		if path == "" {
+			path, _ = exec.LookPath(name)
+		}
+	}
+	if path == "" {
+		t.Skip("no chromium: scripts/chromium.sh installs one, or set ONCEQ_TEST_CHROMIUM")
+	}
+	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.WSURLReadTimeout(time.Minute),
+		chromedp.Flag("disable-dev-shm-usage", true), chromedp.Flag("force-color-profile", "srgb"))
+	ctx, stop := chromedp.NewExecAllocator(context.Background(), options...)
+	t.Cleanup(stop)
+	return tab(t, ctx)
+}
+
+// tab opens a tab, and fails the test at its end if a page broke its own policy or threw an error.
+func tab(t *testing.T, ctx context.Context) context.Context {
+	t.Helper()
+	ctx, stop := chromedp.NewContext(ctx)
+	t.Cleanup(stop)
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	t.Cleanup(cancel)
+	chromedp.ListenTarget(ctx, func(event any) {
+		switch e := event.(type) {
+		case *runtime.EventExceptionThrown:
+			t.Errorf("the page's script: %s", e.ExceptionDetails.Error())
+		case *runtime.EventConsoleAPICalled:
+			if e.Type == runtime.APITypeError {
+				t.Errorf("the page's console: %+v", e.Args)
+			}
+		}
+	})
+	require.NoError(t, chromedp.Run(ctx))
+	return ctx
+}
+
+type site struct {
+	t    *testing.T
+	base string
+	page *onceqweb.Handler
+}
+
+func serve(t *testing.T, db *queuetest.DB, cfg onceqweb.Config) *site {
+	t.Helper()
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	handler, err := onceqweb.New(db.Queue, db.Pool, cfg)
+	require.NoError(t, err)
+	mux := http.NewServeMux()
+	mux.Handle("/admin/onceq/", http.StripPrefix("/admin/onceq", handler))
+	server := httptest.NewServer(mux)
+	t.Cleanup(func() {
+		handler.Close()
+		server.CloseClientConnections()
+		server.Close()
+	})
+	return &site{t, server.URL + "/admin/onceq/", handler}
+}
+
+func newDB(t *testing.T) *queuetest.DB {
+	return queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
+}
+
+func onCall(*http.Request) (onceqweb.Viewer, error) {
+	return onceqweb.Viewer{Name: "ada@example.com", Act: true, Payloads: true}, nil
+}
+
+func run(t *testing.T, ctx context.Context, actions ...chromedp.Action) {
+	t.Helper()
+	require.NoError(t, chromedp.Run(ctx, actions...))
+}
+
+// shows waits until the page has a text, also across a navigation.
+func shows(text string) chromedp.Action { return watch(text, true) }
+
+// hides waits until it has it no more.
+func hides(text string) chromedp.Action { return watch(text, false) }
+
+func watch(text string, there bool) chromedp.Action {
+	return chromedp.ActionFunc(func(ctx context.Context) error {
+		for {
+			var body string
+			err := chromedp.Evaluate(`document.body ? document.body.innerText : ""`, &body).Do(ctx)
+			if err == nil && strings.Contains(body, text) == there {
+				return nil
+			}
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("%q in the page: not %v: %s (%v)", text, there, body, err)
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
+	})
+}
+
+// size is a window's width and height, and the colours that its person likes.
+func size(width, height int64, scheme string) chromedp.Action {
+	return chromedp.ActionFunc(func(ctx context.Context) error {
+		if err := emulation.SetDeviceMetricsOverride(width, height, 1, width < 600).Do(ctx); err != nil {
+			return err
+		}
+		return emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}).Do(ctx)
+	})
+}
+
+// picture writes what the window shows into a file, down to the end of the page but no further than height.
+func picture(name string, width, height float64) chromedp.Action {
+	return chromedp.ActionFunc(func(ctx context.Context) error {
+		if *pictures == "" {
+			return nil
+		}
+		var whole float64
+		if err := chromedp.Evaluate(`document.documentElement.scrollHeight`, &whole).Do(ctx); err != nil {
+			return err
+		}
+		png, err := page.CaptureScreenshot().WithCaptureBeyondViewport(true).
+			WithClip(&page.Viewport{Width: width, Height: min(whole, height), Scale: 1}).Do(ctx)
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(filepath.Join(*pictures, name+".png"), png, 0o600)
+	})
+}
+
+// fits fails if a page is wider than its window, which people with a phone would have to push to and fro.
+func fits(t *testing.T, at string) chromedp.Action {
+	return chromedp.ActionFunc(func(ctx context.Context) error {
+		var over string
+		err := chromedp.Evaluate(`(() => { const w = document.documentElement.clientWidth;
+			if (document.documentElement.scrollWidth <= w) return "";
+			return [...document.querySelectorAll("main *")].filter((e) => e.getBoundingClientRect().right > w + 1).map((e) => e.tagName + "." + e.className).slice(0, 5).join(" ") || "?"; })()`, &over).Do(ctx)
+		if over != "" {
+			t.Errorf("%s is wider than the window: %s", at, over)
+		}
+		return err
+	})
+}
+
+// Each page, in a wide window and on a phone, light and dark, with the pictures of the documentation.
+func TestBrowser_EveryPage(t *testing.T) {
+	db := newDB(t)
+	d := trouble.Make(t, db)
+	s := serve(t, db, onceqweb.Config{Viewer: onCall, Schedules: d.Schedules, Title: "billing, production"})
+	ctx := browser(t)
+	for _, p := range []struct{ name, path, text string }{
+		{"overview", "", "wait for a person"},
+		{"jobs", "jobs", "mailbox unavailable"},
+		{"job-held", fmt.Sprintf("job?id=%d", d.Held), "order:4711"},
+		{"job-dead", fmt.Sprintf("job?id=%d", d.Dead[0]), "RCPT TO"},
+		{"job-markup", fmt.Sprintf("job?id=%d", d.Markup), "<script>"},
+		{"job-running", fmt.Sprintf("job?id=%d", d.Running.ID), "It runs in a process"},
+		{"effects", "effects", "Look it up at the provider"},
+		{"effects-others", "effects?of=others", "order:4713"},
+		{"keys", "keys?key=" + d.Fence, "the application"},
+		{"schedules", "schedules", "nightly report"},
+		{"schedule", "schedule?name=reminders", "back-filled"},
+		{"audit", "audit", "Nobody has done anything"},
+		{"confirm", "confirm?do=redrive-many&queue=mail", "3 jobs"},
+		{"discard", fmt.Sprintf("confirm?do=discard&id=%d", d.Dead[0]), "second time"},
+		{"error", "job?id=x", "not a number"},
+	} {
+		for _, w := range []struct {
+			suffix string
+			width  int64
+			scheme string
+		}{{"", 1240, "light"}, {"-dark", 1240, "dark"}, {"-phone", 390, "light"}} {
+			var title string
+			run(t, ctx, size(w.width, 900, w.scheme), chromedp.Navigate(s.base+p.path), shows(p.text), fits(t, p.name+w.suffix),
+				chromedp.Title(&title), picture(p.name+w.suffix, float64(w.width), map[bool]float64{false: 2400, true: 900}[w.width < 600]))
+			require.Contains(t, title, "billing, production", "markup did not run")
+		}
+	}
+}
+
+// A person finds the held charge and says what happened; another window, which shows the job, follows.
+func TestBrowser_DecideAboutAHeldEffect(t *testing.T) {
+	db := newDB(t)
+	d := trouble.Make(t, db)
+	s := serve(t, db, onceqweb.Config{Viewer: onCall, Schedules: d.Schedules})
+	ctx := browser(t)
+	other := tab(t, ctx)
+	run(t, other, chromedp.Navigate(s.base+fmt.Sprintf("job?id=%d", d.Held)), chromedp.WaitVisible(`main[data-following]`), shows("nobody knows whether"))
+
+	form := fmt.Sprintf(`form[aria-label="Say what happened to charge of job %d"] `, d.Held)
+	run(t, ctx, chromedp.Navigate(s.base), shows("wait for a person"), chromedp.Click(`.note.held a`), chromedp.WaitVisible(form),
+		chromedp.SendKeys(form+`input[name=why]`, "found ch_1 at the provider"), chromedp.SendKeys(form+`input[name=result]`, `"ch_1"`),
+		chromedp.Click(form+`button[value=applied]`), shows("Done: resolve."), shows("found ch_1 at the provider"))
+	run(t, other, shows("No live worker works queue"), shows(`"ch_1"`))
+	j, err := db.Queue.Get(t.Context(), db.Pool, d.Held)
+	require.NoError(t, err)
+	require.Equal(t, onceq.StateWaiting, j.State)
+	run(t, ctx, chromedp.Navigate(s.base+"audit"), shows(`effect "charge": it happened`), picture("audit-filled", 1240, 900))
+}
+
+// A search, marks, a count, and the result.
+func TestBrowser_RedriveMany(t *testing.T) {
+	db := newDB(t)
+	d := trouble.Make(t, db)
+	s := serve(t, db, onceqweb.Config{Viewer: onCall})
+	ctx := browser(t)
+	run(t, ctx, chromedp.Navigate(s.base+"jobs"), chromedp.WaitVisible(`.search`),
+		chromedp.SendKeys(`.search input[name=queue]`, "mail"), chromedp.Click(`.search input[value=dead]`), chromedp.Click(`.search button`),
+		chromedp.WaitVisible(fmt.Sprintf(`input[name=ids][value="%d"]`, d.Dead[1])),
+		chromedp.Click(fmt.Sprintf(`input[name=ids][value="%d"]`, d.Dead[1])), chromedp.Click(`button[value=redrive-many]`), shows("1 job"),
+		chromedp.SendKeys(`input[name=why]`, "the mailbox is back"), chromedp.Click(`main button`), shows("1 run again"))
+	for i, want := range []onceq.State{onceq.StateDead, onceq.StateWaiting, onceq.StateDead} {
+		j, err := db.Queue.Get(t.Context(), db.Pool, d.Dead[i])
+		require.NoError(t, err)
+		require.Equal(t, want, j.State)
+	}
+}
+
+// The overview follows the database, says when the server is gone, and leaves alone what somebody is typing.
+func TestBrowser_FollowsTheDatabase(t *testing.T) {
+	db := newDB(t)
+	d := trouble.Make(t, db)
+	s := serve(t, db, onceqweb.Config{Viewer: onCall})
+	ctx := browser(t)
+	run(t, ctx, chromedp.Navigate(s.base), chromedp.WaitVisible(`main[data-following]`))
+	_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "new", Queue: "brand-new-queue", Payload: 1})
+	require.NoError(t, err)
+	run(t, ctx, shows("brand-new-queue"))
+
+	run(t, ctx, chromedp.Navigate(s.base+fmt.Sprintf("job?id=%d", d.Retrying)), chromedp.WaitVisible(`main[data-following]`),
+		chromedp.SendKeys(`form[aria-label="Act on job `+fmt.Sprint(d.Retrying)+`"] input[name=why]`, "half a senten"))
+	_, err = db.Queue.Retry(t.Context(), db.Pool, d.Retrying)
+	require.NoError(t, err)
+	var typed string
+	run(t, ctx, hides("the next one is due at"), chromedp.Value(`form[aria-label="Act on job `+fmt.Sprint(d.Retrying)+`"] input[name=why]`, &typed))
+	require.Equal(t, "half a senten", typed)
+
+	s.page.Close() // and the streams with it
+	run(t, ctx, shows("these figures stand still"))
+}
+
+// Without script each page is there, and an action works.
+func TestBrowser_WithoutScript(t *testing.T) {
+	db := newDB(t)
+	d := trouble.Make(t, db)
+	s := serve(t, db, onceqweb.Config{Viewer: onCall, Schedules: d.Schedules})
+	ctx := browser(t)
+	off := chromedp.ActionFunc(func(ctx context.Context) error { return emulation.SetScriptExecutionDisabled(true).Do(ctx) })
+	text := func(want string) chromedp.Action {
+		return chromedp.ActionFunc(func(ctx context.Context) error {
+			for {
+				var body string
+				// It fails while the next page comes.
+				if err := chromedp.Text(`body`, &body, chromedp.ByQuery).Do(ctx); err == nil && strings.Contains(body, want) {
+					return nil
+				}
+				select {
+				case <-ctx.Done():
+					return errors.New(want + " is not in: " + body)
+				case <-time.After(50 * time.Millisecond):
+				}
+			}
+		})
+	}
+	run(t, ctx, off, chromedp.Navigate(s.base), text("thumbnials"), chromedp.Click(`nav a[href="./jobs"]`), text("mailbox unavailable"),
+		chromedp.Navigate(s.base+"schedule?"+url.Values{"name": {"reminders"}}.Encode()), text("Ledger"), chromedp.Click(`button[value=pause]`), text("Done: pause"))
+	list, err := d.Schedules.List(t.Context(), nil)
+	require.NoError(t, err)
+	require.False(t, list[1].Paused.IsZero())
+}
+
+// The keyboard alone is enough: the way to the content, and every control with a visible focus and a name.
+func TestBrowser_KeyboardAndNames(t *testing.T) {
+	db := newDB(t)
+	d := trouble.Make(t, db)
+	s := serve(t, db, onceqweb.Config{Viewer: onCall, Schedules: d.Schedules})
+	ctx := browser(t)
+	for _, path := range []string{"", "jobs", fmt.Sprintf("job?id=%d", d.Held), "effects", "keys?key=" + d.Fence, "schedule?name=reminders", "confirm?do=redrive-many&queue=mail"} {
+		var nameless, headings, outline string
+		run(t, ctx, chromedp.Navigate(s.base+path), chromedp.WaitVisible(`main h1`),
+			chromedp.Evaluate(`[...document.querySelectorAll("a, button, input:not([type=hidden])")].filter((e) => !(e.innerText || e.getAttribute("aria-label") || (e.labels && e.labels.length && e.labels[0].innerText) || "").trim()).map((e) => e.outerHTML).join("\n")`, &nameless),
+			chromedp.Evaluate(`document.querySelectorAll("h1").length + " " + document.documentElement.lang`, &headings),
+			chromedp.Evaluate(`document.activeElement.blur(); ""`, nil), chromedp.KeyEvent("\t"),
+			chromedp.Evaluate(`getComputedStyle(document.activeElement).outlineStyle`, &outline))
+		require.Empty(t, nameless, path)
+		require.Equal(t, "1 en", headings, path)
+		require.NotEqual(t, "none", outline, path)
+	}
+}

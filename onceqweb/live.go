@@ -1,0 +1,361 @@
+package onceqweb
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/onceq/onceq"
+)
+
+// cache reads something at most once in a while for each key, however many ask. Those who come while it is read wait for the same
+// answer. It does not end when one of them leaves.
+type cache[V any] struct {
+	mu sync.Mutex
+	m  map[string]*cached[V]
+}
+
+type cached[V any] struct {
+	ready chan struct{} // closed when the rest is there
+	began time.Time
+	value V
+	err   error
+}
+
+// maxCached bounds a cache; the oldest leave.
+const maxCached = 200
+
+func (c *cache[V]) get(ctx context.Context, h *Handler, key string, every time.Duration, load func(context.Context) (V, error)) (V, error) {
+	c.mu.Lock()
+	e := c.m[key]
+	if e == nil || time.Since(e.began) >= every {
+		e = &cached[V]{ready: make(chan struct{}), began: time.Now()}
+		if c.m == nil {
+			c.m = make(map[string]*cached[V])
+		}
+		if len(c.m) >= maxCached {
+			for k, old := range c.m {
+				if time.Since(old.began) >= every {
+					delete(c.m, k)
+				}
+			}
+		}
+		if len(c.m) >= maxCached {
+			clear(c.m)
+		}
+		c.m[key] = e
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readLimit)
+		go func() {
+			defer cancel()
+			defer close(e.ready)
+			select {
+			case h.slots <- struct{}{}:
+				defer func() { <-h.slots }()
+				e.value, e.err = load(ctx)
+			case <-ctx.Done():
+				e.err = ctx.Err()
+			}
+		}()
+	}
+	c.mu.Unlock()
+	select {
+	case <-e.ready:
+		return e.value, e.err
+	case <-ctx.Done():
+		var none V
+		return none, ctx.Err()
+	}
+}
+
+// reading runs what a page reads by itself.
+func (h *Handler) reading(ctx context.Context, read func() error) error {
+	select {
+	case h.slots <- struct{}{}:
+		defer func() { <-h.slots }()
+		return read()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// forget makes the next one who asks read again.
+func (c *cache[V]) forget() {
+	c.mu.Lock()
+	clear(c.m)
+	c.mu.Unlock()
+}
+
+func (h *Handler) forget() {
+	h.state.forget()
+	h.lists.forget()
+	h.jobs.forget()
+	h.doubts.forget()
+	h.schedules.forget()
+}
+
+// state is what the overview shows.
+type state struct {
+	At      time.Time // the database's time
+	Queues  []onceq.QueueStats
+	Workers []onceq.WorkerInfo
+	Pauses  []onceq.Pause
+}
+
+// paused reports whether a queue is paused.
+func (s *state) paused(queue string) bool {
+	return slices.ContainsFunc(s.Pauses, func(p onceq.Pause) bool { return p.Queue == queue })
+}
+
+// working counts the living workers of a queue.
+func (s *state) working(queue string) (n int) {
+	for _, w := range s.Workers {
+		if _, serves := w.Queues[queue]; serves && !w.Stale {
+			n++
+		}
+	}
+	return n
+}
+
+// goodState is the last state that could be read.
+type goodState struct {
+	state state
+	read  time.Time // by this process's clock
+}
+
+func (h *Handler) readState(ctx context.Context) (state, error) {
+	return h.state.get(ctx, h, "", refresh-100*time.Millisecond, func(ctx context.Context) (s state, err error) {
+		if err = h.db.QueryRow(ctx, `select statement_timestamp()`).Scan(&s.At); err != nil {
+			return s, err
+		}
+		h.offset.Store(int64(time.Until(s.At)))
+		if s.Workers, err = h.q.Workers(ctx, h.db); err != nil {
+			return s, err
+		}
+		if s.Pauses, err = h.q.Pauses(ctx, h.db); err != nil {
+			return s, err
+		}
+		if s.Queues, err = h.q.Stats(ctx); err == nil {
+			h.good.Store(&goodState{s, time.Now()})
+		}
+		return s, err
+	})
+}
+
+func (h *Handler) readFindings(ctx context.Context) ([]onceq.Finding, error) {
+	return h.findings.get(ctx, h, "", healthEvery, h.q.Health)
+}
+
+// hub tells open pages when what they show has changed. One goroutine looks, while there is a page.
+type hub struct {
+	h       *Handler
+	mu      sync.Mutex
+	subs    map[*sub]bool
+	looking bool
+	closed  chan struct{}
+	once    sync.Once
+}
+
+// sub is an open page.
+type sub struct {
+	topic string // "overview", "effects", or a job's id
+	job   int64
+	told  uint64 // the sum of what it shows; only the looking goroutine changes it
+	ch    chan struct{}
+}
+
+const (
+	maxSubs    = 500
+	maxJobSubs = 100
+	streamEnds = time.Minute // so that rights are asked for again; the browser comes back by itself
+)
+
+func (b *hub) init(h *Handler) {
+	b.h, b.subs, b.closed = h, make(map[*sub]bool), make(chan struct{})
+}
+
+func (b *hub) close() { b.once.Do(func() { close(b.closed) }) }
+
+// add counts a page in, and false if there are too many.
+func (b *hub) add(s *sub) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	jobs := 0
+	for other := range b.subs {
+		if other.job != 0 {
+			jobs++
+		}
+	}
+	if len(b.subs) >= maxSubs || s.job != 0 && jobs >= maxJobSubs {
+		return false
+	}
+	b.subs[s] = true
+	if !b.looking {
+		b.looking = true
+		go b.look()
+	}
+	return true
+}
+
+func (b *hub) remove(s *sub) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.subs, s)
+}
+
+// look looks at the database every two seconds on behalf of all open pages, and ends when there is none.
+func (b *hub) look() {
+	tick := time.NewTicker(refresh)
+	defer tick.Stop()
+	for {
+		b.mu.Lock()
+		subs := make([]*sub, 0, len(b.subs))
+		for s := range b.subs {
+			subs = append(subs, s)
+		}
+		if len(subs) == 0 {
+			b.looking = false
+			b.mu.Unlock()
+			return
+		}
+		b.mu.Unlock()
+		b.tell(subs)
+		select {
+		case <-tick.C:
+		case <-b.closed:
+			b.mu.Lock()
+			b.looking = false
+			b.mu.Unlock()
+			return
+		}
+	}
+}
+
+// tell wakes the pages whose content has changed: two statements for all of them.
+func (b *hub) tell(subs []*sub) {
+	ctx, cancel := context.WithTimeout(context.Background(), readLimit)
+	defer cancel()
+	st, err := b.h.readState(ctx)
+	now := st.sums(err)
+	var ids []int64
+	for _, s := range subs {
+		if s.job != 0 {
+			ids = append(ids, s.job)
+			now[s.topic] = sum("", err != nil)
+		}
+	}
+	if len(ids) > 0 && err == nil {
+		list, err := b.h.q.List(ctx, b.h.db, onceq.Filter{IDs: ids, Limit: maxJobSubs})
+		for _, j := range list {
+			now[strconv.FormatInt(j.ID, 10)] = jobSum(j)
+		}
+		if err != nil {
+			return
+		}
+	}
+	for _, s := range subs {
+		if now[s.topic] != s.told {
+			s.told = now[s.topic]
+			select {
+			case s.ch <- struct{}{}:
+			default:
+			}
+		}
+	}
+}
+
+// sums are the sums of what the pages of each topic show.
+func (s *state) sums(err error) map[string]uint64 {
+	var held, all strings.Builder
+	for _, q := range s.Queues {
+		_, _ = fmt.Fprintf(&held, "%s %d %d;", q.Queue, q.Held, q.Dead)
+		q.Oldest = q.Oldest.Round(time.Second)
+		_, _ = fmt.Fprintf(&all, "%+v;", q)
+	}
+	for _, w := range s.Workers {
+		_, _ = fmt.Fprintf(&all, "%d %v;", w.ID, w.Stale)
+	}
+	_, _ = fmt.Fprintf(&all, "%+v", s.Pauses)
+	return map[string]uint64{"overview": sum(all.String(), err != nil), "effects": sum(held.String(), err != nil)}
+}
+
+func jobSum(j onceq.JobInfo) uint64 {
+	text, _ := json.Marshal(j) // what was read from the database always encodes
+	return sum(string(text), false)
+}
+
+func sum(text string, failed bool) uint64 {
+	hash := fnv.New64a()
+	_, _ = hash.Write([]byte(text))
+	if failed {
+		_, _ = hash.Write([]byte("!"))
+	}
+	return hash.Sum64()
+}
+
+// serve is the stream of one page: an event for each change. The page then reads itself again.
+func (b *hub) serve(w http.ResponseWriter, r *http.Request) {
+	s := &sub{topic: r.URL.Query().Get("of"), ch: make(chan struct{}, 1)}
+	s.told, _ = strconv.ParseUint(r.URL.Query().Get("v"), 10, 64)
+	switch s.topic {
+	case "overview", "effects":
+	default:
+		id, err := strconv.ParseInt(s.topic, 10, 64)
+		if err != nil || id <= 0 {
+			http.Error(w, "onceqweb: of is overview, effects or the id of a job", http.StatusBadRequest)
+			return
+		}
+		s.job, s.topic = id, strconv.FormatInt(id, 10)
+	}
+	control := http.NewResponseController(w)
+	send := func(text string) bool {
+		_ = control.SetWriteDeadline(time.Now().Add(10 * time.Second)) // not every server has one
+		if _, err := w.Write([]byte(text)); err != nil {
+			return false
+		}
+		return control.Flush() == nil
+	}
+	select {
+	case <-b.closed:
+		http.Error(w, "onceqweb: the server shuts down", http.StatusServiceUnavailable)
+		return
+	default:
+	}
+	if !b.add(s) {
+		http.Error(w, "onceqweb: too many open pages for live updates", http.StatusServiceUnavailable)
+		return
+	}
+	defer b.remove(s)
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("X-Accel-Buffering", "no")
+	if !send("retry: 3000\n\n") {
+		return
+	}
+	end, alive := time.NewTimer(streamEnds), time.NewTicker(15*time.Second)
+	defer end.Stop()
+	defer alive.Stop()
+	for {
+		ok := true
+		select {
+		case <-s.ch:
+			ok = send("event: change\ndata: 1\n\n")
+		case <-alive.C:
+			ok = send(": alive\n\n")
+		case <-r.Context().Done():
+			return
+		case <-end.C:
+			return
+		case <-b.closed:
+			return
+		}
+		if !ok {
+			return
+		}
+	}
+}

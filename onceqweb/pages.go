@@ -1,0 +1,575 @@
+package onceqweb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqcron"
+)
+
+// overview shows the queues, and what slows them down.
+func overview(h *Handler, ctx context.Context, r *request) (*view, error) {
+	d := struct {
+		State    state
+		Behind   string
+		Findings []onceq.Finding
+		Total    onceq.QueueStats
+		Queues   []queueRow
+	}{}
+	st, err := h.readState(ctx)
+	if err != nil {
+		good := h.good.Load()
+		if good == nil {
+			return nil, err
+		}
+		st = good.state
+		d.Behind = fmt.Sprintf("The database does not answer. These figures are %s old. The page goes on by itself when the database is back. It said: %v", age(time.Since(good.read)), err)
+	}
+	findings, healthErr := h.readFindings(ctx)
+	if err == nil && healthErr != nil {
+		return nil, healthErr
+	}
+	d.State, d.Findings = st, findings
+	for _, q := range st.Queues {
+		t := &d.Total
+		t.Waiting, t.Retrying, t.Delayed = t.Waiting+q.Waiting, t.Retrying+q.Retrying, t.Delayed+q.Delayed
+		t.Leased, t.Running, t.Dead, t.Held = t.Leased+q.Leased, t.Running+q.Running, t.Dead+q.Dead, t.Held+q.Held
+		t.Oldest, t.Capped = max(t.Oldest, q.Oldest), t.Capped || q.Capped
+		d.Queues = append(d.Queues, queueRow{q, st.working(q.Queue), st.paused(q.Queue)})
+	}
+	return &view{Template: "overview", Title: "Overview", Data: d, Live: live("overview", st.sums(err)["overview"])}, nil
+}
+
+// queueRow is a queue on the overview.
+type queueRow struct {
+	onceq.QueueStats
+	Workers int
+	Paused  bool
+}
+
+// live is where a page's stream is.
+func live(of string, sum uint64) string {
+	return "./live?of=" + url.QueryEscape(of) + "&v=" + strconv.FormatUint(sum, 10)
+}
+
+// States as people choose them.
+var states = []onceq.State{
+	onceq.StateWaiting, onceq.StateDelayed, onceq.StateRunning, onceq.StateRetrying,
+	onceq.StateDead, onceq.StateHeld, onceq.StateCancelled, onceq.StateCompleted,
+}
+
+// maxField is how long a name in a search may be; no name that is stored is longer.
+const maxField = 1024
+
+// field is a text of a form, without what cannot be in the database.
+func field(values url.Values, name string) (string, error) {
+	text := strings.TrimSpace(values.Get(name))
+	switch {
+	case len(text) > maxField:
+		return "", bad("%s is longer than %d bytes", name, maxField)
+	case strings.ToValidUTF8(text, "") != text || strings.ContainsRune(text, 0):
+		return "", bad("%s is not valid UTF-8", name)
+	}
+	return text, nil
+}
+
+// number is a number of a form; 0 if it is not there.
+func number(values url.Values, name string) (int64, error) {
+	text := strings.TrimSpace(values.Get(name))
+	if text == "" {
+		return 0, nil
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < 0 {
+		return 0, bad("%s is not a number", name)
+	}
+	return n, nil
+}
+
+// The form of a time in a form, which is UTC.
+const formTime = "2006-01-02T15:04"
+
+func moment(values url.Values, name string) (time.Time, error) {
+	text := strings.TrimSpace(values.Get(name))
+	if text == "" {
+		return time.Time{}, nil
+	}
+	for _, form := range []string{formTime, "2006-01-02T15:04:05", time.RFC3339, time.DateOnly} {
+		if t, err := time.Parse(form, text); err == nil && t.Year() > 0 && t.Year() < 10_000 {
+			return t, nil
+		}
+	}
+	return time.Time{}, bad("%s is not a time such as 2026-01-31T13:30", name)
+}
+
+// readFilter reads the filter of a search.
+func readFilter(values url.Values) (f onceq.Filter, err error) {
+	var errs [7]error
+	f.Queue, errs[0] = field(values, "queue")
+	f.Kind, errs[1] = field(values, "kind")
+	f.Scope, errs[2] = field(values, "scope")
+	f.After, errs[3] = number(values, "after")
+	f.CreatedFrom, errs[4] = moment(values, "from")
+	f.CreatedBefore, errs[5] = moment(values, "before")
+	for _, name := range values["state"] {
+		if name == "" {
+			continue
+		}
+		var s onceq.State
+		if err := s.UnmarshalText([]byte(name)); err != nil || s == 0 {
+			return f, bad("%q is not a state", name)
+		}
+		if !slices.Contains(f.States, s) {
+			f.States = append(f.States, s)
+		}
+	}
+	for _, text := range values["ids"] {
+		id, err := strconv.ParseInt(text, 10, 64)
+		if err != nil || id <= 0 || len(f.IDs) >= 1000 {
+			errs[6] = bad("ids are not up to 1,000 numbers")
+			break
+		}
+		f.IDs = append(f.IDs, id)
+	}
+	return f, errors.Join(errs[:]...)
+}
+
+// filterValues is what readFilter reads.
+func filterValues(f onceq.Filter) url.Values {
+	v := url.Values{}
+	set := func(name, value string) {
+		if value != "" {
+			v.Set(name, value)
+		}
+	}
+	set("queue", f.Queue)
+	set("kind", f.Kind)
+	set("scope", f.Scope)
+	for _, s := range f.States {
+		v.Add("state", s.String())
+	}
+	for _, id := range f.IDs {
+		v.Add("ids", strconv.FormatInt(id, 10))
+	}
+	if !f.CreatedFrom.IsZero() {
+		v.Set("from", f.CreatedFrom.UTC().Format(formTime))
+	}
+	if !f.CreatedBefore.IsZero() {
+		v.Set("before", f.CreatedBefore.UTC().Format(formTime))
+	}
+	return v
+}
+
+// inWords says what a filter chooses.
+func inWords(f onceq.Filter) string {
+	var names []string
+	for _, s := range f.States {
+		names = append(names, s.String())
+	}
+	text := strings.Join(names, " or ") + " jobs"
+	if len(f.IDs) > 0 {
+		text = fmt.Sprintf("%s among %d chosen ones", text, len(f.IDs))
+	}
+	for _, part := range [][2]string{{"queue", f.Queue}, {"kind", f.Kind}, {"scope", f.Scope}} {
+		if part[1] != "" {
+			text += fmt.Sprintf(", %s %q", part[0], part[1])
+		}
+	}
+	if !f.CreatedFrom.IsZero() {
+		text += ", created from " + clock(f.CreatedFrom)
+	}
+	if !f.CreatedBefore.IsZero() {
+		text += ", created before " + clock(f.CreatedBefore)
+	}
+	return strings.TrimSpace(text)
+}
+
+const pageSize = 50
+
+// jobs is the search.
+func jobs(h *Handler, ctx context.Context, r *request) (*view, error) {
+	asked, err := field(r.values, "q")
+	if err != nil {
+		return nil, err
+	}
+	f, err := readFilter(r.values)
+	if err != nil {
+		return nil, err
+	}
+	if asked != "" {
+		if id, err := strconv.ParseInt(asked, 10, 64); err == nil && id > 0 {
+			err := h.reading(ctx, func() error { _, err := h.q.Get(ctx, h.db, id); return err })
+			if err == nil {
+				return &view{To: "./job?id=" + strconv.FormatInt(id, 10)}, nil
+			} else if !errors.Is(err, onceq.ErrNotFound) {
+				return nil, err
+			}
+		}
+		return &view{To: "./keys?" + url.Values{"key": {asked}, "scope": {f.Scope}}.Encode()}, nil
+	}
+	f.Limit = pageSize
+	list, err := h.lists.get(ctx, h, r.values.Encode(), time.Second, func(ctx context.Context) ([]onceq.JobInfo, error) { return h.q.List(ctx, h.db, f) })
+	if err != nil {
+		return nil, err
+	}
+	type row struct {
+		onceq.JobInfo
+		Last string // error
+	}
+	d := struct {
+		Filter    onceq.Filter
+		From, To  string
+		States    []onceq.State
+		Rows      []row
+		Next, Top string
+		Bulk      []bulk
+		Chosen    []string
+	}{Filter: f, States: states, From: r.values.Get("from"), To: r.values.Get("before")}
+	for _, j := range list {
+		one := row{JobInfo: j}
+		if n := len(j.Errors); n > 0 {
+			one.Last = line(h.cfg.Mask(j.Kind, "error", j.Errors[n-1].Error))
+		}
+		d.Rows = append(d.Rows, one)
+	}
+	for _, s := range f.States {
+		d.Chosen = append(d.Chosen, s.String())
+	}
+	if f.After != 0 {
+		d.Top = "./jobs?" + filterValues(f).Encode()
+	}
+	if len(list) == pageSize {
+		v := filterValues(f)
+		v.Set("after", strconv.FormatInt(list[len(list)-1].ID, 10))
+		d.Next = "./jobs?" + v.Encode()
+	}
+	if r.viewer.Act {
+		for _, b := range bulks {
+			if b.restrict(f.States) != nil {
+				d.Bulk = append(d.Bulk, b)
+			}
+		}
+	}
+	return &view{Template: "jobs", Title: "Jobs", Data: d}, nil
+}
+
+// jobView is everything about a job.
+type jobView struct {
+	Job     onceq.JobInfo
+	Found   bool
+	Why     []onceq.Reason // that it does not run, or where it runs
+	Effects []onceq.EffectInfo
+	Key     *onceq.KeyInfo
+	Actions []onceq.Action
+}
+
+func (h *Handler) readJob(ctx context.Context, id int64) (jobView, error) {
+	return h.jobs.get(ctx, h, strconv.FormatInt(id, 10), time.Second, func(ctx context.Context) (v jobView, err error) {
+		why, err := h.q.Explain(ctx, h.db, id)
+		if err != nil {
+			return v, err
+		}
+		v.Job, v.Why = why.Job, why.Reasons
+		if v.Found = why.Cause() != onceq.CauseUnknown; v.Found {
+			if v.Effects, err = h.q.Effects(ctx, h.db, id); err != nil {
+				return v, err
+			}
+		}
+		if v.Job.Key != "" {
+			keys, err := h.q.Keys(ctx, h.db, v.Job.Scope, v.Job.Key)
+			if err != nil {
+				return v, err
+			}
+			for _, k := range keys {
+				if k.Class.String() == "job" {
+					v.Key = &k
+				}
+			}
+		}
+		v.Actions, err = h.q.Actions(ctx, h.db, onceq.ActionFilter{JobID: id, Limit: 50})
+		return v, err
+	})
+}
+
+// shownEffect is an effect as a page shows it.
+type shownEffect struct {
+	onceq.EffectInfo
+	Result string
+	Open   bool // nobody knows whether it happened
+}
+
+func (h *Handler) shown(kind string, e onceq.EffectInfo, viewer Viewer) shownEffect {
+	s := shownEffect{EffectInfo: e, Open: e.State == "held" || e.State == "uncertain"}
+	s.Detail = h.cfg.Mask(kind, "error", e.Detail)
+	if e.Result != nil {
+		if s.Result = "hidden"; viewer.Payloads {
+			s.Result = short(h.cfg.Mask(kind, "effect "+e.Name, pretty(e.Result)))
+		}
+	}
+	return s
+}
+
+// job shows one job.
+func job(h *Handler, ctx context.Context, r *request) (*view, error) {
+	id, err := number(r.values, "id")
+	if err != nil {
+		return nil, err
+	}
+	if id == 0 {
+		return nil, bad("a job's page needs its id")
+	}
+	v, err := h.readJob(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	j := v.Job
+	type attempt struct {
+		At      time.Time
+		Attempt int
+		Error   string
+	}
+	d := struct {
+		ID                         int64
+		Reasons                    []onceq.Reason
+		Job                        onceq.JobInfo
+		Found, Hidden              bool
+		Payload, Metadata, Result  string
+		Note                       string // of the progress
+		Size                       int
+		Attempts                   []attempt
+		Effects                    []shownEffect
+		Open                       bool
+		Key                        *onceq.KeyInfo
+		Actions                    []onceq.Action
+		Cancel, Retry, Redrive, Go bool
+	}{ID: id, Job: j, Found: v.Found, Key: v.Key, Actions: v.Actions}
+	sum := sum("", false)
+	if v.Found {
+		sum = jobSum(j)
+	}
+	page := &view{Template: "job", Title: fmt.Sprintf("Job %d", id), Data: &d, Live: live(strconv.FormatInt(id, 10), sum)}
+	if !v.Found {
+		page.Status = 404
+		return page, nil
+	}
+	for _, why := range v.Why {
+		why.Text, why.Advice = h.cfg.Mask(j.Kind, "error", why.Text), h.cfg.Mask(j.Kind, "error", why.Advice)
+		d.Reasons = append(d.Reasons, why)
+	}
+	if j.Progress != nil {
+		d.Note = h.cfg.Mask(j.Kind, "progress", j.Progress.Note)
+	}
+	d.Size = max(len(j.Payload), len(j.Bytes))
+	if d.Hidden = !r.viewer.Payloads; !d.Hidden {
+		text := pretty(j.Payload)
+		if j.Bytes != nil {
+			text = readable(j.Bytes)
+		}
+		d.Payload = short(h.cfg.Mask(j.Kind, "payload", text))
+		if j.Metadata != nil {
+			d.Metadata = short(h.cfg.Mask(j.Kind, "metadata", pairs(j.Metadata)))
+		}
+		if j.Result != nil {
+			d.Result = short(h.cfg.Mask(j.Kind, "result", pretty(j.Result)))
+		}
+	}
+	for _, e := range slices.Backward(j.Errors) {
+		d.Attempts = append(d.Attempts, attempt{e.At, e.Attempt, short(h.cfg.Mask(j.Kind, "error", e.Error))})
+	}
+	for _, e := range v.Effects {
+		one := h.shown(j.Kind, e, r.viewer)
+		d.Open = d.Open || one.Open
+		d.Effects = append(d.Effects, one)
+	}
+	if r.viewer.Act {
+		d.Cancel = !j.State.Finished()
+		d.Retry = !j.State.Finished() && j.State != onceq.StateRunning && j.RunAt.After(h.now())
+		d.Redrive = j.State == onceq.StateDead || j.State == onceq.StateCancelled
+		d.Go = j.State.Finished()
+	}
+	return page, nil
+}
+
+// doubtsView is a page of effects of unknown outcome.
+type doubtsView struct {
+	Doubts []onceq.Doubt
+	Next   int64
+}
+
+// effects shows the effects of unknown outcome: those that wait for a person, or those of other jobs.
+func effects(h *Handler, ctx context.Context, r *request) (*view, error) {
+	f, err := readFilter(r.values)
+	if err != nil {
+		return nil, err
+	}
+	others := r.values.Get("of") == "others"
+	f.Limit, f.States = pageSize, []onceq.State{onceq.StateHeld}
+	if others {
+		f.Limit, f.States = 1000, []onceq.State{onceq.StateRetrying, onceq.StateRunning, onceq.StateDead, onceq.StateCancelled}
+	}
+	found, err := h.doubts.get(ctx, h, r.values.Encode(), time.Second, func(ctx context.Context) (v doubtsView, err error) {
+		v.Doubts, v.Next, err = h.q.Doubts(ctx, h.db, f)
+		return v, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	type one struct {
+		Job    onceq.JobInfo
+		Effect shownEffect
+		Last   string
+		Act    bool
+	}
+	d := struct {
+		Filter onceq.Filter
+		Others bool
+		List   []one
+		Next   string
+		Looked int
+	}{Filter: f, Others: others, Looked: f.Limit}
+	for _, x := range found.Doubts {
+		o := one{Job: x.Job, Effect: h.shown(x.Job.Kind, x.Effect, r.viewer), Act: r.viewer.Act}
+		if n := len(x.Job.Errors); n > 0 && !strings.Contains(x.Job.Errors[n-1].Error, x.Effect.Detail) {
+			o.Last = line(h.cfg.Mask(x.Job.Kind, "error", x.Job.Errors[n-1].Error))
+		}
+		d.List = append(d.List, o)
+	}
+	if found.Next != 0 {
+		v := url.Values{"queue": {f.Queue}, "kind": {f.Kind}, "of": {r.values.Get("of")}, "after": {strconv.FormatInt(found.Next, 10)}}
+		d.Next = "./effects?" + v.Encode()
+	}
+	st, err := h.readState(ctx)
+	return &view{Template: "effects", Title: "Effects of unknown outcome", Data: d, Live: live("effects", st.sums(err)["effects"])}, nil
+}
+
+// keys shows who has a key.
+func keys(h *Handler, ctx context.Context, r *request) (*view, error) {
+	key, err := field(r.values, "key")
+	if err != nil {
+		return nil, err
+	}
+	scope, err := field(r.values, "scope")
+	if err != nil {
+		return nil, err
+	}
+	type shownKey struct {
+		onceq.KeyInfo
+		Result string
+		Open   bool
+	}
+	d := struct {
+		Key, Scope string
+		Keys       []shownKey
+	}{Key: key, Scope: scope}
+	if key != "" {
+		var found []onceq.KeyInfo
+		if err := h.reading(ctx, func() (err error) { found, err = h.q.Keys(ctx, h.db, scope, key); return err }); err != nil {
+			return nil, err
+		}
+		for _, k := range found {
+			one := shownKey{KeyInfo: k, Open: k.State == "held" || k.State == "uncertain"}
+			one.Detail = h.cfg.Mask(k.Scope, "error", k.Detail)
+			if k.Result != nil {
+				if one.Result = "hidden"; r.viewer.Payloads {
+					one.Result = short(h.cfg.Mask(k.Scope, "result", pretty(k.Result)))
+				}
+			}
+			d.Keys = append(d.Keys, one)
+		}
+	}
+	return &view{Template: "keys", Title: "Keys", Data: d}, nil
+}
+
+// schedules shows all schedules.
+func schedules(h *Handler, ctx context.Context, _ *request) (*view, error) {
+	list, err := h.schedules.get(ctx, h, "", time.Second, func(ctx context.Context) ([]onceqcron.Info, error) { return h.cron.List(ctx, h.db) })
+	if err != nil {
+		return nil, err
+	}
+	return &view{Template: "schedules", Title: "Schedules", Data: list}, nil
+}
+
+// schedule shows a schedule and its ledger.
+func schedule(h *Handler, ctx context.Context, r *request) (*view, error) {
+	name, err := field(r.values, "name")
+	if err != nil {
+		return nil, err
+	}
+	before := h.now().AddDate(1000, 0, 0)
+	if text := r.values.Get("before"); text != "" {
+		if before, err = time.Parse(time.RFC3339Nano, text); err != nil {
+			return nil, bad("before is not a time")
+		}
+	}
+	d := struct {
+		Info  onceqcron.Info
+		Ticks []onceqcron.Done
+		Next  string
+	}{}
+	list, err := h.schedules.get(ctx, h, "", time.Second, func(ctx context.Context) ([]onceqcron.Info, error) { return h.cron.List(ctx, h.db) })
+	if err != nil {
+		return nil, err
+	}
+	i := slices.IndexFunc(list, func(i onceqcron.Info) bool { return i.Name == name })
+	if i < 0 {
+		return nil, fmt.Errorf("%w: %q", onceqcron.ErrNotFound, name)
+	}
+	d.Info = list[i]
+	if err = h.reading(ctx, func() (err error) { d.Ticks, err = h.cron.Ticks(ctx, h.db, name, before, pageSize); return err }); err != nil {
+		return nil, err
+	}
+	if len(d.Ticks) == pageSize {
+		d.Next = "./schedule?" + url.Values{"name": {name}, "before": {d.Ticks[pageSize-1].At.Format(time.RFC3339Nano)}}.Encode()
+	}
+	return &view{Template: "schedule", Title: "Schedule " + name, Data: d}, nil
+}
+
+// audit shows who did what.
+func audit(h *Handler, ctx context.Context, r *request) (*view, error) {
+	after, err := number(r.values, "after")
+	if err != nil {
+		return nil, err
+	}
+	var list []onceq.Action
+	if err := h.reading(ctx, func() (err error) {
+		list, err = h.q.Actions(ctx, h.db, onceq.ActionFilter{After: after, Limit: pageSize})
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	d := struct {
+		Actions []onceq.Action
+		Next    string
+		After   int64
+	}{Actions: list, After: after}
+	if len(list) == pageSize {
+		d.Next = "./audit?after=" + strconv.FormatInt(list[len(list)-1].ID, 10)
+	}
+	return &view{Template: "audit", Title: "Audit trail", Data: d}, nil
+}
+
+// done is the action whose result a page shows after it.
+func (h *Handler) done(ctx context.Context, text string) *onceq.Action {
+	id, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || id <= 0 || id == 1<<63-1 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, readLimit)
+	defer cancel()
+	var list []onceq.Action
+	err = h.reading(ctx, func() (err error) {
+		list, err = h.q.Actions(ctx, h.db, onceq.ActionFilter{After: id + 1, Limit: 1})
+		return err
+	})
+	if err != nil || len(list) == 0 || list[0].ID != id {
+		return nil
+	}
+	return &list[0]
+}

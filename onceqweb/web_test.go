@@ -1,0 +1,738 @@
+package onceqweb_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"html"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqweb"
+	"github.com/onceq/onceq/onceqweb/internal/trouble"
+	"github.com/onceq/onceq/queuetest"
+)
+
+func newDB(t *testing.T, options ...queuetest.Option) *queuetest.DB {
+	return queuetest.New(t, append(options, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))...)
+}
+
+// site is a running page.
+type site struct {
+	t    *testing.T
+	base string // with the prefix and a slash
+	log  *bytes.Buffer
+	page *onceqweb.Handler
+}
+
+func may(act, payloads bool) func(*http.Request) (onceqweb.Viewer, error) {
+	return func(*http.Request) (onceqweb.Viewer, error) {
+		return onceqweb.Viewer{Name: "ada@example.com", Act: act, Payloads: payloads}, nil
+	}
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  *bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func serve(t *testing.T, db *queuetest.DB, cfg onceqweb.Config) *site {
+	t.Helper()
+	s := &site{t: t, log: new(bytes.Buffer)}
+	cfg.Logger = slog.New(slog.NewTextHandler(&lockedBuffer{b: s.log}, nil))
+	var err error
+	s.page, err = onceqweb.New(db.Queue, db.Pool, cfg)
+	require.NoError(t, err)
+	mux := http.NewServeMux()
+	mux.Handle("/admin/onceq/", http.StripPrefix("/admin/onceq", s.page))
+	server := httptest.NewServer(mux)
+	t.Cleanup(func() {
+		s.page.Close()
+		server.Close()
+	})
+	s.base = server.URL + "/admin/onceq/"
+	return s
+}
+
+var client = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+
+func (s *site) do(r *http.Request) (*http.Response, string) {
+	s.t.Helper()
+	answer, err := client.Do(r)
+	require.NoError(s.t, err)
+	defer func() { _ = answer.Body.Close() }()
+	text, err := io.ReadAll(answer.Body)
+	require.NoError(s.t, err)
+	return answer, string(text)
+}
+
+func (s *site) get(path string, status int) string {
+	s.t.Helper()
+	r, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, s.base+path, nil)
+	require.NoError(s.t, err)
+	answer, text := s.do(r)
+	require.Equal(s.t, status, answer.StatusCode, "%s: %s", path, text)
+	return text
+}
+
+func (s *site) post(form url.Values, header http.Header) (*http.Response, string) {
+	s.t.Helper()
+	r, err := http.NewRequestWithContext(s.t.Context(), http.MethodPost, s.base+"act", strings.NewReader(form.Encode()))
+	require.NoError(s.t, err)
+	for k, v := range header {
+		r.Header[k] = v
+	}
+	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	return s.do(r)
+}
+
+// act does an action as the page's own form does, and returns the page that follows.
+func (s *site) act(pairs ...string) string {
+	s.t.Helper()
+	answer, text := s.post(form(pairs...), http.Header{"Sec-Fetch-Site": {"same-origin"}})
+	require.Equal(s.t, http.StatusSeeOther, answer.StatusCode, text)
+	to, err := answer.Request.URL.Parse(answer.Header.Get("Location"))
+	require.NoError(s.t, err)
+	path, own := strings.CutPrefix(to.String(), s.base)
+	require.True(s.t, own, to)
+	r, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, s.base+path, nil)
+	require.NoError(s.t, err)
+	_, text = s.do(r)
+	require.Contains(s.t, text, "Done: "+form(pairs...).Get("do"))
+	return text
+}
+
+func form(pairs ...string) url.Values {
+	v := url.Values{}
+	for i := 0; i < len(pairs); i += 2 {
+		v.Add(pairs[i], pairs[i+1])
+	}
+	return v
+}
+
+func (s *site) state(db *queuetest.DB, id int64, want onceq.State) {
+	s.t.Helper()
+	j, err := db.Queue.Get(s.t.Context(), db.Pool, id)
+	require.NoError(s.t, err)
+	require.Equal(s.t, want, j.State)
+}
+
+var (
+	links  = regexp.MustCompile(`(?:href|action|src|data-live)="([^"]*)"`)
+	values = regexp.MustCompile(`="[^"]*"`)
+	inline = regexp.MustCompile(`(?i)<script(?:>| [^>]*>[^<])|<style|<[^>]*\s(?:style|on[a-z]+)\b|<[^>]*javascript:`)
+)
+
+// crawl reads every page that the pages link to, and returns their texts.
+func (s *site) crawl(t *testing.T) map[string]string {
+	texts := make(map[string]string)
+	todo := []string{s.base}
+	for len(todo) > 0 {
+		at := todo[0]
+		todo = todo[1:]
+		if _, seen := texts[at]; seen || strings.Contains(at, "/live?") || strings.HasSuffix(at, "/act") || strings.HasSuffix(at, "/confirm") {
+			continue
+		}
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, at, nil)
+		require.NoError(t, err)
+		answer, text := s.do(r)
+		texts[at] = text
+		require.Equal(t, http.StatusOK, answer.StatusCode, "%s: %s", at, text)
+		require.NotContains(t, answer.Header.Get("Content-Security-Policy"), "unsafe")
+		require.Contains(t, answer.Header.Get("Content-Security-Policy"), "default-src 'none'")
+		require.Equal(t, "nosniff", answer.Header.Get("X-Content-Type-Options"))
+		if strings.Contains(at, "/static/") {
+			continue
+		}
+		require.Empty(t, inline.FindAllString(values.ReplaceAllString(text, `=""`), -1), "%s: %s", at, text)
+		for _, link := range links.FindAllStringSubmatch(text, -1) {
+			ref := html.UnescapeString(link[1])
+			require.True(t, strings.HasPrefix(ref, "./") || strings.HasPrefix(ref, "#"), "%s links to %s", at, ref)
+			to, err := answer.Request.URL.Parse(ref)
+			require.NoError(t, err)
+			to.Fragment = ""
+			require.True(t, strings.HasPrefix(to.String(), s.base), "%s links to %s", at, to)
+			todo = append(todo, to.String())
+		}
+	}
+	return texts
+}
+
+func TestEveryPage_BelowAnyPrefix(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	d := trouble.Make(t, db)
+	s := serve(t, db, onceqweb.Config{Viewer: may(true, true), Schedules: d.Schedules, Title: "billing & co"})
+	// The same page, where the router strips nothing.
+	whole, err := onceqweb.New(db.Queue, db.Pool, onceqweb.Config{Prefix: "/a/b c/", Viewer: may(true, true)})
+	require.NoError(t, err)
+	server := httptest.NewServer(whole)
+	t.Cleanup(func() {
+		whole.Close()
+		server.Close()
+	})
+	other := &site{t: t, base: server.URL + "/a/b%20c/"}
+	for _, s := range []*site{s, other} {
+		texts := s.crawl(t)
+		require.Greater(t, len(texts), 30)
+		for _, path := range []string{"", "jobs", "effects", "keys", "schedules", "audit", fmt.Sprintf("job?id=%d", d.Held)} {
+			found := ""
+			for at, text := range texts {
+				if p, _ := url.PathUnescape(strings.TrimPrefix(at, s.base)); p == path || p == "./"+path {
+					found = text
+				}
+			}
+			require.NotEmpty(t, found, path)
+		}
+		for at, text := range texts {
+			require.NotContains(t, text, "<script>document", at)
+			require.NotContains(t, text, "<img", at)
+			require.NotContains(t, text, "<b>kind", at)
+		}
+		// Without the slash at the end the browser is sent to the page.
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, strings.TrimSuffix(s.base, "/"), nil)
+		require.NoError(t, err)
+		answer, _ := s.do(r)
+		to, err := answer.Request.URL.Parse(answer.Header.Get("Location"))
+		require.NoError(t, err)
+		require.Equal(t, s.base, to.String())
+	}
+	s.get("nothing", http.StatusNotFound)
+	s.get("static/", http.StatusNotFound)
+	s.get("static/../handler.go", http.StatusTemporaryRedirect)
+}
+
+func TestPages_SayWhatIsThere(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	d := trouble.Make(t, db)
+	s := serve(t, db, onceqweb.Config{Viewer: may(true, true), Schedules: d.Schedules})
+	has := func(path string, texts ...string) string {
+		t.Helper()
+		page := s.get(path, http.StatusOK)
+		plain := html.UnescapeString(page)
+		for _, text := range texts {
+			require.Contains(t, plain, text, path)
+		}
+		return page
+	}
+	id := func(id int64) string { return fmt.Sprintf("job?id=%d", id) }
+	has("", "4711 on web-3", "the template is wrong", "not seen lately", "nobody", "× 4", "thumbnials", "payments", "jobs wait for a person", "<b>2</b> held")
+	has("jobs", "550 5.1.1 mailbox unavailable", "thumbnail", "order:4711")
+	require.NotContains(t, has("jobs?state=dead&queue=mail", "mailbox"), "thumbnail")
+	require.NotContains(t, has("jobs?kind=thumbnail", "thumbnials"), "mailbox")
+	require.Contains(t, s.get("jobs?before=2001-01-01", http.StatusOK), "No job is like this")
+	charge := has(id(d.Held), "order:4711", `"amount": 1990`, "connection reset by peer", "What happened to “charge”?", "Look each up at the provider", "this job")
+	key, err := db.Queue.Effects(t.Context(), db.Pool, d.Held)
+	require.NoError(t, err)
+	require.Contains(t, charge, key[0].IdempotencyKey)
+	has(id(d.Dead[0]), "nobody0@example.com", "RCPT TO:<nobody@example.com>", "Redrive", "Discard", "This job has no key")
+	has(id(d.Waiting), `No live worker works queue "thumbnials"`)
+	has(id(d.Retrying), "Attempt 1 of 3 failed, and the next one is due at", "Run it now")
+	has(id(d.Delayed), "It is not due before")
+	has(id(d.Running.ID), "It runs in a process", fmt.Sprint(d.Running.Token))
+	has(id(d.Completed), `"sheets": 12`, "trace: abc", "It was completed at")
+	has("effects", "order:4711", key[0].IdempotencyKey, "It happened", "It did not happen", "Ask again")
+	has("effects?of=others", "order:4713")
+	has("keys?key=order:4711", "held", fmt.Sprintf("job %d", d.Held))
+	has("keys?key="+d.Fence, "the application", "uncertain", "context deadline exceeded", "It happened")
+	require.Contains(t, s.get("keys?key=nobody", http.StatusOK), "Nobody has the key")
+	has("schedules", "nightly report", "Europe/Berlin", "@every 10m", "billing")
+	has("schedule?name=reminders", "back-filled", "fired", "Pause")
+	s.get("schedule?name=none", http.StatusNotFound)
+	s.get("job?id=999999", http.StatusNotFound)
+
+	// The search for an id or a key leads to it.
+	for q, want := range map[string]string{fmt.Sprint(d.Held): "./" + id(d.Held), "order:4711": "./keys?key=order%3A4711&scope=", "999999": "./keys?key=999999&scope="} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.base+"jobs?q="+url.QueryEscape(q), nil)
+		require.NoError(t, err)
+		answer, _ := s.do(r)
+		require.Equal(t, want, answer.Header.Get("Location"))
+	}
+}
+
+func TestJobs_PagesByKey(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	var jobs []onceq.Job
+	for range 120 {
+		jobs = append(jobs, onceq.Job{Kind: "k", Queue: "many", Payload: 1})
+	}
+	all, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+	require.NoError(t, err)
+	s := serve(t, db, onceqweb.Config{})
+	rows, older := regexp.MustCompile(`href="\./job\?id=(\d+)"`), regexp.MustCompile(`href="\./(jobs\?[^"]*)" rel="next"`)
+	var seen []string
+	for path := "jobs?queue=many"; path != ""; {
+		page := s.get(path, http.StatusOK)
+		for _, m := range rows.FindAllStringSubmatch(page, -1) {
+			seen = append(seen, m[1])
+		}
+		if path = ""; older.MatchString(page) {
+			path = html.UnescapeString(older.FindStringSubmatch(page)[1])
+			require.NotContains(t, path, "offset")
+		}
+	}
+	require.Len(t, seen, 120)
+	for i, r := range all {
+		require.Equal(t, fmt.Sprint(r.ID), seen[119-i])
+	}
+}
+
+func TestViewer_ReadsOnlyByDefault(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	d := trouble.Make(t, db)
+	s := serve(t, db, onceqweb.Config{})
+	for at, text := range s.crawl(t) {
+		require.NotContains(t, text, `method="post"`, at)
+		for _, secret := range []string{"visa-4242", "amount", "nobody0@", `"sheets"`, "trace: abc"} {
+			require.NotContains(t, text, secret, at)
+		}
+	}
+	require.Contains(t, s.get(fmt.Sprintf("job?id=%d", d.Held), http.StatusOK), "hidden from you")
+	require.Contains(t, s.get("", http.StatusOK), "only reading")
+	s.get("confirm?do=discard&id=1", http.StatusForbidden)
+	answer, _ := s.post(form("do", "redrive", "id", fmt.Sprint(d.Dead[0])), nil)
+	require.Equal(t, http.StatusForbidden, answer.StatusCode)
+	s.state(db, d.Dead[0], onceq.StateDead)
+	require.Contains(t, s.log.String(), "refused to act")
+
+	// Nobody.
+	no := serve(t, db, onceqweb.Config{Viewer: func(*http.Request) (onceqweb.Viewer, error) { return onceqweb.Viewer{}, errors.New("no session") }})
+	for _, path := range []string{"", "jobs", "live?of=overview", fmt.Sprintf("job?id=%d", d.Held)} {
+		require.Equal(t, "You may not see this page.\n", no.get(path, http.StatusForbidden))
+	}
+	require.Contains(t, no.log.String(), "no session")
+	// Somebody who acts without a name would leave an audit trail without one.
+	nameless := serve(t, db, onceqweb.Config{Viewer: func(*http.Request) (onceqweb.Viewer, error) { return onceqweb.Viewer{Act: true}, nil }})
+	nameless.get("", http.StatusForbidden)
+}
+
+func TestMask(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	d := trouble.Make(t, db)
+	var mu sync.Mutex
+	fields := make(map[string]bool)
+	s := serve(t, db, onceqweb.Config{Viewer: may(true, true), Mask: func(kind, field, text string) string {
+		mu.Lock()
+		fields[kind+" "+field] = true
+		mu.Unlock()
+		return strings.NewReplacer("visa-4242", "••••", "nobody@example.com", "•••", `"sheets"`, `"•••••"`, "abc", "•••").Replace(text)
+	}})
+	for at, text := range s.crawl(t) {
+		text = html.UnescapeString(text)
+		for _, secret := range []string{"visa-4242", "<nobody@example.com>", `"sheets"`, "trace: abc"} {
+			require.NotContains(t, text, secret, at)
+		}
+	}
+	s.act("do", "resolve", "id", fmt.Sprint(d.Held), "effect", "charge", "decision", "applied", "result", `{"receipt":"visa-4242"}`, "why", "looked it up")
+	require.NotContains(t, s.get(fmt.Sprintf("job?id=%d", d.Held), http.StatusOK), "visa-4242")
+	for _, f := range []string{"charge payload", "report result", "report metadata", "welcome error", "charge error", "charge effect charge"} {
+		require.True(t, fields[f], f)
+	}
+}
+
+func TestActions(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	d := trouble.Make(t, db)
+	ctx, q := t.Context(), db.Queue
+	s := serve(t, db, onceqweb.Config{Viewer: may(true, true), Schedules: d.Schedules})
+	id := func(id int64) string { return fmt.Sprint(id) }
+
+	s.act("do", "retry", "id", id(d.Retrying), "why", "the relay is back")
+	j, err := q.Get(ctx, db.Pool, d.Retrying)
+	require.NoError(t, err)
+	require.False(t, j.RunAt.After(time.Now().Add(time.Minute)))
+	require.Contains(t, s.act("do", "cancel", "id", id(d.Running.ID)), "its worker is asked to end it")
+	s.act("do", "cancel", "id", id(d.Delayed))
+	s.state(db, d.Delayed, onceq.StateCancelled)
+	s.act("do", "redrive", "id", id(d.Dead[0]))
+	s.state(db, d.Dead[0], onceq.StateWaiting)
+	require.Contains(t, s.get("confirm?do=discard&id="+id(d.Dead[1]), http.StatusOK), "happens a second time")
+	s.act("do", "discard", "id", id(d.Dead[1]), "why", "no such person")
+	_, err = q.Get(ctx, db.Pool, d.Dead[1])
+	require.ErrorIs(t, err, onceq.ErrNotFound)
+	require.Contains(t, s.get("job?id="+id(d.Dead[1]), http.StatusNotFound), "no such person", "what was done stays readable")
+
+	// Effects.
+	require.Contains(t, s.act("do", "resolve", "id", id(d.Held), "effect", "charge", "decision", "applied", "result", `"ch_1"`, "why", "found ch_1"), "the job is waiting")
+	effects, err := q.Effects(ctx, db.Pool, d.Held)
+	require.NoError(t, err)
+	require.Equal(t, `"ch_1"`, string(effects[0].Result))
+	s.act("do", "resolve", "id", id(d.Held2), "effect", "charge", "decision", "ask", "why", "the kind asks now")
+	s.state(db, d.Held2, onceq.StateWaiting)
+	effects, err = q.Effects(ctx, db.Pool, d.Held2)
+	require.NoError(t, err)
+	require.Equal(t, "uncertain", effects[0].State)
+	s.act("do", "resolve", "id", id(d.Held2), "effect", "charge", "decision", "never", "why", "not there")
+	effects, err = q.Effects(ctx, db.Pool, d.Held2)
+	require.NoError(t, err)
+	require.Empty(t, effects)
+	s.act("do", "resolve", "id", id(d.Uncertain), "effect", "charge", "decision", "ask", "why", "the provider is back")
+	s.state(db, d.Uncertain, onceq.StateWaiting)
+	s.act("do", "resolve-key", "class", "application", "scope", "default", "key", d.Fence, "decision", "applied", "result", "7", "why", "it is in the books")
+	keys, err := q.Keys(ctx, db.Pool, "", d.Fence)
+	require.NoError(t, err)
+	require.Equal(t, "completed", keys[0].State)
+
+	// Schedules.
+	require.Contains(t, s.act("do", "fire", "name", "nightly report", "why", "it was asked for"), "is enqueued")
+	s.act("do", "pause", "name", "nightly report")
+	require.Contains(t, s.get("schedule?name=nightly+report", http.StatusOK), "paused since")
+	s.act("do", "resume", "name", "nightly report")
+	require.NotContains(t, s.get("schedule?name=nightly+report", http.StatusOK), "paused since")
+
+	// Pauses.
+	require.Contains(t, s.act("do", "pause-queue", "name", "mail", "why", "the relay is down"), "ada@example.com: the relay is down")
+	require.Contains(t, s.get("job?id="+id(d.Dead[0]), http.StatusOK), "has been paused since")
+	s.act("do", "resume-queue", "name", "mail")
+	s.act("do", "resume-kind", "name", "remind")
+	require.Contains(t, s.act("do", "resume-kind", "name", "remind"), "it was not paused")
+	s.act("do", "pause-kind", "name", "welcome", "why", "x")
+	pauses, err := q.Pauses(ctx, db.Pool)
+	require.NoError(t, err)
+	require.Len(t, pauses, 1)
+	require.Equal(t, "welcome", pauses[0].Kind)
+
+	trail, err := q.Actions(ctx, db.Pool, onceq.ActionFilter{})
+	require.NoError(t, err)
+	require.Len(t, trail, 18)
+	require.Equal(t, "the relay is back", trail[17].Why)
+	for _, a := range trail {
+		require.Equal(t, "ada@example.com", a.Who)
+		require.NotEmpty(t, a.Outcome)
+		require.Contains(t, s.log.String(), "what="+a.What)
+	}
+	require.Contains(t, html.UnescapeString(s.get("audit", http.StatusOK)), `effect "charge": it did not happen`)
+}
+
+func TestActions_RefusedChangeNothingAndAreInTheTrail(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	d := trouble.Make(t, db)
+	ctx, q := t.Context(), db.Queue
+	s := serve(t, db, onceqweb.Config{Viewer: may(true, false)})
+	id := func(id int64) string { return fmt.Sprint(id) }
+	for _, test := range []struct {
+		status int
+		text   string
+		form   url.Values
+	}{
+		{409, "held effect", form("do", "redrive", "id", id(d.Held))},
+		{409, "not finished", form("do", "discard", "id", id(d.Waiting), "why", "x")},
+		{404, "not found", form("do", "cancel", "id", "999999")},
+		{404, "not uncertain or held", form("do", "resolve", "id", id(d.Held), "effect", "other", "decision", "never", "why", "x")},
+		{409, "in the code of", form("do", "fire", "name", "nightly report")},
+		{400, "say why", form("do", "discard", "id", id(d.Dead[0]))},
+		{400, "say why", form("do", "resolve", "id", id(d.Held), "effect", "charge", "decision", "never", "why", " ")},
+		{400, "not JSON", form("do", "resolve", "id", id(d.Held), "effect", "charge", "decision", "applied", "result", "ch_1", "why", "x")},
+		{400, "choose what is true", form("do", "resolve", "id", id(d.Held), "effect", "charge", "decision", "x", "why", "x")},
+		{400, "name of a queue", form("do", "pause-queue", "why", "x")},
+		{400, "say why", form("do", "pause-queue", "name", "mail")},
+		{400, "no such action", form("do", "drop table")},
+		{400, "id is missing", form("do", "cancel")},
+		{400, "not a number", form("do", "cancel", "id", "1; drop table onceq.jobs")},
+		{400, "begin with the search", form("do", "discard-many", "why", "x")},
+		{400, "not valid UTF-8", form("do", "cancel", "id", "1", "why", "\xff")},
+		{400, "longer than", form("do", "cancel", "id", "1", "why", strings.Repeat("x", 2000))},
+		{400, "cannot be read", form("why", strings.Repeat("x", 100<<10))},
+		{400, "everything would be cancelled", form("do", "cancel-many", "after", "999999", "why", "x")},
+		{400, "application or request", form("do", "resolve-key", "class", "job", "scope", "charge", "key", "order:4711", "decision", "never", "why", "x")},
+	} {
+		answer, text := s.post(test.form, nil)
+		require.Equal(t, test.status, answer.StatusCode, "%v: %s", test.form, text)
+		require.Contains(t, html.UnescapeString(text), test.text, "%v", test.form)
+	}
+	s.state(db, d.Held, onceq.StateHeld)
+	s.state(db, d.Dead[0], onceq.StateDead)
+	trail, err := q.Actions(ctx, db.Pool, onceq.ActionFilter{})
+	require.NoError(t, err)
+	require.Len(t, trail, 6)
+	for _, a := range trail {
+		require.Contains(t, a.Outcome, "refused: ")
+	}
+
+	// Another site's page, in new and old browsers.
+	for _, header := range []http.Header{{"Sec-Fetch-Site": {"cross-site"}}, {"Sec-Fetch-Site": {"same-site"}}, {"Origin": {"https://evil.example"}}, {"Origin": {"null"}}} {
+		answer, _ := s.post(form("do", "redrive", "id", id(d.Dead[0])), header)
+		require.Equal(t, http.StatusForbidden, answer.StatusCode, "%v", header)
+		s.state(db, d.Dead[0], onceq.StateDead)
+	}
+	// An action is never a GET.
+	s.get("act?do=redrive&id="+id(d.Dead[0]), http.StatusNotFound)
+	s.state(db, d.Dead[0], onceq.StateDead)
+}
+
+var hidden = regexp.MustCompile(`<input type="hidden" name="([^"]*)" value="([^"]*)">`)
+
+// confirmed reads a page that asks for confirmation, and returns its form.
+func (s *site) confirmed(path, count string) (pairs []string) {
+	s.t.Helper()
+	page := s.get(path, http.StatusOK)
+	require.Contains(s.t, page, "<b>"+count+"</b>")
+	for _, m := range hidden.FindAllStringSubmatch(page, -1) {
+		pairs = append(pairs, html.UnescapeString(m[1]), html.UnescapeString(m[2]))
+	}
+	return append(pairs, "why", "an outage")
+}
+
+func TestActionsOnMany_CountBeforeAndSayAfter(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	d := trouble.Make(t, db)
+	ctx, q := t.Context(), db.Queue
+	s := serve(t, db, onceqweb.Config{Viewer: may(true, true)})
+	count := func(f onceq.Filter) int {
+		t.Helper()
+		n, err := q.Count(ctx, db.Pool, f)
+		require.NoError(t, err)
+		return n
+	}
+	dead := onceq.Filter{Queue: "mail", States: []onceq.State{onceq.StateDead}}
+
+	redrive := s.confirmed("confirm?do=redrive-many&queue=mail", "3")
+	// What dies after the count is not what was counted.
+	late, err := q.Enqueue(ctx, db.Pool, trouble.MailKind.Job(map[string]string{"to": "late@example.com"}))
+	require.NoError(t, err)
+	db.Drain(trouble.MailKind.Handle(func(context.Context, *onceq.Lease, map[string]string) error { return onceq.Fatal(errors.New("no")) }))
+	require.Equal(t, 4, count(dead))
+	require.Contains(t, s.act(redrive...), "3 run again")
+	require.Equal(t, 1, count(dead))
+	s.state(db, late.ID, onceq.StateDead)
+
+	marked := s.confirmed(fmt.Sprintf("confirm?do=cancel-many&ids=%d&ids=%d&ids=%d", d.Dead[0], d.Dead[1], d.Held), "2")
+	require.Contains(t, s.act(marked...), "2 cancelled")
+	s.state(db, d.Dead[0], onceq.StateCancelled)
+	s.state(db, d.Dead[2], onceq.StateWaiting)
+	s.get("confirm?do=cancel-many", http.StatusBadRequest)
+	s.get("confirm?do=cancel-many&state=dead&queue=mail", http.StatusBadRequest)
+
+	require.Contains(t, s.act(s.confirmed("confirm?do=discard-many&queue=mail&state=cancelled&state=dead", "4")...), "4 discarded")
+	require.Equal(t, 0, count(onceq.Filter{Queue: "mail", States: []onceq.State{onceq.StateDead, onceq.StateCancelled}}))
+
+	s.get("confirm?do=resolve-many", http.StatusBadRequest)
+	require.Contains(t, s.act(s.confirmed("confirm?do=resolve-many&decision=never&kind=charge&effect=charge", "2")...), "2 effects settled, 2 jobs run again")
+	require.Equal(t, 0, count(onceq.Filter{States: []onceq.State{onceq.StateHeld}}))
+	require.NotContains(t, s.get("confirm?do=redrive-many&queue=nobody", http.StatusOK), "<form")
+
+	trail, err := q.Actions(ctx, db.Pool, onceq.ActionFilter{})
+	require.NoError(t, err)
+	require.Len(t, trail, 8)
+	require.Equal(t, "begins", trail[1].Outcome)
+	require.Equal(t, `effect "charge" of held jobs, kind "charge": it did not happen`, trail[0].About)
+}
+
+func TestBadInput_ReachesNeitherSQLNorMarkup(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	s := serve(t, db, onceqweb.Config{Viewer: may(true, true)})
+	nasty := []string{"\x00", "\xff\xfe", "-1", "1e9", "99999999999999999999", "';drop table onceq.jobs;--", "<script>alert(1)</script>", strings.Repeat("x", 3000), "%00", "2026-99-99T99:99", "unknown", "state(9)"}
+	for _, path := range []string{"jobs", "job", "effects", "keys", "schedule", "audit", "confirm", "live"} {
+		for _, name := range []string{"q", "id", "queue", "kind", "scope", "key", "state", "from", "before", "after", "ids", "do", "decision", "name", "of", "done", "v"} {
+			for _, value := range nasty {
+				if path == "live" && name != "of" {
+					continue
+				}
+				r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.base+path+"?"+url.Values{name: {value}}.Encode(), nil)
+				require.NoError(t, err)
+				answer, text := s.do(r)
+				require.Contains(t, []int{200, 303, 400, 404}, answer.StatusCode, "%s %s=%q: %s", path, name, value, text)
+				require.NotContains(t, text, "<script>alert", "%s %s", path, name)
+			}
+		}
+	}
+	require.NotContains(t, s.log.String(), "level=ERROR")
+	require.NotContains(t, s.log.String(), "page failed")
+}
+
+// counter counts the statements of a pool.
+type counter struct {
+	mu    sync.Mutex
+	stats int
+	all   int
+	woken chan struct{}
+}
+
+func (c *counter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	c.mu.Lock()
+	c.all++
+	c.mu.Unlock()
+	return ctx
+}
+func (c *counter) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+func (c *counter) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	return ctx
+}
+func (c *counter) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
+func (c *counter) TraceBatchQuery(_ context.Context, _ *pgx.Conn, q pgx.TraceBatchQueryData) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.all++
+	if strings.Contains(q.SQL, "names as materialized") {
+		c.stats++
+		select {
+		case c.woken <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (s *site) follow(ctx context.Context, of string) <-chan string {
+	s.t.Helper()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, s.base+"live?of="+of, nil)
+	require.NoError(s.t, err)
+	answer, err := client.Do(r)
+	require.NoError(s.t, err)
+	require.Equal(s.t, http.StatusOK, answer.StatusCode)
+	require.Equal(s.t, "text/event-stream", answer.Header.Get("Content-Type"))
+	events := make(chan string, 100)
+	go func() {
+		defer close(events)
+		defer func() { _ = answer.Body.Close() }()
+		lines := bufio.NewScanner(answer.Body)
+		for lines.Scan() {
+			if e, ok := strings.CutPrefix(lines.Text(), "event: "); ok {
+				events <- e
+			}
+		}
+	}()
+	return events
+}
+
+func TestLive_AHundredPagesCostAsMuchAsOne(t *testing.T) {
+	t.Parallel()
+	c := &counter{woken: make(chan struct{}, 100)}
+	db := newDB(t, queuetest.PoolConfig(func(p *pgxpool.Config) { p.ConnConfig.Tracer = c }))
+	one, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Payload: 1})
+	require.NoError(t, err)
+	s := serve(t, db, onceqweb.Config{})
+	ctx, stop := context.WithCancel(t.Context())
+	var streams []<-chan string
+	for i := range 100 {
+		of := "overview"
+		if i%2 == 1 {
+			of = fmt.Sprint(one.ID)
+		}
+		streams = append(streams, s.follow(ctx, of))
+	}
+	for _, events := range streams { // each shows another state than the database has: it knows none yet
+		require.Equal(t, "change", <-events)
+	}
+	for len(c.woken) > 0 {
+		<-c.woken
+	}
+	c.mu.Lock()
+	stats, all := c.stats, c.all
+	c.mu.Unlock()
+	for range 3 {
+		<-c.woken
+	}
+	c.mu.Lock()
+	require.LessOrEqual(t, c.stats-stats, 4)
+	require.LessOrEqual(t, c.all-all, 4*6, "statements of three looks, with their settings")
+	c.mu.Unlock()
+
+	require.Empty(t, streams[1], "the job has not changed")
+
+	// What changes reaches the page that shows it.
+	_, err = db.Queue.Cancel(t.Context(), db.Pool, one.ID)
+	require.NoError(t, err)
+	require.Equal(t, "change", <-streams[1])
+	require.Equal(t, "change", <-streams[0])
+
+	// A hundred readers at once, too, share a look.
+	c.mu.Lock()
+	stats = c.stats
+	c.mu.Unlock()
+	var readers sync.WaitGroup
+	for range 100 {
+		readers.Go(func() {
+			if answer, err := http.Get(s.base); err == nil {
+				_ = answer.Body.Close()
+			}
+		})
+	}
+	readers.Wait()
+	c.mu.Lock()
+	require.LessOrEqual(t, c.stats-stats, 30, "of 100 readers")
+	c.mu.Unlock()
+
+	s.page.Close() // as at the server's shutdown
+	for _, events := range streams {
+		for range events {
+		}
+	}
+	stop()
+	s.get("live?of=nothing", http.StatusBadRequest)
+}
+
+func TestTimeLimits_AndADatabaseThatDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	d := trouble.Make(t, db)
+	s := serve(t, db, onceqweb.Config{Viewer: may(true, true)})
+	s.get("", http.StatusOK)
+	blocker, err := pgx.Connect(t.Context(), db.URL)
+	require.NoError(t, err)
+	defer func() { _ = blocker.Close(context.Background()) }()
+	_, err = blocker.Exec(t.Context(), `begin; lock table onceq.jobs, onceq.job_history in access exclusive mode`)
+	require.NoError(t, err)
+
+	// The overview shows what it knows, and that this is old.
+	require.Eventually(t, func() bool { return strings.Contains(s.get("", http.StatusOK), "These figures are") }, time.Minute, 100*time.Millisecond)
+	require.Contains(t, s.get("", http.StatusOK), "thumbnials")
+	var pages sync.WaitGroup
+	for _, path := range []string{"jobs", fmt.Sprintf("job?id=%d", d.Held), "effects"} {
+		pages.Go(func() { s.get(path, http.StatusServiceUnavailable) })
+	}
+	pages.Wait()
+	answer, text := s.post(form("do", "redrive", "id", fmt.Sprint(d.Dead[0])), nil)
+	require.Equal(t, http.StatusServiceUnavailable, answer.StatusCode, text)
+	_, err = blocker.Exec(t.Context(), `rollback`)
+	require.NoError(t, err)
+
+	// It comes back by itself, and left nothing that waits.
+	require.Eventually(t, func() bool { return !strings.Contains(s.get("", http.StatusOK), "These figures are") }, time.Minute, 100*time.Millisecond)
+	require.Eventually(t, func() bool {
+		var n int
+		err := blocker.QueryRow(t.Context(), `select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid() and (state = 'active' or state like 'idle in%')`).Scan(&n)
+		return err == nil && n == 0
+	}, time.Minute, 50*time.Millisecond)
+	s.state(db, d.Dead[0], onceq.StateDead)
+}
+
+func TestNew_RefusesWhatCannotWork(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	for _, test := range []struct {
+		q   *onceq.Queue
+		cfg onceqweb.Config
+	}{{nil, onceqweb.Config{}}, {db.Queue, onceqweb.Config{Prefix: "admin"}}, {db.Queue, onceqweb.Config{TrustedOrigins: []string{"admin.example.com"}}}} {
+		_, err := onceqweb.New(test.q, db.Pool, test.cfg)
+		require.ErrorContains(t, err, "onceqweb: ")
+	}
+}
