@@ -115,14 +115,10 @@ var cancellable = []State{StateWaiting, StateDelayed, StateRunning, StateRetryin
 // CancelMany cancels the unfinished jobs that the filter chooses, newest first, 500 a statement, each as Cancel does. It
 // returns how many jobs were cancelled because nobody held them, and how many running jobs were asked to end, which they do
 // unless they finish first. By default it chooses unfinished jobs in every state; Filter.States may name StateWaiting,
-// StateDelayed, StateRunning and StateRetrying. A filter without Queue, Kind, Scope and IDs is an *InvalidError, because
-// it is more often a mistake than intended. Filter.Limit is how many jobs are tried; 0 means all. With a pool as db each
+// StateDelayed, StateRunning and StateRetrying. A filter without Queue, Kind, Scope and IDs needs Filter.All. Filter.Limit is how many jobs are tried; 0 means all. With a pool as db each
 // statement commits on its own, and the counts are right even if there is an error. Jobs that are enqueued while it runs
 // are not cancelled.
 func (q *Queue) CancelMany(ctx context.Context, db DB, filter Filter) (cancelled, asked int, err error) {
-	if filter.Queue == "" && filter.Kind == "" && filter.Scope == "" && filter.IDs == nil {
-		return 0, 0, invalid("Filter", "names no Queue, Kind, Scope or IDs, and would cancel everything; name one")
-	}
 	if filter.States == nil {
 		filter.States = cancellable
 	}
@@ -178,22 +174,31 @@ select count(*) from hurried`
 
 // RetryMany makes the jobs run now that the filter chooses and that wait for their time, newest first, 500 a statement, and
 // returns how many. By default it chooses jobs that failed before; Filter.States may name StateRetrying and StateDelayed.
-// Use it when a provider is back after an outage, for example. A filter without Queue, Kind, Scope and IDs is an
-// *InvalidError. Filter.Limit is how many jobs are tried; 0 means all. With a pool as db each statement commits on its own,
+// Use it when a provider is back after an outage, for example. A filter without Queue, Kind, Scope and IDs needs
+// Filter.All. Filter.Limit is how many jobs are tried; 0 means all. With a pool as db each statement commits on its own,
 // and the count is right even if there is an error.
 func (q *Queue) RetryMany(ctx context.Context, db DB, filter Filter) (retried int, err error) {
-	if filter.Queue == "" && filter.Kind == "" && filter.Scope == "" && filter.IDs == nil {
-		return 0, invalid("Filter", "names no Queue, Kind, Scope or IDs, and would run everything now; name one")
-	}
 	if filter.States == nil {
 		filter.States = []State{StateRetrying}
 	}
-	err = q.each(ctx, db, filter, []State{StateRetrying, StateDelayed}, func(ids []int64) error {
+	err = q.each(ctx, db, filter, hurriable, func(ids []int64) error {
 		n, err := q.hurry(ctx, db, ids)
 		retried += n
 		return err
 	})
 	return retried, err
+}
+
+// hurriable are the states in which a job can be made to run now.
+var hurriable = []State{StateRetrying, StateDelayed}
+
+// WouldRetry says which jobs RetryMany would try with this filter: how many, and which. Those among them that are due already
+// would not change.
+func (q *Queue) WouldRetry(ctx context.Context, db DB, filter Filter) (Choice, error) {
+	if filter.States == nil {
+		filter.States = []State{StateRetrying}
+	}
+	return q.choose(ctx, db, filter, hurriable)
 }
 
 // repairChunk is how many jobs one statement takes.
@@ -207,20 +212,62 @@ func (f *Filter) chosen() []State {
 	return f.States
 }
 
-// each calls do with the ids of the jobs that the filter chooses, page by page.
-func (q *Queue) each(ctx context.Context, db DB, filter Filter, allowed []State, do func(ids []int64) error) error {
-	if err := filter.check(); err != nil {
+// repairs checks a filter for many jobs that are to be changed.
+func (f *Filter) repairs(allowed []State) error {
+	if err := f.check(); err != nil {
 		return err
 	}
-	if filter.Limit < 0 {
+	if f.Limit < 0 {
 		return invalid("Filter.Limit", "is negative")
 	}
-	filter.States = filter.chosen()
-	for _, s := range filter.States {
+	if !f.All && f.Queue == "" && f.Kind == "" && f.Scope == "" && f.IDs == nil {
+		return invalid("Filter", "names no Queue, Kind, Scope or IDs, and would choose the jobs of all of them; name one, or set All if that is meant")
+	}
+	for _, s := range f.chosen() {
 		if !slices.Contains(allowed, s) {
 			return invalid("Filter.States", "has %s; possible here: %s", s, allowed)
 		}
 	}
+	return nil
+}
+
+// Choice says which jobs a call for many jobs would try. WouldCancel, WouldRetry, WouldRedrive, WouldDiscard and WouldResolve return it.
+// They change nothing, and refuse what CancelMany, RetryMany, RedriveMany, DiscardMany and ResolveMany refuse.
+type Choice struct {
+	Count int     `json:"count"` // how many; at most Filter.Limit
+	IDs   []int64 `json:"ids"`   // the first hundred, in the order in which they would be tried: newest first
+}
+
+// choose counts the jobs that each would go through. It reads the row of every one.
+func (q *Queue) choose(ctx context.Context, db DB, filter Filter, allowed []State) (c Choice, err error) {
+	if err := filter.repairs(allowed); err != nil {
+		return Choice{}, err
+	}
+	filter.States = filter.chosen()
+	if c.Count, err = q.Count(ctx, db, filter); err != nil {
+		return Choice{}, err
+	}
+	if filter.Limit = 100; c.Count > 0 {
+		filter.Limit = min(filter.Limit, c.Count)
+		c.IDs, err = q.ids(ctx, db, filter)
+	}
+	return c, err
+}
+
+// WouldCancel says which jobs CancelMany would try with this filter: how many, and which.
+func (q *Queue) WouldCancel(ctx context.Context, db DB, filter Filter) (Choice, error) {
+	if filter.States == nil {
+		filter.States = cancellable
+	}
+	return q.choose(ctx, db, filter, cancellable)
+}
+
+// each calls do with the ids of the jobs that the filter chooses, page by page.
+func (q *Queue) each(ctx context.Context, db DB, filter Filter, allowed []State, do func(ids []int64) error) error {
+	if err := filter.repairs(allowed); err != nil {
+		return err
+	}
+	filter.States = filter.chosen()
 	for left, tried := filter.Limit, 0; ; {
 		if filter.Limit = repairChunk; left > 0 {
 			filter.Limit = min(left, repairChunk)

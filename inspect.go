@@ -195,6 +195,10 @@ type Filter struct {
 	After  int64 // the last id of the previous page; only smaller ids are chosen
 	Limit  int   // List: default 100, at most 1,000; other methods: default no limit
 
+	// All says that a filter without Queue, Kind, Scope and IDs is meant. Without it, such a filter is an *InvalidError of
+	// CancelMany, RetryMany, RedriveMany, DiscardMany and ResolveMany, because it is more often a mistake.
+	All bool
+
 	// CreatedFrom and CreatedBefore choose by the time of the enqueueing, the second without the time itself.
 	CreatedFrom, CreatedBefore time.Time
 

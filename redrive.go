@@ -127,7 +127,8 @@ select f.scope, f.key, f.job_id, f.state, f.result::text, ` + jobState + `
 }
 
 // RedriveMany redrives the jobs that the filter chooses, newest first, 500 a statement. By default it chooses dead jobs;
-// Filter.States may name StateDead, StateHeld and StateCancelled. Filter.Limit is how many jobs are tried; 0 means all.
+// Filter.States may name StateDead, StateHeld and StateCancelled. A filter without Queue, Kind, Scope and IDs needs
+// Filter.All. Filter.Limit is how many jobs are tried; 0 means all.
 // Jobs whose key a later job has taken stay as they are and are counted in taken. Jobs with a held effect would be held
 // again at once and also stay: if there are any, the error is ErrHeld, and the other jobs are redriven; see ResolveMany.
 // With a pool as db each statement commits on its own, and the counts are right even if there is an error.
@@ -142,6 +143,12 @@ func (q *Queue) RedriveMany(ctx context.Context, db DB, filter Filter) (redriven
 		err = fmt.Errorf("%w: %d jobs have a held effect and would be held again at once, and stay; settle them with Queue.ResolveMany", ErrHeld, held)
 	}
 	return redriven, taken, err
+}
+
+// WouldRedrive says which jobs RedriveMany would try with this filter: how many, and which. Those among them whose key is taken
+// or that have a held effect would stay.
+func (q *Queue) WouldRedrive(ctx context.Context, db DB, filter Filter) (Choice, error) {
+	return q.choose(ctx, db, filter, redrivable)
 }
 
 // discardJobs removes finished jobs from the history and returns how many. A fence that is still the job's becomes free and
@@ -196,7 +203,7 @@ var discardable = []State{StateCompleted, StateDead, StateCancelled, StateHeld}
 
 // DiscardMany discards the finished jobs that the filter chooses, newest first, 500 a statement, and returns how many. By
 // default it chooses dead jobs; Filter.States may name StateCompleted, StateDead, StateCancelled and StateHeld.
-// Filter.Limit is how many jobs are tried; 0 means all. With a pool as db each statement commits on its own, and the count
+// A filter without Queue, Kind, Scope and IDs needs Filter.All. Filter.Limit is how many jobs are tried; 0 means all. With a pool as db each statement commits on its own, and the count
 // is right even if there is an error.
 func (q *Queue) DiscardMany(ctx context.Context, db DB, filter Filter) (discarded int, err error) {
 	err = q.each(ctx, db, filter, discardable, func(ids []int64) error {
@@ -205,4 +212,9 @@ func (q *Queue) DiscardMany(ctx context.Context, db DB, filter Filter) (discarde
 		return err
 	})
 	return discarded, err
+}
+
+// WouldDiscard says which jobs DiscardMany would discard with this filter: how many, and which.
+func (q *Queue) WouldDiscard(ctx context.Context, db DB, filter Filter) (Choice, error) {
+	return q.choose(ctx, db, filter, discardable)
 }

@@ -318,7 +318,7 @@ select count(*), (select array_agg(distinct id) from settled where state = ` + s
 // ResolveMany settles the uncertain and held effects called name, or with an empty name all of them, of the jobs that the
 // filter chooses: newest first, 500 jobs a transaction. Use it after an outage, for example. By default it chooses held
 // jobs, which run again once none of their effects is held any more; Filter.States may also name StateDead and
-// StateCancelled, and these jobs stay so. Filter.Limit is how many jobs are looked at; 0 means all. It returns how many
+// StateCancelled, and these jobs stay so. A filter without Queue, Kind, Scope and IDs needs Filter.All. Filter.Limit is how many jobs are looked at; 0 means all. It returns how many
 // effects were settled and how many jobs run again. With a pool as db each transaction commits on its own, and the counts
 // are right even if there is an error.
 func (q *Queue) ResolveMany(ctx context.Context, db DB, filter Filter, name string, r Resolution) (resolved, redriven int, err error) {
@@ -351,6 +351,15 @@ func (q *Queue) ResolveMany(ctx context.Context, db DB, filter Filter, name stri
 		return err
 	})
 	return resolved, redriven, err
+}
+
+// WouldResolve says which jobs ResolveMany would look at with this filter: how many, and which. It settles those of their
+// effects that are uncertain or held; Doubts lists such effects.
+func (q *Queue) WouldResolve(ctx context.Context, db DB, filter Filter) (Choice, error) {
+	if filter.States == nil {
+		filter.States = []State{StateHeld}
+	}
+	return q.choose(ctx, db, filter, redrivable)
 }
 
 // EffectInfo is what is known about a named effect of a job. In JSON, empty fields are left out.

@@ -388,7 +388,7 @@ func TestResolveMany(t *testing.T) {
 	_, err := q.Redrive(ctx, db.Pool, ids[0])
 	require.ErrorIs(t, err, onceq.ErrHeld)
 	require.ErrorContains(t, err, "Queue.Resolve")
-	redriven, taken, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{States: []onceq.State{onceq.StateHeld}})
+	redriven, taken, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{All: true, States: []onceq.State{onceq.StateHeld}})
 	require.ErrorIs(t, err, onceq.ErrHeld)
 	require.ErrorContains(t, err, "6 jobs")
 	require.Zero(t, redriven+taken)
@@ -409,7 +409,7 @@ func TestResolveMany(t *testing.T) {
 	// A call in the caller's transaction takes effect only if that commits.
 	tx, err := db.Pool.Begin(ctx)
 	require.NoError(t, err)
-	resolved, redriven, err := q.ResolveMany(ctx, tx, onceq.Filter{}, "", onceq.NeverApplied())
+	resolved, redriven, err := q.ResolveMany(ctx, tx, onceq.Filter{All: true}, "", onceq.NeverApplied())
 	require.NoError(t, err)
 	require.Equal(t, []int{8, 6}, []int{resolved, redriven})
 	require.NoError(t, tx.Rollback(ctx))
@@ -425,7 +425,7 @@ func TestResolveMany(t *testing.T) {
 	require.Equal(t, 3, held())
 	require.NoError(t, q.Resolve(ctx, db.Pool, ids[5], "mail", onceq.Applied(7))) // the last effect of this job: it runs again
 	require.Equal(t, 2, held())
-	resolved, redriven, err = q.ResolveMany(ctx, db.Pool, onceq.Filter{}, "", onceq.Applied(7))
+	resolved, redriven, err = q.ResolveMany(ctx, db.Pool, onceq.Filter{All: true}, "", onceq.Applied(7))
 	require.NoError(t, err)
 	require.Equal(t, []int{2, 2}, []int{resolved, redriven})
 	for _, ran := range db.Drain(handle) {

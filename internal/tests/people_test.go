@@ -131,7 +131,7 @@ func TestDoubts_AndAskAgain(t *testing.T) {
 		require.Contains(t, []string{found[0].Effect.IdempotencyKey, found[1].Effect.IdempotencyKey}, key)
 		return 7, happened, nil
 	})
-	resolved, redriven, err := q.ResolveMany(ctx, db.Pool, onceq.Filter{}, "", onceq.AskAgain())
+	resolved, redriven, err := q.ResolveMany(ctx, db.Pool, onceq.Filter{All: true}, "", onceq.AskAgain())
 	require.NoError(t, err)
 	require.Equal(t, []int{2, 2}, []int{resolved, redriven})
 	db.Advance(time.Minute) // past the leases of the earlier calls, and the grace time

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -316,7 +317,7 @@ func TestTrapRedriveOfAJobWhoseKeyALaterJobHas(t *testing.T) {
 	}
 	refused(onceq.StateCompleted) // its key is free, but its work is done under a larger token
 
-	n, taken, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{})
+	n, taken, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{All: true})
 	if err != nil || n != 0 || taken != 1 {
 		t.Fatalf("%d redriven, %d taken, error %v", n, taken, err)
 	}
@@ -522,8 +523,8 @@ func TestRedriveAndDiscardMany(t *testing.T) {
 			t.Fatalf("%d redriven, %d taken, error %v; want %d and %d", got, taken, err, want, wantTaken)
 		}
 	}
-	redrive(onceq.Filter{Limit: 510}, 510, 0)
-	redrive(onceq.Filter{States: []onceq.State{onceq.StateHeld}}, 0, 0)
+	redrive(onceq.Filter{All: true, Limit: 510}, 510, 0)
+	redrive(onceq.Filter{All: true, States: []onceq.State{onceq.StateHeld}}, 0, 0)
 	redrive(onceq.Filter{Queue: "none"}, 0, 0)
 	redrive(onceq.Filter{Kind: "kind0"}, 346, 1) // there are 602 of that kind, and 255 of them were among the first
 	redrive(onceq.Filter{Scope: "tenant"}, n-510-346-1, 1)
@@ -537,17 +538,17 @@ func TestRedriveAndDiscardMany(t *testing.T) {
 		}
 		return nil
 	}
-	if got, err := q.DiscardMany(ctx, db.Pool, onceq.Filter{Progress: stop}); !errors.Is(err, enough) || got != 1000 || fmt.Sprint(tried) != "[500 1000]" {
+	if got, err := q.DiscardMany(ctx, db.Pool, onceq.Filter{All: true, Progress: stop}); !errors.Is(err, enough) || got != 1000 || fmt.Sprint(tried) != "[500 1000]" {
 		t.Fatalf("%d discarded, progress %v, error %v", got, tried, err)
 	}
-	if got, err := q.DiscardMany(ctx, db.Pool, onceq.Filter{}); err != nil || got != n-1000 {
+	if got, err := q.DiscardMany(ctx, db.Pool, onceq.Filter{All: true}); err != nil || got != n-1000 {
 		t.Fatalf("%d discarded, error %v", got, err)
 	}
 	var bad *onceq.InvalidError
-	if _, _, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{States: []onceq.State{onceq.StateCompleted}}); !errors.As(err, &bad) {
+	if _, _, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{All: true, States: []onceq.State{onceq.StateCompleted}}); !errors.As(err, &bad) {
 		t.Fatalf("error %v", err)
 	}
-	if _, err := q.DiscardMany(ctx, db.Pool, onceq.Filter{States: []onceq.State{onceq.StateWaiting}}); !errors.As(err, &bad) {
+	if _, err := q.DiscardMany(ctx, db.Pool, onceq.Filter{All: true, States: []onceq.State{onceq.StateWaiting}}); !errors.As(err, &bad) {
 		t.Fatalf("error %v", err)
 	}
 }
@@ -628,5 +629,69 @@ func TestRepairInEveryQueryMode(t *testing.T) {
 			}
 			reap(t, newReaper(t, db, onceq.ReaperConfig{Grace: time.Millisecond}), onceq.Reaped{Fences: 1})
 		})
+	}
+}
+
+// All four calls for many jobs refuse the same filters, and each has a call that says what it would try.
+func TestManyJobs_AFilterThatNamesNothing(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	var ids []int64
+	for range 103 {
+		ids = append(ids, repairEnqueue(t, db, onceq.Job{Queue: "later", Delay: time.Hour}))
+	}
+	dead := repairDead(t, db, onceq.Job{})
+	slices.Reverse(ids)
+	type call struct {
+		would func(onceq.Filter) (onceq.Choice, error)
+		does  func(onceq.Filter) (int, error)
+	}
+	calls := map[string]call{
+		"cancel": {func(f onceq.Filter) (onceq.Choice, error) { return q.WouldCancel(ctx, db.Pool, f) },
+			func(f onceq.Filter) (int, error) { n, _, err := q.CancelMany(ctx, db.Pool, f); return n, err }},
+		"retry": {func(f onceq.Filter) (onceq.Choice, error) { return q.WouldRetry(ctx, db.Pool, f) },
+			func(f onceq.Filter) (int, error) { return q.RetryMany(ctx, db.Pool, f) }},
+		"redrive": {func(f onceq.Filter) (onceq.Choice, error) { return q.WouldRedrive(ctx, db.Pool, f) },
+			func(f onceq.Filter) (int, error) { n, _, err := q.RedriveMany(ctx, db.Pool, f); return n, err }},
+		"discard": {func(f onceq.Filter) (onceq.Choice, error) { return q.WouldDiscard(ctx, db.Pool, f) },
+			func(f onceq.Filter) (int, error) { return q.DiscardMany(ctx, db.Pool, f) }},
+		"resolve": {func(f onceq.Filter) (onceq.Choice, error) { return q.WouldResolve(ctx, db.Pool, f) },
+			func(f onceq.Filter) (int, error) {
+				n, _, err := q.ResolveMany(ctx, db.Pool, f, "", onceq.NeverApplied())
+				return n, err
+			}},
+	}
+	for name, c := range calls {
+		for _, f := range []onceq.Filter{{}, {Limit: 1}, {CreatedBefore: time.Now()}, {Kind: "mail", Limit: -1}, {Kind: "mail", States: []onceq.State{0}}} {
+			var bad *onceq.InvalidError
+			if _, err := c.would(f); !errors.As(err, &bad) {
+				t.Errorf("would %s with %+v: %v", name, f, err)
+			}
+			if _, err := c.does(f); !errors.As(err, &bad) {
+				t.Errorf("%s with %+v: %v", name, f, err)
+			}
+		}
+	}
+	for _, x := range []struct {
+		name   string
+		filter onceq.Filter
+		count  int
+		ids    []int64
+	}{
+		{"resolve", onceq.Filter{All: true}, 0, nil},
+		{"retry", onceq.Filter{All: true}, 0, nil},
+		{"redrive", onceq.Filter{Kind: "mail"}, 1, []int64{dead}},
+		{"discard", onceq.Filter{IDs: []int64{dead, ids[0]}}, 1, []int64{dead}},
+		{"cancel", onceq.Filter{All: true, Limit: 2}, 2, ids[:2]},
+		{"cancel", onceq.Filter{All: true}, 103, ids[:100]},
+	} {
+		got, err := calls[x.name].would(x.filter)
+		if err != nil || got.Count != x.count || !slices.Equal(got.IDs, x.ids) {
+			t.Errorf("would %s: %+v, error %v; want %d: %d", x.name, got, err, x.count, x.ids)
+		}
+	}
+	if n, err := calls["cancel"].does(onceq.Filter{All: true}); err != nil || n != 103 {
+		t.Fatalf("%d cancelled, %v", n, err)
 	}
 }

@@ -213,6 +213,38 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 						_, _, err := q.ResolveMany(ctx, db.Pool, onceq.Filter{Queue: evil, Kind: evil, Scope: evil}, evil, onceq.Applied(evil))
 						return err
 					}},
+					{"Queue.PauseQueue", func() error { return q.PauseQueue(ctx, db.Pool, evil, evil) }},
+					{"Queue.PauseKind", func() error { return q.PauseKind(ctx, db.Pool, evil, evil) }},
+					{"Queue.Pauses", func() error { _, err := q.Pauses(ctx, db.Pool); return err }},
+					{"Queue.Explain", func() error { // while both are paused
+						r, err := q.Enqueue(ctx, db.Pool, again("4"))
+						require.NoError(t, err)
+						_, err = q.Explain(ctx, db.Pool, r.ID)
+						return err
+					}},
+					{"Queue.ResumeQueue", func() error { _, err := q.ResumeQueue(ctx, db.Pool, evil); return err }},
+					{"Queue.ResumeKind", func() error { _, err := q.ResumeKind(ctx, db.Pool, evil); return err }},
+					{"Queue.RecordAction", func() error {
+						_, err := q.RecordAction(ctx, db.Pool, onceq.Action{Who: evil, What: evil, About: evil, Why: evil, Outcome: evil})
+						return err
+					}},
+					{"Queue.Actions", func() error { _, err := q.Actions(ctx, db.Pool, onceq.ActionFilter{}); return err }},
+					{"Queue.Keys", func() error { _, err := q.Keys(ctx, db.Pool, evil, evil); return err }},
+					{"Queue.Doubts", func() error { _, _, err := q.Doubts(ctx, db.Pool, filter); return err }},
+					{"Queue.CheckPayloads", func() error { _, err := q.CheckPayloads(ctx, kindHandler(evil, evil, nil)); return err }},
+					{"Queue.Workers", func() error { _, err := q.Workers(ctx, db.Pool); return err }},
+					{"Queue.Count", func() error { _, err := q.Count(ctx, db.Pool, filter); return err }},
+					{"Queue.WouldCancel", func() error { _, err := q.WouldCancel(ctx, db.Pool, filter); return err }},
+					{"Queue.RetryMany", func() error { _, err := q.RetryMany(ctx, db.Pool, filter); return err }},
+					{"Queue.WouldRetry", func() error { _, err := q.WouldRetry(ctx, db.Pool, filter); return err }},
+					{"Queue.WouldRedrive", func() error { _, err := q.WouldRedrive(ctx, db.Pool, filter); return err }},
+					{"Queue.WouldDiscard", func() error { _, err := q.WouldDiscard(ctx, db.Pool, filter); return err }},
+					{"Queue.WouldResolve", func() error { _, err := q.WouldResolve(ctx, db.Pool, filter); return err }},
+					{"Lease.Progress", func() error {
+						require.NoError(t, l.Progress(1, 2, evil))
+						_ = l.Extend(ctx, time.Hour) // the lease may be over
+						return nil
+					}},
 					{"Queue.NewInstallation", func() error { return nil }}, // takes no text
 					{"Fence.String", func() error { return nil }},          // sends nothing
 					{"Lease.Now", func() error { return nil }},             // sends no text
