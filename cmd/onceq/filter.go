@@ -53,6 +53,7 @@ func (c *chosen) flags(cmd *cobra.Command, states []onceq.State) {
 // filter is what the flags choose. Times that count from now count from the database's now.
 func (c *chosen) filter(ctx context.Context, a *app, possible, byDefault []onceq.State) (f onceq.Filter, err error) {
 	f = onceq.Filter{Queue: c.queue, Kind: c.kind, Scope: c.scope, States: byDefault}
+	f.All = len(c.states) > 0 || c.createdFrom != "" || c.createdB != "" // who names a state or a time means every queue
 	if len(c.states) > 0 {
 		f.States = nil
 	}
