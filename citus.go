@@ -97,7 +97,7 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 		return withClock(statement), args, nil
 	case readFenceTable:
 		return clusterSize, args, nil
-	case rescanTurn, writePresence, writePause, retryJobs, discardJobs, resolveEffects, resolveFence, reapFences, reapOrphans, takeFenceDrawn, goneApart, takeApart, redriveTheirs:
+	case rescanTurn, writePresence, writePause, replaceJobs, retryJobs, discardJobs, resolveEffects, resolveFence, reapFences, reapOrphans, takeFenceDrawn, goneApart, takeApart, redriveTheirs:
 	default:
 		return statement, args, nil
 	}

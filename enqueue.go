@@ -18,8 +18,12 @@ import (
 // Result is the answer to an Enqueue.
 type Result struct {
 	ID        int64 `json:"id"`        // of the new job, or of the job that has the key
-	Duplicate bool  `json:"duplicate"` // the key was taken: nothing was written
+	Duplicate bool  `json:"duplicate"` // the key was taken: nothing was written, unless Replaced
 	State     State `json:"state"`     // that job's present state
+
+	// Replaced says that the job that has the key was changed, as Job.Replace asks. It is false if that job was started
+	// before; State then says how far it is.
+	Replaced bool `json:"replaced,omitzero"`
 
 	// Output is the stored result of a completed job, if its handler set one (Lease.SetResult).
 	Output json.RawMessage `json:"output,omitzero"`
@@ -707,6 +711,7 @@ type settling struct {
 	results []Result
 	ours    []*Lease // the jobs whose keys cannot be enqueued here
 
+	tried      map[int]bool // the places of jobs that have tried to replace another
 	refused    []error
 	met        []Event
 	mismatches []refusal
@@ -756,6 +761,7 @@ func (s *settling) look(ctx context.Context, db DB, left []int) (again []int, fl
 		scopes[k], keys[k] = s.all[i].header.scope, s.all[i].key
 	}
 	answered := make([]bool, len(left))
+	var replacing []int // places
 	s.met, s.mismatches = s.met[:0], s.mismatches[:0]
 	err = s.q.send(ctx, db, asIs, readTaken, []any{scopes, keys}, each(func(rows pgx.Rows) error {
 		var n, token int64
@@ -775,12 +781,28 @@ func (s *settling) look(ctx context.Context, db DB, left []int) (again []int, fl
 		if r.State = state.job(live); output != nil {
 			r.Output = json.RawMessage(*output)
 		}
+		if i := left[n-1]; s.replaceable(i, r, mark) {
+			s.results[i] = r
+			replacing = append(replacing, i)
+			return nil
+		}
 		answered[n-1] = true
 		s.answer(left[n-1], r, mark)
 		return nil
 	}))
 	if err != nil {
 		return nil, 0, fmt.Errorf("onceq: reading a taken key: %w", err)
+	}
+	if len(replacing) > 0 {
+		done, err := s.replace(ctx, db, replacing)
+		if err != nil {
+			return nil, 0, err
+		}
+		for _, i := range done { // the others were started in between: their keys are looked at again
+			answered[slices.Index(left, i)] = true
+			h := s.all[i].header
+			s.met = append(s.met, Event{Type: EventDuplicate, Queue: h.queue, Kind: h.kind, JobID: s.results[i].ID, Scope: h.scope, Key: s.all[i].key})
+		}
 	}
 	if err := s.q.explain(ctx, db, s.mismatches); err != nil {
 		return nil, 0, err

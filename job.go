@@ -110,6 +110,17 @@ type Job struct {
 	// Strict makes a duplicate an error, a *DuplicateError, instead of a Result with Duplicate set.
 	Strict bool
 
+	// Replace changes the job that has the key already, if that is of the same kind and nobody has ever claimed it: its
+	// payload, its time or both, with its key's fingerprint. Its id and everything else stay, the Result has Duplicate and
+	// Replaced set, and this job's other fields count for nothing. With ReplaceTime and a Delay the job runs when no further
+	// call has come for that long (a debounce); use UntilFinished as the Window if the key is to be free after that.
+	//
+	// If the job was started before, or is finished and its key still taken, nothing is changed and the answer is as without
+	// Replace: the same payload is a duplicate with that job's State, and another one is a *MismatchError, so that no change is
+	// lost silently. A job that failed, was given back or was redriven counts as started. Enqueue waits while a claim of the
+	// job is under way. A worker finds a job that became due earlier with its next poll. Not together with Strict.
+	Replace Replace
+
 	keyed bool // made by a kind that derives keys, or for EnqueueUnique: an empty key is an error
 }
 

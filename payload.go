@@ -80,6 +80,11 @@ func (c *encoder) encode(e *encoded, j, before *Job) (err error) {
 			return err
 		}
 	}
+	if j.Replace != 0 {
+		if err := j.checkReplace(); err != nil {
+			return err
+		}
+	}
 	e.header = c.header
 	return c.addPayload(e, j)
 }

@@ -1699,6 +1699,36 @@ select (select array_agg(id) from back),
        (select array_agg(id) from h where id not in (select id from back)),
        (select array_agg(id) from asked where id not in (select id from h));
 
+-- replace.go: replaceJobs
+with asked as materialized (
+  select * from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::bytea[], $8::smallint[], $9::bigint[], $10::bigint[])
+      as u(id, scope, key, payload, bytes, metadata, fingerprint, parts, at, delay)
+   order by id
+),
+mine as materialized (
+  select a.*
+    from asked a
+   cross join lateral (
+         select id from onceq.jobs
+          where id = a.id and scope = a.scope and key = a.key and claims = 0 and leased_until is null
+            for update) j
+),
+fence as (
+  update onceq.job_fences f set fingerprint = m.fingerprint
+    from (select * from mine where parts & 1 > 0 order by scope, key) m
+   where f.key = any (array[m.key]) and f.scope = any (array[m.scope]) and f.class + 0 = 0 and f.job_id = m.id
+)
+update onceq.jobs j
+   set payload       = case when m.parts & 1 > 0 then nullif(m.payload, '')::jsonb else j.payload end,
+       payload_bytes = case when m.parts & 1 = 0 then j.payload_bytes when m.payload = '' then m.bytes end,
+       metadata      = case when m.parts & 1 > 0 then nullif(m.metadata, '')::jsonb else j.metadata end,
+       run_at        = case when m.parts & 2 > 0
+                            then greatest(statement_timestamp() + m.delay * interval '1 microsecond', timestamptz 'epoch' + nullif(m.at, 0) * interval '1 microsecond')
+                            else j.run_at end
+  from mine m
+ where j.id = any (array[m.id])
+returning j.id, j.run_at > statement_timestamp();
+
 -- session.go: listenFor
 listen …;
 

@@ -98,6 +98,13 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 				}{
 					{"Queue.Check", func() error { return q.Check(ctx) }},
 					{"Queue.Enqueue", func() error { r, err := q.Enqueue(ctx, db.Pool, job); id = r.ID; return err }},
+					{"Queue.Enqueue, which replaces", func() error {
+						j := job
+						j.Replace = onceq.ReplacePayload | onceq.ReplaceTime
+						r, err := q.Enqueue(ctx, db.Pool, j)
+						require.Equal(t, onceq.Result{ID: id, Duplicate: true, Replaced: true, State: onceq.StateWaiting}, r)
+						return err
+					}},
 					{"Queue.EnqueueUnique", func() error { _, err := q.EnqueueUnique(ctx, db.Pool, job); return err }},
 					{"Queue.EnqueueMany", func() error {
 						_, err := q.EnqueueMany(ctx, db.Pool, []onceq.Job{job, {Kind: "other", Key: evil, Metadata: job.Metadata}, {Kind: "other", Payload: []byte(evil)}})

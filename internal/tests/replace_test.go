@@ -1,0 +1,182 @@
+package tests
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+func replacing(payload any, delay time.Duration, what onceq.Replace) onceq.Job {
+	return onceq.Job{Kind: "k", Key: "a", Payload: payload, Delay: delay, Replace: what, Metadata: map[string]string{"of": "it"}}
+}
+
+const both = onceq.ReplacePayload | onceq.ReplaceTime
+
+func TestReplace_ChangesWhatNobodyHasStarted(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	enqueue := func(j onceq.Job) onceq.Result {
+		t.Helper()
+		r, err := q.Enqueue(ctx, db.Pool, j)
+		require.NoError(t, err)
+		return r
+	}
+	get := func(id int64) onceq.JobInfo { return must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)) }
+	first := enqueue(replacing(1, time.Hour, both))
+	require.False(t, first.Duplicate || first.Replaced)
+	was := get(first.ID)
+
+	r := enqueue(replacing(2, 2*time.Hour, both))
+	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, Replaced: true, State: onceq.StateDelayed}, r)
+	now := get(first.ID)
+	require.Equal(t, "2", string(now.Payload))
+	require.InDelta(t, 60, now.RunAt.Sub(was.RunAt).Minutes(), 10)
+
+	// The fingerprint follows.
+	require.False(t, enqueue(onceq.Job{Kind: "k", Key: "a", Payload: 2}).Replaced)
+	_, err := q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Key: "a", Payload: 1})
+	require.ErrorIs(t, err, onceq.ErrMismatch)
+
+	// Only the time, or only the payload.
+	_, err = q.Enqueue(ctx, db.Pool, replacing(3, 0, onceq.ReplaceTime))
+	require.ErrorIs(t, err, onceq.ErrMismatch)
+	require.Equal(t, now, get(first.ID))
+	require.True(t, enqueue(replacing([]byte{1, 2}, 0, onceq.ReplacePayload)).Replaced)
+	require.Equal(t, []byte{1, 2}, get(first.ID).Bytes)
+	require.Equal(t, now.RunAt, get(first.ID).RunAt)
+	require.True(t, enqueue(replacing(3, 0, onceq.ReplacePayload)).Replaced)
+	r = enqueue(replacing(3, 0, onceq.ReplaceTime))
+	require.Equal(t, onceq.StateWaiting, r.State)
+
+	// Another kind's job is never changed.
+	other := replacing(9, 0, both)
+	other.Kind, other.Scope = "other", "k"
+	_, err = q.Enqueue(ctx, db.Pool, other)
+	require.ErrorIs(t, err, onceq.ErrMismatch)
+
+	// A rollback undoes it.
+	tx, err := db.Pool.Begin(ctx)
+	require.NoError(t, err)
+	r, err = q.Enqueue(ctx, tx, replacing(4, time.Hour, both))
+	require.NoError(t, err)
+	require.True(t, r.Replaced)
+	require.NoError(t, tx.Rollback(ctx))
+	require.Equal(t, "3", string(get(first.ID).Payload))
+
+	// In a batch, and many at once.
+	b := &pgx.Batch{}
+	p, err := q.EnqueueInBatch(b, replacing(5, 0, both))
+	require.NoError(t, err)
+	require.NoError(t, db.Pool.SendBatch(ctx, b).Close())
+	r, err = p.Result(ctx, db.Pool)
+	require.NoError(t, err)
+	require.True(t, r.Replaced)
+	many := []onceq.Job{{Kind: "k", Key: "new", Payload: 1, Replace: both}, replacing(6, 0, both), {Kind: "k", Payload: 1}}
+	all, err := q.EnqueueMany(ctx, db.Pool, many)
+	require.NoError(t, err)
+	require.Equal(t, []bool{false, true, false}, []bool{all[0].Replaced, all[1].Replaced, all[2].Replaced})
+	require.Equal(t, first.ID, all[1].ID)
+
+	leases, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 10})
+	require.NoError(t, err)
+	var payload string
+	for _, l := range leases {
+		if l.ID == first.ID {
+			payload = string(l.Payload)
+		}
+	}
+	require.Equal(t, "6", payload)
+}
+
+func TestReplace_AJobThatWasStartedStays(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	id := add(t, db, onceq.Job{Kind: "k", Key: "a", Payload: 1})
+	leases, err := q.Claim(ctx, onceq.ClaimOptions{})
+	require.NoError(t, err)
+	check := func(want onceq.State) {
+		t.Helper()
+		r, err := q.Enqueue(ctx, db.Pool, replacing(1, time.Hour, both))
+		require.NoError(t, err)
+		require.Equal(t, onceq.Result{ID: id, Duplicate: true, State: want}, r)
+		var mismatch *onceq.MismatchError
+		_, err = q.Enqueue(ctx, db.Pool, replacing(2, time.Hour, both))
+		require.ErrorAs(t, err, &mismatch)
+		require.Equal(t, want, mismatch.Existing.State)
+	}
+	check(onceq.StateRunning)
+	require.NoError(t, leases[0].Release(ctx))
+	check(onceq.StateWaiting)
+	leases, err = q.Claim(ctx, onceq.ClaimOptions{})
+	require.NoError(t, err)
+	require.NoError(t, leases[0].Complete(ctx, nil))
+	check(onceq.StateCompleted)
+}
+
+// A call that meets a claim that is under way waits for it, and then says that the job runs. The claim has the old payload.
+func TestReplace_WhileTheJobIsClaimed(t *testing.T) {
+	t.Parallel()
+	for _, commits := range []bool{true, false} {
+		db := queuetest.New(t)
+		ctx, q := t.Context(), db.Queue
+		id := add(t, db, onceq.Job{Kind: "k", Key: "a", Payload: 1})
+		claim, err := db.Pool.Begin(ctx)
+		require.NoError(t, err)
+		_, err = claim.Exec(ctx, `update onceq.jobs set claims = 1, holder = 1, leased_until = now() + interval '1 hour' where id = $1`, id)
+		require.NoError(t, err)
+		answer := background(func() (onceq.Result, error) { return q.Enqueue(ctx, db.Pool, replacing(1, time.Hour, both)) })
+		until(t, db, `exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%unnest%for update%')`)
+		want := onceq.Result{ID: id, Duplicate: true, State: onceq.StateRunning}
+		if commits {
+			require.NoError(t, claim.Commit(ctx))
+		} else {
+			require.NoError(t, claim.Rollback(ctx))
+			want = onceq.Result{ID: id, Duplicate: true, Replaced: true, State: onceq.StateDelayed}
+		}
+		r, err := answer()
+		require.NoError(t, err)
+		require.Equal(t, want, r)
+	}
+}
+
+// A claim steps over a job that is just being replaced, and takes it with the new payload afterwards.
+func TestReplace_AClaimMeetsAReplacement(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	id := add(t, db, onceq.Job{Kind: "k", Key: "a", Payload: 1})
+	tx, err := db.Pool.Begin(ctx)
+	require.NoError(t, err)
+	r, err := q.Enqueue(ctx, tx, replacing(2, 0, both))
+	require.NoError(t, err)
+	require.True(t, r.Replaced)
+	leases, err := q.Claim(ctx, onceq.ClaimOptions{})
+	require.NoError(t, err)
+	require.Empty(t, leases)
+	require.NoError(t, tx.Commit(ctx))
+	leases, err = q.Claim(ctx, onceq.ClaimOptions{})
+	require.NoError(t, err)
+	require.Len(t, leases, 1)
+	require.Equal(t, id, leases[0].ID)
+	require.Equal(t, "2", string(leases[0].Payload))
+}
+
+func TestReplace_BadInput(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	for _, j := range []onceq.Job{
+		{Kind: "k", Replace: both}, {Kind: "k", Key: "a", Replace: 8}, {Kind: "k", Key: "a", Replace: both, Strict: true},
+	} {
+		var bad *onceq.InvalidError
+		_, err := db.Queue.Enqueue(context.Background(), db.Pool, j)
+		require.ErrorAs(t, err, &bad)
+	}
+}

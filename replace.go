@@ -1,0 +1,111 @@
+package onceq
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Replace says what a job changes in the job that has its key already, if nobody has started that one.
+type Replace uint8
+
+// What can be replaced. Both together: ReplacePayload | ReplaceTime.
+const (
+	ReplacePayload Replace = 1 << iota // the payload and the metadata, and with them what later jobs with the key are compared with
+	ReplaceTime                        // when it is due: RunAt or Delay count from this call, and without them it is due now
+)
+
+func (j *Job) checkReplace() error {
+	switch {
+	case j.Replace > ReplacePayload|ReplaceTime:
+		return invalid("Replace", "is %d; use ReplacePayload and ReplaceTime", j.Replace)
+	case j.Key == "" && !j.keyed:
+		return invalid("Replace", "is set without a Key, by which the other job is found")
+	case j.Strict:
+		return invalid("Replace", "and Strict are both set; use one")
+	}
+	return nil
+}
+
+// replaceJobs changes jobs that no claim has had, and the fingerprints of their fences. It waits for a claim that is under way,
+// and leaves the job alone if that has taken it. It returns the ids of the jobs that it changed, and whether they are delayed.
+const replaceJobs = `
+with asked as materialized (
+  select * from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::bytea[], $8::smallint[], $9::bigint[], $10::bigint[])
+      as u(id, scope, key, payload, bytes, metadata, fingerprint, parts, at, delay)
+   order by id
+),
+mine as materialized (
+  select a.*
+    from asked a
+   cross join lateral (
+         select id from onceq.jobs
+          where id = a.id and scope = a.scope and key = a.key and claims = 0 and leased_until is null
+            for update) j
+),
+fence as (
+  update onceq.job_fences f set fingerprint = m.fingerprint
+    from (select * from mine where parts & 1 > 0 order by scope, key) m
+   where f.key = any (array[m.key]) and f.scope = any (array[m.scope]) and f.class + 0 = ` + sqlOfJob + ` and f.job_id = m.id
+)
+update onceq.jobs j
+   set payload       = case when m.parts & 1 > 0 then nullif(m.payload, '')::jsonb else j.payload end,
+       payload_bytes = case when m.parts & 1 = 0 then j.payload_bytes when m.payload = '' then m.bytes end,
+       metadata      = case when m.parts & 1 > 0 then nullif(m.metadata, '')::jsonb else j.metadata end,
+       run_at        = case when m.parts & 2 > 0
+                            then greatest(statement_timestamp() + m.delay * interval '1 microsecond', timestamptz 'epoch' + nullif(m.at, 0) * interval '1 microsecond')
+                            else j.run_at end
+  from mine m
+ where j.id = any (array[m.id])
+returning j.id, j.run_at > statement_timestamp()`
+
+// replaceable reports whether the job at place i may replace the one that r describes and whose fence has the fingerprint mark.
+// Each is tried once: after that the answer is as for any other job.
+func (s *settling) replaceable(i int, r Result, mark []byte) bool {
+	replace, e := s.jobs[i].Replace, &s.all[i]
+	return replace != 0 && !s.tried[i] && (r.State == StateWaiting || r.State == StateDelayed) && sameKind(mark, e.fingerprint) &&
+		(replace&ReplacePayload > 0 || samePayload(mark, e.fingerprint))
+}
+
+// replace changes the jobs that those at the given places may replace, and returns the places of those that did.
+func (s *settling) replace(ctx context.Context, db DB, places []int) (done []int, err error) {
+	slices.SortFunc(places, func(i, j int) int { return int(s.results[i].ID - s.results[j].ID) })
+	n := len(places)
+	ids, byID := make([]int64, n), make(map[int64]int, n)
+	scopes, keys, payloads, metadata := make([]string, n), make([]string, n), make([]string, n), make([]string, n)
+	bytes, marks := make([][]byte, n), make([][]byte, n)
+	parts, ats, delays := make([]int16, n), make([]int64, n), make([]int64, n)
+	for k, i := range places {
+		e := &s.all[i]
+		ids[k], byID[s.results[i].ID] = s.results[i].ID, i
+		scopes[k], keys[k], metadata[k] = e.header.scope, e.key, e.header.metadata
+		payloads[k], bytes[k], marks[k] = e.json, e.bytes, e.fingerprint
+		parts[k], delays[k] = int16(s.jobs[i].Replace), e.header.delay.Microseconds()
+		if !e.header.at.IsZero() {
+			ats[k] = e.header.at.UnixMicro()
+		}
+		if s.tried == nil {
+			s.tried = make(map[int]bool)
+		}
+		s.tried[i] = true
+	}
+	args := []any{ids, scopes, keys, payloads, bytes, metadata, marks, parts, ats, delays}
+	err = s.q.send(ctx, db, asIs, replaceJobs, args, each(func(rows pgx.Rows) error {
+		var id int64
+		var delayed bool
+		if err := rows.Scan(&id, &delayed); err != nil {
+			return err
+		}
+		i := byID[id]
+		s.results[i] = accepted(id, delayed)
+		s.results[i].Duplicate, s.results[i].Replaced = true, true
+		done = append(done, i)
+		return nil
+	}))
+	if err != nil {
+		return nil, fmt.Errorf("onceq: replacing a job: %w", err)
+	}
+	return done, nil
+}
