@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/onceqcron"
 )
 
 // bulk is an action on all jobs of a search.
@@ -221,7 +222,7 @@ func refused(err error) bool {
 			return true
 		}
 	}
-	return errors.As(err, &invalid) || strings.HasPrefix(err.Error(), "onceqcron: schedule ")
+	return errors.As(err, &invalid) || strings.HasPrefix(err.Error(), "onceqcron: schedule ") // its job is refused
 }
 
 // readAction reads a form. What is wrong with it is said before anything is done.
@@ -318,6 +319,9 @@ select set_config('statement_timeout', '5s', true), set_config('lock_timeout', '
 	return to + "done=" + strconv.FormatInt(a.ID, 10), nil
 }
 
+// elsewhere is the outcome for a schedule that is in another process's code.
+const elsewhere = "a worker that has the schedule in its code is asked to do it; the job says what became of that"
+
 // one does an action on one job, one key or one schedule, inside a transaction, and sets a.Outcome.
 func (h *Handler) one(ctx context.Context, tx pgx.Tx, a *asked) (to string, err error) {
 	to = "./job?id=" + strconv.FormatInt(a.JobID, 10) + "&"
@@ -372,11 +376,17 @@ func (h *Handler) one(ctx context.Context, tx pgx.Tx, a *asked) (to string, err 
 	switch a.What {
 	case "fire":
 		a.JobID, err = h.cron.Fire(ctx, tx, a.About)
-		a.Outcome = fmt.Sprintf("job %d is enqueued", a.JobID)
+		if a.Outcome = fmt.Sprintf("job %d is enqueued", a.JobID); errors.Is(err, onceqcron.ErrElsewhere) {
+			a.JobID, err = h.cron.Ask(ctx, tx, a.About, onceqcron.AskFire())
+			a.Outcome = elsewhere
+		}
 	case "pause":
 		a.Outcome, err = "it does not fire until somebody resumes it", h.cron.Pause(ctx, tx, a.About)
 	case "resume":
-		a.Outcome, err = "it fires from its next time on", h.cron.Resume(ctx, tx, a.About)
+		if a.Outcome, err = "it fires from its next time on", h.cron.Resume(ctx, tx, a.About); errors.Is(err, onceqcron.ErrElsewhere) {
+			a.JobID, err = h.cron.Ask(ctx, tx, a.About, onceqcron.AskResume())
+			a.Outcome = elsewhere
+		}
 	}
 	a.About = "schedule " + strconv.Quote(a.About)
 	return to, err

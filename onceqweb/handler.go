@@ -49,7 +49,7 @@ type Config struct {
 	// no prefix: their links are relative.
 	Prefix string
 
-	// Schedules fires and resumes schedules that are in this process's code. Default: only those in the table alone.
+	// Schedules fires and resumes schedules that are in this process's code at once. Default: a worker whose code has them is asked to.
 	Schedules *onceqcron.Scheduler
 
 	// TrustedOrigins may send actions too, as "https://admin.example.com". It is needed if a proxy changes the Host header, and the

@@ -23,10 +23,24 @@ type cache[V any] struct {
 }
 
 type cached[V any] struct {
-	ready chan struct{} // closed when the rest is there
 	began time.Time
+	ready chan struct{} // closed when the rest is there
+	took  time.Duration
 	value V
 	err   error
+}
+
+// old reports whether it is time to read again. What is slow to read is read for a fifth of the time at most.
+func (e *cached[V]) old(every time.Duration) bool {
+	select {
+	case <-e.ready:
+	default:
+		return false
+	}
+	if e.err == nil {
+		every = max(every, 5*e.took)
+	}
+	return time.Since(e.began) >= every
 }
 
 // maxCached bounds a cache; the oldest leave.
@@ -35,14 +49,14 @@ const maxCached = 200
 func (c *cache[V]) get(ctx context.Context, h *Handler, key string, every time.Duration, load func(context.Context) (V, error)) (V, error) {
 	c.mu.Lock()
 	e := c.m[key]
-	if e == nil || time.Since(e.began) >= every {
+	if e == nil || e.old(every) {
 		e = &cached[V]{ready: make(chan struct{}), began: time.Now()}
 		if c.m == nil {
 			c.m = make(map[string]*cached[V])
 		}
 		if len(c.m) >= maxCached {
 			for k, old := range c.m {
-				if time.Since(old.began) >= every {
+				if old.old(every) {
 					delete(c.m, k)
 				}
 			}
@@ -55,6 +69,7 @@ func (c *cache[V]) get(ctx context.Context, h *Handler, key string, every time.D
 		go func() {
 			defer cancel()
 			defer close(e.ready)
+			defer func() { e.took = time.Since(e.began) }()
 			select {
 			case h.slots <- struct{}{}:
 				defer func() { <-h.slots }()

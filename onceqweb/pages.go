@@ -445,8 +445,11 @@ func effects(h *Handler, ctx context.Context, r *request) (*view, error) {
 		v := url.Values{"queue": {f.Queue}, "kind": {f.Kind}, "of": {r.values.Get("of")}, "after": {strconv.FormatInt(found.Next, 10)}}
 		d.Next = "./effects?" + v.Encode()
 	}
-	st, err := h.readState(ctx)
-	return &view{Template: "effects", Title: "Effects of unknown outcome", Data: d, Live: live("effects", st.sums(err)["effects"])}, nil
+	var st state
+	if good := h.good.Load(); good != nil {
+		st = good.state
+	}
+	return &view{Template: "effects", Title: "Effects of unknown outcome", Data: d, Live: live("effects", st.sums(nil)["effects"])}, nil
 }
 
 // keys shows who has a key.

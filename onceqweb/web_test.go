@@ -406,6 +406,10 @@ func TestActions(t *testing.T) {
 	s.act("do", "resume", "name", "nightly report")
 	require.NotContains(t, s.get("schedule?name=nightly+report", http.StatusOK), "paused since")
 
+	// A process that does not have the schedule in its code asks one that has.
+	elsewhere := serve(t, db, onceqweb.Config{Viewer: may(true, true)})
+	require.Contains(t, elsewhere.act("do", "fire", "name", "nightly report"), "a worker that has the schedule in its code is asked")
+
 	// Pauses.
 	require.Contains(t, s.act("do", "pause-queue", "name", "mail", "why", "the relay is down"), "ada@example.com: the relay is down")
 	require.Contains(t, s.get("job?id="+id(d.Dead[0]), http.StatusOK), "has been paused since")
@@ -420,12 +424,12 @@ func TestActions(t *testing.T) {
 
 	trail, err := q.Actions(ctx, db.Pool, onceq.ActionFilter{})
 	require.NoError(t, err)
-	require.Len(t, trail, 18)
-	require.Equal(t, "the relay is back", trail[17].Why)
+	require.Len(t, trail, 19)
+	require.Equal(t, "the relay is back", trail[18].Why)
 	for _, a := range trail {
 		require.Equal(t, "ada@example.com", a.Who)
 		require.NotEmpty(t, a.Outcome)
-		require.Contains(t, s.log.String(), "what="+a.What)
+		require.Contains(t, s.log.String()+elsewhere.log.String(), "what="+a.What)
 	}
 	require.Contains(t, html.UnescapeString(s.get("audit", http.StatusOK)), `effect "charge": it did not happen`)
 }
@@ -446,7 +450,7 @@ func TestActions_RefusedChangeNothingAndAreInTheTrail(t *testing.T) {
 		{409, "not finished", form("do", "discard", "id", id(d.Waiting), "why", "x")},
 		{404, "not found", form("do", "cancel", "id", "999999")},
 		{404, "not uncertain or held", form("do", "resolve", "id", id(d.Held), "effect", "other", "decision", "never", "why", "x")},
-		{409, "in the code of", form("do", "fire", "name", "nightly report")},
+		{404, "no such schedule", form("do", "fire", "name", "none")},
 		{400, "say why", form("do", "discard", "id", id(d.Dead[0]))},
 		{400, "say why", form("do", "resolve", "id", id(d.Held), "effect", "charge", "decision", "never", "why", " ")},
 		{400, "not JSON", form("do", "resolve", "id", id(d.Held), "effect", "charge", "decision", "applied", "result", "ch_1", "why", "x")},
