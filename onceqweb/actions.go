@@ -443,7 +443,7 @@ func (h *Handler) many(ctx context.Context, a *asked) (to string, err error) {
 	if after == 0 {
 		return "", bad("this form lacks what was counted; begin with the search")
 	}
-	a.filter.Limit = maxMany
+	a.filter.Limit, a.filter.All = maxMany, true // what was counted was shown
 	var run func() (string, error)
 	to = "./jobs?" + filterValues(a.filter).Encode() + "&"
 	if a.What == "resolve-many" {

@@ -548,6 +548,9 @@ func TestActionsOnMany_CountBeforeAndSayAfter(t *testing.T) {
 	require.Len(t, trail, 8)
 	require.Equal(t, "begins", trail[1].Outcome)
 	require.Equal(t, `effect "charge" of held jobs, kind "charge": it did not happen`, trail[0].About)
+
+	// A search for nothing in particular is all that was counted.
+	require.Contains(t, s.act(s.confirmed("confirm?do=redrive-many", "2")...), "2 run again")
 }
 
 func TestBadInput_ReachesNeitherSQLNorMarkup(t *testing.T) {
