@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
 )
 
@@ -27,8 +28,10 @@ func (a *app) payloadsCommand() *cobra.Command {
 			if err := a.connect(cmd.Context(), true); err != nil {
 				return err
 			}
-			// Without handlers nothing is decoded, and the kinds are counted.
-			kinds, err := a.q.CheckPayloads(cmd.Context())
+			ctx, cancel := a.limited(cmd.Context())
+			defer cancel()
+			rows, err := a.pool.Query(ctx, `
+select kind, count(*)::int from `+pgx.Identifier{a.schema}.Sanitize()+`.v_jobs where state not in ('completed', 'cancelled') group by kind order by kind`)
 			if err != nil {
 				return err
 			}
@@ -38,9 +41,13 @@ func (a *app) payloadsCommand() *cobra.Command {
 			}
 			all := []one{}
 			t := newTable("KIND", "JOBS").numbers("JOBS")
-			for _, k := range kinds {
-				all = append(all, one{k.Kind, k.Jobs})
+			var k one
+			if _, err := pgx.ForEachRow(rows, []any{&k.Kind, &k.Jobs}, func() error {
+				all = append(all, k)
 				t.add(k.Kind, number(k.Jobs))
+				return nil
+			}); err != nil {
+				return err
 			}
 			if a.json {
 				return a.printJSON(map[string]any{"kinds": all})
