@@ -271,7 +271,9 @@ func (q *Queue) Count(ctx context.Context, db DB, filter Filter) (n int, err err
 	return n, nil
 }
 
-// statement builds the statement for a page, from the statements that read a job. It reads the history queue by queue and state by state, each of which is a
+// statement builds the statement for a page, from the statements that read a job. It compares and orders whole rows of an
+// index of the history: with "queue = … and state = …" and an order by id, the planner reads the primary key where it
+// believes that nearly every row has that state, and reads all of it if none has. It reads the history queue by queue and state by state, each of which is a
 // range of one index with a limit. Conditions that do not restrict are left out, so that a plan that is made once for all
 // values stays good. Every statement takes all arguments.
 func (f *Filter) statement(liveJob, pastJob string) (string, []any) {
@@ -319,8 +321,8 @@ finished as (
   select i.*
     from past p cross join unnest($3::smallint[]) s (state)
    cross join lateral (` + pastJob + `
-         where h.queue = p.queue and h.state = s.state and ` + where("h") + `
-         order by h.id desc limit $2::int) i
+         where (h.queue, h.state, h.id) < (p.queue, s.state, $1::bigint) and (h.queue, h.state) >= (p.queue, s.state) and ` + where("h") + `
+         order by h.queue desc, h.state desc, h.id desc limit $2::int) i
    where p.queue is not null
 )
 select * from (select * from live union all select * from finished) a

@@ -1231,8 +1231,8 @@ select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payloa
        null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
        h.errors::text as errors, null::text as progress
   from onceq.job_history h
-         where h.queue = p.queue and h.state = s.state and h.id < $1::bigint
-         order by h.id desc limit $2::int) i
+         where (h.queue, h.state, h.id) < (p.queue, s.state, $1::bigint) and (h.queue, h.state) >= (p.queue, s.state) and h.id < $1::bigint
+         order by h.queue desc, h.state desc, h.id desc limit $2::int) i
    where p.queue is not null
 )
 select * from (select * from live union all select * from finished) a
@@ -1263,8 +1263,8 @@ select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payloa
        null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
        h.errors::text as errors, null::text as progress
   from onceq.job_history h
-         where h.queue = p.queue and h.state = s.state and h.id < $1::bigint and h.kind = $5::text and h.scope = $6::text and h.id = any ($8::bigint[]) and h.created_at >= $9::timestamptz and h.created_at < $10::timestamptz
-         order by h.id desc limit $2::int) i
+         where (h.queue, h.state, h.id) < (p.queue, s.state, $1::bigint) and (h.queue, h.state) >= (p.queue, s.state) and h.id < $1::bigint and h.kind = $5::text and h.scope = $6::text and h.id = any ($8::bigint[]) and h.created_at >= $9::timestamptz and h.created_at < $10::timestamptz
+         order by h.queue desc, h.state desc, h.id desc limit $2::int) i
    where p.queue is not null
 )
 select * from (select * from live union all select * from finished) a
@@ -1287,8 +1287,8 @@ finished as (
   select i.*
     from past p cross join unnest($3::smallint[]) s (state)
    cross join lateral (select h.id from onceq.job_history h
-         where h.queue = p.queue and h.state = s.state and h.id < $1::bigint
-         order by h.id desc limit $2::int) i
+         where (h.queue, h.state, h.id) < (p.queue, s.state, $1::bigint) and (h.queue, h.state) >= (p.queue, s.state) and h.id < $1::bigint
+         order by h.queue desc, h.state desc, h.id desc limit $2::int) i
    where p.queue is not null
 )
 select * from (select * from live union all select * from finished) a
@@ -1329,8 +1329,8 @@ select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payloa
        null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
        h.errors::text as errors, null::text as progress
   from onceq.job_history h
-         where h.queue = p.queue and h.state = s.state and h.id < $1::bigint
-         order by h.id desc limit $2::int) i
+         where (h.queue, h.state, h.id) < (p.queue, s.state, $1::bigint) and (h.queue, h.state) >= (p.queue, s.state) and h.id < $1::bigint
+         order by h.queue desc, h.state desc, h.id desc limit $2::int) i
    where p.queue is not null
 )
 select * from (select * from live union all select * from finished) a
