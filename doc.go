@@ -89,12 +89,13 @@
 // # Which locks are taken, and in which order
 //
 // Rows of jobs or job_history are locked first, in the order of their ids, then rows of job_fences. Enqueue takes keys in
-// the order of scope and key. A completion locks its jobs' own fences, which nobody else changes. Claims, extensions of
-// leases and the Reaper skip locked rows; completions wait for them. An extension changes the job's row, and so conflicts
-// with a handler's own transaction above READ COMMITTED: see Lease.Lock. The only existing rows that Enqueue locks are an
-// expired fence that it takes over and, with Job.Replace, a job that it changes and that job's fence. Enqueue waits while
-// another transaction is open that took the same key or completes its job. There are no advisory locks outside migrations, no table locks, and no session state except an optional LISTEN
-// connection for each worker.
+// the order of scope and key. A completion locks its jobs' own fences, which nobody else changes once a job is started.
+// Claims, extensions of leases and the Reaper skip locked rows; completions wait for them. An extension changes the job's
+// row, and so conflicts with a handler's own transaction above READ COMMITTED: see Lease.Lock. The only existing rows
+// that Enqueue locks are an expired fence that it takes over and, with Job.Replace, a job that it changes and that job's
+// fence. Enqueue waits while another transaction is open that took the same key or completes its job. There are no
+// advisory locks outside migrations, no table locks, and no session state except an optional LISTEN connection for each
+// worker.
 //
 // # What it costs
 //
