@@ -17,15 +17,27 @@ const CancelledKeep = 24 * time.Hour
 
 // cancelJobs takes out jobs that nobody holds, and returns what their events need. A locked row counts as held: it does not
 // wait for a handler's transaction.
-const cancelJobs = `
-with free as materialized (
+var cancelJobs = cancelFrom(`
   select id from onceq.jobs
-   where id = any ($1::bigint[]) and (leased_until is null or leased_until <= statement_timestamp())
+   where id = any ($1::bigint[]) and (leased_until is null or leased_until <= statement_timestamp())`, "jobs", `,
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select `+laneSlot("lane")+`, statement_timestamp(), lane from (select distinct lane from gone where lane is not null) l
+)`)
+
+// cancelWaits is the same for jobs that wait for their lane.
+var cancelWaits = cancelFrom(`
+  select id from onceq.job_waits
+   where id = any ($1::bigint[])`, "job_waits", "")
+
+func cancelFrom(free, table, more string) string {
+	return `
+with free as materialized (` + free + `
    order by id
      for update skip locked
 ),
 gone as (
-  delete from onceq.jobs j using free where j.id = any (array[free.id])
+  delete from onceq.` + table + ` j using free where j.id = any (array[free.id])
   returning j.*, ` + sqlJobCancelled + `::smallint as state, ''::text as result, ''::text as error, 0 as spent, $2::bigint as keep
 ),
 fence as (
@@ -34,18 +46,22 @@ fence as (
     from gone g
    where ` + fenceOfGone + `
 ),
-` + writeHistory + `,
+` + withLane(writeHistory) + `,
 request as (
   delete from onceq.job_cancels x using gone g where x.job_id = g.id
-)
+)` + more + `
 select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')),
        ` + wantHistory + ` from gone`
+}
 
 // requestCancels leaves notes for the holders of those of the jobs that are live, and returns how many are. A note that is
 // older than its job was for another job, which had the same id before the sequence was set back.
 const requestCancels = `
 with live as materialized (
-  select id, created_at from onceq.jobs where id = any ($1::bigint[]) order by id
+  select id, created_at from onceq.jobs where id = any ($1::bigint[])
+  union all
+  select id, created_at from onceq.job_waits where id = any ($1::bigint[])
+  order by id
 ),
 note as (
   insert into onceq.job_cancels (job_id, requested_at)
@@ -56,6 +72,8 @@ select count(*) from live`
 
 const readState = `
 select ` + jobState + ` from onceq.jobs j where j.id = $1::bigint
+union all
+select ` + waitState + ` from onceq.job_waits w where w.id = $1::bigint
 union all
 select state from onceq.job_history where id = $1::bigint`
 
@@ -84,13 +102,20 @@ func (q *Queue) Cancel(ctx context.Context, db DB, id int64) (State, error) {
 // cancel cancels the jobs that nobody holds and asks the holders of the others to stop.
 func (q *Queue) cancel(ctx context.Context, db DB, ids []int64) (cancelled, asked int, err error) {
 	free := func() (gone []int64, err error) {
-		var queues, kinds, scopes, keys []string
-		err = q.guarded(ctx, db, cancelJobs, []any{ids, CancelledKeep.Milliseconds()}, &gone, &queues, &kinds, &scopes, &keys, nil)
-		if err != nil {
-			return nil, fmt.Errorf("onceq: cancel: %w", err)
-		}
-		for i, id := range gone {
-			q.emit(ctx, Event{Type: EventCancelled, JobID: id, Queue: queues[i], Kind: kinds[i], Scope: scopes[i], Key: keys[i]})
+		// A job that waits for its lane may become live in between, so those are tried first.
+		for _, statement := range []string{cancelWaits, cancelJobs} {
+			var done []int64
+			var queues, kinds, scopes, keys []string
+			err = q.guarded(ctx, db, statement, []any{ids, CancelledKeep.Milliseconds()}, &done, &queues, &kinds, &scopes, &keys, nil)
+			if err != nil {
+				return nil, fmt.Errorf("onceq: cancel: %w", err)
+			}
+			for i, id := range done {
+				q.emit(ctx, Event{Type: EventCancelled, JobID: id, Queue: queues[i], Kind: kinds[i], Scope: scopes[i], Key: keys[i]})
+			}
+			if gone = append(gone, done...); len(gone) == len(ids) {
+				break
+			}
 		}
 		return gone, nil
 	}
@@ -142,6 +167,23 @@ func (q *Queue) state(ctx context.Context, db DB, id int64) (State, error) {
 	return state, nil
 }
 
+// hurryWaits makes jobs due that wait for their lane.
+var hurryWaits = `
+with free as materialized (
+  select id from onceq.job_waits
+   where id = any ($1::bigint[]) and run_at > statement_timestamp()
+   order by id
+     for update skip locked
+),
+hurried as (
+  update onceq.job_waits w set run_at = statement_timestamp() from free where w.id = any (array[free.id])
+  returning w.lane
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane) select ` + laneSlot("lane") + `, statement_timestamp(), lane from hurried
+)
+select count(*) from hurried`
+
 // Retry makes a job run now that waits for its time: a delayed job, or one that failed and waits for its next attempt. It
 // returns the job's state after that, and changes nothing in any other state. An unknown job is ErrNotFound. Use Redrive
 // for a dead job.
@@ -166,8 +208,12 @@ hurried as (
   returning 1
 )
 select count(*) from hurried`
-	if err = q.guarded(ctx, db, hurry, []any{ids}, &n); err != nil {
-		return 0, fmt.Errorf("onceq: retry: %w", err)
+	for _, statement := range []string{hurryWaits, hurry} {
+		var some int
+		if err = q.guarded(ctx, db, statement, []any{ids}, &some); err != nil {
+			return n, fmt.Errorf("onceq: retry: %w", err)
+		}
+		n += some
 	}
 	return n, nil
 }
@@ -294,7 +340,7 @@ func (q *Queue) each(ctx context.Context, db DB, filter Filter, allowed []State,
 }
 
 func (q *Queue) ids(ctx context.Context, db DB, filter Filter) ([]int64, error) {
-	statement, args := filter.statement(liveIDs, pastIDs)
+	statement, args := filter.statement(liveIDs, waitingIDs, pastIDs)
 	var ids []int64
 	err := q.send(ctx, db, reading, statement, args, func(rows pgx.Rows) (err error) {
 		ids, err = pgx.CollectRows(rows, pgx.RowTo[int64])

@@ -135,7 +135,7 @@ select case when exists (select from pg_dist_partition where logicalrelid = 'onc
 func (q *Queue) checkInParts(ctx context.Context) (version int, encoding string, ahead bool, err error) {
 	const tables = `
 select version, current_setting('server_encoding'),
-       greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_history),
+       greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_waits), (select max(id) from onceq.job_history),
                 (select max(token >> ` + sqlTokenBits + `) from (select token from onceq.job_fences limit 100000) f), 0)
   from onceq.meta`
 	const sequence = `select coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0)`

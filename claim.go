@@ -77,10 +77,18 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 	case len(paused.kinds) > 0:
 		c.kinds = paused.open(opts.Queue, opts.Kinds)
 	}
-	for {
+	for looked := false; ; {
 		leases, err := q.claim(ctx, q.pool, &c, statement, c.args()...)
 		if err != nil {
 			return nil, err
+		}
+		if len(leases) == 0 && !looked {
+			looked = true // nobody but this call may be there to let jobs into their lanes
+			if n, err := q.promoteFor(ctx); err != nil {
+				return nil, err
+			} else if n > 0 {
+				continue
+			}
 		}
 		alive := leases[:0]
 		var ended []outcome
@@ -175,7 +183,7 @@ c as materialized (
 first_alone as materialized (select min(n) as n from c where alone)` + claimThem + `,
        ahead = null
   from c, first_alone a
- where j.id = any (array[c.id]) and (a.n is null or c.n = 1 or c.n < a.n)` + claimed + `, a.n is not null`
+ where j.id = any (array[c.id]) and (a.n is null or c.n = 1 or c.n < a.n)` + claimed + `, a.n is not null, coalesce(j.lane, '')`
 
 // claimJobs is the same for jobs that have lost no lease. A worker claims many of those at a time, and the others one by
 // one: see quarantine.go. A handler is free for the first $9 jobs; the others are claimed ahead.
@@ -209,7 +217,7 @@ update onceq.jobs j
  where j.id = any (array[c.id])
 returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
-          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false`
+          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, coalesce(j.lane, '')`
 
 // claimOne takes the first of the given jobs that is free and has lost a lease.
 const claimOne = `
@@ -225,7 +233,7 @@ with c as materialized (
 )` + claimThem + `,
        ahead = null
   from c
- where j.id = any (array[c.id])` + claimed + `, false`
+ where j.id = any (array[c.id])` + claimed + `, false, coalesce(j.lane, '')`
 
 // What claimAny and claimOne have in common with claimJobs: how a job is taken, and which columns are returned.
 const (
@@ -271,7 +279,7 @@ func (q *Queue) claim(ctx context.Context, db DB, c *claim, statement string, ar
 			var n int64
 			var cancelled *bool
 			if err := rows.Scan(&l.ID, &l.claims, &l.Lost, &l.Attempt, &l.MaxAttempts, &l.Priority, &l.RunAt, &l.CreatedAt, &l.Until,
-				&l.Kind, &l.Scope, &l.Key, &payload, &l.Bytes, &metadata, &identity, &n, &cancelled, &c.cut); err != nil {
+				&l.Kind, &l.Scope, &l.Key, &payload, &l.Bytes, &metadata, &identity, &n, &cancelled, &c.cut, &l.Lane); err != nil {
 				return err
 			}
 			l.Token = l.ID<<tokenBits | int64(l.claims)

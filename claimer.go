@@ -345,6 +345,7 @@ select (extract(epoch from min(j.run_at) - statement_timestamp()) * 1000000)::bi
 // draining is what the claimers of one Drain share. Each holds mu while it claims, so that they claim one at a time and
 // know what the others found.
 type draining struct {
+	promoter *promoter         // used under mu
 	mu       sync.Mutex        // guards what follows, and is held while a claimer claims
 	budget   int               // how many jobs may still be claimed
 	claimers int               // those that have not failed
@@ -352,8 +353,8 @@ type draining struct {
 	cutShort bool              // the context ended with work left
 }
 
-func newDraining(limit, claimers int) *draining {
-	return &draining{budget: limit, claimers: claimers, resting: make(map[*claimer]bool)}
+func newDraining(limit, claimers int, p *promoter) *draining {
+	return &draining{promoter: p, budget: limit, claimers: claimers, resting: make(map[*claimer]bool)}
 }
 
 // drain claims and hands out until the budget is used up, or until nothing is due in any queue and nothing runs: a job of
@@ -370,6 +371,9 @@ func (c *claimer) drain(ctx context.Context, d *draining) error {
 		}
 		idle := c.exec.tasks.holdsNone()
 		found, err := c.drainSome(ctx, min(n, d.budget), one)
+		if err == nil && found == 0 {
+			idle, err = d.promote(ctx, idle)
+		}
 		c.unreserve()
 		d.budget -= found
 		switch {
@@ -398,6 +402,12 @@ func (c *claimer) drain(ctx context.Context, d *draining) error {
 			sleep(ctx, 2*time.Millisecond, c.feed.slots.room)
 		}
 	}
+}
+
+// promote lets jobs into their lanes, and reports whether there is certainly no more work: idle says that nothing runs.
+func (d *draining) promote(ctx context.Context, idle bool) (bool, error) {
+	did, err := d.promoter.promote(ctx)
+	return idle && did.calls == 0 && !did.busy, err
 }
 
 // drainSome claims for drain: a job in quarantine, if there is one that may start, or up to n other jobs.

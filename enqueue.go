@@ -59,6 +59,9 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err erro
 	if err != nil {
 		return Result{}, err
 	}
+	if err := q.hasLanes(&e); err != nil {
+		return Result{}, err
+	}
 	var id int64
 	var delayed, quiet bool // quiet: nobody was notified
 	statement, args, asked := q.insertOne(&e, false, outside(db))
@@ -74,6 +77,18 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err erro
 		return Result{}, q.enqueueError(err)
 	}
 	return q.settleOne(ctx, db, job, e)
+}
+
+// hasLanes refuses a job with a lane where there are none.
+func (q *Queue) hasLanes(e *encoded) error {
+	if e.lane == "" {
+		return nil
+	}
+	q.laneLook.Store(-1)
+	if q.citus.Load() == citusYes {
+		return invalid("Lane", "is set, and lanes do not work on a server with Citus yet; enqueue the job without one")
+	}
+	return nil
 }
 
 var errNoDB = invalid("db", "is nil; pass the transaction, the pool or a connection")
@@ -112,6 +127,11 @@ func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) (_ []Result,
 	all, sorted, keyed, err := encodeMany(jobs)
 	if err != nil {
 		return nil, err
+	}
+	for i := range all {
+		if err := q.hasLanes(&all[i]); err != nil {
+			return nil, err
+		}
 	}
 	results := make([]Result, len(jobs))
 	if len(jobs) == 0 {
@@ -258,6 +278,9 @@ func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := q.hasLanes(&e); err != nil {
+		return nil, err
+	}
 	p := &Pending{q: q, job: job, e: e}
 	statement, args, asked := q.insertOne(&e, true, false)
 	if q.citus.Load() == citusYes {
@@ -387,7 +410,7 @@ func (q *Queue) insertOne(e *encoded, inBatch, own bool) (statement string, args
 	}
 	args = make([]any, 0, 15)
 	args = append(args, h.queue, h.kind, payload, h.maxAttempts, h.priority)
-	if h.at.IsZero() && h.delay == 0 && h.metadata == "" && e.bytes == nil && q.isQuiet(h.queue) {
+	if e.lane == "" && h.at.IsZero() && h.delay == 0 && h.metadata == "" && e.bytes == nil && q.isQuiet(h.queue) {
 		switch {
 		case e.key == "":
 			return insertPlain, args, time.Time{}
@@ -410,8 +433,41 @@ func (q *Queue) insertOne(e *encoded, inBatch, own bool) (statement string, args
 		metadata = h.metadata
 	}
 	args = append(args, scope, key, h.lifetime, e.fingerprint, at, delay, metadata, e.bytes, rand.Int64(), own)
+	if e.lane != "" {
+		return insertLaned, append(args, e.lane, int16(h.laneRule)), time.Time{}
+	}
 	return insertGeneral, args, time.Now()
 }
+
+// insertLaned is insertGeneral for a job with a lane: the job waits, and a promoter is told. It writes nothing that another
+// transaction of the lane could wait for.
+var insertLaned = `
+with fence as (
+  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
+  select ` + sqlOfJob + `, $6::text, $7::text, ` + sqlQueued + `, n.id, n.id << ` + sqlTokenBits + `, statement_timestamp(), $8::bigint, $9::bytea
+    from (select nextval('onceq.ids') as id where $7::text is not null offset 0) n
+  on conflict do nothing
+  returning job_id
+),
+wait as (
+  insert into onceq.job_waits (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key, lane, lane_rule)
+  select job_id,
+         greatest(statement_timestamp(), statement_timestamp() + $11::bigint * interval '1 microsecond',
+                  timestamptz 'epoch' + $10::bigint * interval '1 microsecond'),
+         statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $13::bytea, $12::text::jsonb,
+         $6::text, $7::text, $16::text, $17::smallint
+    from (select case when $7::text is null then nextval('onceq.ids')
+                      else coalesce((select job_id from fence),
+                                    onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) end as job_id offset 0) n
+   where job_id is not null
+  returning id, run_at
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane) select ` + laneSlot("$16::text") + `, run_at, $16::text from wait
+)
+select id, run_at > statement_timestamp(),
+       case when run_at < statement_timestamp() + interval '2 seconds' then onceq.wake($1::text, 1, $14::bigint, $15::bool) = 0 else true end
+  from wait`
 
 // Many jobs are sent as arrays. What they have in common (kind, queue, …) is sent once, as a header to which each job
 // refers. Ids that $6 does not give are drawn in the caller's order. Keys are taken in the order of their bytes, so that
@@ -527,6 +583,45 @@ taken as (
 ),
 ` + enqueueAny
 
+// insertManyLaned and insertManyLanedTaking are these two for calls in which a job has a lane. Such jobs go into job_waits.
+var (
+	insertManyLaned       = laned(insertManyGeneral)
+	insertManyLanedTaking = laned(insertManyTaking)
+)
+
+// laned adds the jobs that have a lane to a statement for any jobs.
+func laned(statement string) string {
+	return strings.NewReplacer(
+		`$6::bigint[])
+      as u(header, payload, bytes, key, fingerprint, drawn)`, `$6::bigint[], $18::text[])
+      as u(header, payload, bytes, key, fingerprint, drawn, lane)`,
+		`$15::bigint[])
+         with ordinality
+      as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)`, `$15::bigint[], $19::smallint[])
+         with ordinality
+      as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, lane_rule, n)`,
+		`   where i.id in (select job_id from accepted)
+)
+select`, `   where i.id in (select job_id from accepted) and i.lane = ''
+),
+wait as (
+  insert into onceq.job_waits (id, run_at, created_at, max_attempts, priority, queue, kind,
+                          payload, payload_bytes, metadata, scope, key, lane, lane_rule)
+  select i.id, greatest(h.due, statement_timestamp()), statement_timestamp(), h.max_attempts, h.priority, h.queue, h.kind,
+         nullif(i.payload, '')::jsonb, case when i.payload = '' then i.bytes end, nullif(h.metadata, '')::jsonb,
+         nullif(h.scope, ''), nullif(i.key, ''), i.lane, h.lane_rule
+    from input i join header h on h.n = i.header
+   where i.id in (select job_id from accepted) and i.lane <> ''
+  returning lane, run_at
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select `+laneSlot("lane")+`, run_at, lane from wait group by lane, run_at
+)
+select`,
+	).Replace(statement)
+}
+
 const (
 	anyJobs = `
 with input as materialized (
@@ -582,6 +677,8 @@ type columns struct {
 	ref  int32 // of last
 
 	refs                []int32
+	laneRules           []int16
+	lanes               []string // nil if no job has one
 	payloads, keys      []string
 	bytes, fingerprints [][]byte
 	drawn               []int64
@@ -603,7 +700,13 @@ func (c *columns) add(known map[header]int32, e *encoded, id int64, n int) {
 	if id != 0 && c.drawn == nil {
 		c.drawn = make([]int64, len(c.payloads), n)
 	}
+	if e.lane != "" && c.lanes == nil {
+		c.lanes = make([]string, len(c.payloads), n)
+	}
 	c.refs, c.payloads = append(c.refs, c.header(known, e.header)), append(c.payloads, e.json)
+	if c.lanes != nil {
+		c.lanes = append(c.lanes, e.lane)
+	}
 	if c.keys != nil {
 		c.keys, c.fingerprints = append(c.keys, e.key), append(c.fingerprints, e.fingerprint)
 	}
@@ -631,6 +734,7 @@ func (c *columns) header(known map[header]int32, h *header) int32 {
 			at = h.at.UnixMicro()
 		}
 		c.ats, c.delays, c.lifetimes = append(c.ats, at), append(c.delays, h.delay.Microseconds()), append(c.lifetimes, h.lifetime)
+		c.laneRules = append(c.laneRules, int16(h.laneRule))
 	}
 	c.last, c.ref = h, ref
 	return ref
@@ -641,6 +745,10 @@ func (c *columns) header(known map[header]int32, h *header) int32 {
 func (c *columns) statement(own, taking bool) (statement string, args []any) {
 	refs := c.refs
 	switch {
+	case c.lanes != nil && taking:
+		statement = insertManyLanedTaking
+	case c.lanes != nil:
+		statement = insertManyLaned
 	case taking:
 		statement = insertManyTaking
 	case len(c.queues) > 1:
@@ -650,8 +758,12 @@ func (c *columns) statement(own, taking bool) (statement string, args []any) {
 	default:
 		statement, refs = insertKeyedMany, nil
 	}
-	return statement, append(make([]any, 0, 17), refs, c.payloads, c.bytes, c.keys, c.fingerprints, c.drawn,
+	args = append(make([]any, 0, 19), refs, c.payloads, c.bytes, c.keys, c.fingerprints, c.drawn,
 		c.queues, c.kinds, c.scopes, c.metadata, c.priorities, c.attempts, c.ats, c.delays, c.lifetimes, rand.Int64(), own)
+	if c.lanes != nil {
+		args = append(args, c.lanes, c.laneRules)
+	}
+	return statement, args
 }
 
 // insertMany sends the jobs at the places in part, which are sorted, and fills in the results of those that were accepted.
@@ -696,7 +808,7 @@ const settleTries = 10
 // readTaken reads the fences of keys that were taken a moment ago, with the states of their jobs.
 const readTaken = `
 select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, ` + fenceFree + `,
-       greatest(f.token >> ` + sqlTokenBits + `, f.job_id), ` + jobState + `
+       greatest(f.token >> ` + sqlTokenBits + `, f.job_id), ` + liveState + `
   from unnest($1::text[], $2::text[]) with ordinality as u(scope, key, n)
  cross join lateral (
        select * from onceq.job_fences f where f.class = ` + sqlOfJob + ` and f.scope = u.scope and f.key = u.key offset 0) f

@@ -57,7 +57,7 @@ var ErrUnfinished = errors.New("onceq: job is not finished; cancel it before dis
 // logical replica, when the sequence's value was not copied; a crash or a failover by physical replication cannot cause it.
 // The caller's transaction is aborted. Set the sequence past all ids in use, with the name of your schema instead of onceq:
 //
-//	select setval('onceq.ids', greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_history),
+//	select setval('onceq.ids', greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_waits), (select max(id) from onceq.job_history),
 //	                                    (select max(token >> 20) from onceq.job_fences)))
 //
 // It does not repair itself, because ids of finished jobs, which cause no error, would be given out again too. A job with

@@ -28,6 +28,7 @@ type executor struct {
 	tasks     *taskSet
 	outbox    *outbox
 	watch     *poolWatch
+	woken     func(queue string)      // called after jobs with a lane: the next one may be live
 	stop      context.CancelCauseFunc // ends the run as the end of Run's context does, and says why
 
 	stopping atomic.Bool    // no handler is started any more; set once, by Run when it ends
@@ -399,11 +400,16 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 	defer cancel()
 	again := outcomes[0].reset
 	many := len(outcomes) > 1 || again
+	laned := slices.ContainsFunc(outcomes, func(o outcome) bool { return o.lease.Lane != "" })
 	var statement string
 	var args []any
 	switch {
+	case again && laned:
+		statement, args = retryLaned, waking(retryArgs)(outcomes, true)
 	case again:
 		statement, args = retryJobs, retryArgs(outcomes, true)
+	case many && laned:
+		statement, args = endLaned, waking(endArgs)(outcomes, true)
 	case !many:
 		statement, args = outcomes[0].lease.completion()
 	case slices.ContainsFunc(outcomes, func(o outcome) bool { return o.keep != 0 }):
@@ -430,6 +436,9 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 	if err == nil {
 		for _, o := range outcomes {
 			x.q.finished(ctx, o, false)
+			if o.lease.Lane != "" {
+				x.woken(o.lease.Queue)
+			}
 		}
 	}
 	return sure, err

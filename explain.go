@@ -23,6 +23,7 @@ const (
 	CauseKindPaused  Cause = "kind_paused"  // Pause, Since
 	CauseNoWorker    Cause = "no_worker"    // no live worker has the queue: Worker is the one that was seen last, if any
 	CauseNoHandler   Cause = "no_handler"   // live workers have the queue, and none has a handler for the kind
+	CauseLane        Cause = "lane"         // waits for its lane: Ahead, Before, Slots; or a dead job stops the lane: Ahead
 	CauseLocked      Cause = "locked"       // a transaction has the job's row locked: Session, Since
 	CauseQuarantine  Cause = "quarantine"   // has lost leases, and such jobs start one at a time: Lost
 	CauseFull        Cause = "workers_full" // Running, Slots
@@ -53,6 +54,7 @@ type Reason struct {
 	Running int          `json:"running,omitzero"` // how many jobs of the queue the workers for it have
 	Slots   int          `json:"slots,omitzero"`   // how many they can have
 	Before  int          `json:"before,omitzero"`  // at most StatsCap
+	Ahead   []int64      `json:"ahead,omitzero"`   // jobs that have the places of the lane, or stop it; at most 10
 	Effects []EffectInfo `json:"effects,omitzero"` // held ones
 }
 
@@ -112,7 +114,6 @@ func (q *Queue) whyNot(ctx context.Context, db DB, id int64, old time.Duration) 
 		job, err := q.Get(ctx, db, id)
 		switch {
 		case errors.Is(err, ErrNotFound):
-			// Jobs in a waiting room are neither live nor in the history: they belong here.
 			e.add(Reason{
 				Cause: CauseUnknown, Text: "there is no such job: the transaction that enqueued it has not committed or was rolled back, or the job is finished and was not kept",
 				Advice: "if it had a key, GetByKey may still know its outcome; Kind.Keep keeps completed jobs in the history",
@@ -125,6 +126,9 @@ func (q *Queue) whyNot(ctx context.Context, db DB, id int64, old time.Duration) 
 		x := explaining{q: q, db: db, e: &e, old: old}
 		if job.State.Finished() {
 			return e, x.finished(ctx)
+		}
+		if job.Blocked {
+			return e, x.lane(ctx)
 		}
 		if live, err := x.live(ctx); err != nil || live {
 			return e, err

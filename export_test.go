@@ -21,6 +21,11 @@ var HotStatements = map[string]string{
 	"end":       endJobs,
 	"retry":     retryJobs,
 	"rescan":    rescanPage,
+
+	"end, laned":   endLaned,
+	"retry, laned": retryLaned,
+	"calls":        lockCalls,
+	"promote":      promoteCalls,
 }
 
 // UserStatements run in a user's transactions, and so without such settings.
@@ -34,6 +39,9 @@ var UserStatements = map[string]string{
 	"complete kept":    completeOneKept,
 	"enqueue":          insertKeyedInBatch,
 	"enqueue, general": insertGeneral,
+	"enqueue, laned":   insertLaned,
+	"complete laned":   completeOneLaned,
+	"laned in tx":      inTx[completeOneLaned],
 }
 
 const GuardPlans = guardPlans
@@ -63,3 +71,8 @@ func ReaperPass(ctx context.Context, r *Reaper) (grown func() bool, err error) {
 
 // TakeApart makes q send its statements as on Citus.
 func (q *Queue) TakeApart() { q.citus.Store(citusYes) }
+
+// The two statements of a promoter, and their arguments but for the channel.
+const LockCalls = lockCalls
+
+var PromoteCalls = promoteCalls

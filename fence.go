@@ -80,6 +80,13 @@ const jobState = `case when j.id is null then null
             when j.run_at > statement_timestamp() then 2
             else 1 end::smallint`
 
+// liveState is jobState for a job of the fence f, also if it waits for its lane.
+const liveState = `case when j.id is null and f.state = ` + sqlQueued + `
+            then (select ` + waitState + ` from onceq.job_waits w where w.id = f.job_id) else ` + jobState + ` end`
+
+// waitState gives the State of a job w that waits for its lane.
+const waitState = `case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint`
+
 // job gives the State of the job that a fence belongs to; live is jobState's answer.
 func (s fenceState) job(live *int16) State {
 	switch s {

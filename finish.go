@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -214,7 +216,26 @@ with gone as (
 )
 select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end`
 
+// completeOneLaned is completeOneKept for a job with a lane, kept or not: the next one of the lane becomes live in the same
+// statement.
+var completeOneLaned = `
+with gone as (
+  delete from onceq.jobs where ` + heldByOne + `
+  returning *, ` + sqlJobCompleted + `::smallint as state, $5::text as result, ''::text as error, 0 as spent, $6::bigint as keep
+),
+fence as (
+  update onceq.job_fences f
+     set state = ` + sqlCompleted + `, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
+    from gone g
+   where ` + fenceOfGone + `
+),
+` + withLane(writeHistory) + `,` + handOver + `
+select coalesce(case when not exists (select from gone) then onceq.lease_lost($1::bigint) end, ` + wakeMoved("$7", "false") + `)`
+
 func (l *Lease) completion() (string, []any) {
+	if l.Lane != "" {
+		return completeOneLaned, []any{l.ID, l.claims, l.holder, l.Token, l.result, l.keep, rand.Int64()}
+	}
 	if l.keep != 0 {
 		return completeOneKept, []any{l.ID, l.claims, l.holder, l.Token, l.result, l.keep}
 	}
@@ -280,7 +301,15 @@ select case when $5::bool and (select count(*) from gone) < cardinality($1::bigi
 // endJobs takes many jobs out of jobs, in any finished state, writes the history of those that are kept, and returns the
 // tokens of those whose guard held. With $9 it raises an error if a guard did not hold.
 const endJobs = `
-with u as materialized (
+with ` + endThem + writeHistory + endAnswer
+
+// endLaned is endJobs for jobs of which some have a lane.
+var endLaned = `
+with ` + endThem + withLane(writeHistory) + `,` + handOver + endAnswer + `, ` + wakeMoved("$10", "false")
+
+// What these two have in common: the jobs leave, and the answer.
+const (
+	endThem = `u as materialized (
   select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::smallint[], $5::text[], $6::text[], $7::int[], $8::bigint[])
       as u(id, claims, holder, state, result, error, spent, keep)
 ),
@@ -296,9 +325,11 @@ fence as (
     from gone g
    where g.key is not null and ` + fenceOfGone + `
 ),
-` + writeHistory + `
+`
+	endAnswer = `
 select case when $9::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
        (select array_agg(` + tokenOfRow + `) from gone), ` + wantHistory
+)
 
 // writeHistory adds the jobs in gone to the history, unless they are not to be kept.
 const writeHistory = `history as (
@@ -356,6 +387,49 @@ select case when $8::bool and count(*) < cardinality($1::bigint[]) then onceq.le
        array_agg(ready.id << ` + sqlTokenBits + ` | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null)
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true`
 
+// retryLaned is retryJobs for jobs with a lane. One whose rule is Overtake, and that does not run again at once, goes back
+// to job_waits, and the next one of its lane becomes live.
+var retryLaned = `
+with u as materialized (
+  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[])
+      as u(id, claims, holder, error, spent, reset, delay)
+),
+gone as (
+  delete from onceq.jobs j using u
+   where ` + heldByEach + ` and j.lane_rule & 1 = 1 and u.delay > 0
+  returning j.*, ` + strconv.Itoa(int(StateRetrying)) + `::smallint as state, u.error, u.spent, u.reset, u.delay
+),
+wait as (
+  insert into onceq.job_waits (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+  select id, statement_timestamp() + delay * interval '1 microsecond', created_at, claims,
+         case when reset then 0 else lost end, case when reset then 0 else attempts + spent end,
+         max_attempts, priority, queue, kind, scope, key, payload, payload_bytes, metadata, ` + appendError + `,
+         case when reset then ` + identityOf("gone") + ` + 1 else identity end, lane, lane_rule
+    from gone
+  returning lane, run_at
+),
+due as (
+  insert into onceq.lane_calls (slot, due, lane) select ` + laneSlot("lane") + `, run_at, lane from wait
+),
+stay as (
+  update onceq.jobs j
+     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', leased_until = null, holder = null,
+         attempts = case when u.reset then 0 else attempts + u.spent end,
+         lost     = case when u.reset then 0 else lost end,
+         identity = case when u.reset then ` + identityOf("j") + ` + 1 else identity end,
+         errors   = ` + appendError + `
+    from u
+   where ` + heldByEach + ` and (j.lane_rule is null or j.lane_rule & 1 = 0 or u.delay = 0)
+  returning j.id, j.claims, j.created_at
+),
+ready as (
+  select id, claims, created_at from gone union all select id, claims, created_at from stay
+),` + handOver + `
+select case when $8::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       array_agg(ready.id << ` + sqlTokenBits + ` | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null), ` + wakeMoved("$9", "false") + `
+  from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true`
+
 func completeArgs(outcomes []outcome, raise bool) []any {
 	n := len(outcomes)
 	ids, claims, holders, results := make([]int64, n), make([]int32, n), make([]int64, n), make([]string, n)
@@ -394,13 +468,22 @@ func retryArgs(outcomes []outcome, raise bool) []any {
 	return []any{ids, claims, holders, errs, spent, resets, delays, raise}
 }
 
-// finish writes outcomes, at most one for each lease, and returns the leases whose guard did not hold. Each of the three
+// waking adds the random place at which a statement begins to look for a worker that waits.
+func waking(args func([]outcome, bool) []any) func([]outcome, bool) []any {
+	return func(outcomes []outcome, raise bool) []any { return append(args(outcomes, raise), rand.Int64()) }
+}
+
+// finish writes outcomes, at most one for each lease, and returns the leases whose guard did not hold. Each of the
 // kinds of statement commits on its own. After an error, left are the outcomes that may not have been written.
 func (q *Queue) finish(ctx context.Context, db DB, outcomes []outcome) (stale []*Lease, left []outcome, err error) {
 	slices.SortFunc(outcomes, func(a, b outcome) int { return int(a.lease.ID - b.lease.ID) })
-	var plain, end, again []outcome
+	var plain, end, again, laned, lanedAgain []outcome
 	for _, o := range outcomes {
 		switch {
+		case o.lease.Lane != "" && o.state.Finished():
+			laned = append(laned, o)
+		case o.lease.Lane != "":
+			lanedAgain = append(lanedAgain, o)
 		case o.state == StateCompleted && o.keep == 0:
 			plain = append(plain, o)
 		case o.state.Finished():
@@ -419,6 +502,8 @@ func (q *Queue) finish(ctx context.Context, db DB, outcomes []outcome) (stale []
 		{plain, completeJobs, completeArgs, nil},
 		{end, endJobs, endArgs, []any{nil}},
 		{again, retryJobs, retryArgs, []any{&cancelled}},
+		{laned, endLaned, waking(endArgs), []any{nil, nil}},
+		{lanedAgain, retryLaned, waking(retryArgs), []any{&cancelled, nil}},
 	} {
 		if len(part.outcomes) == 0 {
 			continue

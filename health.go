@@ -243,6 +243,7 @@ var (
 	workExtend   = &work{"extend", "extending leases", "leases run out and their jobs run again"}
 	workFinish   = &work{"finish", "storing outcomes", "it is not known whether outcomes are recorded; a job whose outcome is not recorded runs again when its lease has run out"}
 	workAnnounce = &work{"announce", "announcing that a worker is waiting", "new jobs wait for the next poll"}
+	workPromote  = &work{"promote", "letting jobs into their lanes", "lanes with room may stay still"}
 	workNextDue  = &work{"next_due", "looking for the next delayed job", "delayed jobs wait for the next poll"}
 	workListen   = &work{"listen", "listening for new jobs", "new jobs wait for the next poll"}
 	workPresence = &work{"presence", "writing a worker's row", "Workers and Explain take this worker for one that has gone"}

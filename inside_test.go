@@ -39,8 +39,11 @@ func TestTrap_PlansScanNoTableWhateverTheStatistics(t *testing.T) {
 		 select nextval('onceq.ids'), now(), now(), 25, 0, 'default', 'k', 's', g::text, '1' from generate_series(1, 100000) g`,
 		`insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime)
 		 select 0, scope, key, 0, id, id << 20, now(), 1000 from onceq.jobs`,
+		`insert into onceq.job_waits (id, run_at, created_at, max_attempts, priority, queue, kind, payload, lane, lane_rule)
+		 select nextval('onceq.ids'), now(), now(), 25, 0, 'default', 'k', '1', 'k/' || g % 1000, 0 from generate_series(1, 100000) g`,
+		`insert into onceq.lane_calls (slot, due, lane) select g % 16, now(), 'k/' || g % 1000 from generate_series(1, 100000) g`,
 	}
-	empty := []string{`delete from onceq.jobs`, `delete from onceq.job_fences`}
+	empty := []string{`delete from onceq.jobs`, `delete from onceq.job_fences`, `delete from onceq.job_waits`, `delete from onceq.lane_calls where lane <> ''`}
 	for name, setup := range map[string][]string{
 		"never analyzed":              nil,
 		"analyzed while empty":        {`vacuum analyze`},
@@ -125,14 +128,20 @@ func indexScansOnly(node any) error {
 	case map[string]any:
 		switch kind := node["Node Type"]; kind {
 		case "Seq Scan", "Bitmap Heap Scan", "Hash Join", "Merge Join":
-			if node["Relation Name"] == "waiters" {
-				return nil // has one row for each idle worker
+			switch node["Relation Name"] {
+			case "waiters", "lane_locks":
+				return nil // have one row for each idle worker, or 16
 			}
 			if kind != "Bitmap Heap Scan" { // as good as the index scan below it
 				return fmt.Errorf("%v of %v", kind, node["Relation Name"])
 			}
 		case "Index Scan", "Index Only Scan", "Bitmap Index Scan":
-			column := map[any]string{"jobs_pkey": "id = ", "jobs_claim": "queue = ", "job_fences_pkey": "key = ", "job_cancels_pkey": "job_id = "}[node["Index Name"]]
+			column := map[any]string{"jobs_pkey": "id = ", "jobs_claim": "queue = ", "job_fences_pkey": "key = ", "job_cancels_pkey": "job_id = ",
+				"job_waits_pkey": "id = ", "job_waits_lane": "lane = ", "jobs_lane": "lane = ", "job_history_lane": "lane = ", "lane_calls_due": "slot = ",
+				"lane_limits_pkey": "lane = ", "lane_locks_pkey": "slot = "}[node["Index Name"]]
+			if node["Index Name"] == "waiters_pkey" {
+				break // as above
+			}
 			if cond, _ := node["Index Cond"].(string); column == "" || !strings.Contains(cond, column) {
 				return fmt.Errorf("all of %v", node["Index Name"])
 			}

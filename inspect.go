@@ -37,6 +37,8 @@ type JobInfo struct {
 	FinishedAt  time.Time         `json:"finished_at,omitzero"`  // zero if the job is not finished
 	KeepUntil   time.Time         `json:"keep_until,omitzero"`   // when the job leaves the history; zero if it does not leave by itself
 	Result      json.RawMessage   `json:"result,omitzero"`       // nil for none
+	Lane        string            `json:"lane,omitzero"`         // family/name; empty for a job without a lane
+	Blocked     bool              `json:"blocked,omitzero"`      // the job waits for its lane
 	Errors      []AttemptError    `json:"errors,omitzero"`       // of the latest failed attempts, oldest first
 	Progress    *Progress         `json:"progress,omitzero"`     // what the handler of the latest run last reported; nil for nothing, and for a finished job
 
@@ -54,20 +56,28 @@ const liveInfo = `
 select j.id, j.kind, j.queue, j.scope, j.key, ` + jobState + ` as state, j.payload::text as payload, j.payload_bytes,
        j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       j.errors::text as errors, j.progress::text as progress
+       j.errors::text as errors, j.progress::text as progress, j.lane, false as blocked
   from onceq.jobs j`
+
+const waitingInfo = `
+select w.id, w.kind, w.queue, w.scope, w.key, ` + waitState + ` as state, w.payload::text as payload, w.payload_bytes,
+       w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
+       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+       w.errors::text as errors, null::text as progress, w.lane, true as blocked
+  from onceq.job_waits w`
 
 const pastInfo = `
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
        h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
-       h.errors::text as errors, null::text as progress
+       h.errors::text as errors, null::text as progress, h.lane, false as blocked
   from onceq.job_history h`
 
 // liveIDs and pastIDs are for statements that need no more of the jobs, and read no payloads.
 const (
-	liveIDs = `select j.id from onceq.jobs j`
-	pastIDs = `select h.id from onceq.job_history h`
+	liveIDs    = `select j.id from onceq.jobs j`
+	waitingIDs = `select w.id from onceq.job_waits w`
+	pastIDs    = `select h.id from onceq.job_history h`
 )
 
 // info reads the jobs that a statement returns in the columns of liveInfo and pastInfo.
@@ -84,16 +94,16 @@ func (q *Queue) info(ctx context.Context, db DB, statement string, args ...any) 
 }
 
 func (i *JobInfo) scan(rows pgx.Rows) error {
-	var scope, key, payload, metadata, result, errs, note *string
+	var scope, key, payload, metadata, result, errs, note, lane *string
 	var leased, finished, keep *time.Time
 	if err := rows.Scan(&i.ID, &i.Kind, &i.Queue, &scope, &key, &i.State, &payload, &i.Bytes, &metadata, &i.Priority,
-		&i.Attempts, &i.MaxAttempts, &i.Lost, &i.Claims, &i.RunAt, &i.CreatedAt, &leased, &finished, &keep, &result, &errs, &note); err != nil {
+		&i.Attempts, &i.MaxAttempts, &i.Lost, &i.Claims, &i.RunAt, &i.CreatedAt, &leased, &finished, &keep, &result, &errs, &note, &lane, &i.Blocked); err != nil {
 		return err
 	}
 	if i.Claims > 0 {
 		i.Token = i.ID<<tokenBits | int64(i.Claims)
 	}
-	i.Scope, i.Key = orZero(scope), orZero(key)
+	i.Scope, i.Key, i.Lane = orZero(scope), orZero(key), orZero(lane)
 	i.LeasedUntil, i.FinishedAt, i.KeepUntil = orZero(leased), orZero(finished), orZero(keep)
 	if payload != nil {
 		i.Payload = json.RawMessage(*payload)
@@ -127,7 +137,7 @@ func orZero[T any](p *T) (v T) {
 // Get returns a job by its id: a live one, or one in the history. A completed job that is not kept in the history is
 // ErrNotFound; GetByKey may still know it.
 func (q *Queue) Get(ctx context.Context, db DB, id int64) (JobInfo, error) {
-	const read = liveInfo + ` where j.id = $1::bigint union all` + pastInfo + ` where h.id = $1::bigint`
+	const read = liveInfo + ` where j.id = $1::bigint union all` + waitingInfo + ` where w.id = $1::bigint union all` + pastInfo + ` where h.id = $1::bigint`
 	all, err := q.info(ctx, db, read, id)
 	if err != nil {
 		return JobInfo{}, fmt.Errorf("onceq: get: %w", err)
@@ -149,6 +159,7 @@ select f.job_id, f.state, f.token, f.created_at, f.finished_at, f.result::text
  where f.class = ` + sqlOfJob + ` and f.scope = $1::text and f.key = $2::text`
 	// The id alone is not enough: after the sequence was set back, a later job may have it.
 	const job = liveInfo + ` where j.id = $1::bigint and j.scope = $2::text and j.key = $3::text union all` +
+		waitingInfo + ` where w.id = $1::bigint and w.scope = $2::text and w.key = $3::text union all` +
 		pastInfo + ` where h.id = $1::bigint and h.scope = $2::text and h.key = $3::text`
 	if err := cmp.Or(checkText("scope", scope), checkText("key", key)); err != nil {
 		return JobInfo{}, err
@@ -245,7 +256,7 @@ func (q *Queue) List(ctx context.Context, db DB, filter Filter) ([]JobInfo, erro
 	if filter.Limit < 0 || filter.Limit > 1000 {
 		return nil, invalid("Filter.Limit", "is %d; 1 to 1,000 is possible", filter.Limit)
 	}
-	statement, args := filter.statement(liveInfo, pastInfo)
+	statement, args := filter.statement(liveInfo, waitingInfo, pastInfo)
 	all, err := q.info(ctx, db, statement, args...)
 	if err != nil {
 		return nil, fmt.Errorf("onceq: list: %w", err)
@@ -264,7 +275,7 @@ func (q *Queue) Count(ctx context.Context, db DB, filter Filter) (n int, err err
 		return 0, invalid("Filter.Limit", "is negative")
 	}
 	filter.Limit = cmp.Or(filter.Limit, math.MaxInt32)
-	statement, args := filter.statement(liveIDs, pastIDs)
+	statement, args := filter.statement(liveIDs, waitingIDs, pastIDs)
 	if err := q.send(ctx, db, reading, `select count(*) from (`+statement+`) page`, args, row(&n)); err != nil {
 		return 0, fmt.Errorf("onceq: count: %w", err)
 	}
@@ -276,7 +287,7 @@ func (q *Queue) Count(ctx context.Context, db DB, filter Filter) (n int, err err
 // believes that nearly every row has that state, and reads all of it if none has. It reads the history queue by queue and state by state, each of which is a
 // range of one index with a limit. Conditions that do not restrict are left out, so that a plan that is made once for all
 // values stays good. Every statement takes all arguments.
-func (f *Filter) statement(liveJob, pastJob string) (string, []any) {
+func (f *Filter) statement(liveJob, waitingJob, pastJob string) (string, []any) {
 	after := f.After
 	if after == 0 {
 		after = math.MaxInt64
@@ -306,9 +317,9 @@ func (f *Filter) statement(liveJob, pastJob string) (string, []any) {
 	if f.Queue != "" {
 		queues, queue = ` past (queue) as (select $4::text collate "C"),`, ` and j.queue = $4::text`
 	}
-	states := ""
+	states, waitStates := "", ""
 	if len(live) < 4 {
-		states = ` and ` + jobState + ` = any ($7::smallint[])`
+		states, waitStates = ` and `+jobState+` = any ($7::smallint[])`, ` and `+waitState+` = any ($7::smallint[])`
 	}
 	return `
 with recursive` + queues + `
@@ -316,6 +327,10 @@ given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::te
 live as (` + liveJob + `
    where cardinality($7::smallint[]) > 0 and ` + where("j") + queue + states + `
    order by j.id desc limit $2::int
+),
+waiting as (` + waitingJob + `
+   where cardinality($7::smallint[]) > 0 and ` + where("w") + strings.Replace(queue, "j.", "w.", 1) + waitStates + `
+   order by w.id desc limit $2::int
 ),
 finished as (
   select i.*
@@ -325,7 +340,7 @@ finished as (
          order by h.queue desc, h.state desc, h.id desc limit $2::int) i
    where p.queue is not null
 )
-select * from (select * from live union all select * from finished) a
+select * from (select * from live union all select * from waiting union all select * from finished) a
  order by id desc limit $2::int`, []any{after, f.Limit, nonNil(past), f.Queue, f.Kind, f.Scope, nonNil(live), f.IDs, f.CreatedFrom, f.CreatedBefore}
 }
 
@@ -351,6 +366,7 @@ type QueueStats struct {
 	Running  int // leased jobs except those that a worker has claimed ahead and that wait there for a free handler
 	Dead     int
 	Held     int
+	Blocked  int // jobs that wait for their lane; the other counts of unfinished jobs do not contain them
 
 	Paused time.Time // since when the queue has been paused; zero if it is not. Pauses lists kinds that are paused
 
@@ -379,21 +395,29 @@ past (queue) as (
     from past p where p.queue is not null
 ),`
 
+const waitingQueues = `
+waits (queue) as (
+  (select queue from onceq.job_waits where queue >= '' order by queue limit 1)
+  union all
+  select (select w.queue from onceq.job_waits w where w.queue > l.queue order by w.queue limit 1)
+    from waits l where l.queue is not null
+),`
+
 // readStats counts per queue: the queues in $1, or all if it is null. Every count is over a range of an index with a limit
 // of one more than the cap. Waiting jobs come after the running ones of their priority, so looking for them passes over the
 // running jobs and no more.
 const readStats = `
-with recursive` + liveQueues + pastQueues + `
+with recursive` + liveQueues + waitingQueues + pastQueues + `
 names as materialized (
   select unnest($1::text[]) collate "C" as queue
   union
-  select queue from (select queue from live union all select queue from past union all select queue from onceq.queues
+  select queue from (select queue from live union all select queue from waits union all select queue from past union all select queue from onceq.queues
                       union all select name from onceq.pauses where what = 'queue') n
    where $1::text[] is null and queue is not null
 )
-select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, r.leased, r.running, d.dead, h.held,
+select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, r.leased, r.running, d.dead, h.held, w.blocked,
        coalesce(extract(epoch from statement_timestamp() - i.oldest) * 1000000, 0)::bigint,
-       greatest(i.seen, r.seen, l.seen, d.dead, h.held) > $2::int,
+       greatest(i.seen, r.seen, l.seen, d.dead, h.held, w.blocked) > $2::int,
        (select p.paused_at from onceq.pauses p where p.what = 'queue' and p.name = n.queue)
   from names n
  cross join lateral (
@@ -436,6 +460,9 @@ select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, r.leased, r.runni
  cross join lateral (
        select count(*) as held
          from (select from onceq.job_history where queue = n.queue and state = ` + sqlJobHeld + ` order by id limit $2::int + 1) x) h
+ cross join lateral (
+       select count(*) as blocked
+         from (select from onceq.job_waits where queue = n.queue order by id limit $2::int + 1) x) w
  order by n.queue`
 
 // Stats returns the figures of the named queues, or of every queue that has jobs, a history or workers, sorted by name.
@@ -453,7 +480,7 @@ func (q *Queue) Stats(ctx context.Context, queues ...string) ([]QueueStats, erro
 		var s QueueStats
 		var oldest int64
 		var paused *time.Time
-		if err := rows.Scan(&s.Queue, &s.Waiting, &s.Retrying, &s.Delayed, &s.Leased, &s.Running, &s.Dead, &s.Held, &oldest, &s.Capped, &paused); err != nil {
+		if err := rows.Scan(&s.Queue, &s.Waiting, &s.Retrying, &s.Delayed, &s.Leased, &s.Running, &s.Dead, &s.Held, &s.Blocked, &oldest, &s.Capped, &paused); err != nil {
 			return err
 		}
 		s.Oldest, s.Paused = time.Duration(oldest)*time.Microsecond, orZero(paused)

@@ -100,6 +100,14 @@ type Job struct {
 
 	MaxAttempts int // failed attempts until the job is dead; default DefaultMaxAttempts, at most 32,767
 
+	// Lane puts the job in a line: of the jobs of one lane, one is live at a time, or as many as Queue.SetLaneLimit says, in
+	// the order of priority, due time and id. The others wait outside of the table that workers search. Lanes of different
+	// families are different. LaneFamily is the kind's name by default; kinds with the same family share its lanes and
+	// limits. LaneRule says what a failed, dead or held job does to its lane.
+	Lane       string
+	LaneFamily string
+	LaneRule   LaneRule
+
 	Metadata map[string]string // stored with the job; not compared when a key comes back
 
 	// Fields names the members of the payload that must be equal when a key comes back; the others may differ. By default

@@ -33,6 +33,10 @@ type Kind[P any] struct {
 	Fields        []string // see Job.Fields
 	IgnorePayload bool     // see Job.IgnorePayload
 
+	Lane       func(P) string // derives the lane from the payload, see Job.Lane; default, and where it returns "", none
+	LaneFamily string         // see Job.LaneFamily; default the kind's name
+	LaneRule   LaneRule       // see Job.LaneRule
+
 	// Timeout ends the handler's context, and the attempt counts as failed. Default one minute; NoTimeout means none. A
 	// handler that does not return after its context has ended keeps its job for one to two more leases: see
 	// WorkerConfig.Lease.
@@ -80,6 +84,11 @@ func (k *Kind[P]) Job(payload P) Job {
 			j.Scope = k.Scope(payload)
 		}
 	}
+	if k.Lane != nil {
+		if j.Lane = k.Lane(payload); j.Lane != "" {
+			j.LaneFamily, j.LaneRule = k.LaneFamily, k.LaneRule
+		}
+	}
 	return j
 }
 
@@ -112,6 +121,7 @@ func unmarshalKnown(payload []byte, into any) error {
 // Handler is what a worker runs for the jobs of one kind: see Kind.Handle, HandleTx and HandleBatch.
 type Handler struct {
 	kind, queue  string
+	laned        bool          // the kind's jobs have lanes
 	timeout      time.Duration // 0 for none
 	backoff      func(int, error) time.Duration
 	maxLost      int
@@ -131,7 +141,7 @@ type Handler struct {
 
 func (k *Kind[P]) handler() Handler {
 	h := Handler{
-		kind: k.Name, queue: k.Queue, timeout: k.Timeout, backoff: k.Backoff, maxLost: k.MaxLost,
+		kind: k.Name, queue: k.Queue, laned: k.Lane != nil, timeout: k.Timeout, backoff: k.Backoff, maxLost: k.MaxLost,
 		serializable: k.Serializable, keep: math.MinInt64,
 	}
 	known := k.RefuseUnknownFields

@@ -28,6 +28,7 @@ type Lease struct {
 	Kind        string
 	Queue       string
 	Scope, Key  string          // empty for a job without a key
+	Lane        string          // family/name; empty for a job without a lane
 	Payload     json.RawMessage // nil if the payload is bytes
 	Bytes       []byte          // nil if the payload is JSON
 	Metadata    map[string]string

@@ -27,6 +27,7 @@ type run struct {
 	exec     *executor
 	listener *listener // not run by Drain
 	presence *presence
+	promoter *promoter
 	claimers []*claimer
 	drain    *draining // nil for Run
 	failed   []error   // errors of Drain's claimers, one for each; each claimer's goroutine writes its own
@@ -54,6 +55,8 @@ func newRun(ctx context.Context, w *Worker, own *ownConns) *run {
 	}
 	r.listener = newListener(w, id, own, r.woken)
 	r.presence = newPresence(w, id, quick{own: own})
+	r.promoter = newPromoter(w, id, db, r.listener, r.rouse)
+	r.outbox.woken, r.exec.woken = r.rouse, r.rouse
 	for name, cfg := range w.queues {
 		c := newClaimer(w, id, quick{own: own}, r.exec, r.listener, newSlots(w, name, cfg))
 		r.claimers = append(r.claimers, c)
@@ -63,6 +66,12 @@ func newRun(ctx context.Context, w *Worker, own *ownConns) *run {
 
 // woken rouses the claimer of a queue, or all.
 func (r *run) woken(queue string) {
+	r.promoter.rouse()
+	r.rouse(queue)
+}
+
+// rouse is woken for jobs that are live already.
+func (r *run) rouse(queue string) {
 	for _, c := range r.claimers {
 		if queue == "" || queue == c.feed.queue {
 			c.rouse()
@@ -122,7 +131,7 @@ func (r *run) start(ctx context.Context, limit int) {
 		}
 	}
 	if limit >= 0 {
-		r.drain, r.failed = newDraining(limit, len(r.claimers)), make([]error, len(r.claimers))
+		r.drain, r.failed = newDraining(limit, len(r.claimers), r.promoter), make([]error, len(r.claimers))
 	}
 	for i, c := range r.claimers {
 		r.claiming.Go(func() {
@@ -136,6 +145,7 @@ func (r *run) start(ctx context.Context, limit int) {
 	}
 	if r.drain == nil {
 		r.listener.db.own.join(r.listener)
+		r.claiming.Go(func() { r.promoter.loop(ctx) })
 	}
 	r.presence.begin(r.drain != nil)
 	for range 2 {

@@ -26,6 +26,7 @@ type outbox struct {
 	lease time.Duration   // how long writing is tried
 	ctx   context.Context // for writing: ends when Run has waited long enough
 	tasks *taskSet
+	woken func(queue string) // called after jobs with a lane: the next one may be live
 
 	mu      sync.Mutex // guards pending and closed; ready and room wait with it
 	ready   sync.Cond  // something to write, or closed
@@ -101,6 +102,11 @@ func (o *outbox) write(batch []outcome) {
 		cancel()
 		switch {
 		case err == nil:
+			for _, out := range batch {
+				if out.lease.Lane != "" {
+					o.woken(out.lease.Queue)
+				}
+			}
 			return
 		case badData(err) && len(left) > 1:
 			o.write(left[:len(left)/2])

@@ -26,6 +26,7 @@ import (
 type encoded struct {
 	header      *header
 	key         string
+	lane        string // family/name; "" for none
 	json        string // "" where bytes are set
 	bytes       []byte
 	fingerprint []byte // with a key
@@ -38,6 +39,7 @@ type header struct {
 	at                           time.Time
 	delay                        time.Duration
 	lifetime                     int64
+	laneRule                     LaneRule
 }
 
 // encoder encodes jobs, one after the other. What a job has in common with the one before is checked once, and what is
@@ -85,6 +87,9 @@ func (c *encoder) encode(e *encoded, j, before *Job) (err error) {
 			return err
 		}
 	}
+	if e.lane, err = j.lane(); err != nil {
+		return err
+	}
 	e.header = c.header
 	return c.addPayload(e, j)
 }
@@ -93,14 +98,15 @@ func (c *encoder) encode(e *encoded, j, before *Job) (err error) {
 func (j *Job) sameHeader(o *Job) bool {
 	return j.Kind == o.Kind && j.Queue == o.Queue && j.Scope == o.Scope && (j.Key == "") == (o.Key == "") && j.keyed == o.keyed &&
 		j.Window == o.Window && j.RunAt == o.RunAt && j.Delay == o.Delay && j.Priority == o.Priority &&
-		j.MaxAttempts == o.MaxAttempts && len(j.Metadata) == 0 && len(o.Metadata) == 0
+		j.MaxAttempts == o.MaxAttempts && j.LaneRule == o.LaneRule && len(j.Metadata) == 0 && len(o.Metadata) == 0
 }
 
 // checked checks everything but the key and the payload, and fills in what is not set.
 func (j *Job) checked() (*header, error) {
 	h := &header{
 		kind: j.Kind, queue: cmp.Or(j.Queue, DefaultQueue), scope: j.Scope,
-		at: j.RunAt, delay: j.Delay, priority: int(j.Priority), maxAttempts: cmp.Or(j.MaxAttempts, DefaultMaxAttempts),
+		laneRule: j.LaneRule,
+		at:       j.RunAt, delay: j.Delay, priority: int(j.Priority), maxAttempts: cmp.Or(j.MaxAttempts, DefaultMaxAttempts),
 	}
 	if err := checkName("Kind", h.kind, MaxNameBytes); err != nil {
 		return nil, err
@@ -340,6 +346,8 @@ select u.n, p.payload, p.payload_bytes
   from unnest($1::bigint[]) with ordinality as u(id, n)
  cross join lateral (
        (select j.payload::text as payload, j.payload_bytes from onceq.jobs j where j.id = u.id)
+       union all
+       (select w.payload::text, w.payload_bytes from onceq.job_waits w where w.id = u.id)
        union all
        (select h.payload::text, h.payload_bytes from onceq.job_history h where h.id = u.id)
        limit 1) p`

@@ -64,6 +64,8 @@ type Queue struct {
 
 	enqueuing func(context.Context, []Job) (context.Context, func(error))
 
+	laneLook atomic.Int64 // when Claim last looked for lanes, as time since the start of the process; -1: there are lanes
+
 	citus atomic.Int32 // whether the server has Citus: see citus.go
 
 	statements sync.Map // statement as written in this package → statement with the schema's name
@@ -120,7 +122,7 @@ func (q *Queue) Check(ctx context.Context) error {
 	const read = `
 select version, current_setting('server_encoding'), current_setting('citus.version', true) is not null,
        coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0)
-         >= greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_history),
+         >= greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_waits), (select max(id) from onceq.job_history),
                      (select max(token >> ` + sqlTokenBits + `) from (select token from onceq.job_fences limit 100000) f), 0)
   from onceq.meta`
 	var version int

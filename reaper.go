@@ -284,6 +284,7 @@ with d as materialized (
   select f.ctid from onceq.job_fences f
    where f.ctid >= $1::text::tid and f.ctid < $2::text::tid and ` + fenceOrphan + `
      and not exists (select from onceq.jobs j where j.id = f.job_id and (f.class = ` + sqlOfJob + ` or ` + ofRound("j") + `))
+     and not exists (select from onceq.job_waits w where w.id = f.job_id and (f.class = ` + sqlOfJob + ` or ` + ofRound("w") + `))
      and not exists (select from onceq.job_history h where h.id = f.job_id and h.state in (` + sqlJobDead + `, ` + sqlJobCancelled + `, ` + sqlJobHeld + `) and (f.class = ` + sqlOfJob + ` or ` + ofRound("h") + `))
    limit $3::int
      for update of f skip locked
@@ -334,6 +335,7 @@ const reapCancels = `
 with d as materialized (
   select x.ctid from onceq.job_cancels x
    where not exists (select from onceq.jobs j where j.id = x.job_id and j.created_at <= x.requested_at)
+     and not exists (select from onceq.job_waits w where w.id = x.job_id and w.created_at <= x.requested_at)
    limit $1::int
      for update of x skip locked
 ),

@@ -15,6 +15,8 @@ import (
 //
 // A job with a held effect would be held again at once, and stays where it is.
 //
+// A job with a lane waits for it again, at the place that it had when it was enqueued.
+//
 // It returns the ids of the jobs that came back, of those whose key belongs to another job, and of those with a held
 // effect.
 var redriveJobs = `
@@ -59,6 +61,19 @@ job as (
   select id, statement_timestamp(), created_at, claims, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity
     from back
+   where lane is null
+),
+wait as (
+  insert into onceq.job_waits (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+  select id, created_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
+         payload, payload_bytes, metadata, errors, identity, lane, lane_rule
+    from back
+   where lane is not null
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ` + laneSlot("lane") + `, statement_timestamp(), lane from (select distinct lane from back where lane is not null) l
 ),
 request as (
   delete from onceq.job_cancels x using back b where x.job_id = b.id
@@ -81,7 +96,7 @@ func (q *Queue) redrive(ctx context.Context, db DB, ids []int64, states []State)
 
 // Redrive runs a dead, held or cancelled job again, inside db, and returns its state after that: StateWaiting. It is the
 // same job: it keeps its id, its key, its errors and the outcomes of its effects, and its tokens go on growing. Its
-// attempts and lost leases count from 0. In any other state nothing is changed. An unknown job is ErrNotFound. A job with a
+// attempts and lost leases count from 0. If it has a lane, it gets back the place that it had there when it was enqueued. In any other state nothing is changed. An unknown job is ErrNotFound. A job with a
 // held effect would be held again at once: the error is then ErrHeld, nothing is changed, and Resolve is the method to use.
 //
 // If a later job has taken the key, the error is a *DuplicateError that describes that job, and nothing is changed. If a
@@ -89,7 +104,7 @@ func (q *Queue) redrive(ctx context.Context, db DB, ids []int64, states []State)
 // the key and finished; the tokens of that job were larger.
 func (q *Queue) Redrive(ctx context.Context, db DB, id int64) (State, error) {
 	const other = `
-select f.scope, f.key, f.job_id, f.state, f.result::text, ` + jobState + `
+select f.scope, f.key, f.job_id, f.state, f.result::text, ` + liveState + `
   from onceq.job_history h
   join onceq.job_fences f on f.class = ` + sqlOfJob + ` and f.scope = h.scope and f.key = h.key
   left join onceq.jobs j on j.id = f.job_id
@@ -162,7 +177,11 @@ with h as materialized (
 ),
 gone as (
   delete from onceq.job_history d using h where d.id = h.id
-  returning d.id, d.claims, d.queue, d.scope, d.key, d.created_at, d.identity
+  returning d.id, d.claims, d.queue, d.scope, d.key, d.created_at, d.identity, d.lane
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ` + laneSlot("lane") + `, statement_timestamp(), lane from (select distinct lane from gone where lane is not null) l
 ),
 fence as (
   update onceq.job_fences f

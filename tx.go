@@ -120,6 +120,7 @@ var inTx = map[string]string{
 	completeOne:        completeOne + sameTx("$6", "$1::bigint"),
 	completeOneKept:    completeOneKept + sameTx("$7", "$1::bigint"),
 	completeOneUnkeyed: completeOneUnkeyed + sameTx("$4", "$1::bigint"),
+	completeOneLaned:   completeOneLaned + sameTx("$8", "$1::bigint"),
 }
 
 // checkTx is the same as a statement of its own, which is sent before the statements for many jobs.

@@ -403,6 +403,8 @@ var readEffects = `
 with place as materialized (
   select queue, created_at, identity from onceq.jobs where id = $1::bigint
   union
+  select queue, created_at, identity from onceq.job_waits where id = $1::bigint
+  union
   select queue, created_at, identity from onceq.job_history where id = $1::bigint
 ),
 found as (
@@ -448,6 +450,8 @@ type Doubt struct {
 var readDoubts = `
 with page as materialized (
   select id, queue, created_at, identity from onceq.jobs where id = any ($1::bigint[])
+  union all
+  select id, queue, created_at, identity from onceq.job_waits where id = any ($1::bigint[])
   union all
   select id, queue, created_at, identity from onceq.job_history where id = any ($1::bigint[])
 )

@@ -259,6 +259,17 @@ var update = flag.Bool("update", false, "write docs/statements.sql anew")
 var built = map[string]string{
 	"retryJobs":               retryJobs,
 	"redriveJobs":             redriveJobs,
+	"cancelFrom jobs":         cancelJobs,
+	"cancelFrom job_waits":    cancelWaits,
+	"insertLaned":             insertLaned,
+	"hurryWaits":              hurryWaits,
+	"completeOneLaned":        completeOneLaned,
+	"endLaned":                endLaned,
+	"retryLaned":              retryLaned,
+	"promoteCalls":            promoteCalls,
+	"callFamilies":            callFamilies,
+	"SetLaneLimit slot":       "select " + laneSlot("$1::text"),
+	"laneLimit":               "select " + limitOf("$1::text"),
 	"takeFence":               takeFence,
 	"idTakenApart":            idTakenApart,
 	"discardJobs":             discardJobs,
@@ -271,19 +282,19 @@ var built = map[string]string{
 	"inTx completeOne":        inTx[completeOne],
 	"inTx completeOneKept":    inTx[completeOneKept],
 	"inTx completeOneUnkeyed": inTx[completeOneUnkeyed],
-	"statement":               statementOf(&Filter{Limit: 1}, liveInfo, pastInfo),
-	"statement of all":        statementOf(&Filter{Limit: 1, Queue: "q", Kind: "k", Scope: "s", IDs: []int64{1}, CreatedFrom: time.Unix(0, 0), CreatedBefore: time.Unix(1, 0)}, liveInfo, pastInfo),
-	"statement of states":     statementOf(&Filter{Limit: 1, States: []State{StateWaiting, StateDead}}, liveInfo, pastInfo),
+	"statement":               statementOf(&Filter{Limit: 1}, liveInfo, waitingInfo, pastInfo),
+	"statement of all":        statementOf(&Filter{Limit: 1, Queue: "q", Kind: "k", Scope: "s", IDs: []int64{1}, CreatedFrom: time.Unix(0, 0), CreatedBefore: time.Unix(1, 0)}, liveInfo, waitingInfo, pastInfo),
+	"statement of states":     statementOf(&Filter{Limit: 1, States: []State{StateWaiting, StateDead}}, liveInfo, waitingInfo, pastInfo),
 	"listenOnce":              "listen …",
-	"statement of ids":        statementOf(&Filter{Limit: 1}, liveIDs, pastIDs),
+	"statement of ids":        statementOf(&Filter{Limit: 1}, liveIDs, waitingIDs, pastIDs),
 	"Count":                   "select count(*) from (…) page", // built by Filter.statement
 	"listenFor":               "listen …",
 	"committed":               "rollback; select pg_xact_status('…')",
 	"share":                   "set local idle_in_transaction_session_timeout to …",
 }
 
-func statementOf(f *Filter, live, past string) string {
-	s, _ := f.statement(live, past)
+func statementOf(f *Filter, live, waiting, past string) string {
+	s, _ := f.statement(live, waiting, past)
 	return s
 }
 

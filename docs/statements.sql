@@ -13,7 +13,50 @@ insert into onceq.actions (who, what, job_id, about, why, outcome)
 values ($1::text, $2::text, nullif($3::bigint, 0), $4::text, $5::text, $6::text)
 returning id;
 
--- cancel.go: cancelJobs
+-- cancel.go: cancelFrom job_waits
+with free as materialized (
+  select id from onceq.job_waits
+   where id = any ($1::bigint[])
+   order by id
+     for update skip locked
+),
+gone as (
+  delete from onceq.job_waits j using free where j.id = any (array[free.id])
+  returning j.*, 7::smallint as state, ''::text as result, ''::text as error, 0 as spent, $2::bigint as keep
+),
+fence as (
+  update onceq.job_fences f
+     set state = 5, token = greatest(f.token, g.id << 20 | g.claims), finished_at = statement_timestamp()
+    from gone g
+   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+),
+history as (
+  insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
+         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
+  select id, run_at, created_at, statement_timestamp(),
+         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
+         claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
+         payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
+         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, lane, lane_rule
+    from gone where keep <> 0
+      on conflict (id) do update
+     set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
+       = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
+             excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
+             excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
+             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule)
+   where job_history.state = 5
+  returning id
+),
+request as (
+  delete from onceq.job_cancels x using gone g where x.job_id = g.id
+)
+select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')),
+       (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1) from gone;
+
+-- cancel.go: cancelFrom jobs
 with free as materialized (
   select id from onceq.jobs
    where id = any ($1::bigint[]) and (leased_until is null or leased_until <= statement_timestamp())
@@ -32,29 +75,41 @@ fence as (
 ),
 history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
-         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
+         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
   select id, run_at, created_at, statement_timestamp(),
          case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
          claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
          payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
          case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
+         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, lane, lane_rule
     from gone where keep <> 0
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
-          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
        = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
              excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
              excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
-             excluded.result, excluded.errors)
+             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule)
    where job_history.state = 5
   returning id
 ),
 request as (
   delete from onceq.job_cancels x using gone g where x.job_id = g.id
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from (select distinct lane from gone where lane is not null) l
 )
 select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')),
        (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1) from gone;
+
+-- cancel.go: cancelJobs
+select id from onceq.jobs
+   where id = any ($1::bigint[]) and (leased_until is null or leased_until <= statement_timestamp());
+
+-- cancel.go: cancelWaits
+select id from onceq.job_waits
+   where id = any ($1::bigint[]);
 
 -- cancel.go: hurry.hurry
 with free as materialized (
@@ -70,6 +125,22 @@ hurried as (
 )
 select count(*) from hurried;
 
+-- cancel.go: hurryWaits
+with free as materialized (
+  select id from onceq.job_waits
+   where id = any ($1::bigint[]) and run_at > statement_timestamp()
+   order by id
+     for update skip locked
+),
+hurried as (
+  update onceq.job_waits w set run_at = statement_timestamp() from free where w.id = any (array[free.id])
+  returning w.lane
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane) select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from hurried
+)
+select count(*) from hurried;
+
 -- cancel.go: readState
 select case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
@@ -77,11 +148,16 @@ select case when j.id is null then null
             when j.run_at > statement_timestamp() then 2
             else 1 end::smallint from onceq.jobs j where j.id = $1::bigint
 union all
+select case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint from onceq.job_waits w where w.id = $1::bigint
+union all
 select state from onceq.job_history where id = $1::bigint;
 
 -- cancel.go: requestCancels
 with live as materialized (
-  select id, created_at from onceq.jobs where id = any ($1::bigint[]) order by id
+  select id, created_at from onceq.jobs where id = any ($1::bigint[])
+  union all
+  select id, created_at from onceq.job_waits where id = any ($1::bigint[])
+  order by id
 ),
 note as (
   insert into onceq.job_cancels (job_id, requested_at)
@@ -121,7 +197,7 @@ select coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0);
 
 -- citus.go: checkInParts.tables
 select version, current_setting('server_encoding'),
-       greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_history),
+       greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_waits), (select max(id) from onceq.job_history),
                 (select max(token >> 20) from (select token from onceq.job_fences limit 100000) f), 0)
   from onceq.meta;
 
@@ -377,7 +453,7 @@ update onceq.jobs j
  where j.id = any (array[c.id]) and (a.n is null or c.n = 1 or c.n < a.n)
 returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
-          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), a.n is not null;
+          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), a.n is not null, coalesce(j.lane, '');
 
 -- claim.go: claimJobs
 with place as materialized (
@@ -409,7 +485,7 @@ update onceq.jobs j
  where j.id = any (array[c.id])
 returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
-          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false;
+          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, coalesce(j.lane, '');
 
 -- claim.go: claimOne
 with c as materialized (
@@ -432,7 +508,7 @@ update onceq.jobs j
  where j.id = any (array[c.id])
 returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
-          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false;
+          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, coalesce(j.lane, '');
 
 -- claimer.go: findLost
 select array_agg(j.id) filter (where j.kind = any ($2::text[])), array_agg(j.lost) filter (where j.kind = any ($2::text[])),
@@ -584,6 +660,34 @@ select (select array_agg(id order by id) from input),
           from (select queue, (select count(*) from fence) as jobs from header where due < statement_timestamp() + interval '2 seconds') h
          where h.jobs > 0),
        (select array_agg(job_id) from fence);
+
+-- enqueue.go: insertLaned
+with fence as (
+  insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
+  select 0, $6::text, $7::text, 0, n.id, n.id << 20, statement_timestamp(), $8::bigint, $9::bytea
+    from (select nextval('onceq.ids') as id where $7::text is not null offset 0) n
+  on conflict do nothing
+  returning job_id
+),
+wait as (
+  insert into onceq.job_waits (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key, lane, lane_rule)
+  select job_id,
+         greatest(statement_timestamp(), statement_timestamp() + $11::bigint * interval '1 microsecond',
+                  timestamptz 'epoch' + $10::bigint * interval '1 microsecond'),
+         statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $13::bytea, $12::text::jsonb,
+         $6::text, $7::text, $16::text, $17::smallint
+    from (select case when $7::text is null then nextval('onceq.ids')
+                      else coalesce((select job_id from fence),
+                                    onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) end as job_id offset 0) n
+   where job_id is not null
+  returning id, run_at
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane) select ('x' || left(md5($16::text), 1))::bit(4)::int::smallint, run_at, $16::text from wait
+)
+select id, run_at > statement_timestamp(),
+       case when run_at < statement_timestamp() + interval '2 seconds' then onceq.wake($1::text, 1, $14::bigint, $15::bool) = 0 else true end
+  from wait;
 
 -- enqueue.go: insertManyGeneral
 with input as materialized (
@@ -742,11 +846,12 @@ select (select array_agg(id order by id) from input),
 -- enqueue.go: readTaken
 select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, (f.state in (3, 4, 5) and f.lifetime >= 0
       and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()),
-       greatest(f.token >> 20, f.job_id), case when j.id is null then null
+       greatest(f.token >> 20, f.job_id), case when j.id is null and f.state = 0
+            then (select case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint from onceq.job_waits w where w.id = f.job_id) else case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
             when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
             when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint
+            else 1 end::smallint end
   from unnest($1::text[], $2::text[]) with ordinality as u(scope, key, n)
  cross join lateral (
        select * from onceq.job_fences f where f.class = 0 and f.scope = u.scope and f.key = u.key offset 0) f
@@ -955,6 +1060,81 @@ history as (
 )
 select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end;
 
+-- finish.go: completeOneLaned
+with gone as (
+  delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
+  returning *, 5::smallint as state, $5::text as result, ''::text as error, 0 as spent, $6::bigint as keep
+),
+fence as (
+  update onceq.job_fences f
+     set state = 3, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
+    from gone g
+   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+),
+history as (
+  insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
+         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
+  select id, run_at, created_at, statement_timestamp(),
+         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
+         claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
+         payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
+         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, lane, lane_rule
+    from gone where keep <> 0
+      on conflict (id) do update
+     set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
+       = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
+             excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
+             excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
+             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule)
+   where job_history.state = 5
+  returning id
+),
+freed as materialized (
+  select lane, count(*) as n from gone where lane is not null group by lane
+),
+head as materialized (
+  select w.id
+    from freed r
+   cross join lateral (
+         select w.id
+           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit r.n) w
+          limit r.n) w
+   where current_setting('transaction_isolation') = 'read committed'
+     and not exists (select from gone g where g.lane = r.lane and g.lane_rule >= 2 and g.state in (6, 8))
+     and not exists (select from onceq.job_history h where h.lane = r.lane and h.lane_rule >= 2 and h.state in (6, 8) offset 0)
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
+),
+ours as materialized (
+  select w.id from head h cross join lateral (
+         select id from onceq.job_waits where id = h.id for update skip locked) w
+),
+moved as (
+  delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
+  returning w.*
+),
+job as (
+  insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+  select id, statement_timestamp(), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+         payload, payload_bytes, metadata, errors, identity, lane, lane_rule
+    from moved
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from freed f
+   where f.n > (select count(*) from moved m where m.lane = f.lane)
+)
+select coalesce(case when not exists (select from gone) then onceq.lease_lost($1::bigint) end, (select coalesce(sum(onceq.wake(m.queue, m.jobs, $7::bigint, false)), 0)::bigint
+          from (select queue, count(*) as jobs from moved group by queue) m
+         where exists (select from onceq.waiters w where w.idle_until > statement_timestamp())));
+
 -- finish.go: completeOneUnkeyed
 with gone as (
   delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
@@ -1002,6 +1182,88 @@ history as (
 select case when $9::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
        (select array_agg(id << 20 | claims) from gone), (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1);
 
+-- finish.go: endLaned
+with u as materialized (
+  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::smallint[], $5::text[], $6::text[], $7::int[], $8::bigint[])
+      as u(id, claims, holder, state, result, error, spent, keep)
+),
+gone as (
+  delete from onceq.jobs j using u
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder
+  returning j.*, u.state, u.result, u.error, u.spent, u.keep
+),
+fence as (
+  update onceq.job_fences f
+     set state = case g.state when 5 then 3 when 6 then 4 when 7 then 5 else 6 end, token = g.id << 20 | g.claims,
+         finished_at = case when g.state < 8 then statement_timestamp() end, result = nullif(g.result, '')::jsonb
+    from gone g
+   where g.key is not null and f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+),
+history as (
+  insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
+         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
+  select id, run_at, created_at, statement_timestamp(),
+         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
+         claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
+         payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
+         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, lane, lane_rule
+    from gone where keep <> 0
+      on conflict (id) do update
+     set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
+       = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
+             excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
+             excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
+             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule)
+   where job_history.state = 5
+  returning id
+),
+freed as materialized (
+  select lane, count(*) as n from gone where lane is not null group by lane
+),
+head as materialized (
+  select w.id
+    from freed r
+   cross join lateral (
+         select w.id
+           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit r.n) w
+          limit r.n) w
+   where current_setting('transaction_isolation') = 'read committed'
+     and not exists (select from gone g where g.lane = r.lane and g.lane_rule >= 2 and g.state in (6, 8))
+     and not exists (select from onceq.job_history h where h.lane = r.lane and h.lane_rule >= 2 and h.state in (6, 8) offset 0)
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
+),
+ours as materialized (
+  select w.id from head h cross join lateral (
+         select id from onceq.job_waits where id = h.id for update skip locked) w
+),
+moved as (
+  delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
+  returning w.*
+),
+job as (
+  insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+  select id, statement_timestamp(), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+         payload, payload_bytes, metadata, errors, identity, lane, lane_rule
+    from moved
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from freed f
+   where f.n > (select count(*) from moved m where m.lane = f.lane)
+)
+select case when $9::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       (select array_agg(id << 20 | claims) from gone), (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $10::bigint, false)), 0)::bigint
+          from (select queue, count(*) as jobs from moved group by queue) m
+         where exists (select from onceq.waiters w where w.idle_until > statement_timestamp()));
+
 -- finish.go: retryJobs
 with u as materialized (
   select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[])
@@ -1022,6 +1284,93 @@ ready as (
 )
 select case when $8::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
        array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null)
+  from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true;
+
+-- finish.go: retryLaned
+with u as materialized (
+  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[])
+      as u(id, claims, holder, error, spent, reset, delay)
+),
+gone as (
+  delete from onceq.jobs j using u
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and j.lane_rule & 1 = 1 and u.delay > 0
+  returning j.*, 4::smallint as state, u.error, u.spent, u.reset, u.delay
+),
+wait as (
+  insert into onceq.job_waits (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+  select id, statement_timestamp() + delay * interval '1 microsecond', created_at, claims,
+         case when reset then 0 else lost end, case when reset then 0 else attempts + spent end,
+         max_attempts, priority, queue, kind, scope, key, payload, payload_bytes, metadata, case when error = '' then errors else
+         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end,
+         case when reset then coalesce(gone.identity, (extract(epoch from gone.created_at) * 1000000)::bigint) + 1 else identity end, lane, lane_rule
+    from gone
+  returning lane, run_at
+),
+due as (
+  insert into onceq.lane_calls (slot, due, lane) select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, run_at, lane from wait
+),
+stay as (
+  update onceq.jobs j
+     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', leased_until = null, holder = null,
+         attempts = case when u.reset then 0 else attempts + u.spent end,
+         lost     = case when u.reset then 0 else lost end,
+         identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1000000)::bigint) + 1 else identity end,
+         errors   = case when error = '' then errors else
+         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
+    from u
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and (j.lane_rule is null or j.lane_rule & 1 = 0 or u.delay = 0)
+  returning j.id, j.claims, j.created_at
+),
+ready as (
+  select id, claims, created_at from gone union all select id, claims, created_at from stay
+),
+freed as materialized (
+  select lane, count(*) as n from gone where lane is not null group by lane
+),
+head as materialized (
+  select w.id
+    from freed r
+   cross join lateral (
+         select w.id
+           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit r.n) w
+          limit r.n) w
+   where current_setting('transaction_isolation') = 'read committed'
+     and not exists (select from gone g where g.lane = r.lane and g.lane_rule >= 2 and g.state in (6, 8))
+     and not exists (select from onceq.job_history h where h.lane = r.lane and h.lane_rule >= 2 and h.state in (6, 8) offset 0)
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
+),
+ours as materialized (
+  select w.id from head h cross join lateral (
+         select id from onceq.job_waits where id = h.id for update skip locked) w
+),
+moved as (
+  delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
+  returning w.*
+),
+job as (
+  insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+  select id, statement_timestamp(), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+         payload, payload_bytes, metadata, errors, identity, lane, lane_rule
+    from moved
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from freed f
+   where f.n > (select count(*) from moved m where m.lane = f.lane)
+)
+select case when $8::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $9::bigint, false)), 0)::bigint
+          from (select queue, count(*) as jobs from moved group by queue) m
+         where exists (select from onceq.waiters w where w.idle_until > statement_timestamp()))
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true;
 
 -- handle.go: Rollback
@@ -1079,12 +1428,17 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
        j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       j.errors::text as errors, j.progress::text as progress
+       j.errors::text as errors, j.progress::text as progress, j.lane, false as blocked
   from onceq.jobs j where j.id = $1::bigint union all
+select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
+       w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
+       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+       w.errors::text as errors, null::text as progress, w.lane, true as blocked
+  from onceq.job_waits w where w.id = $1::bigint union all
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
        h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
-       h.errors::text as errors, null::text as progress
+       h.errors::text as errors, null::text as progress, h.lane, false as blocked
   from onceq.job_history h where h.id = $1::bigint;
 
 -- inspect.go: GetByKey.fence
@@ -1100,12 +1454,17 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
        j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       j.errors::text as errors, j.progress::text as progress
+       j.errors::text as errors, j.progress::text as progress, j.lane, false as blocked
   from onceq.jobs j where j.id = $1::bigint and j.scope = $2::text and j.key = $3::text union all
+select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
+       w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
+       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+       w.errors::text as errors, null::text as progress, w.lane, true as blocked
+  from onceq.job_waits w where w.id = $1::bigint and w.scope = $2::text and w.key = $3::text union all
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
        h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
-       h.errors::text as errors, null::text as progress
+       h.errors::text as errors, null::text as progress, h.lane, false as blocked
   from onceq.job_history h where h.id = $1::bigint and h.scope = $2::text and h.key = $3::text;
 
 -- inspect.go: liveIDs
@@ -1119,7 +1478,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
        j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       j.errors::text as errors, j.progress::text as progress
+       j.errors::text as errors, j.progress::text as progress, j.lane, false as blocked
   from onceq.jobs j;
 
 -- inspect.go: pastIDs
@@ -1129,7 +1488,7 @@ select h.id from onceq.job_history h;
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
        h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
-       h.errors::text as errors, null::text as progress
+       h.errors::text as errors, null::text as progress, h.lane, false as blocked
   from onceq.job_history h;
 
 -- inspect.go: readStats
@@ -1140,6 +1499,12 @@ live (queue) as (
   select (select j.queue from onceq.jobs j where j.queue > l.queue order by j.queue limit 1)
     from live l where l.queue is not null
 ),
+waits (queue) as (
+  (select queue from onceq.job_waits where queue >= '' order by queue limit 1)
+  union all
+  select (select w.queue from onceq.job_waits w where w.queue > l.queue order by w.queue limit 1)
+    from waits l where l.queue is not null
+),
 past (queue) as (
   (select queue from onceq.job_history order by queue limit 1)
   union all
@@ -1149,13 +1514,13 @@ past (queue) as (
 names as materialized (
   select unnest($1::text[]) collate "C" as queue
   union
-  select queue from (select queue from live union all select queue from past union all select queue from onceq.queues
+  select queue from (select queue from live union all select queue from waits union all select queue from past union all select queue from onceq.queues
                       union all select name from onceq.pauses where what = 'queue') n
    where $1::text[] is null and queue is not null
 )
-select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, r.leased, r.running, d.dead, h.held,
+select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, r.leased, r.running, d.dead, h.held, w.blocked,
        coalesce(extract(epoch from statement_timestamp() - i.oldest) * 1000000, 0)::bigint,
-       greatest(i.seen, r.seen, l.seen, d.dead, h.held) > $2::int,
+       greatest(i.seen, r.seen, l.seen, d.dead, h.held, w.blocked) > $2::int,
        (select p.paused_at from onceq.pauses p where p.what = 'queue' and p.name = n.queue)
   from names n
  cross join lateral (
@@ -1198,6 +1563,9 @@ select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, r.leased, r.runni
  cross join lateral (
        select count(*) as held
          from (select from onceq.job_history where queue = n.queue and state = 8 order by id limit $2::int + 1) x) h
+ cross join lateral (
+       select count(*) as blocked
+         from (select from onceq.job_waits where queue = n.queue order by id limit $2::int + 1) x) w
  order by n.queue;
 
 -- inspect.go: statement
@@ -1217,10 +1585,19 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
        j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       j.errors::text as errors, j.progress::text as progress
+       j.errors::text as errors, j.progress::text as progress, j.lane, false as blocked
   from onceq.jobs j
    where cardinality($7::smallint[]) > 0 and j.id < $1::bigint
    order by j.id desc limit $2::int
+),
+waiting as (
+select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
+       w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
+       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+       w.errors::text as errors, null::text as progress, w.lane, true as blocked
+  from onceq.job_waits w
+   where cardinality($7::smallint[]) > 0 and w.id < $1::bigint
+   order by w.id desc limit $2::int
 ),
 finished as (
   select i.*
@@ -1229,13 +1606,13 @@ finished as (
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
        h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
-       h.errors::text as errors, null::text as progress
+       h.errors::text as errors, null::text as progress, h.lane, false as blocked
   from onceq.job_history h
          where (h.queue, h.state, h.id) < (p.queue, s.state, $1::bigint) and (h.queue, h.state) >= (p.queue, s.state) and h.id < $1::bigint
          order by h.queue desc, h.state desc, h.id desc limit $2::int) i
    where p.queue is not null
 )
-select * from (select * from live union all select * from finished) a
+select * from (select * from live union all select * from waiting union all select * from finished) a
  order by id desc limit $2::int;
 
 -- inspect.go: statement of all
@@ -1249,10 +1626,19 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
        j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       j.errors::text as errors, j.progress::text as progress
+       j.errors::text as errors, j.progress::text as progress, j.lane, false as blocked
   from onceq.jobs j
    where cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.kind = $5::text and j.scope = $6::text and j.id = any ($8::bigint[]) and j.created_at >= $9::timestamptz and j.created_at < $10::timestamptz and j.queue = $4::text
    order by j.id desc limit $2::int
+),
+waiting as (
+select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
+       w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
+       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+       w.errors::text as errors, null::text as progress, w.lane, true as blocked
+  from onceq.job_waits w
+   where cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.kind = $5::text and w.scope = $6::text and w.id = any ($8::bigint[]) and w.created_at >= $9::timestamptz and w.created_at < $10::timestamptz and w.queue = $4::text
+   order by w.id desc limit $2::int
 ),
 finished as (
   select i.*
@@ -1261,13 +1647,13 @@ finished as (
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
        h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
-       h.errors::text as errors, null::text as progress
+       h.errors::text as errors, null::text as progress, h.lane, false as blocked
   from onceq.job_history h
          where (h.queue, h.state, h.id) < (p.queue, s.state, $1::bigint) and (h.queue, h.state) >= (p.queue, s.state) and h.id < $1::bigint and h.kind = $5::text and h.scope = $6::text and h.id = any ($8::bigint[]) and h.created_at >= $9::timestamptz and h.created_at < $10::timestamptz
          order by h.queue desc, h.state desc, h.id desc limit $2::int) i
    where p.queue is not null
 )
-select * from (select * from live union all select * from finished) a
+select * from (select * from live union all select * from waiting union all select * from finished) a
  order by id desc limit $2::int;
 
 -- inspect.go: statement of ids
@@ -1283,6 +1669,10 @@ live as (select j.id from onceq.jobs j
    where cardinality($7::smallint[]) > 0 and j.id < $1::bigint
    order by j.id desc limit $2::int
 ),
+waiting as (select w.id from onceq.job_waits w
+   where cardinality($7::smallint[]) > 0 and w.id < $1::bigint
+   order by w.id desc limit $2::int
+),
 finished as (
   select i.*
     from past p cross join unnest($3::smallint[]) s (state)
@@ -1291,7 +1681,7 @@ finished as (
          order by h.queue desc, h.state desc, h.id desc limit $2::int) i
    where p.queue is not null
 )
-select * from (select * from live union all select * from finished) a
+select * from (select * from live union all select * from waiting union all select * from finished) a
  order by id desc limit $2::int;
 
 -- inspect.go: statement of states
@@ -1311,7 +1701,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
        j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       j.errors::text as errors, j.progress::text as progress
+       j.errors::text as errors, j.progress::text as progress, j.lane, false as blocked
   from onceq.jobs j
    where cardinality($7::smallint[]) > 0 and j.id < $1::bigint and case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
@@ -1320,6 +1710,15 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint = any ($7::smallint[])
    order by j.id desc limit $2::int
 ),
+waiting as (
+select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
+       w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
+       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+       w.errors::text as errors, null::text as progress, w.lane, true as blocked
+  from onceq.job_waits w
+   where cardinality($7::smallint[]) > 0 and w.id < $1::bigint and case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint = any ($7::smallint[])
+   order by w.id desc limit $2::int
+),
 finished as (
   select i.*
     from past p cross join unnest($3::smallint[]) s (state)
@@ -1327,14 +1726,24 @@ finished as (
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
        h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
-       h.errors::text as errors, null::text as progress
+       h.errors::text as errors, null::text as progress, h.lane, false as blocked
   from onceq.job_history h
          where (h.queue, h.state, h.id) < (p.queue, s.state, $1::bigint) and (h.queue, h.state) >= (p.queue, s.state) and h.id < $1::bigint
          order by h.queue desc, h.state desc, h.id desc limit $2::int) i
    where p.queue is not null
 )
-select * from (select * from live union all select * from finished) a
+select * from (select * from live union all select * from waiting union all select * from finished) a
  order by id desc limit $2::int;
+
+-- inspect.go: waitingIDs
+select w.id from onceq.job_waits w;
+
+-- inspect.go: waitingInfo
+select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
+       w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
+       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+       w.errors::text as errors, null::text as progress, w.lane, true as blocked
+  from onceq.job_waits w;
 
 -- keys.go: readKeys
 select f.class, f.scope, case f.state when 0 then 'queued' when 3 then 'completed' when 6 then 'held'
@@ -1347,6 +1756,30 @@ select f.class, f.scope, case f.state when 0 then 'queued' when 3 then 'complete
  where f.key = $2::text and f.class <> 3 and ($1::text = '' or f.scope = $1::text)
  order by f.key, f.scope, f.class
  limit $3::int;
+
+-- lane.go: SetLaneLimit slot
+select ('x' || left(md5($1::text), 1))::bit(4)::int::smallint;
+
+-- lane.go: SetLaneLimit.set
+with limits as (
+  insert into onceq.lane_limits (lane, n, lowered) values ($1::text, $2::int, true)
+  on conflict (lane) do update set n = excluded.n, lowered = true
+),
+calls as (
+  insert into onceq.lane_calls (slot, due, lane) values ($3::smallint, statement_timestamp(), $1::text), (-1, statement_timestamp(), '?')
+)
+select 1;
+
+-- lane.go: lane.read
+select array(select id from onceq.jobs where lane = $1::text order by id limit 10),
+       (select leased_until from onceq.jobs where lane = $1::text and leased_until > statement_timestamp() order by id limit 1),
+       array(select id from onceq.job_history where lane = $1::text and lane_rule >= 2 and state in (6, 8) order by id limit 10),
+       (select count(*) from (select from onceq.job_waits
+         where lane = $1::text and run_at <= statement_timestamp() and (priority, run_at, id) < ($2::smallint, $3::timestamptz, $4::bigint) limit $5::int) w);
+
+-- lane.go: laneLimit
+select coalesce((select n from onceq.lane_limits where lane = $1::text),
+                 (select n from onceq.lane_limits where lane = split_part($1::text, '/', 1) || '/'), 1);
 
 -- lazytx.go: Release
 rollback;
@@ -1440,6 +1873,8 @@ select u.n, p.payload, p.payload_bytes
  cross join lateral (
        (select j.payload::text as payload, j.payload_bytes from onceq.jobs j where j.id = u.id)
        union all
+       (select w.payload::text, w.payload_bytes from onceq.job_waits w where w.id = u.id)
+       union all
        (select h.payload::text, h.payload_bytes from onceq.job_history h where h.id = u.id)
        limit 1) p;
 
@@ -1458,10 +1893,160 @@ values ($1::bigint, $2::text, $3::int, $4::text, $5::int, $6::bigint, $7::text::
 on conflict (id) do update set seen_at = excluded.seen_at
 returning 1;
 
+-- promoter.go: callFamilies
+with recursive heard as (
+  delete from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane <> ''
+  returning lane
+),
+family as materialized (
+  select distinct lane as first, (left(lane, -1) || '0') collate "C" as last from heard where lane like '%/'
+  union all
+  select '', null where exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane = '')
+),
+lane (lane, last) as (
+  select w.lane, f.last
+    from family f cross join lateral (
+         select lane from onceq.job_waits where lane > f.first and (f.last is null or lane < f.last) order by lane limit 1) w
+  union all
+  select w.lane, l.last
+    from lane l cross join lateral (
+         select lane from onceq.job_waits where lane > l.lane and (l.last is null or lane < l.last) order by lane limit 1) w
+),
+calls as (
+  insert into onceq.lane_calls (slot, due, lane) select distinct ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from lane
+  returning 1
+),
+low as materialized (
+  select lane, n from onceq.lane_limits where lowered order by lane for update skip locked
+),
+reached as (
+  update onceq.lane_limits l set lowered = false
+    from low
+   where l.lane = low.lane
+     and case when low.lane like '%/'
+              then not exists (select from onceq.jobs j
+                                where j.lane > low.lane and j.lane < left(low.lane, -1) || '0'
+                                  and not exists (select from onceq.lane_limits o where o.lane = j.lane)
+                                group by j.lane having count(*) > low.n)
+              else (select count(*) from onceq.jobs j where j.lane = low.lane) <= low.n end
+  returning l.lane
+),
+again as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select -1, statement_timestamp() + interval '1 second', '?'
+   where exists (select from onceq.lane_limits where lowered and lane not in (select lane from reached))
+     and not exists (select from onceq.lane_calls where slot = -1 and lane = '?' and due > statement_timestamp())
+)
+select count(*) from calls;
+
+-- promoter.go: lockCalls
+with due as materialized (
+  select s.slot
+    from generate_series(-1, 15) as s(slot)
+   cross join lateral (
+         select from onceq.lane_calls
+          where slot = s.slot::smallint and due > $1::timestamptz and due <= statement_timestamp()
+          limit 1) c
+),
+mine as materialized (
+  select l.slot
+    from due d cross join lateral (
+         select slot from onceq.lane_locks where slot = d.slot::smallint for update skip locked) l
+),
+next as materialized (
+  select min(c.due) as due
+    from generate_series(-1, 15) as s(slot)
+   cross join lateral (
+         select due from onceq.lane_calls
+          where slot = s.slot::smallint and due > statement_timestamp()
+          order by due limit 1) c
+)
+select set_config('onceq_lanes.slots', coalesce((select string_agg(slot::text, ',') from mine), ''), true),
+       (select count(*) from due where slot >= 0), (select count(*) from mine),
+       coalesce((select extract(epoch from due - statement_timestamp()) * 1000000 from next where due < 'infinity'), 0)::bigint,
+       exists (select from due where slot = -1);
+
+-- promoter.go: lockLanes
+select count(*) from (select slot from onceq.lane_locks order by slot for update) l;
+
+-- promoter.go: look
+select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
+       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
+
+-- promoter.go: lookAtFamilies
+select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
+       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
+
+-- promoter.go: promoteCalls
+with call as materialized (
+  select c.place, c.lane
+    from unnest(string_to_array(current_setting('onceq_lanes.slots', true), ',')::smallint[]) as s(slot)
+   cross join lateral (
+         select ctid as place, lane from onceq.lane_calls
+          where slot = s.slot and due > $1::timestamptz and due <= statement_timestamp()
+          order by due
+          limit $2::int) c
+),
+heard as (
+  delete from onceq.lane_calls where ctid = any (array(select place from call))
+),
+room as materialized (
+  select l.lane, least(1000, o.n - live.n) as n
+    from (select distinct lane from call) l
+   cross join lateral (select coalesce((select n from onceq.lane_limits where lane = l.lane),
+                 (select n from onceq.lane_limits where lane = split_part(l.lane, '/', 1) || '/'), 1) as n offset 0) o
+   cross join lateral (select count(*) as n from onceq.jobs j where j.lane = l.lane offset 0) live
+   where not exists (select from onceq.job_history h where h.lane = l.lane and h.lane_rule >= 2 and h.state in (6, 8) offset 0)
+),
+head as materialized (
+  select w.id, r.lane, r.n
+    from (select lane, n from room where n > 0 offset 0) r
+   cross join lateral (
+         select w.id
+           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit r.n) w
+          limit r.n) w
+),
+ours as materialized (
+  select w.id from head h cross join lateral (
+         select id from onceq.job_waits where id = h.id for update skip locked) w
+),
+moved as (
+  delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
+  returning w.*
+),
+job as (
+  insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+  select id, statement_timestamp(), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+         payload, payload_bytes, metadata, errors, identity, lane, lane_rule
+    from moved
+),
+again as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ('x' || left(md5(h.lane), 1))::bit(4)::int::smallint, statement_timestamp() + case when h.got < h.wanted then $4::bigint else 0 end * interval '1 microsecond', h.lane
+    from (select lane, n, count(*) as wanted, (select count(*) from moved m where m.lane = head.lane) as got from head group by lane, n) h
+   where h.got < h.wanted or h.wanted = 1000
+)
+select (select count(*) from call), (select count(*) from moved), (select array_agg(distinct queue) from moved), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $3::bigint, true)), 0)::bigint
+          from (select queue, count(*) as jobs from moved group by queue) m
+         where exists (select from onceq.waiters w where w.idle_until > statement_timestamp()));
+
+-- promoter.go: restAll
+update onceq.lane_calls
+   set due = clock_timestamp() + greatest(interval '10 minutes', 100 * (clock_timestamp() - transaction_timestamp()))
+ where slot = -1 and lane = '' and due <= statement_timestamp();
+
 -- queue.go: Check.read
 select version, current_setting('server_encoding'), current_setting('citus.version', true) is not null,
        coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0)
-         >= greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_history),
+         >= greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_waits), (select max(id) from onceq.job_history),
                      (select max(token >> 20) from (select token from onceq.job_fences limit 100000) f), 0)
   from onceq.meta;
 
@@ -1496,6 +2081,7 @@ select pg_relation_size('onceq.job_fences'::regclass) / current_setting('block_s
 with d as materialized (
   select x.ctid from onceq.job_cancels x
    where not exists (select from onceq.jobs j where j.id = x.job_id and j.created_at <= x.requested_at)
+     and not exists (select from onceq.job_waits w where w.id = x.job_id and w.created_at <= x.requested_at)
    limit $1::int
      for update of x skip locked
 ),
@@ -1559,6 +2145,7 @@ with d as materialized (
         or f.class = 0 and f.state = 0
            and coalesce(f.finished_at <= statement_timestamp() - $4::bigint * interval '1 millisecond', true))
      and not exists (select from onceq.jobs j where j.id = f.job_id and (f.class = 0 or coalesce(f.fingerprint = int8send(coalesce(j.identity, (extract(epoch from j.created_at) * 1000000)::bigint)), true)))
+     and not exists (select from onceq.job_waits w where w.id = f.job_id and (f.class = 0 or coalesce(f.fingerprint = int8send(coalesce(w.identity, (extract(epoch from w.created_at) * 1000000)::bigint)), true)))
      and not exists (select from onceq.job_history h where h.id = f.job_id and h.state in (6, 7, 8) and (f.class = 0 or coalesce(f.fingerprint = int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1000000)::bigint)), true)))
    limit $3::int
      for update of f skip locked
@@ -1614,11 +2201,12 @@ gone as (
 select count(*), 0 from gone;
 
 -- redrive.go: Redrive.other
-select f.scope, f.key, f.job_id, f.state, f.result::text, case when j.id is null then null
+select f.scope, f.key, f.job_id, f.state, f.result::text, case when j.id is null and f.state = 0
+            then (select case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint from onceq.job_waits w where w.id = f.job_id) else case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
             when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
             when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint
+            else 1 end::smallint end
   from onceq.job_history h
   join onceq.job_fences f on f.class = 0 and f.scope = h.scope and f.key = h.key
   left join onceq.jobs j on j.id = f.job_id
@@ -1633,7 +2221,11 @@ with h as materialized (
 ),
 gone as (
   delete from onceq.job_history d using h where d.id = h.id
-  returning d.id, d.claims, d.queue, d.scope, d.key, d.created_at, d.identity
+  returning d.id, d.claims, d.queue, d.scope, d.key, d.created_at, d.identity, d.lane
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from (select distinct lane from gone where lane is not null) l
 ),
 fence as (
   update onceq.job_fences f
@@ -1691,6 +2283,19 @@ job as (
   select id, statement_timestamp(), created_at, claims, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity
     from back
+   where lane is null
+),
+wait as (
+  insert into onceq.job_waits (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+  select id, created_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
+         payload, payload_bytes, metadata, errors, identity, lane, lane_rule
+    from back
+   where lane is not null
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from (select distinct lane from back where lane is not null) l
 ),
 request as (
   delete from onceq.job_cancels x using back b where x.job_id = b.id
@@ -1906,6 +2511,8 @@ returning f.token;
 with page as materialized (
   select id, queue, created_at, identity from onceq.jobs where id = any ($1::bigint[])
   union all
+  select id, queue, created_at, identity from onceq.job_waits where id = any ($1::bigint[])
+  union all
   select id, queue, created_at, identity from onceq.job_history where id = any ($1::bigint[])
 )
 select f.scope, f.key, case f.state when 3 then 'completed' when 6 then 'held'
@@ -1920,6 +2527,8 @@ select f.scope, f.key, case f.state when 3 then 'completed' when 6 then 'held'
 -- uncertain.go: readEffects
 with place as materialized (
   select queue, created_at, identity from onceq.jobs where id = $1::bigint
+  union
+  select queue, created_at, identity from onceq.job_waits where id = $1::bigint
   union
   select queue, created_at, identity from onceq.job_history where id = $1::bigint
 ),

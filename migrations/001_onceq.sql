@@ -11,6 +11,12 @@
 --   ids          A sequence. New jobs draw their ids from it, and new fences outside jobs their first tokens.
 --   jobs         One row for each unfinished job. Enqueue and Redrive insert it. Claims, beats, failures and Retry update it.
 --                Claims, Stats, Get and List read it. It is deleted when the job is completed, dead, held or cancelled.
+--   job_waits    One row for each job with a lane (Kind.Lane) whose turn it is not yet. Enqueue and Redrive insert it. Claims never
+--                see it. The completion of the job before it, or a worker's promoter, moves it to jobs.
+--   lane_calls   One row for each thing that may let a lane go on: a job that was enqueued, one that finished without a
+--                successor, another limit. It is written in the same commit. The promoters delete it when they have looked.
+--   lane_limits  How many jobs of a lane may be in jobs at once, where that is not one. Queue.SetLaneLimit writes it.
+--   lane_locks   A fixed number of rows. A promoter locks one before it counts the jobs of the lanes that belong to it.
 --   job_fences   One row for each taken key: of a job, of an effect of a job (Once), of the application (Do, Fence), or of a
 --                client's request. Taking the key inserts it, and finishing the work updates it. Duplicates
 --                read their answer from it. The Reaper deletes it, a grace time after its window.
@@ -77,7 +83,9 @@ create table {{.schema}}.jobs (
   metadata      jsonb,
   errors        jsonb,                   -- of the latest failed attempts, oldest first
   identity      bigint,                  -- names its effects, see effectMark; null for created_at in microseconds
-  progress      jsonb                    -- of its latest run, if that had a beat: when it began, and what its handler reported
+  progress      jsonb,                   -- of its latest run, if that had a beat: when it began, and what its handler reported
+  lane          text collate "C",        -- family/name of its lane; null for none
+  lane_rule     smallint                 -- 1: a failed job leaves its place, 2: a dead or held one stops the lane, 3: both, 0: neither
 ) with (fillfactor = 45, vacuum_truncate = off);
 
 -- The only index that a claim uses. It contains no column that a claim changes, so a claim is a heap-only update. Its
@@ -86,6 +94,55 @@ create table {{.schema}}.jobs (
 create index jobs_claim on {{.schema}}.jobs (queue, priority, run_at, id) where queue is not null;
 
 alter table {{.schema}}.jobs add constraint jobs_pkey primary key (id);
+
+-- The live jobs of a lane: a promoter counts them.
+create index jobs_lane on {{.schema}}.jobs (lane) where lane is not null;
+
+-- Jobs that wait for their lane; the columns mean what they mean in jobs. run_at is the job's place in the lane, within its
+-- priority.
+create table {{.schema}}.job_waits (
+  id            bigint      not null,
+  run_at        timestamptz not null,
+  created_at    timestamptz not null,
+  claims        integer     not null default 0,
+  lost          smallint    not null default 0,
+  attempts      smallint    not null default 0,
+  max_attempts  smallint    not null,
+  priority      smallint    not null,
+  lane_rule     smallint    not null,
+  lane          text collate "C" not null,
+  queue         text collate "C" not null,
+  kind          text collate "C" not null,
+  scope         text collate "C",
+  key           text collate "C",
+  payload       jsonb,
+  payload_bytes bytea,
+  metadata      jsonb,
+  errors        jsonb,
+  identity      bigint
+) with (vacuum_truncate = off);
+-- The conditions hold for every row, as that of jobs_claim.
+create index job_waits_lane  on {{.schema}}.job_waits (lane, priority, run_at, id) where lane is not null;
+create index job_waits_queue on {{.schema}}.job_waits (queue, id) where queue is not null;
+alter table {{.schema}}.job_waits add constraint job_waits_pkey primary key (id);
+
+-- What may let a lane go on. In slot -1 a lane that ends in '/' stands for all lanes of a family, '?' for all lowered limits,
+-- and the row '', which always stays, for all lanes.
+create table {{.schema}}.lane_calls (
+  due  timestamptz not null,
+  slot smallint    not null,             -- of lane_locks: a hash of the lane
+  lane text collate "C" not null
+) with (vacuum_truncate = off);
+create index lane_calls_due on {{.schema}}.lane_calls (slot, due);
+
+create table {{.schema}}.lane_limits (
+  lane    text collate "C" not null primary key,  -- family/name, or family/ for all lanes of the family that have no row
+  n       integer not null check (n >= 0),
+  lowered boolean not null               -- more jobs may be live than n: completions admit no successor
+) with (vacuum_truncate = off);
+
+create table {{.schema}}.lane_locks (slot smallint not null primary key);
+insert into {{.schema}}.lane_locks select generate_series(0, 15);
 
 -- Every claim changes these; statistics on them mislead the planner more than they help. Citus has no such command for its
 -- tables.
@@ -137,6 +194,14 @@ create table {{.schema}}.job_fences (
 insert into {{.schema}}.jobs (id, run_at, created_at, max_attempts, priority, queue, kind)
 select -n, 'infinity', 'infinity', 0, 0, '', '' from generate_series(1, 1000) n;
 delete from {{.schema}}.jobs;
+insert into {{.schema}}.job_waits (id, run_at, created_at, max_attempts, priority, lane_rule, lane, queue, kind)
+select -n, 'infinity', 'infinity', 0, 0, 0, n, '', '' from generate_series(1, 1000) n;
+delete from {{.schema}}.job_waits;
+insert into {{.schema}}.lane_calls (due, slot, lane) select 'infinity', n % 16, n from generate_series(1, 1000) n;
+delete from {{.schema}}.lane_calls;
+insert into {{.schema}}.lane_limits (lane, n, lowered) select n, 0, false from generate_series(1, 6000) n;
+delete from {{.schema}}.lane_limits;
+insert into {{.schema}}.lane_calls (due, slot, lane) values (statement_timestamp(), -1, '');
 insert into {{.schema}}.job_fences (token, created_at, lifetime, class, state, scope, key)
 select 0, 'infinity', 0, 0, 0, '', n from generate_series(1, 2000) n;
 delete from {{.schema}}.job_fences;
@@ -163,10 +228,16 @@ create table {{.schema}}.job_history (
   metadata      jsonb,
   result        jsonb,
   errors        jsonb,
-  identity      bigint
-);
+  identity      bigint,
+  lane          text collate "C",
+  lane_rule     smallint
+) with (vacuum_truncate = off);
 create index job_history_state on {{.schema}}.job_history (queue, state, id);
 create index job_history_keep  on {{.schema}}.job_history (keep_until) where keep_until is not null;
+create index job_history_lane  on {{.schema}}.job_history (lane) where lane_rule >= 2 and state in (6, 8); -- those that stop it
+insert into {{.schema}}.job_history (id, run_at, created_at, finished_at, claims, lost, attempts, max_attempts, priority, state, queue, kind)
+select -n, 'infinity', 'infinity', 'infinity', 0, 0, 0, 0, 0, 0, '', repeat('x', 1800) from generate_series(1, 200) n; -- pages that stay, as above
+delete from {{.schema}}.job_history;
 
 -- Requests to cancel a leased job; its worker reads them with the beat.
 create table {{.schema}}.job_cancels (
@@ -394,6 +465,12 @@ select j.id, j.queue, j.kind,
        j.payload, j.payload_bytes, j.metadata, null::jsonb as result, j.errors
   from {{.schema}}.jobs j
 union all
+select w.id, w.queue, w.kind,
+       case when w.attempts > 0 or w.lost > 0 then 'retrying' when w.run_at > statement_timestamp() then 'delayed' else 'waiting' end,
+       w.scope, w.key, w.priority, w.attempts, w.max_attempts, w.lost, w.run_at, w.created_at, null,
+       null, null, w.errors -> -1 ->> 'error', w.payload, w.payload_bytes, w.metadata, null, w.errors
+  from {{.schema}}.job_waits w
+union all
 select h.id, h.queue, h.kind, case h.state when 5 then 'completed' when 6 then 'dead' when 7 then 'cancelled' when 8 then 'held' end,
        h.scope, h.key, h.priority, h.attempts, h.max_attempts, h.lost, h.run_at, h.created_at, null,
        h.finished_at, h.keep_until, h.errors -> -1 ->> 'error',
@@ -426,6 +503,8 @@ select f.job_id, substr(f.key, strpos(f.key, '/') + 1) as name,
   from {{.schema}}.job_fences f
   left join lateral (
        select j.kind, j.created_at, j.identity from {{.schema}}.jobs j where j.id = f.job_id
+       union all
+       select w.kind, w.created_at, w.identity from {{.schema}}.job_waits w where w.id = f.job_id
        union all
        select h.kind, h.created_at, h.identity from {{.schema}}.job_history h where h.id = f.job_id) p on true
  where f.class = 3 and f.state in (1, 2, 3, 6)
@@ -468,6 +547,10 @@ drop table {{.schema}}.queues;
 drop table {{.schema}}.job_cancels;
 drop table {{.schema}}.job_history;
 drop table {{.schema}}.job_fences;
+drop table {{.schema}}.lane_locks;
+drop table {{.schema}}.lane_limits;
+drop table {{.schema}}.lane_calls;
+drop table {{.schema}}.job_waits;
 drop table {{.schema}}.jobs;
 drop sequence {{.schema}}.ids;
 drop table {{.schema}}.meta;

@@ -20,15 +20,32 @@ with j as (
     left join onceq.job_fences f on f.class = 0 and f.scope = j.scope and f.key = j.key
     left join onceq.job_history h on h.id = j.id
 ),
+w as (
+  select w.*, f.state as fence_state, f.job_id as fence_job, h.state as past_state, j.id as live
+    from onceq.job_waits w
+    left join onceq.job_fences f on f.class = 0 and f.scope = w.scope and f.key = w.key
+    left join onceq.job_history h on h.id = w.id
+    left join onceq.jobs j on j.id = w.id
+),
 h as (
   select * from onceq.job_history
 ),
 f as (
-  select f.*, f.class || '/' || f.scope || '/' || f.key as name, j.id as live, j.scope as live_scope, j.key as live_key,
+  select f.*, f.class || '/' || f.scope || '/' || f.key as name, coalesce(j.id, w.id) as live, coalesce(j.scope, w.scope) as live_scope, coalesce(j.key, w.key) as live_key,
          h.state as past
     from onceq.job_fences f
     left join onceq.jobs j on j.id = f.job_id
+    left join onceq.job_waits w on w.id = f.job_id
     left join onceq.job_history h on h.id = f.job_id
+),
+lane as (
+  select l.lane, l.live, l.waiting, coalesce(o.n, a.n, 1) as n, coalesce(o.lowered, false) or coalesce(a.lowered, false) as lowered
+    from (select lane, count(*) filter (where live) as live, count(*) filter (where not live) as waiting
+            from (select lane, true as live from onceq.jobs where lane is not null
+                  union all select lane, false from onceq.job_waits where run_at <= statement_timestamp()) x
+           group by lane) l
+    left join onceq.lane_limits o on o.lane = l.lane
+    left join onceq.lane_limits a on a.lane = split_part(l.lane, '/', 1) || '/'
 ),
 last as (
   select last_value as id, is_called from onceq.ids
@@ -46,6 +63,18 @@ union all select format('job %s is above %s, the last id of the sequence', j.id,
 union all select format('job %s has key %s in scope %s, which has no fence', id, key, scope) from j where key is not null and fence_state is null
 union all select format('job %s has key %s in scope %s, whose fence names job %s', id, key, scope, fence_job) from j where fence_state is not null and fence_job is distinct from id
 union all select format('job %s is live, the fence of its key %s in scope %s has state %s', id, key, scope, fence_state) from j where fence_job = id and fence_state <> 0
+union all select format('job %s waits for its lane and is in jobs', id) from w where live is not null
+union all select format('job %s waits for its lane and is, with state %s, in job_history', id, past_state) from w where past_state is not null
+union all select format('job %s waits for its lane with %s claims, %s lost leases, %s of %s attempts', id, claims, lost, attempts, max_attempts) from w where claims not between 0 and 1048575 or lost not between 0 and claims or attempts >= max_attempts
+union all select format('job %s has rule %s and lane %s', id, lane_rule, lane) from (select id, lane, lane_rule from onceq.jobs union all select id, lane, lane_rule from w) x where (lane is null) <> (lane_rule is null) or lane_rule not between 0 and 3
+union all select format('job %s waits for its lane and has a payload and bytes, or neither', id) from w where num_nonnulls(payload, payload_bytes) <> 1
+union all select format('job %s waits for its lane, its key %s in scope %s is not its own', id, key, scope) from w where key is not null and (fence_job is distinct from id or fence_state <> 0)
+union all select format('job %s is above %s, the last id of the sequence', w.id, l.id) from w, last l where w.id > l.id or not l.is_called
+union all select format('lane %s has %s live jobs, its limit is %s', lane, live, n) from lane where live > n and not lowered
+union all select format('lane %s has %s live jobs and %s that wait, its limit is %s, and nobody was called', lane, live, waiting, n) from lane
+           where waiting > 0 and live < n
+             and not exists (select from onceq.lane_calls c where c.lane = any (array[lane.lane, split_part(lane.lane, '/', 1) || '/']))
+             and not exists (select from h where h.lane = lane.lane and h.lane_rule >= 2 and h.state in (6, 8))
 union all select format('history of job %s has state %s, which is not finished', id, state) from h where state not between 5 and 8
 union all select format('history of job %s, dead or held, ends by itself', id) from h where state in (6, 8) and keep_until is not null
 union all select format('history of job %s has a payload and bytes, or neither', id) from h where num_nonnulls(payload, payload_bytes) <> 1

@@ -169,6 +169,12 @@ func (db *DB) Advance(d time.Duration, columns ...string) {
 with jobs as (
   update onceq.jobs set created_at = created_at` + by + `, run_at = run_at` + by + `, leased_until = leased_until` + by + `, identity = ` + identity + `, errors = ` + errors + `
 ),
+waits as (
+  update onceq.job_waits set created_at = created_at` + by + `, run_at = run_at` + by + `, identity = ` + identity + `, errors = ` + errors + `
+),
+calls as (
+  update onceq.lane_calls set due = due` + by + `
+),
 fences as (
   update onceq.job_fences set created_at = created_at` + by + `, leased_until = leased_until` + by + `, finished_at = finished_at` + by + `,
          identity = case when class in (1, 2) then ` + identity + ` end

@@ -1,0 +1,568 @@
+package tests
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+type charge struct {
+	Customer, N int
+}
+
+// charges is a kind with a lane for each customer.
+var charges = onceq.Kind[charge]{Name: "charge", Lane: func(c charge) string { return fmt.Sprint(c.Customer) }}
+
+// laneLive counts the live jobs of each lane, and those that wait.
+func laneLive(t testing.TB, db *queuetest.DB) (live, waiting int) {
+	t.Helper()
+	require.NoError(t, db.Pool.QueryRow(context.Background(), `select (select count(*) from onceq.jobs), (select count(*) from onceq.job_waits)`).Scan(&live, &waiting))
+	return live, waiting
+}
+
+func laneEnqueue(t testing.TB, q *onceq.Queue, db onceq.DB, jobs ...onceq.Job) (ids []int64) {
+	t.Helper()
+	for _, j := range jobs {
+		r, err := q.Enqueue(context.Background(), db, j)
+		require.NoError(t, err)
+		require.False(t, r.Duplicate)
+		ids = append(ids, r.ID)
+	}
+	return ids
+}
+
+func laneClaim(t testing.TB, q *onceq.Queue, limit int) []*onceq.Lease {
+	t.Helper()
+	leases, err := q.Claim(context.Background(), onceq.ClaimOptions{Limit: limit})
+	require.NoError(t, err)
+	return leases
+}
+
+// laneClaimOne claims one job and requires that it is the given one.
+func laneClaimOne(t testing.TB, q *onceq.Queue, id int64) *onceq.Lease {
+	t.Helper()
+	leases := laneClaim(t, q, 10)
+	require.Len(t, leases, 1)
+	require.Equal(t, id, leases[0].ID)
+	return leases[0]
+}
+
+// One job of a lane at a time, in order, whichever way the jobs come and are completed.
+func TestLane_OneAtATimeInOrder(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	enqueue := map[string]func(*testing.T, *queuetest.DB, []onceq.Job) []int64{
+		"one by one": func(t *testing.T, db *queuetest.DB, jobs []onceq.Job) []int64 {
+			return laneEnqueue(t, db.Queue, db.Pool, jobs...)
+		},
+		"many": func(t *testing.T, db *queuetest.DB, jobs []onceq.Job) (ids []int64) {
+			all, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
+			require.NoError(t, err)
+			for _, r := range all {
+				require.Equal(t, onceq.StateWaiting, r.State)
+				ids = append(ids, r.ID)
+			}
+			return ids
+		},
+		"in a batch": func(t *testing.T, db *queuetest.DB, jobs []onceq.Job) (ids []int64) {
+			batch := &pgx.Batch{}
+			var pending []*onceq.Pending
+			for _, j := range jobs {
+				p, err := db.Queue.EnqueueInBatch(batch, j)
+				require.NoError(t, err)
+				pending = append(pending, p)
+			}
+			require.NoError(t, db.Pool.SendBatch(ctx, batch).Close())
+			for _, p := range pending {
+				r, err := p.Result(ctx, db.Pool)
+				require.NoError(t, err)
+				ids = append(ids, r.ID)
+			}
+			return ids
+		},
+	}
+	type running struct {
+		sync.Mutex
+		order map[int][]int64
+		now   map[int]int
+	}
+	handlers := map[string]func(*testing.T, *queuetest.DB, *running) onceq.Handler{}
+	run := func(t *testing.T, r *running, c charge, id int64) {
+		r.Lock()
+		r.order[c.Customer] = append(r.order[c.Customer], id)
+		r.now[c.Customer]++
+		n := r.now[c.Customer]
+		r.Unlock()
+		if n > 1 {
+			t.Errorf("%d jobs of lane %d run", n, c.Customer)
+		}
+		r.Lock()
+		r.now[c.Customer]--
+		r.Unlock()
+	}
+	handlers["lease"] = func(t *testing.T, db *queuetest.DB, r *running) onceq.Handler {
+		return charges.Handle(func(_ context.Context, l *onceq.Lease, c charge) error { run(t, r, c, l.ID); return nil })
+	}
+	handlers["transaction"] = func(t *testing.T, db *queuetest.DB, r *running) onceq.Handler {
+		return charges.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, c charge) error {
+			run(t, r, c, l.ID)
+			_, err := tx.Exec(ctx, `select $1::int`, 1)
+			return err
+		})
+	}
+	handlers["batch"] = func(t *testing.T, db *queuetest.DB, r *running) onceq.Handler {
+		return charges.HandleBatch(10, func(ctx context.Context, tx pgx.Tx, items []onceq.Item[charge]) error {
+			for _, i := range items {
+				run(t, r, i.Payload, i.ID)
+			}
+			return nil
+		})
+	}
+	handlers["own transaction"] = func(t *testing.T, db *queuetest.DB, r *running) onceq.Handler {
+		return charges.Handle(func(ctx context.Context, l *onceq.Lease, c charge) error {
+			run(t, r, c, l.ID)
+			return pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error { return l.Complete(ctx, tx) })
+		})
+	}
+	handlers["kept"] = func(t *testing.T, db *queuetest.DB, r *running) onceq.Handler {
+		k := charges
+		k.Keep = time.Hour
+		return k.Handle(func(_ context.Context, l *onceq.Lease, c charge) error { run(t, r, c, l.ID); return nil })
+	}
+	handlers["serializable"] = func(t *testing.T, db *queuetest.DB, r *running) onceq.Handler {
+		k := charges
+		k.Serializable = true
+		return k.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, c charge) error {
+			run(t, r, c, l.ID)
+			_, err := tx.Exec(ctx, `select $1::int`, 1)
+			return err
+		})
+	}
+	for how, enqueue := range enqueue {
+		for what, handler := range handlers {
+			for _, keyed := range []bool{false, true} {
+				t.Run(fmt.Sprint(how, ", ", what, ", keyed ", keyed), func(t *testing.T) {
+					t.Parallel()
+					db := queuetest.New(t)
+					var jobs []onceq.Job
+					want := make(map[int]int)
+					for n := range 30 {
+						c := charge{n % 3, n}
+						j := charges.Job(c)
+						if keyed {
+							j.Key = fmt.Sprint(n)
+						}
+						jobs = append(jobs, j)
+						want[c.Customer]++
+					}
+					ids := enqueue(t, db, jobs)
+					live, waiting := laneLive(t, db)
+					require.Equal(t, []int{0, 30}, []int{live, waiting})
+					r := &running{order: map[int][]int64{}, now: map[int]int{}}
+					ran := db.Drain(handler(t, db, r))
+					require.Len(t, ran, 30)
+					for c, n := range want {
+						require.Len(t, r.order[c], n)
+						require.True(t, slices.IsSorted(r.order[c]), "%v", r.order[c])
+					}
+					require.True(t, slices.IsSorted(ids))
+					live, waiting = laneLive(t, db)
+					require.Equal(t, []int{0, 0}, []int{live, waiting})
+				})
+			}
+		}
+	}
+}
+
+// The order is that of the priority, the due time and the id.
+func TestLane_Order(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	at := func(priority onceq.Priority, delay time.Duration) onceq.Job {
+		j := charges.Job(charge{1, 1})
+		j.Priority, j.Delay = priority, delay
+		return j
+	}
+	ids := laneEnqueue(t, db.Queue, db.Pool, at(0, time.Hour), at(1, 0), at(0, 0), at(0, 0), at(-1, 0), at(-1, 2*time.Hour))
+	var order []int64
+	h := charges.Handle(func(_ context.Context, l *onceq.Lease, _ charge) error { order = append(order, l.ID); return nil })
+	db.Drain(h)
+	require.Equal(t, []int64{ids[4], ids[2], ids[3], ids[1]}, order)
+	db.Advance(3 * time.Hour)
+	db.Drain(h)
+	require.Equal(t, []int64{ids[5], ids[0]}, order[4:])
+}
+
+// A failed job keeps its place; with Overtake it lets others by.
+func TestLane_RetriesKeepTheirPlace(t *testing.T) {
+	t.Parallel()
+	for _, overtake := range []bool{false, true} {
+		for what, end := range map[string]error{"failed": errors.New("no"), "snoozed": onceq.Snooze(time.Minute), "retry after": onceq.RetryAfter(time.Minute, errors.New("no")), "rescheduled": onceq.Reschedule(time.Minute)} {
+			for _, tx := range []bool{false, true} {
+				t.Run(fmt.Sprint("overtake ", overtake, ", ", what, ", in a transaction ", tx), func(t *testing.T) {
+					t.Parallel()
+					db := queuetest.New(t)
+					k := charges
+					if k.Backoff = func(int, error) time.Duration { return time.Minute }; overtake {
+						k.LaneRule = onceq.Overtake
+					}
+					ids := laneEnqueue(t, db.Queue, db.Pool, k.Job(charge{1, 1}), k.Job(charge{1, 2}), k.Job(charge{1, 3}))
+					failed := false
+					var order []int64
+					run := func(l *onceq.Lease) error {
+						order = append(order, l.ID)
+						if l.ID == ids[0] && !failed {
+							failed = true
+							return end
+						}
+						return nil
+					}
+					h := k.Handle(func(_ context.Context, l *onceq.Lease, _ charge) error { return run(l) })
+					if tx {
+						h = k.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ charge) error {
+							_, _ = tx.Exec(ctx, `select $1::int`, 1)
+							return run(l)
+						})
+					}
+					db.Drain(h)
+					if overtake {
+						require.Equal(t, []int64{ids[0], ids[1], ids[2]}, order)
+						info, err := db.Queue.Get(context.Background(), db.Pool, ids[0])
+						require.NoError(t, err)
+						require.True(t, info.Blocked)
+						require.NotZero(t, info.Token)
+					} else {
+						require.Equal(t, []int64{ids[0]}, order)
+					}
+					require.NoError(t, db.Check())
+					db.Advance(time.Hour)
+					db.Drain(h)
+					if overtake {
+						require.Equal(t, []int64{ids[0], ids[1], ids[2], ids[0]}, order)
+					} else {
+						require.Equal(t, []int64{ids[0], ids[0], ids[1], ids[2]}, order)
+					}
+				})
+			}
+		}
+	}
+}
+
+// A dead or held job lets its lane go on, or stops it until somebody decides.
+func TestLane_DeadAndHeldJobs(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	decide := map[string]func(*queuetest.DB, int64) error{
+		"redrive": func(db *queuetest.DB, id int64) error { _, err := db.Queue.Redrive(ctx, db.Pool, id); return err },
+		"redrive many": func(db *queuetest.DB, id int64) error {
+			n, _, err := db.Queue.RedriveMany(ctx, db.Pool, onceq.Filter{Kind: "charge"})
+			if n != 1 {
+				return fmt.Errorf("%d", n)
+			}
+			return err
+		},
+		"discard": func(db *queuetest.DB, id int64) error { return db.Queue.Discard(ctx, db.Pool, id) },
+	}
+	for _, stop := range []bool{false, true} {
+		for _, n := range []int{1, 2} {
+			for what, decide := range decide {
+				t.Run(fmt.Sprint("stop ", stop, ", limit ", n, ", ", what), func(t *testing.T) {
+					t.Parallel()
+					db := queuetest.New(t)
+					require.NoError(t, db.Queue.SetLaneLimit(ctx, db.Pool, "charge", "", n))
+					k := charges
+					if stop {
+						k.LaneRule = onceq.StopLane
+					}
+					ids := laneEnqueue(t, db.Queue, db.Pool, k.Job(charge{1, 1}), k.Job(charge{1, 2}), k.Job(charge{1, 3}), k.Job(charge{2, 1}))
+					died := false
+					var mu sync.Mutex
+					var order []int64
+					h := k.Handle(func(_ context.Context, l *onceq.Lease, _ charge) error {
+						mu.Lock()
+						defer mu.Unlock()
+						order = append(order, l.ID)
+						if l.ID == ids[0] && !died {
+							died = true
+							return onceq.Fatal(errors.New("no"))
+						}
+						return nil
+					})
+					db.Drain(h)
+					if !stop {
+						require.Len(t, order, 4)
+					} else if n == 1 {
+						require.ElementsMatch(t, []int64{ids[0], ids[3]}, order)
+					}
+					require.NoError(t, db.Check())
+					if stop && n == 1 {
+						why, err := db.Queue.Explain(ctx, db.Pool, ids[1])
+						require.NoError(t, err)
+						require.Equal(t, []int64{ids[0]}, why.Reasons[0].Ahead)
+						require.Contains(t, why.String(), "stands still")
+					}
+					order = nil
+					require.NoError(t, decide(db, ids[0]))
+					require.NoError(t, db.Check())
+					db.Drain(h)
+					if what != "discard" && n == 1 {
+						require.Equal(t, ids[0], order[0], "back to its place")
+					}
+					live, waiting := laneLive(t, db)
+					require.Equal(t, []int{0, 0}, []int{live, waiting})
+				})
+			}
+		}
+	}
+}
+
+// What asks about jobs knows those that wait for their lane.
+func TestLane_WaitingJobsAreKnownEverywhere(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := queuetest.New(t)
+	q := db.Queue
+	k := charges
+	k.Key = func(c charge) string { return fmt.Sprint(c.Customer, "/", c.N) }
+	ids := laneEnqueue(t, q, db.Pool, k.Job(charge{1, 1}), k.Job(charge{1, 2}))
+	first := laneClaimOne(t, q, ids[0])
+	require.Equal(t, "charge/1", first.Lane)
+
+	for _, c := range []charge{{1, 1}, {1, 2}} {
+		r, err := q.Enqueue(ctx, db.Pool, k.Job(c))
+		require.NoError(t, err)
+		want := onceq.Result{ID: ids[c.N-1], Duplicate: true, State: onceq.StateRunning}
+		if c.N == 2 {
+			want.State = onceq.StateWaiting
+		}
+		require.Equal(t, want, r)
+		all, err := q.EnqueueMany(ctx, db.Pool, []onceq.Job{k.Job(c)})
+		require.NoError(t, err)
+		require.Equal(t, []onceq.Result{want}, all)
+	}
+	other := k.Job(charge{1, 2})
+	other.Payload = charge{1, 3}
+	_, err := q.Enqueue(ctx, db.Pool, other)
+	var mismatch *onceq.MismatchError
+	require.ErrorAs(t, err, &mismatch)
+	require.ErrorContains(t, err, "N")
+
+	info, err := q.Get(ctx, db.Pool, ids[1])
+	require.NoError(t, err)
+	require.True(t, info.Blocked)
+	require.Equal(t, "charge/1", info.Lane)
+	require.Equal(t, onceq.StateWaiting, info.State)
+	require.JSONEq(t, `{"Customer": 1, "N": 2}`, string(info.Payload))
+	byKey, err := q.GetByKey(ctx, db.Pool, "charge", "1/2")
+	require.NoError(t, err)
+	require.Equal(t, info, byKey)
+	info, err = q.Get(ctx, db.Pool, ids[0])
+	require.NoError(t, err)
+	require.False(t, info.Blocked)
+	require.Equal(t, "charge/1", info.Lane)
+
+	delayed := k.Job(charge{1, 9})
+	delayed.Delay = time.Hour
+	later, err := q.Enqueue(ctx, db.Pool, delayed)
+	require.NoError(t, err)
+	require.Equal(t, onceq.StateDelayed, later.State)
+
+	list := func(f onceq.Filter) (found []int64) {
+		all, err := q.List(ctx, db.Pool, f)
+		require.NoError(t, err)
+		n, err := q.Count(ctx, db.Pool, f)
+		require.NoError(t, err)
+		require.Equal(t, len(all), n)
+		for _, i := range all {
+			found = append(found, i.ID)
+		}
+		return found
+	}
+	require.Equal(t, []int64{later.ID, ids[1], ids[0]}, list(onceq.Filter{}))
+	require.Equal(t, []int64{later.ID, ids[1], ids[0]}, list(onceq.Filter{Queue: "default", Kind: "charge", Scope: "charge"}))
+	require.Equal(t, []int64{ids[1]}, list(onceq.Filter{States: []onceq.State{onceq.StateWaiting}}))
+	require.Equal(t, []int64{later.ID}, list(onceq.Filter{States: []onceq.State{onceq.StateDelayed}}))
+	require.Empty(t, list(onceq.Filter{Queue: "other"}))
+
+	why, err := q.Explain(ctx, db.Pool, ids[1])
+	require.NoError(t, err)
+	require.Equal(t, onceq.CauseLane, why.Cause())
+	require.Equal(t, []int64{ids[0]}, why.Reasons[0].Ahead)
+	require.Equal(t, 1, why.Reasons[0].Slots)
+	require.Contains(t, why.String(), `its lane "charge/1"`)
+	why, err = q.Explain(ctx, db.Pool, later.ID)
+	require.NoError(t, err)
+	require.Equal(t, []onceq.Cause{onceq.CauseScheduled, onceq.CauseLane}, []onceq.Cause{why.Reasons[0].Cause, why.Reasons[1].Cause})
+	require.Equal(t, 1, why.Reasons[1].Before)
+	require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "charge", "other", 0))
+	blocked := onceq.Job{Kind: "charge", Payload: charge{}, Lane: "other"}
+	none := laneEnqueue(t, q, db.Pool, blocked)[0]
+	why, err = q.Explain(ctx, db.Pool, none)
+	require.NoError(t, err)
+	require.Contains(t, why.String(), "its limit is 0")
+	_, err = q.Cancel(ctx, db.Pool, none)
+	require.NoError(t, err)
+
+	stats, err := q.Stats(ctx)
+	require.NoError(t, err)
+	require.Len(t, stats, 1)
+	require.Equal(t, 2, stats[0].Blocked)
+	require.Equal(t, 1, stats[0].Running)
+	require.Zero(t, stats[0].Waiting)
+
+	// Retry makes a delayed one due.
+	state, err := q.Retry(ctx, db.Pool, later.ID)
+	require.NoError(t, err)
+	require.Equal(t, onceq.StateWaiting, state)
+
+	// The Reaper leaves their keys alone.
+	r, err := onceq.NewReaper(q, onceq.ReaperConfig{Grace: time.Millisecond})
+	require.NoError(t, err)
+	for range 3 {
+		reaped, err := r.RunOnce(ctx)
+		require.NoError(t, err)
+		require.Zero(t, reaped)
+		db.Advance(time.Hour)
+	}
+	require.NoError(t, db.Check())
+
+	// They can be cancelled and redriven.
+	state, err = q.Cancel(ctx, db.Pool, ids[1])
+	require.NoError(t, err)
+	require.Equal(t, onceq.StateCancelled, state)
+	info, err = q.Get(ctx, db.Pool, ids[1])
+	require.NoError(t, err)
+	require.Equal(t, "charge/1", info.Lane)
+	require.NoError(t, db.Check())
+	state, err = q.Redrive(ctx, db.Pool, ids[1])
+	require.NoError(t, err)
+	require.Equal(t, onceq.StateWaiting, state)
+	cancelled, asked, err := q.CancelMany(ctx, db.Pool, onceq.Filter{Kind: "charge"})
+	require.NoError(t, err)
+	require.Equal(t, []int{3, 0}, []int{cancelled, asked}, "the lease of the first has run out in the meantime")
+	require.Empty(t, laneClaim(t, q, 10))
+}
+
+// Limits change while jobs run, up and down, for a lane and for its family.
+func TestLane_LimitsChange(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	for _, name := range []string{"1", ""} {
+		t.Run("name "+name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			q := db.Queue
+			set := func(n int) {
+				t.Helper()
+				require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "charge", name, n))
+				got, err := q.LaneLimit(ctx, db.Pool, "charge", "1")
+				require.NoError(t, err)
+				require.Equal(t, n, got)
+			}
+			var jobs []onceq.Job
+			for n := range 12 {
+				jobs = append(jobs, charges.Job(charge{1, n}))
+			}
+			ids := laneEnqueue(t, q, db.Pool, jobs...)
+			held := laneClaim(t, q, 20)
+			require.Len(t, held, 1)
+			set(3)
+			held = append(held, laneClaim(t, q, 20)...)
+			require.Len(t, held, 3)
+			set(2) // three run on, and the first that ends leaves no room
+			require.Empty(t, laneClaim(t, q, 20))
+			require.NoError(t, held[0].Complete(ctx, nil))
+			require.Empty(t, laneClaim(t, q, 20))
+			require.NoError(t, db.Check())
+			require.NoError(t, held[1].Complete(ctx, nil))
+			next := laneClaim(t, q, 20)
+			require.Len(t, next, 1)
+			require.Equal(t, ids[3], next[0].ID)
+			set(0)
+			require.NoError(t, held[2].Complete(ctx, nil))
+			require.NoError(t, next[0].Complete(ctx, nil))
+			require.Empty(t, laneClaim(t, q, 20))
+			set(5)
+			require.Len(t, laneClaim(t, q, 20), 5)
+			live, waiting := laneLive(t, db)
+			require.Equal(t, []int{5, 3}, []int{live, waiting})
+			// With a limit that is reached from above, completions hand over again.
+			set(4)
+			until(t, db, `exists (select from onceq.lane_limits where lowered)`)
+			leases, err := q.List(ctx, db.Pool, onceq.Filter{States: []onceq.State{onceq.StateRunning}})
+			require.NoError(t, err)
+			_, err = db.Pool.Exec(ctx, `delete from onceq.jobs where id = $1`, leases[0].ID) // by hand, which leaves no call
+			require.NoError(t, err)
+			eventually(t, "completions hand over again", func() bool {
+				_ = laneClaim(t, q, 20)
+				return repairCount(t, db, `select count(*) from onceq.lane_limits where lowered`) == 0
+			})
+		})
+	}
+}
+
+// A running worker starts a job of an idle lane at once, and the next one when the one before is done, whoever admits it.
+func TestLane_WorkersAreWoken(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := queuetest.New(t)
+	ran := make(chan int64, 100)
+	k := onceq.Kind[charge]{Name: "charge", Lane: charges.Lane, Queue: "q"}
+	start(t, db, onceq.WorkerConfig{PollInterval: time.Hour}, k.Handle(func(_ context.Context, l *onceq.Lease, _ charge) error {
+		ran <- l.ID
+		return nil
+	}))
+	until(t, db, `exists (select from onceq.waiters where idle_until > statement_timestamp())`)
+	for n := range 5 {
+		ids := laneEnqueue(t, db.Queue, db.Pool, k.Job(charge{1, n}), k.Job(charge{1, n}), k.Job(charge{n, n}))
+		got := []int64{receive(t, ran), receive(t, ran), receive(t, ran)}
+		require.ElementsMatch(t, ids, got)
+		until(t, db, `not exists (select from onceq.jobs)`)
+	}
+	// In a transaction of the application as well.
+	require.NoError(t, pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
+		laneEnqueue(t, db.Queue, tx, k.Job(charge{1, 1}))
+		return nil
+	}))
+	receive(t, ran)
+}
+
+// Bad input is an error before anything is written.
+func TestLane_BadInput(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := queuetest.New(t)
+	var bad *onceq.InvalidError
+	for field, j := range map[string]onceq.Job{
+		"LaneFamily": {Kind: "a/b", Payload: 1, Lane: "x"},
+		"Lane":       {Kind: "a", Payload: 1, LaneRule: onceq.Overtake},
+		"LaneRule":   {Kind: "a", Payload: 1, Lane: "x", LaneRule: 4},
+		"Replace":    {Kind: "a", Payload: 1, Lane: "x", Key: "k", Replace: onceq.ReplaceTime},
+	} {
+		_, err := db.Queue.Enqueue(ctx, db.Pool, j)
+		require.ErrorAs(t, err, &bad)
+		require.Equal(t, field, bad.Field)
+	}
+	for _, name := range []string{" ", "\x00", "\xff", string(make([]byte, 300))} {
+		_, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "a", Payload: 1, Lane: name})
+		require.ErrorAs(t, err, &bad)
+	}
+	require.ErrorAs(t, db.Queue.SetLaneLimit(ctx, db.Pool, "a", "", -1), &bad)
+	require.ErrorAs(t, db.Queue.SetLaneLimit(ctx, db.Pool, "", "", 1), &bad)
+	require.ErrorAs(t, db.Queue.SetLaneLimit(ctx, nil, "a", "", 1), &bad)
+	live, waiting := laneLive(t, db)
+	require.Equal(t, []int{0, 0}, []int{live, waiting})
+}
+
+var _ = pgxpool.Config{}

@@ -1,0 +1,512 @@
+package model
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// This file is the model of one lane: jobs that wait for their turn, the completions that hand it on, and the promoters
+// that admit what no completion could see. It explores every order of the steps of two workers, two promoters, somebody
+// who cancels, and changes of the limit.
+//
+// A transaction is two steps where it matters: its statement, which sees what is committed and locks rows, and its commit
+// or rollback. A call is a row that says "look at this lane". Whatever may leave room in a lane, or a job that nobody has
+// seen yet, writes one in the same commit; a promoter deletes the calls that its snapshot has.
+
+const (
+	laneJobs   = 3
+	laneClaims = 2 // how often a job is claimed
+)
+
+// laneVariant is a mistake that the checks must find, or a way in which a lane is declared.
+type laneVariant struct {
+	n        int8 // the limit at the beginning
+	changes  int8 // how often the limit changes
+	overtake bool // a failed job leaves its place
+	stops    bool // a dead job stops its lane
+	noCancel bool // nobody cancels
+	serial   bool // completions run above READ COMMITTED, and leave the lane to the promoters
+
+	countsWhenLocking  bool // a promoter counts in the snapshot of the statement that waits for the lock
+	handsOverUnguarded bool // a stale completion admits a successor
+	calmCompletion     bool // a completion without a successor writes no call
+	calmEnqueue        bool // Enqueue writes no call
+	eatsLateCalls      bool // a promoter deletes calls that came after its snapshot
+	dropsLockedHead    bool // a promoter that meets a locked head does not keep the call
+	passesLockedHead   bool // who meets a locked head takes the next one
+	handsOverAbove     bool // completions hand over although the limit was lowered
+	redrivesIntoJobs   bool // a redriven job is live at once
+	endsShrinkingBlind bool // hand-over is allowed again without the promoters' lock
+}
+
+type lanePlace int8
+
+const (
+	nowhere lanePlace = iota
+	waits
+	sleeps // waits for its time first: a failed job that left its place
+	live
+	isDead
+	gone // completed or cancelled
+)
+
+// laneJob is one job.
+type laneJob struct {
+	place  lanePlace
+	holder int8 // worker + 1; 0: nobody
+	claims int8
+	ended  int8 // how often it was dead; a redrive is possible once
+	locked bool // a transaction has its row
+}
+
+// laneTx is a worker's or a canceller's open transaction.
+type laneTx struct {
+	open  bool
+	job   int8      // whose row it takes away, + 1; 0: none, the guard did not hold
+	to    lanePlace // where that goes
+	next  int8      // the successor, + 1; 0: none
+	call  bool
+	epoch int8 // of the limit that its statement saw
+	seen  int8 // the jobs that its statement saw waiting before the successor
+}
+
+// laneWorker holds a lease, as far as it knows.
+type laneWorker struct {
+	job   int8 // + 1; 0: none
+	claim int8
+	tx    laneTx
+}
+
+// lanePromoter is one promoter.
+type lanePromoter struct {
+	phase int8 // 0 idle, 1 has the lock, 2 has looked
+	room  int8 // what a promoter that counts too early has counted
+	next  int8 // + 1
+	calls bool // it has deleted the calls
+	again bool // it writes a new one
+	seen  int8
+	epoch int8 // of the limit that it saw
+}
+
+// laneState is everything. It is a map key.
+type laneState struct {
+	jobs      [laneJobs]laneJob
+	workers   [2]laneWorker
+	promoters [2]lanePromoter
+	cancel    laneTx
+	n         int8
+	shrinking bool // the limit was lowered: completions do not hand over
+	resetting bool // somebody who ends that without the lock has counted
+	epoch     int8 // counts the changes of the limit
+	called    bool
+	high      int8 // more jobs than this must not be live
+	broken    string
+}
+
+func (s *laneState) live() (n int8) {
+	for _, j := range s.jobs {
+		if j.place == live {
+			n++
+		}
+	}
+	return n
+}
+
+func (s *laneState) stopped(v laneVariant) bool {
+	for _, j := range s.jobs {
+		if v.stops && j.place == isDead {
+			return true
+		}
+	}
+	return false
+}
+
+// head returns the waiting job whose turn it is, + 1, and whether its row is free. seen are the jobs that wait before it.
+func (s *laneState) head(v laneVariant) (next int8, free bool, seen int8) {
+	for i, j := range s.jobs {
+		if j.place != waits {
+			continue
+		}
+		if j.locked && v.passesLockedHead {
+			seen |= 1 << i
+			continue
+		}
+		return int8(i + 1), !j.locked, seen
+	}
+	return 0, true, seen
+}
+
+// admit makes a job live.
+func (s *laneState) admit(next, seen int8) {
+	if next == 0 {
+		return
+	}
+	j := &s.jobs[next-1]
+	j.place, j.locked, j.holder = live, false, 0
+	for i := range s.jobs {
+		if seen&(1<<i) != 0 && s.jobs[i].place == waits {
+			s.broken = "a job was overtaken"
+		}
+	}
+}
+
+func (s *laneState) commit(v laneVariant, t *laneTx) {
+	if t.job > 0 {
+		j := &s.jobs[t.job-1]
+		j.place, j.holder, j.locked = t.to, 0, false
+		if t.to == isDead {
+			j.ended++
+		}
+	}
+	if t.next > 0 && t.epoch == s.epoch && s.live() >= s.n && t.job > 0 {
+		s.broken = "a lane above its lowered limit was filled again"
+	}
+	s.admit(t.next, t.seen)
+	s.called = s.called || t.call
+	*t = laneTx{}
+}
+
+func (s *laneState) rollBack(t *laneTx) {
+	if t.job > 0 {
+		s.jobs[t.job-1].locked = false
+	}
+	if t.next > 0 {
+		s.jobs[t.next-1].locked = false
+	}
+	*t = laneTx{}
+}
+
+// locked reports whether a promoter has the lane's lock row.
+func (s *laneState) lockTaken() bool {
+	return s.promoters[0].phase > 0 || s.promoters[1].phase > 0
+}
+
+type laneStep struct {
+	name string
+	laneState
+}
+
+// next returns every state that one step leads to.
+func (v laneVariant) next(s laneState) (all []laneStep) {
+	step := func(name string, do func(*laneState)) {
+		n := s
+		do(&n)
+		if n.high = max(n.high, n.n); n.broken == "" && n.live() > n.high {
+			n.broken = "more jobs of a lane are live than its limit allows"
+		}
+		n.high = max(n.n, min(n.high, n.live())) // a lowered limit holds as soon as enough jobs have finished
+		all = append(all, laneStep{name, n})
+	}
+	for i, j := range s.jobs {
+		switch {
+		case j.place == nowhere && (i == 0 || s.jobs[i-1].place != nowhere):
+			step(fmt.Sprintf("job %d is enqueued", i), func(n *laneState) {
+				n.jobs[i].place = waits
+				n.called = n.called || !v.calmEnqueue
+			})
+		case j.place == sleeps:
+			step(fmt.Sprintf("job %d is due again", i), func(n *laneState) { n.jobs[i].place, n.called = waits, true })
+		case j.place == live && j.holder > 0 && !j.locked:
+			step(fmt.Sprintf("job %d loses its lease", i), func(n *laneState) { n.jobs[i].holder = 0 })
+		case j.place == isDead && j.ended == 1:
+			step(fmt.Sprintf("job %d is redriven", i), func(n *laneState) {
+				n.jobs[i].place, n.jobs[i].claims, n.called = waits, laneClaims-1, true
+				if v.redrivesIntoJobs {
+					n.jobs[i].place = live
+				}
+			})
+		case j.place == isDead:
+			step(fmt.Sprintf("job %d is discarded", i), func(n *laneState) { n.jobs[i].place, n.called = gone, true })
+		}
+		// Somebody cancels a job that nobody holds, in a transaction that may stay open.
+		if !v.noCancel && !s.cancel.open && !j.locked && (j.place == waits || j.place == sleeps || j.place == live && j.holder == 0) {
+			step(fmt.Sprintf("job %d is being cancelled", i), func(n *laneState) {
+				n.cancel = laneTx{open: true, job: int8(i + 1), to: gone, call: j.place == live, epoch: n.epoch}
+				n.jobs[i].locked = true
+			})
+		}
+	}
+	if s.cancel.open {
+		step("the cancellation commits", func(n *laneState) { n.commit(v, &n.cancel) })
+		step("the cancellation is rolled back", func(n *laneState) { n.rollBack(&n.cancel) })
+	}
+	if s.epoch < v.changes {
+		step(fmt.Sprintf("the limit becomes %d", 3-s.n), func(n *laneState) {
+			n.shrinking = 3-n.n < n.n
+			n.n = 3 - n.n
+			n.epoch++
+			n.called = true
+		})
+	}
+	// When no more jobs are live than the lowered limit allows, completions hand over again.
+	switch {
+	case v.endsShrinkingBlind && s.shrinking && !s.resetting && s.live() <= s.n:
+		step("somebody counts the live jobs", func(n *laneState) { n.resetting = true })
+	case v.endsShrinkingBlind && s.resetting:
+		step("completions hand over again", func(n *laneState) { n.resetting, n.shrinking = false, false })
+	case !v.endsShrinkingBlind && s.shrinking && !s.lockTaken() && s.live() <= s.n:
+		step("completions hand over again", func(n *laneState) { n.shrinking = false })
+	}
+	for i := range s.workers {
+		v.worker(&s, i, step)
+	}
+	for i := range s.promoters {
+		v.promoter(&s, i, step)
+	}
+	return all
+}
+
+func (v laneVariant) worker(s *laneState, i int, step func(string, func(*laneState))) {
+	w := s.workers[i]
+	does := func(what string, do func(n *laneState, w *laneWorker)) {
+		step(fmt.Sprintf("worker %d %s", i, what), func(n *laneState) { do(n, &n.workers[i]) })
+	}
+	if w.tx.open {
+		does("commits", func(n *laneState, w *laneWorker) { n.commit(v, &w.tx); *w = laneWorker{} })
+		does("is rolled back", func(n *laneState, w *laneWorker) { n.rollBack(&w.tx) })
+		return
+	}
+	if w.job == 0 {
+		for k, j := range s.jobs {
+			if j.place == live && j.holder == 0 && !j.locked && j.claims < laneClaims {
+				does(fmt.Sprintf("claims job %d", k), func(n *laneState, w *laneWorker) {
+					n.jobs[k].claims++
+					n.jobs[k].holder = int8(i + 1)
+					*w = laneWorker{job: int8(k + 1), claim: n.jobs[k].claims}
+				})
+			} else if j.place == live && j.holder == 0 && !j.locked {
+				does(fmt.Sprintf("finds that job %d is dead", k), func(n *laneState, w *laneWorker) { v.finish(n, &w.tx, int8(k+1), isDead) })
+			}
+		}
+		return
+	}
+	j := s.jobs[w.job-1]
+	held := j.place == live && j.holder == int8(i+1) && j.claims == w.claim && !j.locked
+	switch {
+	case held:
+		does("completes", func(n *laneState, w *laneWorker) { v.finish(n, &w.tx, w.job, gone) })
+		if v.overtake && j.claims < laneClaims {
+			does("fails, and leaves its place", func(n *laneState, w *laneWorker) { v.finish(n, &w.tx, w.job, sleeps) })
+		} else {
+			does("fails", func(n *laneState, w *laneWorker) { n.jobs[w.job-1].holder = 0; *w = laneWorker{} })
+		}
+		does("crashes", func(n *laneState, w *laneWorker) { *w = laneWorker{} })
+	case v.handsOverUnguarded:
+		does("completes, stale", func(n *laneState, w *laneWorker) { v.finish(n, &w.tx, 0, gone) })
+	default: // also when the row is locked: it waits, and then its guard does not hold or it goes on
+		if !j.locked {
+			does("completes, stale", func(n *laneState, w *laneWorker) { *w = laneWorker{} })
+		}
+	}
+}
+
+// finish is the statement of a transaction that takes a job out of the live ones.
+func (v laneVariant) finish(n *laneState, t *laneTx, job int8, to lanePlace) {
+	*t = laneTx{open: true, job: job, to: to, epoch: n.epoch}
+	if job > 0 {
+		n.jobs[job-1].locked = true
+	}
+	if v.stops && to == isDead {
+		return // the lane stays still until somebody decides
+	}
+	if !v.serial && (!n.shrinking || v.handsOverAbove) && !n.stopped(v) {
+		if next, free, seen := n.head(v); free {
+			t.next, t.seen = next, seen
+		}
+	}
+	if t.next > 0 {
+		n.jobs[t.next-1].locked = true
+	} else {
+		t.call = !v.calmCompletion
+	}
+}
+
+func (v laneVariant) promoter(s *laneState, i int, step func(string, func(*laneState))) {
+	p := s.promoters[i]
+	does := func(what string, do func(n *laneState, p *lanePromoter)) {
+		step(fmt.Sprintf("promoter %d %s", i, what), func(n *laneState) { do(n, &n.promoters[i]) })
+	}
+	look := func(n *laneState, p *lanePromoter, room int8) {
+		p.phase, p.calls, p.epoch = 2, n.called, n.epoch
+		n.called = false
+		if room <= 0 || n.stopped(v) {
+			return
+		}
+		next, free, seen := n.head(v)
+		if !free {
+			p.again = !v.dropsLockedHead
+			return
+		}
+		if p.next, p.seen = next, seen; next > 0 {
+			n.jobs[next-1].locked = true
+			p.again = true // there may be more room
+		}
+	}
+	switch p.phase {
+	case 0:
+		if v.countsWhenLocking && s.called {
+			// The statement began before the other promoter's commit, waits for the lock, and then goes on with what it has seen.
+			if p.room == 0 && s.n > s.live() {
+				does("counts", func(n *laneState, p *lanePromoter) { p.room = n.n - n.live() })
+			}
+			if p.room > 0 && !s.lockTaken() {
+				does("gets the lock and admits", func(n *laneState, p *lanePromoter) { look(n, p, p.room); p.room = 0 })
+			}
+			return
+		}
+		if s.called && !s.lockTaken() {
+			does("gets the lock", func(n *laneState, p *lanePromoter) { p.phase = 1 })
+		}
+	case 1:
+		does("looks", func(n *laneState, p *lanePromoter) { look(n, p, n.n-n.live()) })
+	case 2:
+		does("commits", func(n *laneState, p *lanePromoter) {
+			if v.eatsLateCalls {
+				n.called = false
+			}
+			n.admit(p.next, p.seen)
+			if p.epoch != n.epoch { // the limit was lowered after it looked, which comes to the same as a moment later
+				n.high = max(n.high, n.live())
+			}
+			n.called = n.called || p.again
+			*p = lanePromoter{}
+		})
+		does("is rolled back", func(n *laneState, p *lanePromoter) {
+			if p.next > 0 {
+				n.jobs[p.next-1].locked = false
+			}
+			n.called = n.called || p.calls
+			*p = lanePromoter{}
+		})
+	}
+}
+
+// wrong returns the property that a state breaks.
+func (s laneState) wrong(v laneVariant) string {
+	open := s.cancel.open || s.lockTaken()
+	for _, w := range s.workers {
+		open = open || w.tx.open
+	}
+	next, _, _ := s.head(laneVariant{})
+	switch {
+	case s.broken != "":
+		return s.broken
+	case !open && !s.called && next > 0 && s.live() < s.n && !s.stopped(v):
+		return "a lane with waiting jobs and room stays still"
+	}
+	return ""
+}
+
+// explore visits every reachable state. It returns how many there are, and the shortest path to a wrong one.
+func (v laneVariant) explore() (states int, wrong string) {
+	type arrival struct {
+		from laneState
+		by   string
+	}
+	first := laneState{n: v.n, high: v.n}
+	seen := map[laneState]arrival{first: {}}
+	before := make(map[laneState][]laneState)
+	queue := []laneState{first}
+	trace := func(s laneState, what string) string {
+		var steps []string
+		for s != first {
+			steps = append(steps, seen[s].by)
+			s = seen[s].from
+		}
+		var b strings.Builder
+		b.WriteString(what)
+		for i := len(steps) - 1; i >= 0; i-- {
+			b.WriteString("\n\t" + steps[i])
+		}
+		return b.String()
+	}
+	var ends []laneState
+	for len(queue) > 0 {
+		s := queue[0]
+		queue = queue[1:]
+		if what := s.wrong(v); what != "" {
+			return len(seen), trace(s, what)
+		}
+		if s.jobs[0].place == gone && s.jobs[1].place == gone && s.jobs[2].place == gone {
+			ends = append(ends, s)
+		}
+		for _, n := range v.next(s) {
+			before[n.laneState] = append(before[n.laneState], s)
+			if _, ok := seen[n.laneState]; !ok {
+				seen[n.laneState] = arrival{s, n.name}
+				queue = append(queue, n.laneState)
+			}
+		}
+	}
+	// Nothing gets stuck: from every state all jobs can still be finished.
+	can := make(map[laneState]bool)
+	for len(ends) > 0 {
+		s := ends[len(ends)-1]
+		ends = ends[:len(ends)-1]
+		if !can[s] {
+			can[s] = true
+			ends = append(ends, before[s]...)
+		}
+	}
+	for s := range seen {
+		if !can[s] {
+			return len(seen), trace(s, "from here the jobs cannot be finished any more")
+		}
+	}
+	return len(seen), ""
+}
+
+func TestLanes(t *testing.T) {
+	t.Parallel()
+	for name, v := range map[string]laneVariant{
+		"one at a time":           {n: 1},
+		"above read committed":    {n: 1, serial: true, noCancel: true},
+		"the limit is lowered":    {n: 2, changes: 1, noCancel: true}, // with two changes there are 5 million states; they are all right
+		"the limit is raised":     {n: 1, changes: 1, noCancel: true},
+		"failed jobs leave":       {n: 1, overtake: true, noCancel: true},
+		"dead jobs stop the lane": {n: 1, stops: true, noCancel: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			states, wrong := v.explore()
+			t.Logf("%d states", states)
+			if wrong != "" {
+				t.Fatal(wrong)
+			}
+			if states < 10_000 {
+				t.Fatalf("only %d states: steps that should be possible are not", states)
+			}
+		})
+	}
+}
+
+// This tests the checks themselves: they must find each mistake.
+func TestLanes_FindsMistakes(t *testing.T) {
+	t.Parallel()
+	const over, still, overtaken = "more jobs of a lane are live than its limit allows", "a lane with waiting jobs and room stays still", "a job was overtaken"
+	for name, c := range map[string]struct {
+		v    laneVariant
+		want string
+	}{
+		"counts in the snapshot that waits for the lock":     {laneVariant{n: 1, countsWhenLocking: true}, over},
+		"a stale completion admits a successor":              {laneVariant{n: 1, handsOverUnguarded: true}, over},
+		"a redriven job is live at once":                     {laneVariant{n: 1, redrivesIntoJobs: true}, over},
+		"a completion without a successor writes no call":    {laneVariant{n: 1, calmCompletion: true}, still},
+		"Enqueue writes no call":                             {laneVariant{n: 1, calmEnqueue: true}, still},
+		"a promoter deletes calls that it has not seen":      {laneVariant{n: 1, eatsLateCalls: true}, still},
+		"a promoter drops the call of a locked head":         {laneVariant{n: 1, dropsLockedHead: true}, still},
+		"who meets a locked head takes the next one":         {laneVariant{n: 1, passesLockedHead: true}, overtaken},
+		"completions hand over above a lowered limit":        {laneVariant{n: 2, changes: 1, noCancel: true, handsOverAbove: true}, "a lane above its lowered limit was filled again"},
+		"hand-over is allowed again by who has not the lock": {laneVariant{n: 2, changes: 3, noCancel: true, endsShrinkingBlind: true}, "a lane above its lowered limit was filled again"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, wrong := c.v.explore()
+			t.Log(wrong)
+			if !strings.HasPrefix(wrong, c.want) {
+				t.Fatalf("found: %q", wrong)
+			}
+		})
+	}
+}

@@ -1,0 +1,215 @@
+package onceq_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// laneScene is a lane with two live jobs that this test has leases on, of which the limit allows one or two, a job that is
+// dead and one that was cancelled, one that is live and that nobody has, and three that wait.
+type laneScene struct {
+	db                      *queuetest.DB
+	kind                    onceq.Kind[int] // in a family of its own
+	first, second           *onceq.Lease
+	dead, cancelled, unheld int64
+	waiting                 []int64
+}
+
+func newLaneScene(t *testing.T, db *queuetest.DB, family string, limit int) *laneScene {
+	t.Helper()
+	ctx := context.Background()
+	s := &laneScene{db: db, kind: onceq.Kind[int]{Name: "in-lane", LaneFamily: family, Lane: func(int) string { return "a" }}}
+	q, pool := s.db.Queue, s.db.Pool
+	add := func() int64 {
+		r, err := q.Enqueue(ctx, pool, s.kind.Job(0))
+		require.NoError(t, err)
+		return r.ID
+	}
+	claim := func() *onceq.Lease {
+		leases, err := q.Claim(ctx, onceq.ClaimOptions{})
+		require.NoError(t, err)
+		require.Len(t, leases, 1)
+		return leases[0]
+	}
+	s.dead = add()
+	require.NoError(t, claim().Fail(ctx, onceq.Fatal(errors.New("no"))))
+	s.cancelled = add()
+	_, err := q.Cancel(ctx, pool, s.cancelled)
+	require.NoError(t, err)
+	require.NoError(t, q.SetLaneLimit(ctx, pool, s.kind.LaneFamily, "", 3))
+	for range 6 {
+		s.waiting = append(s.waiting, add())
+	}
+	s.first, s.second = claim(), claim()
+	s.unheld, s.waiting = s.waiting[2], s.waiting[3:]
+	if limit < 3 {
+		require.NoError(t, q.SetLaneLimit(ctx, pool, s.kind.LaneFamily, "", limit))
+	}
+	require.NoError(t, s.db.Check())
+	return s
+}
+
+// laneMoves are what may happen to a lane, each in a transaction.
+var laneMoves = map[string]func(ctx context.Context, s *laneScene, tx pgx.Tx) error{
+	"complete":        func(ctx context.Context, s *laneScene, tx pgx.Tx) error { return s.first.Complete(ctx, tx) },
+	"complete second": func(ctx context.Context, s *laneScene, tx pgx.Tx) error { return s.second.Complete(ctx, tx) },
+	"promote": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, onceq.LockCalls, time.Time{}); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, onceq.PromoteCalls, time.Time{}, 200, "x", 0)
+		return err
+	},
+	"enqueue": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
+		_, err := s.db.Queue.Enqueue(ctx, tx, s.kind.Job(1))
+		return err
+	},
+	"cancel the next": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
+		_, err := s.db.Queue.Cancel(ctx, tx, s.waiting[0])
+		return err
+	},
+	"cancel a live one": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
+		_, err := s.db.Queue.Cancel(ctx, tx, s.unheld)
+		return err
+	},
+	"redrive the dead one": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
+		_, err := s.db.Queue.Redrive(ctx, tx, s.dead)
+		return err
+	},
+	"redrive the cancelled one": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
+		_, err := s.db.Queue.Redrive(ctx, tx, s.cancelled)
+		return err
+	},
+	"discard": func(ctx context.Context, s *laneScene, tx pgx.Tx) error { return s.db.Queue.Discard(ctx, tx, s.dead) },
+	"limit 1": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
+		return s.db.Queue.SetLaneLimit(ctx, tx, s.kind.LaneFamily, "", 1)
+	},
+	"limit 4": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
+		return s.db.Queue.SetLaneLimit(ctx, tx, s.kind.LaneFamily, "a", 4)
+	},
+}
+
+// Every pair of what may happen to a lane, the second while the first is not committed, in three isolation levels. Nobody
+// waits but for the same row, the limit holds in every snapshot in between, and in the end all jobs run.
+func TestLane_EveryPairInEveryOrder(t *testing.T) {
+	t.Parallel()
+	levels := []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}
+	names := slices.Sorted(maps.Keys(laneMoves))
+	for _, limit := range []int{1, 3} {
+		for _, level := range levels {
+			if limit == 1 && level != pgx.ReadCommitted {
+				continue
+			}
+			t.Run(fmt.Sprint(level, ", limit ", limit), func(t *testing.T) {
+				t.Parallel()
+				db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}), queuetest.Schema("onceq"))
+				n := 0
+				for _, a := range names {
+					for _, b := range names {
+						for _, commit := range []bool{true, false} {
+							if level != pgx.ReadCommitted && (a == "promote" || !commit) {
+								continue // promoters are always at that level
+							}
+							n++
+							t.Run(fmt.Sprint(a, ", then ", b, ", commit ", commit), func(t *testing.T) {
+								lanePair(t, newLaneScene(t, db, fmt.Sprint("family", n), limit), level, a, b, commit)
+							})
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
+func lanePair(t *testing.T, s *laneScene, level pgx.TxIsoLevel, a, b string, commit bool) {
+	ctx := context.Background()
+	check := func() { require.NoError(t, s.db.Check()) }
+	tx, err := s.db.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(ctx) }()
+	require.NoError(t, laneMoves[a](ctx, s, tx))
+	check()
+	done := make(chan error, 1)
+	go func() {
+		other := level
+		if b == "promote" {
+			other = pgx.ReadCommitted
+		}
+		done <- pgx.BeginTxFunc(ctx, s.db.Pool, pgx.TxOptions{IsoLevel: other}, func(tx pgx.Tx) error { return laneMoves[b](ctx, s, tx) })
+	}()
+	const blocked = `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`
+	var waits bool
+	for !waits && err == nil {
+		select {
+		case err = <-done:
+			done <- err
+			err = errDone
+		case <-time.After(5 * time.Millisecond):
+			require.NoError(t, s.db.Pool.QueryRow(ctx, blocked).Scan(&waits))
+		}
+	}
+	sameRow := a == b || a[:3] == "red" && b == "discard" || a == "discard" && b[:3] == "red" // of the history, or of lane_limits
+	require.False(t, waits && !sameRow, "%s waits for %s", b, a)
+	check()
+	if commit {
+		if err := tx.Commit(ctx); level != pgx.Serializable || !onceq.IsRetryable(err) {
+			require.NoError(t, err)
+		}
+	} else {
+		require.NoError(t, tx.Rollback(ctx))
+	}
+	err = <-done
+	var lost *onceq.LeaseError
+	switch {
+	case err == nil:
+	case a == b && commit && (errors.As(err, &lost) || onceq.IsRetryable(err)):
+	case sameRow && (onceq.IsRetryable(err) || errors.Is(err, onceq.ErrNotFound) || errors.Is(err, onceq.ErrUnfinished)):
+	case level == pgx.Serializable && onceq.IsRetryable(err):
+	default:
+		require.NoError(t, err)
+	}
+	check()
+	for _, l := range []*onceq.Lease{s.first, s.second} {
+		if err := l.Complete(ctx, nil); err != nil {
+			require.ErrorIs(t, err, onceq.ErrLeaseLost)
+		}
+		check()
+	}
+	require.NoError(t, s.db.Queue.SetLaneLimit(ctx, s.db.Pool, s.kind.LaneFamily, "", 1))
+	finishLane(t, s.db)
+}
+
+var errDone = errors.New("done")
+
+// finishLane completes what is live until nothing is left.
+func finishLane(t *testing.T, db *queuetest.DB) {
+	t.Helper()
+	ctx := context.Background()
+	for {
+		leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{Limit: 10})
+		require.NoError(t, err)
+		for _, l := range leases {
+			require.NoError(t, l.Complete(ctx, nil))
+		}
+		require.NoError(t, db.Check())
+		if len(leases) == 0 {
+			break
+		}
+	}
+	var left int
+	require.NoError(t, db.Pool.QueryRow(ctx, `select (select count(*) from onceq.jobs) + (select count(*) from onceq.job_waits)`).Scan(&left))
+	require.Zero(t, left, "jobs stay in their lane")
+}

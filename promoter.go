@@ -1,0 +1,356 @@
+package onceq
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+const (
+	promoteChunk  = 200                    // calls of one slot that one statement takes
+	promoteMargin = 10 * time.Second       // calls may become visible that much later than they were due
+	promoteRescan = 2 * time.Second        // how often all calls are looked for, also those that come later still
+	promoteRest   = 20 * time.Millisecond  // longest pause while there was work a moment ago
+	promoteBusy   = 100 * time.Millisecond // the same while the worker does not wait, so that Enqueue does not wake it
+	promoteIdle   = time.Minute            // how often a worker looks none of whose kinds has lanes
+	promoteAgain  = 100 * time.Millisecond // how soon a lane is looked at again whose next job is locked
+)
+
+// promoter lets jobs into lanes that have room. Any number of workers may have one; only its loop's goroutine, or that of
+// Drain, uses it, except wake.
+type promoter struct {
+	q        *Queue
+	id       int64         // of the run
+	db       *pgxpool.Pool // the worker's own
+	listener *listener
+	woken    func(queue string) // called for each queue with a job that became live
+	laned    bool               // a kind of the worker has lanes
+	poll     time.Duration      // 0 for the default
+	wake     chan struct{}      // holds one: look for calls. Anybody may send
+
+	seen   bool      // there were calls, so there are lanes here
+	waited bool      // the worker had announced that it waits when this last looked
+	looked time.Time // when it last looked, by the database's clock
+	rescan time.Time // when it looks for all calls again
+	found  time.Time // when it last found calls
+}
+
+func newPromoter(w *Worker, id int64, db *pgxpool.Pool, l *listener, woken func(string)) *promoter {
+	p := &promoter{q: w.q, id: id, db: db, listener: l, woken: woken, poll: w.poll, wake: make(chan struct{}, 1)}
+	for _, h := range w.handlers {
+		p.laned = p.laned || h.laned
+	}
+	return p
+}
+
+// rouse ends the promoter's present nap, or the next one. Anybody may call it.
+func (p *promoter) rouse() {
+	if !p.laned {
+		return // what it may have been woken for is not in a lane
+	}
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// promoted is what one look found.
+type promoted struct {
+	calls    int           // that were handled
+	jobs     int           // that became live
+	busy     bool          // another promoter is at work on some of the calls
+	next     time.Duration // until the next call is due; 0: there is none
+	families bool          // a whole family of lanes has to be looked at
+}
+
+// loop promotes until ctx ends.
+func (p *promoter) loop(ctx context.Context) {
+	pause := time.Millisecond
+	for fails := 0; ; {
+		did, err := p.promote(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			wait := min(5*time.Second, 50*time.Millisecond<<min(fails, 10))
+			fails++
+			p.q.fails(p.id, workPromote, "", err, slog.Duration("next_try_in", wait))
+			if !sleep(ctx, wait/2+rand.N(wait), nil) {
+				return
+			}
+			continue
+		}
+		fails = 0
+		p.q.works(p.id, workPromote, "")
+		if did.calls > 0 {
+			p.seen, p.found, pause = true, time.Now(), time.Millisecond
+			if did.jobs > 0 {
+				continue
+			}
+		}
+		if !p.rest(ctx, did, pause) {
+			return
+		}
+		pause = min(2*pause, promoteRest)
+	}
+}
+
+// rest waits until there may be calls. Enqueue wakes a worker that waits for the job's queue, and with it the promoter.
+func (p *promoter) rest(ctx context.Context, did promoted, pause time.Duration) bool {
+	waits := p.listener.confirmed.Load() && p.listener.waits.Load()
+	before := p.waited
+	p.waited = waits
+	wait := promoteIdle
+	switch {
+	case did.busy || time.Since(p.found) < 2*promoteRest:
+		return sleep(ctx, pause, p.wake)
+	case !p.laned && !p.seen:
+	case p.listener.confirmed.Load() && !waits:
+		wait = promoteBusy
+	case waits && !before:
+		wait = 2 * quietFor // a job may have been committed just before the announcement
+	default:
+		if wait = p.poll; wait == 0 {
+			if wait = pollListening; !waits || p.listener.notOfTx.Load() {
+				wait = pollUnheard
+			}
+		}
+	}
+	wait = wait*9/10 + rand.N(max(1, wait/5))
+	if did.next > 0 {
+		wait = min(wait, did.next+time.Millisecond)
+	}
+	return sleep(ctx, wait, p.wake)
+}
+
+// lockCalls finds the slots with calls that are due since $1, and locks those that no other promoter has. It keeps them in a
+// setting of the transaction, for promoteCalls. It must be a statement of its own: the lock may have been released between
+// this statement's snapshot and its lock, and who counted in this snapshot would count too few.
+//
+// It returns how many slots have calls and how many it locked, the microseconds until the next call is due, and whether a
+// whole family has to be looked at.
+const lockCalls = `
+with due as materialized (
+  select s.slot
+    from generate_series(-1, 15) as s(slot)
+   cross join lateral (
+         select from onceq.lane_calls
+          where slot = s.slot::smallint and due > $1::timestamptz and due <= statement_timestamp()
+          limit 1) c
+),
+mine as materialized (
+  select l.slot
+    from due d cross join lateral (
+         select slot from onceq.lane_locks where slot = d.slot::smallint for update skip locked) l
+),
+next as materialized (
+  select min(c.due) as due
+    from generate_series(-1, 15) as s(slot)
+   cross join lateral (
+         select due from onceq.lane_calls
+          where slot = s.slot::smallint and due > statement_timestamp()
+          order by due limit 1) c
+)
+select set_config('onceq_lanes.slots', coalesce((select string_agg(slot::text, ',') from mine), ''), true),
+       (select count(*) from due where slot >= 0), (select count(*) from mine),
+       coalesce((select extract(epoch from due - statement_timestamp()) * 1000000 from next where due < 'infinity'), 0)::bigint,
+       exists (select from due where slot = -1)`
+
+// promoteCalls deletes the calls of the slots that lockCalls locked, and admits up to n minus the live jobs of their lanes.
+// Where the next job is locked, or there may be more of them than it takes, it leaves a new call. It returns how many calls
+// it handled, how many jobs became live and in which queues.
+var promoteCalls = `
+with call as materialized (
+  select c.place, c.lane
+    from unnest(string_to_array(current_setting('onceq_lanes.slots', true), ',')::smallint[]) as s(slot)
+   cross join lateral (
+         select ctid as place, lane from onceq.lane_calls
+          where slot = s.slot and due > $1::timestamptz and due <= statement_timestamp()
+          order by due
+          limit $2::int) c
+),
+heard as (
+  delete from onceq.lane_calls where ctid = any (array(select place from call))
+),
+room as materialized (
+  select l.lane, least(1000, o.n - live.n) as n
+    from (select distinct lane from call) l
+   cross join lateral (select ` + limitOf("l.lane") + ` as n offset 0) o
+   cross join lateral (select count(*) as n from onceq.jobs j where j.lane = l.lane offset 0) live
+   where not exists (select from onceq.job_history h where h.lane = l.lane and h.` + sqlStops + ` and h.state in (` + sqlJobDead + `, ` + sqlJobHeld + `) offset 0)
+),
+head as materialized (
+  select w.id, r.lane, r.n
+    from (select lane, n from room where n > 0 offset 0) r` + laneHead + `
+),` + admitWaits + `,
+again as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ` + laneSlot("h.lane") + `, statement_timestamp() + case when h.got < h.wanted then $4::bigint else 0 end * interval '1 microsecond', h.lane
+    from (select lane, n, count(*) as wanted, (select count(*) from moved m where m.lane = head.lane) as got from head group by lane, n) h
+   where h.got < h.wanted or h.wanted = 1000
+)
+select (select count(*) from call), (select count(*) from moved), (select array_agg(distinct queue) from moved), ` + wakeMoved("$3", "true")
+
+// promote looks once. On Citus there are no lanes.
+func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
+	if p.q.citus.Load() == citusYes {
+		return did, nil
+	}
+	began := time.Now()
+	var from time.Time
+	full := !began.Before(p.rescan) || p.looked.IsZero()
+	if !full {
+		from = p.looked.Add(-promoteMargin)
+	}
+	if did, err = p.look(ctx, from); err != nil {
+		return did, err
+	}
+	if full {
+		p.rescan = began.Add(max(promoteRescan, 20*time.Since(began)))
+	}
+	if did.families {
+		n, err := p.q.lookAtFamilies(ctx, p.db)
+		did.calls += n
+		return did, err
+	}
+	return did, nil
+}
+
+// promoteFor promotes for Claim, which has no loop: until no call is left, and at most once a second as long as this process
+// knows of no lanes. It returns how many jobs became live.
+func (q *Queue) promoteFor(ctx context.Context) (jobs int, err error) {
+	last, now := q.laneLook.Load(), int64(time.Since(processStart))
+	if last > 0 && now-last < int64(time.Second) {
+		return 0, nil
+	}
+	p := &promoter{q: q, db: q.pool, woken: func(string) {}}
+	used := last < 0
+	for try := 0; try < settleTries; try++ {
+		did, err := p.promote(ctx)
+		if err != nil {
+			return jobs, err
+		}
+		jobs += did.jobs
+		if used = used || did.calls > 0; did.calls == 0 {
+			break
+		}
+	}
+	if used {
+		now = -1
+	}
+	q.laneLook.Store(now)
+	return jobs, nil
+}
+
+func (p *promoter) look(ctx context.Context, from time.Time) (did promoted, err error) {
+	var now time.Time
+	var due, mine int
+	var next int64
+	var queues []string
+	// The shutdown does not end this, and its client cannot either: all of it is one message.
+	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+	defer cancel()
+	batch := &pgx.Batch{}
+	batch.Queue(beginOwn)
+	batch.Queue(hotPlans + `, ` + noLimits).Query(func(rows pgx.Rows) error {
+		columns := make([]any, len(rows.FieldDescriptions()))
+		if len(columns) > 0 {
+			columns[0] = &now
+		}
+		return row(columns...)(rows)
+	})
+	batch.Queue(p.q.sql(lockCalls), from).Query(row(nil, &due, &mine, &next, &did.families))
+	batch.Queue(p.q.sql(promoteCalls), from, promoteChunk, rand.Int64(), promoteAgain.Microseconds()).Query(row(&did.calls, &did.jobs, &queues, nil))
+	batch.Queue("commit")
+	if err := p.db.SendBatch(unbroken, batch).Close(); err != nil {
+		return promoted{}, fmt.Errorf("onceq: promote: %w", p.q.told(err))
+	}
+	p.looked = now
+	did.busy, did.next = due > mine, time.Duration(next)*time.Microsecond
+	for _, queue := range queues {
+		p.woken(queue)
+	}
+	return did, nil
+}
+
+// lockLanes locks all slots, so that nobody counts.
+const lockLanes = `select count(*) from (select slot from onceq.lane_locks order by slot for update) l`
+
+// callFamilies answers the calls for whole families: each of their lanes that has waiting jobs gets a call. Where a limit
+// was lowered and no more jobs are live than it allows, completions may hand over again. It returns how many lanes were
+// called, and whether a lowered limit is still exceeded, so that this is asked again in a second.
+var callFamilies = `
+with recursive heard as (
+  delete from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane <> ''
+  returning lane
+),
+family as materialized (
+  select distinct lane as first, (left(lane, -1) || '0') collate "C" as last from heard where lane like '%/'
+  union all
+  select '', null where exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane = '')
+),
+lane (lane, last) as (
+  select w.lane, f.last
+    from family f cross join lateral (
+         select lane from onceq.job_waits where lane > f.first and (f.last is null or lane < f.last) order by lane limit 1) w
+  union all
+  select w.lane, l.last
+    from lane l cross join lateral (
+         select lane from onceq.job_waits where lane > l.lane and (l.last is null or lane < l.last) order by lane limit 1) w
+),
+calls as (
+  insert into onceq.lane_calls (slot, due, lane) select distinct ` + laneSlot("lane") + `, statement_timestamp(), lane from lane
+  returning 1
+),
+low as materialized (
+  select lane, n from onceq.lane_limits where lowered order by lane for update skip locked
+),
+reached as (
+  update onceq.lane_limits l set lowered = false
+    from low
+   where l.lane = low.lane
+     and case when low.lane like '%/'
+              then not exists (select from onceq.jobs j
+                                where j.lane > low.lane and j.lane < left(low.lane, -1) || '0'
+                                  and not exists (select from onceq.lane_limits o where o.lane = j.lane)
+                                group by j.lane having count(*) > low.n)
+              else (select count(*) from onceq.jobs j where j.lane = low.lane) <= low.n end
+  returning l.lane
+),
+again as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select -1, statement_timestamp() + interval '1 second', '?'
+   where exists (select from onceq.lane_limits where lowered and lane not in (select lane from reached))
+     and not exists (select from onceq.lane_calls where slot = -1 and lane = '?' and due > statement_timestamp())
+)
+select count(*) from calls`
+
+// restAll sets when all lanes are looked at again: in ten minutes, or in a hundred times what it has cost. Nothing needs
+// that but rows that somebody deleted by hand.
+const restAll = `
+update onceq.lane_calls
+   set due = clock_timestamp() + greatest(interval '10 minutes', 100 * (clock_timestamp() - transaction_timestamp()))
+ where slot = -1 and lane = '' and due <= statement_timestamp()`
+
+// lookAtFamilies answers the calls for whole families, and ends the time in which completions leave lanes to the promoters
+// because a limit was lowered. It returns how many lanes it has called.
+func (q *Queue) lookAtFamilies(ctx context.Context, db *pgxpool.Pool) (n int, err error) {
+	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer cancel()
+	batch := &pgx.Batch{}
+	batch.Queue(beginOwn)
+	batch.Queue(guardPlans + `, ` + noLimits)
+	batch.Queue(q.sql(lockLanes))
+	batch.Queue(q.sql(callFamilies)).Query(row(&n))
+	batch.Queue(q.sql(restAll))
+	batch.Queue("commit")
+	if err := db.SendBatch(unbroken, batch).Close(); err != nil {
+		return 0, fmt.Errorf("onceq: promote: %w", q.told(err))
+	}
+	return n, nil
+}
