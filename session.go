@@ -22,7 +22,7 @@ import (
 //	             extending leases, announcing. A statement there is one statement, because its settings belong to the session.
 //	spare     1  The same while there is no session: in Drain, behind a pooler, after a lost connection. And for beats that
 //	             would have to wait for the session.
-//	outcomes  2  Outcomes, and effects while the application's pool is busy.
+//	outcomes  2  Outcomes, and effects while the application's pool is busy. And for beats that would have to wait for spare.
 //
 // Nothing that goes through session and spare waits for the lock of a row, so leases are extended in time. Outcomes wait for
 // transactions that have locked their jobs, and effects for those that have locked their fences.
@@ -44,8 +44,9 @@ const (
 	ownIdle        = 20 * time.Second // after which a connection that is not used closes
 	ownIdleCheck   = 10 * time.Second
 	beatPatience   = 100 * time.Millisecond // how long a beat waits for the session
-	effectPatience = 10 * time.Millisecond  // how long an effect waits for a connection of the application's pool
-	sessionLimit   = 30 * time.Second       // how long a statement on the session may take, if nothing else is said
+	effectPatience = time.Second            // how long an effect waits for a connection of the application's pool. The pool closes one that is not ready by then
+	sessionLimit   = 30 * time.Second       // how long a statement on the session or the spare connection may take, if nothing else is said
+	openWithin     = 10 * time.Second       // how long it may take to open the session
 )
 
 // processConns are the own connections of all pools with workers.
@@ -230,14 +231,16 @@ select set_config('enable_seqscan', 'off', false), set_config('enable_hashjoin',
        case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', false) end`
 
 func (o *ownConns) listenOnce(ctx context.Context) error {
+	opening, cancel := context.WithTimeout(ctx, openWithin) // it has the spare connection meanwhile
+	defer cancel()
 	var citus bool
-	if err := query(ctx, o.spare, askCitus, nil, row(&citus)); err != nil {
+	if err := query(opening, o.spare, askCitus, nil, row(&citus)); err != nil {
 		return err
 	}
 	if citus { // nobody is notified, and plans must not be generic: see citus.go
 		return fmt.Errorf("%w: with Citus there are none", errUnheard)
 	}
-	pooled, err := o.spare.Acquire(ctx) // from a pool, so that the application's hooks prepare the new connection
+	pooled, err := o.spare.Acquire(opening) // from a pool, so that the application's hooks prepare the new connection
 	if err != nil {
 		return err
 	}
@@ -248,12 +251,12 @@ func (o *ownConns) listenOnce(ctx context.Context) error {
 		_ = conn.Close(ctx)
 	}()
 	hello := fmt.Sprintf("onceq_%d", rand.Int64())
-	if _, err := conn.Exec(ctx, "listen "+hello); err != nil {
+	if _, err := conn.Exec(opening, "listen "+hello); err != nil {
 		return err
 	}
 	var prepares bool // transactions can be prepared: see insertGeneral
 	const greet = "select current_setting('max_prepared_transactions') <> '0' from pg_notify($1::text, '')"
-	if err := query(ctx, o.spare, greet, []any{hello}, row(&prepares)); err != nil { // through another connection
+	if err := query(opening, o.spare, greet, []any{hello}, row(&prepares)); err != nil { // through another connection
 		return err
 	}
 	confirm, cancel := context.WithTimeout(ctx, confirmWithin)
@@ -269,10 +272,10 @@ func (o *ownConns) listenOnce(ctx context.Context) error {
 		return err
 	}
 	// Now it is known that this is a session, and that nobody gets it afterwards.
-	if err := query(ctx, conn, sessionPlans, nil, noRows); err != nil {
+	if err := query(opening, conn, sessionPlans, nil, noRows); err != nil {
 		return err
 	}
-	if _, err := conn.Exec(ctx, "unlisten "+hello); err != nil {
+	if _, err := conn.Exec(opening, "unlisten "+hello); err != nil {
 		return err
 	}
 	o.session.open(conn, prepares)
@@ -463,5 +466,14 @@ func (q *Queue) quickly(ctx context.Context, db quick, by way, statement string,
 	if used {
 		return q.told(err)
 	}
-	return q.send(ctx, db.own.spare, by, statement, args, read)
+	other := db.own.spare
+	if stat := other.Stat(); db.patience > 0 && stat.AcquiredConns()+stat.ConstructingConns() > 0 {
+		other = db.own.outcomes // a beat must not wait for a statement that somebody's lock or the network blocks
+	}
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, sessionLimit)
+		defer cancel()
+	}
+	return q.send(ctx, other, by, statement, args, read)
 }

@@ -302,7 +302,8 @@ create index wakes_worker on {{.schema}}.wakes (worker, round); -- not unique: a
 -- their ids. It returns how many there are, up to that many. Not if that could forbid a two-phase commit: PREPARE
 -- TRANSACTION refuses a transaction that notified. own says that the transaction is not the caller's. On a server that
 -- cannot prepare transactions, notifying does no harm either. Two transactions may wake the same worker: neither sees the
--- other's row in wakes.
+-- other's row in wakes. A serializable transaction inserts none, because it would conflict with each other one that has looked
+-- whether there is one: such transactions may wake a worker again that was woken.
 create function {{.schema}}.wake(queue text, jobs bigint, place bigint, own boolean) returns bigint
 language plpgsql as $wake$
 #variable_conflict use_column
@@ -334,7 +335,9 @@ begin
   loop
     n := n + 1;
     if may then
-      insert into {{.schema}}.wakes values (w.worker, w.round);
+      if current_setting('transaction_isolation') <> 'serializable' then
+        insert into {{.schema}}.wakes values (w.worker, w.round);
+      end if;
       perform pg_notify('onceq_' || w.worker, wake.queue);
     end if;
     room := room + w.room;

@@ -1,0 +1,164 @@
+package tests
+
+import (
+	"context"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// Two serializable transactions that only enqueue, and wake the same worker, conflict in nothing.
+func TestWake_SerializableProducersDoNotConflict(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	sqlRun(t, db, `insert into onceq.waiter_queues (queue, serves) values ('default', 1)`)
+	sqlRun(t, db, `insert into onceq.waiters (worker, serves, round, room, idle_until) values (1, 1, 1, 100, now() + interval '1 hour')`)
+	serializable := func() pgx.Tx {
+		tx, err := db.Pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.Serializable})
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+		return tx
+	}
+	first, second := serializable(), serializable()
+	for _, tx := range []pgx.Tx{first, second} {
+		_, err := db.Queue.Enqueue(t.Context(), tx, onceq.Job{Kind: "k"})
+		require.NoError(t, err)
+	}
+	require.NoError(t, first.Commit(t.Context()))
+	require.NoError(t, second.Commit(t.Context()))
+}
+
+// The application's connections that are idle take a while to be ready, if the database is far away. An effect does not
+// break them because of that.
+func TestConnections_EffectsBreakNoneOfThePool(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	cfg := db.Pool.Config()
+	cfg.MaxConns = 8
+	cfg.PrepareConn = func(ctx context.Context, conn *pgx.Conn) (bool, error) {
+		_, err := conn.Exec(ctx, `select pg_sleep(0.03)`)
+		return err == nil, nil
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	q, err := onceq.New(pool, &onceq.Config{Schema: db.Schema})
+	require.NoError(t, err)
+	const jobs = 5
+	addMany(t, db, jobs, onceq.Job{})
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, handle(func(ctx context.Context, l *onceq.Lease) error {
+		_, err := onceq.Once(ctx, l, "charge", func(context.Context, string) (int, error) { return 1, nil })
+		return err
+	}))
+	require.NoError(t, err)
+	require.NoError(t, w.Drain(t.Context(), 0))
+	require.EqualValues(t, pool.Stat().NewConnsCount(), pool.Stat().TotalConns())
+}
+
+// A statement of the worker that somebody's lock blocks does not keep leases from being extended, behind a pooler either,
+// where there is no session.
+func TestBeats_ABlockedStatementOfTheWorkerDoesNotBlockThem(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	cfg := db.Pool.Config()
+	cfg.ConnConfig.Host, cfg.ConnConfig.Port, cfg.ConnConfig.Fallbacks = "127.0.0.1", pgbouncer(t, db), nil
+	cfg.ConnConfig.TLSConfig = nil
+	cfg.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	behind := *db
+	behind.Pool = pool
+	id := add(t, db, onceq.Job{})
+	running, end := make(chan bool, 10), make(chan bool)
+	w := start(t, &behind, onceq.WorkerConfig{Lease: 3 * time.Second}, handle(func(ctx context.Context, l *onceq.Lease) error {
+		running <- true
+		select {
+		case <-end:
+		case <-ctx.Done():
+		}
+		return ctx.Err()
+	}))
+	receive(t, running)
+	tx := begin(t, db)
+	_, err = tx.Exec(t.Context(), `lock table onceq.queues in share mode`)
+	require.NoError(t, err)
+	eventually(t, "a blocked statement", func() bool {
+		return sqlOne[bool](t, db, `select exists (select from pg_locks where not granted)`)
+	})
+	at := sqlOne[time.Time](t, db, `select leased_until from onceq.jobs where id = $1`, id)
+	until(t, db, `(select leased_until <= statement_timestamp() or leased_until > $2::timestamptz + interval '6 seconds' from onceq.jobs where id = $1)`, id, at)
+	require.True(t, sqlOne[bool](t, db, `select leased_until > $2::timestamptz + interval '6 seconds' from onceq.jobs where id = $1`, id, at), w.logged())
+	require.NoError(t, tx.Rollback(t.Context()))
+	close(end)
+	until(t, db, noJobs)
+}
+
+// A connection whose other end has vanished without a word does not keep the session from being opened again.
+func TestSession_OpensAgainBesideAConnectionThatIsDead(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	to := db.Pool.Config().ConnConfig
+	proxy, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = proxy.Close() })
+	var made, dead atomic.Int64 // connections that were made, and the last one that is dead
+	go func() {
+		for {
+			client, err := proxy.Accept()
+			if err != nil {
+				return
+			}
+			network, address := pgconn.NetworkAddress(to.Host, to.Port)
+			server, err := net.Dial(network, address)
+			if err != nil {
+				_ = client.Close()
+				return
+			}
+			n := made.Add(1)
+			pass := func(to, from net.Conn) {
+				defer to.Close()
+				b := make([]byte, 1<<16)
+				for {
+					size, err := from.Read(b)
+					if err != nil {
+						return
+					}
+					if n > dead.Load() {
+						_, _ = to.Write(b[:size])
+					}
+				}
+			}
+			go pass(client, server)
+			go pass(server, client)
+		}
+	}()
+	cfg := db.Pool.Config()
+	addr := proxy.Addr().(*net.TCPAddr)
+	cfg.ConnConfig.Host, cfg.ConnConfig.Port, cfg.ConnConfig.Fallbacks = "127.0.0.1", uint16(addr.Port), nil
+	cfg.ConnConfig.TLSConfig = nil
+	name := "dead " + db.Pool.Config().ConnConfig.Database
+	cfg.ConnConfig.RuntimeParams["application_name"] = name
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	behind := *db
+	behind.Pool = pool
+	start(t, &behind, onceq.WorkerConfig{PollInterval: time.Hour}, handle(func(context.Context, *onceq.Lease) error { return nil }))
+	const waits = `exists (select from onceq.waiters where idle_until > statement_timestamp() and round > $1)`
+	until(t, db, waits, 0)
+	time.Sleep(2 * time.Second) // after a second a pool asks an idle connection whether it is alive
+	round := sqlOne[int](t, db, `select max(round) from onceq.waiters`)
+	dead.Store(made.Load())
+	sqlRun(t, db, `select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1 and query not like '%pg_notify%' and query <> 'commit'`, name)
+	until(t, db, waits, round)
+}
