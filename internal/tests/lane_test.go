@@ -4,13 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
@@ -565,4 +566,120 @@ func TestLane_BadInput(t *testing.T) {
 	require.Equal(t, []int{0, 0}, []int{live, waiting})
 }
 
-var _ = pgxpool.Config{}
+// Two workers, leases that end early, handlers that fail, panic and roll their completions back, limits that change, jobs
+// that are cancelled, and a snapshot that somebody holds. In every snapshot of the tables the limits hold, and no lane with
+// room is forgotten. Where the limit is 1, effects are committed in the order of the jobs. In the end all jobs are done.
+func TestLane_UnderFaults(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
+	_, err := db.Pool.Exec(ctx, `create table done (n bigserial, lane text, job bigint)`)
+	require.NoError(t, err)
+	snapshot, err := db.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	require.NoError(t, err)
+	_, err = snapshot.Exec(ctx, `select 1`)
+	require.NoError(t, err)
+	defer func() { _ = snapshot.Rollback(ctx) }()
+
+	const lanes, each = 6, 40
+	k := onceq.Kind[charge]{
+		Name: "charge", Lane: charges.Lane, MaxLost: 1000, MaxAttempts: 1000,
+		Backoff: func(int, error) time.Duration { return time.Millisecond },
+	}
+	require.NoError(t, db.Queue.SetLaneLimit(ctx, db.Pool, "charge", "5", 3))
+	write := func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+		_, err := tx.Exec(ctx, `insert into done (lane, job) values ($1, $2)`, l.Lane, l.ID)
+		return err
+	}
+	fault := func() error {
+		switch rand.N(8) {
+		case 0:
+			return errors.New("no")
+		case 1:
+			panic("no")
+		case 2:
+			return onceq.Snooze(time.Millisecond)
+		}
+		return nil
+	}
+	inTx := k.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ charge) error {
+		if err := write(ctx, tx, l); err != nil {
+			return err
+		}
+		return fault() // rolls back what was written
+	})
+	own := k.Handle(func(ctx context.Context, l *onceq.Lease, _ charge) error {
+		return pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
+			if err := write(ctx, tx, l); err != nil {
+				return err
+			}
+			if err := l.Complete(ctx, tx); err != nil {
+				return err
+			}
+			return fault() // rolls back the completion and its successor
+		})
+	})
+	workers := []*working{
+		start(t, db, onceq.WorkerConfig{Lease: steady, PollInterval: 50 * time.Millisecond, Queues: map[string]onceq.QueueConfig{"default": {Concurrency: 4}}}, inTx),
+		start(t, db, onceq.WorkerConfig{Lease: steady, PollInterval: 50 * time.Millisecond, Queues: map[string]onceq.QueueConfig{"default": {Concurrency: 4}}}, own),
+	}
+	stop := make(chan struct{})
+	var others sync.WaitGroup
+	repeat := func(what func() error) {
+		others.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if err := what(); err != nil {
+					t.Error(err)
+					return
+				}
+				_, _ = db.Pool.Exec(ctx, `select pg_sleep(0.02)`)
+			}
+		})
+	}
+	repeat(db.Check)
+	repeat(func() error { // somebody's lease ends early
+		_, err := db.Pool.Exec(ctx, `update onceq.jobs set leased_until = statement_timestamp() where id in (select id from onceq.jobs where leased_until > statement_timestamp() order by random() limit 1 for update skip locked)`)
+		return err
+	})
+	repeat(func() error { return db.Queue.SetLaneLimit(ctx, db.Pool, "charge", "5", 1+rand.N(3)) })
+	cancelled := make(map[int64]bool)
+	for n := range each {
+		for c := range lanes {
+			r, err := db.Queue.Enqueue(ctx, db.Pool, k.Job(charge{c, n}))
+			require.NoError(t, err)
+			if rand.N(20) == 0 {
+				cancelled[r.ID] = true
+				if _, err := db.Queue.Cancel(ctx, db.Pool, r.ID); !errors.Is(err, onceq.ErrNotFound) {
+					require.NoError(t, err)
+				}
+			}
+		}
+	}
+	until(t, db, `not exists (select from onceq.jobs) and not exists (select from onceq.job_waits)`)
+	close(stop)
+	others.Wait()
+	for _, w := range workers {
+		require.NoError(t, w.stop())
+	}
+	rows, err := db.Pool.Query(ctx, `select lane, job from done order by n`)
+	require.NoError(t, err)
+	last, seen := make(map[string]int64), 0
+	var lane string
+	var job int64
+	_, err = pgx.ForEachRow(rows, []any{&lane, &job}, func() error {
+		seen++
+		if lane != "charge/5" && job <= last[lane] {
+			t.Errorf("job %d of lane %s was done after job %d", job, lane, last[lane])
+		}
+		last[lane] = job
+		return nil
+	})
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, seen, lanes*each-len(cancelled))
+	require.LessOrEqual(t, seen, lanes*each)
+}
