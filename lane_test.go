@@ -213,3 +213,28 @@ func finishLane(t *testing.T, db *queuetest.DB) {
 	require.NoError(t, db.Pool.QueryRow(ctx, `select (select count(*) from onceq.jobs) + (select count(*) from onceq.job_waits)`).Scan(&left))
 	require.Zero(t, left, "jobs stay in their lane")
 }
+
+// Two promoters at once, and a job that comes between them and is first in line: the second one must not count before the
+// first has committed.
+func TestLane_PromotersTakeTurns(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	s := &laneScene{db: db, kind: onceq.Kind[int]{Name: "in-lane", Lane: func(int) string { return "a" }}}
+	_, err := db.Queue.Enqueue(ctx, db.Pool, s.kind.Job(1))
+	require.NoError(t, err)
+	first, err := db.Pool.Begin(ctx)
+	require.NoError(t, err)
+	defer func() { _ = first.Rollback(ctx) }()
+	require.NoError(t, laneMoves["promote"](ctx, s, first))
+	urgent := s.kind.Job(2)
+	urgent.Priority = onceq.PriorityHigh
+	_, err = db.Queue.Enqueue(ctx, db.Pool, urgent)
+	require.NoError(t, err)
+	require.NoError(t, pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error { return laneMoves["promote"](ctx, s, tx) }))
+	require.NoError(t, first.Commit(ctx))
+	require.NoError(t, db.Check())
+	require.NoError(t, pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error { return laneMoves["promote"](ctx, s, tx) }))
+	require.NoError(t, db.Check())
+	finishLane(t, db)
+}
