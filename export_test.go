@@ -72,7 +72,7 @@ func ReaperPass(ctx context.Context, r *Reaper) (grown func() bool, err error) {
 // TakeApart makes q send its statements as on Citus.
 func (q *Queue) TakeApart() { q.citus.Store(citusYes) }
 
-// The two statements of a promoter, and their arguments but for the channel.
+// The two statements of a promoter, for tests that run them in transactions of their own.
 const LockCalls = lockCalls
 
 var PromoteCalls = promoteCalls

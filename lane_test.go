@@ -69,7 +69,7 @@ var laneMoves = map[string]func(ctx context.Context, s *laneScene, tx pgx.Tx) er
 		if _, err := tx.Exec(ctx, onceq.LockCalls, time.Time{}); err != nil {
 			return err
 		}
-		_, err := tx.Exec(ctx, onceq.PromoteCalls, time.Time{}, 200, "x", 0)
+		_, err := tx.Exec(ctx, onceq.PromoteCalls, time.Time{}, 200, int64(0), int64(0))
 		return err
 	},
 	"enqueue": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
