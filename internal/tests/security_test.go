@@ -220,6 +220,8 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 						_, _, err := q.ResolveMany(ctx, db.Pool, onceq.Filter{Queue: evil, Kind: evil, Scope: evil}, evil, onceq.Applied(evil))
 						return err
 					}},
+					{"Queue.SetLaneLimit", func() error { return q.SetLaneLimit(ctx, db.Pool, evil, evil, 2) }},
+					{"Queue.LaneLimit", func() error { _, err := q.LaneLimit(ctx, db.Pool, evil, evil); return err }},
 					{"Queue.PauseQueue", func() error { return q.PauseQueue(ctx, db.Pool, evil, evil) }},
 					{"Queue.PauseKind", func() error { return q.PauseKind(ctx, db.Pool, evil, evil) }},
 					{"Queue.Pauses", func() error { _, err := q.Pauses(ctx, db.Pool); return err }},
