@@ -352,7 +352,7 @@ func nonNil(s []int16) []int16 {
 }
 
 // StatsCap is where Stats stops counting.
-const StatsCap = 10_000
+const StatsCap = 1_000
 
 // QueueStats says how a queue is doing. Each count stops at StatsCap. A job that was claimed ahead counts as Running only
 // when its lease is first extended after its start, a third of WorkerConfig.Lease after the claim. If its handler runs in a
@@ -362,7 +362,7 @@ type QueueStats struct {
 	Waiting  int // jobs that are due for the first time and that nobody has
 	Retrying int // jobs that failed or lost a lease before; due now or later
 	Delayed  int // jobs that are not due yet, for the first time
-	Leased   int // jobs that somebody has now; if more than StatsCap jobs are due, only those among the first of these
+	Leased   int // jobs that somebody has now
 	Running  int // leased jobs except those that a worker has claimed ahead and that wait there for a free handler
 	Dead     int
 	Held     int
@@ -370,10 +370,16 @@ type QueueStats struct {
 
 	Paused time.Time // since when the queue has been paused; zero if it is not. Pauses lists kinds that are paused
 
-	// Oldest is how long the oldest job that nobody has has been due, by the database's clock.
+	// Oldest is how long the oldest job that nobody has has been due, by the database's clock. It may be too short if
+	// 10,000 jobs of one priority are leased.
 	Oldest time.Duration
 
-	// Capped says that counting stopped early, so that a count may be too small.
+	// More says that there are jobs that were not looked at, so that each of Waiting, Retrying, Delayed, Leased and Running
+	// says "at least". Of the due jobs of each priority, the first 500 and the last 500 are looked at, because leased jobs are
+	// mostly the first. Of the jobs that are due later, the first 1,000 of each priority are looked at.
+	More bool
+
+	// Capped says that some count of the queue may be too small: More, or one of Dead, Held and Blocked stopped at StatsCap.
 	Capped bool
 }
 
@@ -403,9 +409,10 @@ waits (queue) as (
     from waits l where l.queue is not null
 ),`
 
-// readStats counts per queue: the queues in $1, or all if it is null. Every count is over a range of an index with a limit
-// of one more than the cap. Waiting jobs come after the running ones of their priority, so looking for them passes over the
-// running jobs and no more.
+// readStats counts per queue: the queues in $1, or all if it is null; $2 is StatsCap. Every count is over a range of an index
+// with a limit. The rows of live jobs have to be read, because no index says who has a job, so it looks at both ends of the
+// due jobs of each priority: the half of the cap from the first, and one more than that from the last. The ends meet if there
+// are not more due jobs than the cap.
 const readStats = `
 with recursive` + liveQueues + waitingQueues + pastQueues + `
 names as materialized (
@@ -415,34 +422,44 @@ names as materialized (
                       union all select name from onceq.pauses where what = 'queue') n
    where $1::text[] is null and queue is not null
 )
-select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, r.leased, r.running, d.dead, h.held, w.blocked,
-       coalesce(extract(epoch from statement_timestamp() - i.oldest) * 1000000, 0)::bigint,
-       greatest(i.seen, r.seen, l.seen, d.dead, h.held, w.blocked) > $2::int,
+select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, i.leased, i.running, d.dead, h.held, w.blocked,
+       coalesce(extract(epoch from statement_timestamp() - coalesce(o.oldest, i.oldest)) * 1000000, 0)::bigint,
+       coalesce(greatest(i.seen, l.seen) > $2::int, false),
+       greatest(i.seen, l.seen, d.dead, h.held, w.blocked) > $2::int,
        (select p.paused_at from onceq.pauses p where p.what = 'queue' and p.name = n.queue)
   from names n
  cross join lateral (
-       select count(*) filter (where fresh) as waiting, count(*) filter (where not fresh) as retrying,
-              min(run_at) as oldest, max(n) as seen
-         from (select (attempts = 0 and lost = 0 and leased_until is null) as fresh, j.run_at, j.n
+       select count(*) filter (where x.free and x.fresh) as waiting, count(*) filter (where x.free and not x.fresh) as retrying,
+              count(*) filter (where not x.free) as leased, count(*) filter (where not x.free and x.ahead is null) as running,
+              min(x.run_at) filter (where x.free) as oldest, max(x.n) as seen
+         from (select j.*, row_number() over (partition by p.priority) as n
                  from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
                 cross join lateral (
-                      select attempts, lost, leased_until, run_at, row_number() over (order by run_at, id) as n
-                        from onceq.jobs
-                       where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
-                         and (leased_until is null or leased_until <= statement_timestamp())
-                       order by run_at, id
-                       limit $2::int + 1) j) x) i
+                      (select id, run_at, ahead, leased_until is null or leased_until <= statement_timestamp() as free,
+                              attempts = 0 and lost = 0 and leased_until is null as fresh
+                         from onceq.jobs
+                        where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
+                        order by run_at, id
+                        limit $2::int / 2)
+                      union
+                      (select id, run_at, ahead, leased_until is null or leased_until <= statement_timestamp() as free,
+                              attempts = 0 and lost = 0 and leased_until is null as fresh
+                         from onceq.jobs
+                        where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
+                        order by run_at desc, id desc
+                        limit $2::int / 2 + 1)) j) x) i
  cross join lateral (
-       select count(*) filter (where leased_until > statement_timestamp()) as leased,
-              count(*) filter (where leased_until > statement_timestamp() and ahead is null) as running, max(n) as seen
-         from (select j.leased_until, j.ahead, j.n
-                 from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
-                cross join lateral (
-                      select leased_until, ahead, row_number() over (order by run_at, id) as n
+       select min(f.run_at) as oldest -- the first job of each priority that nobody has; leased ones stand before it
+         from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+        cross join lateral (
+              select j.run_at
+                from (select run_at, leased_until
                         from onceq.jobs
                        where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
                        order by run_at, id
-                       limit $2::int + 1) j) x) r
+                       limit 10000) j
+               where j.leased_until is null or j.leased_until <= statement_timestamp()
+               limit 1) f) o
  cross join lateral (
        select count(*) filter (where fresh) as delayed, count(*) filter (where not fresh) as retrying, max(n) as seen
          from (select j.fresh, j.n
@@ -466,9 +483,9 @@ select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, r.leased, r.runni
  order by n.queue`
 
 // Stats returns the figures of the named queues, or of every queue that has jobs, a history or workers, sorted by name.
-// However many rows there are, it takes at most some ten to twenty milliseconds a queue, because it stops counting at
-// StatsCap. It runs on the pool, with its own planner settings, because with stale statistics the planner would read whole
-// ranges and sort them.
+// However many jobs there are, it reads of a queue at most 2,000 rows of each priority that has due and delayed jobs, besides
+// leased ones at the front, because it stops counting at StatsCap: some milliseconds a queue. It runs on the pool, with its own
+// planner settings, because with stale statistics the planner would read whole ranges and sort them.
 func (q *Queue) Stats(ctx context.Context, queues ...string) ([]QueueStats, error) {
 	for _, name := range queues {
 		if err := checkText("queues", name); err != nil {
@@ -480,11 +497,11 @@ func (q *Queue) Stats(ctx context.Context, queues ...string) ([]QueueStats, erro
 		var s QueueStats
 		var oldest int64
 		var paused *time.Time
-		if err := rows.Scan(&s.Queue, &s.Waiting, &s.Retrying, &s.Delayed, &s.Leased, &s.Running, &s.Dead, &s.Held, &s.Blocked, &oldest, &s.Capped, &paused); err != nil {
+		if err := rows.Scan(&s.Queue, &s.Waiting, &s.Retrying, &s.Delayed, &s.Leased, &s.Running, &s.Dead, &s.Held, &s.Blocked, &oldest, &s.More, &s.Capped, &paused); err != nil {
 			return err
 		}
 		s.Oldest, s.Paused = time.Duration(oldest)*time.Microsecond, orZero(paused)
-		for _, n := range []*int{&s.Waiting, &s.Retrying, &s.Delayed, &s.Leased, &s.Running, &s.Dead, &s.Held} {
+		for _, n := range []*int{&s.Waiting, &s.Retrying, &s.Delayed, &s.Leased, &s.Running, &s.Dead, &s.Held, &s.Blocked} {
 			*n = min(*n, StatsCap)
 		}
 		all = append(all, s)

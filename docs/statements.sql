@@ -1518,34 +1518,44 @@ names as materialized (
                       union all select name from onceq.pauses where what = 'queue') n
    where $1::text[] is null and queue is not null
 )
-select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, r.leased, r.running, d.dead, h.held, w.blocked,
-       coalesce(extract(epoch from statement_timestamp() - i.oldest) * 1000000, 0)::bigint,
-       greatest(i.seen, r.seen, l.seen, d.dead, h.held, w.blocked) > $2::int,
+select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, i.leased, i.running, d.dead, h.held, w.blocked,
+       coalesce(extract(epoch from statement_timestamp() - coalesce(o.oldest, i.oldest)) * 1000000, 0)::bigint,
+       coalesce(greatest(i.seen, l.seen) > $2::int, false),
+       greatest(i.seen, l.seen, d.dead, h.held, w.blocked) > $2::int,
        (select p.paused_at from onceq.pauses p where p.what = 'queue' and p.name = n.queue)
   from names n
  cross join lateral (
-       select count(*) filter (where fresh) as waiting, count(*) filter (where not fresh) as retrying,
-              min(run_at) as oldest, max(n) as seen
-         from (select (attempts = 0 and lost = 0 and leased_until is null) as fresh, j.run_at, j.n
+       select count(*) filter (where x.free and x.fresh) as waiting, count(*) filter (where x.free and not x.fresh) as retrying,
+              count(*) filter (where not x.free) as leased, count(*) filter (where not x.free and x.ahead is null) as running,
+              min(x.run_at) filter (where x.free) as oldest, max(x.n) as seen
+         from (select j.*, row_number() over (partition by p.priority) as n
                  from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
                 cross join lateral (
-                      select attempts, lost, leased_until, run_at, row_number() over (order by run_at, id) as n
-                        from onceq.jobs
-                       where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
-                         and (leased_until is null or leased_until <= statement_timestamp())
-                       order by run_at, id
-                       limit $2::int + 1) j) x) i
+                      (select id, run_at, ahead, leased_until is null or leased_until <= statement_timestamp() as free,
+                              attempts = 0 and lost = 0 and leased_until is null as fresh
+                         from onceq.jobs
+                        where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
+                        order by run_at, id
+                        limit $2::int / 2)
+                      union
+                      (select id, run_at, ahead, leased_until is null or leased_until <= statement_timestamp() as free,
+                              attempts = 0 and lost = 0 and leased_until is null as fresh
+                         from onceq.jobs
+                        where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
+                        order by run_at desc, id desc
+                        limit $2::int / 2 + 1)) j) x) i
  cross join lateral (
-       select count(*) filter (where leased_until > statement_timestamp()) as leased,
-              count(*) filter (where leased_until > statement_timestamp() and ahead is null) as running, max(n) as seen
-         from (select j.leased_until, j.ahead, j.n
-                 from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
-                cross join lateral (
-                      select leased_until, ahead, row_number() over (order by run_at, id) as n
+       select min(f.run_at) as oldest -- the first job of each priority that nobody has; leased ones stand before it
+         from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+        cross join lateral (
+              select j.run_at
+                from (select run_at, leased_until
                         from onceq.jobs
                        where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
                        order by run_at, id
-                       limit $2::int + 1) j) x) r
+                       limit 10000) j
+               where j.leased_until is null or j.leased_until <= statement_timestamp()
+               limit 1) f) o
  cross join lateral (
        select count(*) filter (where fresh) as delayed, count(*) filter (where not fresh) as retrying, max(n) as seen
          from (select j.fresh, j.n

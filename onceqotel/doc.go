@@ -62,7 +62,7 @@
 //	onceq.background.errors      counter    by onceq.work: claim, rescan, extend, finish, announce, next_due, listen, reap
 //	onceq.job.wait.duration      histogram  seconds from due to claimed, by the database's clock
 //	onceq.job.run.duration       histogram  seconds in the handler, by onceq.outcome
-//	onceq.queue.depth            gauge      jobs by onceq.queue and onceq.state; counted up to 10,000
+//	onceq.queue.depth            gauge      jobs by onceq.queue and onceq.state; counted up to 1,000
 //	onceq.queue.oldest.age       gauge      seconds since the oldest unclaimed job became due
 //
 // The metrics of the semantic conventions are reported as well, with messaging.system, messaging.operation.name,

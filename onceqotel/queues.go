@@ -24,7 +24,7 @@ func (t *Telemetry) Watch(q *onceq.Queue, queues ...string) (metric.Registration
 		return nil, errors.New("onceqotel: Watch needs a queue")
 	}
 	depth, err := t.meter.Int64ObservableGauge("onceq.queue.depth", metric.WithUnit("{job}"),
-		metric.WithDescription("Jobs of a queue by state; counted up to 10,000."))
+		metric.WithDescription("Jobs of a queue by state; counted up to 1,000."))
 	if err != nil {
 		return nil, err
 	}

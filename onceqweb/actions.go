@@ -97,6 +97,7 @@ func confirm(h *Handler, ctx context.Context, r *request) (*view, error) {
 	d := struct {
 		Do, Words, Button, Warning string
 		Count                      int
+		More                       bool // counting stopped
 		Many                       bool
 		Hidden                     [][2]string
 		Back                       string
@@ -161,6 +162,7 @@ func confirm(h *Handler, ctx context.Context, r *request) (*view, error) {
 		}
 		f.After, f.Limit = newest[0].ID+1, maxMany
 		d.Count, err = h.q.Count(ctx, h.db, f)
+		d.More = d.Count >= maxMany
 		return err
 	})
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 
 var functions = template.FuncMap{
 	"count":    count,
+	"atLeast":  atLeast,
 	"age":      age,
 	"since":    since,
 	"clock":    clock,
@@ -39,12 +40,15 @@ func dict(pairs ...any) map[string]any {
 }
 
 // count writes a number that Stats may have stopped counting.
-func count(n int) string {
+func count(n int) string { return atLeast(n, n >= onceq.StatsCap) }
+
+// atLeast writes a number, with a plus sign if there may be more.
+func atLeast(n int, more bool) string {
 	text := strconv.Itoa(n)
 	for i := len(text) - 3; i > 0; i -= 3 {
 		text = text[:i] + "," + text[i:]
 	}
-	if n >= onceq.StatsCap {
+	if more {
 		text += "+"
 	}
 	return text

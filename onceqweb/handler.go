@@ -90,7 +90,7 @@ const (
 	manyLimit   = 30 * time.Second // for an action on many
 	maxReads    = 4                // at the same time, so that the page never takes the application's pool
 	maxBody     = 64 << 10
-	maxMany     = onceq.StatsCap // jobs that one action on many takes
+	maxMany     = 10_000 // jobs that one action on many takes
 	refresh     = 2 * time.Second
 	healthEvery = 15 * time.Second
 )

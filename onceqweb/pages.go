@@ -20,7 +20,7 @@ func overview(h *Handler, ctx context.Context, r *request) (*view, error) {
 		State    state
 		Behind   string
 		Findings []onceq.Finding
-		Total    onceq.QueueStats
+		Total    totals
 		Queues   []queueRow
 	}{}
 	st, err := h.readState(ctx)
@@ -41,10 +41,17 @@ func overview(h *Handler, ctx context.Context, r *request) (*view, error) {
 		t := &d.Total
 		t.Waiting, t.Retrying, t.Delayed = t.Waiting+q.Waiting, t.Retrying+q.Retrying, t.Delayed+q.Delayed
 		t.Leased, t.Running, t.Dead, t.Held = t.Leased+q.Leased, t.Running+q.Running, t.Dead+q.Dead, t.Held+q.Held
-		t.Oldest, t.Capped = max(t.Oldest, q.Oldest), t.Capped || q.Capped
+		t.Oldest, t.More, t.Capped = max(t.Oldest, q.Oldest), t.More || q.More, t.Capped || q.Capped
+		t.DeadMore, t.HeldMore = t.DeadMore || q.Dead >= onceq.StatsCap, t.HeldMore || q.Held >= onceq.StatsCap
 		d.Queues = append(d.Queues, queueRow{q, st.working(q.Queue), st.paused(q.Queue)})
 	}
 	return &view{Template: "overview", Title: "Overview", Data: d, Live: live("overview", st.sums(err)["overview"])}, nil
+}
+
+// totals are the figures of all queues.
+type totals struct {
+	onceq.QueueStats
+	DeadMore, HeldMore bool // counting stopped in a queue
 }
 
 // queueRow is a queue on the overview.

@@ -301,6 +301,10 @@ func (x *examination) health(ctx context.Context) error {
 func (x *examination) waits(s onceq.QueueStats, plus string, workers []onceq.WorkerInfo, pauses []onceq.Pause) {
 	detail := fmt.Sprintf("the oldest job of queue %q has been due for %s; %s%s wait for their first attempt, ", s.Queue, ago(s.Oldest), number(s.Waiting), plus)
 	list := "onceq jobs list --state waiting,retrying --queue " + quoteArg(s.Queue)
+	none := "none is running"
+	if s.More {
+		none = "none of those that were looked at is running"
+	}
 	var serving int
 	for _, w := range workers {
 		if _, ok := w.Queues[s.Queue]; ok && !w.Stale {
@@ -311,11 +315,11 @@ func (x *examination) waits(s onceq.QueueStats, plus string, workers []onceq.Wor
 	case serving == 0:
 		x.add("bad", "waiting", detail+"and no worker serves this queue", "start one, or is the queue's name spelt wrong where the jobs are enqueued? onceq workers says what workers serve; "+list)
 	case s.Leased == 0 && len(pauses) > 0:
-		x.add("warning", "waiting", detail+"and none is running; a kind is paused", "onceq pauses; "+list)
+		x.add("warning", "waiting", detail+"and "+none+"; a kind is paused", "onceq pauses; "+list)
 	case s.Leased == 0:
-		x.add("bad", "waiting", detail+"and none is running although "+plural(serving, "worker")+" would take them", "have these a handler for the kinds? Compare onceq workers with "+list)
+		x.add("bad", "waiting", detail+"and "+none+" although "+plural(serving, "worker")+" would take them", "have these a handler for the kinds? Compare onceq workers with "+list)
 	default:
-		x.add("warning", "waiting", detail+number(s.Leased)+" are with workers", "if this grows, the workers do not keep up: start more, or raise Concurrency; or their handlers hang: onceq jobs list --state running --queue "+quoteArg(s.Queue))
+		x.add("warning", "waiting", detail+number(s.Leased)+plus+" are with workers", "if this grows, the workers do not keep up: start more, or raise Concurrency; or their handlers hang: onceq jobs list --state running --queue "+quoteArg(s.Queue))
 	}
 }
 
@@ -355,15 +359,15 @@ func (x *examination) people(ctx context.Context) error {
 		x.add("warning", "workers", "no worker has been seen in the last three minutes", "start one; onceq workers lists them")
 	}
 	for _, s := range stats {
-		plus := map[bool]string{true: "+"}[s.Capped]
+		plus := func(more bool) string { return map[bool]string{true: "+"}[more] }
 		if s.Oldest > time.Minute && s.Paused.IsZero() {
-			x.waits(s, plus, workers, pauses)
+			x.waits(s, plus(s.More), workers, pauses)
 		}
 		if s.Dead > 0 {
-			x.add("warning", "dead", fmt.Sprintf("queue %q has dead jobs: %s%s", s.Queue, number(s.Dead), plus), "onceq jobs list --state dead --queue "+quoteArg(s.Queue)+"; then redrive or discard them")
+			x.add("warning", "dead", fmt.Sprintf("queue %q has dead jobs: %s%s", s.Queue, number(s.Dead), plus(s.Dead >= onceq.StatsCap)), "onceq jobs list --state dead --queue "+quoteArg(s.Queue)+"; then redrive or discard them")
 		}
 		if s.Held > 0 {
-			x.add("warning", "held", fmt.Sprintf("queue %q has jobs of which nobody knows whether an effect happened: %s%s", s.Queue, number(s.Held), plus), "onceq effects list --queue "+quoteArg(s.Queue)+"; then resolve them")
+			x.add("warning", "held", fmt.Sprintf("queue %q has jobs of which nobody knows whether an effect happened: %s%s", s.Queue, number(s.Held), plus(s.Held >= onceq.StatsCap)), "onceq effects list --queue "+quoteArg(s.Queue)+"; then resolve them")
 		}
 	}
 	if len(stats) == 0 {

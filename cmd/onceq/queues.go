@@ -22,6 +22,7 @@ type queueJSON struct {
 	Dead          int     `json:"dead"`
 	Held          int     `json:"held"`
 	OldestSeconds float64 `json:"oldest_seconds"`
+	More          bool    `json:"more"`
 	Capped        bool    `json:"capped"`
 
 	Paused time.Time `json:"paused,omitzero"`
@@ -30,7 +31,7 @@ type queueJSON struct {
 func queuesJSON(stats []onceq.QueueStats) []queueJSON {
 	all := []queueJSON{}
 	for _, s := range stats {
-		all = append(all, queueJSON{s.Queue, s.Waiting, s.Running, s.Leased - s.Running, s.Retrying, s.Delayed, s.Dead, s.Held, s.Oldest.Seconds(), s.Capped, s.Paused})
+		all = append(all, queueJSON{s.Queue, s.Waiting, s.Running, s.Leased - s.Running, s.Retrying, s.Delayed, s.Dead, s.Held, s.Oldest.Seconds(), s.More, s.Capped, s.Paused})
 	}
 	return all
 }
@@ -43,7 +44,8 @@ func (a *app) queuesCommand() *cobra.Command {
 
 WAITING jobs are due and nobody has them; OLDEST says for how long the first of these has been due. RUNNING jobs are in a
 handler; AHEAD ones were claimed by a worker and wait there. RETRYING jobs failed or lost a lease before. DEAD and HELD jobs
-wait for a person. Counting stops at 10,000, shown as 10,000+.`,
+wait for a person. Counting stops at 1,000. In a queue with more jobs than that, the first and the last of them are looked at; a + says
+"at least". It is quick however many jobs there are.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := a.connect(cmd.Context(), true); err != nil {
 				return err
@@ -80,7 +82,8 @@ func queueTable(stats []onceq.QueueStats) *table {
 			}
 			return number(n)
 		}
-		t.add(s.Queue, n(s.Waiting), ago(s.Oldest), n(s.Running), n(s.Leased-s.Running), n(s.Retrying), n(s.Delayed), n(s.Dead), n(s.Held), map[bool]string{false: "paused"}[s.Paused.IsZero()])
+		live := func(n int) string { return number(n) + map[bool]string{true: "+"}[s.More || n >= onceq.StatsCap] }
+		t.add(s.Queue, live(s.Waiting), ago(s.Oldest), live(s.Running), live(s.Leased-s.Running), live(s.Retrying), live(s.Delayed), n(s.Dead), n(s.Held), map[bool]string{false: "paused"}[s.Paused.IsZero()])
 		if s.Oldest > time.Minute && s.Paused.IsZero() {
 			t.paint(2, yellow)
 		}

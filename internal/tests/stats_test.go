@@ -2,6 +2,7 @@ package tests
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"strings"
 	"testing"
@@ -162,4 +163,76 @@ func TestHealth_FindsNothingInAQuietDatabase(t *testing.T) {
 	found, err := db.Queue.Health(t.Context())
 	require.NoError(t, err)
 	require.Empty(t, found)
+}
+
+// rowsRead explains the latest statement as it ran, and returns how many rows the scans of tables read, with those that a
+// condition threw away.
+func (s *seen) rowsRead(t *testing.T, db *queuetest.DB) (n int) {
+	t.Helper()
+	last := *s
+	err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), "set local enable_seqscan = off; set local enable_hashjoin = off; set local enable_mergejoin = off; set local enable_bitmapscan = off"); err != nil {
+			return err
+		}
+		var text []byte
+		if err := tx.QueryRow(t.Context(), "explain (analyze, timing off, format json) "+last.statement, last.args...).Scan(&text); err != nil {
+			return err
+		}
+		var plans []struct{ Plan planNode }
+		if err := json.Unmarshal(text, &plans); err != nil {
+			return err
+		}
+		n = int(plans[0].Plan.read())
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+type planNode struct {
+	Relation string     `json:"Relation Name"`
+	Rows     float64    `json:"Actual Rows"`
+	Removed  float64    `json:"Rows Removed by Filter"`
+	Loops    float64    `json:"Actual Loops"`
+	Plans    []planNode `json:"Plans"`
+}
+
+func (p planNode) read() (n float64) {
+	if p.Relation != "" {
+		n = (p.Rows + p.Removed) * p.Loops
+	}
+	for _, inner := range p.Plans {
+		n += inner.read()
+	}
+	return n
+}
+
+// With 200,000 jobs of which the first are leased, Stats sees both the leased and the waiting ones, and reads few rows.
+func TestTrapStatsReadsFewRowsOfManyJobs(t *testing.T) {
+	t.Parallel()
+	look := new(seen)
+	db := queuetest.New(t, look.option())
+	ctx := t.Context()
+	fillJobs(t, db, 100_000)
+	fillHistory(t, db, 10_000)
+	must[pgconn.CommandTag](t)(owner(t, db).Exec(ctx, `update jobs set leased_until = now() + interval '1 h', claims = 1, holder = 1
+		where queue = 'q0' and run_at < now() - interval '98 s'`))
+	must[pgconn.CommandTag](t)(owner(t, db).Exec(ctx, `update jobs set run_at = run_at + interval '1 h' where queue = 'q1' and run_at > now() - interval '50 s'`))
+	must[pgconn.CommandTag](t)(owner(t, db).Exec(ctx, `vacuum analyze jobs`))
+	got := must[[]onceq.QueueStats](t)(db.Queue.Stats(ctx))
+	if n := look.rowsRead(t, db); n > 20_000 {
+		t.Errorf("Stats read %d rows", n)
+	}
+	require.Len(t, got, 2)
+	for _, s := range got {
+		require.True(t, s.More && s.Capped, "%+v", s)
+		require.Equal(t, onceq.StatsCap, s.Waiting)
+		require.Equal(t, onceq.StatsCap, s.Dead)
+	}
+	require.Equal(t, onceq.StatsCap, got[0].Leased)
+	require.Equal(t, 0, got[1].Leased)
+	require.Equal(t, onceq.StatsCap, got[1].Delayed)
+	require.Greater(t, got[0].Oldest, time.Minute) // behind the leased ones, in front of what the last jobs say
 }
