@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,7 +19,7 @@ import (
 
 // Finding is something that slows a queue down, or soon will.
 type Finding struct {
-	What   string // a stable name: "snapshot", "prepared_transaction", "replication_slot", "dead_rows", "index_bloat", "autovacuum", "waiting", "paused", "background" or "handler"
+	What   string // a stable name: "snapshot", "prepared_transaction", "replication_slot", "dead_rows", "index_bloat", "autovacuum", "waiting", "paused", "lane", "background" or "handler"
 	Detail string // what was found: where, who, how much
 	Advice string // what to do
 }
@@ -49,7 +50,7 @@ func (q *Queue) Health(ctx context.Context) ([]Finding, error) {
 
 func (q *Queue) health(ctx context.Context, limits healthLimits) ([]Finding, error) {
 	x := examination{q: q, limits: limits, found: q.troubles.findings(), live: make(map[string]int64)}
-	for _, look := range []func(context.Context) error{x.snapshots, x.keptBack, x.tables, x.indexes, x.queues, x.pauses} {
+	for _, look := range []func(context.Context) error{x.snapshots, x.keptBack, x.tables, x.indexes, x.queues, x.pauses, x.lanes} {
 		if err := look(ctx); err != nil {
 			return x.found, err
 		}
@@ -216,6 +217,43 @@ func (x *examination) pauses(ctx context.Context) error {
 			call = "ResumeKind"
 		}
 		x.add("paused", p.String(), "resume it with "+call+" when the reason is over")
+		return nil
+	})
+}
+
+// lanes looks for lanes that stand still until somebody does something, and for which jobs wait.
+func (x *examination) lanes(ctx context.Context) error {
+	const still = `
+select s.lane, s.ids, -1
+  from (select lane, (array_agg(id order by id))[:5] as ids
+          from (select lane, id from onceq.job_history where ` + sqlStops + ` and state in (` + sqlJobDead + `, ` + sqlJobHeld + `) order by lane limit 1000) h
+         group by lane) s
+ where exists (select from onceq.job_waits w where w.lane = s.lane)
+union all
+select l.lane, '{}', l.n
+  from onceq.lane_limits l
+ where l.n = 0
+   and exists (select from onceq.job_waits w
+                where w.lane >= l.lane and w.run_at < statement_timestamp() - $1::bigint * interval '1 microsecond'
+                  and (w.lane = l.lane or l.lane like '%/' and w.lane < left(l.lane, -1) || '0')) -- which comes after the slash
+ order by 1
+ limit 20`
+	return x.each(ctx, still, []any{x.limits.waiting.Microseconds()}, func(rows pgx.Rows) error {
+		var lane string
+		var ids []int64
+		var n int
+		if err := rows.Scan(&lane, &ids, &n); err != nil {
+			return err
+		}
+		switch family, every := strings.CutSuffix(lane, "/"); {
+		case len(ids) > 0:
+			x.add("lane", fmt.Sprintf("lane %q stands still, because of the dead or held jobs %d, and other jobs wait for it", lane, ids),
+				"Redrive, Resolve or Discard them; the lane then goes on")
+		case every:
+			x.add("lane", fmt.Sprintf("the limit of the lanes of family %q is 0, and jobs wait: those without a limit of their own stand still", family), "SetLaneLimit raises it")
+		default:
+			x.add("lane", fmt.Sprintf("lane %q stands still, because its limit is 0, and jobs wait for it", lane), "SetLaneLimit raises it")
+		}
 		return nil
 	})
 }

@@ -238,3 +238,99 @@ func TestLane_PromotersTakeTurns(t *testing.T) {
 	require.NoError(t, db.Check())
 	finishLane(t, db)
 }
+
+// Lanes says for each lane that has waiting jobs who holds it, or why it stands still, and Health names those that nobody
+// but a person lets go on.
+func TestLanes(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	kind := func(family string, rule onceq.LaneRule) *onceq.Kind[string] {
+		return &onceq.Kind[string]{Name: "k", LaneFamily: family, LaneRule: rule, Lane: func(name string) string { return name }}
+	}
+	add := func(k *onceq.Kind[string], lane string, n int) (ids []int64) {
+		for range n {
+			r, err := q.Enqueue(ctx, db.Pool, k.Job(lane))
+			require.NoError(t, err)
+			ids = append(ids, r.ID)
+		}
+		return ids
+	}
+	stops, plain, closed := kind("book", onceq.StopLane), kind("mail", 0), kind("closed", 0)
+	dead := add(stops, "dead", 1)[0]
+	db.Drain(stops.Handle(func(context.Context, *onceq.Lease, string) error { return onceq.Fatal(errors.New("no")) }))
+	add(stops, "dead", 2)
+	require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "closed", "", 0))
+	add(closed, "x", 1)
+	later := plain.Job("full")
+	later.Delay = time.Hour
+	full := add(plain, "full", 3)
+	_, err := q.Enqueue(ctx, db.Pool, later)
+	require.NoError(t, err)
+	add(plain, "alone", 1)
+	require.NoError(t, pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error { // as a worker's promoter does
+		_, err := tx.Exec(ctx, onceq.LockCalls, time.Time{})
+		require.NoError(t, err)
+		_, err = tx.Exec(ctx, onceq.PromoteCalls, time.Time{}, 200, int64(0), int64(0))
+		return err
+	}))
+	require.NoError(t, db.Check())
+	_, err = db.Pool.Exec(ctx, `update onceq.job_waits set run_at = run_at - interval '5 minutes' where run_at < now()`)
+	require.NoError(t, err)
+
+	lanes, err := q.Lanes(ctx, db.Pool, onceq.LaneFilter{})
+	require.NoError(t, err)
+	for i := range lanes {
+		require.Greater(t, lanes[i].Oldest, 5*time.Minute)
+		lanes[i].Oldest = 0
+	}
+	none := []int64{}
+	want := []onceq.LaneInfo{
+		{Lane: "book/dead", Limit: 1, LiveIDs: none, Waiting: 2, StoppedBy: []int64{dead}},
+		{Lane: "closed/x", Limit: 0, LiveIDs: none, Waiting: 1, StoppedBy: none},
+		{Lane: "mail/full", Limit: 1, Live: 1, LiveIDs: full[:1], Waiting: 2, Delayed: 1, StoppedBy: none},
+	}
+	require.Equal(t, want, lanes)
+	require.Contains(t, lanes[0].String(), "stands still, because of the dead or held jobs")
+	require.Contains(t, lanes[1].String(), "its limit is 0")
+	require.Contains(t, lanes[2].String(), "1 of its jobs are live, and 1 may be")
+
+	var names []string
+	for after := ""; ; after = names[len(names)-1] {
+		page, err := q.Lanes(ctx, db.Pool, onceq.LaneFilter{After: after, Limit: 1})
+		require.NoError(t, err)
+		if len(page) == 0 {
+			break
+		}
+		require.Len(t, page, 1)
+		names = append(names, page[0].Lane)
+	}
+	require.Equal(t, []string{"book/dead", "closed/x", "mail/full"}, names)
+	for family, n := range map[string]int{"book": 1, "mail": 1, "mai": 0, "zzz": 0} {
+		some, err := q.Lanes(ctx, db.Pool, onceq.LaneFilter{Family: family})
+		require.NoError(t, err)
+		require.Len(t, some, n, family)
+	}
+	for _, f := range []onceq.LaneFilter{{Limit: -1}, {Limit: 1001}, {Family: "a/b"}, {After: "\x00"}} {
+		_, err := q.Lanes(ctx, db.Pool, f)
+		require.Error(t, err)
+	}
+
+	health := func() (all []string) {
+		findings, err := q.Health(ctx)
+		require.NoError(t, err)
+		for _, f := range findings {
+			if f.What == "lane" {
+				all = append(all, f.Detail)
+			}
+		}
+		return all
+	}
+	require.Equal(t, []string{
+		fmt.Sprintf(`lane "book/dead" stands still, because of the dead or held jobs [%d], and other jobs wait for it`, dead),
+		`the limit of the lanes of family "closed" is 0, and jobs wait: those without a limit of their own stand still`,
+	}, health())
+	require.NoError(t, q.Discard(ctx, db.Pool, dead))
+	require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "closed", "", 1))
+	require.Empty(t, health())
+}

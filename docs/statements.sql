@@ -1392,6 +1392,22 @@ select 'replication_slot', slot_name::text, greatest(age(xmin), age(catalog_xmin
   from pg_replication_slots
  where age(xmin) > $2::bigint;
 
+-- health.go: lanes.still
+select s.lane, s.ids, -1
+  from (select lane, (array_agg(id order by id))[:5] as ids
+          from (select lane, id from onceq.job_history where lane_rule >= 2 and state in (6, 8) order by lane limit 1000) h
+         group by lane) s
+ where exists (select from onceq.job_waits w where w.lane = s.lane)
+union all
+select l.lane, '{}', l.n
+  from onceq.lane_limits l
+ where l.n = 0
+   and exists (select from onceq.job_waits w
+                where w.lane >= l.lane and w.run_at < statement_timestamp() - $1::bigint * interval '1 microsecond'
+                  and (w.lane = l.lane or l.lane like '%/' and w.lane < left(l.lane, -1) || '0')) -- which comes after the slash
+ order by 1
+ limit 20;
+
 -- health.go: pauses.old
 select what, name, paused_at, note from onceq.pauses where paused_at < statement_timestamp() - $1::bigint * interval '1 microsecond' order by what desc, name;
 
@@ -1790,6 +1806,28 @@ select array(select id from onceq.jobs where lane = $1::text order by id limit 1
 -- lane.go: laneLimit
 select coalesce((select n from onceq.lane_limits where lane = $1::text),
                  (select n from onceq.lane_limits where lane = split_part($1::text, '/', 1) || '/'), 1);
+
+-- lane_list.go: Lanes.read
+with recursive names (lane, n) as (
+  (select lane, 1 from onceq.job_waits where lane > greatest($1::text collate "C", $2::text collate "C") order by lane limit 1)
+  union all
+  select (select w.lane from onceq.job_waits w where w.lane > l.lane order by w.lane limit 1), l.n + 1
+    from names l where starts_with(l.lane, $2::text) and l.n < $3::int
+)
+select l.lane, (select coalesce((select n from onceq.lane_limits where lane = l.lane),
+                                (select n from onceq.lane_limits where lane = split_part(l.lane, '/', 1) || '/'), 1)),
+       (select count(*) from (select from onceq.jobs where lane = l.lane limit $4::int) j),
+       array(select id from onceq.jobs where lane = l.lane order by id limit 10),
+       w.waiting, w.delayed,
+       coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
+       array(select id from onceq.job_history where lane = l.lane and lane_rule >= 2 and state in (6, 8) order by id limit 10)
+  from names l
+ cross join lateral (
+       select count(*) filter (where due) as waiting, count(*) filter (where not due) as delayed, min(run_at) filter (where due) as oldest
+         from (select run_at, run_at <= statement_timestamp() as due
+                 from onceq.job_waits where lane = l.lane order by priority, run_at, id limit $4::int) w) w
+ where starts_with(l.lane, $2::text)
+ order by l.n;
 
 -- lazytx.go: Release
 rollback;

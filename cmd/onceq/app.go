@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -67,6 +68,7 @@ type app struct {
 	database, schema, who string
 	json                  bool
 	timeout               time.Duration
+	conns                 int32 // of the pool; 0 means 2
 
 	pool *pgxpool.Pool
 	q    *onceq.Queue
@@ -104,8 +106,8 @@ Begin with: onceq doctor`,
 		id       string
 		commands []*cobra.Command
 	}{
-		{"look", []*cobra.Command{a.doctorCommand(), a.queuesCommand(), a.workersCommand(), a.topCommand(), a.keysCommand(), a.pausesCommand(), a.actionsCommand(), a.payloadsCommand()}},
-		{"mend", []*cobra.Command{a.jobsCommand(), a.effectsCommand(), a.schedulesCommand(), a.pauseCommand(), a.resumeCommand()}},
+		{"look", []*cobra.Command{a.doctorCommand(), a.queuesCommand(), a.workersCommand(), a.topCommand(), a.uiCommand(), a.keysCommand(), a.pausesCommand(), a.actionsCommand(), a.payloadsCommand()}},
+		{"mend", []*cobra.Command{a.jobsCommand(), a.effectsCommand(), a.lanesCommand(), a.schedulesCommand(), a.pauseCommand(), a.resumeCommand()}},
 		{"set", []*cobra.Command{a.migrateCommand(), a.checkCommand(), a.reapCommand()}},
 	} {
 		for _, c := range g.commands {
@@ -167,7 +169,7 @@ func (a *app) config() (*pgxpool.Config, error) {
 		return nil, usagef("the connection string cannot be read: %w", err)
 	}
 	// One for the command, one for what it asks beside that. Unnamed statements work through every pooler.
-	config.MaxConns, config.MinConns, config.MinIdleConns = 2, 0, 0
+	config.MaxConns, config.MinConns, config.MinIdleConns = cmp.Or(a.conns, 2), 0, 0
 	c := config.ConnConfig
 	if c.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement {
 		c.DefaultQueryExecMode = pgx.QueryExecModeExec

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -287,7 +288,15 @@ func (x *examination) plan(ctx context.Context) error {
 func (x *examination) health(ctx context.Context) error {
 	found, err := x.a.q.Health(ctx)
 	for _, f := range found {
-		if f.What != "waiting" && f.What != "paused" { // people says more about these
+		switch f.What {
+		case "waiting", "paused": // people says more about these
+		case "lane":
+			advice := "onceq jobs show says why each died; onceq jobs redrive runs it again, onceq jobs discard gives it up, onceq effects resolve is for a held one; onceq lanes list"
+			if strings.HasPrefix(f.Advice, "SetLaneLimit") {
+				advice = "onceq lanes limit raises it; onceq actions may say who set it; onceq lanes list"
+			}
+			x.add("bad", f.What, f.Detail, advice)
+		default:
 			x.add("warning", f.What, f.Detail, f.Advice)
 		}
 	}
@@ -299,7 +308,11 @@ func (x *examination) health(ctx context.Context) error {
 
 // waits says why the jobs of a queue may be waiting.
 func (x *examination) waits(s onceq.QueueStats, plus string, workers []onceq.WorkerInfo, pauses []onceq.Pause) {
-	detail := fmt.Sprintf("the oldest job of queue %q has been due for %s; %s%s wait for their first attempt, ", s.Queue, ago(s.Oldest), number(s.Waiting), plus)
+	again := ""
+	if s.Retrying > 0 {
+		again = fmt.Sprintf(" and %s%s for another", number(s.Retrying), plus)
+	}
+	detail := fmt.Sprintf("the oldest job of queue %q has been due for %s; %s%s wait for their first attempt%s, ", s.Queue, ago(s.Oldest), number(s.Waiting), plus, again)
 	list := "onceq jobs list --state waiting,retrying --queue " + quoteArg(s.Queue)
 	none := "none is running"
 	if s.More {
@@ -312,6 +325,10 @@ func (x *examination) waits(s onceq.QueueStats, plus string, workers []onceq.Wor
 		}
 	}
 	switch {
+	case serving == 0 && s.Queue == "onceqcron":
+		x.add("bad", "waiting", detail+"and no worker serves this queue", "these are ticks of schedules: start a worker with the handlers of its Scheduler (onceqcron.Scheduler.Handlers); onceq schedules list")
+	case serving == 0 && similar(s.Queue, workers) != "":
+		x.add("bad", "waiting", detail+"and no worker serves this queue", fmt.Sprintf("is its name a misspelt %q, which workers do serve? Correct it where the jobs are enqueued, and serve both (WorkerConfig.Also) until it is empty; ", similar(s.Queue, workers))+list)
 	case serving == 0:
 		x.add("bad", "waiting", detail+"and no worker serves this queue", "start one, or is the queue's name spelt wrong where the jobs are enqueued? onceq workers says what workers serve; "+list)
 	case s.Leased == 0 && len(pauses) > 0:
@@ -322,6 +339,71 @@ func (x *examination) waits(s onceq.QueueStats, plus string, workers []onceq.Wor
 		x.add("warning", "waiting", detail+number(s.Leased)+plus+" are with workers", "if this grows, the workers do not keep up: start more, or raise Concurrency; or their handlers hang: onceq jobs list --state running --queue "+quoteArg(s.Queue))
 	}
 }
+
+// similar gives a queue that workers serve and whose name is nearly that of a queue that none serves, or "".
+func similar(name string, workers []onceq.WorkerInfo) string {
+	for _, w := range workers {
+		for _, other := range slices.Sorted(maps.Keys(w.Queues)) {
+			if other != name && min(len(name), len(other)) > 2 && slip(name, other) {
+				return other
+			}
+		}
+	}
+	return ""
+}
+
+// slip says whether two names differ by one letter that is missing, too many or another, or by two that changed places.
+func slip(a, b string) bool {
+	for a != "" && b != "" && a[0] == b[0] {
+		a, b = a[1:], b[1:]
+	}
+	for a != "" && b != "" && a[len(a)-1] == b[len(b)-1] {
+		a, b = a[:len(a)-1], b[:len(b)-1]
+	}
+	return len(a) <= 1 && len(b) <= 1 || len(a) == 2 && len(b) == 2 && a[0] == b[1] && a[1] == b[0]
+}
+
+// crashes looks for jobs that lose one lease after the other: they may end their process each time. In a queue with many jobs they are
+// not looked for, because that would read all of them.
+func (x *examination) crashes(ctx context.Context, s onceq.QueueStats) error {
+	if s.Retrying == 0 || s.More {
+		return nil
+	}
+	jobs, err := x.a.q.List(ctx, x.a.pool, onceq.Filter{Queue: s.Queue, States: []onceq.State{onceq.StateRetrying}, Limit: 200})
+	for _, j := range jobs {
+		if j.Lost > 1 {
+			x.add("warning", "crashes", fmt.Sprintf("job %d of kind %q in queue %q has lost %d leases: it may end its process each time that it runs", j.ID, j.Kind, j.Queue, j.Lost),
+				fmt.Sprintf("look at what its workers logged last, and at their memory (onceq jobs explain %d); by itself it is dead after a few more; onceq jobs cancel %d ends it now", j.ID, j.ID))
+		}
+	}
+	return err
+}
+
+// versions looks for workers that a deploy has left behind.
+func (x *examination) versions(now time.Time, workers []onceq.WorkerInfo) {
+	workers = slices.DeleteFunc(slices.Clone(workers), func(w onceq.WorkerInfo) bool { return w.Stale })
+	if len(workers) == 0 {
+		return
+	}
+	newest := slices.MaxFunc(workers, func(a, b onceq.WorkerInfo) int { return a.Started.Compare(b.Started) }).Version
+	var since time.Time // when the first worker of this version began
+	var old []string
+	for _, w := range workers {
+		switch {
+		case w.Version != newest:
+			old = append(old, fmt.Sprintf("%s (%s)", w, w.Version))
+		case since.IsZero() || w.Started.Before(since):
+			since = w.Started
+		}
+	}
+	if len(old) > 0 && now.Sub(since) > deployTime {
+		x.add("warning", "versions", fmt.Sprintf("workers with version %s of the library have run for %s, and others still have another: %s", newest, ago(now.Sub(since)), strings.Join(old[:min(len(old), 5)], ", ")),
+			"finish the deploy: end these processes, or find out why they were not replaced; onceq workers lists all")
+	}
+}
+
+// deployTime is for how long workers of two versions are normal.
+const deployTime = 15 * time.Minute
 
 // people looks for what waits for a person.
 func (x *examination) people(ctx context.Context) error {
@@ -345,13 +427,23 @@ func (x *examination) people(ctx context.Context) error {
 		x.add("warning", "paused", p.String(), "onceq resume "+flag+", when the reason is over")
 	}
 	live := 0
+	var gone []string
 	for _, w := range workers {
-		if live++; w.Stale {
-			live--
-			x.add("warning", "worker", fmt.Sprintf("%s has not been seen since %s: it was killed, is frozen, or has lost the database", w, stamp(w.Seen)), "look at that process; its jobs go to others by themselves")
-		} else if w.Schema != onceq.SchemaVersion {
+		if w.Stale {
+			gone = append(gone, fmt.Sprintf("%s since %s", w, stamp(w.Seen)))
+			continue
+		}
+		if live++; w.Schema != onceq.SchemaVersion {
 			x.add("warning", "worker", fmt.Sprintf("%s works with version %d of the tables, and this command knows %d", w, w.Schema, onceq.SchemaVersion), "finish the deploy, or install the command of that version")
 		}
+	}
+	if len(gone) > 0 {
+		others := ""
+		if len(gone) > 5 {
+			others = fmt.Sprintf(" and %d others", len(gone)-5)
+		}
+		x.add("warning", "worker", fmt.Sprintf("not seen for three minutes or more: %s%s. Each was killed, is frozen, or has lost the database", strings.Join(gone[:min(len(gone), 5)], ", "), others),
+			"look at what these processes logged last; their jobs go to others by themselves, and a Reaper removes their rows (onceq reap)")
 	}
 	if live > 0 {
 		x.add("ok", "workers", plural(live, "worker")+" seen in the last three minutes", "")
@@ -362,6 +454,9 @@ func (x *examination) people(ctx context.Context) error {
 		plus := func(more bool) string { return map[bool]string{true: "+"}[more] }
 		if s.Oldest > time.Minute && s.Paused.IsZero() {
 			x.waits(s, plus(s.More), workers, pauses)
+		}
+		if err := x.crashes(ctx, s); err != nil {
+			return err
 		}
 		if s.Dead > 0 {
 			x.add("warning", "dead", fmt.Sprintf("queue %q has dead jobs: %s%s", s.Queue, number(s.Dead), plus(s.Dead >= onceq.StatsCap)), "onceq jobs list --state dead --queue "+quoteArg(s.Queue)+"; then redrive or discard them")
@@ -385,6 +480,7 @@ func (x *examination) people(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	x.versions(now, workers)
 	for _, i := range schedules {
 		switch {
 		case !i.Paused.IsZero() && now.Sub(i.Paused) > time.Hour:

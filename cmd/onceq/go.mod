@@ -6,10 +6,13 @@ replace github.com/onceq/onceq => ../../
 
 replace github.com/onceq/onceq/onceqcron => ../../onceqcron
 
+replace github.com/onceq/onceq/onceqweb => ../../onceqweb
+
 require (
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/onceq/onceq v0.0.0-00010101000000-000000000000
 	github.com/onceq/onceq/onceqcron v0.0.0-00010101000000-000000000000
+	github.com/onceq/onceq/onceqweb v0.0.0-00010101000000-000000000000
 	github.com/spf13/cobra v1.10.2
 	github.com/stretchr/testify v1.12.1
 	golang.org/x/sys v0.47.0

@@ -120,6 +120,8 @@ func when(j onceq.JobInfo, now time.Time) string {
 		return "leased " + ago(j.LeasedUntil.Sub(now))
 	case j.RunAt.After(now):
 		return "in " + ago(j.RunAt.Sub(now))
+	case j.Blocked:
+		return "in lane " + j.Lane + ", due " + ago(now.Sub(j.RunAt))
 	}
 	return "due " + ago(now.Sub(j.RunAt))
 }

@@ -270,6 +270,11 @@ func TestMistakes(t *testing.T) {
 		"queues --timeout 0s":        "--timeout is 0s",
 		"migrate sql 99":             `no migration "99"`,
 		"top":                        "needs a terminal",
+		"lanes limit book":           `"book" is not a lane`,
+		"lanes limit /a 1":           `"/a" is not a lane`,
+		"lanes limit book/a x":       `the limit is "x"`,
+		"lanes list --limit 0":       "--limit is 0",
+		"ui --port 70000":            "invalid argument",
 		"--database pos://x queues":  "the connection string cannot be read",
 	} {
 		a := do(t, "", strings.Fields(args)...)
@@ -302,10 +307,10 @@ func TestLook(t *testing.T) {
 	require.NoError(t, err)
 
 	out := regexp.MustCompile(`26m3\ds`).ReplaceAllString(fine(t, db.URL, "queues"), "26m30s")
-	require.Equal(t, `QUEUE    WAITING  OLDEST  RUNNING  AHEAD  RETRYING  DELAYED  DEAD  HELD
-billing        0       -        0      0         0        0     0     1
-imagse         1  26m30s        0      0         0        0     0     0
-mail           0       -        0      0         0        0     3     0
+	require.Equal(t, `QUEUE    WAITING  OLDEST  RUNNING  AHEAD  RETRYING  DELAYED  IN LANE  DEAD  HELD
+billing        0       -        0      0         0        0        0     0     1
+imagse         1  26m30s        0      0         0        0        0     0     0
+mail           0       -        0      0         0        0        0     3     0
 `, out)
 	queues := asJSON(t, db.URL, "queues", "mail")["queues"].([]any)
 	require.Len(t, queues, 1)

@@ -21,6 +21,7 @@ type queueJSON struct {
 	Delayed       int     `json:"delayed"`
 	Dead          int     `json:"dead"`
 	Held          int     `json:"held"`
+	Blocked       int     `json:"blocked"` // waiting for their lane
 	OldestSeconds float64 `json:"oldest_seconds"`
 	More          bool    `json:"more"`
 	Capped        bool    `json:"capped"`
@@ -31,7 +32,7 @@ type queueJSON struct {
 func queuesJSON(stats []onceq.QueueStats) []queueJSON {
 	all := []queueJSON{}
 	for _, s := range stats {
-		all = append(all, queueJSON{s.Queue, s.Waiting, s.Running, s.Leased - s.Running, s.Retrying, s.Delayed, s.Dead, s.Held, s.Oldest.Seconds(), s.More, s.Capped, s.Paused})
+		all = append(all, queueJSON{s.Queue, s.Waiting, s.Running, s.Leased - s.Running, s.Retrying, s.Delayed, s.Dead, s.Held, s.Blocked, s.Oldest.Seconds(), s.More, s.Capped, s.Paused})
 	}
 	return all
 }
@@ -43,8 +44,8 @@ func (a *app) queuesCommand() *cobra.Command {
 		Long: `queues counts the jobs of each queue, or of the named ones.
 
 WAITING jobs are due and nobody has them; OLDEST says for how long the first of these has been due. RUNNING jobs are in a
-handler; AHEAD ones were claimed by a worker and wait there. RETRYING jobs failed or lost a lease before. DEAD and HELD jobs
-wait for a person. Counting stops at 1,000. In a queue with more jobs than that, the first and the last of them are looked at; a + says
+handler; AHEAD ones were claimed by a worker and wait there. RETRYING jobs failed or lost a lease before. IN LANE are those
+that wait for their lane (onceq lanes list says why). DEAD and HELD jobs wait for a person. Counting stops at 1,000. In a queue with more jobs than that, the first and the last of them are looked at; a + says
 "at least". It is quick however many jobs there are.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := a.connect(cmd.Context(), true); err != nil {
@@ -73,8 +74,8 @@ func (a *app) stats(ctx context.Context, queues ...string) ([]onceq.QueueStats, 
 }
 
 func queueTable(stats []onceq.QueueStats) *table {
-	t := newTable("QUEUE", "WAITING", "OLDEST", "RUNNING", "AHEAD", "RETRYING", "DELAYED", "DEAD", "HELD", "").
-		numbers("WAITING", "OLDEST", "RUNNING", "AHEAD", "RETRYING", "DELAYED", "DEAD", "HELD")
+	t := newTable("QUEUE", "WAITING", "OLDEST", "RUNNING", "AHEAD", "RETRYING", "DELAYED", "IN LANE", "DEAD", "HELD", "").
+		numbers("WAITING", "OLDEST", "RUNNING", "AHEAD", "RETRYING", "DELAYED", "IN LANE", "DEAD", "HELD")
 	for _, s := range stats {
 		n := func(n int) string {
 			if n >= onceq.StatsCap {
@@ -83,15 +84,15 @@ func queueTable(stats []onceq.QueueStats) *table {
 			return number(n)
 		}
 		live := func(n int) string { return number(n) + map[bool]string{true: "+"}[s.More || n >= onceq.StatsCap] }
-		t.add(s.Queue, live(s.Waiting), ago(s.Oldest), live(s.Running), live(s.Leased-s.Running), live(s.Retrying), live(s.Delayed), n(s.Dead), n(s.Held), map[bool]string{false: "paused"}[s.Paused.IsZero()])
+		t.add(s.Queue, live(s.Waiting), ago(s.Oldest), live(s.Running), live(s.Leased-s.Running), live(s.Retrying), live(s.Delayed), n(s.Blocked), n(s.Dead), n(s.Held), map[bool]string{false: "paused"}[s.Paused.IsZero()])
 		if s.Oldest > time.Minute && s.Paused.IsZero() {
 			t.paint(2, yellow)
 		}
 		if s.Dead > 0 {
-			t.paint(7, red)
+			t.paint(8, red)
 		}
 		if s.Held > 0 {
-			t.paint(8, red)
+			t.paint(9, red)
 		}
 	}
 	return t

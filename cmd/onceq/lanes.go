@@ -1,0 +1,171 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
+
+	"github.com/onceq/onceq"
+)
+
+func (a *app) lanesCommand() *cobra.Command {
+	return group("lanes", "List lanes that jobs wait for, with what holds them, and set limits", a.laneListCommand(), a.laneLimitCommand())
+}
+
+func (a *app) laneListCommand() *cobra.Command {
+	var filter onceq.LaneFilter
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List lanes that jobs wait for, and what holds each",
+		Long: `list prints the lanes that jobs wait for, by name. LIVE jobs are in the lane's places: to be claimed, running, or waiting for their next attempt. WAITING
+jobs are due and wait for a place; OLDEST says for how long the first of these has been due. DELAYED ones are not due yet.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if filter.Limit < 1 {
+				return usagef("--limit is %d; it must be positive", filter.Limit)
+			}
+			if err := a.connect(cmd.Context(), true); err != nil {
+				return err
+			}
+			ctx, cancel := a.limited(cmd.Context())
+			defer cancel()
+			lanes, err := a.q.Lanes(ctx, a.pool, filter)
+			if err != nil {
+				return err
+			}
+			next := ""
+			if len(lanes) == filter.Limit {
+				next = lanes[len(lanes)-1].Lane
+			}
+			if a.json {
+				page := map[string]any{"lanes": lanesJSON(lanes)}
+				if next != "" {
+					page["next"] = next
+				}
+				return a.printJSON(page)
+			}
+			t := newTable("LANE", "LIMIT", "LIVE", "WAITING", "OLDEST", "DELAYED", "WHY").numbers("LIMIT", "LIVE", "WAITING", "OLDEST", "DELAYED")
+			for _, l := range lanes {
+				t.add(l.Lane, l.Limit, number(l.Live), number(l.Waiting), ago(l.Oldest), number(l.Delayed), whyLane(l))
+				if len(l.StoppedBy) > 0 || l.Limit == 0 {
+					t.paint(6, red)
+				}
+			}
+			a.print(t, "No job waits for a lane.")
+			if next != "" {
+				fmt.Fprintf(a.errOut, "There may be more: add --after %s\n", quoteArg(next))
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&filter.Family, "family", "", "only lanes of this family: the kind's name, unless the application says otherwise")
+	cmd.Flags().IntVarP(&filter.Limit, "limit", "n", 50, "how many, at most 1,000")
+	cmd.Flags().StringVar(&filter.After, "after", "", "the next page: lanes behind this one")
+	return cmd
+}
+
+// laneJSON is a lane for programs.
+type laneJSON struct {
+	onceq.LaneInfo
+	Oldest float64 `json:"oldest_seconds"`
+	Why    string  `json:"why"`
+}
+
+func lanesJSON(lanes []onceq.LaneInfo) []laneJSON {
+	all := []laneJSON{}
+	for _, l := range lanes {
+		seconds := l.Oldest.Seconds()
+		l.Oldest = 0
+		all = append(all, laneJSON{l, seconds, whyLane(l)})
+	}
+	return all
+}
+
+// whyLane says in a few words what a lane's jobs wait for.
+func whyLane(l onceq.LaneInfo) string {
+	ids := func(ids []int64) string {
+		text := strings.Trim(fmt.Sprint(ids), "[]")
+		if len(ids) == 10 {
+			text += " …"
+		}
+		return text
+	}
+	switch {
+	case len(l.StoppedBy) > 0:
+		return "stands still: dead or held " + ids(l.StoppedBy)
+	case l.Limit == 0:
+		return "stands still: its limit is 0"
+	case l.Live >= l.Limit:
+		return "full: " + ids(l.LiveIDs)
+	case l.Waiting == 0:
+		return "not due"
+	}
+	return "has room"
+}
+
+func (a *app) laneLimitCommand() *cobra.Command {
+	var why string
+	return whyFlag(&cobra.Command{
+		Use:   "limit LANE [N]",
+		Short: "Set how many jobs of a lane may be live at once, or say how many",
+		Long: `limit sets how many jobs of a lane may be live at once, in all processes: to be claimed, running, or waiting for their next attempt. LANE is what
+lanes list prints. FAMILY/ stands for all lanes of a family that have no limit of their own. Without N it prints the limit. 0 lets no more jobs
+start; those that are live run on. It lasts until somebody sets another limit.`,
+		Example: `  onceq lanes limit book/account-7 0 --why "the bank closed it"
+  onceq lanes limit provider/ 4`,
+		Args: cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			family, name, ok := strings.Cut(args[0], "/")
+			if !ok || family == "" {
+				return usagef("%q is not a lane; say FAMILY/NAME, as lanes list does, or FAMILY/ for all lanes of a family", args[0])
+			}
+			n := -1
+			if len(args) == 2 {
+				var err error
+				if n, err = strconv.Atoi(args[1]); err != nil || n < 0 {
+					return usagef("the limit is %q; it must be a number, 0 or more", args[1])
+				}
+			}
+			if err := a.connect(cmd.Context(), true); err != nil {
+				return err
+			}
+			ctx, cancel := a.limited(cmd.Context())
+			defer cancel()
+			was, err := a.q.LaneLimit(ctx, a.pool, family, name)
+			if err != nil {
+				return err
+			}
+			about := fmt.Sprintf("lane %q", args[0])
+			if name == "" {
+				about = fmt.Sprintf("the lanes of family %q", family)
+			}
+			said := fmt.Sprintf("The limit of %s is %d.", about, was)
+			if n >= 0 {
+				said = fmt.Sprintf("The limit of %s is %d now; it was %d.", about, n, was)
+				if err := a.setLimit(ctx, family, name, n, onceq.Action{Who: a.person(), What: "lane limit", About: about, Why: why, Outcome: said}); err != nil {
+					return err
+				}
+				was = n
+			}
+			if a.json {
+				return a.printJSON(map[string]any{"lane": args[0], "limit": was})
+			}
+			fmt.Fprintln(a.out, said)
+			return nil
+		},
+	}, &why)
+}
+
+// setLimit sets a limit, in one transaction with its line in the audit trail.
+func (a *app) setLimit(ctx context.Context, family, name string, n int, action onceq.Action) error {
+	return pgx.BeginFunc(ctx, a.pool, func(tx pgx.Tx) error {
+		err := a.q.SetLaneLimit(ctx, tx, family, name, n)
+		_, recorded := a.q.RecordAction(ctx, tx, action)
+		return errors.Join(err, recorded)
+	})
+}

@@ -1,0 +1,100 @@
+package onceq
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// LaneInfo says how a lane is doing for which jobs wait.
+type LaneInfo struct {
+	Lane      string        `json:"lane"`                // family/name, as in JobInfo.Lane
+	Limit     int           `json:"limit"`               // how many of its jobs may be live at once
+	Live      int           `json:"live"`                // jobs that are live; counting stops at StatsCap
+	LiveIDs   []int64       `json:"live_ids"`            // the first ten of these: who holds the lane
+	Waiting   int           `json:"waiting"`             // jobs that are due and wait for the lane
+	Delayed   int           `json:"delayed"`             // jobs that are not due yet; counting both stops at StatsCap
+	Oldest    time.Duration `json:"oldest,omitzero"`     // how long the oldest of Waiting has been due, by the database's clock
+	StoppedBy []int64       `json:"stopped_by,omitzero"` // the first ten dead or held jobs with StopLane: the lane stands still because of them
+}
+
+// String says in words what the lane's jobs wait for.
+func (l LaneInfo) String() string {
+	switch {
+	case len(l.StoppedBy) > 0:
+		return fmt.Sprintf("lane %q stands still, because of the dead or held jobs %d", l.Lane, l.StoppedBy)
+	case l.Limit == 0:
+		return fmt.Sprintf("lane %q stands still, because its limit is 0", l.Lane)
+	case l.Live >= l.Limit:
+		return fmt.Sprintf("lane %q is full: %d of its jobs are live, and %d may be", l.Lane, l.Live, l.Limit)
+	case l.Waiting == 0:
+		return fmt.Sprintf("lane %q has only jobs that are not due", l.Lane)
+	}
+	return fmt.Sprintf("lane %q has room: a worker lets its next job in within a poll", l.Lane)
+}
+
+// LaneFilter chooses lanes.
+type LaneFilter struct {
+	Family string // only lanes of this family: Kind.LaneFamily, by default the kind's name; empty for all
+	After  string // only lanes whose LaneInfo.Lane is behind this one: the next page
+	Limit  int    // how many; default 50, at most 1,000
+}
+
+// Lanes lists the lanes for which jobs wait, by name. A lane with room, for which nobody waits, is not among them. Its cost
+// depends on the lanes that it returns, and not on how many there are.
+func (q *Queue) Lanes(ctx context.Context, db DB, f LaneFilter) ([]LaneInfo, error) {
+	const read = `
+with recursive names (lane, n) as (
+  (select lane, 1 from onceq.job_waits where lane > greatest($1::text collate "C", $2::text collate "C") order by lane limit 1)
+  union all
+  select (select w.lane from onceq.job_waits w where w.lane > l.lane order by w.lane limit 1), l.n + 1
+    from names l where starts_with(l.lane, $2::text) and l.n < $3::int
+)
+select l.lane, (select coalesce((select n from onceq.lane_limits where lane = l.lane),
+                                (select n from onceq.lane_limits where lane = split_part(l.lane, '/', 1) || '/'), 1)),
+       (select count(*) from (select from onceq.jobs where lane = l.lane limit $4::int) j),
+       array(select id from onceq.jobs where lane = l.lane order by id limit 10),
+       w.waiting, w.delayed,
+       coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
+       array(select id from onceq.job_history where lane = l.lane and ` + sqlStops + ` and state in (` + sqlJobDead + `, ` + sqlJobHeld + `) order by id limit 10)
+  from names l
+ cross join lateral (
+       select count(*) filter (where due) as waiting, count(*) filter (where not due) as delayed, min(run_at) filter (where due) as oldest
+         from (select run_at, run_at <= statement_timestamp() as due
+                 from onceq.job_waits where lane = l.lane order by priority, run_at, id limit $4::int) w) w
+ where starts_with(l.lane, $2::text)
+ order by l.n`
+	if f.Limit == 0 {
+		f.Limit = 50
+	}
+	if f.Limit < 0 || f.Limit > 1000 {
+		return nil, invalid("Limit", "is %d; 1 to 1,000 is possible, and 0 means 50", f.Limit)
+	}
+	if err := checkText("After", f.After); err != nil {
+		return nil, err
+	}
+	prefix := ""
+	if f.Family != "" {
+		if _, err := laneName(f.Family, "x"); err != nil {
+			return nil, err
+		}
+		prefix = f.Family + "/"
+	}
+	var all []LaneInfo
+	err := q.send(ctx, db, reading, read, []any{f.After, prefix, f.Limit, StatsCap}, each(func(rows pgx.Rows) error {
+		var l LaneInfo
+		var oldest int64
+		if err := rows.Scan(&l.Lane, &l.Limit, &l.Live, &l.LiveIDs, &l.Waiting, &l.Delayed, &oldest, &l.StoppedBy); err != nil {
+			return err
+		}
+		l.Oldest = time.Duration(oldest) * time.Microsecond
+		all = append(all, l)
+		return nil
+	}))
+	if err != nil {
+		return nil, fmt.Errorf("onceq: lanes: %w", err)
+	}
+	return all, nil
+}
