@@ -270,6 +270,14 @@ func readAction(viewer Viewer, values url.Values) (a *asked, err error) {
 		if a.About, err = field(values, "name"); err != nil || a.About == "" {
 			return nil, bad("the name of a queue or a kind is missing")
 		}
+	case "lane-limit":
+		why = true
+		if a.About, err = field(values, "name"); err != nil || strings.Index(a.About, "/") < 1 {
+			return nil, bad("the name of a lane is missing: its family, a slash and its name, or nothing behind the slash for the whole family")
+		}
+		if _, err = strconv.ParseUint(strings.TrimSpace(values.Get("n")), 10, 31); err != nil {
+			return nil, bad("the limit is not a number")
+		}
 	case "fire", "pause", "resume":
 		if a.About, err = field(values, "name"); err != nil || a.About == "" {
 			return nil, bad("a schedule's name is missing")
@@ -373,6 +381,8 @@ func (h *Handler) one(ctx context.Context, tx pgx.Tx, a *asked) (to string, err 
 		return h.key(ctx, tx, a)
 	case "pause-queue", "pause-kind", "resume-queue", "resume-kind":
 		return "./?", h.pause(ctx, tx, a)
+	case "lane-limit":
+		return "./lanes?", h.lane(ctx, tx, a)
 	}
 	to = "./schedule?name=" + url.QueryEscape(a.About) + "&"
 	switch a.What {
@@ -414,6 +424,22 @@ func (h *Handler) pause(ctx context.Context, tx pgx.Tx, a *asked) (err error) {
 	_, what, _ := strings.Cut(a.What, "-")
 	a.About = fmt.Sprintf("%s %q", what, name)
 	return err
+}
+
+// lane sets the limit of a lane, or of a family.
+func (h *Handler) lane(ctx context.Context, tx pgx.Tx, a *asked) error {
+	family, name, _ := strings.Cut(a.About, "/")
+	n, _ := strconv.Atoi(strings.TrimSpace(a.values.Get("n"))) // readAction has checked it
+	was, err := h.q.LaneLimit(ctx, tx, family, name)
+	if err != nil {
+		return err
+	}
+	a.About = fmt.Sprintf("lane %q", a.About)
+	if name == "" {
+		a.About = fmt.Sprintf("the lanes of family %q", family)
+	}
+	a.Outcome = fmt.Sprintf("the limit is %d; it was %d", n, was)
+	return h.q.SetLaneLimit(ctx, tx, family, name, n)
 }
 
 // key settles a key outside jobs.

@@ -175,6 +175,7 @@ var pages = map[string]page{
 	"job":       job,
 	"effects":   effects,
 	"keys":      keys,
+	"lanes":     lanes,
 	"schedules": schedules,
 	"schedule":  schedule,
 	"audit":     audit,

@@ -497,6 +497,30 @@ func keys(h *Handler, ctx context.Context, r *request) (*view, error) {
 	return &view{Template: "keys", Title: "Keys", Data: d}, nil
 }
 
+// lanes shows the lanes that jobs wait for.
+func lanes(h *Handler, ctx context.Context, r *request) (*view, error) {
+	family, err := field(r.values, "family")
+	if err != nil {
+		return nil, err
+	}
+	after, err := field(r.values, "after")
+	if err != nil {
+		return nil, err
+	}
+	d := struct {
+		Family, Next string
+		Lanes        []onceq.LaneInfo
+	}{Family: family}
+	filter := onceq.LaneFilter{Family: family, After: after, Limit: pageSize}
+	if err := h.reading(ctx, func() (err error) { d.Lanes, err = h.q.Lanes(ctx, h.db, filter); return err }); err != nil {
+		return nil, err
+	}
+	if len(d.Lanes) == pageSize {
+		d.Next = "./lanes?" + url.Values{"family": {family}, "after": {d.Lanes[pageSize-1].Lane}}.Encode()
+	}
+	return &view{Template: "lanes", Title: "Lanes", Data: d}, nil
+}
+
 // schedules shows all schedules.
 func schedules(h *Handler, ctx context.Context, _ *request) (*view, error) {
 	list, err := h.schedules.get(ctx, h, "", time.Second, func(ctx context.Context) ([]onceqcron.Info, error) { return h.cron.List(ctx, h.db) })

@@ -272,6 +272,46 @@ func TestPages_SayWhatIsThere(t *testing.T) {
 	}
 }
 
+// A lane that stands still: the overview says so, the page of lanes names who holds it, and its limit can be set.
+func TestLanes(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	ctx := t.Context()
+	book := onceq.Kind[int]{Name: "book", Queue: "billing", LaneRule: onceq.StopLane, Lane: func(int) string { return "a<b>7" }}
+	s := serve(t, db, onceqweb.Config{Viewer: may(true, true)})
+	require.Contains(t, s.get("lanes", http.StatusOK), "No job waits for a lane")
+	dead, err := db.Queue.Enqueue(ctx, db.Pool, book.Job(0))
+	require.NoError(t, err)
+	db.Drain(book.Handle(func(context.Context, *onceq.Lease, int) error { return onceq.Fatal(errors.New("no")) }))
+	_, err = db.Queue.Enqueue(ctx, db.Pool, book.Job(1))
+	require.NoError(t, err)
+
+	s = serve(t, db, onceqweb.Config{Viewer: may(true, true)}) // without what the first one remembers
+	text := s.get("", http.StatusOK)
+	require.Contains(t, text, `<td data-label="In lane"><a href="./lanes">1</a></td>`)
+	require.Contains(t, text, `<a href="./lanes">look at the lanes</a>`)
+	text = s.get("lanes?family=book", http.StatusOK)
+	require.Contains(t, text, "book/a&lt;b&gt;7")
+	require.Contains(t, text, fmt.Sprintf(`stands still until somebody redrives, resolves or discards <a href="./job?id=%d">`, dead.ID))
+	require.Contains(t, s.get("lanes?family=boo", http.StatusOK), "No job waits for a lane")
+	require.Contains(t, s.get("lanes?after=book/z", http.StatusOK), "No job waits for a lane")
+	s.get("lanes?family=a/b", http.StatusBadRequest)
+
+	require.Contains(t, s.act("do", "lane-limit", "name", "book/a<b>7", "n", "0", "why", "the bank is closed"), "the limit is 0; it was 1")
+	require.NoError(t, db.Queue.Discard(ctx, db.Pool, dead.ID))
+	require.Contains(t, s.get("lanes", http.StatusOK), "because its limit is 0")
+	require.Contains(t, s.act("do", "lane-limit", "name", "book/", "n", "3", "why", "many accounts"), "the limit is 3; it was 1")
+	for _, wrong := range [][]string{{"name", "book", "n", "1"}, {"name", "/a", "n", "1"}, {"name", "book/a", "n", "x"}, {"name", "book/a", "n", "-1"}, {"name", "book/a", "n", "2000000"}} {
+		answer, _ := s.post(form(append(wrong, "do", "lane-limit", "why", "because")...), http.Header{"Sec-Fetch-Site": {"same-origin"}})
+		require.Contains(t, []int{http.StatusBadRequest, http.StatusConflict}, answer.StatusCode, wrong)
+	}
+	for name, want := range map[string]int{"a<b>7": 0, "a": 3, "": 3} {
+		n, err := db.Queue.LaneLimit(ctx, db.Pool, "book", name)
+		require.NoError(t, err)
+		require.Equal(t, want, n, name)
+	}
+}
+
 func TestJobs_PagesByKey(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
