@@ -233,7 +233,7 @@ code, a worker of that application does it: the command prints the id of the job
 
 // asked is what to say when a process of the owner has been asked.
 func asked(id int64, err error) (string, map[string]any, error) {
-	return fmt.Sprintf("The schedule is in the code of its owner. Asked a worker of it, with job %d.", id), map[string]any{"asked": id}, err
+	return fmt.Sprintf("The schedule is in the code of its owner. Asked a worker of it, with job %d, which waits until one runs (onceq jobs explain %d).", id, id), map[string]any{"asked": id}, err
 }
 
 func (a *app) pauseScheduleCommand() *cobra.Command {
