@@ -217,6 +217,9 @@ type Filter struct {
 	// with how many jobs have been tried so far. If it returns an error, no further statement is sent, and that error is
 	// returned.
 	Progress func(tried int) error
+
+	floor int64 // only ids that are not smaller are chosen; 0 for all
+	few   bool  // the queue has few live jobs, which are read through jobs_claim
 }
 
 func (f *Filter) states() (live, past []int16) {
@@ -245,16 +248,10 @@ func (f *Filter) check() error {
 
 // List returns a page of jobs, newest (greatest id) first, both live jobs and those in the history. For the next page set
 // Filter.After to the last id of this one. In the history, indexes serve Queue and States. All other conditions are checked
-// row by row: a page of jobs that are rare among many live jobs reads all live jobs.
+// row by row: a page of jobs that are rare among many live jobs reads all live jobs. Page reads few rows at a time.
 func (q *Queue) List(ctx context.Context, db DB, filter Filter) ([]JobInfo, error) {
-	if err := filter.check(); err != nil {
+	if err := filter.page(); err != nil {
 		return nil, err
-	}
-	if filter.Limit == 0 {
-		filter.Limit = 100
-	}
-	if filter.Limit < 0 || filter.Limit > 1000 {
-		return nil, invalid("Filter.Limit", "is %d; 1 to 1,000 is possible", filter.Limit)
 	}
 	statement, args := filter.statement(liveInfo, waitingInfo, pastInfo)
 	all, err := q.info(ctx, db, statement, args...)
@@ -264,9 +261,98 @@ func (q *Queue) List(ctx context.Context, db DB, filter Filter) ([]JobInfo, erro
 	return all, nil
 }
 
+func (f *Filter) page() error {
+	if err := f.check(); err != nil {
+		return err
+	}
+	if f.Limit == 0 {
+		f.Limit = 100
+	}
+	if f.Limit < 0 || f.Limit > 1000 {
+		return invalid("Filter.Limit", "is %d; 1 to 1,000 is possible", f.Limit)
+	}
+	return nil
+}
+
+// pageRows is how many rows of each table a Page looks at.
+const pageRows = 5_000
+
+// Page is List for people who wait for an answer: however many jobs there are, it looks at some 5,000 of the live ones, of
+// those that wait for their lane, and of those in the history, newest first. So a page may have fewer jobs than Filter.Limit,
+// or none, and not be the last one. To go on, set Filter.After to next; it is 0 after the last page. The jobs of all pages
+// are those of List, in its order. All live jobs of a queue that has fewer than 5,000 are looked at at once, and so are
+// chosen IDs.
+func (q *Queue) Page(ctx context.Context, db DB, filter Filter) (jobs []JobInfo, next int64, err error) {
+	if err := filter.page(); err != nil {
+		return nil, 0, err
+	}
+	if statement, args := filter.bound(); statement != "" {
+		if err := q.send(ctx, db, reading, statement, args, row(&filter.floor, &filter.few)); err != nil {
+			return nil, 0, fmt.Errorf("onceq: page: %w", err)
+		}
+	}
+	statement, args := filter.statement(liveInfo, waitingInfo, pastInfo)
+	if jobs, err = q.info(ctx, db, statement, args...); err != nil {
+		return nil, 0, fmt.Errorf("onceq: page: %w", err)
+	}
+	if len(jobs) == filter.Limit {
+		return jobs, jobs[len(jobs)-1].ID, nil
+	}
+	return jobs, filter.floor, nil
+}
+
+// bound builds the statement that finds Filter.floor and Filter.few: how far down a page goes, so that it looks at no more
+// than pageRows rows of a table, or at no more than that of all the ranges of job_history_state together. It is empty if
+// every row that a page looks at is chosen. Every statement takes all arguments.
+func (f *Filter) bound() (string, []any) {
+	if f.IDs != nil {
+		return "", nil
+	}
+	live, past := f.states()
+	rows := f.Kind != "" || f.Scope != "" || !f.CreatedFrom.IsZero() || !f.CreatedBefore.IsZero()
+	table := func(name string) string {
+		return `(select id from onceq.` + name + ` where id < $1::bigint order by id desc offset $5::int - 1 limit 1)`
+	}
+	few, floors := `false`, []string{`0`}
+	if len(live) > 0 && (rows || f.Queue != "" || len(live) < 4) {
+		if f.Queue != "" {
+			few = `(select count(*) < $5::int from (select from onceq.jobs where queue = $4::text limit $5::int) q)`
+		}
+		floors = append(floors, `case when not few.few then `+table("jobs")+` end`, table("job_waits"))
+	}
+	queues := ` past (queue) as (select $4::text collate "C"),`
+	switch {
+	case !rows || len(past) == 0:
+	case f.Queue == "" && len(past) == 4:
+		floors = append(floors, table("job_history"))
+	default:
+		if f.Queue == "" {
+			queues = pastQueues
+		}
+		floors = append(floors, `
+       (select max(i.id)
+          from past p cross join unnest($3::smallint[]) s (state)
+         cross join lateral (
+               select h.id from onceq.job_history h
+                where (h.queue, h.state, h.id) < (p.queue, s.state, $1::bigint) and (h.queue, h.state) >= (p.queue, s.state)
+                order by h.queue desc, h.state desc, h.id desc
+               offset greatest($5::int / ((select count(*) from past) * cardinality($3::smallint[])), 100) - 1 limit 1) i
+         where p.queue is not null)`)
+	}
+	if len(floors) == 1 {
+		return "", nil
+	}
+	return `
+with recursive` + queues + `
+given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::int),
+few as materialized (select ` + few + ` as few)
+select greatest(` + strings.Join(floors, `,
+       `) + `), few.few
+  from few`, []any{cmp.Or(f.After, math.MaxInt64), f.Limit, nonNil(past), f.Queue, pageRows}
+}
+
 // Count returns how many jobs the filter chooses, in the same states as List by default. It stops counting at Filter.Limit.
-// It reads the row
-// of every job that it counts.
+// It reads the row of every job that it counts.
 func (q *Queue) Count(ctx context.Context, db DB, filter Filter) (n int, err error) {
 	if err := filter.check(); err != nil {
 		return 0, err
@@ -296,6 +382,9 @@ func (f *Filter) statement(liveJob, waitingJob, pastJob string) (string, []any) 
 	where := func(alias string) string {
 		var s strings.Builder
 		s.WriteString(alias + ".id < $1::bigint")
+		if f.floor > 0 && alias != "h" { // with it, the planner would read the history's primary key once for each queue and state
+			s.WriteString(" and " + alias + ".id >= $11::bigint")
+		}
 		if f.Kind != "" {
 			s.WriteString(" and " + alias + ".kind = $5::text")
 		}
@@ -317,16 +406,29 @@ func (f *Filter) statement(liveJob, waitingJob, pastJob string) (string, []any) 
 	if f.Queue != "" {
 		queues, queue = ` past (queue) as (select $4::text collate "C"),`, ` and j.queue = $4::text`
 	}
+	liveWhere, liveOrder := where("j")+queue, "j.id"
+	switch {
+	case f.few: // through jobs_claim
+		liveWhere, liveOrder = strings.ReplaceAll(liveWhere, "j.id", "j.id + 0"), "j.id + 0"
+	case f.floor > 0: // through the primary key
+		liveWhere = strings.ReplaceAll(liveWhere, "j.queue =", "j.queue || '' =")
+	}
+	floor, args := "", []any{after, f.Limit, nonNil(past), f.Queue, f.Kind, f.Scope, nonNil(live), f.IDs, f.CreatedFrom, f.CreatedBefore}
+	lowest := `(h.queue, h.state) >= (p.queue, s.state)`
+	if f.floor > 0 {
+		floor, args = `, $11::bigint`, append(args, f.floor)
+		lowest = `(h.queue, h.state, h.id) >= (p.queue, s.state, $11::bigint)`
+	}
 	states, waitStates := "", ""
 	if len(live) < 4 {
 		states, waitStates = ` and `+jobState+` = any ($7::smallint[])`, ` and `+waitState+` = any ($7::smallint[])`
 	}
 	return `
 with recursive` + queues + `
-given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[], $9::timestamptz, $10::timestamptz),
+given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[], $9::timestamptz, $10::timestamptz` + floor + `),
 live as (` + liveJob + `
-   where cardinality($7::smallint[]) > 0 and ` + where("j") + queue + states + `
-   order by j.id desc limit $2::int
+   where cardinality($7::smallint[]) > 0 and ` + liveWhere + states + `
+   order by ` + liveOrder + ` desc limit $2::int
 ),
 waiting as (` + waitingJob + `
    where cardinality($7::smallint[]) > 0 and ` + where("w") + strings.Replace(queue, "j.", "w.", 1) + waitStates + `
@@ -336,12 +438,12 @@ finished as (
   select i.*
     from past p cross join unnest($3::smallint[]) s (state)
    cross join lateral (` + pastJob + `
-         where (h.queue, h.state, h.id) < (p.queue, s.state, $1::bigint) and (h.queue, h.state) >= (p.queue, s.state) and ` + where("h") + `
+         where (h.queue, h.state, h.id) < (p.queue, s.state, $1::bigint) and ` + lowest + ` and ` + where("h") + `
          order by h.queue desc, h.state desc, h.id desc limit $2::int) i
    where p.queue is not null
 )
 select * from (select * from live union all select * from waiting union all select * from finished) a
- order by id desc limit $2::int`, []any{after, f.Limit, nonNil(past), f.Queue, f.Kind, f.Scope, nonNil(live), f.IDs, f.CreatedFrom, f.CreatedBefore}
+ order by id desc limit $2::int`, args
 }
 
 func nonNil(s []int16) []int16 {

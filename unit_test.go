@@ -285,12 +285,22 @@ var built = map[string]string{
 	"statement":               statementOf(&Filter{Limit: 1}, liveInfo, waitingInfo, pastInfo),
 	"statement of all":        statementOf(&Filter{Limit: 1, Queue: "q", Kind: "k", Scope: "s", IDs: []int64{1}, CreatedFrom: time.Unix(0, 0), CreatedBefore: time.Unix(1, 0)}, liveInfo, waitingInfo, pastInfo),
 	"statement of states":     statementOf(&Filter{Limit: 1, States: []State{StateWaiting, StateDead}}, liveInfo, waitingInfo, pastInfo),
+	"statement of a page":     statementOf(&Filter{Limit: 1, Queue: "q", floor: 1}, liveInfo, waitingInfo, pastInfo),
+	"statement of few":        statementOf(&Filter{Limit: 1, Queue: "q", few: true}, liveInfo, waitingInfo, pastInfo),
+	"bound":                   boundOf(&Filter{Limit: 1, Kind: "k"}),
+	"bound of queue":          boundOf(&Filter{Limit: 1, Queue: "q", Kind: "k"}),
+	"bound of dead":           boundOf(&Filter{Limit: 1, Kind: "k", States: []State{StateDead}}),
 	"listenOnce":              "listen …",
 	"statement of ids":        statementOf(&Filter{Limit: 1}, liveIDs, waitingIDs, pastIDs),
 	"Count":                   "select count(*) from (…) page", // built by Filter.statement
 	"listenFor":               "listen …",
 	"committed":               "rollback; select pg_xact_status('…')",
 	"share":                   "set local idle_in_transaction_session_timeout to …",
+}
+
+func boundOf(f *Filter) string {
+	s, _ := f.bound()
+	return s
 }
 
 func statementOf(f *Filter, live, waiting, past string) string {

@@ -1483,6 +1483,56 @@ select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payloa
        h.errors::text as errors, null::text as progress, h.lane, false as blocked
   from onceq.job_history h where h.id = $1::bigint and h.scope = $2::text and h.key = $3::text;
 
+-- inspect.go: bound
+with recursive past (queue) as (select $4::text collate "C"),
+given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::int),
+few as materialized (select false as few)
+select greatest(0,
+       case when not few.few then (select id from onceq.jobs where id < $1::bigint order by id desc offset $5::int - 1 limit 1) end,
+       (select id from onceq.job_waits where id < $1::bigint order by id desc offset $5::int - 1 limit 1),
+       (select id from onceq.job_history where id < $1::bigint order by id desc offset $5::int - 1 limit 1)), few.few
+  from few;
+
+-- inspect.go: bound of dead
+with recursive
+past (queue) as (
+  (select queue from onceq.job_history order by queue limit 1)
+  union all
+  select (select h.queue from onceq.job_history h where h.queue > p.queue order by h.queue limit 1)
+    from past p where p.queue is not null
+),
+given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::int),
+few as materialized (select false as few)
+select greatest(0,
+       
+       (select max(i.id)
+          from past p cross join unnest($3::smallint[]) s (state)
+         cross join lateral (
+               select h.id from onceq.job_history h
+                where (h.queue, h.state, h.id) < (p.queue, s.state, $1::bigint) and (h.queue, h.state) >= (p.queue, s.state)
+                order by h.queue desc, h.state desc, h.id desc
+               offset greatest($5::int / ((select count(*) from past) * cardinality($3::smallint[])), 100) - 1 limit 1) i
+         where p.queue is not null)), few.few
+  from few;
+
+-- inspect.go: bound of queue
+with recursive past (queue) as (select $4::text collate "C"),
+given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::int),
+few as materialized (select (select count(*) < $5::int from (select from onceq.jobs where queue = $4::text limit $5::int) q) as few)
+select greatest(0,
+       case when not few.few then (select id from onceq.jobs where id < $1::bigint order by id desc offset $5::int - 1 limit 1) end,
+       (select id from onceq.job_waits where id < $1::bigint order by id desc offset $5::int - 1 limit 1),
+       
+       (select max(i.id)
+          from past p cross join unnest($3::smallint[]) s (state)
+         cross join lateral (
+               select h.id from onceq.job_history h
+                where (h.queue, h.state, h.id) < (p.queue, s.state, $1::bigint) and (h.queue, h.state) >= (p.queue, s.state)
+                order by h.queue desc, h.state desc, h.id desc
+               offset greatest($5::int / ((select count(*) from past) * cardinality($3::smallint[])), 100) - 1 limit 1) i
+         where p.queue is not null)), few.few
+  from few;
+
 -- inspect.go: liveIDs
 select j.id from onceq.jobs j;
 
@@ -1641,6 +1691,47 @@ select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payloa
 select * from (select * from live union all select * from waiting union all select * from finished) a
  order by id desc limit $2::int;
 
+-- inspect.go: statement of a page
+with recursive past (queue) as (select $4::text collate "C"),
+given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[], $9::timestamptz, $10::timestamptz, $11::bigint),
+live as (
+select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
+            when j.leased_until > statement_timestamp() then 3
+            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
+            when j.run_at > statement_timestamp() then 2
+            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
+       j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
+       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+       j.errors::text as errors, j.progress::text as progress, j.lane, false as blocked
+  from onceq.jobs j
+   where cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.id >= $11::bigint and j.queue || '' = $4::text
+   order by j.id desc limit $2::int
+),
+waiting as (
+select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
+       w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
+       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+       w.errors::text as errors, null::text as progress, w.lane, true as blocked
+  from onceq.job_waits w
+   where cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.id >= $11::bigint and w.queue = $4::text
+   order by w.id desc limit $2::int
+),
+finished as (
+  select i.*
+    from past p cross join unnest($3::smallint[]) s (state)
+   cross join lateral (
+select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
+       h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
+       null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
+       h.errors::text as errors, null::text as progress, h.lane, false as blocked
+  from onceq.job_history h
+         where (h.queue, h.state, h.id) < (p.queue, s.state, $1::bigint) and (h.queue, h.state, h.id) >= (p.queue, s.state, $11::bigint) and h.id < $1::bigint
+         order by h.queue desc, h.state desc, h.id desc limit $2::int) i
+   where p.queue is not null
+)
+select * from (select * from live union all select * from waiting union all select * from finished) a
+ order by id desc limit $2::int;
+
 -- inspect.go: statement of all
 with recursive past (queue) as (select $4::text collate "C"),
 given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[], $9::timestamptz, $10::timestamptz),
@@ -1676,6 +1767,47 @@ select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payloa
        h.errors::text as errors, null::text as progress, h.lane, false as blocked
   from onceq.job_history h
          where (h.queue, h.state, h.id) < (p.queue, s.state, $1::bigint) and (h.queue, h.state) >= (p.queue, s.state) and h.id < $1::bigint and h.kind = $5::text and h.scope = $6::text and h.id = any ($8::bigint[]) and h.created_at >= $9::timestamptz and h.created_at < $10::timestamptz
+         order by h.queue desc, h.state desc, h.id desc limit $2::int) i
+   where p.queue is not null
+)
+select * from (select * from live union all select * from waiting union all select * from finished) a
+ order by id desc limit $2::int;
+
+-- inspect.go: statement of few
+with recursive past (queue) as (select $4::text collate "C"),
+given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[], $9::timestamptz, $10::timestamptz),
+live as (
+select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
+            when j.leased_until > statement_timestamp() then 3
+            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
+            when j.run_at > statement_timestamp() then 2
+            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
+       j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
+       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+       j.errors::text as errors, j.progress::text as progress, j.lane, false as blocked
+  from onceq.jobs j
+   where cardinality($7::smallint[]) > 0 and j.id + 0 < $1::bigint and j.queue = $4::text
+   order by j.id + 0 desc limit $2::int
+),
+waiting as (
+select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
+       w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
+       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+       w.errors::text as errors, null::text as progress, w.lane, true as blocked
+  from onceq.job_waits w
+   where cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.queue = $4::text
+   order by w.id desc limit $2::int
+),
+finished as (
+  select i.*
+    from past p cross join unnest($3::smallint[]) s (state)
+   cross join lateral (
+select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
+       h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
+       null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
+       h.errors::text as errors, null::text as progress, h.lane, false as blocked
+  from onceq.job_history h
+         where (h.queue, h.state, h.id) < (p.queue, s.state, $1::bigint) and (h.queue, h.state) >= (p.queue, s.state) and h.id < $1::bigint
          order by h.queue desc, h.state desc, h.id desc limit $2::int) i
    where p.queue is not null
 )

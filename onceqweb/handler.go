@@ -74,7 +74,7 @@ type Handler struct {
 
 	state     cache[state]
 	findings  cache[[]onceq.Finding]
-	lists     cache[[]onceq.JobInfo]
+	lists     cache[jobList]
 	jobs      cache[jobView]
 	doubts    cache[doubtsView]
 	schedules cache[[]onceqcron.Info]

@@ -200,6 +200,28 @@ func inWords(f onceq.Filter) string {
 
 const pageSize = 50
 
+// searchTime is how long a search looks for jobs that are rare before it shows what it has found.
+const searchTime = 50 * time.Millisecond
+
+type jobList struct {
+	jobs []onceq.JobInfo
+	next int64 // where to go on; 0 for the end
+}
+
+func (h *Handler) search(ctx context.Context, f onceq.Filter) (found jobList, err error) {
+	for began := time.Now(); ; {
+		f.Limit = pageSize - len(found.jobs)
+		page, next, err := h.q.Page(ctx, h.db, f)
+		if err != nil {
+			return found, err
+		}
+		found.jobs, found.next = append(found.jobs, page...), next
+		if f.After = next; next == 0 || len(found.jobs) == pageSize || time.Since(began) > searchTime {
+			return found, nil
+		}
+	}
+}
+
 // jobs is the search.
 func jobs(h *Handler, ctx context.Context, r *request) (*view, error) {
 	asked, err := field(r.values, "q")
@@ -222,10 +244,11 @@ func jobs(h *Handler, ctx context.Context, r *request) (*view, error) {
 		return &view{To: "./keys?" + url.Values{"key": {asked}, "scope": {f.Scope}}.Encode()}, nil
 	}
 	f.Limit = pageSize
-	list, err := h.lists.get(ctx, h, r.values.Encode(), time.Second, func(ctx context.Context) ([]onceq.JobInfo, error) { return h.q.List(ctx, h.db, f) })
+	found, err := h.lists.get(ctx, h, r.values.Encode(), time.Second, func(ctx context.Context) (jobList, error) { return h.search(ctx, f) })
 	if err != nil {
 		return nil, err
 	}
+	list := found.jobs
 	type row struct {
 		onceq.JobInfo
 		Last string // error
@@ -236,6 +259,7 @@ func jobs(h *Handler, ctx context.Context, r *request) (*view, error) {
 		States    []onceq.State
 		Rows      []row
 		Next, Top string
+		Short     bool // the search has not come to its end
 		Bulk      []bulk
 		Chosen    []string
 	}{Filter: f, States: states, From: r.values.Get("from"), To: r.values.Get("before")}
@@ -252,10 +276,10 @@ func jobs(h *Handler, ctx context.Context, r *request) (*view, error) {
 	if f.After != 0 {
 		d.Top = "./jobs?" + filterValues(f).Encode()
 	}
-	if len(list) == pageSize {
+	if found.next != 0 {
 		v := filterValues(f)
-		v.Set("after", strconv.FormatInt(list[len(list)-1].ID, 10))
-		d.Next = "./jobs?" + v.Encode()
+		v.Set("after", strconv.FormatInt(found.next, 10))
+		d.Next, d.Short = "./jobs?"+v.Encode(), len(list) < pageSize
 	}
 	if r.viewer.Act {
 		for _, b := range bulks {

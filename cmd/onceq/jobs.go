@@ -30,8 +30,8 @@ func (a *app) listCommand() *cobra.Command {
 		Short: "List jobs, newest first",
 		Long: `list prints jobs, live ones and those in the history, newest first. The last line says how to get the next page.
 
-With --state dead or --state held it is quick at any size. Rare jobs of one kind among millions of live ones are not: all of these
-are read then.`,
+With --state dead or --state held it is quick at any size. For jobs that are rare among many others it looks for five seconds, some
+thousand jobs a statement, prints what it has found, and says where to go on. With --queue, up to 5,000 live jobs are looked at at once.`,
 		Example: `  onceq jobs list --state dead --kind mail
   onceq jobs list --state waiting,retrying --queue billing --created-from 2h
   onceq jobs list --state dead --json --limit 10000 | jq -r '.jobs[].id'`,
@@ -48,13 +48,9 @@ are read then.`,
 				return err
 			}
 			filter.After = after
-			jobs, more, err := a.list(cmd.Context(), filter, c.limit)
+			jobs, next, err := a.list(cmd.Context(), filter, c.limit)
 			if err != nil {
 				return err
-			}
-			next := int64(0)
-			if more {
-				next = jobs[len(jobs)-1].ID
 			}
 			if a.json {
 				page := map[string]any{"jobs": append([]onceq.JobInfo{}, jobs...)}
@@ -67,8 +63,14 @@ are read then.`,
 			if err != nil {
 				return err
 			}
-			a.print(jobTable(jobs, now), "No job is "+words(filter)+".")
+			none := "No job is " + words(filter) + "."
 			if next != 0 {
+				none = "No job was found yet that is " + words(filter) + "."
+			}
+			a.print(jobTable(jobs, now), none)
+			if next != 0 && len(jobs) < c.limit {
+				fmt.Fprintf(a.errOut, "Not all jobs were looked at: add --after %d\n", next)
+			} else if next != 0 {
 				fmt.Fprintf(a.errOut, "There may be more: add --after %d\n", next)
 			}
 			return nil
@@ -80,23 +82,29 @@ are read then.`,
 	return cmd
 }
 
-// list reads pages until it has as many jobs as asked for. more says that there may be others.
-func (a *app) list(ctx context.Context, filter onceq.Filter, limit int) (jobs []onceq.JobInfo, more bool, err error) {
+// listTime is how long list looks for jobs that are rare.
+const listTime = 5 * time.Second
+
+// list reads pages until it has as many jobs as asked for, or finds too few. next says where to go on; it is 0 for the end.
+func (a *app) list(ctx context.Context, filter onceq.Filter, limit int) (jobs []onceq.JobInfo, next int64, err error) {
+	found := time.Now() // when a page was last full
 	for len(jobs) < limit {
 		filter.Limit = min(limit-len(jobs), 200)
 		inner, cancel := a.limited(ctx)
-		page, err := a.q.List(inner, a.pool, filter)
+		page, after, err := a.q.Page(inner, a.pool, filter)
 		cancel()
 		if err != nil {
-			return nil, false, err
+			return nil, 0, err
 		}
-		jobs = append(jobs, page...)
-		if len(page) < filter.Limit {
-			return jobs, false, nil
+		if jobs = append(jobs, page...); len(page) == filter.Limit {
+			found = time.Now()
 		}
-		filter.After = page[len(page)-1].ID
+		if next = after; next == 0 || time.Since(found) > listTime {
+			break
+		}
+		filter.After = next
 	}
-	return jobs, true, nil
+	return jobs, next, nil
 }
 
 func jobTable(jobs []onceq.JobInfo, now time.Time) *table {

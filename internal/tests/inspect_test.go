@@ -13,6 +13,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/queuetest"
 )
@@ -122,6 +124,22 @@ func TestList(t *testing.T) {
 		if fmt.Sprint(got) != fmt.Sprint(test.want) {
 			t.Errorf("%s: %v, want %v", name, got, test.want)
 		}
+		got = nil
+		for f := test.filter; ; {
+			page, next, err := q.Page(ctx, db.Pool, f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, i := range page {
+				got = append(got, i.ID)
+			}
+			if f.After = next; next == 0 || f.Limit > 0 && len(got) >= f.Limit {
+				break
+			}
+		}
+		if fmt.Sprint(got) != fmt.Sprint(test.want) {
+			t.Errorf("%s: pages have %v, want %v", name, got, test.want)
+		}
 		if n := must[int](t)(q.Count(ctx, db.Pool, test.filter)); n != len(test.want) {
 			t.Errorf("%s: %d counted, want %d", name, n, len(test.want))
 		}
@@ -135,6 +153,67 @@ func TestList(t *testing.T) {
 	for _, f := range []onceq.Filter{{Limit: -1}, {Limit: 1001}, {States: []onceq.State{0}}} {
 		if _, err := q.List(ctx, db.Pool, f); !errors.As(err, &bad) {
 			t.Errorf("%+v: error %v", f, err)
+		}
+	}
+}
+
+// With 200,000 live jobs and 40,000 in the history, each page looks at few rows, and all pages together have what List has.
+func TestTrapPageReadsFewRowsOfManyJobs(t *testing.T) {
+	t.Parallel()
+	look := new(seen)
+	db := queuetest.New(t, look.option())
+	ctx := t.Context()
+	fillJobs(t, db, 100_000)
+	fillHistory(t, db, 20_000)
+	for _, statement := range []string{
+		`update jobs set kind = 'rare' where id in (7, 60000, 199999)`,
+		`update jobs set leased_until = now() + interval '1 h', claims = 1, holder = 1 where id in (8, 60001)`,
+		`update jobs set queue = 'small' where id in (9, 150000)`,
+		`update job_history set kind = 'rare' where id in (200003, 230001, 239999)`,
+		`vacuum analyze jobs, job_history`,
+	} {
+		must[pgconn.CommandTag](t)(owner(t, db).Exec(ctx, statement))
+	}
+	for name, f := range map[string]onceq.Filter{
+		"rare kind":          {Kind: "rare"},
+		"rare kind, live":    {Kind: "rare", States: []onceq.State{onceq.StateWaiting}},
+		"rare kind, dead":    {Kind: "rare", States: []onceq.State{onceq.StateDead, onceq.StateHeld}},
+		"rare state":         {States: []onceq.State{onceq.StateRunning}},
+		"rare kind, queue":   {Queue: "q0", Kind: "rare"},
+		"small queue":        {Queue: "small"},
+		"kind, small queue":  {Queue: "small", Kind: "rare"},
+		"no such queue":      {Queue: "none"},
+		"created before all": {CreatedBefore: time.Unix(0, 0)},
+	} {
+		var want, got []int64
+		for _, i := range must[[]onceq.JobInfo](t)(db.Queue.List(ctx, db.Pool, f)) {
+			want = append(want, i.ID)
+		}
+		rest, pages := f, 0
+		for {
+			look.guardedOnes = []seen{}
+			page, next, err := db.Queue.Page(ctx, db.Pool, rest)
+			require.NoError(t, err)
+			for _, i := range page {
+				got = append(got, i.ID)
+			}
+			if pages++; pages == 1 || pages == 5 {
+				read, ones := 0, look.guardedOnes
+				look.guardedOnes = nil
+				for _, one := range ones {
+					read += one.rowsRead(t, db)
+				}
+				if read > 40_000 {
+					t.Errorf("%s: page %d read %d rows", name, pages, read)
+				}
+			}
+			if rest.After = next; next == 0 {
+				break
+			}
+		}
+		require.Equal(t, want, got, name)
+		if f.Queue == "small" || f.Queue == "none" {
+			require.Equal(t, 1, pages, name)
 		}
 	}
 }

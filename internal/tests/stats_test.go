@@ -75,6 +75,8 @@ type seen struct {
 	statement string
 	args      []any
 	guarded   bool
+
+	guardedOnes []seen // of a test that sets it to an empty slice: the statements that find jobs
 }
 
 func (s *seen) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
@@ -87,6 +89,9 @@ func (s *seen) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatc
 }
 func (s *seen) TraceBatchQuery(_ context.Context, _ *pgx.Conn, data pgx.TraceBatchQueryData) {
 	s.statement, s.args, s.guarded = data.SQL, data.Args, true
+	if s.guardedOnes != nil && strings.HasPrefix(data.SQL, "\nwith recursive") {
+		s.guardedOnes = append(s.guardedOnes, seen{statement: data.SQL, args: data.Args})
+	}
 }
 func (s *seen) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 
