@@ -221,6 +221,11 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 						return err
 					}},
 					{"Queue.SetLaneLimit", func() error { return q.SetLaneLimit(ctx, db.Pool, evil, evil, 2) }},
+					{"Queue.Lanes", func() error { _, err := q.Lanes(ctx, db.Pool, onceq.LaneFilter{Family: evil}); return err }},
+					{"Queue.Page", func() error {
+						_, _, err := q.Page(ctx, db.Pool, onceq.Filter{Queue: evil, Kind: evil, Scope: evil})
+						return err
+					}},
 					{"Queue.LaneLimit", func() error { _, err := q.LaneLimit(ctx, db.Pool, evil, evil); return err }},
 					{"Queue.PauseQueue", func() error { return q.PauseQueue(ctx, db.Pool, evil, evil) }},
 					{"Queue.PauseKind", func() error { return q.PauseKind(ctx, db.Pool, evil, evil) }},
