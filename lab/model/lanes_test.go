@@ -2,6 +2,7 @@ package model
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -400,47 +401,40 @@ func (s laneState) wrong(v laneVariant) string {
 
 // explore visits every reachable state. It returns how many there are, and the shortest path to a wrong one.
 func (v laneVariant) explore() (states int, wrong string) {
-	type arrival struct {
-		from laneState
-		by   string
-	}
 	first := laneState{n: v.n, high: v.n}
-	seen := map[laneState]arrival{first: {}}
-	before := make(map[laneState][]laneState)
-	queue := []laneState{first}
-	trace := func(s laneState, what string) string {
+	all := []laneState{first}
+	place := map[laneState]int32{first: 0} // in all
+	from, by := []int32{0}, []string{""}   // how a state was reached first
+	before := [][]int32{nil}               // from where a state can be reached
+	trace := func(s int32, what string) string {
 		var steps []string
-		for s != first {
-			steps = append(steps, seen[s].by)
-			s = seen[s].from
+		for ; s != 0; s = from[s] {
+			steps = append(steps, by[s])
 		}
-		var b strings.Builder
-		b.WriteString(what)
-		for i := len(steps) - 1; i >= 0; i-- {
-			b.WriteString("\n\t" + steps[i])
-		}
-		return b.String()
+		slices.Reverse(steps)
+		return strings.Join(append([]string{what}, steps...), "\n\t")
 	}
-	var ends []laneState
-	for len(queue) > 0 {
-		s := queue[0]
-		queue = queue[1:]
+	var ends []int32
+	for i := int32(0); int(i) < len(all); i++ {
+		s := all[i]
 		if what := s.wrong(v); what != "" {
-			return len(seen), trace(s, what)
+			return len(all), trace(i, what)
 		}
 		if s.jobs[0].place == gone && s.jobs[1].place == gone && s.jobs[2].place == gone {
-			ends = append(ends, s)
+			ends = append(ends, i)
 		}
 		for _, n := range v.next(s) {
-			before[n.laneState] = append(before[n.laneState], s)
-			if _, ok := seen[n.laneState]; !ok {
-				seen[n.laneState] = arrival{s, n.name}
-				queue = append(queue, n.laneState)
+			at, ok := place[n.laneState]
+			if !ok {
+				at = int32(len(all))
+				place[n.laneState] = at
+				all, from, by, before = append(all, n.laneState), append(from, i), append(by, n.name), append(before, nil)
 			}
+			before[at] = append(before[at], i)
 		}
 	}
 	// Nothing gets stuck: from every state all jobs can still be finished.
-	can := make(map[laneState]bool)
+	can := make([]bool, len(all))
 	for len(ends) > 0 {
 		s := ends[len(ends)-1]
 		ends = ends[:len(ends)-1]
@@ -449,12 +443,10 @@ func (v laneVariant) explore() (states int, wrong string) {
 			ends = append(ends, before[s]...)
 		}
 	}
-	for s := range seen {
-		if !can[s] {
-			return len(seen), trace(s, "from here the jobs cannot be finished any more")
-		}
+	if s := slices.Index(can, false); s >= 0 {
+		return len(all), trace(int32(s), "from here the jobs cannot be finished any more")
 	}
-	return len(seen), ""
+	return len(all), ""
 }
 
 func TestLanes(t *testing.T) {
@@ -467,8 +459,7 @@ func TestLanes(t *testing.T) {
 		"failed jobs leave":       {n: 1, overtake: true, noCancel: true},
 		"dead jobs stop the lane": {n: 1, stops: true, noCancel: true},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		t.Run(name, func(t *testing.T) { // one after the other, for the memory
 			states, wrong := v.explore()
 			t.Logf("%d states", states)
 			if wrong != "" {
