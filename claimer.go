@@ -261,12 +261,13 @@ func (c *claimer) rest(ctx context.Context, pause time.Duration) bool {
 	}
 	listening := c.listener.confirmed.Load()
 	if listening && (!c.listener.waits.Load() || time.Since(c.announced.at) > announceAgain) {
-		if time.Since(c.announced.tried) < announceRest {
+		if time.Since(c.announced.tried) < c.announced.rest {
 			return c.nap(ctx, quietBefore/2)
 		}
 		c.announced.tried = time.Now()
 		err := c.listener.announce(ctx, []string{c.feed.queue})
 		c.announced.at = time.Now() // if it failed, not again with every poll
+		c.announced.rest = min(announceRest, max(quietBefore, announceShare*c.announced.at.Sub(c.announced.tried)))
 		if err == nil {
 			return false // a job may have been committed just before the announcement
 		}

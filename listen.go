@@ -29,7 +29,8 @@ import (
 const (
 	announceFor   = 60 * time.Second       // how long an announcement counts
 	announceAgain = 20 * time.Second       // how often it is renewed
-	announceRest  = 250 * time.Millisecond // at least this long between two: each leaves a dead row that Enqueue has to step over
+	announceRest  = 250 * time.Millisecond // longest rest between two: each leaves a dead row that Enqueue has to step over
+	announceShare = 20                     // so many times as long as the last one took: it steps over these rows too
 	quietBefore   = 20 * time.Millisecond
 	pollListening = time.Second
 	pollUnheard   = 250 * time.Millisecond
@@ -62,8 +63,9 @@ func (q *Queue) setQuiet(queue string, asked time.Time) {
 
 // announcement is when a claimer has announced that it waits. Only its claimer's goroutine uses it.
 type announcement struct {
-	at    time.Time // zero: it has not, or it is busy since
-	tried time.Time // the latest try, successful or not
+	at    time.Time     // zero: it has not, or it is busy since
+	tried time.Time     // the latest try, successful or not
+	rest  time.Duration // after tried
 }
 
 // listener is how producers reach one run: what they know about it, and the notifications that it gets from the process's
