@@ -12,7 +12,7 @@ LAB         = ./adapter ./bench ./checks ./tern
 # Tests that wait for a lease to run out need no processor, so more tests run at once than there are processors.
 PARALLEL    = 8
 
-.PHONY: test tools format imports vet staticcheck gosec race modules matrix test-versions test-container pictures demo bench torture torture-ci
+.PHONY: test tools format imports vet staticcheck gosec race modules matrix test-versions test-container pictures page-size demo bench torture torture-ci
 
 # Everything that CI runs, except matrix and torture-ci. The tests of this module wait a lot, so the rest runs beside them.
 # Installing comes first, because a package manager serves one caller at a time.
@@ -109,7 +109,14 @@ pictures:
 	@ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; \
 	ONCEQ_TEST_CHROMIUM=$$(scripts/chromium.sh) || exit 1; export ONCEQ_TEST_CHROMIUM; \
 	dir=$$(mktemp -d) && (cd onceqweb/browsertest && GOTOOLCHAIN=auto go test -count=1 -run EveryPage . -args -pictures "$$dir") && \
-	install -m 644 "$$dir/overview.png" "$$dir/effects.png" "$$dir/job-held-dark.png" "$$dir/jobs-phone.png" onceqweb/pictures/; rm -rf "$$dir"
+	install -m 644 "$$dir/overview.png" "$$dir/effects.png" "$$dir/job-held-dark.png" "$$dir/jobs-phone.png" "$$dir/lanes.png" onceqweb/pictures/; rm -rf "$$dir"
+
+# What each page costs over so many jobs, for docs/web.md. It takes minutes and a kilobyte of memory for each job.
+SIZE = 1000000
+page-size:
+	@ONCEQ_TEST_PGBIN=$$(scripts/postgres.sh) || exit 1; export ONCEQ_TEST_PGBIN; \
+	ONCEQ_TEST_CHROMIUM=$$(scripts/chromium.sh) || exit 1; export ONCEQ_TEST_CHROMIUM; \
+	cd onceqweb/browsertest && GOTOOLCHAIN=auto go test -count=1 -run TestSize -v -timeout 2h . -args -size $(SIZE)
 
 # A web page shows what happens, on the address that it prints. To keep the page open at the end: make demo UI=1
 demo:

@@ -10,8 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Action is a line of the audit trail: what a person decided about jobs, or asked for. The calls that do such things do not write it,
-// because only their callers know the person: onceqweb does, and so may tools of your own.
+// Action is a line of the audit trail: what a person decided about jobs, or asked for. The calls that do such things do not
+// write it, because only their callers know the person: onceqweb does, and so may tools of your own.
 type Action struct {
 	ID      int64     `json:"id"` // grows; RecordAction gives it
 	At      time.Time `json:"at"` // the database's time; RecordAction gives it
@@ -26,8 +26,8 @@ type Action struct {
 // maxAction is how many bytes each text of an Action may have.
 const maxAction = 4096
 
-// RecordAction adds a line to the audit trail, inside db, and returns its ID. In the transaction of the action itself, both happen or
-// neither. The trail is kept until somebody deletes from the table actions; the Reaper does not.
+// RecordAction adds a line to the audit trail, inside db, and returns its ID. In the transaction of the action itself, both
+// happen or neither. The trail is kept until somebody deletes from the table actions; the Reaper does not.
 func (q *Queue) RecordAction(ctx context.Context, db DB, a Action) (id int64, err error) {
 	const insert = `
 insert into onceq.actions (who, what, job_id, about, why, outcome)

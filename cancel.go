@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -20,17 +21,33 @@ const CancelledKeep = 24 * time.Hour
 var cancelJobs = cancelFrom(`
   select id from onceq.jobs
    where id = any ($1::bigint[]) and (leased_until is null or leased_until <= statement_timestamp())`, "jobs", `,
+line as materialized (
+  select l.lane, g.id from gone g cross join lateral `+linesIn("g.lane")+`
+),`+leaveLines)
+
+// leaveLines gives back places, and tells the promoters.
+var leaveLines = `
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select `+laneSlot("lane")+`, statement_timestamp(), lane from (select distinct lane from gone where lane is not null) l
-)`)
+  select ` + laneSlot("lane") + `, statement_timestamp(), lane from (select distinct lane from line) l
+),
+left_place as (
+  delete from onceq.lane_places p using line l where p.lane = any (array[l.lane]) and p.id = any (array[l.id])
+)`
 
-// cancelWaits is the same for jobs that wait for their lane.
+// cancelWaits is the same for jobs that wait for their lane or their limit.
 var cancelWaits = cancelFrom(`
   select id from onceq.job_waits
-   where id = any ($1::bigint[])`, "job_waits", "")
+   where id = any ($1::bigint[])`, "job_waits", `,
+line as materialized (
+  select `+laneIn("path")+` as lane, id from gone where path is not null and lane like '/%' and `+laneIn("path")+` <> ''
+),`+leaveLines)
 
 func cancelFrom(free, table, more string) string {
+	history := withLane(writeHistory)
+	if table == "job_waits" {
+		history = strings.Replace(history, appendError+", lane, lane_rule", appendError+", nullif(coalesce(path, lane), ''), lane_rule", 1)
+	}
 	return `
 with free as materialized (` + free + `
    order by id
@@ -46,12 +63,12 @@ fence as (
     from gone g
    where ` + fenceOfGone + `
 ),
-` + withLane(writeHistory) + `,
+` + history + `,
 request as (
   delete from onceq.job_cancels x using gone g where x.job_id = g.id
 )` + more + `
 select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')),
-       ` + wantHistory + ` from gone`
+       ` + wantHistory + `, ` + tellGone(` where `+isMember) + ` from gone`
 }
 
 // requestCancels leaves notes for the holders of those of the jobs that are live, and returns how many are. A note that is
@@ -106,7 +123,7 @@ func (q *Queue) cancel(ctx context.Context, db DB, ids []int64) (cancelled, aske
 		for _, statement := range []string{cancelWaits, cancelJobs} {
 			var done []int64
 			var queues, kinds, scopes, keys []string
-			err = q.guarded(ctx, db, statement, []any{ids, CancelledKeep.Milliseconds()}, &done, &queues, &kinds, &scopes, &keys, nil)
+			err = q.guarded(ctx, db, statement, []any{ids, CancelledKeep.Milliseconds()}, &done, &queues, &kinds, &scopes, &keys, nil, nil)
 			if err != nil {
 				return nil, fmt.Errorf("onceq: cancel: %w", err)
 			}
@@ -140,9 +157,9 @@ var cancellable = []State{StateWaiting, StateDelayed, StateRunning, StateRetryin
 // CancelMany cancels the unfinished jobs that the filter chooses, newest first, 500 a statement, each as Cancel does. It
 // returns how many jobs were cancelled because nobody held them, and how many running jobs were asked to end, which they do
 // unless they finish first. By default it chooses unfinished jobs in every state; Filter.States may name StateWaiting,
-// StateDelayed, StateRunning and StateRetrying. A filter without Queue, Kind, Scope and IDs needs Filter.All. Filter.Limit is how many jobs are tried; 0 means all. With a pool as db each
-// statement commits on its own, and the counts are right even if there is an error. Jobs that are enqueued while it runs
-// are not cancelled.
+// StateDelayed, StateRunning and StateRetrying. A filter without Queue, Kind, Scope, IDs and Group needs Filter.All. Filter.Limit
+// is how many jobs are tried; 0 means all. With a pool as db each statement commits on its own, and the counts are right
+// even if there is an error. Jobs that are enqueued while it runs are not cancelled.
 func (q *Queue) CancelMany(ctx context.Context, db DB, filter Filter) (cancelled, asked int, err error) {
 	if filter.States == nil {
 		filter.States = cancellable
@@ -204,7 +221,8 @@ with free as materialized (
      for update skip locked
 ),
 hurried as (
-  update onceq.jobs j set run_at = statement_timestamp() from free where j.id = any (array[free.id])
+  update onceq.jobs j set run_at = statement_timestamp() from free
+   where j.id = any (array[free.id]) and (lane is null or right(lane, 2) <> ` + sqlSep + ` || '` + slotMark + `')
   returning 1
 )
 select count(*) from hurried`
@@ -220,7 +238,7 @@ select count(*) from hurried`
 
 // RetryMany makes the jobs run now that the filter chooses and that wait for their time, newest first, 500 a statement, and
 // returns how many. By default it chooses jobs that failed before; Filter.States may name StateRetrying and StateDelayed.
-// Use it when a provider is back after an outage, for example. A filter without Queue, Kind, Scope and IDs needs
+// Use it when a provider is back after an outage, for example. A filter without Queue, Kind, Scope, IDs and Group needs
 // Filter.All. Filter.Limit is how many jobs are tried; 0 means all. With a pool as db each statement commits on its own,
 // and the count is right even if there is an error.
 func (q *Queue) RetryMany(ctx context.Context, db DB, filter Filter) (retried int, err error) {
@@ -266,8 +284,8 @@ func (f *Filter) repairs(allowed []State) error {
 	if f.Limit < 0 {
 		return invalid("Filter.Limit", "is negative")
 	}
-	if !f.All && f.Queue == "" && f.Kind == "" && f.Scope == "" && f.IDs == nil {
-		return invalid("Filter", "names no Queue, Kind, Scope or IDs, and would choose the jobs of all of them; name one, or set All if that is meant")
+	if !f.All && f.Queue == "" && f.Kind == "" && f.Scope == "" && f.IDs == nil && f.Group == 0 {
+		return invalid("Filter", "names no Queue, Kind, Scope, IDs or Group, and would choose the jobs of all of them; name one, or set All if that is meant")
 	}
 	for _, s := range f.chosen() {
 		if !slices.Contains(allowed, s) {
@@ -277,8 +295,9 @@ func (f *Filter) repairs(allowed []State) error {
 	return nil
 }
 
-// Choice says which jobs a call for many jobs would try. WouldCancel, WouldRetry, WouldRedrive, WouldDiscard and WouldResolve return it.
-// They change nothing, and refuse what CancelMany, RetryMany, RedriveMany, DiscardMany and ResolveMany refuse.
+// Choice says which jobs a call for many jobs would try. WouldCancel, WouldRetry, WouldRedrive, WouldMove, WouldDiscard and
+// WouldResolve return it. They change nothing, and refuse what CancelMany, RetryMany, RedriveMany, MoveMany, DiscardMany and
+// ResolveMany refuse.
 type Choice struct {
 	Count int     `json:"count"` // how many; at most Filter.Limit
 	IDs   []int64 `json:"ids"`   // the first hundred, in the order in which they would be tried: newest first

@@ -11,8 +11,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/onceq/onceq/internal/lazytx"
 )
 
 // Citus sends a statement whole to the node that has the schema's tables, if it has no insert in a "with", no sequence and,
@@ -97,6 +95,10 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 		return withClock(statement), args, nil
 	case readFenceTable:
 		return clusterSize, args, nil
+	case moveWaits:
+		return immutable(statement), args, nil
+	case moveJobs: // $3 and $4 are for a notification
+		statement, args = moveApart, args[:2]
 	case rescanTurn, writePresence, writePause, replaceJobs, retryJobs, discardJobs, resolveEffects, resolveFence, reapFences, reapOrphans, takeFenceDrawn, goneApart, takeApart, redriveTheirs:
 	default:
 		return statement, args, nil
@@ -124,6 +126,9 @@ func (q *Queue) onOneNode(ctx context.Context, db DB, statement string, args []a
 	return strings.ReplaceAll(immutable(statement), "statement_timestamp()", fmt.Sprintf("$%d::timestamptz", len(args))), args, nil
 }
 
+// moveApart is moveJobs without a notification.
+var moveApart = moveJobs[:strings.Index(moveJobs, ", (select onceq.wake(")] + ", null from moved"
+
 // clusterSize is readFenceTable for a schema on a node, of which the coordinator does not know how many rows came; a schema that
 // is not sharded is on the coordinator.
 const clusterSize = `
@@ -132,18 +137,18 @@ select case when exists (select from pg_dist_partition where logicalrelid = 'onc
        / current_setting('block_size')::bigint, pg_stat_get_tuples_inserted('onceq.job_fences'::regclass)`
 
 // checkInParts reads what Check wants to know. The sequence comes last: an id that is in use was drawn before.
-func (q *Queue) checkInParts(ctx context.Context) (version int, encoding string, ahead bool, err error) {
+func (q *Queue) checkInParts(ctx context.Context) (version, oldest int, encoding string, ahead bool, err error) {
 	const tables = `
-select version, current_setting('server_encoding'),
+select version, oldest_code, current_setting('server_encoding'),
        greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_waits), (select max(id) from onceq.job_history),
                 (select max(token >> ` + sqlTokenBits + `) from (select token from onceq.job_fences limit 100000) f), 0)
   from onceq.meta`
 	const sequence = `select coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0)`
 	var used, drawn int64
-	if err = q.send(ctx, q.pool, checking, tables, nil, row(&version, &encoding, &used)); err == nil {
+	if err = q.send(ctx, q.pool, checking, tables, nil, row(&version, &oldest, &encoding, &used)); err == nil {
 		err = q.send(ctx, q.pool, checking, sequence, nil, row(&drawn))
 	}
-	return version, encoding, drawn >= used, err
+	return version, oldest, encoding, drawn >= used, err
 }
 
 // withClock makes the time a column of a subquery in an update of one fence: Citus then does not see it as a function.
@@ -459,8 +464,9 @@ func keptParts(args []any) []part {
 	return []part{{stampApart, []any{id, claims, holder}}, {keepApart, []any{id, claims, holder, result, keep}}}
 }
 
-// endTx returns what is sent in place of a statement at the end of a handler's transaction, one behind the other.
-func (q *Queue) endTx(ctx context.Context, tx *lazytx.Tx, end part) (parts []part, last part, err error) {
+// endTx returns what is sent in place of a statement at the end of a handler's transaction, one behind the other. It asks db, and
+// not the transaction, for the time.
+func (q *Queue) endTx(ctx context.Context, db DB, end part) (parts []part, last part, err error) {
 	args := end.args
 	switch end.statement {
 	case completeOneKept:
@@ -474,7 +480,7 @@ func (q *Queue) endTx(ctx context.Context, tx *lazytx.Tx, end part) (parts []par
 		}
 		return parts, part{completeJobs, []any{ids, claims, holders, results, args[8]}}, nil
 	}
-	last.statement, last.args, err = q.onOneNode(ctx, tx.Handle(), end.statement, args)
+	last.statement, last.args, err = q.onOneNode(ctx, db, end.statement, args)
 	return nil, last, err
 }
 
@@ -611,7 +617,7 @@ fence as (
 request as (
   delete from onceq.job_cancels x using gone g where x.job_id = g.id
 )
-select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')), null
+select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')), null, null
   from gone`
 
 func cancelInParts(p *parts, args []any, read func(pgx.Rows) error) error {
@@ -724,7 +730,7 @@ func redriveInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 			}
 		}
 	}
-	const answer = `select $1::bigint[], $2::bigint[], $3::bigint[]`
+	const answer = `select $1::bigint[], null, $2::bigint[], $3::bigint[]`
 	return p.send(answer, []any{back, without(free, back), without(asked, free)}, read)
 }
 

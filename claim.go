@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -25,8 +26,8 @@ type ClaimOptions struct {
 // Claim takes up to Limit jobs that are due and that nobody holds: highest priority first, then in the order in which they
 // were due. A job whose lease has expired counts as held by nobody. A job that has lost a lease before is the only job of
 // its claim, so that a job that kills its process does not take others with it. A job that somebody wants cancelled is
-// cancelled and not returned. Of a queue or a kind that is paused (PauseQueue) nothing is returned. Claim runs on the pool, in a transaction of its own; an empty result means that nothing is
-// due.
+// cancelled and not returned. Of a queue or a kind that is paused (PauseQueue) nothing is returned. Claim runs on the pool,
+// in a transaction of its own; an empty result means that nothing is due.
 //
 // The caller must Extend before the lease ends, and finish with Complete, Fail, Snooze or Release. A Worker does all this;
 // Claim is for code that drives the loop itself.
@@ -67,22 +68,21 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 	if err != nil {
 		return nil, err
 	}
-	c := claim{queue: opts.Queue, kinds: opts.Kinds, limit: opts.Limit, lease: opts.Lease, from: fromStart()}
-	statement := claimAny
+	statement, kinds := claimAny, opts.Kinds
 	switch {
 	case paused.queues[opts.Queue]:
 		return nil, nil
-	case len(paused.kinds) > 0 && opts.Kinds == nil:
-		statement, c.kinds = claimAnyBut, paused.kinds
+	case len(paused.kinds) > 0 && kinds == nil:
+		statement, kinds = claimAnyBut, paused.kinds
 	case len(paused.kinds) > 0:
-		c.kinds = paused.open(opts.Queue, opts.Kinds)
+		kinds = paused.open(opts.Queue, kinds)
 	}
 	for looked := false; ; {
-		leases, err := q.claim(ctx, q.pool, &c, statement, c.args()...)
-		if err != nil {
+		c := claim{queue: opts.Queue, limit: opts.Limit, from: fromStart()}
+		if err := q.claim(ctx, q.pool, opts.Lease, 0, []*claim{&c}, statement, c.args(kinds)...); err != nil {
 			return nil, err
 		}
-		if len(leases) == 0 && !looked {
+		if len(c.leases) == 0 && !looked {
 			looked = true // nobody but this call may be there to let jobs into their lanes
 			if n, err := q.promoteFor(ctx); err != nil {
 				return nil, err
@@ -90,14 +90,17 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 				continue
 			}
 		}
-		alive := leases[:0]
+		alive := c.leases[:0]
 		var ended []outcome
-		for _, l := range leases {
+		for _, l := range c.leases {
 			if dead := l.exhausted(opts.MaxLost); dead != nil {
 				ended = append(ended, *dead)
 			} else {
 				alive = append(alive, l)
 			}
+		}
+		if alive, err = q.onlyOnTime(ctx, alive); err != nil {
+			return nil, err
 		}
 		if len(ended) == 0 {
 			return alive, nil
@@ -108,6 +111,7 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 		if len(alive) > 0 {
 			return alive, nil
 		}
+		looked = false // others may go on, now that these have ended
 	}
 }
 
@@ -127,28 +131,27 @@ func (l *Lease) exhausted(maxLost int) *outcome {
 	return &outcome{lease: l, state: StateDead, err: why, keep: -1}
 }
 
-// claim says what one claim asks for, and what its answer means for the next one.
+// claim says what one claim asks of one queue, what it got, and what that means for the next one.
 type claim struct {
 	queue string
-	kinds []string
 	limit int
-	lease time.Duration
-	by    int64      // the run that claims; 0 for Queue.Claim
+	free  int64      // handlers; jobs beyond that are claimed ahead
 	from  []position // one for each priority, in the order in which these are searched
 
-	now   time.Time // the database's clock just before the claim
-	cut   bool      // stopped before a job that needs a claim of its own: there may be more
-	began time.Time // this process's clock just before sending: the lease ends no earlier than began + lease
+	leases []*Lease
+	now    time.Time // the database's clock just before the claim
+	cut    bool      // stopped before a job that needs a claim of its own: there may be more
+	began  time.Time // this process's clock just before sending: the lease ends no earlier than began + lease
 }
 
-func (c *claim) args() []any {
+func (c *claim) args(kinds []string) []any {
 	priorities := make([]int16, len(c.from))
 	runAts := make([]time.Time, len(c.from))
 	ids := make([]int64, len(c.from))
 	for i, p := range c.from {
 		priorities[i], runAts[i], ids[i] = int16(p.priority), p.runAt, p.id
 	}
-	return []any{c.queue, priorities, runAts, ids, c.kinds, c.limit}
+	return []any{c.queue, priorities, runAts, ids, kinds, c.limit}
 }
 
 // claimAny takes jobs that come after the given positions, priority by priority in the given order, up to the limit. Rows
@@ -183,7 +186,7 @@ c as materialized (
 first_alone as materialized (select min(n) as n from c where alone)` + claimThem + `,
        ahead = null
   from c, first_alone a
- where j.id = any (array[c.id]) and (a.n is null or c.n = 1 or c.n < a.n)` + claimed + `, a.n is not null, coalesce(j.lane, '')`
+ where j.id = any (array[c.id]) and (a.n is null or c.n = 1 or c.n < a.n)` + claimed + `, a.n is not null, j.lane, j.lane_rule`
 
 // claimJobs is the same for jobs that have lost no lease. A worker claims many of those at a time, and the others one by
 // one: see quarantine.go. A handler is free for the first $9 jobs; the others are claimed ahead.
@@ -217,7 +220,7 @@ update onceq.jobs j
  where j.id = any (array[c.id])
 returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
-          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, coalesce(j.lane, '')`
+          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule`
 
 // claimOne takes the first of the given jobs that is free and has lost a lease.
 const claimOne = `
@@ -233,7 +236,7 @@ with c as materialized (
 )` + claimThem + `,
        ahead = null
   from c
- where j.id = any (array[c.id])` + claimed + `, false, coalesce(j.lane, '')`
+ where j.id = any (array[c.id])` + claimed + `, false, j.lane, j.lane_rule`
 
 // What claimAny and claimOne have in common with claimJobs: how a job is taken, and which columns are returned.
 const (
@@ -249,11 +252,62 @@ returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_
           coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at)`
 )
 
-// claim runs one of the statements above.
-func (q *Queue) claim(ctx context.Context, db DB, c *claim, statement string, args ...any) ([]*Lease, error) {
+// claimManyJobs is claimJobs for several queues, whose limits, handlers that are free and places are in columns. What it
+// returns as the row's number begins, from bit 32 on, with the place of its queue.
+const claimManyJobs = `
+with c as materialized (
+  select j.id, (q.k - 1) * 4294967296 + j.n as n, j.n > q.free as ahead
+    from unnest($3::text[], $4::bigint[], $5::bigint[], $6::smallint[], $7::timestamptz[], $8::bigint[],
+                $9::smallint[], $10::timestamptz[], $11::bigint[], $12::smallint[], $13::timestamptz[], $14::bigint[])
+         with ordinality as q(queue, room, free, first, first_at, first_id, second, second_at, second_id, third, third_at, third_id, k)
+   cross join lateral (
+         select j.id, row_number() over () as n
+           from (values (q.first, q.first_at, q.first_id), (q.second, q.second_at, q.second_id), (q.third, q.third_at, q.third_id))
+                as p(priority, run_at, id)
+          cross join lateral (
+                select id
+                  from onceq.jobs
+                 where queue = q.queue and priority = p.priority
+                   and (run_at, id) > (p.run_at, p.id)
+                   and run_at <= statement_timestamp()
+                   and leased_until is null and lost = 0
+                   and kind = any ($15::text[])
+                 order by run_at, id
+                 limit q.room
+                   for update skip locked) j
+          limit q.room) j
+)` + claimThem + `,
+       ahead = nullif(c.ahead, false)
+  from c
+ where j.id = any (array[c.id])` + claimed + `, false, j.lane, j.lane_rule`
+
+// claimJobs claims jobs that have lost no lease, of one queue or several.
+func (q *Queue) claimJobs(ctx context.Context, db DB, lease time.Duration, run int64, kinds []string, asks []*claim) error {
+	if len(asks) == 1 {
+		return q.claim(ctx, db, lease, run, asks, claimJobs, append(asks[0].args(kinds), asks[0].free)...)
+	}
+	var priorities [3][]int16
+	var runAts [3][]time.Time
+	var ids [3][]int64
+	queues, limits, free := make([]string, len(asks)), make([]int64, len(asks)), make([]int64, len(asks))
+	for i, c := range asks {
+		queues[i], limits[i], free[i] = c.queue, int64(c.limit), c.free
+		for n, p := range c.from {
+			priorities[n], runAts[n], ids[n] = append(priorities[n], int16(p.priority)), append(runAts[n], p.runAt), append(ids[n], p.id)
+		}
+	}
+	args := []any{queues, limits, free}
+	for n := range ids {
+		args = append(args, priorities[n], runAts[n], ids[n])
+	}
+	return q.claim(ctx, db, lease, run, asks, claimManyJobs, append(args, kinds)...)
+}
+
+// claim runs one of the statements above. run is the one that claims, and 0 for Queue.Claim.
+func (q *Queue) claim(ctx context.Context, db DB, lease time.Duration, run int64, asks []*claim, statement string, args ...any) error {
 	holder := rand.Int64()
-	if c.by != 0 { // its upper half says which worker has the job (workers.id), and the lower half differs from claim to claim
-		holder = c.by&^math.MaxUint32 | int64(rand.Uint32())
+	if run != 0 { // its upper half says which worker has the job (workers.id), and the lower half differs from claim to claim
+		holder = run&^math.MaxUint32 | int64(rand.Uint32())
 	}
 	later := q.pool // for what the leases' holders do without a transaction
 	if k, ok := db.(quick); ok {
@@ -261,29 +315,43 @@ func (q *Queue) claim(ctx context.Context, db DB, c *claim, statement string, ar
 	}
 	var leases []*Lease
 	var order []int64
-	c.cut = false
+	var now time.Time
+	limit := 0
+	for _, c := range asks {
+		limit += c.limit
+	}
 	by := hot
-	by.clock, by.along = &c.now, q.pauses.along()
-	args = append([]any{c.lease.Microseconds(), holder}, args...)
-	c.began = time.Now()
+	by.clock, by.along = &now, q.pauses.along()
+	args = append([]any{lease.Microseconds(), holder}, args...)
+	began := time.Now()
 	err := q.send(ctx, db, by, statement, args, func(rows pgx.Rows) error {
-		block := make([]Lease, 0, min(c.limit, 64))
+		block := make([]Lease, 0, min(limit, 64))
 		for rows.Next() {
 			if len(block) == cap(block) {
 				block = make([]Lease, 0, 64)
 			}
-			block = append(block, Lease{q: q, db: later, Queue: c.queue, holder: holder, began: c.began, term: c.lease})
+			block = append(block, Lease{q: q, db: later, holder: holder, began: began, term: lease})
 			l := &block[len(block)-1]
 			var payload, metadata string
 			var identity *int64
 			var n int64
 			var cancelled *bool
+			var lane *string
+			var rule *int16
 			if err := rows.Scan(&l.ID, &l.claims, &l.Lost, &l.Attempt, &l.MaxAttempts, &l.Priority, &l.RunAt, &l.CreatedAt, &l.Until,
-				&l.Kind, &l.Scope, &l.Key, &payload, &l.Bytes, &metadata, &identity, &n, &cancelled, &c.cut, &l.Lane); err != nil {
+				&l.Kind, &l.Scope, &l.Key, &payload, &l.Bytes, &metadata, &identity, &n, &cancelled, &asks[0].cut, &lane, &rule); err != nil {
 				return err
 			}
+			l.Queue = asks[n>>32].queue
 			l.Token = l.ID<<tokenBits | int64(l.claims)
 			l.Attempt++
+			l.Lane, l.member = orZero(lane), orZero(rule)&memberBit != 0
+			if strings.Contains(l.Lane, lineSep) {
+				var slotted bool
+				if l.Lane, l.Limit, slotted = splitPath(l.Lane); slotted {
+					l.slot = began.Add(l.RunAt.Sub(now))
+				}
+			}
 			l.cancelled, l.identity = cancelled != nil, l.CreatedAt.UnixMicro()
 			if identity != nil {
 				l.identity = *identity
@@ -292,16 +360,14 @@ func (q *Queue) claim(ctx context.Context, db DB, c *claim, statement string, ar
 				l.Payload = json.RawMessage(payload)
 			}
 			if metadata != "" {
-				if err := json.Unmarshal([]byte(metadata), &l.Metadata); err != nil {
-					return fmt.Errorf("metadata of job %d: %w", l.ID, err)
-				}
+				l.Metadata = readMetadata(metadata)
 			}
 			leases, order = append(leases, l), append(order, n)
 		}
 		return rows.Err()
 	})
 	if err != nil {
-		return nil, fmt.Errorf("onceq: claim: %w", err)
+		return fmt.Errorf("onceq: claim: %w", err)
 	}
 	if !slices.IsSorted(order) {
 		place := make(map[int64]int64, len(order))
@@ -309,13 +375,25 @@ func (q *Queue) claim(ctx context.Context, db DB, c *claim, statement string, ar
 			place[l.ID] = order[i]
 		}
 		slices.SortFunc(leases, func(a, b *Lease) int { return cmp.Compare(place[a.ID], place[b.ID]) })
+		slices.Sort(order)
+	}
+	for i := 0; i < len(leases); {
+		k := order[i] >> 32
+		first := i
+		for i < len(leases) && order[i]>>32 == k {
+			i++
+		}
+		asks[k].leases = leases[first:i:i]
+	}
+	for _, c := range asks {
+		c.now, c.began = now, began
 	}
 	if q.watched(EventClaimed) {
 		for _, l := range leases {
 			e := l.event(EventClaimed)
-			e.Wait = max(0, c.now.Sub(l.RunAt))
+			e.Wait = max(0, now.Sub(l.RunAt))
 			q.emit(ctx, e)
 		}
 	}
-	return leases, nil
+	return nil
 }

@@ -2,21 +2,28 @@ package onceq
 
 import (
 	"context"
+	"errors"
 	"log/slog"
-	"math"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"sync"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// claimer decides what is claimed for one queue, and when. One goroutine runs it, by loop or by drain, and only that
-// goroutine uses the fields, except wake.
+// claimer decides what is claimed for all queues of a run, and when. One goroutine runs it, by loop or by drain, and only
+// that goroutine uses the fields, except those that say otherwise.
 //
-// One claimer could serve all queues of a process, because the cursor, the pace and the quarantine of a queue are data in
-// its feed, and slots, executor, outbox and beats do not know the claimer. It would have a list of feeds. One query would
-// ask for all of them whether something is due and when the next delayed job is. One statement would claim from those that
-// are due and have room, beginning with another feed each time, and tell each feed's cursor its part. The turn to rescan,
-// the announcement and the quarantine's turn would be one for all queues, and Drain would need no lock.
+// The statements of loop are sent by short-lived goroutines, at most one for each of five purposes, so that none waits for
+// another: claims of a queue with a backlog, one queue at a time and the queues in turns; claims of all other queues, of
+// several in one statement; claims of jobs in quarantine, one at a time; looks; and upkeep: rescans, announcements. What an
+// answer means is decided by the claimer's goroutine again.
+//
+//	notification, look, room  ->  due  ->  claim  ->  executor
+//	                                         |  nothing more
+//	                                       idle: announced, and looked at together with all other idle queues
 type claimer struct {
 	q        *Queue
 	w        *Worker // its handlers' kinds, lease and poll interval
@@ -24,290 +31,70 @@ type claimer struct {
 	db       quick
 	exec     *executor // gets what was claimed
 	listener *listener
+	promoter *promoter // is told of calls that looks see
 
-	feed      *feed
-	announced announcement
-	fails     int           // failed claims in a row
-	wake      chan struct{} // holds one: look for jobs again. Anybody may send
+	kinds  []string // that are not paused
+	pauses *paused  // what is obeyed; nil: nothing is known
+
+	holdsBack bool // something of this worker is paused
+
+	feeds  []*feed // in the order of their queues' names
+	byName map[string]*feed
+	active []*feed // those for which something is to be done soon, in the order of their turns
+
+	claimsBacklog, claims, claimsLost, looking, keeps bool        // a statement for this purpose is under way
+	answers                                           chan func() // what to do with their answers
+
+	fails     int       // claims in a row that failed, and not because of one queue
+	notBefore time.Time // no claim before this time, because the latest of these failed
+	apart     int       // how many feeds have failed by themselves
+
+	looks        looks
+	rescans      rescans
+	announcement announcement
+	shaken       bool // since something failed, it is not known who knows of the announcement
+
+	wake chan struct{} // holds one: think again. Anybody may send
+	mu   sync.Mutex    // guards heard
+	// heard are the queues that have jobs, by name, and whether the listener was told so. "" stands for the beginning of
+	// notifications. Anybody may add to it.
+	heard map[string]bool
 }
 
-// feed is what a claimer knows about its queue. Only the claimer's goroutine uses it, except the counts in slots.
-type feed struct {
-	queue      string
-	kinds      []string // those that are not paused; see look
-	slots      *slots
-	reserved   int64 // the part of slots.outstanding that is for the claim under way
-	pace       pace
-	cursor     cursor
-	quarantine quarantine
-	claimedAt  time.Time       // when the latest claim ended
-	found      time.Time       // when the latest claim that found something ended
-	unknown    map[string]bool // kinds without a handler that the log has named
+func newClaimer(w *Worker, id int64, db quick, exec *executor) *claimer {
+	c := &claimer{
+		q: w.q, w: w, id: id, db: db, exec: exec, kinds: w.kinds, byName: make(map[string]*feed), answers: make(chan func(), 5),
+		wake: make(chan struct{}, 1), heard: make(map[string]bool),
+	}
+	for name, cfg := range w.queues {
+		f := newFeed(w, newSlots(w, name, cfg, c.rouse))
+		c.feeds = append(c.feeds, f)
+		c.byName[name] = f
+	}
+	slices.SortFunc(c.feeds, func(a, b *feed) int { return strings.Compare(a.queue, b.queue) })
+	return c
 }
 
-func newClaimer(w *Worker, id int64, db quick, exec *executor, listener *listener, s *slots) *claimer {
-	f := &feed{queue: s.queue, kinds: w.kinds, slots: s, pace: pace{ahead: w.ahead}, cursor: newCursor(), unknown: make(map[string]bool)}
-	for _, h := range w.handlers {
-		if h.maxLost == 1 {
-			f.pace.ahead = 0 // the first lost lease makes the job dead, so only a job that was started may lose one
-		}
-	}
-	return &claimer{q: w.q, w: w, id: id, db: db, exec: exec, listener: listener, feed: f, wake: make(chan struct{}, 1)}
+// woken is the listener's: jobs of a queue were enqueued or, with "", notifications begin to arrive.
+func (c *claimer) woken(queue string) {
+	c.mu.Lock()
+	c.heard[queue] = true
+	c.mu.Unlock()
+	c.rouse()
 }
 
-// loop claims and hands out until ctx ends.
-func (c *claimer) loop(ctx context.Context) {
-	pause := time.Millisecond
-	for {
-		n, one := c.waitRoom(ctx)
-		var found int
-		err := c.look(ctx, c.feed)
-		switch {
-		case err != nil || c.feed.paused():
-		case one:
-			found, err = c.claimQuarantined(ctx)
-		case n > 0:
-			found, err = c.claim(ctx, n)
-		}
-		c.unreserve()
-		if ctx.Err() != nil {
-			return
-		}
-		if err != nil {
-			c.fails++
-			wait := min(5*time.Second, 50*time.Millisecond<<min(c.fails, 10))
-			c.q.fails(c.id, workClaim, c.feed.queue, err, slog.Duration("next_try_in", wait))
-			c.announced.at = time.Time{}
-			if !sleep(ctx, wait/2+rand.N(wait), nil) {
-				return
-			}
-			continue
-		}
-		c.fails = 0
-		c.q.works(c.id, workClaim, c.feed.queue)
-		if c.feed.paused() {
-			waitPaused(ctx)
-			continue
-		}
-		if found > 0 {
-			pause = time.Millisecond
-		}
-		if one {
-			continue
-		}
-		if moved := c.rescan(ctx); moved || c.feed.cursor.full {
-			continue
-		}
-		woken := c.rest(ctx, pause)
-		if ctx.Err() != nil {
-			return
-		}
-		if pause *= 2; woken {
-			pause = time.Millisecond
-		}
+// live is for jobs of a queue that this process has let into their lanes, so that there is no need of a notification.
+// Anybody may call it.
+func (c *claimer) live(queue string) {
+	c.mu.Lock()
+	if !c.heard[queue] { // the listener may have been told as well
+		c.heard[queue] = false
 	}
+	c.mu.Unlock()
+	c.rouse()
 }
 
-// want is what is worth claiming for a queue.
-type want struct {
-	n     int           // how many jobs, or the room that one in quarantine takes
-	one   bool          // one job in quarantine, before anything else
-	low   int64         // a claim is worth it only when at most this many jobs are outstanding
-	again time.Duration // if not now, decide again after this time at the latest
-	now   bool
-}
-
-// want decides how many jobs to claim for a feed, and reserves them if its handlers hold connections. While there are more
-// jobs than the feed can take, it waits until a quarter of its limit is free, or claims every few milliseconds.
-func (c *claimer) want(f *feed) want {
-	const patience = 5 * time.Millisecond
-	s := f.slots
-	w := want{one: c.quarantineDue(f)}
-	now := time.Now()
-	prefetch := f.pace.prefetch(s, now)
-	usable := s.count
-	if s.pooled {
-		c.q.connections.mu.Lock()
-		defer c.q.connections.mu.Unlock()
-		usable = c.q.connections.allow(s)
-	}
-	limit, need := int64(usable*s.width)+prefetch, int64(1)
-	waited := now.Sub(f.claimedAt)
-	switch {
-	case w.one:
-		limit, need = int64((usable-1)*s.width), 0 // the job gets the next slot for itself
-	case f.cursor.full && waited < patience:
-		need = max(1, limit/4)
-	}
-	free := limit - s.outstanding.Load()
-	w.low = limit - need
-	if w.n = int(min(free, maxPrefetch)); w.one {
-		w.n = s.width
-	}
-	if w.now = free >= need; w.now && s.pooled {
-		f.reserved = int64(w.n)
-		s.outstanding.Add(f.reserved)
-	}
-	switch {
-	case s.pooled:
-		w.again = 20 * time.Millisecond // nothing tells when the application gives a connection back
-	case need <= 1:
-		w.again = time.Second
-	default:
-		w.again = max(time.Millisecond, patience-waited)
-	}
-	return w
-}
-
-// waitRoom waits until it is worth claiming, and returns how many jobs to claim, or that it is the turn of a job in
-// quarantine. It returns 0 when ctx has ended.
-func (c *claimer) waitRoom(ctx context.Context) (n int, one bool) {
-	s := c.feed.slots
-	for {
-		if ctx.Err() != nil {
-			return 0, false
-		}
-		w := c.want(c.feed)
-		if w.now {
-			return w.n, w.one
-		}
-		s.low.Store(w.low)
-		if s.outstanding.Load() > w.low {
-			sleep(ctx, w.again, s.room)
-		}
-		s.low.Store(-1)
-	}
-}
-
-// unreserve gives back what want reserved: by now, what was claimed counts as outstanding.
-func (c *claimer) unreserve() {
-	if n := c.feed.reserved; n > 0 {
-		c.feed.reserved = 0
-		c.feed.slots.outstanding.Add(-n)
-		c.q.connections.wake()
-	}
-}
-
-// pace is how fast a queue's handlers return, and so how many jobs are worth claiming before a slot is free for them.
-type pace struct {
-	ahead      time.Duration // how long they may wait for a slot
-	rate       float64       // how many handlers return in a second
-	counted    int64         // slots.returned when rate was last measured
-	countedAt  time.Time
-	workedOn   int64 // jobs, and
-	workedUpTo int64 // nanoseconds, that no longer count
-}
-
-// prefetch is how many jobs to claim in addition to those that have a slot.
-func (p *pace) prefetch(s *slots, now time.Time) int64 {
-	if d := now.Sub(p.countedAt); d > 2*time.Millisecond {
-		returned := s.returned.Load()
-		p.rate = (p.rate + float64(returned-p.counted)/d.Seconds()) / 2
-		p.counted, p.countedAt = returned, now
-	}
-	return min(maxPrefetch, int64(min(p.rate, p.could(s))*p.ahead.Seconds()))
-}
-
-// could is how many handlers could return in a second if they took as long as they have on average. Without it, a few long
-// handlers that end together would look like a high rate.
-func (p *pace) could(s *slots) float64 {
-	worked, returned := s.worked.Load(), s.returned.Load()
-	if returned < 100 {
-		return 0 // too few to tell
-	}
-	// Only recent handlers count.
-	if returned-p.workedOn > 1000 {
-		p.workedUpTo, p.workedOn = p.workedUpTo+(worked-p.workedUpTo)/2, p.workedOn+(returned-p.workedOn)/2
-	}
-	return float64(s.count) * float64(returned-p.workedOn) / (time.Duration(worked-p.workedUpTo) + 1).Seconds()
-}
-
-// claim claims up to n jobs that have lost no lease, from the cursor on.
-func (c *claimer) claim(ctx context.Context, n int) (int, error) {
-	f, s := c.feed, c.feed.slots
-	f.quarantine.othersTurn = false
-	began := time.Now()
-	from, how := f.cursor.begin(began)
-	ask := claim{queue: f.queue, kinds: f.kinds, limit: n, lease: c.w.lease, by: c.id, from: from}
-	// The shutdown does not end this: a claim that commits while nobody waits for its answer leaves leases that have to run
-	// out.
-	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.w.lease)
-	leases, err := c.q.claim(unbroken, c.db, &ask, claimJobs, append(ask.args(), max(0, int64(s.count*s.width)-s.outstanding.Load()+f.reserved))...)
-	cancel()
-	f.claimedAt = time.Now()
-	if err != nil {
-		return 0, err
-	}
-	f.cursor.claimed(&ask, leases, how, began, f.claimedAt)
-	if len(leases) == 0 {
-		return 0, nil
-	}
-	c.exec.accept(s, leases, ask.began)
-	if f.cursor.full || f.claimedAt.Sub(f.found) < 50*time.Millisecond {
-		if !c.announced.at.IsZero() && c.listener.unannounce(ctx, []string{f.queue}) == nil {
-			c.announced.at = time.Time{}
-		}
-	}
-	f.found = f.claimedAt
-	return len(leases), nil
-}
-
-// rest waits for work: a few short pauses first, because jobs rarely come one at a time; then it announces that it waits,
-// looks once more, and waits for a notification, the next delayed job or the poll interval. It reports whether a
-// notification ended the wait.
-func (c *claimer) rest(ctx context.Context, pause time.Duration) bool {
-	if time.Since(c.feed.found) < quietBefore {
-		return c.nap(ctx, min(pause, quietBefore))
-	}
-	listening := c.listener.confirmed.Load()
-	if listening && (!c.listener.waits.Load() || time.Since(c.announced.at) > announceAgain) {
-		if time.Since(c.announced.tried) < c.announced.rest {
-			return c.nap(ctx, quietBefore/2)
-		}
-		c.announced.tried = time.Now()
-		err := c.listener.announce(ctx, []string{c.feed.queue})
-		c.announced.at = time.Now() // if it failed, not again with every poll
-		c.announced.rest = min(announceRest, max(quietBefore, announceShare*c.announced.at.Sub(c.announced.tried)))
-		if err == nil {
-			return false // a job may have been committed just before the announcement
-		}
-	}
-	poll := c.w.poll
-	if poll == 0 {
-		if poll = pollListening; !listening || c.listener.notOfTx.Load() {
-			poll = pollUnheard
-		}
-	}
-	wait := poll*9/10 + rand.N(max(1, poll/5))
-	// Soon after the announcement it looks again: a producer may just have seen that nobody waits, and so may a transaction
-	// that is still open.
-	for _, look := range [...]time.Duration{quietFor + time.Millisecond, 3 * quietFor, 9 * quietFor} {
-		if announced := time.Since(c.announced.at); announced < look {
-			wait = min(wait, look-announced)
-			break
-		}
-	}
-	if wait > 9*quietFor {
-		if due, ok := c.nextDue(ctx); ok {
-			wait = min(wait, due)
-		}
-	}
-	return c.nap(ctx, wait)
-}
-
-func (c *claimer) nap(ctx context.Context, d time.Duration) (woken bool) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	case <-c.wake:
-		return true
-	}
-	return false
-}
-
-// rouse ends the claimer's present nap, or the next one. Anybody may call it.
+// rouse makes the claimer think again. Anybody may call it.
 func (c *claimer) rouse() {
 	select {
 	case c.wake <- struct{}{}:
@@ -315,153 +102,353 @@ func (c *claimer) rouse() {
 	}
 }
 
-// nextDue is how long it takes until the next delayed job is due. It looks at the jobs that were not due when the last
-// claim began, because one of them may have become due since.
-func (c *claimer) nextDue(ctx context.Context) (time.Duration, bool) {
-	const next = `
-select (extract(epoch from min(j.run_at) - statement_timestamp()) * 1000000)::bigint
-  from unnest($2::smallint[]) as p(priority)
- cross join lateral (
-       select run_at from onceq.jobs
-        where queue = $1::text and priority = p.priority and run_at > $3::timestamptz
-        order by run_at limit 1) j`
-	var due *int64
-	cursor := &c.feed.cursor
-	priorities := make([]int16, 0, len(cursor.places))
-	for _, p := range cursor.places {
-		priorities = append(priorities, int16(p.priority))
-	}
-	switch err := c.q.guarded(ctx, c.db, next, []any{c.feed.queue, priorities, cursor.upTo}, &due); {
-	case err == nil:
-		c.q.works(c.id, workNextDue, c.feed.queue)
-	case ctx.Err() == nil:
-		c.q.fails(c.id, workNextDue, c.feed.queue, err)
-	}
-	if due == nil {
-		return 0, false
-	}
-	return time.Duration(*due)*time.Microsecond + time.Millisecond, true
-}
-
-// draining is what the claimers of one Drain share. Each holds mu while it claims, so that they claim one at a time and
-// know what the others found.
-type draining struct {
-	promoter *promoter         // used under mu
-	mu       sync.Mutex        // guards what follows, and is held while a claimer claims
-	budget   int               // how many jobs may still be claimed
-	claimers int               // those that have not failed
-	resting  map[*claimer]bool // those that found nothing since the last time that any found something or a handler ran
-	cutShort bool              // the context ended with work left
-}
-
-func newDraining(limit, claimers int, p *promoter) *draining {
-	return &draining{promoter: p, budget: limit, claimers: claimers, resting: make(map[*claimer]bool)}
-}
-
-// drain claims and hands out until the budget is used up, or until nothing is due in any queue and nothing runs: a job of
-// one queue may enqueue for another.
-func (c *claimer) drain(ctx context.Context, d *draining) error {
-	for {
-		n, one := c.waitRoom(ctx)
-		d.mu.Lock()
-		if d.budget == 0 || n == 0 {
-			d.cutShort = d.cutShort || d.budget > 0 // by ctx
-			d.mu.Unlock()
-			c.unreserve()
-			return nil
+// loop claims and hands out until ctx ends.
+func (c *claimer) loop(ctx context.Context) {
+	for ctx.Err() == nil {
+		now := time.Now()
+		c.obey(c.q.pauses.known.Load())
+		c.hear(now)
+		wait := c.becomeDue(now)
+		wait = min(wait, c.startClaims(ctx, now), c.startUpkeep(ctx, now))
+		timer := time.NewTimer(wait)
+		select {
+		case answer := <-c.answers:
+			answer()
+		case <-c.wake:
+		case <-timer.C:
+		case <-ctx.Done():
 		}
-		idle := c.exec.tasks.holdsNone()
-		found, err := c.drainSome(ctx, min(n, d.budget), one)
-		if err == nil && found == 0 {
-			idle, err = d.promote(ctx, idle)
+		timer.Stop()
+	}
+	for c.claimsBacklog || c.claims || c.claimsLost || c.looking || c.keeps {
+		(<-c.answers)()
+	}
+}
+
+// send runs a statement in a goroutine of its own, and afterwards, in the claimer's goroutine, what it returns. The purpose
+// is taken until then.
+func (c *claimer) send(purpose *bool, statement func() (answer func())) {
+	*purpose = true
+	go func() {
+		answer := statement()
+		c.answers <- func() {
+			*purpose = false
+			answer()
 		}
-		c.unreserve()
-		d.budget -= found
-		switch {
-		case err != nil:
-			d.claimers--
-			delete(d.resting, c)
-			if ctx.Err() != nil {
-				d.cutShort = true // the error comes from a statement that the end of ctx cut off
+	}()
+}
+
+// hear takes what the listener heard.
+func (c *claimer) hear(now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for queue, notified := range c.heard {
+		switch f := c.byName[queue]; {
+		case queue == "":
+			c.looks.at = now
+			c.announcement.notBefore = time.Time{}
+			c.forget()
+		case f != nil:
+			if notified {
+				c.found(1, now)
+				f.heard++
+				c.unannounced(f)
 			}
-		case found > 0 || !idle || len(c.feed.quarantine.ids) > 0:
-			clear(d.resting)
-		default:
-			d.resting[c] = true
+			c.isDue(f)
 		}
-		done := len(d.resting) == d.claimers
-		if done {
-			d.budget = 0 // for the others as well
+	}
+	clear(c.heard)
+}
+
+// isDue records that there is something to claim, as far as is known.
+func (c *claimer) isDue(f *feed) {
+	f.due = true
+	c.activate(f)
+}
+
+func (c *claimer) activate(f *feed) {
+	if !f.active {
+		f.active = true
+		c.active = append(c.active, f)
+	}
+}
+
+// listens reports whether notifications arrive for each job of a queue that is announced.
+func (c *claimer) listens() bool {
+	return c.listener.confirmed.Load() && !c.listener.notOfTx.Load()
+}
+
+const (
+	together   = 100              // so many queues in one claim
+	mostApart  = 100              // so many queues may fail by themselves
+	aloneFrom  = 100              // a queue with a backlog is claimed by itself if it can take so many jobs
+	soonAgain  = time.Millisecond // the first pause before a queue is asked again
+	longestNap = time.Hour
+)
+
+// startClaims starts the claims that can be made now. It returns when to think again at the latest, if nothing happens.
+func (c *claimer) startClaims(ctx context.Context, now time.Time) (wait time.Duration) {
+	wait = longestNap
+	if d := c.notBefore.Sub(now); d > 0 {
+		return d
+	}
+	var chosen []*feed
+	var wants []want
+	most := together
+	keep := c.active[:0]
+	var later []*feed // these have had their turn
+	for _, f := range c.active {
+		purpose := &c.claims
+		if f.backlog {
+			purpose = &c.claimsBacklog
 		}
-		d.mu.Unlock()
+		one := c.quarantineDue(f)
+		due := one || f.due || !f.again.IsZero() && !now.Before(f.again)
+		room := min(most, f.most)
 		switch {
-		case err != nil && ctx.Err() == nil:
-			return err
-		case done:
-			return nil
-		case found == 0:
-			sleep(ctx, 2*time.Millisecond, c.feed.slots.room)
+		case f.paused && !f.busy:
+			f.active, f.due, f.again = false, false, time.Time{}
+			continue
+		case f.busy || f.held || due && !one && (*purpose || len(chosen) >= room):
+			keep = append(keep, f) // an answer comes first
+			continue
+		case now.Before(f.notBefore):
+			keep = append(keep, f)
+			wait = min(wait, f.notBefore.Sub(now))
+			continue
+		case !due && f.again.IsZero() && len(f.quarantine.ids) == 0:
+			f.active = false
+			continue
+		case !due:
+			if keep = append(keep, f); !f.again.IsZero() {
+				wait = min(wait, f.again.Sub(now))
+			}
+			continue
 		}
-	}
-}
-
-// promote lets jobs into their lanes, and reports whether there is certainly no more work: idle says that nothing runs.
-func (d *draining) promote(ctx context.Context, idle bool) (bool, error) {
-	did, err := d.promoter.promote(ctx)
-	return idle && did.calls == 0 && !did.busy, err
-}
-
-// drainSome claims for drain: a job in quarantine, if there is one that may start, or up to n other jobs.
-func (c *claimer) drainSome(ctx context.Context, n int, one bool) (found int, err error) {
-	f, s := c.feed, c.feed.slots
-	if err := c.look(ctx, f); err != nil || f.paused() {
-		return 0, err
-	}
-	if !one && len(f.quarantine.ids) == 0 {
-		if err := c.fillQuarantine(ctx, rescanRows); err != nil {
-			return 0, err
+		w := c.wantNow(f)
+		switch {
+		case !w.now:
+			wait = min(wait, w.again)
+			keep = append(keep, f)
+			continue
+		case w.one:
+			c.claimQuarantined(ctx, f)
+		case *purpose || len(chosen) >= room: // another worker was faster to start a job in quarantine
+			c.unreserve(f)
+			keep = append(keep, f)
+			continue
+		case f.backlog:
+			c.claim(ctx, []*feed{f}, []want{w}, purpose)
+		default:
+			chosen, wants, most = append(chosen, f), append(wants, w), room
+			f.busy = true
 		}
-		one = c.quarantineDue(f) && s.outstanding.Load()-f.reserved <= int64((s.count-1)*s.width)
+		later = append(later, f)
 	}
-	if one {
-		return c.claimQuarantined(ctx)
+	clear(c.active[len(keep):])
+	c.active = append(keep, later...)
+	if len(chosen) > 0 {
+		c.claim(ctx, chosen, wants, &c.claims)
 	}
-	f.cursor.restart()
-	if found, err = c.claim(ctx, n); err == nil && found == 0 && len(f.quarantine.ids) == 0 {
-		err = c.fillQuarantine(ctx, math.MaxInt32)
-	}
-	return found, err
+	return wait
 }
 
-// findLost looks for jobs that have lost a lease, among the first $3 due jobs of each priority, and for kinds that are not
-// in $2.
-const findLost = `
-select array_agg(j.id) filter (where j.kind = any ($2::text[])), array_agg(j.lost) filter (where j.kind = any ($2::text[])),
-       array_agg(distinct j.kind) filter (where j.kind <> all ($2::text[]))
-  from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
- cross join lateral (
-       select id, kind, leased_until, lost + (leased_until is not null)::int as lost
-         from onceq.jobs
-        where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
-        order by run_at, id
-        limit $3::bigint) j
- where (j.leased_until is null or j.leased_until <= statement_timestamp()) and (j.lost > 0 or j.kind <> all ($2::text[]))`
+// claim claims from feeds, from their cursors on, jobs that have lost no lease.
+func (c *claimer) claim(ctx context.Context, feeds []*feed, wants []want, purpose *bool) {
+	began := time.Now()
+	asks, how := make([]*claim, len(feeds)), make([]look, len(feeds))
+	for i, f := range feeds {
+		asks[i], how[i] = c.ask(f, wants[i].n, len(feeds), began) // #nosec G602 -- one want for each feed
+	}
+	kinds := c.kinds
+	c.send(purpose, func() func() {
+		err := c.sendClaims(ctx, kinds, asks)
+		ended := time.Now()
+		return func() {
+			if !c.claimed(feeds, err) {
+				return
+			}
+			for i, f := range feeds {
+				c.took(f, asks[i], how[i], began, ended)
+			}
+		}
+	})
+}
 
-// fillQuarantine is the rescan of Drain, whose claims all begin at the beginning. It looks among the first jobs of each
-// priority, or among all jobs when there is nothing else. As the rescan does, it warns of kinds without a handler.
-func (c *claimer) fillQuarantine(ctx context.Context, among int) error {
-	var ids []int64
-	var lost []int32
-	var unknown []string
-	err := c.q.guarded(ctx, c.db, findLost, []any{c.feed.queue, c.feed.kinds, among}, &ids, &lost, &unknown)
-	if err != nil {
+// ask says what a claim that begins now asks of a feed, one of several.
+func (c *claimer) ask(f *feed, n, several int, now time.Time) (*claim, look) {
+	s := f.slots
+	f.busy, f.due, f.again = true, false, time.Time{}
+	f.moves++
+	f.quarantine.othersTurn = false
+	from, how := f.cursor.begin(now)
+	return &claim{
+		queue: f.queue, limit: min(n, max(1, maxPrefetch/several)), from: from,
+		free: max(0, int64(s.count*s.width)-s.outstanding.Load()+f.reserved),
+	}, how
+}
+
+// sendClaims sends a claim of jobs that have lost no lease. The shutdown does not end it: a claim that commits while nobody
+// waits for its answer leaves leases that have to run out.
+func (c *claimer) sendClaims(ctx context.Context, kinds []string, asks []*claim) error {
+	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.w.lease)
+	defer cancel()
+	if err := c.maySend(unbroken, kinds, asks); err != nil {
 		return err
 	}
-	c.warnOf(unknown)
-	seen := make([]lostJob, len(ids))
-	for i, id := range ids {
-		seen[i] = lostJob{id, int(lost[i])}
+	return c.q.claimJobs(unbroken, c.db, c.w.lease, c.id, kinds, asks)
+}
+
+// claimed records how a claim ended for these feeds. It returns false if it failed.
+func (c *claimer) claimed(feeds []*feed, err error) bool {
+	if err == nil {
+		c.fails = 0
+		for _, f := range feeds {
+			if f.fails > 0 {
+				c.apart--
+			}
+			f.fails, f.most = 0, together
+		}
+		c.works(workClaim, feeds)
+		return true
 	}
-	c.feed.quarantine.saw(seen)
-	return nil
+	if !errors.Is(err, errPausesChanged) {
+		c.claimFailed(feeds, err)
+	}
+	for _, f := range feeds {
+		f.busy = false
+		c.unreserve(f)
+		c.isDue(f)
+	}
+	return false
+}
+
+// claimFailed decides when feeds are claimed again. If Postgres refused the claim, the jobs of one queue may be the reason, as
+// with a trigger of the application. So each half is claimed at once, and so on until that queue is alone, which then
+// waits, and is claimed alone until that succeeds. After any other failure, or if very many queues fail, all wait.
+func (c *claimer) claimFailed(feeds []*feed, err error) {
+	one, name := feeds[0], ""
+	if len(feeds) == 1 {
+		name = one.queue
+	}
+	var wait time.Duration
+	again := func(fails *int, notBefore *time.Time) {
+		*fails++
+		wait = min(5*time.Second, 50*time.Millisecond<<min(*fails, 10))
+		*notBefore = time.Now().Add(wait/2 + rand.N(wait))
+	}
+	switch {
+	case !refused(err) || one.fails == 0 && c.apart == mostApart:
+		again(&c.fails, &c.notBefore)
+		c.shaken = true
+	case len(feeds) > 1:
+		for _, f := range feeds {
+			f.most = (len(feeds) + 1) / 2
+		}
+	default:
+		if one.fails == 0 {
+			c.apart++
+		}
+		one.most = 1
+		again(&one.fails, &one.notBefore)
+	}
+	c.q.fails(c.id, workClaim, name, err, slog.Duration("next_try_in", wait))
+}
+
+// refused reports whether Postgres refused a statement for something that may lie in its rows, and nothing is wrong with
+// the connection, the server or the tables.
+func refused(err error) bool {
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) || pgErr.SeverityUnlocalized != "ERROR" || noTables(err) {
+		return false
+	}
+	switch class := pgErr.Code[:min(2, len(pgErr.Code))]; class {
+	case "0A", "25", "53", "57": // a standby, a read-only transaction, no space or memory, somebody's intervention
+		return false
+	}
+	return true
+}
+
+// works reports that background work went well for these feeds. Work on several reports its failures without a name.
+func (c *claimer) works(w *work, feeds []*feed) {
+	c.q.works(c.id, w, "")
+	for _, f := range feeds {
+		c.q.works(c.id, w, f.queue)
+	}
+	if c.shaken {
+		c.shaken = false
+		c.forget()
+	}
+}
+
+// took takes what a claim returned for a feed, and decides what comes next for it.
+func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
+	f.busy = false
+	f.claimedAt = ended
+	f.cursor.claimed(ask, how, began, ended)
+	if f.anew {
+		f.cursor.restart()
+		f.anew, f.due = false, true
+	}
+	c.looks.claimed = true
+	if len(ask.leases) > 0 {
+		c.exec.accept(f.slots, ask.leases, ask.began)
+	}
+	c.unreserve(f)
+	full := f.cursor.full
+	f.backlog = full && ask.limit >= aloneFrom
+	announced := !f.announced.IsZero()
+	quiet := ended.Sub(f.found)
+	if len(ask.leases) > 0 {
+		if announced && (full || quiet < 50*time.Millisecond) {
+			c.announcement.wanted = true
+			c.unannounced(f)
+			announced = false
+		}
+		f.found, f.pause, quiet = ended, soonAgain, 0
+	}
+	switch {
+	case full:
+		c.isDue(f)
+	case f.due: // a notification came in between
+	case c.announcement.lively: // the next look is soon
+	case announced && c.listens():
+		c.lookSoon(f, f.found.Add(quietBefore)) // because of delayed jobs
+	case quiet < quietBefore && !c.announcement.backed:
+		f.again = ended.Add(min(f.pause, quietBefore))
+		f.pause *= 2
+		c.activate(f)
+	default:
+		c.settle(f, ended)
+	}
+}
+
+// idle reports whether nothing is to be done soon.
+func (f *feed) idle() bool { return !f.busy && !f.due && f.again.IsZero() }
+
+// startUpkeep starts what else is to be done, if nothing of it is under way. It returns when to think again at the latest.
+func (c *claimer) startUpkeep(ctx context.Context, now time.Time) time.Duration {
+	c.found(0, now)
+	wait := longestNap
+	if !c.keeps && !c.readPaused(ctx, now) && !c.startAnnouncement(ctx, now) && !c.startRescan(ctx) {
+		wait = c.announcement.wait(now)
+		if c.holdsBack {
+			wait = min(wait, pausedLook)
+		}
+		if !c.rescans.known {
+			wait = min(wait, rescanEvery)
+		}
+	}
+	if !c.looking && !c.startLook(ctx, now) {
+		wait = min(wait, c.looks.wait(now))
+	}
+	return wait
+}
+
+func names(feeds []*feed) []string {
+	all := make([]string, len(feeds))
+	for i, f := range feeds {
+		all[i] = f.queue
+	}
+	return all
 }

@@ -27,6 +27,10 @@
 //   - Token: the number that a claim gets. For the same work it only grows, so that an earlier holder can be told from the
 //     current one.
 //   - Effect: a call to something outside the database, which a job makes through Once and under a name.
+//   - Event: what a handler waits for with Await, and what Emit says once. It has a scope, a key and a payload. The events that a
+//     Hook gets (EventType) are others: they say what the library did.
+//   - Lane: a line of jobs of which one at a time is live, in order, unless SetLaneLimit says otherwise. The others wait.
+//   - Limit: how many jobs of any lanes and kinds are live at once, how many start in a time, or both.
 //   - Window: how long a key stays taken after its work is finished.
 //   - Attempt: one try to do a job. A handler's error spends an attempt; when MaxAttempts are spent the job is dead. A lost
 //     lease and a Snooze spend none.
@@ -55,8 +59,8 @@
 //
 // # What it does not promise
 //
-// Order across queues, or between jobs that several workers run at once. Exactly one effect outside the database, if the
-// provider neither deduplicates nor can be asked. onceq is not a workflow engine.
+// Order across queues, or between jobs that several workers run at once, unless they share a lane (Kind.Lane). Exactly one
+// effect outside the database, if the provider neither deduplicates nor can be asked. onceq is not a workflow engine.
 //
 // Promises 6 and 7 hold only as far as COMMIT is durable. With synchronous_commit off, or after a failover to an
 // asynchronous standby, Postgres may forget the latest commits, and a sequence its latest values. Three things remain true
@@ -74,10 +78,10 @@
 //
 // # Keys
 //
-// A key is unique within a scope and a class. There are four classes: jobs, effects of jobs (Once), and two of the
-// application's own (Do, Fence: see Class). Keys of different classes never collide. A job's default scope is its kind's
-// name. So a kind may move to another queue while keys of it are taken, but must not be renamed. See Lease for tokens,
-// FenceSpec for fences, Policy for uncertain outcomes.
+// A key is unique within a scope and a class. There are five classes: jobs, effects of jobs (Once), events (Emit), and two
+// of the application's own (Do, Fence: see Class). Keys of different classes never collide. A job's default scope is its
+// kind's name. So a kind may move to another queue while keys of it are taken, but must not be renamed. See Lease for
+// tokens, FenceSpec for fences, Policy for uncertain outcomes.
 //
 // # Copies of the database
 //
@@ -88,12 +92,14 @@
 //
 // # Which locks are taken, and in which order
 //
-// Rows of jobs or job_history are locked first, in the order of their ids, then rows of job_fences. Enqueue takes keys in
+// Rows of jobs or job_history are locked first, in the order of their ids, then rows of job_fences. Emit alone has another
+// order, for the event's fence and the jobs that wait for it: see docs/architecture.md. Enqueue takes keys in
 // the order of scope and key. A completion locks its jobs' own fences, which nobody else changes once a job is started.
 // Claims, extensions of leases and the Reaper skip locked rows; completions wait for them. An extension changes the job's
 // row, and so conflicts with a handler's own transaction above READ COMMITTED: see Lease.Lock. The only existing rows
 // that Enqueue locks are an expired fence that it takes over and, with Job.Replace, a job that it changes and that job's
-// fence. Enqueue waits while another transaction is open that took the same key or completes its job. There are no
+// fence; with Job.After, those of the other jobs that nobody has locked. A Redrive locks the row of the job that waits for the
+// one that comes back (Job.After), as a promoter does. Enqueue waits while another transaction is open that took the same key or completes its job. There are no
 // advisory locks outside migrations, no table locks, and no session state except an optional LISTEN connection for each
 // worker.
 //

@@ -59,6 +59,14 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err erro
 	if err != nil {
 		return Result{}, err
 	}
+	if e.header.follows {
+		results, err := q.enqueueMany(ctx, db, []Job{job}, []encoded{e}, nil, e.key != "", outside(db))
+		q.enqueuedMany(ctx, []encoded{e}, results)
+		if len(results) == 0 {
+			return Result{}, err
+		}
+		return results[0], err
+	}
 	if err := q.hasLanes(&e); err != nil {
 		return Result{}, err
 	}
@@ -79,16 +87,24 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err erro
 	return q.settleOne(ctx, db, job, e)
 }
 
-// hasLanes refuses a job with a lane where there are none.
+// hasLanes refuses a job with a lane or a limit where there are none.
 func (q *Queue) hasLanes(e *encoded) error {
-	if e.lane == "" {
+	if !e.lined() {
 		return nil
 	}
 	q.laneLook.Store(-1)
+	if q.citus.Load() == citusYes && e.lane == "" {
+		return invalid("After", "is set, or the job is of a group, and jobs cannot wait for others on a server with Citus yet; enqueue it when they are done")
+	}
 	if q.citus.Load() == citusYes {
-		return invalid("Lane", "is set, and lanes do not work on a server with Citus yet; enqueue the job without one")
+		return invalid("Lane", "or Limit is set, and they do not work on a server with Citus yet; enqueue the job without them")
 	}
 	return nil
+}
+
+// lined reports whether the statements for lanes take the job.
+func (e *encoded) lined() bool {
+	return e.lane != "" || e.header.follows || e.header.laneRule&memberBit != 0
 }
 
 var errNoDB = invalid("db", "is nil; pass the transaction, the pool or a connection")
@@ -105,10 +121,10 @@ const (
 	enqueueBytes = 16 << 20
 )
 
-// EnqueueMany accepts any number of jobs, all or nothing, in one statement per 2,000 jobs or 16 MB. Outside a transaction
-// it opens one if jobs have keys or if it needs more than one statement; begin and commit are two more round trips. Results
-// come in the order of jobs, and the ids of new jobs grow in that order. A key that occurs twice in jobs is an *InvalidError that names both places, before anything
-// is written.
+// EnqueueMany accepts any number of jobs, all or nothing, in one statement per 2,000 jobs or 16 MB. Outside a transaction it
+// opens one if jobs have keys or if it needs more than one statement; begin and commit are two more round trips. Results
+// come in the order of jobs, and the ids of new jobs grow in that order. A key that occurs twice in jobs is an *InvalidError
+// that names both places, before anything is written.
 //
 // If different work has taken a key (or any work has, for a strict job), the error joins one *MismatchError or
 // *DuplicateError for each such job, and results are returned with it. In the caller's own transaction the other jobs are
@@ -128,24 +144,34 @@ func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) (_ []Result,
 	if err != nil {
 		return nil, err
 	}
+	results, err := q.enqueueMany(ctx, db, jobs, all, sorted, keyed, outside(db))
+	q.enqueuedMany(ctx, all, results)
+	return results, err
+}
+
+// enqueueMany is EnqueueMany for jobs that are encoded, without its events.
+func (q *Queue) enqueueMany(ctx context.Context, db DB, jobs []Job, all []encoded, sorted []int, keyed, own bool) (results []Result, err error) {
 	for i := range all {
 		if err := q.hasLanes(&all[i]); err != nil {
 			return nil, err
 		}
 	}
-	results := make([]Result, len(jobs))
+	results = make([]Result, len(jobs))
 	if len(jobs) == 0 {
 		return results, nil
+	}
+	after, err := q.resolveAfter(ctx, db, jobs, all)
+	if err != nil {
+		return nil, err
 	}
 	ids := make([]int64, len(jobs))
 	places := places(len(jobs))
 	var begin txBeginner
-	own := outside(db)
-	if _, rest := chunk(all, places); len(rest) > 0 || keyed { // otherwise one statement, which is atomic by itself
+	if _, rest := chunk(all, places); len(rest) > 0 || keyed || after != nil { // otherwise one statement, which is atomic by itself
 		if begin, err = opener(ctx, db); err != nil {
 			return nil, err
 		}
-		own = begin != nil
+		own = own || begin != nil
 	}
 	var refusal error
 	err = inOne(ctx, begin, db, asIs, func(db DB) error {
@@ -173,22 +199,29 @@ func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) (_ []Result,
 			}
 			refused = append(refused, no...)
 		}
+		if after != nil {
+			if err := q.linkFollowers(ctx, db, after, results); err != nil {
+				return err
+			}
+		}
 		refusal = joined(refused)
 		return refusal
 	})
 	if err != nil && refusal == nil {
 		return nil, err
 	}
-	for i := range results {
-		switch {
-		case results[i].Duplicate:
-		case err != nil && own:
-			results[i] = Result{} // rolled back
-		default:
-			q.enqueued(ctx, &all[i], results[i])
-		}
+	if err != nil && own { // the others were rolled back
+		onlyDuplicates(results)
 	}
 	return results, err
+}
+
+func onlyDuplicates(results []Result) {
+	for i := range results {
+		if !results[i].Duplicate {
+			results[i] = Result{}
+		}
+	}
 }
 
 // encodeMany checks and encodes jobs, and reports whether one of them has a key. If the keys are not in their order already,
@@ -280,6 +313,9 @@ func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
 	}
 	if err := q.hasLanes(&e); err != nil {
 		return nil, err
+	}
+	if e.header.follows {
+		return nil, invalid("After", "is set, and a job that waits for others is enqueued in more than one step; use Enqueue or EnqueueMany, in the same transaction")
 	}
 	p := &Pending{q: q, job: job, e: e}
 	statement, args, asked := q.insertOne(&e, true, false)
@@ -434,13 +470,14 @@ func (q *Queue) insertOne(e *encoded, inBatch, own bool) (statement string, args
 	}
 	args = append(args, scope, key, h.lifetime, e.fingerprint, at, delay, metadata, e.bytes, rand.Int64(), own)
 	if e.lane != "" {
-		return insertLaned, append(args, e.lane, int16(h.laneRule)), time.Time{}
+		line, path := lineOf(e.lane)
+		return insertLaned, append(args, line, int16(h.laneRule), path), time.Time{}
 	}
 	return insertGeneral, args, time.Now()
 }
 
-// insertLaned is insertGeneral for a job with a lane: the job waits, and a promoter is told. It writes nothing that another
-// transaction of the lane could wait for.
+// insertLaned is insertGeneral for a job with a lane or a limit: the job waits, and a promoter is told. It writes nothing
+// that another transaction of the lane could wait for.
 var insertLaned = `
 with fence as (
   insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint)
@@ -450,12 +487,12 @@ with fence as (
   returning job_id
 ),
 wait as (
-  insert into onceq.job_waits (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key, lane, lane_rule)
+  insert into onceq.job_waits (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key, lane, lane_rule, path)
   select job_id,
          greatest(statement_timestamp(), statement_timestamp() + $11::bigint * interval '1 microsecond',
                   timestamptz 'epoch' + $10::bigint * interval '1 microsecond'),
          statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $13::bytea, $12::text::jsonb,
-         $6::text, $7::text, $16::text, $17::smallint
+         $6::text, $7::text, $16::text, $17::smallint, $18::text
     from (select case when $7::text is null then nextval('onceq.ids')
                       else coalesce((select job_id from fence),
                                     onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) end as job_id offset 0) n
@@ -593,26 +630,34 @@ var (
 func laned(statement string) string {
 	return strings.NewReplacer(
 		`$6::bigint[])
-      as u(header, payload, bytes, key, fingerprint, drawn)`, `$6::bigint[], $18::text[])
-      as u(header, payload, bytes, key, fingerprint, drawn, lane)`,
+      as u(header, payload, bytes, key, fingerprint, drawn)`, `$6::bigint[], $18::text[], $20::text[])
+      as u(header, payload, bytes, key, fingerprint, drawn, lane, path)`,
 		`$15::bigint[])
          with ordinality
-      as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)`, `$15::bigint[], $19::smallint[])
+      as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, n)`, `$15::bigint[], $19::smallint[], $21::smallint[])
          with ordinality
-      as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, lane_rule, n)`,
-		`   where i.id in (select job_id from accepted)
+      as h(queue, kind, scope, metadata, priority, max_attempts, at, delay, lifetime, lane_rule, if_dead, n)`,
+		`                          payload, payload_bytes, metadata, scope, key)
+  select i.id, h.due,`, `                          payload, payload_bytes, metadata, scope, key, lane_rule)
+  select i.id, h.due,`,
+		`         nullif(h.scope, ''), nullif(i.key, '')
+    from input i join header h on h.n = i.header
+   where i.id in (select job_id from accepted)
 )
-select`, `   where i.id in (select job_id from accepted) and i.lane = ''
+select`, `         nullif(h.scope, ''), nullif(i.key, ''), nullif(h.lane_rule, 0)
+    from input i join header h on h.n = i.header
+   where i.id in (select job_id from accepted) and i.lane = ''
 ),
 wait as (
   insert into onceq.job_waits (id, run_at, created_at, max_attempts, priority, queue, kind,
-                          payload, payload_bytes, metadata, scope, key, lane, lane_rule)
+                          payload, payload_bytes, metadata, scope, key, lane, lane_rule, path, if_dead)
   select i.id, greatest(h.due, statement_timestamp()), statement_timestamp(), h.max_attempts, h.priority, h.queue, h.kind,
          nullif(i.payload, '')::jsonb, case when i.payload = '' then i.bytes end, nullif(h.metadata, '')::jsonb,
-         nullif(h.scope, ''), nullif(i.key, ''), i.lane, h.lane_rule
+         nullif(h.scope, ''), nullif(i.key, ''), case when h.if_dead is null then i.lane else `+followLine("i.id")+` end, h.lane_rule,
+         case when h.if_dead is null then nullif(i.path, '') else i.path end, h.if_dead
     from input i join header h on h.n = i.header
    where i.id in (select job_id from accepted) and i.lane <> ''
-  returning lane, run_at
+  returning lane, case when if_dead is null then run_at else statement_timestamp() end as run_at
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
@@ -678,7 +723,8 @@ type columns struct {
 
 	refs                []int32
 	laneRules           []int16
-	lanes               []string // nil if no job has one
+	ifDead              []*int16 // nil for a job that waits for no others
+	lanes, paths        []string // nil if no job has one
 	payloads, keys      []string
 	bytes, fingerprints [][]byte
 	drawn               []int64
@@ -700,12 +746,21 @@ func (c *columns) add(known map[header]int32, e *encoded, id int64, n int) {
 	if id != 0 && c.drawn == nil {
 		c.drawn = make([]int64, len(c.payloads), n)
 	}
-	if e.lane != "" && c.lanes == nil {
+	if e.lined() && c.lanes == nil {
 		c.lanes = make([]string, len(c.payloads), n)
 	}
 	c.refs, c.payloads = append(c.refs, c.header(known, e.header)), append(c.payloads, e.json)
 	if c.lanes != nil {
-		c.lanes = append(c.lanes, e.lane)
+		line, path := lineOf(e.lane)
+		if e.header.follows {
+			line, path = followMark, &e.lane
+		}
+		if c.lanes = append(c.lanes, line); path != nil && c.paths == nil {
+			c.paths = make([]string, len(c.lanes)-1, n)
+		}
+		if c.paths != nil {
+			c.paths = append(c.paths, orZero(path))
+		}
 	}
 	if c.keys != nil {
 		c.keys, c.fingerprints = append(c.keys, e.key), append(c.fingerprints, e.fingerprint)
@@ -735,6 +790,11 @@ func (c *columns) header(known map[header]int32, h *header) int32 {
 		}
 		c.ats, c.delays, c.lifetimes = append(c.ats, at), append(c.delays, h.delay.Microseconds()), append(c.lifetimes, h.lifetime)
 		c.laneRules = append(c.laneRules, int16(h.laneRule))
+		var ifDead *int16
+		if rule := int16(h.ifDead); h.follows {
+			ifDead = &rule
+		}
+		c.ifDead = append(c.ifDead, ifDead)
 	}
 	c.last, c.ref = h, ref
 	return ref
@@ -758,10 +818,10 @@ func (c *columns) statement(own, taking bool) (statement string, args []any) {
 	default:
 		statement, refs = insertKeyedMany, nil
 	}
-	args = append(make([]any, 0, 19), refs, c.payloads, c.bytes, c.keys, c.fingerprints, c.drawn,
+	args = append(make([]any, 0, 21), refs, c.payloads, c.bytes, c.keys, c.fingerprints, c.drawn,
 		c.queues, c.kinds, c.scopes, c.metadata, c.priorities, c.attempts, c.ats, c.delays, c.lifetimes, rand.Int64(), own)
 	if c.lanes != nil {
-		args = append(args, c.lanes, c.laneRules)
+		args = append(args, c.lanes, c.laneRules, c.paths, c.ifDead)
 	}
 	return statement, args
 }
@@ -975,6 +1035,15 @@ func accepted(id int64, delayed bool) Result {
 		return Result{ID: id, State: StateDelayed}
 	}
 	return Result{ID: id, State: StateWaiting}
+}
+
+// enqueuedMany is for when the jobs are committed, or in the caller's transaction.
+func (q *Queue) enqueuedMany(ctx context.Context, all []encoded, results []Result) {
+	for i, r := range results {
+		if !r.Duplicate && r.ID != 0 {
+			q.enqueued(ctx, &all[i], r)
+		}
+	}
 }
 
 func (q *Queue) enqueued(ctx context.Context, e *encoded, r Result) {

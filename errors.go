@@ -31,8 +31,8 @@ var (
 	// or row security hides its row from this role.
 	ErrKeyUnsettled = errors.New("onceq: key is neither free nor visible; is row security hiding job_fences from this role?")
 
-	// ErrNameUsed: Once was called twice with the same name in one run, and the second call did nothing. See Once.
-	ErrNameUsed = errors.New("onceq: effect name used twice in one run")
+	// ErrNameUsed: Once or Sleep was called twice with the same name in one run, and the second call did nothing.
+	ErrNameUsed = errors.New("onceq: name used twice in one run")
 
 	// ErrDuplicate matches every *DuplicateError.
 	ErrDuplicate = errors.New("onceq: duplicate key")
@@ -79,10 +79,12 @@ func invalid(field, format string, args ...any) error {
 	return &InvalidError{Field: field, Reason: fmt.Sprintf(format, args...)}
 }
 
-// SchemaError says that the tables are missing, older or newer than the code.
+// SchemaError says that the tables are missing, too old for the code, or too new for it. Queue.Check and Worker.Run return it.
+// The errors of other calls wrap one if the tables are missing: find it with errors.As.
 type SchemaError struct {
 	Schema      string
-	Found, Want int // versions; Found is 0 if there are no tables
+	Found, Want int // versions of the tables, and of those that the code was written for; Found is 0 if there are no tables
+	Oldest      int // the lowest version of code that works with the tables
 }
 
 func (e *SchemaError) Error() string {
@@ -90,9 +92,9 @@ func (e *SchemaError) Error() string {
 	case e.Found == 0:
 		return fmt.Sprintf("onceq: schema %q has no onceq tables; run migrations.Up(ctx, conn, %q) or apply migrations.SQL with your own tool", e.Schema, e.Schema)
 	case e.Found < e.Want:
-		return fmt.Sprintf("onceq: schema %q is at version %d, this code needs %d; run migrations.Up(ctx, conn, %q)", e.Schema, e.Found, e.Want, e.Schema)
+		return fmt.Sprintf("onceq: schema %q is at version %d, this code needs %d; migrate the tables: run migrations.Up(ctx, conn, %q)", e.Schema, e.Found, MinSchemaVersion, e.Schema)
 	default:
-		return fmt.Sprintf("onceq: schema %q is at version %d, newer than the %d of this code; deploy a newer onceq", e.Schema, e.Found, e.Want)
+		return fmt.Sprintf("onceq: schema %q is at version %d, which works with code of version %d and later, and this code is of version %d; deploy a newer onceq", e.Schema, e.Found, e.Oldest, e.Want)
 	}
 }
 

@@ -30,9 +30,9 @@ const (
 	EventUncertain EventType = "uncertain"
 	EventReaped    EventType = "reaped"
 
-	// EventBackground: work in the background failed and will be tried again. Name says which work: claim, rescan, extend,
-	// finish, announce, next_due, listen, presence or reap. Count says how often it has failed in a row. Queue.Health shows the work
-	// that is still failing.
+	// EventBackground: work in the background failed and will be tried again. Name says which work: claim, look, rescan,
+	// promote, extend, finish, announce, listen, presence, count or reap. Count says how often it has failed in a row. Queue.Health
+	// shows the work that is still failing.
 	EventBackground EventType = "background_error"
 )
 

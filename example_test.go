@@ -214,6 +214,70 @@ func ExampleOnce() {
 	// attempt 2 receipt r-1
 }
 
+// A handler waits until somebody has approved, for three days at most. Meanwhile nothing of it runs: its job is given back,
+// and runs again from the beginning when the event comes.
+func ExampleAwait() {
+	ctx, pool, q, done := database()
+	defer done()
+
+	order := onceq.Kind[string]{Name: "order"}
+	_, err := q.Enqueue(ctx, pool, order.Job("o-7"))
+	check(err)
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{},
+		order.Handle(func(ctx context.Context, l *onceq.Lease, id string) error {
+			by, approved, err := onceq.Await[string](ctx, l, "approved", id, 72*time.Hour)
+			if err != nil {
+				fmt.Println(err)
+				return err
+			}
+			fmt.Println("approved:", approved, "by", by)
+			return nil
+		}))
+	check(err)
+	check(w.Drain(ctx, 0))
+
+	first, err := q.Emit(ctx, pool, "approved", "o-7", "Ada")
+	check(err)
+	fmt.Println("the first approval:", first)
+	check(w.Drain(ctx, 0))
+	// Output:
+	// onceq: the job waits for event "o-7" in scope "approved"; return this error from the handler
+	// the first approval: true
+	// approved: true by Ada
+}
+
+// A handler sleeps between two steps. A worker has no slot for it meanwhile.
+func ExampleSleep() {
+	ctx, pool, q, done := database()
+	defer done()
+
+	report := onceq.Kind[string]{Name: "report"}
+	_, err := q.Enqueue(ctx, pool, report.Job("may"))
+	check(err)
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{},
+		report.Handle(func(ctx context.Context, l *onceq.Lease, month string) error {
+			_, err := onceq.Once(ctx, l, "order", func(ctx context.Context, key string) (any, error) {
+				fmt.Println("ordering the report of", month)
+				return nil, nil
+			})
+			if err != nil {
+				return err
+			}
+			if err := onceq.Sleep(ctx, l, "until it is ready", 10*time.Millisecond); err != nil { // hours, in a service
+				return err
+			}
+			fmt.Println("fetching it")
+			return nil
+		}))
+	check(err)
+	check(w.Drain(ctx, 0))
+	time.Sleep(20 * time.Millisecond)
+	check(w.Drain(ctx, 0))
+	// Output:
+	// ordering the report of may
+	// fetching it
+}
+
 // A provider that cannot deduplicate did not answer. Nobody knows whether the fax was sent, so a person decides.
 func ExampleQueue_Resolve() {
 	ctx, pool, q, done := database()

@@ -27,8 +27,10 @@ type executor struct {
 	base      context.Context // of all handlers
 	tasks     *taskSet
 	outbox    *outbox
+	tally     *tally
 	watch     *poolWatch
 	woken     func(queue string)      // called after jobs with a lane: the next one may be live
+	told      func()                  // called after the end of jobs that others wait for
 	stop      context.CancelCauseFunc // ends the run as the end of Run's context does, and says why
 
 	stopping atomic.Bool    // no handler is started any more; set once, by Run when it ends
@@ -50,6 +52,7 @@ func (x *executor) accept(s *slots, leases []*Lease, began time.Time) {
 		x.tasks.all[lease.Token] = t
 	}
 	x.tasks.mu.Unlock()
+	units := make([]unit, 0, len(tasks))
 	var batches map[*Handler][]*task
 	for i := range tasks {
 		t := &tasks[i]
@@ -59,7 +62,7 @@ func (x *executor) accept(s *slots, leases []*Lease, began time.Time) {
 			continue
 		}
 		if t.h.batch == nil || t.quarantined() {
-			s.ready <- unit{one: t}
+			units = append(units, unit{one: t})
 			continue
 		}
 		if batches == nil {
@@ -67,21 +70,36 @@ func (x *executor) accept(s *slots, leases []*Lease, began time.Time) {
 		}
 		b := append(batches[t.h], t)
 		if len(b) == t.h.size {
-			s.ready <- unit{many: b}
+			units = append(units, unit{many: b})
 			b = nil
 		}
 		batches[t.h] = b
 	}
 	for _, b := range batches {
 		if len(b) > 0 {
-			s.ready <- unit{many: b}
+			units = append(units, unit{many: b})
 		}
+	}
+	x.begin(s, s.put(units, false))
+}
+
+// begin begins n goroutines that run handlers.
+func (x *executor) begin(s *slots, n int) {
+	for range n {
+		x.handling.Go(func() { x.work(s) })
 	}
 }
 
-// work runs handlers until the claimer has ended and nothing is left.
+// work runs handlers until nothing waits.
 func (x *executor) work(s *slots) {
-	for u := range s.ready {
+	for {
+		u, ok, ask := s.take()
+		if ask {
+			x.handling.Go(func() { x.renew(s) })
+		}
+		if !ok {
+			return
+		}
 		s.busy.Add(1)
 		x.workOn(s, u)
 	}
@@ -114,12 +132,15 @@ func (x *executor) workOn(s *slots, u unit) {
 		s.busy.Add(-1)
 		x.left(s, tasks)
 	}()
-	switch h := tasks[0].h; {
+	h := tasks[0].h
+	switch {
 	case x.stopping.Load():
-		x.giveBack(u)
+		x.giveBack(tasks)
 	case h.lease != nil:
+		x.tally.started(tasks)
 		x.runLease(tasks[0])
 	default:
+		x.tally.started(tasks)
 		x.runTx(tasks, h)
 	}
 	returned = true
@@ -141,8 +162,8 @@ func (x *executor) left(s *slots, tasks []*task) {
 }
 
 // giveBack ends tasks that were not started, as if they had not been claimed.
-func (x *executor) giveBack(u unit) {
-	for _, t := range u.tasks() {
+func (x *executor) giveBack(tasks []*task) {
+	for _, t := range tasks {
 		x.end(t, outcome{lease: t.lease, state: StateWaiting})
 	}
 }
@@ -401,9 +422,19 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 	again := outcomes[0].reset
 	many := len(outcomes) > 1 || again
 	laned := slices.ContainsFunc(outcomes, func(o outcome) bool { return o.lease.Lane != "" })
+	limited := slices.ContainsFunc(outcomes, func(o outcome) bool { return o.lease.Limit != "" })
+	told := !again && slices.ContainsFunc(outcomes, func(o outcome) bool { return o.lease.member })
 	var statement string
 	var args []any
 	switch {
+	case many && told && (laned || limited):
+		statement, args = endLimitedTold, waking(endArgs)(outcomes, true)
+	case many && told:
+		statement, args = endTold, endArgs(outcomes, true)
+	case again && limited:
+		statement, args = retryLimited, waking(retryArgs)(outcomes, true)
+	case many && limited:
+		statement, args = endLimited, waking(endArgs)(outcomes, true)
 	case again && laned:
 		statement, args = retryLaned, waking(retryArgs)(outcomes, true)
 	case again:
@@ -411,7 +442,10 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 	case many && laned:
 		statement, args = endLaned, waking(endArgs)(outcomes, true)
 	case !many:
-		statement, args = outcomes[0].lease.completion()
+		l := outcomes[0].lease
+		if statement, args = l.completion(); statement == completeOneTold && l.Key == "" && l.keep == 0 && l.result == "" {
+			statement, args = completeOneUnkeyedTold, args[:3]
+		}
 	case slices.ContainsFunc(outcomes, func(o outcome) bool { return o.keep != 0 }):
 		statement, args = endJobs, endArgs(outcomes, true)
 	default:
@@ -434,11 +468,15 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 	}
 	x.tasks.mu.Unlock()
 	if err == nil {
+		x.tally.ended(outcomes, nil, nil)
 		for _, o := range outcomes {
 			x.q.finished(ctx, o, false)
-			if o.lease.Lane != "" {
+			if o.lease.lined() {
 				x.woken(o.lease.Queue)
 			}
+		}
+		if told {
+			x.told()
 		}
 	}
 	return sure, err

@@ -19,11 +19,15 @@ const (
 	CauseScheduled   Cause = "scheduled"    // not due yet: Until
 	CauseRetry       Cause = "retry"        // failed or lost a lease, and waits for its next try: Until
 	CauseDeferred    Cause = "deferred"     // has run, and asked for a later time (Snooze, Reschedule, an effect in flight): Until
+	CauseEvent       Cause = "event"        // waits for an event (Await): Scope, Key, Until
+	CauseSleep       Cause = "sleep"        // sleeps in the middle of its handler (Sleep): Key is the sleep's name, Until
 	CauseQueuePaused Cause = "queue_paused" // Pause, Since
 	CauseKindPaused  Cause = "kind_paused"  // Pause, Since
 	CauseNoWorker    Cause = "no_worker"    // no live worker has the queue: Worker is the one that was seen last, if any
 	CauseNoHandler   Cause = "no_handler"   // live workers have the queue, and none has a handler for the kind
 	CauseLane        Cause = "lane"         // waits for its lane: Ahead, Before, Slots; or a dead job stops the lane: Ahead
+	CauseAfter       Cause = "after"        // waits for other jobs (Job.After): Before unfinished ones, Ahead, Dead
+	CauseLimit       Cause = "limit"        // waits for its share of a limit: Ahead, Before, Slots; or for a slot of its rate: Before, Until
 	CauseLocked      Cause = "locked"       // a transaction has the job's row locked: Session, Since
 	CauseQuarantine  Cause = "quarantine"   // has lost leases, and such jobs start one at a time: Lost
 	CauseFull        Cause = "workers_full" // Running, Slots
@@ -50,11 +54,14 @@ type Reason struct {
 	Worker  *WorkerInfo  `json:"worker,omitzero"`  // nil for a process that leaves no row: a loop around Queue.Claim, a short Drain
 	Session int          `json:"session,omitzero"` // the server process (pid) whose transaction has the job's row locked
 	Pause   *Pause       `json:"pause,omitzero"`
+	Scope   string       `json:"scope,omitzero"`
+	Key     string       `json:"key,omitzero"`
 	Lost    int          `json:"lost,omitzero"`
 	Running int          `json:"running,omitzero"` // how many jobs of the queue the workers for it have
 	Slots   int          `json:"slots,omitzero"`   // how many they can have
 	Before  int          `json:"before,omitzero"`  // at most StatsCap
-	Ahead   []int64      `json:"ahead,omitzero"`   // jobs that have the places of the lane, or stop it; at most 10
+	Ahead   []int64      `json:"ahead,omitzero"`   // jobs that have the places of the lane or the limit, or stop the lane, or that it waits for; at most 10
+	Dead    []int64      `json:"dead,omitzero"`    // dead and held jobs that it waits for; at most 10
 	Effects []EffectInfo `json:"effects,omitzero"` // held ones
 }
 
@@ -116,7 +123,7 @@ func (q *Queue) whyNot(ctx context.Context, db DB, id int64, old time.Duration) 
 		case errors.Is(err, ErrNotFound):
 			e.add(Reason{
 				Cause: CauseUnknown, Text: "there is no such job: the transaction that enqueued it has not committed or was rolled back, or the job is finished and was not kept",
-				Advice: "if it had a key, GetByKey may still know its outcome; Kind.Keep keeps completed jobs in the history",
+				Advice: "if it had a key, what became of that may still be known; a kind can keep completed jobs in the history (Keep)",
 			})
 			return e, nil
 		case err != nil:
@@ -126,6 +133,12 @@ func (q *Queue) whyNot(ctx context.Context, db DB, id int64, old time.Duration) 
 		x := explaining{q: q, db: db, e: &e, old: old}
 		if job.State.Finished() {
 			return e, x.finished(ctx)
+		}
+		if strings.HasPrefix(job.line, lineSep) {
+			return e, x.after(ctx)
+		}
+		if strings.HasPrefix(job.line, "/") {
+			return e, x.limit(ctx)
 		}
 		if job.Blocked {
 			return e, x.lane(ctx)
@@ -167,12 +180,12 @@ func (x *explaining) finished(ctx context.Context) error {
 	case StateCompleted:
 		x.e.add(Reason{Cause: CauseCompleted, Since: j.FinishedAt, Text: "it was completed at " + stamp(j.FinishedAt)})
 	case StateCancelled:
-		x.e.add(Reason{Cause: CauseCancelled, Since: j.FinishedAt, Text: "it was cancelled at " + stamp(j.FinishedAt), Advice: "Redrive runs it again"})
+		x.e.add(Reason{Cause: CauseCancelled, Since: j.FinishedAt, Text: "it was cancelled at " + stamp(j.FinishedAt), Advice: "a redrive runs it again"})
 	case StateDead:
 		x.e.add(Reason{
 			Cause: CauseDead, Since: j.FinishedAt, Lost: j.Lost,
 			Text:   fmt.Sprintf("it is dead since %s, after %d failed attempts of %d and %d lost leases%s", stamp(j.FinishedAt), j.Attempts, j.MaxAttempts, j.Lost, why),
-			Advice: "fix the cause and Redrive it, or Discard it",
+			Advice: "fix the cause and redrive it, or discard it",
 		})
 	default:
 		r := Reason{Cause: CauseHeld, Since: j.FinishedAt}
@@ -188,9 +201,9 @@ func (x *explaining) finished(ctx context.Context) error {
 			}
 		}
 		r.Text = "it is held since " + stamp(j.FinishedAt) + ", because nobody knows whether these effects happened: " + strings.Join(names, ", ")
-		r.Advice = "look each up at the provider under its idempotency key, and say with Resolve whether it happened; the job then runs again"
+		r.Advice = "look each up at the provider under its idempotency key, and say whether it happened (resolve); the job then runs again"
 		if len(names) == 0 {
-			r.Text, r.Advice = "it is held since "+stamp(j.FinishedAt)+why, "no effect of it is held any more: Redrive runs it again"
+			r.Text, r.Advice = "it is held since "+stamp(j.FinishedAt)+why, "no effect of it is held any more: a redrive runs it again"
 		}
 		x.e.add(r)
 	}
@@ -307,13 +320,15 @@ func (x *explaining) waiting(ctx context.Context, lock Reason, locked bool) erro
 	j, e := &x.e.Job, x.e
 	due := !j.RunAt.After(e.At)
 	if !due {
-		x.notDue()
+		if err := x.notDue(ctx); err != nil {
+			return err
+		}
 	}
 	for i, p := range x.pauses {
-		cause, end := CauseQueuePaused, "ResumeQueue"
+		cause, end := CauseQueuePaused, "resuming the queue"
 		switch {
 		case p.Kind == j.Kind && p.Kind != "":
-			cause, end = CauseKindPaused, "ResumeKind"
+			cause, end = CauseKindPaused, "resuming the kind"
 		case p.Queue != j.Queue || p.Queue == "":
 			continue
 		}
@@ -341,17 +356,24 @@ func (x *explaining) waiting(ctx context.Context, lock Reason, locked bool) erro
 	}
 	if len(e.Reasons) == 0 {
 		e.add(Reason{
-			Cause: CauseReady, Text: "it has been due since " + stamp(j.RunAt) + ", and nothing is in its way: a worker takes it within its PollInterval",
-			Advice: "if it stays, Health and the workers' logs say what fails",
+			Cause: CauseReady, Text: "it has been due since " + stamp(j.RunAt) + ", and nothing is in its way: a worker takes it within its poll interval",
+			Advice: "if it stays, the health findings and the workers' logs say what fails",
 		})
 	}
 	return nil
 }
 
-func (x *explaining) notDue() {
+func (x *explaining) notDue(ctx context.Context) error {
 	j := &x.e.Job
-	r := Reason{Cause: CauseScheduled, Until: j.RunAt, Text: "it is not due before " + stamp(j.RunAt), Advice: "Retry makes it due now"}
+	if j.Claims > 0 {
+		if is, err := x.awaits(ctx); err != nil || is {
+			return err
+		}
+	}
+	r := Reason{Cause: CauseScheduled, Until: j.RunAt, Text: "it is not due before " + stamp(j.RunAt), Advice: "a retry makes it due now"}
 	switch {
+	case j.slotted:
+		r.Cause, r.Text, r.Advice = CauseLimit, fmt.Sprintf("its slot of limit %q is at %s", j.Limit, stamp(j.RunAt)), ""
 	case j.Attempts > 0:
 		r.Cause = CauseRetry
 		r.Text = fmt.Sprintf("attempt %d of %d failed, and the next one is due at %s", j.Attempts, j.MaxAttempts, stamp(j.RunAt))
@@ -366,6 +388,30 @@ func (x *explaining) notDue() {
 		r.Text = "it has run and asked to run again (Snooze, Reschedule, or an effect that is in flight), and is due at " + stamp(j.RunAt)
 	}
 	x.e.add(r)
+	return nil
+}
+
+// awaits explains a job that was given back in an Await or a Sleep.
+func (x *explaining) awaits(ctx context.Context) (is bool, err error) {
+	const read = `
+select a.scope, a.key, a.until from onceq.job_awaits a
+ where a.job_id = $1::bigint and a.claims = $2::int and a.state = ` + sqlOpen + `
+ order by a.until limit 1`
+	r := Reason{Advice: "Retry makes it look now; it then goes on waiting"}
+	switch err := x.q.send(ctx, x.db, reading, read, []any{x.e.Job.ID, x.e.Job.Claims}, row(&r.Scope, &r.Key, &r.Until)); {
+	case errors.Is(err, pgx.ErrNoRows):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("onceq: explain: %w", err)
+	}
+	if r.Scope == "" {
+		r.Cause, r.Text = CauseSleep, fmt.Sprintf("it sleeps (%q) until %s", r.Key, stamp(r.Until))
+	} else {
+		r.Cause, r.Text = CauseEvent, fmt.Sprintf("it waits for event %q in scope %q, until %s at the latest", r.Key, r.Scope, stamp(r.Until))
+		r.Advice = "Emit lets it go on"
+	}
+	x.e.add(r)
+	return true, nil
 }
 
 // able returns the live workers that may take the job, and the kinds that these take from its queue. If there are none, that
@@ -393,15 +439,15 @@ func (x *explaining) able() (able []WorkerInfo, kinds []string) {
 	case len(able) > 0:
 	case others > 0:
 		x.e.add(Reason{
-			Cause: CauseNoHandler, Text: fmt.Sprintf("%d workers work queue %q, and none has a handler for kind %q", others, j.Queue, j.Kind),
-			Advice: "deploy a worker with a handler for it, or correct Kind.Name if it is misspelt",
+			Cause: CauseNoHandler, Text: fmt.Sprintf("%s queue %q, and none has a handler for kind %q", numbered(others, "worker works", "workers work"), j.Queue, j.Kind),
+			Advice: "deploy a worker with a handler for it, or correct the name of the kind if it is misspelt",
 		})
 	default:
 		r := Reason{Cause: CauseNoWorker, Worker: latest, Text: fmt.Sprintf("no live worker works queue %q", j.Queue)}
 		if latest != nil {
 			r.Text += fmt.Sprintf("; the last one, %s, was seen at %s", latest, stamp(latest.Seen))
 		}
-		r.Advice = "start one: a worker works the queues of its handlers' kinds and those in WorkerConfig.Also. Code that loops around Claim, and a short Drain, are not counted"
+		r.Advice = "start one: a worker works the queues of its handlers' kinds and those that it is told to work also. Code that loops around Claim, and a short Drain, are not counted"
 		x.e.add(r)
 	}
 	kinds = slices.DeleteFunc(kinds, func(kind string) bool {
@@ -448,8 +494,8 @@ func (x *explaining) crowd(ctx context.Context, able []WorkerInfo, kinds []strin
 	if running >= slots {
 		e.add(Reason{
 			Cause: CauseFull, Running: running, Slots: slots,
-			Text:   fmt.Sprintf("the workers of queue %q are busy: %d workers have %d of its jobs and run %d at once", j.Queue, len(able), running, slots),
-			Advice: "start more workers, or raise QueueConfig.Concurrency, if that goes on",
+			Text:   fmt.Sprintf("the workers of queue %q are busy: %s %d of its jobs and can run %d at once", j.Queue, numbered(len(able), "worker has", "workers have"), running, slots),
+			Advice: "start more workers, or raise the concurrency of the queue, if that goes on",
 		})
 	}
 	if before > 0 {

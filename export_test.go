@@ -11,6 +11,7 @@ import (
 // planned.
 var HotStatements = map[string]string{
 	"claim":     claimJobs,
+	"claims":    claimManyJobs,
 	"claim any": claimAny,
 	"claim one": claimOne,
 	"find lost": findLost,
@@ -20,12 +21,25 @@ var HotStatements = map[string]string{
 	"complete":  completeJobs,
 	"end":       endJobs,
 	"retry":     retryJobs,
-	"rescan":    rescanPage,
 
-	"end, laned":   endLaned,
-	"retry, laned": retryLaned,
-	"calls":        lockCalls,
-	"promote":      promoteCalls,
+	"await":                         beginAwait,
+	"await, time-out":               endAwait,
+	"give back, awaiting":           retryAwaiting,
+	"give back, awaiting, in lanes": retryAwaitingLaned,
+	"rescan":                        rescanPage,
+	"rescan, first":                 rescanFirst,
+
+	"end, laned":          endLaned,
+	"retry, laned":        retryLaned,
+	"end, limit":          endLimited,
+	"retry, limit":        retryLimited,
+	"reslot":              reslotJobs,
+	"end, told":           endTold,
+	"end, limit and told": endLimitedTold,
+	"unkeyed, told":       inTx[completeOneUnkeyedTold],
+	"sweep":               sweepMembers,
+	"calls":               lockCalls,
+	"promote":             promoteCalls,
 }
 
 // UserStatements run in a user's transactions, and so without such settings.
@@ -42,6 +56,14 @@ var UserStatements = map[string]string{
 	"enqueue, laned":   insertLaned,
 	"complete laned":   completeOneLaned,
 	"laned in tx":      inTx[completeOneLaned],
+	"look":             lookForJobs, // sent as it is as well
+	"complete limited": completeOneLimited,
+	"limited in tx":    inTx[completeOneLimited],
+	"complete told":    completeOneTold,
+	"told in tx":       inTx[completeOneTold],
+	"limited and told": inTx[completeOneLimitedTold],
+	"members":          insertMembers,
+	"what waits":       readRefs,
 }
 
 const GuardPlans = guardPlans
@@ -52,7 +74,7 @@ const FenceFree = fenceFree
 // HealthAt is Health with other limits: for the age of snapshots, for dead rows, for the bytes of an index, and for
 // waiting.
 func (q *Queue) HealthAt(ctx context.Context, snapshot time.Duration, dead, index int64, waiting time.Duration) ([]Finding, error) {
-	return q.health(ctx, healthLimits{snapshot: snapshot, dead: dead, index: index, waiting: waiting})
+	return q.health(ctx, healthLimits{snapshot: snapshot, dead: dead, index: index, waiting: waiting, hang: waiting})
 }
 
 // ExplainAt is Explain with another limit for the age of snapshots.
@@ -72,7 +94,10 @@ func ReaperPass(ctx context.Context, r *Reaper) (grown func() bool, err error) {
 // TakeApart makes q send its statements as on Citus.
 func (q *Queue) TakeApart() { q.citus.Store(citusYes) }
 
-// The two statements of a promoter, for tests that run them in transactions of their own.
+// The statements of a promoter, for tests that run them in transactions of their own.
 const LockCalls = lockCalls
 
-var PromoteCalls = promoteCalls
+var (
+	PromoteCalls = promoteCalls
+	SweepMembers = sweepMembers
+)

@@ -28,11 +28,12 @@ type outcome struct {
 	result string // encoded; "" for none
 	err    string // appended to the job's errors; "" for none
 	delay  time.Duration
-	spend  bool  // an attempt was spent
-	reset  bool  // count attempts from 0 again
-	keep   int64 // milliseconds in history; 0: not at all, -1: until somebody decides
-	unsure bool  // it may already be written, so a guard that does not hold means nothing
-	asked  bool  // the handler's return value asks for another run; otherwise the job is given back
+	spend  bool     // an attempt was spent
+	reset  bool     // count attempts from 0 again
+	wait   *waitFor // what it is given back for: the database says how long; nil for none
+	keep   int64    // milliseconds in history; 0: not at all, -1: until somebody decides
+	unsure bool     // it may already be written, so a guard that does not hold means nothing
+	asked  bool     // the handler's return value asks for another run; otherwise the job is given back
 
 	late  error         // what the handler returned after it had completed the job itself
 	cause error         // for events
@@ -51,19 +52,21 @@ func (l *Lease) SetResult(v any) error {
 	return nil
 }
 
-func encodeResult(v any) (string, error) {
+func encodeResult(v any) (string, error) { return encodeJSON("result", v) }
+
+func encodeJSON(field string, v any) (string, error) {
 	raw, ok := v.(json.RawMessage)
 	if !ok {
 		var err error
 		if raw, err = json.Marshal(v); err != nil {
-			return "", invalid("result", "does not encode as JSON: %s", marshalFault(err))
+			return "", invalid(field, "does not encode as JSON: %s", marshalFault(err))
 		}
 	}
 	if len(raw) > MaxResultBytes {
-		return "", invalid("result", "has %d bytes; at most %d: store it elsewhere and return a reference", len(raw), MaxResultBytes)
+		return "", invalid(field, "has %d bytes; at most %d: store it elsewhere and return a reference", len(raw), MaxResultBytes)
 	}
 	if _, err := jsonb.Scan(raw, false, nil); err != nil {
-		return "", invalid("result", "%v", err)
+		return "", invalid(field, "%v", err)
 	}
 	return string(raw), nil
 }
@@ -217,8 +220,59 @@ with gone as (
 select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end`
 
 // completeOneLaned is completeOneKept for a job with a lane, kept or not: the next one of the lane becomes live in the same
-// statement.
-var completeOneLaned = `
+// statement. completeOneLimited is the same for a job with a limit.
+var (
+	completeOneLaned   = completeOneWith(handOver)
+	completeOneLimited = completeOneWith(handOverLines("true"))
+)
+
+// completeOneTold is completeOneKept for a job that others wait for, kept or not, and completeOneLimitedTold the same for one
+// with a lane or a limit.
+var (
+	completeOneTold        = telling(withLane(completeOneKept))
+	completeOneLimitedTold = telling(completeOneLimited)
+)
+
+// completeOneUnkeyedTold is completeOneTold for a job without a lane, a fence, a result and a place in the history, after
+// the planner settings. It does what the function tell does for one job that completed, without the settings of that
+// function, which cost as much as the rest.
+var completeOneUnkeyedTold = `
+with gone as (
+  delete from onceq.jobs where ` + heldByOne + `
+  returning id
+),
+told as (
+  update onceq.job_members m set state = ` + sqlJobCompleted + `, told = true
+    from gone g where m.job_id + 0 = any (array[g.id]) and m.state = 0
+  returning m.group_id
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ` + laneSlot("lane") + `, statement_timestamp(), lane from (select distinct ` + followLine("group_id") + ` as lane from told) t
+)
+select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end`
+
+// telling adds to a statement that ends jobs that those who wait for them are told. It panics at one that answers in another way.
+func telling(statement string) string {
+	const one = `case when not exists (select from gone) then onceq.lease_lost($1::bigint) end`
+	switch {
+	case strings.Contains(statement, "\nselect coalesce("+one+", "):
+		return strings.Replace(statement, "\nselect coalesce("+one+", ", "\nselect coalesce("+one+", "+tellGone("")+", ", 1)
+	case strings.Contains(statement, "\nselect "+one):
+		return strings.Replace(statement, "\nselect "+one, "\nselect coalesce("+one+", "+tellGone("")+")", 1)
+	case strings.Contains(statement, "from gone), "+wantHistory): // endAnswer, perhaps with more behind it
+		return statement + ",\n       " + tellGone("")
+	}
+	panic("onceq: telling does not know the answer of " + statement)
+}
+
+// tellGone is a column that tells those who wait for the jobs in gone, or for those of them for which a condition holds.
+func tellGone(where string) string {
+	return `(select onceq.tell(array_agg(id), array_agg(state::smallint), array_agg(result::text)) from gone` + where + `)`
+}
+
+func completeOneWith(handOver string) string {
+	return `
 with gone as (
   delete from onceq.jobs where ` + heldByOne + `
   returning *, ` + sqlJobCompleted + `::smallint as state, $5::text as result, ''::text as error, 0 as spent, $6::bigint as keep
@@ -231,10 +285,21 @@ fence as (
 ),
 ` + withLane(writeHistory) + `,` + handOver + `
 select coalesce(case when not exists (select from gone) then onceq.lease_lost($1::bigint) end, ` + wakeMoved("$7", "false") + `)`
+}
 
 func (l *Lease) completion() (string, []any) {
-	if l.Lane != "" {
-		return completeOneLaned, []any{l.ID, l.claims, l.holder, l.Token, l.result, l.keep, rand.Int64()}
+	if l.lined() {
+		statement := completeOneLaned
+		switch {
+		case l.member:
+			statement = completeOneLimitedTold
+		case l.Limit != "":
+			statement = completeOneLimited
+		}
+		return statement, []any{l.ID, l.claims, l.holder, l.Token, l.result, l.keep, rand.Int64()}
+	}
+	if l.member {
+		return completeOneTold, []any{l.ID, l.claims, l.holder, l.Token, l.result, l.keep}
 	}
 	if l.keep != 0 {
 		return completeOneKept, []any{l.ID, l.claims, l.holder, l.Token, l.result, l.keep}
@@ -303,11 +368,24 @@ select case when $5::bool and (select count(*) from gone) < cardinality($1::bigi
 const endJobs = `
 with ` + endThem + writeHistory + endAnswer
 
-// endLaned is endJobs for jobs of which some have a lane.
-var endLaned = `
-with ` + endThem + withLane(writeHistory) + `,` + handOver + endAnswer + `, ` + wakeMoved("$10", "false")
+// endLaned is endJobs for jobs of which some have a lane, and endLimited for jobs of which some have a limit.
+var (
+	endLaned   = endWith(handOver)
+	endLimited = endWith(handOverLines("true"))
+)
 
-// What these two have in common: the jobs leave, and the answer.
+// endTold is endJobs for jobs that others wait for, and endLimitedTold the same if some have lanes or limits.
+var (
+	endTold        = telling(withLane(endJobs))
+	endLimitedTold = telling(endLimited)
+)
+
+func endWith(handOver string) string {
+	return `
+with ` + endThem + withLane(writeHistory) + `,` + handOver + endAnswer + `, ` + wakeMoved("$10", "false")
+}
+
+// What these have in common: the jobs leave, and the answer.
 const (
 	endThem = `u as materialized (
   select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::smallint[], $5::text[], $6::text[], $7::int[], $8::bigint[])
@@ -388,29 +466,53 @@ select case when $8::bool and count(*) < cardinality($1::bigint[]) then onceq.le
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true`
 
 // retryLaned is retryJobs for jobs with a lane. One whose rule is Overtake, and that does not run again at once, goes back
-// to job_waits, and the next one of its lane becomes live.
-var retryLaned = `
+// to job_waits, and the next one of its lane becomes live. retryLimited is the same if some have a limit: they wait for it again
+// with the places of their lanes, behind the jobs that are due before them, or if they are only given back, before those.
+var (
+	retryLaned = retryWith(retrying{
+		moves: `j.lane_rule & 1 = 1 and u.delay > 0`, stays: `(j.lane_rule is null or j.lane_rule & 1 = 0 or u.delay = 0)`,
+		runAt: `statement_timestamp() + delay * interval '1 microsecond'`, lane: `lane, lane_rule`, due: `run_at`, handOver: handOver,
+	})
+	retryLimited = retryWith(retrying{
+		moves: limitMoves, stays: `not coalesce(` + limitMoves + `, false)`,
+		leaves: `,
+            ` + laneIn("j.lane") + ` = '' or j.lane_rule & 1 = 1 and u.delay > 0 as leaves`,
+		runAt:   `case when delay > 0 then statement_timestamp() + delay * interval '1 microsecond' else created_at end`,
+		columns: `, path`,
+		lane:    `case when leaves then ` + firstLine("lane") + ` else ` + limitIn("lane") + ` end, lane_rule, ` + unslotted("lane"),
+		due:     `greatest(run_at, statement_timestamp())`, handOver: handOverLines("leaves"),
+	})
+)
+
+const limitMoves = `(strpos(j.lane, ` + sqlSep + `) > 0 or j.lane_rule & 1 = 1 and u.delay > 0)`
+
+// retrying has the parts in which these two differ: which jobs go back to job_waits and which do not, a column that says that
+// a job leaves its lane too, and what is written there.
+type retrying struct{ moves, stays, leaves, runAt, columns, lane, due, handOver string }
+
+func retryWith(r retrying) string {
+	return `
 with u as materialized (
   select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[])
       as u(id, claims, holder, error, spent, reset, delay)
 ),
 gone as (
   delete from onceq.jobs j using u
-   where ` + heldByEach + ` and j.lane_rule & 1 = 1 and u.delay > 0
-  returning j.*, ` + strconv.Itoa(int(StateRetrying)) + `::smallint as state, u.error, u.spent, u.reset, u.delay
+   where ` + heldByEach + ` and ` + r.moves + `
+  returning j.*, ` + strconv.Itoa(int(StateRetrying)) + `::smallint as state, u.error, u.spent, u.reset, u.delay` + r.leaves + `
 ),
 wait as (
   insert into onceq.job_waits (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
-  select id, statement_timestamp() + delay * interval '1 microsecond', created_at, claims,
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule` + r.columns + `)
+  select id, ` + r.runAt + `, created_at, claims,
          case when reset then 0 else lost end, case when reset then 0 else attempts + spent end,
          max_attempts, priority, queue, kind, scope, key, payload, payload_bytes, metadata, ` + appendError + `,
-         case when reset then ` + identityOf("gone") + ` + 1 else identity end, lane, lane_rule
+         case when reset then ` + identityOf("gone") + ` + 1 else identity end, ` + r.lane + `
     from gone
   returning lane, run_at
 ),
 due as (
-  insert into onceq.lane_calls (slot, due, lane) select ` + laneSlot("lane") + `, run_at, lane from wait
+  insert into onceq.lane_calls (slot, due, lane) select ` + laneSlot("lane") + `, ` + r.due + `, lane from wait
 ),
 stay as (
   update onceq.jobs j
@@ -420,15 +522,16 @@ stay as (
          identity = case when u.reset then ` + identityOf("j") + ` + 1 else identity end,
          errors   = ` + appendError + `
     from u
-   where ` + heldByEach + ` and (j.lane_rule is null or j.lane_rule & 1 = 0 or u.delay = 0)
+   where ` + heldByEach + ` and ` + r.stays + `
   returning j.id, j.claims, j.created_at
 ),
 ready as (
   select id, claims, created_at from gone union all select id, claims, created_at from stay
-),` + handOver + `
+),` + r.handOver + `
 select case when $8::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
        array_agg(ready.id << ` + sqlTokenBits + ` | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null), ` + wakeMoved("$9", "false") + `
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true`
+}
 
 func completeArgs(outcomes []outcome, raise bool) []any {
 	n := len(outcomes)
@@ -477,9 +580,23 @@ func waking(args func([]outcome, bool) []any) func([]outcome, bool) []any {
 // kinds of statement commits on its own. After an error, left are the outcomes that may not have been written.
 func (q *Queue) finish(ctx context.Context, db DB, outcomes []outcome) (stale []*Lease, left []outcome, err error) {
 	slices.SortFunc(outcomes, func(a, b outcome) int { return int(a.lease.ID - b.lease.ID) })
-	var plain, end, again, laned, lanedAgain []outcome
+	var plain, end, again, laned, lanedAgain, waiting, lanedWaiting, limited, limitedAgain, limitedWaiting, told, limitedTold []outcome
 	for _, o := range outcomes {
 		switch {
+		case o.state.Finished() && o.lease.member && o.lease.lined():
+			limitedTold = append(limitedTold, o)
+		case o.state.Finished() && o.lease.member:
+			told = append(told, o)
+		case o.wait != nil && o.lease.Limit != "":
+			limitedWaiting = append(limitedWaiting, o)
+		case o.wait != nil && o.lease.Lane != "":
+			lanedWaiting = append(lanedWaiting, o)
+		case o.wait != nil:
+			waiting = append(waiting, o)
+		case o.lease.Limit != "" && o.state.Finished():
+			limited = append(limited, o)
+		case o.lease.Limit != "":
+			limitedAgain = append(limitedAgain, o)
 		case o.lease.Lane != "" && o.state.Finished():
 			laned = append(laned, o)
 		case o.lease.Lane != "":
@@ -504,6 +621,13 @@ func (q *Queue) finish(ctx context.Context, db DB, outcomes []outcome) (stale []
 		{again, retryJobs, retryArgs, []any{&cancelled}},
 		{laned, endLaned, waking(endArgs), []any{nil, nil}},
 		{lanedAgain, retryLaned, waking(retryArgs), []any{&cancelled, nil}},
+		{waiting, retryAwaiting, awaitingArgs(retryArgs), []any{&cancelled}},
+		{lanedWaiting, retryAwaitingLaned, awaitingArgs(waking(retryArgs)), []any{&cancelled, nil}},
+		{limited, endLimited, waking(endArgs), []any{nil, nil}},
+		{limitedAgain, retryLimited, waking(retryArgs), []any{&cancelled, nil}},
+		{limitedWaiting, retryAwaitingLimited, awaitingArgs(waking(retryArgs)), []any{&cancelled, nil}},
+		{told, endTold, endArgs, []any{nil, nil}},
+		{limitedTold, endLimitedTold, waking(endArgs), []any{nil, nil, nil}},
 	} {
 		if len(part.outcomes) == 0 {
 			continue

@@ -19,9 +19,18 @@ import (
 
 // Finding is something that slows a queue down, or soon will.
 type Finding struct {
-	What   string // a stable name: "snapshot", "prepared_transaction", "replication_slot", "dead_rows", "index_bloat", "autovacuum", "waiting", "paused", "lane", "background" or "handler"
+	// What is a stable name: "snapshot", "prepared_transaction", "replication_slot", "dead_rows", "index_bloat", "autovacuum",
+	// "waiting", "kind", "crashes", "versions", "paused", "lane", "limit", "hang", "group", "background" or "handler".
+	What   string
 	Detail string // what was found: where, who, how much
-	Advice string // what to do
+	Advice string // what to do, for somebody who writes code
+	Severe bool   // jobs stand still until somebody does something
+
+	// What it is about, for programs that give advice of their own; empty where it is about something else.
+	Queue string
+	Kind  string
+	JobID int64
+	Meant string // the queue or kind that the misspelt one may be meant to be
 }
 
 func (f Finding) String() string { return f.What + ": " + f.Detail + "; " + f.Advice }
@@ -33,6 +42,7 @@ type healthLimits struct {
 	dead     int64         // dead rows of a table, if there are more of them than live rows
 	index    int64         // bytes of an index, if these are ten times what its live rows need
 	waiting  time.Duration // how long the oldest job has been due
+	hang     time.Duration // how long a job has run for which its lane's or limit's other jobs wait
 }
 
 // Health looks for what commonly slows down a queue on Postgres, and returns what it found; an empty result is good.
@@ -42,15 +52,16 @@ type healthLimits struct {
 // background work.
 //
 // Otherwise Health reads Postgres's own statistics and a bounded number of jobs of each queue, so it is cheap enough to
-// call every minute. Postgres shows the age of another role's snapshot only to members of pg_read_all_stats; without that
+// call every minute. Who has just called Stats can give what it returned: then Health does not count again, and looks at
+// these queues only. Postgres shows the age of another role's snapshot only to members of pg_read_all_stats; without that
 // role, such sessions are not found.
-func (q *Queue) Health(ctx context.Context) ([]Finding, error) {
-	return q.health(ctx, healthLimits{snapshot: time.Minute, xids: 1_000_000, dead: 200_000, index: 64 << 20, waiting: time.Minute})
+func (q *Queue) Health(ctx context.Context, stats ...QueueStats) ([]Finding, error) {
+	return q.health(ctx, healthLimits{snapshot: time.Minute, xids: 1_000_000, dead: 200_000, index: 64 << 20, waiting: time.Minute, hang: 5 * time.Minute}, stats...)
 }
 
-func (q *Queue) health(ctx context.Context, limits healthLimits) ([]Finding, error) {
-	x := examination{q: q, limits: limits, found: q.troubles.findings(), live: make(map[string]int64)}
-	for _, look := range []func(context.Context) error{x.snapshots, x.keptBack, x.tables, x.indexes, x.queues, x.pauses, x.lanes} {
+func (q *Queue) health(ctx context.Context, limits healthLimits, stats ...QueueStats) ([]Finding, error) {
+	x := examination{q: q, limits: limits, stats: stats, found: q.troubles.findings(), live: make(map[string]int64)}
+	for _, look := range []func(context.Context) error{x.snapshots, x.keptBack, x.tables, x.indexes, x.queues, x.versions, x.pauses, x.lanes, x.hangs, x.groups, x.calls} {
 		if err := look(ctx); err != nil {
 			return x.found, err
 		}
@@ -61,14 +72,16 @@ func (q *Queue) health(ctx context.Context, limits healthLimits) ([]Finding, err
 
 // examination is one call of Health: each of its methods adds what it finds.
 type examination struct {
-	q      *Queue
-	limits healthLimits
-	found  []Finding
-	live   map[string]int64 // rows of each table: tables fills it in, and indexes uses it
+	q       *Queue
+	limits  healthLimits
+	found   []Finding
+	stats   []QueueStats     // of the queues to look at; if there are none, queues fills it in
+	workers []WorkerInfo     // that run: queues fills it in, and versions uses it
+	live    map[string]int64 // rows of each table: tables fills it in, and indexes uses it
 }
 
 func (x *examination) add(what, detail, advice string) {
-	x.found = append(x.found, Finding{what, detail, advice})
+	x.found = append(x.found, Finding{What: what, Detail: detail, Advice: advice})
 }
 
 func (x *examination) each(ctx context.Context, statement string, args []any, scan func(pgx.Rows) error) error {
@@ -189,21 +202,6 @@ select t.relname, c.relname, pg_relation_size(c.oid)
 	})
 }
 
-// queues looks for jobs that have been due for long and that nobody has.
-func (x *examination) queues(ctx context.Context) error {
-	stats, err := x.q.Stats(ctx)
-	if err != nil {
-		return err
-	}
-	for _, s := range stats {
-		if s.Oldest > x.limits.waiting && s.Paused.IsZero() {
-			x.add("waiting", fmt.Sprintf("the oldest job of queue %q has been due for %s", s.Queue, s.Oldest.Round(time.Second)),
-				"check that workers are running, have a handler for its kind, and keep up")
-		}
-	}
-	return nil
-}
-
 // pauses looks for queues and kinds that somebody may have forgotten to resume.
 func (x *examination) pauses(ctx context.Context) error {
 	const old = `select what, name, paused_at, note from onceq.pauses where paused_at < statement_timestamp() - $1::bigint * interval '1 microsecond' order by what desc, name`
@@ -212,21 +210,18 @@ func (x *examination) pauses(ctx context.Context) error {
 		if err := p.scan(rows); err != nil {
 			return err
 		}
-		call := "ResumeQueue"
-		if p.Kind != "" {
-			call = "ResumeKind"
-		}
-		x.add("paused", p.String(), "resume it with "+call+" when the reason is over")
+		x.found = append(x.found, Finding{What: "paused", Detail: p.String(), Advice: "resume it when the reason is over", Queue: p.Queue, Kind: p.Kind})
 		return nil
 	})
 }
 
-// lanes looks for lanes that stand still until somebody does something, and for which jobs wait.
-func (x *examination) lanes(ctx context.Context) error {
-	const still = `
+// readStill reads the lanes and limits that stand still although jobs wait for them, with the jobs that stop one.
+var readStill = `
 select s.lane, s.ids, -1
   from (select lane, (array_agg(id order by id))[:5] as ids
-          from (select lane, id from onceq.job_history where ` + sqlStops + ` and state in (` + sqlJobDead + `, ` + sqlJobHeld + `) order by lane limit 1000) h
+          from (select s.lane, s.id
+                  from (select lane, id from onceq.lane_stops order by lane, id limit 1000) s
+                  join onceq.job_history h on h.id = s.id and ` + laneIn("h.lane") + ` = s.lane and h.state in (` + sqlJobDead + `, ` + sqlJobHeld + `)) h
          group by lane) s
  where exists (select from onceq.job_waits w where w.lane = s.lane)
 union all
@@ -238,22 +233,33 @@ select l.lane, '{}', l.n
                   and (w.lane = l.lane or l.lane like '%/' and w.lane < left(l.lane, -1) || '0')) -- which comes after the slash
  order by 1
  limit 20`
-	return x.each(ctx, still, []any{x.limits.waiting.Microseconds()}, func(rows pgx.Rows) error {
+
+// raiseLimit is what to do about a limit of 0, for who reads a Finding or an Explanation: it does not say with which tool.
+const raiseLimit = "raise its limit; the audit trail may say who set it"
+
+// lanes looks for lanes and limits that stand still until somebody does something, and for which jobs wait.
+func (x *examination) lanes(ctx context.Context) error {
+	return x.each(ctx, readStill, []any{x.limits.waiting.Microseconds()}, func(rows pgx.Rows) error {
 		var lane string
 		var ids []int64
 		var n int
 		if err := rows.Scan(&lane, &ids, &n); err != nil {
 			return err
 		}
+		f := Finding{What: "lane", Severe: true, Advice: raiseLimit}
 		switch family, every := strings.CutSuffix(lane, "/"); {
+		case strings.HasPrefix(lane, "/"):
+			f.What = "limit"
+			f.Detail = fmt.Sprintf("limit %q lets no job start, and jobs wait for it", lane[1:])
 		case len(ids) > 0:
-			x.add("lane", fmt.Sprintf("lane %q stands still, because of the dead or held jobs %d, and other jobs wait for it", lane, ids),
-				"Redrive, Resolve or Discard them; the lane then goes on")
+			f.JobID, f.Advice = ids[0], "redrive them, resolve their effects, or discard them; the lane then goes on"
+			f.Detail = fmt.Sprintf("lane %q stands still, because of the dead or held jobs %d, and other jobs wait for it", lane, ids)
 		case every:
-			x.add("lane", fmt.Sprintf("the limit of the lanes of family %q is 0, and jobs wait: those without a limit of their own stand still", family), "SetLaneLimit raises it")
+			f.Detail = fmt.Sprintf("the limit of the lanes of family %q is 0, and jobs wait: those without a limit of their own stand still", family)
 		default:
-			x.add("lane", fmt.Sprintf("lane %q stands still, because its limit is 0, and jobs wait for it", lane), "SetLaneLimit raises it")
+			f.Detail = fmt.Sprintf("lane %q stands still, because its limit is 0, and jobs wait for it", lane)
 		}
+		x.found = append(x.found, f)
 		return nil
 	})
 }
@@ -282,9 +288,10 @@ var (
 	workFinish   = &work{"finish", "storing outcomes", "it is not known whether outcomes are recorded; a job whose outcome is not recorded runs again when its lease has run out"}
 	workAnnounce = &work{"announce", "announcing that a worker is waiting", "new jobs wait for the next poll"}
 	workPromote  = &work{"promote", "letting jobs into their lanes", "lanes with room may stay still"}
-	workNextDue  = &work{"next_due", "looking for the next delayed job", "delayed jobs wait for the next poll"}
+	workLook     = &work{"look", "looking for jobs that are due", "jobs that no notification announces do not start"}
 	workListen   = &work{"listen", "listening for new jobs", "new jobs wait for the next poll"}
 	workPresence = &work{"presence", "writing a worker's row", "Workers and Explain take this worker for one that has gone"}
+	workCount    = &work{"count", "writing what the worker has counted", "Counts is behind"}
 	workReap     = &work{"reap", "reaping", "the tables grow"}
 )
 
@@ -378,8 +385,8 @@ func (s *troubles) findings() []Finding {
 		if k.queue != "" {
 			where = fmt.Sprintf(" of queue %q", k.queue)
 		}
-		found = append(found, Finding{"background", fmt.Sprintf("%s%s has failed %d times since %s, most recently with: %v; meanwhile %s",
-			k.work.doing, where, t.count, t.since.UTC().Format(time.RFC3339), t.err, k.work.until), adviceFor(t.err)})
+		found = append(found, Finding{What: "background", Detail: fmt.Sprintf("%s%s has failed %d times since %s, most recently with: %v; meanwhile %s",
+			k.work.doing, where, t.count, t.since.UTC().Format(time.RFC3339), t.err, k.work.until), Advice: adviceFor(t.err)})
 	}
 	return found
 }

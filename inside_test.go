@@ -41,9 +41,18 @@ func TestTrap_PlansScanNoTableWhateverTheStatistics(t *testing.T) {
 		 select 0, scope, key, 0, id, id << 20, now(), 1000 from onceq.jobs`,
 		`insert into onceq.job_waits (id, run_at, created_at, max_attempts, priority, queue, kind, payload, lane, lane_rule)
 		 select nextval('onceq.ids'), now(), now(), 25, 0, 'default', 'k', '1', 'k/' || g % 1000, 0 from generate_series(1, 100000) g`,
+		`update onceq.jobs set lane = 'k/' || id % 1000, lane_rule = 6`,
+		`insert into onceq.lane_limits (lane, n, lowered) values ('k/', 1000, false)`,
+		`insert into onceq.lane_limits (lane, n, rate, per, burst, lowered) select '/' || g, 1000, 1000, 1000, 10, false from generate_series(1, 10000) g`,
+		`insert into onceq.limit_rates (lane, free_at, gap) select '/' || g, now(), 10 from generate_series(1, 10000) g`,
+		`insert into onceq.lane_places (lane, id) select lane, id from onceq.jobs`,
+		`insert into onceq.job_history (id, run_at, created_at, finished_at, claims, lost, attempts, max_attempts, priority, state, queue, kind, payload, lane, lane_rule)
+		 select nextval('onceq.ids'), now(), now(), now(), 1, 0, 1, 1, 0, 6, 'default', 'k', '1', 's/' || g, 2 from generate_series(1, 20000) g`,
+		`insert into onceq.lane_stops (lane, id) select lane, id from onceq.job_history`,
 		`insert into onceq.lane_calls (slot, due, lane) select g % 16, now(), 'k/' || g % 1000 from generate_series(1, 100000) g`,
+		`insert into onceq.job_members (group_id, job_id, state, told) select id % 100, id, 0, true from onceq.jobs`,
 	}
-	empty := []string{`delete from onceq.jobs`, `delete from onceq.job_fences`, `delete from onceq.job_waits`, `delete from onceq.lane_calls where lane <> ''`}
+	empty := []string{`delete from onceq.jobs`, `delete from onceq.job_fences`, `delete from onceq.job_waits`, `delete from onceq.lane_calls where lane <> ''`, `delete from onceq.lane_places`, `delete from onceq.lane_stops`, `delete from onceq.job_history`, `delete from onceq.job_members`}
 	for name, setup := range map[string][]string{
 		"never analyzed":              nil,
 		"analyzed while empty":        {`vacuum analyze`},
@@ -91,7 +100,7 @@ func TestTrap_PlansScanNoTableWhateverTheStatistics(t *testing.T) {
 					n = max(n, k)
 				}
 				var raw string
-				require.NoError(t, tx.QueryRow(t.Context(), `explain (format json) execute p(`+strings.TrimSuffix(strings.Repeat("null, ", n), ", ")+`)`).Scan(&raw))
+				require.NoError(t, tx.QueryRow(t.Context(), `explain (format json) execute p `+strings.TrimSuffix(strings.Repeat("(null, ", min(n, 1))+strings.Repeat("null, ", max(0, n-1)), ", ")+strings.Repeat(")", min(n, 1))).Scan(&raw))
 				_, err = tx.Exec(t.Context(), `deallocate p`)
 				require.NoError(t, err)
 				require.NoError(t, tx.Rollback(t.Context()))
@@ -129,18 +138,18 @@ func indexScansOnly(node any) error {
 		switch kind := node["Node Type"]; kind {
 		case "Seq Scan", "Bitmap Heap Scan", "Hash Join", "Merge Join":
 			switch node["Relation Name"] {
-			case "waiters", "lane_locks":
-				return nil // have one row for each idle worker, or 16
+			case "waiters", "queues", "pauses", "lane_locks":
+				return nil // have one row for each idle worker, for each queue, for each pause, or 16
 			}
 			if kind != "Bitmap Heap Scan" { // as good as the index scan below it
 				return fmt.Errorf("%v of %v", kind, node["Relation Name"])
 			}
 		case "Index Scan", "Index Only Scan", "Bitmap Index Scan":
 			column := map[any]string{"jobs_pkey": "id = ", "jobs_claim": "queue = ", "job_fences_pkey": "key = ", "job_cancels_pkey": "job_id = ",
-				"job_waits_pkey": "id = ", "job_waits_lane": "lane = ", "jobs_lane": "lane = ", "job_history_lane": "lane = ", "lane_calls_due": "slot = ",
-				"lane_limits_pkey": "lane = ", "lane_locks_pkey": "slot = "}[node["Index Name"]]
-			if node["Index Name"] == "waiters_pkey" {
-				break // as above
+				"job_waits_pkey": "id = ", "job_waits_lane": "lane = ", "lane_places_pkey": "lane = ", "lane_stops_pkey": "lane = ", "lane_calls_due": "slot = ",
+				"job_awaits_pkey": "job_id = ", "job_history_pkey": "id = ", "job_members_pkey": "group_id = ", "job_members_job": "(job_id + 0) = ", "lane_limits_pkey": "lane = ", "limit_rates_pkey": "lane = ", "lane_locks_pkey": "slot = "}[node["Index Name"]]
+			if node["Index Name"] == "waiters_pkey" || node["Index Name"] == "job_members_untold" {
+				break // as above; the second has only rows that are looked for
 			}
 			if cond, _ := node["Index Cond"].(string); column == "" || !strings.Contains(cond, column) {
 				return fmt.Errorf("all of %v", node["Index Name"])
@@ -196,7 +205,7 @@ select nextval('onceq.ids'), %s, now(), 25, 0, '%s', 'k', '1' from generate_seri
 				require.NoError(t, err)
 			}
 			var raw []byte
-			require.NoError(t, tx.QueryRow(ctx, `explain (analyze, buffers, format json) execute p(1000000, 7, 'default', '{0}', array[now() - interval '2 minutes'], '{0}', '{k}', 10, 5)`).Scan(&raw))
+			require.NoError(t, tx.QueryRow(ctx, `explain (analyze, buffers, format json) execute p(1000000, 7, 'default', '{0}', array[now() - interval '30 minutes'], '{0}', '{k}', 10, 5)`).Scan(&raw))
 			var plan []struct {
 				Plan struct {
 					Rows float64 `json:"Actual Rows"`
@@ -359,6 +368,8 @@ func TestStats_TellsLeasedFromRunning(t *testing.T) {
 type sentTracer struct {
 	mu   sync.Mutex
 	sent [][]string
+
+	paused time.Time // when the pauses were asked for last
 }
 
 func (s *sentTracer) add(one []string) {
@@ -383,6 +394,11 @@ func (*sentTracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndDa
 func (s *sentTracer) TraceBatchStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceBatchStartData) context.Context {
 	var one []string
 	for _, query := range d.Batch.QueuedQueries {
+		// The pauses come along with a claim, not with every one.
+		if strings.HasPrefix(query.SQL, "select what, name from ") && time.Since(s.paused) > time.Second/2 {
+			s.paused = time.Now()
+			continue
+		}
 		one = append(one, query.SQL)
 	}
 	s.add(one)
@@ -639,6 +655,22 @@ func mainPaths(t *testing.T, db *queuetest.DB) (heard []string) {
 	say("redriven: %s, %v", state, err)
 	err = q.Discard(ctx, db.Pool, cancelled)
 	say("discarded: %v", err)
+	later.Key = "moved"
+	moved, err := q.Move(ctx, db.Pool, enqueue(db.Pool, later), "other")
+	say("moved: %t, %v", moved, err)
+	n, err := q.MoveMany(ctx, db.Pool, onceq.Filter{All: true}, "another")
+	say("moved: %d, %v", n, err)
+	_, err = q.Counts(ctx, db.Pool, onceq.CountFilter{}) // of a minute that is not over
+	require.NoError(t, err)
+	rows, err := db.Pool.Query(ctx, `select kind, sum(started), sum(completed), sum(failed), sum(dead) from onceq.job_counts group by kind order by kind`)
+	require.NoError(t, err)
+	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (string, error) {
+		var kind string
+		var started, completed, failed, dead int
+		err := row.Scan(&kind, &started, &completed, &failed, &dead)
+		return fmt.Sprint(kind, started, completed, failed, dead), err
+	})
+	say("counted: %q, %v", all, err)
 
 	// Outside of jobs.
 	for range 2 {
@@ -666,7 +698,138 @@ func mainPaths(t *testing.T, db *queuetest.DB) (heard []string) {
 		for _, e := range i.Errors {
 			errs = append(errs, fmt.Sprint(e.Attempt, e.Error))
 		}
-		say("%s %q %s %s, %d attempts, %v, %s", i.Kind, i.Key, i.State, i.Payload, i.Attempts, errs, i.Result)
+		say("%s %s %q %s %s, %d attempts, %v, %s", i.Queue, i.Kind, i.Key, i.State, i.Payload, i.Attempts, errs, i.Result)
 	}
 	return heard
+}
+
+// A job that missed its slot takes that of another one that nobody has claimed, if that has just come: whoever is slower than the
+// rate would otherwise ask again and again, and lose a slot each time.
+func TestReslot_TakesASlotThatNobodyUses(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	ctx := t.Context()
+	const line = "/provider"
+	require.NoError(t, db.Queue.SetLimit(ctx, db.Pool, "provider", onceq.Limit{Rate: 100, Burst: 12}))
+	kind := onceq.Kind[int]{Name: "k", Limit: func(int) string { return "provider" }}
+	for n := range 5 {
+		_, err := db.Queue.Enqueue(ctx, db.Pool, kind.Job(n))
+		require.NoError(t, err)
+	}
+	leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{Limit: 2}) // which lets all of them in
+	require.NoError(t, err)
+	require.Len(t, leases, 2)
+	late, leased := leases[0].ID, leases[1].ID
+	var ids []int64
+	require.NoError(t, db.Pool.QueryRow(ctx, `select array_agg(id order by id) from onceq.jobs where leased_until is null`).Scan(&ids))
+	require.Len(t, ids, 3)
+	present, missed, unslotted := ids[0], ids[1], ids[2]
+	_, err = db.Pool.Exec(ctx, `update onceq.jobs set lane = left(lane, -2) where id = $1`, unslotted)
+	require.NoError(t, err)
+
+	var start, taken []int64
+	for range 100 { // until the message takes less time than the slot is good for
+		batch := &pgx.Batch{}
+		batch.Queue(`select slot from onceq.lane_locks for update`)
+		batch.Queue(`update onceq.limit_rates set free_at = now() + interval '1 hour' where lane = $1`, line)
+		batch.Queue(`update onceq.jobs set run_at = statement_timestamp() - case id when $1 then interval '1 minute' else interval '0' end`, missed)
+		batch.Queue(onceq.HotStatements["reslot"], line, []int64{late}, []int32{1}, []int64{holderOf(t, db, late)}).QueryRow(func(row pgx.Row) error {
+			return row.Scan(&start, &taken, nil, nil)
+		})
+		require.NoError(t, db.Pool.SendBatch(ctx, batch).Close())
+		require.Empty(t, start)
+		if len(taken) > 0 {
+			break
+		}
+		_, err := db.Pool.Exec(ctx, `update onceq.jobs j set leased_until = o.leased_until, holder = $2 from onceq.jobs o where j.id = $1 and o.id = $3`, late, leases[0].Token, leased)
+		require.NoError(t, err)
+	}
+	require.Equal(t, []int64{late}, taken)
+	var held, later []int64
+	require.NoError(t, db.Pool.QueryRow(ctx, `
+select array_agg(id order by id) filter (where leased_until is not null), array_agg(id) filter (where run_at > now() + interval '50 minutes') from onceq.jobs`).Scan(&held, &later))
+	require.Equal(t, []int64{late, leased}, held)
+	require.Equal(t, []int64{present}, later, "the other one gets the new slot, and not one that missed its own, has none or runs")
+}
+
+func holderOf(t *testing.T, db *queuetest.DB, id int64) (holder int64) {
+	t.Helper()
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `select holder from onceq.jobs where id = $1`, id).Scan(&holder))
+	return holder
+}
+
+// TestStatements_WorkGrowsWithTheLanesAndNotWithTheirSquare finishes jobs of many lanes in one statement, and lets jobs into
+// as many.
+func TestStatements_WorkGrowsWithTheLanesAndNotWithTheirSquare(t *testing.T) {
+	t.Parallel()
+	const lanes = 300
+	for _, limit := range []string{"", "shared"} {
+		t.Run("limit "+limit, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t, queuetest.Schema("onceq"))
+			ctx := t.Context()
+			require.NoError(t, db.Queue.SetLimit(ctx, db.Pool, "shared", onceq.Limit{AtOnce: lanes}))
+			kind := onceq.Kind[int]{Name: "k", Lane: func(n int) string { return fmt.Sprint(n % lanes) }, Limit: func(int) string { return limit }}
+			jobs := make([]onceq.Job, 3*lanes)
+			for i := range jobs {
+				jobs[i] = kind.Job(i)
+			}
+			_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
+			require.NoError(t, err)
+			rows := func(statement string, args ...any) (n float64) {
+				var raw string
+				require.NoError(t, pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
+					if _, err := tx.Exec(ctx, onceq.GuardPlans); err != nil {
+						return err
+					}
+					if _, err := tx.Exec(ctx, onceq.LockCalls, time.Time{}); err != nil {
+						return err
+					}
+					return tx.QueryRow(ctx, "explain (analyze, timing off, format json) "+statement, args...).Scan(&raw)
+				}))
+				var plan any
+				require.NoError(t, json.Unmarshal([]byte(raw), &plan))
+				eachNode(plan, func(node map[string]any) {
+					if node["Node Type"] == "CTE Scan" {
+						removed, _ := node["Rows Removed by Filter"].(float64)
+						n += (node["Actual Rows"].(float64) + removed) * node["Actual Loops"].(float64)
+					}
+				})
+				return n
+			}
+			require.Less(t, rows(onceq.HotStatements["promote"], time.Time{}, lanes, 0, 100_000), float64(lanes*lanes/2))
+			leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{Limit: lanes})
+			require.NoError(t, err)
+			require.Len(t, leases, lanes)
+
+			var ids, holders []int64
+			var claims []int32
+			require.NoError(t, db.Pool.QueryRow(ctx, `
+select array_agg(id order by id), array_agg(claims order by id), array_agg(holder order by id) from onceq.jobs`).Scan(&ids, &claims, &holders))
+			none, completed := make([]string, lanes), slices.Repeat([]int16{int16(onceq.StateCompleted)}, lanes)
+			statement := onceq.HotStatements["end, laned"]
+			if limit != "" {
+				statement = onceq.HotStatements["end, limit"]
+			}
+			require.Less(t, rows(statement, ids, claims, holders, completed, none, none, make([]int32, lanes), make([]int64, lanes), true, 0), float64(lanes*lanes/2))
+			leases, err = db.Queue.Claim(ctx, onceq.ClaimOptions{Limit: lanes})
+			require.NoError(t, err)
+			require.Len(t, leases, lanes)
+		})
+	}
+}
+
+// eachNode calls fn for each node of a plan in JSON.
+func eachNode(plan any, fn func(node map[string]any)) {
+	switch p := plan.(type) {
+	case []any:
+		for _, each := range p {
+			eachNode(each, fn)
+		}
+	case map[string]any:
+		fn(p)
+		for _, each := range p {
+			eachNode(each, fn)
+		}
+	}
 }

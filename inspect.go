@@ -38,9 +38,13 @@ type JobInfo struct {
 	KeepUntil   time.Time         `json:"keep_until,omitzero"`   // when the job leaves the history; zero if it does not leave by itself
 	Result      json.RawMessage   `json:"result,omitzero"`       // nil for none
 	Lane        string            `json:"lane,omitzero"`         // family/name; empty for a job without a lane
-	Blocked     bool              `json:"blocked,omitzero"`      // the job waits for its lane
+	Limit       string            `json:"limit,omitzero"`        // empty for a job without a limit
+	Blocked     bool              `json:"blocked,omitzero"`      // the job waits for its lane, its limit or other jobs
 	Errors      []AttemptError    `json:"errors,omitzero"`       // of the latest failed attempts, oldest first
 	Progress    *Progress         `json:"progress,omitzero"`     // what the handler of the latest run last reported; nil for nothing, and for a finished job
+
+	line    string // of a blocked job: what it waits for, as job_waits has it
+	slotted bool   // RunAt is a slot of its limit's rate
 
 	since time.Time // when the latest run began, if a beat has written that
 }
@@ -56,21 +60,21 @@ const liveInfo = `
 select j.id, j.kind, j.queue, j.scope, j.key, ` + jobState + ` as state, j.payload::text as payload, j.payload_bytes,
        j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       j.errors::text as errors, j.progress::text as progress, j.lane, false as blocked
+       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j`
 
 const waitingInfo = `
 select w.id, w.kind, w.queue, w.scope, w.key, ` + waitState + ` as state, w.payload::text as payload, w.payload_bytes,
        w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       w.errors::text as errors, null::text as progress, w.lane, true as blocked
+       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
   from onceq.job_waits w`
 
 const pastInfo = `
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
        h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
-       h.errors::text as errors, null::text as progress, h.lane, false as blocked
+       h.errors::text as errors, null::text as progress, h.lane, null::text as line
   from onceq.job_history h`
 
 // liveIDs and pastIDs are for statements that need no more of the jobs, and read no payloads.
@@ -93,17 +97,41 @@ func (q *Queue) info(ctx context.Context, db DB, statement string, args ...any) 
 	return all, err
 }
 
+// readMetadata reads a job's metadata. What somebody wrote by hand may be something else than texts: of an object, the other
+// values become their JSON, and anything else is no metadata. An error would stop all jobs that were claimed together.
+func readMetadata(text string) map[string]string {
+	var all map[string]string
+	if json.Unmarshal([]byte(text), &all) == nil {
+		return all
+	}
+	var values map[string]json.RawMessage
+	if json.Unmarshal([]byte(text), &values) != nil {
+		return nil
+	}
+	all = make(map[string]string, len(values))
+	for name, value := range values {
+		var one string
+		if json.Unmarshal(value, &one) != nil {
+			one = string(value)
+		}
+		all[name] = one
+	}
+	return all
+}
+
 func (i *JobInfo) scan(rows pgx.Rows) error {
-	var scope, key, payload, metadata, result, errs, note, lane *string
+	var scope, key, payload, metadata, result, errs, note, path, line *string
 	var leased, finished, keep *time.Time
 	if err := rows.Scan(&i.ID, &i.Kind, &i.Queue, &scope, &key, &i.State, &payload, &i.Bytes, &metadata, &i.Priority,
-		&i.Attempts, &i.MaxAttempts, &i.Lost, &i.Claims, &i.RunAt, &i.CreatedAt, &leased, &finished, &keep, &result, &errs, &note, &lane, &i.Blocked); err != nil {
+		&i.Attempts, &i.MaxAttempts, &i.Lost, &i.Claims, &i.RunAt, &i.CreatedAt, &leased, &finished, &keep, &result, &errs, &note, &path, &line); err != nil {
 		return err
 	}
 	if i.Claims > 0 {
 		i.Token = i.ID<<tokenBits | int64(i.Claims)
 	}
-	i.Scope, i.Key, i.Lane = orZero(scope), orZero(key), orZero(lane)
+	i.Scope, i.Key = orZero(scope), orZero(key)
+	i.Lane, i.Limit, i.slotted = splitPath(orZero(path))
+	i.line, i.Blocked = orZero(line), line != nil
 	i.LeasedUntil, i.FinishedAt, i.KeepUntil = orZero(leased), orZero(finished), orZero(keep)
 	if payload != nil {
 		i.Payload = json.RawMessage(*payload)
@@ -112,9 +140,7 @@ func (i *JobInfo) scan(rows pgx.Rows) error {
 		i.Result = json.RawMessage(*result)
 	}
 	if metadata != nil {
-		if err := json.Unmarshal([]byte(*metadata), &i.Metadata); err != nil {
-			return fmt.Errorf("metadata of job %d: %w", i.ID, err)
-		}
+		i.Metadata = readMetadata(*metadata)
 	}
 	if err := i.noted(note); err != nil {
 		return fmt.Errorf("progress of job %d: %w", i.ID, err)
@@ -203,19 +229,20 @@ type Filter struct {
 	Scope  string // of jobs with a key
 	States []State
 	IDs    []int64
+	Group  int64 // members of this group, see EnqueueGroup
 	After  int64 // the last id of the previous page; only smaller ids are chosen
 	Limit  int   // List: default 100, at most 1,000; other methods: default no limit
 
-	// All says that a filter without Queue, Kind, Scope and IDs is meant. Without it, such a filter is an *InvalidError of
-	// CancelMany, RetryMany, RedriveMany, DiscardMany and ResolveMany, because it is more often a mistake.
+	// All says that a filter without Queue, Kind, Scope, IDs and Group is meant. Without it, such a filter is an *InvalidError of
+	// CancelMany, RetryMany, RedriveMany, MoveMany, DiscardMany and ResolveMany, because it is more often a mistake.
 	All bool
 
 	// CreatedFrom and CreatedBefore choose by the time of the enqueueing, the second without the time itself.
 	CreatedFrom, CreatedBefore time.Time
 
-	// Progress, if not nil, is called by CancelMany, RedriveMany, DiscardMany and ResolveMany after each of their statements,
-	// with how many jobs have been tried so far. If it returns an error, no further statement is sent, and that error is
-	// returned.
+	// Progress, if not nil, is called by CancelMany, RetryMany, RedriveMany, MoveMany, DiscardMany and ResolveMany after
+	// each of their statements, with how many jobs have been tried so far. If it returns an error, no further statement is
+	// sent, and that error is returned.
 	Progress func(tried int) error
 
 	floor int64 // only ids that are not smaller are chosen; 0 for all
@@ -278,10 +305,10 @@ func (f *Filter) page() error {
 const pageRows = 5_000
 
 // Page is List for people who wait for an answer: however many jobs there are, it looks at some 5,000 of the live ones, of
-// those that wait for their lane, and of those in the history, newest first. So a page may have fewer jobs than Filter.Limit,
-// or none, and not be the last one. To go on, set Filter.After to next; it is 0 after the last page. The jobs of all pages
-// are those of List, in its order. All live jobs of a queue that has fewer than 5,000 are looked at at once, and so are
-// chosen IDs.
+// those that wait for their lane, limit or other jobs, and of those in the history, newest first. So a page may have fewer jobs than
+// Filter.Limit, or none, and not be the last one. To go on, set Filter.After to next; it is 0 after the last page. The jobs
+// of all pages are those of List, in its order. All live jobs of a queue that has fewer than 5,000 are looked at at once,
+// and so are chosen IDs.
 func (q *Queue) Page(ctx context.Context, db DB, filter Filter) (jobs []JobInfo, next int64, err error) {
 	if err := filter.page(); err != nil {
 		return nil, 0, err
@@ -301,15 +328,38 @@ func (q *Queue) Page(ctx context.Context, db DB, filter Filter) (jobs []JobInfo,
 	return jobs, filter.floor, nil
 }
 
+// pastRange is a range of job_history_state, from its end: the jobs of queue p.queue in state s.state. It names the columns in
+// this odd way so that only that index serves it, in its order, and so that the scan ends where the state does. With plain
+// equalities the planner may read the primary key, once for each queue and state, and with whole rows on both sides the scan
+// goes on through all other states of the queue.
+const (
+	pastRange = `h.queue = any (array[p.queue]) and (h.state, h.id) < (s.state, $1::bigint) and h.state >= s.state`
+	pastOrder = `
+                order by h.queue desc, h.state desc, h.id desc`
+)
+
+// pastRows is how many rows a Page looks at of each such range.
+const pastRows = `greatest(5000 / ((select count(*) from past) * cardinality($3::smallint[])), 100)`
+
+// rows reports whether the filter chooses by what is in no index, so that rows are looked at that it does not choose.
+func (f *Filter) rows() bool {
+	return f.Kind != "" || f.Scope != "" || !f.CreatedFrom.IsZero() || !f.CreatedBefore.IsZero()
+}
+
+// wide reports whether a Page looks at the history as it stands, by id, and not at ranges of it.
+func (f *Filter) wide(past []int16) bool {
+	return f.rows() && f.Queue == "" && f.IDs == nil && len(past) == 4
+}
+
 // bound builds the statement that finds Filter.floor and Filter.few: how far down a page goes, so that it looks at no more
 // than pageRows rows of a table, or at no more than that of all the ranges of job_history_state together. It is empty if
 // every row that a page looks at is chosen. Every statement takes all arguments.
 func (f *Filter) bound() (string, []any) {
-	if f.IDs != nil {
+	if f.IDs != nil || f.Group != 0 {
 		return "", nil
 	}
 	live, past := f.states()
-	rows := f.Kind != "" || f.Scope != "" || !f.CreatedFrom.IsZero() || !f.CreatedBefore.IsZero()
+	rows := f.rows()
 	table := func(name string) string {
 		return `(select id from onceq.` + name + ` where id < $1::bigint order by id desc offset $5::int - 1 limit 1)`
 	}
@@ -323,7 +373,7 @@ func (f *Filter) bound() (string, []any) {
 	queues := ` past (queue) as (select $4::text collate "C"),`
 	switch {
 	case !rows || len(past) == 0:
-	case f.Queue == "" && len(past) == 4:
+	case f.wide(past):
 		floors = append(floors, table("job_history"))
 	default:
 		if f.Queue == "" {
@@ -334,9 +384,7 @@ func (f *Filter) bound() (string, []any) {
           from past p cross join unnest($3::smallint[]) s (state)
          cross join lateral (
                select h.id from onceq.job_history h
-                where (h.queue, h.state, h.id) < (p.queue, s.state, $1::bigint) and (h.queue, h.state) >= (p.queue, s.state)
-                order by h.queue desc, h.state desc, h.id desc
-               offset greatest($5::int / ((select count(*) from past) * cardinality($3::smallint[])), 100) - 1 limit 1) i
+                where `+pastRange+pastOrder+` offset `+pastRows+` - 1 limit 1) i
          where p.queue is not null)`)
 	}
 	if len(floors) == 1 {
@@ -370,9 +418,9 @@ func (q *Queue) Count(ctx context.Context, db DB, filter Filter) (n int, err err
 
 // statement builds the statement for a page, from the statements that read a job. It compares and orders whole rows of an
 // index of the history: with "queue = … and state = …" and an order by id, the planner reads the primary key where it
-// believes that nearly every row has that state, and reads all of it if none has. It reads the history queue by queue and state by state, each of which is a
-// range of one index with a limit. Conditions that do not restrict are left out, so that a plan that is made once for all
-// values stays good. Every statement takes all arguments.
+// believes that nearly every row has that state, and reads all of it if none has. It reads the history queue by queue and
+// state by state, each of which is a range of one index with a limit. Conditions that do not restrict are left out, so that
+// a plan that is made once for all values stays good. Every statement takes all arguments.
 func (f *Filter) statement(liveJob, waitingJob, pastJob string) (string, []any) {
 	after := f.After
 	if after == 0 {
@@ -380,27 +428,10 @@ func (f *Filter) statement(liveJob, waitingJob, pastJob string) (string, []any) 
 	}
 	live, past := f.states()
 	where := func(alias string) string {
-		var s strings.Builder
-		s.WriteString(alias + ".id < $1::bigint")
-		if f.floor > 0 && alias != "h" { // with it, the planner would read the history's primary key once for each queue and state
-			s.WriteString(" and " + alias + ".id >= $11::bigint")
+		if f.floor > 0 {
+			return alias + `.id < $1::bigint and ` + alias + `.id >= $11::bigint` + f.others(alias)
 		}
-		if f.Kind != "" {
-			s.WriteString(" and " + alias + ".kind = $5::text")
-		}
-		if f.Scope != "" {
-			s.WriteString(" and " + alias + ".scope = $6::text")
-		}
-		if f.IDs != nil {
-			s.WriteString(" and " + alias + ".id = any ($8::bigint[])")
-		}
-		if !f.CreatedFrom.IsZero() {
-			s.WriteString(" and " + alias + ".created_at >= $9::timestamptz")
-		}
-		if !f.CreatedBefore.IsZero() {
-			s.WriteString(" and " + alias + ".created_at < $10::timestamptz")
-		}
-		return s.String()
+		return alias + `.id < $1::bigint` + f.others(alias)
 	}
 	queues, queue := pastQueues, ""
 	if f.Queue != "" {
@@ -414,10 +445,11 @@ func (f *Filter) statement(liveJob, waitingJob, pastJob string) (string, []any) 
 		liveWhere = strings.ReplaceAll(liveWhere, "j.queue =", "j.queue || '' =")
 	}
 	floor, args := "", []any{after, f.Limit, nonNil(past), f.Queue, f.Kind, f.Scope, nonNil(live), f.IDs, f.CreatedFrom, f.CreatedBefore}
-	lowest := `(h.queue, h.state) >= (p.queue, s.state)`
 	if f.floor > 0 {
 		floor, args = `, $11::bigint`, append(args, f.floor)
-		lowest = `(h.queue, h.state, h.id) >= (p.queue, s.state, $11::bigint)`
+	}
+	if f.Group != 0 { // which is never together with a floor
+		floor, args = `, $11::bigint`, append(args, f.Group)
 	}
 	states, waitStates := "", ""
 	if len(live) < 4 {
@@ -434,16 +466,64 @@ waiting as (` + waitingJob + `
    where cardinality($7::smallint[]) > 0 and ` + where("w") + strings.Replace(queue, "j.", "w.", 1) + waitStates + `
    order by w.id desc limit $2::int
 ),
-finished as (
-  select i.*
-    from past p cross join unnest($3::smallint[]) s (state)
-   cross join lateral (` + pastJob + `
-         where (h.queue, h.state, h.id) < (p.queue, s.state, $1::bigint) and ` + lowest + ` and ` + where("h") + `
-         order by h.queue desc, h.state desc, h.id desc limit $2::int) i
-   where p.queue is not null
+` + f.finished(pastJob, where("h"), past) + `
 )
 select * from (select * from live union all select * from waiting union all select * from finished) a
  order by id desc limit $2::int`, args
+}
+
+// others are the filter's conditions besides ids, queue and states.
+func (f *Filter) others(alias string) string {
+	var s strings.Builder
+	if f.Kind != "" {
+		s.WriteString(" and " + alias + ".kind = $5::text")
+	}
+	if f.Scope != "" {
+		s.WriteString(" and " + alias + ".scope = $6::text")
+	}
+	if f.IDs != nil {
+		s.WriteString(" and " + alias + ".id = any ($8::bigint[])")
+	}
+	if f.Group != 0 {
+		s.WriteString(" and " + alias + ".id = any (array(select m.job_id from onceq.job_members m where m.group_id = $11::bigint))")
+	}
+	if !f.CreatedFrom.IsZero() {
+		s.WriteString(" and " + alias + ".created_at >= $9::timestamptz")
+	}
+	if !f.CreatedBefore.IsZero() {
+		s.WriteString(" and " + alias + ".created_at < $10::timestamptz")
+	}
+	return s.String()
+}
+
+// finished builds the part of the statement that reads the history: by id, or range by range.
+func (f *Filter) finished(pastJob, where string, past []int16) string {
+	if f.IDs != nil || f.Group != 0 || f.floor > 0 && f.wide(past) {
+		if f.Queue != "" {
+			where += ` and h.queue = $4::text`
+		}
+		return `finished as (` + pastJob + `
+   where h.state = any ($3::smallint[]) and ` + where + `
+   order by h.id desc limit $2::int`
+	}
+	// No plain condition on the id, which would let the planner read the primary key.
+	ranged := pastJob + `
+         where ` + pastRange + f.others("h") + pastOrder
+	if f.floor > 0 {
+		rows := `$2::int` // all of them are chosen
+		if f.rows() {
+			rows = `2 * ` + pastRows // bound has found half of these; jobs finish meanwhile
+		}
+		ranged = strings.Replace(pastJob, `from onceq.job_history h`, `from (
+               select * from onceq.job_history h
+                where `+pastRange+pastOrder+` limit `+rows+`) h`, 1) + `
+         where h.id >= $11::bigint` + f.others("h") + pastOrder
+	}
+	return `finished as (
+  select i.*
+    from past p cross join unnest($3::smallint[]) s (state)
+   cross join lateral (` + ranged + ` limit $2::int) i
+   where p.queue is not null`
 }
 
 func nonNil(s []int16) []int16 {
@@ -468,7 +548,7 @@ type QueueStats struct {
 	Running  int // leased jobs except those that a worker has claimed ahead and that wait there for a free handler
 	Dead     int
 	Held     int
-	Blocked  int // jobs that wait for their lane; the other counts of unfinished jobs do not contain them
+	Blocked  int // jobs that wait for their lane, their limit or other jobs; the other counts of unfinished jobs do not contain them
 
 	Paused time.Time // since when the queue has been paused; zero if it is not. Pauses lists kinds that are paused
 
@@ -478,10 +558,10 @@ type QueueStats struct {
 
 	// More says that there are jobs that were not looked at, so that each of Waiting, Retrying, Delayed, Leased and Running
 	// says "at least". Of the due jobs of each priority, the first 500 and the last 500 are looked at, because leased jobs are
-	// mostly the first. Of the jobs that are due later, the first 1,000 of each priority are looked at.
+	// mostly the first. Of the jobs that are due later, the first 1,000 are looked at.
 	More bool
 
-	// Capped says that some count of the queue may be too small: More, or one of Dead, Held and Blocked stopped at StatsCap.
+	// Capped says that some count of the queue may be too small: More, or one of them stopped at StatsCap.
 	Capped bool
 }
 
@@ -497,7 +577,7 @@ live (queue) as (
 
 const pastQueues = `
 past (queue) as (
-  (select queue from onceq.job_history order by queue limit 1)
+  (select queue from onceq.job_history where queue >= '' order by queue limit 1)
   union all
   select (select h.queue from onceq.job_history h where h.queue > p.queue order by h.queue limit 1)
     from past p where p.queue is not null
@@ -514,7 +594,8 @@ waits (queue) as (
 // readStats counts per queue: the queues in $1, or all if it is null; $2 is StatsCap. Every count is over a range of an index
 // with a limit. The rows of live jobs have to be read, because no index says who has a job, so it looks at both ends of the
 // due jobs of each priority: the half of the cap from the first, and one more than that from the last. The ends meet if there
-// are not more due jobs than the cap.
+// are not more due jobs than the cap. Of the jobs that are due later, the next
+// ones of the three priorities are merged by their time, so that mostly no more than the cap are read.
 const readStats = `
 with recursive` + liveQueues + waitingQueues + pastQueues + `
 names as materialized (
@@ -527,17 +608,17 @@ names as materialized (
 select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, i.leased, i.running, d.dead, h.held, w.blocked,
        coalesce(extract(epoch from statement_timestamp() - coalesce(o.oldest, i.oldest)) * 1000000, 0)::bigint,
        coalesce(greatest(i.seen, l.seen) > $2::int, false),
-       greatest(i.seen, l.seen, d.dead, h.held, w.blocked) > $2::int,
        (select p.paused_at from onceq.pauses p where p.what = 'queue' and p.name = n.queue)
   from names n
  cross join lateral (
-       select count(*) filter (where x.free and x.fresh) as waiting, count(*) filter (where x.free and not x.fresh) as retrying,
-              count(*) filter (where not x.free) as leased, count(*) filter (where not x.free and x.ahead is null) as running,
-              min(x.run_at) filter (where x.free) as oldest, max(x.n) as seen
-         from (select j.*, row_number() over (partition by p.priority) as n
-                 from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
-                cross join lateral (
-                      (select id, run_at, ahead, leased_until is null or leased_until <= statement_timestamp() as free,
+       select sum(x.waiting)::bigint as waiting, sum(x.retrying)::bigint as retrying, sum(x.leased)::bigint as leased, sum(x.running)::bigint as running,
+              min(x.oldest) as oldest, max(x.seen) as seen
+         from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+        cross join lateral (
+              select count(*) filter (where j.free and j.fresh) as waiting, count(*) filter (where j.free and not j.fresh) as retrying,
+                     count(*) filter (where not j.free) as leased, count(*) filter (where not j.free and j.ahead is null) as running,
+                     min(j.run_at) filter (where j.free) as oldest, count(*) as seen
+                from ((select id, run_at, ahead, leased_until is null or leased_until <= statement_timestamp() as free,
                               attempts = 0 and lost = 0 and leased_until is null as fresh
                          from onceq.jobs
                         where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
@@ -563,16 +644,26 @@ select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, i.leased, i.runni
                where j.leased_until is null or j.leased_until <= statement_timestamp()
                limit 1) f) o
  cross join lateral (
-       select count(*) filter (where fresh) as delayed, count(*) filter (where not fresh) as retrying, max(n) as seen
-         from (select j.fresh, j.n
-                 from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
-                cross join lateral (
-                      select (attempts = 0 and lost = 0 and leased_until is null) as fresh,
-                             row_number() over (order by run_at, id) as n
-                        from onceq.jobs
-                       where queue = n.queue and priority = p.priority and run_at > statement_timestamp()
-                       order by run_at, id
-                       limit $2::int + 1) j) x) l
+       select count(*) filter (where fresh) as delayed, count(*) filter (where not fresh) as retrying, count(*) as seen
+         from ((select id, run_at, attempts = 0 and lost = 0 and leased_until is null as fresh
+                  from onceq.jobs
+                 where queue = n.queue and priority = -1 and run_at > statement_timestamp()
+                 order by run_at, id
+                 limit $2::int + 1)
+               union all
+               (select id, run_at, attempts = 0 and lost = 0 and leased_until is null as fresh
+                  from onceq.jobs
+                 where queue = n.queue and priority = 0 and run_at > statement_timestamp()
+                 order by run_at, id
+                 limit $2::int + 1)
+               union all
+               (select id, run_at, attempts = 0 and lost = 0 and leased_until is null as fresh
+                  from onceq.jobs
+                 where queue = n.queue and priority = 1 and run_at > statement_timestamp()
+                 order by run_at, id
+                 limit $2::int + 1)
+               order by run_at, id
+               limit $2::int + 1) x) l
  cross join lateral (
        select count(*) as dead
          from (select from onceq.job_history where queue = n.queue and state = ` + sqlJobDead + ` order by id limit $2::int + 1) x) d
@@ -585,9 +676,9 @@ select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, i.leased, i.runni
  order by n.queue`
 
 // Stats returns the figures of the named queues, or of every queue that has jobs, a history or workers, sorted by name.
-// However many jobs there are, it reads of a queue at most 2,000 rows of each priority that has due and delayed jobs, besides
-// leased ones at the front, because it stops counting at StatsCap: some milliseconds a queue. It runs on the pool, with its own
-// planner settings, because with stale statistics the planner would read whole ranges and sort them.
+// However many jobs there are, it reads of a queue some 1,000 rows of each priority that has due jobs, and some 1,000 of the
+// delayed ones, besides leased ones at the front, because it stops counting at StatsCap: some milliseconds a queue. It runs on
+// the pool, with its own planner settings, because with stale statistics the planner would read whole ranges and sort them.
 func (q *Queue) Stats(ctx context.Context, queues ...string) ([]QueueStats, error) {
 	for _, name := range queues {
 		if err := checkText("queues", name); err != nil {
@@ -599,12 +690,14 @@ func (q *Queue) Stats(ctx context.Context, queues ...string) ([]QueueStats, erro
 		var s QueueStats
 		var oldest int64
 		var paused *time.Time
-		if err := rows.Scan(&s.Queue, &s.Waiting, &s.Retrying, &s.Delayed, &s.Leased, &s.Running, &s.Dead, &s.Held, &s.Blocked, &oldest, &s.More, &s.Capped, &paused); err != nil {
+		if err := rows.Scan(&s.Queue, &s.Waiting, &s.Retrying, &s.Delayed, &s.Leased, &s.Running, &s.Dead, &s.Held, &s.Blocked, &oldest, &s.More, &paused); err != nil {
 			return err
 		}
-		s.Oldest, s.Paused = time.Duration(oldest)*time.Microsecond, orZero(paused)
+		s.Oldest, s.Paused, s.Capped = time.Duration(oldest)*time.Microsecond, orZero(paused), s.More
 		for _, n := range []*int{&s.Waiting, &s.Retrying, &s.Delayed, &s.Leased, &s.Running, &s.Dead, &s.Held, &s.Blocked} {
-			*n = min(*n, StatsCap)
+			if *n > StatsCap {
+				*n, s.Capped = StatsCap, true
+			}
 		}
 		all = append(all, s)
 		return nil

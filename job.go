@@ -15,7 +15,7 @@ const (
 	MaxNameBytes     = 128       // of a queue, a kind and an effect
 	MaxPayloadBytes  = 1 << 20   // of an encoded payload
 	MaxMetadataBytes = 16 << 10  // of the encoded metadata
-	MaxResultBytes   = 256 << 10 // of an encoded result
+	MaxResultBytes   = 256 << 10 // of an encoded result, and of an event's payload (Emit)
 )
 
 // Special values of a window, which says how long a key stays taken after its work is finished.
@@ -103,10 +103,25 @@ type Job struct {
 	// Lane puts the job in a line: of the jobs of one lane, one is live at a time, or as many as Queue.SetLaneLimit says, in
 	// the order of priority, due time and id. The others wait outside of the table that workers search. Lanes of different
 	// families are different. LaneFamily is the kind's name by default; kinds with the same family share its lanes and
-	// limits. LaneRule says what a failed, dead or held job does to its lane.
+	// limits. LaneRule says what a failed, dead or held job does to its lane. At most MaxLaneBytes, and MaxNameBytes for the
+	// family.
 	Lane       string
 	LaneFamily string
 	LaneRule   LaneRule
+
+	// Limit names a limit that holds for all jobs with this name, of any kinds and lanes, without an order: how many are live
+	// at once, how many start in a time, or both. Queue.SetLimit says; without that it is one at a time. A job may have a lane
+	// and a limit. It then waits for its lane first, and the lanes take turns in the limit. At most MaxLaneBytes.
+	Limit string
+
+	// After names jobs that must be finished before this one starts: enqueued in the same transaction or long before. IfDead says
+	// what a dead one means; one that was cancelled counts as finished. The job waits outside of the table that workers search,
+	// and after that for its time, its lane and its limit. Its handler reads what came of the others with Lease.Members. A job
+	// that is not known any more counts as completed, also one of a transaction that is not committed. An ID that was never
+	// drawn and a key that no job has are an *InvalidError, before anything is written. In EnqueueMany a key may be that of an
+	// earlier job of the same call. See EnqueueGroup for jobs that are made together with the one that waits for them.
+	After  []JobRef
+	IfDead DeadRule
 
 	Metadata map[string]string // stored with the job; not compared when a key comes back
 
@@ -128,6 +143,8 @@ type Job struct {
 	// lost silently. A job that failed, was given back or was redriven counts as started. Enqueue waits while a claim of the
 	// job is under way. A worker finds a job that became due earlier with its next poll. Not together with Strict.
 	Replace Replace
+
+	follows, member bool // of a group that is made in this call: EnqueueGroup, AddMembers
 
 	keyed bool // made by a kind that derives keys, or for EnqueueUnique: an empty key is an error
 }

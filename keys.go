@@ -30,7 +30,7 @@ type KeyInfo struct {
 	Result     json.RawMessage `json:"result,omitzero"`
 	Detail     string          `json:"detail,omitzero"` // why it is uncertain or held
 
-	// IdempotencyKey is the key that a provider got for it; empty for a job's key.
+	// IdempotencyKey is the key that a provider got for it; empty for a job's key and for an event.
 	IdempotencyKey string `json:"idempotency_key,omitzero"`
 }
 
@@ -45,12 +45,13 @@ select f.class, f.scope, case f.state when ` + sqlQueued + ` then 'queued' when 
        coalesce(` + fenceFree + `, false), coalesce(f.job_id, 0), f.token, f.created_at, f.leased_until, f.finished_at, f.lifetime,
        coalesce(f.result::text, ''), coalesce(f.detail, ''), coalesce(f.identity, (extract(epoch from f.created_at) * 1000000)::bigint)
   from onceq.job_fences f
- where f.key = $2::text and f.class <> ` + sqlOfEffect + ` and ($1::text = '' or f.scope = $1::text)
+ where f.key = $2::text and f.class <> ` + sqlOfEffect + ` and (f.class <> ` + sqlOfEvent + ` or f.state = ` + sqlCompleted + `) and ($1::text = '' or f.scope = $1::text)
  order by f.key, f.scope, f.class
  limit $3::int`
 
-// Keys returns what is known about a key: of jobs, of the application's own (Do, Fence) and of requests. With an empty scope it looks
-// in every scope and returns the first 100. A key that was never taken, or that a Reaper has removed, is not there.
+// Keys returns what is known about a key: of jobs, of the application's own (Do, Fence), of requests, and of events (Emit).
+// With an empty scope it looks in every scope and returns the first 100. A key that was never taken, or that a Reaper has
+// removed, is not there.
 func (q *Queue) Keys(ctx context.Context, db DB, scope, key string) ([]KeyInfo, error) {
 	if err := cmp.Or(checkText("scope", scope), checkText("key", key)); err != nil {
 		return nil, err
@@ -74,7 +75,7 @@ func (q *Queue) Keys(ctx context.Context, db DB, scope, key string) ([]KeyInfo, 
 		if result != "" {
 			i.Result = json.RawMessage(result)
 		}
-		if i.Class != classJob {
+		if i.Class != classJob && i.Class != classEvent {
 			i.Until = orZero(until)
 			i.IdempotencyKey = q.downstream("fence", strconv.Itoa(int(i.Class)), i.Scope, i.Key, strconv.FormatInt(identity, 10))
 		}

@@ -36,6 +36,7 @@ type Kind[P any] struct {
 	Lane       func(P) string // derives the lane from the payload, see Job.Lane; default, and where it returns "", none
 	LaneFamily string         // see Job.LaneFamily; default the kind's name
 	LaneRule   LaneRule       // see Job.LaneRule
+	Limit      func(P) string // derives the name of a limit from the payload, see Job.Limit; default, and where it returns "", none
 
 	// Timeout ends the handler's context, and the attempt counts as failed. Default one minute; NoTimeout means none. A
 	// handler that does not return after its context has ended keeps its job for one to two more leases: see
@@ -51,6 +52,10 @@ type Kind[P any] struct {
 	// more lost leases would make it dead. So a job that ends its process is found out. Only the first lost lease can be
 	// charged to a job that was merely about to start. A worker that has a kind with MaxLost 1 claims no job before a
 	// handler is free for it.
+	//
+	// They count over the whole life of the job, also where runs in between ended well: Snooze, Sleep, Await and an error
+	// that is retried leave the number as it is; only Reschedule, Redrive and a next tick start anew. A flow of weeks, or a
+	// job that polls for weeks, may need a larger number.
 	MaxLost int
 
 	// Keep is how long a completed job, or one that was cancelled while it ran, stays in the history; Forever keeps it
@@ -89,6 +94,9 @@ func (k *Kind[P]) Job(payload P) Job {
 			j.LaneFamily, j.LaneRule = k.LaneFamily, k.LaneRule
 		}
 	}
+	if k.Limit != nil {
+		j.Limit = k.Limit(payload)
+	}
 	return j
 }
 
@@ -121,7 +129,7 @@ func unmarshalKnown(payload []byte, into any) error {
 // Handler is what a worker runs for the jobs of one kind: see Kind.Handle, HandleTx and HandleBatch.
 type Handler struct {
 	kind, queue  string
-	laned        bool          // the kind's jobs have lanes
+	laned        bool          // the kind's jobs have lanes or limits
 	timeout      time.Duration // 0 for none
 	backoff      func(int, error) time.Duration
 	maxLost      int
@@ -141,7 +149,7 @@ type Handler struct {
 
 func (k *Kind[P]) handler() Handler {
 	h := Handler{
-		kind: k.Name, queue: k.Queue, laned: k.Lane != nil, timeout: k.Timeout, backoff: k.Backoff, maxLost: k.MaxLost,
+		kind: k.Name, queue: k.Queue, laned: k.Lane != nil || k.Limit != nil, timeout: k.Timeout, backoff: k.Backoff, maxLost: k.MaxLost,
 		serializable: k.Serializable, keep: math.MinInt64,
 	}
 	known := k.RefuseUnknownFields

@@ -32,9 +32,9 @@ const (
 	StopLane
 )
 
-const sqlStops = `lane_rule >= 2` // StopLane
+const sqlStops = `lane_rule & 2 = 2` // StopLane
 
-// MaxLaneBytes is the limit of a lane's name.
+// MaxLaneBytes is how long the name of a lane or of a limit may be.
 const MaxLaneBytes = 256
 
 // laneName gives a lane as the tables store it: family/name.
@@ -42,24 +42,36 @@ func laneName(family, name string) (string, error) {
 	if strings.Contains(family, "/") {
 		return "", invalid("LaneFamily", "is %q; it must not contain a slash, which separates it from the lane's name (it is the kind's name by default)", family)
 	}
+	if strings.Contains(family+name, lineSep) {
+		return "", invalid("Lane", "contains a unit separator (U+001F), which is not possible")
+	}
 	return family + "/" + name, cmp.Or(checkName("LaneFamily", family, MaxNameBytes), checkName("Lane", name, MaxLaneBytes))
 }
 
-// lane gives the job's lane as the tables store it, or "".
+// lane gives the job's lane and limit as the tables store them (limit.go), or "".
 func (j *Job) lane() (string, error) {
-	if j.Lane == "" {
-		if j.LaneFamily != "" || j.LaneRule != 0 {
-			return "", invalid("Lane", "is empty although LaneFamily or LaneRule is set; set Lane, or none of them")
-		}
+	if j.Lane == "" && (j.LaneFamily != "" || j.LaneRule != 0) {
+		return "", invalid("Lane", "is empty although LaneFamily or LaneRule is set; set Lane, or none of them")
+	}
+	if j.Lane == "" && j.Limit == "" {
 		return "", nil
 	}
 	if j.Replace != 0 {
-		return "", invalid("Replace", "is set for a job with a Lane, which cannot replace another yet; set one of them")
+		return "", invalid("Replace", "is set for a job with a Lane or a Limit, which cannot replace another yet; set one of them")
 	}
 	if j.LaneRule < 0 || j.LaneRule > Overtake|StopLane {
 		return "", invalid("LaneRule", "is %d; use Overtake, StopLane, both, or neither", j.LaneRule)
 	}
-	return laneName(cmp.Or(j.LaneFamily, j.Kind), j.Lane)
+	var lane, limit string
+	var err error
+	if j.Lane != "" {
+		lane, err = laneName(cmp.Or(j.LaneFamily, j.Kind), j.Lane)
+	}
+	if j.Limit != "" && err == nil {
+		limit, err = limitLine("Limit", j.Limit, false)
+		lane += lineSep + limit
+	}
+	return lane, err
 }
 
 // laneSlot is the row of lane_locks that a lane belongs to. It must never change while there are jobs: two promoters would
@@ -81,11 +93,12 @@ const laneHead = `
           limit r.n) w`
 
 // admitWaits takes the jobs in head out of job_waits, if nobody has them locked, and makes them live. Nobody takes the next
-// one in place of one that is locked: whoever has it may roll back, and it would have been overtaken.
+// one in place of one that is locked: whoever has it may roll back, and it would have been overtaken. A job with a limit is
+// left to a promoter.
 const admitWaits = `
 ours as materialized (
   select w.id from head h cross join lateral (
-         select id from onceq.job_waits where id = h.id for update skip locked) w
+         select id from onceq.job_waits where id = h.id and path is null for update skip locked) w
 ),
 moved as (
   delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
@@ -97,27 +110,184 @@ job as (
   select id, statement_timestamp(), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity, lane, lane_rule
     from moved
+),
+place as (
+  insert into onceq.lane_places (lane, id) select lane, id from moved
+  on conflict do nothing
 )`
+
+// leavePlaces gives back the places of the jobs in gone.
+const leavePlaces = `left_place as (
+  delete from onceq.lane_places p using gone g where p.lane = any (array[g.lane]) and p.id = any (array[g.id])
+)`
+
+// liveIn gives the live jobs j of a lane or a limit, and those that have the lane's place and wait for their limit. A place
+// without its job counts for nothing.
+func liveIn(lane string) string {
+	return `onceq.lane_places p
+         cross join lateral (
+               select id, leased_until from onceq.jobs where id = p.id and ` + placeOfJob + `
+               union all
+               select id, null from onceq.job_waits where id = p.id and ` + placeOfWait + `
+               offset 0) j
+         where p.lane = ` + lane
+}
+
+// A row of lane_places belongs to a job if these hold for the job's row. "is distinct from" does not imply that the lane is not
+// null, and so does not offer the planner job_waits_lane for a look-up by id.
+const (
+	placeOfJob  = `(lane = p.lane or p.lane = any (string_to_array(lane, ` + sqlSep + `)))`
+	placeOfWait = `lane is distinct from p.lane and starts_with(path, p.lane || ` + sqlSep + `)`
+)
+
+// isLive says whether place p has its job.
+const isLive = `(exists (select from onceq.jobs where id = p.id and ` + placeOfJob + ` offset 0)
+                  or exists (select from onceq.job_waits where id = p.id and ` + placeOfWait + ` offset 0))`
+
+// liveCount is how many jobs have places of a lane or a limit.
+func liveCount(lane string) string {
+	return `(select count(*) as n from onceq.lane_places p where p.lane = ` + lane + ` and ` + isLive + ` offset 0)`
+}
+
+// stopsOf gives what stops a lane.
+func stopsOf(lane string) string { return `onceq.lane_stops s where s.lane = ` + lane }
 
 // handOver follows the jobs in gone, which have left jobs, by the next ones of their lanes. Where it does not, it leaves a
 // call: there is none, it is locked, the limit was lowered, or the transaction's snapshot is older than the statement.
 var handOver = `
+` + leavePlaces + `,
+stop as (
+  insert into onceq.lane_stops (lane, id)
+  select lane, id from gone where lane is not null and ` + sqlStops + ` and state in (` + sqlJobDead + `, ` + sqlJobHeld + `)
+  on conflict do nothing
+),
 freed as materialized (
-  select lane, count(*) as n from gone where lane is not null group by lane
+  select lane, count(*) as n, bool_or(` + sqlStops + ` and state in (` + sqlJobDead + `, ` + sqlJobHeld + `)) as stops
+    from gone where lane is not null group by lane
 ),
 head as materialized (
   select w.id
     from freed r` + laneHead + `
-   where current_setting('transaction_isolation') = 'read committed'
-     and not exists (select from gone g where g.lane = r.lane and g.` + sqlStops + ` and g.state in (` + sqlJobDead + `, ` + sqlJobHeld + `))
-     and not exists (select from onceq.job_history h where h.lane = r.lane and h.` + sqlStops + ` and h.state in (` + sqlJobDead + `, ` + sqlJobHeld + `) offset 0)
+   where current_setting('transaction_isolation') = 'read committed' and r.stops is not true
+     and not exists (select from ` + stopsOf("r.lane") + ` offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),` + admitWaits + `,
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ` + laneSlot("lane") + `, statement_timestamp(), lane from freed f
-   where f.n > (select count(*) from moved m where m.lane = f.lane)
+  select ` + laneSlot("lane") + `, statement_timestamp(), lane
+    from (select lane, n from freed union all select lane, -1 from moved) f
+   group by lane having sum(n) > 0
 )`
+
+// admitLines is admitWaits for jobs in ours, which are locked, of lanes and of limits: those that go on move to the lines of
+// their limits, and the others become live. Both have then the places of their lanes.
+var admitLines = `
+passed as (
+  update onceq.job_waits w set lane = ` + limitIn("w.path") + `, run_at = statement_timestamp()
+    from (select id from ours where goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.id, w.lane, w.path
+),
+moved as (
+  delete from onceq.job_waits w using (select id, slot from ours where not goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.*, o.slot
+),
+job as (
+  insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+  select id, coalesce(slot, statement_timestamp()), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+         payload, payload_bytes, metadata, errors, identity,
+         case when path is null then lane when slot is null then path else path || ` + sqlSep + ` || '` + slotMark + `' end, lane_rule
+    from moved
+),
+place as (
+  insert into onceq.lane_places (lane, id)
+  select l.lane, m.id from moved m cross join lateral ` + linesIn("coalesce(m.path, m.lane)") + `
+  union all
+  select ` + laneIn("path") + `, id from passed
+  on conflict do nothing
+)`
+
+// limitHead is for a lateral join to r: the first jobs that wait for the limit r.lane, at most r.n, locked. Limits have no
+// order to keep, so those that somebody has locked are passed over.
+const limitHead = `
+   cross join lateral (
+         select w.*
+           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id, path, priority, run_at from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit r.n
+                   for update skip locked) w
+          limit r.n) w`
+
+// handOverLines is handOver for jobs of which some have limits. leaves says of one in gone whether it leaves its lane, too. The
+// place of a limit goes to the first job that waits for it, or else to the successor in the lane; of a limit with a rate
+// to none.
+func handOverLines(leaves string) string {
+	return `
+left_line as materialized (
+  select l.lane, g.id, ` + sqlStops + ` and state in (` + sqlJobDead + `, ` + sqlJobHeld + `) as stops
+    from gone g cross join lateral ` + linesIn("g.lane") + ` where ` + leaves + ` or l.lane like '/%'
+),
+left_place as (
+  delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = any (array[l.id])
+),
+stop as (
+  insert into onceq.lane_stops (lane, id)
+  select ` + laneIn("lane") + `, id from gone
+   where ` + laneIn("lane") + ` <> '' and ` + sqlStops + ` and state in (` + sqlJobDead + `, ` + sqlJobHeld + `)
+  on conflict do nothing
+),
+freed as materialized (
+  select lane, count(*) as n, bool_or(stops) as stops from left_line group by lane
+),
+head as materialized (
+  select w.id, r.lane
+    from freed r` + laneHead + `
+   where r.lane not like '/%' and current_setting('transaction_isolation') = 'read committed' and r.stops is not true
+     and not exists (select from ` + stopsOf("r.lane") + ` offset 0)
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
+),
+open as materialized (
+  select r.lane, r.n from freed r
+   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed'
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, ` + familyOf("r.lane") + `]) and (l.lowered or l.rate is not null) offset 0)
+),
+turn as materialized (
+  select w.id, w.path, r.lane
+    from open r` + limitHead + `
+),
+next as materialized (
+  select w.id, w.path, h.lane from head h cross join lateral (
+         select id, path from onceq.job_waits where id = h.id for update skip locked) w
+),
+straight as materialized (
+  select id, line
+    from (select id, line, sum(room) over l as room, count(id) over (l order by id) as nth
+            from (select null::bigint as id, lane as line, n as room from open
+                  union all
+                  select null, lane, -1 from turn
+                  union all
+                  select id, ` + limitIn("path") + `, 0 from next where path is not null) u
+          window l as (partition by line)) n
+   where id is not null and nth <= room
+),
+ours as materialized (
+  select id, lane, null::timestamptz as slot, false as goes_on from turn
+  union all
+  select id, lane, null, path is not null and id not in (select id from straight) from next
+),` + admitLines + `,
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ` + laneSlot("lane") + `, statement_timestamp(), lane
+    from (select lane
+            from (select lane, n from freed union all select lane, -1 from ours union all select line, -1 from straight) f
+           group by lane having sum(n) > 0
+          union
+          select lane from passed) f
+)`
+}
 
 // wakeMoved is a column that wakes workers for the jobs in moved, as Enqueue does.
 func wakeMoved(place, own string) string {
@@ -138,34 +308,25 @@ func withLane(history string) string {
 // family that have none of their own. Without a limit it is 1; 0 lets no more jobs start. It takes effect when db commits.
 // If more jobs than a lowered limit are live, they run on, and none starts until enough have finished.
 //
-// A limit for a whole kind is that of a lane that all of its jobs have.
+// RemoveLaneLimit undoes it. A limit that lanes or kinds share is Job.Limit.
 func (q *Queue) SetLaneLimit(ctx context.Context, db DB, family, name string, n int) error {
-	const set = `
-with limits as (
-  insert into onceq.lane_limits (lane, n, lowered) values ($1::text, $2::int, true)
-  on conflict (lane) do update set n = excluded.n, lowered = true
-),
-calls as (
-  insert into onceq.lane_calls (slot, due, lane) values ($3::smallint, statement_timestamp(), $1::text), (-1, statement_timestamp(), '?')
-)
-select 1`
-	switch {
-	case n < 0 || n > 1_000_000:
+	if n < 0 || n > 1_000_000 {
 		return invalid("n", "is %d; 0 to 1,000,000 is possible", n)
-	case db == nil:
-		return errNoDB
 	}
-	lane, err := laneName(family, cmp.Or(name, "x"))
-	if err != nil {
+	return q.setLane(ctx, db, family, name, &Limit{AtOnce: n})
+}
+
+// RemoveLaneLimit undoes SetLaneLimit: what holds then is the limit of the lane's family, if that was set, and otherwise 1. With
+// an empty name it removes the limit of the family.
+func (q *Queue) RemoveLaneLimit(ctx context.Context, db DB, family, name string) error {
+	return q.setLane(ctx, db, family, name, nil)
+}
+
+func (q *Queue) setLane(ctx context.Context, db DB, family, name string, limit *Limit) error {
+	if _, err := laneName(family, cmp.Or(name, "x")); err != nil {
 		return err
 	}
-	slot := -1
-	if name == "" {
-		lane = family + "/"
-	} else if err := q.queryRow(ctx, db, `select `+laneSlot("$1::text"), []any{lane}, &slot); err != nil {
-		return fmt.Errorf("onceq: lane limit: %w", err)
-	}
-	if err := q.guarded(ctx, db, set, []any{lane, n, slot}, nil); err != nil {
+	if err := q.setLine(ctx, db, family+"/"+name, limit); err != nil {
 		return fmt.Errorf("onceq: lane limit: %w", err)
 	}
 	return nil
@@ -188,25 +349,28 @@ func (q *Queue) laneLimit(ctx context.Context, db DB, lane string) (n int, err e
 	return n, err
 }
 
-// limitOf is the limit of a lane.
+// limitOf is how many jobs of a lane or a limit may be live at once.
 func limitOf(lane string) string {
 	return `coalesce((select n from onceq.lane_limits where lane = ` + lane + `),
-                 (select n from onceq.lane_limits where lane = split_part(` + lane + `, '/', 1) || '/'), 1)`
+                 (select n from onceq.lane_limits where lane = ` + familyOf(lane) + `), 1)`
 }
+
+// readLane gives the live jobs of lane $1, until when the first of them is leased, the jobs that stop it, and how many wait
+// before a job with these priority, time and id.
+var readLane = `
+select array(select j.id from ` + liveIn("$1::text") + ` order by p.id limit 10),
+       (select j.leased_until from ` + liveIn("$1::text") + ` and j.leased_until > statement_timestamp() order by p.id limit 1),
+       array(select s.id from ` + stopsOf("$1::text") + ` order by s.id limit 10),
+       (select count(*) from (select from onceq.job_waits
+         where lane = $1::text and run_at <= statement_timestamp() and (priority, run_at, id) < ($2::smallint, $3::timestamptz, $4::bigint) limit $5::int) w)`
 
 // lane explains a job that waits for its lane.
 func (x *explaining) lane(ctx context.Context) error {
-	const read = `
-select array(select id from onceq.jobs where lane = $1::text order by id limit 10),
-       (select leased_until from onceq.jobs where lane = $1::text and leased_until > statement_timestamp() order by id limit 1),
-       array(select id from onceq.job_history where lane = $1::text and ` + sqlStops + ` and state in (` + sqlJobDead + `, ` + sqlJobHeld + `) order by id limit 10),
-       (select count(*) from (select from onceq.job_waits
-         where lane = $1::text and run_at <= statement_timestamp() and (priority, run_at, id) < ($2::smallint, $3::timestamptz, $4::bigint) limit $5::int) w)`
 	j := &x.e.Job
 	r := Reason{Cause: CauseLane}
 	var stops []int64
 	var until *time.Time
-	err := x.q.send(ctx, x.db, reading, read, []any{j.Lane, int16(j.Priority), j.RunAt, j.ID, StatsCap}, row(&r.Ahead, &until, &stops, &r.Before))
+	err := x.q.send(ctx, x.db, reading, readLane, []any{j.Lane, int16(j.Priority), j.RunAt, j.ID, StatsCap}, row(&r.Ahead, &until, &stops, &r.Before))
 	if err == nil {
 		r.Slots, err = x.q.laneLimit(ctx, x.db, j.Lane)
 	}
@@ -214,21 +378,23 @@ select array(select id from onceq.jobs where lane = $1::text order by id limit 1
 		return fmt.Errorf("onceq: explain: %w", err)
 	}
 	if j.RunAt.After(x.e.At) {
-		x.notDue()
+		if err := x.notDue(ctx); err != nil {
+			return err
+		}
 	}
 	switch {
 	case len(stops) > 0:
 		r.Ahead = stops
 		r.Text = fmt.Sprintf("its lane %q stands still, because of the dead or held jobs %d", j.Lane, stops)
-		r.Advice = "Redrive, Resolve or Discard them; the lane then goes on"
+		r.Advice = "redrive them, resolve their effects, or discard them; the lane then goes on"
 	case r.Slots == 0:
-		r.Text, r.Advice = fmt.Sprintf("its lane %q stands still, because its limit is 0", j.Lane), "SetLaneLimit raises it"
+		r.Text, r.Advice = fmt.Sprintf("its lane %q stands still, because its limit is 0", j.Lane), raiseLimit
 	case len(r.Ahead) >= r.Slots:
 		r.Text = fmt.Sprintf("it waits for its lane %q, of which %d may be live at once: behind %d, which are live, and %d others", j.Lane, r.Slots, r.Ahead, r.Before)
 		if r.Until = orZero(until); until != nil {
 			r.Text += "; the first lease among them lasts until " + stamp(*until)
 		}
-		r.Advice = "if one of them hangs, Explain says where it runs; SetLaneLimit lets more of them be live"
+		r.Advice = "if one of them hangs, its explanation says where it runs; a higher limit lets more of them be live"
 	default:
 		r.Text = fmt.Sprintf("its lane %q has room, and %d jobs come before it: a worker lets them in within a poll", j.Lane, r.Before)
 		r.Advice = "if it stays so, no worker is running: start one"

@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// LaneInfo says how a lane is doing for which jobs wait.
+// LaneInfo says how a lane that jobs wait for is doing.
 type LaneInfo struct {
 	Lane      string        `json:"lane"`                // family/name, as in JobInfo.Lane
 	Limit     int           `json:"limit"`               // how many of its jobs may be live at once
@@ -42,23 +42,21 @@ type LaneFilter struct {
 	Limit  int    // how many; default 50, at most 1,000
 }
 
-// Lanes lists the lanes for which jobs wait, by name. A lane with room, for which nobody waits, is not among them. Its cost
-// depends on the lanes that it returns, and not on how many there are.
-func (q *Queue) Lanes(ctx context.Context, db DB, f LaneFilter) ([]LaneInfo, error) {
-	const read = `
+// readLanes gives at most $3 lanes behind $1 whose names begin with $2; it stops counting at $4.
+var readLanes = `
 with recursive names (lane, n) as (
-  (select lane, 1 from onceq.job_waits where lane > greatest($1::text collate "C", $2::text collate "C") order by lane limit 1)
+  (select ` + nextLane(`greatest($1::text collate "C", $2::text collate "C", ' ')`) + `, 1)
   union all
-  select (select w.lane from onceq.job_waits w where w.lane > l.lane order by w.lane limit 1), l.n + 1
+  select ` + nextLane("l.lane") + `, l.n + 1
     from names l where starts_with(l.lane, $2::text) and l.n < $3::int
 )
 select l.lane, (select coalesce((select n from onceq.lane_limits where lane = l.lane),
                                 (select n from onceq.lane_limits where lane = split_part(l.lane, '/', 1) || '/'), 1)),
-       (select count(*) from (select from onceq.jobs where lane = l.lane limit $4::int) j),
-       array(select id from onceq.jobs where lane = l.lane order by id limit 10),
+       (select count(*) from (select from ` + liveIn("l.lane") + ` limit $4::int) j),
+       array(select j.id from ` + liveIn("l.lane") + ` order by p.id limit 10),
        w.waiting, w.delayed,
        coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
-       array(select id from onceq.job_history where lane = l.lane and ` + sqlStops + ` and state in (` + sqlJobDead + `, ` + sqlJobHeld + `) order by id limit 10)
+       array(select s.id from ` + stopsOf("l.lane") + ` order by s.id limit 10)
   from names l
  cross join lateral (
        select count(*) filter (where due) as waiting, count(*) filter (where not due) as delayed, min(run_at) filter (where due) as oldest
@@ -66,6 +64,17 @@ select l.lane, (select coalesce((select n from onceq.lane_limits where lane = l.
                  from onceq.job_waits where lane = l.lane order by priority, run_at, id limit $4::int) w) w
  where starts_with(l.lane, $2::text)
  order by l.n`
+
+// nextLane is the first lane behind a name for which jobs wait. The lines of limits begin with a slash,
+// and those of jobs that wait for others sort before the space; both are passed over.
+func nextLane(after string) string {
+	return `coalesce((select lane from onceq.job_waits where lane > ` + after + ` and lane < '/' order by lane limit 1),
+                  (select lane from onceq.job_waits where lane > greatest(` + after + `, '0') order by lane limit 1))`
+}
+
+// Lanes lists the lanes for which jobs wait, by name. A lane with room, for which nobody waits, is not among them. Its cost
+// depends on the lanes that it returns, and not on how many there are.
+func (q *Queue) Lanes(ctx context.Context, db DB, f LaneFilter) ([]LaneInfo, error) {
 	if f.Limit == 0 {
 		f.Limit = 50
 	}
@@ -83,7 +92,7 @@ select l.lane, (select coalesce((select n from onceq.lane_limits where lane = l.
 		prefix = f.Family + "/"
 	}
 	var all []LaneInfo
-	err := q.send(ctx, db, reading, read, []any{f.After, prefix, f.Limit, StatsCap}, each(func(rows pgx.Rows) error {
+	err := q.send(ctx, db, reading, readLanes, []any{f.After, prefix, f.Limit, StatsCap}, each(func(rows pgx.Rows) error {
 		var l LaneInfo
 		var oldest int64
 		if err := rows.Scan(&l.Lane, &l.Limit, &l.Live, &l.LiveIDs, &l.Waiting, &l.Delayed, &oldest, &l.StoppedBy); err != nil {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
@@ -27,11 +28,19 @@ type laneScene struct {
 	waiting                 []int64
 }
 
-func newLaneScene(t *testing.T, db *queuetest.DB, family string, limit int) *laneScene {
+func newLaneScene(t *testing.T, db *queuetest.DB, family string, limit int, shares bool) *laneScene {
 	t.Helper()
 	ctx := context.Background()
 	s := &laneScene{db: db, kind: onceq.Kind[int]{Name: "in-lane", LaneFamily: family, Lane: func(int) string { return "a" }}}
 	q, pool := s.db.Queue, s.db.Pool
+	share := func(n int) {
+		if shares {
+			require.NoError(t, q.SetLimit(ctx, pool, family, onceq.Limit{AtOnce: n}))
+		}
+	}
+	if shares {
+		s.kind.Limit = func(int) string { return family }
+	}
 	add := func() int64 {
 		r, err := q.Enqueue(ctx, pool, s.kind.Job(0))
 		require.NoError(t, err)
@@ -49,6 +58,7 @@ func newLaneScene(t *testing.T, db *queuetest.DB, family string, limit int) *lan
 	_, err := q.Cancel(ctx, pool, s.cancelled)
 	require.NoError(t, err)
 	require.NoError(t, q.SetLaneLimit(ctx, pool, s.kind.LaneFamily, "", 3))
+	share(3)
 	for range 6 {
 		s.waiting = append(s.waiting, add())
 	}
@@ -56,6 +66,7 @@ func newLaneScene(t *testing.T, db *queuetest.DB, family string, limit int) *lan
 	s.unheld, s.waiting = s.waiting[2], s.waiting[3:]
 	if limit < 3 {
 		require.NoError(t, q.SetLaneLimit(ctx, pool, s.kind.LaneFamily, "", limit))
+		share(limit)
 	}
 	require.NoError(t, s.db.Check())
 	return s
@@ -99,14 +110,73 @@ var laneMoves = map[string]func(ctx context.Context, s *laneScene, tx pgx.Tx) er
 	"limit 4": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
 		return s.db.Queue.SetLaneLimit(ctx, tx, s.kind.LaneFamily, "a", 4)
 	},
+	"remove the limit": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
+		return s.db.Queue.RemoveLaneLimit(ctx, tx, s.kind.LaneFamily, "")
+	},
+}
+
+// A look that fails at its first statement with columns, as when the connection breaks there, is an error and ends no process.
+func TestLane_APromoterOutlastsAFailedLook(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq"), queuetest.PoolConfig(func(c *pgxpool.Config) {
+		c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+		c.ConnConfig.RuntimeParams["search_path"] = "broken, pg_catalog"
+	}))
+	ctx := t.Context()
+	_, err := db.Pool.Exec(ctx, `
+create schema broken;
+create sequence broken.n;
+create function broken.set_config(name text, value text, local boolean) returns text language plpgsql immutable as $$ -- evaluated before the columns are described
+begin
+  if name = 'plan_cache_mode' and nextval('broken.n') = 3 then -- before it the claim and what is paused
+    raise exception 'broken';
+  end if;
+  return value;
+end $$`)
+	require.NoError(t, err)
+	_, err = db.Queue.Claim(ctx, onceq.ClaimOptions{})
+	require.ErrorContains(t, err, "promote")
+	require.ErrorContains(t, err, "broken")
+	_, err = db.Pool.Exec(ctx, `drop schema broken cascade`)
+	require.NoError(t, err)
+}
+
+// shareMoves are what may happen to a limit that the jobs of a lane have.
+var shareMoves = map[string]func(ctx context.Context, s *laneScene, tx pgx.Tx) error{
+	"complete": laneMoves["complete"], "complete second": laneMoves["complete second"], "promote": laneMoves["promote"], "enqueue": laneMoves["enqueue"],
+	"cancel the next": laneMoves["cancel the next"], "cancel a live one": laneMoves["cancel a live one"], "redrive the dead one": laneMoves["redrive the dead one"],
+	"limit 1": laneMoves["limit 1"], "limit 4": laneMoves["limit 4"],
+	"give back": func(ctx context.Context, s *laneScene, tx pgx.Tx) error { return s.first.Release(ctx) }, // on a connection of its own
+	"share 1": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
+		return s.db.Queue.SetLimit(ctx, tx, s.kind.LaneFamily, onceq.Limit{AtOnce: 1})
+	},
+	"share 4": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
+		return s.db.Queue.SetLimit(ctx, tx, s.kind.LaneFamily, onceq.Limit{AtOnce: 4})
+	},
+	"rate": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
+		return s.db.Queue.SetLimit(ctx, tx, s.kind.LaneFamily, onceq.Limit{AtOnce: 4, Rate: 1_000_000})
+	},
+	"remove the share": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
+		return s.db.Queue.RemoveLimit(ctx, tx, s.kind.LaneFamily)
+	},
 }
 
 // Every pair of what may happen to a lane, the second while the first is not committed, in three isolation levels. Nobody
 // waits but for the same row, the limit holds in every snapshot in between, and in the end all jobs run.
 func TestLane_EveryPairInEveryOrder(t *testing.T) {
 	t.Parallel()
+	everyPair(t, laneMoves, false)
+}
+
+// The same for jobs that have a limit as well as a lane.
+func TestLimit_EveryPairInEveryOrder(t *testing.T) {
+	t.Parallel()
+	everyPair(t, shareMoves, true)
+}
+
+func everyPair(t *testing.T, moves map[string]func(context.Context, *laneScene, pgx.Tx) error, shares bool) {
 	levels := []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}
-	names := slices.Sorted(maps.Keys(laneMoves))
+	names := slices.Sorted(maps.Keys(moves))
 	for _, limit := range []int{1, 3} {
 		for _, level := range levels {
 			if limit == 1 && level != pgx.ReadCommitted {
@@ -124,7 +194,7 @@ func TestLane_EveryPairInEveryOrder(t *testing.T) {
 							}
 							n++
 							t.Run(fmt.Sprint(a, ", then ", b, ", commit ", commit), func(t *testing.T) {
-								lanePair(t, newLaneScene(t, db, fmt.Sprint("family", n), limit), level, a, b, commit)
+								lanePair(t, newLaneScene(t, db, fmt.Sprint("family", n), limit, shares), moves, level, a, b, commit)
 							})
 						}
 					}
@@ -134,13 +204,21 @@ func TestLane_EveryPairInEveryOrder(t *testing.T) {
 	}
 }
 
-func lanePair(t *testing.T, s *laneScene, level pgx.TxIsoLevel, a, b string, commit bool) {
+// laneRow says which moves change the same row, and so wait for each other.
+var laneRow = map[string]string{
+	"complete": "first", "give back": "first",
+	"redrive the dead one": "history", "redrive the cancelled one": "history", "discard": "history",
+	"limit 1": "limit", "remove the limit": "limit",
+	"share 1": "share", "share 4": "share", "rate": "share", "remove the share": "share",
+}
+
+func lanePair(t *testing.T, s *laneScene, moves map[string]func(context.Context, *laneScene, pgx.Tx) error, level pgx.TxIsoLevel, a, b string, commit bool) {
 	ctx := context.Background()
 	check := func() { require.NoError(t, s.db.Check()) }
 	tx, err := s.db.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(ctx) }()
-	require.NoError(t, laneMoves[a](ctx, s, tx))
+	require.NoError(t, moves[a](ctx, s, tx))
 	check()
 	done := make(chan error, 1)
 	go func() {
@@ -148,7 +226,7 @@ func lanePair(t *testing.T, s *laneScene, level pgx.TxIsoLevel, a, b string, com
 		if b == "promote" {
 			other = pgx.ReadCommitted
 		}
-		done <- pgx.BeginTxFunc(ctx, s.db.Pool, pgx.TxOptions{IsoLevel: other}, func(tx pgx.Tx) error { return laneMoves[b](ctx, s, tx) })
+		done <- pgx.BeginTxFunc(ctx, s.db.Pool, pgx.TxOptions{IsoLevel: other}, func(tx pgx.Tx) error { return moves[b](ctx, s, tx) })
 	}()
 	const blocked = `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`
 	var waits bool
@@ -161,7 +239,7 @@ func lanePair(t *testing.T, s *laneScene, level pgx.TxIsoLevel, a, b string, com
 			require.NoError(t, s.db.Pool.QueryRow(ctx, blocked).Scan(&waits))
 		}
 	}
-	sameRow := a == b || a[:3] == "red" && b == "discard" || a == "discard" && b[:3] == "red" // of the history, or of lane_limits
+	sameRow := a == b || laneRow[a] != "" && laneRow[a] == laneRow[b]
 	require.False(t, waits && !sameRow, "%s waits for %s", b, a)
 	check()
 	if commit {
@@ -176,6 +254,7 @@ func lanePair(t *testing.T, s *laneScene, level pgx.TxIsoLevel, a, b string, com
 	switch {
 	case err == nil:
 	case a == b && commit && (errors.As(err, &lost) || onceq.IsRetryable(err)):
+	case laneRow[a] == "first" && laneRow[b] == "first" && errors.As(err, &lost):
 	case sameRow && (onceq.IsRetryable(err) || errors.Is(err, onceq.ErrNotFound) || errors.Is(err, onceq.ErrUnfinished)):
 	case level == pgx.Serializable && onceq.IsRetryable(err):
 	default:
@@ -189,6 +268,9 @@ func lanePair(t *testing.T, s *laneScene, level pgx.TxIsoLevel, a, b string, com
 		check()
 	}
 	require.NoError(t, s.db.Queue.SetLaneLimit(ctx, s.db.Pool, s.kind.LaneFamily, "", 1))
+	if s.kind.Limit != nil {
+		require.NoError(t, s.db.Queue.SetLimit(ctx, s.db.Pool, s.kind.LaneFamily, onceq.Limit{AtOnce: 1}))
+	}
 	finishLane(t, s.db)
 }
 

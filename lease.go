@@ -29,6 +29,7 @@ type Lease struct {
 	Queue       string
 	Scope, Key  string          // empty for a job without a key
 	Lane        string          // family/name; empty for a job without a lane
+	Limit       string          // empty for a job without a limit
 	Payload     json.RawMessage // nil if the payload is bytes
 	Bytes       []byte          // nil if the payload is JSON
 	Metadata    map[string]string
@@ -49,10 +50,13 @@ type Lease struct {
 	result   string    // encoded; "" for none. SetResult writes it; the executor and startOver clear it before a run in a transaction
 	began    time.Time // when it was claimed, in a worker when its handler was called, by this process's clock
 
+	slot time.Time // its slot by this process's clock, see reslot; zero if its limit had no rate
+
 	term     time.Duration            // how long the lease was at the claim
 	progress atomic.Pointer[progress] // the handler's latest report
 	noted    atomic.Bool              // a beat has written when the run began
 
+	member    bool // another job waits for this one: its end must be told
 	cancelled bool // somebody asked for that before this claim
 
 	inTx      bool   // the handler runs in a transaction that the worker ends; the executor writes it before the handler is called
@@ -67,6 +71,9 @@ type Lease struct {
 	calls   uint32             // atomic; how often the handler was called. For Once each call is a run of its own
 	effects map[effectRun]bool // guarded by Queue.effects: true when done, false while under way
 }
+
+// lined reports whether the job has a lane or a limit.
+func (l *Lease) lined() bool { return l.Lane != "" || l.Limit != "" }
 
 // leaseKey is how Enqueue recognises a handler's own keys, and how LeaseFromContext finds the lease.
 type leaseKey struct{}

@@ -12,12 +12,12 @@ import (
 )
 
 // run is one Run or Drain of a worker: its parts, and the order in which they end. Only the goroutine of Run uses
-// it, except that each claimer's goroutine writes its own place in failed.
+// it, except that the claimer's goroutine writes what Drain returns.
 //
-// A job goes from a claimer to the executor and from there to the outbox. Meanwhile the beats extend its lease:
+// A job goes from the claimer to the executor and from there to the outbox. Meanwhile the beats extend its lease:
 //
-//	claimer, one a queue  ->  slots  ->  executor, one goroutine a slot  ->  outbox, two
-//	    ^ listener, one                     ^ beats, one; pings, one
+//	claimer, one  ->  slots  ->  executor, one goroutine for each slot in use  ->  outbox, two
+//	    ^ session, one for a pool           ^ beats, one; pings, one
 type run struct {
 	w        *Worker
 	id       int64 // random
@@ -27,10 +27,12 @@ type run struct {
 	exec     *executor
 	listener *listener // not run by Drain
 	presence *presence
+	tally    *tally
 	promoter *promoter
-	claimers []*claimer
-	drain    *draining // nil for Run
-	failed   []error   // errors of Drain's claimers, one for each; each claimer's goroutine writes its own
+	claimer  *claimer
+	drains   bool
+	cutShort bool  // Drain ended with work left, because its context ended
+	failed   error // what ended Drain
 
 	cancel context.CancelCauseFunc // of all handlers' contexts
 	giveUp context.CancelFunc      // of writing outcomes, and of beats
@@ -47,36 +49,29 @@ func newRun(ctx context.Context, w *Worker, own *ownConns) *run {
 	r.tasks = &taskSet{q: w.q, base: base, all: make(map[int64]*task)}
 	watch := &poolWatch{q: w.q, tasks: r.tasks}
 	db := own.outcomes
-	r.outbox = newOutbox(w.q, id, db, w.lease, writing, r.tasks)
+	r.tally = &tally{q: w.q, id: id, db: db}
+	r.outbox = newOutbox(w.q, id, db, w.lease, writing, r.tasks, r.tally)
 	r.beats = &beats{q: w.q, id: id, db: quick{own, beatPatience}, lease: w.lease, ctx: writing, tasks: r.tasks, watch: watch}
 	r.exec = &executor{
 		q: w.q, handlers: w.handlers, lease: w.lease, pipelines: w.pipelines, db: db, base: base,
-		tasks: r.tasks, outbox: r.outbox, watch: watch,
+		tasks: r.tasks, outbox: r.outbox, tally: r.tally, watch: watch,
 	}
-	r.listener = newListener(w, id, own, r.woken)
 	r.presence = newPresence(w, id, quick{own: own})
-	r.promoter = newPromoter(w, id, db, r.listener, r.rouse)
-	r.outbox.woken, r.exec.woken = r.rouse, r.rouse
-	for name, cfg := range w.queues {
-		c := newClaimer(w, id, quick{own: own}, r.exec, r.listener, newSlots(w, name, cfg))
-		r.claimers = append(r.claimers, c)
-	}
+	r.claimer = newClaimer(w, id, quick{own, claimPatience}, r.exec)
+	r.listener = newListener(w, id, own, r.woken)
+	r.claimer.listener = r.listener
+	r.promoter = newPromoter(w, id, db, r.listener, r.claimer.live)
+	r.claimer.promoter = r.promoter
+	r.outbox.woken, r.exec.woken = r.claimer.live, r.claimer.live
+	r.outbox.told, r.exec.told = r.promoter.told, r.promoter.told
 	return r
 }
 
-// woken rouses the claimer of a queue, or all.
+// woken is the listener's.
 func (r *run) woken(queue string) {
+	r.claimer.woken(queue)
+	r.listener.waits.Store(false) // after that, or the claimer could set it once more
 	r.promoter.rouse()
-	r.rouse(queue)
-}
-
-// rouse is woken for jobs that are live already.
-func (r *run) rouse(queue string) {
-	for _, c := range r.claimers {
-		if queue == "" || queue == c.feed.queue {
-			c.rouse()
-		}
-	}
 }
 
 // work works until ctx has ended or, with a limit that is not negative, until there is nothing left to drain. Then it ends
@@ -88,15 +83,15 @@ func (r *run) work(ctx context.Context, limit int) (failed, left error) {
 	defer q.ends(r.id)
 	ctx, r.exec.stop = context.WithCancelCause(ctx)
 	defer r.exec.stop(nil)
-	for _, c := range r.claimers {
-		if s := c.feed.slots; s.pooled {
-			q.connections.join(s)
-			defer q.connections.leave(s)
+	for _, f := range r.claimer.feeds {
+		if f.slots.pooled {
+			q.connections.join(f.slots)
+			defer q.connections.leave(f.slots)
 		}
 	}
 	r.start(ctx, limit)
 	drained := make(chan struct{})
-	if r.drain != nil {
+	if r.drains {
 		go func() {
 			r.claiming.Wait()
 			r.exec.handling.Wait()
@@ -111,43 +106,30 @@ func (r *run) work(ctx context.Context, limit int) (failed, left error) {
 	if errors.Is(context.Cause(ctx), errPoolClosed) {
 		return errPoolClosed, left
 	}
-	if r.drain != nil && r.drain.cutShort {
+	if r.cutShort {
 		why := ctx.Err()
 		if cause := context.Cause(ctx); !errors.Is(cause, why) {
 			why = fmt.Errorf("%w: %w", why, cause)
 		}
 		left = errors.Join(left, fmt.Errorf("onceq: Drain ended with work left: %w", why))
 	}
-	return errors.Join(r.failed...), left
+	return r.failed, left
 }
 
-// start starts all goroutines of the run. They end in this order: the claimers and the listener, with ctx; the handlers,
-// when their channel is closed and empty; the outbox, when no more outcomes can come; the beats, last, because leases must
+// start starts all goroutines of the run. They end in this order: the claimer, with ctx; the handlers,
+// when nothing is left that was claimed; the outbox, when no more outcomes can come; the beats, last, because leases must
 // last until the outbox has written their outcomes.
 func (r *run) start(ctx context.Context, limit int) {
-	for _, c := range r.claimers {
-		for range c.feed.slots.count {
-			r.exec.handling.Go(func() { r.exec.work(c.feed.slots) })
-		}
-	}
-	if limit >= 0 {
-		r.drain, r.failed = newDraining(limit, len(r.claimers), r.promoter), make([]error, len(r.claimers))
-	}
-	for i, c := range r.claimers {
-		r.claiming.Go(func() {
-			if r.drain == nil {
-				c.loop(ctx)
-			} else {
-				r.failed[i] = c.drain(ctx, r.drain)
-			}
-			close(c.feed.slots.ready)
-		})
-	}
-	if r.drain == nil {
-		r.listener.db.own.join(r.listener)
+	r.drains = limit >= 0
+	if r.drains {
+		r.claiming.Go(func() { r.cutShort, r.failed = r.claimer.drain(ctx, limit, r.promoter) })
+	} else {
+		r.claiming.Go(func() { r.claimer.loop(ctx) })
 		r.claiming.Go(func() { r.promoter.loop(ctx) })
+		r.listener.db.own.join(r.listener)
 	}
-	r.presence.begin(r.drain != nil)
+	r.presence.begin(r.drains)
+	r.tally.begin()
 	for range 2 {
 		r.writing.Go(r.outbox.loop)
 	}
@@ -161,13 +143,13 @@ func (r *run) start(ctx context.Context, limit int) {
 func (r *run) end() (left error) {
 	r.exec.stopping.Store(true)
 	r.claiming.Wait()
-	if r.drain == nil {
+	if !r.drains {
 		r.listener.unannounceAll()
 	}
 	// What was claimed ahead is given back at once, even if slow handlers hold all slots.
-	for _, c := range r.claimers {
-		for u := range c.feed.slots.ready {
-			r.exec.giveBack(u)
+	for _, f := range r.claimer.feeds {
+		for _, u := range f.slots.takeAll() {
+			r.exec.giveBack(u.tasks())
 		}
 	}
 	returned := make(chan struct{})
@@ -187,9 +169,10 @@ func (r *run) end() (left error) {
 	leaving.Go(r.presence.leave)
 	r.outbox.close()
 	r.writing.Wait()
+	leaving.Go(r.tally.leave)
 	close(r.stopBeats)
 	r.beating.Wait()
-	if r.drain == nil {
+	if !r.drains {
 		r.listener.db.own.leave(r.listener)
 	}
 	leaving.Wait()

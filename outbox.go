@@ -26,7 +26,9 @@ type outbox struct {
 	lease time.Duration   // how long writing is tried
 	ctx   context.Context // for writing: ends when Run has waited long enough
 	tasks *taskSet
+	tally *tally
 	woken func(queue string) // called after jobs with a lane: the next one may be live
+	told  func()             // called after the end of jobs that others wait for
 
 	mu      sync.Mutex // guards pending and closed; ready and room wait with it
 	ready   sync.Cond  // something to write, or closed
@@ -35,8 +37,8 @@ type outbox struct {
 	closed  bool
 }
 
-func newOutbox(q *Queue, id int64, db *pgxpool.Pool, lease time.Duration, ctx context.Context, tasks *taskSet) *outbox {
-	o := &outbox{q: q, id: id, db: db, lease: lease, ctx: ctx, tasks: tasks}
+func newOutbox(q *Queue, id int64, db *pgxpool.Pool, lease time.Duration, ctx context.Context, tasks *taskSet, tally *tally) *outbox {
+	o := &outbox{q: q, id: id, db: db, lease: lease, ctx: ctx, tasks: tasks, tally: tally}
 	o.ready.L, o.room.L = &o.mu, &o.mu
 	return o
 }
@@ -98,14 +100,20 @@ func (o *outbox) write(batch []outcome) {
 	replaced := false // the outcome that Postgres refused was replaced by a failure that says so
 	for try := 0; len(batch) > 0; try++ {
 		ctx, cancel := context.WithTimeout(o.ctx, o.lease)
-		_, left, err := o.q.finish(ctx, o.db, batch)
+		stale, left, err := o.q.finish(ctx, o.db, batch)
 		cancel()
+		o.tally.ended(batch, stale, left)
 		switch {
 		case err == nil:
+			told := false
 			for _, out := range batch {
-				if out.lease.Lane != "" {
+				if out.lease.lined() {
 					o.woken(out.lease.Queue)
 				}
+				told = told || out.lease.member && (out.state.Finished() || out.unsure) // or the handler has ended it
+			}
+			if told {
+				o.told()
 			}
 			return
 		case badData(err) && len(left) > 1:

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -14,15 +13,16 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// A pause is a row: workers claim nothing of that queue, or of that kind, until the row is gone. They read the rows at most
-// every pausesKnown, together with a claim that they send anyway, in its message. What was read longer than pausesOld ago is
-// read again before a claim. So a pause takes hold within pausesOld, however rarely a worker polls, and the claim itself does not
-// know of it: a claim asks for the kinds that are not paused, and a queue that is paused gets no claim.
+// A pause is a row: workers claim nothing of that queue, or of that kind, until the row is gone. They read the rows with
+// every look (look.go), and while they claim at most every pausesKnown, in the message of a claim. What was read longer than
+// pausesOld ago is read again before a claim. So a pause takes hold within pausesOld, however rarely a worker polls, and the
+// claim itself does not know of it: a claim asks for the kinds that are not paused, and a queue that is paused gets no
+// claim.
 
 const (
 	pausesKnown = 500 * time.Millisecond
 	pausesOld   = 2 * time.Second
-	pausedLook  = time.Second // how often a worker looks whether its queue is still paused
+	pausedLook  = time.Second // how often a worker reads what is paused while anything of it is
 )
 
 // Pause says that a queue or a kind is paused. Times are the database's.
@@ -55,8 +55,8 @@ const (
 
 // PauseQueue pauses a queue, inside db: from within two seconds after its commit on, no worker, Drain or Claim takes a job of
 // it, in any process, until ResumeQueue. Jobs that run go on, also when they were claimed in that moment. Enqueueing,
-// cancelling and redriving work as always. The queue need not exist. note says who paused it and why; Pauses, Health and
-// Explain show it. Pausing it again replaces the note.
+// cancelling and redriving work as always. The queue need not exist. note says who paused it and why; Pauses and Explain
+// show it at once, and Health after a minute. Pausing it again replaces the note.
 func (q *Queue) PauseQueue(ctx context.Context, db DB, queue, note string) error {
 	return q.pause(ctx, db, pausesQueue, queue, note)
 }
@@ -167,27 +167,34 @@ func (p *pauses) along() *along {
 // reader returns what reads the rows of a statement that is sent at the time given.
 func (p *pauses) reader(at time.Time) func(pgx.Rows) error {
 	return func(rows pgx.Rows) error {
-		k := &paused{at: at}
+		var whats, names []string
 		err := each(func(rows pgx.Rows) error {
 			var what, name string
-			if err := rows.Scan(&what, &name); err != nil {
-				return err
-			}
-			if what == pausesKind {
-				k.kinds = append(k.kinds, name)
-			} else {
-				if k.queues == nil {
-					k.queues = make(map[string]bool)
-				}
-				k.queues[name] = true
-			}
-			return nil
+			err := rows.Scan(&what, &name)
+			whats, names = append(whats, what), append(names, name)
+			return err
 		})(rows)
 		if err == nil {
-			p.known.Store(k)
+			p.take(at, whats, names)
 		}
 		return err
 	}
+}
+
+// take takes the rows that were read by a statement that was sent at the time given.
+func (p *pauses) take(at time.Time, whats, names []string) {
+	k := &paused{at: at}
+	for i, name := range names {
+		if whats[i] == pausesKind {
+			k.kinds = append(k.kinds, name)
+			continue
+		}
+		if k.queues == nil {
+			k.queues = make(map[string]bool)
+		}
+		k.queues[name] = true
+	}
+	p.known.Store(k)
 }
 
 // pausedNow returns what is paused, as of pausesOld ago at the earliest. What is paused is looked at more often, so that a
@@ -235,26 +242,61 @@ func (p *paused) open(queue string, kinds []string) []string {
 	return slices.DeleteFunc(slices.Clone(kinds), func(kind string) bool { return slices.Contains(p.kinds, kind) })
 }
 
-// look sets the kinds that may be claimed for the feed now. After a change it begins anew: jobs of a kind that was resumed are
-// before the cursor.
-func (c *claimer) look(ctx context.Context, f *feed) error {
+// obey takes what is known of pauses. After a change a feed begins anew: jobs of a kind that was resumed are before the cursor.
+func (c *claimer) obey(p *paused) {
+	if p == nil || p == c.pauses {
+		return
+	}
+	c.pauses = p
+	kinds := p.open("", c.w.kinds)
+	changed := !slices.Equal(kinds, c.kinds)
+	c.kinds = kinds
+	c.holdsBack = len(kinds) < len(c.w.kinds)
+	for _, f := range c.feeds {
+		paused := len(kinds) == 0 || p.queues[f.queue]
+		c.holdsBack = c.holdsBack || paused
+		if !changed && paused == f.paused {
+			continue
+		}
+		f.paused, f.anew = paused, f.busy
+		f.moves++
+		f.cursor.restart()
+		f.quarantine.saw(nil)
+		if !paused {
+			c.isDue(f)
+		}
+	}
+}
+
+var errPausesChanged = errors.New("onceq: something was paused or resumed")
+
+// maySend returns errPausesChanged if a claim of these kinds would not be as the pauses say that are known now.
+func (c *claimer) maySend(ctx context.Context, kinds []string, asks []*claim) error {
 	p, err := c.q.pausedNow(ctx, c.db)
 	if err != nil {
 		return err
 	}
-	if kinds := p.open(f.queue, c.w.kinds); !slices.Equal(kinds, f.kinds) {
-		f.kinds = kinds
-		f.cursor.restart()
-		f.quarantine.saw(nil)
+	if !slices.Equal(p.open("", c.w.kinds), kinds) || slices.ContainsFunc(asks, func(a *claim) bool { return p.queues[a.queue] }) {
+		return errPausesChanged
 	}
 	return nil
 }
 
-// paused says that nothing of the queue may be claimed.
-func (f *feed) paused() bool { return len(f.kinds) == 0 }
-
-// waitPaused is the rest of a claimer whose queue is paused.
-func waitPaused(ctx context.Context) { sleep(ctx, pausedLook*9/10+rand.N(pausedLook/5), nil) }
+// readPaused reads what is paused if no look has done that lately and anything of this worker is.
+func (c *claimer) readPaused(ctx context.Context, now time.Time) bool {
+	if c.pauses == nil || now.Sub(c.pauses.at) < pausedLook || now.Before(c.looks.notAgain) || !c.holdsBack {
+		return false
+	}
+	c.send(&c.keeps, func() func() {
+		_, err := c.q.pausedNow(ctx, c.db)
+		return func() {
+			if err != nil {
+				c.lookFailed(ctx, err, true)
+			}
+		}
+	})
+	return true
+}
 
 // claimAnyBut is claimAny for all kinds but those in $7.
 var claimAnyBut = strings.Replace(claimAny, `($7::text[] is null or kind = any ($7::text[]))`, `kind <> all ($7::text[])`, 1)

@@ -39,7 +39,9 @@ type header struct {
 	at                           time.Time
 	delay                        time.Duration
 	lifetime                     int64
-	laneRule                     LaneRule
+	laneRule                     LaneRule // with memberBit
+	follows                      bool     // the job waits for others
+	ifDead                       DeadRule
 }
 
 // encoder encodes jobs, one after the other. What a job has in common with the one before is checked once, and what is
@@ -90,6 +92,9 @@ func (c *encoder) encode(e *encoded, j, before *Job) (err error) {
 	if e.lane, err = j.lane(); err != nil {
 		return err
 	}
+	if err := j.checkAfter(); err != nil {
+		return err
+	}
 	e.header = c.header
 	return c.addPayload(e, j)
 }
@@ -98,15 +103,19 @@ func (c *encoder) encode(e *encoded, j, before *Job) (err error) {
 func (j *Job) sameHeader(o *Job) bool {
 	return j.Kind == o.Kind && j.Queue == o.Queue && j.Scope == o.Scope && (j.Key == "") == (o.Key == "") && j.keyed == o.keyed &&
 		j.Window == o.Window && j.RunAt == o.RunAt && j.Delay == o.Delay && j.Priority == o.Priority &&
-		j.MaxAttempts == o.MaxAttempts && j.LaneRule == o.LaneRule && len(j.Metadata) == 0 && len(o.Metadata) == 0
+		j.MaxAttempts == o.MaxAttempts && j.LaneRule == o.LaneRule && len(j.After)+len(o.After) == 0 && j.IfDead == o.IfDead &&
+		j.follows == o.follows && j.member == o.member && len(j.Metadata) == 0 && len(o.Metadata) == 0
 }
 
 // checked checks everything but the key and the payload, and fills in what is not set.
 func (j *Job) checked() (*header, error) {
 	h := &header{
 		kind: j.Kind, queue: cmp.Or(j.Queue, DefaultQueue), scope: j.Scope,
-		laneRule: j.LaneRule,
-		at:       j.RunAt, delay: j.Delay, priority: int(j.Priority), maxAttempts: cmp.Or(j.MaxAttempts, DefaultMaxAttempts),
+		laneRule: j.LaneRule, follows: j.follows || len(j.After) > 0, ifDead: j.IfDead,
+		at: j.RunAt, delay: j.Delay, priority: int(j.Priority), maxAttempts: cmp.Or(j.MaxAttempts, DefaultMaxAttempts),
+	}
+	if j.member {
+		h.laneRule |= memberBit
 	}
 	if err := checkName("Kind", h.kind, MaxNameBytes); err != nil {
 		return nil, err

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -15,14 +16,18 @@ const (
 	promoteChunk  = 200                    // calls of one slot that one statement takes
 	promoteMargin = 10 * time.Second       // calls may become visible that much later than they were due
 	promoteRescan = 2 * time.Second        // how often all calls are looked for, also those that come later still
+	promoteLate   = 30 * time.Second       // the same where such a look takes long
 	promoteRest   = 20 * time.Millisecond  // longest pause while there was work a moment ago
 	promoteBusy   = 100 * time.Millisecond // the same while the worker does not wait, so that Enqueue does not wake it
 	promoteIdle   = time.Minute            // how often a worker looks none of whose kinds has lanes
 	promoteAgain  = 100 * time.Millisecond // how soon a lane is looked at again whose next job is locked
+
+	sqlPromoteSoon = `20000` // microseconds: how soon a limit is looked at again whose rate or whose unclaimed jobs leave no room
 )
 
 // promoter lets jobs into lanes that have room. Any number of workers may have one; only its loop's goroutine, or that of
-// Drain, uses it, except wake.
+// Drain, uses it, except the fields that say otherwise. While the worker waits, the claimer's looks ask whether there are
+// calls, so that the promoter needs no connection.
 type promoter struct {
 	q        *Queue
 	id       int64         // of the run
@@ -30,18 +35,19 @@ type promoter struct {
 	listener *listener
 	woken    func(queue string) // called for each queue with a job that became live
 	laned    bool               // a kind of the worker has lanes
-	poll     time.Duration      // 0 for the default
 	wake     chan struct{}      // holds one: look for calls. Anybody may send
+	seen     atomic.Bool        // there were calls, so there are lanes here
+	anew     atomic.Bool        // the next look is for all calls. Anybody may set it
 
-	seen   bool      // there were calls, so there are lanes here
-	waited bool      // the worker had announced that it waits when this last looked
-	looked time.Time // when it last looked, by the database's clock
-	rescan time.Time // when it looks for all calls again
-	found  time.Time // when it last found calls
+	waited bool          // the worker had announced that it waits when this last looked
+	looked time.Time     // when it last looked, by the database's clock
+	rescan time.Time     // when it looks for all calls again
+	found  time.Time     // when it last found calls
+	pause  time.Duration // how long it rests next while there was work a moment ago; 0 for the shortest
 }
 
 func newPromoter(w *Worker, id int64, db *pgxpool.Pool, l *listener, woken func(string)) *promoter {
-	p := &promoter{q: w.q, id: id, db: db, listener: l, woken: woken, poll: w.poll, wake: make(chan struct{}, 1)}
+	p := &promoter{q: w.q, id: id, db: db, listener: l, woken: woken, wake: make(chan struct{}, 1)}
 	for _, h := range w.handlers {
 		p.laned = p.laned || h.laned
 	}
@@ -50,13 +56,33 @@ func newPromoter(w *Worker, id int64, db *pgxpool.Pool, l *listener, woken func(
 
 // rouse ends the promoter's present nap, or the next one. Anybody may call it.
 func (p *promoter) rouse() {
-	if !p.laned {
-		return // what it may have been woken for is not in a lane
+	if p.laned { // otherwise what it may have been woken for is not in a lane
+		p.called(false)
+	}
+}
+
+// called is rouse after a look of the claimer has seen a call. all says that it looked for all calls, also for those that
+// came late. Anybody may call it.
+func (p *promoter) called(all bool) {
+	if all {
+		p.anew.Store(true)
 	}
 	select {
 	case p.wake <- struct{}{}:
 	default:
 	}
+}
+
+// asks reports whether the claimer's looks ask for calls. They do in a worker without lanes too: its jobs may wait for others,
+// which it cannot know. Anybody may call it.
+func (p *promoter) asks() bool {
+	return p.q.citus.Load() != citusYes
+}
+
+// told is called after the end of jobs that others wait for. Anybody may call it.
+func (p *promoter) told() {
+	p.seen.Store(true)
+	p.called(false)
 }
 
 // promoted is what one look found.
@@ -66,11 +92,11 @@ type promoted struct {
 	busy     bool          // another promoter is at work on some of the calls
 	next     time.Duration // until the next call is due; 0: there is none
 	families bool          // a whole family of lanes has to be looked at
+	cancel   []int64       // jobs that are to be cancelled, because another one that they wait for is dead
 }
 
 // loop promotes until ctx ends.
 func (p *promoter) loop(ctx context.Context) {
-	pause := time.Millisecond
 	for fails := 0; ; {
 		did, err := p.promote(ctx)
 		if ctx.Err() != nil {
@@ -88,39 +114,47 @@ func (p *promoter) loop(ctx context.Context) {
 		fails = 0
 		p.q.works(p.id, workPromote, "")
 		if did.calls > 0 {
-			p.seen, p.found, pause = true, time.Now(), time.Millisecond
-			if did.jobs > 0 {
+			p.seen.Store(true)
+			if p.found = time.Now(); did.jobs > 0 {
+				p.pause = 0
 				continue
 			}
 		}
-		if !p.rest(ctx, did, pause) {
+		if !p.rest(ctx, did) {
 			return
 		}
-		pause = min(2*pause, promoteRest)
 	}
 }
 
-// rest waits until there may be calls. Enqueue wakes a worker that waits for the job's queue, and with it the promoter.
-func (p *promoter) rest(ctx context.Context, did promoted, pause time.Duration) bool {
+// rest waits until there may be calls. Enqueue wakes a worker that waits for the job's queue, and with it the promoter; a
+// look of the claimer finds what nobody was woken for. Where calls let nothing go on, there are often many of them, as when the
+// members of a large group end one by one: then they gather for up to promoteRest, whoever wakes it.
+func (p *promoter) rest(ctx context.Context, did promoted) bool {
 	waits := p.listener.confirmed.Load() && p.listener.waits.Load()
 	before := p.waited
 	p.waited = waits
 	wait := promoteIdle
 	switch {
 	case did.busy || time.Since(p.found) < 2*promoteRest:
-		return sleep(ctx, pause, p.wake)
-	case !p.laned && !p.seen:
+		wake := p.wake
+		if did.calls > 0 {
+			wake = nil
+		}
+		pause := max(p.pause, time.Millisecond)
+		p.pause = min(2*pause, promoteRest)
+		return sleep(ctx, pause, wake)
+	case !p.laned && !p.seen.Load():
+		if waits {
+			wait = longestNap // the looks ask for calls, over a connection that is open
+		}
 	case p.listener.confirmed.Load() && !waits:
 		wait = promoteBusy
 	case waits && !before:
 		wait = 2 * quietFor // a job may have been committed just before the announcement
 	default:
-		if wait = p.poll; wait == 0 {
-			if wait = pollListening; !waits || p.listener.notOfTx.Load() {
-				wait = pollUnheard
-			}
-		}
+		wait = longestNap
 	}
+	p.pause = 0
 	wait = wait*9/10 + rand.N(max(1, wait/5))
 	if did.next > 0 {
 		wait = min(wait, did.next+time.Millisecond)
@@ -179,22 +213,69 @@ heard as (
 ),
 room as materialized (
   select l.lane, least(1000, o.n - live.n) as n
-    from (select distinct lane from call) l
+    from (select distinct lane from call where not ` + isFollowLine("lane") + `) l
    cross join lateral (select ` + limitOf("l.lane") + ` as n offset 0) o
-   cross join lateral (select count(*) as n from onceq.jobs j where j.lane = l.lane offset 0) live
-   where not exists (select from onceq.job_history h where h.lane = l.lane and h.` + sqlStops + ` and h.state in (` + sqlJobDead + `, ` + sqlJobHeld + `) offset 0)
+   cross join lateral ` + liveCount("l.lane") + ` live
+   where not exists (select from ` + stopsOf("l.lane") + ` offset 0)
 ),
 head as materialized (
   select w.id, r.lane, r.n
-    from (select lane, n from room where n > 0 offset 0) r` + laneHead + `
-),` + admitWaits + `,
+    from (select lane, n from room where n > 0 and lane not like '/%' offset 0) r` + laneHead + `
+),
+` + rates + `,
+share as materialized (
+  select r.lane, r.n as room, least(r.n, coalesce(t.n, r.n)) as n
+    from room r left join lateral (select n from rate where lane = r.lane offset 0) t on true
+   where r.n > 0 and r.lane like '/%'
+),
+turn as materialized (
+  select w.*, r.lane
+    from (select lane, n from share where n > 0 offset 0) r` + limitHead + `
+),
+ours as materialized (
+  select h.id, h.lane, null::timestamptz as slot, w.path is not null as goes_on from head h cross join lateral (
+         select path from onceq.job_waits where id = h.id for update skip locked) w
+  union all
+  select t.id, t.lane, case when t.gap is not null then ` + slotOf + ` end, false
+    from (select w.id, w.lane, row_number() over (partition by w.lane order by w.priority, w.run_at, w.id) - 1 as i, r.gap, r.burst, r.kept, r.debt, r.rested
+            from turn w left join lateral (select * from rate where lane = w.lane offset 0) r on true) t
+),
+paid as (
+  insert into onceq.limit_rates (lane, free_at, gap)
+  select r.lane, statement_timestamp() + ceil(r.debt + t.n * r.gap) * interval '1 microsecond', r.gap
+    from rate r cross join lateral (select count(*) as n from turn where lane = r.lane) t
+   where t.n > 0
+  on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap
+),` + admitLines + `,
 again as (
   insert into onceq.lane_calls (slot, due, lane)
   select ` + laneSlot("h.lane") + `, statement_timestamp() + case when h.got < h.wanted then $4::bigint else 0 end * interval '1 microsecond', h.lane
-    from (select lane, n, count(*) as wanted, (select count(*) from moved m where m.lane = head.lane) as got from head group by lane, n) h
+    from (select lane, count(n) as wanted, count(*) - count(n) as got
+            from (select lane, n from head union all select lane, null from ours) h group by lane) h
    where h.got < h.wanted or h.wanted = 1000
+),
+later as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ` + laneSlot("l.lane") + `, l.due, l.lane
+    from (select s.lane, statement_timestamp() + case when t.n = 1000 then 0 when r.n is null or t.n < r.n then $4::bigint
+                         when r.rested and t.n < r.burst then ` + sqlPromoteSoon + `
+                         else greatest(` + sqlPromoteSoon + `, r.debt + (t.n + 1 - (r.burst - r.kept)) * r.gap - ` + sqlSlotAhead + ` / 2) end * interval '1 microsecond' as due
+            from share s
+           cross join lateral (select count(*) as n from turn where lane = s.lane) t
+            left join lateral (select * from rate where lane = s.lane offset 0) r on true
+           where (t.n < s.room or t.n = 1000)
+             and t.n < (select count(*) from (select from onceq.job_waits where lane = s.lane and run_at <= statement_timestamp() limit t.n + 1) w)) l
+   where not exists (select from onceq.lane_calls c
+                      where c.slot = ` + laneSlot("l.lane") + ` and c.due > statement_timestamp() and c.due <= l.due and c.lane = l.lane offset 0)
+),
+onward as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select distinct ` + laneSlot("lane") + `, statement_timestamp(), lane from passed
 )
-select (select count(*) from call), (select count(*) from moved), (select array_agg(distinct queue) from moved), ` + wakeMoved("$3", "true")
+select (select count(*) from call), (select count(*) from ours), (select array_agg(distinct queue) from moved), ` + wakeMoved("$3", "true") + `,
+       coalesce(f.went, 0), f.live_queues, f.cancel
+  from (select array_agg(distinct lane) as lanes from call where ` + isFollowLine("lane") + `) c
+  left join lateral onceq.follow(c.lanes, $3::bigint, $4::bigint) f on true`
 
 // promote looks once. On Citus there are no lanes.
 func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
@@ -203,15 +284,18 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 	}
 	began := time.Now()
 	var from time.Time
-	full := !began.Before(p.rescan) || p.looked.IsZero()
+	full := p.anew.Swap(false) || !began.Before(p.rescan) || p.looked.IsZero()
 	if !full {
 		from = p.looked.Add(-promoteMargin)
 	}
-	if did, err = p.look(ctx, from); err != nil {
+	if did, err = p.look(ctx, from, full); err != nil {
+		return did, err
+	}
+	if err := p.q.cancelFollowers(ctx, p.db, did.cancel); err != nil {
 		return did, err
 	}
 	if full {
-		p.rescan = began.Add(max(promoteRescan, 20*time.Since(began)))
+		p.rescan = began.Add(min(max(promoteRescan, 20*time.Since(began)), promoteLate))
 	}
 	if did.families {
 		n, err := p.q.lookAtFamilies(ctx, p.db)
@@ -247,32 +331,41 @@ func (q *Queue) promoteFor(ctx context.Context) (jobs int, err error) {
 	return jobs, nil
 }
 
-func (p *promoter) look(ctx context.Context, from time.Time) (did promoted, err error) {
+// look takes the calls that are due since from. If sweeping, it also looks for the ends of jobs that nobody tells.
+func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool) (did promoted, err error) {
 	var now time.Time
 	var due, mine int
 	var next int64
-	var queues []string
+	var followers int
+	var queues, live []string
 	// The shutdown does not end this, and its client cannot either: all of it is one message.
 	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 	defer cancel()
 	batch := &pgx.Batch{}
 	batch.Queue(beginOwn)
 	batch.Queue(hotPlans + `, ` + noLimits).Query(func(rows pgx.Rows) error {
+		if err := rows.Err(); err != nil {
+			return err // rows that failed have no columns to ask for, and panic
+		}
 		columns := make([]any, len(rows.FieldDescriptions()))
 		if len(columns) > 0 {
 			columns[0] = &now
 		}
 		return row(columns...)(rows)
 	})
+	if sweeping {
+		batch.Queue(p.q.sql(sweepMembers))
+	}
 	batch.Queue(p.q.sql(lockCalls), from).Query(row(nil, &due, &mine, &next, &did.families))
-	batch.Queue(p.q.sql(promoteCalls), from, promoteChunk, rand.Int64(), promoteAgain.Microseconds()).Query(row(&did.calls, &did.jobs, &queues, nil))
+	batch.Queue(p.q.sql(promoteCalls), from, promoteChunk, rand.Int64(), promoteAgain.Microseconds()).Query(row(&did.calls, &did.jobs, &queues, nil, &followers, &live, &did.cancel))
 	batch.Queue("commit")
 	if err := p.db.SendBatch(unbroken, batch).Close(); err != nil {
 		return promoted{}, fmt.Errorf("onceq: promote: %w", p.q.told(err))
 	}
 	p.looked = now
 	did.busy, did.next = due > mine, time.Duration(next)*time.Microsecond
-	for _, queue := range queues {
+	did.jobs += followers
+	for _, queue := range append(queues, live...) {
 		p.woken(queue)
 	}
 	return did, nil
@@ -308,19 +401,24 @@ calls as (
   returning 1
 ),
 low as materialized (
-  select lane, n from onceq.lane_limits where lowered order by lane for update skip locked
+  select l.lane, coalesce(l.n, case when l.lane like '%/' then 1 else ` + limitOf("l.lane") + ` end) as n
+    from (select lane, n from onceq.lane_limits where lowered order by lane for update skip locked) l
 ),
-reached as (
-  update onceq.lane_limits l set lowered = false
+reached as materialized (
+  select low.lane
     from low
-   where l.lane = low.lane
-     and case when low.lane like '%/'
-              then not exists (select from onceq.jobs j
-                                where j.lane > low.lane and j.lane < left(low.lane, -1) || '0'
-                                  and not exists (select from onceq.lane_limits o where o.lane = j.lane)
-                                group by j.lane having count(*) > low.n)
-              else (select count(*) from onceq.jobs j where j.lane = low.lane) <= low.n end
-  returning l.lane
+   where case when low.lane like '%/'
+              then not exists (select from onceq.lane_places p
+                                where p.lane > low.lane and p.lane < left(low.lane, -1) || '0' and ` + isLive + `
+                                  and not exists (select from onceq.lane_limits o where o.lane = p.lane and o.n is not null)
+                                group by p.lane having count(*) > low.n)
+              else ` + liveCount("low.lane") + ` <= low.n end
+),
+kept as (
+  update onceq.lane_limits l set lowered = false from reached r where l.lane = any (array[r.lane]) and l.n is not null
+),
+removed as (
+  delete from onceq.lane_limits l using reached r where l.lane = any (array[r.lane]) and l.n is null
 ),
 again as (
   insert into onceq.lane_calls (slot, due, lane)
@@ -337,6 +435,24 @@ update onceq.lane_calls
    set due = clock_timestamp() + greatest(interval '10 minutes', 100 * (clock_timestamp() - transaction_timestamp()))
  where slot = -1 and lane = '' and due <= statement_timestamp()`
 
+// forgetStops lets a lane go on that is stopped by a job that somebody deleted by hand, when all lanes are looked at.
+const forgetStops = `
+delete from onceq.lane_stops s
+ where exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane = '')
+   and not exists (select from onceq.job_history h where h.id = s.id offset 0)`
+
+// forgetMembers does the same for a job that waits for one that somebody deleted by hand: that counts as cancelled.
+const forgetMembers = `
+update onceq.job_members m set state = ` + sqlJobCancelled + `
+  from (select id from onceq.job_waits
+         where lane > ` + sqlSep + ` and lane < ' '
+           and exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane = '')
+        offset 0) w
+ where m.group_id = any (array[w.id]) and m.state + 0 in (0, ` + sqlJobDead + `, ` + sqlJobHeld + `) and m.told
+   and not exists (select from onceq.jobs j where j.id = m.job_id offset 0)
+   and not exists (select from onceq.job_waits o where o.id = m.job_id offset 0)
+   and not exists (select from onceq.job_history h where h.id = m.job_id offset 0)`
+
 // lookAtFamilies answers the calls for whole families, and ends the time in which completions leave lanes to the promoters
 // because a limit was lowered. It returns how many lanes it has called.
 func (q *Queue) lookAtFamilies(ctx context.Context, db *pgxpool.Pool) (n int, err error) {
@@ -347,6 +463,8 @@ func (q *Queue) lookAtFamilies(ctx context.Context, db *pgxpool.Pool) (n int, er
 	batch.Queue(guardPlans + `, ` + noLimits)
 	batch.Queue(q.sql(lockLanes))
 	batch.Queue(q.sql(callFamilies)).Query(row(&n))
+	batch.Queue(q.sql(forgetStops))
+	batch.Queue(q.sql(forgetMembers))
 	batch.Queue(q.sql(restAll))
 	batch.Queue("commit")
 	if err := db.SendBatch(unbroken, batch).Close(); err != nil {

@@ -17,7 +17,7 @@ import (
 // job may still lose, the longer no other starts. So a job that hangs delays the others for a while and not for ever. At
 // most half of a queue's handlers run jobs in quarantine. Jobs that wait are not claimed: other workers may take them.
 
-// quarantine holds the jobs of one queue that a rescan found and that have lost a lease. Only its claimer's goroutine uses
+// quarantine holds the jobs of one queue that a rescan found and that have lost a lease. Only the claimer's goroutine uses
 // it.
 type quarantine struct {
 	ids        []int64 // those that have lost the fewest leases first
@@ -43,6 +43,10 @@ func (q *quarantine) saw(all []lostJob) {
 		q.ids = append(q.ids, j.id)
 	}
 }
+
+// past leaves out the first n jobs, which a claim has passed. Meanwhile something may have been paused or resumed, and then
+// there are none.
+func (q *quarantine) past(n int) { q.ids = q.ids[min(n, len(q.ids)):] }
 
 // probation is how long a job in quarantine runs before the next one may start beside it: 1 s, or 16 s, 81 s and 256 s if
 // three, two or one more lost leases would make it dead.
@@ -113,31 +117,74 @@ func (c *claimer) quarantineDue(f *feed) bool {
 }
 
 // claimQuarantined claims the first job in quarantine that is free, and starts it.
-func (c *claimer) claimQuarantined(ctx context.Context) (int, error) {
-	f, in := c.feed, &c.feed.quarantine
+func (c *claimer) claimQuarantined(ctx context.Context, f *feed) {
+	q := c.askQuarantined(f)
+	if q == nil {
+		return
+	}
+	c.send(&c.claimsLost, func() func() {
+		err := q.send(ctx)
+		return func() { c.startQuarantined(q, err) }
+	})
+}
+
+// quarantineClaim is a claim of one of a feed's jobs in quarantine.
+type quarantineClaim struct {
+	c   *claimer
+	f   *feed
+	few []int64 // the jobs from which it chooses
+	ask claim
+
+	kinds []string // that are not paused
+}
+
+// askQuarantined prepares a claim, or returns nil if it is another job's turn. In any case other jobs are next.
+func (c *claimer) askQuarantined(f *feed) *quarantineClaim {
+	in := &f.quarantine
 	in.othersTurn = true
 	if !c.q.quarantine.take() {
-		return 0, nil
+		c.unreserve(f)
+		c.isDue(f)
+		return nil
 	}
-	few := in.ids[:min(len(in.ids), fewQuarantine)]
-	ask := claim{queue: f.queue, lease: c.w.lease, by: c.id}
-	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.w.lease)
-	leases, err := c.q.claim(unbroken, c.db, &ask, claimOne, few)
-	cancel()
-	if err != nil || len(leases) == 0 {
+	f.busy, f.due, f.again = true, false, time.Time{}
+	f.moves++
+	return &quarantineClaim{c: c, f: f, kinds: c.kinds, few: in.ids[:min(len(in.ids), fewQuarantine)], ask: claim{queue: f.queue, limit: 1}}
+}
+
+// send sends the claim, which the shutdown does not end: see claimer.sendClaims.
+func (q *quarantineClaim) send(ctx context.Context) error {
+	lease := q.c.w.lease
+	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), lease)
+	defer cancel()
+	if err := q.c.maySend(unbroken, q.kinds, []*claim{&q.ask}); err != nil {
+		return err
+	}
+	return q.c.q.claim(unbroken, q.c.db, lease, q.c.id, []*claim{&q.ask}, claimOne, q.few)
+}
+
+// startQuarantined starts what was claimed.
+func (c *claimer) startQuarantined(q *quarantineClaim, err error) {
+	f, in := q.f, &q.f.quarantine
+	if err != nil || len(q.ask.leases) == 0 {
 		c.q.quarantine.leave(0)
-		if err == nil {
-			in.ids = in.ids[len(few):]
-			in.othersTurn = false
-		}
-		return 0, err
 	}
-	one := leases[0]
-	in.ids = in.ids[slices.Index(few, one.ID)+1:]
+	if !c.claimed([]*feed{f}, err) {
+		return
+	}
+	f.busy = false
+	defer c.unreserve(f)
+	c.isDue(f)
+	if len(q.ask.leases) == 0 {
+		in.past(len(q.few))
+		in.othersTurn = false
+		return
+	}
+	one := q.ask.leases[0]
+	in.past(slices.Index(q.few, one.ID) + 1)
 	f.found = time.Now()
 	c.q.quarantine.start(one.Token, probation(c.w.handlers[one.Kind].maxLost-one.Lost))
 	f.slots.quarantined.Add(1)
 	f.slots.outstanding.Add(int64(f.slots.width - 1)) // the job has a slot for itself
-	c.exec.accept(f.slots, leases, ask.began)
-	return 1, nil
+	c.exec.accept(f.slots, q.ask.leases, q.ask.began)
 }

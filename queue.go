@@ -15,9 +15,13 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// SchemaVersion is the version of the tables that this code works with. Queue.Check compares it with the version in the
-// database.
-const SchemaVersion = 1
+// SchemaVersion is the version of the tables that this code was written for. It works with those from MinSchemaVersion on,
+// and with later ones for as long as these allow it: a migration adds, so that workers of the earlier code run on during a
+// deploy, and says in the table meta if it does not. Queue.Check compares the versions.
+const (
+	SchemaVersion    = 1
+	MinSchemaVersion = 1
+)
 
 // DB is where a statement runs: a pgx.Tx, a *pgxpool.Pool, a *pgx.Conn or a *pgxpool.Conn. In a transaction everything that
 // the statement does commits and rolls back with that transaction. For a Fence, a FenceLease and Lease.Complete a nil DB is
@@ -115,25 +119,26 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Queue, error) {
 // Schema returns the name of the schema, unquoted.
 func (q *Queue) Schema() string { return q.schema }
 
-// Check returns nil if the schema exists and has the version that this code works with. Otherwise the error is a
-// *SchemaError that says what to do. It is ErrIDTaken if the sequence of ids is behind ids in use, by live jobs, the
-// history or keys; it looks at no more than 100,000 keys. Check changes nothing: migrations never run by themselves.
+// Check returns nil if the schema exists and this code works with its tables: their version is MinSchemaVersion or later,
+// and they allow code of SchemaVersion. Otherwise the error is a *SchemaError that says which of the two to update. It is
+// ErrIDTaken if the sequence of ids is behind ids in use, by live jobs, the history or keys; it looks at no more than
+// 100,000 keys. Check changes nothing: migrations never run by themselves.
 func (q *Queue) Check(ctx context.Context) error {
 	const read = `
-select version, current_setting('server_encoding'), current_setting('citus.version', true) is not null,
+select version, oldest_code, current_setting('server_encoding'), current_setting('citus.version', true) is not null,
        coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0)
          >= greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_waits), (select max(id) from onceq.job_history),
                      (select max(token >> ` + sqlTokenBits + `) from (select token from onceq.job_fences limit 100000) f), 0)
   from onceq.meta`
-	var version int
+	var version, oldest int
 	var encoding string
 	var citus, ahead bool
-	err := q.send(ctx, q.pool, checking, read, nil, row(&version, &encoding, &citus, &ahead))
+	err := q.send(ctx, q.pool, checking, read, nil, row(&version, &oldest, &encoding, &citus, &ahead))
 	if err == nil {
 		q.learn(citus)
 	} else if noTables(err) {
 		if citus, _ := q.onCitus(ctx, q.pool); citus {
-			version, encoding, ahead, err = q.checkInParts(ctx)
+			version, oldest, encoding, ahead, err = q.checkInParts(ctx)
 		}
 	}
 	switch {
@@ -141,8 +146,8 @@ select version, current_setting('server_encoding'), current_setting('citus.versi
 		return &SchemaError{Schema: q.schema, Want: SchemaVersion}
 	case err != nil:
 		return fmt.Errorf("onceq: reading the version of schema %q: %w", q.schema, err)
-	case version != SchemaVersion:
-		return &SchemaError{Schema: q.schema, Found: version, Want: SchemaVersion}
+	case version < MinSchemaVersion || oldest > SchemaVersion:
+		return &SchemaError{Schema: q.schema, Found: version, Want: SchemaVersion, Oldest: oldest}
 	case encoding != "UTF8":
 		return fmt.Errorf("onceq: the database's encoding is %s; onceq needs UTF8, so that no text fails to convert in the middle of a transaction", encoding)
 	case !ahead:

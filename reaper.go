@@ -72,6 +72,9 @@ type Reaped struct {
 	Cancels int // removed: requests to cancel jobs that are gone
 	Waiters int // removed: announcements of workers that never came back
 	Workers int // removed: rows of workers that never came back
+	Counts  int // removed: what workers counted more than a day ago
+	Awaits  int // removed: what jobs that are gone had waited for (Await, Sleep)
+	Members int // removed: what was known of the members of groups whose waiting job is gone (Job.After)
 
 	// Unknown counts removed keys of clients whose outcome nobody has found out. A warning in the log says so too.
 	Unknown int
@@ -89,6 +92,9 @@ func (r *Reaped) add(o Reaped) {
 	r.Cancels += o.Cancels
 	r.Waiters += o.Waiters
 	r.Workers += o.Workers
+	r.Counts += o.Counts
+	r.Awaits += o.Awaits
+	r.Members += o.Members
 	r.Unknown += o.Unknown
 	r.Missing += o.Missing
 }
@@ -146,7 +152,7 @@ func (r *Reaper) grown(ctx context.Context, last fenceTable) bool {
 
 // RunOnce makes one full pass, in statements of at most Batch rows, each of which commits on its own. The counts are right
 // even if it returns an error. It reports one EventReaped for each sort of rows that it removed; the event's Kind names the
-// sort: fences, effects, history, cancels, waiters, workers, unknown or missing.
+// sort: fences, effects, history, cancels, waiters, workers, counts, awaits, members, unknown or missing.
 func (r *Reaper) RunOnce(ctx context.Context) (Reaped, error) {
 	sum, _, _, err := r.pass(ctx)
 	return sum, err
@@ -166,11 +172,22 @@ func (r *Reaper) pass(ctx context.Context) (sum Reaped, table fenceTable, looked
 		{reapCancels, []any{r.cfg.Batch}, &sum.Cancels},
 		{reapWaiters, []any{r.cfg.Batch, r.cfg.Grace.Milliseconds()}, &sum.Waiters},
 		{reapWorkers, []any{r.cfg.Batch, max(r.cfg.Grace, staleAfter).Milliseconds()}, &sum.Workers},
+		{reapCounts, []any{r.cfg.Batch, countsKept.Milliseconds()}, &sum.Counts},
 	} {
 		for n, stay := r.cfg.Batch, 0; err == nil && n+stay == r.cfg.Batch; *s.count += n {
 			n, stay = 0, 0
 			err = r.run(ctx, s.statement, s.args, &n, &stay)
 		}
+	}
+	if err == nil {
+		var more time.Duration
+		more, err = r.awaits(ctx, &sum)
+		looked += more
+	}
+	if err == nil {
+		var more time.Duration
+		more, err = r.members(ctx, &sum)
+		looked += more
 	}
 	r.report(ctx, sum)
 	if err != nil {
@@ -191,7 +208,7 @@ func (r *Reaper) report(ctx context.Context, sum Reaped) {
 		count int
 	}{
 		{"fences", sum.Fences}, {"effects", sum.Effects}, {"history", sum.History},
-		{"cancels", sum.Cancels}, {"waiters", sum.Waiters}, {"workers", sum.Workers}, {"unknown", sum.Unknown}, {"missing", sum.Missing},
+		{"cancels", sum.Cancels}, {"waiters", sum.Waiters}, {"workers", sum.Workers}, {"counts", sum.Counts}, {"awaits", sum.Awaits}, {"members", sum.Members}, {"unknown", sum.Unknown}, {"missing", sum.Missing},
 	} {
 		if s.count > 0 {
 			r.q.emit(ctx, Event{Type: EventReaped, Kind: s.name, Count: s.count})
@@ -330,6 +347,97 @@ gone as (
 )
 select (select count(*) from gone), (select count(*) from stays)`
 
+// awaits removes what jobs waited for that are neither live nor in a part of the history from which they can be redriven. It
+// walks the rows by the jobs' ids, and returns how long it took to look at rows that stay.
+func (r *Reaper) awaits(ctx context.Context, sum *Reaped) (looked time.Duration, err error) {
+	for after, rows := int64(0), r.cfg.Batch; rows == r.cfg.Batch; {
+		began := time.Now()
+		var n int
+		var last *int64
+		if err := r.run(ctx, reapAwaits, []any{after, r.cfg.Batch}, &n, &rows, &last); err != nil {
+			return looked, err
+		}
+		if sum.Awaits += n; n == 0 {
+			looked += time.Since(began)
+		}
+		after = orZero(last)
+	}
+	return looked, nil
+}
+
+// reapAwaits looks at the rows of as many jobs as the batch says. A row whose job is not visible yet does not exist: it is
+// written while the job runs.
+const reapAwaits = `
+with page as materialized (
+  select a.job_id from onceq.job_awaits a where a.job_id > $1::bigint order by a.job_id limit $2::int
+),
+d as materialized (
+  select p.job_id from (select distinct job_id from page) p
+   where not exists (select from onceq.jobs j where j.id = p.job_id)
+     and not exists (select from onceq.job_waits w where w.id = p.job_id)
+     and not exists (select from onceq.job_history h where h.id = p.job_id and h.state <> ` + sqlJobCompleted + `)
+),
+gone as (
+  delete from onceq.job_awaits a using d where a.job_id = any (array[d.job_id])
+  returning a.job_id
+)
+select (select count(*) from gone), (select count(*) from page), (select max(job_id) from page)`
+
+// members walks the groups in job_members, a page at a time, and removes those whose waiting job is gone. It returns how
+// long it took to look at groups that stay.
+func (r *Reaper) members(ctx context.Context, sum *Reaped) (looked time.Duration, err error) {
+	if citus, err := r.q.onCitus(ctx, r.q.pool); err != nil || citus {
+		return 0, err // there are no groups
+	}
+	for after := int64(0); ; {
+		var n, groups int
+		var last *int64
+		began := time.Now()
+		if err := r.run(ctx, reapMembers, []any{after, r.cfg.Batch}, &n, &groups, &last); err != nil {
+			return looked, err
+		}
+		switch sum.Members += n; {
+		case n == r.cfg.Batch:
+			continue // there may be more of the same groups
+		case n == 0:
+			looked += time.Since(began)
+		}
+		if groups < r.cfg.Batch {
+			return looked, nil
+		}
+		after = orZero(last)
+	}
+}
+
+// reapMembers looks at as many groups as the batch says, and steps through the primary key from one to the next. A group whose
+// waiting job is not visible yet does not exist: they are committed together.
+const reapMembers = `
+with recursive page (id, n) as (
+  (select group_id, 1 from onceq.job_members where group_id > $1::bigint order by group_id limit 1)
+  union all
+  select (select m.group_id from onceq.job_members m where m.group_id > p.id order by m.group_id limit 1), p.n + 1
+    from page p where p.id is not null and p.n < $2::int
+),
+lost as materialized (
+  select p.id from page p
+   where p.id is not null
+     and not exists (select from onceq.jobs j where j.id = p.id)
+     and not exists (select from onceq.job_waits w where w.id = p.id)
+     and not exists (select from onceq.job_history h where h.id = p.id)
+),
+d as materialized (
+  select m.group_id, m.job_id
+    from lost l cross join lateral (
+         select group_id, job_id from onceq.job_members where group_id = l.id limit $2::int for update skip locked) m
+   limit $2::int
+),
+gone as (
+  delete from onceq.job_members m using d
+   where m.group_id = any (array[d.group_id]) and m.job_id = any (array[d.job_id])
+  returning 1
+)
+select (select count(*) from gone), (select count(id) from page), (select max(id) from page)`
+
 // reapCancels removes requests to cancel jobs that are gone.
 const reapCancels = `
 with d as materialized (
@@ -385,5 +493,22 @@ gone as (
    where ctid = any (array (select ctid from d))
      and seen_at <= statement_timestamp() - $2::bigint * interval '1 millisecond'
   returning id
+)
+select count(*), 0 from gone`
+
+// reapCounts removes what workers counted long ago.
+const reapCounts = `
+with d as materialized (
+  select ctid from onceq.job_counts
+   where minute <= statement_timestamp() - $2::bigint * interval '1 millisecond'
+   order by minute
+   limit $1::int
+     for update skip locked
+),
+gone as (
+  delete from onceq.job_counts
+   where ctid = any (array (select ctid from d))
+     and minute <= statement_timestamp() - $2::bigint * interval '1 millisecond'
+  returning 1
 )
 select count(*), 0 from gone`

@@ -15,7 +15,8 @@ import (
 //
 // A job with a held effect would be held again at once, and stays where it is.
 //
-// A job with a lane waits for it again, at the place that it had when it was enqueued.
+// A job with a lane waits for it again, at the place that it had when it was enqueued. One that waits for others waits for
+// those that are unfinished; that others are dead does not count any more.
 //
 // It returns the ids of the jobs that came back, of those whose key belongs to another job, and of those with a held
 // effect.
@@ -53,32 +54,39 @@ back as (
   delete from onceq.job_history d using h
    where d.id = h.id
      and (h.key is null or h.id in (select job_id from mine union all select job_id from absent))
-  returning d.*
+  returning d.*, ` + isOpen("d.id") + ` as follows
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity)
+                          payload, payload_bytes, metadata, errors, identity, lane_rule)
   select id, statement_timestamp(), created_at, claims, max_attempts, priority, queue, kind, scope, key,
-         payload, payload_bytes, metadata, errors, identity
+         payload, payload_bytes, metadata, errors, identity, lane_rule
     from back
-   where lane is null
+   where lane is null and not follows
 ),
 wait as (
   insert into onceq.job_waits (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, path, if_dead)
   select id, created_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
-         payload, payload_bytes, metadata, errors, identity, lane, lane_rule
+         payload, payload_bytes, metadata, errors, identity, case when follows then ` + followLine("id") + ` else ` + firstLine("lane") + ` end, coalesce(lane_rule, 0),
+         case when follows then coalesce(replace(lane, ` + sqlSep + ` || '` + slotMark + `', ''), '') else ` + unslotted("lane") + ` end,
+         case when follows then ` + sqlDeadRun + ` end
     from back
-   where lane is not null
+   where lane is not null or follows
+  returning lane
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ` + laneSlot("lane") + `, statement_timestamp(), lane from (select distinct lane from back where lane is not null) l
+  select ` + laneSlot("lane") + `, statement_timestamp(), lane from (select distinct lane from wait) l
+),
+stop as (
+  delete from onceq.lane_stops s using back b where s.lane = any (array[` + laneIn("b.lane") + `]) and s.id = any (array[b.id])
 ),
 request as (
   delete from onceq.job_cancels x using back b where x.job_id = b.id
 )
 select (select array_agg(id) from back),
+       (select onceq.tell(array_agg(id), array_agg(0::smallint), null) from back where ` + isMember + `),
        (select array_agg(id) from h where id not in (select id from back)),
        (select array_agg(id) from asked where id not in (select id from h))`
 
@@ -87,7 +95,7 @@ var redrivable = []State{StateDead, StateCancelled, StateHeld}
 
 func (q *Queue) redrive(ctx context.Context, db DB, ids []int64, states []State) (back, taken, held []int64, err error) {
 	_, past := (&Filter{States: states}).states()
-	err = q.guarded(ctx, db, redriveJobs, []any{ids, past, DefaultWindow.Milliseconds()}, &back, &taken, &held)
+	err = q.guarded(ctx, db, redriveJobs, []any{ids, past, DefaultWindow.Milliseconds()}, &back, nil, &taken, &held)
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("onceq: redrive: %w", q.told(err))
 	}
@@ -95,9 +103,10 @@ func (q *Queue) redrive(ctx context.Context, db DB, ids []int64, states []State)
 }
 
 // Redrive runs a dead, held or cancelled job again, inside db, and returns its state after that: StateWaiting. It is the
-// same job: it keeps its id, its key, its errors and the outcomes of its effects, and its tokens go on growing. Its
-// attempts and lost leases count from 0. If it has a lane, it gets back the place that it had there when it was enqueued. In any other state nothing is changed. An unknown job is ErrNotFound. A job with a
-// held effect would be held again at once: the error is then ErrHeld, nothing is changed, and Resolve is the method to use.
+// same job: it keeps its id, its key, its errors and the outcomes of its effects, and its tokens go on growing. Its attempts
+// and lost leases count from 0. If it has a lane, it gets back the place that it had there when it was enqueued. In any
+// other state nothing is changed. An unknown job is ErrNotFound. A job with a held effect would be held again at once: the
+// error is then ErrHeld, nothing is changed, and Resolve is the method to use.
 //
 // If a later job has taken the key, the error is a *DuplicateError that describes that job, and nothing is changed. If a
 // Reaper has removed the job's fence, Redrive takes the key again, with DefaultWindow. It does so even if a later job had
@@ -142,7 +151,7 @@ select f.scope, f.key, f.job_id, f.state, f.result::text, ` + liveState + `
 }
 
 // RedriveMany redrives the jobs that the filter chooses, newest first, 500 a statement. By default it chooses dead jobs;
-// Filter.States may name StateDead, StateHeld and StateCancelled. A filter without Queue, Kind, Scope and IDs needs
+// Filter.States may name StateDead, StateHeld and StateCancelled. A filter without Queue, Kind, Scope, IDs and Group needs
 // Filter.All. Filter.Limit is how many jobs are tried; 0 means all.
 // Jobs whose key a later job has taken stay as they are and are counted in taken. Jobs with a held effect would be held
 // again at once and also stay: if there are any, the error is ErrHeld, and the other jobs are redriven; see ResolveMany.
@@ -177,11 +186,14 @@ with h as materialized (
 ),
 gone as (
   delete from onceq.job_history d using h where d.id = h.id
-  returning d.id, d.claims, d.queue, d.scope, d.key, d.created_at, d.identity, d.lane
+  returning d.id, d.claims, d.queue, d.scope, d.key, d.created_at, d.identity, d.lane, d.lane_rule
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ` + laneSlot("lane") + `, statement_timestamp(), lane from (select distinct lane from gone where lane is not null) l
+  select ` + laneSlot("lane") + `, statement_timestamp(), lane from (select distinct ` + laneIn("lane") + ` as lane from gone where lane is not null) l where lane <> ''
+),
+stop as (
+  delete from onceq.lane_stops s using gone g where s.lane = any (array[` + laneIn("g.lane") + `]) and s.id = any (array[g.id])
 ),
 fence as (
   update onceq.job_fences f
@@ -194,11 +206,11 @@ effect as (
   delete from onceq.job_fences f using gone g
    where ` + effectsOf("g") + ` and ` + ofJob("g") + `
 )
-select count(*) from gone`
+select count(*), (select onceq.tell(array_agg(id), array_agg(` + sqlJobCancelled + `::smallint), null) from gone where ` + isMember + `) from gone`
 
 func (q *Queue) discard(ctx context.Context, db DB, ids []int64, states []State) (n int, err error) {
 	_, past := (&Filter{States: states}).states()
-	if err = q.guarded(ctx, db, discardJobs, []any{ids, past}, &n); err != nil {
+	if err = q.guarded(ctx, db, discardJobs, []any{ids, past}, &n, nil); err != nil {
 		return 0, fmt.Errorf("onceq: discard: %w", err)
 	}
 	return n, nil
@@ -221,9 +233,9 @@ func (q *Queue) Discard(ctx context.Context, db DB, id int64) error {
 var discardable = []State{StateCompleted, StateDead, StateCancelled, StateHeld}
 
 // DiscardMany discards the finished jobs that the filter chooses, newest first, 500 a statement, and returns how many. By
-// default it chooses dead jobs; Filter.States may name StateCompleted, StateDead, StateCancelled and StateHeld.
-// A filter without Queue, Kind, Scope and IDs needs Filter.All. Filter.Limit is how many jobs are tried; 0 means all. With a pool as db each statement commits on its own, and the count
-// is right even if there is an error.
+// default it chooses dead jobs; Filter.States may name StateCompleted, StateDead, StateCancelled and StateHeld. A filter
+// without Queue, Kind, Scope, IDs and Group needs Filter.All. Filter.Limit is how many jobs are tried; 0 means all. With a pool as
+// db each statement commits on its own, and the count is right even if there is an error.
 func (q *Queue) DiscardMany(ctx context.Context, db DB, filter Filter) (discarded int, err error) {
 	err = q.each(ctx, db, filter, discardable, func(ids []int64) error {
 		n, err := q.discard(ctx, db, ids, filter.chosen())

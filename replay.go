@@ -103,15 +103,20 @@ func (l *Lease) enter(name string) (leave func(done bool), err error) {
 	if err := checkName("name", name, MaxNameBytes); err != nil {
 		return nil, err
 	}
-	e := effectRun{atomic.LoadUint32(&l.calls), name}
+	return l.use(name, name)
+}
+
+// use records that something is used that has a name of its own in each run.
+func (l *Lease) use(what, name string) (leave func(done bool), err error) {
+	e := effectRun{atomic.LoadUint32(&l.calls), what}
 	l.q.effects.Lock()
 	defer l.q.effects.Unlock()
 	if done, used := l.effects[e]; used {
-		what := "is under way"
+		how := "is under way"
 		if done {
-			what = "was done"
+			how = "was done"
 		}
-		return nil, fmt.Errorf("%w: %q %s, and this call was not made; give each effect of a job a name of its own, such as %q", ErrNameUsed, name, what, name+":<what differs>")
+		return nil, fmt.Errorf("%w: %q %s, and this call was not made; give each effect and each sleep of a job a name of its own, such as %q", ErrNameUsed, name, how, name+":<what differs>")
 	}
 	if l.effects == nil {
 		l.effects = make(map[effectRun]bool)

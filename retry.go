@@ -28,13 +28,16 @@ func Fatal(err error) error {
 
 type retryAfter struct {
 	d     time.Duration
-	err   error // nil for a snooze
-	reset bool  // Reschedule: the run went well
-	free  bool  // err spends no attempt: the handler was not called, or did nothing
+	err   error    // nil for a snooze
+	reset bool     // Reschedule: the run went well
+	wait  *waitFor // what Await or Sleep waits for
+	free  bool     // err spends no attempt: the handler was not called, or did nothing
 }
 
 func (e *retryAfter) Error() string {
 	switch {
+	case e.wait != nil:
+		return fmt.Sprintf("onceq: the job waits for %s; return this error from the handler", e.wait)
 	case e.reset:
 		return fmt.Sprintf("onceq: run again in %s", e.d)
 	case e.err == nil:
@@ -140,7 +143,7 @@ func (l *Lease) failure(err error, backoff func(int, error) time.Duration) outco
 	case errors.Is(err, ErrHeld):
 		o.state, o.err, o.keep = StateHeld, errorText(err.Error()), -1
 	case again != nil && (again.err == nil || again.free):
-		o.delay, o.reset = again.d, again.reset
+		o.delay, o.reset, o.wait = again.d, again.reset, again.wait
 		if again.err != nil {
 			o.err = errorText(err.Error())
 		}

@@ -21,8 +21,8 @@ import (
 //	session   1  Open while a Run is. It listens, and what a worker does again and again goes through it: looking, claiming,
 //	             extending leases, announcing. A statement there is one statement, because its settings belong to the session.
 //	spare     1  The same while there is no session: in Drain, behind a pooler, after a lost connection. And for beats that
-//	             would have to wait for the session.
-//	outcomes  2  Outcomes, and effects while the application's pool is busy. And for beats that would have to wait for spare.
+//	             and claims that would have to wait for the session.
+//	outcomes  2  Outcomes, and effects while the application's pool is busy. And for those that would have to wait for spare.
 //
 // Nothing that goes through session and spare waits for the lock of a row, so leases are extended in time. Outcomes wait for
 // transactions that have locked their jobs, and effects for those that have locked their fences.
@@ -44,6 +44,7 @@ const (
 	ownIdle        = 20 * time.Second // after which a connection that is not used closes
 	ownIdleCheck   = 10 * time.Second
 	beatPatience   = 100 * time.Millisecond // how long a beat waits for the session
+	claimPatience  = time.Second            // the same of a claim or a look
 	effectPatience = time.Second            // how long an effect waits for a connection of the application's pool. The pool closes one that is not ready by then
 	sessionLimit   = 30 * time.Second       // how long a statement on the session or the spare connection may take, if nothing else is said
 	openWithin     = 10 * time.Second       // how long it may take to open the session
@@ -116,7 +117,7 @@ func (o *ownConns) disconnect(returned bool) {
 	}
 }
 
-// join makes the session listen for a run, and opens one if this is the first. leave ends that. Only the run's goroutines
+// join has the session listen for a run, and opens one if this is the first. leave ends that. Only the run's goroutines
 // call them.
 func (o *ownConns) join(l *listener) {
 	o.mu.Lock()
@@ -136,9 +137,7 @@ func (o *ownConns) join(l *listener) {
 		}()
 	}
 	o.mu.Unlock()
-	if !first {
-		o.listenFor(l)
-	}
+	o.session.join()
 }
 
 func (o *ownConns) leave(l *listener) {
@@ -163,17 +162,25 @@ func (o *ownConns) leave(l *listener) {
 	})
 }
 
-// listenFor makes the session that is open listen for one more run.
-func (o *ownConns) listenFor(l *listener) {
-	ctx, cancel := context.WithTimeout(context.Background(), confirmWithin)
-	defer cancel()
-	used, err := o.session.use(ctx, 0, func(ctx context.Context, conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, "listen "+l.channel)
-		return err
-	})
-	if used && err == nil {
-		l.confirm(o.session.prepares)
+// listenForAll makes the session that is open listen for the runs that have joined since. It waits until the session is
+// free.
+func (o *ownConns) listenForAll(ctx context.Context, prepares bool) error {
+	for _, l := range o.members() {
+		if l.confirmed.Load() {
+			continue
+		}
+		used, err := o.session.use(ctx, 0, func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, "listen "+l.channel)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if used {
+			l.confirm(prepares)
+		}
 	}
+	return nil
 }
 
 // members are the runs that listen at present.
@@ -278,19 +285,22 @@ func (o *ownConns) listenOnce(ctx context.Context) error {
 	if _, err := conn.Exec(opening, "unlisten "+hello); err != nil {
 		return err
 	}
-	o.session.open(conn, prepares)
+	o.session.open(conn)
 	defer o.session.close()
-	for _, l := range o.members() {
-		o.listenFor(l)
-	}
 	for {
 		n, err := o.session.wait(ctx)
+		if errors.Is(err, errJoined) {
+			err = o.listenForAll(ctx, prepares)
+		}
 		if err != nil {
 			return err
 		}
+		if n == nil {
+			continue
+		}
 		for _, l := range o.members() {
 			if l.channel == n.Channel {
-				l.hear(n.Payload)
+				l.woken(n.Payload)
 			}
 		}
 	}
@@ -300,18 +310,28 @@ func (o *ownConns) listenOnce(ctx context.Context) error {
 type session struct {
 	turn chan struct{} // holds one while nobody uses conn
 
-	mu       sync.Mutex // guards what follows
-	conn     *pgx.Conn  // nil: there is none
-	prepares bool       // the server can prepare transactions
-	wanted   int        // how many wait for their turn
-	waiting  bool       // for notifications
+	mu      sync.Mutex // guards what follows
+	conn    *pgx.Conn  // nil: there is none
+	wanted  int        // how many wait for their turn
+	waiting bool       // for notifications
+	joined  bool       // there may be runs for which it does not listen yet
 }
 
-func (s *session) open(conn *pgx.Conn, prepares bool) {
+func (s *session) open(conn *pgx.Conn) {
 	s.mu.Lock()
-	s.conn, s.prepares = conn, prepares
+	s.conn, s.joined = conn, true
 	s.mu.Unlock()
 }
+
+// join makes wait return errJoined.
+func (s *session) join() {
+	s.mu.Lock()
+	s.joined = true
+	s.interrupt()
+	s.mu.Unlock()
+}
+
+var errJoined = errors.New("a run has joined")
 
 func (s *session) close() {
 	<-s.turn
@@ -384,8 +404,15 @@ func (s *session) wait(ctx context.Context) (*pgconn.Notification, error) {
 		s.mu.Unlock()
 	})()
 	for {
+		runtime.Gosched() // to whoever wants it: often because of a notification that came just now
 		<-s.turn
 		s.mu.Lock()
+		if s.joined {
+			s.joined = false
+			s.mu.Unlock()
+			s.turn <- struct{}{}
+			return nil, errJoined
+		}
 		conn := s.conn
 		s.waiting = true
 		if s.wanted > 0 || ctx.Err() != nil {
@@ -407,7 +434,6 @@ func (s *session) wait(ctx context.Context) (*pgconn.Notification, error) {
 		case lost:
 			return nil, err
 		}
-		runtime.Gosched() // to whoever wants it
 	}
 }
 

@@ -13,52 +13,104 @@ import (
 )
 
 // slots are where the handlers of one queue run. They count the queue's jobs that are in a slot or on their way to one: the
-// claimer adds, and the executor's goroutines, one for each slot, subtract.
+// claimer adds, and the executor subtracts. A slot is no goroutine: one begins when there is work for a slot, and ends when
+// nothing waits.
 type slots struct {
 	queue   string
 	keep    int64 // how long history is kept if the kind does not say, as in outcome.keep
 	count   int
-	width   int  // jobs that one slot takes at once
-	pooled  bool // the queue has transactional kinds: each of their running handlers holds a connection of the pool
-	mayHold int  // how many such connections all of the worker's queues may hold together
+	width   int    // jobs that one slot takes at once
+	pooled  bool   // the queue has transactional kinds: each of their running handlers holds a connection of the pool
+	mayHold int    // how many such connections all of the worker's queues may hold together
+	signal  func() // tells the claimer that there may be room
 
-	// What was claimed and waits for a slot. Sending never blocks: there are no more units than jobs, and the claimer
-	// claims no more jobs than fit. The claimer's goroutine closes the channel when it ends.
-	ready chan unit
+	mu      sync.Mutex // guards what follows
+	waiting []unit     // what was claimed and waits for a slot
+	late    []unit     // what waited too long for the rate of a limit, and needs a new time (limit.go)
+	asking  bool       // a goroutine asks for new times
+	running int        // goroutines, one for each slot that is in use
 
-	outstanding atomic.Int64  // jobs that are claimed or about to be, and whose handler has not returned; the claimer adds, the executor subtracts
-	quarantined atomic.Int32  // slots that jobs in quarantine occupy; the claimer adds, the executor subtracts
-	busy        atomic.Int32  // slots that run handlers; written by the executor
-	returned    atomic.Int64  // jobs whose handlers have ever returned; written by the executor
-	worked      atomic.Int64  // nanoseconds that they took, added up; written by the executor
-	low         atomic.Int64  // when outstanding falls to this, the claimer wants a signal; written by the claimer
-	room        chan struct{} // holds one: there may be room
+	outstanding atomic.Int64 // jobs that are claimed or about to be, and whose handler has not returned; the claimer adds, the executor subtracts
+	quarantined atomic.Int32 // slots that jobs in quarantine occupy; the claimer adds, the executor subtracts
+	busy        atomic.Int32 // slots that run handlers; written by the executor
+	returned    atomic.Int64 // jobs whose handlers have ever returned; written by the executor
+	worked      atomic.Int64 // nanoseconds that they took, added up; written by the executor
+	low         atomic.Int64 // when outstanding falls to this, the claimer wants a signal; written by the claimer
 }
 
-func newSlots(w *Worker, queue string, c QueueConfig) *slots {
+func newSlots(w *Worker, queue string, c QueueConfig, signal func()) *slots {
 	s := &slots{
-		queue: queue, keep: w.keeps[queue], count: c.Concurrency, width: 1, pooled: w.pooledIn[queue], mayHold: w.mayHold,
-		room: make(chan struct{}, 1),
+		queue: queue, keep: w.keeps[queue], count: c.Concurrency, width: 1, pooled: w.pooledIn[queue], mayHold: w.mayHold, signal: signal,
 	}
 	for _, h := range w.handlers {
 		s.width = max(s.width, h.size)
 	}
-	s.ready = make(chan unit, s.count*s.width+maxPrefetch)
 	return s
+}
+
+// put adds units that wait, behind the others or first, and returns how many goroutines are to begin for them.
+func (s *slots) put(units []unit, first bool) (begin int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if first {
+		s.waiting = append(units, s.waiting...)
+	} else {
+		s.waiting = append(s.waiting, units...)
+	}
+	begin = min(s.count-s.running, len(s.waiting))
+	s.running += begin
+	return begin
+}
+
+// take returns the unit that has waited longest. If none waits, the goroutine that asks has to end. If ask is true, another
+// one has to begin, which asks for new times for what is late.
+func (s *slots) take() (u unit, ok, ask bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.waiting) > 0 && s.waiting[0].tooLate() {
+		// The others that are late ask together with the first one.
+		s.waiting = slices.DeleteFunc(s.waiting, func(u unit) bool {
+			late := u.tooLate()
+			if late {
+				s.late = append(s.late, u)
+			}
+			return late
+		})
+		ask = !s.asking
+		s.asking = true
+	}
+	if len(s.waiting) == 0 {
+		s.waiting = nil
+		s.running--
+		return u, false, ask
+	}
+	u, s.waiting[0] = s.waiting[0], unit{}
+	s.waiting = s.waiting[1:]
+	return u, true, ask
+}
+
+// takeLate returns all units that need a new time. If there are none, the goroutine that asks for them has to end.
+func (s *slots) takeLate() []unit {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	late := s.late
+	s.late, s.asking = nil, len(late) > 0
+	return late
+}
+
+// takeAll returns all units that wait.
+func (s *slots) takeAll() []unit {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := append(s.waiting, s.late...)
+	s.waiting, s.late = nil, nil
+	return all
 }
 
 // used is how many slots are in use, or have jobs claimed for them.
 func (s *slots) used() int {
 	jobs := int(s.outstanding.Load())
 	return min(s.count, max((jobs+s.width-1)/s.width, int(s.busy.Load())))
-}
-
-// signal tells the claimer that there may be room.
-func (s *slots) signal() {
-	select {
-	case s.room <- struct{}{}:
-	default:
-	}
 }
 
 // connections counts the pool's connections that handlers' transactions hold, for all workers of a Queue. A claimer claims

@@ -71,6 +71,7 @@ const (
 	ClassApplication Class = 1 // the application's own keys; the default
 	ClassRequest     Class = 2 // keys that clients send, usually in an Idempotency-Key header; see Reaper for how long they stay
 	classEffect      Class = 3 // named effects of jobs, see Once
+	classEvent       Class = 4 // events, see Emit
 )
 
 func (c Class) String() string {
@@ -83,6 +84,8 @@ func (c Class) String() string {
 		return "request"
 	case classEffect:
 		return "effect"
+	case classEvent:
+		return "event"
 	}
 	return fmt.Sprintf("Class(%d)", int16(c))
 }
@@ -108,6 +111,7 @@ const (
 	sqlOfJob     = string(rune('0' + classJob))
 	sqlOfRequest = string(rune('0' + ClassRequest))
 	sqlOfEffect  = string(rune('0' + classEffect))
+	sqlOfEvent   = string(rune('0' + classEvent))
 )
 
 // What several statements say about a fence f.

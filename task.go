@@ -42,6 +42,14 @@ func (u unit) tasks() []*task {
 	return u.many
 }
 
+// tooLate reports whether the slot of one of the tasks is too long ago for it to start.
+func (u unit) tooLate() bool {
+	if u.one != nil {
+		return u.one.lease.tooLate()
+	}
+	return slices.ContainsFunc(u.many, func(t *task) bool { return t.lease.tooLate() })
+}
+
 // taskSet holds all tasks of one Run, each from its claim until its outcome is written or its lease is lost. The executor
 // adds and finishes them, and the beats extend them. The outbox removes them, and so does the executor if it has committed the
 // outcome itself or the lease is lost.

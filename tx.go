@@ -121,27 +121,33 @@ var inTx = map[string]string{
 	completeOneKept:    completeOneKept + sameTx("$7", "$1::bigint"),
 	completeOneUnkeyed: completeOneUnkeyed + sameTx("$4", "$1::bigint"),
 	completeOneLaned:   completeOneLaned + sameTx("$8", "$1::bigint"),
+	completeOneLimited: completeOneLimited + sameTx("$8", "$1::bigint"),
+
+	completeOneUnkeyedTold: completeOneUnkeyedTold + sameTx("$4", "$1::bigint"),
+	completeOneTold:        completeOneTold + sameTx("$7", "$1::bigint"),
+	completeOneLimitedTold: completeOneLimitedTold + sameTx("$8", "$1::bigint"),
 }
 
 // checkTx is the same as a statement of its own, which is sent before the statements for many jobs.
 var checkTx = `select null` + sameTx("$1", "$2::bigint")
 
 // commitTx ends a handler's transaction with a statement that completes its jobs and raises an error if a lease is lost.
-// many says that the statement is for many jobs and so needs the planner settings. sure is false if the answer was lost, so
+// many says that the statement is for many jobs, which needs the planner settings. sure is false if the answer was lost, so
 // that the transaction may have been committed.
 func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *Lease, many bool, statement string, args []any) (sure bool, err error) {
 	own := tx.Open()
 	var other *int32 // not null if the handler committed the transaction that was opened
 	var all []lazytx.Statement
 	citus := q.citus.Load() == citusYes
+	guarded := many || statement == completeOneUnkeyedTold
 	switch {
-	case citus && many:
+	case citus && guarded:
 		all = append(all, lazytx.Statement{SQL: guardPlans})
-	case many:
+	case guarded:
 		all = append(all, lazytx.Statement{SQL: hotPlans})
 	}
 	if citus {
-		parts, last, err := q.endTx(ctx, tx, part{statement, args})
+		parts, last, err := q.endTx(ctx, first.db, part{statement, args})
 		if err != nil {
 			return true, undone(tx, err)
 		}

@@ -318,9 +318,9 @@ select count(*), (select array_agg(distinct id) from settled where state = ` + s
 // ResolveMany settles the uncertain and held effects called name, or with an empty name all of them, of the jobs that the
 // filter chooses: newest first, 500 jobs a transaction. Use it after an outage, for example. By default it chooses held
 // jobs, which run again once none of their effects is held any more; Filter.States may also name StateDead and
-// StateCancelled, and these jobs stay so. A filter without Queue, Kind, Scope and IDs needs Filter.All. Filter.Limit is how many jobs are looked at; 0 means all. It returns how many
-// effects were settled and how many jobs run again. With a pool as db each transaction commits on its own, and the counts
-// are right even if there is an error.
+// StateCancelled, and these jobs stay so. A filter without Queue, Kind, Scope, IDs and Group needs Filter.All. Filter.Limit is how
+// many jobs are looked at; 0 means all. It returns how many effects were settled and how many jobs run again. With a pool as
+// db each transaction commits on its own, and the counts are right even if there is an error.
 func (q *Queue) ResolveMany(ctx context.Context, db DB, filter Filter, name string, r Resolution) (resolved, redriven int, err error) {
 	raw, err := r.encode()
 	if err != nil {
@@ -461,24 +461,22 @@ with page as materialized (
          where ` + effectsOf("p") + ` and ` + ofRound("p") + ` and (f.state = ` + sqlHeld + ` or ` + inDoubt + `) offset 0) f
  order by p.id desc, f.key`
 
-// Doubts looks at the page of jobs that List would return, and returns those of their effects whose outcome is unknown: newest job
-// first, then by name. The default of Filter.States is StateHeld: jobs that wait for a person. Jobs in other states may have
-// uncertain effects too: a run of a live job decides about them by their policy, and a dead or cancelled job keeps them until it is
-// redriven. For the next page set Filter.After to next; it is 0 after the last page. A page may be empty and not the last one.
+// Doubts looks at the page of jobs that Page would return, and returns those of their effects whose outcome is unknown:
+// newest job first, then by name. The default of Filter.States is StateHeld: jobs that wait for a person. Jobs in other
+// states may have uncertain effects too: a run of a live job decides about them by their policy, and a dead or cancelled job
+// keeps them until it is redriven. For the next page set Filter.After to next; it is 0 after the last page. A page may be
+// empty and not the last one.
 func (q *Queue) Doubts(ctx context.Context, db DB, filter Filter) (doubts []Doubt, next int64, err error) {
 	if filter.States == nil {
 		filter.States = []State{StateHeld}
 	}
 	filter.Limit = cmp.Or(filter.Limit, 100)
-	jobs, err := q.List(ctx, db, filter)
+	jobs, next, err := q.Page(ctx, db, filter)
 	if err != nil || len(jobs) == 0 {
-		return nil, 0, err
+		return nil, next, err
 	}
 	if err := q.identify(ctx, db); err != nil {
 		return nil, 0, err
-	}
-	if len(jobs) == filter.Limit {
-		next = jobs[len(jobs)-1].ID
 	}
 	ids, byID := make([]int64, 0, len(jobs)), make(map[int64]JobInfo, len(jobs))
 	for _, j := range jobs {

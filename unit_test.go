@@ -50,7 +50,7 @@ func tell(c *cursor, limit, now int, leases ...*Lease) {
 	for _, p := range c.places {
 		from = append(from, p.position)
 	}
-	c.claimed(&claim{from: from, limit: limit, now: cursorAt(now)}, leases, lookOnward, time.Time{}, time.Time{})
+	c.claimed(&claim{from: from, limit: limit, leases: leases, now: cursorAt(now)}, lookOnward, time.Time{}, time.Time{})
 }
 
 func TestTrap_ALookGoesBackOverTheRecentJobsAndNowAndThenOverTheWholeOverlap(t *testing.T) {
@@ -146,7 +146,7 @@ func TestCursor_WhenAClaimLooksBack(t *testing.T) {
 		if full {
 			limit = 0 // the claim got as many as it asked for
 		}
-		c.claimed(&claim{from: fromStart(), limit: limit, now: now}, nil, how, now, now.Add(took))
+		c.claimed(&claim{from: fromStart(), limit: limit, now: now}, how, now, now.Add(took))
 		now = now.Add(took)
 	}
 	_, how := c.begin(now)
@@ -180,9 +180,68 @@ func TestCursor_WhenAClaimLooksBack(t *testing.T) {
 	require.Len(t, lowest, 2)
 	require.Equal(t, lowestEvery, lowest[1]-lowest[0])
 
-	require.Equal(t, rescanEvery, c.rescanInterval())
-	c.rescanned.took = time.Second
-	require.Equal(t, 20*time.Second, c.rescanInterval())
+	// A look that sees nothing moves all positions, and does not move them back.
+	c.reachedEnd(now)
+	for _, p := range c.places {
+		require.True(t, p.caughtUp)
+		require.Equal(t, now, p.runAt)
+	}
+	c.reachedEnd(now.Add(-time.Millisecond))
+	require.Equal(t, now, c.place(PriorityNormal).runAt)
+	c.reachedEnd(now.Add(-time.Minute))
+	require.Equal(t, now.Add(-time.Minute), c.place(PriorityNormal).runAt, "the clock was set back")
+}
+
+// A promoter that relies on being woken must be woken for a job of each queue.
+func TestPromoter_RestsLongOnlyWhileEachQueueIsAnnounced(t *testing.T) {
+	t.Parallel()
+	q := benchQueue(t)
+	k := Kind[int]{Name: "k"}
+	w, err := NewWorker(q, WorkerConfig{Also: []string{"a", "b"}}, k.Handle(func(context.Context, *Lease, int) error { return nil }))
+	require.NoError(t, err)
+	c := newClaimer(w, 1, quick{}, nil)
+	c.listener = &listener{q: q}
+	now := time.Now()
+	announce := func(feeds ...*feed) bool {
+		var heard []int
+		for _, f := range feeds {
+			heard = append(heard, f.heard)
+		}
+		c.announced(t.Context(), feeds, heard, c.announcement.era, nil)
+		return c.listener.waits.Load()
+	}
+	a, b := c.byName["a"], c.byName["b"]
+	require.False(t, announce(a), "the other two are busy")
+	require.True(t, announce(c.feeds...))
+	b.paused = true
+	c.unannounced(b)
+	require.False(t, c.listener.waits.Load())
+	require.True(t, announce(a), "nothing of a paused queue may start")
+
+	c.live("a")
+	require.True(t, announce(a), "this used up no announcement")
+	c.hear(now)
+	require.True(t, a.due)
+	require.True(t, c.listener.waits.Load())
+
+	c.woken("a")
+	require.False(t, announce(a), "the notification came before the answer")
+	c.hear(now)
+	require.False(t, c.listener.waits.Load())
+	require.True(t, a.announced.IsZero())
+	require.True(t, announce(a))
+	c.forget()
+	require.False(t, c.listener.waits.Load())
+}
+
+func TestRescans_TheirIntervalGrowsWithTheirCost(t *testing.T) {
+	t.Parallel()
+	var r rescans
+	require.Equal(t, rescanEvery, r.interval())
+	r.looks = [2]time.Duration{time.Second, 20 * time.Millisecond}
+	require.Equal(t, 2*time.Second, r.interval(), "one that was slow may have had to wait for something")
+	r.pages = time.Second
+	require.Equal(t, 20*time.Second, r.interval())
 }
 
 // What the jobs of a call share is checked once, and what is made for them shares memory. Each job must come out as if it
@@ -257,18 +316,44 @@ var update = flag.Bool("update", false, "write docs/statements.sql anew")
 
 // built has the statements that are not constants, each under the name of what builds it.
 var built = map[string]string{
+	"moveJobs":                moveJobs,
+	"moveWaits":               moveWaits,
+	"readCounts":              readCounts,
+	"writeCounts":             writeCounts,
 	"retryJobs":               retryJobs,
 	"redriveJobs":             redriveJobs,
 	"cancelFrom jobs":         cancelJobs,
 	"cancelFrom job_waits":    cancelWaits,
 	"insertLaned":             insertLaned,
 	"hurryWaits":              hurryWaits,
-	"completeOneLaned":        completeOneLaned,
-	"endLaned":                endLaned,
-	"retryLaned":              retryLaned,
+	"completeOneWith lane":    completeOneLaned,
+	"completeOneWith limit":   completeOneLimited,
+	"endWith lane":            endLaned,
+	"endWith limit":           endLimited,
+	"completeOneUnkeyedTold":  completeOneUnkeyedTold,
+	"telling one":             completeOneTold,
+	"telling one, limit":      completeOneLimitedTold,
+	"telling end":             endTold,
+	"telling end, limit":      endLimitedTold,
+	"sweepMembers":            sweepMembers,
+	"retryWith lane":          retryLaned,
+	"retryWith limit":         retryLimited,
+	"awaiting retryJobs":      retryAwaiting,
+	"awaiting retryLaned":     retryAwaitingLaned,
+	"awaiting retryLimited":   retryAwaitingLimited,
 	"promoteCalls":            promoteCalls,
 	"callFamilies":            callFamilies,
-	"SetLaneLimit slot":       "select " + laneSlot("$1::text"),
+	"lockLine":                lockLine,
+	"reslotJobs":              reslotJobs,
+	"readLimits":              readLimits,
+	"readOneLimit":            readOneLimit,
+	"readGroups":              readGroups,
+	"readStill":               readStill,
+	"readHangs":               readHangs,
+	"readStuck":               readStuck,
+	"readLane":                readLane,
+	"readLanes":               readLanes,
+	"setLine slot":            "select " + laneSlot("$1::text"),
 	"laneLimit":               "select " + limitOf("$1::text"),
 	"takeFence":               takeFence,
 	"idTakenApart":            idTakenApart,
@@ -286,6 +371,8 @@ var built = map[string]string{
 	"statement of all":        statementOf(&Filter{Limit: 1, Queue: "q", Kind: "k", Scope: "s", IDs: []int64{1}, CreatedFrom: time.Unix(0, 0), CreatedBefore: time.Unix(1, 0)}, liveInfo, waitingInfo, pastInfo),
 	"statement of states":     statementOf(&Filter{Limit: 1, States: []State{StateWaiting, StateDead}}, liveInfo, waitingInfo, pastInfo),
 	"statement of a page":     statementOf(&Filter{Limit: 1, Queue: "q", floor: 1}, liveInfo, waitingInfo, pastInfo),
+	"statement of a kind":     statementOf(&Filter{Limit: 1, Kind: "k", floor: 1}, liveInfo, waitingInfo, pastInfo),
+	"statement of a queue":    statementOf(&Filter{Limit: 1, Queue: "q", Kind: "k", floor: 1}, liveInfo, waitingInfo, pastInfo),
 	"statement of few":        statementOf(&Filter{Limit: 1, Queue: "q", few: true}, liveInfo, waitingInfo, pastInfo),
 	"bound":                   boundOf(&Filter{Limit: 1, Kind: "k"}),
 	"bound of queue":          boundOf(&Filter{Limit: 1, Queue: "q", Kind: "k"}),
@@ -293,7 +380,7 @@ var built = map[string]string{
 	"listenOnce":              "listen …",
 	"statement of ids":        statementOf(&Filter{Limit: 1}, liveIDs, waitingIDs, pastIDs),
 	"Count":                   "select count(*) from (…) page", // built by Filter.statement
-	"listenFor":               "listen …",
+	"listenForAll":            "listen …",
 	"committed":               "rollback; select pg_xact_status('…')",
 	"share":                   "set local idle_in_transaction_session_timeout to …",
 }
@@ -513,7 +600,7 @@ func TestStates_NoOtherNumbers(t *testing.T) {
 	for _, file := range []string{"docs/statements.sql", "migrations/001_onceq.sql"} {
 		raw, err := os.ReadFile(file)
 		require.NoError(t, err)
-		shifts := regexp.MustCompile(`(?:<<|>>) (\d+)`).FindAllStringSubmatch(strings.ReplaceAll(string(raw), "holder >> 32", ""), -1) // the worker's half of a holder
+		shifts := regexp.MustCompile(`(?:<<|>>) (\d+)`).FindAllStringSubmatch(strings.NewReplacer("holder >> 32", "", "w.id >> 32", "").Replace(string(raw)), -1) // the worker's half of a holder
 		classes := regexp.MustCompile(`\bclass(?: \+ 0)? (?:=|<>) (\d+)`).FindAllStringSubmatch(string(raw), -1)
 		require.NotEmpty(t, shifts)
 		require.NotEmpty(t, classes)
@@ -523,10 +610,13 @@ func TestStates_NoOtherNumbers(t *testing.T) {
 		for _, m := range classes {
 			n, err := strconv.Atoi(m[1])
 			require.NoError(t, err)
-			require.Contains(t, []Class{classJob, ClassRequest, classEffect}, Class(n), "%s: %s", file, m[0])
+			require.Contains(t, []Class{classJob, ClassRequest, classEffect, classEvent}, Class(n), "%s: %s", file, m[0])
 		}
 	}
 	for n, s := range []string{sqlQueued, sqlClaimed, sqlUncertain, sqlCompleted, sqlDead, sqlCancelled, sqlHeld} {
+		require.Equal(t, strconv.Itoa(n), s)
+	}
+	for n, s := range []string{sqlOpen, sqlCame, sqlTimedOut} {
 		require.Equal(t, strconv.Itoa(n), s)
 	}
 	require.Equal(t, strconv.Itoa(tokenBits), sqlTokenBits)
@@ -560,7 +650,7 @@ func (deadDB) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) {
 func (deadDB) Query(context.Context, string, ...any) (pgx.Rows, error) { return nil, errDeadDB }
 
 // benchQueue never connects: its pool opens connections only when somebody needs one.
-func benchQueue(b *testing.B) *Queue {
+func benchQueue(b testing.TB) *Queue {
 	pool, err := pgxpool.New(b.Context(), "postgres://nobody@127.0.0.1:1/none")
 	if err != nil {
 		b.Fatal(err)
@@ -649,13 +739,10 @@ func BenchmarkDispatch(b *testing.B) {
 	base, cancel := context.WithCancelCause(b.Context())
 	defer cancel(nil)
 	tasks := &taskSet{q: q, base: base, all: make(map[int64]*task)}
-	out := newOutbox(q, 1, nil, w.lease, base, tasks)
-	x := &executor{q: q, handlers: w.handlers, lease: w.lease, base: base, tasks: tasks, outbox: out}
-	s := newSlots(w, DefaultQueue, w.queues[DefaultQueue])
-	for range s.count {
-		go x.work(s)
-	}
-	defer close(s.ready)
+	count := new(tally)
+	out := newOutbox(q, 1, nil, w.lease, base, tasks, count)
+	x := &executor{q: q, handlers: w.handlers, lease: w.lease, base: base, tasks: tasks, outbox: out, tally: count}
+	s := newSlots(w, DefaultQueue, w.queues[DefaultQueue], func() {})
 	leases := benchLeases(q, 1000)
 	b.ReportAllocs()
 	for b.Loop() {
@@ -688,4 +775,43 @@ func BenchmarkFinish(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(leases)), "ns/job")
+}
+
+func TestSlip(t *testing.T) {
+	t.Parallel()
+	for pair, is := range map[string]bool{
+		"imagse images": true, "image images": true, "imagess images": true, "imeges images": true, "iamges images": true,
+		"exports imports": false, "igames images": false, "mail email": true, "mail sms": false,
+	} {
+		a, b, _ := strings.Cut(pair, " ")
+		require.Equal(t, is, slip(a, b), pair)
+		require.Equal(t, is, slip(b, a), pair)
+	}
+}
+
+// A pause empties the quarantine while a claim of some of its jobs is under way.
+func TestQuarantine_PassesJobsThatAPauseHasTakenOut(t *testing.T) {
+	var q quarantine
+	q.saw([]lostJob{{1, 1}, {2, 1}, {3, 1}})
+	q.past(2)
+	require.Equal(t, []int64{3}, q.ids)
+	q.saw(nil)
+	q.past(2)
+	require.Empty(t, q.ids)
+}
+
+// A statement whose answer has changed so that nobody would be told is found when the package is loaded.
+func TestTelling_KnowsTheAnswer(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, completeOneTold, telling(withLane(completeOneKept)))
+	for _, statement := range []string{completeOneTold, completeOneLimitedTold, endTold, endLimitedTold} {
+		require.Contains(t, statement, "onceq.tell(")
+	}
+	require.Panics(t, func() { telling(strings.Replace(completeOneLimited, "\nselect coalesce(", "\nselect nullif(", 1)) })
+}
+
+func TestLineWords(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, "job 120, which waits for others,", lineWords("\x1f0000000000000000120"))
+	require.Equal(t, `lane "k/a"`, lineWords("k/a"))
 }

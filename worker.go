@@ -40,10 +40,11 @@ type WorkerConfig struct {
 	// least.
 	Lease time.Duration
 
-	// PollInterval is the longest time that a worker without work waits until it looks for work again, ±10%. Default one
-	// second if notifications arrive, which let the worker find new jobs within about a millisecond; a quarter of a second
+	// PollInterval is the longest time that a worker without work waits until it looks for work again, ±10%. Default 1.1
+	// seconds if notifications arrive, which let the worker find new jobs within about a millisecond; a quarter of a second
 	// if they do not, as behind PgBouncer in transaction mode, or if jobs that are enqueued in a transaction send none, as
-	// on servers that allow prepared transactions. At most an hour.
+	// on servers that allow prepared transactions. The default grows to a hundred times what looking takes, at most ten
+	// seconds: a worker of thousands of queues looks less often. At most an hour.
 	PollInterval time.Duration
 
 	// ShutdownTimeout is how long Run waits for running handlers after its context has ended, before it cancels their
@@ -178,6 +179,9 @@ func (w *Worker) chooseQueues(cfg *WorkerConfig) error {
 			return err
 		}
 		w.queues[name] = QueueConfig{}
+		for _, h := range w.handlers { // jobs of any of these kinds may come
+			w.pooledIn[name] = w.pooledIn[name] || h.tx != nil || h.batch != nil
+		}
 	}
 	if len(w.queues) == 0 {
 		return invalid("WorkerConfig.Without", "leaves the worker no queue, so its handlers would never run")
@@ -239,10 +243,10 @@ func (w *Worker) tuneQueues(size int) error {
 // is closed never comes back: if a transactional handler needs it, Run stops as if ctx had ended, and returns an error.
 func (w *Worker) Run(ctx context.Context) error { return w.run(ctx, -1) }
 
-// Drain works like Run until limit jobs have been claimed, or until nothing is due and no handler that could enqueue more
-// is running. What is paused (PauseQueue) is left where it is. A limit of 0 means no limit. It returns when every job that it claimed has been dealt with. It is for tests,
-// and for work that is started by a schedule. If ctx ends earlier, Drain stops as Run does and returns an error that
-// matches the context's error.
+// Drain works like Run until limit jobs have been claimed, or until nothing is due and no handler that could enqueue more is
+// running. What is paused (PauseQueue) is left where it is. A limit of 0 means no limit. It returns when every job that it
+// claimed has been dealt with. It is for tests, and for work that is started by a schedule. If ctx ends earlier, Drain stops
+// as Run does and returns an error that matches the context's error.
 func (w *Worker) Drain(ctx context.Context, limit int) error {
 	if limit < 0 {
 		return invalid("Drain", "has limit %d; use 0 for no limit", limit)

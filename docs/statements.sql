@@ -1,5 +1,121 @@
 -- Every statement of this package, as Postgres gets it. Written by: go test -run TestStatements . -update
 
+-- after.go: insertMembers
+with asked as materialized (
+  select distinct on (job_id, group_id) *
+    from unnest($1::bigint[], $2::bigint[], $3::bool[], $4::smallint[], $5::text[]) as u(group_id, job_id, fresh, state, result)
+   order by job_id, group_id
+),
+given as materialized (
+  select * from asked where not fresh
+),
+look as materialized (
+  select u.*, j.id as free_job, w.id as free_wait, h.id as free_past, coalesce(h.state, case when j.id is not null or w.id is not null then 0 end) as told_state,
+         exists (select from onceq.jobs where id = u.job_id offset 0) or exists (select from onceq.job_waits where id = u.job_id offset 0)
+           or exists (select from onceq.job_history where id = u.job_id and state <> 5 offset 0) as there,
+         k.result as kept
+    from given u
+    left join lateral (
+         select id from onceq.jobs where id = u.job_id and holder is null and leased_until is null for update skip locked) j on true
+    left join lateral (
+         select id from onceq.job_waits where id = u.job_id for update skip locked) w on true
+    left join lateral (
+         select id, state from onceq.job_history where id = u.job_id and state + 0 in (6, 7, 8) for update skip locked) h on true
+    left join lateral (
+         select result from onceq.job_history where id = u.job_id and state + 0 = 5 offset 0) k on true
+),
+marked_job as (
+  update onceq.jobs j set lane_rule = coalesce(j.lane_rule, 0) | 4
+    from look l where j.id = any (array[l.free_job]) and l.free_job = l.job_id
+),
+marked_wait as (
+  update onceq.job_waits w set lane_rule = w.lane_rule | 4
+    from look l where w.id = any (array[l.free_wait]) and l.free_wait = l.job_id
+),
+marked_past as (
+  update onceq.job_history h set lane_rule = coalesce(h.lane_rule, 0) | 4
+    from look l where h.id = any (array[l.free_past]) and l.free_past = l.job_id
+),
+seen as (
+  select group_id, job_id, told_state, there, kept, state, result,
+         not there and (state <> 0 or current_setting('transaction_isolation') = 'read committed') as over
+    from look
+),
+member as (
+  insert into onceq.job_members (group_id, job_id, state, told, result)
+  select group_id, job_id, 0, true, null from asked where fresh
+  union all
+  select group_id, job_id, case when told_state is not null then told_state when over then coalesce(nullif(state, 0), 5) else 0 end,
+         told_state is not null or over, case when over then coalesce(kept, nullif(result, '')::jsonb) end
+    from seen
+  on conflict do nothing
+  returning 1
+)
+select count(*) from member;
+
+-- after.go: lockFollowers
+select array_agg(id) from (
+  select id from onceq.job_waits where id = any ($1::bigint[]) and if_dead = 2 order by id for update skip locked) w;
+
+-- after.go: readRefs
+select u.n, f.job_id, f.state, coalesce(f.result::text, ''), coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0)
+  from (select 0::bigint as n, null::text as scope, null::text as key
+        union all
+        select n, scope, key from unnest($1::text[], $2::text[]) with ordinality as u(scope, key, n)) u
+  left join lateral (
+       select job_id, state, result from onceq.job_fences f
+        where f.class = 0 and f.scope = u.scope and f.key = u.key offset 0) f on true;
+
+-- after.go: stillDead
+select array_agg(g.id) from unnest($1::bigint[]) as g(id)
+ where exists (select from onceq.job_members where group_id = g.id and state in (6, 7))
+   and not exists (select from onceq.job_members where group_id = g.id and state in (0, 8));
+
+-- after.go: sweepMembers
+with given as materialized (
+  select group_id, job_id from onceq.job_members where not told order by job_id for update skip locked
+),
+look as materialized (
+  select u.*, j.id as free_job, w.id as free_wait, h.id as free_past, coalesce(h.state, case when j.id is not null or w.id is not null then 0 end) as told_state,
+         exists (select from onceq.jobs where id = u.job_id offset 0) or exists (select from onceq.job_waits where id = u.job_id offset 0)
+           or exists (select from onceq.job_history where id = u.job_id and state <> 5 offset 0) as there,
+         k.result as kept
+    from given u
+    left join lateral (
+         select id from onceq.jobs where id = u.job_id and holder is null and leased_until is null for update skip locked) j on true
+    left join lateral (
+         select id from onceq.job_waits where id = u.job_id for update skip locked) w on true
+    left join lateral (
+         select id, state from onceq.job_history where id = u.job_id and state + 0 in (6, 7, 8) for update skip locked) h on true
+    left join lateral (
+         select result from onceq.job_history where id = u.job_id and state + 0 = 5 offset 0) k on true
+),
+marked_job as (
+  update onceq.jobs j set lane_rule = coalesce(j.lane_rule, 0) | 4
+    from look l where j.id = any (array[l.free_job]) and l.free_job = l.job_id
+),
+marked_wait as (
+  update onceq.job_waits w set lane_rule = w.lane_rule | 4
+    from look l where w.id = any (array[l.free_wait]) and l.free_wait = l.job_id
+),
+marked_past as (
+  update onceq.job_history h set lane_rule = coalesce(h.lane_rule, 0) | 4
+    from look l where h.id = any (array[l.free_past]) and l.free_past = l.job_id
+),
+found as (
+  update onceq.job_members m set state = coalesce(l.told_state, 5), told = true, result = l.kept
+    from look l
+   where m.group_id = any (array[l.group_id]) and m.job_id = any (array[l.job_id]) and not m.told and (l.told_state is not null or not l.there)
+  returning m.group_id, m.state
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
+    from (select distinct E'\x1f' || lpad(group_id::text, 19, '0') as lane from found where state <> 0) l
+  returning 1
+)
+select count(*) from call;
+
 -- audit.go: Actions.ofJob
 select id, at, who, what, coalesce(job_id, 0), about, why, outcome from onceq.actions
  where id < $1::bigint and job_id = $3::bigint order by id desc limit $2::int;
@@ -12,6 +128,381 @@ select id, at, who, what, coalesce(job_id, 0), about, why, outcome from onceq.ac
 insert into onceq.actions (who, what, job_id, about, why, outcome)
 values ($1::text, $2::text, nullif($3::bigint, 0), $4::text, $5::text, $6::text)
 returning id;
+
+-- await.go: Emit.emit
+select onceq.emit($1::text, $2::text, $3::text::jsonb, $4::bigint, $5::bigint, $6::bool);
+
+-- await.go: Event.read
+select coalesce(result::text, '') from onceq.job_fences f
+ where f.key = $2::text and f.scope = $1::text and f.class = 4 and f.state = 3 and not (f.state in (3, 4, 5) and f.lifetime >= 0
+      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp());
+
+-- await.go: awaiting
+select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[])
+      as u(id, claims, holder, error, spent, reset, delay)
+),;
+
+-- await.go: awaiting retryJobs
+with u as materialized (
+  select a.id, a.claims, a.holder, a.error, a.spent, a.reset, a.scope, a.key, w.job_id is not null as free,
+         case w.state when 0 then greatest(0, (extract(epoch from w.until - statement_timestamp()) * 1000000)::bigint)
+              else case when w.job_id is null then a.delay else 0 end end as delay
+    from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $9::text[], $10::text[])
+      as a(id, claims, holder, error, spent, reset, delay, scope, key)
+    left join lateral (
+         select job_id, state, until from onceq.job_awaits
+          where job_id = a.id and scope = a.scope and key = a.key
+            for update skip locked) w on true
+),
+noted as (
+  update onceq.job_awaits a set claims = greatest(a.claims, u.claims)
+    from u
+   where u.free and a.job_id = any (array[u.id]) and a.scope = any (array[u.scope]) and a.key = any (array[u.key])
+),
+ready as (
+  update onceq.jobs j
+     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', leased_until = null, holder = null,
+         attempts = case when u.reset then 0 else attempts + u.spent end,
+         lost     = case when u.reset then 0 else lost end,
+         identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1000000)::bigint) + 1 else identity end,
+         errors   = case when error = '' then errors else
+         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
+    from u
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder
+  returning j.id, j.claims, j.created_at
+)
+select case when $8::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null)
+  from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true;
+
+-- await.go: awaiting retryLaned
+with u as materialized (
+  select a.id, a.claims, a.holder, a.error, a.spent, a.reset, a.scope, a.key, w.job_id is not null as free,
+         case w.state when 0 then greatest(0, (extract(epoch from w.until - statement_timestamp()) * 1000000)::bigint)
+              else case when w.job_id is null then a.delay else 0 end end as delay
+    from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $10::text[], $11::text[])
+      as a(id, claims, holder, error, spent, reset, delay, scope, key)
+    left join lateral (
+         select job_id, state, until from onceq.job_awaits
+          where job_id = a.id and scope = a.scope and key = a.key
+            for update skip locked) w on true
+),
+noted as (
+  update onceq.job_awaits a set claims = greatest(a.claims, u.claims)
+    from u
+   where u.free and a.job_id = any (array[u.id]) and a.scope = any (array[u.scope]) and a.key = any (array[u.key])
+),
+gone as (
+  delete from onceq.jobs j using u
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and j.lane_rule & 1 = 1 and u.delay > 0
+  returning j.*, 4::smallint as state, u.error, u.spent, u.reset, u.delay
+),
+wait as (
+  insert into onceq.job_waits (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+  select id, statement_timestamp() + delay * interval '1 microsecond', created_at, claims,
+         case when reset then 0 else lost end, case when reset then 0 else attempts + spent end,
+         max_attempts, priority, queue, kind, scope, key, payload, payload_bytes, metadata, case when error = '' then errors else
+         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end,
+         case when reset then coalesce(gone.identity, (extract(epoch from gone.created_at) * 1000000)::bigint) + 1 else identity end, lane, lane_rule
+    from gone
+  returning lane, run_at
+),
+due as (
+  insert into onceq.lane_calls (slot, due, lane) select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, run_at, lane from wait
+),
+stay as (
+  update onceq.jobs j
+     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', leased_until = null, holder = null,
+         attempts = case when u.reset then 0 else attempts + u.spent end,
+         lost     = case when u.reset then 0 else lost end,
+         identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1000000)::bigint) + 1 else identity end,
+         errors   = case when error = '' then errors else
+         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
+    from u
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and (j.lane_rule is null or j.lane_rule & 1 = 0 or u.delay = 0)
+  returning j.id, j.claims, j.created_at
+),
+ready as (
+  select id, claims, created_at from gone union all select id, claims, created_at from stay
+),
+left_place as (
+  delete from onceq.lane_places p using gone g where p.lane = any (array[g.lane]) and p.id = any (array[g.id])
+),
+stop as (
+  insert into onceq.lane_stops (lane, id)
+  select lane, id from gone where lane is not null and lane_rule & 2 = 2 and state in (6, 8)
+  on conflict do nothing
+),
+freed as materialized (
+  select lane, count(*) as n, bool_or(lane_rule & 2 = 2 and state in (6, 8)) as stops
+    from gone where lane is not null group by lane
+),
+head as materialized (
+  select w.id
+    from freed r
+   cross join lateral (
+         select w.id
+           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit r.n) w
+          limit r.n) w
+   where current_setting('transaction_isolation') = 'read committed' and r.stops is not true
+     and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
+),
+ours as materialized (
+  select w.id from head h cross join lateral (
+         select id from onceq.job_waits where id = h.id and path is null for update skip locked) w
+),
+moved as (
+  delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
+  returning w.*
+),
+job as (
+  insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+  select id, statement_timestamp(), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+         payload, payload_bytes, metadata, errors, identity, lane, lane_rule
+    from moved
+),
+place as (
+  insert into onceq.lane_places (lane, id) select lane, id from moved
+  on conflict do nothing
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
+    from (select lane, n from freed union all select lane, -1 from moved) f
+   group by lane having sum(n) > 0
+)
+select case when $8::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $9::bigint, false)), 0)::bigint
+          from (select queue, count(*) as jobs from moved group by queue) m
+         where exists (select from onceq.waiters w where w.idle_until > statement_timestamp()))
+  from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true;
+
+-- await.go: awaiting retryLimited
+with u as materialized (
+  select a.id, a.claims, a.holder, a.error, a.spent, a.reset, a.scope, a.key, w.job_id is not null as free,
+         case w.state when 0 then greatest(0, (extract(epoch from w.until - statement_timestamp()) * 1000000)::bigint)
+              else case when w.job_id is null then a.delay else 0 end end as delay
+    from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $10::text[], $11::text[])
+      as a(id, claims, holder, error, spent, reset, delay, scope, key)
+    left join lateral (
+         select job_id, state, until from onceq.job_awaits
+          where job_id = a.id and scope = a.scope and key = a.key
+            for update skip locked) w on true
+),
+noted as (
+  update onceq.job_awaits a set claims = greatest(a.claims, u.claims)
+    from u
+   where u.free and a.job_id = any (array[u.id]) and a.scope = any (array[u.scope]) and a.key = any (array[u.key])
+),
+gone as (
+  delete from onceq.jobs j using u
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and (strpos(j.lane, E'\x1f') > 0 or j.lane_rule & 1 = 1 and u.delay > 0)
+  returning j.*, 4::smallint as state, u.error, u.spent, u.reset, u.delay,
+            split_part(j.lane, E'\x1f', 1) = '' or j.lane_rule & 1 = 1 and u.delay > 0 as leaves
+),
+wait as (
+  insert into onceq.job_waits (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, path)
+  select id, case when delay > 0 then statement_timestamp() + delay * interval '1 microsecond' else created_at end, created_at, claims,
+         case when reset then 0 else lost end, case when reset then 0 else attempts + spent end,
+         max_attempts, priority, queue, kind, scope, key, payload, payload_bytes, metadata, case when error = '' then errors else
+         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end,
+         case when reset then coalesce(gone.identity, (extract(epoch from gone.created_at) * 1000000)::bigint) + 1 else identity end, case when leaves then coalesce(nullif(split_part(lane, E'\x1f', 1), ''), split_part(lane, E'\x1f', 2)) else split_part(lane, E'\x1f', 2) end, lane_rule, nullif(replace(lane, E'\x1f' || '@', ''), split_part(lane, E'\x1f', 1))
+    from gone
+  returning lane, run_at
+),
+due as (
+  insert into onceq.lane_calls (slot, due, lane) select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, greatest(run_at, statement_timestamp()), lane from wait
+),
+stay as (
+  update onceq.jobs j
+     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', leased_until = null, holder = null,
+         attempts = case when u.reset then 0 else attempts + u.spent end,
+         lost     = case when u.reset then 0 else lost end,
+         identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1000000)::bigint) + 1 else identity end,
+         errors   = case when error = '' then errors else
+         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
+    from u
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and not coalesce((strpos(j.lane, E'\x1f') > 0 or j.lane_rule & 1 = 1 and u.delay > 0), false)
+  returning j.id, j.claims, j.created_at
+),
+ready as (
+  select id, claims, created_at from gone union all select id, claims, created_at from stay
+),
+left_line as materialized (
+  select l.lane, g.id, lane_rule & 2 = 2 and state in (6, 8) as stops
+    from gone g cross join lateral (select l.lane from (values (split_part(g.lane, E'\x1f', 1)), (split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l where leaves or l.lane like '/%'
+),
+left_place as (
+  delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = any (array[l.id])
+),
+stop as (
+  insert into onceq.lane_stops (lane, id)
+  select split_part(lane, E'\x1f', 1), id from gone
+   where split_part(lane, E'\x1f', 1) <> '' and lane_rule & 2 = 2 and state in (6, 8)
+  on conflict do nothing
+),
+freed as materialized (
+  select lane, count(*) as n, bool_or(stops) as stops from left_line group by lane
+),
+head as materialized (
+  select w.id, r.lane
+    from freed r
+   cross join lateral (
+         select w.id
+           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit r.n) w
+          limit r.n) w
+   where r.lane not like '/%' and current_setting('transaction_isolation') = 'read committed' and r.stops is not true
+     and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
+),
+open as materialized (
+  select r.lane, r.n from freed r
+   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed'
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
+),
+turn as materialized (
+  select w.id, w.path, r.lane
+    from open r
+   cross join lateral (
+         select w.*
+           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id, path, priority, run_at from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit r.n
+                   for update skip locked) w
+          limit r.n) w
+),
+next as materialized (
+  select w.id, w.path, h.lane from head h cross join lateral (
+         select id, path from onceq.job_waits where id = h.id for update skip locked) w
+),
+straight as materialized (
+  select id, line
+    from (select id, line, sum(room) over l as room, count(id) over (l order by id) as nth
+            from (select null::bigint as id, lane as line, n as room from open
+                  union all
+                  select null, lane, -1 from turn
+                  union all
+                  select id, split_part(path, E'\x1f', 2), 0 from next where path is not null) u
+          window l as (partition by line)) n
+   where id is not null and nth <= room
+),
+ours as materialized (
+  select id, lane, null::timestamptz as slot, false as goes_on from turn
+  union all
+  select id, lane, null, path is not null and id not in (select id from straight) from next
+),
+passed as (
+  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = statement_timestamp()
+    from (select id from ours where goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.id, w.lane, w.path
+),
+moved as (
+  delete from onceq.job_waits w using (select id, slot from ours where not goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.*, o.slot
+),
+job as (
+  insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+  select id, coalesce(slot, statement_timestamp()), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+         payload, payload_bytes, metadata, errors, identity,
+         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule
+    from moved
+),
+place as (
+  insert into onceq.lane_places (lane, id)
+  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
+  union all
+  select split_part(path, E'\x1f', 1), id from passed
+  on conflict do nothing
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
+    from (select lane
+            from (select lane, n from freed union all select lane, -1 from ours union all select line, -1 from straight) f
+           group by lane having sum(n) > 0
+          union
+          select lane from passed) f
+)
+select case when $8::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $9::bigint, false)), 0)::bigint
+          from (select queue, count(*) as jobs from moved group by queue) m
+         where exists (select from onceq.waiters w where w.idle_until > statement_timestamp()))
+  from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true;
+
+-- await.go: beginAwait
+with ok as materialized (
+  select from onceq.jobs where id = $1::bigint and claims = $5::int and holder = $6::bigint
+),
+event as (
+  insert into onceq.job_fences as f (token, created_at, finished_at, lifetime, class, state, scope, key)
+  select 0, statement_timestamp(), statement_timestamp() + least($7::bigint, 2592000000000) * interval '1 microsecond', 0, 4, 5, $2::text, $3::text
+    from ok where $2::text <> ''
+  on conflict (key, scope, class) do update
+     set state       = case when f.state = 3 and not (f.state in (3, 4, 5) and f.lifetime >= 0
+      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()) then f.state else 5 end,
+         lifetime    = case when f.state = 3 and not (f.state in (3, 4, 5) and f.lifetime >= 0
+      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()) then f.lifetime else 0 end,
+         finished_at = case when f.state = 3 and not (f.state in (3, 4, 5) and f.lifetime >= 0
+      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()) then f.finished_at else greatest(f.finished_at, excluded.finished_at) end
+  returning f.state = 3 as came, f.result
+),
+mine as (
+  insert into onceq.job_awaits as a (job_id, identity, created_at, until, state, scope, key, payload)
+  select $1::bigint, $4::bigint, statement_timestamp(), statement_timestamp() + $7::bigint * interval '1 microsecond',
+         case when e.came then 1 else 0 end, $2::text, $3::text, case when e.came then e.result end
+    from ok left join event e on true
+  on conflict (job_id, scope, key) do update
+     set identity = excluded.identity, created_at = excluded.created_at, until = excluded.until, claims = 0,
+         state = excluded.state, payload = excluded.payload
+   where a.identity <> excluded.identity
+  returning state, payload
+)
+select exists (select from ok), (select state from mine), coalesce((select payload::text from mine), '');
+
+-- await.go: endAwait
+with ok as materialized (
+  select from onceq.jobs where id = $1::bigint and claims = $5::int and holder = $6::bigint
+),
+free as materialized (
+  select a.job_id from onceq.job_awaits a
+   where a.job_id = $1::bigint and a.scope = $2::text and a.key = $3::text and a.identity = $4::bigint and a.state = 0
+     for update skip locked
+),
+mine as (
+  update onceq.job_awaits a set state = 2
+    from ok, free
+   where a.job_id = $1::bigint and a.scope = $2::text and a.key = $3::text and a.identity = $4::bigint
+  returning a.state
+)
+select exists (select from ok), exists (select from mine);
+
+-- await.go: readAwait.read
+select a.state, (extract(epoch from a.until - statement_timestamp()) * 1000000)::bigint, coalesce(a.payload::text, '')
+  from onceq.job_awaits a
+ where a.job_id = $1::bigint and a.scope = $2::text and a.key = $3::text and a.identity = $4::bigint;
 
 -- cancel.go: cancelFrom job_waits
 with free as materialized (
@@ -38,7 +529,7 @@ history as (
          claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
          payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
          case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, lane, lane_rule
+         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, nullif(coalesce(path, lane), ''), lane_rule
     from gone where keep <> 0
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
@@ -52,9 +543,19 @@ history as (
 ),
 request as (
   delete from onceq.job_cancels x using gone g where x.job_id = g.id
+),
+line as materialized (
+  select split_part(path, E'\x1f', 1) as lane, id from gone where path is not null and lane like '/%' and split_part(path, E'\x1f', 1) <> ''
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from (select distinct lane from line) l
+),
+left_place as (
+  delete from onceq.lane_places p using line l where p.lane = any (array[l.lane]) and p.id = any (array[l.id])
 )
 select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')),
-       (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1) from gone;
+       (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1), (select onceq.tell(array_agg(id), array_agg(state::smallint), array_agg(result::text)) from gone where lane_rule & 4 = 4) from gone;
 
 -- cancel.go: cancelFrom jobs
 with free as materialized (
@@ -96,12 +597,18 @@ history as (
 request as (
   delete from onceq.job_cancels x using gone g where x.job_id = g.id
 ),
+line as materialized (
+  select l.lane, g.id from gone g cross join lateral (select l.lane from (values (split_part(g.lane, E'\x1f', 1)), (split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l
+),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from (select distinct lane from gone where lane is not null) l
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from (select distinct lane from line) l
+),
+left_place as (
+  delete from onceq.lane_places p using line l where p.lane = any (array[l.lane]) and p.id = any (array[l.id])
 )
 select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')),
-       (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1) from gone;
+       (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1), (select onceq.tell(array_agg(id), array_agg(state::smallint), array_agg(result::text)) from gone where lane_rule & 4 = 4) from gone;
 
 -- cancel.go: cancelJobs
 select id from onceq.jobs
@@ -120,7 +627,8 @@ with free as materialized (
      for update skip locked
 ),
 hurried as (
-  update onceq.jobs j set run_at = statement_timestamp() from free where j.id = any (array[free.id])
+  update onceq.jobs j set run_at = statement_timestamp() from free
+   where j.id = any (array[free.id]) and (lane is null or right(lane, 2) <> E'\x1f' || '@')
   returning 1
 )
 select count(*) from hurried;
@@ -189,14 +697,14 @@ fence as (
 request as (
   delete from onceq.job_cancels x using gone g where x.job_id = g.id
 )
-select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')), null
+select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')), null, null
   from gone;
 
 -- citus.go: checkInParts.sequence
 select coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0);
 
 -- citus.go: checkInParts.tables
-select version, current_setting('server_encoding'),
+select version, oldest_code, current_setting('server_encoding'),
        greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_waits), (select max(id) from onceq.job_history),
                 (select max(token >> 20) from (select token from onceq.job_fences limit 100000) f), 0)
   from onceq.meta;
@@ -362,7 +870,7 @@ request as (
 select count(*) from gone;
 
 -- citus.go: redriveInParts.answer
-select $1::bigint[], $2::bigint[], $3::bigint[];
+select $1::bigint[], null, $2::bigint[], $3::bigint[];
 
 -- citus.go: requestInParts.note
 insert into onceq.job_cancels (job_id, requested_at)
@@ -453,7 +961,7 @@ update onceq.jobs j
  where j.id = any (array[c.id]) and (a.n is null or c.n = 1 or c.n < a.n)
 returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
-          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), a.n is not null, coalesce(j.lane, '');
+          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), a.n is not null, j.lane, j.lane_rule;
 
 -- claim.go: claimJobs
 with place as materialized (
@@ -485,7 +993,42 @@ update onceq.jobs j
  where j.id = any (array[c.id])
 returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
-          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, coalesce(j.lane, '');
+          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule;
+
+-- claim.go: claimManyJobs
+with c as materialized (
+  select j.id, (q.k - 1) * 4294967296 + j.n as n, j.n > q.free as ahead
+    from unnest($3::text[], $4::bigint[], $5::bigint[], $6::smallint[], $7::timestamptz[], $8::bigint[],
+                $9::smallint[], $10::timestamptz[], $11::bigint[], $12::smallint[], $13::timestamptz[], $14::bigint[])
+         with ordinality as q(queue, room, free, first, first_at, first_id, second, second_at, second_id, third, third_at, third_id, k)
+   cross join lateral (
+         select j.id, row_number() over () as n
+           from (values (q.first, q.first_at, q.first_id), (q.second, q.second_at, q.second_id), (q.third, q.third_at, q.third_id))
+                as p(priority, run_at, id)
+          cross join lateral (
+                select id
+                  from onceq.jobs
+                 where queue = q.queue and priority = p.priority
+                   and (run_at, id) > (p.run_at, p.id)
+                   and run_at <= statement_timestamp()
+                   and leased_until is null and lost = 0
+                   and kind = any ($15::text[])
+                 order by run_at, id
+                 limit q.room
+                   for update skip locked) j
+          limit q.room) j
+)
+update onceq.jobs j
+   set leased_until = statement_timestamp() + $1::bigint * interval '1 microsecond',
+       holder = $2::bigint,
+       claims = least(j.claims + 1, 1048575),
+       lost   = least(j.lost + (j.leased_until is not null)::int, 32767),
+       ahead = nullif(c.ahead, false)
+  from c
+ where j.id = any (array[c.id])
+returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
+          j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
+          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule;
 
 -- claim.go: claimOne
 with c as materialized (
@@ -508,70 +1051,58 @@ update onceq.jobs j
  where j.id = any (array[c.id])
 returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
-          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, coalesce(j.lane, '');
+          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule;
 
--- claimer.go: findLost
-select array_agg(j.id) filter (where j.kind = any ($2::text[])), array_agg(j.lost) filter (where j.kind = any ($2::text[])),
-       array_agg(distinct j.kind) filter (where j.kind <> all ($2::text[]))
-  from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
- cross join lateral (
-       select id, kind, leased_until, lost + (leased_until is not null)::int as lost
-         from onceq.jobs
-        where queue = $1::text and priority = p.priority and run_at <= statement_timestamp()
-        order by run_at, id
-        limit $3::bigint) j
- where (j.leased_until is null or j.leased_until <= statement_timestamp()) and (j.lost > 0 or j.kind <> all ($2::text[]));
-
--- claimer.go: nextDue.next
-select (extract(epoch from min(j.run_at) - statement_timestamp()) * 1000000)::bigint
-  from unnest($2::smallint[]) as p(priority)
- cross join lateral (
-       select run_at from onceq.jobs
-        where queue = $1::text and priority = p.priority and run_at > $3::timestamptz
-        order by run_at limit 1) j;
-
--- cursor.go: rescanPage
-with page as materialized (
-  select id, run_at, leased_until, lost, kind, row_number() over (order by run_at, id) as n
-    from onceq.jobs
-   where queue = $1::text and priority = $2::smallint
-     and (run_at, id) > ($3::timestamptz, $4::bigint) and (run_at, id) < ($5::timestamptz, $6::bigint)
-   order by run_at, id
-   limit $8::int
-),
-ready as materialized (
-  select j.id
-    from page p
-   cross join lateral (
-         select id from onceq.jobs
-          where id = p.id and leased_until is null
-            for no key update skip locked) j
-   where p.leased_until is null and p.lost = 0 and p.kind = any ($7::text[])
-   order by j.id
-),
-forward as (
-  update onceq.jobs j set run_at = $5::timestamptz
-    from ready where j.id = any (array[ready.id])
-  returning j.id
-),
-lost as materialized (
-  select id, lost + (leased_until is not null)::int as lost
-    from page
-   where (leased_until <= statement_timestamp() or leased_until is null and lost > 0) and kind = any ($7::text[])
-   order by n
+-- counts.go: readCounts
+with t as materialized (
+  select date_trunc('minute', statement_timestamp() - $4::bigint * interval '1 microsecond') as now
 )
-select (select run_at from page where n = $8::int), coalesce((select id from page where n = $8::int), 0),
-       (select count(*) from forward),
-       array(select distinct kind from page where kind <> all ($7::text[])),
-       (select array_agg(id) from lost), (select array_agg(lost) from lost);
+select t.now - $5::int * interval '1 minute', m.*
+  from t
+ cross join lateral (
+       select c.queue, case when $3::bool then c.kind else '' end as of_kind, $5::int + floor(extract(epoch from c.minute - t.now) / 60)::int as at,
+              sum(c.started)::bigint, sum(c.completed)::bigint, sum(c.failed)::bigint, sum(c.dead)::bigint, sum(c.took)::bigint,
+              array[sum(c.durations[1])::bigint, sum(c.durations[2])::bigint, sum(c.durations[3])::bigint, sum(c.durations[4])::bigint, sum(c.durations[5])::bigint, sum(c.durations[6])::bigint, sum(c.durations[7])::bigint, sum(c.durations[8])::bigint, sum(c.durations[9])::bigint, sum(c.durations[10])::bigint, sum(c.durations[11])::bigint, sum(c.durations[12])::bigint, sum(c.durations[13])::bigint, sum(c.durations[14])::bigint]
+         from onceq.job_counts c
+        where c.minute >= t.now - $5::int * interval '1 minute' and c.minute < t.now
+          and ($1::text = '' or c.queue = $1::text) and ($2::text = '' or c.kind = $2::text)
+        group by c.queue, of_kind, at) m
+ order by m.queue, m.of_kind, m.at;
 
--- cursor.go: rescanTurn
-insert into onceq.queues as q (queue, rescanned_at) values ($1::text, statement_timestamp())
-on conflict (queue) do update set rescanned_at = excluded.rescanned_at
- where q.rescanned_at <= statement_timestamp() - $2::bigint * interval '1 microsecond'
-returning 1;
+-- counts.go: writeCounts
+with u as materialized (
+  select date_trunc('minute', statement_timestamp() - interval '30 seconds') as minute, u.*
+    from unnest($1::text[], $2::text[], $3::int[], $4::int[], $5::int[], $6::int[], $7::bigint[], $8::text[])
+      as u(queue, kind, started, completed, failed, dead, took, durations)
+),
+written as (
+  insert into onceq.job_counts as c (minute, queue, kind, started, completed, failed, dead, took, durations)
+  select minute, queue, kind, started, completed, failed, dead, took, durations::int[] from u order by queue collate "C", kind collate "C"
+  on conflict (minute, queue, kind) do update
+     set started = c.started + excluded.started, completed = c.completed + excluded.completed, failed = c.failed + excluded.failed,
+         dead = c.dead + excluded.dead, took = c.took + excluded.took,
+         durations = array[c.durations[1] + excluded.durations[1], c.durations[2] + excluded.durations[2], c.durations[3] + excluded.durations[3], c.durations[4] + excluded.durations[4], c.durations[5] + excluded.durations[5], c.durations[6] + excluded.durations[6], c.durations[7] + excluded.durations[7], c.durations[8] + excluded.durations[8], c.durations[9] + excluded.durations[9], c.durations[10] + excluded.durations[10], c.durations[11] + excluded.durations[11], c.durations[12] + excluded.durations[12], c.durations[13] + excluded.durations[13], c.durations[14] + excluded.durations[14]]
+  returning 1
+)
+select count(*) from written;
 
--- enqueue.go: EnqueueMany.draw
+-- drain.go: findLost
+select q.n, j.ids, j.lost, j.unknown
+  from unnest($1::text[]) with ordinality as q(queue, n)
+ cross join lateral (
+       select array_agg(j.id) filter (where j.kind = any ($2::text[])) as ids, array_agg(j.lost) filter (where j.kind = any ($2::text[])) as lost,
+              array_agg(distinct j.kind) filter (where j.kind <> all ($2::text[])) as unknown
+         from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+        cross join lateral (
+              select id, kind, leased_until, lost + (leased_until is not null)::int as lost
+                from onceq.jobs
+               where queue = q.queue and priority = p.priority and run_at <= statement_timestamp()
+               order by run_at, id
+               limit $3::bigint) j
+        where (j.leased_until is null or j.leased_until <= statement_timestamp()) and (j.lost > 0 or j.kind <> all ($2::text[]))) j
+ where j.ids is not null or j.unknown is not null;
+
+-- enqueue.go: enqueueMany.draw
 select array_agg(nextval('onceq.ids')) from generate_series(1, $1::int);
 
 -- enqueue.go: insertGeneral
@@ -670,12 +1201,12 @@ with fence as (
   returning job_id
 ),
 wait as (
-  insert into onceq.job_waits (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key, lane, lane_rule)
+  insert into onceq.job_waits (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key, lane, lane_rule, path)
   select job_id,
          greatest(statement_timestamp(), statement_timestamp() + $11::bigint * interval '1 microsecond',
                   timestamptz 'epoch' + $10::bigint * interval '1 microsecond'),
          statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $13::bytea, $12::text::jsonb,
-         $6::text, $7::text, $16::text, $17::smallint
+         $6::text, $7::text, $16::text, $17::smallint, $18::text
     from (select case when $7::text is null then nextval('onceq.ids')
                       else coalesce((select job_id from fence),
                                     onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) end as job_id offset 0) n
@@ -864,6 +1395,11 @@ select onceq.next_id('onceq.ids', $1::bigint);
 -- executor.go: transaction
 begin;
 
+-- explain.go: awaits.read
+select a.scope, a.key, a.until from onceq.job_awaits a
+ where a.job_id = $1::bigint and a.claims = $2::int and a.state = 0
+ order by a.until limit 1;
+
 -- explain.go: live.read
 select j.holder, coalesce(j.ahead, false),
        (select x.requested_at from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at)
@@ -996,6 +1532,60 @@ with done as (
 )
 select case when not exists (select from done) then onceq.lease_lost($1::bigint) end;
 
+-- findings.go: calls.unanswered
+select c.lane, extract(epoch from statement_timestamp() - c.due)::bigint
+  from generate_series(0, 15) s (slot)
+ cross join lateral (
+       select lane, due from onceq.lane_calls
+        where slot = s.slot::smallint and due < statement_timestamp() - $1::bigint * interval '1 microsecond'
+        order by due limit 1) c
+ order by c.due
+ limit 1;
+
+-- findings.go: readHangs
+with recursive line (lane, k) as (
+  (select lane, 1 from onceq.job_waits where lane > ' ' order by lane limit 1)
+  union all
+  select (select lane from onceq.job_waits where lane > l.lane order by lane limit 1), l.k + 1
+    from line l where l.lane is not null and l.k < 500
+), hang as materialized (
+  select l.lane, h.id, h.since, h.worker
+    from line l
+   cross join lateral (
+         select count(*) as live, (array_agg(id order by since))[1] as id, min(since) as since, (array_agg(worker order by since))[1] as worker
+           from (select j.id, j.holder >> 32 as worker,
+                        case when (j.progress ->> 'claims')::bigint = j.claims then (j.progress ->> 'since')::timestamptz -- beats write it
+                             else j.leased_until - coalesce((select lease from onceq.workers w where w.id >> 32 = j.holder >> 32 limit 1), 0) * interval '1 microsecond' end as since
+                   from onceq.lane_places p
+                  cross join lateral (select * from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f'))) offset 0) j
+                  where p.lane = l.lane and j.leased_until is not null
+                  limit 1000) j) h
+   where l.lane is not null and h.since < statement_timestamp() - $2::bigint * interval '1 microsecond'
+     and h.live >= least(1000, coalesce((select n from onceq.lane_limits where lane = l.lane),
+                 (select n from onceq.lane_limits where lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1)), 1))
+   limit 20)
+select h.lane, h.id, h.since, h.worker, w.n
+  from hang h
+ cross join lateral (
+       select count(*) as n, min(run_at) as oldest
+         from (select run_at from onceq.job_waits where lane = h.lane order by priority, run_at, id limit 1000) w
+        where run_at <= statement_timestamp()) w
+ where w.oldest < statement_timestamp() - $1::bigint * interval '1 microsecond'
+ order by h.since, h.lane;
+
+-- findings.go: readHead
+select n.queue, j.kind, min(j.id) filter (where j.lost > 1), max(j.lost)
+  from unnest($1::text[]) n (queue)
+ cross join (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+ cross join lateral (
+       select id, kind, lost from onceq.jobs
+        where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
+        order by run_at, id
+        limit 200) j
+ group by n.queue, j.kind
+ order by n.queue, j.kind
+ limit 1000;
+
 -- finish.go: completeJobs
 with u as materialized (
   select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[]) as u(id, claims, holder, result)
@@ -1060,7 +1650,30 @@ history as (
 )
 select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end;
 
--- finish.go: completeOneLaned
+-- finish.go: completeOneUnkeyed
+with gone as (
+  delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
+  returning id
+)
+select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end;
+
+-- finish.go: completeOneUnkeyedTold
+with gone as (
+  delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
+  returning id
+),
+told as (
+  update onceq.job_members m set state = 5, told = true
+    from gone g where m.job_id + 0 = any (array[g.id]) and m.state = 0
+  returning m.group_id
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from (select distinct E'\x1f' || lpad(group_id::text, 19, '0') as lane from told) t
+)
+select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end;
+
+-- finish.go: completeOneWith lane
 with gone as (
   delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
   returning *, 5::smallint as state, $5::text as result, ''::text as error, 0 as spent, $6::bigint as keep
@@ -1091,8 +1704,17 @@ history as (
    where job_history.state = 5
   returning id
 ),
+left_place as (
+  delete from onceq.lane_places p using gone g where p.lane = any (array[g.lane]) and p.id = any (array[g.id])
+),
+stop as (
+  insert into onceq.lane_stops (lane, id)
+  select lane, id from gone where lane is not null and lane_rule & 2 = 2 and state in (6, 8)
+  on conflict do nothing
+),
 freed as materialized (
-  select lane, count(*) as n from gone where lane is not null group by lane
+  select lane, count(*) as n, bool_or(lane_rule & 2 = 2 and state in (6, 8)) as stops
+    from gone where lane is not null group by lane
 ),
 head as materialized (
   select w.id
@@ -1106,14 +1728,13 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where current_setting('transaction_isolation') = 'read committed'
-     and not exists (select from gone g where g.lane = r.lane and g.lane_rule >= 2 and g.state in (6, 8))
-     and not exists (select from onceq.job_history h where h.lane = r.lane and h.lane_rule >= 2 and h.state in (6, 8) offset 0)
+   where current_setting('transaction_isolation') = 'read committed' and r.stops is not true
+     and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 ours as materialized (
   select w.id from head h cross join lateral (
-         select id from onceq.job_waits where id = h.id for update skip locked) w
+         select id from onceq.job_waits where id = h.id and path is null for update skip locked) w
 ),
 moved as (
   delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
@@ -1126,21 +1747,158 @@ job as (
          payload, payload_bytes, metadata, errors, identity, lane, lane_rule
     from moved
 ),
+place as (
+  insert into onceq.lane_places (lane, id) select lane, id from moved
+  on conflict do nothing
+),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from freed f
-   where f.n > (select count(*) from moved m where m.lane = f.lane)
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
+    from (select lane, n from freed union all select lane, -1 from moved) f
+   group by lane having sum(n) > 0
 )
 select coalesce(case when not exists (select from gone) then onceq.lease_lost($1::bigint) end, (select coalesce(sum(onceq.wake(m.queue, m.jobs, $7::bigint, false)), 0)::bigint
           from (select queue, count(*) as jobs from moved group by queue) m
          where exists (select from onceq.waiters w where w.idle_until > statement_timestamp())));
 
--- finish.go: completeOneUnkeyed
+-- finish.go: completeOneWith limit
 with gone as (
   delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
+  returning *, 5::smallint as state, $5::text as result, ''::text as error, 0 as spent, $6::bigint as keep
+),
+fence as (
+  update onceq.job_fences f
+     set state = 3, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
+    from gone g
+   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+),
+history as (
+  insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
+         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
+  select id, run_at, created_at, statement_timestamp(),
+         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
+         claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
+         payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
+         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, lane, lane_rule
+    from gone where keep <> 0
+      on conflict (id) do update
+     set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
+       = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
+             excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
+             excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
+             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule)
+   where job_history.state = 5
   returning id
+),
+left_line as materialized (
+  select l.lane, g.id, lane_rule & 2 = 2 and state in (6, 8) as stops
+    from gone g cross join lateral (select l.lane from (values (split_part(g.lane, E'\x1f', 1)), (split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l where true or l.lane like '/%'
+),
+left_place as (
+  delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = any (array[l.id])
+),
+stop as (
+  insert into onceq.lane_stops (lane, id)
+  select split_part(lane, E'\x1f', 1), id from gone
+   where split_part(lane, E'\x1f', 1) <> '' and lane_rule & 2 = 2 and state in (6, 8)
+  on conflict do nothing
+),
+freed as materialized (
+  select lane, count(*) as n, bool_or(stops) as stops from left_line group by lane
+),
+head as materialized (
+  select w.id, r.lane
+    from freed r
+   cross join lateral (
+         select w.id
+           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit r.n) w
+          limit r.n) w
+   where r.lane not like '/%' and current_setting('transaction_isolation') = 'read committed' and r.stops is not true
+     and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
+),
+open as materialized (
+  select r.lane, r.n from freed r
+   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed'
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
+),
+turn as materialized (
+  select w.id, w.path, r.lane
+    from open r
+   cross join lateral (
+         select w.*
+           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id, path, priority, run_at from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit r.n
+                   for update skip locked) w
+          limit r.n) w
+),
+next as materialized (
+  select w.id, w.path, h.lane from head h cross join lateral (
+         select id, path from onceq.job_waits where id = h.id for update skip locked) w
+),
+straight as materialized (
+  select id, line
+    from (select id, line, sum(room) over l as room, count(id) over (l order by id) as nth
+            from (select null::bigint as id, lane as line, n as room from open
+                  union all
+                  select null, lane, -1 from turn
+                  union all
+                  select id, split_part(path, E'\x1f', 2), 0 from next where path is not null) u
+          window l as (partition by line)) n
+   where id is not null and nth <= room
+),
+ours as materialized (
+  select id, lane, null::timestamptz as slot, false as goes_on from turn
+  union all
+  select id, lane, null, path is not null and id not in (select id from straight) from next
+),
+passed as (
+  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = statement_timestamp()
+    from (select id from ours where goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.id, w.lane, w.path
+),
+moved as (
+  delete from onceq.job_waits w using (select id, slot from ours where not goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.*, o.slot
+),
+job as (
+  insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+  select id, coalesce(slot, statement_timestamp()), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+         payload, payload_bytes, metadata, errors, identity,
+         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule
+    from moved
+),
+place as (
+  insert into onceq.lane_places (lane, id)
+  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
+  union all
+  select split_part(path, E'\x1f', 1), id from passed
+  on conflict do nothing
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
+    from (select lane
+            from (select lane, n from freed union all select lane, -1 from ours union all select line, -1 from straight) f
+           group by lane having sum(n) > 0
+          union
+          select lane from passed) f
 )
-select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end;
+select coalesce(case when not exists (select from gone) then onceq.lease_lost($1::bigint) end, (select coalesce(sum(onceq.wake(m.queue, m.jobs, $7::bigint, false)), 0)::bigint
+          from (select queue, count(*) as jobs from moved group by queue) m
+         where exists (select from onceq.waiters w where w.idle_until > statement_timestamp())));
 
 -- finish.go: endJobs
 with u as materialized (
@@ -1182,7 +1940,7 @@ history as (
 select case when $9::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
        (select array_agg(id << 20 | claims) from gone), (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1);
 
--- finish.go: endLaned
+-- finish.go: endWith lane
 with u as materialized (
   select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::smallint[], $5::text[], $6::text[], $7::int[], $8::bigint[])
       as u(id, claims, holder, state, result, error, spent, keep)
@@ -1219,8 +1977,17 @@ history as (
    where job_history.state = 5
   returning id
 ),
+left_place as (
+  delete from onceq.lane_places p using gone g where p.lane = any (array[g.lane]) and p.id = any (array[g.id])
+),
+stop as (
+  insert into onceq.lane_stops (lane, id)
+  select lane, id from gone where lane is not null and lane_rule & 2 = 2 and state in (6, 8)
+  on conflict do nothing
+),
 freed as materialized (
-  select lane, count(*) as n from gone where lane is not null group by lane
+  select lane, count(*) as n, bool_or(lane_rule & 2 = 2 and state in (6, 8)) as stops
+    from gone where lane is not null group by lane
 ),
 head as materialized (
   select w.id
@@ -1234,14 +2001,13 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where current_setting('transaction_isolation') = 'read committed'
-     and not exists (select from gone g where g.lane = r.lane and g.lane_rule >= 2 and g.state in (6, 8))
-     and not exists (select from onceq.job_history h where h.lane = r.lane and h.lane_rule >= 2 and h.state in (6, 8) offset 0)
+   where current_setting('transaction_isolation') = 'read committed' and r.stops is not true
+     and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 ours as materialized (
   select w.id from head h cross join lateral (
-         select id from onceq.job_waits where id = h.id for update skip locked) w
+         select id from onceq.job_waits where id = h.id and path is null for update skip locked) w
 ),
 moved as (
   delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
@@ -1254,10 +2020,161 @@ job as (
          payload, payload_bytes, metadata, errors, identity, lane, lane_rule
     from moved
 ),
+place as (
+  insert into onceq.lane_places (lane, id) select lane, id from moved
+  on conflict do nothing
+),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from freed f
-   where f.n > (select count(*) from moved m where m.lane = f.lane)
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
+    from (select lane, n from freed union all select lane, -1 from moved) f
+   group by lane having sum(n) > 0
+)
+select case when $9::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       (select array_agg(id << 20 | claims) from gone), (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $10::bigint, false)), 0)::bigint
+          from (select queue, count(*) as jobs from moved group by queue) m
+         where exists (select from onceq.waiters w where w.idle_until > statement_timestamp()));
+
+-- finish.go: endWith limit
+with u as materialized (
+  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::smallint[], $5::text[], $6::text[], $7::int[], $8::bigint[])
+      as u(id, claims, holder, state, result, error, spent, keep)
+),
+gone as (
+  delete from onceq.jobs j using u
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder
+  returning j.*, u.state, u.result, u.error, u.spent, u.keep
+),
+fence as (
+  update onceq.job_fences f
+     set state = case g.state when 5 then 3 when 6 then 4 when 7 then 5 else 6 end, token = g.id << 20 | g.claims,
+         finished_at = case when g.state < 8 then statement_timestamp() end, result = nullif(g.result, '')::jsonb
+    from gone g
+   where g.key is not null and f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+),
+history as (
+  insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
+         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
+  select id, run_at, created_at, statement_timestamp(),
+         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
+         claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
+         payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
+         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, lane, lane_rule
+    from gone where keep <> 0
+      on conflict (id) do update
+     set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
+       = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
+             excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
+             excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
+             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule)
+   where job_history.state = 5
+  returning id
+),
+left_line as materialized (
+  select l.lane, g.id, lane_rule & 2 = 2 and state in (6, 8) as stops
+    from gone g cross join lateral (select l.lane from (values (split_part(g.lane, E'\x1f', 1)), (split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l where true or l.lane like '/%'
+),
+left_place as (
+  delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = any (array[l.id])
+),
+stop as (
+  insert into onceq.lane_stops (lane, id)
+  select split_part(lane, E'\x1f', 1), id from gone
+   where split_part(lane, E'\x1f', 1) <> '' and lane_rule & 2 = 2 and state in (6, 8)
+  on conflict do nothing
+),
+freed as materialized (
+  select lane, count(*) as n, bool_or(stops) as stops from left_line group by lane
+),
+head as materialized (
+  select w.id, r.lane
+    from freed r
+   cross join lateral (
+         select w.id
+           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit r.n) w
+          limit r.n) w
+   where r.lane not like '/%' and current_setting('transaction_isolation') = 'read committed' and r.stops is not true
+     and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
+),
+open as materialized (
+  select r.lane, r.n from freed r
+   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed'
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
+),
+turn as materialized (
+  select w.id, w.path, r.lane
+    from open r
+   cross join lateral (
+         select w.*
+           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id, path, priority, run_at from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit r.n
+                   for update skip locked) w
+          limit r.n) w
+),
+next as materialized (
+  select w.id, w.path, h.lane from head h cross join lateral (
+         select id, path from onceq.job_waits where id = h.id for update skip locked) w
+),
+straight as materialized (
+  select id, line
+    from (select id, line, sum(room) over l as room, count(id) over (l order by id) as nth
+            from (select null::bigint as id, lane as line, n as room from open
+                  union all
+                  select null, lane, -1 from turn
+                  union all
+                  select id, split_part(path, E'\x1f', 2), 0 from next where path is not null) u
+          window l as (partition by line)) n
+   where id is not null and nth <= room
+),
+ours as materialized (
+  select id, lane, null::timestamptz as slot, false as goes_on from turn
+  union all
+  select id, lane, null, path is not null and id not in (select id from straight) from next
+),
+passed as (
+  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = statement_timestamp()
+    from (select id from ours where goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.id, w.lane, w.path
+),
+moved as (
+  delete from onceq.job_waits w using (select id, slot from ours where not goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.*, o.slot
+),
+job as (
+  insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+  select id, coalesce(slot, statement_timestamp()), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+         payload, payload_bytes, metadata, errors, identity,
+         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule
+    from moved
+),
+place as (
+  insert into onceq.lane_places (lane, id)
+  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
+  union all
+  select split_part(path, E'\x1f', 1), id from passed
+  on conflict do nothing
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
+    from (select lane
+            from (select lane, n from freed union all select lane, -1 from ours union all select line, -1 from straight) f
+           group by lane having sum(n) > 0
+          union
+          select lane from passed) f
 )
 select case when $9::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
        (select array_agg(id << 20 | claims) from gone), (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $10::bigint, false)), 0)::bigint
@@ -1286,7 +2203,7 @@ select case when $8::bool and count(*) < cardinality($1::bigint[]) then onceq.le
        array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null)
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true;
 
--- finish.go: retryLaned
+-- finish.go: retryWith lane
 with u as materialized (
   select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[])
       as u(id, claims, holder, error, spent, reset, delay)
@@ -1327,8 +2244,17 @@ stay as (
 ready as (
   select id, claims, created_at from gone union all select id, claims, created_at from stay
 ),
+left_place as (
+  delete from onceq.lane_places p using gone g where p.lane = any (array[g.lane]) and p.id = any (array[g.id])
+),
+stop as (
+  insert into onceq.lane_stops (lane, id)
+  select lane, id from gone where lane is not null and lane_rule & 2 = 2 and state in (6, 8)
+  on conflict do nothing
+),
 freed as materialized (
-  select lane, count(*) as n from gone where lane is not null group by lane
+  select lane, count(*) as n, bool_or(lane_rule & 2 = 2 and state in (6, 8)) as stops
+    from gone where lane is not null group by lane
 ),
 head as materialized (
   select w.id
@@ -1342,14 +2268,13 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where current_setting('transaction_isolation') = 'read committed'
-     and not exists (select from gone g where g.lane = r.lane and g.lane_rule >= 2 and g.state in (6, 8))
-     and not exists (select from onceq.job_history h where h.lane = r.lane and h.lane_rule >= 2 and h.state in (6, 8) offset 0)
+   where current_setting('transaction_isolation') = 'read committed' and r.stops is not true
+     and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 ours as materialized (
   select w.id from head h cross join lateral (
-         select id from onceq.job_waits where id = h.id for update skip locked) w
+         select id from onceq.job_waits where id = h.id and path is null for update skip locked) w
 ),
 moved as (
   delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
@@ -1362,16 +2287,648 @@ job as (
          payload, payload_bytes, metadata, errors, identity, lane, lane_rule
     from moved
 ),
+place as (
+  insert into onceq.lane_places (lane, id) select lane, id from moved
+  on conflict do nothing
+),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from freed f
-   where f.n > (select count(*) from moved m where m.lane = f.lane)
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
+    from (select lane, n from freed union all select lane, -1 from moved) f
+   group by lane having sum(n) > 0
 )
 select case when $8::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
        array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $9::bigint, false)), 0)::bigint
           from (select queue, count(*) as jobs from moved group by queue) m
          where exists (select from onceq.waiters w where w.idle_until > statement_timestamp()))
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true;
+
+-- finish.go: retryWith limit
+with u as materialized (
+  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[])
+      as u(id, claims, holder, error, spent, reset, delay)
+),
+gone as (
+  delete from onceq.jobs j using u
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and (strpos(j.lane, E'\x1f') > 0 or j.lane_rule & 1 = 1 and u.delay > 0)
+  returning j.*, 4::smallint as state, u.error, u.spent, u.reset, u.delay,
+            split_part(j.lane, E'\x1f', 1) = '' or j.lane_rule & 1 = 1 and u.delay > 0 as leaves
+),
+wait as (
+  insert into onceq.job_waits (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, path)
+  select id, case when delay > 0 then statement_timestamp() + delay * interval '1 microsecond' else created_at end, created_at, claims,
+         case when reset then 0 else lost end, case when reset then 0 else attempts + spent end,
+         max_attempts, priority, queue, kind, scope, key, payload, payload_bytes, metadata, case when error = '' then errors else
+         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end,
+         case when reset then coalesce(gone.identity, (extract(epoch from gone.created_at) * 1000000)::bigint) + 1 else identity end, case when leaves then coalesce(nullif(split_part(lane, E'\x1f', 1), ''), split_part(lane, E'\x1f', 2)) else split_part(lane, E'\x1f', 2) end, lane_rule, nullif(replace(lane, E'\x1f' || '@', ''), split_part(lane, E'\x1f', 1))
+    from gone
+  returning lane, run_at
+),
+due as (
+  insert into onceq.lane_calls (slot, due, lane) select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, greatest(run_at, statement_timestamp()), lane from wait
+),
+stay as (
+  update onceq.jobs j
+     set run_at = statement_timestamp() + u.delay * interval '1 microsecond', leased_until = null, holder = null,
+         attempts = case when u.reset then 0 else attempts + u.spent end,
+         lost     = case when u.reset then 0 else lost end,
+         identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1000000)::bigint) + 1 else identity end,
+         errors   = case when error = '' then errors else
+         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
+    from u
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and not coalesce((strpos(j.lane, E'\x1f') > 0 or j.lane_rule & 1 = 1 and u.delay > 0), false)
+  returning j.id, j.claims, j.created_at
+),
+ready as (
+  select id, claims, created_at from gone union all select id, claims, created_at from stay
+),
+left_line as materialized (
+  select l.lane, g.id, lane_rule & 2 = 2 and state in (6, 8) as stops
+    from gone g cross join lateral (select l.lane from (values (split_part(g.lane, E'\x1f', 1)), (split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l where leaves or l.lane like '/%'
+),
+left_place as (
+  delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = any (array[l.id])
+),
+stop as (
+  insert into onceq.lane_stops (lane, id)
+  select split_part(lane, E'\x1f', 1), id from gone
+   where split_part(lane, E'\x1f', 1) <> '' and lane_rule & 2 = 2 and state in (6, 8)
+  on conflict do nothing
+),
+freed as materialized (
+  select lane, count(*) as n, bool_or(stops) as stops from left_line group by lane
+),
+head as materialized (
+  select w.id, r.lane
+    from freed r
+   cross join lateral (
+         select w.id
+           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit r.n) w
+          limit r.n) w
+   where r.lane not like '/%' and current_setting('transaction_isolation') = 'read committed' and r.stops is not true
+     and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
+),
+open as materialized (
+  select r.lane, r.n from freed r
+   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed'
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
+),
+turn as materialized (
+  select w.id, w.path, r.lane
+    from open r
+   cross join lateral (
+         select w.*
+           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id, path, priority, run_at from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit r.n
+                   for update skip locked) w
+          limit r.n) w
+),
+next as materialized (
+  select w.id, w.path, h.lane from head h cross join lateral (
+         select id, path from onceq.job_waits where id = h.id for update skip locked) w
+),
+straight as materialized (
+  select id, line
+    from (select id, line, sum(room) over l as room, count(id) over (l order by id) as nth
+            from (select null::bigint as id, lane as line, n as room from open
+                  union all
+                  select null, lane, -1 from turn
+                  union all
+                  select id, split_part(path, E'\x1f', 2), 0 from next where path is not null) u
+          window l as (partition by line)) n
+   where id is not null and nth <= room
+),
+ours as materialized (
+  select id, lane, null::timestamptz as slot, false as goes_on from turn
+  union all
+  select id, lane, null, path is not null and id not in (select id from straight) from next
+),
+passed as (
+  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = statement_timestamp()
+    from (select id from ours where goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.id, w.lane, w.path
+),
+moved as (
+  delete from onceq.job_waits w using (select id, slot from ours where not goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.*, o.slot
+),
+job as (
+  insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+  select id, coalesce(slot, statement_timestamp()), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+         payload, payload_bytes, metadata, errors, identity,
+         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule
+    from moved
+),
+place as (
+  insert into onceq.lane_places (lane, id)
+  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
+  union all
+  select split_part(path, E'\x1f', 1), id from passed
+  on conflict do nothing
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
+    from (select lane
+            from (select lane, n from freed union all select lane, -1 from ours union all select line, -1 from straight) f
+           group by lane having sum(n) > 0
+          union
+          select lane from passed) f
+)
+select case when $8::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $9::bigint, false)), 0)::bigint
+          from (select queue, count(*) as jobs from moved group by queue) m
+         where exists (select from onceq.waiters w where w.idle_until > statement_timestamp()))
+  from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true;
+
+-- finish.go: telling
+select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end;
+
+-- finish.go: telling
+select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end;
+
+-- finish.go: telling
+select coalesce(case when not exists (select from gone) then onceq.lease_lost($1::bigint) end,;
+
+-- finish.go: telling
+select coalesce(case when not exists (select from gone) then onceq.lease_lost($1::bigint) end,;
+
+-- finish.go: telling end
+with u as materialized (
+  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::smallint[], $5::text[], $6::text[], $7::int[], $8::bigint[])
+      as u(id, claims, holder, state, result, error, spent, keep)
+),
+gone as (
+  delete from onceq.jobs j using u
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder
+  returning j.*, u.state, u.result, u.error, u.spent, u.keep
+),
+fence as (
+  update onceq.job_fences f
+     set state = case g.state when 5 then 3 when 6 then 4 when 7 then 5 else 6 end, token = g.id << 20 | g.claims,
+         finished_at = case when g.state < 8 then statement_timestamp() end, result = nullif(g.result, '')::jsonb
+    from gone g
+   where g.key is not null and f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+),
+history as (
+  insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
+         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
+  select id, run_at, created_at, statement_timestamp(),
+         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
+         claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
+         payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
+         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, lane, lane_rule
+    from gone where keep <> 0
+      on conflict (id) do update
+     set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
+       = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
+             excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
+             excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
+             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule)
+   where job_history.state = 5
+  returning id
+)
+select case when $9::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       (select array_agg(id << 20 | claims) from gone), (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1),
+       (select onceq.tell(array_agg(id), array_agg(state::smallint), array_agg(result::text)) from gone);
+
+-- finish.go: telling end, limit
+with u as materialized (
+  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::smallint[], $5::text[], $6::text[], $7::int[], $8::bigint[])
+      as u(id, claims, holder, state, result, error, spent, keep)
+),
+gone as (
+  delete from onceq.jobs j using u
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder
+  returning j.*, u.state, u.result, u.error, u.spent, u.keep
+),
+fence as (
+  update onceq.job_fences f
+     set state = case g.state when 5 then 3 when 6 then 4 when 7 then 5 else 6 end, token = g.id << 20 | g.claims,
+         finished_at = case when g.state < 8 then statement_timestamp() end, result = nullif(g.result, '')::jsonb
+    from gone g
+   where g.key is not null and f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+),
+history as (
+  insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
+         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
+  select id, run_at, created_at, statement_timestamp(),
+         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
+         claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
+         payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
+         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, lane, lane_rule
+    from gone where keep <> 0
+      on conflict (id) do update
+     set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
+       = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
+             excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
+             excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
+             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule)
+   where job_history.state = 5
+  returning id
+),
+left_line as materialized (
+  select l.lane, g.id, lane_rule & 2 = 2 and state in (6, 8) as stops
+    from gone g cross join lateral (select l.lane from (values (split_part(g.lane, E'\x1f', 1)), (split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l where true or l.lane like '/%'
+),
+left_place as (
+  delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = any (array[l.id])
+),
+stop as (
+  insert into onceq.lane_stops (lane, id)
+  select split_part(lane, E'\x1f', 1), id from gone
+   where split_part(lane, E'\x1f', 1) <> '' and lane_rule & 2 = 2 and state in (6, 8)
+  on conflict do nothing
+),
+freed as materialized (
+  select lane, count(*) as n, bool_or(stops) as stops from left_line group by lane
+),
+head as materialized (
+  select w.id, r.lane
+    from freed r
+   cross join lateral (
+         select w.id
+           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit r.n) w
+          limit r.n) w
+   where r.lane not like '/%' and current_setting('transaction_isolation') = 'read committed' and r.stops is not true
+     and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
+),
+open as materialized (
+  select r.lane, r.n from freed r
+   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed'
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
+),
+turn as materialized (
+  select w.id, w.path, r.lane
+    from open r
+   cross join lateral (
+         select w.*
+           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id, path, priority, run_at from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit r.n
+                   for update skip locked) w
+          limit r.n) w
+),
+next as materialized (
+  select w.id, w.path, h.lane from head h cross join lateral (
+         select id, path from onceq.job_waits where id = h.id for update skip locked) w
+),
+straight as materialized (
+  select id, line
+    from (select id, line, sum(room) over l as room, count(id) over (l order by id) as nth
+            from (select null::bigint as id, lane as line, n as room from open
+                  union all
+                  select null, lane, -1 from turn
+                  union all
+                  select id, split_part(path, E'\x1f', 2), 0 from next where path is not null) u
+          window l as (partition by line)) n
+   where id is not null and nth <= room
+),
+ours as materialized (
+  select id, lane, null::timestamptz as slot, false as goes_on from turn
+  union all
+  select id, lane, null, path is not null and id not in (select id from straight) from next
+),
+passed as (
+  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = statement_timestamp()
+    from (select id from ours where goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.id, w.lane, w.path
+),
+moved as (
+  delete from onceq.job_waits w using (select id, slot from ours where not goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.*, o.slot
+),
+job as (
+  insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+  select id, coalesce(slot, statement_timestamp()), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+         payload, payload_bytes, metadata, errors, identity,
+         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule
+    from moved
+),
+place as (
+  insert into onceq.lane_places (lane, id)
+  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
+  union all
+  select split_part(path, E'\x1f', 1), id from passed
+  on conflict do nothing
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
+    from (select lane
+            from (select lane, n from freed union all select lane, -1 from ours union all select line, -1 from straight) f
+           group by lane having sum(n) > 0
+          union
+          select lane from passed) f
+)
+select case when $9::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       (select array_agg(id << 20 | claims) from gone), (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $10::bigint, false)), 0)::bigint
+          from (select queue, count(*) as jobs from moved group by queue) m
+         where exists (select from onceq.waiters w where w.idle_until > statement_timestamp())),
+       (select onceq.tell(array_agg(id), array_agg(state::smallint), array_agg(result::text)) from gone);
+
+-- finish.go: telling one
+with gone as (
+  delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
+  returning *, 5::smallint as state, $5::text as result, ''::text as error, 0 as spent, $6::bigint as keep
+),
+fence as (
+  update onceq.job_fences f
+     set state = 3, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
+    from gone g
+   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+),
+history as (
+  insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
+         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
+  select id, run_at, created_at, statement_timestamp(),
+         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
+         claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
+         payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
+         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, lane, lane_rule
+    from gone where keep <> 0
+      on conflict (id) do update
+     set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
+       = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
+             excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
+             excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
+             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule)
+   where job_history.state = 5
+  returning id
+)
+select coalesce(case when not exists (select from gone) then onceq.lease_lost($1::bigint) end, (select onceq.tell(array_agg(id), array_agg(state::smallint), array_agg(result::text)) from gone));
+
+-- finish.go: telling one, limit
+with gone as (
+  delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
+  returning *, 5::smallint as state, $5::text as result, ''::text as error, 0 as spent, $6::bigint as keep
+),
+fence as (
+  update onceq.job_fences f
+     set state = 3, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
+    from gone g
+   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+),
+history as (
+  insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
+         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
+  select id, run_at, created_at, statement_timestamp(),
+         case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
+         claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
+         payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
+         case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
+         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, lane, lane_rule
+    from gone where keep <> 0
+      on conflict (id) do update
+     set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
+       = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
+             excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
+             excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
+             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule)
+   where job_history.state = 5
+  returning id
+),
+left_line as materialized (
+  select l.lane, g.id, lane_rule & 2 = 2 and state in (6, 8) as stops
+    from gone g cross join lateral (select l.lane from (values (split_part(g.lane, E'\x1f', 1)), (split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l where true or l.lane like '/%'
+),
+left_place as (
+  delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = any (array[l.id])
+),
+stop as (
+  insert into onceq.lane_stops (lane, id)
+  select split_part(lane, E'\x1f', 1), id from gone
+   where split_part(lane, E'\x1f', 1) <> '' and lane_rule & 2 = 2 and state in (6, 8)
+  on conflict do nothing
+),
+freed as materialized (
+  select lane, count(*) as n, bool_or(stops) as stops from left_line group by lane
+),
+head as materialized (
+  select w.id, r.lane
+    from freed r
+   cross join lateral (
+         select w.id
+           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit r.n) w
+          limit r.n) w
+   where r.lane not like '/%' and current_setting('transaction_isolation') = 'read committed' and r.stops is not true
+     and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
+),
+open as materialized (
+  select r.lane, r.n from freed r
+   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed'
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
+),
+turn as materialized (
+  select w.id, w.path, r.lane
+    from open r
+   cross join lateral (
+         select w.*
+           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id, path, priority, run_at from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit r.n
+                   for update skip locked) w
+          limit r.n) w
+),
+next as materialized (
+  select w.id, w.path, h.lane from head h cross join lateral (
+         select id, path from onceq.job_waits where id = h.id for update skip locked) w
+),
+straight as materialized (
+  select id, line
+    from (select id, line, sum(room) over l as room, count(id) over (l order by id) as nth
+            from (select null::bigint as id, lane as line, n as room from open
+                  union all
+                  select null, lane, -1 from turn
+                  union all
+                  select id, split_part(path, E'\x1f', 2), 0 from next where path is not null) u
+          window l as (partition by line)) n
+   where id is not null and nth <= room
+),
+ours as materialized (
+  select id, lane, null::timestamptz as slot, false as goes_on from turn
+  union all
+  select id, lane, null, path is not null and id not in (select id from straight) from next
+),
+passed as (
+  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = statement_timestamp()
+    from (select id from ours where goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.id, w.lane, w.path
+),
+moved as (
+  delete from onceq.job_waits w using (select id, slot from ours where not goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.*, o.slot
+),
+job as (
+  insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+  select id, coalesce(slot, statement_timestamp()), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+         payload, payload_bytes, metadata, errors, identity,
+         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule
+    from moved
+),
+place as (
+  insert into onceq.lane_places (lane, id)
+  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
+  union all
+  select split_part(path, E'\x1f', 1), id from passed
+  on conflict do nothing
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
+    from (select lane
+            from (select lane, n from freed union all select lane, -1 from ours union all select line, -1 from straight) f
+           group by lane having sum(n) > 0
+          union
+          select lane from passed) f
+)
+select coalesce(case when not exists (select from gone) then onceq.lease_lost($1::bigint) end, (select onceq.tell(array_agg(id), array_agg(state::smallint), array_agg(result::text)) from gone), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $7::bigint, false)), 0)::bigint
+          from (select queue, count(*) as jobs from moved group by queue) m
+         where exists (select from onceq.waiters w where w.idle_until > statement_timestamp())));
+
+-- group.go: findCycles
+with recursive up (id, root) as (
+  select u.id, u.id from unnest($1::bigint[]) as u(id)
+  union
+  select w.id, up.root
+    from up
+   cross join lateral (select group_id from onceq.job_members where job_id + 0 = up.id offset 0) m
+   cross join lateral (select id from onceq.job_waits where id = m.group_id and if_dead is not null offset 0) w
+),
+waits as materialized (
+  select id, root from up limit 10000
+)
+select coalesce(n, -1), coalesce(id, 0), coalesce(root, 0)
+  from (select 1) o
+  left join lateral (
+       select g.n - 1 as n, w.id, w.root
+         from unnest($2::bigint[], $3::text[], $4::text[]) with ordinality as g(id, scope, key, n)
+        cross join lateral (
+              select coalesce(nullif(g.id, 0), (select job_id from onceq.job_fences f where f.class = 0 and f.scope = g.scope and f.key = g.key)) as id offset 0) f
+         join waits w on w.id = f.id
+        order by g.n limit 1) c on true;
+
+-- group.go: groupsOf
+with ok as materialized (
+  select id from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint for no key update
+)
+select case when not exists (select from ok) then onceq.lease_lost($1::bigint) end,
+       array(select group_id from onceq.job_members where job_id + 0 = $1::bigint order by group_id);
+
+-- group.go: readGroup
+with g as (select $1::bigint as id)
+select g.id,
+       coalesce((select case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint from onceq.job_waits w where w.id = g.id), (select case when j.id is null then null
+            when j.leased_until > statement_timestamp() then 3
+            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
+            when j.run_at > statement_timestamp() then 2
+            else 1 end::smallint from onceq.jobs j where j.id = g.id),
+                (select h.state from onceq.job_history h where h.id = g.id)),
+       w.if_dead is not null, coalesce(w.if_dead, 0), coalesce(extract(epoch from statement_timestamp() - w.created_at) * 1000000, 0)::bigint,
+       m.total, m.open, m.completed, m.dead, m.cancelled, m.held
+  from g
+  left join lateral (select if_dead, created_at from onceq.job_waits where id = g.id and if_dead is not null offset 0) w on true
+ cross join lateral (
+       select count(*) as total, count(*) filter (where state = 0) as open, count(*) filter (where state = 5) as completed,
+              count(*) filter (where state = 6) as dead, count(*) filter (where state = 7) as cancelled,
+              count(*) filter (where state = 8) as held
+         from onceq.job_members where group_id = g.id) m;
+
+-- group.go: readGroups
+with g as materialized (
+  select id, lane from onceq.job_waits
+   where lane > E'\x1f' || lpad($1::bigint::text, 19, '0') and lane < ' '
+   order by lane limit $2::int
+)
+select g.id,
+       coalesce((select case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint from onceq.job_waits w where w.id = g.id), (select case when j.id is null then null
+            when j.leased_until > statement_timestamp() then 3
+            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
+            when j.run_at > statement_timestamp() then 2
+            else 1 end::smallint from onceq.jobs j where j.id = g.id),
+                (select h.state from onceq.job_history h where h.id = g.id)),
+       w.if_dead is not null, coalesce(w.if_dead, 0), coalesce(extract(epoch from statement_timestamp() - w.created_at) * 1000000, 0)::bigint,
+       m.total, m.open, m.completed, m.dead, m.cancelled, m.held
+  from g
+  left join lateral (select if_dead, created_at from onceq.job_waits where id = g.id and if_dead is not null offset 0) w on true
+ cross join lateral (
+       select count(*) as total, count(*) filter (where state = 0) as open, count(*) filter (where state = 5) as completed,
+              count(*) filter (where state = 6) as dead, count(*) filter (where state = 7) as cancelled,
+              count(*) filter (where state = 8) as held
+         from onceq.job_members where group_id = g.id) m
+ order by g.lane;
+
+-- group.go: readMembers
+select m.job_id, coalesce(nullif(m.state, 0), (select case when j.id is null then null
+            when j.leased_until > statement_timestamp() then 3
+            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
+            when j.run_at > statement_timestamp() then 2
+            else 1 end::smallint from onceq.jobs j where j.id = m.job_id),
+                          (select case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint from onceq.job_waits w where w.id = m.job_id), (select h.state from onceq.job_history h where h.id = m.job_id), 5),
+       coalesce(m.result::text, '')
+  from onceq.job_members m
+ where m.group_id = $1::bigint and m.job_id > $2::bigint
+ order by m.job_id
+ limit $3::int;
+
+-- group_list.go: GroupsOf.read
+select array(select group_id from onceq.job_members where job_id + 0 = $1::bigint order by group_id limit 100);
+
+-- group_list.go: readMissing
+select array(select job_id from onceq.job_members where group_id = $1::bigint and state = 0 order by job_id limit 10),
+       array(select job_id from onceq.job_members where group_id = $1::bigint and state in (6, 8) order by job_id limit 10);
+
+-- group_list.go: readStuck
+select w.id, (array_agg(m.job_id order by m.job_id) filter (where m.state = 8 or m.state = 6 and w.if_dead = 0))[:5], count(*) filter (where m.state = 8 or m.state = 6 and w.if_dead = 0)
+  from (select id, if_dead from onceq.job_waits where lane > E'\x1f' and lane < ' ' order by lane limit 100) w
+ cross join lateral (
+       select job_id, state from onceq.job_members where group_id = w.id order by job_id limit 10000) m
+ where not exists (select from (select from onceq.job_members where group_id = w.id and state = 0 order by job_id desc limit 1) m)
+ group by w.id
+having bool_or(m.state = 8 or m.state = 6 and w.if_dead = 0)
+ order by w.id
+ limit 20;
 
 -- handle.go: Rollback
 rollback to savepoint;
@@ -1392,10 +2949,15 @@ select 'replication_slot', slot_name::text, greatest(age(xmin), age(catalog_xmin
   from pg_replication_slots
  where age(xmin) > $2::bigint;
 
--- health.go: lanes.still
+-- health.go: pauses.old
+select what, name, paused_at, note from onceq.pauses where paused_at < statement_timestamp() - $1::bigint * interval '1 microsecond' order by what desc, name;
+
+-- health.go: readStill
 select s.lane, s.ids, -1
   from (select lane, (array_agg(id order by id))[:5] as ids
-          from (select lane, id from onceq.job_history where lane_rule >= 2 and state in (6, 8) order by lane limit 1000) h
+          from (select s.lane, s.id
+                  from (select lane, id from onceq.lane_stops order by lane, id limit 1000) s
+                  join onceq.job_history h on h.id = s.id and split_part(h.lane, E'\x1f', 1) = s.lane and h.state in (6, 8)) h
          group by lane) s
  where exists (select from onceq.job_waits w where w.lane = s.lane)
 union all
@@ -1407,9 +2969,6 @@ select l.lane, '{}', l.n
                   and (w.lane = l.lane or l.lane like '%/' and w.lane < left(l.lane, -1) || '0')) -- which comes after the slash
  order by 1
  limit 20;
-
--- health.go: pauses.old
-select what, name, paused_at, note from onceq.pauses where paused_at < statement_timestamp() - $1::bigint * interval '1 microsecond' order by what desc, name;
 
 -- health.go: snapshots.snapshot
 select pid, coalesce(usename, ''), coalesce(application_name, ''), coalesce(state, ''), coalesce(backend_type, ''),
@@ -1444,17 +3003,17 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
        j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       j.errors::text as errors, j.progress::text as progress, j.lane, false as blocked
+       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j where j.id = $1::bigint union all
 select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
        w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       w.errors::text as errors, null::text as progress, w.lane, true as blocked
+       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
   from onceq.job_waits w where w.id = $1::bigint union all
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
        h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
-       h.errors::text as errors, null::text as progress, h.lane, false as blocked
+       h.errors::text as errors, null::text as progress, h.lane, null::text as line
   from onceq.job_history h where h.id = $1::bigint;
 
 -- inspect.go: GetByKey.fence
@@ -1470,17 +3029,17 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
        j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       j.errors::text as errors, j.progress::text as progress, j.lane, false as blocked
+       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j where j.id = $1::bigint and j.scope = $2::text and j.key = $3::text union all
 select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
        w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       w.errors::text as errors, null::text as progress, w.lane, true as blocked
+       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
   from onceq.job_waits w where w.id = $1::bigint and w.scope = $2::text and w.key = $3::text union all
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
        h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
-       h.errors::text as errors, null::text as progress, h.lane, false as blocked
+       h.errors::text as errors, null::text as progress, h.lane, null::text as line
   from onceq.job_history h where h.id = $1::bigint and h.scope = $2::text and h.key = $3::text;
 
 -- inspect.go: bound
@@ -1496,7 +3055,7 @@ select greatest(0,
 -- inspect.go: bound of dead
 with recursive
 past (queue) as (
-  (select queue from onceq.job_history order by queue limit 1)
+  (select queue from onceq.job_history where queue >= '' order by queue limit 1)
   union all
   select (select h.queue from onceq.job_history h where h.queue > p.queue order by h.queue limit 1)
     from past p where p.queue is not null
@@ -1509,9 +3068,8 @@ select greatest(0,
           from past p cross join unnest($3::smallint[]) s (state)
          cross join lateral (
                select h.id from onceq.job_history h
-                where (h.queue, h.state, h.id) < (p.queue, s.state, $1::bigint) and (h.queue, h.state) >= (p.queue, s.state)
-                order by h.queue desc, h.state desc, h.id desc
-               offset greatest($5::int / ((select count(*) from past) * cardinality($3::smallint[])), 100) - 1 limit 1) i
+                where h.queue = any (array[p.queue]) and (h.state, h.id) < (s.state, $1::bigint) and h.state >= s.state
+                order by h.queue desc, h.state desc, h.id desc offset greatest(5000 / ((select count(*) from past) * cardinality($3::smallint[])), 100) - 1 limit 1) i
          where p.queue is not null)), few.few
   from few;
 
@@ -1527,9 +3085,8 @@ select greatest(0,
           from past p cross join unnest($3::smallint[]) s (state)
          cross join lateral (
                select h.id from onceq.job_history h
-                where (h.queue, h.state, h.id) < (p.queue, s.state, $1::bigint) and (h.queue, h.state) >= (p.queue, s.state)
-                order by h.queue desc, h.state desc, h.id desc
-               offset greatest($5::int / ((select count(*) from past) * cardinality($3::smallint[])), 100) - 1 limit 1) i
+                where h.queue = any (array[p.queue]) and (h.state, h.id) < (s.state, $1::bigint) and h.state >= s.state
+                order by h.queue desc, h.state desc, h.id desc offset greatest(5000 / ((select count(*) from past) * cardinality($3::smallint[])), 100) - 1 limit 1) i
          where p.queue is not null)), few.few
   from few;
 
@@ -1544,7 +3101,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
        j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       j.errors::text as errors, j.progress::text as progress, j.lane, false as blocked
+       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j;
 
 -- inspect.go: pastIDs
@@ -1554,7 +3111,7 @@ select h.id from onceq.job_history h;
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
        h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
-       h.errors::text as errors, null::text as progress, h.lane, false as blocked
+       h.errors::text as errors, null::text as progress, h.lane, null::text as line
   from onceq.job_history h;
 
 -- inspect.go: readStats
@@ -1572,7 +3129,7 @@ waits (queue) as (
     from waits l where l.queue is not null
 ),
 past (queue) as (
-  (select queue from onceq.job_history order by queue limit 1)
+  (select queue from onceq.job_history where queue >= '' order by queue limit 1)
   union all
   select (select h.queue from onceq.job_history h where h.queue > p.queue order by h.queue limit 1)
     from past p where p.queue is not null
@@ -1587,17 +3144,17 @@ names as materialized (
 select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, i.leased, i.running, d.dead, h.held, w.blocked,
        coalesce(extract(epoch from statement_timestamp() - coalesce(o.oldest, i.oldest)) * 1000000, 0)::bigint,
        coalesce(greatest(i.seen, l.seen) > $2::int, false),
-       greatest(i.seen, l.seen, d.dead, h.held, w.blocked) > $2::int,
        (select p.paused_at from onceq.pauses p where p.what = 'queue' and p.name = n.queue)
   from names n
  cross join lateral (
-       select count(*) filter (where x.free and x.fresh) as waiting, count(*) filter (where x.free and not x.fresh) as retrying,
-              count(*) filter (where not x.free) as leased, count(*) filter (where not x.free and x.ahead is null) as running,
-              min(x.run_at) filter (where x.free) as oldest, max(x.n) as seen
-         from (select j.*, row_number() over (partition by p.priority) as n
-                 from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
-                cross join lateral (
-                      (select id, run_at, ahead, leased_until is null or leased_until <= statement_timestamp() as free,
+       select sum(x.waiting)::bigint as waiting, sum(x.retrying)::bigint as retrying, sum(x.leased)::bigint as leased, sum(x.running)::bigint as running,
+              min(x.oldest) as oldest, max(x.seen) as seen
+         from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+        cross join lateral (
+              select count(*) filter (where j.free and j.fresh) as waiting, count(*) filter (where j.free and not j.fresh) as retrying,
+                     count(*) filter (where not j.free) as leased, count(*) filter (where not j.free and j.ahead is null) as running,
+                     min(j.run_at) filter (where j.free) as oldest, count(*) as seen
+                from ((select id, run_at, ahead, leased_until is null or leased_until <= statement_timestamp() as free,
                               attempts = 0 and lost = 0 and leased_until is null as fresh
                          from onceq.jobs
                         where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
@@ -1623,16 +3180,26 @@ select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, i.leased, i.runni
                where j.leased_until is null or j.leased_until <= statement_timestamp()
                limit 1) f) o
  cross join lateral (
-       select count(*) filter (where fresh) as delayed, count(*) filter (where not fresh) as retrying, max(n) as seen
-         from (select j.fresh, j.n
-                 from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
-                cross join lateral (
-                      select (attempts = 0 and lost = 0 and leased_until is null) as fresh,
-                             row_number() over (order by run_at, id) as n
-                        from onceq.jobs
-                       where queue = n.queue and priority = p.priority and run_at > statement_timestamp()
-                       order by run_at, id
-                       limit $2::int + 1) j) x) l
+       select count(*) filter (where fresh) as delayed, count(*) filter (where not fresh) as retrying, count(*) as seen
+         from ((select id, run_at, attempts = 0 and lost = 0 and leased_until is null as fresh
+                  from onceq.jobs
+                 where queue = n.queue and priority = -1 and run_at > statement_timestamp()
+                 order by run_at, id
+                 limit $2::int + 1)
+               union all
+               (select id, run_at, attempts = 0 and lost = 0 and leased_until is null as fresh
+                  from onceq.jobs
+                 where queue = n.queue and priority = 0 and run_at > statement_timestamp()
+                 order by run_at, id
+                 limit $2::int + 1)
+               union all
+               (select id, run_at, attempts = 0 and lost = 0 and leased_until is null as fresh
+                  from onceq.jobs
+                 where queue = n.queue and priority = 1 and run_at > statement_timestamp()
+                 order by run_at, id
+                 limit $2::int + 1)
+               order by run_at, id
+               limit $2::int + 1) x) l
  cross join lateral (
        select count(*) as dead
          from (select from onceq.job_history where queue = n.queue and state = 6 order by id limit $2::int + 1) x) d
@@ -1647,7 +3214,7 @@ select n.queue, i.waiting, i.retrying + l.retrying, l.delayed, i.leased, i.runni
 -- inspect.go: statement
 with recursive
 past (queue) as (
-  (select queue from onceq.job_history order by queue limit 1)
+  (select queue from onceq.job_history where queue >= '' order by queue limit 1)
   union all
   select (select h.queue from onceq.job_history h where h.queue > p.queue order by h.queue limit 1)
     from past p where p.queue is not null
@@ -1661,7 +3228,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
        j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       j.errors::text as errors, j.progress::text as progress, j.lane, false as blocked
+       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j
    where cardinality($7::smallint[]) > 0 and j.id < $1::bigint
    order by j.id desc limit $2::int
@@ -1670,7 +3237,7 @@ waiting as (
 select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
        w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       w.errors::text as errors, null::text as progress, w.lane, true as blocked
+       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
   from onceq.job_waits w
    where cardinality($7::smallint[]) > 0 and w.id < $1::bigint
    order by w.id desc limit $2::int
@@ -1682,11 +3249,54 @@ finished as (
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
        h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
-       h.errors::text as errors, null::text as progress, h.lane, false as blocked
+       h.errors::text as errors, null::text as progress, h.lane, null::text as line
   from onceq.job_history h
-         where (h.queue, h.state, h.id) < (p.queue, s.state, $1::bigint) and (h.queue, h.state) >= (p.queue, s.state) and h.id < $1::bigint
-         order by h.queue desc, h.state desc, h.id desc limit $2::int) i
+         where h.queue = any (array[p.queue]) and (h.state, h.id) < (s.state, $1::bigint) and h.state >= s.state
+                order by h.queue desc, h.state desc, h.id desc limit $2::int) i
    where p.queue is not null
+)
+select * from (select * from live union all select * from waiting union all select * from finished) a
+ order by id desc limit $2::int;
+
+-- inspect.go: statement of a kind
+with recursive
+past (queue) as (
+  (select queue from onceq.job_history where queue >= '' order by queue limit 1)
+  union all
+  select (select h.queue from onceq.job_history h where h.queue > p.queue order by h.queue limit 1)
+    from past p where p.queue is not null
+),
+given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[], $9::timestamptz, $10::timestamptz, $11::bigint),
+live as (
+select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
+            when j.leased_until > statement_timestamp() then 3
+            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
+            when j.run_at > statement_timestamp() then 2
+            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
+       j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
+       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
+  from onceq.jobs j
+   where cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.id >= $11::bigint and j.kind = $5::text
+   order by j.id desc limit $2::int
+),
+waiting as (
+select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
+       w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
+       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
+  from onceq.job_waits w
+   where cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.id >= $11::bigint and w.kind = $5::text
+   order by w.id desc limit $2::int
+),
+finished as (
+select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
+       h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
+       null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
+       h.errors::text as errors, null::text as progress, h.lane, null::text as line
+  from onceq.job_history h
+   where h.state = any ($3::smallint[]) and h.id < $1::bigint and h.id >= $11::bigint and h.kind = $5::text
+   order by h.id desc limit $2::int
 )
 select * from (select * from live union all select * from waiting union all select * from finished) a
  order by id desc limit $2::int;
@@ -1702,7 +3312,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
        j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       j.errors::text as errors, j.progress::text as progress, j.lane, false as blocked
+       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j
    where cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.id >= $11::bigint and j.queue || '' = $4::text
    order by j.id desc limit $2::int
@@ -1711,7 +3321,7 @@ waiting as (
 select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
        w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       w.errors::text as errors, null::text as progress, w.lane, true as blocked
+       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
   from onceq.job_waits w
    where cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.id >= $11::bigint and w.queue = $4::text
    order by w.id desc limit $2::int
@@ -1723,10 +3333,57 @@ finished as (
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
        h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
-       h.errors::text as errors, null::text as progress, h.lane, false as blocked
-  from onceq.job_history h
-         where (h.queue, h.state, h.id) < (p.queue, s.state, $1::bigint) and (h.queue, h.state, h.id) >= (p.queue, s.state, $11::bigint) and h.id < $1::bigint
-         order by h.queue desc, h.state desc, h.id desc limit $2::int) i
+       h.errors::text as errors, null::text as progress, h.lane, null::text as line
+  from (
+               select * from onceq.job_history h
+                where h.queue = any (array[p.queue]) and (h.state, h.id) < (s.state, $1::bigint) and h.state >= s.state
+                order by h.queue desc, h.state desc, h.id desc limit $2::int) h
+         where h.id >= $11::bigint
+                order by h.queue desc, h.state desc, h.id desc limit $2::int) i
+   where p.queue is not null
+)
+select * from (select * from live union all select * from waiting union all select * from finished) a
+ order by id desc limit $2::int;
+
+-- inspect.go: statement of a queue
+with recursive past (queue) as (select $4::text collate "C"),
+given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[], $9::timestamptz, $10::timestamptz, $11::bigint),
+live as (
+select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
+            when j.leased_until > statement_timestamp() then 3
+            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
+            when j.run_at > statement_timestamp() then 2
+            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
+       j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
+       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
+  from onceq.jobs j
+   where cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.id >= $11::bigint and j.kind = $5::text and j.queue || '' = $4::text
+   order by j.id desc limit $2::int
+),
+waiting as (
+select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
+       w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
+       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
+  from onceq.job_waits w
+   where cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.id >= $11::bigint and w.kind = $5::text and w.queue = $4::text
+   order by w.id desc limit $2::int
+),
+finished as (
+  select i.*
+    from past p cross join unnest($3::smallint[]) s (state)
+   cross join lateral (
+select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
+       h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
+       null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
+       h.errors::text as errors, null::text as progress, h.lane, null::text as line
+  from (
+               select * from onceq.job_history h
+                where h.queue = any (array[p.queue]) and (h.state, h.id) < (s.state, $1::bigint) and h.state >= s.state
+                order by h.queue desc, h.state desc, h.id desc limit 2 * greatest(5000 / ((select count(*) from past) * cardinality($3::smallint[])), 100)) h
+         where h.id >= $11::bigint and h.kind = $5::text
+                order by h.queue desc, h.state desc, h.id desc limit $2::int) i
    where p.queue is not null
 )
 select * from (select * from live union all select * from waiting union all select * from finished) a
@@ -1743,7 +3400,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
        j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       j.errors::text as errors, j.progress::text as progress, j.lane, false as blocked
+       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j
    where cardinality($7::smallint[]) > 0 and j.id < $1::bigint and j.kind = $5::text and j.scope = $6::text and j.id = any ($8::bigint[]) and j.created_at >= $9::timestamptz and j.created_at < $10::timestamptz and j.queue = $4::text
    order by j.id desc limit $2::int
@@ -1752,23 +3409,19 @@ waiting as (
 select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
        w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       w.errors::text as errors, null::text as progress, w.lane, true as blocked
+       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
   from onceq.job_waits w
    where cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.kind = $5::text and w.scope = $6::text and w.id = any ($8::bigint[]) and w.created_at >= $9::timestamptz and w.created_at < $10::timestamptz and w.queue = $4::text
    order by w.id desc limit $2::int
 ),
 finished as (
-  select i.*
-    from past p cross join unnest($3::smallint[]) s (state)
-   cross join lateral (
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
        h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
-       h.errors::text as errors, null::text as progress, h.lane, false as blocked
+       h.errors::text as errors, null::text as progress, h.lane, null::text as line
   from onceq.job_history h
-         where (h.queue, h.state, h.id) < (p.queue, s.state, $1::bigint) and (h.queue, h.state) >= (p.queue, s.state) and h.id < $1::bigint and h.kind = $5::text and h.scope = $6::text and h.id = any ($8::bigint[]) and h.created_at >= $9::timestamptz and h.created_at < $10::timestamptz
-         order by h.queue desc, h.state desc, h.id desc limit $2::int) i
-   where p.queue is not null
+   where h.state = any ($3::smallint[]) and h.id < $1::bigint and h.kind = $5::text and h.scope = $6::text and h.id = any ($8::bigint[]) and h.created_at >= $9::timestamptz and h.created_at < $10::timestamptz and h.queue = $4::text
+   order by h.id desc limit $2::int
 )
 select * from (select * from live union all select * from waiting union all select * from finished) a
  order by id desc limit $2::int;
@@ -1784,7 +3437,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
        j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       j.errors::text as errors, j.progress::text as progress, j.lane, false as blocked
+       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j
    where cardinality($7::smallint[]) > 0 and j.id + 0 < $1::bigint and j.queue = $4::text
    order by j.id + 0 desc limit $2::int
@@ -1793,7 +3446,7 @@ waiting as (
 select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
        w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       w.errors::text as errors, null::text as progress, w.lane, true as blocked
+       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
   from onceq.job_waits w
    where cardinality($7::smallint[]) > 0 and w.id < $1::bigint and w.queue = $4::text
    order by w.id desc limit $2::int
@@ -1805,10 +3458,10 @@ finished as (
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
        h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
-       h.errors::text as errors, null::text as progress, h.lane, false as blocked
+       h.errors::text as errors, null::text as progress, h.lane, null::text as line
   from onceq.job_history h
-         where (h.queue, h.state, h.id) < (p.queue, s.state, $1::bigint) and (h.queue, h.state) >= (p.queue, s.state) and h.id < $1::bigint
-         order by h.queue desc, h.state desc, h.id desc limit $2::int) i
+         where h.queue = any (array[p.queue]) and (h.state, h.id) < (s.state, $1::bigint) and h.state >= s.state
+                order by h.queue desc, h.state desc, h.id desc limit $2::int) i
    where p.queue is not null
 )
 select * from (select * from live union all select * from waiting union all select * from finished) a
@@ -1817,7 +3470,7 @@ select * from (select * from live union all select * from waiting union all sele
 -- inspect.go: statement of ids
 with recursive
 past (queue) as (
-  (select queue from onceq.job_history order by queue limit 1)
+  (select queue from onceq.job_history where queue >= '' order by queue limit 1)
   union all
   select (select h.queue from onceq.job_history h where h.queue > p.queue order by h.queue limit 1)
     from past p where p.queue is not null
@@ -1835,8 +3488,8 @@ finished as (
   select i.*
     from past p cross join unnest($3::smallint[]) s (state)
    cross join lateral (select h.id from onceq.job_history h
-         where (h.queue, h.state, h.id) < (p.queue, s.state, $1::bigint) and (h.queue, h.state) >= (p.queue, s.state) and h.id < $1::bigint
-         order by h.queue desc, h.state desc, h.id desc limit $2::int) i
+         where h.queue = any (array[p.queue]) and (h.state, h.id) < (s.state, $1::bigint) and h.state >= s.state
+                order by h.queue desc, h.state desc, h.id desc limit $2::int) i
    where p.queue is not null
 )
 select * from (select * from live union all select * from waiting union all select * from finished) a
@@ -1845,7 +3498,7 @@ select * from (select * from live union all select * from waiting union all sele
 -- inspect.go: statement of states
 with recursive
 past (queue) as (
-  (select queue from onceq.job_history order by queue limit 1)
+  (select queue from onceq.job_history where queue >= '' order by queue limit 1)
   union all
   select (select h.queue from onceq.job_history h where h.queue > p.queue order by h.queue limit 1)
     from past p where p.queue is not null
@@ -1859,7 +3512,7 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
             else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
        j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
        j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       j.errors::text as errors, j.progress::text as progress, j.lane, false as blocked
+       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j
    where cardinality($7::smallint[]) > 0 and j.id < $1::bigint and case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
@@ -1872,7 +3525,7 @@ waiting as (
 select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
        w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       w.errors::text as errors, null::text as progress, w.lane, true as blocked
+       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
   from onceq.job_waits w
    where cardinality($7::smallint[]) > 0 and w.id < $1::bigint and case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint = any ($7::smallint[])
    order by w.id desc limit $2::int
@@ -1884,10 +3537,10 @@ finished as (
 select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
        h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
        null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
-       h.errors::text as errors, null::text as progress, h.lane, false as blocked
+       h.errors::text as errors, null::text as progress, h.lane, null::text as line
   from onceq.job_history h
-         where (h.queue, h.state, h.id) < (p.queue, s.state, $1::bigint) and (h.queue, h.state) >= (p.queue, s.state) and h.id < $1::bigint
-         order by h.queue desc, h.state desc, h.id desc limit $2::int) i
+         where h.queue = any (array[p.queue]) and (h.state, h.id) < (s.state, $1::bigint) and h.state >= s.state
+                order by h.queue desc, h.state desc, h.id desc limit $2::int) i
    where p.queue is not null
 )
 select * from (select * from live union all select * from waiting union all select * from finished) a
@@ -1900,7 +3553,7 @@ select w.id from onceq.job_waits w;
 select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
        w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
        null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
-       w.errors::text as errors, null::text as progress, w.lane, true as blocked
+       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
   from onceq.job_waits w;
 
 -- keys.go: readKeys
@@ -1911,48 +3564,61 @@ select f.class, f.scope, case f.state when 0 then 'queued' when 3 then 'complete
       and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()), false), coalesce(f.job_id, 0), f.token, f.created_at, f.leased_until, f.finished_at, f.lifetime,
        coalesce(f.result::text, ''), coalesce(f.detail, ''), coalesce(f.identity, (extract(epoch from f.created_at) * 1000000)::bigint)
   from onceq.job_fences f
- where f.key = $2::text and f.class <> 3 and ($1::text = '' or f.scope = $1::text)
+ where f.key = $2::text and f.class <> 3 and (f.class <> 4 or f.state = 3) and ($1::text = '' or f.scope = $1::text)
  order by f.key, f.scope, f.class
  limit $3::int;
 
--- lane.go: SetLaneLimit slot
-select ('x' || left(md5($1::text), 1))::bit(4)::int::smallint;
+-- lane.go: laneLimit
+select coalesce((select n from onceq.lane_limits where lane = $1::text),
+                 (select n from onceq.lane_limits where lane = left($1::text, strpos(substr($1::text, 2), '/') + 1)), 1);
 
--- lane.go: SetLaneLimit.set
-with limits as (
-  insert into onceq.lane_limits (lane, n, lowered) values ($1::text, $2::int, true)
-  on conflict (lane) do update set n = excluded.n, lowered = true
-),
-calls as (
-  insert into onceq.lane_calls (slot, due, lane) values ($3::smallint, statement_timestamp(), $1::text), (-1, statement_timestamp(), '?')
-)
-select 1;
-
--- lane.go: lane.read
-select array(select id from onceq.jobs where lane = $1::text order by id limit 10),
-       (select leased_until from onceq.jobs where lane = $1::text and leased_until > statement_timestamp() order by id limit 1),
-       array(select id from onceq.job_history where lane = $1::text and lane_rule >= 2 and state in (6, 8) order by id limit 10),
+-- lane.go: readLane
+select array(select j.id from onceq.lane_places p
+         cross join lateral (
+               select id, leased_until from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               union all
+               select id, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               offset 0) j
+         where p.lane = $1::text order by p.id limit 10),
+       (select j.leased_until from onceq.lane_places p
+         cross join lateral (
+               select id, leased_until from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               union all
+               select id, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               offset 0) j
+         where p.lane = $1::text and j.leased_until > statement_timestamp() order by p.id limit 1),
+       array(select s.id from onceq.lane_stops s where s.lane = $1::text order by s.id limit 10),
        (select count(*) from (select from onceq.job_waits
          where lane = $1::text and run_at <= statement_timestamp() and (priority, run_at, id) < ($2::smallint, $3::timestamptz, $4::bigint) limit $5::int) w);
 
--- lane.go: laneLimit
-select coalesce((select n from onceq.lane_limits where lane = $1::text),
-                 (select n from onceq.lane_limits where lane = split_part($1::text, '/', 1) || '/'), 1);
-
--- lane_list.go: Lanes.read
+-- lane_list.go: readLanes
 with recursive names (lane, n) as (
-  (select lane, 1 from onceq.job_waits where lane > greatest($1::text collate "C", $2::text collate "C") order by lane limit 1)
+  (select coalesce((select lane from onceq.job_waits where lane > greatest($1::text collate "C", $2::text collate "C", ' ') and lane < '/' order by lane limit 1),
+                  (select lane from onceq.job_waits where lane > greatest(greatest($1::text collate "C", $2::text collate "C", ' '), '0') order by lane limit 1)), 1)
   union all
-  select (select w.lane from onceq.job_waits w where w.lane > l.lane order by w.lane limit 1), l.n + 1
+  select coalesce((select lane from onceq.job_waits where lane > l.lane and lane < '/' order by lane limit 1),
+                  (select lane from onceq.job_waits where lane > greatest(l.lane, '0') order by lane limit 1)), l.n + 1
     from names l where starts_with(l.lane, $2::text) and l.n < $3::int
 )
 select l.lane, (select coalesce((select n from onceq.lane_limits where lane = l.lane),
                                 (select n from onceq.lane_limits where lane = split_part(l.lane, '/', 1) || '/'), 1)),
-       (select count(*) from (select from onceq.jobs where lane = l.lane limit $4::int) j),
-       array(select id from onceq.jobs where lane = l.lane order by id limit 10),
+       (select count(*) from (select from onceq.lane_places p
+         cross join lateral (
+               select id, leased_until from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               union all
+               select id, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               offset 0) j
+         where p.lane = l.lane limit $4::int) j),
+       array(select j.id from onceq.lane_places p
+         cross join lateral (
+               select id, leased_until from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               union all
+               select id, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               offset 0) j
+         where p.lane = l.lane order by p.id limit 10),
        w.waiting, w.delayed,
        coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
-       array(select id from onceq.job_history where lane = l.lane and lane_rule >= 2 and state in (6, 8) order by id limit 10)
+       array(select s.id from onceq.lane_stops s where s.lane = l.lane order by s.id limit 10)
   from names l
  cross join lateral (
        select count(*) filter (where due) as waiting, count(*) filter (where not due) as delayed, min(run_at) filter (where due) as oldest
@@ -2011,27 +3677,318 @@ update onceq.jobs j set leased_until = greatest(leased_until, statement_timestam
   from free where j.id = any (array[free.id])
 returning true;
 
--- listen.go: unannounceAll.unannounce
-with gone as (delete from onceq.waiters where worker = $1::bigint),
-     woken as (delete from onceq.wakes where worker = $1::bigint and round = $2::bigint)
+-- limit.go: lockLine
+select slot from onceq.lane_locks where slot = ('x' || left(md5($1::text), 1))::bit(4)::int::smallint for update;
+
+-- limit.go: reslot
+select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
+       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
+
+-- limit.go: reslotJobs
+with u as materialized (
+  select * from unnest($2::bigint[], $3::int[], $4::bigint[]) with ordinality as u(id, claims, holder, n)
+),
+mine as materialized (
+  select j.id, u.n - 1 as i
+    from u cross join lateral (select id from onceq.jobs where id = u.id and claims = u.claims and holder = u.holder for no key update) j
+),
+rate as materialized (
+  select s.gap, s.burst, least(s.burst - 1, ceil(100000.0 / s.gap)) as kept,
+         greatest(0, coalesce(extract(epoch from c.free_at - statement_timestamp())::float8 * 1000000 * s.gap / c.gap, 0)) as debt
+    from (select per::float8 / rate as gap, burst
+                 from onceq.lane_limits s
+                where s.lane = any (array[$1::text, left($1::text, strpos(substr($1::text, 2), '/') + 1)]) and s.n is not null
+                order by s.lane desc
+                limit 1) s
+    left join lateral (select * from onceq.limit_rates where lane = $1::text offset 0) c on true
+   where s.gap is not null
+),
+paid as (
+  insert into onceq.limit_rates (lane, free_at, gap)
+  select $1::text, statement_timestamp() + ceil(debt + gap * (select count(*) from mine)) * interval '1 microsecond', gap
+    from rate
+  on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap
+),
+slot as materialized (
+  select m.id, coalesce((select greatest(0, ceil(debt + (m.i + 1 - (burst - kept)) * gap)) from rate), 0) as ahead from mine m
+),
+present as materialized (
+  select j.id, row_number() over (order by j.id) as n
+    from (select j.id
+            from onceq.lane_places p
+           cross join lateral (
+                 select id from onceq.jobs
+                  where id = p.id and leased_until is null and run_at <= statement_timestamp()
+                    and run_at > statement_timestamp() - 100000.0 / 2 * interval '1 microsecond' and right(lane, 2) = E'\x1f' || '@'
+                    for update skip locked) j
+           where p.lane = $1::text
+           limit (select count(*) from slot where ahead > 0)) j
+),
+change as materialized (
+  select s.id, s.ahead, p.id as other
+    from (select id, ahead, row_number() over (order by ahead, id) as n from slot where ahead > 0) s
+    left join present p on p.n = s.n
+),
+later as (
+  update onceq.jobs j set run_at = statement_timestamp() + c.ahead * interval '1 microsecond', leased_until = null, holder = null
+    from (select coalesce(other, id) as id, ahead from change) c where j.id = any (array[c.id])
+  returning 1
+)
+select array(select id from slot where ahead = 0), array(select id from change where other is not null),
+       (extract(epoch from statement_timestamp() - transaction_timestamp()) * 1000000)::bigint, (select count(*) from later);
+
+-- limit.go: setLine slot
+select ('x' || left(md5($1::text), 1))::bit(4)::int::smallint;
+
+-- limit.go: setLine.remove
+with limits as (
+  update onceq.lane_limits set n = null, rate = null, per = null, burst = null, lowered = true where lane = $1::text
+),
+calls as (
+  insert into onceq.lane_calls (slot, due, lane) values ($2::smallint, statement_timestamp(), $1::text), (-1, statement_timestamp(), '?')
+)
 select 1;
 
--- listen.go: write.announce
+-- limit.go: setLine.set
+with limits as (
+  insert into onceq.lane_limits (lane, n, rate, per, burst, lowered) values ($1::text, $3::int, $4::bigint, $5::bigint, $6::int, true)
+  on conflict (lane) do update set n = excluded.n, rate = excluded.rate, per = excluded.per, burst = excluded.burst, lowered = true
+),
+calls as (
+  insert into onceq.lane_calls (slot, due, lane) values ($2::smallint, statement_timestamp(), $1::text), (-1, statement_timestamp(), '?')
+)
+select 1;
+
+-- limit_list.go: limit.read
+select (select min(j.leased_until) from onceq.lane_places p join onceq.jobs j on j.id = p.id where p.lane = $1::text and j.leased_until > statement_timestamp()),
+       (select count(*) from (select from onceq.job_waits
+         where lane = $1::text and run_at <= statement_timestamp() and (priority, run_at, id) < ($2::smallint, $3::timestamptz, $4::bigint) limit $5::int) w);
+
+-- limit_list.go: readLimits
+with recursive x (lane, k) as (
+  select least((select lane from onceq.job_waits where lane > ('/' || $1::text) collate "C" and lane < '0' order by lane limit 1),
+              (select lane from onceq.lane_limits where lane > ('/' || $1::text) collate "C" and lane < '0' and n is not null order by lane limit 1)), 1
+  union all
+  select least((select lane from onceq.job_waits where lane > x.lane and lane < '0' order by lane limit 1),
+              (select lane from onceq.lane_limits where lane > x.lane and lane < '0' and n is not null order by lane limit 1)), x.k + 1 from x where x.lane is not null and x.k < $2::int
+)
+select x.lane,
+       s.n, s.rate, s.per, s.burst, coalesce(s.lane = x.lane, false),
+       (select count(*) from (select from onceq.lane_places p
+         cross join lateral (
+               select id, leased_until from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               union all
+               select id, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               offset 0) j
+         where p.lane = x.lane limit $3::int) j),
+       array(select j.id from onceq.lane_places p
+         cross join lateral (
+               select id, leased_until from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               union all
+               select id, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               offset 0) j
+         where p.lane = x.lane order by p.id limit 10),
+       w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
+       statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - statement_timestamp())::float8 * 1000000 * s.gap / c.gap, 0)
+         + (1 - s.burst + least(s.burst - 1, ceil(100000.0 / s.gap))) * s.gap) * interval '1 microsecond'
+  from x
+  left join lateral (select s.lane, s.n, s.rate, s.per, s.burst, s.per::float8 / s.rate as gap
+                 from onceq.lane_limits s
+                where s.lane = any (array[x.lane, left(x.lane, strpos(substr(x.lane, 2), '/') + 1)]) and s.n is not null
+                order by s.lane desc
+                limit 1) s on true
+  left join lateral (select * from onceq.limit_rates where lane = x.lane offset 0) c on true
+ cross join lateral (
+       select count(*) filter (where due) as waiting, count(*) filter (where not due) as delayed, min(run_at) filter (where due) as oldest
+         from (select run_at, run_at <= statement_timestamp() as due
+                 from onceq.job_waits where lane = x.lane order by priority, run_at, id limit $3::int) w) w
+ where x.lane is not null
+ order by x.k;
+
+-- limit_list.go: readOneLimit
+with x (lane) as (select $1::text collate "C"), given as (select $2::int)
+select x.lane,
+       s.n, s.rate, s.per, s.burst, coalesce(s.lane = x.lane, false),
+       (select count(*) from (select from onceq.lane_places p
+         cross join lateral (
+               select id, leased_until from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               union all
+               select id, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               offset 0) j
+         where p.lane = x.lane limit $3::int) j),
+       array(select j.id from onceq.lane_places p
+         cross join lateral (
+               select id, leased_until from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               union all
+               select id, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               offset 0) j
+         where p.lane = x.lane order by p.id limit 10),
+       w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
+       statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - statement_timestamp())::float8 * 1000000 * s.gap / c.gap, 0)
+         + (1 - s.burst + least(s.burst - 1, ceil(100000.0 / s.gap))) * s.gap) * interval '1 microsecond'
+  from x
+  left join lateral (select s.lane, s.n, s.rate, s.per, s.burst, s.per::float8 / s.rate as gap
+                 from onceq.lane_limits s
+                where s.lane = any (array[x.lane, left(x.lane, strpos(substr(x.lane, 2), '/') + 1)]) and s.n is not null
+                order by s.lane desc
+                limit 1) s on true
+  left join lateral (select * from onceq.limit_rates where lane = x.lane offset 0) c on true
+ cross join lateral (
+       select count(*) filter (where due) as waiting, count(*) filter (where not due) as delayed, min(run_at) filter (where due) as oldest
+         from (select run_at, run_at <= statement_timestamp() as due
+                 from onceq.job_waits where lane = x.lane order by priority, run_at, id limit $3::int) w) w;
+
+-- listen.go: announce.announce
 with woken as (
   delete from onceq.wakes where worker = $1::bigint and round = $3::bigint - 1
 )
 insert into onceq.waiters (worker, serves, round, room, busy, idle_until)
 values ($1::bigint, $2::bigint, $3::bigint, $4::bigint, $5::text[], statement_timestamp() + $6::bigint * interval '1 microsecond')
 on conflict (worker) do update set round = excluded.round, busy = excluded.busy, idle_until = excluded.idle_until
-returning exists (select from onceq.waiter_queues where queue = $7::text and serves = $2::bigint);
+returning exists (select from onceq.waiter_queues where queue = $7::text and serves = $2::bigint),
+          (select count(*)
+             from (select from onceq.waiters w
+                    where w.serves = $2::bigint and w.worker <> $1::bigint and w.idle_until > statement_timestamp() and w.busy is null
+                      and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)
+                    limit $8::int) o);
 
--- listen.go: write.name
+-- listen.go: announce.name
 with new as (
   insert into onceq.waiter_queues (queue, serves)
   select u.queue, $2::bigint from unnest($1::text[]) as u(queue) order by u.queue collate "C"
   on conflict do nothing
 )
 select 1;
+
+-- listen.go: unannounceAll.unannounce
+with gone as (delete from onceq.waiters where worker = $1::bigint),
+     woken as (delete from onceq.wakes where worker = $1::bigint and round = $2::bigint)
+select 1;
+
+-- look.go: lookForCalls
+with recent as materialized (
+  select queue from onceq.queues
+   where $7::bool and rescanned_at > statement_timestamp() - $8::bigint * interval '1 microsecond'
+),
+seen as materialized (
+  select q.n,
+         least((select run_at from onceq.jobs
+                 where queue = q.queue and priority = -1::smallint and run_at >= q.high
+                   and case when run_at > statement_timestamp() then true else leased_until is null and lost = 0 and kind = any ($5::text[]) end
+                 order by run_at, id
+                 limit 1),
+               (select run_at from onceq.jobs
+                 where queue = q.queue and priority = 0::smallint and run_at >= q.normal
+                   and case when run_at > statement_timestamp() then true else leased_until is null and lost = 0 and kind = any ($5::text[]) end
+                 order by run_at, id
+                 limit 1),
+               (select run_at from onceq.jobs
+                 where queue = q.queue and priority = 1::smallint and run_at >= q.low
+                   and case when run_at > statement_timestamp() then true else leased_until is null and lost = 0 and kind = any ($5::text[]) end
+                 order by run_at, id
+                 limit 1)) as next,
+         case when not $7::bool then false
+              when q.queue in (select queue from recent) then null
+              else coalesce((select run_at from onceq.jobs where queue = q.queue and priority = -1::smallint order by run_at, id limit 1) <= statement_timestamp() - interval '1 second', false) or
+                   coalesce((select run_at from onceq.jobs where queue = q.queue and priority = 0::smallint order by run_at, id limit 1) <= statement_timestamp() - interval '1 second', false) or
+                   coalesce((select run_at from onceq.jobs where queue = q.queue and priority = 1::smallint order by run_at, id limit 1) <= statement_timestamp() - interval '1 second', false) end as behind
+    from unnest((select $1::text[]), (select $2::timestamptz[]), (select $3::timestamptz[]), (select $4::timestamptz[])) with ordinality as q(queue, high, normal, low, n)
+)
+select statement_timestamp(), exists (select from seen where behind is null), array(select n from seen where behind),
+       array(select n from seen where next <= statement_timestamp() + $6::bigint * interval '1 microsecond'),
+       array(select greatest(0, extract(epoch from next - statement_timestamp()) * 1000000)::bigint
+               from seen where next <= statement_timestamp() + $6::bigint * interval '1 microsecond'),
+       array(select what from onceq.pauses order by name, what), array(select name from onceq.pauses order by name, what),
+       exists (select from generate_series(-1, 15) as s(slot)
+                cross join lateral (
+                      select due from onceq.lane_calls
+                       where slot = s.slot::smallint and due > $9::timestamptz and due <= statement_timestamp()
+                       order by due limit 1) c)
+       or $9::timestamptz < '1970-01-01' and exists (select from onceq.job_members where not told);
+
+-- look.go: lookForJobs
+with recent as materialized (
+  select queue from onceq.queues
+   where $7::bool and rescanned_at > statement_timestamp() - $8::bigint * interval '1 microsecond'
+),
+seen as materialized (
+  select q.n,
+         least((select run_at from onceq.jobs
+                 where queue = q.queue and priority = -1::smallint and run_at >= q.high
+                   and case when run_at > statement_timestamp() then true else leased_until is null and lost = 0 and kind = any ($5::text[]) end
+                 order by run_at, id
+                 limit 1),
+               (select run_at from onceq.jobs
+                 where queue = q.queue and priority = 0::smallint and run_at >= q.normal
+                   and case when run_at > statement_timestamp() then true else leased_until is null and lost = 0 and kind = any ($5::text[]) end
+                 order by run_at, id
+                 limit 1),
+               (select run_at from onceq.jobs
+                 where queue = q.queue and priority = 1::smallint and run_at >= q.low
+                   and case when run_at > statement_timestamp() then true else leased_until is null and lost = 0 and kind = any ($5::text[]) end
+                 order by run_at, id
+                 limit 1)) as next,
+         case when not $7::bool then false
+              when q.queue in (select queue from recent) then null
+              else coalesce((select run_at from onceq.jobs where queue = q.queue and priority = -1::smallint order by run_at, id limit 1) <= statement_timestamp() - interval '1 second', false) or
+                   coalesce((select run_at from onceq.jobs where queue = q.queue and priority = 0::smallint order by run_at, id limit 1) <= statement_timestamp() - interval '1 second', false) or
+                   coalesce((select run_at from onceq.jobs where queue = q.queue and priority = 1::smallint order by run_at, id limit 1) <= statement_timestamp() - interval '1 second', false) end as behind
+    from unnest((select $1::text[]), (select $2::timestamptz[]), (select $3::timestamptz[]), (select $4::timestamptz[])) with ordinality as q(queue, high, normal, low, n)
+)
+select statement_timestamp(), exists (select from seen where behind is null), array(select n from seen where behind),
+       array(select n from seen where next <= statement_timestamp() + $6::bigint * interval '1 microsecond'),
+       array(select greatest(0, extract(epoch from next - statement_timestamp()) * 1000000)::bigint
+               from seen where next <= statement_timestamp() + $6::bigint * interval '1 microsecond'),
+       array(select what from onceq.pauses order by name, what), array(select name from onceq.pauses order by name, what);
+
+-- look.go: lookForNew
+with new as materialized (
+  select queue, kind, run_at, leased_until, lost from onceq.jobs where id > $1::bigint order by id desc limit 1000
+)
+select coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0),
+       array(select distinct queue from new
+              where run_at <= statement_timestamp() and leased_until is null and lost = 0 and kind = any ($2::text[]));
+
+-- move.go: moveJobs
+with free as materialized (
+  select id, queue, created_at, identity from onceq.jobs
+   where id = any ($1::bigint[]) and leased_until is null and queue <> $2::text
+   order by id
+     for update skip locked
+),
+moved as (
+  update onceq.jobs j set queue = $2::text, run_at = greatest(j.run_at, statement_timestamp())
+    from free where j.id = any (array[free.id])
+  returning j.id, j.queue, j.run_at
+),
+effect as (
+  update onceq.job_fences f set scope = $2::text
+    from free g
+   where f.class = 3 and f.scope = g.queue and f.key >= g.id::text collate "C" || '/' and f.key < g.id::text collate "C" || '0' and coalesce(f.fingerprint between int8send((extract(epoch from g.created_at) * 1000000)::bigint) and int8send(coalesce(g.identity, (extract(epoch from g.created_at) * 1000000)::bigint)), true)
+)
+select count(*), (select onceq.wake($2::text, n.due, $3::bigint, $4::bool)
+                    from (select count(*) as due from moved where run_at <= statement_timestamp()) n
+                   where n.due > 0 and exists (select from onceq.waiters w where w.idle_until > statement_timestamp()))
+  from moved;
+
+-- move.go: moveWaits
+with free as materialized (
+  select id, queue, created_at, identity from onceq.job_waits
+   where id = any ($1::bigint[]) and queue <> $2::text
+   order by id
+     for update skip locked
+),
+moved as (
+  update onceq.job_waits w set queue = $2::text from free where w.id = any (array[free.id])
+  returning 1
+),
+effect as (
+  update onceq.job_fences f set scope = $2::text
+    from free g
+   where f.class = 3 and f.scope = g.queue and f.key >= g.id::text collate "C" || '/' and f.key < g.id::text collate "C" || '0' and coalesce(f.fingerprint between int8send((extract(epoch from g.created_at) * 1000000)::bigint) and int8send(coalesce(g.identity, (extract(epoch from g.created_at) * 1000000)::bigint)), true)
+)
+select count(*) from moved;
 
 -- pause.go: Pauses.read
 select what, name, paused_at, note from onceq.pauses order by what desc, name;
@@ -2097,19 +4054,27 @@ calls as (
   returning 1
 ),
 low as materialized (
-  select lane, n from onceq.lane_limits where lowered order by lane for update skip locked
+  select l.lane, coalesce(l.n, case when l.lane like '%/' then 1 else coalesce((select n from onceq.lane_limits where lane = l.lane),
+                 (select n from onceq.lane_limits where lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1)), 1) end) as n
+    from (select lane, n from onceq.lane_limits where lowered order by lane for update skip locked) l
 ),
-reached as (
-  update onceq.lane_limits l set lowered = false
+reached as materialized (
+  select low.lane
     from low
-   where l.lane = low.lane
-     and case when low.lane like '%/'
-              then not exists (select from onceq.jobs j
-                                where j.lane > low.lane and j.lane < left(low.lane, -1) || '0'
-                                  and not exists (select from onceq.lane_limits o where o.lane = j.lane)
-                                group by j.lane having count(*) > low.n)
-              else (select count(*) from onceq.jobs j where j.lane = low.lane) <= low.n end
-  returning l.lane
+   where case when low.lane like '%/'
+              then not exists (select from onceq.lane_places p
+                                where p.lane > low.lane and p.lane < left(low.lane, -1) || '0' and (exists (select from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f'))) offset 0)
+                  or exists (select from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f') offset 0))
+                                  and not exists (select from onceq.lane_limits o where o.lane = p.lane and o.n is not null)
+                                group by p.lane having count(*) > low.n)
+              else (select count(*) as n from onceq.lane_places p where p.lane = low.lane and (exists (select from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f'))) offset 0)
+                  or exists (select from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f') offset 0)) offset 0) <= low.n end
+),
+kept as (
+  update onceq.lane_limits l set lowered = false from reached r where l.lane = any (array[r.lane]) and l.n is not null
+),
+removed as (
+  delete from onceq.lane_limits l using reached r where l.lane = any (array[r.lane]) and l.n is null
 ),
 again as (
   insert into onceq.lane_calls (slot, due, lane)
@@ -2118,6 +4083,22 @@ again as (
      and not exists (select from onceq.lane_calls where slot = -1 and lane = '?' and due > statement_timestamp())
 )
 select count(*) from calls;
+
+-- promoter.go: forgetMembers
+update onceq.job_members m set state = 7
+  from (select id from onceq.job_waits
+         where lane > E'\x1f' and lane < ' '
+           and exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane = '')
+        offset 0) w
+ where m.group_id = any (array[w.id]) and m.state + 0 in (0, 6, 8) and m.told
+   and not exists (select from onceq.jobs j where j.id = m.job_id offset 0)
+   and not exists (select from onceq.job_waits o where o.id = m.job_id offset 0)
+   and not exists (select from onceq.job_history h where h.id = m.job_id offset 0);
+
+-- promoter.go: forgetStops
+delete from onceq.lane_stops s
+ where exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane = '')
+   and not exists (select from onceq.job_history h where h.id = s.id offset 0);
 
 -- promoter.go: lockCalls
 with due as materialized (
@@ -2174,15 +4155,16 @@ heard as (
 ),
 room as materialized (
   select l.lane, least(1000, o.n - live.n) as n
-    from (select distinct lane from call) l
+    from (select distinct lane from call where not starts_with(lane, E'\x1f')) l
    cross join lateral (select coalesce((select n from onceq.lane_limits where lane = l.lane),
-                 (select n from onceq.lane_limits where lane = split_part(l.lane, '/', 1) || '/'), 1) as n offset 0) o
-   cross join lateral (select count(*) as n from onceq.jobs j where j.lane = l.lane offset 0) live
-   where not exists (select from onceq.job_history h where h.lane = l.lane and h.lane_rule >= 2 and h.state in (6, 8) offset 0)
+                 (select n from onceq.lane_limits where lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1)), 1) as n offset 0) o
+   cross join lateral (select count(*) as n from onceq.lane_places p where p.lane = l.lane and (exists (select from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f'))) offset 0)
+                  or exists (select from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f') offset 0)) offset 0) live
+   where not exists (select from onceq.lane_stops s where s.lane = l.lane offset 0)
 ),
 head as materialized (
   select w.id, r.lane, r.n
-    from (select lane, n from room where n > 0 offset 0) r
+    from (select lane, n from room where n > 0 and lane not like '/%' offset 0) r
    cross join lateral (
          select w.id
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
@@ -2193,30 +4175,118 @@ head as materialized (
                  limit r.n) w
           limit r.n) w
 ),
+
+rate as materialized (
+  select x.lane, x.gap, x.burst, x.kept, greatest(x.debt, 0) as debt, x.debt <= -100000.0 as rested,
+         least(case when x.debt <= -100000.0 then greatest(x.burst, floor(500000.0 / x.gap + x.burst - x.kept))
+                    else greatest(0, floor((500000.0 - greatest(x.debt, 0)) / x.gap + x.burst - x.kept)) end,
+               greatest(0, greatest(x.burst, ceil(500000.0 / x.gap)) - x.ready))::bigint as n
+    from (select r.lane, s.gap, s.burst, ready.n as ready, least(s.burst - 1, ceil(100000.0 / s.gap)) as kept,
+                 coalesce(extract(epoch from c.free_at - statement_timestamp())::float8 * 1000000 * s.gap / c.gap, '-infinity') as debt
+            from (select lane from room where lane like '/%' and n > 0 offset 0) r
+           cross join lateral (select per::float8 / rate as gap, burst
+                 from onceq.lane_limits s
+                where s.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and s.n is not null
+                order by s.lane desc
+                limit 1) s
+           cross join lateral (
+                 select count(*) as n
+                   from onceq.lane_places p
+                  cross join lateral (select leased_until from onceq.jobs where id = p.id offset 0) j
+                  where p.lane = r.lane and j.leased_until is null) ready
+            left join lateral (select * from onceq.limit_rates where lane = r.lane offset 0) c on true
+           where s.gap is not null) x
+),
+share as materialized (
+  select r.lane, r.n as room, least(r.n, coalesce(t.n, r.n)) as n
+    from room r left join lateral (select n from rate where lane = r.lane offset 0) t on true
+   where r.n > 0 and r.lane like '/%'
+),
+turn as materialized (
+  select w.*, r.lane
+    from (select lane, n from share where n > 0 offset 0) r
+   cross join lateral (
+         select w.*
+           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id, path, priority, run_at from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit r.n
+                   for update skip locked) w
+          limit r.n) w
+),
 ours as materialized (
-  select w.id from head h cross join lateral (
-         select id from onceq.job_waits where id = h.id for update skip locked) w
+  select h.id, h.lane, null::timestamptz as slot, w.path is not null as goes_on from head h cross join lateral (
+         select path from onceq.job_waits where id = h.id for update skip locked) w
+  union all
+  select t.id, t.lane, case when t.gap is not null then statement_timestamp() + case when t.rested and t.i < t.burst then 0
+       else greatest(0, ceil(t.debt + (t.i + 1 - (t.burst - t.kept)) * t.gap)) end * interval '1 microsecond' end, false
+    from (select w.id, w.lane, row_number() over (partition by w.lane order by w.priority, w.run_at, w.id) - 1 as i, r.gap, r.burst, r.kept, r.debt, r.rested
+            from turn w left join lateral (select * from rate where lane = w.lane offset 0) r on true) t
+),
+paid as (
+  insert into onceq.limit_rates (lane, free_at, gap)
+  select r.lane, statement_timestamp() + ceil(r.debt + t.n * r.gap) * interval '1 microsecond', r.gap
+    from rate r cross join lateral (select count(*) as n from turn where lane = r.lane) t
+   where t.n > 0
+  on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap
+),
+passed as (
+  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = statement_timestamp()
+    from (select id from ours where goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.id, w.lane, w.path
 ),
 moved as (
-  delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
-  returning w.*
+  delete from onceq.job_waits w using (select id, slot from ours where not goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.*, o.slot
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
-  select id, statement_timestamp(), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-         payload, payload_bytes, metadata, errors, identity, lane, lane_rule
+  select id, coalesce(slot, statement_timestamp()), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+         payload, payload_bytes, metadata, errors, identity,
+         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule
     from moved
+),
+place as (
+  insert into onceq.lane_places (lane, id)
+  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
+  union all
+  select split_part(path, E'\x1f', 1), id from passed
+  on conflict do nothing
 ),
 again as (
   insert into onceq.lane_calls (slot, due, lane)
   select ('x' || left(md5(h.lane), 1))::bit(4)::int::smallint, statement_timestamp() + case when h.got < h.wanted then $4::bigint else 0 end * interval '1 microsecond', h.lane
-    from (select lane, n, count(*) as wanted, (select count(*) from moved m where m.lane = head.lane) as got from head group by lane, n) h
+    from (select lane, count(n) as wanted, count(*) - count(n) as got
+            from (select lane, n from head union all select lane, null from ours) h group by lane) h
    where h.got < h.wanted or h.wanted = 1000
+),
+later as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ('x' || left(md5(l.lane), 1))::bit(4)::int::smallint, l.due, l.lane
+    from (select s.lane, statement_timestamp() + case when t.n = 1000 then 0 when r.n is null or t.n < r.n then $4::bigint
+                         when r.rested and t.n < r.burst then 20000
+                         else greatest(20000, r.debt + (t.n + 1 - (r.burst - r.kept)) * r.gap - 500000.0 / 2) end * interval '1 microsecond' as due
+            from share s
+           cross join lateral (select count(*) as n from turn where lane = s.lane) t
+            left join lateral (select * from rate where lane = s.lane offset 0) r on true
+           where (t.n < s.room or t.n = 1000)
+             and t.n < (select count(*) from (select from onceq.job_waits where lane = s.lane and run_at <= statement_timestamp() limit t.n + 1) w)) l
+   where not exists (select from onceq.lane_calls c
+                      where c.slot = ('x' || left(md5(l.lane), 1))::bit(4)::int::smallint and c.due > statement_timestamp() and c.due <= l.due and c.lane = l.lane offset 0)
+),
+onward as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select distinct ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from passed
 )
-select (select count(*) from call), (select count(*) from moved), (select array_agg(distinct queue) from moved), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $3::bigint, true)), 0)::bigint
+select (select count(*) from call), (select count(*) from ours), (select array_agg(distinct queue) from moved), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $3::bigint, true)), 0)::bigint
           from (select queue, count(*) as jobs from moved group by queue) m
-         where exists (select from onceq.waiters w where w.idle_until > statement_timestamp()));
+         where exists (select from onceq.waiters w where w.idle_until > statement_timestamp())),
+       coalesce(f.went, 0), f.live_queues, f.cancel
+  from (select array_agg(distinct lane) as lanes from call where starts_with(lane, E'\x1f')) c
+  left join lateral onceq.follow(c.lanes, $3::bigint, $4::bigint) f on true;
 
 -- promoter.go: restAll
 update onceq.lane_calls
@@ -2224,7 +4294,7 @@ update onceq.lane_calls
  where slot = -1 and lane = '' and due <= statement_timestamp();
 
 -- queue.go: Check.read
-select version, current_setting('server_encoding'), current_setting('citus.version', true) is not null,
+select version, oldest_code, current_setting('server_encoding'), current_setting('citus.version', true) is not null,
        coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0)
          >= greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_waits), (select max(id) from onceq.job_history),
                      (select max(token >> 20) from (select token from onceq.job_fences limit 100000) f), 0)
@@ -2257,6 +4327,22 @@ select installation::text, current_setting('citus.version', true) is not null fr
 select pg_relation_size('onceq.job_fences'::regclass) / current_setting('block_size')::bigint,
        pg_stat_get_tuples_inserted('onceq.job_fences'::regclass);
 
+-- reaper.go: reapAwaits
+with page as materialized (
+  select a.job_id from onceq.job_awaits a where a.job_id > $1::bigint order by a.job_id limit $2::int
+),
+d as materialized (
+  select p.job_id from (select distinct job_id from page) p
+   where not exists (select from onceq.jobs j where j.id = p.job_id)
+     and not exists (select from onceq.job_waits w where w.id = p.job_id)
+     and not exists (select from onceq.job_history h where h.id = p.job_id and h.state <> 5)
+),
+gone as (
+  delete from onceq.job_awaits a using d where a.job_id = any (array[d.job_id])
+  returning a.job_id
+)
+select (select count(*) from gone), (select count(*) from page), (select max(job_id) from page);
+
 -- reaper.go: reapCancels
 with d as materialized (
   select x.ctid from onceq.job_cancels x
@@ -2268,6 +4354,22 @@ with d as materialized (
 gone as (
   delete from onceq.job_cancels x where x.ctid = any (array (select ctid from d))
   returning x.job_id
+)
+select count(*), 0 from gone;
+
+-- reaper.go: reapCounts
+with d as materialized (
+  select ctid from onceq.job_counts
+   where minute <= statement_timestamp() - $2::bigint * interval '1 millisecond'
+   order by minute
+   limit $1::int
+     for update skip locked
+),
+gone as (
+  delete from onceq.job_counts
+   where ctid = any (array (select ctid from d))
+     and minute <= statement_timestamp() - $2::bigint * interval '1 millisecond'
+  returning 1
 )
 select count(*), 0 from gone;
 
@@ -2315,6 +4417,33 @@ gone as (
   returning id
 )
 select (select count(*) from gone), (select count(*) from stays);
+
+-- reaper.go: reapMembers
+with recursive page (id, n) as (
+  (select group_id, 1 from onceq.job_members where group_id > $1::bigint order by group_id limit 1)
+  union all
+  select (select m.group_id from onceq.job_members m where m.group_id > p.id order by m.group_id limit 1), p.n + 1
+    from page p where p.id is not null and p.n < $2::int
+),
+lost as materialized (
+  select p.id from page p
+   where p.id is not null
+     and not exists (select from onceq.jobs j where j.id = p.id)
+     and not exists (select from onceq.job_waits w where w.id = p.id)
+     and not exists (select from onceq.job_history h where h.id = p.id)
+),
+d as materialized (
+  select m.group_id, m.job_id
+    from lost l cross join lateral (
+         select group_id, job_id from onceq.job_members where group_id = l.id limit $2::int for update skip locked) m
+   limit $2::int
+),
+gone as (
+  delete from onceq.job_members m using d
+   where m.group_id = any (array[d.group_id]) and m.job_id = any (array[d.job_id])
+  returning 1
+)
+select (select count(*) from gone), (select count(id) from page), (select max(id) from page);
 
 -- reaper.go: reapOrphans
 with d as materialized (
@@ -2401,11 +4530,14 @@ with h as materialized (
 ),
 gone as (
   delete from onceq.job_history d using h where d.id = h.id
-  returning d.id, d.claims, d.queue, d.scope, d.key, d.created_at, d.identity, d.lane
+  returning d.id, d.claims, d.queue, d.scope, d.key, d.created_at, d.identity, d.lane, d.lane_rule
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from (select distinct lane from gone where lane is not null) l
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from (select distinct split_part(lane, E'\x1f', 1) as lane from gone where lane is not null) l where lane <> ''
+),
+stop as (
+  delete from onceq.lane_stops s using gone g where s.lane = any (array[split_part(g.lane, E'\x1f', 1)]) and s.id = any (array[g.id])
 ),
 fence as (
   update onceq.job_fences f
@@ -2418,7 +4550,7 @@ effect as (
   delete from onceq.job_fences f using gone g
    where f.class = 3 and f.scope = g.queue and f.key >= g.id::text collate "C" || '/' and f.key < g.id::text collate "C" || '0' and coalesce(f.fingerprint between int8send((extract(epoch from g.created_at) * 1000000)::bigint) and int8send(coalesce(g.identity, (extract(epoch from g.created_at) * 1000000)::bigint)), true)
 )
-select count(*) from gone;
+select count(*), (select onceq.tell(array_agg(id), array_agg(7::smallint), null) from gone where lane_rule & 4 = 4) from gone;
 
 -- redrive.go: redriveJobs
 with asked as materialized (
@@ -2455,32 +4587,39 @@ back as (
   delete from onceq.job_history d using h
    where d.id = h.id
      and (h.key is null or h.id in (select job_id from mine union all select job_id from absent))
-  returning d.*
+  returning d.*, exists (select from (select from onceq.job_members where group_id = d.id and state = 0 order by job_id desc limit 1) m) as follows
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity)
+                          payload, payload_bytes, metadata, errors, identity, lane_rule)
   select id, statement_timestamp(), created_at, claims, max_attempts, priority, queue, kind, scope, key,
-         payload, payload_bytes, metadata, errors, identity
+         payload, payload_bytes, metadata, errors, identity, lane_rule
     from back
-   where lane is null
+   where lane is null and not follows
 ),
 wait as (
   insert into onceq.job_waits (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, path, if_dead)
   select id, created_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
-         payload, payload_bytes, metadata, errors, identity, lane, lane_rule
+         payload, payload_bytes, metadata, errors, identity, case when follows then E'\x1f' || lpad(id::text, 19, '0') else coalesce(nullif(split_part(lane, E'\x1f', 1), ''), split_part(lane, E'\x1f', 2)) end, coalesce(lane_rule, 0),
+         case when follows then coalesce(replace(lane, E'\x1f' || '@', ''), '') else nullif(replace(lane, E'\x1f' || '@', ''), split_part(lane, E'\x1f', 1)) end,
+         case when follows then 1 end
     from back
-   where lane is not null
+   where lane is not null or follows
+  returning lane
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from (select distinct lane from back where lane is not null) l
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from (select distinct lane from wait) l
+),
+stop as (
+  delete from onceq.lane_stops s using back b where s.lane = any (array[split_part(b.lane, E'\x1f', 1)]) and s.id = any (array[b.id])
 ),
 request as (
   delete from onceq.job_cancels x using back b where x.job_id = b.id
 )
 select (select array_agg(id) from back),
+       (select onceq.tell(array_agg(id), array_agg(0::smallint), null) from back where lane_rule & 4 = 4),
        (select array_agg(id) from h where id not in (select id from back)),
        (select array_agg(id) from asked where id not in (select id from h));
 
@@ -2514,7 +4653,74 @@ update onceq.jobs j
  where j.id = any (array[m.id])
 returning j.id, j.run_at > statement_timestamp();
 
--- session.go: listenFor
+-- rescan.go: addQueues
+insert into onceq.queues (queue, rescanned_at)
+select u.queue, 'epoch' from onceq.meta, unnest($1::text[]) as u(queue) order by u.queue collate "C"
+on conflict do nothing;
+
+-- rescan.go: rescanFirst
+select q.n
+  from unnest($1::text[], $2::timestamptz[], $3::bigint[], $4::timestamptz[], $5::bigint[], $6::timestamptz[], $7::bigint[])
+       with ordinality as q(queue, high_at, high_id, normal_at, normal_id, low_at, low_id, n)
+ where exists (
+       select from (values (-1::smallint, q.high_at, q.high_id), (0::smallint, q.normal_at, q.normal_id), (1::smallint, q.low_at, q.low_id))
+              as p(priority, run_at, id)
+        cross join lateral (
+              select count(*) as n, bool_or(leased_until is null or leased_until <= statement_timestamp()) as found
+                from (select leased_until
+                        from onceq.jobs
+                       where queue = q.queue and priority = p.priority and (run_at, id) < (p.run_at, p.id)
+                       order by run_at, id
+                       limit 100) j) first
+        where first.found or first.n = 100)
+ order by q.n;
+
+-- rescan.go: rescanPage
+with page as materialized (
+  select id, run_at, leased_until, lost, kind, row_number() over (order by run_at, id) as n
+    from onceq.jobs
+   where queue = $1::text and priority = $2::smallint
+     and (run_at, id) > ($3::timestamptz, $4::bigint) and (run_at, id) < ($5::timestamptz, $6::bigint)
+   order by run_at, id
+   limit $8::int
+),
+ready as materialized (
+  select j.id
+    from page p
+   cross join lateral (
+         select id from onceq.jobs
+          where id = p.id and leased_until is null
+            for no key update skip locked) j
+   where p.leased_until is null and p.lost = 0 and p.kind = any ($7::text[])
+   order by j.id
+),
+forward as (
+  update onceq.jobs j set run_at = $5::timestamptz
+    from ready where j.id = any (array[ready.id])
+  returning j.id
+),
+lost as materialized (
+  select id, lost + (leased_until is not null)::int as lost
+    from page
+   where (leased_until <= statement_timestamp() or leased_until is null and lost > 0) and kind = any ($7::text[])
+   order by n
+)
+select (select run_at from page where n = $8::int), coalesce((select id from page where n = $8::int), 0),
+       (select count(*) from forward),
+       array(select distinct kind from page where kind <> all ($7::text[])),
+       (select array_agg(id) from lost), (select array_agg(lost) from lost);
+
+-- rescan.go: rescanTurn
+with free as materialized (
+  select queue
+    from onceq.queues
+   where queue = any ($1::text[]) and rescanned_at <= statement_timestamp() - $2::bigint * interval '1 microsecond'
+   order by queue
+     for update skip locked
+)
+update onceq.queues q set rescanned_at = statement_timestamp() from free where q.queue = any (array[free.queue]) returning q.queue;
+
+-- session.go: listenForAll
 listen …;
 
 -- session.go: listenOnce.greet

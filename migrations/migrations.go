@@ -36,6 +36,12 @@
 //   - atlas: Up into a file of the versioned directory, then "atlas migrate hash"; tell declarative runs to leave the
 //     schema as it is with --exclude onceq.
 //
+// # New versions
+//
+// A migration after the first one only adds, so the application of before runs on while it migrates and afterwards: migrate
+// first, then deploy. A release that takes something away says so, and comes after one that does without it. docs/deploys.md has
+// the rule.
+//
 // # PgBouncer and replicas
 //
 // Each migration is one transaction with a lock that ends with it, so Up works through a pooler in transaction mode. It
@@ -72,8 +78,8 @@ type Migration struct {
 	Down    string // SQL that undoes the step and deletes its data; empty in the result of List
 }
 
-// VersionError is returned by Up if a newer onceq has migrated the schema. Nothing was changed. The application runs an
-// older release than the schema was made for: update it.
+// VersionError is returned by Up if a newer onceq has migrated the schema and its tables do not work with this release any
+// more. Nothing was changed. Update the application. DownTo returns it for every newer schema.
 type VersionError struct {
 	Schema   string
 	Database int // the schema's version
@@ -88,9 +94,11 @@ func (e *VersionError) Error() string {
 // ErrInTransaction is returned by Up on a connection with an open transaction, which Up would have to commit.
 var ErrInTransaction = errors.New("migrations: the connection has an open transaction: give Up a connection without one")
 
-// Up creates the schema if it is missing and brings it to Version. Each migration commits on its own: after an error
-// the earlier ones stay, and the next call goes on from there. The settings of the connection's session are unchanged
-// afterwards. If the schema is newer than this package, Up changes nothing and returns a *VersionError.
+// Up creates the schema if it is missing and brings it to Version. Each migration commits on its own: after an error the
+// earlier ones stay, and the next call goes on from there. The settings of the connection's session are unchanged
+// afterwards. Up changes nothing in a schema that is newer than this package. If that schema still works with this release,
+// as in the middle of a deploy or after a rollback of the code, there is nothing to do; otherwise the error is a
+// *VersionError.
 func Up(ctx context.Context, conn *pgx.Conn, schema string) error {
 	steps, err := load(schema)
 	if err != nil {
@@ -99,6 +107,10 @@ func Up(ctx context.Context, conn *pgx.Conn, schema string) error {
 	if conn.PgConn().TxStatus() != 'I' {
 		return ErrInTransaction
 	}
+	return upTo(ctx, conn, schema, steps)
+}
+
+func upTo(ctx context.Context, conn *pgx.Conn, schema string, steps []Migration) error {
 	for {
 		done, err := step(ctx, conn, schema, steps)
 		if err != nil {
@@ -155,9 +167,15 @@ func step(ctx context.Context, conn *pgx.Conn, schema string, steps []Migration)
 		}
 	}
 	if version > len(steps) {
-		return false, &VersionError{Schema: schema, Database: version, Code: len(steps)}
+		oldest := version
+		if err := tx.QueryRow(ctx, "select oldest_code from "+ident+".meta").Scan(&oldest); err != nil {
+			return false, fmt.Errorf("read meta: %w", err)
+		}
+		if oldest > len(steps) {
+			return false, &VersionError{Schema: schema, Database: version, Code: len(steps)}
+		}
 	}
-	if version == len(steps) {
+	if version >= len(steps) {
 		return true, tx.Commit(ctx)
 	}
 

@@ -229,13 +229,22 @@ func TestUpOfNewerSchema(t *testing.T) {
 	t.Parallel()
 	conn := empty(t)
 	require.NoError(t, migrations.Up(t.Context(), conn, odd))
-	exec(t, conn, "update "+pgx.Identifier{odd}.Sanitize()+".schema_version set version = version + 7")
+	require.NoError(t, migrations.UpToLater(t.Context(), conn, odd))
+	require.NoError(t, migrations.UpToLater(t.Context(), conn, odd))
+	require.Equal(t, migrations.Version+1, version(t, conn, odd))
+	require.NoError(t, migrations.Up(t.Context(), conn, odd), "its tables bear this release")
+	require.Equal(t, migrations.Version+1, version(t, conn, odd))
+
+	exec(t, conn, "update "+pgx.Identifier{odd}.Sanitize()+".meta set oldest_code = version")
 	err := migrations.Up(t.Context(), conn, odd)
 	var newer *migrations.VersionError
 	require.ErrorAs(t, err, &newer)
-	require.Equal(t, migrations.VersionError{Schema: odd, Database: migrations.Version + 7, Code: migrations.Version}, *newer)
-	require.Equal(t, migrations.Version+7, version(t, conn, odd))
+	require.Equal(t, migrations.VersionError{Schema: odd, Database: migrations.Version + 1, Code: migrations.Version}, *newer)
+	require.Equal(t, migrations.Version+1, version(t, conn, odd))
 	require.EqualValues(t, 'I', conn.PgConn().TxStatus())
+
+	require.NoError(t, migrations.DownFromLater(t.Context(), conn, odd))
+	require.Equal(t, migrations.Version, version(t, conn, odd))
 }
 
 // A migration that fails leaves nothing behind.

@@ -26,9 +26,9 @@ func AskBackfill(from, to time.Time) Request {
 
 const metadataRequest = "onceqcron.request"
 
-// Ask lets a worker whose code has the schedule do what only such a process can: a tool that knows nothing of the application's code
-// uses it after ErrElsewhere. It enqueues a job for such a worker and returns that job's id. What comes of it is in the ledger; if it
-// is impossible, that job is dead and says why. tx is as for Put.
+// Ask lets a worker whose code has the schedule do what only such a process can: a tool that knows nothing of the
+// application's code uses it after ErrElsewhere. It enqueues a job for such a worker and returns that job's id. What comes
+// of it is in the ledger; if it is impossible, that job is dead and says why. tx is as for Put.
 func (s *Scheduler) Ask(ctx context.Context, tx pgx.Tx, name string, r Request) (id int64, err error) {
 	if r.text == "" {
 		return 0, invalid("Request", "is empty; use AskFire, AskResume or AskBackfill")

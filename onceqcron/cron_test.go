@@ -171,6 +171,22 @@ func TestMissed(t *testing.T) {
 			list, err := s.List(t.Context(), nil)
 			require.NoError(t, err)
 			require.True(t, list[0].Next.Equal(ticks[5]))
+			found, err := s.Health(t.Context(), nil)
+			require.NoError(t, err)
+			if c.fires != nil {
+				require.Empty(t, found, "the latest one has run")
+				return
+			}
+			require.Len(t, found, 1)
+			require.Equal(t, "missed", found[0].What)
+			require.Contains(t, found[0].Detail, `5 ticks of schedule "n" did not happen`)
+			require.NoError(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+				_, err := s.Backfill(t.Context(), tx, "n", found[0].From, found[0].To)
+				return err
+			}))
+			found, err = s.Health(t.Context(), nil)
+			require.NoError(t, err)
+			require.Empty(t, found, "they have been back-filled")
 		})
 	}
 }
@@ -316,9 +332,15 @@ func TestPauseResumeFireBackfill(t *testing.T) {
 	require.True(t, list[0].Next.After(now(t, db)), "what the pause had is over")
 
 	end := now(t, db).Truncate(time.Hour)
-	n, err := s.Backfill(t.Context(), nil, "h", end.Add(-4*time.Hour), end)
+	n, err := s.WouldBackfill(t.Context(), nil, "h", end.Add(-4*time.Hour), end)
 	require.NoError(t, err)
 	require.Equal(t, 5, n)
+	n, err = s.Backfill(t.Context(), nil, "h", end.Add(-4*time.Hour), end)
+	require.NoError(t, err)
+	require.Equal(t, 5, n)
+	n, err = s.WouldBackfill(t.Context(), db.Pool, "h", end.Add(-6*time.Hour), end)
+	require.NoError(t, err)
+	require.Equal(t, 2, n)
 	n, err = s.Backfill(t.Context(), nil, "h", end.Add(-6*time.Hour), end)
 	require.NoError(t, err)
 	require.Equal(t, 2, n, "each once")
@@ -326,6 +348,10 @@ func TestPauseResumeFireBackfill(t *testing.T) {
 	require.ErrorContains(t, err, "still to come")
 	_, err = s.Backfill(t.Context(), nil, "h", end.AddDate(-2, 0, 0), end)
 	require.ErrorContains(t, err, "more than 10000 ticks")
+	_, err = s.WouldBackfill(t.Context(), nil, "h", end, end.AddDate(1, 0, 0))
+	require.ErrorContains(t, err, "still to come")
+	_, err = s.WouldBackfill(t.Context(), nil, "unknown", end, end)
+	require.ErrorIs(t, err, onceqcron.ErrNotFound)
 	_, err = s.Fire(t.Context(), nil, "unknown")
 	require.ErrorIs(t, err, onceqcron.ErrNotFound)
 }

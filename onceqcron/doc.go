@@ -3,7 +3,7 @@
 //
 //	var Report = onceq.Kind[ReportArgs]{Name: "report"}
 //
-//	cron, err := onceqcron.New(q, onceqcron.Config{Owner: "billing"}, onceqcron.Schedule{
+//	cron, err := onceqcron.New(q, pool, onceqcron.Config{Owner: "billing"}, onceqcron.Schedule{
 //		Name: "nightly-report", Spec: "0 2 * * *", Zone: "Europe/Berlin",
 //		Job:  Report.Job(ReportArgs{}),
 //	})

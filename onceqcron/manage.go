@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -17,13 +18,55 @@ import (
 // belongs to another owner, the error is an *OwnerError, and nothing is written.
 func (s *Scheduler) Register(ctx context.Context) error {
 	return s.within(ctx, nil, func(tx pgx.Tx) error {
+		same, err := s.unchanged(ctx, tx)
+		if err != nil {
+			return err
+		}
 		for _, name := range s.order {
+			if same[name] {
+				continue
+			}
 			if err := s.put(ctx, tx, s.code[name], nil); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
+}
+
+// unchanged finds the schedules of the code that are in the table as the code has them, with a job that ticks. A Timetable of
+// the code's may have changed and not say so, and has no zone.
+func (s *Scheduler) unchanged(ctx context.Context, tx pgx.Tx) (same map[string]bool, err error) {
+	const read = `
+select s.name
+  from unnest($1::text[], $2::text[], $3::text[], $4::text[]) as c (name, spec, zone, missed)
+ cross join lateral (
+       select name, paused_at from onceq.schedules
+        where name = c.name and owner = $5 and job is null and next_at is not null and zone <> ''
+          and (spec, zone, missed) = (c.spec, c.zone, c.missed)
+       offset 0) s
+ where s.paused_at is not null
+    or exists (select from onceq.job_fences f
+                where f.key = any (array[s.name]) and f.scope = any (array['` + tableKind + `:' || s.name]) and f.class + 0 = 0 and f.state = 0
+               offset 0)`
+	var specs, zones, missed []string
+	for _, name := range s.order {
+		one := s.code[name]
+		specs, zones, missed = append(specs, one.Spec), append(zones, one.Zone), append(missed, one.Missed.String())
+	}
+	rows, err := tx.Query(ctx, s.sql(read), append([]string{}, s.order...), specs, zones, missed, s.cfg.Owner)
+	if err != nil {
+		return nil, fmt.Errorf("onceqcron: reading schedules: %w", err)
+	}
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, fmt.Errorf("onceqcron: reading schedules: %w", err)
+	}
+	same = make(map[string]bool, len(names))
+	for _, name := range names {
+		same[name] = true
+	}
+	return same, nil
 }
 
 // Put writes a schedule into the table, which alone knows it: any worker with Handlers fires it. tx is the
@@ -234,32 +277,15 @@ func (s *Scheduler) Backfill(ctx context.Context, tx pgx.Tx, name string, from, 
 			return err
 		}
 		one, err := s.schedule(name, r)
-		switch {
-		case err != nil:
-			return err
-		case to.After(r.now):
-			return invalid("to", "is still to come; the schedule itself fires those ticks")
-		}
-		var due []time.Time
-		for at := one.Timetable.Next(from.Add(-time.Microsecond)); !at.IsZero() && !at.After(to); at = one.Timetable.Next(at) {
-			if due = append(due, at); len(due) > maxTicks {
-				return invalid("from", "is more than %d ticks before to; fill a shorter time first", maxTicks)
-			}
-		}
-		rows, err := tx.Query(ctx, s.sql(`select at from onceq.schedule_ticks where schedule = $1 and at = any ($2) and outcome in ('fired', 'duplicate')`), name, due)
 		if err != nil {
 			return err
 		}
-		fired := make(map[int64]bool)
-		var at time.Time
-		if _, err := pgx.ForEachRow(rows, []any{&at}, func() error { fired[at.UnixMicro()] = true; return nil }); err != nil {
+		due, err := s.unfired(ctx, tx, one, r.now, from, to)
+		if err != nil {
 			return err
 		}
 		var marks []mark
 		for _, at := range due {
-			if fired[at.UnixMicro()] {
-				continue
-			}
 			m, err := s.fire(ctx, tx, one, Tick{Schedule: name, At: at, Now: r.now})
 			if err != nil {
 				return err
@@ -276,6 +302,45 @@ func (s *Scheduler) Backfill(ctx context.Context, tx pgx.Tx, name string, from, 
 		return 0, err
 	}
 	return n, nil
+}
+
+// WouldBackfill says how many ticks Backfill would enqueue jobs for. It changes nothing and locks nothing. db may be nil.
+func (s *Scheduler) WouldBackfill(ctx context.Context, db onceq.DB, name string, from, to time.Time) (n int, err error) {
+	if db == nil {
+		db = s.pool
+	}
+	r, err := s.read(ctx, db, name, "")
+	if err != nil {
+		return 0, err
+	}
+	one, err := s.schedule(name, r)
+	if err != nil {
+		return 0, err
+	}
+	due, err := s.unfired(ctx, db, one, r.now, from, to)
+	return len(due), err
+}
+
+// unfired returns the ticks of a time, both ends included, that the ledger does not show as fired.
+func (s *Scheduler) unfired(ctx context.Context, db onceq.DB, one *Schedule, now, from, to time.Time) (due []time.Time, err error) {
+	if to.After(now) {
+		return nil, invalid("to", "is still to come; the schedule itself fires those ticks")
+	}
+	for at := one.Timetable.Next(from.Add(-time.Microsecond)); !at.IsZero() && !at.After(to); at = one.Timetable.Next(at) {
+		if due = append(due, at); len(due) > maxTicks {
+			return nil, invalid("from", "is more than %d ticks before to; fill a shorter time first", maxTicks)
+		}
+	}
+	rows, err := db.Query(ctx, s.sql(`select at from onceq.schedule_ticks where schedule = $1 and at = any ($2) and outcome in ('fired', 'duplicate')`), one.Name, due)
+	if err != nil {
+		return nil, err
+	}
+	fired := make(map[int64]bool)
+	var at time.Time
+	if _, err := pgx.ForEachRow(rows, []any{&at}, func() error { fired[at.UnixMicro()] = true; return nil }); err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(due, func(at time.Time) bool { return fired[at.UnixMicro()] }), nil
 }
 
 // Info is a schedule as the table has it.

@@ -130,11 +130,20 @@ type row struct {
 // lock reads a schedule and locks it until the transaction ends. A tick locks its job first and then this; nothing else
 // that holds this waits for a job.
 func (s *Scheduler) lock(ctx context.Context, tx pgx.Tx, name string) (r *row, err error) {
+	return s.read(ctx, tx, name, `
+   for update`)
+}
+
+func (s *Scheduler) read(ctx context.Context, db onceq.DB, name, lock string) (r *row, err error) {
 	const read = `
-select owner, spec, zone, missed, job::text, next_at, paused_at, clock_timestamp() from onceq.schedules where name = $1
-   for update`
-	r = new(row)
-	err = tx.QueryRow(ctx, s.sql(read), name).Scan(&r.owner, &r.spec, &r.zone, &r.missed, &r.job, &r.next, &r.paused, &r.now)
+select owner, spec, zone, missed, job::text, next_at, paused_at, clock_timestamp() from onceq.schedules where name = $1`
+	rows, err := db.Query(ctx, s.sql(read+lock), name)
+	if err == nil {
+		r, err = pgx.CollectOneRow(rows, func(c pgx.CollectableRow) (*row, error) {
+			r := new(row)
+			return r, c.Scan(&r.owner, &r.spec, &r.zone, &r.missed, &r.job, &r.next, &r.paused, &r.now)
+		})
+	}
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, fmt.Errorf("%w: %q", ErrNotFound, name)
 	}
@@ -195,9 +204,6 @@ func (s *Scheduler) tick(ctx context.Context, tx pgx.Tx, l *onceq.Lease, name st
 		}
 		marks = append(marks, m)
 	}
-	if err := s.note(ctx, tx, name, marks); err != nil {
-		return err
-	}
 	var next *time.Time
 	if !p.next.IsZero() {
 		next = &p.next
@@ -208,7 +214,9 @@ with old as (
    where schedule = $1 and greatest(at, done_at) < statement_timestamp() - $3::bigint * interval '1 microsecond'
 )
 update onceq.schedules set next_at = $2 where name = $1`
-	if _, err := tx.Exec(ctx, s.sql(move), name, next, s.cfg.Keep.Microseconds()); err != nil {
+	batch := s.notes(name, marks)
+	batch.Queue(s.sql(move), name, next, s.cfg.Keep.Microseconds())
+	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
 		return fmt.Errorf("onceqcron: moving schedule %q: %w", name, err)
 	}
 	if next == nil {
@@ -265,22 +273,24 @@ func (s *Scheduler) fire(ctx context.Context, tx pgx.Tx, one *Schedule, t Tick) 
 	return m, nil
 }
 
-// note writes lines of the ledger. A person may have fired a tick before.
+// note writes lines of the ledger.
 func (s *Scheduler) note(ctx context.Context, tx pgx.Tx, name string, marks []mark) error {
+	if err := tx.SendBatch(ctx, s.notes(name, marks)).Close(); err != nil {
+		return fmt.Errorf("onceqcron: writing the ledger of %q: %w", name, err)
+	}
+	return nil
+}
+
+// notes makes a batch of what writes lines of the ledger. A person may have fired a tick before.
+func (s *Scheduler) notes(name string, marks []mark) *pgx.Batch {
 	const write = `
 insert into onceq.schedule_ticks (schedule, at, until, ticks, outcome, job_id, note) values ($1, $2, $3, $4, $5, $6, nullif($7, ''))
 on conflict (schedule, at) do update set outcome = excluded.outcome, job_id = excluded.job_id, note = excluded.note, done_at = excluded.done_at`
-	if len(marks) == 0 {
-		return nil
-	}
 	batch := &pgx.Batch{}
 	for _, m := range marks {
 		batch.Queue(s.sql(write), name, m.at, m.until, m.ticks, m.outcome, m.job, m.note)
 	}
-	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
-		return fmt.Errorf("onceqcron: writing the ledger of %q: %w", name, err)
-	}
-	return nil
+	return batch
 }
 
 // ScheduledAt returns the scheduled time of the tick that enqueued a job, and false for a job that no tick enqueued.

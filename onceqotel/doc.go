@@ -59,7 +59,7 @@
 //	onceq.effects.replayed       counter    a stored outcome instead of running again
 //	onceq.effects.uncertain      counter    it is not known whether it happened
 //	onceq.rows.reaped            counter    by onceq.rows, the type of rows
-//	onceq.background.errors      counter    by onceq.work: claim, rescan, extend, finish, announce, next_due, listen, reap
+//	onceq.background.errors      counter    by onceq.work: claim, look, rescan, extend, finish, announce, listen, presence, count, reap
 //	onceq.job.wait.duration      histogram  seconds from due to claimed, by the database's clock
 //	onceq.job.run.duration       histogram  seconds in the handler, by onceq.outcome
 //	onceq.queue.depth            gauge      jobs by onceq.queue and onceq.state; counted up to 1,000

@@ -6,13 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/onceqcron"
@@ -23,12 +26,13 @@ type bulk struct {
 	Do, Button string
 	allowed    []onceq.State
 	usual      []onceq.State // without a choice
-	run        func(h *Handler, ctx context.Context, f onceq.Filter) (outcome string, err error)
+	to         bool          // it needs the name of a queue
+	run        func(h *Handler, ctx context.Context, f onceq.Filter, to string) (outcome string, err error)
 }
 
 var bulks = []bulk{
-	{"redrive-many", "Redrive", []onceq.State{onceq.StateDead, onceq.StateCancelled}, []onceq.State{onceq.StateDead},
-		func(h *Handler, ctx context.Context, f onceq.Filter) (string, error) {
+	{"redrive-many", "Redrive", []onceq.State{onceq.StateDead, onceq.StateCancelled}, []onceq.State{onceq.StateDead}, false,
+		func(h *Handler, ctx context.Context, f onceq.Filter, _ string) (string, error) {
 			n, taken, err := h.q.RedriveMany(ctx, h.db, f)
 			text := fmt.Sprintf("%d run again", n)
 			if taken > 0 {
@@ -36,8 +40,8 @@ var bulks = []bulk{
 			}
 			return text, err
 		}},
-	{"cancel-many", "Cancel", []onceq.State{onceq.StateWaiting, onceq.StateDelayed, onceq.StateRunning, onceq.StateRetrying}, nil,
-		func(h *Handler, ctx context.Context, f onceq.Filter) (string, error) {
+	{"cancel-many", "Cancel", []onceq.State{onceq.StateWaiting, onceq.StateDelayed, onceq.StateRunning, onceq.StateRetrying}, nil, false,
+		func(h *Handler, ctx context.Context, f onceq.Filter, _ string) (string, error) {
 			n, asked, err := h.q.CancelMany(ctx, h.db, f)
 			text := fmt.Sprintf("%d cancelled", n)
 			if asked > 0 {
@@ -45,10 +49,15 @@ var bulks = []bulk{
 			}
 			return text, err
 		}},
-	{"discard-many", "Discard", []onceq.State{onceq.StateDead, onceq.StateCancelled, onceq.StateCompleted, onceq.StateHeld}, []onceq.State{onceq.StateDead},
-		func(h *Handler, ctx context.Context, f onceq.Filter) (string, error) {
+	{"discard-many", "Discard", []onceq.State{onceq.StateDead, onceq.StateCancelled, onceq.StateCompleted, onceq.StateHeld}, []onceq.State{onceq.StateDead}, false,
+		func(h *Handler, ctx context.Context, f onceq.Filter, _ string) (string, error) {
 			n, err := h.q.DiscardMany(ctx, h.db, f)
 			return fmt.Sprintf("%d discarded", n), err
+		}},
+	{"move-many", "Move", []onceq.State{onceq.StateWaiting, onceq.StateDelayed, onceq.StateRetrying}, nil, true,
+		func(h *Handler, ctx context.Context, f onceq.Filter, to string) (string, error) {
+			n, err := h.q.MoveMany(ctx, h.db, f, to)
+			return fmt.Sprintf("%d moved to queue %q", n, to), err
 		}},
 }
 
@@ -69,6 +78,11 @@ func (b *bulk) restrict(chosen []onceq.State) (possible []onceq.State) {
 	return possible
 }
 
+// narrow reports whether the filter names what the action needs: jobs that are not finished are not taken all at once.
+func (b *bulk) narrow(f onceq.Filter) bool {
+	return b.usual != nil || f.Queue != "" || f.Kind != "" || f.Scope != "" || f.IDs != nil || f.Group != 0
+}
+
 // decisions are a person's answers about an effect.
 var decisions = map[string]struct {
 	words   string
@@ -85,8 +99,25 @@ type asked struct {
 	filter   onceq.Filter
 	effect   string
 	decision string
+	to       string // the queue to which jobs move
+	until    time.Time
+	limit    onceq.Limit
 	result   any
 	values   url.Values
+}
+
+// confirmation is what a page shows before an action.
+type confirmation struct {
+	Do, Words, Button, Warning string
+	Count                      int
+	More                       bool // counting stopped at countLimit
+	Slow                       bool // counting stopped because it took long
+	Many                       bool
+	To                         bool     // it asks for a queue
+	Queues                     []string // that workers serve
+	Meant                      string   // that of Queues which a misspelt one may be meant to be
+	Hidden                     [][2]string
+	Back                       string
 }
 
 // confirm shows how many jobs an action takes, or what it deletes, before it does.
@@ -94,15 +125,29 @@ func confirm(h *Handler, ctx context.Context, r *request) (*view, error) {
 	if !r.viewer.Act {
 		return nil, &statusError{http.StatusForbidden, "You may read this page and not act."}
 	}
-	d := struct {
-		Do, Words, Button, Warning string
-		Count                      int
-		More                       bool // counting stopped
-		Many                       bool
-		Hidden                     [][2]string
-		Back                       string
-	}{Do: r.values.Get("do")}
+	d := confirmation{Do: r.values.Get("do")}
 	title := "Are you sure?"
+	if d.Do == "limit" || d.Do == "remove-limit" {
+		if err := h.confirmLimit(ctx, r.values, &d); err != nil {
+			return nil, err
+		}
+		return &view{Template: "confirm", Title: title, Data: d}, nil
+	}
+	if d.Do == "cancel-group" {
+		id, err := number(r.values, "id")
+		if err != nil || id == 0 {
+			return nil, bad("a group's id is missing")
+		}
+		var g onceq.GroupInfo
+		if err := h.reading(ctx, func() (err error) { g, err = h.q.Group(ctx, h.db, id); return err }); err != nil {
+			return nil, err
+		}
+		d.Words, d.Button = fmt.Sprintf("Cancel group %d: job %d, which is %s, and %s unfinished members of %s.", id, id, g.State, count(g.Open), count(g.Total)), "Cancel the group"
+		d.Warning = "Members that other jobs wait for too are cancelled all the same. A redrive brings cancelled jobs back."
+		d.Hidden, d.Count = [][2]string{{"id", strconv.FormatInt(id, 10)}}, 1
+		d.Back = "./group?id=" + strconv.FormatInt(id, 10)
+		return &view{Template: "confirm", Title: title, Data: d}, nil
+	}
 	if d.Do == "discard" {
 		id, err := number(r.values, "id")
 		if err != nil || id == 0 {
@@ -112,6 +157,29 @@ func confirm(h *Handler, ctx context.Context, r *request) (*view, error) {
 		d.Warning = "What is known of it is deleted, its effects' outcomes too, and its key is free at once. If an effect may have happened and the key comes again, it happens a second time."
 		d.Hidden, d.Count = [][2]string{{"id", strconv.FormatInt(id, 10)}}, 1
 		d.Back = "./job?id=" + strconv.FormatInt(id, 10)
+		return &view{Template: "confirm", Title: title, Data: d}, nil
+	}
+	if d.Do == "backfill" {
+		name, from, to, err := readBackfill(r.values)
+		if err != nil {
+			return nil, err
+		}
+		if to.IsZero() {
+			to = h.now().Add(-time.Second)
+		}
+		err = h.reading(ctx, func() (err error) { d.Count, err = h.cron.WouldBackfill(ctx, h.db, name, from, to); return err })
+		d.Many = true
+		if errors.Is(err, onceqcron.ErrElsewhere) {
+			d.Many, d.Count, d.Warning, err = false, 1, "The schedule is in an application's code: one of its workers is asked to do it, and how many these are is not known before.", nil
+		}
+		if err != nil && strings.HasPrefix(err.Error(), "onceqcron: ") && !errors.Is(err, onceqcron.ErrNotFound) {
+			return nil, bad("%v", err)
+		} else if err != nil {
+			return nil, err
+		}
+		d.Words = fmt.Sprintf("Enqueue the jobs of the ticks of schedule %q from %s to %s that did not happen.", name, clock(from), clock(to))
+		d.Button, d.Back = "Back-fill", "./schedule?"+url.Values{"name": {name}}.Encode()
+		d.Hidden = [][2]string{{"name", name}, {"from", from.UTC().Format(time.RFC3339)}, {"to", to.UTC().Format(time.RFC3339)}}
 		return &view{Template: "confirm", Title: title, Data: d}, nil
 	}
 	f, err := readFilter(r.values)
@@ -133,6 +201,9 @@ func confirm(h *Handler, ctx context.Context, r *request) (*view, error) {
 		if name != "" {
 			d.Words = fmt.Sprintf("Say of the effects %q that are held, of %s: %s.", name, inWords(f), decision.words)
 		}
+		if _, err := readResult(r.values); err != nil {
+			return again(r.values, err), nil
+		}
 		d.Hidden = append(d.Hidden, [2]string{"decision", r.values.Get("decision")}, [2]string{"effect", name}, [2]string{"result", r.values.Get("result")})
 		d.Back = "./effects"
 	} else {
@@ -144,8 +215,11 @@ func confirm(h *Handler, ctx context.Context, r *request) (*view, error) {
 		if f.States = b.restrict(f.States); f.States == nil {
 			return nil, bad("%s is not possible in these states", b.Button)
 		}
-		if d.Do == "cancel-many" && f.Queue == "" && f.Kind == "" && f.Scope == "" && f.IDs == nil {
-			return nil, bad("choose a queue, a kind, a scope or single jobs first; otherwise everything would be cancelled")
+		if !b.narrow(f) {
+			return nil, bad("choose a queue, a kind, a scope or single jobs first; otherwise all of them would be taken")
+		}
+		if d.To = b.to; d.To {
+			d.Queues, d.Meant = h.destinations(ctx, f.Queue)
 		}
 		d.Words, d.Button = fmt.Sprintf("%s %s.", b.Button, inWords(f)), b.Button
 		if d.Do == "discard-many" {
@@ -153,18 +227,8 @@ func confirm(h *Handler, ctx context.Context, r *request) (*view, error) {
 		}
 		d.Back = "./jobs?" + filterValues(f).Encode()
 	}
-	// Jobs that come after this are not among those that were counted.
-	f.After, f.Limit = 0, 1
-	var newest []onceq.JobInfo
-	err = h.reading(ctx, func() (err error) {
-		if newest, err = h.q.List(ctx, h.db, f); err != nil || len(newest) == 0 {
-			return err
-		}
-		f.After, f.Limit = newest[0].ID+1, maxMany
-		d.Count, err = h.q.Count(ctx, h.db, f)
-		d.More = d.Count >= maxMany
-		return err
-	})
+	var before int64
+	err = h.reading(ctx, func() (err error) { before, err = h.count(ctx, f, &d); return err })
 	if err != nil {
 		return nil, err
 	}
@@ -173,11 +237,142 @@ func confirm(h *Handler, ctx context.Context, r *request) (*view, error) {
 			d.Hidden = append(d.Hidden, [2]string{name, value})
 		}
 	}
-	if len(newest) > 0 {
-		d.Hidden = append(d.Hidden, [2]string{"after", strconv.FormatInt(f.After, 10)})
+	if before != 0 {
+		d.Hidden = append(d.Hidden, [2]string{"after", strconv.FormatInt(before, 10)})
 	}
 	slices.SortFunc(d.Hidden, func(a, b [2]string) int { return strings.Compare(a[0]+a[1], b[0]+b[1]) })
 	return &view{Template: "confirm", Title: title, Data: d}, nil
+}
+
+// count counts the jobs of a search, up to countLimit, and for countTime: then it has found so many at least. Jobs from before on come
+// too late to be among those that were counted; before is 0 if there is none.
+func (h *Handler) count(ctx context.Context, f onceq.Filter, d *confirmation) (before int64, err error) {
+	began := time.Now()
+	for f.After, f.Limit = 0, 2*pageSize; d.Count == 0; {
+		page, next, err := h.q.Page(ctx, h.db, f)
+		if err != nil {
+			return 0, err
+		}
+		if len(page) > 0 {
+			d.Count, before = len(page), page[0].ID+1
+		}
+		if next == 0 {
+			return before, nil
+		}
+		if f.After = next; time.Since(began) > h.countTime/4 {
+			break
+		}
+	}
+	if before == 0 {
+		before = f.After // it has looked at those behind it, and found none
+	}
+	left := h.countTime - time.Since(began)
+	d.Slow = left <= 0
+	if d.Slow {
+		return before, nil
+	}
+	f.After, f.Limit = before, h.countLimit
+	err = pgx.BeginTxFunc(ctx, h.db, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `select set_config('statement_timeout', $1::text, true)`, strconv.FormatInt(max(left.Milliseconds(), 1), 10)); err != nil {
+			return err
+		}
+		n, err := h.q.Count(ctx, tx, f)
+		if err == nil {
+			d.Count, d.More = n, n >= h.countLimit
+		}
+		return err
+	})
+	if stopped := (*pgconn.PgError)(nil); errors.As(err, &stopped) && stopped.Code == "57014" { // the time is up
+		d.Slow, err = true, nil
+	}
+	return before, err
+}
+
+// destinations are the queues that workers serve, for a form that moves jobs, and which of these a misspelt one may be meant to be.
+// Without them the form asks all the same.
+func (h *Handler) destinations(ctx context.Context, from string) (queues []string, meant string) {
+	st, _ := h.readState(ctx)
+	for _, w := range st.Workers {
+		for name := range w.Queues {
+			if !w.Stale && name != from && !slices.Contains(queues, name) {
+				queues = append(queues, name)
+			}
+		}
+	}
+	slices.Sort(queues)
+	if from == "" || st.working(from) > 0 {
+		return queues, ""
+	}
+	found, _ := h.readFindings(ctx)
+	for _, f := range found {
+		if f.What == "waiting" && f.Queue == from {
+			meant = f.Meant
+		}
+	}
+	return queues, meant
+}
+
+// confirmLimit shows what a limit is before it is set or removed.
+func (h *Handler) confirmLimit(ctx context.Context, values url.Values, d *confirmation) error {
+	name, limit, err := readShared(values)
+	if err != nil {
+		return err
+	}
+	var now onceq.LimitInfo
+	if err := h.reading(ctx, func() (err error) { now, err = h.q.Limit(ctx, h.db, name); return err }); err != nil {
+		return err
+	}
+	d.Back, d.Count = "./lanes?"+url.Values{"limit": {name}}.Encode()+"#limits", 1
+	d.Words, d.Button = fmt.Sprintf("Set limit %q to %s.", name, limit), "Set it"
+	if limit == (onceq.Limit{}) {
+		d.Warning = "None of its jobs starts until somebody sets another limit. Those that are live run on."
+	}
+	fields := []string{"name", "at-once", "rate", "per", "burst"}
+	if d.Do == "remove-limit" {
+		d.Words, d.Button, d.Warning = fmt.Sprintf("Remove limit %q: its family's limit holds then, or one of its jobs runs at a time.", name), "Remove it", ""
+		fields = fields[:1]
+		if !now.Set {
+			d.Count = 0
+		}
+	}
+	set := ""
+	if !now.Set {
+		set = ", which nobody has set itself"
+	}
+	d.Words += fmt.Sprintf(" Now it is %s%s.", now.Limit, set)
+	if !strings.HasSuffix(name, "/") {
+		d.Words += fmt.Sprintf(" Live: %s. Waiting: %s.", count(now.Live), count(now.Waiting))
+	}
+	for _, f := range fields {
+		d.Hidden = append(d.Hidden, [2]string{f, values.Get(f)})
+	}
+	return nil
+}
+
+// readShared reads the form of a limit. To remove one takes its name alone.
+func readShared(values url.Values) (name string, l onceq.Limit, err error) {
+	if name, err = field(values, "name"); err != nil || name == "" {
+		return "", l, bad("the name of a limit is missing")
+	}
+	if values.Get("do") == "remove-limit" {
+		return name, l, nil
+	}
+	for field, to := range map[string]*int{"at-once": &l.AtOnce, "rate": &l.Rate, "burst": &l.Burst} {
+		n, err := number(values, field)
+		if err != nil {
+			return "", l, err
+		}
+		*to = int(min(n, math.MaxInt32))
+	}
+	if text := strings.TrimSpace(values.Get("per")); text != "" {
+		if l.Per, err = time.ParseDuration(text); err != nil {
+			return "", l, bad("per is not a time such as 1s, 5m or 24h")
+		}
+	}
+	if strings.TrimSpace(values.Get("at-once")+values.Get("rate")) == "" {
+		return "", l, bad("say how many at once, or how many in a time; 0 at once lets none start")
+	}
+	return name, l, nil
 }
 
 // act does what a form asks for.
@@ -194,6 +389,10 @@ func (h *Handler) act(w http.ResponseWriter, r *request) {
 		return
 	}
 	a, err := readAction(r.viewer, values)
+	if errors.Is(err, errResult) {
+		h.render(w, r, again(values, err))
+		return
+	}
 	if err != nil {
 		h.fail(w, r, err)
 		return
@@ -227,6 +426,45 @@ func refused(err error) bool {
 	return errors.As(err, &invalid) || strings.HasPrefix(err.Error(), "onceqcron: schedule ") // its job is refused
 }
 
+// errResult is an effect's result that is not JSON.
+var errResult = bad(`the result is not JSON; a text needs quotes: "ch_123"`)
+
+// readResult reads the result of what happened. Without one it is nil.
+func readResult(values url.Values) (any, error) {
+	text := strings.TrimSpace(values.Get("result"))
+	if text == "" || values.Get("decision") != "applied" {
+		return nil, nil
+	}
+	if !json.Valid([]byte(text)) {
+		return nil, errResult
+	}
+	return json.RawMessage(text), nil
+}
+
+// again shows the form for a decision once more, with what was written and what is wrong with it.
+func again(values url.Values, wrong error) *view {
+	data := dict("do", values.Get("do"), "wrong", sentence(wrong.Error()))
+	for _, name := range []string{"id", "effect", "class", "scope", "key", "queue", "kind", "why", "result"} {
+		data[name] = values.Get(name)
+	}
+	title := "What happened to the effects?"
+	var rest [][2]string // what else the search for many chose
+	switch values.Get("do") {
+	case "resolve":
+		title = fmt.Sprintf("What happened to “%s” of job %s?", values.Get("effect"), values.Get("id"))
+	case "resolve-key":
+		title = fmt.Sprintf("What happened under key “%s”?", values.Get("key"))
+	default:
+		for _, name := range []string{"scope", "group", "from", "before", "ids"} {
+			for _, value := range values[name] {
+				rest = append(rest, [2]string{name, value})
+			}
+		}
+	}
+	data["rest"] = rest
+	return &view{Template: "again", Title: title, Status: http.StatusBadRequest, Data: data}
+}
+
 // readAction reads a form. What is wrong with it is said before anything is done.
 func readAction(viewer Viewer, values url.Values) (a *asked, err error) {
 	a = &asked{values: values}
@@ -240,10 +478,21 @@ func readAction(viewer Viewer, values url.Values) (a *asked, err error) {
 	if a.effect, err = field(values, "effect"); err != nil {
 		return nil, err
 	}
+	if a.to, err = field(values, "to"); err != nil {
+		return nil, err
+	}
 	why := false
 	switch a.What {
-	case "cancel", "retry", "redrive", "discard":
-		why = a.What == "discard"
+	case "move", "move-many":
+		why = true
+		if a.to == "" {
+			return nil, bad("the name of the queue is missing to which it goes")
+		}
+		if a.What == "move" && a.JobID == 0 {
+			return nil, bad("a job's id is missing")
+		}
+	case "cancel", "retry", "redrive", "discard", "cancel-group":
+		why = a.What == "discard" || a.What == "cancel-group"
 		if a.JobID == 0 {
 			return nil, bad("a job's id is missing")
 		}
@@ -253,11 +502,8 @@ func readAction(viewer Viewer, values url.Values) (a *asked, err error) {
 		if _, ok := decisions[a.decision]; !ok {
 			return nil, bad("choose what is true: it happened, it did not, or ask again")
 		}
-		if text := strings.TrimSpace(values.Get("result")); text != "" && a.decision == "applied" {
-			if !json.Valid([]byte(text)) {
-				return nil, bad("the result is not JSON; a text needs quotes: \"ch_123\"")
-			}
-			a.result = json.RawMessage(text)
+		if a.result, err = readResult(values); err != nil {
+			return nil, err
 		}
 		switch {
 		case a.What == "resolve" && (a.JobID == 0 || a.effect == ""):
@@ -270,13 +516,29 @@ func readAction(viewer Viewer, values url.Values) (a *asked, err error) {
 		if a.About, err = field(values, "name"); err != nil || a.About == "" {
 			return nil, bad("the name of a queue or a kind is missing")
 		}
-	case "lane-limit":
+	case "lane-limit", "remove-lane-limit":
 		why = true
 		if a.About, err = field(values, "name"); err != nil || strings.Index(a.About, "/") < 1 {
 			return nil, bad("the name of a lane is missing: its family, a slash and its name, or nothing behind the slash for the whole family")
 		}
+		if a.What == "remove-lane-limit" {
+			break
+		}
 		if _, err = strconv.ParseUint(strings.TrimSpace(values.Get("n")), 10, 31); err != nil {
 			return nil, bad("the limit is not a number")
+		}
+	case "limit", "remove-limit":
+		why = true
+		if a.About, a.limit, err = readShared(values); err != nil {
+			return nil, err
+		}
+	case "backfill":
+		why = true
+		if a.About, _, a.until, err = readBackfill(values); err != nil {
+			return nil, err
+		}
+		if a.until.IsZero() {
+			return nil, bad("this form lacks what was counted; begin with the schedule's page")
 		}
 	case "fire", "pause", "resume":
 		if a.About, err = field(values, "name"); err != nil || a.About == "" {
@@ -301,7 +563,7 @@ func readAction(viewer Viewer, values url.Values) (a *asked, err error) {
 
 // do does it, writes the audit trail, and returns where to go from there.
 func (h *Handler) do(ctx context.Context, a *asked) (to string, err error) {
-	if strings.HasSuffix(a.What, "-many") {
+	if strings.HasSuffix(a.What, "-many") || a.What == "cancel-group" {
 		return h.many(ctx, a)
 	}
 	ctx, cancel := context.WithTimeout(ctx, actLimit)
@@ -350,6 +612,13 @@ func (h *Handler) one(ctx context.Context, tx pgx.Tx, a *asked) (to string, err 
 		return to, state(h.q.Retry(ctx, tx, a.JobID))
 	case "redrive":
 		return to, state(h.q.Redrive(ctx, tx, a.JobID))
+	case "move":
+		moved, err := h.q.Move(ctx, tx, a.JobID, a.to)
+		a.About = fmt.Sprintf("to queue %q", a.to)
+		if a.Outcome = "the job is in that queue"; err == nil && !moved {
+			err = &statusError{http.StatusConflict, "Nothing was changed: the job is in that queue already, it is finished, or a worker has it, or had it until its lease ran out."}
+		}
+		return to, err
 	case "discard":
 		a.Outcome = "the job is gone"
 		return to, h.q.Discard(ctx, tx, a.JobID)
@@ -381,8 +650,10 @@ func (h *Handler) one(ctx context.Context, tx pgx.Tx, a *asked) (to string, err 
 		return h.key(ctx, tx, a)
 	case "pause-queue", "pause-kind", "resume-queue", "resume-kind":
 		return "./?", h.pause(ctx, tx, a)
-	case "lane-limit":
+	case "lane-limit", "remove-lane-limit":
 		return "./lanes?", h.lane(ctx, tx, a)
+	case "limit", "remove-limit":
+		return "./lanes?", h.limit(ctx, tx, a)
 	}
 	to = "./schedule?name=" + url.QueryEscape(a.About) + "&"
 	switch a.What {
@@ -390,6 +661,14 @@ func (h *Handler) one(ctx context.Context, tx pgx.Tx, a *asked) (to string, err 
 		a.JobID, err = h.cron.Fire(ctx, tx, a.About)
 		if a.Outcome = fmt.Sprintf("job %d is enqueued", a.JobID); errors.Is(err, onceqcron.ErrElsewhere) {
 			a.JobID, err = h.cron.Ask(ctx, tx, a.About, onceqcron.AskFire())
+			a.Outcome = elsewhere
+		}
+	case "backfill":
+		var n int
+		_, from, _, _ := readBackfill(a.values) // readAction has checked it
+		n, err = h.cron.Backfill(ctx, tx, a.About, from, a.until)
+		if a.Outcome = fmt.Sprintf("%d jobs are enqueued", n); errors.Is(err, onceqcron.ErrElsewhere) {
+			a.JobID, err = h.cron.Ask(ctx, tx, a.About, onceqcron.AskBackfill(from, a.until))
 			a.Outcome = elsewhere
 		}
 	case "pause":
@@ -426,7 +705,7 @@ func (h *Handler) pause(ctx context.Context, tx pgx.Tx, a *asked) (err error) {
 	return err
 }
 
-// lane sets the limit of a lane, or of a family.
+// lane sets or removes the limit of a lane, or of a family.
 func (h *Handler) lane(ctx context.Context, tx pgx.Tx, a *asked) error {
 	family, name, _ := strings.Cut(a.About, "/")
 	n, _ := strconv.Atoi(strings.TrimSpace(a.values.Get("n"))) // readAction has checked it
@@ -438,8 +717,34 @@ func (h *Handler) lane(ctx context.Context, tx pgx.Tx, a *asked) error {
 	if name == "" {
 		a.About = fmt.Sprintf("the lanes of family %q", family)
 	}
+	if a.What == "lane-limit" {
+		err = h.q.SetLaneLimit(ctx, tx, family, name, n)
+	} else if err = h.q.RemoveLaneLimit(ctx, tx, family, name); err == nil {
+		n, err = h.q.LaneLimit(ctx, tx, family, name)
+	}
 	a.Outcome = fmt.Sprintf("the limit is %d; it was %d", n, was)
-	return h.q.SetLaneLimit(ctx, tx, family, name, n)
+	return err
+}
+
+// limit sets or removes a limit.
+func (h *Handler) limit(ctx context.Context, tx pgx.Tx, a *asked) error {
+	name := a.About
+	a.About = fmt.Sprintf("limit %q", name)
+	was, err := h.q.Limit(ctx, tx, name)
+	if err != nil {
+		return err
+	}
+	if a.What == "limit" {
+		err = h.q.SetLimit(ctx, tx, name, a.limit)
+	} else {
+		err = h.q.RemoveLimit(ctx, tx, name)
+	}
+	if err != nil {
+		return err
+	}
+	now, err := h.q.Limit(ctx, tx, name)
+	a.Outcome = fmt.Sprintf("it is %s; it was %s", now.Limit, was.Limit)
+	return err
 }
 
 // key settles a key outside jobs.
@@ -464,17 +769,40 @@ func (h *Handler) key(ctx context.Context, tx pgx.Tx, a *asked) (to string, err 
 	return "./keys?" + url.Values{"key": {key}, "scope": {scope}}.Encode() + "&", fence.Resolve(ctx, tx, decision.resolve(a.result))
 }
 
-// many does an action on all jobs that were counted, at most maxMany, some hundred in each transaction. A line of the audit trail
-// says that it began, and another one how it ended.
+// readBackfill reads the form of a schedule's back-fill; to is zero for now.
+func readBackfill(values url.Values) (name string, from, to time.Time, err error) {
+	if name, err = field(values, "name"); err != nil || name == "" {
+		return "", from, to, bad("a schedule's name is missing")
+	}
+	if from, err = moment(values, "from"); err == nil {
+		to, err = moment(values, "to")
+	}
+	switch {
+	case err != nil:
+	case from.IsZero():
+		err = bad("from when? The first time is missing")
+	case !to.IsZero() && to.Before(from):
+		err = bad("the last time is before the first")
+	}
+	return name, from, to, err
+}
+
+// many does an action on a whole group, or on all jobs that were counted, at most maxMany, some hundred in each transaction. A line of the audit
+// trail says that it began, and another one how it ended.
 func (h *Handler) many(ctx context.Context, a *asked) (to string, err error) {
-	after := a.filter.After
-	if after == 0 {
+	if a.What != "cancel-group" && a.filter.After == 0 {
 		return "", bad("this form lacks what was counted; begin with the search")
 	}
 	a.filter.Limit, a.filter.All = maxMany, true // what was counted was shown
 	var run func() (string, error)
 	to = "./jobs?" + filterValues(a.filter).Encode() + "&"
-	if a.What == "resolve-many" {
+	if a.What == "cancel-group" {
+		to = "./group?id=" + strconv.FormatInt(a.JobID, 10) + "&"
+		run = func() (string, error) {
+			n, asked, err := h.q.CancelGroup(ctx, h.db, a.JobID)
+			return fmt.Sprintf("%d jobs cancelled; %d run and were asked to end", n, asked), err
+		}
+	} else if a.What == "resolve-many" {
 		decision := decisions[a.decision]
 		a.filter.States = []onceq.State{onceq.StateHeld}
 		a.About = fmt.Sprintf("effect %q of %s: %s", a.effect, inWords(a.filter), decision.words)
@@ -488,11 +816,13 @@ func (h *Handler) many(ctx context.Context, a *asked) (to string, err error) {
 		if a.filter.States = b.restrict(a.filter.States); a.filter.States == nil {
 			return "", bad("%s is not possible in these states", b.Button)
 		}
-		if a.What == "cancel-many" && a.filter.Queue == "" && a.filter.Kind == "" && a.filter.Scope == "" && a.filter.IDs == nil {
-			return "", bad("choose a queue, a kind, a scope or single jobs first; otherwise everything would be cancelled")
+		if !b.narrow(a.filter) {
+			return "", bad("choose a queue, a kind, a scope or single jobs first; otherwise all of them would be taken")
 		}
-		a.About = inWords(a.filter)
-		run = func() (string, error) { return b.run(h, ctx, a.filter) }
+		if a.About = inWords(a.filter); b.to {
+			a.About += fmt.Sprintf(", to queue %q", a.to)
+		}
+		run = func() (string, error) { return b.run(h, ctx, a.filter, a.to) }
 	}
 	if len(a.filter.IDs) > 0 {
 		a.About = line(fmt.Sprintf("%s: %v", a.About, a.filter.IDs))

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"html/template"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,6 +20,8 @@ import (
 var functions = template.FuncMap{
 	"count":    count,
 	"atLeast":  atLeast,
+	"number":   func(n int) string { return atLeast(n, false) },
+	"finished": func(g onceq.GroupInfo) int { return g.Total - g.Open },
 	"age":      age,
 	"since":    since,
 	"clock":    clock,
@@ -28,6 +31,9 @@ var functions = template.FuncMap{
 	"sentence": sentence,
 	"hasZero":  func(t time.Time) bool { return t.IsZero() },
 	"dict":     dict,
+	"advise":   advise,
+	"rate":     perMinute,
+	"p95":      func(c onceq.Count) string { return took(c.Percentile(95)) },
 }
 
 // dict makes the argument of a template from names and values.
@@ -78,6 +84,81 @@ func since(t, now time.Time) string {
 		return age(d) + " ago"
 	}
 	return "in " + age(now.Sub(t))
+}
+
+// advice is what a reader of the page can do about a finding.
+type advice struct {
+	Text string
+	To   string // a page of these; "" for none
+	Link string
+}
+
+// advise says what to do on the page. What Health itself advises is for people who write code.
+func advise(f onceq.Finding) advice {
+	jobs := func(more ...string) string {
+		v := url.Values{"queue": {f.Queue}}
+		for i := 0; i < len(more); i += 2 {
+			v.Add(more[i], more[i+1])
+		}
+		return "./jobs?" + v.Encode()
+	}
+	job := "./job?id=" + strconv.FormatInt(f.JobID, 10)
+	switch {
+	case f.What == "waiting" && f.Queue == "onceqcron":
+		return advice{sentence(f.Advice), "./schedules", "The schedules"}
+	case f.What == "waiting" && f.Meant != "":
+		return advice{fmt.Sprintf("Is its name a misspelt %q, which workers do serve? Correct it where the jobs are enqueued. Move what waits: search for the queue's jobs, and press Move.", f.Meant), jobs(), "Its jobs"}
+	case f.What == "waiting" && f.Severe:
+		return advice{"Compare the workers below with the jobs that wait. A queue that nobody serves may be misspelt: its jobs can be moved.", jobs("state", "waiting"), "Its waiting jobs"}
+	case f.What == "waiting" && !f.Severe && strings.Contains(f.Detail, "paused"):
+		return advice{"Resume it below when the reason is over.", jobs("state", "waiting"), "Its waiting jobs"}
+	case f.What == "waiting" && !f.Severe:
+		return advice{sentence(f.Advice), jobs("state", "running"), "Its running jobs"}
+	case f.What == "kind":
+		return advice{sentence(f.Advice), jobs("kind", f.Kind), "These jobs"}
+	case f.What == "hang":
+		return advice{"Its handler may hang: look at what its process logged last. Cancel it on its page; if the handler does not listen, end the process: the others then go on. A time limit of its kind ends such a handler.", job, "The job"}
+	case f.What == "crashes":
+		return advice{"Look at what its workers logged last, and at their memory. By itself it is dead after a few more. Cancel it on its page to end it now.", job, "The job"}
+	case f.What == "worker":
+		return advice{sentence(f.Advice), "#workers", "The workers"}
+	case f.What == "dead":
+		return advice{sentence(f.Advice), jobs("state", "dead"), "Its dead jobs"}
+	case f.What == "versions":
+		return advice{"Finish the deploy: end these processes, or find out why they were not replaced. The workers are below.", "", ""}
+	case f.What == "late", f.What == "missed", f.What == "paused" && f.Queue+f.Kind == "":
+		return advice{sentence(f.Advice), "./schedules", "The schedules"}
+	case f.What == "paused":
+		return advice{"Resume it below when the reason is over.", "", ""}
+	case f.What == "group":
+		return advice{"Redrive its dead members when the cause is mended, or discard them, or say what happened to the effects of held ones.", "./group?id=" + strconv.FormatInt(f.JobID, 10), "The group"}
+	case f.What == "lane" && f.JobID != 0:
+		return advice{"Redrive the job on its page when the cause is mended, or discard it, or say what happened to its effects.", job, "The job"}
+	case f.What == "lane":
+		text := sentence(f.Advice)
+		if strings.HasPrefix(f.Advice, "raise its limit") {
+			text = "Set another limit on the lanes' page. The audit trail may say who set this one."
+		}
+		return advice{text, "./lanes", "The lanes"}
+	case f.What == "limit":
+		return advice{"Set another limit on the limits' page. The audit trail may say who set this one.", "./lanes#limits", "The limits"}
+	}
+	return advice{Text: sentence(f.Advice)}
+}
+
+// took writes the upper bound of a range of durations.
+func took(d time.Duration) string {
+	switch {
+	case d == 0:
+		return "–"
+	case d < time.Second:
+		return fmt.Sprintf("%d ms", d.Milliseconds())
+	case d < time.Minute:
+		return fmt.Sprintf("%d s", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%d min", int(d.Minutes()))
+	}
+	return fmt.Sprintf("%d h", int(d.Hours()))
 }
 
 func clock(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05") }

@@ -33,27 +33,28 @@ type Viewer struct {
 
 // Config configures the page. The zero value is a page that is only for reading, without payloads.
 type Config struct {
-	// Viewer says who makes a request. An error refuses it with 403, and is logged. Default: everybody who reaches the handler may
-	// read, and no more. Put the handler behind the application's own authentication.
+	// Viewer says who makes a request. An error refuses it with 403, and is logged. Default: everybody who reaches the
+	// handler may read, and no more. Put the handler behind the application's own authentication.
 	Viewer func(*http.Request) (Viewer, error)
 
-	// Mask changes what a viewer with Payloads sees of a job of a kind, and the errors that everybody sees. field is "payload",
-	// "result", "metadata", "progress", "error", or "effect " with the name of an effect, for its result. text is what would be shown. Default: it
-	// is shown as it is.
+	// Mask changes what a viewer with Payloads sees of a job of a kind, and the errors that everybody sees. field is
+	// "payload", "result", "metadata", "progress", "error", or "effect " with the name of an effect, for its result. text is
+	// what would be shown. Default: it is shown as it is.
 	Mask func(kind, field, text string) string
 
 	// Title stands at the top of each page: which application this is, and where it runs. Default "onceq".
 	Title string
 
-	// Prefix is the path below which the handler stands, if the router does not strip it. Default none. The pages themselves need
-	// no prefix: their links are relative.
+	// Prefix is the path below which the handler stands, if the router does not strip it. Default none. The pages themselves
+	// need no prefix: their links are relative.
 	Prefix string
 
-	// Schedules fires and resumes schedules that are in this process's code at once. Default: a worker whose code has them is asked to.
+	// Schedules fires and resumes schedules that are in this process's code at once. Default: a worker whose code has them
+	// is asked to.
 	Schedules *onceqcron.Scheduler
 
-	// TrustedOrigins may send actions too, as "https://admin.example.com". It is needed if a proxy changes the Host header, and the
-	// browser is old. Default none.
+	// TrustedOrigins may send actions too, as "https://admin.example.com". It is needed if a proxy changes the Host header,
+	// and the browser is old. Default none.
 	TrustedOrigins []string
 
 	// Logger gets the actions, refused requests and failures. Default slog.Default().
@@ -81,6 +82,9 @@ type Handler struct {
 	good      atomic.Pointer[goodState]
 
 	hub hub
+
+	countLimit int // where the count before an action on many stops
+	countTime  time.Duration
 }
 
 // Limits. Tests change none of them.
@@ -153,6 +157,7 @@ func New(q *onceq.Queue, db *pgxpool.Pool, cfg Config) (*Handler, error) {
 	}
 	h.guard = protection.Handler(http.HandlerFunc(h.serve))
 	h.hub.init(h)
+	h.countLimit, h.countTime = 100_000, time.Second
 	return h, nil
 }
 
@@ -176,6 +181,8 @@ var pages = map[string]page{
 	"effects":   effects,
 	"keys":      keys,
 	"lanes":     lanes,
+	"groups":    groups,
+	"group":     oneGroup,
 	"schedules": schedules,
 	"schedule":  schedule,
 	"audit":     audit,

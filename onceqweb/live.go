@@ -15,8 +15,8 @@ import (
 	"github.com/onceq/onceq"
 )
 
-// cache reads something at most once in a while for each key, however many ask. Those who come while it is read wait for the same
-// answer. It does not end when one of them leaves.
+// cache reads something at most once in a while for each key, however many ask. Those who come while it is read wait for the
+// same answer. It does not end when one of them leaves.
 type cache[V any] struct {
 	mu sync.Mutex
 	m  map[string]*cached[V]
@@ -121,6 +121,28 @@ type state struct {
 	Queues  []onceq.QueueStats
 	Workers []onceq.WorkerInfo
 	Pauses  []onceq.Pause
+
+	Counted   map[string]onceq.Counts // by queue: what workers have counted
+	CountedAt time.Time
+}
+
+// countsEvery is how often what workers write once a minute is read, and countedFor how many minutes of it.
+const (
+	countsEvery = 10 * time.Second
+	countedFor  = 30
+)
+
+func (h *Handler) readCounts(ctx context.Context, s *state) error {
+	if good := h.good.Load(); good != nil && s.At.Sub(good.state.CountedAt) < countsEvery {
+		s.Counted, s.CountedAt = good.state.Counted, good.state.CountedAt
+		return nil
+	}
+	list, err := h.q.Counts(ctx, h.db, onceq.CountFilter{Minutes: countedFor})
+	s.Counted, s.CountedAt = make(map[string]onceq.Counts, len(list)), s.At
+	for _, c := range list {
+		s.Counted[c.Queue] = c
+	}
+	return err
 }
 
 // paused reports whether a queue is paused.
@@ -136,6 +158,74 @@ func (s *state) working(queue string) (n int) {
 		}
 	}
 	return n
+}
+
+// findings are what Health leaves to people: workers that are gone or of another version, and dead jobs. They come from what was
+// read for the figures, and cost no statement.
+func (s *state) findings() (found []onceq.Finding) {
+	add := func(what, queue, detail, advice string) {
+		found = append(found, onceq.Finding{What: what, Queue: queue, Detail: detail, Advice: advice})
+	}
+	live := 0
+	var gone, other []string
+	for _, w := range s.Workers {
+		switch {
+		case w.Stale:
+			gone = append(gone, w.String())
+			continue
+		case w.Schema != onceq.SchemaVersion:
+			other = append(other, fmt.Sprintf("%s (%d)", w, w.Schema))
+		}
+		live++
+	}
+	if len(s.Queues) > 0 && live == 0 {
+		add("worker", "", "no worker has been seen in the last three minutes", "start one")
+	}
+	if len(gone) > 0 {
+		add("worker", "", "not seen for three minutes or more: "+some(gone), "each was killed, is frozen, or has lost the database: look at what it logged last; its jobs go to others by themselves")
+	}
+	if len(other) > 0 {
+		add("worker", "", fmt.Sprintf("these workers know another version of the tables than this page, which knows %d: %s", onceq.SchemaVersion, some(other)), "finish the deploy")
+	}
+	queues := 0
+	for _, q := range s.Queues {
+		if q.Dead == 0 {
+			continue
+		}
+		if queues++; queues <= few {
+			add("dead", q.Queue, fmt.Sprintf("queue %q has dead jobs: %s", q.Queue, count(q.Dead)), "each page of a job says why it died; redrive them when the cause is mended, or discard them")
+		}
+	}
+	if queues > few {
+		add("dead", "", fmt.Sprintf("other queues have dead jobs: %d", queues-few), "the list of queues below has all")
+	}
+	return found
+}
+
+// few is how many of a list a finding names.
+const few = 5
+
+// some are the first few names of a list.
+func some(names []string) string {
+	text := strings.Join(names[:min(len(names), few)], ", ")
+	if more := len(names) - few; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
+// names are the names of queues and kinds that are known, at most some hundred.
+func (s *state) names() (queues, kinds []string) {
+	const most = 300
+	for _, q := range s.Queues {
+		queues = append(queues, q.Queue)
+	}
+	for _, w := range s.Workers {
+		kinds = append(kinds, w.Kinds...)
+	}
+	slices.Sort(kinds)
+	kinds = slices.Compact(kinds)
+	return queues[:min(len(queues), most)], kinds[:min(len(kinds), most)]
 }
 
 // goodState is the last state that could be read.
@@ -156,6 +246,9 @@ func (h *Handler) readState(ctx context.Context) (state, error) {
 		if s.Pauses, err = h.q.Pauses(ctx, h.db); err != nil {
 			return s, err
 		}
+		if err = h.readCounts(ctx, &s); err != nil {
+			return s, err
+		}
 		if s.Queues, err = h.q.Stats(ctx); err == nil {
 			h.good.Store(&goodState{s, time.Now()})
 		}
@@ -164,7 +257,18 @@ func (h *Handler) readState(ctx context.Context) (state, error) {
 }
 
 func (h *Handler) readFindings(ctx context.Context) ([]onceq.Finding, error) {
-	return h.findings.get(ctx, h, "", healthEvery, h.q.Health)
+	return h.findings.get(ctx, h, "", healthEvery, func(ctx context.Context) ([]onceq.Finding, error) {
+		st, _ := h.readState(ctx) // without it, Health finds out what is wrong
+		found, err := h.q.Health(ctx, st.Queues...)
+		if err != nil {
+			return found, err
+		}
+		schedules, err := h.cron.Health(ctx, h.db)
+		for _, f := range schedules {
+			found = append(found, f.Finding)
+		}
+		return found, err
+	})
 }
 
 // hub tells open pages when what they show has changed. One goroutine looks, while there is a page.
@@ -291,7 +395,7 @@ func (s *state) sums(err error) map[string]uint64 {
 	for _, q := range s.Queues {
 		_, _ = fmt.Fprintf(&held, "%s %d %d;", q.Queue, q.Held, q.Dead)
 		q.Oldest = q.Oldest.Round(time.Second)
-		_, _ = fmt.Fprintf(&all, "%+v;", q)
+		_, _ = fmt.Fprintf(&all, "%+v %v;", q, s.Counted[q.Queue].Last(1))
 	}
 	for _, w := range s.Workers {
 		_, _ = fmt.Fprintf(&all, "%d %v;", w.ID, w.Stale)

@@ -22,8 +22,18 @@ func overview(h *Handler, ctx context.Context, r *request) (*view, error) {
 		Findings []onceq.Finding
 		Total    totals
 		Queues   []queueRow
+		Plot     onceq.Counts // of all queues
+		Big      plot
 	}{}
+	var findings []onceq.Finding
+	var healthErr error
+	healthy := make(chan struct{})
+	go func() {
+		defer close(healthy)
+		findings, healthErr = h.readFindings(ctx)
+	}()
 	st, err := h.readState(ctx)
+	<-healthy
 	if err != nil {
 		good := h.good.Load()
 		if good == nil {
@@ -32,19 +42,27 @@ func overview(h *Handler, ctx context.Context, r *request) (*view, error) {
 		st = good.state
 		d.Behind = fmt.Sprintf("The database does not answer. These figures are %s old. The page goes on by itself when the database is back. It said: %v", age(time.Since(good.read)), err)
 	}
-	findings, healthErr := h.readFindings(ctx)
 	if err == nil && healthErr != nil {
 		return nil, healthErr
 	}
-	d.State, d.Findings = st, findings
+	d.State, d.Findings = st, slices.Concat(findings, st.findings()) // findings belong to all who ask
+	slices.SortStableFunc(d.Findings, func(a, b onceq.Finding) int {
+		if a.Severe == b.Severe {
+			return 0
+		}
+		return map[bool]int{true: -1, false: 1}[a.Severe]
+	})
 	for _, q := range st.Queues {
 		t := &d.Total
 		t.Waiting, t.Retrying, t.Delayed = t.Waiting+q.Waiting, t.Retrying+q.Retrying, t.Delayed+q.Delayed
 		t.Leased, t.Running, t.Dead, t.Held = t.Leased+q.Leased, t.Running+q.Running, t.Dead+q.Dead, t.Held+q.Held
 		t.Oldest, t.More, t.Capped = max(t.Oldest, q.Oldest), t.More || q.More, t.Capped || q.Capped
 		t.DeadMore, t.HeldMore = t.DeadMore || q.Dead >= onceq.StatsCap, t.HeldMore || q.Held >= onceq.StatsCap
-		d.Queues = append(d.Queues, queueRow{q, st.working(q.Queue), st.paused(q.Queue)})
+		counted := st.Counted[q.Queue]
+		d.Queues = append(d.Queues, queueRow{q, st.working(q.Queue), st.paused(q.Queue), counted.Last(rateOf), plotOf(counted.Minutes)})
+		d.Plot.Minutes = sumOf(d.Plot.Minutes, counted.Minutes)
 	}
+	d.Big = plotOf(d.Plot.Minutes)
 	return &view{Template: "overview", Title: "Overview", Data: d, Live: live("overview", st.sums(err)["overview"])}, nil
 }
 
@@ -59,6 +77,8 @@ type queueRow struct {
 	onceq.QueueStats
 	Workers int
 	Paused  bool
+	Rate    onceq.Count // of the last rateOf minutes
+	Plot    plot
 }
 
 // live is where a page's stream is.
@@ -118,13 +138,14 @@ func moment(values url.Values, name string) (time.Time, error) {
 
 // readFilter reads the filter of a search.
 func readFilter(values url.Values) (f onceq.Filter, err error) {
-	var errs [7]error
+	var errs [8]error
 	f.Queue, errs[0] = field(values, "queue")
 	f.Kind, errs[1] = field(values, "kind")
 	f.Scope, errs[2] = field(values, "scope")
 	f.After, errs[3] = number(values, "after")
 	f.CreatedFrom, errs[4] = moment(values, "from")
 	f.CreatedBefore, errs[5] = moment(values, "before")
+	f.Group, errs[7] = number(values, "group")
 	for _, name := range values["state"] {
 		if name == "" {
 			continue
@@ -165,6 +186,9 @@ func filterValues(f onceq.Filter) url.Values {
 	for _, id := range f.IDs {
 		v.Add("ids", strconv.FormatInt(id, 10))
 	}
+	if f.Group != 0 {
+		v.Set("group", strconv.FormatInt(f.Group, 10))
+	}
 	if !f.CreatedFrom.IsZero() {
 		v.Set("from", f.CreatedFrom.UTC().Format(formTime))
 	}
@@ -188,6 +212,9 @@ func inWords(f onceq.Filter) string {
 		if part[1] != "" {
 			text += fmt.Sprintf(", %s %q", part[0], part[1])
 		}
+	}
+	if f.Group != 0 {
+		text += fmt.Sprintf(", members of group %d", f.Group)
 	}
 	if !f.CreatedFrom.IsZero() {
 		text += ", created from " + clock(f.CreatedFrom)
@@ -262,6 +289,8 @@ func jobs(h *Handler, ctx context.Context, r *request) (*view, error) {
 		Short     bool // the search has not come to its end
 		Bulk      []bulk
 		Chosen    []string
+		Queues    []string // that are known, to choose from
+		Kinds     []string
 	}{Filter: f, States: states, From: r.values.Get("from"), To: r.values.Get("before")}
 	for _, j := range list {
 		one := row{JobInfo: j}
@@ -269,6 +298,9 @@ func jobs(h *Handler, ctx context.Context, r *request) (*view, error) {
 			one.Last = line(h.cfg.Mask(j.Kind, "error", j.Errors[n-1].Error))
 		}
 		d.Rows = append(d.Rows, one)
+	}
+	if good := h.good.Load(); good != nil {
+		d.Queues, d.Kinds = good.state.names()
 	}
 	for _, s := range f.States {
 		d.Chosen = append(d.Chosen, s.String())
@@ -299,6 +331,8 @@ type jobView struct {
 	Effects []onceq.EffectInfo
 	Key     *onceq.KeyInfo
 	Actions []onceq.Action
+	Groups  []int64         // that it is a member of
+	Waits   onceq.GroupInfo // for which it waits, or did
 }
 
 func (h *Handler) readJob(ctx context.Context, id int64) (jobView, error) {
@@ -310,6 +344,12 @@ func (h *Handler) readJob(ctx context.Context, id int64) (jobView, error) {
 		v.Job, v.Why = why.Job, why.Reasons
 		if v.Found = why.Cause() != onceq.CauseUnknown; v.Found {
 			if v.Effects, err = h.q.Effects(ctx, h.db, id); err != nil {
+				return v, err
+			}
+			if v.Groups, err = h.q.GroupsOf(ctx, h.db, id); err != nil {
+				return v, err
+			}
+			if v.Waits, err = h.q.Group(ctx, h.db, id); err != nil && !errors.Is(err, onceq.ErrNotFound) {
 				return v, err
 			}
 		}
@@ -367,20 +407,24 @@ func job(h *Handler, ctx context.Context, r *request) (*view, error) {
 		Error   string
 	}
 	d := struct {
-		ID                         int64
-		Reasons                    []onceq.Reason
-		Job                        onceq.JobInfo
-		Found, Hidden              bool
-		Payload, Metadata, Result  string
-		Note                       string // of the progress
-		Size                       int
-		Attempts                   []attempt
-		Effects                    []shownEffect
-		Open                       bool
-		Key                        *onceq.KeyInfo
-		Actions                    []onceq.Action
-		Cancel, Retry, Redrive, Go bool
-	}{ID: id, Job: j, Found: v.Found, Key: v.Key, Actions: v.Actions}
+		ID                               int64
+		Reasons                          []onceq.Reason
+		Job                              onceq.JobInfo
+		Found, Hidden                    bool
+		Payload, Metadata, Result        string
+		Note                             string // of the progress
+		Size                             int
+		Attempts                         []attempt
+		Effects                          []shownEffect
+		Open                             bool
+		Key                              *onceq.KeyInfo
+		Actions                          []onceq.Action
+		Groups                           []int64
+		Waits                            onceq.GroupInfo
+		Cancel, Retry, Redrive, Go, Move bool
+		Queues                           []string // to which it can move
+		Meant                            string   // that of Queues which its own may be meant to be
+	}{ID: id, Job: j, Found: v.Found, Key: v.Key, Actions: v.Actions, Groups: v.Groups, Waits: v.Waits}
 	sum := sum("", false)
 	if v.Found {
 		sum = jobSum(j)
@@ -421,6 +465,10 @@ func job(h *Handler, ctx context.Context, r *request) (*view, error) {
 	}
 	if r.viewer.Act {
 		d.Cancel = !j.State.Finished()
+		d.Move = j.State == onceq.StateWaiting || j.State == onceq.StateDelayed || j.State == onceq.StateRetrying
+		if d.Move {
+			d.Queues, d.Meant = h.destinations(ctx, j.Queue)
+		}
 		d.Retry = !j.State.Finished() && j.State != onceq.StateRunning && j.RunAt.After(h.now())
 		d.Redrive = j.State == onceq.StateDead || j.State == onceq.StateCancelled
 		d.Go = j.State.Finished()
@@ -434,6 +482,20 @@ type doubtsView struct {
 	Next   int64
 }
 
+// doubtful looks for effects of unknown outcome as search does for jobs.
+func (h *Handler) doubtful(ctx context.Context, f onceq.Filter) (v doubtsView, err error) {
+	for began := time.Now(); ; f.After = v.Next {
+		var more []onceq.Doubt
+		if more, v.Next, err = h.q.Doubts(ctx, h.db, f); err != nil {
+			return v, err
+		}
+		v.Doubts = append(v.Doubts, more...)
+		if v.Next == 0 || len(v.Doubts) >= pageSize || time.Since(began) > searchTime {
+			return v, nil
+		}
+	}
+}
+
 // effects shows the effects of unknown outcome: those that wait for a person, or those of other jobs.
 func effects(h *Handler, ctx context.Context, r *request) (*view, error) {
 	f, err := readFilter(r.values)
@@ -443,12 +505,9 @@ func effects(h *Handler, ctx context.Context, r *request) (*view, error) {
 	others := r.values.Get("of") == "others"
 	f.Limit, f.States = pageSize, []onceq.State{onceq.StateHeld}
 	if others {
-		f.Limit, f.States = 1000, []onceq.State{onceq.StateRetrying, onceq.StateRunning, onceq.StateDead, onceq.StateCancelled}
+		f.Limit, f.States = 200, []onceq.State{onceq.StateRetrying, onceq.StateRunning, onceq.StateDead, onceq.StateCancelled}
 	}
-	found, err := h.doubts.get(ctx, h, r.values.Encode(), time.Second, func(ctx context.Context) (v doubtsView, err error) {
-		v.Doubts, v.Next, err = h.q.Doubts(ctx, h.db, f)
-		return v, err
-	})
+	found, err := h.doubts.get(ctx, h, r.values.Encode(), time.Second, func(ctx context.Context) (doubtsView, error) { return h.doubtful(ctx, f) })
 	if err != nil {
 		return nil, err
 	}
@@ -463,8 +522,7 @@ func effects(h *Handler, ctx context.Context, r *request) (*view, error) {
 		Others bool
 		List   []one
 		Next   string
-		Looked int
-	}{Filter: f, Others: others, Looked: f.Limit}
+	}{Filter: f, Others: others}
 	for _, x := range found.Doubts {
 		o := one{Job: x.Job, Effect: h.shown(x.Job.Kind, x.Effect, r.viewer), Act: r.viewer.Act}
 		if n := len(x.Job.Errors); n > 0 && !strings.Contains(x.Job.Errors[n-1].Error, x.Effect.Detail) {
@@ -521,7 +579,7 @@ func keys(h *Handler, ctx context.Context, r *request) (*view, error) {
 	return &view{Template: "keys", Title: "Keys", Data: d}, nil
 }
 
-// lanes shows the lanes that jobs wait for.
+// lanes shows the lanes that jobs wait for, and the limits.
 func lanes(h *Handler, ctx context.Context, r *request) (*view, error) {
 	family, err := field(r.values, "family")
 	if err != nil {
@@ -531,18 +589,132 @@ func lanes(h *Handler, ctx context.Context, r *request) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
+	limit, err := field(r.values, "limit") // only this one
+	if err != nil {
+		return nil, err
+	}
+	behind, err := field(r.values, "behind") // as after is for lanes
+	if err != nil {
+		return nil, err
+	}
 	d := struct {
-		Family, Next string
-		Lanes        []onceq.LaneInfo
-	}{Family: family}
-	filter := onceq.LaneFilter{Family: family, After: after, Limit: pageSize}
-	if err := h.reading(ctx, func() (err error) { d.Lanes, err = h.q.Lanes(ctx, h.db, filter); return err }); err != nil {
+		Family, Next     string
+		Lanes            []onceq.LaneInfo
+		Limit, NextLimit string
+		Limits           []onceq.LimitInfo
+	}{Family: family, Limit: limit}
+	err = h.reading(ctx, func() (err error) {
+		if d.Lanes, err = h.q.Lanes(ctx, h.db, onceq.LaneFilter{Family: family, After: after, Limit: pageSize}); err != nil {
+			return err
+		}
+		if limit == "" {
+			d.Limits, err = h.q.Limits(ctx, h.db, onceq.LimitFilter{After: behind, Limit: pageSize})
+			return err
+		}
+		one, err := h.q.Limit(ctx, h.db, limit)
+		d.Limits = []onceq.LimitInfo{one}
+		return err
+	})
+	if err != nil {
 		return nil, err
 	}
 	if len(d.Lanes) == pageSize {
 		d.Next = "./lanes?" + url.Values{"family": {family}, "after": {d.Lanes[pageSize-1].Lane}}.Encode()
 	}
-	return &view{Template: "lanes", Title: "Lanes", Data: d}, nil
+	if len(d.Limits) == pageSize {
+		d.NextLimit = "./lanes?" + url.Values{"behind": {d.Limits[pageSize-1].Name}}.Encode() + "#limits"
+	}
+	return &view{Template: "lanes", Title: "Lanes and limits", Data: d}, nil
+}
+
+// groups shows the jobs that wait for others.
+func groups(h *Handler, ctx context.Context, r *request) (*view, error) {
+	after, err := number(r.values, "after")
+	if err != nil {
+		return nil, err
+	}
+	d := struct {
+		Groups []onceq.GroupInfo
+		Next   string
+	}{}
+	if err := h.reading(ctx, func() (err error) { d.Groups, err = h.q.Groups(ctx, h.db, after, pageSize); return err }); err != nil {
+		return nil, err
+	}
+	if len(d.Groups) == pageSize {
+		d.Next = "./groups?after=" + strconv.FormatInt(d.Groups[pageSize-1].ID, 10)
+	}
+	return &view{Template: "groups", Title: "Groups", Data: d}, nil
+}
+
+// oneGroup shows a group: its dead and held members first, and then all of them, page by page.
+func oneGroup(h *Handler, ctx context.Context, r *request) (*view, error) {
+	id, err := number(r.values, "id")
+	if err != nil {
+		return nil, err
+	}
+	if id == 0 {
+		return nil, bad("a group's page needs its id, which is that of the job that waits")
+	}
+	after, err := number(r.values, "after")
+	if err != nil {
+		return nil, err
+	}
+	type person struct {
+		onceq.JobInfo
+		Last string // error
+	}
+	type member struct {
+		onceq.Member
+		Output string
+	}
+	d := struct {
+		Group    onceq.GroupInfo
+		People   []person // that wait for one: dead or held
+		Members  []member
+		Next     string
+		Hidden   bool
+		Act, End bool // dead ones can be redriven; the group can be cancelled
+	}{Hidden: !r.viewer.Payloads}
+	var people []onceq.JobInfo
+	var members []onceq.Member
+	err = h.reading(ctx, func() (err error) {
+		if d.Group, err = h.q.Group(ctx, h.db, id); err != nil {
+			return err
+		}
+		if d.Group.Dead+d.Group.Held > 0 && after == 0 {
+			people, err = h.q.List(ctx, h.db, onceq.Filter{Group: id, States: []onceq.State{onceq.StateDead, onceq.StateHeld}, Limit: pageSize})
+			if err != nil {
+				return err
+			}
+		}
+		members, err = h.q.Members(ctx, h.db, id, after, pageSize)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, j := range people {
+		one := person{JobInfo: j}
+		if n := len(j.Errors); n > 0 {
+			one.Last = line(h.cfg.Mask(j.Kind, "error", j.Errors[n-1].Error))
+		}
+		d.People = append(d.People, one)
+	}
+	for _, m := range members {
+		one := member{Member: m}
+		if m.Result != nil {
+			if one.Output = "hidden"; r.viewer.Payloads {
+				one.Output = line(h.cfg.Mask("", "result", string(m.Result)))
+			}
+		}
+		d.Members = append(d.Members, one)
+	}
+	if len(members) == pageSize {
+		d.Next = fmt.Sprintf("./group?id=%d&after=%d", id, members[pageSize-1].ID)
+	}
+	d.Act = r.viewer.Act && len(people) > 0
+	d.End = r.viewer.Act && (d.Group.Open > 0 || d.Group.Waits)
+	return &view{Template: "group", Title: fmt.Sprintf("Group %d", id), Data: d}, nil
 }
 
 // schedules shows all schedules.

@@ -57,12 +57,12 @@ func (l *lockedBuffer) Write(p []byte) (int, error) {
 	return l.b.Write(p)
 }
 
-func serve(t *testing.T, db *queuetest.DB, cfg onceqweb.Config) *site {
+func serve(t *testing.T, db *queuetest.DB, cfg onceqweb.Config, pools ...*pgxpool.Pool) *site {
 	t.Helper()
 	s := &site{t: t, log: new(bytes.Buffer)}
 	cfg.Logger = slog.New(slog.NewTextHandler(&lockedBuffer{b: s.log}, nil))
 	var err error
-	s.page, err = onceqweb.New(db.Queue, db.Pool, cfg)
+	s.page, err = onceqweb.New(db.Queue, append(pools, db.Pool)[0], cfg)
 	require.NoError(t, err)
 	mux := http.NewServeMux()
 	mux.Handle("/admin/onceq/", http.StripPrefix("/admin/onceq", s.page))
@@ -238,8 +238,10 @@ func TestPages_SayWhatIsThere(t *testing.T) {
 		return page
 	}
 	id := func(id int64) string { return fmt.Sprintf("job?id=%d", id) }
-	has("", "4711 on web-3", "the template is wrong", "not seen lately", "nobody", "× 4", "thumbnials", "payments", "jobs wait for a person", "<b>2</b> held")
+	has("", "4711 on web-3", "the template is wrong", "not seen lately", "nobody", "× 4", "thumbnials", "payments", "jobs wait for a person", "<b>2</b> held",
+		"In the last 30 minutes", `<svg class="plot" viewBox="0 0 30 20"`, "100 ms</td>")
 	has("jobs", "550 5.1.1 mailbox unavailable", "thumbnail", "order:4711")
+	has("jobs", `<option value="payments">`, `<option value="welcome">`)
 	require.NotContains(t, has("jobs?state=dead&queue=mail", "mailbox"), "thumbnail")
 	require.NotContains(t, has("jobs?kind=thumbnail", "thumbnials"), "mailbox")
 	require.Contains(t, s.get("jobs?before=2001-01-01", http.StatusOK), "No job is like this")
@@ -272,6 +274,37 @@ func TestPages_SayWhatIsThere(t *testing.T) {
 	}
 }
 
+// The overview has what Health finds and what it leaves to people, each with its level, the worst on top.
+func TestOverview_Findings(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	d := trouble.Make(t, db)
+	_, err := db.Pool.Exec(t.Context(), `update onceq.jobs set run_at = run_at - interval '10 minutes' where id = $1`, d.Waiting)
+	require.NoError(t, err)
+	_, err = db.Pool.Exec(t.Context(), `
+insert into onceq.workers (id, lease, started_at, seen_at, process, schema_version, host, version, queues, kinds)
+values (8, 60000000, statement_timestamp(), statement_timestamp() + interval '1 day', 4712, 9999, 'web-4', 'v9.0.0', '{"reports": 1}', '{report}')`)
+	require.NoError(t, err)
+	s := serve(t, db, onceqweb.Config{Viewer: may(true, true), Schedules: d.Schedules})
+	page := html.UnescapeString(s.get("", http.StatusOK))
+	bad, warning := `<b class="pill dead">Error</b> <strong>`, `<b class="pill held">Warning</b> <strong>`
+	require.Contains(t, page, bad+`The oldest job of queue "thumbnials" has been due for `)
+	require.Contains(t, page, `<a href="./jobs?queue=thumbnials&state=waiting">Its waiting jobs</a>`)
+	require.Contains(t, page, warning+"Not seen for three minutes or more: process 4711 on web-3.</strong>")
+	require.Contains(t, page, warning+"These workers know another version of the tables")
+	require.Contains(t, page, "4712 on web-4 (9999)")
+	require.Contains(t, page, `<a href="#workers">The workers</a>`)
+	require.Contains(t, page, warning+`Queue "mail" has dead jobs: 3.</strong>`)
+	require.Contains(t, page, `<a href="./jobs?queue=mail&state=dead">Its dead jobs</a>`)
+	require.Greater(t, strings.Index(page, warning), strings.LastIndex(page, bad))
+
+	// What Health found is kept for a while; what comes from the figures is not.
+	for _, id := range d.Dead {
+		s.act("do", "redrive", "id", fmt.Sprint(id))
+	}
+	require.NotContains(t, html.UnescapeString(s.get("", http.StatusOK)), `Queue "mail" has dead jobs`)
+}
+
 // A lane that stands still: the overview says so, the page of lanes names who holds it, and its limit can be set.
 func TestLanes(t *testing.T) {
 	t.Parallel()
@@ -289,7 +322,7 @@ func TestLanes(t *testing.T) {
 	s = serve(t, db, onceqweb.Config{Viewer: may(true, true)}) // without what the first one remembers
 	text := s.get("", http.StatusOK)
 	require.Contains(t, text, `<td data-label="In lane"><a href="./lanes">1</a></td>`)
-	require.Contains(t, text, `<a href="./lanes">look at the lanes</a>`)
+	require.Contains(t, text, fmt.Sprintf(`Redrive the job on its page when the cause is mended, or discard it, or say what happened to its effects. <a href="./job?id=%d">The job</a>`, dead.ID))
 	text = s.get("lanes?family=book", http.StatusOK)
 	require.Contains(t, text, "book/a&lt;b&gt;7")
 	require.Contains(t, text, fmt.Sprintf(`stands still until somebody redrives, resolves or discards <a href="./job?id=%d">`, dead.ID))
@@ -310,6 +343,169 @@ func TestLanes(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, want, n, name)
 	}
+	require.Contains(t, s.act("do", "remove-lane-limit", "name", "book/a<b>7", "n", "", "why", "it is open again"), "the limit is 3; it was 0")
+	require.Contains(t, s.act("do", "remove-lane-limit", "name", "book/", "why", "few accounts"), "the limit is 1; it was 3")
+	for _, wrong := range [][]string{{"name", "book", "why", "x"}, {"name", "book/"}} {
+		answer, _ := s.post(form(append(wrong, "do", "remove-lane-limit")...), http.Header{"Sec-Fetch-Site": {"same-origin"}})
+		require.Equal(t, http.StatusBadRequest, answer.StatusCode, wrong)
+	}
+}
+
+// A group with a dead member: the overview leads to it, its page names the dead one first, and there the dead ones are redriven
+// and the group is cancelled.
+func TestGroups(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	ctx := t.Context()
+	scan := onceq.Kind[int]{Name: "scan"}
+	report := onceq.Kind[string]{Name: "report"}
+	drain := func(broken bool) {
+		db.Drain(scan.Handle(func(_ context.Context, l *onceq.Lease, n int) error {
+			if n == 2 && broken {
+				return onceq.Fatal(errors.New("the page is <b>torn"))
+			}
+			return l.SetResult("<i>fine")
+		}))
+	}
+	s := serve(t, db, onceqweb.Config{Viewer: may(true, true)})
+	require.Contains(t, s.get("groups", http.StatusOK), "No job waits for others")
+	add := func() (id int64, members []int64) {
+		t.Helper()
+		g, err := db.Queue.EnqueueGroup(ctx, db.Pool, []onceq.Job{scan.Job(1), scan.Job(2), scan.Job(3)}, report.Job("may"))
+		require.NoError(t, err)
+		for _, m := range g.Members {
+			members = append(members, m.ID)
+		}
+		return g.Then.ID, members
+	}
+	id, members := add()
+	drain(true)
+	dead := members[1]
+
+	s = serve(t, db, onceqweb.Config{Viewer: may(true, true)})
+	reader := serve(t, db, onceqweb.Config{})
+	group := fmt.Sprintf("group?id=%d", id)
+	require.Contains(t, s.get("", http.StatusOK), fmt.Sprintf(`or say what happened to the effects of held ones. <a href="./%s">The group</a>`, group))
+	for _, s := range []*site{s, reader} {
+		text := s.get("groups", http.StatusOK)
+		require.Contains(t, text, fmt.Sprintf(`<a href="./%s">%d</a>`, group, id))
+		require.Contains(t, text, "3 of 3")
+		require.Contains(t, text, "it stands still until somebody redrives or discards dead members")
+		text = s.get(group, http.StatusOK)
+		require.Contains(t, text, "the page is &lt;b&gt;torn")
+		require.Less(t, strings.Index(text, fmt.Sprintf(`<a href="./job?id=%d">`, dead)), strings.Index(text, fmt.Sprintf(`<a href="./job?id=%d">`, members[0])), "dead ones come first")
+	}
+	require.Contains(t, s.get(group, http.StatusOK), "&lt;i&gt;fine")
+	require.NotContains(t, reader.get(group, http.StatusOK), "fine")
+	require.NotContains(t, reader.get(group, http.StatusOK), "./confirm")
+	require.Contains(t, s.get(fmt.Sprintf("%s&after=%d", group, members[1]), http.StatusOK), fmt.Sprintf(`job?id=%d"`, members[2]))
+	require.Contains(t, s.get(fmt.Sprintf("job?id=%d", id), http.StatusOK), fmt.Sprintf(`<a href="./%s">0 of 3 jobs</a>`, group))
+	require.Contains(t, s.get(fmt.Sprintf("job?id=%d", dead), http.StatusOK), fmt.Sprintf(`<a href="./%s">group %d</a>`, group, id))
+	text := s.get(fmt.Sprintf("jobs?group=%d&state=dead", id), http.StatusOK)
+	require.Contains(t, text, fmt.Sprintf(`job?id=%d"`, dead))
+	require.NotContains(t, text, fmt.Sprintf(`job?id=%d"`, id))
+	s.get("group", http.StatusBadRequest)
+	s.get("group?id=x", http.StatusBadRequest)
+	s.get("group?id=999999", http.StatusNotFound)
+
+	confirmed := func(address string) string {
+		t.Helper()
+		page := s.get(address, http.StatusOK)
+		pairs := []string{"why", "the scanner is mended"}
+		for _, m := range hidden.FindAllStringSubmatch(page, -1) {
+			pairs = append(pairs, html.UnescapeString(m[1]), html.UnescapeString(m[2]))
+		}
+		return s.act(pairs...)
+	}
+	require.Contains(t, confirmed(fmt.Sprintf("confirm?do=redrive-many&state=dead&group=%d", id)), "1 run again")
+	drain(false)
+	id, _ = add()
+	reader.get(fmt.Sprintf("confirm?do=cancel-group&id=%d", id), http.StatusForbidden)
+	s.get("confirm?do=cancel-group&id=999999", http.StatusNotFound)
+	answer, _ := s.post(form("do", "cancel-group", "id", fmt.Sprint(id)), http.Header{"Sec-Fetch-Site": {"same-origin"}})
+	require.Equal(t, http.StatusBadRequest, answer.StatusCode, "it says why")
+	require.Contains(t, confirmed(fmt.Sprintf("confirm?do=cancel-group&id=%d", id)), "4 jobs cancelled; 0 run and were asked to end")
+	require.Contains(t, s.get(fmt.Sprintf("group?id=%d", id), http.StatusOK), "is cancelled.")
+	require.Contains(t, s.get("audit", http.StatusOK), "cancel-group")
+}
+
+// Limits: who has them, who waits and since when; set and removed after a question, by those who may act.
+func TestLimits(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	ctx := t.Context()
+	name := `pro"<b>vider`
+	s := serve(t, db, onceqweb.Config{Viewer: may(true, true)})
+	reader := serve(t, db, onceqweb.Config{})
+	require.Contains(t, s.get("lanes", http.StatusOK), "No limit is set, and no job waits for one")
+	var ids []int64
+	for n := range 3 {
+		r, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "charge", Limit: name, Payload: n})
+		require.NoError(t, err)
+		ids = append(ids, r.ID)
+	}
+	leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{Limit: 3})
+	require.NoError(t, err)
+	require.Len(t, leases, 1)
+	for _, s := range []*site{s, reader} {
+		text := html.UnescapeString(regexp.MustCompile(`\s*\n\s*`).ReplaceAllString(s.get("lanes", http.StatusOK), ""))
+		require.Contains(t, text, `<th scope="row">`+name+`</th><td data-label="At once" class="words">1 <span class="quiet">not set itself</span></td><td data-label="Rate" class="words">any</td><td data-label="Live">1</td><td data-label="Waiting">2</td><td data-label="Oldest waits for">`)
+		require.Contains(t, text, fmt.Sprintf(`it is full; live: <a href="./job?id=%d">job %d</a></td>`, leases[0].ID, leases[0].ID))
+		require.NotContains(t, s.get("lanes", http.StatusOK), "<b>vider")
+		text = s.get(fmt.Sprintf("job?id=%d", ids[2]), http.StatusOK)
+		require.NotContains(t, text, "<b>vider")
+		link := regexp.MustCompile(`<dt>Limit</dt><dd><a href="\./([^"#]*)`).FindStringSubmatch(text)
+		require.NotNil(t, link)
+		text = s.get(html.UnescapeString(link[1]), http.StatusOK)
+		require.Contains(t, text, "it is full; live:")
+		require.NotContains(t, text, "<b>vider")
+	}
+	require.Contains(t, s.get("lanes?behind=z", http.StatusOK), "No limit is set, and no job waits for one")
+	require.Contains(t, s.get("lanes?limit=other", http.StatusOK), "no due job waits for it")
+	s.get("lanes?limit=/a", http.StatusBadRequest)
+
+	// Those who only read see no form, and cannot do it by hand.
+	require.NotContains(t, reader.get("lanes", http.StatusOK), "./confirm")
+	reader.get("confirm?do=limit&name=a&at-once=1", http.StatusForbidden)
+	answer, _ := reader.post(form("do", "limit", "name", "a", "at-once", "1", "why", "x"), http.Header{"Sec-Fetch-Site": {"same-origin"}})
+	require.Equal(t, http.StatusForbidden, answer.StatusCode)
+
+	confirmed := func(fields ...string) []string {
+		t.Helper()
+		page := s.get("confirm?"+form(fields...).Encode(), http.StatusOK)
+		require.NotContains(t, page, "<b>vider")
+		var pairs []string
+		for _, m := range hidden.FindAllStringSubmatch(page, -1) {
+			pairs = append(pairs, html.UnescapeString(m[1]), html.UnescapeString(m[2]))
+		}
+		return append(pairs, "why", "the contract")
+	}
+	asks := html.UnescapeString(s.get("confirm?"+form("do", "limit", "name", name, "at-once", "20", "rate", "10", "per", "1m").Encode(), http.StatusOK))
+	require.Contains(t, asks, fmt.Sprintf("Set limit %q to 20 at once, 10 in 1m0s. Now it is 1 at once, which nobody has set itself. Live: 1. Waiting: 2.", name))
+	done := s.act(confirmed("do", "limit", "name", name, "at-once", "20", "rate", "10", "per", "1m")...)
+	require.Contains(t, done, "it is 20 at once, 10 in 1m0s, in bursts of 2; it was 1 at once")
+	require.Contains(t, done, "10 in 1m0s, in bursts of 2</td>")
+	s.act(confirmed("do", "limit", "name", "family/", "at-once", "0")...)
+	require.Contains(t, s.get("lanes?limit=family/a", http.StatusOK), "it lets no job start")
+	require.Contains(t, s.get("confirm?do=limit&name=family/a&at-once=0", http.StatusOK), "None of its jobs starts")
+	require.Contains(t, s.get("confirm?do=remove-limit&name=family/a", http.StatusOK), "There is none")
+	require.Contains(t, s.act(confirmed("do", "remove-limit", "name", name)...), "it is 1 at once; it was 20 at once, 10 in 1m0s, in bursts of 2")
+	for _, wrong := range [][]string{{"at-once", "1"}, {"name", "a"}, {"name", "a", "at-once", "x"}, {"name", "a", "rate", "-1"}, {"name", "a", "rate", "1", "per", "soon"},
+		{"name", "/a", "at-once", "1"}, {"name", "a", "at-once", "99999999999"}, {"name", "a", "at-once", "1", "per", "1s"}} {
+		answer, _ := s.post(form(append(wrong, "do", "limit", "why", "because")...), http.Header{"Sec-Fetch-Site": {"same-origin"}})
+		require.Contains(t, []int{http.StatusBadRequest, http.StatusConflict}, answer.StatusCode, wrong)
+	}
+	answer, _ = s.post(form("do", "remove-limit", "name", "family/"), http.Header{"Sec-Fetch-Site": {"same-origin"}})
+	require.Equal(t, http.StatusBadRequest, answer.StatusCode, "without a reason")
+	limits, err := db.Queue.Limits(ctx, db.Pool, onceq.LimitFilter{})
+	require.NoError(t, err)
+	require.Len(t, limits, 2)
+	require.Equal(t, "family/", limits[0].Name)
+	require.False(t, limits[1].Set)
+	trail, err := db.Queue.Actions(ctx, db.Pool, onceq.ActionFilter{Limit: 10})
+	require.NoError(t, err)
+	require.Equal(t, fmt.Sprintf("limit %q", name), trail[len(trail)-1].About)
+	require.Equal(t, "the contract", trail[len(trail)-1].Why)
 }
 
 func TestJobs_PagesByKey(t *testing.T) {
@@ -395,6 +591,26 @@ func TestMask(t *testing.T) {
 	}
 }
 
+// A single job's form and the one for many offer the queues that workers serve, and fill in the one that a misspelt name may mean.
+func TestMove_KnowsWhereTo(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	d := trouble.Make(t, db)
+	_, err := db.Pool.Exec(t.Context(), `
+insert into onceq.workers (id, lease, started_at, seen_at, process, schema_version, host, version, queues, kinds)
+values (9, 60000000, statement_timestamp(), statement_timestamp() + interval '1 day', 4713, 1, 'web-5', 'v0.1.0', '{"thumbnails": 1}', '{thumbnail}')`)
+	require.NoError(t, err)
+	_, err = db.Pool.Exec(t.Context(), `update onceq.jobs set run_at = run_at - interval '10 minutes' where id = $1`, d.Waiting)
+	require.NoError(t, err)
+	s := serve(t, db, onceqweb.Config{Viewer: may(true, true)})
+	for _, path := range []string{fmt.Sprintf("job?id=%d", d.Waiting), "confirm?do=move-many&queue=thumbnials"} {
+		page := s.get(path, http.StatusOK)
+		require.Regexp(t, `<input name="to"[^>]* list="queues" value="thumbnails">`, page)
+		require.Contains(t, page, `<option value="imports">`)
+		require.NotContains(t, page, `<option value="mail">`, "its worker is gone")
+	}
+}
+
 func TestActions(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
@@ -412,6 +628,11 @@ func TestActions(t *testing.T) {
 	s.state(db, d.Delayed, onceq.StateCancelled)
 	s.act("do", "redrive", "id", id(d.Dead[0]))
 	s.state(db, d.Dead[0], onceq.StateWaiting)
+	require.Contains(t, s.get("job?id="+id(d.Waiting), http.StatusOK), "Move it</button>")
+	require.Contains(t, s.act("do", "move", "id", id(d.Waiting), "to", "thumbnails", "why", "misspelt"), "the job is in that queue")
+	j, err = q.Get(ctx, db.Pool, d.Waiting)
+	require.NoError(t, err)
+	require.Equal(t, "thumbnails", j.Queue)
 	require.Contains(t, s.get("confirm?do=discard&id="+id(d.Dead[1]), http.StatusOK), "happens a second time")
 	s.act("do", "discard", "id", id(d.Dead[1]), "why", "no such person")
 	_, err = q.Get(ctx, db.Pool, d.Dead[1])
@@ -441,6 +662,15 @@ func TestActions(t *testing.T) {
 
 	// Schedules.
 	require.Contains(t, s.act("do", "fire", "name", "nightly report", "why", "it was asked for"), "is enqueued")
+	at := time.Now().Add(-3 * time.Hour).UTC().Truncate(time.Hour).Add(time.Minute)
+	backfill := "confirm?do=backfill&name=reminders&from=" + at.Format("2006-01-02T15:04") + "&to=" + at.Add(59*time.Minute).Format("2006-01-02T15:04")
+	ticks := regexp.MustCompile(`<b>([56])</b> jobs`).FindStringSubmatch(s.get(backfill, http.StatusOK))
+	require.NotNil(t, ticks)
+	require.Contains(t, s.act(s.confirmed(backfill, ticks[1])...), ticks[1]+" jobs are enqueued")
+	require.NotContains(t, s.get(backfill, http.StatusOK), "<form", "nothing is left to fill")
+	s.get("confirm?do=backfill&name=reminders", http.StatusBadRequest)
+	s.get("confirm?do=backfill&name=none&from=2026-01-01", http.StatusNotFound)
+	s.get("confirm?do=backfill&name=reminders&from=2001-01-01", http.StatusBadRequest)
 	s.act("do", "pause", "name", "nightly report")
 	require.Contains(t, s.get("schedule?name=nightly+report", http.StatusOK), "paused since")
 	s.act("do", "resume", "name", "nightly report")
@@ -464,8 +694,8 @@ func TestActions(t *testing.T) {
 
 	trail, err := q.Actions(ctx, db.Pool, onceq.ActionFilter{})
 	require.NoError(t, err)
-	require.Len(t, trail, 19)
-	require.Equal(t, "the relay is back", trail[18].Why)
+	require.Len(t, trail, 21)
+	require.Equal(t, "the relay is back", trail[20].Why)
 	for _, a := range trail {
 		require.Equal(t, "ada@example.com", a.Who)
 		require.NotEmpty(t, a.Outcome)
@@ -488,12 +718,18 @@ func TestActions_RefusedChangeNothingAndAreInTheTrail(t *testing.T) {
 	}{
 		{409, "held effect", form("do", "redrive", "id", id(d.Held))},
 		{409, "not finished", form("do", "discard", "id", id(d.Waiting), "why", "x")},
+		{409, "a worker has it", form("do", "move", "id", id(d.Running.ID), "to", "x", "why", "x")},
+		{404, "not found", form("do", "move", "id", "999999", "to", "x", "why", "x")},
+		{400, "name of the queue", form("do", "move", "id", id(d.Waiting), "why", "x")},
+		{400, "say why", form("do", "move", "id", id(d.Waiting), "to", "x")},
+		{409, "at most", form("do", "move", "id", id(d.Waiting), "to", strings.Repeat("x", 1000), "why", "x")},
 		{404, "not found", form("do", "cancel", "id", "999999")},
 		{404, "not uncertain or held", form("do", "resolve", "id", id(d.Held), "effect", "other", "decision", "never", "why", "x")},
 		{404, "no such schedule", form("do", "fire", "name", "none")},
 		{400, "say why", form("do", "discard", "id", id(d.Dead[0]))},
 		{400, "say why", form("do", "resolve", "id", id(d.Held), "effect", "charge", "decision", "never", "why", " ")},
 		{400, "not JSON", form("do", "resolve", "id", id(d.Held), "effect", "charge", "decision", "applied", "result", "ch_1", "why", "x")},
+		{400, `value="ch_1"`, form("do", "resolve", "id", id(d.Held), "effect", "charge", "decision", "applied", "result", "ch_1", "why", "x")}, // it is kept
 		{400, "choose what is true", form("do", "resolve", "id", id(d.Held), "effect", "charge", "decision", "x", "why", "x")},
 		{400, "name of a queue", form("do", "pause-queue", "why", "x")},
 		{400, "say why", form("do", "pause-queue", "name", "mail")},
@@ -504,18 +740,31 @@ func TestActions_RefusedChangeNothingAndAreInTheTrail(t *testing.T) {
 		{400, "not valid UTF-8", form("do", "cancel", "id", "1", "why", "\xff")},
 		{400, "longer than", form("do", "cancel", "id", "1", "why", strings.Repeat("x", 2000))},
 		{400, "cannot be read", form("why", strings.Repeat("x", 100<<10))},
-		{400, "everything would be cancelled", form("do", "cancel-many", "after", "999999", "why", "x")},
+		{400, "all of them would be taken", form("do", "cancel-many", "after", "999999", "why", "x")},
 		{400, "application or request", form("do", "resolve-key", "class", "job", "scope", "charge", "key", "order:4711", "decision", "never", "why", "x")},
 	} {
 		answer, text := s.post(test.form, nil)
 		require.Equal(t, test.status, answer.StatusCode, "%v: %s", test.form, text)
 		require.Contains(t, html.UnescapeString(text), test.text, "%v", test.form)
 	}
+	// What was written stays in the form, with what is wrong beside it.
+	kept := func(page string, texts ...string) {
+		t.Helper()
+		for _, text := range append(texts, `name="result"`, "value=\"ch_1\"", `role="alert">The result is not JSON`) {
+			require.Contains(t, html.UnescapeString(page), text)
+		}
+	}
+	answer, page := s.post(form("do", "resolve-key", "class", "application", "scope", "default", "key", d.Fence, "decision", "applied", "result", "ch_1", "why", "in the books"), nil)
+	require.Equal(t, http.StatusBadRequest, answer.StatusCode)
+	kept(page, `name="key" value="`+d.Fence+`"`, `name="class" value="application"`, `name="why"`, `value="in the books"`)
+	many := "resolve-many&decision=applied&kind=charge&scope=charge&effect=charge&result=ch_1"
+	kept(s.get("confirm?do="+many, http.StatusBadRequest), `action="./confirm"`, `name="kind" value="charge"`, `name="effect" value="charge"`, `name="scope" value="charge"`)
+	s.get("confirm?do=resolve-many&decision=never&kind=charge&result=ch_1", http.StatusOK) // nobody asks for it
 	s.state(db, d.Held, onceq.StateHeld)
 	s.state(db, d.Dead[0], onceq.StateDead)
 	trail, err := q.Actions(ctx, db.Pool, onceq.ActionFilter{})
 	require.NoError(t, err)
-	require.Len(t, trail, 6)
+	require.Len(t, trail, 9)
 	for _, a := range trail {
 		require.Contains(t, a.Outcome, "refused: ")
 	}
@@ -589,8 +838,76 @@ func TestActionsOnMany_CountBeforeAndSayAfter(t *testing.T) {
 	require.Equal(t, "begins", trail[1].Outcome)
 	require.Equal(t, `effect "charge" of held jobs, kind "charge": it did not happen`, trail[0].About)
 
+	// A queue's name was misspelt: what waits there goes to the right one.
+	require.Contains(t, s.get("confirm?do=move-many&queue=thumbnials", http.StatusOK), `name="to" required`)
+	require.Contains(t, html.UnescapeString(s.act(append(s.confirmed("confirm?do=move-many&queue=thumbnials", "1"), "to", "<b>thumbnails")...)), `1 moved to queue "<b>thumbnails"`)
+	require.Equal(t, 1, count(onceq.Filter{Queue: "<b>thumbnails"}))
+	s.get("confirm?do=move-many", http.StatusBadRequest)
+	s.get("confirm?do=move-many&queue=thumbnials&state=dead", http.StatusBadRequest)
+
 	// A search for nothing in particular is all that was counted.
 	require.Contains(t, s.act(s.confirmed("confirm?do=redrive-many", "2")...), "2 run again")
+}
+
+// hold locks the jobs when a count begins, so that it lasts until its time is up.
+type hold struct {
+	pool *pgxpool.Pool // nil: it does nothing
+	tx   pgx.Tx
+}
+
+func (l *hold) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
+	if l.pool == nil || l.tx != nil || !strings.HasPrefix(d.SQL, "select count(*) from (") {
+		return ctx
+	}
+	tx, err := l.pool.Begin(context.WithoutCancel(ctx))
+	if err == nil {
+		_, err = tx.Exec(context.WithoutCancel(ctx), `lock table onceq.jobs in access exclusive mode`)
+	}
+	if l.tx = tx; err != nil {
+		panic(err)
+	}
+	return ctx
+}
+
+func (*hold) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// The count before an action stops at a bound, and after a while, and says so; the action takes what it would take anyhow.
+func TestActionsOnMany_TheCountStops(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "first", Payload: 1})
+	require.NoError(t, err)
+	jobs := make([]onceq.Job, 150)
+	for i := range jobs {
+		jobs[i] = onceq.Job{Kind: "many", Payload: i}
+	}
+	_, err = db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+	require.NoError(t, err)
+	cfg := db.Pool.Config()
+	slow := &hold{}
+	cfg.ConnConfig.Tracer = slow
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	page := func(limit int, d time.Duration) string {
+		t.Helper()
+		s := serve(t, db, onceqweb.Config{Viewer: may(true, true)}, pool)
+		s.page.Counting(limit, d)
+		return s.get("confirm?do=cancel-many&kind=many", http.StatusOK)
+	}
+	require.Contains(t, page(1000, time.Hour), `id="count"><b>150</b> jobs`)
+	require.Contains(t, page(150, time.Hour), `id="count"><b>150</b> or more jobs`)
+	require.Contains(t, page(1000, 0), `id="count">at least <b>100</b> jobs`)
+
+	slow.pool = db.Pool
+	stopped := ""
+	for slow.tx == nil { // the time may be up before the count begins
+		stopped = page(1000, time.Second)
+	}
+	require.NoError(t, slow.tx.Rollback(t.Context()))
+	require.Contains(t, stopped, `id="count">at least <b>100</b> jobs`)
+	require.Contains(t, stopped, "Counting was stopped after a second")
+	require.Contains(t, stopped, `name="after"`)
 }
 
 func TestBadInput_ReachesNeitherSQLNorMarkup(t *testing.T) {
@@ -598,8 +915,8 @@ func TestBadInput_ReachesNeitherSQLNorMarkup(t *testing.T) {
 	db := newDB(t)
 	s := serve(t, db, onceqweb.Config{Viewer: may(true, true)})
 	nasty := []string{"\x00", "\xff\xfe", "-1", "1e9", "99999999999999999999", "';drop table onceq.jobs;--", "<script>alert(1)</script>", strings.Repeat("x", 3000), "%00", "2026-99-99T99:99", "unknown", "state(9)"}
-	for _, path := range []string{"jobs", "job", "effects", "keys", "schedule", "audit", "confirm", "live"} {
-		for _, name := range []string{"q", "id", "queue", "kind", "scope", "key", "state", "from", "before", "after", "ids", "do", "decision", "name", "of", "done", "v"} {
+	for _, path := range []string{"jobs", "job", "effects", "keys", "schedule", "audit", "confirm", "live", "lanes", "groups", "group"} {
+		for _, name := range []string{"q", "id", "queue", "kind", "scope", "key", "state", "from", "before", "after", "ids", "do", "decision", "name", "of", "done", "v", "limit", "behind", "family"} {
 			for _, value := range nasty {
 				if path == "live" && name != "of" {
 					continue
@@ -668,6 +985,20 @@ func (s *site) follow(ctx context.Context, of string) <-chan string {
 		}
 	}()
 	return events
+}
+
+// What Health says of queues comes from the figures that the page shows.
+func TestOverview_CountsTheQueuesOnce(t *testing.T) {
+	t.Parallel()
+	c := &counter{woken: make(chan struct{}, 100)}
+	db := newDB(t, queuetest.PoolConfig(func(p *pgxpool.Config) { p.ConnConfig.Tracer = c }))
+	_, err := db.Pool.Exec(t.Context(), `insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload) values (nextval('onceq.ids'), now() - interval '1 h', now(), 25, 0, 'nobodys', 'k', '{}')`)
+	require.NoError(t, err)
+	s := serve(t, db, onceqweb.Config{})
+	require.Contains(t, s.get("", http.StatusOK), "no worker serves this queue")
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	require.Equal(t, 1, c.stats)
 }
 
 func TestLive_AHundredPagesCostAsMuchAsOne(t *testing.T) {

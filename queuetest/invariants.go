@@ -38,14 +38,26 @@ f as (
     left join onceq.job_waits w on w.id = f.job_id
     left join onceq.job_history h on h.id = f.job_id
 ),
+place as (
+  select l.lane, j.id, 'j' as room from onceq.jobs j cross join unnest(string_to_array(j.lane, E'\x1f')) l (lane) where l.lane not in ('', '@')
+  union all
+  select split_part(w.path, E'\x1f', 1), w.id, 'w' from onceq.job_waits w where starts_with(w.lane, '/') and not starts_with(w.path, E'\x1f')
+),
 lane as (
   select l.lane, l.live, l.waiting, coalesce(o.n, a.n, 1) as n, coalesce(o.lowered, false) or coalesce(a.lowered, false) as lowered
     from (select lane, count(*) filter (where live) as live, count(*) filter (where not live) as waiting
-            from (select lane, true as live from onceq.jobs where lane is not null
-                  union all select lane, false from onceq.job_waits where run_at <= statement_timestamp()) x
+            from (select lane, true as live from place
+                  union all select lane, false from onceq.job_waits where run_at <= statement_timestamp() and not starts_with(lane, E'\x1f')) x
            group by lane) l
     left join onceq.lane_limits o on o.lane = l.lane
-    left join onceq.lane_limits a on a.lane = split_part(l.lane, '/', 1) || '/'
+    left join onceq.lane_limits a on a.lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1)
+),
+a as (
+  select a.*, coalesce(j.run_at, w.run_at) as due, coalesce(j.claims, w.claims) = a.claims and j.leased_until is null as waits,
+         a.identity = coalesce(j.identity, w.identity, (extract(epoch from coalesce(j.created_at, w.created_at)) * 1000000)::bigint) as round
+    from onceq.job_awaits a
+    left join onceq.jobs j on j.id = a.job_id
+    left join onceq.job_waits w on w.id = a.job_id
 ),
 last as (
   select last_value as id, is_called from onceq.ids
@@ -66,25 +78,45 @@ union all select format('job %s is live, the fence of its key %s in scope %s has
 union all select format('job %s waits for its lane and is in jobs', id) from w where live is not null
 union all select format('job %s waits for its lane and is, with state %s, in job_history', id, past_state) from w where past_state is not null
 union all select format('job %s waits for its lane with %s claims, %s lost leases, %s of %s attempts', id, claims, lost, attempts, max_attempts) from w where claims not between 0 and 1048575 or lost not between 0 and claims or attempts >= max_attempts
-union all select format('job %s has rule %s and lane %s', id, lane_rule, lane) from (select id, lane, lane_rule from onceq.jobs union all select id, lane, lane_rule from w) x where (lane is null) <> (lane_rule is null) or lane_rule not between 0 and 3
+union all select format('job %s has rule %s and lane %s', id, lane_rule, lane) from (select id, lane, lane_rule from onceq.jobs union all select id, lane, lane_rule from w) x where (lane is null) <> (coalesce(lane_rule, 4) = 4 and lane is null) or lane_rule not between 0 and 7
 union all select format('job %s waits for its lane and has a payload and bytes, or neither', id) from w where num_nonnulls(payload, payload_bytes) <> 1
 union all select format('job %s waits for its lane, its key %s in scope %s is not its own', id, key, scope) from w where key is not null and (fence_job is distinct from id or fence_state <> 0)
 union all select format('job %s is above %s, the last id of the sequence', w.id, l.id) from w, last l where w.id > l.id or not l.is_called
 union all select format('lane %s has %s live jobs, its limit is %s', lane, live, n) from lane where live > n and not lowered
 union all select format('lane %s has %s live jobs and %s that wait, its limit is %s, and nobody was called', lane, live, waiting, n) from lane
            where waiting > 0 and live < n
-             and not exists (select from onceq.lane_calls c where c.lane = any (array[lane.lane, split_part(lane.lane, '/', 1) || '/']))
-             and not exists (select from h where h.lane = lane.lane and h.lane_rule >= 2 and h.state in (6, 8))
+             and not exists (select from onceq.lane_calls c where c.lane = any (array[lane.lane, left(lane.lane, strpos(substr(lane.lane, 2), '/') + 1)]))
+             and not exists (select from h where split_part(h.lane, E'\x1f', 1) = lane.lane and h.lane_rule & 2 = 2 and h.state in (6, 8))
+union all select format('job %s has room in line %s and no place there', id, lane) from place j where not exists (select from onceq.lane_places p where (p.lane, p.id) = (j.lane, j.id))
+union all select format('job %s has a place in line %s and no room there', id, lane) from onceq.lane_places p where not exists (select from place j where (j.lane, j.id) = (p.lane, p.id))
+union all select format('job %s waits in line %s, its path is %s', id, lane, path) from w
+           where not starts_with(lane, E'\x1f') and case when path is null then starts_with(lane, '/') else lane not in (split_part(path, E'\x1f', 1), split_part(path, E'\x1f', 2)) or path not like E'%\x1f/%' or path like E'%\x1f@' end
+union all select format('job %s waits for others in line %s', id, lane) from w
+           where starts_with(lane, E'\x1f') and (lane <> E'\x1f' || lpad(id::text, 19, '0') or if_dead is null or path is null or path like E'%\x1f@') or not starts_with(lane, E'\x1f') and if_dead is not null
+union all select format('job %s waits for others, which are done, and nobody was called', id) from w
+           where starts_with(lane, E'\x1f')
+             and not exists (select from onceq.job_members m where m.group_id = w.id and (m.state in (0, 8) or m.state = 6 and w.if_dead = 0))
+             and not exists (select from onceq.lane_calls c where c.lane = any (array[w.lane, '']) and (c.lane <> '' or c.due <= statement_timestamp()))
+union all select format('job %s, a member of group %s, has state %s', job_id, group_id, state) from onceq.job_members where state <> all ('{0,5,6,7,8}')
+union all select format('job %s, a member of group %s, is unfinished and cannot be told', m.job_id, m.group_id) from onceq.job_members m
+           where m.told and m.state = 0
+             and not exists (select from onceq.jobs j where j.id = m.job_id and j.lane_rule & 4 = 4)
+             and not exists (select from w where w.id = m.job_id and w.lane_rule & 4 = 4)
+union all select format('job %s, a member of group %s, is %s and has state %s', m.job_id, m.group_id, h.state, m.state) from onceq.job_members m join h on h.id = m.job_id
+           where m.told and m.state <> h.state
+union all select format('limit %s was removed, and its row stays', lane) from onceq.lane_limits where n is null and not lowered
+union all select format('job %s stops lane %s, which does not know it', id, lane) from h where lane is not null and lane_rule & 2 = 2 and state in (6, 8) and split_part(lane, E'\x1f', 1) <> '' and not exists (select from onceq.lane_stops s where (s.lane, s.id) = (split_part(h.lane, E'\x1f', 1), h.id))
+union all select format('lane %s is stopped by job %s, which does not stop it', lane, id) from onceq.lane_stops s where not exists (select from h where (split_part(h.lane, E'\x1f', 1), h.id) = (s.lane, s.id) and h.lane_rule & 2 = 2 and h.state in (6, 8))
 union all select format('history of job %s has state %s, which is not finished', id, state) from h where state not between 5 and 8
 union all select format('history of job %s, dead or held, ends by itself', id) from h where state in (6, 8) and keep_until is not null
 union all select format('history of job %s has a payload and bytes, or neither', id) from h where num_nonnulls(payload, payload_bytes) <> 1
 union all select format('history of job %s has a scope and no key, or a key and no scope', id) from h where (scope is null) <> (key is null)
 union all select format('history of job %s is above %s, the last id of the sequence', h.id, l.id) from h, last l where h.id > l.id or not l.is_called
-union all select format('fence %s has class %s', name, class) from f where class not between 0 and 3
-union all select format('fence %s has state %s, which its class does not know', name, state) from f where case class when 0 then state not in (0, 3, 4, 5, 6) else state not in (1, 2, 3, 5, 6) end
+union all select format('fence %s has class %s', name, class) from f where class not between 0 and 4
+union all select format('fence %s has state %s, which its class does not know', name, state) from f where case class when 0 then state not in (0, 3, 4, 5, 6) when 4 then state not in (3, 5) else state not in (1, 2, 3, 5, 6) end
 union all select format('fence %s has lifetime %s', name, lifetime) from f where lifetime < -1
 union all select format('fence %s has no job', name) from f where class in (0, 3) and job_id is null
-union all select format('fence %s has job %s, which nothing outside of jobs has', name, job_id) from f where class in (1, 2) and job_id is not null
+union all select format('fence %s has job %s, which nothing outside of jobs has', name, job_id) from f where class in (1, 2, 4) and job_id is not null
 union all select format('fence %s has token %s, below its job %s', name, token, job_id) from f where token >> 20 < job_id
 union all select format('fence %s is queued, its job %s is not live', name, job_id) from f where class = 0 and state = 0 and live is null
 union all select format('fence %s is queued for job %s, which has another key', name, job_id) from f where class = 0 and state = 0 and live is not null and (live_scope, live_key) is distinct from (scope, key)
@@ -95,6 +127,11 @@ union all select format('fence %s has begun its window, its job %s is live', nam
 union all select format('fence %s is claimed without a holder, or without an end', name) from f where state = 1 and (holder is null or leased_until is null)
 union all select format('fence %s is uncertain or held and says not why', name) from f where class <> 0 and state in (2, 6) and detail is null
 union all select format('fence %s is an effect of job %s, which its key does not say', name, job_id) from f where class = 3 and not starts_with(key, job_id || '/')
+union all select format('what job %s waits for has state %s', job_id, state) from a where state not between 0 and 2 or scope = '' and state <> 0
+union all select format('job %s sleeps, with a payload', job_id) from a where scope = '' and payload is not null
+union all select format('job %s waits for event %s/%s, which was emitted', job_id, scope, key) from a where scope <> '' and state = 0 and round
+             and exists (select from onceq.job_fences e where e.class = 4 and e.state = 3 and e.scope = a.scope and e.key = a.key and e.finished_at >= a.created_at)
+union all select format('job %s was given back until event %s/%s, which came, and is due only at %s', job_id, scope, key, due) from a where state = 1 and waits and due > statement_timestamp() + interval '2 seconds'
  limit 20`
 
 // Invariants checks in one snapshot everything that must always be true of a schema's tables. It returns an error that

@@ -34,6 +34,10 @@ const (
 	// in for them, so that a test's own statements still find onceq.jobs.
 	envSchema = "ONCEQ_TEST_SCHEMA"
 
+	// envLater is the path of a migration after those of the package: the tables are then newer than the code, as during a
+	// deploy of the version after this one.
+	envLater = "ONCEQ_TEST_LATER"
+
 	// envRole, when not empty, makes DB.Pool connect as a role with migrations.Grants. The role may also create tables
 	// of its own beside onceq's, and no more. For servers that the package starts.
 	envRole = "ONCEQ_TEST_ROLE"
@@ -53,6 +57,21 @@ func elsewhere() string {
 		return s
 	}
 	return ""
+}
+
+// migrateLater runs the migration of envLater.
+func migrateLater(ctx context.Context, conn *pgx.Conn, schema string) error {
+	name := os.Getenv(envLater)
+	if name == "" {
+		return nil
+	}
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return err
+	}
+	up, _, _ := strings.Cut(string(text), "---- create above")
+	_, err = conn.Exec(ctx, strings.ReplaceAll(up, "{{.schema}}", pgx.Identifier{schema}.Sanitize()))
+	return err
 }
 
 // standIn adds to a template what each mode needs beyond the migrations.

@@ -40,8 +40,10 @@ type Proof struct {
 	Jobs func() []onceq.Job
 
 	// Handler makes the handler as a process of the application would at its start. Everything that the handler uses
-	// must come from p: its pool, its queue, its HTTP client, or p.Effect in a test double of anything else.
-	Handler func(p *Process) onceq.Handler
+	// must come from p: its pool, its queue, its HTTP client, or p.Effect in a test double of anything else. Set Handlers
+	// instead if Jobs are of several kinds, such as the members of a group and the job that waits for them.
+	Handler  func(p *Process) onceq.Handler
+	Handlers func(p *Process) []onceq.Handler
 
 	// Check checks the outcome after a job is finished, whatever went wrong on the way. It fails through o, which works
 	// with testify's assert and require. Default: each table contains the same as after a run without faults, except
@@ -283,13 +285,16 @@ type report struct {
 func prove(t testing.TB, proof Proof, only string) (*report, error) {
 	t.Helper()
 	switch {
-	case proof.Handler == nil:
-		return nil, errors.New("Proof.Handler is missing")
+	case (proof.Handler == nil) == (proof.Handlers == nil):
+		return nil, errors.New("Proof needs one of Handler and Handlers")
 	case (proof.Job == nil) == (proof.Jobs == nil):
 		return nil, errors.New("Proof needs one of Job and Jobs")
 	}
 	if job := proof.Job; job != nil {
 		proof.Jobs = func() []onceq.Job { return []onceq.Job{job()} }
+	}
+	if handler := proof.Handler; handler != nil {
+		proof.Handlers = func(p *Process) []onceq.Handler { return []onceq.Handler{handler(p)} }
 	}
 	began := time.Now()
 	v := &prover{Proof: proof, t: t}
@@ -616,18 +621,21 @@ func (r *proofRun) start(f *fault) (*Process, error) {
 // the next jobs while it writes the last completions, in an order that changes from run to run, so steps could not be
 // identified.
 func (r *proofRun) work(p *Process) error {
-	handler := r.v.Handler(p).Wrap(func(ctx context.Context, leases []*onceq.Lease, next func(context.Context) error) error {
-		r.mu.Lock()
-		r.most = max(r.most, len(leases))
-		r.mu.Unlock()
-		return next(ctx)
-	})
+	handlers := slices.Clone(r.v.Handlers(p))
+	for i, h := range handlers {
+		handlers[i] = h.Wrap(func(ctx context.Context, leases []*onceq.Lease, next func(context.Context) error) error {
+			r.mu.Lock()
+			r.most = max(r.most, len(leases))
+			r.mu.Unlock()
+			return next(ctx)
+		})
+	}
 	jobs := r.v.Jobs()
 	queues := make(map[string]onceq.QueueConfig)
 	for _, j := range jobs {
 		queues[cmp.Or(j.Queue, onceq.DefaultQueue)] = onceq.QueueConfig{Concurrency: 1}
 	}
-	w, err := onceq.NewWorker(p.Queue, onceq.WorkerConfig{Queues: queues, Also: slices.Collect(maps.Keys(queues)), ShutdownTimeout: -1}, handler)
+	w, err := onceq.NewWorker(p.Queue, onceq.WorkerConfig{Queues: queues, Also: slices.Collect(maps.Keys(queues)), ShutdownTimeout: -1}, handlers...)
 	if err != nil {
 		return err
 	}
@@ -668,18 +676,26 @@ func (r *proofRun) hopeless() bool {
 	return r.provider.refuses() || slices.ContainsFunc(r.processes, func(p *Process) bool { return errors.Is(p.lastError(), onceq.ErrNameUsed) })
 }
 
+// withMembers has the jobs of a run and those that they wait for.
+const withMembers = `
+with recursive ours (id) as (
+  select unnest($1::bigint[])
+  union
+  select m.job_id from ours join onceq.job_members m on m.group_id = ours.id
+)`
+
 // wait advances the database's clock until a job is due and its lease, if any, has expired. It returns how many jobs
-// are not finished. It resolves held effects.
+// are not finished, with those that they wait for. It resolves held effects.
 func (r *proofRun) wait(ctx context.Context) (live int, err error) {
 	for range deliveriesLimit {
 		var held []int64
 		var due int64
-		err := r.db.Pool.QueryRow(ctx, `
-			select (select count(*) from onceq.jobs where id = any ($1)),
-			       array(select id from onceq.job_history where id = any ($1) and state = 8),
+		err := r.db.Pool.QueryRow(ctx, withMembers+`
+			select (select count(*) from (select id from onceq.jobs union all select id from onceq.job_waits) j where id in (select id from ours)),
+			       array(select id from onceq.job_history where id in (select id from ours) and state = 8),
 			       coalesce((select extract(epoch from min(case when leased_until > statement_timestamp() then leased_until else run_at end)
 			                                       - statement_timestamp()) * 1e6
-			          from onceq.jobs where id = any ($1)), 0)::bigint`, r.ids).Scan(&live, &held, &due)
+			          from onceq.jobs where id in (select id from ours)), 0)::bigint`, r.ids).Scan(&live, &held, &due)
 		if err != nil {
 			return 0, err
 		}
@@ -842,8 +858,9 @@ func (r *proofRun) bury(ctx context.Context, p *Process, where string) error {
 // overtake lets a second process run the job while the first is frozen.
 func (r *proofRun) overtake(ctx context.Context, a *Process) error {
 	var free, live int
-	err := r.db.Pool.QueryRow(ctx, `select (select count(*) from (select from onceq.jobs where id = any ($1) for update skip locked) f),
-		(select count(*) from onceq.jobs where id = any ($1))`, r.ids).Scan(&free, &live)
+	err := r.db.Pool.QueryRow(ctx, withMembers+`
+		select (select count(*) from (select from onceq.jobs where id in (select id from ours) for update skip locked) f),
+		       (select count(*) from onceq.jobs where id in (select id from ours))`, r.ids).Scan(&free, &live)
 	if err != nil {
 		return err
 	}

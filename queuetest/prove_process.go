@@ -177,7 +177,7 @@ func (p *Process) pass(steps []step) (gap int, strike func(*wire)) {
 		if s.role == roleSkip {
 			continue
 		}
-		s.leased = leased
+		s.leased = leased && s.role != rolePromote
 		s.nth = p.seen[s.text] + 1
 		if f := p.comes(s, false); f != nil {
 			if f.kind != freezing && f.kind != meeting {
@@ -229,6 +229,8 @@ func (p *Process) note(s *step) {
 	switch s.role {
 	case roleClaim:
 		p.leased = true
+	case rolePromote: // the claim before it found nothing
+		p.leased = false
 	case roleIntent:
 		p.once = s.effect
 	case roleOutcome:

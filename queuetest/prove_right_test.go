@@ -484,3 +484,45 @@ func TestProve_AChangedBodyIsSaidOnce(t *testing.T) {
 	require.Equal(t, 1, strings.Count(strings.Split(said[0], "\n")[0], "with its key and another body"))
 	require.Less(t, attempts, 4)
 }
+
+// A handler that waits for an event and sleeps, and the job that emits the event: each fault comes before, between and after.
+func TestProve_AFlowAndItsEvent(t *testing.T) {
+	t.Parallel()
+	kind := onceq.Kind[string]{Name: "flow"}
+	queuetest.Prove(t, queuetest.Proof{
+		Jobs: func() []onceq.Job { return []onceq.Job{kind.Job("flow"), kind.Job("confirm")} },
+		Handler: func(p *queuetest.Process) onceq.Handler {
+			return kind.Handle(func(ctx context.Context, l *onceq.Lease, what string) error {
+				if what == "confirm" {
+					return pgx.BeginFunc(ctx, p.Pool, func(tx pgx.Tx) error {
+						if _, err := p.Queue.Emit(ctx, tx, "confirmed", "7", "by mail"); err != nil {
+							return err
+						}
+						return l.Complete(ctx, tx)
+					})
+				}
+				post := func(name string) error {
+					_, err := onceq.Once(ctx, l, name, func(ctx context.Context, key string) (string, error) {
+						return send(ctx, p.Client, "POST", "https://api.example/"+name, "{}", "Idempotency-Key", key)
+					})
+					return err
+				}
+				if err := post("ask"); err != nil {
+					return err
+				}
+				how, ok, err := onceq.Await[string](ctx, l, "confirmed", "7", 72*time.Hour)
+				if err != nil {
+					return err
+				}
+				if !ok || how != "by mail" {
+					return onceq.Fatal(errors.New("nobody confirmed"))
+				}
+				if err := onceq.Sleep(ctx, l, "a day", 24*time.Hour); err != nil {
+					return err
+				}
+				return post("thank")
+			})
+		},
+		Check: func(o *queuetest.Outcome) { require.Len(o, o.Effects, 2) },
+	})
+}

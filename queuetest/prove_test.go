@@ -648,7 +648,7 @@ func TestProve_Mistakes(t *testing.T) {
 				return nil
 			},
 			want: []string{
-				`fatal: queuetest: Prove: without any fault: onceq: effect name used twice in one run: "mail" was done`,
+				`fatal: queuetest: Prove: without any fault: onceq: name used twice in one run: "mail" was done`,
 				"mistake: one name for several effects",
 			},
 		},

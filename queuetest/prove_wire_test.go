@@ -504,7 +504,7 @@ func TestProve_BadProofs(t *testing.T) {
 			job.MaxAttempts = 2
 			return job
 		}}, "without any fault: the job failed in all of its 2 attempts: no such thing"},
-		"no handler":  {queuetest.Proof{Job: provedJob}, "Proof.Handler is missing"},
+		"no handler":  {queuetest.Proof{Job: provedJob}, "Proof needs one of Handler and Handlers"},
 		"no job":      {queuetest.Proof{Handler: ok}, "Proof needs one of Job and Jobs"},
 		"bad set-up":  {queuetest.Proof{Handler: ok, Job: provedJob, Setup: queuetest.SQL("nonsense")}, "setting up: "},
 		"bad check":   {queuetest.Proof{Handler: ok, Job: provedJob, Check: func(o *queuetest.Outcome) { o.Errorf("not so") }}, "without any fault: not so"},

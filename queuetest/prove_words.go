@@ -14,6 +14,7 @@ const (
 	roleUser    role = iota // the handler's own statement
 	roleOnceq               // a statement of onceq
 	roleClaim               // … that gives the lease
+	rolePromote             // … that lets jobs go on which waited
 	roleIntent              // … that records the intent of an effect
 	roleOutcome             // … that records its outcome
 	roleOpen                // … that opens a handler's transaction
@@ -47,6 +48,15 @@ var onceqs = []struct {
 	part, words string
 	role        role
 }{
+	{"onceq.follow(", "onceq's promotion of jobs that wait", rolePromote},
+	{"set_config('onceq_lanes.slots'", "onceq's look for calls", roleSkip},
+	{"from onceq.job_members where not told", "onceq's look for the ends of members", roleSkip},
+	{"select slot from onceq.lane_locks order by slot", "onceq's look at all lanes", roleSkip},
+	{"where slot = -1", "onceq's look at all lanes", roleSkip},
+	{"insert into onceq.job_members", "onceq's adding of members", roleOnceq},
+	{"array(select group_id from onceq.job_members", "onceq's look at the job's groups", roleOnceq},
+	{"with recursive up (id, root)", "onceq's look for jobs that would wait for each other", roleOnceq},
+	{"where m.group_id = $1::bigint and m.job_id > $2::bigint", "onceq's reading of the members", roleOnceq},
 	{"claims = least(j.claims + 1", "onceq's claim", roleClaim},
 	{"select array_agg(j.id) filter", "onceq's rescan", roleSkip},
 	{"installation::text", "onceq's reading of its installation's id", roleSkip},
@@ -75,9 +85,14 @@ var onceqs = []struct {
 	{"f.fingerprint, coalesce(f.result", "onceq's look at ", roleOnceq},
 	{"insert into onceq.jobs", "onceq's enqueueing", roleOnceq},
 	{"= 'committed' then 1 else onceq.lease_lost(", "onceq's check of the transaction", roleOnceq},
+	{"insert into onceq.job_awaits", "onceq's beginning of a wait", roleOnceq},
+	{"update onceq.job_awaits a set state", "onceq's note of a time-out", roleOnceq},
+	{"onceq.job_awaits", "onceq's look at a wait", roleOnceq},
+	{"onceq.emit(", "onceq's event", roleOnceq},
 	{"onceq.job_cancels", "onceq's check for a cancellation", roleOnceq},
 	{"delete from onceq.waiters", "onceq's withdrawal of its announcement", roleSkip},
 	{"onceq.pauses", "onceq's look at what is paused", roleSkip},
+	{"onceq.job_counts", "onceq's counts", roleSkip},
 	{"onceq.workers", "onceq's row of the worker", roleSkip},
 	{"onceq.", "a statement of onceq", roleOnceq},
 }
@@ -119,7 +134,7 @@ func name(asked []statement, worker bool) (steps []step, still bool) {
 			break
 		}
 		switch st.role {
-		case roleOnceq, roleIntent, roleOutcome:
+		case roleOnceq, rolePromote, roleIntent, roleOutcome:
 			if main < 0 && !st.setting() {
 				main = i
 			}
@@ -179,7 +194,7 @@ func merge(steps []step, main int) {
 		return
 	}
 	for i := 1; i < last; i++ {
-		if i != main && !steps[i].setting() {
+		if i != main && !steps[i].setting() && steps[i].role != roleSkip {
 			return
 		}
 	}

@@ -172,6 +172,9 @@ with jobs as (
 waits as (
   update onceq.job_waits set created_at = created_at` + by + `, run_at = run_at` + by + `, identity = ` + identity + `, errors = ` + errors + `
 ),
+rates as (
+  update onceq.limit_rates set free_at = free_at` + by + `
+),
 calls as (
   update onceq.lane_calls set due = due` + by + `
 ),
@@ -182,6 +185,9 @@ fences as (
 history as (
   update onceq.job_history set created_at = created_at` + by + `, run_at = run_at` + by + `, identity = ` + identity + `, errors = ` + errors + `, finished_at = finished_at` + by + `, keep_until = keep_until` + by + `
 ),
+awaits as (
+  update onceq.job_awaits set created_at = created_at` + by + `, until = until` + by + `
+),
 cancels as (
   update onceq.job_cancels set requested_at = requested_at` + by + `
 ),
@@ -189,7 +195,7 @@ queues as (
   update onceq.queues set rescanned_at = rescanned_at` + by + `
 )
 update onceq.waiters set idle_until = idle_until` + by
-	// The ticks in two steps, because one may move to where another one still is.
+	// Ticks and counts in two steps, because one may move to where another one still is.
 	const away = `interval '1000 years'`
 	if db.citus {
 		statement = strings.ReplaceAll(statement, ", errors = "+errors, "")
@@ -201,6 +207,8 @@ update onceq.waiters set idle_until = idle_until` + by
 		{statement, []any{d.Microseconds()}},
 		{`update onceq.pauses set paused_at = paused_at` + by, []any{d.Microseconds()}},
 		{`update onceq.workers set started_at = started_at` + by + `, seen_at = seen_at` + by, []any{d.Microseconds()}},
+		{`update onceq.job_counts set minute = minute + ` + away, nil},
+		{`update onceq.job_counts set minute = minute - ` + away + by, []any{d.Microseconds()}},
 		{`update onceq.schedules set next_at = next_at` + by + `, paused_at = paused_at` + by, []any{d.Microseconds()}},
 		{`update onceq.schedule_ticks set at = at + ` + away, nil},
 		{`update onceq.schedule_ticks set at = at - ` + away + by + `, until = until` + by + `, done_at = done_at` + by, []any{d.Microseconds()}},

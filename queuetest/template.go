@@ -68,6 +68,9 @@ func (s *server) migrate(ctx context.Context, database, schema string) error {
 	if err := migrations.Up(ctx, conn, schema); err != nil {
 		return err
 	}
+	if err := migrateLater(ctx, conn, schema); err != nil {
+		return err
+	}
 	role, err := s.runtimeRole(ctx)
 	if err != nil {
 		return err

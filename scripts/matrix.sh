@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs the whole suite in each way in which the library may be used: every query mode of pgx, a role with only the
-# published grants, a schema whose name needs quoting, and PgBouncer in transaction mode. queuetest reads the environment
+# published grants, a schema whose name needs quoting, tables that are newer than the code, and PgBouncer in transaction mode. queuetest reads the environment
 # variables. Tests know nothing of them, and set up what they need as the tables' owner.
 #
 #   scripts/matrix.sh              all of them
@@ -16,6 +16,9 @@ cd "$(dirname "$0")/.."
 
 # The processes of queuetest.Prove connect in their own way in every mode, so these are the same in each.
 always='TestProve_.*|ExampleProve'
+
+# This runs the later migration itself.
+later='TestUpgrade_TheCodeOfBeforeWorksBesideThis'
 
 # These test or use the default schema.
 schema='TestNew|ExampleHookFunc|ExampleConfig_beforeEnqueue'
@@ -60,7 +63,7 @@ if [ "${1:-}" = -skipped ]; then
 	skipped=yes
 	shift
 fi
-[ "$#" -gt 0 ] || set -- simple_protocol exec cache_describe describe_exec role schema pgbouncer
+[ "$#" -gt 0 ] || set -- simple_protocol exec cache_describe describe_exec role schema later pgbouncer
 if [ -z "${ONCEQ_TEST_IMAGE:-}" ]; then
 	ONCEQ_TEST_PGBIN=$(scripts/postgres.sh)
 	export ONCEQ_TEST_PGBIN
@@ -69,6 +72,7 @@ for mode; do
 	case $mode in
 	cache_describe | describe_exec | exec | simple_protocol) run "$mode" '' ONCEQ_TEST_QUERY_MODE="$mode" ;;
 	role) run "$mode" '' ONCEQ_TEST_ROLE=1 ;;
+	later) run "$mode" "$later" ONCEQ_TEST_LATER="$PWD/migrations/testdata/002_later.sql" ;;
 	schema) run "$mode" "$schema" ONCEQ_TEST_SCHEMA="Odd \"schema's.x" ;;
 	pgbouncer)
 		path=$(scripts/pgbouncer.sh)

@@ -69,6 +69,7 @@ type app struct {
 	json                  bool
 	timeout               time.Duration
 	conns                 int32 // of the pool; 0 means 2
+	each                  bool  // limit each statement by itself, in a call that sends many
 
 	pool *pgxpool.Pool
 	q    *onceq.Queue
@@ -107,7 +108,7 @@ Begin with: onceq doctor`,
 		commands []*cobra.Command
 	}{
 		{"look", []*cobra.Command{a.doctorCommand(), a.queuesCommand(), a.workersCommand(), a.topCommand(), a.uiCommand(), a.keysCommand(), a.pausesCommand(), a.actionsCommand(), a.payloadsCommand()}},
-		{"mend", []*cobra.Command{a.jobsCommand(), a.effectsCommand(), a.lanesCommand(), a.schedulesCommand(), a.pauseCommand(), a.resumeCommand()}},
+		{"mend", []*cobra.Command{a.jobsCommand(), a.effectsCommand(), a.lanesCommand(), a.limitsCommand(), a.groupsCommand(), a.schedulesCommand(), a.pauseCommand(), a.resumeCommand()}},
 		{"set", []*cobra.Command{a.migrateCommand(), a.checkCommand(), a.reapCommand()}},
 	} {
 		for _, c := range g.commands {
@@ -115,10 +116,27 @@ Begin with: onceq doctor`,
 			root.AddCommand(c)
 		}
 	}
+	accepting(root)
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return usagef("%w; see: %s --help", err, c.CommandPath())
 	})
 	return root
+}
+
+// unasking are the commands that change something and do not ask.
+var unasking = []string{
+	"onceq lanes limit", "onceq limits set", "onceq limits remove", "onceq schedules fire", "onceq schedules pause", "onceq schedules resume",
+	"onceq pause", "onceq resume", "onceq migrate up", "onceq reap",
+}
+
+// accepting lets them take --yes, so that whoever adds it everywhere is never refused.
+func accepting(c *cobra.Command) {
+	if slices.Contains(unasking, c.CommandPath()) {
+		c.Flags().BoolP("yes", "y", false, "accepted, as wherever something changes; this one does not ask")
+	}
+	for _, below := range c.Commands() {
+		accepting(below)
+	}
 }
 
 // group is a command that only has others below it. An unknown one is an error, which cobra would answer with the help alone.
@@ -179,6 +197,9 @@ func (a *app) config() (*pgxpool.Config, error) {
 	}
 	if c.ConnectTimeout == 0 || c.ConnectTimeout > a.timeout {
 		c.ConnectTimeout = a.timeout
+	}
+	if a.each {
+		c.Tracer = eachLimited(a.timeout)
 	}
 	// When a context ends, the server is asked to stop the statement, which would otherwise go on there.
 	c.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler {
@@ -257,6 +278,41 @@ func (a *app) unreachable(to *pgx.ConnConfig, err error) error {
 	}
 	return &exit{codeUnreachable, fmt.Errorf("cannot connect to database %q as user %q at %s:%d: %s\nThis address is from %s; %s",
 		to.Database, to.User, to.Host, to.Port, why, source, advice)}
+}
+
+// eachLimited gives each statement that is sent, or each batch, a time limit. A statement's context is the one that its tracer returns.
+type eachLimited time.Duration
+
+type endOfLimit struct{}
+
+func (l eachLimited) begin(ctx context.Context) context.Context {
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(l))
+	return context.WithValue(ctx, endOfLimit{}, cancel)
+}
+
+func (eachLimited) end(ctx context.Context) { ctx.Value(endOfLimit{}).(context.CancelFunc)() }
+
+// TraceQueryStart is called before a statement.
+func (l eachLimited) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return l.begin(ctx)
+}
+
+// TraceQueryEnd is called after it.
+func (l eachLimited) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryEndData) {
+	l.end(ctx)
+}
+
+// TraceBatchStart is called before a batch.
+func (l eachLimited) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	return l.begin(ctx)
+}
+
+// TraceBatchQuery is called for each statement of it.
+func (eachLimited) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+
+// TraceBatchEnd is called after it.
+func (l eachLimited) TraceBatchEnd(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchEndData) {
+	l.end(ctx)
 }
 
 // state is the SQLSTATE of an error, or "".

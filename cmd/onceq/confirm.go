@@ -114,7 +114,10 @@ func (p *progress) end() {
 	}
 }
 
-var errStopped = errors.New("stopped")
+var (
+	errStopped        = errors.New("stopped")
+	errStoppedBetween = &exit{codeInterrupted, errors.New("interrupted between two statements; run the same command again to go on")}
+)
 
 // many runs a call that takes many jobs, statement by statement. Ctrl-c stops it between two statements, so that the counts are
 // right. Each statement has its own time limit.

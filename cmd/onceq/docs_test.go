@@ -28,7 +28,7 @@ func TestOperationsPage(t *testing.T) {
 			continue
 		}
 		args := split(line)
-		if strings.Contains(line, "resolve") || strings.Contains(line, "jobs cancel") || strings.Contains(line, "jobs discard") || strings.Contains(line, "jobs redrive") {
+		if strings.Contains(line, "resolve") || strings.Contains(line, "groups cancel") || strings.Contains(line, "jobs cancel") || strings.Contains(line, "jobs discard") || strings.Contains(line, "jobs redrive") || strings.Contains(line, "jobs move") {
 			args = append(args, "--dry-run")
 		}
 		a := do(t, db.URL, args...)

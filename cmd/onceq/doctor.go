@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -237,7 +236,15 @@ func (x *examination) tables(ctx context.Context) error {
 	case err != nil:
 		return err
 	default:
-		x.add("ok", "tables", fmt.Sprintf("schema %q is at version %d", x.a.schema, onceq.SchemaVersion), "")
+		version, err := x.a.tablesVersion(ctx)
+		if err != nil {
+			return err
+		}
+		text := fmt.Sprintf("schema %q is at version %d", x.a.schema, version)
+		if version > onceq.SchemaVersion {
+			text += fmt.Sprintf(", and works with this command of version %d", onceq.SchemaVersion)
+		}
+		x.add("ok", "tables", text, "")
 	}
 	rows, err := x.a.pool.Query(ctx, `
 select c.relname::text from pg_index i join pg_class c on c.oid = i.indexrelid join pg_namespace n on n.oid = c.relnamespace
@@ -288,122 +295,60 @@ func (x *examination) plan(ctx context.Context) error {
 func (x *examination) health(ctx context.Context) error {
 	found, err := x.a.q.Health(ctx)
 	for _, f := range found {
-		switch f.What {
-		case "waiting", "paused": // people says more about these
-		case "lane":
-			advice := "onceq jobs show says why each died; onceq jobs redrive runs it again, onceq jobs discard gives it up, onceq effects resolve is for a held one; onceq lanes list"
-			if strings.HasPrefix(f.Advice, "SetLaneLimit") {
-				advice = "onceq lanes limit raises it; onceq actions may say who set it; onceq lanes list"
-			}
-			x.add("bad", f.What, f.Detail, advice)
-		default:
-			x.add("warning", f.What, f.Detail, f.Advice)
+		if f.What == "paused" { // people says it without delay
+			continue
 		}
+		level := "warning"
+		if f.Severe {
+			level = "bad"
+		}
+		x.add(level, f.What, f.Detail, advice(f))
 	}
 	if err == nil && len(found) == 0 {
-		x.add("ok", "health", "no old snapshot, no bloat", "")
+		x.add("ok", "health", "no old snapshot, no bloat, no queue that nobody works", "")
 	}
 	return err
 }
 
-// waits says why the jobs of a queue may be waiting.
-func (x *examination) waits(s onceq.QueueStats, plus string, workers []onceq.WorkerInfo, pauses []onceq.Pause) {
-	again := ""
-	if s.Retrying > 0 {
-		again = fmt.Sprintf(" and %s%s for another", number(s.Retrying), plus)
-	}
-	detail := fmt.Sprintf("the oldest job of queue %q has been due for %s; %s%s wait for their first attempt%s, ", s.Queue, ago(s.Oldest), number(s.Waiting), plus, again)
-	list := "onceq jobs list --state waiting,retrying --queue " + quoteArg(s.Queue)
-	none := "none is running"
-	if s.More {
-		none = "none of those that were looked at is running"
-	}
-	var serving int
-	for _, w := range workers {
-		if _, ok := w.Queues[s.Queue]; ok && !w.Stale {
-			serving++
-		}
-	}
+// advice is what to type. What Health itself advises is for people who write code.
+func advice(f onceq.Finding) string {
+	list := "onceq jobs list --state waiting,retrying --queue " + quoteArg(f.Queue)
 	switch {
-	case serving == 0 && s.Queue == "onceqcron":
-		x.add("bad", "waiting", detail+"and no worker serves this queue", "these are ticks of schedules: start a worker with the handlers of its Scheduler (onceqcron.Scheduler.Handlers); onceq schedules list")
-	case serving == 0 && similar(s.Queue, workers) != "":
-		x.add("bad", "waiting", detail+"and no worker serves this queue", fmt.Sprintf("is its name a misspelt %q, which workers do serve? Correct it where the jobs are enqueued, and serve both (WorkerConfig.Also) until it is empty; ", similar(s.Queue, workers))+list)
-	case serving == 0:
-		x.add("bad", "waiting", detail+"and no worker serves this queue", "start one, or is the queue's name spelt wrong where the jobs are enqueued? onceq workers says what workers serve; "+list)
-	case s.Leased == 0 && len(pauses) > 0:
-		x.add("warning", "waiting", detail+"and "+none+"; a kind is paused", "onceq pauses; "+list)
-	case s.Leased == 0:
-		x.add("bad", "waiting", detail+"and "+none+" although "+plural(serving, "worker")+" would take them", "have these a handler for the kinds? Compare onceq workers with "+list)
-	default:
-		x.add("warning", "waiting", detail+number(s.Leased)+plus+" are with workers", "if this grows, the workers do not keep up: start more, or raise Concurrency; or their handlers hang: onceq jobs list --state running --queue "+quoteArg(s.Queue))
+	case f.What == "waiting" && f.Queue == "onceqcron":
+		return f.Advice + "; onceq schedules list"
+	case f.What == "waiting" && f.Meant != "":
+		return fmt.Sprintf("is its name a misspelt %q, which workers do serve? Correct it where the jobs are enqueued, and move what waits: onceq jobs move --queue %s --to %s; %s", f.Meant, quoteArg(f.Queue), quoteArg(f.Meant), list)
+	case f.What == "waiting" && f.Severe && strings.Contains(f.Detail, "no worker"):
+		return "start one, or is the queue's name spelt wrong where the jobs are enqueued? onceq workers says what workers serve; " + list
+	case f.What == "waiting" && strings.Contains(f.Detail, "paused"):
+		return "onceq pauses; " + list
+	case f.What == "waiting" && strings.Contains(f.Detail, "although"):
+		return "have these a handler for the kinds? Compare onceq workers with " + list
+	case f.What == "waiting":
+		return f.Advice + ": onceq jobs list --state running --queue " + quoteArg(f.Queue)
+	case f.What == "kind":
+		return f.Advice + "; onceq workers; " + list + " --kind " + quoteArg(f.Kind)
+	case f.What == "hang":
+		return fmt.Sprintf("onceq jobs explain %d says what it does; a handler may hang: look at what its process logged last; onceq jobs cancel %d tells the handler to end, and if it does not listen, end the process: the others then go on. A time limit of its kind ends such a handler", f.JobID, f.JobID)
+	case f.What == "limit":
+		return "onceq limits set raises it; onceq actions may say who set it; onceq limits list"
+	case f.What == "crashes":
+		return fmt.Sprintf("look at what its workers logged last, and at their memory (onceq jobs explain %d); by itself it is dead after a few more; onceq jobs cancel %d ends it now", f.JobID, f.JobID)
+	case f.What == "versions":
+		return "finish the deploy: end these processes, or find out why they were not replaced; onceq workers lists all"
+	case f.What == "paused" && f.Kind != "":
+		return "onceq resume --kind " + quoteArg(f.Kind) + ", when the reason is over"
+	case f.What == "paused":
+		return "onceq resume --queue " + quoteArg(f.Queue) + ", when the reason is over"
+	case f.What == "group":
+		return fmt.Sprintf("onceq groups show %d says which; onceq jobs redrive --group %d runs the dead ones again, onceq jobs discard --group %d goes on without them; onceq groups cancel %d ends all of it", f.JobID, f.JobID, f.JobID, f.JobID)
+	case f.What == "lane" && f.JobID != 0:
+		return "onceq jobs show says why each died; onceq jobs redrive runs it again, onceq jobs discard gives it up, onceq effects resolve is for a held one; onceq lanes list"
+	case f.What == "lane" && strings.HasPrefix(f.Advice, "raise its limit"):
+		return "onceq lanes limit raises it; onceq actions may say who set it; onceq lanes list"
 	}
+	return f.Advice
 }
-
-// similar gives a queue that workers serve and whose name is nearly that of a queue that none serves, or "".
-func similar(name string, workers []onceq.WorkerInfo) string {
-	for _, w := range workers {
-		for _, other := range slices.Sorted(maps.Keys(w.Queues)) {
-			if other != name && min(len(name), len(other)) > 2 && slip(name, other) {
-				return other
-			}
-		}
-	}
-	return ""
-}
-
-// slip says whether two names differ by one letter that is missing, too many or another, or by two that changed places.
-func slip(a, b string) bool {
-	for a != "" && b != "" && a[0] == b[0] {
-		a, b = a[1:], b[1:]
-	}
-	for a != "" && b != "" && a[len(a)-1] == b[len(b)-1] {
-		a, b = a[:len(a)-1], b[:len(b)-1]
-	}
-	return len(a) <= 1 && len(b) <= 1 || len(a) == 2 && len(b) == 2 && a[0] == b[1] && a[1] == b[0]
-}
-
-// crashes looks for jobs that lose one lease after the other: they may end their process each time. In a queue with many jobs they are
-// not looked for, because that would read all of them.
-func (x *examination) crashes(ctx context.Context, s onceq.QueueStats) error {
-	if s.Retrying == 0 || s.More {
-		return nil
-	}
-	jobs, err := x.a.q.List(ctx, x.a.pool, onceq.Filter{Queue: s.Queue, States: []onceq.State{onceq.StateRetrying}, Limit: 200})
-	for _, j := range jobs {
-		if j.Lost > 1 {
-			x.add("warning", "crashes", fmt.Sprintf("job %d of kind %q in queue %q has lost %d leases: it may end its process each time that it runs", j.ID, j.Kind, j.Queue, j.Lost),
-				fmt.Sprintf("look at what its workers logged last, and at their memory (onceq jobs explain %d); by itself it is dead after a few more; onceq jobs cancel %d ends it now", j.ID, j.ID))
-		}
-	}
-	return err
-}
-
-// versions looks for workers that a deploy has left behind.
-func (x *examination) versions(now time.Time, workers []onceq.WorkerInfo) {
-	workers = slices.DeleteFunc(slices.Clone(workers), func(w onceq.WorkerInfo) bool { return w.Stale })
-	if len(workers) == 0 {
-		return
-	}
-	newest := slices.MaxFunc(workers, func(a, b onceq.WorkerInfo) int { return a.Started.Compare(b.Started) }).Version
-	var since time.Time // when the first worker of this version began
-	var old []string
-	for _, w := range workers {
-		switch {
-		case w.Version != newest:
-			old = append(old, fmt.Sprintf("%s (%s)", w, w.Version))
-		case since.IsZero() || w.Started.Before(since):
-			since = w.Started
-		}
-	}
-	if len(old) > 0 && now.Sub(since) > deployTime {
-		x.add("warning", "versions", fmt.Sprintf("workers with version %s of the library have run for %s, and others still have another: %s", newest, ago(now.Sub(since)), strings.Join(old[:min(len(old), 5)], ", ")),
-			"finish the deploy: end these processes, or find out why they were not replaced; onceq workers lists all")
-	}
-}
-
-// deployTime is for how long workers of two versions are normal.
-const deployTime = 15 * time.Minute
 
 // people looks for what waits for a person.
 func (x *examination) people(ctx context.Context) error {
@@ -420,11 +365,7 @@ func (x *examination) people(ctx context.Context) error {
 		return err
 	}
 	for _, p := range pauses {
-		flag := "--queue " + quoteArg(p.Queue)
-		if p.Kind != "" {
-			flag = "--kind " + quoteArg(p.Kind)
-		}
-		x.add("warning", "paused", p.String(), "onceq resume "+flag+", when the reason is over")
+		x.add("warning", "paused", p.String(), advice(onceq.Finding{What: "paused", Queue: p.Queue, Kind: p.Kind}))
 	}
 	live := 0
 	var gone []string
@@ -452,12 +393,6 @@ func (x *examination) people(ctx context.Context) error {
 	}
 	for _, s := range stats {
 		plus := func(more bool) string { return map[bool]string{true: "+"}[more] }
-		if s.Oldest > time.Minute && s.Paused.IsZero() {
-			x.waits(s, plus(s.More), workers, pauses)
-		}
-		if err := x.crashes(ctx, s); err != nil {
-			return err
-		}
 		if s.Dead > 0 {
 			x.add("warning", "dead", fmt.Sprintf("queue %q has dead jobs: %s%s", s.Queue, number(s.Dead), plus(s.Dead >= onceq.StatsCap)), "onceq jobs list --state dead --queue "+quoteArg(s.Queue)+"; then redrive or discard them")
 		}
@@ -472,22 +407,18 @@ func (x *examination) people(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	schedules, err := s.List(ctx, nil)
+	found, err := s.Health(ctx, nil)
 	if err != nil {
 		return err
 	}
-	now, err := x.a.now(ctx)
-	if err != nil {
-		return err
-	}
-	x.versions(now, workers)
-	for _, i := range schedules {
-		switch {
-		case !i.Paused.IsZero() && now.Sub(i.Paused) > time.Hour:
-			x.add("warning", "paused", fmt.Sprintf("schedule %q has been paused for %s", i.Name, ago(now.Sub(i.Paused))), "onceq schedules resume "+quoteArg(i.Name)+", if it was forgotten")
-		case i.Paused.IsZero() && !i.Next.IsZero() && now.Sub(i.Next) > time.Minute:
-			x.add("warning", "late", fmt.Sprintf("schedule %q has been due for %s and no worker fires it", i.Name, ago(now.Sub(i.Next))), "check that a worker runs with its handlers (onceqcron.Scheduler.Handlers)")
+	for _, f := range found {
+		name := quoteArg(f.Name)
+		do := map[string]string{
+			"paused": "onceq schedules resume " + name + ", if it was forgotten",
+			"late":   f.Advice + "; onceq workers says what runs",
+			"missed": fmt.Sprintf("if they still matter: onceq schedules backfill %s --from %s --to %s; onceq schedules ticks %s", name, f.From.UTC().Format(time.RFC3339), f.To.UTC().Format(time.RFC3339), name),
 		}
+		x.add("warning", f.What, f.Detail, do[f.What])
 	}
 	return nil
 }

@@ -111,7 +111,7 @@ func (a *app) resolveCommand() *cobra.Command {
 		Short: "Say whether an effect of unknown outcome happened",
 		Long: `resolve settles an effect of unknown outcome. Look it up at the provider first, under the idempotency key that effects list shows. Then say
 
-  --applied     it happened: the next run gets --result and does not do it again
+  --applied     it happened: the next run gets --result and does not do it again; --result null if the effect returns nothing
   --never       it did not happen: the next run does it
   --ask-again   let the policy decide once more, because the provider answers again or the code has another policy by now
 
@@ -142,6 +142,8 @@ A held job runs again at once, when none of its effects is held any more. Flags 
 				return usagef("which effects? Name a job and its effect, or choose many by --effect and --kind")
 			case c.limit < 0:
 				return usagef("--limit is negative")
+			case applied && result == "":
+				return usagef("what did the effect return? The handler gets it when it runs again: say it as JSON, with --result '\"ch_123\"', or --result null if it returns nothing")
 			}
 			ids, err := jobIDs(args[:len(args)/2])
 			if err != nil {
@@ -152,8 +154,6 @@ A held job runs again at once, when none of its effects is held any more. Flags 
 			}
 			answer, said := onceq.NeverApplied(), "never applied"
 			switch {
-			case applied && result == "":
-				answer, said = onceq.Applied(nil), "applied"
 			case applied:
 				answer, said = onceq.Applied(json.RawMessage(result)), "applied, with result "+result
 			case again:
@@ -175,7 +175,7 @@ A held job runs again at once, when none of its effects is held any more. Flags 
 	f.BoolVar(&applied, "applied", false, "it happened")
 	f.BoolVar(&never, "never", false, "it did not happen")
 	f.BoolVar(&again, "ask-again", false, "let the policy decide once more")
-	f.StringVar(&result, "result", "", "what the effect returned, as JSON, for the handler (with --applied; default null)")
+	f.StringVar(&result, "result", "", "what the effect returned, as JSON, for the handler (with --applied; null if it returns nothing)")
 	f.StringVar(&name, "effect", "", "the effects of this name, of all jobs that the other flags choose")
 	f.IntVarP(&c.limit, "limit", "n", 0, "at most this many jobs, newest first (default all)")
 	f.StringVar(&why, "why", "", "why, for the audit trail")
@@ -234,7 +234,7 @@ func (a *app) resolveOne(ctx context.Context, id int64, name string, answer once
 	if a.json {
 		return a.printJSON(map[string]any{"job": id, "effect": name, "state": state})
 	}
-	fmt.Fprintf(a.out, "%d %s\n", id, state)
+	fmt.Fprintf(a.out, "job %d: %s\n", id, state)
 	return nil
 }
 
@@ -291,7 +291,7 @@ func (a *app) resolveMany(ctx context.Context, filter onceq.Filter, name string,
 		fmt.Fprintln(a.out, outcome)
 	}
 	if stopped {
-		return &exit{codeInterrupted, errors.New("interrupted between two statements; run the same command again to go on")}
+		return errStoppedBetween
 	}
 	return err
 }

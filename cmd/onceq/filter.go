@@ -34,6 +34,7 @@ type chosen struct {
 	states                []string
 	createdFrom, createdB string
 	limit                 int
+	group                 int64
 }
 
 func (c *chosen) flags(cmd *cobra.Command, states []onceq.State) {
@@ -41,6 +42,7 @@ func (c *chosen) flags(cmd *cobra.Command, states []onceq.State) {
 	f.StringVarP(&c.queue, "queue", "q", "", "only jobs of this queue")
 	f.StringVarP(&c.kind, "kind", "k", "", "only jobs of this kind")
 	f.StringVar(&c.scope, "scope", "", "only jobs whose key is in this scope")
+	f.Int64Var(&c.group, "group", 0, "only members of this group: jobs that the job with this id waits for")
 	f.StringVar(&c.createdFrom, "created-from", "", "only jobs enqueued since this time (2026-01-31T15:04:05Z) or for this long (2h)")
 	f.StringVar(&c.createdB, "created-before", "", "only jobs enqueued before this time, or longer ago than this")
 	if states == nil {
@@ -52,7 +54,7 @@ func (c *chosen) flags(cmd *cobra.Command, states []onceq.State) {
 
 // filter is what the flags choose. Times that count from now count from the database's now.
 func (c *chosen) filter(ctx context.Context, a *app, possible, byDefault []onceq.State) (f onceq.Filter, err error) {
-	f = onceq.Filter{Queue: c.queue, Kind: c.kind, Scope: c.scope, States: byDefault}
+	f = onceq.Filter{Queue: c.queue, Kind: c.kind, Scope: c.scope, Group: c.group, States: byDefault}
 	f.All = len(c.states) > 0 || c.createdFrom != "" || c.createdB != "" // who names a state or a time means every queue
 	if len(c.states) > 0 {
 		f.States = nil
@@ -80,6 +82,9 @@ func words(f onceq.Filter) string {
 		if part.value != "" {
 			all = append(all, fmt.Sprintf("%s %q", part.name, part.value))
 		}
+	}
+	if f.Group != 0 {
+		all = append(all, fmt.Sprintf("group %d", f.Group))
 	}
 	if !f.CreatedFrom.IsZero() {
 		all = append(all, "enqueued from "+stamp(f.CreatedFrom))

@@ -19,7 +19,7 @@ import (
 
 func (a *app) jobsCommand() *cobra.Command {
 	return group("jobs", "List, show, explain, cancel, retry, redrive and discard jobs",
-		a.listCommand(), a.showCommand(), a.explainCommand(), a.cancelCommand(), a.retryCommand(), a.redriveCommand(), a.discardCommand())
+		a.listCommand(), a.showCommand(), a.explainCommand(), a.cancelCommand(), a.retryCommand(), a.redriveCommand(), a.discardCommand(), a.moveCommand())
 }
 
 func (a *app) listCommand() *cobra.Command {
@@ -128,6 +128,8 @@ func when(j onceq.JobInfo, now time.Time) string {
 		return "leased " + ago(j.LeasedUntil.Sub(now))
 	case j.RunAt.After(now):
 		return "in " + ago(j.RunAt.Sub(now))
+	case j.Blocked && j.Lane == "" && j.Limit == "":
+		return "waits for others, due " + ago(now.Sub(j.RunAt))
 	case j.Blocked:
 		return "in lane " + j.Lane + ", due " + ago(now.Sub(j.RunAt))
 	}
@@ -139,6 +141,7 @@ type shown struct {
 	onceq.JobInfo
 	Effects []onceq.EffectInfo `json:"effects"`
 	Actions []onceq.Action     `json:"actions"`
+	Groups  []int64            `json:"groups"` // that it is a member of
 }
 
 func (a *app) showCommand() *cobra.Command {
@@ -186,6 +189,9 @@ func (a *app) showCommand() *cobra.Command {
 			if s.Actions, err = a.q.Actions(ctx, a.pool, onceq.ActionFilter{JobID: s.ID, Limit: 20}); err != nil {
 				return err
 			}
+			if s.Groups, err = a.q.GroupsOf(ctx, a.pool, s.ID); err != nil {
+				return err
+			}
 			if a.json {
 				s.Effects, s.Actions = append([]onceq.EffectInfo{}, s.Effects...), append([]onceq.Action{}, s.Actions...)
 				return a.printJSON(s)
@@ -231,6 +237,9 @@ func (a *app) show(s shown, now time.Time, short bool) {
 				line("kept until", "%s", stamp(s.KeepUntil))
 			}
 		}
+	}
+	for _, id := range s.Groups {
+		line("member", "of group %d, whose job waits for it, or did; onceq groups show %d", id, id)
 	}
 	if p := s.Progress; p != nil {
 		total := ""
@@ -361,6 +370,7 @@ type verb struct {
 	byFlags  []onceq.State // what the flags choose by default
 	always   bool          // asks for named jobs too
 	warning  string
+	warn     func(ctx context.Context) (string, error) // the warning, if it takes a look
 	one      func(ctx context.Context, id int64) (what string, err error)
 	many     func(ctx context.Context, f onceq.Filter) (result map[string]int, err error)
 	words    func(result map[string]int) string
@@ -384,17 +394,22 @@ func (a *app) verbCommand(v verb, short, long, example string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			flags := c.queue != "" || c.kind != "" || c.scope != "" || len(c.states) > 0 || c.createdFrom != "" || c.createdB != ""
+			flags := c.queue != "" || c.group != 0 || c.kind != "" || c.scope != "" || len(c.states) > 0 || c.createdFrom != "" || c.createdB != ""
 			switch {
 			case len(ids) > 0 && flags:
 				return usagef("name jobs by their ids, or choose them by flags, but not both")
 			case len(ids) == 0 && !flags:
-				return usagef("which jobs? Name their ids, or choose them by --queue, --kind, --scope, --state; see: onceq jobs %s --help", v.name)
+				return usagef("which jobs? Name their ids, or choose them by --queue, --kind, --scope, --group, --state; see: onceq jobs %s --help", v.name)
 			case c.limit < 0:
 				return usagef("--limit is negative")
 			}
 			if err := a.connect(cmd.Context(), true); err != nil {
 				return err
+			}
+			if v.warn != nil {
+				if v.warning, err = v.warn(cmd.Context()); err != nil {
+					return err
+				}
 			}
 			if len(ids) > 0 {
 				return dried(a.named(cmd.Context(), v, ids, agree, why))
@@ -414,6 +429,9 @@ func (a *app) verbCommand(v verb, short, long, example string) *cobra.Command {
 	return cmd
 }
 
+// gone is all that can be said of a job that no table has.
+const gone = "is unknown, or ended and was not kept (Kind.Keep)"
+
 // named does it to the jobs with these ids, one by one. One that is refused does not keep the others from it.
 func (a *app) named(ctx context.Context, v verb, ids []int64, agree consent, why string) error {
 	if v.always || agree.dry {
@@ -426,7 +444,7 @@ func (a *app) named(ctx context.Context, v verb, ids []int64, agree consent, why
 		lines := sample(jobs, len(jobs))
 		for _, id := range ids {
 			if !slices.ContainsFunc(jobs, func(j onceq.JobInfo) bool { return j.ID == id }) {
-				lines = append(lines, fmt.Sprintf("%d is unknown, or completed and was not kept", id))
+				lines = append(lines, fmt.Sprintf("%d %s", id, gone))
 			}
 		}
 		if err := a.agreed(ctx, agree, fmt.Sprintf("%s %s.%s", capital(v.name), plural(len(ids), "job"), v.warning), lines...); err != nil {
@@ -445,6 +463,11 @@ func (a *app) named(ctx context.Context, v verb, ids []int64, agree consent, why
 		what, err := v.one(inner, id)
 		cancel()
 		switch {
+		case errors.Is(err, onceq.ErrNotFound):
+			o.Error = gone + "; nothing was changed. onceq keys and onceq actions may still know of it"
+			if worst = cmp.Or(worst, err); len(ids) == 1 {
+				worst = &exit{codeNotFound, fmt.Errorf("job %d %s", id, o.Error)}
+			}
 		case err != nil:
 			o.Error = strings.TrimPrefix(err.Error(), "onceq: ")
 			worst = cmp.Or(worst, err)
@@ -454,9 +477,9 @@ func (a *app) named(ctx context.Context, v verb, ids []int64, agree consent, why
 		}
 		done = append(done, o)
 		if !a.json && err == nil {
-			fmt.Fprintf(a.out, "%d %s\n", id, what)
+			fmt.Fprintf(a.out, "job %d: %s\n", id, what)
 		} else if !a.json && len(ids) > 1 {
-			fmt.Fprintf(a.errOut, "%d %s\n", id, clean(o.Error))
+			fmt.Fprintf(a.errOut, "job %d: %s\n", id, clean(o.Error))
 		}
 	}
 	if a.json {
@@ -526,7 +549,7 @@ func (a *app) byFilter(ctx context.Context, v verb, filter onceq.Filter, agree c
 		fmt.Fprintln(a.out, said)
 	}
 	if stopped {
-		return &exit{codeInterrupted, errors.New("interrupted between two statements; run the same command again to go on")}
+		return errStoppedBetween
 	}
 	return err
 }
@@ -642,4 +665,58 @@ deleted: a new job with the same key does the effects again, a second mail, a se
 usually the right command. Flags choose dead jobs unless --state says otherwise.`,
 		`  onceq jobs discard 4711
   onceq jobs discard --kind newsletter --created-before 30d`)
+}
+
+func (a *app) moveCommand() *cobra.Command {
+	possible := []onceq.State{onceq.StateWaiting, onceq.StateDelayed, onceq.StateRetrying}
+	var to string
+	cmd := a.verbCommand(verb{
+		name: "move", possible: possible, byFlags: possible,
+		warn: func(ctx context.Context) (string, error) {
+			ctx, cancel := a.limited(ctx)
+			defer cancel()
+			workers, err := a.q.Workers(ctx, a.pool)
+			text := fmt.Sprintf(" They go to queue %q.", to)
+			if !slices.ContainsFunc(workers, func(w onceq.WorkerInfo) bool { _, serves := w.Queues[to]; return serves && !w.Stale }) {
+				text = fmt.Sprintf(" They go to queue %q, WHICH NO WORKER SERVES NOW: see onceq workers.", to)
+			}
+			return text, err
+		},
+		one: func(ctx context.Context, id int64) (string, error) {
+			moved, err := a.q.Move(ctx, a.pool, id, to)
+			if err != nil || moved {
+				return "moved to queue " + strconv.Quote(to), err
+			}
+			j, err := a.q.Get(ctx, a.pool, id)
+			switch {
+			case err != nil:
+				return "", err
+			case j.Queue == to:
+				return "in queue " + strconv.Quote(to) + " already", nil
+			case j.State.Finished():
+				return "", &exit{codeRefused, fmt.Errorf("job %d is %s, and move is for jobs that are not finished; onceq jobs redrive runs it again, and then it can be moved", id, j.State)}
+			}
+			return "", &exit{codeRefused, fmt.Errorf("job %d is with a worker, or was until its lease ran out, and only what nobody has can be moved; wait for its attempt to end, or: onceq jobs cancel %d, onceq jobs redrive %d, and move it", id, id, id)}
+		},
+		many: func(ctx context.Context, f onceq.Filter) (map[string]int, error) {
+			n, err := a.q.MoveMany(ctx, a.pool, f, to)
+			return map[string]int{"moved": n}, err
+		},
+		words: func(r map[string]int) string {
+			return fmt.Sprintf("%s moved to queue %q.", plural(r["moved"], "job"), to)
+		},
+	}, "Move jobs that nobody has to another queue", `move changes the queue of jobs that wait, are delayed, or wait for their next attempt or their lane: for a queue's name that was spelt wrong,
+or a queue whose workers are gone. They stay the same jobs, with their ids, keys, priorities, lanes and the outcomes of their effects. Those
+that are due come after what waits in the new queue. A job that a worker has stays. Jobs that are enqueued later still go where the code sends
+them.`,
+		`  onceq jobs move 4711 --to images
+  onceq jobs move --queue imagse --to images --why "misspelt in release 41"`)
+	cmd.Flags().StringVar(&to, "to", "", "the queue to which they go")
+	cmd.PreRunE = func(*cobra.Command, []string) error {
+		if strings.TrimSpace(to) == "" {
+			return usagef("to which queue? Name it with --to")
+		}
+		return nil
+	}
+	return cmd
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -26,47 +25,71 @@ func (a *app) laneListCommand() *cobra.Command {
 jobs are due and wait for a place; OLDEST says for how long the first of these has been due. DELAYED ones are not due yet.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if filter.Limit < 1 {
-				return usagef("--limit is %d; it must be positive", filter.Limit)
-			}
-			if err := a.connect(cmd.Context(), true); err != nil {
-				return err
-			}
-			ctx, cancel := a.limited(cmd.Context())
-			defer cancel()
-			lanes, err := a.q.Lanes(ctx, a.pool, filter)
-			if err != nil {
-				return err
-			}
-			next := ""
-			if len(lanes) == filter.Limit {
-				next = lanes[len(lanes)-1].Lane
-			}
-			if a.json {
-				page := map[string]any{"lanes": lanesJSON(lanes)}
-				if next != "" {
-					page["next"] = next
-				}
-				return a.printJSON(page)
-			}
-			t := newTable("LANE", "LIMIT", "LIVE", "WAITING", "OLDEST", "DELAYED", "WHY").numbers("LIMIT", "LIVE", "WAITING", "OLDEST", "DELAYED")
-			for _, l := range lanes {
-				t.add(l.Lane, l.Limit, number(l.Live), number(l.Waiting), ago(l.Oldest), number(l.Delayed), whyLane(l))
-				if len(l.StoppedBy) > 0 || l.Limit == 0 {
-					t.paint(6, red)
-				}
-			}
-			a.print(t, "No job waits for a lane.")
-			if next != "" {
-				fmt.Fprintf(a.errOut, "There may be more: add --after %s\n", quoteArg(next))
-			}
-			return nil
+			return listed(a, cmd, page[onceq.LaneInfo]{
+				name: "lanes", none: "No job waits for a lane.", limit: filter.Limit,
+				read: func(ctx context.Context) ([]onceq.LaneInfo, error) { return a.q.Lanes(ctx, a.pool, filter) },
+				key:  func(l onceq.LaneInfo) string { return l.Lane },
+				json: func(all []onceq.LaneInfo) any { return lanesJSON(all) },
+				table: func(lanes []onceq.LaneInfo) *table {
+					t := newTable("LANE", "LIMIT", "LIVE", "WAITING", "OLDEST", "DELAYED", "WHY").numbers("LIMIT", "LIVE", "WAITING", "OLDEST", "DELAYED")
+					for _, l := range lanes {
+						t.add(l.Lane, l.Limit, number(l.Live), number(l.Waiting), ago(l.Oldest), number(l.Delayed), whyLane(l))
+						if len(l.StoppedBy) > 0 || l.Limit == 0 {
+							t.paint(6, red)
+						}
+					}
+					return t
+				},
+			})
 		},
 	}
 	cmd.Flags().StringVar(&filter.Family, "family", "", "only lanes of this family: the kind's name, unless the application says otherwise")
 	cmd.Flags().IntVarP(&filter.Limit, "limit", "n", 50, "how many, at most 1,000")
 	cmd.Flags().StringVar(&filter.After, "after", "", "the next page: lanes behind this one")
 	return cmd
+}
+
+// page is a page of a list that goes by name.
+type page[T any] struct {
+	name  string // of the list, in JSON
+	none  string // what is said of an empty one
+	limit int
+	read  func(context.Context) ([]T, error)
+	key   func(T) string
+	json  func([]T) any
+	table func([]T) *table
+}
+
+// listed reads a page and prints it, with where the next one begins.
+func listed[T any](a *app, cmd *cobra.Command, p page[T]) error {
+	if p.limit < 1 {
+		return usagef("--limit is %d; it must be positive", p.limit)
+	}
+	if err := a.connect(cmd.Context(), true); err != nil {
+		return err
+	}
+	ctx, cancel := a.limited(cmd.Context())
+	defer cancel()
+	all, err := p.read(ctx)
+	if err != nil {
+		return err
+	}
+	next := ""
+	if len(all) == p.limit {
+		next = p.key(all[len(all)-1])
+	}
+	if a.json {
+		shown := map[string]any{p.name: p.json(all)}
+		if next != "" {
+			shown["next"] = next
+		}
+		return a.printJSON(shown)
+	}
+	a.print(p.table(all), p.none)
+	if next != "" {
+		fmt.Fprintf(a.errOut, "There may be more: add --after %s\n", quoteArg(next))
+	}
+	return nil
 }
 
 // laneJSON is a lane for programs.
@@ -110,14 +133,17 @@ func whyLane(l onceq.LaneInfo) string {
 
 func (a *app) laneLimitCommand() *cobra.Command {
 	var why string
-	return whyFlag(&cobra.Command{
+	var remove bool
+	cmd := whyFlag(&cobra.Command{
 		Use:   "limit LANE [N]",
 		Short: "Set how many jobs of a lane may be live at once, or say how many",
 		Long: `limit sets how many jobs of a lane may be live at once, in all processes: to be claimed, running, or waiting for their next attempt. LANE is what
 lanes list prints. FAMILY/ stands for all lanes of a family that have no limit of their own. Without N it prints the limit. 0 lets no more jobs
-start; those that are live run on. It lasts until somebody sets another limit.`,
+start; those that are live run on. It lasts until somebody sets another limit, or removes it with --remove: then the family's limit holds, or one job
+runs at a time.`,
 		Example: `  onceq lanes limit book/account-7 0 --why "the bank closed it"
-  onceq lanes limit provider/ 4`,
+  onceq lanes limit provider/ 4
+  onceq lanes limit provider/ --remove`,
 		Args: cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			family, name, ok := strings.Cut(args[0], "/")
@@ -125,6 +151,9 @@ start; those that are live run on. It lasts until somebody sets another limit.`,
 				return usagef("%q is not a lane; say FAMILY/NAME, as lanes list does, or FAMILY/ for all lanes of a family", args[0])
 			}
 			n := -1
+			if remove && len(args) == 2 {
+				return usagef("--remove takes the limit away; say it, or %q", args[1])
+			}
 			if len(args) == 2 {
 				var err error
 				if n, err = strconv.Atoi(args[1]); err != nil || n < 0 {
@@ -145,12 +174,15 @@ start; those that are live run on. It lasts until somebody sets another limit.`,
 				about = fmt.Sprintf("the lanes of family %q", family)
 			}
 			said := fmt.Sprintf("The limit of %s is %d.", about, was)
-			if n >= 0 {
-				said = fmt.Sprintf("The limit of %s is %d now; it was %d.", about, n, was)
-				if err := a.setLimit(ctx, family, name, n, onceq.Action{Who: a.person(), What: "lane limit", About: about, Why: why, Outcome: said}); err != nil {
+			if n >= 0 || remove {
+				now, err := a.setLimit(ctx, family, name, n, func(now int) onceq.Action {
+					said = fmt.Sprintf("The limit of %s is %d now; it was %d.", about, now, was)
+					return onceq.Action{Who: a.person(), What: "lane limit", About: about, Why: why, Outcome: said}
+				})
+				if err != nil {
 					return err
 				}
-				was = n
+				was = now
 			}
 			if a.json {
 				return a.printJSON(map[string]any{"lane": args[0], "limit": was})
@@ -159,13 +191,26 @@ start; those that are live run on. It lasts until somebody sets another limit.`,
 			return nil
 		},
 	}, &why)
+	cmd.Flags().BoolVar(&remove, "remove", false, "take the limit away that somebody has set")
+	return cmd
 }
 
-// setLimit sets a limit, in one transaction with its line in the audit trail.
-func (a *app) setLimit(ctx context.Context, family, name string, n int, action onceq.Action) error {
-	return pgx.BeginFunc(ctx, a.pool, func(tx pgx.Tx) error {
-		err := a.q.SetLaneLimit(ctx, tx, family, name, n)
-		_, recorded := a.q.RecordAction(ctx, tx, action)
-		return errors.Join(err, recorded)
+// setLimit sets a limit, or removes it if n is negative, in one transaction with its line in the audit trail.
+func (a *app) setLimit(ctx context.Context, family, name string, n int, action func(now int) onceq.Action) (now int, err error) {
+	err = pgx.BeginFunc(ctx, a.pool, func(tx pgx.Tx) (err error) {
+		if n >= 0 {
+			err = a.q.SetLaneLimit(ctx, tx, family, name, n)
+		} else {
+			err = a.q.RemoveLaneLimit(ctx, tx, family, name)
+		}
+		if err != nil {
+			return err
+		}
+		if now, err = a.q.LaneLimit(ctx, tx, family, name); err != nil {
+			return err
+		}
+		_, err = a.q.RecordAction(ctx, tx, action(now))
+		return err
 	})
+	return now, err
 }

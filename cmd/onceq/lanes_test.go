@@ -55,7 +55,10 @@ func TestAStuckLane(t *testing.T) {
 	require.Contains(t, fine(t, db.URL, "actions"), "many accounts")
 	fine(t, db.URL, "jobs", "discard", dead, "--yes")
 	require.Contains(t, fine(t, db.URL, "lanes", "list"), "stands still: its limit is 0")
-	fine(t, db.URL, "lanes", "limit", "book/account-7", "1")
+	require.Equal(t, "The limit of lane \"book/account-7\" is 3 now; it was 0.\n", fine(t, db.URL, "lanes", "limit", "book/account-7", "--remove", "--why", "it is open again"))
+	require.Contains(t, fine(t, db.URL, "actions"), "it is open again")
+	require.Equal(t, map[string]any{"lane": "book/", "limit": 1.0}, asJSON(t, db.URL, "lanes", "limit", "book/", "--remove"))
+	require.Equal(t, codeUsage, do(t, db.URL, "lanes", "limit", "book/", "2", "--remove").code)
 	require.NotContains(t, do(t, db.URL, "doctor").out, "lane:")
 }
 
@@ -80,23 +83,11 @@ select n::bigint << 32, 60000000, now() - n * interval '1 hour', now() - stale *
 	require.Contains(t, out, "these are ticks of schedules")
 	require.Regexp(t, `crashes: job \d+ of kind "resize" in queue "images" has lost 3 leases`, out)
 	require.Contains(t, out, "0 wait for their first attempt and 1 for another")
-	require.Contains(t, out, "versions: workers with version v2 of the library have run for 1h00m, and others still have another: process 2 on web (v1)")
+	require.Contains(t, out, "versions: workers with version v2 of the library have run for 1h0m0s, and others still have another: process 2 on web (v1)")
 	require.Contains(t, out, "not seen for three minutes or more: process 3 on web since ")
 	_, err = db.Pool.Exec(t.Context(), `update onceq.workers set started_at = now() where version = 'v2'`)
 	require.NoError(t, err)
 	require.NotContains(t, do(t, db.URL, "doctor").out, "versions:") // a deploy is going on
-}
-
-func TestSlip(t *testing.T) {
-	t.Parallel()
-	for pair, is := range map[string]bool{
-		"imagse images": true, "image images": true, "imagess images": true, "imeges images": true, "iamges images": true,
-		"exports imports": false, "igames images": false, "mail email": true, "mail sms": false,
-	} {
-		a, b, _ := strings.Cut(pair, " ")
-		require.Equal(t, is, slip(a, b), pair)
-		require.Equal(t, is, slip(b, a), pair)
-	}
 }
 
 // ui serves the page below a secret, for reading unless --act is there, and ends by an interrupt.

@@ -194,7 +194,7 @@ func TestAnotherVersion(t *testing.T) {
 	defer func() { require.NoError(t, conn.Close(context.Background())) }()
 	require.NoError(t, migrations.Up(t.Context(), conn, "onceq"))
 	for version, say := range map[int]string{-1: "this command needs", 99: "install the version of the command that the workers use"} {
-		_, err := conn.Exec(t.Context(), `update onceq.meta set version = $1`, version)
+		_, err := conn.Exec(t.Context(), `update onceq.meta set version = $1::int, oldest_code = greatest(1, $1::int)`, version)
 		require.NoError(t, err)
 		for _, args := range [][]string{{"queues"}, {"check"}, {"jobs", "list"}, {"schedules", "list"}, {"top", "--json"}} {
 			a := do(t, db.URL, args...)
@@ -203,12 +203,20 @@ func TestAnotherVersion(t *testing.T) {
 			require.Contains(t, a.err, say)
 		}
 	}
-	_, err = conn.Exec(t.Context(), `update onceq.schema_version set version = 99`)
+	_, err = conn.Exec(t.Context(), `update onceq.schema_version set version = 99; update onceq.meta set version = 99, oldest_code = 99`)
 	require.NoError(t, err)
 	a := do(t, db.URL, "migrate", "up", "--json")
 	require.Equal(t, codeSchema, a.code)
 	require.Contains(t, a.err, `"code":"schema"`)
 	require.Equal(t, codeSchema, do(t, db.URL, "migrate", "status").code)
+
+	// Newer tables that bear this version are as good as its own.
+	_, err = conn.Exec(t.Context(), `update onceq.meta set oldest_code = 1`)
+	require.NoError(t, err)
+	require.Contains(t, fine(t, db.URL, "check"), "version 99")
+	require.Contains(t, fine(t, db.URL, "migrate", "up"), "version 99")
+	require.Contains(t, fine(t, db.URL, "migrate", "status"), "001_onceq.sql")
+	require.Contains(t, do(t, db.URL, "doctor", "--all").out, "is at version 99, and works with this command")
 }
 
 func TestNoServer(t *testing.T) {
@@ -251,31 +259,32 @@ func dbName(t *testing.T, db *queuetest.DB) string {
 func TestMistakes(t *testing.T) {
 	t.Parallel()
 	for args, say := range map[string]string{
-		"bogus":                                  `unknown command "bogus"`,
-		"jobs bogus":                             `unknown command "bogus"`,
-		"queues --nope":                          "unknown flag: --nope; see: onceq queues --help",
-		"jobs show":                              "which job?",
-		"jobs show x":                            "not the id of a job",
-		"jobs show --key k":                      "--key needs --scope",
-		"jobs cancel":                            "which jobs?",
-		"jobs redrive 1 --kind mail":             "not both",
-		"jobs list --limit 0":                    "--limit is 0",
-		"effects resolve 1 charge":               "did it happen?",
-		"effects resolve 1 --applied":            "which effect of job 1?",
-		"effects resolve --applied":              "which effects?",
-		"effects resolve 1 a --never --result 1": "--result goes with --applied only",
+		"bogus":                                         `unknown command "bogus"`,
+		"jobs bogus":                                    `unknown command "bogus"`,
+		"queues --nope":                                 "unknown flag: --nope; see: onceq queues --help",
+		"jobs show":                                     "which job?",
+		"jobs show x":                                   "not the id of a job",
+		"jobs show --key k":                             "--key needs --scope",
+		"jobs cancel":                                   "which jobs?",
+		"jobs redrive 1 --kind mail":                    "not both",
+		"jobs list --limit 0":                           "--limit is 0",
+		"effects resolve 1 charge":                      "did it happen?",
+		"effects resolve 1 --applied":                   "which effect of job 1?",
+		"effects resolve --applied":                     "which effects?",
+		"effects resolve 1 charge --applied":            "--result null if it returns nothing",
+		"effects resolve 1 a --never --result 1":        "--result goes with --applied only",
 		"effects resolve 1 a --applied --result ch_123": "--result is not JSON",
-		"schedules fire":             "accepts 1 arg(s), received 0",
-		"schedules backfill nightly": "backfill from when?",
-		"queues --timeout 0s":        "--timeout is 0s",
-		"migrate sql 99":             `no migration "99"`,
-		"top":                        "needs a terminal",
-		"lanes limit book":           `"book" is not a lane`,
-		"lanes limit /a 1":           `"/a" is not a lane`,
-		"lanes limit book/a x":       `the limit is "x"`,
-		"lanes list --limit 0":       "--limit is 0",
-		"ui --port 70000":            "invalid argument",
-		"--database pos://x queues":  "the connection string cannot be read",
+		"schedules fire":                                "accepts 1 arg(s), received 0",
+		"schedules backfill nightly":                    "backfill from when?",
+		"queues --timeout 0s":                           "--timeout is 0s",
+		"migrate sql 99":                                `no migration "99"`,
+		"top":                                           "needs a terminal",
+		"lanes limit book":                              `"book" is not a lane`,
+		"lanes limit /a 1":                              `"/a" is not a lane`,
+		"lanes limit book/a x":                          `the limit is "x"`,
+		"lanes list --limit 0":                          "--limit is 0",
+		"ui --port 70000":                               "invalid argument",
+		"--database pos://x queues":                     "the connection string cannot be read",
 	} {
 		a := do(t, "", strings.Fields(args)...)
 		require.Equal(t, codeUsage, a.code, "%s: %s", args, a.err)
@@ -306,15 +315,25 @@ func TestLook(t *testing.T) {
 	_, err = db.Pool.Exec(t.Context(), `update onceq.jobs set run_at = now() - interval '26 minutes 30 seconds' where kind = 'resize'`)
 	require.NoError(t, err)
 
+	// What workers have counted in each of the last twenty minutes.
+	_, err = db.Pool.Exec(t.Context(), `delete from onceq.job_counts`)
+	require.NoError(t, err)
+	_, err = db.Pool.Exec(t.Context(), `insert into onceq.job_counts (minute, took, started, completed, failed, dead, queue, kind, durations)
+select date_trunc('minute', now()) - n * interval '1 minute', 0, 1201, 1200, 1, 0, 'mail', 'mail', '{1100,100,0,1,0,0,0,0,0,0,0,0,0,0}' from generate_series(-1, 20) n`)
+	require.NoError(t, err)
+
 	out := regexp.MustCompile(`26m3\ds`).ReplaceAllString(fine(t, db.URL, "queues"), "26m30s")
-	require.Equal(t, `QUEUE    WAITING  OLDEST  RUNNING  AHEAD  RETRYING  DELAYED  IN LANE  DEAD  HELD
-billing        0       -        0      0         0        0        0     0     1
-imagse         1  26m30s        0      0         0        0        0     0     0
-mail           0       -        0      0         0        0        0     3     0
+	require.Equal(t, `QUEUE    WAITING  OLDEST  RUNNING  AHEAD  RETRYING  DELAYED  IN LANE  DEAD  HELD  DONE/MIN  FAILED/MIN  P95
+billing        0       -        0      0         0        0        0     0     1         0           0    -
+imagse         1  26m30s        0      0         0        0        0     0     0         0           0    -
+mail           0       -        0      0         0        0        0     3     0     1,200         1.0  3ms
 `, out)
 	queues := asJSON(t, db.URL, "queues", "mail")["queues"].([]any)
 	require.Len(t, queues, 1)
 	require.EqualValues(t, 3, queues[0].(map[string]any)["dead"])
+	minutes := queues[0].(map[string]any)["minutes"].([]any)
+	require.Len(t, minutes, 30)
+	require.Equal(t, map[string]any{"started": 1201.0, "completed": 1200.0, "failed": 1.0, "dead": 0.0, "p95_seconds": 0.003}, minutes[29])
 
 	a := do(t, db.URL, "doctor")
 	require.Equal(t, codeFindings, a.code)
@@ -367,6 +386,11 @@ mail           0       -        0      0         0        0        0     3     0
 	require.Equal(t, "dead", asJSON(t, db.URL, "jobs", "explain", "1")["reasons"].([]any)[0].(map[string]any)["cause"])
 	require.Contains(t, fine(t, db.URL, "jobs", "explain", fmt.Sprint(resize.ID)), "imagse")
 	require.Equal(t, codeNotFound, do(t, db.URL, "jobs", "explain", "99").code)
+	for _, ids := range [][]string{{"99"}, {"98", "99"}} {
+		lost := do(t, db.URL, append([]string{"jobs", "redrive"}, ids...)...)
+		require.Equal(t, codeNotFound, lost.code)
+		require.Contains(t, lost.err, "is unknown, or ended and was not kept (Kind.Keep); nothing was changed")
+	}
 
 	require.Equal(t, codeNotFound, do(t, db.URL, "jobs", "show", "99").code)
 	require.Equal(t, codeNotFound, do(t, db.URL, "keys", "none").code)
@@ -415,19 +439,19 @@ func TestMend(t *testing.T) {
   8 dead mail in queue mail key "welcome:8"
   and 5 others
 `}, a)
-	require.Equal(t, "2 waiting\n", fine(t, db.URL, "jobs", "redrive", "2"))
-	require.Equal(t, "1 discarded\n", fine(t, db.URL, "jobs", "discard", "1", "-y"))
+	require.Equal(t, "job 2: waiting\n", fine(t, db.URL, "jobs", "redrive", "2"))
+	require.Equal(t, "job 1: discarded\n", fine(t, db.URL, "jobs", "discard", "1", "-y"))
 	require.Equal(t, 0, count("dead"))
-	require.Equal(t, "2 cancelled\n3 cancelled\n", fine(t, db.URL, "jobs", "cancel", "2", "3", "--yes"))
+	require.Equal(t, "job 2: cancelled\njob 3: cancelled\n", fine(t, db.URL, "jobs", "cancel", "2", "3", "--yes"))
 	require.Equal(t, map[string]any{"matched": 9.0, "cancelled": 9.0, "asked": 0.0, "stopped": false}, asJSON(t, db.URL, "jobs", "cancel", "--kind", "mail", "--yes"))
 	a = do(t, db.URL, "jobs", "discard", "2", "4711", "-y")
 	require.Equal(t, codeNotFound, a.code)
-	require.Equal(t, "2 discarded\n", a.out)
+	require.Equal(t, "job 2: discarded\n", a.out)
 	require.Contains(t, a.err, "1 job of 2 failed")
 	require.Equal(t, codeRefused, do(t, db.URL, "jobs", "retry", "3").code)
 	require.Equal(t, codeRefused, do(t, db.URL, "jobs", "redrive", first).code)
 
-	require.Equal(t, first+" waiting\n", fine(t, db.URL, "effects", "resolve", first, "charge", "--applied", "--result", `"ch_1"`, "--yes", "--why", "seen in the log"))
+	require.Equal(t, "job "+first+": waiting\n", fine(t, db.URL, "effects", "resolve", first, "charge", "--applied", "--result", `"ch_1"`, "--yes", "--why", "seen in the log"))
 	require.Equal(t, codeRefused, do(t, db.URL, "effects", "resolve", first, "charge", "--never", "--yes").code)
 	require.Equal(t, "1 effect settled as never applied. 1 job run again.\n", fine(t, db.URL, "effects", "resolve", "--effect", "charge", "--kind", "charge", "--never", "--yes"))
 	ran := 0
@@ -481,13 +505,17 @@ func TestSchedules(t *testing.T) {
 	db.Drain(shop.Handlers()...)
 	require.NotContains(t, fine(t, db.URL, "schedules", "list"), "paused")
 
-	a := do(t, db.URL, "schedules", "backfill", "in the table", "--from", "73h")
+	// Whole days: how many ticks "73h ago until now" has depends on the hour.
+	day := time.Now().UTC().Truncate(24 * time.Hour)
+	to := day.Add(-time.Hour).Format(time.RFC3339)
+	three, two := day.Add(-73*time.Hour).Format(time.RFC3339), day.Add(-49*time.Hour).Format(time.RFC3339)
+	a := do(t, db.URL, "schedules", "backfill", "in the table", "--from", three, "--to", to)
 	require.Equal(t, codeRefused, a.code)
 	require.Contains(t, a.err, "Enqueue 3 jobs of the ticks")
 	require.Equal(t, 2, jobs("waiting"))
-	require.Equal(t, "Enqueued 3 jobs.\n", fine(t, db.URL, "schedules", "backfill", "in the table", "--from", "73h", "--yes"))
+	require.Equal(t, "Enqueued 3 jobs.\n", fine(t, db.URL, "schedules", "backfill", "in the table", "--from", three, "--to", to, "--yes"))
 	require.Equal(t, 5, jobs("waiting"))
-	fine(t, db.URL, "schedules", "backfill", "nightly", "--from", "49h", "--yes")
+	fine(t, db.URL, "schedules", "backfill", "nightly", "--from", two, "--to", to, "--yes")
 	db.Drain(shop.Handlers()...)
 	require.Equal(t, 7, jobs("waiting"))
 	require.Len(t, asJSON(t, db.URL, "schedules", "list")["schedules"], 2)
@@ -541,7 +569,44 @@ func TestCtrlC(t *testing.T) {
 	defer func() { _ = tx.Rollback(context.Background()) }()
 	_, err = tx.Exec(t.Context(), `select from onceq.job_history where id = 1000 for update`)
 	require.NoError(t, err)
-	c := command(t, db.URL, "jobs", "redrive", "--kind", "mail", "--yes", "--json")
+	said := interrupted(t, db, tx, "jobs", "redrive", "--kind", "mail", "--yes", "--json")
+	require.Equal(t, map[string]any{"matched": float64(n), "redriven": 1000.0, "taken": 0.0, "stopped": true}, said)
+	var live int
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `select count(*) from onceq.jobs`).Scan(&live))
+	require.Equal(t, 1000, live)
+	require.Contains(t, fine(t, db.URL, "actions"), "1,000 jobs run again.; interrupted")
+	require.Equal(t, "700 jobs run again.\n", fine(t, db.URL, "jobs", "redrive", "--kind", "mail", "--yes"))
+}
+
+// The same for a group, whose waiting job ends first.
+func TestCtrlC_AGroup(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, schema())
+	const n = 1700
+	jobs := make([]onceq.Job, n)
+	for i := range jobs {
+		jobs[i] = mails.Job(mail{i})
+		jobs[i].Key = fmt.Sprint(i)
+	}
+	g, err := db.Queue.EnqueueGroup(t.Context(), db.Pool, jobs, mails.Job(mail{-1}))
+	require.NoError(t, err)
+	tx, err := db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), `select from onceq.job_fences where job_id = $1 for update`, g.Members[849].ID) // in the second statement
+	require.NoError(t, err)
+	id := fmt.Sprint(g.Then.ID)
+	said := interrupted(t, db, tx, "groups", "cancel", id, "--yes", "--json")
+	require.Equal(t, map[string]any{"cancelled": 1001.0, "asked": 0.0, "stopped": true}, said)
+	require.Contains(t, fine(t, db.URL, "actions"), "; interrupted")
+	require.Equal(t, "700 jobs cancelled. 0 running jobs told to stop.\n", fine(t, db.URL, "groups", "cancel", id, "--yes"))
+	require.Equal(t, codeNotFound, do(t, db.URL, "groups", "cancel", fmt.Sprint(g.Members[0].ID), "--yes").code)
+}
+
+// interrupted runs the command until it waits for a lock that tx has, presses ctrl-c, ends tx, and returns what the command says.
+func interrupted(t *testing.T, db *queuetest.DB, tx pgx.Tx, args ...string) (said map[string]any) {
+	t.Helper()
+	c := command(t, db.URL, args...)
 	var out, errOut bytes.Buffer
 	c.Stdout, c.Stderr = &out, &errOut
 	require.NoError(t, c.Start())
@@ -553,14 +618,8 @@ func TestCtrlC(t *testing.T) {
 	_ = c.Wait()
 	require.Equal(t, codeInterrupted, c.ProcessState.ExitCode(), errOut.String())
 	require.Contains(t, errOut.String(), "run the same command again to go on")
-	var said map[string]any
 	require.NoError(t, json.Unmarshal(out.Bytes(), &said))
-	require.Equal(t, map[string]any{"matched": float64(n), "redriven": 1000.0, "taken": 0.0, "stopped": true}, said)
-	var live int
-	require.NoError(t, db.Pool.QueryRow(t.Context(), `select count(*) from onceq.jobs`).Scan(&live))
-	require.Equal(t, 1000, live)
-	require.Contains(t, fine(t, db.URL, "actions"), "1,000 jobs run again.; interrupted")
-	require.Equal(t, "700 jobs run again.\n", fine(t, db.URL, "jobs", "redrive", "--kind", "mail", "--yes"))
+	return said
 }
 
 func waitForLock(t *testing.T, db *queuetest.DB) {
@@ -594,7 +653,7 @@ func TestTimeLimit(t *testing.T) {
 		return left == 0
 	}, time.Minute, 20*time.Millisecond)
 	require.NoError(t, tx.Rollback(t.Context()))
-	require.Equal(t, "1 discarded\n", fine(t, db.URL, "jobs", "discard", "1", "--yes"))
+	require.Equal(t, "job 1: discarded\n", fine(t, db.URL, "jobs", "discard", "1", "--yes"))
 }
 
 // A role that lacks a right hears which command gives it.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
@@ -16,7 +18,11 @@ func (a *app) migrateCommand() *cobra.Command {
 	return group("migrate", "Create, update and remove onceq's tables", a.upCommand(), a.downCommand(), a.statusCommand(), a.sqlCommand(), a.grantsCommand())
 }
 
-// withConn runs fn on a connection of its own, without a time limit: a migration waits for its locks.
+// lockLimit is how long a migration waits for a lock. Whoever needs the table next waits behind it, workers too.
+const lockLimit = 5 * time.Second
+
+// withConn runs fn on a connection of its own. Its statements have no time limit, because building an index may take long, but they do
+// not wait long for locks.
 func (a *app) withConn(ctx context.Context, fn func(*pgx.Conn) error) error {
 	if err := a.connect(ctx, false); err != nil {
 		return err
@@ -26,12 +32,48 @@ func (a *app) withConn(ctx context.Context, fn func(*pgx.Conn) error) error {
 		return err
 	}
 	defer c.Release()
+	limit := min(lockLimit, a.timeout)
+	if _, err := c.Exec(ctx, fmt.Sprintf("set lock_timeout = %d", max(limit.Milliseconds(), 1))); err != nil {
+		return err
+	}
 	err = fn(c.Conn())
 	var newer *migrations.VersionError
-	if errors.As(err, &newer) {
+	switch {
+	case errors.As(err, &newer):
 		return &exit{codeSchema, err}
+	case state(err) == "55P03":
+		return &exit{codeFailed, fmt.Errorf("%w\nA lock was not free within %v. This step was undone and those before it stay: a migration does not wait longer, because workers would wait behind it.\n%s",
+			err, limit, a.lockers(ctx))}
 	}
 	return err
+}
+
+// lockers says who has locks that a migration may wait for: of tables of the schema, or that of another migration.
+func (a *app) lockers(ctx context.Context) string {
+	const read = `
+select distinct on (a.xact_start, a.pid) a.pid, coalesce(a.usename, ''), coalesce(a.application_name, ''), coalesce(a.state, ''),
+       coalesce(extract(epoch from statement_timestamp() - a.xact_start), 0)::bigint
+  from pg_locks l join pg_stat_activity a on a.pid = l.pid
+ where l.granted and a.pid <> pg_backend_pid() and l.database = (select oid from pg_database where datname = current_database())
+   and (l.locktype = 'advisory' or l.relation in (select c.oid from pg_class c join pg_namespace n on n.oid = c.relnamespace where n.nspname = $1))
+ order by a.xact_start, a.pid
+ limit 3`
+	ctx, cancel := a.limited(ctx)
+	defer cancel()
+	var who []string
+	var pid, seconds int64
+	var user, name, doing string
+	rows, err := a.pool.Query(ctx, read, a.schema)
+	if err == nil {
+		_, err = pgx.ForEachRow(rows, []any{&pid, &user, &name, &doing, &seconds}, func() error {
+			who = append(who, fmt.Sprintf("session %d (user %q, application %q, %s) for %s", pid, user, name, doing, ago(time.Duration(seconds)*time.Second)))
+			return nil
+		})
+	}
+	if err != nil || len(who) == 0 {
+		return "Run it again. If it fails again, onceq doctor says who has held a snapshot for long."
+	}
+	return "Locks are held by " + strings.Join(who, ", ") + ". Wait until these transactions end, or end them (select pg_terminate_backend(pid)), and run it again."
 }
 
 func (a *app) upCommand() *cobra.Command {
@@ -39,7 +81,8 @@ func (a *app) upCommand() *cobra.Command {
 		Use:   "up",
 		Short: "Create the tables, or bring them to the version of this command",
 		Long: `up creates the schema if it is missing and brings its tables to the version of this command. Running it again does nothing. It needs
-a role that may create tables. Each migration is one transaction.`,
+a role that may create tables. Each migration is one transaction, and waits for a lock for no longer than 5 s, or --timeout if that is shorter:
+workers would wait behind it. Run it again then.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.withConn(cmd.Context(), func(conn *pgx.Conn) error {
@@ -54,9 +97,9 @@ a role that may create tables. Each migration is one transaction.`,
 					return err
 				}
 				if a.json {
-					return a.printJSON(map[string]any{"schema": a.schema, "from": before, "version": migrations.Version})
+					return a.printJSON(map[string]any{"schema": a.schema, "from": before, "version": max(before, migrations.Version)})
 				}
-				if before == migrations.Version {
+				if before >= migrations.Version {
 					fmt.Fprintf(a.out, "Schema %q is at version %d already.\n", a.schema, before)
 				} else {
 					fmt.Fprintf(a.out, "Schema %q is at version %d now; it was at %d.\n", a.schema, migrations.Version, before)
@@ -148,8 +191,15 @@ func (a *app) statusCommand() *cobra.Command {
 					return err
 				}
 				tool := "onceq or tern"
-				if err := a.q.Check(ctx); version == 0 && (err == nil || errors.Is(err, onceq.ErrIDTaken)) {
-					version, tool = migrations.Version, "another migration tool"
+				tooOld := a.q.Check(ctx)
+				if errors.Is(tooOld, onceq.ErrIDTaken) {
+					tooOld = nil
+				}
+				if version == 0 && tooOld == nil {
+					tool = "another migration tool"
+					if version, err = a.tablesVersion(ctx); err != nil {
+						return err
+					}
 				}
 				type one struct {
 					Version int    `json:"version"`
@@ -171,7 +221,7 @@ func (a *app) statusCommand() *cobra.Command {
 				} else {
 					a.print(t, "")
 				}
-				if err == nil && version > migrations.Version {
+				if err == nil && version > migrations.Version && tooOld != nil {
 					err = &exit{codeSchema, fmt.Errorf("schema %q is at version %d, newer than this command, which knows %d: install the version of the command that the workers use", a.schema, version, migrations.Version)}
 				}
 				if err == nil && version < migrations.Version {
@@ -181,6 +231,12 @@ func (a *app) statusCommand() *cobra.Command {
 			})
 		},
 	}
+}
+
+// tablesVersion reads the version of tables that Check has found to be right.
+func (a *app) tablesVersion(ctx context.Context) (version int, err error) {
+	err = a.pool.QueryRow(ctx, `select version from `+pgx.Identifier{a.schema}.Sanitize()+`.meta`).Scan(&version)
+	return version, err
 }
 
 func (a *app) sqlCommand() *cobra.Command {
@@ -259,7 +315,7 @@ func (a *app) checkCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "check",
 		Short: "Say whether the tables are there and of the right version, for scripts",
-		Long:  "check exits with 0 if workers of this version can work with the tables, with 5 if these are missing or of another version, and with 6 if there is no connection.",
+		Long:  "check exits with 0 if workers of this version can work with the tables, with 5 if these are missing, too old, or too new, and with 6 if there is no connection.",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := a.connect(cmd.Context(), false); err != nil {
@@ -270,10 +326,14 @@ func (a *app) checkCommand() *cobra.Command {
 			if err := a.q.Check(ctx); err != nil {
 				return err
 			}
-			if a.json {
-				return a.printJSON(map[string]any{"schema": a.schema, "version": onceq.SchemaVersion})
+			version, err := a.tablesVersion(ctx)
+			if err != nil {
+				return err
 			}
-			fmt.Fprintf(a.out, "Schema %q is at version %d, which is right.\n", a.schema, onceq.SchemaVersion)
+			if a.json {
+				return a.printJSON(map[string]any{"schema": a.schema, "version": version})
+			}
+			fmt.Fprintf(a.out, "Schema %q is at version %d, which is right.\n", a.schema, version)
 			return nil
 		},
 	}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -66,6 +67,7 @@ type table struct {
 	right  map[int]bool // columns of numbers
 	rows   [][]string
 	colors map[[2]int]string
+	spare  []string // columns that a narrow terminal does without, in this order, if they say nothing
 }
 
 func newTable(header ...string) *table {
@@ -108,13 +110,18 @@ func (t *table) lines(width int, colored bool) []string {
 			wide[i] = max(wide[i], utf8.RuneCountInString(cell))
 		}
 	}
+	hidden := map[int]bool{}
 	if width > 0 {
-		fit(wide, width-2*(len(wide)-1))
+		t.hide(wide, width, hidden)
+		fit(wide, width-2*(len(wide)-len(hidden)-1))
 	}
 	var all []string
 	line := func(row []string, color func(int) string) {
 		var b strings.Builder
 		for i, cell := range row {
+			if hidden[i] {
+				continue
+			}
 			cell = cut(cell, wide[i])
 			space := strings.Repeat(" ", wide[i]-utf8.RuneCountInString(cell))
 			if c := color(i); colored && c != plain {
@@ -137,6 +144,25 @@ func (t *table) lines(width int, colored bool) []string {
 		line(row, func(i int) string { return t.colors[[2]int{n, i}] })
 	}
 	return all
+}
+
+// hide leaves out spare columns that say nothing, until the others fit.
+func (t *table) hide(wide []int, width int, hidden map[int]bool) {
+	for _, name := range t.spare {
+		sum := -2
+		for _, w := range wide {
+			if w > 0 {
+				sum += w + 2
+			}
+		}
+		i := slices.Index(t.header, name)
+		if sum <= width {
+			return
+		}
+		if !slices.ContainsFunc(t.rows, func(row []string) bool { return row[i] != "" && row[i] != "0" && row[i] != "-" }) {
+			hidden[i], wide[i] = true, 0
+		}
+	}
 }
 
 // fit makes columns narrower, always the widest one, until they need no more than the width.

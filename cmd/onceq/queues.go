@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -21,18 +22,33 @@ type queueJSON struct {
 	Delayed       int     `json:"delayed"`
 	Dead          int     `json:"dead"`
 	Held          int     `json:"held"`
-	Blocked       int     `json:"blocked"` // waiting for their lane
+	Blocked       int     `json:"blocked"` // waiting for their lane, their limit or other jobs
 	OldestSeconds float64 `json:"oldest_seconds"`
 	More          bool    `json:"more"`
 	Capped        bool    `json:"capped"`
 
 	Paused time.Time `json:"paused,omitzero"`
+
+	// What workers have counted, minute by minute; the last one is the latest.
+	Minutes []minuteJSON `json:"minutes,omitempty"`
 }
 
-func queuesJSON(stats []onceq.QueueStats) []queueJSON {
+type minuteJSON struct {
+	Started    int     `json:"started"`
+	Completed  int     `json:"completed"`
+	Failed     int     `json:"failed"`
+	Dead       int     `json:"dead"`
+	P95Seconds float64 `json:"p95_seconds"`
+}
+
+func queuesJSON(stats []onceq.QueueStats, counted map[string]onceq.Counts) []queueJSON {
 	all := []queueJSON{}
 	for _, s := range stats {
-		all = append(all, queueJSON{s.Queue, s.Waiting, s.Running, s.Leased - s.Running, s.Retrying, s.Delayed, s.Dead, s.Held, s.Blocked, s.Oldest.Seconds(), s.More, s.Capped, s.Paused})
+		one := queueJSON{s.Queue, s.Waiting, s.Running, s.Leased - s.Running, s.Retrying, s.Delayed, s.Dead, s.Held, s.Blocked, s.Oldest.Seconds(), s.More, s.Capped, s.Paused, nil}
+		for _, c := range counted[s.Queue].Minutes {
+			one.Minutes = append(one.Minutes, minuteJSON{c.Started, c.Completed, c.Failed, c.Dead, c.Percentile(95).Seconds()})
+		}
+		all = append(all, one)
 	}
 	return all
 }
@@ -45,8 +61,12 @@ func (a *app) queuesCommand() *cobra.Command {
 
 WAITING jobs are due and nobody has them; OLDEST says for how long the first of these has been due. RUNNING jobs are in a
 handler; AHEAD ones were claimed by a worker and wait there. RETRYING jobs failed or lost a lease before. IN LANE are those
-that wait for their lane (onceq lanes list says why). DEAD and HELD jobs wait for a person. Counting stops at 1,000. In a queue with more jobs than that, the first and the last of them are looked at; a + says
-"at least". It is quick however many jobs there are.`,
+that wait for their lane, their limit or other jobs (onceq lanes list, limits list and groups list say why). DEAD and HELD jobs wait for a person. Counting stops at 1,000. In a queue with more jobs than that, the first and the last of them are looked at; a + says
+"at least". It is quick however many jobs there are.
+
+DONE/MIN and FAILED/MIN are the completed jobs and the failed attempts, those of dead jobs too, of a minute: the average of the last
+five full minutes, as workers counted them. P95 is how long 95 of 100 handlers took at most, in steps of about three times. With --json
+there are the last thirty minutes, one by one.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := a.connect(cmd.Context(), true); err != nil {
 				return err
@@ -55,10 +75,14 @@ that wait for their lane (onceq lanes list says why). DEAD and HELD jobs wait fo
 			if err != nil {
 				return err
 			}
-			if a.json {
-				return a.printJSON(map[string]any{"queues": queuesJSON(stats)})
+			counted, err := a.counts(cmd.Context(), args...)
+			if err != nil {
+				return err
 			}
-			a.print(queueTable(stats), "No queue has jobs, a history or workers.")
+			if a.json {
+				return a.printJSON(map[string]any{"queues": queuesJSON(stats, counted)})
+			}
+			a.print(queueTable(stats, counted, false), "No queue has jobs, a history or workers.")
 			return nil
 		},
 	}
@@ -73,10 +97,66 @@ func (a *app) stats(ctx context.Context, queues ...string) ([]onceq.QueueStats, 
 	return a.q.Stats(ctx, queues...)
 }
 
-func queueTable(stats []onceq.QueueStats) *table {
-	t := newTable("QUEUE", "WAITING", "OLDEST", "RUNNING", "AHEAD", "RETRYING", "DELAYED", "IN LANE", "DEAD", "HELD", "").
-		numbers("WAITING", "OLDEST", "RUNNING", "AHEAD", "RETRYING", "DELAYED", "IN LANE", "DEAD", "HELD")
+// counts returns what workers have counted in the last half hour, by queue.
+func (a *app) counts(ctx context.Context, queues ...string) (map[string]onceq.Counts, error) {
+	ctx, cancel := a.limited(ctx)
+	defer cancel()
+	filter := onceq.CountFilter{Minutes: 30}
+	if len(queues) == 1 {
+		filter.Queue = queues[0]
+	}
+	list, err := a.q.Counts(ctx, a.pool, filter)
+	all := make(map[string]onceq.Counts, len(list))
+	for _, c := range list {
+		all[c.Queue] = c
+	}
+	return all, err
+}
+
+// rateOf is how many minutes a rate is the average of.
+const rateOf = 5
+
+// perMinute is a rate for people: whole numbers, but one digit more if it is small.
+func perMinute(n int) string {
+	if n == 0 || n >= 10*rateOf {
+		return number((n + rateOf/2) / rateOf)
+	}
+	return fmt.Sprintf("%.1f", float64(n)/rateOf)
+}
+
+// took writes one of onceq.DurationBounds.
+func took(d time.Duration) string {
+	if d == 0 {
+		return "-"
+	}
+	return strings.NewReplacer("m0s", "m", "h0m0s", "h").Replace(d.String())
+}
+
+// spark draws numbers as small bars, the greatest of them the highest.
+func spark(minutes []onceq.Count) string {
+	most := 0
+	for _, c := range minutes {
+		most = max(most, c.Completed)
+	}
+	bars := []rune("▁▂▃▄▅▆▇█")
+	line := make([]rune, len(minutes))
+	for i, c := range minutes {
+		if line[i] = ' '; c.Completed > 0 {
+			line[i] = bars[(c.Completed*(len(bars)-1)+most-1)/most]
+		}
+	}
+	return string(line)
+}
+
+func queueTable(stats []onceq.QueueStats, counted map[string]onceq.Counts, sparks bool) *table {
+	header := []string{"QUEUE", "WAITING", "OLDEST", "RUNNING", "AHEAD", "RETRYING", "DELAYED", "IN LANE", "DEAD", "HELD", "DONE/MIN", "FAILED/MIN", "P95", ""}
+	t := newTable(header...).numbers(header[1:13]...)
+	t.spare = []string{"AHEAD", "IN LANE", "", "DELAYED", "HELD", "DEAD", "RETRYING", "FAILED/MIN"}
+	if sparks {
+		t.header = append(t.header, "DONE IN 30 MIN")
+	}
 	for _, s := range stats {
+		rate := counted[s.Queue].Last(rateOf)
 		n := func(n int) string {
 			if n >= onceq.StatsCap {
 				return number(n) + "+"
@@ -84,7 +164,12 @@ func queueTable(stats []onceq.QueueStats) *table {
 			return number(n)
 		}
 		live := func(n int) string { return number(n) + map[bool]string{true: "+"}[s.More || n >= onceq.StatsCap] }
-		t.add(s.Queue, live(s.Waiting), ago(s.Oldest), live(s.Running), live(s.Leased-s.Running), live(s.Retrying), live(s.Delayed), n(s.Blocked), n(s.Dead), n(s.Held), map[bool]string{false: "paused"}[s.Paused.IsZero()])
+		t.add(s.Queue, live(s.Waiting), ago(s.Oldest), live(s.Running), live(s.Leased-s.Running), live(s.Retrying), live(s.Delayed), n(s.Blocked), n(s.Dead), n(s.Held),
+			perMinute(rate.Completed), perMinute(rate.Failed+rate.Dead), took(rate.Percentile(95)), map[bool]string{false: "paused"}[s.Paused.IsZero()])
+		if sparks {
+			last := &t.rows[len(t.rows)-1]
+			*last = append(*last, spark(counted[s.Queue].Minutes))
+		}
 		if s.Oldest > time.Minute && s.Paused.IsZero() {
 			t.paint(2, yellow)
 		}
@@ -187,6 +272,7 @@ and workers that are gone. It never removes an unfinished, dead or held job. App
 those that do not, and for looking. It may run beside others and be interrupted at any time.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			a.each = true
 			if err := a.connect(cmd.Context(), true); err != nil {
 				return err
 			}
@@ -197,7 +283,7 @@ those that do not, and for looking. It may run beside others and be interrupted 
 			r, err := reaper.RunOnce(cmd.Context())
 			if a.json {
 				err = errors.Join(err, a.printJSON(map[string]any{"fences": r.Fences, "effects": r.Effects, "history": r.History, "cancels": r.Cancels,
-					"waiters": r.Waiters, "unknown": r.Unknown, "missing": r.Missing}))
+					"waiters": r.Waiters, "awaits": r.Awaits, "members": r.Members, "unknown": r.Unknown, "missing": r.Missing}))
 			} else {
 				fmt.Fprintf(a.out, "Removed %s, %s, %s, %s and %s.\n", plural(r.Fences, "key"), plural(r.Effects, "effect"),
 					plural(r.History, "finished job"), plural(r.Cancels, "request")+" to cancel", plural(r.Waiters, "announcement")+" of workers")

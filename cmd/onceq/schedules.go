@@ -303,20 +303,11 @@ these are. If the schedule is in an application's code, a worker of that applica
 			if end.Before(begin) {
 				return usagef("--to is before --from")
 			}
-			// Do it, look how much that is, and undo it.
 			ctx, cancel := a.limited(cmd.Context())
 			defer cancel()
-			n := 0
-			var elsewhere bool
-			err = pgx.BeginFunc(ctx, a.pool, func(tx pgx.Tx) error {
-				var err error
-				n, err = s.Backfill(ctx, tx, args[0], begin, end)
-				if elsewhere = errors.Is(err, onceqcron.ErrElsewhere); err != nil && !elsewhere {
-					return err
-				}
-				return errDry
-			})
-			if !errors.Is(err, errDry) {
+			n, err := s.WouldBackfill(ctx, a.pool, args[0], begin, end)
+			elsewhere := errors.Is(err, onceqcron.ErrElsewhere)
+			if err != nil && !elsewhere {
 				return err
 			}
 			many := plural(n, "job")

@@ -123,6 +123,8 @@ func TestTerminalWidth(t *testing.T) {
 	require.Equal(t, 0, s.end())
 	s.until("mail")
 	require.NotContains(t, s.seen(), "\x1b")
+	require.NotContains(t, s.seen(), "IN LANE") // says nothing, and there is no room
+	require.Contains(t, s.seen(), "DONE/MIN")
 }
 
 // top shows what is there, says when the database is away, goes on when that is back, and leaves the terminal as it was.
@@ -131,8 +133,12 @@ func TestTop(t *testing.T) {
 	db := queuetest.New(t, schema())
 	kill(t, db, 2)
 	p, url := newProxy(t, db)
+	_, err := db.Pool.Exec(t.Context(), `insert into onceq.job_counts (minute, took, started, completed, failed, dead, queue, kind, durations)
+select date_trunc('minute', now()) - n * interval '1 minute', 0, 9, n, 0, 0, 'mail', 'other', '{9,0,0,0,0,0,0,0,0,0,0,0,0,0}' from generate_series(1, 20) n`)
+	require.NoError(t, err)
 	s := open(t, 100, []string{"NO_COLOR=1"}, url, "top", "--every", "500ms")
 	s.until("\x1b[?1049h")
+	s.until("███▇▇▇▆▆▆▅▅▅▄▄▄")
 	s.until("mail ")
 	p.down()
 	s.until("no answer from the database since ")

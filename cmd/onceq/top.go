@@ -43,6 +43,8 @@ when, and goes on when that is back. With --json it prints one line for each loo
 type look struct {
 	at       time.Time
 	stats    []onceq.QueueStats
+	counted  map[string]onceq.Counts
+	read     time.Time // of counted
 	running  []onceq.JobInfo
 	findings []onceq.Finding
 	health   time.Time // of the findings
@@ -50,6 +52,9 @@ type look struct {
 
 // healthEvery is how often top asks for Health, which says nothing new every second.
 const healthEvery = 15 * time.Second
+
+// countsEvery is how often it reads what workers count once a minute.
+const countsEvery = 10 * time.Second
 
 func (a *app) watch(ctx context.Context, every time.Duration) error {
 	if !a.json {
@@ -69,7 +74,7 @@ func (a *app) watch(ctx context.Context, every time.Duration) error {
 			since = time.Now()
 		}
 		if a.json {
-			line := map[string]any{"at": last.at, "queues": queuesJSON(last.stats)}
+			line := map[string]any{"at": last.at, "queues": queuesJSON(last.stats, nil)}
 			if err != nil {
 				line = map[string]any{"error": err.Error()}
 			}
@@ -97,6 +102,13 @@ func (a *app) look(ctx context.Context, last look) (now look, err error) {
 	if now.stats, err = a.q.Stats(ctx); err != nil {
 		return now, err
 	}
+	now.counted, now.read = last.counted, last.read
+	if now.at.Sub(last.read) >= countsEvery {
+		if now.counted, err = a.counts(ctx); err != nil {
+			return now, err
+		}
+		now.read = now.at
+	}
 	for _, s := range now.stats {
 		if s.Leased == 0 || len(now.running) >= 15 {
 			continue
@@ -113,7 +125,7 @@ func (a *app) look(ctx context.Context, last look) (now look, err error) {
 	}
 	now.findings, now.health = last.findings, last.health
 	if now.at.Sub(last.health) >= healthEvery {
-		if now.findings, err = a.q.Health(ctx); err != nil {
+		if now.findings, err = a.q.Health(ctx, now.stats...); err != nil {
 			return now, err
 		}
 		now.health = now.at
@@ -136,7 +148,7 @@ func (a *app) draw(l look, since time.Time, err error) {
 	}
 	colored := color(a.out) && err == nil
 	if len(l.stats) > 0 {
-		lines = append(lines, queueTable(l.stats).lines(width, colored)...)
+		lines = append(lines, queueTable(l.stats, l.counted, true).lines(width, colored)...)
 	} else if !l.at.IsZero() {
 		lines = append(lines, "No queue has jobs, a history or workers.")
 	}

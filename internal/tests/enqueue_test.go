@@ -1217,10 +1217,11 @@ func TestTrap_EnqueueWakesOneThatWaits(t *testing.T) {
 	require.Len(t, heard(many(2, "default")), 2)
 	waits(5, 100, "1 hour", "default", "other")
 	require.Equal(t, []string{"5 default"}, heard(many(1, "default", "third")))
+	enqExec(t, db.Pool, `delete from onceq.waiters where worker = $1`, workers+1)
+	require.Equal(t, []string{"5 other"}, heard(many(1, "other")), "it is woken once for each queue")
 	waits(6, 2, "1 hour", "default", "other")
 	enqExec(t, db.Pool, `update onceq.waiters set busy = '{default}' where worker = $1`, workers+6)
 	require.Empty(t, heard(many(1, "default")), "it has no room for that queue")
-	enqExec(t, db.Pool, `delete from onceq.waiters where worker = $1`, workers+1)
 	require.Equal(t, []string{"6 other"}, heard(many(1, "other")))
 
 	waits(3, 1, "1 hour", "default")

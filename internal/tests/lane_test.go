@@ -509,6 +509,8 @@ func TestLane_LimitsChange(t *testing.T) {
 				_ = laneClaim(t, q, 20)
 				return repairCount(t, db, `select count(*) from onceq.lane_limits where lowered`) == 0
 			})
+			_, err = db.Pool.Exec(ctx, `delete from onceq.lane_places where id = $1`, leases[0].ID) // which counted for nothing
+			require.NoError(t, err)
 		})
 	}
 }
@@ -539,6 +541,19 @@ func TestLane_WorkersAreWoken(t *testing.T) {
 	receive(t, ran)
 }
 
+// A call for which nobody was woken is answered: a look of the worker sees it, whether it is new, was committed long after it was
+// due, or becomes due later.
+func TestLane_ALookSeesACallForWhichNobodyWasWoken(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	start(t, db, onceq.WorkerConfig{PollInterval: 20 * time.Millisecond}, charges.Handle(func(context.Context, *onceq.Lease, charge) error { return nil }))
+	until(t, db, `exists (select from onceq.waiters where idle_until > statement_timestamp())`)
+	for _, due := range []string{"0 s", "-1 hour", "1 s"} {
+		sqlRun(t, db, `insert into onceq.lane_calls (slot, due, lane) values (3, statement_timestamp() + $1::text::interval, 'charge/1')`, due)
+		until(t, db, `not exists (select from onceq.lane_calls where lane = 'charge/1')`)
+	}
+}
+
 // Bad input is an error before anything is written.
 func TestLane_BadInput(t *testing.T) {
 	t.Parallel()
@@ -566,63 +581,48 @@ func TestLane_BadInput(t *testing.T) {
 	require.Equal(t, []int{0, 0}, []int{live, waiting})
 }
 
-// Two workers, leases that end early, handlers that fail, panic and roll their completions back, limits that change, jobs
-// that are cancelled, and a snapshot that somebody holds. In every snapshot of the tables the limits hold, and no lane with
-// room is forgotten. Where the limit is 1, effects are committed in the order of the jobs. In the end all jobs are done.
-func TestLane_UnderFaults(t *testing.T) {
+// Somebody deletes the dead job that stops a lane by hand, and not with Discard. The lane goes on when all lanes are looked at.
+func TestLane_WhatStoppedItWasDeletedByHand(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
-	db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
-	_, err := db.Pool.Exec(ctx, `create table done (n bigserial, lane text, job bigint)`)
+	db := queuetest.New(t)
+	k := onceq.Kind[charge]{Name: "charge", Lane: charges.Lane, LaneRule: onceq.StopLane, MaxAttempts: 1}
+	ids := laneEnqueue(t, db.Queue, db.Pool, k.Job(charge{1, 1}), k.Job(charge{1, 2}))
+	require.NoError(t, laneClaim(t, db.Queue, 1)[0].Fail(ctx, errors.New("no")))
+	require.Empty(t, laneClaim(t, db.Queue, 1))
+	_, err := db.Pool.Exec(ctx, `delete from onceq.job_history where id = $1`, ids[0])
 	require.NoError(t, err)
+	_, err = db.Pool.Exec(ctx, `update onceq.lane_calls set due = statement_timestamp() where slot = -1 and lane = ''`) // in place of ten minutes
+	require.NoError(t, err)
+	eventually(t, "the next job of the lane", func() bool {
+		leases := laneClaim(t, db.Queue, 1)
+		return len(leases) == 1 && leases[0].ID == ids[1]
+	})
+}
+
+// laneFault fails, panics or snoozes now and then.
+func laneFault() error {
+	switch rand.N(8) {
+	case 0:
+		return errors.New("no")
+	case 1:
+		panic("no")
+	case 2:
+		return onceq.Snooze(time.Millisecond)
+	}
+	return nil
+}
+
+// laneFaults holds a snapshot, ends leases early, changes something and checks the tables, again and again until the function
+// that it returns is called.
+func laneFaults(t *testing.T, db *queuetest.DB, change func() error) (calm func()) {
+	t.Helper()
+	ctx := context.Background()
 	snapshot, err := db.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
 	require.NoError(t, err)
+	t.Cleanup(func() { _ = snapshot.Rollback(ctx) })
 	_, err = snapshot.Exec(ctx, `select 1`)
 	require.NoError(t, err)
-	defer func() { _ = snapshot.Rollback(ctx) }()
-
-	const lanes, each = 6, 40
-	k := onceq.Kind[charge]{
-		Name: "charge", Lane: charges.Lane, MaxLost: 1000, MaxAttempts: 1000,
-		Backoff: func(int, error) time.Duration { return time.Millisecond },
-	}
-	require.NoError(t, db.Queue.SetLaneLimit(ctx, db.Pool, "charge", "5", 3))
-	write := func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
-		_, err := tx.Exec(ctx, `insert into done (lane, job) values ($1, $2)`, l.Lane, l.ID)
-		return err
-	}
-	fault := func() error {
-		switch rand.N(8) {
-		case 0:
-			return errors.New("no")
-		case 1:
-			panic("no")
-		case 2:
-			return onceq.Snooze(time.Millisecond)
-		}
-		return nil
-	}
-	inTx := k.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ charge) error {
-		if err := write(ctx, tx, l); err != nil {
-			return err
-		}
-		return fault() // rolls back what was written
-	})
-	own := k.Handle(func(ctx context.Context, l *onceq.Lease, _ charge) error {
-		return pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
-			if err := write(ctx, tx, l); err != nil {
-				return err
-			}
-			if err := l.Complete(ctx, tx); err != nil {
-				return err
-			}
-			return fault() // rolls back the completion and its successor
-		})
-	})
-	workers := []*working{
-		start(t, db, onceq.WorkerConfig{Lease: steady, PollInterval: 50 * time.Millisecond, Queues: map[string]onceq.QueueConfig{"default": {Concurrency: 4}}}, inTx),
-		start(t, db, onceq.WorkerConfig{Lease: steady, PollInterval: 50 * time.Millisecond, Queues: map[string]onceq.QueueConfig{"default": {Concurrency: 4}}}, own),
-	}
 	stop := make(chan struct{})
 	var others sync.WaitGroup
 	repeat := func(what func() error) {
@@ -646,7 +646,55 @@ func TestLane_UnderFaults(t *testing.T) {
 		_, err := db.Pool.Exec(ctx, `update onceq.jobs set leased_until = statement_timestamp() where id in (select id from onceq.jobs where leased_until > statement_timestamp() order by random() limit 1 for update skip locked)`)
 		return err
 	})
-	repeat(func() error { return db.Queue.SetLaneLimit(ctx, db.Pool, "charge", "5", 1+rand.N(3)) })
+	repeat(change)
+	return func() {
+		close(stop)
+		others.Wait()
+	}
+}
+
+// Two workers, leases that end early, handlers that fail, panic and roll their completions back, limits that change, jobs
+// that are cancelled, and a snapshot that somebody holds. In every snapshot of the tables the limits hold, and no lane with
+// room is forgotten. Where the limit is 1, effects are committed in the order of the jobs. In the end all jobs are done.
+func TestLane_UnderFaults(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
+	_, err := db.Pool.Exec(ctx, `create table done (n bigserial, lane text, job bigint)`)
+	require.NoError(t, err)
+
+	const lanes, each = 6, 40
+	k := onceq.Kind[charge]{
+		Name: "charge", Lane: charges.Lane, MaxLost: 1000, MaxAttempts: 1000,
+		Backoff: func(int, error) time.Duration { return time.Millisecond },
+	}
+	require.NoError(t, db.Queue.SetLaneLimit(ctx, db.Pool, "charge", "5", 3))
+	write := func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+		_, err := tx.Exec(ctx, `insert into done (lane, job) values ($1, $2)`, l.Lane, l.ID)
+		return err
+	}
+	inTx := k.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ charge) error {
+		if err := write(ctx, tx, l); err != nil {
+			return err
+		}
+		return laneFault() // rolls back what was written
+	})
+	own := k.Handle(func(ctx context.Context, l *onceq.Lease, _ charge) error {
+		return pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
+			if err := write(ctx, tx, l); err != nil {
+				return err
+			}
+			if err := l.Complete(ctx, tx); err != nil {
+				return err
+			}
+			return laneFault() // rolls back the completion and its successor
+		})
+	})
+	workers := []*working{
+		start(t, db, onceq.WorkerConfig{Lease: steady, PollInterval: 50 * time.Millisecond, Queues: map[string]onceq.QueueConfig{"default": {Concurrency: 4}}}, inTx),
+		start(t, db, onceq.WorkerConfig{Lease: steady, PollInterval: 50 * time.Millisecond, Queues: map[string]onceq.QueueConfig{"default": {Concurrency: 4}}}, own),
+	}
+	calm := laneFaults(t, db, func() error { return db.Queue.SetLaneLimit(ctx, db.Pool, "charge", "5", 1+rand.N(3)) })
 	cancelled := make(map[int64]bool)
 	for n := range each {
 		for c := range lanes {
@@ -661,8 +709,7 @@ func TestLane_UnderFaults(t *testing.T) {
 		}
 	}
 	until(t, db, `not exists (select from onceq.jobs) and not exists (select from onceq.job_waits)`)
-	close(stop)
-	others.Wait()
+	calm()
 	for _, w := range workers {
 		require.NoError(t, w.stop())
 	}

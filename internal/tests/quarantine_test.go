@@ -3,10 +3,12 @@ package tests
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
@@ -210,4 +212,30 @@ func poisonHandlers(pool onceq.DB, begin func(func(pgx.Tx) error) error, exit fu
 			return nil
 		}),
 	}
+}
+
+// A claim of a job in quarantine that hangs keeps no other queue waiting.
+func TestQuarantine_AClaimThatHangsKeepsNoOtherQueue(t *testing.T) {
+	t.Parallel()
+	hangs, goOn := make(chan bool, 100), make(chan struct{})
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
+		c.ConnConfig.Tracer = &statementHook{before: func(sql string) {
+			if strings.Contains(sql, "unnest($3::bigint[]) with ordinality as u(id, n)") {
+				hangs <- true
+				<-goOn
+			}
+		}}
+	}))
+	lose(t, db, []int64{add(t, db, onceq.Job{Queue: "a"})}, 1)
+	ran := make(chan string, 2)
+	w := start(t, db, onceq.WorkerConfig{Also: []string{"a"}}, handle(func(_ context.Context, l *onceq.Lease) error {
+		ran <- l.Queue
+		return nil
+	}))
+	receive(t, hangs)
+	add(t, db, onceq.Job{})
+	require.Equal(t, onceq.DefaultQueue, receive(t, ran))
+	close(goOn)
+	require.Equal(t, "a", receive(t, ran))
+	require.NoError(t, w.stop())
 }

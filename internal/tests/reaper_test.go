@@ -302,7 +302,7 @@ func TestReaperHistoryCancelsAndWaiters(t *testing.T) {
 	}
 	repairExec(t, db, `insert into onceq.waiters (worker, serves, round, room, idle_until) values (1, 1, 1, 1, now() - interval '59 min'), (2, 2, 1, 1, now() - interval '61 min')`)
 	repairExec(t, db, `insert into onceq.waiter_queues values ('q', 1), ('q', 2)`)
-	repairExec(t, db, `insert into onceq.wakes values (1, 0), (1, 1), (2, 1)`)
+	repairExec(t, db, `insert into onceq.wakes values (1, 0, 'q'), (1, 1, 'q'), (2, 1, 'q')`)
 	reap(t, r, onceq.Reaped{Cancels: 1, Waiters: 1})
 	reap(t, r, onceq.Reaped{})
 	if n := repairCount(t, db, `select (select count(*) from onceq.waiter_queues where serves = 1) * 10 + (select count(*) from onceq.waiter_queues) * 100 + (select count(*) from onceq.wakes)`); n != 111 {

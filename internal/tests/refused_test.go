@@ -63,6 +63,7 @@ func TestEnqueue_SettingsOfTheServerThatForbidIt(t *testing.T) {
 		cfg, err := pgxpool.ParseConfig(db.URL)
 		require.NoError(t, err)
 		cfg.ConnConfig.RuntimeParams[name] = value
+		cfg.MaxConns = 1
 		pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
 		require.NoError(t, err)
 		t.Cleanup(pool.Close)
@@ -100,13 +101,15 @@ func TestEnqueue_SettingsOfTheServerThatForbidIt(t *testing.T) {
 	require.NoError(t, tx.Commit(t.Context()))
 	require.NoError(t, receive(t, ended))
 
-	// Health looks for as long as it takes.
+	// Health examines the server for as long as it takes. The limit holds while pgx prepares a statement, and for what Stats reads.
 	q, err := onceq.New(limited, &onceq.Config{Schema: db.Schema})
 	require.NoError(t, err)
+	eventually(t, "prepared statements", func() bool { _, err := q.Health(t.Context()); return err == nil })
 	tx, err = db.Pool.Begin(t.Context())
 	require.NoError(t, err)
-	_, err = tx.Exec(t.Context(), `lock table `+pgx.Identifier{db.Schema}.Sanitize()+`.jobs in access exclusive mode`)
+	_, err = tx.Exec(t.Context(), `lock table `+pgx.Identifier{db.Schema}.Sanitize()+`.lane_calls in access exclusive mode`)
 	require.NoError(t, err)
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
 	go func() {
 		_, err := q.Health(context.Background())
 		ended <- err

@@ -88,7 +88,7 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 				var c *onceq.FenceLease
 				fence, err := q.Fence(onceq.FenceSpec{Scope: evil, Key: evil, Payload: evil})
 				require.NoError(t, err)
-				var id int64
+				var id, group int64
 				filter := onceq.Filter{Queue: evil, Kind: evil, Scope: evil}
 				// These are the exported methods of the types that talk to the database, in an order in which each has
 				// something to do.
@@ -134,6 +134,20 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 						return pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error { return l.Lock(ctx, tx) })
 					}},
 					{"Lease.IdempotencyKey", func() error { l.IdempotencyKey(evil); return nil }},
+					{"Queue.Emit", func() error {
+						_, _, err := onceq.Await[string](ctx, l, evil, evil, time.Hour)
+						require.False(t, onceq.IsFailure(err))
+						require.False(t, onceq.IsFailure(onceq.Sleep(ctx, l, evil, time.Hour)))
+						first, err := q.Emit(ctx, db.Pool, evil, evil, evil)
+						require.True(t, first)
+						return err
+					}},
+					{"Queue.Event", func() error {
+						payload, emitted, err := q.Event(ctx, db.Pool, evil, evil)
+						require.True(t, emitted)
+						require.Contains(t, string(payload), mark)
+						return err
+					}},
 					{"Lease.Release", func() error { return l.Release(ctx) }},
 					{"Lease.Snooze", func() error { return claim().Snooze(ctx, 0) }},
 					{"Lease.Fail", func() error { return claim().Fail(ctx, onceq.RetryAfter(0, oops)) }},
@@ -157,6 +171,48 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 						require.NoError(t, l.SetResult(evil))
 						require.NoError(t, l.CompleteInBatch(b))
 						return db.Pool.SendBatch(ctx, b).Close()
+					}},
+					{"Queue.EnqueueGroup", func() error {
+						then := again("then")
+						then.After = []onceq.JobRef{{Scope: evil, Key: evil}, {Scope: evil, Key: evil + "2"}}
+						g, err := q.EnqueueGroup(ctx, db.Pool, []onceq.Job{again("member")}, then)
+						group = g.Then.ID
+						return err
+					}},
+					{"Lease.AddMembers", func() error {
+						l = claim()
+						_, err := l.AddMembers(ctx, db.Pool, again("added"))
+						return err
+					}},
+					{"Queue.Groups", func() error {
+						groups, err := q.Groups(ctx, db.Pool, 0, 0)
+						require.Len(t, groups, 1)
+						return err
+					}},
+					{"Queue.Group", func() error {
+						g, err := q.Group(ctx, db.Pool, group)
+						require.Equal(t, 4, g.Total)
+						return err
+					}},
+					{"Queue.Members", func() error {
+						members, err := q.Members(ctx, db.Pool, group, 0, 0)
+						require.Len(t, members, 4)
+						return err
+					}},
+					{"Queue.GroupsOf", func() error {
+						groups, err := q.GroupsOf(ctx, db.Pool, id)
+						require.Equal(t, []int64{group}, groups)
+						return err
+					}},
+					{"Lease.Members", func() error {
+						require.NoError(t, l.SetResult(evil))
+						require.NoError(t, l.Complete(ctx, nil))
+						require.NoError(t, claim().Complete(ctx, nil))
+						l = claim()
+						require.Equal(t, group, l.ID)
+						members, err := l.Members(ctx, 0, 0)
+						require.Contains(t, string(members[2].Result), mark)
+						return errors.Join(err, l.Complete(ctx, nil))
 					}},
 					{"Queue.Redrive", func() error {
 						r, err := q.Enqueue(ctx, db.Pool, again("3"))
@@ -221,7 +277,18 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 						return err
 					}},
 					{"Queue.SetLaneLimit", func() error { return q.SetLaneLimit(ctx, db.Pool, evil, evil, 2) }},
+					{"Queue.RemoveLaneLimit", func() error { return q.RemoveLaneLimit(ctx, db.Pool, evil, evil) }},
+					{"Queue.SetLimit", func() error { return q.SetLimit(ctx, db.Pool, evil, onceq.Limit{AtOnce: 1}) }},
+					{"Queue.Limit", func() error { _, err := q.Limit(ctx, db.Pool, evil); return err }},
+					{"Queue.Limits", func() error { _, err := q.Limits(ctx, db.Pool, onceq.LimitFilter{After: evil}); return err }},
+					{"Queue.RemoveLimit", func() error { return q.RemoveLimit(ctx, db.Pool, evil) }},
 					{"Queue.Lanes", func() error { _, err := q.Lanes(ctx, db.Pool, onceq.LaneFilter{Family: evil}); return err }},
+					{"Queue.CancelGroup", func() error {
+						g, err := q.EnqueueGroup(ctx, db.Pool, []onceq.Job{again("end")}, again("all"))
+						require.NoError(t, err)
+						_, _, err = q.CancelGroup(ctx, db.Pool, g.Then.ID)
+						return err
+					}},
 					{"Queue.Page", func() error {
 						_, _, err := q.Page(ctx, db.Pool, onceq.Filter{Queue: evil, Kind: evil, Scope: evil})
 						return err
@@ -247,6 +314,18 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 					{"Queue.Doubts", func() error { _, _, err := q.Doubts(ctx, db.Pool, filter); return err }},
 					{"Queue.CheckPayloads", func() error { _, err := q.CheckPayloads(ctx, kindHandler(evil, evil, nil)); return err }},
 					{"Queue.Workers", func() error { _, err := q.Workers(ctx, db.Pool); return err }},
+					{"Queue.Move", func() error {
+						r, err := q.Enqueue(ctx, db.Pool, again("5"))
+						require.NoError(t, err)
+						_, err = q.Move(ctx, db.Pool, r.ID, evil+"2")
+						return err
+					}},
+					{"Queue.MoveMany", func() error { _, err := q.MoveMany(ctx, db.Pool, filter, evil+"3"); return err }},
+					{"Queue.WouldMove", func() error { _, err := q.WouldMove(ctx, db.Pool, filter); return err }},
+					{"Queue.Counts", func() error {
+						_, err := q.Counts(ctx, db.Pool, onceq.CountFilter{Queue: evil, Kind: evil, ByKind: true})
+						return err
+					}},
 					{"Queue.Count", func() error { _, err := q.Count(ctx, db.Pool, filter); return err }},
 					{"Queue.WouldCancel", func() error { _, err := q.WouldCancel(ctx, db.Pool, filter); return err }},
 					{"Queue.RetryMany", func() error { _, err := q.RetryMany(ctx, db.Pool, filter); return err }},

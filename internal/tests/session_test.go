@@ -162,3 +162,34 @@ func TestSession_OpensAgainBesideAConnectionThatIsDead(t *testing.T) {
 	sqlRun(t, db, `select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1 and query not like '%pg_notify%' and query <> 'commit'`, name)
 	until(t, db, waits, round)
 }
+
+// A statement that somebody's lock blocks holds the session. Meanwhile jobs are found and claimed through another
+// connection, and a worker that joins is listened for as soon as the session is free.
+func TestSession_ABlockedStatementHoldsUpNobodyElse(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ran := make(chan int64, 10)
+	handler := handle(func(_ context.Context, l *onceq.Lease) error {
+		ran <- l.ID
+		return nil
+	})
+	start(t, db, onceq.WorkerConfig{}, handler)
+	const waits = `$1 = (select count(*) from onceq.waiters w where idle_until > statement_timestamp()
+		and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round))`
+	until(t, db, waits, 1)
+	other := owner(t, db)
+	tx, err := other.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), `lock table waiters in share mode`)
+	require.NoError(t, err)
+	require.Equal(t, add(t, db, onceq.Job{}), receive(t, ran))
+	const blocked = `exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%insert into%waiters%')`
+	until(t, db, blocked) // the next announcement
+	id := add(t, db, onceq.Job{})
+	require.Equal(t, id, receive(t, ran))
+	require.True(t, sqlOne[bool](t, db, `select `+blocked))
+	start(t, db, onceq.WorkerConfig{PollInterval: time.Hour}, handler)
+	until(t, db, `(select count(*) = 2 and min(now() - started_at) > interval '3 seconds' from onceq.workers)`)
+	require.NoError(t, tx.Rollback(t.Context()))
+	until(t, db, waits, 2)
+}

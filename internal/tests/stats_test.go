@@ -89,7 +89,7 @@ func (s *seen) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatc
 }
 func (s *seen) TraceBatchQuery(_ context.Context, _ *pgx.Conn, data pgx.TraceBatchQueryData) {
 	s.statement, s.args, s.guarded = data.SQL, data.Args, true
-	if s.guardedOnes != nil && strings.HasPrefix(data.SQL, "\nwith recursive") {
+	if s.guardedOnes != nil && strings.HasPrefix(data.SQL, "\nwith recursive") && !strings.HasPrefix(data.SQL, "\nwith recursive line") {
 		s.guardedOnes = append(s.guardedOnes, seen{statement: data.SQL, args: data.Args})
 	}
 }
@@ -240,4 +240,56 @@ func TestTrapStatsReadsFewRowsOfManyJobs(t *testing.T) {
 	require.Equal(t, 0, got[1].Leased)
 	require.Equal(t, onceq.StatsCap, got[1].Delayed)
 	require.Greater(t, got[0].Oldest, time.Minute) // behind the leased ones, in front of what the last jobs say
+}
+
+// Of delayed jobs, Stats reads no more than it counts, over all priorities together: the next ones.
+func TestTrapStatsReadsTheNextOfManyDelayedJobs(t *testing.T) {
+	t.Parallel()
+	look := new(seen)
+	db := queuetest.New(t, look.option())
+	ctx := t.Context()
+	must[pgconn.CommandTag](t)(owner(t, db).Exec(ctx, `insert into jobs (id, run_at, created_at, max_attempts, attempts, priority, queue, kind, payload)
+		select nextval('ids'), now() + i * interval '1 s' + interval '1 h', now(), 25, (p = 1 and i <= 10)::int, p, 'q0', 'mail', '{}'
+		  from generate_series(1, 5000) i, generate_series(-1, 1) p`))
+	must[pgconn.CommandTag](t)(owner(t, db).Exec(ctx, `vacuum analyze jobs`))
+	got := must[[]onceq.QueueStats](t)(db.Queue.Stats(ctx))
+	require.Equal(t, []onceq.QueueStats{{Queue: "q0", Delayed: 991, Retrying: 10, More: true, Capped: true}}, got)
+	if n := look.rowsRead(t, db); n > 1_100 {
+		t.Errorf("Stats read %d rows", n)
+	}
+}
+
+// A count that stopped says so, although all jobs were looked at.
+func TestStats_SaysThatACountStopped(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	must[pgconn.CommandTag](t)(owner(t, db).Exec(t.Context(), `insert into jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload)
+		select nextval('ids'), now() - i * interval '1 s', now(), 25, p, 'q0', 'mail', '{}' from generate_series(1, 400) i, generate_series(-1, 1) p`))
+	got := must[[]onceq.QueueStats](t)(db.Queue.Stats(t.Context()))[0]
+	require.Equal(t, onceq.StatsCap, got.Waiting)
+	require.True(t, got.Capped && !got.More, "%+v", got)
+}
+
+func TestHealth_TakesStatsThatAreGiven(t *testing.T) {
+	t.Parallel()
+	look := new(seen)
+	db := queuetest.New(t, look.option())
+	ctx := t.Context()
+	fillJobs(t, db, 10)
+	must[pgconn.CommandTag](t)(owner(t, db).Exec(ctx, `update jobs set run_at = now() - interval '1 h'`))
+	stats := must[[]onceq.QueueStats](t)(db.Queue.Stats(ctx))
+	look.guardedOnes = []seen{}
+	of := func(stats ...onceq.QueueStats) (queues []string) {
+		for _, f := range must[[]onceq.Finding](t)(db.Queue.Health(ctx, stats...)) {
+			if f.What == "waiting" {
+				queues = append(queues, f.Queue)
+			}
+		}
+		return queues
+	}
+	require.Equal(t, []string{"q0", "q1"}, of(stats...))
+	require.Equal(t, []string{"q1"}, of(stats[1:]...))
+	require.Empty(t, look.guardedOnes)
+	require.Equal(t, []string{"q0", "q1"}, of())
+	require.Len(t, look.guardedOnes, 1)
 }

@@ -22,7 +22,8 @@ func TestViews(t *testing.T) {
 	ctx, q := t.Context(), db.Queue
 
 	// A job in every state.
-	kind := onceq.Kind[string]{Name: "work", Key: func(p string) string { return p }, Keep: time.Hour}
+	kind := onceq.Kind[string]{Name: "work", Key: func(p string) string { return p }, Keep: time.Hour,
+		Backoff: func(int, error) time.Duration { return time.Hour }}
 	enqueue := func(what string, delay time.Duration) int64 {
 		j := kind.Job(what)
 		j.Delay = delay
@@ -91,6 +92,19 @@ func TestViews(t *testing.T) {
 	require.Equal(t, []string{"cancelled cancelled true", "completed completed true", "dead dead true", "delayed queued", "held held", "retrying queued", "running queued", "waiting queued"},
 		lines(`select concat_ws(' ', key, state, (free_at > now())::text) from onceq.v_keys where class = 'job' order by key`))
 	require.NoError(t, must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{}))[0].Complete(ctx, nil))
+
+	// Who works, what is paused, what people did, and what was counted.
+	require.NoError(t, q.PauseKind(ctx, db.Pool, "mail", "ada: provider down"))
+	require.Equal(t, []string{"kind mail ada: provider down"}, lines(`select concat_ws(' ', what, name, note) from onceq.v_pauses`))
+	must[int64](t)(q.RecordAction(ctx, db.Pool, onceq.Action{Who: "ada", What: "redrive", JobID: 7, About: "a", Why: "b", Outcome: "c"}))
+	require.Equal(t, []string{"ada redrive 7 a b c"}, lines(`select concat_ws(' ', who, what, job_id, about, why, outcome) from onceq.v_actions`))
+	require.Equal(t, []string{"default work 5 1 2 1"}, lines(`select concat_ws(' ', queue, kind, sum(started), sum(completed), sum(failed), sum(dead)) from onceq.v_counts group by queue, kind`))
+	sqlRun(t, db, `insert into onceq.workers (id, lease, started_at, seen_at, process, schema_version, host, version, queues, kinds)
+values (1, 1, now(), now() - interval '4 minutes', 42, 1, 'web', 'v1', '{"mail": 3}', '{work}')`)
+	require.Equal(t, []string{"web 42 v1 true"}, lines(`select concat_ws(' ', host, process, version, stale::text) from onceq.v_workers`))
+	sqlRun(t, db, `insert into onceq.schedules (name, owner, spec, zone, missed) values ('s', 'app', '@daily', 'UTC', 'none')`)
+	sqlRun(t, db, `insert into onceq.schedule_ticks (schedule, at, until, ticks, outcome) select 's', at, at, 1, o from (values (now() - interval '1 day', 'missed'), (now(), 'fired')) t (at, o)`)
+	require.Equal(t, []string{"s app @daily fired"}, lines(`select concat_ws(' ', name, owner, spec, last_outcome) from onceq.v_schedules`))
 }
 
 // A role that may read the views alone reads them all.
@@ -106,8 +120,10 @@ func TestViews_ForAReader(t *testing.T) {
 	defer func() { _ = tx.Rollback(context.Background()) }()
 	for _, sql := range []string{
 		`create role reader_of_views`, `grant usage on schema onceq to reader_of_views`,
-		`grant select on onceq.v_jobs, onceq.v_queues, onceq.v_effects, onceq.v_keys to reader_of_views`, `set local role reader_of_views`,
+		`grant select on onceq.v_jobs, onceq.v_queues, onceq.v_effects, onceq.v_keys, onceq.v_workers, onceq.v_pauses, onceq.v_schedules, onceq.v_actions, onceq.v_counts, onceq.v_groups, onceq.v_members to reader_of_views`, `set local role reader_of_views`,
 		`select * from onceq.v_jobs`, `select * from onceq.v_queues`, `select * from onceq.v_effects`, `select * from onceq.v_keys`,
+		`select * from onceq.v_workers`, `select * from onceq.v_pauses`, `select * from onceq.v_schedules`, `select * from onceq.v_actions`, `select * from onceq.v_counts`,
+		`select * from onceq.v_groups`, `select * from onceq.v_members`,
 	} {
 		_, err := tx.Exec(t.Context(), sql)
 		require.NoError(t, err, sql)

@@ -3,6 +3,8 @@ package tests
 import (
 	"context"
 	"fmt"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -38,6 +40,40 @@ func TestWake_ADeadWorkerIsWokenOnce(t *testing.T) {
 	}
 	require.LessOrEqual(t, sqlOne[int](t, db, `select count(*) from onceq.wakes where worker in (1, $1)`, int64(1<<62)), 2)
 	require.NoError(t, w.stop())
+}
+
+// A worker that was woken while many others wait takes the job and waits again: it does not ask whether there are more,
+// which would take them away from the others.
+func TestWake_OneOfManyClaimsOnce(t *testing.T) {
+	t.Parallel()
+	var claims atomic.Int64
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
+		c.ConnConfig.Tracer = &statementHook{before: func(sql string) {
+			if strings.Contains(sql, "set leased_until = statement_timestamp() +") && strings.Contains(sql, "for update skip locked") {
+				claims.Add(1)
+			}
+		}}
+	}))
+	const workers, jobs = 12, 30
+	for range workers {
+		start(t, db, onceq.WorkerConfig{PollInterval: time.Hour}, handle(func(context.Context, *onceq.Lease) error { return nil }))
+	}
+	all := fmt.Sprintf(`%d = (select count(*) from onceq.waiters w where idle_until > statement_timestamp()
+	                            and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round))`, workers)
+	for range workers { // each knows of the others once it has been woken
+		until(t, db, all)
+		add(t, db, onceq.Job{})
+		until(t, db, noJobs)
+	}
+	until(t, db, all)
+	claims.Store(0)
+	for range jobs {
+		add(t, db, onceq.Job{})
+		until(t, db, noJobs)
+		until(t, db, all)
+	}
+	require.GreaterOrEqual(t, claims.Load(), int64(jobs))
+	require.Less(t, claims.Load(), int64(2*jobs))
 }
 
 // All workers of a process over one pool share their connections, whatever their schemas, and one of these listens.

@@ -951,7 +951,7 @@ func (h *statementHook) TraceBatchEnd(ctx context.Context, _ *pgx.Conn, _ pgx.Tr
 // These are parts of the worker's statements.
 const (
 	announces  = "waiters (worker, serves, round, room, busy, idle_until)"
-	asksNext   = "min(j.run_at)"
+	asksNext   = "from seen where next <="
 	claimsJobs = "and leased_until is null and lost = 0"
 )
 
@@ -1039,6 +1039,11 @@ func TestWake_TwoPhaseCommit(t *testing.T) {
 		"many": func() (int64, error) {
 			r, err := q.EnqueueMany(t.Context(), pool, []onceq.Job{{Kind: "k", Payload: 1, Key: "key"}})
 			return r[0].ID, err
+		},
+		"member": func() (int64, error) {
+			g, err := q.EnqueueGroup(t.Context(), pool, []onceq.Job{job}, onceq.Job{Kind: "other", Payload: 1})
+			require.NoError(t, err)
+			return g.Members[0].ID, err
 		},
 	} {
 		id, err := enqueue()
@@ -1132,7 +1137,7 @@ func TestWake_ASlowAnnouncement(t *testing.T) {
 			}
 		},
 		after: func(sql string) {
-			if strings.Contains(sql, claimsJobs) && announced.Load() && committed.CompareAndSwap(false, true) {
+			if strings.Contains(sql, asksNext) && announced.Load() && committed.CompareAndSwap(false, true) {
 				assert.NoError(t, tx.Commit(context.Background()))
 			}
 		},

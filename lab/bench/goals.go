@@ -78,6 +78,25 @@ var goals = []struct {
 	{"wake", "40 and 200 idle processes: p99 ≤ 1.3 × of that with one", false, 1.3, "×", func(f finder) float64 {
 		return max(f.p99("wake", idleName(40)), f.p99("wake", idleName(200))) / f.p99("wake", idleName(1))
 	}},
+	{"lanes", "100,000 lanes of 10 drain at ≥ 0.4 × the rate of jobs without lanes", true, 0.4, "×", func(f finder) float64 {
+		return f.ours("lanes", lanesName(fullSizes.lanes)) / f.ours("lanes", plainJobs)
+	}},
+	{"lanes", "one lane in order, handlers on a lease: ≥ 2,000 jobs/s", true, 2000, "jobs/s", func(f finder) float64 { return f.ours("lanes", oneLane) }},
+	{"lanes", "one lane in order, in transactions: ≥ 1,000 jobs/s", true, 1000, "jobs/s", func(f finder) float64 { return f.ours("lanes", oneLaneTx) }},
+	{"lanes", "a job into an idle lane: p99 ≤ 1.5 × of one without a lane", false, 1.5, "×", func(f finder) float64 {
+		return f.p99("lanes", intoIdleLane) / f.p99("lanes", intoNoLane)
+	}},
+	{"lanes", "plain jobs beside a million that wait: ≥ 0.97 × the rate beside none", true, 0.97, "×", func(f finder) float64 {
+		return f.ours("lanes", besideWaiting) / f.ours("lanes", besideNone)
+	}},
+	{"lanes", "the same: pages for each job ≤ 1.03 ×", false, 1.03, "×", func(f finder) float64 {
+		return f.ours("lanes", besideWaiting+pagesName) / f.ours("lanes", besideNone+pagesName)
+	}},
+	{"rate", "≥ 98% of the rate is reached", true, 98, "%", func(f finder) float64 { return f.ours("rate", rateReached) }},
+	{"rate", "no window has more starts than the burst and the rate allow", false, rateBurst, "jobs", func(f finder) float64 { return f.ours("rate", burstSeen) }},
+	{"rate", "handlers slower than the rate ask for a slot at most once a job", false, 1, "messages", func(f finder) float64 { return f.ours("rate", slowAsks) }},
+	{"fair", "10 jobs behind a million of another tenant, one at a time: p99 ≤ 50 ms", false, 50, "ms", func(f finder) float64 { return f.p99("fair", fairName(1)) }},
+	{"fair", "the same, 100 at a time: p99 ≤ 50 ms", false, 50, "ms", func(f finder) float64 { return f.p99("fair", fairName(tenantShare)) }},
 	{"soak", "p50 with the snapshot ≤ 1.5 × of without", false, 1.5, "×", func(f finder) float64 {
 		return f.ours("soak", thirdName(unkeyed, 1)) / f.ours("soak", thirdName(unkeyed, 0))
 	}},

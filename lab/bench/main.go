@@ -153,6 +153,10 @@ type sizes struct {
 	fleet, idlers, wakers       []int // processes that drain, are idle, and wait for one job
 	busy, beside                int   // processes that drain, and that are idle beside them
 	queues                      []int
+	lanes                       int           // most of them
+	lane, waiting               int           // jobs of one lane, and jobs that wait beside others
+	idleJobs                    int           // jobs into an idle lane
+	limited                     time.Duration // how long a rate is watched
 	rest                        time.Duration // until idle processes have closed what they do not need
 	soak                        time.Duration
 	phase, sampleEvery          time.Duration // of an adapter
@@ -163,7 +167,8 @@ var fullSizes = sizes{
 	passed: 250_000, last: 50_000, limit: 20 * time.Second, loaded: 10 * time.Second, idle: 20 * time.Second, reaping: 5 * time.Minute,
 	backlogs: []int{100_000, 1_000_000, 10_000_000}, growth: 200_000, fences: 10_000_000, scheduled: 1_000_000, big: 1_000_000,
 	fleet: []int{1, 4, 8, 16, 32}, idlers: []int{1, 10, 40}, wakers: []int{1, 10, 40, 200}, busy: 5, beside: 200,
-	queues: []int{1, 100, 1000, 5000}, rest: 65 * time.Second, soak: time.Hour, phase: time.Minute, sampleEvery: 2 * time.Second,
+	queues: []int{1, 100, 1000, 5000}, lanes: 100_000, lane: 100_000, waiting: 1_000_000, idleJobs: 200, limited: 20 * time.Second,
+	rest: 65 * time.Second, soak: time.Hour, phase: time.Minute, sampleEvery: 2 * time.Second,
 }
 
 var quickSizes = sizes{
@@ -171,7 +176,8 @@ var quickSizes = sizes{
 	passed: 50_000, last: 10_000, limit: 2 * time.Second, loaded: 2 * time.Second, idle: 2 * time.Second, reaping: 30 * time.Second,
 	backlogs: []int{20_000, 100_000}, growth: 10_000, fences: 100_000, scheduled: 100_000, big: 100_000,
 	fleet: []int{1, 4}, idlers: []int{1, 4}, wakers: []int{1, 4}, busy: 2, beside: 6,
-	queues: []int{1, 100}, rest: 2 * time.Second, soak: time.Minute, phase: 6 * time.Second, sampleEvery: time.Second,
+	queues: []int{1, 100}, lanes: 4000, lane: 5000, waiting: 50_000, idleJobs: 20, limited: 4 * time.Second,
+	rest: 2 * time.Second, soak: time.Minute, phase: 6 * time.Second, sampleEvery: time.Second,
 }
 
 // test gives its trials, which are run in this order and the next time in the opposite one.
@@ -200,6 +206,9 @@ var tests = []test{
 	{name: "fleet", title: "many worker processes", trials: fleetTrials, counts: true},
 	{name: "queues", title: "one worker process with many queues", trials: queuesTrials, counts: true},
 	{name: "wake", title: "one job for idle worker processes", trials: wakeTrials, counts: true},
+	{name: "lanes", title: "jobs that wait for each other", trials: lanesTrials, counts: true, once: true},
+	{name: "rate", title: "one limit of 1,000 jobs/s for 8 worker processes", trials: rateTrials, counts: true, once: true},
+	{name: "fair", title: "ten jobs of one tenant behind those of another, until they are done", trials: fairTrials, once: true},
 	{name: "soak", title: "steady load over two worker processes, a snapshot held in the middle third", trials: soakTrials, once: true},
 	{name: "adapters", title: "someone else's measure: two processes, 800 jobs/s, through load, an open transaction, kills and pressure", trials: adapterTrials, once: true},
 }

@@ -57,6 +57,22 @@ select coalesce(sum(calls), 0)::bigint from pg_stat_statements(false) s join pg_
 	return n, err
 }
 
+// pages counts the pages that the others' statements have looked at so far, as often as they did.
+func (o *observer) pages(ctx context.Context) (n int64, err error) {
+	err = o.conn.QueryRow(ctx, `
+select coalesce(sum(shared_blks_hit + shared_blks_read), 0)::bigint from pg_stat_statements(false) s join pg_database d on d.oid = s.dbid
+ where d.datname = current_database()`).Scan(&n)
+	return n, err
+}
+
+// calls counts the statements so far whose text is like a pattern.
+func (o *observer) calls(ctx context.Context, like string) (n int64, err error) {
+	err = o.conn.QueryRow(ctx, `
+select coalesce(sum(calls), 0)::bigint from pg_stat_statements s join pg_database d on d.oid = s.dbid
+ where d.datname = current_database() and s.query like $1`, like).Scan(&n)
+	return n, err
+}
+
 // rate counts statements for a while, a second.
 func (o *observer) rate(ctx context.Context, took time.Duration) (float64, error) {
 	before, err := o.statements(ctx)

@@ -191,6 +191,11 @@ func (s *nodeSession) fill(_ context.Context, n int, keyed bool) (stretch, error
 	return s.took("fill", n, map[string]any{"keyed": keyed})
 }
 
+// fillLanes uses graphile-worker's queues, which run one job at a time, and pg-boss's policy key_strict_fifo.
+func (s *nodeSession) fillLanes(_ context.Context, n, lanes int) (stretch, error) {
+	return s.took("fill", n, map[string]any{"lanes": lanes})
+}
+
 func (s *nodeSession) transact(_ context.Context, n int, how string) (stretch, error) {
 	return s.took("transact", n, map[string]any{"how": how})
 }

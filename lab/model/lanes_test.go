@@ -2,7 +2,6 @@ package model
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 )
@@ -183,13 +182,8 @@ func (s *laneState) lockTaken() bool {
 	return s.promoters[0].phase > 0 || s.promoters[1].phase > 0
 }
 
-type laneStep struct {
-	name string
-	laneState
-}
-
 // next returns every state that one step leads to.
-func (v laneVariant) next(s laneState) (all []laneStep) {
+func (v laneVariant) next(s laneState) (all []move[laneState]) {
 	step := func(name string, do func(*laneState)) {
 		n := s
 		do(&n)
@@ -197,7 +191,7 @@ func (v laneVariant) next(s laneState) (all []laneStep) {
 			n.broken = "more jobs of a lane are live than its limit allows"
 		}
 		n.high = max(n.n, min(n.high, n.live())) // a lowered limit holds as soon as enough jobs have finished
-		all = append(all, laneStep{name, n})
+		all = append(all, move[laneState]{name, n})
 	}
 	for i, j := range s.jobs {
 		switch {
@@ -401,52 +395,9 @@ func (s laneState) wrong(v laneVariant) string {
 
 // explore visits every reachable state. It returns how many there are, and the shortest path to a wrong one.
 func (v laneVariant) explore() (states int, wrong string) {
-	first := laneState{n: v.n, high: v.n}
-	all := []laneState{first}
-	place := map[laneState]int32{first: 0} // in all
-	from, by := []int32{0}, []string{""}   // how a state was reached first
-	before := [][]int32{nil}               // from where a state can be reached
-	trace := func(s int32, what string) string {
-		var steps []string
-		for ; s != 0; s = from[s] {
-			steps = append(steps, by[s])
-		}
-		slices.Reverse(steps)
-		return strings.Join(append([]string{what}, steps...), "\n\t")
-	}
-	var ends []int32
-	for i := int32(0); int(i) < len(all); i++ {
-		s := all[i]
-		if what := s.wrong(v); what != "" {
-			return len(all), trace(i, what)
-		}
-		if s.jobs[0].place == gone && s.jobs[1].place == gone && s.jobs[2].place == gone {
-			ends = append(ends, i)
-		}
-		for _, n := range v.next(s) {
-			at, ok := place[n.laneState]
-			if !ok {
-				at = int32(len(all))
-				place[n.laneState] = at
-				all, from, by, before = append(all, n.laneState), append(from, i), append(by, n.name), append(before, nil)
-			}
-			before[at] = append(before[at], i)
-		}
-	}
-	// Nothing gets stuck: from every state all jobs can still be finished.
-	can := make([]bool, len(all))
-	for len(ends) > 0 {
-		s := ends[len(ends)-1]
-		ends = ends[:len(ends)-1]
-		if !can[s] {
-			can[s] = true
-			ends = append(ends, before[s]...)
-		}
-	}
-	if s := slices.Index(can, false); s >= 0 {
-		return len(all), trace(int32(s), "from here the jobs cannot be finished any more")
-	}
-	return len(all), ""
+	return explore(laneState{n: v.n, high: v.n}, v.next, func(s laneState) string { return s.wrong(v) }, func(s laneState) bool {
+		return s.jobs[0].place == gone && s.jobs[1].place == gone && s.jobs[2].place == gone
+	}, "from here the jobs cannot be finished any more")
 }
 
 func TestLanes(t *testing.T) {

@@ -153,17 +153,12 @@ func (v variant) own(s state) effectState {
 	return s.effect
 }
 
-type successor struct {
-	name string
-	state
-}
-
 // next returns every state that one step leads to.
-func (v variant) next(s state) (all []successor) {
+func (v variant) next(s state) (all []move[state]) {
 	step := func(name string, do func(*state)) {
 		n := s
 		do(&n)
-		all = append(all, successor{name, n})
+		all = append(all, move[state]{name, n})
 	}
 
 	// The producer. A taken key makes a duplicate, which changes nothing; neither does a caller that rolls back.
@@ -394,60 +389,7 @@ func (s state) wrong() string {
 // explore visits every reachable state, in the order of the number of steps to it. It returns how many there are, and
 // the shortest path to a wrong one.
 func (v variant) explore() (states int, wrong string) {
-	type arrival struct {
-		from state
-		by   string
-	}
-	seen := map[state]arrival{{}: {}}
-	before := make(map[state][]state) // reversed edges, for the last property
-	queue := []state{{}}
-	trace := func(s state, what string) string {
-		var steps []string
-		for s != (state{}) {
-			steps = append(steps, seen[s].by)
-			s = seen[s].from
-		}
-		var b strings.Builder
-		b.WriteString(what)
-		for i := len(steps) - 1; i >= 0; i-- {
-			b.WriteString("\n\t" + steps[i])
-		}
-		return b.String()
-	}
-	var ends []state
-	for len(queue) > 0 {
-		s := queue[0]
-		queue = queue[1:]
-		if what := s.wrong(); what != "" {
-			return len(seen), trace(s, what)
-		}
-		if s.finished == maxJobs {
-			ends = append(ends, s)
-		}
-		for _, n := range v.next(s) {
-			before[n.state] = append(before[n.state], s)
-			if _, ok := seen[n.state]; !ok {
-				seen[n.state] = arrival{s, n.name}
-				queue = append(queue, n.state)
-			}
-		}
-	}
-	// Nothing gets stuck: from every state all jobs can still be accepted and finished.
-	can := make(map[state]bool)
-	for len(ends) > 0 {
-		s := ends[len(ends)-1]
-		ends = ends[:len(ends)-1]
-		if !can[s] {
-			can[s] = true
-			ends = append(ends, before[s]...)
-		}
-	}
-	for s := range seen {
-		if !can[s] {
-			return len(seen), trace(s, "from here the jobs cannot be finished any more")
-		}
-	}
-	return len(seen), ""
+	return explore(state{}, v.next, state.wrong, func(s state) bool { return s.finished == maxJobs }, "from here the jobs cannot be finished any more")
 }
 
 func TestProtocol(t *testing.T) {

@@ -2,6 +2,7 @@ package model
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -80,16 +81,11 @@ func (v quarantine) claims(w ward, worker int8, j quarantined) bool {
 	return held < quarantineSlots+quarantineAhead
 }
 
-type wardStep struct {
-	name string
-	ward
-}
-
-func (v quarantine) next(w ward) (all []wardStep) {
+func (v quarantine) next(w ward) (all []move[ward]) {
 	step := func(name string, do func(*ward)) {
 		n := w
 		do(&n)
-		all = append(all, wardStep{name, n})
+		all = append(all, move[ward]{name, n})
 	}
 	for i, j := range w {
 		name := fmt.Sprint("honest job ", i)
@@ -162,56 +158,14 @@ func (v quarantine) wrong(w ward) string {
 
 // explore visits every state, as variant.explore does. If only is not empty, it checks only that property.
 func (v quarantine) explore(only string) (states int, wrong string) {
-	type arrival struct {
-		from ward
-		by   string
-	}
-	seen := map[ward]arrival{{}: {}}
-	before := make(map[ward][]ward)
-	trace := func(w ward, what string) string {
-		var steps []string
-		for w != (ward{}) {
-			steps = append([]string{seen[w].by}, steps...)
-			w = seen[w].from
+	return explore(ward{}, v.next, func(w ward) string {
+		if what := v.wrong(w); only == "" || what == only {
+			return what
 		}
-		return strings.Join(append([]string{what}, steps...), "\n\t")
-	}
-	var ends []ward
-	for queue := []ward{{}}; len(queue) > 0; queue = queue[1:] {
-		w := queue[0]
-		if what := v.wrong(w); what != "" && (only == "" || what == only) {
-			return len(seen), trace(w, what)
-		}
-		over := w[0].place == dead
-		for _, j := range w[1:] {
-			over = over && j.place == done
-		}
-		if over {
-			ends = append(ends, w)
-		}
-		for _, n := range v.next(w) {
-			before[n.ward] = append(before[n.ward], w)
-			if _, ok := seen[n.ward]; !ok {
-				seen[n.ward] = arrival{w, n.name}
-				queue = append(queue, n.ward)
-			}
-		}
-	}
-	can := make(map[ward]bool)
-	for len(ends) > 0 {
-		w := ends[len(ends)-1]
-		ends = ends[:len(ends)-1]
-		if !can[w] {
-			can[w] = true
-			ends = append(ends, before[w]...)
-		}
-	}
-	for w := range seen {
-		if !can[w] {
-			return len(seen), trace(w, "from here the poison cannot die, or an honest job not be completed")
-		}
-	}
-	return len(seen), ""
+		return ""
+	}, func(w ward) bool {
+		return w[0].place == dead && !slices.ContainsFunc(w[1:], func(j quarantined) bool { return j.place != done })
+	}, "from here the poison cannot die, or an honest job not be completed")
 }
 
 func TestQuarantine(t *testing.T) {

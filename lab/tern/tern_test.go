@@ -103,8 +103,8 @@ func TestTernGoesOnWhereUpStopped(t *testing.T) {
 	require.Equal(t, []string{"002_later.sql up"}, ran)
 	require.Equal(t, migrations.Version+1, version(t, conn))
 
-	var newer *migrations.VersionError
-	require.ErrorAs(t, migrations.Up(t.Context(), conn, "onceq"), &newer)
+	require.NoError(t, migrations.Up(t.Context(), conn, "onceq"), "the newer tables bear this release")
+	require.Equal(t, migrations.Version+1, version(t, conn))
 	require.NoError(t, tern.MigrateTo(t.Context(), migrations.Version))
 	require.NoError(t, migrations.Up(t.Context(), conn, "onceq"))
 	require.NoError(t, tern.MigrateTo(t.Context(), 0))

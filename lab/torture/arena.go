@@ -92,6 +92,11 @@ create table torture.ops (op text primary key);
 create table torture.fence_trail (
   seq bigint generated always as identity, at timestamptz default clock_timestamp(),
   what text, key text, token bigint, since bigint, finished bigint, result text
+);
+create table torture.lane_trail (
+  seq bigint generated always as identity, at timestamptz default clock_timestamp(), began timestamptz default statement_timestamp(),
+  xact bigint default pg_current_xact_id()::text::bigint, seen text not null default '',
+  what text, lane text, rule smallint not null default 0, job bigint not null default 0, due timestamptz not null default '-infinity', n int not null default 0
 );`
 
 // furnish makes the tables of the harness and those of the system, and puts all of them on the small disk.

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 )
 
 // history is everything that a run recorded. Producers and the provider write journals, triggers write the audit trail, and
@@ -17,6 +18,15 @@ type history struct {
 	Ledger []entry
 	Calls  []call
 	Ends   []end
+
+	Lanes  []laneStep
+	Emits  []emitRow
+	Heard  []heardRow
+	Before map[int64]bool // jobs that were accepted after their event was there
+	Groups []groupStep
+	Joined []joinedRow
+	Ticks  []tickRow
+	Still  []string // schedules that never caught up
 
 	Fences   []fenceStep // of requests
 	Requests []request
@@ -77,11 +87,16 @@ const (
 	vCallKey    = "downstream key"     // calls for one job under several keys, or one key for several jobs
 	vDead       = "dead for nothing"   // a job is dead that can be done, or a job that ends its process is not dead
 	vReadOnly   = "read only"          // a statement of the library's own was refused because transactions are read-only by default
+	vLane       = "lanes"              // more jobs of a lane are live than its limit, or one became live before its turn
+	vLimit      = "limits"             // more jobs of a limit are live than it allows, or more start in a time
+	vFlow       = "flows"              // a flow heard something else than the first event, or two things, or its effects are not in order
+	vGroup      = "groups"             // a job went on before those that it waits for, or not after them, or was told something wrong of them
+	vTick       = "ticks"              // a tick was fired twice or never, or the ledger of ticks does not say what happened
 	vPanic      = "panics"             // a process ended by one
 	vTables     = "tables"             // the queue's own tables are not as they must be
 )
 
-var sorts = []string{vLost, vUnfinished, vPhantom, vKey, vEffect, vToken, vAnswer, vCall, vCallKey, vDead, vReadOnly, vPanic, vTables}
+var sorts = []string{vLost, vUnfinished, vPhantom, vKey, vEffect, vToken, vAnswer, vCall, vCallKey, vDead, vLane, vLimit, vFlow, vGroup, vTick, vReadOnly, vPanic, vTables}
 
 // verdict is what the checker found.
 type verdict struct {
@@ -91,6 +106,12 @@ type verdict struct {
 	UnknownCommitted                         int
 	Duplicates, Replayed                     int // all duplicates, and those that got a result
 	Entries, Calls, Repeated, Claims, Losses int
+	Admitted, MostLive, Limits               int           // jobs that became live in a lane, most of a lane at once, changes of limits
+	Starts                                   int           // of jobs with a rate
+	Emitted, Came, TimedOut                  int           // events that were first, and flows by what they heard
+	Joins, Joined                            int           // jobs that went on after others, and what they were told of
+	JoinWait                                 time.Duration // the longest that one still waited when the others were done
+	Ticks, Missed                            int
 	Requests                                 map[string]int // by the outcome of their answer
 	Uses                                     map[string]int // uses of their keys, by how they ended
 	Violations                               map[string][]string
@@ -248,6 +269,11 @@ func check(h *history) *verdict {
 	v.checkOps(h, byOp, byKey, ends)
 	v.checkCalls(h, ends)
 	v.checkRequests(h)
+	v.checkLanes(h)
+	v.checkRates(h)
+	v.checkFlows(h, ends)
+	v.checkGroups(h, ends)
+	v.checkTicks(h)
 	return v
 }
 
@@ -374,16 +400,17 @@ func (v *verdict) checkCalls(h *history, ends map[int64]end) {
 	}
 	for _, id := range slices.Sorted(maps.Keys(byJob)) {
 		calls := byJob[id]
-		done := false
+		keys, done := map[string]string{}, map[string]bool{} // by work: a flow has several calls
 		for i, c := range calls {
-			if c.Key != calls[0].Key {
+			if c.Key != cmp.Or(keys[c.Work], c.Key) {
 				v.violation(vCallKey, "job %d (%s) came under two keys", idOf(id), c.Work)
 			}
+			keys[c.Work] = c.Key
 			if c.What == "refused" {
 				continue
 			}
-			if !done {
-				done = true
+			if !done[c.Work] {
+				done[c.Work] = true
 				continue
 			}
 			v.Repeated++

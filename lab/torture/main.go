@@ -11,7 +11,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"maps"
@@ -53,8 +52,15 @@ type config struct {
 
 // These are the mistakes that the checker must find.
 const (
-	brokenToken = "token" // jobs are completed by their id, without a token
-	brokenKey   = "key"   // the downstream key contains the token
+	brokenToken  = "token"  // jobs are completed by their id, without a token
+	brokenKey    = "key"    // the downstream key contains the token
+	brokenTick   = "tick"   // a schedule goes back by a tick now and then
+	brokenLane   = "lane"   // jobs are let into their lanes out of turn, and beside the lane's lock
+	brokenLimit  = "limit"  // jobs are let in whatever their limit says
+	brokenEvent  = "event"  // an event that was emitted is emitted again, and the later one counts
+	brokenAwait  = "await"  // jobs forget what they have heard
+	brokenTell   = "tell"   // the end of a job does not call those that wait for it
+	brokenFollow = "follow" // a job that waits goes on at the first call
 )
 
 func main() {
@@ -75,11 +81,11 @@ func main() {
 	flag.IntVar(&c.Frail, "frail", 2, "worker processes that jobs end; onceq only")
 	flag.BoolVar(&c.Clocks, "clocks", true, "some processes have clocks that are an hour wrong")
 	flag.DurationVar(&c.Freeze, "freeze", 4*lease, "the longest time for which a process is frozen")
-	flag.StringVar(&c.Broken, "broken", "", "break the library's use on purpose: token or key; the checker must notice")
+	flag.StringVar(&c.Broken, "broken", "", "break the library's use on purpose: token, key, lane, limit, event, await, tell, follow or tick; the checker must notice")
 	flag.BoolVar(&c.Verbose, "v", false, "say each fault")
 	flag.StringVar(&c.Keep, "keep", "", "keep what was recorded in this directory")
 	systems := flag.String("systems", "onceq,river", "what to torture")
-	chosenForms := flag.String("forms", strings.Join(slices.Concat(forms, oddForms, requestForms), ","), "of jobs and requests")
+	chosenForms := flag.String("forms", strings.Join(slices.Concat(forms, oddForms, laneForms, limitForms, []string{formFlow, formJoin, formTick}, requestForms), ","), "of jobs and requests")
 	only := flag.String("faults", "", "comma-separated beginnings of the faults' names; all by default")
 	flag.Parse()
 	c.Forms = strings.Split(*chosenForms, ",")
@@ -161,6 +167,7 @@ type report struct {
 	events                  map[string]int
 	errors                  map[string]int // errors that producers met, by SQLSTATE
 	resolved, fallen        int
+	redriven                int // jobs with a lane
 	notes                   []string
 }
 
@@ -223,6 +230,9 @@ func run(ctx context.Context, c config) (r *report, err error) {
 	defer a.stop()
 	r.server = fmt.Sprintf("%d.%d", a.primary.Version()/10000, a.primary.Version()%10000)
 	if err := a.furnish(ctx, sys); err != nil {
+		return nil, err
+	}
+	if err := breakGroups(ctx, a.server().URL(), c.Broken); err != nil {
 		return nil, err
 	}
 	if err := a.follow(ctx); err != nil {
@@ -289,8 +299,13 @@ func run(ctx context.Context, c config) (r *report, err error) {
 		return nil
 	}
 	of := formsOf(&child{System: c.System, Forms: c.Forms})
+	if len(of) > 0 || c.System == "onceq" && slices.Contains(c.Forms, formTick) {
+		if err := start("worker", c.Workers); err != nil {
+			return nil, err
+		}
+	}
 	if len(of) > 0 {
-		if err := errors.Join(start("worker", c.Workers), start("producer", c.Producers)); err != nil {
+		if err := start("producer", c.Producers); err != nil {
 			return nil, err
 		}
 	}
@@ -309,6 +324,30 @@ func run(ctx context.Context, c config) (r *report, err error) {
 	say("processes and servers are there")
 	// Cause the faults.
 	faulty, end := context.WithTimeout(ctx, c.Duration)
+	defer end()
+	// Somebody attends to lanes and schedules, through a proxy that leads to the server after a failover too.
+	attended := make(chan error, 1)
+	attending, leave := context.WithCancel(ctx)
+	defer leave()
+	if c.System == "onceq" {
+		_, url, err := a.proxy("attendant")
+		if err != nil {
+			return nil, err
+		}
+		people, err := (&child{URL: url, Slot: "attendant"}).pool(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer people.Close()
+		go func() {
+			var err error
+			r.redriven, err = attend(attending, faulty, people)
+			attended <- err
+		}()
+	} else {
+		attended <- nil
+	}
+
 	var lanes sync.WaitGroup
 	if kinds := chosen(processFaults, c.Only); len(kinds) > 0 {
 		lanes.Go(func() { ch.processes(faulty, newLane(c.Seed, 1, kinds, 1200*time.Millisecond)) })
@@ -356,6 +395,10 @@ func run(ctx context.Context, c config) (r *report, err error) {
 			return nil, err
 		}
 		r.resolved += n
+	}
+	leave()
+	if err := <-attended; err != nil {
+		return nil, fmt.Errorf("attending to lanes and schedules: %w", err)
 	}
 	say("the work is done")
 	stopAll(10 * time.Second)
@@ -456,6 +499,23 @@ func collect(ctx context.Context, dir string, sys system, pool *pgxpool.Pool) (h
 	if err != nil {
 		return nil, err
 	}
+	if h.Lanes, err = pgx.CollectRows(query(ctx, pool, readLaneTrail), pgx.RowToStructByPos[laneStep]); err != nil {
+		return nil, err
+	}
+	if _, ours := sys.(onceqSystem); ours {
+		if err := h.collectFlows(ctx, pool); err != nil {
+			return nil, err
+		}
+		if err := h.collectGroups(ctx, pool); err != nil {
+			return nil, err
+		}
+		if h.Ticks, err = pgx.CollectRows(query(ctx, pool, readTicks), pgx.RowToStructByPos[tickRow]); err != nil {
+			return nil, err
+		}
+		if h.Still, err = pgx.CollectRows(query(ctx, pool, `select name from onceq.schedules where paused_at is null`), pgx.RowTo[string]); err != nil {
+			return nil, err
+		}
+	}
 	if h.Requests, err = readJournals[request](dir, "requests-"); err != nil {
 		return nil, err
 	}
@@ -475,8 +535,8 @@ func keep(h *history, from, to string) error {
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
 	}
-	for name, all := range map[string]any{"trail": h.Trail, "ledger": h.Ledger, "ends": h.Ends, "calls": h.Calls, "ops": h.Ops,
-		"fences": h.Fences, "requests": h.Requests} {
+	for name, all := range map[string]any{"trail": h.Trail, "ledger": h.Ledger, "ends": h.Ends, "calls": h.Calls, "ops": h.Ops, "emits": h.Emits, "heard": h.Heard,
+		"fences": h.Fences, "groups": h.Groups, "joined": h.Joined, "requests": h.Requests} {
 		if err := writeLines(filepath.Join(to, name+".jsonl"), all); err != nil {
 			return err
 		}

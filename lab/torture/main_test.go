@@ -59,6 +59,45 @@ func TestTorture_FindsADownstreamKeyThatChanges(t *testing.T) {
 	broken(t, brokenKey, formAgain, vCallKey)
 }
 
+// If jobs are let into their lanes out of turn, and beside the lane's lock, some are too early and some one too many.
+func TestTorture_FindsAJobOutOfTurn(t *testing.T) {
+	broken(t, brokenLane, formLine, vLane)
+}
+
+// If jobs are let in whatever their limit says, too many are live, and too many start in a time.
+func TestTorture_FindsAJobBeyondItsLimit(t *testing.T) {
+	broken(t, brokenLimit, formCap, vLimit)
+}
+
+func TestTorture_FindsStartsBeyondTheirRate(t *testing.T) {
+	broken(t, brokenLimit, formRate, vLimit)
+}
+
+// If a later event replaces the first one, flows hear it.
+func TestTorture_FindsAnEventThatReplacesTheFirst(t *testing.T) {
+	broken(t, brokenEvent, formFlow, vFlow)
+}
+
+// If a flow forgets that its time-out came first, it later hears of the event.
+func TestTorture_FindsAFlowThatForgetsItsAnswer(t *testing.T) {
+	broken(t, brokenAwait, formFlow, vFlow)
+}
+
+// If the end of a job calls nobody, those that wait for it do so for ever.
+func TestTorture_FindsAnEndThatIsNotTold(t *testing.T) {
+	broken(t, brokenTell, formJoin, vGroup, vUnfinished)
+}
+
+// If a job that waits goes on at the first call, others are not done.
+func TestTorture_FindsAJobThatDoesNotWait(t *testing.T) {
+	broken(t, brokenFollow, formJoin, vGroup)
+}
+
+// If a schedule goes back by a tick, that tick is fired twice.
+func TestTorture_FindsATickThatIsFiredTwice(t *testing.T) {
+	broken(t, brokenTick, formTick, vTick)
+}
+
 func TestTorture_FindsARequestsDownstreamKeyThatChanges(t *testing.T) {
 	broken(t, brokenKey, formDoAgain, vCallKey)
 }

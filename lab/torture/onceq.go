@@ -19,6 +19,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/migrations"
+	"github.com/onceq/onceq/onceqcron"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -53,9 +54,13 @@ begin
   end if;
   return null;
 end $$;
-create trigger trail after insert or delete on onceq.jobs for each row execute function torture.trail_onceq();
+create trigger trail_insert after insert on onceq.jobs for each row
+  when (new.queue <> 'onceqcron') execute function torture.trail_onceq();
+create trigger trail_delete after delete on onceq.jobs for each row
+  when (old.queue <> 'onceqcron') execute function torture.trail_onceq();
+create trigger trail_waits after insert on onceq.job_waits for each row execute function torture.trail_onceq();
 create trigger trail_claims after update on onceq.jobs for each row
-  when (new.claims > old.claims) execute function torture.trail_onceq();
+  when (new.claims > old.claims and new.queue <> 'onceqcron') execute function torture.trail_onceq();
 create function torture.trail_pruned() returns trigger language plpgsql as $$
 begin
   insert into torture.trail (what, job, key, work) values ('pruned', 0, old.key, '');
@@ -68,7 +73,7 @@ func (onceqSystem) setup(ctx context.Context, conn *pgx.Conn) error {
 	if err := migrations.Up(ctx, conn, "onceq"); err != nil {
 		return err
 	}
-	_, err := conn.Exec(ctx, onceqTrail+fenceTrail)
+	_, err := conn.Exec(ctx, onceqTrail+fenceTrail+laneTrail+flowTables+groupTables+";"+firstRate)
 	return err
 }
 
@@ -85,7 +90,13 @@ func onceqJob(w work, op string) onceq.Job {
 		j.Queue = frailQueue
 	case formRecur:
 		j.Window = onceq.UntilFinished
+	case formLine, formPair, formPass, formHalt:
+		j.Lane, j.LaneRule = laneOf(w), map[string]onceq.LaneRule{formPass: onceq.Overtake, formHalt: onceq.StopLane}[w.Form]
 	}
+	if w.Form == formTurn {
+		j.Lane = laneOf(w)
+	}
+	j.Limit = limitOf(w)
 	return j
 }
 
@@ -107,6 +118,12 @@ func (e onceqEnqueuer) enqueue(ctx context.Context, tx pgx.Tx, op string, works 
 	var db onceq.DB = e.pool
 	if tx != nil {
 		db = tx
+		if err := emitFirst(ctx, e.q, tx, works); err != nil {
+			return nil, err
+		}
+	}
+	if joins(works) {
+		return e.group(ctx, tx, op, works)
 	}
 	if len(works) == 1 {
 		r, err := e.q.Enqueue(ctx, db, onceqJob(works[0], op))
@@ -147,6 +164,11 @@ func (e onceqEnqueuer) pipeline(ctx context.Context, op, first string, works []w
 }
 
 func (e onceqEnqueuer) cancel(ctx context.Context, id int64) error {
+	if rand.IntN(2) == 0 {
+		if _, _, err := e.q.CancelGroup(ctx, e.pool, id); !errors.Is(err, onceq.ErrNotFound) {
+			return err
+		}
+	}
 	_, err := e.q.Cancel(ctx, e.pool, id)
 	return err
 }
@@ -176,10 +198,27 @@ func (onceqSystem) worker(ctx context.Context, c *child, pool *pgxpool.Pool) err
 		kind(formLate).HandleTx(w.late).Wrap(w.tell),
 		kind(formBatch).HandleBatch(10, w.batch).Wrap(w.tell),
 		kind(formOwn).Handle(w.own),
+		kind(formLine).HandleTx(w.tx).Wrap(w.tell),
+		kind(formPair).HandleBatch(10, w.batch).Wrap(w.tell),
+		kind(formPass).Handle(w.own),
+		kind(formHalt).Handle(w.own),
+		kind(formCap).Handle(w.own),
+		kind(formTurn).HandleTx(w.tx).Wrap(w.tell),
+		kind(formRate).Handle(w.rated),
+		kind(formFlow).Handle(w.flow),
+		kind(formJoin).HandleTx(w.join).Wrap(w.tell),
+		kind(formPart).HandleTx(w.part).Wrap(w.tell),
 		kind(formAgain).Handle(w.again),
 		kind(formAsk).Handle(w.ask),
 		kind(formHold).Handle(w.hold),
 		kind(formStop).Handle(w.hold),
+	}
+	var cron *onceqcron.Scheduler
+	if c.Role != roleFrail && len(chosen([]string{formTick}, c.Forms)) > 0 {
+		if cron, err = scheduler(w.q, pool, strings.HasSuffix(c.Slot, "2") || strings.HasSuffix(c.Slot, "4")); err != nil {
+			return err
+		}
+		handlers = append(handlers, append(cron.Handlers(), kind(formTick).HandleTx(w.tx).Wrap(w.tell))...)
 	}
 	if c.Role == roleFrail {
 		queues = map[string]onceq.QueueConfig{frailQueue: {Concurrency: 8}}
@@ -209,6 +248,28 @@ func (onceqSystem) worker(ctx context.Context, c *child, pool *pgxpool.Pool) err
 	defer cancel()
 	beside.Go(func() { _ = reaper.Run(ctx) })
 	beside.Go(func() { w.hand(ctx) })
+	if cron != nil {
+		beside.Go(func() { register(ctx, cron) })
+	}
+	if len(chosen([]string{formFlow}, c.Forms)) > 0 {
+		beside.Go(func() { w.emit(ctx) })
+	}
+	for mistake, sql := range map[string]string{brokenLane: admitOutOfTurn, brokenLimit: admitBeyond, brokenEvent: emitOver, brokenAwait: forgetAnswers} {
+		if w.Broken == mistake {
+			beside.Go(func() {
+				for pause(ctx, 20*time.Millisecond) {
+					_, _ = pool.Exec(ctx, sql)
+				}
+			})
+		}
+	}
+	if w.Broken == brokenTick {
+		beside.Go(func() {
+			for pause(ctx, 3*time.Second) {
+				_, _ = pool.Exec(ctx, fireTwice)
+			}
+		})
+	}
 	return runner.Run(ctx)
 }
 
@@ -218,7 +279,7 @@ func kind(form string) *onceq.Kind[work] {
 		Backoff: func(attempt int, _ error) time.Duration { return backoff(attempt) },
 	}
 	switch form {
-	case formTx, formLate, formAgain, formAsk, formStop: // no history, as in most applications
+	case formTx, formLate, formAgain, formAsk, formStop, formLine, formPass, formTurn, formRate, formTick, formPart: // no history, as in most applications
 		k.Keep = 0
 	case formFrail, formPoison:
 		k.MaxLost = 0
@@ -232,6 +293,7 @@ type event struct {
 	Job   int64  `json:"job,omitempty"`
 	Token int64  `json:"token,omitempty"`
 	Text  string `json:"text,omitempty"`
+	At    int64  `json:"at,omitempty"` // microseconds since 1970
 }
 
 // These types of events are not the library's.
@@ -288,6 +350,9 @@ func (w *onceqWorker) event(_ context.Context, e onceq.Event) {
 
 // trouble is what the work's fate does to a run before anything is done.
 func trouble(l *onceq.Lease, p work) error {
+	if (p.Form == formHalt || p.Form == formPart) && p.hopeless() && rand.IntN(2) == 0 {
+		return nil // so that it can be done when somebody redrives it
+	}
 	switch p.fate() {
 	case fateFatal:
 		return onceq.Fatal(errors.New("this cannot be done"))
@@ -425,7 +490,11 @@ const (
 func (w *onceqWorker) finish(ctx context.Context, l *onceq.Lease, p work, nonce string) error {
 	ctx, cancel := stubborn(ctx)
 	defer cancel()
-	return pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
+	var options pgx.TxOptions
+	if (p.Form == formPass || p.Form == formCap) && rand.IntN(2) == 0 { // such a completion leaves the next job to a promoter
+		options.IsoLevel = pgx.RepeatableRead
+	}
+	return pgx.BeginTxFunc(ctx, w.pool, options, func(tx pgx.Tx) error {
 		if err := effect(ctx, tx, l, p, nonce); err != nil {
 			return err
 		}
@@ -565,10 +634,14 @@ func (w *onceqWorker) hold(ctx context.Context, l *onceq.Lease, p work) error {
 }
 
 func (onceqSystem) live(ctx context.Context, pool *pgxpool.Pool) (n int, err error) {
-	if _, err := pool.Exec(ctx, forgetTwins); err != nil {
-		return 0, err
+	for _, sql := range []string{forgetTwins, forgetMembers} {
+		if _, err := pool.Exec(ctx, sql); err != nil {
+			return 0, err
+		}
 	}
-	err = pool.QueryRow(ctx, `select count(*) from onceq.jobs`).Scan(&n)
+	err = pool.QueryRow(ctx, `
+select (select count(*) from onceq.jobs where queue <> 'onceqcron') + (select count(*) from onceq.job_waits)
+     + (select count(*) from onceq.schedules where paused_at is null)`).Scan(&n)
 	return n, err
 }
 
@@ -626,7 +699,7 @@ const pastEnds = `select torture.identity(id, created_at) as job, coalesce(key, 
 // After the sequence was set back, a new job may get the id of a job in the history. forgetTwins removes that one from the
 // history and keeps it for the checker. This is what a person has to do: the new job cannot end before.
 const forgetTwins = `
-with twins as (insert into torture.twins ` + pastEnds + ` where id in (select id from onceq.jobs) returning job)
+with twins as (insert into torture.twins ` + pastEnds + ` where id in (select id from onceq.jobs union all select id from onceq.job_waits) returning job)
 delete from onceq.job_history where torture.identity(id, created_at) in (select job from twins)`
 
 // onceqEnds returns the end of each job. A job of a loop driven by hand leaves no history; the audit trail says that it is
@@ -635,7 +708,9 @@ const onceqEnds = `
 with h as (
   ` + pastEnds + `
   union all
-  select torture.identity(id, created_at), coalesce(key, ''), payload->>'work', kind, 'unfinished', '', lost, false from onceq.jobs
+  select torture.identity(id, created_at), coalesce(key, ''), payload->>'work', kind, 'unfinished', '', lost, false from onceq.jobs where queue <> 'onceqcron'
+  union all
+  select torture.identity(id, created_at), coalesce(key, ''), payload->>'work', kind, 'unfinished', '', lost, false from onceq.job_waits
   union all
   select * from torture.twins
 )
@@ -665,10 +740,14 @@ func (onceqSystem) leftovers(ctx context.Context, pool *pgxpool.Pool) (doubts []
 	if doubts, err = pgx.CollectRows(rows, pgx.RowToStructByPos[doubt]); err != nil {
 		return nil, "", err
 	}
-	// A sequence that was set back leaves these violations: effects of a job that was accepted before, and keys of jobs
-	// that had to leave the history.
+	// A sequence that was set back leaves these violations: effects of a job that was accepted before, keys of jobs
+	// that had to leave the history, and members of groups that are not the jobs with their ids any more.
 	excused := []string{`, below its job `}
-	if rows, err = pool.Query(ctx, `select format(', job %s is not so in job_history', job >> 36) from torture.twins`); err != nil {
+	if rows, err = pool.Query(ctx, `
+select format(', job %s is not so in job_history', job >> 36) from torture.twins
+union all
+select unnest(array[format('job %s, a member of group', id), format(', a member of group %s,', id)])
+  from (select job >> 36 as id from torture.trail where what = 'accepted' group by 1 having count(distinct job) > 1) t`); err != nil {
 		return nil, "", err
 	}
 	twins, err := pgx.CollectRows(rows, pgx.RowTo[string])
@@ -694,7 +773,7 @@ func setIDsBack(ctx context.Context, conn *pgx.Conn, f fault) error {
 		marked = `insert into torture.fence_trail (what, key, token, since, finished, result) values ($1, '', 0, 0, 0, '')`
 		back   = `select setval('onceq.ids', greatest(1, (last_value * $1::float8)::bigint)) from onceq.ids`
 		repair = `
-select setval('onceq.ids', greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_history),
+select setval('onceq.ids', greatest((select max(id) from onceq.jobs), (select max(id) from onceq.job_waits), (select max(id) from onceq.job_history),
                                     (select max(token >> 20) from onceq.job_fences)))`
 	)
 	tell := func() error {

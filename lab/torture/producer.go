@@ -63,6 +63,7 @@ type producer struct {
 	n      int
 	rng    *rand.Rand
 	latest []int64
+	parts  []string // keys of members of groups
 }
 
 // works chooses what to enqueue. Producers count at about the same pace and also take earlier numbers, so they often choose
@@ -84,7 +85,13 @@ func (p *producer) works(op string) []work {
 		default:
 			w.Name = fmt.Sprintf("%s/%s/%d", w.Form, op, i)
 		}
-		if !seen[w.Name] {
+		if w.Form == formJoin && i == 0 { // an operation of its own
+			for range p.rng.IntN(3) * min(1, len(p.parts)) {
+				w.After = append(w.After, p.parts[p.rng.IntN(len(p.parts))])
+			}
+			return append(w.members(), w)
+		}
+		if w.Form != formJoin && !seen[w.Name] {
 			seen[w.Name] = true
 			all = append(all, w)
 		}
@@ -108,6 +115,9 @@ func (p *producer) once(ctx context.Context) {
 	o := op{Op: fmt.Sprintf("%s-%d-%d", p.c.Slot, os.Getpid(), p.n)}
 	o.How = []string{"transaction", "transaction", "transaction", "pipeline", "direct"}[p.rng.IntN(5)]
 	o.Works = p.works(o.Op)
+	if joins(o.Works) && o.How == "pipeline" { // which cannot make groups
+		o.How = "transaction"
+	}
 	p.log.write(o)
 	answers, outcome, err := p.do(ctx, o)
 	o.Works, o.Answers, o.Outcome = nil, answers, outcome
@@ -120,7 +130,11 @@ func (p *producer) once(ctx context.Context) {
 			continue // it must die by itself
 		}
 		p.latest = append(p.latest, a.ID)
+		if strings.HasPrefix(a.Work, formPart) && strings.Count(a.Work, "/") == 2 { // it has a key
+			p.parts = append(p.parts, a.Work)
+		}
 	}
+	p.parts = p.parts[max(0, len(p.parts)-40):]
 	p.latest = p.latest[max(0, len(p.latest)-20):]
 }
 

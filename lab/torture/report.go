@@ -57,6 +57,17 @@ func printReports(out io.Writer, c config, reports []*report) {
 	row("requests: "+strings.Join(outcomes, ", "), func(r *report) string { return counts(r.verdict.Requests, outcomes) })
 	row("uses of their keys: "+strings.Join(useStates, ", "), func(r *report) string { return counts(r.verdict.Uses, useStates) })
 	number("claims", func(r *report) int { return r.verdict.Claims })
+	row("jobs let into lanes and limits, most at once in one, changed limits, redriven", func(r *report) string {
+		return fmt.Sprintf("%d, %d, %d, %d", r.verdict.Admitted, r.verdict.MostLive, r.verdict.Limits, r.redriven)
+	})
+	number("jobs started at a rate", func(r *report) int { return r.verdict.Starts })
+	row("events emitted, flows that heard them, that timed out", func(r *report) string {
+		return fmt.Sprintf("%d, %d, %d", r.verdict.Emitted, r.verdict.Came, r.verdict.TimedOut)
+	})
+	row("jobs that went on after others, members that they were told of, longest wait after the last one", func(r *report) string {
+		return fmt.Sprintf("%d, %d, %s", r.verdict.Joins, r.verdict.Joined, r.verdict.JoinWait.Round(time.Millisecond))
+	})
+	row("ticks fired, missed", func(r *report) string { return fmt.Sprintf("%d, %d", r.verdict.Ticks, r.verdict.Missed) })
 	number("effects in the ledger", func(r *report) int { return r.verdict.Entries })
 	row("outside calls, repeated ones", func(r *report) string { return fmt.Sprintf("%d, %d", r.verdict.Calls, r.verdict.Repeated) })
 	kinds := map[string]bool{}

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -36,12 +35,32 @@ const (
 	formStop   = "stop"   // a call like hold's; the job is cancelled during it
 	formFrail  = "frail"  // like own, in the processes that formPoison ends; it may lose only few leases
 	formPoison = "poison" // its handler ends the process
+
+	// These have a lane.
+	formLine = "line" // as tx; one at a time
+	formPair = "pair" // as batch; how many at a time changes all the time
+	formPass = "pass" // as own, half of it at REPEATABLE READ; one at a time, and a job that waits for its next attempt lets the others by
+	formHalt = "halt" // as own; one at a time, and a dead job stops its lane until somebody redrives it
+
+	// These have a limit. That of the first two goes up and down all the time, and so does the rate.
+	formCap  = "cap"  // as own, half of it at REPEATABLE READ
+	formTurn = "turn" // as tx, and with a lane too
+	formRate = "rate" // as own; so many in a time
+
+	formFlow = "flow" // a call outside, a sleep, an event, and one of two calls that its answer decides
+
+	formJoin = "join" // as tx; it waits for others, and reads what came of them
+	formPart = "part" // as tx; it is enqueued with a join, and may add others
+
+	formTick = "tick" // as tx; schedules enqueue it, and no producer
 )
 
 var (
-	forms     = []string{formTx, formBatch, formOwn, formHand, formRecur, formAgain, formAsk, formHold}
-	oddForms  = []string{formLate, formStop, formFrail, formPoison} // only onceq has them
-	frailOnes = []string{formFrail, formPoison}                     // they have processes of their own
+	forms      = []string{formTx, formBatch, formOwn, formHand, formRecur, formAgain, formAsk, formHold}
+	oddForms   = []string{formLate, formStop, formFrail, formPoison} // only onceq has them
+	laneForms  = []string{formLine, formPair, formPass, formHalt}    // the same
+	limitForms = []string{formCap, formTurn, formRate}               // the same
+	frailOnes  = []string{formFrail, formPoison}                     // they have processes of their own
 )
 
 // formsOf returns the forms of jobs that were chosen and that the system has.
@@ -49,7 +68,7 @@ func formsOf(c *child) []string {
 	if c.System != "onceq" {
 		return chosen(forms, c.Forms)
 	}
-	return chosen(slices.Concat(forms, oddForms), c.Forms)
+	return chosen(slices.Concat(forms, oddForms, laneForms, limitForms, []string{formFlow, formJoin}), c.Forms)
 }
 
 // transactional reports whether the form's effect is a row in the ledger.
@@ -62,7 +81,8 @@ func outside(form string) bool {
 // endsByWorker reports whether the worker's own transaction completes the job. No such job may be completed if its handler
 // failed.
 func endsByWorker(form string) bool {
-	return form == formTx || form == formBatch || form == formRecur || form == formLate
+	return form == formTx || form == formBatch || form == formRecur || form == formLate || form == formLine || form == formPair || form == formTurn || form == formTick ||
+		form == formJoin || form == formPart
 }
 
 // identity names a job for ever, because its id may be used again after the sequence of ids was set back. It is the id, and
@@ -74,9 +94,10 @@ func idOf(identity int64) int64 { return identity >> 36 }
 
 // work is what a job is for, and its payload. Two jobs of one name are two requests for the same work.
 type work struct {
-	Name  string `json:"work"`
-	Form  string `json:"form"`
-	Keyed bool   `json:"keyed"`
+	Name  string   `json:"work"`
+	Form  string   `json:"form"`
+	Keyed bool     `json:"keyed"`
+	After []string `json:"after,omitempty"` // keys of older jobs that it waits for, too
 }
 
 func (w work) key() string {
@@ -100,9 +121,7 @@ func (w work) fate() string {
 	if w.Form == formPoison {
 		return fateFine
 	}
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(w.Name))
-	switch n := h.Sum32() % 100; {
+	switch n := hashOf(w.Name) % 100; {
 	case n < 1:
 		return fateAlien
 	case n < 4:
@@ -126,6 +145,7 @@ func (w work) take(ctx context.Context) {
 	switch {
 	case w.fate() == fateSlow:
 		d = lease + rand.N(lease)
+	case slices.Contains(slices.Concat(laneForms, limitForms, []string{formPart}), w.Form) && rand.IntN(4) > 0: // others wait for it
 	case rand.IntN(3) == 0: // so that much work is under way when a fault comes
 		d = rand.N(time.Second)
 	}

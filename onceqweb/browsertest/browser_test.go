@@ -37,6 +37,11 @@ const limit = 90 * time.Second
 // browser starts a browser, or skips the test where there is none.
 func browser(t *testing.T) context.Context {
 	t.Helper()
+	return browserFor(t, limit)
+}
+
+func browserFor(t *testing.T, limit time.Duration) context.Context {
+	t.Helper()
 	path := os.Getenv("ONCEQ_TEST_CHROMIUM")
 	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
 		if path == "" {
@@ -50,11 +55,16 @@ func browser(t *testing.T) context.Context {
 		chromedp.Flag("disable-dev-shm-usage", true), chromedp.Flag("force-color-profile", "srgb"))
 	ctx, stop := chromedp.NewExecAllocator(context.Background(), options...)
 	t.Cleanup(stop)
-	return tab(t, ctx)
+	return tabFor(t, ctx, limit)
 }
 
 // tab opens a tab, and fails the test at its end if a page broke its own policy or threw an error.
 func tab(t *testing.T, ctx context.Context) context.Context {
+	t.Helper()
+	return tabFor(t, ctx, limit)
+}
+
+func tabFor(t *testing.T, ctx context.Context, limit time.Duration) context.Context {
 	t.Helper()
 	ctx, stop := chromedp.NewContext(ctx)
 	t.Cleanup(stop)
@@ -179,6 +189,20 @@ func fits(t *testing.T, at string) chromedp.Action {
 func TestBrowser_EveryPage(t *testing.T) {
 	db := newDB(t)
 	d := trouble.Make(t, db)
+	lane := onceq.Kind[int]{Name: "book", Queue: "accounts", Lane: func(n int) string { return fmt.Sprintf("account-%d", n) }, LaneRule: onceq.StopLane}
+	for n := range 6 {
+		_, err := db.Queue.Enqueue(t.Context(), db.Pool, lane.Job(n/3))
+		require.NoError(t, err)
+	}
+	require.Equal(t, onceq.StateDead, db.RunOne(lane.Handle(func(context.Context, *onceq.Lease, int) error {
+		return onceq.Fatal(errors.New("the account is closed"))
+	})).State)
+	require.NoError(t, db.Queue.SetLimit(t.Context(), db.Pool, "card provider", onceq.Limit{AtOnce: 2, Rate: 10}))
+	require.NoError(t, db.Queue.SetLimit(t.Context(), db.Pool, "mail provider", onceq.Limit{Rate: 200, Per: time.Minute}))
+	for n := range 4 {
+		_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "book", Queue: "accounts", Limit: "card provider", Payload: n})
+		require.NoError(t, err)
+	}
 	s := serve(t, db, onceqweb.Config{Viewer: onCall, Schedules: d.Schedules, Title: "billing, production"})
 	ctx := browser(t)
 	for _, p := range []struct{ name, path, text string }{
@@ -191,10 +215,14 @@ func TestBrowser_EveryPage(t *testing.T) {
 		{"effects", "effects", "Look it up at the provider"},
 		{"effects-others", "effects?of=others", "order:4713"},
 		{"keys", "keys?key=" + d.Fence, "the application"},
+		{"lanes", "lanes", "book/account-0"},
+		{"groups", "groups", "Jobs that wait for others"},
 		{"schedules", "schedules", "nightly report"},
 		{"schedule", "schedule?name=reminders", "back-filled"},
 		{"audit", "audit", "Nobody has done anything"},
 		{"confirm", "confirm?do=redrive-many&queue=mail", "3 jobs"},
+		{"move", "confirm?do=move-many&queue=thumbnials", "To queue"},
+		{"backfill", "confirm?do=backfill&name=reminders&from=" + time.Now().Add(-5*time.Hour).UTC().Format("2006-01-02T15:04"), "Back-fill"},
 		{"discard", fmt.Sprintf("confirm?do=discard&id=%d", d.Dead[0]), "second time"},
 		{"error", "job?id=x", "not a number"},
 	} {
@@ -239,6 +267,7 @@ func TestBrowser_RedriveMany(t *testing.T) {
 	ctx := browser(t)
 	run(t, ctx, chromedp.Navigate(s.base+"jobs"), chromedp.WaitVisible(`.search`),
 		chromedp.SendKeys(`.search input[name=queue]`, "mail"), chromedp.Click(`.search input[value=dead]`), chromedp.Click(`.search button`),
+		chromedp.WaitVisible(`.search input[value=dead][checked]`), // the search is there, and not the page before it
 		chromedp.WaitVisible(fmt.Sprintf(`input[name=ids][value="%d"]`, d.Dead[1])),
 		chromedp.Click(fmt.Sprintf(`input[name=ids][value="%d"]`, d.Dead[1])), chromedp.Click(`button[value=redrive-many]`), shows("1 job"),
 		chromedp.SendKeys(`input[name=why]`, "the mailbox is back"), chromedp.Click(`main button`), shows("1 run again"))
@@ -319,4 +348,57 @@ func TestBrowser_KeyboardAndNames(t *testing.T) {
 		require.Equal(t, "1 en", headings, path)
 		require.NotEqual(t, "none", outline, path)
 	}
+}
+
+// A person finds the dead member of a group, redrives it, and cancels another group.
+func TestBrowser_Groups(t *testing.T) {
+	db := newDB(t)
+	scan := onceq.Kind[int]{Name: "scan"}
+	group := func() onceq.Group {
+		g, err := db.Queue.EnqueueGroup(t.Context(), db.Pool, []onceq.Job{scan.Job(1), scan.Job(2)}, onceq.Job{Kind: "report", Payload: 1})
+		require.NoError(t, err)
+		return g
+	}
+	g := group()
+	db.Drain(scan.Handle(func(_ context.Context, _ *onceq.Lease, n int) error {
+		if n == 2 {
+			return onceq.Fatal(errors.New("the page is torn"))
+		}
+		return nil
+	}))
+	other := group()
+	s := serve(t, db, onceqweb.Config{Viewer: onCall})
+	ctx := browser(t)
+	run(t, ctx, size(1240, 900, "light"), chromedp.Navigate(s.base+"groups"), shows("it stands still until somebody redrives or discards dead members"),
+		chromedp.Click(fmt.Sprintf(`a[href="./group?id=%d"]`, g.Then.ID)), shows("the page is torn"),
+		chromedp.Click(`button[value="redrive-many"]`), shows("Are you sure?"),
+		chromedp.SendKeys(`input[name="why"]`, "scanned again"), chromedp.Click(`form[action="./act"] button`), shows("1 run again"))
+	run(t, ctx, chromedp.Navigate(fmt.Sprintf("%sgroup?id=%d", s.base, other.Then.ID)), shows("members are unfinished"),
+		chromedp.Click(`a.danger`), shows("Are you sure?"),
+		chromedp.SendKeys(`input[name="why"]`, "not wanted"), chromedp.Click(`form[action="./act"] button`), shows("3 jobs cancelled"))
+	n, err := db.Queue.Count(t.Context(), db.Pool, onceq.Filter{States: []onceq.State{onceq.StateCancelled}})
+	require.NoError(t, err)
+	require.Equal(t, 3, n)
+}
+
+// A person raises the limit of a lane, and moves what waits in a misspelt queue.
+func TestBrowser_LanesAndMoves(t *testing.T) {
+	db := newDB(t)
+	lane := onceq.Kind[int]{Name: "book", Queue: "acounts", Lane: func(int) string { return "7" }}
+	for n := range 3 {
+		_, err := db.Queue.Enqueue(t.Context(), db.Pool, lane.Job(n))
+		require.NoError(t, err)
+	}
+	s := serve(t, db, onceqweb.Config{Viewer: onCall})
+	ctx := browser(t)
+	run(t, ctx, size(1240, 900, "light"), chromedp.Navigate(s.base+"lanes"), shows("book/7"),
+		chromedp.SendKeys(`form[action="./act"] input[name="name"]`, "book/7"), chromedp.SendKeys(`form[action="./act"] input[name="n"]`, "2"),
+		chromedp.SendKeys(`form[action="./act"] input[name="why"]`, "many accounts"), chromedp.Click(`form[action="./act"] button`),
+		shows("the limit is 2; it was 1"))
+	run(t, ctx, chromedp.Navigate(s.base+"jobs?queue=acounts"), shows("book"), chromedp.Click(`button[value="move-many"]`), shows("To queue"),
+		chromedp.SendKeys(`input[name="to"]`, "accounts"), chromedp.SendKeys(`input[name="why"]`, "misspelt"), chromedp.Click(`form[action="./act"] button`),
+		shows(`3 moved to queue "accounts"`))
+	n, err := db.Queue.Count(t.Context(), db.Pool, onceq.Filter{Queue: "accounts"})
+	require.NoError(t, err)
+	require.Equal(t, 3, n)
 }

@@ -1,11 +1,10 @@
-// Limit makes at most two calls to a provider at a time, in any number of processes. Each call holds one of two fences.
+// Limit makes at most two calls to a provider at a time, and at most fifty a second, in any number of processes and whoever asks. A
+// customer has at most one of them.
 package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -13,26 +12,12 @@ import (
 	"github.com/onceq/onceq/examples/internal/example"
 )
 
-const slots = 2
+type question struct{ Customer, N int }
 
-// withSlot calls fn while it holds a slot. If all slots are taken, the job runs again later and spends no attempt.
-func withSlot(ctx context.Context, q *onceq.Queue, fn func(ctx context.Context) error) error {
-	for _, slot := range rand.Perm(slots) {
-		var failed error
-		_, err := onceq.Do(ctx, q, onceq.FenceSpec{
-			Scope:  "slots of the provider",
-			Key:    fmt.Sprint(slot),
-			Window: onceq.UntilFinished,           // the slot is free as soon as fn has returned
-			Policy: onceq.RunAgain(onceq.Forever), // if its process died, it is free when the lease has run out
-		}, func(ctx context.Context, _ *onceq.FenceLease) (struct{}, error) {
-			failed = fn(ctx) // the slot becomes free either way; the job handles the error
-			return struct{}{}, nil
-		})
-		if !errors.Is(err, onceq.ErrInFlight) {
-			return errors.Join(err, failed)
-		}
-	}
-	return onceq.Snooze(50*time.Millisecond + rand.N(50*time.Millisecond)) // seconds, in a real service
+var lookup = onceq.Kind[question]{
+	Name:  "lookup",
+	Lane:  func(c question) string { return fmt.Sprint("customer-", c.Customer) },
+	Limit: func(question) string { return "provider" },
 }
 
 func main() {
@@ -40,29 +25,26 @@ func main() {
 	pool, q := example.Open(ctx, "")
 	defer pool.Close()
 
-	const jobs = 8
-	lookup := onceq.Kind[int]{Name: "lookup", Queue: "provider"}
+	const atOnce, jobs = 2, 12
+	example.Check(q.SetLimit(ctx, pool, "provider", onceq.Limit{AtOnce: atOnce, Rate: 50}))
 	for n := range jobs {
-		_, err := q.Enqueue(ctx, pool, lookup.Job(n))
+		_, err := q.Enqueue(ctx, pool, lookup.Job(question{Customer: n % 4, N: n}))
 		example.Check(err)
 	}
 	p := &provider{}
-	call := func(context.Context) error {
-		if p.call() == jobs {
-			stop()
-		}
-		return nil
-	}
 	var processes sync.WaitGroup
 	for range 3 {
 		processes.Go(func() {
-			example.Work(ctx, q, lookup.Handle(func(ctx context.Context, l *onceq.Lease, n int) error {
-				return withSlot(ctx, q, call)
+			example.Work(ctx, q, lookup.Handle(func(ctx context.Context, l *onceq.Lease, c question) error {
+				if p.call() == jobs {
+					stop()
+				}
+				return nil
 			}))
 		})
 	}
 	processes.Wait()
-	fmt.Println("calls:", p.calls, "never more at a time than slots:", p.most <= slots)
+	fmt.Println("calls:", p.calls, "never more at a time:", p.most <= atOnce)
 }
 
 // provider stands for a provider that can take two calls at a time.
@@ -89,4 +71,4 @@ func (p *provider) add(n int) (calls int) {
 }
 
 // Output:
-// calls: 8 never more at a time than slots: true
+// calls: 12 never more at a time: true

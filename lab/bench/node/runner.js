@@ -9,6 +9,7 @@ const tuned = settings === 'tuned'
 const url = process.env.DATABASE_URL
 const insertRow = `insert into app_rows (n, note) values ($1, 'written by the application')`
 const keyOf = (n) => 'task:' + String(n).padStart(9, '0')
+const laneOf = (n, lanes) => 'lane-' + (n % lanes)
 const now = () => performance.now()
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms))
 const range = (from, to) => Array.from({ length: to - from }, (_, i) => from + i)
@@ -74,10 +75,15 @@ async function graphile() {
     : { connectionString: url }
   const start = (noop) => run({ preset: { worker: { ...worker, logger } }, taskList: { noop }, noHandleSignals: true })
   return {
-    async fill(from, n, keyed) {
+    async fill(from, n, keyed, lanes) {
       for (let i = from; i < from + n; i += 1000) {
         await utils.addJobs(
-          range(i, Math.min(i + 1000, from + n)).map((k) => ({ identifier: 'noop', payload: { n: k }, ...(keyed && { jobKey: keyOf(k) }) })),
+          range(i, Math.min(i + 1000, from + n)).map((k) => ({
+            identifier: 'noop',
+            payload: { n: k },
+            ...(keyed && { jobKey: keyOf(k) }),
+            ...(lanes && { queueName: laneOf(k, lanes) }),
+          })),
         )
       }
     },
@@ -119,12 +125,17 @@ async function pgboss() {
   await boss.start()
   await boss.createQueue('noop', { notify })
   await boss.createQueue('keyed', { policy: 'exclusive' })
+  await boss.createQueue('lanes', { policy: 'key_strict_fifo' })
   let filled = 'noop'
   return {
-    async fill(from, n, keyed) {
-      filled = keyed ? 'keyed' : 'noop'
+    async fill(from, n, keyed, lanes) {
+      filled = lanes ? 'lanes' : keyed ? 'keyed' : 'noop'
       for (let i = from; i < from + n; i += 1000) {
-        const jobs = range(i, Math.min(i + 1000, from + n)).map((k) => ({ data: { n: k }, ...(keyed && { singletonKey: keyOf(k) }) }))
+        const jobs = range(i, Math.min(i + 1000, from + n)).map((k) => ({
+          data: { n: k },
+          ...(keyed && { singletonKey: keyOf(k) }),
+          ...(lanes && { singletonKey: laneOf(k, lanes) }),
+        }))
         await boss.insert(filled, jobs)
       }
     },
@@ -206,9 +217,10 @@ async function bullmq() {
 const peer = await { 'graphile-worker': graphile, 'pg-boss': pgboss, bullmq }[name]()
 
 const commands = {
-  async fill({ from, n, keyed }) {
+  async fill({ from, n, keyed, lanes }) {
+    if (lanes && name === 'bullmq') throw new NotOffered()
     const began = now()
-    await peer.fill(from, n, keyed)
+    await peer.fill(from, n, keyed, lanes)
     return { took: now() - began }
   },
   async transact({ from, n, how }) {

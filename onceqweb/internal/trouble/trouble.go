@@ -150,6 +150,15 @@ insert into onceq.workers (id, lease, started_at, seen_at, process, schema_versi
 values (7, 60000000, statement_timestamp() - interval '9 hours', statement_timestamp() - interval '5 minutes', 4711, 1, 'web-3', 'v0.1.0', '{"mail": 10}', '{remind,welcome}')`)
 	require.NoError(t, err)
 
+	// What workers have counted in the last half hour.
+	_, err = db.Pool.Exec(ctx, `
+insert into onceq.job_counts (minute, took, started, completed, failed, dead, queue, kind, durations)
+select date_trunc('minute', statement_timestamp()) - n * interval '1 minute', 60000000, 300, 40 + (200 * abs(sin(n / 7.0)))::int, case when n between 4 and 9 then 60 else 0 end, 0,
+       queue, 'some', '{0,0,180,100,15,5,0,0,0,0,0,0,0,0}'
+  from generate_series(1, 30) n cross join unnest(array['mail', 'payments']) queue
+    on conflict do nothing`)
+	require.NoError(t, err)
+
 	fence, err := q.Fence(onceq.FenceSpec{Key: d.Fence})
 	require.NoError(t, err)
 	lease, err := fence.Claim(ctx, nil)

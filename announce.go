@@ -1,0 +1,190 @@
+package onceq
+
+import (
+	"context"
+	"slices"
+	"time"
+)
+
+// announcement is what the claimer knows of its row in waiters, by which producers know for which queues this run waits. A
+// notification uses up the queue's part of it: the feed is then asked at short intervals until it is announced anew. If many
+// others wait, it is not asked: the next job wakes one of these, and a claim would take it away from that one.
+type announcement struct {
+	wanted    bool          // producers do not know of a feed that is idle, or that one is busy
+	written   time.Time     // when the row was last written, or that was tried
+	rest      time.Duration // the least until it is written again
+	waits     bool          // the row says that the run waits for some queue
+	backed    bool          // many others waited for the same queues when the row was last written
+	notBefore time.Time     // the row is not written before this time, because that failed
+	era       int           // how often everything was forgotten
+
+	// Postgres commits transactions that notify one after the other. When jobs come often, in many queues, the run announces
+	// nothing, and looks at all queues at short intervals instead.
+	lively bool
+	count  int       // notifications, and feeds in which looks found something,
+	since  time.Time // since then
+}
+
+const (
+	livelyFrom = 25 // in livelyTime
+	livelyTime = 250 * time.Millisecond
+	livelyLook = 5 * time.Millisecond // between two looks, but these use up no more than a
+	livelyRest = 5                    // fifth of the time
+)
+
+// found counts feeds in which there is something, and decides whether the run is lively.
+func (c *claimer) found(n int, now time.Time) {
+	a := &c.announcement
+	a.count += n
+	if now.Sub(a.since) < livelyTime {
+		return
+	}
+	was, enough := a.lively, livelyFrom
+	if was {
+		enough /= 2
+	}
+	a.lively = a.count >= enough
+	a.count, a.since = 0, now
+	if a.lively != was {
+		c.forget()
+		a.wanted = true
+		c.looks.at = now
+	}
+}
+
+// settle has a feed announced that has become idle, or asked again until it may be.
+func (c *claimer) settle(f *feed, now time.Time) {
+	a := &c.announcement
+	if a.lively {
+		return
+	}
+	if !c.listener.confirmed.Load() || !f.announced.IsZero() || now.Before(a.notBefore) {
+		c.lookSoon(f, now)
+		return
+	}
+	if a.wanted = true; now.Sub(a.written) < a.rest && !a.backed {
+		f.again = now.Add(quietBefore / 2)
+		c.activate(f)
+	}
+}
+
+// unannounced records that producers do not know that this run waits for a feed's jobs.
+func (c *claimer) unannounced(f *feed) {
+	f.announced = time.Time{}
+	c.listener.waits.Store(false)
+}
+
+// forget assumes that nobody knows of the announcement, and has all idle feeds announced.
+func (c *claimer) forget() {
+	c.announcement.era++
+	c.announcement.written = time.Time{}
+	for _, f := range c.feeds {
+		c.unannounced(f)
+	}
+	for _, f := range c.feeds {
+		if f.idle() {
+			c.settle(f, time.Now())
+		}
+	}
+}
+
+// wait is how long it takes until the row is to be written.
+func (a *announcement) wait(now time.Time) time.Duration {
+	at := a.written.Add(announceAgain)
+	if a.wanted {
+		at = a.written.Add(a.rest)
+	}
+	return later(at, a.notBefore).Sub(now)
+}
+
+// startAnnouncement announces all feeds that are not busy, if it is time for that.
+func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
+	a := &c.announcement
+	if !c.listener.confirmed.Load() || a.wait(now) > 0 {
+		return false
+	}
+	a.wanted, a.written = false, now
+	var waiting []*feed
+	var heard []int
+	var full, busy []string
+	for _, f := range c.feeds {
+		switch {
+		case f.cursor.full:
+			full = append(full, f.queue)
+		case f.paused || f.due || now.Sub(f.found) < quietBefore && !a.backed:
+			busy = append(busy, f.queue)
+		default:
+			waiting, heard = append(waiting, f), append(heard, f.heard)
+			continue
+		}
+		if !f.announced.IsZero() {
+			if c.unannounced(f); f.idle() {
+				f.again = now.Add(quietBefore)
+				c.activate(f)
+			}
+		}
+	}
+	if a.lively || len(full) > maxBusy { // so many cannot be named
+		waiting = nil
+	}
+	if len(waiting) == 0 && !a.waits {
+		c.setWaits()
+		return false
+	}
+	if busy = append(full, busy...); len(busy) > maxBusy {
+		busy = busy[:maxBusy]
+	}
+	if len(waiting) == 0 {
+		busy = nil
+	}
+	era := a.era
+	c.send(&c.keeps, func() func() {
+		others, err := c.listener.announce(ctx, len(waiting) > 0, busy)
+		return func() {
+			a.backed = err == nil && others >= manyOthers
+			c.announced(ctx, waiting, heard, era, err)
+		}
+	})
+	return true
+}
+
+// announced takes that these feeds were announced. heard is what their counts were before that.
+func (c *claimer) announced(ctx context.Context, feeds []*feed, heard []int, era int, err error) {
+	a, now := &c.announcement, time.Now()
+	a.rest = min(announceRest, max(quietBefore, announceShare*now.Sub(a.written)))
+	switch {
+	case err == nil:
+		c.q.works(c.id, workAnnounce, "")
+	case ctx.Err() == nil:
+		c.q.fails(c.id, workAnnounce, "", err)
+	}
+	if err != nil {
+		a.waits, a.notBefore = true, now.Add(announceAgain)
+		c.forget()
+		return
+	}
+	if a.waits = len(feeds) > 0; era != a.era {
+		return
+	}
+	for i, f := range feeds {
+		if f.announced.IsZero() && f.heard == heard[i] {
+			f.announced, f.again = now, time.Time{}
+			if !a.backed { // otherwise there was always somebody to wake
+				c.lookSoon(f, now) // a job may have been committed just before the announcement
+			}
+		}
+	}
+	c.setWaits()
+}
+
+// setWaits tells the promoter whether it is woken for jobs of each queue.
+func (c *claimer) setWaits() {
+	c.listener.waits.Store(!slices.ContainsFunc(c.feeds, func(f *feed) bool { return !f.paused && f.announced.IsZero() }))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, notified := range c.heard {
+		if notified {
+			c.listener.waits.Store(false) // hear has not taken it yet
+		}
+	}
+}

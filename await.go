@@ -1,0 +1,396 @@
+package onceq
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onceq/onceq/internal/sqlstate"
+)
+
+// A handler that awaits an event, or sleeps, stops there: Await or Sleep returns an error, the handler returns that, and the
+// job is given back until the time-out. When it runs again it comes to the same place, and goes on. What came of each is a
+// row of job_awaits, so that every later run hears the same answer.
+//
+// No wake-up is lost, because the two sides always meet in a row. Who begins to wait writes the event's fence, which Emit
+// writes first: one of them sees the other's commit. Who gives the job back has the row of job_awaits locked until that is
+// committed; Emit writes the row, and only then looks for jobs that were given back. If Emit has it, the job is given back
+// for a moment only. So nobody waits for the transaction that emits, except Await for a short time. lab/model/events_test.go
+// explores all of this.
+
+// EventWindow is how long an event stays after Emit. Who begins to wait later does not find it, and it can be emitted again.
+const EventWindow = 30 * 24 * time.Hour
+
+const (
+	emitPatience = "1s"        // how long Await waits for an open transaction that emits the event
+	emitPause    = time.Second // how long the job is given back for when that was not enough
+)
+
+// awaitState is what came of an Await or a Sleep, as job_awaits.state stores it.
+type awaitState int16
+
+const (
+	awaitOpen     awaitState = iota // it still waits; of a sleep, always
+	awaitCame                       // the event came
+	awaitTimedOut                   // the time-out came first
+)
+
+const (
+	sqlOpen     = string(rune('0' + awaitOpen))
+	sqlCame     = string(rune('0' + awaitCame))
+	sqlTimedOut = string(rune('0' + awaitTimedOut))
+)
+
+// waitFor names what a job is given back for: a row of job_awaits.
+type waitFor struct{ scope, key string }
+
+// Emit records that an event happened, inside db, and makes the jobs run that wait for it (Await). The event is named by
+// its scope and key, such as "order paid" and "4711", of at most MaxScopeBytes and MaxKeyBytes, and those who wait for it get
+// the payload, which is encoded as JSON, at most MaxResultBytes of it. A nil payload is null. Bad input is an *InvalidError,
+// before anything is sent. The first Emit counts: after it first is false, nothing was written, and the first payload stays.
+//
+// An event may be emitted before anybody waits for it. It stays for EventWindow; after that it can be emitted again.
+//
+// Emit commits and rolls back with the caller's transaction. It waits while another open transaction emits the same event,
+// or cancels or retries a job that waits for it; it does not wait for handlers. Above READ COMMITTED Postgres may answer
+// 40001 when a job began to wait after the caller's snapshot (IsRetryable).
+func (q *Queue) Emit(ctx context.Context, db DB, scope, key string, payload any) (first bool, err error) {
+	const emit = `select onceq.emit($1::text, $2::text, $3::text::jsonb, $4::bigint, $5::bigint, $6::bool)`
+	raw, err := encodeJSON("payload", payload)
+	if err := cmp.Or(err, checkEvent(scope, key)); err != nil {
+		return false, err
+	}
+	if db == nil {
+		return false, errNoDB
+	}
+	if err := q.hasEvents(ctx, db); err != nil {
+		return false, err
+	}
+	args := []any{scope, key, raw, EventWindow.Milliseconds(), rand.Int64(), outside(db)}
+	if err := q.sendBare(ctx, db, emit, args, row(&first)); err != nil {
+		return false, fmt.Errorf("onceq: emit: %w", q.told(err))
+	}
+	return first, nil
+}
+
+// Event returns the payload of an event, as JSON, if it was emitted within the last EventWindow, whoever waits for it.
+// Otherwise emitted is false and err is nil.
+func (q *Queue) Event(ctx context.Context, db DB, scope, key string) (payload json.RawMessage, emitted bool, err error) {
+	const read = `
+select coalesce(result::text, '') from onceq.job_fences f
+ where f.key = $2::text and f.scope = $1::text and f.class = ` + sqlOfEvent + ` and f.state = ` + sqlCompleted + ` and not ` + fenceFree
+	if err := checkEvent(scope, key); err != nil {
+		return nil, false, err
+	}
+	var raw string
+	switch err := q.queryRow(ctx, db, read, []any{scope, key}, &raw); {
+	case errors.Is(err, pgx.ErrNoRows):
+		return nil, false, nil
+	case err != nil:
+		return nil, false, fmt.Errorf("onceq: reading an event: %w", err)
+	}
+	return json.RawMessage(raw), true, nil
+}
+
+func checkEvent(scope, key string) error {
+	return cmp.Or(checkName("Scope", scope, MaxScopeBytes), checkName("Key", key, MaxKeyBytes))
+}
+
+// hasEvents refuses events and sleeps where there are none.
+func (q *Queue) hasEvents(ctx context.Context, db DB) error {
+	if citus, err := q.onCitus(ctx, db); err != nil || !citus {
+		return err
+	}
+	return Fatal(errors.New("onceq: Emit, Await and Sleep do not work on a server with Citus yet"))
+}
+
+// Await waits in a handler for an event, and returns its payload. The event is named by scope and key, and may have been
+// emitted before (Emit). If it has not come within timeout, counted from the first time that the job asks for it, ok is
+// false and err is nil. With timeout 0 the answer comes at once; with Forever the job waits for as long as it takes. If
+// a transaction that emits the event is open, Await waits for it for at most a second, and then the job is given back for one.
+//
+// While the event is awaited Await returns an error, which the handler must return, as it is or wrapped. The job is then given
+// back, without spending an attempt, until the event or the time-out; no slot and no transaction is held. When it runs
+// again, everything before the Await runs again too: put what must happen once into Once. What a handler's transaction
+// wrote before is rolled back, as with Snooze. A handler that does not return the error goes on as if nothing had been
+// asked, and runs again only as its own outcome says.
+//
+// The answer is recorded, and every later run of the job gets the same one, also after a crash or a redrive, and even if
+// the event is emitted after the time-out was answered. After Reschedule the job waits anew.
+//
+// A job waits for one thing at a time. In a lane it keeps its place as one that is snoozed does (Overtake).
+//
+// Other errors that Await returns are an *InvalidError for bad input or a negative timeout, a *LeaseError if the job's lease is
+// lost before the job could begin to wait or the time-out could be recorded, and one that is Fatal for a payload that does not
+// decode into P, as encoding/json does it.
+func Await[P any](ctx context.Context, l *Lease, scope, key string, timeout time.Duration) (payload P, ok bool, err error) {
+	raw, ok, err := l.await(ctx, scope, key, timeout)
+	if err != nil || !ok {
+		return payload, false, err
+	}
+	var p P
+	if err := json.Unmarshal([]byte(raw), &p); err != nil {
+		return payload, false, Fatal(fmt.Errorf("onceq: the payload of event %q in scope %q does not decode into %T: %w", key, scope, p, &decodeError{err}))
+	}
+	return p, true, nil
+}
+
+// Sleep stops a handler for d, counted from the first time that the job asks for it. Until then it returns an error, which
+// the handler must return: the job is given back, without spending an attempt, and no slot is held. When the job runs again
+// after that time, the same call returns nil. The rest is as in Await.
+//
+// The name says which sleep of the job it is, in at most MaxNameBytes. One that is over is over for every later run, so a
+// second sleep with the same name in one run, usually in a loop, would not sleep; it is refused with ErrNameUsed. After
+// Reschedule the job sleeps anew.
+func Sleep(ctx context.Context, l *Lease, name string, d time.Duration) error {
+	if err := checkName("name", name, MaxNameBytes); err != nil {
+		return err
+	}
+	leave, err := l.use("sleep\x00"+name, name)
+	if err != nil {
+		return err
+	}
+	over := false
+	defer func() { leave(over) }()
+	state, err := l.wait(ctx, waitFor{key: name}, d)
+	switch {
+	case err != nil:
+		return err
+	case state.left > 0:
+		return &retryAfter{d: state.left, wait: &waitFor{key: name}}
+	}
+	over = true
+	return nil
+}
+
+// await is Await without decoding.
+func (l *Lease) await(ctx context.Context, scope, key string, timeout time.Duration) (payload string, ok bool, err error) {
+	if err := checkEvent(scope, key); err != nil {
+		return "", false, err
+	}
+	w := waitFor{scope, key}
+	for range settleTries {
+		a, err := l.wait(ctx, w, timeout)
+		switch {
+		case err != nil:
+			return "", false, err
+		case a.state != awaitOpen:
+			return a.payload, a.state == awaitCame, nil
+		case a.left > 0:
+			return "", false, &retryAfter{d: a.left, wait: &w}
+		}
+		switch decided, err := l.timeOut(ctx, w); {
+		case err != nil:
+			return "", false, err
+		case decided:
+			return "", false, nil
+		}
+		if a, err = l.readAwait(ctx, w); err == nil && a != nil && a.state == awaitOpen {
+			return "", false, Snooze(emitPause) // the event is just being emitted
+		}
+	}
+	return "", false, fmt.Errorf("%w (event %q in scope %q)", ErrKeyUnsettled, key, scope)
+}
+
+// awaited is a row of job_awaits.
+type awaited struct {
+	state   awaitState
+	left    time.Duration // until the time-out, or the end of the sleep; not above 0 if that is past
+	payload string
+}
+
+// wait reads what came of a wait, and begins it if the job asks for the first time.
+func (l *Lease) wait(ctx context.Context, w waitFor, d time.Duration) (*awaited, error) {
+	switch {
+	case d == Forever || d > maxDelay:
+		d = maxDelay
+	case d < 0 && w.scope != "":
+		return nil, invalid("timeout", "is negative; use 0 to ask without waiting, or Forever")
+	case d < 0:
+		return nil, invalid("d", "is negative")
+	}
+	if err := l.q.hasEvents(ctx, l.q.pool); err != nil {
+		return nil, err
+	}
+	for range settleTries {
+		if a, err := l.readAwait(ctx, w); a != nil || err != nil {
+			return a, err
+		}
+		if a, err := l.beginAwait(ctx, w, d); a != nil || err != nil {
+			return a, err
+		}
+	}
+	return nil, fmt.Errorf("%w (%s)", ErrKeyUnsettled, w)
+}
+
+func (w waitFor) String() string {
+	if w.scope == "" {
+		return fmt.Sprintf("sleep %q", w.key)
+	}
+	return fmt.Sprintf("event %q in scope %q", w.key, w.scope)
+}
+
+// sendAwait sends a statement that commits by itself, on a connection that does not depend on the handler's transaction.
+func (l *Lease) sendAwait(ctx context.Context, w waitFor, statement string, args []any, dest ...any) error {
+	ctx, cancel := context.WithTimeout(ctx, intentTimeout)
+	defer cancel()
+	var err error
+	for range settleTries {
+		err = l.q.send(ctx, forEffects{l.q.pool, l.db}, meeting, statement, append([]any{l.ID, w.scope, w.key, l.identity}, args...), row(dest...))
+		if !IsRetryable(err) {
+			break
+		}
+	}
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) && sqlstate.Of(err) != "55P03" {
+		return fmt.Errorf("onceq: waiting for %s: %w", w, l.q.told(err))
+	}
+	return err
+}
+
+// meeting is the hot way with a limit for waiting for a lock.
+var meeting = way{begin: beginOwn, settings: hot.settings + `, set_config('lock_timeout', '` + emitPatience + `', true)`}
+
+const thisAwait = `a.job_id = $1::bigint and a.scope = $2::text and a.key = $3::text and a.identity = $4::bigint`
+
+// readAwait returns nil if there is no row of this round.
+func (l *Lease) readAwait(ctx context.Context, w waitFor) (*awaited, error) {
+	const read = `
+select a.state, (extract(epoch from a.until - statement_timestamp()) * 1000000)::bigint, coalesce(a.payload::text, '')
+  from onceq.job_awaits a
+ where ` + thisAwait
+	var a awaited
+	var left int64
+	err := l.sendAwait(ctx, w, read, nil, &a.state, &left, &a.payload)
+	a.left = time.Duration(left) * time.Microsecond
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	}
+	return &a, err
+}
+
+// leaseHolds is not empty if the lease holds. It reads without a lock, as jobHolds.
+const leaseHolds = `
+with ok as materialized (
+  select from onceq.jobs where id = $1::bigint and claims = $5::int and holder = $6::bigint
+),`
+
+// beginAwait writes the fence of the event, where it meets Emit, and the row of the wait, with its answer if the event was
+// emitted already. The fence of an event that was not counts as free and stays until the time-out. A sleep has no fence. No
+// state means that the row was written in between.
+const beginAwait = leaseHolds + `
+event as (
+  insert into onceq.job_fences as f (token, created_at, finished_at, lifetime, class, state, scope, key)
+  select 0, statement_timestamp(), statement_timestamp() + least($7::bigint, 2592000000000) * interval '1 microsecond', 0, ` + sqlOfEvent + `, ` + sqlCancelled + `, $2::text, $3::text
+    from ok where $2::text <> ''
+  on conflict (key, scope, class) do update
+     set state       = case when f.state = ` + sqlCompleted + ` and not ` + fenceFree + ` then f.state else ` + sqlCancelled + ` end,
+         lifetime    = case when f.state = ` + sqlCompleted + ` and not ` + fenceFree + ` then f.lifetime else 0 end,
+         finished_at = case when f.state = ` + sqlCompleted + ` and not ` + fenceFree + ` then f.finished_at else greatest(f.finished_at, excluded.finished_at) end
+  returning f.state = ` + sqlCompleted + ` as came, f.result
+),
+mine as (
+  insert into onceq.job_awaits as a (job_id, identity, created_at, until, state, scope, key, payload)
+  select $1::bigint, $4::bigint, statement_timestamp(), statement_timestamp() + $7::bigint * interval '1 microsecond',
+         case when e.came then ` + sqlCame + ` else ` + sqlOpen + ` end, $2::text, $3::text, case when e.came then e.result end
+    from ok left join event e on true
+  on conflict (job_id, scope, key) do update
+     set identity = excluded.identity, created_at = excluded.created_at, until = excluded.until, claims = 0,
+         state = excluded.state, payload = excluded.payload
+   where a.identity <> excluded.identity
+  returning state, payload
+)
+select exists (select from ok), (select state from mine), coalesce((select payload::text from mine), '')`
+
+func (l *Lease) beginAwait(ctx context.Context, w waitFor, d time.Duration) (*awaited, error) {
+	var holds bool
+	var state *awaitState
+	a := awaited{left: d}
+	err := l.sendAwait(ctx, w, beginAwait, []any{l.claims, l.holder, d.Microseconds()}, &holds, &state, &a.payload)
+	switch {
+	case sqlstate.Of(err) == "55P03":
+		return nil, Snooze(emitPause) // a transaction that emits the event is open
+	case err != nil:
+		return nil, err
+	case !holds:
+		return nil, l.lostError(w.String())
+	case state == nil:
+		return nil, nil
+	}
+	a.state = *state
+	return &a, nil
+}
+
+// endAwait records that the time-out came before the event, unless Emit has the row.
+const endAwait = leaseHolds + `
+free as materialized (
+  select a.job_id from onceq.job_awaits a
+   where ` + thisAwait + ` and a.state = ` + sqlOpen + `
+     for update skip locked
+),
+mine as (
+  update onceq.job_awaits a set state = ` + sqlTimedOut + `
+    from ok, free
+   where ` + thisAwait + `
+  returning a.state
+)
+select exists (select from ok), exists (select from mine)`
+
+func (l *Lease) timeOut(ctx context.Context, w waitFor) (decided bool, err error) {
+	var holds bool
+	err = l.sendAwait(ctx, w, endAwait, []any{l.claims, l.holder}, &holds, &decided)
+	if err == nil && !holds {
+		err = l.lostError(w.String())
+	}
+	return decided, err
+}
+
+// retryAwaiting, retryAwaitingLaned and retryAwaitingLimited give jobs back that wait: the database says for how long. The
+// row of job_awaits is locked first, and stays locked until the job is given back, so that Emit, which writes that row
+// before it looks for the job, finds it. If Emit has the row, the job comes again in a moment. A worker that has lost its
+// lease must not undo what a later one has noted, hence greatest.
+var (
+	retryAwaiting        = awaiting(retryJobs, "$9", "$10")
+	retryAwaitingLaned   = awaiting(retryLaned, "$10", "$11")
+	retryAwaitingLimited = awaiting(retryLimited, "$10", "$11")
+)
+
+func awaiting(statement, scopes, keys string) string {
+	return strings.NewReplacer(`
+  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[])
+      as u(id, claims, holder, error, spent, reset, delay)
+),`, `
+  select a.id, a.claims, a.holder, a.error, a.spent, a.reset, a.scope, a.key, w.job_id is not null as free,
+         case w.state when `+sqlOpen+` then greatest(0, (extract(epoch from w.until - statement_timestamp()) * 1000000)::bigint)
+              else case when w.job_id is null then a.delay else 0 end end as delay
+    from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], `+scopes+`::text[], `+keys+`::text[])
+      as a(id, claims, holder, error, spent, reset, delay, scope, key)
+    left join lateral (
+         select job_id, state, until from onceq.job_awaits
+          where job_id = a.id and scope = a.scope and key = a.key
+            for update skip locked) w on true
+),
+noted as (
+  update onceq.job_awaits a set claims = greatest(a.claims, u.claims)
+    from u
+   where u.free and a.job_id = any (array[u.id]) and a.scope = any (array[u.scope]) and a.key = any (array[u.key])
+),`).Replace(statement)
+}
+
+// awaitingArgs adds what the jobs wait for, and sets how long a job is given back for if Emit has that row.
+func awaitingArgs(args func([]outcome, bool) []any) func([]outcome, bool) []any {
+	return func(outcomes []outcome, raise bool) []any {
+		scopes, keys := make([]string, len(outcomes)), make([]string, len(outcomes))
+		for i, o := range outcomes {
+			scopes[i], keys[i] = o.wait.scope, o.wait.key
+			outcomes[i].delay = emitPause
+		}
+		return append(args(outcomes, raise), scopes, keys)
+	}
+}

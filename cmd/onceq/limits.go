@@ -1,0 +1,115 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/onceq/onceq"
+	"github.com/spf13/cobra"
+)
+
+func (a *app) limitsCommand() *cobra.Command {
+	return group("limits", "List limits that lanes and kinds share, and set them", a.limitListCommand(), a.limitSetCommand(), a.limitRemoveCommand())
+}
+
+func (a *app) limitListCommand() *cobra.Command {
+	var filter onceq.LimitFilter
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List limits that are set or that jobs wait for, and what holds each",
+		Long: `list prints the limits that somebody has set and those that jobs wait for, by name. LIVE jobs are to be claimed or running. WAITING jobs are due
+and wait for the limit; OLDEST says for how long the first of these has waited. DELAYED ones are not due yet.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return listed(a, cmd, page[onceq.LimitInfo]{
+				name: "limits", none: "No limit is set, and no job waits for one.", limit: filter.Limit,
+				read: func(ctx context.Context) ([]onceq.LimitInfo, error) { return a.q.Limits(ctx, a.pool, filter) },
+				key:  func(l onceq.LimitInfo) string { return l.Name },
+				json: func(all []onceq.LimitInfo) any { return append([]onceq.LimitInfo{}, all...) },
+				table: func(limits []onceq.LimitInfo) *table {
+					t := newTable("LIMIT", "ALLOWS", "LIVE", "WAITING", "OLDEST", "DELAYED").numbers("LIVE", "WAITING", "OLDEST", "DELAYED")
+					for _, l := range limits {
+						t.add(l.Name, l.Limit.String(), number(l.Live), number(l.Waiting), ago(l.Oldest), number(l.Delayed))
+						if l.Limit == (onceq.Limit{}) {
+							t.paint(1, red)
+						}
+					}
+					return t
+				},
+			})
+		},
+	}
+	cmd.Flags().IntVarP(&filter.Limit, "limit", "n", 50, "how many, at most 1,000")
+	cmd.Flags().StringVar(&filter.After, "after", "", "the next page: limits behind this one")
+	return cmd
+}
+
+func (a *app) limitSetCommand() *cobra.Command {
+	var why string
+	var limit onceq.Limit
+	cmd := &cobra.Command{
+		Use:   "set LIMIT",
+		Short: "Set how many jobs of a limit may be live at once, and how many may start in a time",
+		Long: `set replaces a limit, in all processes. Without --at-once and --rate no more jobs start; those that are live run on. A name that ends in a slash is for
+each limit whose name begins with it and that was not set itself.`,
+		Example: `  onceq limits set provider --at-once 20 --rate 10
+  onceq limits set provider --why "they are down"`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error { return a.setShared(cmd, args[0], &limit, why) },
+	}
+	cmd.Flags().IntVar(&limit.AtOnce, "at-once", 0, "how many jobs may be live at once")
+	cmd.Flags().IntVar(&limit.Rate, "rate", 0, "how many may start in --per")
+	cmd.Flags().DurationVar(&limit.Per, "per", 0, "a second, unless this says otherwise")
+	cmd.Flags().IntVar(&limit.Burst, "burst", 0, "how many may start at once after a pause; default what the rate allows in 100 ms, and one")
+	return whyFlag(cmd, &why)
+}
+
+func (a *app) limitRemoveCommand() *cobra.Command {
+	var why string
+	return whyFlag(&cobra.Command{
+		Use:   "remove LIMIT",
+		Short: "Undo set: the limit's family decides, or one job runs at a time",
+		Args:  cobra.ExactArgs(1),
+		RunE:  func(cmd *cobra.Command, args []string) error { return a.setShared(cmd, args[0], nil, why) },
+	}, &why)
+}
+
+// setShared sets or removes a limit, in one transaction with its line in the audit trail.
+func (a *app) setShared(cmd *cobra.Command, name string, limit *onceq.Limit, why string) error {
+	if err := a.connect(cmd.Context(), true); err != nil {
+		return err
+	}
+	ctx, cancel := a.limited(cmd.Context())
+	defer cancel()
+	var now onceq.LimitInfo
+	var said string
+	err := pgx.BeginFunc(ctx, a.pool, func(tx pgx.Tx) error {
+		was, err := a.q.Limit(ctx, tx, name)
+		if err != nil {
+			return err
+		}
+		if limit != nil {
+			err = a.q.SetLimit(ctx, tx, name, *limit)
+		} else {
+			err = a.q.RemoveLimit(ctx, tx, name)
+		}
+		if err != nil {
+			return err
+		}
+		if now, err = a.q.Limit(ctx, tx, name); err != nil {
+			return err
+		}
+		said = fmt.Sprintf("The limit is %s now; it was %s.", now.Limit, was.Limit)
+		_, err = a.q.RecordAction(ctx, tx, onceq.Action{Who: a.person(), What: "limit", About: fmt.Sprintf("limit %q", name), Why: why, Outcome: said})
+		return err
+	})
+	switch {
+	case err != nil:
+		return err
+	case a.json:
+		return a.printJSON(now)
+	}
+	fmt.Fprintln(a.out, said)
+	return nil
+}

@@ -1,0 +1,341 @@
+package onceq
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Workers count what becomes of their jobs, so that people can see rates without a monitoring system. A worker counts in
+// memory, where it handles outcomes anyway, and adds what it has counted to the rows of the minute that is over: a row for each
+// queue and kind, which all workers share. So a job costs no statement, and the table grows with kinds and not with workers.
+// A worker that is killed loses what it has counted since the last full minute. If the connection breaks in the moment of that
+// statement, a minute may be counted twice. Nothing depends on these rows.
+
+const (
+	countsKept  = 25 * time.Hour   // then a Reaper removes them
+	countsDelay = 10 * time.Second // how long after a full minute a worker may write it
+	countsRows  = 1000             // rows in one statement
+)
+
+// durationBounds are the upper bounds of the ranges of Count.Durations. The last range has none.
+var durationBounds = [...]time.Duration{
+	time.Millisecond, 3 * time.Millisecond, 10 * time.Millisecond, 30 * time.Millisecond, 100 * time.Millisecond, 300 * time.Millisecond,
+	time.Second, 3 * time.Second, 10 * time.Second, 30 * time.Second, 2 * time.Minute, 10 * time.Minute, time.Hour,
+}
+
+// DurationBounds returns the upper bounds of the ranges of Count.Durations.
+func DurationBounds() []time.Duration { return durationBounds[:] }
+
+// Count is what workers have counted in some time.
+type Count struct {
+	Started   int `json:"started"`   // jobs that were given to a handler
+	Completed int `json:"completed"` // jobs
+	Failed    int `json:"failed"`    // attempts that failed and after which the job runs again
+	Dead      int `json:"dead"`      // jobs
+
+	// Durations says how long handlers ran, of the completed, failed and dead ones: how many of them up to each of
+	// DurationBounds, and last how many longer than that. Took is their sum.
+	Durations [len(durationBounds) + 1]int `json:"durations"`
+	Took      time.Duration                `json:"took"` // as JSON, in nanoseconds
+}
+
+// Percentile returns a duration in which p percent of the handlers returned, as Percentile(95): the upper bound of their range.
+// Above a millisecond that is at most six times too long, and for most ranges about three times. It is 0 if none was counted,
+// and the last bound, an hour, for what took longer.
+func (c Count) Percentile(p float64) time.Duration {
+	all := 0
+	for _, n := range c.Durations {
+		all += n
+	}
+	sum := 0
+	for i, n := range c.Durations {
+		if sum += n; n > 0 && float64(sum)*100 >= float64(all)*p {
+			return durationBounds[min(i, len(durationBounds)-1)]
+		}
+	}
+	return 0
+}
+
+// Add adds what was counted elsewhere.
+func (c *Count) Add(o Count) {
+	c.Started += o.Started
+	c.Completed += o.Completed
+	c.Failed += o.Failed
+	c.Dead += o.Dead
+	c.Took += o.Took
+	for i, n := range o.Durations {
+		c.Durations[i] += n
+	}
+}
+
+// Counts are the counts of a queue, or of a kind in a queue, by the minute.
+type Counts struct {
+	Queue   string    `json:"queue"`
+	Kind    string    `json:"kind,omitzero"` // if CountFilter asks for kinds
+	From    time.Time `json:"from"`          // when the first minute began, by the database's clock
+	Minutes []Count   `json:"minutes"`       // one for each minute, the oldest first
+}
+
+// Last adds up the last n minutes, or all if there are fewer.
+func (c Counts) Last(n int) (sum Count) {
+	for _, m := range c.Minutes[max(0, len(c.Minutes)-n):] {
+		sum.Add(m)
+	}
+	return sum
+}
+
+// CountFilter chooses counts.
+type CountFilter struct {
+	Queue   string // only this queue
+	Kind    string // only this kind
+	ByKind  bool   // each kind of a queue by itself
+	Minutes int    // how many minutes; default 60, at most 1,440, a day
+}
+
+var readCounts = `
+with t as materialized (
+  select date_trunc('minute', statement_timestamp() - $4::bigint * interval '1 microsecond') as now
+)
+select t.now - $5::int * interval '1 minute', m.*
+  from t
+ cross join lateral (
+       select c.queue, case when $3::bool then c.kind else '' end as of_kind, $5::int + floor(extract(epoch from c.minute - t.now) / 60)::int as at,
+              sum(c.started)::bigint, sum(c.completed)::bigint, sum(c.failed)::bigint, sum(c.dead)::bigint, sum(c.took)::bigint,
+              ` + sqlDurations(`sum(c.durations[%d])::bigint`) + `
+         from onceq.job_counts c
+        where c.minute >= t.now - $5::int * interval '1 minute' and c.minute < t.now
+          and ($1::text = '' or c.queue = $1::text) and ($2::text = '' or c.kind = $2::text)
+        group by c.queue, of_kind, at) m
+ order by m.queue, m.of_kind, m.at`
+
+// sqlDurations makes an array of an expression for each range of durations.
+func sqlDurations(expression string) string {
+	all := make([]string, len(durationBounds)+1)
+	for i := range all {
+		all[i] = strings.ReplaceAll(expression, "%d", fmt.Sprint(i+1))
+	}
+	return "array[" + strings.Join(all, ", ") + "]"
+}
+
+// Counts returns what workers have counted, sorted by queue and kind: for the last full minutes, each of which can be read a
+// quarter of a minute after it is over. Queues and kinds of which nothing was counted are not in it. A Reaper removes counts
+// after about a day. They are for plots: a worker that is killed loses what it has counted since the last full minute. Jobs
+// that the application claims by itself (Queue.Claim) are not counted, nor are duplicates: only producers know of these, and
+// they do nothing in the background (Hook and onceqotel count them).
+func (q *Queue) Counts(ctx context.Context, db DB, filter CountFilter) ([]Counts, error) {
+	const day = 24 * 60
+	filter.Minutes = cmp.Or(filter.Minutes, 60)
+	if filter.Minutes < 0 || filter.Minutes > day {
+		return nil, invalid("CountFilter.Minutes", "is %d; 1 to %d is possible", filter.Minutes, day)
+	}
+	for name, text := range map[string]string{"CountFilter.Queue": filter.Queue, "CountFilter.Kind": filter.Kind} {
+		if err := checkText(name, text); err != nil {
+			return nil, err
+		}
+	}
+	delay := (countsDelay + countsDelay/2).Microseconds()
+	var all []Counts
+	err := q.send(ctx, db, reading, readCounts, []any{filter.Queue, filter.Kind, filter.ByKind, delay, filter.Minutes}, each(func(rows pgx.Rows) error {
+		var from time.Time
+		var queue, kind string
+		var at int
+		var took int64
+		var c Count
+		var durations []int
+		if err := rows.Scan(&from, &queue, &kind, &at, &c.Started, &c.Completed, &c.Failed, &c.Dead, &took, &durations); err != nil {
+			return err
+		}
+		if n := len(all); n == 0 || all[n-1].Queue != queue || all[n-1].Kind != kind {
+			all = append(all, Counts{Queue: queue, Kind: kind, From: from, Minutes: make([]Count, filter.Minutes)})
+		}
+		c.Took = time.Duration(took) * time.Microsecond
+		copy(c.Durations[:], durations)
+		all[len(all)-1].Minutes[at].Add(c)
+		return nil
+	}))
+	if err != nil {
+		return nil, fmt.Errorf("onceq: counts: %w", err)
+	}
+	return all, nil
+}
+
+// tally is what one run has counted and not written yet.
+type tally struct {
+	q  *Queue
+	id int64 // of the run
+	db DB    // the worker's own for outcomes: this waits for locks
+
+	stop    context.CancelFunc
+	writing sync.WaitGroup
+
+	mu  sync.Mutex // guards all
+	all map[tallied]*Count
+}
+
+type tallied struct{ queue, kind string }
+
+// of returns the counter of a queue and kind. The caller holds mu.
+func (t *tally) of(key tallied) *Count {
+	c := t.all[key]
+	if c == nil {
+		if t.all == nil {
+			t.all = make(map[tallied]*Count)
+		}
+		c = new(Count)
+		t.all[key] = c
+	}
+	return c
+}
+
+// started counts jobs that a handler gets now.
+func (t *tally) started(tasks []*task) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, one := range tasks {
+		t.of(tallied{one.lease.Queue, one.lease.Kind}).Started++
+	}
+}
+
+// ended counts outcomes that are written, which those in left are not. Those of stale leases are not either, unless an earlier
+// try has written them or the handler has completed the job itself.
+func (t *tally) ended(outcomes []outcome, stale []*Lease, left []outcome) {
+	var unwritten map[*Lease]bool
+	if len(left) > 0 {
+		unwritten = make(map[*Lease]bool, len(left))
+		for _, o := range left {
+			unwritten[o.lease] = true
+		}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, o := range outcomes {
+		if unwritten[o.lease] {
+			continue
+		}
+		state := o.state
+		if len(stale) > 0 && slices.Contains(stale, o.lease) {
+			if !o.unsure {
+				continue
+			}
+			if o.lease.completedItself() {
+				state = StateCompleted
+			}
+		}
+		c := t.of(tallied{o.lease.Queue, o.lease.Kind})
+		switch {
+		case state == StateCompleted:
+			c.Completed++
+		case state == StateDead:
+			c.Dead++
+		case state == StateWaiting && o.spend:
+			c.Failed++
+		default:
+			continue
+		}
+		if o.run > 0 {
+			i, _ := slices.BinarySearch(durationBounds[:], o.run)
+			c.Durations[i]++
+			c.Took += o.run
+		}
+	}
+}
+
+// begin starts to write, shortly after each full minute.
+func (t *tally) begin() {
+	var ctx context.Context
+	ctx, t.stop = context.WithCancel(context.Background())
+	offset := rand.N(countsDelay)
+	t.writing.Go(func() {
+		next := func() time.Duration {
+			return time.Minute - time.Duration(time.Now().Add(-offset).UnixNano()%int64(time.Minute))
+		}
+		for sleep(ctx, next(), nil) {
+			// The shutdown does not end this: it would not be known whether the counts were written.
+			unbroken, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
+			if err := t.write(unbroken); err == nil {
+				t.q.works(t.id, workCount, "")
+			} else if ctx.Err() == nil {
+				t.q.fails(t.id, workCount, "", err)
+			}
+			cancel()
+		}
+	})
+}
+
+// leave writes what is left.
+func (t *tally) leave() {
+	t.stop()
+	ctx, cancel := context.WithTimeout(context.Background(), rollbackTimeout)
+	defer cancel()
+	t.writing.Wait()
+	_ = t.write(ctx)
+}
+
+// writeCounts adds to the rows of the minute that most of the time since the last write belongs to. Rows are locked in the
+// order of their keys.
+var writeCounts = `
+with u as materialized (
+  select date_trunc('minute', statement_timestamp() - interval '30 seconds') as minute, u.*
+    from unnest($1::text[], $2::text[], $3::int[], $4::int[], $5::int[], $6::int[], $7::bigint[], $8::text[])
+      as u(queue, kind, started, completed, failed, dead, took, durations)
+),
+written as (
+  insert into onceq.job_counts as c (minute, queue, kind, started, completed, failed, dead, took, durations)
+  select minute, queue, kind, started, completed, failed, dead, took, durations::int[] from u order by queue collate "C", kind collate "C"
+  on conflict (minute, queue, kind) do update
+     set started = c.started + excluded.started, completed = c.completed + excluded.completed, failed = c.failed + excluded.failed,
+         dead = c.dead + excluded.dead, took = c.took + excluded.took,
+         durations = ` + sqlDurations(`c.durations[%d] + excluded.durations[%d]`) + `
+  returning 1
+)
+select count(*) from written`
+
+// write adds what was counted since the last time. What it cannot write stays.
+func (t *tally) write(ctx context.Context) error {
+	t.mu.Lock()
+	now := t.all
+	t.all = nil
+	t.mu.Unlock()
+	keys := make([]tallied, 0, len(now))
+	for key := range now {
+		keys = append(keys, key)
+	}
+	slices.SortFunc(keys, func(a, b tallied) int {
+		return cmp.Or(strings.Compare(a.queue, b.queue), strings.Compare(a.kind, b.kind))
+	})
+	var err error
+	for chunk := range slices.Chunk(keys, countsRows) {
+		if err == nil {
+			err = t.q.guarded(ctx, t.db, writeCounts, countArgs(chunk, now), nil)
+		}
+		if err != nil {
+			t.mu.Lock()
+			for _, key := range chunk {
+				t.of(key).Add(*now[key])
+			}
+			t.mu.Unlock()
+		}
+	}
+	return err
+}
+
+func countArgs(keys []tallied, of map[tallied]*Count) []any {
+	n := len(keys)
+	queues, kinds, durations, took := make([]string, n), make([]string, n), make([]string, n), make([]int64, n)
+	started, completed, failed, dead := make([]int32, n), make([]int32, n), make([]int32, n), make([]int32, n)
+	for i, key := range keys {
+		c := of[key]
+		queues[i], kinds[i], took[i] = key.queue, key.kind, c.Took.Microseconds()
+		started[i], completed[i], failed[i], dead[i] = int32(c.Started), int32(c.Completed), int32(c.Failed), int32(c.Dead) // #nosec G115 -- of a minute
+		durations[i] = "{" + strings.Trim(strings.ReplaceAll(fmt.Sprint(c.Durations), " ", ","), "[]") + "}"
+	}
+	return []any{queues, kinds, started, completed, failed, dead, took, durations}
+}

@@ -1,0 +1,161 @@
+package onceq
+
+import (
+	"time"
+)
+
+// feed is what the claimer knows about one of its queues. Only the claimer's goroutine uses it, except the counts in slots.
+//
+// A feed is active while something is to be done for it soon; otherwise it is idle, and costs nothing but its part of the
+// next look. The claimer claims from an active feed when it is due, and again at the time in again. A feed that has
+// announced itself goes idle at once when it is empty, because a notification will come. Any other one is asked again
+// after a few short pauses first, because jobs rarely come one at a time.
+type feed struct {
+	queue      string
+	slots      *slots
+	reserved   int64 // the part of slots.outstanding that is for the claim under way
+	pace       pace
+	cursor     cursor
+	quarantine quarantine
+	claimedAt  time.Time       // when the latest claim ended
+	found      time.Time       // when the latest claim that found something ended
+	unknown    map[string]bool // kinds without a handler that the log has named
+
+	active  bool          // it is in claimer.active
+	busy    bool          // a claim or a page of the rescan is under way
+	held    bool          // the rescan comes before the next claim
+	backlog bool          // there is so much that it is claimed by itself
+	due     bool          // there is something to claim, as far as is known
+	again   time.Time     // when to claim although nothing is known; zero for never
+	pause   time.Duration // before the next claim of that kind
+	moves   int           // how many claims and pages have begun
+	paused  bool          // nothing of it may be claimed
+	most    int           // so many queues may be in a claim with it; fewer than together after a failure
+	fails   int           // claims of it alone that failed in a row
+	anew    bool          // what may be claimed has changed while a claim was under way: the next one begins at the beginning
+
+	notBefore time.Time // no claim before this time, because the latest of it alone failed
+	next      time.Time // when its first delayed job is due; zero if that is after the next look
+	lookAt    time.Time // when to look at it, apart from the looks at all; zero for never
+	announced time.Time // since when producers know that the queue's jobs are waited for; zero: they do not, or have said since that there is one
+	heard     int       // how many notifications have come
+}
+
+func newFeed(w *Worker, s *slots) *feed {
+	f := &feed{queue: s.queue, slots: s, pace: pace{ahead: w.ahead}, cursor: newCursor(), most: together, unknown: make(map[string]bool)}
+	for _, h := range w.handlers {
+		if h.maxLost == 1 {
+			f.pace.ahead = 0 // the first lost lease makes the job dead, so only a job that was started may lose one
+		}
+	}
+	return f
+}
+
+// want is what is worth claiming for a queue.
+type want struct {
+	n     int           // how many jobs, or the room that one in quarantine takes
+	one   bool          // one job in quarantine, before anything else
+	low   int64         // a claim is worth it only when at most this many jobs are outstanding
+	again time.Duration // if not now, decide again after this time at the latest
+	now   bool
+}
+
+// want decides how many jobs to claim for a feed, and reserves them if its handlers hold connections. While there are more
+// jobs than the feed can take, it waits until a quarter of its limit is free, or claims every few milliseconds.
+func (c *claimer) want(f *feed) want {
+	const patience = 5 * time.Millisecond
+	s := f.slots
+	w := want{one: c.quarantineDue(f)}
+	now := time.Now()
+	prefetch := f.pace.prefetch(s, now)
+	usable := s.count
+	if s.pooled {
+		c.q.connections.mu.Lock()
+		defer c.q.connections.mu.Unlock()
+		usable = c.q.connections.allow(s)
+	}
+	limit, need := int64(usable*s.width)+prefetch, int64(1)
+	waited := now.Sub(f.claimedAt)
+	switch {
+	case w.one:
+		limit, need = int64((usable-1)*s.width), 0 // the job gets the next slot for itself
+	case f.cursor.full && waited < patience:
+		need = max(1, limit/4)
+	}
+	free := limit - s.outstanding.Load()
+	w.low = limit - need
+	if w.n = int(min(free, maxPrefetch)); w.one {
+		w.n = s.width
+	}
+	if w.now = free >= need; w.now && s.pooled {
+		f.reserved = int64(w.n)
+		s.outstanding.Add(f.reserved)
+	}
+	switch {
+	case s.pooled:
+		w.again = 20 * time.Millisecond // nothing tells when the application gives a connection back
+	case need <= 1:
+		w.again = time.Second
+	default:
+		w.again = max(time.Millisecond, patience-waited)
+	}
+	return w
+}
+
+// wantNow is want, and has the executor rouse the claimer when there is room if there is none now.
+func (c *claimer) wantNow(f *feed) want {
+	s := f.slots
+	for {
+		s.low.Store(-1)
+		w := c.want(f)
+		if w.now {
+			return w
+		}
+		if s.low.Store(w.low); s.outstanding.Load() > w.low {
+			return w
+		}
+	}
+}
+
+// unreserve gives back what want reserved: by now, what was claimed counts as outstanding.
+func (c *claimer) unreserve(f *feed) {
+	if n := f.reserved; n > 0 {
+		f.reserved = 0
+		f.slots.outstanding.Add(-n)
+		c.q.connections.wake()
+	}
+}
+
+// pace is how fast a queue's handlers return, and so how many jobs are worth claiming before a slot is free for them.
+type pace struct {
+	ahead      time.Duration // how long they may wait for a slot
+	rate       float64       // how many handlers return in a second
+	counted    int64         // slots.returned when rate was last measured
+	countedAt  time.Time
+	workedOn   int64 // jobs, and
+	workedUpTo int64 // nanoseconds, that no longer count
+}
+
+// prefetch is how many jobs to claim in addition to those that have a slot.
+func (p *pace) prefetch(s *slots, now time.Time) int64 {
+	if d := now.Sub(p.countedAt); d > 2*time.Millisecond {
+		returned := s.returned.Load()
+		p.rate = (p.rate + float64(returned-p.counted)/d.Seconds()) / 2
+		p.counted, p.countedAt = returned, now
+	}
+	return min(maxPrefetch, int64(min(p.rate, p.could(s))*p.ahead.Seconds()))
+}
+
+// could is how many handlers could return in a second if they took as long as they have on average. Without it, a few long
+// handlers that end together would look like a high rate.
+func (p *pace) could(s *slots) float64 {
+	worked, returned := s.worked.Load(), s.returned.Load()
+	if returned < 100 {
+		return 0 // too few to tell
+	}
+	// Only recent handlers count.
+	if returned-p.workedOn > 1000 {
+		p.workedUpTo, p.workedOn = p.workedUpTo+(worked-p.workedUpTo)/2, p.workedOn+(returned-p.workedOn)/2
+	}
+	return float64(s.count) * float64(returned-p.workedOn) / (time.Duration(worked-p.workedUpTo) + 1).Seconds()
+}

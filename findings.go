@@ -1,0 +1,288 @@
+package onceq
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// What Health says of queues, and of those who work them.
+
+// deployTime is for how long workers of two versions are normal.
+const deployTime = 15 * time.Minute
+
+// queues looks for jobs that have been due for long and that nobody has, and says why nobody may have them.
+func (x *examination) queues(ctx context.Context) error {
+	var err error
+	if len(x.stats) == 0 {
+		if x.stats, err = x.q.Stats(ctx); err != nil {
+			return err
+		}
+	}
+	if x.workers, err = x.q.Workers(ctx, x.q.pool); err != nil {
+		return err
+	}
+	pauses, err := x.q.Pauses(ctx, x.q.pool)
+	if err != nil {
+		return err
+	}
+	x.workers = slices.DeleteFunc(x.workers, func(w WorkerInfo) bool { return w.Stale })
+	kindPaused := slices.ContainsFunc(pauses, func(p Pause) bool { return p.Kind != "" })
+	var look []string // whose jobs are looked at
+	for _, s := range x.stats {
+		if s.Oldest > x.limits.waiting && s.Paused.IsZero() {
+			x.waiting(s, kindPaused)
+			look = append(look, s.Queue)
+		} else if s.Retrying > 0 {
+			look = append(look, s.Queue)
+		}
+	}
+	if len(look) == 0 {
+		return nil
+	}
+	return x.jobs(ctx, look, pauses)
+}
+
+func (x *examination) serving(queue string) (all []WorkerInfo) {
+	for _, w := range x.workers {
+		if _, ok := w.Queues[queue]; ok {
+			all = append(all, w)
+		}
+	}
+	return all
+}
+
+// waiting says why the jobs of a queue may be waiting.
+func (x *examination) waiting(s QueueStats, kindPaused bool) {
+	plus, f := "", Finding{What: "waiting", Queue: s.Queue}
+	if s.More {
+		plus = "+"
+	}
+	f.Detail = fmt.Sprintf("the oldest job of queue %q has been due for %s; %d%s %s", s.Queue, s.Oldest.Round(time.Second), s.Waiting, plus,
+		either(s.Waiting, "waits for its first attempt", "wait for their first attempt"))
+	if s.Retrying > 0 {
+		f.Detail += fmt.Sprintf(" and %d%s for another", s.Retrying, plus)
+	}
+	switch serving := len(x.serving(s.Queue)); {
+	case serving == 0:
+		f.Severe = true
+		f.Detail += ", and no worker serves this queue"
+		f.Meant = similar(s.Queue, x.workers, func(w WorkerInfo) []string { return slices.Sorted(maps.Keys(w.Queues)) })
+		switch {
+		case s.Queue == "onceqcron":
+			f.Advice = "these are ticks of schedules: start a worker that has the handlers of the schedules (onceqcron)"
+		case f.Meant != "":
+			f.Advice = fmt.Sprintf("is its name a misspelt %q, which workers do serve? Correct it where the jobs are enqueued, and move what waits", f.Meant)
+		default:
+			f.Advice = "start one, or is the queue's name spelt wrong where the jobs are enqueued? The list of workers says what they serve"
+		}
+	case s.Leased > 0:
+		f.Detail += fmt.Sprintf(", and %d%s %s with workers", s.Leased, plus, either(s.Leased, "is", "are"))
+		f.Advice = "if this grows, the workers do not keep up: start more, or raise Concurrency; or their handlers hang"
+	default:
+		none := "none is running"
+		if s.More {
+			none = "none of those that were looked at is running"
+		}
+		f.Detail += fmt.Sprintf(", and %s although %s", none, numbered(serving, "worker serves the queue", "workers serve the queue"))
+		if f.Advice = "have these a handler for the kinds? The explanation of a job says it"; kindPaused {
+			f.Detail += "; a kind is paused"
+		} else {
+			f.Severe = true
+		}
+	}
+	x.found = append(x.found, f)
+}
+
+// readHead gives, of the first jobs that are due in each queue of $1, the kinds, and those that have lost more than one lease.
+const readHead = `
+select n.queue, j.kind, min(j.id) filter (where j.lost > 1), max(j.lost)
+  from unnest($1::text[]) n (queue)
+ cross join (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+ cross join lateral (
+       select id, kind, lost from onceq.jobs
+        where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
+        order by run_at, id
+        limit 200) j
+ group by n.queue, j.kind
+ order by n.queue, j.kind
+ limit 1000`
+
+// jobs looks at the first due jobs of queues: for kinds of which no worker has a handler, and for jobs that may end their
+// process each time that they run.
+func (x *examination) jobs(ctx context.Context, queues []string, pauses []Pause) error {
+	return x.each(ctx, readHead, []any{queues}, func(rows pgx.Rows) error {
+		var queue, kind string
+		var id *int64
+		var lost int
+		if err := rows.Scan(&queue, &kind, &id, &lost); err != nil {
+			return err
+		}
+		if id != nil {
+			x.found = append(x.found, Finding{
+				What: "crashes", Queue: queue, Kind: kind, JobID: *id,
+				Detail: fmt.Sprintf("job %d of kind %q in queue %q has lost %d leases: it may end its process each time that it runs", *id, kind, queue, lost),
+				Advice: "look at what its workers logged last, and at their memory; by itself it is dead after a few more; cancelling it ends it now",
+			})
+		}
+		serving := x.serving(queue)
+		if len(serving) == 0 || // waiting says that
+			slices.ContainsFunc(serving, func(w WorkerInfo) bool { return slices.Contains(w.Kinds, kind) }) ||
+			slices.ContainsFunc(pauses, func(p Pause) bool { return p.Kind == kind || p.Queue == queue }) {
+			return nil
+		}
+		f := Finding{
+			What: "kind", Queue: queue, Kind: kind, Severe: true, Meant: similar(kind, serving, func(w WorkerInfo) []string { return w.Kinds }),
+			Detail: fmt.Sprintf("jobs of kind %q are due in queue %q, and none of the workers that serve it has a handler for them", kind, queue),
+			Advice: "start a worker with a handler for it, or is the kind's name spelt wrong where the jobs are enqueued?",
+		}
+		if f.Meant != "" {
+			f.Advice = fmt.Sprintf("is the kind a misspelt %q, for which workers do have a handler? Give a worker a handler for this name as well until they are done, and correct it where they are enqueued", f.Meant)
+		}
+		x.found = append(x.found, f)
+		return nil
+	})
+}
+
+// similar gives a name that workers have and that is nearly the given one, or "".
+func similar(name string, workers []WorkerInfo, names func(WorkerInfo) []string) string {
+	for _, w := range workers {
+		for _, other := range names(w) {
+			if other != name && min(len(name), len(other)) > 2 && slip(name, other) {
+				return other
+			}
+		}
+	}
+	return ""
+}
+
+// slip reports whether two names differ by one letter that is missing, too many or another, or by two that changed places.
+func slip(a, b string) bool {
+	for a != "" && b != "" && a[0] == b[0] {
+		a, b = a[1:], b[1:]
+	}
+	for a != "" && b != "" && a[len(a)-1] == b[len(b)-1] {
+		a, b = a[:len(a)-1], b[:len(b)-1]
+	}
+	return len(a) <= 1 && len(b) <= 1 || len(a) == 2 && len(b) == 2 && a[0] == b[1] && a[1] == b[0]
+}
+
+// versions looks for workers that a deploy has left behind. The time is when the latest of them wrote its row.
+func (x *examination) versions(context.Context) error {
+	if len(x.workers) == 0 {
+		return nil
+	}
+	newest := slices.MaxFunc(x.workers, func(a, b WorkerInfo) int { return a.Started.Compare(b.Started) }).Version
+	now := slices.MaxFunc(x.workers, func(a, b WorkerInfo) int { return a.Seen.Compare(b.Seen) }).Seen
+	since := now // when the first worker of this version began
+	var old []string
+	for _, w := range x.workers {
+		if w.Version != newest {
+			old = append(old, fmt.Sprintf("%s (%s)", w, w.Version))
+		} else if w.Started.Before(since) {
+			since = w.Started
+		}
+	}
+	if age := now.Sub(since).Round(time.Second); len(old) > 0 && age > deployTime {
+		x.add("versions", fmt.Sprintf("workers with version %s of the library have run for %s, and others still have another: %s", newest, age, strings.Join(old[:min(len(old), 5)], ", ")),
+			"finish the deploy: end these processes, or find out why they were not replaced; the list of workers has all")
+	}
+	return nil
+}
+
+// calls looks for lanes that something happened to and that nobody has looked at since.
+func (x *examination) calls(ctx context.Context) error {
+	const unanswered = `
+select c.lane, extract(epoch from statement_timestamp() - c.due)::bigint
+  from generate_series(0, 15) s (slot)
+ cross join lateral (
+       select lane, due from onceq.lane_calls
+        where slot = s.slot::smallint and due < statement_timestamp() - $1::bigint * interval '1 microsecond'
+        order by due limit 1) c
+ order by c.due
+ limit 1`
+	return x.each(ctx, unanswered, []any{x.limits.waiting.Microseconds()}, func(rows pgx.Rows) error {
+		var lane string
+		var seconds int64
+		if err := rows.Scan(&lane, &seconds); err != nil {
+			return err
+		}
+		x.found = append(x.found, Finding{
+			What: "lane", Severe: true,
+			Detail: fmt.Sprintf("%s and perhaps others have waited for %s for a worker that lets their next jobs in, and none does", lineWords(lane), time.Duration(seconds)*time.Second),
+			Advice: "start a worker: each one that runs (Run, not Drain) does it for all lanes of the schema",
+		})
+		return nil
+	})
+}
+
+// readHangs reads the lanes and limits for which jobs have waited for longer than $1, and that are full since longer than $2: with
+// the job that has held each for longest. It looks at the first 500 lines for which jobs wait, and skips from one to the next; at
+// the jobs that wait it looks only where a job has run for that long. Those that wait for other jobs sort before the space.
+var readHangs = `
+with recursive line (lane, k) as (
+  (select lane, 1 from onceq.job_waits where lane > ' ' order by lane limit 1)
+  union all
+  select (select lane from onceq.job_waits where lane > l.lane order by lane limit 1), l.k + 1
+    from line l where l.lane is not null and l.k < 500
+), hang as materialized (
+  select l.lane, h.id, h.since, h.worker
+    from line l
+   cross join lateral (
+         select count(*) as live, (array_agg(id order by since))[1] as id, min(since) as since, (array_agg(worker order by since))[1] as worker
+           from (select j.id, j.holder >> 32 as worker,
+                        case when (j.progress ->> 'claims')::bigint = j.claims then (j.progress ->> 'since')::timestamptz -- beats write it
+                             else j.leased_until - coalesce((select lease from onceq.workers w where w.id >> 32 = j.holder >> 32 limit 1), 0) * interval '1 microsecond' end as since
+                   from onceq.lane_places p
+                  cross join lateral (select * from onceq.jobs where id = p.id and ` + placeOfJob + ` offset 0) j
+                  where p.lane = l.lane and j.leased_until is not null
+                  limit 1000) j) h
+   where l.lane is not null and h.since < statement_timestamp() - $2::bigint * interval '1 microsecond'
+     and h.live >= least(1000, ` + limitOf("l.lane") + `)
+   limit 20)
+select h.lane, h.id, h.since, h.worker, w.n
+  from hang h
+ cross join lateral (
+       select count(*) as n, min(run_at) as oldest
+         from (select run_at from onceq.job_waits where lane = h.lane order by priority, run_at, id limit 1000) w
+        where run_at <= statement_timestamp()) w
+ where w.oldest < statement_timestamp() - $1::bigint * interval '1 microsecond'
+ order by h.since, h.lane`
+
+// hangs looks for lanes and limits that are full because their jobs run for long, while others wait.
+func (x *examination) hangs(ctx context.Context) error {
+	return x.each(ctx, readHangs, []any{x.limits.waiting.Microseconds(), x.limits.hang.Microseconds()}, func(rows pgx.Rows) error {
+		var lane string
+		var id, worker int64
+		var since time.Time
+		var n int
+		if err := rows.Scan(&lane, &id, &since, &worker, &n); err != nil {
+			return err
+		}
+		where := "a process that leaves no row in workers"
+		for _, w := range x.workers {
+			if w.ID>>32 == worker {
+				where = w.String()
+			}
+		}
+		name := lineWords(lane)
+		if limit, ok := strings.CutPrefix(lane, "/"); ok {
+			name = fmt.Sprintf("limit %q", limit)
+		}
+		more := ""
+		if n == 1000 {
+			more = "+"
+		}
+		x.found = append(x.found, Finding{
+			What: "hang", JobID: id,
+			Detail: fmt.Sprintf("%s is full: job %d has held it since %s, in %s, whose lease goes on, and %d%s %s", name, id, stamp(since), where, n, more, either(n, "job waits for it", "jobs wait for it")),
+			Advice: "a handler may hang: look at what that process does, and what it logged last; cancel the job, or end the process, and the others go on; give the kind a time limit (Timeout) that ends such a handler",
+		})
+		return nil
+	})
+}

@@ -1,0 +1,418 @@
+package onceq
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Group is the answer of EnqueueGroup.
+type Group struct {
+	Then    Result   `json:"then"`    // the job that waits for the others; the group's id is its ID
+	Members []Result `json:"members"` // in the order of the call; nil if Then is a duplicate
+}
+
+// EnqueueGroup accepts jobs, and one that starts when all of them are finished, inside db, all or nothing. then may have a
+// key, a lane, a limit, a delay and an After of its own. If its key is taken, Group.Then is a Duplicate and nothing is written.
+// A member whose key is taken is the job that has it, whatever its state; its Result says so. Without members then starts at
+// once. then.IfDead says what a dead member means. A handler gets what came of the members from Lease.Members, and a member's
+// handler may add others with Lease.AddMembers.
+//
+// Bad input is an *InvalidError, before anything is sent. If different work has taken the key of a member, the error is as
+// that of EnqueueMany. Outside a transaction nothing is enqueued then. In the caller's own transaction the other jobs are, and
+// then waits for the jobs that have the keys, too: the caller decides whether to commit or to roll back.
+func (q *Queue) EnqueueGroup(ctx context.Context, db DB, members []Job, then Job) (g Group, err error) {
+	jobs := append(slices.Clone(members), then)
+	if q.enqueuing != nil {
+		var done func(error)
+		ctx, done = q.enqueuing(ctx, jobs)
+		defer func() { done(err) }()
+	}
+	if db == nil {
+		return Group{}, errNoDB
+	}
+	for i := range members {
+		jobs[i].member = true
+	}
+	jobs[len(members)].follows = true
+	members, then = jobs[:len(members)], jobs[len(members)]
+	all, sorted, keyed, err := encodeMany(members)
+	if err != nil {
+		return Group{}, inField(err, "jobs[", "members[")
+	}
+	last, err := then.encode()
+	if err != nil {
+		return Group{}, inField(err, "", "then.")
+	}
+	if len(members) == 0 && len(then.After) == 0 { // it waits for nothing
+		then.follows, then.IfDead = false, DeadWait
+		if last, err = then.encode(); err != nil {
+			return Group{}, inField(err, "", "then.")
+		}
+	}
+	for i := range all {
+		if last.key != "" && all[i].key != "" && all[i].compareKey(&last) == 0 {
+			return Group{}, invalid(fmt.Sprintf("members[%d].Key", i), "is that of the job that waits for the members; give one of them another key")
+		}
+		for n, ref := range members[i].After {
+			if last.key != "" && ref.ID == 0 && ref.Key == last.key && ref.Scope == last.header.scope {
+				return Group{}, invalid(fmt.Sprintf("members[%d].After[%d]", i, n), "names %s, which is that of the job that waits for the members; both would wait for ever", ref)
+			}
+		}
+	}
+	if _, err := q.resolveAfter(ctx, db, members, all); err != nil {
+		return Group{}, inField(err, "jobs[", "members[")
+	}
+	begin, err := opener(ctx, db)
+	if err != nil {
+		return Group{}, err
+	}
+	var refused error
+	err = inOne(ctx, begin, db, asIs, func(db DB) error {
+		first, err := q.enqueueMany(ctx, db, []Job{then}, []encoded{last}, nil, last.key != "", begin != nil)
+		if len(first) > 0 {
+			g.Then = first[0]
+		}
+		if err != nil || g.Then.Duplicate {
+			return err
+		}
+		if g.Members, err = q.enqueueMany(ctx, db, members, all, sorted, keyed, begin != nil); g.Members == nil {
+			return err
+		}
+		links := make([]link, len(members))
+		for i, r := range g.Members {
+			links[i] = linkTo(g.Then.ID, r, true)
+		}
+		refused = err
+		return cmp.Or(q.link(ctx, db, links), refused)
+	})
+	switch {
+	case err != nil && refused == nil:
+		g = Group{}
+	case err != nil && begin != nil:
+		g.Then = Result{}
+		onlyDuplicates(g.Members) // the others were rolled back
+	}
+	q.enqueuedMany(ctx, []encoded{last}, []Result{g.Then})
+	q.enqueuedMany(ctx, all, g.Members)
+	return g, err
+}
+
+// inField renames the field of an *InvalidError.
+func inField(err error, from, to string) error {
+	var bad *InvalidError
+	if errors.As(err, &bad) && strings.HasPrefix(bad.Field, from) {
+		bad.Field = to + strings.TrimPrefix(bad.Field, from)
+	}
+	return err
+}
+
+// groupsOf reads the groups that a job is a member of, and raises an error if its lease is lost.
+const groupsOf = `
+with ok as materialized (
+  select id from onceq.jobs where ` + heldByOne + ` for no key update
+)
+select case when not exists (select from ok) then onceq.lease_lost($1::bigint) end,
+       array(select group_id from onceq.job_members where job_id + 0 = $1::bigint order by group_id)`
+
+// findCycles looks for jobs that wait for the groups $1, directly or through others, under the ids $2 and the names $3 and
+// $4. It gives the place of the first one that it finds, its id, and a group that it waits for. It gives up after so many.
+const findCycles = `
+with recursive up (id, root) as (
+  select u.id, u.id from unnest($1::bigint[]) as u(id)
+  union
+  select w.id, up.root
+    from up
+   cross join lateral (select group_id from onceq.job_members where job_id + 0 = up.id offset 0) m
+   cross join lateral (select id from onceq.job_waits where id = m.group_id and if_dead is not null offset 0) w
+),
+waits as materialized (
+  select id, root from up limit 10000
+)
+select coalesce(n, -1), coalesce(id, 0), coalesce(root, 0)
+  from (select 1) o
+  left join lateral (
+       select g.n - 1 as n, w.id, w.root
+         from unnest($2::bigint[], $3::text[], $4::text[]) with ordinality as g(id, scope, key, n)
+        cross join lateral (
+              select coalesce(nullif(g.id, 0), (select job_id from onceq.job_fences f where f.class = ` + sqlOfJob + ` and f.scope = g.scope and f.key = g.key)) as id offset 0) f
+         join waits w on w.id = f.id
+        order by g.n limit 1) c on true`
+
+// refuseCycles refuses jobs as members of groups that wait for these groups themselves, because all of them would wait for
+// ever: those whose keys or whose After say so. It writes nothing.
+func (q *Queue) refuseCycles(ctx context.Context, db DB, groups []int64, jobs []Job, all []encoded) error {
+	var fields []string
+	var ids []int64
+	var scopes, keys []string
+	add := func(field string, ref JobRef) {
+		fields, ids, scopes, keys = append(fields, field), append(ids, ref.ID), append(scopes, ref.Scope), append(keys, ref.Key)
+	}
+	for i := range jobs {
+		if e := &all[i]; e.key != "" {
+			add(fmt.Sprintf("jobs[%d].Key", i), JobRef{Scope: e.header.scope, Key: e.key})
+		}
+		for n, ref := range jobs[i].After {
+			add(fmt.Sprintf("jobs[%d].After[%d]", i, n), ref)
+		}
+	}
+	if len(fields) == 0 {
+		return nil
+	}
+	var n int
+	var id, root int64
+	if err := q.queryRow(ctx, db, findCycles, []any{groups, ids, scopes, keys}, &n, &id, &root); err != nil {
+		return fmt.Errorf("onceq: add members: looking for jobs that would wait for each other: %w", q.told(err))
+	}
+	switch {
+	case n < 0:
+		return nil
+	case id == root:
+		return invalid(fields[n], "names job %d, which is to wait for the new member; both would wait for ever", id)
+	}
+	return invalid(fields[n], "names job %d, which waits for job %d, which is to wait for the new member; all would wait for ever", id, root)
+}
+
+// AddMembers enqueues jobs inside db and adds them to every group that this job is a member of, so that what waits for this
+// job waits for them too. It is for the transaction that completes the job: that of HandleTx and HandleBatch, or one with
+// Lease.Complete. Elsewhere, a run that is repeated adds the jobs again, unless they have keys.
+//
+// If the lease is lost, the statement raises an error, so that nothing of the transaction is committed, and AddMembers returns
+// a *LeaseError. A job that nobody waits for is an *InvalidError, before anything is written, and so are jobs that would wait for
+// each other for ever. Keys that are taken are as in EnqueueMany and EnqueueGroup.
+func (l *Lease) AddMembers(ctx context.Context, db DB, jobs ...Job) (results []Result, err error) {
+	q := l.q
+	jobs = slices.Clone(jobs)
+	if q.enqueuing != nil {
+		var done func(error)
+		ctx, done = q.enqueuing(ctx, jobs)
+		defer func() { done(err) }()
+	}
+	if db == nil {
+		return nil, errNoDB
+	}
+	for i := range jobs {
+		jobs[i].member = true
+	}
+	all, sorted, keyed, err := encodeMany(jobs)
+	if err != nil {
+		return nil, err
+	}
+	var refused error
+	begin, err := opener(ctx, db)
+	if err != nil {
+		return nil, err
+	}
+	err = inOne(ctx, begin, db, asIs, func(db DB) error {
+		var groups []int64
+		err := q.queryRow(ctx, db, groupsOf, []any{l.ID, l.claims, l.holder}, nil, &groups)
+		switch {
+		case leaseLost(err):
+			e := l.event(EventLeaseLost)
+			e.Err = l.lostError("add members")
+			q.emit(ctx, e)
+			return e.Err
+		case err != nil:
+			l.conflicted(ctx, err)
+			return fmt.Errorf("onceq: add members: %w", q.told(err))
+		case len(groups) == 0:
+			return invalid("AddMembers", "was called by job %d, for which no job waits; enqueue with EnqueueMany, or make this job a member with EnqueueGroup or After", l.ID)
+		}
+		if err := q.refuseCycles(ctx, db, groups, jobs, all); err != nil {
+			return err
+		}
+		if results, err = q.enqueueMany(ctx, db, jobs, all, sorted, keyed, begin != nil); results == nil {
+			return err
+		}
+		var links []link
+		for _, group := range groups {
+			for _, r := range results {
+				links = append(links, linkTo(group, r, true))
+			}
+		}
+		refused = err
+		return cmp.Or(q.link(ctx, db, links), refused)
+	})
+	if err != nil && refused == nil {
+		results = nil
+	}
+	q.enqueuedMany(ctx, all, results)
+	return results, err
+}
+
+// Member is a job that another one waits for.
+type Member struct {
+	ID int64 `json:"id"`
+
+	// State is StateCancelled for a job that was discarded. But nobody tells the end of a job that a worker already had when
+	// an After named it. If that one dies and is discarded before a promoter has looked, within two seconds or so, nothing
+	// is left of it, and it counts as completed.
+	State State `json:"state"`
+
+	// Result is that of a completed job, or nil for none. If a worker already had the job when an After named it, the result is
+	// lost unless the job is kept (Kind.Keep).
+	Result json.RawMessage `json:"result,omitzero"`
+}
+
+// readMembers reads a page of a group's members.
+const readMembers = `
+select m.job_id, coalesce(nullif(m.state, 0), (select ` + jobState + ` from onceq.jobs j where j.id = m.job_id),
+                          (select ` + waitState + ` from onceq.job_waits w where w.id = m.job_id), (select h.state from onceq.job_history h where h.id = m.job_id), ` + sqlJobCompleted + `),
+       coalesce(m.result::text, '')
+  from onceq.job_members m
+ where m.group_id = $1::bigint and m.job_id > $2::bigint
+ order by m.job_id
+ limit $3::int`
+
+// Members returns a page of the jobs that a job waits for, or did wait for, by id: those whose ids are larger than after, at
+// most limit of them, 1,000 if that is 0, which is also the most. After the last page it returns none. For the next page set
+// after to the last ID of this one. They are known as long as the group is, which is until a Reaper finds that the job
+// that waited for them is gone.
+func (q *Queue) Members(ctx context.Context, db DB, group, after int64, limit int) ([]Member, error) {
+	if limit == 0 {
+		limit = 1000
+	}
+	if limit < 0 || limit > 1000 {
+		return nil, invalid("limit", "is %d; 1 to 1,000 is possible, and 0 for the default", limit)
+	}
+	var all []Member
+	err := q.send(ctx, db, reading, readMembers, []any{group, after, limit}, each(func(rows pgx.Rows) error {
+		var m Member
+		var result string
+		if err := rows.Scan(&m.ID, &m.State, &result); err != nil {
+			return err
+		}
+		if result != "" {
+			m.Result = json.RawMessage(result)
+		}
+		all = append(all, m)
+		return nil
+	}))
+	if err != nil {
+		return nil, fmt.Errorf("onceq: members of group %d: %w", group, err)
+	}
+	return all, nil
+}
+
+// Members returns a page of the jobs that this one has waited for, as Queue.Members does. It reads on a connection that does
+// not depend on the handler's transaction.
+func (l *Lease) Members(ctx context.Context, after int64, limit int) ([]Member, error) {
+	return l.q.Members(ctx, forEffects{l.q.pool, l.db}, l.ID, after, limit)
+}
+
+// GroupInfo says how a group is doing.
+type GroupInfo struct {
+	ID        int64    `json:"id"`    // of the job that waits, and of the group
+	State     State    `json:"state"` // of that job; StateCompleted if it is gone
+	Waits     bool     `json:"waits"` // it still waits for members
+	IfDead    DeadRule `json:"if_dead"`
+	Total     int      `json:"total"`
+	Open      int      `json:"open"` // unfinished members
+	Completed int      `json:"completed"`
+	Dead      int      `json:"dead"`
+	Cancelled int      `json:"cancelled"` // with those that were discarded
+	Held      int      `json:"held"`
+
+	Oldest time.Duration `json:"oldest,omitzero"` // how long ago the job that waits was enqueued, if it still waits
+}
+
+// String says in words how the group is doing.
+func (g GroupInfo) String() string {
+	s := fmt.Sprintf("group %d: %d of %s finished", g.ID, g.Total-g.Open, numbered(g.Total, "member is", "members are"))
+	for _, n := range []struct {
+		count int
+		word  string
+	}{{g.Dead, "dead"}, {g.Cancelled, "cancelled"}, {g.Held, "held"}} {
+		if n.count > 0 {
+			s += fmt.Sprintf(", %d %s", n.count, n.word)
+		}
+	}
+	return s
+}
+
+// countMembers counts the members of group g.id, and reads the state of the job that waits for them.
+const countMembers = `
+       coalesce((select ` + waitState + ` from onceq.job_waits w where w.id = g.id), (select ` + jobState + ` from onceq.jobs j where j.id = g.id),
+                (select h.state from onceq.job_history h where h.id = g.id)),
+       w.if_dead is not null, coalesce(w.if_dead, 0), coalesce(extract(epoch from statement_timestamp() - w.created_at) * 1000000, 0)::bigint,
+       m.total, m.open, m.completed, m.dead, m.cancelled, m.held
+  from g
+  left join lateral (select if_dead, created_at from onceq.job_waits where id = g.id and if_dead is not null offset 0) w on true
+ cross join lateral (
+       select count(*) as total, count(*) filter (where state = 0) as open, count(*) filter (where state = ` + sqlJobCompleted + `) as completed,
+              count(*) filter (where state = ` + sqlJobDead + `) as dead, count(*) filter (where state = ` + sqlJobCancelled + `) as cancelled,
+              count(*) filter (where state = ` + sqlJobHeld + `) as held
+         from onceq.job_members where group_id = g.id) m`
+
+const readGroup = `
+with g as (select $1::bigint as id)
+select g.id,` + countMembers
+
+// readGroups gives at most $2 of the groups behind $1 that still wait, by id.
+var readGroups = `
+with g as materialized (
+  select id, lane from onceq.job_waits
+   where lane > ` + followLine("$1::bigint") + ` and lane < ' '
+   order by lane limit $2::int
+)
+select g.id,` + countMembers + `
+ order by g.lane`
+
+func (g *GroupInfo) scan(rows pgx.Rows) error {
+	var state *State
+	var oldest int64
+	if err := rows.Scan(&g.ID, &state, &g.Waits, &g.IfDead, &oldest, &g.Total, &g.Open, &g.Completed, &g.Dead, &g.Cancelled, &g.Held); err != nil {
+		return err
+	}
+	g.State, g.Oldest = StateCompleted, time.Duration(oldest)*time.Microsecond
+	if state != nil {
+		g.State = *state
+	}
+	if state == nil && g.Total == 0 {
+		return pgx.ErrNoRows
+	}
+	return nil
+}
+
+// Group says how a group is doing: how many members there are, and how they ended. Its id is that of the job that waits. It
+// reads one small row for each member. An unknown id is ErrNotFound.
+func (q *Queue) Group(ctx context.Context, db DB, id int64) (GroupInfo, error) {
+	var g GroupInfo
+	err := q.send(ctx, db, reading, readGroup, []any{id}, each(g.scan))
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return GroupInfo{}, fmt.Errorf("%w: group %d", ErrNotFound, id)
+	case err != nil:
+		return GroupInfo{}, fmt.Errorf("onceq: group %d: %w", id, err)
+	}
+	return g, nil
+}
+
+// Groups lists the groups that still wait for members by id, at most limit of them, 50 if that is 0. For the next page set after to
+// the ID of the last group of this one.
+func (q *Queue) Groups(ctx context.Context, db DB, after int64, limit int) ([]GroupInfo, error) {
+	if limit == 0 {
+		limit = 50
+	}
+	if limit < 0 || limit > 1000 {
+		return nil, invalid("limit", "is %d; 1 to 1,000 is possible, and 0 means 50", limit)
+	}
+	var all []GroupInfo
+	err := q.send(ctx, db, reading, readGroups, []any{after, limit}, each(func(rows pgx.Rows) error {
+		var g GroupInfo
+		err := g.scan(rows)
+		all = append(all, g)
+		return err
+	}))
+	if err != nil {
+		return nil, fmt.Errorf("onceq: groups: %w", err)
+	}
+	return all, nil
+}

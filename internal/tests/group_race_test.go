@@ -1,0 +1,111 @@
+package tests
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// A worker whose kinds have no lanes learns of followers from its looks, also if their calls are made by others.
+func TestGroup_AnIdleWorkerLetsItGoOn(t *testing.T) {
+	t.Parallel()
+	asked := make(chan struct{}, 1)
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
+		c.ConnConfig.Tracer = &statementHook{after: func(sql string) {
+			if strings.Contains(sql, "unnest((select $1::text[])") && strings.Contains(sql, "onceq.lane_calls") {
+				select {
+				case asked <- struct{}{}:
+				default:
+				}
+			}
+		}}
+	}))
+	running, finish, ran := make(chan struct{}), make(chan struct{}), make(chan string)
+	start(t, db, onceq.WorkerConfig{}, part.Handle(func(context.Context, *onceq.Lease, int) error {
+		close(running)
+		<-finish
+		return nil
+	}), whole.Handle(func(_ context.Context, _ *onceq.Lease, name string) error {
+		ran <- name
+		return nil
+	}))
+	receive(t, asked)
+	ctx, q := t.Context(), db.Queue
+	first, err := q.Enqueue(ctx, db.Pool, part.Job(1))
+	require.NoError(t, err)
+	receive(t, running)
+	then := whole.Job("after a job that was claimed before")
+	then.After = []onceq.JobRef{{ID: first.ID}}
+	_, err = q.Enqueue(ctx, db.Pool, then)
+	require.NoError(t, err)
+	close(finish)
+	require.Equal(t, "after a job that was claimed before", receive(t, ran))
+	_, err = q.EnqueueGroup(ctx, db.Pool, nil, whole.Job("no members"))
+	require.NoError(t, err)
+	require.Equal(t, "no members", receive(t, ran))
+}
+
+// A member that is redriven while its group is about to be cancelled because of it keeps the group alive.
+func TestGroup_RedriveBesideDeadCancel(t *testing.T) {
+	t.Parallel()
+	hook := &statementHook{}
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = hook }))
+	ctx, q := t.Context(), db.Queue
+	job := whole.Job("x")
+	job.IfDead = onceq.DeadCancel
+	g, err := q.EnqueueGroup(ctx, db.Pool, []onceq.Job{part.Job(1)}, job)
+	require.NoError(t, err)
+	require.NoError(t, laneClaimOne(t, q, g.Members[0].ID).Fail(ctx, onceq.Fatal(errors.New("no"))))
+	var once atomic.Bool
+	hook.after = func(sql string) {
+		if strings.Contains(sql, "onceq.follow(") && once.CompareAndSwap(false, true) { // its answer names the job
+			_, err := q.Redrive(ctx, db.Pool, g.Members[0].ID)
+			require.NoError(t, err)
+		}
+	}
+	require.Empty(t, groupClaim(t, q))
+	require.True(t, once.Load())
+	require.NoError(t, db.Check())
+	require.NoError(t, laneClaimOne(t, q, g.Members[0].ID).Complete(ctx, nil))
+	require.NoError(t, laneClaimOne(t, q, g.Then.ID).Complete(ctx, nil))
+	require.NoError(t, db.Check())
+}
+
+// A member that somebody deletes by hand counts as cancelled when all lanes are looked at, and one that waits there does not.
+func TestGroup_AMemberThatIsDeletedByHand(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.NoCheck())
+	ctx, q := t.Context(), db.Queue
+	laned := part
+	laned.Lane = func(int) string { return "a" }
+	g, err := q.EnqueueGroup(ctx, db.Pool, []onceq.Job{part.Job(1), laned.Job(2), laned.Job(3), part.Job(4)}, whole.Job("x"))
+	require.NoError(t, err)
+	leases := groupClaim(t, q)
+	maps.Copy(leases, groupClaim(t, q)) // the lane goes on after the first
+	require.Len(t, leases, 3)
+	sqlRun(t, db, `delete from onceq.jobs where id = $1`, g.Members[0].ID)
+	all := func() {
+		sqlRun(t, db, `update onceq.lane_calls set due = statement_timestamp() where slot = -1 and lane = ''`)
+	}
+	all()
+	require.Empty(t, groupClaim(t, q))
+	require.Equal(t, onceq.GroupInfo{ID: g.Then.ID, State: onceq.StateWaiting, Waits: true, Total: 4, Open: 3, Cancelled: 1}, groupOf(t, db, g.Then.ID))
+	require.NoError(t, leases[g.Members[1].ID].Complete(ctx, nil))
+	laneClaimOne(t, q, g.Members[2].ID)
+	sqlRun(t, db, `delete from onceq.jobs where id = $1`, g.Members[2].ID)
+	require.NoError(t, leases[g.Members[3].ID].Fail(ctx, onceq.Fatal(errors.New("no"))))
+	sqlRun(t, db, `delete from onceq.job_history where id = $1`, g.Members[3].ID)
+	all()
+	groupClaim(t, q)
+	require.Equal(t, 0, groupOf(t, db, g.Then.ID).Open)
+	require.False(t, groupOf(t, db, g.Then.ID).Waits)
+}

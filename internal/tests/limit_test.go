@@ -1,0 +1,641 @@
+package tests
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// limited are two kinds that share a limit; the first has a lane for each customer as well.
+var (
+	limitedInLane = onceq.Kind[charge]{Name: "charge", Lane: charges.Lane, Limit: func(charge) string { return "provider" }}
+	limitedAlone  = onceq.Kind[charge]{Name: "refund", Limit: func(charge) string { return "provider" }}
+)
+
+func setLimit(t testing.TB, db *queuetest.DB, name string, limit onceq.Limit) {
+	t.Helper()
+	require.NoError(t, db.Queue.SetLimit(context.Background(), db.Pool, name, limit))
+}
+
+// A limit holds over lanes and kinds, and a lane with a limit still runs one at a time and in order, whichever way the jobs are
+// completed.
+func TestLimit_SharedByLanesAndKinds(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	type seen struct {
+		sync.Mutex
+		now, most int
+		lane      map[int]int
+		order     map[int][]int64
+	}
+	run := func(t *testing.T, s *seen, l *onceq.Lease, c charge) {
+		s.Lock()
+		s.now++
+		s.most = max(s.most, s.now)
+		if l.Kind == "charge" {
+			if s.lane[c.Customer]++; s.lane[c.Customer] > 1 {
+				t.Errorf("two jobs of lane %d run", c.Customer)
+			}
+			s.order[c.Customer] = append(s.order[c.Customer], l.ID)
+		}
+		s.Unlock()
+		time.Sleep(time.Millisecond) // something to overlap with
+		s.Lock()
+		s.now--
+		if l.Kind == "charge" {
+			s.lane[c.Customer]--
+		}
+		s.Unlock()
+	}
+	handlers := map[string]func(*testing.T, *queuetest.DB, *seen, onceq.Kind[charge]) onceq.Handler{
+		"lease": func(t *testing.T, _ *queuetest.DB, s *seen, k onceq.Kind[charge]) onceq.Handler {
+			return k.Handle(func(_ context.Context, l *onceq.Lease, c charge) error { run(t, s, l, c); return nil })
+		},
+		"kept": func(t *testing.T, _ *queuetest.DB, s *seen, k onceq.Kind[charge]) onceq.Handler {
+			k.Keep = time.Hour
+			return k.Handle(func(_ context.Context, l *onceq.Lease, c charge) error { run(t, s, l, c); return nil })
+		},
+		"transaction": func(t *testing.T, _ *queuetest.DB, s *seen, k onceq.Kind[charge]) onceq.Handler {
+			return k.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, c charge) error {
+				run(t, s, l, c)
+				_, err := tx.Exec(ctx, `select $1::int`, 1)
+				return err
+			})
+		},
+		"serializable": func(t *testing.T, _ *queuetest.DB, s *seen, k onceq.Kind[charge]) onceq.Handler {
+			k.Serializable = true
+			return k.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, c charge) error {
+				run(t, s, l, c)
+				_, err := tx.Exec(ctx, `select $1::int`, 1)
+				return err
+			})
+		},
+		"batch": func(t *testing.T, _ *queuetest.DB, s *seen, k onceq.Kind[charge]) onceq.Handler {
+			return k.HandleBatch(10, func(ctx context.Context, tx pgx.Tx, items []onceq.Item[charge]) error {
+				for _, i := range items {
+					run(t, s, i.Lease, i.Payload)
+				}
+				return nil
+			})
+		},
+		"own transaction": func(t *testing.T, db *queuetest.DB, s *seen, k onceq.Kind[charge]) onceq.Handler {
+			return k.Handle(func(ctx context.Context, l *onceq.Lease, c charge) error {
+				run(t, s, l, c)
+				return pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error { return l.Complete(ctx, tx) })
+			})
+		},
+	}
+	for what, handler := range handlers {
+		for _, many := range []bool{false, true} {
+			t.Run(fmt.Sprint(what, ", many ", many), func(t *testing.T) {
+				t.Parallel()
+				db := queuetest.New(t)
+				setLimit(t, db, "provider", onceq.Limit{AtOnce: 3})
+				var jobs []onceq.Job
+				for n := range 40 {
+					jobs = append(jobs, limitedInLane.Job(charge{n % 6, n}))
+				}
+				for n := range 10 {
+					jobs = append(jobs, limitedAlone.Job(charge{n, n}))
+				}
+				for i := range jobs {
+					if i%2 == 0 {
+						jobs[i].Key = fmt.Sprint(i)
+					}
+				}
+				if many {
+					_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
+					require.NoError(t, err)
+				} else {
+					laneEnqueue(t, db.Queue, db.Pool, jobs...)
+				}
+				require.NoError(t, db.Check())
+				s := &seen{lane: map[int]int{}, order: map[int][]int64{}}
+				ran := db.Drain(handler(t, db, s, limitedInLane), handler(t, db, s, limitedAlone))
+				require.Len(t, ran, 50)
+				require.LessOrEqual(t, s.most, 3)
+				for _, ids := range s.order {
+					require.True(t, slices.IsSorted(ids), "%v", ids)
+				}
+				live, waiting := laneLive(t, db)
+				require.Equal(t, []int{0, 0}, []int{live, waiting})
+				require.NoError(t, db.Check())
+			})
+		}
+	}
+}
+
+// A flood in one lane does not keep those of the other lanes from the limit: the lanes take turns.
+func TestLimit_LanesTakeTurns(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := context.Background()
+	setLimit(t, db, "provider", onceq.Limit{AtOnce: 1})
+	var flood []onceq.Job
+	for n := range 200 {
+		flood = append(flood, limitedInLane.Job(charge{1, n}))
+	}
+	_, err := db.Queue.EnqueueMany(ctx, db.Pool, flood)
+	require.NoError(t, err)
+	laneEnqueue(t, db.Queue, db.Pool, limitedInLane.Job(charge{2, 1}), limitedInLane.Job(charge{2, 2}), limitedInLane.Job(charge{3, 1}))
+	var order []int
+	db.Drain(limitedInLane.Handle(func(_ context.Context, _ *onceq.Lease, c charge) error { order = append(order, c.Customer); return nil }))
+	require.Len(t, order, 203)
+	require.Less(t, slices.Index(order, 3), 6, "%v", order[:20])
+	require.Less(t, len(order[:20])-len(slices.DeleteFunc(slices.Clone(order[:20]), func(c int) bool { return c == 2 })), 3)
+	require.Contains(t, order[:10], 2)
+}
+
+// A job that waits for its next attempt leaves its place in the limit to others, and keeps the one in its lane.
+func TestLimit_RetriesLeaveTheLimitAndKeepTheLane(t *testing.T) {
+	t.Parallel()
+	for _, overtake := range []bool{false, true} {
+		t.Run(fmt.Sprint("overtake ", overtake), func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			k := limitedInLane
+			k.Backoff = func(int, error) time.Duration { return time.Minute }
+			if overtake {
+				k.LaneRule = onceq.Overtake
+			}
+			setLimit(t, db, "provider", onceq.Limit{AtOnce: 1})
+			ids := laneEnqueue(t, db.Queue, db.Pool, k.Job(charge{1, 1}), k.Job(charge{1, 2}), k.Job(charge{2, 1}))
+			var order []int64
+			h := k.Handle(func(_ context.Context, l *onceq.Lease, c charge) error {
+				if order = append(order, l.ID); l.ID == ids[0] && l.Attempt == 1 {
+					return errors.New("no")
+				}
+				return nil
+			})
+			db.Drain(h)
+			require.NoError(t, db.Check())
+			info, err := db.Queue.Get(context.Background(), db.Pool, ids[0])
+			require.NoError(t, err)
+			require.Equal(t, []any{true, "charge/1", "provider"}, []any{info.Blocked, info.Lane, info.Limit})
+			if overtake {
+				require.Len(t, order, 3)
+			} else {
+				require.Equal(t, []int64{ids[0], ids[2]}, order)
+			}
+			db.Advance(2 * time.Minute)
+			db.Drain(h)
+			require.Len(t, order, 4)
+			live, waiting := laneLive(t, db)
+			require.Equal(t, []int{0, 0}, []int{live, waiting})
+			require.NoError(t, db.Check())
+		})
+	}
+}
+
+// starts records when handlers start, and looks whether more of them did in some window than a burst and a rate allow.
+type starts struct {
+	sync.Mutex
+	at []time.Time
+}
+
+func (s *starts) add() int {
+	s.Lock()
+	defer s.Unlock()
+	s.at = append(s.at, time.Now())
+	return len(s.at)
+}
+
+func (s *starts) within(t testing.TB, burst int, gap time.Duration) {
+	t.Helper()
+	s.Lock()
+	defer s.Unlock()
+	slices.SortFunc(s.at, time.Time.Compare)
+	var most time.Duration // the largest of i*gap - at[i] so far
+	for i, at := range s.at {
+		since := at.Sub(s.at[0])
+		most = max(most, since-time.Duration(i)*gap)
+		// Since some start k, i-k+1 jobs started in since(i)-since(k).
+		if need := time.Duration(i+1-burst)*gap - since + most; need > 0 {
+			t.Fatalf("start %d of %d comes %s too soon: more than %d and one in %s", i, len(s.at), need, burst, gap)
+		}
+	}
+}
+
+// A rate holds for the starts of handlers over several workers, and is reached.
+func TestLimit_Rate(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := context.Background()
+	setLimit(t, db, "provider", onceq.Limit{Rate: 200})
+	const jobs = 400
+	var all []onceq.Job
+	for n := range jobs {
+		all = append(all, limitedInLane.Job(charge{n, n}))
+	}
+	s := &starts{}
+	done := make(chan int, jobs)
+	for range 3 {
+		start(t, db, onceq.WorkerConfig{}, limitedInLane.Handle(func(context.Context, *onceq.Lease, charge) error {
+			done <- s.add()
+			return nil
+		}))
+	}
+	_, err := db.Queue.EnqueueMany(ctx, db.Pool, all)
+	require.NoError(t, err)
+	for range jobs {
+		receive(t, done)
+	}
+	s.within(t, 21, 5*time.Millisecond)
+	took := s.at[jobs-1].Sub(s.at[0])
+	t.Logf("%d in %s", jobs, took)
+	require.NoError(t, db.Check())
+}
+
+// After an outage the jobs that had their slots before it do not start at once: those that missed them get others.
+func TestLimit_NoBurstAfterAnOutage(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := context.Background()
+	setLimit(t, db, "provider", onceq.Limit{Rate: 100, Burst: 20})
+	const jobs = 60
+	for n := range jobs {
+		laneEnqueue(t, db.Queue, db.Pool, limitedAlone.Job(charge{n, n}))
+	}
+	left := jobs
+	for _, l := range laneClaim(t, db.Queue, 1) { // which lets the others in
+		require.NoError(t, l.Complete(ctx, nil))
+		left--
+	}
+	require.Greater(t, repairCount(t, db, `select count(*) from onceq.jobs`), 20)
+	_, err := db.Pool.Exec(ctx, `with j as (update onceq.jobs set run_at = run_at - interval '10 minutes') update onceq.limit_rates set free_at = free_at - interval '10 minutes'`)
+	require.NoError(t, err)
+	s := &starts{}
+	done := make(chan int, jobs)
+	for range 2 {
+		start(t, db, onceq.WorkerConfig{}, limitedAlone.Handle(func(context.Context, *onceq.Lease, charge) error {
+			done <- s.add()
+			return nil
+		}))
+	}
+	for range left {
+		receive(t, done)
+	}
+	s.within(t, 20, 10*time.Millisecond)
+	require.NoError(t, db.Check())
+}
+
+// asked is how many jobs at most asked for new slots in one message.
+type asked struct{ most atomic.Int64 }
+
+func (*asked) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+func (*asked) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+func (*asked) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	return ctx
+}
+func (a *asked) TraceBatchQuery(_ context.Context, _ *pgx.Conn, data pgx.TraceBatchQueryData) {
+	if strings.Contains(data.SQL, "limit_rates") && len(data.Args) == 4 {
+		if ids, ok := data.Args[1].([]int64); ok {
+			a.most.Store(max(a.most.Load(), int64(len(ids))))
+		}
+	}
+}
+func (*asked) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
+
+// Jobs that missed their slots ask for new ones together: if each asked in its turn, the others would miss theirs meanwhile.
+func TestLimit_MissedSlotsAreRenewedTogether(t *testing.T) {
+	t.Parallel()
+	a := new(asked)
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = a }))
+	ctx := context.Background()
+	setLimit(t, db, "provider", onceq.Limit{Rate: 100, Burst: 20})
+	const jobs = 30
+	for n := range jobs {
+		laneEnqueue(t, db.Queue, db.Pool, limitedAlone.Job(charge{n, n}))
+	}
+	for _, l := range laneClaim(t, db.Queue, 1) { // which lets the others in
+		require.NoError(t, l.Complete(ctx, nil))
+	}
+	missed := repairCount(t, db, `select count(*) from onceq.jobs`)
+	require.Greater(t, missed, 10)
+	_, err := db.Pool.Exec(ctx, `update onceq.jobs set run_at = run_at - interval '10 minutes'`)
+	require.NoError(t, err)
+	done := make(chan int64, jobs)
+	start(t, db, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: jobs}}},
+		limitedAlone.Handle(func(_ context.Context, l *onceq.Lease, _ charge) error {
+			done <- l.ID
+			return nil
+		}))
+	for range jobs - 1 {
+		receive(t, done)
+	}
+	require.GreaterOrEqual(t, int(a.most.Load()), missed)
+}
+
+// Limits change while jobs run, up and down, alone and for a family, and are removed.
+func TestLimit_Changes(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	for _, name := range []string{"bank/7", "bank/"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			q := db.Queue
+			k := onceq.Kind[charge]{Name: "charge", Lane: charges.Lane, Limit: func(charge) string { return "bank/7" }}
+			live := func(n int) {
+				t.Helper()
+				laneClaim(t, q, 50) // lets jobs in
+				eventually(t, fmt.Sprint("live: ", n), func() bool {
+					laneClaim(t, q, 50)
+					return repairCount(t, db, `select count(*) from onceq.jobs`) == n
+				})
+				require.NoError(t, db.Check())
+			}
+			end := func(n int) {
+				t.Helper()
+				all, err := q.List(ctx, db.Pool, onceq.Filter{States: []onceq.State{onceq.StateRunning}, Limit: n})
+				require.NoError(t, err)
+				require.Len(t, all, n)
+				for _, j := range all {
+					_, err := db.Pool.Exec(ctx, `update onceq.jobs set leased_until = statement_timestamp() where id = $1`, j.ID)
+					require.NoError(t, err)
+					_, err = q.Cancel(ctx, db.Pool, j.ID)
+					require.NoError(t, err)
+				}
+			}
+			for n := range 30 {
+				laneEnqueue(t, q, db.Pool, k.Job(charge{n, 0}))
+			}
+			live(1)
+			setLimit(t, db, name, onceq.Limit{AtOnce: 5})
+			live(5)
+			setLimit(t, db, name, onceq.Limit{AtOnce: 2})
+			live(5)
+			end(3)
+			live(2)
+			end(1)
+			live(2)
+			setLimit(t, db, name, onceq.Limit{})
+			end(2)
+			live(0)
+			setLimit(t, db, name, onceq.Limit{AtOnce: 4})
+			live(4)
+			require.NoError(t, q.RemoveLimit(ctx, db.Pool, name))
+			live(4)
+			end(3)
+			live(1)
+			eventually(t, "the row is gone", func() bool {
+				laneClaim(t, q, 50)
+				return repairCount(t, db, `select count(*) from onceq.lane_limits`) == 0
+			})
+			setLimit(t, db, name, onceq.Limit{Rate: 1000})
+			live(21)
+		})
+	}
+}
+
+// RemoveLaneLimit undoes SetLaneLimit: the family's limit holds, or one at a time.
+func TestLane_RemoveLimit(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := queuetest.New(t)
+	q := db.Queue
+	limit := func(want int) {
+		t.Helper()
+		n, err := q.LaneLimit(ctx, db.Pool, "charge", "1")
+		require.NoError(t, err)
+		require.Equal(t, want, n)
+	}
+	require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "charge", "", 2))
+	require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "charge", "1", 4))
+	limit(4)
+	var jobs []onceq.Job
+	for n := range 10 {
+		jobs = append(jobs, charges.Job(charge{1, n}))
+	}
+	laneEnqueue(t, q, db.Pool, jobs...)
+	held := laneClaim(t, q, 20)
+	require.Len(t, held, 4)
+	require.NoError(t, q.RemoveLaneLimit(ctx, db.Pool, "charge", "1"))
+	limit(2)
+	for _, l := range held[:2] { // above what holds now: nobody follows
+		require.NoError(t, l.Complete(ctx, nil))
+		require.Empty(t, laneClaim(t, q, 20))
+		require.NoError(t, db.Check())
+	}
+	require.NoError(t, held[2].Complete(ctx, nil))
+	next := laneClaim(t, q, 20)
+	require.Len(t, next, 1)
+	require.NoError(t, q.RemoveLaneLimit(ctx, db.Pool, "charge", ""))
+	limit(1)
+	require.NoError(t, held[3].Complete(ctx, nil))
+	require.Empty(t, laneClaim(t, q, 20))
+	require.NoError(t, next[0].Complete(ctx, nil))
+	require.Len(t, laneClaim(t, q, 20), 1)
+	eventually(t, "the row is gone", func() bool {
+		laneClaim(t, q, 20)
+		return repairCount(t, db, `select count(*) from onceq.lane_limits`) == 0
+	})
+	require.NoError(t, db.Check())
+}
+
+// What asks about jobs knows those that wait for a limit, and why.
+func TestLimit_IsExplained(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := queuetest.New(t)
+	q := db.Queue
+	ids := laneEnqueue(t, q, db.Pool, limitedAlone.Job(charge{1, 1}), limitedAlone.Job(charge{2, 1}), limitedInLane.Job(charge{3, 1}), limitedInLane.Job(charge{3, 2}))
+	first := laneClaimOne(t, q, ids[0])
+	require.Equal(t, []string{"", "provider"}, []string{first.Lane, first.Limit})
+	explain := func(id int64, cause onceq.Cause, texts ...string) onceq.Reason {
+		t.Helper()
+		why, err := q.Explain(ctx, db.Pool, id)
+		require.NoError(t, err)
+		require.Equal(t, cause, why.Cause(), why.String())
+		for _, text := range texts {
+			require.Contains(t, why.String(), text)
+		}
+		return why.Reasons[0]
+	}
+	r := explain(ids[1], onceq.CauseLimit, `its share of limit "provider", which nobody has set itself, of which 1 may be live at once`, "the first lease among them lasts until")
+	require.Equal(t, []any{ids[:1], 1, 0}, []any{r.Ahead, r.Slots, r.Before})
+	explain(ids[2], onceq.CauseLimit)
+	require.Equal(t, []int64{ids[2]}, explain(ids[3], onceq.CauseLane).Ahead, "it has the lane's place, and waits for the limit")
+	lanes, err := q.Lanes(ctx, db.Pool, onceq.LaneFilter{})
+	require.NoError(t, err)
+	require.Len(t, lanes, 1)
+	require.Equal(t, []any{"charge/3", 1, 1}, []any{lanes[0].Lane, lanes[0].Live, lanes[0].Waiting})
+	stats, err := q.Stats(ctx)
+	require.NoError(t, err)
+	require.Equal(t, 3, stats[0].Blocked)
+
+	limits, err := q.Limits(ctx, db.Pool, onceq.LimitFilter{})
+	require.NoError(t, err)
+	require.Len(t, limits, 1)
+	limits[0].Oldest = 0
+	require.Equal(t, onceq.LimitInfo{Name: "provider", Limit: onceq.Limit{AtOnce: 1}, Live: 1, LiveIDs: ids[:1], Waiting: 2}, limits[0])
+	require.Contains(t, limits[0].String(), "1 of its jobs are live, and 1 may be")
+
+	setLimit(t, db, "provider", onceq.Limit{})
+	explain(ids[1], onceq.CauseLimit, `its limit "provider" lets no job start`, "raise its limit")
+	health := func() (all []string) {
+		findings, err := q.Health(ctx)
+		require.NoError(t, err)
+		for _, f := range findings {
+			if f.What == "limit" {
+				all = append(all, f.Detail)
+			}
+		}
+		return all
+	}
+	_, err = db.Pool.Exec(ctx, `update onceq.job_waits set run_at = run_at - interval '10 minutes'`)
+	require.NoError(t, err)
+	require.Equal(t, []string{`limit "provider" lets no job start, and jobs wait for it`}, health())
+
+	setLimit(t, db, "provider", onceq.Limit{Rate: 1, Per: time.Minute, Burst: 1})
+	require.Empty(t, health())
+	require.NoError(t, first.Complete(ctx, nil))
+	for len(laneClaim(t, q, 10)) == 0 { // this machine took so long that the slot was missed
+		_, err = db.Pool.Exec(ctx, `
+with again as (update onceq.limit_rates set free_at = statement_timestamp() + interval '1 minute')
+update onceq.jobs set run_at = statement_timestamp()`)
+		require.NoError(t, err)
+	}
+	at, err := first.Now(ctx)
+	require.NoError(t, err)
+	waiting := ids[2]
+	if info, err := q.Get(ctx, db.Pool, waiting); err != nil || !info.Blocked {
+		waiting = ids[1]
+	}
+	r = explain(waiting, onceq.CauseLimit, `a slot of limit "provider" (1 in 1m0s, in bursts of 1)`)
+	require.WithinRange(t, r.Until, at, at.Add(2*time.Minute))
+	limit, err := q.Limit(ctx, db.Pool, "provider")
+	require.NoError(t, err)
+	require.Equal(t, onceq.Limit{Rate: 1, Per: time.Minute, Burst: 1}, limit.Limit)
+	require.WithinRange(t, limit.NextSlot, at, at.Add(time.Minute))
+	require.True(t, limit.Set)
+
+	// They can be cancelled and redriven, and keep both.
+	state, err := q.Cancel(ctx, db.Pool, waiting)
+	require.NoError(t, err)
+	require.Equal(t, onceq.StateCancelled, state)
+	require.NoError(t, db.Check())
+	info, err := q.Get(ctx, db.Pool, waiting)
+	require.NoError(t, err)
+	require.Equal(t, "provider", info.Limit)
+	_, err = q.Redrive(ctx, db.Pool, waiting)
+	require.NoError(t, err)
+	info, err = q.Get(ctx, db.Pool, waiting)
+	require.NoError(t, err)
+	require.Equal(t, []any{"provider", true}, []any{info.Limit, info.Blocked})
+	require.NoError(t, db.Check())
+	_, _, err = q.CancelMany(ctx, db.Pool, onceq.Filter{All: true})
+	require.NoError(t, err)
+	require.NoError(t, db.Check())
+}
+
+// Bad input is an error before anything is written.
+func TestLimit_BadInput(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := queuetest.New(t)
+	var bad *onceq.InvalidError
+	for _, name := range []string{" ", "\x00", "\xff", "/a", "a/", "/", "a\x1fb", string(make([]byte, 300))} {
+		_, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "a", Payload: 1, Limit: name})
+		require.ErrorAs(t, err, &bad, name)
+		require.Equal(t, "Limit", bad.Field)
+	}
+	_, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "a", Payload: 1, Limit: "x", LaneRule: onceq.Overtake})
+	require.ErrorAs(t, err, &bad)
+	_, err = db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "a", Payload: 1, Lane: "a\x1fb"})
+	require.ErrorAs(t, err, &bad)
+	for _, l := range []onceq.Limit{
+		{AtOnce: -1},
+		{AtOnce: 2_000_000},
+		{Rate: -1},
+		{Per: time.Second},
+		{Burst: 2},
+		{Rate: 1, Per: time.Microsecond},
+		{Rate: 1, Per: -time.Second},
+		{Rate: 1, Burst: -1},
+		{Rate: 1_000_000, Per: time.Millisecond},
+	} {
+		require.ErrorAs(t, db.Queue.SetLimit(ctx, db.Pool, "a", l), &bad, l)
+	}
+	for _, name := range []string{"", "/", "a/b/", "/a"} {
+		require.ErrorAs(t, db.Queue.SetLimit(ctx, db.Pool, name, onceq.Limit{AtOnce: 1}), &bad, name)
+		require.ErrorAs(t, db.Queue.RemoveLimit(ctx, db.Pool, name), &bad, name)
+	}
+	require.ErrorAs(t, db.Queue.SetLimit(ctx, nil, "a", onceq.Limit{AtOnce: 1}), &bad)
+	live, waiting := laneLive(t, db)
+	require.Equal(t, []int{0, 0}, []int{live, waiting})
+}
+
+// Two workers, leases that end early, handlers that fail, panic and roll their completions back, limits that change, jobs that
+// are cancelled, and a snapshot that somebody holds: in every snapshot of the tables the limits hold, and in the end all is done.
+func TestLimit_UnderFaults(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
+	k := onceq.Kind[charge]{
+		Name: "charge", Lane: charges.Lane, Limit: func(c charge) string { return fmt.Sprint("provider/", c.Customer%2) }, MaxLost: 1000, MaxAttempts: 1000,
+		Backoff: func(int, error) time.Duration { return time.Millisecond },
+	}
+	setLimit(t, db, "provider/", onceq.Limit{AtOnce: 2})
+	inTx := k.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ charge) error {
+		if _, err := tx.Exec(ctx, `select $1::int`, 1); err != nil {
+			return err
+		}
+		return laneFault()
+	})
+	own := k.Handle(func(ctx context.Context, l *onceq.Lease, _ charge) error {
+		return pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
+			if err := l.Complete(ctx, tx); err != nil {
+				return err
+			}
+			return laneFault() // rolls back the completion and its successors
+		})
+	})
+	workers := []*working{
+		start(t, db, onceq.WorkerConfig{Lease: steady, PollInterval: 50 * time.Millisecond}, inTx),
+		start(t, db, onceq.WorkerConfig{Lease: steady, PollInterval: 50 * time.Millisecond}, own),
+	}
+	calm := laneFaults(t, db, func() error {
+		switch rand.N(4) {
+		case 0:
+			return db.Queue.RemoveLimit(ctx, db.Pool, "provider/1")
+		case 1:
+			return db.Queue.SetLimit(ctx, db.Pool, "provider/1", onceq.Limit{AtOnce: 3, Rate: 1000, Burst: 500})
+		}
+		return db.Queue.SetLimit(ctx, db.Pool, "provider/1", onceq.Limit{AtOnce: 1 + rand.N(3)})
+	})
+	for n := range 30 {
+		for c := range 6 {
+			r, err := db.Queue.Enqueue(ctx, db.Pool, k.Job(charge{c, n}))
+			require.NoError(t, err)
+			if rand.N(20) == 0 {
+				if _, err := db.Queue.Cancel(ctx, db.Pool, r.ID); !errors.Is(err, onceq.ErrNotFound) {
+					require.NoError(t, err)
+				}
+			}
+		}
+	}
+	until(t, db, `not exists (select from onceq.jobs) and not exists (select from onceq.job_waits)`)
+	calm()
+	for _, w := range workers {
+		require.NoError(t, w.stop())
+	}
+	require.NoError(t, db.Check())
+}

@@ -1,0 +1,215 @@
+package tests
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+func moved(t testing.TB, want bool) func(bool, error) {
+	return func(got bool, err error) {
+		t.Helper()
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
+}
+
+// A moved job is the same job: its key, priority, attempts and what is known of its effects go with it.
+func TestMove(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	charges, again := 0, true
+	k := onceq.Kind[int]{Name: "charge", Queue: "old", Key: func(int) string { return "4711" }, Backoff: func(int, error) time.Duration { return time.Hour }}
+	h := func(in string) onceq.Handler {
+		k := k
+		k.Queue = in
+		return k.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+			_, err := onceq.Once(ctx, l, "charge", func(context.Context, string) (int, error) { charges++; return charges, nil })
+			if again {
+				again = false
+				return errors.Join(err, errors.New("afterwards"))
+			}
+			return err
+		})
+	}
+	job := k.Job(1)
+	job.Priority = onceq.PriorityLow
+	id := repairEnqueue(t, db, job)
+	db.Drain(h("old"))
+	require.Equal(t, 1, charges)
+	before := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id))
+	require.Equal(t, onceq.StateRetrying, before.State)
+
+	moved(t, true)(q.Move(ctx, db.Pool, id, "new"))
+	moved(t, false)(q.Move(ctx, db.Pool, id, "new"))
+	after := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id))
+	require.Equal(t, "new", after.Queue)
+	after.Queue = before.Queue
+	require.Equal(t, before, after)
+	effects := must[[]onceq.EffectInfo](t)(q.Effects(ctx, db.Pool, id))
+	require.Len(t, effects, 1)
+	dup := must[onceq.Result](t)(q.Enqueue(ctx, db.Pool, k.Job(1)))
+	require.True(t, dup.Duplicate)
+	require.Equal(t, id, dup.ID)
+
+	// Its place is behind what the new queue's workers have passed, so it is due from now on.
+	must[onceq.State](t)(q.Retry(ctx, db.Pool, id))
+	moved(t, true)(q.Move(ctx, db.Pool, id, "new again"))
+	require.Empty(t, db.Drain(h("new")))
+	require.Len(t, db.Drain(h("new again")), 1)
+	require.Equal(t, 1, charges, "the effect was replayed")
+	_, err := q.Move(ctx, db.Pool, id, "new")
+	require.ErrorIs(t, err, onceq.ErrNotFound)
+	require.NoError(t, db.Check())
+
+	var bad *onceq.InvalidError
+	for _, name := range []string{"", " ", "\xff"} {
+		_, err := q.Move(ctx, db.Pool, id, name)
+		require.ErrorAs(t, err, &bad)
+	}
+	_, err = q.MoveMany(ctx, db.Pool, onceq.Filter{}, "new")
+	require.ErrorAs(t, err, &bad)
+	_, err = q.MoveMany(ctx, db.Pool, onceq.Filter{Kind: "k", States: []onceq.State{onceq.StateRunning}}, "new")
+	require.ErrorAs(t, err, &bad)
+}
+
+// What somebody has, or may still be about to write for, stays.
+func TestMove_LeavesWhatSomebodyHas(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	id := add(t, db, onceq.Job{Payload: 1})
+	must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{}))
+	moved(t, false)(q.Move(ctx, db.Pool, id, "new"))
+	db.Advance(time.Hour)
+	moved(t, false)(q.Move(ctx, db.Pool, id, "new")) // its lease ran out, and nobody has claimed it again
+	l := must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{}))[0]
+	require.NoError(t, l.Release(ctx))
+	moved(t, true)(q.Move(ctx, db.Pool, id, "new"))
+	require.ErrorIs(t, l.Release(ctx), onceq.ErrLeaseLost)
+	l = must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{Queue: "new"}))[0]
+	require.Equal(t, id, l.ID)
+	require.NoError(t, l.Fail(ctx, onceq.Fatal(errors.New("no"))))
+	moved(t, false)(q.Move(ctx, db.Pool, id, "newer"))
+	require.Equal(t, "new", must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)).Queue)
+}
+
+// A move and what else happens to a job meet in its row: one of them comes first, and the other finds that it is too late.
+func TestMove_Interleaved(t *testing.T) {
+	t.Parallel()
+	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			ctx, q := t.Context(), db.Queue
+			open := func() pgx.Tx {
+				tx, err := db.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
+				require.NoError(t, err)
+				t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+				return tx
+			}
+			queueOf := func(id int64) string { return must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)).Queue }
+
+			// While a move is not committed, nobody claims or cancels the job, or waits for it.
+			id := add(t, db, onceq.Job{Payload: 1})
+			tx := open()
+			moved(t, true)(q.Move(ctx, tx, id, "new"))
+			require.Empty(t, must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{})))
+			require.Empty(t, must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{Queue: "new"})))
+			moved(t, false)(q.Move(ctx, db.Pool, id, "other"))
+			require.NoError(t, tx.Rollback(ctx))
+			require.Equal(t, "default", queueOf(id))
+			tx = open()
+			moved(t, true)(q.Move(ctx, tx, id, "new"))
+			require.Equal(t, onceq.StateRunning, must[onceq.State](t)(q.Cancel(ctx, db.Pool, id)), "asked to end, because the row is locked")
+			require.NoError(t, tx.Commit(ctx))
+			require.Equal(t, "new", queueOf(id))
+			require.Empty(t, must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{})))
+			must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{Queue: "new"})) // which heeds the request
+			require.Equal(t, onceq.StateCancelled, must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)).State)
+
+			// While a completion, in the handler's transaction, or a cancellation is not committed, it is not moved.
+			id = add(t, db, onceq.Job{Payload: 1})
+			l := must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{}))[0]
+			tx = open()
+			require.NoError(t, l.Complete(ctx, tx))
+			moved(t, false)(q.Move(ctx, db.Pool, id, "new"))
+			require.NoError(t, tx.Commit(ctx))
+			_, err := q.Move(ctx, db.Pool, id, "new")
+			require.ErrorIs(t, err, onceq.ErrNotFound)
+			id = add(t, db, onceq.Job{Payload: 1})
+			tx = open()
+			must[onceq.State](t)(q.Cancel(ctx, tx, id))
+			moved(t, false)(q.Move(ctx, db.Pool, id, "new"))
+			require.NoError(t, tx.Rollback(ctx))
+
+			// A claim between a transaction's snapshot and its move: the move does not take the job away from its holder.
+			tx = open()
+			_, err = tx.Exec(ctx, `select 1 from onceq.jobs`)
+			require.NoError(t, err)
+			l = must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{}))[0]
+			got, err := q.Move(ctx, tx, l.ID, "new")
+			require.False(t, got)
+			if level == pgx.ReadCommitted || err != nil {
+				require.Equal(t, level != pgx.ReadCommitted, onceq.IsRetryable(err), err)
+			}
+			require.NoError(t, tx.Rollback(ctx))
+			require.NoError(t, l.Complete(ctx, nil))
+			require.NoError(t, db.Check())
+		})
+	}
+}
+
+// Jobs of a lane keep their places, wherever they wait.
+func TestMoveMany_JobsOfALane(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	k := onceq.Kind[int]{Name: "book", Queue: "old", Lane: func(int) string { return "7" }}
+	var ids []int64
+	for n := range 5 {
+		ids = append(ids, repairEnqueue(t, db, k.Job(n)))
+	}
+	choice := must[onceq.Choice](t)(q.WouldMove(ctx, db.Pool, onceq.Filter{Queue: "old", Limit: 3}))
+	require.Equal(t, onceq.Choice{Count: 3, IDs: []int64{ids[4], ids[3], ids[2]}}, choice)
+	n, err := q.MoveMany(ctx, db.Pool, onceq.Filter{Queue: "old", Limit: 3}, "new")
+	require.NoError(t, err)
+	require.Equal(t, 3, n)
+	n, err = q.MoveMany(ctx, db.Pool, onceq.Filter{Kind: "book"}, "new")
+	require.NoError(t, err)
+	require.Equal(t, 2, n)
+	k.Queue = "new"
+	var order []int
+	db.Drain(k.Handle(func(_ context.Context, _ *onceq.Lease, n int) error {
+		order = append(order, n)
+		return nil
+	}))
+	require.Equal(t, []int{0, 1, 2, 3, 4}, order)
+	require.NoError(t, db.Check())
+}
+
+// A worker that waits for the new queue is woken for a job that is due, and for no other.
+func TestMove_WakesAWorker(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	sqlRun(t, db, `insert into onceq.waiter_queues (queue, serves) values ('default', 1)`)
+	sqlRun(t, db, `insert into onceq.waiters (worker, serves, round, room, idle_until) values (1, 1, 1, 100, now() + interval '1 hour')`)
+	for _, j := range []onceq.Job{{Delay: time.Hour}, {}} {
+		j.Payload, j.Queue = 1, "nobody's"
+		id := add(t, db, j)
+		if j.Delay == 0 {
+			sqlRun(t, db, `update onceq.jobs set run_at = run_at - interval '1 day' where id = $1`, id)
+		}
+		moved(t, true)(db.Queue.Move(t.Context(), db.Pool, id, "default"))
+		require.Equal(t, j.Delay == 0, sqlOne[bool](t, db, `select exists (select from onceq.wakes where worker = 1)`))
+		require.True(t, sqlOne[bool](t, db, `select run_at > now() - interval '12 hours' from onceq.jobs where id = $1`, id), "due from now on")
+	}
+}

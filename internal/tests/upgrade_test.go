@@ -1,0 +1,239 @@
+package tests
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+const laterMigration = "migrations/testdata/002_later.sql" // in the repository
+
+func repository(t *testing.T) string {
+	t.Helper()
+	dir, err := filepath.Abs("../..")
+	require.NoError(t, err)
+	return dir
+}
+
+// Check says whether the tables or the code must be brought forward, or neither.
+func TestUpgrade_CheckSaysWhichSideToMove(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, (&onceq.Kind[int]{Name: "k"}).Handle(func(context.Context, *onceq.Lease, int) error { return nil }))
+	require.NoError(t, err)
+	for _, c := range []struct {
+		version, oldest int
+		say             string
+	}{
+		{onceq.SchemaVersion, onceq.SchemaVersion, ""},
+		{onceq.SchemaVersion + 3, onceq.MinSchemaVersion, ""},
+		{onceq.SchemaVersion + 3, onceq.SchemaVersion, ""},
+		{onceq.SchemaVersion + 3, onceq.SchemaVersion + 1, "deploy a newer onceq"},
+		{onceq.MinSchemaVersion - 2, 1, "migrate the tables"},
+	} {
+		sqlRun(t, db, fmt.Sprintf(`update onceq.meta set version = %d, oldest_code = %d`, c.version, c.oldest))
+		err := db.Queue.Check(t.Context())
+		drained := w.Drain(t.Context(), 0)
+		if c.say == "" {
+			require.NoError(t, err)
+			require.NoError(t, drained)
+			continue
+		}
+		require.ErrorContains(t, err, c.say)
+		var schema *onceq.SchemaError
+		require.ErrorAs(t, err, &schema)
+		require.Equal(t, onceq.SchemaError{Schema: db.Schema, Found: c.version, Want: onceq.SchemaVersion, Oldest: c.oldest}, *schema)
+		require.ErrorAs(t, drained, &schema)
+	}
+	sqlRun(t, db, fmt.Sprintf(`update onceq.meta set version = %d, oldest_code = 1`, onceq.SchemaVersion))
+}
+
+// This code is the older one when the next migration runs: a part of this suite runs on tables with one more migration, which adds
+// columns and a table. All of it does so in make matrix MODES=later.
+func TestUpgrade_TheSuiteRunsOnLaterTables(t *testing.T) {
+	if os.Getenv("ONCEQ_TEST_LATER") != "" {
+		t.Skip("it does already")
+	}
+	t.Parallel()
+	queuetest.New(t, queuetest.NoMigrations()) // the other process uses this one's server, if that is possible
+	cmd := exec.Command(os.Args[0], "-test.run=^(TestConformance|TestLane_.*|TestLater)$/^(pool)?$", "-test.v", "-test.parallel=4")
+	cmd.Env = append(os.Environ(), "ONCEQ_TEST_LATER="+filepath.Join(repository(t), laterMigration))
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out[max(0, len(out)-4000):])
+	require.Contains(t, string(out), "--- PASS: TestLater")
+	require.Contains(t, string(out), "--- PASS: TestConformance/pool")
+}
+
+// TestLater says whether the tables are later ones.
+func TestLater(t *testing.T) {
+	if os.Getenv("ONCEQ_TEST_LATER") == "" {
+		t.Skip("only on later tables")
+	}
+	db := queuetest.New(t)
+	var version int
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `select version from onceq.meta where exists (select later from onceq.jobs) is not null`).Scan(&version))
+	require.Greater(t, version, onceq.SchemaVersion)
+}
+
+// A migration runs while the program of an earlier commit works, and then it and the present one work together. The commit is
+// the one that last changed the first migration: its code is the oldest that these tables were made for.
+func TestUpgrade_TheCodeOfBeforeWorksBesideThis(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds two programs")
+	}
+	t.Parallel()
+	before, err := treeOfBefore(t)
+	if err != nil {
+		t.Skipf("no earlier code to run: %v", err)
+	}
+	older, present := build(t, before), build(t, repository(t))
+
+	db := queuetest.New(t)
+	ctx := t.Context()
+	sqlRun(t, db, `create table effects (seq bigint generated always as identity, kind text, job bigint, who text, live bigint)`)
+	require.NoError(t, db.Queue.SetLaneLimit(ctx, db.Pool, "pairs", "", 2))
+	done := func(who string) {
+		t.Helper()
+		var from int
+		count := `select count(*) from (select from effects where who = $1 group by kind having count(*) > $2) k`
+		require.NoError(t, db.Pool.QueryRow(ctx, `select coalesce(max(n), 0) from (select count(*) as n from effects where who = $1 group by kind) k`, who).Scan(&from))
+		eventually(t, "20 more jobs of each kind done by the "+who+" program", func() bool {
+			var kinds int
+			require.NoError(t, db.Pool.QueryRow(ctx, count, who, from+20).Scan(&kinds))
+			return kinds == 3
+		})
+	}
+	stopOlder := startProgram(t, older, db.URL, "older")
+	done("older")
+	raw, err := os.ReadFile(filepath.Join(repository(t), laterMigration))
+	require.NoError(t, err)
+	up, _, _ := strings.Cut(string(raw), "---- create above")
+	sqlRun(t, db, strings.ReplaceAll(up, "{{.schema}}", "onceq"))
+	done("older")
+	stopPresent := startProgram(t, present, db.URL, "present")
+	done("present")
+	done("older")
+	stopOlder()
+	eventually(t, "the end of what the older program has left", func() bool {
+		var left bool
+		require.NoError(t, db.Pool.QueryRow(ctx, `select exists (select from onceq.job_waits w where id <= (select max(job) from effects where who = 'older'))`).Scan(&left))
+		return !left
+	})
+	stopPresent()
+
+	var twice, alone, pairs int
+	require.NoError(t, db.Pool.QueryRow(ctx, `
+select (select count(*) from (select job from effects group by job having count(*) > 1) t),
+       (select max(live) from effects where kind = 'ordered'), (select max(live) from effects where kind = 'pairs')`).Scan(&twice, &alone, &pairs))
+	require.Zero(t, twice, "effects that happened twice")
+	require.LessOrEqual(t, alone, 1, "live jobs of a lane in the snapshot of a handler")
+	require.LessOrEqual(t, pairs, 2)
+}
+
+// treeOfBefore puts the code of the commit that last changed the first migration into a directory.
+func treeOfBefore(t *testing.T) (dir string, err error) {
+	const base = "migrations/001_onceq.sql"
+	git := func(args ...string) ([]byte, error) {
+		cmd := exec.Command("git", append([]string{"-C", repository(t)}, args...)...)
+		out, err := cmd.Output()
+		var failed *exec.ExitError
+		if errors.As(err, &failed) {
+			err = fmt.Errorf("git %s: %s", args[0], bytes.TrimSpace(failed.Stderr))
+		}
+		return out, err
+	}
+	commit, err := git("log", "-1", "--format=%H", "--", base)
+	if err != nil {
+		return "", err
+	}
+	id := strings.TrimSpace(string(commit))
+	if id == "" {
+		return "", errors.New("git knows no commit of the first migration")
+	}
+	then, err := git("show", id+":"+base)
+	if err != nil {
+		return "", err
+	}
+	now, err := os.ReadFile(filepath.Join(repository(t), base))
+	if err != nil {
+		return "", err
+	}
+	if !bytes.Equal(then, now) {
+		return "", errors.New("the first migration is changed here and not committed")
+	}
+	archive, err := git("archive", id)
+	if err != nil {
+		return "", err
+	}
+	dir = t.TempDir()
+	for r := tar.NewReader(bytes.NewReader(archive)); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return dir, nil
+		}
+		if err != nil {
+			return "", err
+		}
+		if !strings.HasSuffix(h.Name, ".go") && !strings.HasPrefix(h.Name, "go.") && !strings.HasSuffix(h.Name, ".sql") {
+			continue
+		}
+		name := filepath.Join(dir, filepath.FromSlash(h.Name))
+		content, err := io.ReadAll(r)
+		if err == nil {
+			err = os.MkdirAll(filepath.Dir(name), 0o755)
+		}
+		if err == nil {
+			err = os.WriteFile(name, content, 0o644)
+		}
+		if err != nil {
+			return "", err
+		}
+	}
+}
+
+// build builds the program of testdata in a tree.
+func build(t *testing.T, tree string) (exe string) {
+	t.Helper()
+	const program = "internal/tests/testdata/upgradeworker"
+	source, err := os.ReadFile(filepath.Join(repository(t), program, "main.go"))
+	require.NoError(t, err)
+	require.NoError(t, os.MkdirAll(filepath.Join(tree, program), 0o755))
+	if tree != repository(t) {
+		require.NoError(t, os.WriteFile(filepath.Join(tree, program, "main.go"), source, 0o644))
+	}
+	exe = filepath.Join(t.TempDir(), "upgradeworker.exe")
+	cmd := exec.Command("go", "build", "-o", exe, "./"+program)
+	cmd.Dir = tree
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return exe
+}
+
+// startProgram runs a program until stop, which it has to survive.
+func startProgram(t *testing.T, exe, url, name string) (stop func()) {
+	t.Helper()
+	cmd := exec.Command(exe, url, name)
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	return func() {
+		t.Helper()
+		require.NoError(t, stdin.Close())
+		require.NoError(t, cmd.Wait(), name)
+	}
+}

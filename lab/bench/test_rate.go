@@ -1,0 +1,233 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/onceq/onceq"
+)
+
+// What the test rate asks for.
+const (
+	ratePerSecond = 1000
+	rateProcesses = 8
+	rateBurst     = 101 // the default
+	rateReached   = "of the rate, once all processes work"
+	burstSeen     = "burst that the starts need"
+	slowAsks      = "4 handlers of 20 ms: asks for new slots, by starts"
+	slowRate      = "4 handlers of 20 ms: starts"
+)
+
+// rateTrials let 8 processes start jobs of one limit at 1,000 a second, of which there are always more.
+func rateTrials(b *bench) []trial {
+	var trials []trial
+	for _, p := range b.peers {
+		if p.name != "onceq" {
+			continue
+		}
+		jobs := int(ratePerSecond * b.sizes.limited.Seconds())
+		trials = append(trials, trial{
+			test: "rate", variant: rateReached, peer: p,
+			prepare: func(ctx context.Context, r *room) error {
+				q := ours(r)
+				if err := q.SetLimit(ctx, q.pool, "provider", onceq.Limit{Rate: ratePerSecond}); err != nil {
+					return err
+				}
+				kind := onceq.Kind[Task]{Name: "noop", Limit: func(Task) string { return "provider" }}
+				return q.enqueue(ctx, 0, jobs*2, func(n int) onceq.Job { return kind.Job(Task{n}) })
+			},
+			measure: func(ctx context.Context, r *room) ([]figure, error) {
+				var mu sync.Mutex
+				var starts []float64 // milliseconds
+				enough := make(chan struct{})
+				ms, err := r.join(ctx, rateProcesses, order{Starts: true}, func(s said, _ int) {
+					mu.Lock()
+					defer mu.Unlock()
+					for _, start := range s.Starts {
+						if starts = append(starts, start[1]); len(starts) == jobs {
+							close(enough)
+						}
+					}
+				})
+				if err != nil {
+					return nil, err
+				}
+				defer ms.stop()
+				select {
+				case <-enough:
+				case <-time.After(2*b.sizes.limited + b.sizes.limit):
+				case <-ctx.Done():
+					return nil, ctx.Err()
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				if err := ms.err(); err != nil {
+					return nil, err
+				}
+				slices.Sort(starts)
+				return []figure{
+					{variant: rateReached, unit: "%", value: 100 * steady(starts) / ratePerSecond},
+					{variant: burstSeen, unit: "jobs", value: burstOf(starts, ratePerSecond)},
+				}, nil
+			},
+		}, slowTrial(b, p))
+	}
+	return trials
+}
+
+// slowTrial has handlers that are slower than the rate, so that jobs miss their slots, and counts how often they ask for new
+// ones.
+func slowTrial(b *bench, p peer) trial {
+	kind := onceq.Kind[Task]{Name: "noop", Limit: func(Task) string { return "provider" }}
+	return trial{
+		test: "rate", variant: slowAsks, peer: p, counted: true,
+		prepare: func(ctx context.Context, r *room) error {
+			q := ours(r)
+			if err := q.SetLimit(ctx, q.pool, "provider", onceq.Limit{Rate: ratePerSecond}); err != nil {
+				return err
+			}
+			return q.enqueue(ctx, 0, int(ratePerSecond*b.sizes.limited.Seconds()), func(n int) onceq.Job { return kind.Job(Task{n}) })
+		},
+		measure: func(ctx context.Context, r *room) ([]figure, error) {
+			o, err := r.observe(ctx)
+			if err != nil {
+				return nil, err
+			}
+			defer o.close()
+			var started atomic.Int64
+			cfg := onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 4}}}
+			stop, err := ours(r).run(ctx, cfg, kind.Handle(func(ctx context.Context, _ *onceq.Lease, _ Task) error {
+				started.Add(1)
+				return pause(ctx, 20*time.Millisecond)
+			}))
+			if err != nil {
+				return nil, err
+			}
+			err = pause(ctx, b.sizes.limited)
+			stop()
+			if err != nil {
+				return nil, err
+			}
+			asks, err := o.calls(ctx, "%with ordinality as u(id, claims, holder, n)%")
+			return []figure{
+				{variant: slowAsks, unit: "messages", value: float64(asks) / float64(max(1, started.Load()))},
+				{variant: slowRate, unit: "jobs/s", value: float64(started.Load()) / b.sizes.limited.Seconds()},
+			}, err
+		},
+	}
+}
+
+// steady is how many jobs started in a second, without the first and the last tenth of them.
+func steady(starts []float64) float64 {
+	first, last := len(starts)/10, len(starts)*9/10
+	if last <= first {
+		return 0
+	}
+	return 1000 * float64(last-first) / (starts[last] - starts[first])
+}
+
+// burstOf is the smallest burst with which no window of time has more of the starts, in milliseconds, than the burst and what
+// the rate allows in the window.
+func burstOf(starts []float64, rate float64) (burst float64) {
+	least := math.Inf(1)
+	for i, at := range starts {
+		allowed := rate * at / 1000
+		least = min(least, float64(i)-allowed)
+		burst = max(burst, float64(i+1)-allowed-least)
+	}
+	return burst
+}
+
+// fairTrials put ten jobs of one tenant behind very many of another, again and again, and measure until the ten are done.
+func fairTrials(b *bench) []trial {
+	var trials []trial
+	for _, p := range b.peers {
+		if p.name != "onceq" {
+			continue
+		}
+		for _, each := range []int{1, tenantShare} {
+			name := fairName(each)
+			kind := onceq.Kind[Task]{
+				Name:  "noop",
+				Lane:  func(t Task) string { return []string{"large", "small"}[t.N] },
+				Limit: func(Task) string { return "machine" },
+			}
+			trials = append(trials, trial{
+				test: "fair", variant: name, peer: p,
+				prepare: func(ctx context.Context, r *room) error {
+					q := ours(r)
+					if err := q.SetLimit(ctx, q.pool, "machine", onceq.Limit{AtOnce: tenantShare}); err != nil {
+						return err
+					}
+					if err := q.SetLaneLimit(ctx, q.pool, "noop", "", each); err != nil {
+						return err
+					}
+					return q.enqueue(ctx, 0, b.sizes.big, func(int) onceq.Job { return kind.Job(Task{0}) })
+				},
+				measure: func(ctx context.Context, r *room) ([]figure, error) {
+					return tenBehind(ctx, ours(r), name, kind, b.sizes.limit, b.sizes.big)
+				},
+			})
+		}
+	}
+	return trials
+}
+
+// tenantShare is how many jobs of all tenants run at once, and how many of each.
+const tenantShare = 100
+
+func fairName(each int) string {
+	return fmt.Sprintf("10 jobs of one tenant, %d at once of each", each)
+}
+
+// tenBehind works off the large tenant's jobs, and enqueues ten of the small one's every now and then.
+func tenBehind(ctx context.Context, q *onceqQueue, name string, kind onceq.Kind[Task], limit time.Duration, large int) ([]figure, error) {
+	var others atomic.Int64
+	done := make(chan time.Time, 10)
+	stop, err := q.run(ctx, onceq.WorkerConfig{}, kind.Handle(func(_ context.Context, _ *onceq.Lease, t Task) error {
+		if t.N == 1 {
+			done <- time.Now()
+		} else {
+			others.Add(1)
+		}
+		return nil
+	}))
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
+	if err := pause(ctx, time.Second); err != nil {
+		return nil, err
+	}
+	var all []time.Duration
+	began, before := time.Now(), others.Load()
+	for i := 0; time.Since(began) < limit && others.Load() < int64(large)*9/10; i++ {
+		if err := pause(ctx, gap(i)); err != nil {
+			return nil, err
+		}
+		jobs := make([]onceq.Job, 10)
+		for i := range jobs {
+			jobs[i] = kind.Job(Task{1})
+		}
+		enqueued := time.Now()
+		if _, err := q.EnqueueMany(ctx, q.pool, jobs); err != nil {
+			return nil, err
+		}
+		var last time.Time
+		for range jobs {
+			select {
+			case last = <-done:
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}
+		all = append(all, last.Sub(enqueued))
+	}
+	rate := float64(others.Load()-before) / time.Since(began).Seconds()
+	return []figure{latencyFigure(name, all), {variant: name + ": the other's jobs", unit: "jobs/s", value: rate}}, nil
+}

@@ -1,0 +1,192 @@
+package onceq
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// LimitInfo says how a limit is doing.
+type LimitInfo struct {
+	Name     string        `json:"name"`               // as in Job.Limit; with a slash at its end, of a family
+	Limit    Limit         `json:"limit"`              // what holds
+	Set      bool          `json:"set"`                // somebody has set it; otherwise it is its family's, or one at a time
+	Live     int           `json:"live"`               // jobs that are live; counting stops at StatsCap
+	LiveIDs  []int64       `json:"live_ids"`           // the first ten of these
+	Waiting  int           `json:"waiting"`            // jobs that are due and wait for the limit; those that wait for their lane do not count
+	Delayed  int           `json:"delayed"`            // jobs that are not due yet; counting both stops at StatsCap
+	Oldest   time.Duration `json:"oldest,omitzero"`    // how long the oldest of Waiting has waited, by the database's clock
+	NextSlot time.Time     `json:"next_slot,omitzero"` // of a limit with a rate: when the next job can start
+}
+
+// String says in words what the limit's jobs wait for.
+func (l LimitInfo) String() string {
+	switch {
+	case l.Limit == (Limit{}):
+		return fmt.Sprintf("limit %q lets no job start", l.Name)
+	case l.Limit.AtOnce > 0 && l.Live >= l.Limit.AtOnce:
+		return fmt.Sprintf("limit %q is full: %d of its jobs are live, and %d may be", l.Name, l.Live, l.Limit.AtOnce)
+	case l.Waiting == 0:
+		return fmt.Sprintf("no due job waits for limit %q", l.Name)
+	case l.Limit.Rate > 0:
+		return fmt.Sprintf("limit %q gives its next slot at %s", l.Name, stamp(l.NextSlot))
+	}
+	return fmt.Sprintf("limit %q has room: a worker lets its next job in within a poll", l.Name)
+}
+
+// readLimit reads what holds for line x.lane, and how it is doing.
+var readLimit = `
+       s.n, s.rate, s.per, s.burst, coalesce(s.lane = x.lane, false),
+       (select count(*) from (select from ` + liveIn("x.lane") + ` limit $3::int) j),
+       array(select j.id from ` + liveIn("x.lane") + ` order by p.id limit 10),
+       w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
+       statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - statement_timestamp())::float8 * 1000000 * s.gap / c.gap, 0)
+         + (1 - s.burst + least(s.burst - 1, ceil(` + sqlSlotLate + ` / s.gap))) * s.gap) * interval '1 microsecond'
+  from x
+  left join lateral ` + limitRow("x.lane", `s.lane, s.n, s.rate, s.per, s.burst, s.per::float8 / s.rate as gap`) + ` s on true
+  left join lateral (select * from onceq.limit_rates where lane = x.lane offset 0) c on true
+ cross join lateral (
+       select count(*) filter (where due) as waiting, count(*) filter (where not due) as delayed, min(run_at) filter (where due) as oldest
+         from (select run_at, run_at <= statement_timestamp() as due
+                 from onceq.job_waits where lane = x.lane order by priority, run_at, id limit $3::int) w) w`
+
+func (l *LimitInfo) scan(rows pgx.Rows) error {
+	var n, rate, burst *int
+	var per *int64
+	var oldest int64
+	var next *time.Time
+	if err := rows.Scan(&l.Name, &n, &rate, &per, &burst, &l.Set, &l.Live, &l.LiveIDs, &l.Waiting, &l.Delayed, &oldest, &next); err != nil {
+		return err
+	}
+	l.Name, l.Oldest = l.Name[1:], time.Duration(oldest)*time.Microsecond
+	switch {
+	case n == nil:
+		l.Limit.AtOnce = 1
+	case rate != nil:
+		l.Limit = Limit{Rate: *rate, Per: time.Duration(*per) * time.Microsecond, Burst: *burst}
+		l.NextSlot = orZero(next)
+		if *n < noCap {
+			l.Limit.AtOnce = *n
+		}
+	default:
+		l.Limit.AtOnce = *n
+	}
+	return nil
+}
+
+// LimitFilter chooses limits.
+type LimitFilter struct {
+	After string // only limits whose LimitInfo.Name is behind this one: the next page
+	Limit int    // how many; default 50, at most 1,000
+}
+
+// nextLimit is the first limit behind a name that is set or for which jobs wait.
+func nextLimit(after string) string {
+	return `least((select lane from onceq.job_waits where lane > ` + after + ` and lane < '0' order by lane limit 1),
+              (select lane from onceq.lane_limits where lane > ` + after + ` and lane < '0' and n is not null order by lane limit 1))`
+}
+
+var readLimits = `
+with recursive x (lane, k) as (
+  select ` + nextLimit(`('/' || $1::text) collate "C"`) + `, 1
+  union all
+  select ` + nextLimit("x.lane") + `, x.k + 1 from x where x.lane is not null and x.k < $2::int
+)
+select x.lane,` + readLimit + `
+ where x.lane is not null
+ order by x.k`
+
+// Limits lists the limits that somebody has set, and those for which jobs wait, by name. Its cost depends on the limits that it
+// returns, and not on how many jobs wait.
+func (q *Queue) Limits(ctx context.Context, db DB, f LimitFilter) ([]LimitInfo, error) {
+	if f.Limit == 0 {
+		f.Limit = 50
+	}
+	if f.Limit < 0 || f.Limit > 1000 {
+		return nil, invalid("Limit", "is %d; 1 to 1,000 is possible, and 0 means 50", f.Limit)
+	}
+	if err := checkText("After", f.After); err != nil {
+		return nil, err
+	}
+	var all []LimitInfo
+	err := q.send(ctx, db, reading, readLimits, []any{f.After, f.Limit, StatsCap}, each(func(rows pgx.Rows) error {
+		var l LimitInfo
+		if err := l.scan(rows); err != nil {
+			return err
+		}
+		all = append(all, l)
+		return nil
+	}))
+	if err != nil {
+		return nil, fmt.Errorf("onceq: limits: %w", err)
+	}
+	return all, nil
+}
+
+var readOneLimit = `
+with x (lane) as (select $1::text collate "C"), given as (select $2::int)
+select x.lane,` + readLimit
+
+// Limit returns what holds for the jobs with this Job.Limit, and how the limit is doing. A name that ends in a slash is a
+// family's.
+func (q *Queue) Limit(ctx context.Context, db DB, name string) (l LimitInfo, err error) {
+	line, err := limitLine("name", name, true)
+	if err != nil {
+		return l, err
+	}
+	err = q.send(ctx, db, reading, readOneLimit, []any{line, 0, StatsCap}, each(func(rows pgx.Rows) error { return l.scan(rows) }))
+	if err != nil {
+		return LimitInfo{}, fmt.Errorf("onceq: limit: %w", err)
+	}
+	return l, nil
+}
+
+// limit explains a job that waits for its limit.
+func (x *explaining) limit(ctx context.Context) error {
+	const read = `
+select (select min(j.leased_until) from onceq.lane_places p join onceq.jobs j on j.id = p.id where p.lane = $1::text and j.leased_until > statement_timestamp()),
+       (select count(*) from (select from onceq.job_waits
+         where lane = $1::text and run_at <= statement_timestamp() and (priority, run_at, id) < ($2::smallint, $3::timestamptz, $4::bigint) limit $5::int) w)`
+	j := &x.e.Job
+	l, err := x.q.Limit(ctx, x.db, j.Limit)
+	if err != nil {
+		return err
+	}
+	r := Reason{Cause: CauseLimit, Slots: l.Limit.AtOnce, Ahead: l.LiveIDs}
+	var until *time.Time
+	if err := x.q.send(ctx, x.db, reading, read, []any{j.line, int16(j.Priority), j.RunAt, j.ID, StatsCap}, row(&until, &r.Before)); err != nil {
+		return fmt.Errorf("onceq: explain: %w", err)
+	}
+	if j.RunAt.After(x.e.At) {
+		if err := x.notDue(ctx); err != nil {
+			return err
+		}
+	}
+	unset := ""
+	if !l.Set {
+		unset = ", which nobody has set itself"
+	}
+	switch {
+	case l.Limit == (Limit{}):
+		r.Text, r.Advice = fmt.Sprintf("its limit %q lets no job start", j.Limit), raiseLimit
+	case l.Limit.AtOnce > 0 && l.Live >= l.Limit.AtOnce:
+		r.Text = fmt.Sprintf("it waits for its share of limit %q%s, of which %d may be live at once: behind %d, which are live, and %d others",
+			j.Limit, unset, l.Limit.AtOnce, l.LiveIDs, r.Before)
+		if r.Until = orZero(until); until != nil {
+			r.Text += "; the first lease among them lasts until " + stamp(*until)
+		}
+		r.Advice = "if one of them hangs, its explanation says where it runs; a higher limit lets more of them be live"
+	case l.Limit.Rate > 0:
+		gap := time.Duration(float64(l.Limit.Per) / float64(l.Limit.Rate))
+		r.Until = l.NextSlot.Add(time.Duration(r.Before) * gap)
+		r.Text = fmt.Sprintf("it waits for a slot of limit %q (%s): %d others come before it, and its slot is at about %s",
+			j.Limit, l.Limit, r.Before, stamp(r.Until))
+	default:
+		r.Text = fmt.Sprintf("its limit %q has room, and %d jobs come before it: a worker lets them in within a poll", j.Limit, r.Before)
+		r.Advice = "if it stays so, no worker is running: start one"
+	}
+	x.e.add(r)
+	return nil
+}

@@ -1,0 +1,466 @@
+package onceq
+
+import (
+	"context"
+	"log/slog"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// lookForJobs asks of several queues at once which of them have something to claim after the given places, one place for
+// each priority, and which have a delayed job that is due within $6. It changes nothing and is sent as it is: one statement
+// and one round trip. Each priority costs one descent of the index, which ends at the first job that counts.
+//
+// It has no settings that guard its plan. Instead, the planner sees that a few entries of the index suffice, whatever it
+// believes about the jobs: of a "case" it assumes that every second row passes. And it does not see how many queues there are
+// (each array is a select), because for thousands of them it would compile the plan.
+//
+// It also returns what is paused.
+//
+// With $7 it also says in which of them any job has been due for a second, the shortest lease, if no worker has rescanned them
+// within $8: there may be expired leases, and jobs before the places.
+const lookForJobs = `
+with recent as materialized (
+  select queue from onceq.queues
+   where $7::bool and rescanned_at > statement_timestamp() - $8::bigint * interval '1 microsecond'
+),
+seen as materialized (
+  select q.n,
+         least((select run_at from onceq.jobs
+                 where queue = q.queue and priority = -1::smallint and run_at >= q.high
+                   and case when run_at > statement_timestamp() then true else leased_until is null and lost = 0 and kind = any ($5::text[]) end
+                 order by run_at, id
+                 limit 1),
+               (select run_at from onceq.jobs
+                 where queue = q.queue and priority = 0::smallint and run_at >= q.normal
+                   and case when run_at > statement_timestamp() then true else leased_until is null and lost = 0 and kind = any ($5::text[]) end
+                 order by run_at, id
+                 limit 1),
+               (select run_at from onceq.jobs
+                 where queue = q.queue and priority = 1::smallint and run_at >= q.low
+                   and case when run_at > statement_timestamp() then true else leased_until is null and lost = 0 and kind = any ($5::text[]) end
+                 order by run_at, id
+                 limit 1)) as next,
+         case when not $7::bool then false
+              when q.queue in (select queue from recent) then null
+              else coalesce((select run_at from onceq.jobs where queue = q.queue and priority = -1::smallint order by run_at, id limit 1) <= statement_timestamp() - interval '1 second', false) or
+                   coalesce((select run_at from onceq.jobs where queue = q.queue and priority = 0::smallint order by run_at, id limit 1) <= statement_timestamp() - interval '1 second', false) or
+                   coalesce((select run_at from onceq.jobs where queue = q.queue and priority = 1::smallint order by run_at, id limit 1) <= statement_timestamp() - interval '1 second', false) end as behind
+    from unnest((select $1::text[]), (select $2::timestamptz[]), (select $3::timestamptz[]), (select $4::timestamptz[])) with ordinality as q(queue, high, normal, low, n)
+)
+select statement_timestamp(), exists (select from seen where behind is null), array(select n from seen where behind),
+       array(select n from seen where next <= statement_timestamp() + $6::bigint * interval '1 microsecond'),
+       array(select greatest(0, extract(epoch from next - statement_timestamp()) * 1000000)::bigint
+               from seen where next <= statement_timestamp() + $6::bigint * interval '1 microsecond'),
+       array(select what from onceq.pauses order by name, what), array(select name from onceq.pauses order by name, what)`
+
+// lookForCalls is lookForJobs where there is no Citus. It also asks whether the promoter has calls that have
+// been due since $9, and if it asks for all of them, whether there are ends that nobody tells (sweepMembers).
+const lookForCalls = lookForJobs + `,
+       exists (select from generate_series(-1, 15) as s(slot)
+                cross join lateral (
+                      select due from onceq.lane_calls
+                       where slot = s.slot::smallint and due > $9::timestamptz and due <= statement_timestamp()
+                       order by due limit 1) c)
+       or $9::timestamptz < '1970-01-01' and exists (select from onceq.job_members where not told)`
+
+// lookForNew asks which queues the jobs are of that were enqueued last, after the id $1, and that can be claimed. It costs the
+// same for any number of queues. It also returns the latest id that was drawn.
+const lookForNew = `
+with new as materialized (
+  select queue, kind, run_at, leased_until, lost from onceq.jobs where id > $1::bigint order by id desc limit 1000
+)
+select coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0),
+       array(select distinct queue from new
+              where run_at <= statement_timestamp() and leased_until is null and lost = 0 and kind = any ($2::text[]))`
+
+// looks are the claimer's looks at feeds: at all of them at intervals, and at some soon after they have become idle, or
+// were announced. A look at many is several statements, so that none holds the session for long.
+type looks struct {
+	at       time.Time        // when to look at all
+	took     [2]time.Duration // by the latest two looks at all
+	each     [2]time.Duration // by the latest two statements, for one feed
+	claimed  bool             // claims were made since
+	whole    pass             // the latest look over the whole overlap
+	all      lookAtAll        // under way
+	soon     []*feed          // those with lookAt
+	some     pass             // the latest look at some
+	fails    int              // in a row
+	notAgain time.Time        // no look before this time, because the latest failed
+	nextDue  time.Time        // the earliest feed.next; zero if there is none
+	fresh    lookAtNew        // while the run is lively
+	calls    lookAtCalls      // with looks at all
+	limited  bool             // a default of the role ended a look: from then on they are sent with settings of their own
+}
+
+// lookAtAll is a look at all feeds.
+type lookAtAll struct {
+	left   []*feed // at these it has not looked yet
+	calls  bool    // its next statement asks for the promoter's calls
+	behind bool    // it asks in which of them any job is due, and
+	found  []*feed // these are
+	recent bool    // some queue was rescanned lately
+	how    look
+	took   time.Duration
+}
+
+// lookAtCalls is what looks at all know of the promoter's calls. As the promoter does, they look for all of them at
+// intervals, and else for those that have become due lately, because under an old snapshot there are many dead ones.
+type lookAtCalls struct {
+	looked time.Time // when the latest did, by the database's clock
+	all    time.Time // when one looks for all again
+}
+
+// lookAtNew is a look at the jobs that were enqueued last. It goes back by a quarter to half of a second, because a job is
+// committed later than its id is drawn. What comes later still is seen by the looks at all.
+type lookAtNew struct {
+	at     time.Time // when to look; zero: looks at all are cheap enough
+	from   int64     // after this id
+	mark   int64     // the latest id at the time marked; 0 before the first look
+	marked time.Time
+}
+
+const lookNewBack = 250 * time.Millisecond
+
+const (
+	// A look at all may take a hundredth of the time, and one at some a twentieth of it.
+	lookRest     = 100
+	lookSomeRest = 20
+	lookLongest  = 10 * time.Second
+
+	lookHold  = 20 * time.Millisecond // how long one statement may take
+	lookFirst = 1000                  // at so many feeds, while it is not known what they cost
+	lookLeast = 100
+)
+
+// After an announcement a feed is looked at again: a producer may just have seen that nobody waits, and so may a transaction
+// that is still open.
+var looksAfterAnnouncing = [...]time.Duration{quietFor + time.Millisecond, 3 * quietFor, 9 * quietFor}
+
+// lookSoon has a feed looked at, at this time or earlier.
+func (c *claimer) lookSoon(f *feed, at time.Time) {
+	if f.lookAt.IsZero() {
+		c.looks.soon = append(c.looks.soon, f)
+	} else if at.After(f.lookAt) {
+		return
+	}
+	f.lookAt = at
+}
+
+// interval is the time between two looks at all. PollInterval is kept to, unless looking took the half of it.
+func (c *claimer) lookInterval() time.Duration {
+	took := min(c.looks.took[0], c.looks.took[1])
+	switch {
+	case c.announcement.lively && livelyRest*took > livelyLook:
+		return min(lookLongest, lookSomeRest*took) // and in between at what is new
+	case c.announcement.lively:
+		return max(livelyLook, min(lookLongest, livelyRest*took))
+	case c.w.poll > 0:
+		return max(c.w.poll, 2*took)
+	case c.listens():
+		return max(pollListening, min(lookLongest, lookRest*took))
+	}
+	return max(pollUnheard, min(lookLongest, lookRest*took))
+}
+
+// wait is how long it takes until the next look.
+func (l *looks) wait(now time.Time) time.Duration {
+	at := l.at
+	if len(l.all.left) > 0 {
+		at = time.Time{}
+	}
+	if !l.fresh.at.IsZero() && l.fresh.at.Before(at) {
+		at = l.fresh.at
+	}
+	for _, f := range l.soon {
+		if soon := later(f.lookAt, l.some.ended.Add(lookSomeRest*l.some.took)); soon.Before(at) {
+			at = soon
+		}
+	}
+	return later(at, l.notAgain).Sub(now)
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// page is at how many feeds one statement looks.
+func (l *looks) page(behind bool) int {
+	each := min(l.each[0], l.each[1])
+	if each == 0 {
+		return lookFirst
+	}
+	if behind {
+		each *= 2
+	}
+	return max(lookLeast, int(lookHold/each))
+}
+
+// startLook looks at all feeds if it is time for that, or at those that are to be looked at soon.
+func (c *claimer) startLook(ctx context.Context, now time.Time) bool {
+	l := &c.looks
+	if now.Before(l.notAgain) {
+		return false
+	}
+	if !c.announcement.lively || livelyRest*min(l.took[0], l.took[1]) <= livelyLook {
+		l.fresh = lookAtNew{}
+	} else if !now.Before(l.fresh.at) {
+		c.lookAtNew(ctx, now)
+		return true
+	}
+	rescan := c.rescans.due(now)
+	if len(l.all.left) == 0 && (!now.Before(l.at) || l.claimed && rescan) {
+		l.all = lookAtAll{left: c.feeds, calls: c.promoter.asks(), behind: rescan, how: lookRecent}
+		if now.Sub(l.whole.ended) > max(time.Second, 50*l.whole.took) {
+			l.all.how = lookWhole
+		}
+		interval := c.lookInterval()
+		l.at, l.claimed = now.Add(interval*9/10+rand.N(max(1, interval/5))), false
+	}
+	if all := &l.all; len(all.left) > 0 {
+		n := min(len(all.left), l.page(all.behind))
+		feeds := all.left[:n]
+		all.left = all.left[n:]
+		for _, f := range feeds {
+			f.lookAt = time.Time{}
+		}
+		l.soon = slices.DeleteFunc(l.soon, func(f *feed) bool { return f.lookAt.IsZero() })
+		c.look(ctx, feeds, all)
+		return true
+	}
+	if now.Before(l.some.ended.Add(lookSomeRest * l.some.took)) {
+		return false
+	}
+	var feeds []*feed
+	most := l.page(false)
+	l.soon = slices.DeleteFunc(l.soon, func(f *feed) bool {
+		if f.lookAt.After(now) || len(feeds) == most {
+			return false
+		}
+		if f.lookAt = (time.Time{}); f.idle() { // otherwise claims come first
+			feeds = append(feeds, f)
+		}
+		return true
+	})
+	if len(feeds) == 0 {
+		return false
+	}
+	c.look(ctx, feeds, nil)
+	return true
+}
+
+// lookAtNew looks at the jobs that were enqueued last.
+func (c *claimer) lookAtNew(ctx context.Context, began time.Time) {
+	l := &c.looks
+	from := l.fresh.from
+	if l.fresh.mark == 0 {
+		from = math.MaxInt64
+	}
+	kinds := c.kinds
+	c.send(&c.looking, func() func() {
+		var last int64
+		var queues []string
+		err := c.q.send(ctx, c.db, hot, lookForNew, []any{from, kinds}, row(&last, &queues))
+		ended := time.Now()
+		return func() {
+			if err != nil {
+				c.lookFailed(ctx, err, true)
+				return
+			}
+			n := &l.fresh
+			if n.mark == 0 {
+				n.from, n.mark, n.marked = last, last, began
+			} else if began.Sub(n.marked) > lookNewBack {
+				n.from, n.mark, n.marked = n.mark, last, began
+			}
+			n.at = ended.Add(max(livelyLook, livelyRest*ended.Sub(began)))
+			found := 0
+			for _, queue := range queues {
+				if f := c.byName[queue]; f != nil && f.idle() && !f.paused {
+					c.isDue(f)
+					found++
+				}
+			}
+			c.found(found, ended)
+		}
+	})
+}
+
+// seen is the answer of a look.
+type seen struct {
+	now    time.Time
+	recent bool    // some queue was rescanned lately
+	behind []int64 // the feeds that may have jobs that claims no longer find: their places in what was asked, from 1 on
+	next   []int64 // the feeds with a job that is due soon or now
+	in     []int64 // how many microseconds it takes until it is
+
+	paused, names []string // what is paused
+
+	calls bool // the promoter has something to do
+}
+
+// look looks at feeds. all is the look at all that they are a part of, or nil.
+func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
+	how, behind := lookRecent, false
+	if all != nil {
+		how, behind = all.how, all.behind
+	}
+	horizon := 2*c.lookInterval() + time.Second // the next look at all sees what is due later
+	queues, starts, moves := make([]string, len(feeds)), [3][]time.Time{}, make([]int, len(feeds))
+	for i, f := range feeds {
+		queues[i], moves[i] = f.queue, f.moves
+		for n, p := range f.cursor.from(how) {
+			starts[n] = append(starts[n], p.runAt)
+		}
+	}
+	args := []any{
+		queues, starts[0], starts[1], starts[2], c.kinds, horizon.Microseconds(), behind, c.rescans.interval().Microseconds(),
+	}
+	by := asIs
+	if c.looks.limited {
+		by = hot
+	}
+	began := time.Now()
+	var s seen
+	statement, read := lookForJobs, []any{&s.now, &s.recent, &s.behind, &s.next, &s.in, &s.paused, &s.names}
+	calls, allCalls := &c.looks.calls, false
+	if all != nil && all.calls {
+		all.calls = false
+		var since time.Time
+		if allCalls = !began.Before(calls.all); !allCalls {
+			since = calls.looked.Add(-promoteMargin)
+		}
+		statement, args, read = lookForCalls, append(args, since), append(read, &s.calls)
+	}
+	c.send(&c.looking, func() func() {
+		err := c.q.send(ctx, c.db, by, statement, args, row(read...))
+		ended := time.Now()
+		return func() {
+			if err != nil {
+				c.lookFailed(ctx, err, by.begin != "")
+				return
+			}
+			c.q.pauses.take(began, s.paused, s.names)
+			c.looked(feeds, moves, &s, began)
+			took := ended.Sub(began)
+			if statement == lookForCalls {
+				if calls.looked = s.now; allCalls {
+					calls.all = ended.Add(min(max(promoteRescan, 20*took), promoteLate))
+				}
+				if s.calls {
+					c.promoter.called(allCalls)
+				}
+			}
+			if len(feeds) >= lookLeast {
+				c.looks.each[0], c.looks.each[1] = took/time.Duration(len(feeds)), c.looks.each[0]
+			}
+			if all == nil {
+				c.looks.some = pass{ended, took}
+				return
+			}
+			all.took += took
+			all.recent = all.recent || s.recent
+			for _, n := range s.behind {
+				all.found = append(all.found, feeds[n-1])
+			}
+			if len(all.left) == 0 {
+				c.lookedAtAll(pass{ended, all.took})
+			}
+		}
+	})
+}
+
+// lookedAtAll ends a look at all.
+func (c *claimer) lookedAtAll(p pass) {
+	l := &c.looks
+	if l.all.behind {
+		c.lookedBehind(l.all.found, l.all.recent, p)
+	} else {
+		l.took[0], l.took[1] = p.took, l.took[0]
+	}
+	if l.all.how == lookWhole {
+		l.whole = p
+	}
+}
+
+func (c *claimer) lookFailed(ctx context.Context, err error, limited bool) {
+	if ctx.Err() != nil {
+		return
+	}
+	l := &c.looks
+	l.limited = l.limited || fromDefaults(err)
+	wait := time.Millisecond
+	if !fromDefaults(err) || limited {
+		l.fails++
+		wait = min(5*time.Second, 50*time.Millisecond<<min(l.fails, 10))
+		c.q.fails(c.id, workLook, "", err, slog.Duration("next_try_in", wait))
+		c.shaken = true
+	}
+	l.notAgain = time.Now().Add(wait/2 + rand.N(wait))
+	l.at, l.all = l.notAgain, lookAtAll{}
+}
+
+// looked takes what a look saw, of feeds from which nothing was claimed meanwhile.
+func (c *claimer) looked(feeds []*feed, moves []int, s *seen, began time.Time) {
+	c.looks.fails = 0
+	c.works(workLook, nil)
+	still := func(i int) bool { return feeds[i].moves == moves[i] && feeds[i].idle() }
+	for _, f := range feeds {
+		f.next = time.Time{}
+	}
+	due, found := make([]bool, len(feeds)), 0
+	for i, n := range s.next {
+		f := feeds[n-1]
+		if s.in[i] > 0 {
+			f.next = began.Add(time.Duration(s.in[i])*time.Microsecond + time.Millisecond)
+		} else if due[n-1] = true; still(int(n-1)) && !f.paused {
+			c.isDue(f)
+			found++
+		}
+	}
+	for i, f := range feeds {
+		if still(i) && !due[i] {
+			f.cursor.reachedEnd(s.now)
+		}
+		for _, d := range looksAfterAnnouncing {
+			if at := f.announced.Add(d); began.Before(at) && !c.announcement.backed {
+				c.lookSoon(f, at)
+				break
+			}
+		}
+	}
+	c.found(found, time.Now())
+	c.setNextDue()
+}
+
+func (c *claimer) setNextDue() {
+	c.looks.nextDue = time.Time{}
+	for _, f := range c.feeds {
+		if !f.next.IsZero() && (c.looks.nextDue.IsZero() || f.next.Before(c.looks.nextDue)) {
+			c.looks.nextDue = f.next
+		}
+	}
+}
+
+// becomeDue has those feeds claimed whose delayed jobs have become due. It returns how long it takes until the next does.
+func (c *claimer) becomeDue(now time.Time) time.Duration {
+	l := &c.looks
+	if !l.nextDue.IsZero() && !now.Before(l.nextDue) {
+		for _, f := range c.feeds {
+			if !f.next.IsZero() && !now.Before(f.next) {
+				f.next = time.Time{}
+				c.isDue(f)
+			}
+		}
+		c.setNextDue()
+	}
+	if l.nextDue.IsZero() {
+		return longestNap
+	}
+	return l.nextDue.Sub(now)
+}

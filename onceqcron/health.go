@@ -1,0 +1,74 @@
+package onceqcron
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onceq/onceq"
+)
+
+// Health says which schedules need somebody: those that are late ("late"), that have been paused for over an hour ("paused"), and
+// those of which ticks of the last day did not happen ("missed"), unless the latest of these ran for all, as Latest and All have
+// it. Of each ledger it reads the latest 2,000 lines at most. db may be nil.
+func (s *Scheduler) Health(ctx context.Context, db onceq.DB) ([]Finding, error) {
+	const read = `
+select s.name, statement_timestamp() - coalesce(s.paused_at, statement_timestamp()),
+       case when s.paused_at is null and s.next_at < statement_timestamp() then statement_timestamp() - s.next_at else '0' end,
+       coalesce(m.ticks, 0), coalesce(m.first, statement_timestamp()), coalesce(m.last, statement_timestamp())
+  from onceq.schedules s
+  left join lateral (
+       select sum(t.ticks) as ticks, min(t.at) as first, max(t.until) as last
+         from (select at, until, ticks, outcome, done_at from onceq.schedule_ticks
+                where schedule = s.name order by at desc limit 2000) t
+        where t.outcome = 'missed' and t.done_at > statement_timestamp() - interval '1 day'
+          and (s.missed = $1 or not exists (select from onceq.schedule_ticks f -- the latest tick that was due, which ran for all
+                           where f.schedule = s.name and f.at > t.until and f.at <= t.done_at and f.outcome in ('fired', 'duplicate')))) m on true
+ order by s.name`
+	if db == nil {
+		db = s.pool
+	}
+	rows, err := db.Query(ctx, s.sql(read), Skip().String())
+	if err != nil {
+		return nil, fmt.Errorf("onceqcron: looking at schedules: %w", err)
+	}
+	var found []Finding
+	var name string
+	var paused, late time.Duration
+	var ticks int
+	var first, last time.Time
+	_, err = pgx.ForEachRow(rows, []any{&name, &paused, &late, &ticks, &first, &last}, func() error {
+		add := func(what, detail, advice string) {
+			found = append(found, Finding{Name: name, From: first, To: last, Finding: onceq.Finding{What: what, Detail: detail, Advice: advice}})
+		}
+		round := func(d time.Duration) string { return strings.TrimSuffix(d.Round(time.Minute).String(), "0s") }
+		if paused > time.Hour {
+			add("paused", fmt.Sprintf("schedule %q has been paused for %s", name, round(paused)), "resume it, if it was forgotten")
+		}
+		if late > time.Minute {
+			add("late", fmt.Sprintf("schedule %q has been due for %s and no worker fires it", name, round(late)),
+				"start a worker of the application that has the handlers of its schedules")
+		}
+		if ticks == 1 {
+			add("missed", fmt.Sprintf("1 tick of schedule %q did not happen, at %s", name, first.UTC().Format("2006-01-02 15:04:05 UTC")), "back-fill it, if it still matters")
+		} else if ticks > 1 {
+			add("missed", fmt.Sprintf("%d ticks of schedule %q did not happen, between %s and %s", ticks, name, first.UTC().Format("2006-01-02 15:04:05"),
+				last.UTC().Format("2006-01-02 15:04:05 UTC")), "back-fill them, if they still matter")
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("onceqcron: looking at schedules: %w", err)
+	}
+	return found, nil
+}
+
+// Finding is what Health says of a schedule.
+type Finding struct {
+	onceq.Finding
+	Name     string    // of the schedule
+	From, To time.Time // of "missed": the first tick and the last
+}
