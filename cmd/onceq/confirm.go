@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -79,8 +80,10 @@ func atMost(n int, noun string) string {
 
 // progress is the line on a terminal's stderr while something takes long.
 type progress struct {
-	w     io.Writer
-	live  bool
+	w    io.Writer
+	live bool
+
+	mu    sync.Mutex // guards writing, and what follows
 	shown time.Time
 	drawn bool
 }
@@ -96,6 +99,8 @@ func (p *progress) say(format string, args ...any) {
 	if !p.live {
 		every = 10 * time.Second
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if time.Since(p.shown) < every {
 		return
 	}
@@ -108,9 +113,24 @@ func (p *progress) say(format string, args ...any) {
 	fmt.Fprintf(p.w, format+"\n", args...)
 }
 
+// stops says what ctrl-c does. It may be called while say is.
+func (p *progress) stops() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.clear()
+	fmt.Fprintln(p.w, "Stopping after the statement that is under way. Ctrl-c again ends at once; what that statement does is then not known.")
+}
+
 func (p *progress) end() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.clear()
+}
+
+func (p *progress) clear() {
 	if p.drawn {
 		fmt.Fprint(p.w, "\r\x1b[K")
+		p.drawn = false
 	}
 }
 
@@ -140,6 +160,7 @@ func (a *app) many(ctx context.Context, filter onceq.Filter, total int, call fun
 	if ctx.Err() != nil {
 		return true, nil
 	}
+	defer context.AfterFunc(ctx, p.stops)()
 	err = call(inner, filter)
 	switch {
 	case errors.Is(err, errStopped):

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -607,14 +608,26 @@ func TestCtrlC_AGroup(t *testing.T) {
 func interrupted(t *testing.T, db *queuetest.DB, tx pgx.Tx, args ...string) (said map[string]any) {
 	t.Helper()
 	c := command(t, db.URL, args...)
-	var out, errOut bytes.Buffer
-	c.Stdout, c.Stderr = &out, &errOut
+	var out bytes.Buffer
+	c.Stdout = &out
+	pipe, err := c.StderrPipe()
+	require.NoError(t, err)
 	require.NoError(t, c.Start())
 	waitForLock(t, db)
 	require.NoError(t, c.Process.Signal(os.Interrupt))
-	// It waits for the statement, and has not ended.
+	// It says so, and waits for the statement.
+	var errOut strings.Builder
+	stderr := bufio.NewReader(pipe)
+	for !strings.Contains(errOut.String(), "Stopping after the statement") {
+		line, err := stderr.ReadString('\n')
+		require.NoError(t, err, errOut.String())
+		errOut.WriteString(line)
+	}
 	require.NoError(t, c.Process.Signal(syscall.Signal(0)))
 	require.NoError(t, tx.Rollback(t.Context()))
+	rest, err := io.ReadAll(stderr)
+	require.NoError(t, err)
+	errOut.Write(rest)
 	_ = c.Wait()
 	require.Equal(t, codeInterrupted, c.ProcessState.ExitCode(), errOut.String())
 	require.Contains(t, errOut.String(), "run the same command again to go on")

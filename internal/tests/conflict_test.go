@@ -227,7 +227,7 @@ func TestHandle_ConflictsOfItsCompletion(t *testing.T) {
 			db := queuetest.New(t)
 			add(t, db, onceq.Job{Key: "k", MaxAttempts: 1})
 			runs := 0
-			w := start(t, db, onceq.WorkerConfig{}, handle(func(ctx context.Context, l *onceq.Lease) error {
+			w := start(t, db, onceq.WorkerConfig{Lease: 10 * time.Minute}, handle(func(ctx context.Context, l *onceq.Lease) error {
 				runs++
 				return c.handler(ctx, db, l, runs)
 			}))
