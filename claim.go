@@ -247,9 +247,11 @@ update onceq.jobs j
        claims = least(j.claims + 1, 1048575),
        lost   = least(j.lost + (j.leased_until is not null)::int, 32767)`
 	claimed = `
-returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
+returning ` + claimedJob + `, c.n, ` + cancelSince
+	claimedJob = `j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
-          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at)`
+          coalesce(j.metadata::text, ''), j.identity`
+	cancelSince = `(select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at)`
 )
 
 // claimManyJobs is claimJobs for several queues, whose limits, handlers that are free and places are in columns. What it
@@ -305,10 +307,7 @@ func (q *Queue) claimJobs(ctx context.Context, db DB, lease time.Duration, run i
 
 // claim runs one of the statements above. run is the one that claims, and 0 for Queue.Claim.
 func (q *Queue) claim(ctx context.Context, db DB, lease time.Duration, run int64, asks []*claim, statement string, args ...any) error {
-	holder := rand.Int64()
-	if run != 0 { // its upper half says which worker has the job (workers.id), and the lower half differs from claim to claim
-		holder = run&^math.MaxUint32 | int64(rand.Uint32())
-	}
+	holder := newHolder(run)
 	later := q.pool // for what the leases' holders do without a transaction
 	if k, ok := db.(quick); ok {
 		later = k.own.outcomes
@@ -332,36 +331,11 @@ func (q *Queue) claim(ctx context.Context, db DB, lease time.Duration, run int64
 			}
 			block = append(block, Lease{q: q, db: later, holder: holder, began: began, term: lease})
 			l := &block[len(block)-1]
-			var payload, metadata string
-			var identity *int64
 			var n int64
-			var cancelled *bool
-			var lane *string
-			var rule *int16
-			if err := rows.Scan(&l.ID, &l.claims, &l.Lost, &l.Attempt, &l.MaxAttempts, &l.Priority, &l.RunAt, &l.CreatedAt, &l.Until,
-				&l.Kind, &l.Scope, &l.Key, &payload, &l.Bytes, &metadata, &identity, &n, &cancelled, &asks[0].cut, &lane, &rule); err != nil {
+			if err := l.read(rows, now, &n, &asks[0].cut); err != nil {
 				return err
 			}
 			l.Queue = asks[n>>32].queue
-			l.Token = l.ID<<tokenBits | int64(l.claims)
-			l.Attempt++
-			l.Lane, l.member = orZero(lane), orZero(rule)&memberBit != 0
-			if strings.Contains(l.Lane, lineSep) {
-				var slotted bool
-				if l.Lane, l.Limit, slotted = splitPath(l.Lane); slotted {
-					l.slot = began.Add(l.RunAt.Sub(now))
-				}
-			}
-			l.cancelled, l.identity = cancelled != nil, l.CreatedAt.UnixMicro()
-			if identity != nil {
-				l.identity = *identity
-			}
-			if payload != "" {
-				l.Payload = json.RawMessage(payload)
-			}
-			if metadata != "" {
-				l.Metadata = readMetadata(metadata)
-			}
 			leases, order = append(leases, l), append(order, n)
 		}
 		return rows.Err()
@@ -390,10 +364,58 @@ func (q *Queue) claim(ctx context.Context, db DB, lease time.Duration, run int64
 	}
 	if q.watched(EventClaimed) {
 		for _, l := range leases {
-			e := l.event(EventClaimed)
-			e.Wait = max(0, now.Sub(l.RunAt))
-			q.emit(ctx, e)
+			q.claimed(ctx, l, now)
 		}
+	}
+	return nil
+}
+
+// claimed reports a claim. now is the database's time.
+func (q *Queue) claimed(ctx context.Context, l *Lease, now time.Time) {
+	e := l.event(EventClaimed)
+	e.Wait = max(0, now.Sub(l.RunAt))
+	q.emit(ctx, e)
+}
+
+// newHolder returns a random number for a claim. In a worker its upper half says which one has the job (workers.id), and the
+// lower half differs from claim to claim.
+func newHolder(run int64) int64 {
+	if run == 0 {
+		return rand.Int64()
+	}
+	return run&^math.MaxUint32 | int64(rand.Uint32())
+}
+
+// read reads a claimed job from a row, after the columns in before. n and cut are the columns that are the claim's, and now is
+// the database's clock just before it.
+func (l *Lease) read(rows pgx.Rows, now time.Time, n *int64, cut *bool, before ...any) error {
+	var payload, metadata string
+	var identity *int64
+	var cancelled *bool
+	var lane *string
+	var rule *int16
+	if err := rows.Scan(append(before, &l.ID, &l.claims, &l.Lost, &l.Attempt, &l.MaxAttempts, &l.Priority, &l.RunAt, &l.CreatedAt, &l.Until,
+		&l.Kind, &l.Scope, &l.Key, &payload, &l.Bytes, &metadata, &identity, n, &cancelled, cut, &lane, &rule)...); err != nil {
+		return err
+	}
+	l.Token = l.ID<<tokenBits | int64(l.claims)
+	l.Attempt++
+	l.Lane, l.member = orZero(lane), orZero(rule)&memberBit != 0
+	if strings.Contains(l.Lane, lineSep) {
+		var slotted bool
+		if l.Lane, l.Limit, slotted = splitPath(l.Lane); slotted {
+			l.slot = l.began.Add(l.RunAt.Sub(now))
+		}
+	}
+	l.cancelled, l.identity = cancelled != nil, l.CreatedAt.UnixMicro()
+	if identity != nil {
+		l.identity = *identity
+	}
+	if payload != "" {
+		l.Payload = json.RawMessage(payload)
+	}
+	if metadata != "" {
+		l.Metadata = readMetadata(metadata)
 	}
 	return nil
 }

@@ -163,6 +163,7 @@ func (c *claimer) hear(now time.Time) {
 // isDue records that there is something to claim, as far as is known.
 func (c *claimer) isDue(f *feed) {
 	f.due = true
+	f.slots.end.Store(nil)
 	c.activate(f)
 }
 
@@ -396,6 +397,9 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 	}
 	c.unreserve(f)
 	full := f.cursor.full
+	if f.slots.end.Store(nil); !full && !f.due && !f.paused && len(f.quarantine.ids) == 0 {
+		f.slots.end.Store(&ended)
+	}
 	f.backlog = full && ask.limit >= aloneFrom
 	announced := !f.announced.IsZero()
 	quiet := ended.Sub(f.found)

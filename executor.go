@@ -20,6 +20,9 @@ import (
 // outbox.
 type executor struct {
 	q         *Queue
+	id        int64             // of the run
+	kinds     []string          // of the handlers
+	slots     map[string]*slots // by queue
 	handlers  map[string]*Handler
 	lease     time.Duration
 	pipelines bool            // see lazytx.Pipelines
@@ -33,6 +36,7 @@ type executor struct {
 	told      func()                  // called after the end of jobs that others wait for
 	stop      context.CancelCauseFunc // ends the run as the end of Run's context does, and says why
 
+	ending   sync.Mutex     // guards the change of stopping: handling grows before it, or in goroutines that it counts
 	stopping atomic.Bool    // no handler is started any more; set once, by Run when it ends
 	handling sync.WaitGroup // goroutines that run handlers
 }
@@ -426,7 +430,13 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 	told := !again && slices.ContainsFunc(outcomes, func(o outcome) bool { return o.lease.member })
 	var statement string
 	var args []any
+	var next *successor
+	if !many {
+		next = x.successor(outcomes[0], 1)
+	}
 	switch {
+	case next != nil:
+		statement, args = next.statement(outcomes[0], true)
 	case many && told && (laned || limited):
 		statement, args = endLimitedTold, waking(endArgs)(outcomes, true)
 	case many && told:
@@ -456,7 +466,7 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 		t.finishing = true
 	}
 	x.tasks.mu.Unlock()
-	sure, err = x.q.commitTx(unbroken, tx, outcomes[0].lease, many, statement, args)
+	sure, err = x.q.commitTx(unbroken, tx, outcomes[0].lease, many, statement, args, next)
 	if leaseLost(err) {
 		err = &refusedError{"complete", EventStale}
 	}
@@ -471,7 +481,7 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 		x.tally.ended(outcomes, nil, nil)
 		for _, o := range outcomes {
 			x.q.finished(ctx, o, false)
-			if o.lease.lined() {
+			if o.lease.lined() && (next == nil || next.lease == nil) {
 				x.woken(o.lease.Queue)
 			}
 		}
@@ -479,5 +489,6 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 			x.told()
 		}
 	}
+	next.end(ctx, err == nil)
 	return sure, err
 }

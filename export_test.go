@@ -30,6 +30,8 @@ var HotStatements = map[string]string{
 	"rescan, first":                 rescanFirst,
 
 	"end, laned":          endLaned,
+	"complete, next":      completeNext,
+	"next, in tx":         inTx[completeNext],
 	"retry, laned":        retryLaned,
 	"end, limit":          endLimited,
 	"retry, limit":        retryLimited,
@@ -101,3 +103,10 @@ var (
 	PromoteCalls = promoteCalls
 	SweepMembers = sweepMembers
 )
+
+// CompleteNext completes a job in tx as a worker may do it: the next job of its lane is leased as well, for the time given.
+func (l *Lease) CompleteNext(ctx context.Context, tx DB, lease time.Duration) error {
+	n := &successor{x: &executor{q: l.q, lease: lease, kinds: []string{l.Kind}}, queue: l.Queue, holder: newHolder(0)}
+	statement, args := n.statement(outcome{lease: l}, true)
+	return l.completed(ctx, l.q.sendBare(ctx, tx, statement, args, row(&nextAnswer{n: n})))
+}

@@ -649,13 +649,7 @@ func (q *Queue) finish(ctx context.Context, db DB, outcomes []outcome) (stale []
 			if !ok {
 				stale = append(stale, o.lease)
 			}
-			switch {
-			case ok || !o.unsure:
-				q.finished(ctx, o, !ok)
-			case o.late != nil:
-				q.log.WarnContext(ctx, "onceq: a handler returned an error after it had completed its job; the job stays completed",
-					slog.Int64("job", o.lease.ID), slog.String("kind", o.lease.Kind), slog.Any("error", o.late))
-			}
+			q.wrote(ctx, o, ok)
 		}
 	}
 	for _, id := range cancelled {
@@ -665,6 +659,17 @@ func (q *Queue) finish(ctx context.Context, db DB, outcomes []outcome) (stale []
 		}
 	}
 	return stale, left, err
+}
+
+// wrote reports an outcome after its statement. ok says that the guard held.
+func (q *Queue) wrote(ctx context.Context, o outcome, ok bool) {
+	switch {
+	case ok || !o.unsure:
+		q.finished(ctx, o, !ok)
+	case o.late != nil:
+		q.log.WarnContext(ctx, "onceq: a handler returned an error after it had completed its job; the job stays completed",
+			slog.Int64("job", o.lease.ID), slog.String("kind", o.lease.Kind), slog.Any("error", o.late))
+	}
 }
 
 // finished reports an outcome.

@@ -94,27 +94,29 @@ const laneHead = `
 
 // admitWaits takes the jobs in head out of job_waits, if nobody has them locked, and makes them live. Nobody takes the next
 // one in place of one that is locked: whoever has it may roll back, and it would have been overtaken. A job with a limit is
-// left to a promoter.
-const admitWaits = `
+// left to a promoter. leasing says how it is leased at once (successors.go), if it is.
+func admitWaits(by leasing) string {
+	return `
 ours as materialized (
   select w.id from head h cross join lateral (
          select id from onceq.job_waits where id = h.id and path is null for update skip locked) w
 ),
 moved as (
   delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
-  returning w.*
+  returning w.*` + by.which + `
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
-  select id, statement_timestamp(), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-         payload, payload_bytes, metadata, errors, identity, lane, lane_rule
-    from moved
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule` + by.columns + `)
+  select id, statement_timestamp(), created_at, ` + cmp.Or(by.claims, "claims") + `, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+         payload, payload_bytes, metadata, errors, identity, lane, lane_rule` + by.values + `
+    from moved` + by.returning + `
 ),
 place as (
   insert into onceq.lane_places (lane, id) select lane, id from moved
   on conflict do nothing
 )`
+}
 
 // leavePlaces gives back the places of the jobs in gone.
 const leavePlaces = `left_place as (
@@ -149,6 +151,11 @@ func liveCount(lane string) string {
 	return `(select count(*) as n from onceq.lane_places p where p.lane = ` + lane + ` and ` + isLive + ` offset 0)`
 }
 
+// laneOpen says that a completion may admit a successor into lane r.lane.
+var laneOpen = `current_setting('transaction_isolation') = 'read committed'
+     and not exists (select from ` + stopsOf("r.lane") + ` offset 0)
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)`
+
 // stopsOf gives what stops a lane.
 func stopsOf(lane string) string { return `onceq.lane_stops s where s.lane = ` + lane }
 
@@ -168,10 +175,8 @@ freed as materialized (
 head as materialized (
   select w.id
     from freed r` + laneHead + `
-   where current_setting('transaction_isolation') = 'read committed' and r.stops is not true
-     and not exists (select from ` + stopsOf("r.lane") + ` offset 0)
-     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
-),` + admitWaits + `,
+   where r.stops is not true and ` + laneOpen + `
+),` + admitWaits(leasing{}) + `,
 call as (
   insert into onceq.lane_calls (slot, due, lane)
   select ` + laneSlot("lane") + `, statement_timestamp(), lane
@@ -245,9 +250,7 @@ freed as materialized (
 head as materialized (
   select w.id, r.lane
     from freed r` + laneHead + `
-   where r.lane not like '/%' and current_setting('transaction_isolation') = 'read committed' and r.stops is not true
-     and not exists (select from ` + stopsOf("r.lane") + ` offset 0)
-     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
+   where r.lane not like '/%' and r.stops is not true and ` + laneOpen + `
 ),
 open as materialized (
   select r.lane, r.n from freed r
@@ -290,9 +293,11 @@ call as (
 }
 
 // wakeMoved is a column that wakes workers for the jobs in moved, as Enqueue does.
-func wakeMoved(place, own string) string {
+func wakeMoved(place, own string) string { return wakeAll("moved", place, own) }
+
+func wakeAll(moved, place, own string) string {
 	return `(select coalesce(sum(onceq.wake(m.queue, m.jobs, ` + place + `::bigint, ` + own + `)), 0)::bigint
-          from (select queue, count(*) as jobs from moved group by queue) m
+          from (select queue, count(*) as jobs from ` + moved + ` group by queue) m
          where exists (select from onceq.waiters w where w.idle_until > statement_timestamp()))`
 }
 

@@ -76,6 +76,9 @@ func newLaneScene(t *testing.T, db *queuetest.DB, family string, limit int, shar
 var laneMoves = map[string]func(ctx context.Context, s *laneScene, tx pgx.Tx) error{
 	"complete":        func(ctx context.Context, s *laneScene, tx pgx.Tx) error { return s.first.Complete(ctx, tx) },
 	"complete second": func(ctx context.Context, s *laneScene, tx pgx.Tx) error { return s.second.Complete(ctx, tx) },
+	"complete and lease": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
+		return s.first.CompleteNext(ctx, tx, time.Microsecond)
+	},
 	"promote": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, onceq.LockCalls, time.Time{}); err != nil {
 			return err
@@ -206,7 +209,7 @@ func everyPair(t *testing.T, moves map[string]func(context.Context, *laneScene, 
 
 // laneRow says which moves change the same row, and so wait for each other.
 var laneRow = map[string]string{
-	"complete": "first", "give back": "first",
+	"complete": "first", "complete and lease": "first", "give back": "first",
 	"redrive the dead one": "history", "redrive the cancelled one": "history", "discard": "history",
 	"limit 1": "limit", "remove the limit": "limit",
 	"share 1": "share", "share 4": "share", "rate": "share", "remove the share": "share",

@@ -53,7 +53,7 @@ func newRun(ctx context.Context, w *Worker, own *ownConns) *run {
 	r.outbox = newOutbox(w.q, id, db, w.lease, writing, r.tasks, r.tally)
 	r.beats = &beats{q: w.q, id: id, db: quick{own, beatPatience}, lease: w.lease, ctx: writing, tasks: r.tasks, watch: watch}
 	r.exec = &executor{
-		q: w.q, handlers: w.handlers, lease: w.lease, pipelines: w.pipelines, db: db, base: base,
+		q: w.q, id: id, kinds: w.kinds, slots: make(map[string]*slots), handlers: w.handlers, lease: w.lease, pipelines: w.pipelines, db: db, base: base,
 		tasks: r.tasks, outbox: r.outbox, tally: r.tally, watch: watch,
 	}
 	r.presence = newPresence(w, id, quick{own: own})
@@ -64,6 +64,10 @@ func newRun(ctx context.Context, w *Worker, own *ownConns) *run {
 	r.claimer.promoter = r.promoter
 	r.outbox.woken, r.exec.woken = r.claimer.live, r.claimer.live
 	r.outbox.told, r.exec.told = r.promoter.told, r.promoter.told
+	for _, f := range r.claimer.feeds {
+		r.exec.slots[f.queue] = f.slots
+	}
+	r.outbox.next = func(o outcome) *successor { return r.exec.successor(o, 0) }
 	return r
 }
 
@@ -141,7 +145,9 @@ func (r *run) start(ctx context.Context, limit int) {
 
 // end ends them in that order, and names the handlers that did not return.
 func (r *run) end() (left error) {
+	r.exec.ending.Lock()
 	r.exec.stopping.Store(true)
+	r.exec.ending.Unlock()
 	r.claiming.Wait()
 	if !r.drains {
 		r.listener.unannounceAll()

@@ -29,6 +29,7 @@ type outbox struct {
 	tally *tally
 	woken func(queue string) // called after jobs with a lane: the next one may be live
 	told  func()             // called after the end of jobs that others wait for
+	next  func(outcome) *successor
 
 	mu      sync.Mutex // guards pending and closed; ready and room wait with it
 	ready   sync.Cond  // something to write, or closed
@@ -100,14 +101,26 @@ func (o *outbox) write(batch []outcome) {
 	replaced := false // the outcome that Postgres refused was replaced by a failure that says so
 	for try := 0; len(batch) > 0; try++ {
 		ctx, cancel := context.WithTimeout(o.ctx, o.lease)
-		stale, left, err := o.q.finish(ctx, o.db, batch)
+		var next *successor
+		if len(batch) == 1 {
+			next = o.next(batch[0])
+		}
+		var stale []*Lease
+		var left []outcome
+		var err error
+		if next != nil {
+			stale, left, err = next.finish(ctx, o.db, batch[0])
+		} else {
+			stale, left, err = o.q.finish(ctx, o.db, batch)
+		}
 		cancel()
 		o.tally.ended(batch, stale, left)
+		leased := next.end(ctx, err == nil)
 		switch {
 		case err == nil:
 			told := false
 			for _, out := range batch {
-				if out.lease.lined() {
+				if out.lease.lined() && !leased {
 					o.woken(out.lease.Queue)
 				}
 				told = told || out.lease.member && (out.state.Finished() || out.unsure) // or the handler has ended it

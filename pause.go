@@ -153,6 +153,12 @@ type paused struct {
 // forget makes the next claim read the rows first.
 func (p *pauses) forget() { p.known.Store(nil) }
 
+// none reports whether nothing is paused, as of pausesOld ago at the earliest.
+func (p *pauses) none() bool {
+	k := p.known.Load()
+	return k != nil && time.Since(k.at) < pausesOld && len(k.queues) == 0 && len(k.kinds) == 0
+}
+
 // readPauses is small, and most often it returns no rows.
 const readPauses = `select what, name from onceq.pauses`
 

@@ -30,12 +30,13 @@ type slots struct {
 	asking  bool       // a goroutine asks for new times
 	running int        // goroutines, one for each slot that is in use
 
-	outstanding atomic.Int64 // jobs that are claimed or about to be, and whose handler has not returned; the claimer adds, the executor subtracts
-	quarantined atomic.Int32 // slots that jobs in quarantine occupy; the claimer adds, the executor subtracts
-	busy        atomic.Int32 // slots that run handlers; written by the executor
-	returned    atomic.Int64 // jobs whose handlers have ever returned; written by the executor
-	worked      atomic.Int64 // nanoseconds that they took, added up; written by the executor
-	low         atomic.Int64 // when outstanding falls to this, the claimer wants a signal; written by the claimer
+	outstanding atomic.Int64              // jobs that are claimed or about to be, and whose handler has not returned; the claimer adds, the executor subtracts
+	quarantined atomic.Int32              // slots that jobs in quarantine occupy; the claimer adds, the executor subtracts
+	busy        atomic.Int32              // slots that run handlers; written by the executor
+	returned    atomic.Int64              // jobs whose handlers have ever returned; written by the executor
+	worked      atomic.Int64              // nanoseconds that they took, added up; written by the executor
+	end         atomic.Pointer[time.Time] // when the claim ended that found no more jobs; nil: there may be some. Written by the claimer
+	low         atomic.Int64              // when outstanding falls to this, the claimer wants a signal; written by the claimer
 }
 
 func newSlots(w *Worker, queue string, c QueueConfig, signal func()) *slots {
@@ -107,6 +108,12 @@ func (s *slots) takeAll() []unit {
 	return all
 }
 
+// foundEnd reports whether, as far as is known, no job of the queue waits to be claimed.
+func (s *slots) foundEnd() bool {
+	at := s.end.Load()
+	return at != nil && time.Since(*at) < nextFor
+}
+
 // used is how many slots are in use, or have jobs claimed for them.
 func (s *slots) used() int {
 	jobs := int(s.outstanding.Load())
@@ -173,6 +180,31 @@ func (c *connections) allow(s *slots) int {
 	may = max(0, min(may, mine+max(0, free), s.count))
 	c.queues[s] = may <= mine && mine < share
 	return may
+}
+
+// reserve takes a place of a queue for one job, if a handler is free for it and no other queue waits for a connection. own
+// are the places of the caller's that are about to become free.
+func (c *connections) reserve(s *slots, own int64) bool {
+	usable := s.count
+	if s.pooled {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		for o, wants := range c.queues {
+			if wants && o != s {
+				return false
+			}
+		}
+		usable = c.allow(s)
+	}
+	for {
+		n := s.outstanding.Load()
+		if n-own >= int64(usable*s.width) {
+			return false
+		}
+		if s.outstanding.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
 }
 
 // poolWatch logs a warning when all connections of the pool are in use and none becomes free, while handlers' transactions

@@ -123,6 +123,8 @@ var inTx = map[string]string{
 	completeOneLaned:   completeOneLaned + sameTx("$8", "$1::bigint"),
 	completeOneLimited: completeOneLimited + sameTx("$8", "$1::bigint"),
 
+	completeNext: completeNextWith(sameTx("$12", "$1::bigint")),
+
 	completeOneUnkeyedTold: completeOneUnkeyedTold + sameTx("$4", "$1::bigint"),
 	completeOneTold:        completeOneTold + sameTx("$7", "$1::bigint"),
 	completeOneLimitedTold: completeOneLimitedTold + sameTx("$8", "$1::bigint"),
@@ -134,12 +136,12 @@ var checkTx = `select null` + sameTx("$1", "$2::bigint")
 // commitTx ends a handler's transaction with a statement that completes its jobs and raises an error if a lease is lost.
 // many says that the statement is for many jobs, which needs the planner settings. sure is false if the answer was lost, so
 // that the transaction may have been committed.
-func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *Lease, many bool, statement string, args []any) (sure bool, err error) {
+func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *Lease, many bool, statement string, args []any, next *successor) (sure bool, err error) {
 	own := tx.Open()
 	var other *int32 // not null if the handler committed the transaction that was opened
 	var all []lazytx.Statement
 	citus := q.citus.Load() == citusYes
-	guarded := many || statement == completeOneUnkeyedTold
+	guarded := many || statement == completeOneUnkeyedTold || next != nil
 	switch {
 	case citus && guarded:
 		all = append(all, lazytx.Statement{SQL: guardPlans})
@@ -162,6 +164,12 @@ func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *Lease, many 
 		all = append(all, lazytx.Statement{SQL: q.sql(checkTx), Args: []any{tx.ID(), first.ID}, Row: []any{nil, &other}})
 	case own:
 		last = lazytx.Statement{SQL: inTx[statement], Args: append(args, tx.ID()), Row: []any{nil, &other}}
+	}
+	switch {
+	case next != nil && own:
+		last.Row = []any{&nextAnswer{n: next, other: &other}}
+	case next != nil:
+		last.Row = []any{&nextAnswer{n: next}}
 	}
 	last.SQL = q.sql(last.SQL)
 	sure, err = tx.Commit(ctx, append(all, last)...)

@@ -329,6 +329,7 @@ var built = map[string]string{
 	"completeOneWith lane":    completeOneLaned,
 	"completeOneWith limit":   completeOneLimited,
 	"endWith lane":            endLaned,
+	"completeNextWith":        completeNext,
 	"endWith limit":           endLimited,
 	"completeOneUnkeyedTold":  completeOneUnkeyedTold,
 	"telling one":             completeOneTold,

@@ -253,7 +253,7 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where current_setting('transaction_isolation') = 'read committed' and r.stops is not true
+   where r.stops is not true and current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
@@ -370,7 +370,7 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.lane not like '/%' and current_setting('transaction_isolation') = 'read committed' and r.stops is not true
+   where r.lane not like '/%' and r.stops is not true and current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
@@ -1728,7 +1728,7 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where current_setting('transaction_isolation') = 'read committed' and r.stops is not true
+   where r.stops is not true and current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
@@ -1820,7 +1820,7 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.lane not like '/%' and current_setting('transaction_isolation') = 'read committed' and r.stops is not true
+   where r.lane not like '/%' and r.stops is not true and current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
@@ -2001,7 +2001,7 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where current_setting('transaction_isolation') = 'read committed' and r.stops is not true
+   where r.stops is not true and current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
@@ -2100,7 +2100,7 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.lane not like '/%' and current_setting('transaction_isolation') = 'read committed' and r.stops is not true
+   where r.lane not like '/%' and r.stops is not true and current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
@@ -2268,7 +2268,7 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where current_setting('transaction_isolation') = 'read committed' and r.stops is not true
+   where r.stops is not true and current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
@@ -2373,7 +2373,7 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.lane not like '/%' and current_setting('transaction_isolation') = 'read committed' and r.stops is not true
+   where r.lane not like '/%' and r.stops is not true and current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
@@ -2573,7 +2573,7 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.lane not like '/%' and current_setting('transaction_isolation') = 'read committed' and r.stops is not true
+   where r.lane not like '/%' and r.stops is not true and current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
@@ -2747,7 +2747,7 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.lane not like '/%' and current_setting('transaction_isolation') = 'read committed' and r.stops is not true
+   where r.lane not like '/%' and r.stops is not true and current_setting('transaction_isolation') = 'read committed'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
@@ -4789,6 +4789,69 @@ select set_config('enable_seqscan', split_part(p, ',', 1), true), set_config('en
 
 -- statement.go: rollBack
 rollback;
+
+-- successors.go: completeNextWith
+with gone as (
+  delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
+  returning id, scope, key, lane
+),
+fence as (
+  update onceq.job_fences f
+     set state = 3, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
+    from gone g
+   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+),
+left_place as (
+  delete from onceq.lane_places p using gone g where p.lane = any (array[g.lane]) and p.id = any (array[g.id])
+),
+head as materialized (
+  select w.id
+    from (select lane, 1 as n from gone) r
+   cross join lateral (
+         select w.id
+           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit r.n) w
+          limit r.n) w
+   where current_setting('transaction_isolation') = 'read committed'
+     and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
+),
+ours as materialized (
+  select w.id from head h cross join lateral (
+         select id from onceq.job_waits where id = h.id and path is null for update skip locked) w
+),
+moved as (
+  delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
+  returning w.*, w.lost = 0 and w.queue = $10::text and w.kind = any ($11::text[]) as next
+),
+job as (
+  insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, leased_until, holder)
+  select id, statement_timestamp(), created_at, case when next then least(claims + 1, 1048575) else claims end, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+         payload, payload_bytes, metadata, errors, identity, lane, lane_rule, case when next then statement_timestamp() + $8::bigint * interval '1 microsecond' end, case when next then $9::bigint end
+    from moved
+  returning *
+),
+place as (
+  insert into onceq.lane_places (lane, id) select lane, id from moved
+  on conflict do nothing
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from gone where not exists (select from moved)
+)
+select case when $6::bool and not exists (select from gone) then onceq.lease_lost($1::bigint) end,
+       (select id from gone), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $7::bigint, false)), 0)::bigint
+          from (select queue, count(*) as jobs from job where leased_until is null group by queue) m
+         where exists (select from onceq.waiters w where w.idle_until > statement_timestamp())),
+       j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
+          j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
+          coalesce(j.metadata::text, ''), j.identity, 0, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule
+  from (values (1)) one left join job j on j.leased_until is not null;
 
 -- tx.go: checkTx
 select null,

@@ -1,0 +1,223 @@
+package tests
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// leased counts the jobs that came to jobs with a lease, and those that came without one.
+func leased(t *testing.T, db *queuetest.DB) (with, without int) {
+	t.Helper()
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `select count(*) filter (where leased), count(*) filter (where not leased) from public.came`).Scan(&with, &without))
+	return with, without
+}
+
+// watchLeases records how jobs come to jobs from now on.
+func watchLeases(t *testing.T, db *queuetest.DB) {
+	t.Helper()
+	sqlRun(t, db, `create table public.came (id bigint, leased boolean)`)
+	sqlRun(t, db, `
+create function public.came() returns trigger language plpgsql as $$
+begin
+  insert into public.came values (new.id, new.leased_until is not null);
+  return null;
+end $$`)
+	sqlRun(t, db, fmt.Sprintf(`create trigger came after insert on %s.jobs for each row execute function public.came()`, db.Schema))
+}
+
+// ran keeps the order in which jobs ran.
+type ran struct {
+	mu  sync.Mutex
+	all []int
+}
+
+func (r *ran) add(n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.all = append(r.all, n)
+}
+
+func (r *ran) list() []int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.all)
+}
+
+func inLane(t *testing.T, db *queuetest.DB, kind onceq.Kind[charge], customer, from, n int) {
+	t.Helper()
+	jobs := make([]onceq.Job, n)
+	for i := range jobs {
+		jobs[i] = kind.Job(charge{customer, from + i})
+	}
+	_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+	require.NoError(t, err)
+}
+
+// A completion leases the next job of the lane, in both kinds of handlers, for jobs with keys and without, and the jobs run once and in order.
+func TestSuccessor_IsLeasedWithTheCompletion(t *testing.T) {
+	t.Parallel()
+	const n = 300
+	keyed := charges
+	keyed.Key = func(c charge) string { return fmt.Sprint(c.N) }
+	for name, kind := range map[string]onceq.Kind[charge]{"keyed": keyed, "unkeyed": charges} {
+		for _, inTx := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, ", in a transaction ", inTx), func(t *testing.T) {
+				t.Parallel()
+				db := queuetest.New(t)
+				watchLeases(t, db)
+				inLane(t, db, kind, 1, 0, n)
+				var r ran
+				h := kind.Handle(func(_ context.Context, l *onceq.Lease, c charge) error { r.add(c.N); return l.SetResult(c.N) })
+				if inTx {
+					h = kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, c charge) error {
+						r.add(c.N)
+						_, err := tx.Exec(ctx, `select 1`)
+						return errors.Join(err, l.SetResult(c.N))
+					})
+				}
+				w := start(t, db, onceq.WorkerConfig{}, h)
+				until(t, db, noJobs+` and not exists (select from onceq.job_waits)`)
+				require.NoError(t, w.stop())
+				require.Len(t, r.list(), n)
+				require.True(t, slices.IsSorted(r.list()))
+				require.Equal(t, n, w.count(onceq.EventClaimed))
+				require.Equal(t, n, w.count(onceq.EventCompleted))
+				require.Zero(t, w.count(onceq.EventStale)+w.count(onceq.EventLeaseLost))
+				with, _ := leased(t, db)
+				require.Positive(t, with)
+				if name == "keyed" {
+					require.Equal(t, n, sqlOne[int](t, db, `select count(*)::int from onceq.job_fences where state = 3 and result::text = key`))
+				}
+				require.NoError(t, db.Check())
+			})
+		}
+	}
+}
+
+// It is left to a claim if a claim would not have taken it: of another queue, of a kind without a handler here, after a lost
+// lease.
+func TestSuccessor_OnlyWhatAClaimWouldTake(t *testing.T) {
+	t.Parallel()
+	other := charges
+	other.Name, other.LaneFamily = "other", "charge"
+	for name, change := range map[string]string{
+		"queue": `update onceq.job_waits set queue = 'elsewhere'`,
+		"kind":  `update onceq.job_waits set kind = 'other'`,
+		"lost":  `update onceq.job_waits set lost = 1, claims = 1`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			inLane(t, db, charges, 1, 0, 2)
+			first := laneClaim(t, db.Queue, 1)
+			require.Len(t, first, 1)
+			sqlRun(t, db, change)
+			watchLeases(t, db)
+			require.NoError(t, first[0].Release(t.Context()))
+			w := start(t, db, onceq.WorkerConfig{}, charges.Handle(func(context.Context, *onceq.Lease, charge) error { return nil }))
+			until(t, db, `exists (select from public.came)`)
+			with, without := leased(t, db)
+			require.Equal(t, [2]int{0, 1}, [2]int{with, without})
+			require.NoError(t, w.stop())
+		})
+	}
+}
+
+// A lane with jobs without end does not keep the only handler from the other jobs of its queue, and a pause ends it.
+func TestSuccessor_OthersHaveTheirTurn(t *testing.T) {
+	t.Parallel()
+	for _, inTx := range []bool{false, true} {
+		t.Run(fmt.Sprint("in a transaction ", inTx), func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			watchLeases(t, db)
+			inLane(t, db, charges, 1, 0, 10_000)
+			started := make(chan int, 1)
+			var r ran
+			h := charges.Handle(func(_ context.Context, _ *onceq.Lease, c charge) error { r.add(c.N); return nil })
+			if inTx {
+				h = charges.HandleTx(func(_ context.Context, _ pgx.Tx, _ *onceq.Lease, c charge) error { r.add(c.N); return nil })
+			}
+			start(t, db, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{"default": {Concurrency: 1}}}, h,
+				work.Handle(func(context.Context, *onceq.Lease, int) error { started <- len(r.list()); return nil }))
+			eventually(t, "a leased successor", func() bool { with, _ := leased(t, db); return with > 20 })
+			add(t, db, work.Job(1))
+			require.Less(t, receive(t, started), 9_000)
+			require.NoError(t, db.Queue.PauseQueue(t.Context(), db.Pool, "default", "test"))
+			var before int
+			eventually(t, "an end of the runs", func() bool {
+				n := len(r.list())
+				same := n == before && n > 0
+				before = n
+				return same && sqlOne[bool](t, db, `select not exists (select from onceq.jobs where leased_until is not null)`)
+			})
+			require.Positive(t, sqlOne[int](t, db, `select count(*)::int from onceq.job_waits`))
+		})
+	}
+}
+
+// Run ends in the middle of a lane: what its last completions leased is given back, so that it need not run out.
+func TestSuccessor_ShutdownLeavesNoLease(t *testing.T) {
+	t.Parallel()
+	for _, inTx := range []bool{false, true} {
+		t.Run(fmt.Sprint("in a transaction ", inTx), func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			watchLeases(t, db)
+			inLane(t, db, charges, 1, 0, 100_000)
+			var r ran
+			for range 15 {
+				from := len(r.list())
+				h := charges.Handle(func(_ context.Context, _ *onceq.Lease, c charge) error { r.add(c.N); return nil })
+				if inTx {
+					h = charges.HandleTx(func(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, c charge) error {
+						r.add(c.N)
+						_, err := tx.Exec(ctx, `select 1`)
+						return err
+					})
+				}
+				w := start(t, db, onceq.WorkerConfig{Lease: 10 * time.Minute}, h)
+				eventually(t, "some runs", func() bool { return len(r.list()) > from+20 })
+				require.NoError(t, w.stop())
+				require.Zero(t, sqlOne[int](t, db, `select count(*)::int from onceq.jobs where leased_until is not null`), w.logged())
+			}
+			all := r.list()
+			require.True(t, slices.IsSorted(all))
+			require.Len(t, slices.Compact(all), len(r.list()), "jobs that ran twice")
+			with, _ := leased(t, db)
+			require.Positive(t, with)
+			require.NoError(t, db.Check())
+		})
+	}
+}
+
+// The guard decides about the successor too: a completion under a lost lease lets nothing into the lane.
+func TestSuccessor_OfALostLease(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	inLane(t, db, charges, 1, 0, 3)
+	var r ran
+	w := start(t, db, onceq.WorkerConfig{Lease: 10 * time.Minute}, charges.Handle(func(ctx context.Context, l *onceq.Lease, c charge) error {
+		r.add(c.N)
+		if len(r.list()) == 1 {
+			_, err := db.Pool.Exec(ctx, `update onceq.jobs set holder = 0, leased_until = statement_timestamp(), claims = claims + 1`)
+			return err
+		}
+		return nil
+	}))
+	until(t, db, noJobs+` and not exists (select from onceq.job_waits)`)
+	require.NoError(t, w.stop())
+	require.Equal(t, []int{0, 0, 1, 2}, r.list())
+	require.Equal(t, 1, w.count(onceq.EventStale)+w.count(onceq.EventLeaseLost))
+}

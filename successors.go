@@ -1,0 +1,160 @@
+package onceq
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// A lane whose jobs run one after the other would need a claim for each of them. So the completion of one leases the next
+// one as well, and the executor starts it: the lane needs one round trip for each job. This is a claim like any other, made
+// in the statement that lets the job into the lane, and it gives nobody a turn that a claim would have given to another job:
+//
+//   - The latest claim of the queue found no more jobs, and nothing has been heard of others since. After nextFor a claim
+//     looks again. Meanwhile the claimer's other looks go on as always.
+//   - A handler is free, and no other queue waits for its connection.
+//   - Nothing is paused, as far as is known since pausesOld, and the run does not end.
+//   - The next job is of the same queue and has lost no lease: others become live without a lease, and are claimed.
+//
+// It is for single jobs that are completed and not kept. What completes many at once leaves claims to gather.
+type successor struct {
+	x      *executor
+	s      *slots
+	queue  string
+	holder int64
+	began  time.Time
+	lease  *Lease
+}
+
+const nextFor = 200 * time.Millisecond
+
+// leasing is what admitWaits adds to lease a job at once: a column of moved that says whether, columns of jobs and their
+// values, and what is returned.
+type leasing struct{ which, columns, claims, values, returning string }
+
+// completeNext is completeOne for a job with a lane and of any key, which is not kept: the next one of the lane becomes
+// live and is leased for $8 microseconds to holder $9, if it is of queue $10 and of one of the kinds $11. With $6 it raises
+// an error if the guard does not hold.
+var completeNext = completeNextWith("")
+
+func completeNextWith(more string) string {
+	return `
+with gone as (
+  delete from onceq.jobs where ` + heldByOne + `
+  returning id, scope, key, lane
+),
+fence as (
+  update onceq.job_fences f
+     set state = ` + sqlCompleted + `, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
+    from gone g
+   where ` + fenceOfGone + `
+),
+` + leavePlaces + `,
+head as materialized (
+  select w.id
+    from (select lane, 1 as n from gone) r` + laneHead + `
+   where ` + laneOpen + `
+),` + admitWaits(leasing{
+		which:     `, w.lost = 0 and w.queue = $10::text and w.kind = any ($11::text[]) as next`,
+		columns:   `, leased_until, holder`,
+		claims:    `case when next then least(claims + 1, 1048575) else claims end`,
+		values:    `, case when next then statement_timestamp() + $8::bigint * interval '1 microsecond' end, case when next then $9::bigint end`,
+		returning: "\n  returning *",
+	}) + `,
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ` + laneSlot("lane") + `, statement_timestamp(), lane from gone where not exists (select from moved)
+)
+select case when $6::bool and not exists (select from gone) then onceq.lease_lost($1::bigint) end,
+       (select id from gone), ` + wakeAll("job where leased_until is null", "$7", "false") + more + `,
+       ` + claimedJob + `, 0, ` + cancelSince + `, false, j.lane, j.lane_rule
+  from (values (1)) one left join job j on j.leased_until is not null`
+}
+
+// successor returns what leases the next job of the lane of a job that completes, or nil if that is left to a claim. own is
+// 1 if the slot of the job that completes is still in use, and else 0.
+func (x *executor) successor(o outcome, own int64) *successor {
+	l := o.lease
+	if o.state != StateCompleted || o.keep != 0 || l.Lane == "" || l.Limit != "" || l.member || x.q.citus.Load() == citusYes {
+		return nil
+	}
+	s := x.slots[l.Queue]
+	if s == nil || !s.foundEnd() || !x.q.pauses.none() {
+		return nil
+	}
+	x.ending.Lock()
+	defer x.ending.Unlock()
+	if x.stopping.Load() || !x.q.connections.reserve(s, own) {
+		return nil
+	}
+	x.handling.Add(1)
+	return &successor{x: x, s: s, queue: l.Queue, holder: newHolder(x.id), began: time.Now()}
+}
+
+// statement gives the completion that leases the next job too.
+func (n *successor) statement(o outcome, raise bool) (string, []any) {
+	l := o.lease
+	return completeNext, []any{l.ID, l.claims, l.holder, l.Token, o.result, raise, rand.Int64(), n.x.lease.Microseconds(), n.holder, n.queue, n.x.kinds}
+}
+
+// nextAnswer reads the one row of completeNext. It is a pgx.RowScanner, because the columns of the next job are null if there is
+// none.
+type nextAnswer struct {
+	n     *successor
+	done  *int64  // the job's id; nil: its guard did not hold
+	other **int32 // sameTx's column; nil without
+}
+
+// ScanRow reads the row.
+func (a *nextAnswer) ScanRow(rows pgx.Rows) error {
+	before := []any{nil, &a.done, nil}
+	if a.other != nil {
+		before = append(before, a.other)
+	}
+	if rows.RawValues()[len(before)] == nil {
+		return rows.Scan(append(before, make([]any, len(rows.FieldDescriptions())-len(before))...)...)
+	}
+	n := a.n
+	l := &Lease{q: n.x.q, db: n.x.db, Queue: n.queue, holder: n.holder, began: n.began, term: n.x.lease}
+	var place int64
+	var cut bool
+	if err := l.read(rows, time.Time{}, &place, &cut, before...); err != nil {
+		return err
+	}
+	n.lease = l
+	return nil
+}
+
+// finish writes the outcome, as Queue.finish does.
+func (n *successor) finish(ctx context.Context, db DB, o outcome) (stale []*Lease, left []outcome, err error) {
+	statement, args := n.statement(o, false)
+	a := nextAnswer{n: n}
+	if err = n.x.q.guarded(ctx, db, statement, args, &a); err != nil {
+		return nil, []outcome{o}, fmt.Errorf("onceq: finish: %w", err)
+	}
+	if a.done == nil {
+		stale = []*Lease{o.lease}
+	}
+	n.x.q.wrote(ctx, o, a.done != nil)
+	return stale, nil, nil
+}
+
+// end starts the next job, if it was leased, and gives back its place. ok says that the completion was committed.
+func (n *successor) end(ctx context.Context, ok bool) (leased bool) {
+	if n == nil {
+		return false
+	}
+	if leased = ok && n.lease != nil; leased {
+		if n.x.q.watched(EventClaimed) {
+			n.x.q.claimed(ctx, n.lease, n.lease.RunAt)
+		}
+		n.x.accept(n.s, []*Lease{n.lease}, n.began)
+	}
+	n.s.outstanding.Add(-1)
+	n.x.q.connections.wake()
+	n.x.handling.Done()
+	return leased
+}
