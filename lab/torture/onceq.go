@@ -45,10 +45,13 @@ begin
   if tg_op = 'INSERT' then
     insert into torture.trail (what, job, key, work, op)
     values ('accepted', torture.identity(new.id, new.created_at), coalesce(new.key, ''), new.payload->>'work', coalesce(new.metadata->>'op', ''));
-  elsif tg_op = 'UPDATE' then
+  end if;
+  if tg_op = 'INSERT' and tg_table_name = 'jobs' and to_jsonb(new)->>'leased_until' is not null -- by a completion, in its lane
+     or tg_op = 'UPDATE' then
     insert into torture.trail (what, job, key, work, token)
     values ('claimed', torture.identity(new.id, new.created_at), coalesce(new.key, ''), new.payload->>'work', new.id << 20 | new.claims);
-  else
+  end if;
+  if tg_op = 'DELETE' then
     insert into torture.trail (what, job, key, work)
     values ('gone', torture.identity(old.id, old.created_at), coalesce(old.key, ''), old.payload->>'work');
   end if;
