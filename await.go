@@ -356,21 +356,21 @@ func (l *Lease) timeOut(ctx context.Context, w waitFor) (decided bool, err error
 // before it looks for the job, finds it. If Emit has the row, the job comes again in a moment. A worker that has lost its
 // lease must not undo what a later one has noted, hence greatest.
 var (
-	retryAwaiting        = awaiting(retryJobs, "$9", "$10")
-	retryAwaitingLaned   = awaiting(retryLaned, "$10", "$11")
-	retryAwaitingLimited = awaiting(retryLimited, "$10", "$11")
+	retryAwaiting        = awaiting(retryJobs, "$10", "$11")
+	retryAwaitingLaned   = awaiting(retryLaned, "$11", "$12")
+	retryAwaitingLimited = awaiting(retryLimited, "$11", "$12")
 )
 
 func awaiting(statement, scopes, keys string) string {
 	return strings.NewReplacer(`
-  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[])
-      as u(id, claims, holder, error, spent, reset, delay)
+  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[])
+      as u(id, claims, holder, error, spent, reset, delay, most)
 ),`, `
-  select a.id, a.claims, a.holder, a.error, a.spent, a.reset, a.scope, a.key, w.job_id is not null as free,
+  select a.id, a.claims, a.holder, a.error, a.spent, a.reset, a.most, a.scope, a.key, w.job_id is not null as free,
          case w.state when `+sqlOpen+` then greatest(0, (extract(epoch from w.until - statement_timestamp()) * 1000000)::bigint)
               else case when w.job_id is null then a.delay else 0 end end as delay
-    from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], `+scopes+`::text[], `+keys+`::text[])
-      as a(id, claims, holder, error, spent, reset, delay, scope, key)
+    from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[], `+scopes+`::text[], `+keys+`::text[])
+      as a(id, claims, holder, error, spent, reset, delay, most, scope, key)
     left join lateral (
          select job_id, state, until from onceq.job_awaits
           where job_id = a.id and scope = a.scope and key = a.key

@@ -34,8 +34,8 @@
 //   - Window: how long a key stays taken after its work is finished.
 //   - Attempt: one try to do a job. A handler's error spends an attempt; when MaxAttempts are spent the job is dead. A lost
 //     lease and a Snooze spend none.
-//   - Lost lease: a lease that ran out before its holder had finished. It counts against MaxLost. The first one may be
-//     charged to a job that was merely about to start (Kind.MaxLost).
+//   - Lost lease: a lease that ran out before its holder had finished. It counts against MaxLost, until
+//     a run comes to its end. The first one may be charged to a job that was merely about to start (Kind.MaxLost).
 //
 // # What it promises
 //

@@ -33,7 +33,7 @@ type outcome struct {
 	wait   *waitFor // what it is given back for: the database says how long; nil for none
 	keep   int64    // milliseconds in history; 0: not at all, -1: until somebody decides
 	unsure bool     // it may already be written, so a guard that does not hold means nothing
-	asked  bool     // the handler's return value asks for another run; otherwise the job is given back
+	asked  bool     // the handler came to its end and did not finish the job; otherwise the job is given back
 
 	late  error         // what the handler returned after it had completed the job itself
 	cause error         // for events
@@ -444,24 +444,25 @@ const appendError = `case when error = '' then errors else
          || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end`
 
 // retryJobs makes jobs ready to run again. It returns the tokens of those whose guard held, and the ids of those among them
-// that somebody wants cancelled. With $8 it raises an error if a guard did not hold.
+// that somebody wants cancelled. $8 is how many lost leases at most go on counting (lostFrom). With $9 it raises an error if a
+// guard did not hold.
 var retryJobs = `
 with u as materialized (
-  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[])
-      as u(id, claims, holder, error, spent, reset, delay)
+  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[])
+      as u(id, claims, holder, error, spent, reset, delay, most)
 ),
 ready as (
   update onceq.jobs j
      set run_at = statement_timestamp() + u.delay * interval '1 microsecond', leased_until = null, holder = null,
          attempts = case when u.reset then 0 else attempts + u.spent end,
-         lost     = case when u.reset then 0 else lost end,
+         lost     = least(lost, u.most),
          identity = case when u.reset then ` + identityOf("j") + ` + 1 else identity end,
          errors   = ` + appendError + `
     from u
    where ` + heldByEach + `
   returning j.id, j.claims, j.created_at
 )
-select case when $8::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+select case when $9::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
        array_agg(ready.id << ` + sqlTokenBits + ` | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null)
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true`
 
@@ -493,19 +494,19 @@ type retrying struct{ moves, stays, leaves, runAt, columns, lane, due, handOver 
 func retryWith(r retrying) string {
 	return `
 with u as materialized (
-  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[])
-      as u(id, claims, holder, error, spent, reset, delay)
+  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[])
+      as u(id, claims, holder, error, spent, reset, delay, most)
 ),
 gone as (
   delete from onceq.jobs j using u
    where ` + heldByEach + ` and ` + r.moves + `
-  returning j.*, ` + strconv.Itoa(int(StateRetrying)) + `::smallint as state, u.error, u.spent, u.reset, u.delay` + r.leaves + `
+  returning j.*, ` + strconv.Itoa(int(StateRetrying)) + `::smallint as state, u.error, u.spent, u.reset, u.delay, u.most` + r.leaves + `
 ),
 wait as (
   insert into onceq.job_waits (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule` + r.columns + `)
   select id, ` + r.runAt + `, created_at, claims,
-         case when reset then 0 else lost end, case when reset then 0 else attempts + spent end,
+         least(lost, most), case when reset then 0 else attempts + spent end,
          max_attempts, priority, queue, kind, scope, key, payload, payload_bytes, metadata, ` + appendError + `,
          case when reset then ` + identityOf("gone") + ` + 1 else identity end, ` + r.lane + `
     from gone
@@ -518,7 +519,7 @@ stay as (
   update onceq.jobs j
      set run_at = statement_timestamp() + u.delay * interval '1 microsecond', leased_until = null, holder = null,
          attempts = case when u.reset then 0 else attempts + u.spent end,
-         lost     = case when u.reset then 0 else lost end,
+         lost     = least(lost, u.most),
          identity = case when u.reset then ` + identityOf("j") + ` + 1 else identity end,
          errors   = ` + appendError + `
     from u
@@ -528,8 +529,8 @@ stay as (
 ready as (
   select id, claims, created_at from gone union all select id, claims, created_at from stay
 ),` + r.handOver + `
-select case when $8::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       array_agg(ready.id << ` + sqlTokenBits + ` | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null), ` + wakeMoved("$9", "false") + `
+select case when $9::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       array_agg(ready.id << ` + sqlTokenBits + ` | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null), ` + wakeMoved("$10", "false") + `
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true`
 }
 
@@ -560,15 +561,28 @@ func endArgs(outcomes []outcome, raise bool) []any {
 func retryArgs(outcomes []outcome, raise bool) []any {
 	n := len(outcomes)
 	ids, claims, holders := make([]int64, n), make([]int32, n), make([]int64, n)
-	errs, spent, resets, delays := make([]string, n), make([]int32, n), make([]bool, n), make([]int64, n)
+	errs, spent, resets, delays, most := make([]string, n), make([]int32, n), make([]bool, n), make([]int64, n), make([]int32, n)
 	for i, o := range outcomes {
 		ids[i], claims[i], holders[i] = o.lease.ID, o.lease.claims, o.lease.holder
-		errs[i], resets[i], delays[i] = o.err, o.reset, o.delay.Microseconds()
+		errs[i], resets[i], delays[i], most[i] = o.err, o.reset, o.delay.Microseconds(), o.lostFrom()
 		if o.spend {
 			spent[i] = 1
 		}
 	}
-	return []any{ids, claims, holders, errs, spent, resets, delays, raise}
+	return []any{ids, claims, holders, errs, spent, resets, delays, most, raise}
+}
+
+// lostFrom is the number from which the job's lost leases count on, if there were more. A handler that came to its end did
+// not end its process. After a failure one stays, so that the job goes on running alone (quarantine.go): one that now fails and
+// now ends its process would otherwise take the same jobs beside it with it each time. A job that is only given back keeps all.
+func (o *outcome) lostFrom() int32 {
+	switch {
+	case o.asked && o.spend:
+		return 1
+	case o.asked:
+		return 0
+	}
+	return maxMaxLost
 }
 
 // waking adds the random place at which a statement begins to look for a worker that waits.

@@ -53,9 +53,11 @@ type Kind[P any] struct {
 	// charged to a job that was merely about to start. A worker that has a kind with MaxLost 1 claims no job before a
 	// handler is free for it.
 	//
-	// They count over the whole life of the job, also where runs in between ended well: Snooze, Sleep, Await and an error
-	// that is retried leave the number as it is; only Reschedule, Redrive and a next tick start anew. A flow of weeks, or a
-	// job that polls for weeks, may need a larger number.
+	// They count anew from 0 when the handler comes to its end and asks for another run: with Snooze, Reschedule, Sleep or
+	// Await. After an error that is retried one of them stays. A job that is given back, because of a shutdown or before its
+	// handler was called, keeps them all. So a job that waits or polls for weeks may lose any number of leases, if less than
+	// MaxLost come one after the other. A job that now ends well and now ends its process goes on doing so, and takes a lease
+	// from those beside it each time.
 	MaxLost int
 
 	// Keep is how long a completed job, or one that was cancelled while it ran, stays in the history; Forever keeps it

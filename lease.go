@@ -36,7 +36,7 @@ type Lease struct {
 	Priority    Priority
 	Attempt     int // 1 for the first; counts failures, not lost leases
 	MaxAttempts int
-	Lost        int       // leases of this job that ran out before this one
+	Lost        int       // leases of this job that ran out before this one, as Kind.MaxLost counts them
 	RunAt       time.Time // when the job was due
 	CreatedAt   time.Time
 	Until       time.Time // end of the lease as claimed, by the database's clock

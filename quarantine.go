@@ -11,7 +11,7 @@ import (
 // claims these jobs one by one, and only when they start at once. So a job that ends its process every time is found out
 // and takes no other job with it: the claim marks that the job was started, and no job is charged for a lease that it did
 // not use. They are claimed in the order of how many leases they have lost, so that the innocent ones are done before the
-// one that is at fault.
+// one that is at fault. A job leaves the quarantine when its handler asks for another run, and stays there when that fails.
 //
 // The next job starts when the one before has been dealt with, or has run for as long as probation says: the fewer leases a
 // job may still lose, the longer no other starts. So a job that hangs delays the others for a while and not for ever. At

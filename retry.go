@@ -143,7 +143,7 @@ func (l *Lease) failure(err error, backoff func(int, error) time.Duration) outco
 	case errors.Is(err, ErrHeld):
 		o.state, o.err, o.keep = StateHeld, errorText(err.Error()), -1
 	case again != nil && (again.err == nil || again.free):
-		o.delay, o.reset, o.wait = again.d, again.reset, again.wait
+		o.delay, o.reset, o.wait, o.asked = again.d, again.reset, again.wait, !again.free
 		if again.err != nil {
 			o.err = errorText(err.Error())
 		}

@@ -138,17 +138,17 @@ select coalesce(result::text, '') from onceq.job_fences f
       and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp());
 
 -- await.go: awaiting
-select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[])
-      as u(id, claims, holder, error, spent, reset, delay)
+select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[])
+      as u(id, claims, holder, error, spent, reset, delay, most)
 ),;
 
 -- await.go: awaiting retryJobs
 with u as materialized (
-  select a.id, a.claims, a.holder, a.error, a.spent, a.reset, a.scope, a.key, w.job_id is not null as free,
+  select a.id, a.claims, a.holder, a.error, a.spent, a.reset, a.most, a.scope, a.key, w.job_id is not null as free,
          case w.state when 0 then greatest(0, (extract(epoch from w.until - statement_timestamp()) * 1000000)::bigint)
               else case when w.job_id is null then a.delay else 0 end end as delay
-    from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $9::text[], $10::text[])
-      as a(id, claims, holder, error, spent, reset, delay, scope, key)
+    from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[], $10::text[], $11::text[])
+      as a(id, claims, holder, error, spent, reset, delay, most, scope, key)
     left join lateral (
          select job_id, state, until from onceq.job_awaits
           where job_id = a.id and scope = a.scope and key = a.key
@@ -163,7 +163,7 @@ ready as (
   update onceq.jobs j
      set run_at = statement_timestamp() + u.delay * interval '1 microsecond', leased_until = null, holder = null,
          attempts = case when u.reset then 0 else attempts + u.spent end,
-         lost     = case when u.reset then 0 else lost end,
+         lost     = least(lost, u.most),
          identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1000000)::bigint) + 1 else identity end,
          errors   = case when error = '' then errors else
          case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
@@ -172,17 +172,17 @@ ready as (
    where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder
   returning j.id, j.claims, j.created_at
 )
-select case when $8::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+select case when $9::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
        array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null)
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true;
 
 -- await.go: awaiting retryLaned
 with u as materialized (
-  select a.id, a.claims, a.holder, a.error, a.spent, a.reset, a.scope, a.key, w.job_id is not null as free,
+  select a.id, a.claims, a.holder, a.error, a.spent, a.reset, a.most, a.scope, a.key, w.job_id is not null as free,
          case w.state when 0 then greatest(0, (extract(epoch from w.until - statement_timestamp()) * 1000000)::bigint)
               else case when w.job_id is null then a.delay else 0 end end as delay
-    from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $10::text[], $11::text[])
-      as a(id, claims, holder, error, spent, reset, delay, scope, key)
+    from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[], $11::text[], $12::text[])
+      as a(id, claims, holder, error, spent, reset, delay, most, scope, key)
     left join lateral (
          select job_id, state, until from onceq.job_awaits
           where job_id = a.id and scope = a.scope and key = a.key
@@ -196,13 +196,13 @@ noted as (
 gone as (
   delete from onceq.jobs j using u
    where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and j.lane_rule & 1 = 1 and u.delay > 0
-  returning j.*, 4::smallint as state, u.error, u.spent, u.reset, u.delay
+  returning j.*, 4::smallint as state, u.error, u.spent, u.reset, u.delay, u.most
 ),
 wait as (
   insert into onceq.job_waits (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
   select id, statement_timestamp() + delay * interval '1 microsecond', created_at, claims,
-         case when reset then 0 else lost end, case when reset then 0 else attempts + spent end,
+         least(lost, most), case when reset then 0 else attempts + spent end,
          max_attempts, priority, queue, kind, scope, key, payload, payload_bytes, metadata, case when error = '' then errors else
          case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
          || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end,
@@ -217,7 +217,7 @@ stay as (
   update onceq.jobs j
      set run_at = statement_timestamp() + u.delay * interval '1 microsecond', leased_until = null, holder = null,
          attempts = case when u.reset then 0 else attempts + u.spent end,
-         lost     = case when u.reset then 0 else lost end,
+         lost     = least(lost, u.most),
          identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1000000)::bigint) + 1 else identity end,
          errors   = case when error = '' then errors else
          case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
@@ -282,19 +282,19 @@ call as (
     from (select lane, n from freed union all select lane, -1 from moved) f
    group by lane having sum(n) > 0
 )
-select case when $8::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $9::bigint, false)), 0)::bigint
+select case when $9::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $10::bigint, false)), 0)::bigint
           from (select queue, count(*) as jobs from moved group by queue) m
          where exists (select from onceq.waiters w where w.idle_until > statement_timestamp()))
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true;
 
 -- await.go: awaiting retryLimited
 with u as materialized (
-  select a.id, a.claims, a.holder, a.error, a.spent, a.reset, a.scope, a.key, w.job_id is not null as free,
+  select a.id, a.claims, a.holder, a.error, a.spent, a.reset, a.most, a.scope, a.key, w.job_id is not null as free,
          case w.state when 0 then greatest(0, (extract(epoch from w.until - statement_timestamp()) * 1000000)::bigint)
               else case when w.job_id is null then a.delay else 0 end end as delay
-    from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $10::text[], $11::text[])
-      as a(id, claims, holder, error, spent, reset, delay, scope, key)
+    from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[], $11::text[], $12::text[])
+      as a(id, claims, holder, error, spent, reset, delay, most, scope, key)
     left join lateral (
          select job_id, state, until from onceq.job_awaits
           where job_id = a.id and scope = a.scope and key = a.key
@@ -308,14 +308,14 @@ noted as (
 gone as (
   delete from onceq.jobs j using u
    where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and (strpos(j.lane, E'\x1f') > 0 or j.lane_rule & 1 = 1 and u.delay > 0)
-  returning j.*, 4::smallint as state, u.error, u.spent, u.reset, u.delay,
+  returning j.*, 4::smallint as state, u.error, u.spent, u.reset, u.delay, u.most,
             split_part(j.lane, E'\x1f', 1) = '' or j.lane_rule & 1 = 1 and u.delay > 0 as leaves
 ),
 wait as (
   insert into onceq.job_waits (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule, path)
   select id, case when delay > 0 then statement_timestamp() + delay * interval '1 microsecond' else created_at end, created_at, claims,
-         case when reset then 0 else lost end, case when reset then 0 else attempts + spent end,
+         least(lost, most), case when reset then 0 else attempts + spent end,
          max_attempts, priority, queue, kind, scope, key, payload, payload_bytes, metadata, case when error = '' then errors else
          case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
          || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end,
@@ -330,7 +330,7 @@ stay as (
   update onceq.jobs j
      set run_at = statement_timestamp() + u.delay * interval '1 microsecond', leased_until = null, holder = null,
          attempts = case when u.reset then 0 else attempts + u.spent end,
-         lost     = case when u.reset then 0 else lost end,
+         lost     = least(lost, u.most),
          identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1000000)::bigint) + 1 else identity end,
          errors   = case when error = '' then errors else
          case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
@@ -446,8 +446,8 @@ call as (
           union
           select lane from passed) f
 )
-select case when $8::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $9::bigint, false)), 0)::bigint
+select case when $9::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $10::bigint, false)), 0)::bigint
           from (select queue, count(*) as jobs from moved group by queue) m
          where exists (select from onceq.waiters w where w.idle_until > statement_timestamp()))
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true;
@@ -2183,14 +2183,14 @@ select case when $9::bool and (select count(*) from gone) < cardinality($1::bigi
 
 -- finish.go: retryJobs
 with u as materialized (
-  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[])
-      as u(id, claims, holder, error, spent, reset, delay)
+  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[])
+      as u(id, claims, holder, error, spent, reset, delay, most)
 ),
 ready as (
   update onceq.jobs j
      set run_at = statement_timestamp() + u.delay * interval '1 microsecond', leased_until = null, holder = null,
          attempts = case when u.reset then 0 else attempts + u.spent end,
-         lost     = case when u.reset then 0 else lost end,
+         lost     = least(lost, u.most),
          identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1000000)::bigint) + 1 else identity end,
          errors   = case when error = '' then errors else
          case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
@@ -2199,25 +2199,25 @@ ready as (
    where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder
   returning j.id, j.claims, j.created_at
 )
-select case when $8::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+select case when $9::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
        array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null)
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true;
 
 -- finish.go: retryWith lane
 with u as materialized (
-  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[])
-      as u(id, claims, holder, error, spent, reset, delay)
+  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[])
+      as u(id, claims, holder, error, spent, reset, delay, most)
 ),
 gone as (
   delete from onceq.jobs j using u
    where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and j.lane_rule & 1 = 1 and u.delay > 0
-  returning j.*, 4::smallint as state, u.error, u.spent, u.reset, u.delay
+  returning j.*, 4::smallint as state, u.error, u.spent, u.reset, u.delay, u.most
 ),
 wait as (
   insert into onceq.job_waits (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
   select id, statement_timestamp() + delay * interval '1 microsecond', created_at, claims,
-         case when reset then 0 else lost end, case when reset then 0 else attempts + spent end,
+         least(lost, most), case when reset then 0 else attempts + spent end,
          max_attempts, priority, queue, kind, scope, key, payload, payload_bytes, metadata, case when error = '' then errors else
          case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
          || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end,
@@ -2232,7 +2232,7 @@ stay as (
   update onceq.jobs j
      set run_at = statement_timestamp() + u.delay * interval '1 microsecond', leased_until = null, holder = null,
          attempts = case when u.reset then 0 else attempts + u.spent end,
-         lost     = case when u.reset then 0 else lost end,
+         lost     = least(lost, u.most),
          identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1000000)::bigint) + 1 else identity end,
          errors   = case when error = '' then errors else
          case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
@@ -2297,28 +2297,28 @@ call as (
     from (select lane, n from freed union all select lane, -1 from moved) f
    group by lane having sum(n) > 0
 )
-select case when $8::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $9::bigint, false)), 0)::bigint
+select case when $9::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $10::bigint, false)), 0)::bigint
           from (select queue, count(*) as jobs from moved group by queue) m
          where exists (select from onceq.waiters w where w.idle_until > statement_timestamp()))
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true;
 
 -- finish.go: retryWith limit
 with u as materialized (
-  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[])
-      as u(id, claims, holder, error, spent, reset, delay)
+  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[])
+      as u(id, claims, holder, error, spent, reset, delay, most)
 ),
 gone as (
   delete from onceq.jobs j using u
    where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and (strpos(j.lane, E'\x1f') > 0 or j.lane_rule & 1 = 1 and u.delay > 0)
-  returning j.*, 4::smallint as state, u.error, u.spent, u.reset, u.delay,
+  returning j.*, 4::smallint as state, u.error, u.spent, u.reset, u.delay, u.most,
             split_part(j.lane, E'\x1f', 1) = '' or j.lane_rule & 1 = 1 and u.delay > 0 as leaves
 ),
 wait as (
   insert into onceq.job_waits (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule, path)
   select id, case when delay > 0 then statement_timestamp() + delay * interval '1 microsecond' else created_at end, created_at, claims,
-         case when reset then 0 else lost end, case when reset then 0 else attempts + spent end,
+         least(lost, most), case when reset then 0 else attempts + spent end,
          max_attempts, priority, queue, kind, scope, key, payload, payload_bytes, metadata, case when error = '' then errors else
          case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
          || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end,
@@ -2333,7 +2333,7 @@ stay as (
   update onceq.jobs j
      set run_at = statement_timestamp() + u.delay * interval '1 microsecond', leased_until = null, holder = null,
          attempts = case when u.reset then 0 else attempts + u.spent end,
-         lost     = case when u.reset then 0 else lost end,
+         lost     = least(lost, u.most),
          identity = case when u.reset then coalesce(j.identity, (extract(epoch from j.created_at) * 1000000)::bigint) + 1 else identity end,
          errors   = case when error = '' then errors else
          case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
@@ -2449,8 +2449,8 @@ call as (
           union
           select lane from passed) f
 )
-select case when $8::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
-       array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $9::bigint, false)), 0)::bigint
+select case when $9::bool and count(*) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       array_agg(ready.id << 20 | ready.claims), array_agg(x.job_id) filter (where x.job_id is not null), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $10::bigint, false)), 0)::bigint
           from (select queue, count(*) as jobs from moved group by queue) m
          where exists (select from onceq.waiters w where w.idle_until > statement_timestamp()))
   from ready left join lateral (select job_id from onceq.job_cancels x where x.job_id = ready.id and x.requested_at >= ready.created_at offset 0) x on true;

@@ -300,11 +300,11 @@ func TestLease_AttemptsAndLostLeasesAreCountedApart(t *testing.T) {
 	l := takeOne(t, db)
 	require.NoError(t, l.Snooze(t.Context(), 0))
 	l = takeOne(t, db)
-	require.Equal(t, [2]int{1, 3}, [2]int{l.Attempt, l.Lost})
+	require.Equal(t, [2]int{1, 0}, [2]int{l.Attempt, l.Lost})
 	require.NoError(t, l.Fail(t.Context(), errors.New("one")))
 	db.Advance(time.Minute)
 	l = takeOne(t, db)
-	require.Equal(t, [2]int{2, 3}, [2]int{l.Attempt, l.Lost})
+	require.Equal(t, [2]int{2, 0}, [2]int{l.Attempt, l.Lost})
 	require.NoError(t, l.Fail(t.Context(), errors.New("two")))
 	info, err := db.Queue.Get(t.Context(), db.Pool, id)
 	require.NoError(t, err)
@@ -317,6 +317,89 @@ func TestLease_AttemptsAndLostLeasesAreCountedApart(t *testing.T) {
 	}
 	require.Empty(t, take(t, db, 1))
 	info, err = db.Queue.Get(t.Context(), db.Pool, id)
+	require.NoError(t, err)
+	require.Equal(t, onceq.StateDead, info.State)
+}
+
+// Lost leases count from 0 again when the handler asks for another run, and from 1 when it fails: the job stays one that may
+// have ended its process. One that is given back keeps its count. That goes for each way in which a job is given back.
+func TestLease_LostLeasesAreSetBackByRunsThatEnd(t *testing.T) {
+	t.Parallel()
+	overtaking := onceq.Kind[charge]{Name: "charge", Lane: charges.Lane, LaneRule: onceq.Overtake}
+	kinds := map[string]*onceq.Kind[charge]{
+		"plain": {Name: "charge"}, "in a lane": &charges, "overtaking": &overtaking, "limited": &limitedAlone, "in a lane and limited": &limitedInLane,
+	}
+	ends := map[string]struct {
+		err  func(context.Context, *onceq.Lease) error
+		want int
+	}{
+		"snoozed":           {func(context.Context, *onceq.Lease) error { return onceq.Snooze(0) }, 0},
+		"snoozed for long":  {func(context.Context, *onceq.Lease) error { return onceq.Snooze(time.Hour) }, 0},
+		"rescheduled":       {func(context.Context, *onceq.Lease) error { return onceq.Reschedule(time.Hour) }, 0},
+		"asleep":            {func(ctx context.Context, l *onceq.Lease) error { return onceq.Sleep(ctx, l, "night", time.Hour) }, 0},
+		"in flight":         {func(context.Context, *onceq.Lease) error { return &onceq.InFlightError{RetryAfter: time.Hour} }, 0},
+		"failed":            {func(context.Context, *onceq.Lease) error { return errors.New("no") }, 1},
+		"failed with a day": {func(context.Context, *onceq.Lease) error { return onceq.RetryAfter(24*time.Hour, errors.New("no")) }, 1},
+		"panicked":          {func(context.Context, *onceq.Lease) error { panic("no") }, 1},
+		"given back":        {nil, 3},
+	}
+	for form, kind := range kinds {
+		t.Run(form, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			for how, end := range ends {
+				r, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(charge{}))
+				require.NoError(t, err)
+				for range 3 {
+					laneClaimOne(t, db.Queue, r.ID)
+					db.ExpireLease(r.ID)
+				}
+				if end.err == nil {
+					require.NoError(t, laneClaimOne(t, db.Queue, r.ID).Release(t.Context()), how)
+				} else {
+					ran := db.RunOne(kind.Handle(func(ctx context.Context, l *onceq.Lease, _ charge) error {
+						if l.Lost != 3 {
+							t.Errorf("%s: %d lost leases", how, l.Lost)
+						}
+						return end.err(ctx, l)
+					}))
+					require.Equal(t, r.ID, ran.JobID, how)
+				}
+				info, err := db.Queue.Get(t.Context(), db.Pool, r.ID)
+				require.NoError(t, err)
+				require.Equal(t, end.want, info.Lost, how)
+				_, err = db.Queue.Cancel(t.Context(), db.Pool, r.ID)
+				require.NoError(t, err)
+			}
+			require.NoError(t, db.Check())
+		})
+	}
+}
+
+// A job whose runs end well in between lives through any number of crashes. One that is only given back in between does not.
+func TestLease_CrashesBetweenRunsThatEndWell(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	flows, poison := add(t, db, onceq.Job{}), add(t, db, onceq.Job{Queue: "poison"})
+	for range 2 * onceq.DefaultMaxLost {
+		takeOne(t, db)
+		db.ExpireLease(flows)
+		require.NoError(t, takeOne(t, db).Snooze(t.Context(), 0))
+	}
+	claim := func() []*onceq.Lease {
+		leases, err := db.Queue.Claim(t.Context(), onceq.ClaimOptions{Queue: "poison"})
+		require.NoError(t, err)
+		return leases
+	}
+	for range onceq.DefaultMaxLost {
+		leases := claim()
+		require.Len(t, leases, 1)
+		require.NoError(t, leases[0].Release(t.Context()))
+		require.Len(t, claim(), 1)
+		db.ExpireLease(poison)
+	}
+	require.Empty(t, claim())
+	info, err := db.Queue.Get(t.Context(), db.Pool, poison)
 	require.NoError(t, err)
 	require.Equal(t, onceq.StateDead, info.State)
 }

@@ -433,10 +433,10 @@ func (w *walk) Fail(t *rapid.T) {
 		j.attempts++
 		w.end(j, onceq.StateDead, nil)
 	case how == "retry after":
-		j.attempts++
+		j.attempts, j.lost = j.attempts+1, min(j.lost, 1)
 		w.again(j, w.now+1)
 	default:
-		j.attempts++
+		j.attempts, j.lost = j.attempts+1, min(j.lost, 1)
 		// The default backoff's second becomes an hour, which the model can count.
 		_, err := w.db.Pool.Exec(t.Context(), schema(w.db, `update onceq.jobs set run_at = statement_timestamp() + interval '1 hour' where id = $1`), j.id)
 		require.NoError(t, err)
@@ -447,6 +447,7 @@ func (w *walk) Fail(t *rapid.T) {
 func (w *walk) Snooze(t *rapid.T) {
 	l, j := w.draw(t)
 	if holds(t, j, l.lease.Snooze(t.Context(), time.Hour)) {
+		j.lost = 0
 		w.again(j, w.now+1)
 	}
 }

@@ -10,6 +10,8 @@ import (
 // The second model is about a job that ends its process, the poison job, and innocent jobs beside it in several
 // processes. Each process claims more than it runs. A job that has lost a lease is a suspect. A process runs one
 // suspect at a time and claims one only if it can start it at once. A lost lease counts only if the job was started.
+// The poison may also fail in a way that its process survives, which spends an attempt and sets its lost leases back, but
+// not to none: it stays a suspect. An honest job may be snoozed, which shows that it is none.
 //
 // This model leaves out fences, tokens and effects, which the first model has. Here a lost lease costs only time.
 
@@ -18,6 +20,7 @@ const (
 	quarantineSlots   = 2
 	quarantineAhead   = 1 // how many are claimed beyond what runs
 	quarantineMaxLost = 3
+	quarantineTries   = 4 // failures until the poison is dead
 )
 
 // quarantine is a variant: its mistakes must be found by the checks.
@@ -25,6 +28,7 @@ type quarantine struct {
 	suspectsWait     bool // a suspect is claimed while another one runs, and waits with its lease
 	claimsCount      bool // a lost lease counts although the job was not started
 	suspectsTogether bool // a process runs several suspects at once
+	failureClears    bool // a job that failed is no longer a suspect
 }
 
 type place int8
@@ -43,6 +47,7 @@ type quarantined struct {
 	by    int8 // the worker that has leased or started it
 	lost  int8
 	began bool // for orphaned: it was started
+	fails int8
 }
 
 func (j quarantined) suspect() bool { return j.lost > 0 }
@@ -109,7 +114,17 @@ func (v quarantine) next(w ward) (all []move[ward]) {
 			step(fmt.Sprintf("worker %d starts %s", j.by, name), func(n *ward) { n[i].place = started })
 		case j.place == started && i > 0:
 			step(name+" is completed", func(n *ward) { n[i] = quarantined{place: done} })
+			step(name+" is snoozed", func(n *ward) { n[i] = quarantined{place: waiting} })
 		case j.place == started:
+			step("the poison fails", func(n *ward) {
+				n[i] = quarantined{place: waiting, lost: min(j.lost, 1), fails: j.fails + 1}
+				if v.failureClears {
+					n[i].lost = 0
+				}
+				if n[i].fails == quarantineTries {
+					n[i] = quarantined{place: dead}
+				}
+			})
 			step("the poison ends its process", func(n *ward) {
 				for k := range n {
 					if o := &n[k]; (o.place == leased || o.place == started) && o.by == j.by {
@@ -190,6 +205,7 @@ func TestQuarantine_FindsMistakes(t *testing.T) {
 		{quarantine{suspectsWait: true}, "a fresh job waits beside a free slot"},
 		{quarantine{suspectsTogether: true}, "an honest job is dead"},
 		{quarantine{suspectsWait: true, claimsCount: true}, "an honest job is dead"},
+		{quarantine{failureClears: true}, "an honest job is dead"},
 	} {
 		t.Run(fmt.Sprintf("%+v", c.quarantine), func(t *testing.T) {
 			t.Parallel()
