@@ -55,10 +55,14 @@ type claimer struct {
 	shaken       bool // since something failed, it is not known who knows of the announcement
 
 	wake chan struct{} // holds one: think again. Anybody may send
-	mu   sync.Mutex    // guards heard
+	mu   sync.Mutex    // guards what follows
 	// heard are the queues that have jobs, by name, and whether the listener was told so. "" stands for the beginning of
 	// notifications. Anybody may add to it.
 	heard map[string]bool
+	// slotted are jobs in quarantine that wait for their slots (limit.go), the next one at nextSlot or later. Anybody may
+	// add to it.
+	slotted  []slottedJob
+	nextSlot time.Time
 }
 
 func newClaimer(w *Worker, id int64, db quick, exec *executor) *claimer {
@@ -94,6 +98,18 @@ func (c *claimer) live(queue string) {
 	c.rouse()
 }
 
+// suspended is for a job in quarantine that was given back until its slot: it is claimed then. A rescan would find it too
+// late, and it would get another slot, again and again. Anybody may call it.
+func (c *claimer) suspended(l *Lease) {
+	c.mu.Lock()
+	if len(c.slotted) == 0 || l.slot.Before(c.nextSlot) {
+		c.nextSlot = l.slot
+	}
+	c.slotted = append(c.slotted, slottedJob{l.Queue, l.Kind, l.ID, l.slot})
+	c.mu.Unlock()
+	c.rouse()
+}
+
 // rouse makes the claimer think again. Anybody may call it.
 func (c *claimer) rouse() {
 	select {
@@ -108,7 +124,7 @@ func (c *claimer) loop(ctx context.Context) {
 		now := time.Now()
 		c.obey(c.q.pauses.known.Load())
 		c.hear(now)
-		wait := c.becomeDue(now)
+		wait := min(c.becomeDue(now), c.comeToSlots(now))
 		wait = min(wait, c.startClaims(ctx, now), c.startUpkeep(ctx, now))
 		timer := time.NewTimer(wait)
 		select {
@@ -158,6 +174,39 @@ func (c *claimer) hear(now time.Time) {
 		}
 	}
 	clear(c.heard)
+}
+
+// comeToSlots puts jobs in quarantine whose slots have come in front of the others there. It returns how long it takes until
+// the next one's does.
+func (c *claimer) comeToSlots(now time.Time) (wait time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if wait = longestNap; len(c.slotted) == 0 {
+		return wait
+	}
+	if d := c.nextSlot.Sub(now); d > 0 {
+		return d
+	}
+	held := false
+	c.slotted = slices.DeleteFunc(c.slotted, func(j slottedJob) bool {
+		f := c.byName[j.queue]
+		switch d := j.slot.Sub(now); {
+		case d > 0:
+			wait = min(wait, d)
+			return false
+		case f.busy: // the answer comes first
+			held = true
+			return false
+		case slices.Contains(c.kinds, j.kind): // otherwise a rescan finds the job when its kind is resumed
+			f.quarantine.slotCame(j.id)
+			c.activate(f)
+		}
+		return true
+	})
+	if !held {
+		c.nextSlot = now.Add(wait)
+	}
+	return wait
 }
 
 // isDue records that there is something to claim, as far as is known.

@@ -34,6 +34,7 @@ type executor struct {
 	watch     *poolWatch
 	woken     func(queue string)      // called after jobs with a lane: the next one may be live
 	told      func()                  // called after the end of jobs that others wait for
+	suspended func(*Lease)            // called for a job in quarantine that was given back until its slot
 	stop      context.CancelCauseFunc // ends the run as the end of Run's context does, and says why
 
 	ending   sync.Mutex     // guards the change of stopping: handling grows before it, or in goroutines that it counts

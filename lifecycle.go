@@ -68,6 +68,7 @@ func newRun(ctx context.Context, w *Worker, own *ownConns) *run {
 		r.exec.slots[f.queue] = f.slots
 	}
 	r.outbox.next = func(o outcome) *successor { return r.exec.successor(o, 0) }
+	r.exec.suspended = r.claimer.suspended
 	return r
 }
 

@@ -270,9 +270,10 @@ const slotOf = `statement_timestamp() + case when t.rested and t.i < t.burst the
 
 // reslotJobs gives new slots to leased jobs of one limit, of which each missed its own. It must follow lockLine in the same
 // transaction. One that would have to wait takes the slot of another job, which nobody has claimed and whose time has just
-// come, and that one gets the new slot: the handlers are slower than the rate, so it would miss its own. It returns the ids of
-// the jobs that may start at once, those among them that have another's slot, and the microseconds since the transaction
-// began. The others wait for their slots, as if they had not been claimed.
+// come, and that one gets the new slot: the handlers are slower than the rate, so it would miss its own. A job in quarantine
+// keeps its slot, which a claimer knows (claimer.suspended). It returns the ids of
+// the jobs that may start at once, of those that have another's slot and may start too, and the microseconds since the
+// transaction began. The others wait for their slots, as if they had not been claimed: their ids, and for how many microseconds.
 var reslotJobs = `
 with u as materialized (
   select * from unnest($2::bigint[], $3::int[], $4::bigint[]) with ordinality as u(id, claims, holder, n)
@@ -303,7 +304,7 @@ present as materialized (
             from onceq.lane_places p
            cross join lateral (
                  select id from onceq.jobs
-                  where id = p.id and leased_until is null and run_at <= statement_timestamp()
+                  where id = p.id and leased_until is null and lost = 0 and run_at <= statement_timestamp()
                     and run_at > statement_timestamp() - ` + sqlSlotLate + ` / 2 * interval '1 microsecond' and right(lane, 2) = ` + sqlSep + ` || '` + slotMark + `'
                     for update skip locked) j
            where p.lane = $1::text
@@ -320,7 +321,8 @@ later as (
   returning 1
 )
 select array(select id from slot where ahead = 0), array(select id from change where other is not null),
-       (extract(epoch from statement_timestamp() - transaction_timestamp()) * 1000000)::bigint, (select count(*) from later)`
+       (extract(epoch from statement_timestamp() - transaction_timestamp()) * 1000000)::bigint,
+       array(select id from change where other is null order by id), array(select ahead::bigint from change where other is null order by id)`
 
 // lockLine locks the row that a line belongs to, as promoters do.
 var lockLine = `select slot from onceq.lane_locks where slot = ` + laneSlot("$1::text") + ` for update`
@@ -331,8 +333,8 @@ func (l *Lease) slotted() bool { return !l.slot.IsZero() }
 // tooLate reports whether the job's slot is too long ago for it to start.
 func (l *Lease) tooLate() bool { return l.slotted() && time.Since(l.slot) > slotLate }
 
-// reslot gets new slots for leases that start too late, and returns those that may start at once. The others are given back.
-// Each limit is one message, so that the line is not locked while this process is slow.
+// reslot gets new slots for leases that start too late, and returns those that may start at once, and those that were given
+// back until their slots. Each limit is one message, so that the line is not locked while this process is slow.
 func (q *Queue) reslot(ctx context.Context, db *pgxpool.Pool, leases []*Lease) (now, later []*Lease, err error) {
 	byLimit := make(map[string][]*Lease)
 	for _, l := range leases {
@@ -341,14 +343,14 @@ func (q *Queue) reslot(ctx context.Context, db *pgxpool.Pool, leases []*Lease) (
 	for limit, leases := range byLimit {
 		slices.SortFunc(leases, func(a, b *Lease) int { return cmp.Compare(a.ID, b.ID) })
 		ids, claims, holders := guards(leases)
-		var start, taken []int64
+		var start, taken, back, ahead []int64
 		var waited int64 // microseconds from when the message arrived to the slots
 		began := time.Now()
 		batch := &pgx.Batch{}
 		batch.Queue(beginOwn)
 		batch.Queue(guardPlans + `, ` + noLimits)
 		batch.Queue(q.sql(lockLine), "/"+limit)
-		batch.Queue(q.sql(reslotJobs), "/"+limit, ids, claims, holders).Query(row(&start, &taken, &waited, nil))
+		batch.Queue(q.sql(reslotJobs), "/"+limit, ids, claims, holders).Query(row(&start, &taken, &waited, &back, &ahead))
 		batch.Queue("commit")
 		if err := db.SendBatch(ctx, batch).Close(); err != nil {
 			return now, later, fmt.Errorf("onceq: a new slot: %w", q.told(err))
@@ -360,6 +362,9 @@ func (q *Queue) reslot(ctx context.Context, db *pgxpool.Pool, leases []*Lease) (
 			case slices.Contains(taken, l.ID):
 				l.slot = at.Add(-slotLate / 2) // at the earliest
 			default:
+				if i, ok := slices.BinarySearch(back, l.ID); ok {
+					l.slot = time.Now().Add(time.Duration(ahead[i]) * time.Microsecond) // at the latest
+				}
 				later = append(later, l)
 				continue
 			}
@@ -429,6 +434,9 @@ func (x *executor) renewed(s *slots, units []unit) (ready []unit) {
 				x.tasks.mu.Lock()
 				x.tasks.forget(t.lease)
 				x.tasks.mu.Unlock()
+				if t.quarantined() && !t.lease.tooLate() {
+					x.suspended(t.lease)
+				}
 			case err != nil && t.lease.tooLate():
 				x.end(t, outcome{lease: t.lease, state: StateWaiting})
 			default:

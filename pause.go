@@ -267,7 +267,7 @@ func (c *claimer) obey(p *paused) {
 		f.paused, f.anew = paused, f.busy
 		f.moves++
 		f.cursor.restart()
-		f.quarantine.saw(nil)
+		f.quarantine.forget()
 		if !paused {
 			c.isDue(f)
 		}

@@ -16,11 +16,15 @@ import (
 // The next job starts when the one before has been dealt with, or has run for as long as probation says: the fewer leases a
 // job may still lose, the longer no other starts. So a job that hangs delays the others for a while and not for ever. At
 // most half of a queue's handlers run jobs in quarantine. Jobs that wait are not claimed: other workers may take them.
+//
+// A job with the rate of a limit has missed its slot when a rescan finds it. The executor gets it another one, and the claimer
+// claims it when that comes.
 
 // quarantine holds the jobs of one queue that a rescan found and that have lost a lease. Only the claimer's goroutine uses
 // it.
 type quarantine struct {
-	ids        []int64 // those that have lost the fewest leases first
+	ids        []int64 // those whose slots have come first, then those that have lost the fewest leases
+	came       int     // how many the slots of which have come
 	othersTurn bool    // one of them was claimed, and since then no claim for other jobs was made
 }
 
@@ -30,23 +34,41 @@ type lostJob struct {
 	lost int // how many
 }
 
+// slottedJob is a job in quarantine that a limit's rate lets start at a time.
+type slottedJob struct {
+	queue, kind string
+	id          int64
+	slot        time.Time
+}
+
 const (
 	maxQuarantine = 10_000 // jobs that a claimer remembers
 	fewQuarantine = 100    // jobs from which one claim chooses
 )
 
-// saw replaces the jobs in quarantine.
+// saw replaces the jobs in quarantine, except those whose slots have come: the rescan may have been too early for them.
 func (q *quarantine) saw(all []lostJob) {
 	slices.SortStableFunc(all, func(a, b lostJob) int { return a.lost - b.lost })
-	q.ids = q.ids[:0]
+	q.ids = q.ids[:q.came]
 	for _, j := range all[:min(len(all), maxQuarantine)] {
 		q.ids = append(q.ids, j.id)
 	}
 }
 
+// slotCame puts a job behind the others whose slots have come. No claim may be under way.
+func (q *quarantine) slotCame(id int64) {
+	q.ids = slices.Insert(q.ids, q.came, id)
+	q.came++
+}
+
+// forget is for a pause, and its end.
+func (q *quarantine) forget() { q.ids, q.came = q.ids[:0], 0 }
+
 // past leaves out the first n jobs, which a claim has passed. Meanwhile something may have been paused or resumed, and then
 // there are none.
-func (q *quarantine) past(n int) { q.ids = q.ids[min(n, len(q.ids)):] }
+func (q *quarantine) past(n int) {
+	q.ids, q.came = q.ids[min(n, len(q.ids)):], max(0, q.came-n)
+}
 
 // probation is how long a job in quarantine runs before the next one may start beside it: 1 s, or 16 s, 81 s and 256 s if
 // three, two or one more lost leases would make it dead.

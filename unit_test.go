@@ -796,9 +796,57 @@ func TestQuarantine_PassesJobsThatAPauseHasTakenOut(t *testing.T) {
 	q.saw([]lostJob{{1, 1}, {2, 1}, {3, 1}})
 	q.past(2)
 	require.Equal(t, []int64{3}, q.ids)
-	q.saw(nil)
+	q.forget()
 	q.past(2)
 	require.Empty(t, q.ids)
+}
+
+// A job whose slot has come stands before the others, also after a rescan that was too early for it.
+func TestQuarantine_SlotsThatHaveCome(t *testing.T) {
+	var q quarantine
+	q.saw([]lostJob{{1, 1}, {2, 1}})
+	q.slotCame(8)
+	q.slotCame(9)
+	require.Equal(t, []int64{8, 9, 1, 2}, q.ids)
+	q.past(1)
+	q.saw([]lostJob{{2, 1}})
+	require.Equal(t, []int64{9, 2}, q.ids)
+	q.past(2)
+	q.saw([]lostJob{{3, 1}})
+	require.Equal(t, []int64{3}, q.ids)
+	q.slotCame(9)
+	q.forget()
+	q.saw(nil)
+	require.Empty(t, q.ids)
+}
+
+func TestClaimer_ComesToSlots(t *testing.T) {
+	q := benchQueue(t)
+	k := Kind[int]{Name: "k"}
+	w, err := NewWorker(q, WorkerConfig{Also: []string{"a", "b"}}, k.Handle(func(context.Context, *Lease, int) error { return nil }))
+	require.NoError(t, err)
+	c := newClaimer(w, 1, quick{}, nil)
+	a, b, now := c.byName["a"], c.byName["b"], time.Now()
+	suspend := func(id int64, queue, kind string, d time.Duration) {
+		c.suspended(&Lease{ID: id, Queue: queue, Kind: kind, slot: now.Add(d)})
+	}
+	require.Equal(t, longestNap, c.comeToSlots(now))
+	suspend(1, "a", "k", 3*time.Second)
+	suspend(2, "a", "k", time.Second)
+	suspend(3, "b", "k", 2*time.Second)
+	suspend(4, "a", "paused", time.Second)
+	require.Equal(t, time.Second, c.comeToSlots(now))
+	b.busy = true
+	require.Equal(t, time.Second, c.comeToSlots(now.Add(2*time.Second)), "until the third one's slot")
+	require.Equal(t, []int64{2}, a.quarantine.ids)
+	require.True(t, a.active)
+	require.Empty(t, b.quarantine.ids, "an answer is awaited")
+	b.busy = false
+	require.Equal(t, time.Second, c.comeToSlots(now.Add(2*time.Second)))
+	require.Equal(t, []int64{3}, b.quarantine.ids)
+	require.Equal(t, longestNap, c.comeToSlots(now.Add(3*time.Second)))
+	require.Equal(t, []int64{2, 1}, a.quarantine.ids)
+	require.Empty(t, c.slotted)
 }
 
 // A statement whose answer has changed so that nobody would be told is found when the package is loaded.

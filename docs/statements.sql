@@ -3719,7 +3719,7 @@ present as materialized (
             from onceq.lane_places p
            cross join lateral (
                  select id from onceq.jobs
-                  where id = p.id and leased_until is null and run_at <= statement_timestamp()
+                  where id = p.id and leased_until is null and lost = 0 and run_at <= statement_timestamp()
                     and run_at > statement_timestamp() - 100000.0 / 2 * interval '1 microsecond' and right(lane, 2) = E'\x1f' || '@'
                     for update skip locked) j
            where p.lane = $1::text
@@ -3736,7 +3736,8 @@ later as (
   returning 1
 )
 select array(select id from slot where ahead = 0), array(select id from change where other is not null),
-       (extract(epoch from statement_timestamp() - transaction_timestamp()) * 1000000)::bigint, (select count(*) from later);
+       (extract(epoch from statement_timestamp() - transaction_timestamp()) * 1000000)::bigint,
+       array(select id from change where other is null order by id), array(select ahead::bigint from change where other is null order by id);
 
 -- limit.go: setLine slot
 select ('x' || left(md5($1::text), 1))::bit(4)::int::smallint;

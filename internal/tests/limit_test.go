@@ -294,6 +294,38 @@ func TestLimit_NoBurstAfterAnOutage(t *testing.T) {
 	require.NoError(t, db.Check())
 }
 
+// Jobs that a dead process held have missed their slots, and start one at a time. Each gets one new slot and starts in it: a
+// rescan comes once a second, so a job for which it has to come again misses that slot too, and with each one that it misses
+// there is one start less.
+func TestLimit_LostLeasesComeBackAtTheRate(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	const jobs = 12
+	setLimit(t, db, "provider", onceq.Limit{AtOnce: jobs})
+	for n := range jobs {
+		laneEnqueue(t, db.Queue, db.Pool, limitedAlone.Job(charge{n, n}))
+	}
+	require.Len(t, laneClaim(t, db.Queue, jobs), jobs)
+	setLimit(t, db, "provider", onceq.Limit{Rate: 10, Per: 3 * time.Second})
+	_, err := db.Pool.Exec(t.Context(), `update onceq.jobs set leased_until = statement_timestamp(), lane = lane || E'\x1f@'`)
+	require.NoError(t, err)
+	s := &starts{}
+	claims := make(chan int64, jobs)
+	start(t, db, onceq.WorkerConfig{}, limitedAlone.Handle(func(_ context.Context, l *onceq.Lease, _ charge) error {
+		s.add()
+		claims <- l.Token & (1<<20 - 1)
+		return nil
+	}))
+	sum := int64(0)
+	for range jobs {
+		sum += receive(t, claims)
+	}
+	s.within(t, 2, 300*time.Millisecond)
+	t.Logf("%d claims, %s", sum, s.at[jobs-1].Sub(s.at[0]))
+	require.LessOrEqual(t, sum, int64(5*jobs), "three for each, and some for a slow machine")
+	require.NoError(t, db.Check())
+}
+
 // asked is how many jobs at most asked for new slots in one message.
 type asked struct{ most atomic.Int64 }
 
