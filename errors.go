@@ -141,7 +141,11 @@ func (e *MismatchError) Error() string {
 			what += ", " + e.Detail
 		}
 	}
-	return fmt.Sprintf("onceq: key %q in scope %q was used %s with another payload: %s; use another key, or list in Fields the members that must be equal", e.Key, e.Scope, by, what)
+	advice := "use another key, or list in Fields the members that must be equal"
+	if e.Existing.ID != 0 {
+		advice += ", or set IgnorePayload if none must, or Replace to change a job that nobody has started"
+	}
+	return fmt.Sprintf("onceq: key %q in scope %q was used %s with another payload: %s; %s", e.Key, e.Scope, by, what, advice)
 }
 
 // Is makes errors.Is(err, ErrMismatch) true.
