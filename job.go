@@ -104,7 +104,7 @@ type Job struct {
 	// the order of priority, due time and id. The others wait outside of the table that workers search. Lanes of different
 	// families are different. LaneFamily is the kind's name by default; kinds with the same family share its lanes and
 	// limits. LaneRule says what a failed, dead or held job does to its lane. At most MaxLaneBytes, and MaxNameBytes for the
-	// family.
+	// family. Not together with Replace.
 	Lane       string
 	LaneFamily string
 	LaneRule   LaneRule
@@ -112,6 +112,7 @@ type Job struct {
 	// Limit names a limit that holds for all jobs with this name, of any kinds and lanes, without an order: how many are live
 	// at once, how many start in a time, or both. Queue.SetLimit says; without that it is one at a time. A job may have a lane
 	// and a limit. It then waits for its lane first, and the lanes take turns in the limit. At most MaxLaneBytes.
+	// Not together with Replace.
 	Limit string
 
 	// After names jobs that must be finished before this one starts: enqueued in the same transaction or long before. IfDead says
@@ -119,7 +120,8 @@ type Job struct {
 	// and after that for its time, its lane and its limit. Its handler reads what came of the others with Lease.Members. A job
 	// that is not known any more counts as completed, also one of a transaction that is not committed. An ID that was never
 	// drawn and a key that no job has are an *InvalidError, before anything is written. In EnqueueMany a key may be that of an
-	// earlier job of the same call. See EnqueueGroup for jobs that are made together with the one that waits for them.
+	// earlier job of the same call. See EnqueueGroup for jobs that are made together with the one that waits for them. Not
+	// together with Replace.
 	After  []JobRef
 	IfDead DeadRule
 
@@ -141,7 +143,8 @@ type Job struct {
 	// If the job was started before, or is finished and its key still taken, nothing is changed and the answer is as without
 	// Replace: the same payload is a duplicate with that job's State, and another one is a *MismatchError, so that no change is
 	// lost silently. A job that failed, was given back or was redriven counts as started. Enqueue waits while a claim of the
-	// job is under way. A worker finds a job that became due earlier with its next poll. Not together with Strict.
+	// job is under way. A worker finds a job that became due earlier with its next poll. Not together with Strict; and a job
+	// with a Lane, a Limit or an After cannot replace another yet, which is an *InvalidError.
 	Replace Replace
 
 	follows, member bool // of a group that is made in this call: EnqueueGroup, AddMembers

@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Replace says what a job changes in the job that has its key already, if nobody has started that one.
+// Replace says what a job changes in the job that has its key already, if nobody has started that one: see Job.Replace.
 type Replace uint8
 
 // What can be replaced. Both together: ReplacePayload | ReplaceTime.

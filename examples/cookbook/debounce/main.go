@@ -32,7 +32,7 @@ func change(ctx context.Context, pool *pgxpool.Pool, q *onceq.Queue, product int
 			return err
 		}
 		job := index.Job(product)
-		job.Delay = pause
+		job.Delay = pause // from the first change on; with job.Replace from the last, which a job with a Lane or a Limit cannot have
 		res, err := q.Enqueue(ctx, tx, job)
 		fmt.Println("changed to", name+", duplicate:", res.Duplicate)
 		return err
