@@ -324,11 +324,12 @@ func (s *Scheduler) WouldBackfill(ctx context.Context, db onceq.DB, name string,
 // unfired returns the ticks of a time, both ends included, that the ledger does not show as fired.
 func (s *Scheduler) unfired(ctx context.Context, db onceq.DB, one *Schedule, now, from, to time.Time) (due []time.Time, err error) {
 	if to.After(now) {
-		return nil, invalid("to", "is still to come; the schedule itself fires those ticks")
+		return nil, invalid("Backfill", "of schedule %q ends at %s, which is still to come: it is %s, and the schedule itself fires the ticks after that; back-fill until then",
+			one.Name, to.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
 	}
 	for at := one.Timetable.Next(from.Add(-time.Microsecond)); !at.IsZero() && !at.After(to); at = one.Timetable.Next(at) {
 		if due = append(due, at); len(due) > maxTicks {
-			return nil, invalid("from", "is more than %d ticks before to; fill a shorter time first", maxTicks)
+			return nil, invalid("Backfill", "of schedule %q has more than %d ticks; back-fill a shorter time first", one.Name, maxTicks)
 		}
 	}
 	rows, err := db.Query(ctx, s.sql(`select at from onceq.schedule_ticks where schedule = $1 and at = any ($2) and outcome in ('fired', 'duplicate')`), one.Name, due)
