@@ -370,7 +370,10 @@ func (x *explaining) notDue(ctx context.Context) error {
 			return err
 		}
 	}
-	r := Reason{Cause: CauseScheduled, Until: j.RunAt, Text: "it is not due before " + stamp(j.RunAt), Advice: "a retry makes it due now"}
+	r := Reason{
+		Cause: CauseScheduled, Until: j.RunAt, Text: "it is not due before " + stamp(j.RunAt),
+		Advice: fmt.Sprintf("Queue.Retry makes it due now, as onceq jobs retry %d does", j.ID),
+	}
 	switch {
 	case j.slotted:
 		r.Cause, r.Text, r.Advice = CauseLimit, fmt.Sprintf("its slot of limit %q is at %s", j.Limit, stamp(j.RunAt)), ""
@@ -397,7 +400,7 @@ func (x *explaining) awaits(ctx context.Context) (is bool, err error) {
 select a.scope, a.key, a.until from onceq.job_awaits a
  where a.job_id = $1::bigint and a.claims = $2::int and a.state = ` + sqlOpen + `
  order by a.until limit 1`
-	r := Reason{Advice: "Retry makes it look now; it then goes on waiting"}
+	r := Reason{Advice: fmt.Sprintf("Queue.Retry makes it look now, as onceq jobs retry %d does; it then goes on waiting", x.e.Job.ID)}
 	switch err := x.q.send(ctx, x.db, reading, read, []any{x.e.Job.ID, x.e.Job.Claims}, row(&r.Scope, &r.Key, &r.Until)); {
 	case errors.Is(err, pgx.ErrNoRows):
 		return false, nil

@@ -3,6 +3,7 @@ package tests
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -46,7 +47,7 @@ func TestExplain_WaitsForItsTime(t *testing.T) {
 	id := add(t, db, onceq.Job{Payload: 1, Delay: time.Hour})
 	r := explained(t, db, id, onceq.CauseScheduled)[0]
 	require.InDelta(t, time.Until(r.Until).Minutes(), 60, 10)
-	require.Contains(t, r.Advice, "a retry makes it due now")
+	require.Equal(t, fmt.Sprintf("Queue.Retry makes it due now, as onceq jobs retry %d does", id), r.Advice)
 
 	claim := func(id int64) *onceq.Lease {
 		leases, err := q.Claim(ctx, onceq.ClaimOptions{})
