@@ -256,20 +256,37 @@ type Member struct {
 	// is left of it, and it counts as completed.
 	State State `json:"state"`
 
+	// Kind, and Error, which is the last one, are those of a job that has not completed, while anything is left of it. They are
+	// empty for a job that completed or was discarded.
+	Kind  string `json:"kind,omitzero"`
+	Error string `json:"error,omitzero"`
+
 	// Result is that of a completed job, or nil for none. If a worker already had the job when an After named it, the result is
 	// lost unless the job is kept (Kind.Keep).
 	Result json.RawMessage `json:"result,omitzero"`
 }
 
-// readMembers reads a page of a group's members.
+// readMembers reads a page of a group's members. Of those that have completed it reads nothing but this.
 const readMembers = `
-select m.job_id, coalesce(nullif(m.state, 0), (select ` + jobState + ` from onceq.jobs j where j.id = m.job_id),
-                          (select ` + waitState + ` from onceq.job_waits w where w.id = m.job_id), (select h.state from onceq.job_history h where h.id = m.job_id), ` + sqlJobCompleted + `),
-       coalesce(m.result::text, '')
-  from onceq.job_members m
- where m.group_id = $1::bigint and m.job_id > $2::bigint
- order by m.job_id
- limit $3::int`
+with page as materialized (
+  select job_id, nullif(state, 0) as state, result
+    from onceq.job_members
+   where group_id = $1::bigint and job_id > $2::bigint
+   order by job_id
+   limit $3::int
+)
+select m.job_id, coalesce(m.state, i.state, ` + sqlJobCompleted + `), coalesce(m.result::text, ''),
+       coalesce(case when i.state <> ` + sqlJobCompleted + ` then i.kind end, ''),
+       coalesce(case when i.state <> ` + sqlJobCompleted + ` then i.errors -> -1 ->> 'error' end, '')
+  from page m
+  left join lateral (
+       select ` + jobState + ` as state, j.kind, j.errors from onceq.jobs j where j.id = m.job_id and m.state is null
+        union all
+       select ` + waitState + `, w.kind, w.errors from onceq.job_waits w where w.id = m.job_id and m.state is null
+        union all
+       select h.state, h.kind, h.errors from onceq.job_history h where h.id = m.job_id and m.state is distinct from ` + sqlJobCompleted + `
+        limit 1) i on true
+ order by m.job_id`
 
 // Members returns a page of the jobs that a job waits for, or did wait for, by id: those whose ids are larger than after, at
 // most limit of them, 1,000 if that is 0, which is also the most. After the last page it returns none. For the next page set
@@ -286,7 +303,7 @@ func (q *Queue) Members(ctx context.Context, db DB, group, after int64, limit in
 	err := q.send(ctx, db, reading, readMembers, []any{group, after, limit}, each(func(rows pgx.Rows) error {
 		var m Member
 		var result string
-		if err := rows.Scan(&m.ID, &m.State, &result); err != nil {
+		if err := rows.Scan(&m.ID, &m.State, &result, &m.Kind, &m.Error); err != nil {
 			return err
 		}
 		if result != "" {

@@ -2900,17 +2900,29 @@ select g.id,
  order by g.lane;
 
 -- group.go: readMembers
-select m.job_id, coalesce(nullif(m.state, 0), (select case when j.id is null then null
+with page as materialized (
+  select job_id, nullif(state, 0) as state, result
+    from onceq.job_members
+   where group_id = $1::bigint and job_id > $2::bigint
+   order by job_id
+   limit $3::int
+)
+select m.job_id, coalesce(m.state, i.state, 5), coalesce(m.result::text, ''),
+       coalesce(case when i.state <> 5 then i.kind end, ''),
+       coalesce(case when i.state <> 5 then i.errors -> -1 ->> 'error' end, '')
+  from page m
+  left join lateral (
+       select case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
             when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
             when j.run_at > statement_timestamp() then 2
-            else 1 end::smallint from onceq.jobs j where j.id = m.job_id),
-                          (select case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint from onceq.job_waits w where w.id = m.job_id), (select h.state from onceq.job_history h where h.id = m.job_id), 5),
-       coalesce(m.result::text, '')
-  from onceq.job_members m
- where m.group_id = $1::bigint and m.job_id > $2::bigint
- order by m.job_id
- limit $3::int;
+            else 1 end::smallint as state, j.kind, j.errors from onceq.jobs j where j.id = m.job_id and m.state is null
+        union all
+       select case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint, w.kind, w.errors from onceq.job_waits w where w.id = m.job_id and m.state is null
+        union all
+       select h.state, h.kind, h.errors from onceq.job_history h where h.id = m.job_id and m.state is distinct from 5
+        limit 1) i on true
+ order by m.job_id;
 
 -- group_list.go: GroupsOf.read
 select array(select group_id from onceq.job_members where job_id + 0 = $1::bigint order by group_id limit 100);

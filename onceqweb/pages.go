@@ -665,7 +665,7 @@ func oneGroup(h *Handler, ctx context.Context, r *request) (*view, error) {
 	}
 	type member struct {
 		onceq.Member
-		Output string
+		Output, Last string
 	}
 	d := struct {
 		Group    onceq.GroupInfo
@@ -702,6 +702,9 @@ func oneGroup(h *Handler, ctx context.Context, r *request) (*view, error) {
 	}
 	for _, m := range members {
 		one := member{Member: m}
+		if m.Error != "" {
+			one.Last = line(h.cfg.Mask(m.Kind, "error", m.Error))
+		}
 		if m.Result != nil {
 			if one.Output = "hidden"; r.viewer.Payloads {
 				one.Output = line(h.cfg.Mask("", "result", string(m.Result)))

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -166,9 +167,9 @@ func (a *app) showGroup(ctx context.Context, g onceq.GroupInfo, people []onceq.J
 		fmt.Fprintf(a.out, "All dead ones run again: onceq jobs redrive --group %d. Without them: onceq jobs discard --group %d.\n", g.ID, g.ID)
 	}
 	fmt.Fprintln(a.out, "\nMembers:")
-	t := newTable("JOB", "STATE", "RESULT").numbers("JOB")
+	t := newTable("JOB", "STATE", "KIND", "RESULT OR LATEST ERROR").numbers("JOB")
 	for _, m := range members {
-		t.add(m.ID, m.State, string(m.Result))
+		t.add(m.ID, m.State, m.Kind, cmp.Or(string(m.Result), m.Error))
 	}
 	a.print(t, "No member is known.")
 	if next != 0 {

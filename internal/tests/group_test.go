@@ -219,7 +219,8 @@ func TestAfter_JobsThatExist(t *testing.T) {
 			require.Len(t, leases, 1)
 			members, err := leases[then.ID].Members(ctx, 0, 0)
 			require.NoError(t, err)
-			require.Equal(t, []onceq.Member{{ID: first.ID, State: test.want}}, members)
+			require.Len(t, members, 1)
+			require.Equal(t, onceq.Member{ID: first.ID, State: test.want, Kind: members[0].Kind}, members[0])
 			require.NoError(t, leases[then.ID].Complete(ctx, nil))
 			require.NoError(t, db.Check())
 		})
@@ -294,6 +295,54 @@ func TestGroup_DeadMembers(t *testing.T) {
 		finish(t, db, bad)
 		finish(t, db, then)
 	})
+}
+
+// Members that have not completed say of which kind they are and what their last error was, wherever they are.
+func TestMembers_KindAndError(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	kept := onceq.Kind[int]{Name: "kept", Keep: time.Hour}
+	laned := onceq.Kind[int]{Name: "laned", Lane: func(int) string { return "a" }}
+	jobs := []onceq.Job{part.Job(0), part.Job(1), part.Job(2), part.Job(3), kept.Job(4), laned.Job(5), laned.Job(6)}
+	jobs[5].Delay, jobs[6].Delay = time.Hour, time.Hour // in the waiting room
+	g, err := q.EnqueueGroup(ctx, db.Pool, jobs, whole.Job("x"))
+	require.NoError(t, err)
+	runs := make(map[int]int)
+	run := func(_ context.Context, _ *onceq.Lease, i int) error {
+		runs[i]++
+		switch {
+		case i == 0:
+			return onceq.Fatal(errors.New("torn"))
+		case i == 1:
+			return onceq.RetryAfter(time.Hour, errors.New("no route"))
+		case i == 4 && runs[i] == 1:
+			return onceq.RetryAfter(time.Nanosecond, errors.New("not yet"))
+		}
+		return nil
+	}
+	_, err = q.Cancel(ctx, db.Pool, g.Members[3].ID)
+	require.NoError(t, err)
+	for runs[4] < 2 {
+		db.Drain(part.Handle(run), kept.Handle(run))
+	}
+	check := func(i int, want onceq.Member) {
+		t.Helper()
+		want.ID = g.Members[i].ID
+		require.Equal(t, want, membersOf(t, db, g.Then.ID)[want.ID])
+	}
+	check(0, onceq.Member{Kind: "part", State: onceq.StateDead, Error: "torn"})
+	check(1, onceq.Member{Kind: "part", State: onceq.StateRetrying, Error: "no route"})
+	check(2, onceq.Member{State: onceq.StateCompleted})
+	check(3, onceq.Member{Kind: "part", State: onceq.StateCancelled})
+	check(4, onceq.Member{State: onceq.StateCompleted})
+	check(5, onceq.Member{Kind: "laned", State: onceq.StateDelayed})
+	_, err = q.Redrive(ctx, db.Pool, g.Members[0].ID)
+	require.NoError(t, err)
+	check(0, onceq.Member{Kind: "part", State: onceq.StateWaiting, Error: "torn"})
+	db.Drain(part.Handle(run))
+	require.NoError(t, q.Discard(ctx, db.Pool, g.Members[0].ID))
+	check(0, onceq.Member{State: onceq.StateCancelled})
 }
 
 // A handler adds members to its group together with its completion, and a job that waits may be a member itself.
