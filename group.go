@@ -342,6 +342,9 @@ type GroupInfo struct {
 
 // String says in words how the group is doing.
 func (g GroupInfo) String() string {
+	if g.Total == 0 {
+		return fmt.Sprintf("group %d: job %d waits for no others", g.ID, g.ID)
+	}
 	s := fmt.Sprintf("group %d: %d of %s finished", g.ID, g.Total-g.Open, numbered(g.Total, "member is", "members are"))
 	for _, n := range []struct {
 		count int
@@ -399,7 +402,8 @@ func (g *GroupInfo) scan(rows pgx.Rows) error {
 }
 
 // Group says how a group is doing: how many members there are, and how they ended. Its id is that of the job that waits. It
-// reads one small row for each member. An unknown id is ErrNotFound.
+// reads one small row for each member. An unknown id is ErrNotFound. A job that waits for no others, and did not, is as one of an
+// EnqueueGroup without members: Total is 0, and State that of the job. CancelGroup refuses it.
 func (q *Queue) Group(ctx context.Context, db DB, id int64) (GroupInfo, error) {
 	var g GroupInfo
 	err := q.send(ctx, db, reading, readGroup, []any{id}, each(g.scan))

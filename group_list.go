@@ -99,7 +99,7 @@ func (q *Queue) GroupsOf(ctx context.Context, db DB, id int64) (groups []int64, 
 // CancelGroup cancels a job that waits for others, and then those of the others that are unfinished, 500 a statement, each as
 // Cancel does. It returns how many jobs were cancelled because nobody held them, and how many running ones were asked to
 // end, which they do unless they finish first. A member that others wait for as well is cancelled all the same. An id
-// that is that of no group is ErrNotFound.
+// that is that of no group is ErrNotFound, also that of a job without members, for which Group counts none: Cancel is for it.
 //
 // The job that waits comes first, so that it does not run because the others are gone. With a pool as db each statement
 // commits on its own, and if there is an error, calling it again goes on. Members that a running one adds meanwhile are not

@@ -480,7 +480,11 @@ func TestGroup_WithoutMembers(t *testing.T) {
 	job.IfDead = onceq.DeadCancel
 	g, err := db.Queue.EnqueueGroup(t.Context(), db.Pool, nil, job)
 	require.NoError(t, err)
-	require.Equal(t, onceq.GroupInfo{ID: g.Then.ID, State: onceq.StateWaiting}, groupOf(t, db, g.Then.ID))
+	info := groupOf(t, db, g.Then.ID)
+	require.Equal(t, onceq.GroupInfo{ID: g.Then.ID, State: onceq.StateWaiting}, info)
+	require.Equal(t, "group 1: job 1 waits for no others", info.String())
+	_, _, err = db.Queue.CancelGroup(t.Context(), db.Pool, g.Then.ID)
+	require.ErrorIs(t, err, onceq.ErrNotFound)
 	require.NoError(t, db.Check())
 }
 
