@@ -221,6 +221,54 @@ select c.lane, extract(epoch from statement_timestamp() - c.due)::bigint
 	})
 }
 
+// readUnset reads the limits for which jobs have waited for longer than $1 and that nobody has set, nor their families. It looks at
+// the first 500 limits for which jobs wait, and skips from one to the next.
+var readUnset = `
+with recursive line (lane, k) as (
+  (select lane, 1 from onceq.job_waits where lane > '/' and lane < '0' order by lane limit 1)
+  union all
+  select (select lane from onceq.job_waits where lane > l.lane and lane < '0' order by lane limit 1), l.k + 1
+    from line l where l.lane is not null and l.k < 500
+)
+select l.lane, w.n
+  from line l
+ cross join lateral (
+       select count(*) as n, min(run_at) as oldest
+         from (select run_at from onceq.job_waits where lane = l.lane order by priority, run_at, id limit 1000) w
+        where run_at <= statement_timestamp()) w
+ where l.lane is not null
+   and not exists (select from onceq.lane_limits s where s.lane = any (array[l.lane, ` + familyOf("l.lane") + `]) and s.n is not null)
+   and w.oldest < statement_timestamp() - $1::bigint * interval '1 microsecond'
+ order by l.lane`
+
+// unset looks for limits that nobody has set, so that one job of each runs at a time, and for which jobs have waited for long.
+func (x *examination) unset(ctx context.Context) error {
+	var names []string
+	err := x.each(ctx, readUnset, []any{x.limits.waiting.Microseconds()}, func(rows pgx.Rows) error {
+		var lane string
+		var n int
+		if err := rows.Scan(&lane, &n); err != nil {
+			return err
+		}
+		more := ""
+		if n == 1000 {
+			more = "+"
+		}
+		names = append(names, fmt.Sprintf("%q (%d%s %s)", lane[1:], n, more, either(n, "job", "jobs")))
+		return nil
+	})
+	if err != nil || len(names) == 0 {
+		return err
+	}
+	more := ""
+	if n := len(names) - 5; n > 0 {
+		more = fmt.Sprintf(", and %d more", n)
+	}
+	x.add("limit", "jobs wait for limits that nobody has set, and so one job of each runs at a time: "+strings.Join(names[:min(len(names), 5)], ", ")+more,
+		"set them with SetLimit, if only to AtOnce 1; or is a name spelt wrong, in Kind.Limit or where the limit was set?")
+	return nil
+}
+
 // readHangs reads the lanes and limits for which jobs have waited for longer than $1, and that are full since longer than $2: with
 // the job that has held each for longest. It looks at the first 500 lines for which jobs wait, and skips from one to the next; at
 // the jobs that wait it looks only where a job has run for that long. Those that wait for other jobs sort before the space.

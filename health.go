@@ -61,7 +61,7 @@ func (q *Queue) Health(ctx context.Context, stats ...QueueStats) ([]Finding, err
 
 func (q *Queue) health(ctx context.Context, limits healthLimits, stats ...QueueStats) ([]Finding, error) {
 	x := examination{q: q, limits: limits, stats: stats, found: q.troubles.findings(), live: make(map[string]int64)}
-	for _, look := range []func(context.Context) error{x.snapshots, x.keptBack, x.tables, x.indexes, x.queues, x.versions, x.pauses, x.lanes, x.hangs, x.groups, x.calls} {
+	for _, look := range []func(context.Context) error{x.snapshots, x.keptBack, x.tables, x.indexes, x.queues, x.versions, x.pauses, x.lanes, x.unset, x.hangs, x.groups, x.calls} {
 		if err := look(ctx); err != nil {
 			return x.found, err
 		}

@@ -350,6 +350,7 @@ var built = map[string]string{
 	"readOneLimit":            readOneLimit,
 	"readGroups":              readGroups,
 	"readStill":               readStill,
+	"readUnset":               readUnset,
 	"readHangs":               readHangs,
 	"readStuck":               readStuck,
 	"readLane":                readLane,

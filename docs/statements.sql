@@ -1586,6 +1586,24 @@ select n.queue, j.kind, min(j.id) filter (where j.lost > 1), max(j.lost)
  order by n.queue, j.kind
  limit 1000;
 
+-- findings.go: readUnset
+with recursive line (lane, k) as (
+  (select lane, 1 from onceq.job_waits where lane > '/' and lane < '0' order by lane limit 1)
+  union all
+  select (select lane from onceq.job_waits where lane > l.lane and lane < '0' order by lane limit 1), l.k + 1
+    from line l where l.lane is not null and l.k < 500
+)
+select l.lane, w.n
+  from line l
+ cross join lateral (
+       select count(*) as n, min(run_at) as oldest
+         from (select run_at from onceq.job_waits where lane = l.lane order by priority, run_at, id limit 1000) w
+        where run_at <= statement_timestamp()) w
+ where l.lane is not null
+   and not exists (select from onceq.lane_limits s where s.lane = any (array[l.lane, left(l.lane, strpos(substr(l.lane, 2), '/') + 1)]) and s.n is not null)
+   and w.oldest < statement_timestamp() - $1::bigint * interval '1 microsecond'
+ order by l.lane;
+
 -- finish.go: completeJobs
 with u as materialized (
   select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[]) as u(id, claims, holder, result)

@@ -140,6 +140,8 @@ func advise(f onceq.Finding) advice {
 			text = "Set another limit on the lanes' page. The audit trail may say who set this one."
 		}
 		return advice{text, "./lanes", "The lanes"}
+	case f.What == "limit" && !f.Severe:
+		return advice{"Set them on the limits' page. Or is a name spelt wrong, in the code or where the limit was set?", "./lanes#limits", "The limits"}
 	case f.What == "limit":
 		return advice{"Set another limit on the limits' page. The audit trail may say who set this one.", "./lanes#limits", "The limits"}
 	}

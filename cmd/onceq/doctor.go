@@ -330,6 +330,8 @@ func advice(f onceq.Finding) string {
 		return f.Advice + "; onceq workers; " + list + " --kind " + quoteArg(f.Kind)
 	case f.What == "hang":
 		return fmt.Sprintf("onceq jobs explain %d says what it does; a handler may hang: look at what its process logged last; onceq jobs cancel %d tells the handler to end, and if it does not listen, end the process: the others then go on. A time limit of its kind ends such a handler", f.JobID, f.JobID)
+	case f.What == "limit" && !f.Severe:
+		return "onceq limits set sets one; or is a name spelt wrong, in the code or where the limit was set? onceq limits list"
 	case f.What == "limit":
 		return "onceq limits set raises it; onceq actions may say who set it; onceq limits list"
 	case f.What == "crashes":

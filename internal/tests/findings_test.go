@@ -3,6 +3,7 @@ package tests
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -111,6 +112,41 @@ func TestHealth_LanesThatNobodyLooksAt(t *testing.T) {
 	require.Contains(t, lanes()[0].Detail, `lane "book/7"`)
 	start(t, db, onceq.WorkerConfig{}, k.Handle(func(context.Context, *onceq.Lease, int) error { return nil }))
 	eventually(t, "the lane to go on", func() bool { return len(lanes()) == 0 })
+}
+
+// Jobs wait for limits that nobody has set, perhaps because their names are spelt wrong where they are set.
+func TestHealth_LimitsThatNobodyHasSet(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	for _, limit := range []string{"bank", "bank", "bank", "mail/7", "mail/8", "sms", "tax"} {
+		add(t, db, onceq.Job{Kind: "k", Payload: 1, Limit: limit})
+	}
+	add(t, db, onceq.Job{Kind: "k", Payload: 1, Limit: "bank", Delay: time.Hour})
+	add(t, db, onceq.Job{Kind: "k", Payload: 1, Lane: "a"})
+	require.NoError(t, q.SetLimit(ctx, db.Pool, "sms", onceq.Limit{AtOnce: 1}))
+	require.NoError(t, q.SetLimit(ctx, db.Pool, "mail/", onceq.Limit{AtOnce: 1}))
+	unset := func() (all []onceq.Finding) {
+		list, err := q.Health(ctx)
+		require.NoError(t, err)
+		for _, f := range list {
+			if f.What == "limit" {
+				all = append(all, f)
+			}
+		}
+		return all
+	}
+	require.Empty(t, unset(), "they have only begun to wait")
+	sqlRun(t, db, `update onceq.job_waits set run_at = run_at - interval '5 minutes'`)
+	all := unset()
+	require.Len(t, all, 1)
+	require.False(t, all[0].Severe)
+	require.Equal(t, `jobs wait for limits that nobody has set, and so one job of each runs at a time: "bank" (3 jobs), "tax" (1 job)`, all[0].Detail)
+	require.NoError(t, q.SetLimit(ctx, db.Pool, "bank", onceq.Limit{Rate: 10}))
+	require.Equal(t, `jobs wait for limits that nobody has set, and so one job of each runs at a time: "tax" (1 job)`, unset()[0].Detail)
+	require.NoError(t, q.SetLimit(ctx, db.Pool, "tax", onceq.Limit{}))
+	require.Contains(t, unset()[0].Detail, `limit "tax" lets no job start`)
+	require.True(t, unset()[0].Severe)
 }
 
 // A handler that hangs keeps the others of its lane, or of its limit, from running.
