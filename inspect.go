@@ -550,7 +550,7 @@ type QueueStats struct {
 	Held     int
 	Blocked  int // jobs that wait for their lane, their limit or other jobs; the other counts of unfinished jobs do not contain them
 
-	Paused time.Time // since when the queue has been paused; zero if it is not. Pauses lists kinds that are paused
+	Paused time.Time // since when the queue itself has been paused (PauseQueue). A kind that is paused does not show here: Pauses lists it
 
 	// Oldest is how long the oldest job that nobody has has been due, by the database's clock. It may be too short if
 	// 10,000 jobs of one priority are leased.

@@ -67,8 +67,8 @@ func (q *Queue) ResumeQueue(ctx context.Context, db DB, queue string) (was bool,
 	return q.resume(ctx, db, pausesQueue, queue)
 }
 
-// PauseKind is PauseQueue for the jobs of a kind, in every queue. The other kinds of these queues go on. A schedule
-// (onceqcron) whose jobs are of the kind goes on to enqueue them.
+// PauseKind is PauseQueue for the jobs of a kind, in every queue. The other kinds of these queues go on, so QueueStats.Paused
+// does not show it; Pauses does. A schedule (onceqcron) whose jobs are of the kind goes on to enqueue them.
 func (q *Queue) PauseKind(ctx context.Context, db DB, kind, note string) error {
 	return q.pause(ctx, db, pausesKind, kind, note)
 }
