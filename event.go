@@ -64,11 +64,12 @@ type HookFunc func(ctx context.Context, e Event)
 // Event calls f.
 func (f HookFunc) Event(ctx context.Context, e Event) { f(ctx, e) }
 
-// Level is the level at which the event is logged: Debug for ordinary events, duplicates among them; Info for what an
-// operator may want to count; Warn for what somebody should look at; Error for a job that needs a person.
+// Level is the level at which the event is logged: Debug for ordinary events, duplicates among them, and replays, of which each
+// run of a flow has many; Info for what an operator may want to count; Warn for what somebody should look at; Error for a job
+// that needs a person.
 func (t EventType) Level() slog.Level {
 	switch t {
-	case EventReaped, EventReplayed, EventCancelled, EventDeferred:
+	case EventReaped, EventCancelled, EventDeferred:
 		return slog.LevelInfo
 	case EventMismatch, EventFailed, EventLeaseLost, EventStale, EventUncertain, EventBackground:
 		return slog.LevelWarn

@@ -78,7 +78,7 @@ func (e *eventLog) want(t *testing.T, want ...onceq.EventType) []onceq.Event {
 
 var eventLevels = map[onceq.EventType]slog.Level{
 	onceq.EventEnqueued: slog.LevelDebug, onceq.EventClaimed: slog.LevelDebug, onceq.EventCompleted: slog.LevelDebug, onceq.EventSnoozed: slog.LevelDebug,
-	onceq.EventDuplicate: slog.LevelDebug, onceq.EventReplayed: slog.LevelInfo, onceq.EventReaped: slog.LevelInfo, onceq.EventCancelled: slog.LevelInfo,
+	onceq.EventDuplicate: slog.LevelDebug, onceq.EventReplayed: slog.LevelDebug, onceq.EventReaped: slog.LevelInfo, onceq.EventCancelled: slog.LevelInfo,
 	onceq.EventDeferred: slog.LevelInfo, onceq.EventReleased: slog.LevelDebug,
 	onceq.EventMismatch: slog.LevelWarn, onceq.EventFailed: slog.LevelWarn, onceq.EventLeaseLost: slog.LevelWarn, onceq.EventStale: slog.LevelWarn, onceq.EventUncertain: slog.LevelWarn, onceq.EventBackground: slog.LevelWarn,
 	onceq.EventDead: slog.LevelError, onceq.EventHeld: slog.LevelError,
