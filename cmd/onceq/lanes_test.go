@@ -10,6 +10,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -88,6 +89,49 @@ select n::bigint << 32, 60000000, now() - n * interval '1 hour', now() - stale *
 	_, err = db.Pool.Exec(t.Context(), `update onceq.workers set started_at = now() where version = 'v2'`)
 	require.NoError(t, err)
 	require.NotContains(t, do(t, db.URL, "doctor").out, "versions:") // a deploy is going on
+}
+
+// A handler that hangs holds a lane; and jobs wait for a limit that nobody has set.
+func TestDoctorNamesWhatHoldsALane(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, schema())
+	book := onceq.Kind[int]{Name: "book", Timeout: onceq.NoTimeout, Lane: func(int) string { return "7" }}
+	call := onceq.Kind[int]{Name: "call", Limit: func(int) string { return "bank" }}
+	_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, []onceq.Job{book.Job(1), book.Job(2), book.Job(3)})
+	require.NoError(t, err)
+	began := make(chan int64, 3)
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{ShutdownTimeout: time.Millisecond}, book.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+		began <- l.ID
+		<-ctx.Done()
+		return ctx.Err()
+	}))
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(ctx) }()
+	id := <-began
+	require.NotContains(t, do(t, db.URL, "doctor").out, "hang:", "it has only begun")
+	_, err = db.Pool.Exec(t.Context(), `update onceq.jobs set progress = jsonb_build_object('claims', claims, 'since', now() - interval '10 minutes')`)
+	require.NoError(t, err)
+	_, err = db.Pool.Exec(t.Context(), `update onceq.job_waits set run_at = now() - interval '5 minutes'`)
+	require.NoError(t, err)
+	a := do(t, db.URL, "doctor")
+	require.Equal(t, codeFindings, a.code)
+	require.Regexp(t, fmt.Sprintf(`warning  hang: lane "book/7" is full: job %d has held it since .*, in process \d+ on .*, whose lease goes on, and 2 jobs wait for it`, id), a.out)
+	require.Contains(t, a.out, fmt.Sprintf("onceq jobs explain %d says what it does; a handler may hang", id))
+	require.Contains(t, a.out, fmt.Sprintf("onceq jobs cancel %d tells the handler to end", id))
+	stop()
+	require.NoError(t, <-ended)
+
+	_, err = db.Queue.Enqueue(t.Context(), db.Pool, call.Job(1))
+	require.NoError(t, err)
+	_, err = db.Pool.Exec(t.Context(), `update onceq.job_waits set run_at = now() - interval '5 minutes'`)
+	require.NoError(t, err)
+	out := do(t, db.URL, "doctor").out
+	require.Contains(t, out, `warning  limit: jobs wait for limits that nobody has set, and so one job of each runs at a time: "bank" (1 job)`)
+	require.Contains(t, out, "onceq limits set sets one;")
+	fine(t, db.URL, "limits", "set", "bank", "--at-once", "1")
+	require.NotContains(t, do(t, db.URL, "doctor").out, "limit:")
 }
 
 // ui serves the page below a secret, for reading unless --act is there, and ends by an interrupt.
