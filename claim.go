@@ -122,7 +122,7 @@ func (l *Lease) exhausted(maxLost int) *outcome {
 	case l.cancelled:
 		return &outcome{lease: l, state: StateCancelled, keep: CancelledKeep.Milliseconds()}
 	case l.Lost >= maxLost:
-		why = fmt.Sprintf("%d leases of this job ran out: its process crashed, hung or lost the database each time", l.Lost)
+		why = numbered(l.Lost, "lease", "leases") + " of this job ran out: each time the worker that had it died, froze or lost the database; look at what these processes logged last, and at their memory"
 	case l.claims >= claimsLimit:
 		why = fmt.Sprintf("claimed %d times, more than a token can count", l.claims)
 	default:

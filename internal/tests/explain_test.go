@@ -209,6 +209,30 @@ func TestExplain_Runs(t *testing.T) {
 	require.Nil(t, explained(t, db, byHand, onceq.CauseRunning)[0].Worker)
 }
 
+// A job that ends or freezes its process each time says that it does, and what to look at.
+func TestExplain_DeadByLostLeases(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	id := add(t, db, onceq.Job{Payload: 1})
+	claim := onceq.ClaimOptions{MaxLost: 2}
+	for range 2 {
+		leases, err := q.Claim(ctx, claim)
+		require.NoError(t, err)
+		require.Len(t, leases, 1)
+		db.ExpireLease(id) // its process is gone
+	}
+	leases, err := q.Claim(ctx, claim)
+	require.NoError(t, err)
+	require.Empty(t, leases)
+	r := explained(t, db, id, onceq.CauseDead)[0]
+	require.Equal(t, 2, r.Lost)
+	j, err := q.Get(ctx, db.Pool, id)
+	require.NoError(t, err)
+	require.Equal(t, "2 leases of this job ran out: each time the worker that had it died, froze or lost the database; look at what these processes logged last, and at their memory", j.Errors[0].Error)
+	require.Contains(t, r.Text, ", after 0 failed attempts of 25 and 2 lost leases, with the error: "+j.Errors[0].Error)
+}
+
 func TestExplain_Finished(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
