@@ -490,6 +490,6 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 			x.told()
 		}
 	}
-	next.end(ctx, err == nil)
+	next.end(err == nil)
 	return sure, err
 }

@@ -115,7 +115,7 @@ func (o *outbox) write(batch []outcome) {
 		}
 		cancel()
 		o.tally.ended(batch, stale, left)
-		leased := next.end(ctx, err == nil)
+		leased := next.end(err == nil)
 		switch {
 		case err == nil:
 			told := false

@@ -143,13 +143,13 @@ func (n *successor) finish(ctx context.Context, db DB, o outcome) (stale []*Leas
 }
 
 // end starts the next job, if it was leased, and gives back its place. ok says that the completion was committed.
-func (n *successor) end(ctx context.Context, ok bool) (leased bool) {
+func (n *successor) end(ok bool) (leased bool) {
 	if n == nil {
 		return false
 	}
 	if leased = ok && n.lease != nil; leased {
 		if n.x.q.watched(EventClaimed) {
-			n.x.q.claimed(ctx, n.lease, n.lease.RunAt)
+			n.x.q.claimed(n.x.base, n.lease, n.lease.RunAt)
 		}
 		n.x.accept(n.s, []*Lease{n.lease}, n.began)
 	}

@@ -221,3 +221,48 @@ func TestSuccessor_OfALostLease(t *testing.T) {
 	require.Equal(t, []int{0, 0, 1, 2}, r.list())
 	require.Equal(t, 1, w.count(onceq.EventStale)+w.count(onceq.EventLeaseLost))
 }
+
+// eventContexts are what the hook got with each claim: the error of its context, and the lease in it.
+type eventContexts struct {
+	mu  sync.Mutex
+	bad []string
+}
+
+func (c *eventContexts) Event(ctx context.Context, e onceq.Event) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if l := onceq.LeaseFromContext(ctx); e.Type == onceq.EventClaimed && (ctx.Err() != nil || l != nil) {
+		c.bad = append(c.bad, fmt.Sprint(e.JobID, ctx.Err(), l != nil))
+	}
+}
+
+// The event of a claim gets a context that goes on and that belongs to no handler.
+func TestSuccessor_EventsContext(t *testing.T) {
+	t.Parallel()
+	for _, inTx := range []bool{false, true} {
+		t.Run(fmt.Sprint("in a transaction ", inTx), func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			watchLeases(t, db)
+			inLane(t, db, charges, 1, 0, 300)
+			h := charges.Handle(func(context.Context, *onceq.Lease, charge) error { return nil })
+			if inTx {
+				h = charges.HandleTx(func(context.Context, pgx.Tx, *onceq.Lease, charge) error { return nil })
+			}
+			var c eventContexts
+			q, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema, Hook: &c})
+			require.NoError(t, err)
+			w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, h)
+			require.NoError(t, err)
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- w.Run(ctx) }()
+			until(t, db, noJobs+` and not exists (select from onceq.job_waits)`)
+			cancel()
+			require.NoError(t, receive(t, ended))
+			with, _ := leased(t, db)
+			require.Positive(t, with)
+			require.Empty(t, c.bad)
+		})
+	}
+}
