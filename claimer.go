@@ -484,7 +484,9 @@ func (c *claimer) startUpkeep(ctx context.Context, now time.Time) time.Duration 
 	c.found(0, now)
 	wait := longestNap
 	if !c.keeps && !c.readPaused(ctx, now) && !c.startAnnouncement(ctx, now) && !c.startRescan(ctx) {
-		wait = c.announcement.wait(now)
+		if c.listener.confirmed.Load() { // otherwise nothing is announced; that it is confirmed rouses the claimer
+			wait = c.announcement.wait(now)
+		}
 		if c.holdsBack {
 			wait = min(wait, pausedLook)
 		}

@@ -234,6 +234,20 @@ func TestPromoter_RestsLongOnlyWhileEachQueueIsAnnounced(t *testing.T) {
 	require.False(t, c.listener.waits.Load())
 }
 
+// Behind a pooler nothing is ever announced, and the time of the next announcement has passed.
+func TestClaimer_RestsWhileNothingCanBeAnnounced(t *testing.T) {
+	t.Parallel()
+	q := benchQueue(t)
+	k := Kind[int]{Name: "k"}
+	w, err := NewWorker(q, WorkerConfig{}, k.Handle(func(context.Context, *Lease, int) error { return nil }))
+	require.NoError(t, err)
+	c := newClaimer(w, 1, quick{}, nil)
+	c.listener = &listener{q: q}
+	now := time.Now()
+	c.rescans.known, c.looks.at = true, now.Add(time.Second)
+	require.Equal(t, time.Second, c.startUpkeep(t.Context(), now), "the next look is what it waits for")
+}
+
 func TestRescans_TheirIntervalGrowsWithTheirCost(t *testing.T) {
 	t.Parallel()
 	var r rescans
