@@ -342,6 +342,15 @@ select array_agg(g.id) from unnest($1::bigint[]) as g(id)
  where exists (select from onceq.job_members where group_id = g.id and state in (` + sqlJobDead + `, ` + sqlJobCancelled + `))
    and not exists (select from onceq.job_members where group_id = g.id and state in (0, ` + sqlJobHeld + `))`
 
+// sayDead notes why followers were cancelled just now. By the time of this error, which is that of their end, Group knows them.
+const sayDead = `
+update onceq.job_history
+   set errors = coalesce(errors, '[]') || jsonb_build_array(jsonb_build_object('at', finished_at, 'attempt', attempts, 'error', 'a job that it waited for is dead or was cancelled (DeadCancel)'))
+ where id = any ($1::bigint[]) and state = ` + sqlJobCancelled
+
+// endedByDead says of a row h of job_history that it was sayDead that wrote its last error, and that this was its end.
+const endedByDead = `h.state = ` + sqlJobCancelled + ` and (h.errors -> -1 ->> 'at')::timestamptz = h.finished_at and h.errors -> -1 ->> 'error' like '%(DeadCancel)'`
+
 // cancelFollowers cancels the followers that the promoter has found to end with a dead member. Since then somebody may have
 // brought that one back: so it looks again, with the followers' rows locked, which a Redrive needs too. One that somebody has
 // locked is left to the next call.
@@ -355,8 +364,10 @@ func (q *Queue) cancelFollowers(ctx context.Context, db DB, ids []int64) error {
 				return err
 			}
 		}
-		_, _, err := q.cancel(ctx, db, ids)
-		return err
+		if _, _, err := q.cancel(ctx, db, ids); err != nil {
+			return err
+		}
+		return q.send(ctx, db, asIs, sayDead, []any{ids}, each(func(pgx.Rows) error { return nil }))
 	})
 	if err != nil {
 		return fmt.Errorf("onceq: cancelling jobs that wait for dead ones: %w", q.told(err))

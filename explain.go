@@ -180,7 +180,10 @@ func (x *explaining) finished(ctx context.Context) error {
 	case StateCompleted:
 		x.e.add(Reason{Cause: CauseCompleted, Since: j.FinishedAt, Text: "it was completed at " + stamp(j.FinishedAt)})
 	case StateCancelled:
-		x.e.add(Reason{Cause: CauseCancelled, Since: j.FinishedAt, Text: "it was cancelled at " + stamp(j.FinishedAt), Advice: "a redrive runs it again"})
+		if n := len(j.Errors); n > 0 && !j.Errors[n-1].At.Equal(j.FinishedAt) { // that of an attempt before
+			why = ""
+		}
+		x.e.add(Reason{Cause: CauseCancelled, Since: j.FinishedAt, Text: "it was cancelled at " + stamp(j.FinishedAt) + why, Advice: "a redrive runs it again"})
 	case StateDead:
 		x.e.add(Reason{
 			Cause: CauseDead, Since: j.FinishedAt, Lost: j.Lost,

@@ -326,10 +326,10 @@ func (l *Lease) Members(ctx context.Context, after int64, limit int) ([]Member, 
 
 // GroupInfo says how a group is doing.
 type GroupInfo struct {
-	ID        int64    `json:"id"`    // of the job that waits, and of the group
-	State     State    `json:"state"` // of that job; StateCompleted if it is gone
-	Waits     bool     `json:"waits"` // it still waits for members
-	IfDead    DeadRule `json:"if_dead"`
+	ID        int64    `json:"id"`      // of the job that waits, and of the group
+	State     State    `json:"state"`   // of that job; StateCompleted if it is gone
+	Waits     bool     `json:"waits"`   // it still waits for members
+	IfDead    DeadRule `json:"if_dead"` // of a job that still waits, or that was cancelled because of this
 	Total     int      `json:"total"`
 	Open      int      `json:"open"` // unfinished members
 	Completed int      `json:"completed"`
@@ -354,6 +354,9 @@ func (g GroupInfo) String() string {
 			s += fmt.Sprintf(", %d %s", n.count, n.word)
 		}
 	}
+	if g.State == StateCancelled && g.IfDead == DeadCancel {
+		s += fmt.Sprintf(", and so job %d was cancelled (DeadCancel)", g.ID)
+	}
 	return s
 }
 
@@ -361,7 +364,9 @@ func (g GroupInfo) String() string {
 const countMembers = `
        coalesce((select ` + waitState + ` from onceq.job_waits w where w.id = g.id), (select ` + jobState + ` from onceq.jobs j where j.id = g.id),
                 (select h.state from onceq.job_history h where h.id = g.id)),
-       w.if_dead is not null, coalesce(w.if_dead, 0), coalesce(extract(epoch from statement_timestamp() - w.created_at) * 1000000, 0)::bigint,
+       w.if_dead is not null,
+       coalesce(w.if_dead, (select ` + sqlDeadCancel + ` from onceq.job_history h where h.id = g.id and ` + endedByDead + `), 0),
+       coalesce(extract(epoch from statement_timestamp() - w.created_at) * 1000000, 0)::bigint,
        m.total, m.open, m.completed, m.dead, m.cancelled, m.held
   from g
   left join lateral (select if_dead, created_at from onceq.job_waits where id = g.id and if_dead is not null offset 0) w on true

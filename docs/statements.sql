@@ -66,6 +66,11 @@ select u.n, f.job_id, f.state, coalesce(f.result::text, ''), coalesce(pg_sequenc
        select job_id, state, result from onceq.job_fences f
         where f.class = 0 and f.scope = u.scope and f.key = u.key offset 0) f on true;
 
+-- after.go: sayDead
+update onceq.job_history
+   set errors = coalesce(errors, '[]') || jsonb_build_array(jsonb_build_object('at', finished_at, 'attempt', attempts, 'error', 'a job that it waited for is dead or was cancelled (DeadCancel)'))
+ where id = any ($1::bigint[]) and state = 7;
+
 -- after.go: stillDead
 select array_agg(g.id) from unnest($1::bigint[]) as g(id)
  where exists (select from onceq.job_members where group_id = g.id and state in (6, 7))
@@ -2883,7 +2888,9 @@ select g.id,
             when j.run_at > statement_timestamp() then 2
             else 1 end::smallint from onceq.jobs j where j.id = g.id),
                 (select h.state from onceq.job_history h where h.id = g.id)),
-       w.if_dead is not null, coalesce(w.if_dead, 0), coalesce(extract(epoch from statement_timestamp() - w.created_at) * 1000000, 0)::bigint,
+       w.if_dead is not null,
+       coalesce(w.if_dead, (select 2 from onceq.job_history h where h.id = g.id and h.state = 7 and (h.errors -> -1 ->> 'at')::timestamptz = h.finished_at and h.errors -> -1 ->> 'error' like '%(DeadCancel)'), 0),
+       coalesce(extract(epoch from statement_timestamp() - w.created_at) * 1000000, 0)::bigint,
        m.total, m.open, m.completed, m.dead, m.cancelled, m.held
   from g
   left join lateral (select if_dead, created_at from onceq.job_waits where id = g.id and if_dead is not null offset 0) w on true
@@ -2906,7 +2913,9 @@ select g.id,
             when j.run_at > statement_timestamp() then 2
             else 1 end::smallint from onceq.jobs j where j.id = g.id),
                 (select h.state from onceq.job_history h where h.id = g.id)),
-       w.if_dead is not null, coalesce(w.if_dead, 0), coalesce(extract(epoch from statement_timestamp() - w.created_at) * 1000000, 0)::bigint,
+       w.if_dead is not null,
+       coalesce(w.if_dead, (select 2 from onceq.job_history h where h.id = g.id and h.state = 7 and (h.errors -> -1 ->> 'at')::timestamptz = h.finished_at and h.errors -> -1 ->> 'error' like '%(DeadCancel)'), 0),
+       coalesce(extract(epoch from statement_timestamp() - w.created_at) * 1000000, 0)::bigint,
        m.total, m.open, m.completed, m.dead, m.cancelled, m.held
   from g
   left join lateral (select if_dead, created_at from onceq.job_waits where id = g.id and if_dead is not null offset 0) w on true

@@ -45,6 +45,9 @@ func TestGroup_AMemberInQuarantine(t *testing.T) {
 					want.Completed, want.Dead = 1, 1
 					want.Waits = rule == onceq.DeadWait
 					want.State = map[onceq.DeadRule]onceq.State{onceq.DeadWait: onceq.StateWaiting, onceq.DeadRun: onceq.StateCompleted, onceq.DeadCancel: onceq.StateCancelled}[rule]
+					if rule == onceq.DeadCancel {
+						want.IfDead = rule
+					}
 				}
 				require.Equal(t, want, groupOf(t, db, g.Then.ID))
 				require.Equal(t, want.State == onceq.StateCompleted, ran == 1)

@@ -284,7 +284,10 @@ func TestGroup_DeadMembers(t *testing.T) {
 		t.Parallel()
 		db, bad, then := scene(t, onceq.DeadCancel)
 		require.Empty(t, groupClaim(t, db.Queue))
-		require.Equal(t, onceq.GroupInfo{ID: then, State: onceq.StateCancelled, Total: 2, Completed: 1, Dead: 1}, groupOf(t, db, then))
+		info := groupOf(t, db, then)
+		require.Equal(t, onceq.GroupInfo{ID: then, State: onceq.StateCancelled, IfDead: onceq.DeadCancel, Total: 2, Completed: 1, Dead: 1}, info)
+		require.Equal(t, fmt.Sprintf("group %d: 2 of 2 members are finished, 1 dead, and so job %[1]d was cancelled (DeadCancel)", then), info.String())
+		require.Contains(t, explained(t, db, then, onceq.CauseCancelled)[0].Text, "with the error: a job that it waited for is dead or was cancelled (DeadCancel)")
 		require.NoError(t, db.Check())
 		// Both come back: the one that waits does so again.
 		for _, id := range []int64{bad, then} {
@@ -293,6 +296,11 @@ func TestGroup_DeadMembers(t *testing.T) {
 			require.NoError(t, db.Check())
 		}
 		finish(t, db, bad)
+		_, err := db.Queue.Cancel(ctx, db.Pool, then)
+		require.NoError(t, err)
+		require.Equal(t, fmt.Sprintf("group %d: 2 of 2 members are finished", then), groupOf(t, db, then).String(), "now it was somebody else")
+		_, err = db.Queue.Redrive(ctx, db.Pool, then)
+		require.NoError(t, err)
 		finish(t, db, then)
 	})
 }
