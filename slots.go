@@ -158,15 +158,23 @@ func (c *connections) wake() {
 	}
 }
 
-// allow says how many of its slots a queue may use now. The caller holds mu.
+// allow says how many of its slots a queue may use now, and records whether it wants more. The caller holds mu.
 func (c *connections) allow(s *slots) int {
+	may, wants := c.may(s)
+	c.queues[s] = wants
+	return may
+}
+
+// may says how many of its slots a queue may use now, and whether it has less than its share and gets no more. The caller
+// holds mu.
+func (c *connections) may(s *slots) (may int, wants bool) {
 	mine, total, wanted := s.used(), 0, false
 	for o, wants := range c.queues {
 		total += o.used()
 		wanted = wanted || wants && o != s
 	}
 	share := max(1, s.mayHold/max(1, len(c.queues)))
-	may := s.mayHold - (total - mine)
+	may = s.mayHold - (total - mine)
 	if wanted && mine >= share {
 		may = mine // others first
 	}
@@ -178,8 +186,7 @@ func (c *connections) allow(s *slots) int {
 		free = max(1, free)
 	}
 	may = max(0, min(may, mine+max(0, free), s.count))
-	c.queues[s] = may <= mine && mine < share
-	return may
+	return may, may <= mine && mine < share
 }
 
 // reserve takes a place of a queue for one job, if a handler is free for it and no other queue waits for a connection. own
@@ -194,7 +201,7 @@ func (c *connections) reserve(s *slots, own int64) bool {
 				return false
 			}
 		}
-		usable = c.allow(s)
+		usable, _ = c.may(s) // what wants more is the claimer's to say: it asks again until that has ended
 	}
 	for {
 		n := s.outstanding.Load()

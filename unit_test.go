@@ -879,3 +879,31 @@ func TestLineWords(t *testing.T) {
 	require.Equal(t, "job 120, which waits for others,", lineWords("\x1f0000000000000000120"))
 	require.Equal(t, `lane "k/a"`, lineWords("k/a"))
 }
+
+// A completion that wants a place for the next job of its lane does not make its queue one that waits for connections: nobody
+// asks again for it, and the other queues would stay narrowed.
+func TestConnections_AReservedPlaceNarrowsNoOtherQueue(t *testing.T) {
+	t.Parallel()
+	pool, err := pgxpool.New(t.Context(), "postgres://nobody@127.0.0.1:1/none?pool_max_conns=8")
+	require.NoError(t, err)
+	defer pool.Close()
+	c := &connections{pool: pool}
+	queue := func() *slots { return &slots{count: 6, width: 1, pooled: true, mayHold: 6, signal: func() {}} }
+	lane, other := queue(), queue()
+	c.join(lane)
+	c.join(other)
+	lane.outstanding.Store(1)
+	other.outstanding.Store(5)
+	require.True(t, c.reserve(lane, 1))
+	lane.outstanding.Add(-1)
+	other.outstanding.Store(4)
+	require.Equal(t, 5, c.allow(other))
+
+	lane.outstanding.Store(6)
+	other.outstanding.Store(0)
+	require.Zero(t, c.allow(other))
+	require.False(t, c.reserve(lane, 1), "the other queue waits for a connection")
+	c.leave(other)
+	require.True(t, c.reserve(lane, 1))
+	require.False(t, c.reserve(lane, 1), "only one of the places that become free is the caller's")
+}
