@@ -152,6 +152,11 @@ func (n *successor) end(ok bool) (leased bool) {
 			n.x.q.claimed(n.x.base, n.lease, n.lease.RunAt)
 		}
 		n.x.accept(n.s, []*Lease{n.lease}, n.began)
+		if n.x.stopping.Load() { // Run may have taken what waits before that
+			for _, u := range n.s.takeAll() {
+				n.x.giveBack(u.tasks())
+			}
+		}
 	}
 	n.s.outstanding.Add(-1)
 	n.x.q.connections.wake()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
@@ -265,4 +266,55 @@ func TestSuccessor_EventsContext(t *testing.T) {
 			require.Empty(t, c.bad)
 		})
 	}
+}
+
+// What a completion leases while Run ends is given back at once too, if handlers of a batch hold its slot.
+func TestSuccessor_ShutdownBehindABatch(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	watchLeases(t, db)
+	batch := onceq.Kind[int]{Name: "batch", Queue: "default"}
+	inLane(t, db, charges, 1, 0, 10_000)
+	inLane(t, db, charges, 1, 10_000, 10_000)
+	inLane(t, db, charges, 1, 20_000, 10_000)
+	started, end := make(chan struct{}), make(chan struct{})
+	gate := begin(t, db)
+	sqlRun(t, db, `
+create function public.gate() returns trigger language plpgsql as $$
+begin
+  if old.lane is not null then perform pg_advisory_xact_lock_shared(17); end if;
+  return null;
+end $$`)
+	sqlRun(t, db, fmt.Sprintf(`create trigger gate after delete on %s.jobs for each row execute function public.gate()`, db.Schema))
+	w := start(t, db, onceq.WorkerConfig{Lease: 10 * time.Minute, ShutdownTimeout: time.Hour, Queues: map[string]onceq.QueueConfig{"default": {Concurrency: 1}}},
+		charges.Handle(func(context.Context, *onceq.Lease, charge) error { return nil }),
+		batch.HandleBatch(10, func(context.Context, pgx.Tx, []onceq.Item[int]) error {
+			started <- struct{}{}
+			<-end
+			return nil
+		}))
+	const stuck = `exists (select from pg_locks where locktype = 'advisory' and objid = 17 and not granted
+		and database = (select oid from pg_database where datname = current_database()))`
+	for next := false; !next; {
+		before, _ := leased(t, db)
+		eventually(t, "a leased successor", func() bool { with, _ := leased(t, db); return with > before })
+		must[pgconn.CommandTag](t)(gate.Exec(t.Context(), `select pg_advisory_lock(17)`))
+		until(t, db, stuck)
+		// The statement that waits is one that leases, or it is not.
+		next = sqlOne[bool](t, db, `select exists (select from pg_stat_activity where wait_event = 'advisory' and query like '%returning id, scope, key, lane%')`)
+		if !next {
+			must[pgconn.CommandTag](t)(gate.Exec(t.Context(), `select pg_advisory_unlock(17)`))
+		}
+	}
+	add(t, db, onceq.Job{Kind: "batch"})
+	receive(t, started)
+	w.cancel()
+	eventually(t, "the end of claims", func() bool { return sqlOne[bool](t, db, `select not exists (select from onceq.waiters)`) })
+	must[pgconn.CommandTag](t)(gate.Exec(t.Context(), `select pg_advisory_unlock(17)`))
+	eventually(t, "only the batch's lease", func() bool {
+		return sqlOne[bool](t, db, `select not exists (select from onceq.jobs where leased_until is not null and lane is not null)`)
+	})
+	close(end)
+	require.NoError(t, w.stop())
+	commit(t, gate)
 }
