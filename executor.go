@@ -22,6 +22,7 @@ type executor struct {
 	q         *Queue
 	id        int64             // of the run
 	kinds     []string          // of the handlers
+	careful   bool              // one of these has MaxLost 1
 	slots     map[string]*slots // by queue
 	handlers  map[string]*Handler
 	lease     time.Duration
@@ -351,7 +352,7 @@ func (x *executor) runTx(tasks []*task, h *Handler) {
 				err = &retryAfter{d: time.Second, err: err, free: true}
 			}
 			o := x.judge(tasks[0], ctx, err)
-			o.unsure = !sure
+			o.unsure, o.doubt = !sure, tasks[0].doubt
 			x.end(tasks[0], o)
 		}
 		ctx.cancel(nil)
@@ -468,6 +469,16 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 	}
 	x.tasks.mu.Unlock()
 	sure, err = x.q.commitTx(unbroken, tx, outcomes[0].lease, many, statement, args, next)
+	if next != nil {
+		defer func(err error) { // also if a hook ends the goroutine
+			next.end(err == nil)
+			if tasks[0].doubt = nil; err == nil {
+				next.unheard(unbroken, outcomes[0].lease.Lane)
+			} else if !sure {
+				tasks[0].doubt = next
+			}
+		}(err)
+	}
 	if leaseLost(err) {
 		err = &refusedError{"complete", EventStale}
 	}
@@ -490,6 +501,5 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 			x.told()
 		}
 	}
-	next.end(err == nil)
 	return sure, err
 }

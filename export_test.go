@@ -32,6 +32,7 @@ var HotStatements = map[string]string{
 	"end, laned":          endLaned,
 	"complete, next":      completeNext,
 	"next, in tx":         inTx[completeNext],
+	"give next back":      giveBackNext,
 	"retry, laned":        retryLaned,
 	"end, limit":          endLimited,
 	"retry, limit":        retryLimited,

@@ -28,12 +28,13 @@ type outcome struct {
 	result string // encoded; "" for none
 	err    string // appended to the job's errors; "" for none
 	delay  time.Duration
-	spend  bool     // an attempt was spent
-	reset  bool     // count attempts from 0 again
-	wait   *waitFor // what it is given back for: the database says how long; nil for none
-	keep   int64    // milliseconds in history; 0: not at all, -1: until somebody decides
-	unsure bool     // it may already be written, so a guard that does not hold means nothing
-	asked  bool     // the handler came to its end and did not finish the job; otherwise the job is given back
+	spend  bool       // an attempt was spent
+	reset  bool       // count attempts from 0 again
+	wait   *waitFor   // what it is given back for: the database says how long; nil for none
+	keep   int64      // milliseconds in history; 0: not at all, -1: until somebody decides
+	unsure bool       // it may already be written, so a guard that does not hold means nothing
+	doubt  *successor // what a completion before this try may have leased; nil for nothing
+	asked  bool       // the handler came to its end and did not finish the job; otherwise the job is given back
 
 	late  error         // what the handler returned after it had completed the job itself
 	cause error         // for events

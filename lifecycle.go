@@ -66,6 +66,7 @@ func newRun(ctx context.Context, w *Worker, own *ownConns) *run {
 	r.outbox.told, r.exec.told = r.promoter.told, r.promoter.told
 	for _, f := range r.claimer.feeds {
 		r.exec.slots[f.queue] = f.slots
+		r.exec.careful = r.exec.careful || f.pace.ahead == 0
 	}
 	r.outbox.next = func(o outcome) *successor { return r.exec.successor(o, 0) }
 	r.exec.suspended = r.claimer.suspended

@@ -123,6 +123,7 @@ func (o *outbox) write(batch []outcome) {
 				if out.lease.lined() && !leased {
 					o.woken(out.lease.Queue)
 				}
+				out.doubt.unheard(o.ctx, out.lease.Lane)
 				told = told || out.lease.member && (out.state.Finished() || out.unsure) // or the handler has ended it
 			}
 			if told {
@@ -151,6 +152,9 @@ func (o *outbox) write(batch []outcome) {
 		o.q.fails(o.id, workFinish, "", err, slog.Int("jobs", len(left)))
 		for i := range left {
 			left[i].unsure = true // it may have been stored, and only the answer lost
+			if next != nil {
+				left[i].doubt = next
+			}
 		}
 		batch = left
 		wait := min(2*time.Second, 20*time.Millisecond<<min(try, 10))

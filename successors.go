@@ -3,6 +3,7 @@ package onceq
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"time"
 
@@ -15,7 +16,8 @@ import (
 //
 //   - The latest claim of the queue found no more jobs, and nothing has been heard of others since. After nextFor a claim
 //     looks again. Meanwhile the claimer's other looks go on as always.
-//   - A handler is free, and no other queue waits for its connection.
+//   - A handler is free, and no other queue waits for its connection. No kind of the worker has MaxLost 1: a lease that nobody
+//     knows of, because the answer was lost, must not make a job dead.
 //   - Nothing is paused, as far as is known since pausesOld, and the run does not end.
 //   - The next job is of the same queue and has lost no lease: others become live without a lease, and are claimed.
 //
@@ -23,10 +25,12 @@ import (
 type successor struct {
 	x      *executor
 	s      *slots
+	own    int64 // 1 if the slot of the job that completes is still in use, and else 0
 	queue  string
 	holder int64
 	began  time.Time
 	lease  *Lease
+	known  bool // its statement's answer has come
 }
 
 const nextFor = 200 * time.Millisecond
@@ -78,7 +82,7 @@ select case when $6::bool and not exists (select from gone) then onceq.lease_los
 // 1 if the slot of the job that completes is still in use, and else 0.
 func (x *executor) successor(o outcome, own int64) *successor {
 	l := o.lease
-	if o.state != StateCompleted || o.keep != 0 || l.Lane == "" || l.Limit != "" || l.member || x.q.citus.Load() == citusYes {
+	if o.state != StateCompleted || o.keep != 0 || o.unsure || x.careful || l.Lane == "" || l.Limit != "" || l.member || x.q.citus.Load() == citusYes {
 		return nil
 	}
 	s := x.slots[l.Queue]
@@ -91,7 +95,7 @@ func (x *executor) successor(o outcome, own int64) *successor {
 		return nil
 	}
 	x.handling.Add(1)
-	return &successor{x: x, s: s, queue: l.Queue, holder: newHolder(x.id), began: time.Now()}
+	return &successor{x: x, s: s, own: own, queue: l.Queue, holder: newHolder(x.id), began: time.Now()}
 }
 
 // statement gives the completion that leases the next job too.
@@ -110,6 +114,7 @@ type nextAnswer struct {
 
 // ScanRow reads the row.
 func (a *nextAnswer) ScanRow(rows pgx.Rows) error {
+	a.n.known = true
 	before := []any{nil, &a.done, nil}
 	if a.other != nil {
 		before = append(before, a.other)
@@ -147,7 +152,10 @@ func (n *successor) end(ok bool) (leased bool) {
 	if n == nil {
 		return false
 	}
-	if leased = ok && n.lease != nil; leased {
+	switch leased = ok && n.lease != nil; {
+	case leased && n.s.outstanding.Load()-n.own > int64(n.s.count*n.s.width): // a claim came in between
+		n.x.outbox.add(outcome{lease: n.lease, state: StateWaiting})
+	case leased:
 		if n.x.q.watched(EventClaimed) {
 			n.x.q.claimed(n.x.base, n.lease, n.lease.RunAt)
 		}
@@ -158,8 +166,29 @@ func (n *successor) end(ok bool) (leased bool) {
 			}
 		}
 	}
-	n.s.outstanding.Add(-1)
+	if n.s.outstanding.Add(-1) <= n.s.low.Load() {
+		n.s.signal()
+	}
 	n.x.q.connections.wake()
 	n.x.handling.Done()
 	return leased
+}
+
+// giveBackNext gives back a job of lane $1 that a completion has leased to holder $2.
+const giveBackNext = `
+update onceq.jobs j set leased_until = null, holder = null
+  from onceq.lane_places p
+ where p.lane = $1::text and j.id = any (array[p.id]) and j.holder = $2::bigint`
+
+// unheard gives back what the completion has leased if its answer was lost: nobody knows of that lease, and the lane would stand
+// still until it ends. It comes after the completion is known to be committed, or to have failed.
+func (n *successor) unheard(ctx context.Context, lane string) {
+	if n == nil || n.known {
+		return
+	}
+	if err := n.x.q.send(ctx, n.x.db, hot, giveBackNext, []any{lane, n.holder}, noRows); err != nil {
+		n.x.q.log.WarnContext(ctx, "onceq: a completion's answer was lost, and it is not known whether it leased the next job of its lane; that lease runs out",
+			slog.String("lane", lane), slog.Any("error", err))
+	}
+	n.x.woken(n.queue)
 }

@@ -4893,6 +4893,11 @@ select case when $6::bool and not exists (select from gone) then onceq.lease_los
           coalesce(j.metadata::text, ''), j.identity, 0, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule
   from (values (1)) one left join job j on j.leased_until is not null;
 
+-- successors.go: giveBackNext
+update onceq.jobs j set leased_until = null, holder = null
+  from onceq.lane_places p
+ where p.lane = $1::text and j.id = any (array[p.id]) and j.holder = $2::bigint;
+
 -- tx.go: checkTx
 select null,
        case when $1::text <> pg_current_xact_id()::text

@@ -1,16 +1,21 @@
 package tests
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
@@ -206,21 +211,30 @@ func TestSuccessor_ShutdownLeavesNoLease(t *testing.T) {
 // The guard decides about the successor too: a completion under a lost lease lets nothing into the lane.
 func TestSuccessor_OfALostLease(t *testing.T) {
 	t.Parallel()
-	db := queuetest.New(t)
-	inLane(t, db, charges, 1, 0, 3)
-	var r ran
-	w := start(t, db, onceq.WorkerConfig{Lease: 10 * time.Minute}, charges.Handle(func(ctx context.Context, l *onceq.Lease, c charge) error {
-		r.add(c.N)
-		if len(r.list()) == 1 {
-			_, err := db.Pool.Exec(ctx, `update onceq.jobs set holder = 0, leased_until = statement_timestamp(), claims = claims + 1`)
-			return err
-		}
-		return nil
-	}))
-	until(t, db, noJobs+` and not exists (select from onceq.job_waits)`)
-	require.NoError(t, w.stop())
-	require.Equal(t, []int{0, 0, 1, 2}, r.list())
-	require.Equal(t, 1, w.count(onceq.EventStale)+w.count(onceq.EventLeaseLost))
+	for _, inTx := range []bool{false, true} {
+		t.Run(fmt.Sprint("in a transaction ", inTx), func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			inLane(t, db, charges, 1, 0, 3)
+			var r ran
+			run := func(ctx context.Context, c charge) error {
+				if r.add(c.N); len(r.list()) > 1 {
+					return nil
+				}
+				_, err := db.Pool.Exec(ctx, `update onceq.jobs set holder = 0, leased_until = statement_timestamp(), claims = claims + 1`)
+				return err
+			}
+			h := charges.Handle(func(ctx context.Context, _ *onceq.Lease, c charge) error { return run(ctx, c) })
+			if inTx { // it never opens the transaction
+				h = charges.HandleTx(func(ctx context.Context, _ pgx.Tx, _ *onceq.Lease, c charge) error { return run(ctx, c) })
+			}
+			w := start(t, db, onceq.WorkerConfig{Lease: 10 * time.Minute}, h)
+			until(t, db, noJobs+` and not exists (select from onceq.job_waits)`)
+			require.NoError(t, w.stop())
+			require.Equal(t, []int{0, 0, 1, 2}, r.list())
+			require.Equal(t, 1, w.count(onceq.EventStale)+w.count(onceq.EventLeaseLost))
+		})
+	}
 }
 
 // eventContexts are what the hook got with each claim: the error of its context, and the lease in it.
@@ -317,4 +331,95 @@ end $$`)
 	close(end)
 	require.NoError(t, w.stop())
 	commit(t, gate)
+}
+
+// The answer of a completion is lost. What it leased is given back as soon as the completion is known to be written, so that the
+// lane does not stand still for a lease, and no job is charged for one.
+func TestSuccessor_ALostAnswer(t *testing.T) {
+	t.Parallel()
+	for _, inTx := range []bool{false, true} {
+		t.Run(fmt.Sprint("in a transaction ", inTx), func(t *testing.T) {
+			t.Parallel()
+			var armed, cut atomic.Bool
+			db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
+				dial := c.ConnConfig.DialFunc
+				c.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+					conn, err := dial(ctx, network, address)
+					return &loseCommits{Conn: conn, armed: &armed, cut: &cut}, err
+				}
+			}))
+			const n = 400
+			inLane(t, db, charges, 1, 0, n)
+			var r ran
+			again := 0 // jobs that were claimed twice
+			run := func(l *onceq.Lease, c charge) {
+				r.add(c.N)
+				if l.Token&(1<<20-1) > 1 {
+					again++
+				}
+				if l.Lost > 0 {
+					t.Errorf("job %d has lost a lease", l.ID)
+				}
+				armed.Store(c.N%20 == 19)
+			}
+			h := charges.Handle(func(_ context.Context, l *onceq.Lease, c charge) error { run(l, c); return nil })
+			if inTx {
+				h = charges.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, c charge) error {
+					_, err := tx.Exec(ctx, `select 1`)
+					run(l, c)
+					return err
+				})
+			}
+			w := start(t, db, onceq.WorkerConfig{Lease: time.Hour}, h)
+			until(t, db, noJobs+` and not exists (select from onceq.job_waits)`)
+			require.NoError(t, w.stop())
+			require.True(t, cut.Load())
+			require.Positive(t, again, "jobs that were leased by a completion whose answer was lost")
+			require.Len(t, r.list(), n)
+			require.True(t, slices.IsSorted(r.list()))
+		})
+	}
+}
+
+// loseCommits is a connection that closes, once it is armed, in place of the next answer that contains a commit.
+type loseCommits struct {
+	net.Conn
+	armed, cut *atomic.Bool
+	over       bool
+}
+
+func (c *loseCommits) Read(b []byte) (int, error) {
+	if c.over {
+		return 0, io.EOF
+	}
+	n, err := c.Conn.Read(b)
+	if bytes.Contains(b[:n], []byte("COMMIT\x00")) && c.armed.CompareAndSwap(true, false) {
+		c.over = true
+		c.cut.Store(true)
+		return 0, io.EOF
+	}
+	return n, err
+}
+
+// The next job is locked by somebody's transaction: the lane goes on when that ends.
+func TestSuccessor_ThatIsLocked(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	inLane(t, db, charges, 1, 0, 5)
+	first := laneClaim(t, db.Queue, 1)
+	require.Len(t, first, 1)
+	require.NoError(t, first[0].Release(t.Context()))
+	tx, err := db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), `select from onceq.job_waits where id = (select min(id) from onceq.job_waits) for update`)
+	require.NoError(t, err)
+	var r ran
+	w := start(t, db, onceq.WorkerConfig{}, charges.Handle(func(_ context.Context, _ *onceq.Lease, c charge) error { r.add(c.N); return nil }))
+	until(t, db, noJobs)
+	require.Equal(t, []int{0}, r.list())
+	require.NoError(t, tx.Rollback(t.Context()))
+	until(t, db, noJobs+` and not exists (select from onceq.job_waits)`)
+	require.NoError(t, w.stop())
+	require.Equal(t, []int{0, 1, 2, 3, 4}, r.list())
 }
