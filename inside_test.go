@@ -734,7 +734,7 @@ func TestReslot_TakesASlotThatNobodyUses(t *testing.T) {
 		batch.Queue(`update onceq.limit_rates set free_at = now() + interval '1 hour' where lane = $1`, line)
 		batch.Queue(`update onceq.jobs set run_at = statement_timestamp() - case id when $1 then interval '1 minute' else interval '0' end`, missed)
 		batch.Queue(onceq.HotStatements["reslot"], line, []int64{late}, []int32{1}, []int64{holderOf(t, db, late)}).QueryRow(func(row pgx.Row) error {
-			return row.Scan(&start, &taken, nil, nil)
+			return row.Scan(&start, &taken, nil, nil, nil)
 		})
 		require.NoError(t, db.Pool.SendBatch(ctx, batch).Close())
 		require.Empty(t, start)
