@@ -1171,7 +1171,8 @@ func TestWake_ABusyQueueAsksForNoNotification(t *testing.T) {
 	}))
 	receive(t, running)
 	eventually(t, "a confirmed listener", listens.Load)
-	require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.waiters where idle_until > statement_timestamp()`))
+	// On a slow machine the first announcement came before the answer to the first claim; then it is taken back.
+	until(t, db, `not exists (select from onceq.waiters where idle_until > statement_timestamp())`)
 	close(hold)
 	until(t, db, noJobs)
 	require.NoError(t, w.stop())
