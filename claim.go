@@ -64,7 +64,7 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 	if err := q.identify(ctx, q.pool); err != nil {
 		return nil, err
 	}
-	paused, err := q.pausedNow(ctx, q.pool)
+	paused, err := q.pausedNow(ctx, q.pool, pausesOld)
 	if err != nil {
 		return nil, err
 	}
@@ -137,11 +137,14 @@ type claim struct {
 	limit int
 	free  int64      // handlers; jobs beyond that are claimed ahead
 	from  []position // one for each priority, in the order in which these are searched
+	alone bool       // the statement claims from no other queue
+	turn  *turn      // that it waits for; nil for none
 
-	leases []*Lease
-	now    time.Time // the database's clock just before the claim
-	cut    bool      // stopped before a job that needs a claim of its own: there may be more
-	began  time.Time // this process's clock just before sending: the lease ends no earlier than began + lease
+	leases    []*Lease
+	now       time.Time // the database's clock just before the claim
+	outOfTurn bool      // its turn did not come within turnPatience
+	cut       bool      // stopped before a job that needs a claim of its own: there may be more
+	began     time.Time // this process's clock just before sending: the lease ends no earlier than began + lease
 }
 
 func (c *claim) args(kinds []string) []any {
@@ -321,9 +324,13 @@ func (q *Queue) claim(ctx context.Context, db DB, lease time.Duration, run int64
 	}
 	by := hot
 	by.clock, by.along = &now, q.pauses.along()
+	by.turn = asks[0].turn // only a claim of one queue has one
 	args = append([]any{lease.Microseconds(), holder}, args...)
 	began := time.Now()
 	err := q.send(ctx, db, by, statement, args, func(rows pgx.Rows) error {
+		if by.turn != nil {
+			began = began.Add(by.turn.waited)
+		}
 		block := make([]Lease, 0, min(limit, 64))
 		for rows.Next() {
 			if len(block) == cap(block) {

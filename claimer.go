@@ -332,21 +332,30 @@ func (c *claimer) ask(f *feed, n, several int, now time.Time) (*claim, look) {
 	f.moves++
 	f.quarantine.othersTurn = false
 	from, how := f.cursor.begin(now)
-	return &claim{
-		queue: f.queue, limit: min(n, max(1, maxPrefetch/several)), from: from,
+	ask := &claim{
+		queue: f.queue, limit: min(n, max(1, maxPrefetch/several)), from: from, alone: several == 1,
 		free: max(0, int64(s.count*s.width)-s.outstanding.Load()+f.reserved),
-	}, how
+	}
+	if f.backlog && !now.Before(f.turnsFrom) {
+		ask.turn = newTurn(c.q.schema, f.queue)
+	}
+	return ask, how
 }
 
 // sendClaims sends a claim of jobs that have lost no lease. The shutdown does not end it: a claim that commits while nobody
-// waits for its answer leaves leases that have to run out.
+// waits for its answer leaves leases that have to run out. If its turn does not come, it is sent without one.
 func (c *claimer) sendClaims(ctx context.Context, kinds []string, asks []*claim) error {
-	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.w.lease)
+	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.w.lease+turnPatience)
 	defer cancel()
 	if err := c.maySend(unbroken, kinds, asks); err != nil {
 		return err
 	}
-	return c.q.claimJobs(unbroken, c.db, c.w.lease, c.id, kinds, asks)
+	err := c.q.claimJobs(unbroken, c.db, c.w.lease, c.id, kinds, asks)
+	if first := asks[0]; first.turn != nil && notInTurn(err) {
+		first.turn, first.outOfTurn = nil, true
+		return c.sendClaims(ctx, kinds, asks)
+	}
+	return err
 }
 
 // claimed records how a claim ended for these feeds. It returns false if it failed.
@@ -435,6 +444,14 @@ func (c *claimer) works(w *work, feeds []*feed) {
 func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 	f.busy = false
 	f.claimedAt = ended
+	switch {
+	case ask.turn != nil:
+		began, f.vain = began.Add(ask.turn.waited), 0
+	case ask.outOfTurn:
+		if f.vain++; f.vain > 1 { // once may be because very many wait
+			f.turnsFrom = ended.Add(turnRest)
+		}
+	}
 	f.cursor.claimed(ask, how, began, ended)
 	if f.anew {
 		f.cursor.restart()
@@ -449,7 +466,7 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 	if f.slots.end.Store(nil); !full && !f.due && !f.paused && len(f.quarantine.ids) == 0 {
 		f.slots.end.Store(&ended)
 	}
-	f.backlog = full && ask.limit >= aloneFrom
+	f.backlog = full && (ask.limit >= aloneFrom || ask.alone && f.slots.count*f.slots.width >= aloneFrom)
 	announced := !f.announced.IsZero()
 	quiet := ended.Sub(f.found)
 	if len(ask.leases) > 0 {

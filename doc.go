@@ -99,9 +99,10 @@
 // row, and so conflicts with a handler's own transaction above READ COMMITTED: see Lease.Lock. The only existing rows
 // that Enqueue locks are an expired fence that it takes over and, with Job.Replace, a job that it changes and that job's
 // fence; with Job.After, those of the other jobs that nobody has locked. A Redrive locks the row of the job that waits for the
-// one that comes back (Job.After), as a promoter does. Enqueue waits while another transaction is open that took the same key or completes its job. There are no
-// advisory locks outside migrations, no table locks, and no session state except an optional LISTEN connection for each
-// worker.
+// one that comes back (Job.After), as a promoter does. Enqueue waits while another transaction is open that took the same key or completes its job. Workers that
+// claim from the same backlog take turns, by an advisory lock for each queue: a claim waits for it at most a second, and then
+// does without. There are no other advisory locks outside migrations, no table locks, and no session state except an optional
+// LISTEN connection for each worker.
 //
 // # What it costs
 //

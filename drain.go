@@ -38,7 +38,7 @@ func (c *claimer) drain(ctx context.Context, limit int, p *promoter) (cutShort b
 // drainOnce goes once over all feeds that have room. It returns how many jobs it claimed, and whether there may be more: it
 // could not ask some feed, or some feed has jobs in quarantine.
 func (c *claimer) drainOnce(ctx context.Context, limit int) (found int, more bool, err error) {
-	p, err := c.q.pausedNow(ctx, c.db)
+	p, err := c.q.pausedNow(ctx, c.db, pausesOld)
 	if err != nil {
 		return 0, true, err
 	}

@@ -111,3 +111,6 @@ func (l *Lease) CompleteNext(ctx context.Context, tx DB, lease time.Duration) er
 	statement, args := n.statement(outcome{lease: l}, true)
 	return l.completed(ctx, l.q.sendBare(ctx, tx, statement, args, row(&nextAnswer{n: n})))
 }
+
+// TurnKey is the advisory lock that a claim of a backlog waits for.
+func TurnKey(schema, queue string) int64 { return newTurn(schema, queue).key }

@@ -35,6 +35,8 @@ type feed struct {
 	anew    bool          // what may be claimed has changed while a claim was under way: the next one begins at the beginning
 
 	notBefore time.Time // no claim before this time, because the latest of it alone failed
+	turnsFrom time.Time // no claim waits for its turn before this time, because the latest waited in vain
+	vain      int       // so many in a row
 	next      time.Time // when its first delayed job is due; zero if that is after the next look
 	lookAt    time.Time // when to look at it, apart from the looks at all; zero for never
 	announced time.Time // since when producers know that the queue's jobs are waited for; zero: they do not, or have said since that there is one

@@ -203,15 +203,15 @@ func (p *pauses) take(at time.Time, whats, names []string) {
 	p.known.Store(k)
 }
 
-// pausedNow returns what is paused, as of pausesOld ago at the earliest. What is paused is looked at more often, so that a
+// pausedNow returns what is paused, as of so long ago at the earliest. What is paused is looked at more often, so that a
 // resumed queue goes on soon.
-func (q *Queue) pausedNow(ctx context.Context, db DB) (*paused, error) {
+func (q *Queue) pausedNow(ctx context.Context, db DB, old time.Duration) (*paused, error) {
 	fresh := func() *paused {
 		k := q.pauses.known.Load()
 		if k == nil {
 			return nil
 		}
-		if age := time.Since(k.at); age > pausesOld || age > pausesKnown && (len(k.queues) > 0 || len(k.kinds) > 0) {
+		if age := time.Since(k.at); age > old || age > pausesKnown && (len(k.queues) > 0 || len(k.kinds) > 0) {
 			return nil
 		}
 		return k
@@ -278,7 +278,11 @@ var errPausesChanged = errors.New("onceq: something was paused or resumed")
 
 // maySend returns errPausesChanged if a claim of these kinds would not be as the pauses say that are known now.
 func (c *claimer) maySend(ctx context.Context, kinds []string, asks []*claim) error {
-	p, err := c.q.pausedNow(ctx, c.db)
+	old := pausesOld
+	if asks[0].turn != nil {
+		old -= turnPatience
+	}
+	p, err := c.q.pausedNow(ctx, c.db, old)
 	if err != nil {
 		return err
 	}
@@ -294,7 +298,7 @@ func (c *claimer) readPaused(ctx context.Context, now time.Time) bool {
 		return false
 	}
 	c.send(&c.keeps, func() func() {
-		_, err := c.q.pausedNow(ctx, c.db)
+		_, err := c.q.pausedNow(ctx, c.db, pausesOld)
 		return func() {
 			if err != nil {
 				c.lookFailed(ctx, err, true)

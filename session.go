@@ -21,7 +21,7 @@ import (
 //	session   1  Open while a Run is. It listens, and what a worker does again and again goes through it: looking, claiming,
 //	             extending leases, announcing. A statement there is one statement, because its settings belong to the session.
 //	spare     1  The same while there is no session: in Drain, behind a pooler, after a lost connection. And for beats that
-//	             and claims that would have to wait for the session.
+//	             and claims that would have to wait for the session, or that wait for their turn (turn.go).
 //	outcomes  2  Outcomes, and effects while the application's pool is busy. And for those that would have to wait for spare.
 //
 // Nothing that goes through session and spare waits for the lock of a row, so leases are extended in time. Outcomes wait for
@@ -333,6 +333,12 @@ func (s *session) join() {
 
 var errJoined = errors.New("a run has joined")
 
+func (s *session) isOpen() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.conn != nil
+}
+
 func (s *session) close() {
 	<-s.turn
 	s.mu.Lock()
@@ -473,8 +479,13 @@ func (k quick) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, er
 	return k.own.spare.Query(ctx, sql, args...)
 }
 
-// quickly sends a statement the hot way: through the session, where it needs no settings, or with them.
+// quickly sends a statement the hot way: through the session, where it needs no settings, or with them. A statement that
+// waits for its turn does so beside the session, or not at all.
 func (q *Queue) quickly(ctx context.Context, db quick, by way, statement string, args []any, read func(pgx.Rows) error) error {
+	if by.turn != nil && db.own.mayWait() {
+		return q.send(ctx, db.own.spare, by, statement, args, read)
+	}
+	by.turn = nil
 	used, err := db.own.session.use(ctx, db.patience, func(ctx context.Context, conn *pgx.Conn) error {
 		if by.clock == nil && by.along == nil {
 			return query(ctx, conn, q.sql(statement), args, read)

@@ -4898,6 +4898,10 @@ update onceq.jobs j set leased_until = null, holder = null
   from onceq.lane_places p
  where p.lane = $1::text and j.id = any (array[p.id]) and j.holder = $2::bigint;
 
+-- turn.go: awaitTurn
+select set_config('lock_timeout', '1s', true), pg_advisory_xact_lock($1::bigint), set_config('lock_timeout', '0', true),
+       clock_timestamp(), (extract(epoch from clock_timestamp() - statement_timestamp()) * 1000000)::bigint;
+
 -- tx.go: checkTx
 select null,
        case when $1::text <> pg_current_xact_id()::text

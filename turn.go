@@ -1,0 +1,74 @@
+package onceq
+
+import (
+	"hash/fnv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onceq/onceq/internal/sqlstate"
+)
+
+// Claims from a backlog take turns: one worker at a time claims from the queue, in the order in which they asked. If several
+// did so at once, each would step over the jobs that the others are just locking, one by one. Worse, a claim whose snapshot
+// is older than another's commit locks the jobs which that one took before it sees that they are taken, and keeps these locks
+// until it ends; their completions wait for it. 32 processes lost more than half of their rate in this way, and some of them
+// got nothing.
+//
+// A turn is an advisory lock, which the claim's transaction takes and keeps. That is sent in one message, so it ends whatever
+// becomes of the client, unless the client no longer reads an answer that does not fit into the connection's buffers. So a
+// worker waits no longer than turnPatience. Then it claims without a turn, which nobody needs, and after the second time in a
+// row it goes on in that way for turnRest.
+//
+// A worker waits on its spare connection (session.go), so that the session can be used meanwhile. Where there is no session,
+// as behind a pooler, there are no turns: those that wait would use up the pooler's connections.
+const (
+	turnPatience = time.Second // as in awaitTurn
+	turnRest     = 10 * time.Second
+)
+
+// turn is the turn that a claim waits for.
+type turn struct {
+	key    int64
+	waited time.Duration // until it came
+}
+
+// newTurn is a turn in a queue. Advisory locks belong to the database, so the key contains the schema.
+func newTurn(schema, queue string) *turn {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte("onceq turn\x00" + schema + "\x00" + queue))
+	return &turn{key: int64(h.Sum64())} // #nosec G115 -- any bits
+}
+
+// awaitTurn is sent before a claim, in its transaction, and so the claim's snapshot is younger than the commits of those
+// before it. It also returns the database's time when the turn has come, and how long that took.
+const awaitTurn = `
+select set_config('lock_timeout', '1s', true), pg_advisory_xact_lock($1::bigint), set_config('lock_timeout', '0', true),
+       clock_timestamp(), (extract(epoch from clock_timestamp() - statement_timestamp()) * 1000000)::bigint`
+
+// queue adds awaitTurn to a batch. clock, which may be nil, gets the database's time.
+func (t *turn) queue(batch *pgx.Batch, clock *time.Time) {
+	batch.Queue(awaitTurn, t.key).QueryRow(func(r pgx.Row) error {
+		var now time.Time
+		var waited int64
+		if err := r.Scan(nil, nil, nil, &now, &waited); err != nil {
+			return err
+		}
+		if t.waited = time.Duration(waited) * time.Microsecond; clock != nil {
+			*clock = now
+		}
+		return nil
+	})
+}
+
+// notInTurn reports whether a claim failed because its turn did not come, or because the role may take no advisory locks.
+func notInTurn(err error) bool {
+	state := sqlstate.Of(err)
+	return state == "55P03" || state == "42501"
+}
+
+// mayWait reports whether a claim may wait for its turn: there is a session, and the spare connection is free.
+func (o *ownConns) mayWait() bool {
+	stat := o.spare.Stat()
+	return o.session.isOpen() && stat.AcquiredConns()+stat.ConstructingConns() == 0
+}
