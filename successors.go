@@ -30,7 +30,7 @@ type successor struct {
 	holder int64
 	began  time.Time
 	lease  *Lease
-	known  bool // its statement's answer has come
+	known  bool // its statement's answer has come, and that of the commit
 }
 
 const nextFor = 200 * time.Millisecond
@@ -152,6 +152,7 @@ func (n *successor) end(ok bool) (leased bool) {
 	if n == nil {
 		return false
 	}
+	n.known = n.known && ok // of what came before the answer was lost nothing is started
 	switch leased = ok && n.lease != nil; {
 	case leased && n.s.outstanding.Load()-n.own > int64(n.s.count*n.s.width): // a claim came in between
 		n.x.outbox.add(outcome{lease: n.lease, state: StateWaiting})

@@ -337,15 +337,16 @@ end $$`)
 // lane does not stand still for a lease, and no job is charged for one.
 func TestSuccessor_ALostAnswer(t *testing.T) {
 	t.Parallel()
-	for _, inTx := range []bool{false, true} {
-		t.Run(fmt.Sprint("in a transaction ", inTx), func(t *testing.T) {
+	for n := range 4 {
+		inTx, whole := n%2 == 1, n/2 == 1
+		t.Run(fmt.Sprint("in a transaction ", inTx, ", all of it ", whole), func(t *testing.T) {
 			t.Parallel()
 			var armed, cut atomic.Bool
 			db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
 				dial := c.ConnConfig.DialFunc
 				c.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
 					conn, err := dial(ctx, network, address)
-					return &loseCommits{Conn: conn, armed: &armed, cut: &cut}, err
+					return &loseCommits{Conn: conn, armed: &armed, cut: &cut, whole: whole}, err
 				}
 			}))
 			const n = 400
@@ -381,11 +382,12 @@ func TestSuccessor_ALostAnswer(t *testing.T) {
 	}
 }
 
-// loseCommits is a connection that closes, once it is armed, in place of the next answer that contains a commit.
+// loseCommits is a connection that closes, once it is armed, in place of the next answer to a commit, or of the whole of what
+// comes with it.
 type loseCommits struct {
 	net.Conn
-	armed, cut *atomic.Bool
-	over       bool
+	armed, cut  *atomic.Bool
+	whole, over bool
 }
 
 func (c *loseCommits) Read(b []byte) (int, error) {
@@ -393,10 +395,13 @@ func (c *loseCommits) Read(b []byte) (int, error) {
 		return 0, io.EOF
 	}
 	n, err := c.Conn.Read(b)
-	if bytes.Contains(b[:n], []byte("COMMIT\x00")) && c.armed.CompareAndSwap(true, false) {
+	if i := bytes.Index(b[:n], []byte("COMMIT\x00")); i >= 0 && c.armed.CompareAndSwap(true, false) {
 		c.over = true
 		c.cut.Store(true)
-		return 0, io.EOF
+		if i -= 5; c.whole || i <= 0 { // before it: the message's kind and length
+			return 0, io.EOF
+		}
+		return i, nil
 	}
 	return n, err
 }
