@@ -15,6 +15,9 @@ type announcement struct {
 	rest      time.Duration // the least until it is written again
 	waits     bool          // the row says that the run waits for some queue
 	backed    bool          // many others waited for the same queues when the row was last written
+	quick     bool          // the handlers that returned before that took no longer than quickHandler on average
+	returned  int64         // how many they were, of all queues, and
+	worked    int64         // how long they took
 	notBefore time.Time     // the row is not written before this time, because that failed
 	era       int           // how often everything was forgotten
 
@@ -111,7 +114,7 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 		switch {
 		case f.cursor.full:
 			full = append(full, f.queue)
-		case f.paused || f.due || now.Sub(f.found) < quietBefore && !a.backed:
+		case f.paused || f.due || now.Sub(f.found) < quietBefore && !a.backed || now.Before(f.more):
 			busy = append(busy, f.queue)
 		default:
 			waiting, heard = append(waiting, f), append(heard, f.heard)
@@ -137,15 +140,29 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 	if len(waiting) == 0 {
 		busy = nil
 	}
-	era := a.era
+	era, quick := a.era, c.isQuick() && a.backed && c.listener.room >= quickRoom
 	c.send(&c.keeps, func() func() {
-		others, err := c.listener.announce(ctx, len(waiting) > 0, busy)
+		others, err := c.listener.announce(ctx, len(waiting) > 0, quick, busy)
 		return func() {
 			a.backed = err == nil && others >= manyOthers
 			c.announced(ctx, waiting, heard, era, err)
 		}
 	})
 	return true
+}
+
+// isQuick reports whether the handlers that returned since the last announcement, or else before it, were quick.
+func (c *claimer) isQuick() bool {
+	a := &c.announcement
+	var returned, worked int64
+	for _, f := range c.feeds {
+		returned, worked = returned+f.slots.returned.Load(), worked+f.slots.worked.Load()
+	}
+	if n := returned - a.returned; n > 0 {
+		a.quick = time.Duration((worked-a.worked)/n) <= quickHandler
+		a.returned, a.worked = returned, worked
+	}
+	return a.quick
 }
 
 // announced takes that these feeds were announced. heard is what their counts were before that.
@@ -169,9 +186,13 @@ func (c *claimer) announced(ctx context.Context, feeds []*feed, heard []int, era
 	for i, f := range feeds {
 		if f.announced.IsZero() && f.heard == heard[i] {
 			f.announced, f.again = now, time.Time{}
-			if !a.backed { // otherwise there was always somebody to wake
+			switch {
+			case !a.backed: // otherwise there was always somebody to wake
 				c.lookSoon(f, now) // a job may have been committed just before the announcement
+			case !f.more.IsZero(): // but for jobs that were left to this run, and whose commit was slow
+				c.lookSoon(f, now.Add(looksAfterAnnouncing[len(looksAfterAnnouncing)-1]))
 			}
+			f.more = time.Time{}
 		}
 	}
 	c.setWaits()

@@ -225,6 +225,69 @@ returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
           coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule`
 
+// claimInTurn is claimJobs for a claim from a backlog that has its turn (turn.go). In the priority in which the latest claim
+// with the same kinds ended, it begins there if this worker's own claims have not come that far: all before that place has been
+// seen to. A place with the id 0 stands for looking back, or for jobs that the rescan has brought forward, and stays. If such a
+// claim is full before it is back at the latest place, there are more of these jobs, and all workers go on where it ended,
+// however far they have come, until they are back. A claim that ends in another priority leaves that as it is.
+//
+// The row is written anew after $11 microseconds, because an old snapshot keeps all of its versions, or if a claim has gone back.
+// What was written long ago, or seems to come from the future because the database's clock was set back, does not count.
+const claimInTurn = `
+with row as materialized (
+  select ctid as place, priority, run_at, id, coalesce(until_at, run_at) as until_at, coalesce(until_id, id) as until_id, until_at is not null as back,
+         run_at <= statement_timestamp() and at <= statement_timestamp() and at > statement_timestamp() - interval '5 seconds' as counts,
+         until_at is not null or run_at > statement_timestamp() or at > statement_timestamp() or at <= statement_timestamp() - $11::bigint * interval '1 microsecond' as old
+    from onceq.turns
+   where queue = $3::text and kinds = $10::bigint
+     for update skip locked
+),
+place as materialized (
+  select p.priority, coalesce(r.run_at, p.run_at) as run_at, coalesce(r.id, p.id) as id
+    from unnest($4::smallint[], $5::timestamptz[], $6::bigint[]) with ordinality as p(priority, run_at, id, n)
+    left join row r on r.counts and r.priority = p.priority and p.id <> 0 and (r.back or (r.run_at, r.id) > (p.run_at, p.id))
+   order by p.n
+),
+c as materialized (
+  select j.id, j.run_at, p.priority, row_number() over () as n
+    from place p
+   cross join lateral (
+         select id, run_at
+           from onceq.jobs
+          where queue = $3::text and priority = p.priority
+            and (run_at, id) > (p.run_at, p.id)
+            and run_at <= statement_timestamp()
+            and leased_until is null and lost = 0
+            and kind = any ($7::text[])
+          order by run_at, id
+          limit $8::bigint
+            for update skip locked) j
+   limit $8::bigint
+),
+last as materialized (select priority, run_at, id from c order by n desc limit 1),
+moved as (
+  update onceq.turns t
+     set priority = l.priority, run_at = l.run_at, id = l.id, at = statement_timestamp(),
+         until_at = case when l.before then r.until_at end, until_id = case when l.before then r.until_id end
+    from row r
+   cross join lateral (
+         select *, r.counts and priority = r.priority and (run_at, id) < (r.until_at, r.until_id) as before
+           from last
+         offset 0) l
+   where t.ctid = r.place
+     and (r.old or exists (select from place p where p.priority = r.priority and p.id = 0))
+     and (r.old or l.before) and (l.priority = r.priority or not (r.back and r.counts))
+),
+began as (
+  insert into onceq.turns (queue, kinds, priority, run_at, id, at)
+  select $3::text, $10::bigint, priority, run_at, id, statement_timestamp() from last
+   where not exists (select from row)
+  on conflict do nothing
+)` + claimThem + `,
+       ahead = nullif(c.n > $9::bigint, false)
+  from c
+ where j.id = any (array[c.id])` + claimed + `, false, j.lane, j.lane_rule`
+
 // claimOne takes the first of the given jobs that is free and has lost a lease.
 const claimOne = `
 with c as materialized (
@@ -289,7 +352,11 @@ with c as materialized (
 // claimJobs claims jobs that have lost no lease, of one queue or several.
 func (q *Queue) claimJobs(ctx context.Context, db DB, lease time.Duration, run int64, kinds []string, asks []*claim) error {
 	if len(asks) == 1 {
-		return q.claim(ctx, db, lease, run, asks, claimJobs, append(asks[0].args(kinds), asks[0].free)...)
+		statement, args := claimJobs, append(asks[0].args(kinds), asks[0].free)
+		if t := asks[0].turn; t != nil && t.others {
+			statement, args = claimInTurn, append(args, t.kinds, turnWritten.Microseconds())
+		}
+		return q.claim(ctx, db, lease, run, asks, statement, args...)
 	}
 	var priorities [3][]int16
 	var runAts [3][]time.Time

@@ -57,7 +57,7 @@ type claimer struct {
 	wake chan struct{} // holds one: think again. Anybody may send
 	mu   sync.Mutex    // guards what follows
 	// heard are the queues that have jobs, by name, and whether the listener was told so. "" stands for the beginning of
-	// notifications. Anybody may add to it.
+	// notifications, and a name after lookMore for that notification. Anybody may add to it.
 	heard map[string]bool
 	// slotted are jobs in quarantine that wait for their slots (limit.go), the next one at nextSlot or later. Anybody may
 	// add to it.
@@ -159,21 +159,34 @@ func (c *claimer) hear(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for queue, notified := range c.heard {
-		switch f := c.byName[queue]; {
-		case queue == "":
+		if queue == "" {
 			c.looks.at = now
 			c.announcement.notBefore = time.Time{}
 			c.forget()
-		case f != nil:
-			if notified {
-				c.found(1, now)
-				f.heard++
-				c.unannounced(f)
+			continue
+		}
+		c.hasJobs(c.byName[queue], notified, now)
+		if name, ok := strings.CutPrefix(queue, lookMore); ok { // a queue may have such a name
+			if f := c.byName[name]; f != nil {
+				f.more = now.Add(keepLooking)
+				c.hasJobs(f, notified, now)
 			}
-			c.isDue(f)
 		}
 	}
 	clear(c.heard)
+}
+
+// hasJobs records that there are jobs for a feed, which may be nil, and whether a notification said so.
+func (c *claimer) hasJobs(f *feed, notified bool, now time.Time) {
+	if f == nil {
+		return
+	}
+	if notified {
+		c.found(1, now)
+		f.heard++
+		c.unannounced(f)
+	}
+	c.isDue(f)
 }
 
 // comeToSlots puts jobs in quarantine whose slots have come in front of the others there. It returns how long it takes until
@@ -336,8 +349,9 @@ func (c *claimer) ask(f *feed, n, several int, now time.Time) (*claim, look) {
 		queue: f.queue, limit: min(n, max(1, maxPrefetch/several)), from: from, alone: several == 1,
 		free: max(0, int64(s.count*s.width)-s.outstanding.Load()+f.reserved),
 	}
-	if f.backlog && !now.Before(f.turnsFrom) {
-		ask.turn = newTurn(c.q.schema, f.queue)
+	if f.backlog && !now.Before(f.turnsFrom) && c.db.own.mayWait() && c.q.citus.Load() != citusYes {
+		ask.turn = newTurn(c.q.schema, f.queue, c.kinds)
+		ask.turn.others = now.Before(f.othersUntil)
 	}
 	return ask, how
 }
@@ -351,8 +365,8 @@ func (c *claimer) sendClaims(ctx context.Context, kinds []string, asks []*claim)
 		return err
 	}
 	err := c.q.claimJobs(unbroken, c.db, c.w.lease, c.id, kinds, asks)
-	if first := asks[0]; first.turn != nil && notInTurn(err) {
-		first.turn, first.outOfTurn = nil, true
+	if first := asks[0]; first.turn != nil && (errors.Is(err, errNoTurn) || notInTurn(err)) {
+		first.turn, first.outOfTurn = nil, !errors.Is(err, errNoTurn)
 		return c.sendClaims(ctx, kinds, asks)
 	}
 	return err
@@ -444,15 +458,18 @@ func (c *claimer) works(w *work, feeds []*feed) {
 func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 	f.busy = false
 	f.claimedAt = ended
+	var waited time.Duration
 	switch {
 	case ask.turn != nil:
-		began, f.vain = began.Add(ask.turn.waited), 0
+		if waited, f.vain = ask.turn.waited, 0; waited > turnAtOnce {
+			f.othersUntil = ended.Add(othersClaim)
+		}
 	case ask.outOfTurn:
 		if f.vain++; f.vain > 1 { // once may be because very many wait
 			f.turnsFrom = ended.Add(turnRest)
 		}
 	}
-	f.cursor.claimed(ask, how, began, ended)
+	f.cursor.claimed(ask, how, began, ended, waited)
 	if f.anew {
 		f.cursor.restart()
 		f.anew, f.due = false, true
@@ -482,6 +499,9 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 		c.isDue(f)
 	case f.due: // a notification came in between
 	case c.announcement.lively: // the next look is soon
+	case ended.Before(f.more):
+		f.again = ended.Add(livelyLook)
+		c.activate(f)
 	case announced && c.listens():
 		c.lookSoon(f, f.found.Add(quietBefore)) // because of delayed jobs
 	case quiet < quietBefore && !c.announcement.backed:

@@ -43,6 +43,9 @@ import (
 //   - The overlap is never longer than the constant overlap, and shorter only if there are many recent jobs.
 //   - A position is never later than the database's clock by more than a second.
 //
+// While workers wait for each other's claims, one may begin where the latest of all workers ended, in place of its own
+// worker's position (claimInTurn).
+//
 // The cursor is plain data. Only its claimer's goroutine uses it.
 type cursor struct {
 	places [PriorityLow - PriorityHigh + 1]place // by priority, highest first
@@ -72,8 +75,15 @@ func (p position) after(q position) bool {
 
 // pass is the latest run of something that is repeated, by this process's clock.
 type pass struct {
-	ended time.Time
-	took  time.Duration
+	ended  time.Time
+	took   time.Duration
+	waited time.Duration // of that, for its turn
+}
+
+// rest is how long not to look back again: 50 times what it costs. Where many workers take turns each of them waits for the
+// others, and so all of them together look back little more often than one, but still each within the overlap.
+func (p pass) rest(least time.Duration) time.Duration {
+	return max(least, 50*(p.took-p.waited), min(50*p.took, overlap/2))
 }
 
 // beginning is not after any due time that Enqueue accepts.
@@ -120,9 +130,9 @@ const (
 
 // begin returns where a claim that begins now starts in each priority, in the order in which it searches them.
 func (c *cursor) begin(now time.Time) (from []position, how look) {
-	if !c.full || now.Sub(c.looked.ended) > max(100*time.Millisecond, 50*c.looked.took) {
+	if !c.full || now.Sub(c.looked.ended) > c.looked.rest(100*time.Millisecond) {
 		how = lookRecent
-		if now.Sub(c.rescanned.ended) > 2*rescanEvery && now.Sub(c.lookedWhole.ended) > max(time.Second, 50*c.lookedWhole.took) {
+		if now.Sub(c.rescanned.ended) > 2*rescanEvery && now.Sub(c.lookedWhole.ended) > c.lookedWhole.rest(time.Second) {
 			how = lookWhole
 		}
 	}
@@ -152,11 +162,11 @@ func (c *cursor) from(how look) []position {
 	return from
 }
 
-// claimed records what a claim returned that ran from began to ended.
-func (c *cursor) claimed(ask *claim, how look, began, ended time.Time) {
+// claimed records what a claim returned that ran from began to ended, and waited for its turn in that time.
+func (c *cursor) claimed(ask *claim, how look, began, ended time.Time, waited time.Duration) {
 	c.full = len(ask.leases) == ask.limit
 	if how >= lookRecent {
-		c.looked = pass{ended, ended.Sub(began)}
+		c.looked = pass{ended, ended.Sub(began), waited}
 	}
 	if how == lookWhole {
 		c.lookedWhole = c.looked

@@ -18,7 +18,9 @@ func (c *claimer) drain(ctx context.Context, limit int, p *promoter) (cutShort b
 		limit -= found
 		var lanes promoted
 		if err == nil && found == 0 {
-			lanes, err = p.promote(ctx)
+			if lanes, err = p.promote(ctx); lanes.busy {
+				p.anew.Store(true) // the other promoter may leave some of these calls, also old ones
+			}
 		}
 		switch {
 		case err != nil && ctx.Err() == nil:
@@ -27,7 +29,7 @@ func (c *claimer) drain(ctx context.Context, limit int, p *promoter) (cutShort b
 			return limit > 0, nil
 		case found > 0 || lanes.jobs > 0:
 			continue
-		case idle && !more && lanes.calls == 0 && !lanes.busy:
+		case idle && !more && lanes.calls == 0 && !lanes.more && !lanes.busy:
 			return false, nil
 		}
 		sleep(ctx, 2*time.Millisecond, c.wake)
@@ -124,7 +126,7 @@ func (c *claimer) drainSome(ctx context.Context, feeds []*feed, wants []want) (f
 	for i, f := range feeds {
 		f.busy = false
 		f.claimedAt = ended
-		f.cursor.claimed(asks[i], lookWhole, began, ended)
+		f.cursor.claimed(asks[i], lookWhole, began, ended, 0)
 		if n := len(asks[i].leases); n > 0 {
 			c.exec.accept(f.slots, asks[i].leases, asks[i].began)
 			found += n

@@ -11,6 +11,7 @@ import (
 // planned.
 var HotStatements = map[string]string{
 	"claim":     claimJobs,
+	"in turn":   claimInTurn,
 	"claims":    claimManyJobs,
 	"claim any": claimAny,
 	"claim one": claimOne,
@@ -113,4 +114,4 @@ func (l *Lease) CompleteNext(ctx context.Context, tx DB, lease time.Duration) er
 }
 
 // TurnKey is the advisory lock that a claim of a backlog waits for.
-func TurnKey(schema, queue string) int64 { return newTurn(schema, queue).key }
+func TurnKey(schema, queue string) int64 { return newTurn(schema, queue, nil).key }

@@ -34,13 +34,15 @@ type feed struct {
 	fails   int           // claims of it alone that failed in a row
 	anew    bool          // what may be claimed has changed while a claim was under way: the next one begins at the beginning
 
-	notBefore time.Time // no claim before this time, because the latest of it alone failed
-	turnsFrom time.Time // no claim waits for its turn before this time, because the latest waited in vain
-	vain      int       // so many in a row
-	next      time.Time // when its first delayed job is due; zero if that is after the next look
-	lookAt    time.Time // when to look at it, apart from the looks at all; zero for never
-	announced time.Time // since when producers know that the queue's jobs are waited for; zero: they do not, or have said since that there is one
-	heard     int       // how many notifications have come
+	notBefore   time.Time // no claim before this time, because the latest of it alone failed
+	othersUntil time.Time // other workers claim from the backlog too, as far as is known
+	turnsFrom   time.Time // no claim waits for its turn before this time, because the latest waited in vain
+	vain        int       // so many in a row
+	next        time.Time // when its first delayed job is due; zero if that is after the next look
+	lookAt      time.Time // when to look at it, apart from the looks at all; zero for never
+	announced   time.Time // since when producers know that the queue's jobs are waited for; zero: they do not, or have said since that there is one
+	heard       int       // how many notifications have come
+	more        time.Time // until then it is looked at again, because a notification asked for that
 }
 
 func newFeed(w *Worker, s *slots) *feed {

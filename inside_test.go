@@ -84,7 +84,7 @@ func TestTrap_PlansScanNoTableWhateverTheStatistics(t *testing.T) {
 			plan := func(what, statement, guard string) {
 				tx, err := conn.Begin(t.Context())
 				require.NoError(t, err)
-				_, err = tx.Exec(t.Context(), `set local jit_above_cost = 1000`) // plans for a million rows cost far more than this
+				_, err = tx.Exec(t.Context(), `set local jit_above_cost = 10000`) // a tenth of the default; a plan that reads the table for each queue costs 200,000 here
 				require.NoError(t, err)
 				_, err = tx.Exec(t.Context(), guard)
 				require.NoError(t, err)
@@ -108,10 +108,12 @@ func TestTrap_PlansScanNoTableWhateverTheStatistics(t *testing.T) {
 				require.NoError(t, json.Unmarshal([]byte(raw), &plan))
 				require.NoError(t, indexScansOnly(plan), "%s:\n%s", what, raw)
 				require.NotContains(t, raw, `"JIT"`, what)
-				if what == "claim" {
+				if what == "claim" || what == "in turn" {
 					// There is one descent for each priority. The index finds all rows in its order; only the lease and the
 					// kind are filtered.
 					require.Regexp(t, `"Index Cond": "\(\(queue = \$3\) AND \(priority = p(_1)?\.priority\) AND \(ROW\(run_at, id\) > ROW\(p(_1)?\.run_at, p(_1)?\.id\)\) AND \(run_at <= statement_timestamp\(\)\)\)"`, raw)
+				}
+				if what == "claim" {
 					require.NotContains(t, raw, `Sort"`)
 				}
 			}
@@ -147,7 +149,7 @@ func indexScansOnly(node any) error {
 		case "Index Scan", "Index Only Scan", "Bitmap Index Scan":
 			column := map[any]string{"jobs_pkey": "id = ", "jobs_claim": "queue = ", "job_fences_pkey": "key = ", "job_cancels_pkey": "job_id = ",
 				"job_waits_pkey": "id = ", "job_waits_lane": "lane = ", "lane_places_pkey": "lane = ", "lane_stops_pkey": "lane = ", "lane_calls_due": "slot = ",
-				"job_awaits_pkey": "job_id = ", "job_history_pkey": "id = ", "job_members_pkey": "group_id = ", "job_members_job": "(job_id + 0) = ", "lane_limits_pkey": "lane = ", "limit_rates_pkey": "lane = ", "lane_locks_pkey": "slot = "}[node["Index Name"]]
+				"job_awaits_pkey": "job_id = ", "job_history_pkey": "id = ", "job_members_pkey": "group_id = ", "job_members_job": "(job_id + 0) = ", "lane_limits_pkey": "lane = ", "limit_rates_pkey": "lane = ", "lane_locks_pkey": "slot = ", "turns_pkey": "queue = "}[node["Index Name"]]
 			if node["Index Name"] == "waiters_pkey" || node["Index Name"] == "job_members_untold" {
 				break // as above; the second has only rows that are looked for
 			}

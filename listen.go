@@ -24,7 +24,9 @@ import (
 // woken once for each queue. Enqueue locks and updates no row for it: it never waits for another transaction. The function
 // wake in the migration does this.
 //
-// A busy queue sends no notifications, because nobody waits for it.
+// A busy queue sends no notifications, because nobody waits for it. Where many workers wait, and single jobs come one soon
+// after the other to handlers that are quick, the worker that is woken goes on looking for keepLooking, and for most of that
+// time nobody else is woken.
 
 const (
 	announceFor   = 60 * time.Second       // how long an announcement counts
@@ -35,7 +37,14 @@ const (
 	pollListening = 1100 * time.Millisecond // with renewals of the announcement not more than a statement a second
 	pollUnheard   = 250 * time.Millisecond
 	confirmWithin = 2 * time.Second
+
+	keepLooking  = 20 * time.Millisecond // five more than wake counts on
+	quickHandler = 5 * time.Millisecond  // a worker whose handlers take no longer on average, and
+	quickRoom    = 10                    // that has room for so many jobs, may get the jobs of that time alone
 )
+
+// lookMore precedes the queue's name in a notification that asks the worker to go on looking.
+const lookMore = "\x1f"
 
 // quietFor is how long Enqueue assumes that nobody waits for a queue after it has found that nobody does, counted from just
 // before it asked: asking costs small transactions a tenth of their rate. A worker that announces itself looks again after
@@ -99,15 +108,16 @@ const maxBusy = 100
 const manyOthers = 8
 
 // announce tells producers that this run waits for jobs of its queues except those that are busy, or that it does not wait.
-// It returns how many others wait for all of these queues and were not woken; it stops counting at manyOthers.
-func (l *listener) announce(ctx context.Context, waits bool, busy []string) (others int, err error) {
+// quick says that a woken run may get the jobs of a while alone. It returns how many others wait for all of these queues and
+// were not woken; it stops counting at manyOthers.
+func (l *listener) announce(ctx context.Context, waits, quick bool, busy []string) (others int, err error) {
 	const announce = `
 with woken as (
   delete from onceq.wakes where worker = $1::bigint and round = $3::bigint - 1
 )
-insert into onceq.waiters (worker, serves, round, room, busy, idle_until)
-values ($1::bigint, $2::bigint, $3::bigint, $4::bigint, $5::text[], statement_timestamp() + $6::bigint * interval '1 microsecond')
-on conflict (worker) do update set round = excluded.round, busy = excluded.busy, idle_until = excluded.idle_until
+insert into onceq.waiters (worker, serves, round, room, quick, busy, idle_until)
+values ($1::bigint, $2::bigint, $3::bigint, $4::bigint, $9::bool, $5::text[], statement_timestamp() + $6::bigint * interval '1 microsecond')
+on conflict (worker) do update set round = excluded.round, quick = excluded.quick, busy = excluded.busy, idle_until = excluded.idle_until
 returning exists (select from onceq.waiter_queues where queue = $7::text and serves = $2::bigint),
           (select count(*)
              from (select from onceq.waiters w
@@ -134,7 +144,7 @@ select 1`
 	}
 	l.round++
 	var known bool
-	if err = l.q.guarded(ctx, l.db, announce, []any{l.id, l.serves, l.round, l.room, busy, until.Microseconds(), l.queues[0], manyOthers}, &known, &others); err == nil && !known {
+	if err = l.q.guarded(ctx, l.db, announce, []any{l.id, l.serves, l.round, l.room, busy, until.Microseconds(), l.queues[0], manyOthers, quick}, &known, &others); err == nil && !known {
 		err = l.q.guarded(ctx, l.db, name, []any{l.queues, l.serves}, nil)
 	}
 	return others, err

@@ -58,12 +58,8 @@ select statement_timestamp(), exists (select from seen where behind is null), ar
 
 // lookForCalls is lookForJobs where there is no Citus. It also asks whether the promoter has calls that have
 // been due since $9, and if it asks for all of them, whether there are ends that nobody tells (sweepMembers).
-const lookForCalls = lookForJobs + `,
-       exists (select from generate_series(-1, 15) as s(slot)
-                cross join lateral (
-                      select due from onceq.lane_calls
-                       where slot = s.slot::smallint and due > $9::timestamptz and due <= statement_timestamp()
-                       order by due limit 1) c)
+var lookForCalls = lookForJobs + `,
+       ` + callsDue("$9") + `
        or $9::timestamptz < '1970-01-01' and exists (select from onceq.job_members where not told)`
 
 // lookForNew asks which queues the jobs are of that were enqueued last, after the id $1, and that can be claimed. It costs the
@@ -314,7 +310,11 @@ func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
 	queues, starts, moves := make([]string, len(feeds)), [3][]time.Time{}, make([]int, len(feeds))
 	for i, f := range feeds {
 		queues[i], moves[i] = f.queue, f.moves
-		for n, p := range f.cursor.from(how) {
+		back := how
+		if f.cursor.full { // it is claimed anyway, and others may have done very many jobs before the position
+			back = lookOnward
+		}
+		for n, p := range f.cursor.from(back) {
 			starts[n] = append(starts[n], p.runAt)
 		}
 	}
@@ -360,7 +360,7 @@ func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
 				c.looks.each[0], c.looks.each[1] = took/time.Duration(len(feeds)), c.looks.each[0]
 			}
 			if all == nil {
-				c.looks.some = pass{ended, took}
+				c.looks.some = pass{ended: ended, took: took}
 				return
 			}
 			all.took += took
@@ -369,7 +369,7 @@ func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
 				all.found = append(all.found, feeds[n-1])
 			}
 			if len(all.left) == 0 {
-				c.lookedAtAll(pass{ended, all.took})
+				c.lookedAtAll(pass{ended: ended, took: all.took})
 			}
 		}
 	})

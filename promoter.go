@@ -18,7 +18,10 @@ const (
 	promoteRescan = 2 * time.Second        // how often all calls are looked for, also those that come later still
 	promoteLate   = 30 * time.Second       // the same where such a look takes long
 	promoteRest   = 20 * time.Millisecond  // longest pause while there was work a moment ago
-	promoteBusy   = 100 * time.Millisecond // the same while the worker does not wait, so that Enqueue does not wake it
+	promoteBusy   = 20 * time.Millisecond  // shortest pause while the worker does not wait, so that Enqueue does not wake it, and
+	promoteShare  = 50                     // so many times as long as asking for calls takes
+	promoteOld    = 3                      // rest after a look for old calls that let nothing go on: so many times as long as it took, and
+	promoteOldMax = 500 * time.Millisecond // no longer
 	promoteIdle   = time.Minute            // how often a worker looks none of whose kinds has lanes
 	promoteAgain  = 100 * time.Millisecond // how soon a lane is looked at again whose next job is locked
 
@@ -39,11 +42,15 @@ type promoter struct {
 	seen     atomic.Bool        // there were calls, so there are lanes here
 	anew     atomic.Bool        // the next look is for all calls. Anybody may set it
 
-	waited bool          // the worker had announced that it waits when this last looked
-	looked time.Time     // when it last looked, by the database's clock
-	rescan time.Time     // when it looks for all calls again
-	found  time.Time     // when it last found calls
-	pause  time.Duration // how long it rests next while there was work a moment ago; 0 for the shortest
+	waited bool             // the worker had announced that it waits when this last looked
+	looked time.Time        // when it last looked for all calls, or for those of late, by the database's clock
+	onward time.Time        // old calls, which looks have left because there were more than a chunk, are due from this time on; zero: there are none
+	old    bool             // the next look is for those
+	took   time.Duration    // its latest look
+	rescan time.Time        // when it looks for all calls again
+	found  time.Time        // when it last found calls
+	pause  time.Duration    // how long it rests next while there was work a moment ago; 0 for the shortest
+	asked  [2]time.Duration // what it took the latest two times to ask whether there are calls
 }
 
 func newPromoter(w *Worker, id int64, db *pgxpool.Pool, l *listener, woken func(string)) *promoter {
@@ -91,12 +98,17 @@ type promoted struct {
 	jobs     int           // that became live
 	busy     bool          // another promoter is at work on some of the calls
 	next     time.Duration // until the next call is due; 0: there is none
+	more     bool          // there may be calls that were due long ago
 	families bool          // a whole family of lanes has to be looked at
 	cancel   []int64       // jobs that are to be cancelled, because another one that they wait for is dead
 }
 
-// loop promotes until ctx ends.
+// loop promotes until ctx ends. Without lanes it begins with what the claimer's first look says: to plan these statements costs
+// more than anything else that a worker begins with.
 func (p *promoter) loop(ctx context.Context) {
+	if !p.laned && !p.hears(ctx) {
+		return
+	}
 	for fails := 0; ; {
 		did, err := p.promote(ctx)
 		if ctx.Err() != nil {
@@ -126,6 +138,26 @@ func (p *promoter) loop(ctx context.Context) {
 	}
 }
 
+// hears waits until the claimer's looks have seen calls, or the worker does not wait after a minute: then the looks may be
+// rare. It returns false if ctx has ended.
+func (p *promoter) hears(ctx context.Context) bool {
+	for {
+		timer := time.NewTimer(promoteIdle*9/10 + rand.N(promoteIdle/5))
+		select {
+		case <-p.wake:
+			timer.Stop()
+			return true
+		case <-ctx.Done():
+			timer.Stop()
+			return false
+		case <-timer.C:
+			if !p.listener.waits.Load() {
+				return true
+			}
+		}
+	}
+}
+
 // rest waits until there may be calls. Enqueue wakes a worker that waits for the job's queue, and with it the promoter; a
 // look of the claimer finds what nobody was woken for. Where calls let nothing go on, there are often many of them, as when the
 // members of a large group end one by one: then they gather for up to promoteRest, whoever wakes it.
@@ -135,20 +167,24 @@ func (p *promoter) rest(ctx context.Context, did promoted) bool {
 	p.waited = waits
 	wait := promoteIdle
 	switch {
-	case did.busy || time.Since(p.found) < 2*promoteRest:
+	case did.busy || did.more || time.Since(p.found) < 2*promoteRest:
 		wake := p.wake
 		if did.calls > 0 {
 			wake = nil
 		}
 		pause := max(p.pause, time.Millisecond)
 		p.pause = min(2*pause, promoteRest)
+		if did.more && !p.old && !sleep(ctx, min(promoteOld*p.took, promoteOldMax), p.wake) { // what it is woken for comes next
+			return false
+		}
 		return sleep(ctx, pause, wake)
 	case !p.laned && !p.seen.Load():
 		if waits {
 			wait = longestNap // the looks ask for calls, over a connection that is open
 		}
 	case p.listener.confirmed.Load() && !waits:
-		wait = promoteBusy
+		p.pause = 0
+		return p.restBusy(ctx, did)
 	case waits && !before:
 		wait = 2 * quietFor // a job may have been committed just before the announcement
 	default:
@@ -160,6 +196,42 @@ func (p *promoter) rest(ctx context.Context, did promoted) bool {
 		wait = min(wait, did.next+time.Millisecond)
 	}
 	return sleep(ctx, wait, p.wake)
+}
+
+// anyCalls asks whether calls have been due since $1.
+var anyCalls = `select ` + callsDue("$1")
+
+// callsDue is an expression for that.
+func callsDue(since string) string {
+	return `exists (select from generate_series(-1, 15) as s(slot)
+                cross join lateral (
+                      select due from onceq.lane_calls
+                       where slot = s.slot::smallint and due > ` + since + `::timestamptz and due <= statement_timestamp()
+                       order by due limit 1) c)`
+}
+
+// restBusy is rest while the worker is busy, so that nobody is woken and the claimer looks at nothing: it asks at short
+// intervals whether there are calls.
+func (p *promoter) restBusy(ctx context.Context, did promoted) bool {
+	for {
+		wait := min(time.Second, max(promoteBusy, promoteShare*min(p.asked[0], p.asked[1])))
+		wait = wait*9/10 + rand.N(max(1, wait/5))
+		if did.next > 0 {
+			wait = min(wait, did.next+time.Millisecond)
+		}
+		if !sleep(ctx, wait, p.wake) {
+			return false
+		}
+		began := time.Now()
+		if did.next > 0 || p.anew.Load() || !began.Before(p.rescan) || p.listener.waits.Load() {
+			return true
+		}
+		var due bool
+		if err := p.q.queryRow(ctx, p.db, anyCalls, []any{p.looked.Add(-promoteMargin)}, &due); err != nil || due {
+			return true
+		}
+		p.asked[0], p.asked[1] = time.Since(began), p.asked[0]
+	}
 }
 
 // lockCalls finds the slots with calls that are due since $1, and locks those that no other promoter has. It keeps them in a
@@ -197,13 +269,14 @@ select set_config('onceq_lanes.slots', coalesce((select string_agg(slot::text, '
 
 // promoteCalls deletes the calls of the slots that lockCalls locked, and admits up to n minus the live jobs of their lanes.
 // Where the next job is locked, or there may be more of them than it takes, it leaves a new call. It returns how many calls
-// it handled, how many jobs became live and in which queues.
+// it handled, how many jobs became live and in which queues, and until when all calls are handled that it was to look for, if
+// there may be more.
 var promoteCalls = `
 with call as materialized (
-  select c.place, c.lane
+  select c.place, c.lane, s.slot, c.due
     from unnest(string_to_array(current_setting('onceq_lanes.slots', true), ',')::smallint[]) as s(slot)
    cross join lateral (
-         select ctid as place, lane from onceq.lane_calls
+         select ctid as place, lane, due from onceq.lane_calls
           where slot = s.slot and due > $1::timestamptz and due <= statement_timestamp()
           order by due
           limit $2::int) c
@@ -273,24 +346,40 @@ onward as (
   select distinct ` + laneSlot("lane") + `, statement_timestamp(), lane from passed
 )
 select (select count(*) from call), (select count(*) from ours), (select array_agg(distinct queue) from moved), ` + wakeMoved("$3", "true") + `,
-       coalesce(f.went, 0), f.live_queues, f.cancel
+       coalesce(f.went, 0), f.live_queues, f.cancel,
+       (select min(e.due) from (select max(due) as due from call group by slot having count(*) = $2::int) e)
   from (select array_agg(distinct lane) as lanes from call where ` + isFollowLine("lane") + `) c
   left join lateral onceq.follow(c.lanes, $3::bigint, $4::bigint) f on true`
 
-// promote looks once. On Citus there are no lanes.
+// promote looks once: for all calls, for those that became due lately, or for the old ones that such looks have left, because
+// there were more than a chunk. The latter two take turns, so that a lane that has just been called does not wait for a million
+// that were called more than promoteMargin ago. On Citus there are no lanes.
 func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 	if p.q.citus.Load() == citusYes {
 		return did, nil
 	}
 	began := time.Now()
-	var from time.Time
 	full := p.anew.Swap(false) || !began.Before(p.rescan) || p.looked.IsZero()
-	if !full {
+	old := full || p.old && !p.onward.IsZero()
+	from := p.onward
+	switch {
+	case full:
+		from = time.Time{}
+	case !old:
 		from = p.looked.Add(-promoteMargin)
 	}
-	if did, err = p.look(ctx, from, full); err != nil {
+	did, now, left, err := p.look(ctx, from, full)
+	if err != nil {
 		return did, err
 	}
+	if p.took = time.Since(began); full || !old {
+		p.looked = now
+	}
+	if old || p.onward.IsZero() || !left.IsZero() && left.Before(p.onward) {
+		p.onward = left
+	}
+	p.old = !old
+	did.more = !p.onward.IsZero()
 	if err := p.q.cancelFollowers(ctx, p.db, did.cancel); err != nil {
 		return did, err
 	}
@@ -320,7 +409,7 @@ func (q *Queue) promoteFor(ctx context.Context) (jobs int, err error) {
 			return jobs, err
 		}
 		jobs += did.jobs
-		if used = used || did.calls > 0; did.calls == 0 {
+		if used = used || did.calls > 0; did.calls == 0 && !did.more {
 			break
 		}
 	}
@@ -332,8 +421,9 @@ func (q *Queue) promoteFor(ctx context.Context) (jobs int, err error) {
 }
 
 // look takes the calls that are due since from. If sweeping, it also looks for the ends of jobs that nobody tells.
-func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool) (did promoted, err error) {
-	var now time.Time
+// It returns the database's time, and from when on calls are left, if there may be more.
+func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool) (did promoted, now, left time.Time, err error) {
+	var end *time.Time
 	var due, mine int
 	var next int64
 	var followers int
@@ -357,18 +447,20 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool) (did
 		batch.Queue(p.q.sql(sweepMembers))
 	}
 	batch.Queue(p.q.sql(lockCalls), from).Query(row(nil, &due, &mine, &next, &did.families))
-	batch.Queue(p.q.sql(promoteCalls), from, promoteChunk, rand.Int64(), promoteAgain.Microseconds()).Query(row(&did.calls, &did.jobs, &queues, nil, &followers, &live, &did.cancel))
+	batch.Queue(p.q.sql(promoteCalls), from, promoteChunk, rand.Int64(), promoteAgain.Microseconds()).Query(row(&did.calls, &did.jobs, &queues, nil, &followers, &live, &did.cancel, &end))
 	batch.Queue("commit")
 	if err := p.db.SendBatch(unbroken, batch).Close(); err != nil {
-		return promoted{}, fmt.Errorf("onceq: promote: %w", p.q.told(err))
+		return promoted{}, now, left, fmt.Errorf("onceq: promote: %w", p.q.told(err))
 	}
-	p.looked = now
+	if end != nil {
+		left = end.Add(-time.Microsecond) // many calls may be due at one time
+	}
 	did.busy, did.next = due > mine, time.Duration(next)*time.Microsecond
 	did.jobs += followers
 	for _, queue := range append(queues, live...) {
 		p.woken(queue)
 	}
-	return did, nil
+	return did, now, left, nil
 }
 
 // lockLanes locks all slots, so that nobody counts.

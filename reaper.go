@@ -454,7 +454,7 @@ gone as (
 select count(*), 0 from gone`
 
 // reapWaiters removes the announcements of workers that have been away for the grace time, sets of queues that no worker
-// serves any more, and what says that a worker was woken that is not there.
+// serves any more, what says that a worker was woken that is not there, and where claims of backlogs ended that long ago.
 // #nosec G101 -- a statement, not a credential
 const reapWaiters = `
 with d as materialized (
@@ -476,6 +476,9 @@ sets as (
 wakes as (
   delete from onceq.wakes x
    where not exists (select from onceq.waiters w where w.worker = x.worker and w.round <= x.round)
+),
+turns as (
+  delete from onceq.turns where at <= statement_timestamp() - $2::bigint * interval '1 millisecond'
 )
 select count(*), 0 from gone`
 

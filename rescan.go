@@ -337,7 +337,7 @@ func (c *claimer) rescanned(f *feed, to position, p *page) {
 	f.quarantine.saw(r.lost)
 	c.activate(f)
 	now := time.Now()
-	f.cursor.rescanned = pass{now, now.Sub(r.since)}
+	f.cursor.rescanned = pass{ended: now, took: now.Sub(r.since)}
 	r.next()
 }
 

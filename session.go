@@ -480,12 +480,14 @@ func (k quick) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, er
 }
 
 // quickly sends a statement the hot way: through the session, where it needs no settings, or with them. A statement that
-// waits for its turn does so beside the session, or not at all.
+// waits for its turn does so beside the session, or gets errNoTurn.
 func (q *Queue) quickly(ctx context.Context, db quick, by way, statement string, args []any, read func(pgx.Rows) error) error {
-	if by.turn != nil && db.own.mayWait() {
+	if by.turn != nil && !db.own.mayWait() {
+		return errNoTurn
+	}
+	if by.turn != nil {
 		return q.send(ctx, db.own.spare, by, statement, args, read)
 	}
-	by.turn = nil
 	used, err := db.own.session.use(ctx, db.patience, func(ctx context.Context, conn *pgx.Conn) error {
 		if by.clock == nil && by.along == nil {
 			return query(ctx, conn, q.sql(statement), args, read)

@@ -1,7 +1,9 @@
 package onceq
 
 import (
+	"errors"
 	"hash/fnv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -15,29 +17,46 @@ import (
 // until it ends; their completions wait for it. 32 processes lost more than half of their rate in this way, and some of them
 // got nothing.
 //
+// While workers wait for each other, claims leave behind where they ended, in the table turns, and others begin there
+// (claimInTurn). Otherwise each would step over all that the others have claimed since its worker's last turn. A worker whose
+// turns come at once needs none of that.
+//
 // A turn is an advisory lock, which the claim's transaction takes and keeps. That is sent in one message, so it ends whatever
 // becomes of the client, unless the client no longer reads an answer that does not fit into the connection's buffers. So a
 // worker waits no longer than turnPatience. Then it claims without a turn, which nobody needs, and after the second time in a
 // row it goes on in that way for turnRest.
 //
 // A worker waits on its spare connection (session.go), so that the session can be used meanwhile. Where there is no session,
-// as behind a pooler, there are no turns: those that wait would use up the pooler's connections.
+// as behind a pooler, there are no turns: those that wait would use up the pooler's connections. Nor are there any on a server
+// with Citus.
 const (
 	turnPatience = time.Second // as in awaitTurn
 	turnRest     = 10 * time.Second
+	turnWritten  = 50 * time.Millisecond // how long it stands where a claim ended
+	turnAtOnce   = 200 * time.Microsecond
+	othersClaim  = 5 * time.Second // how long after it waited a worker takes it that others claim there too, and how long a place counts
 )
+
+// errNoTurn says that a claim cannot wait for its turn now.
+var errNoTurn = errors.New("onceq: the connection for waiting is in use")
 
 // turn is the turn that a claim waits for.
 type turn struct {
 	key    int64
+	kinds  int64         // names the kinds that are claimed
+	others bool          // others claim there too, as far as is known
 	waited time.Duration // until it came
 }
 
 // newTurn is a turn in a queue. Advisory locks belong to the database, so the key contains the schema.
-func newTurn(schema, queue string) *turn {
+func newTurn(schema, queue string, kinds []string) *turn {
+	return &turn{key: hash("onceq turn", schema, queue), kinds: hash(kinds...)}
+}
+
+func hash(parts ...string) int64 {
 	h := fnv.New64a()
-	_, _ = h.Write([]byte("onceq turn\x00" + schema + "\x00" + queue))
-	return &turn{key: int64(h.Sum64())} // #nosec G115 -- any bits
+	_, _ = h.Write([]byte(strings.Join(parts, "\x00")))
+	return int64(h.Sum64()) // #nosec G115 -- any bits
 }
 
 // awaitTurn is sent before a claim, in its transaction, and so the claim's snapshot is younger than the commits of those

@@ -2,6 +2,7 @@ package onceq_test
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -74,4 +75,98 @@ func TestTurn_ThatNeverEndsStopsNobody(t *testing.T) {
 	t.Parallel()
 	db, _, _ := backlogged(t)
 	becomes(t, db.Pool, `select not exists (select from `+pgx.Identifier{db.Schema, "jobs"}.Sanitize()+`)`)
+}
+
+// A claim in turn goes on where the one before it ended, whichever worker's that was, and looks back when it is to look back.
+func TestTurn_GoesOnWhereTheOtherEnded(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq")) // the schema in the statement
+	const jobs = 20
+	all := make([]onceq.Job, jobs+2)
+	for i := range all {
+		all[i] = onceq.Job{Kind: "k", Payload: 1}
+		if i >= jobs {
+			all[i].Priority = onceq.PriorityLow
+		}
+	}
+	results, err := db.Queue.EnqueueMany(t.Context(), db.Pool, all)
+	require.NoError(t, err)
+	n := func(id int64) int64 { return id - results[0].ID + 1 } // from 1 on, as they come
+	var runAt time.Time
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `select min(run_at) from onceq.jobs having min(run_at) = max(run_at)`).Scan(&runAt))
+
+	tx, err := db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	front := func() (id int64) {
+		t.Helper()
+		require.NoError(t, db.Pool.QueryRow(t.Context(), `select id from onceq.turns where kinds = 7`).Scan(&id))
+		return id
+	}
+	written := time.Duration(0)
+	priorities := []int16{-1, 0, 1}
+	// claim claims two jobs after that one, or looks back for 0.
+	claim := func(on onceq.DB, after int64, kinds int64) (got []int64) {
+		id := int64(0)
+		if after > 0 {
+			id = results[after-1].ID
+		}
+		rows, err := on.Query(t.Context(), onceq.HotStatements["in turn"], int64(60_000_000), int64(1), onceq.DefaultQueue,
+			priorities, []time.Time{runAt, runAt, runAt.Add(-time.Hour)}, []int64{0, id, 0}, []string{"k"}, 2, 100, kinds, written.Microseconds())
+		require.NoError(t, err)
+		for rows.Next() {
+			values, err := rows.Values()
+			require.NoError(t, err)
+			got = append(got, n(values[0].(int64)))
+		}
+		require.NoError(t, rows.Err())
+		slices.Sort(got)
+		return got
+	}
+	free := func(numbers ...int64) {
+		t.Helper()
+		for _, n := range numbers {
+			_, err = db.Pool.Exec(t.Context(), `update onceq.jobs set leased_until = null, holder = null where id = $1`, results[n-1].ID)
+			require.NoError(t, err)
+		}
+	}
+	require.Equal(t, []int64{4, 5}, claim(db.Pool, 3, 7), "nobody was here before")
+	require.Equal(t, []int64{6, 7}, claim(db.Pool, 1, 7), "another worker, which is behind")
+	require.Equal(t, []int64{10, 11}, claim(db.Pool, 9, 7), "another one, which has come further")
+	require.Equal(t, []int64{2, 3}, claim(db.Pool, 1, 8), "one with other kinds")
+	free(5, 6, 7)
+	require.Equal(t, []int64{12, 13}, claim(db.Pool, 1, 7), "what came late is left to those who look back")
+	written = time.Hour
+	require.Equal(t, []int64{1, 5}, claim(db.Pool, 0, 7), "this one does, and says so at once")
+	require.Equal(t, results[4].ID, front())
+	require.Equal(t, []int64{6, 7}, claim(db.Pool, 13, 7), "all go back there")
+	priorities = []int16{1, -1, 0} // it fills the claim
+	require.Equal(t, []int64{21, 22}, claim(db.Pool, 13, 7), "one begins with the lowest priority")
+	priorities = []int16{-1, 0, 1}
+	require.Equal(t, []int64{8, 9}, claim(db.Pool, 13, 7), "and changes nothing for the others")
+	require.Equal(t, []int64{14, 15}, claim(db.Pool, 13, 7), "until they are back")
+	require.Equal(t, []int64{18, 19}, claim(db.Pool, 17, 7), "then each goes on where it is")
+	require.Equal(t, results[14].ID, front(), "which was written a moment ago")
+	written = 0
+	require.Equal(t, []int64{16, 17}, claim(db.Pool, 1, 7))
+	require.Equal(t, results[16].ID, front())
+	free(14, 15, 16, 17)
+	_, err = db.Pool.Exec(t.Context(), `update onceq.turns set at = at - interval '6 seconds'`)
+	require.NoError(t, err)
+	require.Equal(t, []int64{14, 15}, claim(db.Pool, 1, 7), "that was long ago")
+
+	_, err = tx.Exec(t.Context(), `select from onceq.turns for update`)
+	require.NoError(t, err)
+	_, err = db.Pool.Exec(t.Context(), `update onceq.jobs set leased_until = null, holder = null`)
+	require.NoError(t, err)
+	require.Equal(t, []int64{4, 5}, claim(db.Pool, 3, 7), "somebody has the row locked: it is passed over")
+	require.NoError(t, tx.Rollback(t.Context()))
+	for _, field := range []string{"run_at", "at"} {
+		_, err = db.Pool.Exec(t.Context(), `update onceq.turns set `+field+` = now() + interval '1 hour'`)
+		require.NoError(t, err)
+		_, err = db.Pool.Exec(t.Context(), `update onceq.jobs set leased_until = null, holder = null`)
+		require.NoError(t, err)
+		require.Equal(t, []int64{2, 3}, claim(db.Pool, 1, 7), "the database's clock was set back")
+		require.Equal(t, results[2].ID, front(), "so the next ones begin here")
+	}
 }

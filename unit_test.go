@@ -50,7 +50,7 @@ func tell(c *cursor, limit, now int, leases ...*Lease) {
 	for _, p := range c.places {
 		from = append(from, p.position)
 	}
-	c.claimed(&claim{from: from, limit: limit, leases: leases, now: cursorAt(now)}, lookOnward, time.Time{}, time.Time{})
+	c.claimed(&claim{from: from, limit: limit, leases: leases, now: cursorAt(now)}, lookOnward, time.Time{}, time.Time{}, 0)
 }
 
 func TestTrap_ALookGoesBackOverTheRecentJobsAndNowAndThenOverTheWholeOverlap(t *testing.T) {
@@ -146,7 +146,7 @@ func TestCursor_WhenAClaimLooksBack(t *testing.T) {
 		if full {
 			limit = 0 // the claim got as many as it asked for
 		}
-		c.claimed(&claim{from: fromStart(), limit: limit, now: now}, how, now, now.Add(took))
+		c.claimed(&claim{from: fromStart(), limit: limit, now: now}, how, now, now.Add(took), 0)
 		now = now.Add(took)
 	}
 	_, how := c.begin(now)
@@ -190,6 +190,20 @@ func TestCursor_WhenAClaimLooksBack(t *testing.T) {
 	require.Equal(t, now, c.place(PriorityNormal).runAt)
 	c.reachedEnd(now.Add(-time.Minute))
 	require.Equal(t, now.Add(-time.Minute), c.place(PriorityNormal).runAt, "the clock was set back")
+}
+
+// A look back in turn costs what it takes after its turn has come. With the wait it still comes twice in each overlap.
+func TestCursor_WhatAWaitForATurnCosts(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct{ took, waited, rest time.Duration }{
+		"at least":            {time.Millisecond, 0, 100 * time.Millisecond},
+		"without a wait":      {10 * time.Millisecond, 0, 500 * time.Millisecond},
+		"a short wait counts": {10 * time.Millisecond, 6 * time.Millisecond, 500 * time.Millisecond},
+		"a long one not all":  {time.Second, 990 * time.Millisecond, overlap / 2},
+		"the look does":       {time.Second, 200 * time.Millisecond, 40 * time.Second},
+	} {
+		require.Equal(t, test.rest, pass{took: test.took, waited: test.waited}.rest(100*time.Millisecond), name)
+	}
 }
 
 // A promoter that relies on being woken must be woken for a job of each queue.
@@ -330,6 +344,8 @@ var update = flag.Bool("update", false, "write docs/statements.sql anew")
 
 // built has the statements that are not constants, each under the name of what builds it.
 var built = map[string]string{
+	"lookForCalls":            lookForCalls,
+	"anyCalls":                anyCalls,
 	"moveJobs":                moveJobs,
 	"moveWaits":               moveWaits,
 	"readCounts":              readCounts,

@@ -968,6 +968,69 @@ returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
           coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), a.n is not null, j.lane, j.lane_rule;
 
+-- claim.go: claimInTurn
+with row as materialized (
+  select ctid as place, priority, run_at, id, coalesce(until_at, run_at) as until_at, coalesce(until_id, id) as until_id, until_at is not null as back,
+         run_at <= statement_timestamp() and at <= statement_timestamp() and at > statement_timestamp() - interval '5 seconds' as counts,
+         until_at is not null or run_at > statement_timestamp() or at > statement_timestamp() or at <= statement_timestamp() - $11::bigint * interval '1 microsecond' as old
+    from onceq.turns
+   where queue = $3::text and kinds = $10::bigint
+     for update skip locked
+),
+place as materialized (
+  select p.priority, coalesce(r.run_at, p.run_at) as run_at, coalesce(r.id, p.id) as id
+    from unnest($4::smallint[], $5::timestamptz[], $6::bigint[]) with ordinality as p(priority, run_at, id, n)
+    left join row r on r.counts and r.priority = p.priority and p.id <> 0 and (r.back or (r.run_at, r.id) > (p.run_at, p.id))
+   order by p.n
+),
+c as materialized (
+  select j.id, j.run_at, p.priority, row_number() over () as n
+    from place p
+   cross join lateral (
+         select id, run_at
+           from onceq.jobs
+          where queue = $3::text and priority = p.priority
+            and (run_at, id) > (p.run_at, p.id)
+            and run_at <= statement_timestamp()
+            and leased_until is null and lost = 0
+            and kind = any ($7::text[])
+          order by run_at, id
+          limit $8::bigint
+            for update skip locked) j
+   limit $8::bigint
+),
+last as materialized (select priority, run_at, id from c order by n desc limit 1),
+moved as (
+  update onceq.turns t
+     set priority = l.priority, run_at = l.run_at, id = l.id, at = statement_timestamp(),
+         until_at = case when l.before then r.until_at end, until_id = case when l.before then r.until_id end
+    from row r
+   cross join lateral (
+         select *, r.counts and priority = r.priority and (run_at, id) < (r.until_at, r.until_id) as before
+           from last
+         offset 0) l
+   where t.ctid = r.place
+     and (r.old or exists (select from place p where p.priority = r.priority and p.id = 0))
+     and (r.old or l.before) and (l.priority = r.priority or not (r.back and r.counts))
+),
+began as (
+  insert into onceq.turns (queue, kinds, priority, run_at, id, at)
+  select $3::text, $10::bigint, priority, run_at, id, statement_timestamp() from last
+   where not exists (select from row)
+  on conflict do nothing
+)
+update onceq.jobs j
+   set leased_until = statement_timestamp() + $1::bigint * interval '1 microsecond',
+       holder = $2::bigint,
+       claims = least(j.claims + 1, 1048575),
+       lost   = least(j.lost + (j.leased_until is not null)::int, 32767),
+       ahead = nullif(c.n > $9::bigint, false)
+  from c
+ where j.id = any (array[c.id])
+returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
+          j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
+          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule;
+
 -- claim.go: claimJobs
 with place as materialized (
   select * from unnest($4::smallint[], $5::timestamptz[], $6::bigint[]) with ordinality as p(priority, run_at, id, n)
@@ -3883,9 +3946,9 @@ select x.lane,
 with woken as (
   delete from onceq.wakes where worker = $1::bigint and round = $3::bigint - 1
 )
-insert into onceq.waiters (worker, serves, round, room, busy, idle_until)
-values ($1::bigint, $2::bigint, $3::bigint, $4::bigint, $5::text[], statement_timestamp() + $6::bigint * interval '1 microsecond')
-on conflict (worker) do update set round = excluded.round, busy = excluded.busy, idle_until = excluded.idle_until
+insert into onceq.waiters (worker, serves, round, room, quick, busy, idle_until)
+values ($1::bigint, $2::bigint, $3::bigint, $4::bigint, $9::bool, $5::text[], statement_timestamp() + $6::bigint * interval '1 microsecond')
+on conflict (worker) do update set round = excluded.round, quick = excluded.quick, busy = excluded.busy, idle_until = excluded.idle_until
 returning exists (select from onceq.waiter_queues where queue = $7::text and serves = $2::bigint),
           (select count(*)
              from (select from onceq.waiters w
@@ -4070,6 +4133,13 @@ values ($1::bigint, $2::text, $3::int, $4::text, $5::int, $6::bigint, $7::text::
 on conflict (id) do update set seen_at = excluded.seen_at
 returning 1;
 
+-- promoter.go: anyCalls
+select exists (select from generate_series(-1, 15) as s(slot)
+                cross join lateral (
+                      select due from onceq.lane_calls
+                       where slot = s.slot::smallint and due > $1::timestamptz and due <= statement_timestamp()
+                       order by due limit 1) c);
+
 -- promoter.go: callFamilies
 with recursive heard as (
   delete from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane <> ''
@@ -4182,10 +4252,10 @@ select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_con
 
 -- promoter.go: promoteCalls
 with call as materialized (
-  select c.place, c.lane
+  select c.place, c.lane, s.slot, c.due
     from unnest(string_to_array(current_setting('onceq_lanes.slots', true), ',')::smallint[]) as s(slot)
    cross join lateral (
-         select ctid as place, lane from onceq.lane_calls
+         select ctid as place, lane, due from onceq.lane_calls
           where slot = s.slot and due > $1::timestamptz and due <= statement_timestamp()
           order by due
           limit $2::int) c
@@ -4324,7 +4394,8 @@ onward as (
 select (select count(*) from call), (select count(*) from ours), (select array_agg(distinct queue) from moved), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $3::bigint, true)), 0)::bigint
           from (select queue, count(*) as jobs from moved group by queue) m
          where exists (select from onceq.waiters w where w.idle_until > statement_timestamp())),
-       coalesce(f.went, 0), f.live_queues, f.cancel
+       coalesce(f.went, 0), f.live_queues, f.cancel,
+       (select min(e.due) from (select max(due) as due from call group by slot having count(*) = $2::int) e)
   from (select array_agg(distinct lane) as lanes from call where starts_with(lane, E'\x1f')) c
   left join lateral onceq.follow(c.lanes, $3::bigint, $4::bigint) f on true;
 
@@ -4531,6 +4602,9 @@ sets as (
 wakes as (
   delete from onceq.wakes x
    where not exists (select from onceq.waiters w where w.worker = x.worker and w.round <= x.round)
+),
+turns as (
+  delete from onceq.turns where at <= statement_timestamp() - $2::bigint * interval '1 millisecond'
 )
 select count(*), 0 from gone;
 

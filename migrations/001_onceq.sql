@@ -56,7 +56,10 @@
 --   waiter_queues  One row for each queue of each set of queues that workers serve, so that a worker announces itself with
 --                one row. Workers insert it; the Reaper deletes the sets that nobody serves any more.
 --   wakes        One row for each time that a worker was woken for a queue. Enqueue inserts it, beside the notification, and the
---                worker deletes it when it waits again. A worker that never does is woken once.
+--                worker deletes it when it waits again. A worker that never does is woken once. The row also says whether the
+--                worker goes on looking, so that jobs which come soon after need nobody else.
+--   turns        One row for each queue with a backlog and each set of kinds that is claimed there: how far claims have come.
+--                Claims that take turns read and write it. The Reaper deletes rows that are no longer written.
 --
 -- Locks are taken in one order: rows of jobs or job_history by id, then rows of job_fences. doc.go says more.
 --
@@ -374,6 +377,7 @@ create unlogged table {{.schema}}.waiters (
   serves     bigint not null,            -- the set of its queues
   round      bigint not null,            -- how often it has said that it waits
   room       bigint not null,            -- for how many jobs
+  quick      boolean not null default false, -- its handlers take milliseconds, and many others wait beside it
   busy       text[] collate "C",         -- queues of the set for which it has no room now; null: none
   idle_until timestamptz not null
 ) with (fillfactor = 50);
@@ -388,9 +392,25 @@ create unlogged table {{.schema}}.waiter_queues (
 create unlogged table {{.schema}}.wakes (
   worker bigint not null,
   round  bigint not null,
-  queue  text collate "C" not null
+  queue  text collate "C" not null,
+  looks  boolean not null default false, -- the worker looks for more jobs for a while
+  at     timestamptz not null default statement_timestamp()
 );
 create index wakes_worker on {{.schema}}.wakes (worker, round, queue); -- not unique: an insert waits for nobody
+create index wakes_queue on {{.schema}}.wakes (queue, at);
+
+-- Where the latest claim of a queue's backlog ended. Unlogged, because nothing is lost with it.
+create unlogged table {{.schema}}.turns (
+  queue    text collate "C" not null,
+  kinds    bigint      not null,          -- the set of kinds that was claimed
+  priority smallint    not null,
+  run_at   timestamptz not null,
+  id       bigint      not null,
+  at       timestamptz not null,          -- when the row was written
+  until_at timestamptz,                   -- a claim has gone back from here, and all go on from where it ended until they are
+  until_id bigint,                        -- here again; null: the place is only for those who are behind it
+  primary key (queue, kinds)
+) with (fillfactor = 50);
 
 -- Wakes as many of the workers that wait for a queue as so many jobs need, beginning at a random place of the order of
 -- their ids. It returns how many there are, up to that many. Not if that could forbid a two-phase commit: PREPARE
@@ -398,27 +418,43 @@ create index wakes_worker on {{.schema}}.wakes (worker, round, queue); -- not un
 -- cannot prepare transactions, notifying does no harm either. Two transactions may wake the same worker: neither sees the
 -- other's row in wakes. A serializable transaction inserts none, because it would conflict with each other one that has looked
 -- whether there is one: such transactions may wake a worker again that was woken.
+--
+-- If single jobs come one soon after the other to many workers whose handlers are quick, the worker that is woken is told to
+-- look for more during keepLooking (listen.go), and for most of this time nobody else is woken. Otherwise each job would cost
+-- a notification, an announcement, and a claim or two. That is for jobs whose transaction commits at once: another one may
+-- commit when the worker looks no longer.
 create function {{.schema}}.wake(queue text, jobs bigint, place bigint, own boolean) returns bigint
 language plpgsql as $wake$
 #variable_conflict use_column
 declare
   may boolean := own or current_setting('max_prepared_transactions') = '0';
+  often boolean := false;
+  looked boolean;
   n bigint := 0;
   room bigint := 0;
   w record;
 begin
+  if own and jobs = 1 then
+    select count(*) > 0, coalesce(bool_or(x.looks and x.at > statement_timestamp() - interval '15 milliseconds'), false)
+      into often, looked
+      from {{.schema}}.wakes x
+     where x.queue = wake.queue and x.at > statement_timestamp() - interval '30 milliseconds' and x.at <= clock_timestamp();
+    if looked then
+      return 1;
+    end if;
+  end if;
   for w in
-    select c.worker, c.round, c.room
+    select c.worker, c.round, c.room, c.quick
       from {{.schema}}.waiter_queues s
      cross join lateral (
-           (select w.worker, w.round, w.room
+           (select w.worker, w.round, w.room, w.quick
               from {{.schema}}.waiters w
              where w.serves = s.serves and w.worker >= wake.place and w.idle_until > statement_timestamp()
                and (w.busy is null or wake.queue <> all (w.busy))
                and not exists (select from {{.schema}}.wakes x where x.worker = w.worker and x.round = w.round and x.queue = wake.queue offset 0)
              order by w.worker limit least(wake.jobs, 64))
            union all
-           (select w.worker, w.round, w.room
+           (select w.worker, w.round, w.room, w.quick
               from {{.schema}}.waiters w
              where w.serves = s.serves and w.worker < wake.place and w.idle_until > statement_timestamp()
                and (w.busy is null or wake.queue <> all (w.busy))
@@ -430,9 +466,9 @@ begin
     n := n + 1;
     if may then
       if current_setting('transaction_isolation') <> 'serializable' then
-        insert into {{.schema}}.wakes values (w.worker, w.round, wake.queue);
+        insert into {{.schema}}.wakes (worker, round, queue, looks) values (w.worker, w.round, wake.queue, often and w.quick);
       end if;
-      perform pg_notify('onceq_' || w.worker, wake.queue);
+      perform pg_notify('onceq_' || w.worker, case when often and w.quick then chr(31) else '' end || wake.queue);
     end if;
     room := room + w.room;
     exit when room >= jobs;
@@ -870,6 +906,7 @@ drop function {{.schema}}.lease_lost(bigint);
 drop table {{.schema}}.actions;
 drop table {{.schema}}.schedule_ticks;
 drop table {{.schema}}.schedules;
+drop table {{.schema}}.turns;
 drop table {{.schema}}.wakes;
 drop table {{.schema}}.waiter_queues;
 drop table {{.schema}}.waiters;

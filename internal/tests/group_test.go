@@ -316,22 +316,21 @@ func TestMembers_KindAndError(t *testing.T) {
 	jobs[5].Delay, jobs[6].Delay = time.Hour, time.Hour // in the waiting room
 	g, err := q.EnqueueGroup(ctx, db.Pool, jobs, whole.Job("x"))
 	require.NoError(t, err)
-	runs := make(map[int]int)
+	var again atomic.Int64
 	run := func(_ context.Context, _ *onceq.Lease, i int) error {
-		runs[i]++
 		switch {
 		case i == 0:
 			return onceq.Fatal(errors.New("torn"))
 		case i == 1:
 			return onceq.RetryAfter(time.Hour, errors.New("no route"))
-		case i == 4 && runs[i] == 1:
+		case i == 4 && again.Add(1) == 1:
 			return onceq.RetryAfter(time.Nanosecond, errors.New("not yet"))
 		}
 		return nil
 	}
 	_, err = q.Cancel(ctx, db.Pool, g.Members[3].ID)
 	require.NoError(t, err)
-	for runs[4] < 2 {
+	for again.Load() < 2 {
 		db.Drain(part.Handle(run), kept.Handle(run))
 	}
 	check := func(i int, want onceq.Member) {

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -729,4 +731,59 @@ func TestLane_UnderFaults(t *testing.T) {
 	require.NoError(t, err)
 	require.GreaterOrEqual(t, seen, lanes*each-len(cancelled))
 	require.LessOrEqual(t, seen, lanes*each)
+}
+
+// Lanes that were called long before a worker comes are let in one chunk after the other. Only the first chunk was: the others
+// waited for the next look for all calls, two seconds for each of them, and Drain ended before.
+func TestLane_ManyThatWereCalledLongAgo(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	const lanes = 8000 // a chunk is 3,200
+	jobs := make([]onceq.Job, lanes)
+	for n := range jobs {
+		jobs[n] = charges.Job(charge{n, n})
+	}
+	for chunk := range slices.Chunk(jobs, 1000) {
+		laneEnqueue(t, db.Queue, db.Pool, chunk...)
+	}
+	_, err := db.Pool.Exec(t.Context(), `update onceq.lane_calls set due = now() + interval '10 minutes' * case slot when -1 then 1 else -1 end`)
+	require.NoError(t, err)
+	var ran atomic.Int64
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, charges.Handle(func(context.Context, *onceq.Lease, charge) error {
+		ran.Add(1)
+		return nil
+	}))
+	require.NoError(t, err)
+	require.NoError(t, w.Drain(t.Context(), math.MaxInt))
+	require.EqualValues(t, lanes, ran.Load())
+}
+
+// What another promoter has locked at that moment is left to it, but it may look for calls of late only: Drain comes back to it.
+func TestLane_DrainComesBackToWhatAnotherPromoterHeld(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	const lanes = 50
+	for n := range lanes {
+		laneEnqueue(t, db.Queue, db.Pool, charges.Job(charge{n, n}))
+	}
+	_, err := db.Pool.Exec(t.Context(), `update onceq.lane_calls set due = now() + interval '10 minutes' * case slot when -1 then 1 else -1 end`)
+	require.NoError(t, err)
+	tx, err := db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), `select from onceq.lane_locks for update`)
+	require.NoError(t, err)
+	ends := make(chan error, 1)
+	go func() {
+		time.Sleep(200 * time.Millisecond) // Drain looks several times meanwhile
+		ends <- tx.Rollback(context.Background())
+	}()
+	var ran atomic.Int64
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, charges.Handle(func(context.Context, *onceq.Lease, charge) error {
+		ran.Add(1)
+		return nil
+	}))
+	require.NoError(t, err)
+	require.NoError(t, w.Drain(t.Context(), math.MaxInt))
+	require.EqualValues(t, lanes, ran.Load())
+	require.NoError(t, <-ends)
 }

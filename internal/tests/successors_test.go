@@ -173,6 +173,38 @@ func TestSuccessor_OthersHaveTheirTurn(t *testing.T) {
 	}
 }
 
+// A kind is paused while one of its jobs runs. The job's completion does not start the next one of the lane, although other
+// kinds go on.
+func TestSuccessor_NoneOfAPausedKind(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	inLane(t, db, charges, 1, 0, 2)
+	began, others, finish := make(chan int, 2), make(chan int, 10), make(chan struct{})
+	w := start(t, db, onceq.WorkerConfig{}, charges.Handle(func(_ context.Context, _ *onceq.Lease, c charge) error {
+		began <- c.N
+		<-finish
+		return nil
+	}), work.Handle(func(_ context.Context, _ *onceq.Lease, n int) error { others <- n; return nil }))
+	require.Equal(t, 0, receive(t, began))
+	require.NoError(t, db.Queue.PauseKind(t.Context(), db.Pool, charges.Name, "test"))
+	for i := range 2 { // the first claim hears of the pause
+		time.Sleep(150 * time.Millisecond) // what is known of pauses may be that old; here time itself is the condition
+		add(t, db, work.Job(i))
+		require.Equal(t, i, receive(t, others))
+	}
+	close(finish) // soon after a claim has found no more
+	until(t, db, `not exists (select from onceq.lane_places p join onceq.jobs j on j.id = p.id where j.leased_until is not null)`)
+	add(t, db, work.Job(2))
+	require.Equal(t, 2, receive(t, others))
+	require.Empty(t, began)
+	resumed, err := db.Queue.ResumeKind(t.Context(), db.Pool, charges.Name)
+	require.NoError(t, err)
+	require.True(t, resumed)
+	require.Equal(t, 1, receive(t, began))
+	until(t, db, noJobs)
+	require.NoError(t, w.stop())
+}
+
 // Run ends in the middle of a lane: what its last completions leased is given back, so that it need not run out.
 func TestSuccessor_ShutdownLeavesNoLease(t *testing.T) {
 	t.Parallel()

@@ -76,6 +76,131 @@ func TestWake_OneOfManyClaimsOnce(t *testing.T) {
 	require.Less(t, claims.Load(), int64(2*jobs))
 }
 
+// Where many wait and jobs come one soon after the other, the worker that is woken goes on looking for a while, and nobody else
+// is woken meanwhile. No job waits for a poll for that.
+func TestWake_QuickJobsInQuickSuccessionShareAWake(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, func(context.Context, *onceq.Lease) error { return nil })
+	const jobs = 300
+	f.enqueue(t, jobs, func() { add(t, f.db, onceq.Job{}) })
+	// A slow machine has fewer jobs in the same time, and so more wakes for each.
+	require.Less(t, f.plain.Load()+f.more.Load(), int64(jobs*3/4))
+	require.Positive(t, f.more.Load())
+
+	// What a transaction enqueues wakes somebody for each job: it may commit late.
+	f.plain.Store(0)
+	f.more.Store(0)
+	const late = 40
+	f.enqueue(t, late, func() {
+		tx, err := f.db.Pool.Begin(t.Context())
+		require.NoError(t, err)
+		_, err = f.db.Queue.Enqueue(t.Context(), tx, onceq.Job{Kind: "k"})
+		require.NoError(t, err)
+		require.NoError(t, tx.Commit(t.Context()))
+	})
+	require.Zero(t, f.more.Load())
+	require.Positive(t, f.plain.Load()) // not one each: there may have been nobody left to wake
+}
+
+// Handlers that take their time are spread over the workers: each job wakes another one.
+func TestWake_SlowJobsInQuickSuccessionWakeOneEach(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, func(ctx context.Context, _ *onceq.Lease) error {
+		select {
+		case <-time.After(30 * time.Millisecond):
+		case <-ctx.Done():
+		}
+		return nil
+	})
+	f.enqueue(t, 60, func() { add(t, f.db, onceq.Job{}) })
+	require.Zero(t, f.more.Load())
+}
+
+// A worker that was told to look for more, and is dead, keeps no job longer than until another one polls.
+func TestWake_ADeadWorkerThatWasToLookForMore(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	var ran atomic.Int64
+	w := start(t, db, onceq.WorkerConfig{PollInterval: 200 * time.Millisecond}, handle(func(context.Context, *onceq.Lease) error {
+		ran.Add(1)
+		return nil
+	}))
+	until(t, db, `exists (select from onceq.waiters where idle_until > statement_timestamp())`)
+	sqlRun(t, db, `insert into onceq.waiters (worker, serves, round, room, quick, idle_until)
+		select n, serves, 1, 100, true, now() + interval '1 hour' from onceq.waiters, generate_series(1, 20) n where worker > 20`)
+	const jobs = 50
+	for range jobs {
+		add(t, db, onceq.Job{})
+	}
+	until(t, db, noJobs)
+	require.Equal(t, int64(jobs), ran.Load())
+	require.Positive(t, sqlOne[int](t, db, `select count(*) from onceq.wakes where worker <= 20 and looks`))
+	require.NoError(t, w.stop())
+}
+
+// fleet is a dozen workers that wait, and know of each other and of their handlers.
+type fleet struct {
+	db          *queuetest.DB
+	plain, more atomic.Int64 // notifications, and those that ask to look for more
+}
+
+func newFleet(t *testing.T, handler func(context.Context, *onceq.Lease) error) *fleet {
+	f := &fleet{db: queuetest.New(t)}
+	const workers = 12
+	for range workers {
+		start(t, f.db, onceq.WorkerConfig{PollInterval: time.Hour}, handle(handler))
+	}
+	all := fmt.Sprintf(`%d = (select count(*) from onceq.waiters w where idle_until > statement_timestamp()
+	                            and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round))`, workers)
+	until(t, f.db, all)
+	for range 3 * workers { // a worker that was woken knows of the others, and how long its handlers take
+		add(t, f.db, onceq.Job{})
+		until(t, f.db, noJobs)
+		until(t, f.db, all)
+	}
+	conn, err := pgx.ConnectConfig(t.Context(), f.db.Pool.Config().ConnConfig.Copy())
+	require.NoError(t, err)
+	rows, err := f.db.Pool.Query(t.Context(), `select worker from onceq.waiters`)
+	require.NoError(t, err)
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	require.NoError(t, err)
+	for _, id := range ids {
+		_, err := conn.Exec(t.Context(), fmt.Sprintf("listen onceq_%d", id))
+		require.NoError(t, err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			n, err := conn.WaitForNotification(ctx)
+			switch {
+			case err != nil:
+				return
+			case strings.HasPrefix(n.Payload, "\x1f"):
+				f.more.Add(1)
+			default:
+				f.plain.Add(1)
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-ended
+		_ = conn.Close(context.Background())
+	})
+	return f
+}
+
+// enqueue enqueues jobs a few milliseconds apart, and returns when all are done.
+func (f *fleet) enqueue(t *testing.T, jobs int, one func()) {
+	for range jobs {
+		one()
+		time.Sleep(2 * time.Millisecond)
+	}
+	until(t, f.db, noJobs)
+}
+
 // All workers of a process over one pool share their connections, whatever their schemas, and one of these listens.
 func TestConnections_WorkersOfOnePoolShareThem(t *testing.T) {
 	t.Parallel()

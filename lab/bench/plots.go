@@ -30,14 +30,18 @@ func draw(dir string, r report) ([]drawn, error) {
 		p.Title.Padding = 0.3 * vg.Centimeter
 		return p.Save(width, height, filepath.Join(dir, file))
 	}
-	for _, t := range []struct{ test, variant, name, title string }{
-		{"A", "", "enqueue", "A: bulk enqueue, jobs per second"},
-		{"A2", "", "enqueue-keyed", "A2: bulk enqueue with keys, jobs per second"},
-		{"B", keyed, "transactions", "B: transactions with a keyed enqueue, per second"},
-		{"C", "", "drain", "C: drain, jobs per second"},
-		{"D", "single", "rows", "D: one row in each completion's transaction, jobs per second"},
+	for _, t := range []struct {
+		test, name, title string
+		variants          []string
+	}{
+		{"A", "enqueue", "A: bulk enqueue, jobs per second", []string{""}},
+		{"A2", "enqueue-keyed", "A2: bulk enqueue with keys, jobs per second", []string{""}},
+		{"B", "transactions", "B: transactions with a keyed enqueue, per second", []string{keyed}},
+		{"C", "drain", "C: drain, jobs per second", []string{""}},
+		{"D", "rows", "D: one row in each completion's transaction, jobs per second", []string{"single"}},
+		{"lanes", "lanes", "lanes: drain, jobs per second", []string{lanesName(fullSizes.lanes / 10), lanesName(fullSizes.lanes), plainJobs, oneLane, oneLaneTx}},
 	} {
-		p, n, err := bars(r, t.test, t.variant, t.title)
+		p, n, err := bars(r, t.test, t.variants, t.title)
 		if err != nil {
 			return nil, err
 		}
@@ -63,7 +67,10 @@ func draw(dir string, r report) ([]drawn, error) {
 		name string
 		draw drawer
 	}{
-		{"snapshot", overTime}, {"latency", percentiles}, {"backlog", overBacklog},
+		{"snapshot", overTime}, {"backlog", overBacklog}, {"rate", starts},
+		{"latency", percentiles("E", "E: enqueue to start on an idle worker, p50 and p99, milliseconds")},
+		{"lanes-latency", percentiles("lanes", "lanes: enqueue to start, p50 and p99, milliseconds")},
+		{"fair", percentiles("fair", "fair: ten jobs behind a million, p50 and p99, milliseconds")},
 		{"fleet-drain", over("fleet", "processes", "fleet: drain, jobs per second", fullSizes.fleet, drainBy, middle)},
 		{"fleet-idle", over("fleet", "idle processes", "fleet: statements of idle processes per second", fullSizes.idlers, and(idleName, statementsName), middle)},
 		{"queues-idle", over("queues", "queues", "queues: statements of one idle process per second", fullSizes.queues, and(queuesName, statementsName), middle)},
@@ -85,15 +92,18 @@ func draw(dir string, r report) ([]drawn, error) {
 	return all, nil
 }
 
-// bars draws one bar for each peer, the highest on top.
-func bars(r report, test, variant, title string) (*plot.Plot, int, error) {
+// shortNames are for labels that stand beside their bars.
+var shortNames = strings.NewReplacer(plainJobs, "no lanes", oneLane, "one lane", oneLaneTx, "one lane, tx")
+
+// bars draws one bar for each peer and variant, the highest on top.
+func bars(r report, test string, variants []string, title string) (*plot.Plot, int, error) {
 	p := plot.New()
 	p.Title.Text = title
 	p.X.Min = 0
 	var names []string
 	var rs []*result
 	for _, res := range r.Results {
-		if res.Test == test && res.Variant == variant && res.Unit != "" {
+		if res.Test == test && slices.Contains(variants, res.Variant) && res.Unit != "" {
 			rs = append(rs, res)
 		}
 	}
@@ -109,7 +119,11 @@ func bars(r report, test, variant, title string) (*plot.Plot, int, error) {
 			bar.Color = ourColor
 		}
 		p.Add(bar)
-		names = append(names, fmt.Sprintf("%s, %s: %s", res.Peer, res.Settings, number(res.Median)))
+		name := fmt.Sprintf("%s, %s: %s", res.Peer, res.Settings, number(res.Median))
+		if len(variants) > 1 {
+			name = shortNames.Replace(res.Variant) + ", " + strings.Replace(name, ", default", "", 1)
+		}
+		names = append(names, name)
 	}
 	if len(names) > 0 {
 		p.NominalY(names...)
@@ -185,19 +199,27 @@ func peerColor(name string) int {
 	return 5
 }
 
-// percentiles draws median and 99th percentile of E on a logarithmic axis.
-func percentiles(r report) (*plot.Plot, bool, error) {
+// percentiles draws medians and 99th percentiles of a test on a logarithmic axis.
+func percentiles(test, title string) func(r report) (*plot.Plot, bool, error) {
+	return func(r report) (*plot.Plot, bool, error) { return drawPercentiles(r, test, title) }
+}
+
+func drawPercentiles(r report, test, title string) (*plot.Plot, bool, error) {
 	p := plot.New()
-	p.Title.Text = "E: enqueue to start on an idle worker, p50 and p99, milliseconds"
+	p.Title.Text = title
 	p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
 	var names []string
 	var p50s, p99s plotter.XYs
 	low, high := math.Inf(1), 0.0
 	for _, res := range r.Results {
-		if res.Test == "E" && res.P99 > 0 {
+		if res.Test == test && res.P99 > 0 {
 			y := float64(len(names))
 			p50s, p99s = append(p50s, plotter.XY{X: res.Median, Y: y}), append(p99s, plotter.XY{X: res.P99, Y: y})
-			names = append(names, fmt.Sprintf("%s, %s: %s / %s", res.Peer, res.Settings, number(res.Median), number(res.P99)))
+			who := res.Peer + ", " + res.Settings
+			if res.Variant != "" {
+				who = res.Variant
+			}
+			names = append(names, fmt.Sprintf("%s: %s / %s", who, number(res.Median), number(res.P99)))
 			low, high = min(low, res.Median), max(high, res.P99)
 		}
 	}
@@ -210,6 +232,35 @@ func percentiles(r report) (*plot.Plot, bool, error) {
 	p.Legend.Top = true
 	p.Y.Max += 1.5 // for the legend
 	return p, true, err
+}
+
+// starts draws how many jobs of a limit with a rate start in each tenth of a second, by the second.
+func starts(r report) (*plot.Plot, bool, error) {
+	p := plot.New()
+	p.Title.Text = "rate: starts a second under a limit of 1,000, by tenths of a second"
+	p.X.Label.Text = "seconds"
+	p.Y.Min = 0
+	var points plotter.XYs
+	for _, res := range r.Results {
+		if res.Test != "rate" || len(res.Ticks) < 2 {
+			continue
+		}
+		for i, t := range res.Ticks[1:] {
+			last := res.Ticks[i]
+			points = append(points, plotter.XY{X: t.At, Y: float64(t.Done-last.Done) / (t.At - last.At)})
+		}
+	}
+	if len(points) == 0 {
+		return p, false, nil
+	}
+	line, err := plotter.NewLine(points)
+	if err != nil {
+		return nil, false, err
+	}
+	line.Color, line.Width = ourColor, vg.Points(1.5)
+	p.Add(line)
+	p.Y.Max *= 1.2
+	return p, true, nil
 }
 
 // overBacklog draws our rates over the size of the backlog.

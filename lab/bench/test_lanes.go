@@ -86,11 +86,13 @@ func lanesTrials(b *bench) []trial {
 	}
 	for _, p := range b.peers {
 		switch {
-		case p.name != "onceq" && p.name != "graphile-worker" && p.name != "pg-boss", p.name != "onceq" && p.settings != "tuned":
+		case p.name != "onceq" && p.name != "graphile-worker" && p.name != "pg-boss", p.settings == "notify":
 			continue
 		}
-		add(p, lanesName(b.sizes.lanes/10), noEffect, b.sizes.lanes/10*laneLength, b.sizes.lanes/10)
-		add(p, oneLane, noEffect, b.sizes.lane, 1)
+		if p.name == "onceq" || p.settings == "tuned" {
+			add(p, lanesName(b.sizes.lanes/10), noEffect, b.sizes.lanes/10*laneLength, b.sizes.lanes/10)
+		}
+		add(p, oneLane, noEffect, b.sizes.lane, 1) // what is best for many lanes may be the worst for one
 		if p.name != "onceq" {
 			continue // the others' handlers have no transaction that completes a job
 		}

@@ -71,7 +71,7 @@ func rateTrials(b *bench) []trial {
 				}
 				slices.Sort(starts)
 				return []figure{
-					{variant: rateReached, unit: "%", value: 100 * steady(starts) / ratePerSecond},
+					{variant: rateReached, unit: "%", value: 100 * steady(starts) / ratePerSecond, ticks: tenths(starts)},
 					{variant: burstSeen, unit: "jobs", value: burstOf(starts, ratePerSecond)},
 				}, nil
 			},
@@ -120,6 +120,16 @@ func slowTrial(b *bench, p peer) trial {
 			}, err
 		},
 	}
+}
+
+// tenths counts the starts, in milliseconds, by tenths of a second.
+func tenths(starts []float64) (ticks []tick) {
+	for i, at := range starts {
+		for at-starts[0] >= 100*float64(len(ticks)) {
+			ticks = append(ticks, tick{At: float64(len(ticks)) / 10, Done: i})
+		}
+	}
+	return ticks
 }
 
 // steady is how many jobs started in a second, without the first and the last tenth of them.

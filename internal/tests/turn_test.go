@@ -1,0 +1,93 @@
+package tests
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// Jobs that are committed long after they were due come before the rest of a backlog, which several processes work off: all
+// of them go back to these jobs, not only the one that has found them.
+func TestTurn_LateJobsDoNotWaitForTheEndOfABacklog(t *testing.T) {
+	t.Parallel()
+	between, of := 0, 0
+	for range 3 { // on a slow machine not all may come in time to go back
+		if between, of = lateBesideABacklog(t); between < of*2/5 { // about half if each goes on where it is
+			return
+		}
+	}
+	t.Errorf("%d of %d jobs came between the late ones", between, of)
+}
+
+// lateBesideABacklog returns how many of all jobs that ran after late ones were committed did so from the first to the last of these.
+func lateBesideABacklog(t *testing.T) (between, of int) {
+	db := queuetest.New(t)
+	const processes, backlog, late = 4, 30_000, 1000
+	var mu sync.Mutex
+	var order []int
+	kind := onceq.Kind[int]{Name: "k"}
+	enqueue := func(from, n int) {
+		for i := 0; i < n; i += 1000 {
+			jobs := make([]onceq.Job, min(1000, n-i))
+			for k := range jobs {
+				jobs[k] = kind.Job(from + i + k)
+			}
+			_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+			require.NoError(t, err)
+		}
+	}
+	enqueue(0, backlog)
+	for range processes {
+		pool, err := pgxpool.NewWithConfig(t.Context(), db.Pool.Config())
+		require.NoError(t, err)
+		t.Cleanup(pool.Close)
+		start(t, &queuetest.DB{Pool: pool, Schema: db.Schema}, onceq.WorkerConfig{}, kind.Handle(func(ctx context.Context, _ *onceq.Lease, n int) error {
+			select {
+			case <-time.After(40 * time.Millisecond):
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			order = append(order, n)
+			return nil
+		}))
+	}
+	done := func() []int {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Clone(order)
+	}
+	eventually(t, "a third of the backlog", func() bool { return len(done()) > backlog/3 })
+	tx, err := db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	jobs := make([]onceq.Job, late)
+	for k := range jobs {
+		jobs[k] = kind.Job(backlog + k)
+	}
+	results, err := db.Queue.EnqueueMany(t.Context(), tx, jobs)
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), `update onceq.jobs set run_at = (select min(run_at) from onceq.jobs) - interval '1 second' where id between $1 and $2`, results[0].ID, results[late-1].ID)
+	require.NoError(t, err)
+	require.NoError(t, tx.Commit(t.Context()))
+	before := len(done())
+	eventually(t, "the end", func() bool { return len(done()) >= backlog+late })
+	first, last := -1, 0
+	for i, n := range done() {
+		if n >= backlog {
+			if last = i; first < 0 {
+				first = i
+			}
+		}
+	}
+	t.Logf("the first late job was number %d, the last one %d, of %d after they were committed", first-before, last-before, backlog+late-before)
+	return last - first, backlog + late - before // how soon the first one is found depends on what a look back costs here
+}
