@@ -190,7 +190,7 @@ func (c *claimer) announced(ctx context.Context, feeds []*feed, heard []int, era
 			case !a.backed: // otherwise there was always somebody to wake
 				c.lookSoon(f, now) // a job may have been committed just before the announcement
 			case !f.more.IsZero(): // but for jobs that were left to this run, and whose commit was slow
-				c.lookSoon(f, now.Add(looksAfterAnnouncing[len(looksAfterAnnouncing)-1]))
+				c.lookSoon(f, now.Add(lookEnough))
 			}
 			f.more = time.Time{}
 		}

@@ -51,7 +51,7 @@ func (x *executor) accept(s *slots, leases []*Lease, began time.Time) {
 	for i, lease := range leases {
 		t := &tasks[i]
 		*t = task{lease: lease, h: x.handlers[lease.Kind], extended: began}
-		lease.keep = t.h.keep
+		lease.keep, lease.backoff = t.h.keep, t.h.backoff
 		if lease.keep == math.MinInt64 {
 			lease.keep = s.keep
 		}
@@ -123,7 +123,7 @@ func (x *executor) workOn(s *slots, u unit) {
 			// takes its place.
 			for _, t := range tasks {
 				if !x.tasks.ended(t) {
-					x.end(t, t.lease.failure(errGoexit, t.h.backoff))
+					x.end(t, t.lease.failure(errGoexit))
 				}
 			}
 			x.handling.Go(func() { x.work(s) })
@@ -261,7 +261,7 @@ func (x *executor) outcome(t *task, ctx *handlerContext, err error) outcome {
 	cause := ctx.why()
 	switch {
 	case err == nil && lease.completedItself():
-		return lease.failure(errors.New("onceq: the handler called Lease.Complete in a transaction that it did not commit; commit it before you return nil"), t.h.backoff)
+		return lease.failure(errors.New("onceq: the handler called Lease.Complete in a transaction that it did not commit; commit it before you return nil"))
 	case err == nil:
 		return outcome{lease: lease, state: StateCompleted, result: lease.result, keep: lease.keep}
 	case errors.Is(cause, ErrCancelled):
@@ -279,7 +279,7 @@ func (x *executor) outcome(t *task, ctx *handlerContext, err error) outcome {
 		}
 		err = fmt.Errorf("handler ran longer than %s, its kind's Timeout%s: %w", t.h.timeout, crowded, err)
 	}
-	return lease.failure(err, t.h.backoff)
+	return lease.failure(err)
 }
 
 // end passes an outcome to the outbox, unless the lease is known to be lost.
@@ -403,7 +403,7 @@ func (x *executor) transaction(ctx *handlerContext, tasks []*task, h *Handler) (
 	for i, lease := range leases {
 		outcomes[i] = outcome{lease: lease, state: StateCompleted, result: lease.result, keep: lease.keep, run: time.Since(lease.began)}
 	}
-	again := err != nil && leases[0].failure(err, nil).reset
+	again := err != nil && leases[0].failure(err).reset
 	if err == nil || again {
 		if unfit := tx.Unfit(); unfit != nil {
 			err, again = unfit, false
@@ -414,7 +414,7 @@ func (x *executor) transaction(ctx *handlerContext, tasks []*task, h *Handler) (
 	}
 	if again {
 		for i, lease := range leases {
-			outcomes[i] = lease.failure(err, nil)
+			outcomes[i] = lease.failure(err)
 		}
 	}
 	return x.commit(ctx, tx, tasks, outcomes)

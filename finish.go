@@ -311,18 +311,19 @@ func (l *Lease) completion() (string, []any) {
 	return completeOne, []any{l.ID, l.claims, l.holder, l.Token, l.result}
 }
 
-// Fail ends this attempt: the job runs again after the default backoff, or is dead when its attempts are spent. err decides
+// Fail ends this attempt: the job runs again after the default backoff, or in a worker its kind's, or is dead when its attempts
+// are spent. err decides
 // as it does when a handler returns it: see Fatal, RetryAfter, Snooze and Reschedule.
 func (l *Lease) Fail(ctx context.Context, err error) error {
 	if err == nil {
 		return invalid("Fail", "needs an error; use Complete for a job that has none")
 	}
-	return l.end(ctx, "fail", l.failure(err, nil))
+	return l.end(ctx, "fail", l.failure(err))
 }
 
 // Snooze gives the job back, to run again after d. It spends no attempt.
 func (l *Lease) Snooze(ctx context.Context, d time.Duration) error {
-	return l.end(ctx, "snooze", l.failure(Snooze(d), nil))
+	return l.end(ctx, "snooze", l.failure(Snooze(d)))
 }
 
 // Release gives the job back at once, as if it had not been claimed. It spends no attempt.

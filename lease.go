@@ -50,6 +50,8 @@ type Lease struct {
 	result   string    // encoded; "" for none. SetResult writes it; the executor and startOver clear it before a run in a transaction
 	began    time.Time // when it was claimed, in a worker when its handler was called, by this process's clock
 
+	backoff func(int, error) time.Duration // of the kind, from when the executor gets the lease; nil for the default
+
 	slot time.Time // its slot by this process's clock, see reslot; zero if its limit had no rate
 
 	term     time.Duration            // how long the lease was at the claim

@@ -126,14 +126,24 @@ const (
 	lookSomeRest = 20
 	lookLongest  = 10 * time.Second
 
-	lookHold  = 20 * time.Millisecond // how long one statement may take
+	lookHold  = 20 * time.Millisecond // how long one statement may take, and
+	lookBrief = 4 * time.Millisecond  // while looks for new jobs come in between
 	lookFirst = 1000                  // at so many feeds, while it is not known what they cost
 	lookLeast = 100
 )
 
-// After an announcement a feed is looked at again: a producer may just have seen that nobody waits, and so may a transaction
-// that is still open.
-var looksAfterAnnouncing = [...]time.Duration{quietFor + time.Millisecond, 3 * quietFor, 9 * quietFor}
+// After an announcement a feed is looked at again, each time three times as late: a producer may just have seen that nobody
+// waits, and so may a transaction that is still open. Where polls are seldom this goes on for longer, because a commit may stall.
+const (
+	lookFollows = quietFor + time.Millisecond
+	lookEnough  = 9 * lookFollows
+	lookStalled = 3 * time.Second
+)
+
+// lookFollowsUntil is how long it goes on.
+func (c *claimer) lookFollowsUntil() time.Duration {
+	return max(lookEnough, min(c.w.poll/10, lookStalled))
+}
 
 // lookSoon has a feed looked at, at this time or earlier.
 func (c *claimer) lookSoon(f *feed, at time.Time) {
@@ -194,7 +204,11 @@ func (l *looks) page(behind bool) int {
 	if behind {
 		each *= 2
 	}
-	return max(lookLeast, int(lookHold/each))
+	hold := lookHold
+	if !l.fresh.at.IsZero() {
+		hold = lookBrief
+	}
+	return max(lookLeast, int(hold/each))
 }
 
 // startLook looks at all feeds if it is time for that, or at those that are to be looked at soon.
@@ -427,7 +441,7 @@ func (c *claimer) looked(feeds []*feed, moves []int, s *seen, began time.Time) {
 		if still(i) && !due[i] {
 			f.cursor.reachedEnd(s.now)
 		}
-		for _, d := range looksAfterAnnouncing {
+		for d := lookFollows; d <= c.lookFollowsUntil(); d *= 3 {
 			if at := f.announced.Add(d); began.Before(at) && !c.announcement.backed {
 				c.lookSoon(f, at)
 				break

@@ -141,7 +141,7 @@ func (o *outbox) write(batch []outcome) {
 				return
 			}
 			replaced = true
-			batch = []outcome{left[0].lease.failure(fmt.Errorf("onceq: storing the outcome: %w", err), nil)}
+			batch = []outcome{left[0].lease.failure(fmt.Errorf("onceq: storing the outcome: %w", err))}
 			batch[0].unsure = left[0].unsure
 			continue
 		case time.Since(began) > o.lease || o.ctx.Err() != nil:

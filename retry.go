@@ -131,8 +131,8 @@ func DefaultBackoff(attempt int) time.Duration {
 // to fail.
 const maxDelay = 100 * 365 * 24 * time.Hour
 
-// failure returns the outcome for what a handler returned. backoff may be nil.
-func (l *Lease) failure(err error, backoff func(int, error) time.Duration) outcome {
+// failure returns the outcome for what a handler returned.
+func (l *Lease) failure(err error) outcome {
 	o := outcome{lease: l, state: StateWaiting, cause: err, asked: true, run: time.Since(l.began)}
 	again := retryOf(err)
 	var fatal *fatalError
@@ -160,9 +160,9 @@ func (l *Lease) failure(err error, backoff func(int, error) time.Duration) outco
 			break
 		}
 		o.delay = DefaultBackoff(l.Attempt)
-		if backoff != nil {
+		if l.backoff != nil {
 			_ = protect(func() error { // after a panic the default stays
-				o.delay = backoff(l.Attempt, err)
+				o.delay = l.backoff(l.Attempt, err)
 				return nil
 			})
 		}

@@ -32,9 +32,9 @@ import (
 const (
 	turnPatience = time.Second // as in awaitTurn
 	turnRest     = 10 * time.Second
-	turnWritten  = 50 * time.Millisecond // how long it stands where a claim ended
-	turnAtOnce   = 200 * time.Microsecond
-	othersClaim  = 5 * time.Second // how long after it waited a worker takes it that others claim there too, and how long a place counts
+	turnWritten  = 50 * time.Millisecond  // how long it stands where a claim ended
+	turnAtOnce   = 200 * time.Microsecond // a turn that came sooner was not waited for
+	othersClaim  = 5 * time.Second        // how long after it waited a worker takes it that others claim there too, and how long a place counts
 )
 
 // errNoTurn says that a claim cannot wait for its turn now.

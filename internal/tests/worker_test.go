@@ -1119,6 +1119,27 @@ func TestWake_AProducerThatLearnsLateThatNobodyWaited(t *testing.T) {
 	require.NoError(t, w.stop())
 }
 
+// A producer has seen that nobody waits, and its commit stalls for longer than a worker's first looks after its announcement
+// take. Also a worker that polls once an hour finds the job.
+func TestWake_ACommitThatStalls(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	tx, err := db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	late, err := db.Queue.Enqueue(t.Context(), tx, onceq.Job{Kind: "k"})
+	require.NoError(t, err)
+	ran := make(chan int64, 1)
+	w := start(t, db, onceq.WorkerConfig{PollInterval: time.Hour}, handle(func(_ context.Context, l *onceq.Lease) error {
+		ran <- l.ID
+		return nil
+	}))
+	until(t, db, `exists (select from onceq.waiters where idle_until > statement_timestamp())`)
+	time.Sleep(300 * time.Millisecond) // here time itself is the fault
+	require.NoError(t, tx.Commit(t.Context()))
+	require.Equal(t, late.ID, receive(t, ran))
+	require.NoError(t, w.stop())
+}
+
 // The announcement takes long. A job that was enqueued before it is committed after the first look that follows it.
 func TestWake_ASlowAnnouncement(t *testing.T) {
 	t.Parallel()
