@@ -85,7 +85,7 @@ func (d *demo) missing() string {
 
 // close writes the ledger and returns what is wrong, or nothing if all is well. wanted are the addresses that signed up.
 func (d *demo) close(ctx context.Context, out io.Writer, wanted map[string]bool) (wrong []string, err error) {
-	jobs, completed, again, lost := 0, 0, 0, 0
+	jobs, completed, again := 0, 0, 0
 	done := map[string]int{} // completed jobs by key
 	for filter := (onceq.Filter{Limit: 1000}); ; {
 		page, err := d.q.List(ctx, d.pool, filter)
@@ -93,7 +93,7 @@ func (d *demo) close(ctx context.Context, out io.Writer, wanted map[string]bool)
 			return nil, err
 		}
 		for _, j := range page {
-			jobs, again, lost = jobs+1, again+max(j.Claims, 1)-1, lost+j.Lost
+			jobs, again = jobs+1, again+max(j.Claims, 1)-1
 			if j.State == onceq.StateCompleted {
 				completed++
 				done[j.Key]++
@@ -163,8 +163,9 @@ func (d *demo) close(ctx context.Context, out io.Writer, wanted map[string]bool)
 	line("workers killed", "%d, %d in the middle of an effect", d.chaos.killed.Load(), d.chaos.killedInside.Load())
 	line("workers stopped, continued", "%d, %d with a job taken over in the meantime", d.chaos.stopped.Load(), d.chaos.takenOver.Load())
 	line("database sessions ended", "%d", d.chaos.ended.Load())
-	line("redeliveries", "%d claims of a job beyond its first: %d after a lost lease, the others after", again, lost)
-	line("", "an error (%d) or to wait for another run's effect (%d)", l.reports[string(onceq.EventFailed)]+l.reports[string(onceq.EventDeferred)], l.reports[string(onceq.EventSnoozed)])
+	failed, waited := l.reports[string(onceq.EventFailed)]+l.reports[string(onceq.EventDeferred)], l.reports[string(onceq.EventSnoozed)]
+	line("redeliveries", "%d claims of a job beyond its first: %d after a lost lease, %d after an error, and %d", again, max(0, again-failed-waited), failed, waited)
+	line("", "to wait for another run's effect")
 	line("stale completions refused", "%d", l.reports[string(onceq.EventStale)])
 	line("effects replayed", "%d times a recorded outcome was given in place of calling the provider", l.reports[string(onceq.EventReplayed)])
 	line("uncertain effects", "%d: %d reported by their worker, %d left behind by one that was gone", l.reported+l.left, l.reported, l.left)

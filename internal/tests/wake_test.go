@@ -82,16 +82,19 @@ func TestWake_QuickJobsInQuickSuccessionShareAWake(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, func(context.Context, *onceq.Lease) error { return nil })
 	const jobs = 300
-	f.enqueue(t, jobs, func() { add(t, f.db, onceq.Job{}) })
-	// A slow machine has fewer jobs in the same time, and so more wakes for each.
+	took := time.Hour
+	for try := 0; took > jobs*10*time.Millisecond; try++ {
+		if try == 10 {
+			t.Skip("this machine has too much other work for jobs in quick succession, and wakes somebody for each")
+		}
+		took = f.enqueue(t, jobs, func() { add(t, f.db, onceq.Job{}) })
+		t.Logf("%d jobs in %s: %d wakes, %d to look for more", jobs, took, f.plain.Load(), f.more.Load())
+	}
 	require.Less(t, f.plain.Load()+f.more.Load(), int64(jobs*3/4))
 	require.Positive(t, f.more.Load())
 
 	// What a transaction enqueues wakes somebody for each job: it may commit late.
-	f.plain.Store(0)
-	f.more.Store(0)
-	const late = 40
-	f.enqueue(t, late, func() {
+	f.enqueue(t, 40, func() {
 		tx, err := f.db.Pool.Begin(t.Context())
 		require.NoError(t, err)
 		_, err = f.db.Queue.Enqueue(t.Context(), tx, onceq.Job{Kind: "k"})
@@ -192,13 +195,19 @@ func newFleet(t *testing.T, handler func(context.Context, *onceq.Lease) error) *
 	return f
 }
 
-// enqueue enqueues jobs a few milliseconds apart, and returns when all are done.
-func (f *fleet) enqueue(t *testing.T, jobs int, one func()) {
+// enqueue enqueues jobs a few milliseconds apart, counts their notifications, and returns when all are done. It took that long
+// until the last one was enqueued.
+func (f *fleet) enqueue(t *testing.T, jobs int, one func()) (took time.Duration) {
+	f.plain.Store(0)
+	f.more.Store(0)
+	began := time.Now()
 	for range jobs {
 		one()
 		time.Sleep(2 * time.Millisecond)
 	}
+	took = time.Since(began)
 	until(t, f.db, noJobs)
+	return took
 }
 
 // All workers of a process over one pool share their connections, whatever their schemas, and one of these listens.
