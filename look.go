@@ -126,8 +126,7 @@ const (
 	lookSomeRest = 20
 	lookLongest  = 10 * time.Second
 
-	lookHold  = 20 * time.Millisecond // how long one statement may take, and
-	lookBrief = 4 * time.Millisecond  // while looks for new jobs come in between
+	lookHold  = 20 * time.Millisecond // how long one statement may take
 	lookFirst = 1000                  // at so many feeds, while it is not known what they cost
 	lookLeast = 100
 )
@@ -204,11 +203,7 @@ func (l *looks) page(behind bool) int {
 	if behind {
 		each *= 2
 	}
-	hold := lookHold
-	if !l.fresh.at.IsZero() {
-		hold = lookBrief
-	}
-	return max(lookLeast, int(hold/each))
+	return max(lookLeast, int(lookHold/each))
 }
 
 // startLook looks at all feeds if it is time for that, or at those that are to be looked at soon.
