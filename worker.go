@@ -45,6 +45,9 @@ type WorkerConfig struct {
 	// if they do not, as behind PgBouncer in transaction mode, or if jobs that are enqueued in a transaction send none, as
 	// on servers that allow prepared transactions. The default grows to a hundred times what looking takes, at most ten
 	// seconds: a worker of thousands of queues looks less often. At most an hour.
+	//
+	// A transaction that enqueues while no worker waits for the queue notifies nobody. If it commits when a worker has waited
+	// for longer than three seconds, or a tenth of this interval if that is less, its job starts at the worker's next look.
 	PollInterval time.Duration
 
 	// ShutdownTimeout is how long Run waits for running handlers after its context has ended, before it cancels their

@@ -18,17 +18,6 @@ import (
 // of them go back to these jobs, not only the one that has found them.
 func TestTurn_LateJobsDoNotWaitForTheEndOfABacklog(t *testing.T) {
 	t.Parallel()
-	between, of := 0, 0
-	for range 3 { // on a slow machine not all may come in time to go back
-		if between, of = lateBesideABacklog(t); between < of*2/5 { // about half if each goes on where it is
-			return
-		}
-	}
-	t.Errorf("%d of %d jobs came between the late ones", between, of)
-}
-
-// lateBesideABacklog returns how many of all jobs that ran after late ones were committed did so from the first to the last of these.
-func lateBesideABacklog(t *testing.T) (between, of int) {
 	db := queuetest.New(t)
 	const processes, backlog, late = 4, 30_000, 1000
 	var mu sync.Mutex
@@ -89,5 +78,7 @@ func lateBesideABacklog(t *testing.T) (between, of int) {
 		}
 	}
 	t.Logf("the first late job was number %d, the last one %d, of %d after they were committed", first-before, last-before, backlog+late-before)
-	return last - first, backlog + late - before // how soon the first one is found depends on what a look back costs here
+	// How soon the first one is found depends on what a look back costs here. From there on 1,000 to 2,500 come until the last one,
+	// and about half of all if each goes on where it is.
+	require.Less(t, last-first, (backlog+late-before)*2/5)
 }
