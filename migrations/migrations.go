@@ -56,9 +56,12 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onceq/onceq/internal/sqlstate"
 )
 
 //go:embed *.sql
@@ -96,7 +99,14 @@ var ErrInTransaction = errors.New("migrations: the connection has an open transa
 
 // Up creates the schema if it is missing and brings it to Version. Each migration commits on its own: after an error the
 // earlier ones stay, and the next call goes on from there. The settings of the connection's session are unchanged
-// afterwards. Up changes nothing in a schema that is newer than this package. If that schema still works with this release,
+// afterwards.
+//
+// A migration of tables that are in use waits for each of their locks for a tenth of deadlock_timeout only, 100 milliseconds by
+// default: while it waits with other locks in hand, the application may be waiting for these, and Postgres could end the
+// application's transaction as the victim of a deadlock. Then Up gives back all locks and tries again, with a little more patience
+// each time, until ctx ends.
+//
+// Up changes nothing in a schema that is newer than this package. If that schema still works with this release,
 // as in the middle of a deploy or after a rollback of the code, there is nothing to do; otherwise the error is a
 // *VersionError.
 func Up(ctx context.Context, conn *pgx.Conn, schema string) error {
@@ -111,16 +121,33 @@ func Up(ctx context.Context, conn *pgx.Conn, schema string) error {
 }
 
 func upTo(ctx context.Context, conn *pgx.Conn, schema string, steps []Migration) error {
-	for {
-		done, err := step(ctx, conn, schema, steps)
+	for try := 0; ; {
+		done, err := step(ctx, conn, schema, steps, try)
+		if state := sqlstate.Of(err); state == "55P03" || state == "40P01" { // lock_timeout, or a deadlock
+			try++
+			select {
+			case <-time.After(lockRest):
+				continue
+			case <-ctx.Done():
+			}
+		}
 		if err != nil {
 			return fmt.Errorf("migrations: schema %q: %w", schema, err)
 		}
 		if done {
 			return nil
 		}
+		try = 0
 	}
 }
+
+// lockRest is how long the application works on between two tries to get the locks of a migration.
+const lockRest = 200 * time.Millisecond
+
+// lockPatience is how long the given try waits for each lock, from 0 on: a tenth of deadlock_timeout, in the hope that all locks
+// together do not take as long as that, and a fifth more each time.
+const lockPatience = `
+select set_config('lock_timeout', greatest(1, setting::numeric / 10 * 1.2 ^ $1::int)::int::text, true) from pg_settings where name = 'deadlock_timeout'`
 
 // lookup says whether the schema and its version table exist: one row with two booleans. It reads only catalogs, which
 // every role may read.
@@ -136,7 +163,7 @@ select
 
 // step runs the next migration, or reports that there is none to run. Other processes wait for its lock, and read the
 // version after that.
-func step(ctx context.Context, conn *pgx.Conn, schema string, steps []Migration) (done bool, err error) {
+func step(ctx context.Context, conn *pgx.Conn, schema string, steps []Migration, try int) (done bool, err error) {
 	tx, err := begin(ctx, conn)
 	if err != nil {
 		return false, err
@@ -179,6 +206,11 @@ func step(ctx context.Context, conn *pgx.Conn, schema string, steps []Migration)
 		return true, tx.Commit(ctx)
 	}
 
+	if version > 0 {
+		if _, err := tx.Exec(ctx, lockPatience, min(try, 25)); err != nil { // 1.2^25 is a hundred
+			return false, fmt.Errorf("set lock_timeout: %w", err)
+		}
+	}
 	next := steps[version]
 	for _, command := range commands(next.Up) {
 		if _, err := tx.Exec(ctx, command); err != nil {

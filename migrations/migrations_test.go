@@ -3,9 +3,11 @@ package migrations_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -245,6 +247,36 @@ func TestUpOfNewerSchema(t *testing.T) {
 
 	require.NoError(t, migrations.DownFromLater(t.Context(), conn, odd))
 	require.Equal(t, migrations.Version, version(t, conn, odd))
+}
+
+// A transaction of the application has locked a table that a migration changes later, and then wants one that the migration has
+// changed already. That would be a deadlock, which may end either. The migration steps back.
+func TestUpStepsBackForTheApplication(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	conn, app := connect(t, db), connect(t, db)
+	exec(t, app, "begin")
+	exec(t, app, "lock table onceq.workers in row exclusive mode")
+	ended := make(chan error, 1)
+	go func() { ended <- migrations.UpToLater(context.Background(), conn, "onceq") }()
+	const waits = `select relation::regclass::text from pg_locks where mode = 'AccessExclusiveLock' and not granted and database = (select oid from pg_database where datname = current_database())`
+	watch := connect(t, db)
+	require.Eventually(t, func() bool { return slices.Contains(collect(t, watch, waits), "onceq.workers") }, time.Minute, time.Millisecond)
+	exec(t, app, "set deadlock_timeout = '500ms'") // it would be the victim
+	exec(t, app, "lock table onceq.jobs in row exclusive mode")
+	exec(t, app, "commit")
+	require.NoError(t, <-ended)
+	require.Equal(t, migrations.Version+1, version(t, conn, "onceq"))
+
+	// A table that is never free.
+	require.NoError(t, migrations.DownFromLater(t.Context(), conn, "onceq"))
+	exec(t, app, "begin")
+	exec(t, app, "lock table onceq.workers in row exclusive mode")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	require.Error(t, migrations.UpToLater(ctx, conn, "onceq"))
+	require.ErrorIs(t, ctx.Err(), context.DeadlineExceeded)
+	exec(t, app, "commit")
 }
 
 // A migration that fails leaves nothing behind.
