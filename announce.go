@@ -186,6 +186,7 @@ func (c *claimer) announced(ctx context.Context, feeds []*feed, heard []int, era
 	for i, f := range feeds {
 		if f.announced.IsZero() && f.heard == heard[i] {
 			f.announced, f.again = now, time.Time{}
+			f.follows = !a.backed || !f.more.IsZero()
 			switch {
 			case !a.backed: // otherwise there was always somebody to wake
 				c.lookSoon(f, now) // a job may have been committed just before the announcement

@@ -226,10 +226,10 @@ returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_
           coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule`
 
 // claimInTurn is claimJobs for a claim from a backlog that has its turn (turn.go). In the priority in which the latest claim
-// with the same kinds ended, it begins there if this worker's own claims have not come that far: all before that place has been
-// seen to. A place with the id 0 stands for looking back, or for jobs that the rescan has brought forward, and stays. If such a
-// claim is full before it is back at the latest place, there are more of these jobs, and all workers go on where it ended,
-// however far they have come, until they are back. A claim that ends in another priority leaves that as it is.
+// with the same kinds ended, it begins there if this worker's own claims have not come that far: what is before that place has been
+// seen to, or is left to whoever looks back next. A place with the id 0 stands for looking back, or for jobs that the rescan has
+// brought forward, and stays. If such a claim ends before the latest place, there may be more of these jobs, and all workers go on
+// where it ended, however far they have come, until they are back. A claim that ends in another priority leaves that as it is.
 //
 // The row is written anew after $11 microseconds, because an old snapshot keeps all of its versions, or if a claim has gone back.
 // What was written long ago, or seems to come from the future because the database's clock was set back, does not count.

@@ -81,7 +81,7 @@ type pass struct {
 }
 
 // rest is how long not to look back again: 50 times what it costs. Where many workers take turns each of them waits for the
-// others, and so all of them together look back little more often than one, but still each within the overlap.
+// others, and so all of them together look back little more often than one.
 func (p pass) rest(least time.Duration) time.Duration {
 	return max(least, 50*(p.took-p.waited), min(50*p.took, overlap/2))
 }

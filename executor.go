@@ -403,7 +403,7 @@ func (x *executor) transaction(ctx *handlerContext, tasks []*task, h *Handler) (
 	for i, lease := range leases {
 		outcomes[i] = outcome{lease: lease, state: StateCompleted, result: lease.result, keep: lease.keep, run: time.Since(lease.began)}
 	}
-	again := err != nil && leases[0].failure(err).reset
+	again := reschedules(err)
 	if err == nil || again {
 		if unfit := tx.Unfit(); unfit != nil {
 			err, again = unfit, false

@@ -42,6 +42,7 @@ type feed struct {
 	lookAt      time.Time // when to look at it, apart from the looks at all; zero for never
 	announced   time.Time // since when producers know that the queue's jobs are waited for; zero: they do not, or have said since that there is one
 	heard       int       // how many notifications have come
+	follows     bool      // looks follow its announcement: somebody may have believed that nobody waits, or have left a job to this run
 	more        time.Time // until then it is looked at again, because a notification asked for that
 }
 

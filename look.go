@@ -144,6 +144,20 @@ func (c *claimer) lookFollowsUntil() time.Duration {
 	return max(lookEnough, min(c.w.poll/10, lookStalled))
 }
 
+// lookAfterAnnouncement has a feed looked at once more, after a look that began at this time.
+func (c *claimer) lookAfterAnnouncement(f *feed, began time.Time) {
+	last := c.lookFollowsUntil()
+	for d := lookFollows; ; d = min(3*d, last) {
+		if at := f.announced.Add(d); began.Before(at) {
+			c.lookSoon(f, at)
+			return
+		}
+		if d == last {
+			return
+		}
+	}
+}
+
 // lookSoon has a feed looked at, at this time or earlier.
 func (c *claimer) lookSoon(f *feed, at time.Time) {
 	if f.lookAt.IsZero() {
@@ -436,11 +450,8 @@ func (c *claimer) looked(feeds []*feed, moves []int, s *seen, began time.Time) {
 		if still(i) && !due[i] {
 			f.cursor.reachedEnd(s.now)
 		}
-		for d := lookFollows; d <= c.lookFollowsUntil(); d *= 3 {
-			if at := f.announced.Add(d); began.Before(at) && !c.announcement.backed {
-				c.lookSoon(f, at)
-				break
-			}
+		if f.follows {
+			c.lookAfterAnnouncement(f, began)
 		}
 	}
 	c.found(found, time.Now())

@@ -213,17 +213,18 @@ func callsDue(since string) string {
 // restBusy is rest while the worker is busy, so that nobody is woken and the claimer looks at nothing: it asks at short
 // intervals whether there are calls.
 func (p *promoter) restBusy(ctx context.Context, did promoted) bool {
+	next := time.Now().Add(did.next)
 	for {
 		wait := min(time.Second, max(promoteBusy, promoteShare*min(p.asked[0], p.asked[1])))
 		wait = wait*9/10 + rand.N(max(1, wait/5))
 		if did.next > 0 {
-			wait = min(wait, did.next+time.Millisecond)
+			wait = min(wait, time.Until(next)+time.Millisecond)
 		}
 		if !sleep(ctx, wait, p.wake) {
 			return false
 		}
 		began := time.Now()
-		if did.next > 0 || p.anew.Load() || !began.Before(p.rescan) || p.listener.waits.Load() {
+		if did.next > 0 && !began.Before(next) || p.anew.Load() || !began.Before(p.rescan) || p.listener.waits.Load() {
 			return true
 		}
 		var due bool

@@ -83,8 +83,8 @@ select q.n
  order by q.n`
 
 // rescanPage looks at one page of a priority before a position ($5, $6), starting after ($3, $4). Jobs there that nobody
-// holds, because they were committed long after they were due, are moved to the position, where the claims of all workers
-// find them. It returns the last place of the page (null for the last page), how many jobs were moved, the kinds that are
+// holds, because they were committed long after they were due, are moved to the position, where this worker's next
+// claim finds them, and other workers' where they begin. It returns the last place of the page (null for the last page), how many jobs were moved, the kinds that are
 // not in $7, and the jobs for the quarantine, which have lost a lease or whose lease has expired, with how many they have
 // lost.
 const rescanPage = `

@@ -77,6 +77,13 @@ func retryOf(err error) *retryAfter {
 	return again
 }
 
+// reschedules reports whether err is Reschedule, and nothing that counts for more.
+func reschedules(err error) bool {
+	var fatal *fatalError
+	again := retryOf(err)
+	return again != nil && again.reset && !errors.As(err, &fatal) && !errors.Is(err, ErrHeld)
+}
+
 // onlyWishes reports whether err asks for another run and says nothing of a failure. Joined with any other error a wish does
 // not count: the failure would leave no trace, and spend no attempt.
 func onlyWishes(err error) bool {

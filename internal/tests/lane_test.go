@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -760,6 +761,43 @@ func TestLane_DrainComesBackToWhatAnotherPromoterHeld(t *testing.T) {
 	}()
 	drainsAll(t, db, lanes)
 	require.NoError(t, <-ends)
+}
+
+// The promoter of a worker that is busy asks whether there are calls, and promotes if there are some.
+func TestLane_ABusyWorkerAsksForCalls(t *testing.T) {
+	t.Parallel()
+	var asks, promotes atomic.Int64
+	db, _ := hooked(t, &statementHook{before: func(sql string) {
+		switch {
+		case strings.Contains(sql, "onceq_lanes.slots"):
+			promotes.Add(1)
+		case strings.HasPrefix(sql, "select exists (select from generate_series(-1, 15)"):
+			asks.Add(1)
+		}
+	}})
+	running, hold := make(chan int, 1), make(chan struct{})
+	cfg := onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 1}}}
+	w := start(t, db, cfg, work.Handle(func(_ context.Context, _ *onceq.Lease, n int) error {
+		running <- n
+		<-hold
+		return nil
+	}), charges.Handle(func(context.Context, *onceq.Lease, charge) error { return nil }))
+	addMany(t, db, 200, onceq.Job{}) // more than it claims at a time
+	receive(t, running)
+	eventually(t, "a worker that asks", func() bool { return asks.Load() > 5 })
+	asked, promoted := asks.Load(), promotes.Load()
+	eventually(t, "a worker that asks on", func() bool { return asks.Load() > asked+20 })
+	require.Less(t, promotes.Load()-promoted, int64(10), "it looks for calls of long ago every few seconds")
+	laneEnqueue(t, db.Queue, db.Pool, charges.Job(charge{1, 1}))
+	until(t, db, `exists (select from onceq.jobs where lane is not null)`)
+	go func() {
+		for range running {
+		}
+	}()
+	close(hold)
+	until(t, db, noJobs)
+	require.NoError(t, w.stop())
+	close(running)
 }
 
 // calledLongAgo enqueues one job in each of so many lanes, as if that had been ten minutes ago and nobody had looked since.

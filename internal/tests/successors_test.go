@@ -188,7 +188,7 @@ func TestSuccessor_NoneOfAPausedKind(t *testing.T) {
 	require.Equal(t, 0, receive(t, began))
 	require.NoError(t, db.Queue.PauseKind(t.Context(), db.Pool, charges.Name, "test"))
 	for i := range 2 { // the first claim hears of the pause
-		time.Sleep(150 * time.Millisecond) // what is known of pauses may be that old; here time itself is the condition
+		time.Sleep(600 * time.Millisecond) // what claims know of pauses is half a second old at most; here time itself is the condition
 		add(t, db, work.Job(i))
 		require.Equal(t, i, receive(t, others))
 	}

@@ -78,6 +78,9 @@ func TestTurn_LateJobsDoNotWaitForTheEndOfABacklog(t *testing.T) {
 		}
 	}
 	t.Logf("the first late job was number %d, the last one %d, of %d after they were committed", first-before, last-before, backlog+late-before)
+	if backlog+late-before < 10*late {
+		t.Skip("this machine has too much other work: the backlog was almost done when the late jobs came")
+	}
 	// How soon the first one is found depends on what a look back costs here. From there on 1,000 to 2,500 come until the last one,
 	// and about half of all if each goes on where it is.
 	require.Less(t, last-first, (backlog+late-before)*2/5)

@@ -1134,7 +1134,7 @@ func TestWake_ACommitThatStalls(t *testing.T) {
 		return nil
 	}))
 	until(t, db, `exists (select from onceq.waiters where idle_until > statement_timestamp())`)
-	time.Sleep(300 * time.Millisecond) // here time itself is the fault
+	time.Sleep(300 * time.Millisecond) // here time itself is the fault; the worker looks for ten times as long
 	require.NoError(t, tx.Commit(t.Context()))
 	require.Equal(t, late.ID, receive(t, ran))
 	require.NoError(t, w.stop())
@@ -1445,6 +1445,32 @@ func TestWorker_HandlerThatEndsItsGoroutineFailsItsAttempt(t *testing.T) {
 	}
 	require.Equal(t, map[onceq.State]int{onceq.StateRetrying: 4, onceq.StateCompleted: 4}, states)
 	require.GreaterOrEqual(t, exits.Load(), int32(3))
+}
+
+// A kind's Backoff is asked once for each attempt that fails, with or without a transaction: it may count.
+func TestRetry_BackoffIsAskedOnceForEachFailure(t *testing.T) {
+	t.Parallel()
+	for name, of := range map[string]func(k *onceq.Kind[int], fail error) onceq.Handler{
+		"lease": func(k *onceq.Kind[int], fail error) onceq.Handler {
+			return k.Handle(func(context.Context, *onceq.Lease, int) error { return fail })
+		},
+		"tx": func(k *onceq.Kind[int], fail error) onceq.Handler {
+			return k.HandleTx(func(context.Context, pgx.Tx, *onceq.Lease, int) error { return fail })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			var asked atomic.Int64
+			k := onceq.Kind[int]{Name: "k", Backoff: func(int, error) time.Duration {
+				asked.Add(1)
+				return time.Hour
+			}}
+			add(t, db, onceq.Job{})
+			require.Len(t, db.Drain(of(&k, errors.New("no"))), 1)
+			require.EqualValues(t, 1, asked.Load())
+		})
+	}
 }
 
 // For a moment, producers believe that nobody waits (quietFor). A worker that has just announced itself must find what they
