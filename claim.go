@@ -212,18 +212,7 @@ c as materialized (
           limit $8::bigint
             for update skip locked) j
    limit $8::bigint
-)
-update onceq.jobs j
-   set leased_until = statement_timestamp() + $1::bigint * interval '1 microsecond',
-       holder = $2::bigint,
-       claims = least(j.claims + 1, 1048575),
-       lost   = least(j.lost + (j.leased_until is not null)::int, 32767),
-       ahead = nullif(c.n > $9::bigint, false)
-  from c
- where j.id = any (array[c.id])
-returning j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
-          j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
-          coalesce(j.metadata::text, ''), j.identity, c.n, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule`
+)` + claimAhead
 
 // claimInTurn is claimJobs for a claim from a backlog that has its turn (turn.go). In the priority in which the latest claim
 // with the same kinds ended, it begins there if this worker's own claims have not come that far: what is before that place has been
@@ -283,10 +272,7 @@ began as (
   select $3::text, $10::bigint, priority, run_at, id, statement_timestamp() from last
    where not exists (select from row)
   on conflict do nothing
-)` + claimThem + `,
-       ahead = nullif(c.n > $9::bigint, false)
-  from c
- where j.id = any (array[c.id])` + claimed + `, false, j.lane, j.lane_rule`
+)` + claimAhead
 
 // claimOne takes the first of the given jobs that is free and has lost a lease.
 const claimOne = `
@@ -304,8 +290,13 @@ with c as materialized (
   from c
  where j.id = any (array[c.id])` + claimed + `, false, j.lane, j.lane_rule`
 
-// What claimAny and claimOne have in common with claimJobs: how a job is taken, and which columns are returned.
+// What these have in common: how a job is taken, and which columns are returned. With claimAhead a handler is free for the first
+// $9 jobs.
 const (
+	claimAhead = claimThem + `,
+       ahead = nullif(c.n > $9::bigint, false)
+  from c
+ where j.id = any (array[c.id])` + claimed + `, false, j.lane, j.lane_rule`
 	claimThem = `
 update onceq.jobs j
    set leased_until = statement_timestamp() + $1::bigint * interval '1 microsecond',

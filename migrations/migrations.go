@@ -123,13 +123,16 @@ func Up(ctx context.Context, conn *pgx.Conn, schema string) error {
 func upTo(ctx context.Context, conn *pgx.Conn, schema string, steps []Migration) error {
 	for try := 0; ; {
 		done, err := step(ctx, conn, schema, steps, try)
-		if state := sqlstate.Of(err); state == "55P03" || state == "40P01" { // lock_timeout, or a deadlock
+		if errors.As(err, new(*lockError)) {
 			try++
 			select {
 			case <-time.After(lockRest):
 				continue
 			case <-ctx.Done():
 			}
+		}
+		if err != nil && try > 0 {
+			return fmt.Errorf("migrations: schema %q: %w (transactions had its tables locked at %d tries: look for long ones in pg_stat_activity, or give Up more time)", schema, err, try)
 		}
 		if err != nil {
 			return fmt.Errorf("migrations: schema %q: %w", schema, err)
@@ -140,6 +143,11 @@ func upTo(ctx context.Context, conn *pgx.Conn, schema string, steps []Migration)
 		try = 0
 	}
 }
+
+// lockError is what a migration of tables in use failed with, because it did not get a lock in time, or was the victim of a deadlock.
+type lockError struct{ error }
+
+func (e *lockError) Unwrap() error { return e.error }
 
 // lockRest is how long the application works on between two tries to get the locks of a migration.
 const lockRest = 200 * time.Millisecond
@@ -214,6 +222,9 @@ func step(ctx context.Context, conn *pgx.Conn, schema string, steps []Migration,
 	next := steps[version]
 	for _, command := range commands(next.Up) {
 		if _, err := tx.Exec(ctx, command); err != nil {
+			if state := sqlstate.Of(err); version > 0 && (state == "55P03" || state == "40P01") {
+				err = &lockError{err}
+			}
 			return false, fmt.Errorf("%s: %w", next.Name, err)
 		}
 	}

@@ -274,9 +274,15 @@ func TestUpStepsBackForTheApplication(t *testing.T) {
 	exec(t, app, "lock table onceq.workers in row exclusive mode")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	require.Error(t, migrations.UpToLater(ctx, conn, "onceq"))
+	require.ErrorContains(t, migrations.UpToLater(ctx, conn, "onceq"), "look for long ones in pg_stat_activity")
 	require.ErrorIs(t, ctx.Err(), context.DeadlineExceeded)
 	exec(t, app, "commit")
+
+	// The lock of another process that migrates: there the connection's own lock_timeout counts.
+	conn = connect(t, db)
+	exec(t, app, "select pg_advisory_lock(9628173550095224)")
+	exec(t, conn, "set lock_timeout = '50ms'")
+	require.ErrorContains(t, migrations.UpToLater(t.Context(), conn, "onceq"), "wait for other migrations")
 }
 
 // A migration that fails leaves nothing behind.

@@ -747,7 +747,12 @@ func TestLane_ManyThatWereCalledLongAgo(t *testing.T) {
 // What another promoter has locked at that moment is left to it, but it may look for calls of late only: Drain comes back to it.
 func TestLane_DrainComesBackToWhatAnotherPromoterHeld(t *testing.T) {
 	t.Parallel()
-	db := queuetest.New(t)
+	looked := make(chan struct{}, 1000)
+	db, _ := hooked(t, &statementHook{after: func(sql string) {
+		if strings.Contains(sql, "onceq_lanes.slots") {
+			looked <- struct{}{}
+		}
+	}})
 	const lanes = 50
 	calledLongAgo(t, db, lanes)
 	tx, err := db.Pool.Begin(t.Context())
@@ -756,7 +761,9 @@ func TestLane_DrainComesBackToWhatAnotherPromoterHeld(t *testing.T) {
 	require.NoError(t, err)
 	ends := make(chan error, 1)
 	go func() {
-		time.Sleep(200 * time.Millisecond) // Drain looks several times meanwhile
+		for range 3 {
+			<-looked
+		}
 		ends <- tx.Rollback(context.Background())
 	}()
 	drainsAll(t, db, lanes)

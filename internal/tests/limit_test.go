@@ -322,7 +322,7 @@ func comeBackAtTheRate(t *testing.T, jobs int) (sum int64) {
 	require.NoError(t, err)
 	s := &starts{}
 	claims := make(chan int64, jobs)
-	start(t, db, onceq.WorkerConfig{}, limitedAlone.Handle(func(_ context.Context, l *onceq.Lease, _ charge) error {
+	w := start(t, db, onceq.WorkerConfig{}, limitedAlone.Handle(func(_ context.Context, l *onceq.Lease, _ charge) error {
 		s.add()
 		claims <- l.Token & (1<<20 - 1)
 		return nil
@@ -330,6 +330,7 @@ func comeBackAtTheRate(t *testing.T, jobs int) (sum int64) {
 	for range jobs {
 		sum += receive(t, claims)
 	}
+	require.NoError(t, w.stop())
 	s.within(t, 2, 300*time.Millisecond)
 	t.Logf("%d claims, %s", sum, s.at[jobs-1].Sub(s.at[0]))
 	require.NoError(t, db.Check())
