@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -72,7 +73,8 @@ func TestUpgrade_TheSuiteRunsOnLaterTables(t *testing.T) {
 	cmd := exec.Command(os.Args[0], "-test.run=^(TestConformance|TestLane_.*|TestLater)$/^(pool)?$", "-test.v", "-test.parallel=4")
 	cmd.Env = append(os.Environ(), "ONCEQ_TEST_LATER="+filepath.Join(repository(t), laterMigration))
 	out, err := cmd.CombinedOutput()
-	require.NoError(t, err, "%s", out[max(0, len(out)-4000):])
+	said := regexp.MustCompile(`(?m)^.*(_test\.go:\d+: |--- FAIL: |panic: ).*(\n.*){0,8}`).FindAllString(string(out), -1)
+	require.NoError(t, err, "%s", strings.Join(said, "\n…\n"))
 	require.Contains(t, string(out), "--- PASS: TestLater")
 	require.Contains(t, string(out), "--- PASS: TestConformance/pool")
 }

@@ -32,7 +32,7 @@ import (
 var pictures = flag.String("pictures", "", "write pictures of the pages into this directory")
 
 // limit bounds a test; the machine may be slow.
-const limit = 90 * time.Second
+const limit = 5 * time.Minute
 
 // browser starts a browser, or skips the test where there is none.
 func browser(t *testing.T) context.Context {
