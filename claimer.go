@@ -356,10 +356,10 @@ func (c *claimer) ask(f *feed, n, several int, now time.Time) (*claim, look) {
 	return ask, how
 }
 
-// sendClaims sends a claim of jobs that have lost no lease. The shutdown does not end it: a claim that commits while nobody
-// waits for its answer leaves leases that have to run out. If its turn does not come, it is sent without one.
+// sendClaims sends a claim of jobs that have lost no lease. The shutdown does not end it at once: a claim that commits
+// while nobody waits for its answer leaves leases that have to run out. If its turn does not come, it is sent without one.
 func (c *claimer) sendClaims(ctx context.Context, kinds []string, asks []*claim) error {
-	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.w.lease+turnPatience)
+	unbroken, cancel := outlast(ctx, c.w.lease+turnPatience)
 	defer cancel()
 	if err := c.maySend(unbroken, kinds, asks); err != nil {
 		return err

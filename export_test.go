@@ -3,6 +3,8 @@ package onceq
 import (
 	"context"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // This is what the tests of package onceq_test may use of the unexported code: pure functions and limits.
@@ -115,3 +117,8 @@ func (l *Lease) CompleteNext(ctx context.Context, tx DB, lease time.Duration) er
 
 // TurnKey is the advisory lock that a claim of a backlog waits for.
 func TurnKey(schema, queue string) int64 { return newTurn(schema, queue, nil).key }
+
+// FreeConn acquires a connection as a statement does that must not wait for what blocks one of a worker's own connections.
+func FreeConn(ctx context.Context, spare, outcomes *pgxpool.Pool, patience time.Duration) (*pgxpool.Conn, error) {
+	return (&ownConns{spare: spare, outcomes: outcomes}).free(ctx, patience)
+}

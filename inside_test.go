@@ -835,3 +835,66 @@ func eachNode(plan any, fn func(node map[string]any)) {
 		}
 	}
 }
+
+// A claim or a beat gets whichever of the worker's own connections is free first. One waited for the connections for outcomes
+// alone, because the spare one was in use at that moment, and ended neither with the shutdown nor for as long as a lease.
+func TestTrap_AStatementWaitsForWhicheverConnectionIsFreeFirst(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	pool := func(conns int32) *pgxpool.Pool {
+		cfg, err := pgxpool.ParseConfig(db.URL)
+		require.NoError(t, err)
+		cfg.MaxConns = conns
+		p, err := pgxpool.NewWithConfig(t.Context(), cfg)
+		require.NoError(t, err)
+		t.Cleanup(p.Close)
+		return p
+	}
+	spare, outcomes := pool(1), pool(2)
+	take := func(p *pgxpool.Pool) *pgxpool.Conn {
+		conn, err := p.Acquire(t.Context())
+		require.NoError(t, err)
+		return conn
+	}
+	for _, first := range []*pgxpool.Pool{spare, outcomes} {
+		held := []*pgxpool.Conn{take(spare), take(outcomes), take(outcomes)}
+		type got struct {
+			conn *pgxpool.Conn
+			err  error
+		}
+		free := make(chan got, 1)
+		go func() {
+			conn, err := onceq.FreeConn(t.Context(), spare, outcomes, 5*time.Millisecond)
+			free <- got{conn, err}
+		}()
+		select {
+		case <-free:
+			t.Fatal("all are held")
+		case <-time.After(50 * time.Millisecond):
+		}
+		if first == spare {
+			held[0].Release()
+			held = held[1:]
+		} else {
+			held[2].Release()
+			held = held[:2]
+		}
+		select {
+		case g := <-free:
+			require.NoError(t, g.err)
+			g.conn.Release()
+		case <-time.After(5 * time.Minute):
+			t.Fatal("it waits for the other ones")
+		}
+		for _, conn := range held {
+			conn.Release()
+		}
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, conn := range []*pgxpool.Conn{take(spare), take(outcomes), take(outcomes)} {
+		defer conn.Release()
+	}
+	_, err := onceq.FreeConn(ended, spare, outcomes, time.Hour)
+	require.ErrorIs(t, err, context.Canceled)
+}

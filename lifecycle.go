@@ -147,6 +147,7 @@ func (r *run) start(ctx context.Context, limit int) {
 
 // end ends them in that order, and names the handlers that did not return.
 func (r *run) end() (left error) {
+	ends := time.Now().Add(r.w.shutdown)
 	r.exec.ending.Lock()
 	r.exec.stopping.Store(true)
 	r.exec.ending.Unlock()
@@ -165,7 +166,7 @@ func (r *run) end() (left error) {
 		r.exec.handling.Wait()
 		close(returned)
 	}()
-	if !within(returned, max(0, r.w.shutdown)) {
+	if !within(returned, max(0, time.Until(ends))) {
 		r.cancel(errShutdown)
 		if !within(returned, abandonAfter) {
 			if left = r.tasks.abandon(); left != nil {

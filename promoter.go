@@ -429,8 +429,8 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool) (did
 	var next int64
 	var followers int
 	var queues, live []string
-	// The shutdown does not end this, and its client cannot either: all of it is one message.
-	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+	// The shutdown does not end this at once, and its client cannot either: all of it is one message.
+	unbroken, cancel := outlast(ctx, 30*time.Second)
 	defer cancel()
 	batch := &pgx.Batch{}
 	batch.Queue(beginOwn)
@@ -549,7 +549,7 @@ update onceq.job_members m set state = ` + sqlJobCancelled + `
 // lookAtFamilies answers the calls for whole families, and ends the time in which completions leave lanes to the promoters
 // because a limit was lowered. It returns how many lanes it has called.
 func (q *Queue) lookAtFamilies(ctx context.Context, db *pgxpool.Pool) (n int, err error) {
-	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	unbroken, cancel := outlast(ctx, time.Minute)
 	defer cancel()
 	batch := &pgx.Batch{}
 	batch.Queue(beginOwn)

@@ -174,10 +174,10 @@ func (c *claimer) askQuarantined(f *feed) *quarantineClaim {
 	return &quarantineClaim{c: c, f: f, kinds: c.kinds, few: in.ids[:min(len(in.ids), fewQuarantine)], ask: claim{queue: f.queue, limit: 1}}
 }
 
-// send sends the claim, which the shutdown does not end: see claimer.sendClaims.
+// send sends the claim, which the shutdown does not end at once: see claimer.sendClaims.
 func (q *quarantineClaim) send(ctx context.Context) error {
 	lease := q.c.w.lease
-	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), lease)
+	unbroken, cancel := outlast(ctx, lease)
 	defer cancel()
 	if err := q.c.maySend(unbroken, q.kinds, []*claim{&q.ask}); err != nil {
 		return err

@@ -505,14 +505,36 @@ func (q *Queue) quickly(ctx context.Context, db quick, by way, statement string,
 	if used {
 		return q.told(err)
 	}
-	other := db.own.spare
-	if stat := other.Stat(); db.patience > 0 && stat.AcquiredConns()+stat.ConstructingConns() > 0 {
-		other = db.own.outcomes // a beat must not wait for a statement that somebody's lock or the network blocks
-	}
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, sessionLimit)
 		defer cancel()
 	}
-	return q.send(ctx, other, by, statement, args, read)
+	if db.patience == 0 {
+		return q.send(ctx, db.own.spare, by, statement, args, read)
+	}
+	conn, err := db.own.free(ctx, db.patience)
+	if err != nil {
+		return q.told(err)
+	}
+	defer conn.Release()
+	return q.send(ctx, conn, by, statement, args, read)
+}
+
+// free acquires the spare connection or one of those for outcomes, whichever is free first. It does not wait for one of them
+// for longer than patience before it asks for the other: somebody's lock or the network may block the statements on either.
+func (o *ownConns) free(ctx context.Context, patience time.Duration) (*pgxpool.Conn, error) {
+	this, next := o.spare, o.outcomes
+	if stat := this.Stat(); stat.AcquiredConns()+stat.ConstructingConns() > 0 {
+		this, next = next, this
+	}
+	for ; ; this, next = next, this {
+		soon, cancel := context.WithTimeout(ctx, patience)
+		conn, err := this.Acquire(soon)
+		late := soon.Err() != nil
+		cancel()
+		if err == nil || !late || ctx.Err() != nil {
+			return conn, err
+		}
+	}
 }

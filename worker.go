@@ -236,8 +236,8 @@ func (w *Worker) tuneQueues(size int) error {
 // although they were cancelled: the connections of their transactions are closed, and their leases run out.
 //
 // If all handlers return when their context ends, Run returns when they have returned and their outcomes are stored; it
-// tries to store them for as long as a lease. If some do not return, Run returns at most ShutdownTimeout and 20 seconds
-// after the end of ctx: 5 s for cancelled handlers to return, 5 s for outcomes, 5 s to withdraw what it announced, and 5 s
+// tries to store them for as long as a lease. If some do not return, Run returns at most ShutdownTimeout, which counts as 5 s
+// at least, and 20 seconds after the end of ctx: 5 s for cancelled handlers to return, 5 s for outcomes, 5 s to withdraw what it announced, and 5 s
 // to close its own connections. Then Run gives up. It does not know whether the database has stored the last outcomes that
 // it sent; jobs whose outcome is not stored run again when their leases have run out. If the database does not answer, Run
 // can take a lease longer, because of a claim that is under way.
@@ -283,6 +283,17 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 	failed, left := newRun(ctx, w, own).work(ctx, limit)
 	own.disconnect(left == nil)
 	return errors.Join(failed, left)
+}
+
+// outlast returns a context for what should not end in its midst because ctx ends, the run's: it lasts for limit, and after the
+// end of ctx for as long as a handler has.
+func outlast(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
+	stop := context.AfterFunc(ctx, func() {
+		within(unbroken.Done(), abandonAfter)
+		cancel()
+	})
+	return unbroken, func() { stop(); cancel() }
 }
 
 func within(done <-chan struct{}, d time.Duration) bool {
