@@ -8,7 +8,7 @@ import (
 
 // announcement is what the claimer knows of its row in waiters, by which producers know for which queues this run waits. A
 // notification uses up the queue's part of it: the feed is then asked at short intervals until it is announced anew. If many
-// others wait, it is not asked: the next job wakes one of these, and a claim would take it away from that one.
+// others wait, it is asked no more than once: the next job wakes one of these, and a claim would take it away from that one.
 type announcement struct {
 	wanted    bool          // producers do not know of a feed that is idle, or that one is busy
 	written   time.Time     // when the row was last written, or that was tried
@@ -114,7 +114,8 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 		switch {
 		case f.cursor.full:
 			full = append(full, f.queue)
-		case f.paused || f.due || now.Sub(f.found) < quietBefore && !a.backed || now.Before(f.more):
+		case f.paused || f.due || now.Sub(f.found) < quietBefore && !a.backed || now.Before(f.more),
+			f.cursor.brief && !f.again.IsZero(): // a claim that looks back comes first
 			busy = append(busy, f.queue)
 		default:
 			waiting, heard = append(waiting, f), append(heard, f.heard)

@@ -498,6 +498,16 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 	case full:
 		c.isDue(f)
 	case f.due: // a notification came in between
+	case f.cursor.brief && (len(ask.leases) == 0 || !c.announcement.lively && !ended.Before(f.more)):
+		// A job may have been committed late. What told of it may not tell again.
+		f.again = f.cursor.nextLook()
+		if quiet < quietBefore && !announced && !c.announcement.backed {
+			look := f.again
+			if f.claimSoon(ended); look.Before(f.again) {
+				f.again = look
+			}
+		}
+		c.activate(f)
 	case c.announcement.lively: // the next look is soon
 	case ended.Before(f.more):
 		f.again = ended.Add(livelyLook)
@@ -505,12 +515,18 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 	case announced && c.listens():
 		c.lookSoon(f, f.found.Add(quietBefore)) // because of delayed jobs
 	case quiet < quietBefore && !c.announcement.backed:
-		f.again = ended.Add(min(f.pause, quietBefore))
-		f.pause *= 2
+		f.claimSoon(ended)
 		c.activate(f)
 	default:
 		c.settle(f, ended)
 	}
+}
+
+// claimSoon has the feed claimed again, each time twice as late.
+func (f *feed) claimSoon(ended time.Time) {
+	f.pause = max(f.pause, soonAgain)
+	f.again = ended.Add(f.pause)
+	f.pause = min(2*f.pause, quietBefore)
 }
 
 // idle reports whether nothing is to be done soon.

@@ -10,15 +10,18 @@ import (
 //	beginning               position - overlap          position            now
 //	    |---------------------- rescan ---------------------|
 //	                                 |------ overlap -------|---- claims ------|
+//	                                                |-brief-|
 //
 // Claims take what is due after the position and move the position forward. So the dead entries of claimed jobs cost
 // nothing, even while an old snapshot keeps vacuum from removing them. Jobs before the position that nobody holds are found
 // again:
 //
 //   - A job is due from its Enqueue statement and not from its commit, so jobs appear in the overlap. A claim that looks
-//     back begins at the start of the overlap. In a priority that is caught up (the latest claim came to its end) every
-//     claim looks back; in one that is not (there is a backlog), claims look back at intervals of at least 50 times what
-//     that costs.
+//     back begins at the start of the overlap. While there is a backlog (the latest claim took as many jobs as it was
+//     allowed), claims look back at intervals of at least 50 times what that costs, but each does in a priority that is
+//     caught up (a claim came to its end). In a queue without a backlog the interval is four times what it costs, and the
+//     claims in between look back briefly, for a second at most: most jobs are committed soon. After a brief claim that found
+//     nothing, and before the queue is announced as idle, there is one that looks back.
 //   - While an old snapshot is held, looking back steps over every job that was done in the overlap. So it goes no further
 //     back than the recent jobs. The whole overlap is searched at intervals of a second or of 50 times what that costs,
 //     unless this worker has just rescanned everything.
@@ -51,6 +54,7 @@ type cursor struct {
 	places [PriorityLow - PriorityHigh + 1]place // by priority, highest first
 	claims int                                   // how many claims have begun
 	full   bool                                  // the latest claim took as many jobs as it was allowed: there are more
+	brief  bool                                  // it did not, and looked back briefly
 
 	looked, lookedWhole, rescanned pass
 }
@@ -113,6 +117,10 @@ const (
 	// overlap is how far before the position claims look back.
 	overlap = 5 * time.Second
 
+	// briefly is how far a claim looks back that may not look back further yet. That may go on for so long.
+	briefly      = 250 * time.Millisecond
+	briefLongest = time.Second
+
 	// lowestEvery: one in so many claims begins with the lowest priority, so that this does not starve.
 	lowestEvery = 8
 
@@ -123,14 +131,18 @@ const (
 type look int
 
 const (
-	lookOnward look = iota // from the position, except in a priority that is caught up
+	lookOnward look = iota // from the position, except in a priority that is caught up, which is looked at as by lookRecent
+	lookBrief              // from shortly before the position
 	lookRecent             // from the recent jobs
 	lookWhole              // from the start of the whole overlap
 )
 
 // begin returns where a claim that begins now starts in each priority, in the order in which it searches them.
 func (c *cursor) begin(now time.Time) (from []position, how look) {
-	if !c.full || now.Sub(c.looked.ended) > c.looked.rest(100*time.Millisecond) {
+	if !c.full {
+		how = lookBrief
+	}
+	if !now.Before(c.nextLook()) {
 		how = lookRecent
 		if now.Sub(c.rescanned.ended) > 2*rescanEvery && now.Sub(c.lookedWhole.ended) > c.lookedWhole.rest(time.Second) {
 			how = lookWhole
@@ -143,6 +155,15 @@ func (c *cursor) begin(now time.Time) (from []position, how look) {
 	return from, how
 }
 
+// nextLook is when a claim looks back again.
+func (c *cursor) nextLook() time.Time {
+	rest := min(4*(c.looked.took-c.looked.waited), briefLongest)
+	if c.full {
+		rest = c.looked.rest(100 * time.Millisecond)
+	}
+	return c.looked.ended.Add(rest)
+}
+
 // from returns where a claim starts in each priority, highest first.
 func (c *cursor) from(how look) []position {
 	from := make([]position, len(c.places))
@@ -153,7 +174,11 @@ func (c *cursor) from(how look) []position {
 			continue
 		}
 		if p.id = 0; p.runAt.After(beginning) {
-			p.runAt = p.runAt.Add(-overlap)
+			back := overlap
+			if how == lookBrief {
+				back = briefly
+			}
+			p.runAt = p.runAt.Add(-back)
 			if start := at.recent.start(); how != lookWhole && start.After(p.runAt) {
 				p.runAt = start
 			}
@@ -165,6 +190,7 @@ func (c *cursor) from(how look) []position {
 // claimed records what a claim returned that ran from began to ended, and waited for its turn in that time.
 func (c *cursor) claimed(ask *claim, how look, began, ended time.Time, waited time.Duration) {
 	c.full = len(ask.leases) == ask.limit
+	c.brief = how == lookBrief && !c.full
 	if how >= lookRecent {
 		c.looked = pass{ended, ended.Sub(began), waited}
 	}
@@ -224,6 +250,7 @@ func (c *cursor) notAfter(now time.Time) {
 		if at := &c.places[i]; at.runAt.Sub(now) > time.Second {
 			at.runAt, at.id = now, 0
 			at.recent = recentJobs{}
+			c.looked = pass{}
 		}
 	}
 }

@@ -77,6 +77,8 @@ func TestTrap_ALookGoesBackOverTheRecentJobsAndNowAndThenOverTheWholeOverlap(t *
 	}
 	require.Equal(t, position{PriorityNormal, cursorAt(10*window - 1).Add(-overlap), 0}, start(&c, PriorityNormal, lookWhole))
 	require.Equal(t, position{PriorityHigh, cursorAt(20 * window).Add(-overlap), 0}, start(&c, PriorityHigh, lookRecent), "another priority, empty")
+	require.Equal(t, position{PriorityHigh, cursorAt(20 * window).Add(-briefly), 0}, start(&c, PriorityHigh, lookBrief))
+	require.Equal(t, start(&c, PriorityNormal, lookRecent), start(&c, PriorityNormal, lookBrief), "very many were claimed meanwhile")
 
 	// Among other jobs, late ones arrive. The next look begins no later than with the first of them, until they are long
 	// past.
@@ -152,8 +154,16 @@ func TestCursor_WhenAClaimLooksBack(t *testing.T) {
 	_, how := c.begin(now)
 	require.Equal(t, lookWhole, how, "the first one")
 	ends(how, 40*time.Millisecond, false)
+
+	// Without a backlog, the interval is four times what a look takes, and in between claims look back briefly.
+	for range 3 {
+		_, how = c.begin(now)
+		require.Equal(t, lookBrief, how, "the whole overlap was just looked at")
+		ends(how, 50*time.Millisecond, false)
+	}
+	now = now.Add(11 * time.Millisecond)
 	_, how = c.begin(now)
-	require.Equal(t, lookRecent, how, "keeping up, and the whole overlap was just looked at")
+	require.Equal(t, lookRecent, how, "and so is 50 times what that took")
 	ends(how, 10*time.Millisecond, true)
 
 	// With a backlog, the interval is 50 times what a look takes.
