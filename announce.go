@@ -8,7 +8,7 @@ import (
 
 // announcement is what the claimer knows of its row in waiters, by which producers know for which queues this run waits. A
 // notification uses up the queue's part of it: the feed is then asked at short intervals until it is announced anew. If many
-// others wait, it is asked no more than once: the next job wakes one of these, and a claim would take it away from that one.
+// others wait, it is not asked: the next job wakes one of these, and a claim would take it away from that one.
 type announcement struct {
 	wanted    bool          // producers do not know of a feed that is idle, or that one is busy
 	written   time.Time     // when the row was last written, or that was tried
@@ -114,8 +114,7 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 		switch {
 		case f.cursor.full:
 			full = append(full, f.queue)
-		case f.paused || f.due || now.Sub(f.found) < quietBefore && !a.backed || now.Before(f.more),
-			f.cursor.brief && !f.again.IsZero(): // a claim that looks back comes first
+		case f.paused || f.due || now.Sub(f.found) < quietBefore && !a.backed || now.Before(f.more):
 			busy = append(busy, f.queue)
 		default:
 			waiting, heard = append(waiting, f), append(heard, f.heard)
@@ -189,8 +188,8 @@ func (c *claimer) announced(ctx context.Context, feeds []*feed, heard []int, era
 			f.announced, f.again = now, time.Time{}
 			f.follows = !a.backed || !f.more.IsZero()
 			switch {
-			case !a.backed: // otherwise there was always somebody to wake
-				c.lookSoon(f, now) // a job may have been committed just before the announcement
+			case !a.backed || f.cursor.brief: // otherwise there was always somebody to wake, and the latest claim looked back
+				c.lookSoon(f, now) // a job may have been committed just before the announcement, or late
 			case !f.more.IsZero(): // but for jobs that were left to this run, and whose commit was slow
 				c.lookSoon(f, now.Add(lookEnough))
 			}

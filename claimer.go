@@ -361,15 +361,17 @@ func (c *claimer) ask(f *feed, n, several int, now time.Time) (*claim, look) {
 func (c *claimer) sendClaims(ctx context.Context, kinds []string, asks []*claim) error {
 	unbroken, cancel := outlast(ctx, c.w.lease+turnPatience)
 	defer cancel()
-	if err := c.maySend(unbroken, kinds, asks); err != nil {
-		return err
-	}
-	err := c.q.claimJobs(unbroken, c.db, c.w.lease, c.id, kinds, asks)
-	if first := asks[0]; first.turn != nil && (errors.Is(err, errNoTurn) || notInTurn(err)) {
+	for {
+		if err := c.maySend(unbroken, kinds, asks); err != nil {
+			return err
+		}
+		err := c.q.claimJobs(unbroken, c.db, c.w.lease, c.id, kinds, asks)
+		first := asks[0]
+		if first.turn == nil || !errors.Is(err, errNoTurn) && !notInTurn(err) {
+			return err
+		}
 		first.turn, first.outOfTurn = nil, !errors.Is(err, errNoTurn)
-		return c.sendClaims(ctx, kinds, asks)
 	}
-	return err
 }
 
 // claimed records how a claim ended for these feeds. It returns false if it failed.
@@ -500,12 +502,9 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 	case f.due: // a notification came in between
 	case f.cursor.brief && (len(ask.leases) == 0 || !c.announcement.lively && !ended.Before(f.more)):
 		// A job may have been committed late. What told of it may not tell again.
-		f.again = f.cursor.nextLook()
-		if quiet < quietBefore && !announced && !c.announcement.backed {
-			look := f.again
-			if f.claimSoon(ended); look.Before(f.again) {
-				f.again = look
-			}
+		f.claimSoon(ended)
+		if look := f.cursor.nextLook(); look.Before(f.again) {
+			f.again = later(look, ended)
 		}
 		c.activate(f)
 	case c.announcement.lively: // the next look is soon

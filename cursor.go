@@ -20,8 +20,8 @@ import (
 //     back begins at the start of the overlap. While there is a backlog (the latest claim took as many jobs as it was
 //     allowed), claims look back at intervals of at least 50 times what that costs, but each does in a priority that is
 //     caught up (a claim came to its end). In a queue without a backlog the interval is four times what it costs, and the
-//     claims in between look back briefly, for a second at most: most jobs are committed soon. After a brief claim that found
-//     nothing, and before the queue is announced as idle, there is one that looks back.
+//     claims in between look back briefly, for a second at most: most jobs are committed soon. A brief claim that found
+//     nothing is followed by one that looks back, or by a look.
 //   - While an old snapshot is held, looking back steps over every job that was done in the overlap. So it goes no further
 //     back than the recent jobs. The whole overlap is searched at intervals of a second or of 50 times what that costs,
 //     unless this worker has just rescanned everything.

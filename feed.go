@@ -8,8 +8,8 @@ import (
 //
 // A feed is active while something is to be done for it soon; otherwise it is idle, and costs nothing but its part of the
 // next look. The claimer claims from an active feed when it is due, and again at the time in again. A feed that has
-// announced itself goes idle when a claim that looked back found it empty, because a notification will come. Any other one
-// is asked again after a few short pauses first, because jobs rarely come one at a time.
+// announced itself goes idle at once when it is empty, because a notification will come. Any other one is asked again
+// after a few short pauses first, because jobs rarely come one at a time.
 type feed struct {
 	queue      string
 	slots      *slots

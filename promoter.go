@@ -387,7 +387,7 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 	if full {
 		p.rescan = began.Add(min(max(promoteRescan, 20*time.Since(began)), promoteLate))
 	}
-	if did.families {
+	if did.families && ctx.Err() == nil {
 		n, err := p.q.lookAtFamilies(ctx, p.db)
 		did.calls += n
 		return did, err

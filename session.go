@@ -521,20 +521,21 @@ func (q *Queue) quickly(ctx context.Context, db quick, by way, statement string,
 	return q.send(ctx, conn, by, statement, args, read)
 }
 
-// free acquires the spare connection or one of those for outcomes, whichever is free first. It does not wait for one of them
-// for longer than patience before it asks for the other: somebody's lock or the network may block the statements on either.
+// free acquires the spare connection or one of those for outcomes, whichever is free first. It waits for one of them for
+// no longer than patience at first before it asks for the other: somebody's lock or the network may block those on either.
 func (o *ownConns) free(ctx context.Context, patience time.Duration) (*pgxpool.Conn, error) {
 	this, next := o.spare, o.outcomes
 	if stat := this.Stat(); stat.AcquiredConns()+stat.ConstructingConns() > 0 {
 		this, next = next, this
 	}
-	for ; ; this, next = next, this {
-		soon, cancel := context.WithTimeout(ctx, patience)
+	for n := 0; ; n++ {
+		soon, cancel := context.WithTimeout(ctx, patience<<min(n/2, 10)) // the application may have slow hooks
 		conn, err := this.Acquire(soon)
 		late := soon.Err() != nil
 		cancel()
 		if err == nil || !late || ctx.Err() != nil {
 			return conn, err
 		}
+		this, next = next, this
 	}
 }

@@ -237,10 +237,11 @@ func (w *Worker) tuneQueues(size int) error {
 //
 // If all handlers return when their context ends, Run returns when they have returned and their outcomes are stored; it
 // tries to store them for as long as a lease. If some do not return, Run returns at most ShutdownTimeout, which counts as 5 s
-// at least, and 20 seconds after the end of ctx: 5 s for cancelled handlers to return, 5 s for outcomes, 5 s to withdraw what it announced, and 5 s
-// to close its own connections. Then Run gives up. It does not know whether the database has stored the last outcomes that
-// it sent; jobs whose outcome is not stored run again when their leases have run out. If the database does not answer, Run
-// can take a lease longer, because of a claim that is under way.
+// at least, and 20 seconds after the end of ctx: 5 s for cancelled handlers to return, 5 s for outcomes, 5 s to withdraw what
+// it announced, and 5 s to close its own connections. Then Run gives up. It does not know whether the database has stored the
+// last outcomes that it sent; jobs whose outcome is not stored run again when their leases have run out. If the database does
+// not answer, or somebody has locked a table, Run can take a lease longer, or 30 s if that is more, because of a statement
+// that is under way.
 //
 // Once Run has started, it does not return because the database is lost: it continues when the database is back. A pool that
 // is closed never comes back: if a transactional handler needs it, Run stops as if ctx had ended, and returns an error.
@@ -285,8 +286,8 @@ func (w *Worker) run(ctx context.Context, limit int) error {
 	return errors.Join(failed, left)
 }
 
-// outlast returns a context for what should not end in its midst because ctx ends, the run's: it lasts for limit, and after the
-// end of ctx for as long as a handler has.
+// outlast returns a context for what should not end in its midst because ctx ends: it lasts for limit, and after the end of ctx
+// for as long as a cancelled handler has.
 func outlast(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	unbroken, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	stop := context.AfterFunc(ctx, func() {
