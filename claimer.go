@@ -500,10 +500,10 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 	case full:
 		c.isDue(f)
 	case f.due: // a notification came in between
-	case f.cursor.brief && (len(ask.leases) == 0 || !c.announcement.lively && !ended.Before(f.more)):
+	case f.cursor.brief && (len(ask.leases) == 0 || !c.announcement.lively && !c.announcement.backed && !ended.Before(f.more)):
 		// A job may have been committed late. What told of it may not tell again.
 		f.claimSoon(ended)
-		if look := f.cursor.nextLook(); look.Before(f.again) {
+		if look := f.cursor.nextLook(); c.announcement.backed || look.Before(f.again) {
 			f.again = later(look, ended)
 		}
 		c.activate(f)
