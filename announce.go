@@ -188,8 +188,8 @@ func (c *claimer) announced(ctx context.Context, feeds []*feed, heard []int, era
 			f.announced, f.again = now, time.Time{}
 			f.follows = !a.backed || !f.more.IsZero()
 			switch {
-			case !a.backed || f.cursor.brief: // otherwise there was always somebody to wake, and the latest claim looked back
-				c.lookSoon(f, now) // a job may have been committed just before the announcement, or late
+			case !a.backed: // otherwise there was always somebody to wake
+				c.lookSoon(f, now) // a job may have been committed just before the announcement
 			case !f.more.IsZero(): // but for jobs that were left to this run, and whose commit was slow
 				c.lookSoon(f, now.Add(lookEnough))
 			}

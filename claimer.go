@@ -496,14 +496,18 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 		}
 		f.found, f.pause, quiet = ended, soonAgain, 0
 	}
+	// A job may have been committed late, and what told of it may not tell again.
+	late := f.cursor.brief && (len(ask.leases) == 0 || !c.announcement.lively && !ended.Before(f.more))
+	if late && c.announcement.backed && len(ask.leases) == 0 {
+		c.lookSoon(f, later(f.cursor.nextLook(), ended)) // a claim might take what others have been woken for
+	}
 	switch {
 	case full:
 		c.isDue(f)
 	case f.due: // a notification came in between
-	case f.cursor.brief && (len(ask.leases) == 0 || !c.announcement.lively && !c.announcement.backed && !ended.Before(f.more)):
-		// A job may have been committed late. What told of it may not tell again.
+	case late && !c.announcement.backed:
 		f.claimSoon(ended)
-		if look := f.cursor.nextLook(); c.announcement.backed || look.Before(f.again) {
+		if look := f.cursor.nextLook(); look.Before(f.again) {
 			f.again = later(look, ended)
 		}
 		c.activate(f)
