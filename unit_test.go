@@ -180,7 +180,24 @@ func TestCursor_WhenAClaimLooksBack(t *testing.T) {
 	_, how = c.begin(now)
 	require.Equal(t, lookRecent, how, "a rescan saw it all")
 
+	// What it waited for its turn is no cost, and no cost puts off the next look for more than a second.
+	next := func(took, waited time.Duration) time.Duration {
+		c.claimed(&claim{from: fromStart(), limit: 1, now: now}, lookRecent, now.Add(-took), now, waited)
+		return c.nextLook().Sub(now)
+	}
+	require.Equal(t, 40*time.Millisecond, next(60*time.Millisecond, 50*time.Millisecond))
+	require.Equal(t, time.Second, next(time.Minute, 0))
+
+	// The clock was set back: a brief claim would begin after what is due.
+	for i := range c.places {
+		c.places[i].runAt = now.Add(time.Minute)
+	}
+	ends(lookBrief, time.Millisecond, false)
+	_, how = c.begin(now)
+	require.GreaterOrEqual(t, how, lookRecent)
+
 	// Every eighth claim begins with the lowest priority.
+	c.claims = 0
 	var lowest []int
 	for n := range 16 {
 		if from, _ := c.begin(now); from[0].priority == PriorityLow {
@@ -214,6 +231,68 @@ func TestCursor_WhatAWaitForATurnCosts(t *testing.T) {
 	} {
 		require.Equal(t, test.rest, pass{took: test.took, waited: test.waited}.rest(100*time.Millisecond), name)
 	}
+}
+
+// A brief claim that found nothing is followed by a claim soon, whether the queue is announced or not, and where many others wait by
+// a look at the time when a claim looks back. One that looked back is not.
+func TestClaimer_LooksBackAfterABriefClaimThatFoundNothing(t *testing.T) {
+	t.Parallel()
+	w, err := NewWorker(benchQueue(t), WorkerConfig{}, (&Kind[int]{Name: "k"}).Handle(func(context.Context, *Lease, int) error { return nil }))
+	require.NoError(t, err)
+	for name, set := range map[string]func(*claimer, *feed){
+		"announced": func(_ *claimer, f *feed) { f.announced = time.Now() },
+		"not":       func(*claimer, *feed) {},
+		"lively":    func(c *claimer, _ *feed) { c.announcement.lively = true },
+		"backed":    func(c *claimer, _ *feed) { c.announcement.backed = true },
+	} {
+		c := newClaimer(w, 1, quick{}, nil)
+		c.listener = &listener{q: w.q}
+		c.listener.confirmed.Store(true)
+		f, now := c.byName[DefaultQueue], time.Now()
+		claimed := func(how look) {
+			f.again, f.lookAt, c.looks.soon, f.found = time.Time{}, time.Time{}, nil, now.Add(-time.Hour)
+			c.took(f, &claim{from: fromStart(), limit: 1, now: now}, how, now.Add(-100*time.Millisecond), now)
+		}
+		set(c, f)
+		claimed(lookWhole)
+		require.True(t, f.again.IsZero() || name == "not" && f.announced.IsZero(), name)
+		require.False(t, f.lookAt.After(now), name)
+		f.pause = 0
+		for range 10 { // in the end each pause is as long as they get
+			claimed(lookBrief)
+			if name == "backed" {
+				require.True(t, f.again.IsZero(), "that would take what others were woken for")
+				require.Equal(t, f.cursor.nextLook(), f.lookAt)
+				continue
+			}
+			require.True(t, f.again.After(now), name)
+			require.False(t, f.again.After(now.Add(quietBefore)), name)
+		}
+	}
+}
+
+// What outlasts the shutdown does not end with it at once, and does not go on until its own time is up.
+func TestOutlast(t *testing.T) {
+	t.Parallel()
+	run, shutDown := context.WithCancel(t.Context())
+	ctx, cancel := outlast(run, time.Hour)
+	defer cancel()
+	shutDown()
+	select {
+	case <-ctx.Done():
+		t.Fatal("it ended with the run")
+	case <-time.After(50 * time.Millisecond):
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(5 * time.Minute):
+		t.Fatal("it goes on")
+	}
+
+	ctx, cancel = outlast(context.Background(), time.Millisecond)
+	defer cancel()
+	<-ctx.Done()
+	require.ErrorIs(t, ctx.Err(), context.DeadlineExceeded)
 }
 
 // A promoter that relies on being woken must be woken for a job of each queue.
