@@ -470,6 +470,7 @@ func (l *Lease) read(rows pgx.Rows, now time.Time, n *int64, cut *bool, before .
 		var slotted bool
 		if l.Lane, l.Limit, slotted = splitPath(l.Lane); slotted {
 			l.slot = l.began.Add(l.RunAt.Sub(now))
+			l.q.far.saw(l.began)
 		}
 	}
 	l.cancelled, l.identity = cancelled != nil, l.CreatedAt.UnixMicro()

@@ -59,7 +59,7 @@ type claimer struct {
 	// heard are the queues that have jobs, by name, and whether the listener was told so. "" stands for the beginning of
 	// notifications, and a name after lookMore for that notification. Anybody may add to it.
 	heard map[string]bool
-	// slotted are jobs in quarantine that wait for their slots (limit.go), the next one at nextSlot or later. Anybody may
+	// slotted are jobs in quarantine that wait for their slots (rate.go), the next one at nextSlot or later. Anybody may
 	// add to it.
 	slotted  []slottedJob
 	nextSlot time.Time

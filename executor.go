@@ -306,7 +306,9 @@ func (x *executor) runTx(tasks []*task, h *Handler) {
 				return
 			}
 			for _, t := range tasks {
-				x.runTx([]*task{t}, h)
+				if x.mayRunAlone(t, false) {
+					x.runTx([]*task{t}, h)
+				}
 			}
 			return
 		}
@@ -333,9 +335,10 @@ func (x *executor) runTx(tasks []*task, h *Handler) {
 			}
 			x.tasks.mu.Unlock()
 			for _, t := range tasks {
-				if x.stopping.Load() && x.base.Err() != nil {
+				switch {
+				case x.stopping.Load() && x.base.Err() != nil:
 					x.end(t, outcome{lease: t.lease, state: StateWaiting})
-				} else {
+				case x.mayRunAlone(t, true):
 					x.runTx([]*task{t}, h)
 				}
 			}

@@ -230,7 +230,7 @@ select l.lane, '{}', l.n
  where l.n = 0
    and exists (select from onceq.job_waits w
                 where w.lane >= l.lane and w.run_at < statement_timestamp() - $1::bigint * interval '1 microsecond'
-                  and (w.lane = l.lane or l.lane like '%/' and w.lane < left(l.lane, -1) || '0')) -- which comes after the slash
+                  and (w.lane = l.lane or ` + isFamilyLine("l.lane") + ` and w.lane < left(l.lane, -1) || '0')) -- which comes after the slash
  order by 1
  limit 20`
 

@@ -4,14 +4,9 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"log/slog"
 	"math"
-	"slices"
 	"strings"
 	"time"
-
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // A limit holds for jobs of any lanes and kinds, without an order: how many are live at once, how many start in a time, or
@@ -207,7 +202,7 @@ with limits as (
 		return errNoDB
 	}
 	slot := -1
-	if !strings.HasSuffix(line, "/") {
+	if !isFamily(line) {
 		if err := q.queryRow(ctx, db, `select `+laneSlot("$1::text"), []any{line}, &slot); err != nil {
 			return err
 		}
@@ -232,6 +227,14 @@ func familyOf(line string) string {
 	return `left(` + line + `, strpos(substr(` + line + `, 2), '/') + 1)`
 }
 
+// isFamilyLine is a condition for such a name. A lane whose own name ends in a slash, as an address does, has two of them.
+func isFamilyLine(line string) string { return line + ` = ` + familyOf(line) }
+
+// isFamily is the same for a name that is known.
+func isFamily(line string) bool {
+	return len(line) > 1 && strings.IndexByte(line[1:], '/') == len(line)-2
+}
+
 // limitRow is for a lateral join: the row of lane_limits that holds for a line.
 func limitRow(line, columns string) string {
 	return `(select ` + columns + `
@@ -239,225 +242,4 @@ func limitRow(line, columns string) string {
                 where s.lane = any (array[` + line + `, ` + familyOf(line) + `]) and s.n is not null
                 order by s.lane desc
                 limit 1)`
-}
-
-// rates computes how many jobs of the limits in room may be admitted, and their slots, by the generic cell rate algorithm.
-// All is in microseconds from now: gap is the time between two slots, and debt how far free_at is ahead of now. kept is the
-// part of the burst that is for late starts; all of it is there for the first ones if nothing has started for a while
-// (rested). What is not claimed yet (ready) counts against what may be admitted ahead of time.
-var rates = `
-rate as materialized (
-  select x.lane, x.gap, x.burst, x.kept, greatest(x.debt, 0) as debt, x.debt <= -` + sqlSlotLate + ` as rested,
-         least(case when x.debt <= -` + sqlSlotLate + ` then greatest(x.burst, floor(` + sqlSlotAhead + ` / x.gap + x.burst - x.kept))
-                    else greatest(0, floor((` + sqlSlotAhead + ` - greatest(x.debt, 0)) / x.gap + x.burst - x.kept)) end,
-               greatest(0, greatest(x.burst, ceil(` + sqlSlotAhead + ` / x.gap)) - x.ready))::bigint as n
-    from (select r.lane, s.gap, s.burst, ready.n as ready, least(s.burst - 1, ceil(` + sqlSlotLate + ` / s.gap)) as kept,
-                 coalesce(extract(epoch from c.free_at - statement_timestamp())::float8 * 1000000 * s.gap / c.gap, '-infinity') as debt
-            from (select lane from room where lane like '/%' and n > 0 offset 0) r
-           cross join lateral ` + limitRow("r.lane", `per::float8 / rate as gap, burst`) + ` s
-           cross join lateral (
-                 select count(*) as n
-                   from onceq.lane_places p
-                  cross join lateral (select leased_until from onceq.jobs where id = p.id offset 0) j
-                  where p.lane = r.lane and j.leased_until is null) ready
-            left join lateral (select * from onceq.limit_rates where lane = r.lane offset 0) c on true
-           where s.gap is not null) x
-)`
-
-// slotOf is the i-th slot, from 0, of a row of rate.
-const slotOf = `statement_timestamp() + case when t.rested and t.i < t.burst then 0
-       else greatest(0, ceil(t.debt + (t.i + 1 - (t.burst - t.kept)) * t.gap)) end * interval '1 microsecond'`
-
-// reslotJobs gives new slots to leased jobs of one limit, of which each missed its own. It must follow lockLine in the same
-// transaction. One that would have to wait takes the slot of another job, which nobody has claimed and whose time has just
-// come, and that one gets the new slot: the handlers are slower than the rate, so it would miss its own. A job in quarantine
-// keeps its slot, which a claimer knows (claimer.suspended). It returns the ids of
-// the jobs that may start at once, of those that have another's slot and may start too, and the microseconds since the
-// transaction began. The others wait for their slots, as if they had not been claimed: their ids, and for how many microseconds.
-var reslotJobs = `
-with u as materialized (
-  select * from unnest($2::bigint[], $3::int[], $4::bigint[]) with ordinality as u(id, claims, holder, n)
-),
-mine as materialized (
-  select j.id, u.n - 1 as i
-    from u cross join lateral (select id from onceq.jobs where id = u.id and claims = u.claims and holder = u.holder for no key update) j
-),
-rate as materialized (
-  select s.gap, s.burst, least(s.burst - 1, ceil(` + sqlSlotLate + ` / s.gap)) as kept,
-         greatest(0, coalesce(extract(epoch from c.free_at - statement_timestamp())::float8 * 1000000 * s.gap / c.gap, 0)) as debt
-    from ` + limitRow("$1::text", `per::float8 / rate as gap, burst`) + ` s
-    left join lateral (select * from onceq.limit_rates where lane = $1::text offset 0) c on true
-   where s.gap is not null
-),
-paid as (
-  insert into onceq.limit_rates (lane, free_at, gap)
-  select $1::text, statement_timestamp() + ceil(debt + gap * (select count(*) from mine)) * interval '1 microsecond', gap
-    from rate
-  on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap
-),
-slot as materialized (
-  select m.id, coalesce((select greatest(0, ceil(debt + (m.i + 1 - (burst - kept)) * gap)) from rate), 0) as ahead from mine m
-),
-present as materialized (
-  select j.id, row_number() over (order by j.id) as n
-    from (select j.id
-            from onceq.lane_places p
-           cross join lateral (
-                 select id from onceq.jobs
-                  where id = p.id and leased_until is null and lost = 0 and run_at <= statement_timestamp()
-                    and run_at > statement_timestamp() - ` + sqlSlotLate + ` / 2 * interval '1 microsecond' and right(lane, 2) = ` + sqlSep + ` || '` + slotMark + `'
-                    for update skip locked) j
-           where p.lane = $1::text
-           limit (select count(*) from slot where ahead > 0)) j
-),
-change as materialized (
-  select s.id, s.ahead, p.id as other
-    from (select id, ahead, row_number() over (order by ahead, id) as n from slot where ahead > 0) s
-    left join present p on p.n = s.n
-),
-later as (
-  update onceq.jobs j set run_at = statement_timestamp() + c.ahead * interval '1 microsecond', leased_until = null, holder = null
-    from (select coalesce(other, id) as id, ahead from change) c where j.id = any (array[c.id])
-  returning 1
-)
-select array(select id from slot where ahead = 0), array(select id from change where other is not null),
-       (extract(epoch from statement_timestamp() - transaction_timestamp()) * 1000000)::bigint,
-       array(select id from change where other is null order by id), array(select ahead::bigint from change where other is null order by id)`
-
-// lockLine locks the row that a line belongs to, as promoters do.
-var lockLine = `select slot from onceq.lane_locks where slot = ` + laneSlot("$1::text") + ` for update`
-
-// slotted reports whether the job must start at its slot.
-func (l *Lease) slotted() bool { return !l.slot.IsZero() }
-
-// tooLate reports whether the job's slot is too long ago for it to start.
-func (l *Lease) tooLate() bool { return l.slotted() && time.Since(l.slot) > slotLate }
-
-// reslot gets new slots for leases that start too late, and returns those that may start at once, and those that were given
-// back until their slots. Each limit is one message, so that the line is not locked while this process is slow.
-func (q *Queue) reslot(ctx context.Context, db *pgxpool.Pool, leases []*Lease) (now, later []*Lease, err error) {
-	byLimit := make(map[string][]*Lease)
-	for _, l := range leases {
-		byLimit[l.Limit] = append(byLimit[l.Limit], l)
-	}
-	for limit, leases := range byLimit {
-		slices.SortFunc(leases, func(a, b *Lease) int { return cmp.Compare(a.ID, b.ID) })
-		ids, claims, holders := guards(leases)
-		var start, taken, back, ahead []int64
-		var waited int64 // microseconds from when the message arrived to the slots
-		began := time.Now()
-		batch := &pgx.Batch{}
-		batch.Queue(beginOwn)
-		batch.Queue(guardPlans + `, ` + noLimits)
-		batch.Queue(q.sql(lockLine), "/"+limit)
-		batch.Queue(q.sql(reslotJobs), "/"+limit, ids, claims, holders).Query(row(&start, &taken, &waited, &back, &ahead))
-		batch.Queue("commit")
-		if err := db.SendBatch(ctx, batch).Close(); err != nil {
-			return now, later, fmt.Errorf("onceq: a new slot: %w", q.told(err))
-		}
-		for _, l := range leases {
-			switch at := began.Add(time.Duration(waited) * time.Microsecond); {
-			case slices.Contains(start, l.ID):
-				l.slot = at
-			case slices.Contains(taken, l.ID):
-				l.slot = at.Add(-slotLate / 2) // at the earliest
-			default:
-				if i, ok := slices.BinarySearch(back, l.ID); ok {
-					l.slot = time.Now().Add(time.Duration(ahead[i]) * time.Microsecond) // at the latest
-				}
-				later = append(later, l)
-				continue
-			}
-			now = append(now, l)
-		}
-	}
-	return now, later, nil
-}
-
-// onlyOnTime returns those of the leases that Claim may return: it gives back those that missed their slots, and start later.
-func (q *Queue) onlyOnTime(ctx context.Context, leases []*Lease) ([]*Lease, error) {
-	var late []*Lease
-	for _, l := range leases {
-		if l.tooLate() {
-			late = append(late, l)
-		}
-	}
-	if len(late) == 0 {
-		return leases, nil
-	}
-	_, later, err := q.reslot(ctx, q.pool, late)
-	if err != nil {
-		return nil, err
-	}
-	return slices.DeleteFunc(leases, func(l *Lease) bool { return slices.Contains(later, l) }), nil
-}
-
-// renew gets new slots for the tasks that missed theirs while they waited for a handler, for all of them in one round trip: if
-// each asked when its turn came, the others would miss theirs meanwhile. Those that may start now wait in front of all
-// others. The rest is given back.
-func (x *executor) renew(s *slots) {
-	for units := s.takeLate(); len(units) > 0; units = s.takeLate() {
-		x.begin(s, s.put(x.renewed(s, units), true))
-		if x.stopping.Load() {
-			for _, u := range s.takeAll() {
-				x.giveBack(u.tasks())
-			}
-		}
-	}
-}
-
-// renewed returns those of the units that may start now.
-func (x *executor) renewed(s *slots, units []unit) (ready []unit) {
-	var late []*Lease
-	for _, u := range units {
-		for _, t := range u.tasks() {
-			if t.lease.tooLate() {
-				late = append(late, t.lease)
-			}
-		}
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(x.base), x.lease)
-	defer cancel()
-	_, later, err := x.q.reslot(ctx, x.db, late)
-	if err != nil {
-		x.q.log.Warn("onceq: jobs that missed their slots got no new ones, and are given back", slog.Int("jobs", len(late)), slog.Any("error", err))
-	}
-	waits := make(map[*Lease]bool, len(later))
-	for _, l := range later {
-		waits[l] = true
-	}
-	for _, u := range units {
-		var stay, leave []*task
-		for _, t := range u.tasks() {
-			switch {
-			case waits[t.lease]:
-				x.tasks.mu.Lock()
-				x.tasks.forget(t.lease)
-				x.tasks.mu.Unlock()
-				if t.quarantined() && !t.lease.tooLate() {
-					x.suspended(t.lease)
-				}
-			case err != nil && t.lease.tooLate():
-				x.end(t, outcome{lease: t.lease, state: StateWaiting})
-			default:
-				stay = append(stay, t)
-				continue
-			}
-			leave = append(leave, t)
-		}
-		if len(leave) > 0 {
-			x.left(s, leave)
-		}
-		switch {
-		case len(stay) == 0:
-		case u.one != nil:
-			ready = append(ready, u)
-		default:
-			ready = append(ready, unit{many: stay})
-		}
-	}
-	if len(later) > 0 {
-		x.woken(s.queue)
-	}
-	return ready
 }

@@ -25,7 +25,8 @@ const (
 	promoteIdle   = time.Minute            // how often a worker looks none of whose kinds has lanes
 	promoteAgain  = 100 * time.Millisecond // how soon a lane is looked at again whose next job is locked
 
-	sqlPromoteSoon = `20000` // microseconds: how soon a limit is looked at again whose rate or whose unclaimed jobs leave no room
+	sqlPromoteSoon = `20000`   // microseconds: how soon a limit is looked at again whose rate or whose unclaimed jobs leave no room
+	sqlPromoteFull = `2000000` // the longest until that, if nobody claims the jobs
 )
 
 // promoter lets jobs into lanes that have room. Any number of workers may have one; only its loop's goroutine, or that of
@@ -297,28 +298,21 @@ head as materialized (
     from (select lane, n from room where n > 0 and lane not like '/%' offset 0) r` + laneHead + `
 ),
 ` + rates + `,
-share as materialized (
-  select r.lane, r.n as room, least(r.n, coalesce(t.n, r.n)) as n
-    from room r left join lateral (select n from rate where lane = r.lane offset 0) t on true
-   where r.n > 0 and r.lane like '/%'
-),
 turn as materialized (
-  select w.*, r.lane
-    from (select lane, n from share where n > 0 offset 0) r` + limitHead + `
+  select w.*, r.lane, r.gap, r.burst, r.kept, r.debt, r.rested
+    from (select * from rate where n > 0 offset 0) r` + limitHead + `
 ),
 ours as materialized (
   select h.id, h.lane, null::timestamptz as slot, w.path is not null as goes_on from head h cross join lateral (
          select path from onceq.job_waits where id = h.id for update skip locked) w
   union all
   select t.id, t.lane, case when t.gap is not null then ` + slotOf + ` end, false
-    from (select w.id, w.lane, row_number() over (partition by w.lane order by w.priority, w.run_at, w.id) - 1 as i, r.gap, r.burst, r.kept, r.debt, r.rested
-            from turn w left join lateral (select * from rate where lane = w.lane offset 0) r on true) t
+    from (select *, row_number() over (partition by lane order by priority, run_at, id) - 1 as i from turn) t
 ),
 paid as (
   insert into onceq.limit_rates (lane, free_at, gap)
-  select r.lane, statement_timestamp() + ceil(r.debt + t.n * r.gap) * interval '1 microsecond', r.gap
-    from rate r cross join lateral (select count(*) as n from turn where lane = r.lane) t
-   where t.n > 0
+  select lane, statement_timestamp() + ceil(max(debt) + count(*) * max(gap)) * interval '1 microsecond', max(gap)
+    from turn where gap is not null group by lane
   on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap
 ),` + admitLines + `,
 again as (
@@ -331,14 +325,18 @@ again as (
 later as (
   insert into onceq.lane_calls (slot, due, lane)
   select ` + laneSlot("l.lane") + `, l.due, l.lane
-    from (select s.lane, statement_timestamp() + case when t.n = 1000 then 0 when r.n is null or t.n < r.n then $4::bigint
-                         when r.rested and t.n < r.burst then ` + sqlPromoteSoon + `
-                         else greatest(` + sqlPromoteSoon + `, r.debt + (t.n + 1 - (r.burst - r.kept)) * r.gap - ` + sqlSlotAhead + ` / 2) end * interval '1 microsecond' as due
-            from share s
-           cross join lateral (select count(*) as n from turn where lane = s.lane) t
-            left join lateral (select * from rate where lane = s.lane offset 0) r on true
-           where (t.n < s.room or t.n = 1000)
-             and t.n < (select count(*) from (select from onceq.job_waits where lane = s.lane and run_at <= statement_timestamp() limit t.n + 1) w)) l
+    from (select t.lane, statement_timestamp() + case when t.taken = 1000 then 0 when t.gap is null or t.taken < t.n then $4::bigint
+                         when t."full" then least(` + sqlPromoteFull + `, greatest(` + sqlPromoteSoon + `, t.ready * t.gap / 2, t.idle / 2))
+                         when t.rested and t.taken < t.burst then ` + sqlPromoteSoon + `
+                         else greatest(` + sqlPromoteSoon + `, t.debt + (t.taken + 1 - (t.burst - t.kept)) * t.gap - ` + sqlSlotAhead + ` / 2) end * interval '1 microsecond' as due
+            from (select lane, max(room) as room, max(n) as n, max(gap) as gap, max(burst) as burst, max(kept) as kept, max(ready) as ready,
+                         max(debt) as debt, max(idle) as idle, bool_or(rested) as rested, bool_or("full") as "full", count(id) as taken
+                    from (select lane, room, n, gap, burst, kept, ready, debt, idle, rested, "full", null::bigint as id from rate
+                          union all
+                          select lane, null, null, null, null, null, null, null, null, null, null, id from turn) u
+                   group by lane) t
+           where (t.taken < t.room or t.taken = 1000)
+             and t.taken < (select count(*) from (select from onceq.job_waits where lane = t.lane and run_at <= statement_timestamp() limit t.taken + 1) w)) l
    where not exists (select from onceq.lane_calls c
                       where c.slot = ` + laneSlot("l.lane") + ` and c.due > statement_timestamp() and c.due <= l.due and c.lane = l.lane offset 0)
 ),
@@ -476,7 +474,7 @@ with recursive heard as (
   returning lane
 ),
 family as materialized (
-  select distinct lane as first, (left(lane, -1) || '0') collate "C" as last from heard where lane like '%/'
+  select distinct lane as first, (left(lane, -1) || '0') collate "C" as last from heard where ` + isFamilyLine("lane") + `
   union all
   select '', null where exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane = '')
 ),
@@ -494,13 +492,13 @@ calls as (
   returning 1
 ),
 low as materialized (
-  select l.lane, coalesce(l.n, case when l.lane like '%/' then 1 else ` + limitOf("l.lane") + ` end) as n
+  select l.lane, coalesce(l.n, case when ` + isFamilyLine("l.lane") + ` then 1 else ` + limitOf("l.lane") + ` end) as n
     from (select lane, n from onceq.lane_limits where lowered order by lane for update skip locked) l
 ),
 reached as materialized (
   select low.lane
     from low
-   where case when low.lane like '%/'
+   where case when ` + isFamilyLine("low.lane") + `
               then not exists (select from onceq.lane_places p
                                 where p.lane > low.lane and p.lane < left(low.lane, -1) || '0' and ` + isLive + `
                                   and not exists (select from onceq.lane_limits o where o.lane = p.lane and o.n is not null)

@@ -84,6 +84,7 @@ type Queue struct {
 
 	connections connections // of the pool that handlers' transactions hold
 	late        sync.Map    // token → lateHandler: handlers that do not return
+	far         distance    // of the database, for the slots of rates
 
 	quiet sync.Map // queue → *atomic.Int64: until when Enqueue does not ask who waits, as time since the start of the process
 }

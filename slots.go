@@ -26,7 +26,7 @@ type slots struct {
 
 	mu      sync.Mutex // guards what follows
 	waiting []unit     // what was claimed and waits for a slot
-	late    []unit     // what waited too long for the rate of a limit, and needs a new time (limit.go)
+	late    []unit     // what waited too long for the rate of a limit, and needs a new time (rate.go)
 	asking  bool       // a goroutine asks for new times
 	running int        // goroutines, one for each slot that is in use
 

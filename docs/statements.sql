@@ -3068,7 +3068,7 @@ select l.lane, '{}', l.n
  where l.n = 0
    and exists (select from onceq.job_waits w
                 where w.lane >= l.lane and w.run_at < statement_timestamp() - $1::bigint * interval '1 microsecond'
-                  and (w.lane = l.lane or l.lane like '%/' and w.lane < left(l.lane, -1) || '0')) -- which comes after the slash
+                  and (w.lane = l.lane or l.lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1) and w.lane < left(l.lane, -1) || '0')) -- which comes after the slash
  order by 1
  limit 20;
 
@@ -3779,68 +3779,6 @@ update onceq.jobs j set leased_until = greatest(leased_until, statement_timestam
   from free where j.id = any (array[free.id])
 returning true;
 
--- limit.go: lockLine
-select slot from onceq.lane_locks where slot = ('x' || left(md5($1::text), 1))::bit(4)::int::smallint for update;
-
--- limit.go: reslot
-select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
-       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
-
--- limit.go: reslotJobs
-with u as materialized (
-  select * from unnest($2::bigint[], $3::int[], $4::bigint[]) with ordinality as u(id, claims, holder, n)
-),
-mine as materialized (
-  select j.id, u.n - 1 as i
-    from u cross join lateral (select id from onceq.jobs where id = u.id and claims = u.claims and holder = u.holder for no key update) j
-),
-rate as materialized (
-  select s.gap, s.burst, least(s.burst - 1, ceil(100000.0 / s.gap)) as kept,
-         greatest(0, coalesce(extract(epoch from c.free_at - statement_timestamp())::float8 * 1000000 * s.gap / c.gap, 0)) as debt
-    from (select per::float8 / rate as gap, burst
-                 from onceq.lane_limits s
-                where s.lane = any (array[$1::text, left($1::text, strpos(substr($1::text, 2), '/') + 1)]) and s.n is not null
-                order by s.lane desc
-                limit 1) s
-    left join lateral (select * from onceq.limit_rates where lane = $1::text offset 0) c on true
-   where s.gap is not null
-),
-paid as (
-  insert into onceq.limit_rates (lane, free_at, gap)
-  select $1::text, statement_timestamp() + ceil(debt + gap * (select count(*) from mine)) * interval '1 microsecond', gap
-    from rate
-  on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap
-),
-slot as materialized (
-  select m.id, coalesce((select greatest(0, ceil(debt + (m.i + 1 - (burst - kept)) * gap)) from rate), 0) as ahead from mine m
-),
-present as materialized (
-  select j.id, row_number() over (order by j.id) as n
-    from (select j.id
-            from onceq.lane_places p
-           cross join lateral (
-                 select id from onceq.jobs
-                  where id = p.id and leased_until is null and lost = 0 and run_at <= statement_timestamp()
-                    and run_at > statement_timestamp() - 100000.0 / 2 * interval '1 microsecond' and right(lane, 2) = E'\x1f' || '@'
-                    for update skip locked) j
-           where p.lane = $1::text
-           limit (select count(*) from slot where ahead > 0)) j
-),
-change as materialized (
-  select s.id, s.ahead, p.id as other
-    from (select id, ahead, row_number() over (order by ahead, id) as n from slot where ahead > 0) s
-    left join present p on p.n = s.n
-),
-later as (
-  update onceq.jobs j set run_at = statement_timestamp() + c.ahead * interval '1 microsecond', leased_until = null, holder = null
-    from (select coalesce(other, id) as id, ahead from change) c where j.id = any (array[c.id])
-  returning 1
-)
-select array(select id from slot where ahead = 0), array(select id from change where other is not null),
-       (extract(epoch from statement_timestamp() - transaction_timestamp()) * 1000000)::bigint,
-       array(select id from change where other is null order by id), array(select ahead::bigint from change where other is null order by id);
-
 -- limit.go: setLine slot
 select ('x' || left(md5($1::text), 1))::bit(4)::int::smallint;
 
@@ -4146,7 +4084,7 @@ with recursive heard as (
   returning lane
 ),
 family as materialized (
-  select distinct lane as first, (left(lane, -1) || '0') collate "C" as last from heard where lane like '%/'
+  select distinct lane as first, (left(lane, -1) || '0') collate "C" as last from heard where lane = left(lane, strpos(substr(lane, 2), '/') + 1)
   union all
   select '', null where exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane = '')
 ),
@@ -4164,14 +4102,14 @@ calls as (
   returning 1
 ),
 low as materialized (
-  select l.lane, coalesce(l.n, case when l.lane like '%/' then 1 else coalesce((select n from onceq.lane_limits where lane = l.lane),
+  select l.lane, coalesce(l.n, case when l.lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1) then 1 else coalesce((select n from onceq.lane_limits where lane = l.lane),
                  (select n from onceq.lane_limits where lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1)), 1) end) as n
     from (select lane, n from onceq.lane_limits where lowered order by lane for update skip locked) l
 ),
 reached as materialized (
   select low.lane
     from low
-   where case when low.lane like '%/'
+   where case when low.lane = left(low.lane, strpos(substr(low.lane, 2), '/') + 1)
               then not exists (select from onceq.lane_places p
                                 where p.lane > low.lane and p.lane < left(low.lane, -1) || '0' and (exists (select from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f'))) offset 0)
                   or exists (select from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f') offset 0))
@@ -4287,34 +4225,34 @@ head as materialized (
 ),
 
 rate as materialized (
-  select x.lane, x.gap, x.burst, x.kept, greatest(x.debt, 0) as debt, x.debt <= -100000.0 as rested,
-         least(case when x.debt <= -100000.0 then greatest(x.burst, floor(500000.0 / x.gap + x.burst - x.kept))
-                    else greatest(0, floor((500000.0 - greatest(x.debt, 0)) / x.gap + x.burst - x.kept)) end,
-               greatest(0, greatest(x.burst, ceil(500000.0 / x.gap)) - x.ready))::bigint as n
-    from (select r.lane, s.gap, s.burst, ready.n as ready, least(s.burst - 1, ceil(100000.0 / s.gap)) as kept,
-                 coalesce(extract(epoch from c.free_at - statement_timestamp())::float8 * 1000000 * s.gap / c.gap, '-infinity') as debt
-            from (select lane from room where lane like '/%' and n > 0 offset 0) r
-           cross join lateral (select per::float8 / rate as gap, burst
+  select z.*, z.ready >= z.ahead as "full",
+         least(z.room, case when z.gap is null then z.room
+                            when z.rested then least(greatest(z.burst, floor(500000.0 / z.gap + z.burst - z.kept)), greatest(0, z.ahead - z.ready))
+                            else least(greatest(0, floor((500000.0 - z.debt) / z.gap + z.burst - z.kept)), greatest(0, z.ahead - z.ready)) end)::bigint as n
+    from (select y.lane, y.room, y.gap, y.burst, y.kept, y.ready, greatest(y.debt, 0) as debt, y.debt <= -100000.0 as rested,
+                 case when y.debt > '-infinity' then greatest(-y.debt, 0) else 0 end as idle,
+                 greatest(y.burst, ceil(500000.0 / y.gap)) as ahead
+            from (select x.*, case when x.gap is null or x.was is null then '-infinity'
+                            when x.gap = x.was then x.owed
+                            else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000.0)) end as debt
+                    from (select r.lane, r.n as room, s.gap, s.burst, ready.n as ready, least(s.burst - 1, ceil(100000.0 / s.gap)) as kept, c.gap as was,
+                                 extract(epoch from c.free_at - statement_timestamp())::float8 * 1000000 as owed
+                            from (select lane, n from room where lane like '/%' and n > 0 offset 0) r
+                            left join lateral (select per::float8 / rate as gap, burst
                  from onceq.lane_limits s
                 where s.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and s.n is not null
                 order by s.lane desc
-                limit 1) s
-           cross join lateral (
-                 select count(*) as n
-                   from onceq.lane_places p
-                  cross join lateral (select leased_until from onceq.jobs where id = p.id offset 0) j
-                  where p.lane = r.lane and j.leased_until is null) ready
-            left join lateral (select * from onceq.limit_rates where lane = r.lane offset 0) c on true
-           where s.gap is not null) x
-),
-share as materialized (
-  select r.lane, r.n as room, least(r.n, coalesce(t.n, r.n)) as n
-    from room r left join lateral (select n from rate where lane = r.lane offset 0) t on true
-   where r.n > 0 and r.lane like '/%'
+                limit 1) s on true
+                           cross join lateral (
+                                 select count(*) as n
+                                   from onceq.lane_places p
+                                  cross join lateral (select leased_until from onceq.jobs where id = p.id offset 0) j
+                                  where p.lane = r.lane and j.leased_until is null and s.gap is not null) ready
+                            left join lateral (select * from onceq.limit_rates where lane = r.lane offset 0) c on true) x) y) z
 ),
 turn as materialized (
-  select w.*, r.lane
-    from (select lane, n from share where n > 0 offset 0) r
+  select w.*, r.lane, r.gap, r.burst, r.kept, r.debt, r.rested
+    from (select * from rate where n > 0 offset 0) r
    cross join lateral (
          select w.*
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
@@ -4332,14 +4270,12 @@ ours as materialized (
   union all
   select t.id, t.lane, case when t.gap is not null then statement_timestamp() + case when t.rested and t.i < t.burst then 0
        else greatest(0, ceil(t.debt + (t.i + 1 - (t.burst - t.kept)) * t.gap)) end * interval '1 microsecond' end, false
-    from (select w.id, w.lane, row_number() over (partition by w.lane order by w.priority, w.run_at, w.id) - 1 as i, r.gap, r.burst, r.kept, r.debt, r.rested
-            from turn w left join lateral (select * from rate where lane = w.lane offset 0) r on true) t
+    from (select *, row_number() over (partition by lane order by priority, run_at, id) - 1 as i from turn) t
 ),
 paid as (
   insert into onceq.limit_rates (lane, free_at, gap)
-  select r.lane, statement_timestamp() + ceil(r.debt + t.n * r.gap) * interval '1 microsecond', r.gap
-    from rate r cross join lateral (select count(*) as n from turn where lane = r.lane) t
-   where t.n > 0
+  select lane, statement_timestamp() + ceil(max(debt) + count(*) * max(gap)) * interval '1 microsecond', max(gap)
+    from turn where gap is not null group by lane
   on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap
 ),
 passed as (
@@ -4376,14 +4312,18 @@ again as (
 later as (
   insert into onceq.lane_calls (slot, due, lane)
   select ('x' || left(md5(l.lane), 1))::bit(4)::int::smallint, l.due, l.lane
-    from (select s.lane, statement_timestamp() + case when t.n = 1000 then 0 when r.n is null or t.n < r.n then $4::bigint
-                         when r.rested and t.n < r.burst then 20000
-                         else greatest(20000, r.debt + (t.n + 1 - (r.burst - r.kept)) * r.gap - 500000.0 / 2) end * interval '1 microsecond' as due
-            from share s
-           cross join lateral (select count(*) as n from turn where lane = s.lane) t
-            left join lateral (select * from rate where lane = s.lane offset 0) r on true
-           where (t.n < s.room or t.n = 1000)
-             and t.n < (select count(*) from (select from onceq.job_waits where lane = s.lane and run_at <= statement_timestamp() limit t.n + 1) w)) l
+    from (select t.lane, statement_timestamp() + case when t.taken = 1000 then 0 when t.gap is null or t.taken < t.n then $4::bigint
+                         when t."full" then least(2000000, greatest(20000, t.ready * t.gap / 2, t.idle / 2))
+                         when t.rested and t.taken < t.burst then 20000
+                         else greatest(20000, t.debt + (t.taken + 1 - (t.burst - t.kept)) * t.gap - 500000.0 / 2) end * interval '1 microsecond' as due
+            from (select lane, max(room) as room, max(n) as n, max(gap) as gap, max(burst) as burst, max(kept) as kept, max(ready) as ready,
+                         max(debt) as debt, max(idle) as idle, bool_or(rested) as rested, bool_or("full") as "full", count(id) as taken
+                    from (select lane, room, n, gap, burst, kept, ready, debt, idle, rested, "full", null::bigint as id from rate
+                          union all
+                          select lane, null, null, null, null, null, null, null, null, null, null, id from turn) u
+                   group by lane) t
+           where (t.taken < t.room or t.taken = 1000)
+             and t.taken < (select count(*) from (select from onceq.job_waits where lane = t.lane and run_at <= statement_timestamp() limit t.taken + 1) w)) l
    where not exists (select from onceq.lane_calls c
                       where c.slot = ('x' || left(md5(l.lane), 1))::bit(4)::int::smallint and c.due > statement_timestamp() and c.due <= l.due and c.lane = l.lane offset 0)
 ),
@@ -4433,6 +4373,70 @@ update onceq.meta set installation = $1::uuid returning null;
 
 -- queue.go: identify.read
 select installation::text, current_setting('citus.version', true) is not null from onceq.meta;
+
+-- rate.go: lockLine
+select slot from onceq.lane_locks where slot = ('x' || left(md5($1::text), 1))::bit(4)::int::smallint for update;
+
+-- rate.go: reslot
+select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
+       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
+
+-- rate.go: reslotJobs
+with u as materialized (
+  select * from unnest($2::bigint[], $3::int[], $4::bigint[]) with ordinality as u(id, claims, holder, n)
+),
+mine as materialized (
+  select j.id, u.n - 1 as i
+    from u cross join lateral (select id from onceq.jobs where id = u.id and claims = u.claims and holder = u.holder for no key update) j
+),
+rate as materialized (
+  select x.gap, x.burst, x.kept, greatest(0, case when x.gap is null or x.was is null then '-infinity'
+                            when x.gap = x.was then x.owed
+                            else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000.0)) end) as debt
+    from (select s.gap, s.burst, least(s.burst - 1, ceil(100000.0 / s.gap)) as kept, c.gap as was, extract(epoch from c.free_at - statement_timestamp())::float8 * 1000000 as owed
+            from (select per::float8 / rate as gap, burst
+                 from onceq.lane_limits s
+                where s.lane = any (array[$1::text, left($1::text, strpos(substr($1::text, 2), '/') + 1)]) and s.n is not null
+                order by s.lane desc
+                limit 1) s
+            left join lateral (select * from onceq.limit_rates where lane = $1::text offset 0) c on true
+           where s.gap is not null) x
+),
+paid as (
+  insert into onceq.limit_rates (lane, free_at, gap)
+  select $1::text, statement_timestamp() + ceil(debt + gap * (select count(*) from mine)) * interval '1 microsecond', gap
+    from rate
+  on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap
+),
+slot as materialized (
+  select m.id, coalesce((select greatest(0, ceil(debt + (m.i + 1 - (burst - kept)) * gap)) from rate), 0) as ahead from mine m
+),
+present as materialized (
+  select j.id, row_number() over (order by j.id) as n
+    from (select j.id
+            from onceq.lane_places p
+           cross join lateral (
+                 select id from onceq.jobs
+                  where id = p.id and leased_until is null and lost = 0 and run_at <= statement_timestamp()
+                    and run_at > statement_timestamp() - 100000.0 / 2 * interval '1 microsecond' and right(lane, 2) = E'\x1f' || '@'
+                    for update skip locked) j
+           where p.lane = $1::text
+           limit (select count(*) from slot where ahead > 0)) j
+),
+change as materialized (
+  select s.id, s.ahead, p.id as other
+    from (select id, ahead, row_number() over (order by ahead, id) as n from slot where ahead > 0) s
+    left join present p on p.n = s.n
+),
+later as (
+  update onceq.jobs j set run_at = statement_timestamp() + c.ahead * interval '1 microsecond', leased_until = null, holder = null
+    from (select coalesce(other, id) as id, ahead from change) c where j.id = any (array[c.id])
+  returning 1
+)
+select array(select id from slot where ahead = 0), array(select id from change where other is not null),
+       (extract(epoch from statement_timestamp() - transaction_timestamp()) * 1000000)::bigint,
+       array(select id from change where other is null order by id), array(select ahead::bigint from change where other is null order by id);
 
 -- reaper.go: readFenceTable
 select pg_relation_size('onceq.job_fences'::regclass) / current_setting('block_size')::bigint,

@@ -8,7 +8,7 @@
 # The binaries are those of ONCEQ_TEST_CITUS, if it is set; else this machine's (scripts/postgres.sh), if they have Citus.
 # Otherwise Citus is built from SOURCE, or from ONCEQ_CITUS_SOURCE: a folder with its source, of a version that supports
 # this machine's Postgres (13.2 does for Postgres 15 to 17). That takes about five minutes, make, a C compiler, and the headers
-# of the server: on Debian postgresql-server-dev-15 and libkrb5-dev. It goes, with a copy of the server, into the user's cache
+# of the server: on Debian postgresql-server-dev-15, libkrb5-dev and libzstd-dev. It goes, with a copy of the server, into the user's cache
 # directory. Nothing is installed.
 #
 # The cluster listens on 127.0.0.1 alone, asks for no password, and loses data if the machine crashes. Its ports are
@@ -44,7 +44,7 @@ find_bin() {
 		[ -f "$source/configure" ] || { say "Citus is not on this machine: name a folder with its source, see the top of $0"; exit 1; }
 		source=$(cd "$source" && pwd)
 		[ -f "$("$config" --includedir-server)/postgres.h" ] ||
-			{ say "the server's headers are missing; on Debian: apt-get install postgresql-server-dev-15 libkrb5-dev"; exit 1; }
+			{ say "the server's headers are missing; on Debian: apt-get install postgresql-server-dev-15 libkrb5-dev libzstd-dev"; exit 1; }
 		say "building Citus from $source into $copy"
 		mkdir -p "$cache"
 		chmod a+x "$cache"

@@ -462,15 +462,18 @@ func TestLane_WaitingJobsAreKnownEverywhere(t *testing.T) {
 func TestLane_LimitsChange(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
-	for _, name := range []string{"1", ""} {
-		t.Run("name "+name, func(t *testing.T) {
+	const address = "https://shop.example/" // a name like this one is no family's
+	for _, c := range []struct{ lane, name string }{{"1", "1"}, {"1", ""}, {address, address}} {
+		t.Run("lane "+c.lane+", name "+c.name, func(t *testing.T) {
 			t.Parallel()
+			charges := charges
+			charges.Lane = func(charge) string { return c.lane }
 			db := queuetest.New(t)
 			q := db.Queue
 			set := func(n int) {
 				t.Helper()
-				require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "charge", name, n))
-				got, err := q.LaneLimit(ctx, db.Pool, "charge", "1")
+				require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "charge", c.name, n))
+				got, err := q.LaneLimit(ctx, db.Pool, "charge", c.lane)
 				require.NoError(t, err)
 				require.Equal(t, n, got)
 			}

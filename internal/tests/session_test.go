@@ -103,15 +103,13 @@ func TestBeats_ABlockedStatementOfTheWorkerDoesNotBlockThem(t *testing.T) {
 	until(t, db, noJobs)
 }
 
-// A connection whose other end has vanished without a word does not keep the session from being opened again.
-func TestSession_OpensAgainBesideAConnectionThatIsDead(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t)
+// through gives a database over a way on which forward has each piece of what is sent passed on, or not. The connections are
+// counted from 1 on, in made.
+func through(t testing.TB, db *queuetest.DB, name string, made *atomic.Int64, forward func(n int64, pass func())) *queuetest.DB {
 	to := db.Pool.Config().ConnConfig
 	proxy, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = proxy.Close() })
-	var made, dead atomic.Int64 // connections that were made, and the last one that is dead
 	go func() {
 		for {
 			client, err := proxy.Accept()
@@ -133,9 +131,7 @@ func TestSession_OpensAgainBesideAConnectionThatIsDead(t *testing.T) {
 					if err != nil {
 						return
 					}
-					if n > dead.Load() {
-						_, _ = to.Write(b[:size])
-					}
+					forward(n, func() { _, _ = to.Write(b[:size]) })
 				}
 			}
 			go pass(client, server)
@@ -146,14 +142,27 @@ func TestSession_OpensAgainBesideAConnectionThatIsDead(t *testing.T) {
 	addr := proxy.Addr().(*net.TCPAddr)
 	cfg.ConnConfig.Host, cfg.ConnConfig.Port, cfg.ConnConfig.Fallbacks = "127.0.0.1", uint16(addr.Port), nil
 	cfg.ConnConfig.TLSConfig = nil
-	name := "dead " + db.Pool.Config().ConnConfig.Database
 	cfg.ConnConfig.RuntimeParams["application_name"] = name
 	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
 	behind := *db
 	behind.Pool = pool
-	start(t, &behind, onceq.WorkerConfig{PollInterval: time.Hour}, handle(func(context.Context, *onceq.Lease) error { return nil }))
+	return &behind
+}
+
+// A connection whose other end has vanished without a word does not keep the session from being opened again.
+func TestSession_OpensAgainBesideAConnectionThatIsDead(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	var made, dead atomic.Int64 // connections that were made, and the last one that is dead
+	name := "dead " + db.Pool.Config().ConnConfig.Database
+	behind := through(t, db, name, &made, func(n int64, pass func()) {
+		if n > dead.Load() {
+			pass()
+		}
+	})
+	start(t, behind, onceq.WorkerConfig{PollInterval: time.Hour}, handle(func(context.Context, *onceq.Lease) error { return nil }))
 	const waits = `exists (select from onceq.waiters where idle_until > statement_timestamp() and round > $1)`
 	until(t, db, waits, 0)
 	time.Sleep(2 * time.Second) // after a second a pool asks an idle connection whether it is alive

@@ -1,0 +1,327 @@
+package tests
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// starts records when handlers start, and looks whether more of them did in some window than a burst and a rate allow.
+type starts struct {
+	sync.Mutex
+	at []time.Time
+}
+
+func (s *starts) add() int {
+	s.Lock()
+	defer s.Unlock()
+	s.at = append(s.at, time.Now())
+	return len(s.at)
+}
+
+func (s *starts) within(t testing.TB, burst int, gap time.Duration) {
+	t.Helper()
+	s.Lock()
+	defer s.Unlock()
+	slices.SortFunc(s.at, time.Time.Compare)
+	var most time.Duration // the largest of i*gap - at[i] so far
+	for i, at := range s.at {
+		since := at.Sub(s.at[0])
+		most = max(most, since-time.Duration(i)*gap)
+		// Since some start k, i-k+1 jobs started in since(i)-since(k).
+		if need := time.Duration(i+1-burst)*gap - since + most; need > 0 {
+			t.Fatalf("start %d of %d comes %s too soon: more than %d and one in %s", i, len(s.at), need, burst, gap)
+		}
+	}
+}
+
+// A rate holds for the starts of handlers over several workers, and is reached.
+func TestLimit_Rate(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := context.Background()
+	setLimit(t, db, "provider", onceq.Limit{Rate: 200})
+	const jobs = 400
+	var all []onceq.Job
+	for n := range jobs {
+		all = append(all, limitedInLane.Job(charge{n, n}))
+	}
+	s := &starts{}
+	done := make(chan int, jobs)
+	for range 3 {
+		start(t, db, onceq.WorkerConfig{}, limitedInLane.Handle(func(context.Context, *onceq.Lease, charge) error {
+			done <- s.add()
+			return nil
+		}))
+	}
+	_, err := db.Queue.EnqueueMany(ctx, db.Pool, all)
+	require.NoError(t, err)
+	for range jobs {
+		receive(t, done)
+	}
+	s.within(t, 21, 5*time.Millisecond)
+	took := s.at[jobs-1].Sub(s.at[0])
+	t.Logf("%d in %s", jobs, took)
+	require.NoError(t, db.Check())
+}
+
+// After an outage the jobs that had their slots before it do not start at once: those that missed them get others.
+func TestLimit_NoBurstAfterAnOutage(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := context.Background()
+	setLimit(t, db, "provider", onceq.Limit{Rate: 100, Burst: 20})
+	const jobs = 60
+	for n := range jobs {
+		laneEnqueue(t, db.Queue, db.Pool, limitedAlone.Job(charge{n, n}))
+	}
+	left := jobs
+	for _, l := range laneClaim(t, db.Queue, 1) { // which lets the others in
+		require.NoError(t, l.Complete(ctx, nil))
+		left--
+	}
+	require.Greater(t, repairCount(t, db, `select count(*) from onceq.jobs`), 20)
+	_, err := db.Pool.Exec(ctx, `with j as (update onceq.jobs set run_at = run_at - interval '10 minutes') update onceq.limit_rates set free_at = free_at - interval '10 minutes'`)
+	require.NoError(t, err)
+	s := &starts{}
+	done := make(chan int, jobs)
+	for range 2 {
+		start(t, db, onceq.WorkerConfig{}, limitedAlone.Handle(func(context.Context, *onceq.Lease, charge) error {
+			done <- s.add()
+			return nil
+		}))
+	}
+	for range left {
+		receive(t, done)
+	}
+	s.within(t, 20, 10*time.Millisecond)
+	require.NoError(t, db.Check())
+}
+
+// Jobs that a dead process held have missed their slots, and start one at a time. Each gets one new slot and starts in it: a
+// rescan comes once a second, so a job for which it has to come again misses that slot too, and with each one that it misses
+// there is one start less.
+func TestLimit_LostLeasesComeBackAtTheRate(t *testing.T) {
+	t.Parallel()
+	const jobs = 12
+	claims := int64(0)
+	for range 3 { // a slow machine misses slots, too
+		if claims = comeBackAtTheRate(t, jobs); claims <= 5*jobs {
+			return
+		}
+	}
+	t.Errorf("%d jobs were claimed %d times before they ran", jobs, claims)
+}
+
+// comeBackAtTheRate has a worker run jobs of lost leases, three a second. It returns how often they were claimed in all.
+func comeBackAtTheRate(t *testing.T, jobs int) (sum int64) {
+	db := queuetest.New(t)
+	setLimit(t, db, "provider", onceq.Limit{AtOnce: jobs})
+	for n := range jobs {
+		laneEnqueue(t, db.Queue, db.Pool, limitedAlone.Job(charge{n, n}))
+	}
+	require.Len(t, laneClaim(t, db.Queue, jobs), jobs)
+	setLimit(t, db, "provider", onceq.Limit{Rate: 10, Per: 3 * time.Second})
+	_, err := db.Pool.Exec(t.Context(), `update onceq.jobs set leased_until = statement_timestamp(), lane = lane || E'\x1f@'`)
+	require.NoError(t, err)
+	s := &starts{}
+	claims := make(chan int64, jobs)
+	w := start(t, db, onceq.WorkerConfig{}, limitedAlone.Handle(func(_ context.Context, l *onceq.Lease, _ charge) error {
+		s.add()
+		claims <- l.Token & (1<<20 - 1)
+		return nil
+	}))
+	for range jobs {
+		sum += receive(t, claims)
+	}
+	require.NoError(t, w.stop())
+	s.within(t, 2, 300*time.Millisecond)
+	t.Logf("%d claims, %s", sum, s.at[jobs-1].Sub(s.at[0]))
+	require.NoError(t, db.Check())
+	return sum
+}
+
+// asked is how many jobs at most asked for new slots in one message.
+type asked struct{ most atomic.Int64 }
+
+func (*asked) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+func (*asked) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+func (*asked) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	return ctx
+}
+func (a *asked) TraceBatchQuery(_ context.Context, _ *pgx.Conn, data pgx.TraceBatchQueryData) {
+	if strings.Contains(data.SQL, "limit_rates") && len(data.Args) == 4 {
+		if ids, ok := data.Args[1].([]int64); ok {
+			a.most.Store(max(a.most.Load(), int64(len(ids))))
+		}
+	}
+}
+func (*asked) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
+
+// Jobs that missed their slots ask for new ones together: if each asked in its turn, the others would miss theirs meanwhile.
+func TestLimit_MissedSlotsAreRenewedTogether(t *testing.T) {
+	t.Parallel()
+	a := new(asked)
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = a }))
+	ctx := context.Background()
+	setLimit(t, db, "provider", onceq.Limit{Rate: 100, Burst: 20})
+	const jobs = 30
+	for n := range jobs {
+		laneEnqueue(t, db.Queue, db.Pool, limitedAlone.Job(charge{n, n}))
+	}
+	for _, l := range laneClaim(t, db.Queue, 1) { // which lets the others in
+		require.NoError(t, l.Complete(ctx, nil))
+	}
+	missed := repairCount(t, db, `select count(*) from onceq.jobs`)
+	require.Greater(t, missed, 10)
+	_, err := db.Pool.Exec(ctx, `update onceq.jobs set run_at = run_at - interval '10 minutes'`)
+	require.NoError(t, err)
+	done := make(chan int64, jobs)
+	start(t, db, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: jobs}}},
+		limitedAlone.Handle(func(_ context.Context, l *onceq.Lease, _ charge) error {
+			done <- l.ID
+			return nil
+		}))
+	for range jobs - 1 {
+		receive(t, done)
+	}
+	require.GreaterOrEqual(t, int(a.most.Load()), missed)
+}
+
+// The jobs of a batch that failed run again, each by itself. The rate counts these starts, too.
+func TestLimit_RateOfABatchThatFails(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := context.Background()
+	setLimit(t, db, "provider", onceq.Limit{Rate: 20, Burst: 5})
+	const jobs = 10
+	s := &starts{}
+	done := make(chan int64, jobs)
+	start(t, db, onceq.WorkerConfig{}, limitedAlone.HandleBatch(5, func(_ context.Context, _ pgx.Tx, items []onceq.Item[charge]) error {
+		for range items {
+			s.add()
+		}
+		if len(items) > 1 {
+			return errors.New("one of them is at fault")
+		}
+		done <- items[0].Lease.ID
+		return nil
+	}))
+	var all []onceq.Job
+	for n := range jobs {
+		all = append(all, limitedAlone.Job(charge{n, n}))
+	}
+	_, err := db.Queue.EnqueueMany(ctx, db.Pool, all)
+	require.NoError(t, err)
+	for range jobs {
+		receive(t, done)
+	}
+	s.within(t, 5, 50*time.Millisecond)
+	require.Greater(t, len(s.at), jobs)
+	until(t, db, noJobs)
+	require.NoError(t, db.Check())
+}
+
+// Where each round trip takes longer than a job may be late, jobs start all the same, and not faster than the rate.
+func TestLimit_RateOfADatabaseThatIsFar(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	const each = 75 * time.Millisecond
+	setLimit(t, db, "provider", onceq.Limit{Rate: 10})
+	var made atomic.Int64
+	far := through(t, db, "far "+db.Pool.Config().ConnConfig.Database, &made, func(_ int64, pass func()) {
+		time.Sleep(each)
+		pass()
+	})
+	const jobs = 12
+	for n := range jobs {
+		laneEnqueue(t, db.Queue, db.Pool, limitedAlone.Job(charge{n, n}))
+	}
+	s := &starts{}
+	done := make(chan int64, jobs)
+	start(t, far, onceq.WorkerConfig{}, limitedAlone.Handle(func(_ context.Context, l *onceq.Lease, _ charge) error {
+		s.add()
+		done <- l.ID
+		return nil
+	}))
+	for range jobs {
+		receive(t, done)
+	}
+	s.within(t, 2+3, 100*time.Millisecond) // three more for a round trip and what it varies by
+	until(t, db, noJobs)
+	require.NoError(t, db.Check())
+}
+
+// Jobs that nobody claims, because their kind is paused, are not looked at again and again. When it is resumed they start at
+// the rate.
+func TestLimit_APausedRateIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := context.Background()
+	setLimit(t, db, "provider", onceq.Limit{Rate: 100})
+	require.NoError(t, db.Queue.PauseKind(ctx, db.Pool, limitedAlone.Name, ""))
+	const jobs = 120
+	var all []onceq.Job
+	for n := range jobs {
+		all = append(all, limitedAlone.Job(charge{n, n}))
+	}
+	s := &starts{}
+	done := make(chan int, jobs)
+	start(t, db, onceq.WorkerConfig{}, limitedAlone.Handle(func(context.Context, *onceq.Lease, charge) error {
+		done <- s.add()
+		return nil
+	}))
+	_, err := db.Queue.EnqueueMany(ctx, db.Pool, all)
+	require.NoError(t, err)
+	until(t, db, `exists (select from onceq.lane_calls where lane = '/provider' and due > statement_timestamp() + interval '1 second')`)
+	require.Less(t, repairCount(t, db, `select count(*) from onceq.jobs`), jobs)
+	_, err = db.Queue.ResumeKind(ctx, db.Pool, limitedAlone.Name)
+	require.NoError(t, err)
+	for range jobs {
+		receive(t, done)
+	}
+	s.within(t, 11, 10*time.Millisecond)
+	require.NoError(t, db.Check())
+}
+
+// After a rate was lowered, the jobs that had their slots start, and the next ones soon after them: they do not wait until as
+// many slots have passed at the new rate.
+func TestLimit_RateIsLowered(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := context.Background()
+	setLimit(t, db, "provider", onceq.Limit{Rate: 1000})
+	var all []onceq.Job
+	for n := range 1000 {
+		all = append(all, limitedAlone.Job(charge{n, n}))
+	}
+	_, err := db.Queue.EnqueueMany(ctx, db.Pool, all)
+	require.NoError(t, err)
+	count := func() int { return repairCount(t, db, `select count(*) from onceq.jobs`) }
+	eventually(t, "half a second's jobs have slots", func() bool { laneClaim(t, db.Queue, 1); return count() >= 500 })
+	setLimit(t, db, "provider", onceq.Limit{Rate: 10})
+	const far = `exists (select from onceq.lane_calls where lane = '/provider' and due > statement_timestamp() + interval '10 seconds')`
+	eventually(t, "a slot at the new rate", func() bool {
+		for _, l := range laneClaim(t, db.Queue, 1000) {
+			require.NoError(t, l.Complete(ctx, nil))
+		}
+		require.False(t, sqlOne[bool](t, db, "select "+far))
+		return sqlOne[bool](t, db, `select gap > 50000 from onceq.limit_rates`)
+	})
+	require.True(t, sqlOne[bool](t, db, `select free_at < statement_timestamp() + interval '5 seconds' from onceq.limit_rates`))
+	require.Greater(t, repairCount(t, db, `select count(*) from onceq.job_waits`), 400)
+}
