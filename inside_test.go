@@ -778,27 +778,7 @@ func TestStatements_WorkGrowsWithTheLanesAndNotWithTheirSquare(t *testing.T) {
 			}
 			_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
 			require.NoError(t, err)
-			rows := func(statement string, args ...any) (n float64) {
-				var raw string
-				require.NoError(t, pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
-					if _, err := tx.Exec(ctx, onceq.GuardPlans); err != nil {
-						return err
-					}
-					if _, err := tx.Exec(ctx, onceq.LockCalls, time.Time{}); err != nil {
-						return err
-					}
-					return tx.QueryRow(ctx, "explain (analyze, timing off, format json) "+statement, args...).Scan(&raw)
-				}))
-				var plan any
-				require.NoError(t, json.Unmarshal([]byte(raw), &plan))
-				eachNode(plan, func(node map[string]any) {
-					if node["Node Type"] == "CTE Scan" {
-						removed, _ := node["Rows Removed by Filter"].(float64)
-						n += (node["Actual Rows"].(float64) + removed) * node["Actual Loops"].(float64)
-					}
-				})
-				return n
-			}
+			rows := func(statement string, args ...any) float64 { return rowsOfParts(t, db, statement, args...) }
 			require.Less(t, rows(onceq.HotStatements["promote"], time.Time{}, lanes, 0, 100_000), float64(lanes*lanes/2))
 			leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{Limit: lanes})
 			require.NoError(t, err)
@@ -819,6 +799,51 @@ select array_agg(id order by id), array_agg(claims order by id), array_agg(holde
 			require.Len(t, leases, lanes)
 		})
 	}
+}
+
+// TestStatements_WorkGrowsWithTheRatesAndNotWithTheirSquare lets jobs of many limits with rates in, in one statement.
+func TestStatements_WorkGrowsWithTheRatesAndNotWithTheirSquare(t *testing.T) {
+	t.Parallel()
+	const limits = 300
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	ctx := t.Context()
+	require.NoError(t, db.Queue.SetLimit(ctx, db.Pool, "each/", onceq.Limit{Rate: 10, Burst: 2}))
+	kind := onceq.Kind[int]{Name: "k", Limit: func(n int) string { return fmt.Sprint("each/", n%limits) }}
+	jobs := make([]onceq.Job, 3*limits)
+	for i := range jobs {
+		jobs[i] = kind.Job(i)
+	}
+	_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
+	require.NoError(t, err)
+	require.Less(t, rowsOfParts(t, db, onceq.HotStatements["promote"], time.Time{}, limits, 0, 100_000), float64(limits*limits/2))
+	leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{Limit: 3 * limits})
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, len(leases), limits) // by now some may have missed their slots
+}
+
+// rowsOfParts is how many rows a statement reads from its own parts, after the one that locks lanes.
+func rowsOfParts(t *testing.T, db *queuetest.DB, statement string, args ...any) (n float64) {
+	t.Helper()
+	ctx := t.Context()
+	var raw string
+	require.NoError(t, pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, onceq.GuardPlans); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, onceq.LockCalls, time.Time{}); err != nil {
+			return err
+		}
+		return tx.QueryRow(ctx, "explain (analyze, timing off, format json) "+statement, args...).Scan(&raw)
+	}))
+	var plan any
+	require.NoError(t, json.Unmarshal([]byte(raw), &plan))
+	eachNode(plan, func(node map[string]any) {
+		if node["Node Type"] == "CTE Scan" {
+			removed, _ := node["Rows Removed by Filter"].(float64)
+			n += (node["Actual Rows"].(float64) + removed) * node["Actual Loops"].(float64)
+		}
+	})
+	return n
 }
 
 // eachNode calls fn for each node of a plan in JSON.
