@@ -161,7 +161,7 @@ func TestClaim_KindsAndQueues(t *testing.T) {
 	leases, err := db.Queue.Claim(t.Context(), onceq.ClaimOptions{Kinds: []string{"b"}, Limit: 10})
 	require.NoError(t, err)
 	require.Equal(t, []int64{b}, idsOf(leases))
-	leases, err = db.Queue.Claim(t.Context(), onceq.ClaimOptions{Queue: "other", Limit: 10})
+	leases, err = db.Queue.Claim(t.Context(), onceq.ClaimOptions{Queue: "other", Kinds: []string{}, Limit: 10}) // none named: all
 	require.NoError(t, err)
 	require.Equal(t, []int64{c}, idsOf(leases))
 	for _, opts := range []onceq.ClaimOptions{{Limit: -1}, {Limit: 10_001}, {Lease: 1}, {MaxLost: -1}, {MaxLost: 1 << 15}, {Queue: " "}} {
