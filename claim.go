@@ -17,7 +17,7 @@ import (
 // ClaimOptions says what to claim.
 type ClaimOptions struct {
 	Queue   string        // default DefaultQueue
-	Kinds   []string      // default all
+	Kinds   []string      // default all, which an empty list means too
 	Limit   int           // default 1
 	Lease   time.Duration // default DefaultLease
 	MaxLost int           // default DefaultMaxLost; jobs that have lost this many leases become dead and are not returned
@@ -69,6 +69,9 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 		return nil, err
 	}
 	statement, kinds := claimAny, opts.Kinds
+	if len(kinds) == 0 {
+		kinds = nil // the statement takes an empty list for no kind at all, which is what is left if all kinds are paused
+	}
 	switch {
 	case paused.queues[opts.Queue]:
 		return nil, nil
