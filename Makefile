@@ -2,7 +2,7 @@
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOSEC       = github.com/securego/gosec/v2/cmd/gosec@v2.27.1
-TIMEOUT     = 20m
+TIMEOUT     = 45m
 
 # These are modules of their own, which no application gets by importing onceq. lab/ measures and attacks onceq; its
 # torture has targets of its own below.

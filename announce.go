@@ -74,7 +74,9 @@ func (c *claimer) settle(f *feed, now time.Time) {
 // unannounced records that producers do not know that this run waits for a feed's jobs.
 func (c *claimer) unannounced(f *feed) {
 	f.announced = time.Time{}
-	c.listener.waits.Store(false)
+	if c.listener.waits.Swap(false) {
+		c.promoter.rouse() // as the listener does: from now on nobody wakes it for calls
+	}
 }
 
 // forget assumes that nobody knows of the announcement, and has all idle feeds announced.

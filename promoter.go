@@ -419,6 +419,10 @@ func (q *Queue) promoteFor(ctx context.Context) (jobs int, err error) {
 	return jobs, nil
 }
 
+// commitSoon has a transaction of promoters wait for no disk and no standby. If a crash undoes it, the calls are there again, and
+// so are the waiting jobs. It is never undone alone: the claim of such a job waits for its own commit, and so for all before it.
+const commitSoon = `set_config('synchronous_commit', 'off', true)`
+
 // look takes the calls that are due since from. If sweeping, it also looks for the ends of jobs that nobody tells.
 // It returns the database's time, and from when on calls are left, if there may be more.
 func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool) (did promoted, now, left time.Time, err error) {
@@ -432,7 +436,7 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool) (did
 	defer cancel()
 	batch := &pgx.Batch{}
 	batch.Queue(beginOwn)
-	batch.Queue(hotPlans + `, ` + noLimits).Query(func(rows pgx.Rows) error {
+	batch.Queue(hotPlans + `, ` + noLimits + `, ` + commitSoon).Query(func(rows pgx.Rows) error {
 		if err := rows.Err(); err != nil {
 			return err // rows that failed have no columns to ask for, and panic
 		}

@@ -779,6 +779,12 @@ func TestLane_DrainComesBackToWhatAnotherPromoterHeld(t *testing.T) {
 // The promoter of a worker that is busy asks whether there are calls, and promotes if there are some.
 func TestLane_ABusyWorkerAsksForCalls(t *testing.T) {
 	t.Parallel()
+	t.Run("made busy by a notification", func(t *testing.T) { busyAsks(t, 0) })
+	t.Run("made busy by jobs that became due", func(t *testing.T) { busyAsks(t, 2*time.Second) })
+}
+
+func busyAsks(t *testing.T, delay time.Duration) {
+	t.Parallel()
 	var asks, promotes atomic.Int64
 	db, _ := hooked(t, &statementHook{before: func(sql string) {
 		switch {
@@ -797,7 +803,10 @@ func TestLane_ABusyWorkerAsksForCalls(t *testing.T) {
 		<-hold
 		return nil
 	}), charges.Handle(func(context.Context, *onceq.Lease, charge) error { return nil }))
-	addMany(t, db, 200, onceq.Job{}) // more than it claims at a time
+	if delay > 0 {
+		until(t, db, `exists (select from onceq.waiters where idle_until > now())`)
+	}
+	addMany(t, db, 200, onceq.Job{Delay: delay}) // more than it claims at a time
 	receive(t, running)
 	eventually(t, "a worker that asks", func() bool { return asks.Load() > 5 })
 	asked, promoted, began := asks.Load(), promotes.Load(), time.Now()
