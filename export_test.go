@@ -103,6 +103,8 @@ func (q *Queue) TakeApart() { q.citus.Store(citusYes) }
 // The statements of a promoter, for tests that run them in transactions of their own.
 const LockCalls = lockCalls
 
+var CallFamilies = callFamilies
+
 var (
 	PromoteCalls = promoteCalls
 	SweepMembers = sweepMembers

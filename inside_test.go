@@ -821,6 +821,44 @@ func TestStatements_WorkGrowsWithTheRatesAndNotWithTheirSquare(t *testing.T) {
 	require.GreaterOrEqual(t, len(leases), limits) // by now some may have missed their slots
 }
 
+// A call for a family without waiting jobs read all those of the families after it: half a second beside a million, with all
+// lanes locked.
+func TestStatements_ACallForAFamilyReadsNoOtherFamilysJobs(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	ctx := t.Context()
+	kind := onceq.Kind[int]{Name: "later", Lane: func(int) string { return "one" }}
+	require.NoError(t, db.Queue.SetLaneLimit(ctx, db.Pool, "later", "", 0))
+	jobs := make([]onceq.Job, 1000)
+	for i := range jobs {
+		jobs[i] = kind.Job(i)
+	}
+	_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
+	require.NoError(t, err)
+	require.NoError(t, db.Queue.SetLaneLimit(ctx, db.Pool, "earlier", "", 5))
+	var plan any
+	require.NoError(t, pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, onceq.GuardPlans); err != nil {
+			return err
+		}
+		var raw string
+		if err := tx.QueryRow(ctx, "explain (analyze, timing off, format json) "+onceq.CallFamilies).Scan(&raw); err != nil {
+			return err
+		}
+		return json.Unmarshal([]byte(raw), &plan)
+	}))
+	read, looks := 0.0, 0.0
+	eachNode(plan, func(node map[string]any) {
+		if node["Relation Name"] == "job_waits" {
+			removed, _ := node["Rows Removed by Filter"].(float64)
+			read += (node["Actual Rows"].(float64) + removed) * node["Actual Loops"].(float64)
+			looks += node["Actual Loops"].(float64)
+		}
+	})
+	require.GreaterOrEqual(t, looks, 2.0, "one for each family that was called")
+	require.Less(t, read, 20.0)
+}
+
 // rowsOfParts is how many rows a statement reads from its own parts, after the one that locks lanes.
 func rowsOfParts(t *testing.T, db *queuetest.DB, statement string, args ...any) (n float64) {
 	t.Helper()

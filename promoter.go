@@ -470,8 +470,9 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool) (did
 const lockLanes = `select count(*) from (select slot from onceq.lane_locks order by slot for update) l`
 
 // callFamilies answers the calls for whole families: each of their lanes that has waiting jobs gets a call. Where a limit
-// was lowered and no more jobs are live than it allows, completions may hand over again. It returns how many lanes were
-// called, and whether a lowered limit is still exceeded, so that this is asked again in a second.
+// was lowered and no more jobs are live than it allows, completions may hand over again. The end of a family is looked at
+// after the limit of 1: within it, a family without waiting jobs would step over all those of the families after it. It
+// returns how many lanes were called, and whether a lowered limit is still exceeded, so that this is asked again in a second.
 var callFamilies = `
 with recursive heard as (
   delete from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane <> ''
@@ -485,11 +486,13 @@ family as materialized (
 lane (lane, last) as (
   select w.lane, f.last
     from family f cross join lateral (
-         select lane from onceq.job_waits where lane > f.first and (f.last is null or lane < f.last) order by lane limit 1) w
+         select lane from onceq.job_waits where lane > f.first order by lane limit 1) w
+   where f.last is null or w.lane < f.last
   union all
   select w.lane, l.last
     from lane l cross join lateral (
-         select lane from onceq.job_waits where lane > l.lane and (l.last is null or lane < l.last) order by lane limit 1) w
+         select lane from onceq.job_waits where lane > l.lane order by lane limit 1) w
+   where l.last is null or w.lane < l.last
 ),
 calls as (
   insert into onceq.lane_calls (slot, due, lane) select distinct ` + laneSlot("lane") + `, statement_timestamp(), lane from lane

@@ -4091,11 +4091,13 @@ family as materialized (
 lane (lane, last) as (
   select w.lane, f.last
     from family f cross join lateral (
-         select lane from onceq.job_waits where lane > f.first and (f.last is null or lane < f.last) order by lane limit 1) w
+         select lane from onceq.job_waits where lane > f.first order by lane limit 1) w
+   where f.last is null or w.lane < f.last
   union all
   select w.lane, l.last
     from lane l cross join lateral (
-         select lane from onceq.job_waits where lane > l.lane and (l.last is null or lane < l.last) order by lane limit 1) w
+         select lane from onceq.job_waits where lane > l.lane order by lane limit 1) w
+   where l.last is null or w.lane < l.last
 ),
 calls as (
   insert into onceq.lane_calls (slot, due, lane) select distinct ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from lane
@@ -4181,7 +4183,7 @@ select count(*) from (select slot from onceq.lane_locks order by slot for update
 -- promoter.go: look
 select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
        set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
-       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
+       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end, set_config('synchronous_commit', 'off', true);
 
 -- promoter.go: lookAtFamilies
 select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
