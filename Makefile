@@ -10,7 +10,7 @@ MODULES     = onceqcron onceqotel onceqweb onceqweb/browsertest cmd/onceq exampl
 LAB         = ./adapter ./bench ./checks ./tern
 
 # Tests that wait for a lease to run out need no processor, so more tests run at once than there are processors.
-PARALLEL    = 8
+PARALLEL    = 4
 
 .PHONY: test tools format imports vet staticcheck gosec race modules matrix test-versions test-container pictures page-size demo bench torture torture-ci
 

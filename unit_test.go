@@ -303,7 +303,7 @@ func TestPromoter_RestsLongOnlyWhileEachQueueIsAnnounced(t *testing.T) {
 	w, err := NewWorker(q, WorkerConfig{Also: []string{"a", "b"}}, k.Handle(func(context.Context, *Lease, int) error { return nil }))
 	require.NoError(t, err)
 	c := newClaimer(w, 1, quick{}, nil)
-	c.listener = &listener{q: q}
+	c.listener, c.promoter = &listener{q: q}, &promoter{}
 	now := time.Now()
 	announce := func(feeds ...*feed) bool {
 		var heard []int
@@ -345,7 +345,7 @@ func TestClaimer_RestsWhileNothingCanBeAnnounced(t *testing.T) {
 	w, err := NewWorker(q, WorkerConfig{}, k.Handle(func(context.Context, *Lease, int) error { return nil }))
 	require.NoError(t, err)
 	c := newClaimer(w, 1, quick{}, nil)
-	c.listener = &listener{q: q}
+	c.listener, c.promoter = &listener{q: q}, &promoter{}
 	now := time.Now()
 	c.rescans.known, c.looks.at = true, now.Add(time.Second)
 	require.Equal(t, time.Second, c.startUpkeep(t.Context(), now), "the next look is what it waits for")
