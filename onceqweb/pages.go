@@ -34,6 +34,9 @@ func overview(h *Handler, ctx context.Context, r *request) (*view, error) {
 	}()
 	st, err := h.readState(ctx)
 	<-healthy
+	if err == nil {
+		err = healthErr // a connection that was cut may be the findings' alone
+	}
 	if err != nil {
 		good := h.good.Load()
 		if good == nil {
@@ -41,9 +44,6 @@ func overview(h *Handler, ctx context.Context, r *request) (*view, error) {
 		}
 		st = good.state
 		d.Behind = fmt.Sprintf("The database does not answer. These figures are %s old. The page goes on by itself when the database is back. It said: %v", age(time.Since(good.read)), err)
-	}
-	if err == nil && healthErr != nil {
-		return nil, healthErr
 	}
 	d.State, d.Findings = st, slices.Concat(findings, st.findings()) // findings belong to all who ask
 	slices.SortStableFunc(d.Findings, func(a, b onceq.Finding) int {
