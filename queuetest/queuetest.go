@@ -84,7 +84,7 @@ func NoCheck() Option { return func(o *options) { o.noCheck = true } }
 
 // dropTimeout bounds the drop of a test's database. Every session of the server must acknowledge the drop, and a
 // session of another test that waits for a copy's data does so only when it has them.
-const dropTimeout = time.Minute
+const dropTimeout = 5 * time.Minute
 
 // returnTimeout bounds how long connections may take to come back to the pool.
 const returnTimeout = time.Minute
