@@ -18,6 +18,10 @@ func (c *claimer) drain(ctx context.Context, limit int, p *promoter) (cutShort b
 		limit -= found
 		var lanes promoted
 		if err == nil && found == 0 {
+			// What is locked by a job of this drain that still runs comes at the next look, and not after the drain has ended.
+			if p.again = 0; idle {
+				p.again = promoteAgain
+			}
 			if lanes, err = p.promote(ctx); lanes.busy {
 				p.anew.Store(true) // the other promoter may leave some of these calls, also old ones
 			}

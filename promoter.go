@@ -42,6 +42,7 @@ type promoter struct {
 	wake     chan struct{}      // holds one: look for calls. Anybody may send
 	seen     atomic.Bool        // there were calls, so there are lanes here
 	anew     atomic.Bool        // the next look is for all calls. Anybody may set it
+	again    time.Duration      // how soon a lane is looked at again whose next job is locked
 
 	waited bool             // the worker had announced that it waits when this last looked
 	looked time.Time        // when it last looked for all calls, or for those of late, by the database's clock
@@ -55,7 +56,7 @@ type promoter struct {
 }
 
 func newPromoter(w *Worker, id int64, db *pgxpool.Pool, l *listener, woken func(string)) *promoter {
-	p := &promoter{q: w.q, id: id, db: db, listener: l, woken: woken, wake: make(chan struct{}, 1)}
+	p := &promoter{q: w.q, id: id, db: db, listener: l, woken: woken, wake: make(chan struct{}, 1), again: promoteAgain}
 	for _, h := range w.handlers {
 		p.laned = p.laned || h.laned
 	}
@@ -400,7 +401,7 @@ func (q *Queue) promoteFor(ctx context.Context) (jobs int, err error) {
 	if last > 0 && now-last < int64(time.Second) {
 		return 0, nil
 	}
-	p := &promoter{q: q, db: q.pool, woken: func(string) {}}
+	p := &promoter{q: q, db: q.pool, woken: func(string) {}, again: promoteAgain}
 	used := last < 0
 	for try := 0; try < settleTries; try++ {
 		did, err := p.promote(ctx)
@@ -450,7 +451,7 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool) (did
 		batch.Queue(p.q.sql(sweepMembers))
 	}
 	batch.Queue(p.q.sql(lockCalls), from).Query(row(nil, &due, &mine, &next, &did.families))
-	batch.Queue(p.q.sql(promoteCalls), from, promoteChunk, rand.Int64(), promoteAgain.Microseconds()).Query(row(&did.calls, &did.jobs, &queues, nil, &followers, &live, &did.cancel, &end))
+	batch.Queue(p.q.sql(promoteCalls), from, promoteChunk, rand.Int64(), p.again.Microseconds()).Query(row(&did.calls, &did.jobs, &queues, nil, &followers, &live, &did.cancel, &end))
 	batch.Queue("commit")
 	if err := p.db.SendBatch(unbroken, batch).Close(); err != nil {
 		return promoted{}, now, left, fmt.Errorf("onceq: promote: %w", p.q.told(err))

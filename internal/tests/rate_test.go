@@ -116,7 +116,7 @@ func TestLimit_NoBurstAfterAnOutage(t *testing.T) {
 func TestLimit_LostLeasesComeBackAtTheRate(t *testing.T) { // not beside others: a slow machine misses slots, too
 	const jobs = 12
 	claims := int64(0)
-	for range 5 {
+	for range 3 {
 		if claims = comeBackAtTheRate(t, jobs); claims <= 5*jobs {
 			return
 		}
