@@ -12,6 +12,7 @@ import (
 // one queue may enqueue for another. When it finds nothing it lets jobs into their lanes. Its claims begin at the beginning
 // of the queues, and it sends one statement at a time. cutShort says that ctx ended with work left.
 func (c *claimer) drain(ctx context.Context, limit int, p *promoter) (cutShort bool, err error) {
+	quiet := false // there was nothing to claim, and then no call
 	for limit > 0 {
 		idle := c.exec.tasks.holdsNone()
 		found, more, err := c.drainOnce(ctx, limit)
@@ -25,6 +26,9 @@ func (c *claimer) drain(ctx context.Context, limit int, p *promoter) (cutShort b
 			if lanes, err = p.promote(ctx); lanes.busy {
 				p.anew.Store(true) // the other promoter may leave some of these calls, also old ones
 			}
+			if lanes.calls > 0 || lanes.busy {
+				p.seen.Store(true)
+			}
 		}
 		switch {
 		case err != nil && ctx.Err() == nil:
@@ -32,9 +36,15 @@ func (c *claimer) drain(ctx context.Context, limit int, p *promoter) (cutShort b
 		case ctx.Err() != nil:
 			return limit > 0, nil
 		case found > 0 || lanes.jobs > 0:
+			quiet = false
 			continue
-		case idle && !more && lanes.calls == 0 && !lanes.more && !lanes.busy:
+		case !idle || more || lanes.calls > 0 || lanes.more || lanes.busy:
+			quiet = false
+		case quiet || !p.laned && !p.seen.Load():
 			return false, nil
+		default: // another promoter may have answered calls between the claim and the look, and its jobs are due now
+			quiet = true
+			continue
 		}
 		sleep(ctx, 2*time.Millisecond, c.wake)
 	}

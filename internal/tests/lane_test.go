@@ -776,6 +776,40 @@ func TestLane_DrainComesBackToWhatAnotherPromoterHeld(t *testing.T) {
 	require.NoError(t, <-ends)
 }
 
+// Another promoter may answer a call after Drain has found nothing to claim and before it looks for calls. It did not claim again,
+// and left the job that was due then.
+func TestLane_DrainClaimsWhatAnotherPromoterLetIn(t *testing.T) {
+	t.Parallel()
+	var other *onceq.Queue
+	let := make(chan error, 1)
+	var once sync.Once
+	db, pool := hooked(t, &statementHook{before: func(sql string) {
+		if strings.Contains(sql, "onceq_lanes.slots") {
+			once.Do(func() { // Claim promotes, also if none of the kinds that it asks for has lanes
+				leases, err := other.Claim(context.Background(), onceq.ClaimOptions{Limit: 1, Kinds: []string{"none"}})
+				if len(leases) > 0 {
+					err = errors.New("it claimed a job itself")
+				}
+				let <- err
+			})
+		}
+	}})
+	var err error
+	other, err = onceq.New(pool, nil)
+	require.NoError(t, err)
+	laneEnqueue(t, db.Queue, db.Pool, charges.Job(charge{1, 1}))
+	require.Equal(t, 1, repairCount(t, db, `select count(*) from onceq.job_waits`))
+	ran := false
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, charges.Handle(func(context.Context, *onceq.Lease, charge) error {
+		ran = true
+		return nil
+	}))
+	require.NoError(t, err)
+	require.NoError(t, w.Drain(t.Context(), 0))
+	require.NoError(t, receive(t, let))
+	require.True(t, ran)
+}
+
 // The promoter of a worker that is busy asks whether there are calls, and promotes if there are some.
 func TestLane_ABusyWorkerAsksForCalls(t *testing.T) {
 	t.Parallel()

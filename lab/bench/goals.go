@@ -97,12 +97,28 @@ var goals = []struct {
 	{"rate", "handlers slower than the rate ask for a slot at most once a job", false, 1, "messages", func(f finder) float64 { return f.ours("rate", slowAsks) }},
 	{"fair", "10 jobs behind a million of another tenant, one at a time: p99 ≤ 50 ms", false, 50, "ms", func(f finder) float64 { return f.p99("fair", fairName(1)) }},
 	{"fair", "the same, 100 at a time: p99 ≤ 50 ms", false, 50, "ms", func(f finder) float64 { return f.p99("fair", fairName(tenantShare)) }},
+	{"groups", "members ≥ 0.8 × as many jobs of no group, handlers on a lease", true, 0.8, "×", groupRatio(0, false)},
+	{"groups", "the same, 100 in one transaction", true, 0.8, "×", groupRatio(1, false)},
+	{"groups", "the same, one by one in transactions: ≥ 0.7 ×", true, 0.7, "×", groupRatio(2, false)},
+	{"groups", "with a snapshot held, handlers on a lease: ≥ 0.8 ×", true, 0.8, "×", groupRatio(0, true)},
+	{"groups", "the same, 100 in one transaction", true, 0.8, "×", groupRatio(1, true)},
+	{"groups", "the same, one by one in transactions: ≥ 0.7 ×", true, 0.7, "×", groupRatio(2, true)},
+	{"groups", "10,000 → 1: the job starts ≤ 100 ms (p99) after the last member", false, 100, "ms", func(f finder) float64 { return f.p99("groups", followerName(false)) }},
+	{"groups", "the same with a snapshot held", false, 100, "ms", func(f finder) float64 { return f.p99("groups", followerName(true)) }},
 	{"soak", "p50 with the snapshot ≤ 1.5 × of without", false, 1.5, "×", func(f finder) float64 {
 		return f.ours("soak", thirdName(unkeyed, 1)) / f.ours("soak", thirdName(unkeyed, 0))
 	}},
 	{"soak", "p99 with the snapshot ≤ 1.5 × of without", false, 1.5, "×", func(f finder) float64 {
 		return f.p99("soak", thirdName(unkeyed, 1)) / f.p99("soak", thirdName(unkeyed, 0))
 	}},
+}
+
+// groupRatio is the rate of the members of groups by that of as many jobs of none.
+func groupRatio(how int, held bool) func(f finder) float64 {
+	return func(f finder) float64 {
+		name := groupEffects[how].name
+		return f.ours("groups", groupName(name, fullSizes.groups, held)) / f.ours("groups", groupName(name, 0, held))
+	}
 }
 
 const unknown = "not measured"

@@ -41,6 +41,7 @@ func main() {
 		quick      = flag.Bool("quick", false, "small sizes, one round, River alone: two minutes")
 		rounds     = flag.Int("rounds", 0, "rounds of each test; default 3, with -quick 1")
 		tests      = flag.String("tests", "", "which tests, of "+strings.Join(testNames(), ",")+"; default all but storage, soak and adapters")
+		variant    = flag.String("variant", "", "only trials whose variant has this in its name, as in 'idle lane'; not with -o")
 		peers      = flag.String("peers", "", "which peers, by name (onceq, baseline, River, by hand, asynq, graphile-worker, pg-boss, BullMQ)")
 		asJSON     = flag.Bool("json", false, "print one JSON object for each measurement in place of a table")
 		pg         = flag.String("pg", "", "the server: 16, 17 or 18, or a directory with binaries; default as for the tests")
@@ -55,7 +56,10 @@ func main() {
 	)
 	statements := flag.Bool("statements", false, "say after each trial which statements took the server's time (pg_stat_statements)")
 	flag.Parse()
-	b := &bench{rounds: *rounds, sizes: fullSizes, profile: *cpuprofile}
+	if *variant != "" && *out != "" {
+		fail(errors.New("-variant leaves trials out, and RESULTS.md would lose them: use it without -o"))
+	}
+	b := &bench{rounds: *rounds, sizes: fullSizes, variant: *variant, profile: *cpuprofile}
 	if *quick {
 		b.sizes = quickSizes
 	}
@@ -136,6 +140,7 @@ type bench struct {
 	sizes    sizes
 	peers    []peer
 	results  []*result
+	variant  string // part of the names of trials that run; empty: all
 	profile  string
 }
 
@@ -156,6 +161,7 @@ type sizes struct {
 	lanes                       int           // most of them
 	lane, waiting               int           // jobs of one lane, and jobs that wait beside others
 	idleJobs                    int           // jobs into an idle lane
+	groups, members, followers  int           // groups that are drained, members of each, and groups whose followers are timed
 	limited                     time.Duration // how long a rate is watched
 	rest                        time.Duration // until idle processes have closed what they do not need
 	soak                        time.Duration
@@ -167,8 +173,9 @@ var fullSizes = sizes{
 	passed: 250_000, last: 50_000, limit: 20 * time.Second, loaded: 10 * time.Second, idle: 20 * time.Second, reaping: 5 * time.Minute,
 	backlogs: []int{100_000, 1_000_000, 10_000_000}, growth: 200_000, fences: 10_000_000, scheduled: 1_000_000, big: 1_000_000,
 	fleet: []int{1, 4, 8, 16, 32}, idlers: []int{1, 10, 40}, wakers: []int{1, 10, 40, 200}, busy: 5, beside: 200,
-	queues: []int{1, 100, 1000, 5000}, lanes: 100_000, lane: 100_000, waiting: 1_000_000, idleJobs: 200, limited: 20 * time.Second,
-	rest: 65 * time.Second, soak: time.Hour, phase: time.Minute, sampleEvery: 2 * time.Second,
+	queues: []int{1, 100, 1000, 5000}, lanes: 100_000, lane: 100_000, waiting: 1_000_000, idleJobs: 500, groups: 10, members: 10_000, followers: 30,
+	limited: 20 * time.Second,
+	rest:    65 * time.Second, soak: time.Hour, phase: time.Minute, sampleEvery: 2 * time.Second,
 }
 
 var quickSizes = sizes{
@@ -176,8 +183,9 @@ var quickSizes = sizes{
 	passed: 50_000, last: 10_000, limit: 2 * time.Second, loaded: 2 * time.Second, idle: 2 * time.Second, reaping: 30 * time.Second,
 	backlogs: []int{20_000, 100_000}, growth: 10_000, fences: 100_000, scheduled: 100_000, big: 100_000,
 	fleet: []int{1, 4}, idlers: []int{1, 4}, wakers: []int{1, 4}, busy: 2, beside: 6,
-	queues: []int{1, 100}, lanes: 4000, lane: 5000, waiting: 50_000, idleJobs: 20, limited: 4 * time.Second,
-	rest: 2 * time.Second, soak: time.Minute, phase: 6 * time.Second, sampleEvery: time.Second,
+	queues: []int{1, 100}, lanes: 4000, lane: 5000, waiting: 50_000, idleJobs: 20, groups: 4, members: 1000, followers: 4,
+	limited: 4 * time.Second,
+	rest:    2 * time.Second, soak: time.Minute, phase: 6 * time.Second, sampleEvery: time.Second,
 }
 
 // test gives its trials, which are run in this order and the next time in the opposite one.
@@ -209,6 +217,7 @@ var tests = []test{
 	{name: "lanes", title: "jobs that wait for each other", trials: lanesTrials, counts: true, once: true},
 	{name: "rate", title: "one limit of 1,000 jobs/s for 8 worker processes", trials: rateTrials, counts: true, once: true},
 	{name: "fair", title: "ten jobs of one tenant behind those of another, until they are done", trials: fairTrials, once: true},
+	{name: "groups", title: "jobs of groups beside those of none, and the job that waits for a group", trials: groupTrials},
 	{name: "soak", title: "steady load over two worker processes, a snapshot held in the middle third", trials: soakTrials, once: true},
 	{name: "adapters", title: "someone else's measure: two processes, 800 jobs/s, through load, an open transaction, kills and pressure", trials: adapterTrials, once: true},
 }
@@ -295,7 +304,7 @@ func (b *bench) run(ctx context.Context, pg string, statements bool, wantTests, 
 				if round%2 == 1 { // the other way round, so that nobody always comes first
 					i = len(trials) - 1 - i
 				}
-				if trials[i].peer.missing != "" || round > 0 && found[i] == nil {
+				if trials[i].peer.missing != "" || round > 0 && found[i] == nil || !strings.Contains(trials[i].variant, b.variant) {
 					continue
 				}
 				began := time.Now()

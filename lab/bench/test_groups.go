@@ -1,0 +1,146 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/onceq/onceq"
+)
+
+// groupEffects are the ways in which members of groups complete, and their names.
+var groupEffects = []struct{ effect, name string }{
+	{noEffect, "handlers on a lease"},
+	{rowsInBatch, "100 in one transaction"},
+	{oneRow, "in transactions"},
+}
+
+// groupName is the name of a drain; groups is 0 for jobs of no group.
+func groupName(how string, groups int, held bool) string {
+	return snapshotName(map[bool]string{true: "members of groups, ", false: "jobs of no group, "}[groups > 0]+how, held)
+}
+
+func followerName(held bool) string {
+	return snapshotName("from a group's last member to the job that waited for it", held)
+}
+
+func snapshotName(name string, held bool) string {
+	if held {
+		name += ", snapshot held"
+	}
+	return name
+}
+
+// groupTrials drain members of groups and, for comparison, as many jobs of none; and see how soon the job starts that waits
+// for a group.
+func groupTrials(b *bench) []trial {
+	var trials []trial
+	for _, p := range b.peers {
+		if p.name != "onceq" {
+			continue
+		}
+		for _, held := range []bool{false, true} {
+			for _, how := range groupEffects {
+				for _, groups := range []int{0, b.sizes.groups} {
+					trials = append(trials, b.groups(p, how.effect, groupName(how.name, groups, held), groups, held))
+				}
+			}
+			trials = append(trials, b.followers(p, held))
+		}
+	}
+	return trials
+}
+
+// groups drains the members of groups, and the jobs that wait for them, or as many jobs of no group.
+func (b *bench) groups(p peer, effect, variant string, groups int, held bool) trial {
+	jobs := b.sizes.groups * (b.sizes.members + 1)
+	return trial{
+		test: "groups", variant: variant, peer: p,
+		prepare: func(ctx context.Context, r *room) error {
+			if groups == 0 {
+				_, err := r.fill(ctx, jobs, false)
+				return err
+			}
+			for g := range groups {
+				if err := ours(r).fillGroup(ctx, g*b.sizes.members, b.sizes.members); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		measure: func(ctx context.Context, r *room) ([]figure, error) {
+			if held {
+				release, err := holdSnapshot(ctx, r.url)
+				if err != nil {
+					return nil, err
+				}
+				defer release()
+			}
+			s, err := r.drain(ctx, drain{effect: effect, warm: jobs / 10, total: jobs, limit: b.sizes.limit})
+			return rateFigure("jobs/s", s), err
+		},
+	}
+}
+
+// fillGroup enqueues a group of n members, and a job that waits for them with the number after theirs.
+func (q *onceqQueue) fillGroup(ctx context.Context, first, n int) error {
+	members := make([]onceq.Job, n)
+	for i := range members {
+		members[i] = plainKind.Job(Task{first + i})
+	}
+	_, err := q.EnqueueGroup(ctx, q.pool, members, plainKind.Job(Task{first + n}))
+	return err
+}
+
+// followers enqueues one group after the other for a worker that has nothing else to do, and measures from when the handler
+// of the last member returns to when that of the job starts that waits for them.
+func (b *bench) followers(p peer, held bool) trial {
+	return trial{test: "groups", variant: followerName(held), peer: p, measure: func(ctx context.Context, r *room) ([]figure, error) {
+		if held {
+			release, err := holdSnapshot(ctx, r.url)
+			if err != nil {
+				return nil, err
+			}
+			defer release()
+		}
+		q, n := ours(r), b.sizes.members
+		var done, early atomic.Int64
+		var last atomic.Pointer[time.Time]
+		started := make(chan time.Duration, 1)
+		stop, err := q.run(ctx, onceq.WorkerConfig{}, plainKind.Handle(func(_ context.Context, _ *onceq.Lease, t Task) error {
+			if t.N == n {
+				if done.Load() != int64(n) {
+					early.Add(1)
+				}
+				started <- time.Since(*last.Load())
+				return nil
+			}
+			now := time.Now()
+			last.Store(&now)
+			done.Add(1)
+			return nil
+		}))
+		if err != nil {
+			return nil, err
+		}
+		defer stop()
+		var all []time.Duration
+		for range b.sizes.followers {
+			done.Store(0)
+			if err := q.fillGroup(ctx, 0, n); err != nil {
+				return nil, err
+			}
+			select {
+			case took := <-started:
+				all = append(all, took)
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}
+		if early.Load() > 0 {
+			return nil, fmt.Errorf("%d of %d jobs started before all members of their groups had", early.Load(), len(all))
+		}
+		return []figure{latencyFigure(followerName(held), all)}, nil
+	}}
+}
