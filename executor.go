@@ -432,6 +432,7 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 	many := len(outcomes) > 1 || again
 	laned := slices.ContainsFunc(outcomes, func(o outcome) bool { return o.lease.Lane != "" })
 	limited := slices.ContainsFunc(outcomes, func(o outcome) bool { return o.lease.Limit != "" })
+	kept := slices.ContainsFunc(outcomes, func(o outcome) bool { return o.keep != 0 })
 	told := !again && slices.ContainsFunc(outcomes, func(o outcome) bool { return o.lease.member })
 	var statement string
 	var args []any
@@ -444,8 +445,10 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 		statement, args = next.statement(outcomes[0], true)
 	case many && told && (laned || limited):
 		statement, args = endLimitedTold, waking(endArgs)(outcomes, true)
-	case many && told:
+	case many && told && kept:
 		statement, args = endTold, endArgs(outcomes, true)
+	case many && told:
+		statement, args = completeJobsTold, completeArgs(outcomes, true)
 	case again && limited:
 		statement, args = retryLimited, waking(retryArgs)(outcomes, true)
 	case many && limited:
@@ -461,7 +464,7 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 		if statement, args = l.completion(); statement == completeOneTold && l.Key == "" && l.keep == 0 && l.result == "" {
 			statement, args = completeOneUnkeyedTold, args[:3]
 		}
-	case slices.ContainsFunc(outcomes, func(o outcome) bool { return o.keep != 0 }):
+	case kept:
 		statement, args = endJobs, endArgs(outcomes, true)
 	default:
 		statement, args = completeJobs, completeArgs(outcomes, true)

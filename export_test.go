@@ -41,6 +41,7 @@ var HotStatements = map[string]string{
 	"retry, limit":        retryLimited,
 	"reslot":              reslotJobs,
 	"end, told":           endTold,
+	"complete, told":      completeJobsTold,
 	"end, limit and told": endLimitedTold,
 	"unkeyed, told":       inTx[completeOneUnkeyedTold],
 	"sweep":               sweepMembers,

@@ -247,11 +247,14 @@ told as (
     from gone g where m.job_id + 0 = any (array[g.id]) and m.state = 0
   returning m.group_id
 ),
-call as (
+` + callTold + `
+select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end`
+
+// callTold calls the groups in told.
+var callTold = `call as (
   insert into onceq.lane_calls (slot, due, lane)
   select ` + laneSlot("lane") + `, statement_timestamp(), lane from (select distinct ` + followLine("group_id") + ` as lane from told) t
-)
-select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end`
+)`
 
 // telling adds to a statement that ends jobs that those who wait for them are told. It panics at one that answers in another way.
 func telling(statement string) string {
@@ -347,7 +350,20 @@ func (l *Lease) end(ctx context.Context, op string, o outcome) error {
 
 // completeJobs completes many jobs by their guards and returns the tokens of those whose guard held. The caller sorts them
 // by id, and their rows are locked in this order. With $5 it raises an error if a guard did not hold.
-const completeJobs = `
+const completeJobs = completeThem + completeAnswer
+
+// completeJobsTold is completeJobs for jobs that others wait for. As completeOneUnkeyedTold it does what the function tell does.
+var completeJobsTold = completeThem + `,
+told as (
+  update onceq.job_members m set state = ` + sqlJobCompleted + `, told = true, result = nullif(g.result, '')::jsonb
+    from gone g where m.job_id + 0 = any (array[g.id]) and m.state = 0
+  returning m.group_id
+),
+` + callTold + completeAnswer
+
+// What these have in common: the jobs leave, and the answer.
+const (
+	completeThem = `
 with u as materialized (
   select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[]) as u(id, claims, holder, result)
 ),
@@ -361,9 +377,11 @@ fence as (
      set state = 3, token = g.id << 20 | g.claims, finished_at = statement_timestamp(), result = nullif(g.result, '')::jsonb
     from gone g
    where g.key is not null and f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
-)
+)`
+	completeAnswer = `
 select case when $5::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
        (select array_agg(id << 20 | claims) from gone)`
+)
 
 // endJobs takes many jobs out of jobs, in any finished state, writes the history of those that are kept, and returns the
 // tokens of those whose guard held. With $9 it raises an error if a guard did not hold.
@@ -596,11 +614,13 @@ func waking(args func([]outcome, bool) []any) func([]outcome, bool) []any {
 // kinds of statement commits on its own. After an error, left are the outcomes that may not have been written.
 func (q *Queue) finish(ctx context.Context, db DB, outcomes []outcome) (stale []*Lease, left []outcome, err error) {
 	slices.SortFunc(outcomes, func(a, b outcome) int { return int(a.lease.ID - b.lease.ID) })
-	var plain, end, again, laned, lanedAgain, waiting, lanedWaiting, limited, limitedAgain, limitedWaiting, told, limitedTold []outcome
+	var plain, end, again, laned, lanedAgain, waiting, lanedWaiting, limited, limitedAgain, limitedWaiting, plainTold, told, limitedTold []outcome
 	for _, o := range outcomes {
 		switch {
 		case o.state.Finished() && o.lease.member && o.lease.lined():
 			limitedTold = append(limitedTold, o)
+		case o.lease.member && o.state == StateCompleted && o.keep == 0:
+			plainTold = append(plainTold, o)
 		case o.state.Finished() && o.lease.member:
 			told = append(told, o)
 		case o.wait != nil && o.lease.Limit != "":
@@ -642,6 +662,7 @@ func (q *Queue) finish(ctx context.Context, db DB, outcomes []outcome) (stale []
 		{limited, endLimited, waking(endArgs), []any{nil, nil}},
 		{limitedAgain, retryLimited, waking(retryArgs), []any{&cancelled, nil}},
 		{limitedWaiting, retryAwaitingLimited, awaitingArgs(waking(retryArgs)), []any{&cancelled, nil}},
+		{plainTold, completeJobsTold, completeArgs, nil},
 		{told, endTold, endArgs, []any{nil, nil}},
 		{limitedTold, endLimitedTold, waking(endArgs), []any{nil, nil, nil}},
 	} {

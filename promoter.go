@@ -528,11 +528,15 @@ again as (
 select count(*) from calls`
 
 // restAll sets when all lanes are looked at again: in ten minutes, or in a hundred times what it has cost. Nothing needs
-// that but rows that somebody deleted by hand.
+// that but rows that somebody deleted by hand. It returns whether this was such a look.
 const restAll = `
-update onceq.lane_calls
-   set due = clock_timestamp() + greatest(interval '10 minutes', 100 * (clock_timestamp() - transaction_timestamp()))
- where slot = -1 and lane = '' and due <= statement_timestamp()`
+with all_lanes as (
+  update onceq.lane_calls
+     set due = clock_timestamp() + greatest(interval '10 minutes', 100 * (clock_timestamp() - transaction_timestamp()))
+   where slot = -1 and lane = '' and due <= statement_timestamp()
+  returning 1
+)
+select exists (select from all_lanes)`
 
 // forgetStops lets a lane go on that is stopped by a job that somebody deleted by hand, when all lanes are looked at.
 const forgetStops = `
@@ -540,34 +544,62 @@ delete from onceq.lane_stops s
  where exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane = '')
    and not exists (select from onceq.job_history h where h.id = s.id offset 0)`
 
-// forgetMembers does the same for a job that waits for one that somebody deleted by hand: that counts as cancelled.
-const forgetMembers = `
-update onceq.job_members m set state = ` + sqlJobCancelled + `
-  from (select id from onceq.job_waits
-         where lane > ` + sqlSep + ` and lane < ' '
-           and exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane = '')
-        offset 0) w
- where m.group_id = any (array[w.id]) and m.state + 0 in (0, ` + sqlJobDead + `, ` + sqlJobHeld + `) and m.told
-   and not exists (select from onceq.jobs j where j.id = m.job_id offset 0)
-   and not exists (select from onceq.job_waits o where o.id = m.job_id offset 0)
-   and not exists (select from onceq.job_history h where h.id = m.job_id offset 0)`
+// forgetMembers does the same for a job that waits for one that somebody deleted by hand: that counts as cancelled. It has to look
+// at each member that is not finished, and there may be millions, so it follows in a transaction of its own, without the locks
+// that promoters need. It returns how many jobs that wait it has called.
+var forgetMembers = `
+with gone as (
+  update onceq.job_members m set state = ` + sqlJobCancelled + `
+    from (select id from onceq.job_waits where lane > ` + sqlSep + ` and lane < ' ' offset 0) w
+   where m.group_id = any (array[w.id]) and m.state + 0 in (0, ` + sqlJobDead + `, ` + sqlJobHeld + `) and m.told
+     and not exists (select from onceq.jobs j where j.id = m.job_id offset 0)
+     and not exists (select from onceq.job_waits o where o.id = m.job_id offset 0)
+     and not exists (select from onceq.job_history h where h.id = m.job_id offset 0)
+  returning m.group_id
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ` + laneSlot("lane") + `, statement_timestamp(), lane from (select distinct ` + followLine("group_id") + ` as lane from gone) l
+  returning 1
+)
+select count(*) from call`
+
+// restMembers is restAll for what forgetMembers has cost.
+const restMembers = `
+update onceq.lane_calls
+   set due = greatest(due, clock_timestamp() + 100 * (clock_timestamp() - transaction_timestamp()))
+ where slot = -1 and lane = ''`
 
 // lookAtFamilies answers the calls for whole families, and ends the time in which completions leave lanes to the promoters
 // because a limit was lowered. It returns how many lanes it has called.
 func (q *Queue) lookAtFamilies(ctx context.Context, db *pgxpool.Pool) (n int, err error) {
 	unbroken, cancel := outlast(ctx, time.Minute)
 	defer cancel()
-	batch := &pgx.Batch{}
-	batch.Queue(beginOwn)
-	batch.Queue(guardPlans + `, ` + noLimits)
-	batch.Queue(q.sql(lockLanes))
-	batch.Queue(q.sql(callFamilies)).Query(row(&n))
-	batch.Queue(q.sql(forgetStops))
-	batch.Queue(q.sql(forgetMembers))
-	batch.Queue(q.sql(restAll))
-	batch.Queue("commit")
-	if err := db.SendBatch(unbroken, batch).Close(); err != nil {
-		return 0, fmt.Errorf("onceq: promote: %w", q.told(err))
+	var all bool
+	send := func(statements func(b *pgx.Batch)) error {
+		batch := &pgx.Batch{}
+		batch.Queue(beginOwn)
+		batch.Queue(guardPlans + `, ` + noLimits)
+		statements(batch)
+		batch.Queue("commit")
+		if err := db.SendBatch(unbroken, batch).Close(); err != nil {
+			return fmt.Errorf("onceq: promote: %w", q.told(err))
+		}
+		return nil
 	}
-	return n, nil
+	err = send(func(b *pgx.Batch) {
+		b.Queue(q.sql(lockLanes))
+		b.Queue(q.sql(callFamilies)).Query(row(&n))
+		b.Queue(q.sql(forgetStops))
+		b.Queue(q.sql(restAll)).Query(row(&all))
+	})
+	if err != nil || !all {
+		return n, err
+	}
+	var groups int
+	err = send(func(b *pgx.Batch) {
+		b.Queue(q.sql(forgetMembers)).Query(row(&groups))
+		b.Queue(q.sql(restMembers))
+	})
+	return n + groups, err
 }

@@ -451,6 +451,8 @@ var built = map[string]string{
 	"completeNextWith":        completeNext,
 	"endWith limit":           endLimited,
 	"completeOneUnkeyedTold":  completeOneUnkeyedTold,
+	"forgetMembers":           forgetMembers,
+	"completeJobsTold":        completeJobsTold,
 	"telling one":             completeOneTold,
 	"telling one, limit":      completeOneLimitedTold,
 	"telling end":             endTold,

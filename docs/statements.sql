@@ -1690,6 +1690,33 @@ fence as (
 select case when $5::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
        (select array_agg(id << 20 | claims) from gone);
 
+-- finish.go: completeJobsTold
+with u as materialized (
+  select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[]) as u(id, claims, holder, result)
+),
+gone as (
+  delete from onceq.jobs j using u
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder
+  returning j.id, j.claims, j.scope, j.key, u.result
+),
+fence as (
+  update onceq.job_fences f
+     set state = 3, token = g.id << 20 | g.claims, finished_at = statement_timestamp(), result = nullif(g.result, '')::jsonb
+    from gone g
+   where g.key is not null and f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+),
+told as (
+  update onceq.job_members m set state = 5, told = true, result = nullif(g.result, '')::jsonb
+    from gone g where m.job_id + 0 = any (array[g.id]) and m.state = 0
+  returning m.group_id
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from (select distinct E'\x1f' || lpad(group_id::text, 19, '0') as lane from told) t
+)
+select case when $5::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
+       (select array_agg(id << 20 | claims) from gone);
+
 -- finish.go: completeOne
 with gone as (
   delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
@@ -4135,15 +4162,21 @@ again as (
 select count(*) from calls;
 
 -- promoter.go: forgetMembers
-update onceq.job_members m set state = 7
-  from (select id from onceq.job_waits
-         where lane > E'\x1f' and lane < ' '
-           and exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane = '')
-        offset 0) w
- where m.group_id = any (array[w.id]) and m.state + 0 in (0, 6, 8) and m.told
-   and not exists (select from onceq.jobs j where j.id = m.job_id offset 0)
-   and not exists (select from onceq.job_waits o where o.id = m.job_id offset 0)
-   and not exists (select from onceq.job_history h where h.id = m.job_id offset 0);
+with gone as (
+  update onceq.job_members m set state = 7
+    from (select id from onceq.job_waits where lane > E'\x1f' and lane < ' ' offset 0) w
+   where m.group_id = any (array[w.id]) and m.state + 0 in (0, 6, 8) and m.told
+     and not exists (select from onceq.jobs j where j.id = m.job_id offset 0)
+     and not exists (select from onceq.job_waits o where o.id = m.job_id offset 0)
+     and not exists (select from onceq.job_history h where h.id = m.job_id offset 0)
+  returning m.group_id
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from (select distinct E'\x1f' || lpad(group_id::text, 19, '0') as lane from gone) l
+  returning 1
+)
+select count(*) from call;
 
 -- promoter.go: forgetStops
 delete from onceq.lane_stops s
@@ -4342,9 +4375,18 @@ select (select count(*) from call), (select count(*) from ours), (select array_a
   left join lateral onceq.follow(c.lanes, $3::bigint, $4::bigint) f on true;
 
 -- promoter.go: restAll
+with all_lanes as (
+  update onceq.lane_calls
+     set due = clock_timestamp() + greatest(interval '10 minutes', 100 * (clock_timestamp() - transaction_timestamp()))
+   where slot = -1 and lane = '' and due <= statement_timestamp()
+  returning 1
+)
+select exists (select from all_lanes);
+
+-- promoter.go: restMembers
 update onceq.lane_calls
-   set due = clock_timestamp() + greatest(interval '10 minutes', 100 * (clock_timestamp() - transaction_timestamp()))
- where slot = -1 and lane = '' and due <= statement_timestamp();
+   set due = greatest(due, clock_timestamp() + 100 * (clock_timestamp() - transaction_timestamp()))
+ where slot = -1 and lane = '';
 
 -- queue.go: Check.read
 select version, oldest_code, current_setting('server_encoding'), current_setting('citus.version', true) is not null,

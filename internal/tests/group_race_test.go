@@ -80,6 +80,39 @@ func TestGroup_RedriveBesideDeadCancel(t *testing.T) {
 	require.NoError(t, db.Check())
 }
 
+// The look for members that were deleted by hand may take long. Nobody waits for it: lanes go on meanwhile.
+func TestGroup_TheLookForDeletedMembersHoldsNobodyUp(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.NoCheck())
+	ctx, q := t.Context(), db.Queue
+	g, err := q.EnqueueGroup(ctx, db.Pool, []onceq.Job{part.Job(1)}, whole.Job("x"))
+	require.NoError(t, err)
+	sqlRun(t, db, `delete from onceq.jobs where id = $1`, g.Members[0].ID)
+	sqlRun(t, db, `update onceq.lane_calls set due = statement_timestamp() where slot = -1 and lane = ''`)
+	tx, err := db.Pool.Begin(ctx)
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(ctx) }()
+	_, err = tx.Exec(ctx, `select from onceq.job_members for update`)
+	require.NoError(t, err)
+	claimed := make(chan []*onceq.Lease, 1)
+	go func() {
+		leases, _ := q.Claim(ctx, onceq.ClaimOptions{Limit: 1})
+		claimed <- leases
+	}()
+	until(t, db, `exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%job_members m set state = 7%')`)
+	laned := part
+	laned.Lane = func(int) string { return "a" }
+	other, err := onceq.New(db.Pool, nil)
+	require.NoError(t, err)
+	id := laneEnqueue(t, other, db.Pool, laned.Job(2))[0]
+	laneClaimOne(t, other, id)
+	require.NoError(t, tx.Rollback(ctx))
+	leases := receive(t, claimed)
+	require.Len(t, leases, 1)
+	require.Equal(t, g.Then.ID, leases[0].ID) // its look has called the job that waits, too
+	require.Equal(t, 1, groupOf(t, db, g.Then.ID).Cancelled)
+}
+
 // A member that somebody deletes by hand counts as cancelled when all lanes are looked at, and one that waits there does not.
 func TestGroup_AMemberThatIsDeletedByHand(t *testing.T) {
 	t.Parallel()

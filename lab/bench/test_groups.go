@@ -58,6 +58,10 @@ func (b *bench) groups(p peer, effect, variant string, groups int, held bool) tr
 	return trial{
 		test: "groups", variant: variant, peer: p,
 		prepare: func(ctx context.Context, r *room) error {
+			// Every ten minutes all lanes and members are looked at, in a new database at once. This does it.
+			if _, err := ours(r).Claim(ctx, onceq.ClaimOptions{Limit: 1}); err != nil {
+				return err
+			}
 			if groups == 0 {
 				_, err := r.fill(ctx, jobs, false)
 				return err
