@@ -50,8 +50,13 @@ find_bin() {
 		chmod a+x "$cache"
 		new=$(mktemp -d "$cache/new.XXXXXX")
 		# What Citus does without: reports to its makers, and compressed columnar tables.
-		(mkdir "$new/build" && cd "$new/build" &&
-			PG_CONFIG=$config "$source/configure" --without-libcurl --without-lz4 --without-zstd &&
+		mkdir "$new/source" "$new/build"
+		(cd "$source" && tar cf - --exclude=.git .) | tar xf - -C "$new/source"
+		# Postgres 15.20 declares a function that Citus 13.2 defines for itself.
+		sed -i -e 's/^have_createdb_privilege(void)/citus_&/' -e 's/^\(#define have_createdb_privilege()\) /\1 citus_/' \
+			"$new/source/src/include/pg_version_compat.h"
+		(cd "$new/build" &&
+			PG_CONFIG=$config ../source/configure --without-libcurl --without-lz4 --without-zstd &&
 			nice make -j"${ONCEQ_CITUS_JOBS:-1}" with_llvm=no extension) >"$new/log" 2>&1 ||
 			{ say "the build failed:"; tail -20 "$new/log" >&2; exit 1; }
 		# A copy of the server finds its own files from where its binaries are.
