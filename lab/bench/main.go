@@ -40,7 +40,7 @@ func main() {
 	var (
 		quick      = flag.Bool("quick", false, "small sizes, one round, River alone: two minutes")
 		rounds     = flag.Int("rounds", 0, "rounds of each test; default 3, with -quick 1")
-		tests      = flag.String("tests", "", "which tests, of "+strings.Join(testNames(), ",")+"; default all but storage, soak and adapters")
+		tests      = flag.String("tests", "", "which tests, of "+strings.Join(testNames(), ",")+"; default all but storage, soak, soak-keyed and adapters")
 		variant    = flag.String("variant", "", "only trials whose variant has this in its name, as in 'idle lane'; not with -o")
 		peers      = flag.String("peers", "", "which peers, by name (onceq, baseline, River, by hand, asynq, graphile-worker, pg-boss, BullMQ)")
 		asJSON     = flag.Bool("json", false, "print one JSON object for each measurement in place of a table")
@@ -48,7 +48,7 @@ func main() {
 		out        = flag.String("o", "", "directory for RESULTS.md, its figures and plots; default none are written")
 		backlog    = flag.String("backlog", "", "backlogs of the growth test, default 100000,1000000,10000000")
 		fences     = flag.Int("fences", 0, "completed fences of the growth test; default 10,000,000")
-		soak       = flag.Duration("soak", 0, "how long each trial of the soak test runs; default an hour, with -quick a minute")
+		soak       = flag.Duration("soak", 0, "how long each trial of the soak tests runs; default an hour, with -quick a minute")
 		adapters   = flag.String("adapters", "", "for the test adapters: further programs that speak its protocol, as NAME=PROGRAM, with commas")
 		phase      = flag.Duration("phase", 0, "how long each phase of the test adapters runs; default a minute, with -quick 6 s")
 		cpuprofile = flag.String("cpuprofile", "", "file for a CPU profile of this process while it measures onceq")
@@ -219,6 +219,7 @@ var tests = []test{
 	{name: "fair", title: "ten jobs of one tenant behind those of another, until they are done", trials: fairTrials, once: true},
 	{name: "groups", title: "jobs of groups beside those of none, and the job that waits for a group", trials: groupTrials},
 	{name: "soak", title: "steady load over two worker processes, a snapshot held in the middle third", trials: soakTrials, once: true},
+	{name: soakKeyed, title: "the same with keyed jobs and a Reaper", trials: soakKeyedTrials, once: true},
 	{name: "adapters", title: "someone else's measure: two processes, 800 jobs/s, through load, an open transaction, kills and pressure", trials: adapterTrials, once: true},
 }
 
@@ -334,11 +335,11 @@ func (b *bench) run(ctx context.Context, pg string, statements bool, wantTests, 
 	return nil
 }
 
-// wanted reports whether a test runs. Three have to be named: storage compares ours with ours, and is for those who change
-// the tables; soak takes hours; adapters needs the others' programs.
+// wanted reports whether a test runs. Four have to be named: storage compares ours with ours, and is for those who change
+// the tables; the soaks take hours; adapters needs the others' programs.
 func wanted(t test, names []string) bool {
 	if names == nil {
-		return t.name != "storage" && t.name != "soak" && t.name != "adapters"
+		return t.name != "storage" && t.name != "soak" && t.name != soakKeyed && t.name != "adapters"
 	}
 	return contains(names, t.name)
 }

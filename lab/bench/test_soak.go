@@ -27,16 +27,24 @@ func soakTrials(b *bench) []trial {
 				})
 			},
 		})
+	}
+	return trials
+}
+
+// soakKeyedTrials are the same with keyed jobs, of which the Reaper has as much to remove as is added.
+func soakKeyedTrials(b *bench) []trial {
+	var trials []trial
+	for _, p := range b.fleetPeers(2, true) {
 		if p.name != "onceq" {
 			continue
 		}
 		trials = append(trials, trial{
-			test: "soak", variant: keyed, peer: p, conns: producers,
+			test: soakKeyed, variant: keyed, peer: p, conns: producers,
 			measure: func(ctx context.Context, r *room) ([]figure, error) {
 				q := ours(r)
 				return soak(ctx, r, b.sizes.soak, keyed, order{Reap: true}, func(ctx context.Context, n int) error {
 					job := jobOf(n, true)
-					job.Window = 5 * time.Second // so that the Reaper has as much to remove as is added
+					job.Window = 5 * time.Second
 					_, err := q.Enqueue(ctx, q.pool, job)
 					return err
 				})
@@ -45,6 +53,8 @@ func soakTrials(b *bench) []trial {
 	}
 	return trials
 }
+
+const soakKeyed = "soak-keyed"
 
 // soakRate is the load, in jobs a second.
 const soakRate = 3000
