@@ -364,7 +364,7 @@ func (q *Queue) cancelFollowers(ctx context.Context, db DB, ids []int64) error {
 				return err
 			}
 		}
-		if _, _, err := q.cancel(ctx, db, ids); err != nil {
+		if _, _, err := q.cancel(ctx, db, ids, true); err != nil {
 			return err
 		}
 		return q.send(ctx, db, asIs, sayDead, []any{ids}, each(func(pgx.Rows) error { return nil }))

@@ -102,7 +102,7 @@ select state from onceq.job_history where id = $1::bigint`
 // change a finished job. A job that is unknown, or that completed and was not kept, is ErrNotFound. Cancel never waits for
 // a handler's transaction.
 func (q *Queue) Cancel(ctx context.Context, db DB, id int64) (State, error) {
-	cancelled, _, err := q.cancel(ctx, db, []int64{id})
+	cancelled, _, err := q.cancel(ctx, db, []int64{id}, true)
 	switch {
 	case err != nil:
 		return 0, err
@@ -116,8 +116,8 @@ func (q *Queue) Cancel(ctx context.Context, db DB, id int64) (State, error) {
 	return state, err
 }
 
-// cancel cancels the jobs that nobody holds and asks the holders of the others to stop.
-func (q *Queue) cancel(ctx context.Context, db DB, ids []int64) (cancelled, asked int, err error) {
+// cancel cancels the jobs that nobody holds and, if running, asks the holders of the others to stop.
+func (q *Queue) cancel(ctx context.Context, db DB, ids []int64, running bool) (cancelled, asked int, err error) {
 	free := func() (gone []int64, err error) {
 		// A job that waits for its lane may become live in between, so those are tried first.
 		for _, statement := range []string{cancelWaits, cancelJobs} {
@@ -137,7 +137,7 @@ func (q *Queue) cancel(ctx context.Context, db DB, ids []int64) (cancelled, aske
 		return gone, nil
 	}
 	gone, err := free()
-	if err != nil || len(gone) == len(ids) {
+	if err != nil || !running || len(gone) == len(ids) {
 		return len(gone), 0, err
 	}
 	cancelled = len(gone)
@@ -165,7 +165,7 @@ func (q *Queue) CancelMany(ctx context.Context, db DB, filter Filter) (cancelled
 		filter.States = cancellable
 	}
 	err = q.each(ctx, db, filter, cancellable, func(ids []int64) error {
-		c, a, err := q.cancel(ctx, db, ids)
+		c, a, err := q.cancel(ctx, db, ids, slices.Contains(filter.States, StateRunning))
 		cancelled, asked = cancelled+c, asked+a
 		return err
 	})

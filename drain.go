@@ -13,6 +13,7 @@ import (
 // of the queues, and it sends one statement at a time. cutShort says that ctx ended with work left.
 func (c *claimer) drain(ctx context.Context, limit int, p *promoter) (cutShort bool, err error) {
 	quiet := false // there was nothing to claim, and then no call
+	began := time.Now()
 	for limit > 0 {
 		idle := c.exec.tasks.holdsNone()
 		found, more, err := c.drainOnce(ctx, limit)
@@ -40,9 +41,12 @@ func (c *claimer) drain(ctx context.Context, limit int, p *promoter) (cutShort b
 			continue
 		case !idle || more || lanes.calls > 0 || lanes.more || lanes.busy:
 			quiet = false
-		case quiet || !p.laned && !p.seen.Load():
+		case quiet || !p.laned && !p.seen.Load() && time.Since(began) < promoteMargin:
 			return false, nil
-		default: // another promoter may have answered calls between the claim and the look, and its jobs are due now
+		default:
+			// Another promoter may have answered calls between the claim and the look, and its jobs are due now. The last look is for
+			// all calls, because a handler may have committed some late, and for the ends of jobs that nobody tells.
+			p.anew.Store(true)
 			quiet = true
 			continue
 		}

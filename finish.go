@@ -42,8 +42,8 @@ type outcome struct {
 }
 
 // SetResult stores a result with the completion: a duplicate of the same key inside its window gets it. v is encoded as
-// JSON now; the limit is MaxResultBytes. Without a key, the result can be read only from the history (Kind.Keep,
-// Queue.Get).
+// JSON now; the limit is MaxResultBytes. A job that waits for this one reads it as Member.Result (Lease.Members). Else, without
+// a key, it can be read only from the history (Kind.Keep, Queue.Get).
 func (l *Lease) SetResult(v any) error {
 	raw, err := encodeResult(v)
 	if err != nil {

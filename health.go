@@ -401,7 +401,7 @@ func adviceFor(err error) string {
 	case noTables(err):
 		return "apply the migrations, or set Config.Schema to the right schema"
 	case state == "53300":
-		return "raise the server's max_connections, or lower the pools' MaxConns: a worker opens up to 8 connections of its own in addition to its pool"
+		return "raise the server's max_connections, or lower the pools' MaxConns: a worker opens up to 4 connections of its own in addition to its pool"
 	case state == "55P03" || state == "57014" || state == "" && errors.Is(err, context.DeadlineExceeded):
 		return "look in pg_stat_activity and pg_locks for what keeps it waiting, and end that; or find out why the server is slow"
 	case state == "" || state[:2] == "08" || state[:2] == "57":

@@ -226,7 +226,8 @@ const limitHead = `
                    for update skip locked) w
           limit r.n) w`
 
-// handOverLines is handOver for jobs of which some have limits. leaves says of one in gone whether it leaves its lane, too. The
+// handOverLines is handOver for jobs of which some have limits. A job in head that another session has moved into the line of its
+// limit meanwhile is not in next: it was that one's successor. leaves says of one in gone whether it leaves its lane, too. The
 // place of a limit goes to the first job that waits for it, or else to the successor in the lane; of a limit with a rate
 // to none.
 func handOverLines(leaves string) string {
@@ -263,7 +264,7 @@ turn as materialized (
 ),
 next as materialized (
   select w.id, w.path, h.lane from head h cross join lateral (
-         select id, path from onceq.job_waits where id = h.id for update skip locked) w
+         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane for update skip locked) w
 ),
 straight as materialized (
   select id, line

@@ -36,6 +36,7 @@ type outbox struct {
 	room    sync.Cond  // fewer than maxPending
 	pending []outcome
 	closed  bool
+	ending  int // writers that start a next job, which may add its outcome
 }
 
 func newOutbox(q *Queue, id int64, db *pgxpool.Pool, lease time.Duration, ctx context.Context, tasks *taskSet, tally *tally) *outbox {
@@ -44,9 +45,10 @@ func newOutbox(q *Queue, id int64, db *pgxpool.Pool, lease time.Duration, ctx co
 	return o
 }
 
+// add waits for room, but not while a writer starts a next job: that one may be the caller, and only the writers make room.
 func (o *outbox) add(out outcome) {
 	o.mu.Lock()
-	for len(o.pending) >= maxPending {
+	for len(o.pending) >= maxPending && o.ending == 0 {
 		o.room.Wait()
 	}
 	o.pending = append(o.pending, out)
@@ -93,6 +95,21 @@ func (o *outbox) loop() {
 	}
 }
 
+// end is next.end for a writer.
+func (o *outbox) end(next *successor, ok bool) (leased bool) {
+	if next == nil {
+		return false
+	}
+	o.mu.Lock()
+	o.ending++
+	o.mu.Unlock()
+	leased = next.end(ok)
+	o.mu.Lock()
+	o.ending--
+	o.mu.Unlock()
+	return leased
+}
+
 // write writes outcomes. After a lost connection it tries again, for as long as the leases last and until Run has waited
 // long enough. A value that Postgres refuses is found by halving the batch, so that it cannot keep the others from being
 // written.
@@ -115,7 +132,7 @@ func (o *outbox) write(batch []outcome) {
 		}
 		cancel()
 		o.tally.ended(batch, stale, left)
-		leased := next.end(err == nil)
+		leased := o.end(next, err == nil)
 		switch {
 		case err == nil:
 			told := false

@@ -305,7 +305,7 @@ turn as materialized (
 ),
 ours as materialized (
   select h.id, h.lane, null::timestamptz as slot, w.path is not null as goes_on from head h cross join lateral (
-         select path from onceq.job_waits where id = h.id for update skip locked) w
+         select path from onceq.job_waits where id = h.id and lane is not distinct from h.lane for update skip locked) w
   union all
   select t.id, t.lane, case when t.gap is not null then ` + slotOf + ` end, false
     from (select *, row_number() over (partition by lane order by priority, run_at, id) - 1 as i from turn) t
@@ -388,10 +388,13 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 	}
 	if did.families && ctx.Err() == nil {
 		n, err := p.q.lookAtFamilies(ctx, p.db)
-		did.calls += n
-		return did, err
+		if did.calls += n; err != nil {
+			return did, err
+		}
 	}
-	return did, nil
+	n, err := p.q.forgetMissing(ctx, p.db)
+	did.calls += n
+	return did, err
 }
 
 // promoteFor promotes for Claim, which has no loop: until no call is left, and at most once a second as long as this process
@@ -544,62 +547,25 @@ delete from onceq.lane_stops s
  where exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane = '')
    and not exists (select from onceq.job_history h where h.id = s.id offset 0)`
 
-// forgetMembers does the same for a job that waits for one that somebody deleted by hand: that counts as cancelled. It has to look
-// at each member that is not finished, and there may be millions, so it follows in a transaction of its own, without the locks
-// that promoters need. It returns how many jobs that wait it has called.
-var forgetMembers = `
-with gone as (
-  update onceq.job_members m set state = ` + sqlJobCancelled + `
-    from (select id from onceq.job_waits where lane > ` + sqlSep + ` and lane < ' ' offset 0) w
-   where m.group_id = any (array[w.id]) and m.state + 0 in (0, ` + sqlJobDead + `, ` + sqlJobHeld + `) and m.told
-     and not exists (select from onceq.jobs j where j.id = m.job_id offset 0)
-     and not exists (select from onceq.job_waits o where o.id = m.job_id offset 0)
-     and not exists (select from onceq.job_history h where h.id = m.job_id offset 0)
-  returning m.group_id
-),
-call as (
-  insert into onceq.lane_calls (slot, due, lane)
-  select ` + laneSlot("lane") + `, statement_timestamp(), lane from (select distinct ` + followLine("group_id") + ` as lane from gone) l
-  returning 1
-)
-select count(*) from call`
-
-// restMembers is restAll for what forgetMembers has cost.
-const restMembers = `
-update onceq.lane_calls
-   set due = greatest(due, clock_timestamp() + 100 * (clock_timestamp() - transaction_timestamp()))
- where slot = -1 and lane = ''`
-
 // lookAtFamilies answers the calls for whole families, and ends the time in which completions leave lanes to the promoters
 // because a limit was lowered. It returns how many lanes it has called.
 func (q *Queue) lookAtFamilies(ctx context.Context, db *pgxpool.Pool) (n int, err error) {
+	var all bool
+	batch := &pgx.Batch{}
+	batch.Queue(beginOwn)
+	batch.Queue(guardPlans + `, ` + noLimits)
+	batch.Queue(q.sql(lockLanes))
+	batch.Queue(q.sql(callFamilies)).Query(row(&n))
+	batch.Queue(q.sql(forgetStops))
+	batch.Queue(q.sql(restAll)).Query(row(&all))
+	batch.Queue("commit")
 	unbroken, cancel := outlast(ctx, time.Minute)
 	defer cancel()
-	var all bool
-	send := func(statements func(b *pgx.Batch)) error {
-		batch := &pgx.Batch{}
-		batch.Queue(beginOwn)
-		batch.Queue(guardPlans + `, ` + noLimits)
-		statements(batch)
-		batch.Queue("commit")
-		if err := db.SendBatch(unbroken, batch).Close(); err != nil {
-			return fmt.Errorf("onceq: promote: %w", q.told(err))
-		}
-		return nil
+	if err := db.SendBatch(unbroken, batch).Close(); err != nil {
+		return 0, fmt.Errorf("onceq: promote: %w", q.told(err))
 	}
-	err = send(func(b *pgx.Batch) {
-		b.Queue(q.sql(lockLanes))
-		b.Queue(q.sql(callFamilies)).Query(row(&n))
-		b.Queue(q.sql(forgetStops))
-		b.Queue(q.sql(restAll)).Query(row(&all))
-	})
-	if err != nil || !all {
-		return n, err
+	if all {
+		q.missing.begin()
 	}
-	var groups int
-	err = send(func(b *pgx.Batch) {
-		b.Queue(q.sql(forgetMembers)).Query(row(&groups))
-		b.Queue(q.sql(restMembers))
-	})
-	return n + groups, err
+	return n, nil
 }

@@ -454,7 +454,8 @@ gone as (
 select count(*), 0 from gone`
 
 // reapWaiters removes the announcements of workers that have been away for the grace time, sets of queues that no worker
-// serves any more, what says that a worker was woken that is not there, and where claims of backlogs ended that long ago.
+// serves any more, what says that a worker was woken that is not there, where claims of backlogs ended that long ago, and what is
+// known of limits with a rate that have rested: the next job of one is as good as its first.
 // #nosec G101 -- a statement, not a credential
 const reapWaiters = `
 with d as materialized (
@@ -479,6 +480,11 @@ wakes as (
 ),
 turns as (
   delete from onceq.turns where at <= statement_timestamp() - $2::bigint * interval '1 millisecond'
+),
+rates as (
+  delete from onceq.limit_rates
+   where ctid = any (array (
+         select ctid from onceq.limit_rates where free_at <= statement_timestamp() - interval '1 minute' for update skip locked))
 )
 select count(*), 0 from gone`
 

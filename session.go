@@ -196,6 +196,7 @@ func (o *ownConns) members() (all []*listener) {
 // listen keeps a session open. It counts as one only after a notification of its own has come back: poolers accept LISTEN
 // and deliver nothing, and settings do not stay with their client.
 func (o *ownConns) listen(ctx context.Context) {
+	unheard := false
 	for wait := time.Second; ; wait = min(2*wait, 30*time.Second) {
 		began := time.Now()
 		err := o.listenOnce(ctx)
@@ -208,8 +209,8 @@ func (o *ownConns) listen(ctx context.Context) {
 		if time.Since(began) > time.Minute {
 			wait = time.Second
 		}
-		unheard := errors.Is(err, errUnheard)
-		if unheard {
+		before := unheard
+		if unheard = errors.Is(err, errUnheard); unheard && before { // once it may have been a pause of this process, or of the server
 			wait = 10 * time.Minute
 		}
 		for _, l := range o.members() {

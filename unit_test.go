@@ -1014,3 +1014,29 @@ func TestConnections_AReservedPlaceNarrowsNoOtherQueue(t *testing.T) {
 	require.True(t, c.reserve(lane, 1))
 	require.False(t, c.reserve(lane, 1), "only one of the places that become free is the caller's")
 }
+
+// An outbox that is full makes handlers wait, but not a writer that starts a next job: nobody else would make room.
+func TestOutbox_AWriterDoesNotWaitForRoom(t *testing.T) {
+	t.Parallel()
+	o := newOutbox(nil, 0, nil, 0, t.Context(), nil, nil)
+	o.pending = make([]outcome, maxPending)
+	added := make(chan struct{})
+	go func() {
+		o.add(outcome{}) // a handler's
+		close(added)
+	}()
+	require.Never(t, func() bool {
+		select {
+		case <-added:
+			return true
+		default:
+			return false
+		}
+	}, 50*time.Millisecond, 10*time.Millisecond)
+	o.ending = 1
+	o.add(outcome{})
+	o.ending = 0
+	require.Len(t, o.pending, maxPending+1)
+	o.take()
+	<-added
+}

@@ -400,7 +400,7 @@ turn as materialized (
 ),
 next as materialized (
   select w.id, w.path, h.lane from head h cross join lateral (
-         select id, path from onceq.job_waits where id = h.id for update skip locked) w
+         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane for update skip locked) w
 ),
 straight as materialized (
   select id, line
@@ -1958,7 +1958,7 @@ turn as materialized (
 ),
 next as materialized (
   select w.id, w.path, h.lane from head h cross join lateral (
-         select id, path from onceq.job_waits where id = h.id for update skip locked) w
+         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane for update skip locked) w
 ),
 straight as materialized (
   select id, line
@@ -2238,7 +2238,7 @@ turn as materialized (
 ),
 next as materialized (
   select w.id, w.path, h.lane from head h cross join lateral (
-         select id, path from onceq.job_waits where id = h.id for update skip locked) w
+         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane for update skip locked) w
 ),
 straight as materialized (
   select id, line
@@ -2511,7 +2511,7 @@ turn as materialized (
 ),
 next as materialized (
   select w.id, w.path, h.lane from head h cross join lateral (
-         select id, path from onceq.job_waits where id = h.id for update skip locked) w
+         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane for update skip locked) w
 ),
 straight as materialized (
   select id, line
@@ -2711,7 +2711,7 @@ turn as materialized (
 ),
 next as materialized (
   select w.id, w.path, h.lane from head h cross join lateral (
-         select id, path from onceq.job_waits where id = h.id for update skip locked) w
+         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane for update skip locked) w
 ),
 straight as materialized (
   select id, line
@@ -2885,7 +2885,7 @@ turn as materialized (
 ),
 next as materialized (
   select w.id, w.path, h.lane from head h cross join lateral (
-         select id, path from onceq.job_waits where id = h.id for update skip locked) w
+         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane for update skip locked) w
 ),
 straight as materialized (
   select id, line
@@ -4018,6 +4018,42 @@ select coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0),
        array(select distinct queue from new
               where run_at <= statement_timestamp() and leased_until is null and lost = 0 and kind = any ($2::text[]));
 
+-- missing.go: forgetMembers
+with page as materialized (
+  select group_id, job_id, state, told from onceq.job_members
+   where (group_id, job_id) > ($1::bigint, $2::bigint)
+   order by group_id, job_id
+   limit $3::int
+),
+gone as (
+  update onceq.job_members m set state = 7
+    from (select p.group_id, p.job_id from page p
+           where p.state in (0, 6, 8) and p.told
+             and not exists (select from onceq.jobs j where j.id = p.job_id offset 0)
+             and not exists (select from onceq.job_waits o where o.id = p.job_id offset 0)
+             and not exists (select from onceq.job_history h where h.id = p.job_id offset 0)
+             and exists (select from onceq.job_waits w where w.id = p.group_id and w.lane > E'\x1f' and w.lane < ' ' offset 0)
+          offset 0) g
+   where m.group_id = any (array[g.group_id]) and m.job_id = any (array[g.job_id])
+     and m.state + 0 in (0, 6, 8) and m.told
+  returning m.group_id
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from (select distinct E'\x1f' || lpad(group_id::text, 19, '0') as lane from gone) l
+  returning 1
+),
+last as (
+  select group_id, job_id from page order by group_id desc, job_id desc limit 1
+)
+select (select count(*) from call), (select count(*) from page),
+       coalesce((select group_id from last), 0), coalesce((select job_id from last), 0);
+
+-- missing.go: forgetMissing
+select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
+       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
+
 -- move.go: moveJobs
 with free as materialized (
   select id, queue, created_at, identity from onceq.jobs
@@ -4161,23 +4197,6 @@ again as (
 )
 select count(*) from calls;
 
--- promoter.go: forgetMembers
-with gone as (
-  update onceq.job_members m set state = 7
-    from (select id from onceq.job_waits where lane > E'\x1f' and lane < ' ' offset 0) w
-   where m.group_id = any (array[w.id]) and m.state + 0 in (0, 6, 8) and m.told
-     and not exists (select from onceq.jobs j where j.id = m.job_id offset 0)
-     and not exists (select from onceq.job_waits o where o.id = m.job_id offset 0)
-     and not exists (select from onceq.job_history h where h.id = m.job_id offset 0)
-  returning m.group_id
-),
-call as (
-  insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from (select distinct E'\x1f' || lpad(group_id::text, 19, '0') as lane from gone) l
-  returning 1
-)
-select count(*) from call;
-
 -- promoter.go: forgetStops
 delete from onceq.lane_stops s
  where exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane = '')
@@ -4301,7 +4320,7 @@ turn as materialized (
 ),
 ours as materialized (
   select h.id, h.lane, null::timestamptz as slot, w.path is not null as goes_on from head h cross join lateral (
-         select path from onceq.job_waits where id = h.id for update skip locked) w
+         select path from onceq.job_waits where id = h.id and lane is not distinct from h.lane for update skip locked) w
   union all
   select t.id, t.lane, case when t.gap is not null then statement_timestamp() + case when t.rested and t.i < t.burst then 0
        else greatest(0, ceil(t.debt + (t.i + 1 - (t.burst - t.kept)) * t.gap)) end * interval '1 microsecond' end, false
@@ -4382,11 +4401,6 @@ with all_lanes as (
   returning 1
 )
 select exists (select from all_lanes);
-
--- promoter.go: restMembers
-update onceq.lane_calls
-   set due = greatest(due, clock_timestamp() + 100 * (clock_timestamp() - transaction_timestamp()))
- where slot = -1 and lane = '';
 
 -- queue.go: Check.read
 select version, oldest_code, current_setting('server_encoding'), current_setting('citus.version', true) is not null,
@@ -4653,6 +4667,11 @@ wakes as (
 ),
 turns as (
   delete from onceq.turns where at <= statement_timestamp() - $2::bigint * interval '1 millisecond'
+),
+rates as (
+  delete from onceq.limit_rates
+   where ctid = any (array (
+         select ctid from onceq.limit_rates where free_at <= statement_timestamp() - interval '1 minute' for update skip locked))
 )
 select count(*), 0 from gone;
 

@@ -93,6 +93,10 @@ type storedJob struct {
 	Priority    onceq.Priority    `json:"priority,omitempty"`
 	MaxAttempts int               `json:"max_attempts,omitempty"`
 	Metadata    map[string]string `json:"metadata,omitempty"`
+	Lane        string            `json:"lane,omitempty"`
+	LaneFamily  string            `json:"lane_family,omitempty"`
+	LaneRule    onceq.LaneRule    `json:"lane_rule,omitempty"`
+	Limit       string            `json:"limit,omitempty"`
 }
 
 func storeJob(j onceq.Job) (string, error) {
@@ -102,11 +106,15 @@ func storeJob(j onceq.Job) (string, error) {
 	if j.Fields != nil || j.IgnorePayload || j.Strict {
 		return "", invalid("Job", "has Fields, IgnorePayload or Strict, which a schedule in the table cannot have")
 	}
+	if j.After != nil || j.Replace != 0 {
+		return "", invalid("Job", "has After or Replace, which a schedule in the table cannot have")
+	}
 	payload, err := json.Marshal(j.Payload)
 	if err != nil {
 		return "", invalid("Job.Payload", "does not encode as JSON: %v", err)
 	}
-	stored, err := json.Marshal(storedJob{j.Kind, payload, j.Queue, j.Key, j.Scope, j.Window, j.Delay, j.Priority, j.MaxAttempts, j.Metadata})
+	stored, err := json.Marshal(storedJob{j.Kind, payload, j.Queue, j.Key, j.Scope, j.Window, j.Delay, j.Priority, j.MaxAttempts, j.Metadata,
+		j.Lane, j.LaneFamily, j.LaneRule, j.Limit})
 	return string(stored), err
 }
 
@@ -116,5 +124,6 @@ func readJob(stored string) (j onceq.Job, err error) {
 	return onceq.Job{
 		Kind: s.Kind, Payload: s.Payload, Queue: s.Queue, Key: s.Key, Scope: s.Scope, Window: s.Window, Delay: s.Delay,
 		Priority: s.Priority, MaxAttempts: s.MaxAttempts, Metadata: s.Metadata,
+		Lane: s.Lane, LaneFamily: s.LaneFamily, LaneRule: s.LaneRule, Limit: s.Limit,
 	}, err
 }

@@ -246,7 +246,7 @@ func (s *Scheduler) fire(ctx context.Context, tx pgx.Tx, one *Schedule, t Tick) 
 	if one.JobFor != nil {
 		var err error
 		if job, err = one.JobFor(t); err != nil {
-			m.note = err.Error()
+			m.note = storable(err)
 			return m, nil
 		}
 	}
@@ -261,7 +261,7 @@ func (s *Scheduler) fire(ctx context.Context, tx pgx.Tx, one *Schedule, t Tick) 
 	var taken *onceq.DuplicateError
 	switch {
 	case errors.As(err, &bad) || errors.As(err, &other) || errors.As(err, &taken):
-		m.note = err.Error()
+		m.note = storable(err)
 		return m, nil
 	case err != nil:
 		return m, fmt.Errorf("onceqcron: tick of %q: %w", one.Name, err)
@@ -271,6 +271,16 @@ func (s *Scheduler) fire(ctx context.Context, tx pgx.Tx, one *Schedule, t Tick) 
 		m.outcome = "duplicate"
 	}
 	return m, nil
+}
+
+// storable is an error's text as Postgres can store it.
+func storable(err error) string {
+	const most = 2000
+	text := err.Error()
+	if len(text) > most {
+		text = text[:most] + " …"
+	}
+	return strings.ReplaceAll(strings.ToValidUTF8(text, "\uFFFD"), "\x00", "\uFFFD")
 }
 
 // note writes lines of the ledger.
@@ -293,7 +303,7 @@ on conflict (schedule, at) do update set outcome = excluded.outcome, job_id = ex
 	return batch
 }
 
-// ScheduledAt returns the scheduled time of the tick that enqueued a job, and false for a job that no tick enqueued.
+// ScheduledAt returns the scheduled time of the tick that enqueued a job, in UTC, and false for a job that no tick enqueued.
 func ScheduledAt(l *onceq.Lease) (at time.Time, ok bool) {
 	at, err := time.Parse(time.RFC3339Nano, l.Metadata[metadataAt])
 	return at, err == nil

@@ -3,6 +3,7 @@ package onceqcron
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -48,7 +49,7 @@ func parse(spec, zone string) (Timetable, error) {
 	case fields[0] == "@every":
 		return parseEvery(spec, fields)
 	}
-	ticks, err := parser.Parse(spec)
+	ticks, err := readFields(fields)
 	if err != nil {
 		return nil, fmt.Errorf("specification %q: %w", spec, explain(fields, err))
 	}
@@ -86,6 +87,20 @@ func (e every) Next(after time.Time) time.Time { return after.Add(time.Duration(
 var parser = cron.MustNewParser(cron.SecondOptional | cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow |
 	cron.Descriptor | cron.Extended | cron.DowOrDom).WithMaxSearchYears(40) // a leap day is 8 years away at most, on a given weekday 40
 
+// readFields is parser.Parse for what it reads wrongly: it takes the H of THU for a sign of its own, an empty element of a list for
+// nothing at all, and *-5 for *.
+func readFields(fields []string) (cron.Schedule, error) {
+	for _, f := range fields {
+		if slices.Contains(strings.Split(f, ","), "") {
+			return nil, errors.New("an element of the list is empty")
+		}
+		if strings.Contains(f, "*-") {
+			return nil, errors.New("a range begins with *")
+		}
+	}
+	return parser.Parse(strings.ToLower(strings.Join(fields, " ")))
+}
+
 // explain finds the field that an error is about.
 func explain(fields []string, err error) error {
 	names := []string{"second", "minute", "hour", "day of month", "month", "day of week"}
@@ -104,7 +119,7 @@ func explain(fields []string, err error) error {
 			alone[j] = "*"
 		}
 		alone[i] = f
-		if _, err := parser.Parse(strings.Join(alone, " ")); err != nil {
+		if _, err := readFields(alone); err != nil {
 			return fmt.Errorf("field %d, the %s, is %q: %w", i+1, names[i], f, err)
 		}
 	}

@@ -121,3 +121,29 @@ func TestParse_BadSpecificationsPointAtTheField(t *testing.T) {
 	_, err := Parse("* * * * *", "Europe/Atlantis")
 	require.ErrorContains(t, err, `zone "Europe/Atlantis" is not known here`)
 }
+
+// What the library reads wrongly.
+func TestParse_NamesListsAndRanges(t *testing.T) {
+	t.Parallel()
+	for spec, want := range map[string]string{
+		"0 9 * * THU":     "2026-01-01 09:00",
+		"0 9 * * thu":     "2026-01-01 09:00",
+		"0 9 * * MON-THU": "2026-01-01 09:00",
+		"0 9 * * THU#2":   "2026-01-08 09:00",
+		"0 9 * MAR FRI#L": "2026-03-27 09:00",
+		"0 0 LW * *":      "2026-01-30 00:00",
+		"@DAILY":          "2026-01-02 00:00",
+	} {
+		timetable, err := Parse(spec, "UTC")
+		require.NoError(t, err, spec)
+		require.Equal(t, want, timetable.Next(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)).Format("2006-01-02 15:04"), spec)
+	}
+	for spec, want := range map[string]string{
+		", * * * * *": `field 1, the second, is ",": an element of the list is empty`,
+		"0 1,,2 * * *": `field 2, the hour, is "1,,2": an element of the list is empty`,
+		"*-5 * * * *": `field 1, the minute, is "*-5": a range begins with *`,
+	} {
+		_, err := Parse(spec, "UTC")
+		require.ErrorContains(t, err, want, spec)
+	}
+}

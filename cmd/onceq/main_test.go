@@ -324,7 +324,7 @@ select date_trunc('minute', now()) - n * interval '1 minute', 0, 1201, 1200, 1, 
 	require.NoError(t, err)
 
 	out := regexp.MustCompile(`26m3\ds`).ReplaceAllString(fine(t, db.URL, "queues"), "26m30s")
-	require.Equal(t, `QUEUE    WAITING  OLDEST  RUNNING  AHEAD  RETRYING  DELAYED  IN LANE  DEAD  HELD  DONE/MIN  FAILED/MIN  P95
+	require.Equal(t, `QUEUE    WAITING  OLDEST  RUNNING  AHEAD  RETRYING  DELAYED  BLOCKED  DEAD  HELD  DONE/MIN  FAILED/MIN  P95
 billing        0       -        0      0         0        0        0     0     1         0           0    -
 imagse         1  26m30s        0      0         0        0        0     0     0         0           0    -
 mail           0       -        0      0         0        0        0     3     0     1,200         1.0  3ms

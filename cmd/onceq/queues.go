@@ -60,7 +60,7 @@ func (a *app) queuesCommand() *cobra.Command {
 		Long: `queues counts the jobs of each queue, or of the named ones.
 
 WAITING jobs are due and nobody has them; OLDEST says for how long the first of these has been due. RUNNING jobs are in a
-handler; AHEAD ones were claimed by a worker and wait there. RETRYING jobs failed or lost a lease before. IN LANE are those
+handler; AHEAD ones were claimed by a worker and wait there. RETRYING jobs failed or lost a lease before. BLOCKED are those
 that wait for their lane, their limit or other jobs (onceq lanes list, limits list and groups list say why). DEAD and HELD jobs wait for a person. Counting stops at 1,000. In a queue with more jobs than that, the first and the last of them are looked at; a + says
 "at least". It is quick however many jobs there are.
 
@@ -149,9 +149,9 @@ func spark(minutes []onceq.Count) string {
 }
 
 func queueTable(stats []onceq.QueueStats, counted map[string]onceq.Counts, sparks bool) *table {
-	header := []string{"QUEUE", "WAITING", "OLDEST", "RUNNING", "AHEAD", "RETRYING", "DELAYED", "IN LANE", "DEAD", "HELD", "DONE/MIN", "FAILED/MIN", "P95", ""}
+	header := []string{"QUEUE", "WAITING", "OLDEST", "RUNNING", "AHEAD", "RETRYING", "DELAYED", "BLOCKED", "DEAD", "HELD", "DONE/MIN", "FAILED/MIN", "P95", ""}
 	t := newTable(header...).numbers(header[1:13]...)
-	t.spare = []string{"AHEAD", "IN LANE", "", "DELAYED", "HELD", "DEAD", "RETRYING", "FAILED/MIN"}
+	t.spare = []string{"AHEAD", "BLOCKED", "", "DELAYED", "HELD", "DEAD", "RETRYING", "FAILED/MIN"}
 	if sparks {
 		t.header = append(t.header, "DONE IN 30 MIN")
 	}

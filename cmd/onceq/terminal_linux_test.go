@@ -123,7 +123,7 @@ func TestTerminalWidth(t *testing.T) {
 	require.Equal(t, 0, s.end())
 	s.until("mail")
 	require.NotContains(t, s.seen(), "\x1b")
-	require.NotContains(t, s.seen(), "IN LANE") // says nothing, and there is no room
+	require.NotContains(t, s.seen(), "BLOCKED") // says nothing, and there is no room
 	require.Contains(t, s.seen(), "DONE/MIN")
 }
 

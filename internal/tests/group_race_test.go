@@ -142,3 +142,44 @@ func TestGroup_AMemberThatIsDeletedByHand(t *testing.T) {
 	require.Equal(t, 0, groupOf(t, db, g.Then.ID).Open)
 	require.False(t, groupOf(t, db, g.Then.ID).Waits)
 }
+
+// The look for members that somebody deleted by hand goes on where it was, a page at a time.
+func TestGroup_TheLookForDeletedMembersGoesOn(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.NoCheck())
+	g, err := db.Queue.EnqueueGroup(t.Context(), db.Pool, []onceq.Job{part.Job(1)}, whole.Job("x"))
+	require.NoError(t, err)
+	sqlRun(t, db, `insert into onceq.job_members (group_id, job_id, state, told) select $1, -n, $2, true from generate_series(1, 10000) n`, g.Then.ID, onceq.StateCompleted)
+	sqlRun(t, db, `delete from onceq.jobs where id = $1`, g.Members[0].ID)
+	sqlRun(t, db, `update onceq.lane_calls set due = statement_timestamp() where slot = -1 and lane = ''`)
+	require.Empty(t, laneClaim(t, db.Queue, 1)) // the first page does not have it
+	eventually(t, "the job that waits goes on", func() bool { return len(laneClaim(t, db.Queue, 1)) > 0 })
+}
+
+// A drain ends with nothing left that its own handlers have enqueued, whatever the new job waits for.
+func TestGroup_DrainRunsWhatWaitsForARunningJob(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	q, ctx := db.Queue, t.Context()
+	var followed atomic.Int64
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{},
+		part.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+			follower := whole.Job("x")
+			follower.After = []onceq.JobRef{{ID: l.ID}}
+			if _, err := q.Enqueue(ctx, db.Pool, follower); err != nil {
+				return err
+			}
+			until(t, db, `not exists (select from onceq.lane_calls where slot >= 0)`) // a look of the drain has taken the call
+			return nil
+		}),
+		whole.Handle(func(context.Context, *onceq.Lease, string) error {
+			followed.Add(1)
+			return nil
+		}))
+	require.NoError(t, err)
+	for n := range 5 {
+		laneEnqueue(t, q, db.Pool, part.Job(n))
+		require.NoError(t, w.Drain(ctx, 0))
+		require.EqualValues(t, n+1, followed.Load())
+	}
+}

@@ -495,3 +495,60 @@ func TestLimit_UnderFaults(t *testing.T) {
 	}
 	require.NoError(t, db.Check())
 }
+
+// A completion that waited for a lock may find that its lane's next job has moved on with another completion, into the line of its
+// limit. That job is the other's successor, and the lane still has room for one.
+func TestLimit_ASuccessorThatMovedOnMeanwhile(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := queuetest.New(t)
+	q := db.Queue
+	require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "charge", "", 2))
+	setLimit(t, db, "provider", onceq.Limit{AtOnce: 2})
+	laneEnqueue(t, q, db.Pool, limitedInLane.Job(charge{1, 1}), limitedInLane.Job(charge{1, 2}))
+	live := laneClaim(t, q, 10)
+	require.Len(t, live, 2)
+	waits := laneEnqueue(t, q, db.Pool, limitedAlone.Job(charge{2, 1}), limitedInLane.Job(charge{1, 3}), limitedInLane.Job(charge{1, 4}))
+	require.Empty(t, laneClaim(t, q, 10)) // answers the calls of these
+
+	locks, err := db.Pool.Begin(ctx)
+	require.NoError(t, err)
+	defer func() { _ = locks.Rollback(ctx) }()
+	_, err = locks.Exec(ctx, `select from onceq.jobs where id = $1 for update`, live[0].ID)
+	require.NoError(t, err)
+	completed := make(chan error, 1)
+	go func() { completed <- live[0].Complete(ctx, nil) }()
+	until(t, db, `exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`)
+	require.NoError(t, live[1].Complete(ctx, nil))
+	line := func(id int64) string {
+		return sqlOne[string](t, db, `select coalesce((select lane from onceq.job_waits where id = $1), 'live')`, id)
+	}
+	require.Equal(t, "live", line(waits[0]))
+	require.Equal(t, "/provider", line(waits[1]))
+	require.NoError(t, locks.Rollback(ctx))
+	require.NoError(t, receive(t, completed))
+
+	require.Len(t, append(laneClaim(t, q, 10), laneClaim(t, q, 10)...), 2)
+	require.Equal(t, "live", line(waits[1]))
+	require.Equal(t, "/provider", line(waits[2])) // the lane has room for two
+}
+
+// What is known of a limit with a rate goes when the limit has rested.
+func TestLimit_RatesAreReaped(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := queuetest.New(t)
+	setLimit(t, db, "provider", onceq.Limit{Rate: 100})
+	laneEnqueue(t, db.Queue, db.Pool, limitedAlone.Job(charge{1, 1}))
+	require.NoError(t, laneClaimOne(t, db.Queue, 1).Complete(ctx, nil))
+	reaper, err := onceq.NewReaper(db.Queue, onceq.ReaperConfig{})
+	require.NoError(t, err)
+	left := func() int {
+		_, err := reaper.RunOnce(ctx)
+		require.NoError(t, err)
+		return sqlOne[int](t, db, `select count(*) from onceq.limit_rates`)
+	}
+	require.Equal(t, 1, left())
+	sqlRun(t, db, `update onceq.limit_rates set free_at = free_at - interval '1 minute'`)
+	require.Zero(t, left())
+}

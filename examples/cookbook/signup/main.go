@@ -17,26 +17,30 @@ import (
 	"github.com/onceq/onceq/examples/internal/example"
 )
 
-var signup = onceq.Kind[string]{
-	Name: "signup",
-	Key:  func(email string) string { return email },
+type user struct {
+	ID    int
+	Email string
 }
+
+func (u user) key() string { return fmt.Sprint("user-", u.ID) }
+
+var signup = onceq.Kind[user]{Name: "signup", Key: user.key}
 
 const threeDays = 3 * 24 * time.Hour
 
 func handler(mail mailer, patience time.Duration) onceq.Handler {
-	return signup.Handle(func(ctx context.Context, l *onceq.Lease, email string) error {
-		if err := mail.send(ctx, l, "please-confirm", email); err != nil {
+	return signup.Handle(func(ctx context.Context, l *onceq.Lease, u user) error {
+		if err := mail.send(ctx, l, "please-confirm", u.Email); err != nil {
 			return err
 		}
-		_, confirmed, err := onceq.Await[any](ctx, l, "confirmed", email, patience)
+		_, confirmed, err := onceq.Await[any](ctx, l, "confirmed", u.key(), patience)
 		if err != nil {
 			return err // the handler runs again when the user has confirmed, or the time is over
 		}
 		if confirmed {
-			return mail.send(ctx, l, "welcome", email)
+			return mail.send(ctx, l, "welcome", u.Email)
 		}
-		return mail.send(ctx, l, "reminder", email)
+		return mail.send(ctx, l, "reminder", u.Email)
 	})
 }
 
@@ -61,12 +65,13 @@ func main() {
 	server := httptest.NewServer(p)
 	defer server.Close()
 
-	for _, email := range []string{"ada@example.com", "bob@example.com"} {
-		_, err := q.Enqueue(ctx, pool, signup.Job(email))
+	ada, bob := user{1, "ada@example.com"}, user{2, "bob@example.com"}
+	for _, u := range []user{ada, bob} {
+		_, err := q.Enqueue(ctx, pool, signup.Job(u))
 		example.Check(err)
 	}
 	// In the service that serves the link in the mail, in the transaction that stores the confirmation:
-	_, err := q.Emit(ctx, pool, "confirmed", "ada@example.com", nil)
+	_, err := q.Emit(ctx, pool, "confirmed", ada.key(), nil)
 	example.Check(err)
 
 	example.Work(ctx, q, handler(mailer{server.Client(), server.URL}, 200*time.Millisecond)) // threeDays, in a real service

@@ -18,7 +18,7 @@ func TestSignup_RemindsAfterThreeDays(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	ctx, q := t.Context(), db.Queue
-	r, err := q.Enqueue(ctx, db.Pool, signup.Job("ada@example.com"))
+	r, err := q.Enqueue(ctx, db.Pool, signup.Job(user{1, "ada@example.com"}))
 	require.NoError(t, err)
 	p := &provider{}
 	server := httptest.NewServer(p)
@@ -43,7 +43,7 @@ func TestSignup_SendsEachMailOnceWhateverHappens(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			proof := queuetest.Proof{
-				Job: func() onceq.Job { return signup.Job("ada@example.com") },
+				Job: func() onceq.Job { return signup.Job(user{1, "ada@example.com"}) },
 				Handler: func(p *queuetest.Process) onceq.Handler {
 					return handler(mailer{p.Client, "https://mail.example"}, threeDays)
 				},
@@ -56,7 +56,7 @@ func TestSignup_SendsEachMailOnceWhateverHappens(t *testing.T) {
 				proof.Setup = func(ctx context.Context, pool *pgxpool.Pool) error {
 					q, err := onceq.New(pool, nil)
 					if err == nil {
-						_, err = q.Emit(ctx, pool, "confirmed", "ada@example.com", nil)
+						_, err = q.Emit(ctx, pool, "confirmed", user{ID: 1}.key(), nil)
 					}
 					return err
 				}
