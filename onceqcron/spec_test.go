@@ -139,9 +139,9 @@ func TestParse_NamesListsAndRanges(t *testing.T) {
 		require.Equal(t, want, timetable.Next(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)).Format("2006-01-02 15:04"), spec)
 	}
 	for spec, want := range map[string]string{
-		", * * * * *": `field 1, the second, is ",": an element of the list is empty`,
+		", * * * * *":  `field 1, the second, is ",": an element of the list is empty`,
 		"0 1,,2 * * *": `field 2, the hour, is "1,,2": an element of the list is empty`,
-		"*-5 * * * *": `field 1, the minute, is "*-5": a range begins with *`,
+		"*-5 * * * *":  `field 1, the minute, is "*-5": a range begins with *`,
 	} {
 		_, err := Parse(spec, "UTC")
 		require.ErrorContains(t, err, want, spec)
