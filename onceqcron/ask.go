@@ -58,6 +58,20 @@ func (s *Scheduler) Ask(ctx context.Context, tx pgx.Tx, name string, r Request) 
 	return id, err
 }
 
+// goOn makes the job that ticks for a schedule.
+func (s *Scheduler) goOn(ctx context.Context, tx pgx.Tx, name string) error {
+	r, err := s.lock(ctx, tx, name)
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return nil // removed
+	case err != nil:
+		return err
+	case r.paused != nil || r.next == nil:
+		return nil // Resume and Put make the job
+	}
+	return s.ensure(ctx, tx, name, r.job == nil, *r.next, false)
+}
+
 // answer does what somebody asked for.
 func (s *Scheduler) answer(ctx context.Context, tx pgx.Tx, name, request string) (err error) {
 	words := strings.Fields(request)
@@ -66,6 +80,8 @@ func (s *Scheduler) answer(ctx context.Context, tx pgx.Tx, name, request string)
 		_, err = s.Fire(ctx, tx, name)
 	case request == AskResume().text:
 		err = s.Resume(ctx, tx, name)
+	case request == renew:
+		err = s.goOn(ctx, tx, name)
 	case len(words) == 3 && words[0] == "backfill":
 		var from, to time.Time
 		if from, err = time.Parse(time.RFC3339Nano, words[1]); err == nil {

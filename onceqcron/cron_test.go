@@ -252,6 +252,53 @@ func TestRegister_ADeployChangesTheTimetable(t *testing.T) {
 	require.Len(t, fired(t, db), 1)
 }
 
+// A process of the version before moves a schedule by the times of the version that has registered last.
+func TestRegister_AnOldProcessKeepsToTheNewTimes(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	old := nightly()
+	old.Spec = "0 0 1 1 *"
+	s := scheduler(t, db, onceqcron.Config{}, old)
+	require.NoError(t, s.Register(t.Context()))
+	newer := nightly()
+	newer.Spec = "@every 1h"
+	require.NoError(t, scheduler(t, db, onceqcron.Config{}, newer).Register(t.Context()))
+	at := now(t, db).Add(-time.Minute)
+	overdue(t, db, "nightly", at)
+	db.RunOne(s.Handlers()...)
+	require.Len(t, fired(t, db), 1)
+	var next time.Time
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `select next_at from onceq.schedules`).Scan(&next))
+	require.WithinDuration(t, at.Add(time.Hour), next, time.Minute)
+}
+
+// A job can be claimed a million times. Before that another one ticks.
+func TestTick_AfterAMillion(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	tables := scheduler(t, db, onceqcron.Config{})
+	code := nightly()
+	code.Spec = "@every 1h"
+	s := scheduler(t, db, onceqcron.Config{}, code)
+	require.NoError(t, s.Register(t.Context()))
+	require.NoError(t, tables.Put(t.Context(), nil, onceqcron.Schedule{Name: "of the table", Spec: "@every 1h", Job: report.Job("x")}))
+	_, err := db.Pool.Exec(t.Context(), `update onceq.jobs set claims = 1048570`) // five more, and it is dead
+	require.NoError(t, err)
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, append(s.Handlers(), report.Handle(func(context.Context, *onceq.Lease, string) error { return nil }))...)
+	require.NoError(t, err)
+	for _, name := range []string{"nightly", "of the table"} {
+		for range 3 {
+			overdue(t, db, name, now(t, db).Add(-time.Minute))
+			require.NoError(t, w.Drain(t.Context(), 0))
+		}
+	}
+	var ticks, waiting, most int
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `
+		select (select count(*) from onceq.schedule_ticks where outcome = 'fired'), count(*), max(claims) from onceq.jobs`).Scan(&ticks, &waiting, &most))
+	require.Equal(t, []int{6, 2}, []int{ticks, waiting})
+	require.Less(t, most, 10)
+}
+
 func TestRegister_OthersSchedulesStay(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)

@@ -153,11 +153,12 @@ select owner, spec, zone, missed, job::text, next_at, paused_at, clock_timestamp
 	return r, nil
 }
 
-// schedule is the one that a row stands for: the code's, or the table's.
+// schedule is the one that a row stands for: the code's, or the table's. When ticks come is in the row in either case, unless it
+// is a Timetable of the code: this process may have another version of the code than the one that has registered last.
 func (s *Scheduler) schedule(name string, r *row) (*Schedule, error) {
 	if r.job == nil {
 		if one := s.code[name]; one != nil {
-			return one, nil
+			return one.as(r)
 		}
 		return nil, fmt.Errorf("%w: %q is in the code of %q; call this there, or let such a process do it with Ask", ErrElsewhere, name, r.owner)
 	}
@@ -173,6 +174,33 @@ func (s *Scheduler) schedule(name string, r *row) (*Schedule, error) {
 	}
 	return one, nil
 }
+
+// as is a schedule of the code with the times of its row.
+func (s *Schedule) as(r *row) (*Schedule, error) {
+	if r.zone == "" || r.spec == s.Spec && r.zone == s.Zone && r.missed == s.Missed.String() {
+		return s, nil
+	}
+	one := *s
+	one.Spec, one.Zone, one.Timetable = r.spec, r.zone, nil
+	var err error
+	if one.Missed, err = parseMissed(r.missed); err == nil {
+		err = one.check(false)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("onceqcron: schedule %q in the table cannot be read: %w", s.Name, err)
+	}
+	return &one, nil
+}
+
+// renewAfter is how often a job may be claimed before another one ticks in its place. After a million claims, which is twelve
+// days of a tick a second, it would be dead.
+const renewAfter = 1_000_000
+
+// renews reports whether it is time for that. A token ends with 20 bits that count the claims.
+func renews(l *onceq.Lease) bool { return l.Token&(1<<20-1) >= renewAfter }
+
+// renew is asked for by the job that ticks, as a job with the same key cannot exist beside it.
+const renew = "renew"
 
 // tick is the handler of the job that ticks for a schedule.
 func (s *Scheduler) tick(ctx context.Context, tx pgx.Tx, l *onceq.Lease, name string) error {
@@ -221,6 +249,12 @@ update onceq.schedules set next_at = $2 where name = $1`
 	}
 	if next == nil {
 		return nil
+	}
+	if renews(l) {
+		_, err := s.q.Enqueue(ctx, tx, onceq.Job{
+			Kind: l.Kind, Queue: l.Queue, Payload: name, Metadata: map[string]string{metadataRequest: renew},
+		})
+		return err
 	}
 	return onceq.Reschedule(max(0, next.Sub(r.now)))
 }
