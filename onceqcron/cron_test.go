@@ -299,6 +299,55 @@ func TestTick_AfterAMillion(t *testing.T) {
 	require.Less(t, most, 10)
 }
 
+// A tick that waits while its schedule is removed and put again in one transaction belongs to the new one.
+func TestPut_AfterRemoveWhileATickWaits(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	s := scheduler(t, db, onceqcron.Config{})
+	one := onceqcron.Schedule{Name: "tenant 7", Spec: "@every 1h", Job: report.Job("x")}
+	require.NoError(t, s.Put(t.Context(), nil, one))
+	overdue(t, db, one.Name, now(t, db).Add(-time.Minute))
+	tx, err := db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), `select from onceq.schedules for update`)
+	require.NoError(t, err)
+	ran := make(chan onceq.State, 1)
+	go func() { ran <- db.RunOne(s.Handlers()...).State }()
+	require.Eventually(t, func() bool {
+		var waits bool
+		err := db.Pool.QueryRow(context.Background(), `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`).Scan(&waits)
+		return err == nil && waits
+	}, time.Minute, 10*time.Millisecond)
+	require.NoError(t, s.Remove(t.Context(), tx, one.Name))
+	require.NoError(t, s.Put(t.Context(), tx, one))
+	require.NoError(t, tx.Commit(t.Context()))
+	require.Equal(t, onceq.StateDelayed, <-ran)
+	require.Equal(t, 1, live(t, db))
+}
+
+// Backfill leaves an overdue tick to the schedule, and counts the ticks of @every as the schedule does.
+func TestBackfill_OnlyWhatTheScheduleDoesNotFire(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	s := scheduler(t, db, onceqcron.Config{})
+	one := onceqcron.Schedule{Name: "hourly", Spec: "@every 1h", Job: report.Job("x")}
+	require.NoError(t, s.Put(t.Context(), nil, one))
+	start := now(t, db).Add(-5*time.Hour - 17*time.Minute)
+	overdue(t, db, one.Name, start.Add(4*time.Hour))
+	n, err := s.Backfill(t.Context(), nil, one.Name, start.Add(-time.Minute), now(t, db))
+	require.NoError(t, err)
+	require.Equal(t, 4, n)
+	for i, at := range fired(t, db) {
+		require.WithinDuration(t, start.Add(time.Duration(i)*time.Hour), at, time.Millisecond)
+	}
+	n, err = s.Backfill(t.Context(), nil, one.Name, start.Add(-time.Minute), now(t, db))
+	require.NoError(t, err)
+	require.Zero(t, n)
+	db.RunOne(s.Handlers()...)
+	require.Len(t, fired(t, db), 5)
+}
+
 func TestRegister_OthersSchedulesStay(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)

@@ -95,6 +95,11 @@ on conflict do nothing`
 	if err != nil {
 		return fmt.Errorf("onceqcron: writing schedule %q: %w", one.Name, err)
 	}
+	if tag.RowsAffected() > 0 {
+		if err := s.lockName(ctx, tx, one.Name); err != nil {
+			return err
+		}
+	}
 	r, err := s.lock(ctx, tx, one.Name)
 	switch {
 	case err != nil:
@@ -269,7 +274,7 @@ func (s *Scheduler) Fire(ctx context.Context, tx pgx.Tx, name string) (id int64,
 }
 
 // Backfill enqueues the jobs of all ticks from one time to another, both included, that the ledger does not show as fired,
-// and returns how many. More than 10,000 ticks are an error, and so is a time that is still to come. tx is as for Put.
+// and returns how many. A tick that is overdue is left to the schedule, unless it is paused. More than 10,000 ticks are an error, and so is a time that is still to come. tx is as for Put.
 func (s *Scheduler) Backfill(ctx context.Context, tx pgx.Tx, name string, from, to time.Time) (n int, err error) {
 	err = s.within(ctx, tx, func(tx pgx.Tx) error {
 		r, err := s.lock(ctx, tx, name)
@@ -280,7 +285,7 @@ func (s *Scheduler) Backfill(ctx context.Context, tx pgx.Tx, name string, from, 
 		if err != nil {
 			return err
 		}
-		due, err := s.unfired(ctx, tx, one, r.now, from, to)
+		due, err := s.unfired(ctx, tx, one, r, from, to)
 		if err != nil {
 			return err
 		}
@@ -317,17 +322,27 @@ func (s *Scheduler) WouldBackfill(ctx context.Context, db onceq.DB, name string,
 	if err != nil {
 		return 0, err
 	}
-	due, err := s.unfired(ctx, db, one, r.now, from, to)
+	due, err := s.unfired(ctx, db, one, r, from, to)
 	return len(due), err
 }
 
-// unfired returns the ticks of a time, both ends included, that the ledger does not show as fired.
-func (s *Scheduler) unfired(ctx context.Context, db onceq.DB, one *Schedule, now, from, to time.Time) (due []time.Time, err error) {
+// unfired returns the ticks of a time, both ends included, that the ledger does not show as fired and that are not still to be
+// fired by the schedule itself.
+func (s *Scheduler) unfired(ctx context.Context, db onceq.DB, one *Schedule, r *row, from, to time.Time) (due []time.Time, err error) {
+	now, start := r.now, from.Add(-time.Microsecond)
+	if r.next != nil {
+		if e, ok := one.Timetable.(every); ok {
+			start = e.before(*r.next, from)
+		}
+		if r.paused == nil && !to.Before(*r.next) && !to.After(now) {
+			to = r.next.Add(-time.Microsecond)
+		}
+	}
 	if to.After(now) {
 		return nil, invalid("Backfill", "of schedule %q ends at %s, which is still to come: it is %s, and the schedule itself fires the ticks after that; back-fill until then",
 			one.Name, to.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
 	}
-	for at := one.Timetable.Next(from.Add(-time.Microsecond)); !at.IsZero() && !at.After(to); at = one.Timetable.Next(at) {
+	for at := one.Timetable.Next(start); !at.IsZero() && !at.After(to); at = one.Timetable.Next(at) {
 		if due = append(due, at); len(due) > maxTicks {
 			return nil, invalid("Backfill", "of schedule %q has more than %d ticks; back-fill a shorter time first", one.Name, maxTicks)
 		}

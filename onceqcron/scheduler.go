@@ -134,6 +134,16 @@ func (s *Scheduler) lock(ctx context.Context, tx pgx.Tx, name string) (r *row, e
    for update`)
 }
 
+// lockName locks the name of a schedule that is new or not there, until the transaction ends: either its job still finds the new row,
+// or the new schedule finds that its job is gone.
+func (s *Scheduler) lockName(ctx context.Context, tx pgx.Tx, name string) error {
+	const lock = `select pg_advisory_xact_lock(hashtextextended($1, 'onceq.schedules'::regclass::oid::bigint))`
+	if _, err := tx.Exec(ctx, s.sql(lock), name); err != nil {
+		return fmt.Errorf("onceqcron: schedule %q: %w", name, err)
+	}
+	return nil
+}
+
 func (s *Scheduler) read(ctx context.Context, db onceq.DB, name, lock string) (r *row, err error) {
 	const read = `
 select owner, spec, zone, missed, job::text, next_at, paused_at, clock_timestamp() from onceq.schedules where name = $1`
@@ -208,6 +218,11 @@ func (s *Scheduler) tick(ctx context.Context, tx pgx.Tx, l *onceq.Lease, name st
 		return s.answer(ctx, tx, name, request)
 	}
 	r, err := s.lock(ctx, tx, name)
+	if errors.Is(err, ErrNotFound) { // a schedule of this name may have come in place of the removed one, for which this job ticks too
+		if err = s.lockName(ctx, tx, name); err == nil {
+			r, err = s.lock(ctx, tx, name)
+		}
+	}
 	switch {
 	case errors.Is(err, ErrNotFound):
 		return nil // removed

@@ -79,6 +79,16 @@ func parseEvery(spec string, fields []string) (Timetable, error) {
 
 type every time.Duration
 
+// before is the last tick before from, of those to which next belongs.
+func (e every) before(next, from time.Time) time.Time {
+	d := time.Duration(e)
+	at := next.Add(-next.Sub(from) / d * d)
+	for !at.Before(from) {
+		at = at.Add(-d)
+	}
+	return at
+}
+
 func (e every) Next(after time.Time) time.Time { return after.Add(time.Duration(e)) }
 
 // The library reads specifications and counts days and hours. It does so in UTC alone: its own rules for changes of the
