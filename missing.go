@@ -25,7 +25,9 @@ const missingPage = 10_000
 
 // begin makes a walk start, unless one is on its way.
 func (m *missing) begin() {
-	m.mu.Lock()
+	if !m.mu.TryLock() {
+		return // a page is being read
+	}
 	defer m.mu.Unlock()
 	if !m.on {
 		m.on, m.from, m.last = true, time.Time{}, [2]int64{}
