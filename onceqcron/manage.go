@@ -179,8 +179,24 @@ delete from onceq.schedules where name = $1`
 	if _, err := tx.Exec(ctx, s.sql(gone), name); err != nil {
 		return fmt.Errorf("onceqcron: removing schedule %q: %w", name, err)
 	}
-	// The job that ticks finds no schedule, and ends. It does so now and not in a year.
-	return s.ensure(ctx, tx, name, code, time.Time{}, true)
+	// The job that ticks would wait for its time, and nobody may have a handler for it any more. One that runs finds no schedule,
+	// and ends.
+	kind := tableKind
+	if code {
+		kind = codeKind(name)
+	}
+	ticking, err := s.q.GetByKey(ctx, tx, kind, name)
+	if errors.Is(err, onceq.ErrNotFound) {
+		return nil
+	}
+	if err == nil {
+		states := []onceq.State{onceq.StateWaiting, onceq.StateDelayed, onceq.StateRetrying}
+		_, _, err = s.q.CancelMany(ctx, tx, onceq.Filter{IDs: []int64{ticking.ID}, States: states})
+	}
+	if err != nil {
+		return fmt.Errorf("onceqcron: removing schedule %q: %w", name, err)
+	}
+	return nil
 }
 
 // Prune removes the schedules of this owner that were in its code and are not in this process's, and returns their names.
