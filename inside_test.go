@@ -816,9 +816,11 @@ func TestStatements_WorkGrowsWithTheRatesAndNotWithTheirSquare(t *testing.T) {
 	_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
 	require.NoError(t, err)
 	require.Less(t, rowsOfParts(t, db, onceq.HotStatements["promote"], time.Time{}, limits, 0, 100_000), float64(limits*limits/2))
-	leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{Limit: 3 * limits})
-	require.NoError(t, err)
-	require.GreaterOrEqual(t, len(leases), limits) // by now some may have missed their slots
+	for claimed := 0; claimed < limits; { // some may miss their slots, and get others
+		leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{Limit: 3 * limits})
+		require.NoError(t, err)
+		claimed += len(leases)
+	}
 }
 
 // A call for a family without waiting jobs read all those of the families after it: half a second beside a million, with all

@@ -65,7 +65,7 @@ func (q *Queue) forgetMissing(ctx context.Context, db *pgxpool.Pool) (calls int,
 // many members it has read, and the last of them. It needs no locks of promoters: a job moves from one table to another in one
 // commit, so that it is in one of them in every snapshot.
 var forgetMembers = `
-with page as materialized (
+with chunk as materialized (
   select group_id, job_id, state, told from onceq.job_members
    where (group_id, job_id) > ($1::bigint, $2::bigint)
    order by group_id, job_id
@@ -73,7 +73,7 @@ with page as materialized (
 ),
 gone as (
   update onceq.job_members m set state = ` + sqlJobCancelled + `
-    from (select p.group_id, p.job_id from page p
+    from (select p.group_id, p.job_id from chunk p
            where p.state in (0, ` + sqlJobDead + `, ` + sqlJobHeld + `) and p.told
              and not exists (select from onceq.jobs j where j.id = p.job_id offset 0)
              and not exists (select from onceq.job_waits o where o.id = p.job_id offset 0)
@@ -90,7 +90,7 @@ call as (
   returning 1
 ),
 last as (
-  select group_id, job_id from page order by group_id desc, job_id desc limit 1
+  select group_id, job_id from chunk order by group_id desc, job_id desc limit 1
 )
-select (select count(*) from call), (select count(*) from page),
+select (select count(*) from call), (select count(*) from chunk),
        coalesce((select group_id from last), 0), coalesce((select job_id from last), 0)`

@@ -22,7 +22,6 @@ type rescans struct {
 	granted bool             // it is this worker's turn in these
 	glanced int              // at so many of them, the first ones
 	since   time.Time        // when the turn began
-	spent   time.Duration    // what the pages since then took, without the waits between them
 	notYet  time.Time        // the queues are not made known before this time, because that failed
 
 	// Where the rescan of the first of feeds is.
@@ -164,7 +163,7 @@ func (r *rescans) next() {
 // ended records what the pages took if there is no feed left.
 func (r *rescans) ended() {
 	if len(r.feeds) == 0 {
-		r.pages, r.spent = r.spent, 0
+		r.pages = time.Since(r.since)
 	}
 }
 
@@ -201,12 +200,9 @@ func (c *claimer) startRescan(ctx context.Context) bool {
 	args := []any{f.queue, int16(to.priority), r.at.runAt, r.at.id, to.runAt, to.id, c.kinds, rescanRows}
 	c.send(&c.keeps, func() func() {
 		var p page
-		began := time.Now()
 		err := c.q.guarded(ctx, c.db, rescanPage, args, &p.last, &p.lastID, &p.moved, &p.unknown, &p.ids, &p.lost)
-		took := time.Since(began)
 		return func() {
 			f.busy = false
-			r.spent += took
 			works := c.rescanWorks(ctx, []*feed{f}, err)
 			switch {
 			case refused(err): // the others go on
@@ -267,7 +263,7 @@ func (c *claimer) askForTurn(ctx context.Context) {
 		}))
 		return func() {
 			c.rescanWorks(ctx, feeds, err)
-			if r.since, r.spent, r.granted, r.feeds = time.Now(), 0, true, mine; len(mine) < len(feeds) {
+			if r.since, r.granted, r.feeds = time.Now(), true, mine; len(mine) < len(feeds) {
 				// Some other worker asks earlier. This one asks at another time of the interval from now on, so that no
 				// worker is always too late: only this worker may have a handler for the kinds that wait there.
 				r.asked = r.asked.Add(-rand.N(every))
