@@ -4019,7 +4019,7 @@ select coalesce(pg_sequence_last_value('onceq.ids'::regclass), 0),
               where run_at <= statement_timestamp() and leased_until is null and lost = 0 and kind = any ($2::text[]));
 
 -- missing.go: forgetMembers
-with page as materialized (
+with chunk as materialized (
   select group_id, job_id, state, told from onceq.job_members
    where (group_id, job_id) > ($1::bigint, $2::bigint)
    order by group_id, job_id
@@ -4027,7 +4027,7 @@ with page as materialized (
 ),
 gone as (
   update onceq.job_members m set state = 7
-    from (select p.group_id, p.job_id from page p
+    from (select p.group_id, p.job_id from chunk p
            where p.state in (0, 6, 8) and p.told
              and not exists (select from onceq.jobs j where j.id = p.job_id offset 0)
              and not exists (select from onceq.job_waits o where o.id = p.job_id offset 0)
@@ -4044,9 +4044,9 @@ call as (
   returning 1
 ),
 last as (
-  select group_id, job_id from page order by group_id desc, job_id desc limit 1
+  select group_id, job_id from chunk order by group_id desc, job_id desc limit 1
 )
-select (select count(*) from call), (select count(*) from page),
+select (select count(*) from call), (select count(*) from chunk),
        coalesce((select group_id from last), 0), coalesce((select job_id from last), 0);
 
 -- missing.go: forgetMissing
