@@ -49,25 +49,25 @@ func (s *Scheduler) Ask(ctx context.Context, tx pgx.Tx, name string, r Request) 
 		} else if err != nil && !errors.Is(err, onceq.ErrNotFound) {
 			return fmt.Errorf("onceqcron: schedule %q: %w", name, err)
 		}
-		made, err := s.q.Enqueue(ctx, tx, onceq.Job{
-			Kind: codeKind(name), Queue: queue, Payload: name, Metadata: map[string]string{metadataRequest: r.text},
-		})
-		id = made.ID
+		id, err = s.ask(ctx, tx, codeKind(name), queue, name, r.text)
 		return err
 	})
 	return id, err
 }
 
+// ask enqueues the job for a request.
+func (s *Scheduler) ask(ctx context.Context, tx pgx.Tx, kind, queue, name, request string) (int64, error) {
+	made, err := s.q.Enqueue(ctx, tx, onceq.Job{
+		Kind: kind, Queue: queue, Payload: name, Metadata: map[string]string{metadataRequest: request},
+	})
+	return made.ID, err
+}
+
 // goOn makes the job that ticks for a schedule.
 func (s *Scheduler) goOn(ctx context.Context, tx pgx.Tx, name string) error {
-	r, err := s.lock(ctx, tx, name)
-	switch {
-	case errors.Is(err, ErrNotFound):
-		return nil // removed
-	case err != nil:
+	r, err := s.ticking(ctx, tx, name)
+	if err != nil || r == nil {
 		return err
-	case r.paused != nil || r.next == nil:
-		return nil // Resume and Put make the job
 	}
 	return s.ensure(ctx, tx, name, r.job == nil, *r.next, false)
 }

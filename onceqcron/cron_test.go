@@ -272,6 +272,23 @@ func TestRegister_AnOldProcessKeepsToTheNewTimes(t *testing.T) {
 	require.WithinDuration(t, at.Add(time.Hour), next, time.Minute)
 }
 
+// An error that Postgres cannot store as it is stands in the ledger, and the next tick comes.
+func TestTick_AnErrorThatCannotBeStored(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	code := onceqcron.Schedule{Name: "nightly", Spec: "@every 1h", JobFor: func(onceqcron.Tick) (onceq.Job, error) {
+		return onceq.Job{}, errors.New("bad\x00byte \xff")
+	}}
+	s := scheduler(t, db, onceqcron.Config{}, code)
+	require.NoError(t, s.Register(t.Context()))
+	overdue(t, db, "nightly", now(t, db).Add(-time.Minute))
+	require.Equal(t, onceq.StateDelayed, db.RunOne(s.Handlers()...).State)
+	ticks, err := s.Ticks(t.Context(), nil, "nightly", now(t, db), 10)
+	require.NoError(t, err)
+	require.Len(t, ticks, 1)
+	require.Equal(t, []string{"refused", "bad\uFFFDbyte \uFFFD"}, []string{ticks[0].Outcome, ticks[0].Note})
+}
+
 // A job can be claimed a million times. Before that another one ticks.
 func TestTick_AfterAMillion(t *testing.T) {
 	t.Parallel()

@@ -212,11 +212,9 @@ func renews(l *onceq.Lease) bool { return l.Token&(1<<20-1) >= renewAfter }
 // renew is asked for by the job that ticks, as a job with the same key cannot exist beside it.
 const renew = "renew"
 
-// tick is the handler of the job that ticks for a schedule.
-func (s *Scheduler) tick(ctx context.Context, tx pgx.Tx, l *onceq.Lease, name string) error {
-	if request := l.Metadata[metadataRequest]; request != "" {
-		return s.answer(ctx, tx, name, request)
-	}
+// ticking locks a schedule, and returns nil for one that has no next tick: it was removed or is paused, or its timetable has
+// ended.
+func (s *Scheduler) ticking(ctx context.Context, tx pgx.Tx, name string) (*row, error) {
 	r, err := s.lock(ctx, tx, name)
 	if errors.Is(err, ErrNotFound) { // a schedule of this name may have come in place of the removed one, for which this job ticks too
 		if err = s.lockName(ctx, tx, name); err == nil {
@@ -225,11 +223,21 @@ func (s *Scheduler) tick(ctx context.Context, tx pgx.Tx, l *onceq.Lease, name st
 	}
 	switch {
 	case errors.Is(err, ErrNotFound):
-		return nil // removed
-	case err != nil:
+		return nil, nil
+	case err == nil && (r.paused != nil || r.next == nil):
+		return nil, nil // Resume and Put make a new job
+	}
+	return r, err
+}
+
+// tick is the handler of the job that ticks for a schedule.
+func (s *Scheduler) tick(ctx context.Context, tx pgx.Tx, l *onceq.Lease, name string) error {
+	if request := l.Metadata[metadataRequest]; request != "" {
+		return s.answer(ctx, tx, name, request)
+	}
+	r, err := s.ticking(ctx, tx, name)
+	if err != nil || r == nil {
 		return err
-	case r.paused != nil || r.next == nil:
-		return nil // Resume and Put make a new job
 	}
 	one, err := s.schedule(name, r)
 	if err != nil {
@@ -266,9 +274,7 @@ update onceq.schedules set next_at = $2 where name = $1`
 		return nil
 	}
 	if renews(l) {
-		_, err := s.q.Enqueue(ctx, tx, onceq.Job{
-			Kind: l.Kind, Queue: l.Queue, Payload: name, Metadata: map[string]string{metadataRequest: renew},
-		})
+		_, err := s.ask(ctx, tx, l.Kind, l.Queue, name, renew)
 		return err
 	}
 	return onceq.Reschedule(max(0, next.Sub(r.now)))

@@ -49,12 +49,12 @@ find_bin() {
 		mkdir -p "$cache"
 		chmod a+x "$cache"
 		new=$(mktemp -d "$cache/new.XXXXXX")
-		# What Citus does without: reports to its makers, and compressed columnar tables.
 		mkdir "$new/source" "$new/build"
 		(cd "$source" && tar cf - --exclude=.git .) | tar xf - -C "$new/source"
 		# Postgres 15.20 declares a function that Citus 13.2 defines for itself.
 		sed -i -e 's/^have_createdb_privilege(void)/citus_&/' -e 's/^\(#define have_createdb_privilege()\) /\1 citus_/' \
 			"$new/source/src/include/pg_version_compat.h"
+		# What Citus does without: reports to its makers, and compressed columnar tables.
 		(cd "$new/build" &&
 			PG_CONFIG=$config ../source/configure --without-libcurl --without-lz4 --without-zstd &&
 			nice make -j"${ONCEQ_CITUS_JOBS:-1}" with_llvm=no extension) >"$new/log" 2>&1 ||

@@ -6,12 +6,15 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/queuetest"
@@ -694,4 +697,33 @@ func TestManyJobs_AFilterThatNamesNothing(t *testing.T) {
 	if n, err := calls["cancel"].does(onceq.Filter{All: true}); err != nil || n != 103 {
 		t.Fatalf("%d cancelled, %v", n, err)
 	}
+}
+
+// A job that is claimed after CancelMany has chosen it as a waiting one runs on: running jobs were not chosen.
+func TestCancelMany_AsksNoRunningJobThatItDidNotChoose(t *testing.T) {
+	t.Parallel()
+	var other *onceq.Queue
+	claimed := make(chan error, 1)
+	var once sync.Once
+	db, pool := hooked(t, &statementHook{before: func(sql string) {
+		if strings.Contains(sql, "delete from onceq.job_waits j using free") {
+			once.Do(func() {
+				leases, err := other.Claim(context.Background(), onceq.ClaimOptions{Limit: 1})
+				if len(leases) != 1 {
+					err = errors.Join(err, errors.New("it claimed nothing"))
+				}
+				claimed <- err
+			})
+		}
+	}})
+	var err error
+	other, err = onceq.New(pool, nil)
+	require.NoError(t, err)
+	_, err = db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k"})
+	require.NoError(t, err)
+	n, asked, err := db.Queue.CancelMany(t.Context(), db.Pool, onceq.Filter{Kind: "k", States: []onceq.State{onceq.StateWaiting}})
+	require.NoError(t, err)
+	require.NoError(t, receive(t, claimed))
+	require.Equal(t, []int{0, 0}, []int{n, asked})
+	require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.job_cancels`))
 }
