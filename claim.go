@@ -80,6 +80,9 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 	case len(paused.kinds) > 0:
 		kinds = paused.open(opts.Queue, kinds)
 	}
+	if err := q.promoteInTurn(ctx); err != nil {
+		return nil, err
+	}
 	for looked := false; ; {
 		c := claim{queue: opts.Queue, limit: opts.Limit, from: fromStart()}
 		if err := q.claim(ctx, q.pool, opts.Lease, 0, []*claim{&c}, statement, c.args(kinds)...); err != nil {

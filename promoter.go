@@ -397,6 +397,16 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 	return did, err
 }
 
+// promoteInTurn promotes for Claim once a second, whatever it finds: while one lane goes on by itself, others would never begin.
+func (q *Queue) promoteInTurn(ctx context.Context) error {
+	last, now := q.laneTurn.Load(), int64(time.Since(processStart))
+	if last > 0 && now-last < int64(time.Second) || !q.laneTurn.CompareAndSwap(last, now) || last == 0 {
+		return nil
+	}
+	_, err := q.promoteFor(ctx)
+	return err
+}
+
 // promoteFor promotes for Claim, which has no loop: until no call is left, and at most once a second as long as this process
 // knows of no lanes. It returns how many jobs became live.
 func (q *Queue) promoteFor(ctx context.Context) (jobs int, err error) {

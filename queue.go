@@ -69,6 +69,7 @@ type Queue struct {
 	enqueuing func(context.Context, []Job) (context.Context, func(error))
 
 	laneLook atomic.Int64 // when Claim last looked for lanes, as time since the start of the process; -1: there are lanes
+	laneTurn atomic.Int64 // when Claim last let jobs into their lanes, or 0
 
 	citus atomic.Int32 // whether the server has Citus: see citus.go
 

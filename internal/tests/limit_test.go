@@ -552,3 +552,40 @@ func TestLimit_RatesAreReaped(t *testing.T) {
 	sqlRun(t, db, `update onceq.limit_rates set free_at = free_at - interval '1 minute'`)
 	require.Zero(t, left())
 }
+
+// Two lanes that may each fill a limit share it evenly, also if one of them was there first, and if Claim always finds jobs.
+func TestLimit_LanesThatCouldFillItShareIt(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := queuetest.New(t, queuetest.NoCheck())
+	const n = 20
+	require.NoError(t, db.Queue.SetLaneLimit(ctx, db.Pool, "charge", "", n))
+	setLimit(t, db, "provider", onceq.Limit{AtOnce: n})
+	live := func(customer int) int {
+		return repairCount(t, db, `select count(*) from onceq.jobs where lane like $1`, fmt.Sprintf("charge/%d%%", customer))
+	}
+	started := map[string]int{}
+	turn := func() {
+		leases := laneClaim(t, db.Queue, 1)
+		require.Len(t, leases, 1)
+		require.NoError(t, leases[0].Complete(ctx, nil))
+		started[leases[0].Lane]++
+	}
+	for customer := range 2 {
+		jobs := make([]onceq.Job, 10_000)
+		for i := range jobs {
+			jobs[i] = limitedInLane.Job(charge{customer, i})
+		}
+		_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
+		require.NoError(t, err)
+		if customer == 0 { // it is alone, and has all places
+			eventually(t, "the limit is full", func() bool { turn(); return live(0) == n })
+		}
+	}
+	eventually(t, "the other lane begins", func() bool { turn(); return live(1) > 0 })
+	clear(started)
+	for range 20 * n {
+		turn()
+	}
+	require.InDelta(t, started["charge/0"], started["charge/1"], 2*n) // in turns of up to as many as wait for the limit
+}
