@@ -27,7 +27,8 @@ type ClaimOptions struct {
 // were due. A job whose lease has expired counts as held by nobody. A job that has lost a lease before is the only job of
 // its claim, so that a job that kills its process does not take others with it. A job that somebody wants cancelled is
 // cancelled and not returned. Of a queue or a kind that is paused (PauseQueue) nothing is returned. Claim runs on the pool,
-// in a transaction of its own; an empty result means that nothing is due.
+// in a transaction of its own; an empty result means that nothing is due. It also lets jobs go on that wait for their lane, their
+// limit or others: where it finds nothing, and once a second.
 //
 // The caller must Extend before the lease ends, and finish with Complete, Fail, Snooze or Release. A Worker does all this;
 // Claim is for code that drives the loop itself.
