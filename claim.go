@@ -112,7 +112,7 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 		if len(ended) == 0 {
 			return alive, nil
 		}
-		if _, _, err := q.finish(ctx, q.pool, ended); err != nil {
+		if _, _, err := q.finish(ctx, q.pool, hot, ended); err != nil {
 			return nil, err
 		}
 		if len(alive) > 0 {

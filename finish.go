@@ -33,6 +33,7 @@ type outcome struct {
 	wait   *waitFor   // what it is given back for: the database says how long; nil for none
 	keep   int64      // milliseconds in history; 0: not at all, -1: until somebody decides
 	unsure bool       // it may already be written, so a guard that does not hold means nothing
+	locked time.Time  // when it was found that it waits for somebody else's lock; zero if it does not
 	doubt  *successor // what a completion before this try may have leased; nil for nothing
 	asked  bool       // the handler came to its end and did not finish the job; otherwise the job is given back
 
@@ -338,7 +339,7 @@ func (l *Lease) end(ctx context.Context, op string, o outcome) error {
 	if l.inTx {
 		return errInTx
 	}
-	stale, _, err := l.q.finish(ctx, l.db, []outcome{o})
+	stale, _, err := l.q.finish(ctx, l.db, hot, []outcome{o})
 	if err != nil {
 		return err
 	}
@@ -612,7 +613,7 @@ func waking(args func([]outcome, bool) []any) func([]outcome, bool) []any {
 
 // finish writes outcomes, at most one for each lease, and returns the leases whose guard did not hold. Each of the
 // kinds of statement commits on its own. After an error, left are the outcomes that may not have been written.
-func (q *Queue) finish(ctx context.Context, db DB, outcomes []outcome) (stale []*Lease, left []outcome, err error) {
+func (q *Queue) finish(ctx context.Context, db DB, by way, outcomes []outcome) (stale []*Lease, left []outcome, err error) {
 	slices.SortFunc(outcomes, func(a, b outcome) int { return int(a.lease.ID - b.lease.ID) })
 	var plain, end, again, laned, lanedAgain, waiting, lanedWaiting, limited, limitedAgain, limitedWaiting, plainTold, told, limitedTold []outcome
 	for _, o := range outcomes {
@@ -675,7 +676,7 @@ func (q *Queue) finish(ctx context.Context, db DB, outcomes []outcome) (stale []
 		}
 		var done []int64
 		dest := append([]any{nil, &done}, part.more...)
-		if err = q.guarded(ctx, db, part.statement, part.args(part.outcomes, false), dest...); err != nil {
+		if err = q.send(ctx, db, by, part.statement, part.args(part.outcomes, false), row(dest...)); err != nil {
 			err = fmt.Errorf("onceq: finish: %w", err)
 			left = append(left, part.outcomes...)
 			continue

@@ -16,7 +16,7 @@ import (
 //
 // A job goes from the claimer to the executor and from there to the outbox. Meanwhile the beats extend its lease:
 //
-//	claimer, one  ->  slots  ->  executor, one goroutine for each slot in use  ->  outbox, two
+//	claimer, one  ->  slots  ->  executor, one goroutine for each slot in use  ->  outbox, three
 //	    ^ session, one for a pool           ^ beats, one; pings, one
 type run struct {
 	w        *Worker
@@ -136,9 +136,7 @@ func (r *run) start(ctx context.Context, limit int) {
 	}
 	r.presence.begin(r.drains)
 	r.tally.begin()
-	for range 2 {
-		r.writing.Go(r.outbox.loop)
-	}
+	r.outbox.start(&r.writing)
 	r.beating.Go(func() { r.beats.loop(r.stopBeats) })
 	if slices.Contains(slices.Collect(maps.Values(r.w.pooledIn)), true) {
 		r.beating.Go(func() { r.beats.pingLoop(r.stopBeats) })

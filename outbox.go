@@ -5,10 +5,13 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onceq/onceq/internal/sqlstate"
 )
 
 const (
@@ -18,7 +21,7 @@ const (
 
 // outbox holds the outcomes that are to be written. While one batch of them is being written, the next one gathers: a
 // single completion is written at once, many are written together, and nobody waits for a timer. The executor adds
-// outcomes, and two goroutines write them.
+// outcomes, and two goroutines write them. A third one writes, one by one, those whose rows somebody else has locked.
 type outbox struct {
 	q     *Queue
 	id    int64           // of the run
@@ -31,17 +34,36 @@ type outbox struct {
 	told  func()             // called after the end of jobs that others wait for
 	next  func(outcome) *successor
 
-	mu      sync.Mutex // guards pending and closed; ready and room wait with it
+	whole, half way // how a batch is written, and a part of one in which a row is locked
+
+	mu      sync.Mutex // guards what follows; ready, room and held wait with it
 	ready   sync.Cond  // something to write, or closed
 	room    sync.Cond  // fewer than maxPending
+	held    sync.Cond  // something in locked, or no writer is left
 	pending []outcome
+	locked  []outcome // their rows are locked
 	closed  bool
+	writers int // that have not ended
 	ending  int // writers that start a next job, which may add its outcome
+}
+
+// A row that a person or another program has locked, perhaps for hours, may hold up the outcome of its own job and no other.
+// So no batch waits for long: whose row it is, halving finds out.
+const (
+	lockPatience = time.Second // or a quarter of the lease
+	halvesFaster = 10          // after that a half waits so many times less
+)
+
+// waiting is the hot way with a limit for waiting for a lock.
+func waiting(patience time.Duration) way {
+	return way{begin: beginOwn, settings: hot.settings + fmt.Sprintf(`, set_config('lock_timeout', '%dms', true)`, max(1, patience.Milliseconds()))}
 }
 
 func newOutbox(q *Queue, id int64, db *pgxpool.Pool, lease time.Duration, ctx context.Context, tasks *taskSet, tally *tally) *outbox {
 	o := &outbox{q: q, id: id, db: db, lease: lease, ctx: ctx, tasks: tasks, tally: tally}
-	o.ready.L, o.room.L = &o.mu, &o.mu
+	patience := min(lockPatience, lease/4)
+	o.whole, o.half = waiting(patience), waiting(patience/halvesFaster)
+	o.ready.L, o.room.L, o.held.L = &o.mu, &o.mu, &o.mu
 	return o
 }
 
@@ -78,21 +100,66 @@ func (o *outbox) take() []outcome {
 	return batch
 }
 
-// loop writes until the outbox is closed and empty.
+// start starts the goroutines that write, and end when the outbox is closed and empty.
+func (o *outbox) start(writing *sync.WaitGroup) {
+	o.writers = 2
+	for range o.writers {
+		writing.Go(o.loop)
+	}
+	writing.Go(o.loopLocked)
+}
+
 func (o *outbox) loop() {
+	for batch := o.take(); len(batch) > 0; batch = o.take() {
+		o.write(batch, o.whole)
+		o.q.works(o.id, workFinish, "") // or it was given up
+	}
+	o.mu.Lock()
+	o.writers--
+	o.mu.Unlock()
+	o.held.Signal()
+}
+
+// loopLocked writes those whose rows are locked, for as long as it takes. The beats may find such a job's row only while a try has
+// locked it, and not extend its lease, so each try begins with that.
+func (o *outbox) loopLocked() {
 	for {
-		batch := o.take()
-		if len(batch) == 0 {
+		o.mu.Lock()
+		for len(o.locked) == 0 && o.writers > 0 {
+			o.held.Wait()
+		}
+		if len(o.locked) == 0 {
+			o.mu.Unlock()
 			return
 		}
-		o.write(batch)
-		o.q.works(o.id, workFinish, "") // or it was given up
-		o.tasks.mu.Lock()
-		for _, done := range batch {
-			o.tasks.forget(done.lease)
-		}
-		o.tasks.mu.Unlock()
+		next := o.locked[0]
+		o.locked = slices.Delete(o.locked, 0, 1)
+		o.mu.Unlock()
+		ctx, cancel := context.WithTimeout(o.ctx, o.lease/4)
+		_, _ = o.q.beat(ctx, o.db, []*Lease{next.lease}, []bool{false}, o.lease) // that it is lost, the write finds too
+		cancel()
+		o.write([]outcome{next}, o.whole)
 	}
+}
+
+// isLocked leaves an outcome to loopLocked. It returns false if that has had enough time.
+func (o *outbox) isLocked(out outcome) bool {
+	first := out.locked.IsZero()
+	if first {
+		out.locked = time.Now()
+	}
+	o.mu.Lock()
+	again := !o.closed || time.Since(out.locked) < o.lease
+	if again {
+		o.locked = append(o.locked, out)
+	}
+	o.mu.Unlock()
+	o.held.Signal()
+	if first {
+		o.q.log.Warn("onceq: a job has ended, and another transaction has locked its row, or its lane's, limit's or key's; its outcome is stored when that transaction ends: look in pg_stat_activity for one that is open for long",
+			slog.Int64("job", out.lease.ID), slog.String("kind", out.lease.Kind))
+	}
+	return again
 }
 
 // end is next.end for a writer.
@@ -111,9 +178,9 @@ func (o *outbox) end(next *successor, ok bool) (leased bool) {
 }
 
 // write writes outcomes. After a lost connection it tries again, for as long as the leases last and until Run has waited
-// long enough. A value that Postgres refuses is found by halving the batch, so that it cannot keep the others from being
-// written.
-func (o *outbox) write(batch []outcome) {
+// long enough. A value that Postgres refuses, or a row that is locked, is found by halving the batch, so that it cannot keep the
+// others from being written.
+func (o *outbox) write(batch []outcome, by way) {
 	began := time.Now()
 	replaced := false // the outcome that Postgres refused was replaced by a failure that says so
 	for try := 0; len(batch) > 0; try++ {
@@ -126,44 +193,41 @@ func (o *outbox) write(batch []outcome) {
 		var left []outcome
 		var err error
 		if next != nil {
-			stale, left, err = next.finish(ctx, o.db, batch[0])
+			stale, left, err = next.finish(ctx, o.db, by, batch[0])
 		} else {
-			stale, left, err = o.q.finish(ctx, o.db, batch)
+			stale, left, err = o.q.finish(ctx, o.db, by, batch)
 		}
 		cancel()
 		o.tally.ended(batch, stale, left)
-		leased := o.end(next, err == nil)
+		o.written(without(batch, left), o.end(next, err == nil))
+		locked := sqlstate.Of(err) == "55P03"
 		switch {
 		case err == nil:
-			told := false
-			for _, out := range batch {
-				if out.lease.lined() && !leased {
-					o.woken(out.lease.Queue)
-				}
-				out.doubt.unheard(o.ctx, out.lease.Lane)
-				told = told || out.lease.member && (out.state.Finished() || out.unsure) // or the handler has ended it
-			}
-			if told {
-				o.told()
-			}
+			return
+		case locked && len(left) > 1:
+			o.write(left[:len(left)/2], o.half)
+			o.write(left[len(left)/2:], o.half)
 			return
 		case badData(err) && len(left) > 1:
-			o.write(left[:len(left)/2])
-			o.write(left[len(left)/2:])
+			o.write(left[:len(left)/2], by)
+			o.write(left[len(left)/2:], by)
+			return
+		case locked && o.ctx.Err() == nil && o.isLocked(left[0]):
+			return
+		case badData(err) && replaced:
+			o.q.log.Error("onceq: the outcome of a job cannot be stored; its lease runs out and it runs again",
+				slog.Int64("job", left[0].lease.ID), slog.Any("error", err))
+			o.forget(left)
 			return
 		case badData(err):
-			if replaced {
-				o.q.log.Error("onceq: the outcome of a job cannot be stored; its lease runs out and it runs again",
-					slog.Int64("job", left[0].lease.ID), slog.Any("error", err))
-				return
-			}
 			replaced = true
 			batch = []outcome{left[0].lease.failure(fmt.Errorf("onceq: storing the outcome: %w", err))}
 			batch[0].unsure = left[0].unsure
 			continue
-		case time.Since(began) > o.lease || o.ctx.Err() != nil:
+		case locked || time.Since(began) > o.lease || o.ctx.Err() != nil:
 			o.q.log.Error("onceq: it is not known whether outcomes were stored before their leases ran out; a job whose outcome was not stored runs again",
 				slog.Int("jobs", len(left)), slog.Any("error", err))
+			o.forget(left)
 			return
 		}
 		o.q.fails(o.id, workFinish, "", err, slog.Int("jobs", len(left)))
@@ -177,4 +241,38 @@ func (o *outbox) write(batch []outcome) {
 		wait := min(2*time.Second, 20*time.Millisecond<<min(try, 10))
 		sleep(o.ctx, wait/2+rand.N(wait), nil)
 	}
+}
+
+// without returns the outcomes of a batch that are not in left.
+func without(batch, left []outcome) []outcome {
+	if len(left) == 0 {
+		return batch
+	}
+	return slices.DeleteFunc(slices.Clone(batch), func(a outcome) bool {
+		return slices.ContainsFunc(left, func(b outcome) bool { return a.lease == b.lease })
+	})
+}
+
+// written is called after outcomes were written. leased says that a next job was started with them.
+func (o *outbox) written(batch []outcome, leased bool) {
+	told := false
+	for _, out := range batch {
+		if out.lease.lined() && !leased {
+			o.woken(out.lease.Queue)
+		}
+		out.doubt.unheard(o.ctx, out.lease.Lane)
+		told = told || out.lease.member && (out.state.Finished() || out.unsure) // or the handler has ended it
+	}
+	if told {
+		o.told()
+	}
+	o.forget(batch)
+}
+
+func (o *outbox) forget(batch []outcome) {
+	o.tasks.mu.Lock()
+	for _, done := range batch {
+		o.tasks.forget(done.lease)
+	}
+	o.tasks.mu.Unlock()
 }

@@ -209,7 +209,7 @@ func (q *Queue) send(ctx context.Context, db DB, by way, statement string, args 
 		if statement, args, err = q.onOneNode(ctx, db, statement, args); err != nil {
 			return q.told(err)
 		}
-		if by.settings == hot.settings {
+		if strings.HasPrefix(by.settings, hot.settings) {
 			by.settings = rare.settings
 		}
 	}

@@ -134,10 +134,10 @@ func (a *nextAnswer) ScanRow(rows pgx.Rows) error {
 }
 
 // finish writes the outcome, as Queue.finish does.
-func (n *successor) finish(ctx context.Context, db DB, o outcome) (stale []*Lease, left []outcome, err error) {
+func (n *successor) finish(ctx context.Context, db DB, by way, o outcome) (stale []*Lease, left []outcome, err error) {
 	statement, args := n.statement(o, false)
 	a := nextAnswer{n: n}
-	if err = n.x.q.guarded(ctx, db, statement, args, &a); err != nil {
+	if err = n.x.q.send(ctx, db, by, statement, args, row(&a)); err != nil {
 		return nil, []outcome{o}, fmt.Errorf("onceq: finish: %w", err)
 	}
 	if a.done == nil {

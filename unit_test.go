@@ -893,7 +893,7 @@ func BenchmarkFinish(b *testing.B) {
 		for i, l := range leases {
 			outcomes[i] = outcome{lease: l, state: StateCompleted}
 		}
-		if _, _, err := q.finish(b.Context(), deadDB{}, outcomes); !errors.Is(err, errDeadDB) {
+		if _, _, err := q.finish(b.Context(), deadDB{}, hot, outcomes); !errors.Is(err, errDeadDB) {
 			b.Fatal(err)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -270,4 +271,73 @@ func TestShutdown_IsBoundedBesideHandlersThatIgnoreIt(t *testing.T) {
 	close(finish)
 	require.NoError(t, lock.Rollback(t.Context()))
 	require.NoError(t, receive(t, returned))
+}
+
+// A row that a stranger has locked holds up the outcome of its own job and no other, and nothing runs a second time: neither when
+// the lock lasts longer than a lease, nor because others' outcomes went with it.
+func TestOutcomes_ALockedRowHoldsUpItsOwnJobOnly(t *testing.T) {
+	t.Parallel()
+	for name, lock := range map[string]string{
+		"a job's":   `select from onceq.jobs where key = '7' or key = '8' for update`,
+		"a fence's": `select from onceq.job_fences where key = '7' or key = '8' for update`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t, queuetest.Schema("onceq"))
+			const jobs, lease = 40, 2 * time.Second
+			var runs atomic.Int32
+			started, end := make(chan bool, 2*jobs), make(chan bool)
+			w := start(t, db, onceq.WorkerConfig{Lease: lease, Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: jobs}}}, handle(func(context.Context, *onceq.Lease) error {
+				runs.Add(1)
+				started <- true
+				<-end
+				return nil
+			}))
+			all := make([]onceq.Job, jobs)
+			for i := range all {
+				all[i] = onceq.Job{Kind: "k", Key: fmt.Sprint(i), Payload: i}
+			}
+			_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, all)
+			require.NoError(t, err)
+			for range jobs {
+				receive(t, started)
+			}
+			tx, err := db.Pool.Begin(t.Context())
+			require.NoError(t, err)
+			defer func() { _ = tx.Rollback(context.Background()) }()
+			_, err = tx.Exec(t.Context(), lock)
+			require.NoError(t, err)
+			close(end) // many outcomes at once
+
+			until(t, db, `array(select key from onceq.jobs order by key) = '{7,8}'`)
+			leasesPass(t, db.Pool, 2*lease)
+			require.EqualValues(t, jobs, runs.Load())
+			require.Contains(t, w.logged(), "another transaction has locked its row")
+			require.NoError(t, tx.Commit(t.Context()))
+			until(t, db, noJobs)
+			require.NoError(t, w.stop())
+			require.EqualValues(t, jobs, runs.Load())
+		})
+	}
+}
+
+// A worker that ends waits for such a row no longer than a lease.
+func TestOutcomes_ALockedRowDoesNotKeepAWorkerFromEnding(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	tx, err := db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	locked := make(chan error, 1)
+	w := start(t, db, onceq.WorkerConfig{Lease: time.Second}, handle(func(_ context.Context, l *onceq.Lease) error {
+		_, err := tx.Exec(context.Background(), `select from onceq.jobs where id = $1 for update`, l.ID)
+		locked <- err
+		return nil
+	}))
+	_, err = db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Payload: 1})
+	require.NoError(t, err)
+	require.NoError(t, receive(t, locked))
+	eventually(t, "a warning", func() bool { return strings.Contains(w.logged(), "another transaction has locked its row") })
+	require.NoError(t, w.stop())
+	require.Contains(t, w.logged(), "it is not known whether outcomes were stored")
 }
