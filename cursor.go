@@ -56,7 +56,8 @@ type cursor struct {
 	full   bool                                  // the latest claim took as many jobs as it was allowed: there are more
 	brief  bool                                  // it did not, and looked back briefly
 
-	looked, lookedWhole, rescanned pass
+	looked, lookedWhole pass
+	rescanned           time.Time // when this worker's latest rescan ended
 }
 
 // place is how far a claimer has come within one priority.
@@ -144,7 +145,7 @@ func (c *cursor) begin(now time.Time) (from []position, how look) {
 	}
 	if !now.Before(c.nextLook()) {
 		how = lookRecent
-		if now.Sub(c.rescanned.ended) > 2*rescanEvery && now.Sub(c.lookedWhole.ended) > c.lookedWhole.rest(time.Second) {
+		if now.Sub(c.rescanned) > 2*rescanEvery && now.Sub(c.lookedWhole.ended) > c.lookedWhole.rest(time.Second) {
 			how = lookWhole
 		}
 	}

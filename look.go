@@ -20,11 +20,12 @@ import (
 // It also returns what is paused.
 //
 // With $7 it also says in which of them any job has been due for a second, the shortest lease, if no worker has rescanned them
-// within $8: there may be expired leases, and jobs before the places.
+// within $8, or one has left jobs of these kinds: there may be expired leases, and jobs before the places.
 const lookForJobs = `
 with recent as materialized (
   select queue from onceq.queues
    where $7::bool and rescanned_at > statement_timestamp() - $8::bigint * interval '1 microsecond'
+     and not coalesce(left_kinds && $5::text[], false)
 ),
 seen as materialized (
   select q.n,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -17,17 +18,18 @@ type rescans struct {
 	known   bool             // the table queues has this worker's queues
 	asked   time.Time        // when this worker looked whether any job is due, or counts as having looked
 	looks   [2]time.Duration // what the latest two looks took that said in which queues any job is due
-	pages   time.Duration    // what the pages of the latest rescan took
+	pages   time.Duration    // what the glances and pages of the latest rescan took, without the waits between them
+	spent   time.Duration    // and of the one under way
 	feeds   []*feed          // still to be gone over
 	granted bool             // it is this worker's turn in these
 	glanced int              // at so many of them, the first ones
-	since   time.Time        // when the turn began
 	notYet  time.Time        // the queues are not made known before this time, because that failed
 
 	// Where the rescan of the first of feeds is.
 	priority int // index of cursor.places
 	at       position
 	lost     []lostJob // found there
+	others   []string  // kinds of other workers that have something to do there
 }
 
 const (
@@ -51,16 +53,25 @@ insert into onceq.queues (queue, rescanned_at)
 select u.queue, 'epoch' from onceq.meta, unnest($1::text[]) as u(queue) order by u.queue collate "C"
 on conflict do nothing`
 
-// rescanTurn returns those of the given queues that this worker may rescan now. Others may be asking at the same time.
+// rescanTurn returns those of the given queues that this worker may rescan now: where no other one has lately, or one has left
+// jobs of these kinds. Others may be asking at the same time.
 const rescanTurn = `
 with free as materialized (
   select queue
     from onceq.queues
-   where queue = any ($1::text[]) and rescanned_at <= statement_timestamp() - $2::bigint * interval '1 microsecond'
+   where queue = any ($1::text[])
+     and (rescanned_at <= statement_timestamp() - $2::bigint * interval '1 microsecond' or left_kinds && $3::text[])
    order by queue
      for update skip locked
 )
-update onceq.queues q set rescanned_at = statement_timestamp() from free where q.queue = any (array[free.queue]) returning q.queue`
+update onceq.queues q
+   set rescanned_at = statement_timestamp(), left_kinds = case when not left_kinds && $3::text[] then left_kinds end
+  from free where q.queue = any (array[free.queue]) returning q.queue`
+
+// rescanLeft says for which kinds that this worker does not have there is something to do. Without it, a kind that few of many
+// workers have would wait until the turn comes to one of these.
+const rescanLeft = `
+update onceq.queues set left_kinds = $2::text[] where queue = $1::text and left_kinds is distinct from $2::text[]`
 
 // rescanFirst says in which of several queues there may be something for the rescan: among the first jobs of a priority before
 // the position is one that nobody holds or whose lease has expired, or there are more than these. It returns the places of the
@@ -84,9 +95,9 @@ select q.n
 
 // rescanPage looks at one page of a priority before a position ($5, $6), starting after ($3, $4). Jobs there that nobody
 // holds, because they were committed long after they were due, are moved to the position, where this worker's next
-// claim finds them, and other workers' where they begin. It returns the last place of the page (null for the last page), how many jobs were moved, the kinds that are
-// not in $7, and the jobs for the quarantine, which have lost a lease or whose lease has expired, with how many they have
-// lost.
+// claim finds them, and other workers' where they begin. It returns the last place of the page (null for the last page), how many
+// jobs were moved, the kinds that are not in $7 and those of them with jobs that nobody has held for a second, and the jobs for the
+// quarantine, which have lost a lease or whose lease has expired, with how many they have lost.
 const rescanPage = `
 with page as materialized (
   select id, run_at, leased_until, lost, kind, row_number() over (order by run_at, id) as n
@@ -120,6 +131,8 @@ lost as materialized (
 select (select run_at from page where n = $8::int), coalesce((select id from page where n = $8::int), 0),
        (select count(*) from forward),
        array(select distinct kind from page where kind <> all ($7::text[])),
+       array(select distinct kind from page
+              where kind <> all ($7::text[]) and coalesce(leased_until, run_at + interval '1 second') <= statement_timestamp()),
        (select array_agg(id) from lost), (select array_agg(lost) from lost)`
 
 // lookedBehind takes what a look at all saw of queues in which any job is due. recent says that some other one was rescanned
@@ -144,13 +157,13 @@ func (c *claimer) lookedBehind(behind []*feed, recent bool, took pass) {
 			}
 		}
 	}
-	r.granted, r.glanced = false, 0
+	r.granted, r.glanced, r.spent = false, 0, 0
 	r.first()
 }
 
 // first goes to the beginning of the first feed.
 func (r *rescans) first() {
-	r.priority, r.at, r.lost = 0, position{runAt: beginning}, nil
+	r.priority, r.at, r.lost, r.others = 0, position{runAt: beginning}, nil, nil
 }
 
 // next ends the first feed.
@@ -160,10 +173,10 @@ func (r *rescans) next() {
 	r.ended()
 }
 
-// ended records what the pages took if there is no feed left.
+// ended records what the rescan took if there is no feed left.
 func (r *rescans) ended() {
 	if len(r.feeds) == 0 {
-		r.pages = time.Since(r.since)
+		r.pages = r.spent
 	}
 }
 
@@ -200,9 +213,12 @@ func (c *claimer) startRescan(ctx context.Context) bool {
 	args := []any{f.queue, int16(to.priority), r.at.runAt, r.at.id, to.runAt, to.id, c.kinds, rescanRows}
 	c.send(&c.keeps, func() func() {
 		var p page
-		err := c.q.guarded(ctx, c.db, rescanPage, args, &p.last, &p.lastID, &p.moved, &p.unknown, &p.ids, &p.lost)
+		began := time.Now()
+		err := c.q.guarded(ctx, c.db, rescanPage, args, &p.last, &p.lastID, &p.moved, &p.unknown, &p.left, &p.ids, &p.lost)
+		took := time.Since(began)
 		return func() {
 			f.busy = false
+			r.spent += took
 			works := c.rescanWorks(ctx, []*feed{f}, err)
 			switch {
 			case refused(err): // the others go on
@@ -212,7 +228,7 @@ func (c *claimer) startRescan(ctx context.Context) bool {
 				r.feeds = nil
 				c.activate(f)
 			default:
-				c.rescanned(f, to, &p)
+				c.rescanned(ctx, f, to, &p)
 			}
 		}
 	})
@@ -250,10 +266,10 @@ func (c *claimer) rescanWorks(ctx context.Context, feeds []*feed, err error) boo
 // askForTurn asks in which queues it is this worker's turn.
 func (c *claimer) askForTurn(ctx context.Context) {
 	r := &c.rescans
-	every, feeds := r.interval(), r.feeds
+	every, feeds, kinds := r.interval(), r.feeds, c.kinds
 	c.send(&c.keeps, func() func() {
 		var mine []*feed
-		err := c.q.send(ctx, c.db, hot, rescanTurn, []any{names(feeds), every.Microseconds()}, each(func(rows pgx.Rows) error {
+		err := c.q.send(ctx, c.db, hot, rescanTurn, []any{names(feeds), every.Microseconds(), kinds}, each(func(rows pgx.Rows) error {
 			var queue string
 			if err := rows.Scan(&queue); err != nil {
 				return err
@@ -263,9 +279,9 @@ func (c *claimer) askForTurn(ctx context.Context) {
 		}))
 		return func() {
 			c.rescanWorks(ctx, feeds, err)
-			if r.since, r.granted, r.feeds = time.Now(), true, mine; len(mine) < len(feeds) {
+			if r.granted, r.feeds = true, mine; len(mine) < len(feeds) {
 				// Some other worker asks earlier. This one asks at another time of the interval from now on, so that no
-				// worker is always too late: only this worker may have a handler for the kinds that wait there.
+				// worker is always too late.
 				r.asked = r.asked.Add(-rand.N(every))
 			}
 		}
@@ -285,6 +301,7 @@ func (c *claimer) glance(ctx context.Context) {
 	args := []any{names(feeds), runAts[0], ids[0], runAts[1], ids[1], runAts[2], ids[2]}
 	c.send(&c.keeps, func() func() {
 		var some []*feed
+		began := time.Now()
 		err := c.q.send(ctx, c.db, hot, rescanFirst, args, each(func(rows pgx.Rows) error {
 			var n int
 			if err := rows.Scan(&n); err != nil {
@@ -293,7 +310,9 @@ func (c *claimer) glance(ctx context.Context) {
 			some = append(some, feeds[n-1])
 			return nil
 		}))
+		took := time.Since(began)
 		return func() {
+			r.spent += took
 			if !c.rescanWorks(ctx, feeds, err) {
 				r.feeds = nil
 				return
@@ -311,17 +330,19 @@ type page struct {
 	lastID  int64
 	moved   int // how many jobs were moved to the position
 	unknown []string
-	ids     []int64 // for the quarantine
+	left    []string // of these, those that have something to do
+	ids     []int64  // for the quarantine
 	lost    []int32
 }
 
 // rescanned takes what a page of a feed's priority before a position has.
-func (c *claimer) rescanned(f *feed, to position, p *page) {
+func (c *claimer) rescanned(ctx context.Context, f *feed, to position, p *page) {
 	r := &c.rescans
 	for i, id := range p.ids {
 		r.lost = append(r.lost, lostJob{id, int(p.lost[i])})
 	}
 	c.warnOf(f, p.unknown)
+	r.others = append(r.others, p.left...)
 	if p.moved > 0 {
 		f.cursor.broughtForward(to.priority)
 		c.isDue(f)
@@ -336,9 +357,20 @@ func (c *claimer) rescanned(f *feed, to position, p *page) {
 	}
 	f.quarantine.saw(r.lost)
 	c.activate(f)
-	now := time.Now()
-	f.cursor.rescanned = pass{ended: now, took: now.Sub(r.since)}
+	f.cursor.rescanned = time.Now()
+	others := slices.Compact(slices.Sorted(slices.Values(r.others)))
 	r.next()
+	if len(others) > 0 {
+		c.leaveTo(ctx, f, others)
+	}
+}
+
+// leaveTo says in which kinds of other workers there is something to do.
+func (c *claimer) leaveTo(ctx context.Context, f *feed, kinds []string) {
+	c.send(&c.keeps, func() func() {
+		err := c.q.send(ctx, c.db, hot, rescanLeft, []any{f.queue, kinds}, noRows)
+		return func() { c.rescanWorks(ctx, []*feed{f}, err) }
+	})
 }
 
 // warnOf logs one warning for each kind without a handler.

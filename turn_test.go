@@ -2,7 +2,9 @@ package onceq_test
 
 import (
 	"context"
+	"errors"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -75,6 +77,49 @@ func TestTurn_ThatNeverEndsStopsNobody(t *testing.T) {
 	t.Parallel()
 	db, _, _ := backlogged(t)
 	becomes(t, db.Pool, `select not exists (select from `+pgx.Identifier{db.Schema, "jobs"}.Sanitize()+`)`)
+}
+
+// Claims that wait for their turns come between the pages of a rescan. That makes rescans no rarer: expired leases are found by
+// them.
+func TestTurn_ThatComesLateMakesRescansNoRarer(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	kind := onceq.Kind[int]{Name: "k"}
+	_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "nobody's", Payload: 1}) // so that each rescan goes through the pages
+	require.NoError(t, err)
+	jobs := make([]onceq.Job, 2000)
+	for range 20 {
+		for i := range jobs {
+			jobs[i] = kind.Job(i)
+		}
+		_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+		require.NoError(t, err)
+	}
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, kind.Handle(func(context.Context, *onceq.Lease, int) error { return nil }))
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 2)
+	go func() { ended <- w.Run(ctx) }()
+	var turns atomic.Int32 // of a stranger
+	go func() {
+		var err error
+		for ; err == nil && ctx.Err() == nil; turns.Add(1) {
+			_, err = db.Pool.Exec(context.Background(), `select pg_sleep(0.7) from (select pg_advisory_xact_lock($1) offset 0) l`, onceq.TurnKey(db.Schema, onceq.DefaultQueue))
+		}
+		ended <- err
+	}()
+	seen := make(map[time.Time]bool)
+	for len(seen) < 4 {
+		time.Sleep(10 * time.Millisecond)
+		require.Less(t, turns.Load(), int32(50), "after %d rescans", len(seen))
+		var at time.Time
+		if err := db.Pool.QueryRow(t.Context(), `select rescanned_at from `+pgx.Identifier{db.Schema, "queues"}.Sanitize()).Scan(&at); !errors.Is(err, pgx.ErrNoRows) {
+			require.NoError(t, err)
+			seen[at] = true
+		}
+	}
+	cancel()
+	require.NoError(t, errors.Join(<-ended, <-ended))
 }
 
 // A claim in turn goes on where the one before it ended, whichever worker's that was, and looks back when it is to look back.

@@ -176,7 +176,7 @@ func TestCursor_WhenAClaimLooksBack(t *testing.T) {
 	now = now.Add(2 * time.Second) // 50 times 40 ms
 	_, how = c.begin(now)
 	require.Equal(t, lookWhole, how)
-	c.rescanned = pass{ended: now}
+	c.rescanned = now
 	_, how = c.begin(now)
 	require.Equal(t, lookRecent, how, "a rescan saw it all")
 

@@ -3938,6 +3938,7 @@ select 1;
 with recent as materialized (
   select queue from onceq.queues
    where $7::bool and rescanned_at > statement_timestamp() - $8::bigint * interval '1 microsecond'
+     and not coalesce(left_kinds && $5::text[], false)
 ),
 seen as materialized (
   select q.n,
@@ -3979,6 +3980,7 @@ select statement_timestamp(), exists (select from seen where behind is null), ar
 with recent as materialized (
   select queue from onceq.queues
    where $7::bool and rescanned_at > statement_timestamp() - $8::bigint * interval '1 microsecond'
+     and not coalesce(left_kinds && $5::text[], false)
 ),
 seen as materialized (
   select q.n,
@@ -4856,6 +4858,9 @@ select q.n
         where first.found or first.n = 100)
  order by q.n;
 
+-- rescan.go: rescanLeft
+update onceq.queues set left_kinds = $2::text[] where queue = $1::text and left_kinds is distinct from $2::text[];
+
 -- rescan.go: rescanPage
 with page as materialized (
   select id, run_at, leased_until, lost, kind, row_number() over (order by run_at, id) as n
@@ -4889,17 +4894,22 @@ lost as materialized (
 select (select run_at from page where n = $8::int), coalesce((select id from page where n = $8::int), 0),
        (select count(*) from forward),
        array(select distinct kind from page where kind <> all ($7::text[])),
+       array(select distinct kind from page
+              where kind <> all ($7::text[]) and coalesce(leased_until, run_at + interval '1 second') <= statement_timestamp()),
        (select array_agg(id) from lost), (select array_agg(lost) from lost);
 
 -- rescan.go: rescanTurn
 with free as materialized (
   select queue
     from onceq.queues
-   where queue = any ($1::text[]) and rescanned_at <= statement_timestamp() - $2::bigint * interval '1 microsecond'
+   where queue = any ($1::text[])
+     and (rescanned_at <= statement_timestamp() - $2::bigint * interval '1 microsecond' or left_kinds && $3::text[])
    order by queue
      for update skip locked
 )
-update onceq.queues q set rescanned_at = statement_timestamp() from free where q.queue = any (array[free.queue]) returning q.queue;
+update onceq.queues q
+   set rescanned_at = statement_timestamp(), left_kinds = case when not left_kinds && $3::text[] then left_kinds end
+  from free where q.queue = any (array[free.queue]) returning q.queue;
 
 -- session.go: listenForAll
 listen …;

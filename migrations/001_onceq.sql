@@ -329,7 +329,8 @@ create index job_awaits_event on {{.schema}}.job_awaits (key, scope) where state
 -- When each queue was last rescanned for jobs that claims have passed, so that one worker at a time does it.
 create table {{.schema}}.queues (
   queue        text collate "C" not null primary key,
-  rescanned_at timestamptz not null
+  rescanned_at timestamptz not null,
+  left_kinds   text[]                            -- of jobs that this rescan has left to workers that have these kinds
 );
 
 -- Workers that run, with what they work. No job depends on it.

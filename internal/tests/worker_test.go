@@ -644,6 +644,47 @@ func TestExpired_IsTakenByARunningWorkerWithoutARescuer(t *testing.T) {
 	require.NoError(t, w.stop())
 }
 
+// Where one worker at a time rescans a queue, a kind that it does not have waits for no turn: it leaves word, and whoever has the
+// kind rescans at once.
+func TestRescan_LeavesWordOfKindsThatItDoesNotHave(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	rare := onceq.Kind[int]{Name: "rare"}
+	id := add(t, db, onceq.Job{Kind: "rare"})
+	sqlRun(t, db, `update onceq.jobs set run_at = run_at - interval '1 hour'`)
+	takeOne(t, db)
+	others := start(t, db, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error { return nil }))
+	first := make(chan int64, 10)
+	w := start(t, db, onceq.WorkerConfig{}, rare.Handle(func(_ context.Context, l *onceq.Lease, _ int) error {
+		first <- l.ID
+		return nil
+	}))
+	last := add(t, db, onceq.Job{Kind: "rare"}) // the worker's position is now far past the expired job
+	require.Equal(t, last, receive(t, first))
+	until(t, db, `exists (select from onceq.queues)`)
+	sqlRun(t, db, `update onceq.queues set rescanned_at = statement_timestamp() + interval '1 hour'`) // it is always others' turn
+	db.ExpireLease(id)
+	sqlRun(t, db, `update onceq.queues set left_kinds = '{rare}'`) // as TestRescan_SaysWhichKindsItLeaves
+	require.Equal(t, id, receive(t, first))
+	until(t, db, `(select rescanned_at < statement_timestamp() and left_kinds is null from onceq.queues)`)
+	require.NoError(t, errors.Join(w.stop(), others.stop()))
+}
+
+func TestRescan_SaysWhichKindsItLeaves(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	expired, runs := add(t, db, onceq.Job{Kind: "rare"}), add(t, db, onceq.Job{Kind: "busy"})
+	sqlRun(t, db, `update onceq.jobs set run_at = run_at - interval '1 hour'`)
+	require.Len(t, take(t, db, 2), 2)
+	w := start(t, db, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error { return nil }))
+	add(t, db, onceq.Job{})
+	db.ExpireLease(expired)
+	until(t, db, `exists (select from onceq.queues where left_kinds = '{rare}')`)
+	db.ExpireLease(runs)
+	until(t, db, `exists (select from onceq.queues where left_kinds = '{busy,rare}')`)
+	require.NoError(t, w.stop())
+}
+
 func TestClaims_CommittedLongAfterTheyWereDue(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
