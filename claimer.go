@@ -16,10 +16,11 @@ import (
 // claimer decides what is claimed for all queues of a run, and when. One goroutine runs it, by loop or by drain, and only
 // that goroutine uses the fields, except those that say otherwise.
 //
-// The statements of loop are sent by short-lived goroutines, at most one for each of five purposes, so that none waits for
-// another: claims of a queue with a backlog, one queue at a time and the queues in turns; claims of all other queues, of
-// several in one statement; claims of jobs in quarantine, one at a time; looks; and upkeep: rescans, announcements. What an
-// answer means is decided by the claimer's goroutine again.
+// The statements of loop are sent by short-lived goroutines, at most one for each of six purposes, so that none waits for
+// another: claims of a queue with a backlog, one queue at a time and the queues in turns; the same for queues in which others
+// claim too, and a claim waits for its turn (turn.go); claims of all other queues, of several in one statement; claims of jobs in
+// quarantine, one at a time; looks; and upkeep: rescans, announcements. What an answer means is decided by the claimer's goroutine
+// again.
 //
 //	notification, look, room  ->  due  ->  claim  ->  executor
 //	                                         |  nothing more
@@ -42,8 +43,8 @@ type claimer struct {
 	byName map[string]*feed
 	active []*feed // those for which something is to be done soon, in the order of their turns
 
-	claimsBacklog, claims, claimsLost, looking, keeps bool        // a statement for this purpose is under way
-	answers                                           chan func() // what to do with their answers
+	claimsBacklog, claimsInTurn, claims, claimsLost, looking, keeps bool        // a statement for this purpose is under way
+	answers                                                         chan func() // what to do with their answers
 
 	fails     int       // claims in a row that failed, and not because of one queue
 	notBefore time.Time // no claim before this time, because the latest of these failed
@@ -67,7 +68,7 @@ type claimer struct {
 
 func newClaimer(w *Worker, id int64, db quick, exec *executor) *claimer {
 	c := &claimer{
-		q: w.q, w: w, id: id, db: db, exec: exec, kinds: w.kinds, byName: make(map[string]*feed), answers: make(chan func(), 5),
+		q: w.q, w: w, id: id, db: db, exec: exec, kinds: w.kinds, byName: make(map[string]*feed), answers: make(chan func(), 6),
 		wake: make(chan struct{}, 1), heard: make(map[string]bool),
 	}
 	for name, cfg := range w.queues {
@@ -136,7 +137,7 @@ func (c *claimer) loop(ctx context.Context) {
 		}
 		timer.Stop()
 	}
-	for c.claimsBacklog || c.claims || c.claimsLost || c.looking || c.keeps {
+	for c.claimsBacklog || c.claimsInTurn || c.claims || c.claimsLost || c.looking || c.keeps {
 		(<-c.answers)()
 	}
 }
@@ -262,7 +263,10 @@ func (c *claimer) startClaims(ctx context.Context, now time.Time) (wait time.Dur
 	var later []*feed // these have had their turn
 	for _, f := range c.active {
 		purpose := &c.claims
-		if f.backlog {
+		switch {
+		case f.backlog && now.Before(f.othersUntil):
+			purpose = &c.claimsInTurn
+		case f.backlog:
 			purpose = &c.claimsBacklog
 		}
 		one := c.quarantineDue(f)
@@ -349,9 +353,9 @@ func (c *claimer) ask(f *feed, n, several int, now time.Time) (*claim, look) {
 		queue: f.queue, limit: min(n, max(1, maxPrefetch/several)), from: from, alone: several == 1,
 		free: max(0, int64(s.count*s.width)-s.outstanding.Load()+f.reserved),
 	}
-	if f.backlog && !now.Before(f.turnsFrom) && c.db.own.mayWait() && c.q.citus.Load() != citusYes {
+	if others := now.Before(f.othersUntil); f.backlog && !now.Before(f.turnsFrom) && c.db.own.hasTurns(others) && c.q.citus.Load() != citusYes {
 		ask.turn = newTurn(c.q.schema, f.queue, c.kinds)
-		ask.turn.others = now.Before(f.othersUntil)
+		ask.turn.others = others
 	}
 	return ask, how
 }
@@ -463,7 +467,7 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 	var waited time.Duration
 	switch {
 	case ask.turn != nil:
-		if waited, f.vain = ask.turn.waited, 0; waited > turnAtOnce {
+		if waited, f.vain = ask.turn.waited, 0; waited > turnAtOnce || ask.turn.missed {
 			f.othersUntil = ended.Add(othersClaim)
 		}
 	case ask.outOfTurn:

@@ -64,8 +64,8 @@ with free as materialized (
    order by queue
      for update skip locked
 )
-update onceq.queues q
-   set rescanned_at = statement_timestamp(), left_kinds = case when not left_kinds && $3::text[] then left_kinds end
+update onceq.queues q set rescanned_at = statement_timestamp(),
+       left_kinds = case when not left_kinds && $3::text[] then left_kinds end
   from free where q.queue = any (array[free.queue]) returning q.queue`
 
 // rescanLeft says for which kinds that this worker does not have there is something to do. Without it, a kind that few of many

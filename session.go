@@ -483,18 +483,21 @@ func (k quick) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, er
 // quickly sends a statement the hot way: through the session, where it needs no settings, or with them. A statement that
 // waits for its turn does so beside the session, or gets errNoTurn.
 func (q *Queue) quickly(ctx context.Context, db quick, by way, statement string, args []any, read func(pgx.Rows) error) error {
-	if by.turn != nil && !db.own.mayWait() {
-		return errNoTurn
-	}
-	if by.turn != nil {
+	if by.turn != nil && by.turn.others {
+		if !db.own.hasTurns(true) {
+			return errNoTurn
+		}
 		return q.send(ctx, db.own.spare, by, statement, args, read)
 	}
 	used, err := db.own.session.use(ctx, db.patience, func(ctx context.Context, conn *pgx.Conn) error {
-		if by.clock == nil && by.along == nil {
+		if by.clock == nil && by.along == nil && by.turn == nil {
 			return query(ctx, conn, q.sql(statement), args, read)
 		}
-		batch := &pgx.Batch{}
-		if by.clock != nil {
+		batch := &pgx.Batch{} // one transaction, too
+		switch {
+		case by.turn != nil:
+			by.turn.queue(batch, by.clock)
+		case by.clock != nil:
 			batch.Queue(`select statement_timestamp()`).QueryRow(func(r pgx.Row) error { return r.Scan(by.clock) })
 		}
 		batch.Queue(q.sql(statement), args...).Query(read)

@@ -26,9 +26,10 @@ import (
 // worker waits no longer than turnPatience. Then it claims without a turn, which nobody needs, and after the second time in a
 // row it goes on in that way for turnRest.
 //
-// A worker waits on its spare connection (session.go), so that the session can be used meanwhile. Where there is no session,
-// as behind a pooler, there are no turns: those that wait would use up the pooler's connections. Nor are there any on a server
-// with Citus.
+// A worker waits on its spare connection (session.go), so that the session can be used meanwhile, for one queue at a time. It
+// waits only where others claim. Whether they do, the claims in the session find out: these take the turn if it is free, and else
+// go without. Where there is no session, as behind a pooler, there are no turns: those that wait would use up the pooler's
+// connections. Nor are there any on a server with Citus.
 const (
 	turnPatience = time.Second // as in awaitTurn
 	turnRest     = 10 * time.Second
@@ -40,12 +41,13 @@ const (
 // errNoTurn says that a claim cannot wait for its turn now.
 var errNoTurn = errors.New("onceq: the connection for waiting is in use")
 
-// turn is the turn that a claim waits for.
+// turn is the turn of a claim.
 type turn struct {
 	key    int64
 	kinds  int64         // names the kinds that are claimed
-	others bool          // others claim there too, as far as is known
+	others bool          // others claim there too, as far as is known: the claim waits
 	waited time.Duration // until it came
+	missed bool          // it did not wait, and somebody else had the turn
 }
 
 // newTurn is a turn in a queue. Advisory locks belong to the database, so the key contains the schema.
@@ -65,8 +67,25 @@ const awaitTurn = `
 select set_config('lock_timeout', '1s', true), pg_advisory_xact_lock($1::bigint), set_config('lock_timeout', '0', true),
        clock_timestamp(), (extract(epoch from clock_timestamp() - statement_timestamp()) * 1000000)::bigint`
 
-// queue adds awaitTurn to a batch. clock, which may be nil, gets the database's time.
+// takeTurn is awaitTurn for a claim that does not wait.
+const takeTurn = `select pg_try_advisory_xact_lock($1::bigint), clock_timestamp()`
+
+// queue adds one of them to a batch. clock, which may be nil, gets the database's time.
 func (t *turn) queue(batch *pgx.Batch, clock *time.Time) {
+	if !t.others {
+		batch.Queue(takeTurn, t.key).QueryRow(func(r pgx.Row) error {
+			var got bool
+			var now time.Time
+			if err := r.Scan(&got, &now); err != nil {
+				return err
+			}
+			if t.missed = !got; clock != nil {
+				*clock = now
+			}
+			return nil
+		})
+		return
+	}
 	batch.Queue(awaitTurn, t.key).QueryRow(func(r pgx.Row) error {
 		var now time.Time
 		var waited int64
@@ -86,8 +105,9 @@ func notInTurn(err error) bool {
 	return state == "55P03" || state == "42501"
 }
 
-// mayWait reports whether a claim may wait for its turn: there is a session, and the spare connection is free.
-func (o *ownConns) mayWait() bool {
+// hasTurns reports whether a claim can have a turn now, and with waits whether it may wait for one: there is a session, and the
+// spare connection is free.
+func (o *ownConns) hasTurns(waits bool) bool {
 	stat := o.spare.Stat()
-	return o.session.isOpen() && stat.AcquiredConns()+stat.ConstructingConns() == 0
+	return o.session.isOpen() && !(waits && stat.AcquiredConns()+stat.ConstructingConns() > 0)
 }

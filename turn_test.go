@@ -79,28 +79,22 @@ func TestTurn_ThatNeverEndsStopsNobody(t *testing.T) {
 	becomes(t, db.Pool, `select not exists (select from `+pgx.Identifier{db.Schema, "jobs"}.Sanitize()+`)`)
 }
 
-// Claims that wait for their turns come between the pages of a rescan. That makes rescans no rarer: expired leases are found by
-// them.
-func TestTurn_ThatComesLateMakesRescansNoRarer(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t)
-	kind := onceq.Kind[int]{Name: "k"}
+// crowded starts a worker that always waits for its turn in the default queue, which has a backlog: a stranger has the turn for 0.7
+// seconds, again and again. turns counts these. The worker's claims come in between.
+func crowded(t *testing.T, handle func(*onceq.Lease)) (db *queuetest.DB, turns *atomic.Int32) {
+	db, turns = queuetest.New(t), new(atomic.Int32)
 	_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "nobody's", Payload: 1}) // so that each rescan goes through the pages
 	require.NoError(t, err)
-	jobs := make([]onceq.Job, 2000)
-	for range 20 {
-		for i := range jobs {
-			jobs[i] = kind.Job(i)
-		}
-		_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
-		require.NoError(t, err)
-	}
-	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, kind.Handle(func(context.Context, *onceq.Lease, int) error { return nil }))
+	enqueue(t, db, onceq.DefaultQueue, 40_000)
+	kind := onceq.Kind[int]{Name: "k"}
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{Also: []string{"other"}}, kind.Handle(func(_ context.Context, l *onceq.Lease, _ int) error {
+		handle(l)
+		return nil
+	}))
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 2)
 	go func() { ended <- w.Run(ctx) }()
-	var turns atomic.Int32 // of a stranger
 	go func() {
 		var err error
 		for ; err == nil && ctx.Err() == nil; turns.Add(1) {
@@ -108,18 +102,54 @@ func TestTurn_ThatComesLateMakesRescansNoRarer(t *testing.T) {
 		}
 		ended <- err
 	}()
+	t.Cleanup(func() { cancel(); require.NoError(t, errors.Join(<-ended, <-ended)) })
+	return db, turns
+}
+
+func enqueue(t *testing.T, db *queuetest.DB, queue string, n int) {
+	jobs := make([]onceq.Job, 2000)
+	for range n / len(jobs) {
+		for i := range jobs {
+			jobs[i] = onceq.Job{Kind: "k", Queue: queue, Payload: i}
+		}
+		_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+		require.NoError(t, err)
+	}
+}
+
+// Claims that wait for their turns come between the pages of a rescan. That makes rescans no rarer: expired leases are found by
+// them.
+func TestTurn_ThatComesLateMakesRescansNoRarer(t *testing.T) {
+	t.Parallel()
+	db, turns := crowded(t, func(*onceq.Lease) {})
 	seen := make(map[time.Time]bool)
 	for len(seen) < 4 {
 		time.Sleep(10 * time.Millisecond)
 		require.Less(t, turns.Load(), int32(50), "after %d rescans", len(seen))
 		var at time.Time
-		if err := db.Pool.QueryRow(t.Context(), `select rescanned_at from `+pgx.Identifier{db.Schema, "queues"}.Sanitize()).Scan(&at); !errors.Is(err, pgx.ErrNoRows) {
+		if err := db.Pool.QueryRow(t.Context(), `select rescanned_at from `+pgx.Identifier{db.Schema, "queues"}.Sanitize()+` where queue = 'default'`).Scan(&at); !errors.Is(err, pgx.ErrNoRows) {
 			require.NoError(t, err)
 			seen[at] = true
 		}
 	}
-	cancel()
-	require.NoError(t, errors.Join(<-ended, <-ended))
+}
+
+// A backlog that waits for its turns does not hold up one in which nobody else claims.
+func TestTurn_OfOneBacklogDoesNotStopAnother(t *testing.T) {
+	t.Parallel()
+	const others = 40_000
+	var ran atomic.Int32
+	done := make(chan bool)
+	db, turns := crowded(t, func(l *onceq.Lease) {
+		if l.Queue == "other" && ran.Add(1) == others {
+			close(done)
+		}
+	})
+	require.Eventually(t, func() bool { return turns.Load() >= 2 }, time.Minute, time.Millisecond)
+	enqueue(t, db, "other", others)
+	before := turns.Load()
+	<-done
+	require.Less(t, turns.Load()-before, int32(12))
 }
 
 // A claim in turn goes on where the one before it ended, whichever worker's that was, and looks back when it is to look back.

@@ -4907,8 +4907,8 @@ with free as materialized (
    order by queue
      for update skip locked
 )
-update onceq.queues q
-   set rescanned_at = statement_timestamp(), left_kinds = case when not left_kinds && $3::text[] then left_kinds end
+update onceq.queues q set rescanned_at = statement_timestamp(),
+       left_kinds = case when not left_kinds && $3::text[] then left_kinds end
   from free where q.queue = any (array[free.queue]) returning q.queue;
 
 -- session.go: listenForAll
@@ -5052,6 +5052,9 @@ update onceq.jobs j set leased_until = null, holder = null
 -- turn.go: awaitTurn
 select set_config('lock_timeout', '1s', true), pg_advisory_xact_lock($1::bigint), set_config('lock_timeout', '0', true),
        clock_timestamp(), (extract(epoch from clock_timestamp() - statement_timestamp()) * 1000000)::bigint;
+
+-- turn.go: takeTurn
+select pg_try_advisory_xact_lock($1::bigint), clock_timestamp();
 
 -- tx.go: checkTx
 select null,
