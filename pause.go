@@ -22,7 +22,7 @@ import (
 const (
 	pausesKnown = 500 * time.Millisecond
 	pausesOld   = 2 * time.Second
-	pausedLook  = time.Second // how often a worker reads what is paused while anything of it is
+	pausedLook  = 1500 * time.Millisecond // a worker of which anything is paused reads so often what is, unless its looks do
 )
 
 // Pause says that a queue or a kind is paused. Times are the database's.

@@ -144,7 +144,7 @@ func (c *claimer) lookedBehind(behind []*feed, recent bool, took pass) {
 	if recent {
 		r.asked = r.asked.Add(-rand.N(r.interval())) // see askForTurn
 	}
-	r.feeds = behind
+	r.feeds = slices.DeleteFunc(slices.Clone(behind), func(f *feed) bool { return f.paused })
 	if r.known {
 		c.q.works(c.id, workRescan, "")
 		is := make(map[*feed]bool, len(behind))

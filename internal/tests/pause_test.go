@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
@@ -232,6 +233,42 @@ func TestPause_ClaimReturnsNothingOfIt(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, other.PauseQueue(ctx, db.Pool, "default", ""))
 	eventually(t, "the pause takes hold", func() bool { return len(claim()) == 0 })
+}
+
+// A worker whose queue is paused sends what an idle one does: its looks, once a second at most.
+func TestPause_CostsNoFurtherMessages(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	var sent messages
+	cfg := db.Pool.Config()
+	cfg.ConnConfig.Tracer = &sent
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	require.NoError(t, err)
+	defer pool.Close()
+	require.NoError(t, db.Queue.PauseQueue(t.Context(), db.Pool, onceq.DefaultQueue, ""))
+	add(t, db, onceq.Job{})
+	sqlRun(t, db, `update onceq.jobs set run_at = run_at - interval '1 minute'`) // a rescan would find it
+	w := start(t, &queuetest.DB{Pool: pool, Schema: db.Schema}, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error { return nil }))
+	const each = 8
+	looks, others := 0, make(map[string]int)
+	until(t, db, `exists (select from onceq.workers) and exists (select from onceq.queues)`)
+	sent.take() // of the beginning
+	eventually(t, "looks", func() bool {
+		for _, sql := range sent.take() {
+			if strings.Contains(sql, "as next") {
+				looks++
+			} else {
+				others[sql]++
+			}
+		}
+		return looks >= each
+	})
+	total := 0
+	for _, n := range others {
+		total += n
+	}
+	require.Less(t, total, each/2, "%v", others)
+	require.NoError(t, w.stop())
 }
 
 func TestPause_IsShown(t *testing.T) {
