@@ -470,6 +470,7 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 		if waited, f.vain = ask.turn.waited, 0; waited > turnAtOnce || ask.turn.missed {
 			f.othersUntil = ended.Add(othersClaim)
 		}
+		f.turnTook = waited
 	case ask.outOfTurn:
 		if f.vain++; f.vain > 1 { // once may be because very many wait
 			f.turnsFrom = ended.Add(turnRest)

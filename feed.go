@@ -34,16 +34,17 @@ type feed struct {
 	fails   int           // claims of it alone that failed in a row
 	anew    bool          // what may be claimed has changed while a claim was under way: the next one begins at the beginning
 
-	notBefore   time.Time // no claim before this time, because the latest of it alone failed
-	othersUntil time.Time // other workers claim from the backlog too, as far as is known
-	turnsFrom   time.Time // no claim waits for its turn before this time, because the latest waited in vain
-	vain        int       // so many in a row
-	next        time.Time // when its first delayed job is due; zero if that is after the next look
-	lookAt      time.Time // when to look at it, apart from the looks at all; zero for never
-	announced   time.Time // since when producers know that the queue's jobs are waited for; zero: they do not, or have said since that there is one
-	heard       int       // how many notifications have come
-	follows     bool      // looks follow its announcement: somebody may have believed that nobody waits, or have left a job to this run
-	more        time.Time // until then it is looked at again, because a notification asked for that
+	notBefore   time.Time     // no claim before this time, because the latest of it alone failed
+	othersUntil time.Time     // other workers claim from the backlog too, as far as is known
+	turnTook    time.Duration // how long the latest claim waited for its turn
+	turnsFrom   time.Time     // no claim waits for its turn before this time, because the latest waited in vain
+	vain        int           // so many in a row
+	next        time.Time     // when its first delayed job is due; zero if that is after the next look
+	lookAt      time.Time     // when to look at it, apart from the looks at all; zero for never
+	announced   time.Time     // since when producers know that the queue's jobs are waited for; zero: they do not, or have said since that there is one
+	heard       int           // how many notifications have come
+	follows     bool          // looks follow its announcement: somebody may have believed that nobody waits, or have left a job to this run
+	more        time.Time     // until then it is looked at again, because a notification asked for that
 }
 
 func newFeed(w *Worker, s *slots) *feed {
@@ -72,7 +73,11 @@ func (c *claimer) want(f *feed) want {
 	s := f.slots
 	w := want{one: c.quarantineDue(f)}
 	now := time.Now()
-	prefetch := f.pace.prefetch(s, now)
+	var turn time.Duration
+	if now.Before(f.othersUntil) {
+		turn = f.turnTook
+	}
+	prefetch := f.pace.prefetch(s, now, turn)
 	usable := s.count
 	if s.pooled {
 		c.q.connections.mu.Lock()
@@ -141,14 +146,19 @@ type pace struct {
 	workedUpTo int64 // nanoseconds, that no longer count
 }
 
-// prefetch is how many jobs to claim in addition to those that have a slot.
-func (p *pace) prefetch(s *slots, now time.Time) int64 {
+// prefetch is how many jobs to claim in addition to those that have a slot. turn is how long the next claim's answer may take:
+// jobs are to last until then.
+func (p *pace) prefetch(s *slots, now time.Time, turn time.Duration) int64 {
 	if d := now.Sub(p.countedAt); d > 2*time.Millisecond {
 		returned := s.returned.Load()
 		p.rate = (p.rate + float64(returned-p.counted)/d.Seconds()) / 2
 		p.counted, p.countedAt = returned, now
 	}
-	return min(maxPrefetch, int64(min(p.rate, p.could(s))*p.ahead.Seconds()))
+	ahead := p.ahead
+	if ahead > 0 {
+		ahead += turn
+	}
+	return min(maxPrefetch, int64(min(p.rate, p.could(s))*ahead.Seconds()))
 }
 
 // could is how many handlers could return in a second if they took as long as they have on average. Without it, a few long

@@ -1044,3 +1044,19 @@ func TestOutbox_AWriterDoesNotWaitForRoom(t *testing.T) {
 	require.NotEmpty(t, o.take())
 	<-added
 }
+
+// What is claimed beyond the slots is what handlers do in the time that a job may wait for a slot and, where a claim waits for its
+// turn, in that time too.
+func TestPace_WhatIsClaimedAheadLastsUntilTheNextTurn(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	s := &slots{count: 100}
+	s.returned.Store(1000)
+	s.worked.Store(1000 * int64(time.Millisecond)) // so they could do 100,000 a second
+	p := pace{ahead: prefetchTime, rate: 4000, counted: 1000, countedAt: now}
+	require.EqualValues(t, 100, p.prefetch(s, now, 0))
+	require.EqualValues(t, 500, p.prefetch(s, now, 100*time.Millisecond))
+	require.EqualValues(t, maxPrefetch, p.prefetch(s, now, time.Second))
+	p.ahead = 0
+	require.Zero(t, p.prefetch(s, now, time.Second), "a job of which no lease may be lost is claimed when it can start")
+}
