@@ -110,16 +110,37 @@ type lookAtCalls struct {
 	all    time.Time // when one looks for all again
 }
 
-// lookAtNew is a look at the jobs that were enqueued last. It goes back by a quarter to half of a second, because a job is
-// committed later than its id is drawn. What comes later still is seen by the looks at all.
+// lookAtNew is a look at the jobs that were enqueued last. Most of them go back by some hundredths of a second, because a job is
+// committed later than its id is drawn. At intervals one goes back by a quarter to half of a second. What comes later still is
+// seen by the looks at all.
 type lookAtNew struct {
-	at     time.Time // when to look; zero: looks at all are cheap enough
-	from   int64     // after this id
-	mark   int64     // the latest id at the time marked; 0 before the first look
+	at         time.Time // when to look; zero: looks at all are cheap enough
+	near, wide lookBack
+	widened    time.Time // when the latest wide one began
+}
+
+// lookBack is where a look begins that goes back by a time, to twice that time.
+type lookBack struct {
+	from   int64 // after this id
+	mark   int64 // the latest id at the time marked; 0 before the first look
 	marked time.Time
 }
 
-const lookNewBack = 250 * time.Millisecond
+// saw records the latest id at the time when a look began.
+func (b *lookBack) saw(last int64, began time.Time, back time.Duration) {
+	if b.mark == 0 {
+		b.from, b.mark, b.marked = last, last, began
+	} else if began.Sub(b.marked) > back {
+		b.from, b.mark, b.marked = b.mark, last, began
+	}
+}
+
+const (
+	lookNewBack  = 20 * time.Millisecond
+	lookWideBack = 250 * time.Millisecond
+	lookWide     = 50 * time.Millisecond // between two wide ones
+	lookNewRest  = 2 * time.Millisecond  // or livelyRest times what the look took
+)
 
 const (
 	// A look at all may take a hundredth of the time, and one at some a twentieth of it.
@@ -276,9 +297,14 @@ func (c *claimer) startLook(ctx context.Context, now time.Time) bool {
 
 // lookAtNew looks at the jobs that were enqueued last.
 func (c *claimer) lookAtNew(ctx context.Context, began time.Time) {
-	l := &c.looks
-	from := l.fresh.from
-	if l.fresh.mark == 0 {
+	n := &c.looks.fresh
+	wide := began.Sub(n.widened) >= lookWide
+	back := n.near
+	if wide {
+		back, n.widened = n.wide, began
+	}
+	from := back.from
+	if back.mark == 0 {
 		from = math.MaxInt64
 	}
 	kinds := c.kinds
@@ -292,13 +318,9 @@ func (c *claimer) lookAtNew(ctx context.Context, began time.Time) {
 				c.lookFailed(ctx, err, true)
 				return
 			}
-			n := &l.fresh
-			if n.mark == 0 {
-				n.from, n.mark, n.marked = last, last, began
-			} else if began.Sub(n.marked) > lookNewBack {
-				n.from, n.mark, n.marked = n.mark, last, began
-			}
-			n.at = ended.Add(max(livelyLook, livelyRest*ended.Sub(began)))
+			n.near.saw(last, began, lookNewBack)
+			n.wide.saw(last, began, lookWideBack)
+			n.at = ended.Add(max(lookNewRest, livelyRest*ended.Sub(began)))
 			found := 0
 			for _, queue := range queues {
 				if f := c.byName[queue]; f != nil && f.idle() && !f.paused {
