@@ -145,7 +145,7 @@ type claim struct {
 	free  int64      // handlers; jobs beyond that are claimed ahead
 	from  []position // one for each priority, in the order in which these are searched
 	alone bool       // the statement claims from no other queue
-	turn  *turn      // that it waits for; nil for none
+	turn  *turn      // nil for none
 
 	leases    []*Lease
 	now       time.Time // the database's clock just before the claim

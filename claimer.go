@@ -467,8 +467,11 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 	var waited time.Duration
 	switch {
 	case ask.turn != nil:
-		if waited, f.vain = ask.turn.waited, 0; waited > turnAtOnce || ask.turn.missed {
+		if waited = ask.turn.waited; waited > turnAtOnce || ask.turn.missed {
 			f.othersUntil = ended.Add(othersClaim)
+		}
+		if !ask.turn.missed {
+			f.vain = 0
 		}
 		f.turnTook = waited
 	case ask.outOfTurn:
@@ -549,7 +552,7 @@ func (c *claimer) startUpkeep(ctx context.Context, now time.Time) time.Duration 
 			wait = c.announcement.wait(now)
 		}
 		if c.holdsBack {
-			wait = min(wait, pausedLook)
+			wait = min(wait, c.pauses.at.Add(pausedLook).Sub(now))
 		}
 		if !c.rescans.known {
 			wait = min(wait, rescanEvery)

@@ -75,7 +75,7 @@ func (c *claimer) want(f *feed) want {
 	now := time.Now()
 	var turn time.Duration
 	if now.Before(f.othersUntil) {
-		turn = f.turnTook
+		turn = min(f.turnTook, prefetchLongest)
 	}
 	prefetch := f.pace.prefetch(s, now, turn)
 	usable := s.count

@@ -136,7 +136,7 @@ func (r *run) start(ctx context.Context, limit int) {
 	}
 	r.presence.begin(r.drains)
 	r.tally.begin()
-	r.outbox.start(&r.writing)
+	r.outbox.start(&r.writing, r.drains)
 	r.beating.Go(func() { r.beats.loop(r.stopBeats) })
 	if slices.Contains(slices.Collect(maps.Values(r.w.pooledIn)), true) {
 		r.beating.Go(func() { r.beats.pingLoop(r.stopBeats) })

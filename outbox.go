@@ -1,6 +1,7 @@
 package onceq
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -34,6 +35,7 @@ type outbox struct {
 	told  func()             // called after the end of jobs that others wait for
 	next  func(outcome) *successor
 
+	patience    time.Duration
 	whole, half way // how a batch is written, and a part of one in which a row is locked
 
 	mu      sync.Mutex // guards what follows; ready, room and held wait with it
@@ -42,16 +44,21 @@ type outbox struct {
 	held    sync.Cond  // something in locked, or no writer is left
 	pending []outcome
 	locked  []outcome // their rows are locked
+	warned  time.Time // when the log last said so
 	closed  bool
-	writers int // that have not ended
-	ending  int // writers that start a next job, which may add its outcome
+	drains  bool // a Drain waits for what is locked no longer than a lease
+	writers int  // that have not ended
+	ending  int  // writers that start a next job, which may add its outcome
 }
 
 // A row that a person or another program has locked, perhaps for hours, may hold up the outcome of its own job and no other.
-// So no batch waits for long: whose row it is, halving finds out.
+// So no batch waits for long: whose row it is, halving finds out. If that takes too long, because very many are, or the table is, all
+// that is left counts as locked.
 const (
-	lockPatience = time.Second // or a quarter of the lease
+	lockPatience = time.Second // how long a batch waits, or a quarter of the lease
 	halvesFaster = 10          // after that a half waits so many times less
+	halvesFor    = 3           // times the patience
+	lockedChunk  = 32          // so many of those that are locked are tried at once
 )
 
 // waiting is the hot way with a limit for waiting for a lock.
@@ -61,8 +68,8 @@ func waiting(patience time.Duration) way {
 
 func newOutbox(q *Queue, id int64, db *pgxpool.Pool, lease time.Duration, ctx context.Context, tasks *taskSet, tally *tally) *outbox {
 	o := &outbox{q: q, id: id, db: db, lease: lease, ctx: ctx, tasks: tasks, tally: tally}
-	patience := min(lockPatience, lease/4)
-	o.whole, o.half = waiting(patience), waiting(patience/halvesFaster)
+	o.patience = min(lockPatience, lease/4)
+	o.whole, o.half = waiting(o.patience), waiting(o.patience/halvesFaster)
 	o.ready.L, o.room.L, o.held.L = &o.mu, &o.mu, &o.mu
 	return o
 }
@@ -101,8 +108,8 @@ func (o *outbox) take() []outcome {
 }
 
 // start starts the goroutines that write, and end when the outbox is closed and empty.
-func (o *outbox) start(writing *sync.WaitGroup) {
-	o.writers = 2
+func (o *outbox) start(writing *sync.WaitGroup, drains bool) {
+	o.writers, o.drains = 2, drains
 	for range o.writers {
 		writing.Go(o.loop)
 	}
@@ -111,7 +118,7 @@ func (o *outbox) start(writing *sync.WaitGroup) {
 
 func (o *outbox) loop() {
 	for batch := o.take(); len(batch) > 0; batch = o.take() {
-		o.write(batch, o.whole)
+		o.write(batch, o.whole, time.Now().Add(halvesFor*o.patience))
 		o.q.works(o.id, workFinish, "") // or it was given up
 	}
 	o.mu.Lock()
@@ -120,46 +127,69 @@ func (o *outbox) loop() {
 	o.held.Signal()
 }
 
-// loopLocked writes those whose rows are locked, for as long as it takes. The beats may find such a job's row only while a try has
-// locked it, and not extend its lease, so each try begins with that.
+// loopLocked writes those whose rows are locked, for as long as it takes. The beats may find such a job's row only while it is
+// locked, and not extend its lease, so each try begins with that for all of them.
 func (o *outbox) loopLocked() {
 	for {
 		o.mu.Lock()
 		for len(o.locked) == 0 && o.writers > 0 {
 			o.held.Wait()
 		}
-		if len(o.locked) == 0 {
+		n := len(o.locked)
+		if n == 0 {
 			o.mu.Unlock()
 			return
 		}
-		next := o.locked[0]
-		o.locked = slices.Delete(o.locked, 0, 1)
+		leases := make([]*Lease, n)
+		for i, out := range o.locked {
+			leases[i] = out.lease
+		}
+		if !o.closed { // the others come next; at the end there is one more try
+			n = min(n, lockedChunk)
+		}
+		batch := slices.Clone(o.locked[:n])
+		o.locked = slices.Delete(o.locked, 0, n)
 		o.mu.Unlock()
+		slices.SortFunc(leases, func(a, b *Lease) int { return cmp.Compare(a.ID, b.ID) })
 		ctx, cancel := context.WithTimeout(o.ctx, o.lease/4)
-		_, _ = o.q.beat(ctx, o.db, []*Lease{next.lease}, []bool{false}, o.lease) // that it is lost, the write finds too
+		for chunk := range slices.Chunk(leases, beatChunk) {
+			_, _ = o.q.beat(ctx, o.db, chunk, make([]bool, len(chunk)), o.lease) // that one is lost, the write finds too
+		}
 		cancel()
-		o.write([]outcome{next}, o.whole)
+		by := o.half
+		if len(leases) == 1 {
+			by = o.whole
+		}
+		o.write(batch, by, time.Now().Add(o.patience))
 	}
 }
 
-// isLocked leaves an outcome to loopLocked. It returns false if that has had enough time.
-func (o *outbox) isLocked(out outcome) bool {
-	first := out.locked.IsZero()
-	if first {
-		out.locked = time.Now()
-	}
+// leave leaves outcomes to loopLocked. It returns those that have had enough time.
+func (o *outbox) leave(batch []outcome) (over []outcome) {
 	o.mu.Lock()
-	again := !o.closed || time.Since(out.locked) < o.lease
-	if again {
-		o.locked = append(o.locked, out)
+	for _, out := range batch {
+		if out.locked.IsZero() {
+			out.locked = time.Now()
+		}
+		if (o.closed || o.drains) && time.Since(out.locked) >= o.lease {
+			over = append(over, out)
+		} else {
+			o.locked = append(o.locked, out)
+		}
 	}
+	says := time.Since(o.warned) > time.Minute
+	if says {
+		o.warned = time.Now()
+	}
+	n := len(o.locked)
 	o.mu.Unlock()
 	o.held.Signal()
-	if first {
+	if says {
+		one := batch[0].lease
 		o.q.log.Warn("onceq: a job has ended, and another transaction has locked its row, or its lane's, limit's or key's; its outcome is stored when that transaction ends: look in pg_stat_activity for one that is open for long",
-			slog.Int64("job", out.lease.ID), slog.String("kind", out.lease.Kind))
+			slog.Int64("job", one.ID), slog.String("kind", one.Kind), slog.Int("such_jobs", n))
 	}
-	return again
+	return over
 }
 
 // end is next.end for a writer.
@@ -179,14 +209,14 @@ func (o *outbox) end(next *successor, ok bool) (leased bool) {
 
 // write writes outcomes. After a lost connection it tries again, for as long as the leases last and until Run has waited
 // long enough. A value that Postgres refuses, or a row that is locked, is found by halving the batch, so that it cannot keep the
-// others from being written.
-func (o *outbox) write(batch []outcome, by way) {
+// others from being written. For locked rows that goes on until halve.
+func (o *outbox) write(batch []outcome, by way, halve time.Time) {
 	began := time.Now()
 	replaced := false // the outcome that Postgres refused was replaced by a failure that says so
 	for try := 0; len(batch) > 0; try++ {
 		ctx, cancel := context.WithTimeout(o.ctx, o.lease)
 		var next *successor
-		if len(batch) == 1 {
+		if len(batch) == 1 && batch[0].locked.IsZero() {
 			next = o.next(batch[0])
 		}
 		var stale []*Lease
@@ -204,15 +234,13 @@ func (o *outbox) write(batch []outcome, by way) {
 		switch {
 		case err == nil:
 			return
-		case locked && len(left) > 1:
-			o.write(left[:len(left)/2], o.half)
-			o.write(left[len(left)/2:], o.half)
+		case locked && len(left) > 1 && time.Now().Before(halve):
+			o.write(left[:len(left)/2], o.half, halve)
+			o.write(left[len(left)/2:], o.half, halve)
 			return
 		case badData(err) && len(left) > 1:
-			o.write(left[:len(left)/2], by)
-			o.write(left[len(left)/2:], by)
-			return
-		case locked && o.ctx.Err() == nil && o.isLocked(left[0]):
+			o.write(left[:len(left)/2], by, halve)
+			o.write(left[len(left)/2:], by, halve)
 			return
 		case badData(err) && replaced:
 			o.q.log.Error("onceq: the outcome of a job cannot be stored; its lease runs out and it runs again",
@@ -222,9 +250,14 @@ func (o *outbox) write(batch []outcome, by way) {
 		case badData(err):
 			replaced = true
 			batch = []outcome{left[0].lease.failure(fmt.Errorf("onceq: storing the outcome: %w", err))}
-			batch[0].unsure = left[0].unsure
+			batch[0].unsure, batch[0].doubt, batch[0].locked = left[0].unsure, left[0].doubt, left[0].locked
 			continue
-		case locked || time.Since(began) > o.lease || o.ctx.Err() != nil:
+		case locked && o.ctx.Err() == nil:
+			if left = o.leave(left); len(left) == 0 {
+				return
+			}
+			fallthrough
+		case time.Since(began) > o.lease || o.ctx.Err() != nil:
 			o.q.log.Error("onceq: it is not known whether outcomes were stored before their leases ran out; a job whose outcome was not stored runs again",
 				slog.Int("jobs", len(left)), slog.Any("error", err))
 			o.forget(left)

@@ -12,7 +12,7 @@ import (
 
 // The rescan finds the jobs that claims no longer find because they are before this worker's position (see cursor), and
 // those for the quarantine. It begins with a look that says in which queues any job is due: usually in none, and that is all.
-// Otherwise one worker at a time takes these queues: a glance at several leaves those out in which all jobs run, and it goes
+// Otherwise one worker at a time takes these queues, and a second one if that leaves something to kinds of its own: a glance at several leaves those out in which all jobs run, and it goes
 // over the others in pages, so that claims come in between.
 type rescans struct {
 	known   bool             // the table queues has this worker's queues
@@ -65,7 +65,7 @@ with free as materialized (
      for update skip locked
 )
 update onceq.queues q set rescanned_at = statement_timestamp(),
-       left_kinds = case when not left_kinds && $3::text[] then left_kinds end
+       left_kinds = nullif(array(select k from unnest(left_kinds) k where k <> all ($3::text[])), '{}')
   from free where q.queue = any (array[free.queue]) returning q.queue`
 
 // rescanLeft says for which kinds that this worker does not have there is something to do. Without it, a kind that few of many
@@ -96,7 +96,7 @@ select q.n
 // rescanPage looks at one page of a priority before a position ($5, $6), starting after ($3, $4). Jobs there that nobody
 // holds, because they were committed long after they were due, are moved to the position, where this worker's next
 // claim finds them, and other workers' where they begin. It returns the last place of the page (null for the last page), how many
-// jobs were moved, the kinds that are not in $7 and those of them with jobs that nobody has held for a second, and the jobs for the
+// jobs were moved, the kinds that are not in $7 and those of them with jobs for the quarantine, and the jobs for this worker's
 // quarantine, which have lost a lease or whose lease has expired, with how many they have lost.
 const rescanPage = `
 with page as materialized (
@@ -132,7 +132,7 @@ select (select run_at from page where n = $8::int), coalesce((select id from pag
        (select count(*) from forward),
        array(select distinct kind from page where kind <> all ($7::text[])),
        array(select distinct kind from page
-              where kind <> all ($7::text[]) and coalesce(leased_until, run_at + interval '1 second') <= statement_timestamp()),
+              where kind <> all ($7::text[]) and (leased_until <= statement_timestamp() or leased_until is null and lost > 0)),
        (select array_agg(id) from lost), (select array_agg(lost) from lost)`
 
 // lookedBehind takes what a look at all saw of queues in which any job is due. recent says that some other one was rescanned

@@ -54,7 +54,7 @@ type way struct {
 	begin    string     // "" for none: what is sent in one message is one transaction by itself, and works on a standby too
 	settings string     // what is sent before the statement; "" for none, and then no transaction is opened
 	clock    *time.Time // gets the database's time just before the statement, if the settings return it
-	turn     *turn      // what the statement waits for, once the settings are made; nil for nothing. Only in quickly
+	turn     *turn      // what the statement takes or waits for, once the settings are made; nil for nothing. Only in quickly
 	along    *along     // sent after the statement, in the same message; nil for none
 }
 

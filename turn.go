@@ -68,7 +68,7 @@ select set_config('lock_timeout', '1s', true), pg_advisory_xact_lock($1::bigint)
        clock_timestamp(), (extract(epoch from clock_timestamp() - statement_timestamp()) * 1000000)::bigint`
 
 // takeTurn is awaitTurn for a claim that does not wait.
-const takeTurn = `select pg_try_advisory_xact_lock($1::bigint), clock_timestamp()`
+const takeTurn = `select pg_try_advisory_xact_lock($1::bigint), statement_timestamp()`
 
 // queue adds one of them to a batch. clock, which may be nil, gets the database's time.
 func (t *turn) queue(batch *pgx.Batch, clock *time.Time) {

@@ -80,7 +80,8 @@ const (
 	rollbackTimeout    = 5 * time.Second
 	maxPrefetch        = 2000 // jobs claimed beyond what runs
 	prefetchTime       = 25 * time.Millisecond
-	conflictTries      = 10 // how often a handler runs whose transaction Postgres wants run again
+	prefetchLongest    = 250 * time.Millisecond // of the time until its next turn a claim takes jobs for so long
+	conflictTries      = 10                     // how often a handler runs whose transaction Postgres wants run again
 )
 
 var (

@@ -4895,7 +4895,7 @@ select (select run_at from page where n = $8::int), coalesce((select id from pag
        (select count(*) from forward),
        array(select distinct kind from page where kind <> all ($7::text[])),
        array(select distinct kind from page
-              where kind <> all ($7::text[]) and coalesce(leased_until, run_at + interval '1 second') <= statement_timestamp()),
+              where kind <> all ($7::text[]) and (leased_until <= statement_timestamp() or leased_until is null and lost > 0)),
        (select array_agg(id) from lost), (select array_agg(lost) from lost);
 
 -- rescan.go: rescanTurn
@@ -4908,7 +4908,7 @@ with free as materialized (
      for update skip locked
 )
 update onceq.queues q set rescanned_at = statement_timestamp(),
-       left_kinds = case when not left_kinds && $3::text[] then left_kinds end
+       left_kinds = nullif(array(select k from unnest(left_kinds) k where k <> all ($3::text[])), '{}')
   from free where q.queue = any (array[free.queue]) returning q.queue;
 
 -- session.go: listenForAll
@@ -5054,7 +5054,7 @@ select set_config('lock_timeout', '1s', true), pg_advisory_xact_lock($1::bigint)
        clock_timestamp(), (extract(epoch from clock_timestamp() - statement_timestamp()) * 1000000)::bigint;
 
 -- turn.go: takeTurn
-select pg_try_advisory_xact_lock($1::bigint), clock_timestamp();
+select pg_try_advisory_xact_lock($1::bigint), statement_timestamp();
 
 -- tx.go: checkTx
 select null,

@@ -330,7 +330,7 @@ create index job_awaits_event on {{.schema}}.job_awaits (key, scope) where state
 create table {{.schema}}.queues (
   queue        text collate "C" not null primary key,
   rescanned_at timestamptz not null,
-  left_kinds   text[]                            -- of jobs that this rescan has left to workers that have these kinds
+  left_kinds   text[]                            -- of expired leases that rescans have left to workers that have these kinds
 );
 
 -- Workers that run, with what they work. No job depends on it.
@@ -663,6 +663,7 @@ create table {{.schema}}.schedules (
   zone       text        not null,
   missed     text        not null,         -- what becomes of ticks that were missed: "latest 24h0m0s", "all 100"
   job        jsonb,                        -- what a tick enqueues; null: code decides
+  queue      text        not null,         -- where the job waits that ticks
   next_at    timestamptz,                  -- the scheduled time of the next tick; null: there is none
   paused_at  timestamptz,
   created_at timestamptz not null default statement_timestamp(),

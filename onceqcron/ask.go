@@ -41,15 +41,7 @@ func (s *Scheduler) Ask(ctx context.Context, tx pgx.Tx, name string, r Request) 
 		if row.job != nil {
 			return invalid("Name", "%q is a schedule of the table, which every process can do this with", name)
 		}
-		// The owner's workers may have another queue for ticks than this process.
-		queue := s.cfg.Queue
-		ticking, err := s.q.GetByKey(ctx, tx, codeKind(name), name)
-		if err == nil && ticking.Queue != "" {
-			queue = ticking.Queue
-		} else if err != nil && !errors.Is(err, onceq.ErrNotFound) {
-			return fmt.Errorf("onceqcron: schedule %q: %w", name, err)
-		}
-		id, err = s.ask(ctx, tx, codeKind(name), queue, name, r.text)
+		id, err = s.ask(ctx, tx, codeKind(name), row.queue, name, r.text)
 		return err
 	})
 	return id, err
@@ -69,7 +61,7 @@ func (s *Scheduler) goOn(ctx context.Context, tx pgx.Tx, name string) error {
 	if err != nil || r == nil {
 		return err
 	}
-	return s.ensure(ctx, tx, name, r.job == nil, *r.next, false)
+	return s.ensure(ctx, tx, name, r, *r.next, false)
 }
 
 // answer does what somebody asked for.

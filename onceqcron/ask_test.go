@@ -65,3 +65,38 @@ func TestAsk(t *testing.T) {
 	_, err = tool.Ask(ctx, nil, "in the table", onceqcron.AskFire())
 	require.ErrorAs(t, err, &bad)
 }
+
+// The queue of the jobs that tick is the owner's, whoever lets a schedule go on, and follows Config.Queue when that changes.
+func TestQueue_IsTheOwners(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := t.Context()
+	queues := func() (queues []string) {
+		t.Helper()
+		require.NoError(t, db.Pool.QueryRow(ctx, `select array(select queue from `+db.Schema+`.jobs where kind like 'onceqcron%' order by 1)`).Scan(&queues))
+		return queues
+	}
+	owner := scheduler(t, db, onceqcron.Config{Owner: "shop", Queue: "ticks"})
+	table := nightly()
+	require.NoError(t, owner.Put(ctx, nil, table))
+	require.Equal(t, []string{"ticks"}, queues())
+
+	tool := scheduler(t, db, onceqcron.Config{Owner: "shop"})
+	require.NoError(t, tool.Pause(ctx, nil, table.Name))
+	_, _, err := db.Queue.CancelMany(ctx, db.Pool, onceq.Filter{Queue: "ticks"}) // or the job has seen the pause, and ended
+	require.NoError(t, err)
+	require.NoError(t, tool.Resume(ctx, nil, table.Name))
+	require.Equal(t, []string{"ticks"}, queues())
+
+	require.NoError(t, tool.Put(ctx, nil, table)) // now as the owner's code after a deploy
+	require.Equal(t, []string{"onceqcron"}, queues())
+	require.NoError(t, tool.Put(ctx, nil, table))
+	require.Equal(t, []string{"onceqcron"}, queues())
+
+	code := scheduler(t, db, onceqcron.Config{Owner: "web", Queue: "a"}, func() onceqcron.Schedule { s := nightly(); s.Name = "of the code"; return s }())
+	require.NoError(t, code.Register(ctx))
+	require.Equal(t, []string{"a", "onceqcron"}, queues())
+	code = scheduler(t, db, onceqcron.Config{Owner: "web", Queue: "b"}, func() onceqcron.Schedule { s := nightly(); s.Name = "of the code"; return s }())
+	require.NoError(t, code.Register(ctx))
+	require.Equal(t, []string{"b", "onceqcron"}, queues())
+}

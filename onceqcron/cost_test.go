@@ -53,8 +53,8 @@ func many(t testing.TB, n int) (*queuetest.DB, *onceqcron.Scheduler, *traffic) {
 	require.NoError(t, s.Put(ctx, nil, onceqcron.Schedule{Name: "s0", Spec: "@every 1h", Job: report.Job("all")}))
 	_, err = db.Pool.Exec(ctx, `
 with s as (
-  insert into onceq.schedules (name, owner, spec, zone, missed, job, next_at)
-  select 's' || g, owner, spec, zone, missed, job, next_at from onceq.schedules cross join generate_series(1, `+strconv.Itoa(n-1)+`) g
+  insert into onceq.schedules (name, owner, spec, zone, missed, job, queue, next_at)
+  select 's' || g, owner, spec, zone, missed, job, queue, next_at from onceq.schedules cross join generate_series(1, `+strconv.Itoa(n-1)+`) g
   returning name
 ),
 j as (

@@ -42,7 +42,7 @@ select s.name
   from unnest($1::text[], $2::text[], $3::text[], $4::text[]) as c (name, spec, zone, missed)
  cross join lateral (
        select name, paused_at from onceq.schedules
-        where name = c.name and owner = $5 and job is null and next_at is not null and zone <> ''
+        where name = c.name and owner = $5 and queue = $6 and job is null and next_at is not null and zone <> ''
           and (spec, zone, missed) = (c.spec, c.zone, c.missed)
        offset 0) s
  where s.paused_at is not null
@@ -54,7 +54,7 @@ select s.name
 		one := s.code[name]
 		specs, zones, missed = append(specs, one.Spec), append(zones, one.Zone), append(missed, one.Missed.String())
 	}
-	rows, err := tx.Query(ctx, s.sql(read), append([]string{}, s.order...), specs, zones, missed, s.cfg.Owner)
+	rows, err := tx.Query(ctx, s.sql(read), append([]string{}, s.order...), specs, zones, missed, s.cfg.Owner, s.cfg.Queue)
 	if err != nil {
 		return nil, fmt.Errorf("onceqcron: reading schedules: %w", err)
 	}
@@ -89,9 +89,9 @@ func (s *Scheduler) Put(ctx context.Context, tx pgx.Tx, one Schedule) error {
 func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, one *Schedule, job *string) error {
 	// A row of its own is there before it is locked, so that two processes that start at once meet here.
 	const make = `
-insert into onceq.schedules (name, owner, spec, zone, missed, job) values ($1, $2, $3, $4, $5, $6::text::jsonb)
+insert into onceq.schedules (name, owner, spec, zone, missed, job, queue) values ($1, $2, $3, $4, $5, $6::text::jsonb, $7)
 on conflict do nothing`
-	tag, err := tx.Exec(ctx, s.sql(make), one.Name, s.cfg.Owner, one.Spec, one.Zone, one.Missed.String(), job)
+	tag, err := tx.Exec(ctx, s.sql(make), one.Name, s.cfg.Owner, one.Spec, one.Zone, one.Missed.String(), job, s.cfg.Queue)
 	if err != nil {
 		return fmt.Errorf("onceqcron: writing schedule %q: %w", one.Name, err)
 	}
@@ -118,39 +118,44 @@ on conflict do nothing`
 			next = *r.next
 		}
 	}
+	if r.queue != s.cfg.Queue {
+		left, err := s.stop(ctx, tx, one.Name, job == nil)
+		if err != nil {
+			return err
+		}
+		if !left {
+			r.queue = s.cfg.Queue
+		} // otherwise it runs just now, and the next Register or Put moves it
+	}
 	const change = `
 update onceq.schedules
-   set spec = $2, zone = $3, missed = $4, job = $5::text::jsonb, next_at = $6, updated_at = statement_timestamp()
- where name = $1 and (spec, zone, missed, coalesce(job, 'null'), coalesce(next_at, 'infinity'))
-         is distinct from ($2, $3, $4, coalesce($5::text::jsonb, 'null'), coalesce($6, 'infinity'::timestamptz))`
+   set spec = $2, zone = $3, missed = $4, job = $5::text::jsonb, next_at = $6, queue = $7, updated_at = statement_timestamp()
+ where name = $1 and (spec, zone, missed, coalesce(job, 'null'), coalesce(next_at, 'infinity'), queue)
+         is distinct from ($2, $3, $4, coalesce($5::text::jsonb, 'null'), coalesce($6, 'infinity'::timestamptz), $7)`
 	var at *time.Time
 	if !next.IsZero() {
 		at = &next
 	}
-	if _, err := tx.Exec(ctx, s.sql(change), one.Name, one.Spec, one.Zone, one.Missed.String(), job, at); err != nil {
+	if _, err := tx.Exec(ctx, s.sql(change), one.Name, one.Spec, one.Zone, one.Missed.String(), job, at, r.queue); err != nil {
 		return fmt.Errorf("onceqcron: writing schedule %q: %w", one.Name, err)
 	}
 	if at == nil || r.paused != nil {
 		return nil
 	}
 	moved := r.next == nil || !r.next.Equal(next)
-	return s.ensure(ctx, tx, one.Name, job == nil, next, moved)
+	return s.ensure(ctx, tx, one.Name, r, next, moved)
 }
 
 // ensure makes the job that ticks for a schedule, or lets the one that is there look at its schedule now.
-func (s *Scheduler) ensure(ctx context.Context, tx pgx.Tx, name string, code bool, next time.Time, moved bool) error {
-	kind := tableKind
-	if code {
-		kind = codeKind(name)
-	}
-	job := s.kind(kind).Job(name)
-	job.RunAt = next
-	r, err := s.q.Enqueue(ctx, tx, job)
+func (s *Scheduler) ensure(ctx context.Context, tx pgx.Tx, name string, r *row, next time.Time, moved bool) error {
+	job := s.kind(tickingKind(name, r.job == nil)).Job(name)
+	job.RunAt, job.Queue = next, r.queue
+	made, err := s.q.Enqueue(ctx, tx, job)
 	if err != nil {
 		return fmt.Errorf("onceqcron: schedule %q: %w", name, err)
 	}
-	if r.Duplicate && moved {
-		if _, err := s.q.Retry(ctx, tx, r.ID); err != nil && !errors.Is(err, onceq.ErrNotFound) {
+	if made.Duplicate && moved {
+		if _, err := s.q.Retry(ctx, tx, made.ID); err != nil && !errors.Is(err, onceq.ErrNotFound) {
 			return fmt.Errorf("onceqcron: schedule %q: %w", name, err)
 		}
 	}
@@ -179,24 +184,25 @@ delete from onceq.schedules where name = $1`
 	if _, err := tx.Exec(ctx, s.sql(gone), name); err != nil {
 		return fmt.Errorf("onceqcron: removing schedule %q: %w", name, err)
 	}
-	// The job that ticks would wait for its time, and nobody may have a handler for it any more. One that runs finds no schedule,
-	// and ends.
-	kind := tableKind
-	if code {
-		kind = codeKind(name)
-	}
-	ticking, err := s.q.GetByKey(ctx, tx, kind, name)
+	_, err := s.stop(ctx, tx, name, code) // it would wait for its time, and nobody may have a handler for it any more
+	return err
+}
+
+// stop cancels the job that ticks for a schedule. left says that it runs: it finds what the schedule is now, and goes on or ends.
+func (s *Scheduler) stop(ctx context.Context, tx pgx.Tx, name string, code bool) (left bool, err error) {
+	ticking, err := s.q.GetByKey(ctx, tx, tickingKind(name, code), name)
 	if errors.Is(err, onceq.ErrNotFound) {
-		return nil
+		return false, nil
 	}
+	var n int
 	if err == nil {
 		states := []onceq.State{onceq.StateWaiting, onceq.StateDelayed, onceq.StateRetrying}
-		_, _, err = s.q.CancelMany(ctx, tx, onceq.Filter{IDs: []int64{ticking.ID}, States: states})
+		n, _, err = s.q.CancelMany(ctx, tx, onceq.Filter{IDs: []int64{ticking.ID}, States: states})
 	}
 	if err != nil {
-		return fmt.Errorf("onceqcron: removing schedule %q: %w", name, err)
+		return false, fmt.Errorf("onceqcron: stopping schedule %q: %w", name, err)
 	}
-	return nil
+	return n == 0 && !ticking.State.Finished(), nil
 }
 
 // Prune removes the schedules of this owner that were in its code and are not in this process's, and returns their names.
@@ -261,7 +267,7 @@ func (s *Scheduler) Resume(ctx context.Context, tx pgx.Tx, name string) error {
 		if at == nil {
 			return nil
 		}
-		return s.ensure(ctx, tx, name, r.job == nil, next, true)
+		return s.ensure(ctx, tx, name, r, next, true)
 	})
 }
 

@@ -20,7 +20,8 @@ type Config struct {
 	// Default "default".
 	Owner string
 
-	// Queue is where the jobs that tick wait. Default "onceqcron", which a worker with Handlers serves by itself.
+	// Queue is where the jobs that tick wait. Default "onceqcron", which a worker with Handlers serves by itself. Register and Put
+	// move them there if it has changed.
 	Queue string
 
 	// Keep is how long the ledger keeps a tick. Default 90 days.
@@ -92,6 +93,14 @@ const tableKind = "onceqcron"
 
 func codeKind(name string) string { return tableKind + ":" + name }
 
+// tickingKind is the kind of the job that ticks for a schedule of the code, or of the table.
+func tickingKind(name string, code bool) string {
+	if code {
+		return codeKind(name)
+	}
+	return tableKind
+}
+
 func (s *Scheduler) kind(name string) *onceq.Kind[string] {
 	return &onceq.Kind[string]{
 		Name: name, Queue: s.cfg.Queue, Key: func(schedule string) string { return schedule }, Window: onceq.UntilFinished, IgnorePayload: true,
@@ -122,6 +131,7 @@ func (s *Scheduler) within(ctx context.Context, tx pgx.Tx, fn func(pgx.Tx) error
 // row is a schedule in the table.
 type row struct {
 	owner, spec, zone, missed string
+	queue                     string // where the job waits that ticks: the owner's processes may have another one than this
 	job                       *string
 	next, paused              *time.Time
 	now                       time.Time
@@ -146,12 +156,12 @@ func (s *Scheduler) lockName(ctx context.Context, tx pgx.Tx, name string) error 
 
 func (s *Scheduler) read(ctx context.Context, db onceq.DB, name, lock string) (r *row, err error) {
 	const read = `
-select owner, spec, zone, missed, job::text, next_at, paused_at, clock_timestamp() from onceq.schedules where name = $1`
+select owner, spec, zone, missed, queue, job::text, next_at, paused_at, clock_timestamp() from onceq.schedules where name = $1`
 	rows, err := db.Query(ctx, s.sql(read+lock), name)
 	if err == nil {
 		r, err = pgx.CollectOneRow(rows, func(c pgx.CollectableRow) (*row, error) {
 			r := new(row)
-			return r, c.Scan(&r.owner, &r.spec, &r.zone, &r.missed, &r.job, &r.next, &r.paused, &r.now)
+			return r, c.Scan(&r.owner, &r.spec, &r.zone, &r.missed, &r.queue, &r.job, &r.next, &r.paused, &r.now)
 		})
 	}
 	if errors.Is(err, pgx.ErrNoRows) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -277,14 +278,18 @@ func TestShutdown_IsBoundedBesideHandlersThatIgnoreIt(t *testing.T) {
 // the lock lasts longer than a lease, nor because others' outcomes went with it.
 func TestOutcomes_ALockedRowHoldsUpItsOwnJobOnly(t *testing.T) {
 	t.Parallel()
-	for name, lock := range map[string]string{
-		"a job's":   `select from onceq.jobs where key = '7' or key = '8' for update`,
-		"a fence's": `select from onceq.job_fences where key = '7' or key = '8' for update`,
+	for name, locks := range map[string]struct {
+		sql  string
+		left int
+	}{
+		"two jobs'":   {`select from onceq.jobs where key = '7' or key = '8' for update`, 2},
+		"two fences'": {`select from onceq.job_fences where key = '7' or key = '8' for update`, 2},
+		"all jobs'":   {`select from onceq.jobs for update`, 100},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := queuetest.New(t, queuetest.Schema("onceq"))
-			const jobs, lease = 40, 2 * time.Second
+			const jobs, lease = 100, 2 * time.Second
 			var runs atomic.Int32
 			started, end := make(chan bool, 2*jobs), make(chan bool)
 			w := start(t, db, onceq.WorkerConfig{Lease: lease, Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: jobs}}}, handle(func(context.Context, *onceq.Lease) error {
@@ -305,14 +310,14 @@ func TestOutcomes_ALockedRowHoldsUpItsOwnJobOnly(t *testing.T) {
 			tx, err := db.Pool.Begin(t.Context())
 			require.NoError(t, err)
 			defer func() { _ = tx.Rollback(context.Background()) }()
-			_, err = tx.Exec(t.Context(), lock)
+			_, err = tx.Exec(t.Context(), locks.sql)
 			require.NoError(t, err)
 			close(end) // many outcomes at once
 
-			until(t, db, `array(select key from onceq.jobs order by key) = '{7,8}'`)
+			until(t, db, `(select count(*) from onceq.jobs) = $1`, locks.left)
+			eventually(t, "a warning", func() bool { return strings.Contains(w.logged(), "another transaction has locked its row") })
 			leasesPass(t, db.Pool, 2*lease)
 			require.EqualValues(t, jobs, runs.Load())
-			require.Contains(t, w.logged(), "another transaction has locked its row")
 			require.NoError(t, tx.Commit(t.Context()))
 			until(t, db, noJobs)
 			require.NoError(t, w.stop())
@@ -321,23 +326,50 @@ func TestOutcomes_ALockedRowHoldsUpItsOwnJobOnly(t *testing.T) {
 	}
 }
 
-// A worker that ends waits for such a row no longer than a lease.
-func TestOutcomes_ALockedRowDoesNotKeepAWorkerFromEnding(t *testing.T) {
+// A worker that ends waits for such rows no longer than a lease, and neither does Drain.
+func TestOutcomes_LockedRowsDoNotKeepAWorkerFromEnding(t *testing.T) {
 	t.Parallel()
-	db := queuetest.New(t, queuetest.Schema("onceq"))
-	tx, err := db.Pool.Begin(t.Context())
-	require.NoError(t, err)
-	defer func() { _ = tx.Rollback(context.Background()) }()
-	locked := make(chan error, 1)
-	w := start(t, db, onceq.WorkerConfig{Lease: time.Second}, handle(func(_ context.Context, l *onceq.Lease) error {
-		_, err := tx.Exec(context.Background(), `select from onceq.jobs where id = $1 for update`, l.ID)
-		locked <- err
-		return nil
-	}))
-	_, err = db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Payload: 1})
-	require.NoError(t, err)
-	require.NoError(t, receive(t, locked))
-	eventually(t, "a warning", func() bool { return strings.Contains(w.logged(), "another transaction has locked its row") })
-	require.NoError(t, w.stop())
-	require.Contains(t, w.logged(), "it is not known whether outcomes were stored")
+	for _, drains := range []bool{false, true} {
+		t.Run(fmt.Sprint("drains ", drains), func(t *testing.T) {
+			t.Parallel()
+			const jobs = 100
+			db := queuetest.New(t, queuetest.Schema("onceq"))
+			addMany(t, db, jobs, onceq.Job{})
+			started, end := make(chan bool, jobs), make(chan bool)
+			log := &working{}
+			q, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema, Logger: slog.New(slog.NewTextHandler(log, nil))})
+			require.NoError(t, err)
+			w, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: time.Second}, handle(func(context.Context, *onceq.Lease) error {
+				started <- true
+				<-end
+				return nil
+			}))
+			require.NoError(t, err)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			ended := make(chan error, 1)
+			go func() {
+				if drains {
+					ended <- w.Drain(ctx, jobs)
+				} else {
+					ended <- w.Run(ctx)
+				}
+			}()
+			for range jobs {
+				receive(t, started)
+			}
+			tx, err := db.Pool.Begin(t.Context())
+			require.NoError(t, err)
+			defer func() { _ = tx.Rollback(context.Background()) }()
+			_, err = tx.Exec(t.Context(), `select from onceq.jobs for update`)
+			require.NoError(t, err)
+			close(end)
+			eventually(t, "a warning", func() bool { return strings.Contains(log.logged(), "another transaction has locked its row") })
+			if !drains {
+				cancel()
+			}
+			require.NoError(t, receive(t, ended))
+			require.Contains(t, log.logged(), "it is not known whether outcomes were stored")
+		})
+	}
 }
