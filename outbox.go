@@ -35,8 +35,8 @@ type outbox struct {
 	told  func()             // called after the end of jobs that others wait for
 	next  func(outcome) *successor
 
-	patience    time.Duration
-	whole, half way // how a batch is written, and a part of one in which a row is locked
+	patience         time.Duration
+	whole, half, one way // how a batch is written, a part of one in which a row is locked, and the only one that is
 
 	mu      sync.Mutex // guards what follows; ready, room and held wait with it
 	ready   sync.Cond  // something to write, or closed
@@ -69,7 +69,7 @@ func waiting(patience time.Duration) way {
 func newOutbox(q *Queue, id int64, db *pgxpool.Pool, lease time.Duration, ctx context.Context, tasks *taskSet, tally *tally) *outbox {
 	o := &outbox{q: q, id: id, db: db, lease: lease, ctx: ctx, tasks: tasks, tally: tally}
 	o.patience = min(lockPatience, lease/4)
-	o.whole, o.half = waiting(o.patience), waiting(o.patience/halvesFaster)
+	o.whole, o.half, o.one = waiting(o.patience), waiting(o.patience/halvesFaster), waiting(lease/4) // for Health to see it
 	o.ready.L, o.room.L, o.held.L = &o.mu, &o.mu, &o.mu
 	return o
 }
@@ -158,7 +158,7 @@ func (o *outbox) loopLocked() {
 		cancel()
 		by := o.half
 		if len(leases) == 1 {
-			by = o.whole
+			by = o.one
 		}
 		o.write(batch, by, time.Now().Add(o.patience))
 	}
