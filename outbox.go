@@ -17,7 +17,7 @@ import (
 
 const (
 	finishChunk = 2000  // outcomes in one statement
-	maxPending  = 10000 // how many outcomes may wait; with more, handlers wait
+	maxPending  = 10000 // how many outcomes may wait, those that are locked included; with more, handlers wait
 )
 
 // outbox holds the outcomes that are to be written. While one batch of them is being written, the next one gathers: a
@@ -58,7 +58,8 @@ const (
 	lockPatience = time.Second // how long a batch waits, or a quarter of the lease
 	halvesFaster = 10          // after that a half waits so many times less
 	halvesFor    = 3           // times the patience
-	lockedChunk  = 32          // so many of those that are locked are tried at once
+	lockedChunk  = 32          // so many of those that are locked are tried at once, and twice as many as before when all were written
+	lockedMany   = 1000        // so many leases are not extended with each try
 )
 
 // waiting is the hot way with a limit for waiting for a lock.
@@ -77,7 +78,7 @@ func newOutbox(q *Queue, id int64, db *pgxpool.Pool, lease time.Duration, ctx co
 // add waits for room, but not while a writer starts a next job: that one may be the caller, and only the writers make room.
 func (o *outbox) add(out outcome) {
 	o.mu.Lock()
-	for len(o.pending) >= maxPending && o.ending == 0 {
+	for len(o.pending)+len(o.locked) >= maxPending && o.ending == 0 {
 		o.room.Wait()
 	}
 	o.pending = append(o.pending, out)
@@ -118,7 +119,7 @@ func (o *outbox) start(writing *sync.WaitGroup, drains bool) {
 
 func (o *outbox) loop() {
 	for batch := o.take(); len(batch) > 0; batch = o.take() {
-		o.write(batch, o.whole, time.Now().Add(halvesFor*o.patience))
+		o.write(batch, o.whole, time.Time{})
 		o.q.works(o.id, workFinish, "") // or it was given up
 	}
 	o.mu.Lock()
@@ -130,37 +131,58 @@ func (o *outbox) loop() {
 // loopLocked writes those whose rows are locked, for as long as it takes. The beats may find such a job's row only while it is
 // locked, and not extend its lease, so each try begins with that for all of them.
 func (o *outbox) loopLocked() {
+	chunk := lockedChunk
+	var extended time.Time
 	for {
 		o.mu.Lock()
 		for len(o.locked) == 0 && o.writers > 0 {
 			o.held.Wait()
 		}
-		n := len(o.locked)
-		if n == 0 {
+		all := len(o.locked)
+		if all == 0 {
 			o.mu.Unlock()
 			return
 		}
-		leases := make([]*Lease, n)
-		for i, out := range o.locked {
-			leases[i] = out.lease
+		if chunk = min(chunk, finishChunk); o.closed { // there is one more try at the end
+			chunk = finishChunk
 		}
-		if !o.closed { // the others come next; at the end there is one more try
-			n = min(n, lockedChunk)
+		n := min(all, chunk)
+		var leases []*Lease
+		if all < lockedMany || time.Since(extended) > o.lease/6 {
+			extended = time.Now()
+			for _, out := range o.locked {
+				leases = append(leases, out.lease)
+			}
 		}
 		batch := slices.Clone(o.locked[:n])
 		o.locked = slices.Delete(o.locked, 0, n)
 		o.mu.Unlock()
-		slices.SortFunc(leases, func(a, b *Lease) int { return cmp.Compare(a.ID, b.ID) })
-		ctx, cancel := context.WithTimeout(o.ctx, o.lease/4)
-		for chunk := range slices.Chunk(leases, beatChunk) {
-			_, _ = o.q.beat(ctx, o.db, chunk, make([]bool, len(chunk)), o.lease) // that one is lost, the write finds too
-		}
-		cancel()
+		o.extend(leases)
 		by := o.half
-		if len(leases) == 1 {
+		if all == 1 {
 			by = o.one
 		}
-		o.write(batch, by, time.Now().Add(o.patience))
+		began := time.Now()
+		o.write(batch, by, began.Add(o.patience))
+		o.q.works(o.id, workFinish, "")
+		o.mu.Lock()
+		left := len(o.locked)
+		o.mu.Unlock()
+		o.room.Broadcast()
+		if chunk *= 2; left > all-n {
+			chunk = lockedChunk
+			sleep(o.ctx, o.patience/halvesFaster-time.Since(began), nil) // a trigger may have refused to wait
+		}
+	}
+}
+
+// extend extends leases. That one is lost, the write finds too.
+func (o *outbox) extend(leases []*Lease) {
+	slices.SortFunc(leases, func(a, b *Lease) int { return cmp.Compare(a.ID, b.ID) })
+	ctx, cancel := context.WithTimeout(o.ctx, o.lease/4)
+	defer cancel()
+	for chunk := range slices.Chunk(leases, beatChunk) {
+		_, _ = o.q.beat(ctx, o.db, chunk, make([]bool, len(chunk)), o.lease)
 	}
 }
 
@@ -209,7 +231,7 @@ func (o *outbox) end(next *successor, ok bool) (leased bool) {
 
 // write writes outcomes. After a lost connection it tries again, for as long as the leases last and until Run has waited
 // long enough. A value that Postgres refuses, or a row that is locked, is found by halving the batch, so that it cannot keep the
-// others from being written. For locked rows that goes on until halve.
+// others from being written. For locked rows that goes on until halve, or for a time if that is zero.
 func (o *outbox) write(batch []outcome, by way, halve time.Time) {
 	began := time.Now()
 	replaced := false // the outcome that Postgres refused was replaced by a failure that says so
@@ -231,6 +253,9 @@ func (o *outbox) write(batch []outcome, by way, halve time.Time) {
 		o.tally.ended(batch, stale, left)
 		o.written(without(batch, left), o.end(next, err == nil))
 		locked := sqlstate.Of(err) == "55P03"
+		if locked && halve.IsZero() {
+			halve = time.Now().Add(halvesFor * o.patience)
+		}
 		switch {
 		case err == nil:
 			return

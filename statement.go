@@ -209,8 +209,8 @@ func (q *Queue) send(ctx context.Context, db DB, by way, statement string, args 
 		if statement, args, err = q.onOneNode(ctx, db, statement, args); err != nil {
 			return q.told(err)
 		}
-		if strings.HasPrefix(by.settings, hot.settings) {
-			by.settings = rare.settings
+		if more, ok := strings.CutPrefix(by.settings, hot.settings); ok {
+			by.settings = rare.settings + more
 		}
 	}
 	own := own(db)

@@ -187,6 +187,8 @@ func (n *successor) unheard(ctx context.Context, lane string) {
 	if n == nil || n.known {
 		return
 	}
+	ctx, cancel := context.WithTimeout(ctx, n.x.lease)
+	defer cancel()
 	if err := n.x.q.send(ctx, n.x.db, hot, giveBackNext, []any{lane, n.holder}, noRows); err != nil {
 		n.x.q.log.WarnContext(ctx, "onceq: a completion's answer was lost, and it is not known whether it leased the next job of its lane; that lease runs out",
 			slog.String("lane", lane), slog.Any("error", err))

@@ -99,4 +99,22 @@ func TestQueue_IsTheOwners(t *testing.T) {
 	code = scheduler(t, db, onceqcron.Config{Owner: "web", Queue: "b"}, func() onceqcron.Schedule { s := nightly(); s.Name = "of the code"; return s }())
 	require.NoError(t, code.Register(ctx))
 	require.Equal(t, []string{"b", "onceqcron"}, queues())
+
+	// One that runs meanwhile moves when it has.
+	running, err := db.Queue.Claim(ctx, onceq.ClaimOptions{Queue: "b"})
+	require.NoError(t, err)
+	if len(running) == 0 {
+		_, err = db.Pool.Exec(ctx, `update `+db.Schema+`.jobs set run_at = statement_timestamp() where queue = 'b'`)
+		require.NoError(t, err)
+		running, err = db.Queue.Claim(ctx, onceq.ClaimOptions{Queue: "b"})
+		require.NoError(t, err)
+	}
+	require.Len(t, running, 1)
+	deployed := scheduler(t, db, onceqcron.Config{Owner: "web", Queue: "c"}, func() onceqcron.Schedule { s := nightly(); s.Name = "of the code"; return s }())
+	require.NoError(t, deployed.Register(ctx))
+	require.Equal(t, []string{"b", "onceqcron"}, queues())
+	require.NoError(t, running[0].Release(ctx))
+	db.Drain(code.Handlers()...)
+	db.Drain(deployed.Handlers()...)
+	require.Equal(t, []string{"c", "onceqcron"}, queues())
 }

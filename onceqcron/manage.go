@@ -22,7 +22,7 @@ func (s *Scheduler) Register(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		for _, name := range s.order {
+		for _, name := range slices.Sorted(slices.Values(s.order)) { // two processes lock them in one order
 			if same[name] {
 				continue
 			}
@@ -119,13 +119,10 @@ on conflict do nothing`
 		}
 	}
 	if r.queue != s.cfg.Queue {
-		left, err := s.stop(ctx, tx, one.Name, job == nil)
-		if err != nil {
+		if err := s.stop(ctx, tx, one.Name, job == nil); err != nil { // one that runs moves by itself
 			return err
 		}
-		if !left {
-			r.queue = s.cfg.Queue
-		} // otherwise it runs just now, and the next Register or Put moves it
+		r.queue = s.cfg.Queue
 	}
 	const change = `
 update onceq.schedules
@@ -184,25 +181,23 @@ delete from onceq.schedules where name = $1`
 	if _, err := tx.Exec(ctx, s.sql(gone), name); err != nil {
 		return fmt.Errorf("onceqcron: removing schedule %q: %w", name, err)
 	}
-	_, err := s.stop(ctx, tx, name, code) // it would wait for its time, and nobody may have a handler for it any more
-	return err
+	return s.stop(ctx, tx, name, code) // it would wait for its time, and nobody may have a handler for it any more
 }
 
-// stop cancels the job that ticks for a schedule. left says that it runs: it finds what the schedule is now, and goes on or ends.
-func (s *Scheduler) stop(ctx context.Context, tx pgx.Tx, name string, code bool) (left bool, err error) {
+// stop cancels the job that ticks for a schedule. One that runs finds what the schedule is now, and goes on or ends.
+func (s *Scheduler) stop(ctx context.Context, tx pgx.Tx, name string, code bool) error {
 	ticking, err := s.q.GetByKey(ctx, tx, tickingKind(name, code), name)
 	if errors.Is(err, onceq.ErrNotFound) {
-		return false, nil
+		return nil
 	}
-	var n int
 	if err == nil {
 		states := []onceq.State{onceq.StateWaiting, onceq.StateDelayed, onceq.StateRetrying}
-		n, _, err = s.q.CancelMany(ctx, tx, onceq.Filter{IDs: []int64{ticking.ID}, States: states})
+		_, _, err = s.q.CancelMany(ctx, tx, onceq.Filter{IDs: []int64{ticking.ID}, States: states})
 	}
 	if err != nil {
-		return false, fmt.Errorf("onceqcron: stopping schedule %q: %w", name, err)
+		return fmt.Errorf("onceqcron: stopping schedule %q: %w", name, err)
 	}
-	return n == 0 && !ticking.State.Finished(), nil
+	return nil
 }
 
 // Prune removes the schedules of this owner that were in its code and are not in this process's, and returns their names.

@@ -21,7 +21,8 @@ type Config struct {
 	Owner string
 
 	// Queue is where the jobs that tick wait. Default "onceqcron", which a worker with Handlers serves by itself. Register and Put
-	// move them there if it has changed.
+	// move them there if it has changed. For the deploy that changes it, let the new workers serve the old queue too
+	// (WorkerConfig.Also): a job that ticks just then moves when it has, and a process of before that starts once more takes them back.
 	Queue string
 
 	// Keep is how long the ledger keeps a tick. Default 90 days.
@@ -283,8 +284,8 @@ update onceq.schedules set next_at = $2 where name = $1`
 	if next == nil {
 		return nil
 	}
-	if renews(l) {
-		_, err := s.ask(ctx, tx, l.Kind, l.Queue, name, renew)
+	if renews(l) || l.Queue != r.queue {
+		_, err := s.ask(ctx, tx, l.Kind, r.queue, name, renew)
 		return err
 	}
 	return onceq.Reschedule(max(0, next.Sub(r.now)))
