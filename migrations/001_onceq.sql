@@ -663,7 +663,7 @@ create table {{.schema}}.schedules (
   zone       text        not null,
   missed     text        not null,         -- what becomes of ticks that were missed: "latest 24h0m0s", "all 100"
   job        jsonb,                        -- what a tick enqueues; null: code decides
-  queue      text        not null,         -- where the job waits that ticks
+  queue      text        not null default 'onceqcron', -- where the job waits that ticks
   next_at    timestamptz,                  -- the scheduled time of the next tick; null: there is none
   paused_at  timestamptz,
   created_at timestamptz not null default statement_timestamp(),

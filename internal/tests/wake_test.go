@@ -97,15 +97,17 @@ func TestWake_QuickJobsInQuickSuccessionShareAWake(t *testing.T) {
 	}
 
 	// What a transaction enqueues wakes somebody for each job: it may commit late.
-	f.enqueue(t, 40, func() {
-		tx, err := f.db.Pool.Begin(t.Context())
-		require.NoError(t, err)
-		_, err = f.db.Queue.Enqueue(t.Context(), tx, onceq.Job{Kind: "k"})
-		require.NoError(t, err)
-		require.NoError(t, tx.Commit(t.Context()))
-	})
-	require.Zero(t, f.more.Load())
-	require.Positive(t, f.plain.Load()) // not one each: there may have been nobody left to wake
+	for try := 0; try == 0 || f.plain.Load() == 0; try++ { // not one each: there may have been nobody left to wake
+		require.Less(t, try, 6, "rounds in which nobody was woken")
+		f.enqueue(t, 40, func() {
+			tx, err := f.db.Pool.Begin(t.Context())
+			require.NoError(t, err)
+			_, err = f.db.Queue.Enqueue(t.Context(), tx, onceq.Job{Kind: "k"})
+			require.NoError(t, err)
+			require.NoError(t, tx.Commit(t.Context()))
+		})
+		require.Zero(t, f.more.Load())
+	}
 }
 
 // Handlers that take their time are spread over the workers: each job wakes another one.

@@ -1628,6 +1628,7 @@ func TestOutcome_StoredAfterItsWriterGaveUp(t *testing.T) {
 	db := queuetest.New(t)
 	must[pgconn.CommandTag](t)(owner(t, db).Exec(t.Context(), `
 		create function slow() returns trigger language plpgsql as $$ begin
+			perform set_config('lock_timeout', '0', true);
 			perform pg_advisory_xact_lock(1); return null;
 			exception when query_canceled then
 				begin perform pg_advisory_xact_lock(2); return null;
