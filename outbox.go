@@ -44,7 +44,7 @@ type outbox struct {
 	held    sync.Cond  // something in locked, or no writer is left
 	pending []outcome
 	locked  []outcome // their rows are locked
-	warned  time.Time // when the log last said so
+	refused error     // what a try of loopLocked met that was not the first for its outcome
 	closed  bool
 	drains  bool // a Drain waits for what is locked no longer than a lease
 	writers int  // that have not ended
@@ -55,11 +55,12 @@ type outbox struct {
 // So no batch waits for long: whose row it is, halving finds out. If that takes too long, because very many are, or the table is, all
 // that is left counts as locked.
 const (
-	lockPatience = time.Second // how long a batch waits, or a quarter of the lease
-	halvesFaster = 10          // after that a half waits so many times less
-	halvesFor    = 3           // times the patience
-	lockedChunk  = 32          // so many of those that are locked are tried at once, and twice as many as before when all were written
-	lockedMany   = 1000        // so many leases are not extended with each try
+	lockPatience = time.Second     // how long a batch waits, or a quarter of the lease
+	halvesFaster = 10              // after that a half waits so many times less
+	halvesFor    = 3               // times the patience
+	lockedChunk  = 32              // so many of those that are locked are tried at once, and twice as many as before when all were written
+	lockedMany   = 1000            // so many leases are not extended with each try
+	lockedEvery  = 5 * time.Second // between two reports of it
 )
 
 // waiting is the hot way with a limit for waiting for a lock.
@@ -132,7 +133,8 @@ func (o *outbox) loop() {
 // locked, and not extend its lease, so each try begins with that for all of them.
 func (o *outbox) loopLocked() {
 	chunk := lockedChunk
-	var extended time.Time
+	var extended, reported time.Time
+	defer o.q.works(o, workFinish, "") // not the writers' trouble, which ends with what they write
 	for {
 		o.mu.Lock()
 		for len(o.locked) == 0 && o.writers > 0 {
@@ -164,10 +166,17 @@ func (o *outbox) loopLocked() {
 		}
 		began := time.Now()
 		o.write(batch, by, began.Add(o.patience))
-		o.q.works(o.id, workFinish, "")
 		o.mu.Lock()
-		left := len(o.locked)
+		left, refused := len(o.locked), o.refused
+		o.refused = nil
 		o.mu.Unlock()
+		switch {
+		case left == 0:
+			o.q.works(o, workFinish, "")
+		case refused != nil && time.Since(reported) > lockedEvery:
+			o.q.fails(o, workFinish, "", refused, slog.Int("jobs", left))
+			reported = time.Now()
+		}
 		o.room.Broadcast()
 		if chunk *= 2; left > all-n {
 			chunk = lockedChunk
@@ -186,12 +195,14 @@ func (o *outbox) extend(leases []*Lease) {
 	}
 }
 
-// leave leaves outcomes to loopLocked. It returns those that have had enough time.
-func (o *outbox) leave(batch []outcome) (over []outcome) {
+// leave leaves outcomes to loopLocked, because of err. It returns those that have had enough time.
+func (o *outbox) leave(batch []outcome, err error) (over []outcome) {
 	o.mu.Lock()
 	for _, out := range batch {
 		if out.locked.IsZero() {
 			out.locked = time.Now()
+		} else {
+			o.refused = fmt.Errorf("another transaction has locked the row of job %d, or its lane's, limit's or key's; the outcome is stored when that ends: %w", out.lease.ID, err)
 		}
 		if (o.closed || o.drains) && time.Since(out.locked) >= o.lease {
 			over = append(over, out)
@@ -199,18 +210,8 @@ func (o *outbox) leave(batch []outcome) (over []outcome) {
 			o.locked = append(o.locked, out)
 		}
 	}
-	says := time.Since(o.warned) > time.Minute
-	if says {
-		o.warned = time.Now()
-	}
-	n := len(o.locked)
 	o.mu.Unlock()
 	o.held.Signal()
-	if says {
-		one := batch[0].lease
-		o.q.log.Warn("onceq: a job has ended, and another transaction has locked its row, or its lane's, limit's or key's; its outcome is stored when that transaction ends: look in pg_stat_activity for one that is open for long",
-			slog.Int64("job", one.ID), slog.String("kind", one.Kind), slog.Int("such_jobs", n))
-	}
 	return over
 }
 
@@ -278,7 +279,7 @@ func (o *outbox) write(batch []outcome, by way, halve time.Time) {
 			batch[0].unsure, batch[0].doubt, batch[0].locked = left[0].unsure, left[0].doubt, left[0].locked
 			continue
 		case locked && o.ctx.Err() == nil:
-			if left = o.leave(left); len(left) == 0 {
+			if left = o.leave(left, err); len(left) == 0 {
 				return
 			}
 			fallthrough

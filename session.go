@@ -25,7 +25,8 @@ import (
 //	outcomes  2  Outcomes, and effects while the application's pool is busy. And for those that would have to wait for spare.
 //
 // Nothing that goes through session and spare waits for the lock of a row, so leases are extended in time. Outcomes wait for
-// transactions that have locked their jobs, and effects for those that have locked their fences.
+// transactions that have locked their jobs, but for no longer than a second in a batch (outbox.go), and effects for those that have
+// locked their fences.
 type ownConns struct {
 	of       *pgxpool.Pool // the application's
 	spare    *pgxpool.Pool

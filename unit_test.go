@@ -1060,3 +1060,38 @@ func TestPace_WhatIsClaimedAheadLastsUntilTheNextTurn(t *testing.T) {
 	p.ahead = 0
 	require.Zero(t, p.prefetch(s, now, time.Second), "a job of which no lease may be lost is claimed when it can start")
 }
+
+// A claim that waits for its turn in a queue in which others claim takes what lasts until the next turn, up to a limit.
+func TestWant_LastsUntilTheNextTurn(t *testing.T) {
+	t.Parallel()
+	s := &slots{count: 100, width: 1}
+	s.returned.Store(1000)
+	s.worked.Store(1000 * int64(time.Millisecond))
+	c := &claimer{}
+	want := func(took time.Duration, others bool) int {
+		f := &feed{slots: s, pace: pace{ahead: prefetchTime, rate: 4000, counted: 1000, countedAt: time.Now().Add(time.Hour)}, turnTook: took}
+		if others {
+			f.othersUntil = time.Now().Add(time.Hour)
+		}
+		return c.want(f).n
+	}
+	require.Equal(t, 200, want(100*time.Millisecond, false))
+	require.Equal(t, 200, want(0, true))
+	require.Equal(t, 600, want(100*time.Millisecond, true))
+	require.Equal(t, 1200, want(time.Second, true))
+}
+
+// A look at what is new goes back by a time at least, and by twice that time if looks come often.
+func TestLookBack(t *testing.T) {
+	t.Parallel()
+	var b lookBack
+	began := time.Now()
+	at := func(ms int) time.Time { return began.Add(time.Duration(ms) * time.Millisecond) }
+	for ms := 0; ms <= 100; ms += 2 { // the id is the millisecond, from 1 on
+		if ms > 40 {
+			require.GreaterOrEqual(t, int64(ms)-(b.from-1), int64(20), "at %d", ms)
+			require.LessOrEqual(t, int64(ms)-(b.from-1), int64(46), "at %d", ms)
+		}
+		b.saw(int64(ms)+1, at(ms), lookNewBack)
+	}
+}

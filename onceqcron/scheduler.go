@@ -21,8 +21,9 @@ type Config struct {
 	Owner string
 
 	// Queue is where the jobs that tick wait. Default "onceqcron", which a worker with Handlers serves by itself. Register and Put
-	// move them there if it has changed. For the deploy that changes it, let the new workers serve the old queue too
-	// (WorkerConfig.Also): a job that ticks just then moves when it has, and a process of before that starts once more takes them back.
+	// move them there if it has changed. Let the workers that bring the change serve the old queue too (WorkerConfig.Also) until
+	// no process of before runs any more: a job that ticks in that moment moves after its tick, and a process of before that is
+	// restarted moves all of them back.
 	Queue string
 
 	// Keep is how long the ledger keeps a tick. Default 90 days.

@@ -315,7 +315,7 @@ func TestOutcomes_ALockedRowHoldsUpItsOwnJobOnly(t *testing.T) {
 			close(end) // many outcomes at once
 
 			until(t, db, `(select count(*) from onceq.jobs) = $1`, locks.left)
-			eventually(t, "a warning", func() bool { return strings.Contains(w.logged(), "another transaction has locked its row") })
+			eventually(t, "a report", func() bool { return strings.Contains(w.logged(), "another transaction has locked the row of job") })
 			leasesPass(t, db.Pool, steady*3/2)
 			require.EqualValues(t, jobs, runs.Load())
 			require.NoError(t, tx.Commit(t.Context()))
@@ -364,7 +364,7 @@ func TestOutcomes_LockedRowsDoNotKeepAWorkerFromEnding(t *testing.T) {
 			_, err = tx.Exec(t.Context(), `select from onceq.jobs for update`)
 			require.NoError(t, err)
 			close(end)
-			eventually(t, "a warning", func() bool { return strings.Contains(log.logged(), "another transaction has locked its row") })
+			eventually(t, "a warning", func() bool { return strings.Contains(log.logged(), "another transaction has locked the row of job") })
 			if !drains {
 				cancel()
 			}
