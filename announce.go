@@ -144,13 +144,24 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 	}
 	era, quick := a.era, c.isQuick() && a.backed && c.listener.room >= quickRoom
 	c.send(&c.keeps, func() func() {
-		others, err := c.listener.announce(ctx, len(waiting) > 0, quick, busy)
+		others, before, err := c.listener.announce(ctx, len(waiting) > 0, quick, busy)
 		return func() {
 			a.backed = err == nil && others >= manyOthers
+			c.leave(a.backed && before >= firstOnes && c.w.poll == 0)
 			c.announced(ctx, waiting, heard, era, err)
 		}
 	})
 	return true
+}
+
+// leave decides whether what becomes due while this run waits is left to others. Otherwise each delayed job would be claimed, in
+// vain, by all that wait. Two of them start it. Should these be dead, or have become busy, the looks of all others find it, one
+// soon after the other.
+func (c *claimer) leave(leaves bool) {
+	if c.listener.leaves.Swap(leaves) && !leaves {
+		c.looks.at = time.Now()
+		c.promoter.rouse()
+	}
 }
 
 // isQuick reports whether the handlers that returned since the last announcement, or else before it, were quick.

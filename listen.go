@@ -35,6 +35,7 @@ const (
 	announceShare = 20                     // so many times as long as the last one took: it steps over these rows too
 	quietBefore   = 20 * time.Millisecond
 	pollListening = 1100 * time.Millisecond // with renewals of the announcement not more than a statement a second
+	pollLeaving   = 4 * pollListening       // where many others wait that look too
 	pollUnheard   = 250 * time.Millisecond
 	confirmWithin = 2 * time.Second
 
@@ -81,9 +82,11 @@ type listener struct {
 	confirmed atomic.Bool        // notifications are known to arrive
 	notOfTx   atomic.Bool        // but none for jobs that were enqueued in a transaction
 	waits     atomic.Bool        // producers know that the run waits for jobs of each queue that is not paused. The claimer sets it
+	leaves    atomic.Bool        // while it waits, what becomes due is left to others that wait. The claimer sets it
 
 	queues []string // all of the run, sorted
 	serves int64    // names them in waiter_queues
+	kinds  int64    // names the kinds that it has handlers for
 	room   int      // for how many jobs a queue has room at least
 
 	round int64 // of the row. The claimer's upkeep uses it, and unannounceAll after that
@@ -94,6 +97,7 @@ func newListener(w *Worker, id int64, own *ownConns, woken func(string)) *listen
 	l.queues = slices.Sorted(maps.Keys(w.queues))
 	sum := sha256.Sum256([]byte(strings.Join(l.queues, "\x00")))
 	l.serves = int64(binary.BigEndian.Uint64(sum[:]))
+	l.kinds = hash(slices.Sorted(slices.Values(w.kinds))...)
 	l.room = math.MaxInt32
 	for _, c := range w.queues {
 		l.room = min(l.room, c.Concurrency)
@@ -104,26 +108,36 @@ func newListener(w *Worker, id int64, own *ownConns, woken func(string)) *listen
 // maxBusy is how many busy queues an announcement names.
 const maxBusy = 100
 
-// manyOthers are so many that one more does not make jobs start sooner.
-const manyOthers = 8
+const (
+	manyOthers = 8 // so many that one more does not make jobs start sooner
+	firstOnes  = 2 // so many of those that wait, by their ids, start delayed jobs at their time, where many others wait
+)
+
+// leavesNow reports whether what becomes due is left to others. Anybody may call it.
+func (l *listener) leavesNow() bool { return l.waits.Load() && l.leaves.Load() }
 
 // announce tells producers that this run waits for jobs of its queues except those that are busy, or that it does not wait.
-// quick says that a woken run may get the jobs of a while alone. It returns how many others wait for all of these queues and
-// were not woken; it stops counting at manyOthers.
-func (l *listener) announce(ctx context.Context, waits, quick bool, busy []string) (others int, err error) {
+// quick says that a woken run may get the jobs of a while alone. It returns how many others with the same kinds wait for all of
+// these queues and were not woken, and how many of them come before this one; it stops counting at manyOthers and at firstOnes.
+func (l *listener) announce(ctx context.Context, waits, quick bool, busy []string) (others, before int, err error) {
+	const waitsToo = ` and w.kinds = $10::bigint and w.idle_until > statement_timestamp() and w.busy is null
+                      and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)`
 	const announce = `
 with woken as (
   delete from onceq.wakes where worker = $1::bigint and round = $3::bigint - 1
 )
-insert into onceq.waiters (worker, serves, round, room, quick, busy, idle_until)
-values ($1::bigint, $2::bigint, $3::bigint, $4::bigint, $9::bool, $5::text[], statement_timestamp() + $6::bigint * interval '1 microsecond')
+insert into onceq.waiters (worker, serves, round, room, kinds, quick, busy, idle_until)
+values ($1::bigint, $2::bigint, $3::bigint, $4::bigint, $10::bigint, $9::bool, $5::text[], statement_timestamp() + $6::bigint * interval '1 microsecond')
 on conflict (worker) do update set round = excluded.round, quick = excluded.quick, busy = excluded.busy, idle_until = excluded.idle_until
 returning exists (select from onceq.waiter_queues where queue = $7::text and serves = $2::bigint),
           (select count(*)
              from (select from onceq.waiters w
-                    where w.serves = $2::bigint and w.worker <> $1::bigint and w.idle_until > statement_timestamp() and w.busy is null
-                      and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)
-                    limit $8::int) o)`
+                    where w.serves = $2::bigint and w.worker <> $1::bigint` + waitsToo + `
+                    limit $8::int) o),
+          (select count(*)
+             from (select from onceq.waiters w
+                    where w.serves = $2::bigint and w.worker < $1::bigint` + waitsToo + `
+                    limit $11::int) o)`
 	const name = `
 with new as (
   insert into onceq.waiter_queues (queue, serves)
@@ -144,10 +158,11 @@ select 1`
 	}
 	l.round++
 	var known bool
-	if err = l.q.guarded(ctx, l.db, announce, []any{l.id, l.serves, l.round, l.room, busy, until.Microseconds(), l.queues[0], manyOthers, quick}, &known, &others); err == nil && !known {
+	args := []any{l.id, l.serves, l.round, l.room, busy, until.Microseconds(), l.queues[0], manyOthers, quick, l.kinds, firstOnes}
+	if err = l.q.guarded(ctx, l.db, announce, args, &known, &others, &before); err == nil && !known {
 		err = l.q.guarded(ctx, l.db, name, []any{l.queues, l.serves}, nil)
 	}
-	return others, err
+	return others, before, err
 }
 
 // confirm says that the session listens for this run. prepares is whether the server can prepare transactions.

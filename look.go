@@ -200,6 +200,8 @@ func (c *claimer) lookInterval() time.Duration {
 		return max(livelyLook, min(lookLongest, livelyRest*took))
 	case c.w.poll > 0:
 		return max(c.w.poll, 2*took)
+	case c.listens() && c.listener.leavesNow():
+		return max(pollLeaving, min(lookLongest, lookRest*took))
 	case c.listens():
 		return max(pollListening, min(lookLongest, lookRest*took))
 	}
@@ -459,10 +461,13 @@ func (c *claimer) looked(feeds []*feed, moves []int, s *seen, began time.Time) {
 	for _, f := range feeds {
 		f.next = time.Time{}
 	}
-	due, found := make([]bool, len(feeds)), 0
+	due, found, leaves := make([]bool, len(feeds)), 0, c.listener.leavesNow()
 	for i, n := range s.next {
 		f := feeds[n-1]
 		if s.in[i] > 0 {
+			if leaves {
+				continue
+			}
 			f.next = began.Add(time.Duration(s.in[i])*time.Microsecond + time.Millisecond)
 		} else if due[n-1] = true; still(int(n-1)) && !f.paused {
 			c.isDue(f)

@@ -3911,15 +3911,20 @@ select x.lane,
 with woken as (
   delete from onceq.wakes where worker = $1::bigint and round = $3::bigint - 1
 )
-insert into onceq.waiters (worker, serves, round, room, quick, busy, idle_until)
-values ($1::bigint, $2::bigint, $3::bigint, $4::bigint, $9::bool, $5::text[], statement_timestamp() + $6::bigint * interval '1 microsecond')
+insert into onceq.waiters (worker, serves, round, room, kinds, quick, busy, idle_until)
+values ($1::bigint, $2::bigint, $3::bigint, $4::bigint, $10::bigint, $9::bool, $5::text[], statement_timestamp() + $6::bigint * interval '1 microsecond')
 on conflict (worker) do update set round = excluded.round, quick = excluded.quick, busy = excluded.busy, idle_until = excluded.idle_until
 returning exists (select from onceq.waiter_queues where queue = $7::text and serves = $2::bigint),
           (select count(*)
              from (select from onceq.waiters w
-                    where w.serves = $2::bigint and w.worker <> $1::bigint and w.idle_until > statement_timestamp() and w.busy is null
+                    where w.serves = $2::bigint and w.worker <> $1::bigint and w.kinds = $10::bigint and w.idle_until > statement_timestamp() and w.busy is null
                       and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)
-                    limit $8::int) o);
+                    limit $8::int) o),
+          (select count(*)
+             from (select from onceq.waiters w
+                    where w.serves = $2::bigint and w.worker < $1::bigint and w.kinds = $10::bigint and w.idle_until > statement_timestamp() and w.busy is null
+                      and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)
+                    limit $11::int) o);
 
 -- listen.go: announce.name
 with new as (

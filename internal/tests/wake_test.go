@@ -76,6 +76,62 @@ func TestWake_OneOfManyClaimsOnce(t *testing.T) {
 	require.Less(t, claims.Load(), int64(2*jobs))
 }
 
+// Where many wait, they look less often, and a delayed job that becomes due is claimed by few of them, also if the few that come
+// first are dead.
+func TestWake_FewClaimADelayedJob(t *testing.T) {
+	t.Parallel()
+	for name, dead := range map[string]int{"all live": 0, "the first are dead": 4} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var claims, looks atomic.Int64
+			db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
+				c.ConnConfig.Tracer = &statementHook{before: func(sql string) {
+					switch {
+					case strings.Contains(sql, "set leased_until = statement_timestamp() +") && strings.Contains(sql, "for update skip locked"):
+						claims.Add(1)
+					case strings.Contains(sql, "with recent as"):
+						looks.Add(1)
+					}
+				}}
+			}))
+			const workers, jobs = 12, 20
+			for range workers {
+				start(t, db, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error { return nil }))
+			}
+			until(t, db, fmt.Sprintf(`%d = (select count(*) from onceq.waiters)`, workers))
+			sqlRun(t, db, `insert into onceq.waiters (worker, serves, round, room, quick, idle_until)
+				select -n, serves, 1, 100, true, now() + interval '1 hour' from onceq.waiters, generate_series(1, $1::int) n where worker = (select max(worker) from onceq.waiters)`, dead)
+			sqlRun(t, db, `insert into onceq.wakes (worker, queue, round) select worker, 'default', 1 from onceq.waiters where worker < 0`)
+			all := fmt.Sprintf(`%d = (select count(*) from onceq.waiters w where idle_until > statement_timestamp() and worker > 0
+			                            and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round))`, workers)
+			until(t, db, all)
+			for range 3 * workers { // a worker that was woken knows of the others
+				add(t, db, onceq.Job{})
+				until(t, db, noJobs)
+				until(t, db, all)
+			}
+			sqlRun(t, db, `delete from onceq.wakes where worker < 0`)
+			delayed := make([]onceq.Job, jobs)
+			for i := range delayed {
+				delayed[i] = onceq.Job{Kind: "k", Payload: i, Delay: 8*time.Second + time.Duration(i)*100*time.Millisecond}
+			}
+			_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, delayed)
+			require.NoError(t, err)
+			looks.Store(0)
+			began := time.Now()
+			until(t, db, `exists (select from onceq.jobs where run_at < now() + interval '500 ms')`)
+			each := float64(looks.Load()) / workers / time.Since(began).Seconds()
+			claims.Store(0)
+			looks.Store(0)
+			until(t, db, noJobs)
+			t.Logf("%.2f looks a second each; %d claims and %d looks for %d jobs", each, claims.Load(), looks.Load(), jobs)
+			require.Less(t, each, 0.7)
+			require.GreaterOrEqual(t, claims.Load(), int64(jobs))
+			require.Less(t, claims.Load(), int64(6*jobs))
+		})
+	}
+}
+
 // Where many wait and jobs come one soon after the other, the worker that is woken goes on looking for a while, and nobody else
 // is woken meanwhile. No job waits for a poll for that.
 func TestWake_QuickJobsInQuickSuccessionShareAWake(t *testing.T) {
