@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onceq/onceq/internal/sqlstate"
 )
 
 // This is what the tests of package onceq_test may use of the unexported code: pure functions and limits.
@@ -125,3 +127,19 @@ func TurnKey(schema, queue string) int64 { return newTurn(schema, queue, nil).ke
 func FreeConn(ctx context.Context, spare, outcomes *pgxpool.Pool, patience time.Duration) (*pgxpool.Conn, error) {
 	return (&ownConns{spare: spare, outcomes: outcomes}).free(ctx, patience)
 }
+
+// FinishAll completes jobs as a worker does, in one batch that waits so long for a lock, and returns those that are left.
+func (q *Queue) FinishAll(ctx context.Context, db DB, patience time.Duration, leases []*Lease) (left []*Lease, err error) {
+	batch := make([]outcome, len(leases))
+	for i, l := range leases {
+		batch[i] = outcome{lease: l, state: StateCompleted}
+	}
+	_, open, err := q.finish(ctx, db, waiting(patience), batch)
+	for _, o := range open {
+		left = append(left, o.lease)
+	}
+	return left, err
+}
+
+// SQLState is the code of an error of Postgres.
+func SQLState(err error) string { return sqlstate.Of(err) }

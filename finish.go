@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/onceq/onceq/internal/jsonb"
+	"github.com/onceq/onceq/internal/sqlstate"
 )
 
 // outcome is how one run of a job ended. A finished state takes the job out of jobs; otherwise the job is made ready to run
@@ -670,14 +671,14 @@ func (q *Queue) finish(ctx context.Context, db DB, by way, outcomes []outcome) (
 		if len(part.outcomes) == 0 {
 			continue
 		}
-		if err != nil {
+		if err != nil && sqlstate.Of(err) != "55P03" { // a lock is the trouble of that part alone
 			left = append(left, part.outcomes...)
 			continue
 		}
 		var done []int64
 		dest := append([]any{nil, &done}, part.more...)
-		if err = q.send(ctx, db, by, part.statement, part.args(part.outcomes, false), row(dest...)); err != nil {
-			err = fmt.Errorf("onceq: finish: %w", err)
+		if failed := q.send(ctx, db, by, part.statement, part.args(part.outcomes, false), row(dest...)); failed != nil {
+			err = fmt.Errorf("onceq: finish: %w", failed)
 			left = append(left, part.outcomes...)
 			continue
 		}

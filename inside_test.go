@@ -475,6 +475,44 @@ select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_con
 
 // ⚠ On a machine that was slow, or beside many keys that stay, looking alone decided how long the Reaper rests, and keys that were
 // free soon piled up: 560,000 in five minutes, with passes that should have been ten seconds apart.
+// What an outcome needs may be locked. The others of its batch are written.
+func TestFinish_ALockStopsItsPartOnly(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	claim := func(lanes bool) []*onceq.Lease {
+		for n := range 4 {
+			j := onceq.Job{Kind: "k", Payload: n}
+			if lanes {
+				j.Lane = fmt.Sprint(n)
+			}
+			_, err := db.Queue.Enqueue(t.Context(), db.Pool, j)
+			require.NoError(t, err)
+		}
+		leases, err := db.Queue.Claim(t.Context(), onceq.ClaimOptions{Limit: 10})
+		require.NoError(t, err)
+		require.Len(t, leases, 4)
+		return leases
+	}
+	plain, laned := claim(false), claim(true)
+	tx, err := db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	for _, l := range plain {
+		_, err := tx.Exec(t.Context(), `select from `+pgx.Identifier{db.Schema, "jobs"}.Sanitize()+` where id = $1 for update`, l.ID)
+		require.NoError(t, err)
+	}
+	left, err := db.Queue.FinishAll(t.Context(), db.Pool, 100*time.Millisecond, append(slices.Clone(plain), laned...))
+	require.Equal(t, "55P03", onceq.SQLState(err))
+	require.Equal(t, plain, left)
+	require.NoError(t, tx.Rollback(t.Context()))
+	left, err = db.Queue.FinishAll(t.Context(), db.Pool, 100*time.Millisecond, plain)
+	require.NoError(t, err)
+	require.Empty(t, left)
+	var jobs int
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `select count(*) from `+pgx.Identifier{db.Schema, "jobs"}.Sanitize()).Scan(&jobs))
+	require.Zero(t, jobs)
+}
+
 func TestTrap_TheReaperEndsItsRestWhenManyKeysHaveCome(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)

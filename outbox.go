@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -31,6 +32,7 @@ type outbox struct {
 	ctx   context.Context // for writing: ends when Run has waited long enough
 	tasks *taskSet
 	tally *tally
+	waits *atomic.Bool       // as in ownConns
 	woken func(queue string) // called after jobs with a lane: the next one may be live
 	told  func()             // called after the end of jobs that others wait for
 	next  func(outcome) *successor
@@ -68,8 +70,8 @@ func waiting(patience time.Duration) way {
 	return way{begin: beginOwn, settings: hot.settings + fmt.Sprintf(`, set_config('lock_timeout', '%dms', true)`, max(1, patience.Milliseconds()))}
 }
 
-func newOutbox(q *Queue, id int64, db *pgxpool.Pool, lease time.Duration, ctx context.Context, tasks *taskSet, tally *tally) *outbox {
-	o := &outbox{q: q, id: id, db: db, lease: lease, ctx: ctx, tasks: tasks, tally: tally}
+func newOutbox(q *Queue, id int64, db *pgxpool.Pool, lease time.Duration, ctx context.Context, tasks *taskSet, tally *tally, waits *atomic.Bool) *outbox {
+	o := &outbox{q: q, id: id, db: db, lease: lease, ctx: ctx, tasks: tasks, tally: tally, waits: waits}
 	o.patience = min(lockPatience, lease/4)
 	o.whole, o.half, o.one = waiting(o.patience), waiting(o.patience/halvesFaster), waiting(lease/4) // for Health to see it
 	o.ready.L, o.room.L, o.held.L = &o.mu, &o.mu, &o.mu
@@ -160,12 +162,19 @@ func (o *outbox) loopLocked() {
 		o.locked = slices.Delete(o.locked, 0, n)
 		o.mu.Unlock()
 		o.extend(leases)
-		by := o.half
-		if all == 1 {
+		by, rest := o.half, o.patience/halvesFaster
+		alone := all == 1 && o.waits.CompareAndSwap(false, true)
+		switch {
+		case alone:
 			by = o.one
+		case all == 1: // another run over this pool waits for so long, and there are two connections
+			rest = o.patience
 		}
 		began := time.Now()
 		o.write(batch, by, began.Add(o.patience))
+		if alone {
+			o.waits.Store(false)
+		}
 		o.mu.Lock()
 		left, refused := len(o.locked), o.refused
 		o.refused = nil
@@ -180,7 +189,7 @@ func (o *outbox) loopLocked() {
 		o.room.Broadcast()
 		if chunk *= 2; left > all-n {
 			chunk = lockedChunk
-			sleep(o.ctx, o.patience/halvesFaster-time.Since(began), nil) // a trigger may have refused to wait
+			sleep(o.ctx, rest-time.Since(began), nil) // a trigger may have refused to wait
 		}
 	}
 }

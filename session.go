@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -32,6 +33,7 @@ type ownConns struct {
 	spare    *pgxpool.Pool
 	outcomes *pgxpool.Pool
 	session  session
+	waits    atomic.Bool // an outbox waits for long for a lock, over one of the connections in outcomes
 
 	mu      sync.Mutex // guards what follows
 	users   int        // how many runs

@@ -18,6 +18,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -196,16 +197,19 @@ func TestCursor_WhenAClaimLooksBack(t *testing.T) {
 	_, how = c.begin(now)
 	require.GreaterOrEqual(t, how, lookRecent)
 
-	// Every eighth claim begins with the lowest priority.
+	// Every eighth claim begins with the lowest priority or with the middle one, in turns.
 	c.claims = 0
-	var lowest []int
-	for n := range 16 {
-		if from, _ := c.begin(now); from[0].priority == PriorityLow {
-			lowest = append(lowest, n)
+	for n := 1; n <= 4*lowestEvery; n++ {
+		want := []Priority{PriorityHigh, PriorityNormal, PriorityLow}
+		switch n {
+		case lowestEvery, 3 * lowestEvery:
+			want = []Priority{PriorityLow, PriorityNormal, PriorityHigh}
+		case 2 * lowestEvery, 4 * lowestEvery:
+			want = []Priority{PriorityNormal, PriorityLow, PriorityHigh}
 		}
+		from, _ := c.begin(now)
+		require.Equal(t, want, []Priority{from[0].priority, from[1].priority, from[2].priority})
 	}
-	require.Len(t, lowest, 2)
-	require.Equal(t, lowestEvery, lowest[1]-lowest[0])
 
 	// A look that sees nothing moves all positions, and does not move them back.
 	c.reachedEnd(now)
@@ -863,7 +867,7 @@ func BenchmarkDispatch(b *testing.B) {
 	defer cancel(nil)
 	tasks := &taskSet{q: q, base: base, all: make(map[int64]*task)}
 	count := new(tally)
-	out := newOutbox(q, 1, nil, w.lease, base, tasks, count)
+	out := newOutbox(q, 1, nil, w.lease, base, tasks, count, new(atomic.Bool))
 	x := &executor{q: q, handlers: w.handlers, lease: w.lease, base: base, tasks: tasks, outbox: out, tally: count}
 	s := newSlots(w, DefaultQueue, w.queues[DefaultQueue], func() {})
 	leases := benchLeases(q, 1000)
@@ -1018,7 +1022,7 @@ func TestConnections_AReservedPlaceNarrowsNoOtherQueue(t *testing.T) {
 // An outbox that is full makes handlers wait, but not a writer that starts a next job: nobody else would make room.
 func TestOutbox_AWriterDoesNotWaitForRoom(t *testing.T) {
 	t.Parallel()
-	o := newOutbox(nil, 0, nil, 0, t.Context(), nil, nil)
+	o := newOutbox(nil, 0, nil, 0, t.Context(), nil, nil, new(atomic.Bool))
 	o.pending = make([]outcome, maxPending)
 	added := make(chan struct{})
 	go func() {

@@ -327,6 +327,44 @@ func TestOutcomes_ALockedRowHoldsUpItsOwnJobOnly(t *testing.T) {
 }
 
 // A worker that ends waits for such rows no longer than a lease, and neither does Drain.
+// Two workers over one pool, and of each a job whose row is locked: the connections for outcomes are not both kept waiting, for a
+// quarter of the lease.
+func TestOutcomes_LockedRowsOfTwoWorkersLeaveAConnection(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	block, started := make(chan struct{}), make(chan struct{}, 100)
+	first, second := onceq.Kind[int]{Name: "first", Queue: "first"}, onceq.Kind[int]{Name: "second", Queue: "second"}
+	handler := func(_ context.Context, _ *onceq.Lease, n int) error {
+		if started <- struct{}{}; n == 0 {
+			<-block
+		}
+		return nil
+	}
+	cfg := onceq.WorkerConfig{Lease: time.Hour}
+	start(t, db, cfg, first.Handle(handler))
+	start(t, db, cfg, second.Handle(handler))
+	for _, kind := range []string{"first", "second"} {
+		_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: kind, Queue: kind, Payload: 0})
+		require.NoError(t, err)
+		receive(t, started)
+	}
+	tx, err := db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), `select from onceq.jobs for update`)
+	require.NoError(t, err)
+	close(block)
+	until(t, db, `1 <= (select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database())`)
+	time.Sleep(3 * time.Second) // both batches have waited, and one of these outcomes waits by itself
+	for n := range 20 {
+		kind := []string{"first", "second"}[n%2]
+		_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: kind, Queue: kind, Payload: 1})
+		require.NoError(t, err)
+	}
+	until(t, db, `2 = (select count(*) from onceq.jobs)`)
+	require.NoError(t, tx.Rollback(t.Context()))
+	until(t, db, noJobs)
+}
+
 func TestOutcomes_LockedRowsDoNotKeepAWorkerFromEnding(t *testing.T) {
 	t.Parallel()
 	for _, drains := range []bool{false, true} {
