@@ -122,7 +122,7 @@ const (
 	briefly      = 250 * time.Millisecond
 	briefLongest = time.Second
 
-	// lowestEvery: one in so many claims begins with the lowest priority, so that this does not starve.
+	// lowestEvery: one in so many claims begins with the lowest priority or with the middle one, in turns, so that none starves.
 	lowestEvery = 8
 
 	rescanEvery = time.Second
@@ -150,8 +150,11 @@ func (c *cursor) begin(now time.Time) (from []position, how look) {
 		}
 	}
 	from = c.from(how)
-	if c.claims++; c.claims%lowestEvery == 0 {
+	switch c.claims++; c.claims % (2 * lowestEvery) {
+	case lowestEvery:
 		slices.Reverse(from)
+	case 0:
+		from = append(from[1:], from[0])
 	}
 	return from, how
 }

@@ -26,7 +26,7 @@ const (
 )
 
 // Priority orders the jobs of a queue. Within a priority, jobs are taken in the order in which they are due. Every eighth
-// claim of a worker begins with the lowest priority, so that no priority starves.
+// claim of a worker begins with the lowest priority or with the normal one, in turns, so that none starves.
 type Priority int
 
 // The priorities.
