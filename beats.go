@@ -98,7 +98,9 @@ func (b *beats) once() {
 			finishing := t.finishing || byHandler
 			var cancelled *handlerContext
 			if !a.lost || byHandler {
-				t.extended = began
+				if t.extended = began; !a.extended && !byHandler && t.tx == nil {
+					t.extended = began.Add(-b.lease / 3) // the row is locked: the lease may run out, so the next tick tries again
+				}
 				if a.cancelled && t.lost == nil {
 					t.lost = ErrCancelled
 					cancelled = t.ctx

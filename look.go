@@ -25,6 +25,7 @@ const lookForJobs = `
 with recent as materialized (
   select queue from onceq.queues
    where $7::bool and rescanned_at > statement_timestamp() - $8::bigint * interval '1 microsecond'
+     and rescanned_at <= statement_timestamp() + interval '1 second'
      and not coalesce(left_kinds && $5::text[], false)
 ),
 seen as materialized (
@@ -475,6 +476,7 @@ func (c *claimer) looked(feeds []*feed, moves []int, s *seen, began time.Time) {
 		}
 	}
 	for i, f := range feeds {
+		f.last = f.moves == moves[i] && !due[i]
 		if still(i) && !due[i] {
 			f.cursor.reachedEnd(s.now)
 		}

@@ -54,13 +54,14 @@ select u.queue, 'epoch' from onceq.meta, unnest($1::text[]) as u(queue) order by
 on conflict do nothing`
 
 // rescanTurn returns those of the given queues that this worker may rescan now: where no other one has lately, or one has left
-// jobs of these kinds. Others may be asking at the same time.
+// jobs of these kinds, or the database's clock was set back. Others may be asking at the same time.
 const rescanTurn = `
 with free as materialized (
   select queue
     from onceq.queues
    where queue = any ($1::text[])
-     and (rescanned_at <= statement_timestamp() - $2::bigint * interval '1 microsecond' or left_kinds && $3::text[])
+     and (rescanned_at <= statement_timestamp() - $2::bigint * interval '1 microsecond' or left_kinds && $3::text[]
+          or rescanned_at > statement_timestamp() + interval '1 second')
    order by queue
      for update skip locked
 )

@@ -662,12 +662,42 @@ func TestRescan_LeavesWordOfKindsThatItDoesNotHave(t *testing.T) {
 	last := add(t, db, onceq.Job{Kind: "rare"}) // the worker's position is now far past the expired job
 	require.Equal(t, last, receive(t, first))
 	until(t, db, `exists (select from onceq.queues)`)
-	sqlRun(t, db, `update onceq.queues set rescanned_at = statement_timestamp() + interval '1 hour'`) // it is always others' turn
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for ctx.Err() == nil { // it is always others' turn
+			_, _ = db.Pool.Exec(ctx, `update onceq.queues set rescanned_at = statement_timestamp()`)
+			time.Sleep(20 * time.Millisecond)
+		}
+	}()
 	db.ExpireLease(id)
 	sqlRun(t, db, `update onceq.queues set left_kinds = '{rare}'`) // as TestRescan_SaysWhichKindsItLeaves
 	require.Equal(t, id, receive(t, first))
-	until(t, db, `(select rescanned_at < statement_timestamp() from onceq.queues)`)
+	cancel()
+	<-ended
 	require.NoError(t, errors.Join(w.stop(), others.stop()))
+}
+
+// After the database's clock was set back, the time of the latest rescan lies ahead, for as long as it was set back.
+func TestRescan_AfterTheClockWasSetBack(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	id := add(t, db, onceq.Job{})
+	sqlRun(t, db, `update onceq.jobs set run_at = run_at - interval '1 hour'`)
+	takeOne(t, db)
+	first := make(chan int64, 10)
+	w := start(t, db, onceq.WorkerConfig{}, handle(func(_ context.Context, l *onceq.Lease) error {
+		first <- l.ID
+		return nil
+	}))
+	last := add(t, db, onceq.Job{}) // the worker's position is now far past the expired job
+	require.Equal(t, last, receive(t, first))
+	until(t, db, `exists (select from onceq.queues)`)
+	sqlRun(t, db, `update onceq.queues set rescanned_at = statement_timestamp() + interval '1 hour'`)
+	db.ExpireLease(id)
+	require.Equal(t, id, receive(t, first))
+	require.NoError(t, w.stop())
 }
 
 func TestRescan_SaysWhichKindsItLeaves(t *testing.T) {
@@ -736,11 +766,25 @@ func TestDrain_WarnsOnceOfAKindWithoutAHandler(t *testing.T) {
 	require.Contains(t, log.logged(), `correct Kind.Name if it is misspelt" queue=default kind=kk "kinds with a handler"=[k]`)
 }
 
-func TestPriorities_TheLowestDoesNotStarve(t *testing.T) {
+func TestPriorities_NoneStarves(t *testing.T) {
 	t.Parallel()
+	for one, others := range map[onceq.Priority][]onceq.Priority{
+		onceq.PriorityLow:    {onceq.PriorityHigh},
+		onceq.PriorityNormal: {onceq.PriorityHigh, onceq.PriorityLow},
+	} {
+		t.Run(fmt.Sprint(one), func(t *testing.T) {
+			t.Parallel()
+			noneStarves(t, one, others)
+		})
+	}
+}
+
+func noneStarves(t *testing.T, one onceq.Priority, always []onceq.Priority) {
 	db := queuetest.New(t)
-	low := add(t, db, onceq.Job{Priority: onceq.PriorityLow})
-	addMany(t, db, 100, onceq.Job{Priority: onceq.PriorityHigh})
+	low := add(t, db, onceq.Job{Priority: one})
+	for _, p := range always {
+		addMany(t, db, 100, onceq.Job{Priority: p})
+	}
 	done := make(chan struct{})
 	var others atomic.Int64
 	start(t, db, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 1}}},
@@ -749,7 +793,7 @@ func TestPriorities_TheLowestDoesNotStarve(t *testing.T) {
 				close(done)
 			} else {
 				others.Add(1)
-				_, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Payload: 1, Priority: onceq.PriorityHigh}) // there is always more work of a higher priority
+				_, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Payload: 1, Priority: l.Priority}) // there is always more of the other priorities
 				return err
 			}
 			return nil
