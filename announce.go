@@ -114,7 +114,7 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 	var full, busy []string
 	for _, f := range c.feeds {
 		switch {
-		case f.cursor.full:
+		case f.cursor.full && !f.paused:
 			full = append(full, f.queue)
 		case f.paused || f.due || now.Sub(f.found) < quietBefore && !a.backed || now.Before(f.more):
 			busy = append(busy, f.queue)

@@ -53,7 +53,9 @@ type claimer struct {
 	looks        looks
 	rescans      rescans
 	announcement announcement
-	shaken       bool // since something failed, it is not known who knows of the announcement
+	shaken       bool      // since something failed, it is not known who knows of the announcement
+	ahead        bool      // some feed may have more jobs than slots
+	gaveBack     time.Time // when it was last seen to that jobs that wait too long for a slot are given back
 
 	wake chan struct{} // holds one: think again. Anybody may send
 	mu   sync.Mutex    // guards what follows
@@ -125,7 +127,7 @@ func (c *claimer) loop(ctx context.Context) {
 		now := time.Now()
 		c.obey(c.q.pauses.known.Load())
 		c.hear(now)
-		wait := min(c.becomeDue(now), c.comeToSlots(now))
+		wait := min(c.becomeDue(now), c.comeToSlots(now), c.giveBackAhead(now))
 		wait = min(wait, c.startClaims(ctx, now), c.startUpkeep(ctx, now))
 		timer := time.NewTimer(wait)
 		select {
@@ -221,6 +223,37 @@ func (c *claimer) comeToSlots(now time.Time) (wait time.Duration) {
 		c.nextSlot = now.Add(wait)
 	}
 	return wait
+}
+
+// Jobs that were claimed ahead wait for a slot for some hundredths of a second, unless handlers suddenly take much longer. Then they
+// are given back, for others to start. They come after all that are due already, so where there is a backlog they may wait longer.
+const (
+	aheadLongest = time.Second
+	aheadBacklog = 15 * time.Second
+)
+
+// giveBackAhead does that. It returns when to think again at the latest.
+func (c *claimer) giveBackAhead(now time.Time) (wait time.Duration) {
+	if !c.ahead {
+		return longestNap
+	}
+	if d := aheadLongest - now.Sub(c.gaveBack); d > 0 {
+		return d
+	}
+	c.ahead, c.gaveBack = false, now
+	for _, f := range c.feeds {
+		s := f.slots
+		if !s.overfull() {
+			continue
+		}
+		c.ahead = true
+		longest := aheadLongest
+		if f.cursor.full && !f.last {
+			longest = aheadBacklog
+		}
+		c.exec.giveBackWaiting(s, func(l *Lease) bool { return now.Sub(l.began) > longest })
+	}
+	return aheadLongest
 }
 
 // isDue records that there is something to claim, as far as is known.
@@ -345,7 +378,7 @@ func (c *claimer) claim(ctx context.Context, feeds []*feed, wants []want, purpos
 // ask says what a claim that begins now asks of a feed, one of several.
 func (c *claimer) ask(f *feed, n, several int, now time.Time) (*claim, look) {
 	s := f.slots
-	f.busy, f.due, f.again = true, false, time.Time{}
+	f.busy, f.due, f.last, f.again = true, false, false, time.Time{}
 	f.moves++
 	f.quarantine.othersTurn = false
 	from, how := f.cursor.begin(now)
@@ -487,6 +520,7 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 	c.looks.claimed = true
 	if len(ask.leases) > 0 {
 		c.exec.accept(f.slots, ask.leases, ask.began)
+		c.ahead = c.ahead || f.slots.overfull()
 	}
 	c.unreserve(f)
 	full := f.cursor.full

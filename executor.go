@@ -174,6 +174,19 @@ func (x *executor) giveBack(tasks []*task) {
 	}
 }
 
+// giveBackWaiting gives back jobs of a queue that wait for a slot, if this holds for one of their leases. Jobs in quarantine have
+// theirs.
+func (x *executor) giveBackWaiting(s *slots, this func(*Lease) bool) {
+	units := s.takeIf(func(u unit) bool {
+		tasks := u.tasks()
+		return !tasks[0].quarantined() && slices.ContainsFunc(tasks, func(t *task) bool { return this(t.lease) })
+	})
+	for _, u := range units {
+		x.giveBack(u.tasks())
+		x.left(s, u.tasks())
+	}
+}
+
 var errTimeout = errors.New("timeout")
 
 // start returns the context of a handler that is about to run, and false if the lease is already lost. If the handler is
@@ -191,6 +204,11 @@ func (x *executor) start(tasks []*task, h *Handler, atOnce bool) (*handlerContex
 	x.tasks.mu.Lock()
 	defer x.tasks.mu.Unlock()
 	for _, t := range tasks {
+		if t.lost == nil && began.Sub(t.extended) >= x.lease { // this process stood still, and no beat has said so yet
+			x.tasks.mu.Unlock()
+			x.tasks.lose(t, "start", EventLeaseLost)
+			x.tasks.mu.Lock()
+		}
 		if t.lost != nil {
 			ctx.cancel(t.lost)
 			return ctx, false

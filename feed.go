@@ -25,6 +25,7 @@ type feed struct {
 	busy    bool          // a claim or a page of the rescan is under way
 	held    bool          // the rescan comes before the next claim
 	backlog bool          // there is so much that it is claimed by itself
+	last    bool          // no other job was due at the latest look, and none was claimed since
 	due     bool          // there is something to claim, as far as is known
 	again   time.Time     // when to claim although nothing is known; zero for never
 	pause   time.Duration // before the next claim of that kind

@@ -167,11 +167,12 @@ func (p *pauses) along() *along {
 	if k := p.known.Load(); k != nil && time.Since(k.at) < pausesKnown {
 		return nil
 	}
-	return &along{readPauses, p.reader(time.Now())}
+	return &along{readPauses, p.reader(time.Now(), new(*paused))}
 }
 
-// reader returns what reads the rows of a statement that is sent at the time given.
-func (p *pauses) reader(at time.Time) func(pgx.Rows) error {
+// reader returns what reads the rows of a statement that is sent at the time given. What they say is also in read then: what is
+// known may have been forgotten by the time that the caller asks.
+func (p *pauses) reader(at time.Time, read **paused) func(pgx.Rows) error {
 	return func(rows pgx.Rows) error {
 		var whats, names []string
 		err := each(func(rows pgx.Rows) error {
@@ -181,14 +182,14 @@ func (p *pauses) reader(at time.Time) func(pgx.Rows) error {
 			return err
 		})(rows)
 		if err == nil {
-			p.take(at, whats, names)
+			*read = p.take(at, whats, names)
 		}
 		return err
 	}
 }
 
 // take takes the rows that were read by a statement that was sent at the time given.
-func (p *pauses) take(at time.Time, whats, names []string) {
+func (p *pauses) take(at time.Time, whats, names []string) *paused {
 	k := &paused{at: at}
 	for i, name := range names {
 		if whats[i] == pausesKind {
@@ -201,6 +202,7 @@ func (p *pauses) take(at time.Time, whats, names []string) {
 		k.queues[name] = true
 	}
 	p.known.Store(k)
+	return k
 }
 
 // pausedNow returns what is paused, as of so long ago at the earliest. What is paused is looked at more often, so that a
@@ -225,13 +227,7 @@ func (q *Queue) pausedNow(ctx context.Context, db DB, old time.Duration) (*pause
 		return k, nil
 	}
 	var k *paused
-	read := q.pauses.reader(time.Now())
-	err := q.send(ctx, db, hot, readPauses, nil, func(rows pgx.Rows) error {
-		err := read(rows)
-		k = q.pauses.known.Load()
-		return err
-	})
-	if err != nil {
+	if err := q.send(ctx, db, hot, readPauses, nil, q.pauses.reader(time.Now(), &k)); err != nil {
 		return nil, fmt.Errorf("onceq: reading what is paused: %w", err)
 	}
 	return k, nil
@@ -248,7 +244,8 @@ func (p *paused) open(queue string, kinds []string) []string {
 	return slices.DeleteFunc(slices.Clone(kinds), func(kind string) bool { return slices.Contains(p.kinds, kind) })
 }
 
-// obey takes what is known of pauses. After a change a feed begins anew: jobs of a kind that was resumed are before the cursor.
+// obey takes what is known of pauses. A feed of which something was resumed begins anew, because such jobs are before the cursor.
+// What was claimed ahead and is paused now is given back.
 func (c *claimer) obey(p *paused) {
 	if p == nil || p == c.pauses {
 		return
@@ -256,6 +253,7 @@ func (c *claimer) obey(p *paused) {
 	c.pauses = p
 	kinds := p.open("", c.w.kinds)
 	changed := !slices.Equal(kinds, c.kinds)
+	resumed := slices.ContainsFunc(kinds, func(kind string) bool { return !slices.Contains(c.kinds, kind) })
 	c.kinds = kinds
 	c.holdsBack = len(kinds) < len(c.w.kinds)
 	for _, f := range c.feeds {
@@ -264,13 +262,17 @@ func (c *claimer) obey(p *paused) {
 		if !changed && paused == f.paused {
 			continue
 		}
-		f.paused, f.anew = paused, f.busy
+		again := resumed || f.paused && !paused
+		f.paused, f.anew = paused, f.busy && (f.anew || again)
 		f.moves++
-		f.cursor.restart()
 		f.quarantine.forget()
+		if again {
+			f.cursor.restart()
+		}
 		if !paused {
 			c.isDue(f)
 		}
+		c.exec.giveBackWaiting(f.slots, func(l *Lease) bool { return paused || !slices.Contains(kinds, l.Kind) })
 	}
 }
 

@@ -90,6 +90,20 @@ func (s *slots) take() (u unit, ok, ask bool) {
 	return u, true, ask
 }
 
+// takeIf returns the units that wait and for which this holds.
+func (s *slots) takeIf(this func(unit) bool) (taken []unit) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.waiting = slices.DeleteFunc(s.waiting, func(u unit) bool {
+		ok := this(u)
+		if ok {
+			taken = append(taken, u)
+		}
+		return ok
+	})
+	return taken
+}
+
 // takeLate returns all units that need a new time. If there are none, the goroutine that asks for them has to end.
 func (s *slots) takeLate() []unit {
 	s.mu.Lock()
@@ -113,6 +127,9 @@ func (s *slots) foundEnd() bool {
 	at := s.end.Load()
 	return at != nil && time.Since(*at) < nextFor
 }
+
+// overfull reports whether there are more jobs than slots.
+func (s *slots) overfull() bool { return s.outstanding.Load() > int64(s.count*s.width) }
 
 // used is how many slots are in use, or have jobs claimed for them.
 func (s *slots) used() int {

@@ -3943,6 +3943,7 @@ select 1;
 with recent as materialized (
   select queue from onceq.queues
    where $7::bool and rescanned_at > statement_timestamp() - $8::bigint * interval '1 microsecond'
+     and rescanned_at <= statement_timestamp() + interval '1 second'
      and not coalesce(left_kinds && $5::text[], false)
 ),
 seen as materialized (
@@ -3985,6 +3986,7 @@ select statement_timestamp(), exists (select from seen where behind is null), ar
 with recent as materialized (
   select queue from onceq.queues
    where $7::bool and rescanned_at > statement_timestamp() - $8::bigint * interval '1 microsecond'
+     and rescanned_at <= statement_timestamp() + interval '1 second'
      and not coalesce(left_kinds && $5::text[], false)
 ),
 seen as materialized (
@@ -4908,7 +4910,8 @@ with free as materialized (
   select queue
     from onceq.queues
    where queue = any ($1::text[])
-     and (rescanned_at <= statement_timestamp() - $2::bigint * interval '1 microsecond' or left_kinds && $3::text[])
+     and (rescanned_at <= statement_timestamp() - $2::bigint * interval '1 microsecond' or left_kinds && $3::text[]
+          or rescanned_at > statement_timestamp() + interval '1 second')
    order by queue
      for update skip locked
 )

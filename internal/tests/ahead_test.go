@@ -1,0 +1,117 @@
+package tests
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// aheadOf starts a worker that has claimed jobs ahead whose handlers do not return until the test ends. The first ones returned at
+// once, so it expected the same of these. It returns how many run, and how many more are leased.
+func aheadOf(t *testing.T, db *queuetest.DB, block <-chan struct{}) (running *atomic.Int64, ahead func() int) {
+	const slots, quick, slow = 10, 30_000, 600
+	running = new(atomic.Int64)
+	jobs := make([]onceq.Job, quick+slow)
+	for i := range jobs {
+		jobs[i] = onceq.Job{Kind: "k", Payload: 0}
+		if i >= quick {
+			jobs[i].Payload = 1
+		}
+	}
+	for i := 0; i < len(jobs); i += 5000 {
+		_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs[i:min(len(jobs), i+5000)])
+		require.NoError(t, err)
+	}
+	w := start(t, db, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{"default": {Concurrency: slots}}}, work.Handle(func(_ context.Context, _ *onceq.Lease, n int) error {
+		if n == 1 {
+			running.Add(1)
+			<-block
+		}
+		return nil
+	}))
+	t.Cleanup(func() { _ = w.stop() })
+	ahead = func() int {
+		return sqlOne[int](t, db, `select count(*)::int - $1::int from onceq.jobs where leased_until is not null`, slots)
+	}
+	eventually(t, "all slots", func() bool { return running.Load() == slots })
+	return running, ahead
+}
+
+// What was claimed ahead is not kept for long from workers that have room, when handlers take much longer than the ones before.
+func TestAhead_IsGivenBackToOthers(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	block := make(chan struct{})
+	defer close(block)
+	mine, ahead := aheadOf(t, db, block)
+	var others atomic.Int64
+	w := start(t, db, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{"default": {Concurrency: 1000}}}, handle(func(context.Context, *onceq.Lease) error {
+		others.Add(1)
+		return nil
+	}))
+	eventually(t, "the other jobs", func() bool { return others.Load() == 590 })
+	require.Equal(t, int64(10), mine.Load())
+	require.Zero(t, ahead())
+	require.NoError(t, w.stop())
+}
+
+// When a kind is paused, what was claimed ahead of it does not start.
+func TestAhead_IsGivenBackWhenItIsPaused(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	block := make(chan struct{})
+	mine, ahead := aheadOf(t, db, block)
+	if ahead() <= 0 {
+		t.Skip("this machine is too slow to claim ahead")
+	}
+	require.NoError(t, db.Queue.PauseKind(t.Context(), db.Pool, "k", ""))
+	eventually(t, "what was claimed ahead", func() bool { return ahead() == 0 })
+	close(block)
+	until(t, db, `not exists (select from onceq.jobs where leased_until is not null)`)
+	require.Equal(t, int64(10), mine.Load())
+}
+
+// A job whose row is locked has its lease extended soon after the lock ends, so that nobody else takes it meanwhile: it is tried
+// at every tick, twelve of them in a lease, and not at every third.
+func TestBeat_OfALockedRowIsTriedOften(t *testing.T) {
+	t.Parallel()
+	var beats atomic.Int64
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
+		c.ConnConfig.Tracer = &statementHook{before: func(sql string) {
+			if strings.Contains(sql, "extended as (") {
+				beats.Add(1)
+			}
+		}}
+	}))
+	const lease = 6 * time.Second
+	block, started := make(chan struct{}), make(chan struct{}, 9)
+	w := start(t, db, onceq.WorkerConfig{Lease: lease}, handle(func(context.Context, *onceq.Lease) error {
+		started <- struct{}{}
+		<-block
+		return nil
+	}))
+	add(t, db, onceq.Job{})
+	<-started
+	require.NoError(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), `select from onceq.jobs for update`)
+		require.NoError(t, err)
+		eventually(t, "a beat", func() bool { return beats.Load() > 0 })
+		beats.Store(0)
+		time.Sleep(lease / 2)
+		return nil
+	}))
+	require.Greater(t, beats.Load(), int64(3)) // 6, and 2 if every third tick tried
+	until(t, db, `exists (select from onceq.jobs where leased_until > now() + interval '1 second')`)
+	close(block)
+	until(t, db, noJobs)
+	require.NoError(t, w.stop())
+}
