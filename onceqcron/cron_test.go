@@ -545,8 +545,9 @@ func TestNew_BadSchedules(t *testing.T) {
 	db := queuetest.New(t)
 	good := nightly()
 	for want, change := range map[string]func(*onceqcron.Schedule){
-		"Name is empty":       func(s *onceqcron.Schedule) { s.Name = " " },
-		"Name has 201 bytes":  func(s *onceqcron.Schedule) { s.Name = strings.Repeat("x", 201) },
+		"Name is empty":      func(s *onceqcron.Schedule) { s.Name = " " },
+		"Name has 201 bytes": func(s *onceqcron.Schedule) { s.Name = strings.Repeat("x", 201) },
+		"Name has 119 bytes; at most 118 for a schedule in code": func(s *onceqcron.Schedule) { s.Name = strings.Repeat("x", 119) },
 		`field 2, the hour`:   func(s *onceqcron.Schedule) { s.Spec = "0 24 * * *" },
 		`zone "Mars/Olympus"`: func(s *onceqcron.Schedule) { s.Zone = "Mars/Olympus" },
 		"Timetable of":        func(s *onceqcron.Schedule) { s.Timetable = at{} },
@@ -567,6 +568,12 @@ func TestNew_BadSchedules(t *testing.T) {
 	}
 	_, err := onceqcron.New(db.Queue, db.Pool, onceqcron.Config{}, good, good)
 	require.ErrorContains(t, err, `"nightly" is used by two schedules`)
+
+	long := nightly()
+	long.Name = strings.Repeat("x", 118)
+	require.NoError(t, scheduler(t, db, onceqcron.Config{}, long).Register(t.Context()))
+	of := scheduler(t, db, onceqcron.Config{})
+	require.NoError(t, of.Put(t.Context(), nil, onceqcron.Schedule{Name: strings.Repeat("y", 200), Spec: "@daily", Job: report.Job("x")}))
 
 	s := scheduler(t, db, onceqcron.Config{}, good)
 	tx, err := db.Pool.Begin(t.Context())

@@ -11,7 +11,7 @@ import (
 
 // Schedule says what to enqueue, and when.
 type Schedule struct {
-	Name string // required; at most 200 bytes
+	Name string // required; at most 200 bytes, and 118 for a schedule in code
 
 	Spec string // when it is due: see Parse
 	Zone string // an IANA time zone; default UTC
@@ -42,6 +42,7 @@ const (
 	defaultMissed = 24 * time.Hour
 	maxTicks      = 10_000 // that one statement of a person, or one tick after a long time, enqueues or counts
 	maxName       = 200
+	maxCodeName   = onceq.MaxNameBytes - len(tableKind+":") // it is part of its kind's name: see codeKind
 )
 
 func (s *Schedule) check(inTable bool) (err error) {
@@ -50,6 +51,8 @@ func (s *Schedule) check(inTable bool) (err error) {
 		return invalid("Name", "is empty")
 	case len(s.Name) > maxName:
 		return invalid("Name", "has %d bytes; at most %d", len(s.Name), maxName)
+	case !inTable && len(s.Name) > maxCodeName:
+		return invalid("Name", "has %d bytes; at most %d for a schedule in code", len(s.Name), maxCodeName)
 	case s.Timetable != nil && (s.Spec != "" || s.Zone != ""):
 		return invalid("Timetable", "of %q stands beside Spec or Zone; use one of them", s.Name)
 	case inTable && (s.Timetable != nil || s.JobFor != nil):
