@@ -272,6 +272,43 @@ func TestRegister_AnOldProcessKeepsToTheNewTimes(t *testing.T) {
 	require.WithinDuration(t, at.Add(time.Hour), next, time.Minute)
 }
 
+// The next tick is not late by what the handler of this one has taken.
+func TestTick_AHandlerThatTakesLong(t *testing.T) {
+	t.Parallel()
+	const takes = 4 * time.Second
+	db := queuetest.New(t)
+	slow := onceqcron.Schedule{Name: "n", Spec: "@every 1h", JobFor: func(onceqcron.Tick) (onceq.Job, error) {
+		time.Sleep(takes)
+		return report.Job("x"), nil
+	}}
+	s := scheduler(t, db, onceqcron.Config{}, slow)
+	require.NoError(t, s.Register(t.Context()))
+	overdue(t, db, "n", now(t, db).Add(-time.Second))
+	require.Equal(t, onceq.StateDelayed, db.RunOne(s.Handlers()...).State)
+	var late time.Duration
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `
+		select j.run_at - s.next_at from onceq.jobs j join onceq.schedules s on s.name = j.key`).Scan(&late))
+	require.GreaterOrEqual(t, late, time.Duration(0))
+	require.Less(t, late, takes)
+}
+
+// A tick that is further away than a time.Duration can say is waited for all the same.
+func TestTick_TheNextIsFourHundredYearsAway(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	far := time.Date(2426, 1, 1, 0, 0, 0, 0, time.UTC)
+	s := scheduler(t, db, onceqcron.Config{}, onceqcron.Schedule{Name: "n", Timetable: at{far}, Job: report.Job("x")})
+	require.NoError(t, s.Register(t.Context()))
+	overdue(t, db, "n", now(t, db).Add(-time.Second))
+	require.Equal(t, onceq.StateDelayed, db.RunOne(s.Handlers()...).State)
+	list, err := s.List(t.Context(), nil)
+	require.NoError(t, err)
+	require.True(t, list[0].Next.Equal(far))
+	var waits bool
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `select run_at > statement_timestamp() + interval '1 year' from onceq.jobs where key = 'n'`).Scan(&waits))
+	require.True(t, waits)
+}
+
 // An error that Postgres cannot store as it is stands in the ledger, and the next tick comes.
 func TestTick_AnErrorThatCannotBeStored(t *testing.T) {
 	t.Parallel()

@@ -277,9 +277,10 @@ with old as (
   delete from onceq.schedule_ticks
    where schedule = $1 and greatest(at, done_at) < statement_timestamp() - $3::bigint * interval '1 microsecond'
 )
-update onceq.schedules set next_at = $2 where name = $1`
+update onceq.schedules set next_at = $2 where name = $1 returning least(next_at - clock_timestamp(), '36500 days')` // Go counts up to 292 years
+	var wait time.Duration // not from r.now: JobFor may have taken long since
 	batch := s.notes(name, marks)
-	batch.Queue(s.sql(move), name, next, s.cfg.Keep.Microseconds())
+	batch.Queue(s.sql(move), name, next, s.cfg.Keep.Microseconds()).QueryRow(func(r pgx.Row) error { return r.Scan(&wait) })
 	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
 		return fmt.Errorf("onceqcron: moving schedule %q: %w", name, err)
 	}
@@ -290,7 +291,7 @@ update onceq.schedules set next_at = $2 where name = $1`
 		_, err := s.ask(ctx, tx, l.Kind, r.queue, name, renew)
 		return err
 	}
-	return onceq.Reschedule(max(0, next.Sub(r.now)))
+	return onceq.Reschedule(max(0, wait))
 }
 
 // mark is a line of the ledger.
