@@ -274,8 +274,9 @@ func (s *Scheduler) tick(ctx context.Context, tx pgx.Tx, l *onceq.Lease, name st
 	}
 	const move = `
 with old as (
-  delete from onceq.schedule_ticks
-   where schedule = $1 and greatest(at, done_at) < statement_timestamp() - $3::bigint * interval '1 microsecond'
+  delete from onceq.schedule_ticks -- at as well, which is in the index
+   where schedule = $1 and at < statement_timestamp() - $3::bigint * interval '1 microsecond'
+     and done_at < statement_timestamp() - $3::bigint * interval '1 microsecond'
 )
 update onceq.schedules set next_at = $2 where name = $1 returning least(next_at - clock_timestamp(), '36500 days')` // Go counts up to 292 years
 	var wait time.Duration // not from r.now: JobFor may have taken long since
