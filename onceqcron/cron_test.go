@@ -536,6 +536,53 @@ func TestTick_ARefusedJob(t *testing.T) {
 	require.Equal(t, ticks[0].JobID, ticks[1].JobID)
 }
 
+// The times of a tick are in one zone, wherever they come from: a key that is made of them is the same each time.
+func TestTick_TimesAreInTheZoneOfTheSchedule(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	start := now(t, db).Truncate(time.Second)
+	elsewhere := time.FixedZone("elsewhere", 3600)
+	var fixed at
+	for h := -6; h <= 1; h++ {
+		fixed = append(fixed, start.Add(time.Duration(h)*time.Hour).In(elsewhere))
+	}
+	var times []time.Time
+	job := func(tick onceqcron.Tick) (onceq.Job, error) {
+		times = append(times, tick.At, tick.Now)
+		return report.Job("x"), nil
+	}
+	s := scheduler(t, db, onceqcron.Config{},
+		onceqcron.Schedule{Name: "berlin", Spec: "0 * * * *", Zone: "Europe/Berlin", Missed: onceqcron.All(10), JobFor: job},
+		onceqcron.Schedule{Name: "every", Spec: "@every 1h", Zone: "Europe/Berlin", Missed: onceqcron.All(10), JobFor: job},
+		onceqcron.Schedule{Name: "utc", Spec: "0 * * * *", Missed: onceqcron.All(10), JobFor: job},
+		onceqcron.Schedule{Name: "timetable", Timetable: fixed, Missed: onceqcron.All(10), JobFor: job})
+	require.NoError(t, s.Register(t.Context()))
+	for name, zone := range map[string]string{"berlin": "Europe/Berlin", "every": "Europe/Berlin", "utc": "UTC", "timetable": "UTC"} {
+		in := func(what string) {
+			t.Helper()
+			require.NotEmpty(t, times, "%s of %s", what, name)
+			for _, at := range times {
+				require.Equal(t, zone, at.Location().String(), "%s of %s", what, name)
+			}
+			times = nil
+		}
+		first := start.Add(-3 * time.Hour)
+		if name != "timetable" {
+			first = first.Truncate(time.Hour)
+		}
+		overdue(t, db, name, first)
+		require.Equal(t, onceq.StateDelayed, db.RunOne(s.Handlers()...).State)
+		in("ticks")
+		_, err := s.Fire(t.Context(), nil, name)
+		require.NoError(t, err)
+		in("Fire")
+		n, err := s.Backfill(t.Context(), nil, name, first.Add(-2*time.Hour).In(elsewhere), first.In(elsewhere))
+		require.NoError(t, err)
+		require.Equal(t, 2, n)
+		in("Backfill")
+	}
+}
+
 // Changes at the very moment of a tick: the tick holds the schedule's row, or waits for it.
 func TestPut_BesideATick(t *testing.T) {
 	t.Parallel()

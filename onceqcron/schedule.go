@@ -29,9 +29,11 @@ type Schedule struct {
 	// Missed says what becomes of ticks that could not happen in time, because no worker ran or the database was down.
 	// Default Latest(24 * time.Hour).
 	Missed Missed
+
+	loc *time.Location // of the ticks that JobFor gets
 }
 
-// Tick is one time at which a schedule is due.
+// Tick is one time at which a schedule is due. Its times are in the schedule's Zone, and in UTC for a Timetable.
 type Tick struct {
 	Schedule string
 	At       time.Time // scheduled time
@@ -64,9 +66,15 @@ func (s *Schedule) check(inTable bool) (err error) {
 	case !s.Job.RunAt.IsZero():
 		return invalid("Job.RunAt", "of %q is set; the timetable says when", s.Name)
 	}
+	s.loc = time.UTC
 	if s.Timetable == nil {
 		if s.Timetable, err = parse(s.Spec, s.Zone); err != nil {
 			return invalid("Spec", "of %q: %v", s.Name, err)
+		}
+		if c, ok := s.Timetable.(*calendar); ok {
+			s.loc = c.loc
+		} else if s.loc, err = time.LoadLocation(s.Zone); err != nil {
+			return invalid("Zone", "of %q: %v", s.Name, err)
 		}
 		if s.Zone == "" {
 			s.Zone = "UTC"

@@ -311,6 +311,7 @@ const (
 
 // fire enqueues the job of a tick. What makes the job impossible goes into the ledger, and the schedule goes on.
 func (s *Scheduler) fire(ctx context.Context, tx pgx.Tx, one *Schedule, t Tick) (mark, error) {
+	t.At, t.Now = t.At.In(one.loc), t.Now.In(one.loc)
 	m := mark{at: t.At, until: t.At, ticks: 1, outcome: "refused"}
 	job := one.Job
 	if one.JobFor != nil {

@@ -12,7 +12,7 @@ import (
 
 // Timetable says when a schedule is due.
 type Timetable interface {
-	// Next returns the first time after the given one, and the zero time if there is none.
+	// Next returns the first time after the given one, which may be in any zone, and the zero time if there is none.
 	Next(after time.Time) time.Time
 }
 
