@@ -534,6 +534,30 @@ func TestTick_ARefusedJob(t *testing.T) {
 	require.Equal(t, "no data yet", ticks[3].Note)
 	require.Contains(t, ticks[2].Note, "Key")
 	require.Equal(t, ticks[0].JobID, ticks[1].JobID)
+
+	// Health says so until they are back-filled, although later ticks happened.
+	found, err := s.Health(t.Context(), nil)
+	require.NoError(t, err)
+	require.Len(t, found, 1)
+	require.Equal(t, "missed", found[0].What)
+	require.Contains(t, found[0].Detail, `2 ticks of schedule "n" did not happen because the job was refused, between `)
+	require.Contains(t, found[0].Detail, "; the latest says: "+ticks[2].Note)
+	require.Equal(t, "mend what makes its job; then back-fill them, if they still matter", found[0].Advice)
+	require.Equal(t, []time.Time{ticks[3].At.UTC(), ticks[2].At.UTC()}, utc([]time.Time{found[0].From, found[0].To}))
+	n, err := s.Backfill(t.Context(), nil, "n", found[0].To, found[0].To)
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	found, err = s.Health(t.Context(), nil)
+	require.NoError(t, err)
+	require.Len(t, found, 1)
+	require.Contains(t, found[0].Detail, `1 tick of schedule "n" did not happen because the job was refused, at `)
+	require.Contains(t, found[0].Detail, "; the latest says: no data yet")
+	n, err = s.Backfill(t.Context(), nil, "n", found[0].From, found[0].To)
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	found, err = s.Health(t.Context(), nil)
+	require.NoError(t, err)
+	require.Empty(t, found)
 }
 
 // The times of a tick are in one zone, wherever they come from: a key that is made of them is the same each time.

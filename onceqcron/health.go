@@ -12,20 +12,25 @@ import (
 )
 
 // Health says which schedules need somebody: those that are late ("late"), that have been paused for over an hour ("paused"), and
-// those of which ticks of the last day did not happen ("missed"), unless the latest of these ran for all, as Latest and All have
-// it. Of each ledger it reads the latest 2,000 lines at most. db may be nil.
+// those of which ticks of the last day did not happen ("missed"): no worker fired them, unless the latest of these ran for all, as
+// Latest and All have it; or their jobs were refused. Of each ledger it reads the latest 2,000 lines at most. db may be nil.
 func (s *Scheduler) Health(ctx context.Context, db onceq.DB) ([]Finding, error) {
 	const read = `
 select s.name, statement_timestamp() - coalesce(s.paused_at, statement_timestamp()),
        case when s.paused_at is null and s.next_at < statement_timestamp() then statement_timestamp() - s.next_at else '0' end,
-       coalesce(m.ticks, 0), coalesce(m.first, statement_timestamp()), coalesce(m.last, statement_timestamp())
+       coalesce(m.ticks, 0), coalesce(m.first, statement_timestamp()), coalesce(m.last, statement_timestamp()),
+       coalesce(m.refused, 0), coalesce(m.first_refused, statement_timestamp()), coalesce(m.last_refused, statement_timestamp()), coalesce(m.note, '')
   from onceq.schedules s
   left join lateral (
-       select sum(t.ticks) as ticks, min(t.at) as first, max(t.until) as last
-         from (select at, until, ticks, outcome, done_at from onceq.schedule_ticks
+       select sum(t.ticks) filter (where t.outcome = 'missed') as ticks,
+              min(t.at) filter (where t.outcome = 'missed') as first, max(t.until) filter (where t.outcome = 'missed') as last,
+              sum(t.ticks) filter (where t.outcome = 'refused') as refused,
+              min(t.at) filter (where t.outcome = 'refused') as first_refused, max(t.at) filter (where t.outcome = 'refused') as last_refused,
+              (array_agg(t.note order by t.at desc) filter (where t.outcome = 'refused'))[1] as note
+         from (select at, until, ticks, outcome, done_at, note from onceq.schedule_ticks
                 where schedule = s.name order by at desc limit 2000) t
-        where t.outcome = 'missed' and t.done_at > statement_timestamp() - interval '1 day'
-          and (s.missed = $1 or not exists (select from onceq.schedule_ticks f -- the latest tick that was due, which ran for all
+        where t.outcome in ('missed', 'refused') and t.done_at > statement_timestamp() - interval '1 day'
+          and (t.outcome = 'refused' or s.missed = $1 or not exists (select from onceq.schedule_ticks f -- the latest tick that was due, which ran for all
                            where f.schedule = s.name and f.at > t.until and f.at <= t.done_at and f.outcome in ('fired', 'duplicate')))) m on true
  order by s.name`
 	if db == nil {
@@ -36,13 +41,14 @@ select s.name, statement_timestamp() - coalesce(s.paused_at, statement_timestamp
 		return nil, fmt.Errorf("onceqcron: looking at schedules: %w", err)
 	}
 	var found []Finding
-	var name string
+	var name, note string
 	var paused, late time.Duration
-	var ticks int
-	var first, last time.Time
-	_, err = pgx.ForEachRow(rows, []any{&name, &paused, &late, &ticks, &first, &last}, func() error {
+	var ticks, refused int
+	var first, last, firstRefused, lastRefused time.Time
+	_, err = pgx.ForEachRow(rows, []any{&name, &paused, &late, &ticks, &first, &last, &refused, &firstRefused, &lastRefused, &note}, func() error {
+		from, to := first, last
 		add := func(what, detail, advice string) {
-			found = append(found, Finding{Name: name, From: first, To: last, Finding: onceq.Finding{What: what, Detail: detail, Advice: advice}})
+			found = append(found, Finding{Name: name, From: from, To: to, Finding: onceq.Finding{What: what, Detail: detail, Advice: advice}})
 		}
 		round := func(d time.Duration) string { return strings.TrimSuffix(d.Round(time.Minute).String(), "0s") }
 		if paused > time.Hour {
@@ -52,12 +58,18 @@ select s.name, statement_timestamp() - coalesce(s.paused_at, statement_timestamp
 			add("late", fmt.Sprintf("schedule %q has been due for %s and no worker fires it", name, round(late)),
 				"start a worker of the application that has the handlers of its schedules")
 		}
-		if ticks == 1 {
-			add("missed", fmt.Sprintf("1 tick of schedule %q did not happen, at %s", name, first.UTC().Format("2006-01-02 15:04:05 UTC")), "back-fill it, if it still matters")
-		} else if ticks > 1 {
-			add("missed", fmt.Sprintf("%d ticks of schedule %q did not happen, between %s and %s", ticks, name, first.UTC().Format("2006-01-02 15:04:05"),
-				last.UTC().Format("2006-01-02 15:04:05 UTC")), "back-fill them, if they still matter")
+		missed := func(ticks int, what, why, advice string) {
+			switch {
+			case ticks == 1:
+				add("missed", fmt.Sprintf("1 tick of schedule %q %s, at %s%s", name, what, from.UTC().Format("2006-01-02 15:04:05 UTC"), why), advice+"back-fill it, if it still matters")
+			case ticks > 1:
+				add("missed", fmt.Sprintf("%d ticks of schedule %q %s, between %s and %s%s", ticks, name, what, from.UTC().Format("2006-01-02 15:04:05"),
+					to.UTC().Format("2006-01-02 15:04:05 UTC"), why), advice+"back-fill them, if they still matter")
+			}
 		}
+		missed(ticks, "did not happen", "", "")
+		from, to = firstRefused, lastRefused
+		missed(refused, "did not happen because the job was refused", "; the latest says: "+note, "mend what makes its job; then ")
 		return nil
 	})
 	if err != nil {
@@ -70,5 +82,5 @@ select s.name, statement_timestamp() - coalesce(s.paused_at, statement_timestamp
 type Finding struct {
 	onceq.Finding
 	Name     string    // of the schedule
-	From, To time.Time // of "missed": the first tick and the last
+	From, To time.Time // of "missed": the first of its ticks and the last
 }
