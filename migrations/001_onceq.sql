@@ -666,6 +666,7 @@ create table {{.schema}}.schedules (
   job        jsonb,                        -- what a tick enqueues; null: code decides
   queue      text        not null default 'onceqcron', -- where the job waits that ticks
   next_at    timestamptz,                  -- the scheduled time of the next tick; null: there is none
+  changed_at timestamptz,                  -- when the timetable changed while next_at was overdue; otherwise null
   paused_at  timestamptz,
   created_at timestamptz not null default statement_timestamp(),
   updated_at timestamptz not null default statement_timestamp()

@@ -252,6 +252,45 @@ func TestRegister_ADeployChangesTheTimetable(t *testing.T) {
 	require.Len(t, fired(t, db), 1)
 }
 
+// An overdue tick happens when the timetable changes, and none that the new timetable would have had before the change.
+func TestRegister_ATimetableThatChangesOverAnOverdueTick(t *testing.T) {
+	t.Parallel()
+	for _, again := range []bool{false, true} {
+		db := queuetest.New(t)
+		old := nightly()
+		old.Missed = onceqcron.All(100)
+		require.NoError(t, scheduler(t, db, onceqcron.Config{}, old).Register(t.Context()))
+		due := now(t, db).Add(-5 * time.Hour).Truncate(time.Second)
+		overdue(t, db, "nightly", due)
+		newer := old
+		newer.Spec = "* * * * * *"
+		s := scheduler(t, db, onceqcron.Config{}, newer)
+		registered := now(t, db)
+		require.NoError(t, s.Register(t.Context()))
+		if again { // another process starts, with another job or another Missed
+			newer.Missed = onceqcron.All(99)
+			s = scheduler(t, db, onceqcron.Config{}, newer)
+			require.NoError(t, s.Register(t.Context()))
+		}
+		require.Equal(t, onceq.StateDelayed, db.RunOne(s.Handlers()...).State)
+		times := utc(fired(t, db))
+		require.NotEmpty(t, times)
+		require.Equal(t, due.UTC(), times[0])
+		for _, at := range times[1:] {
+			require.True(t, at.After(registered), "%s was before the change", at)
+		}
+		require.NotContains(t, strings.Join(outcomes(t, s, "nightly"), ", "), "missed")
+
+		// The next outage is one of the new timetable.
+		earlier := now(t, db).Add(-10 * time.Second).Truncate(time.Second)
+		_, err := db.Pool.Exec(t.Context(), `delete from onceq.schedule_ticks`)
+		require.NoError(t, err)
+		overdue(t, db, "nightly", earlier)
+		require.Equal(t, onceq.StateDelayed, db.RunOne(s.Handlers()...).State)
+		require.Greater(t, len(outcomes(t, s, "nightly")), 9)
+	}
+}
+
 // A process of the version before moves a schedule by the times of the version that has registered last.
 func TestRegister_AnOldProcessKeepsToTheNewTimes(t *testing.T) {
 	t.Parallel()

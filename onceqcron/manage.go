@@ -14,8 +14,8 @@ import (
 
 // Register writes the schedules of the code into the table, all in one transaction. Call it at the start of every process,
 // after the migrations. A schedule that is already there and unchanged is left alone; one that was changed follows its new
-// timetable from now on, and a tick that is overdue still happens. A schedule that nobody mentions stays: see Prune. If one
-// belongs to another owner, the error is an *OwnerError, and nothing is written.
+// timetable from now on, and a tick that is overdue still happens, of several the first. A schedule that nobody mentions stays:
+// see Prune. If one belongs to another owner, the error is an *OwnerError, and nothing is written.
 func (s *Scheduler) Register(ctx context.Context) error {
 	return s.within(ctx, nil, func(tx pgx.Tx) error {
 		same, err := s.unchanged(ctx, tx)
@@ -118,6 +118,13 @@ on conflict do nothing`
 			next = *r.next
 		}
 	}
+	var changed *time.Time
+	switch {
+	case overdue && (r.spec != one.Spec || r.zone != one.Zone):
+		changed = &r.now
+	case overdue:
+		changed = r.changed
+	}
 	if r.queue != s.cfg.Queue {
 		if err := s.stop(ctx, tx, one.Name, job == nil); err != nil { // one that runs moves by itself
 			return err
@@ -126,14 +133,14 @@ on conflict do nothing`
 	}
 	const change = `
 update onceq.schedules
-   set spec = $2, zone = $3, missed = $4, job = $5::text::jsonb, next_at = $6, queue = $7, updated_at = statement_timestamp()
- where name = $1 and (spec, zone, missed, coalesce(job, 'null'), coalesce(next_at, 'infinity'), queue)
-         is distinct from ($2, $3, $4, coalesce($5::text::jsonb, 'null'), coalesce($6, 'infinity'::timestamptz), $7)`
+   set spec = $2, zone = $3, missed = $4, job = $5::text::jsonb, next_at = $6, queue = $7, changed_at = $8, updated_at = statement_timestamp()
+ where name = $1 and (spec, zone, missed, coalesce(job, 'null'), coalesce(next_at, 'infinity'), queue, coalesce(changed_at, 'infinity'))
+         is distinct from ($2, $3, $4, coalesce($5::text::jsonb, 'null'), coalesce($6, 'infinity'::timestamptz), $7, coalesce($8, 'infinity'::timestamptz))`
 	var at *time.Time
 	if !next.IsZero() {
 		at = &next
 	}
-	if _, err := tx.Exec(ctx, s.sql(change), one.Name, one.Spec, one.Zone, one.Missed.String(), job, at, r.queue); err != nil {
+	if _, err := tx.Exec(ctx, s.sql(change), one.Name, one.Spec, one.Zone, one.Missed.String(), job, at, r.queue, changed); err != nil {
 		return fmt.Errorf("onceqcron: writing schedule %q: %w", one.Name, err)
 	}
 	if at == nil || r.paused != nil {
@@ -256,7 +263,7 @@ func (s *Scheduler) Resume(ctx context.Context, tx pgx.Tx, name string) error {
 		if !next.IsZero() {
 			at = &next
 		}
-		if _, err := tx.Exec(ctx, s.sql(`update onceq.schedules set paused_at = null, next_at = $2 where name = $1`), name, at); err != nil {
+		if _, err := tx.Exec(ctx, s.sql(`update onceq.schedules set paused_at = null, next_at = $2, changed_at = null where name = $1`), name, at); err != nil {
 			return err
 		}
 		if at == nil {

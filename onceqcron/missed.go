@@ -57,7 +57,8 @@ func parseMissed(s string) (m Missed, err error) {
 	return m, err
 }
 
-// plan is what to do about the ticks of a timetable from the given one on, which is due.
+// plan is what to do about the ticks of a timetable from the given one on, which is due. If the timetable has changed since that
+// one was due, the others come after the change.
 type plan struct {
 	fire        []time.Time
 	missed      int // how many, at most maxTicks
@@ -65,7 +66,7 @@ type plan struct {
 	next        time.Time // the first that is not due; zero if there is none
 }
 
-func (m Missed) plan(t Timetable, at, now time.Time) (p plan) {
+func (m Missed) plan(t Timetable, at time.Time, changed *time.Time, now time.Time) (p plan) {
 	miss := func(at time.Time) {
 		if p.missed++; p.missed == 1 {
 			p.first = at
@@ -83,6 +84,9 @@ func (m Missed) plan(t Timetable, at, now time.Time) (p plan) {
 			if near := now.Add(-max(m.within, time.Minute)); near.After(at) && m.all == 0 {
 				at = near
 			}
+		}
+		if changed != nil && changed.After(at) {
+			at = *changed
 		}
 	}
 	p.next = at

@@ -137,6 +137,7 @@ type row struct {
 	queue                     string // where the job waits that ticks: the owner's processes may have another one than this
 	job                       *string
 	next, paused              *time.Time
+	changed                   *time.Time // when the timetable changed while next was overdue
 	now                       time.Time
 }
 
@@ -159,12 +160,12 @@ func (s *Scheduler) lockName(ctx context.Context, tx pgx.Tx, name string) error 
 
 func (s *Scheduler) read(ctx context.Context, db onceq.DB, name, lock string) (r *row, err error) {
 	const read = `
-select owner, spec, zone, missed, queue, job::text, next_at, paused_at, clock_timestamp() from onceq.schedules where name = $1`
+select owner, spec, zone, missed, queue, job::text, next_at, changed_at, paused_at, clock_timestamp() from onceq.schedules where name = $1`
 	rows, err := db.Query(ctx, s.sql(read+lock), name)
 	if err == nil {
 		r, err = pgx.CollectOneRow(rows, func(c pgx.CollectableRow) (*row, error) {
 			r := new(row)
-			return r, c.Scan(&r.owner, &r.spec, &r.zone, &r.missed, &r.queue, &r.job, &r.next, &r.paused, &r.now)
+			return r, c.Scan(&r.owner, &r.spec, &r.zone, &r.missed, &r.queue, &r.job, &r.next, &r.changed, &r.paused, &r.now)
 		})
 	}
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -256,7 +257,7 @@ func (s *Scheduler) tick(ctx context.Context, tx pgx.Tx, l *onceq.Lease, name st
 	if err != nil {
 		return err
 	}
-	p := one.Missed.plan(one.Timetable, *r.next, r.now)
+	p := one.Missed.plan(one.Timetable, *r.next, r.changed, r.now)
 	var marks []mark
 	if p.missed > 0 {
 		marks = append(marks, mark{at: p.first, until: p.last, ticks: p.missed, outcome: "missed"})
@@ -278,7 +279,7 @@ with old as (
    where schedule = $1 and at < statement_timestamp() - $3::bigint * interval '1 microsecond'
      and done_at < statement_timestamp() - $3::bigint * interval '1 microsecond'
 )
-update onceq.schedules set next_at = $2 where name = $1 returning least(next_at - clock_timestamp(), '36500 days')` // Go counts up to 292 years
+update onceq.schedules set next_at = $2, changed_at = null where name = $1 returning least(next_at - clock_timestamp(), '36500 days')` // Go counts up to 292 years
 	var wait time.Duration // not from r.now: JobFor may have taken long since
 	batch := s.notes(name, marks)
 	batch.Queue(s.sql(move), name, next, s.cfg.Keep.Microseconds()).QueryRow(func(r pgx.Row) error { return r.Scan(&wait) })
