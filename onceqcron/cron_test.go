@@ -441,6 +441,95 @@ func TestBackfill_OnlyWhatTheScheduleDoesNotFire(t *testing.T) {
 	require.Len(t, fired(t, db), 5)
 }
 
+// The ledger has one line for ticks that were missed in a row. Those that are back-filled get lines of their own, and the line goes on
+// standing for the others.
+func TestBackfill_SomeOfTheTicksMissedInARow(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	start := now(t, db).Truncate(time.Second)
+	var ticks at
+	for h := -6; h < 0; h++ {
+		ticks = append(ticks, start.Add(time.Duration(h)*time.Hour))
+	}
+	one := onceqcron.Schedule{Name: "n", Timetable: append(ticks, start.Add(time.Hour)), Job: report.Job("x"), Missed: onceqcron.Skip()}
+	s := scheduler(t, db, onceqcron.Config{}, one)
+	require.NoError(t, s.Register(t.Context()))
+	miss := func() {
+		t.Helper()
+		_, err := db.Pool.Exec(t.Context(), `delete from onceq.schedule_ticks`)
+		require.NoError(t, err)
+		overdue(t, db, "n", ticks[0])
+		require.Equal(t, onceq.StateDelayed, db.RunOne(s.Handlers()...).State)
+		require.Equal(t, []string{"missed 6"}, outcomes(t, s, "n"))
+	}
+	backfill := func(s *onceqcron.Scheduler, from, to int) {
+		t.Helper()
+		n, err := s.Backfill(t.Context(), nil, "n", ticks[from], ticks[to])
+		require.NoError(t, err)
+		require.Equal(t, to-from+1, n)
+	}
+	// The ledger has "-" where a tick is missed and "x" where it is fired; a bar is between lines.
+	ledger := func(want string) {
+		t.Helper()
+		lines, err := s.Ticks(t.Context(), nil, "n", start, 100)
+		require.NoError(t, err)
+		var got []string
+		missed := 0
+		for _, d := range lines {
+			first, last := 0, 0
+			for i, at := range ticks {
+				if at.Equal(d.At) {
+					first = i
+				}
+				if at.Equal(d.Until) {
+					last = i
+				}
+			}
+			require.Equal(t, d.Ticks, last-first+1)
+			got = append([]string{strings.Repeat(map[string]string{"missed": "-", "fired": "x"}[d.Outcome], d.Ticks)}, got...)
+			if d.Outcome == "missed" {
+				missed += d.Ticks
+			}
+		}
+		require.Equal(t, want, strings.Join(got, "|"))
+		found, err := s.Health(t.Context(), nil)
+		require.NoError(t, err)
+		if missed == 0 {
+			require.Empty(t, found)
+			return
+		}
+		require.Len(t, found, 1)
+		require.Contains(t, found[0].Detail, fmt.Sprintf("%d tick", missed))
+	}
+
+	miss()
+	backfill(s, 0, 0)
+	ledger("x|-----")
+	backfill(s, 1, 1)
+	ledger("x|x|----")
+	backfill(s, 4, 4)
+	ledger("x|x|--|x|-")
+	backfill(s, 5, 5)
+	ledger("x|x|--|x|x")
+	backfill(s, 2, 3)
+	ledger("x|x|x|x|x|x")
+	miss()
+	backfill(s, 1, 2)
+	ledger("-|x|x|---")
+	miss()
+	backfill(s, 0, 5)
+	ledger("x|x|x|x|x|x")
+
+	// Which ticks they were is unknown after the timetable has changed.
+	miss()
+	one.Timetable = at{ticks[0], ticks[1], start.Add(-20 * time.Minute), start.Add(time.Hour)}
+	changed := scheduler(t, db, onceqcron.Config{}, one)
+	backfill(changed, 0, 0)
+	ledger("x|-----")
+	backfill(changed, 1, 1)
+	require.Equal(t, []string{"missed 4", "fired 1", "fired 1"}, outcomes(t, changed, "n"))
+}
+
 func TestRegister_OthersSchedulesStay(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)

@@ -325,12 +325,87 @@ func (s *Scheduler) Backfill(ctx context.Context, tx pgx.Tx, name string, from, 
 			}
 			marks = append(marks, m)
 		}
+		if err := s.split(ctx, tx, one, due); err != nil {
+			return err
+		}
 		return s.note(ctx, tx, name, marks)
 	})
 	if err != nil {
 		return 0, err
 	}
 	return n, nil
+}
+
+// split takes ticks out of the lines of the ledger that stand for several missed ticks in a row, so that each can have a line of its
+// own.
+func (s *Scheduler) split(ctx context.Context, tx pgx.Tx, one *Schedule, ticks []time.Time) error {
+	if len(ticks) == 0 {
+		return nil
+	}
+	const read = `
+select at, until, ticks, done_at from onceq.schedule_ticks
+ where schedule = $1 and at <= $3 and until >= $2 and ticks > 1 and outcome = 'missed'`
+	const remove = `delete from onceq.schedule_ticks where schedule = $1 and at = $2`
+	const write = `
+insert into onceq.schedule_ticks (schedule, at, until, ticks, outcome, done_at) values ($1, $2, $3, $4, 'missed', $5)
+on conflict do nothing`
+	type line struct {
+		At, Until time.Time
+		Ticks     int
+		DoneAt    time.Time
+	}
+	rows, err := tx.Query(ctx, s.sql(read), one.Name, ticks[0], ticks[len(ticks)-1])
+	if err != nil {
+		return fmt.Errorf("onceqcron: reading the ledger of %q: %w", one.Name, err)
+	}
+	lines, err := pgx.CollectRows(rows, pgx.RowToStructByPos[line])
+	if err != nil {
+		return fmt.Errorf("onceqcron: reading the ledger of %q: %w", one.Name, err)
+	}
+	if len(lines) == 0 {
+		return nil
+	}
+	out := make(map[int64]bool, len(ticks))
+	for _, at := range ticks {
+		out[at.UnixMicro()] = true
+	}
+	batch := &pgx.Batch{}
+	for _, l := range lines {
+		var rest []line
+		n, last, open := 0, l.At, false
+		for at := l.At; n <= l.Ticks && !at.IsZero() && !at.After(l.Until); at = one.Timetable.Next(at) {
+			n, last = n+1, at
+			switch {
+			case out[at.UnixMicro()]:
+				open = false
+				continue
+			case !open:
+				rest, open = append(rest, line{At: at, DoneAt: l.DoneAt}), true
+			}
+			r := &rest[len(rest)-1]
+			r.Until, r.Ticks = at, r.Ticks+1
+		}
+		if n != l.Ticks || !last.Equal(l.Until) { // the timetable was another one then, or nobody has counted them all
+			rest = []line{l}
+			for r := &rest[0]; out[r.At.UnixMicro()]; r.Ticks-- {
+				if r.Ticks == 1 {
+					rest = nil
+					break
+				}
+				if r.At = one.Timetable.Next(r.At); r.At.IsZero() || r.At.After(r.Until) {
+					r.At = r.Until
+				}
+			}
+		}
+		batch.Queue(s.sql(remove), one.Name, l.At)
+		for _, r := range rest {
+			batch.Queue(s.sql(write), one.Name, r.At, r.Until, r.Ticks, r.DoneAt)
+		}
+	}
+	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
+		return fmt.Errorf("onceqcron: writing the ledger of %q: %w", one.Name, err)
+	}
+	return nil
 }
 
 // WouldBackfill says how many ticks Backfill would enqueue jobs for. It changes nothing and locks nothing. db may be nil.
