@@ -160,7 +160,6 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 func (c *claimer) leave(leaves bool) {
 	if c.listener.leaves.Swap(leaves) && !leaves {
 		c.looks.at = time.Now()
-		c.promoter.rouse()
 	}
 }
 

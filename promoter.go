@@ -194,7 +194,7 @@ func (p *promoter) rest(ctx context.Context, did promoted) bool {
 	}
 	p.pause = 0
 	wait = wait*9/10 + rand.N(max(1, wait/5))
-	if did.next > 0 && !p.listener.leavesNow() {
+	if did.next > 0 {
 		wait = min(wait, did.next+time.Millisecond)
 	}
 	return sleep(ctx, wait, p.wake)
