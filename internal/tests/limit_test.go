@@ -443,8 +443,19 @@ func TestLimit_BadInput(t *testing.T) {
 // are cancelled, and a snapshot that somebody holds: in every snapshot of the tables the limits hold, and in the end all is done.
 func TestLimit_UnderFaults(t *testing.T) {
 	t.Parallel()
+	for _, each := range []int{1, 2, 3} {
+		t.Run(fmt.Sprint("lanes of ", each), func(t *testing.T) {
+			t.Parallel()
+			limitUnderFaults(t, each)
+		})
+	}
+}
+
+// limitUnderFaults is that for lanes of which each may have so many live jobs.
+func limitUnderFaults(t *testing.T, each int) {
 	ctx := context.Background()
 	db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.DiscardHandler)}))
+	require.NoError(t, db.Queue.SetLaneLimit(ctx, db.Pool, "charge", "", each))
 	k := onceq.Kind[charge]{
 		Name: "charge", Lane: charges.Lane, Limit: func(c charge) string { return fmt.Sprint("provider/", c.Customer%2) }, MaxLost: 1000, MaxAttempts: 1000,
 		Backoff: func(int, error) time.Duration { return time.Millisecond },
