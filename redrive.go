@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -16,7 +17,7 @@ import (
 // A job with a held effect would be held again at once, and stays where it is.
 //
 // A job with a lane waits for it again, at the place that it had when it was enqueued. One that waits for others waits for
-// those that are unfinished; that others are dead does not count any more.
+// those that are unfinished or come back in the same statement; that others are dead does not count any more.
 //
 // It returns the ids of the jobs that came back, of those whose key belongs to another job, and of those with a held
 // effect.
@@ -50,11 +51,16 @@ absent as (
   on conflict do nothing
   returning job_id
 ),
+coming as materialized (
+  select id from h where key is null or id in (select job_id from mine union all select job_id from absent)
+),
+led as materialized (
+  select m.group_id
+    from coming c cross join lateral (select group_id from onceq.job_members where job_id + 0 = c.id offset 0) m
+),
 back as (
-  delete from onceq.job_history d using h
-   where d.id = h.id
-     and (h.key is null or h.id in (select job_id from mine union all select job_id from absent))
-  returning d.*, ` + isOpen("d.id") + ` as follows
+  delete from onceq.job_history d using coming c where d.id = c.id
+  returning d.*, ` + isOpen("d.id") + ` or d.id in (select group_id from led) as follows
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
@@ -150,19 +156,75 @@ select f.scope, f.key, f.job_id, f.state, f.result::text, ` + liveState + `
 	return 0, fmt.Errorf("%w (job %d)", ErrKeyUnsettled, id)
 }
 
-// RedriveMany redrives the jobs that the filter chooses, newest first, 500 a statement. By default it chooses dead jobs;
+// readFollowers gives those of the jobs that wait for others, or did, each with the groups that it is a member of.
+const readFollowers = `
+select u.id, array(select group_id from onceq.job_members where job_id + 0 = u.id)
+  from unnest($1::bigint[]) with ordinality as u(id, n)
+ where exists (select from onceq.job_members where group_id = u.id offset 0)
+ order by u.n`
+
+// membersFirst sorts followers, of which each has its groups: one that waits for another one comes after it.
+func membersFirst(ids []int64, groups map[int64][]int64) []int64 {
+	sorted, seen := make([]int64, 0, len(ids)), make(map[int64]bool, len(ids))
+	var visit func(ids []int64)
+	visit = func(ids []int64) {
+		for _, id := range ids {
+			if _, ours := groups[id]; ours && !seen[id] {
+				seen[id] = true
+				visit(groups[id])
+				sorted = append(sorted, id)
+			}
+		}
+	}
+	visit(ids)
+	slices.Reverse(sorted)
+	return sorted
+}
+
+// RedriveMany redrives the jobs that the filter chooses, newest first, 500 a statement, and then those of them that waited for
+// others, each after the ones that it waits for, so that it waits for them again. By default it chooses dead jobs;
 // Filter.States may name StateDead, StateHeld and StateCancelled. A filter without Queue, Kind, Scope, IDs and Group needs
 // Filter.All. Filter.Limit is how many jobs are tried; 0 means all.
 // Jobs whose key a later job has taken stay as they are and are counted in taken. Jobs with a held effect would be held
 // again at once and also stay: if there are any, the error is ErrHeld, and the other jobs are redriven; see ResolveMany.
 // With a pool as db each statement commits on its own, and the counts are right even if there is an error.
 func (q *Queue) RedriveMany(ctx context.Context, db DB, filter Filter) (redriven, taken int, err error) {
-	held := 0
-	err = q.each(ctx, db, filter, redrivable, func(ids []int64) error {
+	held, tried := 0, 0
+	redrive := func(ids []int64) error {
 		b, t, h, err := q.redrive(ctx, db, ids, filter.chosen())
 		redriven, taken, held = redriven+len(b), taken+len(t), held+len(h)
 		return err
+	}
+	var last []int64 // the followers
+	groups := make(map[int64][]int64)
+	progress := filter.Progress
+	if progress != nil {
+		filter.Progress = func(n int) error { tried = n - len(last); return progress(tried) }
+	}
+	err = q.each(ctx, db, filter, redrivable, func(ids []int64) error {
+		err := q.send(ctx, db, hot, readFollowers, []any{ids}, each(func(rows pgx.Rows) error {
+			var id int64
+			var of []int64
+			err := rows.Scan(&id, &of)
+			last, groups[id] = append(last, id), of
+			return err
+		}))
+		if err != nil {
+			return fmt.Errorf("onceq: redrive: %w", q.told(err))
+		}
+		return redrive(slices.DeleteFunc(slices.Clone(ids), func(id int64) bool { _, follows := groups[id]; return follows }))
 	})
+	if err == nil {
+		for ids := range slices.Chunk(membersFirst(last, groups), repairChunk) {
+			if err = redrive(ids); err == nil && progress != nil {
+				tried += len(ids)
+				err = progress(tried)
+			}
+			if err != nil {
+				break
+			}
+		}
+	}
 	if err == nil && held > 0 {
 		err = fmt.Errorf("%w: %d jobs have a held effect and would be held again at once, and stay; settle them with Queue.ResolveMany", ErrHeld, held)
 	}

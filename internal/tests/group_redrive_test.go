@@ -1,0 +1,67 @@
+package tests
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// A job that is redriven together with those that it waits for waits for them again.
+func TestRedriveMany_AGroupWithItsMembers(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	g, err := q.EnqueueGroup(ctx, db.Pool, []onceq.Job{part.Job(1), part.Job(2)}, whole.Job("x"))
+	require.NoError(t, err)
+	_, _, err = q.CancelGroup(ctx, db.Pool, g.Then.ID)
+	require.NoError(t, err)
+	n, taken, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{All: true, States: []onceq.State{onceq.StateCancelled}})
+	require.NoError(t, err)
+	require.Equal(t, []int{3, 0}, []int{n, taken})
+	leases := groupClaim(t, q)
+	require.Len(t, leases, 2)
+	require.NotContains(t, leases, g.Then.ID)
+	require.Equal(t, 2, groupOf(t, db, g.Then.ID).Open)
+	for _, l := range leases {
+		require.NoError(t, l.Complete(ctx, nil))
+	}
+	require.NoError(t, laneClaimOne(t, q, g.Then.ID).Complete(ctx, nil))
+	require.NoError(t, db.Check())
+}
+
+// So do those of a chain that is longer than what one statement redrives.
+func TestRedriveMany_AChain(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	const n = 1100
+	chain := make([]onceq.Job, n)
+	for i := range chain {
+		if chain[i] = part.Job(i); i > 0 {
+			chain[i].After = []onceq.JobRef{{Scope: part.Name, Key: fmt.Sprint(i - 1)}}
+		}
+		chain[i].Key = fmt.Sprint(i)
+	}
+	results, err := q.EnqueueMany(ctx, db.Pool, chain)
+	require.NoError(t, err)
+	_, _, err = q.CancelMany(ctx, db.Pool, onceq.Filter{All: true})
+	require.NoError(t, err)
+	var tried []int
+	redriven, taken, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{All: true, States: []onceq.State{onceq.StateCancelled}, Progress: func(n int) error {
+		tried = append(tried, n)
+		return nil
+	}})
+	require.NoError(t, err)
+	require.Equal(t, []int{n, 0}, []int{redriven, taken})
+	live, waiting := laneLive(t, db)
+	require.Equal(t, []int{1, n - 1}, []int{live, waiting})
+	require.Equal(t, []int{0, 0, 1, 501, 1001, n}, tried)
+	for i := range 3 {
+		require.NoError(t, laneClaimOne(t, q, results[i].ID).Complete(ctx, nil))
+	}
+	require.NoError(t, db.Check())
+}
