@@ -671,10 +671,11 @@ select id, scope, key, kind, claims from onceq.job_history where id = any ($1::b
 	redriveBack = `
 insert into onceq.jobs (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
                         payload, payload_bytes, metadata, errors, identity)
-select id, $2::timestamptz, created_at, claims, max_attempts, priority, queue, kind, scope, key,
+select id, case when ` + beforeItsTime + ` then greatest(run_at, $2::timestamptz) else $2::timestamptz end, created_at, claims, max_attempts, priority, queue, kind, scope, key,
        payload, payload_bytes, metadata, errors, identity
   from onceq.job_history
- where id = any ($1::bigint[])`
+ where id = any ($1::bigint[])
+returning case when run_at > $2::timestamptz then id else 0 end`
 
 	redriveGone = `
 with gone as (
@@ -723,15 +724,18 @@ func redriveInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 		}
 		back = append(back, absent...)
 	}
+	var early []int64
 	if len(back) > 0 {
-		for _, s := range []part{{redriveBack, []any{back, p.now}}, {redriveGone, []any{back}}} {
-			if err := p.send(s.statement, s.args, noRows); err != nil {
-				return err
-			}
+		var err error
+		if early, err = p.ids(redriveBack, back, p.now); err != nil {
+			return err
+		}
+		if err := p.send(redriveGone, []any{back}, noRows); err != nil {
+			return err
 		}
 	}
-	const answer = `select $1::bigint[], null, $2::bigint[], $3::bigint[]`
-	return p.send(answer, []any{back, without(free, back), without(asked, free)}, read)
+	const answer = `select $1::bigint[], null, $2::bigint[], $3::bigint[], $4::bigint[]`
+	return p.send(answer, []any{back, without(free, back), without(asked, free), without(early, []int64{0})}, read)
 }
 
 // What EnqueueInBatch sends. No part waits for an answer: the id is in a setting of the transaction, and the fence says by a

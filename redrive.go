@@ -17,10 +17,11 @@ import (
 // A job with a held effect would be held again at once, and stays where it is.
 //
 // A job with a lane waits for it again, at the place that it had when it was enqueued. One that waits for others waits for
-// those that are unfinished or come back in the same statement; that others are dead does not count any more.
+// those that are unfinished or come back in the same statement; that others are dead does not count any more. One that was
+// cancelled before its time, and that no claim had, is delayed until then; a slot of a rate is no such time.
 //
-// It returns the ids of the jobs that came back, of those whose key belongs to another job, and of those with a held
-// effect.
+// It returns the ids of the jobs that came back, of those whose key belongs to another job, of those with a held
+// effect, and of those that came back delayed.
 var redriveJobs = `
 with asked as materialized (
   select * from onceq.job_history
@@ -60,12 +61,13 @@ led as materialized (
 ),
 back as (
   delete from onceq.job_history d using coming c where d.id = c.id
-  returning d.*, ` + isOpen("d.id") + ` or d.id in (select group_id from led) as follows
+  returning d.*, ` + isOpen("d.id") + ` or d.id in (select group_id from led) as follows,
+            ` + beforeItsTime + ` and d.run_at > statement_timestamp() as early
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane_rule)
-  select id, statement_timestamp(), created_at, claims, max_attempts, priority, queue, kind, scope, key,
+  select id, case when early then run_at else statement_timestamp() end, created_at, claims, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity, lane_rule
     from back
    where lane is null and not follows
@@ -73,17 +75,17 @@ job as (
 wait as (
   insert into onceq.job_waits (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule, path, if_dead)
-  select id, created_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
+  select id, case when early then run_at else created_at end, created_at, claims, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity, case when follows then ` + followLine("id") + ` else ` + firstLine("lane") + ` end, coalesce(lane_rule, 0),
          case when follows then coalesce(replace(lane, ` + sqlSep + ` || '` + slotMark + `', ''), '') else ` + unslotted("lane") + ` end,
          case when follows then ` + sqlDeadRun + ` end
     from back
    where lane is not null or follows
-  returning lane
+  returning lane, case when if_dead is null then greatest(run_at, statement_timestamp()) else statement_timestamp() end as due
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ` + laneSlot("lane") + `, statement_timestamp(), lane from (select distinct lane from wait) l
+  select ` + laneSlot("lane") + `, due, lane from (select distinct lane, due from wait) l
 ),
 stop as (
   delete from onceq.lane_stops s using back b where s.lane = any (array[` + laneIn("b.lane") + `]) and s.id = any (array[b.id])
@@ -94,23 +96,28 @@ request as (
 select (select array_agg(id) from back),
        (select onceq.tell(array_agg(id), array_agg(0::smallint), null) from back where ` + isMember + `),
        (select array_agg(id) from h where id not in (select id from back)),
-       (select array_agg(id) from asked where id not in (select id from h))`
+       (select array_agg(id) from asked where id not in (select id from h)),
+       (select array_agg(id) from back where early)`
+
+// beforeItsTime says of a row of job_history that its run_at, if it is still ahead, is when the job was to start.
+const beforeItsTime = `state = ` + sqlJobCancelled + ` and claims = 0 and (lane is null or right(lane, 2) <> ` + sqlSep + ` || '` + slotMark + `')`
 
 // redrivable are the states from which a job can be redriven.
 var redrivable = []State{StateDead, StateCancelled, StateHeld}
 
-func (q *Queue) redrive(ctx context.Context, db DB, ids []int64, states []State) (back, taken, held []int64, err error) {
+func (q *Queue) redrive(ctx context.Context, db DB, ids []int64, states []State) (back, taken, held, early []int64, err error) {
 	_, past := (&Filter{States: states}).states()
-	err = q.guarded(ctx, db, redriveJobs, []any{ids, past, DefaultWindow.Milliseconds()}, &back, nil, &taken, &held)
+	err = q.guarded(ctx, db, redriveJobs, []any{ids, past, DefaultWindow.Milliseconds()}, &back, nil, &taken, &held, &early)
 	if err != nil {
-		return nil, nil, nil, fmt.Errorf("onceq: redrive: %w", q.told(err))
+		return nil, nil, nil, nil, fmt.Errorf("onceq: redrive: %w", q.told(err))
 	}
-	return back, taken, held, nil
+	return back, taken, held, early, nil
 }
 
 // Redrive runs a dead, held or cancelled job again, inside db, and returns its state after that: StateWaiting. It is the
 // same job: it keeps its id, its key, its errors and the outcomes of its effects, and its tokens go on growing. Its attempts
-// and lost leases count from 0. If it has a lane, it gets back the place that it had there when it was enqueued. In any
+// and lost leases count from 0. If it has a lane, it gets back the place that it had there when it was enqueued. A delayed
+// job that was cancelled before any worker had it runs no earlier than at its time: it is StateDelayed until then. In any
 // other state nothing is changed. An unknown job is ErrNotFound. A job with a held effect would be held again at once: the
 // error is then ErrHeld, nothing is changed, and Resolve is the method to use.
 //
@@ -125,12 +132,14 @@ select f.scope, f.key, f.job_id, f.state, f.result::text, ` + liveState + `
   left join onceq.jobs j on j.id = f.job_id
  where h.id = $1::bigint and f.job_id <> h.id`
 	for range settleTries {
-		back, taken, held, err := q.redrive(ctx, db, []int64{id}, redrivable)
+		back, taken, held, early, err := q.redrive(ctx, db, []int64{id}, redrivable)
 		switch {
 		case err != nil:
 			return 0, err
 		case len(held) > 0:
 			return 0, fmt.Errorf("%w: job %d has a held effect and would be held again at once; settle it with Queue.Resolve, which runs the job again (Queue.Effects lists what is held)", ErrHeld, id)
+		case len(early) > 0:
+			return StateDelayed, nil
 		case len(back) > 0:
 			return StateWaiting, nil
 		case len(taken) == 0:
@@ -182,7 +191,8 @@ func membersFirst(ids []int64, groups map[int64][]int64) []int64 {
 }
 
 // RedriveMany redrives the jobs that the filter chooses, newest first, 500 a statement, and then those of them that waited for
-// others, each after the ones that it waits for, so that it waits for them again. By default it chooses dead jobs;
+// others, each after the ones that it waits for, so that it waits for them again. Each is redriven as by Redrive, so a job that
+// was cancelled before its time waits for that. By default it chooses dead jobs;
 // Filter.States may name StateDead, StateHeld and StateCancelled. A filter without Queue, Kind, Scope, IDs and Group needs
 // Filter.All. Filter.Limit is how many jobs are tried; 0 means all.
 // Jobs whose key a later job has taken stay as they are and are counted in taken. Jobs with a held effect would be held
@@ -191,7 +201,7 @@ func membersFirst(ids []int64, groups map[int64][]int64) []int64 {
 func (q *Queue) RedriveMany(ctx context.Context, db DB, filter Filter) (redriven, taken int, err error) {
 	held, tried := 0, 0
 	redrive := func(ids []int64) error {
-		b, t, h, err := q.redrive(ctx, db, ids, filter.chosen())
+		b, t, h, _, err := q.redrive(ctx, db, ids, filter.chosen())
 		redriven, taken, held = redriven+len(b), taken+len(t), held+len(h)
 		return err
 	}

@@ -342,7 +342,7 @@ func (q *Queue) ResolveMany(ctx context.Context, db DB, filter Filter, name stri
 				return fmt.Errorf("onceq: resolve: %w", err)
 			}
 			var err error
-			again, _, _, err = q.redrive(ctx, db, held, []State{StateHeld})
+			again, _, _, _, err = q.redrive(ctx, db, held, []State{StateHeld})
 			return err
 		})
 		if err == nil {

@@ -1,8 +1,10 @@
 package tests
 
 import (
+	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -63,5 +65,68 @@ func TestRedriveMany_AChain(t *testing.T) {
 	for i := range 3 {
 		require.NoError(t, laneClaimOne(t, q, results[i].ID).Complete(ctx, nil))
 	}
+	require.NoError(t, db.Check())
+}
+
+// Redrive undoes the Cancel of a job whose time is still to come: the job does not start before.
+func TestRedrive_BeforeItsTime(t *testing.T) {
+	t.Parallel()
+	for name, job := range map[string]onceq.Job{
+		"plain":           part.Job(1),
+		"lane":            charges.Job(charge{1, 1}),
+		"limit":           limitedAlone.Job(charge{1, 1}),
+		"lane and limit":  limitedInLane.Job(charge{1, 1}),
+		"waits for a job": whole.Job("x"),
+	} {
+		for _, many := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, many), func(t *testing.T) {
+				t.Parallel()
+				db := queuetest.New(t)
+				ctx, q := t.Context(), db.Queue
+				job := job
+				job.Delay = time.Hour
+				var first int64
+				if job.Kind == whole.Name {
+					first = add(t, db, part.Job(2))
+					job.After = []onceq.JobRef{{ID: first}}
+				}
+				id := add(t, db, job)
+				before := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id))
+				wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, id))
+				if many {
+					n, taken, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{All: true, States: []onceq.State{onceq.StateCancelled}})
+					require.NoError(t, err)
+					require.Equal(t, []int{1, 0}, []int{n, taken})
+				} else {
+					wantState(t, onceq.StateDelayed)(q.Redrive(ctx, db.Pool, id))
+				}
+				i := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id))
+				require.Equal(t, onceq.StateDelayed, i.State)
+				require.True(t, i.RunAt.Equal(before.RunAt))
+				if first != 0 {
+					require.NoError(t, laneClaimOne(t, q, first).Complete(ctx, nil))
+				}
+				require.Empty(t, laneClaim(t, q, 10))
+				require.NoError(t, db.Check())
+				db.Advance(time.Hour)
+				require.NoError(t, laneClaimOne(t, q, id).Complete(ctx, nil))
+				require.NoError(t, db.Check())
+			})
+		}
+	}
+
+	// One that has missed its time starts at once, and so does one that waits for its next attempt.
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	job := part.Job(1)
+	job.Delay = time.Hour
+	id := add(t, db, job)
+	wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, id))
+	db.Advance(time.Hour)
+	wantState(t, onceq.StateWaiting)(q.Redrive(ctx, db.Pool, id))
+	require.NoError(t, laneClaimOne(t, q, id).Fail(ctx, onceq.RetryAfter(time.Hour, errors.New("later"))))
+	wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, id))
+	wantState(t, onceq.StateWaiting)(q.Redrive(ctx, db.Pool, id))
+	laneClaimOne(t, q, id)
 	require.NoError(t, db.Check())
 }
