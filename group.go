@@ -185,8 +185,9 @@ func (q *Queue) refuseCycles(ctx context.Context, db DB, groups []int64, jobs []
 // Lease.Complete. Elsewhere, a run that is repeated adds the jobs again, unless they have keys.
 //
 // If the lease is lost, the statement raises an error, so that nothing of the transaction is committed, and AddMembers returns
-// a *LeaseError. A job that nobody waits for is an *InvalidError, before anything is written, and so are jobs that would wait for
-// each other for ever. Keys that are taken are as in EnqueueMany and EnqueueGroup.
+// a *LeaseError. A job that nobody has waited for is an *InvalidError, before anything is written, and so are jobs that would wait
+// for each other for ever. If the jobs that waited for this one are gone, which they are some time after they finished, the new
+// ones are enqueued, and nobody waits for them. Keys that are taken are as in EnqueueMany and EnqueueGroup.
 func (l *Lease) AddMembers(ctx context.Context, db DB, jobs ...Job) (results []Result, err error) {
 	q := l.q
 	jobs = slices.Clone(jobs)
@@ -222,7 +223,7 @@ func (l *Lease) AddMembers(ctx context.Context, db DB, jobs ...Job) (results []R
 		case err != nil:
 			l.conflicted(ctx, err)
 			return fmt.Errorf("onceq: add members: %w", q.told(err))
-		case len(groups) == 0:
+		case len(groups) == 0 && !l.member:
 			return invalid("AddMembers", "was called by job %d, for which no job waits; enqueue with EnqueueMany, or make this job a member with EnqueueGroup or After", l.ID)
 		}
 		if err := q.refuseCycles(ctx, db, groups, jobs, all); err != nil {

@@ -386,6 +386,30 @@ func TestGroup_AddMembersAndNested(t *testing.T) {
 	require.NoError(t, db.Check())
 }
 
+// A member whose group is gone still adds jobs, for which nobody waits.
+func TestGroup_AddMembersOfAGroupThatIsGone(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	g, err := q.EnqueueGroup(ctx, db.Pool, []onceq.Job{part.Job(1)}, whole.Job("x"))
+	require.NoError(t, err)
+	wantState(t, onceq.StateCancelled)(q.Cancel(ctx, db.Pool, g.Then.ID))
+	require.NoError(t, q.Discard(ctx, db.Pool, g.Then.ID))
+	flowReap(t, db)
+	require.Zero(t, repairCount(t, db, `select count(*) from onceq.job_members`))
+	for l := laneClaimOne(t, q, g.Members[0].ID); ; { // what it adds may add others
+		results, err := l.AddMembers(ctx, db.Pool, part.Job(2))
+		require.NoError(t, err)
+		require.NoError(t, l.Complete(ctx, nil))
+		require.NoError(t, db.Check())
+		if l.ID != g.Members[0].ID {
+			break
+		}
+		l = laneClaimOne(t, q, results[0].ID)
+	}
+	require.Zero(t, repairCount(t, db, `select count(*) from onceq.job_members`))
+}
+
 // A worker that has lost its lease tells nobody anything, and adds nothing.
 func TestGroup_AStaleCompletionTellsNothing(t *testing.T) {
 	t.Parallel()
