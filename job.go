@@ -140,9 +140,9 @@ type Job struct {
 	// Replaced set, and this job's other fields count for nothing. With ReplaceTime and a Delay the job runs when no further
 	// call has come for that long (a debounce); use UntilFinished as the Window if the key is to be free after that.
 	//
-	// If the job was started before, or is finished and its key still taken, nothing is changed and the answer is as without
-	// Replace: the same payload is a duplicate with that job's State, and another one is a *MismatchError, so that no change is
-	// lost silently. A job that failed, was given back or was redriven counts as started. Enqueue waits while a claim of the
+	// If the job was started before, has a lane or a limit, waits for others, or is finished and its key still taken, nothing is
+	// changed and the answer is as without Replace: the same payload is a duplicate with that job's State, and another one is a
+	// *MismatchError, so that no change is lost silently. A job that failed, was given back or was redriven counts as started. Enqueue waits while a claim of the
 	// job is under way. A worker finds a job that became due earlier with its next poll. Not together with Strict; and a job
 	// with a Lane, a Limit or an After cannot replace another yet, which is an *InvalidError.
 	Replace Replace

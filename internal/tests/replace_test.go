@@ -121,6 +121,42 @@ func TestReplace_AJobThatWasStartedStays(t *testing.T) {
 	check(onceq.StateCompleted)
 }
 
+// A job with a lane or a limit is not replaced, whether it still waits for that or is live.
+func TestReplace_AJobWithALaneOrALimitStays(t *testing.T) {
+	t.Parallel()
+	for _, lines := range []onceq.Job{{Lane: "a"}, {Limit: "provider"}, {Lane: "a", Limit: "provider"}} {
+		db := queuetest.New(t)
+		ctx, q := t.Context(), db.Queue
+		first := lines
+		first.Kind, first.Payload = "k", 0
+		before := add(t, db, first)
+		job := lines
+		job.Kind, job.Key, job.Payload = "k", "a", 1
+		id := add(t, db, job)
+		check := func() {
+			t.Helper()
+			want, err := q.Get(ctx, db.Pool, id)
+			require.NoError(t, err)
+			r, err := q.Enqueue(ctx, db.Pool, replacing(1, time.Hour, both))
+			require.NoError(t, err)
+			require.Equal(t, onceq.Result{ID: id, Duplicate: true, State: onceq.StateWaiting}, r)
+			var mismatch *onceq.MismatchError
+			_, err = q.Enqueue(ctx, db.Pool, replacing(2, time.Hour, both))
+			require.ErrorAs(t, err, &mismatch)
+			require.Equal(t, onceq.StateWaiting, mismatch.Existing.State)
+			got, err := q.Get(ctx, db.Pool, id)
+			require.NoError(t, err)
+			require.Equal(t, want, got)
+		}
+		check()
+		require.NoError(t, laneClaimOne(t, q, before).Complete(ctx, nil))
+		require.Equal(t, 1, repairCount(t, db, `select count(*) from onceq.jobs where id = $1`, id))
+		check()
+		require.NoError(t, laneClaimOne(t, q, id).Complete(ctx, nil))
+		require.NoError(t, db.Check())
+	}
+}
+
 // A call that meets a claim that is under way waits for it, and then says that the job runs. The claim has the old payload.
 func TestReplace_WhileTheJobIsClaimed(t *testing.T) {
 	t.Parallel()
