@@ -482,7 +482,7 @@ $wake$;
 -- Writes an event unless it was emitted before, and makes the jobs run that wait for it. It returns whether it was the
 -- first. Each statement sees what was committed before it: the first one meets whoever begins to wait for the event, the
 -- second whoever just gives its job back, and the third finds the jobs that were given back before that. A job that is
--- leased is left alone: its holder finds the event when it gives the job back.
+-- leased is left alone: its holder finds the event when it gives the job back. So is one with a slot of a rate, which starts then.
 create function {{.schema}}.emit(scope text, key text, payload jsonb, lifetime bigint, place bigint, own boolean) returns boolean
 language plpgsql set enable_seqscan = off set enable_bitmapscan = off as $emit$
 #variable_conflict use_column
@@ -513,6 +513,7 @@ begin
       select j.id from u cross join lateral (
              select id from {{.schema}}.jobs
               where id = u.id and claims = u.claims and leased_until is null and run_at > statement_timestamp()
+                and (lane is null or right(lane, 2) <> chr(31) || '@')
                 for update) j
     ),
     hurried as (

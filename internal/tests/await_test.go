@@ -295,6 +295,35 @@ func TestEmit_LeavesABackoffAlone(t *testing.T) {
 	require.InDelta(t, time.Hour, time.Until(info.RunAt), float64(10*time.Minute))
 }
 
+// Nor does it hurry a job whose time-out came and that has a slot of a rate by then.
+func TestEmit_LeavesASlotAlone(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	setLimit(t, db, "provider", onceq.Limit{Rate: 100})
+	limited := flow
+	limited.Limit = func(string) string { return "provider" }
+	waits := limited.Handle(func(ctx context.Context, l *onceq.Lease, _ string) error {
+		_, _, err := onceq.Await[int](ctx, l, "e", "k", 24*time.Hour)
+		return err
+	})
+	id := add(t, db, limited.Job("x"))
+	db.RunOne(waits)
+	_, err := q.Retry(ctx, db.Pool, id) // as if the time-out came
+	require.NoError(t, err)
+	_, err = q.Claim(ctx, onceq.ClaimOptions{Queue: "another"}) // lets it in
+	require.NoError(t, err)
+	require.EqualValues(t, 1, repairExec(t, db, `update onceq.jobs set run_at = now() + interval '1 hour' where id = $1 and right(lane, 2) = E'\x1f@'`, id))
+	_, err = q.Emit(ctx, db.Pool, "e", "k", 1)
+	require.NoError(t, err)
+	info, err := q.Get(ctx, db.Pool, id)
+	require.NoError(t, err)
+	require.InDelta(t, time.Hour, time.Until(info.RunAt), float64(10*time.Minute))
+	db.Advance(time.Hour)
+	db.RunOne(waits)
+	require.NoError(t, db.Check())
+}
+
 // A worker that has lost its lease neither begins a wait nor decides one, and what it gives back wakes nobody and keeps
 // nobody from being woken.
 func TestAwait_AStaleWorker(t *testing.T) {
