@@ -12,7 +12,8 @@ import (
 // about to write an intent under the old queue: the next claim or Cancel settles that.
 
 // moveJobs moves live jobs that nobody has had since they were last given back. Those that are due are due from now on, because
-// the new queue's claims have passed the times before. It wakes a worker.
+// the new queue's claims have passed the times before. A job that missed its slot stays late, so that it gets another one. It
+// wakes a worker.
 var moveJobs = `
 with free as materialized (
   select id, queue, created_at, identity from onceq.jobs
@@ -21,7 +22,8 @@ with free as materialized (
      for update skip locked
 ),
 moved as (
-  update onceq.jobs j set queue = $2::text, run_at = greatest(j.run_at, statement_timestamp())
+  update onceq.jobs j set queue = $2::text,
+         run_at = greatest(j.run_at, case when ` + hasSlot("j.lane") + ` then ` + sqlSlotMissed + ` else statement_timestamp() end)
     from free where j.id = any (array[free.id])
   returning j.id, j.queue, j.run_at
 ),` + moveEffects + `
@@ -54,8 +56,8 @@ effect as (
 // Move moves an unfinished job that nobody has into another queue, inside db, and reports whether it did: it is false for a
 // job that runs or is finished, for one whose lease has just run out, and for one that is in that queue already. The job stays
 // the same: its id, key, priority, lane, limit and place there, attempts, and what is known of its effects. If it is due and
-// waits for no lane, limit or other job, it counts as due from now on, so it comes after those that wait in the new queue. A worker
-// of the new queue is woken; whether there is one is not checked (Workers). An unknown job is ErrNotFound; a bad name of a
+// waits for no lane, limit or other job, it counts as due from now on, so it comes after those that wait in the new queue. One
+// that missed its slot of a rate gets another one. A worker of the new queue is woken; whether there is one is not checked (Workers). An unknown job is ErrNotFound; a bad name of a
 // queue is an *InvalidError.
 //
 // The queue that a kind's jobs go to is in its code: jobs that are enqueued later are not moved.

@@ -110,6 +110,43 @@ func TestLimit_NoBurstAfterAnOutage(t *testing.T) {
 	require.NoError(t, db.Check())
 }
 
+// Nor if they are moved into another queue then, whose workers have passed their times.
+func TestLimit_NoBurstOfMovedJobs(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := context.Background()
+	setLimit(t, db, "provider", onceq.Limit{Rate: 100, Burst: 20})
+	const jobs = 60
+	for n := range jobs {
+		laneEnqueue(t, db.Queue, db.Pool, limitedAlone.Job(charge{n, n}))
+	}
+	for _, l := range laneClaim(t, db.Queue, 1) { // which lets the others in
+		require.NoError(t, l.Complete(ctx, nil))
+	}
+	require.Greater(t, repairCount(t, db, `select count(*) from onceq.jobs`), 20)
+	s := &starts{}
+	done := make(chan int, jobs)
+	elsewhere := limitedAlone
+	elsewhere.Queue = "elsewhere"
+	for range 2 {
+		start(t, db, onceq.WorkerConfig{}, elsewhere.Handle(func(context.Context, *onceq.Lease, charge) error {
+			done <- s.add()
+			return nil
+		}))
+	}
+	until(t, db, `(select count(*) from onceq.waiters) = 2`)
+	_, err := db.Pool.Exec(ctx, `with j as (update onceq.jobs set run_at = run_at - interval '10 minutes') update onceq.limit_rates set free_at = free_at - interval '10 minutes'`)
+	require.NoError(t, err)
+	n, err := db.Queue.MoveMany(ctx, db.Pool, onceq.Filter{Kind: limitedAlone.Name}, elsewhere.Queue)
+	require.NoError(t, err)
+	require.Equal(t, jobs-1, n)
+	for range n {
+		receive(t, done)
+	}
+	s.within(t, 20, 10*time.Millisecond)
+	require.NoError(t, db.Check())
+}
+
 // Jobs that a dead process held have missed their slots, and start one at a time. Each gets one new slot and starts in it: a
 // rescan comes once a second, so a job for which it has to come again misses that slot too, and with each one that it misses
 // there is one start less.
