@@ -36,12 +36,9 @@ const (
 	// sqlSlotMissed is for a job that has a slot and that is brought to where claims find it: late enough that it gets another
 	// slot if it has missed its own, and not so early that claims do not look back that far (overlap).
 	sqlSlotMissed = `statement_timestamp() - interval '1 second'`
-)
 
-// hasSlot says of a lane, as jobs has it, that run_at is a slot; null or false if not.
-func hasSlot(lane string) string {
-	return `right(` + lane + `, 2) = ` + sqlSep + ` || '` + slotMark + `'`
-}
+	hasSlot = `right(lane, 2) = ` + sqlSep + ` || '` + slotMark + `'` // of a row of jobs; null without a lane
+)
 
 // laneIn and limitIn give the lane, or the line of the limit, in a path; "" for none.
 func laneIn(path string) string  { return `split_part(` + path + `, ` + sqlSep + `, 1)` }

@@ -23,7 +23,7 @@ with free as materialized (
 ),
 moved as (
   update onceq.jobs j set queue = $2::text,
-         run_at = greatest(j.run_at, case when ` + hasSlot("j.lane") + ` then ` + sqlSlotMissed + ` else statement_timestamp() end)
+         run_at = greatest(j.run_at, case when ` + hasSlot + ` then ` + sqlSlotMissed + ` else statement_timestamp() end)
     from free where j.id = any (array[free.id])
   returning j.id, j.queue, j.run_at
 ),` + moveEffects + `
@@ -57,8 +57,8 @@ effect as (
 // job that runs or is finished, for one whose lease has just run out, and for one that is in that queue already. The job stays
 // the same: its id, key, priority, lane, limit and place there, attempts, and what is known of its effects. If it is due and
 // waits for no lane, limit or other job, it counts as due from now on, so it comes after those that wait in the new queue. One
-// that missed its slot of a rate gets another one. A worker of the new queue is woken; whether there is one is not checked (Workers). An unknown job is ErrNotFound; a bad name of a
-// queue is an *InvalidError.
+// that missed its slot of a rate gets another one. A worker of the new queue is woken; whether there is one is not checked
+// (Workers). An unknown job is ErrNotFound; a bad name of a queue is an *InvalidError.
 //
 // The queue that a kind's jobs go to is in its code: jobs that are enqueued later are not moved.
 func (q *Queue) Move(ctx context.Context, db DB, id int64, queue string) (moved bool, err error) {

@@ -100,7 +100,7 @@ select (select array_agg(id) from back),
        (select array_agg(id) from back where early)`
 
 // beforeItsTime says of a row of job_history that its run_at, if it is still ahead, is when the job was to start.
-const beforeItsTime = `state = ` + sqlJobCancelled + ` and claims = 0 and (lane is null or right(lane, 2) <> ` + sqlSep + ` || '` + slotMark + `')`
+const beforeItsTime = `state = ` + sqlJobCancelled + ` and claims = 0 and (` + hasSlot + `) is not true`
 
 // redrivable are the states from which a job can be redriven.
 var redrivable = []State{StateDead, StateCancelled, StateHeld}

@@ -119,8 +119,10 @@ ready as materialized (
    order by j.id
 ),
 forward as (
-  update onceq.jobs j set run_at = $5::timestamptz
-    from ready where j.id = any (array[ready.id])
+  update onceq.jobs j set run_at = case when ` + hasSlot + ` then least($5::timestamptz, ` + sqlSlotMissed + `) else $5::timestamptz end
+    from ready
+   where j.id = any (array[ready.id])
+     and ((` + hasSlot + `) is not true or run_at < least($5::timestamptz, ` + sqlSlotMissed + `) - interval '1 second')
   returning j.id
 ),
 lost as materialized (

@@ -147,6 +147,43 @@ func TestLimit_NoBurstOfMovedJobs(t *testing.T) {
 	require.NoError(t, db.Check())
 }
 
+// Nor if somebody had them locked for longer than claims look back, so that a rescan finds them.
+func TestLimit_NoBurstAfterARescan(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := context.Background()
+	setLimit(t, db, "provider", onceq.Limit{Rate: 100, Burst: 20})
+	const jobs = 60
+	for n := range jobs {
+		laneEnqueue(t, db.Queue, db.Pool, limitedAlone.Job(charge{n, n}))
+	}
+	for _, l := range laneClaim(t, db.Queue, 1) { // which lets the others in
+		require.NoError(t, l.Complete(ctx, nil))
+	}
+	require.Greater(t, repairCount(t, db, `select count(*) from onceq.jobs`), 20)
+	sqlRun(t, db, `update onceq.limit_rates set free_at = free_at - interval '10 minutes'`)
+	locks := begin(t, db)
+	_, err := locks.Exec(ctx, `update onceq.jobs set run_at = run_at - interval '10 minutes'`)
+	require.NoError(t, err)
+	s := &starts{}
+	done := make(chan int, jobs)
+	for range 2 {
+		start(t, db, onceq.WorkerConfig{}, limitedAlone.Handle(func(context.Context, *onceq.Lease, charge) error {
+			done <- s.add()
+			return nil
+		}))
+	}
+	until(t, db, `exists (select from onceq.queues where rescanned_at > 'epoch')`)
+	commit(t, locks)
+	began := time.Now()
+	for range jobs - 1 {
+		receive(t, done)
+	}
+	t.Logf("the first one after %s, the last one after %s", s.at[0].Sub(began), s.at[len(s.at)-1].Sub(began))
+	s.within(t, 20, 10*time.Millisecond)
+	require.NoError(t, db.Check())
+}
+
 // Jobs that a dead process held have missed their slots, and start one at a time. Each gets one new slot and starts in it: a
 // rescan comes once a second, so a job for which it has to come again misses that slot too, and with each one that it misses
 // there is one start less.
