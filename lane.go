@@ -311,8 +311,12 @@ func withLane(history string) string {
 
 // SetLaneLimit sets how many jobs of a lane may be live at once: waiting to be claimed, running, or waiting for their next
 // attempt. family is Kind.LaneFamily, by default the kind's name. With an empty name the limit is for all lanes of the
-// family that have none of their own. Without a limit it is 1; 0 lets no more jobs start. It takes effect when db commits.
-// If more jobs than a lowered limit are live, they run on, and none starts until enough have finished.
+// family that have none of their own. Without a limit it is 1; 0 lets no more jobs in. It takes effect when db commits.
+// If more jobs than a lowered limit are live, they go on, also those that nobody has claimed yet, and no more become live until
+// enough have finished. But a completion whose transaction was open at that time may let one more in when it commits.
+//
+// If n is larger than 1, a transaction that completes a job of the lane (Lease.Complete), or that has its first waiting job
+// locked, and stays open holds up more than its own place: complete last in a transaction of your own.
 //
 // RemoveLaneLimit undoes it. A limit that lanes or kinds share is Job.Limit.
 func (q *Queue) SetLaneLimit(ctx context.Context, db DB, family, name string, n int) error {

@@ -76,10 +76,10 @@ func lineOf(path string) (line string, full *string) {
 }
 
 // Limit says how many jobs of a limit may be live at once, and how many may start in a time. Jobs have to keep to both. The
-// zero Limit lets no job start.
+// zero Limit lets no more jobs in; those that were let in before still start.
 type Limit struct {
 	// AtOnce is how many jobs may be live at once: to be claimed or running. A job that waits for its next attempt does not
-	// count. 0 means any number if there is a Rate; without one, no job starts. At most 1,000,000.
+	// count. 0 means any number if there is a Rate; without one, no more jobs are let in. At most 1,000,000.
 	AtOnce int `json:"at_once,omitzero"`
 
 	// Rate is how many jobs start in Per. 0 means any number. At most 1,000,000, and no more than a million a second. Per is a
@@ -157,12 +157,17 @@ func limitLine(field, name string, families bool) (string, error) {
 }
 
 // SetLimit sets a limit that jobs name with Job.Limit, inside db, in all processes at once. It takes effect when db commits.
-// If more jobs are live than a lowered limit allows, they run on, and none starts until enough have finished. A name that ends
-// in a slash, as in "provider/", is for each limit whose name begins with it and that has not been set itself; a name may have
-// more slashes, and its family is what comes before the first one. A name has at most MaxLaneBytes. A bad name or Limit is an
-// *InvalidError.
+// If more jobs are live than a lowered limit allows, they go on, also those that nobody has claimed yet, and no more are let in
+// until enough have finished. But a completion whose transaction was open at that time may let one more in when it commits. A
+// name that ends in a slash, as in "provider/", is for each limit whose name begins with it and that has not been set itself; a
+// name may have more slashes, and its family is what comes before the first one. A name has at most MaxLaneBytes. A bad name or
+// Limit is an *InvalidError.
 //
-// The jobs of a limit that nobody has set run one at a time. The zero Limit lets none start.
+// The jobs of a limit that nobody has set run one at a time. The zero Limit lets no more in. If a limit has no Rate any more, the
+// jobs that were let in before start without it: those that miss their slots start at once.
+//
+// A job that was let in keeps its place until it has run, also if its kind or queue is paused or no worker has it, and others of
+// the limit wait for that: see PauseQueue.
 func (q *Queue) SetLimit(ctx context.Context, db DB, name string, limit Limit) error {
 	line, err := limitLine("name", name, true)
 	if err := cmp.Or(err, limit.check()); err != nil {

@@ -57,6 +57,9 @@ const (
 // it, in any process, until ResumeQueue. Jobs that run go on, also when they were claimed in that moment. Enqueueing,
 // cancelling and redriving work as always. The queue need not exist. note says who paused it and why; Pauses and Explain
 // show it at once, and Health after a minute. Pausing it again replaces the note.
+//
+// Its jobs that a limit or a lane has let in keep their places and slots. So jobs of other queues with the same limit may stand
+// still: give these a limit of their own, or cancel or move those that have the places, or raise the limit (SetLimit).
 func (q *Queue) PauseQueue(ctx context.Context, db DB, queue, note string) error {
 	return q.pause(ctx, db, pausesQueue, queue, note)
 }
@@ -68,7 +71,8 @@ func (q *Queue) ResumeQueue(ctx context.Context, db DB, queue string) (was bool,
 }
 
 // PauseKind is PauseQueue for the jobs of a kind, in every queue. The other kinds of these queues go on, so QueueStats.Paused
-// does not show it; Pauses does. A schedule (onceqcron) whose jobs are of the kind goes on to enqueue them.
+// does not show it; Pauses does. A schedule (onceqcron) whose jobs are of the kind goes on to enqueue them. Jobs of other kinds
+// with the same limit may stand still, as with PauseQueue; but moving those that have the places does not help.
 func (q *Queue) PauseKind(ctx context.Context, db DB, kind, note string) error {
 	return q.pause(ctx, db, pausesKind, kind, note)
 }
