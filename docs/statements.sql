@@ -859,10 +859,11 @@ select id, scope, key, kind, claims from onceq.job_history where id = any ($1::b
 -- citus.go: redriveBack
 insert into onceq.jobs (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
                         payload, payload_bytes, metadata, errors, identity)
-select id, $2::timestamptz, created_at, claims, max_attempts, priority, queue, kind, scope, key,
+select id, case when state = 7 and claims = 0 and (right(lane, 2) = E'\x1f' || '@') is not true then greatest(run_at, $2::timestamptz) else $2::timestamptz end, created_at, claims, max_attempts, priority, queue, kind, scope, key,
        payload, payload_bytes, metadata, errors, identity
   from onceq.job_history
- where id = any ($1::bigint[]);
+ where id = any ($1::bigint[])
+returning case when run_at > $2::timestamptz then id else 0 end;
 
 -- citus.go: redriveGone
 with gone as (
@@ -875,7 +876,7 @@ request as (
 select count(*) from gone;
 
 -- citus.go: redriveInParts.answer
-select $1::bigint[], null, $2::bigint[], $3::bigint[];
+select $1::bigint[], null, $2::bigint[], $3::bigint[], $4::bigint[];
 
 -- citus.go: requestInParts.note
 insert into onceq.job_cancels (job_id, requested_at)
@@ -4071,7 +4072,8 @@ with free as materialized (
      for update skip locked
 ),
 moved as (
-  update onceq.jobs j set queue = $2::text, run_at = greatest(j.run_at, statement_timestamp())
+  update onceq.jobs j set queue = $2::text,
+         run_at = greatest(j.run_at, case when right(lane, 2) = E'\x1f' || '@' then statement_timestamp() - interval '1 second' else statement_timestamp() end)
     from free where j.id = any (array[free.id])
   returning j.id, j.queue, j.run_at
 ),
@@ -4742,6 +4744,12 @@ effect as (
 )
 select count(*), (select onceq.tell(array_agg(id), array_agg(7::smallint), null) from gone where lane_rule & 4 = 4) from gone;
 
+-- redrive.go: readFollowers
+select u.id, array(select group_id from onceq.job_members where job_id + 0 = u.id)
+  from unnest($1::bigint[]) with ordinality as u(id, n)
+ where exists (select from onceq.job_members where group_id = u.id offset 0)
+ order by u.n;
+
 -- redrive.go: redriveJobs
 with asked as materialized (
   select * from onceq.job_history
@@ -4773,16 +4781,22 @@ absent as (
   on conflict do nothing
   returning job_id
 ),
+coming as materialized (
+  select id from h where key is null or id in (select job_id from mine union all select job_id from absent)
+),
+led as materialized (
+  select m.group_id
+    from coming c cross join lateral (select group_id from onceq.job_members where job_id + 0 = c.id offset 0) m
+),
 back as (
-  delete from onceq.job_history d using h
-   where d.id = h.id
-     and (h.key is null or h.id in (select job_id from mine union all select job_id from absent))
-  returning d.*, exists (select from (select from onceq.job_members where group_id = d.id and state = 0 order by job_id desc limit 1) m) as follows
+  delete from onceq.job_history d using coming c where d.id = c.id
+  returning d.*, exists (select from (select from onceq.job_members where group_id = d.id and state = 0 order by job_id desc limit 1) m) or d.id in (select group_id from led) as follows,
+            state = 7 and claims = 0 and (right(lane, 2) = E'\x1f' || '@') is not true and d.run_at > statement_timestamp() as early
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane_rule)
-  select id, statement_timestamp(), created_at, claims, max_attempts, priority, queue, kind, scope, key,
+  select id, case when early then run_at else statement_timestamp() end, created_at, claims, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity, lane_rule
     from back
    where lane is null and not follows
@@ -4790,17 +4804,17 @@ job as (
 wait as (
   insert into onceq.job_waits (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule, path, if_dead)
-  select id, created_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
+  select id, case when early then run_at else created_at end, created_at, claims, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity, case when follows then E'\x1f' || lpad(id::text, 19, '0') else coalesce(nullif(split_part(lane, E'\x1f', 1), ''), split_part(lane, E'\x1f', 2)) end, coalesce(lane_rule, 0),
          case when follows then coalesce(replace(lane, E'\x1f' || '@', ''), '') else nullif(replace(lane, E'\x1f' || '@', ''), split_part(lane, E'\x1f', 1)) end,
          case when follows then 1 end
     from back
    where lane is not null or follows
-  returning lane
+  returning lane, case when if_dead is null then greatest(run_at, statement_timestamp()) else statement_timestamp() end as due
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
-  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from (select distinct lane from wait) l
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, due, lane from (select distinct lane, due from wait) l
 ),
 stop as (
   delete from onceq.lane_stops s using back b where s.lane = any (array[split_part(b.lane, E'\x1f', 1)]) and s.id = any (array[b.id])
@@ -4811,7 +4825,8 @@ request as (
 select (select array_agg(id) from back),
        (select onceq.tell(array_agg(id), array_agg(0::smallint), null) from back where lane_rule & 4 = 4),
        (select array_agg(id) from h where id not in (select id from back)),
-       (select array_agg(id) from asked where id not in (select id from h));
+       (select array_agg(id) from asked where id not in (select id from h)),
+       (select array_agg(id) from back where early);
 
 -- replace.go: replaceJobs
 with asked as materialized (
@@ -4824,7 +4839,7 @@ mine as materialized (
     from asked a
    cross join lateral (
          select id from onceq.jobs
-          where id = a.id and scope = a.scope and key = a.key and claims = 0 and leased_until is null
+          where id = a.id and scope = a.scope and key = a.key and claims = 0 and leased_until is null and lane is null
             for update) j
 ),
 fence as (
@@ -4888,8 +4903,10 @@ ready as materialized (
    order by j.id
 ),
 forward as (
-  update onceq.jobs j set run_at = $5::timestamptz
-    from ready where j.id = any (array[ready.id])
+  update onceq.jobs j set run_at = case when right(lane, 2) = E'\x1f' || '@' then least($5::timestamptz, statement_timestamp() - interval '1 second') else $5::timestamptz end
+    from ready
+   where j.id = any (array[ready.id])
+     and ((right(lane, 2) = E'\x1f' || '@') is not true or run_at < least($5::timestamptz, statement_timestamp() - interval '1 second') - interval '1 second')
   returning j.id
 ),
 lost as materialized (
