@@ -2,6 +2,7 @@ package onceq
 
 import (
 	"context"
+	"math/rand/v2"
 	"slices"
 	"time"
 )
@@ -156,10 +157,14 @@ func (c *claimer) startAnnouncement(ctx context.Context, now time.Time) bool {
 
 // leave decides whether what becomes due while this run waits is left to others. Otherwise each delayed job would be claimed, in
 // vain, by all that wait. Two of them start it. Should these be dead, or have become busy, the looks of all others find it, one
-// soon after the other.
+// after the other, until they announce themselves anew and know it.
 func (c *claimer) leave(leaves bool) {
-	if c.listener.leaves.Swap(leaves) && !leaves {
-		c.looks.at = time.Now()
+	now, did := time.Now(), c.listener.leaves.Swap(leaves)
+	switch {
+	case did && !leaves:
+		c.looks.at = now
+	case !did && leaves: // they look one after the other, also if all have begun together
+		c.looks.at = now.Add(rand.N(pollLeaving))
 	}
 }
 

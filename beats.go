@@ -99,7 +99,7 @@ func (b *beats) once() {
 			var cancelled *handlerContext
 			if !a.lost || byHandler {
 				if t.extended = began; !a.extended && !byHandler && t.tx == nil {
-					t.extended = began.Add(-b.lease / 3) // the row is locked: the lease may run out, so the next tick tries again
+					t.extended = began.Add(-b.lease / 3) // most likely the row is locked: the lease may run out, so the next tick tries again
 				}
 				if a.cancelled && t.lost == nil {
 					t.lost = ErrCancelled

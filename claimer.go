@@ -54,7 +54,7 @@ type claimer struct {
 	rescans      rescans
 	announcement announcement
 	shaken       bool      // since something failed, it is not known who knows of the announcement
-	ahead        bool      // some feed may have more jobs than slots
+	ahead        bool      // jobs of some feed may wait for a slot
 	gaveBack     time.Time // when it was last seen to that jobs that wait too long for a slot are given back
 
 	wake chan struct{} // holds one: think again. Anybody may send
@@ -243,7 +243,7 @@ func (c *claimer) giveBackAhead(now time.Time) (wait time.Duration) {
 	c.ahead, c.gaveBack = false, now
 	for _, f := range c.feeds {
 		s := f.slots
-		if !s.overfull() {
+		if !s.anyWait() {
 			continue
 		}
 		c.ahead = true
@@ -251,7 +251,7 @@ func (c *claimer) giveBackAhead(now time.Time) (wait time.Duration) {
 		if f.cursor.full && !f.last {
 			longest = aheadBacklog
 		}
-		c.exec.giveBackWaiting(s, func(l *Lease) bool { return now.Sub(l.began) > longest })
+		c.exec.giveBackWaiting(s, func(u unit) bool { return now.Sub(u.since) > longest })
 	}
 	return aheadLongest
 }
@@ -520,7 +520,7 @@ func (c *claimer) took(f *feed, ask *claim, how look, began, ended time.Time) {
 	c.looks.claimed = true
 	if len(ask.leases) > 0 {
 		c.exec.accept(f.slots, ask.leases, ask.began)
-		c.ahead = c.ahead || f.slots.overfull()
+		c.ahead = c.ahead || f.slots.anyWait()
 	}
 	c.unreserve(f)
 	full := f.cursor.full

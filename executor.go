@@ -174,14 +174,9 @@ func (x *executor) giveBack(tasks []*task) {
 	}
 }
 
-// giveBackWaiting gives back jobs of a queue that wait for a slot, if this holds for one of their leases. Jobs in quarantine have
-// theirs.
-func (x *executor) giveBackWaiting(s *slots, this func(*Lease) bool) {
-	units := s.takeIf(func(u unit) bool {
-		tasks := u.tasks()
-		return !tasks[0].quarantined() && slices.ContainsFunc(tasks, func(t *task) bool { return this(t.lease) })
-	})
-	for _, u := range units {
+// giveBackWaiting gives back jobs of a queue that wait for a slot and for which this holds. Jobs in quarantine have theirs.
+func (x *executor) giveBackWaiting(s *slots, this func(unit) bool) {
+	for _, u := range s.takeIf(func(u unit) bool { return !u.tasks()[0].quarantined() && this(u) }) {
 		x.giveBack(u.tasks())
 		x.left(s, u.tasks())
 	}
@@ -201,14 +196,12 @@ func (x *executor) start(tasks []*task, h *Handler, atOnce bool) (*handlerContex
 	if atOnce && h.timeout > 0 {
 		ctx.until(began.Add(h.timeout))
 	}
+	for _, t := range x.tasks.overdue(tasks, began, x.lease) { // this process stood still, and no beat has said so yet
+		x.tasks.lose(t, "start", EventLeaseLost)
+	}
 	x.tasks.mu.Lock()
 	defer x.tasks.mu.Unlock()
 	for _, t := range tasks {
-		if t.lost == nil && began.Sub(t.extended) >= x.lease { // this process stood still, and no beat has said so yet
-			x.tasks.mu.Unlock()
-			x.tasks.lose(t, "start", EventLeaseLost)
-			x.tasks.mu.Lock()
-		}
 		if t.lost != nil {
 			ctx.cancel(t.lost)
 			return ctx, false

@@ -648,6 +648,7 @@ func (q *Queue) finish(ctx context.Context, db DB, by way, outcomes []outcome) (
 		}
 	}
 	var cancelled []int64
+	locks := 0
 	for _, part := range []struct {
 		outcomes  []outcome
 		statement string
@@ -671,7 +672,8 @@ func (q *Queue) finish(ctx context.Context, db DB, by way, outcomes []outcome) (
 		if len(part.outcomes) == 0 {
 			continue
 		}
-		if err != nil && sqlstate.Of(err) != "55P03" { // a lock is the trouble of that part alone
+		// A lock is the trouble of one part alone. But a whole table may be locked, and then each part would wait.
+		if err != nil && (sqlstate.Of(err) != "55P03" || locks > 1) {
 			left = append(left, part.outcomes...)
 			continue
 		}
@@ -680,6 +682,7 @@ func (q *Queue) finish(ctx context.Context, db DB, by way, outcomes []outcome) (
 		if failed := q.send(ctx, db, by, part.statement, part.args(part.outcomes, false), row(dest...)); failed != nil {
 			err = fmt.Errorf("onceq: finish: %w", failed)
 			left = append(left, part.outcomes...)
+			locks++
 			continue
 		}
 		slices.Sort(done)

@@ -473,8 +473,6 @@ select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_con
 	}
 }
 
-// ⚠ On a machine that was slow, or beside many keys that stay, looking alone decided how long the Reaper rests, and keys that were
-// free soon piled up: 560,000 in five minutes, with passes that should have been ten seconds apart.
 // What an outcome needs may be locked. The others of its batch are written.
 func TestFinish_ALockStopsItsPartOnly(t *testing.T) {
 	t.Parallel()
@@ -513,6 +511,8 @@ func TestFinish_ALockStopsItsPartOnly(t *testing.T) {
 	require.Zero(t, jobs)
 }
 
+// ⚠ On a machine that was slow, or beside many keys that stay, looking alone decided how long the Reaper rests, and keys that were
+// free soon piled up: 560,000 in five minutes, with passes that should have been ten seconds apart.
 func TestTrap_TheReaperEndsItsRestWhenManyKeysHaveCome(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)

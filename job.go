@@ -25,7 +25,8 @@ const (
 	Forever       time.Duration = math.MaxInt64  // the key is never free again
 )
 
-// Priority orders the jobs of a queue. Within a priority, jobs are taken in the order in which they are due. Every eighth
+// Priority orders the jobs of a queue. Within a priority, jobs are taken in the order in which they are due;
+// one that was given back before it started is due from then on. Every eighth
 // claim of a worker begins with the lowest priority or with the normal one, in turns, so that none starves.
 type Priority int
 

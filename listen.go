@@ -86,7 +86,7 @@ type listener struct {
 
 	queues []string // all of the run, sorted
 	serves int64    // names them in waiter_queues
-	kinds  int64    // names the kinds that it has handlers for
+	kinds  int64    // names the kinds that it has handlers for, and its PollInterval
 	room   int      // for how many jobs a queue has room at least
 
 	round int64 // of the row. The claimer's upkeep uses it, and unannounceAll after that
@@ -97,7 +97,7 @@ func newListener(w *Worker, id int64, own *ownConns, woken func(string)) *listen
 	l.queues = slices.Sorted(maps.Keys(w.queues))
 	sum := sha256.Sum256([]byte(strings.Join(l.queues, "\x00")))
 	l.serves = int64(binary.BigEndian.Uint64(sum[:]))
-	l.kinds = hash(slices.Sorted(slices.Values(w.kinds))...)
+	l.kinds = hash(append(slices.Sorted(slices.Values(w.kinds)), w.poll.String())...)
 	l.room = math.MaxInt32
 	for _, c := range w.queues {
 		l.room = min(l.room, c.Concurrency)
@@ -117,7 +117,7 @@ const (
 func (l *listener) leavesNow() bool { return l.waits.Load() && l.leaves.Load() }
 
 // announce tells producers that this run waits for jobs of its queues except those that are busy, or that it does not wait.
-// quick says that a woken run may get the jobs of a while alone. It returns how many others with the same kinds wait for all of
+// quick says that a woken run may get the jobs of a while alone. It returns how many others with the same kinds and PollInterval wait for all of
 // these queues and were not woken, and how many of them come before this one; it stops counting at manyOthers and at firstOnes.
 func (l *listener) announce(ctx context.Context, waits, quick bool, busy []string) (others, before int, err error) {
 	const waitsToo = ` and w.kinds = $10::bigint and w.idle_until > statement_timestamp() and w.busy is null

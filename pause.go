@@ -65,7 +65,7 @@ func (q *Queue) PauseQueue(ctx context.Context, db DB, queue, note string) error
 }
 
 // ResumeQueue ends a pause of a queue, inside db, and reports whether it was paused. Workers take its jobs again within two
-// seconds, in the order in which they were due.
+// seconds, in the order in which they were due; those that a worker had claimed, and gave back because of the pause, come last.
 func (q *Queue) ResumeQueue(ctx context.Context, db DB, queue string) (was bool, err error) {
 	return q.resume(ctx, db, pausesQueue, queue)
 }
@@ -276,7 +276,7 @@ func (c *claimer) obey(p *paused) {
 		if !paused {
 			c.isDue(f)
 		}
-		c.exec.giveBackWaiting(f.slots, func(l *Lease) bool { return paused || !slices.Contains(kinds, l.Kind) })
+		c.exec.giveBackWaiting(f.slots, func(u unit) bool { return paused || !slices.Contains(kinds, u.tasks()[0].h.kind) })
 	}
 }
 

@@ -51,6 +51,10 @@ func newSlots(w *Worker, queue string, c QueueConfig, signal func()) *slots {
 
 // put adds units that wait, behind the others or first, and returns how many goroutines are to begin for them.
 func (s *slots) put(units []unit, first bool) (begin int) {
+	now := time.Now()
+	for i := range units {
+		units[i].since = now
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if first {
@@ -128,8 +132,12 @@ func (s *slots) foundEnd() bool {
 	return at != nil && time.Since(*at) < nextFor
 }
 
-// overfull reports whether there are more jobs than slots.
-func (s *slots) overfull() bool { return s.outstanding.Load() > int64(s.count*s.width) }
+// anyWait reports whether anything waits for a slot.
+func (s *slots) anyWait() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.waiting) > 0
+}
 
 // used is how many slots are in use, or have jobs claimed for them.
 func (s *slots) used() int {

@@ -32,8 +32,9 @@ func (t *task) quarantined() bool { return t.lease.Lost > 0 }
 
 // unit is what one handler call gets: one task, or the tasks of a batch.
 type unit struct {
-	one  *task
-	many []*task
+	one   *task
+	many  []*task
+	since time.Time // when it began to wait for a slot
 }
 
 func (u unit) tasks() []*task {
@@ -68,6 +69,18 @@ func (s *taskSet) holdsNone() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.all) == 0
+}
+
+// overdue returns those of the tasks whose leases have not been extended for a lease, and that do not count as lost yet.
+func (s *taskSet) overdue(tasks []*task, now time.Time, lease time.Duration) (overdue []*task) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range tasks {
+		if t.lost == nil && now.Sub(t.extended) >= lease {
+			overdue = append(overdue, t)
+		}
+	}
+	return overdue
 }
 
 // ended reports whether a task's outcome is being written, or is written.

@@ -45,8 +45,9 @@ type WorkerConfig struct {
 	// if they do not, as behind PgBouncer in transaction mode, or if jobs that are enqueued in a transaction send none, as
 	// on servers that allow prepared transactions. The default grows to a hundred times what looking takes, at most ten
 	// seconds: a worker of thousands of queues looks less often. Where nine or more workers with the same queues and kinds
-	// wait, two of them look so often and start delayed jobs at their time, and the others look every 4.4 seconds: so there is
-	// a look at least every second, whoever is dead. At most an hour.
+	// wait, two of them look so often and start delayed jobs at their time, and the others look every 4.4 seconds, one after
+	// the other. If those two are dead or have become busy, a delayed job may start that much later, for a minute or so. At
+	// most an hour.
 	//
 	// A transaction that enqueues while no worker waits for the queue notifies nobody. If it commits when a worker has waited
 	// for longer than three seconds, or a tenth of this interval if that is less, its job starts at the worker's next look.

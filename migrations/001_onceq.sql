@@ -378,7 +378,7 @@ create unlogged table {{.schema}}.waiters (
   serves     bigint not null,            -- the set of its queues
   round      bigint not null,            -- how often it has said that it waits
   room       bigint not null,            -- for how many jobs
-  kinds      bigint not null default 0,  -- the set of its kinds
+  kinds      bigint not null default 0,  -- the set of its kinds, and how often it looks
   quick      boolean not null default false, -- its handlers take milliseconds, and many others wait beside it
   busy       text[] collate "C",         -- queues of the set for which it has no room now; null: none
   idle_until timestamptz not null

@@ -326,7 +326,6 @@ func TestOutcomes_ALockedRowHoldsUpItsOwnJobOnly(t *testing.T) {
 	}
 }
 
-// A worker that ends waits for such rows no longer than a lease, and neither does Drain.
 // Two workers over one pool, and of each a job whose row is locked: the connections for outcomes are not both kept waiting, for a
 // quarter of the lease.
 func TestOutcomes_LockedRowsOfTwoWorkersLeaveAConnection(t *testing.T) {
@@ -365,6 +364,7 @@ func TestOutcomes_LockedRowsOfTwoWorkersLeaveAConnection(t *testing.T) {
 	until(t, db, noJobs)
 }
 
+// A worker that ends waits for such rows no longer than a lease, and neither does Drain.
 func TestOutcomes_LockedRowsDoNotKeepAWorkerFromEnding(t *testing.T) {
 	t.Parallel()
 	for _, drains := range []bool{false, true} {
