@@ -148,7 +148,7 @@ func TestTurn_OfOneBacklogDoesNotStopAnother(t *testing.T) {
 	enqueue(t, db, "other", others)
 	before := turns.Load()
 	<-done
-	require.Less(t, turns.Load()-before, int32(12))
+	require.Less(t, turns.Load()-before, int32(50)) // 156 with one purpose for both; a slow machine takes more turns in the same time
 }
 
 // A claim in turn goes on where the one before it ended, whichever worker's that was, and looks back when it is to look back.
