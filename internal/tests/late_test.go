@@ -377,7 +377,7 @@ func TestOutcomes_LockedRowsDoNotKeepAWorkerFromEnding(t *testing.T) {
 			log := &working{}
 			q, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema, Logger: slog.New(slog.NewTextHandler(log, nil))})
 			require.NoError(t, err)
-			w, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: time.Second}, handle(func(context.Context, *onceq.Lease) error {
+			w, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: 4 * time.Second}, handle(func(context.Context, *onceq.Lease) error {
 				started <- true
 				<-end
 				return nil
