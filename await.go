@@ -11,8 +11,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/onceq/onceq/internal/sqlstate"
 )
 
 // A handler that awaits an event, or sleeps, stops there: Await or Sleep returns an error, the handler returns that, and the
@@ -248,7 +246,7 @@ func (l *Lease) sendAwait(ctx context.Context, w waitFor, statement string, args
 			break
 		}
 	}
-	if err != nil && !errors.Is(err, pgx.ErrNoRows) && sqlstate.Of(err) != "55P03" {
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) && !lockedOut(err) {
 		return fmt.Errorf("onceq: waiting for %s: %w", w, l.q.told(err))
 	}
 	return err
@@ -314,7 +312,7 @@ func (l *Lease) beginAwait(ctx context.Context, w waitFor, d time.Duration) (*aw
 	a := awaited{left: d}
 	err := l.sendAwait(ctx, w, beginAwait, []any{l.claims, l.holder, d.Microseconds()}, &holds, &state, &a.payload)
 	switch {
-	case sqlstate.Of(err) == "55P03":
+	case lockedOut(err):
 		return nil, Snooze(emitPause) // a transaction that emits the event is open
 	case err != nil:
 		return nil, err

@@ -222,7 +222,7 @@ with free as materialized (
 ),
 hurried as (
   update onceq.jobs j set run_at = statement_timestamp() from free
-   where j.id = any (array[free.id]) and (lane is null or right(lane, 2) <> ` + sqlSep + ` || '` + slotMark + `')
+   where j.id = any (array[free.id]) and (` + hasSlot + `) is not true
   returning 1
 )
 select count(*) from hurried`

@@ -196,8 +196,10 @@ func (x *executor) start(tasks []*task, h *Handler, atOnce bool) (*handlerContex
 	if atOnce && h.timeout > 0 {
 		ctx.until(began.Add(h.timeout))
 	}
-	for _, t := range x.tasks.overdue(tasks, began, x.lease) { // this process stood still, and no beat has said so yet
-		x.tasks.lose(t, "start", EventLeaseLost)
+	if began.Sub(tasks[0].lease.began) >= x.lease { // otherwise no lease can have passed
+		for _, t := range x.tasks.overdue(tasks, began, x.lease) { // this process stood still, and no beat has said so yet
+			x.tasks.lose(t, "start", EventLeaseLost)
+		}
 	}
 	x.tasks.mu.Lock()
 	defer x.tasks.mu.Unlock()

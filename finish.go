@@ -18,7 +18,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/onceq/onceq/internal/jsonb"
-	"github.com/onceq/onceq/internal/sqlstate"
 )
 
 // outcome is how one run of a job ended. A finished state takes the job out of jobs; otherwise the job is made ready to run
@@ -673,7 +672,7 @@ func (q *Queue) finish(ctx context.Context, db DB, by way, outcomes []outcome) (
 			continue
 		}
 		// A lock is the trouble of one part alone. But a whole table may be locked, and then each part would wait.
-		if err != nil && (sqlstate.Of(err) != "55P03" || locks > 1) {
+		if err != nil && (!lockedOut(err) || locks > 1) {
 			left = append(left, part.outcomes...)
 			continue
 		}

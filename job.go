@@ -25,9 +25,9 @@ const (
 	Forever       time.Duration = math.MaxInt64  // the key is never free again
 )
 
-// Priority orders the jobs of a queue. Within a priority, jobs are taken in the order in which they are due;
-// one that was given back before it started is due from then on. Every eighth
-// claim of a worker begins with the lowest priority or with the normal one, in turns, so that none starves.
+// Priority orders the jobs of a queue. Within a priority, jobs are taken in the order in which they are due; one that was given back
+// before it started is due from then on. Every eighth claim of a worker begins with the lowest priority or with the normal one, in
+// turns, so that none starves.
 type Priority int
 
 // The priorities.
@@ -143,8 +143,8 @@ type Job struct {
 	//
 	// If the job was started before, has a lane or a limit, waits for others, or is finished and its key still taken, nothing is
 	// changed and the answer is as without Replace: the same payload is a duplicate with that job's State, and another one is a
-	// *MismatchError, so that no change is lost silently. A job that failed, was given back or was redriven counts as started. Enqueue waits while a claim of the
-	// job is under way. A worker finds a job that became due earlier with its next poll. Not together with Strict; and a job
+	// *MismatchError, so that no change is lost silently. A job that failed, was given back or was redriven counts as started. Enqueue
+	// waits while a claim of the job is under way. A worker finds a job that became due earlier with its next poll. Not together with Strict; and a job
 	// with a Lane, a Limit or an After cannot replace another yet, which is an *InvalidError.
 	Replace Replace
 

@@ -117,8 +117,9 @@ const (
 func (l *listener) leavesNow() bool { return l.waits.Load() && l.leaves.Load() }
 
 // announce tells producers that this run waits for jobs of its queues except those that are busy, or that it does not wait.
-// quick says that a woken run may get the jobs of a while alone. It returns how many others with the same kinds and PollInterval wait for all of
-// these queues and were not woken, and how many of them come before this one; it stops counting at manyOthers and at firstOnes.
+// quick says that a woken run may get the jobs of a while alone. It returns how many others with the same kinds and PollInterval
+// wait for all of these queues and were not woken, and how many of them come before this one; it stops counting at manyOthers and
+// at firstOnes.
 func (l *listener) announce(ctx context.Context, waits, quick bool, busy []string) (others, before int, err error) {
 	const waitsToo = ` and w.kinds = $10::bigint and w.idle_until > statement_timestamp() and w.busy is null
                       and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round offset 0)`

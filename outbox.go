@@ -65,6 +65,9 @@ const (
 	lockedEvery  = 5 * time.Second // between two reports of it
 )
 
+// lockedOut reports whether a statement ended because it has waited long enough for a lock.
+func lockedOut(err error) bool { return sqlstate.Of(err) == "55P03" }
+
 // waiting is the hot way with a limit for waiting for a lock.
 func waiting(patience time.Duration) way {
 	return way{begin: beginOwn, settings: hot.settings + fmt.Sprintf(`, set_config('lock_timeout', '%dms', true)`, max(1, patience.Milliseconds()))}
@@ -262,7 +265,7 @@ func (o *outbox) write(batch []outcome, by way, halve time.Time) {
 		cancel()
 		o.tally.ended(batch, stale, left)
 		o.written(without(batch, left), o.end(next, err == nil))
-		locked := sqlstate.Of(err) == "55P03"
+		locked := lockedOut(err)
 		if locked && halve.IsZero() {
 			halve = time.Now().Add(halvesFor * o.patience)
 		}

@@ -100,7 +100,7 @@ present as materialized (
            cross join lateral (
                  select id from onceq.jobs
                   where id = p.id and leased_until is null and lost = 0 and run_at <= statement_timestamp()
-                    and run_at > statement_timestamp() - ` + sqlSlotLate + ` / 2 * interval '1 microsecond' and right(lane, 2) = ` + sqlSep + ` || '` + slotMark + `'
+                    and run_at > statement_timestamp() - ` + sqlSlotLate + ` / 2 * interval '1 microsecond' and ` + hasSlot + `
                     for update skip locked) j
            where p.lane = $1::text
            limit (select count(*) from slot where ahead > 0)) j

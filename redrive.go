@@ -20,8 +20,8 @@ import (
 // those that are unfinished or come back in the same statement; that others are dead does not count any more. One that was
 // cancelled before its time, and that no claim had, is delayed until then; a slot of a rate is no such time.
 //
-// It returns the ids of the jobs that came back, of those whose key belongs to another job, of those with a held
-// effect, and of those that came back delayed.
+// It returns the ids of the jobs that came back, of those whose key belongs to another job, of those with a held effect, and of those
+// that came back delayed.
 var redriveJobs = `
 with asked as materialized (
   select * from onceq.job_history

@@ -136,7 +136,7 @@ func TestTurn_ThatComesLateMakesRescansNoRarer(t *testing.T) {
 // A backlog that waits for its turns does not hold up one in which nobody else claims.
 func TestTurn_OfOneBacklogDoesNotStopAnother(t *testing.T) {
 	t.Parallel()
-	const others = 40_000
+	const others = 20_000
 	var ran atomic.Int32
 	done := make(chan bool)
 	db, turns := crowded(t, func(l *onceq.Lease) {
@@ -148,7 +148,7 @@ func TestTurn_OfOneBacklogDoesNotStopAnother(t *testing.T) {
 	enqueue(t, db, "other", others)
 	before := turns.Load()
 	<-done
-	require.Less(t, turns.Load()-before, int32(50)) // 156 with one purpose for both; a slow machine takes more turns in the same time
+	require.Less(t, turns.Load()-before, int32(12))
 }
 
 // A claim in turn goes on where the one before it ended, whichever worker's that was, and looks back when it is to look back.

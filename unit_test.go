@@ -275,6 +275,64 @@ func TestClaimer_LooksBackAfterABriefClaimThatFoundNothing(t *testing.T) {
 	}
 }
 
+// A feed begins anew when something of it was resumed, because that is before its cursor, and not when something was paused.
+func TestClaimer_OnlyWhatIsResumedBeginsAnew(t *testing.T) {
+	t.Parallel()
+	nothing := func(context.Context, *Lease, int) error { return nil }
+	w, err := NewWorker(benchQueue(t), WorkerConfig{Also: []string{"other"}}, (&Kind[int]{Name: "k"}).Handle(nothing), (&Kind[int]{Name: "l"}).Handle(nothing))
+	require.NoError(t, err)
+	c := newClaimer(w, 1, quick{}, &executor{q: w.q})
+	c.listener = &listener{q: w.q}
+	f, other := c.byName[DefaultQueue], c.byName["other"]
+	obey := func(what, name []string) (anew, otherAnew bool) {
+		now := time.Now()
+		f.cursor.reachedEnd(now)
+		other.cursor.reachedEnd(now)
+		c.obey(c.q.pauses.take(now, what, name))
+		return f.cursor.places[0].runAt.Equal(beginning), other.cursor.places[0].runAt.Equal(beginning)
+	}
+	begins := func(anew, otherAnew bool) []bool { return []bool{anew, otherAnew} }
+	require.Equal(t, []bool{false, false}, begins(obey([]string{pausesKind}, []string{"k"})))
+	require.Equal(t, []bool{false, false}, begins(obey([]string{pausesKind, pausesQueue}, []string{"k", DefaultQueue})))
+	require.Equal(t, []bool{true, false}, begins(obey([]string{pausesKind}, []string{"k"})))
+	require.Equal(t, []bool{true, true}, begins(obey([]string{pausesKind}, []string{"l"})))
+	require.Equal(t, []bool{true, true}, begins(obey(nil, nil)))
+}
+
+// A process that stood still for longer than a lease starts none of the jobs that it had claimed, and says so once for each.
+func TestExecutor_StartsNoJobWhoseLeaseHasPassed(t *testing.T) {
+	t.Parallel()
+	q := benchQueue(t)
+	var lost []int64
+	q.hook = HookFunc(func(_ context.Context, e Event) {
+		if e.Type == EventLeaseLost {
+			lost = append(lost, e.JobID)
+		}
+	})
+	x := &executor{q: q, lease: time.Minute, base: t.Context(), tasks: &taskSet{q: q, base: t.Context(), all: make(map[int64]*task)}}
+	now := time.Now()
+	at := func(id int64, claimed, extended time.Duration) *task {
+		return &task{lease: &Lease{q: q, ID: id, began: now.Add(-claimed)}, extended: now.Add(-extended)}
+	}
+	h := new(Handler)
+	for name, test := range map[string]struct {
+		task   *task
+		starts bool
+	}{
+		"fresh":       {at(1, 59*time.Second, 59*time.Second), true},
+		"extended":    {at(2, time.Hour, 59*time.Second), true},
+		"its lease":   {at(3, time.Minute, time.Minute), false},
+		"long passed": {at(4, time.Hour, time.Hour), false},
+	} {
+		_, ok := x.start([]*task{test.task}, h, true)
+		require.Equal(t, test.starts, ok, name)
+		_, again := x.start([]*task{test.task}, h, true)
+		require.Equal(t, test.starts, again, name)
+	}
+	slices.Sort(lost)
+	require.Equal(t, []int64{3, 4}, lost)
+}
+
 // What outlasts the shutdown does not end with it at once, and does not go on until its own time is up.
 func TestOutlast(t *testing.T) {
 	t.Parallel()

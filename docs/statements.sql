@@ -633,7 +633,7 @@ with free as materialized (
 ),
 hurried as (
   update onceq.jobs j set run_at = statement_timestamp() from free
-   where j.id = any (array[free.id]) and (lane is null or right(lane, 2) <> E'\x1f' || '@')
+   where j.id = any (array[free.id]) and (right(lane, 2) = E'\x1f' || '@') is not true
   returning 1
 )
 select count(*) from hurried;

@@ -15,8 +15,9 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
-// aheadOf starts a worker that has claimed slow jobs ahead, whose handlers do not return until the test ends. The first ones returned at
-// once, so it expected the same of these. After them come so many more of another kind. It returns how many run, and how many more are leased.
+// aheadOf starts a worker that has claimed slow jobs ahead, whose handlers do not return until the test ends. The first ones
+// returned at once, so it expected the same of these. After them come so many more of another kind. It returns how many run, and how
+// many more are leased.
 func aheadOf(t *testing.T, db *queuetest.DB, more int, block <-chan struct{}) (running *atomic.Int64, ahead func() int) {
 	const slots, quick, slow = 10, 30_000, 600
 	running = new(atomic.Int64)
@@ -71,14 +72,20 @@ func TestAhead_IsGivenBackToOthers(t *testing.T) {
 // When a kind is paused, what was claimed ahead of it does not start.
 func TestAhead_IsGivenBackWhenItIsPaused(t *testing.T) {
 	t.Parallel()
-	db := queuetest.New(t)
+	var looks atomic.Int64
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
+		c.ConnConfig.Tracer = &statementHook{before: func(sql string) {
+			if strings.Contains(sql, asksNext) {
+				looks.Add(1)
+			}
+		}}
+	}))
 	block := make(chan struct{})
 	mine, ahead := aheadOf(t, db, 20_000, block) // so much else is due that they are not given back just because they wait
-	if ahead() <= 0 {
-		t.Skip("this machine is too slow to claim ahead")
-	}
+	require.Positive(t, ahead())
 	require.NoError(t, db.Queue.PauseKind(t.Context(), db.Pool, "k", ""))
-	time.Sleep(4 * time.Second) // a pause takes hold within two
+	looks.Store(0)
+	eventually(t, "the second look", func() bool { return looks.Load() > 1 }) // the worker has obeyed what the first one read
 	close(block)
 	until(t, db, `not exists (select from onceq.jobs where leased_until is not null or kind = 'more')`)
 	require.Equal(t, int64(10), mine.Load())
@@ -110,7 +117,7 @@ func TestBeat_OfALockedRowIsTriedOften(t *testing.T) {
 		require.NoError(t, err)
 		eventually(t, "a beat", func() bool { return beats.Load() > 0 })
 		beats.Store(0)
-		time.Sleep(lease / 2)
+		leasesPass(t, db.Pool, lease/2)
 		return nil
 	}))
 	require.Greater(t, beats.Load(), int64(3)) // 6, and 2 if every third tick tried

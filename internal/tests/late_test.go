@@ -352,8 +352,8 @@ func TestOutcomes_LockedRowsOfTwoWorkersLeaveAConnection(t *testing.T) {
 	_, err = tx.Exec(t.Context(), `select from onceq.jobs for update`)
 	require.NoError(t, err)
 	close(block)
-	until(t, db, `1 <= (select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database())`)
-	time.Sleep(3 * time.Second) // both batches have waited, and one of these outcomes waits by itself
+	until(t, db, `exists (select from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()
+	                                                        and query_start < clock_timestamp() - interval '2 seconds')`) // no batch waits for so long, but one outcome by itself
 	for n := range 20 {
 		kind := []string{"first", "second"}[n%2]
 		_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: kind, Queue: kind, Payload: 1})
@@ -377,7 +377,7 @@ func TestOutcomes_LockedRowsDoNotKeepAWorkerFromEnding(t *testing.T) {
 			log := &working{}
 			q, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema, Logger: slog.New(slog.NewTextHandler(log, nil))})
 			require.NoError(t, err)
-			w, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: 4 * time.Second}, handle(func(context.Context, *onceq.Lease) error {
+			w, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: steady}, handle(func(context.Context, *onceq.Lease) error {
 				started <- true
 				<-end
 				return nil

@@ -667,13 +667,13 @@ func TestRescan_LeavesWordOfKindsThatItDoesNotHave(t *testing.T) {
 	go func() {
 		defer close(ended)
 		for ctx.Err() == nil { // it is always others' turn
-			_, _ = db.Pool.Exec(ctx, `update onceq.queues set rescanned_at = statement_timestamp()`)
-			time.Sleep(20 * time.Millisecond)
+			_, _ = db.Pool.Exec(ctx, `with q as (update onceq.queues set rescanned_at = statement_timestamp()) select pg_sleep(0.02)`)
 		}
 	}()
 	db.ExpireLease(id)
 	sqlRun(t, db, `update onceq.queues set left_kinds = '{rare}'`) // as TestRescan_SaysWhichKindsItLeaves
 	require.Equal(t, id, receive(t, first))
+	until(t, db, `(select left_kinds is null from onceq.queues)`)
 	cancel()
 	<-ended
 	require.NoError(t, errors.Join(w.stop(), others.stop()))
