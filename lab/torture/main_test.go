@@ -32,6 +32,7 @@ func broken(t *testing.T, mistake, form string, want ...string) {
 		})
 		require.NoError(t, err)
 		found = r.verdict.Violations
+		t.Logf("seed %d: %d jobs, faults %v", seed, r.verdict.Accepted, r.faults)
 		all := true
 		for _, sort := range want {
 			all = all && len(found[sort]) > 0
