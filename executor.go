@@ -232,9 +232,15 @@ func (x *executor) called(tasks []*task, h *Handler, ctx *handlerContext, tx *la
 
 func (x *executor) runLease(t *task) {
 	t.lease.beats, t.lease.timeout = x.lease, t.h.timeout
-	for try := 1; x.tryLease(t, try); try++ {
-		sleep(x.base, rand.N(time.Duration(try)*5*time.Millisecond), nil)
+	for try, began := 1, time.Now(); x.tryLease(t, try); try, began = try+1, time.Now() {
+		x.afterConflict(try, time.Since(began))
 	}
+}
+
+// afterConflict waits before a transaction is run again, longer from time to time. Where such transactions take long, so does this, or the
+// same ones would meet again.
+func (x *executor) afterConflict(try int, took time.Duration) {
+	sleep(x.base, rand.N(time.Duration(min(try, 10))*max(5*time.Millisecond, took/2)), nil)
 }
 
 // tryLease calls a handler and passes on its outcome. It returns true if the handler has to be called again: its own
@@ -312,6 +318,7 @@ func (x *executor) end(t *task, o outcome) {
 // runTx runs a transactional handler: one task, or a batch.
 func (x *executor) runTx(tasks []*task, h *Handler) {
 	for try := 1; ; try++ {
+		began := time.Now()
 		ctx, ok := x.start(tasks, h, false)
 		if !ok {
 			if len(tasks) == 1 {
@@ -330,7 +337,7 @@ func (x *executor) runTx(tasks []*task, h *Handler) {
 		var committed *committedError
 		if conflicts(err) && try < conflictTries && ctx.why() == nil {
 			ctx.cancel(nil)
-			sleep(x.base, rand.N(time.Duration(try)*5*time.Millisecond), nil)
+			x.afterConflict(try, time.Since(began))
 			continue
 		}
 		switch {

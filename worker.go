@@ -84,7 +84,7 @@ const (
 	maxPrefetch        = 2000 // jobs claimed beyond what runs
 	prefetchTime       = 25 * time.Millisecond
 	prefetchLongest    = 250 * time.Millisecond // of the time until its next turn a claim takes jobs for so long
-	conflictTries      = 10                     // how often a handler runs whose transaction Postgres wants run again
+	conflictTries      = 30                     // how often a handler runs whose transaction Postgres wants run again
 )
 
 var (

@@ -194,7 +194,7 @@ func TestHandle_ConflictsOfItsCompletion(t *testing.T) {
 	}{
 		"refused each time": {func(ctx context.Context, db *queuetest.DB, l *onceq.Lease, _ int) error {
 			return conflict(ctx, db, l)
-		}, onceq.StateDead, 10},
+		}, onceq.StateDead, 30},
 		"refused at the commit": {func(ctx context.Context, db *queuetest.DB, l *onceq.Lease, run int) error {
 			return begin(ctx, db, func(tx pgx.Tx) error {
 				err := l.Complete(ctx, tx)

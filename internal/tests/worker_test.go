@@ -398,7 +398,7 @@ func TestHandleTx_ConflictsRunAgainWithoutAnAttempt(t *testing.T) {
 			return err
 		}))
 		require.Equal(t, onceq.StateDead, ran.State)
-		require.Equal(t, 10, runs)
+		require.Equal(t, 30, runs)
 
 		// A statement that is sent through the connection makes no difference.
 		add(t, db, onceq.Job{MaxAttempts: 1})
@@ -484,26 +484,33 @@ func TestHandleTx_ConflictsOfOthersSpendAnAttempt(t *testing.T) {
 	}
 }
 
+// Handlers that conflict run again, and one after the other they get through, also where each takes long.
 func TestHandleTx_SerializableKindsSerialize(t *testing.T) {
 	t.Parallel()
-	db := queuetest.New(t)
-	sqlRun(t, db, `create table counter (n int)`)
-	sqlRun(t, db, `insert into counter values (0)`)
-	addMany(t, db, 20, onceq.Job{})
-	kind := onceq.Kind[int]{Name: "k", Serializable: true}
-	w := start(t, db, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 4}}},
-		kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error {
-			var n int
-			if err := tx.QueryRow(ctx, `select n from counter`).Scan(&n); err != nil {
-				return err
-			}
-			_, err := tx.Exec(ctx, `update counter set n = $1`, n+1)
-			return err
-		}))
-	until(t, db, noJobs)
-	require.NoError(t, w.stop())
-	require.Equal(t, 20, sqlOne[int](t, db, `select n from counter`))
-	require.Zero(t, w.count(onceq.EventFailed))
+	for _, takes := range []time.Duration{0, 100 * time.Millisecond} {
+		t.Run(takes.String(), func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			sqlRun(t, db, `create table counter (n int)`)
+			sqlRun(t, db, `insert into counter values (0)`)
+			addMany(t, db, 20, onceq.Job{})
+			kind := onceq.Kind[int]{Name: "k", Serializable: true}
+			w := start(t, db, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 4}}},
+				kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error {
+					var n int
+					if err := tx.QueryRow(ctx, `select n from counter`).Scan(&n); err != nil {
+						return err
+					}
+					time.Sleep(takes)
+					_, err := tx.Exec(ctx, `update counter set n = $1`, n+1)
+					return err
+				}))
+			until(t, db, noJobs)
+			require.NoError(t, w.stop())
+			require.Equal(t, 20, sqlOne[int](t, db, `select n from counter`))
+			require.Zero(t, w.count(onceq.EventFailed))
+		})
+	}
 }
 
 func TestHandle_CompletesInATransactionOfItsOwn(t *testing.T) {
