@@ -76,7 +76,7 @@ func (c *claimer) settle(f *feed, now time.Time) {
 func (c *claimer) unannounced(f *feed) {
 	f.announced = time.Time{}
 	if c.listener.waits.Swap(false) {
-		c.promoter.rouse() // as the listener does: from now on nobody wakes it for calls
+		c.promoter.rouse("") // as the listener does: from now on nobody wakes it for calls
 	}
 }
 

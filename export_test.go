@@ -117,7 +117,7 @@ var (
 func (l *Lease) CompleteNext(ctx context.Context, tx DB, lease time.Duration) error {
 	n := &successor{x: &executor{q: l.q, lease: lease, kinds: []string{l.Kind}}, queue: l.Queue, holder: newHolder(0)}
 	statement, args := n.statement(outcome{lease: l}, true)
-	return l.completed(ctx, l.q.sendBare(ctx, tx, statement, args, row(&nextAnswer{n: n})))
+	return l.completed(ctx, l.q.sendBare(ctx, tx, statement, args, row(n.completed(new(*int64)))))
 }
 
 // TurnKey is the advisory lock that a claim of a backlog waits for.

@@ -81,7 +81,7 @@ var groupMoves = map[string]func(ctx context.Context, s *groupScene, tx pgx.Tx) 
 		if _, err := tx.Exec(ctx, onceq.LockCalls, time.Time{}); err != nil {
 			return err
 		}
-		_, err := tx.Exec(ctx, onceq.PromoteCalls, time.Time{}, 200, int64(0), int64(0))
+		_, err := tx.Exec(ctx, onceq.PromoteCalls, time.Time{}, 200, int64(0), int64(0), int64(0), int64(0), nil, nil)
 		return err
 	},
 	"sweep": func(ctx context.Context, s *groupScene, tx pgx.Tx) error {

@@ -820,7 +820,7 @@ func TestStatements_WorkGrowsWithTheLanesAndNotWithTheirSquare(t *testing.T) {
 			_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
 			require.NoError(t, err)
 			rows := func(statement string, args ...any) float64 { return rowsOfParts(t, db, statement, args...) }
-			require.Less(t, rows(onceq.HotStatements["promote"], time.Time{}, lanes, 0, 100_000), float64(lanes*lanes/2))
+			require.Less(t, rows(onceq.HotStatements["promote"], time.Time{}, lanes, 0, 100_000, 1_000_000, 1, "default", []string{"k"}), float64(lanes*lanes/2))
 			leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{Limit: lanes})
 			require.NoError(t, err)
 			require.Len(t, leases, lanes)
@@ -856,7 +856,7 @@ func TestStatements_WorkGrowsWithTheRatesAndNotWithTheirSquare(t *testing.T) {
 	}
 	_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
 	require.NoError(t, err)
-	require.Less(t, rowsOfParts(t, db, onceq.HotStatements["promote"], time.Time{}, limits, 0, 100_000), float64(limits*limits/2))
+	require.Less(t, rowsOfParts(t, db, onceq.HotStatements["promote"], time.Time{}, limits, 0, 100_000, 1_000_000, 1, "default", []string{"k"}), float64(limits*limits/2))
 	for claimed := 0; claimed < limits; { // some may miss their slots, and get others
 		leases, err := db.Queue.Claim(ctx, onceq.ClaimOptions{Limit: 3 * limits})
 		require.NoError(t, err)

@@ -186,7 +186,8 @@ call as (
 
 // admitLines is admitWaits for jobs in ours, which are locked, of lanes and of limits: those that go on move to the lines of
 // their limits, and the others become live. Both have then the places of their lanes.
-var admitLines = `
+func admitLines(by leasing) string {
+	return `
 passed as (
   update onceq.job_waits w set lane = ` + limitIn("w.path") + `, run_at = statement_timestamp()
     from (select id from ours where goes_on offset 0) o where w.id = any (array[o.id])
@@ -194,15 +195,15 @@ passed as (
 ),
 moved as (
   delete from onceq.job_waits w using (select id, slot from ours where not goes_on offset 0) o where w.id = any (array[o.id])
-  returning w.*, o.slot
+  returning w.*, o.slot` + by.which + `
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
-  select id, coalesce(slot, statement_timestamp()), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule` + by.columns + `)
+  select id, coalesce(slot, statement_timestamp()), created_at, ` + cmp.Or(by.claims, "claims") + `, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity,
-         case when path is null then lane when slot is null then path else path || ` + sqlSep + ` || '` + slotMark + `' end, lane_rule
-    from moved
+         case when path is null then lane when slot is null then path else path || ` + sqlSep + ` || '` + slotMark + `' end, lane_rule` + by.values + `
+    from moved` + by.returning + `
 ),
 place as (
   insert into onceq.lane_places (lane, id)
@@ -211,6 +212,7 @@ place as (
   select ` + laneIn("path") + `, id from passed
   on conflict do nothing
 )`
+}
 
 // limitHead is for a lateral join to r: the first jobs that wait for the limit r.lane, at most r.n, locked. Limits have no
 // order to keep, so those that somebody has locked are passed over.
@@ -281,7 +283,7 @@ ours as materialized (
   select id, lane, null::timestamptz as slot, false as goes_on from turn
   union all
   select id, lane, null, path is not null and id not in (select id from straight) from next
-),` + admitLines + `,
+),` + admitLines(leasing{}) + `,
 call as (
   insert into onceq.lane_calls (slot, due, lane)
   select ` + laneSlot("lane") + `, statement_timestamp(), lane

@@ -83,7 +83,7 @@ var laneMoves = map[string]func(ctx context.Context, s *laneScene, tx pgx.Tx) er
 		if _, err := tx.Exec(ctx, onceq.LockCalls, time.Time{}); err != nil {
 			return err
 		}
-		_, err := tx.Exec(ctx, onceq.PromoteCalls, time.Time{}, 200, int64(0), int64(0))
+		_, err := tx.Exec(ctx, onceq.PromoteCalls, time.Time{}, 200, int64(0), int64(0), int64(0), int64(0), nil, nil)
 		return err
 	},
 	"enqueue": func(ctx context.Context, s *laneScene, tx pgx.Tx) error {
@@ -356,7 +356,7 @@ func TestLanes(t *testing.T) {
 	require.NoError(t, pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error { // as a worker's promoter does
 		_, err := tx.Exec(ctx, onceq.LockCalls, time.Time{})
 		require.NoError(t, err)
-		_, err = tx.Exec(ctx, onceq.PromoteCalls, time.Time{}, 200, int64(0), int64(0))
+		_, err = tx.Exec(ctx, onceq.PromoteCalls, time.Time{}, 200, int64(0), int64(0), int64(0), int64(0), nil, nil)
 		return err
 	}))
 	require.NoError(t, db.Check())

@@ -61,7 +61,7 @@ func newRun(ctx context.Context, w *Worker, own *ownConns) *run {
 	r.listener = newListener(w, id, own, r.woken)
 	r.claimer.listener = r.listener
 	r.promoter = newPromoter(w, id, db, r.listener, r.claimer.live)
-	r.claimer.promoter = r.promoter
+	r.claimer.promoter, r.promoter.exec = r.promoter, r.exec
 	r.outbox.woken, r.exec.woken = r.claimer.live, r.claimer.live
 	r.outbox.told, r.exec.told = r.promoter.told, r.promoter.told
 	for _, f := range r.claimer.feeds {
@@ -77,7 +77,7 @@ func newRun(ctx context.Context, w *Worker, own *ownConns) *run {
 func (r *run) woken(queue string) {
 	r.claimer.woken(queue)
 	r.listener.waits.Store(false) // after that, or the claimer could set it once more
-	r.promoter.rouse()
+	r.promoter.rouse(queue)
 }
 
 // work works until ctx has ended or, with a limit that is not negative, until there is nothing left to drain. Then it ends

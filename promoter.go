@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -37,12 +38,15 @@ type promoter struct {
 	id       int64         // of the run
 	db       *pgxpool.Pool // the worker's own
 	listener *listener
-	woken    func(queue string) // called for each queue with a job that became live
-	laned    bool               // a kind of the worker has lanes
-	wake     chan struct{}      // holds one: look for calls. Anybody may send
-	seen     atomic.Bool        // there were calls, so there are lanes here
-	anew     atomic.Bool        // the next look is for all calls. Anybody may set it
-	again    time.Duration      // how soon a lane is looked at again whose next job is locked
+	woken    func(queue string)     // called for each queue with a job that became live
+	exec     *executor              // starts what is leased at once; nil for Claim
+	laned    bool                   // a kind of the worker has lanes
+	kinds    []string               // of the worker
+	wake     chan struct{}          // holds one: look for calls. Anybody may send
+	seen     atomic.Bool            // there were calls, so there are lanes here
+	anew     atomic.Bool            // the next look is for all calls. Anybody may set it
+	heard    atomic.Pointer[string] // the queue that the worker was woken for, until a look has taken it. Anybody may set it
+	again    time.Duration          // how soon a lane is looked at again whose next job is locked
 
 	waited bool             // the worker had announced that it waits when this last looked
 	looked time.Time        // when it last looked for all calls, or for those of late, by the database's clock
@@ -56,18 +60,35 @@ type promoter struct {
 }
 
 func newPromoter(w *Worker, id int64, db *pgxpool.Pool, l *listener, woken func(string)) *promoter {
-	p := &promoter{q: w.q, id: id, db: db, listener: l, woken: woken, wake: make(chan struct{}, 1), again: promoteAgain}
+	p := &promoter{q: w.q, id: id, db: db, listener: l, woken: woken, kinds: w.kinds, wake: make(chan struct{}, 1), again: promoteAgain}
 	for _, h := range w.handlers {
 		p.laned = p.laned || h.laned
 	}
 	return p
 }
 
-// rouse ends the promoter's present nap, or the next one. Anybody may call it.
-func (p *promoter) rouse() {
-	if p.laned { // otherwise what it may have been woken for is not in a lane
-		p.called(false)
+// rouse ends the promoter's present nap, or the next one. queue is what the worker was woken for, or "". Anybody may call it.
+func (p *promoter) rouse(queue string) {
+	if !p.laned { // then what it may have been woken for is not in a lane
+		return
 	}
+	if queue != "" {
+		p.heard.Store(&queue)
+	}
+	p.called(false)
+}
+
+// first returns what leases the job that the worker was woken for, if it comes into a lane, or nil if that is left to a claim.
+func (p *promoter) first() *successor {
+	queue := p.heard.Swap(nil)
+	if queue == nil || p.exec == nil {
+		return nil
+	}
+	name, more := strings.CutPrefix(*queue, lookMore)
+	if n := p.exec.first(*queue); n != nil || !more {
+		return n
+	}
+	return p.exec.first(name)
 }
 
 // called is rouse after a look of the claimer has seen a call. all says that it looked for all calls, also for those that
@@ -274,6 +295,9 @@ select set_config('onceq_lanes.slots', coalesce((select string_agg(slot::text, '
 // Where the next job is locked, or there may be more of them than it takes, it leaves a new call. It returns how many calls
 // it handled, how many jobs became live and in which queues, and until when all calls are handled that it was to look for, if
 // there may be more.
+//
+// If one job alone becomes live, and it is of queue $7 and of one of the kinds $8, it is leased for $5 microseconds to holder $6.
+// With a null for $7 none is.
 var promoteCalls = `
 with call as materialized (
   select c.place, c.lane, s.slot, c.due
@@ -315,7 +339,7 @@ paid as (
   select lane, statement_timestamp() + ceil(max(debt) + count(*) * max(gap)) * interval '1 microsecond', max(gap)
     from turn where gap is not null group by lane
   on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap
-),` + admitLines + `,
+),` + admitLines(leaseNext(`w.lost = 0 and o.slot is null and w.queue = $7::text and w.kind = any ($8::text[]) and (select count(*) from ours) = 1`, "$5", "$6")) + `,
 again as (
   insert into onceq.lane_calls (slot, due, lane)
   select ` + laneSlot("h.lane") + `, statement_timestamp() + case when h.got < h.wanted then $4::bigint else 0 end * interval '1 microsecond', h.lane
@@ -345,11 +369,16 @@ onward as (
   insert into onceq.lane_calls (slot, due, lane)
   select distinct ` + laneSlot("lane") + `, statement_timestamp(), lane from passed
 )
-select (select count(*) from call), (select count(*) from ours), (select array_agg(distinct queue) from moved), ` + wakeMoved("$3", "true") + `,
+select (select count(*) from call), (select count(*) from ours), (select array_agg(distinct queue) from moved where next is not true), ` + wakeAll("moved where next is not true", "$3", "true") + `,
        coalesce(f.went, 0), f.live_queues, f.cancel,
-       (select min(e.due) from (select max(due) as due from call group by slot having count(*) = $2::int) e)
+       (select min(e.due) from (select max(due) as due from call group by slot having count(*) = $2::int) e),
+       ` + claimedJob + `, 0, ` + cancelSince + `, false, j.lane, j.lane_rule
   from (select array_agg(distinct lane) as lanes from call where ` + isFollowLine("lane") + `) c
-  left join lateral onceq.follow(c.lanes, $3::bigint, $4::bigint) f on true`
+  left join lateral onceq.follow(c.lanes, $3::bigint, $4::bigint) f on true
+  left join (select id, least(claims + 1, 1048575) as claims, lost, attempts, max_attempts, priority, statement_timestamp() as run_at, created_at,
+                    statement_timestamp() + $5::bigint * interval '1 microsecond' as leased_until, kind, scope, key, payload, payload_bytes,
+                    metadata, identity, coalesce(path, lane) as lane, lane_rule
+               from moved where next) j on true`
 
 // promote looks once: for all calls, for those that became due lately, or for the old ones that such looks have left, because
 // there were more than a chunk. The latter two take turns, so that a lane that has just been called does not wait for a million
@@ -435,6 +464,7 @@ func (q *Queue) promoteFor(ctx context.Context) (jobs int, err error) {
 
 // commitSoon has a transaction of promoters wait for no disk and no standby. If a crash undoes it, the calls are there again, and
 // so are the waiting jobs. It is never undone alone: the claim of such a job waits for its own commit, and so for all before it.
+// A transaction that may lease a job waits itself: or a token could come twice.
 const commitSoon = `set_config('synchronous_commit', 'off', true)`
 
 // look takes the calls that are due since from. If sweeping, it also looks for the ends of jobs that nobody tells.
@@ -448,9 +478,18 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool) (did
 	// The shutdown does not end this at once, and its client cannot either: all of it is one message.
 	unbroken, cancel := outlast(ctx, 30*time.Second)
 	defer cancel()
+	settings, first := hotPlans+`, `+noLimits, p.first()
+	defer func() { first.end(err == nil) }()
+	var lease, holder int64
+	var leases *string
+	if first == nil {
+		settings += `, ` + commitSoon
+	} else {
+		lease, holder, leases = first.x.lease.Microseconds(), first.holder, &first.queue
+	}
 	batch := &pgx.Batch{}
 	batch.Queue(beginOwn)
-	batch.Queue(hotPlans + `, ` + noLimits + `, ` + commitSoon).Query(func(rows pgx.Rows) error {
+	batch.Queue(settings).Query(func(rows pgx.Rows) error {
 		if err := rows.Err(); err != nil {
 			return err // rows that failed have no columns to ask for, and panic
 		}
@@ -464,7 +503,8 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool) (did
 		batch.Queue(p.q.sql(sweepMembers))
 	}
 	batch.Queue(p.q.sql(lockCalls), from).Query(row(nil, &due, &mine, &next, &did.families))
-	batch.Queue(p.q.sql(promoteCalls), from, promoteChunk, rand.Int64(), p.again.Microseconds()).Query(row(&did.calls, &did.jobs, &queues, nil, &followers, &live, &did.cancel, &end))
+	answer := &nextAnswer{n: first, before: []any{&did.calls, &did.jobs, &queues, nil, &followers, &live, &did.cancel, &end}}
+	batch.Queue(p.q.sql(promoteCalls), from, promoteChunk, rand.Int64(), p.again.Microseconds(), lease, holder, leases, p.kinds).Query(row(answer))
 	batch.Queue("commit")
 	if err := p.db.SendBatch(unbroken, batch).Close(); err != nil {
 		return promoted{}, now, left, fmt.Errorf("onceq: promote: %w", p.q.told(err))

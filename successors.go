@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -22,6 +23,10 @@ import (
 //   - The next job is of the same queue and has lost no lease: others become live without a lease, and are claimed.
 //
 // It is for single jobs that are completed and not kept. What completes many at once leaves claims to gather.
+//
+// A promoter does the same for a job that comes into an idle lane, and for which the worker was woken, so that it starts after
+// one round trip instead of two. It must be the only one that the promoter lets in, and leave another slot free, for what the claim
+// finds that was woken together with the promoter.
 type successor struct {
 	x      *executor
 	s      *slots
@@ -39,12 +44,24 @@ const nextFor = 200 * time.Millisecond
 // values, and what is returned.
 type leasing struct{ which, columns, claims, values, returning string }
 
+// leaseNext is how a job is leased to holder, for lease microseconds, if next holds for its row in job_waits.
+func leaseNext(next, lease, holder string) leasing {
+	return leasing{
+		which:   `, ` + next + ` as next`,
+		columns: `, leased_until, holder`,
+		claims:  `case when next then least(claims + 1, 1048575) else claims end`,
+		values:  `, case when next then statement_timestamp() + ` + lease + `::bigint * interval '1 microsecond' end, case when next then ` + holder + `::bigint end`,
+	}
+}
+
 // completeNext is completeOne for a job with a lane and of any key, which is not kept: the next one of the lane becomes
 // live and is leased for $8 microseconds to holder $9, if it is of queue $10 and of one of the kinds $11. With $6 it raises
 // an error if the guard does not hold.
 var completeNext = completeNextWith("")
 
 func completeNextWith(more string) string {
+	by := leaseNext(`w.lost = 0 and w.queue = $10::text and w.kind = any ($11::text[])`, "$8", "$9")
+	by.returning = "\n  returning *"
 	return `
 with gone as (
   delete from onceq.jobs where ` + heldByOne + `
@@ -61,13 +78,7 @@ head as materialized (
   select w.id
     from (select lane, 1 as n from gone) r` + laneHead + `
    where ` + laneOpen + `
-),` + admitWaits(leasing{
-		which:     `, w.lost = 0 and w.queue = $10::text and w.kind = any ($11::text[]) as next`,
-		columns:   `, leased_until, holder`,
-		claims:    `case when next then least(claims + 1, 1048575) else claims end`,
-		values:    `, case when next then statement_timestamp() + $8::bigint * interval '1 microsecond' end, case when next then $9::bigint end`,
-		returning: "\n  returning *",
-	}) + `,
+),` + admitWaits(by) + `,
 call as (
   insert into onceq.lane_calls (slot, due, lane)
   select ` + laneSlot("lane") + `, statement_timestamp(), lane from gone where not exists (select from moved)
@@ -86,7 +97,24 @@ func (x *executor) successor(o outcome, own int64) *successor {
 		return nil
 	}
 	s := x.slots[l.Queue]
-	if s == nil || !s.foundEnd() || !x.q.pauses.none() {
+	if s == nil || !s.foundEnd() {
+		return nil
+	}
+	return x.reserve(s, own)
+}
+
+// first returns what leases the job that a promoter lets into a lane of this queue, or nil if that is left to a claim.
+func (x *executor) first(queue string) *successor {
+	s := x.slots[queue]
+	if s == nil || x.careful || s.outstanding.Load()+1 >= int64(s.count*s.width) {
+		return nil
+	}
+	return x.reserve(s, 0)
+}
+
+// reserve reserves a place in s for a job that is leased without a claim. It returns nil if there is none.
+func (x *executor) reserve(s *slots, own int64) *successor {
+	if !x.q.pauses.none() {
 		return nil
 	}
 	x.ending.Lock()
@@ -95,7 +123,7 @@ func (x *executor) successor(o outcome, own int64) *successor {
 		return nil
 	}
 	x.handling.Add(1)
-	return &successor{x: x, s: s, own: own, queue: l.Queue, holder: newHolder(x.id), began: time.Now()}
+	return &successor{x: x, s: s, own: own, queue: s.queue, holder: newHolder(x.id), began: time.Now()}
 }
 
 // statement gives the completion that leases the next job too.
@@ -104,25 +132,27 @@ func (n *successor) statement(o outcome, raise bool) (string, []any) {
 	return completeNext, []any{l.ID, l.claims, l.holder, l.Token, o.result, raise, rand.Int64(), n.x.lease.Microseconds(), n.holder, n.queue, n.x.kinds}
 }
 
-// nextAnswer reads the one row of completeNext. It is a pgx.RowScanner, because the columns of the next job are null if there is
-// none.
+// nextAnswer reads the one row of a statement that may lease the next job. It is a pgx.RowScanner, because the columns of that
+// job are null if there is none.
 type nextAnswer struct {
-	n     *successor
-	done  *int64  // the job's id; nil: its guard did not hold
-	other **int32 // sameTx's column; nil without
+	n      *successor // nil: none is leased
+	before []any      // for the columns before those of the next job
+}
+
+// completed is for completeNext. done becomes the job's id, or nil if its guard did not hold.
+func (n *successor) completed(done **int64, more ...any) *nextAnswer {
+	return &nextAnswer{n: n, before: append([]any{nil, done, nil}, more...)}
 }
 
 // ScanRow reads the row.
 func (a *nextAnswer) ScanRow(rows pgx.Rows) error {
-	a.n.known = true
-	before := []any{nil, &a.done, nil}
-	if a.other != nil {
-		before = append(before, a.other)
+	n, before := a.n, slices.Clip(a.before)
+	if n != nil {
+		n.known = true
 	}
-	if rows.RawValues()[len(before)] == nil {
+	if n == nil || rows.RawValues()[len(before)] == nil {
 		return rows.Scan(append(before, make([]any, len(rows.FieldDescriptions())-len(before))...)...)
 	}
-	n := a.n
 	l := &Lease{q: n.x.q, db: n.x.db, Queue: n.queue, holder: n.holder, began: n.began, term: n.x.lease}
 	var place int64
 	var cut bool
@@ -136,14 +166,14 @@ func (a *nextAnswer) ScanRow(rows pgx.Rows) error {
 // finish writes the outcome, as Queue.finish does.
 func (n *successor) finish(ctx context.Context, db DB, by way, o outcome) (stale []*Lease, left []outcome, err error) {
 	statement, args := n.statement(o, false)
-	a := nextAnswer{n: n}
-	if err = n.x.q.send(ctx, db, by, statement, args, row(&a)); err != nil {
+	var done *int64
+	if err = n.x.q.send(ctx, db, by, statement, args, row(n.completed(&done))); err != nil {
 		return nil, []outcome{o}, fmt.Errorf("onceq: finish: %w", err)
 	}
-	if a.done == nil {
+	if done == nil {
 		stale = []*Lease{o.lease}
 	}
-	n.x.q.wrote(ctx, o, a.done != nil)
+	n.x.q.wrote(ctx, o, done != nil)
 	return stale, nil, nil
 }
 

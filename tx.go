@@ -167,9 +167,9 @@ func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *Lease, many 
 	}
 	switch {
 	case next != nil && own:
-		last.Row = []any{&nextAnswer{n: next, other: &other}}
+		last.Row = []any{next.completed(new(*int64), &other)}
 	case next != nil:
-		last.Row = []any{&nextAnswer{n: next}}
+		last.Row = []any{next.completed(new(*int64))}
 	}
 	last.SQL = q.sql(last.SQL)
 	sure, err = tx.Commit(ctx, append(all, last)...)

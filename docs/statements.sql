@@ -4246,7 +4246,7 @@ select count(*) from (select slot from onceq.lane_locks order by slot for update
 -- promoter.go: look
 select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
        set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
-       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end, set_config('synchronous_commit', 'off', true);
+       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
 
 -- promoter.go: lookAtFamilies
 select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
@@ -4350,14 +4350,14 @@ passed as (
 ),
 moved as (
   delete from onceq.job_waits w using (select id, slot from ours where not goes_on offset 0) o where w.id = any (array[o.id])
-  returning w.*, o.slot
+  returning w.*, o.slot, w.lost = 0 and o.slot is null and w.queue = $7::text and w.kind = any ($8::text[]) and (select count(*) from ours) = 1 as next
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
-                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
-  select id, coalesce(slot, statement_timestamp()), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, leased_until, holder)
+  select id, coalesce(slot, statement_timestamp()), created_at, case when next then least(claims + 1, 1048575) else claims end, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity,
-         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule
+         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule, case when next then statement_timestamp() + $5::bigint * interval '1 microsecond' end, case when next then $6::bigint end
     from moved
 ),
 place as (
@@ -4396,13 +4396,20 @@ onward as (
   insert into onceq.lane_calls (slot, due, lane)
   select distinct ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from passed
 )
-select (select count(*) from call), (select count(*) from ours), (select array_agg(distinct queue) from moved), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $3::bigint, true)), 0)::bigint
-          from (select queue, count(*) as jobs from moved group by queue) m
+select (select count(*) from call), (select count(*) from ours), (select array_agg(distinct queue) from moved where next is not true), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $3::bigint, true)), 0)::bigint
+          from (select queue, count(*) as jobs from moved where next is not true group by queue) m
          where exists (select from onceq.waiters w where w.idle_until > statement_timestamp())),
        coalesce(f.went, 0), f.live_queues, f.cancel,
-       (select min(e.due) from (select max(due) as due from call group by slot having count(*) = $2::int) e)
+       (select min(e.due) from (select max(due) as due from call group by slot having count(*) = $2::int) e),
+       j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
+          j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
+          coalesce(j.metadata::text, ''), j.identity, 0, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule
   from (select array_agg(distinct lane) as lanes from call where starts_with(lane, E'\x1f')) c
-  left join lateral onceq.follow(c.lanes, $3::bigint, $4::bigint) f on true;
+  left join lateral onceq.follow(c.lanes, $3::bigint, $4::bigint) f on true
+  left join (select id, least(claims + 1, 1048575) as claims, lost, attempts, max_attempts, priority, statement_timestamp() as run_at, created_at,
+                    statement_timestamp() + $5::bigint * interval '1 microsecond' as leased_until, kind, scope, key, payload, payload_bytes,
+                    metadata, identity, coalesce(path, lane) as lane, lane_rule
+               from moved where next) j on true;
 
 -- promoter.go: restAll
 with all_lanes as (

@@ -365,6 +365,104 @@ end $$`)
 	commit(t, gate)
 }
 
+// idleLanes runs a worker, and enqueues jobs into lanes of their own for it, each after it has announced that it waits, until
+// enough says so.
+func idleLanes(t *testing.T, db *queuetest.DB, cfg onceq.WorkerConfig, h onceq.Handler, r *ran, enough func(jobs int) bool) (w *working, jobs int) {
+	t.Helper()
+	w = start(t, db, cfg, h)
+	for ; !enough(jobs); jobs++ {
+		until(t, db, `exists (select from onceq.waiters where idle_until > statement_timestamp() and busy is null
+			and not exists (select from onceq.wakes x where x.worker = waiters.worker and x.round = waiters.round))`)
+		inLane(t, db, charges, jobs, jobs, 1)
+		eventually(t, "the job", func() bool { return len(r.list()) == jobs+1 })
+	}
+	until(t, db, noJobs)
+	return w, jobs
+}
+
+// A promoter leases the job that the worker was woken for, if it comes into an idle lane. Nothing of that is lost in a crash, so its
+// commit waits for the disk: otherwise two runs could have one token.
+func TestFirst_IsLeasedByThePromoter(t *testing.T) {
+	t.Parallel()
+	for _, inTx := range []bool{false, true} {
+		t.Run(fmt.Sprint("in a transaction ", inTx), func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["synchronous_commit"] = "local" }))
+			watchLeases(t, db)
+			sqlRun(t, db, `alter table public.came add durable text default current_setting('synchronous_commit')`)
+			var r ran
+			h := charges.Handle(func(_ context.Context, l *onceq.Lease, c charge) error { r.add(c.N); return oneClaim(l) })
+			if inTx {
+				h = charges.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, c charge) error {
+					r.add(c.N)
+					_, err := tx.Exec(ctx, `select 1`)
+					return errors.Join(err, oneClaim(l))
+				})
+			}
+			w, n := idleLanes(t, db, onceq.WorkerConfig{}, h, &r, func(jobs int) bool { with, _ := leased(t, db); return with >= 10 || jobs == 200 })
+			require.NoError(t, w.stop())
+			require.Less(t, n, 200)
+			require.Len(t, r.list(), n)
+			require.Equal(t, n, w.count(onceq.EventClaimed))
+			require.Equal(t, n, w.count(onceq.EventCompleted))
+			require.Zero(t, w.count(onceq.EventStale)+w.count(onceq.EventLeaseLost)+w.count(onceq.EventFailed))
+			require.Zero(t, sqlOne[int](t, db, `select count(*)::int from public.came where leased and durable <> 'local'`))
+			require.NoError(t, db.Check())
+		})
+	}
+}
+
+// oneClaim refuses a job that was not claimed once.
+func oneClaim(l *onceq.Lease) error {
+	if l.Token != l.ID<<20|1 || l.Attempt != 1 || l.Lost != 0 || l.Lane == "" {
+		return onceq.Fatal(fmt.Errorf("%+v", l))
+	}
+	return nil
+}
+
+// It leaves to a claim what would take the last slot, what comes with others, and what comes while anything is paused.
+func TestFirst_LeavesOthersToClaims(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		slots, together int
+		pause           string
+	}{
+		"the last slot":       {slots: 1},
+		"several at once":     {slots: 10, together: 3},
+		"something is paused": {slots: 10, pause: "another"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			watchLeases(t, db)
+			if c.pause != "" {
+				require.NoError(t, db.Queue.PauseQueue(t.Context(), db.Pool, c.pause, ""))
+			}
+			var r ran
+			h := charges.Handle(func(_ context.Context, l *onceq.Lease, c charge) error { r.add(c.N); return oneClaim(l) })
+			cfg := onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{"default": {Concurrency: c.slots}}}
+			w, n := idleLanes(t, db, cfg, h, &r, func(jobs int) bool { return jobs == 10 })
+			if c.together > 0 {
+				sqlRun(t, db, `truncate public.came`)
+				jobs := make([]onceq.Job, c.together)
+				for i := range jobs {
+					jobs[i] = charges.Job(charge{1000 + i, 1000 + i})
+				}
+				must[[]onceq.Result](t)(db.Queue.EnqueueMany(t.Context(), db.Pool, jobs))
+				n += c.together
+				eventually(t, "all jobs", func() bool { return len(r.list()) == n })
+			}
+			until(t, db, noJobs)
+			require.NoError(t, w.stop())
+			require.Len(t, r.list(), n)
+			require.Zero(t, w.count(onceq.EventFailed))
+			with, without := leased(t, db)
+			require.Zero(t, with)
+			require.Positive(t, without)
+		})
+	}
+}
+
 // The answer of a completion is lost. What it leased is given back as soon as the completion is known to be written, so that the
 // lane does not stand still for a lease, and no job is charged for one.
 func TestSuccessor_ALostAnswer(t *testing.T) {
