@@ -240,7 +240,7 @@ func (x *executor) runLease(t *task) {
 // afterConflict waits before a transaction is run again, longer from time to time. Where such transactions take long, so does this, or the
 // same ones would meet again.
 func (x *executor) afterConflict(try int, took time.Duration) {
-	sleep(x.base, rand.N(time.Duration(min(try, 10))*max(5*time.Millisecond, took/2)), nil)
+	sleep(x.base, rand.N(min(conflictRest, time.Duration(min(try, 10))*max(5*time.Millisecond, took/2))), nil)
 }
 
 // tryLease calls a handler and passes on its outcome. It returns true if the handler has to be called again: its own
