@@ -232,15 +232,20 @@ func (x *executor) called(tasks []*task, h *Handler, ctx *handlerContext, tx *la
 
 func (x *executor) runLease(t *task) {
 	t.lease.beats, t.lease.timeout = x.lease, t.h.timeout
-	for try, began := 1, time.Now(); x.tryLease(t, try); try, began = try+1, time.Now() {
-		x.afterConflict(try, time.Since(began))
+	for try := 1; x.tryLease(t, try); try++ {
 	}
 }
 
 // afterConflict waits before a transaction is run again, longer from time to time. Where such transactions take long, so does this, or the
-// same ones would meet again.
-func (x *executor) afterConflict(try int, took time.Duration) {
-	sleep(x.base, rand.N(min(conflictRest, time.Duration(min(try, 10))*max(5*time.Millisecond, took/2))), nil)
+// same ones would meet again. The next run has tasks' contexts of its own. It returns false if no handler is started any more.
+func (x *executor) afterConflict(tasks []*task, try int, took time.Duration) bool {
+	x.tasks.mu.Lock()
+	for _, t := range tasks {
+		t.ctx, t.tx = nil, nil
+	}
+	x.tasks.mu.Unlock()
+	longest := min(conflictRest, x.lease/4)
+	return sleep(x.base, rand.N(min(longest, time.Duration(min(try, 10))*max(5*time.Millisecond, took/2))), nil) && !x.stopping.Load()
 }
 
 // tryLease calls a handler and passes on its outcome. It returns true if the handler has to be called again: its own
@@ -254,9 +259,16 @@ func (x *executor) tryLease(t *task, try int) (again bool) {
 	defer ctx.cancel(nil)
 	err := protect(func() error { return t.h.lease(ctx, t.lease) })
 	// The handler must not run again if the error comes from elsewhere and the job is completed.
-	if t.lease.conflicts(err) && try < conflictTries && ctx.why() == nil && t.lease.lengthen(ctx) {
-		t.lease.startOver()
-		return true
+	if t.lease.conflicts(err) && try < conflictTries && ctx.why() == nil {
+		ctx.cancel(nil)
+		if !x.afterConflict([]*task{t}, try, time.Since(t.lease.began)) {
+			x.end(t, outcome{lease: t.lease, state: StateWaiting, unsure: t.lease.completedItself()})
+			return false
+		}
+		if t.lease.lengthen(ctx) {
+			t.lease.startOver()
+			return true
+		}
 	}
 	o := x.judge(t, ctx, err)
 	o.run = time.Since(t.lease.began)
@@ -317,6 +329,10 @@ func (x *executor) end(t *task, o outcome) {
 
 // runTx runs a transactional handler: one task, or a batch.
 func (x *executor) runTx(tasks []*task, h *Handler) {
+	tries := conflictTries
+	if len(tasks) > 1 {
+		tries /= 3 // then each runs by itself
+	}
 	for try := 1; ; try++ {
 		began := time.Now()
 		ctx, ok := x.start(tasks, h, false)
@@ -335,10 +351,13 @@ func (x *executor) runTx(tasks []*task, h *Handler) {
 		sure, err := x.transaction(ctx, tasks, h)
 		var refused *refusedError
 		var committed *committedError
-		if conflicts(err) && try < conflictTries && ctx.why() == nil {
+		if conflicts(err) && try < tries && ctx.why() == nil {
 			ctx.cancel(nil)
-			x.afterConflict(try, time.Since(began))
-			continue
+			if x.afterConflict(tasks, try, time.Since(began)) {
+				continue
+			}
+			x.giveBack(tasks)
+			return
 		}
 		switch {
 		case err == nil:

@@ -83,7 +83,7 @@ var errInTx = errors.New("onceq: the worker ends this job with the handler's tra
 // when the statement has run: the caller's transaction may still roll back, and the job then runs again.
 //
 // Postgres may want the transaction run again (IsRetryable), because of this statement or of what follows it up to the
-// commit. If the handler returns that error, the worker runs the handler again at once, up to thirty times, before it counts
+// commit. If the handler returns that error, the worker soon runs the handler again, up to thirty times, before it counts
 // as an error. At repeatable read and serializable this happens whenever the worker has extended the lease after the
 // transaction's snapshot, because that changes the job's row; it does so every third of the lease. The worker then leaves
 // the row alone for twice the time that the handler has taken, so that the next run succeeds; if the worker's process dies

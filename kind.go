@@ -72,7 +72,7 @@ type Kind[P any] struct {
 	RefuseUnknownFields bool
 
 	// Serializable runs handler transactions at SERIALIZABLE instead of READ COMMITTED. After a serialization failure the
-	// handler runs again at once, up to thirty times, before it costs an attempt.
+	// handler soon runs again, up to thirty times, before it costs an attempt.
 	Serializable bool
 }
 
@@ -224,7 +224,7 @@ func (k *Kind[P]) Handle(fn func(ctx context.Context, l *Lease, payload P) error
 
 // HandleTx runs fn for each job of the kind in a transaction. What fn writes through tx and the job's completion commit
 // together or not at all, even if the lease was lost in between. The worker ends the transaction; tx.Begin opens a
-// savepoint. After a serialization failure or a deadlock in tx, or in a statement on tx.Conn(), fn runs again at once, up
+// savepoint. After a serialization failure or a deadlock in tx, or in a statement on tx.Conn(), fn soon runs again, up
 // to thirty times, before it counts as an error.
 //
 // The transaction begins with fn's first use of tx, in the same round trip. From then on nobody else can get the job,

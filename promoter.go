@@ -372,6 +372,7 @@ onward as (
 select (select count(*) from call), (select count(*) from ours), (select array_agg(distinct queue) from moved where next is not true), ` + wakeAll("moved where next is not true", "$3", "true") + `,
        coalesce(f.went, 0), f.live_queues, f.cancel,
        (select min(e.due) from (select max(due) as due from call group by slot having count(*) = $2::int) e),
+       case when not exists (select from moved where next) then ` + commitSoon + ` end,
        ` + claimedJob + `, 0, ` + cancelSince + `, false, j.lane, j.lane_rule
   from (select array_agg(distinct lane) as lanes from call where ` + isFollowLine("lane") + `) c
   left join lateral onceq.follow(c.lanes, $3::bigint, $4::bigint) f on true
@@ -464,7 +465,7 @@ func (q *Queue) promoteFor(ctx context.Context) (jobs int, err error) {
 
 // commitSoon has a transaction of promoters wait for no disk and no standby. If a crash undoes it, the calls are there again, and
 // so are the waiting jobs. It is never undone alone: the claim of such a job waits for its own commit, and so for all before it.
-// A transaction that may lease a job waits itself: or a token could come twice.
+// A transaction that has leased a job waits itself: or a token could come twice.
 const commitSoon = `set_config('synchronous_commit', 'off', true)`
 
 // look takes the calls that are due since from. If sweeping, it also looks for the ends of jobs that nobody tells.
@@ -478,18 +479,16 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool) (did
 	// The shutdown does not end this at once, and its client cannot either: all of it is one message.
 	unbroken, cancel := outlast(ctx, 30*time.Second)
 	defer cancel()
-	settings, first := hotPlans+`, `+noLimits, p.first()
+	first := p.first()
 	defer func() { first.end(err == nil) }()
 	var lease, holder int64
 	var leases *string
-	if first == nil {
-		settings += `, ` + commitSoon
-	} else {
+	if first != nil {
 		lease, holder, leases = first.x.lease.Microseconds(), first.holder, &first.queue
 	}
 	batch := &pgx.Batch{}
 	batch.Queue(beginOwn)
-	batch.Queue(settings).Query(func(rows pgx.Rows) error {
+	batch.Queue(hotPlans + `, ` + noLimits).Query(func(rows pgx.Rows) error {
 		if err := rows.Err(); err != nil {
 			return err // rows that failed have no columns to ask for, and panic
 		}
@@ -503,7 +502,7 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool) (did
 		batch.Queue(p.q.sql(sweepMembers))
 	}
 	batch.Queue(p.q.sql(lockCalls), from).Query(row(nil, &due, &mine, &next, &did.families))
-	answer := &nextAnswer{n: first, before: []any{&did.calls, &did.jobs, &queues, nil, &followers, &live, &did.cancel, &end}}
+	answer := &nextAnswer{n: first, before: []any{&did.calls, &did.jobs, &queues, nil, &followers, &live, &did.cancel, &end, nil}}
 	batch.Queue(p.q.sql(promoteCalls), from, promoteChunk, rand.Int64(), p.again.Microseconds(), lease, holder, leases, p.kinds).Query(row(answer))
 	batch.Queue("commit")
 	if err := p.db.SendBatch(unbroken, batch).Close(); err != nil {

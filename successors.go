@@ -25,8 +25,8 @@ import (
 // It is for single jobs that are completed and not kept. What completes many at once leaves claims to gather.
 //
 // A promoter does the same for a job that comes into an idle lane, and for which the worker was woken, so that it starts after
-// one round trip instead of two. It must be the only one that the promoter lets in, and leave another slot free, for what the claim
-// finds that was woken together with the promoter.
+// one round trip instead of two. It must be the only one that the promoter lets in. It leaves another slot free, for what the claim
+// finds that was woken together with the promoter: nobody knows yet whether there is more.
 type successor struct {
 	x      *executor
 	s      *slots
@@ -40,7 +40,7 @@ type successor struct {
 
 const nextFor = 200 * time.Millisecond
 
-// leasing is what admitWaits adds to lease a job at once: a column of moved that says whether, columns of jobs and their
+// leasing is what admitWaits and admitLines add to lease a job at once: a column of moved that says whether, columns of jobs and their
 // values, and what is returned.
 type leasing struct{ which, columns, claims, values, returning string }
 
@@ -100,26 +100,27 @@ func (x *executor) successor(o outcome, own int64) *successor {
 	if s == nil || !s.foundEnd() {
 		return nil
 	}
-	return x.reserve(s, own)
+	return x.reserve(s, own, 0)
 }
 
 // first returns what leases the job that a promoter lets into a lane of this queue, or nil if that is left to a claim.
 func (x *executor) first(queue string) *successor {
 	s := x.slots[queue]
-	if s == nil || x.careful || s.outstanding.Load()+1 >= int64(s.count*s.width) {
+	if s == nil || x.careful {
 		return nil
 	}
-	return x.reserve(s, 0)
+	return x.reserve(s, 0, int64(s.width))
 }
 
-// reserve reserves a place in s for a job that is leased without a claim. It returns nil if there is none.
-func (x *executor) reserve(s *slots, own int64) *successor {
+// reserve reserves a place in s for a job that is leased without a claim, and leaves so many others free. It returns nil if there
+// is none.
+func (x *executor) reserve(s *slots, own, others int64) *successor {
 	if !x.q.pauses.none() {
 		return nil
 	}
 	x.ending.Lock()
 	defer x.ending.Unlock()
-	if x.stopping.Load() || !x.q.connections.reserve(s, own) {
+	if x.stopping.Load() || !x.q.connections.reserve(s, own-others) {
 		return nil
 	}
 	x.handling.Add(1)

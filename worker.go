@@ -85,7 +85,7 @@ const (
 	prefetchTime       = 25 * time.Millisecond
 	prefetchLongest    = 250 * time.Millisecond // of the time until its next turn a claim takes jobs for so long
 	conflictTries      = 30                     // how often a handler runs whose transaction Postgres wants run again
-	conflictRest       = 5 * time.Second        // the longest rest between two of these
+	conflictRest       = 5 * time.Second        // the longest rest between two of these, and no more than a quarter of the lease
 )
 
 var (

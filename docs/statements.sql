@@ -4401,6 +4401,7 @@ select (select count(*) from call), (select count(*) from ours), (select array_a
          where exists (select from onceq.waiters w where w.idle_until > statement_timestamp())),
        coalesce(f.went, 0), f.live_queues, f.cancel,
        (select min(e.due) from (select max(due) as due from call group by slot having count(*) = $2::int) e),
+       case when not exists (select from moved where next) then set_config('synchronous_commit', 'off', true) end,
        j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
           coalesce(j.metadata::text, ''), j.identity, 0, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule

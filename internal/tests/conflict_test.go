@@ -4,6 +4,8 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -325,4 +327,62 @@ func TestExtend_IsNotShortenedByABeat(t *testing.T) {
 	close(done)
 	until(t, db, noJobs)
 	require.NoError(t, w.stop())
+}
+
+// While a handler rests between two conflicts its lease is extended, and nobody takes it for one that does not return.
+func TestConflict_TheRestLosesNoLease(t *testing.T) {
+	t.Parallel()
+	for _, inTx := range []bool{false, true} {
+		t.Run(fmt.Sprint("the worker's transaction ", inTx), func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			id := add(t, db, onceq.Job{MaxAttempts: 1})
+			var runs atomic.Int32
+			work := func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+				time.Sleep(400 * time.Millisecond)
+				if runs.Add(1) > 12 {
+					return nil
+				}
+				_, err := tx.Exec(ctx, `do $$ begin raise 'conflict' using errcode = '40001'; end $$`)
+				return err
+			}
+			h := handleTx(work)
+			if !inTx {
+				h = handle(func(ctx context.Context, l *onceq.Lease) error {
+					return pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
+						return errors.Join(l.Complete(ctx, tx), work(ctx, tx, l))
+					})
+				})
+			}
+			w := start(t, db, onceq.WorkerConfig{Lease: time.Second}, h)
+			until(t, db, noJobs)
+			require.NoError(t, w.stop())
+			require.Zero(t, w.count(onceq.EventLeaseLost)+w.count(onceq.EventFailed)+w.count(onceq.EventStale))
+			require.Equal(t, 1, w.count(onceq.EventClaimed))
+			require.Equal(t, int32(13), runs.Load())
+			require.NotContains(t, w.logged(), "does not return")
+			_, err := db.Queue.Get(t.Context(), db.Pool, id)
+			require.ErrorIs(t, err, onceq.ErrNotFound)
+		})
+	}
+}
+
+// The end of Run begins no further run of a handler that conflicts: its job is given back.
+func TestConflict_EndsWithTheWorker(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	id := add(t, db, onceq.Job{MaxAttempts: 1})
+	ran := make(chan struct{}, 100)
+	w := start(t, db, onceq.WorkerConfig{ShutdownTimeout: time.Hour}, handleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
+		ran <- struct{}{}
+		time.Sleep(100 * time.Millisecond)
+		_, err := tx.Exec(ctx, `do $$ begin raise 'conflict' using errcode = '40001'; end $$`)
+		return err
+	}))
+	receive(t, ran)
+	require.NoError(t, w.stop())
+	j := must[onceq.JobInfo](t)(db.Queue.Get(t.Context(), db.Pool, id))
+	require.Equal(t, onceq.StateWaiting, j.State)
+	require.Zero(t, j.Attempts)
+	require.Zero(t, w.count(onceq.EventFailed)+w.count(onceq.EventDead))
 }

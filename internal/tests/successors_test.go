@@ -367,9 +367,9 @@ end $$`)
 
 // idleLanes runs a worker, and enqueues jobs into lanes of their own for it, each after it has announced that it waits, until
 // enough says so.
-func idleLanes(t *testing.T, db *queuetest.DB, cfg onceq.WorkerConfig, h onceq.Handler, r *ran, enough func(jobs int) bool) (w *working, jobs int) {
+func idleLanes(t *testing.T, db *queuetest.DB, cfg onceq.WorkerConfig, r *ran, enough func(jobs int) bool, handlers ...onceq.Handler) (w *working, jobs int) {
 	t.Helper()
-	w = start(t, db, cfg, h)
+	w = start(t, db, cfg, handlers...)
 	for ; !enough(jobs); jobs++ {
 		until(t, db, `exists (select from onceq.waiters where idle_until > statement_timestamp() and busy is null
 			and not exists (select from onceq.wakes x where x.worker = waiters.worker and x.round = waiters.round))`)
@@ -399,7 +399,7 @@ func TestFirst_IsLeasedByThePromoter(t *testing.T) {
 					return errors.Join(err, oneClaim(l))
 				})
 			}
-			w, n := idleLanes(t, db, onceq.WorkerConfig{}, h, &r, func(jobs int) bool { with, _ := leased(t, db); return with >= 10 || jobs == 200 })
+			w, n := idleLanes(t, db, onceq.WorkerConfig{}, &r, func(jobs int) bool { with, _ := leased(t, db); return with >= 10 || jobs == 200 }, h)
 			require.NoError(t, w.stop())
 			require.Less(t, n, 200)
 			require.Len(t, r.list(), n)
@@ -425,11 +425,13 @@ func TestFirst_LeavesOthersToClaims(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		slots, together int
+		batches         bool
 		pause           string
 	}{
-		"the last slot":       {slots: 1},
-		"several at once":     {slots: 10, together: 3},
-		"something is paused": {slots: 10, pause: "another"},
+		"the last slot":             {slots: 1},
+		"the last slot, of batches": {slots: 1, batches: true},
+		"several at once":           {slots: 10, together: 3},
+		"something is paused":       {slots: 10, pause: "another"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -441,7 +443,12 @@ func TestFirst_LeavesOthersToClaims(t *testing.T) {
 			var r ran
 			h := charges.Handle(func(_ context.Context, l *onceq.Lease, c charge) error { r.add(c.N); return oneClaim(l) })
 			cfg := onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{"default": {Concurrency: c.slots}}}
-			w, n := idleLanes(t, db, cfg, h, &r, func(jobs int) bool { return jobs == 10 })
+			handlers := []onceq.Handler{h}
+			if c.batches {
+				batch := onceq.Kind[int]{Name: "batch"}
+				handlers = append(handlers, batch.HandleBatch(10, func(context.Context, pgx.Tx, []onceq.Item[int]) error { return nil }))
+			}
+			w, n := idleLanes(t, db, cfg, &r, func(jobs int) bool { return jobs == 10 }, handlers...)
 			if c.together > 0 {
 				sqlRun(t, db, `truncate public.came`)
 				jobs := make([]onceq.Job, c.together)
