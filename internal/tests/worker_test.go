@@ -660,6 +660,7 @@ func TestRescan_LeavesWordOfKindsThatItDoesNotHave(t *testing.T) {
 	id := add(t, db, onceq.Job{Kind: "rare"})
 	sqlRun(t, db, `update onceq.jobs set run_at = run_at - interval '1 hour'`)
 	takeOne(t, db)
+	add(t, db, onceq.Job{Kind: "nobody's"}) // while nothing is due, nobody looks behind
 	others := start(t, db, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error { return nil }))
 	first := make(chan int64, 10)
 	w := start(t, db, onceq.WorkerConfig{}, rare.Handle(func(_ context.Context, l *onceq.Lease, _ int) error {
@@ -674,7 +675,8 @@ func TestRescan_LeavesWordOfKindsThatItDoesNotHave(t *testing.T) {
 	go func() {
 		defer close(ended)
 		for ctx.Err() == nil { // it is always others' turn
-			_, _ = db.Pool.Exec(ctx, `with q as (update onceq.queues set rescanned_at = statement_timestamp()) select pg_sleep(0.02)`)
+			_, _ = db.Pool.Exec(ctx, `update onceq.queues set rescanned_at = statement_timestamp()`)
+			time.Sleep(20 * time.Millisecond)
 		}
 	}()
 	db.ExpireLease(id)
