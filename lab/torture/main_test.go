@@ -25,11 +25,16 @@ func broken(t *testing.T, mistake, form string, want ...string) {
 	}
 	t.Parallel()
 	var found map[string][]string
+	c := config{
+		System: "onceq", Duration: 15 * time.Second, Drain: time.Minute, Workers: 4, Producers: 3, Requesters: 3,
+		Freeze: 4 * lease, Forms: []string{form}, Broken: mistake, Only: []string{faultFreeze, faultKill, faultHalf},
+	}
+	if mistake == brokenToken && form == formOwn { // others must have taken the jobs over before the process goes on
+		c.Duration, c.Freeze, c.Only = 30*time.Second, 10*lease, []string{faultFreeze}
+	}
 	for seed := range uint64(6) {
-		r, err := run(t.Context(), config{
-			System: "onceq", Seed: seed, Duration: 15 * time.Second, Drain: time.Minute, Workers: 4, Producers: 3, Requesters: 3,
-			Freeze: 4 * lease, Forms: []string{form}, Broken: mistake, Only: []string{faultFreeze, faultKill, faultHalf},
-		})
+		c.Seed = seed
+		r, err := run(t.Context(), c)
 		require.NoError(t, err)
 		found = r.verdict.Violations
 		t.Logf("seed %d: %d jobs, faults %v", seed, r.verdict.Accepted, r.faults)

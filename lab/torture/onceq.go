@@ -481,8 +481,8 @@ func (w *onceqWorker) own(ctx context.Context, l *onceq.Lease, p work) error {
 		return err
 	}
 	p.take(ctx)
-	if w.Broken == brokenToken { // so that all slots are in use when a process is frozen: a job that has not begun is given up then
-		pause(ctx, lease/2)
+	if w.Broken == brokenToken { // so that much is under way when a process is frozen: what has not begun is given up then
+		pause(ctx, lease/8)
 	}
 	return w.finish(ctx, l, p, nonce())
 }
