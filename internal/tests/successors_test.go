@@ -420,7 +420,8 @@ func oneClaim(l *onceq.Lease) error {
 	return nil
 }
 
-// It leaves to a claim what would take the last slot, what comes with others, and what comes while anything is paused.
+// It leaves to a claim what would take the last slot, what comes with others, and what comes while anything is paused. The commit of
+// what it lets in then waits for no disk.
 func TestFirst_LeavesOthersToClaims(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -435,8 +436,9 @@ func TestFirst_LeavesOthersToClaims(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db := queuetest.New(t)
+			db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["synchronous_commit"] = "local" }))
 			watchLeases(t, db)
+			sqlRun(t, db, `alter table public.came add durable text default current_setting('synchronous_commit')`)
 			if c.pause != "" {
 				require.NoError(t, db.Queue.PauseQueue(t.Context(), db.Pool, c.pause, ""))
 			}
@@ -466,6 +468,7 @@ func TestFirst_LeavesOthersToClaims(t *testing.T) {
 			with, without := leased(t, db)
 			require.Zero(t, with)
 			require.Positive(t, without)
+			require.Zero(t, sqlOne[int](t, db, `select count(*)::int from public.came where durable <> 'off'`), "nothing waited for the disk")
 		})
 	}
 }

@@ -32,7 +32,7 @@ func broken(t *testing.T, mistake, form string, want ...string) {
 	if mistake == brokenToken && form == formOwn { // others must have taken the jobs over before the process goes on
 		c.Duration, c.Freeze, c.Only = 30*time.Second, 10*lease, []string{faultFreeze}
 	}
-	for seed := range uint64(6) {
+	for seed := range uint64(10) {
 		c.Seed = seed
 		r, err := run(t.Context(), c)
 		require.NoError(t, err)
