@@ -339,7 +339,7 @@ func TestConflict_TheRestLosesNoLease(t *testing.T) {
 			id := add(t, db, onceq.Job{MaxAttempts: 1})
 			var runs atomic.Int32
 			work := func(ctx context.Context, tx pgx.Tx, l *onceq.Lease) error {
-				time.Sleep(400 * time.Millisecond)
+				time.Sleep(time.Second)
 				if runs.Add(1) > 12 {
 					return nil
 				}
@@ -354,7 +354,7 @@ func TestConflict_TheRestLosesNoLease(t *testing.T) {
 					})
 				})
 			}
-			w := start(t, db, onceq.WorkerConfig{Lease: time.Second}, h)
+			w := start(t, db, onceq.WorkerConfig{Lease: 3 * time.Second}, h)
 			until(t, db, noJobs)
 			require.NoError(t, w.stop())
 			require.Zero(t, w.count(onceq.EventLeaseLost)+w.count(onceq.EventFailed)+w.count(onceq.EventStale))
