@@ -196,7 +196,7 @@ func (x *executor) start(tasks []*task, h *Handler, atOnce bool) (*handlerContex
 	if atOnce && h.timeout > 0 {
 		ctx.until(began.Add(h.timeout))
 	}
-	if began.Sub(tasks[0].lease.began) >= x.lease { // otherwise no lease can have passed
+	if began.Sub(tasks[0].lease.began) >= x.lease { // otherwise no lease can have passed since the claim
 		for _, t := range x.tasks.overdue(tasks, began, x.lease) { // this process stood still, and no beat has said so yet
 			x.tasks.lose(t, "start", EventLeaseLost)
 		}
@@ -236,8 +236,9 @@ func (x *executor) runLease(t *task) {
 	}
 }
 
-// afterConflict waits before a transaction is run again, longer from time to time. Where such transactions take long, so does this, or the
-// same ones would meet again. The next run has tasks' contexts of its own. It returns false if no handler is started any more.
+// afterConflict waits before a transaction is run again, longer from time to time. Where such transactions take long, so does this, or
+// the same ones would meet again. Meanwhile tasks have no context: a handler that rests is none that does not return. It returns false
+// if no handler is started any more.
 func (x *executor) afterConflict(tasks []*task, try int, took time.Duration) bool {
 	x.tasks.mu.Lock()
 	for _, t := range tasks {
@@ -261,11 +262,12 @@ func (x *executor) tryLease(t *task, try int) (again bool) {
 	// The handler must not run again if the error comes from elsewhere and the job is completed.
 	if t.lease.conflicts(err) && try < conflictTries && ctx.why() == nil {
 		ctx.cancel(nil)
-		if !x.afterConflict([]*task{t}, try, time.Since(t.lease.began)) {
+		took := time.Since(t.lease.began)
+		if !x.afterConflict([]*task{t}, try, took) {
 			x.end(t, outcome{lease: t.lease, state: StateWaiting, unsure: t.lease.completedItself()})
 			return false
 		}
-		if t.lease.lengthen(ctx) {
+		if t.lease.lengthen(ctx, took) {
 			t.lease.startOver()
 			return true
 		}
@@ -334,7 +336,6 @@ func (x *executor) runTx(tasks []*task, h *Handler) {
 		tries /= 3 // then each runs by itself
 	}
 	for try := 1; ; try++ {
-		began := time.Now()
 		ctx, ok := x.start(tasks, h, false)
 		if !ok {
 			if len(tasks) == 1 {
@@ -353,7 +354,7 @@ func (x *executor) runTx(tasks []*task, h *Handler) {
 		var committed *committedError
 		if conflicts(err) && try < tries && ctx.why() == nil {
 			ctx.cancel(nil)
-			if x.afterConflict(tasks, try, time.Since(began)) {
+			if x.afterConflict(tasks, try, time.Since(tasks[0].lease.began)) {
 				continue
 			}
 			x.giveBack(tasks)

@@ -271,7 +271,8 @@ type Item[P any] struct {
 // HandleBatch runs fn for up to size jobs of the kind at a time, in one transaction that commits what fn wrote together
 // with all completions; the transaction begins as in HandleTx. It does not wait for a batch to fill up. When fn returns an
 // error, or a payload does not decode, nothing is committed and each of the jobs runs again at once in a batch of its own,
-// so that only the job at fault spends an attempt.
+// so that only the job at fault spends an attempt. After a serialization failure or a deadlock fn first runs again
+// with all of them, up to ten times.
 func (k *Kind[P]) HandleBatch(size int, fn func(ctx context.Context, tx pgx.Tx, jobs []Item[P]) error) Handler {
 	h := k.handler()
 	if fn == nil {

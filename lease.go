@@ -177,7 +177,7 @@ func (l *Lease) conflicted(ctx context.Context, err error) {
 	atomic.StoreUint32(&l.conflict, 1)
 	l.q.log.WarnContext(ctx, "onceq: Postgres wants a handler's own transaction run again; if that is repeatable read or serializable and takes longer "+
 		"than a third of the lease, call Lease.Lock(ctx, tx) first in it", slog.Int64("job", l.ID), slog.String("kind", l.Kind), slog.Any("error", err))
-	l.lengthen(ctx)
+	l.lengthen(ctx, time.Since(l.began))
 }
 
 // lengthenLease extends a lease and returns a row. It returns none if the lease is lost, or if a transaction has the job's
@@ -192,12 +192,12 @@ update onceq.jobs j set leased_until = greatest(leased_until, statement_timestam
   from free where j.id = any (array[free.id])
 returning true`
 
-// lengthen makes the lease last so long that no beat extends it while the handler takes twice the time that it has taken
-// until now. It reports whether the job still belongs to this lease and no transaction has its row locked.
-func (l *Lease) lengthen(ctx context.Context) (held bool) {
+// lengthen makes the lease last so long that no beat extends it while the handler takes twice the time that it took. It reports
+// whether the job still belongs to this lease and no transaction has its row locked.
+func (l *Lease) lengthen(ctx context.Context, took time.Duration) (held bool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 	defer cancel()
-	d := l.beats + 2*time.Since(l.began)
+	d := l.beats + 2*took
 	err := l.q.guarded(ctx, l.db, lengthenLease, []any{l.ID, l.claims, l.holder, d.Microseconds()}, &held)
 	return err == nil && held
 }

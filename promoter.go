@@ -369,17 +369,14 @@ onward as (
   insert into onceq.lane_calls (slot, due, lane)
   select distinct ` + laneSlot("lane") + `, statement_timestamp(), lane from passed
 )
-select (select count(*) from call), (select count(*) from ours), (select array_agg(distinct queue) from moved where next is not true), ` + wakeAll("moved where next is not true", "$3", "true") + `,
+select (select count(*) from call), (select count(*) from ours), (select array_agg(distinct queue) from job where leased_until is null), ` + wakeAll("job where leased_until is null", "$3", "true") + `,
        coalesce(f.went, 0), f.live_queues, f.cancel,
        (select min(e.due) from (select max(due) as due from call group by slot having count(*) = $2::int) e),
-       case when not exists (select from moved where next) then ` + commitSoon + ` end,
+       case when not exists (select from job where leased_until is not null) then ` + commitSoon + ` end,
        ` + claimedJob + `, 0, ` + cancelSince + `, false, j.lane, j.lane_rule
   from (select array_agg(distinct lane) as lanes from call where ` + isFollowLine("lane") + `) c
   left join lateral onceq.follow(c.lanes, $3::bigint, $4::bigint) f on true
-  left join (select id, least(claims + 1, 1048575) as claims, lost, attempts, max_attempts, priority, statement_timestamp() as run_at, created_at,
-                    statement_timestamp() + $5::bigint * interval '1 microsecond' as leased_until, kind, scope, key, payload, payload_bytes,
-                    metadata, identity, coalesce(path, lane) as lane, lane_rule
-               from moved where next) j on true`
+  left join job j on j.leased_until is not null`
 
 // promote looks once: for all calls, for those that became due lately, or for the old ones that such looks have left, because
 // there were more than a chunk. The latter two take turns, so that a lane that has just been called does not wait for a million

@@ -47,10 +47,11 @@ type leasing struct{ which, columns, claims, values, returning string }
 // leaseNext is how a job is leased to holder, for lease microseconds, if next holds for its row in job_waits.
 func leaseNext(next, lease, holder string) leasing {
 	return leasing{
-		which:   `, ` + next + ` as next`,
-		columns: `, leased_until, holder`,
-		claims:  `case when next then least(claims + 1, 1048575) else claims end`,
-		values:  `, case when next then statement_timestamp() + ` + lease + `::bigint * interval '1 microsecond' end, case when next then ` + holder + `::bigint end`,
+		which:     `, ` + next + ` as next`,
+		columns:   `, leased_until, holder`,
+		claims:    `case when next then least(claims + 1, 1048575) else claims end`,
+		values:    `, case when next then statement_timestamp() + ` + lease + `::bigint * interval '1 microsecond' end, case when next then ` + holder + `::bigint end`,
+		returning: "\n  returning *",
 	}
 }
 
@@ -60,8 +61,6 @@ func leaseNext(next, lease, holder string) leasing {
 var completeNext = completeNextWith("")
 
 func completeNextWith(more string) string {
-	by := leaseNext(`w.lost = 0 and w.queue = $10::text and w.kind = any ($11::text[])`, "$8", "$9")
-	by.returning = "\n  returning *"
 	return `
 with gone as (
   delete from onceq.jobs where ` + heldByOne + `
@@ -78,7 +77,7 @@ head as materialized (
   select w.id
     from (select lane, 1 as n from gone) r` + laneHead + `
    where ` + laneOpen + `
-),` + admitWaits(by) + `,
+),` + admitWaits(leaseNext(`w.lost = 0 and w.queue = $10::text and w.kind = any ($11::text[])`, "$8", "$9")) + `,
 call as (
   insert into onceq.lane_calls (slot, due, lane)
   select ` + laneSlot("lane") + `, statement_timestamp(), lane from gone where not exists (select from moved)

@@ -333,6 +333,31 @@ func TestExecutor_StartsNoJobWhoseLeaseHasPassed(t *testing.T) {
 	require.Equal(t, []int64{3, 4}, lost)
 }
 
+// A notification names a queue, after lookMore or not, and a queue may have a name that begins like that. One look takes it.
+func TestPromoter_KnowsWhichQueueItWasWokenFor(t *testing.T) {
+	t.Parallel()
+	q := benchQueue(t)
+	q.pauses.known.Store(&paused{at: time.Now().Add(time.Hour)})
+	x := &executor{q: q, slots: make(map[string]*slots)}
+	for _, queue := range []string{"mail", lookMore + "odd"} {
+		x.slots[queue] = &slots{queue: queue, count: 2, width: 1}
+	}
+	p := &promoter{exec: x, laned: true, wake: make(chan struct{}, 1)}
+	for heard, queue := range map[string]string{"mail": "mail", lookMore + "mail": "mail", lookMore + "odd": lookMore + "odd", lookMore + lookMore + "odd": lookMore + "odd"} {
+		p.rouse(heard)
+		p.rouse("") // of a wake-up that names none
+		n := p.first()
+		require.NotNil(t, n, "%q", heard)
+		require.Equal(t, queue, n.queue)
+		require.Nil(t, p.first(), "taken")
+		p.rouse(heard)
+		require.Nil(t, p.first(), "the other slot is for a claim")
+		n.s.outstanding.Add(-1)
+	}
+	p.rouse("another")
+	require.Nil(t, p.first())
+}
+
 // What outlasts the shutdown does not end with it at once, and does not go on until its own time is up.
 func TestOutlast(t *testing.T) {
 	t.Parallel()

@@ -4359,6 +4359,7 @@ job as (
          payload, payload_bytes, metadata, errors, identity,
          case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule, case when next then statement_timestamp() + $5::bigint * interval '1 microsecond' end, case when next then $6::bigint end
     from moved
+  returning *
 ),
 place as (
   insert into onceq.lane_places (lane, id)
@@ -4396,21 +4397,18 @@ onward as (
   insert into onceq.lane_calls (slot, due, lane)
   select distinct ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from passed
 )
-select (select count(*) from call), (select count(*) from ours), (select array_agg(distinct queue) from moved where next is not true), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $3::bigint, true)), 0)::bigint
-          from (select queue, count(*) as jobs from moved where next is not true group by queue) m
+select (select count(*) from call), (select count(*) from ours), (select array_agg(distinct queue) from job where leased_until is null), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $3::bigint, true)), 0)::bigint
+          from (select queue, count(*) as jobs from job where leased_until is null group by queue) m
          where exists (select from onceq.waiters w where w.idle_until > statement_timestamp())),
        coalesce(f.went, 0), f.live_queues, f.cancel,
        (select min(e.due) from (select max(due) as due from call group by slot having count(*) = $2::int) e),
-       case when not exists (select from moved where next) then set_config('synchronous_commit', 'off', true) end,
+       case when not exists (select from job where leased_until is not null) then set_config('synchronous_commit', 'off', true) end,
        j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
           coalesce(j.metadata::text, ''), j.identity, 0, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule
   from (select array_agg(distinct lane) as lanes from call where starts_with(lane, E'\x1f')) c
   left join lateral onceq.follow(c.lanes, $3::bigint, $4::bigint) f on true
-  left join (select id, least(claims + 1, 1048575) as claims, lost, attempts, max_attempts, priority, statement_timestamp() as run_at, created_at,
-                    statement_timestamp() + $5::bigint * interval '1 microsecond' as leased_until, kind, scope, key, payload, payload_bytes,
-                    metadata, identity, coalesce(path, lane) as lane, lane_rule
-               from moved where next) j on true;
+  left join job j on j.leased_until is not null;
 
 -- promoter.go: restAll
 with all_lanes as (

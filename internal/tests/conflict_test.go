@@ -386,3 +386,22 @@ func TestConflict_EndsWithTheWorker(t *testing.T) {
 	require.Zero(t, j.Attempts)
 	require.Zero(t, w.count(onceq.EventFailed)+w.count(onceq.EventDead))
 }
+
+// A whole batch runs ten times, and then each of its jobs by itself thirty times.
+func TestConflict_OfABatch(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	addMany(t, db, 2, onceq.Job{MaxAttempts: 1})
+	var runs [3]atomic.Int32
+	kind := onceq.Kind[int]{Name: "k"}
+	w := start(t, db, onceq.WorkerConfig{}, kind.HandleBatch(10, func(ctx context.Context, tx pgx.Tx, items []onceq.Item[int]) error {
+		runs[len(items)].Add(1)
+		_, err := tx.Exec(ctx, `do $$ begin raise 'conflict' using errcode = '40001'; end $$`)
+		return err
+	}))
+	until(t, db, noJobs)
+	require.NoError(t, w.stop())
+	require.Equal(t, int32(10), runs[2].Load())
+	require.Equal(t, int32(60), runs[1].Load())
+	require.Equal(t, 2, w.count(onceq.EventDead))
+}
