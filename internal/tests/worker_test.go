@@ -1004,7 +1004,10 @@ func TestWake_NotificationsOnlyWhileSomebodyWaits(t *testing.T) {
 }
 
 // statementHook is called for each statement, or batch of statements, before it is sent and after its answer.
-type statementHook struct{ before, after func(sql string) }
+type statementHook struct {
+	before, after func(sql string)
+	wrote         func(sql string, rows int64)
+}
 
 type hookedSQL struct{}
 
@@ -1025,8 +1028,11 @@ func (h *statementHook) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.
 	return h.start(ctx, d.SQL)
 }
 
-func (h *statementHook) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryEndData) {
+func (h *statementHook) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryEndData) {
 	h.end(ctx)
+	if sql, ok := ctx.Value(hookedSQL{}).(string); ok && h.wrote != nil {
+		h.wrote(sql, d.CommandTag.RowsAffected())
+	}
 }
 
 func (h *statementHook) TraceBatchStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceBatchStartData) context.Context {
@@ -1037,7 +1043,12 @@ func (h *statementHook) TraceBatchStart(ctx context.Context, _ *pgx.Conn, d pgx.
 	return h.start(ctx, all.String())
 }
 
-func (h *statementHook) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (h *statementHook) TraceBatchQuery(_ context.Context, _ *pgx.Conn, d pgx.TraceBatchQueryData) {
+	if h.wrote != nil {
+		h.wrote(d.SQL, d.CommandTag.RowsAffected())
+	}
+}
+
 func (h *statementHook) TraceBatchEnd(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchEndData) {
 	h.end(ctx)
 }
