@@ -14,6 +14,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onceq/onceq/internal/ownconns"
 )
 
 // ownConns are the connections that the workers of a process have beside the application's pool. All workers over one pool
@@ -57,6 +59,24 @@ const (
 var processConns struct {
 	mu  sync.Mutex // guards all
 	all map[*pgxpool.Pool]*ownConns
+}
+
+func init() {
+	ownconns.Keep = func(ctx context.Context, pool *pgxpool.Pool) (func(), error) {
+		o, err := connect(ctx, pool)
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range []*pgxpool.Pool{o.spare, o.outcomes} {
+			for _, c := range p.AcquireAllIdle(ctx) {
+				if c.Ping(ctx) != nil {
+					_ = c.Conn().Close(ctx)
+				}
+				c.Release()
+			}
+		}
+		return func() { o.disconnect(false) }, nil
+	}
 }
 
 // connect returns the own connections for the workers over a pool. It needs one disconnect for each call.

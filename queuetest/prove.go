@@ -585,6 +585,7 @@ func (r *proofRun) close() {
 		defer close(closed)
 		for _, p := range r.processes {
 			p.end()
+			p.release()
 			p.Pool.Close()
 		}
 		r.db.Pool.Close()

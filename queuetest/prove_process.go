@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/ownconns"
 )
 
 // Process is one process of an application under Prove. It has everything that a handler works with. Prove sees and
@@ -30,6 +31,8 @@ type Process struct {
 	run  *proofRun
 	ctx  context.Context // of its worker
 	end  context.CancelFunc
+
+	release func() // closes its worker's own connections
 
 	done chan struct{} // closed when its work has returned
 
@@ -72,6 +75,9 @@ func (r *proofRun) process(f *fault) (*Process, error) {
 	}
 	// Nobody needs the log of a process that is killed on purpose.
 	p.Queue, err = onceq.New(p.Pool, &onceq.Config{Logger: slog.New(slog.DiscardHandler), Hook: onceq.HookFunc(p.event)})
+	if err == nil {
+		p.release, err = ownconns.Keep(context.Background(), p.Pool)
+	}
 	if err != nil {
 		p.Pool.Close()
 		return nil, err

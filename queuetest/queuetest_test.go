@@ -285,6 +285,26 @@ func TestRunOne_OfAHandlerThatCompletesAndRollsBack(t *testing.T) {
 }
 
 // The event of a cancellation has no token. It ends the run in which the handler asked for it.
+// Opening sessions is most of what a short run costs, so the worker's own stay for the next run of the test.
+func TestRunOne_OpensItsSessionsOnce(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	handler := (&onceq.Kind[int]{Name: "k"}).Handle(func(context.Context, *onceq.Lease, int) error { return nil })
+	run := func() (pids []int) {
+		_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Payload: 1})
+		require.NoError(t, err)
+		require.Equal(t, onceq.StateCompleted, db.RunOne(handler).State)
+		require.NoError(t, db.Pool.QueryRow(t.Context(), `select array_agg(pid order by pid) from pg_stat_activity
+			where datname = current_database() and application_name = $1`, t.Name()).Scan(&pids))
+		return pids
+	}
+	first := run()
+	require.Greater(t, len(first), int(db.Pool.Stat().TotalConns()), "the worker's own are there")
+	for range 3 {
+		require.Subset(t, run(), first)
+	}
+}
+
 func TestRunOne_OfAHandlerThatCancelsItsJob(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)

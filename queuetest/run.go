@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/ownconns"
 )
 
 // Ran is one run of a job, as its worker reported it.
@@ -293,9 +294,14 @@ func (db *DB) work(claimed func(onceq.Event), limit int, handlers []onceq.Handle
 		ran = append(ran, r)
 	}
 	q, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema, Hook: onceq.HookFunc(hook)})
+	var w *onceq.Worker
 	if err == nil {
-		var w *onceq.Worker
-		if w, err = onceq.NewWorker(q, onceq.WorkerConfig{}, handlers...); err == nil {
+		w, err = onceq.NewWorker(q, onceq.WorkerConfig{}, handlers...)
+	}
+	if err == nil {
+		var release func()
+		if release, err = ownconns.Keep(context.Background(), db.Pool); err == nil {
+			db.t.Cleanup(release)
 			err = w.Drain(context.Background(), limit)
 		}
 	}
