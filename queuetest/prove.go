@@ -255,7 +255,7 @@ func faults(tape []*step, attempts bool) []*fault {
 	return all
 }
 
-// slots bounds how many runs of all proofs of the test process go on at once: each has about eight sessions on the
+// slots bounds how many runs of all proofs of the test process go on at once: each has about seven sessions on the
 // server.
 var slots = make(chan struct{}, min(8, max(2, 2*runtime.GOMAXPROCS(0))))
 
