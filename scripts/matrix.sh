@@ -20,6 +20,9 @@ always='TestProve_.*|ExampleProve'
 # This runs the later migration itself.
 later='TestUpgrade_TheCodeOfBeforeWorksBesideThis'
 
+# This starts a process on the server of another one, where its role would be left behind.
+role='TestAKilledProcessLeavesNoDatabase'
+
 # These test or use the default schema.
 schema='TestNew|ExampleHookFunc|ExampleConfig_beforeEnqueue'
 
@@ -71,7 +74,7 @@ fi
 for mode; do
 	case $mode in
 	cache_describe | describe_exec | exec | simple_protocol) run "$mode" '' ONCEQ_TEST_QUERY_MODE="$mode" ;;
-	role) run "$mode" '' ONCEQ_TEST_ROLE=1 ;;
+	role) run "$mode" "$role" ONCEQ_TEST_ROLE=1 ;;
 	later) run "$mode" "$later" ONCEQ_TEST_LATER="$PWD/migrations/testdata/002_later.sql" ;;
 	schema) run "$mode" "$schema" ONCEQ_TEST_SCHEMA="Odd \"schema's.x" ;;
 	pgbouncer)
