@@ -33,6 +33,9 @@ func (r Ran) Lost() bool { return r.State == 0 }
 
 // RunOne runs the job that is due first, with the handler for its kind, and returns the run. The test fails if no job
 // is due.
+//
+// The connections that a worker has beside the pool stay open from one run to the next, here and in the functions below,
+// until the test ends. What "alter database … set" or "alter role … set" changes meanwhile does not reach them.
 func (db *DB) RunOne(handlers ...onceq.Handler) Ran {
 	db.t.Helper()
 	ran := db.work(nil, 1, handlers)
