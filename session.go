@@ -38,7 +38,7 @@ type ownConns struct {
 	waits    atomic.Bool // an outbox waits for long for a lock, over one of the connections in outcomes
 
 	mu      sync.Mutex // guards what follows
-	users   int        // how many runs
+	users   int        // how many runs, and tests that keep the connections
 	runs    map[*listener]bool
 	stop    context.CancelFunc // of listen
 	stopped chan struct{}
