@@ -64,6 +64,13 @@ func (q *quarantine) slotCame(id int64) {
 // forget is for a pause, and its end.
 func (q *quarantine) forget() { q.ids, q.came = q.ids[:0], 0 }
 
+// without leaves out jobs.
+func (q *quarantine) without(jobs map[int64]bool) {
+	is := func(id int64) bool { return jobs[id] }
+	came := slices.DeleteFunc(slices.Clone(q.ids[:q.came]), is)
+	q.ids, q.came = append(came, slices.DeleteFunc(q.ids[q.came:], is)...), len(came)
+}
+
 // past leaves out the first n jobs, which a claim has passed. Meanwhile something may have been paused or resumed, and then
 // there are none.
 func (q *quarantine) past(n int) {
@@ -160,11 +167,12 @@ type quarantineClaim struct {
 	kinds []string // that are not paused
 }
 
-// askQuarantined prepares a claim, or returns nil if it is another job's turn. In any case other jobs are next.
+// askQuarantined prepares a claim, or returns nil if it is another job's turn, or if this worker has them all. In any case other
+// jobs are next.
 func (c *claimer) askQuarantined(f *feed) *quarantineClaim {
 	in := &f.quarantine
 	in.othersTurn = true
-	if !c.q.quarantine.take() {
+	if in.without(c.exec.tasks.held()); len(in.ids) == 0 || !c.q.quarantine.take() {
 		c.unreserve(f)
 		c.isDue(f)
 		return nil

@@ -71,6 +71,20 @@ func (s *taskSet) holdsNone() bool {
 	return len(s.all) == 0
 }
 
+// held gives the jobs that this worker has as far as it knows: they run, or their outcomes are still to be written. Somebody may
+// have locked their rows for longer than a lease, so that a rescan takes them for lost.
+func (s *taskSet) held() map[int64]bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	held := make(map[int64]bool, len(s.all))
+	for _, t := range s.all {
+		if t.finishing || t.lost == nil && !t.late && !t.lease.completedItself() {
+			held[t.lease.ID] = true
+		}
+	}
+	return held
+}
+
 // overdue returns those of the tasks whose leases have not been extended for a lease, and that do not count as lost yet.
 func (s *taskSet) overdue(tasks []*task, now time.Time, lease time.Duration) (overdue []*task) {
 	s.mu.Lock()

@@ -326,6 +326,40 @@ func TestOutcomes_ALockedRowHoldsUpItsOwnJobOnly(t *testing.T) {
 	}
 }
 
+// A worker has the outcome of a job, whose lease has run out because somebody had locked its row, and the row is free before the
+// outcome is tried again. A rescan by this worker does not take the job for lost.
+func TestOutcomes_WhatAWorkerHasIsNotLost(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	conn := owner(t, db)
+	exec := func(statement string) {
+		_, err := conn.Exec(t.Context(), statement)
+		require.NoError(t, err)
+	}
+	// Nothing extends a lease, and no outcome is stored.
+	exec(`create function stay() returns trigger language plpgsql as $$ begin return null; end $$;
+	      create trigger stay before update on jobs for each row when (old.claims = new.claims) execute function stay();
+	      create function refuse() returns trigger language plpgsql as $$ begin raise 'locked' using errcode = '55P03'; end $$;
+	      create trigger refuse before delete on jobs for each row when (old.kind = 'k') execute function refuse()`)
+	var runs atomic.Int32
+	ran, lost := make(chan bool), onceq.Kind[any]{Name: "lost"}
+	w := start(t, db, onceq.WorkerConfig{Lease: time.Second},
+		handle(func(context.Context, *onceq.Lease) error { runs.Add(1); return nil }),
+		lost.Handle(func(context.Context, *onceq.Lease, any) error { ran <- true; return nil }))
+	id := add(t, db, onceq.Job{Kind: "k"})
+	until(t, db, `exists (select from onceq.jobs where id = $1 and leased_until < statement_timestamp())`, id)
+	for range 2 { // after the first one, a rescan has seen the job
+		other := add(t, db, onceq.Job{Kind: "lost", RunAt: time.Now().Add(time.Hour)})
+		sqlRun(t, db, `update onceq.jobs set claims = 1, lost = 1, run_at = (select run_at from onceq.jobs where id = $2) where id = $1`, other, id)
+		receive(t, ran)
+	}
+	require.EqualValues(t, 1, runs.Load())
+	exec(`drop trigger refuse on jobs`)
+	until(t, db, noJobs)
+	require.NoError(t, w.stop())
+	require.EqualValues(t, 1, runs.Load())
+}
+
 // Two workers over one pool, and of each a job whose row is locked: the connections for outcomes are not both kept waiting, for a
 // quarter of the lease.
 func TestOutcomes_LockedRowsOfTwoWorkersLeaveAConnection(t *testing.T) {
