@@ -54,7 +54,7 @@ func (b *beats) once() {
 		switch held := now.Sub(t.extended); {
 		case t.late && held < b.lease:
 		case t.lost != nil && !errors.Is(t.lost, ErrCancelled):
-		case held >= b.lease && !t.finishing:
+		case held >= b.lease && !t.finishing && !t.lease.completedItself():
 			expired = append(expired, t)
 		case held >= b.lease/3:
 			due = append(due, t)
