@@ -18,7 +18,7 @@ type rescans struct {
 	known   bool             // the table queues has this worker's queues
 	asked   time.Time        // when this worker looked whether any job is due, or counts as having looked
 	looks   [2]time.Duration // what the latest two looks took that said in which queues any job is due
-	pages   time.Duration    // what the glances and pages of the latest rescan took, without the waits between them
+	pages   [2]time.Duration // what the glances and pages of the latest two rescans took, without the waits between them
 	spent   time.Duration    // and of the one under way
 	feeds   []*feed          // still to be gone over
 	granted bool             // it is this worker's turn in these
@@ -37,9 +37,10 @@ const (
 	rescanGlance = 50   // queues in one glance
 )
 
-// interval is the time between two rescans, by any of the workers that take turns.
+// interval is the time between two rescans, by any of the workers that take turns. One that was slow may have had to wait for
+// something, so what counts is the faster one of two.
 func (r *rescans) interval() time.Duration {
-	return max(rescanEvery, lookRest*min(r.looks[0], r.looks[1]), 20*r.pages)
+	return max(rescanEvery, lookRest*min(r.looks[0], r.looks[1]), 20*min(r.pages[0], r.pages[1]))
 }
 
 // due reports whether this worker may rescan, if no other one has.
@@ -179,7 +180,7 @@ func (r *rescans) next() {
 // ended records what the rescan took if there is no feed left.
 func (r *rescans) ended() {
 	if len(r.feeds) == 0 {
-		r.pages = r.spent
+		r.pages[1], r.pages[0] = r.pages[0], r.spent
 	}
 }
 

@@ -444,7 +444,9 @@ func TestRescans_TheirIntervalGrowsWithTheirCost(t *testing.T) {
 	require.Equal(t, rescanEvery, r.interval())
 	r.looks = [2]time.Duration{time.Second, 20 * time.Millisecond}
 	require.Equal(t, 2*time.Second, r.interval(), "one that was slow may have had to wait for something")
-	r.pages = time.Second
+	r.pages = [2]time.Duration{5 * time.Millisecond, time.Minute}
+	require.Equal(t, 2*time.Second, r.interval(), "a page that had to wait, too")
+	r.pages = [2]time.Duration{time.Second, 2 * time.Second}
 	require.Equal(t, 20*time.Second, r.interval())
 }
 
