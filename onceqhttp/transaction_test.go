@@ -301,7 +301,7 @@ func TestHandlerTx_WithoutAKey(t *testing.T) {
 func TestHandlerTx_LimitsIdling(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	for timeout, want := range map[time.Duration]string{0: "30s", 2 * time.Second: "2s", 100 * 24 * time.Hour: "2147483647ms", onceq.NoTimeout: "0"} {
+	for timeout, want := range map[time.Duration]string{0: "30s", 20 * time.Second: "20s", 100 * 24 * time.Hour: "2147483647ms", onceq.NoTimeout: "0"} {
 		s := serve(t, "/", middleware(t, db.Queue, onceqhttp.Config{Timeout: timeout, Optional: true}).HandlerTx(db.Pool, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 			var idle string
 			err := tx.QueryRow(r.Context(), `show idle_in_transaction_session_timeout`).Scan(&idle)

@@ -182,7 +182,7 @@ func TestTrace_LeaseLostWhileItRuns(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	r := b.enqueue(t.Context(), welcome.Job(mail{"ada"}))
-	b.drainLeasing(3*time.Second, welcome.Handle(func(ctx context.Context, l *onceq.Lease, _ mail) error {
+	b.drainLeasing(15*time.Second, welcome.Handle(func(ctx context.Context, l *onceq.Lease, _ mail) error {
 		if l.Lost > 0 {
 			return nil
 		}

@@ -566,7 +566,7 @@ func (h *Handler) do(ctx context.Context, a *asked) (to string, err error) {
 	if strings.HasSuffix(a.What, "-many") || a.What == "cancel-group" {
 		return h.many(ctx, a)
 	}
-	ctx, cancel := context.WithTimeout(ctx, actLimit)
+	ctx, cancel := context.WithTimeout(ctx, h.limits.act)
 	defer cancel()
 	// The action and its line in the audit trail happen together. Should this process freeze in between, the server ends it.
 	const limits = `
@@ -836,7 +836,7 @@ func (h *Handler) many(ctx context.Context, a *asked) (to string, err error) {
 		a.Outcome += "; then: " + line(err.Error())
 	}
 	// The end is written even if the time is up.
-	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), actLimit)
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.limits.act)
 	defer cancel()
 	id, recordErr := h.q.RecordAction(end, h.db, a.Action)
 	if recordErr != nil {

@@ -65,7 +65,7 @@ func (c *cache[V]) get(ctx context.Context, h *Handler, key string, every time.D
 			clear(c.m)
 		}
 		c.m[key] = e
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readLimit)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.limits.read)
 		go func() {
 			defer cancel()
 			defer close(e.ready)
@@ -235,7 +235,7 @@ type goodState struct {
 }
 
 func (h *Handler) readState(ctx context.Context) (state, error) {
-	return h.state.get(ctx, h, "", refresh-100*time.Millisecond, func(ctx context.Context) (s state, err error) {
+	return h.state.get(ctx, h, "", h.limits.state, func(ctx context.Context) (s state, err error) {
 		if err = h.db.QueryRow(ctx, `select statement_timestamp()`).Scan(&s.At); err != nil {
 			return s, err
 		}
@@ -292,7 +292,6 @@ type sub struct {
 const (
 	maxSubs    = 500
 	maxJobSubs = 100
-	streamEnds = time.Minute // so that rights are asked for again; the browser comes back by itself
 )
 
 func (b *hub) init(h *Handler) {
@@ -358,7 +357,7 @@ func (b *hub) look() {
 
 // tell wakes the pages whose content has changed: two statements for all of them.
 func (b *hub) tell(subs []*sub) {
-	ctx, cancel := context.WithTimeout(context.Background(), readLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), b.h.limits.read)
 	defer cancel()
 	st, err := b.h.readState(ctx)
 	now := st.sums(err)
@@ -456,7 +455,7 @@ func (b *hub) serve(w http.ResponseWriter, r *http.Request) {
 	if !send("retry: 3000\n\n") {
 		return
 	}
-	end, alive := time.NewTimer(streamEnds), time.NewTicker(15*time.Second)
+	end, alive := time.NewTimer(b.h.limits.stream), time.NewTicker(15*time.Second)
 	defer end.Stop()
 	defer alive.Stop()
 	for {

@@ -794,7 +794,7 @@ func (h *Handler) done(ctx context.Context, text string) *onceq.Action {
 	if err != nil || id <= 0 || id == 1<<63-1 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, readLimit)
+	ctx, cancel := context.WithTimeout(ctx, h.limits.read)
 	defer cancel()
 	var list []onceq.Action
 	err = h.reading(ctx, func() (err error) {

@@ -54,7 +54,7 @@ func TestFailover(t *testing.T) {
 	first.Host += "," + second.Host
 	values := first.Query()
 	values.Set("target_session_attrs", "read-write")
-	values.Set("connect_timeout", "5")
+	values.Set("connect_timeout", "30")
 	first.RawQuery = values.Encode()
 	both := first.String()
 

@@ -100,7 +100,7 @@ func TestDoctorNamesWhatHoldsALane(t *testing.T) {
 	_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, []onceq.Job{book.Job(1), book.Job(2), book.Job(3)})
 	require.NoError(t, err)
 	began := make(chan int64, 3)
-	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{ShutdownTimeout: time.Millisecond}, book.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{Lease: time.Hour, ShutdownTimeout: time.Millisecond}, book.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
 		began <- l.ID
 		<-ctx.Done()
 		return ctx.Err()

@@ -25,10 +25,10 @@ func TestLocksOfOthers(t *testing.T) {
 	require.Equal(t, codeFailed, a.code, a.err)
 	require.Contains(t, a.err, "A lock was not free within 5s")
 	require.Contains(t, a.err, fmt.Sprintf("Locks are held by session %d (", pid))
-	a = do(t, db.URL, "reap", "--timeout", "5s")
+	a = do(t, db.URL, "reap", "--timeout", "20s")
 	require.Equal(t, codeFailed, a.code, a.err)
 	require.Contains(t, a.out, "Removed 0 keys")
-	require.Contains(t, a.err, "A statement took longer than --timeout 5s")
+	require.Contains(t, a.err, "A statement took longer than --timeout 20s")
 
 	require.NoError(t, tx.Rollback(t.Context()))
 	fine(t, db.URL, "migrate", "up")

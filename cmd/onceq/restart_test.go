@@ -111,7 +111,7 @@ select count(*)
 	}
 	pool.Reset()
 	cuts := 0
-	for began := time.Now(); cuts < 10 && time.Since(began) < time.Minute; {
+	for began := time.Now(); cuts < 10 && time.Since(began) < 5*time.Minute; {
 		page()
 		watch(t.Context())
 		var n int

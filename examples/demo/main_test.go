@@ -19,7 +19,7 @@ func TestDemo(t *testing.T) {
 	out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput()
 	require.NoError(t, err, string(out))
 
-	demo := exec.Command(binary, "-signups", "60", "-seed", "7", "-duration", "5m")
+	demo := exec.Command(binary, "-signups", "60", "-seed", "7", "-duration", "15m")
 	for _, variable := range os.Environ() {
 		if !strings.HasPrefix(variable, "DATABASE_URL=") {
 			demo.Env = append(demo.Env, variable)

@@ -86,6 +86,8 @@ func TestWelcome_Race_SendsOnce(t *testing.T) {
 	t.Parallel()
 	db, mail := setUp(t)
 	db.Race(handlertest.Handler(mail))
+	db.Advance(time.Minute) // if one met the other's call in flight, the job runs once more
+	db.Drain(handlertest.Handler(mail))
 	require.Equal(t, 1, logged(t, db))
 	require.Len(t, mail.sent, 1)
 }

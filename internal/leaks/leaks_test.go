@@ -27,7 +27,7 @@ func leaveBehind(until chan struct{}) {
 
 func TestWatch(t *testing.T) {
 	On.Store(true)
-	patience = 50 * time.Millisecond
+	patience = 2 * time.Second
 	until := make(chan struct{})
 
 	f := &fake{TB: t}

@@ -114,7 +114,7 @@ func TestComplete_InATransactionLongerThanABeat(t *testing.T) {
 				done := make(chan struct{})
 				waiting := onceq.Kind[int]{Name: "other", Timeout: onceq.NoTimeout}
 				working := onceq.Kind[int]{Name: "k", Timeout: onceq.NoTimeout}
-				w := start(t, db, onceq.WorkerConfig{Lease: 3 * time.Second},
+				w := start(t, db, onceq.WorkerConfig{Lease: steady},
 					waiting.Handle(func(ctx context.Context, _ *onceq.Lease, _ int) error {
 						<-done
 						return nil
@@ -314,7 +314,7 @@ func TestExtend_IsNotShortenedByABeat(t *testing.T) {
 	done := make(chan struct{})
 	waiting := onceq.Kind[int]{Name: "other"}
 	errs := make(chan error, 5)
-	w := start(t, db, onceq.WorkerConfig{Lease: 3 * time.Second},
+	w := start(t, db, onceq.WorkerConfig{Lease: steady},
 		waiting.Handle(func(context.Context, *onceq.Lease, int) error { <-done; return nil }),
 		handle(func(ctx context.Context, l *onceq.Lease) error {
 			err := l.Extend(ctx, time.Hour)
@@ -354,7 +354,7 @@ func TestConflict_TheRestLosesNoLease(t *testing.T) {
 					})
 				})
 			}
-			w := start(t, db, onceq.WorkerConfig{Lease: 3 * time.Second}, h)
+			w := start(t, db, onceq.WorkerConfig{Lease: steady}, h)
 			until(t, db, noJobs)
 			require.NoError(t, w.stop())
 			require.Zero(t, w.count(onceq.EventLeaseLost)+w.count(onceq.EventFailed)+w.count(onceq.EventStale))

@@ -464,7 +464,7 @@ func TestEvents_LeaseLostOnceInAWorker(t *testing.T) {
 	r, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Payload: 1})
 	require.NoError(t, err)
 	k := onceq.Kind[int]{Name: "k"}
-	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{Lease: 5 * time.Second}, k.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{Lease: steady}, k.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
 		var other []*onceq.Lease
 		for len(other) == 0 { // a beat may come first
 			db.ExpireLease(l.ID)

@@ -177,7 +177,7 @@ func TestHealth_AHandlerThatHoldsALane(t *testing.T) {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	start(t, db, onceq.WorkerConfig{}, lane.Handle(hang), limit.Handle(hang))
+	start(t, db, onceq.WorkerConfig{Lease: time.Hour}, lane.Handle(hang), limit.Handle(hang)) // no beat writes progress meanwhile
 	<-ran
 	<-ran
 	require.Empty(t, hangs(), "they have only begun")

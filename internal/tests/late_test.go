@@ -201,7 +201,7 @@ func TestWorker_AHandlerThatIgnoresItsContextLosesItsJob(t *testing.T) {
 			db := queuetest.New(t)
 			sqlRun(t, db, ledger)
 			finish := make(chan struct{})
-			w := start(t, db, onceq.WorkerConfig{Lease: 3 * time.Second, ShutdownTimeout: -1}, form(finish))
+			w := start(t, db, onceq.WorkerConfig{Lease: 6 * time.Second, ShutdownTimeout: -1}, form(finish))
 			id := add(t, db, kind.Job(1))
 			until(t, db, `exists (select from onceq.job_history where id = $1 and state = $2 and lost = 2 and attempts = 0)`, id, onceq.StateDead)
 			require.Equal(t, 2, strings.Count(w.logged(), "a handler does not return although its context has ended"))
@@ -263,7 +263,7 @@ func TestShutdown_IsBoundedBesideHandlersThatIgnoreIt(t *testing.T) {
 	_, err = lock.Exec(t.Context(), `select from onceq.jobs where kind <> 'tx' for update`)
 	require.NoError(t, err)
 	close(locked)
-	until(t, db, `(select count(distinct pid) from pg_locks where not granted) >= 2`)
+	until(t, db, `(select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()) >= 2`)
 	w.cancel()
 	err = receive(t, w.ended)
 	w.ended <- err
@@ -338,16 +338,17 @@ func TestOutcomes_WhatAWorkerHasIsNotLost(t *testing.T) {
 	}
 	// Nothing extends a lease, and no outcome is stored.
 	exec(`create function stay() returns trigger language plpgsql as $$ begin return null; end $$;
-	      create trigger stay before update on jobs for each row when (old.claims = new.claims) execute function stay();
+	      create trigger stay before update on jobs for each row when (old.claims = new.claims and new.leased_until > old.leased_until) execute function stay();
 	      create function refuse() returns trigger language plpgsql as $$ begin raise 'locked' using errcode = '55P03'; end $$;
 	      create trigger refuse before delete on jobs for each row when (old.kind = 'k') execute function refuse()`)
 	var runs atomic.Int32
 	ran, lost := make(chan bool), onceq.Kind[any]{Name: "lost"}
-	w := start(t, db, onceq.WorkerConfig{Lease: time.Second},
+	w := start(t, db, onceq.WorkerConfig{Lease: steady},
 		handle(func(context.Context, *onceq.Lease) error { runs.Add(1); return nil }),
 		lost.Handle(func(context.Context, *onceq.Lease, any) error { ran <- true; return nil }))
 	id := add(t, db, onceq.Job{Kind: "k"})
-	until(t, db, `exists (select from onceq.jobs where id = $1 and leased_until < statement_timestamp())`, id)
+	eventually(t, "a run", func() bool { return runs.Load() == 1 })
+	sqlRun(t, db, `update onceq.jobs set leased_until = statement_timestamp() where id = $1`, id)
 	for range 2 { // after the first one, a rescan has seen the job
 		other := add(t, db, onceq.Job{Kind: "lost", RunAt: time.Now().Add(time.Hour)})
 		sqlRun(t, db, `update onceq.jobs set claims = 1, lost = 1, run_at = (select run_at from onceq.jobs where id = $2) where id = $1`, other, id)

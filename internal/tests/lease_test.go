@@ -125,7 +125,7 @@ func TestClaim_TwoAtOnceNeverShareAJob(t *testing.T) {
 	for range 4 {
 		claimers.Go(func() {
 			for {
-				leases, err := db.Queue.Claim(context.Background(), onceq.ClaimOptions{Limit: 7})
+				leases, err := db.Queue.Claim(context.Background(), onceq.ClaimOptions{Limit: 7, Lease: time.Hour})
 				mu.Lock()
 				got = append(got, idsOf(leases)...)
 				done := err != nil || len(got) >= len(ids)
@@ -444,7 +444,7 @@ func TestFail_WhatAnErrorDoes(t *testing.T) {
 		{onceq.Snooze(-time.Minute), onceq.StateWaiting, 0, 0, 0},
 		{onceq.Snooze(1 << 62), onceq.StateDelayed, 0, 876_000 * time.Hour, 876_000 * time.Hour},
 		{fmt.Errorf("wrapped: %w", onceq.Fatal(errors.New("no use"))), onceq.StateDead, 1, 0, 0},
-		{&onceq.InFlightError{RetryAfter: time.Second}, onceq.StateDelayed, 0, time.Second, time.Second},
+		{&onceq.InFlightError{RetryAfter: time.Minute}, onceq.StateDelayed, 0, time.Minute, time.Minute},
 		{&onceq.HeldError{Detail: "ask somebody"}, onceq.StateHeld, 0, 0, 0},
 		{errors.New("\x00\xff" + strings.Repeat("ä", 9000)), onceq.StateRetrying, 1, 900 * time.Millisecond, 1100 * time.Millisecond},
 	} {

@@ -30,6 +30,7 @@ create table started (job bigint, token bigint);
 create table ended (token bigint, error text);
 create table gate (open bool)`
 	processQueue = "ONCEQ_TEST_WORKER_PROCESS"
+	processLease = "ONCEQ_TEST_WORKER_LEASE"
 )
 
 // ledgerHandlers write one row for each job that was done. In "quick", the effect and the completion commit in the worker's
@@ -94,7 +95,9 @@ func TestWorkerProcess(t *testing.T) {
 	handlers := append(ledgerHandlers(pool), poisonHandlers(pool, func(fn func(pgx.Tx) error) error {
 		return pgx.BeginFunc(context.Background(), pool, fn)
 	}, func() { os.Exit(1) })...)
-	w, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: time.Second}, handlers...)
+	lease, err := time.ParseDuration(os.Getenv(processLease))
+	require.NoError(t, err)
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: lease}, handlers...)
 	require.NoError(t, err)
 	require.NoError(t, w.Run(context.Background()))
 }
@@ -104,10 +107,10 @@ type process struct {
 	cmd *exec.Cmd
 }
 
-func startProcess(t testing.TB, db *queuetest.DB) *process {
+func startProcess(t testing.TB, db *queuetest.DB, lease time.Duration) *process {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], "-test.run=^TestWorkerProcess$")
-	cmd.Env = append(os.Environ(), processQueue+"="+conformance.HandOver(t, db))
+	cmd.Env = append(os.Environ(), processQueue+"="+conformance.HandOver(t, db), processLease+"="+lease.String())
 	cmd.Stderr = os.Stderr
 	require.NoError(t, cmd.Start())
 	p := &process{t, cmd}
@@ -128,12 +131,12 @@ func TestProcesses_AgainstEachOtherAndKilledAgainAndAgain(t *testing.T) {
 	sqlRun(t, db, ledger)
 	const jobs = 6000
 	addMany(t, db, jobs, onceq.Job{Kind: "quick", Key: "k"})
-	workers := []*process{startProcess(t, db), startProcess(t, db)}
+	workers := []*process{startProcess(t, db, time.Second), startProcess(t, db, time.Second)}
 	for kill := 1; kill <= 4; kill++ {
 		until(t, db, `(select count(*) from effects) >= $1::int`, kill*1000)
 		i := kill % 2
 		workers[i].kill()
-		workers[i] = startProcess(t, db)
+		workers[i] = startProcess(t, db, time.Second)
 	}
 	until(t, db, noJobs)
 	require.Equal(t, jobs, sqlOne[int](t, db, `select count(*) from effects`))
@@ -151,10 +154,11 @@ func TestProcesses_AStoppedOneThatContinuesCommitsNothing(t *testing.T) {
 			db := queuetest.New(t)
 			sqlRun(t, db, ledger)
 			id := add(t, db, onceq.Job{Kind: kind, Key: "k"})
-			stopped := startProcess(t, db)
+			stopped := startProcess(t, db, steady)
 			until(t, db, `exists (select from started)`)
 			first := sqlOne[int64](t, db, `select min(token) from started`)
 			stopped.signal(syscall.SIGSTOP)
+			db.ExpireLease(id) // in a transaction: when the server has ended that
 			start(t, db, onceq.WorkerConfig{Lease: time.Second}, ledgerHandlers(db.Pool)...)
 			until(t, db, noJobs)
 			second := sqlOne[int64](t, db, `select token from effects`)

@@ -162,13 +162,14 @@ func TestProcesses_APoisonJobDiesAloneAfterFiveCrashes(t *testing.T) {
 	honest = append(honest, addMany(t, db, 5, onceq.Job{Kind: "honest"})...)
 	crashes := -1
 	for done := false; !done; crashes++ {
-		p := startProcess(t, db)
+		p := startProcess(t, db, steady)
 		exited := make(chan struct{})
 		go func() { _ = p.cmd.Wait(); close(exited) }()
 		for running := true; running && !done; {
 			select {
 			case <-exited:
 				running = false
+				sqlRun(t, db, `update onceq.jobs set leased_until = statement_timestamp() where leased_until is not null`) // nobody has them any more
 			case <-time.After(20 * time.Millisecond):
 				done = sqlOne[bool](t, db, "select "+noJobs)
 			}

@@ -39,7 +39,7 @@ func TestQueues_AnIdleWorkerLooksAtAllInOneStatement(t *testing.T) {
 			t.Parallel()
 			var counting atomic.Bool
 			var mu sync.Mutex
-			var looks, promotes int
+			var looks, promotes, present int
 			var others []string
 			db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
 				c.ConnConfig.Tracer = &statementHook{before: func(sql string) {
@@ -51,6 +51,8 @@ func TestQueues_AnIdleWorkerLooksAtAllInOneStatement(t *testing.T) {
 						looks++
 					case strings.Contains(sql, "'onceq_lanes.slots'"):
 						promotes++
+					case strings.Contains(sql, "insert into onceq.workers"):
+						present++ // once a minute
 					case !strings.Contains(sql, announces):
 						others = append(others, sql)
 					}
@@ -74,6 +76,7 @@ func TestQueues_AnIdleWorkerLooksAtAllInOneStatement(t *testing.T) {
 					return n-int(db.Pool.Stat().TotalConns()) == 1
 				})
 			}
+			began := time.Now()
 			counting.Store(true)
 			eventually(t, "looks", func() bool { mu.Lock(); defer mu.Unlock(); return looks >= 10 })
 			counting.Store(false)
@@ -81,6 +84,7 @@ func TestQueues_AnIdleWorkerLooksAtAllInOneStatement(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			require.Empty(t, others)
+			require.LessOrEqual(t, present, 1+int(time.Since(began)/time.Minute))
 			require.LessOrEqual(t, promotes, 1, "the promoter may have looked before the worker waited")
 		})
 	}
@@ -182,7 +186,7 @@ func TestQueues_OneOfAlsoLeavesConnections(t *testing.T) {
 	for range 3 {
 		receive(t, began)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	for range 5 { // whoever waits for a connection gets it before those who come later
 		require.NoError(t, db.Pool.Ping(ctx), "handlers have all connections")
@@ -207,7 +211,7 @@ func TestQueues_DrainReturnsWithAPoolThatOneQueueCanFill(t *testing.T) {
 	require.NoError(t, err)
 	add(t, db, work.Job(1))
 	add(t, db, other.Job(1))
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	require.NoError(t, w.Drain(ctx, 0))
 	require.Equal(t, int64(2), ran.Load())
@@ -300,7 +304,7 @@ func TestQueues_TheSessionIsLostInTheMiddleOfAClaim(t *testing.T) {
 			}))
 			conn = owner(t, db)
 			ran := make(chan int64, 100)
-			w := start(t, db, onceq.WorkerConfig{Also: []string{"other"}, Lease: time.Second}, handle(func(_ context.Context, l *onceq.Lease) error {
+			w := start(t, db, onceq.WorkerConfig{Also: []string{"other"}, Lease: steady}, handle(func(_ context.Context, l *onceq.Lease) error {
 				ran <- l.ID
 				return nil
 			}))

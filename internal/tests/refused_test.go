@@ -137,7 +137,7 @@ func TestEnqueue_SettingsOfTheServerThatForbidIt(t *testing.T) {
 func TestWorker_AnExhaustedPoolKeepsNoJob(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	kind := onceq.Kind[int]{Name: "k", MaxAttempts: 1}
+	kind := onceq.Kind[int]{Name: "k", MaxAttempts: 1, MaxLost: 100}
 	handler := kind.HandleTx(func(context.Context, pgx.Tx, *onceq.Lease, int) error { return nil })
 	cfg, err := pgxpool.ParseConfig(db.URL)
 	require.NoError(t, err)

@@ -150,7 +150,7 @@ func TestPattern_AFailureFreesTheFenceOnlyWhenNothingWasApplied(t *testing.T) {
 func TestDo_KeepsItsClaimAliveAndLeaksNoGoroutine(t *testing.T) {
 	db := queuetest.New(t)
 	ctx := t.Context()
-	spec := onceq.FenceSpec{Key: "k", Lease: 2 * steady / 3}
+	spec := onceq.FenceSpec{Key: "k", Lease: steady}
 	fenceGet[int](t, db.Pool, `select 1`)
 	before := runtime.NumGoroutine()
 	r, err := onceq.Do(ctx, db.Queue, spec, func(ctx context.Context, c *onceq.FenceLease) (int, error) {

@@ -53,7 +53,7 @@ func main() {
 		example.Check(err)
 	}
 
-	w, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: 6 * time.Second}, // a running handler is told within a third of this
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: 15 * time.Second}, // a running handler is told within a third of this
 		export.Handle(func(ctx context.Context, l *onceq.Lease, w work) error {
 			example.Check(deleteUser(context.WithoutCancel(ctx), pool, q, w.UserID)) // somebody else, in the meantime
 			<-ctx.Done()                                                             // a long export watches ctx, and so do the calls that it makes
