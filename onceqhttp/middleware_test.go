@@ -563,7 +563,7 @@ func TestHandler_ResolvedWithNothing(t *testing.T) {
 func TestHandler_AskingEndsByTheDeadlineToo(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	m := middleware(t, db.Queue, onceqhttp.Config{Timeout: 5 * time.Second, Policy: onceq.Ask(func(ctx context.Context, _ string) (any, bool, error) {
+	m := middleware(t, db.Queue, onceqhttp.Config{Timeout: 10 * time.Second, Policy: onceq.Ask(func(ctx context.Context, _ string) (any, bool, error) {
 		if _, ok := ctx.Deadline(); !assert.True(t, ok) {
 			return nil, true, nil
 		}
@@ -808,7 +808,7 @@ func TestHandler_GoesOnWhenTheClientLeaves(t *testing.T) {
 func TestHandler_EndsByItsOwnDeadline(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{Timeout: 5 * time.Second}).Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{Timeout: 10 * time.Second}).Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		<-r.Context().Done()
 		w.WriteHeader(504)
 		_, _ = io.WriteString(w, context.Cause(r.Context()).Error())

@@ -74,8 +74,8 @@ func TestServerProcess(t *testing.T) {
 		return err
 	}
 	mux := http.NewServeMux()
-	mux.Handle("POST /again", middleware(t, q, onceqhttp.Config{Lease: 5 * time.Second}).Handler(plain))
-	mux.Handle("POST /hold", middleware(t, q, onceqhttp.Config{Lease: 5 * time.Second, Policy: onceq.Hold()}).Handler(plain))
+	mux.Handle("POST /again", middleware(t, q, onceqhttp.Config{Lease: 10 * time.Second}).Handler(plain))
+	mux.Handle("POST /hold", middleware(t, q, onceqhttp.Config{Lease: 10 * time.Second, Policy: onceq.Hold()}).Handler(plain))
 	mux.Handle("POST /tx", middleware(t, q, onceqhttp.Config{}).HandlerTx(pool, tx))
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

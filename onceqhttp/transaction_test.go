@@ -497,7 +497,7 @@ func TestHandlerTx_TimeIsUpBeforeTheCommit(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	sqlRun(t, db, effects)
-	config := onceqhttp.Config{Optional: true, Timeout: 5 * time.Second} // enough time to begin, even on a busy machine
+	config := onceqhttp.Config{Optional: true, Timeout: 10 * time.Second} // enough time to begin, even on a busy machine
 	s := serve(t, "POST /", middleware(t, db.Queue, config).HandlerTx(db.Pool, order(db.Queue, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 		<-r.Context().Done()
 		return nil
@@ -515,7 +515,7 @@ func TestHandlerTx_AFrozenHandlerDoesNotKeepTheKey(t *testing.T) {
 	open := sync.OnceFunc(func() { close(gate) }) // even if the test fails: the server waits for its handlers
 	defer open()
 	entered := make(chan struct{}, 1)
-	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{Timeout: 5 * time.Second}).HandlerTx(db.Pool, order(db.Queue, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+	s := serve(t, "POST /", middleware(t, db.Queue, onceqhttp.Config{Timeout: 10 * time.Second}).HandlerTx(db.Pool, order(db.Queue, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 		if ran.next() == 1 {
 			entered <- struct{}{}
 			<-gate // and ignores its context
