@@ -95,6 +95,7 @@ func connect(ctx context.Context, of *pgxpool.Pool) (*ownConns, error) {
 	cfg.MinConns, cfg.MinIdleConns, cfg.MaxConnIdleTime, cfg.HealthCheckPeriod = 0, 0, ownIdle, ownIdleCheck
 	cfg.ConnConfig.OnNotification = nil // the application's would get ours
 	cfg.MaxConns = 1
+	wholeMessages(cfg.ConnConfig)
 	var err error
 	if o.spare, err = pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg); err == nil {
 		cfg = cfg.Copy()
@@ -111,6 +112,22 @@ func connect(ctx context.Context, of *pgxpool.Pool) (*ownConns, error) {
 	}
 	p.all[of] = o
 	return o, nil
+}
+
+// wholeMessages makes the server begin with a message of ours when it has all of it. In the modes of pgx that send the text of each
+// statement with it, for poolers, a message is long, and the server would begin with the first statement: if the network died
+// then, it would hold that one's locks until it noticed, which may take hours. In the simple protocol a message is one whole;
+// with prepared statements it is short.
+func wholeMessages(cfg *pgx.ConnConfig) {
+	switch cfg.DefaultQueryExecMode {
+	case pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec:
+		cfg.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
+		for name, value := range map[string]string{"standard_conforming_strings": "on", "client_encoding": "UTF8"} { // pgx needs them for that
+			if cfg.RuntimeParams[name] == "" {
+				cfg.RuntimeParams[name] = value
+			}
+		}
+	}
 }
 
 // disconnect closes the connections if no other run uses them. That waits until all of them are given back, but not for

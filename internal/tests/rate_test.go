@@ -311,9 +311,9 @@ func TestLimit_RateOfADatabaseThatIsFar(t *testing.T) {
 	const each = 75 * time.Millisecond
 	setLimit(t, db, "provider", onceq.Limit{Rate: 10})
 	var made atomic.Int64
-	far := through(t, db, "far "+db.Pool.Config().ConnConfig.Database, &made, func(_ int64, pass func()) {
+	far := through(t, db, "far "+db.Pool.Config().ConnConfig.Database, &made, func(_ int64, piece []byte, pass func([]byte)) {
 		time.Sleep(each)
-		pass()
+		pass(piece)
 	})
 	const jobs = 12
 	for n := range jobs {

@@ -1,8 +1,10 @@
 package tests
 
 import (
+	"bytes"
 	"context"
 	"net"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -108,9 +110,9 @@ func TestBeats_ABlockedStatementOfTheWorkerDoesNotBlockThem(t *testing.T) {
 	until(t, db, noJobs)
 }
 
-// through gives a database over a way on which forward has each piece of what is sent passed on, or not. The connections are
-// counted from 1 on, in made.
-func through(t testing.TB, db *queuetest.DB, name string, made *atomic.Int64, forward func(n int64, pass func())) *queuetest.DB {
+// through gives a database over a way on which forward has each piece of what is sent passed on, or not, or a part of it. The
+// connections are counted from 1 on, in made.
+func through(t testing.TB, db *queuetest.DB, name string, made *atomic.Int64, forward func(n int64, piece []byte, pass func([]byte))) *queuetest.DB {
 	to := db.Pool.Config().ConnConfig
 	proxy, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -136,7 +138,7 @@ func through(t testing.TB, db *queuetest.DB, name string, made *atomic.Int64, fo
 					if err != nil {
 						return
 					}
-					forward(n, func() { _, _ = to.Write(b[:size]) })
+					forward(n, b[:size], func(piece []byte) { _, _ = to.Write(piece) })
 				}
 			}
 			go pass(client, server)
@@ -162,9 +164,9 @@ func TestSession_OpensAgainBesideAConnectionThatIsDead(t *testing.T) {
 	db := queuetest.New(t)
 	var made, dead atomic.Int64 // connections that were made, and the last one that is dead
 	name := "dead " + db.Pool.Config().ConnConfig.Database
-	behind := through(t, db, name, &made, func(n int64, pass func()) {
+	behind := through(t, db, name, &made, func(n int64, piece []byte, pass func([]byte)) {
 		if n > dead.Load() {
-			pass()
+			pass(piece)
 		}
 	})
 	start(t, behind, onceq.WorkerConfig{PollInterval: time.Hour}, handle(func(context.Context, *onceq.Lease) error { return nil }))
@@ -206,4 +208,39 @@ func TestSession_ABlockedStatementHoldsUpNobodyElse(t *testing.T) {
 	until(t, db, `(select count(*) = 2 and min(now() - started_at) > interval '3 seconds' from onceq.workers)`)
 	require.NoError(t, tx.Rollback(t.Context()))
 	until(t, db, waits, 2)
+}
+
+// A connection dies in the middle of a message that locks all lanes. The server has done nothing of it, in those of pgx's modes in
+// which messages have the text of statements, so nobody waits until it notices.
+func TestSession_AMessageThatArrivesInPartLocksNothing(t *testing.T) {
+	t.Parallel()
+	for mode := pgx.QueryExecModeCacheDescribe; mode <= pgx.QueryExecModeSimpleProtocol; mode++ {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			var made atomic.Int64
+			var once sync.Once
+			cut := make(chan struct{})
+			behind := through(t, db, "cut "+db.Pool.Config().ConnConfig.Database, &made, func(_ int64, piece []byte, pass func([]byte)) {
+				lock := bytes.Index(piece, []byte("lane_locks order by slot for update"))
+				if next := bytes.Index(piece, []byte("with recursive heard as")); lock >= 0 && next > lock {
+					pass(piece[:next])
+					once.Do(func() { close(cut) })
+					return
+				}
+				pass(piece)
+			})
+			config := behind.Pool.Config()
+			config.ConnConfig.DefaultQueryExecMode = mode
+			pool, err := pgxpool.NewWithConfig(t.Context(), config)
+			require.NoError(t, err)
+			t.Cleanup(pool.Close)
+			behind.Pool = pool
+			start(t, behind, onceq.WorkerConfig{}, charges.Handle(func(context.Context, *onceq.Lease, charge) error { return nil }))
+			require.NoError(t, db.Queue.SetLaneLimit(t.Context(), db.Pool, charges.Name, "", 2)) // all lanes of the family are looked at
+			receive(t, cut)
+			time.Sleep(time.Second) // the server has what it gets
+			require.Equal(t, 16, sqlOne[int](t, db, `select count(*) from (select from onceq.lane_locks for update skip locked) l`))
+		})
+	}
 }

@@ -221,21 +221,9 @@ func (c *chaos) serverFault(ctx context.Context, f fault) error {
 	case faultLock:
 		return c.lock(ctx, conn, c.tables[f.Target%len(c.tables)], f.seconds(0.5, 2*lease.Seconds()))
 	case faultConnections:
-		var taken []*pgx.Conn
-		var full error
-		for full == nil && len(taken) < 200 {
-			var more *pgx.Conn
-			if more, full = pgx.Connect(ctx, c.arena.server().URL()); full == nil {
-				taken = append(taken, more)
-			}
-		}
+		taken, full := c.fill(ctx, nil)
 		if err := c.terminate(ctx, conn, 40); err == nil {
-			for full = nil; full == nil && len(taken) < 200; {
-				var more *pgx.Conn
-				if more, full = pgx.Connect(ctx, c.arena.server().URL()); full == nil {
-					taken = append(taken, more)
-				}
-			}
+			taken, full = c.fill(ctx, taken)
 		}
 		pause(ctx, f.seconds(1, 4))
 		for _, t := range taken {
@@ -275,6 +263,32 @@ func (c *chaos) serverFault(ctx context.Context, f fault) error {
 		return fmt.Errorf("no such fault: %s", f.Kind)
 	}
 	return nil
+}
+
+// fill takes all connections that the server has, several at once, because others want them too. It returns them, and the
+// server's refusal.
+func (c *chaos) fill(ctx context.Context, taken []*pgx.Conn) ([]*pgx.Conn, error) {
+	const most = 200
+	var mu sync.Mutex
+	var full error
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for ended := false; !ended; {
+				more, err := pgx.Connect(ctx, c.arena.server().URL())
+				mu.Lock()
+				if err == nil {
+					taken = append(taken, more)
+				} else {
+					full = err
+				}
+				ended = full != nil || len(taken) >= most
+				mu.Unlock()
+			}
+		})
+	}
+	all.Wait()
+	return taken, full
 }
 
 // terminate ends a share of the sessions.
