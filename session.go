@@ -114,13 +114,13 @@ func connect(ctx context.Context, of *pgxpool.Pool) (*ownConns, error) {
 	return o, nil
 }
 
-// wholeMessages makes the server begin with a message of ours when it has all of it. In the modes of pgx that send the text of each
-// statement with it, for poolers, a message is long, and the server would begin with the first statement: if the network died
-// then, it would hold that one's locks until it noticed, which may take hours. In the simple protocol a message is one whole;
-// with prepared statements it is short.
+// wholeMessages makes the server begin with a message of ours when it has all of it. In pgx's mode exec, which is for poolers, a
+// message has the text of each statement and is long, and the server would begin with the first one: if the network died then, it
+// would hold that one's locks until it noticed, which may take hours. In the simple protocol, which has text for values too, a
+// message is one whole; with prepared statements it is short. cache_describe and describe_exec stay as they are: they read values
+// in binary, whatever style of dates the role has.
 func wholeMessages(cfg *pgx.ConnConfig) {
-	switch cfg.DefaultQueryExecMode {
-	case pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec:
+	if cfg.DefaultQueryExecMode == pgx.QueryExecModeExec {
 		cfg.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
 		for name, value := range map[string]string{"standard_conforming_strings": "on", "client_encoding": "UTF8"} { // pgx needs them for that
 			if cfg.RuntimeParams[name] == "" {
