@@ -122,11 +122,7 @@ func connect(ctx context.Context, of *pgxpool.Pool) (*ownConns, error) {
 func wholeMessages(cfg *pgx.ConnConfig) {
 	if cfg.DefaultQueryExecMode == pgx.QueryExecModeExec {
 		cfg.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
-		for name, value := range map[string]string{"standard_conforming_strings": "on", "client_encoding": "UTF8"} { // pgx needs them for that
-			if cfg.RuntimeParams[name] == "" {
-				cfg.RuntimeParams[name] = value
-			}
-		}
+		cfg.RuntimeParams["standard_conforming_strings"], cfg.RuntimeParams["client_encoding"] = "on", "UTF8" // pgx needs them for that
 	}
 }
 

@@ -1026,6 +1026,11 @@ func TestQuarantine_SlotsThatHaveCome(t *testing.T) {
 	q.saw([]lostJob{{3, 1}})
 	require.Equal(t, []int64{3}, q.ids)
 	q.slotCame(9)
+	q.slotCame(8)
+	q.without(map[int64]bool{9: true, 3: true}) // the worker has these itself
+	require.Equal(t, []int64{8}, q.ids)
+	q.saw([]lostJob{{4, 1}})
+	require.Equal(t, []int64{8, 4}, q.ids)
 	q.forget()
 	q.saw(nil)
 	require.Empty(t, q.ids)

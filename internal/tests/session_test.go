@@ -244,3 +244,22 @@ func TestSession_AMessageThatArrivesInPartLocksNothing(t *testing.T) {
 		})
 	}
 }
+
+// Neither the database's settings nor the pool's keep a worker in mode exec from using the simple protocol.
+func TestSession_WholeMessagesWhateverTheSettings(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	cfg := db.Pool.Config()
+	cfg.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	cfg.ConnConfig.RuntimeParams["standard_conforming_strings"] = "off"
+	cfg.ConnConfig.RuntimeParams["client_encoding"] = "LATIN1"
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	behind := *db
+	behind.Pool = pool
+	add(t, db, onceq.Job{})
+	w := start(t, &behind, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error { return nil }))
+	until(t, db, noJobs)
+	require.NoError(t, w.stop())
+}
