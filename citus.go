@@ -374,7 +374,7 @@ func enqueueOneInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 	if err := enqueueManyInParts(true)(p, many, row(&ids, &delayed, nil, &mine)); err != nil {
 		return err
 	}
-	const answer = `select $1::bigint, $2::bool, true where $3::bool`
+	const answer = `select $1::bigint, $2::bool, 1 where $3::bool`
 	return p.send(answer, []any{ids[0], delayed[0], len(mine) > 0}, read)
 }
 
@@ -749,7 +749,7 @@ values (nextval('onceq.ids'),
         greatest(statement_timestamp(), statement_timestamp() + $6::bigint * interval '1 microsecond',
                  timestamptz 'epoch' + $7::bigint * interval '1 microsecond'),
         statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $8::bytea, $9::text::jsonb)
-returning id, run_at > created_at, true`
+returning id, run_at > created_at, 1`
 
 	fenceApart = `
 insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint, holder)
@@ -773,7 +773,7 @@ select f.job_id,
        f.created_at, $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $8::bytea, $9::text::jsonb, f.scope, f.key
   from onceq.job_fences f
  where f.class = ` + sqlOfJob + ` and f.scope = $10::text and f.key = $11::text and f.holder = $12::bigint
-returning id, run_at > created_at, true`
+returning id, run_at > created_at, 1`
 )
 
 // queueParts adds to the caller's batch what comes before its last statement, which it returns.

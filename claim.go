@@ -146,6 +146,7 @@ type claim struct {
 	from  []position // one for each priority, in the order in which these are searched
 	alone bool       // the statement claims from no other queue
 	turn  *turn      // nil for none
+	along *along     // goes with the claim, if nothing else does; nil for none
 
 	leases    []*Lease
 	now       time.Time // the database's clock just before the claim
@@ -388,7 +389,7 @@ func (q *Queue) claim(ctx context.Context, db DB, lease time.Duration, run int64
 		limit += c.limit
 	}
 	by := hot
-	by.clock, by.along = &now, q.pauses.along()
+	by.clock, by.along = &now, cmp.Or(q.pauses.along(), asks[0].along)
 	by.turn = asks[0].turn // only a claim of one queue has one
 	args = append([]any{lease.Microseconds(), holder}, args...)
 	began := time.Now()

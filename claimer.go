@@ -361,15 +361,26 @@ func (c *claimer) claim(ctx context.Context, feeds []*feed, wants []want, purpos
 		asks[i], how[i] = c.ask(f, wants[i].n, len(feeds), began) // #nosec G602 -- one want for each feed
 	}
 	kinds := c.kinds
+	var fresh *newLook
+	if purpose == &c.claims && c.looks.fresh.took > 0 && !c.looking {
+		fresh = c.newLook(began)
+		asks[0].along = &along{lookForNew, fresh.args, fresh.read}
+	}
 	c.send(purpose, func() func() {
 		err := c.sendClaims(ctx, kinds, asks)
 		ended := time.Now()
 		return func() {
+			if fresh != nil && (err != nil || !fresh.done) {
+				c.looks.fresh.took, c.looks.fresh.at, fresh = 0, ended, nil
+			}
 			if !c.claimed(feeds, err) {
 				return
 			}
 			for i, f := range feeds {
 				c.took(f, asks[i], how[i], began, ended)
+			}
+			if fresh != nil {
+				c.sawNew(fresh, ended)
 			}
 		}
 	})

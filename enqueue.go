@@ -71,12 +71,13 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err erro
 		return Result{}, err
 	}
 	var id int64
-	var delayed, quiet bool // quiet: nobody was notified
+	var delayed bool
+	var woke woken
 	statement, args, asked := q.insertOne(&e, false, outside(db))
-	switch err := q.sendBare(ctx, db, statement, args, row(&id, &delayed, &quiet)); {
+	switch err := q.sendBare(ctx, db, statement, args, row(&id, &delayed, &woke)); {
 	case err == nil:
-		if quiet && !delayed {
-			q.setQuiet(e.header.queue, asked)
+		if !delayed {
+			q.setQuiet(e.header.queue, woke, asked)
 		}
 		r := accepted(id, delayed)
 		q.enqueued(ctx, &e, r)
@@ -326,12 +327,13 @@ func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
 	batch.Queue(q.sql(statement), args...).Query(func(rows pgx.Rows) error {
 		if rows.Next() {
 			var id int64
-			var delayed, quiet bool
-			if err := rows.Scan(&id, &delayed, &quiet); err != nil {
+			var delayed bool
+			var woke woken
+			if err := rows.Scan(&id, &delayed, &woke); err != nil {
 				return err
 			}
-			if quiet && !delayed {
-				q.setQuiet(e.header.queue, asked)
+			if !delayed {
+				q.setQuiet(e.header.queue, woke, asked)
 			}
 			p.accepted = accepted(id, delayed)
 		}
@@ -375,13 +377,27 @@ func (p *Pending) Result(ctx context.Context, db DB) (Result, error) {
 // Whatever else a job can say is a part of the general statement. There is one of these for one job and one for many: for
 // one job the latter takes ten times as long, because Postgres plans it anew for each call.
 //
-// The statements for one job return the id, whether the job is delayed, and whether nobody was notified. Zero rows: the key
+// The statements for one job return the id, whether the job is delayed, and whether they woke a worker. Zero rows: the key
 // is taken.
+
+// woken says whether a statement for one job woke a worker.
+type woken int
+
+const (
+	wokeOne     woken = iota // or what it saw of them may be old
+	noneWaits                // for this queue
+	nobodyWaits              // for any queue
+)
+
+const sqlWoken = `case when run_at >= statement_timestamp() + interval '2 seconds' then 1
+               when not exists (select from onceq.waiters where idle_until > statement_timestamp()) then 2
+               when onceq.wake($1::text, 1, $14::bigint, $15::bool) = 0 then 1
+               else 0 end * (current_setting('transaction_isolation') = 'read committed')::int`
 
 const insertPlain = `
 insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload)
 values (nextval('onceq.ids'), statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb)
-returning id, false, true`
+returning id, false, 1`
 
 const insertKeyed = `
 with fence as (
@@ -393,7 +409,7 @@ with fence as (
 )
 insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, scope, key)
 select job_id, statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $6::text, $7::text from fence
-returning id, false, true`
+returning id, false, 1`
 
 // insertKeyedInBatch also takes a fence that is no longer in force, in the same statement, because a batch cannot ask
 // again. It costs a tenth more.
@@ -410,7 +426,7 @@ select job_id, statement_timestamp(), statement_timestamp(), $4::smallint, $5::s
  (select coalesce((select job_id from fence),
                   onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) as job_id offset 0) fence
  where job_id is not null
-returning id, false, true`
+returning id, false, 1`
 
 // insertGeneral takes any job. $6 and $7 are null without a key. A job is never due before it is enqueued: claims do not
 // look that far before the positions that they have reached.
@@ -435,7 +451,7 @@ select job_id,
                                   onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) end as job_id offset 0) n
  where job_id is not null
 returning id, run_at > statement_timestamp(),
-          case when run_at < statement_timestamp() + interval '2 seconds' then onceq.wake($1::text, 1, $14::bigint, $15::bool) = 0 else true end`
+          ` + sqlWoken
 
 // insertOne gives the statement for one job, and the present time if the statement asks who waits, otherwise zero.
 func (q *Queue) insertOne(e *encoded, inBatch, own bool) (statement string, args []any, asked time.Time) {
@@ -503,7 +519,7 @@ call as (
   insert into onceq.lane_calls (slot, due, lane) select ` + laneSlot("$16::text") + `, run_at, $16::text from wait
 )
 select id, run_at > statement_timestamp(),
-       case when run_at < statement_timestamp() + interval '2 seconds' then onceq.wake($1::text, 1, $14::bigint, $15::bool) = 0 else true end
+       ` + sqlWoken + `
   from wait`
 
 // Many jobs are sent as arrays. What they have in common (kind, queue, …) is sent once, as a header to which each job

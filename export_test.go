@@ -143,3 +143,6 @@ func (q *Queue) FinishAll(ctx context.Context, db DB, patience time.Duration, le
 
 // SQLState is the code of an error of Postgres.
 func SQLState(err error) string { return sqlstate.Of(err) }
+
+// IsQuiet reports whether Enqueue would not ask now who waits for the queue.
+func (q *Queue) IsQuiet(queue string) bool { return q.isQuiet(queue) }

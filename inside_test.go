@@ -480,6 +480,49 @@ select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_con
 }
 
 // What an outcome needs may be locked. The others of its batch are written.
+// Enqueue does not ask again for a while after it has found that nobody waits: for this queue, or for any. What a transaction
+// with an old snapshot saw says nothing about now.
+func TestEnqueue_AsksAgainOnlyWhereSomebodyMayWait(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := queuetest.New(t)
+	exec := func(in onceq.DB, statement string) {
+		_, err := in.Exec(ctx, strings.ReplaceAll(statement, "onceq.", pgx.Identifier{db.Schema}.Sanitize()+"."))
+		require.NoError(t, err)
+	}
+	// The pause after an answer is short, and the process may stand still: so what counts is that some try sees it.
+	sees := func(enqueue func(), queue string) bool {
+		for range 20 {
+			q, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema})
+			require.NoError(t, err)
+			db.Queue = q
+			if enqueue(); q.IsQuiet(queue) {
+				return true
+			}
+		}
+		return false
+	}
+	enqueue := func(in onceq.DB) func() {
+		return func() {
+			_, err := db.Queue.Enqueue(ctx, in, onceq.Job{Kind: "k", Queue: "one", Payload: 1})
+			require.NoError(t, err)
+		}
+	}
+	old, err := db.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	require.NoError(t, err)
+	defer func() { _ = old.Rollback(ctx) }()
+	exec(old, `select from onceq.waiters`)
+
+	require.True(t, sees(enqueue(db.Pool), "one"))
+	require.True(t, sees(enqueue(db.Pool), "two"), "nobody waits for any queue")
+	exec(db.Pool, `insert into onceq.waiters (worker, serves, round, room, idle_until) values (1, 2, 1, 10, now() + interval '1 hour')`)
+	exec(db.Pool, `insert into onceq.waiter_queues (queue, serves) values ('two', 2)`)
+	require.True(t, sees(enqueue(db.Pool), "one"))
+	require.False(t, sees(enqueue(db.Pool), "two"), "somebody waits for it")
+	require.False(t, sees(enqueue(old), "one"), "what it sees is old")
+	require.False(t, sees(enqueue(old), "two"), "what it sees is old")
+}
+
 func TestFinish_ALockStopsItsPartOnly(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)

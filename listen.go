@@ -55,20 +55,29 @@ const quietFor = 10 * time.Millisecond
 var processStart = time.Now()
 
 func (q *Queue) isQuiet(queue string) bool {
+	now := int64(time.Since(processStart))
+	if now < q.allQuiet.Load() {
+		return true
+	}
 	until, ok := q.quiet.Load(queue)
-	return ok && int64(time.Since(processStart)) < until.(*atomic.Int64).Load()
+	return ok && now < until.(*atomic.Int64).Load()
 }
 
 // setQuiet records the answer that nobody waits. asked is when the statement asked, and zero if it did not.
-func (q *Queue) setQuiet(queue string, asked time.Time) {
-	if asked.IsZero() {
+func (q *Queue) setQuiet(queue string, woke woken, asked time.Time) {
+	if asked.IsZero() || woke == wokeOne {
+		return
+	}
+	end := int64(asked.Sub(processStart) + quietFor)
+	if woke == nobodyWaits {
+		q.allQuiet.Store(end)
 		return
 	}
 	until, ok := q.quiet.Load(queue)
 	if !ok {
 		until, _ = q.quiet.LoadOrStore(queue, new(atomic.Int64))
 	}
-	until.(*atomic.Int64).Store(int64(asked.Sub(processStart) + quietFor))
+	until.(*atomic.Int64).Store(end)
 }
 
 // listener is how producers reach one run: what they know about it, and the notifications that it gets from the process's

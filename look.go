@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // lookForJobs asks of several queues at once which of them have something to claim after the given places, one place for
@@ -111,11 +113,13 @@ type lookAtCalls struct {
 	all    time.Time // when one looks for all again
 }
 
-// lookAtNew is a look at the jobs that were enqueued last. Most of them go back by some hundredths of a second, because a job is
+// lookAtNew is a look at the jobs that were enqueued last. It goes along with claims of several queues, so that while jobs come,
+// there is a round trip for each claim and none for looks. Most of them go back by some hundredths of a second, because a job is
 // committed later than its id is drawn. At intervals one goes back by a quarter to half of a second. What comes later still is
 // seen by the looks at all.
 type lookAtNew struct {
-	at         time.Time // when to look; zero: looks at all are cheap enough
+	at         time.Time     // when to look; zero: looks at all are cheap enough
+	took       time.Duration // by the latest one that was sent by itself; zero: the next one is, too
 	near, wide lookBack
 	widened    time.Time // when the latest wide one began
 }
@@ -204,7 +208,9 @@ func (c *claimer) lookInterval() time.Duration {
 	case c.listens() && c.listener.leavesNow():
 		return max(pollLeaving, min(lookLongest, lookRest*took))
 	case c.listens():
-		return max(pollListening, min(lookLongest, lookRest*took))
+		page := c.looks.page(true)
+		statements := (len(c.feeds) + page - 1) / page
+		return max(pollListening, min(lookLongest, max(lookRest*took, time.Duration(statements)*pollListening)))
 	}
 	return max(pollUnheard, min(lookLongest, lookRest*took))
 }
@@ -300,40 +306,65 @@ func (c *claimer) startLook(ctx context.Context, now time.Time) bool {
 
 // lookAtNew looks at the jobs that were enqueued last.
 func (c *claimer) lookAtNew(ctx context.Context, began time.Time) {
+	l := c.newLook(began)
+	c.send(&c.looking, func() func() {
+		err := c.q.send(ctx, c.db, hot, lookForNew, l.args, l.read)
+		return func() {
+			ended := time.Now()
+			if err != nil {
+				c.looks.fresh.at = ended
+				c.lookFailed(ctx, err, true)
+				return
+			}
+			c.looks.fresh.took = ended.Sub(began)
+			c.sawNew(l, ended)
+		}
+	})
+}
+
+// newLook is a look at the jobs that were enqueued last.
+type newLook struct {
+	began  time.Time
+	args   []any
+	done   bool // the server has answered
+	last   int64
+	queues []string
+}
+
+// newLook begins one.
+func (c *claimer) newLook(began time.Time) *newLook {
 	n := &c.looks.fresh
-	wide := began.Sub(n.widened) >= lookWide
 	back := n.near
-	if wide {
+	if began.Sub(n.widened) >= lookWide {
 		back, n.widened = n.wide, began
 	}
 	from := back.from
 	if back.mark == 0 {
 		from = math.MaxInt64
 	}
-	kinds := c.kinds
-	c.send(&c.looking, func() func() {
-		var last int64
-		var queues []string
-		err := c.q.send(ctx, c.db, hot, lookForNew, []any{from, kinds}, row(&last, &queues))
-		ended := time.Now()
-		return func() {
-			if err != nil {
-				c.lookFailed(ctx, err, true)
-				return
-			}
-			n.near.saw(last, began, lookNewBack)
-			n.wide.saw(last, began, lookWideBack)
-			n.at = ended.Add(max(lookNewRest, livelyRest*ended.Sub(began)))
-			found := 0
-			for _, queue := range queues {
-				if f := c.byName[queue]; f != nil && f.idle() && !f.paused {
-					c.isDue(f)
-					found++
-				}
-			}
-			c.found(found, ended)
+	n.at = began.Add(time.Second) // it is under way
+	return &newLook{began: began, args: []any{from, c.kinds}}
+}
+
+func (l *newLook) read(rows pgx.Rows) error {
+	l.done = true
+	return row(&l.last, &l.queues)(rows)
+}
+
+// sawNew takes what one saw.
+func (c *claimer) sawNew(l *newLook, ended time.Time) {
+	n := &c.looks.fresh
+	n.near.saw(l.last, l.began, lookNewBack)
+	n.wide.saw(l.last, l.began, lookWideBack)
+	n.at = ended.Add(max(lookNewRest, livelyRest*n.took))
+	found := 0
+	for _, queue := range l.queues {
+		if f := c.byName[queue]; f != nil && f.idle() && !f.paused {
+			c.isDue(f)
+			found++
 		}
-	})
+	}
+	c.found(found, ended)
 }
 
 // seen is the answer of a look.

@@ -171,7 +171,7 @@ func (p *pauses) along() *along {
 	if k := p.known.Load(); k != nil && time.Since(k.at) < pausesKnown {
 		return nil
 	}
-	return &along{readPauses, p.reader(time.Now(), new(*paused))}
+	return &along{readPauses, nil, p.reader(time.Now(), new(*paused))}
 }
 
 // reader returns what reads the rows of a statement that is sent at the time given. What they say is also in read then: what is

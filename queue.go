@@ -89,7 +89,8 @@ type Queue struct {
 
 	missing missing // members of groups whose jobs were deleted by hand
 
-	quiet sync.Map // queue → *atomic.Int64: until when Enqueue does not ask who waits, as time since the start of the process
+	quiet    sync.Map     // queue → *atomic.Int64: until when Enqueue does not ask who waits, as time since the start of the process
+	allQuiet atomic.Int64 // the same for all queues
 }
 
 // New returns a Queue over the pool. It does not connect to the database; call Check at the start to find out early whether

@@ -538,7 +538,7 @@ func (q *Queue) quickly(ctx context.Context, db quick, by way, statement string,
 		}
 		batch.Queue(q.sql(statement), args...).Query(read)
 		if by.along != nil {
-			batch.Queue(q.sql(by.along.statement)).Query(by.along.read)
+			batch.Queue(q.sql(by.along.statement), by.along.args...).Query(by.along.read)
 		}
 		return conn.SendBatch(ctx, batch).Close()
 	})

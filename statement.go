@@ -62,6 +62,7 @@ type way struct {
 // statement is sent by itself.
 type along struct {
 	statement string
+	args      []any
 	read      func(pgx.Rows) error
 }
 
@@ -237,7 +238,7 @@ func (q *Queue) send(ctx context.Context, db DB, by way, statement string, args 
 	}
 	batch.Queue(q.sql(statement), args...).Query(read)
 	if by.along != nil {
-		batch.Queue(q.sql(by.along.statement)).Query(by.along.read)
+		batch.Queue(q.sql(by.along.statement), by.along.args...).Query(by.along.read)
 	}
 	if by.begin != "" {
 		batch.Queue("commit")

@@ -751,7 +751,7 @@ select u.n, j.attempts, statement_timestamp()
 select $1::bigint[], $2::bool[], 0::bigint, $3::bigint[];
 
 -- citus.go: enqueueOneInParts.answer
-select $1::bigint, $2::bool, true where $3::bool;
+select $1::bigint, $2::bool, 1 where $3::bool;
 
 -- citus.go: fenceApart
 insert into onceq.job_fences (class, scope, key, state, job_id, token, created_at, lifetime, fingerprint, holder)
@@ -809,7 +809,7 @@ select f.job_id,
        f.created_at, $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $8::bytea, $9::text::jsonb, f.scope, f.key
   from onceq.job_fences f
  where f.class = 0 and f.scope = $10::text and f.key = $11::text and f.holder = $12::bigint
-returning id, run_at > created_at, true;
+returning id, run_at > created_at, 1;
 
 -- citus.go: jobsApart
 insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, payload_bytes, metadata, scope, key)
@@ -851,7 +851,7 @@ values (nextval('onceq.ids'),
         greatest(statement_timestamp(), statement_timestamp() + $6::bigint * interval '1 microsecond',
                  timestamptz 'epoch' + $7::bigint * interval '1 microsecond'),
         statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $8::bytea, $9::text::jsonb)
-returning id, run_at > created_at, true;
+returning id, run_at > created_at, 1;
 
 -- citus.go: redriveAbsent
 select id, scope, key, kind, claims from onceq.job_history where id = any ($1::bigint[]) order by scope, key, id desc;
@@ -1193,7 +1193,10 @@ select job_id,
                                   onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) end as job_id offset 0) n
  where job_id is not null
 returning id, run_at > statement_timestamp(),
-          case when run_at < statement_timestamp() + interval '2 seconds' then onceq.wake($1::text, 1, $14::bigint, $15::bool) = 0 else true end;
+          case when run_at >= statement_timestamp() + interval '2 seconds' then 1
+               when not exists (select from onceq.waiters where idle_until > statement_timestamp()) then 2
+               when onceq.wake($1::text, 1, $14::bigint, $15::bool) = 0 then 1
+               else 0 end * (current_setting('transaction_isolation') = 'read committed')::int;
 
 -- enqueue.go: insertKeyed
 with fence as (
@@ -1205,7 +1208,7 @@ with fence as (
 )
 insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload, scope, key)
 select job_id, statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb, $6::text, $7::text from fence
-returning id, false, true;
+returning id, false, 1;
 
 -- enqueue.go: insertKeyedInBatch
 with fence as (
@@ -1220,7 +1223,7 @@ select job_id, statement_timestamp(), statement_timestamp(), $4::smallint, $5::s
  (select coalesce((select job_id from fence),
                   onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) as job_id offset 0) fence
  where job_id is not null
-returning id, false, true;
+returning id, false, 1;
 
 -- enqueue.go: insertKeyedMany
 with input as materialized (
@@ -1286,7 +1289,10 @@ call as (
   insert into onceq.lane_calls (slot, due, lane) select ('x' || left(md5($16::text), 1))::bit(4)::int::smallint, run_at, $16::text from wait
 )
 select id, run_at > statement_timestamp(),
-       case when run_at < statement_timestamp() + interval '2 seconds' then onceq.wake($1::text, 1, $14::bigint, $15::bool) = 0 else true end
+       case when run_at >= statement_timestamp() + interval '2 seconds' then 1
+               when not exists (select from onceq.waiters where idle_until > statement_timestamp()) then 2
+               when onceq.wake($1::text, 1, $14::bigint, $15::bool) = 0 then 1
+               else 0 end * (current_setting('transaction_isolation') = 'read committed')::int
   from wait;
 
 -- enqueue.go: insertManyGeneral
@@ -1412,7 +1418,7 @@ select (select array_agg(id order by id) from input),
 -- enqueue.go: insertPlain
 insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload)
 values (nextval('onceq.ids'), statement_timestamp(), statement_timestamp(), $4::smallint, $5::smallint, $1::text, $2::text, $3::text::jsonb)
-returning id, false, true;
+returning id, false, 1;
 
 -- enqueue.go: insertPlainMany
 with input as materialized (
