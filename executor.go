@@ -519,7 +519,7 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 		defer func(err error) { // also if a hook ends the goroutine
 			next.end(err == nil)
 			if tasks[0].doubt = nil; err == nil {
-				next.unheard(unbroken, outcomes[0].lease.Lane)
+				next.unheard(unbroken, outcomes[0].lease)
 			} else if !sure {
 				tasks[0].doubt = next
 			}

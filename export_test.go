@@ -37,6 +37,8 @@ var HotStatements = map[string]string{
 	"end, laned":          endLaned,
 	"complete, next":      completeNext,
 	"next, in tx":         inTx[completeNext],
+	"next of a limit":     completeNextLimited,
+	"the same, in tx":     inTx[completeNextLimited],
 	"give next back":      giveBackNext,
 	"retry, laned":        retryLaned,
 	"end, limit":          endLimited,

@@ -225,7 +225,7 @@ select case when not exists (select from gone) then onceq.lease_lost($1::bigint)
 // statement. completeOneLimited is the same for a job with a limit.
 var (
 	completeOneLaned   = completeOneWith(handOver)
-	completeOneLimited = completeOneWith(handOverLines("true"))
+	completeOneLimited = completeOneWith(handOverLines("true", leasing{}))
 )
 
 // completeOneTold is completeOneKept for a job that others wait for, kept or not, and completeOneLimitedTold the same for one
@@ -392,7 +392,7 @@ with ` + endThem + writeHistory + endAnswer
 // endLaned is endJobs for jobs of which some have a lane, and endLimited for jobs of which some have a limit.
 var (
 	endLaned   = endWith(handOver)
-	endLimited = endWith(handOverLines("true"))
+	endLimited = endWith(handOverLines("true", leasing{}))
 )
 
 // endTold is endJobs for jobs that others wait for, and endLimitedTold the same if some have lanes or limits.
@@ -502,7 +502,7 @@ var (
 		runAt:   `case when delay > 0 then statement_timestamp() + delay * interval '1 microsecond' else created_at end`,
 		columns: `, path`,
 		lane:    `case when leaves then ` + firstLine("lane") + ` else ` + limitIn("lane") + ` end, lane_rule, ` + unslotted("lane"),
-		due:     `greatest(run_at, statement_timestamp())`, handOver: handOverLines("leaves"),
+		due:     `greatest(run_at, statement_timestamp())`, handOver: handOverLines("leaves", leasing{}),
 	})
 )
 

@@ -231,8 +231,8 @@ const limitHead = `
 // handOverLines is handOver for jobs of which some have limits. A job in head that another session has moved into the line of its
 // limit meanwhile is not in next: it was that one's successor. leaves says of one in gone whether it leaves its lane, too. The
 // place of a limit goes to the first job that waits for it, or else to the successor in the lane; of a limit with a rate
-// to none.
-func handOverLines(leaves string) string {
+// to none. by says how a job that becomes live is leased at once (successors.go), if it is.
+func handOverLines(leaves string, by leasing) string {
 	return `
 left_line as materialized (
   select l.lane, g.id, ` + sqlStops + ` and state in (` + sqlJobDead + `, ` + sqlJobHeld + `) as stops
@@ -283,7 +283,7 @@ ours as materialized (
   select id, lane, null::timestamptz as slot, false as goes_on from turn
   union all
   select id, lane, null, path is not null and id not in (select id from straight) from next
-),` + admitLines(leasing{}) + `,
+),` + admitLines(by) + `,
 call as (
   insert into onceq.lane_calls (slot, due, lane)
   select ` + laneSlot("lane") + `, statement_timestamp(), lane

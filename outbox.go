@@ -331,7 +331,7 @@ func (o *outbox) written(batch []outcome, leased bool) {
 		if out.lease.lined() && !leased {
 			o.woken(out.lease.Queue)
 		}
-		out.doubt.unheard(o.ctx, out.lease.Lane)
+		out.doubt.unheard(o.ctx, out.lease)
 		told = told || out.lease.member && (out.state.Finished() || out.unsure) // or the handler has ended it
 	}
 	if told {

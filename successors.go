@@ -22,7 +22,8 @@ import (
 //   - Nothing is paused, as far as is known since pausesOld, and the run does not end.
 //   - The next job is of the same queue and has lost no lease: others become live without a lease, and are claimed.
 //
-// It is for single jobs that are completed and not kept. What completes many at once leaves claims to gather.
+// It is for single jobs that are completed and not kept. What completes many at once leaves claims to gather. With a limit, which
+// has a place for any lane, the next job may be of another one.
 //
 // A promoter does the same for a job that comes into an idle lane, and for which the worker was woken, so that it starts after
 // one round trip instead of two. It must be the only one that the promoter lets in. It leaves another slot free, for what the claim
@@ -38,7 +39,10 @@ type successor struct {
 	known  bool // its statement's answer has come, and that of the commit
 }
 
-const nextFor = 200 * time.Millisecond
+const (
+	nextFor = 200 * time.Millisecond
+	nextFew = 20 // with a limit: where more run at once, claims gather them, and do more in a second
+)
 
 // leasing is what admitWaits and admitLines add to lease a job at once: a column of moved that says whether, columns of jobs and their
 // values, and what is returned.
@@ -57,31 +61,44 @@ func leaseNext(next, lease, holder string) leasing {
 
 // completeNext is completeOne for a job with a lane and of any key, which is not kept: the next one of the lane becomes
 // live and is leased for $8 microseconds to holder $9, if it is of queue $10 and of one of the kinds $11. With $6 it raises
-// an error if the guard does not hold.
-var completeNext = completeNextWith("")
+// an error if the guard does not hold. completeNextLimited is the same for a job that has a limit too: the job that becomes
+// live may be of another lane with that limit. It is leased if it is the only one.
+var (
+	completeNext        = completeNextWith("", nextOfLane, "")
+	completeNextLimited = completeNextWith(nextOfLimitGone, nextOfLimit, "")
+)
 
-func completeNextWith(more string) string {
+const nextIfOurs = `w.lost = 0 and w.queue = $10::text and w.kind = any ($11::text[])`
+
+// What becomes live: in the lane, or in the lane and the limit; and what that needs to know of the job in gone.
+var (
+	nextOfLane = `
+` + leavePlaces + `,
+head as materialized (
+  select w.id
+    from (select lane, 1 as n from gone) r` + laneHead + `
+   where ` + laneOpen + `
+),` + admitWaits(leaseNext(nextIfOurs, "$8", "$9")) + `,
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ` + laneSlot("lane") + `, statement_timestamp(), lane from gone where not exists (select from moved)
+)`
+	nextOfLimit     = handOverLines("true", leaseNext(nextIfOurs+` and (select count(*) from ours where not goes_on) = 1`, "$8", "$9"))
+	nextOfLimitGone = `, lane_rule, ` + sqlJobCompleted + `::smallint as state`
+)
+
+func completeNextWith(gone, handOver, more string) string {
 	return `
 with gone as (
   delete from onceq.jobs where ` + heldByOne + `
-  returning id, scope, key, lane
+  returning id, scope, key, lane` + gone + `
 ),
 fence as (
   update onceq.job_fences f
      set state = ` + sqlCompleted + `, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
     from gone g
    where ` + fenceOfGone + `
-),
-` + leavePlaces + `,
-head as materialized (
-  select w.id
-    from (select lane, 1 as n from gone) r` + laneHead + `
-   where ` + laneOpen + `
-),` + admitWaits(leaseNext(`w.lost = 0 and w.queue = $10::text and w.kind = any ($11::text[])`, "$8", "$9")) + `,
-call as (
-  insert into onceq.lane_calls (slot, due, lane)
-  select ` + laneSlot("lane") + `, statement_timestamp(), lane from gone where not exists (select from moved)
-)
+),` + handOver + `
 select case when $6::bool and not exists (select from gone) then onceq.lease_lost($1::bigint) end,
        (select id from gone), ` + wakeAll("job where leased_until is null", "$7", "false") + more + `,
        ` + claimedJob + `, 0, ` + cancelSince + `, false, j.lane, j.lane_rule
@@ -92,11 +109,11 @@ select case when $6::bool and not exists (select from gone) then onceq.lease_los
 // 1 if the slot of the job that completes is still in use, and else 0.
 func (x *executor) successor(o outcome, own int64) *successor {
 	l := o.lease
-	if o.state != StateCompleted || o.keep != 0 || o.unsure || x.careful || l.Lane == "" || l.Limit != "" || l.member || x.q.citus.Load() == citusYes {
+	if o.state != StateCompleted || o.keep != 0 || o.unsure || x.careful || l.Lane == "" || !l.slot.IsZero() || l.member || x.q.citus.Load() == citusYes {
 		return nil
 	}
 	s := x.slots[l.Queue]
-	if s == nil || !s.foundEnd() {
+	if s == nil || !s.foundEnd() || l.Limit != "" && s.outstanding.Load() > nextFew {
 		return nil
 	}
 	return x.reserve(s, own, 0)
@@ -128,8 +145,11 @@ func (x *executor) reserve(s *slots, own, others int64) *successor {
 
 // statement gives the completion that leases the next job too.
 func (n *successor) statement(o outcome, raise bool) (string, []any) {
-	l := o.lease
-	return completeNext, []any{l.ID, l.claims, l.holder, l.Token, o.result, raise, rand.Int64(), n.x.lease.Microseconds(), n.holder, n.queue, n.x.kinds}
+	l, statement := o.lease, completeNext
+	if l.Limit != "" {
+		statement = completeNextLimited
+	}
+	return statement, []any{l.ID, l.claims, l.holder, l.Token, o.result, raise, rand.Int64(), n.x.lease.Microseconds(), n.holder, n.queue, n.x.kinds}
 }
 
 // nextAnswer reads the one row of a statement that may lease the next job. It is a pgx.RowScanner, because the columns of that
@@ -205,7 +225,7 @@ func (n *successor) end(ok bool) (leased bool) {
 	return leased
 }
 
-// giveBackNext gives back a job of lane $1 that a completion has leased to holder $2.
+// giveBackNext gives back a job of lane or limit $1 that a completion has leased to holder $2.
 const giveBackNext = `
 update onceq.jobs j set leased_until = null, holder = null
   from onceq.lane_places p
@@ -213,15 +233,19 @@ update onceq.jobs j set leased_until = null, holder = null
 
 // unheard gives back what the completion has leased if its answer was lost: nobody knows of that lease, and the lane would stand
 // still until it ends. It comes after the completion is known to be committed, or to have failed.
-func (n *successor) unheard(ctx context.Context, lane string) {
+func (n *successor) unheard(ctx context.Context, after *Lease) {
 	if n == nil || n.known {
 		return
 	}
+	line := after.Lane
+	if after.Limit != "" { // the next job may be of another lane
+		line = "/" + after.Limit
+	}
 	ctx, cancel := context.WithTimeout(ctx, n.x.lease)
 	defer cancel()
-	if err := n.x.q.send(ctx, n.x.db, hot, giveBackNext, []any{lane, n.holder}, noRows); err != nil {
+	if err := n.x.q.send(ctx, n.x.db, hot, giveBackNext, []any{line, n.holder}, noRows); err != nil {
 		n.x.q.log.WarnContext(ctx, "onceq: a completion's answer was lost, and it is not known whether it leased the next job of its lane; that lease runs out",
-			slog.String("lane", lane), slog.Any("error", err))
+			slog.String("lane", line), slog.Any("error", err))
 	}
 	n.x.woken(n.queue)
 }

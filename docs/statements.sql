@@ -5018,7 +5018,7 @@ select set_config('enable_seqscan', split_part(p, ',', 1), true), set_config('en
 -- statement.go: rollBack
 rollback;
 
--- successors.go: completeNextWith
+-- successors.go: completeNextWith lane
 with gone as (
   delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
   returning id, scope, key, lane
@@ -5071,6 +5071,131 @@ place as (
 call as (
   insert into onceq.lane_calls (slot, due, lane)
   select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from gone where not exists (select from moved)
+)
+select case when $6::bool and not exists (select from gone) then onceq.lease_lost($1::bigint) end,
+       (select id from gone), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $7::bigint, false)), 0)::bigint
+          from (select queue, count(*) as jobs from job where leased_until is null group by queue) m
+         where exists (select from onceq.waiters w where w.idle_until > statement_timestamp())),
+       j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
+          j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
+          coalesce(j.metadata::text, ''), j.identity, 0, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule
+  from (values (1)) one left join job j on j.leased_until is not null;
+
+-- successors.go: completeNextWith limit
+with gone as (
+  delete from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
+  returning id, scope, key, lane, lane_rule, 5::smallint as state
+),
+fence as (
+  update onceq.job_fences f
+     set state = 3, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
+    from gone g
+   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+),
+left_line as materialized (
+  select l.lane, g.id, lane_rule & 2 = 2 and state in (6, 8) as stops
+    from gone g cross join lateral (select l.lane from (values (split_part(g.lane, E'\x1f', 1)), (split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l where true or l.lane like '/%'
+),
+left_place as (
+  delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = any (array[l.id])
+),
+stop as (
+  insert into onceq.lane_stops (lane, id)
+  select split_part(lane, E'\x1f', 1), id from gone
+   where split_part(lane, E'\x1f', 1) <> '' and lane_rule & 2 = 2 and state in (6, 8)
+  on conflict do nothing
+),
+freed as materialized (
+  select lane, count(*) as n, bool_or(stops) as stops from left_line group by lane
+),
+head as materialized (
+  select w.id, r.lane
+    from freed r
+   cross join lateral (
+         select w.id
+           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit r.n) w
+          limit r.n) w
+   where r.lane not like '/%' and r.stops is not true and current_setting('transaction_isolation') = 'read committed'
+     and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
+),
+open as materialized (
+  select r.lane, r.n from freed r
+   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed'
+     and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
+),
+turn as materialized (
+  select w.id, w.path, r.lane
+    from open r
+   cross join lateral (
+         select w.*
+           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id, path, priority, run_at from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit r.n
+                   for update skip locked) w
+          limit r.n) w
+),
+next as materialized (
+  select w.id, w.path, h.lane from head h cross join lateral (
+         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane for update skip locked) w
+),
+straight as materialized (
+  select id, line
+    from (select id, line, sum(room) over l as room, count(id) over (l order by id) as nth
+            from (select null::bigint as id, lane as line, n as room from open
+                  union all
+                  select null, lane, -1 from turn
+                  union all
+                  select id, split_part(path, E'\x1f', 2), 0 from next where path is not null) u
+          window l as (partition by line)) n
+   where id is not null and nth <= room
+),
+ours as materialized (
+  select id, lane, null::timestamptz as slot, false as goes_on from turn
+  union all
+  select id, lane, null, path is not null and id not in (select id from straight) from next
+),
+passed as (
+  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = statement_timestamp()
+    from (select id from ours where goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.id, w.lane, w.path
+),
+moved as (
+  delete from onceq.job_waits w using (select id, slot from ours where not goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.*, o.slot, w.lost = 0 and w.queue = $10::text and w.kind = any ($11::text[]) and (select count(*) from ours where not goes_on) = 1 as next
+),
+job as (
+  insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+                          payload, payload_bytes, metadata, errors, identity, lane, lane_rule, leased_until, holder)
+  select id, coalesce(slot, statement_timestamp()), created_at, case when next then least(claims + 1, 1048575) else claims end, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+         payload, payload_bytes, metadata, errors, identity,
+         case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule, case when next then statement_timestamp() + $8::bigint * interval '1 microsecond' end, case when next then $9::bigint end
+    from moved
+  returning *
+),
+place as (
+  insert into onceq.lane_places (lane, id)
+  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
+  union all
+  select split_part(path, E'\x1f', 1), id from passed
+  on conflict do nothing
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane
+    from (select lane
+            from (select lane, n from freed union all select lane, -1 from ours union all select line, -1 from straight) f
+           group by lane having sum(n) > 0
+          union
+          select lane from passed) f
 )
 select case when $6::bool and not exists (select from gone) then onceq.lease_lost($1::bigint) end,
        (select id from gone), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $7::bigint, false)), 0)::bigint

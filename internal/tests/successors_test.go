@@ -70,18 +70,32 @@ func inLane(t *testing.T, db *queuetest.DB, kind onceq.Kind[charge], customer, f
 	require.NoError(t, err)
 }
 
-// A completion leases the next job of the lane, in both kinds of handlers, for jobs with keys and without, and the jobs run once and in order.
+// withLimit is a kind of lanes whose jobs have a limit, too.
+func withLimit(t *testing.T, db *queuetest.DB, atOnce int) onceq.Kind[charge] {
+	t.Helper()
+	require.NoError(t, db.Queue.SetLimit(t.Context(), db.Pool, "provider", onceq.Limit{AtOnce: atOnce}))
+	kind := charges
+	kind.Limit = func(charge) string { return "provider" }
+	return kind
+}
+
+// A completion leases the next job of the lane, in both kinds of handlers, for jobs with keys, with a limit, and with neither, and the
+// jobs run once and in order.
 func TestSuccessor_IsLeasedWithTheCompletion(t *testing.T) {
 	t.Parallel()
 	const n = 300
 	keyed := charges
 	keyed.Key = func(c charge) string { return fmt.Sprint(c.N) }
-	for name, kind := range map[string]onceq.Kind[charge]{"keyed": keyed, "unkeyed": charges} {
+	for name, kind := range map[string]onceq.Kind[charge]{"keyed": keyed, "unkeyed": charges, "limited": charges} {
 		for _, inTx := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, ", in a transaction ", inTx), func(t *testing.T) {
 				t.Parallel()
 				db := queuetest.New(t)
 				watchLeases(t, db)
+				kind := kind
+				if name == "limited" {
+					kind = withLimit(t, db, 5)
+				}
 				inLane(t, db, kind, 1, 0, n)
 				var r ran
 				h := kind.Handle(func(_ context.Context, l *onceq.Lease, c charge) error { r.add(c.N); return l.SetResult(c.N) })
@@ -111,6 +125,61 @@ func TestSuccessor_IsLeasedWithTheCompletion(t *testing.T) {
 	}
 }
 
+// Where a limit is full, the next one is the first that waits for it, of whatever lane, and takes turns with those of the other
+// lanes. What was leased after a lost answer is given back there, too: the lanes do not stand still for an hour.
+func TestSuccessor_OfAFullLimit(t *testing.T) {
+	t.Parallel()
+	const n = 200
+	for i := range 4 {
+		inTx, loses := i%2 == 1, i/2 == 1
+		t.Run(fmt.Sprint("in a transaction ", inTx, ", answers are lost ", loses), func(t *testing.T) {
+			t.Parallel()
+			var armed, cut atomic.Bool
+			db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
+				dial := c.ConnConfig.DialFunc
+				c.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+					conn, err := dial(ctx, network, address)
+					return &loseCommits{Conn: conn, armed: &armed, cut: &cut, whole: true}, err
+				}
+			}))
+			watchLeases(t, db)
+			kind := withLimit(t, db, 1)
+			for customer := range 3 {
+				inLane(t, db, kind, customer, 0, n)
+			}
+			var all [3]ran
+			var running atomic.Int32
+			run := func(c charge) {
+				if running.Add(1) > 1 {
+					t.Error("two at once")
+				}
+				all[c.Customer].add(c.N)
+				armed.Store(loses && c.N%20 == 19)
+				running.Add(-1)
+			}
+			h := kind.Handle(func(_ context.Context, _ *onceq.Lease, c charge) error { run(c); return nil })
+			if inTx {
+				h = kind.HandleTx(func(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, c charge) error {
+					_, err := tx.Exec(ctx, `select 1`)
+					run(c)
+					return err
+				})
+			}
+			w := start(t, db, onceq.WorkerConfig{Lease: time.Hour}, h)
+			until(t, db, noJobs+` and not exists (select from onceq.job_waits)`)
+			require.NoError(t, w.stop())
+			for customer := range all {
+				require.Len(t, all[customer].list(), n)
+				require.True(t, slices.IsSorted(all[customer].list()))
+			}
+			require.Equal(t, loses, cut.Load())
+			with, _ := leased(t, db)
+			require.Positive(t, with)
+			require.NoError(t, db.Check())
+		})
+	}
+}
+
 // It is left to a claim if a claim would not have taken it: of another queue, of a kind without a handler here, after a lost
 // lease.
 func TestSuccessor_OnlyWhatAClaimWouldTake(t *testing.T) {
@@ -122,21 +191,27 @@ func TestSuccessor_OnlyWhatAClaimWouldTake(t *testing.T) {
 		"kind":  `update onceq.job_waits set kind = 'other'`,
 		"lost":  `update onceq.job_waits set lost = 1, claims = 1`,
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			db := queuetest.New(t)
-			inLane(t, db, charges, 1, 0, 2)
-			first := laneClaim(t, db.Queue, 1)
-			require.Len(t, first, 1)
-			sqlRun(t, db, change)
-			watchLeases(t, db)
-			require.NoError(t, first[0].Release(t.Context()))
-			w := start(t, db, onceq.WorkerConfig{}, charges.Handle(func(context.Context, *onceq.Lease, charge) error { return nil }))
-			until(t, db, `exists (select from public.came)`)
-			with, without := leased(t, db)
-			require.Equal(t, [2]int{0, 1}, [2]int{with, without})
-			require.NoError(t, w.stop())
-		})
+		for _, limited := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, ", limited ", limited), func(t *testing.T) {
+				t.Parallel()
+				db := queuetest.New(t)
+				kind := charges
+				if limited {
+					kind = withLimit(t, db, 5)
+				}
+				inLane(t, db, kind, 1, 0, 2)
+				first := laneClaim(t, db.Queue, 1)
+				require.Len(t, first, 1)
+				sqlRun(t, db, change)
+				watchLeases(t, db)
+				require.NoError(t, first[0].Release(t.Context()))
+				w := start(t, db, onceq.WorkerConfig{}, kind.Handle(func(context.Context, *onceq.Lease, charge) error { return nil }))
+				until(t, db, `exists (select from public.came)`)
+				with, without := leased(t, db)
+				require.Equal(t, [2]int{0, 1}, [2]int{with, without})
+				require.NoError(t, w.stop())
+			})
+		}
 	}
 }
 
@@ -208,11 +283,16 @@ func TestSuccessor_NoneOfAPausedKind(t *testing.T) {
 // Run ends in the middle of a lane: what its last completions leased is given back, so that it need not run out.
 func TestSuccessor_ShutdownLeavesNoLease(t *testing.T) {
 	t.Parallel()
-	for _, inTx := range []bool{false, true} {
-		t.Run(fmt.Sprint("in a transaction ", inTx), func(t *testing.T) {
+	for n := range 4 {
+		inTx, limited := n%2 == 1, n/2 == 1
+		t.Run(fmt.Sprint("in a transaction ", inTx, ", limited ", limited), func(t *testing.T) {
 			t.Parallel()
 			db := queuetest.New(t)
 			watchLeases(t, db)
+			charges := charges
+			if limited {
+				charges = withLimit(t, db, 5)
+			}
 			inLane(t, db, charges, 1, 0, 100_000)
 			var r ran
 			for range 15 {
@@ -477,9 +557,9 @@ func TestFirst_LeavesOthersToClaims(t *testing.T) {
 // lane does not stand still for a lease, and no job is charged for one.
 func TestSuccessor_ALostAnswer(t *testing.T) {
 	t.Parallel()
-	for n := range 4 {
-		inTx, whole := n%2 == 1, n/2 == 1
-		t.Run(fmt.Sprint("in a transaction ", inTx, ", all of it ", whole), func(t *testing.T) {
+	for n := range 8 {
+		inTx, whole, limited := n%2 == 1, n/2%2 == 1, n/4 == 1
+		t.Run(fmt.Sprint("in a transaction ", inTx, ", all of it ", whole, ", limited ", limited), func(t *testing.T) {
 			t.Parallel()
 			var armed, cut atomic.Bool
 			db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
@@ -490,6 +570,10 @@ func TestSuccessor_ALostAnswer(t *testing.T) {
 				}
 			}))
 			const n = 400
+			charges := charges
+			if limited {
+				charges = withLimit(t, db, 5)
+			}
 			inLane(t, db, charges, 1, 0, n)
 			var r ran
 			again := 0 // jobs that were claimed twice
