@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -479,7 +480,6 @@ select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_con
 	}
 }
 
-// What an outcome needs may be locked. The others of its batch are written.
 // Enqueue does not ask again for a while after it has found that nobody waits: for this queue, or for any. What a transaction
 // with an old snapshot saw says nothing about now.
 func TestEnqueue_AsksAgainOnlyWhereSomebodyMayWait(t *testing.T) {
@@ -523,6 +523,55 @@ func TestEnqueue_AsksAgainOnlyWhereSomebodyMayWait(t *testing.T) {
 	require.False(t, sees(enqueue(old), "two"), "what it sees is old")
 }
 
+// alongTracer counts the claims that bring along a look at what was enqueued last.
+type alongTracer struct {
+	pgx.QueryTracer
+	claims atomic.Int64
+}
+
+func (a *alongTracer) TraceBatchStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceBatchStartData) context.Context {
+	looks, claims := false, false
+	for _, query := range d.Batch.QueuedQueries {
+		looks = looks || strings.Contains(query.SQL, "pg_sequence_last_value")
+		claims = claims || strings.Contains(query.SQL, "skip locked")
+	}
+	if looks && claims {
+		a.claims.Add(1)
+	}
+	return ctx
+}
+func (*alongTracer) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (*alongTracer) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
+
+// Where jobs come often in very many queues, claims bring looks along, and no job is left.
+func TestClaim_BringsALookAlong(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	tracer := &alongTracer{QueryTracer: new(sentTracer)}
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = tracer }))
+	queues := make([]string, 2000)
+	for i := range queues {
+		queues[i] = fmt.Sprint("q", i)
+	}
+	var done atomic.Int64
+	kind := onceq.Kind[int]{Name: "k"}
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{Also: queues}, kind.Handle(func(context.Context, *onceq.Lease, int) error { done.Add(1); return nil }))
+	require.NoError(t, err)
+	running, stop := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(running) }()
+	added := int64(0)
+	for end := time.Now().Add(2 * time.Minute); tracer.claims.Load() < 20 && time.Now().Before(end); added++ {
+		_, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Queue: queues[added*7%2000], Payload: 1})
+		require.NoError(t, err)
+	}
+	require.GreaterOrEqual(t, tracer.claims.Load(), int64(20))
+	require.Eventually(t, func() bool { return done.Load() == added }, time.Minute, 10*time.Millisecond)
+	stop()
+	require.NoError(t, <-ended)
+}
+
+// What an outcome needs may be locked. The others of its batch are written.
 func TestFinish_ALockStopsItsPartOnly(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
