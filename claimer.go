@@ -370,8 +370,8 @@ func (c *claimer) claim(ctx context.Context, feeds []*feed, wants []want, purpos
 		err := c.sendClaims(ctx, kinds, asks)
 		ended := time.Now()
 		return func() {
-			if fresh != nil && (err != nil || !fresh.done) {
-				c.looks.fresh.took, c.looks.fresh.at, fresh = 0, ended, nil
+			if fresh != nil {
+				c.wentAlong(fresh, ended, err)
 			}
 			if !c.claimed(feeds, err) {
 				return
@@ -379,7 +379,7 @@ func (c *claimer) claim(ctx context.Context, feeds []*feed, wants []want, purpos
 			for i, f := range feeds {
 				c.took(f, asks[i], how[i], began, ended)
 			}
-			if fresh != nil {
+			if fresh != nil && fresh.done {
 				c.sawNew(fresh, ended)
 			}
 		}

@@ -389,10 +389,11 @@ const (
 	nobodyWaits              // for any queue
 )
 
+// sqlWoken calls wake first: it sees workers that have announced themselves while the statement waited for somebody's key.
 const sqlWoken = `case when run_at >= statement_timestamp() + interval '2 seconds' then 1
+               when onceq.wake($1::text, 1, $14::bigint, $15::bool) > 0 then 0
                when not exists (select from onceq.waiters where idle_until > statement_timestamp()) then 2
-               when onceq.wake($1::text, 1, $14::bigint, $15::bool) = 0 then 1
-               else 0 end * (current_setting('transaction_isolation') = 'read committed')::int`
+               else 1 end * (current_setting('transaction_isolation') = 'read committed')::int`
 
 const insertPlain = `
 insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload)

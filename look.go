@@ -119,7 +119,7 @@ type lookAtCalls struct {
 // seen by the looks at all.
 type lookAtNew struct {
 	at         time.Time     // when to look; zero: looks at all are cheap enough
-	took       time.Duration // by the latest one that was sent by itself; zero: the next one is, too
+	took       time.Duration // by the latest one that was sent by itself, or less; zero: the next one is, too
 	near, wide lookBack
 	widened    time.Time // when the latest wide one began
 }
@@ -131,12 +131,12 @@ type lookBack struct {
 	marked time.Time
 }
 
-// saw records the latest id at the time when a look began.
-func (b *lookBack) saw(last int64, began time.Time, back time.Duration) {
+// saw records the latest id, which was read between these times.
+func (b *lookBack) saw(last int64, began, ended time.Time, back time.Duration) {
 	if b.mark == 0 {
-		b.from, b.mark, b.marked = last, last, began
+		b.from, b.mark, b.marked = last, last, ended
 	} else if began.Sub(b.marked) > back {
-		b.from, b.mark, b.marked = b.mark, last, began
+		b.from, b.mark, b.marked = b.mark, last, ended
 	}
 }
 
@@ -205,12 +205,14 @@ func (c *claimer) lookInterval() time.Duration {
 		return max(livelyLook, min(lookLongest, livelyRest*took))
 	case c.w.poll > 0:
 		return max(c.w.poll, 2*took)
-	case c.listens() && c.listener.leavesNow():
-		return max(pollLeaving, min(lookLongest, lookRest*took))
 	case c.listens():
 		page := c.looks.page(true)
 		statements := (len(c.feeds) + page - 1) / page
-		return max(pollListening, min(lookLongest, max(lookRest*took, time.Duration(statements)*pollListening)))
+		least := pollListening
+		if c.listener.leavesNow() {
+			least = pollLeaving
+		}
+		return max(least, min(lookLongest, max(lookRest*took, time.Duration(statements)*pollListening)))
 	}
 	return max(pollUnheard, min(lookLongest, lookRest*took))
 }
@@ -351,11 +353,21 @@ func (l *newLook) read(rows pgx.Rows) error {
 	return row(&l.last, &l.queues)(rows)
 }
 
+// wentAlong takes how long one took that went along with a claim, or that it was not sent or failed.
+func (c *claimer) wentAlong(l *newLook, ended time.Time, err error) {
+	n := &c.looks.fresh
+	if err != nil || !l.done {
+		n.took, n.at, n.widened = 0, ended, time.Time{}
+		return
+	}
+	n.took = min(n.took, ended.Sub(l.began)) // one by itself may have met a pause of this process
+}
+
 // sawNew takes what one saw.
 func (c *claimer) sawNew(l *newLook, ended time.Time) {
 	n := &c.looks.fresh
-	n.near.saw(l.last, l.began, lookNewBack)
-	n.wide.saw(l.last, l.began, lookWideBack)
+	n.near.saw(l.last, l.began, ended, lookNewBack)
+	n.wide.saw(l.last, l.began, ended, lookWideBack)
 	n.at = ended.Add(max(lookNewRest, livelyRest*n.took))
 	found := 0
 	for _, queue := range l.queues {

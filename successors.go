@@ -36,6 +36,7 @@ type successor struct {
 	holder int64
 	began  time.Time
 	lease  *Lease
+	calls  bool // its statement has left a call of which nobody else knows
 	known  bool // its statement's answer has come, and that of the commit
 }
 
@@ -64,13 +65,14 @@ func leaseNext(next, lease, holder string) leasing {
 // an error if the guard does not hold. completeNextLimited is the same for a job that has a limit too: the job that becomes
 // live may be of another lane with that limit. It is leased if it is the only one.
 var (
-	completeNext        = completeNextWith("", nextOfLane, "")
-	completeNextLimited = completeNextWith(nextOfLimitGone, nextOfLimit, "")
+	completeNext        = completeNextWith("", nextOfLane, "false", "")
+	completeNextLimited = completeNextWith(nextOfLimitGone, nextOfLimit, nextOfLimitCalls, "")
 )
 
 const nextIfOurs = `w.lost = 0 and w.queue = $10::text and w.kind = any ($11::text[])`
 
-// What becomes live: in the lane, or in the lane and the limit; and what that needs to know of the job in gone.
+// What becomes live: in the lane, or in the lane and the limit. With a limit: what that needs to know of the job in gone; and
+// whether a promoter may let in another one. It may if the lane's next job has moved to another limit, or was not taken.
 var (
 	nextOfLane = `
 ` + leavePlaces + `,
@@ -83,11 +85,14 @@ call as (
   insert into onceq.lane_calls (slot, due, lane)
   select ` + laneSlot("lane") + `, statement_timestamp(), lane from gone where not exists (select from moved)
 )`
-	nextOfLimit     = handOverLines("true", leaseNext(nextIfOurs+` and (select count(*) from ours where not goes_on) = 1`, "$8", "$9"))
-	nextOfLimitGone = `, lane_rule, ` + sqlJobCompleted + `::smallint as state`
+	nextOfLimit      = handOverLines("true", leaseNext(nextIfOurs+` and (select count(*) from ours where not goes_on) = 1`, "$8", "$9"))
+	nextOfLimitGone  = `, lane_rule, ` + sqlJobCompleted + `::smallint as state`
+	nextOfLimitCalls = `exists (select from passed where lane not in (select lane from freed))
+         or exists (select from freed r where r.lane not like '/%' and r.lane not in (select lane from ours)
+                       and exists (select from onceq.job_waits w where w.lane = any (array[r.lane]) offset 0))`
 )
 
-func completeNextWith(gone, handOver, more string) string {
+func completeNextWith(gone, handOver, calls, more string) string {
 	return `
 with gone as (
   delete from onceq.jobs where ` + heldByOne + `
@@ -100,7 +105,7 @@ fence as (
    where ` + fenceOfGone + `
 ),` + handOver + `
 select case when $6::bool and not exists (select from gone) then onceq.lease_lost($1::bigint) end,
-       (select id from gone), ` + wakeAll("job where leased_until is null", "$7", "false") + more + `,
+       (select id from gone), ` + wakeAll("job where leased_until is null", "$7", "false") + `, ` + calls + more + `,
        ` + claimedJob + `, 0, ` + cancelSince + `, false, j.lane, j.lane_rule
   from (values (1)) one left join job j on j.leased_until is not null`
 }
@@ -161,7 +166,7 @@ type nextAnswer struct {
 
 // completed is for completeNext. done becomes the job's id, or nil if its guard did not hold.
 func (n *successor) completed(done **int64, more ...any) *nextAnswer {
-	return &nextAnswer{n: n, before: append([]any{nil, done, nil}, more...)}
+	return &nextAnswer{n: n, before: append([]any{nil, done, nil, &n.calls}, more...)}
 }
 
 // ScanRow reads the row.
@@ -221,15 +226,18 @@ func (n *successor) end(ok bool) (leased bool) {
 		n.s.signal()
 	}
 	n.x.q.connections.wake()
+	if leased && n.calls { // otherwise there is a claim next, which tells the promoter
+		n.x.told()
+	}
 	n.x.handling.Done()
 	return leased
 }
 
-// giveBackNext gives back a job of lane or limit $1 that a completion has leased to holder $2.
+// giveBackNext gives back a job of one of the lanes and limits $1 that a completion has leased to holder $2.
 const giveBackNext = `
 update onceq.jobs j set leased_until = null, holder = null
   from onceq.lane_places p
- where p.lane = $1::text and j.id = any (array[p.id]) and j.holder = $2::bigint`
+ where p.lane = any ($1::text[]) and j.id = any (array[p.id]) and j.holder = $2::bigint`
 
 // unheard gives back what the completion has leased if its answer was lost: nobody knows of that lease, and the lane would stand
 // still until it ends. It comes after the completion is known to be committed, or to have failed.
@@ -237,15 +245,12 @@ func (n *successor) unheard(ctx context.Context, after *Lease) {
 	if n == nil || n.known {
 		return
 	}
-	line := after.Lane
-	if after.Limit != "" { // the next job may be of another lane
-		line = "/" + after.Limit
-	}
+	lines := []string{after.Lane, "/" + after.Limit} // the next job may be of another lane, or have no limit
 	ctx, cancel := context.WithTimeout(ctx, n.x.lease)
 	defer cancel()
-	if err := n.x.q.send(ctx, n.x.db, hot, giveBackNext, []any{line, n.holder}, noRows); err != nil {
+	if err := n.x.q.send(ctx, n.x.db, hot, giveBackNext, []any{lines, n.holder}, noRows); err != nil {
 		n.x.q.log.WarnContext(ctx, "onceq: a completion's answer was lost, and it is not known whether it leased the next job of its lane; that lease runs out",
-			slog.String("lane", line), slog.Any("error", err))
+			slog.String("lane", after.Lane), slog.Any("error", err))
 	}
 	n.x.woken(n.queue)
 }

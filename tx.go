@@ -123,8 +123,8 @@ var inTx = map[string]string{
 	completeOneLaned:   completeOneLaned + sameTx("$8", "$1::bigint"),
 	completeOneLimited: completeOneLimited + sameTx("$8", "$1::bigint"),
 
-	completeNext:        completeNextWith("", nextOfLane, sameTx("$12", "$1::bigint")),
-	completeNextLimited: completeNextWith(nextOfLimitGone, nextOfLimit, sameTx("$12", "$1::bigint")),
+	completeNext:        completeNextWith("", nextOfLane, "false", sameTx("$12", "$1::bigint")),
+	completeNextLimited: completeNextWith(nextOfLimitGone, nextOfLimit, nextOfLimitCalls, sameTx("$12", "$1::bigint")),
 
 	completeOneUnkeyedTold: completeOneUnkeyedTold + sameTx("$4", "$1::bigint"),
 	completeOneTold:        completeOneTold + sameTx("$7", "$1::bigint"),

@@ -1187,6 +1187,59 @@ func TestLookBack(t *testing.T) {
 			require.GreaterOrEqual(t, int64(ms)-(b.from-1), int64(20), "at %d", ms)
 			require.LessOrEqual(t, int64(ms)-(b.from-1), int64(46), "at %d", ms)
 		}
-		b.saw(int64(ms)+1, at(ms), lookNewBack)
+		b.saw(int64(ms)+1, at(ms), at(ms), lookNewBack)
 	}
+}
+
+// The id is read at the end of a message that took long: what was enqueued meanwhile counts as new.
+func TestLookBack_AfterAMessageThatTookLong(t *testing.T) {
+	t.Parallel()
+	var b lookBack
+	at := func(ms int) time.Time { return time.Time{}.Add(time.Duration(ms) * time.Millisecond) }
+	b.saw(1, at(0), at(1), lookNewBack)
+	b.saw(100, at(30), at(130), lookNewBack)
+	b.saw(132, at(131), at(132), lookNewBack)
+	require.Equal(t, int64(1), b.from, "the id 100 was drawn a millisecond ago")
+	b.saw(152, at(151), at(152), lookNewBack)
+	require.Equal(t, int64(100), b.from)
+}
+
+// What a look took by itself while the process stood still does not put off those that come after it: a look that goes along with
+// a claim says that it took less.
+func TestClaimer_ALookThatMetAPauseDoesNotPutOffOthers(t *testing.T) {
+	t.Parallel()
+	w, err := NewWorker(benchQueue(t), WorkerConfig{}, (&Kind[int]{Name: "k"}).Handle(func(context.Context, *Lease, int) error { return nil }))
+	require.NoError(t, err)
+	c := newClaimer(w, 1, quick{}, nil)
+	c.looks.fresh.took = time.Minute
+	now := time.Now()
+	look := &newLook{began: now, done: true}
+	c.wentAlong(look, now.Add(time.Millisecond), nil)
+	c.sawNew(look, now.Add(time.Millisecond))
+	require.Equal(t, now.Add(time.Millisecond+livelyRest*time.Millisecond), c.looks.fresh.at)
+	c.wentAlong(look, now.Add(time.Second), errors.New("the claim failed"))
+	require.Zero(t, c.looks.fresh.took, "the next one is sent by itself")
+	require.Equal(t, now.Add(time.Second), c.looks.fresh.at)
+}
+
+// Thousands of queues need several statements for a look, and there is no more than one a second.
+func TestClaimer_LooksInSeveralStatementsAreRare(t *testing.T) {
+	t.Parallel()
+	var also []string
+	for i := range 5000 {
+		also = append(also, fmt.Sprint("q", i))
+	}
+	w, err := NewWorker(benchQueue(t), WorkerConfig{Also: also}, (&Kind[int]{Name: "k"}).Handle(func(context.Context, *Lease, int) error { return nil }))
+	require.NoError(t, err)
+	c := newClaimer(w, 1, quick{}, nil)
+	c.listener = &listener{q: w.q}
+	c.listener.confirmed.Store(true)
+	c.looks.each = [2]time.Duration{5 * time.Microsecond, 5 * time.Microsecond} // 25 ms, or 50 if it asks for what has expired too
+	c.looks.took = [2]time.Duration{time.Millisecond, time.Millisecond}
+	require.Equal(t, 3*pollListening, c.lookInterval())
+	c.listener.waits.Store(true)
+	c.listener.leaves.Store(true)
+	require.Equal(t, pollLeaving, c.lookInterval())
+	c.looks.each = [2]time.Duration{10 * time.Microsecond, 10 * time.Microsecond}
+	require.Equal(t, 6*pollListening, c.lookInterval())
 }

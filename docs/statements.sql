@@ -1194,9 +1194,9 @@ select job_id,
  where job_id is not null
 returning id, run_at > statement_timestamp(),
           case when run_at >= statement_timestamp() + interval '2 seconds' then 1
+               when onceq.wake($1::text, 1, $14::bigint, $15::bool) > 0 then 0
                when not exists (select from onceq.waiters where idle_until > statement_timestamp()) then 2
-               when onceq.wake($1::text, 1, $14::bigint, $15::bool) = 0 then 1
-               else 0 end * (current_setting('transaction_isolation') = 'read committed')::int;
+               else 1 end * (current_setting('transaction_isolation') = 'read committed')::int;
 
 -- enqueue.go: insertKeyed
 with fence as (
@@ -1290,9 +1290,9 @@ call as (
 )
 select id, run_at > statement_timestamp(),
        case when run_at >= statement_timestamp() + interval '2 seconds' then 1
+               when onceq.wake($1::text, 1, $14::bigint, $15::bool) > 0 then 0
                when not exists (select from onceq.waiters where idle_until > statement_timestamp()) then 2
-               when onceq.wake($1::text, 1, $14::bigint, $15::bool) = 0 then 1
-               else 0 end * (current_setting('transaction_isolation') = 'read committed')::int
+               else 1 end * (current_setting('transaction_isolation') = 'read committed')::int
   from wait;
 
 -- enqueue.go: insertManyGeneral
@@ -5075,7 +5075,7 @@ call as (
 select case when $6::bool and not exists (select from gone) then onceq.lease_lost($1::bigint) end,
        (select id from gone), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $7::bigint, false)), 0)::bigint
           from (select queue, count(*) as jobs from job where leased_until is null group by queue) m
-         where exists (select from onceq.waiters w where w.idle_until > statement_timestamp())),
+         where exists (select from onceq.waiters w where w.idle_until > statement_timestamp())), false,
        j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
           coalesce(j.metadata::text, ''), j.identity, 0, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule
@@ -5200,7 +5200,9 @@ call as (
 select case when $6::bool and not exists (select from gone) then onceq.lease_lost($1::bigint) end,
        (select id from gone), (select coalesce(sum(onceq.wake(m.queue, m.jobs, $7::bigint, false)), 0)::bigint
           from (select queue, count(*) as jobs from job where leased_until is null group by queue) m
-         where exists (select from onceq.waiters w where w.idle_until > statement_timestamp())),
+         where exists (select from onceq.waiters w where w.idle_until > statement_timestamp())), exists (select from passed where lane not in (select lane from freed))
+         or exists (select from freed r where r.lane not like '/%' and r.lane not in (select lane from ours)
+                       and exists (select from onceq.job_waits w where w.lane = any (array[r.lane]) offset 0)),
        j.id, j.claims, j.lost, j.attempts, j.max_attempts, j.priority, j.run_at, j.created_at, j.leased_until,
           j.kind, coalesce(j.scope, ''), coalesce(j.key, ''), coalesce(j.payload::text, ''), j.payload_bytes,
           coalesce(j.metadata::text, ''), j.identity, 0, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule
@@ -5209,7 +5211,7 @@ select case when $6::bool and not exists (select from gone) then onceq.lease_los
 -- successors.go: giveBackNext
 update onceq.jobs j set leased_until = null, holder = null
   from onceq.lane_places p
- where p.lane = $1::text and j.id = any (array[p.id]) and j.holder = $2::bigint;
+ where p.lane = any ($1::text[]) and j.id = any (array[p.id]) and j.holder = $2::bigint;
 
 -- turn.go: awaitTurn
 select set_config('lock_timeout', '1s', true), pg_advisory_xact_lock($1::bigint), set_config('lock_timeout', '0', true),

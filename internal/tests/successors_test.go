@@ -180,6 +180,33 @@ func TestSuccessor_OfAFullLimit(t *testing.T) {
 	}
 }
 
+// A completion leases a job of another lane, and the next one of its own lane moves on to another limit: a promoter is told of it, and
+// does not wait until there is nothing to lease any more.
+func TestSuccessor_APromoterIsToldOfTheOthers(t *testing.T) {
+	t.Parallel()
+	const n = 5000
+	db := queuetest.New(t)
+	require.NoError(t, db.Queue.SetLimit(t.Context(), db.Pool, "other", onceq.Limit{AtOnce: 1}))
+	kind := withLimit(t, db, 1)
+	kind.Limit = func(c charge) string { return []string{"provider", "other"}[max(0, c.Customer-9)] }
+	inLane(t, db, kind, 1, 0, n)
+	inLane(t, db, kind, 2, 0, n)
+	kind.Lane = func(c charge) string { return fmt.Sprint(min(c.Customer, 9)) }
+	inLane(t, db, kind, 9, 0, 1)
+	inLane(t, db, kind, 10, 0, 1)
+	var r ran
+	other := make(chan int, 1)
+	w := start(t, db, onceq.WorkerConfig{PollInterval: time.Hour}, kind.Handle(func(_ context.Context, _ *onceq.Lease, c charge) error {
+		if c.Customer == 10 {
+			other <- len(r.list())
+		}
+		r.add(c.N)
+		return nil
+	}))
+	require.Less(t, receive(t, other), n)
+	require.NoError(t, w.stop())
+}
+
 // It is left to a claim if a claim would not have taken it: of another queue, of a kind without a handler here, after a lost
 // lease.
 func TestSuccessor_OnlyWhatAClaimWouldTake(t *testing.T) {
@@ -557,8 +584,8 @@ func TestFirst_LeavesOthersToClaims(t *testing.T) {
 // lane does not stand still for a lease, and no job is charged for one.
 func TestSuccessor_ALostAnswer(t *testing.T) {
 	t.Parallel()
-	for n := range 8 {
-		inTx, whole, limited := n%2 == 1, n/2%2 == 1, n/4 == 1
+	for i := range 12 {
+		inTx, whole, limited := i%2 == 1, i/2%2 == 1, []string{"none", "all", "every second"}[i/4]
 		t.Run(fmt.Sprint("in a transaction ", inTx, ", all of it ", whole, ", limited ", limited), func(t *testing.T) {
 			t.Parallel()
 			var armed, cut atomic.Bool
@@ -569,10 +596,13 @@ func TestSuccessor_ALostAnswer(t *testing.T) {
 					return &loseCommits{Conn: conn, armed: &armed, cut: &cut, whole: whole}, err
 				}
 			}))
-			const n = 400
-			charges := charges
-			if limited {
+			n, charges := 400, charges
+			if limited != "none" {
 				charges = withLimit(t, db, 5)
+			}
+			if limited == "every second" { // that of a job with a limit leases one without
+				n = 160
+				charges.Limit = func(c charge) string { return []string{"provider", ""}[c.N%2] }
 			}
 			inLane(t, db, charges, 1, 0, n)
 			var r ran
@@ -585,7 +615,7 @@ func TestSuccessor_ALostAnswer(t *testing.T) {
 				if l.Lost > 0 {
 					t.Errorf("job %d has lost a lease", l.ID)
 				}
-				armed.Store(c.N%20 == 19)
+				armed.Store(c.N%20 == 18)
 			}
 			h := charges.Handle(func(_ context.Context, l *onceq.Lease, c charge) error { run(l, c); return nil })
 			if inTx {
