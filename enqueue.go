@@ -72,12 +72,12 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err erro
 	}
 	var id int64
 	var delayed bool
-	var woke woken
+	var who whoWaits
 	statement, args, asked := q.insertOne(&e, false, outside(db))
-	switch err := q.sendBare(ctx, db, statement, args, row(&id, &delayed, &woke)); {
+	switch err := q.sendBare(ctx, db, statement, args, row(&id, &delayed, &who)); {
 	case err == nil:
 		if !delayed {
-			q.setQuiet(e.header.queue, woke, asked)
+			q.setQuiet(e.header.queue, who, asked)
 		}
 		r := accepted(id, delayed)
 		q.enqueued(ctx, &e, r)
@@ -328,12 +328,12 @@ func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
 		if rows.Next() {
 			var id int64
 			var delayed bool
-			var woke woken
-			if err := rows.Scan(&id, &delayed, &woke); err != nil {
+			var who whoWaits
+			if err := rows.Scan(&id, &delayed, &who); err != nil {
 				return err
 			}
 			if !delayed {
-				q.setQuiet(e.header.queue, woke, asked)
+				q.setQuiet(e.header.queue, who, asked)
 			}
 			p.accepted = accepted(id, delayed)
 		}
@@ -380,17 +380,17 @@ func (p *Pending) Result(ctx context.Context, db DB) (Result, error) {
 // The statements for one job return the id, whether the job is delayed, and whether they woke a worker. Zero rows: the key
 // is taken.
 
-// woken says whether a statement for one job woke a worker.
-type woken int
+// whoWaits says whether a worker waited for the job of such a statement.
+type whoWaits int
 
 const (
-	wokeOne     woken = iota // or what it saw of them may be old
-	noneWaits                // for this queue
-	nobodyWaits              // for any queue
+	someWaits   whoWaits = iota // and was woken; or what the statement saw may be old
+	noneWaits                   // for this queue
+	nobodyWaits                 // for any queue
 )
 
-// sqlWoken calls wake first: it sees workers that have announced themselves while the statement waited for somebody's key.
-const sqlWoken = `case when run_at >= statement_timestamp() + interval '2 seconds' then 1
+// sqlWhoWaits calls wake first: it sees workers that have announced themselves while the statement waited for somebody's key.
+const sqlWhoWaits = `case when run_at >= statement_timestamp() + interval '2 seconds' then 1
                when onceq.wake($1::text, 1, $14::bigint, $15::bool) > 0 then 0
                when not exists (select from onceq.waiters where idle_until > statement_timestamp()) then 2
                else 1 end * (current_setting('transaction_isolation') = 'read committed')::int`
@@ -452,7 +452,7 @@ select job_id,
                                   onceq.take_fence('onceq.ids', $6::text, $7::text, $8::bigint, $9::bytea)) end as job_id offset 0) n
  where job_id is not null
 returning id, run_at > statement_timestamp(),
-          ` + sqlWoken
+          ` + sqlWhoWaits
 
 // insertOne gives the statement for one job, and the present time if the statement asks who waits, otherwise zero.
 func (q *Queue) insertOne(e *encoded, inBatch, own bool) (statement string, args []any, asked time.Time) {
@@ -520,7 +520,7 @@ call as (
   insert into onceq.lane_calls (slot, due, lane) select ` + laneSlot("$16::text") + `, run_at, $16::text from wait
 )
 select id, run_at > statement_timestamp(),
-       ` + sqlWoken + `
+       ` + sqlWhoWaits + `
   from wait`
 
 // Many jobs are sent as arrays. What they have in common (kind, queue, …) is sent once, as a header to which each job

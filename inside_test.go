@@ -523,6 +523,39 @@ func TestEnqueue_AsksAgainOnlyWhereSomebodyMayWait(t *testing.T) {
 	require.False(t, sees(enqueue(old), "two"), "what it sees is old")
 }
 
+// A worker that announces itself while Enqueue waits for somebody's key is woken.
+func TestEnqueue_WakesWhoCameWhileItWaitedForAKey(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := queuetest.New(t)
+	named := func(statement string) string {
+		return strings.ReplaceAll(statement, "onceq.", pgx.Identifier{db.Schema}.Sanitize()+".")
+	}
+	job := onceq.Job{Kind: "k", Key: "a"}
+	other, err := db.Pool.Begin(ctx)
+	require.NoError(t, err)
+	defer func() { _ = other.Rollback(ctx) }()
+	_, err = db.Queue.Enqueue(ctx, other, job)
+	require.NoError(t, err)
+	q, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema}) // that has not asked who waits
+	require.NoError(t, err)
+	done := make(chan error, 1)
+	go func() {
+		_, err := q.Enqueue(ctx, db.Pool, job)
+		done <- err
+	}()
+	becomes(t, db.Pool, `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`)
+	_, err = db.Pool.Exec(ctx, named(`insert into onceq.waiter_queues (queue, serves) values ('default', 2)`))
+	require.NoError(t, err)
+	_, err = db.Pool.Exec(ctx, named(`insert into onceq.waiters (worker, serves, round, room, idle_until) values (1, 2, 1, 10, now() + interval '1 hour')`))
+	require.NoError(t, err)
+	require.NoError(t, other.Rollback(ctx))
+	require.NoError(t, <-done)
+	var woken int
+	require.NoError(t, db.Pool.QueryRow(ctx, named(`select count(*) from onceq.wakes where worker = 1 and queue = 'default'`)).Scan(&woken))
+	require.Equal(t, 1, woken)
+}
+
 // alongTracer counts the claims that bring along a look at what was enqueued last.
 type alongTracer struct {
 	pgx.QueryTracer

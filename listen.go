@@ -64,12 +64,12 @@ func (q *Queue) isQuiet(queue string) bool {
 }
 
 // setQuiet records the answer that nobody waits. asked is when the statement asked, and zero if it did not.
-func (q *Queue) setQuiet(queue string, woke woken, asked time.Time) {
-	if asked.IsZero() || woke == wokeOne {
+func (q *Queue) setQuiet(queue string, who whoWaits, asked time.Time) {
+	if asked.IsZero() || who == someWaits {
 		return
 	}
 	end := int64(asked.Sub(processStart) + quietFor)
-	if woke == nobodyWaits {
+	if who == nobodyWaits {
 		q.allQuiet.Store(end)
 		return
 	}

@@ -135,33 +135,32 @@ func TestSuccessor_OfAFullLimit(t *testing.T) {
 		t.Run(fmt.Sprint("in a transaction ", inTx, ", answers are lost ", loses), func(t *testing.T) {
 			t.Parallel()
 			var armed, cut atomic.Bool
-			db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
-				dial := c.ConnConfig.DialFunc
-				c.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-					conn, err := dial(ctx, network, address)
-					return &loseCommits{Conn: conn, armed: &armed, cut: &cut, whole: true}, err
-				}
-			}))
+			db := queuetest.New(t, losingCommits(&armed, &cut, true))
 			watchLeases(t, db)
 			kind := withLimit(t, db, 1)
 			for customer := range 3 {
 				inLane(t, db, kind, customer, 0, n)
 			}
 			var all [3]ran
+			var order []charge
+			var early []int64 // the jobs that ran while no lane could have ended
 			var running atomic.Int32
-			run := func(c charge) {
+			run := func(l *onceq.Lease, c charge) {
 				if running.Add(1) > 1 {
 					t.Error("two at once")
 				}
 				all[c.Customer].add(c.N)
+				if order = append(order, c); len(order) < n {
+					early = append(early, l.ID)
+				}
 				armed.Store(loses && c.N%20 == 19)
 				running.Add(-1)
 			}
-			h := kind.Handle(func(_ context.Context, _ *onceq.Lease, c charge) error { run(c); return nil })
+			h := kind.Handle(func(_ context.Context, l *onceq.Lease, c charge) error { run(l, c); return nil })
 			if inTx {
-				h = kind.HandleTx(func(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, c charge) error {
+				h = kind.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, c charge) error {
 					_, err := tx.Exec(ctx, `select 1`)
-					run(c)
+					run(l, c)
 					return err
 				})
 			}
@@ -173,8 +172,14 @@ func TestSuccessor_OfAFullLimit(t *testing.T) {
 				require.True(t, slices.IsSorted(all[customer].list()))
 			}
 			require.Equal(t, loses, cut.Load())
-			with, _ := leased(t, db)
-			require.Positive(t, with)
+			turns := 0
+			for i := range order[1:n] {
+				if order[i].Customer != order[i+1].Customer {
+					turns++
+				}
+			}
+			require.Greater(t, turns, n/2, "the lanes take turns")
+			require.Positive(t, sqlOne[int](t, db, `select count(*)::int from public.came where leased and id = any ($1)`, early))
 			require.NoError(t, db.Check())
 		})
 	}
@@ -589,13 +594,7 @@ func TestSuccessor_ALostAnswer(t *testing.T) {
 		t.Run(fmt.Sprint("in a transaction ", inTx, ", all of it ", whole, ", limited ", limited), func(t *testing.T) {
 			t.Parallel()
 			var armed, cut atomic.Bool
-			db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
-				dial := c.ConnConfig.DialFunc
-				c.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-					conn, err := dial(ctx, network, address)
-					return &loseCommits{Conn: conn, armed: &armed, cut: &cut, whole: whole}, err
-				}
-			}))
+			db := queuetest.New(t, losingCommits(&armed, &cut, whole))
 			n, charges := 400, charges
 			if limited != "none" {
 				charges = withLimit(t, db, 5)
@@ -606,11 +605,11 @@ func TestSuccessor_ALostAnswer(t *testing.T) {
 			}
 			inLane(t, db, charges, 1, 0, n)
 			var r ran
-			again := 0 // jobs that were claimed twice
+			var again atomic.Int32 // jobs that were claimed twice: leased by a completion whose answer was lost
 			run := func(l *onceq.Lease, c charge) {
 				r.add(c.N)
 				if l.Token&(1<<20-1) > 1 {
-					again++
+					again.Add(1)
 				}
 				if l.Lost > 0 {
 					t.Errorf("job %d has lost a lease", l.ID)
@@ -626,11 +625,19 @@ func TestSuccessor_ALostAnswer(t *testing.T) {
 				})
 			}
 			w := start(t, db, onceq.WorkerConfig{Lease: time.Hour}, h)
-			until(t, db, noJobs+` and not exists (select from onceq.job_waits)`)
+			jobs := n
+			eventually(t, "a job that was leased by a completion whose answer was lost", func() bool {
+				until(t, db, noJobs+` and not exists (select from onceq.job_waits)`)
+				if again.Load() > 0 {
+					return true
+				}
+				inLane(t, db, charges, 1, jobs, n)
+				jobs += n
+				return false
+			})
 			require.NoError(t, w.stop())
 			require.True(t, cut.Load())
-			require.Positive(t, again, "jobs that were leased by a completion whose answer was lost")
-			require.Len(t, r.list(), n)
+			require.Len(t, r.list(), jobs)
 			require.True(t, slices.IsSorted(r.list()))
 		})
 	}
@@ -642,6 +649,17 @@ type loseCommits struct {
 	net.Conn
 	armed, cut  *atomic.Bool
 	whole, over bool
+}
+
+// losingCommits makes all connections such ones.
+func losingCommits(armed, cut *atomic.Bool, whole bool) queuetest.Option {
+	return queuetest.PoolConfig(func(c *pgxpool.Config) {
+		dial := c.ConnConfig.DialFunc
+		c.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := dial(ctx, network, address)
+			return &loseCommits{Conn: conn, armed: armed, cut: cut, whole: whole}, err
+		}
+	})
 }
 
 func (c *loseCommits) Read(b []byte) (int, error) {
