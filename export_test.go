@@ -146,5 +146,8 @@ func (q *Queue) FinishAll(ctx context.Context, db DB, patience time.Duration, le
 // SQLState is the code of an error of Postgres.
 func SQLState(err error) string { return sqlstate.Of(err) }
 
-// IsQuiet reports whether Enqueue would not ask now who waits for the queue.
-func (q *Queue) IsQuiet(queue string) bool { return q.isQuiet(queue) }
+// WasQuiet reports whether Enqueue has ever found that nobody waits for the queue.
+func (q *Queue) WasQuiet(queue string) bool {
+	_, found := q.quiet.Load(queue)
+	return found || q.allQuiet.Load() != 0
+}

@@ -490,37 +490,26 @@ func TestEnqueue_AsksAgainOnlyWhereSomebodyMayWait(t *testing.T) {
 		_, err := in.Exec(ctx, strings.ReplaceAll(statement, "onceq.", pgx.Identifier{db.Schema}.Sanitize()+"."))
 		require.NoError(t, err)
 	}
-	// The pause after an answer is short, and the process may stand still: so what counts is that some try sees it.
-	sees := func(enqueue func(), queue string) bool {
-		for range 20 {
-			q, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema})
-			require.NoError(t, err)
-			db.Queue = q
-			if enqueue(); q.IsQuiet(queue) {
-				return true
-			}
-		}
-		return false
-	}
-	enqueue := func(in onceq.DB) func() {
-		return func() {
-			_, err := db.Queue.Enqueue(ctx, in, onceq.Job{Kind: "k", Queue: "one", Payload: 1})
-			require.NoError(t, err)
-		}
+	finds := func(in onceq.DB, queue string) bool { // that nobody waits, with an Enqueue into the queue one
+		q, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema})
+		require.NoError(t, err)
+		_, err = q.Enqueue(ctx, in, onceq.Job{Kind: "k", Queue: "one", Payload: 1})
+		require.NoError(t, err)
+		return q.WasQuiet(queue)
 	}
 	old, err := db.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
 	require.NoError(t, err)
 	defer func() { _ = old.Rollback(ctx) }()
 	exec(old, `select from onceq.waiters`)
 
-	require.True(t, sees(enqueue(db.Pool), "one"))
-	require.True(t, sees(enqueue(db.Pool), "two"), "nobody waits for any queue")
+	require.True(t, finds(db.Pool, "one"))
+	require.True(t, finds(db.Pool, "two"), "nobody waits for any queue")
 	exec(db.Pool, `insert into onceq.waiters (worker, serves, round, room, idle_until) values (1, 2, 1, 10, now() + interval '1 hour')`)
 	exec(db.Pool, `insert into onceq.waiter_queues (queue, serves) values ('two', 2)`)
-	require.True(t, sees(enqueue(db.Pool), "one"))
-	require.False(t, sees(enqueue(db.Pool), "two"), "somebody waits for it")
-	require.False(t, sees(enqueue(old), "one"), "what it sees is old")
-	require.False(t, sees(enqueue(old), "two"), "what it sees is old")
+	require.True(t, finds(db.Pool, "one"))
+	require.False(t, finds(db.Pool, "two"), "somebody waits for it")
+	require.False(t, finds(old, "one"), "what it sees is old")
+	require.False(t, finds(old, "two"), "what it sees is old")
 }
 
 // A worker that announces itself while Enqueue waits for somebody's key is woken.

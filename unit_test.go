@@ -275,6 +275,30 @@ func TestClaimer_LooksBackAfterABriefClaimThatFoundNothing(t *testing.T) {
 	}
 }
 
+// That nobody waits is believed for a while: of this queue, or of all.
+func TestQueue_IsQuiet(t *testing.T) {
+	t.Parallel()
+	now := time.Now().Add(time.Hour) // the process may stand still
+	for _, c := range []struct {
+		who        whoWaits
+		asked      time.Time
+		queue, all bool
+	}{
+		{someWaits, now, false, false},
+		{noneWaits, now, true, false},
+		{nobodyWaits, now, true, true},
+		{noneWaits, time.Time{}, false, false},
+		{nobodyWaits, time.Time{}, false, false},
+		{noneWaits, time.Now().Add(-quietFor), false, false},
+		{nobodyWaits, time.Now().Add(-quietFor), false, false},
+	} {
+		q := new(Queue)
+		q.setQuiet("one", c.who, c.asked)
+		require.Equal(t, c.queue, q.isQuiet("one"), "%+v", c)
+		require.Equal(t, c.all, q.isQuiet("two"), "%+v", c)
+	}
+}
+
 // A feed begins anew when something of it was resumed, because that is before its cursor, and not when something was paused.
 func TestClaimer_OnlyWhatIsResumedBeginsAnew(t *testing.T) {
 	t.Parallel()
