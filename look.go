@@ -122,6 +122,7 @@ type lookAtNew struct {
 	took       time.Duration // by the latest one that was sent by itself, or less; zero: the next one is, too
 	near, wide lookBack
 	widened    time.Time // when the latest wide one began
+	rests      int       // the next one comes after so many times what one takes: more after each one that saw nothing
 }
 
 // lookBack is where a look begins that goes back by a time, to twice that time.
@@ -144,7 +145,7 @@ const (
 	lookNewBack  = 20 * time.Millisecond
 	lookWideBack = 250 * time.Millisecond
 	lookWide     = 50 * time.Millisecond // between two wide ones
-	lookNewRest  = 2 * time.Millisecond  // or livelyRest times what the look took
+	lookNewRest  = 2 * time.Millisecond  // or what the look took; up to livelyRest times that after some that saw nothing
 )
 
 const (
@@ -153,9 +154,10 @@ const (
 	lookSomeRest = 20
 	lookLongest  = 10 * time.Second
 
-	lookHold  = 20 * time.Millisecond // how long one statement may take
-	lookFirst = 1000                  // at so many feeds, while it is not known what they cost
-	lookLeast = 100
+	lookHold       = 20 * time.Millisecond // how long one statement may take, and
+	lookHoldLively = 2 * time.Millisecond  // while jobs come often: claims wait for it
+	lookFirst      = 1000                  // at so many feeds, while it is not known what they cost
+	lookLeast      = 100
 )
 
 // After an announcement a feed is looked at again, each time three times as late: a producer may just have seen that nobody
@@ -250,7 +252,11 @@ func (l *looks) page(behind bool) int {
 	if behind {
 		each *= 2
 	}
-	return max(lookLeast, int(lookHold/each))
+	hold := lookHold
+	if !l.fresh.at.IsZero() {
+		hold = lookHoldLively
+	}
+	return max(lookLeast, int(hold/each))
 }
 
 // startLook looks at all feeds if it is time for that, or at those that are to be looked at soon.
@@ -368,14 +374,18 @@ func (c *claimer) sawNew(l *newLook, ended time.Time) {
 	n := &c.looks.fresh
 	n.near.saw(l.last, l.began, ended, lookNewBack)
 	n.wide.saw(l.last, l.began, ended, lookWideBack)
-	n.at = ended.Add(max(lookNewRest, livelyRest*n.took))
 	found := 0
+	n.rests = min(n.rests+1, livelyRest)
 	for _, queue := range l.queues {
-		if f := c.byName[queue]; f != nil && f.idle() && !f.paused {
-			c.isDue(f)
-			found++
+		if f := c.byName[queue]; f != nil && !f.paused {
+			n.rests = 1
+			if f.idle() {
+				c.isDue(f)
+				found++
+			}
 		}
 	}
+	n.at = ended.Add(max(lookNewRest, time.Duration(n.rests)*n.took))
 	c.found(found, ended)
 }
 

@@ -1240,10 +1240,45 @@ func TestClaimer_ALookThatMetAPauseDoesNotPutOffOthers(t *testing.T) {
 	look := &newLook{began: now, done: true}
 	c.wentAlong(look, now.Add(time.Millisecond), nil)
 	c.sawNew(look, now.Add(time.Millisecond))
-	require.Equal(t, now.Add(time.Millisecond+livelyRest*time.Millisecond), c.looks.fresh.at)
+	require.Equal(t, now.Add(time.Millisecond+lookNewRest), c.looks.fresh.at)
 	c.wentAlong(look, now.Add(time.Second), errors.New("the claim failed"))
 	require.Zero(t, c.looks.fresh.took, "the next one is sent by itself")
 	require.Equal(t, now.Add(time.Second), c.looks.fresh.at)
+}
+
+// While looks find something, the next one comes soon. Otherwise they take a part of the time.
+func TestClaimer_LooksAtWhatIsNewRestWhereThereIsNothing(t *testing.T) {
+	t.Parallel()
+	w, err := NewWorker(benchQueue(t), WorkerConfig{}, (&Kind[int]{Name: "k"}).Handle(func(context.Context, *Lease, int) error { return nil }))
+	require.NoError(t, err)
+	c := newClaimer(w, 1, quick{}, nil)
+	now := time.Now()
+	rest := func(took time.Duration, queues ...string) time.Duration {
+		c.looks.fresh.took = took
+		c.sawNew(&newLook{began: now, done: true, queues: queues}, now)
+		return c.looks.fresh.at.Sub(now)
+	}
+	const took = 2 * lookNewRest
+	for n := range 10 {
+		require.Equal(t, min(time.Duration(n+1), livelyRest)*took, rest(took, "of others"))
+	}
+	require.Equal(t, took, rest(took, DefaultQueue))
+	require.Equal(t, took, rest(took, DefaultQueue), "it is known that it is due")
+	require.Equal(t, 2*took, rest(took))
+	require.Equal(t, lookNewRest, rest(time.Microsecond, DefaultQueue))
+	c.byName[DefaultQueue].paused = true
+	require.Equal(t, 2*took, rest(took, DefaultQueue))
+}
+
+// Where jobs come often, claims do not wait for a statement that looks at thousands of queues.
+func TestLooks_PagesAreSmallWhereJobsComeOften(t *testing.T) {
+	t.Parallel()
+	l := looks{each: [2]time.Duration{10 * time.Microsecond, time.Millisecond}}
+	require.Equal(t, 2000, l.page(false))
+	require.Equal(t, 1000, l.page(true))
+	l.fresh.at = time.Now()
+	require.Equal(t, 200, l.page(false))
+	require.Equal(t, 100, l.page(true))
 }
 
 // Thousands of queues need several statements for a look, and there is no more than one a second.
