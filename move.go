@@ -16,14 +16,14 @@ import (
 // wakes a worker.
 var moveJobs = `
 with free as materialized (
-  select id, queue, created_at, identity from onceq.jobs
+  select id, queue, created_at, identity, case when ` + hasSlot + ` then ` + sqlSlotMissed + ` else statement_timestamp() end as due
+    from onceq.jobs
    where id = any ($1::bigint[]) and leased_until is null and queue <> $2::text
    order by id
      for update skip locked
 ),
 moved as (
-  update onceq.jobs j set queue = $2::text,
-         run_at = greatest(j.run_at, case when ` + hasSlot + ` then ` + sqlSlotMissed + ` else statement_timestamp() end)
+  update onceq.jobs j set queue = $2::text, run_at = greatest(j.run_at, free.due)
     from free where j.id = any (array[free.id])
   returning j.id, j.queue, j.run_at
 ),` + moveEffects + `

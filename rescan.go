@@ -110,20 +110,21 @@ with page as materialized (
    limit $8::int
 ),
 ready as materialized (
-  select j.id
+  select j.id, case when j.slotted then least($5::timestamptz, ` + sqlSlotMissed + `) else $5::timestamptz end as due
     from page p
    cross join lateral (
-         select id from onceq.jobs
+         select id, run_at, (` + hasSlot + `) is true as slotted
+           from onceq.jobs
           where id = p.id and leased_until is null
             for no key update skip locked) j
    where p.leased_until is null and p.lost = 0 and p.kind = any ($7::text[])
+     and (not j.slotted or j.run_at < least($5::timestamptz, ` + sqlSlotMissed + `) - interval '1 second')
    order by j.id
 ),
 forward as (
-  update onceq.jobs j set run_at = case when ` + hasSlot + ` then least($5::timestamptz, ` + sqlSlotMissed + `) else $5::timestamptz end
+  update onceq.jobs j set run_at = ready.due
     from ready
    where j.id = any (array[ready.id])
-     and ((` + hasSlot + `) is not true or run_at < least($5::timestamptz, ` + sqlSlotMissed + `) - interval '1 second')
   returning j.id
 ),
 lost as materialized (

@@ -1246,6 +1246,17 @@ func TestClaimer_ALookThatMetAPauseDoesNotPutOffOthers(t *testing.T) {
 	require.Equal(t, now.Add(time.Second), c.looks.fresh.at)
 }
 
+// A claim asks what is paused if that was not asked lately.
+func TestPauses_ComeAlongWithAClaimNowAndThen(t *testing.T) {
+	t.Parallel()
+	p := new(pauses)
+	require.Equal(t, readPauses, p.along().statement)
+	p.take(time.Now().Add(time.Hour), nil, nil) // the process may stand still
+	require.Nil(t, p.along())
+	p.take(time.Now().Add(-pausesKnown), nil, nil)
+	require.NotNil(t, p.along())
+}
+
 // While looks find something, the next one comes soon. Otherwise they take a part of the time.
 func TestClaimer_LooksAtWhatIsNewRestWhereThereIsNothing(t *testing.T) {
 	t.Parallel()

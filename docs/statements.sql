@@ -4072,14 +4072,14 @@ select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_con
 
 -- move.go: moveJobs
 with free as materialized (
-  select id, queue, created_at, identity from onceq.jobs
+  select id, queue, created_at, identity, case when right(lane, 2) = E'\x1f' || '@' then statement_timestamp() - interval '1 second' else statement_timestamp() end as due
+    from onceq.jobs
    where id = any ($1::bigint[]) and leased_until is null and queue <> $2::text
    order by id
      for update skip locked
 ),
 moved as (
-  update onceq.jobs j set queue = $2::text,
-         run_at = greatest(j.run_at, case when right(lane, 2) = E'\x1f' || '@' then statement_timestamp() - interval '1 second' else statement_timestamp() end)
+  update onceq.jobs j set queue = $2::text, run_at = greatest(j.run_at, free.due)
     from free where j.id = any (array[free.id])
   returning j.id, j.queue, j.run_at
 ),
@@ -4905,20 +4905,21 @@ with page as materialized (
    limit $8::int
 ),
 ready as materialized (
-  select j.id
+  select j.id, case when j.slotted then least($5::timestamptz, statement_timestamp() - interval '1 second') else $5::timestamptz end as due
     from page p
    cross join lateral (
-         select id from onceq.jobs
+         select id, run_at, (right(lane, 2) = E'\x1f' || '@') is true as slotted
+           from onceq.jobs
           where id = p.id and leased_until is null
             for no key update skip locked) j
    where p.leased_until is null and p.lost = 0 and p.kind = any ($7::text[])
+     and (not j.slotted or j.run_at < least($5::timestamptz, statement_timestamp() - interval '1 second') - interval '1 second')
    order by j.id
 ),
 forward as (
-  update onceq.jobs j set run_at = case when right(lane, 2) = E'\x1f' || '@' then least($5::timestamptz, statement_timestamp() - interval '1 second') else $5::timestamptz end
+  update onceq.jobs j set run_at = ready.due
     from ready
    where j.id = any (array[ready.id])
-     and ((right(lane, 2) = E'\x1f' || '@') is not true or run_at < least($5::timestamptz, statement_timestamp() - interval '1 second') - interval '1 second')
   returning j.id
 ),
 lost as materialized (

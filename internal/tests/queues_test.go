@@ -336,7 +336,8 @@ func TestQueues_TheSessionIsLostInTheMiddleOfAClaim(t *testing.T) {
 	}
 }
 
-// A worker of several queues: delayed jobs, claims from several of them at once, and one that has lost a lease.
+// A worker of several queues: delayed jobs, claims from several of them at once, one that was committed late, one that has lost
+// a lease, and some that were moved.
 func TestCitus_AWorkerOfSeveralQueues(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -354,9 +355,21 @@ func TestCitus_AWorkerOfSeveralQueues(t *testing.T) {
 		receive(t, ran)
 	}
 	until(t, db, noJobs)
-	id := add(t, db, onceq.Job{Queue: "c", Delay: time.Hour})
-	sqlRun(t, db, `update onceq.jobs set run_at = '2026-01-01', lost = 1 where id = $1`, id)
-	require.Equal(t, "c", receive(t, ran))
+	for lost := range 2 {
+		id := add(t, db, onceq.Job{Queue: "c", Delay: time.Hour})
+		sqlRun(t, db, `update onceq.jobs set run_at = '2026-01-01', lost = $2::int where id = $1`, id, lost)
+		require.Equal(t, "c", receive(t, ran))
+	}
+	id := add(t, db, onceq.Job{Queue: "elsewhere"})
+	moved, err := db.Queue.Move(t.Context(), db.Pool, id, "a")
+	require.NoError(t, err)
+	require.True(t, moved)
+	require.Equal(t, "a", receive(t, ran))
+	add(t, db, onceq.Job{Queue: "elsewhere"})
+	n, err := db.Queue.MoveMany(t.Context(), db.Pool, onceq.Filter{Queue: "elsewhere"}, "b")
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	require.Equal(t, "b", receive(t, ran))
 	until(t, db, noJobs)
 	require.NoError(t, w.stop())
 	require.NotContains(t, w.logged(), "level=WARN")
