@@ -146,6 +146,13 @@ func (q *Queue) FinishAll(ctx context.Context, db DB, patience time.Duration, le
 // SQLState is the code of an error of Postgres.
 func SQLState(err error) string { return sqlstate.Of(err) }
 
+// LookedForLanes has Claim look for no lanes in the next hour.
+func (q *Queue) LookedForLanes() {
+	at := int64(time.Since(processStart) + time.Hour)
+	q.laneLook.Store(at)
+	q.laneTurn.Store(at)
+}
+
 // WasQuiet reports whether Enqueue has ever found that nobody waits for the queue.
 func (q *Queue) WasQuiet(queue string) bool {
 	_, found := q.quiet.Load(queue)

@@ -443,6 +443,7 @@ select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_con
 	}
 	require.Len(t, tracer.take(), 3)
 
+	q.LookedForLanes() // which it does once a second
 	leases, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 10})
 	require.NoError(t, err)
 	require.Len(t, leases, 4)
