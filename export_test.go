@@ -146,11 +146,12 @@ func (q *Queue) FinishAll(ctx context.Context, db DB, patience time.Duration, le
 // SQLState is the code of an error of Postgres.
 func SQLState(err error) string { return sqlstate.Of(err) }
 
-// LookedForLanes has Claim look for no lanes in the next hour.
-func (q *Queue) LookedForLanes() {
+// AskedNow has Claim ask for nothing in the next hour that it asks for once a second: whether there are lanes, and what is paused.
+func (q *Queue) AskedNow() {
 	at := int64(time.Since(processStart) + time.Hour)
 	q.laneLook.Store(at)
 	q.laneTurn.Store(at)
+	q.pauses.take(time.Now().Add(time.Hour), nil, nil)
 }
 
 // WasQuiet reports whether Enqueue has ever found that nobody waits for the queue.

@@ -398,9 +398,6 @@ func (*sentTracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndDa
 func (s *sentTracer) TraceBatchStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceBatchStartData) context.Context {
 	var one []string
 	for _, query := range d.Batch.QueuedQueries {
-		if strings.HasPrefix(query.SQL, "select what, name from ") { // with some claims (TestPauses_ComeAlongWithAClaimNowAndThen)
-			continue
-		}
 		one = append(one, query.SQL)
 	}
 	s.add(one)
@@ -443,7 +440,7 @@ select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_con
 	}
 	require.Len(t, tracer.take(), 3)
 
-	q.LookedForLanes() // which it does once a second
+	q.AskedNow()
 	leases, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 10})
 	require.NoError(t, err)
 	require.Len(t, leases, 4)
@@ -470,7 +467,10 @@ select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_con
 		if name == "complete" {
 			want[1] += `, set_config('lock_timeout', '1000ms', true)` // see outbox.go
 		}
-		require.True(t, slices.ContainsFunc(sent, func(one []string) bool { return slices.Equal(one, want) }), "%s: %q", name, sent)
+		require.True(t, slices.ContainsFunc(sent, func(one []string) bool {
+			one = slices.DeleteFunc(slices.Clone(one), func(s string) bool { return strings.HasPrefix(s, "select what, name from ") }) // once a second
+			return slices.Equal(one, want)
+		}), "%s: %q", name, sent)
 	}
 }
 
