@@ -320,7 +320,7 @@ with given as materialized (
 found as (
   update onceq.job_members m set state = coalesce(l.told_state, ` + sqlJobCompleted + `), told = true, result = l.kept
     from look l
-   where m.group_id = any (array[l.group_id]) and m.job_id = any (array[l.job_id]) and not m.told and (l.told_state is not null or not l.there)
+   where m.group_id = any (array[l.group_id]) and m.job_id = l.job_id and not m.told and (l.told_state is not null or not l.there)
   returning m.group_id, m.state
 ),
 call as (

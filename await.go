@@ -377,7 +377,7 @@ func awaiting(statement, scopes, keys string) string {
 noted as (
   update onceq.job_awaits a set claims = greatest(a.claims, u.claims)
     from u
-   where u.free and a.job_id = any (array[u.id]) and a.scope = any (array[u.scope]) and a.key = any (array[u.key])
+   where u.free and a.job_id = any (array[u.id]) and a.scope = u.scope and a.key = u.key
 ),`).Replace(statement)
 }
 

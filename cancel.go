@@ -32,7 +32,7 @@ call as (
   select ` + laneSlot("lane") + `, statement_timestamp(), lane from (select distinct lane from line) l
 ),
 left_place as (
-  delete from onceq.lane_places p using line l where p.lane = any (array[l.lane]) and p.id = any (array[l.id])
+  delete from onceq.lane_places p using line l where p.lane = any (array[l.lane]) and p.id = l.id
 )`
 
 // cancelWaits is the same for jobs that wait for their lane or their limit.

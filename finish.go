@@ -184,7 +184,7 @@ fence as (
   update onceq.job_fences f
      set state = 3, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
     from gone g
-   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+   where f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 )
 select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end`
 
@@ -194,7 +194,7 @@ select case when not exists (select from gone) then onceq.lease_lost($1::bigint)
 const (
 	heldByOne   = `id = $1::bigint and claims = $2::int and holder = $3::bigint`
 	heldByEach  = `j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder`
-	fenceOfGone = `f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = ` + sqlOfJob + ` and f.job_id = g.id`
+	fenceOfGone = `f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = ` + sqlOfJob + ` and f.job_id = g.id`
 )
 
 // completeOneKept is the same for a job that is kept in the history. endJobs could do it too, but it joins arrays, and in a
@@ -377,7 +377,7 @@ fence as (
   update onceq.job_fences f
      set state = 3, token = g.id << 20 | g.claims, finished_at = statement_timestamp(), result = nullif(g.result, '')::jsonb
     from gone g
-   where g.key is not null and f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+   where g.key is not null and f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 )`
 	completeAnswer = `
 select case when $5::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,

@@ -157,6 +157,10 @@ func indexScansOnly(node any) error {
 			if cond, _ := node["Index Cond"].(string); column == "" || !strings.Contains(cond, column) {
 				return fmt.Errorf("all of %v", node["Index Name"])
 			}
+			second := map[any]string{"job_fences_pkey": "(scope = ", "lane_places_pkey": "(id = ", "lane_stops_pkey": "(id = ", "job_members_pkey": "(job_id = "}[node["Index Name"]]
+			if filter, _ := node["Filter"].(string); second != "" && strings.Contains(filter, second) {
+				return fmt.Errorf("all of a limit's places, of what stops a lane, of a group's members, or of one key's scopes, to find one: %v with the filter %s", node["Index Name"], filter)
+			}
 		}
 		var all []error
 		for _, n := range node {

@@ -80,9 +80,14 @@ func laneSlot(lane string) string {
 	return `('x' || left(md5(` + lane + `), 1))::bit(4)::int::smallint`
 }
 
-// laneHead is for a lateral join to r: the first jobs of lane r.lane whose time has come, at most r.n.
+// laneHead is for a lateral join to r: the first jobs of lane r.lane whose time has come, at most r.n. For one job it looks at the
+// first of the lane, which is it in nearly all cases, before it looks through each priority for one that is not delayed.
 const laneHead = `
    cross join lateral (
+         select id
+           from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
+          where r.n = 1 and run_at <= statement_timestamp()
+         union all
          select w.id
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
@@ -113,14 +118,15 @@ job as (
     from moved` + by.returning + `
 ),
 place as (
-  insert into onceq.lane_places (lane, id) select lane, id from moved
-  on conflict do nothing
+  insert into onceq.lane_places (lane, id)
+  select lane, id from moved m
+   where not exists (select from onceq.lane_places p where p.lane = m.lane and p.id = m.id offset 0)
 )`
 }
 
 // leavePlaces gives back the places of the jobs in gone.
 const leavePlaces = `left_place as (
-  delete from onceq.lane_places p using gone g where p.lane = any (array[g.lane]) and p.id = any (array[g.id])
+  delete from onceq.lane_places p using gone g where p.lane = any (array[g.lane]) and p.id = g.id
 )`
 
 // liveIn gives the live jobs j of a lane or a limit, and those that have the lane's place and wait for their limit. A place
@@ -239,7 +245,7 @@ left_line as materialized (
     from gone g cross join lateral ` + linesIn("g.lane") + ` where ` + leaves + ` or l.lane like '/%'
 ),
 left_place as (
-  delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = any (array[l.id])
+  delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = l.id
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)

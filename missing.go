@@ -80,7 +80,7 @@ gone as (
              and not exists (select from onceq.job_history h where h.id = p.job_id offset 0)
              and exists (select from onceq.job_waits w where w.id = p.group_id and w.lane > ` + sqlSep + ` and w.lane < ' ' offset 0)
           offset 0) g
-   where m.group_id = any (array[g.group_id]) and m.job_id = any (array[g.job_id])
+   where m.group_id = any (array[g.group_id]) and m.job_id = g.job_id
      and m.state + 0 in (0, ` + sqlJobDead + `, ` + sqlJobHeld + `) and m.told
   returning m.group_id
 ),

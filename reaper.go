@@ -433,7 +433,7 @@ d as materialized (
 ),
 gone as (
   delete from onceq.job_members m using d
-   where m.group_id = any (array[d.group_id]) and m.job_id = any (array[d.job_id])
+   where m.group_id = any (array[d.group_id]) and m.job_id = d.job_id
   returning 1
 )
 select (select count(*) from gone), (select count(id) from page), (select max(id) from page)`

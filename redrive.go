@@ -38,7 +38,7 @@ mine as (
      set state = ` + sqlQueued + `, job_id = s.id, token = greatest(f.token, s.id << ` + sqlTokenBits + ` | s.claims), finished_at = null, result = null,
          holder = null, leased_until = null, detail = null
     from (select * from h where key is not null order by scope, key) s
-   where f.key = any (array[s.key]) and f.scope = any (array[s.scope]) and f.class + 0 = ` + sqlOfJob + `
+   where f.key = any (array[s.key]) and f.scope = s.scope and f.class + 0 = ` + sqlOfJob + `
      and (f.job_id = s.id or f.token >> ` + sqlTokenBits + ` < s.id and f.job_id < s.id and ` + fenceFree + `)
   returning f.job_id
 ),
@@ -88,7 +88,7 @@ call as (
   select ` + laneSlot("lane") + `, due, lane from (select distinct lane, due from wait) l
 ),
 stop as (
-  delete from onceq.lane_stops s using back b where s.lane = any (array[` + laneIn("b.lane") + `]) and s.id = any (array[b.id])
+  delete from onceq.lane_stops s using back b where s.lane = any (array[` + laneIn("b.lane") + `]) and s.id = b.id
 ),
 request as (
   delete from onceq.job_cancels x using back b where x.job_id = b.id
@@ -265,7 +265,7 @@ call as (
   select ` + laneSlot("lane") + `, statement_timestamp(), lane from (select distinct ` + laneIn("lane") + ` as lane from gone where lane is not null) l where lane <> ''
 ),
 stop as (
-  delete from onceq.lane_stops s using gone g where s.lane = any (array[` + laneIn("g.lane") + `]) and s.id = any (array[g.id])
+  delete from onceq.lane_stops s using gone g where s.lane = any (array[` + laneIn("g.lane") + `]) and s.id = g.id
 ),
 fence as (
   update onceq.job_fences f

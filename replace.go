@@ -49,7 +49,7 @@ mine as materialized (
 fence as (
   update onceq.job_fences f set fingerprint = m.fingerprint
     from (select * from mine where parts & 1 > 0 order by scope, key) m
-   where f.key = any (array[m.key]) and f.scope = any (array[m.scope]) and f.class + 0 = ` + sqlOfJob + ` and f.job_id = m.id
+   where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = ` + sqlOfJob + ` and f.job_id = m.id
 )
 update onceq.jobs j
    set payload       = case when m.parts & 1 > 0 then nullif(m.payload, '')::jsonb else j.payload end,

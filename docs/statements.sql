@@ -110,7 +110,7 @@ marked_past as (
 found as (
   update onceq.job_members m set state = coalesce(l.told_state, 5), told = true, result = l.kept
     from look l
-   where m.group_id = any (array[l.group_id]) and m.job_id = any (array[l.job_id]) and not m.told and (l.told_state is not null or not l.there)
+   where m.group_id = any (array[l.group_id]) and m.job_id = l.job_id and not m.told and (l.told_state is not null or not l.there)
   returning m.group_id, m.state
 ),
 call as (
@@ -162,7 +162,7 @@ with u as materialized (
 noted as (
   update onceq.job_awaits a set claims = greatest(a.claims, u.claims)
     from u
-   where u.free and a.job_id = any (array[u.id]) and a.scope = any (array[u.scope]) and a.key = any (array[u.key])
+   where u.free and a.job_id = any (array[u.id]) and a.scope = u.scope and a.key = u.key
 ),
 ready as (
   update onceq.jobs j
@@ -196,7 +196,7 @@ with u as materialized (
 noted as (
   update onceq.job_awaits a set claims = greatest(a.claims, u.claims)
     from u
-   where u.free and a.job_id = any (array[u.id]) and a.scope = any (array[u.scope]) and a.key = any (array[u.key])
+   where u.free and a.job_id = any (array[u.id]) and a.scope = u.scope and a.key = u.key
 ),
 gone as (
   delete from onceq.jobs j using u
@@ -235,7 +235,7 @@ ready as (
   select id, claims, created_at from gone union all select id, claims, created_at from stay
 ),
 left_place as (
-  delete from onceq.lane_places p using gone g where p.lane = any (array[g.lane]) and p.id = any (array[g.id])
+  delete from onceq.lane_places p using gone g where p.lane = any (array[g.lane]) and p.id = g.id
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
@@ -250,6 +250,10 @@ head as materialized (
   select w.id
     from freed r
    cross join lateral (
+         select id
+           from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
+          where r.n = 1 and run_at <= statement_timestamp()
+         union all
          select w.id
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
@@ -278,8 +282,9 @@ job as (
     from moved
 ),
 place as (
-  insert into onceq.lane_places (lane, id) select lane, id from moved
-  on conflict do nothing
+  insert into onceq.lane_places (lane, id)
+  select lane, id from moved m
+   where not exists (select from onceq.lane_places p where p.lane = m.lane and p.id = m.id offset 0)
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
@@ -308,7 +313,7 @@ with u as materialized (
 noted as (
   update onceq.job_awaits a set claims = greatest(a.claims, u.claims)
     from u
-   where u.free and a.job_id = any (array[u.id]) and a.scope = any (array[u.scope]) and a.key = any (array[u.key])
+   where u.free and a.job_id = any (array[u.id]) and a.scope = u.scope and a.key = u.key
 ),
 gone as (
   delete from onceq.jobs j using u
@@ -352,7 +357,7 @@ left_line as materialized (
     from gone g cross join lateral (select l.lane from (values (split_part(g.lane, E'\x1f', 1)), (split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l where leaves or l.lane like '/%'
 ),
 left_place as (
-  delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = any (array[l.id])
+  delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = l.id
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
@@ -367,6 +372,10 @@ head as materialized (
   select w.id, r.lane
     from freed r
    cross join lateral (
+         select id
+           from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
+          where r.n = 1 and run_at <= statement_timestamp()
+         union all
          select w.id
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
@@ -524,7 +533,7 @@ fence as (
   update onceq.job_fences f
      set state = 5, token = greatest(f.token, g.id << 20 | g.claims), finished_at = statement_timestamp()
     from gone g
-   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+   where f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 ),
 history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
@@ -557,7 +566,7 @@ call as (
   select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from (select distinct lane from line) l
 ),
 left_place as (
-  delete from onceq.lane_places p using line l where p.lane = any (array[l.lane]) and p.id = any (array[l.id])
+  delete from onceq.lane_places p using line l where p.lane = any (array[l.lane]) and p.id = l.id
 )
 select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')),
        (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1), (select onceq.tell(array_agg(id), array_agg(state::smallint), array_agg(result::text)) from gone where lane_rule & 4 = 4) from gone;
@@ -577,7 +586,7 @@ fence as (
   update onceq.job_fences f
      set state = 5, token = greatest(f.token, g.id << 20 | g.claims), finished_at = statement_timestamp()
     from gone g
-   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+   where f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 ),
 history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
@@ -610,7 +619,7 @@ call as (
   select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from (select distinct lane from line) l
 ),
 left_place as (
-  delete from onceq.lane_places p using line l where p.lane = any (array[l.lane]) and p.id = any (array[l.id])
+  delete from onceq.lane_places p using line l where p.lane = any (array[l.lane]) and p.id = l.id
 )
 select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scope, '')), array_agg(coalesce(key, '')),
        (select onceq.id_taken(id) from gone where keep <> 0 and state <> 5 and id not in (select id from history) limit 1), (select onceq.tell(array_agg(id), array_agg(state::smallint), array_agg(result::text)) from gone where lane_rule & 4 = 4) from gone;
@@ -697,7 +706,7 @@ fence as (
   update onceq.job_fences f
      set state = 5, token = greatest(f.token, g.id << 20 | g.claims), finished_at = statement_timestamp()
     from gone g
-   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+   where f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 ),
 request as (
   delete from onceq.job_cancels x using gone g where x.job_id = g.id
@@ -1692,7 +1701,7 @@ fence as (
   update onceq.job_fences f
      set state = 3, token = g.id << 20 | g.claims, finished_at = statement_timestamp(), result = nullif(g.result, '')::jsonb
     from gone g
-   where g.key is not null and f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+   where g.key is not null and f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 )
 select case when $5::bool and (select count(*) from gone) < cardinality($1::bigint[]) then onceq.lease_lost(($1::bigint[])[1]) end,
        (select array_agg(id << 20 | claims) from gone);
@@ -1710,7 +1719,7 @@ fence as (
   update onceq.job_fences f
      set state = 3, token = g.id << 20 | g.claims, finished_at = statement_timestamp(), result = nullif(g.result, '')::jsonb
     from gone g
-   where g.key is not null and f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+   where g.key is not null and f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 ),
 told as (
   update onceq.job_members m set state = 5, told = true, result = nullif(g.result, '')::jsonb
@@ -1733,7 +1742,7 @@ fence as (
   update onceq.job_fences f
      set state = 3, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
     from gone g
-   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+   where f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 )
 select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end;
 
@@ -1746,7 +1755,7 @@ fence as (
   update onceq.job_fences f
      set state = 3, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
     from gone g
-   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+   where f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 ),
 history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
@@ -1802,7 +1811,7 @@ fence as (
   update onceq.job_fences f
      set state = 3, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
     from gone g
-   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+   where f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 ),
 history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
@@ -1825,7 +1834,7 @@ history as (
   returning id
 ),
 left_place as (
-  delete from onceq.lane_places p using gone g where p.lane = any (array[g.lane]) and p.id = any (array[g.id])
+  delete from onceq.lane_places p using gone g where p.lane = any (array[g.lane]) and p.id = g.id
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
@@ -1840,6 +1849,10 @@ head as materialized (
   select w.id
     from freed r
    cross join lateral (
+         select id
+           from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
+          where r.n = 1 and run_at <= statement_timestamp()
+         union all
          select w.id
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
@@ -1868,8 +1881,9 @@ job as (
     from moved
 ),
 place as (
-  insert into onceq.lane_places (lane, id) select lane, id from moved
-  on conflict do nothing
+  insert into onceq.lane_places (lane, id)
+  select lane, id from moved m
+   where not exists (select from onceq.lane_places p where p.lane = m.lane and p.id = m.id offset 0)
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
@@ -1890,7 +1904,7 @@ fence as (
   update onceq.job_fences f
      set state = 3, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
     from gone g
-   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+   where f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 ),
 history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
@@ -1917,7 +1931,7 @@ left_line as materialized (
     from gone g cross join lateral (select l.lane from (values (split_part(g.lane, E'\x1f', 1)), (split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l where true or l.lane like '/%'
 ),
 left_place as (
-  delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = any (array[l.id])
+  delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = l.id
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
@@ -1932,6 +1946,10 @@ head as materialized (
   select w.id, r.lane
     from freed r
    cross join lateral (
+         select id
+           from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
+          where r.n = 1 and run_at <= statement_timestamp()
+         union all
          select w.id
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
@@ -2035,7 +2053,7 @@ fence as (
      set state = case g.state when 5 then 3 when 6 then 4 when 7 then 5 else 6 end, token = g.id << 20 | g.claims,
          finished_at = case when g.state < 8 then statement_timestamp() end, result = nullif(g.result, '')::jsonb
     from gone g
-   where g.key is not null and f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+   where g.key is not null and f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 ),
 history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
@@ -2075,7 +2093,7 @@ fence as (
      set state = case g.state when 5 then 3 when 6 then 4 when 7 then 5 else 6 end, token = g.id << 20 | g.claims,
          finished_at = case when g.state < 8 then statement_timestamp() end, result = nullif(g.result, '')::jsonb
     from gone g
-   where g.key is not null and f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+   where g.key is not null and f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 ),
 history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
@@ -2098,7 +2116,7 @@ history as (
   returning id
 ),
 left_place as (
-  delete from onceq.lane_places p using gone g where p.lane = any (array[g.lane]) and p.id = any (array[g.id])
+  delete from onceq.lane_places p using gone g where p.lane = any (array[g.lane]) and p.id = g.id
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
@@ -2113,6 +2131,10 @@ head as materialized (
   select w.id
     from freed r
    cross join lateral (
+         select id
+           from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
+          where r.n = 1 and run_at <= statement_timestamp()
+         union all
          select w.id
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
@@ -2141,8 +2163,9 @@ job as (
     from moved
 ),
 place as (
-  insert into onceq.lane_places (lane, id) select lane, id from moved
-  on conflict do nothing
+  insert into onceq.lane_places (lane, id)
+  select lane, id from moved m
+   where not exists (select from onceq.lane_places p where p.lane = m.lane and p.id = m.id offset 0)
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
@@ -2170,7 +2193,7 @@ fence as (
      set state = case g.state when 5 then 3 when 6 then 4 when 7 then 5 else 6 end, token = g.id << 20 | g.claims,
          finished_at = case when g.state < 8 then statement_timestamp() end, result = nullif(g.result, '')::jsonb
     from gone g
-   where g.key is not null and f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+   where g.key is not null and f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 ),
 history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
@@ -2197,7 +2220,7 @@ left_line as materialized (
     from gone g cross join lateral (select l.lane from (values (split_part(g.lane, E'\x1f', 1)), (split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l where true or l.lane like '/%'
 ),
 left_place as (
-  delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = any (array[l.id])
+  delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = l.id
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
@@ -2212,6 +2235,10 @@ head as materialized (
   select w.id, r.lane
     from freed r
    cross join lateral (
+         select id
+           from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
+          where r.n = 1 and run_at <= statement_timestamp()
+         union all
          select w.id
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
@@ -2365,7 +2392,7 @@ ready as (
   select id, claims, created_at from gone union all select id, claims, created_at from stay
 ),
 left_place as (
-  delete from onceq.lane_places p using gone g where p.lane = any (array[g.lane]) and p.id = any (array[g.id])
+  delete from onceq.lane_places p using gone g where p.lane = any (array[g.lane]) and p.id = g.id
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
@@ -2380,6 +2407,10 @@ head as materialized (
   select w.id
     from freed r
    cross join lateral (
+         select id
+           from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
+          where r.n = 1 and run_at <= statement_timestamp()
+         union all
          select w.id
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
@@ -2408,8 +2439,9 @@ job as (
     from moved
 ),
 place as (
-  insert into onceq.lane_places (lane, id) select lane, id from moved
-  on conflict do nothing
+  insert into onceq.lane_places (lane, id)
+  select lane, id from moved m
+   where not exists (select from onceq.lane_places p where p.lane = m.lane and p.id = m.id offset 0)
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
@@ -2470,7 +2502,7 @@ left_line as materialized (
     from gone g cross join lateral (select l.lane from (values (split_part(g.lane, E'\x1f', 1)), (split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l where leaves or l.lane like '/%'
 ),
 left_place as (
-  delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = any (array[l.id])
+  delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = l.id
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
@@ -2485,6 +2517,10 @@ head as materialized (
   select w.id, r.lane
     from freed r
    cross join lateral (
+         select id
+           from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
+          where r.n = 1 and run_at <= statement_timestamp()
+         union all
          select w.id
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
@@ -2602,7 +2638,7 @@ fence as (
      set state = case g.state when 5 then 3 when 6 then 4 when 7 then 5 else 6 end, token = g.id << 20 | g.claims,
          finished_at = case when g.state < 8 then statement_timestamp() end, result = nullif(g.result, '')::jsonb
     from gone g
-   where g.key is not null and f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+   where g.key is not null and f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 ),
 history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
@@ -2643,7 +2679,7 @@ fence as (
      set state = case g.state when 5 then 3 when 6 then 4 when 7 then 5 else 6 end, token = g.id << 20 | g.claims,
          finished_at = case when g.state < 8 then statement_timestamp() end, result = nullif(g.result, '')::jsonb
     from gone g
-   where g.key is not null and f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+   where g.key is not null and f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 ),
 history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
@@ -2670,7 +2706,7 @@ left_line as materialized (
     from gone g cross join lateral (select l.lane from (values (split_part(g.lane, E'\x1f', 1)), (split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l where true or l.lane like '/%'
 ),
 left_place as (
-  delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = any (array[l.id])
+  delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = l.id
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
@@ -2685,6 +2721,10 @@ head as materialized (
   select w.id, r.lane
     from freed r
    cross join lateral (
+         select id
+           from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
+          where r.n = 1 and run_at <= statement_timestamp()
+         union all
          select w.id
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
@@ -2784,7 +2824,7 @@ fence as (
   update onceq.job_fences f
      set state = 3, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
     from gone g
-   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+   where f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 ),
 history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
@@ -2817,7 +2857,7 @@ fence as (
   update onceq.job_fences f
      set state = 3, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
     from gone g
-   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+   where f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 ),
 history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
@@ -2844,7 +2884,7 @@ left_line as materialized (
     from gone g cross join lateral (select l.lane from (values (split_part(g.lane, E'\x1f', 1)), (split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l where true or l.lane like '/%'
 ),
 left_place as (
-  delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = any (array[l.id])
+  delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = l.id
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
@@ -2859,6 +2899,10 @@ head as materialized (
   select w.id, r.lane
     from freed r
    cross join lateral (
+         select id
+           from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
+          where r.n = 1 and run_at <= statement_timestamp()
+         union all
          select w.id
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
@@ -4050,7 +4094,7 @@ gone as (
              and not exists (select from onceq.job_history h where h.id = p.job_id offset 0)
              and exists (select from onceq.job_waits w where w.id = p.group_id and w.lane > E'\x1f' and w.lane < ' ' offset 0)
           offset 0) g
-   where m.group_id = any (array[g.group_id]) and m.job_id = any (array[g.job_id])
+   where m.group_id = any (array[g.group_id]) and m.job_id = g.job_id
      and m.state + 0 in (0, 6, 8) and m.told
   returning m.group_id
 ),
@@ -4285,6 +4329,10 @@ head as materialized (
   select w.id, r.lane, r.n
     from (select lane, n from room where n > 0 and lane not like '/%' offset 0) r
    cross join lateral (
+         select id
+           from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
+          where r.n = 1 and run_at <= statement_timestamp()
+         union all
          select w.id
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
@@ -4636,7 +4684,7 @@ d as materialized (
 ),
 gone as (
   delete from onceq.job_members m using d
-   where m.group_id = any (array[d.group_id]) and m.job_id = any (array[d.job_id])
+   where m.group_id = any (array[d.group_id]) and m.job_id = d.job_id
   returning 1
 )
 select (select count(*) from gone), (select count(id) from page), (select max(id) from page);
@@ -4741,14 +4789,14 @@ call as (
   select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from (select distinct split_part(lane, E'\x1f', 1) as lane from gone where lane is not null) l where lane <> ''
 ),
 stop as (
-  delete from onceq.lane_stops s using gone g where s.lane = any (array[split_part(g.lane, E'\x1f', 1)]) and s.id = any (array[g.id])
+  delete from onceq.lane_stops s using gone g where s.lane = any (array[split_part(g.lane, E'\x1f', 1)]) and s.id = g.id
 ),
 fence as (
   update onceq.job_fences f
      set state = 5, lifetime = 0, finished_at = statement_timestamp(), token = greatest(f.token, g.id << 20 | g.claims),
          fingerprint = null, result = null, detail = null
     from (select * from gone order by scope, key) g
-   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+   where f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 ),
 effect as (
   delete from onceq.job_fences f using gone g
@@ -4778,7 +4826,7 @@ mine as (
      set state = 0, job_id = s.id, token = greatest(f.token, s.id << 20 | s.claims), finished_at = null, result = null,
          holder = null, leased_until = null, detail = null
     from (select * from h where key is not null order by scope, key) s
-   where f.key = any (array[s.key]) and f.scope = any (array[s.scope]) and f.class + 0 = 0
+   where f.key = any (array[s.key]) and f.scope = s.scope and f.class + 0 = 0
      and (f.job_id = s.id or f.token >> 20 < s.id and f.job_id < s.id and (f.state in (3, 4, 5) and f.lifetime >= 0
       and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()))
   returning f.job_id
@@ -4829,7 +4877,7 @@ call as (
   select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, due, lane from (select distinct lane, due from wait) l
 ),
 stop as (
-  delete from onceq.lane_stops s using back b where s.lane = any (array[split_part(b.lane, E'\x1f', 1)]) and s.id = any (array[b.id])
+  delete from onceq.lane_stops s using back b where s.lane = any (array[split_part(b.lane, E'\x1f', 1)]) and s.id = b.id
 ),
 request as (
   delete from onceq.job_cancels x using back b where x.job_id = b.id
@@ -4857,7 +4905,7 @@ mine as materialized (
 fence as (
   update onceq.job_fences f set fingerprint = m.fingerprint
     from (select * from mine where parts & 1 > 0 order by scope, key) m
-   where f.key = any (array[m.key]) and f.scope = any (array[m.scope]) and f.class + 0 = 0 and f.job_id = m.id
+   where f.key = any (array[m.key]) and f.scope = m.scope and f.class + 0 = 0 and f.job_id = m.id
 )
 update onceq.jobs j
    set payload       = case when m.parts & 1 > 0 then nullif(m.payload, '')::jsonb else j.payload end,
@@ -5028,15 +5076,19 @@ fence as (
   update onceq.job_fences f
      set state = 3, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
     from gone g
-   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+   where f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 ),
 left_place as (
-  delete from onceq.lane_places p using gone g where p.lane = any (array[g.lane]) and p.id = any (array[g.id])
+  delete from onceq.lane_places p using gone g where p.lane = any (array[g.lane]) and p.id = g.id
 ),
 head as materialized (
   select w.id
     from (select lane, 1 as n from gone) r
    cross join lateral (
+         select id
+           from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
+          where r.n = 1 and run_at <= statement_timestamp()
+         union all
          select w.id
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
@@ -5066,8 +5118,9 @@ job as (
   returning *
 ),
 place as (
-  insert into onceq.lane_places (lane, id) select lane, id from moved
-  on conflict do nothing
+  insert into onceq.lane_places (lane, id)
+  select lane, id from moved m
+   where not exists (select from onceq.lane_places p where p.lane = m.lane and p.id = m.id offset 0)
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
@@ -5091,14 +5144,14 @@ fence as (
   update onceq.job_fences f
      set state = 3, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
     from gone g
-   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+   where f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 ),
 left_line as materialized (
   select l.lane, g.id, lane_rule & 2 = 2 and state in (6, 8) as stops
     from gone g cross join lateral (select l.lane from (values (split_part(g.lane, E'\x1f', 1)), (split_part(g.lane, E'\x1f', 2))) l (lane) where l.lane <> '') l where true or l.lane like '/%'
 ),
 left_place as (
-  delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = any (array[l.id])
+  delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = l.id
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
@@ -5113,6 +5166,10 @@ head as materialized (
   select w.id, r.lane
     from freed r
    cross join lateral (
+         select id
+           from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
+          where r.n = 1 and run_at <= statement_timestamp()
+         union all
          select w.id
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
@@ -5235,7 +5292,7 @@ fence as (
   update onceq.job_fences f
      set state = 3, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
     from gone g
-   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+   where f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 )
 select case when not exists (select from gone) then onceq.lease_lost($1::bigint) end,
        case when $6::text <> pg_current_xact_id()::text
@@ -5250,7 +5307,7 @@ fence as (
   update onceq.job_fences f
      set state = 3, token = $4::bigint, finished_at = statement_timestamp(), result = nullif($5::text, '')::jsonb
     from gone g
-   where f.key = any (array[g.key]) and f.scope = any (array[g.scope]) and f.class + 0 = 0 and f.job_id = g.id
+   where f.key = any (array[g.key]) and f.scope = g.scope and f.class + 0 = 0 and f.job_id = g.id
 ),
 history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
