@@ -17,7 +17,7 @@ import (
 const CancelledKeep = 24 * time.Hour
 
 // cancelJobs takes out jobs that nobody holds, and returns what their events need. A locked row counts as held: it does not
-// wait for a handler's transaction.
+// wait for a handler's transaction. With $3 it takes only those that somebody asked to cancel before.
 var cancelJobs = cancelFrom(`
   select id from onceq.jobs
    where id = any ($1::bigint[]) and (leased_until is null or leased_until <= statement_timestamp())`, "jobs", `,
@@ -50,6 +50,7 @@ func cancelFrom(free, table, more string) string {
 	}
 	return `
 with free as materialized (` + free + `
+     and (not $3::bool or ` + cancelAsked(table) + `)
    order by id
      for update skip locked
 ),
@@ -71,8 +72,13 @@ select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scop
        ` + wantHistory + `, ` + tellGone(` where `+isMember) + ` from gone`
 }
 
-// requestCancels leaves notes for the holders of those of the jobs that are live, and returns how many are. A note that is
+// cancelAsked says of a live job that somebody asked to cancel it, and that it has not been redriven since. A note that is
 // older than its job was for another job, which had the same id before the sequence was set back.
+func cancelAsked(job string) string {
+	return `exists (select from onceq.job_cancels x where x.job_id = ` + job + `.id and x.requested_at >= ` + job + `.created_at offset 0)`
+}
+
+// requestCancels leaves notes for the holders of those of the jobs that are live, and returns how many are.
 const requestCancels = `
 with live as materialized (
   select id, created_at from onceq.jobs where id = any ($1::bigint[])
@@ -97,7 +103,8 @@ select state from onceq.job_history where id = $1::bigint`
 // Cancel ends a job, inside db, and returns its state after that. A job that nobody holds becomes StateCancelled: it stays
 // in the history for CancelledKeep, and its key stays taken for its window. A job that somebody holds is still
 // StateRunning: when its lease is next extended, the handler's context ends with ErrCancelled. The job is then cancelled,
-// and kept in the same way, unless it finishes first. While the outcome of one of its effects (Once) is unknown, it stays
+// and kept in the same way, unless it finishes first. If it was given back meanwhile, or only a transaction had its row, a
+// worker cancels it when it would run next, or within a minute. While the outcome of one of its effects (Once) is unknown, it stays
 // in the history for longer, until the effect is resolved (Resolve) or the job is redriven or discarded. Cancel does not
 // change a finished job. A job that is unknown, or that completed and was not kept, is ErrNotFound. Cancel never waits for
 // a handler's transaction.
@@ -118,25 +125,7 @@ func (q *Queue) Cancel(ctx context.Context, db DB, id int64) (State, error) {
 
 // cancel cancels the jobs that nobody holds and, if running, asks the holders of the others to stop.
 func (q *Queue) cancel(ctx context.Context, db DB, ids []int64, running bool) (cancelled, asked int, err error) {
-	free := func() (gone []int64, err error) {
-		// A job that waits for its lane may become live in between, so those are tried first.
-		for _, statement := range []string{cancelWaits, cancelJobs} {
-			var done []int64
-			var queues, kinds, scopes, keys []string
-			err = q.guarded(ctx, db, statement, []any{ids, CancelledKeep.Milliseconds()}, &done, &queues, &kinds, &scopes, &keys, nil, nil)
-			if err != nil {
-				return nil, fmt.Errorf("onceq: cancel: %w", err)
-			}
-			for i, id := range done {
-				q.emit(ctx, Event{Type: EventCancelled, JobID: id, Queue: queues[i], Kind: kinds[i], Scope: scopes[i], Key: keys[i]})
-			}
-			if gone = append(gone, done...); len(gone) == len(ids) {
-				break
-			}
-		}
-		return gone, nil
-	}
-	gone, err := free()
+	gone, err := q.cancelFree(ctx, db, ids, false)
 	if err != nil || !running || len(gone) == len(ids) {
 		return len(gone), 0, err
 	}
@@ -147,8 +136,68 @@ func (q *Queue) cancel(ctx context.Context, db DB, ids []int64, running bool) (c
 	if err := q.guarded(ctx, db, requestCancels, []any{ids}, &asked); err != nil {
 		return cancelled, 0, fmt.Errorf("onceq: cancel: %w", err)
 	}
-	gone, err = free()
+	gone, err = q.cancelFree(ctx, db, ids, false)
 	return cancelled + len(gone), asked - len(gone), err
+}
+
+// cancelFree cancels those of the jobs that nobody holds, and returns them. With noted it takes only those that somebody asked
+// to cancel before.
+func (q *Queue) cancelFree(ctx context.Context, db DB, ids []int64, noted bool) (gone []int64, err error) {
+	// A job that waits for its lane may become live in between, so those are tried first.
+	for _, statement := range []string{cancelWaits, cancelJobs} {
+		var done []int64
+		var queues, kinds, scopes, keys []string
+		err = q.guarded(ctx, db, statement, []any{ids, CancelledKeep.Milliseconds(), noted}, &done, &queues, &kinds, &scopes, &keys, nil, nil)
+		if err != nil {
+			return nil, fmt.Errorf("onceq: cancel: %w", err)
+		}
+		for i, id := range done {
+			q.emit(ctx, Event{Type: EventCancelled, JobID: id, Queue: queues[i], Kind: kinds[i], Scope: scopes[i], Key: keys[i]})
+		}
+		if gone = append(gone, done...); len(gone) == len(ids) {
+			break
+		}
+	}
+	return gone, nil
+}
+
+// heed cancels jobs that were given back just now although somebody had asked to cancel them: the holder did not hear of it in
+// time.
+func (q *Queue) heed(ctx context.Context, db DB, given []int64) {
+	if len(given) == 0 {
+		return
+	}
+	if _, err := q.cancelFree(ctx, db, given, true); err != nil {
+		q.log.WarnContext(ctx, "onceq: cancelling jobs failed; a worker does it within a minute", "jobs", given, "error", err)
+	}
+}
+
+// unheeded gives jobs that somebody asked to cancel and that nobody holds, at most $1 of them. A holder cannot see a request
+// that is not committed yet when it gives its job back, and a row that a transaction has locked may turn out to be one that
+// nobody runs.
+const unheeded = `
+select array_agg(job_id)
+  from (select x.job_id from onceq.job_cancels x
+         where exists (select from onceq.jobs j
+                        where j.id = x.job_id and j.created_at <= x.requested_at
+                          and (j.leased_until is null or j.leased_until <= statement_timestamp()) offset 0)
+            or exists (select from onceq.job_waits w where w.id = x.job_id and w.created_at <= x.requested_at offset 0)
+         limit $1::int) x`
+
+// heedAll cancels the jobs that somebody asked to cancel and that nobody holds. Each worker does it once a minute.
+func (q *Queue) heedAll(ctx context.Context, db DB) error {
+	for {
+		var ids []int64
+		if err := q.guarded(ctx, db, unheeded, []any{repairChunk}, &ids); err != nil {
+			return fmt.Errorf("onceq: cancel: %w", err)
+		}
+		if len(ids) == 0 {
+			return nil
+		}
+		if gone, err := q.cancelFree(ctx, db, ids, true); err != nil || len(gone) < repairChunk {
+			return err // those that are locked wait for the next time
+		}
+	}
 }
 
 // cancellable are the states in which a job can be cancelled.

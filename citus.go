@@ -624,10 +624,11 @@ func cancelInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 	const lock = `
 select id, statement_timestamp() from onceq.jobs
  where id = any ($1::bigint[]) and (leased_until is null or leased_until <= statement_timestamp())
+   and (not $2::bool or id in (select job_id from onceq.job_cancels))
  order by id
    for update skip locked`
 	h := history{p: p}
-	err := p.send(lock, args[:1], each(func(rows pgx.Rows) error {
+	err := p.send(lock, []any{args[0], args[2]}, each(func(rows pgx.Rows) error {
 		var id int64
 		if err := rows.Scan(&id, &p.now); err != nil {
 			return err

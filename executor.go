@@ -475,7 +475,8 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 	kept := slices.ContainsFunc(outcomes, func(o outcome) bool { return o.keep != 0 })
 	told := !again && slices.ContainsFunc(outcomes, func(o outcome) bool { return o.lease.member })
 	var statement string
-	var args []any
+	var args, row []any // row: where the statement's answer goes, if anything but the guard is asked
+	var cancelled []int64
 	var next *successor
 	if !many {
 		next = x.successor(outcomes[0], 1)
@@ -490,13 +491,13 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 	case many && told:
 		statement, args = completeJobsTold, completeArgs(outcomes, true)
 	case again && limited:
-		statement, args = retryLimited, waking(retryArgs)(outcomes, true)
+		statement, args, row = retryLimited, waking(retryArgs)(outcomes, true), []any{nil, nil, &cancelled, nil}
 	case many && limited:
 		statement, args = endLimited, waking(endArgs)(outcomes, true)
 	case again && laned:
-		statement, args = retryLaned, waking(retryArgs)(outcomes, true)
+		statement, args, row = retryLaned, waking(retryArgs)(outcomes, true), []any{nil, nil, &cancelled, nil}
 	case again:
-		statement, args = retryJobs, retryArgs(outcomes, true)
+		statement, args, row = retryJobs, retryArgs(outcomes, true), []any{nil, nil, &cancelled}
 	case many && laned:
 		statement, args = endLaned, waking(endArgs)(outcomes, true)
 	case !many:
@@ -514,7 +515,7 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 		t.finishing = true
 	}
 	x.tasks.mu.Unlock()
-	sure, err = x.q.commitTx(unbroken, tx, outcomes[0].lease, many, statement, args, next)
+	sure, err = x.q.commitTx(unbroken, tx, outcomes[0].lease, many, statement, args, row, next)
 	if next != nil {
 		defer func(err error) { // also if a hook ends the goroutine
 			next.end(err == nil)
@@ -546,6 +547,7 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 		if told {
 			x.told()
 		}
+		x.q.heed(unbroken, outcomes[0].lease.db, cancelled)
 	}
 	return sure, err
 }

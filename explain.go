@@ -21,6 +21,7 @@ const (
 	CauseDeferred    Cause = "deferred"     // has run, and asked for a later time (Snooze, Reschedule, an effect in flight): Until
 	CauseEvent       Cause = "event"        // waits for an event (Await): Scope, Key, Until
 	CauseSleep       Cause = "sleep"        // sleeps in the middle of its handler (Sleep): Key is the sleep's name, Until
+	CauseCancelling  Cause = "cancelling"   // somebody asked to cancel it, and no worker has heard of that yet: Since
 	CauseQueuePaused Cause = "queue_paused" // Pause, Since
 	CauseKindPaused  Cause = "kind_paused"  // Pause, Since
 	CauseNoWorker    Cause = "no_worker"    // no live worker has the queue: Worker is the one that was seen last, if any
@@ -134,6 +135,9 @@ func (q *Queue) whyNot(ctx context.Context, db DB, id int64, old time.Duration) 
 		if job.State.Finished() {
 			return e, x.finished(ctx)
 		}
+		if err := x.cancelAsked(ctx); err != nil {
+			return e, err
+		}
 		if strings.HasPrefix(job.line, lineSep) {
 			return e, x.after(ctx)
 		}
@@ -213,22 +217,37 @@ func (x *explaining) finished(ctx context.Context) error {
 	return nil
 }
 
+// cancelAsked looks for a request to cancel the job. A worker that runs it hears of that with its next beat, and one that waits is
+// cancelled when it would run, or within a minute.
+func (x *explaining) cancelAsked(ctx context.Context) error {
+	const read = `select requested_at from onceq.job_cancels where job_id = $1::bigint and requested_at >= $2::timestamptz`
+	j := &x.e.Job
+	switch err := x.q.queryRow(ctx, x.db, read, []any{j.ID, j.CreatedAt}, &x.cancelling); {
+	case errors.Is(err, pgx.ErrNoRows):
+	case err != nil:
+		return fmt.Errorf("onceq: explain: %w", err)
+	case j.State != StateRunning:
+		x.e.add(Reason{
+			Cause: CauseCancelling, Since: x.cancelling,
+			Text:   "somebody asked at " + stamp(x.cancelling) + " to cancel it, while it was held or locked, and nobody has heard of that yet",
+			Advice: fmt.Sprintf("a worker cancels it within a minute; Queue.Cancel does it now, as onceq jobs cancel %d does", j.ID),
+		})
+	}
+	return nil
+}
+
 // live explains a job that is not finished. It returns false if the job is not live any more.
 func (x *explaining) live(ctx context.Context) (bool, error) {
 	const read = `
-select j.holder, coalesce(j.ahead, false),
-       (select x.requested_at from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at)
-  from onceq.jobs j where j.id = $1::bigint`
+select holder, coalesce(ahead, false) from onceq.jobs where id = $1::bigint`
 	j := &x.e.Job
-	var cancelling *time.Time
-	err := x.q.queryRow(ctx, x.db, read, []any{j.ID}, &x.holder, &x.ahead, &cancelling)
+	err := x.q.queryRow(ctx, x.db, read, []any{j.ID}, &x.holder, &x.ahead)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return false, nil
 	}
 	if err != nil {
 		return false, fmt.Errorf("onceq: explain: %w", err)
 	}
-	x.cancelling = orZero(cancelling)
 	if x.workers, err = x.q.Workers(ctx, x.db); err != nil {
 		return false, err
 	}

@@ -35,6 +35,7 @@ type outcome struct {
 	unsure bool       // it may already be written, so a guard that does not hold means nothing
 	locked time.Time  // when it was found that it waits for somebody else's lock; zero if it does not
 	doubt  *successor // what a completion before this try may have leased; nil for nothing
+	own    bool       // held because of an effect of its own
 	asked  bool       // the handler came to its end and did not finish the job; otherwise the job is given back
 
 	late  error         // what the handler returned after it had completed the job itself
@@ -646,7 +647,7 @@ func (q *Queue) finish(ctx context.Context, db DB, by way, outcomes []outcome) (
 			again = append(again, o)
 		}
 	}
-	var cancelled []int64
+	var cancelled, held []int64
 	locks := 0
 	for _, part := range []struct {
 		outcomes  []outcome
@@ -691,14 +692,13 @@ func (q *Queue) finish(ctx context.Context, db DB, by way, outcomes []outcome) (
 				stale = append(stale, o.lease)
 			}
 			q.wrote(ctx, o, ok)
+			if o.own && (ok || o.unsure) {
+				held = append(held, o.lease.ID)
+			}
 		}
 	}
-	for _, id := range cancelled {
-		// The request came while the job ran, and the holder did not hear of it in time.
-		if _, err := q.Cancel(ctx, db, id); err != nil && !errors.Is(err, ErrNotFound) {
-			q.log.WarnContext(ctx, "onceq: cancelling a job failed; its next claim does it", "job", id, "error", err)
-		}
-	}
+	q.heed(ctx, db, cancelled)
+	q.unhold(ctx, db, held)
 	return stale, left, err
 }
 

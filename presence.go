@@ -16,7 +16,7 @@ import (
 // Each worker has a row in workers, so that people can see who works what, and so that Explain can say that nobody works a
 // queue. The worker writes it when it starts and once a minute, and deletes it when it ends. The row of a worker that was
 // killed stays; after staleAfter nobody takes it for a live one, and the Reaper removes it. Nothing else depends on these
-// rows: without them every job runs.
+// rows: without them every job runs. At the same times the worker looks for requests to cancel that nobody has heard (unheeded).
 
 const (
 	presentEvery = time.Minute
@@ -143,7 +143,11 @@ func (p *presence) begin(drain bool) {
 func (p *presence) loop(ctx context.Context, first time.Duration) {
 	for wait := first; sleep(ctx, wait, nil); wait = presentEvery + rand.N(presentEvery/10) {
 		p.written = true
-		switch err := p.q.guarded(ctx, p.db, writePresence, p.args, nil); {
+		err := p.q.guarded(ctx, p.db, writePresence, p.args, nil)
+		if err == nil {
+			err = p.q.heedAll(ctx, p.db)
+		}
+		switch {
 		case err == nil:
 			p.q.works(p.id, workPresence, "")
 		case ctx.Err() == nil:

@@ -30,9 +30,9 @@ func (j *Job) checkReplace() error {
 }
 
 // replaceJobs changes jobs that no claim has had, and the fingerprints of their fences; not those with a lane or a limit, which
-// may still wait for it. It waits for a claim that is under way, and leaves the job alone if that has taken it. It returns the
+// may still wait for it, nor those that somebody has asked to cancel. It waits for a claim that is under way, and leaves the job alone if that has taken it. It returns the
 // ids of the jobs that it changed, and whether they are delayed.
-const replaceJobs = `
+var replaceJobs = `
 with asked as materialized (
   select * from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::bytea[], $8::smallint[], $9::bigint[], $10::bigint[])
       as u(id, scope, key, payload, bytes, metadata, fingerprint, parts, at, delay)
@@ -44,6 +44,7 @@ mine as materialized (
    cross join lateral (
          select id from onceq.jobs
           where id = a.id and scope = a.scope and key = a.key and claims = 0 and leased_until is null and lane is null
+            and not ` + cancelAsked("jobs") + `
             for update) j
 ),
 fence as (

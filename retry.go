@@ -149,6 +149,8 @@ func (l *Lease) failure(err error) outcome {
 		o.state, o.spend, o.err, o.keep = StateDead, true, errorText(err.Error()), -1
 	case errors.Is(err, ErrHeld):
 		o.state, o.err, o.keep = StateHeld, errorText(err.Error()), -1
+		var held *HeldError
+		o.own = errors.As(err, &held) && held.JobID == l.ID
 	case again != nil && (again.err == nil || again.free):
 		o.delay, o.reset, o.wait, o.asked = again.d, again.reset, again.wait, !again.free
 		if again.err != nil {

@@ -135,9 +135,9 @@ var inTx = map[string]string{
 var checkTx = `select null` + sameTx("$1", "$2::bigint")
 
 // commitTx ends a handler's transaction with a statement that completes its jobs and raises an error if a lease is lost.
-// many says that the statement is for many jobs, which needs the planner settings. sure is false if the answer was lost, so
+// many says that the statement is for many jobs, which needs the planner settings, and row where its answer goes. sure is false if the answer was lost, so
 // that the transaction may have been committed.
-func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *Lease, many bool, statement string, args []any, next *successor) (sure bool, err error) {
+func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *Lease, many bool, statement string, args, row []any, next *successor) (sure bool, err error) {
 	own := tx.Open()
 	var other *int32 // not null if the handler committed the transaction that was opened
 	var all []lazytx.Statement
@@ -159,7 +159,7 @@ func (q *Queue) commitTx(ctx context.Context, tx *lazytx.Tx, first *Lease, many 
 		}
 		statement, args = last.statement, last.args
 	}
-	last := lazytx.Statement{SQL: statement, Args: args}
+	last := lazytx.Statement{SQL: statement, Args: args, Row: row}
 	switch {
 	case own && (many || citus):
 		all = append(all, lazytx.Statement{SQL: q.sql(checkTx), Args: []any{tx.ID(), first.ID}, Row: []any{nil, &other}})

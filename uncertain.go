@@ -286,7 +286,14 @@ func (q *Queue) Resolve(ctx context.Context, db DB, jobID int64, name string, r 
 				f.scope = e.scope
 			}
 		}
-		if err := f.resolve(ctx, db, r); err != nil || state != StateHeld {
+		err = f.resolve(ctx, db, r)
+		if err == nil && state == 0 { // its worker may have written meanwhile that it is held: see unhold
+			state, err = q.state(ctx, db, jobID)
+			if errors.Is(err, ErrNotFound) {
+				return nil
+			}
+		}
+		if err != nil || state != StateHeld {
 			return err
 		}
 		if _, err = q.Redrive(ctx, db, jobID); errors.Is(err, ErrHeld) {
@@ -295,6 +302,29 @@ func (q *Queue) Resolve(ctx context.Context, db DB, jobID int64, name string, r 
 		return err
 	})
 }
+
+// unhold runs jobs again that were written just now as held, if none of their effects is held any more. An effect is held, and
+// reported, before its handler ends, so that somebody may have settled it when the job was not held yet.
+func (q *Queue) unhold(ctx context.Context, db DB, ids []int64) {
+	if len(ids) == 0 {
+		return
+	}
+	err := q.send(ctx, db, meeting, awaitResolve, []any{ids}, noRows)
+	if err == nil {
+		_, _, _, _, err = q.redrive(ctx, db, ids, []State{StateHeld})
+	}
+	if err != nil {
+		q.log.WarnContext(ctx, "onceq: it is not known whether somebody settles the effects of held jobs just now; redrive those of which Explain says that no effect is held any more", "jobs", ids, "error", err)
+	}
+}
+
+// awaitResolve waits for transactions that settle held effects of jobs.
+var awaitResolve = `
+select f.id
+  from onceq.job_history h cross join lateral (
+       select h.id from onceq.job_fences f where ` + effectsOf("h") + ` and f.state = ` + sqlHeld + ` for share) f
+ where h.id = any ($1::bigint[]) and h.state = ` + sqlJobHeld + `
+ order by f.id`
 
 var resolveEffects = `
 with h as materialized (

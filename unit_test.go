@@ -555,6 +555,7 @@ var built = map[string]string{
 	"retryJobs":               retryJobs,
 	"redriveJobs":             redriveJobs,
 	"cancelFrom jobs":         cancelJobs,
+	"replaceJobs":             replaceJobs,
 	"cancelFrom job_waits":    cancelWaits,
 	"insertLaned":             insertLaned,
 	"hurryWaits":              hurryWaits,

@@ -1,0 +1,188 @@
+package tests
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/queuetest"
+)
+
+// A request to cancel a job that its holder could not hear of, or that was left for a holder that is none, is found by a worker.
+func TestCancel_ARequestThatNobodyHeardIsFound(t *testing.T) {
+	t.Parallel()
+	ran := (&onceq.Kind[int]{Name: "mail"}).Handle(func(context.Context, *onceq.Lease, int) error {
+		return errors.New("this job was to be cancelled")
+	})
+	for name, left := range map[string]func(t *testing.T, db *queuetest.DB) (id int64){
+		"the holder gives the job back before the request is committed": func(t *testing.T, db *queuetest.DB) int64 {
+			id := repairEnqueue(t, db, onceq.Job{})
+			l := repairClaim(t, db)
+			tx := begin(t, db)
+			wantState(t, onceq.StateRunning)(db.Queue.Cancel(t.Context(), tx, id))
+			require.NoError(t, l.Fail(t.Context(), onceq.Snooze(30*24*time.Hour)))
+			commit(t, tx)
+			return id
+		},
+		"the same in a lane whose failed jobs leave their places": func(t *testing.T, db *queuetest.DB) int64 {
+			id := repairEnqueue(t, db, onceq.Job{Lane: "a", LaneRule: onceq.Overtake})
+			l := repairClaim(t, db)
+			tx := begin(t, db)
+			wantState(t, onceq.StateRunning)(db.Queue.Cancel(t.Context(), tx, id))
+			require.NoError(t, l.Fail(t.Context(), onceq.Snooze(30*24*time.Hour)))
+			commit(t, tx)
+			return id
+		},
+		"a transaction that emits what the job waits for is rolled back": func(t *testing.T, db *queuetest.DB) int64 {
+			id := repairEnqueue(t, db, onceq.Job{})
+			l := repairClaim(t, db)
+			_, _, err := onceq.Await[any](t.Context(), l, "paid", "1", onceq.Forever)
+			require.NoError(t, l.Fail(t.Context(), err))
+			tx := begin(t, db)
+			_, err = db.Queue.Emit(t.Context(), tx, "paid", "1", 1)
+			require.NoError(t, err)
+			wantState(t, onceq.StateRunning)(db.Queue.Cancel(t.Context(), db.Pool, id))
+			require.NoError(t, tx.Rollback(t.Context()))
+			return id
+		},
+		"a transaction that replaces the job is committed": func(t *testing.T, db *queuetest.DB) int64 {
+			job := onceq.Job{Kind: "mail", Payload: 1, Key: "a", Delay: time.Hour, Replace: onceq.ReplacePayload | onceq.ReplaceTime}
+			id := repairEnqueue(t, db, job)
+			tx := begin(t, db)
+			job.Payload = 2
+			r, err := db.Queue.Enqueue(t.Context(), tx, job)
+			require.NoError(t, err)
+			require.True(t, r.Replaced)
+			wantState(t, onceq.StateRunning)(db.Queue.Cancel(t.Context(), db.Pool, id))
+			commit(t, tx)
+			// From now on nobody is told that the job will run with what he gives.
+			r, err = db.Queue.Enqueue(t.Context(), db.Pool, job)
+			require.NoError(t, err)
+			require.True(t, r.Duplicate)
+			require.False(t, r.Replaced)
+			job.Payload = 3
+			_, err = db.Queue.Enqueue(t.Context(), db.Pool, job)
+			require.ErrorIs(t, err, onceq.ErrMismatch)
+			return id
+		},
+		"a transaction that redrives a member is rolled back": func(t *testing.T, db *queuetest.DB) int64 {
+			g, err := db.Queue.EnqueueGroup(t.Context(), db.Pool, []onceq.Job{{Kind: "mail", Payload: 1}}, onceq.Job{Kind: "mail", Payload: 1})
+			require.NoError(t, err)
+			require.NoError(t, repairClaim(t, db).Fail(t.Context(), onceq.Fatal(errors.New("broken"))))
+			tx := begin(t, db)
+			wantState(t, onceq.StateWaiting)(db.Queue.Redrive(t.Context(), tx, g.Members[0].ID))
+			cancelled, asked, err := db.Queue.CancelGroup(t.Context(), db.Pool, g.Then.ID)
+			require.NoError(t, err)
+			require.Equal(t, 1, cancelled+asked)
+			require.NoError(t, tx.Rollback(t.Context()))
+			return g.Then.ID
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			id := left(t, db)
+			why, err := db.Queue.Explain(t.Context(), db.Pool, id)
+			require.NoError(t, err)
+			require.Equal(t, onceq.CauseCancelling, why.Cause(), why)
+			w := start(t, db, onceq.WorkerConfig{}, ran)
+			until(t, db, `exists (select from onceq.job_history where id = $1 and state = 7)`, id)
+			require.NoError(t, w.stop())
+			require.Equal(t, 1, w.count(onceq.EventCancelled))
+			info, err := db.Queue.Get(t.Context(), db.Pool, id)
+			require.NoError(t, err)
+			require.Equal(t, onceq.StateCancelled, info.State)
+		})
+	}
+}
+
+// A job that was redriven after its cancel is not cancelled again.
+func TestCancel_ARequestFromBeforeARedriveIsFoundNoMore(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	id := repairEnqueue(t, db, onceq.Job{RunAt: time.Now().Add(time.Hour)})
+	repairExec(t, db, `insert into onceq.job_cancels values ($1, now() + interval '1 second')`, id)
+	wantState(t, onceq.StateCancelled)(db.Queue.Cancel(t.Context(), db.Pool, id))
+	wantState(t, onceq.StateDelayed)(db.Queue.Redrive(t.Context(), db.Pool, id))
+	other := repairEnqueue(t, db, onceq.Job{RunAt: time.Now().Add(time.Hour)})
+	repairExec(t, db, `insert into onceq.job_cancels values ($1, now() + interval '1 second')`, other)
+	w := start(t, db, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error { return nil }))
+	until(t, db, `exists (select from onceq.job_history where id = $1)`, other)
+	require.NoError(t, w.stop())
+	wantState(t, onceq.StateDelayed)(stateOf(db.Queue.Get(t.Context(), db.Pool, id)))
+}
+
+// The request is found with the commit of a handler's transaction, however short the run was.
+func TestCancel_OfAJobThatReschedulesInItsTransaction(t *testing.T) {
+	t.Parallel()
+	for name, job := range map[string]onceq.Job{
+		"plain":      {},
+		"in a lane":  {Lane: "a"},
+		"in a limit": {Limit: "b"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			id := repairEnqueue(t, db, job)
+			db.Drain((&onceq.Kind[int]{Name: "mail"}).HandleTx(func(ctx context.Context, _ pgx.Tx, _ *onceq.Lease, _ int) error {
+				wantState(t, onceq.StateRunning)(db.Queue.Cancel(ctx, db.Pool, id))
+				return onceq.Reschedule(24 * time.Hour)
+			}))
+			wantState(t, onceq.StateCancelled)(stateOf(db.Queue.Get(t.Context(), db.Pool, id)))
+		})
+	}
+}
+
+// An effect is held, and reported, before its handler ends. Who settles it then has settled it for the job, too.
+func TestResolve_BeforeTheJobItselfIsHeld(t *testing.T) {
+	t.Parallel()
+	for name, settle := range map[string]func(t *testing.T, db *queuetest.DB, id int64) (then func()){
+		"at once": func(t *testing.T, db *queuetest.DB, id int64) func() {
+			require.NoError(t, db.Queue.Resolve(t.Context(), db.Pool, id, "charge", onceq.Applied("ch_1")))
+			return func() {}
+		},
+		"in a transaction that is still open then": func(t *testing.T, db *queuetest.DB, id int64) func() {
+			tx := begin(t, db)
+			require.NoError(t, db.Queue.Resolve(t.Context(), tx, id, "charge", onceq.Applied("ch_1")))
+			return func() {
+				waitBlocked(t, db)
+				commit(t, tx)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			id := repairEnqueue(t, db, onceq.Job{Kind: "charge"})
+			var committed sync.WaitGroup
+			charge := func(ctx context.Context, l *onceq.Lease) (string, error) {
+				return onceq.Once(ctx, l, "charge", func(context.Context, string) (string, error) {
+					return "", errors.New("no answer")
+				}, onceq.OnUncertain(onceq.Hold()))
+			}
+			var results []string
+			handler := (&onceq.Kind[int]{Name: "charge"}).Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+				result, err := charge(ctx, l)
+				if errors.Is(err, onceq.ErrHeld) {
+					committed.Go(settle(t, db, id))
+				}
+				if err == nil {
+					results = append(results, result)
+				}
+				return err
+			})
+			for range 3 { // the first run leaves it uncertain
+				db.Drain(handler)
+				db.Advance(time.Hour)
+			}
+			committed.Wait()
+			require.Equal(t, []string{"ch_1"}, results)
+		})
+	}
+}
