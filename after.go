@@ -73,6 +73,7 @@ func followLine(id string) string { return sqlSep + ` || lpad(` + id + `::text, 
 const (
 	sqlDeadRun    = `1`
 	sqlDeadCancel = `2`
+	sqlDeadEnded  = `3` // only in job_history: DeadCancel, and it was this that ended the job
 
 	memberBit = 4 // of lane_rule: the job's end must be told
 	sqlMember = `4`
@@ -342,14 +343,12 @@ select array_agg(g.id) from unnest($1::bigint[]) as g(id)
  where exists (select from onceq.job_members where group_id = g.id and state in (` + sqlJobDead + `, ` + sqlJobCancelled + `))
    and not exists (select from onceq.job_members where group_id = g.id and state in (0, ` + sqlJobHeld + `))`
 
-// sayDead notes why followers were cancelled just now. By the time of this error, which is that of their end, Group knows them.
+// sayDead notes why followers were cancelled just now: for people, and for Group and Redrive.
 const sayDead = `
 update onceq.job_history
-   set errors = coalesce(errors, '[]') || jsonb_build_array(jsonb_build_object('at', finished_at, 'attempt', attempts, 'error', 'a job that it waited for is dead or was cancelled (DeadCancel)'))
+   set errors = coalesce(errors, '[]') || jsonb_build_array(jsonb_build_object('at', finished_at, 'attempt', attempts, 'error', 'a job that it waited for is dead or was cancelled (DeadCancel)')),
+       if_dead = ` + sqlDeadEnded + `
  where id = any ($1::bigint[]) and state = ` + sqlJobCancelled
-
-// endedByDead says of a row h of job_history that it was sayDead that wrote its last error, and that this was its end.
-const endedByDead = `h.state = ` + sqlJobCancelled + ` and (h.errors -> -1 ->> 'at')::timestamptz = h.finished_at and h.errors -> -1 ->> 'error' like '%(DeadCancel)'`
 
 // cancelFollowers cancels the followers that the promoter has found to end with a dead member. Since then somebody may have
 // brought that one back: so it looks again, with the followers' rows locked, which a Redrive needs too. One that somebody has

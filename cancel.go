@@ -35,7 +35,8 @@ left_place as (
   delete from onceq.lane_places p using line l where p.lane = any (array[l.lane]) and p.id = l.id
 )`
 
-// cancelWaits is the same for jobs that wait for their lane or their limit.
+// cancelWaits is the same for jobs that wait for their lane or their limit, or for other jobs: with these goes what a dead one
+// means, so that a Redrive lets them wait for it again.
 var cancelWaits = cancelFrom(`
   select id from onceq.job_waits
    where id = any ($1::bigint[])`, "job_waits", `,
@@ -46,7 +47,9 @@ line as materialized (
 func cancelFrom(free, table, more string) string {
 	history := withLane(writeHistory)
 	if table == "job_waits" {
-		history = strings.Replace(history, appendError+", lane, lane_rule", appendError+", nullif(coalesce(path, lane), ''), lane_rule", 1)
+		history = strings.NewReplacer("errors, lane, lane_rule)", "errors, lane, lane_rule, if_dead)",
+			appendError+", lane, lane_rule", appendError+", nullif(coalesce(path, lane), ''), lane_rule, if_dead",
+			"excluded.lane, excluded.lane_rule)", "excluded.lane, excluded.lane_rule, excluded.if_dead)").Replace(history)
 	}
 	return `
 with free as materialized (` + free + `

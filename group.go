@@ -366,7 +366,7 @@ const countMembers = `
        coalesce((select ` + waitState + ` from onceq.job_waits w where w.id = g.id), (select ` + jobState + ` from onceq.jobs j where j.id = g.id),
                 (select h.state from onceq.job_history h where h.id = g.id)),
        w.if_dead is not null,
-       coalesce(w.if_dead, (select ` + sqlDeadCancel + ` from onceq.job_history h where h.id = g.id and ` + endedByDead + `), 0),
+       coalesce(w.if_dead, (select ` + sqlDeadCancel + ` from onceq.job_history h where h.id = g.id and h.if_dead = ` + sqlDeadEnded + `), 0),
        coalesce(extract(epoch from statement_timestamp() - w.created_at) * 1000000, 0)::bigint,
        m.total, m.open, m.completed, m.dead, m.cancelled, m.held
   from g

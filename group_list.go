@@ -101,7 +101,8 @@ func (q *Queue) GroupsOf(ctx context.Context, db DB, id int64) (groups []int64, 
 // end, which they do unless they finish first. A member that others wait for as well is cancelled all the same. An id
 // that is that of no group is ErrNotFound, also that of a job without members, for which Group counts none: Cancel is for it.
 //
-// The job that waits comes first, so that it does not run because the others are gone. With a pool as db each statement
+// The job that waits comes first, so that it does not run because the others are gone. RedriveMany brings all of it back, if its
+// filter chooses both: the job then waits again. With a pool as db each statement
 // commits on its own, and if there is an error, calling it again goes on. Members that a running one adds meanwhile are not
 // cancelled.
 func (q *Queue) CancelGroup(ctx context.Context, db DB, id int64) (cancelled, asked int, err error) {

@@ -16,9 +16,13 @@ import (
 //
 // A job with a held effect would be held again at once, and stays where it is.
 //
-// A job with a lane waits for it again, at the place that it had when it was enqueued. One that waits for others waits for
-// those that are unfinished or come back in the same statement; that others are dead does not count any more. One that was
-// cancelled before its time, and that no claim had, is delayed until then; a slot of a rate is no such time.
+// A job with a lane waits for it again, at the place that it had when it was enqueued. One that was cancelled before its time, and
+// that no claim had, is delayed until then; a slot of a rate is no such time.
+//
+// One that somebody cancelled while it waited for others waits for them again, by its rule: a promoter looks at them, as at first.
+// One that its own rule has cancelled, and one that had gone on, waits only if members are unfinished or come back in the same
+// statement: who redrives it beside a dead one, and nothing else, wants it to run. While the former waits, its rule holds again. The
+// rule of the latter is not known any more, and dead members do not count for it.
 //
 // It returns the ids of the jobs that came back, of those whose key belongs to another job, of those with a held effect, and of those
 // that came back delayed.
@@ -61,14 +65,14 @@ led as materialized (
 ),
 back as (
   delete from onceq.job_history d using coming c where d.id = c.id
-  returning d.*, ` + isOpen("d.id") + ` or d.id in (select group_id from led) as follows,
+  returning d.*, coalesce(d.if_dead < ` + sqlDeadEnded + `, false) or ` + isOpen("d.id") + ` or d.id in (select group_id from led) as follows,
             ` + beforeItsTime + ` and d.run_at > statement_timestamp() as early
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane_rule)
   select id, case when early then run_at else statement_timestamp() end, created_at, claims, max_attempts, priority, queue, kind, scope, key,
-         payload, payload_bytes, metadata, errors, identity, lane_rule
+         payload, payload_bytes, metadata, errors, identity, nullif(lane_rule, 0)
     from back
    where lane is null and not follows
 ),
@@ -78,7 +82,7 @@ wait as (
   select id, case when early then run_at else created_at end, created_at, claims, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity, case when follows then ` + followLine("id") + ` else ` + firstLine("lane") + ` end, coalesce(lane_rule, 0),
          case when follows then coalesce(replace(lane, ` + sqlSep + ` || '` + slotMark + `', ''), '') else ` + unslotted("lane") + ` end,
-         case when follows then ` + sqlDeadRun + ` end
+         case when follows then least(coalesce(if_dead, ` + sqlDeadRun + `), ` + sqlDeadCancel + `) end
     from back
    where lane is not null or follows
   returning lane, case when if_dead is null then greatest(run_at, statement_timestamp()) else statement_timestamp() end as due
@@ -120,6 +124,12 @@ func (q *Queue) redrive(ctx context.Context, db DB, ids []int64, states []State)
 // job that was cancelled before any worker had it runs no earlier than at its time: it is StateDelayed until then. In any
 // other state nothing is changed. An unknown job is ErrNotFound. A job with a held effect would be held again at once: the
 // error is then ErrHeld, nothing is changed, and Resolve is the method to use.
+//
+// A job that somebody cancelled while it waited for others (Job.After) waits for them again, as at first: for those that are
+// unfinished or held, and Job.IfDead says what dead and cancelled ones mean. So redrive the others before it. A job that its
+// DeadCancel has cancelled runs, unless some of the others are unfinished by now: then it waits for them, and DeadCancel holds
+// again. A job that had gone on before it was cancelled, died or was held has done its waiting: only if some of the others are
+// unfinished again it waits for these, and then runs even if one is dead.
 //
 // If a later job has taken the key, the error is a *DuplicateError that describes that job, and nothing is changed. If a
 // Reaper has removed the job's fence, Redrive takes the key again, with DefaultWindow. It does so even if a later job had
@@ -192,7 +202,8 @@ func membersFirst(ids []int64, groups map[int64][]int64) []int64 {
 
 // RedriveMany redrives the jobs that the filter chooses, newest first, 500 a statement, and then those of them that waited for
 // others, each after the ones that it waits for, so that it waits for them again. Each is redriven as by Redrive, so a job that
-// was cancelled before its time waits for that. By default it chooses dead jobs;
+// was cancelled before its time waits for that, and one that was cancelled while it waited for others keeps its Job.IfDead. By
+// default it chooses dead jobs;
 // Filter.States may name StateDead, StateHeld and StateCancelled. A filter without Queue, Kind, Scope, IDs and Group needs
 // Filter.All. Filter.Limit is how many jobs are tried; 0 means all.
 // Jobs whose key a later job has taken stay as they are and are counted in taken. Jobs with a held effect would be held

@@ -68,7 +68,8 @@ select u.n, f.job_id, f.state, coalesce(f.result::text, ''), coalesce(pg_sequenc
 
 -- after.go: sayDead
 update onceq.job_history
-   set errors = coalesce(errors, '[]') || jsonb_build_array(jsonb_build_object('at', finished_at, 'attempt', attempts, 'error', 'a job that it waited for is dead or was cancelled (DeadCancel)'))
+   set errors = coalesce(errors, '[]') || jsonb_build_array(jsonb_build_object('at', finished_at, 'attempt', attempts, 'error', 'a job that it waited for is dead or was cancelled (DeadCancel)')),
+       if_dead = 3
  where id = any ($1::bigint[]) and state = 7;
 
 -- after.go: stillDead
@@ -537,21 +538,21 @@ fence as (
 ),
 history as (
   insert into onceq.job_history (id, run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts,
-         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
+         priority, state, queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule, if_dead)
   select id, run_at, created_at, statement_timestamp(),
          case when keep > 0 then statement_timestamp() + keep * interval '1 millisecond' end,
          claims, lost, attempts + spent, max_attempts, priority, state, queue, kind, scope, key,
          payload, payload_bytes, metadata, identity, nullif(result, '')::jsonb, case when error = '' then errors else
          case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
-         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, nullif(coalesce(path, lane), ''), lane_rule
+         || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end, nullif(coalesce(path, lane), ''), lane_rule, if_dead
     from gone where keep <> 0
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
-          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule, if_dead)
        = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
              excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
              excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
-             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule)
+             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule, excluded.if_dead)
    where job_history.state = 5
   returning id
 ),
@@ -3030,7 +3031,7 @@ select g.id,
             else 1 end::smallint from onceq.jobs j where j.id = g.id),
                 (select h.state from onceq.job_history h where h.id = g.id)),
        w.if_dead is not null,
-       coalesce(w.if_dead, (select 2 from onceq.job_history h where h.id = g.id and h.state = 7 and (h.errors -> -1 ->> 'at')::timestamptz = h.finished_at and h.errors -> -1 ->> 'error' like '%(DeadCancel)'), 0),
+       coalesce(w.if_dead, (select 2 from onceq.job_history h where h.id = g.id and h.if_dead = 3), 0),
        coalesce(extract(epoch from statement_timestamp() - w.created_at) * 1000000, 0)::bigint,
        m.total, m.open, m.completed, m.dead, m.cancelled, m.held
   from g
@@ -3055,7 +3056,7 @@ select g.id,
             else 1 end::smallint from onceq.jobs j where j.id = g.id),
                 (select h.state from onceq.job_history h where h.id = g.id)),
        w.if_dead is not null,
-       coalesce(w.if_dead, (select 2 from onceq.job_history h where h.id = g.id and h.state = 7 and (h.errors -> -1 ->> 'at')::timestamptz = h.finished_at and h.errors -> -1 ->> 'error' like '%(DeadCancel)'), 0),
+       coalesce(w.if_dead, (select 2 from onceq.job_history h where h.id = g.id and h.if_dead = 3), 0),
        coalesce(extract(epoch from statement_timestamp() - w.created_at) * 1000000, 0)::bigint,
        m.total, m.open, m.completed, m.dead, m.cancelled, m.held
   from g
@@ -4850,14 +4851,14 @@ led as materialized (
 ),
 back as (
   delete from onceq.job_history d using coming c where d.id = c.id
-  returning d.*, exists (select from (select from onceq.job_members where group_id = d.id and state = 0 order by job_id desc limit 1) m) or d.id in (select group_id from led) as follows,
+  returning d.*, coalesce(d.if_dead < 3, false) or exists (select from (select from onceq.job_members where group_id = d.id and state = 0 order by job_id desc limit 1) m) or d.id in (select group_id from led) as follows,
             state = 7 and claims = 0 and (right(lane, 2) = E'\x1f' || '@') is not true and d.run_at > statement_timestamp() as early
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane_rule)
   select id, case when early then run_at else statement_timestamp() end, created_at, claims, max_attempts, priority, queue, kind, scope, key,
-         payload, payload_bytes, metadata, errors, identity, lane_rule
+         payload, payload_bytes, metadata, errors, identity, nullif(lane_rule, 0)
     from back
    where lane is null and not follows
 ),
@@ -4867,7 +4868,7 @@ wait as (
   select id, case when early then run_at else created_at end, created_at, claims, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity, case when follows then E'\x1f' || lpad(id::text, 19, '0') else coalesce(nullif(split_part(lane, E'\x1f', 1), ''), split_part(lane, E'\x1f', 2)) end, coalesce(lane_rule, 0),
          case when follows then coalesce(replace(lane, E'\x1f' || '@', ''), '') else nullif(replace(lane, E'\x1f' || '@', ''), split_part(lane, E'\x1f', 1)) end,
-         case when follows then 1 end
+         case when follows then least(coalesce(if_dead, 1), 2) end
     from back
    where lane is not null or follows
   returning lane, case when if_dead is null then greatest(run_at, statement_timestamp()) else statement_timestamp() end as due

@@ -297,7 +297,8 @@ create table {{.schema}}.job_history (
   errors        jsonb,
   identity      bigint,
   lane          text collate "C",
-  lane_rule     smallint
+  lane_rule     smallint,
+  if_dead       smallint                 -- of one that was cancelled while it waited for other jobs: as in job_waits; 3: DeadCancel, which ended it
 ) with (vacuum_truncate = off);
 create index job_history_state on {{.schema}}.job_history (queue, state, id) where queue is not null; -- as that of jobs_claim
 create index job_history_keep  on {{.schema}}.job_history (keep_until) where keep_until is not null;

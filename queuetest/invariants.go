@@ -108,6 +108,7 @@ union all select format('limit %s was removed, and its row stays', lane) from on
 union all select format('job %s stops lane %s, which does not know it', id, lane) from h where lane is not null and lane_rule & 2 = 2 and state in (6, 8) and split_part(lane, E'\x1f', 1) <> '' and not exists (select from onceq.lane_stops s where (s.lane, s.id) = (split_part(h.lane, E'\x1f', 1), h.id))
 union all select format('lane %s is stopped by job %s, which does not stop it', lane, id) from onceq.lane_stops s where not exists (select from h where (split_part(h.lane, E'\x1f', 1), h.id) = (s.lane, s.id) and h.lane_rule & 2 = 2 and h.state in (6, 8))
 union all select format('history of job %s has state %s, which is not finished', id, state) from h where state not between 5 and 8
+union all select format('history of job %s, whose state is %s, has rule %s for dead jobs', id, state, if_dead) from h where if_dead not between 0 and 3 or if_dead is not null and state <> 7
 union all select format('history of job %s, dead or held, ends by itself', id) from h where state in (6, 8) and keep_until is not null
 union all select format('history of job %s has a payload and bytes, or neither', id) from h where num_nonnulls(payload, payload_bytes) <> 1
 union all select format('history of job %s has a scope and no key, or a key and no scope', id) from h where (scope is null) <> (key is null)

@@ -642,7 +642,7 @@ func (a *app) redriveCommand() *cobra.Command {
 		},
 	}, "Run dead, held or cancelled jobs again", `redrive runs finished jobs again: the same jobs, with their ids, keys and the outcomes of their effects, which are replayed and not done
 again. Attempts count from 0. Mend the cause first. Flags choose dead jobs unless --state says otherwise. A job whose key another job has
-taken since stays as it is.`,
+taken since stays as it is. One that was cancelled while it waited for others waits for them again.`,
 		`  onceq jobs redrive 4711
   onceq jobs redrive --kind mail --created-from 6h --dry-run`)
 }
