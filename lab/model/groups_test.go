@@ -9,7 +9,8 @@ import (
 // when all are done, and two promoters. There is no counter: each member has a row, which says whether it is unfinished.
 // A completion always writes a call; a promoter deletes the calls that its snapshot has, and admits the follower if its
 // snapshot has no unfinished member. The second member was claimed before the group was made: its worker does not know that its
-// end must be told, and a sweep finds it.
+// end must be told, and a sweep finds it. Once somebody may cancel the follower while it waits. It is in the history until a redrive,
+// and then waits as before.
 const groupJobs = 3 // the last one is added by the first one's completion
 
 // groupVariant is a mistake that the checks must find, or what a dead member means.
@@ -24,6 +25,9 @@ type groupVariant struct {
 	forgetsDead    bool // a redriven member has no row again
 	redrivesFreely bool // a redrive does not take the promoters' lock
 	untold         bool // nobody looks for the end of the member that nobody tells
+	goesStraightOn bool // a redriven follower waits only if its redrive sees an unfinished member
+	forgetsRule    bool // a redriven follower does not wait for dead members any more
+	callsNobody    bool // a redriven follower waits again, and no promoter is told
 }
 
 type groupPlace int8
@@ -56,6 +60,8 @@ type groupState struct {
 	adding    bool // the member that is added later
 	left      int8 // the number, for subtracts
 	follower  int8 // how often it became live
+	away      bool // the follower was cancelled, and is in the history
+	returned  bool // it was redriven
 	broken    string
 }
 
@@ -68,7 +74,7 @@ func (s *groupState) rows(v groupVariant, i int) bool {
 		if m.place == finished && m.silent || m.place == deadMember && m.silent {
 			return true // the row still says unfinished
 		}
-		if m.place == unfinished && !(v.forgetsDead && m.deaths > 0) || m.place == deadMember && v.waits {
+		if m.place == unfinished && !(v.forgetsDead && m.deaths > 0) || m.place == deadMember && v.waits && !(v.forgetsRule && s.returned) {
 			return true
 		}
 	}
@@ -135,6 +141,24 @@ func (v groupVariant) next(s groupState) (all []move[groupState]) {
 			})
 		}
 	}
+	if s.follower == 0 && s.promoters[0].phase+s.promoters[1].phase == 0 { // a promoter has the follower's row locked
+		if !s.away && !s.returned {
+			step("the follower is cancelled", func(n *groupState) { n.away = true })
+		}
+		if s.away {
+			step("the follower is redriven", func(n *groupState) {
+				n.away, n.returned = false, true
+				open := false
+				for _, m := range n.members {
+					open = open || m.place == unfinished
+				}
+				if v.goesStraightOn && !open {
+					n.follower++
+				}
+				n.called = n.called || !v.callsNobody
+			})
+		}
+	}
 	if s.adding {
 		step("the member is added", func(n *groupState) { n.adding = false; n.members[groupJobs-1].place = unfinished; n.left++ })
 	}
@@ -150,9 +174,9 @@ func (v groupVariant) next(s groupState) (all []move[groupState]) {
 			does("looks", func(n *groupState, p *groupPromoter) {
 				p.phase, p.calls = 2, n.called
 				n.called = n.called && v.noLock
-				p.admit = n.follower == 0 && !n.rows(v, -1)
+				p.admit = n.follower == 0 && !n.away && !n.rows(v, -1)
 				if v.subtracts {
-					p.admit = n.follower == 0 && n.left <= 0
+					p.admit = n.follower == 0 && !n.away && n.left <= 0
 				}
 			})
 		case p.phase == 2:
@@ -185,7 +209,7 @@ func (s groupState) wrong(v groupVariant) string {
 	switch {
 	case s.broken != "":
 		return s.broken
-	case !open && !s.called && s.follower == 0 && !s.rows(groupVariant{waits: v.waits}, -1):
+	case !open && !s.called && s.follower == 0 && !s.away && !s.rows(groupVariant{waits: v.waits}, -1):
 		return "all members are done, and the follower waits for ever"
 	}
 	return ""
@@ -225,6 +249,10 @@ func TestGroups_FindsMistakes(t *testing.T) {
 		"a redrive without the lock":   {redrivesFreely: true},
 		"a redriven member has no row": {waits: true, forgetsDead: true},
 		"an end that is not told":      {untold: true},
+
+		"a redriven follower goes straight on": {waits: true, goesStraightOn: true},
+		"a redriven follower forgets its rule": {waits: true, forgetsRule: true},
+		"a redriven follower calls nobody":     {callsNobody: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
