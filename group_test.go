@@ -106,6 +106,13 @@ var groupMoves = map[string]func(ctx context.Context, s *groupScene, tx pgx.Tx) 
 		_, err := s.db.Queue.Cancel(ctx, tx, s.then)
 		return err
 	},
+	"cancel and redrive the one waiting": func(ctx context.Context, s *groupScene, tx pgx.Tx) error {
+		if _, err := s.db.Queue.Cancel(ctx, tx, s.then); err != nil {
+			return err
+		}
+		_, err := s.db.Queue.Redrive(ctx, tx, s.then)
+		return err
+	},
 	"redrive the dead one": func(ctx context.Context, s *groupScene, tx pgx.Tx) error {
 		_, err := s.db.Queue.Redrive(ctx, tx, s.dead)
 		return err
@@ -187,7 +194,7 @@ func groupPair(t *testing.T, s *groupScene, level pgx.TxIsoLevel, a, b string, c
 	redrives := map[string]bool{"redrive the dead one": true, "redrive the cancelled one": true}
 	sameRow := a == b || groupRow[a] != "" && groupRow[a] == groupRow[b]
 	touches := sameRow || redrives[a] && redrives[b] || // both lock the row of the one that waits
-		redrives[b] && (a == "promote" || a == "cancel the one waiting" || a == "wait for the one waiting") ||
+		redrives[b] && (a == "promote" || a == "cancel the one waiting" || a == "cancel and redrive the one waiting" || a == "wait for the one waiting") ||
 		a == "wait for the dead one" && (groupRow[b] == "dead")
 	require.False(t, waits && !touches, "%s waits for %s", b, a)
 	check()
