@@ -555,6 +555,7 @@ var built = map[string]string{
 	"retryJobs":               retryJobs,
 	"redriveJobs":             redriveJobs,
 	"cancelFrom jobs":         cancelJobs,
+	"awaitResolve":            awaitResolve,
 	"replaceJobs":             replaceJobs,
 	"cancelFrom job_waits":    cancelWaits,
 	"insertLaned":             insertLaned,

@@ -523,6 +523,7 @@ select a.state, (extract(epoch from a.until - statement_timestamp()) * 1000000):
 with free as materialized (
   select id from onceq.job_waits
    where id = any ($1::bigint[])
+     and (not $3::bool or exists (select from onceq.job_cancels x where x.job_id = job_waits.id and x.requested_at >= job_waits.created_at offset 0))
    order by id
      for update skip locked
 ),
@@ -576,6 +577,7 @@ select array_agg(id), array_agg(queue), array_agg(kind), array_agg(coalesce(scop
 with free as materialized (
   select id from onceq.jobs
    where id = any ($1::bigint[]) and (leased_until is null or leased_until <= statement_timestamp())
+     and (not $3::bool or exists (select from onceq.job_cancels x where x.job_id = jobs.id and x.requested_at >= jobs.created_at offset 0))
    order by id
      for update skip locked
 ),
@@ -689,12 +691,22 @@ note as (
 )
 select count(*) from live;
 
+-- cancel.go: unheeded
+select array_agg(job_id)
+  from (select x.job_id from onceq.job_cancels x
+         where exists (select from onceq.jobs j
+                        where j.id = x.job_id and j.created_at <= x.requested_at
+                          and (j.leased_until is null or j.leased_until <= statement_timestamp()) offset 0)
+            or exists (select from onceq.job_waits w where w.id = x.job_id and w.created_at <= x.requested_at offset 0)
+         limit $1::int) x;
+
 -- citus.go: askCitus
 select current_setting('citus.version', true) is not null;
 
 -- citus.go: cancelInParts.lock
 select id, statement_timestamp() from onceq.jobs
  where id = any ($1::bigint[]) and (leased_until is null or leased_until <= statement_timestamp())
+   and (not $2::bool or id in (select job_id from onceq.job_cancels))
  order by id
    for update skip locked;
 
@@ -1485,10 +1497,11 @@ select a.scope, a.key, a.until from onceq.job_awaits a
  where a.job_id = $1::bigint and a.claims = $2::int and a.state = 0
  order by a.until limit 1;
 
+-- explain.go: cancelAsked.read
+select requested_at from onceq.job_cancels where job_id = $1::bigint and requested_at >= $2::timestamptz;
+
 -- explain.go: live.read
-select j.holder, coalesce(j.ahead, false),
-       (select x.requested_at from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at)
-  from onceq.jobs j where j.id = $1::bigint;
+select holder, coalesce(ahead, false) from onceq.jobs where id = $1::bigint;
 
 -- explain.go: locked.read
 select l.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), coalesce(a.state, ''), a.xact_start
@@ -4901,6 +4914,7 @@ mine as materialized (
    cross join lateral (
          select id from onceq.jobs
           where id = a.id and scope = a.scope and key = a.key and claims = 0 and leased_until is null and lane is null
+            and not exists (select from onceq.job_cancels x where x.job_id = jobs.id and x.requested_at >= jobs.created_at offset 0)
             for update) j
 ),
 fence as (
@@ -5375,6 +5389,13 @@ begin isolation level serializable read write;
 
 -- uncertain.go: Resolve.past
 select state from onceq.job_history where id = $1::bigint for update;
+
+-- uncertain.go: awaitResolve
+select f.id
+  from onceq.job_history h cross join lateral (
+       select h.id from onceq.job_fences f where f.class = 3 and f.scope = h.queue and f.key >= h.id::text collate "C" || '/' and f.key < h.id::text collate "C" || '0' and f.state = 6 for share) f
+ where h.id = any ($1::bigint[]) and h.state = 8
+ order by f.id;
 
 -- uncertain.go: keepDoubt
 update onceq.job_fences f set leased_until = statement_timestamp()
