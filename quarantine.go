@@ -25,6 +25,7 @@ import (
 type quarantine struct {
 	ids        []int64 // those whose slots have come first, then those that have lost the fewest leases
 	came       int     // how many the slots of which have come
+	started    int64   // how many have ever been started here
 	othersTurn bool    // one of them was claimed, and since then no claim for other jobs was made
 }
 
@@ -107,6 +108,13 @@ func (t *quarantineTurn) free(c *claimer) bool {
 	return !t.taken
 }
 
+// isTaken is free for who does not wait.
+func (t *quarantineTurn) isTaken() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.taken
+}
+
 func (t *quarantineTurn) take() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -142,8 +150,11 @@ func (t *quarantineTurn) leave(token int64) {
 // quarantineDue reports whether a job in quarantine should be claimed before anything else. It alternates with the other
 // jobs, so that neither sort waits for all of the other.
 func (c *claimer) quarantineDue(f *feed) bool {
-	return len(f.quarantine.ids) > 0 && !f.quarantine.othersTurn && int(f.slots.quarantined.Load()) < max(1, f.slots.count/2) && c.q.quarantine.free(c)
+	return len(f.quarantine.ids) > 0 && !f.quarantine.othersTurn && int(f.slots.quarantined.Load()) < f.mayQuarantine() && c.q.quarantine.free(c)
 }
+
+// mayQuarantine is how many of a feed's handlers may run jobs in quarantine.
+func (f *feed) mayQuarantine() int { return max(1, f.slots.count/2) }
 
 // claimQuarantined claims the first job in quarantine that is free, and starts it.
 func (c *claimer) claimQuarantined(ctx context.Context, f *feed) {
@@ -215,6 +226,7 @@ func (c *claimer) startQuarantined(q *quarantineClaim, err error) {
 	f.found = time.Now()
 	c.q.quarantine.start(one.Token, probation(c.w.handlers[one.Kind].maxLost-one.Lost))
 	f.slots.quarantined.Add(1)
+	in.started++
 	f.slots.outstanding.Add(int64(f.slots.width - 1)) // the job has a slot for itself
 	c.exec.accept(f.slots, q.ask.leases, q.ask.began)
 }

@@ -14,6 +14,9 @@ import (
 // those for the quarantine. It begins with a look that says in which queues any job is due: usually in none, and that is all.
 // Otherwise one worker at a time takes these queues, and a second one if that leaves something to kinds of its own: a glance at several leaves those out in which all jobs run, and it goes
 // over the others in pages, so that claims come in between.
+//
+// What a rescan finds is for the worker that does it, so one without a free handler leaves the turn to others. Where no worker has
+// one, the rescan is rarer: what it finds has to wait anyway, and who has a free handler again rescans within a second or two.
 type rescans struct {
 	known   bool             // the table queues has this worker's queues
 	asked   time.Time        // when this worker looked whether any job is due, or counts as having looked
@@ -35,6 +38,7 @@ type rescans struct {
 const (
 	rescanRows   = 2000 // in one page
 	rescanGlance = 50   // queues in one glance
+	rescanYields = 3    // intervals for which a worker without a free handler leaves the turn to others
 )
 
 // interval is the time between two rescans, by any of the workers that take turns. One that was slow may have had to wait for
@@ -55,19 +59,22 @@ select u.queue, 'epoch' from onceq.meta, unnest($1::text[]) as u(queue) order by
 on conflict do nothing`
 
 // rescanTurn returns those of the given queues that this worker may rescan now: where no other one has lately, or one has left
-// jobs of these kinds, or the database's clock was set back. Others may be asking at the same time.
+// jobs of these kinds, or the database's clock was set back. Others may be asking at the same time. In the queues $4 this worker
+// has no free handler: there it comes after a longer time ($5), and leaves the word of its kinds to who has one.
 const rescanTurn = `
 with free as materialized (
   select queue
     from onceq.queues
    where queue = any ($1::text[])
-     and (rescanned_at <= statement_timestamp() - $2::bigint * interval '1 microsecond' or left_kinds && $3::text[]
+     and (rescanned_at <= statement_timestamp() - case when queue = any ($4::text[]) then $5::bigint else $2::bigint end * interval '1 microsecond'
+          or left_kinds && $3::text[] and queue <> all ($4::text[])
           or rescanned_at > statement_timestamp() + interval '1 second')
    order by queue
      for update skip locked
 )
 update onceq.queues q set rescanned_at = statement_timestamp(),
-       left_kinds = nullif(array(select k from unnest(left_kinds) k where k <> all ($3::text[])), '{}')
+       left_kinds = case when q.queue = any ($4::text[]) then left_kinds
+                         else nullif(array(select k from unnest(left_kinds) k where k <> all ($3::text[])), '{}') end
   from free where q.queue = any (array[free.queue]) returning q.queue`
 
 // rescanLeft says for which kinds that this worker does not have there is something to do. Without it, a kind that few of many
@@ -148,6 +155,9 @@ func (c *claimer) lookedBehind(behind []*feed, recent bool, took pass) {
 	r.looks[1], r.looks[0] = r.looks[0], took.took
 	if recent {
 		r.asked = r.asked.Add(-rand.N(r.interval())) // see askForTurn
+	}
+	for _, f := range c.feeds {
+		c.seeRoom(f)
 	}
 	r.feeds = slices.DeleteFunc(slices.Clone(behind), func(f *feed) bool { return f.paused })
 	if r.known {
@@ -268,13 +278,49 @@ func (c *claimer) rescanWorks(ctx context.Context, feeds []*feed, err error) boo
 	return err == nil
 }
 
+// room is what the latest looks behind say about a feed's handlers.
+type room struct {
+	none      bool  // what a rescan finds would not start soon
+	returned  int64 // slots.returned at the latest look
+	returning int   // so many looks in a row saw that handlers had returned since the one before
+	ended     int64 // how many jobs in quarantine had ended at the latest look
+}
+
+// seeRoom looks whether a handler of a feed is free. Quick ones are rarely free when somebody looks, so it counts as well that
+// some have returned since the look before; not if that was so only once, because they may all have begun long jobs since.
+func (c *claimer) seeRoom(f *feed) {
+	s, r := f.slots, &f.room
+	usable := s.count
+	if s.pooled {
+		c.q.connections.mu.Lock()
+		usable, _ = c.q.connections.may(s)
+		c.q.connections.mu.Unlock()
+	}
+	returned, alone := s.returned.Load(), int(s.quarantined.Load())
+	ended := f.quarantine.started - int64(alone)
+	if r.returning++; returned == r.returned {
+		r.returning = 0
+	}
+	free := s.outstanding.Load() <= int64((usable-1)*s.width) || r.returning > 1
+	freeAlone := alone < f.mayQuarantine() && !c.q.quarantine.isTaken() || ended > r.ended
+	r.none, r.returned, r.ended = !free || !freeAlone, returned, ended
+}
+
 // askForTurn asks in which queues it is this worker's turn.
 func (c *claimer) askForTurn(ctx context.Context) {
 	r := &c.rescans
 	every, feeds, kinds := r.interval(), r.feeds, c.kinds
+	yields := rescanYields * max(every, c.lookInterval())
+	var full []*feed
+	for _, f := range feeds {
+		if f.room.none {
+			full = append(full, f)
+		}
+	}
+	args := []any{names(feeds), every.Microseconds(), kinds, names(full), yields.Microseconds()}
 	c.send(&c.keeps, func() func() {
 		var mine []*feed
-		err := c.q.send(ctx, c.db, hot, rescanTurn, []any{names(feeds), every.Microseconds(), kinds}, each(func(rows pgx.Rows) error {
+		err := c.q.send(ctx, c.db, hot, rescanTurn, args, each(func(rows pgx.Rows) error {
 			var queue string
 			if err := rows.Scan(&queue); err != nil {
 				return err
@@ -284,7 +330,14 @@ func (c *claimer) askForTurn(ctx context.Context) {
 		}))
 		return func() {
 			c.rescanWorks(ctx, feeds, err)
-			if r.granted, r.feeds = true, mine; len(mine) < len(feeds) {
+			r.granted, r.feeds = true, mine
+			n := 0
+			for _, f := range mine {
+				if f.room.none {
+					n++
+				}
+			}
+			if len(mine)-n < len(feeds)-len(full) {
 				// Some other worker asks earlier. This one asks at another time of the interval from now on, so that no
 				// worker is always too late.
 				r.asked = r.asked.Add(-rand.N(every))

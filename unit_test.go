@@ -474,6 +474,40 @@ func TestRescans_TheirIntervalGrowsWithTheirCost(t *testing.T) {
 	require.Equal(t, 20*time.Second, r.interval())
 }
 
+func TestRescans_RoomOfAFeed(t *testing.T) {
+	t.Parallel()
+	q := benchQueue(t)
+	k := Kind[int]{Name: "k"}
+	w, err := NewWorker(q, WorkerConfig{Queues: map[string]QueueConfig{DefaultQueue: {Concurrency: 4}}}, k.Handle(func(context.Context, *Lease, int) error { return nil }))
+	require.NoError(t, err)
+	c := newClaimer(w, 1, quick{}, nil)
+	f := c.feeds[0]
+	s := f.slots
+	room := func() bool { c.seeRoom(f); return !f.room.none }
+	require.True(t, room())
+	s.outstanding.Store(3)
+	require.True(t, room(), "one is free")
+	s.outstanding.Store(4)
+	require.False(t, room())
+	s.returned.Add(1)
+	require.False(t, room(), "one that has returned may have begun a long job")
+	s.returned.Add(1)
+	require.True(t, room(), "they return all the time")
+	require.False(t, room())
+
+	s.outstanding.Store(2)
+	require.True(t, q.quarantine.take())
+	require.False(t, room(), "a job that has lost a lease may not start beside another one")
+	f.quarantine.started++ // and has ended
+	require.True(t, room(), "they return all the time")
+	require.False(t, room())
+	q.quarantine.leave(0)
+	require.True(t, room())
+	f.quarantine.started += 2
+	s.quarantined.Store(2)
+	require.False(t, room(), "half of the handlers run such jobs")
+}
+
 // What the jobs of a call share is checked once, and what is made for them shares memory. Each job must come out as if it
 // were alone.
 func TestEncodeMany_EachJobComesOutAsIfItWereAlone(t *testing.T) {

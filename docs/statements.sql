@@ -5003,13 +5003,15 @@ with free as materialized (
   select queue
     from onceq.queues
    where queue = any ($1::text[])
-     and (rescanned_at <= statement_timestamp() - $2::bigint * interval '1 microsecond' or left_kinds && $3::text[]
+     and (rescanned_at <= statement_timestamp() - case when queue = any ($4::text[]) then $5::bigint else $2::bigint end * interval '1 microsecond'
+          or left_kinds && $3::text[] and queue <> all ($4::text[])
           or rescanned_at > statement_timestamp() + interval '1 second')
    order by queue
      for update skip locked
 )
 update onceq.queues q set rescanned_at = statement_timestamp(),
-       left_kinds = nullif(array(select k from unnest(left_kinds) k where k <> all ($3::text[])), '{}')
+       left_kinds = case when q.queue = any ($4::text[]) then left_kinds
+                         else nullif(array(select k from unnest(left_kinds) k where k <> all ($3::text[])), '{}') end
   from free where q.queue = any (array[free.queue]) returning q.queue;
 
 -- session.go: listenForAll

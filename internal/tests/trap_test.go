@@ -417,8 +417,8 @@ func TestTrap_TheRescanIsPagedAndDoneByOneWorkerAtATime(t *testing.T) {
 	require.Equal(t, leased, enqGet[int](t, db.Pool, `select count(*)::int from onceq.jobs where leased_until > statement_timestamp()`))
 }
 
-// trapTracer counts how often a worker got the turn to rescan, and how many pages were read.
-type trapTracer struct{ turns, pages atomic.Int64 }
+// trapTracer counts how often a worker asked for the turn to rescan and got it, and how many pages were read.
+type trapTracer struct{ asked, turns, pages atomic.Int64 }
 
 type tracedSQL struct{}
 
@@ -443,6 +443,7 @@ func (tr *trapTracer) count(sql string, tag pgconn.CommandTag, err error) {
 	switch {
 	case err != nil:
 	case strings.Contains(sql, ".queues q set rescanned_at"):
+		tr.asked.Add(1)
 		tr.turns.Add(tag.RowsAffected())
 	case strings.Contains(sql, "with page as"):
 		tr.pages.Add(1)

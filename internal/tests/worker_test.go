@@ -715,6 +715,113 @@ func TestRescan_AfterTheClockWasSetBack(t *testing.T) {
 	require.NoError(t, w.stop())
 }
 
+// traced is the same database with a pool of its own, which counts rescans.
+func traced(t *testing.T, db *queuetest.DB) (*queuetest.DB, *trapTracer) {
+	trace := new(trapTracer)
+	cfg := db.Pool.Config()
+	cfg.ConnConfig.Tracer = trace
+	pool := must[*pgxpool.Pool](t)(pgxpool.NewWithConfig(context.Background(), cfg))
+	t.Cleanup(pool.Close)
+	own := *db
+	own.Pool = pool
+	return &own, trace
+}
+
+// oneHandler is a worker that is full with one job, and looks often.
+var oneHandler = onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 1}}, PollInterval: 10 * time.Millisecond}
+
+// What a rescan finds starts in the worker that does it. So workers without a free handler leave the turn to one that has one, however
+// often they look. Where there is none they rescan too, and who is free again starts what they have found.
+func TestRescan_IsForWorkersWithAFreeHandler(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	full, fulls := traced(t, db)
+	free, frees := traced(t, db)
+	expired := addMany(t, db, 2, onceq.Job{})
+	sqlRun(t, db, `update onceq.jobs set run_at = run_at - interval '1 hour'`)
+	require.Len(t, must[[]*onceq.Lease](t)(db.Queue.Claim(t.Context(), onceq.ClaimOptions{Limit: 2, Lease: time.Hour})), 2)
+
+	started, end := make(chan int64, 10), make(chan bool)
+	long := handle(func(ctx context.Context, l *onceq.Lease) error {
+		started <- l.ID
+		select {
+		case <-end:
+		case <-ctx.Done():
+		}
+		return nil
+	})
+	var workers []*working
+	for range 3 {
+		workers = append(workers, start(t, full, oneHandler, long))
+		add(t, db, onceq.Job{})
+		receive(t, started)
+	}
+	ran := make(chan int64, 10)
+	w := start(t, free, onceq.WorkerConfig{}, handle(func(_ context.Context, l *onceq.Lease) error {
+		ran <- l.ID
+		return nil
+	}))
+	last := add(t, db, onceq.Job{}) // the worker's position is now far past the expired jobs
+	require.Equal(t, last, receive(t, ran))
+
+	eventually(t, "a turn", func() bool { return frees.turns.Load()+fulls.turns.Load() >= 2 })
+	wasFree, wasFull := frees.turns.Load(), fulls.turns.Load()
+	eventually(t, "eight turns", func() bool { return frees.turns.Load()-wasFree+fulls.turns.Load()-wasFull >= 8 })
+	require.Greater(t, frees.turns.Load()-wasFree, fulls.turns.Load()-wasFull)
+	db.ExpireLease(expired[0])
+	require.Equal(t, expired[0], receive(t, ran))
+	require.NoError(t, w.stop())
+
+	wasFull = fulls.turns.Load()
+	db.ExpireLease(expired[1])
+	eventually(t, "turns of those that are not free", func() bool { return fulls.turns.Load() >= wasFull+2 })
+	end <- true
+	require.Equal(t, expired[1], receive(t, started))
+	close(end)
+	until(t, db, noJobs)
+	for _, w := range workers {
+		require.NoError(t, w.stop())
+	}
+}
+
+// Word of a kind is for a worker with a free handler.
+func TestRescan_WordWaitsForAFreeHandler(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	full, trace := traced(t, db)
+	started, end := make(chan int64, 10), make(chan bool)
+	w := start(t, full, oneHandler, handle(func(ctx context.Context, l *onceq.Lease) error {
+		started <- l.ID
+		select {
+		case <-end:
+		case <-ctx.Done():
+		}
+		return nil
+	}))
+	add(t, db, onceq.Job{Kind: "nobody's"}) // while nothing is due, nobody looks behind
+	require.Equal(t, add(t, db, onceq.Job{}), receive(t, started))
+	until(t, db, `exists (select from onceq.queues)`)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for ctx.Err() == nil { // it is always others' turn
+			_, _ = db.Pool.Exec(ctx, `update onceq.queues set rescanned_at = statement_timestamp()`)
+			time.Sleep(20 * time.Millisecond)
+		}
+	}()
+	sqlRun(t, db, `update onceq.queues set left_kinds = '{k,rare}'`)
+	was := trace.asked.Load()
+	left := func() []string { return sqlOne[[]string](t, db, `select left_kinds from onceq.queues`) }
+	eventually(t, "three questions", func() bool { return trace.asked.Load() >= was+3 || len(left()) < 2 })
+	require.Equal(t, []string{"k", "rare"}, left())
+	close(end)
+	until(t, db, `(select left_kinds = '{rare}' from onceq.queues)`)
+	cancel()
+	<-ended
+	require.NoError(t, w.stop())
+}
+
 func TestRescan_SaysWhichKindsItLeaves(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
