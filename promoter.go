@@ -322,7 +322,7 @@ head as materialized (
   select w.id, r.lane, r.n
     from (select lane, n from room where n > 0 and lane not like '/%' offset 0) r` + laneHead + `
 ),
-` + rates + `,
+` + rates + `,` + rewinds + `,
 turn as materialized (
   select w.*, r.lane, r.gap, r.burst, r.kept, r.debt, r.rested
     from (select * from rate where n > 0 offset 0) r` + limitHead + `
@@ -336,8 +336,11 @@ ours as materialized (
 ),
 paid as (
   insert into onceq.limit_rates (lane, free_at, gap)
-  select lane, statement_timestamp() + ceil(max(debt) + count(*) * max(gap)) * interval '1 microsecond', max(gap)
-    from turn where gap is not null group by lane
+  select lane, statement_timestamp() + ceil(max(debt) + sum(n) * max(gap)) * interval '1 microsecond', max(gap)
+    from (select lane, debt, gap, 1 as n from turn where gap is not null
+          union all
+          select lane, burst * gap, gap, 0 from rewound) u
+   group by lane
   on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap
 ),` + admitLines(leaseNext(`w.lost = 0 and o.slot is null and w.queue = $7::text and w.kind = any ($8::text[]) and (select count(*) from ours) = 1`, "$5", "$6")) + `,
 again as (

@@ -32,7 +32,7 @@ rate as materialized (
     from (select y.lane, y.room, y.gap, y.burst, y.kept, y.ready, greatest(y.debt, 0) as debt, y.debt <= -` + sqlSlotLate + ` as rested,
                  case when y.debt > '-infinity' then greatest(-y.debt, 0) else 0 end as idle,
                  greatest(y.burst, ceil(` + sqlSlotAhead + ` / y.gap)) as ahead
-            from (select x.*, ` + debtOf("x") + ` as debt
+            from (select x.*, case when ` + owesTooMuch + ` then x.burst * x.gap else ` + debtOf("x") + ` end as debt
                     from (select r.lane, r.n as room, s.gap, s.burst, ready.n as ready, ` + keptOf("s") + ` as kept, c.gap as was,
                                  extract(epoch from c.free_at - statement_timestamp())::float8 * 1000000 as owed
                             from (select lane, n from room where lane like '/%' and n > 0 offset 0) r
@@ -58,6 +58,37 @@ func debtOf(row string) string {
                             when x.gap = x.was then x.owed
                             else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + ` + sqlSlotAhead + `)) end`)
 }
+
+// owesTooMuch is a condition for a row x of a line: the database's clock was set back, so that all slots are far ahead, and nothing
+// would start until it has come there again. Then the whole burst counts as used. Promoters give slots up to half a second ahead,
+// behind a burst, and each job that is live has at most one slot to come, also if it misses one after the other. A minute more is
+// for slots of jobs that were cancelled. Where these were more the condition is wrong, and does no harm: all slots to come are
+// given anew.
+const owesTooMuch = `x.owed > ` + sqlRewound + ` and x.owed > ` + sqlRewound + ` + ` + sqlSlotAhead + `
+                                 + (x.burst + (select count(*) from onceq.lane_places where lane = x.lane)) * greatest(x.gap, x.was)`
+
+// rewinds finds the limits in room that would start nothing for long because the database's clock was set back (rewound). Their
+// jobs that wait for slots miss them, and get new ones when they are claimed.
+var rewinds = `
+rewound as materialized (
+  select x.lane, x.gap, x.burst
+    from (select r.lane, s.gap, s.burst, c.gap as was, extract(epoch from c.free_at - statement_timestamp())::float8 * 1000000 as owed
+            from (select lane from room where lane like '/%' offset 0) r
+           cross join lateral (select * from onceq.limit_rates where lane = r.lane offset 0) c
+           cross join lateral ` + limitRow("r.lane", `per::float8 / rate as gap, burst`) + ` s
+           offset 0) x
+   where x.gap is not null and ` + owesTooMuch + `
+),
+recalled as (
+  update onceq.jobs j set run_at = ` + sqlSlotMissed + `
+    from (select j.id
+            from (select p.id from rewound r cross join lateral (select id from onceq.lane_places where lane = r.lane offset 0) p order by p.id offset 0) p
+           cross join lateral (
+                 select id from onceq.jobs
+                  where id = p.id and leased_until is null and run_at > statement_timestamp() and ` + hasSlot + `
+                    for no key update skip locked) j) u
+   where j.id = any (array[u.id])
+)`
 
 // slotOf is the i-th slot, from 0, of a row of rate.
 const slotOf = `statement_timestamp() + case when t.rested and t.i < t.burst then 0

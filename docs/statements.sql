@@ -4365,9 +4365,10 @@ rate as materialized (
     from (select y.lane, y.room, y.gap, y.burst, y.kept, y.ready, greatest(y.debt, 0) as debt, y.debt <= -100000.0 as rested,
                  case when y.debt > '-infinity' then greatest(-y.debt, 0) else 0 end as idle,
                  greatest(y.burst, ceil(500000.0 / y.gap)) as ahead
-            from (select x.*, case when x.gap is null or x.was is null then '-infinity'
+            from (select x.*, case when x.owed > 60000000.0 and x.owed > 60000000.0 + 500000.0
+                                 + (x.burst + (select count(*) from onceq.lane_places where lane = x.lane)) * greatest(x.gap, x.was) then x.burst * x.gap else case when x.gap is null or x.was is null then '-infinity'
                             when x.gap = x.was then x.owed
-                            else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000.0)) end as debt
+                            else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000.0)) end end as debt
                     from (select r.lane, r.n as room, s.gap, s.burst, ready.n as ready, least(s.burst - 1, ceil(100000.0 / s.gap)) as kept, c.gap as was,
                                  extract(epoch from c.free_at - statement_timestamp())::float8 * 1000000 as owed
                             from (select lane, n from room where lane like '/%' and n > 0 offset 0) r
@@ -4382,6 +4383,30 @@ rate as materialized (
                                   cross join lateral (select leased_until from onceq.jobs where id = p.id offset 0) j
                                   where p.lane = r.lane and j.leased_until is null and s.gap is not null) ready
                             left join lateral (select * from onceq.limit_rates where lane = r.lane offset 0) c on true) x) y) z
+),
+rewound as materialized (
+  select x.lane, x.gap, x.burst
+    from (select r.lane, s.gap, s.burst, c.gap as was, extract(epoch from c.free_at - statement_timestamp())::float8 * 1000000 as owed
+            from (select lane from room where lane like '/%' offset 0) r
+           cross join lateral (select * from onceq.limit_rates where lane = r.lane offset 0) c
+           cross join lateral (select per::float8 / rate as gap, burst
+                 from onceq.lane_limits s
+                where s.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and s.n is not null
+                order by s.lane desc
+                limit 1) s
+           offset 0) x
+   where x.gap is not null and x.owed > 60000000.0 and x.owed > 60000000.0 + 500000.0
+                                 + (x.burst + (select count(*) from onceq.lane_places where lane = x.lane)) * greatest(x.gap, x.was)
+),
+recalled as (
+  update onceq.jobs j set run_at = statement_timestamp() - interval '1 second'
+    from (select j.id
+            from (select p.id from rewound r cross join lateral (select id from onceq.lane_places where lane = r.lane offset 0) p order by p.id offset 0) p
+           cross join lateral (
+                 select id from onceq.jobs
+                  where id = p.id and leased_until is null and run_at > statement_timestamp() and right(lane, 2) = E'\x1f' || '@'
+                    for no key update skip locked) j) u
+   where j.id = any (array[u.id])
 ),
 turn as materialized (
   select w.*, r.lane, r.gap, r.burst, r.kept, r.debt, r.rested
@@ -4407,8 +4432,11 @@ ours as materialized (
 ),
 paid as (
   insert into onceq.limit_rates (lane, free_at, gap)
-  select lane, statement_timestamp() + ceil(max(debt) + count(*) * max(gap)) * interval '1 microsecond', max(gap)
-    from turn where gap is not null group by lane
+  select lane, statement_timestamp() + ceil(max(debt) + sum(n) * max(gap)) * interval '1 microsecond', max(gap)
+    from (select lane, debt, gap, 1 as n from turn where gap is not null
+          union all
+          select lane, burst * gap, gap, 0 from rewound) u
+   group by lane
   on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap
 ),
 passed as (
