@@ -273,10 +273,7 @@ func (noDB) Error() string { return strings.TrimPrefix(errNoDB.Error(), "onceq: 
 func (noDB) Unwrap() error { return errNoDB }
 
 // noTables reports whether Postgres says that the schema or its tables do not exist.
-func noTables(err error) bool {
-	state := sqlstate.Of(err)
-	return state == "42P01" || state == "3F000"
-}
+func noTables(err error) bool { return sqlstate.NoTables(err) }
 
 // committedError says that the handler committed its transaction before the worker could, and what went wrong after that.
 type committedError struct{ error }

@@ -884,3 +884,41 @@ func TestTick_Proven(t *testing.T) {
 		},
 	})
 }
+
+// Without tables every call says so, as those of the root package do.
+func TestNoTables(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	q, err := onceq.New(db.Pool, &onceq.Config{Schema: "nowhere"})
+	require.NoError(t, err)
+	s, err := onceqcron.New(q, db.Pool, onceqcron.Config{}, nightly())
+	require.NoError(t, err)
+	ctx, now := t.Context(), now(t, db)
+	other := nightly()
+	other.Name = "other"
+	for name, call := range map[string]func() error{
+		"Register":      func() error { return s.Register(ctx) },
+		"Put":           func() error { return s.Put(ctx, nil, other) },
+		"Remove":        func() error { return s.Remove(ctx, nil, "nightly") },
+		"Prune":         func() error { _, err := s.Prune(ctx); return err },
+		"Pause":         func() error { return s.Pause(ctx, nil, "nightly") },
+		"Resume":        func() error { return s.Resume(ctx, nil, "nightly") },
+		"Fire":          func() error { _, err := s.Fire(ctx, nil, "nightly"); return err },
+		"Ask":           func() error { _, err := s.Ask(ctx, nil, "nightly", onceqcron.AskFire()); return err },
+		"Backfill":      func() error { _, err := s.Backfill(ctx, nil, "nightly", now, now); return err },
+		"WouldBackfill": func() error { _, err := s.WouldBackfill(ctx, nil, "nightly", now, now); return err },
+		"List":          func() error { _, err := s.List(ctx, nil); return err },
+		"Ticks":         func() error { _, err := s.Ticks(ctx, nil, "nightly", now, 1); return err },
+		"Health":        func() error { _, err := s.Health(ctx, nil); return err },
+	} {
+		err := call()
+		var schema *onceq.SchemaError
+		if !errors.As(err, &schema) {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		require.Equal(t, onceq.SchemaError{Schema: "nowhere", Want: onceq.SchemaVersion}, *schema, name)
+		require.ErrorContains(t, err, "migrations.Up", name)
+		require.Equal(t, 1, strings.Count(err.Error(), "onceqcron: "), "%s: %v", name, err)
+	}
+}

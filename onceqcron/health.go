@@ -38,7 +38,7 @@ select s.name, statement_timestamp() - coalesce(s.paused_at, statement_timestamp
 	}
 	rows, err := db.Query(ctx, s.sql(read), Skip().String())
 	if err != nil {
-		return nil, fmt.Errorf("onceqcron: looking at schedules: %w", err)
+		return nil, fmt.Errorf("onceqcron: looking at schedules: %w", s.told(err))
 	}
 	var found []Finding
 	var name, note string
@@ -73,7 +73,7 @@ select s.name, statement_timestamp() - coalesce(s.paused_at, statement_timestamp
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("onceqcron: looking at schedules: %w", err)
+		return nil, fmt.Errorf("onceqcron: looking at schedules: %w", s.told(err))
 	}
 	return found, nil
 }

@@ -56,11 +56,11 @@ select s.name
 	}
 	rows, err := tx.Query(ctx, s.sql(read), append([]string{}, s.order...), specs, zones, missed, s.cfg.Owner, s.cfg.Queue)
 	if err != nil {
-		return nil, fmt.Errorf("onceqcron: reading schedules: %w", err)
+		return nil, fmt.Errorf("onceqcron: reading schedules: %w", s.told(err))
 	}
 	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
-		return nil, fmt.Errorf("onceqcron: reading schedules: %w", err)
+		return nil, fmt.Errorf("onceqcron: reading schedules: %w", s.told(err))
 	}
 	same = make(map[string]bool, len(names))
 	for _, name := range names {
@@ -93,7 +93,7 @@ insert into onceq.schedules (name, owner, spec, zone, missed, job, queue) values
 on conflict do nothing`
 	tag, err := tx.Exec(ctx, s.sql(make), one.Name, s.cfg.Owner, one.Spec, one.Zone, one.Missed.String(), job, s.cfg.Queue)
 	if err != nil {
-		return fmt.Errorf("onceqcron: writing schedule %q: %w", one.Name, err)
+		return fmt.Errorf("onceqcron: writing schedule %q: %w", one.Name, s.told(err))
 	}
 	if tag.RowsAffected() > 0 {
 		if err := s.lockName(ctx, tx, one.Name); err != nil {
@@ -213,11 +213,11 @@ func (s *Scheduler) Prune(ctx context.Context) (removed []string, err error) {
 	err = s.within(ctx, nil, func(tx pgx.Tx) error {
 		const old = `select name from onceq.schedules where owner = $1 and job is null and name <> all ($2) order by name for update`
 		rows, err := tx.Query(ctx, s.sql(old), s.cfg.Owner, append([]string{}, s.order...))
-		if err != nil {
-			return err
+		if err == nil {
+			removed, err = pgx.CollectRows(rows, pgx.RowTo[string])
 		}
-		if removed, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
-			return err
+		if err != nil {
+			return fmt.Errorf("onceqcron: reading schedules: %w", s.told(err))
 		}
 		for _, name := range removed {
 			if err := s.remove(ctx, tx, name, true); err != nil {
@@ -478,11 +478,15 @@ select name, owner, spec, zone, missed, job is null, coalesce(next_at, '0001-01-
 	if db == nil {
 		db = s.pool
 	}
+	var all []Info
 	rows, err := db.Query(ctx, s.sql(read))
-	if err != nil {
-		return nil, fmt.Errorf("onceqcron: listing schedules: %w", err)
+	if err == nil {
+		all, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Info])
 	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[Info])
+	if err != nil {
+		return nil, fmt.Errorf("onceqcron: listing schedules: %w", s.told(err))
+	}
+	return all, nil
 }
 
 // Done is a line of the ledger: a tick, or some missed ones in a row.
@@ -504,9 +508,13 @@ select at, until, ticks, outcome, done_at, coalesce(job_id, 0), coalesce(note, '
 	if db == nil {
 		db = s.pool
 	}
+	var all []Done
 	rows, err := db.Query(ctx, s.sql(read), name, before, limit)
-	if err != nil {
-		return nil, fmt.Errorf("onceqcron: reading the ledger of %q: %w", name, err)
+	if err == nil {
+		all, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Done])
 	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[Done])
+	if err != nil {
+		return nil, fmt.Errorf("onceqcron: reading the ledger of %q: %w", name, s.told(err))
+	}
+	return all, nil
 }

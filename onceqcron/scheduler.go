@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/sqlstate"
 )
 
 // Config configures a Scheduler. The zero value is a good start.
@@ -123,6 +124,14 @@ func (s *Scheduler) Handlers() []onceq.Handler {
 
 func (s *Scheduler) sql(statement string) string { return s.schema.Replace(statement) }
 
+// told turns an error of Postgres into an *onceq.SchemaError if the tables are missing, as onceq's own calls do.
+func (s *Scheduler) told(err error) error {
+	if !sqlstate.NoTables(err) {
+		return err
+	}
+	return fmt.Errorf("%w (%w)", &onceq.SchemaError{Schema: s.q.Schema(), Want: onceq.SchemaVersion}, err)
+}
+
 // within runs fn in a transaction of its own, or in a savepoint of the caller's, which stays usable after an error.
 func (s *Scheduler) within(ctx context.Context, tx pgx.Tx, fn func(pgx.Tx) error) error {
 	if tx != nil {
@@ -172,7 +181,7 @@ select owner, spec, zone, missed, queue, job::text, next_at, changed_at, paused_
 		return nil, fmt.Errorf("%w: %q", ErrNotFound, name)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("onceqcron: reading schedule %q: %w", name, err)
+		return nil, fmt.Errorf("onceqcron: reading schedule %q: %w", name, s.told(err))
 	}
 	return r, nil
 }

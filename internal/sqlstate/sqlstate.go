@@ -18,3 +18,9 @@ func Retryable(err error) bool {
 	state := Of(err)
 	return state == "40001" || state == "40P01"
 }
+
+// NoTables reports whether Postgres says that a table or its schema does not exist.
+func NoTables(err error) bool {
+	state := Of(err)
+	return state == "42P01" || state == "3F000"
+}
