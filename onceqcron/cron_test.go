@@ -922,3 +922,36 @@ func TestNoTables(t *testing.T) {
 		require.Equal(t, 1, strings.Count(err.Error(), "onceqcron: "), "%s: %v", name, err)
 	}
 }
+
+// The machine's own zone is refused. A row that has it is not fired, and Health says why.
+func TestLocalZone(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	one := nightly()
+	one.Zone = "Local"
+	_, err := onceqcron.New(db.Queue, db.Pool, onceqcron.Config{}, one)
+	var bad *onceq.InvalidError
+	require.ErrorAs(t, err, &bad)
+	require.ErrorContains(t, err, `zone "Local" is another one on every machine`)
+	s := scheduler(t, db, onceqcron.Config{})
+	for _, spec := range []string{one.Spec, "@every 1h"} {
+		one.Spec = spec
+		require.ErrorAs(t, s.Put(t.Context(), nil, one), &bad)
+	}
+	list, err := s.List(t.Context(), nil)
+	require.NoError(t, err)
+	require.Empty(t, list)
+
+	require.NoError(t, s.Put(t.Context(), nil, nightly()))
+	_, err = db.Pool.Exec(t.Context(), `update onceq.schedules set zone = 'Local'`)
+	require.NoError(t, err)
+	overdue(t, db, "nightly", now(t, db).Add(-5*time.Minute))
+	db.RunOne(s.Handlers()...)
+	require.Empty(t, fired(t, db))
+	found, err := s.Health(t.Context(), nil)
+	require.NoError(t, err)
+	require.Len(t, found, 1)
+	require.Equal(t, "late", found[0].What)
+	require.Contains(t, found[0].Detail, `zone "Local" is another one on every machine`)
+	require.Contains(t, found[0].Advice, "Put")
+}

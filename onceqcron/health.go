@@ -11,12 +11,13 @@ import (
 	"github.com/onceq/onceq"
 )
 
-// Health says which schedules need somebody: those that are late ("late"), that have been paused for over an hour ("paused"), and
-// those of which ticks of the last day did not happen ("missed"): no worker fired them, unless the latest of these ran for all, as
-// Latest and All have it; or their jobs were refused. Of each ledger it reads the latest 2,000 lines at most. db may be nil.
+// Health says which schedules need somebody: those that are late ("late"), with the reason if that is a row that cannot be read, that
+// have been paused for over an hour ("paused"), and those of which ticks of the last day did not happen ("missed"): no worker fired
+// them, unless the latest of these ran for all, as Latest and All have it; or their jobs were refused. Of each ledger it reads the
+// latest 2,000 lines at most. db may be nil.
 func (s *Scheduler) Health(ctx context.Context, db onceq.DB) ([]Finding, error) {
 	const read = `
-select s.name, statement_timestamp() - coalesce(s.paused_at, statement_timestamp()),
+select s.name, s.spec, s.zone, statement_timestamp() - coalesce(s.paused_at, statement_timestamp()),
        case when s.paused_at is null and s.next_at < statement_timestamp() then statement_timestamp() - s.next_at else '0' end,
        coalesce(m.ticks, 0), coalesce(m.first, statement_timestamp()), coalesce(m.last, statement_timestamp()),
        coalesce(m.refused, 0), coalesce(m.first_refused, statement_timestamp()), coalesce(m.last_refused, statement_timestamp()), coalesce(m.note, '')
@@ -41,11 +42,11 @@ select s.name, statement_timestamp() - coalesce(s.paused_at, statement_timestamp
 		return nil, fmt.Errorf("onceqcron: looking at schedules: %w", s.told(err))
 	}
 	var found []Finding
-	var name, note string
+	var name, spec, zone, note string
 	var paused, late time.Duration
 	var ticks, refused int
 	var first, last, firstRefused, lastRefused time.Time
-	_, err = pgx.ForEachRow(rows, []any{&name, &paused, &late, &ticks, &first, &last, &refused, &firstRefused, &lastRefused, &note}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&name, &spec, &zone, &paused, &late, &ticks, &first, &last, &refused, &firstRefused, &lastRefused, &note}, func() error {
 		from, to := first, last
 		add := func(what, detail, advice string) {
 			found = append(found, Finding{Name: name, From: from, To: to, Finding: onceq.Finding{What: what, Detail: detail, Advice: advice}})
@@ -54,7 +55,10 @@ select s.name, statement_timestamp() - coalesce(s.paused_at, statement_timestamp
 		if paused > time.Hour {
 			add("paused", fmt.Sprintf("schedule %q has been paused for %s", name, round(paused)), "resume it, if it was forgotten")
 		}
-		if late > time.Minute {
+		if _, err := parse(spec, zone); late > time.Minute && zone != "" && err != nil { // a Timetable has no zone
+			add("late", fmt.Sprintf("schedule %q has been due for %s and no worker fires it; nor can it be read here: %v", name, round(late), err),
+				"mend it where it is written: with Put, or in the code, which Register writes")
+		} else if late > time.Minute {
 			add("late", fmt.Sprintf("schedule %q has been due for %s and no worker fires it", name, round(late)),
 				"start a worker of the application that has the handlers of its schedules")
 		}

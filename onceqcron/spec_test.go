@@ -120,6 +120,8 @@ func TestParse_BadSpecificationsPointAtTheField(t *testing.T) {
 	}
 	_, err := Parse("* * * * *", "Europe/Atlantis")
 	require.ErrorContains(t, err, `zone "Europe/Atlantis" is not known here`)
+	_, err = Parse("* * * * *", "Local")
+	require.EqualError(t, err, `onceqcron: zone "Local" is another one on every machine that fires; name the zone that is meant, such as Europe/Berlin`)
 }
 
 // What the library reads wrongly.
