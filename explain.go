@@ -138,13 +138,12 @@ func (q *Queue) whyNot(ctx context.Context, db DB, id int64, old time.Duration) 
 		if err := x.cancelAsked(ctx); err != nil {
 			return e, err
 		}
-		if strings.HasPrefix(job.line, lineSep) {
+		switch job.WaitsFor {
+		case "jobs":
 			return e, x.after(ctx)
-		}
-		if strings.HasPrefix(job.line, "/") {
+		case "limit":
 			return e, x.limit(ctx)
-		}
-		if job.Blocked {
+		case "lane":
 			return e, x.lane(ctx)
 		}
 		if live, err := x.live(ctx); err != nil || live {

@@ -40,6 +40,7 @@ type JobInfo struct {
 	Lane        string            `json:"lane,omitzero"`         // family/name; empty for a job without a lane
 	Limit       string            `json:"limit,omitzero"`        // empty for a job without a limit
 	Blocked     bool              `json:"blocked,omitzero"`      // the job waits for its lane, its limit or other jobs
+	WaitsFor    string            `json:"waits_for,omitzero"`    // which of these a blocked job waits for now: "lane", "limit" or "jobs"
 	Errors      []AttemptError    `json:"errors,omitzero"`       // of the latest failed attempts, oldest first
 	Progress    *Progress         `json:"progress,omitzero"`     // what the handler of the latest run last reported; nil for nothing, and for a finished job
 
@@ -47,6 +48,17 @@ type JobInfo struct {
 	slotted bool   // RunAt is a slot of its limit's rate
 
 	since time.Time // when the latest run began, if a beat has written that
+}
+
+// waitsFor says what sort of line a line of job_waits is.
+func waitsFor(line string) string {
+	switch {
+	case strings.HasPrefix(line, lineSep):
+		return "jobs"
+	case strings.HasPrefix(line, "/"):
+		return "limit"
+	}
+	return "lane"
 }
 
 // AttemptError is one failed attempt.
@@ -131,7 +143,9 @@ func (i *JobInfo) scan(rows pgx.Rows) error {
 	}
 	i.Scope, i.Key = orZero(scope), orZero(key)
 	i.Lane, i.Limit, i.slotted = splitPath(orZero(path))
-	i.line, i.Blocked = orZero(line), line != nil
+	if i.line, i.Blocked = orZero(line), line != nil; i.Blocked {
+		i.WaitsFor = waitsFor(i.line)
+	}
 	i.LeasedUntil, i.FinishedAt, i.KeepUntil = orZero(leased), orZero(finished), orZero(keep)
 	if payload != nil {
 		i.Payload = json.RawMessage(*payload)

@@ -128,9 +128,11 @@ func when(j onceq.JobInfo, now time.Time) string {
 		return "leased " + ago(j.LeasedUntil.Sub(now))
 	case j.RunAt.After(now):
 		return "in " + ago(j.RunAt.Sub(now))
-	case j.Blocked && j.Lane == "" && j.Limit == "":
+	case j.WaitsFor == "jobs":
 		return "waits for others, due " + ago(now.Sub(j.RunAt))
-	case j.Blocked:
+	case j.WaitsFor == "limit":
+		return "waits for limit " + j.Limit + ", due " + ago(now.Sub(j.RunAt))
+	case j.WaitsFor == "lane":
 		return "in lane " + j.Lane + ", due " + ago(now.Sub(j.RunAt))
 	}
 	return "due " + ago(now.Sub(j.RunAt))
@@ -226,6 +228,16 @@ func (a *app) show(s shown, now time.Time, short bool) {
 		line("queue", "%s, priority %s", s.Queue, s.Priority)
 		if s.Key != "" {
 			line("key", "%s in scope %s", s.Key, s.Scope)
+		}
+		waits := func(what string) string { return map[bool]string{true: ", for which it waits"}[s.WaitsFor == what] }
+		if s.Lane != "" {
+			line("lane", "%s%s", s.Lane, waits("lane"))
+		}
+		if s.Limit != "" {
+			line("limit", "%s%s", s.Limit, waits("limit"))
+		}
+		if s.WaitsFor == "jobs" {
+			line("after", "others, for which it waits; onceq groups show %d", s.ID)
 		}
 		line("attempts", "%d failed of %d, %s lost, %s, token %d", s.Attempts, s.MaxAttempts, plural(s.Lost, "lease"), plural(s.Claims, "claim"), s.Token)
 		line("created", "%s (%s ago)", stamp(s.CreatedAt), ago(now.Sub(s.CreatedAt)))

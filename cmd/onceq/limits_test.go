@@ -1,6 +1,8 @@
 package main
 
 import (
+	"context"
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -25,3 +27,42 @@ func TestLimits(t *testing.T) {
 	require.EqualValues(t, 1, page["limits"].([]any)[0].(map[string]any)["waiting"])
 	require.Equal(t, "The limit is 1 at once now; it was none at all.\n", fine(t, db.URL, "limits", "remove", "provider"))
 }
+
+// A job that waits says for what: for its lane, its limit, or other jobs.
+func TestJobsThatWait(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	both := onceq.Kind[int]{Name: "both", Queue: "calls", Lane: func(int) string { return "a" }, Limit: func(int) string { return "provider" }}
+	call := onceq.Kind[int]{Name: "call", Queue: "calls", Limit: func(int) string { return "provider" }}
+	require.NoError(t, db.Queue.SetLimit(t.Context(), db.Pool, "provider", onceq.Limit{}))
+	add := func(job onceq.Job) int64 {
+		r, err := db.Queue.Enqueue(t.Context(), db.Pool, job)
+		require.NoError(t, err)
+		return r.ID
+	}
+	limited := add(call.Job(0))
+	first, second := add(both.Job(1)), add(both.Job(2))
+	after := call.Job(3)
+	after.After = []onceq.JobRef{{ID: limited}}
+	last := add(after)
+	db.Drain(call.Handle(nothing), both.Handle(nothing)) // lets the lane's first job go on to its limit
+
+	list := fine(t, db.URL, "jobs", "list")
+	for _, c := range []struct {
+		id                   int64
+		waits, in, show, not string
+	}{
+		{limited, "limit", "waits for limit provider, due ", `\nlimit +provider, for which it waits\n`, `(?m)^(lane|after) `},
+		{first, "limit", "waits for limit provider, due ", `\nlane +both/a\nlimit +provider, for which it waits\n`, `(?m)^after `},
+		{second, "lane", "in lane both/a, due ", `\nlane +both/a, for which it waits\nlimit +provider\n`, `(?m)^after `},
+		{last, "jobs", "waits for others, due ", fmt.Sprintf(`\nlimit +provider\nafter +others, for which it waits; onceq groups show %d\n`, last), `(?m)^lane `},
+	} {
+		require.Regexp(t, fmt.Sprintf(`(?m)^ *%d .* %s`, c.id, c.in), list)
+		id := fmt.Sprint(c.id)
+		require.Regexp(t, c.show, fine(t, db.URL, "jobs", "show", id))
+		require.NotRegexp(t, c.not, fine(t, db.URL, "jobs", "show", id))
+		require.Equal(t, c.waits, asJSON(t, db.URL, "jobs", "show", id)["waits_for"])
+	}
+}
+
+func nothing(context.Context, *onceq.Lease, int) error { return nil }
