@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"os/user"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -71,6 +72,8 @@ type app struct {
 	conns                 int32 // of the pool; 0 means 2
 	each                  bool  // limit each statement by itself, in a call that sends many
 
+	names *regexp.Regexp // of commands, as advice has them
+
 	pool *pgxpool.Pool
 	q    *onceq.Queue
 	ask  bool // a command is running: what fails is no mistake in the arguments
@@ -116,6 +119,11 @@ Begin with: onceq doctor`,
 			root.AddCommand(c)
 		}
 	}
+	var names []string
+	for _, c := range root.Commands() {
+		names = append(names, c.Name())
+	}
+	a.names = regexp.MustCompile(`\bonceq (` + strings.Join(names, "|") + `)\b`)
 	accepting(root)
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return usagef("%w; see: %s --help", err, c.CommandPath())
@@ -348,6 +356,7 @@ func (a *app) report(err error) int {
 	if text == "" {
 		return code
 	}
+	text = a.typed(text)
 	if a.json {
 		_ = json.NewEncoder(a.errOut).Encode(map[string]any{"error": text, "code": codeNames[code]})
 		return code
@@ -368,7 +377,7 @@ func (a *app) code(err error) (code int, advice string) {
 		return e.code, ""
 	case errors.As(err, &schema):
 		if schema.Found < schema.Want {
-			return codeSchema, "To create or update them: onceq migrate up --schema " + quoteArg(a.schema) + ". If they are in another schema, name it with --schema."
+			return codeSchema, "To create or update them: onceq migrate up. If they are in another schema, name it with --schema."
 		}
 		return codeSchema, "This is about the onceq command too: install the version of the command that the workers use."
 	case !a.ask:
@@ -387,6 +396,17 @@ func (a *app) code(err error) (code int, advice string) {
 		return codeUnreachable, "The connection was lost. If this was a change, look first whether it happened."
 	}
 	return codeFailed, ""
+}
+
+// typed gives a text whose commands can be typed as they are: they look at the schema that this call looks at.
+func (a *app) typed(text string) string {
+	const usual = "onceq"
+	if a.schema == usual && envOr("ONCEQ_SCHEMA", usual) == usual {
+		return text
+	}
+	return a.names.ReplaceAllStringFunc(text, func(command string) string {
+		return "onceq --schema " + quoteArg(a.schema) + strings.TrimPrefix(command, "onceq")
+	})
 }
 
 // quoteArg quotes an argument for a shell if it needs that.

@@ -92,7 +92,7 @@ type examination struct {
 }
 
 func (x *examination) add(level, what, detail, advice string) {
-	x.found = append(x.found, finding{level, what, detail, advice})
+	x.found = append(x.found, finding{level, what, detail, x.a.typed(advice)})
 }
 
 func (x *examination) run(ctx context.Context) error {

@@ -164,7 +164,7 @@ func (a *app) showGroup(ctx context.Context, g onceq.GroupInfo, people []onceq.J
 		}
 		fmt.Fprintln(a.out, "\nDead or held:")
 		a.print(jobTable(people, now), "")
-		fmt.Fprintf(a.out, "All dead ones run again: onceq jobs redrive --group %d. Without them: onceq jobs discard --group %d.\n", g.ID, g.ID)
+		fmt.Fprintln(a.out, a.typed(fmt.Sprintf("All dead ones run again: onceq jobs redrive --group %d. Without them: onceq jobs discard --group %d.", g.ID, g.ID)))
 	}
 	fmt.Fprintln(a.out, "\nMembers:")
 	t := newTable("JOB", "STATE", "KIND", "RESULT OR LATEST ERROR").numbers("JOB")

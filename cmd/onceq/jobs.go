@@ -218,7 +218,7 @@ func (a *app) show(s shown, now time.Time, short bool) {
 	}
 	state := s.State.String()
 	line("job", "%d", s.ID)
-	fmt.Fprintf(a.out, "%-11s %s%s\n", "state", a.colored(stateColors[state], state), clean(", "+hint(s, now)))
+	fmt.Fprintf(a.out, "%-11s %s%s\n", "state", a.colored(stateColors[state], state), clean(", "+a.typed(hint(s, now))))
 	if s.Kind == "" { // only its fence is left
 		line("key", "%s in scope %s", s.Key, s.Scope)
 		line("created", "%s", stamp(s.CreatedAt))
@@ -237,7 +237,7 @@ func (a *app) show(s shown, now time.Time, short bool) {
 			line("limit", "%s%s", s.Limit, waits("limit"))
 		}
 		if s.WaitsFor == "jobs" {
-			line("after", "others, for which it waits; onceq groups show %d", s.ID)
+			line("after", "others, for which it waits; %s", a.typed(fmt.Sprintf("onceq groups show %d", s.ID)))
 		}
 		line("attempts", "%d failed of %d, %s lost, %s, token %d", s.Attempts, s.MaxAttempts, plural(s.Lost, "lease"), plural(s.Claims, "claim"), s.Token)
 		line("created", "%s (%s ago)", stamp(s.CreatedAt), ago(now.Sub(s.CreatedAt)))
@@ -251,7 +251,7 @@ func (a *app) show(s shown, now time.Time, short bool) {
 		}
 	}
 	for _, id := range s.Groups {
-		line("member", "of group %d, whose job waits for it, or did; onceq groups show %d", id, id)
+		line("member", "of group %d, whose job waits for it, or did; %s", id, a.typed(fmt.Sprintf("onceq groups show %d", id)))
 	}
 	if p := s.Progress; p != nil {
 		total := ""
@@ -364,6 +364,11 @@ func (a *app) explainCommand() *cobra.Command {
 			switch {
 			case err != nil:
 				return err
+			}
+			for i, r := range e.Reasons {
+				e.Reasons[i].Advice = a.typed(r.Advice)
+			}
+			switch {
 			case e.Cause() == onceq.CauseUnknown:
 				return &exit{codeNotFound, errors.New(e.String())}
 			case a.json:
@@ -476,12 +481,12 @@ func (a *app) named(ctx context.Context, v verb, ids []int64, agree consent, why
 		cancel()
 		switch {
 		case errors.Is(err, onceq.ErrNotFound):
-			o.Error = gone + "; nothing was changed. onceq keys and onceq actions may still know of it"
+			o.Error = a.typed(gone + "; nothing was changed. onceq keys and onceq actions may still know of it")
 			if worst = cmp.Or(worst, err); len(ids) == 1 {
 				worst = &exit{codeNotFound, fmt.Errorf("job %d %s", id, o.Error)}
 			}
 		case err != nil:
-			o.Error = strings.TrimPrefix(err.Error(), "onceq: ")
+			o.Error = a.typed(strings.TrimPrefix(err.Error(), "onceq: "))
 			worst = cmp.Or(worst, err)
 		default:
 			o.State = what
@@ -690,7 +695,7 @@ func (a *app) moveCommand() *cobra.Command {
 			workers, err := a.q.Workers(ctx, a.pool)
 			text := fmt.Sprintf(" They go to queue %q.", to)
 			if !slices.ContainsFunc(workers, func(w onceq.WorkerInfo) bool { _, serves := w.Queues[to]; return serves && !w.Stale }) {
-				text = fmt.Sprintf(" They go to queue %q, WHICH NO WORKER SERVES NOW: see onceq workers.", to)
+				text = a.typed(fmt.Sprintf(" They go to queue %q, WHICH NO WORKER SERVES NOW: see onceq workers.", to))
 			}
 			return text, err
 		},

@@ -149,7 +149,7 @@ func TestAnEmptyDatabase(t *testing.T) {
 	a := do(t, db.URL, "queues")
 	require.Equal(t, codeSchema, a.code)
 	require.Contains(t, a.err, `schema "onceq" has no onceq tables`)
-	require.Contains(t, a.err, "onceq migrate up --schema onceq")
+	require.Contains(t, a.err, "onceq migrate up. ")
 	require.Equal(t, codeSchema, do(t, db.URL, "check").code)
 	require.Equal(t, codeSchema, do(t, db.URL, "migrate", "status").code)
 	a = do(t, db.URL, "doctor")
@@ -157,6 +157,7 @@ func TestAnEmptyDatabase(t *testing.T) {
 	require.Contains(t, a.out, "onceq migrate up")
 
 	odd := []string{"--schema", `we'ird "one"`}
+	require.Contains(t, do(t, db.URL, append(odd, "queues")...).err, `onceq --schema 'we'\''ird "one"' migrate up. `)
 	require.Equal(t, "Schema \"we'ird \\\"one\\\"\" is at version 1 now; it was at 0.\n", fine(t, db.URL, append(odd, "migrate", "up")...))
 	require.Contains(t, fine(t, db.URL, append(odd, "migrate", "up")...), "already")
 	require.Contains(t, fine(t, db.URL, append(odd, "migrate", "status")...), "1        001_onceq.sql  applied")
@@ -185,6 +186,42 @@ func TestAnEmptyDatabase(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, codeSchema, do(t, db.URL, "check").code)
 	require.Equal(t, migrations.Grants("onceq", "shop"), fine(t, "", "migrate", "grants", "shop"))
+}
+
+// What the command advises looks at the schema that the call looked at.
+func TestAdviceNamesTheSchema(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("shop"))
+	made, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "mail", Queue: "mail", Payload: 1, Delay: time.Hour})
+	require.NoError(t, err)
+	id := fmt.Sprint(made.ID)
+	shop := func(args ...string) answer { return do(t, db.URL, append([]string{"--schema", "shop"}, args...)...) }
+	require.Equal(t, 0, shop("pause", "--queue", "mail").code)
+	require.Contains(t, shop("doctor").out, "         onceq --schema shop resume --queue mail, when")
+	require.Contains(t, shop("doctor", "--json").out, `"onceq --schema shop resume --queue mail, when`)
+	require.Contains(t, shop("jobs", "show", id).out, "; onceq --schema shop jobs retry "+id+" runs it now")
+	require.Contains(t, shop("jobs", "explain", id).out, "as onceq --schema shop jobs retry "+id+" does")
+	require.Contains(t, shop("jobs", "explain", id, "--json").out, "as onceq --schema shop jobs retry "+id+" does")
+	require.Contains(t, shop("groups", "cancel", id, "--yes").err, "onceq --schema shop jobs cancel "+id+" cancels it")
+
+	// A shell may name another schema than the usual one for all calls.
+	c := command(t, db.URL, "jobs", "show", id)
+	c.Env = append(c.Env, "ONCEQ_SCHEMA=shop")
+	require.Contains(t, finish(t, c).out, "onceq --schema shop jobs retry")
+	require.NoError(t, migrations.Up(t.Context(), connect(t, db.URL), "onceq"))
+	for env, want := range map[string]string{"ONCEQ_SCHEMA=shop": "start one; onceq --schema onceq workers lists", "ONCEQ_SCHEMA=": "start one; onceq workers lists"} {
+		c := command(t, db.URL, "--schema", "onceq", "doctor")
+		c.Env = append(c.Env, env)
+		require.Contains(t, finish(t, c).out, want)
+	}
+}
+
+func connect(t *testing.T, url string) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), url)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	return conn
 }
 
 func TestAnotherVersion(t *testing.T) {

@@ -223,7 +223,7 @@ code, a worker of that application does it: the command prints the id of the job
 			return a.change(cmd, "fire schedule", args[0], why, func(ctx context.Context, s *onceqcron.Scheduler, tx pgx.Tx) (string, map[string]any, error) {
 				id, err := s.Fire(ctx, tx, args[0])
 				if errors.Is(err, onceqcron.ErrElsewhere) {
-					return asked(s.Ask(ctx, tx, args[0], onceqcron.AskFire()))
+					return a.asked(s.Ask(ctx, tx, args[0], onceqcron.AskFire()))
 				}
 				return fmt.Sprintf("Enqueued job %d.", id), map[string]any{"job": id}, err
 			})
@@ -232,8 +232,9 @@ code, a worker of that application does it: the command prints the id of the job
 }
 
 // asked is what to say when a process of the owner has been asked.
-func asked(id int64, err error) (string, map[string]any, error) {
-	return fmt.Sprintf("The schedule is in the code of its owner. Asked a worker of it, with job %d, which waits until one runs (onceq jobs explain %d).", id, id), map[string]any{"asked": id}, err
+func (a *app) asked(id int64, err error) (string, map[string]any, error) {
+	said := fmt.Sprintf("The schedule is in the code of its owner. Asked a worker of it, with job %d, which waits until one runs (onceq jobs explain %d).", id, id)
+	return a.typed(said), map[string]any{"asked": id}, err
 }
 
 func (a *app) pauseScheduleCommand() *cobra.Command {
@@ -262,7 +263,7 @@ func (a *app) resumeScheduleCommand() *cobra.Command {
 			return a.change(cmd, "resume schedule", args[0], why, func(ctx context.Context, s *onceqcron.Scheduler, tx pgx.Tx) (string, map[string]any, error) {
 				err := s.Resume(ctx, tx, args[0])
 				if errors.Is(err, onceqcron.ErrElsewhere) {
-					return asked(s.Ask(ctx, tx, args[0], onceqcron.AskResume()))
+					return a.asked(s.Ask(ctx, tx, args[0], onceqcron.AskResume()))
 				}
 				return fmt.Sprintf("Schedule %q goes on with its next tick.", args[0]), map[string]any{"paused": false}, err
 			})
@@ -320,7 +321,7 @@ these are. If the schedule is in an application's code, a worker of that applica
 			a.close()
 			return a.change(cmd, "backfill schedule", args[0], why, func(ctx context.Context, s *onceqcron.Scheduler, tx pgx.Tx) (string, map[string]any, error) {
 				if elsewhere {
-					return asked(s.Ask(ctx, tx, args[0], onceqcron.AskBackfill(begin, end)))
+					return a.asked(s.Ask(ctx, tx, args[0], onceqcron.AskBackfill(begin, end)))
 				}
 				n, err := s.Backfill(ctx, tx, args[0], begin, end)
 				return fmt.Sprintf("Enqueued %s.", plural(n, "job")), map[string]any{"enqueued": n}, err
