@@ -179,7 +179,7 @@ func (s *state) findings() (found []onceq.Finding) {
 		live++
 	}
 	if len(s.Queues) > 0 && live == 0 {
-		add("worker", "", "no worker has been seen in the last three minutes", "start one")
+		add("worker", "", "no worker is there"+map[bool]string{true: " but those that were not seen for three minutes"}[len(gone) > 0], "start one")
 	}
 	if len(gone) > 0 {
 		add("worker", "", "not seen for three minutes or more: "+some(gone), "each was killed, is frozen, or has lost the database: look at what it logged last; its jobs go to others by themselves")

@@ -388,10 +388,11 @@ func (x *examination) people(ctx context.Context) error {
 		x.add("warning", "worker", fmt.Sprintf("not seen for three minutes or more: %s%s. Each was killed, is frozen, or has lost the database", strings.Join(gone[:min(len(gone), 5)], ", "), others),
 			"look at what these processes logged last; their jobs go to others by themselves, and a Reaper removes their rows (onceq reap)")
 	}
-	if live > 0 {
+	switch {
+	case live > 0:
 		x.add("ok", "workers", plural(live, "worker")+" seen in the last three minutes", "")
-	} else {
-		x.add("warning", "workers", "no worker has been seen in the last three minutes", "start one; onceq workers lists them")
+	default: // one that has ended leaves no row, and may have worked a moment ago
+		x.add("warning", "workers", "no worker is there"+map[bool]string{true: " but those that were not seen for three minutes"}[len(gone) > 0], "start one; onceq workers lists them")
 	}
 	for _, s := range stats {
 		plus := func(more bool) string { return map[bool]string{true: "+"}[more] }

@@ -618,6 +618,14 @@ func TestWorkersAndPauses(t *testing.T) {
 	stop()
 	require.NoError(t, <-ended)
 	require.Contains(t, fine(t, db.URL, "actions"), "the provider is down")
+
+	// A worker that has ended is not there. One that was killed leaves its row.
+	require.Contains(t, do(t, db.URL, "doctor").out, "workers: no worker is there\n")
+	_, err = db.Pool.Exec(t.Context(), `
+insert into onceq.workers (id, lease, started_at, seen_at, process, schema_version, host, version, queues, kinds)
+values (1::bigint << 32, 60000000, now() - interval '1 hour', now() - interval '1 hour', 1, $1, 'web', 'v1', '{"mail": 3}', '{mail}')`, onceq.SchemaVersion)
+	require.NoError(t, err)
+	require.Contains(t, do(t, db.URL, "doctor").out, "workers: no worker is there but those that were not seen for three minutes\n")
 }
 
 // Ctrl-c in the middle of a long change: the statement under way ends, the count is right, and the same command goes on from there.
