@@ -89,6 +89,10 @@ func (a *app) setShared(cmd *cobra.Command, name string, limit *onceq.Limit, why
 		if err != nil {
 			return err
 		}
+		if limit == nil && !was.Set {
+			now, said = was, fmt.Sprintf("Nobody has set limit %q. Nothing was changed: it is %s.", name, was.Limit)
+			return nil
+		}
 		if limit != nil {
 			err = a.q.SetLimit(ctx, tx, name, *limit)
 		} else {

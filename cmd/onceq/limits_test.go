@@ -26,6 +26,17 @@ func TestLimits(t *testing.T) {
 	page := asJSON(t, db.URL, "limits", "list")
 	require.EqualValues(t, 1, page["limits"].([]any)[0].(map[string]any)["waiting"])
 	require.Equal(t, "The limit is 1 at once now; it was none at all.\n", fine(t, db.URL, "limits", "remove", "provider"))
+
+	// There is nothing to remove: a limit that nobody has set, a name that is spelt wrong, one whose family alone is set.
+	lines := fine(t, db.URL, "actions")
+	require.Equal(t, "Nobody has set limit \"provider\". Nothing was changed: it is 1 at once.\n", fine(t, db.URL, "limits", "remove", "provider"))
+	require.Equal(t, "Nobody has set limit \"provdier/\". Nothing was changed: it is 1 at once.\n", fine(t, db.URL, "limits", "remove", "provdier/"))
+	require.NoError(t, db.Queue.SetLimit(t.Context(), db.Pool, "smtp/", onceq.Limit{AtOnce: 3}))
+	require.Equal(t, "Nobody has set limit \"smtp/a\". Nothing was changed: it is 3 at once.\n", fine(t, db.URL, "limits", "remove", "smtp/a"))
+	require.Equal(t, false, asJSON(t, db.URL, "limits", "remove", "smtp/a")["set"])
+	require.Equal(t, lines, fine(t, db.URL, "actions"))
+	require.Equal(t, "The limit is 1 at once now; it was 3 at once.\n", fine(t, db.URL, "limits", "remove", "smtp/"))
+	require.NotEqual(t, lines, fine(t, db.URL, "actions"))
 }
 
 // A job that waits says for what: for its lane, its limit, or other jobs.

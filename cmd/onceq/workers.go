@@ -99,36 +99,37 @@ func (a *app) pauseCommand() *cobra.Command {
 	return a.pausing("pause", "Stop workers from taking jobs of a queue or a kind, until resume",
 		`pause stops all workers, in every process, within two seconds, from taking jobs of a queue, or of a kind in every queue. Jobs that run go on, and
 enqueueing works as always. It lasts until onceq resume, through restarts and deploys.`,
-		func(ctx context.Context, tx pgx.Tx, queue, kind, why string) (string, error) {
+		func(ctx context.Context, tx pgx.Tx, queue, kind, why string) (string, bool, error) {
 			note := a.person()
 			if why != "" {
 				note += ": " + why
 			}
 			if kind != "" {
-				return fmt.Sprintf("Kind %q is paused.", kind), a.q.PauseKind(ctx, tx, kind, note)
+				return fmt.Sprintf("Kind %q is paused.", kind), true, a.q.PauseKind(ctx, tx, kind, note)
 			}
-			return fmt.Sprintf("Queue %q is paused.", queue), a.q.PauseQueue(ctx, tx, queue, note)
+			return fmt.Sprintf("Queue %q is paused.", queue), true, a.q.PauseQueue(ctx, tx, queue, note)
 		})
 }
 
 func (a *app) resumeCommand() *cobra.Command {
 	return a.pausing("resume", "Let workers take jobs of a paused queue or kind again",
 		"resume ends a pause: workers take the jobs again within two seconds, in the order in which they were due.",
-		func(ctx context.Context, tx pgx.Tx, queue, kind, _ string) (string, error) {
+		func(ctx context.Context, tx pgx.Tx, queue, kind, _ string) (string, bool, error) {
 			what, name, call := "Queue", queue, a.q.ResumeQueue
 			if kind != "" {
 				what, name, call = "Kind", kind, a.q.ResumeKind
 			}
 			was, err := call(ctx, tx, name)
 			if !was {
-				return fmt.Sprintf("%s %q was not paused.", what, name), err
+				return fmt.Sprintf("%s %q was not paused. Nothing was changed.", what, name), false, err
 			}
-			return fmt.Sprintf("%s %q goes on.", what, name), err
+			return fmt.Sprintf("%s %q goes on.", what, name), true, err
 		})
 }
 
-// pausing is a command that pauses or resumes, in one transaction with its line in the audit trail.
-func (a *app) pausing(name, short, long string, do func(ctx context.Context, tx pgx.Tx, queue, kind, why string) (string, error)) *cobra.Command {
+// pausing is a command that pauses or resumes, in one transaction with its line in the audit trail. If do reports that it has changed
+// nothing, there is no such line.
+func (a *app) pausing(name, short, long string, do func(ctx context.Context, tx pgx.Tx, queue, kind, why string) (said string, changed bool, err error)) *cobra.Command {
 	var queue, kind, why string
 	cmd := &cobra.Command{
 		Use: name + " --queue QUEUE | --kind KIND", Short: short, Long: long, Args: cobra.NoArgs,
@@ -143,8 +144,9 @@ func (a *app) pausing(name, short, long string, do func(ctx context.Context, tx 
 			defer cancel()
 			var said string
 			err := pgx.BeginFunc(ctx, a.pool, func(tx pgx.Tx) error {
+				var changed bool
 				var err error
-				if said, err = do(ctx, tx, queue, kind, why); err != nil {
+				if said, changed, err = do(ctx, tx, queue, kind, why); err != nil || !changed {
 					return err
 				}
 				about := fmt.Sprintf("queue %q", queue)
