@@ -955,3 +955,24 @@ func TestLocalZone(t *testing.T) {
 	require.Contains(t, found[0].Detail, `zone "Local" is another one on every machine`)
 	require.Contains(t, found[0].Advice, "Put")
 }
+
+// No limit of Ticks means 50, and a negative one is a mistake of the caller.
+func TestTicks_Limit(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	s := scheduler(t, db, onceqcron.Config{}, nightly())
+	require.NoError(t, s.Register(t.Context()))
+	_, err := db.Pool.Exec(t.Context(), `
+insert into onceq.schedule_ticks (schedule, at, until, ticks, outcome)
+select 'nightly', d, d, 1, 'missed' from generate_series(timestamptz '2026-01-01Z', '2026-02-21Z', '1 day') d`)
+	require.NoError(t, err)
+	_, err = s.Ticks(t.Context(), nil, "nightly", now(t, db), -1)
+	var bad *onceq.InvalidError
+	require.ErrorAs(t, err, &bad)
+	require.EqualError(t, err, "onceq: limit is -1; it must not be negative, and 0 means 50")
+	for limit, want := range map[int]int{0: 50, 1: 1, 51: 51, 100: 52} {
+		ticks, err := s.Ticks(t.Context(), nil, "nightly", time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC), limit)
+		require.NoError(t, err)
+		require.Len(t, ticks, want)
+	}
+}

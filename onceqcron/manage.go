@@ -1,6 +1,7 @@
 package onceqcron
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -500,11 +501,15 @@ type Done struct {
 	Note    string
 }
 
-// Ticks returns what became of a schedule's ticks before a time, the latest first, at most limit of them. db may be nil.
+// Ticks returns what became of a schedule's ticks before a time, the latest first, at most limit of them; 0 means 50. db may be nil.
 func (s *Scheduler) Ticks(ctx context.Context, db onceq.DB, name string, before time.Time, limit int) ([]Done, error) {
 	const read = `
 select at, until, ticks, outcome, done_at, coalesce(job_id, 0), coalesce(note, '')
   from onceq.schedule_ticks where schedule = $1 and at < $2 order by at desc limit $3`
+	if limit < 0 {
+		return nil, invalid("limit", "is %d; it must not be negative, and 0 means 50", limit)
+	}
+	limit = cmp.Or(limit, 50)
 	if db == nil {
 		db = s.pool
 	}

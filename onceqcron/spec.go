@@ -3,7 +3,7 @@ package onceqcron
 import (
 	"errors"
 	"fmt"
-	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -20,10 +20,11 @@ type Timetable interface {
 // refused: which zone that is depends on the machine.
 //
 // The five fields are minute, hour, day of month, month and day of week; six fields begin with seconds. A field is * or a
-// list of numbers, names (JAN, MON), ranges (1-5) and steps (*/10, 8-18/2). Sunday is 0 or 7. If both days are given, either
-// may match. The day of month may be L (the last day), L-2 (two days before it), 15W (the working day nearest to the 15th)
-// and LW. The day of week may be FRI#2 (the second Friday) and FRI#L (the last one). Instead of fields, a specification may
-// be @yearly, @monthly, @weekly, @daily, @hourly, or @every with a duration ("@every 90m"), which counts from the tick before.
+// list of numbers, names (JAN, MON), ranges (1-5) and steps (*/10, 8-18/2). Sunday is 0 or 7. A range of hours, days or months may
+// go over the end: 22-2 is 22, 23, 0, 1 and 2, and FRI-MON is four days. If both days are given, either may match; ? for a day is *.
+// The day of month may be L (the last day), L-2 (two days before it), 15W (the working day nearest to the 15th) and LW. The day of
+// week may be FRI#2 (the second Friday) and FRI#L (the last one). Instead of fields, a specification may be @yearly, @monthly, @weekly,
+// @daily, @hourly, or @every with a duration ("@every 90m"), which counts from the tick before.
 //
 // Where clocks change: if the hour field begins with *, ticks follow real time, so an hour that comes twice has its ticks
 // twice. Otherwise each tick happens once a day: those of an hour that is left out happen together, right after the gap,
@@ -101,15 +102,51 @@ func (e every) Next(after time.Time) time.Time { return after.Add(time.Duration(
 var parser = cron.MustNewParser(cron.SecondOptional | cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow |
 	cron.Descriptor | cron.Extended | cron.DowOrDom).WithMaxSearchYears(40) // a leap day is 8 years away at most, on a given weekday 40
 
+// parts are the fields of a specification. A range may go over the end of those that wrap: 22-2, FRI-MON. In a minute or a second
+// that is nearly always a slip, and a schedule that is due nearly always.
+var parts = []struct {
+	name     string
+	most     int
+	wraps    bool
+	day      bool
+	possible string
+}{
+	{name: "second", most: 59, possible: "0 to 59"},
+	{name: "minute", most: 59, possible: "0 to 59"},
+	{name: "hour", most: 23, wraps: true, possible: "0 to 23"},
+	{name: "day of month", most: 31, wraps: true, day: true, possible: "1 to 31, L, L-2, 15W and LW"},
+	{name: "month", most: 12, wraps: true, possible: "1 to 12 and JAN to DEC"},
+	{name: "day of week", most: 7, wraps: true, day: true, possible: "0 to 7, SUN to SAT, FRI#2 and FRI#L"},
+}
+
 // readFields is parser.Parse for what it reads wrongly: it takes the H of THU for a sign of its own, an empty element of a list for
-// nothing at all, and *-5 for *.
+// nothing at all, *-5 for *, and a number that is too large for the beginning of a range that goes over the end. A ? is a * to it.
 func readFields(fields []string) (cron.Schedule, error) {
-	for _, f := range fields {
-		if slices.Contains(strings.Split(f, ","), "") {
-			return nil, errors.New("an element of the list is empty")
-		}
-		if strings.Contains(f, "*-") {
-			return nil, errors.New("a range begins with *")
+	first := len(parts) - len(fields)
+	for i, f := range fields {
+		for _, one := range strings.Split(f, ",") {
+			if one == "" {
+				return nil, errors.New("an element of the list is empty")
+			}
+			if first != 0 && first != 1 {
+				break // it is a word, or the parser says that there are too many or too few
+			}
+			part := parts[first+i]
+			one, _, _ = strings.Cut(one, "/")
+			low, high, isRange := strings.Cut(one, "-")
+			switch from, err := strconv.Atoi(low); {
+			case strings.HasPrefix(one, "?") && !part.day:
+				return nil, errors.New("? is for the two fields of days; use *")
+			case isRange && (low == "*" || low == "?"):
+				return nil, fmt.Errorf("a range begins with %s", low)
+			case err != nil:
+			case from > part.most:
+				return nil, fmt.Errorf("%d is too large; possible are %s", from, part.possible)
+			case isRange && !part.wraps:
+				if to, err := strconv.Atoi(high); err == nil && from > to {
+					return nil, fmt.Errorf("the range %s goes backwards; write %d-%d, or %d-%d,0-%d if it is to go over the end", one, to, from, from, part.most, to)
+				}
+			}
 		}
 	}
 	return parser.Parse(strings.ToLower(strings.Join(fields, " ")))
@@ -117,14 +154,11 @@ func readFields(fields []string) (cron.Schedule, error) {
 
 // explain finds the field that an error is about.
 func explain(fields []string, err error) error {
-	names := []string{"second", "minute", "hour", "day of month", "month", "day of week"}
-	if len(fields) == 5 {
-		names = names[1:]
+	if fields[0][0] == '@' {
+		return fmt.Errorf("%q is not one of @yearly, @monthly, @weekly, @daily, @hourly and @every", fields[0])
 	}
-	if len(fields) != len(names) {
-		if fields[0][0] == '@' {
-			return fmt.Errorf("%q is not one of @yearly, @monthly, @weekly, @daily, @hourly and @every", fields[0])
-		}
+	first := len(parts) - len(fields)
+	if first != 0 && first != 1 {
 		return fmt.Errorf("it has %d fields; it needs five (minute, hour, day of month, month, day of week) or six (with seconds first)", len(fields))
 	}
 	for i, f := range fields {
@@ -133,9 +167,15 @@ func explain(fields []string, err error) error {
 			alone[j] = "*"
 		}
 		alone[i] = f
-		if _, err := readFields(alone); err != nil {
-			return fmt.Errorf("field %d, the %s, is %q: %w", i+1, names[i], f, err)
+		_, err := readFields(alone)
+		if err == nil {
+			continue
 		}
+		part := parts[first+i]
+		if errors.As(err, new(*strconv.NumError)) {
+			return fmt.Errorf("field %d, the %s, is %q; possible are %s, in lists, ranges and steps", i+1, part.name, f, part.possible)
+		}
+		return fmt.Errorf("field %d, the %s, is %q: %w", i+1, part.name, f, err)
 	}
 	return err
 }

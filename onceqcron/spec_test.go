@@ -101,19 +101,31 @@ func TestParse_AgreesWithAWalkByMinutes(t *testing.T) {
 
 func TestParse_BadSpecificationsPointAtTheField(t *testing.T) {
 	for spec, want := range map[string]string{
-		"":                 `the specification is empty`,
-		"* * * *":          `it has 4 fields; it needs five (minute, hour, day of month, month, day of week) or six (with seconds first)`,
-		"* 25 * * *":       `field 2, the hour, is "25"`,
-		"0 0 0 32 * *":     `field 4, the day of month, is "32"`,
-		"0 0 * FOO *":      `field 4, the month, is "FOO"`,
-		"*/0 * * * *":      `field 1, the minute, is "*/0"`,
-		"0 0 31 2 *":       `names no day that exists`,
-		"@fortnightly":     `"@fortnightly" is not one of @yearly`,
-		"@every":           `@every needs one duration`,
-		"@every soon":      `"soon" is not a duration`,
-		"@every 500ms":     `500ms is not a whole number of seconds`,
-		"TZ=UTC * * * * *": `put the time zone into Zone`,
-		"0 0 * * FRI#6":    `field 5, the day of week, is "FRI#6"`,
+		"":                   `the specification is empty`,
+		"* * * *":            `it has 4 fields; it needs five (minute, hour, day of month, month, day of week) or six (with seconds first)`,
+		"* 25 * * *":         `field 2, the hour, is "25"`,
+		"0 0 0 32 * *":       `field 4, the day of month, is "32"`,
+		"0 0 * FOO *":        `field 4, the month, is "FOO"`,
+		"*/0 * * * *":        `field 1, the minute, is "*/0"`,
+		"0 0 31 2 *":         `names no day that exists`,
+		"@fortnightly":       `"@fortnightly" is not one of @yearly`,
+		"@every":             `@every needs one duration`,
+		"@every soon":        `"soon" is not a duration`,
+		"@every 500ms":       `500ms is not a whole number of seconds`,
+		"TZ=UTC * * * * *":   `put the time zone into Zone`,
+		"0 0 * * FRI#6":      `field 5, the day of week, is "FRI#6"`,
+		"0 2 * * XYZ":        `field 5, the day of week, is "XYZ"; possible are 0 to 7, SUN to SAT, FRI#2 and FRI#L, in lists, ranges and steps`,
+		"0 0 MON * *":        `field 3, the day of month, is "MON"; possible are 1 to 31, L, L-2, 15W and LW, in lists, ranges and steps`,
+		"0 0 * * FRI#X":      `field 5, the day of week, is "FRI#X"; possible are`,
+		"*/x * * * *":        `field 1, the minute, is "*/x"; possible are 0 to 59, in lists`,
+		"0 24 * * *":         `field 2, the hour, is "24": 24 is too large; possible are 0 to 23`,
+		"0 1,99-5 * * *":     `field 2, the hour, is "1,99-5": 99 is too large; possible are 0 to 23`,
+		"5-1 * * * *":        `field 1, the minute, is "5-1": the range 5-1 goes backwards; write 1-5, or 5-59,0-1 if it is to go over the end`,
+		"9,50-10/20 * * * *": `field 1, the minute, is "9,50-10/20": the range 50-10 goes backwards; write 10-50, or 50-59,0-10 if`,
+		"30-0 0 0 * * *":     `field 1, the second, is "30-0": the range 30-0 goes backwards`,
+		"? * * * *":          `field 1, the minute, is "?": ? is for the two fields of days; use *`,
+		"0 ? * * *":          `field 2, the hour, is "?": ? is for`,
+		"0 0 ?-5 * *":        `field 3, the day of month, is "?-5": a range begins with ?`,
 	} {
 		_, err := Parse(spec, "UTC")
 		require.ErrorContains(t, err, want, spec)
@@ -135,6 +147,8 @@ func TestParse_NamesListsAndRanges(t *testing.T) {
 		"0 9 * MAR FRI#L": "2026-03-27 09:00",
 		"0 0 LW * *":      "2026-01-30 00:00",
 		"@DAILY":          "2026-01-02 00:00",
+		"0 0 ? * MON":     "2026-01-05 00:00",
+		"0 0 5 * ?":       "2026-01-05 00:00",
 	} {
 		timetable, err := Parse(spec, "UTC")
 		require.NoError(t, err, spec)
@@ -147,5 +161,26 @@ func TestParse_NamesListsAndRanges(t *testing.T) {
 	} {
 		_, err := Parse(spec, "UTC")
 		require.ErrorContains(t, err, want, spec)
+	}
+}
+
+// A range of hours, days or months may go over the end.
+func TestParse_RangesOverTheEnd(t *testing.T) {
+	t.Parallel()
+	for spec, want := range map[string][]string{
+		"0 22-2 * * *":    {"01-01 01", "01-01 02", "01-01 22", "01-01 23", "01-02 00", "01-02 01"},
+		"0 22-2/2 * * *":  {"01-01 02", "01-01 22", "01-02 00", "01-02 02"},
+		"0 0 * * FRI-MON": {"01-02 00", "01-03 00", "01-04 00", "01-05 00", "01-09 00"},
+		"0 0 * * 5-1":     {"01-02 00", "01-03 00", "01-04 00", "01-05 00", "01-09 00"},
+		"0 0 30-2 * *":    {"01-02 00", "01-30 00", "01-31 00", "02-01 00", "02-02 00", "03-01 00"},
+		"0 0 1 NOV-FEB *": {"02-01 00", "11-01 00", "12-01 00", "01-01 00"},
+	} {
+		timetable, err := Parse(spec, "UTC")
+		require.NoError(t, err, spec)
+		at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+		for _, w := range want {
+			at = timetable.Next(at)
+			require.Equal(t, w, at.Format("01-02 15"), spec)
+		}
 	}
 }
