@@ -34,19 +34,36 @@ func (x *examination) queues(ctx context.Context) error {
 	x.workers = slices.DeleteFunc(x.workers, func(w WorkerInfo) bool { return w.Stale })
 	kindPaused := slices.ContainsFunc(pauses, func(p Pause) bool { return p.Kind != "" })
 	var look []string // whose jobs are looked at
+	waits := func(s QueueStats) bool { return s.Oldest > x.limits.waiting && s.Paused.IsZero() }
 	for _, s := range x.stats {
-		if s.Oldest > x.limits.waiting && s.Paused.IsZero() {
-			x.waiting(s, kindPaused)
-			look = append(look, s.Queue)
-		} else if s.Retrying > 0 {
+		if waits(s) || s.Retrying > 0 {
 			look = append(look, s.Queue)
 		}
 	}
 	if len(look) == 0 {
 		return nil
 	}
-	return x.jobs(ctx, look, pauses)
+	heads, err := x.jobs(ctx, look, pauses)
+	if err != nil {
+		return err
+	}
+	for _, s := range x.stats {
+		if waits(s) && !heads[s.Queue].told() {
+			x.waiting(s, kindPaused)
+		}
+	}
+	return nil
 }
+
+// head is what jobs finds of a queue.
+type head struct {
+	looked  int  // at how many due jobs
+	strange bool // some are of kinds for which no worker has a handler, which is said of each of these kinds
+	late    bool // one of another kind has been due for long, and nobody has it
+}
+
+// told reports that the queue's jobs wait for nothing but what was said. Others may stand behind those that were looked at.
+func (h head) told() bool { return h.strange && !h.late && h.looked < headSize }
 
 func (x *examination) serving(queue string) (all []WorkerInfo) {
 	for _, w := range x.workers {
@@ -99,13 +116,18 @@ func (x *examination) waiting(s QueueStats, kindPaused bool) {
 	x.found = append(x.found, f)
 }
 
-// readHead gives, of the first jobs that are due in each queue of $1, the kinds, and those that have lost more than one lease.
+// headSize is the limit in readHead: how many due jobs of each priority are looked at.
+const headSize = 200
+
+// readHead gives, of the first jobs that are due in each queue of $1, the kinds, those that have lost more than one lease, and whether
+// nobody has one that has been due for longer than $2.
 const readHead = `
-select n.queue, j.kind, min(j.id) filter (where j.lost > 1), max(j.lost)
+select n.queue, j.kind, min(j.id) filter (where j.lost > 1), max(j.lost), count(*),
+       bool_or(j.run_at < statement_timestamp() - $2::bigint * interval '1 microsecond' and (j.leased_until is null or j.leased_until <= statement_timestamp()))
   from unnest($1::text[]) n (queue)
  cross join (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
  cross join lateral (
-       select id, kind, lost from onceq.jobs
+       select id, kind, lost, run_at, leased_until from onceq.jobs
         where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
         order by run_at, id
         limit 200) j
@@ -115,14 +137,19 @@ select n.queue, j.kind, min(j.id) filter (where j.lost > 1), max(j.lost)
 
 // jobs looks at the first due jobs of queues: for kinds of which no worker has a handler, and for jobs that may end their
 // process each time that they run.
-func (x *examination) jobs(ctx context.Context, queues []string, pauses []Pause) error {
-	return x.each(ctx, readHead, []any{queues}, func(rows pgx.Rows) error {
+func (x *examination) jobs(ctx context.Context, queues []string, pauses []Pause) (map[string]head, error) {
+	heads := make(map[string]head)
+	return heads, x.each(ctx, readHead, []any{queues, x.limits.waiting.Microseconds()}, func(rows pgx.Rows) error {
 		var queue, kind string
 		var id *int64
-		var lost int
-		if err := rows.Scan(&queue, &kind, &id, &lost); err != nil {
+		var lost, n int
+		var late bool
+		if err := rows.Scan(&queue, &kind, &id, &lost, &n, &late); err != nil {
 			return err
 		}
+		h := heads[queue]
+		defer func() { heads[queue] = h }()
+		h.looked += n
 		if id != nil {
 			x.found = append(x.found, Finding{
 				What: "crashes", Queue: queue, Kind: kind, JobID: *id,
@@ -134,8 +161,10 @@ func (x *examination) jobs(ctx context.Context, queues []string, pauses []Pause)
 		if len(serving) == 0 || // waiting says that
 			slices.ContainsFunc(serving, func(w WorkerInfo) bool { return slices.Contains(w.Kinds, kind) }) ||
 			slices.ContainsFunc(pauses, func(p Pause) bool { return p.Kind == kind || p.Queue == queue }) {
+			h.late = h.late || late
 			return nil
 		}
+		h.strange = true
 		f := Finding{
 			What: "kind", Queue: queue, Kind: kind, Severe: true, Meant: similar(kind, serving, func(w WorkerInfo) []string { return w.Kinds }),
 			Detail: fmt.Sprintf("jobs of kind %q are due in queue %q, and none of the workers that serve it has a handler for them", kind, queue),

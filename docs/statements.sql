@@ -1672,11 +1672,12 @@ select h.lane, h.id, h.since, h.worker, w.n
  order by h.since, h.lane;
 
 -- findings.go: readHead
-select n.queue, j.kind, min(j.id) filter (where j.lost > 1), max(j.lost)
+select n.queue, j.kind, min(j.id) filter (where j.lost > 1), max(j.lost), count(*),
+       bool_or(j.run_at < statement_timestamp() - $2::bigint * interval '1 microsecond' and (j.leased_until is null or j.leased_until <= statement_timestamp()))
   from unnest($1::text[]) n (queue)
  cross join (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
  cross join lateral (
-       select id, kind, lost from onceq.jobs
+       select id, kind, lost, run_at, leased_until from onceq.jobs
         where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
         order by run_at, id
         limit 200) j

@@ -90,6 +90,46 @@ values (1::bigint << 32, 60000000, now(), now(), 1, 1, 'web', 'v1', '{"busy": 1,
 	require.Contains(t, all["crashes later"].Detail, "has lost 2 leases")
 }
 
+// A kind without a handler is one finding, and not one more that says to start workers, unless other jobs wait too.
+func TestHealth_AKindWithoutAHandlerIsOneFinding(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	add(t, db, onceq.Job{Kind: "reszie"})
+	running := add(t, db, onceq.Job{Kind: "resize"})
+	sqlRun(t, db, `update onceq.jobs set run_at = now() - interval '5 minutes'`)
+	sqlRun(t, db, `update onceq.jobs set leased_until = now() + interval '1 hour', claims = 1, holder = 1 where id = $1`, running)
+	add(t, db, onceq.Job{Kind: "resize"}) // has just come
+	sqlRun(t, db, `
+insert into onceq.workers (id, lease, started_at, seen_at, process, schema_version, host, version, queues, kinds)
+values (1::bigint << 32, 60000000, now(), now(), 1, 1, 'web', 'v1', '{"default": 1}', '{resize}')`)
+	found := func() (all []string) {
+		t.Helper()
+		list, err := db.Queue.Health(t.Context())
+		require.NoError(t, err)
+		for _, f := range list {
+			all = append(all, f.What+" "+f.Kind)
+		}
+		return all
+	}
+	require.Equal(t, []string{"kind reszie"}, found())
+
+	// A job that a worker could take has waited too.
+	other := add(t, db, onceq.Job{Kind: "resize"})
+	sqlRun(t, db, `update onceq.jobs set run_at = now() - interval '2 minutes' where id = $1`, other)
+	require.Equal(t, []string{"kind reszie", "waiting "}, found())
+
+	// Such a job may stand behind those that were looked at.
+	sqlRun(t, db, `update onceq.jobs set run_at = now() where id = $1`, other)
+	require.Equal(t, []string{"kind reszie"}, found())
+	many := make([]onceq.Job, 199)
+	for i := range many {
+		many[i] = onceq.Job{Kind: "reszie", Payload: i}
+	}
+	_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, many)
+	require.NoError(t, err)
+	require.Equal(t, []string{"kind reszie", "waiting "}, found())
+}
+
 // Lanes go on only where a worker runs that lets jobs in.
 func TestHealth_LanesThatNobodyLooksAt(t *testing.T) {
 	t.Parallel()
