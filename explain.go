@@ -26,9 +26,9 @@ const (
 	CauseKindPaused  Cause = "kind_paused"  // Pause, Since
 	CauseNoWorker    Cause = "no_worker"    // no live worker has the queue: Worker is the one that was seen last, if any
 	CauseNoHandler   Cause = "no_handler"   // live workers have the queue, and none has a handler for the kind
-	CauseLane        Cause = "lane"         // waits for its lane: Ahead, Before, Slots; or a dead job stops the lane: Ahead
+	CauseLane        Cause = "lane"         // waits for its lane: Ahead, Before, Slots, and Pause if that keeps jobs Ahead from starting; or a dead job stops the lane: Ahead
 	CauseAfter       Cause = "after"        // waits for other jobs (Job.After): Before unfinished ones, Ahead, Dead
-	CauseLimit       Cause = "limit"        // waits for its share of a limit: Ahead, Before, Slots; or for a slot of its rate: Before, Until
+	CauseLimit       Cause = "limit"        // waits for its share of a limit: Ahead, Before, Slots, Pause as for a lane; or for a slot of its rate: Before, Until
 	CauseLocked      Cause = "locked"       // a transaction has the job's row locked: Session, Since
 	CauseQuarantine  Cause = "quarantine"   // has lost leases, and such jobs start one at a time: Lost
 	CauseFull        Cause = "workers_full" // Running, Slots
@@ -138,13 +138,11 @@ func (q *Queue) whyNot(ctx context.Context, db DB, id int64, old time.Duration) 
 		if err := x.cancelAsked(ctx); err != nil {
 			return e, err
 		}
-		switch job.WaitsFor {
-		case "jobs":
-			return e, x.after(ctx)
-		case "limit":
-			return e, x.limit(ctx)
-		case "lane":
-			return e, x.lane(ctx)
+		if job.Blocked {
+			if still, err := x.blocked(ctx); err != nil || still {
+				return e, err
+			}
+			continue
 		}
 		if live, err := x.live(ctx); err != nil || live {
 			return e, err
@@ -345,16 +343,7 @@ func (x *explaining) waiting(ctx context.Context, lock Reason, locked bool) erro
 			return err
 		}
 	}
-	for i, p := range x.pauses {
-		cause, end := CauseQueuePaused, "resuming the queue"
-		switch {
-		case p.Kind == j.Kind && p.Kind != "":
-			cause, end = CauseKindPaused, "resuming the kind"
-		case p.Queue != j.Queue || p.Queue == "":
-			continue
-		}
-		e.add(Reason{Cause: cause, Pause: &x.pauses[i], Since: p.Since, Text: p.String(), Advice: end + " ends that"})
-	}
+	x.paused()
 	able, kinds := x.able()
 	if locked {
 		e.add(lock)
@@ -380,6 +369,99 @@ func (x *explaining) waiting(ctx context.Context, lock Reason, locked bool) erro
 			Cause: CauseReady, Text: "it has been due since " + stamp(j.RunAt) + ", and nothing is in its way: a worker takes it within its poll interval",
 			Advice: "if it stays, the health findings and the workers' logs say what fails",
 		})
+	}
+	return nil
+}
+
+// blocked explains a job that waits for its lane, its limit or other jobs, and what is in its way after that. It returns false
+// if the job has moved on meanwhile: what was read last may then show it among the jobs that it waits for.
+func (x *explaining) blocked(ctx context.Context) (still bool, err error) {
+	const read = `select exists (select from onceq.job_waits where id = $1::bigint and lane = $2::text and claims = $3::int)`
+	j := &x.e.Job
+	if x.workers, err = x.q.Workers(ctx, x.db); err != nil {
+		return false, err
+	}
+	if x.pauses, err = x.q.Pauses(ctx, x.db); err != nil {
+		return false, err
+	}
+	switch j.WaitsFor {
+	case "jobs":
+		err = x.after(ctx)
+	case "limit":
+		err = x.limit(ctx)
+	default:
+		err = x.lane(ctx)
+	}
+	if err != nil {
+		return false, err
+	}
+	if err = x.q.queryRow(ctx, x.db, read, []any{j.ID, j.line, j.Claims}, &still); err != nil {
+		return false, fmt.Errorf("onceq: explain: %w", err)
+	}
+	x.paused()
+	x.able()
+	return still, nil
+}
+
+// holds says whether a pause keeps the jobs of a queue and a kind from starting, and what ends that.
+func (p Pause) holds(queue, kind string) (cause Cause, end string) {
+	switch {
+	case p.Kind != "" && p.Kind == kind:
+		return CauseKindPaused, "resuming the kind"
+	case p.Queue != "" && p.Queue == queue:
+		return CauseQueuePaused, "resuming the queue"
+	}
+	return "", ""
+}
+
+// paused adds the pauses of the job's queue and kind.
+func (x *explaining) paused() {
+	for i, p := range x.pauses {
+		if cause, end := p.holds(x.e.Job.Queue, x.e.Job.Kind); cause != "" {
+			x.e.add(Reason{Cause: cause, Pause: &x.pauses[i], Since: p.Since, Text: p.String(), Advice: end + " ends that"})
+		}
+	}
+}
+
+// pausedAhead adds to a reason which of the jobs that have the places do not start, because of pauses. A paused job that
+// runs goes on, and so gives its place back.
+func (x *explaining) pausedAhead(ctx context.Context, r *Reason) error {
+	const read = `
+select j.id, j.queue, j.kind from onceq.jobs j
+ where j.id = any ($1::bigint[]) and (j.leased_until is null or j.leased_until <= statement_timestamp())
+ union all
+select w.id, w.queue, w.kind from onceq.job_waits w where w.id = any ($1::bigint[])
+ order by 1`
+	if len(x.pauses) == 0 || len(r.Ahead) == 0 {
+		return nil
+	}
+	held := make([][]int64, len(x.pauses))
+	err := x.q.send(ctx, x.db, reading, read, []any{r.Ahead}, each(func(rows pgx.Rows) error {
+		var id int64
+		var queue, kind string
+		if err := rows.Scan(&id, &queue, &kind); err != nil {
+			return err
+		}
+		for i, p := range x.pauses {
+			if cause, _ := p.holds(queue, kind); cause != "" {
+				held[i] = append(held[i], id)
+			}
+		}
+		return nil
+	}))
+	if err != nil {
+		return fmt.Errorf("onceq: explain: %w", err)
+	}
+	for i, ids := range held {
+		if len(ids) == 0 {
+			continue
+		}
+		p := &x.pauses[i]
+		r.Text += fmt.Sprintf("; of these, %d do not start, because %s", ids, p)
+		if r.Pause == nil {
+			_, end := p.holds(p.Queue, p.Kind)
+			r.Pause, r.Advice = p, end+" lets them start; cancelling them gives their places to others"
+		}
 	}
 	return nil
 }

@@ -413,10 +413,19 @@ func (x *explaining) lane(ctx context.Context) error {
 			r.Text += "; the first lease among them lasts until " + stamp(*until)
 		}
 		r.Advice = "if one of them hangs, its explanation says where it runs; a higher limit lets more of them be live"
+		if err := x.pausedAhead(ctx, &r); err != nil {
+			return err
+		}
 	default:
 		r.Text = fmt.Sprintf("its lane %q has room, and %d jobs come before it: a worker lets them in within a poll", j.Lane, r.Before)
+		if j.Limit != "" {
+			r.Text = fmt.Sprintf("its lane %q has room, and %d jobs come before it: a worker lets them go on within a poll, and it then needs its share of limit %q", j.Lane, r.Before, j.Limit)
+		}
 		r.Advice = "if it stays so, no worker is running: start one"
 	}
 	x.e.add(r)
-	return nil
+	if j.Limit == "" {
+		return nil
+	}
+	return x.limitThen(ctx, r.Ahead)
 }

@@ -3,6 +3,7 @@ package onceq
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -178,6 +179,9 @@ select (select min(j.leased_until) from onceq.lane_places p join onceq.jobs j on
 			r.Text += "; the first lease among them lasts until " + stamp(*until)
 		}
 		r.Advice = "if one of them hangs, its explanation says where it runs; a higher limit lets more of them be live"
+		if err := x.pausedAhead(ctx, &r); err != nil {
+			return err
+		}
 	case l.Limit.Rate > 0:
 		gap := time.Duration(float64(l.Limit.Per) / float64(l.Limit.Rate))
 		r.Until = l.NextSlot.Add(time.Duration(r.Before) * gap)
@@ -186,6 +190,36 @@ select (select min(j.leased_until) from onceq.lane_places p join onceq.jobs j on
 	default:
 		r.Text = fmt.Sprintf("its limit %q has room, and %d jobs come before it: a worker lets them in within a poll", j.Limit, r.Before)
 		r.Advice = "if it stays so, no worker is running: start one"
+	}
+	x.e.add(r)
+	return nil
+}
+
+// limitThen adds that a job that waits for its lane will then wait for its limit, if no more jobs may be live than those of
+// other lanes, or none. ahead are the jobs that the lane waits for, which have left the limit by then.
+func (x *explaining) limitThen(ctx context.Context, ahead []int64) error {
+	j := &x.e.Job
+	l, err := x.q.Limit(ctx, x.db, j.Limit)
+	if err != nil {
+		return err
+	}
+	r := Reason{Cause: CauseLimit, Slots: l.Limit.AtOnce, Text: "its " + l.String(), Advice: raiseLimit}
+	if l.Limit != (Limit{}) {
+		others := l.Live
+		for _, id := range l.LiveIDs {
+			if slices.Contains(ahead, id) {
+				others--
+			}
+		}
+		if l.Limit.AtOnce == 0 || others < l.Limit.AtOnce {
+			return nil
+		}
+		r.Ahead = l.LiveIDs
+		r.Text += fmt.Sprintf("; the first of them are %d", l.LiveIDs)
+		r.Advice = "if one of them hangs, its explanation says where it runs; a higher limit lets more of them be live"
+		if err := x.pausedAhead(ctx, &r); err != nil {
+			return err
+		}
 	}
 	x.e.add(r)
 	return nil

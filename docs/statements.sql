@@ -1497,6 +1497,9 @@ select a.scope, a.key, a.until from onceq.job_awaits a
  where a.job_id = $1::bigint and a.claims = $2::int and a.state = 0
  order by a.until limit 1;
 
+-- explain.go: blocked.read
+select exists (select from onceq.job_waits where id = $1::bigint and lane = $2::text and claims = $3::int);
+
 -- explain.go: cancelAsked.read
 select requested_at from onceq.job_cancels where job_id = $1::bigint and requested_at >= $2::timestamptz;
 
@@ -1509,6 +1512,13 @@ select l.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), c
   join pg_locks l on l.locktype = 'transactionid' and l.transactionid = j.xmax and l.mode = 'ExclusiveLock' and l.granted
   left join pg_stat_activity a on a.pid = l.pid
  where j.id = $1::bigint and l.pid is distinct from pg_backend_pid();
+
+-- explain.go: pausedAhead.read
+select j.id, j.queue, j.kind from onceq.jobs j
+ where j.id = any ($1::bigint[]) and (j.leased_until is null or j.leased_until <= statement_timestamp())
+ union all
+select w.id, w.queue, w.kind from onceq.job_waits w where w.id = any ($1::bigint[])
+ order by 1;
 
 -- explain.go: readCrowd
 select (select count(*)

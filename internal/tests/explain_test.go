@@ -270,3 +270,119 @@ func TestExplain_Finished(t *testing.T) {
 	require.Contains(t, r.Text, "reset")
 	require.Contains(t, r.Advice, "say whether it happened")
 }
+
+// A job that waits for its limit, its lane or other jobs says what would keep it waiting after that, too.
+func TestExplain_BlockedNamesWhatComesAfter(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	setLimit(t, db, "closed", onceq.Limit{})
+	require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "k", "shut", 0))
+	limited := add(t, db, onceq.Job{Limit: "closed"})
+	delayed := add(t, db, onceq.Job{Limit: "closed", Delay: time.Hour})
+	laned := add(t, db, onceq.Job{Lane: "open"})
+	shut := add(t, db, onceq.Job{Lane: "shut"})
+	after := add(t, db, onceq.Job{After: []onceq.JobRef{{ID: laned}}})
+	both := add(t, db, onceq.Job{Lane: "shut", Limit: "closed"})
+	each := func(then ...onceq.Cause) {
+		t.Helper()
+		explained(t, db, limited, append([]onceq.Cause{onceq.CauseLimit}, then...)...)
+		explained(t, db, delayed, append([]onceq.Cause{onceq.CauseScheduled, onceq.CauseLimit}, then...)...)
+		explained(t, db, laned, append([]onceq.Cause{onceq.CauseLane}, then...)...)
+		explained(t, db, shut, append([]onceq.Cause{onceq.CauseLane}, then...)...)
+		explained(t, db, after, append([]onceq.Cause{onceq.CauseAfter}, then...)...)
+		explained(t, db, both, append([]onceq.Cause{onceq.CauseLane, onceq.CauseLimit}, then...)...)
+	}
+	each(onceq.CauseNoWorker)
+	workerRow(t, db, 1, `{"default": 1}`, "mail", "0 s")
+	each(onceq.CauseNoHandler)
+	require.NoError(t, q.PauseKind(ctx, db.Pool, "k", "bob"))
+	require.NoError(t, q.PauseQueue(ctx, db.Pool, "default", "ann"))
+	require.NoError(t, q.PauseQueue(ctx, db.Pool, "other", ""))
+	each(onceq.CauseQueuePaused, onceq.CauseKindPaused, onceq.CauseNoHandler)
+	workerRow(t, db, 2, `{"default": 1}`, "k", "0 s")
+	each(onceq.CauseQueuePaused, onceq.CauseKindPaused)
+	_, err := q.ResumeQueue(ctx, db.Pool, "default")
+	require.NoError(t, err)
+	_, err = q.ResumeKind(ctx, db.Pool, "k")
+	require.NoError(t, err)
+	each()
+}
+
+// A job in a lane with room says that its limit is full, and one that waits for paused jobs says that these are paused.
+func TestExplain_FullLimitAndPausedHolders(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	workerRow(t, db, 1, `{"default": 1}`, "k,held", "0 s")
+	holder := add(t, db, onceq.Job{Kind: "held", Limit: "provider"})
+	l := laneClaimOne(t, q, holder)
+	first := add(t, db, onceq.Job{Lane: "a", Limit: "provider"})
+	r := explained(t, db, first, onceq.CauseLane, onceq.CauseLimit)
+	require.Contains(t, r[0].Text, `a worker lets them go on within a poll, and it then needs its share of limit "provider"`)
+	require.Equal(t, []any{[]int64{holder}, 1}, []any{r[1].Ahead, r[1].Slots})
+	require.Contains(t, r[1].Text, fmt.Sprintf(`its limit "provider" is full: 1 of its jobs are live, and 1 may be; the first of them are [%d]`, holder))
+
+	require.NoError(t, q.PauseKind(ctx, db.Pool, "held", "ann"))
+	require.NotContains(t, explained(t, db, first, onceq.CauseLane, onceq.CauseLimit)[1].Text, "paused", "it runs, and ends all the same")
+	require.NoError(t, l.Complete(ctx, nil))
+	require.NoError(t, laneClaimOne(t, q, first).Complete(ctx, nil))
+	holder = add(t, db, onceq.Job{Kind: "held", Limit: "provider"})
+	require.Empty(t, laneClaim(t, q, 10)) // it is let in, and nobody takes it
+	first = add(t, db, onceq.Job{Lane: "a", Limit: "provider"})
+	r = explained(t, db, first, onceq.CauseLane, onceq.CauseLimit)
+	held := fmt.Sprintf(`; of these, [%d] do not start, because kind "held" has been paused since `, holder)
+	require.Contains(t, r[1].Text, held)
+
+	require.Empty(t, laneClaim(t, q, 10)) // it goes on to the line of its limit
+	second := add(t, db, onceq.Job{Lane: "a"})
+	one := explained(t, db, first, onceq.CauseLimit)[0]
+	require.Contains(t, one.Text, held)
+	require.Equal(t, "resuming the kind lets them start; cancelling them gives their places to others", one.Advice)
+	require.Equal(t, "ann", one.Pause.Note)
+	one = explained(t, db, second, onceq.CauseLane)[0]
+	require.Equal(t, []int64{first}, one.Ahead)
+	require.Nil(t, one.Pause)
+
+	// What its own lane has of the limit is free when its turn comes.
+	_, err := q.ResumeKind(ctx, db.Pool, "held")
+	require.NoError(t, err)
+	require.NoError(t, laneClaimOne(t, q, holder).Complete(ctx, nil))
+	laneClaimOne(t, q, first)
+	third := add(t, db, onceq.Job{Lane: "a", Limit: "provider"})
+	explained(t, db, third, onceq.CauseLane)
+}
+
+// A job that is let in between two statements of Explain is never said to wait for itself, whichever statements these are.
+func TestExplain_JobMovesOnMeanwhile(t *testing.T) {
+	t.Parallel()
+	for name, j := range map[string]onceq.Job{
+		"lane":  {Lane: "a"},
+		"limit": {Limit: "p"},
+		"both":  {Lane: "a", Limit: "p"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			moved := true
+			for n := 1; moved; n++ {
+				require.Less(t, n, 50)
+				moved = false
+				id := add(t, db, j)
+				var l *onceq.Lease
+				between := &enqBetween{DB: db.Pool, n: n, do: func() { l, moved = laneClaimOne(t, db.Queue, id), true }}
+				why, err := db.Queue.Explain(t.Context(), between, id)
+				require.NoError(t, err)
+				for _, r := range why.Reasons {
+					require.NotContains(t, r.Ahead, id, "before statement %d: %s", n, why)
+				}
+				if !moved {
+					l = laneClaimOne(t, db.Queue, id)
+				} else {
+					require.Equal(t, onceq.CauseRunning, why.Cause(), "before statement %d: %s", n, why)
+				}
+				require.NoError(t, l.Complete(t.Context(), nil))
+			}
+		})
+	}
+}

@@ -42,6 +42,7 @@ func groupWith(t *testing.T, db *queuetest.DB, rule onceq.DeadRule, n, dead, ope
 func TestExplain_WaitsForOthers(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
+	workerRow(t, db, 1, `{"default": 1}`, "part,whole", "0 s")
 	g := groupWith(t, db, onceq.DeadWait, 4, 1, 2)
 	id, dead := g.Then.ID, g.Members[0].ID
 	r := explained(t, db, id, onceq.CauseAfter)[0]
