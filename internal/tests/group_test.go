@@ -442,6 +442,10 @@ func TestGroup_BadInputAndDuplicates(t *testing.T) {
 	by := func(key string) onceq.JobRef { return onceq.JobRef{Scope: "k", Key: key} }
 	first, err := q.Enqueue(ctx, db.Pool, keyed("a"))
 	require.NoError(t, err)
+	says := map[string]string{
+		"itself":      `After[0] names key "b" in scope "k", which is that of the job itself; a job cannot wait for itself`,
+		"a later one": `[0].After[0] names key "c" in scope "k", which is that of a later one in this call (the one with index 1); put that one before`,
+	}
 	for name, jobs := range map[string][]onceq.Job{
 		"unknown key":        {keyed("b", by("nobody"))},
 		"unknown id":         {keyed("b", onceq.JobRef{ID: 1 << 40})},
@@ -458,13 +462,18 @@ func TestGroup_BadInputAndDuplicates(t *testing.T) {
 		err := pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
 			_, err := q.EnqueueMany(ctx, tx, jobs)
 			var bad *onceq.InvalidError
-			require.ErrorAs(t, err, &bad, name)
+			refused := func() {
+				t.Helper()
+				require.ErrorAs(t, err, &bad, name)
+				require.ErrorContains(t, err, says[name], name)
+			}
+			refused()
 			if len(jobs) == 1 {
 				_, err = q.Enqueue(ctx, tx, jobs[0])
-				require.ErrorAs(t, err, &bad, name)
+				refused()
 			}
 			_, err = q.EnqueueGroup(ctx, tx, jobs, whole.Job("x"))
-			require.ErrorAs(t, err, &bad, name)
+			refused()
 			_, err = tx.Exec(ctx, `select 1`)
 			return err
 		})
