@@ -70,9 +70,13 @@ func EffectTimeout(d time.Duration) EffectOption { return func(f *Fence) { f.lea
 // without the result unnoticed. Queue.Resolve can add a smaller result.
 //
 // The statements need a connection in addition to that of a handler's transaction. Workers provide one; with Queue.Claim
-// the pool must have one to spare, otherwise Once fails after 10 s, before fn is called.
+// the pool must have one to spare, otherwise Once fails after 10 s, before fn is called. A nil fn is an *InvalidError, and
+// nothing is recorded.
 func Once[R any](ctx context.Context, l *Lease, name string, fn func(ctx context.Context, key string) (R, error), opts ...EffectOption) (R, error) {
 	var none R
+	if fn == nil {
+		return none, errNoFunction
+	}
 	leave, err := l.enter(name)
 	if err != nil {
 		return none, err
@@ -87,6 +91,10 @@ func Once[R any](ctx context.Context, l *Lease, name string, fn func(ctx context
 	done = err == nil
 	return r, err
 }
+
+// errNoFunction comes before anything is written: a call of nil would leave the outcome of an effect uncertain that nobody
+// has begun.
+var errNoFunction = invalid("fn", "is nil, so there is nothing to do once; pass a function")
 
 // effectRun is an effect in one run.
 type effectRun struct {
@@ -185,6 +193,9 @@ func (f *Fence) claimAlone(ctx context.Context) (c *FenceLease, err error) {
 // too; Fence.Resolve adds one.
 func Do[R any](ctx context.Context, q *Queue, spec FenceSpec, fn func(ctx context.Context, c *FenceLease) (R, error)) (R, error) {
 	var none R
+	if fn == nil {
+		return none, errNoFunction
+	}
 	f, err := q.Fence(spec)
 	if err != nil {
 		return none, err

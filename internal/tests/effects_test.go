@@ -478,6 +478,24 @@ func TestAsk_WithoutAFunctionIsAnError(t *testing.T) {
 	require.Zero(t, fenceGet[int](t, db.Pool, `select count(*)::int from onceq.job_fences where class > 0`))
 }
 
+// Once and Do without a function once began the effect and then panicked, so that its outcome was uncertain.
+func TestOnce_WithoutAFunctionIsAnError(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	add(t, db, onceq.Job{})
+	l := fenceLease(t, db)
+	var invalid *onceq.InvalidError
+	_, err := onceq.Once[int](t.Context(), l, "charge", nil)
+	require.ErrorAs(t, err, &invalid)
+	require.ErrorContains(t, err, "fn is nil")
+	_, err = onceq.Do[int](t.Context(), db.Queue, onceq.FenceSpec{Key: "k"}, nil)
+	require.ErrorAs(t, err, &invalid)
+	require.Zero(t, fenceGet[int](t, db.Pool, `select count(*)::int from onceq.job_fences where class > 0`))
+	done, err := onceq.Once(t.Context(), l, "charge", func(context.Context, string) (int, error) { return 7, nil })
+	require.NoError(t, err)
+	require.Equal(t, 7, done)
+}
+
 // A staging system, made from a copy of production, once sent production's idempotency keys.
 func TestNewInstallation(t *testing.T) {
 	t.Parallel()
