@@ -455,7 +455,7 @@ select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_con
 	require.Equal(t, [][]string{{named(onceq.UserStatements["complete one"])}}, tracer.take())
 	require.NoError(t, leases[2].Extend(ctx, time.Minute))
 	require.Equal(t, own(named(onceq.HotStatements["extend"])), tracer.take())
-	require.NoError(t, leases[2].Snooze(ctx, 0))
+	require.NoError(t, leases[2].Snooze(ctx, 1))
 	require.Equal(t, own(named(onceq.HotStatements["retry"])), tracer.take())
 	require.NoError(t, leases[3].Fail(ctx, onceq.Fatal(context.Canceled)))
 	require.Equal(t, own(named(onceq.HotStatements["end"])), tracer.take())

@@ -58,12 +58,24 @@ func RetryAfter(d time.Duration, err error) error {
 
 // Snooze runs the job again after d, without spending an attempt and without recording an error. What a handler's
 // transaction wrote is rolled back. Joined with another error (errors.Join) it does not count: that error fails the attempt.
-func Snooze(d time.Duration) error { return &retryAfter{d: d} }
+//
+// A d of 0 or less counts as a second. It is more often an interval that nobody has set than a wish, and nothing else would
+// end a job that runs again at once each time.
+func Snooze(d time.Duration) error {
+	if d <= 0 {
+		d = snoozeUnset
+	}
+	return &retryAfter{d: d}
+}
+
+// snoozeUnset is for how long a Snooze without a time gives a job back.
+const snoozeUnset = time.Second
 
 // Reschedule says that this run went well and that the same job, with its id and key, should run again after d. What a
 // handler's transaction wrote commits together with that. Attempts count from 0 again, and effects (Once) are done again;
 // if the next run fails, its retries replay what that run has done. If a Once returned an error, return that error instead
-// of Reschedule: the next run knows nothing of an effect of this run whose outcome is unknown.
+// of Reschedule: the next run knows nothing of an effect of this run whose outcome is unknown. A d of 0 or less means at once,
+// for a job that has done a part of its work and goes on with the next.
 func Reschedule(d time.Duration) error { return &retryAfter{d: d, reset: true} }
 
 // retryOf finds what RetryAfter, Snooze or Reschedule put into err, or returns nil. A panic with a Reschedule does not

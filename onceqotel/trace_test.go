@@ -164,7 +164,7 @@ func TestTrace_UncertainAndReplayedAreEventsOfTheAttempt(t *testing.T) {
 			return err
 		}
 		if runs++; runs == 1 {
-			return onceq.Snooze(0)
+			return onceq.Snooze(1)
 		}
 		return nil
 	}))
@@ -246,7 +246,7 @@ func TestTrace_StartForALoopAroundClaim(t *testing.T) {
 	require.NoError(t, err)
 	b.enqueue(baggage.ContextWithBaggage(t.Context(), bag), welcome.Job(mail{"ada"}))
 	outer, loop := b.trace.Tracer("app").Start(t.Context(), "loop")
-	for _, want := range []error{errBoom, onceq.Snooze(0), nil} {
+	for _, want := range []error{errBoom, onceq.Snooze(1), nil} {
 		l := b.claim()
 		ctx, end := b.tel.Start(outer, l)
 		require.Equal(t, "acme", baggage.FromContext(ctx).Member("tenant").Value())

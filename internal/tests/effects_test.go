@@ -372,7 +372,7 @@ func TestResolveMany(t *testing.T) {
 			err = errors.Join(err, effect("mail"))
 		}
 		if errors.Is(err, onceq.ErrUncertain) && !errors.Is(err, onceq.ErrHeld) {
-			return onceq.Snooze(0)
+			return onceq.Snooze(1)
 		}
 		return err
 	})

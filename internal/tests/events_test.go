@@ -137,7 +137,7 @@ func TestEvents_EachIsSentOnceInTimeAndAtItsLevel(t *testing.T) {
 	require.Equal(t, 1, e.Attempt)
 	require.Less(t, e.Wait, time.Minute)
 	require.NoError(t, l.Extend(ctx, time.Minute)) // not an event
-	require.NoError(t, l.Snooze(ctx, 0))
+	require.NoError(t, l.Snooze(ctx, 1))
 	seen.want(t, onceq.EventSnoozed)
 	l = claim()
 	require.NoError(t, l.Fail(ctx, errors.New("first")))
@@ -288,7 +288,7 @@ func TestEvents_DeferredSnoozedReleased(t *testing.T) {
 	}{
 		"retry after":    {onceq.RetryAfter(time.Hour, late), onceq.EventFailed},
 		"snooze":         {onceq.Snooze(time.Hour), onceq.EventSnoozed},
-		"snooze for 0":   {onceq.Snooze(0), onceq.EventSnoozed},
+		"snooze, short":  {onceq.Snooze(1), onceq.EventSnoozed},
 		"reschedule":     {onceq.Reschedule(time.Hour), onceq.EventSnoozed},
 		"somebody's":     {&onceq.InFlightError{RetryAfter: time.Hour}, onceq.EventSnoozed},
 		"a plain error":  {late, onceq.EventFailed},

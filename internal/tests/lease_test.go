@@ -239,7 +239,7 @@ func TestStale_EveryOperationIsRefused(t *testing.T) {
 					"complete": l.Complete(ctx, nil),
 					"extend":   l.Extend(ctx, time.Hour),
 					"fail":     l.Fail(ctx, errors.New("x")),
-					"snooze":   l.Snooze(ctx, 0),
+					"snooze":   l.Snooze(ctx, 1),
 					"release":  l.Release(ctx),
 				} {
 					var lost *onceq.LeaseError
@@ -298,7 +298,7 @@ func TestLease_AttemptsAndLostLeasesAreCountedApart(t *testing.T) {
 		db.ExpireLease(id)
 	}
 	l := takeOne(t, db)
-	require.NoError(t, l.Snooze(t.Context(), 0))
+	require.NoError(t, l.Snooze(t.Context(), 1))
 	l = takeOne(t, db)
 	require.Equal(t, [2]int{1, 0}, [2]int{l.Attempt, l.Lost})
 	require.NoError(t, l.Fail(t.Context(), errors.New("one")))
@@ -333,7 +333,7 @@ func TestLease_LostLeasesAreSetBackByRunsThatEnd(t *testing.T) {
 		err  func(context.Context, *onceq.Lease) error
 		want int
 	}{
-		"snoozed":           {func(context.Context, *onceq.Lease) error { return onceq.Snooze(0) }, 0},
+		"snoozed":           {func(context.Context, *onceq.Lease) error { return onceq.Snooze(1) }, 0},
 		"snoozed for long":  {func(context.Context, *onceq.Lease) error { return onceq.Snooze(time.Hour) }, 0},
 		"rescheduled":       {func(context.Context, *onceq.Lease) error { return onceq.Reschedule(time.Hour) }, 0},
 		"asleep":            {func(ctx context.Context, l *onceq.Lease) error { return onceq.Sleep(ctx, l, "night", time.Hour) }, 0},
@@ -384,7 +384,7 @@ func TestLease_CrashesBetweenRunsThatEndWell(t *testing.T) {
 	for range 2 * onceq.DefaultMaxLost {
 		takeOne(t, db)
 		db.ExpireLease(flows)
-		require.NoError(t, takeOne(t, db).Snooze(t.Context(), 0))
+		require.NoError(t, takeOne(t, db).Snooze(t.Context(), 1))
 	}
 	claim := func() []*onceq.Lease {
 		leases, err := db.Queue.Claim(t.Context(), onceq.ClaimOptions{Queue: "poison"})
@@ -429,6 +429,35 @@ func TestLease_JobsThatLostLeasesAreClaimedOneByOne(t *testing.T) {
 	require.Equal(t, ids[2:], idsOf(take(t, db, 10)))
 }
 
+// A Snooze whose time is 0 or less counts as a second: its job does not run again and again. A Reschedule runs at once.
+func TestSnooze_NothingIsASecond(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	later := func(end func(l *onceq.Lease) error) (least, most time.Duration) {
+		id := add(t, db, onceq.Job{})
+		l := takeOne(t, db)
+		require.Equal(t, id, l.ID)
+		began := sqlOne[time.Time](t, db, `select clock_timestamp()`)
+		require.NoError(t, end(l))
+		ended := sqlOne[time.Time](t, db, `select clock_timestamp()`)
+		var at time.Time
+		require.NoError(t, db.Pool.QueryRow(t.Context(), `delete from onceq.jobs where id = $1 returning run_at`, id).Scan(&at))
+		return at.Sub(ended), at.Sub(began)
+	}
+	for _, d := range []time.Duration{0, -1, -time.Hour} {
+		for name, end := range map[string]func(*onceq.Lease) error{
+			"returned": func(l *onceq.Lease) error { return l.Fail(t.Context(), onceq.Snooze(d)) },
+			"called":   func(l *onceq.Lease) error { return l.Snooze(t.Context(), d) },
+		} {
+			least, most := later(end)
+			require.LessOrEqual(t, least, time.Second, "%s, %s", name, d)
+			require.GreaterOrEqual(t, most, time.Second, "%s, %s", name, d)
+		}
+		least, _ := later(func(l *onceq.Lease) error { return l.Fail(t.Context(), onceq.Reschedule(d)) })
+		require.LessOrEqual(t, least, time.Duration(0), "rescheduled, %s", d)
+	}
+}
+
 func TestFail_WhatAnErrorDoes(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -441,7 +470,7 @@ func TestFail_WhatAnErrorDoes(t *testing.T) {
 		{errors.New("plain"), onceq.StateRetrying, 1, 900 * time.Millisecond, 1100 * time.Millisecond},
 		{fmt.Errorf("wrapped: %w", onceq.RetryAfter(time.Hour, errors.New("busy"))), onceq.StateRetrying, 1, time.Hour, time.Hour},
 		{onceq.Snooze(time.Minute), onceq.StateDelayed, 0, time.Minute, time.Minute},
-		{onceq.Snooze(-time.Minute), onceq.StateWaiting, 0, 0, 0},
+		{onceq.Snooze(1), onceq.StateWaiting, 0, 0, 0},
 		{onceq.Snooze(1 << 62), onceq.StateDelayed, 0, 876_000 * time.Hour, 876_000 * time.Hour},
 		{fmt.Errorf("wrapped: %w", onceq.Fatal(errors.New("no use"))), onceq.StateDead, 1, 0, 0},
 		{&onceq.InFlightError{RetryAfter: time.Minute}, onceq.StateDelayed, 0, time.Minute, time.Minute},

@@ -20,12 +20,12 @@ func TestFailure_AWishJoinedWithAnErrorIsAFailure(t *testing.T) {
 	t.Parallel()
 	boom := errors.New("boom")
 	for name, err := range map[string]error{
-		"snooze":            errors.Join(boom, onceq.Snooze(0)),
-		"snooze first":      errors.Join(onceq.Snooze(0), boom),
+		"snooze":            errors.Join(boom, onceq.Snooze(1)),
+		"snooze first":      errors.Join(onceq.Snooze(1), boom),
 		"reschedule":        errors.Join(boom, onceq.Reschedule(time.Hour)),
-		"two verbs":         fmt.Errorf("%w after %w", boom, onceq.Snooze(0)),
+		"two verbs":         fmt.Errorf("%w after %w", boom, onceq.Snooze(1)),
 		"in flight":         errors.Join(boom, &onceq.InFlightError{RetryAfter: time.Millisecond}),
-		"joined and joined": errors.Join(errors.Join(onceq.Snooze(0)), fmt.Errorf("more: %w", boom)),
+		"joined and joined": errors.Join(errors.Join(onceq.Snooze(1)), fmt.Errorf("more: %w", boom)),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -47,9 +47,9 @@ func TestFailure_AWishJoinedWithAnErrorIsAFailure(t *testing.T) {
 		})
 	}
 	for name, err := range map[string]error{
-		"one":    onceq.Snooze(0),
-		"two":    errors.Join(onceq.Snooze(0), onceq.Snooze(time.Hour)),
-		"nested": fmt.Errorf("later: %w", errors.Join(onceq.Snooze(0))),
+		"one":    onceq.Snooze(1),
+		"two":    errors.Join(onceq.Snooze(1), onceq.Snooze(time.Hour)),
+		"nested": fmt.Errorf("later: %w", errors.Join(onceq.Snooze(1))),
 	} {
 		require.False(t, onceq.IsFailure(err), name)
 	}

@@ -972,7 +972,7 @@ func TestOnce_ErrorsAndEventsNameTheEffectAndItsJob(t *testing.T) {
 	if !errors.As(err, &uncertain) || uncertain.Effect != "mail" || uncertain.JobID != r.ID || uncertain.Key != "" {
 		t.Errorf("%+v", uncertain)
 	}
-	fenceOK(t, "Snooze", l.Snooze(ctx, 0))
+	fenceOK(t, "Snooze", l.Snooze(ctx, 1))
 	leases, err = db.Queue.Claim(ctx, onceq.ClaimOptions{Queue: "q"})
 	fenceOK(t, "Claim", err)
 	stale := l

@@ -166,7 +166,7 @@ func mainPaths(t *testing.T, db *queuetest.DB, pool *pgxpool.Pool) {
 	l = claim(id)
 	require.NoError(t, l.Release(ctx))
 	l = claim(id)
-	require.NoError(t, l.Snooze(ctx, 0))
+	require.NoError(t, l.Snooze(ctx, 1))
 	l = claim(id)
 	inTx(func(tx pgx.Tx) { require.NoError(t, l.Complete(ctx, tx)) })
 	id = enqueue(pool, again).ID

@@ -149,7 +149,7 @@ func TestSecurity_NoTextOfCallersIsSQL(t *testing.T) {
 						return err
 					}},
 					{"Lease.Release", func() error { return l.Release(ctx) }},
-					{"Lease.Snooze", func() error { return claim().Snooze(ctx, 0) }},
+					{"Lease.Snooze", func() error { return claim().Snooze(ctx, 1) }},
 					{"Lease.Fail", func() error { return claim().Fail(ctx, onceq.RetryAfter(0, oops)) }},
 					{"Queue.Effects", func() error {
 						l = claim()

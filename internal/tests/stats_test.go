@@ -32,7 +32,7 @@ func TestStats(t *testing.T) {
 	}
 	for _, o := range []func(*onceq.Lease) error{
 		func(l *onceq.Lease) error { return l.Fail(ctx, onceq.RetryAfter(time.Hour, errors.New("later"))) },
-		func(l *onceq.Lease) error { return l.Snooze(ctx, 0) },
+		func(l *onceq.Lease) error { return l.Snooze(ctx, 1) },
 	} {
 		repairEnqueue(t, db, onceq.Job{Priority: onceq.PriorityHigh})
 		if err := o(repairClaim(t, db)); err != nil {

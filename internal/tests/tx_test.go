@@ -691,7 +691,7 @@ func TestHandleTx_CommittedBehindTheWorkersBack(t *testing.T) {
 				t.Parallel()
 				db := withEffects(t)
 				for i, after := range []error{errors.New("bad day"), onceq.Fatal(errors.New("bad day")), onceq.RetryAfter(0, errors.New("bad day")),
-					&pgconn.PgError{Code: "40001", Message: "bad day"}, fmt.Errorf("bad day: %w", onceq.Snooze(0))} {
+					&pgconn.PgError{Code: "40001", Message: "bad day"}, fmt.Errorf("bad day: %w", onceq.Snooze(1))} {
 					kind := onceq.Kind[int]{Name: "k", Keep: keep, Key: func(int) string { return fmt.Sprint("key", i) }}
 					r, err := db.Queue.Enqueue(t.Context(), db.Pool, kind.Job(1))
 					require.NoError(t, err)

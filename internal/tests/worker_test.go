@@ -1579,7 +1579,7 @@ func TestDrain_SaysThatItsContextEndedWithWorkLeft(t *testing.T) {
 
 	deploy := errors.New("a deploy")
 	ctx, stop := context.WithCancelCause(t.Context())
-	w, err = onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error { stop(deploy); return onceq.Snooze(0) }))
+	w, err = onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error { stop(deploy); return onceq.Snooze(1) }))
 	require.NoError(t, err)
 	err = w.Drain(ctx, 0)
 	require.ErrorIs(t, err, context.Canceled)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/examples/internal/example"
@@ -33,7 +34,7 @@ func main() {
 	example.Drain(ctx, q, welcome.Handle(func(ctx context.Context, l *onceq.Lease, id int) error {
 		_, err := onceq.Once(ctx, l, "mail", func(context.Context, string) (bool, error) { return true, nil })
 		if runs++; runs == 1 && err == nil {
-			return onceq.Snooze(0) // the next run replays the mail
+			return onceq.Snooze(time.Nanosecond) // the next run replays the mail
 		}
 		return err
 	}))
