@@ -103,8 +103,11 @@ func checkEvent(scope, key string) error {
 
 // hasEvents refuses events and sleeps where there are none.
 func (q *Queue) hasEvents(ctx context.Context, db DB) error {
-	if citus, err := q.onCitus(ctx, db); err != nil || !citus {
-		return err
+	switch citus, err := q.onCitus(ctx, db); {
+	case err != nil:
+		return fmt.Errorf("onceq: %w", err)
+	case !citus:
+		return nil
 	}
 	return Fatal(errors.New("onceq: Emit, Await and Sleep do not work on a server with Citus yet"))
 }

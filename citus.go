@@ -26,7 +26,7 @@ import (
 //
 // TestCitus_ runs the parts on a plain server, in make matrix MODES=citus on a cluster.
 
-// onCitus reports whether the server has Citus, and asks it once.
+// onCitus reports whether the server has Citus, and asks it once. Its error is for the text of another one.
 func (q *Queue) onCitus(ctx context.Context, db DB) (bool, error) {
 	switch q.citus.Load() {
 	case citusNo:
@@ -36,7 +36,7 @@ func (q *Queue) onCitus(ctx context.Context, db DB) (bool, error) {
 	}
 	var is bool
 	if err := query(ctx, db, askCitus, nil, row(&is)); err != nil {
-		return false, fmt.Errorf("onceq: asking whether the server has Citus: %w", err)
+		return false, fmt.Errorf("asking whether the server has Citus: %w", err)
 	}
 	q.learn(is)
 	return is, nil

@@ -270,8 +270,11 @@ select l.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), c
   join pg_locks l on l.locktype = 'transactionid' and l.transactionid = j.xmax and l.mode = 'ExclusiveLock' and l.granted
   left join pg_stat_activity a on a.pid = l.pid
  where j.id = $1::bigint and l.pid is distinct from pg_backend_pid()`
-	if citus, err := x.q.onCitus(ctx, x.db); err != nil || citus {
-		return r, false, err
+	switch citus, err := x.q.onCitus(ctx, x.db); {
+	case err != nil:
+		return r, false, fmt.Errorf("onceq: explain: %w", err)
+	case citus:
+		return r, false, nil
 	}
 	var pid *int
 	var user, app, state string

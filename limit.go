@@ -211,7 +211,7 @@ with limits as (
   update onceq.lane_limits set n = null, rate = null, per = null, burst = null, lowered = true where lane = $1::text
 )` + calls
 	if db == nil {
-		return errNoDB
+		return noDB{}
 	}
 	slot := -1
 	if !isFamily(line) {

@@ -28,33 +28,19 @@ func TestMistakes(t *testing.T) {
 	_, err = db.Queue.EnqueueMany(t.Context(), nil, []onceq.Job{{Kind: "k"}})
 	require.ErrorAs(t, err, &bad)
 
-	// So does each call that takes no pool by itself.
-	ctx, q, all := t.Context(), db.Queue, onceq.Filter{Kind: "k"}
-	for name, call := range map[string]func() error{
-		"Get":         func() error { _, err := q.Get(ctx, nil, 1); return err },
-		"GetByKey":    func() error { _, err := q.GetByKey(ctx, nil, "k", "k"); return err },
-		"List":        func() error { _, err := q.List(ctx, nil, all); return err },
-		"Count":       func() error { _, err := q.Count(ctx, nil, all); return err },
-		"Explain":     func() error { _, err := q.Explain(ctx, nil, 1); return err },
-		"Workers":     func() error { _, err := q.Workers(ctx, nil); return err },
-		"Pauses":      func() error { _, err := q.Pauses(ctx, nil); return err },
-		"ResumeKind":  func() error { _, err := q.ResumeKind(ctx, nil, "k"); return err },
-		"Effects":     func() error { _, err := q.Effects(ctx, nil, 1); return err },
-		"Cancel":      func() error { _, err := q.Cancel(ctx, nil, 1); return err },
-		"CancelMany":  func() error { _, _, err := q.CancelMany(ctx, nil, all); return err },
-		"Retry":       func() error { _, err := q.Retry(ctx, nil, 1); return err },
-		"Redrive":     func() error { _, err := q.Redrive(ctx, nil, 1); return err },
-		"RedriveMany": func() error { _, _, err := q.RedriveMany(ctx, nil, all); return err },
-		"RetryMany":   func() error { _, err := q.RetryMany(ctx, nil, all); return err },
-		"Discard":     func() error { return q.Discard(ctx, nil, 1) },
-		"DiscardMany": func() error { _, err := q.DiscardMany(ctx, nil, all); return err },
-		"WouldCancel": func() error { _, err := q.WouldCancel(ctx, nil, all); return err },
-		"Resolve":     func() error { return q.Resolve(ctx, nil, 1, "a", onceq.NeverApplied()) },
-		"ResolveMany": func() error { _, _, err := q.ResolveMany(ctx, nil, all, "a", onceq.NeverApplied()); return err },
-	} {
+	// So does each call that takes no pool by itself, and every error names the library once.
+	for name, call := range callsIn(t.Context(), db.Queue, nil) {
 		err := call()
 		require.ErrorAs(t, err, &bad, name)
 		require.ErrorContains(t, err, "db is nil; pass the transaction", name)
+		require.Equal(t, 1, strings.Count(err.Error(), "onceq: "), "%s: %v", name, err)
+	}
+	conn, err := pgx.ConnectConfig(t.Context(), db.Pool.Config().ConnConfig.Copy())
+	require.NoError(t, err)
+	require.NoError(t, conn.Close(t.Context()))
+	for name, call := range callsIn(t.Context(), db.Queue, conn) {
+		err := call()
+		require.ErrorContains(t, err, "conn closed", name)
 		require.Equal(t, 1, strings.Count(err.Error(), "onceq: "), "%s: %v", name, err)
 	}
 
@@ -72,6 +58,71 @@ func TestMistakes(t *testing.T) {
 	require.ErrorContains(t, err, "Key has 600 bytes; at most 512: use a hash of it")
 	_, err = db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: strings.Repeat("k", 600)})
 	require.ErrorContains(t, err, "Kind has 600 bytes; at most 128: choose a shorter one")
+}
+
+// callsIn is each call that takes a database and no lease.
+func callsIn(ctx context.Context, q *onceq.Queue, in onceq.DB) map[string]func() error {
+	all := onceq.Filter{Kind: "k"}
+	return map[string]func() error{
+		"Get":         func() error { _, err := q.Get(ctx, in, 1); return err },
+		"GetByKey":    func() error { _, err := q.GetByKey(ctx, in, "k", "k"); return err },
+		"List":        func() error { _, err := q.List(ctx, in, all); return err },
+		"Count":       func() error { _, err := q.Count(ctx, in, all); return err },
+		"Explain":     func() error { _, err := q.Explain(ctx, in, 1); return err },
+		"Workers":     func() error { _, err := q.Workers(ctx, in); return err },
+		"Pauses":      func() error { _, err := q.Pauses(ctx, in); return err },
+		"ResumeKind":  func() error { _, err := q.ResumeKind(ctx, in, "k"); return err },
+		"Effects":     func() error { _, err := q.Effects(ctx, in, 1); return err },
+		"Cancel":      func() error { _, err := q.Cancel(ctx, in, 1); return err },
+		"CancelMany":  func() error { _, _, err := q.CancelMany(ctx, in, all); return err },
+		"Retry":       func() error { _, err := q.Retry(ctx, in, 1); return err },
+		"Redrive":     func() error { _, err := q.Redrive(ctx, in, 1); return err },
+		"RedriveMany": func() error { _, _, err := q.RedriveMany(ctx, in, all); return err },
+		"RetryMany":   func() error { _, err := q.RetryMany(ctx, in, all); return err },
+		"Discard":     func() error { return q.Discard(ctx, in, 1) },
+		"DiscardMany": func() error { _, err := q.DiscardMany(ctx, in, all); return err },
+		"WouldCancel": func() error { _, err := q.WouldCancel(ctx, in, all); return err },
+		"Resolve":     func() error { return q.Resolve(ctx, in, 1, "a", onceq.NeverApplied()) },
+		"ResolveMany": func() error { _, _, err := q.ResolveMany(ctx, in, all, "a", onceq.NeverApplied()); return err },
+
+		"RecordAction":  func() error { _, err := q.RecordAction(ctx, in, onceq.Action{Who: "ann", What: "look"}); return err },
+		"Actions":       func() error { _, err := q.Actions(ctx, in, onceq.ActionFilter{}); return err },
+		"Emit":          func() error { _, err := q.Emit(ctx, in, "s", "k", 1); return err },
+		"Event":         func() error { _, _, err := q.Event(ctx, in, "s", "k"); return err },
+		"WouldRetry":    func() error { _, err := q.WouldRetry(ctx, in, all); return err },
+		"WouldRedrive":  func() error { _, err := q.WouldRedrive(ctx, in, all); return err },
+		"WouldDiscard":  func() error { _, err := q.WouldDiscard(ctx, in, all); return err },
+		"WouldResolve":  func() error { _, err := q.WouldResolve(ctx, in, all); return err },
+		"WouldMove":     func() error { _, err := q.WouldMove(ctx, in, all); return err },
+		"Counts":        func() error { _, err := q.Counts(ctx, in, onceq.CountFilter{}); return err },
+		"EnqueueUnique": func() error { _, err := q.EnqueueUnique(ctx, in, onceq.Job{Kind: "k", Key: "a"}); return err },
+		"EnqueueGroup": func() error {
+			_, err := q.EnqueueGroup(ctx, in, []onceq.Job{{Kind: "k"}}, onceq.Job{Kind: "k"})
+			return err
+		},
+		"Members":         func() error { _, err := q.Members(ctx, in, 1, 0, 0); return err },
+		"Group":           func() error { _, err := q.Group(ctx, in, 1); return err },
+		"Groups":          func() error { _, err := q.Groups(ctx, in, 0, 0); return err },
+		"GroupsOf":        func() error { _, err := q.GroupsOf(ctx, in, 1); return err },
+		"CancelGroup":     func() error { _, _, err := q.CancelGroup(ctx, in, 1); return err },
+		"Page":            func() error { _, _, err := q.Page(ctx, in, all); return err },
+		"Keys":            func() error { _, err := q.Keys(ctx, in, "s", "k"); return err },
+		"SetLaneLimit":    func() error { return q.SetLaneLimit(ctx, in, "k", "a", 1) },
+		"RemoveLaneLimit": func() error { return q.RemoveLaneLimit(ctx, in, "k", "a") },
+		"LaneLimit":       func() error { _, err := q.LaneLimit(ctx, in, "k", "a"); return err },
+		"Lanes":           func() error { _, err := q.Lanes(ctx, in, onceq.LaneFilter{}); return err },
+		"SetLimit":        func() error { return q.SetLimit(ctx, in, "p", onceq.Limit{AtOnce: 1}) },
+		"SetLimit, all":   func() error { return q.SetLimit(ctx, in, "p/", onceq.Limit{AtOnce: 1}) },
+		"RemoveLimit":     func() error { return q.RemoveLimit(ctx, in, "p") },
+		"Limits":          func() error { _, err := q.Limits(ctx, in, onceq.LimitFilter{}); return err },
+		"Limit":           func() error { _, err := q.Limit(ctx, in, "p"); return err },
+		"Move":            func() error { _, err := q.Move(ctx, in, 1, "other"); return err },
+		"MoveMany":        func() error { _, err := q.MoveMany(ctx, in, all, "other"); return err },
+		"PauseQueue":      func() error { return q.PauseQueue(ctx, in, "default", "") },
+		"PauseKind":       func() error { return q.PauseKind(ctx, in, "k", "") },
+		"ResumeQueue":     func() error { _, err := q.ResumeQueue(ctx, in, "default"); return err },
+		"Doubts":          func() error { _, _, err := q.Doubts(ctx, in, all); return err },
+	}
 }
 
 // Without tables every call fails with an error that says so and says what to do.
