@@ -23,5 +23,5 @@ func ExampleParse() {
 	// Fri 2026-01-30 18:00 CET
 	// Fri 2026-02-27 18:00 CET
 	// Tue 2026-03-31 18:00 CEST
-	// onceqcron: specification "0 25 * * *": field 2, the hour, is "25": end of range (25) above maximum (23): "25"
+	// onceqcron: specification "0 25 * * *": field 2, the hour, is "25": 25 is too large; possible are 0 to 23
 }
