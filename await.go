@@ -105,7 +105,7 @@ func checkEvent(scope, key string) error {
 func (q *Queue) hasEvents(ctx context.Context, db DB) error {
 	switch citus, err := q.onCitus(ctx, db); {
 	case err != nil:
-		return fmt.Errorf("onceq: %w", err)
+		return fmt.Errorf("onceq: %w", q.told(err))
 	case !citus:
 		return nil
 	}

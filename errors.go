@@ -266,6 +266,16 @@ func (e *tablesMissing) Error() string {
 
 func (e *tablesMissing) Unwrap() []error { return []error{e.schema, e.err} }
 
+// abortedError is Postgres's answer to a statement in a transaction in which an earlier one has failed. The answer does not
+// name that one.
+type abortedError struct{ error }
+
+func (e *abortedError) Error() string {
+	return e.error.Error() + "; an earlier statement of this transaction failed: look at the error that it returned, and roll the transaction back, or to a savepoint before that statement"
+}
+
+func (e *abortedError) Unwrap() error { return e.error }
+
 // noDB is errNoDB for the text of another error.
 type noDB struct{}
 

@@ -385,9 +385,13 @@ func (q *Queue) sql(statement string) string {
 }
 
 // told turns an error of Postgres into a *SchemaError if the tables are missing, and into an ErrIDTaken if another job with
-// the same id is in the way.
+// the same id is in the way. Of a transaction that has failed before it says what to do.
 func (q *Queue) told(err error) error {
 	var schema *SchemaError
+	var aborted *abortedError
+	if sqlstate.Of(err) == "25P02" && !errors.As(err, &aborted) {
+		return &abortedError{err}
+	}
 	var pgErr *pgconn.PgError
 	isTaken := errors.As(err, &pgErr) && (pgErr.Code == "OQ002" || sameID(pgErr))
 	if isTaken && !errors.Is(err, ErrIDTaken) {

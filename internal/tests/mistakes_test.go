@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
@@ -58,6 +59,30 @@ func TestMistakes(t *testing.T) {
 	require.ErrorContains(t, err, "Key has 600 bytes; at most 512: use a hash of it")
 	_, err = db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: strings.Repeat("k", 600)})
 	require.ErrorContains(t, err, "Kind has 600 bytes; at most 128: choose a shorter one")
+}
+
+// In a transaction that has failed, Postgres does not say why. The error says where to look, once, and is still Postgres's.
+func TestMistakes_InAFailedTransaction(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	tx, err := db.Pool.Begin(ctx)
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
+	_, err = tx.Exec(ctx, `select 1/0`)
+	require.Error(t, err)
+	calls := callsIn(ctx, q, tx)
+	calls["Enqueue"] = func() error { _, err := q.Enqueue(ctx, tx, onceq.Job{Kind: "k"}); return err }
+	calls["Enqueue, key"] = func() error { _, err := q.Enqueue(ctx, tx, onceq.Job{Kind: "k", Key: "a"}); return err }
+	calls["EnqueueMany"] = func() error { _, err := q.EnqueueMany(ctx, tx, []onceq.Job{{Kind: "k"}, {Kind: "k"}}); return err }
+	for name, call := range calls {
+		err := call()
+		var pg *pgconn.PgError
+		require.ErrorAs(t, err, &pg, name)
+		require.Equal(t, "25P02", pg.Code, name)
+		require.Equal(t, 1, strings.Count(err.Error(), "an earlier statement of this transaction failed: look at the error"), "%s: %v", name, err)
+		require.Equal(t, 1, strings.Count(err.Error(), "onceq: "), "%s: %v", name, err)
+	}
 }
 
 // callsIn is each call that takes a database and no lease.
