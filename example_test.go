@@ -1163,9 +1163,10 @@ func ExampleInFlightError() {
 		check(err)
 		fmt.Println("200 OK:", answer)
 	}
-	ask(func(context.Context, *onceq.FenceLease) (string, error) {
-		ask(nil) // another request, in the meantime
-		return "2026-05.pdf", nil
+	write := func(context.Context, *onceq.FenceLease) (string, error) { return "2026-05.pdf", nil }
+	ask(func(ctx context.Context, c *onceq.FenceLease) (string, error) {
+		ask(write) // another request, in the meantime
+		return write(ctx, c)
 	})
 	// Output:
 	// 202 Accepted, Retry-After is there: true

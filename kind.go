@@ -33,7 +33,7 @@ type Kind[P any] struct {
 	Fields        []string // see Job.Fields
 	IgnorePayload bool     // see Job.IgnorePayload
 
-	Lane       func(P) string // derives the lane from the payload, see Job.Lane; default, and where it returns "", none; not with Job.Replace
+	Lane       func(P) string // derives the lane from the payload, see Job.Lane; default, and where it returns "", none, also with a LaneRule; not with Job.Replace
 	LaneFamily string         // see Job.LaneFamily; default the kind's name
 	LaneRule   LaneRule       // see Job.LaneRule
 	Limit      func(P) string // derives the name of a limit from the payload, see Job.Limit; default, and where it returns "", none; not with Job.Replace either

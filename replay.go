@@ -190,7 +190,7 @@ func (f *Fence) claimAlone(ctx context.Context) (c *FenceLease, err error) {
 // If the work was done before, Do returns the stored result. Otherwise its errors are those of Fence.Claim, except that Do
 // asks the provider if the policy is Ask. Errors of fn count as in Once: after NotApplied the key is free, after any other
 // error the outcome is uncertain and Do returns an *UncertainError. Results that cannot be stored are treated as in Once
-// too; Fence.Resolve adds one.
+// too; Fence.Resolve adds one. A nil fn is an *InvalidError, as in Once.
 func Do[R any](ctx context.Context, q *Queue, spec FenceSpec, fn func(ctx context.Context, c *FenceLease) (R, error)) (R, error) {
 	var none R
 	if fn == nil {
