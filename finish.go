@@ -326,7 +326,7 @@ func (l *Lease) Fail(ctx context.Context, err error) error {
 	return l.end(ctx, "fail", l.failure(err))
 }
 
-// Snooze gives the job back, to run again after d. It spends no attempt.
+// Snooze gives the job back, to run again after d. It spends no attempt. A d of 0 or less counts as a second.
 func (l *Lease) Snooze(ctx context.Context, d time.Duration) error {
 	return l.end(ctx, "snooze", l.failure(Snooze(d)))
 }
