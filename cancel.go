@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onceq/onceq/internal/sqlstate"
 )
 
 // The statements of this file lock in the order of all others: jobs or history by id, then fences.
@@ -175,32 +177,47 @@ func (q *Queue) heed(ctx context.Context, db DB, given []int64) {
 	}
 }
 
-// unheeded gives jobs that somebody asked to cancel and that nobody holds, at most $1 of them. A holder cannot see a request
+// unheeded gives jobs after $2 that somebody asked to cancel and that nobody holds, at most $1 of them. A holder cannot see a request
 // that is not committed yet when it gives its job back, and a row that a transaction has locked may turn out to be one that
 // nobody runs.
 const unheeded = `
 select array_agg(job_id)
   from (select x.job_id from onceq.job_cancels x
-         where exists (select from onceq.jobs j
-                        where j.id = x.job_id and j.created_at <= x.requested_at
-                          and (j.leased_until is null or j.leased_until <= statement_timestamp()) offset 0)
-            or exists (select from onceq.job_waits w where w.id = x.job_id and w.created_at <= x.requested_at offset 0)
+         where x.job_id > $2::bigint
+           and (exists (select from onceq.jobs j
+                         where j.id = x.job_id and j.created_at <= x.requested_at
+                           and (j.leased_until is null or j.leased_until <= statement_timestamp()) offset 0)
+             or exists (select from onceq.job_waits w where w.id = x.job_id and w.created_at <= x.requested_at offset 0))
+         order by x.job_id
          limit $1::int) x`
 
-// heedAll cancels the jobs that somebody asked to cancel and that nobody holds. Each worker does it once a minute.
-func (q *Queue) heedAll(ctx context.Context, db DB) error {
-	for {
+// heedAll cancels the jobs that somebody asked to cancel and that nobody holds. Each worker does it once a minute. One that cannot be
+// cancelled keeps no other from it.
+func (q *Queue) heedAll(ctx context.Context, db DB) (failed error) {
+	for last, more := int64(0), true; more; {
 		var ids []int64
-		if err := q.guarded(ctx, db, unheeded, []any{repairChunk}, &ids); err != nil {
+		if err := q.guarded(ctx, db, unheeded, []any{repairChunk, last}, &ids); err != nil {
 			return fmt.Errorf("onceq: cancel: %w", err)
 		}
+		more = len(ids) == repairChunk
 		if len(ids) == 0 {
-			return nil
+			break
 		}
-		if gone, err := q.cancelFree(ctx, db, ids, true); err != nil || len(gone) < repairChunk {
-			return err // those that are locked wait for the next time
+		last = slices.Max(ids)
+		_, err := q.cancelFree(ctx, db, ids, true)
+		if err == nil {
+			continue
+		}
+		if sqlstate.Of(err) == "" { // it is not about one of them
+			return err
+		}
+		for _, id := range ids {
+			if _, err := q.cancelFree(ctx, db, []int64{id}, true); err != nil {
+				failed = err
+			}
 		}
 	}
+	return failed
 }
 
 // cancellable are the states in which a job can be cancelled.

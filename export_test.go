@@ -82,6 +82,16 @@ const GuardPlans = guardPlans
 // FenceFree is the condition under which a key is free. The SQL function take_fence repeats it.
 const FenceFree = fenceFree
 
+// FailAll writes the outcomes of several leases at once, as a worker does.
+func (q *Queue) FailAll(ctx context.Context, leases []*Lease, err error) error {
+	var outcomes []outcome
+	for _, l := range leases {
+		outcomes = append(outcomes, l.failure(err))
+	}
+	_, _, failed := q.finish(ctx, q.pool, hot, outcomes)
+	return failed
+}
+
 // HealthAt is Health with other limits: for the age of snapshots, for dead rows, for the bytes of an index, and for
 // waiting.
 func (q *Queue) HealthAt(ctx context.Context, snapshot time.Duration, dead, index int64, waiting time.Duration) ([]Finding, error) {

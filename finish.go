@@ -649,6 +649,7 @@ func (q *Queue) finish(ctx context.Context, db DB, by way, outcomes []outcome) (
 	}
 	var cancelled, held []int64
 	locks := 0
+	var asked []int64 // of one part
 	for _, part := range []struct {
 		outcomes  []outcome
 		statement string
@@ -657,14 +658,14 @@ func (q *Queue) finish(ctx context.Context, db DB, by way, outcomes []outcome) (
 	}{
 		{plain, completeJobs, completeArgs, nil},
 		{end, endJobs, endArgs, []any{nil}},
-		{again, retryJobs, retryArgs, []any{&cancelled}},
+		{again, retryJobs, retryArgs, []any{&asked}},
 		{laned, endLaned, waking(endArgs), []any{nil, nil}},
-		{lanedAgain, retryLaned, waking(retryArgs), []any{&cancelled, nil}},
-		{waiting, retryAwaiting, awaitingArgs(retryArgs), []any{&cancelled}},
-		{lanedWaiting, retryAwaitingLaned, awaitingArgs(waking(retryArgs)), []any{&cancelled, nil}},
+		{lanedAgain, retryLaned, waking(retryArgs), []any{&asked, nil}},
+		{waiting, retryAwaiting, awaitingArgs(retryArgs), []any{&asked}},
+		{lanedWaiting, retryAwaitingLaned, awaitingArgs(waking(retryArgs)), []any{&asked, nil}},
 		{limited, endLimited, waking(endArgs), []any{nil, nil}},
-		{limitedAgain, retryLimited, waking(retryArgs), []any{&cancelled, nil}},
-		{limitedWaiting, retryAwaitingLimited, awaitingArgs(waking(retryArgs)), []any{&cancelled, nil}},
+		{limitedAgain, retryLimited, waking(retryArgs), []any{&asked, nil}},
+		{limitedWaiting, retryAwaitingLimited, awaitingArgs(waking(retryArgs)), []any{&asked, nil}},
 		{plainTold, completeJobsTold, completeArgs, nil},
 		{told, endTold, endArgs, []any{nil, nil}},
 		{limitedTold, endLimitedTold, waking(endArgs), []any{nil, nil, nil}},
@@ -686,6 +687,7 @@ func (q *Queue) finish(ctx context.Context, db DB, by way, outcomes []outcome) (
 			continue
 		}
 		slices.Sort(done)
+		cancelled, asked = append(cancelled, asked...), nil
 		for _, o := range part.outcomes {
 			_, ok := slices.BinarySearch(done, o.lease.Token)
 			if !ok {

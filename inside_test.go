@@ -1122,3 +1122,29 @@ func TestTrap_AStatementWaitsForWhicheverConnectionIsFreeFirst(t *testing.T) {
 	_, err := onceq.FreeConn(ended, spare, outcomes, time.Hour)
 	require.ErrorIs(t, err, context.Canceled)
 }
+
+// Outcomes that are written together take several statements. Each of them tells of the jobs that somebody wants cancelled.
+func TestFinish_HeedsCancelsOfEachStatement(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	plain, err := q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Payload: 1})
+	require.NoError(t, err)
+	laned, err := q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Payload: 1, Lane: "a"})
+	require.NoError(t, err)
+	var leases []*onceq.Lease
+	for len(leases) < 2 { // the lane lets its job in meanwhile
+		more, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 2, Lease: time.Hour})
+		require.NoError(t, err)
+		leases = append(leases, more...)
+	}
+	state, err := q.Cancel(ctx, db.Pool, plain.ID)
+	require.NoError(t, err)
+	require.Equal(t, onceq.StateRunning, state)
+	require.NoError(t, q.FailAll(ctx, leases, onceq.Snooze(24*time.Hour)))
+	for id, want := range map[int64]onceq.State{plain.ID: onceq.StateCancelled, laned.ID: onceq.StateDelayed} {
+		job, err := q.Get(ctx, db.Pool, id)
+		require.NoError(t, err)
+		require.Equal(t, want, job.State)
+	}
+}

@@ -32,7 +32,6 @@ const (
 	sqlSep       = `E'\x1f'`
 	sqlSlotLate  = `100000.0` // microseconds
 	sqlSlotAhead = `500000.0`
-	sqlRewound   = `60000000.0`
 
 	// sqlSlotMissed is for a job that has a slot and that is brought to where claims find it: late enough that it gets another
 	// slot if it has missed its own, and not so early that claims do not look back that far (overlap).

@@ -43,7 +43,7 @@ var readLimit = `
        (select count(*) from (select from ` + liveIn("x.lane") + ` limit $3::int) j),
        array(select j.id from ` + liveIn("x.lane") + ` order by p.id limit 10),
        w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
-       statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - statement_timestamp())::float8 * 1000000 * s.gap / c.gap, 0)
+       statement_timestamp() + greatest(0, coalesce(` + owed + ` * s.gap / c.gap, 0)
          + (1 - s.burst + least(s.burst - 1, ceil(` + sqlSlotLate + ` / s.gap))) * s.gap) * interval '1 microsecond'
   from x
   left join lateral ` + limitRow("x.lane", `s.lane, s.n, s.rate, s.per, s.burst, s.per::float8 / s.rate as gap`) + ` s on true
@@ -206,8 +206,8 @@ func (x *explaining) limitThen(ctx context.Context, ahead []int64) error {
 	r := Reason{Cause: CauseLimit, Slots: l.Limit.AtOnce, Text: "its " + l.String(), Advice: raiseLimit}
 	if l.Limit != (Limit{}) {
 		others := l.Live
-		for _, id := range l.LiveIDs {
-			if slices.Contains(ahead, id) {
+		for _, id := range ahead {
+			if slices.Contains(l.LiveIDs, id) || l.Live > len(l.LiveIDs) { // not all are listed: it may be one of the others
 				others--
 			}
 		}

@@ -3,6 +3,7 @@ package onceq
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -16,7 +17,8 @@ import (
 // Each worker has a row in workers, so that people can see who works what, and so that Explain can say that nobody works a
 // queue. The worker writes it when it starts and once a minute, and deletes it when it ends. The row of a worker that was
 // killed stays; after staleAfter nobody takes it for a live one, and the Reaper removes it. Nothing else depends on these
-// rows: without them every job runs. At the same times the worker looks for requests to cancel that nobody has heard (unheeded).
+// rows: without them every job runs. At the same times the worker looks for requests to cancel that nobody has heard (unheeded), and
+// for held jobs whose effects were settled (heldLately).
 
 const (
 	presentEvery = time.Minute
@@ -145,7 +147,7 @@ func (p *presence) loop(ctx context.Context, first time.Duration) {
 		p.written = true
 		err := p.q.guarded(ctx, p.db, writePresence, p.args, nil)
 		if err == nil {
-			err = p.q.heedAll(ctx, p.db)
+			err = errors.Join(p.q.heedAll(ctx, p.db), p.q.unholdAll(ctx, p.db))
 		}
 		switch {
 		case err == nil:

@@ -335,13 +335,13 @@ ours as materialized (
     from (select *, row_number() over (partition by lane order by priority, run_at, id) - 1 as i from turn) t
 ),
 paid as (
-  insert into onceq.limit_rates (lane, free_at, gap)
-  select lane, statement_timestamp() + ceil(max(debt) + sum(n) * max(gap)) * interval '1 microsecond', max(gap)
+  insert into onceq.limit_rates (lane, free_at, gap, paid_at)
+  select lane, statement_timestamp() + ceil(max(debt) + sum(n) * max(gap)) * interval '1 microsecond', max(gap), statement_timestamp()
     from (select lane, debt, gap, 1 as n from turn where gap is not null
           union all
-          select lane, burst * gap, gap, 0 from rewound) u
+          select lane, debt, gap, 0 from rewound) u
    group by lane
-  on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap
+  on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap, paid_at = excluded.paid_at
 ),` + admitLines(leaseNext(`w.lost = 0 and o.slot is null and w.queue = $7::text and w.kind = any ($8::text[]) and (select count(*) from ours) = 1`, "$5", "$6")) + `,
 again as (
   insert into onceq.lane_calls (slot, due, lane)

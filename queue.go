@@ -88,6 +88,7 @@ type Queue struct {
 	far         distance    // of the database, for the slots of rates
 
 	missing missing // members of groups whose jobs were deleted by hand
+	held    heldLately // jobs that may run again
 
 	quiet    sync.Map     // queue → *atomic.Int64: until when Enqueue does not ask who waits, as time since the start of the process
 	allQuiet atomic.Int64 // the same for all queues

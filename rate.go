@@ -32,9 +32,9 @@ rate as materialized (
     from (select y.lane, y.room, y.gap, y.burst, y.kept, y.ready, greatest(y.debt, 0) as debt, y.debt <= -` + sqlSlotLate + ` as rested,
                  case when y.debt > '-infinity' then greatest(-y.debt, 0) else 0 end as idle,
                  greatest(y.burst, ceil(` + sqlSlotAhead + ` / y.gap)) as ahead
-            from (select x.*, case when ` + owesTooMuch + ` then x.burst * x.gap else ` + debtOf("x") + ` end as debt
+            from (select x.*, ` + debtOf("x") + ` as debt
                     from (select r.lane, r.n as room, s.gap, s.burst, ready.n as ready, ` + keptOf("s") + ` as kept, c.gap as was,
-                                 extract(epoch from c.free_at - statement_timestamp())::float8 * 1000000 as owed
+                                 ` + owed + ` as owed
                             from (select lane, n from room where lane like '/%' and n > 0 offset 0) r
                             left join lateral ` + limitRow("r.lane", `per::float8 / rate as gap, burst`) + ` s on true
                            cross join lateral (
@@ -59,25 +59,25 @@ func debtOf(row string) string {
                             else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + ` + sqlSlotAhead + `)) end`)
 }
 
-// owesTooMuch is a condition for a row x of a line: the database's clock was set back, so that all slots are far ahead, and nothing
-// would start until it has come there again. Then the whole burst counts as used. Promoters give slots up to half a second ahead,
-// behind a burst, and each job that is live has at most one slot to come, also if it misses one after the other. A minute more is
-// for slots of jobs that were cancelled. Where these were more the condition is wrong, and does no harm: all slots to come are
-// given anew.
-const owesTooMuch = `x.owed > ` + sqlRewound + ` and x.owed > ` + sqlRewound + ` + ` + sqlSlotAhead + `
-                                 + (x.burst + (select count(*) from onceq.lane_places where lane = x.lane)) * greatest(x.gap, x.was)`
+// setBack says of a row c of limit_rates that the database's clock was set back since it was written: by a person, or because a
+// server has taken over whose clock is behind.
+const setBack = `c.paid_at > statement_timestamp() + interval '1 second'`
 
-// rewinds finds the limits in room that would start nothing for long because the database's clock was set back (rewound). Their
-// jobs that wait for slots miss them, and get new ones when they are claimed.
+// owed is how far free_at of a row c of limit_rates is ahead, in microseconds. After the clock was set back it is as far as it was
+// when the row was written: otherwise nothing would start until the clock has come there again.
+const owed = `extract(epoch from c.free_at - case when ` + setBack + ` then c.paid_at else statement_timestamp() end)::float8 * 1000000`
+
+// rewinds finds the limits in room for which the clock was set back (rewound), so that paid writes their rows by the new time.
+// Their jobs that wait for slots miss them, and get new ones when they are claimed.
 var rewinds = `
 rewound as materialized (
-  select x.lane, x.gap, x.burst
-    from (select r.lane, s.gap, s.burst, c.gap as was, extract(epoch from c.free_at - statement_timestamp())::float8 * 1000000 as owed
+  select x.lane, x.gap, greatest(0, ` + debtOf("x") + `) as debt
+    from (select r.lane, s.gap, s.burst, ` + keptOf("s") + ` as kept, c.gap as was, ` + owed + ` as owed
             from (select lane from room where lane like '/%' offset 0) r
            cross join lateral (select * from onceq.limit_rates where lane = r.lane offset 0) c
            cross join lateral ` + limitRow("r.lane", `per::float8 / rate as gap, burst`) + ` s
+           where ` + setBack + ` and s.gap is not null
            offset 0) x
-   where x.gap is not null and ` + owesTooMuch + `
 ),
 recalled as (
   update onceq.jobs j set run_at = ` + sqlSlotMissed + `
@@ -110,16 +110,16 @@ mine as materialized (
 ),
 rate as materialized (
   select x.gap, x.burst, x.kept, greatest(0, ` + debtOf("x") + `) as debt
-    from (select s.gap, s.burst, ` + keptOf("s") + ` as kept, c.gap as was, extract(epoch from c.free_at - statement_timestamp())::float8 * 1000000 as owed
+    from (select s.gap, s.burst, ` + keptOf("s") + ` as kept, c.gap as was, ` + owed + ` as owed
             from ` + limitRow("$1::text", `per::float8 / rate as gap, burst`) + ` s
             left join lateral (select * from onceq.limit_rates where lane = $1::text offset 0) c on true
            where s.gap is not null) x
 ),
 paid as (
-  insert into onceq.limit_rates (lane, free_at, gap)
-  select $1::text, statement_timestamp() + ceil(debt + gap * (select count(*) from mine)) * interval '1 microsecond', gap
+  insert into onceq.limit_rates (lane, free_at, gap, paid_at)
+  select $1::text, statement_timestamp() + ceil(debt + gap * (select count(*) from mine)) * interval '1 microsecond', gap, statement_timestamp()
     from rate
-  on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap
+  on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap, paid_at = excluded.paid_at
 ),
 slot as materialized (
   select m.id, coalesce((select greatest(0, ceil(debt + (m.i + 1 - (burst - kept)) * gap)) from rate), 0) as ahead from mine m

@@ -38,7 +38,7 @@ type rescans struct {
 const (
 	rescanRows   = 2000 // in one page
 	rescanGlance = 50   // queues in one glance
-	rescanYields = 3    // intervals for which a worker without a free handler leaves the turn to others
+	rescanYields = 3    // intervals for which a worker without a free handler leaves the turn, and word of its kinds, to others
 )
 
 // interval is the time between two rescans, by any of the workers that take turns. One that was slow may have had to wait for
@@ -60,20 +60,20 @@ on conflict do nothing`
 
 // rescanTurn returns those of the given queues that this worker may rescan now: where no other one has lately, or one has left
 // jobs of these kinds, or the database's clock was set back. Others may be asking at the same time. In the queues $4 this worker
-// has no free handler: there it comes after a longer time ($5), and leaves the word of its kinds to who has one.
+// has no free handler, and it comes after a longer time ($5). In those of them that are in $6 it leaves the word of its kinds to who has one.
 const rescanTurn = `
 with free as materialized (
   select queue
     from onceq.queues
    where queue = any ($1::text[])
      and (rescanned_at <= statement_timestamp() - case when queue = any ($4::text[]) then $5::bigint else $2::bigint end * interval '1 microsecond'
-          or left_kinds && $3::text[] and queue <> all ($4::text[])
+          or left_kinds && $3::text[] and queue <> all ($6::text[])
           or rescanned_at > statement_timestamp() + interval '1 second')
    order by queue
      for update skip locked
 )
 update onceq.queues q set rescanned_at = statement_timestamp(),
-       left_kinds = case when q.queue = any ($4::text[]) then left_kinds
+       left_kinds = case when q.queue = any ($6::text[]) then left_kinds
                          else nullif(array(select k from unnest(left_kinds) k where k <> all ($3::text[])), '{}') end
   from free where q.queue = any (array[free.queue]) returning q.queue`
 
@@ -157,7 +157,7 @@ func (c *claimer) lookedBehind(behind []*feed, recent bool, took pass) {
 		r.asked = r.asked.Add(-rand.N(r.interval())) // see askForTurn
 	}
 	for _, f := range c.feeds {
-		c.seeRoom(f)
+		f.seeRoom(c.q.quarantine.isTaken())
 	}
 	r.feeds = slices.DeleteFunc(slices.Clone(behind), func(f *feed) bool { return f.paused })
 	if r.known {
@@ -281,29 +281,28 @@ func (c *claimer) rescanWorks(ctx context.Context, feeds []*feed, err error) boo
 // room is what the latest looks behind say about a feed's handlers.
 type room struct {
 	none      bool  // what a rescan finds would not start soon
+	yielded   int   // so many times in a row the turn was asked for and not given while none is so
 	returned  int64 // slots.returned at the latest look
 	returning int   // so many looks in a row saw that handlers had returned since the one before
 	ended     int64 // how many jobs in quarantine had ended at the latest look
 }
 
 // seeRoom looks whether a handler of a feed is free. Quick ones are rarely free when somebody looks, so it counts as well that
-// some have returned since the look before; not if that was so only once, because they may all have begun long jobs since.
-func (c *claimer) seeRoom(f *feed) {
+// some have returned since the look before; not if that was so only once, because they may all have begun long jobs since. taken
+// says that no other job in quarantine may start in this process. Whether a connection is free for the handler is not asked: that would
+// take long with many queues.
+func (f *feed) seeRoom(taken bool) {
 	s, r := f.slots, &f.room
-	usable := s.count
-	if s.pooled {
-		c.q.connections.mu.Lock()
-		usable, _ = c.q.connections.may(s)
-		c.q.connections.mu.Unlock()
-	}
 	returned, alone := s.returned.Load(), int(s.quarantined.Load())
 	ended := f.quarantine.started - int64(alone)
 	if r.returning++; returned == r.returned {
 		r.returning = 0
 	}
-	free := s.outstanding.Load() <= int64((usable-1)*s.width) || r.returning > 1
-	freeAlone := alone < f.mayQuarantine() && !c.q.quarantine.isTaken() || ended > r.ended
-	r.none, r.returned, r.ended = !free || !freeAlone, returned, ended
+	free := s.outstanding.Load() <= int64((s.count-1)*s.width) || r.returning > 1
+	freeAlone := alone < f.mayQuarantine() && !taken || ended > r.ended
+	if r.none, r.returned, r.ended = !free || !freeAlone, returned, ended; !r.none {
+		r.yielded = 0
+	}
 }
 
 // askForTurn asks in which queues it is this worker's turn.
@@ -311,13 +310,17 @@ func (c *claimer) askForTurn(ctx context.Context) {
 	r := &c.rescans
 	every, feeds, kinds := r.interval(), r.feeds, c.kinds
 	yields := rescanYields * max(every, c.lookInterval())
-	var full []*feed
+	var full, yielding []*feed
 	for _, f := range feeds {
 		if f.room.none {
 			full = append(full, f)
+			// Word that stays is for nobody who has a free handler. The worker starts what it finds when its next handler is free.
+			if f.room.yielded++; f.room.yielded <= rescanYields {
+				yielding = append(yielding, f)
+			}
 		}
 	}
-	args := []any{names(feeds), every.Microseconds(), kinds, names(full), yields.Microseconds()}
+	args := []any{names(feeds), every.Microseconds(), kinds, names(full), yields.Microseconds(), names(yielding)}
 	c.send(&c.keeps, func() func() {
 		var mine []*feed
 		err := c.q.send(ctx, c.db, hot, rescanTurn, args, each(func(rows pgx.Rows) error {
@@ -334,6 +337,7 @@ func (c *claimer) askForTurn(ctx context.Context) {
 			n := 0
 			for _, f := range mine {
 				if f.room.none {
+					f.room.yielded = 0
 					n++
 				}
 			}

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -286,14 +287,7 @@ func (q *Queue) Resolve(ctx context.Context, db DB, jobID int64, name string, r 
 				f.scope = e.scope
 			}
 		}
-		err = f.resolve(ctx, db, r)
-		if err == nil && state == 0 { // its worker may have written meanwhile that it is held: see unhold
-			state, err = q.state(ctx, db, jobID)
-			if errors.Is(err, ErrNotFound) {
-				return nil
-			}
-		}
-		if err != nil || state != StateHeld {
+		if err := f.resolve(ctx, db, r); err != nil || state != StateHeld {
 			return err
 		}
 		if _, err = q.Redrive(ctx, db, jobID); errors.Is(err, ErrHeld) {
@@ -303,28 +297,72 @@ func (q *Queue) Resolve(ctx context.Context, db DB, jobID int64, name string, r 
 	})
 }
 
-// unhold runs jobs again that were written just now as held, if none of their effects is held any more. An effect is held, and
-// reported, before its handler ends, so that somebody may have settled it when the job was not held yet.
+// heldLately are jobs that this process has written as held. An effect is held, and reported, before its handler ends, so somebody may
+// have settled it when the job was not held yet, or settle it in a transaction that is open now. So the process looks at once whether
+// one of its effects is still held, and then once a minute for some time.
+type heldLately struct {
+	mu    sync.Mutex
+	until map[int64]time.Time
+}
+
+const (
+	heldLooked = 10 * time.Minute // for so long a process looks
+	heldMost   = 1000             // at so many jobs
+)
+
+// unhold runs jobs again that were written just now as held, if none of their effects is held any more.
 func (q *Queue) unhold(ctx context.Context, db DB, ids []int64) {
 	if len(ids) == 0 {
 		return
 	}
-	err := q.send(ctx, db, meeting, awaitResolve, []any{ids}, noRows)
-	if err == nil {
-		_, _, _, _, err = q.redrive(ctx, db, ids, []State{StateHeld})
+	h := &q.held
+	h.mu.Lock()
+	for _, id := range ids {
+		if h.until == nil {
+			h.until = make(map[int64]time.Time)
+		}
+		if len(h.until) < heldMost {
+			h.until[id] = time.Now().Add(heldLooked)
+		}
 	}
-	if err != nil {
-		q.log.WarnContext(ctx, "onceq: it is not known whether somebody settles the effects of held jobs just now; redrive those of which Explain says that no effect is held any more", "jobs", ids, "error", err)
+	h.mu.Unlock()
+	if err := q.unholdThem(ctx, db, ids); err != nil {
+		q.log.WarnContext(ctx, "onceq: looking whether the effects of held jobs were settled meanwhile failed; a worker looks again within a minute", "jobs", ids, "error", err)
 	}
 }
 
-// awaitResolve waits for transactions that settle held effects of jobs.
-var awaitResolve = `
-select f.id
-  from onceq.job_history h cross join lateral (
-       select h.id from onceq.job_fences f where ` + effectsOf("h") + ` and f.state = ` + sqlHeld + ` for share) f
- where h.id = any ($1::bigint[]) and h.state = ` + sqlJobHeld + `
- order by f.id`
+// unholdAll looks again at the jobs that this process has written as held.
+func (q *Queue) unholdAll(ctx context.Context, db DB) error {
+	var ids []int64
+	h := &q.held
+	h.mu.Lock()
+	for id, until := range h.until {
+		if ids = append(ids, id); time.Now().After(until) {
+			delete(h.until, id) // after this look
+		}
+	}
+	h.mu.Unlock()
+	if len(ids) == 0 {
+		return nil
+	}
+	return q.unholdThem(ctx, db, ids)
+}
+
+func (q *Queue) unholdThem(ctx context.Context, db DB, ids []int64) error {
+	_, _, held, _, err := q.redrive(ctx, db, ids, []State{StateHeld})
+	if err != nil {
+		return err
+	}
+	h := &q.held
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, id := range ids {
+		if !slices.Contains(held, id) {
+			delete(h.until, id) // it runs again, or is not held any more
+		}
+	}
+	return nil
+}
 
 var resolveEffects = `
 with h as materialized (

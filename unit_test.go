@@ -483,7 +483,7 @@ func TestRescans_RoomOfAFeed(t *testing.T) {
 	c := newClaimer(w, 1, quick{}, nil)
 	f := c.feeds[0]
 	s := f.slots
-	room := func() bool { c.seeRoom(f); return !f.room.none }
+	room := func() bool { f.seeRoom(q.quarantine.isTaken()); return !f.room.none }
 	require.True(t, room())
 	s.outstanding.Store(3)
 	require.True(t, room(), "one is free")
@@ -589,7 +589,6 @@ var built = map[string]string{
 	"retryJobs":               retryJobs,
 	"redriveJobs":             redriveJobs,
 	"cancelFrom jobs":         cancelJobs,
-	"awaitResolve":            awaitResolve,
 	"replaceJobs":             replaceJobs,
 	"cancelFrom job_waits":    cancelWaits,
 	"insertLaned":             insertLaned,

@@ -694,10 +694,12 @@ select count(*) from live;
 -- cancel.go: unheeded
 select array_agg(job_id)
   from (select x.job_id from onceq.job_cancels x
-         where exists (select from onceq.jobs j
-                        where j.id = x.job_id and j.created_at <= x.requested_at
-                          and (j.leased_until is null or j.leased_until <= statement_timestamp()) offset 0)
-            or exists (select from onceq.job_waits w where w.id = x.job_id and w.created_at <= x.requested_at offset 0)
+         where x.job_id > $2::bigint
+           and (exists (select from onceq.jobs j
+                         where j.id = x.job_id and j.created_at <= x.requested_at
+                           and (j.leased_until is null or j.leased_until <= statement_timestamp()) offset 0)
+             or exists (select from onceq.job_waits w where w.id = x.job_id and w.created_at <= x.requested_at offset 0))
+         order by x.job_id
          limit $1::int) x;
 
 -- citus.go: askCitus
@@ -3934,7 +3936,7 @@ select x.lane,
                offset 0) j
          where p.lane = x.lane order by p.id limit 10),
        w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
-       statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - statement_timestamp())::float8 * 1000000 * s.gap / c.gap, 0)
+       statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - case when c.paid_at > statement_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 * s.gap / c.gap, 0)
          + (1 - s.burst + least(s.burst - 1, ceil(100000.0 / s.gap))) * s.gap) * interval '1 microsecond'
   from x
   left join lateral (select s.lane, s.n, s.rate, s.per, s.burst, s.per::float8 / s.rate as gap
@@ -3969,7 +3971,7 @@ select x.lane,
                offset 0) j
          where p.lane = x.lane order by p.id limit 10),
        w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
-       statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - statement_timestamp())::float8 * 1000000 * s.gap / c.gap, 0)
+       statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - case when c.paid_at > statement_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 * s.gap / c.gap, 0)
          + (1 - s.burst + least(s.burst - 1, ceil(100000.0 / s.gap))) * s.gap) * interval '1 microsecond'
   from x
   left join lateral (select s.lane, s.n, s.rate, s.per, s.burst, s.per::float8 / s.rate as gap
@@ -4376,12 +4378,11 @@ rate as materialized (
     from (select y.lane, y.room, y.gap, y.burst, y.kept, y.ready, greatest(y.debt, 0) as debt, y.debt <= -100000.0 as rested,
                  case when y.debt > '-infinity' then greatest(-y.debt, 0) else 0 end as idle,
                  greatest(y.burst, ceil(500000.0 / y.gap)) as ahead
-            from (select x.*, case when x.owed > 60000000.0 and x.owed > 60000000.0 + 500000.0
-                                 + (x.burst + (select count(*) from onceq.lane_places where lane = x.lane)) * greatest(x.gap, x.was) then x.burst * x.gap else case when x.gap is null or x.was is null then '-infinity'
+            from (select x.*, case when x.gap is null or x.was is null then '-infinity'
                             when x.gap = x.was then x.owed
-                            else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000.0)) end end as debt
+                            else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000.0)) end as debt
                     from (select r.lane, r.n as room, s.gap, s.burst, ready.n as ready, least(s.burst - 1, ceil(100000.0 / s.gap)) as kept, c.gap as was,
-                                 extract(epoch from c.free_at - statement_timestamp())::float8 * 1000000 as owed
+                                 extract(epoch from c.free_at - case when c.paid_at > statement_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 as owed
                             from (select lane, n from room where lane like '/%' and n > 0 offset 0) r
                             left join lateral (select per::float8 / rate as gap, burst
                  from onceq.lane_limits s
@@ -4396,8 +4397,10 @@ rate as materialized (
                             left join lateral (select * from onceq.limit_rates where lane = r.lane offset 0) c on true) x) y) z
 ),
 rewound as materialized (
-  select x.lane, x.gap, x.burst
-    from (select r.lane, s.gap, s.burst, c.gap as was, extract(epoch from c.free_at - statement_timestamp())::float8 * 1000000 as owed
+  select x.lane, x.gap, greatest(0, case when x.gap is null or x.was is null then '-infinity'
+                            when x.gap = x.was then x.owed
+                            else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000.0)) end) as debt
+    from (select r.lane, s.gap, s.burst, least(s.burst - 1, ceil(100000.0 / s.gap)) as kept, c.gap as was, extract(epoch from c.free_at - case when c.paid_at > statement_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 as owed
             from (select lane from room where lane like '/%' offset 0) r
            cross join lateral (select * from onceq.limit_rates where lane = r.lane offset 0) c
            cross join lateral (select per::float8 / rate as gap, burst
@@ -4405,9 +4408,8 @@ rewound as materialized (
                 where s.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and s.n is not null
                 order by s.lane desc
                 limit 1) s
+           where c.paid_at > statement_timestamp() + interval '1 second' and s.gap is not null
            offset 0) x
-   where x.gap is not null and x.owed > 60000000.0 and x.owed > 60000000.0 + 500000.0
-                                 + (x.burst + (select count(*) from onceq.lane_places where lane = x.lane)) * greatest(x.gap, x.was)
 ),
 recalled as (
   update onceq.jobs j set run_at = statement_timestamp() - interval '1 second'
@@ -4442,13 +4444,13 @@ ours as materialized (
     from (select *, row_number() over (partition by lane order by priority, run_at, id) - 1 as i from turn) t
 ),
 paid as (
-  insert into onceq.limit_rates (lane, free_at, gap)
-  select lane, statement_timestamp() + ceil(max(debt) + sum(n) * max(gap)) * interval '1 microsecond', max(gap)
+  insert into onceq.limit_rates (lane, free_at, gap, paid_at)
+  select lane, statement_timestamp() + ceil(max(debt) + sum(n) * max(gap)) * interval '1 microsecond', max(gap), statement_timestamp()
     from (select lane, debt, gap, 1 as n from turn where gap is not null
           union all
-          select lane, burst * gap, gap, 0 from rewound) u
+          select lane, debt, gap, 0 from rewound) u
    group by lane
-  on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap
+  on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap, paid_at = excluded.paid_at
 ),
 passed as (
   update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = statement_timestamp()
@@ -4576,7 +4578,7 @@ rate as materialized (
   select x.gap, x.burst, x.kept, greatest(0, case when x.gap is null or x.was is null then '-infinity'
                             when x.gap = x.was then x.owed
                             else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000.0)) end) as debt
-    from (select s.gap, s.burst, least(s.burst - 1, ceil(100000.0 / s.gap)) as kept, c.gap as was, extract(epoch from c.free_at - statement_timestamp())::float8 * 1000000 as owed
+    from (select s.gap, s.burst, least(s.burst - 1, ceil(100000.0 / s.gap)) as kept, c.gap as was, extract(epoch from c.free_at - case when c.paid_at > statement_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 as owed
             from (select per::float8 / rate as gap, burst
                  from onceq.lane_limits s
                 where s.lane = any (array[$1::text, left($1::text, strpos(substr($1::text, 2), '/') + 1)]) and s.n is not null
@@ -4586,10 +4588,10 @@ rate as materialized (
            where s.gap is not null) x
 ),
 paid as (
-  insert into onceq.limit_rates (lane, free_at, gap)
-  select $1::text, statement_timestamp() + ceil(debt + gap * (select count(*) from mine)) * interval '1 microsecond', gap
+  insert into onceq.limit_rates (lane, free_at, gap, paid_at)
+  select $1::text, statement_timestamp() + ceil(debt + gap * (select count(*) from mine)) * interval '1 microsecond', gap, statement_timestamp()
     from rate
-  on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap
+  on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap, paid_at = excluded.paid_at
 ),
 slot as materialized (
   select m.id, coalesce((select greatest(0, ceil(debt + (m.i + 1 - (burst - kept)) * gap)) from rate), 0) as ahead from mine m
@@ -5043,13 +5045,13 @@ with free as materialized (
     from onceq.queues
    where queue = any ($1::text[])
      and (rescanned_at <= statement_timestamp() - case when queue = any ($4::text[]) then $5::bigint else $2::bigint end * interval '1 microsecond'
-          or left_kinds && $3::text[] and queue <> all ($4::text[])
+          or left_kinds && $3::text[] and queue <> all ($6::text[])
           or rescanned_at > statement_timestamp() + interval '1 second')
    order by queue
      for update skip locked
 )
 update onceq.queues q set rescanned_at = statement_timestamp(),
-       left_kinds = case when q.queue = any ($4::text[]) then left_kinds
+       left_kinds = case when q.queue = any ($6::text[]) then left_kinds
                          else nullif(array(select k from unnest(left_kinds) k where k <> all ($3::text[])), '{}') end
   from free where q.queue = any (array[free.queue]) returning q.queue;
 
@@ -5430,13 +5432,6 @@ begin isolation level serializable read write;
 
 -- uncertain.go: Resolve.past
 select state from onceq.job_history where id = $1::bigint for update;
-
--- uncertain.go: awaitResolve
-select f.id
-  from onceq.job_history h cross join lateral (
-       select h.id from onceq.job_fences f where f.class = 3 and f.scope = h.queue and f.key >= h.id::text collate "C" || '/' and f.key < h.id::text collate "C" || '0' and f.state = 6 for share) f
- where h.id = any ($1::bigint[]) and h.state = 8
- order by f.id;
 
 -- uncertain.go: keepDoubt
 update onceq.job_fences f set leased_until = statement_timestamp()

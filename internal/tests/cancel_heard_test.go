@@ -3,7 +3,7 @@ package tests
 import (
 	"context"
 	"errors"
-	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -142,47 +142,63 @@ func TestCancel_OfAJobThatReschedulesInItsTransaction(t *testing.T) {
 // An effect is held, and reported, before its handler ends. Who settles it then has settled it for the job, too.
 func TestResolve_BeforeTheJobItselfIsHeld(t *testing.T) {
 	t.Parallel()
-	for name, settle := range map[string]func(t *testing.T, db *queuetest.DB, id int64) (then func()){
-		"at once": func(t *testing.T, db *queuetest.DB, id int64) func() {
-			require.NoError(t, db.Queue.Resolve(t.Context(), db.Pool, id, "charge", onceq.Applied("ch_1")))
-			return func() {}
-		},
-		"in a transaction that is still open then": func(t *testing.T, db *queuetest.DB, id int64) func() {
-			tx := begin(t, db)
-			require.NoError(t, db.Queue.Resolve(t.Context(), tx, id, "charge", onceq.Applied("ch_1")))
-			return func() {
-				waitBlocked(t, db)
-				commit(t, tx)
-			}
-		},
-	} {
+	for name, inTx := range map[string]bool{"at once": false, "in a transaction that is still open then": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := queuetest.New(t)
 			id := repairEnqueue(t, db, onceq.Job{Kind: "charge"})
-			var committed sync.WaitGroup
-			charge := func(ctx context.Context, l *onceq.Lease) (string, error) {
-				return onceq.Once(ctx, l, "charge", func(context.Context, string) (string, error) {
+			tx := begin(t, db)
+			results := make(chan string, 1)
+			var runs atomic.Int64
+			handler := (&onceq.Kind[int]{Name: "charge"}).Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+				runs.Add(1)
+				result, err := onceq.Once(ctx, l, "charge", func(context.Context, string) (string, error) {
 					return "", errors.New("no answer")
 				}, onceq.OnUncertain(onceq.Hold()))
-			}
-			var results []string
-			handler := (&onceq.Kind[int]{Name: "charge"}).Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
-				result, err := charge(ctx, l)
 				if errors.Is(err, onceq.ErrHeld) {
-					committed.Go(settle(t, db, id))
+					by := onceq.DB(db.Pool)
+					if inTx {
+						by = tx
+					}
+					require.NoError(t, db.Queue.Resolve(ctx, by, id, "charge", onceq.Applied("ch_1")))
 				}
 				if err == nil {
-					results = append(results, result)
+					results <- result
 				}
 				return err
 			})
-			for range 3 { // the first run leaves it uncertain
-				db.Drain(handler)
-				db.Advance(time.Hour)
+			w := start(t, db, onceq.WorkerConfig{}, handler)
+			until(t, db, `exists (select from onceq.jobs where attempts > 0) or exists (select from onceq.job_history)`)
+			_, err := db.Queue.Retry(t.Context(), db.Pool, id) // the first run leaves it uncertain
+			require.NoError(t, err)
+			if inTx {
+				until(t, db, `exists (select from onceq.job_history where id = $1 and state = 8)`, id)
+				commit(t, tx)
 			}
-			committed.Wait()
-			require.Equal(t, []string{"ch_1"}, results)
+			require.Equal(t, "ch_1", receive(t, results))
+			until(t, db, noJobs)
+			require.NoError(t, w.stop())
+			require.Equal(t, int64(3), runs.Load())
 		})
 	}
+}
+
+// One whose effect waits for a person is looked at, and stays held.
+func TestResolve_AHeldJobStaysHeld(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	id := repairEnqueue(t, db, onceq.Job{Kind: "charge"})
+	runs := 0
+	for range 4 {
+		db.Drain((&onceq.Kind[int]{Name: "charge"}).Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+			runs++
+			_, err := onceq.Once(ctx, l, "charge", func(context.Context, string) (string, error) {
+				return "", errors.New("no answer")
+			}, onceq.OnUncertain(onceq.Hold()))
+			return err
+		}))
+		db.Advance(time.Hour)
+	}
+	wantState(t, onceq.StateHeld)(stateOf(db.Queue.Get(t.Context(), db.Pool, id)))
+	require.Equal(t, 2, runs)
 }

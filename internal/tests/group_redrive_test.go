@@ -203,7 +203,7 @@ func TestRedrive_AFollowerKeepsItsRule(t *testing.T) {
 							info := groupOf(t, db, id)
 							require.True(t, info.Waits)
 							require.Equal(t, rule, info.IfDead)
-							explained(t, db, id, onceq.CauseAfter)
+							explained(t, db, id, onceq.CauseAfter, onceq.CauseNoWorker)
 						}
 						end(t, db, one)
 						require.Equal(t, how, membersOf(t, db, id)[one].State.String())

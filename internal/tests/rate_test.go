@@ -341,7 +341,7 @@ func TestLimit_AfterTheClockWasSetBack(t *testing.T) {
 	db := queuetest.New(t)
 	jobs := letIn(t, db)
 	sqlRun(t, db, `update onceq.jobs set run_at = run_at + interval '1 hour'`)
-	sqlRun(t, db, `update onceq.limit_rates set free_at = free_at + interval '1 hour'`)
+	sqlRun(t, db, `update onceq.limit_rates set free_at = free_at + interval '1 hour', paid_at = paid_at + interval '1 hour'`)
 	sqlRun(t, db, `update onceq.lane_calls set due = due + interval '1 hour' where lane = '/provider'`)
 	s := &starts{}
 	done := make(chan int, jobs+1)

@@ -767,7 +767,8 @@ func TestRescan_IsForWorkersWithAFreeHandler(t *testing.T) {
 	eventually(t, "a turn", func() bool { return frees.turns.Load()+fulls.turns.Load() >= 2 })
 	wasFree, wasFull := frees.turns.Load(), fulls.turns.Load()
 	eventually(t, "eight turns", func() bool { return frees.turns.Load()-wasFree+fulls.turns.Load()-wasFull >= 8 })
-	require.Greater(t, frees.turns.Load()-wasFree, fulls.turns.Load()-wasFull)
+	// A full one has its turn where this process stood still for three seconds. Without their leave the free one has none of eight.
+	require.GreaterOrEqual(t, frees.turns.Load()-wasFree, int64(3))
 	db.ExpireLease(expired[0])
 	require.Equal(t, expired[0], receive(t, ran))
 	require.NoError(t, w.stop())
@@ -784,7 +785,8 @@ func TestRescan_IsForWorkersWithAFreeHandler(t *testing.T) {
 	}
 }
 
-// Word of a kind is for a worker with a free handler.
+// Word of a kind is for a worker with a free handler, at first. If none comes, one without takes it: it starts the job when its next
+// handler is free, and among many jobs none ever is when somebody looks.
 func TestRescan_WordWaitsForAFreeHandler(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -813,10 +815,13 @@ func TestRescan_WordWaitsForAFreeHandler(t *testing.T) {
 	sqlRun(t, db, `update onceq.queues set left_kinds = '{k,rare}'`)
 	was := trace.asked.Load()
 	left := func() []string { return sqlOne[[]string](t, db, `select left_kinds from onceq.queues`) }
-	eventually(t, "three questions", func() bool { return trace.asked.Load() >= was+3 || len(left()) < 2 })
-	require.Equal(t, []string{"k", "rare"}, left())
-	close(end)
+	eventually(t, "two questions", func() bool { return trace.asked.Load() >= was+2 || len(left()) < 2 })
+	if trace.asked.Load() <= was+2 { // else this process stood still since
+		require.Equal(t, []string{"k", "rare"}, left())
+	}
 	until(t, db, `(select left_kinds = '{rare}' from onceq.queues)`)
+	require.Greater(t, trace.asked.Load(), was+2)
+	close(end)
 	cancel()
 	<-ended
 	require.NoError(t, w.stop())
