@@ -87,7 +87,7 @@ type Queue struct {
 	late        sync.Map    // token → lateHandler: handlers that do not return
 	far         distance    // of the database, for the slots of rates
 
-	missing missing // members of groups whose jobs were deleted by hand
+	missing missing    // members of groups whose jobs were deleted by hand
 	held    heldLately // jobs that may run again
 
 	quiet    sync.Map     // queue → *atomic.Int64: until when Enqueue does not ask who waits, as time since the start of the process
