@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/onceq/onceq/internal/sqlstate"
 )
 
 // The statements of this file lock in the order of all others: jobs or history by id, then fences.
@@ -130,7 +128,7 @@ func (q *Queue) Cancel(ctx context.Context, db DB, id int64) (State, error) {
 
 // cancel cancels the jobs that nobody holds and, if running, asks the holders of the others to stop.
 func (q *Queue) cancel(ctx context.Context, db DB, ids []int64, running bool) (cancelled, asked int, err error) {
-	gone, err := q.cancelFree(ctx, db, ids, false)
+	gone, err := q.cancelFree(ctx, db, hot, ids, false)
 	if err != nil || !running || len(gone) == len(ids) {
 		return len(gone), 0, err
 	}
@@ -141,18 +139,18 @@ func (q *Queue) cancel(ctx context.Context, db DB, ids []int64, running bool) (c
 	if err := q.guarded(ctx, db, requestCancels, []any{ids}, &asked); err != nil {
 		return cancelled, 0, fmt.Errorf("onceq: cancel: %w", err)
 	}
-	gone, err = q.cancelFree(ctx, db, ids, false)
+	gone, err = q.cancelFree(ctx, db, hot, ids, false)
 	return cancelled + len(gone), asked - len(gone), err
 }
 
 // cancelFree cancels those of the jobs that nobody holds, and returns them. With noted it takes only those that somebody asked
 // to cancel before.
-func (q *Queue) cancelFree(ctx context.Context, db DB, ids []int64, noted bool) (gone []int64, err error) {
+func (q *Queue) cancelFree(ctx context.Context, db DB, by way, ids []int64, noted bool) (gone []int64, err error) {
 	// A job that waits for its lane may become live in between, so those are tried first.
 	for _, statement := range []string{cancelWaits, cancelJobs} {
 		var done []int64
 		var queues, kinds, scopes, keys []string
-		err = q.guarded(ctx, db, statement, []any{ids, CancelledKeep.Milliseconds(), noted}, &done, &queues, &kinds, &scopes, &keys, nil, nil)
+		err = q.send(ctx, db, by, statement, []any{ids, CancelledKeep.Milliseconds(), noted}, row(&done, &queues, &kinds, &scopes, &keys, nil, nil))
 		if err != nil {
 			return nil, fmt.Errorf("onceq: cancel: %w", err)
 		}
@@ -172,7 +170,7 @@ func (q *Queue) heed(ctx context.Context, db DB, given []int64) {
 	if len(given) == 0 {
 		return
 	}
-	if _, err := q.cancelFree(ctx, db, given, true); err != nil {
+	if _, err := q.cancelFree(ctx, db, hot, given, true); err != nil {
 		q.log.WarnContext(ctx, "onceq: cancelling jobs failed; a worker does it within a minute", "jobs", given, "error", err)
 	}
 }
@@ -192,8 +190,8 @@ select array_agg(job_id)
          limit $1::int) x`
 
 // heedAll cancels the jobs that somebody asked to cancel and that nobody holds. Each worker does it once a minute. One that cannot be
-// cancelled keeps no other from it.
-func (q *Queue) heedAll(ctx context.Context, db DB) (failed error) {
+// cancelled keeps no other from it. slow is for what may meet rows that somebody has locked.
+func (q *Queue) heedAll(ctx context.Context, db, slow DB) (failed error) {
 	for last, more := int64(0), true; more; {
 		var ids []int64
 		if err := q.guarded(ctx, db, unheeded, []any{repairChunk, last}, &ids); err != nil {
@@ -204,16 +202,21 @@ func (q *Queue) heedAll(ctx context.Context, db DB) (failed error) {
 			break
 		}
 		last = slices.Max(ids)
-		_, err := q.cancelFree(ctx, db, ids, true)
+		_, err := q.cancelFree(ctx, slow, brief, ids, true)
 		if err == nil {
 			continue
 		}
-		if sqlstate.Of(err) == "" { // it is not about one of them
+		if !lockedOut(err) && !badData(err) { // it is not about one of them
 			return err
 		}
 		for _, id := range ids {
-			if _, err := q.cancelFree(ctx, db, []int64{id}, true); err != nil {
+			_, err := q.cancelFree(ctx, slow, brief, []int64{id}, true)
+			switch {
+			case err == nil, lockedOut(err): // that one waits for the next time
+			case badData(err):
 				failed = err
+			default:
+				return err
 			}
 		}
 	}

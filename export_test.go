@@ -92,6 +92,9 @@ func (q *Queue) FailAll(ctx context.Context, leases []*Lease, err error) error {
 	return failed
 }
 
+// UnholdAll is what a worker does once a minute for the held jobs of its process.
+func (q *Queue) UnholdAll(ctx context.Context) error { return q.unholdAll(ctx, q.pool) }
+
 // HealthAt is Health with other limits: for the age of snapshots, for dead rows, for the bytes of an index, and for
 // waiting.
 func (q *Queue) HealthAt(ctx context.Context, snapshot time.Duration, dead, index int64, waiting time.Duration) ([]Finding, error) {

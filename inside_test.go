@@ -913,6 +913,83 @@ select array_agg(id order by id) filter (where leased_until is not null), array_
 	require.Equal(t, []int64{present}, later, "the other one gets the new slot, and not one that missed its own, has none or runs")
 }
 
+// A worker that gives a late job a new slot goes by the row as it was written, and leaves it to a promoter to find that the database's
+// clock was set back: only that one brings the other slots back.
+func TestReslot_LeavesASetBackClockToPromoters(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	ctx := t.Context()
+	const line = "/provider"
+	require.NoError(t, db.Queue.SetLimit(ctx, db.Pool, "provider", onceq.Limit{Rate: 10}))
+	kind := onceq.Kind[int]{Name: "k", Limit: func(int) string { return "provider" }}
+	_, err := db.Queue.Enqueue(ctx, db.Pool, kind.Job(1))
+	require.NoError(t, err)
+	var leases []*onceq.Lease
+	for len(leases) == 0 { // the limit lets its job in meanwhile
+		leases, err = db.Queue.Claim(ctx, onceq.ClaimOptions{})
+		require.NoError(t, err)
+	}
+	_, err = db.Pool.Exec(ctx, `update onceq.limit_rates set paid_at = paid_at + interval '1 hour', free_at = free_at + interval '1 hour'`)
+	require.NoError(t, err)
+	owes := func() (ahead, owed time.Duration) {
+		require.NoError(t, db.Pool.QueryRow(ctx, `select paid_at - statement_timestamp(), free_at - paid_at from onceq.limit_rates`).Scan(&ahead, &owed))
+		return ahead, owed
+	}
+	_, before := owes()
+	batch := &pgx.Batch{}
+	batch.Queue(`select slot from onceq.lane_locks for update`)
+	batch.Queue(onceq.HotStatements["reslot"], line, []int64{leases[0].ID}, []int32{1}, []int64{holderOf(t, db, leases[0].ID)})
+	require.NoError(t, db.Pool.SendBatch(ctx, batch).Close())
+	ahead, owed := owes()
+	require.InDelta(t, max(0, before)+100*time.Millisecond, owed, float64(time.Millisecond))
+	require.Greater(t, ahead, 50*time.Minute)
+}
+
+// A worker that looks whether the effects of held jobs were settled waits for nobody, and forgets none that somebody has locked.
+func TestUnhold_WaitsForNobody(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	ctx, q := t.Context(), db.Queue
+	job, err := q.Enqueue(ctx, db.Pool, onceq.Job{Kind: "charge", Payload: 1})
+	require.NoError(t, err)
+	kind := &onceq.Kind[int]{Name: "charge"}
+	done := 0
+	charge := kind.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+		_, err := onceq.Once(ctx, l, "charge", func(context.Context, string) (string, error) { return "", errors.New("no answer") }, onceq.OnUncertain(onceq.Hold()))
+		if err == nil {
+			done++
+		}
+		return err
+	})
+	w, err := onceq.NewWorker(q, onceq.WorkerConfig{}, charge)
+	require.NoError(t, err)
+	for range 2 { // the first run leaves the effect uncertain
+		require.NoError(t, w.Drain(ctx, 0))
+		db.Advance(time.Hour)
+	}
+	state := func() onceq.State {
+		info, err := q.Get(ctx, db.Pool, job.ID)
+		require.NoError(t, err)
+		return info.State
+	}
+	require.Equal(t, onceq.StateHeld, state())
+	tx, err := db.Pool.Begin(ctx)
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(ctx) }()
+	require.NoError(t, q.Resolve(ctx, tx, job.ID, "charge", onceq.Applied("ch_1")))
+	require.NoError(t, q.UnholdAll(ctx)) // and comes back while the transaction is open
+	require.NoError(t, tx.Rollback(ctx))
+	require.NoError(t, q.UnholdAll(ctx))
+	require.Equal(t, onceq.StateHeld, state())
+	tag, err := db.Pool.Exec(ctx, `update onceq.job_fences set state = 3, result = '"ch_1"', detail = null where class = 3`)
+	require.NoError(t, err)
+	require.Equal(t, int64(1), tag.RowsAffected())
+	require.NoError(t, q.UnholdAll(ctx))
+	require.Equal(t, onceq.StateWaiting, state())
+	require.NoError(t, w.Drain(ctx, 0))
+	require.Equal(t, 1, done)
+}
+
 func holderOf(t *testing.T, db *queuetest.DB, id int64) (holder int64) {
 	t.Helper()
 	require.NoError(t, db.Pool.QueryRow(t.Context(), `select holder from onceq.jobs where id = $1`, id).Scan(&holder))

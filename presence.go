@@ -82,6 +82,7 @@ type presence struct {
 	q    *Queue
 	id   int64 // of the run
 	db   DB    // the worker's own
+	slow DB    // the same, for what may meet rows that somebody has locked
 	args []any // of writePresence
 
 	stop    context.CancelFunc
@@ -89,7 +90,7 @@ type presence struct {
 	written bool // or tried; only loop's goroutine writes it, and leave reads it after that has ended
 }
 
-func newPresence(w *Worker, id int64, db DB) *presence {
+func newPresence(w *Worker, id int64, db, slow DB) *presence {
 	queues := make(map[string]int, len(w.queues))
 	for name, c := range w.queues {
 		queues[name] = c.Concurrency
@@ -104,7 +105,7 @@ func newPresence(w *Worker, id int64, db DB) *presence {
 	if err != nil {
 		host = "unknown"
 	}
-	return &presence{q: w.q, id: id, db: db, args: []any{
+	return &presence{q: w.q, id: id, db: db, slow: slow, args: []any{
 		id, host, os.Getpid(), libraryVersion(), SchemaVersion, w.lease.Microseconds(), string(raw), w.kinds,
 	}}
 }
@@ -147,7 +148,7 @@ func (p *presence) loop(ctx context.Context, first time.Duration) {
 		p.written = true
 		err := p.q.guarded(ctx, p.db, writePresence, p.args, nil)
 		if err == nil {
-			err = errors.Join(p.q.heedAll(ctx, p.db), p.q.unholdAll(ctx, p.db))
+			err = errors.Join(p.q.heedAll(ctx, p.db, p.slow), p.q.unholdAll(ctx, p.slow))
 		}
 		switch {
 		case err == nil:

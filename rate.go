@@ -60,8 +60,8 @@ func debtOf(row string) string {
 }
 
 // setBack says of a row c of limit_rates that the database's clock was set back since it was written: by a person, or because a
-// server has taken over whose clock is behind.
-const setBack = `c.paid_at > statement_timestamp() + interval '1 second'`
+// server has taken over whose clock is behind. It asks the clock, because the statement may have waited since its own time.
+const setBack = `c.paid_at > clock_timestamp() + interval '1 second'`
 
 // owed is how far free_at of a row c of limit_rates is ahead, in microseconds. After the clock was set back it is as far as it was
 // when the row was written: otherwise nothing would start until the clock has come there again.
@@ -97,7 +97,8 @@ const slotOf = `statement_timestamp() + case when t.rested and t.i < t.burst the
 // reslotJobs gives new slots to leased jobs of one limit, of which each missed its own. It must follow lockLine in the same
 // transaction. One that would have to wait takes the slot of another job, which nobody has claimed and whose time has just
 // come, and that one gets the new slot: the handlers are slower than the rate, so it would miss its own. A job in quarantine
-// keeps its slot, which a claimer knows (claimer.suspended). It returns the ids of
+// keeps its slot, which a claimer knows (claimer.suspended). If the clock was set back, the row goes on saying so: a promoter has to
+// see it (rewinds). It returns the ids of
 // the jobs that may start at once, of those that have another's slot and may start too, and the microseconds since the
 // transaction began. The others wait for their slots, as if they had not been claimed: their ids, and for how many microseconds.
 var reslotJobs = `
@@ -109,15 +110,16 @@ mine as materialized (
     from u cross join lateral (select id from onceq.jobs where id = u.id and claims = u.claims and holder = u.holder for no key update) j
 ),
 rate as materialized (
-  select x.gap, x.burst, x.kept, greatest(0, ` + debtOf("x") + `) as debt
-    from (select s.gap, s.burst, ` + keptOf("s") + ` as kept, c.gap as was, ` + owed + ` as owed
+  select x.gap, x.burst, x.kept, x.base, greatest(0, ` + debtOf("x") + `) as debt
+    from (select s.gap, s.burst, ` + keptOf("s") + ` as kept, c.gap as was, ` + owed + ` as owed,
+                 case when ` + setBack + ` then c.paid_at else statement_timestamp() end as base
             from ` + limitRow("$1::text", `per::float8 / rate as gap, burst`) + ` s
             left join lateral (select * from onceq.limit_rates where lane = $1::text offset 0) c on true
            where s.gap is not null) x
 ),
 paid as (
   insert into onceq.limit_rates (lane, free_at, gap, paid_at)
-  select $1::text, statement_timestamp() + ceil(debt + gap * (select count(*) from mine)) * interval '1 microsecond', gap, statement_timestamp()
+  select $1::text, base + ceil(debt + gap * (select count(*) from mine)) * interval '1 microsecond', gap, base
     from rate
   on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap, paid_at = excluded.paid_at
 ),

@@ -110,8 +110,12 @@ const beforeItsTime = `state = ` + sqlJobCancelled + ` and claims = 0 and (` + h
 var redrivable = []State{StateDead, StateCancelled, StateHeld}
 
 func (q *Queue) redrive(ctx context.Context, db DB, ids []int64, states []State) (back, taken, held, early []int64, err error) {
+	return q.redriveBy(ctx, db, hot, ids, states)
+}
+
+func (q *Queue) redriveBy(ctx context.Context, db DB, by way, ids []int64, states []State) (back, taken, held, early []int64, err error) {
 	_, past := (&Filter{States: states}).states()
-	err = q.guarded(ctx, db, redriveJobs, []any{ids, past, DefaultWindow.Milliseconds()}, &back, nil, &taken, &held, &early)
+	err = q.send(ctx, db, by, redriveJobs, []any{ids, past, DefaultWindow.Milliseconds()}, row(&back, nil, &taken, &held, &early))
 	if err != nil {
 		return nil, nil, nil, nil, fmt.Errorf("onceq: redrive: %w", q.told(err))
 	}

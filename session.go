@@ -25,7 +25,8 @@ import (
 //	             extending leases, announcing. A statement there is one statement, because its settings belong to the session.
 //	spare     1  The same while there is no session: in Drain, behind a pooler, after a lost connection. And for beats that
 //	             and claims that would have to wait for the session, or that wait for their turn (turn.go).
-//	outcomes  2  Outcomes, and effects while the application's pool is busy. And for those that would have to wait for spare.
+//	outcomes  2  Outcomes, and effects while the application's pool is busy. And for those that would have to wait for spare. And
+//	             jobs that wait to be cancelled, and held ones whose effects were settled.
 //
 // Nothing that goes through session and spare waits for the lock of a row, so leases are extended in time. Outcomes wait for
 // transactions that have locked their jobs, but for no longer than a second in a batch (outbox.go), and effects for those that have

@@ -73,6 +73,9 @@ var (
 	// hot is for the statements that run for every job, and for other statements whose plans do not depend on their values.
 	hot = way{begin: beginOwn, settings: hotPlans + `, ` + noLimits}
 
+	// brief is the same for what waits for nobody: who has a row locked is left alone until the next time.
+	brief = way{begin: beginOwn, settings: hot.settings + `, set_config('lock_timeout', '100ms', true)`}
+
 	// rare is the same for statements whose plans do depend on their values.
 	rare = way{begin: beginOwn, settings: guardPlans + `, ` + noLimits}
 

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -287,7 +288,14 @@ func (q *Queue) Resolve(ctx context.Context, db DB, jobID int64, name string, r 
 				f.scope = e.scope
 			}
 		}
-		if err := f.resolve(ctx, db, r); err != nil || state != StateHeld {
+		err = f.resolve(ctx, db, r)
+		if err == nil && state == 0 { // its worker may have written meanwhile that it is held: see heldLately
+			state, err = q.state(ctx, db, jobID)
+			if errors.Is(err, ErrNotFound) {
+				return nil
+			}
+		}
+		if err != nil || state != StateHeld {
 			return err
 		}
 		if _, err = q.Redrive(ctx, db, jobID); errors.Is(err, ErrHeld) {
@@ -315,51 +323,59 @@ func (q *Queue) unhold(ctx context.Context, db DB, ids []int64) {
 	if len(ids) == 0 {
 		return
 	}
+	now := time.Now()
 	h := &q.held
 	h.mu.Lock()
+	maps.DeleteFunc(h.until, func(_ int64, until time.Time) bool { return now.After(until) })
 	for _, id := range ids {
 		if h.until == nil {
 			h.until = make(map[int64]time.Time)
 		}
 		if len(h.until) < heldMost {
-			h.until[id] = time.Now().Add(heldLooked)
+			h.until[id] = now.Add(heldLooked)
 		}
 	}
 	h.mu.Unlock()
-	if err := q.unholdThem(ctx, db, ids); err != nil {
-		q.log.WarnContext(ctx, "onceq: looking whether the effects of held jobs were settled meanwhile failed; a worker looks again within a minute", "jobs", ids, "error", err)
+	for _, id := range ids {
+		if err := q.unholdOne(ctx, db, id); err != nil {
+			q.log.WarnContext(ctx, "onceq: it is not known whether somebody has settled the effects of a job that is held now; a worker looks again within a minute", "job", id, "error", err)
+		}
 	}
 }
 
 // unholdAll looks again at the jobs that this process has written as held.
-func (q *Queue) unholdAll(ctx context.Context, db DB) error {
-	var ids []int64
+func (q *Queue) unholdAll(ctx context.Context, db DB) (failed error) {
 	h := &q.held
 	h.mu.Lock()
-	for id, until := range h.until {
-		if ids = append(ids, id); time.Now().After(until) {
-			delete(h.until, id) // after this look
+	looked := maps.Clone(h.until)
+	h.mu.Unlock()
+	for id, until := range looked {
+		if time.Now().Before(until) {
+			if err := q.unholdOne(ctx, db, id); err != nil {
+				failed = err
+			}
 		}
 	}
-	h.mu.Unlock()
-	if len(ids) == 0 {
-		return nil
-	}
-	return q.unholdThem(ctx, db, ids)
+	return failed
 }
 
-func (q *Queue) unholdThem(ctx context.Context, db DB, ids []int64) error {
-	_, _, held, _, err := q.redrive(ctx, db, ids, []State{StateHeld})
+// unholdOne runs a held job again if none of its effects is held. One that somebody has locked waits for the next look.
+func (q *Queue) unholdOne(ctx context.Context, db DB, id int64) error {
+	h := &q.held
+	h.mu.Lock()
+	looked := h.until[id]
+	h.mu.Unlock()
+	_, _, held, _, err := q.redriveBy(ctx, db, brief, []int64{id}, []State{StateHeld})
+	if lockedOut(err) || err == nil && len(held) > 0 {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
-	h := &q.held
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, id := range ids {
-		if !slices.Contains(held, id) {
-			delete(h.until, id) // it runs again, or is not held any more
-		}
+	if h.until[id].Equal(looked) { // else it ran and was held again since
+		delete(h.until, id)
 	}
 	return nil
 }

@@ -3936,7 +3936,7 @@ select x.lane,
                offset 0) j
          where p.lane = x.lane order by p.id limit 10),
        w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
-       statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - case when c.paid_at > statement_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 * s.gap / c.gap, 0)
+       statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 * s.gap / c.gap, 0)
          + (1 - s.burst + least(s.burst - 1, ceil(100000.0 / s.gap))) * s.gap) * interval '1 microsecond'
   from x
   left join lateral (select s.lane, s.n, s.rate, s.per, s.burst, s.per::float8 / s.rate as gap
@@ -3971,7 +3971,7 @@ select x.lane,
                offset 0) j
          where p.lane = x.lane order by p.id limit 10),
        w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
-       statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - case when c.paid_at > statement_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 * s.gap / c.gap, 0)
+       statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 * s.gap / c.gap, 0)
          + (1 - s.burst + least(s.burst - 1, ceil(100000.0 / s.gap))) * s.gap) * interval '1 microsecond'
   from x
   left join lateral (select s.lane, s.n, s.rate, s.per, s.burst, s.per::float8 / s.rate as gap
@@ -4382,7 +4382,7 @@ rate as materialized (
                             when x.gap = x.was then x.owed
                             else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000.0)) end as debt
                     from (select r.lane, r.n as room, s.gap, s.burst, ready.n as ready, least(s.burst - 1, ceil(100000.0 / s.gap)) as kept, c.gap as was,
-                                 extract(epoch from c.free_at - case when c.paid_at > statement_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 as owed
+                                 extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 as owed
                             from (select lane, n from room where lane like '/%' and n > 0 offset 0) r
                             left join lateral (select per::float8 / rate as gap, burst
                  from onceq.lane_limits s
@@ -4400,7 +4400,7 @@ rewound as materialized (
   select x.lane, x.gap, greatest(0, case when x.gap is null or x.was is null then '-infinity'
                             when x.gap = x.was then x.owed
                             else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000.0)) end) as debt
-    from (select r.lane, s.gap, s.burst, least(s.burst - 1, ceil(100000.0 / s.gap)) as kept, c.gap as was, extract(epoch from c.free_at - case when c.paid_at > statement_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 as owed
+    from (select r.lane, s.gap, s.burst, least(s.burst - 1, ceil(100000.0 / s.gap)) as kept, c.gap as was, extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 as owed
             from (select lane from room where lane like '/%' offset 0) r
            cross join lateral (select * from onceq.limit_rates where lane = r.lane offset 0) c
            cross join lateral (select per::float8 / rate as gap, burst
@@ -4408,7 +4408,7 @@ rewound as materialized (
                 where s.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and s.n is not null
                 order by s.lane desc
                 limit 1) s
-           where c.paid_at > statement_timestamp() + interval '1 second' and s.gap is not null
+           where c.paid_at > clock_timestamp() + interval '1 second' and s.gap is not null
            offset 0) x
 ),
 recalled as (
@@ -4575,10 +4575,11 @@ mine as materialized (
     from u cross join lateral (select id from onceq.jobs where id = u.id and claims = u.claims and holder = u.holder for no key update) j
 ),
 rate as materialized (
-  select x.gap, x.burst, x.kept, greatest(0, case when x.gap is null or x.was is null then '-infinity'
+  select x.gap, x.burst, x.kept, x.base, greatest(0, case when x.gap is null or x.was is null then '-infinity'
                             when x.gap = x.was then x.owed
                             else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000.0)) end) as debt
-    from (select s.gap, s.burst, least(s.burst - 1, ceil(100000.0 / s.gap)) as kept, c.gap as was, extract(epoch from c.free_at - case when c.paid_at > statement_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 as owed
+    from (select s.gap, s.burst, least(s.burst - 1, ceil(100000.0 / s.gap)) as kept, c.gap as was, extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 as owed,
+                 case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end as base
             from (select per::float8 / rate as gap, burst
                  from onceq.lane_limits s
                 where s.lane = any (array[$1::text, left($1::text, strpos(substr($1::text, 2), '/') + 1)]) and s.n is not null
@@ -4589,7 +4590,7 @@ rate as materialized (
 ),
 paid as (
   insert into onceq.limit_rates (lane, free_at, gap, paid_at)
-  select $1::text, statement_timestamp() + ceil(debt + gap * (select count(*) from mine)) * interval '1 microsecond', gap, statement_timestamp()
+  select $1::text, base + ceil(debt + gap * (select count(*) from mine)) * interval '1 microsecond', gap, base
     from rate
   on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap, paid_at = excluded.paid_at
 ),

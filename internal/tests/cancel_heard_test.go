@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
@@ -160,7 +161,7 @@ func TestResolve_BeforeTheJobItselfIsHeld(t *testing.T) {
 					if inTx {
 						by = tx
 					}
-					require.NoError(t, db.Queue.Resolve(ctx, by, id, "charge", onceq.Applied("ch_1")))
+					assert.NoError(t, db.Queue.Resolve(ctx, by, id, "charge", onceq.Applied("ch_1")))
 				}
 				if err == nil {
 					results <- result

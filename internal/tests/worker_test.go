@@ -791,6 +791,16 @@ func TestRescan_WordWaitsForAFreeHandler(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	full, trace := traced(t, db)
+	sqlRun(t, db, `insert into onceq.queues (queue, rescanned_at) values ('default', statement_timestamp())`)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for ctx.Err() == nil { // it is always others' turn
+			_, _ = db.Pool.Exec(ctx, `update onceq.queues set rescanned_at = statement_timestamp()`)
+			time.Sleep(20 * time.Millisecond)
+		}
+	}()
 	started, end := make(chan int64, 10), make(chan bool)
 	w := start(t, full, oneHandler, handle(func(ctx context.Context, l *onceq.Lease) error {
 		started <- l.ID
@@ -802,18 +812,8 @@ func TestRescan_WordWaitsForAFreeHandler(t *testing.T) {
 	}))
 	add(t, db, onceq.Job{Kind: "nobody's"}) // while nothing is due, nobody looks behind
 	require.Equal(t, add(t, db, onceq.Job{}), receive(t, started))
-	until(t, db, `exists (select from onceq.queues)`)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		for ctx.Err() == nil { // it is always others' turn
-			_, _ = db.Pool.Exec(ctx, `update onceq.queues set rescanned_at = statement_timestamp()`)
-			time.Sleep(20 * time.Millisecond)
-		}
-	}()
-	sqlRun(t, db, `update onceq.queues set left_kinds = '{k,rare}'`)
 	was := trace.asked.Load()
+	sqlRun(t, db, `update onceq.queues set left_kinds = '{k,rare}'`)
 	left := func() []string { return sqlOne[[]string](t, db, `select left_kinds from onceq.queues`) }
 	eventually(t, "two questions", func() bool { return trace.asked.Load() >= was+2 || len(left()) < 2 })
 	if trace.asked.Load() <= was+2 { // else this process stood still since
