@@ -82,6 +82,9 @@ const GuardPlans = guardPlans
 // FenceFree is the condition under which a key is free. The SQL function take_fence repeats it.
 const FenceFree = fenceFree
 
+// RescanTurn is a statement.
+const RescanTurn = rescanTurn
+
 // FailAll writes the outcomes of several leases at once, as a worker does.
 func (q *Queue) FailAll(ctx context.Context, leases []*Lease, err error) error {
 	var outcomes []outcome

@@ -1225,3 +1225,40 @@ func TestFinish_HeedsCancelsOfEachStatement(t *testing.T) {
 		require.Equal(t, want, job.State)
 	}
 }
+
+// Who has no free handler leaves the turn to others for longer, and word of its kinds for as long as it yields that.
+func TestRescanTurn(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	ctx := t.Context()
+	const second = int64(time.Second / time.Microsecond)
+	all, none := []string{"q"}, []string{}
+	turn := func(ago time.Duration, left []string, full, yielding []string) (mine bool, stays []string) {
+		t.Helper()
+		tx, err := db.Pool.Begin(ctx)
+		require.NoError(t, err)
+		defer func() { _ = tx.Rollback(ctx) }()
+		_, err = tx.Exec(ctx, `insert into onceq.queues (queue, rescanned_at, left_kinds) values ('q', statement_timestamp() - $1::bigint * interval '1 microsecond', $2)`, ago.Microseconds(), left)
+		require.NoError(t, err)
+		rows, err := tx.Query(ctx, onceq.RescanTurn, all, second, []string{"k"}, full, 3600*second, yielding)
+		require.NoError(t, err)
+		got, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		require.NoError(t, err)
+		require.NoError(t, tx.QueryRow(ctx, `select left_kinds from onceq.queues where queue = 'q'`).Scan(&stays))
+		return len(got) > 0, stays
+	}
+	check := func(what string, want bool, stays []string, ago time.Duration, left, full, yielding []string) {
+		t.Helper()
+		mine, after := turn(ago, left, full, yielding)
+		require.Equal(t, want, mine, what)
+		require.Equal(t, stays, after, what)
+	}
+	word := []string{"k", "other"}
+	check("one with room", true, nil, time.Minute, nil, none, none)
+	check("a full one", false, nil, time.Minute, nil, all, all)
+	check("a full one after long", true, nil, 2*time.Hour, nil, all, all)
+	check("word for one with room", true, []string{"other"}, -time.Millisecond, word, none, none)
+	check("word for a full one", false, word, -time.Millisecond, word, all, all)
+	check("word that stays", true, []string{"other"}, -time.Millisecond, word, all, none)
+	check("a full one after long leaves word", true, word, 2*time.Hour, word, all, all)
+}

@@ -305,22 +305,28 @@ func (f *feed) seeRoom(taken bool) {
 	}
 }
 
+// yields gives those of the feeds that have no room, for which the turn is asked now, and those of them that leave word of their kinds
+// to others. Word that stays is for nobody who has a free handler: the worker starts what it finds when its next one is free.
+func yields(feeds []*feed) (full, yielding []*feed) {
+	for _, f := range feeds {
+		if !f.room.none {
+			continue
+		}
+		full = append(full, f)
+		if f.room.yielded++; f.room.yielded <= rescanYields {
+			yielding = append(yielding, f)
+		}
+	}
+	return full, yielding
+}
+
 // askForTurn asks in which queues it is this worker's turn.
 func (c *claimer) askForTurn(ctx context.Context) {
 	r := &c.rescans
 	every, feeds, kinds := r.interval(), r.feeds, c.kinds
-	yields := rescanYields * max(every, c.lookInterval())
-	var full, yielding []*feed
-	for _, f := range feeds {
-		if f.room.none {
-			full = append(full, f)
-			// Word that stays is for nobody who has a free handler. The worker starts what it finds when its next handler is free.
-			if f.room.yielded++; f.room.yielded <= rescanYields {
-				yielding = append(yielding, f)
-			}
-		}
-	}
-	args := []any{names(feeds), every.Microseconds(), kinds, names(full), yields.Microseconds(), names(yielding)}
+	late := rescanYields * max(every, c.lookInterval())
+	full, yielding := yields(feeds)
+	args := []any{names(feeds), every.Microseconds(), kinds, names(full), late.Microseconds(), names(yielding)}
 	c.send(&c.keeps, func() func() {
 		var mine []*feed
 		err := c.q.send(ctx, c.db, hot, rescanTurn, args, each(func(rows pgx.Rows) error {

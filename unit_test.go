@@ -474,6 +474,16 @@ func TestRescans_TheirIntervalGrowsWithTheirCost(t *testing.T) {
 	require.Equal(t, 20*time.Second, r.interval())
 }
 
+func TestRescans_WhoYields(t *testing.T) {
+	t.Parallel()
+	free, full := &feed{}, &feed{room: room{none: true}}
+	for n := range 5 {
+		all, word := yields([]*feed{free, full})
+		require.Equal(t, []*feed{full}, all)
+		require.Equal(t, n < rescanYields, len(word) == 1, n)
+	}
+}
+
 func TestRescans_RoomOfAFeed(t *testing.T) {
 	t.Parallel()
 	q := benchQueue(t)

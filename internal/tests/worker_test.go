@@ -730,8 +730,8 @@ func traced(t *testing.T, db *queuetest.DB) (*queuetest.DB, *trapTracer) {
 // oneHandler is a worker that is full with one job, and looks often.
 var oneHandler = onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 1}}, PollInterval: 10 * time.Millisecond}
 
-// What a rescan finds starts in the worker that does it. So workers without a free handler leave the turn to one that has one, however
-// often they look. Where there is none they rescan too, and who is free again starts what they have found.
+// What a rescan finds starts in the worker that does it. Workers without a free handler leave the turn to one that has one
+// (TestRescanTurn). Where there is none they rescan too, and who is free again starts what they have found.
 func TestRescan_IsForWorkersWithAFreeHandler(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
@@ -764,16 +764,12 @@ func TestRescan_IsForWorkersWithAFreeHandler(t *testing.T) {
 	last := add(t, db, onceq.Job{}) // the worker's position is now far past the expired jobs
 	require.Equal(t, last, receive(t, ran))
 
-	eventually(t, "a turn", func() bool { return frees.turns.Load()+fulls.turns.Load() >= 2 })
-	wasFree, wasFull := frees.turns.Load(), fulls.turns.Load()
-	eventually(t, "eight turns", func() bool { return frees.turns.Load()-wasFree+fulls.turns.Load()-wasFull >= 8 })
-	// A full one has its turn where this process stood still for three seconds. Without their leave the free one has none of eight.
-	require.GreaterOrEqual(t, frees.turns.Load()-wasFree, int64(3))
+	eventually(t, "a turn of the one that is free", func() bool { return frees.turns.Load() > 0 })
 	db.ExpireLease(expired[0])
 	require.Equal(t, expired[0], receive(t, ran))
 	require.NoError(t, w.stop())
 
-	wasFull = fulls.turns.Load()
+	wasFull := fulls.turns.Load()
 	db.ExpireLease(expired[1])
 	eventually(t, "turns of those that are not free", func() bool { return fulls.turns.Load() >= wasFull+2 })
 	end <- true
