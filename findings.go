@@ -116,10 +116,10 @@ func (x *examination) waiting(s QueueStats, kindPaused bool) {
 	x.found = append(x.found, f)
 }
 
-// headSize is the limit in readHead: how many due jobs of each priority are looked at.
+// headSize is how many due jobs of each priority are looked at.
 const headSize = 200
 
-// readHead gives, of the first jobs that are due in each queue of $1, the kinds, those that have lost more than one lease, and whether
+// readHead gives, of the first $3 jobs of each priority that are due in each queue of $1, the kinds, those that have lost more than one lease, and whether
 // nobody has one that has been due for longer than $2.
 const readHead = `
 select n.queue, j.kind, min(j.id) filter (where j.lost > 1), max(j.lost), count(*),
@@ -130,7 +130,7 @@ select n.queue, j.kind, min(j.id) filter (where j.lost > 1), max(j.lost), count(
        select id, kind, lost, run_at, leased_until from onceq.jobs
         where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
         order by run_at, id
-        limit 200) j
+        limit $3::int) j
  group by n.queue, j.kind
  order by n.queue, j.kind
  limit 1000`
@@ -139,7 +139,7 @@ select n.queue, j.kind, min(j.id) filter (where j.lost > 1), max(j.lost), count(
 // process each time that they run.
 func (x *examination) jobs(ctx context.Context, queues []string, pauses []Pause) (map[string]head, error) {
 	heads := make(map[string]head)
-	return heads, x.each(ctx, readHead, []any{queues, x.limits.waiting.Microseconds()}, func(rows pgx.Rows) error {
+	return heads, x.each(ctx, readHead, []any{queues, x.limits.waiting.Microseconds(), headSize}, func(rows pgx.Rows) error {
 		var queue, kind string
 		var id *int64
 		var lost, n int

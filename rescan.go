@@ -156,8 +156,9 @@ func (c *claimer) lookedBehind(behind []*feed, recent bool, took pass) {
 	if recent {
 		r.asked = r.asked.Add(-rand.N(r.interval())) // see askForTurn
 	}
+	taken := c.q.quarantine.isTaken()
 	for _, f := range c.feeds {
-		f.seeRoom(c.q.quarantine.isTaken())
+		f.seeRoom(taken)
 	}
 	r.feeds = slices.DeleteFunc(slices.Clone(behind), func(f *feed) bool { return f.paused })
 	if r.known {

@@ -74,7 +74,7 @@ var (
 	hot = way{begin: beginOwn, settings: hotPlans + `, ` + noLimits}
 
 	// brief is the same for what waits for nobody: who has a row locked is left alone until the next time.
-	brief = way{begin: beginOwn, settings: hot.settings + `, set_config('lock_timeout', '100ms', true)`}
+	brief = waiting(100 * time.Millisecond)
 
 	// rare is the same for statements whose plans do depend on their values.
 	rare = way{begin: beginOwn, settings: guardPlans + `, ` + noLimits}

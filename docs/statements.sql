@@ -1692,7 +1692,7 @@ select n.queue, j.kind, min(j.id) filter (where j.lost > 1), max(j.lost), count(
        select id, kind, lost, run_at, leased_until from onceq.jobs
         where queue = n.queue and priority = p.priority and run_at <= statement_timestamp()
         order by run_at, id
-        limit 200) j
+        limit $3::int) j
  group by n.queue, j.kind
  order by n.queue, j.kind
  limit 1000;

@@ -15,6 +15,19 @@ import (
 	"github.com/onceq/onceq/queuetest"
 )
 
+// givenBack leaves a job that is given back for long while a request to cancel it is not committed.
+func givenBack(job onceq.Job) func(t *testing.T, db *queuetest.DB) (id int64) {
+	return func(t *testing.T, db *queuetest.DB) int64 {
+		id := repairEnqueue(t, db, job)
+		l := repairClaim(t, db)
+		tx := begin(t, db)
+		wantState(t, onceq.StateRunning)(db.Queue.Cancel(t.Context(), tx, id))
+		require.NoError(t, l.Fail(t.Context(), onceq.Snooze(30*24*time.Hour)))
+		commit(t, tx)
+		return id
+	}
+}
+
 // A request to cancel a job that its holder could not hear of, or that was left for a holder that is none, is found by a worker.
 func TestCancel_ARequestThatNobodyHeardIsFound(t *testing.T) {
 	t.Parallel()
@@ -22,24 +35,8 @@ func TestCancel_ARequestThatNobodyHeardIsFound(t *testing.T) {
 		return errors.New("this job was to be cancelled")
 	})
 	for name, left := range map[string]func(t *testing.T, db *queuetest.DB) (id int64){
-		"the holder gives the job back before the request is committed": func(t *testing.T, db *queuetest.DB) int64 {
-			id := repairEnqueue(t, db, onceq.Job{})
-			l := repairClaim(t, db)
-			tx := begin(t, db)
-			wantState(t, onceq.StateRunning)(db.Queue.Cancel(t.Context(), tx, id))
-			require.NoError(t, l.Fail(t.Context(), onceq.Snooze(30*24*time.Hour)))
-			commit(t, tx)
-			return id
-		},
-		"the same in a lane whose failed jobs leave their places": func(t *testing.T, db *queuetest.DB) int64 {
-			id := repairEnqueue(t, db, onceq.Job{Lane: "a", LaneRule: onceq.Overtake})
-			l := repairClaim(t, db)
-			tx := begin(t, db)
-			wantState(t, onceq.StateRunning)(db.Queue.Cancel(t.Context(), tx, id))
-			require.NoError(t, l.Fail(t.Context(), onceq.Snooze(30*24*time.Hour)))
-			commit(t, tx)
-			return id
-		},
+		"the holder gives the job back before the request is committed": givenBack(onceq.Job{}),
+		"the same in a lane whose failed jobs leave their places":       givenBack(onceq.Job{Lane: "a", LaneRule: onceq.Overtake}),
 		"a transaction that emits what the job waits for is rolled back": func(t *testing.T, db *queuetest.DB) int64 {
 			id := repairEnqueue(t, db, onceq.Job{})
 			l := repairClaim(t, db)

@@ -880,3 +880,16 @@ func drainsAll(t *testing.T, db *queuetest.DB, jobs int) {
 	require.NoError(t, w.Drain(t.Context(), math.MaxInt))
 	require.EqualValues(t, jobs, ran.Load())
 }
+
+// A place that was left behind counts for nothing, also for the job whose it is: that one goes on all the same.
+func TestLane_APlaceThatIsThereAlready(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := context.Background(), db.Queue
+	first, second := repairEnqueue(t, db, onceq.Job{Lane: "a"}), repairEnqueue(t, db, onceq.Job{Lane: "a"})
+	l := laneClaimOne(t, q, first)
+	repairExec(t, db, `insert into onceq.lane_places (lane, id) select lane, id from onceq.job_waits where id = $1`, second)
+	require.NoError(t, l.Complete(ctx, nil))
+	require.NoError(t, laneClaimOne(t, q, second).Complete(ctx, nil))
+	require.NoError(t, db.Check())
+}
