@@ -46,11 +46,13 @@ func TestConnections_EffectsBreakNoneOfThePool(t *testing.T) {
 	db := queuetest.New(t)
 	cfg := db.Pool.Config()
 	cfg.MaxConns = 8
+	acquires := &acquires{}
+	cfg.ConnConfig.Tracer = acquires
 	var late atomic.Int32 // the machine stood still for longer than an effect waits
+	var pool *pgxpool.Pool
 	cfg.PrepareConn = func(ctx context.Context, conn *pgx.Conn) (bool, error) {
-		began := time.Now()
 		_, err := conn.Exec(ctx, `select pg_sleep(0.03)`)
-		if err != nil && time.Since(began) > 900*time.Millisecond {
+		if a := acquires.of(ctx); err != nil && a.pool == pool && time.Since(a.began) > 900*time.Millisecond {
 			late.Add(1)
 		}
 		return err == nil, nil
@@ -68,8 +70,31 @@ func TestConnections_EffectsBreakNoneOfThePool(t *testing.T) {
 	}))
 	require.NoError(t, err)
 	require.NoError(t, w.Drain(t.Context(), 0))
+	eventually(t, "no connection that is still being opened", func() bool { return pool.Stat().ConstructingConns() == 0 })
 	require.EqualValues(t, pool.Stat().NewConnsCount()-int64(late.Load()), pool.Stat().TotalConns())
 }
+
+// acquires tells whoever has the context of an Acquire of which pool it is, and when it began.
+type acquires struct{}
+
+type acquiring struct {
+	pool  *pgxpool.Pool
+	began time.Time
+}
+
+func (*acquires) of(ctx context.Context) acquiring { return ctx.Value(acquires{}).(acquiring) }
+
+func (*acquires) TraceAcquireStart(ctx context.Context, pool *pgxpool.Pool, _ pgxpool.TraceAcquireStartData) context.Context {
+	return context.WithValue(ctx, acquires{}, acquiring{pool, time.Now()})
+}
+
+func (*acquires) TraceAcquireEnd(context.Context, *pgxpool.Pool, pgxpool.TraceAcquireEndData) {}
+
+func (*acquires) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+
+func (*acquires) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
 // A statement of the worker that somebody's lock blocks does not keep leases from being extended, behind a pooler either,
 // where there is no session.
