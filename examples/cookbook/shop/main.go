@@ -21,6 +21,9 @@ var charge = onceq.Kind[order]{
 	Lane:    func(o order) string { return fmt.Sprint("customer-", o.Customer) },
 	Limit:   func(order) string { return "provider" },
 	Backoff: func(int, error) time.Duration { return 20 * time.Millisecond }, // seconds, in a real service
+	Window:  onceq.Forever,                                                   // no order is charged again, however late its form comes
+
+	MaxAttempts: 10, // the customer's other orders wait for them
 }
 
 func main() {
@@ -28,7 +31,8 @@ func main() {
 	pool, q := example.Open(ctx, "")
 	defer pool.Close()
 
-	// The contract says three calls at once, and sixty in every second: a rate and a burst of together as many.
+	// The contract says three calls at once, and sixty in every second: a rate and a burst of together as many. A service sets
+	// a limit once, with its migrations.
 	example.Check(q.SetLimit(ctx, pool, "provider", onceq.Limit{AtOnce: 3, Rate: 50, Burst: 10}))
 	const customers, each = 4, 5
 	for range 2 { // a form that was sent twice
