@@ -17,7 +17,7 @@ import (
 
 // TxHandler answers a request inside a transaction that the middleware ends. An answer that is stored commits the
 // transaction, whatever its status. To undo writes and still have a 4xx replayed, use tx.Begin, which makes a
-// savepoint. An answer that is not stored (Config.Outcome) and an error roll everything back. The answer to an error is
+// savepoint; if one can be neither committed nor rolled back, all is rolled back. An answer that is not stored (Config.Outcome) and an error roll everything back. The answer to an error is
 // 500.
 type TxHandler func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error
 
@@ -29,7 +29,7 @@ const (
 
 // HandlerTx runs h once for each key, in a READ COMMITTED transaction of pool. pool must lead to the queue's database.
 // The key, the answer and everything that the handler does in the transaction commit together. If Postgres asks for a
-// retry (40001, 40P01), the handler runs again in a new transaction.
+// retry (40001, 40P01) and the handler returns that error, or the commit gets it, the handler runs again in a new transaction.
 //
 // The server closes the handler's connection if it idles in the transaction for longer than Config.Timeout, so a frozen
 // process does not keep its key. Requests with a safe method, and requests without a key if they are Optional, run in a
@@ -132,11 +132,11 @@ func (m *Middleware) transaction(ctx context.Context, w http.ResponseWriter, r *
 		a.Lease, xid = c, id
 		in = a.in(ctx)
 	}
-	rec := newRecorder(w.Header(), m.cfg.MaxResponse)
+	rec, own := newRecorder(w.Header(), m.cfg.MaxResponse), newHandlerTx(tx)
 	defer removeFiles(in, r)
 	err = func() error {
 		defer func() { ended = conn.Conn().PgConn().TxStatus() == 'I' }()
-		return h(rec, in, handlerTx{tx})
+		return h(rec, in, own)
 	}()
 	if ended {
 		return nil // the deferred function sets the answer
@@ -150,6 +150,9 @@ func (m *Middleware) transaction(ctx context.Context, w http.ResponseWriter, r *
 		return func() { m.responseTooLarge(w, nothingDone) }
 	case m.cfg.Outcome(first.Status) != Store:
 		return func() { first.replace(w, r) }
+	}
+	if err := own.unfit(); err != nil {
+		return m.failed(w, r, a, err, transactions)
 	}
 	if a != nil {
 		if err := a.Lease.Complete(ctx, tx, stored); err != nil {
@@ -246,11 +249,3 @@ func (m *Middleware) hold(ctx context.Context, a *admitted) error {
 	}
 	return errors.New("onceqhttp: another request has taken the key and finished")
 }
-
-// handlerTx is the transaction that the handler gets. It cannot be ended.
-type handlerTx struct{ pgx.Tx }
-
-var errOwnTx = errors.New("onceqhttp: the middleware ends this transaction: return nil to commit it with the answer, an error to roll it back")
-
-func (handlerTx) Commit(context.Context) error   { return errOwnTx }
-func (handlerTx) Rollback(context.Context) error { return errOwnTx }

@@ -83,6 +83,66 @@ func TestHandlerTx_EverythingCommitsTogetherOrNothing(t *testing.T) {
 			}
 			return nil
 		}, 402, "", all, 1},
+		"a savepoint whose context has ended": {func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+			ctx, cancel := context.WithCancel(r.Context())
+			err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+				_, _ = tx.Exec(ctx, `insert into effects values ('undone')`)
+				cancel()
+				return errors.New("declined")
+			})
+			w.WriteHeader(402)
+			if err == nil {
+				return errors.New("no error")
+			}
+			return nil
+		}, 402, "", all, 1},
+		"one in another": {func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+			outer, err := tx.Begin(r.Context())
+			if err != nil {
+				return err
+			}
+			ctx, cancel := context.WithCancel(r.Context())
+			defer cancel()
+			inner, err := outer.Begin(ctx)
+			if err != nil {
+				return err
+			}
+			_, err = inner.Exec(ctx, `insert into effects values ('undone')`)
+			cancel()
+			if err != nil || inner.Commit(ctx) == nil { // it may not be committed any more, and the outer one undoes it
+				return errors.Join(err, errors.New("no error"))
+			}
+			w.WriteHeader(402)
+			return outer.Rollback(r.Context())
+		}, 402, "", all, 1},
+		"a savepoint that cannot be committed": {func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+			ctx, cancel := context.WithCancel(r.Context())
+			cancel()
+			sub, err := tx.Begin(r.Context())
+			if err != nil {
+				return err
+			}
+			if sub.Commit(ctx) == nil {
+				return errors.New("no error")
+			}
+			return created(w, r, tx)
+		}, 500, onceqhttp.CodeRolledBack, nothing, 1},
+		"a savepoint that cannot be undone": {func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+			sub, err := tx.Begin(r.Context())
+			if err != nil {
+				return err
+			}
+			rows, err := sub.Query(r.Context(), `insert into effects values ('undone') returning what`)
+			if err != nil {
+				return err
+			}
+			err = sub.Rollback(r.Context()) // the connection is busy
+			rows.Close()
+			if err == nil {
+				return errors.New("no error")
+			}
+			return created(w, r, tx)
+		}, 500, onceqhttp.CodeRolledBack, nothing, 1},
 		"a 5xx":    {status(502), 502, "", nothing, 1},
 		"too many": {status(429), 429, "", nothing, 1},
 		"an error": {func(http.ResponseWriter, *http.Request, pgx.Tx) error { return errors.New("bad day") }, 500, onceqhttp.CodeRolledBack, nothing, 1},
