@@ -314,13 +314,13 @@ heard as (
 room as materialized (
   select l.lane, least(1000, o.n - live.n) as n
     from (select distinct lane from call where not ` + isFollowLine("lane") + `) l
-   cross join lateral (select ` + limitOf("l.lane") + ` as n offset 0) o
+   cross join lateral (select case when (select exists (select from onceq.lane_limits)) then ` + limitOf("l.lane") + ` else 1 end as n offset 0) o
    cross join lateral ` + liveCount("l.lane") + ` live
-   where not exists (select from ` + stopsOf("l.lane") + ` offset 0)
 ),
 head as materialized (
   select w.id, r.lane, r.n
-    from (select lane, n from room where n > 0 and lane not like '/%' offset 0) r` + laneHead + `
+    from (select lane, n from room
+           where n > 0 and lane not like '/%' and not exists (select from ` + stopsOf("room.lane") + ` offset 0) offset 0) r` + laneHead + `
 ),
 ` + rates + `,` + rewinds + `,
 turn as materialized (

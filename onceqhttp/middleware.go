@@ -184,7 +184,7 @@ func route(r *http.Request) string {
 	// Several muxes below different prefixes may have the same patterns.
 	i := strings.IndexByte(r.Pattern, '/')
 	prefix, ok := strings.CutSuffix(path, r.URL.EscapedPath())
-	if !ok || i < 0 || strings.HasPrefix(r.Pattern[i:], prefix) {
+	if !ok || i < 0 || strings.HasPrefix(r.Pattern[i:]+"/", prefix+"/") {
 		return r.Pattern
 	}
 	return r.Pattern[:i] + prefix + r.Pattern[i:]
@@ -454,7 +454,11 @@ func (m *Middleware) answer(w http.ResponseWriter, r *http.Request, stored *Resp
 	case err == nil && !stored.lost:
 		w.Header().Set(replayedHeader, "true")
 		stored.send(w, r)
-	case err == nil, errors.As(err, &invalid):
+	case err == nil:
+		m.responseTooLarge(w, workDone)
+	case errors.Is(err, onceq.ErrUncertain): // first, because it wraps what an Ask returned
+		m.uncertain(w)
+	case errors.As(err, &invalid):
 		m.responseTooLarge(w, workDone)
 	case errors.Is(err, errUndecodable):
 		m.log(r, "the stored answer cannot be read", err)
@@ -469,8 +473,6 @@ func (m *Middleware) answer(w http.ResponseWriter, r *http.Request, stored *Resp
 	case errors.Is(err, onceq.ErrHeld):
 		m.problem(w, http.StatusConflict, CodeHeld, "It is not known whether the request was carried out",
 			"Somebody has to find out and decide. With another key it might be carried out twice.")
-	case errors.Is(err, onceq.ErrUncertain):
-		m.uncertain(w)
 	default:
 		m.log(r, "the key could not be claimed", err)
 		m.unavailable(w, true)

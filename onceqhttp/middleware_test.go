@@ -263,20 +263,21 @@ func TestHandler_MountsUnderPrefixesHaveTheirOwnKeys(t *testing.T) {
 	outer.Handle("POST /plain/", http.StripPrefix("/plain", m.Handler(ran.answering(201))))
 	outer.Handle("POST /charges/{id}", inner)
 	// A router that rewrites paths in another way gets the route of the pattern, but never the answer to another path.
+	outer.Handle("/c/", http.StripPrefix("/c", inner)) // the beginning of the pattern, but no part of its path
 	outer.HandleFunc("/old/", func(w http.ResponseWriter, r *http.Request) {
 		r.URL.Path = "/charges/1"
 		inner.ServeHTTP(w, r)
 	})
 	s := serve(t, "/", outer)
-	for i, path := range []string{"/shopA/charges/1", "/shopB/charges/1", "/charges/1", "/plain/1"} {
+	for i, path := range []string{"/shopA/charges/1", "/shopB/charges/1", "/charges/1", "/plain/1", "/c/charges/1"} {
 		require.Equal(t, fmt.Sprintf("%d:{}", i+1), post(t, s.URL+path, "k", "{}").body, path)
 		require.True(t, post(t, s.URL+path, "k", "{}").replayed(), path)
 	}
 	refused(t, post(t, s.URL+"/shopA/charges/2", "k", "{}"), 422, onceqhttp.CodeMismatch)
 	refused(t, post(t, s.URL+"/old/1", "k", "{}"), 422, onceqhttp.CodeMismatch)
-	require.Equal(t, 4, ran.count())
+	require.Equal(t, 5, ran.count())
 
-	for _, route := range []string{"POST /shopA/charges/{id}", "POST /shopB/charges/{id}", "POST /charges/{id}", "POST /plain/"} {
+	for _, route := range []string{"POST /shopA/charges/{id}", "POST /shopB/charges/{id}", "POST /charges/{id}", "POST /plain/", "POST /c/charges/{id}"} {
 		f, err := m.Fence("t", "POST", route, "k")
 		require.NoError(t, err)
 		c, err := f.Claim(t.Context(), nil) // without a payload: there is no fingerprint to compare
@@ -576,6 +577,26 @@ func TestHandler_AskingEndsByTheDeadlineToo(t *testing.T) {
 	sqlRun(t, db, `update onceq.job_fences set leased_until = leased_until - interval '1 minute'`) // no request is running any more
 	refused(t, post(t, s.URL, "k", ""), 503, onceqhttp.CodeUncertain)
 	require.Equal(t, 1, ran.count())
+}
+
+// What the error of an Ask wraps says nothing about the request.
+func TestHandler_AskingThatFails(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	_, tooMuch := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Queue: strings.Repeat("x", 10_000)})
+	for name, failure := range map[string]error{
+		"mismatch": onceq.ErrMismatch, "invalid": tooMuch, "held": &onceq.HeldError{}, "in-flight": &onceq.InFlightError{}, "lost": onceq.ErrLeaseLost,
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := middleware(t, db.Queue, onceqhttp.Config{Policy: onceq.Ask(func(context.Context, string) (any, bool, error) {
+				return nil, false, fmt.Errorf("asking: %w", failure)
+			})})
+			s := serve(t, "POST /", m.Handler(newRuns().answering(500)))
+			require.Equal(t, 500, post(t, s.URL, name, "").status)
+			sqlRun(t, db, `update onceq.job_fences set leased_until = leased_until - interval '1 minute' where key = $1`, name) // no request is running any more
+			refused(t, post(t, s.URL, name, ""), 503, onceqhttp.CodeUncertain)
+		})
+	}
 }
 
 func TestHandler_AskingThatLostItsClaimIsInFlight(t *testing.T) {
