@@ -16,6 +16,7 @@ type KeyInfo struct {
 	Class Class  `json:"class"` // whose key it is
 	Scope string `json:"scope"`
 	Key   string `json:"key"`
+	Kind  string `json:"kind,omitzero"` // of the job; empty outside of jobs
 
 	// State is "queued" (its job is not finished), "in_flight", "uncertain", "held", "completed", "dead" or "cancelled"; the
 	// last also stands for a key that was released.
@@ -43,7 +44,7 @@ select f.class, f.scope, case f.state when ` + sqlQueued + ` then 'queued' when 
          when ` + sqlDead + ` then 'dead' when ` + sqlCancelled + ` then 'cancelled' when ` + sqlUncertain + ` then 'uncertain'
          else case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end end,
        coalesce(` + fenceFree + `, false), coalesce(f.job_id, 0), f.token, f.created_at, f.leased_until, f.finished_at, f.lifetime,
-       coalesce(f.result::text, ''), coalesce(f.detail, ''), coalesce(f.identity, (extract(epoch from f.created_at) * 1000000)::bigint)
+       coalesce(f.result::text, ''), coalesce(f.detail, ''), coalesce(f.identity, (extract(epoch from f.created_at) * 1000000)::bigint), f.fingerprint
   from onceq.job_fences f
  where f.key = $2::text and f.class <> ` + sqlOfEffect + ` and (f.class <> ` + sqlOfEvent + ` or f.state = ` + sqlCompleted + `) and ($1::text = '' or f.scope = $1::text)
  order by f.key, f.scope, f.class
@@ -65,7 +66,8 @@ func (q *Queue) Keys(ctx context.Context, db DB, scope, key string) ([]KeyInfo, 
 		var until, finished *time.Time
 		var lifetime, identity int64
 		var result string
-		if err := rows.Scan(&i.Class, &i.Scope, &i.State, &i.Free, &i.JobID, &i.Token, &i.Since, &until, &finished, &lifetime, &result, &i.Detail, &identity); err != nil {
+		var mark []byte
+		if err := rows.Scan(&i.Class, &i.Scope, &i.State, &i.Free, &i.JobID, &i.Token, &i.Since, &until, &finished, &lifetime, &result, &i.Detail, &identity, &mark); err != nil {
 			return err
 		}
 		i.FinishedAt = orZero(finished)
@@ -74,6 +76,9 @@ func (q *Queue) Keys(ctx context.Context, db DB, scope, key string) ([]KeyInfo, 
 		}
 		if result != "" {
 			i.Result = json.RawMessage(result)
+		}
+		if i.Class == classJob {
+			i.Kind = kindOf(mark, i.Scope)
 		}
 		if i.Class != classJob && i.Class != classEvent {
 			i.Until = orZero(until)

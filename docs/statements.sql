@@ -3769,7 +3769,7 @@ select f.class, f.scope, case f.state when 0 then 'queued' when 3 then 'complete
          else case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end end,
        coalesce((f.state in (3, 4, 5) and f.lifetime >= 0
       and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()), false), coalesce(f.job_id, 0), f.token, f.created_at, f.leased_until, f.finished_at, f.lifetime,
-       coalesce(f.result::text, ''), coalesce(f.detail, ''), coalesce(f.identity, (extract(epoch from f.created_at) * 1000000)::bigint)
+       coalesce(f.result::text, ''), coalesce(f.detail, ''), coalesce(f.identity, (extract(epoch from f.created_at) * 1000000)::bigint), f.fingerprint
   from onceq.job_fences f
  where f.key = $2::text and f.class <> 3 and (f.class <> 4 or f.state = 3) and ($1::text = '' or f.scope = $1::text)
  order by f.key, f.scope, f.class
@@ -4346,15 +4346,15 @@ heard as (
 room as materialized (
   select l.lane, least(1000, o.n - live.n) as n
     from (select distinct lane from call where not starts_with(lane, E'\x1f')) l
-   cross join lateral (select coalesce((select n from onceq.lane_limits where lane = l.lane),
-                 (select n from onceq.lane_limits where lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1)), 1) as n offset 0) o
+   cross join lateral (select case when (select exists (select from onceq.lane_limits)) then coalesce((select n from onceq.lane_limits where lane = l.lane),
+                 (select n from onceq.lane_limits where lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1)), 1) else 1 end as n offset 0) o
    cross join lateral (select count(*) as n from onceq.lane_places p where p.lane = l.lane and (exists (select from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f'))) offset 0)
                   or exists (select from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f') offset 0)) offset 0) live
-   where not exists (select from onceq.lane_stops s where s.lane = l.lane offset 0)
 ),
 head as materialized (
   select w.id, r.lane, r.n
-    from (select lane, n from room where n > 0 and lane not like '/%' offset 0) r
+    from (select lane, n from room
+           where n > 0 and lane not like '/%' and not exists (select from onceq.lane_stops s where s.lane = room.lane offset 0) offset 0) r
    cross join lateral (
          select id
            from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w

@@ -39,7 +39,8 @@ type Config struct {
 
 	// Mask changes what a viewer with Payloads sees of a job of a kind, and the errors that everybody sees. field is
 	// "payload", "result", "metadata", "progress", "error", or "effect " with the name of an effect, for its result. text is
-	// what would be shown. Default: it is shown as it is.
+	// what would be shown. For a key outside of jobs, kind is the key's scope. Where the kind is not known any more, as of a group's
+	// members that have completed, results are hidden if there is a Mask. Default: all is shown as it is.
 	Mask func(kind, field, text string) string
 
 	// Title stands at the top of each page: which application this is, and where it runs. Default "onceq".
@@ -69,6 +70,7 @@ type Handler struct {
 	cfg   Config
 	log   *slog.Logger
 	guard http.Handler
+	masks bool // there is a Config.Mask
 
 	slots  chan struct{} // one for each read of the database that runs
 	offset atomic.Int64  // of the database's clock to this process's
@@ -142,14 +144,15 @@ func New(q *onceq.Queue, db *pgxpool.Pool, cfg Config) (*Handler, error) {
 	if cfg.Viewer == nil {
 		cfg.Viewer = func(*http.Request) (Viewer, error) { return Viewer{}, nil }
 	}
-	if cfg.Mask == nil {
+	masks := cfg.Mask != nil
+	if !masks {
 		cfg.Mask = func(_, _, text string) string { return text }
 	}
 	cfg.Prefix = strings.TrimSuffix(cfg.Prefix, "/")
 	if cfg.Prefix != "" && !strings.HasPrefix(cfg.Prefix, "/") {
 		return nil, fmt.Errorf("onceqweb: Config.Prefix is %q; it must begin with a slash", cfg.Prefix)
 	}
-	h := &Handler{q: q, db: db, cron: cfg.Schedules, cfg: cfg, log: cfg.Logger, slots: make(chan struct{}, maxReads)}
+	h := &Handler{q: q, db: db, cron: cfg.Schedules, cfg: cfg, masks: masks, log: cfg.Logger, slots: make(chan struct{}, maxReads)}
 	if h.cron == nil {
 		var err error
 		if h.cron, err = onceqcron.New(q, db, onceqcron.Config{}); err != nil {

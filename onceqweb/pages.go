@@ -1,6 +1,7 @@
 package onceqweb
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -120,15 +121,26 @@ func number(values url.Values, name string) (int64, error) {
 	return n, nil
 }
 
-// The form of a time in a form, which is UTC.
-const formTime = "2006-01-02T15:04"
+// The forms of a time in a form, which is UTC: whole minutes as a browser sends them, and others.
+const (
+	formTime  = "2006-01-02T15:04"
+	formExact = "2006-01-02T15:04:05.999999999"
+)
+
+// inForm writes a time so that moment reads the same one.
+func inForm(t time.Time) string {
+	if t = t.UTC(); t.Equal(t.Truncate(time.Minute)) {
+		return t.Format(formTime)
+	}
+	return t.Format(formExact)
+}
 
 func moment(values url.Values, name string) (time.Time, error) {
 	text := strings.TrimSpace(values.Get(name))
 	if text == "" {
 		return time.Time{}, nil
 	}
-	for _, form := range []string{formTime, "2006-01-02T15:04:05", time.RFC3339, time.DateOnly} {
+	for _, form := range []string{formTime, formExact, time.RFC3339, time.DateOnly} {
 		if t, err := time.Parse(form, text); err == nil && t.Year() > 0 && t.Year() < 10_000 {
 			return t, nil
 		}
@@ -190,10 +202,10 @@ func filterValues(f onceq.Filter) url.Values {
 		v.Set("group", strconv.FormatInt(f.Group, 10))
 	}
 	if !f.CreatedFrom.IsZero() {
-		v.Set("from", f.CreatedFrom.UTC().Format(formTime))
+		v.Set("from", inForm(f.CreatedFrom))
 	}
 	if !f.CreatedBefore.IsZero() {
-		v.Set("before", f.CreatedBefore.UTC().Format(formTime))
+		v.Set("before", inForm(f.CreatedBefore))
 	}
 	return v
 }
@@ -567,10 +579,11 @@ func keys(h *Handler, ctx context.Context, r *request) (*view, error) {
 		}
 		for _, k := range found {
 			one := shownKey{KeyInfo: k, Open: k.State == "held" || k.State == "uncertain"}
-			one.Detail = h.cfg.Mask(k.Scope, "error", k.Detail)
+			kind := cmp.Or(k.Kind, k.Scope)
+			one.Detail = h.cfg.Mask(kind, "error", k.Detail)
 			if k.Result != nil {
 				if one.Result = "hidden"; r.viewer.Payloads {
-					one.Result = short(h.cfg.Mask(k.Scope, "result", pretty(k.Result)))
+					one.Result = short(h.cfg.Mask(kind, "result", pretty(k.Result)))
 				}
 			}
 			d.Keys = append(d.Keys, one)
@@ -706,8 +719,8 @@ func oneGroup(h *Handler, ctx context.Context, r *request) (*view, error) {
 			one.Last = line(h.cfg.Mask(m.Kind, "error", m.Error))
 		}
 		if m.Result != nil {
-			if one.Output = "hidden"; r.viewer.Payloads {
-				one.Output = line(h.cfg.Mask("", "result", string(m.Result)))
+			if one.Output = "hidden"; r.viewer.Payloads && (m.Kind != "" || !h.masks) {
+				one.Output = line(h.cfg.Mask(m.Kind, "result", string(m.Result)))
 			}
 		}
 		d.Members = append(d.Members, one)

@@ -600,6 +600,29 @@ func TestMask(t *testing.T) {
 	}
 }
 
+// A mask that looks at the kind alone hides what a job of that kind has returned, wherever the page shows it.
+func TestMask_ByKind(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	ctx, q := t.Context(), db.Queue
+	charge := onceq.Kind[int]{Name: "charge", Scope: func(int) string { return "tenant-7" }, Key: func(n int) string { return fmt.Sprint("c-", n) }}
+	report := onceq.Kind[int]{Name: "report"}
+	g, err := q.EnqueueGroup(ctx, db.Pool, []onceq.Job{charge.Job(1), charge.Job(2)}, report.Job(0))
+	require.NoError(t, err)
+	db.Drain(charge.Handle(func(_ context.Context, l *onceq.Lease, _ int) error { return l.SetResult("visa-4242") }))
+	s := serve(t, db, onceqweb.Config{Viewer: may(true, true), Mask: func(kind, _, text string) string {
+		if kind == "charge" {
+			return "•••"
+		}
+		return text
+	}})
+	open := serve(t, db, onceqweb.Config{Viewer: may(true, true)})
+	for _, at := range []string{fmt.Sprintf("group?id=%d", g.Then.ID), "keys?key=c-1"} {
+		require.Contains(t, open.get(at, http.StatusOK), "visa-4242", at)
+		require.NotContains(t, s.get(at, http.StatusOK), "visa-4242", at)
+	}
+}
+
 // A single job's form and the one for many offer the queues that workers serve, and fill in the one that a misspelt name may mean.
 func TestMove_KnowsWhereTo(t *testing.T) {
 	t.Parallel()
@@ -800,6 +823,30 @@ func (s *site) confirmed(path, count string) (pairs []string) {
 		pairs = append(pairs, html.UnescapeString(m[1]), html.UnescapeString(m[2]))
 	}
 	return append(pairs, "why", "an outage")
+}
+
+// What is confirmed is what was counted, to the fraction of a second.
+func TestActionsOnMany_KeepTheirTimes(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	ctx, q := t.Context(), db.Queue
+	s := serve(t, db, onceqweb.Config{Viewer: may(true, true)})
+	var jobs [3]onceq.Result
+	for i := range jobs {
+		var err error
+		jobs[i], err = q.Enqueue(ctx, db.Pool, trouble.MailKind.Job(map[string]string{"to": "x@example.com"}))
+		require.NoError(t, err)
+	}
+	db.Drain(trouble.MailKind.Handle(func(context.Context, *onceq.Lease, map[string]string) error { return onceq.Fatal(errors.New("no")) }))
+	times := url.Values{}
+	for i, name := range map[int]string{1: "from", 2: "before"} {
+		job, err := q.Get(ctx, db.Pool, jobs[i].ID)
+		require.NoError(t, err)
+		times.Set(name, job.CreatedAt.UTC().Format(time.RFC3339Nano))
+	}
+	require.Contains(t, s.act(s.confirmed("confirm?do=discard-many&kind="+trouble.MailKind.Name+"&"+times.Encode(), "1")...), "1 discarded")
+	s.state(db, jobs[0].ID, onceq.StateDead)
+	s.state(db, jobs[2].ID, onceq.StateDead)
 }
 
 func TestActionsOnMany_CountBeforeAndSayAfter(t *testing.T) {

@@ -228,6 +228,9 @@ func (a *app) connect(ctx context.Context, checked bool) error {
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
 	if err := a.pool.Ping(ctx); err != nil {
+		if errors.Is(ctx.Err(), context.Canceled) {
+			return err // ctrl-c
+		}
 		return a.unreachable(config.ConnConfig, err)
 	}
 	if a.q, err = onceq.New(a.pool, &onceq.Config{Schema: a.schema, Logger: slog.New(slog.DiscardHandler)}); err != nil {
@@ -417,12 +420,27 @@ func quoteArg(s string) string {
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
-// record adds a line to the audit trail about something that has happened. If that fails, it says so, and what has happened stays.
-func (a *app) record(ctx context.Context, db onceq.DB, action onceq.Action) {
+// begins adds a line to the audit trail about a change that takes many statements. Without it nothing is to be changed.
+func (a *app) begins(ctx context.Context, action onceq.Action) error {
 	ctx, cancel := a.limited(context.WithoutCancel(ctx))
 	defer cancel()
-	action.Who = a.person()
-	if _, err := a.q.RecordAction(ctx, db, action); err != nil {
-		fmt.Fprintln(a.errOut, "onceq: the audit trail has no line about this:", err)
+	action.Who, action.Outcome = a.person(), "begins"
+	_, err := a.q.RecordAction(ctx, a.pool, action)
+	return err
+}
+
+// ended adds what became of it. If that fails, it says so, and what has happened stays.
+func (a *app) ended(ctx context.Context, action onceq.Action, said string, stopped bool, err error) {
+	ctx, cancel := a.limited(context.WithoutCancel(ctx))
+	defer cancel()
+	if stopped {
+		said += "; interrupted"
+	}
+	if err != nil {
+		said += "; " + err.Error()
+	}
+	action.Who, action.Outcome = a.person(), strings.ToValidUTF8(said[:min(len(said), 4000)], "")
+	if _, err := a.q.RecordAction(ctx, a.pool, action); err != nil {
+		fmt.Fprintln(a.errOut, "onceq: the audit trail does not say what became of this:", err)
 	}
 }

@@ -277,6 +277,10 @@ func (a *app) resolveMany(ctx context.Context, filter onceq.Filter, name string,
 		}
 		return err
 	}
+	action := onceq.Action{What: "resolve", About: about, Why: why}
+	if err := a.begins(ctx, action); err != nil {
+		return err
+	}
 	var resolved, redriven int
 	stopped, err := a.many(ctx, filter, total, func(ctx context.Context, f onceq.Filter) error {
 		var err error
@@ -284,7 +288,7 @@ func (a *app) resolveMany(ctx context.Context, filter onceq.Filter, name string,
 		return err
 	})
 	outcome := fmt.Sprintf("%s settled as %s. %s run again.", plural(resolved, "effect"), cut(said, 500), plural(redriven, "job"))
-	a.record(ctx, a.pool, onceq.Action{What: "resolve", About: about, Why: why, Outcome: outcome})
+	a.ended(ctx, action, outcome, stopped, err)
 	if a.json {
 		err = errors.Join(err, a.printJSON(map[string]any{"matched": total, "resolved": resolved, "redriven": redriven, "stopped": stopped}))
 	} else {

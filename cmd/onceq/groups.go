@@ -211,6 +211,10 @@ Members that other jobs wait for too are cancelled all the same. onceq jobs redr
 				}
 				return dried(err)
 			}
+			action := onceq.Action{What: "cancel group", JobID: g.ID, About: "group " + strconv.FormatInt(g.ID, 10), Why: why}
+			if err := a.begins(cmd.Context(), action); err != nil {
+				return err
+			}
 			// As Queue.CancelGroup does it, but each of its statements has its own time limit, and ctrl-c stops between two.
 			inner, cancel = a.limited(context.WithoutCancel(cmd.Context()))
 			cancelled, asked, err := a.q.CancelMany(inner, a.pool, onceq.Filter{IDs: []int64{g.ID}})
@@ -224,14 +228,7 @@ Members that other jobs wait for too are cancelled all the same. onceq jobs redr
 				})
 			}
 			said := fmt.Sprintf("%s cancelled. %s told to stop.", plural(cancelled, "job"), plural(asked, "running job"))
-			outcome := said
-			if stopped {
-				outcome += "; interrupted"
-			}
-			if err != nil {
-				outcome += "; " + err.Error()
-			}
-			a.record(cmd.Context(), a.pool, onceq.Action{What: "cancel group", JobID: g.ID, About: "group " + strconv.FormatInt(g.ID, 10), Why: why, Outcome: outcome[:min(len(outcome), 4000)]})
+			a.ended(cmd.Context(), action, said, stopped, err)
 			if a.json {
 				err = errors.Join(err, a.printJSON(map[string]any{"cancelled": cancelled, "asked": asked, "stopped": stopped}))
 			} else {

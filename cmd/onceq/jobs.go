@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
 
 	"github.com/onceq/onceq"
@@ -388,7 +389,7 @@ type verb struct {
 	always   bool          // asks for named jobs too
 	warning  string
 	warn     func(ctx context.Context) (string, error) // the warning, if it takes a look
-	one      func(ctx context.Context, id int64) (what string, err error)
+	one      func(ctx context.Context, tx pgx.Tx, id int64) (what string, err error)
 	many     func(ctx context.Context, f onceq.Filter) (result map[string]int, err error)
 	words    func(result map[string]int) string
 }
@@ -477,7 +478,15 @@ func (a *app) named(ctx context.Context, v verb, ids []int64, agree consent, why
 		}
 		o := outcome{Job: id}
 		inner, cancel := a.limited(context.WithoutCancel(ctx))
-		what, err := v.one(inner, id)
+		var what string
+		// What a person does and its line in the trail commit together.
+		err := pgx.BeginFunc(inner, a.pool, func(tx pgx.Tx) (err error) {
+			if what, err = v.one(inner, tx, id); err != nil {
+				return err
+			}
+			_, err = a.q.RecordAction(inner, tx, onceq.Action{Who: a.person(), What: v.name, JobID: id, Why: why, Outcome: what})
+			return err
+		})
 		cancel()
 		switch {
 		case errors.Is(err, onceq.ErrNotFound):
@@ -490,7 +499,6 @@ func (a *app) named(ctx context.Context, v verb, ids []int64, agree consent, why
 			worst = cmp.Or(worst, err)
 		default:
 			o.State = what
-			a.record(ctx, a.pool, onceq.Action{What: v.name, JobID: id, Why: why, Outcome: what})
 		}
 		done = append(done, o)
 		if !a.json && err == nil {
@@ -541,6 +549,10 @@ func (a *app) byFilter(ctx context.Context, v verb, filter onceq.Filter, agree c
 		}
 		return err
 	}
+	action := onceq.Action{What: v.name, About: about, Why: why}
+	if err := a.begins(ctx, action); err != nil {
+		return err
+	}
 	var result map[string]int
 	stopped, err := a.many(ctx, filter, total, func(ctx context.Context, f onceq.Filter) error {
 		var err error
@@ -548,14 +560,7 @@ func (a *app) byFilter(ctx context.Context, v verb, filter onceq.Filter, agree c
 		return err
 	})
 	said := v.words(result)
-	outcome := said
-	if stopped {
-		outcome += "; interrupted"
-	}
-	if err != nil {
-		outcome += "; " + err.Error()
-	}
-	a.record(ctx, a.pool, onceq.Action{What: v.name, About: about, Why: why, Outcome: outcome[:min(len(outcome), 4000)]})
+	a.ended(ctx, action, said, stopped, err)
 	if a.json {
 		all := map[string]any{"matched": total, "stopped": stopped}
 		for k, n := range result {
@@ -592,8 +597,8 @@ func capital(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
 func (a *app) cancelCommand() *cobra.Command {
 	return a.verbCommand(verb{
 		name: "cancel", possible: unfinished(), byFlags: unfinished(), always: true,
-		one: func(ctx context.Context, id int64) (string, error) {
-			s, err := a.q.Cancel(ctx, a.pool, id)
+		one: func(ctx context.Context, tx pgx.Tx, id int64) (string, error) {
+			s, err := a.q.Cancel(ctx, tx, id)
 			if err == nil && s == onceq.StateRunning {
 				return "running; its handler is told to stop with the next beat", nil
 			}
@@ -617,8 +622,8 @@ func (a *app) retryCommand() *cobra.Command {
 	possible := []onceq.State{onceq.StateRetrying, onceq.StateDelayed}
 	return a.verbCommand(verb{
 		name: "retry", possible: possible, byFlags: possible[:1],
-		one: func(ctx context.Context, id int64) (string, error) {
-			s, err := a.q.Retry(ctx, a.pool, id)
+		one: func(ctx context.Context, tx pgx.Tx, id int64) (string, error) {
+			s, err := a.q.Retry(ctx, tx, id)
 			if err == nil && s.Finished() {
 				return "", &exit{codeRefused, fmt.Errorf("job %d is %s, and retry is for jobs that are delayed or wait for their next attempt; see: onceq jobs redrive --help", id, s)}
 			}
@@ -639,8 +644,8 @@ func (a *app) redriveCommand() *cobra.Command {
 	possible := []onceq.State{onceq.StateDead, onceq.StateHeld, onceq.StateCancelled}
 	return a.verbCommand(verb{
 		name: "redrive", possible: possible, byFlags: possible[:1],
-		one: func(ctx context.Context, id int64) (string, error) {
-			s, err := a.q.Redrive(ctx, a.pool, id)
+		one: func(ctx context.Context, tx pgx.Tx, id int64) (string, error) {
+			s, err := a.q.Redrive(ctx, tx, id)
 			if errors.Is(err, onceq.ErrHeld) {
 				return "", &exit{codeRefused, fmt.Errorf("job %d has a held effect: say whether it happened with onceq effects resolve %d NAME, and it runs again", id, id)}
 			}
@@ -669,8 +674,8 @@ func (a *app) discardCommand() *cobra.Command {
 	return a.verbCommand(verb{
 		name: "discard", possible: possible, byFlags: possible[:1], always: true,
 		warning: " This cannot be undone: keys are free at once, and what is known of effects is deleted.",
-		one: func(ctx context.Context, id int64) (string, error) {
-			return "discarded", a.q.Discard(ctx, a.pool, id)
+		one: func(ctx context.Context, tx pgx.Tx, id int64) (string, error) {
+			return "discarded", a.q.Discard(ctx, tx, id)
 		},
 		many: func(ctx context.Context, f onceq.Filter) (map[string]int, error) {
 			n, err := a.q.DiscardMany(ctx, a.pool, f)
@@ -699,12 +704,12 @@ func (a *app) moveCommand() *cobra.Command {
 			}
 			return text, err
 		},
-		one: func(ctx context.Context, id int64) (string, error) {
-			moved, err := a.q.Move(ctx, a.pool, id, to)
+		one: func(ctx context.Context, tx pgx.Tx, id int64) (string, error) {
+			moved, err := a.q.Move(ctx, tx, id, to)
 			if err != nil || moved {
 				return "moved to queue " + strconv.Quote(to), err
 			}
-			j, err := a.q.Get(ctx, a.pool, id)
+			j, err := a.q.Get(ctx, tx, id)
 			switch {
 			case err != nil:
 				return "", err

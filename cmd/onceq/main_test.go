@@ -677,6 +677,48 @@ func TestCtrlC_AGroup(t *testing.T) {
 	require.Equal(t, codeNotFound, do(t, db.URL, "groups", "cancel", fmt.Sprint(g.Members[0].ID), "--yes").code)
 }
 
+// What the audit trail cannot take keeps the change from happening.
+func TestMend_NothingWithoutItsLine(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, schema())
+	kill(t, db, 3)
+	held := fmt.Sprint(hold(t, db, 1)[0])
+	g, err := db.Queue.EnqueueGroup(t.Context(), db.Pool, []onceq.Job{mails.Job(mail{-2})}, mails.Job(mail{-1}))
+	require.NoError(t, err)
+	before := fine(t, db.URL, "jobs", "list", "--json")
+	for _, why := range []string{strings.Repeat("x", 5000), "caf\xe9"} {
+		for _, args := range [][]string{
+			{"jobs", "discard", "--kind", "mail"}, {"jobs", "discard", "1"}, {"jobs", "redrive", "2", "3"}, {"groups", "cancel", fmt.Sprint(g.Then.ID)},
+			{"effects", "resolve", "--effect", "charge", "--never"}, {"effects", "resolve", held, "charge", "--never"},
+		} {
+			a := do(t, db.URL, append(args, "--yes", "--why", why)...)
+			require.Equal(t, codeUsage, a.code, "%v: %s", args, a.err)
+		}
+	}
+	require.Equal(t, "The audit trail is empty.\n", fine(t, db.URL, "actions"))
+	require.Equal(t, before, fine(t, db.URL, "jobs", "list", "--json"))
+	fine(t, db.URL, "jobs", "discard", "--kind", "mail", "--yes")
+	trail := fine(t, db.URL, "actions")
+	require.Contains(t, trail, "begins") // it would be there if the process had been killed
+	require.Contains(t, trail, "3 jobs discarded")
+}
+
+// Ctrl-c while there is no connection yet is no failure to connect.
+func TestInterruptedWhileConnecting(t *testing.T) {
+	t.Parallel()
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = silent.Close() })
+	c := command(t, "postgres://u@"+silent.Addr().String()+"/db?sslmode=disable", "queues")
+	require.NoError(t, c.Start())
+	conn, err := silent.Accept()
+	require.NoError(t, err)
+	defer func() { _ = conn.Close() }()
+	require.NoError(t, c.Process.Signal(os.Interrupt))
+	_ = c.Wait()
+	require.Equal(t, codeInterrupted, c.ProcessState.ExitCode())
+}
+
 // interrupted runs the command until it waits for a lock that tx has, presses ctrl-c, ends tx, and returns what the command says.
 func interrupted(t *testing.T, db *queuetest.DB, tx pgx.Tx, args ...string) (said map[string]any) {
 	t.Helper()
