@@ -27,7 +27,7 @@ import (
 //
 // A claimed fence whose lease has run out is not free: its outcome is uncertain (uncertain.go). A released fence is cancelled
 // and has lifetime 0, whatever its window was: it is free at once. The row stays until the key is taken again or the Reaper
-// removes it.
+// removes it. With lifetime 0 no clock is asked: it may have been set back since the work was finished.
 //
 // Four other places repeat a part of this and must agree with it: take_fence in the migration (a test compares them);
 // fencePast, which adds the Reaper's grace time; Fence.read, because a completed effect is not free while its job may run;
@@ -44,7 +44,7 @@ import (
 // in jobs nor dead, cancelled or held in job_history. From then on the table above applies, and it applies to an unknown
 // outcome too.
 const fenceFree = `(` + fenceOver + ` and f.lifetime >= 0
-      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())`
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()))`
 
 // effectMark says which job an effect belongs to, and to which round of that job. It is the job's identity: the job's time
 // of creation in microseconds, plus one for each Reschedule. The id would not be enough: after the sequence was set back, a

@@ -747,7 +747,7 @@ begin
     from {{.schema}}.job_fences f
    where f.class = 0 and f.scope = take_fence.scope and f.key = take_fence.key
      and f.state in (3, 4, 5) and f.lifetime >= 0
-     and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()
+     and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())
      for update;
   if found then
     taken := {{.schema}}.next_id(ids, above);

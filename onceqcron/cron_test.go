@@ -637,6 +637,101 @@ func TestPauseResumeFireBackfill(t *testing.T) {
 	require.ErrorIs(t, err, onceqcron.ErrNotFound)
 }
 
+// After a pause @every goes on in its step, so that Backfill finds the ticks that have happened.
+func TestBackfill_OfEveryAfterAPause(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	s := scheduler(t, db, onceqcron.Config{}, onceqcron.Schedule{Name: "e", Spec: "@every 1h", Job: report.Job("x"), Missed: onceqcron.All(10)})
+	require.NoError(t, s.Register(t.Context()))
+	start := now(t, db).Truncate(time.Second).Add(-3*time.Hour - 17*time.Minute)
+	overdue(t, db, "e", start)
+	db.RunOne(s.Handlers()...)
+	require.Len(t, fired(t, db), 4)
+	require.NoError(t, s.Pause(t.Context(), nil, "e"))
+	require.NoError(t, s.Resume(t.Context(), nil, "e"))
+	list, err := s.List(t.Context(), nil)
+	require.NoError(t, err)
+	require.WithinDuration(t, start.Add(4*time.Hour), list[0].Next, 0)
+	n, err := s.Backfill(t.Context(), nil, "e", start.Add(-time.Minute), now(t, db))
+	require.NoError(t, err)
+	require.Zero(t, n)
+	n, err = s.Backfill(t.Context(), nil, "e", start.Add(-90*time.Minute), now(t, db))
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+}
+
+// A worker of another owner fires a schedule of the table, and leaves its ledger alone. It does not fire one of the code, also if its own
+// code has one of that name.
+func TestTick_OfAnotherOwner(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	a := scheduler(t, db, onceqcron.Config{Owner: "a", Keep: 365 * 24 * time.Hour}, nightly())
+	b := scheduler(t, db, onceqcron.Config{Owner: "b"}, nightly())
+	require.NoError(t, a.Register(t.Context()))
+	overdue(t, db, "nightly", now(t, db).Add(-time.Second))
+	require.Equal(t, onceq.StateRetrying, db.RunOne(b.Handlers()...).State)
+	require.Empty(t, fired(t, db))
+
+	require.NoError(t, a.Put(t.Context(), nil, onceqcron.Schedule{Name: "x", Spec: "@daily", Job: report.Job("x")}))
+	_, err := db.Pool.Exec(t.Context(), `
+insert into onceq.schedule_ticks (schedule, at, until, ticks, outcome, done_at)
+select 'x', n, n, 1, 'fired', n from (values (now() - interval '100 days'), (now() - interval '400 days')) v (n)`)
+	require.NoError(t, err)
+	for _, lines := range [][]string{{"fired 1", "fired 1", "fired 1"}, {"fired 1", "fired 1", "fired 1"}} { // b's leaves both, and a's the younger one
+		overdue(t, db, "x", now(t, db).Add(-time.Second))
+		require.Equal(t, onceq.StateDelayed, db.RunOne(b.Handlers()...).State)
+		require.Equal(t, lines, outcomes(t, a, "x"))
+		b = a
+	}
+	require.Len(t, fired(t, db), 2)
+}
+
+// After the database's clock was set back a paused schedule goes on, and what has happened does not happen again.
+func TestClockSetBack(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	start := now(t, db)
+	one := onceqcron.Schedule{Name: "h", Timetable: at{start.Add(time.Hour), start.Add(2 * time.Hour)}, Job: report.Job("x")}
+	s := scheduler(t, db, onceqcron.Config{}, one)
+	require.NoError(t, s.Register(t.Context()))
+	next := func(hours int) {
+		t.Helper()
+		list, err := s.List(t.Context(), nil)
+		require.NoError(t, err)
+		require.WithinDuration(t, start.Add(time.Duration(hours)*time.Hour), list[0].Next, time.Millisecond)
+		require.Equal(t, 1, live(t, db))
+	}
+	next(1)
+	_, err := db.Pool.Exec(t.Context(), `insert into onceq.schedule_ticks (schedule, at, until, ticks, outcome) values ('h', $1, $1, 1, 'fired')`, start.Add(time.Hour))
+	require.NoError(t, err)
+	_, err = db.Pool.Exec(t.Context(), `update onceq.schedules set next_at = $1`, start.Add(2*time.Hour))
+	require.NoError(t, err)
+	require.NoError(t, s.Register(t.Context()))
+	next(2)
+
+	require.NoError(t, s.Pause(t.Context(), nil, "h"))
+	overdue(t, db, "h", now(t, db).Add(-time.Second))
+	require.Equal(t, onceq.StateCompleted, db.RunOne(s.Handlers()...).State)
+	_, err = db.Pool.Exec(t.Context(), `update onceq.job_fences set finished_at = finished_at + interval '1 hour' where key = 'h'`)
+	require.NoError(t, err)
+	require.NoError(t, s.Resume(t.Context(), nil, "h"))
+	next(2)
+}
+
+// The times of a Timetable may be finer than the table's. Each is one tick.
+func TestTick_OfATimetableInNanoseconds(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	tick := now(t, db).Add(200*time.Millisecond + 789*time.Nanosecond)
+	s := scheduler(t, db, onceqcron.Config{}, onceqcron.Schedule{Name: "n", Timetable: at{tick}, Job: report.Job("x"), Missed: onceqcron.All(7)})
+	require.NoError(t, s.Register(t.Context()))
+	for len(fired(t, db)) == 0 {
+		db.Drain(s.Handlers()...)
+	}
+	require.Len(t, fired(t, db), 1)
+	require.Equal(t, []string{"fired 1"}, outcomes(t, s, "n"))
+}
+
 // What the job of one tick does not allow is in the ledger, and the next tick comes.
 func TestTick_ARefusedJob(t *testing.T) {
 	t.Parallel()

@@ -112,7 +112,7 @@ on conflict do nothing`
 	}
 	overdue := r.next != nil && !r.next.After(r.now)
 	same := tag.RowsAffected() == 0 && r.spec == one.Spec && r.zone == one.Zone
-	next := one.Timetable.Next(r.now)
+	next := one.Timetable.Next(r.from())
 	if overdue || same && one.Zone != "" { // a Timetable of the code's may have changed and not say so
 		next = time.Time{}
 		if r.next != nil {
@@ -259,7 +259,10 @@ func (s *Scheduler) Resume(ctx context.Context, tx pgx.Tx, name string) error {
 		if err != nil {
 			return err
 		}
-		next := one.Timetable.Next(r.now)
+		next := one.Timetable.Next(r.from())
+		if e, ok := one.Timetable.(every); ok && r.next != nil { // Backfill finds its ticks again
+			next = e.following(*r.next, r.from())
+		}
 		var at *time.Time
 		if !next.IsZero() {
 			at = &next

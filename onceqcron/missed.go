@@ -82,6 +82,9 @@ func (m Missed) plan(t Timetable, at time.Time, changed *time.Time, now time.Tim
 		p.fire = append(p.fire, at)
 		if p.missed == maxTicks { // nobody counts the seconds of a year
 			if near := now.Add(-max(m.within, time.Minute)); near.After(at) && m.all == 0 {
+				if e, ok := t.(every); ok {
+					near = e.before(at, near)
+				}
 				at = near
 			}
 		}

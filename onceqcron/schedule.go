@@ -81,6 +81,11 @@ func (s *Schedule) check(inTable bool) (err error) {
 		}
 	} else {
 		s.Spec = fmt.Sprintf("%T", s.Timetable)
+		switch s.Timetable.(type) {
+		case *calendar, every: // from Parse
+		default:
+			s.Timetable = stored{s.Timetable}
+		}
 	}
 	if s.Missed == (Missed{}) {
 		s.Missed = Latest(defaultMissed)

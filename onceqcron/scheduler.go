@@ -27,7 +27,7 @@ type Config struct {
 	// restarted moves all of them back.
 	Queue string
 
-	// Keep is how long the ledger keeps a tick. Default 90 days.
+	// Keep is how long the ledger keeps a tick of a schedule of Owner. Default 90 days.
 	Keep time.Duration
 }
 
@@ -148,6 +148,15 @@ type row struct {
 	next, paused              *time.Time
 	changed                   *time.Time // when the timetable changed while next was overdue
 	now                       time.Time
+	fired                     *time.Time // the last tick that happened after now: the database's clock was set back
+}
+
+// from is the time after which the next tick comes.
+func (r *row) from() time.Time {
+	if r.fired != nil {
+		return *r.fired
+	}
+	return r.now
 }
 
 // lock reads a schedule and locks it until the transaction ends. A tick locks its job first and then this; nothing else
@@ -169,12 +178,14 @@ func (s *Scheduler) lockName(ctx context.Context, tx pgx.Tx, name string) error 
 
 func (s *Scheduler) read(ctx context.Context, db onceq.DB, name, lock string) (r *row, err error) {
 	const read = `
-select owner, spec, zone, missed, queue, job::text, next_at, changed_at, paused_at, clock_timestamp() from onceq.schedules where name = $1`
+select owner, spec, zone, missed, queue, job::text, next_at, changed_at, paused_at, clock_timestamp(),
+       (select max(at) from onceq.schedule_ticks where schedule = name and at > clock_timestamp() and outcome in ('fired', 'duplicate'))
+  from onceq.schedules where name = $1`
 	rows, err := db.Query(ctx, s.sql(read+lock), name)
 	if err == nil {
 		r, err = pgx.CollectOneRow(rows, func(c pgx.CollectableRow) (*row, error) {
 			r := new(row)
-			return r, c.Scan(&r.owner, &r.spec, &r.zone, &r.missed, &r.queue, &r.job, &r.next, &r.changed, &r.paused, &r.now)
+			return r, c.Scan(&r.owner, &r.spec, &r.zone, &r.missed, &r.queue, &r.job, &r.next, &r.changed, &r.paused, &r.now, &r.fired)
 		})
 	}
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -190,7 +201,7 @@ select owner, spec, zone, missed, queue, job::text, next_at, changed_at, paused_
 // is a Timetable of the code: this process may have another version of the code than the one that has registered last.
 func (s *Scheduler) schedule(name string, r *row) (*Schedule, error) {
 	if r.job == nil {
-		if one := s.code[name]; one != nil {
+		if one := s.code[name]; one != nil && r.owner == s.cfg.Owner {
 			return one.as(r)
 		}
 		return nil, fmt.Errorf("%w: %q is in the code of %q; call this there, or let such a process do it with Ask", ErrElsewhere, name, r.owner)
@@ -291,7 +302,12 @@ with old as (
 update onceq.schedules set next_at = $2, changed_at = null where name = $1 returning least(next_at - clock_timestamp(), '36500 days')` // Go counts up to 292 years
 	var wait time.Duration // not from r.now: JobFor may have taken long since
 	batch := s.notes(name, marks)
-	batch.Queue(s.sql(move), name, next, s.cfg.Keep.Microseconds()).QueryRow(func(r pgx.Row) error { return r.Scan(&wait) })
+	var keep *int64 // of a schedule that is another one's nothing goes: any worker may fire those of the table, and knows its own Keep alone
+	if r.owner == s.cfg.Owner {
+		own := s.cfg.Keep.Microseconds()
+		keep = &own
+	}
+	batch.Queue(s.sql(move), name, next, keep).QueryRow(func(r pgx.Row) error { return r.Scan(&wait) })
 	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
 		return fmt.Errorf("onceqcron: moving schedule %q: %w", name, err)
 	}

@@ -46,6 +46,9 @@ func parse(spec, zone string) (Timetable, error) {
 		return nil, fmt.Errorf("zone %q is not known here (%w); use a name such as Europe/Berlin, and import time/tzdata where the system has no zones", zone, err)
 	}
 	fields := strings.Fields(spec)
+	if len(fields) > 0 && fields[0][0] == '@' {
+		fields[0] = strings.ToLower(fields[0])
+	}
 	switch {
 	case len(fields) == 0:
 		return nil, errors.New("the specification is empty")
@@ -94,7 +97,28 @@ func (e every) before(next, from time.Time) time.Time {
 	return at
 }
 
+// following is the first tick after now, of those to which next belongs.
+func (e every) following(next, now time.Time) time.Time {
+	at := e.before(next, now)
+	for !at.After(now) {
+		at = at.Add(time.Duration(e))
+	}
+	return at
+}
+
 func (e every) Next(after time.Time) time.Time { return after.Add(time.Duration(e)) }
+
+// stored rounds the times of a Timetable of the code up to microseconds, as the table has them: rounded down, the next tick after
+// one would be the same one again.
+type stored struct{ Timetable }
+
+func (s stored) Next(after time.Time) time.Time {
+	at := s.Timetable.Next(after)
+	if down := at.Truncate(time.Microsecond); down.Before(at) {
+		return down.Add(time.Microsecond)
+	}
+	return at
+}
 
 // The library reads specifications and counts days and hours. It does so in UTC alone: its own rules for changes of the
 // clock lose ticks (a midnight that is left out, gaps of half an hour), repeat them, and do not end for a day that a zone

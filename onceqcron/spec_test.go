@@ -44,6 +44,8 @@ func TestParse_ClockChanges(t *testing.T) {
 		{"seconds", "UTC", "*/20 0 0 * * *", "2026-02-01T00:00:00Z", []string{"2026-02-01T00:00:20Z", "2026-02-01T00:00:40Z", "2026-02-02T00:00:00Z"}},
 		{"the last day of a month", "UTC", "0 0 L * *", "2028-02-01T00:00:00Z", []string{"2028-02-29T00:00:00Z", "2028-03-31T00:00:00Z"}},
 		{"the second Friday", "UTC", "0 0 * * FRI#2", "2026-02-01T00:00:00Z", []string{"2026-02-13T00:00:00Z", "2026-03-13T00:00:00Z"}},
+		{"@hourly in capitals", "America/New_York", "@HOURLY", "2026-11-01T00:50:00-04:00", []string{"2026-11-01T01:00:00-04:00", "2026-11-01T01:00:00-05:00"}},
+		{"every 90 minutes in capitals", "America/New_York", "@EVERY 90m", "2026-03-08T01:00:00-05:00", []string{"2026-03-08T03:30:00-04:00"}},
 		{"every 90 minutes", "America/New_York", "@every 90m", "2026-03-08T01:00:00-05:00", []string{"2026-03-08T03:30:00-04:00"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
