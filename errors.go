@@ -61,7 +61,8 @@ var ErrUnfinished = errors.New("onceq: job is not finished; cancel it before dis
 //	                                    (select max(token >> 20) from onceq.job_fences)))
 //
 // It does not repair itself, because ids of finished jobs, which cause no error, would be given out again too. A job with
-// such an id replaces a completed job in the history. If the older job is dead, held or cancelled, the newer one can only
+// such an id replaces a completed job in the history. No Enqueue looks at the jobs that wait for their lane, their limit or others: if
+// one of these has the id of a newer job, it waits until that one is gone. If the older job is dead, held or cancelled, the newer one can only
 // complete, and then leaves no record; any other end is an ErrIDTaken too, and so is an effect (Once) that the older job has
 // too. The newer job then runs again until somebody has discarded the older one. That one can be redriven when the newer
 // one is gone.

@@ -513,6 +513,9 @@ const limitMoves = `(strpos(j.lane, ` + sqlSep + `) > 0 or j.lane_rule & 1 = 1 a
 // a job leaves its lane too, and what is written there.
 type retrying struct{ moves, stays, leaves, runAt, columns, lane, due, handOver string }
 
+// waitingTwin says that another job with the id of j is in job_waits, as in twin: j stays in jobs then.
+const waitingTwin = `exists (select from onceq.job_waits w where w.id = j.id offset 0)`
+
 func retryWith(r retrying) string {
 	return `
 with u as materialized (
@@ -521,7 +524,7 @@ with u as materialized (
 ),
 gone as (
   delete from onceq.jobs j using u
-   where ` + heldByEach + ` and ` + r.moves + `
+   where ` + heldByEach + ` and ` + r.moves + ` and not ` + waitingTwin + `
   returning j.*, ` + strconv.Itoa(int(StateRetrying)) + `::smallint as state, u.error, u.spent, u.reset, u.delay, u.most` + r.leaves + `
 ),
 wait as (
@@ -545,7 +548,7 @@ stay as (
          identity = case when u.reset then ` + identityOf("j") + ` + 1 else identity end,
          errors   = ` + appendError + `
     from u
-   where ` + heldByEach + ` and ` + r.stays + `
+   where ` + heldByEach + ` and (` + r.stays + ` or ` + waitingTwin + `)
   returning j.id, j.claims, j.created_at
 ),
 ready as (

@@ -100,11 +100,14 @@ const laneHead = `
 // admitWaits takes the jobs in head out of job_waits, if nobody has them locked, and makes them live. Nobody takes the next
 // one in place of one that is locked: whoever has it may roll back, and it would have been overtaken. A job with a limit is
 // left to a promoter. leasing says how it is leased at once (successors.go), if it is.
+//
+// One whose id a live job has (twin) waits until that one is gone: nothing refused that one's id, because no Enqueue of a plain job
+// looks into job_waits.
 func admitWaits(by leasing) string {
 	return `
 ours as materialized (
   select w.id from head h cross join lateral (
-         select id from onceq.job_waits where id = h.id and path is null for update skip locked) w
+         select id from onceq.job_waits where id = h.id and path is null and not ` + twin("h.id") + ` for update skip locked) w
 ),
 moved as (
   delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
@@ -123,6 +126,9 @@ place as (
    where not exists (select from onceq.lane_places p where p.lane = m.lane and p.id = m.id offset 0)
 )`
 }
+
+// twin says that a live job has an id: the sequence of ids was set back (ErrIDTaken).
+func twin(id string) string { return `exists (select from onceq.jobs where id = ` + id + ` offset 0)` }
 
 // leavePlaces gives back the places of the jobs in gone.
 const leavePlaces = `left_place as (
@@ -222,13 +228,13 @@ place as (
 
 // limitHead is for a lateral join to r: the first jobs that wait for the limit r.lane, at most r.n, locked. Limits have no
 // order to keep, so those that somebody has locked are passed over.
-const limitHead = `
+var limitHead = `
    cross join lateral (
          select w.*
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
-                select id, path, priority, run_at from onceq.job_waits
-                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                select id, path, priority, run_at from onceq.job_waits w
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp() and not ` + twin("w.id") + `
                  order by run_at, id
                  limit r.n
                    for update skip locked) w
@@ -272,7 +278,7 @@ turn as materialized (
 ),
 next as materialized (
   select w.id, w.path, h.lane from head h cross join lateral (
-         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane for update skip locked) w
+         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not ` + twin("h.id") + ` for update skip locked) w
 ),
 straight as materialized (
   select id, line

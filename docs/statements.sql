@@ -141,7 +141,7 @@ select onceq.emit($1::text, $2::text, $3::text::jsonb, $4::bigint, $5::bigint, $
 -- await.go: Event.read
 select coalesce(result::text, '') from onceq.job_fences f
  where f.key = $2::text and f.scope = $1::text and f.class = 4 and f.state = 3 and not (f.state in (3, 4, 5) and f.lifetime >= 0
-      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp());
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()));
 
 -- await.go: awaiting
 select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bool[], $7::bigint[], $8::int[])
@@ -201,7 +201,7 @@ noted as (
 ),
 gone as (
   delete from onceq.jobs j using u
-   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and j.lane_rule & 1 = 1 and u.delay > 0
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and j.lane_rule & 1 = 1 and u.delay > 0 and not exists (select from onceq.job_waits w where w.id = j.id offset 0)
   returning j.*, 4::smallint as state, u.error, u.spent, u.reset, u.delay, u.most
 ),
 wait as (
@@ -229,7 +229,7 @@ stay as (
          case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
          || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
     from u
-   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and (j.lane_rule is null or j.lane_rule & 1 = 0 or u.delay = 0)
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and ((j.lane_rule is null or j.lane_rule & 1 = 0 or u.delay = 0) or exists (select from onceq.job_waits w where w.id = j.id offset 0))
   returning j.id, j.claims, j.created_at
 ),
 ready as (
@@ -269,7 +269,7 @@ head as materialized (
 ),
 ours as materialized (
   select w.id from head h cross join lateral (
-         select id from onceq.job_waits where id = h.id and path is null for update skip locked) w
+         select id from onceq.job_waits where id = h.id and path is null and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 moved as (
   delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
@@ -318,7 +318,7 @@ noted as (
 ),
 gone as (
   delete from onceq.jobs j using u
-   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and (strpos(j.lane, E'\x1f') > 0 or j.lane_rule & 1 = 1 and u.delay > 0)
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and (strpos(j.lane, E'\x1f') > 0 or j.lane_rule & 1 = 1 and u.delay > 0) and not exists (select from onceq.job_waits w where w.id = j.id offset 0)
   returning j.*, 4::smallint as state, u.error, u.spent, u.reset, u.delay, u.most,
             split_part(j.lane, E'\x1f', 1) = '' or j.lane_rule & 1 = 1 and u.delay > 0 as leaves
 ),
@@ -347,7 +347,7 @@ stay as (
          case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
          || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
     from u
-   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and not coalesce((strpos(j.lane, E'\x1f') > 0 or j.lane_rule & 1 = 1 and u.delay > 0), false)
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and (not coalesce((strpos(j.lane, E'\x1f') > 0 or j.lane_rule & 1 = 1 and u.delay > 0), false) or exists (select from onceq.job_waits w where w.id = j.id offset 0))
   returning j.id, j.claims, j.created_at
 ),
 ready as (
@@ -401,8 +401,8 @@ turn as materialized (
          select w.*
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
-                select id, path, priority, run_at from onceq.job_waits
-                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                select id, path, priority, run_at from onceq.job_waits w
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = w.id offset 0)
                  order by run_at, id
                  limit r.n
                    for update skip locked) w
@@ -410,7 +410,7 @@ turn as materialized (
 ),
 next as materialized (
   select w.id, w.path, h.lane from head h cross join lateral (
-         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane for update skip locked) w
+         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 straight as materialized (
   select id, line
@@ -477,11 +477,11 @@ event as (
     from ok where $2::text <> ''
   on conflict (key, scope, class) do update
      set state       = case when f.state = 3 and not (f.state in (3, 4, 5) and f.lifetime >= 0
-      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()) then f.state else 5 end,
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())) then f.state else 5 end,
          lifetime    = case when f.state = 3 and not (f.state in (3, 4, 5) and f.lifetime >= 0
-      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()) then f.lifetime else 0 end,
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())) then f.lifetime else 0 end,
          finished_at = case when f.state = 3 and not (f.state in (3, 4, 5) and f.lifetime >= 0
-      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()) then f.finished_at else greatest(f.finished_at, excluded.finished_at) end
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())) then f.finished_at else greatest(f.finished_at, excluded.finished_at) end
   returning f.state = 3 as came, f.result
 ),
 mine as (
@@ -917,7 +917,7 @@ update onceq.job_fences f
        state = 0, created_at = statement_timestamp(), finished_at = null,
        lifetime = $3::bigint, fingerprint = $4::bytea, result = null, holder = $5::bigint, leased_until = null
  where f.class = 0 and f.scope = $1::text and f.key = $2::text and (f.state in (3, 4, 5) and f.lifetime >= 0
-      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()))
    and f.token >> 20 < current_setting('onceq_drawn.id')::bigint and f.job_id < current_setting('onceq_drawn.id')::bigint;
 
 -- citus.go: stampApart
@@ -940,7 +940,7 @@ with free as materialized (
            from onceq.job_fences f
           where f.class = 0 and f.scope = u.scope and f.key = u.key
             and (f.state in (3, 4, 5) and f.lifetime >= 0
-      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()))
             and f.token >> 20 < u.id and f.job_id < u.id
             for update) f
 )
@@ -1393,7 +1393,7 @@ free as materialized (
            from onceq.job_fences f
           where f.class = 0 and f.scope = i.scope and f.key = i.key
             and (f.state in (3, 4, 5) and f.lifetime >= 0
-      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()))
             and f.token >> 20 < i.id and f.job_id < i.id
             for update) f
 ),
@@ -1475,7 +1475,7 @@ select (select array_agg(id order by id) from input),
 
 -- enqueue.go: readTaken
 select u.n, coalesce(f.job_id, 0), f.state, f.fingerprint, f.result::text, (f.state in (3, 4, 5) and f.lifetime >= 0
-      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()),
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())),
        greatest(f.token >> 20, f.job_id), case when j.id is null and f.state = 0
             then (select case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint from onceq.job_waits w where w.id = f.job_id) else case when j.id is null then null
             when j.leased_until > statement_timestamp() then 3
@@ -1569,7 +1569,7 @@ select exists (select from ok), m.token, m.leased_until, m.created_at, m.identit
 -- fence.go: readFence
 select f.state, f.token, f.leased_until, f.created_at, f.identity, f.fingerprint, coalesce(f.result::text, ''), coalesce(f.detail, ''),
        coalesce((f.state in (3, 4, 5) and f.lifetime >= 0
-      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()), false), statement_timestamp()
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())), false), statement_timestamp()
   from onceq.job_fences f
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text;
 
@@ -1594,7 +1594,7 @@ mine as (
               when $14::bool and f.state <> 5 then (select onceq.id_taken(h.id)
                 from onceq.job_history h where h.id = $1::bigint and h.state <> 5 and coalesce(f.fingerprint between int8send((extract(epoch from h.created_at) * 1000000)::bigint) and int8send(coalesce(h.identity, (extract(epoch from h.created_at) * 1000000)::bigint)), true)) is null
               else $14::bool or (f.state in (3, 4, 5) and f.lifetime >= 0
-      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()) end
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())) end
   returning f.token, f.leased_until, f.created_at, f.identity
 )
 select exists (select from ok), m.token, m.leased_until, m.created_at, m.identity
@@ -1894,7 +1894,7 @@ head as materialized (
 ),
 ours as materialized (
   select w.id from head h cross join lateral (
-         select id from onceq.job_waits where id = h.id and path is null for update skip locked) w
+         select id from onceq.job_waits where id = h.id and path is null and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 moved as (
   delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
@@ -2001,8 +2001,8 @@ turn as materialized (
          select w.*
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
-                select id, path, priority, run_at from onceq.job_waits
-                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                select id, path, priority, run_at from onceq.job_waits w
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = w.id offset 0)
                  order by run_at, id
                  limit r.n
                    for update skip locked) w
@@ -2010,7 +2010,7 @@ turn as materialized (
 ),
 next as materialized (
   select w.id, w.path, h.lane from head h cross join lateral (
-         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane for update skip locked) w
+         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 straight as materialized (
   select id, line
@@ -2176,7 +2176,7 @@ head as materialized (
 ),
 ours as materialized (
   select w.id from head h cross join lateral (
-         select id from onceq.job_waits where id = h.id and path is null for update skip locked) w
+         select id from onceq.job_waits where id = h.id and path is null and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 moved as (
   delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
@@ -2290,8 +2290,8 @@ turn as materialized (
          select w.*
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
-                select id, path, priority, run_at from onceq.job_waits
-                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                select id, path, priority, run_at from onceq.job_waits w
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = w.id offset 0)
                  order by run_at, id
                  limit r.n
                    for update skip locked) w
@@ -2299,7 +2299,7 @@ turn as materialized (
 ),
 next as materialized (
   select w.id, w.path, h.lane from head h cross join lateral (
-         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane for update skip locked) w
+         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 straight as materialized (
   select id, line
@@ -2384,7 +2384,7 @@ with u as materialized (
 ),
 gone as (
   delete from onceq.jobs j using u
-   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and j.lane_rule & 1 = 1 and u.delay > 0
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and j.lane_rule & 1 = 1 and u.delay > 0 and not exists (select from onceq.job_waits w where w.id = j.id offset 0)
   returning j.*, 4::smallint as state, u.error, u.spent, u.reset, u.delay, u.most
 ),
 wait as (
@@ -2412,7 +2412,7 @@ stay as (
          case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
          || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
     from u
-   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and (j.lane_rule is null or j.lane_rule & 1 = 0 or u.delay = 0)
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and ((j.lane_rule is null or j.lane_rule & 1 = 0 or u.delay = 0) or exists (select from onceq.job_waits w where w.id = j.id offset 0))
   returning j.id, j.claims, j.created_at
 ),
 ready as (
@@ -2452,7 +2452,7 @@ head as materialized (
 ),
 ours as materialized (
   select w.id from head h cross join lateral (
-         select id from onceq.job_waits where id = h.id and path is null for update skip locked) w
+         select id from onceq.job_waits where id = h.id and path is null and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 moved as (
   delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
@@ -2489,7 +2489,7 @@ with u as materialized (
 ),
 gone as (
   delete from onceq.jobs j using u
-   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and (strpos(j.lane, E'\x1f') > 0 or j.lane_rule & 1 = 1 and u.delay > 0)
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and (strpos(j.lane, E'\x1f') > 0 or j.lane_rule & 1 = 1 and u.delay > 0) and not exists (select from onceq.job_waits w where w.id = j.id offset 0)
   returning j.*, 4::smallint as state, u.error, u.spent, u.reset, u.delay, u.most,
             split_part(j.lane, E'\x1f', 1) = '' or j.lane_rule & 1 = 1 and u.delay > 0 as leaves
 ),
@@ -2518,7 +2518,7 @@ stay as (
          case when jsonb_array_length(errors) >= 10 then errors - 0 else coalesce(errors, '[]') end
          || jsonb_build_object('at', statement_timestamp(), 'attempt', attempts + 1, 'error', error) end
     from u
-   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and not coalesce((strpos(j.lane, E'\x1f') > 0 or j.lane_rule & 1 = 1 and u.delay > 0), false)
+   where j.id = any (array[u.id]) and j.claims = u.claims and j.holder = u.holder and (not coalesce((strpos(j.lane, E'\x1f') > 0 or j.lane_rule & 1 = 1 and u.delay > 0), false) or exists (select from onceq.job_waits w where w.id = j.id offset 0))
   returning j.id, j.claims, j.created_at
 ),
 ready as (
@@ -2572,8 +2572,8 @@ turn as materialized (
          select w.*
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
-                select id, path, priority, run_at from onceq.job_waits
-                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                select id, path, priority, run_at from onceq.job_waits w
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = w.id offset 0)
                  order by run_at, id
                  limit r.n
                    for update skip locked) w
@@ -2581,7 +2581,7 @@ turn as materialized (
 ),
 next as materialized (
   select w.id, w.path, h.lane from head h cross join lateral (
-         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane for update skip locked) w
+         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 straight as materialized (
   select id, line
@@ -2776,8 +2776,8 @@ turn as materialized (
          select w.*
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
-                select id, path, priority, run_at from onceq.job_waits
-                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                select id, path, priority, run_at from onceq.job_waits w
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = w.id offset 0)
                  order by run_at, id
                  limit r.n
                    for update skip locked) w
@@ -2785,7 +2785,7 @@ turn as materialized (
 ),
 next as materialized (
   select w.id, w.path, h.lane from head h cross join lateral (
-         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane for update skip locked) w
+         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 straight as materialized (
   select id, line
@@ -2954,8 +2954,8 @@ turn as materialized (
          select w.*
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
-                select id, path, priority, run_at from onceq.job_waits
-                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                select id, path, priority, run_at from onceq.job_waits w
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = w.id offset 0)
                  order by run_at, id
                  limit r.n
                    for update skip locked) w
@@ -2963,7 +2963,7 @@ turn as materialized (
 ),
 next as materialized (
   select w.id, w.path, h.lane from head h cross join lateral (
-         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane for update skip locked) w
+         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 straight as materialized (
   select id, line
@@ -3768,7 +3768,7 @@ select f.class, f.scope, case f.state when 0 then 'queued' when 3 then 'complete
          when 4 then 'dead' when 5 then 'cancelled' when 2 then 'uncertain'
          else case when f.leased_until > statement_timestamp() then 'in_flight' else 'uncertain' end end,
        coalesce((f.state in (3, 4, 5) and f.lifetime >= 0
-      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()), false), coalesce(f.job_id, 0), f.token, f.created_at, f.leased_until, f.finished_at, f.lifetime,
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())), false), coalesce(f.job_id, 0), f.token, f.created_at, f.leased_until, f.finished_at, f.lifetime,
        coalesce(f.result::text, ''), coalesce(f.detail, ''), coalesce(f.identity, (extract(epoch from f.created_at) * 1000000)::bigint), f.fingerprint
   from onceq.job_fences f
  where f.key = $2::text and f.class <> 3 and (f.class <> 4 or f.state = 3) and ($1::text = '' or f.scope = $1::text)
@@ -4428,8 +4428,8 @@ turn as materialized (
          select w.*
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
-                select id, path, priority, run_at from onceq.job_waits
-                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                select id, path, priority, run_at from onceq.job_waits w
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = w.id offset 0)
                  order by run_at, id
                  limit r.n
                    for update skip locked) w
@@ -4437,7 +4437,7 @@ turn as materialized (
 ),
 ours as materialized (
   select h.id, h.lane, null::timestamptz as slot, w.path is not null as goes_on from head h cross join lateral (
-         select path from onceq.job_waits where id = h.id and lane is not distinct from h.lane for update skip locked) w
+         select path from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
   union all
   select t.id, t.lane, case when t.gap is not null then statement_timestamp() + case when t.rested and t.i < t.burst then 0
        else greatest(0, ceil(t.debt + (t.i + 1 - (t.burst - t.kept)) * t.gap)) end * interval '1 microsecond' end, false
@@ -4884,7 +4884,7 @@ mine as (
     from (select * from h where key is not null order by scope, key) s
    where f.key = any (array[s.key]) and f.scope = s.scope and f.class + 0 = 0
      and (f.job_id = s.id or f.token >> 20 < s.id and f.job_id < s.id and (f.state in (3, 4, 5) and f.lifetime >= 0
-      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp()))
+      and (f.lifetime = 0 and f.finished_at is not null or f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp())))
   returning f.job_id
 ),
 absent as (
@@ -5162,7 +5162,7 @@ head as materialized (
 ),
 ours as materialized (
   select w.id from head h cross join lateral (
-         select id from onceq.job_waits where id = h.id and path is null for update skip locked) w
+         select id from onceq.job_waits where id = h.id and path is null and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 moved as (
   delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
@@ -5253,8 +5253,8 @@ turn as materialized (
          select w.*
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
-                select id, path, priority, run_at from onceq.job_waits
-                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                select id, path, priority, run_at from onceq.job_waits w
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = w.id offset 0)
                  order by run_at, id
                  limit r.n
                    for update skip locked) w
@@ -5262,7 +5262,7 @@ turn as materialized (
 ),
 next as materialized (
   select w.id, w.path, h.lane from head h cross join lateral (
-         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane for update skip locked) w
+         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 straight as materialized (
   select id, line

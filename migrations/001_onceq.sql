@@ -590,7 +590,8 @@ $tell$;
 -- Lets those of the given followers go on whose members are done: into jobs, or to their lane or limit. It is for promoters
 -- alone. It locks the followers in one statement and looks in the next: a member that somebody brought back meanwhile is not
 -- done. A follower that somebody has locked is called again after pause microseconds. One that is to be cancelled, because a
--- member is dead or was cancelled and its rule says so, is returned in cancel and called again after a second.
+-- member is dead or was cancelled and its rule says so, is returned in cancel and called again after a second. One whose id a live
+-- job has, because the sequence was set back, is called again after a second.
 create function {{.schema}}.follow(lanes text[], place bigint, pause bigint, out went bigint, out live_queues text[], out cancel bigint[])
 language plpgsql strict as $follow$
 #variable_conflict use_column
@@ -612,6 +613,7 @@ begin
     select u.id, w.lane,
            case when s.held or s.dead and w.if_dead = 0 then 'waits'
                 when (s.dead or s.cancelled) and w.if_dead = 2 then 'ends'
+                when w.path = '' and exists (select from {{.schema}}.jobs where id = u.id) then 'blocked' -- another job has its id
                 when w.path = '' then 'lives'
                 else 'queues' end as what
       from unnest(ids) as u(id)
@@ -645,7 +647,7 @@ begin
     select ('x' || left(md5(lane), 1))::bit(4)::int::smallint, due, lane
       from (select distinct lane, run_at as due from passed
             union all
-            select lane, statement_timestamp() + interval '1 second' from done where what = 'ends') l
+            select lane, statement_timestamp() + interval '1 second' from done where what in ('ends', 'blocked')) l
   ),
   woken as (
     select sum({{.schema}}.wake(m.queue, m.jobs, place, true)) as n
