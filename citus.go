@@ -694,7 +694,7 @@ func redriveInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 		return err
 	}
 	var asked, free, back, unkeyed []int64
-	if err := p.send(redriveTheirs, args, row(&asked, &free, &back, &unkeyed)); err != nil {
+	if err := p.send(redriveTheirs, args[:3], row(&asked, &free, &back, &unkeyed)); err != nil {
 		return err
 	}
 	back = append(back, unkeyed...)
@@ -735,7 +735,7 @@ func redriveInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 			return err
 		}
 	}
-	const answer = `select $1::bigint[], null, $2::bigint[], $3::bigint[], $4::bigint[]`
+	const answer = `select $1::bigint[], null, $2::bigint[], $3::bigint[], $4::bigint[], null::bigint[]`
 	return p.send(answer, []any{back, without(free, back), without(asked, free), without(early, []int64{0})}, read)
 }
 

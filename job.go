@@ -143,7 +143,7 @@ type Job struct {
 	//
 	// If the job was started before, has a lane or a limit, waits for others, or is finished and its key still taken, nothing is
 	// changed and the answer is as without Replace: the same payload is a duplicate with that job's State, and another one is a
-	// *MismatchError, so that no change is lost silently. A job that failed, was given back or was redriven counts as started. Enqueue
+	// *MismatchError, so that no change is lost silently. A job that failed or was given back counts as started, also after a Redrive. Enqueue
 	// waits while a claim of the job is under way. A worker finds a job that became due earlier with its next poll. Not together with Strict; and a job
 	// with a Lane, a Limit or an After cannot replace another yet, which is an *InvalidError.
 	Replace Replace

@@ -21,11 +21,12 @@ import (
 //
 // One that somebody cancelled while it waited for others waits for them again, by its rule: a promoter looks at them, as at first.
 // One that its own rule has cancelled, and one that had gone on, waits only if members are unfinished or come back in the same
-// statement: who redrives it beside a dead one, and nothing else, wants it to run. While the former waits, its rule holds again. The
-// rule of the latter is not known any more, and dead members do not count for it.
+// statement, or have come back in one of the same RedriveMany ($4 are such groups): who redrives it beside a dead one, and nothing
+// else, wants it to run. While the former waits, its rule holds again. The rule of the latter is not known any more, and dead members
+// do not count for it.
 //
-// It returns the ids of the jobs that came back, of those whose key belongs to another job, of those with a held effect, and of those
-// that came back delayed.
+// It returns the ids of the jobs that came back, of those whose key belongs to another job, of those with a held effect, of those
+// that came back delayed, and of the groups of which members came back.
 var redriveJobs = `
 with asked as materialized (
   select * from onceq.job_history
@@ -65,7 +66,7 @@ led as materialized (
 ),
 back as (
   delete from onceq.job_history d using coming c where d.id = c.id
-  returning d.*, coalesce(d.if_dead < ` + sqlDeadEnded + `, false) or ` + isOpen("d.id") + ` or d.id in (select group_id from led) as follows,
+  returning d.*, coalesce(d.if_dead < ` + sqlDeadEnded + `, false) or ` + isOpen("d.id") + ` or d.id in (select group_id from led) or coalesce(d.id = any ($4::bigint[]), false) as follows,
             ` + beforeItsTime + ` and d.run_at > statement_timestamp() as early
 ),
 job as (
@@ -101,7 +102,7 @@ select (select array_agg(id) from back),
        (select onceq.tell(array_agg(id), array_agg(0::smallint), null) from back where ` + isMember + `),
        (select array_agg(id) from h where id not in (select id from back)),
        (select array_agg(id) from asked where id not in (select id from h)),
-       (select array_agg(id) from back where early)`
+       (select array_agg(id) from back where early), (select array_agg(distinct group_id) from led)`
 
 // beforeItsTime says of a row of job_history that its run_at, if it is still ahead, is when the job was to start.
 const beforeItsTime = `state = ` + sqlJobCancelled + ` and claims = 0 and (` + hasSlot + `) is not true`
@@ -110,12 +111,24 @@ const beforeItsTime = `state = ` + sqlJobCancelled + ` and claims = 0 and (` + h
 var redrivable = []State{StateDead, StateCancelled, StateHeld}
 
 func (q *Queue) redrive(ctx context.Context, db DB, ids []int64, states []State) (back, taken, held, early []int64, err error) {
-	return q.redriveBy(ctx, db, hot, ids, states)
+	return q.redriveBy(ctx, db, hot, ids, states, nil)
 }
 
-func (q *Queue) redriveBy(ctx context.Context, db DB, by way, ids []int64, states []State) (back, taken, held, early []int64, err error) {
+// redriveBy adds to led, if it is not nil, the groups of which members came back.
+func (q *Queue) redriveBy(ctx context.Context, db DB, by way, ids []int64, states []State, led map[int64]bool) (back, taken, held, early []int64, err error) {
 	_, past := (&Filter{States: states}).states()
-	err = q.send(ctx, db, by, redriveJobs, []any{ids, past, DefaultWindow.Milliseconds()}, row(&back, nil, &taken, &held, &early))
+	var came, groups []int64
+	for _, id := range ids {
+		if led[id] {
+			came = append(came, id)
+		}
+	}
+	err = q.send(ctx, db, by, redriveJobs, []any{ids, past, DefaultWindow.Milliseconds(), came}, row(&back, nil, &taken, &held, &early, &groups))
+	if led != nil {
+		for _, id := range groups {
+			led[id] = true
+		}
+	}
 	if err != nil {
 		return nil, nil, nil, nil, fmt.Errorf("onceq: redrive: %w", q.told(err))
 	}
@@ -215,8 +228,9 @@ func membersFirst(ids []int64, groups map[int64][]int64) []int64 {
 // With a pool as db each statement commits on its own, and the counts are right even if there is an error.
 func (q *Queue) RedriveMany(ctx context.Context, db DB, filter Filter) (redriven, taken int, err error) {
 	held, tried := 0, 0
+	led := make(map[int64]bool)
 	redrive := func(ids []int64) error {
-		b, t, h, _, err := q.redrive(ctx, db, ids, filter.chosen())
+		b, t, h, _, err := q.redriveBy(ctx, db, hot, ids, filter.chosen(), led)
 		redriven, taken, held = redriven+len(b), taken+len(t), held+len(h)
 		return err
 	}

@@ -365,7 +365,7 @@ func (q *Queue) unholdOne(ctx context.Context, db DB, id int64) error {
 	h.mu.Lock()
 	looked := h.until[id]
 	h.mu.Unlock()
-	_, _, held, _, err := q.redriveBy(ctx, db, brief, []int64{id}, []State{StateHeld})
+	_, _, held, _, err := q.redriveBy(ctx, db, brief, []int64{id}, []State{StateHeld}, nil)
 	if lockedOut(err) || err == nil && len(held) > 0 {
 		return nil
 	}

@@ -900,7 +900,7 @@ request as (
 select count(*) from gone;
 
 -- citus.go: redriveInParts.answer
-select $1::bigint[], null, $2::bigint[], $3::bigint[], $4::bigint[];
+select $1::bigint[], null, $2::bigint[], $3::bigint[], $4::bigint[], null::bigint[];
 
 -- citus.go: requestInParts.note
 insert into onceq.job_cancels (job_id, requested_at)
@@ -4906,7 +4906,7 @@ led as materialized (
 ),
 back as (
   delete from onceq.job_history d using coming c where d.id = c.id
-  returning d.*, coalesce(d.if_dead < 3, false) or exists (select from (select from onceq.job_members where group_id = d.id and state = 0 order by job_id desc limit 1) m) or d.id in (select group_id from led) as follows,
+  returning d.*, coalesce(d.if_dead < 3, false) or exists (select from (select from onceq.job_members where group_id = d.id and state = 0 order by job_id desc limit 1) m) or d.id in (select group_id from led) or coalesce(d.id = any ($4::bigint[]), false) as follows,
             state = 7 and claims = 0 and (right(lane, 2) = E'\x1f' || '@') is not true and d.run_at > statement_timestamp() as early
 ),
 job as (
@@ -4942,7 +4942,7 @@ select (select array_agg(id) from back),
        (select onceq.tell(array_agg(id), array_agg(0::smallint), null) from back where lane_rule & 4 = 4),
        (select array_agg(id) from h where id not in (select id from back)),
        (select array_agg(id) from asked where id not in (select id from h)),
-       (select array_agg(id) from back where early);
+       (select array_agg(id) from back where early), (select array_agg(distinct group_id) from led);
 
 -- replace.go: replaceJobs
 with asked as materialized (

@@ -36,6 +36,43 @@ func TestRedriveMany_AGroupWithItsMembers(t *testing.T) {
 	require.NoError(t, db.Check())
 }
 
+// Also if the member dies again before the statement that brings the job back: the rule that has cancelled it cancels it again.
+func TestRedriveMany_AMemberThatDiesMeanwhile(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	then := whole.Job("x")
+	then.IfDead = onceq.DeadCancel
+	g, err := q.EnqueueGroup(ctx, db.Pool, []onceq.Job{part.Job(1)}, then)
+	require.NoError(t, err)
+	member := g.Members[0].ID
+	refuse := func() {
+		t.Helper()
+		require.NoError(t, laneClaimOne(t, q, member).Fail(ctx, onceq.Fatal(errors.New("refused"))))
+	}
+	cancelled := func() {
+		t.Helper()
+		eventually(t, "cancelled", func() bool {
+			require.Empty(t, groupClaim(t, q))
+			return groupOf(t, db, g.Then.ID).State == onceq.StateCancelled
+		})
+	}
+	refuse()
+	cancelled()
+	again := 0
+	n, _, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{IDs: []int64{g.Then.ID, member}, States: []onceq.State{onceq.StateDead, onceq.StateCancelled}, Progress: func(int) error {
+		if again++; again == 1 {
+			refuse()
+		}
+		return nil
+	}})
+	require.NoError(t, err)
+	require.Equal(t, 2, n)
+	require.Greater(t, again, 1)
+	cancelled()
+	require.NoError(t, db.Check())
+}
+
 // So do those of a chain that is longer than what one statement redrives.
 func TestRedriveMany_AChain(t *testing.T) {
 	t.Parallel()
