@@ -16,7 +16,7 @@ type KeyInfo struct {
 	Class Class  `json:"class"` // whose key it is
 	Scope string `json:"scope"`
 	Key   string `json:"key"`
-	Kind  string `json:"kind,omitzero"` // of the job; empty outside of jobs
+	Kind  string `json:"kind,omitzero"` // of the job; empty outside of jobs, and after a Discard
 
 	// State is "queued" (its job is not finished), "in_flight", "uncertain", "held", "completed", "dead" or "cancelled"; the
 	// last also stands for a key that was released.
@@ -77,7 +77,7 @@ func (q *Queue) Keys(ctx context.Context, db DB, scope, key string) ([]KeyInfo, 
 		if result != "" {
 			i.Result = json.RawMessage(result)
 		}
-		if i.Class == classJob {
+		if i.Class == classJob && len(mark) > 0 {
 			i.Kind = kindOf(mark, i.Scope)
 		}
 		if i.Class != classJob && i.Class != classEvent {

@@ -233,11 +233,12 @@ var limitHead = `
          select w.*
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
-                select id, path, priority, run_at from onceq.job_waits w
-                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp() and not ` + twin("w.id") + `
+                select id, path, priority, run_at from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
                  order by run_at, id
                  limit r.n
                    for update skip locked) w
+          where not ` + twin("w.id") + `
           limit r.n) w`
 
 // handOverLines is handOver for jobs of which some have limits. A job in head that another session has moved into the line of its

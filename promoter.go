@@ -314,7 +314,7 @@ heard as (
 room as materialized (
   select l.lane, least(1000, o.n - live.n) as n
     from (select distinct lane from call where not ` + isFollowLine("lane") + `) l
-   cross join lateral (select case when (select exists (select from onceq.lane_limits)) then ` + limitOf("l.lane") + ` else 1 end as n offset 0) o
+   cross join lateral (select ` + limitOf("l.lane") + ` as n offset 0) o
    cross join lateral ` + liveCount("l.lane") + ` live
 ),
 head as materialized (

@@ -401,11 +401,12 @@ turn as materialized (
          select w.*
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
-                select id, path, priority, run_at from onceq.job_waits w
-                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = w.id offset 0)
+                select id, path, priority, run_at from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
                  order by run_at, id
                  limit r.n
                    for update skip locked) w
+          where not exists (select from onceq.jobs where id = w.id offset 0)
           limit r.n) w
 ),
 next as materialized (
@@ -2001,11 +2002,12 @@ turn as materialized (
          select w.*
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
-                select id, path, priority, run_at from onceq.job_waits w
-                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = w.id offset 0)
+                select id, path, priority, run_at from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
                  order by run_at, id
                  limit r.n
                    for update skip locked) w
+          where not exists (select from onceq.jobs where id = w.id offset 0)
           limit r.n) w
 ),
 next as materialized (
@@ -2290,11 +2292,12 @@ turn as materialized (
          select w.*
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
-                select id, path, priority, run_at from onceq.job_waits w
-                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = w.id offset 0)
+                select id, path, priority, run_at from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
                  order by run_at, id
                  limit r.n
                    for update skip locked) w
+          where not exists (select from onceq.jobs where id = w.id offset 0)
           limit r.n) w
 ),
 next as materialized (
@@ -2572,11 +2575,12 @@ turn as materialized (
          select w.*
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
-                select id, path, priority, run_at from onceq.job_waits w
-                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = w.id offset 0)
+                select id, path, priority, run_at from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
                  order by run_at, id
                  limit r.n
                    for update skip locked) w
+          where not exists (select from onceq.jobs where id = w.id offset 0)
           limit r.n) w
 ),
 next as materialized (
@@ -2776,11 +2780,12 @@ turn as materialized (
          select w.*
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
-                select id, path, priority, run_at from onceq.job_waits w
-                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = w.id offset 0)
+                select id, path, priority, run_at from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
                  order by run_at, id
                  limit r.n
                    for update skip locked) w
+          where not exists (select from onceq.jobs where id = w.id offset 0)
           limit r.n) w
 ),
 next as materialized (
@@ -2954,11 +2959,12 @@ turn as materialized (
          select w.*
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
-                select id, path, priority, run_at from onceq.job_waits w
-                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = w.id offset 0)
+                select id, path, priority, run_at from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
                  order by run_at, id
                  limit r.n
                    for update skip locked) w
+          where not exists (select from onceq.jobs where id = w.id offset 0)
           limit r.n) w
 ),
 next as materialized (
@@ -4346,8 +4352,8 @@ heard as (
 room as materialized (
   select l.lane, least(1000, o.n - live.n) as n
     from (select distinct lane from call where not starts_with(lane, E'\x1f')) l
-   cross join lateral (select case when (select exists (select from onceq.lane_limits)) then coalesce((select n from onceq.lane_limits where lane = l.lane),
-                 (select n from onceq.lane_limits where lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1)), 1) else 1 end as n offset 0) o
+   cross join lateral (select coalesce((select n from onceq.lane_limits where lane = l.lane),
+                 (select n from onceq.lane_limits where lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1)), 1) as n offset 0) o
    cross join lateral (select count(*) as n from onceq.lane_places p where p.lane = l.lane and (exists (select from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f'))) offset 0)
                   or exists (select from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f') offset 0)) offset 0) live
 ),
@@ -4428,11 +4434,12 @@ turn as materialized (
          select w.*
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
-                select id, path, priority, run_at from onceq.job_waits w
-                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = w.id offset 0)
+                select id, path, priority, run_at from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
                  order by run_at, id
                  limit r.n
                    for update skip locked) w
+          where not exists (select from onceq.jobs where id = w.id offset 0)
           limit r.n) w
 ),
 ours as materialized (
@@ -5253,11 +5260,12 @@ turn as materialized (
          select w.*
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
-                select id, path, priority, run_at from onceq.job_waits w
-                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp() and not exists (select from onceq.jobs where id = w.id offset 0)
+                select id, path, priority, run_at from onceq.job_waits
+                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
                  order by run_at, id
                  limit r.n
                    for update skip locked) w
+          where not exists (select from onceq.jobs where id = w.id offset 0)
           limit r.n) w
 ),
 next as materialized (

@@ -677,13 +677,10 @@ func TestTick_OfAnotherOwner(t *testing.T) {
 insert into onceq.schedule_ticks (schedule, at, until, ticks, outcome, done_at)
 select 'x', n, n, 1, 'fired', n from (values (now() - interval '100 days'), (now() - interval '400 days')) v (n)`)
 	require.NoError(t, err)
-	for _, lines := range [][]string{{"fired 1", "fired 1", "fired 1"}, {"fired 1", "fired 1", "fired 1"}} { // b's leaves both, and a's the younger one
-		overdue(t, db, "x", now(t, db).Add(-time.Second))
-		require.Equal(t, onceq.StateDelayed, db.RunOne(b.Handlers()...).State)
-		require.Equal(t, lines, outcomes(t, a, "x"))
-		b = a
-	}
-	require.Len(t, fired(t, db), 2)
+	overdue(t, db, "x", now(t, db).Add(-time.Second))
+	require.Equal(t, onceq.StateDelayed, db.RunOne(b.Handlers()...).State)
+	require.Len(t, outcomes(t, a, "x"), 2, "that of now, and the one that is younger than a year")
+	require.Len(t, fired(t, db), 1)
 }
 
 // After the database's clock was set back a paused schedule goes on, and what has happened does not happen again.
@@ -702,7 +699,12 @@ func TestClockSetBack(t *testing.T) {
 		require.Equal(t, 1, live(t, db))
 	}
 	next(1)
-	_, err := db.Pool.Exec(t.Context(), `insert into onceq.schedule_ticks (schedule, at, until, ticks, outcome) values ('h', $1, $1, 1, 'fired')`, start.Add(time.Hour))
+	// What happened when the clock was years ahead hides none of the ticks before it.
+	_, err := db.Pool.Exec(t.Context(), `insert into onceq.schedule_ticks (schedule, at, until, ticks, outcome) values ('h', $1, $1, 1, 'fired')`, start.AddDate(5, 0, 0))
+	require.NoError(t, err)
+	require.NoError(t, s.Register(t.Context()))
+	next(1)
+	_, err = db.Pool.Exec(t.Context(), `insert into onceq.schedule_ticks (schedule, at, until, ticks, outcome) values ('h', $1, $1, 1, 'fired')`, start.Add(time.Hour))
 	require.NoError(t, err)
 	_, err = db.Pool.Exec(t.Context(), `update onceq.schedules set next_at = $1`, start.Add(2*time.Hour))
 	require.NoError(t, err)

@@ -112,7 +112,7 @@ on conflict do nothing`
 	}
 	overdue := r.next != nil && !r.next.After(r.now)
 	same := tag.RowsAffected() == 0 && r.spec == one.Spec && r.zone == one.Zone
-	next := one.Timetable.Next(r.from())
+	next := r.unfired(one.Timetable, one.Timetable.Next(r.now))
 	if overdue || same && one.Zone != "" { // a Timetable of the code's may have changed and not say so
 		next = time.Time{}
 		if r.next != nil {
@@ -259,10 +259,11 @@ func (s *Scheduler) Resume(ctx context.Context, tx pgx.Tx, name string) error {
 		if err != nil {
 			return err
 		}
-		next := one.Timetable.Next(r.from())
+		next := one.Timetable.Next(r.now)
 		if e, ok := one.Timetable.(every); ok && r.next != nil { // Backfill finds its ticks again
-			next = e.following(*r.next, r.from())
+			next = e.following(*r.next, r.now)
 		}
+		next = r.unfired(one.Timetable, next)
 		var at *time.Time
 		if !next.IsZero() {
 			at = &next

@@ -42,6 +42,7 @@ type Tick struct {
 
 const (
 	defaultMissed = 24 * time.Hour
+	othersKeep    = 365 * 24 * time.Hour
 	maxTicks      = 10_000 // that one statement of a person, or one tick after a long time, enqueues or counts
 	maxName       = 200
 	maxCodeName   = onceq.MaxNameBytes - len(tableKind+":") // it is part of its kind's name: see codeKind

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,7 +28,8 @@ type Config struct {
 	// restarted moves all of them back.
 	Queue string
 
-	// Keep is how long the ledger keeps a tick of a schedule of Owner. Default 90 days.
+	// Keep is how long the ledger keeps a tick. Default 90 days. A worker that fires a schedule of another Owner, which is in the table,
+	// removes nothing that is younger than a year.
 	Keep time.Duration
 }
 
@@ -148,15 +150,15 @@ type row struct {
 	next, paused              *time.Time
 	changed                   *time.Time // when the timetable changed while next was overdue
 	now                       time.Time
-	fired                     *time.Time // the last tick that happened after now: the database's clock was set back
+	fired                     []time.Time // the ticks that have happened after now, up to maxTicks: the database's clock was set back
 }
 
-// from is the time after which the next tick comes.
-func (r *row) from() time.Time {
-	if r.fired != nil {
-		return *r.fired
+// unfired is the first tick of a timetable from next on that has not happened.
+func (r *row) unfired(t Timetable, next time.Time) time.Time {
+	for slices.ContainsFunc(r.fired, next.Equal) {
+		next = t.Next(next)
 	}
-	return r.now
+	return next
 }
 
 // lock reads a schedule and locks it until the transaction ends. A tick locks its job first and then this; nothing else
@@ -176,12 +178,13 @@ func (s *Scheduler) lockName(ctx context.Context, tx pgx.Tx, name string) error 
 	return nil
 }
 
-func (s *Scheduler) read(ctx context.Context, db onceq.DB, name, lock string) (r *row, err error) {
-	const read = `
+const readSchedule = `
 select owner, spec, zone, missed, queue, job::text, next_at, changed_at, paused_at, clock_timestamp(),
-       (select max(at) from onceq.schedule_ticks where schedule = name and at > clock_timestamp() and outcome in ('fired', 'duplicate'))
+       array(select at from onceq.schedule_ticks where schedule = name and at > statement_timestamp() and outcome in ('fired', 'duplicate') order by at limit 10000)
   from onceq.schedules where name = $1`
-	rows, err := db.Query(ctx, s.sql(read+lock), name)
+
+func (s *Scheduler) read(ctx context.Context, db onceq.DB, name, lock string) (r *row, err error) {
+	rows, err := db.Query(ctx, s.sql(readSchedule+lock), name)
 	if err == nil {
 		r, err = pgx.CollectOneRow(rows, func(c pgx.CollectableRow) (*row, error) {
 			r := new(row)
@@ -302,12 +305,11 @@ with old as (
 update onceq.schedules set next_at = $2, changed_at = null where name = $1 returning least(next_at - clock_timestamp(), '36500 days')` // Go counts up to 292 years
 	var wait time.Duration // not from r.now: JobFor may have taken long since
 	batch := s.notes(name, marks)
-	var keep *int64 // of a schedule that is another one's nothing goes: any worker may fire those of the table, and knows its own Keep alone
-	if r.owner == s.cfg.Owner {
-		own := s.cfg.Keep.Microseconds()
-		keep = &own
+	keep := s.cfg.Keep
+	if r.owner != s.cfg.Owner { // any worker may fire a schedule of the table, and does not know what its owner's Keep is
+		keep = max(keep, othersKeep)
 	}
-	batch.Queue(s.sql(move), name, next, keep).QueryRow(func(r pgx.Row) error { return r.Scan(&wait) })
+	batch.Queue(s.sql(move), name, next, keep.Microseconds()).QueryRow(func(r pgx.Row) error { return r.Scan(&wait) })
 	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
 		return fmt.Errorf("onceqcron: moving schedule %q: %w", name, err)
 	}

@@ -184,7 +184,7 @@ func route(r *http.Request) string {
 	// Several muxes below different prefixes may have the same patterns.
 	i := strings.IndexByte(r.Pattern, '/')
 	prefix, ok := strings.CutSuffix(path, r.URL.EscapedPath())
-	if !ok || i < 0 || strings.HasPrefix(r.Pattern[i:]+"/", prefix+"/") {
+	if !ok || i < 0 || strings.HasPrefix(r.Pattern[i:]+"/", strings.TrimSuffix(prefix, "/")+"/") {
 		return r.Pattern
 	}
 	return r.Pattern[:i] + prefix + r.Pattern[i:]

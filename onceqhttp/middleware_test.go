@@ -264,20 +264,21 @@ func TestHandler_MountsUnderPrefixesHaveTheirOwnKeys(t *testing.T) {
 	outer.Handle("POST /charges/{id}", inner)
 	// A router that rewrites paths in another way gets the route of the pattern, but never the answer to another path.
 	outer.Handle("/c/", http.StripPrefix("/c", inner)) // the beginning of the pattern, but no part of its path
+	outer.Handle("POST /tree/{rest...}", http.StripPrefix("/tree/", m.Handler(ran.answering(201))))
 	outer.HandleFunc("/old/", func(w http.ResponseWriter, r *http.Request) {
 		r.URL.Path = "/charges/1"
 		inner.ServeHTTP(w, r)
 	})
 	s := serve(t, "/", outer)
-	for i, path := range []string{"/shopA/charges/1", "/shopB/charges/1", "/charges/1", "/plain/1", "/c/charges/1"} {
+	for i, path := range []string{"/shopA/charges/1", "/shopB/charges/1", "/charges/1", "/plain/1", "/c/charges/1", "/tree/charges/1"} {
 		require.Equal(t, fmt.Sprintf("%d:{}", i+1), post(t, s.URL+path, "k", "{}").body, path)
 		require.True(t, post(t, s.URL+path, "k", "{}").replayed(), path)
 	}
 	refused(t, post(t, s.URL+"/shopA/charges/2", "k", "{}"), 422, onceqhttp.CodeMismatch)
 	refused(t, post(t, s.URL+"/old/1", "k", "{}"), 422, onceqhttp.CodeMismatch)
-	require.Equal(t, 5, ran.count())
+	require.Equal(t, 6, ran.count())
 
-	for _, route := range []string{"POST /shopA/charges/{id}", "POST /shopB/charges/{id}", "POST /charges/{id}", "POST /plain/", "POST /c/charges/{id}"} {
+	for _, route := range []string{"POST /shopA/charges/{id}", "POST /shopB/charges/{id}", "POST /charges/{id}", "POST /plain/", "POST /c/charges/{id}", "POST /tree/{rest...}"} {
 		f, err := m.Fence("t", "POST", route, "k")
 		require.NoError(t, err)
 		c, err := f.Claim(t.Context(), nil) // without a payload: there is no fingerprint to compare

@@ -420,6 +420,17 @@ func quoteArg(s string) string {
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
+// inTx runs fn in a transaction whatever the database's defaults are. What a person does and its line in the audit trail commit
+// together there. Should this process freeze in between, the server ends it.
+func (a *app) inTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `select set_config('idle_in_transaction_session_timeout', '5s', true)`); err != nil {
+			return err
+		}
+		return fn(tx)
+	})
+}
+
 // begins adds a line to the audit trail about a change that takes many statements. Without it nothing is to be changed.
 func (a *app) begins(ctx context.Context, action onceq.Action) error {
 	ctx, cancel := a.limited(context.WithoutCancel(ctx))

@@ -212,8 +212,7 @@ func (a *app) resolveOne(ctx context.Context, id int64, name string, answer once
 	}
 	inner, cancel = a.limited(context.WithoutCancel(ctx))
 	defer cancel()
-	// Somebody's decision and its line in the trail commit together.
-	err = pgx.BeginFunc(inner, a.pool, func(tx pgx.Tx) error {
+	err = a.inTx(inner, func(tx pgx.Tx) error {
 		if err := a.q.Resolve(inner, tx, id, name, answer); err != nil {
 			return err
 		}

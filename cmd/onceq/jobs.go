@@ -479,8 +479,7 @@ func (a *app) named(ctx context.Context, v verb, ids []int64, agree consent, why
 		o := outcome{Job: id}
 		inner, cancel := a.limited(context.WithoutCancel(ctx))
 		var what string
-		// What a person does and its line in the trail commit together.
-		err := pgx.BeginFunc(inner, a.pool, func(tx pgx.Tx) (err error) {
+		err := a.inTx(inner, func(tx pgx.Tx) (err error) {
 			if what, err = v.one(inner, tx, id); err != nil {
 				return err
 			}

@@ -197,7 +197,7 @@ runs at a time.`,
 
 // setLimit sets a limit, or removes it if n is negative, in one transaction with its line in the audit trail.
 func (a *app) setLimit(ctx context.Context, family, name string, n int, action func(now int) onceq.Action) (now int, err error) {
-	err = pgx.BeginFunc(ctx, a.pool, func(tx pgx.Tx) (err error) {
+	err = a.inTx(ctx, func(tx pgx.Tx) (err error) {
 		if n >= 0 {
 			err = a.q.SetLaneLimit(ctx, tx, family, name, n)
 		} else {

@@ -84,7 +84,7 @@ func (a *app) setShared(cmd *cobra.Command, name string, limit *onceq.Limit, why
 	defer cancel()
 	var now onceq.LimitInfo
 	var said string
-	err := pgx.BeginFunc(ctx, a.pool, func(tx pgx.Tx) error {
+	err := a.inTx(ctx, func(tx pgx.Tx) error {
 		was, err := a.q.Limit(ctx, tx, name)
 		if err != nil {
 			return err

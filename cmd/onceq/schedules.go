@@ -188,7 +188,7 @@ func (a *app) change(cmd *cobra.Command, what, name, why string, fn func(ctx con
 	defer cancel()
 	var said string
 	var result map[string]any
-	err = pgx.BeginFunc(ctx, a.pool, func(tx pgx.Tx) error {
+	err = a.inTx(ctx, func(tx pgx.Tx) error {
 		if said, result, err = fn(ctx, s, tx); err != nil {
 			return err
 		}

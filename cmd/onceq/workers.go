@@ -143,7 +143,7 @@ func (a *app) pausing(name, short, long string, do func(ctx context.Context, tx 
 			ctx, cancel := a.limited(cmd.Context())
 			defer cancel()
 			var said string
-			err := pgx.BeginFunc(ctx, a.pool, func(tx pgx.Tx) error {
+			err := a.inTx(ctx, func(tx pgx.Tx) error {
 				var changed bool
 				var err error
 				if said, changed, err = do(ctx, tx, queue, kind, why); err != nil || !changed {
