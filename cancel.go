@@ -48,8 +48,7 @@ func cancelFrom(free, table, more string) string {
 	history := withLane(writeHistory)
 	if table == "job_waits" {
 		history = strings.NewReplacer("errors, lane, lane_rule)", "errors, lane, lane_rule, if_dead)",
-			appendError+", lane, lane_rule", appendError+", nullif(coalesce(path, lane), ''), lane_rule, if_dead",
-			"excluded.lane, excluded.lane_rule)", "excluded.lane, excluded.lane_rule, excluded.if_dead)").Replace(history)
+			appendError+", lane, lane_rule", appendError+", nullif(coalesce(path, lane), ''), lane_rule, if_dead").Replace(history)
 	}
 	return `
 with free as materialized (` + free + `

@@ -443,16 +443,16 @@ const writeHistory = `history as (
 )`
 
 // olderRecord is for a history in which another job has the id, because the sequence was set back. The record of a
-// completed job is replaced: a job that could not leave would run again and again. If only the new job is completed, no
-// record of it is written.
+// completed job is replaced, with its lane: a job that could not leave would run again and again. If only the new job is
+// completed, no record of it is written.
 const olderRecord = `
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
-          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule, if_dead)
        = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
              excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
              excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
-             excluded.result, excluded.errors)
+             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule, excluded.if_dead)
    where job_history.state = ` + sqlJobCompleted + `
   returning id`
 

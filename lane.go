@@ -320,8 +320,7 @@ func wakeAll(moved, place, own string) string {
 // withLane adds the lane to the history that a statement writes. The statements for jobs without a lane do not name it.
 func withLane(history string) string {
 	return strings.NewReplacer("identity, result, errors)", "identity, result, errors, lane, lane_rule)",
-		appendError+"\n", appendError+", lane, lane_rule\n",
-		"excluded.result, excluded.errors)", "excluded.result, excluded.errors, excluded.lane, excluded.lane_rule)").Replace(history)
+		appendError+"\n", appendError+", lane, lane_rule\n").Replace(history)
 }
 
 // SetLaneLimit sets how many jobs of a lane may be live at once: waiting to be claimed, running, or waiting for their next

@@ -604,11 +604,11 @@ history as (
     from gone where keep <> 0
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
-          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule, if_dead)
        = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
              excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
              excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
-             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule)
+             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule, excluded.if_dead)
    where job_history.state = 5
   returning id
 ),
@@ -806,11 +806,11 @@ select j.id, j.run_at, j.created_at, $1::timestamptz, u.keep_until,
 
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
-          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule, if_dead)
        = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
              excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
              excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
-             excluded.result, excluded.errors)
+             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule, excluded.if_dead)
    where job_history.state = 5
   returning id;
 
@@ -856,11 +856,11 @@ select id, run_at, created_at, leased_until,
   from onceq.jobs where id = $1::bigint and claims = $2::int and holder = $3::bigint
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
-          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule, if_dead)
        = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
              excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
              excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
-             excluded.result, excluded.errors)
+             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule, excluded.if_dead)
    where job_history.state = 5
   returning id;
 
@@ -1797,11 +1797,11 @@ history as (
     from gone where keep <> 0
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
-          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule, if_dead)
        = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
              excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
              excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
-             excluded.result, excluded.errors)
+             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule, excluded.if_dead)
    where job_history.state = 5
   returning id
 )
@@ -1853,11 +1853,11 @@ history as (
     from gone where keep <> 0
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
-          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule, if_dead)
        = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
              excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
              excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
-             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule)
+             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule, excluded.if_dead)
    where job_history.state = 5
   returning id
 ),
@@ -1946,11 +1946,11 @@ history as (
     from gone where keep <> 0
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
-          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule, if_dead)
        = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
              excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
              excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
-             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule)
+             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule, excluded.if_dead)
    where job_history.state = 5
   returning id
 ),
@@ -2096,11 +2096,11 @@ history as (
     from gone where keep <> 0
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
-          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule, if_dead)
        = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
              excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
              excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
-             excluded.result, excluded.errors)
+             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule, excluded.if_dead)
    where job_history.state = 5
   returning id
 )
@@ -2136,11 +2136,11 @@ history as (
     from gone where keep <> 0
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
-          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule, if_dead)
        = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
              excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
              excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
-             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule)
+             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule, excluded.if_dead)
    where job_history.state = 5
   returning id
 ),
@@ -2236,11 +2236,11 @@ history as (
     from gone where keep <> 0
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
-          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule, if_dead)
        = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
              excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
              excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
-             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule)
+             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule, excluded.if_dead)
    where job_history.state = 5
   returning id
 ),
@@ -2683,11 +2683,11 @@ history as (
     from gone where keep <> 0
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
-          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule, if_dead)
        = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
              excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
              excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
-             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule)
+             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule, excluded.if_dead)
    where job_history.state = 5
   returning id
 )
@@ -2724,11 +2724,11 @@ history as (
     from gone where keep <> 0
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
-          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule, if_dead)
        = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
              excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
              excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
-             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule)
+             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule, excluded.if_dead)
    where job_history.state = 5
   returning id
 ),
@@ -2870,11 +2870,11 @@ history as (
     from gone where keep <> 0
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
-          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule, if_dead)
        = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
              excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
              excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
-             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule)
+             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule, excluded.if_dead)
    where job_history.state = 5
   returning id
 )
@@ -2903,11 +2903,11 @@ history as (
     from gone where keep <> 0
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
-          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule)
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule, if_dead)
        = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
              excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
              excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
-             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule)
+             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule, excluded.if_dead)
    where job_history.state = 5
   returning id
 ),
@@ -5388,11 +5388,11 @@ history as (
     from gone where keep <> 0
       on conflict (id) do update
      set (run_at, created_at, finished_at, keep_until, claims, lost, attempts, max_attempts, priority, state,
-          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors)
+          queue, kind, scope, key, payload, payload_bytes, metadata, identity, result, errors, lane, lane_rule, if_dead)
        = row(excluded.run_at, excluded.created_at, excluded.finished_at, excluded.keep_until, excluded.claims, excluded.lost,
              excluded.attempts, excluded.max_attempts, excluded.priority, excluded.state, excluded.queue, excluded.kind,
              excluded.scope, excluded.key, excluded.payload, excluded.payload_bytes, excluded.metadata, excluded.identity,
-             excluded.result, excluded.errors)
+             excluded.result, excluded.errors, excluded.lane, excluded.lane_rule, excluded.if_dead)
    where job_history.state = 5
   returning id
 )

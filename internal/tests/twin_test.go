@@ -122,3 +122,24 @@ func TestTwins_OfAJobThatWaitsForOthers(t *testing.T) {
 	require.Equal(t, then[0], receive(t, ran))
 	until(t, db, noJobs)
 }
+
+// A job that replaces a completed one in the history has not that one's lane.
+func TestTwins_InTheHistory(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	kind := onceq.Kind[int]{Name: "k", Keep: time.Hour, LaneRule: onceq.StopLane, Lane: func(n int) string { return "a"[:n] }}
+	complete := kind.Handle(func(context.Context, *onceq.Lease, int) error { return nil })
+	refuse := kind.Handle(func(context.Context, *onceq.Lease, int) error { return onceq.Fatal(context.DeadlineExceeded) })
+	id := add(t, db, kind.Job(1))
+	require.Equal(t, onceq.StateCompleted, db.RunOne(complete).State)
+	setBack(t, db)
+	require.Equal(t, id, add(t, db, kind.Job(0)))
+	require.Equal(t, onceq.StateDead, db.RunOne(refuse).State)
+	require.NoError(t, db.Check())
+	info, err := q.Get(ctx, db.Pool, id)
+	require.NoError(t, err)
+	require.Empty(t, info.Lane)
+	wantState(t, onceq.StateWaiting)(q.Redrive(ctx, db.Pool, id))
+	require.Equal(t, onceq.StateDead, db.RunOne(refuse).State)
+}
