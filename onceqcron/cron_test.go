@@ -660,7 +660,7 @@ func TestBackfill_OfEveryAfterAPause(t *testing.T) {
 	require.Equal(t, 1, n)
 }
 
-// A worker of another owner fires a schedule of the table, and leaves its ledger alone. It does not fire one of the code, also if its own
+// A worker of another owner fires a schedule of the table, and keeps its ledger for a year. It does not fire one of the code, also if its own
 // code has one of that name.
 func TestTick_OfAnotherOwner(t *testing.T) {
 	t.Parallel()

@@ -262,9 +262,9 @@ func TestHandler_MountsUnderPrefixesHaveTheirOwnKeys(t *testing.T) {
 	}
 	outer.Handle("POST /plain/", http.StripPrefix("/plain", m.Handler(ran.answering(201))))
 	outer.Handle("POST /charges/{id}", inner)
-	// A router that rewrites paths in another way gets the route of the pattern, but never the answer to another path.
 	outer.Handle("/c/", http.StripPrefix("/c", inner)) // the beginning of the pattern, but no part of its path
 	outer.Handle("POST /tree/{rest...}", http.StripPrefix("/tree/", m.Handler(ran.answering(201))))
+	// A router that rewrites paths in another way gets the route of the pattern, but never the answer to another path.
 	outer.HandleFunc("/old/", func(w http.ResponseWriter, r *http.Request) {
 		r.URL.Path = "/charges/1"
 		inner.ServeHTTP(w, r)

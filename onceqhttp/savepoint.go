@@ -11,7 +11,7 @@ import (
 
 var (
 	errOwnTx     = errors.New("onceqhttp: the middleware ends this transaction: return nil to commit it with the answer, an error to roll it back")
-	errSavepoint = errors.New("onceqhttp: a savepoint of the handler's transaction could not be committed or rolled back, so all of it is rolled back")
+	errSavepoint = errors.New("onceqhttp: a savepoint of the handler's transaction could not be committed or rolled back, so all of it is rolled back: close its rows before that, and commit it in a context that has not ended")
 )
 
 // handlerTx is the transaction that the handler gets, which it cannot end, or a savepoint in it. What was written in a savepoint

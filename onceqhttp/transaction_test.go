@@ -70,32 +70,10 @@ func TestHandlerTx_EverythingCommitsTogetherOrNothing(t *testing.T) {
 		left   [3]int
 		runs   int // how often one request ran
 	}{
-		"created":                   {created, 201, "", all, 1},
-		"a 4xx commits what it did": {status(409), 409, "", all, 1},
-		"a 4xx behind a savepoint": {func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-			err := pgx.BeginFunc(r.Context(), tx, func(tx pgx.Tx) error {
-				_, _ = tx.Exec(r.Context(), `insert into effects values ('undone')`)
-				return errors.New("declined")
-			})
-			w.WriteHeader(402)
-			if err == nil {
-				return errors.New("no error")
-			}
-			return nil
-		}, 402, "", all, 1},
-		"a savepoint whose context has ended": {func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-			ctx, cancel := context.WithCancel(r.Context())
-			err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-				_, _ = tx.Exec(ctx, `insert into effects values ('undone')`)
-				cancel()
-				return errors.New("declined")
-			})
-			w.WriteHeader(402)
-			if err == nil {
-				return errors.New("no error")
-			}
-			return nil
-		}, 402, "", all, 1},
+		"created":                             {created, 201, "", all, 1},
+		"a 4xx commits what it did":           {status(409), 409, "", all, 1},
+		"a 4xx behind a savepoint":            {declined(false), 402, "", all, 1},
+		"a savepoint whose context has ended": {declined(true), 402, "", all, 1},
 		"one in another": {func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 			outer, err := tx.Begin(r.Context())
 			if err != nil {
@@ -204,6 +182,29 @@ func TestHandlerTx_EverythingCommitsTogetherOrNothing(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// declined undoes what it wrote by a savepoint, and answers 402. If ends is set, the savepoint's context ends before that.
+func declined(ends bool) func(http.ResponseWriter, *http.Request, pgx.Tx) error {
+	return func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+		ctx, cancel := context.WithCancel(r.Context())
+		defer cancel()
+		refusal := errors.New("declined")
+		err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, `insert into effects values ('undone')`); err != nil {
+				return err
+			}
+			if ends {
+				cancel()
+			}
+			return refusal
+		})
+		w.WriteHeader(402)
+		if !errors.Is(err, refusal) {
+			return errors.Join(err, errors.New("not declined"))
+		}
+		return nil
 	}
 }
 
