@@ -306,7 +306,13 @@ func (o *ownConns) listenOnce(ctx context.Context) error {
 	}
 	confirm, cancel := context.WithTimeout(ctx, confirmWithin)
 	defer cancel()
-	if _, err := conn.WaitForNotification(confirm); err != nil {
+	for heard := ""; heard != hello && err == nil; { // a pooler's connection gets those of others, which have listened there before
+		var n *pgconn.Notification
+		if n, err = conn.WaitForNotification(confirm); err == nil {
+			heard = n.Channel
+		}
+	}
+	if err != nil {
 		if ctx.Err() == nil && pgconn.Timeout(err) {
 			// This is probably a pooler. It should not keep a server session that listens for nobody.
 			unlisten, cancel := context.WithTimeout(ctx, confirmWithin)

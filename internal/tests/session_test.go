@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -133,6 +134,39 @@ func TestBeats_ABlockedStatementOfTheWorkerDoesNotBlockThem(t *testing.T) {
 	require.NoError(t, tx.Rollback(t.Context()))
 	close(end)
 	until(t, db, noJobs)
+}
+
+// Behind a pooler a connection gets notifications of channels to which others have listened there before. They do not make it
+// a session: its settings would be anybody's, and claims would go without them.
+func TestSession_ANotificationOfOthersConfirmsNone(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	cfg := db.Pool.Config()
+	cfg.ConnConfig.Host, cfg.ConnConfig.Port, cfg.ConnConfig.Fallbacks = "127.0.0.1", pgbouncer(t, db), nil
+	cfg.ConnConfig.TLSConfig = nil
+	cfg.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		for range 5 { // some of them arrive here, with the answer
+			if _, err := conn.Exec(ctx, "listen others"); err != nil {
+				return err
+			}
+			if _, err := db.Pool.Exec(ctx, "notify others"); err != nil {
+				return err
+			}
+			if _, err := conn.Exec(ctx, "select pg_sleep(0.01)"); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	behind := *db
+	behind.Pool = pool
+	w := start(t, &behind, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error { return nil }))
+	eventually(t, "that it does not listen", func() bool { return strings.Contains(w.logged(), "not listening for new jobs") })
+	require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.waiters`))
 }
 
 // through gives a database over a way on which forward has each piece of what is sent passed on, or not, or a part of it. The
