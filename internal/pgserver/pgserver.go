@@ -2,7 +2,8 @@
 //
 // It takes the first of these that exists:
 //
-//  1. the server that ONCEQ_TEST_DATABASE_URL names, with a role that may create databases;
+//  1. the server that ONCEQ_TEST_DATABASE_URL names, with a role that may create databases. Settings of a pool in it
+//     (pool_max_conns) are ignored;
 //  2. server binaries on this machine: the directory in ONCEQ_TEST_PGBIN, or the newest of those on PATH and where the
 //     distributions put them. The server listens on 127.0.0.1 and requires a random password, which is in its URL;
 //  3. a container, if queuetest/container is imported and a Docker daemon answers: the image in ONCEQ_TEST_IMAGE,
@@ -18,6 +19,7 @@ import (
 	"maps"
 	"net/url"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -70,7 +72,7 @@ const startTimeout = 2 * time.Minute
 // install. Start gives up when ctx ends; the server that it has returned lives until Stop or the end of the process.
 func Start(ctx context.Context, opts Options) (*Server, error) {
 	if u := os.Getenv(EnvURL); u != "" && !opts.Own {
-		return newServer(ctx, u, external{})
+		return newServer(ctx, withoutPool(u), external{})
 	}
 
 	binariesWanted := os.Getenv(EnvBin) != ""
@@ -211,18 +213,45 @@ var errExited = errors.New("the server ended")
 
 // withDatabase replaces the database of a connection string in either of the two forms that libpq knows.
 func withDatabase(connString, database string) string {
-	if strings.HasPrefix(connString, "postgres://") || strings.HasPrefix(connString, "postgresql://") {
+	if isURL(connString) {
 		u, err := url.Parse(connString)
 		if err == nil {
 			u.Path, u.RawPath = "/"+database, ""
-			query := u.Query()
-			for _, name := range []string{"dbname", "database"} {
-				query.Del(name)
-			}
-			u.RawQuery = query.Encode()
+			u.RawQuery = without(u.RawQuery, func(name string) bool { return name == "dbname" || name == "database" })
 			return u.String()
 		}
 	}
 	quoted := strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(database)
 	return connString + " dbname='" + quoted + "'"
+}
+
+func isURL(connString string) bool {
+	return strings.HasPrefix(connString, "postgres://") || strings.HasPrefix(connString, "postgresql://")
+}
+
+// without removes settings from a URL's query. The others stay as they are written: url.Values would write a space as a
+// '+', which pgx and libpq take for itself.
+func without(query string, drop func(name string) bool) string {
+	return strings.Join(slices.DeleteFunc(strings.Split(query, "&"), func(pair string) bool {
+		name, _, _ := strings.Cut(pair, "=")
+		return drop(name)
+	}), "&")
+}
+
+// keywordValue is a setting of a connection string that is not a URL.
+var keywordValue = regexp.MustCompile(`\s*([^\s=]+)\s*=\s*('(?:[^'\\]|\\.)*'|(?:[^\s\\]|\\.)*)`)
+
+// withoutPool removes the settings of a pgxpool, such as pool_max_conns, which a single connection would send to the server.
+func withoutPool(connString string) string {
+	ofPool := func(name string) bool { return strings.HasPrefix(name, "pool_") }
+	if isURL(connString) {
+		base, query, _ := strings.Cut(connString, "?")
+		return strings.TrimSuffix(base+"?"+without(query, ofPool), "?")
+	}
+	return keywordValue.ReplaceAllStringFunc(connString, func(setting string) string {
+		if ofPool(strings.TrimSpace(setting)) {
+			return ""
+		}
+		return setting
+	})
 }

@@ -214,3 +214,41 @@ func TestDatabaseURL(t *testing.T) {
 		require.EqualValues(t, 5432, config.Port, connString)
 	}
 }
+
+// pgx and libpq take a '+' of a connection string for itself, and not for a space.
+func TestDatabaseURL_KeepsTheOtherSettings(t *testing.T) {
+	t.Parallel()
+	server := start(t, pgserver.Options{})
+	u := server.URL() + "&dbname=gone&application_name=a+b&options=-c%20search_path%3D"
+	require.Empty(t, setting(t, pgserver.WithDatabase(u, "template1"), "search_path"))
+	require.Equal(t, "a+b", setting(t, pgserver.WithDatabase(u, "template1"), "application_name"))
+}
+
+// An application's connection string may say how large its pool is. A single connection refuses that.
+func TestStart_ConnectionStringOfAPool(t *testing.T) {
+	own := start(t, pgserver.Options{})
+	config, err := pgx.ParseConfig(own.URL())
+	require.NoError(t, err)
+	for _, connString := range []string{
+		own.URL() + "&pool_max_conns=5&application_name=app&pool_min_conns=1",
+		fmt.Sprintf(`pool_max_conns=5 host=%s port=%d user=%s password='%s' pool_max_conn_lifetime = '1 h' dbname=%s application_name='app' pool_min_conns=1`,
+			config.Host, config.Port, config.User, config.Password, config.Database),
+	} {
+		t.Setenv(pgserver.EnvURL, connString)
+		server, err := pgserver.Start(t.Context(), pgserver.Options{})
+		require.NoError(t, err)
+		require.False(t, server.Ours())
+		require.Equal(t, "app", setting(t, server.DatabaseURL("template1"), "application_name"))
+	}
+}
+
+func TestWithoutPool(t *testing.T) {
+	t.Parallel()
+	for _, connString := range []string{
+		"postgres://user:pw@host/db",
+		"postgres://user:pw@host/db?options=-c%20pool_x%3D1&application_name=a+b",
+		`host=host password='it\'s pool_max_conns=1' application_name = a\ pool_min_conns=1`,
+	} {
+		require.Equal(t, connString, pgserver.WithoutPool(connString))
+	}
+}
