@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq/internal/leaks"
@@ -46,3 +47,11 @@ func DropStale(t *testing.T, connString string) {
 
 // InOrder is how the runs of a job come into their order.
 var InOrder = inOrder
+
+// Admin is how a process works on a server: the tag of its sessions, and what runs SQL in one of them.
+func Admin(t *testing.T, found *pgserver.Server) (tag string, admin func(context.Context, func(*pgx.Conn) error) error) {
+	t.Helper()
+	s, err := newServer(context.Background(), found)
+	require.NoError(t, err)
+	return s.tag, s.admin
+}

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/pgserver"
 	"github.com/onceq/onceq/migrations"
 	"github.com/onceq/onceq/queuetest"
 )
@@ -188,6 +189,38 @@ func TestDropStale(t *testing.T) {
 		require.NoError(t, admin.QueryRow(t.Context(), "select exists (select from pg_database where datname = $1)", name).Scan(&there))
 		require.Equal(t, stays, there, name)
 	}
+}
+
+// The administrative session outlives a long test, and one that died is replaced: it is also what keeps other processes from
+// dropping this one's databases.
+func TestAdministrativeSession(t *testing.T) {
+	t.Parallel()
+	found, err := pgserver.Start(t.Context(), pgserver.Options{Own: true, Settings: map[string]string{"idle_session_timeout": "1h"}})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, found.Stop()) })
+	tag, admin := queuetest.Admin(t, found)
+	var first, second uint32
+	require.NoError(t, admin(t.Context(), func(conn *pgx.Conn) error {
+		first = conn.PgConn().PID()
+		var timeout string
+		err := conn.QueryRow(t.Context(), `show idle_session_timeout`).Scan(&timeout)
+		require.Equal(t, "0", timeout)
+		return err
+	}))
+
+	other, err := pgx.Connect(t.Context(), found.URL())
+	require.NoError(t, err)
+	var ended bool
+	require.NoError(t, other.QueryRow(t.Context(), `select pg_terminate_backend($1, 60000)`, first).Scan(&ended))
+	require.True(t, ended)
+	require.NoError(t, admin(t.Context(), func(conn *pgx.Conn) error {
+		second = conn.PgConn().PID()
+		return conn.Ping(t.Context())
+	}))
+	var pids []uint32
+	require.NoError(t, other.QueryRow(t.Context(), `select array_agg(pid) from pg_stat_activity where application_name = $1`, "onceq test "+tag).Scan(&pids))
+	require.Equal(t, []uint32{second}, pids)
+	require.NoError(t, other.Close(t.Context()))
 }
 
 // On a shared server a process leaves nothing behind, not even templates, even if it is killed.

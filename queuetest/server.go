@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/onceq/onceq/internal/pgserver"
 )
@@ -27,8 +28,8 @@ type server struct {
 	tag  string
 	last atomic.Int64 // number of the newest database
 
-	// idle holds unused administrative connections. After the first there is always one, because they carry the tag. A
-	// pool has a goroutine, which tests for leaked goroutines would find.
+	// idle holds unused administrative connections. After the first there is always one, because they carry the tag; one that
+	// died is replaced by the next use. A pool has a goroutine, which tests for leaked goroutines would find.
 	idle chan *pgx.Conn
 
 	mu        sync.Mutex           // guards templates
@@ -70,22 +71,11 @@ func newServer(ctx context.Context, found *pgserver.Server) (*server, error) {
 
 // admin runs fn on a connection to the maintenance database.
 func (s *server) admin(ctx context.Context, fn func(*pgx.Conn) error) error {
-	var conn *pgx.Conn
-	select {
-	case conn = <-s.idle:
-	default:
-		config, err := pgx.ParseConfig(s.URL())
-		if err != nil {
-			return err
-		}
-		config.RuntimeParams["application_name"] = sessionPrefix + s.tag
-		// Each of these statements runs once, and poolers do not support prepared ones well.
-		config.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
-		if conn, err = pgx.ConnectConfig(ctx, config); err != nil {
-			return err
-		}
+	conn, err := s.connection(ctx)
+	if err != nil {
+		return err
 	}
-	err := fn(conn)
+	err = fn(conn)
 	if conn.IsClosed() {
 		return err
 	}
@@ -95,6 +85,47 @@ func (s *server) admin(ctx context.Context, fn func(*pgx.Conn) error) error {
 	default:
 		return errors.Join(err, conn.Close(ctx))
 	}
+}
+
+// connection returns an unused connection that lives, or a new one.
+func (s *server) connection(ctx context.Context) (*pgx.Conn, error) {
+	for {
+		select {
+		case conn := <-s.idle:
+			if alive(ctx, conn) {
+				return conn, nil
+			}
+		default:
+			return s.connect(ctx)
+		}
+	}
+}
+
+// alive asks a connection that was unused for a while: the server may have been restarted, or something between may have
+// forgotten it. A statement that creates a database is not simply tried again, so this comes before it.
+func alive(ctx context.Context, conn *pgx.Conn) bool {
+	ctx, cancel := context.WithTimeout(ctx, aliveTimeout)
+	defer cancel()
+	_ = conn.Ping(ctx) // closes a dead connection, and does nothing if ctx has ended
+	return !conn.IsClosed()
+}
+
+// aliveTimeout bounds the answer to an empty statement.
+const aliveTimeout = 10 * time.Second
+
+func (s *server) connect(ctx context.Context) (*pgx.Conn, error) {
+	config, err := pgx.ParseConfig(s.URL())
+	if err != nil {
+		return nil, err
+	}
+	config.RuntimeParams["application_name"] = sessionPrefix + s.tag
+	// Each of these statements runs once, and poolers do not support prepared ones well.
+	config.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
+	// Between two tests the session may have nothing to do for long. PgBouncer refuses this as a parameter of the start.
+	config.AfterConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
+		return conn.Exec(ctx, "set idle_session_timeout = 0").Close()
+	}
+	return pgx.ConnectConfig(ctx, config)
 }
 
 func (s *server) exec(ctx context.Context, sql string) error {
