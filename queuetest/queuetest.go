@@ -50,6 +50,7 @@ type DB struct {
 	Schema string
 
 	t             testing.TB
+	config        onceq.Config // Queue's
 	citus         bool
 	returnTimeout time.Duration
 }
@@ -71,7 +72,8 @@ func Schema(name string) Option { return func(o *options) { o.schema = name } }
 // NoMigrations leaves the database empty: no schema, no tables, and no check at the end.
 func NoMigrations() Option { return func(o *options) { o.empty = true } }
 
-// Config configures the Queue. The option Schema overrides its Schema.
+// Config configures the Queue, and the workers of RunOne, Drain, DeliverTwice and Race. The option Schema overrides its
+// Schema.
 func Config(config onceq.Config) Option { return func(o *options) { o.config = config } }
 
 // PoolConfig changes the pool's configuration before the pool is made. By default the pool has up to 10 connections.
@@ -125,7 +127,7 @@ func New(t testing.TB, opts ...Option) *DB {
 		}
 	})
 
-	db := &DB{URL: s.DatabaseURL(name), Schema: o.config.Schema, t: t, citus: len(s.nodes) > 0, returnTimeout: returnTimeout}
+	db := &DB{URL: s.DatabaseURL(name), Schema: o.config.Schema, t: t, config: o.config, citus: len(s.nodes) > 0, returnTimeout: returnTimeout}
 	role := ""
 	if !o.empty {
 		if role, err = s.runtimeRole(t.Context()); err != nil {

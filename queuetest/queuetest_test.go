@@ -2,9 +2,11 @@ package queuetest_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"runtime"
@@ -334,6 +336,38 @@ func TestRunOne_OpensItsSessionsOnce(t *testing.T) {
 		require.Equal(t, onceq.StateCompleted, db.RunOne(handler).State)
 	}
 	require.LessOrEqual(t, opened.Load()-1, int64(3), "without the pool's own one")
+}
+
+// The worker of a run has the configuration of the test's Queue.
+func TestRunOne_WithTheConfigOfTheQueue(t *testing.T) {
+	t.Parallel()
+	for name, run := range map[string]func(*queuetest.DB, onceq.Handler){
+		"RunOne":       func(db *queuetest.DB, h onceq.Handler) { db.RunOne(h) },
+		"Drain":        func(db *queuetest.DB, h onceq.Handler) { db.Drain(h) },
+		"DeliverTwice": func(db *queuetest.DB, h onceq.Handler) { db.DeliverTwice(h) },
+		"Race":         func(db *queuetest.DB, h onceq.Handler) { db.Race(h) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var mu sync.Mutex
+			heard := make(map[onceq.EventType]bool)
+			var log bytes.Buffer
+			db := queuetest.New(t, queuetest.Config(onceq.Config{
+				Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+				Hook: onceq.HookFunc(func(_ context.Context, e onceq.Event) {
+					mu.Lock()
+					defer mu.Unlock()
+					heard[e.Type] = true
+				}),
+			}))
+			_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Payload: 1})
+			require.NoError(t, err)
+			kind := onceq.Kind[int]{Name: "k"}
+			run(db, kind.Handle(func(context.Context, *onceq.Lease, int) error { return nil }))
+			require.True(t, heard[onceq.EventClaimed] && heard[onceq.EventCompleted], "%v", heard)
+			require.Contains(t, log.String(), string(onceq.EventClaimed))
+		})
+	}
 }
 
 // The event of a cancellation has no token. It ends the run in which the handler asked for it.

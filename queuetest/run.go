@@ -296,7 +296,14 @@ func (db *DB) work(claimed func(onceq.Event), limit int, handlers []onceq.Handle
 		byToken[e.Token], byJob[e.JobID] = len(ran), len(ran)
 		ran = append(ran, r)
 	}
-	q, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema, Hook: onceq.HookFunc(hook)})
+	config := db.config
+	config.Hook = onceq.HookFunc(func(ctx context.Context, e onceq.Event) {
+		hook(ctx, e)
+		if db.config.Hook != nil {
+			db.config.Hook.Event(ctx, e)
+		}
+	})
+	q, err := onceq.New(db.Pool, &config)
 	var w *onceq.Worker
 	if err == nil {
 		w, err = onceq.NewWorker(q, onceq.WorkerConfig{}, handlers...)
