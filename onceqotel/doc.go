@@ -59,11 +59,14 @@
 //	onceq.effects.replayed       counter    a stored outcome instead of running again
 //	onceq.effects.uncertain      counter    it is not known whether it happened
 //	onceq.rows.reaped            counter    by onceq.rows, the type of rows
-//	onceq.background.errors      counter    by onceq.work: claim, look, rescan, extend, finish, announce, listen, presence, count, reap
+//	onceq.background.errors      counter    by onceq.work: claim, look, rescan, promote, extend, finish, announce, listen, presence, count, reap
 //	onceq.job.wait.duration      histogram  seconds from due to claimed, by the database's clock
-//	onceq.job.run.duration       histogram  seconds in the handler, by onceq.outcome
+//	onceq.job.run.duration       histogram  seconds in the handler, by onceq.outcome; each job of a batch has those of the batch
 //	onceq.queue.depth            gauge      jobs by onceq.queue and onceq.state; counted up to 1,000
 //	onceq.queue.oldest.age       gauge      seconds since the oldest unclaimed job became due
+//
+// The states of onceq.queue.depth are waiting, delayed, claimed_ahead, running, retrying, blocked (by a lane, a limit or other
+// jobs), dead and held. No job counts in two of them.
 //
 // The metrics of the semantic conventions are reported as well, with messaging.system, messaging.operation.name,
 // messaging.destination.name (the queue) and error.type:

@@ -132,7 +132,7 @@ func (m *metrics) init(meter metric.Meter) error {
 		return err
 	}
 	m.options(label{})
-	for _, name := range []string{"claim", "look", "rescan", "extend", "finish", "announce", "listen", "reap"} {
+	for _, name := range []string{"claim", "look", "rescan", "promote", "extend", "finish", "announce", "listen", "presence", "count", "reap"} {
 		m.options(label{work: name})
 	}
 	reaped := reflect.TypeFor[onceq.Reaped]()

@@ -313,6 +313,23 @@ func TestMetrics_CountersBeginBeforeAnythingHappens(t *testing.T) {
 	require.Contains(t, b.points("onceq.jobs.dead"), "onceq.kind=k,onceq.queue=default")
 }
 
+// Work in the background has a counter from the start, whichever fails first.
+func TestMetrics_BackgroundWorkBeginsAtZero(t *testing.T) {
+	t.Parallel()
+	source, err := os.ReadFile("../health.go")
+	require.NoError(t, err)
+	doc, err := os.ReadFile("doc.go")
+	require.NoError(t, err)
+	documented := regexp.MustCompile(`onceq\.background\.errors .*`).FindString(string(doc))
+	want := map[string]int64{}
+	for _, m := range regexp.MustCompile(`&work\{"([a-z]+)"`).FindAllStringSubmatch(string(source), -1) {
+		want["onceq.work="+m[1]] = 0
+		require.Contains(t, documented, m[1])
+	}
+	require.NotEmpty(t, want)
+	require.Equal(t, want, newBench(t).points("onceq.background.errors"))
+}
+
 func only(points map[string]int64, series string) map[string]int64 {
 	for s := range points {
 		if s != series && s != "" {
@@ -445,6 +462,24 @@ func TestWatch_DepthAndAgeFromOneQuery(t *testing.T) {
 	require.EqualValues(t, 1, sums["onceq.queue.depth other waiting"])
 }
 
+// Jobs behind a lane are the depth of their queue too.
+func TestWatch_BlockedJobs(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	laned := onceq.Kind[mail]{Name: "laned", Queue: "mail", Lane: func(mail) string { return "x" }}
+	for _, to := range []string{"ada", "bob", "eve"} {
+		b.enqueue(t.Context(), laned.Job(mail{to}))
+	}
+	_, err := b.tel.Watch(b.q)
+	require.NoError(t, err)
+	stats, err := b.q.Stats(t.Context(), "mail")
+	require.NoError(t, err)
+	sums, _ := b.sums()
+	require.Positive(t, stats[0].Blocked)
+	require.EqualValues(t, stats[0].Blocked, sums["onceq.queue.depth mail blocked"])
+	require.EqualValues(t, 3, sums["onceq.queue.depth mail blocked"]+sums["onceq.queue.depth mail waiting"])
+}
+
 // If the tables cannot be read, the reader gets the error and nothing is reported.
 func TestWatch_ErrorIsTheReaders(t *testing.T) {
 	t.Parallel()
@@ -514,10 +549,13 @@ var series = regexp.MustCompile(`(?m)^([a-z_]+)(\{[^}]*\})? `)
 func TestPrometheus_ScrapeAndDashboard(t *testing.T) {
 	t.Parallel()
 	body := scrape(t)
-	exported := map[string]bool{}
+	exported, ofConventions := map[string]bool{}, map[string]bool{}
 	for _, m := range series.FindAllStringSubmatch(body, -1) {
-		if strings.HasPrefix(m[1], "onceq_") {
+		switch {
+		case strings.HasPrefix(m[1], "onceq_"):
 			exported[m[1]] = true
+		case strings.HasPrefix(m[1], "messaging_"):
+			ofConventions[m[1]] = true
 		}
 	}
 	for _, name := range []string{
@@ -534,33 +572,41 @@ func TestPrometheus_ScrapeAndDashboard(t *testing.T) {
 	require.Len(t, exported, 26)
 	require.Regexp(t, `(?m)^onceq_jobs_completed_total\{[^}]*onceq_kind="welcome",onceq_queue="mail"[^}]*\} 1$`, body)
 	require.Regexp(t, `(?m)^onceq_queue_depth\{[^}]*onceq_queue="mail",onceq_state="held"[^}]*\} 1$`, body)
+	require.Regexp(t, `(?m)^onceq_queue_depth\{[^}]*onceq_queue="mail",onceq_state="blocked"[^}]*\} 0$`, body)
+	require.Regexp(t, `(?m)^messaging_process_duration_seconds_sum\{[^}]*messaging_destination_name="mail"`, body)
 	require.False(t, strings.Contains(body, "welcome:"), "a key is in it")
 
 	raw, err := os.ReadFile("dashboard.json")
 	require.NoError(t, err)
+	type panel struct {
+		Title, Description string
+		Targets            []struct{ Expr string }
+	}
 	var dashboard struct {
 		Title  string
-		Panels []struct {
-			Title   string
-			Targets []struct{ Expr string }
-		}
+		Panels []panel
 	}
 	require.NoError(t, json.Unmarshal(raw, &dashboard))
 	asked := map[string]bool{}
-	labels := regexp.MustCompile(`onceq_(queue|kind|state|outcome|rows|work)\b`)
+	labels := regexp.MustCompile(`(onceq_(queue|kind|state|outcome|rows|work)|messaging_destination_name)\b`)
 	for _, p := range dashboard.Panels {
 		for _, target := range p.Targets {
-			names := regexp.MustCompile(`onceq_[a-z_]+`).FindAllString(target.Expr, -1)
+			names := regexp.MustCompile(`(onceq|messaging)_[a-z_]+`).FindAllString(target.Expr, -1)
 			require.NotEmpty(t, names, p.Title)
 			for _, name := range names {
 				if labels.FindString(name) == name {
 					continue
 				}
-				require.True(t, exported[name], "panel %q asks for %s, which is not exported", p.Title, name)
+				require.True(t, exported[name] || ofConventions[name], "panel %q asks for %s, which is not exported", p.Title, name)
 				asked[name] = true
 			}
 		}
 	}
+	require.False(t, asked["onceq_job_run_duration_seconds_sum"], "each job of a batch has the time of the batch, so this is not how many handlers are busy")
+	depth := dashboard.Panels[slices.IndexFunc(dashboard.Panels, func(p panel) bool { return p.Title == "Depth" })]
+	require.Contains(t, depth.Targets[0].Expr, "blocked")
+	require.Contains(t, depth.Description, "1,000.", "onceq.StatsCap")
+	require.Equal(t, 1_000, onceq.StatsCap)
 	for name := range exported {
 		if !strings.HasSuffix(name, "_sum") && !strings.HasSuffix(name, "_count") {
 			require.True(t, asked[name], "no panel shows %s", name)

@@ -41,7 +41,7 @@ func (t *Telemetry) Watch(q *onceq.Queue, queues ...string) (metric.Registration
 			for state, n := range map[string]int{
 				onceq.StateWaiting.String(): s.Waiting, onceq.StateDelayed.String(): s.Delayed, onceq.StateRunning.String(): s.Running,
 				onceq.StateRetrying.String(): s.Retrying, onceq.StateDead.String(): s.Dead, onceq.StateHeld.String(): s.Held,
-				"claimed_ahead": s.Leased - s.Running,
+				"claimed_ahead": s.Leased - s.Running, "blocked": s.Blocked,
 			} {
 				o.ObserveInt64(depth, int64(n), metric.WithAttributes(queue, stateKey.String(state)))
 			}
