@@ -138,6 +138,9 @@ func (i *JobInfo) scan(rows pgx.Rows) error {
 		&i.Attempts, &i.MaxAttempts, &i.Lost, &i.Claims, &i.RunAt, &i.CreatedAt, &leased, &finished, &keep, &result, &errs, &note, &path, &line); err != nil {
 		return err
 	}
+	if i.RunAt.Year() > 9999 { // east of UTC, in the last hours of 9999; JSON has no text for it
+		i.RunAt = i.RunAt.UTC()
+	}
 	if i.Claims > 0 {
 		i.Token = i.ID<<tokenBits | int64(i.Claims)
 	}

@@ -136,8 +136,8 @@ func (j *Job) checked() (*header, error) {
 	if !h.at.IsZero() && h.delay != 0 {
 		return nil, invalid("RunAt", "and Delay are both set; use one")
 	}
-	if y := h.at.Year(); !h.at.IsZero() && (y < 1 || y > 9999) {
-		return nil, invalid("RunAt", "is in the year %d; 1 to 9999 is possible", y)
+	if y := h.at.UTC().Year(); !h.at.IsZero() && (y < 1 || y > 9999) {
+		return nil, invalid("RunAt", "is in the year %d of UTC; 1 to 9999 is possible", y)
 	}
 	if h.delay < 0 {
 		return nil, invalid("Delay", "is negative")

@@ -799,6 +799,8 @@ func TestTrap_EnqueueChecksLimitsBeforeAnythingIsSent(t *testing.T) {
 		{"Metadata", with(func(j *onceq.Job) { j.Metadata = map[string]string{"a": "\xff"} })},
 		{"Metadata", with(func(j *onceq.Job) { j.Metadata = map[string]string{"\xff": ""} })},
 		{"RunAt", with(func(j *onceq.Job) { j.RunAt = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) })},
+		{"RunAt", with(func(j *onceq.Job) { j.RunAt = time.Date(9999, 12, 31, 23, 59, 59, 0, time.FixedZone("west", -5*60*60)) })},
+		{"RunAt", with(func(j *onceq.Job) { j.RunAt = time.Date(1, 1, 1, 0, 0, 0, 0, time.FixedZone("east", 5*60*60)) })},
 		{"RunAt", with(func(j *onceq.Job) { j.RunAt = time.Date(-5000, 1, 1, 0, 0, 0, 0, time.UTC) })},
 		{"RunAt", with(func(j *onceq.Job) { j.RunAt, j.Delay = time.Now(), 1 })},
 		{"Delay", with(func(j *onceq.Job) { j.Delay = -1 })},
@@ -836,7 +838,8 @@ func TestTrap_EnqueueChecksLimitsBeforeAnythingIsSent(t *testing.T) {
 		{Kind: "k", Key: "4", Payload: raw(strings.Repeat("9", jsonb.MaxNumberLength-5) + "e9999")},
 		{Kind: "k", Key: "5", Payload: raw("0." + strings.Repeat("9", jsonb.MaxNumberLength-8) + "e-9999")},
 		{Kind: "k", Key: "6", Payload: raw(`[1e9999` + strings.Repeat(`,1e9999`, jsonb.MaxExponents/jsonb.MaxExponent-1) + `]`)},
-		{Kind: "k", RunAt: time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)},
+		{Kind: "k", RunAt: time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)},
+		{Kind: "k", RunAt: time.Date(10000, 1, 1, 0, 0, 0, 0, time.FixedZone("east", 5*60*60))},
 		{Kind: "k", RunAt: time.Date(1, 1, 1, 0, 0, 0, 1000, time.UTC)},
 	})
 	require.NoError(t, err)

@@ -1,6 +1,7 @@
 package tests
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +14,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/stretchr/testify/require"
 
@@ -318,6 +321,44 @@ func TestInvariantsFindsWhatIsWrong(t *testing.T) {
 		if err := tx.Rollback(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// "Never" is often the last second of the year 9999. East of UTC that is in the year 10000, which JSON has no text for.
+func TestJobInfo_AsJSONAtTheEndOfTime(t *testing.T) {
+	t.Parallel()
+	never := time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeSimpleProtocol} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
+				c.ConnConfig.DefaultQueryExecMode = mode
+				c.ConnConfig.RuntimeParams["timezone"] = "Asia/Tokyo"
+				c.AfterConnect = func(_ context.Context, conn *pgx.Conn) error {
+					conn.TypeMap().RegisterType(&pgtype.Type{Name: "timestamptz", OID: pgtype.TimestamptzOID,
+						Codec: &pgtype.TimestamptzCodec{ScanLocation: time.FixedZone("Tokyo", 9*60*60)}})
+					return nil
+				}
+			}))
+			laned := onceq.Kind[int]{Name: "laned", Lane: func(int) string { return "x" }}
+			jobs := []onceq.Job{{Kind: "k", RunAt: never}, {Kind: "k", Key: "cancelled", RunAt: never}, laned.Job(1)}
+			jobs[2].RunAt = never
+			results, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+			require.NoError(t, err)
+			_, err = db.Queue.Cancel(t.Context(), db.Pool, results[1].ID)
+			require.NoError(t, err)
+			for _, r := range results {
+				e, err := db.Queue.Explain(t.Context(), db.Pool, r.ID)
+				require.NoError(t, err)
+				require.Equal(t, never, e.Job.RunAt.UTC())
+				_, err = json.Marshal(e)
+				require.NoError(t, err)
+			}
+			list, err := db.Queue.List(t.Context(), db.Pool, onceq.Filter{})
+			require.NoError(t, err)
+			_, err = json.Marshal(list)
+			require.NoError(t, err)
+		})
 	}
 }
 
