@@ -1,6 +1,7 @@
 package onceq
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -69,7 +70,7 @@ func (b *beats) once() {
 	for _, t := range expired {
 		b.tasks.lose(t, "extend", EventLeaseLost)
 	}
-	slices.SortFunc(due, func(a, b *task) int { return int(a.lease.ID - b.lease.ID) })
+	slices.SortFunc(due, func(a, b *task) int { return cmp.Compare(a.lease.ID, b.lease.ID) })
 	if len(due) == 0 {
 		b.q.works(b.id, workExtend, "")
 	}

@@ -1,6 +1,7 @@
 package onceq
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -415,7 +416,7 @@ func conflicts(err error) bool {
 // committed and all events are reported. sure is false if the error may stand for a commit whose answer was lost.
 func (x *executor) transaction(ctx *handlerContext, tasks []*task, h *Handler) (sure bool, err error) {
 	leases := make([]*Lease, len(tasks))
-	slices.SortFunc(tasks, func(a, b *task) int { return int(a.lease.ID - b.lease.ID) })
+	slices.SortFunc(tasks, func(a, b *task) int { return cmp.Compare(a.lease.ID, b.lease.ID) })
 	for i, t := range tasks {
 		leases[i] = t.lease
 		t.lease.result, t.lease.inTx = "", true

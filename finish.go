@@ -1,6 +1,7 @@
 package onceq
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -618,7 +619,7 @@ func waking(args func([]outcome, bool) []any) func([]outcome, bool) []any {
 // finish writes outcomes, at most one for each lease, and returns the leases whose guard did not hold. Each of the
 // kinds of statement commits on its own. After an error, left are the outcomes that may not have been written.
 func (q *Queue) finish(ctx context.Context, db DB, by way, outcomes []outcome) (stale []*Lease, left []outcome, err error) {
-	slices.SortFunc(outcomes, func(a, b outcome) int { return int(a.lease.ID - b.lease.ID) })
+	slices.SortFunc(outcomes, func(a, b outcome) int { return cmp.Compare(a.lease.ID, b.lease.ID) })
 	var plain, end, again, laned, lanedAgain, waiting, lanedWaiting, limited, limitedAgain, limitedWaiting, plainTold, told, limitedTold []outcome
 	for _, o := range outcomes {
 		switch {

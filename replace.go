@@ -1,6 +1,7 @@
 package onceq
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -73,7 +74,7 @@ func (s *settling) replaceable(i int, r Result, mark []byte) bool {
 
 // replace changes the jobs that those at the given places may replace, and returns the places of those that did.
 func (s *settling) replace(ctx context.Context, db DB, places []int) (done []int, err error) {
-	slices.SortFunc(places, func(i, j int) int { return int(s.results[i].ID - s.results[j].ID) })
+	slices.SortFunc(places, func(i, j int) int { return cmp.Compare(s.results[i].ID, s.results[j].ID) })
 	n := len(places)
 	ids, byID := make([]int64, n), make(map[int64]int, n)
 	scopes, keys, payloads, metadata := make([]string, n), make([]string, n), make([]string, n), make([]string, n)

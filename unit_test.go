@@ -1,6 +1,7 @@
 package onceq
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -1177,6 +1178,15 @@ func TestConnections_AReservedPlaceNarrowsNoOtherQueue(t *testing.T) {
 	c.leave(other)
 	require.True(t, c.reserve(lane, 1))
 	require.False(t, c.reserve(lane, 1), "only one of the places that become free is the caller's")
+}
+
+// Everybody locks rows in the order of their ids, on a machine whose ints are short too (GOARCH=386).
+func TestFinish_SortsByID(t *testing.T) {
+	t.Parallel()
+	batch := []outcome{{lease: &Lease{ID: 2 + 1<<32}}, {lease: &Lease{ID: 3}}, {lease: &Lease{ID: 1 + 3<<31}}}
+	_, _, err := (&Queue{schema: "onceq"}).finish(t.Context(), nil, hot, batch)
+	require.ErrorIs(t, err, errNoDB)
+	require.True(t, slices.IsSortedFunc(batch, func(a, b outcome) int { return cmp.Compare(a.lease.ID, b.lease.ID) }))
 }
 
 // An outbox that is full makes handlers wait, but not a writer that starts a next job: nobody else would make room.
