@@ -282,14 +282,15 @@ began as (
   on conflict do nothing
 )` + claimAhead
 
-// claimOne takes the first of the given jobs that is free and has lost a lease.
+// claimOne takes the first of the given jobs that is free and has lost a lease. Since the rescan a job may have been moved, or its
+// id may have come again for another one. With coalesce the planner cannot use the index of queues.
 const claimOne = `
 with c as materialized (
   select j.id, u.n
     from unnest($3::bigint[]) with ordinality as u(id, n)
    cross join lateral (
          select id from onceq.jobs
-          where id = u.id and run_at <= statement_timestamp()
+          where id = u.id and coalesce(queue, '') = $4::text and kind = any ($5::text[]) and run_at <= statement_timestamp()
             and (leased_until <= statement_timestamp() or leased_until is null and lost > 0)
             for update skip locked) j
    limit 1

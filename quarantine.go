@@ -201,7 +201,7 @@ func (q *quarantineClaim) send(ctx context.Context) error {
 	if err := q.c.maySend(unbroken, q.kinds, []*claim{&q.ask}); err != nil {
 		return err
 	}
-	return q.c.q.claim(unbroken, q.c.db, lease, q.c.id, []*claim{&q.ask}, claimOne, q.few)
+	return q.c.q.claim(unbroken, q.c.db, lease, q.c.id, []*claim{&q.ask}, claimOne, q.few, q.f.queue, q.kinds)
 }
 
 // startQuarantined starts what was claimed.

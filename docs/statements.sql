@@ -1130,7 +1130,7 @@ with c as materialized (
     from unnest($3::bigint[]) with ordinality as u(id, n)
    cross join lateral (
          select id from onceq.jobs
-          where id = u.id and run_at <= statement_timestamp()
+          where id = u.id and coalesce(queue, '') = $4::text and kind = any ($5::text[]) and run_at <= statement_timestamp()
             and (leased_until <= statement_timestamp() or leased_until is null and lost > 0)
             for update skip locked) j
    limit 1

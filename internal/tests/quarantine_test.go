@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -238,5 +239,39 @@ func TestQuarantine_AClaimThatHangsKeepsNoOtherQueue(t *testing.T) {
 	require.Equal(t, onceq.DefaultQueue, receive(t, ran))
 	close(goOn)
 	require.Equal(t, "a", receive(t, ran))
+	require.NoError(t, w.stop())
+}
+
+// A claim of a job in quarantine takes no job that has been moved since the rescan, or that is of another kind now, as when the
+// sequence of ids was set back.
+func TestQuarantine_AClaimTakesOnlyTheJobsOfItsQueueAndKinds(t *testing.T) {
+	t.Parallel()
+	var hold atomic.Bool
+	hold.Store(true)
+	held, goOn := make(chan bool, 100), make(chan struct{})
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
+		c.ConnConfig.Tracer = &statementHook{before: func(sql string) {
+			if strings.Contains(sql, "unnest($3::bigint[]) with ordinality as u(id, n)") && hold.Load() {
+				held <- true
+				<-goOn
+			}
+		}}
+	}))
+	ids := addMany(t, db, 3, onceq.Job{})
+	sqlRun(t, db, `update onceq.jobs set claims = 1, lost = 1`)
+	ran := make(chan *onceq.Lease, 10)
+	w := start(t, db, onceq.WorkerConfig{}, handle(func(_ context.Context, l *onceq.Lease) error {
+		ran <- l
+		return nil
+	}))
+	receive(t, held)
+	moved, err := db.Queue.Move(t.Context(), db.Pool, ids[0], "elsewhere")
+	require.NoError(t, err)
+	require.True(t, moved)
+	sqlRun(t, db, `update onceq.jobs set kind = 'other' where id = $1`, ids[1])
+	hold.Store(false)
+	close(goOn)
+	require.Equal(t, ids[2], receive(t, ran).ID)
+	until(t, db, `(select count(*) = 2 and bool_and(claims = 1) from onceq.jobs)`)
 	require.NoError(t, w.stop())
 }
