@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -112,10 +113,14 @@ func (q *Queue) Claim(ctx context.Context, opts ClaimOptions) ([]*Lease, error) 
 		if len(ended) == 0 {
 			return alive, nil
 		}
-		if _, _, err := q.finish(ctx, q.pool, hot, ended); err != nil {
+		_, left, err := q.finish(ctx, q.pool, hot, ended)
+		switch {
+		case len(alive) == 0 && err != nil:
 			return nil, err
-		}
-		if len(alive) > 0 {
+		case err != nil: // the others are the caller's
+			q.log.WarnContext(ctx, "onceq: jobs that do not run again could not be ended, and their leases run out", slog.Int("jobs", len(left)), slog.Any("error", err))
+			return alive, nil
+		case len(alive) > 0:
 			return alive, nil
 		}
 		looked = false // others may go on, now that these have ended

@@ -171,6 +171,27 @@ func TestClaim_KindsAndQueues(t *testing.T) {
 	}
 }
 
+// A job of a claim is to be cancelled, and cannot be. The caller gets the others all the same.
+func TestClaim_WhatCannotBeEndedKeepsNoOtherJob(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ids := addMany(t, db, 3, onceq.Job{})
+	sqlRun(t, db, `insert into onceq.job_cancels values ($1, now() + interval '1 second')`, ids[1])
+	_, err := owner(t, db).Exec(t.Context(), `create function refuse() returns trigger language plpgsql as $$ begin raise 'refused'; end $$;
+		create trigger refuse before delete on jobs for each row when (old.id = `+fmt.Sprint(ids[1])+`) execute function refuse()`)
+	require.NoError(t, err)
+	leases, err := db.Queue.Claim(t.Context(), onceq.ClaimOptions{Limit: 3})
+	require.NoError(t, err)
+	require.Len(t, leases, 2)
+	for i, l := range leases {
+		require.Equal(t, ids[2*i], l.ID)
+		require.NoError(t, l.Complete(t.Context(), db.Pool))
+	}
+	sqlRun(t, db, `update onceq.jobs set leased_until = now()`)
+	_, err = db.Queue.Claim(t.Context(), onceq.ClaimOptions{Limit: 3})
+	require.ErrorContains(t, err, "refused", "there is nothing else to return")
+}
+
 func TestToken_GrowsOverClaimsExpiriesAndLaterJobsOfAKey(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
