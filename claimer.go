@@ -405,9 +405,10 @@ func (c *claimer) ask(f *feed, n, several int, now time.Time) (*claim, look) {
 }
 
 // sendClaims sends a claim of jobs that have lost no lease. The shutdown does not end it at once: a claim that commits
-// while nobody waits for its answer leaves leases that have to run out. If its turn does not come, it is sent without one.
+// while nobody waits for its answer leaves leases that have to run out. But however long a lease is, a connection that has gone
+// silent keeps the worker from claiming for no longer than sessionLimit. If its turn does not come, it is sent without one.
 func (c *claimer) sendClaims(ctx context.Context, kinds []string, asks []*claim) error {
-	unbroken, cancel := outlast(ctx, c.w.lease+turnPatience)
+	unbroken, cancel := outlast(ctx, min(c.w.lease, sessionLimit)+turnPatience)
 	defer cancel()
 	for {
 		if err := c.maySend(unbroken, kinds, asks); err != nil {

@@ -196,7 +196,7 @@ func (c *claimer) askQuarantined(f *feed) *quarantineClaim {
 // send sends the claim, which the shutdown does not end at once: see claimer.sendClaims.
 func (q *quarantineClaim) send(ctx context.Context) error {
 	lease := q.c.w.lease
-	unbroken, cancel := outlast(ctx, lease)
+	unbroken, cancel := outlast(ctx, min(lease, sessionLimit))
 	defer cancel()
 	if err := q.c.maySend(unbroken, q.kinds, []*claim{&q.ask}); err != nil {
 		return err

@@ -217,6 +217,18 @@ func through(t testing.TB, db *queuetest.DB, name string, made *atomic.Int64, fo
 	return &behind
 }
 
+// goingSilent gives a database over a way on which all connections that are open fall silent when silence is called: what is sent
+// vanishes, and nobody is told.
+func goingSilent(t testing.TB, db *queuetest.DB) (behind *queuetest.DB, silence func()) {
+	var made, dead atomic.Int64
+	behind = through(t, db, "silent "+db.Pool.Config().ConnConfig.Database, &made, func(n int64, piece []byte, pass func([]byte)) {
+		if n > dead.Load() {
+			pass(piece)
+		}
+	})
+	return behind, func() { dead.Store(made.Load()) }
+}
+
 // A connection whose other end has vanished without a word does not keep the session from being opened again.
 func TestSession_OpensAgainBesideAConnectionThatIsDead(t *testing.T) {
 	t.Parallel()
@@ -321,4 +333,39 @@ func TestSession_WholeMessagesWhateverTheSettings(t *testing.T) {
 	w := start(t, &behind, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error { return nil }))
 	until(t, db, noJobs)
 	require.NoError(t, w.stop())
+}
+
+// A claim whose connection has gone silent does not keep a worker with a long lease from claiming through another one, also where
+// it was for a job in quarantine.
+func TestSession_ASilentClaimDoesNotLastForALease(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		claims string
+		lost   int
+	}{
+		"first run":  {claimsJobs, 0},
+		"quarantine": {"unnest($3::bigint[]) with ordinality as u(id, n)", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var silence atomic.Pointer[func()]
+			db := queuetest.New(t, queuetest.PoolConfig(func(cfg *pgxpool.Config) {
+				cfg.ConnConfig.Tracer = &statementHook{before: func(sql string) {
+					if f := silence.Load(); f != nil && strings.Contains(sql, c.claims) && silence.CompareAndSwap(f, nil) {
+						(*f)()
+					}
+				}}
+			}))
+			behind, f := goingSilent(t, db)
+			w := start(t, behind, onceq.WorkerConfig{Lease: time.Hour}, handle(func(context.Context, *onceq.Lease) error { return nil }))
+			until(t, db, `exists (select from onceq.waiters where idle_until > statement_timestamp())`)
+			silence.Store(&f)
+			r, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Payload: 1, Delay: time.Hour})
+			require.NoError(t, err)
+			sqlRun(t, db, `update onceq.jobs set run_at = now(), claims = $2::int, lost = $2::int where id = $1`, r.ID, c.lost)
+			eventually(t, "a claim", func() bool { return silence.Load() == nil })
+			until(t, db, noJobs)
+			require.NoError(t, w.stop())
+		})
+	}
 }
