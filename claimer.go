@@ -598,7 +598,7 @@ func (c *claimer) startUpkeep(ctx context.Context, now time.Time) time.Duration 
 			wait = c.announcement.wait(now)
 		}
 		if c.holdsBack {
-			wait = min(wait, c.pauses.at.Add(pausedLook).Sub(now))
+			wait = min(wait, later(c.pauses.at.Add(pausedLook), c.looks.notAgain).Sub(now))
 		}
 		if !c.rescans.known {
 			wait = min(wait, rescanEvery)

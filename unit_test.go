@@ -1368,3 +1368,18 @@ func TestClaimer_LooksInSeveralStatementsAreRare(t *testing.T) {
 	c.looks.each = [2]time.Duration{10 * time.Microsecond, 10 * time.Microsecond}
 	require.Equal(t, 6*pollListening, c.lookInterval())
 }
+
+// ⚠ While something was paused and the database was away, the claimer's next look at what is paused was overdue and not allowed yet, so
+// it thought again at once, all the time.
+func TestTrap_TheClaimerRestsWhileSomethingIsPausedAndTheDatabaseIsAway(t *testing.T) {
+	t.Parallel()
+	w, err := NewWorker(benchQueue(t), WorkerConfig{}, benchPlain.Handle(func(context.Context, *Lease, benchPayload) error { return nil }))
+	require.NoError(t, err)
+	c := newClaimer(w, 1, quick{}, new(executor))
+	c.listener = newListener(w, 1, nil, nil)
+	now := time.Now()
+	c.obey(&paused{at: now.Add(-time.Minute), queues: map[string]bool{DefaultQueue: true}})
+	c.rescans.known = true
+	c.looks.notAgain = now.Add(time.Second) // as after a look that failed
+	require.Equal(t, time.Second, c.startUpkeep(t.Context(), now))
+}
