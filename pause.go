@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -143,8 +142,8 @@ func (p *Pause) scan(rows pgx.Rows) error {
 
 // pauses is what this process knows of the rows.
 type pauses struct {
-	known atomic.Pointer[paused] // nil: nothing
-	mu    sync.Mutex             // one reader at a time
+	known   atomic.Pointer[paused] // nil: nothing
+	reading chan struct{}          // holds one while somebody reads the rows
 }
 
 // paused is what was read at some time.
@@ -225,8 +224,13 @@ func (q *Queue) pausedNow(ctx context.Context, db DB, old time.Duration) (*pause
 	if k := fresh(); k != nil {
 		return k, nil
 	}
-	q.pauses.mu.Lock()
-	defer q.pauses.mu.Unlock()
+	select {
+	case q.pauses.reading <- struct{}{}:
+		defer func() { <-q.pauses.reading }()
+	case <-ctx.Done():
+		return nil, fmt.Errorf("onceq: reading what is paused: %w", ctx.Err())
+	case <-time.After(claimPatience): // the network may have swallowed what the other one asks
+	}
 	if k := fresh(); k != nil {
 		return k, nil
 	}

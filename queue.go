@@ -114,6 +114,7 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Queue, error) {
 		return nil, fmt.Errorf("onceq: Config.Schema %q is not a schema name; use at most 63 bytes of UTF-8 without NUL", q.schema)
 	}
 	q.connections.pool = pool
+	q.pauses.reading = make(chan struct{}, 1)
 	ident := pgx.Identifier{q.schema}.Sanitize()
 	q.names = strings.NewReplacer(
 		"'onceq.", "'"+strings.ReplaceAll(ident, "'", "''")+".",

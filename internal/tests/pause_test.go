@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
@@ -321,4 +322,44 @@ func TestPause_IsShown(t *testing.T) {
 	require.ErrorAs(t, q.PauseQueue(ctx, nil, "q", ""), &bad)
 	_, err = q.ResumeQueue(ctx, db.Pool, " ")
 	require.ErrorAs(t, err, &bad)
+}
+
+// What one call asks for what is paused may get no answer for long. The others end with their contexts, or ask themselves.
+func TestPause_AClaimDoesNotWaitForAnothersRead(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	id := add(t, db, onceq.Job{})
+	_, err := q.Claim(ctx, onceq.ClaimOptions{Queue: "other"}) // reads the installation's id, once
+	require.NoError(t, err)
+	require.NoError(t, q.PauseQueue(ctx, db.Pool, "other", "")) // what was known counts no longer
+	locked, err := owner(t, db).Begin(ctx)
+	require.NoError(t, err)
+	defer func() { _ = locked.Rollback(context.Background()) }()
+	_, err = locked.Exec(ctx, `lock table pauses`)
+	require.NoError(t, err)
+	claimed := make(chan []*onceq.Lease, 2)
+	claim := func() {
+		leases, err := q.Claim(ctx, onceq.ClaimOptions{})
+		assert.NoError(t, err)
+		claimed <- leases
+	}
+	read := func(n int) {
+		t.Helper()
+		until(t, db, `(select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%pauses%') = $1`, n)
+	}
+	go claim()
+	read(1)
+	late, cancel := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := q.Claim(late, onceq.ClaimOptions{})
+		ended <- err
+	}()
+	cancel()
+	require.ErrorIs(t, receive(t, ended), context.Canceled)
+	go claim()
+	read(2)
+	require.NoError(t, locked.Rollback(ctx))
+	require.Equal(t, []int64{id}, idsOf(append(receive(t, claimed), receive(t, claimed)...)))
 }
