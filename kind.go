@@ -43,8 +43,8 @@ type Kind[P any] struct {
 	// WorkerConfig.Lease.
 	Timeout time.Duration
 
-	// Backoff is the wait after the given failed attempt (1 for the first). Default DefaultBackoff. It must not block: the
-	// outcomes of other jobs may wait for it.
+	// Backoff is the wait after the given failed attempt (1 for the first). Default DefaultBackoff, also if it panics. It must
+	// not block: the outcomes of other jobs may wait for it. It is called in a goroutine of its own.
 	Backoff func(attempt int, err error) time.Duration
 
 	// MaxLost is how many leases of one job may run out (because its process crashed, hung or lost the database) until the

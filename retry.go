@@ -180,14 +180,24 @@ func (l *Lease) failure(err error) outcome {
 			o.delay = again.d
 			break
 		}
-		o.delay = DefaultBackoff(l.Attempt)
-		if l.backoff != nil {
-			_ = protect(func() error { // after a panic the default stays
-				o.delay = l.backoff(l.Attempt, err)
-				return nil
-			})
+		if o.delay = DefaultBackoff(l.Attempt); l.backoff != nil {
+			o.delay = l.askBackoff(err, o.delay)
 		}
 	}
 	o.delay = min(max(0, o.delay), maxDelay)
 	return o
+}
+
+// askBackoff asks the kind's Backoff, in a goroutine of its own, which that may end. After that, or a panic, the delay stays.
+func (l *Lease) askBackoff(err error, delay time.Duration) time.Duration {
+	asked := make(chan struct{})
+	go func() {
+		defer close(asked)
+		_ = protect(func() error {
+			delay = l.backoff(l.Attempt, err)
+			return nil
+		})
+	}()
+	<-asked
+	return delay
 }

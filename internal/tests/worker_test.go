@@ -1677,6 +1677,38 @@ func TestWorker_HandlerThatEndsItsGoroutineFailsItsAttempt(t *testing.T) {
 	require.GreaterOrEqual(t, exits.Load(), int32(3))
 }
 
+// A kind's Backoff may panic or end its goroutine as well. The default counts then, whoever asks, and the slot is free for the next job.
+func TestRetry_ABackoffThatDoesNotReturnLeavesTheDefault(t *testing.T) {
+	t.Parallel()
+	for name, backoff := range map[string]func(int, error) time.Duration{
+		"panics": func(int, error) time.Duration { panic("no") },
+		"exits":  func(int, error) time.Duration { runtime.Goexit(); return 0 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			kind := onceq.Kind[int]{Name: "k", Backoff: backoff}
+			var ran atomic.Int64
+			w := start(t, db, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{"default": {Concurrency: 1}}}, kind.Handle(func(_ context.Context, l *onceq.Lease, n int) error {
+				if ran.Add(1); n == 1 {
+					return nil // Postgres refuses that, and the outbox asks
+				}
+				return errors.New("no")
+			}))
+			_, err := owner(t, db).Exec(t.Context(), `
+create function refuse() returns trigger language plpgsql as $$ begin raise 'refused' using errcode = 'data_exception'; end $$;
+create trigger refuse before delete on jobs for each row execute function refuse()`)
+			require.NoError(t, err)
+			for n := range 3 {
+				add(t, db, onceq.Job{Payload: n})
+			}
+			until(t, db, `(select count(*) from onceq.jobs where run_at > created_at and leased_until is null) = 3`)
+			require.EqualValues(t, 3, ran.Load())
+			require.NoError(t, w.stop())
+		})
+	}
+}
+
 // A kind's Backoff is asked once for each attempt that fails, with or without a transaction: it may count.
 func TestRetry_BackoffIsAskedOnceForEachFailure(t *testing.T) {
 	t.Parallel()
