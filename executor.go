@@ -107,27 +107,29 @@ func (x *executor) work(s *slots) {
 		if !ok {
 			return
 		}
-		s.busy.Add(1)
-		x.workOn(s, u)
+		x.workOn(s, u.tasks(), false)
 	}
 }
 
 var errGoexit = errors.New("onceq: the handler ended its goroutine (by runtime.Goexit, which a test's FailNow calls); it must return instead")
 
-func (x *executor) workOn(s *slots, u unit) {
-	tasks := u.tasks()
+// workOn runs the handler of tasks, of each by itself if alone says so.
+func (x *executor) workOn(s *slots, tasks []*task, alone bool) {
+	s.busy.Add(1)
 	began := time.Now()
 	returned := false
 	defer func() {
 		if !returned {
 			// This is not a panic, because panics have become errors by now. This goroutine ends here, and another one
 			// takes its place.
-			for _, t := range tasks {
-				if !x.tasks.ended(t) {
-					x.end(t, t.lease.failure(errGoexit))
+			var rest []*task
+			tasks, rest = x.exited(tasks)
+			x.handling.Go(func() {
+				if len(rest) > 0 {
+					x.workOn(s, rest, true)
 				}
-			}
-			x.handling.Go(func() { x.work(s) })
+				x.work(s)
+			})
 		}
 		s.worked.Add(int64(time.Since(began)))
 		if x.tasks.anyLate.Load() {
@@ -137,10 +139,14 @@ func (x *executor) workOn(s *slots, u unit) {
 		}
 		s.returned.Add(int64(len(tasks)))
 		s.busy.Add(-1)
-		x.left(s, tasks)
+		if len(tasks) > 0 {
+			x.left(s, tasks)
+		}
 	}()
 	h := tasks[0].h
 	switch {
+	case alone:
+		x.runAlone(tasks, h, true)
 	case x.stopping.Load():
 		x.giveBack(tasks)
 	case h.lease != nil:
@@ -151,6 +157,33 @@ func (x *executor) workOn(s *slots, u unit) {
 		x.runTx(tasks, h)
 	}
 	returned = true
+}
+
+// exited is for a handler that ended its goroutine. A task that it was called for alone ends, as those do that have ended already. If
+// it was called for several, each of them runs by itself, as after a panic, and so does the rest of a batch.
+func (x *executor) exited(tasks []*task) (ended, rest []*task) {
+	var called []*task
+	var ctx *handlerContext
+	x.tasks.mu.Lock()
+	for _, t := range tasks {
+		switch {
+		case t.finishing || x.tasks.all[t.lease.Token] != t:
+			ended = append(ended, t)
+		case t.ctx != nil || len(tasks) == 1:
+			called, ctx = append(called, t), t.ctx
+		default:
+			rest = append(rest, t)
+		}
+	}
+	x.tasks.mu.Unlock()
+	if ctx != nil {
+		ctx.cancel(nil)
+	}
+	if len(called) != 1 {
+		return ended, append(called, rest...)
+	}
+	x.end(called[0], called[0].lease.failure(errGoexit))
+	return append(ended, called[0]), rest
 }
 
 // left records that tasks no longer occupy a slot.
@@ -238,14 +271,9 @@ func (x *executor) runLease(t *task) {
 }
 
 // afterConflict waits before a transaction is run again, longer from time to time. Where such transactions take long, so does this, or
-// the same ones would meet again. Meanwhile tasks have no context: a handler that rests is none that does not return. It returns false
-// if no handler is started any more.
+// the same ones would meet again. It returns false if no handler is started any more.
 func (x *executor) afterConflict(tasks []*task, try int, took time.Duration) bool {
-	x.tasks.mu.Lock()
-	for _, t := range tasks {
-		t.ctx, t.tx = nil, nil
-	}
-	x.tasks.mu.Unlock()
+	x.rest(tasks)
 	longest := min(conflictRest, x.lease/4)
 	return sleep(x.base, rand.N(min(longest, time.Duration(min(try, 10))*max(5*time.Millisecond, took/2))), nil) && !x.stopping.Load()
 }
@@ -343,11 +371,7 @@ func (x *executor) runTx(tasks []*task, h *Handler) {
 				x.end(tasks[0], x.judge(tasks[0], ctx, ctx.why()))
 				return
 			}
-			for _, t := range tasks {
-				if x.mayRunAlone(t, false) {
-					x.runTx([]*task{t}, h)
-				}
-			}
+			x.runAlone(tasks, h, false)
 			return
 		}
 		sure, err := x.transaction(ctx, tasks, h)
@@ -370,19 +394,7 @@ func (x *executor) runTx(tasks []*task, h *Handler) {
 		case len(tasks) > 1:
 			// A job in the batch is at fault. Running each by itself shows which.
 			ctx.cancel(nil)
-			x.tasks.mu.Lock()
-			for _, t := range tasks {
-				t.ctx, t.tx = nil, nil // until it is its turn
-			}
-			x.tasks.mu.Unlock()
-			for _, t := range tasks {
-				switch {
-				case x.stopping.Load() && x.base.Err() != nil:
-					x.end(t, outcome{lease: t.lease, state: StateWaiting})
-				case x.mayRunAlone(t, true):
-					x.runTx([]*task{t}, h)
-				}
-			}
+			x.runAlone(tasks, h, true)
 			return
 		case errors.As(err, &refused):
 			x.tasks.lose(tasks[0], refused.op, refused.event)
@@ -402,6 +414,29 @@ func (x *executor) runTx(tasks []*task, h *Handler) {
 		ctx.cancel(nil)
 		return
 	}
+}
+
+// runAlone runs tasks of a batch one by one. called says whether the batch was called.
+func (x *executor) runAlone(tasks []*task, h *Handler, called bool) {
+	x.rest(tasks)
+	for _, t := range tasks {
+		switch {
+		case x.stopping.Load() && x.base.Err() != nil:
+			x.end(t, outcome{lease: t.lease, state: StateWaiting})
+		case x.mayRunAlone(t, called):
+			x.runTx([]*task{t}, h)
+		}
+	}
+}
+
+// rest is for tasks whose handler runs again, or by itself, later: until then they have no context, for a handler that rests is none
+// that does not return.
+func (x *executor) rest(tasks []*task) {
+	x.tasks.mu.Lock()
+	for _, t := range tasks {
+		t.ctx, t.tx = nil, nil
+	}
+	x.tasks.mu.Unlock()
 }
 
 // conflicts reports whether Postgres wants the handler's transaction run again. Errors from elsewhere, usually from another

@@ -97,13 +97,6 @@ func (s *taskSet) overdue(tasks []*task, now time.Time, lease time.Duration) (ov
 	return overdue
 }
 
-// ended reports whether a task's outcome is being written, or is written.
-func (s *taskSet) ended(t *task) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return t.finishing || s.all[t.lease.Token] != t
-}
-
 // forget removes a task that has been dealt with: its outcome is written, or its lease is lost. The caller holds mu.
 func (s *taskSet) forget(lease *Lease) {
 	delete(s.all, lease.Token)

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -1677,6 +1678,34 @@ func TestWorker_HandlerThatEndsItsGoroutineFailsItsAttempt(t *testing.T) {
 	require.GreaterOrEqual(t, exits.Load(), int32(3))
 }
 
+// ⚠ One job of a batch ended the goroutine, and all jobs of the batch failed, each time together, until all of them were dead. As after
+// a panic, each runs by itself then, and only that one fails.
+func TestTrap_AJobThatEndsItsGoroutineFailsNoOtherOfItsBatch(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	kind := onceq.Kind[int]{Name: "k", MaxAttempts: 1}
+	ids := make([]int64, 20)
+	for n := range ids {
+		ids[n] = add(t, db, onceq.Job{Payload: n, MaxAttempts: 1})
+	}
+	var calls, running, most atomic.Int32
+	handler := kind.HandleBatch(len(ids), func(_ context.Context, _ pgx.Tx, items []onceq.Item[int]) error {
+		calls.Add(1)
+		most.Store(max(most.Load(), running.Add(1)))
+		defer running.Add(-1)
+		if slices.ContainsFunc(items, func(i onceq.Item[int]) bool { return i.Payload == 7 || i.Payload == 9 }) {
+			runtime.Goexit()
+		}
+		return nil
+	})
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{"default": {Concurrency: 1}}}, handler)
+	require.NoError(t, err)
+	require.NoError(t, w.Drain(t.Context(), 0))
+	require.Equal(t, []int64{ids[7], ids[9]}, sqlOne[[]int64](t, db, `select array_agg(id order by id) from onceq.job_history`), "only these are dead")
+	require.EqualValues(t, 21, calls.Load())
+	require.EqualValues(t, 1, most.Load(), "they have one slot")
+}
+
 // A kind's Backoff may panic or end its goroutine as well. The default counts then, whoever asks, and the slot is free for the next job.
 func TestRetry_ABackoffThatDoesNotReturnLeavesTheDefault(t *testing.T) {
 	t.Parallel()
@@ -1688,9 +1717,8 @@ func TestRetry_ABackoffThatDoesNotReturnLeavesTheDefault(t *testing.T) {
 			t.Parallel()
 			db := queuetest.New(t)
 			kind := onceq.Kind[int]{Name: "k", Backoff: backoff}
-			var ran atomic.Int64
-			w := start(t, db, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{"default": {Concurrency: 1}}}, kind.Handle(func(_ context.Context, l *onceq.Lease, n int) error {
-				if ran.Add(1); n == 1 {
+			w := start(t, db, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{"default": {Concurrency: 1}}}, kind.Handle(func(_ context.Context, _ *onceq.Lease, n int) error {
+				if n == 1 {
 					return nil // Postgres refuses that, and the outbox asks
 				}
 				return errors.New("no")
@@ -1702,8 +1730,7 @@ create trigger refuse before delete on jobs for each row execute function refuse
 			for n := range 3 {
 				add(t, db, onceq.Job{Payload: n})
 			}
-			until(t, db, `(select count(*) from onceq.jobs where run_at > created_at and leased_until is null) = 3`)
-			require.EqualValues(t, 3, ran.Load())
+			until(t, db, `(select count(*) from onceq.jobs where attempts > 0) = 3`)
 			require.NoError(t, w.stop())
 		})
 	}
