@@ -70,11 +70,16 @@ func (b *beats) once() {
 	for _, t := range expired {
 		b.tasks.lose(t, "extend", EventLeaseLost)
 	}
-	slices.SortFunc(due, func(a, b *task) int { return cmp.Compare(a.lease.ID, b.lease.ID) })
 	if len(due) == 0 {
 		b.q.works(b.id, workExtend, "")
 	}
-	for chunk := range slices.Chunk(due, beatChunk) {
+	b.extend(due)
+}
+
+// extend extends the leases of tasks, and ends what is lost or cancelled. The executor calls it as well.
+func (b *beats) extend(tasks []*task) {
+	slices.SortFunc(tasks, func(a, b *task) int { return cmp.Compare(a.lease.ID, b.lease.ID) })
+	for chunk := range slices.Chunk(tasks, beatChunk) {
 		leases, running := make([]*Lease, len(chunk)), make([]bool, len(chunk))
 		b.tasks.mu.Lock()
 		for i, t := range chunk {
@@ -99,6 +104,7 @@ func (b *beats) once() {
 			finishing := t.finishing || byHandler
 			var cancelled *handlerContext
 			if !a.lost || byHandler {
+				t.locked = !a.extended
 				if t.extended = began; !a.extended && !byHandler && t.tx == nil {
 					t.extended = began.Add(-b.lease / 3) // most likely the row is locked: the lease may run out, so the next tick tries again
 				}

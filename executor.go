@@ -37,6 +37,7 @@ type executor struct {
 	woken     func(queue string)      // called after jobs with a lane: the next one may be live
 	told      func()                  // called after the end of jobs that others wait for
 	suspended func(*Lease)            // called for a job in quarantine that was given back until its slot
+	extend    func([]*task)           // extends leases at once
 	stop      context.CancelCauseFunc // ends the run as the end of Run's context does, and says why
 
 	ending   sync.Mutex     // guards the change of stopping: handling grows before it, or in goroutines that it counts
@@ -429,14 +430,25 @@ func (x *executor) runAlone(tasks []*task, h *Handler, called bool) {
 	}
 }
 
-// rest is for tasks whose handler runs again, or by itself, later: until then they have no context, for a handler that rests is none
-// that does not return.
+// rest is for tasks whose transaction was rolled back and whose handler runs again later. Until then they have no context, for a
+// handler that rests is none that does not return. If the transaction was so long that a beat found the rows locked, the leases may
+// have run out, and now that the rows are free, others may take the jobs for lost. So the leases are extended before anything else.
 func (x *executor) rest(tasks []*task) {
+	var behind []*task
+	soon := time.Now().Add(-x.lease / 3)
 	x.tasks.mu.Lock()
 	for _, t := range tasks {
-		t.ctx, t.tx = nil, nil
+		if t.ctx, t.tx = nil, nil; t.locked && !t.late && t.lost == nil {
+			behind = append(behind, t)
+			if t.extended.After(soon) {
+				t.extended = soon // if this fails, the next tick tries again
+			}
+		}
 	}
 	x.tasks.mu.Unlock()
+	if len(behind) > 0 {
+		x.extend(behind)
+	}
 }
 
 // conflicts reports whether Postgres wants the handler's transaction run again. Errors from elsewhere, usually from another

@@ -70,6 +70,7 @@ func newRun(ctx context.Context, w *Worker, own *ownConns) *run {
 	}
 	r.outbox.next = func(o outcome) *successor { return r.exec.successor(o, 0) }
 	r.exec.suspended = r.claimer.suspended
+	r.exec.extend = r.beats.extend
 	return r
 }
 

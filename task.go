@@ -20,6 +20,7 @@ type task struct {
 	// Guarded by taskSet.mu.
 	extended  time.Time       // just before the claim, or before the latest beat that found the lease alive
 	ctx       *handlerContext // set once it runs or waits for a connection
+	locked    bool            // the latest beat did not extend its lease, most likely because the handler's transaction has the row locked
 	tx        *lazytx.Tx      // the transaction that it runs in, nil for none
 	since     time.Time       // when its handler was called
 	lost      error           // why it must not start or continue

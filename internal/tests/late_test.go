@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
@@ -443,6 +445,65 @@ func TestOutcomes_LockedRowsDoNotKeepAWorkerFromEnding(t *testing.T) {
 			}
 			require.NoError(t, receive(t, ended))
 			require.Contains(t, log.logged(), "it is not known whether outcomes were stored")
+		})
+	}
+}
+
+// ⚠ No beat can extend a lease while a handler's transaction has the job's row locked. When a long one ended without a commit and the
+// worker went on with its jobs, their leases had run out, and until the next beat another worker took them for lost.
+func TestTrap_LeasesOutlastALongTransactionThatIsRolledBack(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		size int // of a batch; 0 for none
+		err  error
+		ends string
+	}{
+		"a batch that fails":              {3, errors.New("bad day"), `select 1`},
+		"a batch that ends its goroutine": {3, nil, `select 1`},
+		"a batch in a conflict":           {3, nil, `do $$ begin raise 'again' using errcode = 'serialization_failure'; end $$`},
+		"a conflict":                      {0, nil, `do $$ begin raise 'again' using errcode = 'deadlock_detected'; end $$`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var beats, calls atomic.Int64
+			db, _ := hooked(t, &statementHook{after: func(sql string) {
+				if strings.Contains(sql, "select n from extended") {
+					beats.Add(1)
+				}
+			}})
+			first := func(ctx context.Context, tx pgx.Tx) error {
+				// As if this had taken a lease.
+				sqlRun(t, db, `update onceq.jobs set leased_until = statement_timestamp()`)
+				if _, err := tx.Exec(ctx, `select 1`); err != nil {
+					return err
+				}
+				for from := beats.Load(); beats.Load() < from+2; {
+					time.Sleep(time.Millisecond)
+				}
+				_, err := tx.Exec(ctx, c.ends)
+				if err = errors.Join(err, c.err); err == nil {
+					runtime.Goexit()
+				}
+				return err
+			}
+			run := func(ctx context.Context, tx pgx.Tx) error {
+				if calls.Add(1) == 1 {
+					return first(ctx, tx)
+				}
+				assert.True(t, sqlOne[bool](t, db, `select bool_and(leased_until > clock_timestamp()) from onceq.jobs`))
+				return nil
+			}
+			kind := onceq.Kind[int]{Name: "k", MaxAttempts: 1, MaxLost: 1, Timeout: onceq.NoTimeout}
+			handler := kind.HandleTx(func(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, _ int) error { return run(ctx, tx) })
+			if c.size > 0 {
+				handler = kind.HandleBatch(c.size, func(ctx context.Context, tx pgx.Tx, _ []onceq.Item[int]) error { return run(ctx, tx) })
+			}
+			addMany(t, db, max(1, c.size), onceq.Job{Payload: 1})
+			w := start(t, db, onceq.WorkerConfig{Lease: steady / 2}, handler)
+			until(t, db, noJobs)
+			require.NoError(t, w.stop())
+			require.Greater(t, calls.Load(), int64(1))
+			require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.job_history`))
 		})
 	}
 }
