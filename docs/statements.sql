@@ -4638,15 +4638,20 @@ select pg_relation_size('onceq.job_fences'::regclass) / current_setting('block_s
 with page as materialized (
   select a.job_id from onceq.job_awaits a where a.job_id > $1::bigint order by a.job_id limit $2::int
 ),
-d as materialized (
+lost as materialized (
   select p.job_id from (select distinct job_id from page) p
    where not exists (select from onceq.jobs j where j.id = p.job_id)
      and not exists (select from onceq.job_waits w where w.id = p.job_id)
      and not exists (select from onceq.job_history h where h.id = p.job_id and h.state <> 5)
 ),
+d as materialized (
+  select a.place
+    from lost l cross join lateral (
+         select ctid as place from onceq.job_awaits where job_id = l.job_id for update skip locked) a
+),
 gone as (
-  delete from onceq.job_awaits a using d where a.job_id = any (array[d.job_id])
-  returning a.job_id
+  delete from onceq.job_awaits where ctid = any (array (select place from d))
+  returning 1
 )
 select (select count(*) from gone), (select count(*) from page), (select max(job_id) from page);
 
@@ -4792,15 +4797,21 @@ gone as (
   returning worker
 ),
 sets as (
-  delete from onceq.waiter_queues s
-   where not exists (select from onceq.waiters w where w.serves = s.serves)
+  delete from onceq.waiter_queues
+   where ctid = any (array (
+         select s.ctid from onceq.waiter_queues s
+          where not exists (select from onceq.waiters w where w.serves = s.serves) for update of s skip locked))
 ),
 wakes as (
-  delete from onceq.wakes x
-   where not exists (select from onceq.waiters w where w.worker = x.worker and w.round <= x.round)
+  delete from onceq.wakes
+   where ctid = any (array (
+         select x.ctid from onceq.wakes x
+          where not exists (select from onceq.waiters w where w.worker = x.worker and w.round <= x.round) for update of x skip locked))
 ),
 turns as (
-  delete from onceq.turns where at <= statement_timestamp() - $2::bigint * interval '1 millisecond'
+  delete from onceq.turns
+   where ctid = any (array (
+         select ctid from onceq.turns where at <= statement_timestamp() - $2::bigint * interval '1 millisecond' for update skip locked))
 ),
 rates as (
   delete from onceq.limit_rates

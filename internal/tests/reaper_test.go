@@ -201,6 +201,42 @@ func TestReaperMeetsAClientThatComesBack(t *testing.T) {
 	}
 }
 
+// What one transaction has locked, and keeps, holds up no pass: here an Emit that wrote the row of a job that gave up waiting,
+// and rows that workers write.
+func TestReaperWaitsForNoOpenTransaction(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := t.Context()
+	r := newReaper(t, db, onceq.ReaperConfig{})
+	repairExec(t, db, `insert into onceq.waiter_queues values ('q', 2)`)
+	repairExec(t, db, `insert into onceq.wakes values (2, 1, 'q')`)
+	repairExec(t, db, `insert into onceq.turns (queue, kinds, priority, run_at, id, at) values ('q', 1, 0, now(), 1, now() - interval '2 hours')`)
+	repairExec(t, db, `insert into onceq.job_counts values (now() - interval '2 days', 0, 0, 0, 0, 0, 'q', 'k', '{}')`)
+	work := onceq.Kind[int]{Name: "k"}
+	must[onceq.Result](t)(db.Queue.Enqueue(ctx, db.Pool, work.Job(1)))
+	db.Drain(work.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+		if _, _, err := onceq.Await[int](ctx, l, "s", "e", time.Hour); err == nil {
+			t.Error("the event is there already")
+		}
+		return nil
+	}))
+	tx := begin(t, db)
+	must[bool](t)(db.Queue.Emit(ctx, tx, "s", "e", 1))
+	for _, table := range []string{"waiter_queues", "wakes", "turns", "job_counts"} {
+		must[pgconn.CommandTag](t)(tx.Exec(ctx, `select from onceq.`+table+` for update`))
+	}
+	limited, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if got := must[onceq.Reaped](t)(r.RunOnce(limited)); got != (onceq.Reaped{}) {
+		t.Fatalf("reaped %+v of what is locked", got)
+	}
+	fenceOK(t, "rollback", tx.Rollback(ctx))
+	reap(t, r, onceq.Reaped{Awaits: 1, Counts: 1})
+	if n := repairCount(t, db, `select (select count(*) from onceq.waiter_queues) + (select count(*) from onceq.wakes) + (select count(*) from onceq.turns)`); n != 0 {
+		t.Fatalf("%d rows of workers are left", n)
+	}
+}
+
 func TestReaperKeepsTokensGrowing(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
