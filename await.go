@@ -51,7 +51,7 @@ type waitFor struct{ scope, key string }
 
 // Emit records that an event happened, inside db, and makes the jobs run that wait for it (Await). The event is named by
 // its scope and key, such as "order paid" and "4711", of at most MaxScopeBytes and MaxKeyBytes, and those who wait for it get
-// the payload, which is encoded as JSON, at most MaxResultBytes of it. A nil payload is null. Bad input is an *InvalidError,
+// the payload, which is encoded as JSON, at most MaxResultBytes of it. A nil payload, or an empty json.RawMessage, is null. Bad input is an *InvalidError,
 // before anything is sent. The first Emit counts: after it first is false, nothing was written, and the first payload stays.
 //
 // An event may be emitted before anybody waits for it. It stays for EventWindow; after that it can be emitted again.

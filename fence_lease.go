@@ -137,7 +137,7 @@ func (c *FenceLease) lost(op string) *LeaseError {
 // it is accepted, until somebody else has claimed the work. From then on, and after a Release, it returns a *LeaseError:
 // the statement raises an error, so that a commit after it in the same pipeline fails.
 //
-// The result is encoded as JSON. One that cannot be stored (see MaxResultBytes) is an *InvalidError, and nothing is sent.
+// The result is encoded as JSON; an empty json.RawMessage is null. One that cannot be stored (see MaxResultBytes) is an *InvalidError, and nothing is sent.
 func (c *FenceLease) Complete(ctx context.Context, db DB, result any) error {
 	raw, err := encodeResult(result)
 	if err != nil {

@@ -45,7 +45,7 @@ type outcome struct {
 }
 
 // SetResult stores a result with the completion: a duplicate of the same key inside its window gets it. v is encoded as
-// JSON now; the limit is MaxResultBytes. A job that waits for this one reads it as Member.Result (Lease.Members). Else, without
+// JSON now, an empty json.RawMessage as null; the limit is MaxResultBytes. A job that waits for this one reads it as Member.Result (Lease.Members). Else, without
 // a key, it can be read only from the history (Kind.Keep, Queue.Get).
 func (l *Lease) SetResult(v any) error {
 	raw, err := encodeResult(v)
@@ -58,6 +58,7 @@ func (l *Lease) SetResult(v any) error {
 
 func encodeResult(v any) (string, error) { return encodeJSON("result", v) }
 
+// encodeJSON takes an empty json.RawMessage for null, as encodePayload does: a provider's answer without a body is one.
 func encodeJSON(field string, v any) (string, error) {
 	raw, ok := v.(json.RawMessage)
 	if !ok {
@@ -65,6 +66,9 @@ func encodeJSON(field string, v any) (string, error) {
 		if raw, err = json.Marshal(v); err != nil {
 			return "", invalid(field, "does not encode as JSON: %s", marshalFault(err))
 		}
+	}
+	if len(raw) == 0 {
+		raw = json.RawMessage("null")
 	}
 	if len(raw) > MaxResultBytes {
 		return "", invalid(field, "has %d bytes; at most %d: store it elsewhere and return a reference", len(raw), MaxResultBytes)

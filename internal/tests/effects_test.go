@@ -2,6 +2,7 @@ package tests
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"sync"
@@ -624,4 +625,57 @@ func TestHistory_TwoJobsOfOneIDThatWaitForAPerson(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, onceq.StateDead, info.State)
 	require.Equal(t, "newer", info.Key)
+}
+
+// A provider that answers without a body leaves a nil json.RawMessage, or an empty one. It counts as null wherever JSON is taken.
+func TestResult_AnEmptyRawMessageIsNull(t *testing.T) {
+	t.Parallel()
+	for name, empty := range map[string]json.RawMessage{"nil": nil, "empty": {}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			ctx, q := t.Context(), db.Queue
+			k := onceq.Kind[int]{Name: "k", Key: func(int) string { return "a" }, Backoff: func(int, error) time.Duration { return 0 }}
+			id := add(t, db, k.Job(1))
+			calls, runs, replayed := 0, 0, ""
+			db.Drain(k.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+				v, err := onceq.Once(ctx, l, "charge", func(context.Context, string) (json.RawMessage, error) { calls++; return empty, nil })
+				if err != nil {
+					return err
+				}
+				if runs++; runs == 1 {
+					return errors.New("the next run replays the effect")
+				}
+				replayed = string(v)
+				return l.SetResult(empty)
+			}))
+			require.Equal(t, 1, calls)
+			require.Equal(t, "null", replayed)
+			r, err := q.Enqueue(ctx, db.Pool, k.Job(1))
+			require.NoError(t, err)
+			require.Equal(t, onceq.Result{ID: id, Duplicate: true, State: onceq.StateCompleted, Output: json.RawMessage("null")}, r)
+
+			_, err = q.Emit(ctx, db.Pool, "s", "e", empty)
+			require.NoError(t, err)
+			payload, emitted, err := q.Event(ctx, db.Pool, "s", "e")
+			require.NoError(t, err)
+			require.True(t, emitted)
+			require.Equal(t, "null", string(payload))
+
+			for key, settle := range map[string]func(f *onceq.Fence, c *onceq.FenceLease) error{
+				"completed": func(_ *onceq.Fence, c *onceq.FenceLease) error { return c.Complete(ctx, nil, empty) },
+				"resolved": func(f *onceq.Fence, c *onceq.FenceLease) error {
+					require.NoError(t, c.Uncertain(ctx, nil, errors.New("time-out")))
+					return f.Resolve(ctx, nil, onceq.Applied(empty))
+				},
+			} {
+				f := fenceOf(t, db, onceq.FenceSpec{Key: key})
+				require.NoError(t, settle(f, fenceClaim(t, f, nil)))
+				c, err := f.Claim(ctx, nil)
+				require.NoError(t, err)
+				require.True(t, c.Replayed)
+				require.Equal(t, "null", string(c.Result))
+			}
+		})
+	}
 }
