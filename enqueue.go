@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -130,7 +131,8 @@ const (
 // If different work has taken a key (or any work has, for a strict job), the error joins one *MismatchError or
 // *DuplicateError for each such job, and results are returned with it. In the caller's own transaction the other jobs are
 // then enqueued, and the caller decides whether to commit or to roll back. Outside a transaction nothing is enqueued: only
-// the results of duplicates are filled in, and the others are zero.
+// the results of duplicates are filled in, and the others are zero. No job is
+// replaced then, and none of the results says so.
 func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) (_ []Result, err error) {
 	if q.enqueuing != nil {
 		jobs = slices.Clone(jobs)
@@ -175,6 +177,7 @@ func (q *Queue) enqueueMany(ctx context.Context, db DB, jobs []Job, all []encode
 		own = own || begin != nil
 	}
 	var refusal error
+	read := make(map[int]Result)
 	err = inOne(ctx, begin, db, asIs, func(db DB) error {
 		var refused []error
 		part, rest := chunk(all, places)
@@ -194,11 +197,12 @@ func (q *Queue) enqueueMany(ctx context.Context, db DB, jobs []Job, all []encode
 			if err != nil {
 				return err
 			}
-			no, err := q.settle(ctx, db, jobs, all, ids, results, left)
+			no, tried, err := q.settle(ctx, db, jobs, all, ids, results, left)
 			if err != nil {
 				return err
 			}
 			refused = append(refused, no...)
+			maps.Copy(read, tried)
 		}
 		if after != nil {
 			if err := q.linkFollowers(ctx, db, after, results); err != nil {
@@ -212,15 +216,19 @@ func (q *Queue) enqueueMany(ctx context.Context, db DB, jobs []Job, all []encode
 		return nil, err
 	}
 	if err != nil && own { // the others were rolled back
-		onlyDuplicates(results)
+		onlyDuplicates(results, read)
 	}
 	return results, err
 }
 
-func onlyDuplicates(results []Result) {
-	for i := range results {
-		if !results[i].Duplicate {
+// onlyDuplicates leaves the results of duplicates, after a rollback. Those that were replaced are again what was read of them.
+func onlyDuplicates(results []Result, read map[int]Result) {
+	for i, r := range results {
+		switch {
+		case !r.Duplicate:
 			results[i] = Result{}
+		case r.Replaced:
+			results[i] = read[i]
 		}
 	}
 }
@@ -304,7 +312,8 @@ type Pending struct {
 }
 
 // EnqueueInBatch adds the job to the caller's own batch, so that enqueueing costs no round trip. Once the batch's results
-// have been closed without an error, Pending.Result has the answer. Bad input is an *InvalidError at once.
+// have been closed without an error, Pending.Result has the answer. Bad input is an *InvalidError at once. So is a job with
+// After or Replace, which take more than one step.
 //
 // A key that is taken does not stop the batch: if the batch ends with a commit, you learn of a mismatch only after it.
 func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
@@ -317,6 +326,9 @@ func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
 	}
 	if e.header.follows {
 		return nil, invalid("After", "is set, and a job that waits for others is enqueued in more than one step; use Enqueue or EnqueueMany, in the same transaction")
+	}
+	if job.Replace != 0 {
+		return nil, invalid("Replace", "is set, and a batch cannot look at the job that it meets, so it would change nothing; use Enqueue or EnqueueMany, in the same transaction")
 	}
 	p := &Pending{q: q, job: job, e: e}
 	statement, args, asked := q.insertOne(&e, true, false)
@@ -900,25 +912,25 @@ type settling struct {
 	results []Result
 	ours    []*Lease // the jobs whose keys cannot be enqueued here
 
-	tried      map[int]bool // the places of jobs that have tried to replace another
+	tried      map[int]Result // the places of jobs that have tried to replace another, and what was read of that one
 	refused    []error
 	met        []Event
 	mismatches []refusal
 }
 
 // settle answers for the jobs at the places in left, whose keys were taken a moment ago: it fills in a result for each and
-// returns the errors of those that are refused. It must run in new statements, because the statement that met the key may
-// not see its row.
-func (q *Queue) settle(ctx context.Context, db DB, jobs []Job, all []encoded, ids []int64, results []Result, left []int) (refused []error, err error) {
+// returns the errors of those that are refused, and settling.tried. It must run in new statements, because the statement that
+// met the key may not see its row.
+func (q *Queue) settle(ctx context.Context, db DB, jobs []Job, all []encoded, ids []int64, results []Result, left []int) (refused []error, tried map[int]Result, err error) {
 	ours := slices.Concat(leasesFrom(ctx), leasesOf(db)) // the handler's transaction is recognised in another context too
 	s := settling{q: q, jobs: jobs, all: all, results: results, ours: ours}
 	for try := 0; len(left) > 0; try++ {
 		if try == settleTries {
-			return nil, fmt.Errorf("%w (key %q in scope %q)", ErrKeyUnsettled, all[left[0]].key, all[left[0]].header.scope)
+			return nil, nil, fmt.Errorf("%w (key %q in scope %q)", ErrKeyUnsettled, all[left[0]].key, all[left[0]].header.scope)
 		}
 		again, floor, err := s.look(ctx, db, left)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if len(again) == 0 {
 			break
@@ -932,14 +944,14 @@ func (q *Queue) settle(ctx context.Context, db DB, jobs []Job, all []encoded, id
 			// Not in the first try: an id above the old one is what the sequence returns anyway, unless it was set back.
 			var id int64
 			if err := q.queryRow(ctx, db, `select onceq.next_id('onceq.ids', $1::bigint)`, []any{floor}, &id); err != nil {
-				return nil, fmt.Errorf("onceq: drawing an id: %w", err)
+				return nil, nil, fmt.Errorf("onceq: drawing an id: %w", err)
 			}
 		}
 		if left, err = q.insertMany(ctx, db, all, ids, results, again, true, outside(db)); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
-	return s.refused, nil
+	return s.refused, s.tried, nil
 }
 
 // look reads the fences of the jobs at the places in left and answers for those whose key is taken. It returns the places
@@ -1030,7 +1042,7 @@ func (s *settling) answer(i int, r Result, mark []byte) {
 // settleOne is settle for one job.
 func (q *Queue) settleOne(ctx context.Context, db DB, job Job, e encoded) (Result, error) {
 	results := make([]Result, 1)
-	refused, err := q.settle(ctx, db, []Job{job}, []encoded{e}, make([]int64, 1), results, []int{0})
+	refused, _, err := q.settle(ctx, db, []Job{job}, []encoded{e}, make([]int64, 1), results, []int{0})
 	if err == nil {
 		err = joined(refused)
 	}

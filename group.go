@@ -97,8 +97,7 @@ func (q *Queue) EnqueueGroup(ctx context.Context, db DB, members []Job, then Job
 	case err != nil && refused == nil:
 		g = Group{}
 	case err != nil && begin != nil:
-		g.Then = Result{}
-		onlyDuplicates(g.Members) // the others were rolled back
+		g.Then = Result{} // it was rolled back, and enqueueMany has left only duplicates of the others
 	}
 	q.enqueuedMany(ctx, []encoded{last}, []Result{g.Then})
 	q.enqueuedMany(ctx, all, g.Members)

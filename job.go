@@ -145,7 +145,7 @@ type Job struct {
 	// changed and the answer is as without Replace: the same payload is a duplicate with that job's State, and another one is a
 	// *MismatchError, so that no change is lost silently. A job that failed or was given back counts as started, also after a Redrive. Enqueue
 	// waits while a claim of the job is under way. A worker finds a job that became due earlier with its next poll. Not together with Strict; and a job
-	// with a Lane, a Limit or an After cannot replace another yet, which is an *InvalidError.
+	// with a Lane, a Limit or an After cannot replace another yet, which is an *InvalidError. Nor can one in a batch (EnqueueInBatch).
 	Replace Replace
 
 	follows, member bool // of a group that is made in this call: EnqueueGroup, AddMembers

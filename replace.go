@@ -68,7 +68,8 @@ returning j.id, j.run_at > statement_timestamp()`
 // Each is tried once: after that the answer is as for any other job.
 func (s *settling) replaceable(i int, r Result, mark []byte) bool {
 	replace, e := s.jobs[i].Replace, &s.all[i]
-	return replace != 0 && !s.tried[i] && (r.State == StateWaiting || r.State == StateDelayed) && sameKind(mark, e.fingerprint) &&
+	_, tried := s.tried[i]
+	return replace != 0 && !tried && (r.State == StateWaiting || r.State == StateDelayed) && sameKind(mark, e.fingerprint) &&
 		(replace&ReplacePayload > 0 || samePayload(mark, e.fingerprint))
 }
 
@@ -90,9 +91,9 @@ func (s *settling) replace(ctx context.Context, db DB, places []int) (done []int
 			ats[k] = e.header.at.UnixMicro()
 		}
 		if s.tried == nil {
-			s.tried = make(map[int]bool)
+			s.tried = make(map[int]Result)
 		}
-		s.tried[i] = true
+		s.tried[i] = s.results[i]
 	}
 	args := []any{ids, scopes, keys, payloads, bytes, metadata, marks, parts, ats, delays}
 	err = s.q.send(ctx, db, asIs, replaceJobs, args, each(func(rows pgx.Rows) error {

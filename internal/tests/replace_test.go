@@ -70,14 +70,7 @@ func TestReplace_ChangesWhatNobodyHasStarted(t *testing.T) {
 	require.NoError(t, tx.Rollback(ctx))
 	require.Equal(t, "3", string(get(first.ID).Payload))
 
-	// In a batch, and many at once.
-	b := &pgx.Batch{}
-	p, err := q.EnqueueInBatch(b, replacing(5, 0, both))
-	require.NoError(t, err)
-	require.NoError(t, db.Pool.SendBatch(ctx, b).Close())
-	r, err = p.Result(ctx, db.Pool)
-	require.NoError(t, err)
-	require.True(t, r.Replaced)
+	// Many at once.
 	many := []onceq.Job{{Kind: "k", Key: "new", Payload: 1, Replace: both}, replacing(6, 0, both), {Kind: "k", Payload: 1}}
 	all, err := q.EnqueueMany(ctx, db.Pool, many)
 	require.NoError(t, err)
@@ -93,6 +86,35 @@ func TestReplace_ChangesWhatNobodyHasStarted(t *testing.T) {
 		}
 	}
 	require.Equal(t, "6", payload)
+}
+
+// If EnqueueMany rolls back because one job is refused, no result says that another was replaced.
+func TestReplace_RolledBackWithTheOthers(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	enqueue := func(db onceq.DB) ([]onceq.Result, error) {
+		refused := onceq.Job{Kind: "k", Key: "b", Payload: 2}
+		return q.EnqueueMany(ctx, db, []onceq.Job{replacing(2, 0, both), refused, {Kind: "k", Key: "c"}})
+	}
+	a := add(t, db, replacing(1, time.Hour, 0))
+	b := add(t, db, onceq.Job{Kind: "k", Key: "b", Payload: 1})
+	was := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, a))
+
+	got, err := enqueue(db.Pool)
+	require.ErrorIs(t, err, onceq.ErrMismatch)
+	require.Equal(t, []onceq.Result{{ID: a, Duplicate: true, State: onceq.StateDelayed}, {ID: b, Duplicate: true, State: onceq.StateWaiting}, {}}, got)
+	require.Equal(t, was, must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, a)))
+
+	// In the caller's transaction it is the caller who decides.
+	tx, err := db.Pool.Begin(ctx)
+	require.NoError(t, err)
+	got, err = enqueue(tx)
+	require.ErrorIs(t, err, onceq.ErrMismatch)
+	require.Equal(t, onceq.Result{ID: a, Duplicate: true, Replaced: true, State: onceq.StateWaiting}, got[0])
+	require.NotZero(t, got[2].ID)
+	require.NoError(t, tx.Commit(ctx))
+	require.Equal(t, "2", string(must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, a)).Payload))
 }
 
 func TestReplace_AJobThatWasStartedStays(t *testing.T) {
@@ -214,5 +236,15 @@ func TestReplace_BadInput(t *testing.T) {
 		var bad *onceq.InvalidError
 		_, err := db.Queue.Enqueue(context.Background(), db.Pool, j)
 		require.ErrorAs(t, err, &bad)
+	}
+
+	// A batch cannot read what it meets, so nothing would be replaced in it.
+	for _, j := range []onceq.Job{replacing(1, 0, onceq.ReplacePayload), replacing(1, 0, onceq.ReplaceTime)} {
+		var bad *onceq.InvalidError
+		var b pgx.Batch
+		_, err := db.Queue.EnqueueInBatch(&b, j)
+		require.ErrorAs(t, err, &bad)
+		require.Equal(t, "Replace", bad.Field)
+		require.Zero(t, b.Len())
 	}
 }
