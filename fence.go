@@ -116,7 +116,9 @@ type FenceSpec struct {
 	Payload any
 	Fields  []string
 
-	// Window is how long the key stays taken after Complete: see Job.Window. Default DefaultWindow.
+	// Window is how long the key stays taken after Complete: see Job.Window. Default DefaultWindow. Work whose outcome was
+	// unknown, and that is then found to be done (Applied, or Complete after Uncertain), keeps its key for at least
+	// DefaultWindow, so that those who were told that nobody knows get the result when they ask again.
 	Window time.Duration
 
 	// Lease is how long a claim lasts without Extend. Default DefaultLease; at least a millisecond. Do extends it by
@@ -199,6 +201,14 @@ func (q *Queue) Fence(spec FenceSpec) (*Fence, error) {
 		f.fingerprint = appendFingerprint(nil, "", append([]byte{formBytes}, raw...))
 	}
 	return f, nil
+}
+
+// lifetimeAfterDoubt is the lifetime of work whose outcome was unknown.
+func (f *Fence) lifetimeAfterDoubt() int64 {
+	if f.lifetime < 0 {
+		return f.lifetime
+	}
+	return max(f.lifetime, DefaultWindow.Milliseconds())
 }
 
 // Claim asks for the right to do the work, inside db; a nil db is the pool. The answer is one of:

@@ -76,7 +76,8 @@ select case when not exists (select from done) then onceq.lease_lost($1::bigint)
 
 // completeFence completes a fence in any state: a late success counts as long as nobody has taken the fence over. A fence
 // that is already completed stays as it is, so that the statement can be repeated after a lost answer. $8 says why there is
-// no result although there should be one. It restores the lifetime, which a release sets to 0.
+// no result although there should be one. $9 is the lifetime, and $10 that of a fence which was uncertain or held, or resolved
+// as never applied: others were told so, and are to find the result when they come back.
 const completeFence = `
 with done as (
   update onceq.job_fences f
@@ -84,7 +85,7 @@ with done as (
          result = case when f.state = ` + sqlCompleted + ` then f.result else nullif($7::text, '')::jsonb end,
          detail = case when f.state = ` + sqlCompleted + ` then f.detail else nullif($8::text, '') end,
          finished_at = case when f.state = ` + sqlCompleted + ` then f.finished_at when f.class <> ` + sqlOfEffect + ` then statement_timestamp() end,
-         lifetime = $9::bigint` + fenceGuard + fenceRaise
+         lifetime = case f.state when ` + sqlCompleted + ` then f.lifetime when ` + sqlClaimed + ` then $9::bigint else $10::bigint end` + fenceGuard + fenceRaise
 
 // releaseFence frees a fence, or makes it uncertain again if it was uncertain when it was claimed.
 const releaseFence = `
@@ -134,7 +135,8 @@ func (c *FenceLease) lost(op string) *LeaseError {
 }
 
 // Complete records that the work is done, and its result, inside db; a nil db is the pool. Even after the end of the lease
-// it is accepted, until somebody else has claimed the work. From then on, and after a Release, it returns a *LeaseError:
+// it is accepted, until somebody else has claimed the work. After Uncertain, or when the work is held, the key then stays taken
+// for at least DefaultWindow. Once somebody else has claimed it, and after a Release, Complete returns a *LeaseError:
 // the statement raises an error, so that a commit after it in the same pipeline fails.
 //
 // The result is encoded as JSON; an empty json.RawMessage is null. One that cannot be stored (see MaxResultBytes) is an *InvalidError, and nothing is sent.
@@ -147,7 +149,7 @@ func (c *FenceLease) Complete(ctx context.Context, db DB, result any) error {
 }
 
 func (c *FenceLease) complete(ctx context.Context, db DB, raw, broken string) error {
-	err := c.run(ctx, db, "complete", completeFence, raw, broken, c.f.lifetime)
+	err := c.run(ctx, db, "complete", completeFence, raw, broken, c.f.lifetime, c.f.lifetimeAfterDoubt())
 	if errors.Is(err, ErrLeaseLost) {
 		c.f.emit(ctx, EventStale, c.Token, err)
 	}
@@ -165,7 +167,7 @@ func (c *FenceLease) CompleteInBatch(batch *pgx.Batch, result any) error {
 	if c.f.q.citus.Load() == citusYes {
 		statement = withClock(statement)
 	}
-	batch.Queue(c.f.q.sql(statement), c.guard(raw, "", c.f.lifetime)...).Fn = func(results pgx.BatchResults) error {
+	batch.Queue(c.f.q.sql(statement), c.guard(raw, "", c.f.lifetime, c.f.lifetimeAfterDoubt())...).Fn = func(results pgx.BatchResults) error {
 		_, err := results.Exec()
 		if leaseLost(err) {
 			c.f.emit(context.Background(), EventStale, c.Token, c.lost("complete"))

@@ -21,7 +21,7 @@ const (
 // Special values of a window, which says how long a key stays taken after its work is finished.
 const (
 	DefaultWindow               = 24 * time.Hour // if nothing else is said
-	UntilFinished time.Duration = -1             // the key is free as soon as the job is finished
+	UntilFinished time.Duration = -1             // the key is free as soon as the work is finished; outside jobs see FenceSpec.Window
 	Forever       time.Duration = math.MaxInt64  // the key is never free again
 )
 

@@ -207,7 +207,9 @@ type Resolution struct {
 	result any
 }
 
-// Applied says that the work was done: result is stored and replayed. A nil result is stored as null.
+// Applied says that the work was done: result is stored and replayed. A nil result is stored as null. Outside jobs the key stays
+// taken from then on for its window, and for at least DefaultWindow, also if that was UntilFinished: otherwise the next caller
+// would do again what was done.
 func Applied(result any) Resolution { return Resolution{fenceCompleted, result} }
 
 // NeverApplied says that the work was not done: it may run again.
@@ -230,12 +232,14 @@ func (r Resolution) encode() (string, error) {
 
 // resolveFence settles a fence that is uncertain or held, or gives a completed one the result that could not be stored.
 // Token and holder stay, so that a late success is still accepted while nobody has run the work again. The window of a
-// completed effect begins only when the Reaper finds that its job is over (fence.go). Zero rows: nothing to resolve.
+// completed effect begins only when the Reaper finds that its job is over (fence.go). What is completed so has a lifetime of at
+// least $6. Zero rows: nothing to resolve.
 const resolveFence = `
 update onceq.job_fences f
    set state = $4::smallint, result = nullif($5::text, '')::jsonb, detail = case when $4::smallint = ` + sqlUncertain + ` then f.detail end,
        finished_at = case when $4::smallint <> ` + sqlUncertain + ` and (f.class <> ` + sqlOfEffect + ` or $4::smallint = ` + sqlCancelled + `) then statement_timestamp() end,
-       lifetime = case when $4::smallint = ` + sqlCancelled + ` then 0 else f.lifetime end
+       lifetime = case when $4::smallint = ` + sqlCancelled + ` then 0
+                       when $4::smallint = ` + sqlCompleted + ` and f.lifetime >= 0 then greatest(f.lifetime, $6::bigint) else f.lifetime end
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text
    and (f.state = ` + sqlHeld + ` or ` + inDoubt + ` or f.state = ` + sqlCompleted + ` and f.detail is not null and $4::smallint = ` + sqlCompleted + `)
 returning f.token`
@@ -246,7 +250,7 @@ func (f *Fence) resolve(ctx context.Context, db DB, r Resolution) error {
 		return err
 	}
 	var token int64
-	err = f.q.guarded(ctx, db, resolveFence, []any{int16(f.class), f.scope, f.key, int16(r.state), raw}, &token)
+	err = f.q.guarded(ctx, db, resolveFence, []any{int16(f.class), f.scope, f.key, int16(r.state), raw, DefaultWindow.Milliseconds()}, &token)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return fmt.Errorf("%w: %s is not uncertain or held", ErrNotFound, f)
 	}

@@ -1608,7 +1608,7 @@ with done as (
          result = case when f.state = 3 then f.result else nullif($7::text, '')::jsonb end,
          detail = case when f.state = 3 then f.detail else nullif($8::text, '') end,
          finished_at = case when f.state = 3 then f.finished_at when f.class <> 3 then statement_timestamp() end,
-         lifetime = $9::bigint
+         lifetime = case f.state when 3 then f.lifetime when 1 then $9::bigint else $10::bigint end
    where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.token = $5::bigint and f.holder = $6::bigint
   returning 1
 )
@@ -5523,7 +5523,8 @@ select count(*), (select array_agg(distinct id) from settled where state = 8) fr
 update onceq.job_fences f
    set state = $4::smallint, result = nullif($5::text, '')::jsonb, detail = case when $4::smallint = 2 then f.detail end,
        finished_at = case when $4::smallint <> 2 and (f.class <> 3 or $4::smallint = 5) then statement_timestamp() end,
-       lifetime = case when $4::smallint = 5 then 0 else f.lifetime end
+       lifetime = case when $4::smallint = 5 then 0
+                       when $4::smallint = 3 and f.lifetime >= 0 then greatest(f.lifetime, $6::bigint) else f.lifetime end
  where f.class = $1::smallint and f.scope = $2::text and f.key = $3::text
    and (f.state = 6 or (f.state = 2 or f.state = 1 and f.leased_until <= statement_timestamp()) or f.state = 3 and f.detail is not null and $4::smallint = 3)
 returning f.token;

@@ -97,6 +97,59 @@ func TestFence_RunAgainOnlyWithinItsWindowFromTheFirstIntent(t *testing.T) {
 	}
 }
 
+// Whoever was told that the outcome is unknown, or that a person decides, gets the result when he comes back, also of a key whose
+// window is over as soon as the work is finished.
+func TestFence_WorkInDoubtThatWasDoneIsNotRepeated(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	for name, found := range map[string]func(f *onceq.Fence, c *onceq.FenceLease, db *queuetest.DB) error{
+		"applied": func(f *onceq.Fence, _ *onceq.FenceLease, _ *queuetest.DB) error {
+			return f.Resolve(ctx, nil, onceq.Applied("done"))
+		},
+		"complete": func(_ *onceq.Fence, c *onceq.FenceLease, _ *queuetest.DB) error { return c.Complete(ctx, nil, "done") },
+		"complete twice": func(_ *onceq.Fence, c *onceq.FenceLease, _ *queuetest.DB) error {
+			return errors.Join(c.Complete(ctx, nil, "done"), c.Complete(ctx, nil, "done"))
+		},
+		"in a batch": func(_ *onceq.Fence, c *onceq.FenceLease, db *queuetest.DB) error {
+			var b pgx.Batch
+			return errors.Join(c.CompleteInBatch(&b, "done"), db.Pool.SendBatch(ctx, &b).Close())
+		},
+		"though said to be not done": func(f *onceq.Fence, c *onceq.FenceLease, _ *queuetest.DB) error {
+			return errors.Join(f.Resolve(ctx, nil, onceq.NeverApplied()), c.Complete(ctx, nil, "done"))
+		},
+	} {
+		for _, asked := range []bool{false, true} {
+			for window, taken := range map[time.Duration]time.Duration{
+				onceq.UntilFinished: onceq.DefaultWindow, time.Hour: onceq.DefaultWindow, 48 * time.Hour: 48 * time.Hour, onceq.Forever: 10_000 * time.Hour,
+			} {
+				t.Run(fmt.Sprint(name, " ", asked, " ", window), func(t *testing.T) {
+					t.Parallel()
+					db := queuetest.New(t)
+					spec := onceq.FenceSpec{Key: "k", Window: window, Policy: onceq.Hold()}
+					f := fenceOf(t, db, spec)
+					c := fenceClaim(t, f, nil)
+					fenceOK(t, "Uncertain", c.Uncertain(ctx, nil, errors.New("time-out after the charge")))
+					if asked {
+						_, err := f.Claim(ctx, nil)
+						fenceWant(t, "in doubt", err, onceq.ErrHeld)
+					}
+					fenceOK(t, name, found(f, c, db))
+					db.Advance(taken - time.Minute)
+					got, err := onceq.Do(ctx, db.Queue, spec, func(context.Context, *onceq.FenceLease) (string, error) { return "done again", nil })
+					if err != nil || got != "done" {
+						t.Fatal(got, err)
+					}
+					if window == onceq.Forever {
+						return
+					}
+					db.Advance(2 * time.Minute)
+					fenceClaim(t, f, nil)
+				})
+			}
+		}
+	}
+}
+
 func TestFence_TakenTable(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.NoCheck()) // the test makes rows that never come about otherwise
