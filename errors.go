@@ -64,7 +64,7 @@ var ErrUnfinished = errors.New("onceq: job is not finished; cancel it before dis
 // such an id replaces a completed job in the history. No Enqueue looks at the jobs that wait for their lane, their limit or others: if
 // one of these has the id of a newer job, it waits until that one is gone. If the older job is dead, held or cancelled, the newer one can only
 // complete, and then leaves no record; any other end is an ErrIDTaken too, and so is an effect (Once) that the older job has
-// too. The newer job then runs again until somebody has discarded the older one. That one can be redriven when the newer
+// too, and a Move to a queue in which another job that had the id has an effect of the same name. The newer job then runs again until somebody has discarded the older one. That one can be redriven when the newer
 // one is gone.
 var ErrIDTaken = errors.New("onceq: the sequence of ids is behind the ids in use; set it past them, see onceq.ErrIDTaken")
 

@@ -114,11 +114,31 @@ func (c *FenceLease) guard(more ...any) []any {
 	return append([]any{job, int16(c.f.class), c.f.scope, c.f.key, c.Token, c.holder}, more...)
 }
 
+// effectScope finds an effect whose job was moved to another queue while the effect was under way (Move). The random holder
+// excludes the effect of another job that has the same id in another queue.
+const effectScope = `
+select f.scope from onceq.job_fences f
+ where f.class = ` + sqlOfEffect + ` and f.key = $1::text and f.token = $2::bigint and f.holder = $3::bigint`
+
 func (c *FenceLease) run(ctx context.Context, db DB, op, statement string, more ...any) error {
-	if db == nil {
+	own := db == nil
+	if own {
 		db = c.f.db
 	}
-	err := c.f.q.guarded(ctx, db, statement, c.guard(more...), nil)
+	args := c.guard(more...)
+	err := c.f.q.guarded(ctx, db, statement, args, nil)
+	for own && c.f.job != nil && leaseLost(err) {
+		var scope string
+		switch failed := c.f.q.guarded(ctx, db, effectScope, []any{c.f.key, c.Token, c.holder}, &scope); {
+		case errors.Is(failed, pgx.ErrNoRows) || failed == nil && scope == args[2]:
+			return c.lost(op)
+		case failed != nil:
+			err = failed
+		default:
+			args[2] = scope
+			err = c.f.q.guarded(ctx, db, statement, args, nil)
+		}
+	}
 	switch {
 	case err == nil:
 		return nil

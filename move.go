@@ -4,12 +4,15 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+
+	"github.com/onceq/onceq/internal/sqlstate"
 )
 
 // Moving a job changes its queue, where nobody has it: a claim that is under way and a move meet in the lock of the job's
 // row, and whoever comes second finds that its condition no longer holds. The effects of a job (Once) are found by its queue,
 // so they move too, in the same statement. A job whose lease ran out stays where it is, because its former holder may be
-// about to write an intent under the old queue: the next claim or Cancel settles that.
+// about to write an intent under the old queue: the next claim or Cancel settles that. An effect that is under way when its job
+// is given back, and moves, finds its fence again (effectScope).
 
 // moveJobs moves live jobs that nobody has had since they were last given back. Those that are due are due from now on, because
 // the new queue's claims have passed the times before. A job that missed its slot stays late, so that it gets another one. It
@@ -78,7 +81,10 @@ func (q *Queue) move(ctx context.Context, db DB, ids []int64, queue string) (mov
 	if err = q.guarded(ctx, db, moveWaits, []any{ids, queue}, &moved); err == nil && moved < len(ids) {
 		err = q.guarded(ctx, db, moveJobs, []any{ids, queue, rand.Int64(), outside(db)}, &n, nil)
 	}
-	if err != nil {
+	switch {
+	case sqlstate.Of(err) == "23505": // another job that had the id has an effect of the same name there
+		return moved, fmt.Errorf("%w: move: %w", ErrIDTaken, err)
+	case err != nil:
 		return moved, fmt.Errorf("onceq: move: %w", err)
 	}
 	return moved + n, nil

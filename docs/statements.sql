@@ -1622,6 +1622,10 @@ with done as (
 )
 select case when not exists (select from done) then onceq.lease_lost($1::bigint) end;
 
+-- fence_lease.go: effectScope
+select f.scope from onceq.job_fences f
+ where f.class = 3 and f.key = $1::text and f.token = $2::bigint and f.holder = $3::bigint;
+
 -- fence_lease.go: extendFence
 with done as (
   update onceq.job_fences f

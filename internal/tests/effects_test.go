@@ -169,6 +169,28 @@ func TestOnce_AnEffectOfAnotherJobThatHadTheIDIsAStrangers(t *testing.T) {
 }
 
 // A dead job in the history and a live one have the same id. Each keeps its own effects.
+func TestMove_ToAQueueWithAnEffectOfAnotherJobThatHadTheID(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.NoCheck())
+	ctx, q := t.Context(), db.Queue
+	charge := func(in string) *onceq.Lease {
+		add(t, db, onceq.Job{Queue: in})
+		l := must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{Queue: in}))[0]
+		_, err := onceq.Once(ctx, l, "charge", func(context.Context, string) (string, error) { return "receipt of " + in, nil })
+		require.NoError(t, err)
+		return l
+	}
+	require.NoError(t, charge("new").Complete(ctx, nil))
+	setBack(t, db)
+	l := charge("old")
+	require.NoError(t, l.Release(ctx))
+	_, err := q.Move(ctx, db.Pool, l.ID, "new")
+	require.ErrorIs(t, err, onceq.ErrIDTaken)
+	effects := must[[]onceq.EffectInfo](t)(q.Effects(ctx, db.Pool, l.ID))
+	require.Len(t, effects, 1)
+	require.Equal(t, `"receipt of old"`, string(effects[0].Result))
+}
+
 func TestDiscard_LeavesTheEffectsOfAnotherJobThatHasTheID(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.NoCheck())

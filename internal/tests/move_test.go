@@ -3,6 +3,7 @@ package tests
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -100,6 +101,69 @@ func TestMove_LeavesWhatSomebodyHas(t *testing.T) {
 	require.NoError(t, l.Fail(ctx, onceq.Fatal(errors.New("no"))))
 	moved(t, false)(q.Move(ctx, db.Pool, id, "newer"))
 	require.Equal(t, "new", must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)).Queue)
+}
+
+// A job may be given back and moved while a goroutine of its handler has an effect under way. The outcome of the effect is recorded
+// all the same, in the new queue.
+func TestMove_WhileAnEffectIsUnderWay(t *testing.T) {
+	t.Parallel()
+	for name, outcome := range map[string]struct {
+		err   error
+		want  string // the effect's state afterwards
+		calls int    // of the effect in all, when the job has run again
+	}{
+		"success":     {nil, "completed", 1},
+		"not applied": {onceq.NotApplied(errors.New("refused")), "", 2},
+		"in doubt":    {errors.New("time-out"), "uncertain", 2},
+	} {
+		for _, open := range []bool{false, true} { // the move is not committed yet when the outcome comes
+			t.Run(fmt.Sprint(name, " ", open), func(t *testing.T) {
+				t.Parallel()
+				db := queuetest.New(t)
+				ctx, q := t.Context(), db.Queue
+				k := onceq.Kind[int]{Name: "k", Queue: "old"}
+				id := add(t, db, k.Job(1))
+				add(t, db, onceq.Job{Kind: "another", Queue: "old"})
+				l := must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{Queue: "old", Kinds: []string{"k"}}))[0]
+				calls := 0
+				began, end := make(chan bool), make(chan bool)
+				once := background(func() (int, error) {
+					return onceq.Once(ctx, l, "charge", func(context.Context, string) (int, error) {
+						calls++
+						close(began)
+						<-end
+						return calls, outcome.err
+					})
+				})
+				<-began
+				require.NoError(t, l.Release(ctx))
+				tx := begin(t, db)
+				moved(t, true)(q.Move(ctx, tx, id, "new"))
+				if !open {
+					commit(t, tx)
+				}
+				close(end)
+				if open {
+					waitBlocked(t, db)
+					commit(t, tx)
+				}
+				_, err := once()
+				require.NotErrorIs(t, err, onceq.ErrLeaseLost)
+				effects := must[[]onceq.EffectInfo](t)(q.Effects(ctx, db.Pool, id))
+				if outcome.want == "" {
+					require.Empty(t, effects)
+				} else {
+					require.Equal(t, outcome.want, effects[0].State)
+				}
+				k.Queue = "new"
+				db.Drain(k.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error {
+					_, err := onceq.Once(ctx, l, "charge", func(context.Context, string) (int, error) { calls++; return calls, nil })
+					return err
+				}))
+				require.Equal(t, outcome.calls, calls)
+			})
+		}
+	}
 }
 
 // A move and what else happens to a job meet in its row: one of them comes first, and the other finds that it is too late.
