@@ -76,6 +76,11 @@
 // A job is due from the moment of its Enqueue statement (statement_timestamp(), not the start of its transaction), or when
 // RunAt or Delay says. A window counts from the statement that completes the job.
 //
+// A clock that was ahead for a while makes what it dated look younger than it is, once it is right again. Windows then last that much
+// longer, which harms nobody. RunAgain would go on for that much longer too, so work whose first intent lies more than a minute
+// ahead is held. If nobody asks for the work before that time has passed, nothing shows that the clock was wrong: RunAgain then
+// counts from it. Let RunAgain end earlier than the provider forgets, by as much as your clocks can err.
+//
 // # Keys
 //
 // A key is unique within a scope and a class. There are five classes: jobs, effects of jobs (Once), events (Emit), and two

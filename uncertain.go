@@ -41,9 +41,20 @@ func (p Policy) runsAgain() time.Duration {
 	return p.within()
 }
 
+// clockStep is how far a database's clock may be set back, by NTP or a failover, before the ages of what it dated count as unknown.
+const clockStep = time.Minute
+
+// stillRuns reports whether work that was first claimed at since may run again now. If since lies ahead, the clock was wrong then,
+// and how long ago that was is not known.
+func (p Policy) stillRuns(since, now time.Time) bool {
+	age := now.Sub(since)
+	return p.within() == Forever || age > -clockStep && age < p.within()
+}
+
 // RunAgain runs the work again under the same IdempotencyKey, for providers that deduplicate, until within has passed since
 // the first intent. within should be shorter than the time for which the provider remembers keys; use Forever if it never
-// forgets. After that the work is held. A within that is not positive is Hold.
+// forgets. After that the work is held. It is also held if the first intent lies more than a minute ahead, because the
+// database's clock was set back since: how old it is, is not known then. A within that is not positive is Hold.
 func RunAgain(within time.Duration) Policy { return Policy{again: within, hold: within <= 0} }
 
 // Ask asks the provider whether the work under the IdempotencyKey was done. If it was (applied), result is stored and
@@ -195,7 +206,7 @@ func (f *Fence) judge(ctx context.Context, c *FenceLease, r fenceRow, asking boo
 			return none, e
 		}
 		return running, nil
-	case p.hold || r.now.Sub(r.since) >= p.within():
+	case p.hold || !p.stillRuns(r.since, r.now):
 		return holding, nil
 	}
 	return running, nil

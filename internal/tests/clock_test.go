@@ -111,3 +111,37 @@ func TestTrap_ABatchHandlerThatEnqueuesItsOwnKeyIsToldToReschedule(t *testing.T)
 	}))
 	require.Equal(t, []int{2}, sizes)
 }
+
+// How old an intent is that a clock dated which was ahead, nobody knows: the provider may have forgotten its key.
+func TestRunAgain_AfterAClockThatWasAhead(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		ahead  time.Duration
+		policy onceq.Policy
+		runs   bool
+	}{
+		"by days":                 {48 * time.Hour, onceq.RunAgain(24 * time.Hour), false},
+		"by days, by default":     {48 * time.Hour, onceq.Policy{}, false},
+		"and it never forgets":    {48 * time.Hour, onceq.RunAgain(onceq.Forever), true},
+		"as clocks may always be": {30 * time.Second, onceq.RunAgain(24 * time.Hour), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db, shift := trapStoppedClock(t)
+			ctx := t.Context()
+			f := fenceOf(t, db, onceq.FenceSpec{Key: "k", Policy: c.policy})
+			shift(c.ahead)
+			require.NoError(t, fenceClaim(t, f, nil).Uncertain(ctx, nil, errors.New("time-out")))
+			shift(0)
+			if c.runs {
+				fenceClaim(t, f, nil)
+				return
+			}
+			for _, later := range []time.Duration{0, c.ahead + time.Hour} {
+				shift(later)
+				_, err := f.Claim(ctx, nil)
+				require.ErrorIs(t, err, onceq.ErrHeld)
+			}
+		})
+	}
+}
