@@ -35,8 +35,8 @@ import (
 //
 // A client's key (class 2) that is uncertain or held also ends, because otherwise anybody who can cause an error could grow
 // the table. The Reaper removes it when nobody has asked for it for unknownFor, or for its window if that is longer. It
-// never counts as free. leased_until says when somebody last asked: it is the end of the last claim, or the time of
-// keepDoubt.
+// never counts as free. leased_until says when somebody last asked, to within notedEvery: it is the end of the last claim, or the
+// time of keepDoubt.
 //
 // An effect's fence (class 3: scope the job's queue, key "<job id>/<name>", job_id the job's, fingerprint effectMark) lives
 // as long as its job and its identity. Completing a job does not touch it. Its finished_at therefore stays null, which

@@ -30,7 +30,7 @@ type ReaperConfig struct {
 // It never removes a live key, an unfinished job, a dead or held job, a cancelled job with an effect whose outcome is
 // unknown, or a fence that is queued, claimed, uncertain or held. There are two exceptions. An effect of unknown outcome
 // whose job can never run again is removed after its window. A client's key (ClassRequest) whose outcome is unknown, even
-// if it is held, is removed when nobody has asked for it for 30 days, or for its window if that is longer: otherwise
+// if it is held, is removed when nobody has asked for it for 30 or 31 days, or for its window if that is longer: otherwise
 // anybody who can make a request fail could grow the table. The key is then new, as any other key is after its window. With
 // Window: Forever it is never removed.
 //
@@ -243,7 +243,7 @@ func (r *Reaper) fences(ctx context.Context, pages int64, sum *Reaped) (looked t
 		low, high := fmt.Sprintf("(%d,0)", from), fmt.Sprintf("(%d,0)", from+fencePages)
 		for {
 			var n Reaped
-			if err := r.run(ctx, reapFences, []any{low, high, r.cfg.Batch, r.cfg.Grace.Milliseconds(), unknownFor.Milliseconds()}, &n.Fences, &n.Effects, &n.Unknown); err != nil {
+			if err := r.run(ctx, reapFences, []any{low, high, r.cfg.Batch, r.cfg.Grace.Milliseconds(), unknownFor.Milliseconds(), notedEvery.Milliseconds()}, &n.Fences, &n.Effects, &n.Unknown); err != nil {
 				return looked, err
 			}
 			sum.add(n)
@@ -291,7 +291,7 @@ select count(*) filter (where class <> ` + sqlOfEffect + ` and ` + fenceOver + `
 const fencePast = `((` + fenceOver + ` or f.class = ` + sqlOfEffect + `) and f.lifetime >= 0
      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp() - $4::bigint * interval '1 millisecond'
       or f.class = ` + sqlOfRequest + ` and ` + fenceUnknown + ` and f.lifetime >= 0
-     and f.leased_until + greatest(f.lifetime, $5::bigint) * interval '1 millisecond' <= statement_timestamp())`
+     and f.leased_until + (greatest(f.lifetime, $5::bigint) + $6::bigint) * interval '1 millisecond' <= statement_timestamp())`
 
 // reapOrphans handles the fences, within a range of pages, whose job is neither live nor in a part of the history from
 // which it can be redriven. For an effect, also one of an earlier round, the window begins now. For a queued key, the time

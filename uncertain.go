@@ -122,8 +122,12 @@ func saysNotApplied(err error) bool {
 // inDoubt says that the outcome of the fence f is unknown and not yet decided.
 const inDoubt = `(f.state = ` + sqlUncertain + ` or f.state = ` + sqlClaimed + ` and f.leased_until <= statement_timestamp())`
 
-// unknownFor is how long a client's key of unknown outcome stays if nobody asks for it.
-const unknownFor = 30 * 24 * time.Hour
+// unknownFor is how long a client's key of unknown outcome stays, at least, if nobody asks for it. Who asks is noted once in
+// notedEvery, so the Reaper waits for as much longer.
+const (
+	unknownFor = 30 * 24 * time.Hour
+	notedEvery = 24 * time.Hour
+)
 
 const keepDoubt = `
 update onceq.job_fences f set leased_until = statement_timestamp()
@@ -132,9 +136,9 @@ update onceq.job_fences f set leased_until = statement_timestamp()
 returning f.token`
 
 // remember notes that somebody has asked for a client's key and was told that its outcome is unknown, so that a client that
-// keeps asking never finds the key new. Once a day is enough. It returns what was told.
+// keeps asking never finds the key new. Once a day is enough (notedEvery). It returns what was told.
 func (f *Fence) remember(ctx context.Context, db DB, r fenceRow, told error) error {
-	if f.class != ClassRequest || r.now.Sub(r.until) < 24*time.Hour {
+	if f.class != ClassRequest || r.now.Sub(r.until) < notedEvery {
 		return told
 	}
 	var token int64

@@ -4695,7 +4695,7 @@ with d as materialized (
    where f.ctid >= $1::text::tid and f.ctid < $2::text::tid and ((f.state in (3, 4, 5) or f.class = 3) and f.lifetime >= 0
      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp() - $4::bigint * interval '1 millisecond'
       or f.class = 2 and f.state in (1, 2, 6) and f.lifetime >= 0
-     and f.leased_until + greatest(f.lifetime, $5::bigint) * interval '1 millisecond' <= statement_timestamp())
+     and f.leased_until + (greatest(f.lifetime, $5::bigint) + $6::bigint) * interval '1 millisecond' <= statement_timestamp())
    limit $3::int
      for update skip locked
 ),
@@ -4704,7 +4704,7 @@ gone as (
    where f.ctid = any (array (select ctid from d)) and ((f.state in (3, 4, 5) or f.class = 3) and f.lifetime >= 0
      and f.finished_at + f.lifetime * interval '1 millisecond' <= statement_timestamp() - $4::bigint * interval '1 millisecond'
       or f.class = 2 and f.state in (1, 2, 6) and f.lifetime >= 0
-     and f.leased_until + greatest(f.lifetime, $5::bigint) * interval '1 millisecond' <= statement_timestamp())
+     and f.leased_until + (greatest(f.lifetime, $5::bigint) + $6::bigint) * interval '1 millisecond' <= statement_timestamp())
   returning f.class, f.state
 )
 select count(*) filter (where class <> 3 and f.state in (3, 4, 5)), count(*) filter (where class = 3),

@@ -185,7 +185,7 @@ func TestReaperMeetsAClientThatComesBack(t *testing.T) {
 			r := newReaper(t, db, onceq.ReaperConfig{Grace: time.Millisecond})
 			f := fenceOf(t, db, onceq.FenceSpec{Class: onceq.ClassRequest, Key: "k", Policy: onceq.RunAgain(30 * 24 * time.Hour)})
 			c := fenceClaim(t, f, nil)
-			ago(t, db, "31 days")
+			ago(t, db, "32 days")
 			tx := begin(t, db)
 			fenceOK(t, name, work(t.Context(), tx, f, c))
 			reap(t, r, onceq.Reaped{}) // locked, so it is passed over
@@ -477,6 +477,26 @@ func TestReaperForgetsNoKeyThatSomebodyAsksFor(t *testing.T) {
 }
 
 // If a request could run again for longer than its key stays, it would run under another idempotency key.
+// Who asks is noted once a day only. The Reaper counts the 30 days, or the window if that is longer, from no earlier than the latest
+// question all the same.
+func TestReaperForgetsNoKeyTooEarly(t *testing.T) {
+	t.Parallel()
+	const day = 24 * time.Hour
+	for window, stays := range map[time.Duration]time.Duration{time.Hour: 30 * day, 40 * day: 40 * day} {
+		db, shift := trapStoppedClock(t)
+		r := newReaper(t, db, onceq.ReaperConfig{})
+		f := fenceOf(t, db, onceq.FenceSpec{Class: onceq.ClassRequest, Key: "k", Policy: onceq.Hold(), Window: window})
+		fenceOK(t, "Uncertain", fenceClaim(t, f, nil).Uncertain(t.Context(), nil, errors.New("reset by peer")))
+		shift(day - time.Minute)
+		_, err := f.Claim(t.Context(), nil)
+		fenceWant(t, "asked", err, onceq.ErrHeld)
+		shift(day - time.Minute + stays)
+		reap(t, r, onceq.Reaped{})
+		shift(day + time.Minute + stays)
+		reap(t, r, onceq.Reaped{Unknown: 1})
+	}
+}
+
 func TestFence_ARequestRunsAgainNoLongerThanItsKeyStays(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
