@@ -164,8 +164,8 @@ func lifetime(field string, window time.Duration) (int64, error) {
 		return -1, nil
 	case window < 0:
 		return 0, invalid(field, "is negative; use a duration, UntilFinished or Forever")
-	case window%time.Millisecond != 0:
-		return window.Milliseconds() + 1, nil // no shorter than asked for
+	case window%time.Millisecond != 0 && window < Forever-time.Millisecond:
+		return window.Milliseconds() + 1, nil // no shorter than asked for, if a duration can say that
 	}
 	return window.Milliseconds(), nil
 }

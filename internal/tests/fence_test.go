@@ -504,3 +504,25 @@ func (g *readGate) hold(sql string) {
 }
 
 func (g *readGate) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// A time that is as long as a duration can be is not taken for one in the past.
+func TestFence_TheLongestTimes(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := t.Context()
+	for i, window := range []time.Duration{onceq.Forever - 1, onceq.Forever - time.Millisecond, onceq.Forever - 2*time.Millisecond} {
+		key := fmt.Sprint(i)
+		f := fenceOf(t, db, onceq.FenceSpec{Key: key, Window: window, Lease: onceq.Forever})
+		fenceOK(t, "Complete", fenceClaim(t, f, nil).Complete(ctx, nil, 1))
+		keys, err := db.Queue.Keys(ctx, db.Pool, "", key)
+		if err != nil || len(keys) != 1 || keys[0].Free || keys[0].FreeAt.Before(time.Now()) {
+			t.Fatalf("%s: %+v, %v", window, keys, err)
+		}
+	}
+	add(t, db, onceq.Job{})
+	l := fenceLease(t, db)
+	got, err := onceq.Once(ctx, l, "charge", func(ctx context.Context, _ string) (int, error) { return 1, ctx.Err() }, onceq.EffectTimeout(onceq.Forever))
+	if err != nil || got != 1 {
+		t.Fatal(got, err)
+	}
+}
