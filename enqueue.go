@@ -125,7 +125,8 @@ const (
 
 // EnqueueMany accepts any number of jobs, all or nothing, in one statement per 2,000 jobs or 16 MB. Outside a transaction it
 // opens one if jobs have keys or if it needs more than one statement; begin and commit are two more round trips. Results
-// come in the order of jobs, and the ids of new jobs grow in that order. A key that occurs twice in jobs is an *InvalidError
+// come in the order of jobs, and the ids of new jobs grow in that order, which is also that of a lane: except for one whose key
+// another transaction has taken and given back meanwhile, which comes last. A key that occurs twice in jobs is an *InvalidError
 // that names both places, before anything is written.
 //
 // If different work has taken a key (or any work has, for a strict job), the error joins one *MismatchError or
@@ -168,6 +169,7 @@ func (q *Queue) enqueueMany(ctx context.Context, db DB, jobs []Job, all []encode
 		return nil, err
 	}
 	ids := make([]int64, len(jobs))
+	var at time.Time
 	places := places(len(jobs))
 	var begin txBeginner
 	if _, rest := chunk(all, places); len(rest) > 0 || keyed || after != nil { // otherwise one statement, which is atomic by itself
@@ -183,8 +185,8 @@ func (q *Queue) enqueueMany(ctx context.Context, db DB, jobs []Job, all []encode
 		part, rest := chunk(all, places)
 		if len(rest) > 0 && keyed {
 			// Ids are drawn in the caller's order, but keys are taken in sorted order across all statements.
-			const draw = `select array_agg(nextval('onceq.ids')) from generate_series(1, $1::int)`
-			if err := q.queryRow(ctx, db, draw, []any{len(jobs)}, &ids); err != nil {
+			const draw = `select array_agg(nextval('onceq.ids')), statement_timestamp() from generate_series(1, $1::int)`
+			if err := q.queryRow(ctx, db, draw, []any{len(jobs)}, &ids, &at); err != nil {
 				return fmt.Errorf("onceq: drawing ids: %w", err)
 			}
 			if sorted != nil {
@@ -193,11 +195,11 @@ func (q *Queue) enqueueMany(ctx context.Context, db DB, jobs []Job, all []encode
 		}
 		for ; len(part) > 0; part, rest = chunk(all, rest) {
 			slices.Sort(part)
-			left, err := q.insertMany(ctx, db, all, ids, results, part, false, own)
+			left, err := q.insertMany(ctx, db, all, ids, &at, results, part, false, own)
 			if err != nil {
 				return err
 			}
-			no, tried, err := q.settle(ctx, db, jobs, all, ids, results, left)
+			no, tried, err := q.settle(ctx, db, jobs, all, ids, &at, results, left)
 			if err != nil {
 				return err
 			}
@@ -649,7 +651,8 @@ taken as (
 ),
 ` + enqueueAny
 
-// insertManyLaned and insertManyLanedTaking are these two for calls in which a job has a lane. Such jobs go into job_waits.
+// insertManyLaned and insertManyLanedTaking are these two for calls in which a job has a lane. Such jobs go into job_waits, with
+// the time $22, or the statement's own for null. They return that time, too. It may be past, because claims never look there.
 var (
 	insertManyLaned       = laned(insertManyGeneral)
 	insertManyLanedTaking = laned(insertManyTaking)
@@ -680,20 +683,22 @@ select`, `         nullif(h.scope, ''), nullif(i.key, ''), nullif(h.lane_rule, 0
 wait as (
   insert into onceq.job_waits (id, run_at, created_at, max_attempts, priority, queue, kind,
                           payload, payload_bytes, metadata, scope, key, lane, lane_rule, path, if_dead)
-  select i.id, greatest(h.due, statement_timestamp()), statement_timestamp(), h.max_attempts, h.priority, h.queue, h.kind,
+  select i.id, greatest(c.at + h.delay * interval '1 microsecond', timestamptz 'epoch' + nullif(h.at, 0) * interval '1 microsecond'), c.at, h.max_attempts, h.priority, h.queue, h.kind,
          nullif(i.payload, '')::jsonb, case when i.payload = '' then i.bytes end, nullif(h.metadata, '')::jsonb,
          nullif(h.scope, ''), nullif(i.key, ''), case when h.if_dead is null then i.lane else `+followLine("i.id")+` end, h.lane_rule,
          case when h.if_dead is null then nullif(i.path, '') else i.path end, h.if_dead
     from input i join header h on h.n = i.header
+   cross join (select coalesce($22::timestamptz, statement_timestamp()) as at) c
    where i.id in (select job_id from accepted) and i.lane <> ''
-  returning lane, case when if_dead is null then run_at else statement_timestamp() end as run_at
+  returning lane, case when if_dead is null then greatest(run_at, statement_timestamp()) else statement_timestamp() end as run_at
 ),
 call as (
   insert into onceq.lane_calls (slot, due, lane)
   select `+laneSlot("lane")+`, run_at, lane from wait group by lane, run_at
 )
 select`,
-	).Replace(statement)
+	).Replace(statement) + `,
+       coalesce($22::timestamptz, statement_timestamp())`
 }
 
 const (
@@ -847,7 +852,7 @@ func (c *columns) statement(own, taking bool) (statement string, args []any) {
 	default:
 		statement, refs = insertKeyedMany, nil
 	}
-	args = append(make([]any, 0, 21), refs, c.payloads, c.bytes, c.keys, c.fingerprints, c.drawn,
+	args = append(make([]any, 0, 22), refs, c.payloads, c.bytes, c.keys, c.fingerprints, c.drawn,
 		c.queues, c.kinds, c.scopes, c.metadata, c.priorities, c.attempts, c.ats, c.delays, c.lifetimes, rand.Int64(), own)
 	if c.lanes != nil {
 		args = append(args, c.lanes, c.laneRules, c.paths, c.ifDead)
@@ -856,8 +861,9 @@ func (c *columns) statement(own, taking bool) (statement string, args []any) {
 }
 
 // insertMany sends the jobs at the places in part, which are sorted, and fills in the results of those that were accepted.
-// It returns the places of the others. An id that is 0 is drawn and filled in too.
-func (q *Queue) insertMany(ctx context.Context, db DB, all []encoded, ids []int64, results []Result, part []int, taking, own bool) ([]int, error) {
+// It returns the places of the others. An id that is 0 is drawn and filled in too. at is the time of the call, once a statement
+// has said it: jobs with a lane have it in common, so that their ids decide who is first, whichever statement takes them.
+func (q *Queue) insertMany(ctx context.Context, db DB, all []encoded, ids []int64, at *time.Time, results []Result, part []int, taking, own bool) ([]int, error) {
 	n := len(part)
 	known := make(map[header]int32)
 	c := columns{refs: make([]int32, 0, n), payloads: make([]string, 0, n)}
@@ -868,7 +874,15 @@ func (q *Queue) insertMany(ctx context.Context, db DB, all []encoded, ids []int6
 	var got, mine []int64
 	var delayed []bool // by header
 	var notified int64
-	if err := q.sendBare(ctx, db, statement, args, row(&got, &delayed, &notified, &mine)); err != nil {
+	answer := []any{&got, &delayed, &notified, &mine}
+	if c.lanes != nil {
+		var since *time.Time
+		if !at.IsZero() {
+			since = at
+		}
+		args, answer = append(args, since), append(answer, at)
+	}
+	if err := q.sendBare(ctx, db, statement, args, row(answer...)); err != nil {
 		return nil, q.enqueueError(err)
 	}
 	if len(got) != n || len(delayed) != len(c.queues) {
@@ -919,9 +933,10 @@ type settling struct {
 }
 
 // settle answers for the jobs at the places in left, whose keys were taken a moment ago: it fills in a result for each and
+// settle answers for the jobs at the places in left, whose keys were taken a moment ago: it fills in a result for each and
 // returns the errors of those that are refused, and settling.tried. It must run in new statements, because the statement that
 // met the key may not see its row.
-func (q *Queue) settle(ctx context.Context, db DB, jobs []Job, all []encoded, ids []int64, results []Result, left []int) (refused []error, tried map[int]Result, err error) {
+func (q *Queue) settle(ctx context.Context, db DB, jobs []Job, all []encoded, ids []int64, at *time.Time, results []Result, left []int) (refused []error, tried map[int]Result, err error) {
 	ours := slices.Concat(leasesFrom(ctx), leasesOf(db)) // the handler's transaction is recognised in another context too
 	s := settling{q: q, jobs: jobs, all: all, results: results, ours: ours}
 	for try := 0; len(left) > 0; try++ {
@@ -947,7 +962,7 @@ func (q *Queue) settle(ctx context.Context, db DB, jobs []Job, all []encoded, id
 				return nil, nil, fmt.Errorf("onceq: drawing an id: %w", err)
 			}
 		}
-		if left, err = q.insertMany(ctx, db, all, ids, results, again, true, outside(db)); err != nil {
+		if left, err = q.insertMany(ctx, db, all, ids, at, results, again, true, outside(db)); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -1042,7 +1057,7 @@ func (s *settling) answer(i int, r Result, mark []byte) {
 // settleOne is settle for one job.
 func (q *Queue) settleOne(ctx context.Context, db DB, job Job, e encoded) (Result, error) {
 	results := make([]Result, 1)
-	refused, _, err := q.settle(ctx, db, []Job{job}, []encoded{e}, make([]int64, 1), results, []int{0})
+	refused, _, err := q.settle(ctx, db, []Job{job}, []encoded{e}, make([]int64, 1), new(time.Time), results, []int{0})
 	if err == nil {
 		err = joined(refused)
 	}

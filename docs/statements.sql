@@ -1197,7 +1197,7 @@ select q.n, j.ids, j.lost, j.unknown
  where j.ids is not null or j.unknown is not null;
 
 -- enqueue.go: enqueueMany.draw
-select array_agg(nextval('onceq.ids')) from generate_series(1, $1::int);
+select array_agg(nextval('onceq.ids')), statement_timestamp() from generate_series(1, $1::int);
 
 -- enqueue.go: insertGeneral
 with fence as (

@@ -1,6 +1,7 @@
 package tests
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -206,6 +207,39 @@ func TestLane_Order(t *testing.T) {
 	db.Advance(3 * time.Hour)
 	db.Drain(h)
 	require.Equal(t, []int64{ids[5], ids[0]}, order[4:])
+}
+
+// The jobs of one EnqueueMany start in its order, however many statements it takes: because there are more jobs than one takes,
+// and their keys have another order, or because a key is that of a finished job.
+func TestLane_OrderOfOneCall(t *testing.T) {
+	t.Parallel()
+	in := func(n int) onceq.Job {
+		j := charges.Job(charge{7, n})
+		j.Key, j.Window = fmt.Sprint("payment:", n), onceq.UntilFinished
+		return j
+	}
+	for name, of := range map[string]struct {
+		jobs int
+		used []int
+	}{"many jobs": {2500, nil}, "used keys": {5, []int{0, 3}}, "both": {2500, []int{0, 3, 2300}}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			for _, n := range of.used {
+				require.NoError(t, laneClaimOne(t, db.Queue, add(t, db, in(n))).Complete(t.Context(), nil))
+			}
+			jobs, want := make([]onceq.Job, of.jobs), make([]int, of.jobs)
+			for n := range jobs {
+				jobs[n], want[n] = in(n), n
+			}
+			began := sqlOne[time.Time](t, db, `select statement_timestamp()`)
+			results, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+			require.NoError(t, err)
+			require.True(t, slices.IsSortedFunc(results, func(a, b onceq.Result) int { return cmp.Compare(a.ID, b.ID) }))
+			require.Equal(t, want, sqlOne[[]int](t, db, `select array_agg((payload ->> 'N')::int order by priority, run_at, id) from onceq.job_waits`))
+			require.True(t, sqlOne[bool](t, db, `select bool_and(run_at = created_at and run_at >= $1 and run_at < statement_timestamp()) from onceq.job_waits`, began))
+		})
+	}
 }
 
 // A failed job keeps its place; with Overtake it lets others by.
