@@ -126,6 +126,9 @@ const LockCalls = lockCalls
 
 var CallFamilies = callFamilies
 
+// ReadStill is a statement of Health.
+var ReadStill = readStill
+
 var (
 	PromoteCalls = promoteCalls
 	SweepMembers = sweepMembers

@@ -215,7 +215,8 @@ func (x *examination) pauses(ctx context.Context) error {
 	})
 }
 
-// readStill reads the lanes and limits that stand still although jobs wait for them, with the jobs that stop one.
+// readStill reads the lanes and limits that stand still although jobs wait for them, with the jobs that stop one. Of a family of
+// which the limit is 0 it looks at the first 1,000 jobs: it does not find the others behind so many delayed ones.
 var readStill = `
 select s.lane, s.ids, -1
   from (select lane, (array_agg(id order by id))[:5] as ids
@@ -223,14 +224,22 @@ select s.lane, s.ids, -1
                   from (select lane, id from onceq.lane_stops order by lane, id limit 1000) s
                   join onceq.job_history h on h.id = s.id and ` + laneIn("h.lane") + ` = s.lane and h.state in (` + sqlJobDead + `, ` + sqlJobHeld + `)) h
          group by lane) s
- where exists (select from onceq.job_waits w where w.lane = s.lane)
+ where exists (select from onceq.job_waits w where w.lane = s.lane offset 0)
 union all
 select l.lane, '{}', l.n
   from onceq.lane_limits l
  where l.n = 0
-   and exists (select from onceq.job_waits w
-                where w.lane >= l.lane and w.run_at < statement_timestamp() - $1::bigint * interval '1 microsecond'
-                  and (w.lane = l.lane or ` + isFamilyLine("l.lane") + ` and w.lane < left(l.lane, -1) || '0')) -- which comes after the slash
+   and (exists (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+                 cross join lateral (
+                       select from onceq.job_waits
+                        where lane = l.lane and priority = p.priority and run_at < statement_timestamp() - $1::bigint * interval '1 microsecond'
+                        limit 1) w)
+     or ` + isFamilyLine("l.lane") + ` and exists (
+               select from (select run_at from onceq.job_waits
+                             where lane > l.lane and lane < left(l.lane, -1) || '0' -- which comes after the slash
+                             order by lane, priority, run_at, id
+                             limit 1000) w
+                where w.run_at < statement_timestamp() - $1::bigint * interval '1 microsecond'))
  order by 1
  limit 20`
 

@@ -1074,18 +1074,50 @@ func TestStatements_ACallForAFamilyReadsNoOtherFamilysJobs(t *testing.T) {
 	_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
 	require.NoError(t, err)
 	require.NoError(t, db.Queue.SetLaneLimit(ctx, db.Pool, "earlier", "", 5))
+	read, looks := readOfWaits(t, db, onceq.CallFamilies)
+	require.GreaterOrEqual(t, looks, 2.0, "one for each family that was called")
+	require.Less(t, read, 20.0)
+}
+
+// Health read the whole waiting room once for each lane or limit of 0, and all jobs of a family that are delayed.
+func TestHealth_ReadsFewJobsForALimitOf0(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	ctx := t.Context()
+	kind := onceq.Kind[int]{Name: "later", Lane: func(n int) string { return fmt.Sprint(n % 2) }}
+	jobs := make([]onceq.Job, 3000)
+	for i := range jobs {
+		jobs[i] = kind.Job(i)
+		jobs[i].Delay = time.Hour
+	}
+	_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
+	require.NoError(t, err)
+	for _, lane := range []string{"", "1", "2", "3"} {
+		require.NoError(t, db.Queue.SetLaneLimit(ctx, db.Pool, "earlier", lane, 0))
+		require.NoError(t, db.Queue.SetLaneLimit(ctx, db.Pool, "later", lane, 0))
+	}
+	_, err = conformance.Owner(t, db).Exec(ctx, `vacuum analyze onceq.job_waits, onceq.lane_limits`)
+	require.NoError(t, err)
+	read, looks := readOfWaits(t, db, onceq.ReadStill, 0)
+	require.LessOrEqual(t, read, 1000.0, "of the family of delayed jobs")
+	require.GreaterOrEqual(t, looks, 3.0*8, "one for each priority of each limit")
+}
+
+// readOfWaits is how many rows of job_waits a statement reads, in how many looks, with the settings with which it is sent.
+func readOfWaits(t *testing.T, db *queuetest.DB, statement string, args ...any) (read, looks float64) {
+	t.Helper()
+	ctx := t.Context()
 	var plan any
 	require.NoError(t, pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, onceq.GuardPlans); err != nil {
 			return err
 		}
 		var raw string
-		if err := tx.QueryRow(ctx, "explain (analyze, timing off, format json) "+onceq.CallFamilies).Scan(&raw); err != nil {
+		if err := tx.QueryRow(ctx, "explain (analyze, timing off, format json) "+statement, args...).Scan(&raw); err != nil {
 			return err
 		}
 		return json.Unmarshal([]byte(raw), &plan)
 	}))
-	read, looks := 0.0, 0.0
 	eachNode(plan, func(node map[string]any) {
 		if node["Relation Name"] == "job_waits" {
 			removed, _ := node["Rows Removed by Filter"].(float64)
@@ -1093,8 +1125,7 @@ func TestStatements_ACallForAFamilyReadsNoOtherFamilysJobs(t *testing.T) {
 			looks += node["Actual Loops"].(float64)
 		}
 	})
-	require.GreaterOrEqual(t, looks, 2.0, "one for each family that was called")
-	require.Less(t, read, 20.0)
+	return read, looks
 }
 
 // rowsOfParts is how many rows a statement reads from its own parts, after the one that locks lanes.

@@ -82,8 +82,8 @@ var (
 	// reading is for looking at large tables on behalf of people. It keeps the time limits of the role.
 	reading = way{settings: guardPlans}
 
-	// examining is for looking at the server, on a standby too, however long that takes.
-	examining = way{settings: `select ` + noLimits}
+	// examining is for looking at the server, on a standby too, however long that takes, and at large tables.
+	examining = way{settings: guardPlans + `, ` + noLimits}
 
 	// checking is for reading the schema's version, before anything is known about it.
 	checking = way{begin: beginOwn, settings: `select ` + noLimits}

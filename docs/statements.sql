@@ -3176,14 +3176,22 @@ select s.lane, s.ids, -1
                   from (select lane, id from onceq.lane_stops order by lane, id limit 1000) s
                   join onceq.job_history h on h.id = s.id and split_part(h.lane, E'\x1f', 1) = s.lane and h.state in (6, 8)) h
          group by lane) s
- where exists (select from onceq.job_waits w where w.lane = s.lane)
+ where exists (select from onceq.job_waits w where w.lane = s.lane offset 0)
 union all
 select l.lane, '{}', l.n
   from onceq.lane_limits l
  where l.n = 0
-   and exists (select from onceq.job_waits w
-                where w.lane >= l.lane and w.run_at < statement_timestamp() - $1::bigint * interval '1 microsecond'
-                  and (w.lane = l.lane or l.lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1) and w.lane < left(l.lane, -1) || '0')) -- which comes after the slash
+   and (exists (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+                 cross join lateral (
+                       select from onceq.job_waits
+                        where lane = l.lane and priority = p.priority and run_at < statement_timestamp() - $1::bigint * interval '1 microsecond'
+                        limit 1) w)
+     or l.lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1) and exists (
+               select from (select run_at from onceq.job_waits
+                             where lane > l.lane and lane < left(l.lane, -1) || '0' -- which comes after the slash
+                             order by lane, priority, run_at, id
+                             limit 1000) w
+                where w.run_at < statement_timestamp() - $1::bigint * interval '1 microsecond'))
  order by 1
  limit 20;
 
@@ -5106,7 +5114,8 @@ select set_config('statement_timeout', '0', true), set_config('lock_timeout', '0
        case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
 
 -- statement.go: examining
-select set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
+select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
        case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
 
 -- statement.go: guardPlans
