@@ -99,7 +99,7 @@ var ErrInTransaction = errors.New("migrations: the connection has an open transa
 
 // Up creates the schema if it is missing and brings it to Version. Each migration commits on its own: after an error the
 // earlier ones stay, and the next call goes on from there. The settings of the connection's session are unchanged
-// afterwards.
+// afterwards. Its time limits do not count, except lock_timeout for tables: Up waits until ctx ends while another process migrates.
 //
 // A migration of tables that are in use waits for each of their locks for a tenth of deadlock_timeout only, 100 milliseconds by
 // default: while it waits with other locks in hand, the application may be waiting for these, and Postgres could end the
@@ -305,14 +305,20 @@ func stepDown(ctx context.Context, conn *pgx.Conn, schema string, steps []Migrat
 
 // begin opens the transaction of one migration, once no other process migrates. Read committed takes a new snapshot for each
 // statement, whatever the session's default is. The files name every table with its schema: the session's own search path must
-// not matter.
+// not matter. Nor may its time limits: another process may migrate for long, and ctx says how long this one waits. Its lock_timeout
+// counts for tables.
 func begin(ctx context.Context, conn *pgx.Conn) (pgx.Tx, error) {
 	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite})
 	if err != nil {
 		return nil, err
 	}
-	if _, err = tx.Exec(ctx, "set local search_path = pg_catalog, pg_temp"); err == nil {
-		if _, err = tx.Exec(ctx, "select pg_advisory_xact_lock($1)", lock); err == nil {
+	const settings = `
+select current_setting('lock_timeout'), set_config('search_path', 'pg_catalog, pg_temp', true), set_config('statement_timeout', '0', true),
+       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end`
+	const wait = `select set_config('lock_timeout', '0', true), pg_advisory_xact_lock($1), set_config('lock_timeout', $2, true)`
+	var patience string
+	if err = tx.QueryRow(ctx, settings).Scan(&patience, nil, nil, nil); err == nil {
+		if _, err = tx.Exec(ctx, wait, lock, patience); err == nil {
 			return tx, nil
 		}
 		err = fmt.Errorf("wait for other migrations: %w", err)

@@ -277,12 +277,39 @@ func TestUpStepsBackForTheApplication(t *testing.T) {
 	require.ErrorContains(t, migrations.UpToLater(ctx, conn, "onceq"), "look for long ones in pg_stat_activity")
 	require.ErrorIs(t, ctx.Err(), context.DeadlineExceeded)
 	exec(t, app, "commit")
+}
 
-	// The lock of another process that migrates: there the connection's own lock_timeout counts.
-	conn = connect(t, db)
-	exec(t, app, "select pg_advisory_lock(9628173550095224)")
-	exec(t, conn, "set lock_timeout = '50ms'")
-	require.ErrorContains(t, migrations.UpToLater(t.Context(), conn, "onceq"), "wait for other migrations")
+// A role may have time limits for the application's statements. Another process may migrate for longer.
+func TestUpWaitsForOthersWhateverTheTimeLimits(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.NoMigrations())
+	conn, other, watch := connect(t, db), connect(t, db), connect(t, db)
+	limits := []string{"lock_timeout", "statement_timeout"}
+	if len(collect(t, conn, "select name from pg_settings where name = 'transaction_timeout'")) > 0 {
+		limits = append(limits, "transaction_timeout")
+	}
+	for _, limit := range limits {
+		exec(t, conn, "set "+limit+" = '500ms'")
+	}
+	exec(t, other, "select pg_advisory_lock(9628173550095224)")
+	ended := make(chan error, 1)
+	go func() { ended <- migrations.Up(context.Background(), conn, "onceq") }()
+	pid := fmt.Sprint(conn.PgConn().PID())
+	require.Eventually(t, func() bool {
+		return len(ended) > 0 || len(collect(t, watch, "select state from pg_stat_activity where wait_event_type = 'Lock' and xact_start < clock_timestamp() - interval '1 second' and pid = "+pid)) > 0
+	}, time.Minute, 10*time.Millisecond)
+	exec(t, other, "select pg_advisory_unlock(9628173550095224)")
+	require.NoError(t, <-ended)
+	for _, limit := range limits {
+		require.Equal(t, []string{"500ms"}, collect(t, conn, "select current_setting('"+limit+"')"))
+	}
+
+	// The context ends the wait.
+	exec(t, other, "select pg_advisory_lock(9628173550095224)")
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	require.ErrorContains(t, migrations.Up(ctx, conn, "onceq"), "wait for other migrations")
+	require.ErrorIs(t, ctx.Err(), context.DeadlineExceeded)
 }
 
 // A migration that fails leaves nothing behind.

@@ -18,11 +18,11 @@ func (a *app) migrateCommand() *cobra.Command {
 	return group("migrate", "Create, update and remove onceq's tables", a.upCommand(), a.downCommand(), a.statusCommand(), a.sqlCommand(), a.grantsCommand())
 }
 
-// lockLimit is how long a migration waits for a lock. Whoever needs the table next waits behind it, workers too.
+// lockLimit is how long a migration waits for a table. Whoever needs the table next waits behind it, workers too.
 const lockLimit = 5 * time.Second
 
 // withConn runs fn on a connection of its own. Its statements have no time limit, because building an index may take long, but they do
-// not wait long for locks.
+// not wait long for tables.
 func (a *app) withConn(ctx context.Context, fn func(*pgx.Conn) error) error {
 	if err := a.connect(ctx, false); err != nil {
 		return err
@@ -48,14 +48,14 @@ func (a *app) withConn(ctx context.Context, fn func(*pgx.Conn) error) error {
 	return err
 }
 
-// lockers says who has locks that a migration may wait for: of tables of the schema, or that of another migration.
+// lockers says who has locks that a migration may wait for, of tables of the schema.
 func (a *app) lockers(ctx context.Context) string {
 	const read = `
 select distinct on (a.xact_start, a.pid) a.pid, coalesce(a.usename, ''), coalesce(a.application_name, ''), coalesce(a.state, ''),
        coalesce(extract(epoch from statement_timestamp() - a.xact_start), 0)::bigint
   from pg_locks l join pg_stat_activity a on a.pid = l.pid
  where l.granted and a.pid <> pg_backend_pid() and l.database = (select oid from pg_database where datname = current_database())
-   and (l.locktype = 'advisory' or l.relation in (select c.oid from pg_class c join pg_namespace n on n.oid = c.relnamespace where n.nspname = $1))
+   and l.relation in (select c.oid from pg_class c join pg_namespace n on n.oid = c.relnamespace where n.nspname = $1)
  order by a.xact_start, a.pid
  limit 3`
 	ctx, cancel := a.limited(ctx)
@@ -81,8 +81,8 @@ func (a *app) upCommand() *cobra.Command {
 		Use:   "up",
 		Short: "Create the tables, or bring them to the version of this command",
 		Long: `up creates the schema if it is missing and brings its tables to the version of this command. Running it again does nothing. It needs
-a role that may create tables. Each migration is one transaction, and waits for a lock for no longer than 5 s, or --timeout if that is shorter:
-workers would wait behind it. Run it again then.`,
+a role that may create tables. Each migration is one transaction, and waits for a table for no longer than 5 s, or --timeout if that is shorter:
+workers would wait behind it. Run it again then. While another process migrates, it waits.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.withConn(cmd.Context(), func(conn *pgx.Conn) error {
