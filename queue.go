@@ -39,7 +39,7 @@ type DB interface {
 
 // Config configures a Queue. The zero value is a good start.
 type Config struct {
-	// Schema is the name of the schema with onceq's tables. Default "onceq". Any name that Postgres accepts, even one that
+	// Schema is the name of the schema with onceq's tables. Default "onceq". Any name that migrations.Up accepts, even one that
 	// needs quoting.
 	Schema string
 

@@ -414,7 +414,10 @@ func load(schema string) ([]Migration, error) {
 	return read(files, schema)
 }
 
-// checkName refuses the names that Postgres would refuse, truncate or reserve.
+// tag matches what begins and ends the text of a function that names the schema.
+var tag = regexp.MustCompile(`\$\w+\$`)
+
+// checkName refuses the names that Postgres would refuse, truncate or reserve, and those that may end the text of a function.
 func checkName(schema string) error {
 	switch {
 	case schema == "":
@@ -425,6 +428,8 @@ func checkName(schema string) error {
 		return fmt.Errorf("migrations: schema name %q is not valid UTF-8 without NUL", schema)
 	case strings.HasPrefix(schema, "pg_"):
 		return fmt.Errorf("migrations: schema name %q: Postgres keeps names that begin with pg_ for itself", schema)
+	case tag.MatchString(schema):
+		return fmt.Errorf("migrations: schema name %q contains %q, which means something else in the functions of the schema", schema, tag.FindString(schema))
 	}
 	return nil
 }

@@ -335,12 +335,14 @@ func TestUpNames(t *testing.T) {
 		"a\x00b":                "NUL",
 		"a\xffb":                "UTF-8",
 		"pg_onceq":              "pg_",
+		"a$emit$b":              "$emit$",
 	} {
 		require.ErrorContains(t, migrations.Up(t.Context(), conn, name), part, "%q", name)
 		_, err := migrations.SQL(name)
 		require.ErrorContains(t, err, part, "%q", name)
 	}
 	require.NoError(t, migrations.Up(t.Context(), conn, strings.Repeat("x", 63)))
+	require.NoError(t, migrations.Up(t.Context(), conn, "a$emit b$$ emit$b"))
 }
 
 func TestList(t *testing.T) {
