@@ -41,7 +41,9 @@ func OnUncertain(p Policy) EffectOption { return func(f *Fence) { f.policy = p }
 // EffectTimeout sets when fn's context ends. Default 30 s; at least a millisecond. If the process dies, the effect counts
 // as in flight for 5 s longer. Under the policy Ask it counts as in flight for 10 s longer, even after an error: by default
 // until 40 s after it began. With a shorter EffectTimeout the provider is asked sooner.
-func EffectTimeout(d time.Duration) EffectOption { return func(f *Fence) { f.lease = min(d, Forever-effectGrace) + effectGrace } }
+func EffectTimeout(d time.Duration) EffectOption {
+	return func(f *Fence) { f.lease = min(d, Forever-effectGrace) + effectGrace }
+}
 
 // Once does an effect outside the database at most once for a job, as far as that can be known: it records the intent,
 // calls fn, and records the outcome. Each record is committed on its own, never in the handler's transaction. When the job
