@@ -933,7 +933,6 @@ type settling struct {
 }
 
 // settle answers for the jobs at the places in left, whose keys were taken a moment ago: it fills in a result for each and
-// settle answers for the jobs at the places in left, whose keys were taken a moment ago: it fills in a result for each and
 // returns the errors of those that are refused, and settling.tried. It must run in new statements, because the statement that
 // met the key may not see its row.
 func (q *Queue) settle(ctx context.Context, db DB, jobs []Job, all []encoded, ids []int64, at *time.Time, results []Result, left []int) (refused []error, tried map[int]Result, err error) {
