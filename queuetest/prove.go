@@ -296,6 +296,10 @@ func prove(t testing.TB, proof Proof, only string) (*report, error) {
 	if handler := proof.Handler; handler != nil {
 		proof.Handlers = func(p *Process) []onceq.Handler { return []onceq.Handler{handler(p)} }
 	}
+	first := proof.Jobs()
+	if len(first) == 0 {
+		return nil, errors.New("Proof.Jobs returned no job")
+	}
 	began := time.Now()
 	v := &prover{Proof: proof, t: t}
 	var err error
@@ -307,7 +311,6 @@ func prove(t testing.TB, proof Proof, only string) (*report, error) {
 		return nil, err
 	}
 	defer drop()
-	first := proof.Jobs()
 	if v.width = max(1, len(first)); v.width > 1 {
 		v.width = max(1, v.run(nil, false).most) // a run that finds out
 	}
@@ -426,28 +429,38 @@ func (v *prover) prepare(ctx context.Context) (drop func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	drop = func() { v.drop(name) }
-	if v.Setup != nil {
-		err = func() error {
-			pool, err := pgxpool.New(ctx, v.server.DatabaseURL(name))
-			if err != nil {
+	defer func() {
+		if v.template == "" { // also if Setup ended its goroutine
+			v.drop(name)
+		}
+	}()
+	err = func() error {
+		pool, err := pgxpool.New(ctx, v.server.DatabaseURL(name))
+		if err != nil {
+			return err
+		}
+		defer pool.Close()
+		if v.Setup != nil {
+			if err := v.Setup(ctx, pool); err != nil {
 				return err
 			}
-			defer pool.Close()
-			return v.Setup(ctx, pool)
-		}()
-	}
+		}
+		_, err = pool.Exec(ctx, `select setval('onceq.ids', greatest(last_value, $1)) from onceq.ids`, firstID)
+		return err
+	}()
 	if err == nil {
 		// A copy waits until its source has no sessions. From here on it has none.
 		err = v.server.exec(ctx, "alter database "+name+" with allow_connections false")
 	}
 	if err != nil {
-		drop()
 		return nil, fmt.Errorf("setting up: %w", err)
 	}
 	v.template = name
-	return drop, nil
+	return func() { v.drop(name) }, nil
 }
+
+// firstID is below the ids of all jobs: large enough that no other number in an address looks like a job's id.
+const firstID = 7_700_000
 
 func (v *prover) drop(name string) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -505,21 +518,33 @@ func (v *prover) run(f *fault, others bool) *proofRun {
 	slots <- struct{}{}
 	defer func() { <-slots }()
 	r := &proofRun{v: v, fault: f, others: others, provider: &provider{handler: v.Provider, dedup: !v.NoDedup, made: make(map[string]int), answers: make(map[string]*answered)}}
-	ctx := context.Background()
-	name, err := v.server.copyDatabase(ctx, v.template)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		err := errEnded
+		defer func() { r.err = cmp.Or(err, r.err) }()
+		err = r.all(context.Background())
+	}()
+	<-done
+	return r
+}
+
+// all makes a run from its database to its checks.
+func (r *proofRun) all(ctx context.Context) error {
+	name, err := r.v.server.copyDatabase(ctx, r.v.template)
 	if err != nil {
-		r.err = err
-		return r
+		return err
 	}
-	defer v.drop(name)
-	if r.err = r.open(ctx, v.server.DatabaseURL(name), others); r.err != nil {
-		return r
+	defer r.v.drop(name)
+	if err := r.open(ctx, r.v.server.DatabaseURL(name), r.others); err != nil {
+		return err
 	}
 	defer r.close()
-	if r.err = r.execute(ctx); r.err == nil {
-		r.check(ctx)
+	if err := r.execute(ctx); err != nil {
+		return err
 	}
-	return r
+	r.check(ctx)
+	return nil
 }
 
 // skip makes every sequence skip values.
@@ -557,21 +582,28 @@ func (r *proofRun) open(ctx context.Context, url string, others bool) error {
 		return err
 	}
 	r.db = &DB{Pool: pool, Queue: q, URL: url, Schema: "onceq", t: r.v.t}
+	ready := false
+	defer func() {
+		if !ready {
+			pool.Close()
+		}
+	}()
 	if others {
 		if _, err := pool.Exec(ctx, skip); err != nil {
-			pool.Close()
 			return fmt.Errorf("skipping ids: %w", err)
 		}
 	}
-	jobs := r.v.Jobs()
-	results, err := q.EnqueueMany(ctx, pool, jobs)
+	results, err := q.EnqueueMany(ctx, pool, r.v.Jobs())
 	if err != nil {
-		pool.Close()
 		return fmt.Errorf("enqueueing: %w", err)
 	}
 	for _, res := range results {
 		r.ids = append(r.ids, res.ID)
 	}
+	if err := r.park(ctx); err != nil {
+		return err
+	}
+	ready = true
 	if others {
 		r.db.exec(`update onceq.jobs set attempts = attempts + 1 where max_attempts > 1 and id = any ($1)`, r.ids)
 	}
@@ -587,6 +619,7 @@ func (r *proofRun) close() {
 			p.end()
 			p.release()
 			p.Pool.Close()
+			p.die() // for a goroutine that the handler has left behind
 		}
 		r.db.Pool.Close()
 	}()
@@ -608,15 +641,20 @@ func (r *proofRun) start(f *fault) (*Process, error) {
 	}
 	go func() {
 		defer close(p.done)
-		err := r.work(p)
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		if err != nil && !p.dead {
-			p.last = err
-		}
+		err := errEnded
+		defer func() {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			if err != nil && !p.dead {
+				p.last = err
+			}
+		}()
+		err = r.work(p)
 	}()
 	return p, nil
 }
+
+var errEnded = errors.New("a function of the Proof ended its goroutine, as FailNow does; let it panic instead")
 
 // work runs the handler, with as many jobs at a time as it takes at once. A worker with more to do would claim and run
 // the next jobs while it writes the last completions, in an order that changes from run to run, so steps could not be
@@ -669,7 +707,11 @@ func (r *proofRun) work(p *Process) error {
 	if job, _, _ := p.lease(); job == 0 {
 		return fmt.Errorf("the handler got no job: is it for the kind %q, in the queue %q?", jobs[0].Kind, cmp.Or(jobs[0].Queue, onceq.DefaultQueue))
 	}
-	return fmt.Errorf("not finished after %d deliveries; the last one ended with: %w", limit, p.lastError())
+	last := p.lastError()
+	if last == nil {
+		last = errors.New("no error")
+	}
+	return fmt.Errorf("not finished after %d deliveries; the last one ended with: %w. Only the queue's time passes between them: a lock of the handler's own that expires at some time does not expire", limit, last)
 }
 
 // hopeless reports that every further attempt will end like the last one.
@@ -685,18 +727,48 @@ with recursive ours (id) as (
   select m.job_id from ours join onceq.job_members m on m.group_id = ours.id
 )`
 
+// parked is how much later a job is due that nobody waits for. Nobody runs it, wherever it comes from and whatever else
+// runs at that time.
+const parked = `interval '8760000 hours'`
+
+// park puts all jobs but the proof's own off, those that are there and those that will come.
+func (r *proofRun) park(ctx context.Context) error {
+	ids := strings.Trim(strings.Join(strings.Fields(fmt.Sprint(r.ids)), ","), "[]")
+	_, err := r.db.Pool.Exec(ctx, `
+		create function onceq.prove_park() returns trigger language plpgsql as $$
+		begin
+		  new.run_at := new.run_at + `+parked+`;
+		  return new;
+		end $$;
+		create trigger prove_park before insert on onceq.jobs for each row when (new.id <> all ('{`+ids+`}')) execute function onceq.prove_park();
+		update onceq.jobs set run_at = run_at + `+parked+` where id <> all ('{`+ids+`}')`, pgx.QueryExecModeSimpleProtocol)
+	return err
+}
+
+// unpark makes jobs due again: those that the proof's own jobs wait for, and those that may have their place in a lane.
+const unpark = withMembers + `
+update onceq.jobs set run_at = run_at - ` + parked + `
+ where run_at > statement_timestamp() + ` + parked + ` / 2
+   and (id in (select id from ours)
+        or lane is not null and exists (select from onceq.job_waits w where w.id in (select id from ours))
+           and not exists (select from onceq.jobs j where j.id in (select id from ours)))`
+
 // wait advances the database's clock until a job is due and its lease, if any, has expired. It returns how many jobs
 // are not finished, with those that they wait for. It resolves held effects.
 func (r *proofRun) wait(ctx context.Context) (live int, err error) {
 	for range deliveriesLimit {
 		var held []int64
 		var due int64
+		if _, err := r.db.Pool.Exec(ctx, unpark, r.ids); err != nil {
+			return 0, err
+		}
 		err := r.db.Pool.QueryRow(ctx, withMembers+`
 			select (select count(*) from (select id from onceq.jobs union all select id from onceq.job_waits) j where id in (select id from ours)),
 			       array(select id from onceq.job_history where id in (select id from ours) and state = 8),
-			       coalesce((select extract(epoch from min(case when leased_until > statement_timestamp() then leased_until else run_at end)
-			                                       - statement_timestamp()) * 1e6
-			          from onceq.jobs where id in (select id from ours)), 0)::bigint`, r.ids).Scan(&live, &held, &due)
+			       coalesce(extract(epoch from coalesce(
+			          (select min(case when leased_until > statement_timestamp() then leased_until else run_at end) from onceq.jobs where id in (select id from ours)),
+			          (select min(run_at) from onceq.job_waits where id in (select id from ours) and not starts_with(lane, E'\x1f'))) -- failed, and left its lane
+			        - statement_timestamp()) * 1e6, 0)::bigint`, r.ids).Scan(&live, &held, &due)
 		if err != nil {
 			return 0, err
 		}

@@ -48,7 +48,7 @@ func (r *proofRun) check(ctx context.Context) {
 			r.results, r.err = r.outcomes(ctx)
 		}
 	}
-	o := &Outcome{Pool: r.db.Pool, Queue: r.db.Queue, JobIDs: r.ids, Effects: slices.Clone(r.provider.effects), Fault: r.fault.words()}
+	o := &Outcome{Pool: r.db.Pool, Queue: r.db.Queue, JobIDs: r.ids, Effects: r.provider.happened(), Fault: r.fault.words()}
 	if r.fault != nil && r.v.Also != nil && !r.others {
 		o.run(func() { r.also = r.v.Also(o) })
 	}
@@ -142,7 +142,7 @@ func (r *proofRun) refused() {
 			r.mistake = "one name for several effects: onceq.Once takes the second one in a run for a repetition of the first, and refuses it. Put what tells them apart into the name, such as the address that a mail is for"
 		}
 	}
-	for _, what := range r.provider.other {
+	for _, what := range r.provider.changed() {
 		r.fail("%s was called again with its key and another body", what)
 		r.mistake = "another body under the same idempotency key: a provider refuses that, or gives its first answer; make the body from nothing but the job"
 	}
@@ -150,8 +150,8 @@ func (r *proofRun) refused() {
 
 // shared fails the run if two jobs sent the same key.
 func (r *proofRun) shared() {
-	if v := r.provider; len(v.shared) > 0 {
-		c := v.shared[0]
+	if all := r.provider.mixed(); len(all) > 0 {
+		c := all[0]
 		r.fail("%s was made for two jobs under one idempotency key, %q", c.What, c.Key)
 		r.mistake = "a key that does not name its work: a provider takes the second job's call for a repetition of the first one's, and does nothing; make the key from the job, like the key that onceq.Once gives to its function. If both jobs should do it once between them, prove them with jobs that have nothing in common"
 	}
@@ -187,17 +187,10 @@ func (r *proofRun) usedUp(ctx context.Context) {
 
 // effects compares the effects outside with those of the run without faults.
 func (r *proofRun) effects() {
-	count := func(r *proofRun) map[string]int {
-		n := make(map[string]int)
-		for _, e := range r.provider.effects {
-			n[e.What]++
-		}
-		return n
-	}
-	now, least, most := count(r), count(r.v.calm), count(r.v.calm)
-	wandering := false // the effects differ between runs without faults
+	now, least, most := r.count(), r.v.calm.count(), r.v.calm.count()
+	wandering := false // the addresses of some effects differ between runs without faults
 	for _, c := range r.v.calms[1:] {
-		n := count(c)
+		n := c.count()
 		for what := range union(n, most) {
 			wandering = wandering || most[what] == 0
 			least[what], most[what] = min(least[what], n[what]), max(most[what], n[what])
@@ -205,17 +198,9 @@ func (r *proofRun) effects() {
 	}
 	if wandering {
 		r.places(now, least)
-		return
-	}
-	for _, what := range slices.Sorted(maps.Keys(now)) {
-		if most[what] > 0 {
-			continue
-		}
-		r.strange = append(r.strange, what)
-		if n := now[what]; n > 1 {
-			r.fail("%s made %s again: it happened %s, and without faults never", r.again(what), what, times(n))
-			r.mistake = r.tooOften(what, 1)
-		}
+		maps.DeleteFunc(most, func(what string, _ int) bool { return least[what] == 0 })
+	} else {
+		r.strangers(now, most)
 	}
 	if len(r.strange) > 0 {
 		return // only Check knows what such an effect means for the rest
@@ -236,7 +221,47 @@ func (r *proofRun) effects() {
 	}
 }
 
-// places compares the number of effects if the addresses of calls differ between runs without faults.
+// count counts the effects outside by what they are.
+func (r *proofRun) count() map[string]int {
+	n := make(map[string]int)
+	for _, e := range r.provider.happened() {
+		n[r.place(e.What)]++
+	}
+	return n
+}
+
+var number = regexp.MustCompile(`\d+`)
+
+// place is what an effect has in common with that of another run: its What without the ids of the jobs and without keys of
+// onceq, which differ from run to run.
+func (r *proofRun) place(what string) string {
+	return number.ReplaceAllStringFunc(ours.ReplaceAllString(what, "{key}"), func(n string) string {
+		i := slices.IndexFunc(r.ids, func(id int64) bool { return n == strconv.FormatInt(id, 10) })
+		switch {
+		case i < 0:
+			return n
+		case len(r.ids) == 1:
+			return "{id}"
+		}
+		return fmt.Sprintf("{id %d}", i+1)
+	})
+}
+
+// strangers finds the effects that no run without faults has.
+func (r *proofRun) strangers(now, most map[string]int) {
+	for _, what := range slices.Sorted(maps.Keys(now)) {
+		if most[what] > 0 {
+			continue
+		}
+		r.strange = append(r.strange, what)
+		if n := now[what]; n > 1 {
+			r.fail("%s made %s again: it happened %s, and without faults never", r.again(what), what, times(n))
+			r.mistake = r.tooOften(what, 1)
+		}
+	}
+}
+
+// places compares the number of those effects whose addresses differ between runs without faults: those that are not steady.
 func (r *proofRun) places(now, steady map[string]int) {
 	sum := func(counts map[string]int) (n int, what string) {
 		for _, w := range slices.Sorted(maps.Keys(counts)) {
@@ -246,12 +271,8 @@ func (r *proofRun) places(now, steady map[string]int) {
 		}
 		return n, what
 	}
-	before := make(map[string]int)
-	for _, e := range r.v.calm.provider.effects {
-		before[e.What]++
-	}
 	n, what := sum(now)
-	if want, _ := sum(before); n > want {
+	if want, _ := sum(r.v.calm.count()); n > want {
 		r.fail("%s and others like it happened %s, without faults %s", what, times(n), times(want))
 		r.mistake = "the address of a call differs between the runs of one job: no provider recognises a repetition. Derive it from the job"
 	}
@@ -278,9 +299,9 @@ func times(n int) string {
 // again returns which run repeated a call.
 func (r *proofRun) again(what string) string {
 	first := ""
-	for _, c := range r.provider.calls {
+	for _, c := range r.provider.reached() {
 		switch {
-		case c.What != what || !c.counted:
+		case r.place(c.What) != what || !c.counted:
 		case first == "":
 			first = c.process
 		case first != c.process:
@@ -294,8 +315,8 @@ func (r *proofRun) again(what string) string {
 func (r *proofRun) tooOften(what string, want int) string {
 	var made []call
 	keys := make(map[string]bool)
-	for _, c := range r.provider.calls {
-		if c.What == what && c.counted {
+	for _, c := range r.provider.reached() {
+		if r.place(c.What) == what && c.counted {
 			made = append(made, c)
 			keys[c.Key] = true
 		}
@@ -317,7 +338,7 @@ func (r *proofRun) tooOften(what string, want int) string {
 		}
 		return fmt.Sprintf("a provider that does not recognise keys: nobody knew whether effect %q had happened, so it was run again; declare onceq.OnUncertain(Ask or Hold)", last.once.name)
 	}
-	call := slices.IndexFunc(r.v.calm.processes[0].tape, func(s *step) bool { return s.what == what })
+	call := slices.IndexFunc(r.v.calm.processes[0].tape, func(s *step) bool { return s.role == roleCall && r.v.calm.place(s.what) == what })
 	if call < 0 {
 		return ""
 	}

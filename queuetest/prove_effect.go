@@ -127,12 +127,36 @@ func (v *provider) answer(c call, req request) answer {
 	return answer{w.Code, w.Result().Header, w.Body.Bytes()}
 }
 
-// refuses reports whether a key came back with another body: such a run never ends.
-func (v *provider) refuses() bool {
+// A goroutine of the handler's may make calls after the run has ended, so these return copies.
+
+func (v *provider) happened() []Effect {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return len(v.other) > 0
+	return slices.Clone(v.effects)
 }
+
+func (v *provider) reached() []call {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return slices.Clone(v.calls)
+}
+
+// changed returns what was called again with its key and another body.
+func (v *provider) changed() []string {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return slices.Clone(v.other)
+}
+
+// mixed returns the calls that used another job's key.
+func (v *provider) mixed() []call {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return slices.Clone(v.shared)
+}
+
+// refuses reports whether a key came back with another body: such a run never ends.
+func (v *provider) refuses() bool { return len(v.changed()) > 0 }
 
 // transport is a process's http.RoundTripper.
 type transport struct{ p *Process }

@@ -177,6 +177,9 @@ func (p *Process) die() {
 func (p *Process) pass(steps []step) (gap int, strike func(*wire)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.dead {
+		return 0, nil // the caller finds out
+	}
 	leased := p.leased
 	for i := range steps {
 		s := &steps[i]

@@ -44,6 +44,11 @@ func send(ctx context.Context, client *http.Client, method, address, body string
 	return string(answer), err
 }
 
+// shipInLane is a job that follows, in a lane.
+var shipInLane = onceq.Kind[provedOrder]{
+	Name: "ship", Key: func(o provedOrder) string { return fmt.Sprint(o.ID) }, Lane: func(provedOrder) string { return "north" },
+}
+
 // These handlers are right, although a simpler proof would take them for wrong ones.
 func TestProve_AccusesNoRightHandler(t *testing.T) {
 	t.Parallel()
@@ -290,6 +295,52 @@ func TestProve_AccusesNoRightHandler(t *testing.T) {
 				return err
 			}),
 		},
+		"addresses with the job's id and with a key of onceq": {
+			Handler: lease(func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				key := l.IdempotencyKey("receipt")
+				for _, address := range []string{fmt.Sprint("/receipts/", l.ID), "/receipts/" + key} {
+					if _, err := send(ctx, p.Client, "PUT", api+address, ""); err != nil {
+						return err
+					}
+				}
+				return p.Effect(ctx, fmt.Sprintf("mail about job %d", l.ID), key)
+			}),
+		},
+		"the next page, of the handler's own kind": {
+			Setup: queuetest.SQL(`create table pages (id int primary key)`),
+			Handler: lease(func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				if _, err := p.Queue.Enqueue(ctx, p.Pool, provedCharge.Job(provedOrder{ID: o.ID + 1})); err != nil {
+					return err
+				}
+				_, err := p.Pool.Exec(ctx, `insert into pages values ($1) on conflict do nothing`, o.ID)
+				return err
+			}),
+		},
+		"jobs with a key that follow, in a lane and after another one": {
+			Handler: lease(func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				ship, err := p.Queue.Enqueue(ctx, p.Pool, shipInLane.Job(o))
+				if err != nil {
+					return err
+				}
+				job := onceq.Job{Kind: "thank", Key: fmt.Sprint(o.ID), Payload: o, After: []onceq.JobRef{{ID: ship.ID}}}
+				if _, err := p.Queue.Enqueue(ctx, p.Pool, job); err != nil {
+					return err
+				}
+				_, err = p.Pool.Exec(ctx, `select 1`)
+				return err
+			}),
+		},
+		"a job that leaves its lane when it fails": {
+			Job: func() onceq.Job {
+				job := provedJob()
+				job.Lane, job.LaneRule = "stock/north", onceq.Overtake
+				return job
+			},
+			Handler: lease(func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				_, err := p.Pool.Exec(ctx, `select 1`)
+				return err
+			}),
+		},
 		"what a person knows of a held effect": {
 			NoDedup: true,
 			Setup:   queuetest.SQL(provedTable),
@@ -310,7 +361,9 @@ func TestProve_AccusesNoRightHandler(t *testing.T) {
 	for name, proof := range proofs {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			proof.Job = provedJob
+			if proof.Job == nil {
+				proof.Job = provedJob
+			}
 			switch name {
 			case "a fallback", "a compensation", "giving up, and saying so", "ids of a sequence, times and the attempt", "a code made once",
 				"what a person knows of a held effect": // each place has an outcome of its own
@@ -404,6 +457,79 @@ func TestProve_FindsWithoutACheck(t *testing.T) {
 				return err
 			},
 			want: []string{"and others like it happened twice, without faults once", "mistake: the address of a call differs between the runs of one job"},
+		},
+		"a charge beside an address that is another one in each run": {
+			handler: func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				if _, err := send(ctx, p.Client, "POST", "https://api.example/charges", ""); err != nil {
+					return err
+				}
+				_, err := send(ctx, p.Client, "PUT", "https://api.example/receipts/"+rand.Text(), "")
+				return err
+			},
+			want: []string{"POST api.example/charges again: it happened twice", "mistake: the address of a call differs between the runs of one job"},
+		},
+		"a charge beside an address with the job's id": {
+			handler: func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				if _, err := send(ctx, p.Client, "POST", "https://api.example/charges", ""); err != nil {
+					return err
+				}
+				_, err := send(ctx, p.Client, "PUT", fmt.Sprintf("https://api.example/receipts/%d", l.ID), "")
+				return err
+			},
+			want: []string{"POST api.example/charges again: it happened twice", "mistake: an effect outside without a fence"},
+		},
+		"a mail that is named by the job": {
+			handler: func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				return p.Effect(ctx, fmt.Sprintf("mail about job %d", l.ID), "")
+			},
+			want: []string{"mail about job {id} again: it happened twice", "mistake: an effect outside without a fence"},
+		},
+		"a job that follows, in a lane": {
+			handler: func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				if _, err := p.Queue.Enqueue(ctx, p.Pool, onceq.Job{Kind: "ship", Payload: o, Lane: "stock/north"}); err != nil {
+					return err
+				}
+				_, err := p.Pool.Exec(ctx, `select 1`)
+				return err
+			},
+			want: []string{`died before ` + "`select 1`" + `; then queue of "ship" has 2 rows, without faults 1`, "the same with cut-3-before"},
+		},
+		"a job that follows, after another one": {
+			handler: func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				first, err := p.Queue.Enqueue(ctx, p.Pool, onceq.Job{Kind: "pack", Key: "7", Payload: o})
+				if err != nil {
+					return err
+				}
+				if _, err := p.Queue.Enqueue(ctx, p.Pool, onceq.Job{Kind: "ship", Payload: o, After: []onceq.JobRef{{ID: first.ID}}}); err != nil {
+					return err
+				}
+				_, err = p.Pool.Exec(ctx, `select 1`)
+				return err
+			},
+			want: []string{`queue of "ship" has 2 rows, without faults 1`},
+		},
+		"recorded, and the job that follows is lost, in a lane": {
+			handler: func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				tag, err := p.Pool.Exec(ctx, `update orders set n = 1 where id = $1 and n = 0`, o.ID)
+				if err != nil || tag.RowsAffected() == 0 {
+					return err
+				}
+				_, err = p.Queue.Enqueue(ctx, p.Pool, shipInLane.Job(o))
+				return err
+			},
+			want: []string{"died after `update orders set n = 1 where id = $1 and n = 0` was committed, before its answer; then queue of \"ship\" has 0 rows, without faults 1"},
+		},
+		"a job that is cancelled because of an error": {
+			handler: func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				_, err := p.Pool.Exec(ctx, `select 1`)
+				if err != nil {
+					if _, err := p.Queue.Cancel(ctx, p.Pool, l.ID); err != nil {
+						return err
+					}
+				}
+				return err
+			},
+			want: []string{"the job ended cancelled, without faults completed"},
 		},
 		"a compensation that is not fenced": {
 			handler: func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {

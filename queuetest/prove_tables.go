@@ -66,10 +66,14 @@ func (r *proofRun) read(ctx context.Context) (contents, error) {
 		}
 		all[t.name] = t
 	}
+	// A job that waits may have become one that is due, or not yet: that depends on when somebody looked.
 	rows, err = r.db.Pool.Query(ctx, `
 		select kind, count(*), json_agg(jsonb_build_object('queue', queue, 'scope', scope, 'key', key, 'priority', priority,
 		       'payload', payload, 'payload_bytes', payload_bytes, 'metadata', metadata))::text
-		  from onceq.jobs where id <> all ($1) group by kind`, r.ids)
+		  from (select id, kind, queue, scope, key, priority, payload, payload_bytes, metadata from onceq.jobs
+		        union all
+		        select id, kind, queue, scope, key, priority, payload, payload_bytes, metadata from onceq.job_waits) j
+		 where id <> all ($1) group by kind`, r.ids)
 	if err != nil {
 		return nil, err
 	}

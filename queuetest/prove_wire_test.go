@@ -14,12 +14,14 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
@@ -504,8 +506,22 @@ func TestProve_BadProofs(t *testing.T) {
 			job.MaxAttempts = 2
 			return job
 		}}, "without any fault: the job failed in all of its 2 attempts: no such thing"},
-		"no handler":  {queuetest.Proof{Job: provedJob}, "Proof needs one of Handler and Handlers"},
-		"no job":      {queuetest.Proof{Handler: ok}, "Proof needs one of Job and Jobs"},
+		"no handler": {queuetest.Proof{Job: provedJob}, "Proof needs one of Handler and Handlers"},
+		"no job":     {queuetest.Proof{Handler: ok}, "Proof needs one of Job and Jobs"},
+		"no jobs":    {queuetest.Proof{Handler: ok, Jobs: func() []onceq.Job { return nil }}, "Proof.Jobs returned no job"},
+		"an ended handler": {queuetest.Proof{Job: provedJob, Handler: func(*queuetest.Process) onceq.Handler {
+			runtime.Goexit()
+			return onceq.Handler{}
+		}}, "without any fault: the job was not finished: a function of the Proof ended its goroutine"},
+		"an ended job": {queuetest.Proof{Handler: ok, Job: func() func() onceq.Job {
+			var made atomic.Int32
+			return func() onceq.Job {
+				if made.Add(1) == 2 {
+					runtime.Goexit()
+				}
+				return provedJob()
+			}
+		}()}, "without any fault: a function of the Proof ended its goroutine"},
 		"bad set-up":  {queuetest.Proof{Handler: ok, Job: provedJob, Setup: queuetest.SQL("nonsense")}, "setting up: "},
 		"bad check":   {queuetest.Proof{Handler: ok, Job: provedJob, Check: func(o *queuetest.Outcome) { o.Errorf("not so") }}, "without any fault: not so"},
 		"ever again":  {queuetest.Proof{Handler: again, Job: provedJob}, "without any fault: the job was not finished: not finished after 100 deliveries; the last one ended with: "},
@@ -517,6 +533,26 @@ func TestProve_BadProofs(t *testing.T) {
 			require.ErrorContains(t, err, c.want)
 		})
 	}
+}
+
+// A Setup that ends its goroutine, as require does, leaves no database behind.
+func TestProve_ASetupThatEnds(t *testing.T) {
+	db := queuetest.New(t)
+	databases := func() int {
+		return scan[int](t, db.Pool, `select count(*) from pg_database where strpos(datname, $1) > 0`, queuetest.Tag(t))
+	}
+	before := databases()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _ = queuetest.ProveAll(t, queuetest.Proof{
+			Setup:   func(context.Context, *pgxpool.Pool) error { runtime.Goexit(); return nil },
+			Job:     provedJob,
+			Handler: func(*queuetest.Process) onceq.Handler { return onceq.Handler{} },
+		}, "")
+	}()
+	<-done
+	require.Equal(t, before, databases())
 }
 
 // Prove cannot prove a handler that does something else each time, and says so.
