@@ -135,7 +135,8 @@ func (o *Outcome) Count(query string, args ...any) int {
 //   - The process dies before a step, and after it. Its connections are cut, its contexts end, and what is left of it
 //     reaches nothing any more. "After a step" means that the server has done it and the answer is lost.
 //   - The connection is lost before and after each step of the handler, or a call gets no answer. The process lives on.
-//   - A call is answered with 500 although it was done.
+//   - A call is answered with 500 although it was done, or with 503 and not done.
+//   - The worker is shut down after a step, as in a deploy: the handler's context ends, and the connections stay.
 //   - The process freezes before a step of the handler and its lease expires. A second process finishes the job, and then
 //     the first one wakes up and goes on.
 //   - Two processes reach the same step at the same time.
@@ -167,9 +168,11 @@ const (
 	meeting                   // two processes go on from the step at the same time
 	twice                     // two runs in a row
 	failing                   // a call is answered with 500 although it was done
+	refusing                  // a call is answered with 503 and not done
+	stopping                  // the worker is shut down; the process lives on
 )
 
-var faultNames = [...]string{"die", "cut", "freeze", "meet", "twice", "fail"}
+var faultNames = [...]string{"die", "cut", "freeze", "meet", "twice", "fail", "refuse", "stop"}
 
 // fault is what goes wrong in one run. A nil step means no fault.
 type fault struct {
@@ -187,7 +190,7 @@ func (f *fault) name() string {
 		return "none"
 	case f.step == nil:
 		return faultNames[f.kind]
-	case f.kind == freezing || f.kind == meeting || f.kind == failing:
+	case f.kind != dying && f.kind != cutting:
 		return fmt.Sprintf("%s-%d", faultNames[f.kind], f.at)
 	case f.after:
 		return fmt.Sprintf("%s-%d-after", faultNames[f.kind], f.at)
@@ -212,6 +215,12 @@ func (f *fault) words() string {
 		return "died " + place
 	case f.kind == failing:
 		return "got 500 for " + f.step.words + f.step.times() + ", which had been done"
+	case f.kind == refusing:
+		return "got 503 for " + f.step.words + f.step.times() + ", which was not done"
+	case f.kind == stopping && f.step.role == roleClaim:
+		return "its worker was shut down when the handler began" + f.step.times()
+	case f.kind == stopping:
+		return "its worker was shut down after " + f.step.words + f.step.times()
 	case f.kind == cutting && f.step.role == roleCall && f.after:
 		return "lost the answer to " + f.step.words + f.step.times()
 	case f.kind == cutting:
@@ -225,7 +234,9 @@ func (f *fault) words() string {
 }
 
 // survived reports whether the process lives on and runs the job again.
-func (f *fault) survived() bool { return f != nil && (f.kind == cutting || f.kind == failing) }
+func (f *fault) survived() bool {
+	return f != nil && (f.kind == cutting || f.kind == failing || f.kind == refusing)
+}
 
 // faults lists the faults to try, from the tape of a run without faults.
 func faults(tape []*step, attempts bool) []*fault {
@@ -246,7 +257,11 @@ func faults(tape []*step, attempts bool) []*fault {
 			all = append(all, f)
 		}
 		if s.http && s.leased && attempts {
-			all = append(all, &fault{kind: failing, at: i + 1, step: s, after: true})
+			all = append(all, &fault{kind: failing, at: i + 1, step: s, after: true}, &fault{kind: refusing, at: i + 1, step: s})
+		}
+		begins := s.role == roleClaim && i+1 < len(tape) && tape[i+1].leased
+		if begins || s.leased && s.role != roleClaim && s.next == "" && (s.inTx || !s.ends()) {
+			all = append(all, &fault{kind: stopping, at: i + 1, step: s, after: true})
 		}
 		if s.leased && s.first {
 			all = append(all, &fault{kind: freezing, at: i + 1, step: s}, &fault{kind: meeting, at: i + 1, step: s})
@@ -666,6 +681,7 @@ func (r *proofRun) work(p *Process) error {
 			r.mu.Lock()
 			r.most = max(r.most, len(leases))
 			r.mu.Unlock()
+			p.begins(ctx)
 			return next(ctx)
 		})
 	}
@@ -878,7 +894,7 @@ func (r *proofRun) execute(ctx context.Context) (err error) {
 		return err
 	}
 	switch f := r.fault; {
-	case f == nil || f.survived() || f.kind == twice:
+	case f == nil || f.survived() || f.kind == twice || f.kind == stopping:
 		if err := arrives(a.done, nil); err != nil {
 			return err
 		}
@@ -892,7 +908,7 @@ func (r *proofRun) execute(ctx context.Context) (err error) {
 		}
 	}
 	if f := r.fault; f != nil && !f.survived() {
-		if r.earlier == nil && (f.kind == dying || f.kind == twice) {
+		if r.earlier == nil && (f.kind == dying || f.kind == twice || f.kind == stopping) {
 			r.keep(ctx)
 		}
 		b, err := r.start(nil)

@@ -214,6 +214,12 @@ func (r *proofRun) effects() {
 			}
 		case n < least[what]:
 			r.fail("%s happened %s, without faults %s", what, times(n), times(least[what]))
+			if r.mistake == "" && r.stoppedShort() {
+				r.mistake = stoppedShort
+			}
+			if r.mistake == "" && r.fault != nil && r.fault.kind == refusing {
+				r.mistake = "an answer that nobody looks at: the server refused the call, and the handler went on as if it had been done. Return an error unless the status says that it was done; http.Client returns no error for a status"
+			}
 			if r.mistake == "" {
 				r.mistake = "recording before sending: the work was recorded as done, the effect was not made, and the next run believed the record. Put the call into onceq.Once, which tells an intent from an outcome"
 			}
@@ -370,8 +376,20 @@ func (r *proofRun) looksFirst(at int) bool {
 	return slices.ContainsFunc(r.v.calm.processes[0].tape[:at], func(s *step) bool { return s.reads() })
 }
 
+const stoppedShort = "a shutdown taken for the end of the work: the handler's context ended, and the handler returned nil, so the job is completed with work left. Return the context's error; the job then runs again, and no attempt is spent"
+
+// stoppedShort reports whether the worker was shut down and its handler completed the job nevertheless.
+func (r *proofRun) stoppedShort() bool {
+	return r.fault != nil && r.fault.kind == stopping && !slices.ContainsFunc(r.processes[1:], func(p *Process) bool {
+		return slices.ContainsFunc(p.tape, func(s *step) bool { return s.leased })
+	})
+}
+
 // explain returns why a check failed although the effects outside are right.
 func (r *proofRun) explain() string {
+	if r.stoppedShort() {
+		return stoppedShort
+	}
 	tape := r.v.calm.processes[0].tape
 	write := slices.IndexFunc(tape, func(s *step) bool { return s.writes() })
 	if write < 0 {
@@ -554,8 +572,8 @@ func (rep *report) summary() string {
 	if calls == 1 {
 		seenCalls = "1 call seen"
 	}
-	text := fmt.Sprintf("%d steps, %s; died at %d places, lost a connection or an answer at %d, got 500 at %d, froze at %d, met at %d, ran twice; %s, in %s",
-		len(rep.steps), seenCalls, kinds[dying], kinds[cutting], kinds[failing], kinds[freezing], kinds[meeting], outcome, rep.took.Round(10*time.Millisecond))
+	text := fmt.Sprintf("%d steps, %s; died at %d places, lost a connection or an answer at %d, got 500 at %d and 503 at %d, froze at %d, met at %d, stopped at %d, ran twice; %s, in %s",
+		len(rep.steps), seenCalls, kinds[dying], kinds[cutting], kinds[failing], kinds[refusing], kinds[freezing], kinds[meeting], kinds[stopping], outcome, rep.took.Round(10*time.Millisecond))
 	if len(blind) > 0 {
 		text += fmt.Sprintf("\n0 calls seen in effect %q: Prove cannot see a call that does not go through p.Client or p.Effect, and has not proven it", blind)
 	}

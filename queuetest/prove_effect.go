@@ -208,6 +208,9 @@ func (p *Process) call(ctx context.Context, what, key string, req request) (answ
 	gap, fault := p.pass(steps)
 	if fault != nil && gap == 0 {
 		fault(nil)
+		if p.run.fault.kind == refusing {
+			return answer{http.StatusServiceUnavailable, http.Header{}, []byte("nothing was done (Prove)")}, nil
+		}
 		return answer{}, p.lost("%s: the connection is refused (Prove)", what)
 	}
 	if err := p.passed(ctx); err != nil {
@@ -223,8 +226,11 @@ func (p *Process) call(ctx context.Context, what, key string, req request) (answ
 	a := p.run.provider.take(c, req)
 	if fault != nil {
 		fault(nil)
-		if p.run.fault.kind == failing {
+		switch p.run.fault.kind {
+		case failing:
 			return answer{http.StatusInternalServerError, http.Header{}, []byte("it was done, and then something failed (Prove)")}, nil
+		case stopping:
+			return a, nil
 		}
 		return answer{}, p.lost("%s: the answer got lost (Prove)", what)
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -47,7 +48,9 @@ type Process struct {
 	seen      map[string]int // number of steps so far, by their text
 	tape      []*step
 	leased    bool
-	once      effect // the effect of onceq.Once that is running
+	handling  context.Context // of the latest handler that began
+	stopping  func(*wire)     // shuts the worker down when a handler begins; nil for never
+	once      effect          // the effect of onceq.Once that is running
 	job       int64
 	attempt   int
 	token     int64
@@ -171,6 +174,31 @@ func (p *Process) die() {
 	p.end()
 }
 
+// begins records that a handler has begun, with its context.
+func (p *Process) begins(ctx context.Context) {
+	p.mu.Lock()
+	stop := p.stopping
+	p.handling, p.stopping = ctx, nil
+	p.mu.Unlock()
+	if stop != nil {
+		stop(nil)
+	}
+}
+
+// stop shuts the worker down, as a deploy does, and waits until its handler's context has ended. All else lives on.
+func (p *Process) stop() {
+	p.mu.Lock()
+	ctx := p.handling
+	p.mu.Unlock()
+	p.end()
+	if ctx != nil {
+		_ = arrives(ctx.Done(), nil)
+	}
+}
+
+// afterAll is the gap of a fault that comes after the answer to all steps, which reaches the process.
+const afterAll = -1
+
 // pass records steps that are sent at once and lets them through. If a fault is due, gap says after how many steps it
 // comes, and the caller calls strike to cause it. If the fault freezes the process, the freeze is over when pass
 // returns.
@@ -204,11 +232,17 @@ func (p *Process) pass(steps []step) (gap int, strike func(*wire)) {
 		}
 		p.seen[s.text]++
 		p.note(s)
-		if f := p.comes(s, true); f != nil {
+		switch f := p.comes(s, true); {
+		case f == nil:
+		case f.kind != stopping:
 			return i + 1, p.strike(f)
+		case s.role == roleClaim:
+			p.stopping = p.strike(f)
+		default:
+			gap, strike = afterAll, p.strike(f)
 		}
 	}
-	return 0, nil
+	return gap, strike
 }
 
 // comes returns the fault if it is due.
@@ -226,6 +260,8 @@ func (p *Process) strike(f *fault) func(*wire) {
 		switch {
 		case f.kind == dying:
 			p.die()
+		case f.kind == stopping:
+			p.stop()
 		case w != nil:
 			w.cut(errCut)
 		}
@@ -252,14 +288,22 @@ func (p *Process) note(s *step) {
 	p.tape = append(p.tape, &kept)
 }
 
-// settled records which of the last steps of a connection were in a transaction that is still open.
-func (p *Process) settled(steps []step, status byte) {
-	if status == 'I' {
-		return
-	}
+// settled records which of the last steps of a connection were in a transaction that is still open. If the completion of
+// the job was, the process has its lease until that transaction commits.
+func (p *Process) settled(w *wire, steps []step, status byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if status == 'I' {
+		if w.finishing && slices.ContainsFunc(steps, func(s step) bool { return s.role == roleCommit }) {
+			p.leased = false
+		}
+		w.finishing = false
+		return
+	}
 	for _, s := range steps {
+		if s.role == roleFinish {
+			w.finishing, p.leased = true, true
+		}
 		for _, kept := range p.tape {
 			if kept.text == s.text && kept.nth == s.nth {
 				kept.inTx = true

@@ -337,8 +337,10 @@ func TestProve_AccusesNoRightHandler(t *testing.T) {
 				return job
 			},
 			Handler: lease(func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
-				_, err := p.Pool.Exec(ctx, `select 1`)
-				return err
+				if _, err := p.Pool.Exec(ctx, `select 1`); err != nil {
+					return onceq.RetryAfter(time.Hour, err)
+				}
+				return nil
 			}),
 		},
 		"what a person knows of a held effect": {
@@ -518,6 +520,62 @@ func TestProve_FindsWithoutACheck(t *testing.T) {
 				return err
 			},
 			want: []string{"died after `update orders set n = 1 where id = $1 and n = 0` was committed, before its answer; then queue of \"ship\" has 0 rows, without faults 1"},
+		},
+		"a status that nobody looks at": {
+			handler: func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				_, err := onceq.Once(ctx, l, "charge", func(ctx context.Context, key string) (bool, error) {
+					req, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://api.example/charges", nil)
+					if err != nil {
+						return false, err
+					}
+					req.Header.Set("Idempotency-Key", key)
+					res, err := p.Client.Do(req)
+					if err != nil {
+						return false, err
+					}
+					return true, res.Body.Close()
+				})
+				return err
+			},
+			want: []string{
+				`got 503 for POST api.example/charges in effect "charge", which was not done; then POST api.example/charges happened never, without faults once`,
+				"mistake: an answer that nobody looks at",
+				"ONCEQ_PROVE=refuse-",
+			},
+		},
+		"a shutdown taken for the end of the work": {
+			handler: func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				for _, to := range []string{"ada", "bob", "eve"} {
+					if ctx.Err() != nil {
+						break
+					}
+					if _, err := onceq.Once(ctx, l, to, func(ctx context.Context, key string) (bool, error) {
+						return true, p.Effect(ctx, "mail to "+to, key)
+					}); err != nil {
+						return err
+					}
+				}
+				return nil
+			},
+			want: []string{
+				`its worker was shut down after mail to ada in effect "ada"; then mail to bob happened never, without faults once; and mail to eve happened never`,
+				"mistake: a shutdown taken for the end of the work",
+				"ONCEQ_PROVE=stop-",
+			},
+		},
+		"a shutdown taken for the end of the work, in tables": {
+			handler: func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {
+				for n := 1; n <= 2 && ctx.Err() == nil; n++ {
+					if _, err := p.Pool.Exec(ctx, `update orders set n = $2 where id = $1`, o.ID, n); err != nil {
+						return err
+					}
+				}
+				return nil
+			},
+			want: []string{
+				"its worker was shut down after `update orders set n = $2 where id = $1`; then table public.orders: n is 1, without faults 2",
+				"mistake: a shutdown taken for the end of the work",
+			},
 		},
 		"a job that is cancelled because of an error": {
 			handler: func(ctx context.Context, p *process, l *onceq.Lease, o provedOrder) error {

@@ -71,16 +71,17 @@ type wire struct {
 	reading sync.Mutex
 	raw     []byte // the beginning of an incomplete answer; reading guards it
 
-	mu      sync.Mutex
-	out     []byte // answers for the client
-	pending []step // sent; ReadyForQuery tells what happened to their transaction
-	syncs   int    // number of ReadyForQuery messages still to come
-	wants   int    // number of completions still to come, when held
-	held    bool   // nothing passes any more in either direction; the fault comes after the last answer
-	copying bool   // still passes the data that the last statement waits for
-	beyond  bool   // the client has sent something that comes after the fault
-	strike  func()
-	err     error // set when the connection is gone
+	mu        sync.Mutex
+	out       []byte // answers for the client
+	pending   []step // sent; ReadyForQuery tells what happened to their transaction
+	finishing bool   // its transaction contains the completion of a job
+	syncs     int    // number of ReadyForQuery messages still to come
+	wants     int    // number of completions still to come, when held
+	held      bool   // nothing passes any more in either direction; the fault comes after the last answer, without it
+	copying   bool   // still passes the data that the last statement waits for
+	beyond    bool   // the client has sent something that comes after the fault
+	strike    func()
+	err       error // set when the connection is gone
 }
 
 // statement is a statement to run, with its parameters as sent.
@@ -193,12 +194,15 @@ func (w *wire) send(sync bool) error {
 	if err := w.gone(); err != nil {
 		return err // it died while it was waiting here
 	}
-	if fault == nil {
+	if fault == nil || gap == afterAll {
 		w.mu.Lock()
 		if sync {
 			w.syncs++
 		}
 		w.pending = append(w.pending, steps...)
+		if fault != nil {
+			w.strike = func() { fault(w) }
+		}
 		w.mu.Unlock()
 		_, err := w.Conn.Write(group)
 		return w.because(err)
@@ -250,7 +254,9 @@ func (w *wire) Read(b []byte) (int, error) {
 			}
 			if strike := w.answer(w.raw[:size]); strike != nil {
 				strike()
-				return 0, w.gone()
+				if err := w.gone(); err != nil {
+					return 0, err
+				}
 			}
 			w.raw = w.raw[size:]
 		}
@@ -277,7 +283,7 @@ func (w *wire) answer(m []byte) func() {
 		w.syncs = max(0, w.syncs-1)
 		due = w.held && w.syncs == 0 && w.wants < 0
 		if len(m) > 5 {
-			w.p.settled(w.pending, m[5])
+			w.p.settled(w, w.pending, m[5])
 		}
 		w.pending = w.pending[:0]
 	}
@@ -289,6 +295,11 @@ func (w *wire) answer(m []byte) func() {
 	}
 	if !w.held || m[0] == 'G' {
 		w.out = append(w.out, m...)
+	}
+	if m[0] == 'Z' && !w.held && w.syncs == 0 {
+		strike := w.strike
+		w.strike = nil
+		return strike
 	}
 	return nil
 }

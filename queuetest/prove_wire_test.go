@@ -99,6 +99,10 @@ func TestProve_EveryStatementIsAStep(t *testing.T) {
 		"meet-9":        `two workers at the same time, both before onceq's intent of effect "charge"`,
 		"freeze-12":     "froze before onceq's completion until its lease had run out and a second worker had taken the job; then went on",
 		"cut-2-before":  "lost its connection before the begin of the handler's transaction (sent with `update charges set charge = 'extended' where …`)",
+		"refuse-10":     `got 503 for POST pay.example/charges in effect "charge", which was not done`,
+		"stop-1":        "its worker was shut down when the handler began",
+		"stop-4":        "its worker was shut down after `update charges set charge = 'extended' where …`",
+		"stop-10":       `its worker was shut down after POST pay.example/charges in effect "charge"`,
 	}
 	for name, words := range want {
 		got, ok := proven.Faults[name]
@@ -106,13 +110,14 @@ func TestProve_EveryStatementIsAStep(t *testing.T) {
 		require.Equal(t, words, got, name)
 	}
 	// The process dies after each of the 13 steps, and before each of the 9 that come first in what is sent at once. The
-	// other faults happen after the handler has begun: at 12 and 8 of the steps.
+	// other faults happen after the handler has begun: at 12 and 8 of the steps. The worker is shut down when the handler
+	// begins, and after each answer that the handler gets.
 	count := make(map[string]int)
 	for name := range proven.Faults {
 		kind, _, _ := strings.Cut(name, "-")
 		count[kind]++
 	}
-	require.Equal(t, map[string]int{"twice": 1, "fail": 1, "die": 13 + 9, "cut": 12 + 8, "freeze": 8, "meet": 8}, count)
+	require.Equal(t, map[string]int{"twice": 1, "fail": 1, "refuse": 1, "die": 13 + 9, "cut": 12 + 8, "freeze": 8, "meet": 8, "stop": 8}, count)
 }
 
 // A death is real. Even if the handler ignores it and goes on, the server has everything from before the point where
@@ -582,7 +587,7 @@ func TestProve_AnotherWayEachTime(t *testing.T) {
 	s := &spy{TB: t}
 	queuetest.Prove(s, queuetest.AtOwnSteps(proof(func(run int) bool { return run == 1 })))
 	require.Empty(t, s.errors)
-	require.Contains(t, s.logs[0], "6 steps were not reached again, as in some run without faults")
+	require.Contains(t, s.logs[0], "7 steps were not reached again, as in some run without faults")
 
 	// Steps that all runs without faults have, and that a run with a fault lacks, are a mistake.
 	others := proof(func(run int) bool { return run != 2 })

@@ -275,7 +275,7 @@ func (s step) before() string {
 // own reports that the step is the handler's, and not one of onceq's around it.
 func (s step) own() bool { return s.role == roleUser || s.role == roleCall }
 
-// ends reports that the process has no lease after the step.
+// ends reports that the process has no lease after the step, unless its transaction is still open: see Process.settled.
 func (s step) ends() bool { return s.role == roleFinish || s.role == roleCommit && s.worker }
 
 func (s step) after() string {
