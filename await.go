@@ -126,6 +126,8 @@ func (q *Queue) hasEvents(ctx context.Context, db DB) error {
 // The answer is recorded, and every later run of the job gets the same one, also after a crash or a redrive, and even if
 // the event is emitted after the time-out was answered. After Reschedule the job waits anew.
 //
+// Each time that the job runs again is one of the about a million claims that it has: see Snooze.
+//
 // A job waits for one thing at a time. In a lane it keeps its place as one that is snoozed does (Overtake).
 //
 // Other errors that Await returns are an *InvalidError for bad input or a negative timeout, a *LeaseError if the job's lease is

@@ -664,7 +664,7 @@ returning job_id`
 var (
 	redriveTheirs = redriveJobs[:strings.Index(redriveJobs, "absent as (")] + `given as (select $3::bigint)
 select (select array_agg(id) from asked), (select array_agg(id) from h), (select array_agg(job_id) from mine),
-       (select array_agg(id) from h where key is null)`
+       (select array_agg(id) from h where key is null), (select array_agg(id) from asked a where ` + usedUp + `)`
 
 	redriveAbsent = `
 select id, scope, key, kind, claims from onceq.job_history where id = any ($1::bigint[]) order by scope, key, id desc`
@@ -693,8 +693,8 @@ func redriveInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 	if _, err := p.draw(0); err != nil {
 		return err
 	}
-	var asked, free, back, unkeyed []int64
-	if err := p.send(redriveTheirs, args[:3], row(&asked, &free, &back, &unkeyed)); err != nil {
+	var asked, free, back, unkeyed, usedUp []int64
+	if err := p.send(redriveTheirs, args[:3], row(&asked, &free, &back, &unkeyed, &usedUp)); err != nil {
 		return err
 	}
 	back = append(back, unkeyed...)
@@ -735,8 +735,8 @@ func redriveInParts(p *parts, args []any, read func(pgx.Rows) error) error {
 			return err
 		}
 	}
-	const answer = `select $1::bigint[], null, $2::bigint[], $3::bigint[], $4::bigint[], null::bigint[]`
-	return p.send(answer, []any{back, without(free, back), without(asked, free), without(early, []int64{0})}, read)
+	const answer = `select $1::bigint[], null, $2::bigint[], $3::bigint[], $4::bigint[], null::bigint[], $5::bigint[]`
+	return p.send(answer, []any{back, without(free, back), without(asked, append(free, usedUp...)), without(early, []int64{0}), usedUp}, read)
 }
 
 // What EnqueueInBatch sends. No part waits for an answer: the id is in a setting of the transaction, and the fence says by a

@@ -14,7 +14,8 @@ import (
 // later job has taken the key, the job stays where it is, even if the later job is finished and the key free: running the
 // older job would repeat the work, under smaller tokens.
 //
-// A job with a held effect would be held again at once, and stays where it is.
+// A job with a held effect would be held again at once, and a dead one whose claims are used up would be dead again at once. Both
+// stay where they are.
 //
 // A job with a lane waits for it again, at the place that it had when it was enqueued. One that was cancelled before its time, and
 // that no claim had, is delayed until then; a slot of a rate is no such time.
@@ -26,7 +27,7 @@ import (
 // do not count for it.
 //
 // It returns the ids of the jobs that came back, of those whose key belongs to another job, of those with a held effect, of those
-// that came back delayed, and of the groups of which members came back.
+// that came back delayed, of the groups of which members came back, and of the jobs whose claims are used up.
 var redriveJobs = `
 with asked as materialized (
   select * from onceq.job_history
@@ -36,7 +37,7 @@ with asked as materialized (
 ),
 h as materialized (
   select * from asked a
-   where not exists (select from onceq.job_fences f where ` + effectsOf("a") + ` and ` + ofRound("a") + ` and f.state = ` + sqlHeld + `)
+   where not ` + usedUp + ` and not exists (select from onceq.job_fences f where ` + effectsOf("a") + ` and ` + ofRound("a") + ` and f.state = ` + sqlHeld + `)
 ),
 mine as (
   update onceq.job_fences f
@@ -101,8 +102,11 @@ request as (
 select (select array_agg(id) from back),
        (select onceq.tell(array_agg(id), array_agg(0::smallint), null) from back where ` + isMember + `),
        (select array_agg(id) from h where id not in (select id from back)),
-       (select array_agg(id) from asked where id not in (select id from h)),
-       (select array_agg(id) from back where early), (select array_agg(distinct group_id) from led)`
+       (select array_agg(id) from asked a where id not in (select id from h) and not ` + usedUp + `),
+       (select array_agg(id) from back where early), (select array_agg(distinct group_id) from led), (select array_agg(id) from asked a where ` + usedUp + `)`
+
+// usedUp says of a row a of job_history that the job is dead and that its next claim would be its last: no token counts further.
+var usedUp = fmt.Sprintf(`(a.state = %s and a.claims >= %d)`, sqlJobDead, claimsLimit-1)
 
 // beforeItsTime says of a row of job_history that its run_at, if it is still ahead, is when the job was to start.
 const beforeItsTime = `state = ` + sqlJobCancelled + ` and claims = 0 and (` + hasSlot + `) is not true`
@@ -110,12 +114,15 @@ const beforeItsTime = `state = ` + sqlJobCancelled + ` and claims = 0 and (` + h
 // redrivable are the states from which a job can be redriven.
 var redrivable = []State{StateDead, StateCancelled, StateHeld}
 
-func (q *Queue) redrive(ctx context.Context, db DB, ids []int64, states []State) (back, taken, held, early []int64, err error) {
+// redriven says what became of the jobs of one statement: see redriveJobs.
+type redriven struct{ back, taken, held, early, usedUp []int64 }
+
+func (q *Queue) redrive(ctx context.Context, db DB, ids []int64, states []State) (redriven, error) {
 	return q.redriveBy(ctx, db, hot, ids, states, nil)
 }
 
 // redriveBy adds to led, if it is not nil, the groups of which members came back.
-func (q *Queue) redriveBy(ctx context.Context, db DB, by way, ids []int64, states []State, led map[int64]bool) (back, taken, held, early []int64, err error) {
+func (q *Queue) redriveBy(ctx context.Context, db DB, by way, ids []int64, states []State, led map[int64]bool) (r redriven, err error) {
 	_, past := (&Filter{States: states}).states()
 	var came, groups []int64
 	for _, id := range ids {
@@ -123,16 +130,16 @@ func (q *Queue) redriveBy(ctx context.Context, db DB, by way, ids []int64, state
 			came = append(came, id)
 		}
 	}
-	err = q.send(ctx, db, by, redriveJobs, []any{ids, past, DefaultWindow.Milliseconds(), came}, row(&back, nil, &taken, &held, &early, &groups))
+	err = q.send(ctx, db, by, redriveJobs, []any{ids, past, DefaultWindow.Milliseconds(), came}, row(&r.back, nil, &r.taken, &r.held, &r.early, &groups, &r.usedUp))
 	if led != nil {
 		for _, id := range groups {
 			led[id] = true
 		}
 	}
 	if err != nil {
-		return nil, nil, nil, nil, fmt.Errorf("onceq: redrive: %w", q.told(err))
+		return redriven{}, fmt.Errorf("onceq: redrive: %w", q.told(err))
 	}
-	return back, taken, held, early, nil
+	return r, nil
 }
 
 // Redrive runs a dead, held or cancelled job again, inside db, and returns its state after that: StateWaiting. It is the
@@ -140,7 +147,8 @@ func (q *Queue) redriveBy(ctx context.Context, db DB, by way, ids []int64, state
 // and lost leases count from 0. If it has a lane, it gets back the place that it had there when it was enqueued. A delayed
 // job that was cancelled before any worker had it runs no earlier than at its time: it is StateDelayed until then. In any
 // other state nothing is changed. An unknown job is ErrNotFound. A job with a held effect would be held again at once: the
-// error is then ErrHeld, nothing is changed, and Resolve is the method to use.
+// error is then ErrHeld, nothing is changed, and Resolve is the method to use. A job that is dead because it was claimed about a
+// million times (Snooze) would be dead again at once, and is refused too.
 //
 // A job that somebody cancelled while it waited for others (Job.After) waits for them again, as at first: for those that are
 // unfinished or held, and Job.IfDead says what dead and cancelled ones mean. So redrive the others before it. A job that its
@@ -159,17 +167,19 @@ select f.scope, f.key, f.job_id, f.state, f.result::text, ` + liveState + `
   left join onceq.jobs j on j.id = f.job_id
  where h.id = $1::bigint and f.job_id <> h.id`
 	for range settleTries {
-		back, taken, held, early, err := q.redrive(ctx, db, []int64{id}, redrivable)
+		r, err := q.redrive(ctx, db, []int64{id}, redrivable)
 		switch {
 		case err != nil:
 			return 0, err
-		case len(held) > 0:
+		case len(r.usedUp) > 0:
+			return 0, fmt.Errorf("onceq: job %d was claimed as often as its tokens can count and would be dead again at once; enqueue a new job for its work, after a Discard if that is to have its key", id)
+		case len(r.held) > 0:
 			return 0, fmt.Errorf("%w: job %d has a held effect and would be held again at once; settle it with Queue.Resolve, which runs the job again (Queue.Effects lists what is held)", ErrHeld, id)
-		case len(early) > 0:
+		case len(r.early) > 0:
 			return StateDelayed, nil
-		case len(back) > 0:
+		case len(r.back) > 0:
 			return StateWaiting, nil
-		case len(taken) == 0:
+		case len(r.taken) == 0:
 			return q.state(ctx, db, id)
 		}
 		var dup DuplicateError
@@ -224,14 +234,15 @@ func membersFirst(ids []int64, groups map[int64][]int64) []int64 {
 // Filter.States may name StateDead, StateHeld and StateCancelled. A filter without Queue, Kind, Scope, IDs and Group needs
 // Filter.All. Filter.Limit is how many jobs are tried; 0 means all.
 // Jobs whose key a later job has taken stay as they are and are counted in taken. Jobs with a held effect would be held
-// again at once and also stay: if there are any, the error is ErrHeld, and the other jobs are redriven; see ResolveMany.
+// again at once and also stay: if there are any, the error is ErrHeld, and the other jobs are redriven; see ResolveMany. So do jobs
+// that were claimed too often: the error says how many.
 // With a pool as db each statement commits on its own, and the counts are right even if there is an error.
 func (q *Queue) RedriveMany(ctx context.Context, db DB, filter Filter) (redriven, taken int, err error) {
-	held, tried := 0, 0
+	held, usedUp, tried := 0, 0, 0
 	led := make(map[int64]bool)
 	redrive := func(ids []int64) error {
-		b, t, h, _, err := q.redriveBy(ctx, db, hot, ids, filter.chosen(), led)
-		redriven, taken, held = redriven+len(b), taken+len(t), held+len(h)
+		r, err := q.redriveBy(ctx, db, hot, ids, filter.chosen(), led)
+		redriven, taken, held, usedUp = redriven+len(r.back), taken+len(r.taken), held+len(r.held), usedUp+len(r.usedUp)
 		return err
 	}
 	var last []int64 // the followers
@@ -266,6 +277,9 @@ func (q *Queue) RedriveMany(ctx context.Context, db DB, filter Filter) (redriven
 	}
 	if err == nil && held > 0 {
 		err = fmt.Errorf("%w: %d jobs have a held effect and would be held again at once, and stay; settle them with Queue.ResolveMany", ErrHeld, held)
+	}
+	if (err == nil || errors.Is(err, ErrHeld)) && usedUp > 0 {
+		err = errors.Join(err, fmt.Errorf("onceq: %d jobs were claimed as often as their tokens can count and would be dead again at once, and stay; enqueue new jobs for their work", usedUp))
 	}
 	return redriven, taken, err
 }

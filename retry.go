@@ -61,6 +61,10 @@ func RetryAfter(d time.Duration, err error) error {
 //
 // A d of 0 or less counts as a second. It is more often an interval that nobody has set than a wish, and nothing else would
 // end a job that runs again at once each time.
+//
+// A job can be claimed about a million times (1,048,574), because its token counts that far. After that it is dead and cannot be
+// redriven. Once a second that is twelve days, once a minute two years. For work without an end use a schedule (onceqcron), or let
+// the handler enqueue a new job now and then.
 func Snooze(d time.Duration) error {
 	if d <= 0 {
 		d = snoozeUnset
@@ -75,7 +79,8 @@ const snoozeUnset = time.Second
 // handler's transaction wrote commits together with that. Attempts count from 0 again, and effects (Once) are done again;
 // if the next run fails, its retries replay what that run has done. If a Once returned an error, return that error instead
 // of Reschedule: the next run knows nothing of an effect of this run whose outcome is unknown. A d of 0 or less means at once,
-// for a job that has done a part of its work and goes on with the next.
+// for a job that has done a part of its work and goes on with the next. Each run is one of the about a million claims that a job
+// has: see Snooze.
 func Reschedule(d time.Duration) error { return &retryAfter{d: d, reset: true} }
 
 // retryOf finds what RetryAfter, Snooze or Reschedule put into err, or returns nil. A panic with a Reschedule does not

@@ -384,8 +384,8 @@ func (q *Queue) unholdOne(ctx context.Context, db DB, id int64) error {
 	h.mu.Lock()
 	looked := h.until[id]
 	h.mu.Unlock()
-	_, _, held, _, err := q.redriveBy(ctx, db, brief, []int64{id}, []State{StateHeld}, nil)
-	if lockedOut(err) || err == nil && len(held) > 0 {
+	r, err := q.redriveBy(ctx, db, brief, []int64{id}, []State{StateHeld}, nil)
+	if lockedOut(err) || err == nil && len(r.held) > 0 {
 		return nil
 	}
 	if err != nil {
@@ -444,8 +444,8 @@ func (q *Queue) ResolveMany(ctx context.Context, db DB, filter Filter, name stri
 			if err := q.queryRow(ctx, db, resolveEffects, []any{ids, past, int16(r.state), raw, name}, &n, &held); err != nil {
 				return fmt.Errorf("onceq: resolve: %w", err)
 			}
-			var err error
-			again, _, _, _, err = q.redrive(ctx, db, held, []State{StateHeld})
+			r, err := q.redrive(ctx, db, held, []State{StateHeld})
+			again = r.back
 			return err
 		})
 		if err == nil {

@@ -901,7 +901,7 @@ request as (
 select count(*) from gone;
 
 -- citus.go: redriveInParts.answer
-select $1::bigint[], null, $2::bigint[], $3::bigint[], $4::bigint[], null::bigint[];
+select $1::bigint[], null, $2::bigint[], $3::bigint[], $4::bigint[], null::bigint[], $5::bigint[];
 
 -- citus.go: requestInParts.note
 insert into onceq.job_cancels (job_id, requested_at)
@@ -4905,7 +4905,7 @@ with asked as materialized (
 ),
 h as materialized (
   select * from asked a
-   where not exists (select from onceq.job_fences f where f.class = 3 and f.scope = a.queue and f.key >= a.id::text collate "C" || '/' and f.key < a.id::text collate "C" || '0' and coalesce(f.fingerprint = int8send(coalesce(a.identity, (extract(epoch from a.created_at) * 1000000)::bigint)), true) and f.state = 6)
+   where not (a.state = 6 and a.claims >= 1048574) and not exists (select from onceq.job_fences f where f.class = 3 and f.scope = a.queue and f.key >= a.id::text collate "C" || '/' and f.key < a.id::text collate "C" || '0' and coalesce(f.fingerprint = int8send(coalesce(a.identity, (extract(epoch from a.created_at) * 1000000)::bigint)), true) and f.state = 6)
 ),
 mine as (
   update onceq.job_fences f
@@ -4971,8 +4971,8 @@ request as (
 select (select array_agg(id) from back),
        (select onceq.tell(array_agg(id), array_agg(0::smallint), null) from back where lane_rule & 4 = 4),
        (select array_agg(id) from h where id not in (select id from back)),
-       (select array_agg(id) from asked where id not in (select id from h)),
-       (select array_agg(id) from back where early), (select array_agg(distinct group_id) from led);
+       (select array_agg(id) from asked a where id not in (select id from h) and not (a.state = 6 and a.claims >= 1048574)),
+       (select array_agg(id) from back where early), (select array_agg(distinct group_id) from led), (select array_agg(id) from asked a where (a.state = 6 and a.claims >= 1048574));
 
 -- replace.go: replaceJobs
 with asked as materialized (

@@ -297,6 +297,43 @@ func TestRedrive(t *testing.T) {
 	}
 }
 
+// A job that was claimed as often as its token can count is dead, and would be again after a redrive.
+func TestRedrive_AJobWhoseClaimsAreUsedUp(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	work := onceq.Kind[int]{Name: "k", Key: func(int) string { return "a" }}
+	dead := repairDead(t, db, onceq.Job{})
+	id := add(t, db, work.Job(1))
+	repairExec(t, db, `update onceq.jobs set claims = 1048573 where kind = 'k'`)
+	runs := 0
+	h := work.Handle(func(context.Context, *onceq.Lease, int) error { runs++; return onceq.Reschedule(0) })
+	db.RunOne(h)
+	must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{Kinds: []string{"k"}}))
+	i := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id))
+	if runs != 1 || i.State != onceq.StateDead {
+		t.Fatalf("%d runs, %s", runs, i.State)
+	}
+	_, err := q.Redrive(ctx, db.Pool, id)
+	if err == nil || errors.Is(err, onceq.ErrHeld) || !strings.Contains(err.Error(), "enqueue a new job") {
+		t.Fatal(err)
+	}
+	n, taken, err := q.RedriveMany(ctx, db.Pool, onceq.Filter{All: true})
+	if n != 1 || taken != 0 || err == nil || errors.Is(err, onceq.ErrHeld) {
+		t.Fatal(n, taken, err)
+	}
+	if s := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, dead)).State; s != onceq.StateWaiting {
+		t.Fatal(s)
+	}
+	if s := must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, id)).State; s != onceq.StateDead {
+		t.Fatal(s)
+	}
+	fenceOK(t, "Discard", q.Discard(ctx, db.Pool, id))
+	if r := must[onceq.Result](t)(q.Enqueue(ctx, db.Pool, work.Job(1))); r.Duplicate {
+		t.Fatalf("%+v", r)
+	}
+}
+
 func TestTrapRedriveOfAJobWhoseKeyALaterJobHas(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
