@@ -42,8 +42,8 @@
 //  1. One key, one job. Within its lifetime a key is accepted at most once: across producers, processes, restarts, delays,
 //     batches and isolation levels.
 //  2. Enqueue belongs to the caller's transaction. At READ COMMITTED a duplicate never aborts it. Above that level Postgres
-//     may answer 40001, and two transactions that take keys in opposite orders may get 40P01. Both errors are returned to
-//     the caller, and IsRetryable recognises them.
+//     may answer 40001, and two transactions that take keys in opposite orders may get 40P01, as may two that take
+//     expired ones among others. Both errors are returned to the caller, and IsRetryable recognises them.
 //  3. A truthful answer. A duplicate gets the first job's id, its state and, when it is finished, its result. The same key
 //     with another payload, or from another kind, is a *MismatchError and is never dropped silently.
 //  4. One holder. A claim gives a lease with a token. Every operation under an outdated token is refused with ErrLeaseLost.
@@ -98,13 +98,15 @@
 // # Which locks are taken, and in which order
 //
 // Rows of jobs or job_history are locked first, in the order of their ids, then rows of job_fences. Emit alone has another
-// order, for the event's fence and the jobs that wait for it: see docs/architecture.md. Enqueue takes keys in
-// the order of scope and key. A completion locks its jobs' own fences, which nobody else changes once a job is started.
+// order, for the event's fence and the jobs that wait for it: see docs/architecture.md. EnqueueMany takes keys in
+// the order of scope and key, but in each call, and of more than 2,000 in each part of that size, those that have expired after
+// those that are absent. A completion locks its jobs' own fences, which nobody else changes once a job is started.
 // Claims, extensions of leases and the Reaper skip locked rows; completions wait for them. An extension changes the job's
 // row, and so conflicts with a handler's own transaction above READ COMMITTED: see Lease.Lock. The only existing rows
 // that Enqueue locks are an expired fence that it takes over and, with Job.Replace, a job that it changes and that job's
 // fence; with Job.After, those of the other jobs that nobody has locked. A Redrive locks the row of the job that waits for the
-// one that comes back (Job.After), as a promoter does. Enqueue waits while another transaction is open that took the same key or completes its job. Workers that
+// one that comes back (Job.After), as a promoter does. Enqueue waits while another transaction is open that took the same key, or that
+// completes, cancels, replaces, redrives or discards its job. Workers that
 // claim from the same backlog take turns, by an advisory lock for each queue: a claim waits for it at most a second, and then
 // does without. There are no other advisory locks outside migrations, no table locks, and no session state except an optional
 // LISTEN connection for each worker.

@@ -14,6 +14,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/onceq/onceq/internal/sqlstate"
 )
 
 // Result is the answer to an Enqueue.
@@ -42,9 +44,11 @@ type Result struct {
 // pool, or on a connection outside a transaction, notify; workers find other jobs by polling, every quarter of a second
 // unless WorkerConfig.PollInterval says otherwise.
 //
-// While another transaction is open that took the same key, or that completes the job that has it, Enqueue waits for that
-// transaction to end. Above READ COMMITTED Postgres may answer with a serialization failure, and with a deadlock when two
-// transactions take keys in opposite orders; IsRetryable recognises both, and the whole transaction has to run again.
+// While another transaction is open that took the same key, or that completes, cancels, replaces, redrives or discards the job
+// that has it, Enqueue waits for that transaction to end. Above READ COMMITTED Postgres may answer with a serialization failure,
+// and at any level with a deadlock when two transactions take keys in opposite orders; IsRetryable recognises both, and the whole
+// transaction has to run again. EnqueueMany takes keys in the order of scope and key, but those that have expired after those
+// that are absent. So two transactions that both keep to the order may still get a deadlock if a key has expired.
 func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err error) {
 	if q.enqueuing != nil {
 		jobs := []Job{job}
@@ -124,16 +128,15 @@ const (
 )
 
 // EnqueueMany accepts any number of jobs, all or nothing, in one statement per 2,000 jobs or 16 MB. Outside a transaction it
-// opens one if jobs have keys or if it needs more than one statement; begin and commit are two more round trips. Results
-// come in the order of jobs, and the ids of new jobs grow in that order, which is also that of a lane: except for one whose key
-// another transaction has taken and given back meanwhile, which comes last. A key that occurs twice in jobs is an *InvalidError
-// that names both places, before anything is written.
+// opens one if jobs have keys or if it needs more than one statement, and runs it again after a deadlock; begin and commit are
+// two more round trips. Results come in the order of jobs, and the ids of new jobs grow in that order, which is also that of a
+// lane: except for one whose key another transaction has taken and given back meanwhile, which comes last. A key that occurs
+// twice in jobs is an *InvalidError that names both places, before anything is written.
 //
 // If different work has taken a key (or any work has, for a strict job), the error joins one *MismatchError or
 // *DuplicateError for each such job, and results are returned with it. In the caller's own transaction the other jobs are
 // then enqueued, and the caller decides whether to commit or to roll back. Outside a transaction nothing is enqueued: only
-// the results of duplicates are filled in, and the others are zero. No job is
-// replaced then, and none of the results says so.
+// the results of duplicates are filled in, and the others are zero. No job is replaced then either.
 func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) (_ []Result, err error) {
 	if q.enqueuing != nil {
 		jobs = slices.Clone(jobs)
@@ -180,7 +183,11 @@ func (q *Queue) enqueueMany(ctx context.Context, db DB, jobs []Job, all []encode
 	}
 	var refusal error
 	read := make(map[int]Result)
-	err = inOne(ctx, begin, db, asIs, func(db DB) error {
+	enqueue := func(db DB) error {
+		clear(ids)
+		clear(results)
+		clear(read)
+		at, refusal = time.Time{}, nil
 		var refused []error
 		part, rest := chunk(all, places)
 		if len(rest) > 0 && keyed {
@@ -213,7 +220,13 @@ func (q *Queue) enqueueMany(ctx context.Context, db DB, jobs []Job, all []encode
 		}
 		refusal = joined(refused)
 		return refusal
-	})
+	}
+	// Absent keys are taken in their order, but expired ones after all absent ones of the same statement.
+	for range settleTries {
+		if err = inOne(ctx, begin, db, asIs, enqueue); begin == nil || sqlstate.Of(err) != "40P01" {
+			break
+		}
+	}
 	if err != nil && refusal == nil {
 		return nil, err
 	}

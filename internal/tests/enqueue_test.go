@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -1029,6 +1030,114 @@ func TestTrap_EnqueueManyTakesKeysInSortedOrder(t *testing.T) {
 
 // This proves the order in which keys are taken, without luck. The key in the middle is held by another session. The keys
 // that are taken by then must be those that sort before it, by bytes.
+// gatedPool gives transactions that wait once before a statement that contains a text.
+type gatedPool struct {
+	*pgxpool.Pool
+	text        string
+	comes, goes chan struct{}
+	met         *atomic.Bool
+}
+
+func (g gatedPool) BeginTx(ctx context.Context, o pgx.TxOptions) (pgx.Tx, error) {
+	tx, err := g.Pool.BeginTx(ctx, o)
+	return gatedTx{tx, g}, err
+}
+
+type gatedTx struct {
+	pgx.Tx
+	g gatedPool
+}
+
+func (t gatedTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if strings.Contains(sql, t.g.text) && !t.g.met.Swap(true) {
+		close(t.g.comes)
+		<-t.g.goes
+	}
+	return t.Tx.Query(ctx, sql, args...)
+}
+
+// Expired keys are taken after absent ones, whatever the order of the keys. A transaction of EnqueueMany's own that is in a deadlock
+// for that reason runs again.
+func TestTrap_EnqueueManyRunsAgainAfterADeadlock(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	ctx := t.Context()
+	job := func(key string) onceq.Job { return onceq.Job{Kind: "k", Key: key, Window: onceq.UntilFinished} }
+	expired := enqOne(t, db, db.Pool, job("a"))
+	enqExec(t, db.Pool, `update onceq.job_fences set state = 3, finished_at = now()`)
+	enqExec(t, db.Pool, `delete from onceq.jobs`)
+
+	gated := gatedPool{db.Pool, "free as materialized", make(chan struct{}), make(chan struct{}), new(atomic.Bool)}
+	many := background(func() ([]onceq.Result, error) {
+		return db.Queue.EnqueueMany(ctx, gated, []onceq.Job{job("a"), job("b"), {Kind: "k"}})
+	})
+	<-gated.comes // it has b
+	tx := enqBegin(t, db, pgx.ReadCommitted)
+	a := enqOne(t, db, tx, job("a"))
+	close(gated.goes)
+	waitBlocked(t, db)
+	_, err := db.Queue.Enqueue(ctx, tx, job("b"))
+	if err == nil {
+		require.NoError(t, tx.Commit(ctx))
+	} else { // a slow machine: Postgres has chosen this one
+		require.True(t, onceq.IsRetryable(err), err)
+		require.NoError(t, tx.Rollback(ctx))
+	}
+	got, failed := many()
+	require.NoError(t, failed)
+	require.Len(t, got, 3)
+	if err == nil {
+		require.Equal(t, onceq.Result{ID: a.ID, Duplicate: true, State: onceq.StateWaiting}, got[0])
+		require.True(t, got[1].Duplicate)
+	}
+	require.NotEqual(t, expired.ID, got[0].ID)
+	require.False(t, got[2].Duplicate)
+	require.Equal(t, 3, enqJobs(t, db.Pool))
+}
+
+// What Enqueue of a taken key waits for, as its documentation says.
+func TestEnqueue_WaitsForWhoChangesTheKeysJob(t *testing.T) {
+	t.Parallel()
+	job := onceq.Job{Kind: "k", Key: "a"}
+	for name, c := range map[string]struct {
+		dead   bool
+		change func(ctx context.Context, q *onceq.Queue, tx pgx.Tx, id int64) error
+	}{
+		"cancel": {false, func(ctx context.Context, q *onceq.Queue, tx pgx.Tx, id int64) error {
+			_, err := q.Cancel(ctx, tx, id)
+			return err
+		}},
+		"replace": {false, func(ctx context.Context, q *onceq.Queue, tx pgx.Tx, id int64) error {
+			_, err := q.Enqueue(ctx, tx, onceq.Job{Kind: "k", Key: "a", Payload: 2, Replace: onceq.ReplacePayload})
+			return err
+		}},
+		"redrive": {true, func(ctx context.Context, q *onceq.Queue, tx pgx.Tx, id int64) error {
+			_, err := q.Redrive(ctx, tx, id)
+			return err
+		}},
+		"discard": {true, func(ctx context.Context, q *onceq.Queue, tx pgx.Tx, id int64) error { return q.Discard(ctx, tx, id) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := enqNew(t)
+			ctx, q := t.Context(), db.Queue
+			id := enqOne(t, db, db.Pool, job).ID
+			if c.dead {
+				require.NoError(t, enqClaim(t, db).Fail(ctx, onceq.Fatal(errors.New("no"))))
+			}
+			tx := enqBegin(t, db, pgx.ReadCommitted)
+			require.NoError(t, c.change(ctx, q, tx, id))
+			waits := background(func() (onceq.Result, error) { return q.Enqueue(ctx, db.Pool, job) })
+			enqBlocked(t, db, 1)
+			require.NoError(t, tx.Rollback(ctx))
+			r, err := waits()
+			require.NoError(t, err)
+			require.True(t, r.Duplicate)
+			require.Equal(t, id, r.ID)
+		})
+	}
+}
+
 func TestTrap_EnqueueManyTakesKeysInTheOrderOfTheirBytes(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)
