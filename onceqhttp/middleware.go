@@ -92,7 +92,7 @@ type Config struct {
 	Docs string
 
 	// Window says how long an answer is replayed, counted from when it was stored. See onceq.Job.Window. Default 24 h.
-	// A key with an unknown outcome stays for 30 days after the last request with it, or for the window if that is
+	// A key with an unknown outcome stays for 30 or 31 days after the last request with it, or for the window if that is
 	// longer. An onceq.Reaper removes both.
 	Window time.Duration
 
