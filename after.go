@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
@@ -353,14 +354,40 @@ update onceq.job_history
        if_dead = ` + sqlDeadEnded + `
  where id = any ($1::bigint[]) and state = ` + sqlJobCancelled
 
-// cancelFollowers cancels the followers that the promoter has found to end with a dead member. Since then somebody may have
-// brought that one back: so it looks again, with the followers' rows locked, which a Redrive needs too. One that somebody has
-// locked is left to the next call.
+// callLater puts off the call that onceq.follow has just written for a follower.
+var callLater = `
+update onceq.lane_calls set due = statement_timestamp() + interval '1 minute'
+ where slot = ` + laneSlot(followLine("$1::bigint")) + ` and due > statement_timestamp() and due <= statement_timestamp() + interval '1 second'
+   and lane = ` + followLine("$1::bigint")
+
+// cancelFollowers cancels the followers that the promoter has found to end with a dead member. One that cannot be cancelled keeps
+// no other from it; it is tried again in a minute.
 func (q *Queue) cancelFollowers(ctx context.Context, db DB, ids []int64) error {
 	if len(ids) == 0 {
 		return nil
 	}
-	err := atomically(ctx, db, rare, func(db DB) error {
+	err := q.cancelDead(ctx, db, ids)
+	if badData(err) { // it is about one of them
+		for _, id := range ids {
+			if err = q.cancelDead(ctx, db, []int64{id}); badData(err) {
+				q.log.WarnContext(ctx, "onceq: a job that waits for dead ones cannot be cancelled; it is tried again in a minute", slog.Int64("job", id), slog.Any("error", err))
+				err = q.send(ctx, db, hot, callLater, []any{id}, each(func(pgx.Rows) error { return nil }))
+			}
+			if err != nil {
+				break
+			}
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("onceq: cancelling jobs that wait for dead ones: %w", q.told(err))
+	}
+	return nil
+}
+
+// cancelDead cancels followers in one transaction. Since the promoter has found them somebody may have brought their members back: so
+// it looks again, with the followers' rows locked, which a Redrive needs too. One that somebody has locked is left to the next call.
+func (q *Queue) cancelDead(ctx context.Context, db DB, ids []int64) error {
+	return atomically(ctx, db, rare, func(db DB) error {
 		for _, statement := range []string{lockFollowers, stillDead} {
 			if err := q.queryRow(ctx, db, statement, []any{ids}, &ids); err != nil || len(ids) == 0 {
 				return err
@@ -371,10 +398,6 @@ func (q *Queue) cancelFollowers(ctx context.Context, db DB, ids []int64) error {
 		}
 		return q.send(ctx, db, asIs, sayDead, []any{ids}, each(func(pgx.Rows) error { return nil }))
 	})
-	if err != nil {
-		return fmt.Errorf("onceq: cancelling jobs that wait for dead ones: %w", q.told(err))
-	}
-	return nil
 }
 
 // isOpen says whether a member of a group is unfinished.

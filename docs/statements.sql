@@ -1,5 +1,10 @@
 -- Every statement of this package, as Postgres gets it. Written by: go test -run TestStatements . -update
 
+-- after.go: callLater
+update onceq.lane_calls set due = statement_timestamp() + interval '1 minute'
+ where slot = ('x' || left(md5(E'\x1f' || lpad($1::bigint::text, 19, '0')), 1))::bit(4)::int::smallint and due > statement_timestamp() and due <= statement_timestamp() + interval '1 second'
+   and lane = E'\x1f' || lpad($1::bigint::text, 19, '0');
+
 -- after.go: insertMembers
 with asked as materialized (
   select distinct on (job_id, group_id) *

@@ -1,8 +1,11 @@
 package tests
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"maps"
 	"strings"
 	"sync/atomic"
@@ -79,6 +82,44 @@ func TestGroup_RedriveBesideDeadCancel(t *testing.T) {
 	require.NoError(t, laneClaimOne(t, q, g.Members[0].ID).Complete(ctx, nil))
 	require.NoError(t, laneClaimOne(t, q, g.Then.ID).Complete(ctx, nil))
 	require.NoError(t, db.Check())
+}
+
+// One that cannot be cancelled, because after the sequence of ids was set back a dead job has its id, keeps no other from being
+// cancelled, and no lane from going on. It is tried again a minute later.
+func TestGroup_OneThatCannotBeCancelled(t *testing.T) {
+	t.Parallel()
+	var log bytes.Buffer
+	db := queuetest.New(t, queuetest.Config(onceq.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}))
+	ctx, q := t.Context(), db.Queue
+	then := whole.Job("x")
+	then.IfDead = onceq.DeadCancel
+	var ids []int64
+	for range 3 {
+		g, err := q.EnqueueGroup(ctx, db.Pool, []onceq.Job{part.Job(1)}, then)
+		require.NoError(t, err)
+		ids = append(ids, g.Then.ID)
+	}
+	for _, l := range groupClaim(t, q) {
+		require.NoError(t, l.Fail(ctx, onceq.Fatal(errors.New("no"))))
+	}
+	sqlRun(t, db, `insert into onceq.job_history (id, run_at, created_at, finished_at, claims, lost, attempts, max_attempts, priority, state, queue, kind, payload)
+		select $1, now(), now(), now(), 1, 0, 1, 1, 0, 6, 'default', 'old', '1'`, ids[1])
+	laned := laneEnqueue(t, q, db.Pool, charges.Job(charge{1, 1}))[0]
+	require.NoError(t, laneClaimOne(t, q, laned).Complete(ctx, nil))
+	for i, want := range []onceq.State{onceq.StateCancelled, onceq.StateWaiting, onceq.StateCancelled} {
+		info, err := q.Get(ctx, db.Pool, ids[i])
+		require.NoError(t, err)
+		require.Equal(t, want, info.State)
+	}
+	require.Contains(t, log.String(), fmt.Sprintf("job=%d", ids[1]))
+	require.True(t, sqlOne[bool](t, db, `select bool_and(due > statement_timestamp() + interval '2 seconds') from onceq.lane_calls where lane = E'\x1f' || lpad($1::text, 19, '0')`, fmt.Sprint(ids[1])))
+
+	sqlRun(t, db, `delete from onceq.job_history where id = $1`, ids[1])
+	db.Advance(time.Minute)
+	require.Empty(t, groupClaim(t, q))
+	info, err := q.Get(ctx, db.Pool, ids[1])
+	require.NoError(t, err)
+	require.Equal(t, onceq.StateCancelled, info.State)
 }
 
 // The look for members that were deleted by hand may take long. Nobody waits for it: lanes go on meanwhile.
