@@ -29,6 +29,8 @@ const (
 	slotLate = 100 * time.Millisecond
 	noCap    = math.MaxInt32 // lane_limits.n of a limit with a rate alone
 
+	longestBurst = 1000 * 365 * 24 // hours that a burst lasts at its rate: Postgres's times end after 294,276 years
+
 	sqlSep       = `E'\x1f'`
 	sqlSlotLate  = `100000.0` // microseconds
 	sqlSlotAhead = `500000.0`
@@ -90,7 +92,8 @@ type Limit struct {
 	// Burst is how many may start at once after a pause. In every window of time, at most Burst and what the rate allows in
 	// the window start. A job may start up to 100 ms after its slot. The burst has room for that if it is at least one more than
 	// what the rate allows in 100 ms, which is the default: 2 for ten a second. With a smaller one the slots are just as exact,
-	// and two starts can be closer together than their slots, by up to 100 ms. At most 1,000,000.
+	// and two starts can be closer together than their slots, by up to 100 ms. At most 1,000,000, and no more than the rate
+	// allows in 1,000 years.
 	Burst int `json:"burst,omitzero"`
 }
 
@@ -134,6 +137,9 @@ func (l *Limit) check() error {
 	}
 	if l.Burst < 0 || l.Burst > 1_000_000 {
 		return invalid("Limit.Burst", "is %d; 1 to 1,000,000 is possible, and 0 for the default", l.Burst)
+	}
+	if float64(l.Burst)/float64(l.Rate)*l.Per.Hours() > longestBurst {
+		return invalid("Limit.Burst", "is %d, and at %d in %s that is more than 1,000 years; set a smaller Burst, or more in less time", l.Burst, l.Rate, l.Per)
 	}
 	return nil
 }

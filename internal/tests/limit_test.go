@@ -427,9 +427,14 @@ func TestLimit_BadInput(t *testing.T) {
 		{Rate: 1, Per: -time.Second},
 		{Rate: 1, Burst: -1},
 		{Rate: 1_000_000, Per: time.Millisecond},
+		{Rate: 1, Per: 366 * 24 * time.Hour, Burst: 1_000_000},
+		{Rate: 1, Per: 365 * 24 * time.Hour, Burst: 1001},
 	} {
 		require.ErrorAs(t, db.Queue.SetLimit(ctx, db.Pool, "a", l), &bad, l)
 	}
+	require.EqualError(t, bad, "onceq: Limit.Burst is 1001, and at 1 in 8760h0m0s that is more than 1,000 years; set a smaller Burst, or more in less time")
+	setLimit(t, db, "a", onceq.Limit{Rate: 1, Per: 365 * 24 * time.Hour, Burst: 1000})
+	require.NoError(t, db.Queue.RemoveLimit(ctx, db.Pool, "a"))
 	for _, name := range []string{"", "/", "a/b/", "/a"} {
 		require.ErrorAs(t, db.Queue.SetLimit(ctx, db.Pool, name, onceq.Limit{AtOnce: 1}), &bad, name)
 		require.ErrorAs(t, db.Queue.RemoveLimit(ctx, db.Pool, name), &bad, name)
