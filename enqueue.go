@@ -176,7 +176,11 @@ func (q *Queue) enqueueMany(ctx context.Context, db DB, jobs []Job, all []encode
 	places := places(len(jobs))
 	var begin txBeginner
 	if _, rest := chunk(all, places); len(rest) > 0 || keyed || after != nil { // otherwise one statement, which is atomic by itself
-		if begin, err = opener(ctx, db); err != nil {
+		open := opener
+		if after != nil {
+			open = mustOpen
+		}
+		if begin, err = open(ctx, db); err != nil {
 			return nil, err
 		}
 		own = own || begin != nil

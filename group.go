@@ -70,7 +70,7 @@ func (q *Queue) EnqueueGroup(ctx context.Context, db DB, members []Job, then Job
 	if _, err := q.resolveAfter(ctx, db, members, all); err != nil {
 		return Group{}, inField(err, "jobs[", "members[")
 	}
-	begin, err := opener(ctx, db)
+	begin, err := mustOpen(ctx, db)
 	if err != nil {
 		return Group{}, err
 	}
@@ -206,7 +206,7 @@ func (l *Lease) AddMembers(ctx context.Context, db DB, jobs ...Job) (results []R
 		return nil, err
 	}
 	var refused error
-	begin, err := opener(ctx, db)
+	begin, err := mustOpen(ctx, db)
 	if err != nil {
 		return nil, err
 	}

@@ -29,9 +29,10 @@ const (
 //
 // A type of the application's own works too, around a pool for tracing for example, or around one that follows a
 // transaction in the context. Statements are sent to it as they are, without the planner settings and the freedom from time
-// limits that they have on a pool. A call that needs several statements (EnqueueMany with keys or with many jobs, Resolve,
-// ResolveMany) asks Postgres whether a transaction is open, and opens one with the type's BeginTx if none is. Without
-// BeginTx each statement commits by itself, so give such a call a transaction.
+// limits that they have on a pool. A call that needs several statements (EnqueueMany with keys or with many jobs, Enqueue and
+// EnqueueMany with Job.After, EnqueueGroup, Lease.AddMembers, Resolve, ResolveMany) asks Postgres whether a transaction is
+// open, and opens one with the type's BeginTx if none is. Without BeginTx each statement commits by itself, so give such a call
+// a transaction. Where a job waits for others, it is an *InvalidError without one.
 type DB interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)

@@ -18,8 +18,8 @@ import (
 // in a transaction of its own, together with settings, in one round trip; how is called a way. On every other handle it is
 // sent as it is, by itself: only the caller knows what the handle is. It may be a transaction, or a pool that follows a
 // transaction in the context, and then a commit or a setting of onceq's would be the caller's too. Background work needs
-// nothing else, because it runs on the pool that New was given. A call of several statements (EnqueueMany with keys,
-// Resolve, ResolveMany) needs a transaction: see opener.
+// nothing else, because it runs on the pool that New was given. A call of several statements (EnqueueMany with keys, a job
+// that waits for others, Resolve, ResolveMany) needs a transaction: see opener.
 //
 // All of this is in send and inOne. Three things are sent without them: a batch that belongs to the caller (EnqueueInBatch,
 // CompleteInBatch), the transaction of a handler (tx.go), and LISTEN with its UNLISTEN (listen.go).
@@ -173,18 +173,39 @@ func opener(ctx context.Context, db DB) (txBeginner, error) {
 	if outside(db) {
 		return begin, nil
 	}
-	// A setting that is local to its transaction is still there if the next statement is in the same one.
-	const set, read = `select set_config('onceq.open', 'on', true) = 'on'`, `select coalesce(current_setting('onceq.open', true), '') = 'on'`
-	var open bool
-	for _, statement := range []string{set, read} {
-		if err := query(ctx, db, statement, nil, row(&open)); err != nil {
-			return nil, fmt.Errorf("onceq: asking whether db is in a transaction: %w", err)
-		}
-	}
-	if open {
-		return nil, nil
+	if open, err := inside(ctx, db); open || err != nil {
+		return nil, err
 	}
 	return begin, nil
+}
+
+// mustOpen is opener for what may not commit in parts: a job that waits for others would go on before they are known. It refuses
+// a db that is in no transaction and has no BeginTx.
+func mustOpen(ctx context.Context, db DB) (txBeginner, error) {
+	begin, err := opener(ctx, db)
+	if begin != nil || err != nil {
+		return begin, err
+	}
+	switch db.(type) {
+	case pgx.Tx, txBeginner: // it is open
+		return nil, nil
+	}
+	if open, err := inside(ctx, db); open || err != nil {
+		return nil, err
+	}
+	return nil, invalid("db", "is in no transaction and has no BeginTx, and a job that waits for others is enqueued in more than one statement; pass a transaction, or give the type a BeginTx")
+}
+
+// inside asks Postgres whether a transaction is open where db sends its statements.
+func inside(ctx context.Context, db DB) (open bool, err error) {
+	// A setting that is local to its transaction is still there if the next statement is in the same one.
+	const set, read = `select set_config('onceq.open', 'on', true) = 'on'`, `select coalesce(current_setting('onceq.open', true), '') = 'on'`
+	for _, statement := range []string{set, read} {
+		if err := query(ctx, db, statement, nil, row(&open)); err != nil {
+			return false, fmt.Errorf("onceq: asking whether db is in a transaction: %w", err)
+		}
+	}
+	return open, nil
 }
 
 // send sends a statement of this package to db, in one of the ways above, and calls read with its rows.

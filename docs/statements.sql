@@ -5136,17 +5136,17 @@ select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_con
 select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
        set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true);
 
+-- statement.go: inside.read
+select coalesce(current_setting('onceq.open', true), '') = 'on';
+
+-- statement.go: inside.set
+select set_config('onceq.open', 'on', true) = 'on';
+
 -- statement.go: keepPlans
 select set_config('onceq.plans', concat_ws(',', current_setting('enable_seqscan'), current_setting('enable_hashjoin'),
                   current_setting('enable_mergejoin'), current_setting('enable_bitmapscan'), current_setting('jit')), true),
        set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
        set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true);
-
--- statement.go: opener.read
-select coalesce(current_setting('onceq.open', true), '') = 'on';
-
--- statement.go: opener.set
-select set_config('onceq.open', 'on', true) = 'on';
 
 -- statement.go: rare
 select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),

@@ -410,6 +410,63 @@ func TestTrap_AWrappedPoolIsAskedWhetherItIsInATransaction(t *testing.T) {
 	}
 }
 
+// A job that waits for others is refused, before anything is written, where its statements would commit one by one: it would
+// go on before they are known. In a transaction, and where one can be opened, any handle will do.
+func TestTrap_AJobThatWaitsForOthersNeedsATransaction(t *testing.T) {
+	t.Parallel()
+	run := func(t *testing.T, handle func(db *queuetest.DB) (context.Context, onceq.DB), check func(error)) {
+		t.Helper()
+		db := queuetest.New(t)
+		q, bg := db.Queue, t.Context()
+		then := whole.Job("then")
+		g, err := q.EnqueueGroup(bg, db.Pool, []onceq.Job{part.Job(1)}, then)
+		require.NoError(t, err)
+		l := laneClaimOne(t, q, g.Members[0].ID)
+		ctx, h := handle(db)
+		after := whole.Job("after")
+		after.After = []onceq.JobRef{{ID: l.ID}}
+		_, err = q.Enqueue(ctx, h, after)
+		check(err)
+		_, err = q.EnqueueMany(ctx, h, []onceq.Job{after, after})
+		check(err)
+		_, err = q.EnqueueGroup(ctx, h, []onceq.Job{part.Job(1), part.Job(2)}, then)
+		check(err)
+		_, err = l.AddMembers(ctx, h, part.Job(3))
+		check(err)
+		if tx, ok := ctx.Value(txKey{}).(pgx.Tx); ok {
+			require.NoError(t, tx.Rollback(bg))
+		} else if err == nil {
+			return
+		}
+		live, waiting := laneLive(t, db)
+		require.Equal(t, []int{1, 1}, []int{live, waiting}, "nothing else was written")
+	}
+	for name, wrap := range txHandles {
+		t.Run("in a transaction: "+name, func(t *testing.T) {
+			t.Parallel()
+			run(t, func(db *queuetest.DB) (context.Context, onceq.DB) {
+				ctx, tx := begun(t, db, pgx.TxOptions{})
+				return ctx, wrap(db.Pool, tx)
+			}, func(err error) { require.NoError(t, err) })
+		})
+	}
+	for name, wrap := range poolHandles {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			run(t, func(db *queuetest.DB) (context.Context, onceq.DB) { return t.Context(), wrap(db.Pool) }, func(err error) { require.NoError(t, err) })
+		})
+	}
+	t.Run("without BeginTx", func(t *testing.T) {
+		t.Parallel()
+		run(t, func(db *queuetest.DB) (context.Context, onceq.DB) { return t.Context(), wrapped{db.Pool} }, func(err error) {
+			var bad *onceq.InvalidError
+			require.ErrorAs(t, err, &bad)
+			require.Equal(t, "db", bad.Field)
+			require.Contains(t, bad.Reason, "is in no transaction and has no BeginTx")
+		})
+	})
+}
+
 // The statement that locks a batch's jobs has the planner guards. The handler's own statements are planned as usual.
 func TestTrap_AHandlersTransactionKeepsItsPlans(t *testing.T) {
 	t.Parallel()
