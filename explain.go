@@ -29,7 +29,7 @@ const (
 	CauseLane        Cause = "lane"         // waits for its lane: Ahead, Before, Slots, and Pause if that keeps jobs Ahead from starting; or a dead job stops the lane: Ahead
 	CauseAfter       Cause = "after"        // waits for other jobs (Job.After): Before unfinished ones, Ahead, Dead
 	CauseLimit       Cause = "limit"        // waits for its share of a limit: Ahead, Before, Slots, Pause as for a lane; or for a slot of its rate: Before, Until
-	CauseLocked      Cause = "locked"       // a transaction has the job's row locked: Session, Since
+	CauseLocked      Cause = "locked"       // a transaction has the job's row locked: Session, Since; or that of one before it in its lane: Ahead
 	CauseQuarantine  Cause = "quarantine"   // has lost leases, and such jobs start one at a time: Lost
 	CauseFull        Cause = "workers_full" // Running, Slots
 	CauseBehind      Cause = "behind"       // other due jobs come first: Before
@@ -53,7 +53,7 @@ type Reason struct {
 	Until   time.Time    `json:"until,omitzero"`
 	Beat    time.Time    `json:"beat,omitzero"`    // when the lease was last extended, or given
 	Worker  *WorkerInfo  `json:"worker,omitzero"`  // nil for a process that leaves no row: a loop around Queue.Claim, a short Drain
-	Session int          `json:"session,omitzero"` // the server process (pid) whose transaction has the job's row locked
+	Session int          `json:"session,omitzero"` // the server process (pid) whose transaction has the row locked
 	Pause   *Pause       `json:"pause,omitzero"`
 	Scope   string       `json:"scope,omitzero"`
 	Key     string       `json:"key,omitzero"`
@@ -61,7 +61,7 @@ type Reason struct {
 	Running int          `json:"running,omitzero"` // how many jobs of the queue the workers for it have
 	Slots   int          `json:"slots,omitzero"`   // how many they can have
 	Before  int          `json:"before,omitzero"`  // at most StatsCap
-	Ahead   []int64      `json:"ahead,omitzero"`   // jobs that have the places of the lane or the limit, or stop the lane, or that it waits for; at most 10
+	Ahead   []int64      `json:"ahead,omitzero"`   // jobs that have the places of the lane or the limit, or stop the lane, or that it waits for, or the locked one before it; at most 10
 	Dead    []int64      `json:"dead,omitzero"`    // dead and held jobs that it waits for; at most 10
 	Effects []EffectInfo `json:"effects,omitzero"` // held ones
 }
@@ -166,6 +166,7 @@ type explaining struct {
 	cancelling time.Time // when somebody asked for that
 	workers    []WorkerInfo
 	pauses     []Pause
+	lock       *Reason // a transaction has the row of the job locked, which waits for its lane, its limit or others
 }
 
 // stamp writes a time for people.
@@ -251,7 +252,7 @@ select holder, coalesce(ahead, false) from onceq.jobs where id = $1::bigint`
 	if x.pauses, err = x.q.Pauses(ctx, x.db); err != nil {
 		return false, err
 	}
-	lock, locked, err := x.locked(ctx)
+	lock, locked, err := x.locked(ctx, j.ID)
 	if err != nil {
 		return false, err
 	}
@@ -262,24 +263,29 @@ select holder, coalesce(ahead, false) from onceq.jobs where id = $1::bigint`
 	return true, x.waiting(ctx, lock, locked)
 }
 
-// locked looks for a transaction that has the job's row locked. A row names the transaction that locked or changed it last.
-func (x *explaining) locked(ctx context.Context) (r Reason, is bool, err error) {
+// locked looks for a transaction that has the row of one of the jobs locked. A row names the transaction that locked or changed it
+// last.
+func (x *explaining) locked(ctx context.Context, ids ...int64) (r Reason, is bool, err error) {
 	const read = `
-select l.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), coalesce(a.state, ''), a.xact_start
-  from onceq.jobs j
+select j.id, l.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), coalesce(a.state, ''), a.xact_start
+  from (select id, xmax from onceq.jobs where id = any ($1::bigint[])
+        union all
+        select id, xmax from onceq.job_waits where id = any ($1::bigint[])) j
   join pg_locks l on l.locktype = 'transactionid' and l.transactionid = j.xmax and l.mode = 'ExclusiveLock' and l.granted
   left join pg_stat_activity a on a.pid = l.pid
- where j.id = $1::bigint and l.pid is distinct from pg_backend_pid()`
+ where l.pid is distinct from pg_backend_pid()
+ order by j.id limit 1`
 	switch citus, err := x.q.onCitus(ctx, x.db); {
 	case err != nil:
 		return r, false, fmt.Errorf("onceq: explain: %w", err)
 	case citus:
 		return r, false, nil
 	}
+	var id int64
 	var pid *int
 	var user, app, state string
 	var since *time.Time
-	switch err := x.q.queryRow(ctx, x.db, read, []any{x.e.Job.ID}, &pid, &user, &app, &state, &since); {
+	switch err := x.q.queryRow(ctx, x.db, read, []any{ids}, &id, &pid, &user, &app, &state, &since); {
 	case errors.Is(err, pgx.ErrNoRows):
 		return r, false, nil
 	case err != nil:
@@ -291,8 +297,12 @@ select l.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), c
 		who = "a prepared transaction"
 	}
 	r.Text = who + " has its row locked"
+	if id != x.e.Job.ID {
+		r.Ahead = []int64{id}
+		r.Text = fmt.Sprintf("%s has the row of job %d locked, which comes before it", who, id)
+	}
 	if since != nil {
-		r.Text = who + " has its row locked, in a transaction that began at " + stamp(*since)
+		r.Text += ", in a transaction that began at " + stamp(*since)
 	}
 	r.Advice = "no worker takes it before that transaction ends; if it hangs, end it (pg_terminate_backend)"
 	return r, true, nil
@@ -387,6 +397,13 @@ func (x *explaining) blocked(ctx context.Context) (still bool, err error) {
 	if x.pauses, err = x.q.Pauses(ctx, x.db); err != nil {
 		return false, err
 	}
+	lock, locked, err := x.locked(ctx, j.ID)
+	if err != nil {
+		return false, err
+	}
+	if locked {
+		x.lock = &lock
+	}
 	switch j.WaitsFor {
 	case "jobs":
 		err = x.after(ctx)
@@ -400,6 +417,9 @@ func (x *explaining) blocked(ctx context.Context) (still bool, err error) {
 	}
 	if err = x.q.queryRow(ctx, x.db, read, []any{j.ID, j.line, j.Claims}, &still); err != nil {
 		return false, fmt.Errorf("onceq: explain: %w", err)
+	}
+	if locked {
+		x.e.add(lock)
 	}
 	x.paused()
 	x.able()

@@ -63,6 +63,11 @@ func (x *explaining) after(ctx context.Context) error {
 		r.Text = fmt.Sprintf("it waits for %d of %d jobs: the first of them are %d", g.Open, g.Total, r.Ahead)
 	case blocked:
 		r.Text = fmt.Sprintf("all %d jobs that it waits for are finished", g.Total)
+	case x.lock != nil:
+		return nil
+	case g.IfDead == DeadCancel && g.Dead+g.Cancelled > 0:
+		r.Text = fmt.Sprintf("all %d jobs that it waits for are finished, and %d are dead or were cancelled: a worker cancels it within a poll (DeadCancel)", g.Total, g.Dead+g.Cancelled)
+		r.Advice = "a redrive of those lets it wait for them again"
 	default:
 		r.Text = fmt.Sprintf("all %d jobs that it waits for are done: a worker lets it go on within a poll", g.Total)
 		r.Advice = "if it stays so, no worker is running: start one"

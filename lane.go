@@ -388,6 +388,17 @@ select array(select j.id from ` + liveIn("$1::text") + ` order by p.id limit 10)
        (select count(*) from (select from onceq.job_waits
          where lane = $1::text and run_at <= statement_timestamp() and (priority, run_at, id) < ($2::smallint, $3::timestamptz, $4::bigint) limit $5::int) w)`
 
+// lockedAhead looks for a transaction that has one of the first jobs of the lane locked, which are next: nobody passes them.
+func (x *explaining) lockedAhead(ctx context.Context, room int) (r Reason, is bool, err error) {
+	const read = `
+select array(select id from onceq.job_waits where lane = $1::text and run_at <= statement_timestamp() order by priority, run_at, id limit $2::int)`
+	var next []int64
+	if err := x.q.send(ctx, x.db, reading, read, []any{x.e.Job.Lane, min(room, StatsCap)}, row(&next)); err != nil {
+		return r, false, fmt.Errorf("onceq: explain: %w", err)
+	}
+	return x.locked(ctx, next...)
+}
+
 // lane explains a job that waits for its lane.
 func (x *explaining) lane(ctx context.Context) error {
 	j := &x.e.Job
@@ -422,7 +433,18 @@ func (x *explaining) lane(ctx context.Context) error {
 		if err := x.pausedAhead(ctx, &r); err != nil {
 			return err
 		}
+	case x.lock != nil:
+		return nil
 	default:
+		if room := r.Slots - len(r.Ahead); r.Before >= room {
+			switch first, locked, err := x.lockedAhead(ctx, room); {
+			case err != nil:
+				return err
+			case locked:
+				x.e.add(first)
+				return nil
+			}
+		}
 		r.Text = fmt.Sprintf("its lane %q has room, and %d jobs come before it: a worker lets them in within a poll", j.Lane, r.Before)
 		if j.Limit != "" {
 			r.Text = fmt.Sprintf("its lane %q has room, and %d jobs come before it: a worker lets them go on within a poll, and it then needs its share of limit %q", j.Lane, r.Before, j.Limit)

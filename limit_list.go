@@ -3,6 +3,7 @@ package onceq
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -20,6 +21,7 @@ type LimitInfo struct {
 	Delayed  int           `json:"delayed"`            // jobs that are not due yet; counting both stops at StatsCap
 	Oldest   time.Duration `json:"oldest,omitzero"`    // how long the oldest of Waiting has waited, by the database's clock
 	NextSlot time.Time     `json:"next_slot,omitzero"` // of a limit with a rate: when the next job can start
+	Missed   int           `json:"missed,omitzero"`    // of a limit with a rate: those of Live whose slots are past, and that nobody has claimed
 }
 
 // String says in words what the limit's jobs wait for.
@@ -31,10 +33,18 @@ func (l LimitInfo) String() string {
 		return fmt.Sprintf("limit %q is full: %d of its jobs are live, and %d may be", l.Name, l.Live, l.Limit.AtOnce)
 	case l.Waiting == 0:
 		return fmt.Sprintf("no due job waits for limit %q", l.Name)
+	case l.unclaimed():
+		return fmt.Sprintf("limit %q lets no more jobs in before some start of %d that have slots and that nobody has claimed", l.Name, l.Missed)
 	case l.Limit.Rate > 0:
 		return fmt.Sprintf("limit %q gives its next slot at %s", l.Name, stamp(l.NextSlot))
 	}
 	return fmt.Sprintf("limit %q has room: a worker lets its next job in within a poll", l.Name)
+}
+
+// unclaimed says that so many jobs have missed their slots that no more are let in: as many as promoters let in ahead of time (rates).
+func (l LimitInfo) unclaimed() bool {
+	return l.Limit.Rate > 0 && l.Missed > 0 &&
+		l.Missed >= max(l.Limit.Burst, int(math.Ceil(float64(l.Limit.Rate)*float64(time.Second/2)/float64(l.Limit.Per))))
 }
 
 // readLimit reads what holds for line x.lane, and how it is doing.
@@ -44,7 +54,12 @@ var readLimit = `
        array(select j.id from ` + liveIn("x.lane") + ` order by p.id limit 10),
        w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
        statement_timestamp() + greatest(0, coalesce(` + owed + ` * s.gap / c.gap, 0)
-         + (1 - s.burst + least(s.burst - 1, ceil(` + sqlSlotLate + ` / s.gap))) * s.gap) * interval '1 microsecond'
+         + (1 - s.burst + least(s.burst - 1, ceil(` + sqlSlotLate + ` / s.gap))) * s.gap) * interval '1 microsecond',
+       (select count(*)
+          from (select from onceq.lane_places p
+                 cross join lateral (select leased_until, run_at from onceq.jobs where id = p.id offset 0) j
+                 where p.lane = x.lane and j.leased_until is null and j.run_at <= statement_timestamp() - ` + sqlSlotLate + ` * interval '1 microsecond' and s.gap is not null
+                 limit $3::int) u)
   from x
   left join lateral ` + limitRow("x.lane", `s.lane, s.n, s.rate, s.per, s.burst, s.per::float8 / s.rate as gap`) + ` s on true
   left join lateral (select * from onceq.limit_rates where lane = x.lane offset 0) c on true
@@ -58,7 +73,7 @@ func (l *LimitInfo) scan(rows pgx.Rows) error {
 	var per *int64
 	var oldest int64
 	var next *time.Time
-	if err := rows.Scan(&l.Name, &n, &rate, &per, &burst, &l.Set, &l.Live, &l.LiveIDs, &l.Waiting, &l.Delayed, &oldest, &next); err != nil {
+	if err := rows.Scan(&l.Name, &n, &rate, &per, &burst, &l.Set, &l.Live, &l.LiveIDs, &l.Waiting, &l.Delayed, &oldest, &next, &l.Missed); err != nil {
 		return err
 	}
 	l.Name, l.Oldest = l.Name[1:], time.Duration(oldest)*time.Microsecond
@@ -179,6 +194,15 @@ select (select min(j.leased_until) from onceq.lane_places p join onceq.jobs j on
 			r.Text += "; the first lease among them lasts until " + stamp(*until)
 		}
 		r.Advice = "if one of them hangs, its explanation says where it runs; a higher limit lets more of them be live"
+		if err := x.pausedAhead(ctx, &r); err != nil {
+			return err
+		}
+	case x.lock != nil:
+		return nil
+	case l.unclaimed():
+		r.Text = fmt.Sprintf("it waits for a slot of limit %q (%s), which lets no more jobs in before some start of %d that have slots and that nobody has claimed; the first of its jobs are %d",
+			j.Limit, l.Limit, l.Missed, l.LiveIDs)
+		r.Advice = "the explanation of one of them says why it does not start"
 		if err := x.pausedAhead(ctx, &r); err != nil {
 			return err
 		}

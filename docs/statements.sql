@@ -1515,11 +1515,14 @@ select requested_at from onceq.job_cancels where job_id = $1::bigint and request
 select holder, coalesce(ahead, false) from onceq.jobs where id = $1::bigint;
 
 -- explain.go: locked.read
-select l.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), coalesce(a.state, ''), a.xact_start
-  from onceq.jobs j
+select j.id, l.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), coalesce(a.state, ''), a.xact_start
+  from (select id, xmax from onceq.jobs where id = any ($1::bigint[])
+        union all
+        select id, xmax from onceq.job_waits where id = any ($1::bigint[])) j
   join pg_locks l on l.locktype = 'transactionid' and l.transactionid = j.xmax and l.mode = 'ExclusiveLock' and l.granted
   left join pg_stat_activity a on a.pid = l.pid
- where j.id = $1::bigint and l.pid is distinct from pg_backend_pid();
+ where l.pid is distinct from pg_backend_pid()
+ order by j.id limit 1;
 
 -- explain.go: pausedAhead.read
 select j.id, j.queue, j.kind from onceq.jobs j
@@ -3802,6 +3805,9 @@ select f.class, f.scope, case f.state when 0 then 'queued' when 3 then 'complete
 select coalesce((select n from onceq.lane_limits where lane = $1::text),
                  (select n from onceq.lane_limits where lane = left($1::text, strpos(substr($1::text, 2), '/') + 1)), 1);
 
+-- lane.go: lockedAhead.read
+select array(select id from onceq.job_waits where lane = $1::text and run_at <= statement_timestamp() order by priority, run_at, id limit $2::int);
+
 -- lane.go: readLane
 select array(select j.id from onceq.lane_places p
          cross join lateral (
@@ -3960,7 +3966,12 @@ select x.lane,
          where p.lane = x.lane order by p.id limit 10),
        w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
        statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 * s.gap / c.gap, 0)
-         + (1 - s.burst + least(s.burst - 1, ceil(100000.0 / s.gap))) * s.gap) * interval '1 microsecond'
+         + (1 - s.burst + least(s.burst - 1, ceil(100000.0 / s.gap))) * s.gap) * interval '1 microsecond',
+       (select count(*)
+          from (select from onceq.lane_places p
+                 cross join lateral (select leased_until, run_at from onceq.jobs where id = p.id offset 0) j
+                 where p.lane = x.lane and j.leased_until is null and j.run_at <= statement_timestamp() - 100000.0 * interval '1 microsecond' and s.gap is not null
+                 limit $3::int) u)
   from x
   left join lateral (select s.lane, s.n, s.rate, s.per, s.burst, s.per::float8 / s.rate as gap
                  from onceq.lane_limits s
@@ -3995,7 +4006,12 @@ select x.lane,
          where p.lane = x.lane order by p.id limit 10),
        w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
        statement_timestamp() + greatest(0, coalesce(extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 * s.gap / c.gap, 0)
-         + (1 - s.burst + least(s.burst - 1, ceil(100000.0 / s.gap))) * s.gap) * interval '1 microsecond'
+         + (1 - s.burst + least(s.burst - 1, ceil(100000.0 / s.gap))) * s.gap) * interval '1 microsecond',
+       (select count(*)
+          from (select from onceq.lane_places p
+                 cross join lateral (select leased_until, run_at from onceq.jobs where id = p.id offset 0) j
+                 where p.lane = x.lane and j.leased_until is null and j.run_at <= statement_timestamp() - 100000.0 * interval '1 microsecond' and s.gap is not null
+                 limit $3::int) u)
   from x
   left join lateral (select s.lane, s.n, s.rate, s.per, s.burst, s.per::float8 / s.rate as gap
                  from onceq.lane_limits s

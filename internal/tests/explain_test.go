@@ -353,6 +353,107 @@ func TestExplain_FullLimitAndPausedHolders(t *testing.T) {
 	explained(t, db, third, onceq.CauseLane)
 }
 
+// A transaction has a job that waits locked, or the first one of its lane, which nobody passes.
+func TestExplain_LockedWhileItWaits(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	workerRow(t, db, 1, `{"default": 1}`, "charge,whole,k", "0 s")
+	setLimit(t, db, "provider", onceq.Limit{AtOnce: 2})
+	g, err := q.EnqueueGroup(ctx, db.Pool, nil, whole.Job("no members"))
+	require.NoError(t, err)
+	follower := whole.Job("x")
+	follower.After = []onceq.JobRef{{ID: g.Then.ID}}
+	after := add(t, db, follower)
+	require.NoError(t, laneClaimOne(t, q, g.Then.ID).Complete(ctx, nil))
+	first, second := add(t, db, charges.Job(charge{1, 1})), add(t, db, charges.Job(charge{1, 2}))
+	limited := add(t, db, onceq.Job{Kind: "k", Limit: "provider", Payload: 1})
+	behind := add(t, db, charges.Job(charge{2, 1}))
+	live := add(t, db, charges.Job(charge{2, 0}))
+	sqlRun(t, db, `update onceq.job_waits set run_at = run_at - interval '1 minute' where id = $1`, live)
+
+	tx, err := db.Pool.Begin(ctx)
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(ctx) }()
+	pid := 0
+	require.NoError(t, tx.QueryRow(ctx, `select pg_backend_pid() from (select id from onceq.job_waits where id = any ($1) for update) w`, []int64{after, first, limited}).Scan(&pid))
+	for _, id := range []int64{after, first, limited} {
+		r := explained(t, db, id, onceq.CauseLocked)[0]
+		require.Equal(t, pid, r.Session)
+		require.Empty(t, r.Ahead)
+		require.Contains(t, r.Text, "has its row locked, in a transaction that began at ")
+	}
+	r := explained(t, db, second, onceq.CauseLocked)[0]
+	require.Equal(t, []any{pid, []int64{first}}, []any{r.Session, r.Ahead})
+	require.Contains(t, r.Text, fmt.Sprintf("has the row of job %d locked, which comes before it, in a transaction that began at ", first))
+	require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "charge", "1", 2))
+	explained(t, db, second, onceq.CauseLane) // it is next itself
+	explained(t, db, first, onceq.CauseLocked)
+	require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "charge", "1", 0))
+	explained(t, db, first, onceq.CauseLane, onceq.CauseLocked)
+	explained(t, db, second, onceq.CauseLane)
+	explained(t, db, behind, onceq.CauseLane)
+	require.NoError(t, tx.Rollback(ctx))
+	explained(t, db, after, onceq.CauseAfter)
+	explained(t, db, limited, onceq.CauseLimit)
+}
+
+// A job that waits for others says that it is cancelled next because of them.
+func TestExplain_DeadCancel(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	workerRow(t, db, 1, `{"default": 1}`, "part,whole", "0 s")
+	then := whole.Job("x")
+	then.IfDead = onceq.DeadCancel
+	for _, end := range []func(id int64) error{
+		func(id int64) error { _, err := q.Cancel(ctx, db.Pool, id); return err },
+		func(id int64) error { return laneClaimOne(t, q, id).Fail(ctx, onceq.Fatal(errors.New("no"))) },
+	} {
+		g, err := q.EnqueueGroup(ctx, db.Pool, []onceq.Job{part.Job(1)}, then)
+		require.NoError(t, err)
+		require.NoError(t, end(g.Members[0].ID))
+		text := explained(t, db, g.Then.ID, onceq.CauseAfter)[0].String()
+		require.Contains(t, text, "all 1 jobs that it waits for are finished, and 1 are dead or were cancelled: a worker cancels it within a poll (DeadCancel)")
+		require.NotContains(t, text, "go on")
+	}
+}
+
+// A rate lets no more jobs in while those that it has let in are paused, and says so.
+func TestExplain_RateWhoseJobsArePaused(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	workerRow(t, db, 1, `{"default": 1}`, "k,held", "0 s")
+	setLimit(t, db, "provider", onceq.Limit{Rate: 10})
+	require.NoError(t, q.PauseKind(ctx, db.Pool, "held", "ann"))
+	for range 20 {
+		add(t, db, onceq.Job{Kind: "held", Limit: "provider"})
+	}
+	eventually(t, "five are let in", func() bool {
+		require.Empty(t, laneClaim(t, q, 10))
+		live, _ := laneLive(t, db)
+		return live == 5
+	})
+	id := add(t, db, onceq.Job{Limit: "provider"})
+	sqlRun(t, db, `update onceq.jobs set run_at = statement_timestamp() + interval '1 hour'`)
+	require.Contains(t, explained(t, db, id, onceq.CauseLimit)[0].Text, "and its slot is at about", "their slots are not past")
+	sqlRun(t, db, `update onceq.jobs set run_at = statement_timestamp() - interval '1 second'`)
+	r := explained(t, db, id, onceq.CauseLimit)[0]
+	require.Contains(t, r.Text, `it waits for a slot of limit "provider" (10 in 1s, in bursts of 2), which lets no more jobs in before some start of 5 that have slots and that nobody has claimed`)
+	require.Contains(t, r.Text, `do not start, because kind "held" has been paused since `)
+	require.Equal(t, "ann", r.Pause.Note)
+	require.Len(t, r.Ahead, 5)
+	require.True(t, r.Until.IsZero())
+	l, err := q.Limit(ctx, db.Pool, "provider")
+	require.NoError(t, err)
+	require.Equal(t, `limit "provider" lets no more jobs in before some start of 5 that have slots and that nobody has claimed`, l.String())
+
+	sqlRun(t, db, `update onceq.jobs set leased_until = statement_timestamp() + interval '1 hour', claims = 1, holder = 1 where id = $1`, r.Ahead[0])
+	require.Contains(t, explained(t, db, id, onceq.CauseLimit)[0].Text, "and its slot is at about")
+	sqlRun(t, db, `update onceq.jobs set leased_until = null, holder = null, claims = 0`)
+}
+
 // A job that is let in between two statements of Explain is never said to wait for itself, whichever statements these are.
 func TestExplain_JobMovesOnMeanwhile(t *testing.T) {
 	t.Parallel()
