@@ -126,6 +126,9 @@ const LockCalls = lockCalls
 
 var CallFamilies = callFamilies
 
+// ListStatement is the statement of List.
+func ListStatement(f Filter) (string, []any) { return f.statement(liveInfo, waitingInfo, pastInfo) }
+
 // ReadStill is a statement of Health.
 var ReadStill = readStill
 

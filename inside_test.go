@@ -1074,7 +1074,7 @@ func TestStatements_ACallForAFamilyReadsNoOtherFamilysJobs(t *testing.T) {
 	_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
 	require.NoError(t, err)
 	require.NoError(t, db.Queue.SetLaneLimit(ctx, db.Pool, "earlier", "", 5))
-	read, looks := readOfWaits(t, db, onceq.CallFamilies)
+	read, looks := readOf(t, db, "job_waits", onceq.CallFamilies)
 	require.GreaterOrEqual(t, looks, 2.0, "one for each family that was called")
 	require.Less(t, read, 20.0)
 }
@@ -1098,13 +1098,48 @@ func TestHealth_ReadsFewJobsForALimitOf0(t *testing.T) {
 	}
 	_, err = conformance.Owner(t, db).Exec(ctx, `vacuum analyze onceq.job_waits, onceq.lane_limits`)
 	require.NoError(t, err)
-	read, looks := readOfWaits(t, db, onceq.ReadStill, 0)
+	read, looks := readOf(t, db, "job_waits", onceq.ReadStill, 0)
 	require.LessOrEqual(t, read, 1000.0, "of the family of delayed jobs")
 	require.GreaterOrEqual(t, looks, 3.0*8, "one for each priority of each limit")
 }
 
-// readOfWaits is how many rows of job_waits a statement reads, in how many looks, with the settings with which it is sent.
-func readOfWaits(t *testing.T, db *queuetest.DB, statement string, args ...any) (read, looks float64) {
+// Each page of a group read all members.
+func TestList_APageOfAGroupReadsNoOtherMembers(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq"), queuetest.NoCheck())
+	ctx := t.Context()
+	for _, fill := range []string{
+		`insert into onceq.job_members (group_id, job_id, state, told) select 1, g, 0, true from generate_series(1, 3000) g`,
+		`insert into onceq.jobs (id, run_at, created_at, max_attempts, priority, queue, kind, payload)
+		 select g, now(), now(), 1, 0, 'default', 'k', '1' from generate_series(1, 3000, 3) g`,
+		`insert into onceq.job_waits (id, run_at, created_at, max_attempts, priority, lane_rule, lane, queue, kind, payload)
+		 select g, now(), now(), 1, 0, 4, '/limit', 'default', 'k', '1' from generate_series(2, 3000, 3) g`,
+		`insert into onceq.job_history (id, run_at, created_at, finished_at, claims, lost, attempts, max_attempts, priority, state, queue, kind)
+		 select g, now(), now(), now(), 1, 0, 1, 1, 0, 6, 'default', 'k' from generate_series(3, 3000, 3) g`,
+	} {
+		_, err := conformance.Owner(t, db).Exec(ctx, fill)
+		require.NoError(t, err)
+	}
+	for _, queue := range []string{"", "default"} {
+		f := onceq.Filter{Group: 1, Queue: queue, Limit: 10, After: 2000}
+		page, err := db.Queue.List(ctx, db.Pool, f)
+		require.NoError(t, err)
+		require.Len(t, page, 10)
+		for i, j := range page {
+			require.EqualValues(t, 1999-i, j.ID)
+		}
+		statement, args := onceq.ListStatement(f)
+		read, _ := readOf(t, db, "job_members", statement, args...)
+		require.LessOrEqual(t, read, 11.0)
+		for _, table := range []string{"jobs", "job_waits", "job_history"} {
+			read, _ = readOf(t, db, table, statement, args...)
+			require.LessOrEqual(t, read, 11.0, table)
+		}
+	}
+}
+
+// readOf is how many rows of a table a statement reads, in how many looks, with the settings with which it is sent.
+func readOf(t *testing.T, db *queuetest.DB, table, statement string, args ...any) (read, looks float64) {
 	t.Helper()
 	ctx := t.Context()
 	var plan any
@@ -1119,7 +1154,7 @@ func readOfWaits(t *testing.T, db *queuetest.DB, statement string, args ...any) 
 		return json.Unmarshal([]byte(raw), &plan)
 	}))
 	eachNode(plan, func(node map[string]any) {
-		if node["Relation Name"] == "job_waits" {
+		if node["Relation Name"] == table {
 			removed, _ := node["Rows Removed by Filter"].(float64)
 			read += (node["Actual Rows"].(float64) + removed) * node["Actual Loops"].(float64)
 			looks += node["Actual Loops"].(float64)

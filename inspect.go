@@ -443,6 +443,9 @@ func (f *Filter) statement(liveJob, waitingJob, pastJob string) (string, []any) 
 	if after == 0 {
 		after = math.MaxInt64
 	}
+	if f.Group != 0 {
+		return f.ofGroup(liveJob, waitingJob, pastJob, after)
+	}
 	live, past := f.states()
 	where := func(alias string) string {
 		if f.floor > 0 {
@@ -465,9 +468,6 @@ func (f *Filter) statement(liveJob, waitingJob, pastJob string) (string, []any) 
 	if f.floor > 0 {
 		floor, args = `, $11::bigint`, append(args, f.floor)
 	}
-	if f.Group != 0 { // which is never together with a floor
-		floor, args = `, $11::bigint`, append(args, f.Group)
-	}
 	states, waitStates := "", ""
 	if len(live) < 4 {
 		states, waitStates = ` and `+jobState+` = any ($7::smallint[])`, ` and `+waitState+` = any ($7::smallint[])`
@@ -489,7 +489,31 @@ select * from (select * from live union all select * from waiting union all sele
  order by id desc limit $2::int`, args
 }
 
-// others are the filter's conditions besides ids, queue and states.
+// ofGroup is statement for the members of a group. It goes through these, and no further than the page.
+func (f *Filter) ofGroup(liveJob, waitingJob, pastJob string, after int64) (string, []any) {
+	live, past := f.states()
+	where := func(alias, state, states string) string {
+		queue := ""
+		if f.Queue != "" {
+			queue = ` and ` + alias + `.queue = $4::text`
+		}
+		return `
+           where cardinality(` + states + `::smallint[]) > 0 and ` + alias + `.id = any (array[m.job_id])` + f.others(alias) + queue + ` and ` + state + ` = any (` + states + `::smallint[])`
+	}
+	return `
+with given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[], $9::timestamptz, $10::timestamptz, $11::bigint)
+select a.*
+  from onceq.job_members m
+ cross join lateral (` + liveJob + where("j", jobState, "$7") + `
+          union all ` + waitingJob + where("w", waitState, "$7") + `
+          union all ` + pastJob + where("h", "h.state", "$3") + `
+          offset 0) a
+ where m.group_id = $11::bigint and m.job_id < $1::bigint
+ order by m.job_id desc
+ limit $2::int`, []any{after, f.Limit, nonNil(past), f.Queue, f.Kind, f.Scope, nonNil(live), f.IDs, f.CreatedFrom, f.CreatedBefore, f.Group}
+}
+
+// others are the filter's conditions besides the group, queue and states.
 func (f *Filter) others(alias string) string {
 	var s strings.Builder
 	if f.Kind != "" {
@@ -500,9 +524,6 @@ func (f *Filter) others(alias string) string {
 	}
 	if f.IDs != nil {
 		s.WriteString(" and " + alias + ".id = any ($8::bigint[])")
-	}
-	if f.Group != 0 {
-		s.WriteString(" and " + alias + ".id = any (array(select m.job_id from onceq.job_members m where m.group_id = $11::bigint))")
 	}
 	if !f.CreatedFrom.IsZero() {
 		s.WriteString(" and " + alias + ".created_at >= $9::timestamptz")
@@ -515,7 +536,7 @@ func (f *Filter) others(alias string) string {
 
 // finished builds the part of the statement that reads the history: by id, or range by range.
 func (f *Filter) finished(pastJob, where string, past []int16) string {
-	if f.IDs != nil || f.Group != 0 || f.floor > 0 && f.wide(past) {
+	if f.IDs != nil || f.floor > 0 && f.wide(past) {
 		if f.Queue != "" {
 			where += ` and h.queue = $4::text`
 		}

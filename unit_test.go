@@ -657,6 +657,7 @@ var built = map[string]string{
 	"statement of a page":     statementOf(&Filter{Limit: 1, Queue: "q", floor: 1}, liveInfo, waitingInfo, pastInfo),
 	"statement of a kind":     statementOf(&Filter{Limit: 1, Kind: "k", floor: 1}, liveInfo, waitingInfo, pastInfo),
 	"statement of a queue":    statementOf(&Filter{Limit: 1, Queue: "q", Kind: "k", floor: 1}, liveInfo, waitingInfo, pastInfo),
+	"ofGroup":                 statementOf(&Filter{Limit: 1, Group: 1, Queue: "q"}, liveInfo, waitingInfo, pastInfo),
 	"statement of few":        statementOf(&Filter{Limit: 1, Queue: "q", few: true}, liveInfo, waitingInfo, pastInfo),
 	"bound":                   boundOf(&Filter{Limit: 1, Kind: "k"}),
 	"bound of queue":          boundOf(&Filter{Limit: 1, Queue: "q", Kind: "k"}),

@@ -3337,6 +3337,44 @@ select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
        j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
   from onceq.jobs j;
 
+-- inspect.go: ofGroup
+with given as (select $1::bigint, $2::int, $3::smallint[], $4::text, $5::text, $6::text, $7::smallint[], $8::bigint[], $9::timestamptz, $10::timestamptz, $11::bigint)
+select a.*
+  from onceq.job_members m
+ cross join lateral (
+select j.id, j.kind, j.queue, j.scope, j.key, case when j.id is null then null
+            when j.leased_until > statement_timestamp() then 3
+            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
+            when j.run_at > statement_timestamp() then 2
+            else 1 end::smallint as state, j.payload::text as payload, j.payload_bytes,
+       j.metadata::text as metadata, j.priority, j.attempts, j.max_attempts, j.lost, j.claims, j.run_at, j.created_at,
+       j.leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+       j.errors::text as errors, j.progress::text as progress, j.lane, null::text as line
+  from onceq.jobs j
+           where cardinality($7::smallint[]) > 0 and j.id = any (array[m.job_id]) and j.queue = $4::text and case when j.id is null then null
+            when j.leased_until > statement_timestamp() then 3
+            when j.attempts > 0 or j.lost > 0 or j.leased_until is not null then 4
+            when j.run_at > statement_timestamp() then 2
+            else 1 end::smallint = any ($7::smallint[])
+          union all 
+select w.id, w.kind, w.queue, w.scope, w.key, case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint as state, w.payload::text as payload, w.payload_bytes,
+       w.metadata::text as metadata, w.priority, w.attempts, w.max_attempts, w.lost, w.claims, w.run_at, w.created_at,
+       null::timestamptz as leased_until, null::timestamptz as finished_at, null::timestamptz as keep_until, null::text as result,
+       w.errors::text as errors, null::text as progress, coalesce(w.path, w.lane), w.lane as line
+  from onceq.job_waits w
+           where cardinality($7::smallint[]) > 0 and w.id = any (array[m.job_id]) and w.queue = $4::text and case when w.attempts > 0 or w.lost > 0 then 4 when w.run_at > statement_timestamp() then 2 else 1 end::smallint = any ($7::smallint[])
+          union all 
+select h.id, h.kind, h.queue, h.scope, h.key, h.state, h.payload::text as payload, h.payload_bytes,
+       h.metadata::text as metadata, h.priority, h.attempts, h.max_attempts, h.lost, h.claims, h.run_at, h.created_at,
+       null::timestamptz as leased_until, h.finished_at, h.keep_until, h.result::text as result,
+       h.errors::text as errors, null::text as progress, h.lane, null::text as line
+  from onceq.job_history h
+           where cardinality($3::smallint[]) > 0 and h.id = any (array[m.job_id]) and h.queue = $4::text and h.state = any ($3::smallint[])
+          offset 0) a
+ where m.group_id = $11::bigint and m.job_id < $1::bigint
+ order by m.job_id desc
+ limit $2::int;
+
 -- inspect.go: pastIDs
 select h.id from onceq.job_history h;
 
