@@ -3,6 +3,8 @@ package tests
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -446,6 +448,44 @@ func TestAwait_InALane(t *testing.T) {
 		}
 		require.Equal(t, want, order)
 	}
+}
+
+// The SQL of docs/flows.md finds the jobs that wait, also those that wait for their limits meanwhile.
+func TestAwait_TheSQLForPeople(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	page, err := os.ReadFile("../../docs/flows.md")
+	require.NoError(t, err)
+	_, rest, ok := strings.Cut(string(page), "Which jobs wait, and for what, in SQL:\n\n")
+	require.True(t, ok)
+	waiting, _, ok := strings.Cut(rest, ";\n")
+	require.True(t, ok)
+	limited := onceq.Kind[int]{Name: "limited", Limit: func(int) string { return "provider" }}
+	plain := flowEnqueue(t, db)
+	withLimit := add(t, db, limited.Job(1))
+	await := func(ctx context.Context, l *onceq.Lease) error {
+		_, _, err := onceq.Await[any](ctx, l, "paid", l.Kind, time.Hour)
+		return err
+	}
+	start(t, db, onceq.WorkerConfig{}, flow.Handle(func(ctx context.Context, l *onceq.Lease, _ string) error { return await(ctx, l) }),
+		limited.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error { return await(ctx, l) }))
+	found := func() (all []string) {
+		rows, err := db.Pool.Query(t.Context(), "select scope || ' ' || key || ' ' || id || ' ' || kind from ("+waiting+") w order by id")
+		require.NoError(t, err)
+		all, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		require.NoError(t, err)
+		return all
+	}
+	until(t, db, `(select count(*) from onceq.job_awaits) = 2 and exists (select from onceq.job_waits where id = $1)`, withLimit)
+	require.Equal(t, []string{fmt.Sprint("paid flow ", plain, " flow"), fmt.Sprint("paid limited ", withLimit, " limited")}, found())
+
+	// What is cancelled waits for nothing.
+	for _, id := range []int64{plain, withLimit} {
+		_, err := db.Queue.Cancel(t.Context(), db.Pool, id)
+		require.NoError(t, err)
+	}
+	until(t, db, `(select count(*) from onceq.job_history) = 2`)
+	require.Empty(t, found())
 }
 
 // Cancelled while it waits; and an Emit that meets the open cancellation waits for it.
