@@ -124,7 +124,12 @@ func (q *Queue) TakeApart() { q.citus.Store(citusYes) }
 // The statements of a promoter, for tests that run them in transactions of their own.
 const LockCalls = lockCalls
 
-var CallFamilies = callFamilies
+var CallLanes = callLanes
+
+// LookAtFamilies is what a promoter does when a whole family was called.
+func (q *Queue) LookAtFamilies(ctx context.Context) (int, error) {
+	return q.lookAtFamilies(ctx, q.pool)
+}
 
 // ListStatement is the statement of List.
 func ListStatement(f Filter) (string, []any) { return f.statement(liveInfo, waitingInfo, pastInfo) }

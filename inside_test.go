@@ -1074,9 +1074,82 @@ func TestStatements_ACallForAFamilyReadsNoOtherFamilysJobs(t *testing.T) {
 	_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
 	require.NoError(t, err)
 	require.NoError(t, db.Queue.SetLaneLimit(ctx, db.Pool, "earlier", "", 5))
-	read, looks := readOf(t, db, "job_waits", onceq.CallFamilies)
+	read, looks := readOf(t, db, "job_waits", onceq.CallLanes, 2000)
 	require.GreaterOrEqual(t, looks, 2.0, "one for each family that was called")
 	require.Less(t, read, 20.0)
+}
+
+// A look at a whole family, or at all lanes, is done in pages, and goes on where somebody else has left it. It waits for no promoter,
+// and none waits for it: one look for each of 200,000 lanes held all of them for seconds.
+func TestPromoter_AFamilyIsCalledInPagesBesideLockedSlots(t *testing.T) {
+	t.Parallel()
+	const lanes = 2500
+	for _, call := range []string{"many/", "\x1f"} { // the family, and all lanes
+		t.Run(fmt.Sprintf("%q", call), func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t, queuetest.Schema("onceq"))
+			ctx := t.Context()
+			kind := onceq.Kind[int]{Name: "many", Lane: func(n int) string { return fmt.Sprint(n) }}
+			other := onceq.Kind[int]{Name: "other", Lane: func(int) string { return "one" }}
+			for _, family := range []string{"many", "other"} {
+				require.NoError(t, db.Queue.SetLaneLimit(ctx, db.Pool, family, "", 0))
+			}
+			jobs := []onceq.Job{other.Job(0)}
+			for n := range lanes - 1 {
+				jobs = append(jobs, kind.Job(n))
+			}
+			_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
+			require.NoError(t, err)
+			_, err = db.Queue.Claim(ctx, onceq.ClaimOptions{}) // takes no call into account that is there already
+			require.NoError(t, err)
+			for _, sql := range []string{
+				`update onceq.lane_limits set n = 1, lowered = false`,
+				`update onceq.lane_calls set due = statement_timestamp() + interval '1 hour' where slot = -1 and lane = ''`,
+				`delete from onceq.lane_calls where lane <> ''`,
+			} {
+				_, err = db.Pool.Exec(ctx, sql)
+				require.NoError(t, err)
+			}
+			if call == "many/" {
+				_, err = db.Pool.Exec(ctx, `insert into onceq.lane_calls (slot, due, lane) select ('x' || left(md5('other/one'), 1))::bit(4)::int, statement_timestamp(), 'other/one'`)
+				require.NoError(t, err)
+			}
+			_, err = db.Pool.Exec(ctx, `insert into onceq.lane_calls (slot, due, lane) values (-1, statement_timestamp(), $1)`, call)
+			require.NoError(t, err)
+
+			promoters, err := db.Pool.Begin(ctx)
+			require.NoError(t, err)
+			_, err = promoters.Exec(ctx, `select from onceq.lane_locks for update`)
+			require.NoError(t, err)
+			n, err := db.Queue.LookAtFamilies(ctx)
+			require.NoError(t, err)
+			require.Equal(t, 2000, n)
+			dies, err := db.Pool.Begin(ctx) // in the middle of the next page
+			require.NoError(t, err)
+			_, err = dies.Exec(ctx, onceq.CallLanes, 2000)
+			require.NoError(t, err)
+			n, err = db.Queue.LookAtFamilies(ctx)
+			require.NoError(t, err)
+			require.Zero(t, n, "somebody else does it")
+			require.NoError(t, dies.Rollback(ctx))
+			require.NoError(t, promoters.Rollback(ctx))
+
+			worker, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{},
+				kind.Handle(func(context.Context, *onceq.Lease, int) error { return nil }),
+				other.Handle(func(context.Context, *onceq.Lease, int) error { return nil }))
+			require.NoError(t, err)
+			ctx, cancel := context.WithCancel(ctx)
+			ended := make(chan error, 1)
+			go func() { ended <- worker.Run(ctx) }()
+			require.Eventually(t, func() bool {
+				var left int
+				require.NoError(t, db.Pool.QueryRow(t.Context(), `select (select count(*) from onceq.job_waits) + (select count(*) from onceq.jobs)`).Scan(&left))
+				return left == 0
+			}, 2*time.Minute, 20*time.Millisecond)
+			cancel()
+			<-ended
+		})
+	}
 }
 
 // Health read the whole waiting room once for each lane or limit of 0, and all jobs of a family that are delayed.

@@ -522,34 +522,66 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool) (did
 // lockLanes locks all slots, so that nobody counts.
 const lockLanes = `select count(*) from (select slot from onceq.lane_locks order by slot for update) l`
 
-// callFamilies answers the calls for whole families: each of their lanes that has waiting jobs gets a call. Where a limit
-// was lowered and no more jobs are live than it allows, completions may hand over again. The end of a family is looked at
-// after the limit of 1: within it, a family without waiting jobs would step over all those of the families after it. It
-// returns how many lanes were called, and whether a lowered limit is still exceeded, so that this is asked again in a second.
-var callFamilies = `
-with recursive heard as (
-  delete from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane <> ''
-  returning lane
+// callLanes answers the calls for whole families: each of their lanes that has waiting jobs gets a call, $1 of them at a time. It
+// locks no slots, because a call says only that somebody has to look. What is left gets a call of the family that has the last of
+// these lanes behind a separator, in the same commit, so any promoter goes on from there. The end of a family is looked at after
+// the limit of 1: within it, a family without waiting jobs would step over all those of the families after it. To go through all
+// lanes puts off the next time by a hundred times what it has cost.
+//
+// It returns how many lanes it has called, and whether settleLimits has something to do.
+var callLanes = `
+with recursive heard as materialized (
+  select ctid as place, lane from onceq.lane_calls
+   where slot = -1 and due <= statement_timestamp() and lane not in ('', '?')
+   order by due limit 1000 for update skip locked
+),
+gone as (
+  delete from onceq.lane_calls where ctid = any (array(select place from heard))
 ),
 family as materialized (
-  select distinct lane as first, (left(lane, -1) || '0') collate "C" as last from heard where ` + isFamilyLine("lane") + `
-  union all
-  select '', null where exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane = '')
+  select first, min(after) as after, case when first <> '' then (left(first, -1) || '0') collate "C" end as last
+    from (select split_part(lane, ` + sqlSep + `, 1) as first,
+                 case when strpos(lane, ` + sqlSep + `) > 0 then substr(lane, strpos(lane, ` + sqlSep + `) + 1) else lane end as after
+            from heard) h
+   where first = '' or ` + isFamilyLine("first") + `
+   group by first
 ),
-lane (lane, last) as (
-  select w.lane, f.last
+lane (lane, first, last) as (
+  select w.lane, f.first, f.last
     from family f cross join lateral (
-         select lane from onceq.job_waits where lane > f.first order by lane limit 1) w
+         select lane from onceq.job_waits where lane > f.after order by lane limit 1) w
    where f.last is null or w.lane < f.last
   union all
-  select w.lane, l.last
+  select w.lane, l.first, l.last
     from lane l cross join lateral (
          select lane from onceq.job_waits where lane > l.lane order by lane limit 1) w
    where l.last is null or w.lane < l.last
 ),
+page as materialized (
+  select lane, first from lane limit $1::int
+),
 calls as (
-  insert into onceq.lane_calls (slot, due, lane) select distinct ` + laneSlot("lane") + `, statement_timestamp(), lane from lane
+  insert into onceq.lane_calls (slot, due, lane) select distinct ` + laneSlot("lane") + `, statement_timestamp(), lane from page
   returning 1
+),
+onward as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select -1, statement_timestamp(), f.first || ` + sqlSep + ` || coalesce(p.last, f.after)
+    from family f left join (select first, max(lane) as last from page group by first) p on p.first = f.first
+   where (select count(*) from page) = $1::int
+),
+put_off as (
+  update onceq.lane_calls set due = due + 100 * (clock_timestamp() - transaction_timestamp())
+   where slot = -1 and lane = '' and exists (select from family where first = '') and (select count(*) from calls) > 0
+)
+select (select count(*) from calls),
+       exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane in ('', '?'))`
+
+// settleLimits lets completions hand over again where a limit was lowered and no more jobs are live than it allows. Where a lowered
+// limit is still exceeded, this is asked again in a second.
+var settleLimits = `
+with heard as (
+  delete from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane = '?'
 ),
 low as materialized (
   select l.lane, coalesce(l.n, case when ` + isFamilyLine("l.lane") + ` then 1 else ` + limitOf("l.lane") + ` end) as n
@@ -577,18 +609,20 @@ again as (
    where exists (select from onceq.lane_limits where lowered and lane not in (select lane from reached))
      and not exists (select from onceq.lane_calls where slot = -1 and lane = '?' and due > statement_timestamp())
 )
-select count(*) from calls`
+select 1`
 
-// restAll sets when all lanes are looked at again: in ten minutes, or in a hundred times what it has cost. Nothing needs
-// that but rows that somebody deleted by hand. It returns whether this was such a look.
-const restAll = `
-with all_lanes as (
-  update onceq.lane_calls
-     set due = clock_timestamp() + greatest(interval '10 minutes', 100 * (clock_timestamp() - transaction_timestamp()))
+// callAll leaves a call of all lanes, every ten minutes or more rarely (callLanes). Nothing needs that but rows that somebody
+// deleted by hand. It returns whether it was time.
+const callAll = `
+with due as (
+  update onceq.lane_calls set due = statement_timestamp() + interval '10 minutes'
    where slot = -1 and lane = '' and due <= statement_timestamp()
   returning 1
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane) select -1, statement_timestamp(), ` + sqlSep + ` from due
 )
-select exists (select from all_lanes)`
+select exists (select from due)`
 
 // forgetStops lets a lane go on that is stopped by a job that somebody deleted by hand, when all lanes are looked at.
 const forgetStops = `
@@ -596,25 +630,43 @@ delete from onceq.lane_stops s
  where exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane = '')
    and not exists (select from onceq.job_history h where h.id = s.id offset 0)`
 
-// lookAtFamilies answers the calls for whole families, and ends the time in which completions leave lanes to the promoters
-// because a limit was lowered. It returns how many lanes it has called.
+// familyPage is how many lanes of families are called at a time: no more than a look takes (promoteChunk), so that a lane which
+// has just been called does not wait for all of a family.
+const familyPage = 2000
+
+// lookAtFamilies answers the calls for whole families, a page at a time, and ends the time in which completions leave lanes to
+// the promoters because a limit was lowered. It returns how many lanes it has called.
 func (q *Queue) lookAtFamilies(ctx context.Context, db *pgxpool.Pool) (n int, err error) {
-	var all bool
+	var settle, all bool
+	send := func(batch *pgx.Batch) error {
+		unbroken, cancel := outlast(ctx, time.Minute)
+		defer cancel()
+		batch.Queue("commit")
+		if err := db.SendBatch(unbroken, batch).Close(); err != nil {
+			return fmt.Errorf("onceq: promote: %w", q.told(err))
+		}
+		return nil
+	}
 	batch := &pgx.Batch{}
 	batch.Queue(beginOwn)
 	batch.Queue(guardPlans + `, ` + noLimits)
+	batch.Queue(q.sql(callLanes), familyPage).Query(row(&n, &settle))
+	if err := send(batch); err != nil || !settle {
+		return n, err
+	}
+	batch = &pgx.Batch{}
+	batch.Queue(beginOwn)
+	batch.Queue(guardPlans + `, ` + noLimits)
 	batch.Queue(q.sql(lockLanes))
-	batch.Queue(q.sql(callFamilies)).Query(row(&n))
+	batch.Queue(q.sql(settleLimits))
 	batch.Queue(q.sql(forgetStops))
-	batch.Queue(q.sql(restAll)).Query(row(&all))
-	batch.Queue("commit")
-	unbroken, cancel := outlast(ctx, time.Minute)
-	defer cancel()
-	if err := db.SendBatch(unbroken, batch).Close(); err != nil {
-		return 0, fmt.Errorf("onceq: promote: %w", q.told(err))
+	batch.Queue(q.sql(callAll)).Query(row(&all))
+	if err := send(batch); err != nil {
+		return n, err
 	}
 	if all {
 		q.missing.begin()
+		n++ // look again, for the call that is there now
 	}
 	return n, nil
 }

@@ -4306,61 +4306,64 @@ select exists (select from generate_series(-1, 15) as s(slot)
                        where slot = s.slot::smallint and due > $1::timestamptz and due <= statement_timestamp()
                        order by due limit 1) c);
 
--- promoter.go: callFamilies
-with recursive heard as (
-  delete from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane <> ''
-  returning lane
+-- promoter.go: callAll
+with due as (
+  update onceq.lane_calls set due = statement_timestamp() + interval '10 minutes'
+   where slot = -1 and lane = '' and due <= statement_timestamp()
+  returning 1
+),
+call as (
+  insert into onceq.lane_calls (slot, due, lane) select -1, statement_timestamp(), E'\x1f' from due
+)
+select exists (select from due);
+
+-- promoter.go: callLanes
+with recursive heard as materialized (
+  select ctid as place, lane from onceq.lane_calls
+   where slot = -1 and due <= statement_timestamp() and lane not in ('', '?')
+   order by due limit 1000 for update skip locked
+),
+gone as (
+  delete from onceq.lane_calls where ctid = any (array(select place from heard))
 ),
 family as materialized (
-  select distinct lane as first, (left(lane, -1) || '0') collate "C" as last from heard where lane = left(lane, strpos(substr(lane, 2), '/') + 1)
-  union all
-  select '', null where exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane = '')
+  select first, min(after) as after, case when first <> '' then (left(first, -1) || '0') collate "C" end as last
+    from (select split_part(lane, E'\x1f', 1) as first,
+                 case when strpos(lane, E'\x1f') > 0 then substr(lane, strpos(lane, E'\x1f') + 1) else lane end as after
+            from heard) h
+   where first = '' or first = left(first, strpos(substr(first, 2), '/') + 1)
+   group by first
 ),
-lane (lane, last) as (
-  select w.lane, f.last
+lane (lane, first, last) as (
+  select w.lane, f.first, f.last
     from family f cross join lateral (
-         select lane from onceq.job_waits where lane > f.first order by lane limit 1) w
+         select lane from onceq.job_waits where lane > f.after order by lane limit 1) w
    where f.last is null or w.lane < f.last
   union all
-  select w.lane, l.last
+  select w.lane, l.first, l.last
     from lane l cross join lateral (
          select lane from onceq.job_waits where lane > l.lane order by lane limit 1) w
    where l.last is null or w.lane < l.last
 ),
+page as materialized (
+  select lane, first from lane limit $1::int
+),
 calls as (
-  insert into onceq.lane_calls (slot, due, lane) select distinct ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from lane
+  insert into onceq.lane_calls (slot, due, lane) select distinct ('x' || left(md5(lane), 1))::bit(4)::int::smallint, statement_timestamp(), lane from page
   returning 1
 ),
-low as materialized (
-  select l.lane, coalesce(l.n, case when l.lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1) then 1 else coalesce((select n from onceq.lane_limits where lane = l.lane),
-                 (select n from onceq.lane_limits where lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1)), 1) end) as n
-    from (select lane, n from onceq.lane_limits where lowered order by lane for update skip locked) l
-),
-reached as materialized (
-  select low.lane
-    from low
-   where case when low.lane = left(low.lane, strpos(substr(low.lane, 2), '/') + 1)
-              then not exists (select from onceq.lane_places p
-                                where p.lane > low.lane and p.lane < left(low.lane, -1) || '0' and (exists (select from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f'))) offset 0)
-                  or exists (select from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f') offset 0))
-                                  and not exists (select from onceq.lane_limits o where o.lane = p.lane and o.n is not null)
-                                group by p.lane having count(*) > low.n)
-              else (select count(*) as n from onceq.lane_places p where p.lane = low.lane and (exists (select from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f'))) offset 0)
-                  or exists (select from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f') offset 0)) offset 0) <= low.n end
-),
-kept as (
-  update onceq.lane_limits l set lowered = false from reached r where l.lane = any (array[r.lane]) and l.n is not null
-),
-removed as (
-  delete from onceq.lane_limits l using reached r where l.lane = any (array[r.lane]) and l.n is null
-),
-again as (
+onward as (
   insert into onceq.lane_calls (slot, due, lane)
-  select -1, statement_timestamp() + interval '1 second', '?'
-   where exists (select from onceq.lane_limits where lowered and lane not in (select lane from reached))
-     and not exists (select from onceq.lane_calls where slot = -1 and lane = '?' and due > statement_timestamp())
+  select -1, statement_timestamp(), f.first || E'\x1f' || coalesce(p.last, f.after)
+    from family f left join (select first, max(lane) as last from page group by first) p on p.first = f.first
+   where (select count(*) from page) = $1::int
+),
+put_off as (
+  update onceq.lane_calls set due = due + 100 * (clock_timestamp() - transaction_timestamp())
+   where slot = -1 and lane = '' and exists (select from family where first = '') and (select count(*) from calls) > 0
 )
-select count(*) from calls;
+select (select count(*) from calls),
+       exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane in ('', '?'));
 
 -- promoter.go: forgetStops
 delete from onceq.lane_stops s
@@ -4400,6 +4403,11 @@ select count(*) from (select slot from onceq.lane_locks order by slot for update
 -- promoter.go: look
 select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
        set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
+       case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
+
+-- promoter.go: lookAtFamilies
+select statement_timestamp(), set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+       set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true), set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
        case when current_setting('transaction_timeout', true) <> '0' then set_config('transaction_timeout', '0', true) end;
 
 -- promoter.go: lookAtFamilies
@@ -4597,14 +4605,40 @@ select (select count(*) from call), (select count(*) from ours), (select array_a
   left join lateral onceq.follow(c.lanes, $3::bigint, $4::bigint) f on true
   left join job j on j.leased_until is not null;
 
--- promoter.go: restAll
-with all_lanes as (
-  update onceq.lane_calls
-     set due = clock_timestamp() + greatest(interval '10 minutes', 100 * (clock_timestamp() - transaction_timestamp()))
-   where slot = -1 and lane = '' and due <= statement_timestamp()
-  returning 1
+-- promoter.go: settleLimits
+with heard as (
+  delete from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane = '?'
+),
+low as materialized (
+  select l.lane, coalesce(l.n, case when l.lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1) then 1 else coalesce((select n from onceq.lane_limits where lane = l.lane),
+                 (select n from onceq.lane_limits where lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1)), 1) end) as n
+    from (select lane, n from onceq.lane_limits where lowered order by lane for update skip locked) l
+),
+reached as materialized (
+  select low.lane
+    from low
+   where case when low.lane = left(low.lane, strpos(substr(low.lane, 2), '/') + 1)
+              then not exists (select from onceq.lane_places p
+                                where p.lane > low.lane and p.lane < left(low.lane, -1) || '0' and (exists (select from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f'))) offset 0)
+                  or exists (select from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f') offset 0))
+                                  and not exists (select from onceq.lane_limits o where o.lane = p.lane and o.n is not null)
+                                group by p.lane having count(*) > low.n)
+              else (select count(*) as n from onceq.lane_places p where p.lane = low.lane and (exists (select from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f'))) offset 0)
+                  or exists (select from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f') offset 0)) offset 0) <= low.n end
+),
+kept as (
+  update onceq.lane_limits l set lowered = false from reached r where l.lane = any (array[r.lane]) and l.n is not null
+),
+removed as (
+  delete from onceq.lane_limits l using reached r where l.lane = any (array[r.lane]) and l.n is null
+),
+again as (
+  insert into onceq.lane_calls (slot, due, lane)
+  select -1, statement_timestamp() + interval '1 second', '?'
+   where exists (select from onceq.lane_limits where lowered and lane not in (select lane from reached))
+     and not exists (select from onceq.lane_calls where slot = -1 and lane = '?' and due > statement_timestamp())
 )
-select exists (select from all_lanes);
+select 1;
 
 -- queue.go: Check.read
 select version, oldest_code, current_setting('server_encoding'), current_setting('citus.version', true) is not null,

@@ -86,6 +86,8 @@ union all select format('lane %s has %s live jobs, its limit is %s', lane, live,
 union all select format('lane %s has %s live jobs and %s that wait, its limit is %s, and nobody was called', lane, live, waiting, n) from lane
            where waiting > 0 and live < n
              and not exists (select from onceq.lane_calls c where c.lane = any (array[lane.lane, left(lane.lane, strpos(substr(lane.lane, 2), '/') + 1)]))
+             and not exists (select from onceq.lane_calls c where c.slot = -1 and strpos(c.lane, E'\x1f') > 0 and lane.lane > substr(c.lane, strpos(c.lane, E'\x1f') + 1)
+                                and split_part(c.lane, E'\x1f', 1) = any (array['', left(lane.lane, strpos(substr(lane.lane, 2), '/') + 1)]))
              and not exists (select from h where split_part(h.lane, E'\x1f', 1) = lane.lane and h.lane_rule & 2 = 2 and h.state in (6, 8))
 union all select format('job %s has room in line %s and no place there', id, lane) from place j where not exists (select from onceq.lane_places p where (p.lane, p.id) = (j.lane, j.id))
 union all select format('job %s has a place in line %s and no room there', id, lane) from onceq.lane_places p where not exists (select from place j where (j.lane, j.id) = (p.lane, p.id))
@@ -96,7 +98,8 @@ union all select format('job %s waits for others in line %s', id, lane) from w
 union all select format('job %s waits for others, which are done, and nobody was called', id) from w
            where starts_with(lane, E'\x1f')
              and not exists (select from onceq.job_members m where m.group_id = w.id and (m.state in (0, 8) or m.state = 6 and w.if_dead = 0))
-             and not exists (select from onceq.lane_calls c where c.lane = any (array[w.lane, '']) and (c.lane <> '' or c.due <= statement_timestamp()))
+             and not exists (select from onceq.lane_calls c where c.lane = any (array[w.lane, '']) and (c.lane <> '' or c.due <= statement_timestamp())
+                                or c.slot = -1 and starts_with(c.lane, E'\x1f') and w.lane > substr(c.lane, 2))
 union all select format('job %s, a member of group %s, has state %s', job_id, group_id, state) from onceq.job_members where state <> all ('{0,5,6,7,8}')
 union all select format('job %s, a member of group %s, is unfinished and cannot be told', m.job_id, m.group_id) from onceq.job_members m
            where m.told and m.state = 0
