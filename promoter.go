@@ -572,7 +572,7 @@ onward as (
 ),
 put_off as (
   update onceq.lane_calls set due = due + 100 * (clock_timestamp() - transaction_timestamp())
-   where slot = -1 and lane = '' and exists (select from family where first = '') and (select count(*) from calls) > 0
+   where slot = -1 and lane = '' and due > statement_timestamp() and exists (select from family where first = '') and (select count(*) from calls) > 0
 )
 select (select count(*) from calls),
        exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane in ('', '?'))`
