@@ -176,7 +176,8 @@ create table {{.schema}}.lane_stops (
 ) with (vacuum_truncate = off);
 
 -- What may let a lane go on. In slot -1 a lane that ends in '/' stands for all lanes of a family, '?' for all lowered limits,
--- and the row '', which always stays, for all lanes.
+-- and the row '', which always stays, for all lanes. Behind U+001F comes the lane after which the promoters go on, in a family or,
+-- with nothing before it, in all of them.
 create table {{.schema}}.lane_calls (
   due  timestamptz not null,
   slot smallint    not null,             -- of lane_locks: a hash of the lane
