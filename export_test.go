@@ -124,7 +124,10 @@ func (q *Queue) TakeApart() { q.citus.Store(citusYes) }
 // The statements of a promoter, for tests that run them in transactions of their own.
 const LockCalls = lockCalls
 
-var CallLanes = callLanes
+var (
+	CallLanes    = callLanes
+	SettleLimits = settleLimits
+)
 
 // LookAtFamilies is what a promoter does when a whole family was called.
 func (q *Queue) LookAtFamilies(ctx context.Context) (int, error) {

@@ -150,7 +150,7 @@ func indexScansOnly(node any) error {
 		case "Index Scan", "Index Only Scan", "Bitmap Index Scan":
 			column := map[any]string{"jobs_pkey": "id = ", "jobs_claim": "queue = ", "job_fences_pkey": "key = ", "job_cancels_pkey": "job_id = ",
 				"job_waits_pkey": "id = ", "job_waits_lane": "lane = ", "lane_places_pkey": "lane = ", "lane_stops_pkey": "lane = ", "lane_calls_due": "slot = ",
-				"job_awaits_pkey": "job_id = ", "job_history_pkey": "id = ", "job_members_pkey": "group_id = ", "job_members_job": "(job_id + 0) = ", "lane_limits_pkey": "lane = ", "limit_rates_pkey": "lane = ", "lane_locks_pkey": "slot = ", "turns_pkey": "queue = "}[node["Index Name"]]
+				"job_awaits_pkey": "job_id = ", "job_history_pkey": "id = ", "job_members_pkey": "group_id = ", "job_members_job": "(job_id + 0) = ", "lane_limits_pkey": "lane = ", "lane_limits_lowered": "lane = ", "limit_rates_pkey": "lane = ", "lane_locks_pkey": "slot = ", "turns_pkey": "queue = "}[node["Index Name"]]
 			if node["Index Name"] == "waiters_pkey" || node["Index Name"] == "job_members_untold" {
 				break // as above; the second has only rows that are looked for
 			}
@@ -1150,6 +1150,17 @@ func TestPromoter_AFamilyIsCalledInPagesBesideLockedSlots(t *testing.T) {
 			<-ended
 		})
 	}
+}
+
+// Each limit that was set had all of them read, with all slots locked.
+func TestStatements_ALoweredLimitReadsNoOthers(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	ctx := t.Context()
+	_, err := db.Pool.Exec(ctx, `insert into onceq.lane_limits (lane, n, lowered) select '/' || g, 1, g = 7 from generate_series(1, 3000) g`)
+	require.NoError(t, err)
+	read, _ := readOf(t, db, "lane_limits", onceq.SettleLimits)
+	require.Less(t, read, 20.0)
 }
 
 // Health read the whole waiting room once for each lane or limit of 0, and all jobs of a family that are delayed.

@@ -193,6 +193,7 @@ create table {{.schema}}.lane_limits (
   per     bigint,                        -- microseconds
   burst   integer
 ) with (vacuum_truncate = off);
+create index lane_limits_lowered on {{.schema}}.lane_limits (lane) where lowered;
 
 create table {{.schema}}.limit_rates (
   lane    text collate "C" not null primary key,
