@@ -8,14 +8,27 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
+// While handlers run, Drain asks again for what they enqueue: soon at first, and more and more rarely while nothing changes. Then it
+// looks among all due jobs for those that have lost a lease so rarely, or more rarely if that takes long: there may be very many.
+const (
+	drainRest    = 2 * time.Millisecond
+	drainLongest = 100 * time.Millisecond
+	drainLook    = time.Second
+)
+
 // drain claims and hands out until limit jobs were claimed, or until nothing is due in any queue and nothing runs: a job of
 // one queue may enqueue for another. When it finds nothing it lets jobs into their lanes. Its claims begin at the beginning
 // of the queues, and it sends one statement at a time. cutShort says that ctx ended with work left.
 func (c *claimer) drain(ctx context.Context, limit int, p *promoter) (cutShort bool, err error) {
 	quiet := false // there was nothing to claim, and then no call
-	began := time.Now()
+	began, rest := time.Now(), drainRest
 	for limit > 0 {
 		idle := c.exec.tasks.holdsNone()
+		if idle { // this may be the last turn
+			for _, f := range c.feeds {
+				f.scanAt = time.Time{}
+			}
+		}
 		found, more, err := c.drainOnce(ctx, limit)
 		limit -= found
 		var lanes promoted
@@ -37,7 +50,7 @@ func (c *claimer) drain(ctx context.Context, limit int, p *promoter) (cutShort b
 		case ctx.Err() != nil:
 			return limit > 0, nil
 		case found > 0 || lanes.jobs > 0:
-			quiet = false
+			quiet, rest = false, drainRest
 			continue
 		case !idle || more || lanes.calls > 0 || lanes.more || lanes.busy:
 			quiet = false
@@ -50,7 +63,15 @@ func (c *claimer) drain(ctx context.Context, limit int, p *promoter) (cutShort b
 			quiet = true
 			continue
 		}
-		sleep(ctx, 2*time.Millisecond, c.wake)
+		timer := time.NewTimer(rest)
+		select {
+		case <-timer.C:
+			rest = min(2*rest, drainLongest)
+		case <-c.wake:
+			rest = drainRest
+		case <-ctx.Done():
+		}
+		timer.Stop()
 	}
 	return false, nil
 }
@@ -120,7 +141,7 @@ func (c *claimer) drainOnce(ctx context.Context, limit int) (found int, more boo
 }
 
 // drainSome claims from feeds. First it looks among the first of their jobs for those that have lost a lease or, if it
-// found nothing to claim, among all.
+// found nothing to claim, among all of those feeds for which it is time.
 func (c *claimer) drainSome(ctx context.Context, feeds []*feed, wants []want) (found int, err error) {
 	if len(feeds) == 0 {
 		return 0, nil
@@ -154,7 +175,18 @@ func (c *claimer) drainSome(ctx context.Context, feeds []*feed, wants []want) (f
 	if found > 0 {
 		return found, nil
 	}
-	return 0, c.fillQuarantine(ctx, feeds, math.MaxInt32)
+	var due []*feed
+	for _, f := range feeds {
+		if !ended.Before(f.scanAt) {
+			due = append(due, f)
+		}
+	}
+	err = c.fillQuarantine(ctx, due, math.MaxInt32)
+	now := time.Now()
+	for _, f := range due {
+		f.scanAt = now.Add(max(drainLook, lookSomeRest*now.Sub(ended)))
+	}
+	return 0, err
 }
 
 // drainQuarantined claims a job in quarantine.

@@ -129,6 +129,7 @@ func (r *run) work(ctx context.Context, limit int) (failed, left error) {
 func (r *run) start(ctx context.Context, limit int) {
 	r.drains = limit >= 0
 	if r.drains {
+		r.tasks.emptied = r.claimer.rouse
 		r.claiming.Go(func() { r.cutShort, r.failed = r.claimer.drain(ctx, limit, r.promoter) })
 	} else {
 		r.claiming.Go(func() { r.claimer.loop(ctx) })

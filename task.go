@@ -60,6 +60,7 @@ type taskSet struct {
 	q       *Queue
 	base    context.Context // of all handlers, for events
 	anyLate atomic.Bool     // some handler was given up at some time; set by the beats
+	emptied func()          // called when the last one is removed; nil for Run
 
 	mu  sync.Mutex      // guards all, and the fields of task that say so
 	all map[int64]*task // by token
@@ -101,6 +102,9 @@ func (s *taskSet) overdue(tasks []*task, now time.Time, lease time.Duration) (ov
 // forget removes a task that has been dealt with: its outcome is written, or its lease is lost. The caller holds mu.
 func (s *taskSet) forget(lease *Lease) {
 	delete(s.all, lease.Token)
+	if len(s.all) == 0 && s.emptied != nil {
+		s.emptied()
+	}
 	if lease.Lost > 0 {
 		s.q.quarantine.leave(lease.Token)
 	}

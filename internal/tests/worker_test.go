@@ -1935,3 +1935,29 @@ func TestRun_EndsWithAnErrorWhenItsPoolIsClosed(t *testing.T) {
 		require.EqualValues(t, 1, n.(*atomic.Int32).Load())
 	}
 }
+
+// ⚠ While a handler ran, Drain asked every two milliseconds whether there is more, and each time it read all jobs that were due, those
+// of other programs' kinds as well: twice, because it looked among all of them for those that had lost leases.
+func TestTrap_DrainRestsWhileAHandlerRuns(t *testing.T) {
+	t.Parallel()
+	var claims, looks atomic.Int64
+	db, _ := hooked(t, &statementHook{before: func(sql string) {
+		switch {
+		case strings.Contains(sql, "least(j.claims + 1, 1048575)"):
+			claims.Add(1)
+		case strings.Contains(sql, "j.unknown is not null"):
+			looks.Add(1)
+		}
+	}})
+	add(t, db, onceq.Job{})
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error {
+		began, claimed, looked := time.Now(), claims.Load(), looks.Load()
+		eventually(t, "claims", func() bool { return claims.Load() >= claimed+20 })
+		assert.Greater(t, time.Since(began), time.Second, "each claim rests longer than the one before, up to a limit")
+		claimed, looked = claims.Load()-claimed, looks.Load()-looked
+		assert.Less(t, looked, claimed*3/2, "before a claim it looks among the first jobs, and now and then among all") // not after each claim
+		return nil
+	}))
+	require.NoError(t, err)
+	require.NoError(t, w.Drain(t.Context(), 0))
+}
