@@ -237,12 +237,13 @@ func (k *Kind[P]) Handle(fn func(ctx context.Context, l *Lease, payload P) error
 // tx and its savepoints answer pgx.ErrTxClosed.
 //
 // Inside the transaction fn may pause for as long as its context lasts. If its process freezes there, the server closes the
-// connection after the worker's lease, and the job goes to another worker. To keep the connection of a live handler open,
+// idle connection after the worker's lease, and the job goes to another worker. To keep the connection of a live handler open,
 // the worker sends an empty statement every third of a lease. It cannot do so once fn has called tx.Conn() or
 // tx.LargeObjects(), because fn then uses the connection without the worker's knowledge. From then on the connection may
 // idle for as long as the kind's Timeout, or with NoTimeout for as long as the server's idle_in_transaction_session_timeout
 // allows, and the job of a process that freezes comes back no earlier. A server that is just sending rows which a frozen
-// process does not read waits for it, and the job with it, unless the server's tcp_user_timeout ends that.
+// process does not read waits for it, and the job with it, unless the server's tcp_user_timeout ends that (0, the default,
+// does not; over a Unix socket nothing does).
 //
 // Each running fn holds one connection of the pool.
 func (k *Kind[P]) HandleTx(fn func(ctx context.Context, tx pgx.Tx, l *Lease, payload P) error) Handler {

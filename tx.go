@@ -17,7 +17,8 @@ import (
 var errOwnTx = errors.New("onceq: the worker ends this transaction: return nil to commit it with the job's completion, an error to roll it back")
 
 // limitIdling makes the server end the connection of a client that freezes inside the transaction, after $1 milliseconds of
-// idling, so that the client cannot keep the jobs' rows. In a worker's transaction $1 is the lease, and a live worker's
+// idling, so that the client cannot keep the jobs' rows. A server that waits because the client does not read what it sends does not
+// count as idling: then only tcp_user_timeout helps. In a worker's transaction $1 is the lease, and a live worker's
 // pings keep its connection from idling that long; in Lease.Lock it is the kind's Timeout. Without $1 the server's own
 // setting stays.
 const limitIdling = `case when $1::text <> '' then set_config('idle_in_transaction_session_timeout', $1::text, true) end`

@@ -36,8 +36,9 @@ type WorkerConfig struct {
 	// longer extended and runs out within another lease, and its job counts a lost lease (Kind.MaxLost) and goes to a free
 	// worker. The log says so, and Queue.Health does as long as the handler runs, because it occupies its slot.
 	//
-	// If a process freezes inside a transactional handler, the server closes its connection after a lease, two seconds at
-	// least.
+	// If a process freezes inside a transactional handler while its transaction idles, the server closes its connection after
+	// a lease, two seconds at least. While the server has rows to send that the process does not read, only its
+	// tcp_user_timeout ends that: see Kind.HandleTx.
 	Lease time.Duration
 
 	// PollInterval is the longest time that a worker without work waits until it looks for work again, ±10%. Default 1.1
