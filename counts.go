@@ -205,7 +205,7 @@ func (t *tally) started(tasks []*task) {
 }
 
 // ended counts outcomes that are written, which those in left are not. Those of stale leases are not either, unless an earlier
-// try has written them or the handler has completed the job itself.
+// try has written them, or the handler or the commit of its transaction has completed the job.
 func (t *tally) ended(outcomes []outcome, stale []*Lease, left []outcome) {
 	var unwritten map[*Lease]bool
 	if len(left) > 0 {
@@ -225,7 +225,7 @@ func (t *tally) ended(outcomes []outcome, stale []*Lease, left []outcome) {
 			if !o.unsure {
 				continue
 			}
-			if o.lease.completedItself() {
+			if o.lease.completedItself() || o.tried {
 				state = StateCompleted
 			}
 		}

@@ -409,7 +409,7 @@ func (x *executor) runTx(tasks []*task, h *Handler) {
 				err = &retryAfter{d: time.Second, err: err, free: true}
 			}
 			o := x.judge(tasks[0], ctx, err)
-			o.unsure, o.doubt = !sure, tasks[0].doubt
+			o.unsure, o.doubt, o.tried = !sure, tasks[0].doubt, tasks[0].tried
 			x.end(tasks[0], o)
 		}
 		ctx.cancel(nil)
@@ -574,6 +574,7 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 			}
 		}(err)
 	}
+	tasks[0].tried = !sure && !again
 	if leaseLost(err) {
 		err = &refusedError{"complete", EventStale}
 	}

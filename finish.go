@@ -39,6 +39,7 @@ type outcome struct {
 	own    bool       // held because of an effect of its own
 	asked  bool       // the handler came to its end and did not finish the job; otherwise the job is given back
 
+	tried bool          // unsure because of a commit that completed the job, if there was one
 	late  error         // what the handler returned after it had completed the job itself
 	cause error         // for events
 	run   time.Duration // for events

@@ -15,7 +15,8 @@ import (
 type task struct {
 	lease *Lease
 	h     *Handler
-	doubt *successor // as in outcome; its handler's goroutine uses it
+	doubt *successor // as in outcome; its handler's goroutine uses these two
+	tried bool
 
 	// Guarded by taskSet.mu.
 	extended  time.Time       // just before the claim, or before the latest beat that found the lease alive

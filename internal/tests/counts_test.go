@@ -113,6 +113,24 @@ func TestCounts(t *testing.T) {
 	reap(t, r, onceq.Reaped{Counts: rows})
 }
 
+// The answer to a commit may be lost. The worker then writes a failure, which is refused if there was a commit: the job is completed.
+func TestCounts_ACommitWhoseAnswerWasLost(t *testing.T) {
+	t.Parallel()
+	var armed, cut atomic.Bool
+	db := queuetest.New(t, losingCommits(&armed, &cut, true))
+	add(t, db, onceq.Job{})
+	w := start(t, db, onceq.WorkerConfig{}, handleTx(func(ctx context.Context, tx pgx.Tx, _ *onceq.Lease) error {
+		_, err := tx.Exec(ctx, `select 1`)
+		armed.Store(true)
+		return err
+	}))
+	until(t, db, noJobs)
+	require.NoError(t, w.stop())
+	require.True(t, cut.Load())
+	one := counts(t, db, onceq.CountFilter{})[0].Last(60)
+	require.Equal(t, []int{1, 1, 0, 0}, []int{one.Started, one.Completed, one.Failed, one.Dead})
+}
+
 // A worker writes what it has counted once a minute while it runs, and what it cannot write it writes later.
 func TestCounts_AreWrittenWhileItRuns(t *testing.T) {
 	t.Parallel()
