@@ -16,9 +16,9 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/onceq/onceq/internal/jsonb"
+	"github.com/onceq/onceq/internal/sqlstate"
 )
 
 // outcome is how one run of a job ended. A finished state takes the job out of jobs; otherwise the job is made ready to run
@@ -780,16 +780,17 @@ func errorText(s string) string {
 	return s
 }
 
-// badData reports whether Postgres refused a statement because of one of its values, so that splitting the batch finds that
-// value. It is false for a lost connection, a conflict, or a server that shuts down.
+// badData reports whether Postgres refused a statement because of one of its values, or a trigger did, so that splitting the batch
+// finds that value. It is false for everything that may pass: a lost connection, a server that does not let this role in or that
+// only reads, a conflict, a lock, what a pooler or a migration has done to a prepared statement, missing tables and rights.
 func badData(err error) bool {
-	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) {
+	if !refused(err) {
 		return false
 	}
-	switch pgErr.Code[:2] {
-	case "08", "25", "40", "53", "55", "57", "58", "XX":
+	switch state := sqlstate.Of(err); state[:2] {
+	case "08", "26", "28", "3D", "40", "55", "58", "XX":
 		return false
+	default:
+		return state != "42501" && state != "42P05"
 	}
-	return true
 }

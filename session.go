@@ -97,6 +97,7 @@ func connect(ctx context.Context, of *pgxpool.Pool) (*ownConns, error) {
 	cfg.ConnConfig.OnNotification = nil // the application's would get ours
 	cfg.MaxConns = 1
 	wholeMessages(cfg.ConnConfig)
+	leaveStandbys(cfg.ConnConfig)
 	var err error
 	if o.spare, err = pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg); err == nil {
 		cfg = cfg.Copy()
@@ -124,6 +125,17 @@ func wholeMessages(cfg *pgx.ConnConfig) {
 	if cfg.DefaultQueryExecMode == pgx.QueryExecModeExec {
 		cfg.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
 		cfg.RuntimeParams["standard_conforming_strings"], cfg.RuntimeParams["client_encoding"] = "on", "UTF8" // pgx needs them for that
+	}
+}
+
+// leaveStandbys closes a connection to a server that accepts no writes: it is a standby, to which the address led for a while, and
+// the next connection may be one to the primary. It would stay open as long as it is used. Where the role reads only by default, that
+// is why a statement without a transaction of the library's own was refused.
+func leaveStandbys(cfg *pgx.ConnConfig) {
+	also := cfg.OnPgError
+	cfg.OnPgError = func(conn *pgconn.PgConn, err *pgconn.PgError) bool {
+		standby := err.Code == "0A000" || err.Code == "25006" && conn.ParameterStatus("default_transaction_read_only") != "on"
+		return (also == nil || also(conn, err)) && !standby
 	}
 }
 

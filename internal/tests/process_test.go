@@ -5,9 +5,13 @@ package tests
 import (
 	"context"
 	"fmt"
+	"net"
+	"net/url"
 	"os"
 	"os/exec"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -194,6 +198,72 @@ func durableServer(t *testing.T) (*pgserver.Server, *pgxpool.Pool, *onceq.Queue)
 	q, err := onceq.New(pool, nil)
 	require.NoError(t, err)
 	return server, pool, q
+}
+
+// For a while the server's address leads to a standby that only reads. What handlers have done meanwhile does not run again, and
+// soon after the address is right the worker is connected to the primary, although the standby has ended no connection.
+func TestWorker_AnAddressThatLeadsToAStandbyForAWhile(t *testing.T) {
+	t.Parallel()
+	primary, direct, q := durableServer(t)
+	if primary.BinDir() == "" {
+		t.Skip("a standby needs the server's binaries on this machine")
+	}
+	standby, err := primary.Standby(t.Context(), "standby", nil, pgserver.Options{Durable: true})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, standby.Stop()) })
+	db := &queuetest.DB{Pool: direct, Schema: "onceq"}
+	var address atomic.Value
+	leadTo := func(s *pgserver.Server) {
+		u, err := url.Parse(s.URL())
+		require.NoError(t, err)
+		address.Store(u.Host)
+	}
+	leadTo(primary)
+	cfg := direct.Config()
+	cfg.ConnConfig.RuntimeParams["application_name"] = "worker"
+	cfg.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "tcp", address.Load().(string))
+	}
+	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+
+	plain := onceq.Kind[int]{Name: "plain"}
+	lined := onceq.Kind[int]{Name: "lined", Lane: func(int) string { return "one" }}
+	var runs sync.Map
+	running, end := make(chan bool, 100), make(chan bool)
+	handler := func(_ context.Context, l *onceq.Lease, n int) error {
+		count, _ := runs.LoadOrStore(fmt.Sprint(l.Kind, n), new(atomic.Int32))
+		if count.(*atomic.Int32).Add(1); n == 0 {
+			running <- true
+			<-end
+		}
+		return nil
+	}
+	w := start(t, &queuetest.DB{Pool: pool, Schema: "onceq"}, onceq.WorkerConfig{Lease: time.Minute}, plain.Handle(handler), lined.Handle(handler))
+	enqueue := func(n int) {
+		_, err := q.EnqueueMany(t.Context(), direct, []onceq.Job{plain.Job(n), lined.Job(n)})
+		require.NoError(t, err)
+	}
+	enqueue(0)
+	receive(t, running)
+	receive(t, running)
+	leadTo(standby)
+	sqlRun(t, db, `select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'worker'`)
+	close(end)
+	eventually(t, "an outcome that the standby refuses", func() bool {
+		return strings.Contains(w.logged(), "0A000") || strings.Contains(w.logged(), "25006")
+	})
+	enqueue(1)
+	leadTo(primary)
+	until(t, db, `not exists (select from onceq.jobs union all select from onceq.job_waits)`)
+	require.NoError(t, w.stop())
+	require.NotContains(t, w.logged(), "cannot be stored")
+	for _, job := range []string{"plain0", "plain1", "lined0", "lined1"} {
+		count, ran := runs.Load(job)
+		require.True(t, ran, job)
+		require.EqualValues(t, 1, count.(*atomic.Int32).Load(), job)
+	}
 }
 
 func TestWorker_SurvivesAnImmediateStopOfTheServer(t *testing.T) {
