@@ -37,7 +37,7 @@ type outbox struct {
 	told  func()             // called after the end of jobs that others wait for
 	next  func(outcome) *successor
 
-	patience         time.Duration
+	patience, try    time.Duration
 	whole, half, one way // how a batch is written, a part of one in which a row is locked, and the only one that is
 
 	mu      sync.Mutex // guards what follows; ready, room and held wait with it
@@ -65,17 +65,24 @@ const (
 	lockedEvery  = 5 * time.Second // between two reports of it
 )
 
+// The network may swallow a try to write. So the first one has a quarter of the lease, between these two, beside what it waits for
+// locks. Each further one has twice as much, because the server may only be slow.
+const (
+	tryLeast = time.Second
+	tryMost  = 10 * time.Second
+)
+
 // lockedOut reports whether a statement ended because it has waited long enough for a lock.
 func lockedOut(err error) bool { return sqlstate.Of(err) == "55P03" }
 
 // waiting is the hot way with a limit for waiting for a lock.
 func waiting(patience time.Duration) way {
-	return way{begin: beginOwn, settings: hot.settings + fmt.Sprintf(`, set_config('lock_timeout', '%dms', true)`, max(1, patience.Milliseconds()))}
+	return way{begin: beginOwn, settings: hot.settings + fmt.Sprintf(`, set_config('lock_timeout', '%dms', true)`, max(1, patience.Milliseconds())), patience: patience}
 }
 
 func newOutbox(q *Queue, id int64, db *pgxpool.Pool, lease time.Duration, ctx context.Context, tasks *taskSet, tally *tally, waits *atomic.Bool) *outbox {
 	o := &outbox{q: q, id: id, db: db, lease: lease, ctx: ctx, tasks: tasks, tally: tally, waits: waits}
-	o.patience = min(lockPatience, lease/4)
+	o.patience, o.try = min(lockPatience, lease/4), min(lease, max(tryLeast, min(lease/4, tryMost)))
 	o.whole, o.half, o.one = waiting(o.patience), waiting(o.patience/halvesFaster), waiting(lease/4) // for Health to see it
 	o.ready.L, o.room.L, o.held.L = &o.mu, &o.mu, &o.mu
 	return o
@@ -200,7 +207,7 @@ func (o *outbox) loopLocked() {
 // extend extends leases. That one is lost, the write finds too.
 func (o *outbox) extend(leases []*Lease) {
 	slices.SortFunc(leases, func(a, b *Lease) int { return cmp.Compare(a.ID, b.ID) })
-	ctx, cancel := context.WithTimeout(o.ctx, o.lease/4)
+	ctx, cancel := context.WithTimeout(o.ctx, o.try)
 	defer cancel()
 	for chunk := range slices.Chunk(leases, beatChunk) {
 		_, _ = o.q.beat(ctx, o.db, chunk, make([]bool, len(chunk)), o.lease)
@@ -242,14 +249,14 @@ func (o *outbox) end(next *successor, ok bool) (leased bool) {
 	return leased
 }
 
-// write writes outcomes. After a lost connection it tries again, for as long as the leases last and until Run has waited
-// long enough. A value that Postgres refuses, or a row that is locked, is found by halving the batch, so that it cannot keep the
+// write writes outcomes. After a lost connection, and over other connections after one that has gone silent, it tries again, for as
+// long as the leases last and until Run has waited long enough. A value that Postgres refuses, or a row that is locked, is found by halving the batch, so that it cannot keep the
 // others from being written. For locked rows that goes on until halve, or for a time if that is zero.
 func (o *outbox) write(batch []outcome, by way, halve time.Time) {
 	began := time.Now()
 	replaced := false // the outcome that Postgres refused was replaced by a failure that says so
 	for try := 0; len(batch) > 0; try++ {
-		ctx, cancel := context.WithTimeout(o.ctx, o.lease)
+		ctx, cancel := context.WithTimeout(o.ctx, o.limit(by, try, began))
 		var next *successor
 		if len(batch) == 1 && batch[0].locked.IsZero() {
 			next = o.next(batch[0])
@@ -262,7 +269,11 @@ func (o *outbox) write(batch []outcome, by way, halve time.Time) {
 		} else {
 			stale, left, err = o.q.finish(ctx, o.db, by, batch)
 		}
+		late := ctx.Err() != nil && o.ctx.Err() == nil
 		cancel()
+		if late && err != nil {
+			o.db.Reset() // the other connections may be as dead
+		}
 		o.tally.ended(batch, stale, left)
 		o.written(without(batch, left), o.end(next, err == nil))
 		locked := lockedOut(err)
@@ -312,6 +323,11 @@ func (o *outbox) write(batch []outcome, by way, halve time.Time) {
 		wait := min(2*time.Second, 20*time.Millisecond<<min(try, 10))
 		sleep(o.ctx, wait/2+rand.N(wait), nil)
 	}
+}
+
+// limit is how long a try may take. There are two waits for locks in one (finish).
+func (o *outbox) limit(by way, try int, began time.Time) time.Duration {
+	return max(o.try, min(o.try<<min(try, 10), o.lease-time.Since(began))) + 2*by.patience
 }
 
 // without returns the outcomes of a batch that are not in left.

@@ -56,6 +56,8 @@ type way struct {
 	clock    *time.Time // gets the database's time just before the statement, if the settings return it
 	turn     *turn      // what the statement takes or waits for, once the settings are made; nil for nothing. Only in quickly
 	along    *along     // sent after the statement, in the same message; nil for none
+
+	patience time.Duration // how long the settings let it wait for a lock; 0: there is no limit
 }
 
 // along is a small statement that is sent in the message of another one, and what reads its rows. It is not sent where a

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"regexp"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -506,4 +507,68 @@ func TestTrap_LeasesOutlastALongTransactionThatIsRolledBack(t *testing.T) {
 			require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.job_history`))
 		})
 	}
+}
+
+// For a while the role may not log in. What a handler has done meanwhile does not run again.
+func TestOutcomes_ARoleThatMayNotLogInForAWhile(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	role := pgx.Identifier{"role_" + db.Pool.Config().ConnConfig.Database}.Sanitize()
+	sqlRun(t, db, `create role `+role+` login superuser password 'x'`)
+	cfg := db.Pool.Config()
+	cfg.ConnConfig.User, cfg.ConnConfig.Password = "role_"+cfg.ConnConfig.Database, "x"
+	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		pool.Close()
+		_, err := db.Pool.Exec(context.Background(), `drop role `+role)
+		require.NoError(t, err)
+	})
+	behind := *db
+	behind.Pool = pool
+	var runs atomic.Int32
+	running, end := make(chan bool), make(chan bool)
+	w := start(t, &behind, onceq.WorkerConfig{Lease: time.Minute}, handle(func(context.Context, *onceq.Lease) error {
+		if runs.Add(1) == 1 {
+			running <- true
+			<-end
+		}
+		return nil
+	}))
+	add(t, db, onceq.Job{})
+	receive(t, running)
+	sqlRun(t, db, `alter role `+role+` nologin`)
+	sqlRun(t, db, `select pg_terminate_backend(pid) from pg_stat_activity where usename = $1`, cfg.ConnConfig.User)
+	close(end)
+	refused := regexp.MustCompile(`onceq: finish: .*\(SQLSTATE 28000\)`)
+	eventually(t, "an outcome that could not be stored", func() bool { return refused.MatchString(w.logged()) })
+	sqlRun(t, db, `alter role `+role+` login`)
+	until(t, db, noJobs)
+	require.NoError(t, w.stop())
+	require.EqualValues(t, 1, runs.Load())
+}
+
+// An outcome is on its way over a connection that goes silent. It is stored over another one while the lease lasts.
+func TestOutcomes_AConnectionThatGoesSilent(t *testing.T) {
+	t.Parallel()
+	var silence atomic.Pointer[func()]
+	db := queuetest.New(t, queuetest.PoolConfig(func(cfg *pgxpool.Config) {
+		cfg.ConnConfig.Tracer = &statementHook{before: func(sql string) {
+			if f := silence.Load(); f != nil && strings.Contains(sql, "u(id, claims, holder, result)") && silence.CompareAndSwap(f, nil) {
+				(*f)()
+			}
+		}}
+	}))
+	behind, f := goingSilent(t, db)
+	var runs atomic.Int32
+	w := start(t, behind, onceq.WorkerConfig{Lease: 30 * time.Second}, handle(func(context.Context, *onceq.Lease) error {
+		runs.Add(1)
+		return nil
+	}))
+	until(t, db, `exists (select from onceq.waiters where idle_until > statement_timestamp())`)
+	silence.Store(&f)
+	add(t, db, onceq.Job{})
+	until(t, db, noJobs)
+	require.NoError(t, w.stop())
+	require.EqualValues(t, 1, runs.Load())
 }
