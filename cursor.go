@@ -19,9 +19,10 @@ import (
 //   - A job is due from its Enqueue statement and not from its commit, so jobs appear in the overlap. A claim that looks
 //     back begins at the start of the overlap. While there is a backlog (the latest claim took as many jobs as it was
 //     allowed), claims look back at intervals of at least 50 times what that costs, but each does in a priority that is
-//     caught up (a claim came to its end). In a queue without a backlog the interval is four times what it costs, and the
-//     claims in between look back briefly, for a second at most: most jobs are committed soon. A brief claim that found
-//     nothing is followed by one that looks back, or by a look.
+//     caught up (a claim came to its end). In a queue without a backlog the interval is four times what it costs, or 50 times
+//     what it costs more than looking back briefly, which is much while an old snapshot is held. The claims in between do
+//     that, for a second at most: most jobs are committed soon. A brief claim that found nothing is followed by one that
+//     looks back, or by a look.
 //   - While an old snapshot is held, looking back steps over every job that was done in the overlap. So it goes no further
 //     back than the recent jobs. The whole overlap is searched at intervals of a second or of 50 times what that costs,
 //     unless this worker has just rescanned everything.
@@ -57,7 +58,8 @@ type cursor struct {
 	brief  bool                                  // it did not, and looked back briefly
 
 	looked, lookedWhole pass
-	rescanned           time.Time // when this worker's latest rescan ended
+	briefTook           time.Duration // by the latest claim that looked back briefly
+	rescanned           time.Time     // when this worker's latest rescan ended
 }
 
 // place is how far a claimer has come within one priority.
@@ -161,7 +163,8 @@ func (c *cursor) begin(now time.Time) (from []position, how look) {
 
 // nextLook is when a claim looks back again.
 func (c *cursor) nextLook() time.Time {
-	rest := min(4*(c.looked.took-c.looked.waited), briefLongest)
+	took := c.looked.took - c.looked.waited
+	rest := min(max(4*took, 50*(took-c.briefTook)), briefLongest)
 	if c.full {
 		rest = c.looked.rest(100 * time.Millisecond)
 	}
@@ -195,6 +198,9 @@ func (c *cursor) from(how look) []position {
 func (c *cursor) claimed(ask *claim, how look, began, ended time.Time, waited time.Duration) {
 	c.full = len(ask.leases) == ask.limit
 	c.brief = how == lookBrief && !c.full
+	if how == lookBrief {
+		c.briefTook = ended.Sub(began) - waited
+	}
 	if how >= lookRecent {
 		c.looked = pass{ended, ended.Sub(began), waited}
 	}

@@ -188,6 +188,11 @@ func TestCursor_WhenAClaimLooksBack(t *testing.T) {
 		return c.nextLook().Sub(now)
 	}
 	require.Equal(t, 40*time.Millisecond, next(60*time.Millisecond, 50*time.Millisecond))
+
+	// Without a backlog, the interval is longer if a look takes much more than a brief claim.
+	ends(lookBrief, 2*time.Millisecond, false)
+	require.Equal(t, 8*time.Millisecond, next(2*time.Millisecond, 0))
+	require.Equal(t, 150*time.Millisecond, next(5*time.Millisecond, 0))
 	require.Equal(t, time.Second, next(time.Minute, 0))
 
 	// The clock was set back: a brief claim would begin after what is due.
