@@ -131,3 +131,16 @@ func TestMigrationsAdd(t *testing.T) {
 	last.Up = strings.Replace(last.Up, "version = 2", "version = 2, oldest_code = 2", 1) + "\ndrop table \"onceq\".actions;"
 	require.NoError(t, adds(last))
 }
+
+// A schema's name must not end the text of a function, and may be anything else.
+func TestTag(t *testing.T) {
+	for _, m := range List() {
+		text, err := os.ReadFile(m.Name)
+		require.NoError(t, err)
+		for _, found := range regexp.MustCompile(`\$\w+\$`).FindAllString(string(text), -1) {
+			require.Equal(t, found, tag.FindString(found), m.Name)
+		}
+	}
+	require.Error(t, checkName("a$wake$b"))
+	require.NoError(t, checkName("a$1$b$onceq$"))
+}

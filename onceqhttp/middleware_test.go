@@ -1161,7 +1161,7 @@ func TestHandler_KeysOfUnknownOutcomeEnd(t *testing.T) {
 			refused(t, post(t, url, "k", ""), c.status, c.code)
 		}
 		require.Equal(t, 1, ran.count())
-		db.Advance(31 * day)
+		db.Advance(32 * day)
 		require.Zero(t, reap(), name)
 		post(t, url, "k", "")
 		require.Equal(t, 2, ran.count(), "the key is new")

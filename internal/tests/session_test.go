@@ -294,7 +294,7 @@ func TestSession_AMessageThatArrivesInPartLocksNothing(t *testing.T) {
 			cut := make(chan struct{})
 			behind := through(t, db, "cut "+db.Pool.Config().ConnConfig.Database, &made, func(_ int64, piece []byte, pass func([]byte)) {
 				lock := bytes.Index(piece, []byte("lane_locks order by slot for update"))
-				if next := bytes.Index(piece, []byte("with recursive heard as")); lock >= 0 && next > lock {
+				if next := bytes.Index(piece, []byte("lowered order by lane for update")); lock >= 0 && next > lock {
 					pass(piece[:next])
 					once.Do(func() { close(cut) })
 					return
@@ -308,7 +308,9 @@ func TestSession_AMessageThatArrivesInPartLocksNothing(t *testing.T) {
 			t.Cleanup(pool.Close)
 			behind.Pool = pool
 			start(t, behind, onceq.WorkerConfig{}, charges.Handle(func(context.Context, *onceq.Lease, charge) error { return nil }))
-			require.NoError(t, db.Queue.SetLaneLimit(t.Context(), db.Pool, charges.Name, "", 2)) // all lanes of the family are looked at
+			for _, n := range []int{2, 1} { // where a limit was lowered, somebody looks whether that many are live
+				require.NoError(t, db.Queue.SetLaneLimit(t.Context(), db.Pool, charges.Name, "", n))
+			}
 			receive(t, cut)
 			time.Sleep(time.Second) // the server has what it gets
 			require.Equal(t, 16, sqlOne[int](t, db, `select count(*) from (select from onceq.lane_locks for update skip locked) l`))
