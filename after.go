@@ -357,7 +357,7 @@ update onceq.job_history
 // callLater puts off the call that onceq.follow has just written for a follower.
 var callLater = `
 update onceq.lane_calls set due = statement_timestamp() + interval '1 minute'
- where slot = ` + laneSlot(followLine("$1::bigint")) + ` and due > statement_timestamp() and due <= statement_timestamp() + interval '1 second'
+ where slot = ` + laneSlot(followLine("$1::bigint")) + ` and due <= statement_timestamp() + interval '1 second'
    and lane = ` + followLine("$1::bigint")
 
 // cancelFollowers cancels the followers that the promoter has found to end with a dead member. One that cannot be cancelled keeps
@@ -367,9 +367,9 @@ func (q *Queue) cancelFollowers(ctx context.Context, db DB, ids []int64) error {
 		return nil
 	}
 	err := q.cancelDead(ctx, db, ids)
-	if badData(err) { // it is about one of them
+	if aboutOne(err) {
 		for _, id := range ids {
-			if err = q.cancelDead(ctx, db, []int64{id}); badData(err) {
+			if err = q.cancelDead(ctx, db, []int64{id}); aboutOne(err) {
 				q.log.WarnContext(ctx, "onceq: a job that waits for dead ones cannot be cancelled; it is tried again in a minute", slog.Int64("job", id), slog.Any("error", err))
 				err = q.send(ctx, db, hot, callLater, []any{id}, each(func(pgx.Rows) error { return nil }))
 			}

@@ -205,14 +205,14 @@ func (q *Queue) heedAll(ctx context.Context, db, slow DB) (failed error) {
 		if err == nil {
 			continue
 		}
-		if !lockedOut(err) && !badData(err) { // it is not about one of them
+		if !lockedOut(err) && !aboutOne(err) {
 			return err
 		}
 		for _, id := range ids {
 			_, err := q.cancelFree(ctx, slow, brief, []int64{id}, true)
 			switch {
 			case err == nil, lockedOut(err): // that one waits for the next time
-			case badData(err):
+			case aboutOne(err):
 				failed = err
 			default:
 				return err

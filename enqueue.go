@@ -205,7 +205,7 @@ func (q *Queue) enqueueMany(ctx context.Context, db DB, jobs []Job, all []encode
 			}
 		}
 		for ; len(part) > 0; part, rest = chunk(all, rest) {
-			slices.Sort(part)
+			part = slices.Sorted(slices.Values(part)) // a copy: another try takes the keys in the same order
 			left, err := q.insertMany(ctx, db, all, ids, &at, results, part, false, own)
 			if err != nil {
 				return err

@@ -76,8 +76,8 @@ select case when not exists (select from done) then onceq.lease_lost($1::bigint)
 
 // completeFence completes a fence in any state: a late success counts as long as nobody has taken the fence over. A fence
 // that is already completed stays as it is, so that the statement can be repeated after a lost answer. $8 says why there is
-// no result although there should be one. $9 is the lifetime, and $10 that of a fence which was uncertain or held, or resolved
-// as never applied: others were told so, and are to find the result when they come back.
+// no result although there should be one. $9 is the lifetime, and $10 that of a fence whose lease has run out, or which was
+// uncertain or held, or resolved as never applied: others may have been told so, and are to find the result when they come back.
 const completeFence = `
 with done as (
   update onceq.job_fences f
@@ -85,7 +85,8 @@ with done as (
          result = case when f.state = ` + sqlCompleted + ` then f.result else nullif($7::text, '')::jsonb end,
          detail = case when f.state = ` + sqlCompleted + ` then f.detail else nullif($8::text, '') end,
          finished_at = case when f.state = ` + sqlCompleted + ` then f.finished_at when f.class <> ` + sqlOfEffect + ` then statement_timestamp() end,
-         lifetime = case f.state when ` + sqlCompleted + ` then f.lifetime when ` + sqlClaimed + ` then $9::bigint else $10::bigint end` + fenceGuard + fenceRaise
+         lifetime = case f.state when ` + sqlCompleted + ` then f.lifetime
+                              when ` + sqlClaimed + ` then case when f.leased_until <= statement_timestamp() then $10::bigint else $9::bigint end else $10::bigint end` + fenceGuard + fenceRaise
 
 // releaseFence frees a fence, or makes it uncertain again if it was uncertain when it was claimed.
 const releaseFence = `

@@ -780,6 +780,10 @@ func errorText(s string) string {
 	return s
 }
 
+// aboutOne reports whether Postgres refused a statement perhaps because of one of its jobs: of its data, or of a policy or a trigger
+// that wants rights.
+func aboutOne(err error) bool { return badData(err) || sqlstate.Of(err) == "42501" }
+
 // badData reports whether Postgres refused a statement because of one of its values, or a trigger did, so that splitting the batch
 // finds that value. It is false for everything that may pass: a lost connection, a server that does not let this role in or that
 // only reads, a conflict, a lock, what a pooler or a migration has done to a prepared statement, missing tables and rights.
@@ -787,7 +791,7 @@ func badData(err error) bool {
 	if !refused(err) {
 		return false
 	}
-	switch state := sqlstate.Of(err); state[:2] {
+	switch state := sqlstate.Of(err); state[:min(2, len(state))] {
 	case "08", "26", "28", "3D", "40", "55", "58", "XX":
 		return false
 	default:

@@ -207,7 +207,7 @@ func (o *outbox) loopLocked() {
 // extend extends leases. That one is lost, the write finds too.
 func (o *outbox) extend(leases []*Lease) {
 	slices.SortFunc(leases, func(a, b *Lease) int { return cmp.Compare(a.ID, b.ID) })
-	ctx, cancel := context.WithTimeout(o.ctx, o.try)
+	ctx, cancel := context.WithTimeout(o.ctx, min(o.try, o.lease/4))
 	defer cancel()
 	for chunk := range slices.Chunk(leases, beatChunk) {
 		_, _ = o.q.beat(ctx, o.db, chunk, make([]bool, len(chunk)), o.lease)

@@ -630,7 +630,7 @@ delete from onceq.lane_stops s
  where exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane = '')
    and not exists (select from onceq.job_history h where h.id = s.id offset 0)`
 
-// familyPage is how many lanes of families are called at a time: no more than a look takes (promoteChunk), so that a lane which
+// familyPage is how many lanes of families are called at a time: no more than a look takes (promoteChunk for each slot), so that a lane which
 // has just been called does not wait for all of a family.
 const familyPage = 2000
 

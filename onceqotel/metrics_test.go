@@ -588,7 +588,7 @@ func TestPrometheus_ScrapeAndDashboard(t *testing.T) {
 	}
 	require.NoError(t, json.Unmarshal(raw, &dashboard))
 	asked := map[string]bool{}
-	labels := regexp.MustCompile(`(onceq_(queue|kind|state|outcome|rows|work)|messaging_destination_name)\b`)
+	labels := regexp.MustCompile(`(onceq_(queue|kind|state|outcome|rows|work)|messaging_destination_name|messaging_system)\b`)
 	for _, p := range dashboard.Panels {
 		for _, target := range p.Targets {
 			names := regexp.MustCompile(`(onceq|messaging)_[a-z_]+`).FindAllString(target.Expr, -1)

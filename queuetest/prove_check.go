@@ -596,7 +596,7 @@ func (r *proofRun) story() string {
 		for n, s := range p.tape {
 			fmt.Fprintf(&b, "\t\t%3d %s%s\n", n+1, s.words, s.times())
 		}
-		if p.dead {
+		if i == 0 && r.fault != nil && r.fault.kind == dying && !r.missed { // after its end each process counts as dead
 			b.WriteString("\t\t    died\n")
 		}
 		if p.last != nil {

@@ -297,6 +297,7 @@ func (db *DB) work(claimed func(onceq.Event), limit int, handlers []onceq.Handle
 		ran = append(ran, r)
 	}
 	config := db.config
+	config.Schema = db.Schema
 	config.Hook = onceq.HookFunc(func(ctx context.Context, e onceq.Event) {
 		hook(ctx, e)
 		if db.config.Hook != nil {

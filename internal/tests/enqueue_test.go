@@ -1028,8 +1028,6 @@ func TestTrap_EnqueueManyTakesKeysInSortedOrder(t *testing.T) {
 	}
 }
 
-// This proves the order in which keys are taken, without luck. The key in the middle is held by another session. The keys
-// that are taken by then must be those that sort before it, by bytes.
 // gatedPool gives transactions that wait once before a statement that contains a text.
 type gatedPool struct {
 	*pgxpool.Pool
@@ -1071,7 +1069,7 @@ func TestTrap_EnqueueManyRunsAgainAfterADeadlock(t *testing.T) {
 	many := background(func() ([]onceq.Result, error) {
 		return db.Queue.EnqueueMany(ctx, gated, []onceq.Job{job("a"), job("b"), {Kind: "k"}})
 	})
-	<-gated.comes // it has b
+	receive(t, gated.comes) // it has b
 	tx := enqBegin(t, db, pgx.ReadCommitted)
 	a := enqOne(t, db, tx, job("a"))
 	close(gated.goes)
@@ -1138,6 +1136,8 @@ func TestEnqueue_WaitsForWhoChangesTheKeysJob(t *testing.T) {
 	}
 }
 
+// This proves the order in which keys are taken, without luck. The key in the middle is held by another session. The keys
+// that are taken by then must be those that sort before it, by bytes.
 func TestTrap_EnqueueManyTakesKeysInTheOrderOfTheirBytes(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)

@@ -150,6 +150,26 @@ func TestFence_WorkInDoubtThatWasDoneIsNotRepeated(t *testing.T) {
 	}
 }
 
+// The lease has run out, and somebody else was told that the outcome is unknown, before the first one's late success.
+func TestFence_ALateCompleteIsFoundByWhoAsked(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	db := queuetest.New(t)
+	spec := onceq.FenceSpec{Key: "k", Window: onceq.UntilFinished, Policy: onceq.Ask(func(context.Context, string) (any, bool, error) {
+		return nil, false, errors.New("no idea")
+	})}
+	f := fenceOf(t, db, spec)
+	c := fenceClaim(t, f, nil)
+	db.Advance(time.Hour)
+	_, err := f.Claim(ctx, nil)
+	fenceWant(t, "in doubt", err, onceq.ErrUncertain)
+	fenceOK(t, "Complete", c.Complete(ctx, nil, "done"))
+	got, err := onceq.Do(ctx, db.Queue, spec, func(context.Context, *onceq.FenceLease) (string, error) { return "done again", nil })
+	if err != nil || got != "done" {
+		t.Fatal(got, err)
+	}
+}
+
 func TestFence_TakenTable(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.NoCheck()) // the test makes rows that never come about otherwise

@@ -2,6 +2,7 @@ package tests
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -473,12 +474,12 @@ func TestTrap_LeasesOutlastALongTransactionThatIsRolledBack(t *testing.T) {
 				}
 			}})
 			first := func(ctx context.Context, tx pgx.Tx) error {
-				// As if this had taken a lease.
-				sqlRun(t, db, `update onceq.jobs set leased_until = statement_timestamp()`)
+				// As if this had taken a lease. It ends when the rows are locked, so that nobody takes the jobs for lost before that.
+				sqlRun(t, db, `update onceq.jobs set leased_until = statement_timestamp() + interval '3 seconds'`)
 				if _, err := tx.Exec(ctx, `select 1`); err != nil {
 					return err
 				}
-				for from := beats.Load(); beats.Load() < from+2; {
+				for from := beats.Load(); beats.Load() < from+2 || !sqlOne[bool](t, db, `select bool_and(leased_until < clock_timestamp()) from onceq.jobs`); {
 					time.Sleep(time.Millisecond)
 				}
 				_, err := tx.Exec(ctx, c.ends)
@@ -500,7 +501,7 @@ func TestTrap_LeasesOutlastALongTransactionThatIsRolledBack(t *testing.T) {
 				handler = kind.HandleBatch(c.size, func(ctx context.Context, tx pgx.Tx, _ []onceq.Item[int]) error { return run(ctx, tx) })
 			}
 			addMany(t, db, max(1, c.size), onceq.Job{Payload: 1})
-			w := start(t, db, onceq.WorkerConfig{Lease: steady / 2}, handler)
+			w := start(t, db, onceq.WorkerConfig{Lease: steady}, handler)
 			until(t, db, noJobs)
 			require.NoError(t, w.stop())
 			require.Greater(t, calls.Load(), int64(1))
@@ -514,9 +515,10 @@ func TestOutcomes_ARoleThatMayNotLogInForAWhile(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
 	role := pgx.Identifier{"role_" + db.Pool.Config().ConnConfig.Database}.Sanitize()
-	sqlRun(t, db, `create role `+role+` login superuser password 'x'`)
+	password := rand.Text()
+	sqlRun(t, db, `create role `+role+` login superuser password '`+password+`' valid until '`+time.Now().Add(time.Hour).UTC().Format(time.RFC3339)+`'`)
 	cfg := db.Pool.Config()
-	cfg.ConnConfig.User, cfg.ConnConfig.Password = "role_"+cfg.ConnConfig.Database, "x"
+	cfg.ConnConfig.User, cfg.ConnConfig.Password = "role_"+cfg.ConnConfig.Database, password
 	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
 	require.NoError(t, err)
 	t.Cleanup(func() {
