@@ -28,7 +28,7 @@ var errMalformed = errors.New("queuetest: not a message of the protocol (Prove)"
 type deadDial struct{}
 
 func (deadDial) Error() string   { return errDead.Error() }
-func (deadDial) Unwrap() []error { return []error{errDead, &pgconn.PgError{Code: "OQ999"}} }
+func (deadDial) Unwrap() []error { return []error{errDead, &pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "OQ999"}} }
 
 // tap routes every connection of a pool, and of the pools that a worker derives from it, through the process.
 func (p *Process) tap(config *pgxpool.Config) {
