@@ -27,8 +27,10 @@ var errMalformed = errors.New("queuetest: not a message of the protocol (Prove)"
 // up at once instead of retrying until the lease is over.
 type deadDial struct{}
 
-func (deadDial) Error() string   { return errDead.Error() }
-func (deadDial) Unwrap() []error { return []error{errDead, &pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "OQ999"}} }
+func (deadDial) Error() string { return errDead.Error() }
+func (deadDial) Unwrap() []error {
+	return []error{errDead, &pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "OQ999"}}
+}
 
 // tap routes every connection of a pool, and of the pools that a worker derives from it, through the process.
 func (p *Process) tap(config *pgxpool.Config) {
