@@ -371,7 +371,7 @@ func (q *Queue) cancelFollowers(ctx context.Context, db DB, ids []int64) error {
 		for _, id := range ids {
 			if err = q.cancelDead(ctx, db, []int64{id}); aboutOne(err) {
 				q.log.WarnContext(ctx, "onceq: a job that waits for dead ones cannot be cancelled; it is tried again in a minute", slog.Int64("job", id), slog.Any("error", err))
-				err = q.send(ctx, db, hot, callLater, []any{id}, each(func(pgx.Rows) error { return nil }))
+				err = q.send(ctx, db, hot, callLater, []any{id}, noRows)
 			}
 			if err != nil {
 				break
@@ -396,7 +396,7 @@ func (q *Queue) cancelDead(ctx context.Context, db DB, ids []int64) error {
 		if _, _, err := q.cancel(ctx, db, ids, true); err != nil {
 			return err
 		}
-		return q.send(ctx, db, asIs, sayDead, []any{ids}, each(func(pgx.Rows) error { return nil }))
+		return q.send(ctx, db, asIs, sayDead, []any{ids}, noRows)
 	})
 }
 

@@ -250,8 +250,9 @@ func (o *outbox) end(next *successor, ok bool) (leased bool) {
 }
 
 // write writes outcomes. After a lost connection, and over other connections after one that has gone silent, it tries again, for as
-// long as the leases last and until Run has waited long enough. A value that Postgres refuses, or a row that is locked, is found by halving the batch, so that it cannot keep the
-// others from being written. For locked rows that goes on until halve, or for a time if that is zero.
+// long as the leases last and until Run has waited long enough. A value that Postgres refuses, or a row that is locked, is found by
+// halving the batch, so that it cannot keep the others from being written. For locked rows that goes on until halve, or for a time
+// if that is zero.
 func (o *outbox) write(batch []outcome, by way, halve time.Time) {
 	began := time.Now()
 	replaced := false // the outcome that Postgres refused was replaced by a failure that says so

@@ -630,38 +630,40 @@ delete from onceq.lane_stops s
  where exists (select from onceq.lane_calls where slot = -1 and due <= statement_timestamp() and lane = '')
    and not exists (select from onceq.job_history h where h.id = s.id offset 0)`
 
-// familyPage is how many lanes of families are called at a time: no more than a look takes (promoteChunk for each slot), so that a lane which
-// has just been called does not wait for all of a family.
+// familyPage is how many lanes of families are called at a time: no more than a look takes (promoteChunk for each slot), so that a
+// lane which has just been called does not wait for all of a family.
 const familyPage = 2000
 
 // lookAtFamilies answers the calls for whole families, a page at a time, and ends the time in which completions leave lanes to
 // the promoters because a limit was lowered. It returns how many lanes it has called.
 func (q *Queue) lookAtFamilies(ctx context.Context, db *pgxpool.Pool) (n int, err error) {
 	var settle, all bool
-	send := func(batch *pgx.Batch) error {
+	inOne := func(statements func(*pgx.Batch)) error {
 		unbroken, cancel := outlast(ctx, time.Minute)
 		defer cancel()
+		batch := &pgx.Batch{}
+		batch.Queue(beginOwn)
+		batch.Queue(guardPlans + `, ` + noLimits)
+		statements(batch)
 		batch.Queue("commit")
 		if err := db.SendBatch(unbroken, batch).Close(); err != nil {
 			return fmt.Errorf("onceq: promote: %w", q.told(err))
 		}
 		return nil
 	}
-	batch := &pgx.Batch{}
-	batch.Queue(beginOwn)
-	batch.Queue(guardPlans + `, ` + noLimits)
-	batch.Queue(q.sql(callLanes), familyPage).Query(row(&n, &settle))
-	if err := send(batch); err != nil || !settle {
+	err = inOne(func(batch *pgx.Batch) {
+		batch.Queue(q.sql(callLanes), familyPage).Query(row(&n, &settle))
+	})
+	if err != nil || !settle {
 		return n, err
 	}
-	batch = &pgx.Batch{}
-	batch.Queue(beginOwn)
-	batch.Queue(guardPlans + `, ` + noLimits)
-	batch.Queue(q.sql(lockLanes))
-	batch.Queue(q.sql(settleLimits))
-	batch.Queue(q.sql(forgetStops))
-	batch.Queue(q.sql(callAll)).Query(row(&all))
-	if err := send(batch); err != nil {
+	err = inOne(func(batch *pgx.Batch) {
+		batch.Queue(q.sql(lockLanes))
+		batch.Queue(q.sql(settleLimits))
+		batch.Queue(q.sql(forgetStops))
+		batch.Queue(q.sql(callAll)).Query(row(&all))
+	})
+	if err != nil {
 		return n, err
 	}
 	if all {

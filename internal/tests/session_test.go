@@ -97,23 +97,33 @@ func (*acquires) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQu
 
 func (*acquires) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// A statement of the worker that somebody's lock blocks does not keep leases from being extended, behind a pooler either,
-// where there is no session.
-func TestBeats_ABlockedStatementOfTheWorkerDoesNotBlockThem(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t)
+// behindPgBouncer gives a database through PgBouncer. afterConnect, if it is not nil, prepares each connection.
+func behindPgBouncer(t *testing.T, db *queuetest.DB, afterConnect func(context.Context, *pgx.Conn) error) *queuetest.DB {
+	t.Helper()
 	cfg := db.Pool.Config()
 	cfg.ConnConfig.Host, cfg.ConnConfig.Port, cfg.ConnConfig.Fallbacks = "127.0.0.1", pgbouncer(t, db), nil
 	cfg.ConnConfig.TLSConfig = nil
 	cfg.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	if afterConnect != nil {
+		cfg.AfterConnect = afterConnect
+	}
 	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
 	behind := *db
 	behind.Pool = pool
+	return &behind
+}
+
+// A statement of the worker that somebody's lock blocks does not keep leases from being extended, behind a pooler either,
+// where there is no session.
+func TestBeats_ABlockedStatementOfTheWorkerDoesNotBlockThem(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	behind := behindPgBouncer(t, db, nil)
 	id := add(t, db, onceq.Job{})
 	running, end := make(chan bool, 10), make(chan bool)
-	w := start(t, &behind, onceq.WorkerConfig{Lease: steady}, handle(func(ctx context.Context, l *onceq.Lease) error {
+	w := start(t, behind, onceq.WorkerConfig{Lease: steady}, handle(func(ctx context.Context, l *onceq.Lease) error {
 		running <- true
 		select {
 		case <-end:
@@ -123,7 +133,7 @@ func TestBeats_ABlockedStatementOfTheWorkerDoesNotBlockThem(t *testing.T) {
 	}))
 	receive(t, running)
 	tx := begin(t, db)
-	_, err = tx.Exec(t.Context(), `lock table onceq.queues in share mode`)
+	_, err := tx.Exec(t.Context(), `lock table onceq.queues in share mode`)
 	require.NoError(t, err)
 	eventually(t, "a blocked statement", func() bool {
 		return sqlOne[bool](t, db, `select exists (select from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database())`)
@@ -141,20 +151,11 @@ func TestBeats_ABlockedStatementOfTheWorkerDoesNotBlockThem(t *testing.T) {
 func TestSession_ANotificationOfOthersConfirmsNone(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	cfg := db.Pool.Config()
-	cfg.ConnConfig.Host, cfg.ConnConfig.Port, cfg.ConnConfig.Fallbacks = "127.0.0.1", pgbouncer(t, db), nil
-	cfg.ConnConfig.TLSConfig = nil
-	cfg.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
-	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+	behind := behindPgBouncer(t, db, func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, "listen others; notify others") // one message: the notification comes with its answer
 		return err
-	}
-	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	behind := *db
-	behind.Pool = pool
-	w := start(t, &behind, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error { return nil }))
+	})
+	w := start(t, behind, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error { return nil }))
 	eventually(t, "that it does not listen", func() bool { return strings.Contains(w.logged(), "not listening for new jobs") })
 	require.Zero(t, sqlOne[int](t, db, `select count(*) from onceq.waiters`))
 }
