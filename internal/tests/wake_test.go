@@ -55,17 +55,17 @@ func TestWake_OneOfManyClaimsOnce(t *testing.T) {
 		}}
 	}))
 	const workers, jobs = 12, 30
-	for range workers {
-		start(t, db, onceq.WorkerConfig{PollInterval: time.Hour}, handle(func(context.Context, *onceq.Lease) error { return nil }))
+	for range workers { // with room for so few jobs that none goes on looking for those that come soon
+		start(t, db, onceq.WorkerConfig{PollInterval: time.Hour, Queues: map[string]onceq.QueueConfig{"default": {Concurrency: 5}}}, handle(func(context.Context, *onceq.Lease) error { return nil }))
 	}
 	all := fmt.Sprintf(`%d = (select count(*) from onceq.waiters w where idle_until > statement_timestamp()
 	                            and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round))`, workers)
-	for range workers { // each knows of the others once it has been woken
-		until(t, db, all)
-		add(t, db, onceq.Job{})
-		until(t, db, noJobs)
-	}
 	until(t, db, all)
+	for _, w := range sqlOne[[]int64](t, db, `select array_agg(worker) from onceq.waiters`) { // each knows of the others once it has been woken
+		sqlRun(t, db, `with woken as (insert into onceq.wakes (worker, round, queue, looks) select worker, round, 'default', false from onceq.waiters where worker = $1)
+			select pg_notify('onceq_' || $1, 'default')`, w)
+		until(t, db, all)
+	}
 	claims.Store(0)
 	for range jobs {
 		add(t, db, onceq.Job{})
