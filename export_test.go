@@ -155,6 +155,13 @@ func (l *Lease) CompleteNext(ctx context.Context, tx DB, lease time.Duration) er
 // TurnKey is the advisory lock that a claim of a backlog waits for.
 func TurnKey(schema, queue string) int64 { return newTurn(schema, queue, nil).key }
 
+// SpareConn returns the spare connection of the workers over a pool, as a pool.
+func SpareConn(of *pgxpool.Pool) *pgxpool.Pool {
+	processConns.mu.Lock()
+	defer processConns.mu.Unlock()
+	return processConns.all[of].spare
+}
+
 // FreeConn acquires a connection as a statement does that must not wait for what blocks one of a worker's own connections.
 func FreeConn(ctx context.Context, spare, outcomes *pgxpool.Pool, patience time.Duration) (*pgxpool.Conn, error) {
 	return (&ownConns{spare: spare, outcomes: outcomes}).free(ctx, patience)

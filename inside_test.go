@@ -20,6 +20,7 @@ import (
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/conformance"
 	"github.com/onceq/onceq/internal/leaks"
+	"github.com/onceq/onceq/internal/ownconns"
 	"github.com/onceq/onceq/migrations"
 	"github.com/onceq/onceq/queuetest"
 )
@@ -1285,6 +1286,27 @@ func eachNode(plan any, fn func(node map[string]any)) {
 			eachNode(each, fn)
 		}
 	}
+}
+
+// Each run of queuetest begins with connections that live. One that somebody had at that moment was left out, and the run met it.
+func TestKeep_ClosesADeadConnectionThatSomebodyHas(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	keep := func() {
+		release, err := ownconns.Keep(t.Context(), db.Pool)
+		require.NoError(t, err)
+		t.Cleanup(release)
+	}
+	keep()
+	spare := onceq.SpareConn(db.Pool)
+	held, err := spare.Acquire(t.Context())
+	require.NoError(t, err)
+	_, err = db.Pool.Exec(t.Context(), `select pg_terminate_backend($1, 10000)`, held.Conn().PgConn().PID())
+	require.NoError(t, err)
+	time.AfterFunc(100*time.Millisecond, held.Release)
+	keep()
+	_, err = spare.Exec(t.Context(), `select 1`)
+	require.NoError(t, err)
 }
 
 // A claim or a beat gets whichever of the worker's own connections is free first. One waited for the connections for outcomes

@@ -69,14 +69,26 @@ func init() {
 			return nil, err
 		}
 		for _, p := range []*pgxpool.Pool{o.spare, o.outcomes} {
-			for _, c := range p.AcquireAllIdle(ctx) {
-				if c.Ping(ctx) != nil {
-					_ = c.Conn().Close(ctx)
-				}
-				c.Release()
-			}
+			closeDead(ctx, p)
 		}
 		return func() { o.disconnect(false) }, nil
+	}
+}
+
+// closeDead closes the connections of a pool that are dead. It waits for those that somebody has at the moment, but not for long:
+// that may be the pool itself, which looks whether they have been idle for long.
+func closeDead(ctx context.Context, p *pgxpool.Pool) {
+	for range p.Stat().TotalConns() {
+		soon, cancel := context.WithTimeout(ctx, claimPatience)
+		c, err := p.Acquire(soon)
+		cancel()
+		if err != nil {
+			return
+		}
+		defer c.Release()
+		if c.Ping(ctx) != nil {
+			_ = c.Conn().Close(ctx)
+		}
 	}
 }
 
