@@ -236,7 +236,12 @@ const memberEnv = "ONCEQ_BENCH_MEMBER"
 func memberChild(url string) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	pool, err := pgxpool.New(ctx, url) // as an application has it
+	cfg, err := pgxpool.ParseConfig(url) // as an application has it, but idle connections close soon: those of an idle worker are counted
+	if err != nil {
+		return err
+	}
+	cfg.MaxConnIdleTime, cfg.HealthCheckPeriod = 20*time.Second, 10*time.Second
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
 		return err
 	}
