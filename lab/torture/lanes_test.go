@@ -81,3 +81,45 @@ func TestCheckLanes_FindsEachViolation(t *testing.T) {
 		require.Len(t, v.Violations, 1, name)
 	}
 }
+
+// lateLanes is a sound trail: C is committed long after it was due, when A has become live, and B passes it. Then A waits again, and
+// passes it too.
+func lateLanes() []laneStep {
+	return []laneStep{
+		{What: "waits", Lane: inLine, Job: jobA, Due: second(5), At: second(5), Xact: 10},
+		{What: "waits", Lane: inLine, Job: jobB, Due: second(6), At: second(6), Xact: 10},
+		{What: "waits", Lane: inLine, Job: jobC, Due: second(1), At: second(1), Xact: 12},
+		{What: "live", Lane: inLine, Job: jobA, Xact: 11, Began: second(7), At: second(7), Seen: "11:11:"},
+		{What: "left", Lane: inLine, Job: jobA, Xact: 11},
+		{What: "live", Lane: inLine, Job: jobB, Xact: 13, Began: second(8), At: second(8), Seen: "13:13:"},
+		{What: "left", Lane: inLine, Job: jobB, Xact: 13},
+		{What: "gone", Lane: inLine, Job: jobA, Xact: 13},
+		{What: "waits", Lane: inLine, Job: jobA, Due: second(9), At: second(9), Xact: 14},
+		{What: "live", Lane: inLine, Job: jobA, Xact: 15, Began: second(18), At: second(18), Seen: "15:15:"},
+		{What: "left", Lane: inLine, Job: jobA, Xact: 15},
+		{What: "gone", Lane: inLine, Job: jobB, Xact: 15},
+	}
+}
+
+func TestCheckLanes_WhatComesLateMayBePassedForAWhile(t *testing.T) {
+	for name, c := range map[string]struct {
+		spoil      func(s []laneStep)
+		violations int
+	}{
+		"committed late":        {func([]laneStep) {}, 0},
+		"written late":          {func(s []laneStep) { s[2].At, s[3].At = second(3), second(2) }, 0},
+		"neither":               {func(s []laneStep) { s[3].At = second(2) }, 2},
+		"passed for too long":   {func(s []laneStep) { s[9].Began = second(19) }, 1},
+		"seen before it passed": {func(s []laneStep) { s[3].Seen = "13:13:" }, 3},
+	} {
+		h := sound()
+		h.Lanes = lateLanes()
+		c.spoil(h.Lanes)
+		v := check(h)
+		n := 0
+		for _, all := range v.Violations {
+			n += len(all)
+		}
+		require.Equal(t, c.violations, n, "%s: %v", name, v.Violations)
+	}
+}
