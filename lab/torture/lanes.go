@@ -326,7 +326,7 @@ const (
 
 // isLate says whether a job that waits came late, as far as is known when s lets in another one, which sees it or not.
 func (l *laneState) isLate(w, s laneStep, sees bool) bool {
-	if w.At.Sub(w.Due) > frontSettled || !sees && s.At.Sub(w.Due) > frontSettled {
+	if w.At.Sub(w.Due) > frontSettled || !sees && s.Began.Sub(w.Due) > frontSettled {
 		l.late[w.Job] = true
 	}
 	return l.late[w.Job]

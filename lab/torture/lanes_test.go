@@ -107,8 +107,8 @@ func TestCheckLanes_WhatComesLateMayBePassedForAWhile(t *testing.T) {
 		violations int
 	}{
 		"committed late":        {func([]laneStep) {}, 0},
-		"written late":          {func(s []laneStep) { s[2].At, s[3].At = second(3), second(2) }, 0},
-		"neither":               {func(s []laneStep) { s[3].At = second(2) }, 2},
+		"written late":          {func(s []laneStep) { s[2].At, s[3].Began = second(3), second(2) }, 0},
+		"neither":               {func(s []laneStep) { s[3].Began = second(2) }, 2},
 		"passed for too long":   {func(s []laneStep) { s[9].Began = second(19) }, 1},
 		"seen before it passed": {func(s []laneStep) { s[3].Seen = "13:13:" }, 3},
 	} {
