@@ -1164,64 +1164,6 @@ func TestStatements_ALoweredLimitReadsNoOthers(t *testing.T) {
 	require.Less(t, read, 20.0)
 }
 
-// Each look for the next job of a lane stepped over all that the lane had done since the snapshot of another session: after 17,000
-// jobs a lane had a quarter of its rate.
-func TestStatements_TheNextOfALaneIsFoundPastWhatIsDone(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t, queuetest.Schema("onceq"), queuetest.NoCheck())
-	ctx := t.Context()
-	run := func(statement string, args ...any) {
-		_, err := db.Pool.Exec(ctx, statement, args...)
-		require.NoError(t, err)
-	}
-	run(`insert into onceq.job_waits (id, run_at, created_at, max_attempts, priority, lane_rule, lane, queue, kind, payload)
-		 select g, date_trunc('hour', now()) - interval '1 day' + g * interval '1 second', now(), 25, 0, 0, 'k/l', 'default', 'k', '1' from generate_series(2, 5000) g`)
-	run(`insert into onceq.jobs (id, run_at, created_at, claims, max_attempts, priority, queue, kind, payload, lane, lane_rule, leased_until, holder)
-		 values (1, now(), now(), 1, 25, 0, 'default', 'k', '1', 'k/l', 0, now() + interval '1 hour', 7)`)
-	run(`insert into onceq.lane_places (lane, id) values ('k/l', 1)`)
-	held, err := db.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
-	require.NoError(t, err)
-	defer func() { _ = held.Rollback(context.Background()) }()
-	var n int
-	require.NoError(t, held.QueryRow(ctx, `select count(*) from onceq.job_waits`).Scan(&n))
-	run(`delete from onceq.job_waits where id <= 4900`)
-	next := []any{1, 1, 7, 1 << 20, "", false, 1, 30_000_000, 8, "default", []string{"k"}}
-	for name, c := range map[string]struct {
-		statement string
-		args      []any
-	}{
-		"leased":       {onceq.HotStatements["complete, next"], next},
-		"with a limit": {onceq.HotStatements["next of a limit"], next},
-		"admitted":     {onceq.UserStatements["complete laned"], []any{1, 1, 7, 1 << 20, "", 0, 1}},
-	} {
-		run(`update onceq.lane_places set priority = null, run_at = null, look_at = null`)
-		require.Greater(t, pagesOf(t, db, "job_waits_lane", c.statement, c.args...), 50.0, "%s: the test sees what a look steps over", name)
-		run(`update onceq.lane_places set priority = 0, look_at = now() + interval '9 seconds', run_at = date_trunc('hour', now()) - interval '1 day' + interval '4900 seconds'`)
-		require.Less(t, pagesOf(t, db, "job_waits_lane", c.statement, c.args...), 20.0, name)
-	}
-}
-
-// pagesOf is how many pages of an index, and of its table by it, a statement reads. What it does is undone.
-func pagesOf(t *testing.T, db *queuetest.DB, index, statement string, args ...any) (pages float64) {
-	t.Helper()
-	ctx := t.Context()
-	tx, err := db.Pool.Begin(ctx)
-	require.NoError(t, err)
-	defer func() { _ = tx.Rollback(ctx) }()
-	_, err = tx.Exec(ctx, onceq.GuardPlans)
-	require.NoError(t, err)
-	var raw string
-	require.NoError(t, tx.QueryRow(ctx, "explain (analyze, buffers, timing off, format json) "+statement, args...).Scan(&raw))
-	var plan any
-	require.NoError(t, json.Unmarshal([]byte(raw), &plan))
-	eachNode(plan, func(node map[string]any) {
-		if node["Index Name"] == index {
-			pages += node["Shared Hit Blocks"].(float64) + node["Shared Read Blocks"].(float64)
-		}
-	})
-	return pages
-}
-
 // Health read the whole waiting room once for each lane or limit of 0, and all jobs of a family that are delayed.
 func TestHealth_ReadsFewJobsForALimitOf0(t *testing.T) {
 	t.Parallel()

@@ -80,68 +80,22 @@ func laneSlot(lane string) string {
 	return `('x' || left(md5(` + lane + `), 1))::bit(4)::int::smallint`
 }
 
-// The front of a lane is the place in its order before which no job waits, as far as is known. Dead entries of the jobs that were
-// let in before would otherwise be stepped over by each look at the lane: all of those since vacuum last came by, and of an hour if
-// somebody holds a snapshot for an hour. A job that was let in as the first of its lane takes its place in the order along, in
-// lane_places, and whatever lets in the next one begins there. Jobs may come before that:
-//
-//   - of a higher priority: these are looked at first, from their beginning.
-//   - committed a little late: a front is never less than a second ago.
-//   - committed even later, redriven, or with an earlier time: when look_at has come, the next look begins at the beginning. It
-//     takes one second until then, or fifty times what such a look takes, up to ten seconds.
-//
-// A promoter begins at the beginning, so no lane stands still because of a front. noFront is that.
-const noFront = `(-1)::smallint as priority, '-infinity'::timestamptz as run_at, 0::bigint as id, null::timestamptz as look_at`
-
-const (
-	frontSettled = `statement_timestamp() - interval '1 second'`                                                      // what was enqueued before that is committed by now, or comes late
-	frontKnown   = `p.look_at > statement_timestamp() and p.look_at <= statement_timestamp() + interval '10 seconds'` // of a place p: it has a front
-)
-
-// freedLines are the lanes and limits that jobs have left: how many places each has free, whether it stops, and its front. They come
-// from left_place and, for jobs without places, from others, which has a lane and stops too.
-func freedLines(stops, others string) string {
-	const known = `min(look_at) > statement_timestamp() and max(look_at) <= statement_timestamp() + interval '10 seconds' and min(priority) = max(priority)`
-	return `
-freed as materialized (
-  select lane, n, stops, case when known then priority else -1 end::smallint as priority,
-         case when known then run_at else '-infinity' end as run_at, case when known and n = 1 then id else 0 end as id,
-         case when known then look_at end as look_at
-    from (select lane, count(*) as n, bool_or(stops) as stops, ` + known + ` as known,
-                 max(priority) as priority, max(run_at) as run_at, max(id) as id, min(look_at) as look_at
-            from (select lane, stops, priority, run_at, id, look_at from left_place
-                  union all
-                  select lane, ` + stops + `, null, null, null, null from ` + others + `) p
-           group by lane) f
-)`
-}
-
-// laneHead is for a lateral join to r: the first jobs of lane r.lane whose time has come, at most r.n. For one job of a lane without a
-// front it looks at the first of the lane, which is it in nearly all cases. Otherwise it looks through each priority for one that is
-// not delayed, from the front on in the front's. look_at is for the place of a job that is the front then, and else null.
+// laneHead is for a lateral join to r: the first jobs of lane r.lane whose time has come, at most r.n. For one job it looks at the
+// first of the lane, which is it in nearly all cases, before it looks through each priority for one that is not delayed.
 const laneHead = `
    cross join lateral (
-         select id, ` + frontLookAt + ` as look_at
+         select id
            from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
-          where r.n = 1 and r.look_at is null and run_at <= statement_timestamp()
+          where r.n = 1 and run_at <= statement_timestamp()
          union all
-         select w.id, case when r.n = 1 then coalesce(r.look_at, ` + frontLookAt + `) end
+         select w.id
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
                  where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
-                   and (run_at, id) >= (case when p.priority = r.priority then r.run_at else '-infinity' end, case when p.priority = r.priority then r.id else 0 end)
                  order by run_at, id
                  limit r.n) w
           limit r.n) w`
-
-// frontLookAt is when a lane is looked at from its beginning again after such a look, which has taken as long as the statement.
-const frontLookAt = `statement_timestamp() + greatest(interval '1 second', least(interval '10 seconds', 50 * (clock_timestamp() - statement_timestamp())))`
-
-// frontOf is what a place takes along of the job m that is the front.
-func frontOf(m, runAt string) string {
-	return `case when ` + m + `.look_at is not null then ` + m + `.priority end, case when ` + m + `.look_at is not null then least(` + m + `.` + runAt + `, ` + frontSettled + `) end, ` + m + `.look_at`
-}
 
 // admitWaits takes the jobs in head out of job_waits, if nobody has them locked, and makes them live. Nobody takes the next
 // one in place of one that is locked: whoever has it may roll back, and it would have been overtaken. A job with a limit is
@@ -152,12 +106,12 @@ func frontOf(m, runAt string) string {
 func admitWaits(by leasing) string {
 	return `
 ours as materialized (
-  select w.id, h.look_at from head h cross join lateral (
+  select w.id from head h cross join lateral (
          select id from onceq.job_waits where id = h.id and path is null and not ` + twin("h.id") + ` for update skip locked) w
 ),
 moved as (
   delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
-  returning w.*, o.look_at` + by.which + `
+  returning w.*` + by.which + `
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
@@ -167,8 +121,8 @@ job as (
     from moved` + by.returning + `
 ),
 place as (
-  insert into onceq.lane_places (lane, id, priority, run_at, look_at)
-  select lane, id, ` + frontOf("m", "run_at") + ` from moved m
+  insert into onceq.lane_places (lane, id)
+  select lane, id from moved m
    where not exists (select from onceq.lane_places p where p.lane = m.lane and p.id = m.id offset 0)
 )`
 }
@@ -176,15 +130,10 @@ place as (
 // twin says that a live job has an id: the sequence of ids was set back (ErrIDTaken).
 func twin(id string) string { return `exists (select from onceq.jobs where id = ` + id + ` offset 0)` }
 
-// leavePlaces gives back the places of the jobs in gone. stops says of one whether it stops its lane.
-func leavePlaces(stops string) string {
-	return `left_place as (
+// leavePlaces gives back the places of the jobs in gone.
+const leavePlaces = `left_place as (
   delete from onceq.lane_places p using gone g where p.lane = any (array[g.lane]) and p.id = g.id
-  returning p.*, ` + stops + ` as stops
-),` + freedLines(stops, `gone g
-                   where lane is not null and (select count(*) from gone where lane is not null) > (select count(*) from left_place)
-                     and not exists (select from left_place p where p.lane = g.lane and p.id = g.id offset 0)`)
-}
+)`
 
 // liveIn gives the live jobs j of a lane or a limit, and those that have the lane's place and wait for their limit. A place
 // without its job counts for nothing.
@@ -225,14 +174,18 @@ func stopsOf(lane string) string { return `onceq.lane_stops s where s.lane = ` +
 // handOver follows the jobs in gone, which have left jobs, by the next ones of their lanes. Where it does not, it leaves a
 // call: there is none, it is locked, the limit was lowered, or the transaction's snapshot is older than the statement.
 var handOver = `
-` + leavePlaces(sqlStops+` and state in (`+sqlJobDead+`, `+sqlJobHeld+`)`) + `,
+` + leavePlaces + `,
 stop as (
   insert into onceq.lane_stops (lane, id)
   select lane, id from gone where lane is not null and ` + sqlStops + ` and state in (` + sqlJobDead + `, ` + sqlJobHeld + `)
   on conflict do nothing
 ),
+freed as materialized (
+  select lane, count(*) as n, bool_or(` + sqlStops + ` and state in (` + sqlJobDead + `, ` + sqlJobHeld + `)) as stops
+    from gone where lane is not null group by lane
+),
 head as materialized (
-  select w.id, w.look_at
+  select w.id
     from freed r` + laneHead + `
    where r.stops is not true and ` + laneOpen + `
 ),` + admitWaits(leasing{}) + `,
@@ -249,12 +202,12 @@ func admitLines(by leasing) string {
 	return `
 passed as (
   update onceq.job_waits w set lane = ` + limitIn("w.path") + `, run_at = statement_timestamp()
-    from (select id, run_at, look_at from ours where goes_on offset 0) o where w.id = any (array[o.id])
-  returning w.id, w.lane, w.path, w.priority, o.run_at as place, o.look_at
+    from (select id from ours where goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.id, w.lane, w.path
 ),
 moved as (
-  delete from onceq.job_waits w using (select id, slot, look_at from ours where not goes_on offset 0) o where w.id = any (array[o.id])
-  returning w.*, o.slot, o.look_at` + by.which + `
+  delete from onceq.job_waits w using (select id, slot from ours where not goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.*, o.slot` + by.which + `
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
@@ -265,10 +218,10 @@ job as (
     from moved` + by.returning + `
 ),
 place as (
-  insert into onceq.lane_places (lane, id, priority, run_at, look_at)
-  select l.lane, m.id, ` + frontOf("m", "run_at") + ` from moved m cross join lateral ` + linesIn("coalesce(m.path, m.lane)") + `
+  insert into onceq.lane_places (lane, id)
+  select l.lane, m.id from moved m cross join lateral ` + linesIn("coalesce(m.path, m.lane)") + `
   union all
-  select ` + laneIn("path") + `, id, ` + frontOf("p", "place") + ` from passed p
+  select ` + laneIn("path") + `, id from passed
   on conflict do nothing
 )`
 }
@@ -300,18 +253,18 @@ left_line as materialized (
 ),
 left_place as (
   delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = l.id
-  returning p.*, l.stops
-),` + freedLines("stops", `left_line l
-                   where (select count(*) from left_line) > (select count(*) from left_place)
-                     and not exists (select from left_place p where p.lane = l.lane and p.id = l.id offset 0)`) + `,
+),
 stop as (
   insert into onceq.lane_stops (lane, id)
   select ` + laneIn("lane") + `, id from gone
    where ` + laneIn("lane") + ` <> '' and ` + sqlStops + ` and state in (` + sqlJobDead + `, ` + sqlJobHeld + `)
   on conflict do nothing
 ),
+freed as materialized (
+  select lane, count(*) as n, bool_or(stops) as stops from left_line group by lane
+),
 head as materialized (
-  select w.id, w.look_at, r.lane
+  select w.id, r.lane
     from freed r` + laneHead + `
    where r.lane not like '/%' and r.stops is not true and ` + laneOpen + `
 ),
@@ -325,8 +278,8 @@ turn as materialized (
     from open r` + limitHead + `
 ),
 next as materialized (
-  select w.id, w.path, w.run_at, h.look_at, h.lane from head h cross join lateral (
-         select id, path, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not ` + twin("h.id") + ` for update skip locked) w
+  select w.id, w.path, h.lane from head h cross join lateral (
+         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not ` + twin("h.id") + ` for update skip locked) w
 ),
 straight as materialized (
   select id, line
@@ -340,9 +293,9 @@ straight as materialized (
    where id is not null and nth <= room
 ),
 ours as materialized (
-  select id, lane, null::timestamptz as slot, false as goes_on, null::timestamptz as run_at, null::timestamptz as look_at from turn
+  select id, lane, null::timestamptz as slot, false as goes_on from turn
   union all
-  select id, lane, null, path is not null and id not in (select id from straight), run_at, look_at from next
+  select id, lane, null, path is not null and id not in (select id from straight) from next
 ),` + admitLines(by) + `,
 call as (
   insert into onceq.lane_calls (slot, due, lane)

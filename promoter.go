@@ -319,7 +319,7 @@ room as materialized (
 ),
 head as materialized (
   select w.id, r.lane, r.n
-    from (select lane, n, ` + noFront + ` from room
+    from (select lane, n from room
            where n > 0 and lane not like '/%' and not exists (select from ` + stopsOf("room.lane") + ` offset 0) offset 0) r` + laneHead + `
 ),
 ` + rates + `,` + rewinds + `,
@@ -328,11 +328,10 @@ turn as materialized (
     from (select * from rate where n > 0 offset 0) r` + limitHead + `
 ),
 ours as materialized (
-  select h.id, h.lane, null::timestamptz as slot, w.path is not null as goes_on, null::timestamptz as run_at, null::timestamptz as look_at
-    from head h cross join lateral (
+  select h.id, h.lane, null::timestamptz as slot, w.path is not null as goes_on from head h cross join lateral (
          select path from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not ` + twin("h.id") + ` for update skip locked) w
   union all
-  select t.id, t.lane, case when t.gap is not null then ` + slotOf + ` end, false, null, null
+  select t.id, t.lane, case when t.gap is not null then ` + slotOf + ` end, false
     from (select *, row_number() over (partition by lane order by priority, run_at, id) - 1 as i from turn) t
 ),
 paid as (

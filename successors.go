@@ -75,15 +75,10 @@ const nextIfOurs = `w.lost = 0 and w.queue = $10::text and w.kind = any ($11::te
 // whether a promoter may let in another one. It may if the lane's next job has moved to another limit, or was not taken.
 var (
 	nextOfLane = `
-left_place as (
-  delete from onceq.lane_places p using gone g where p.lane = any (array[g.lane]) and p.id = g.id
-  returning p.*
-),
+` + leavePlaces + `,
 head as materialized (
-  select w.id, w.look_at
-    from (select g.lane, 1 as n, coalesce(p.priority, (-1)::smallint) as priority,
-                 coalesce(p.run_at, '-infinity') as run_at, coalesce(p.id, 0) as id, p.look_at
-            from gone g left join left_place p on ` + frontKnown + `) r` + laneHead + `
+  select w.id
+    from (select lane, 1 as n from gone) r` + laneHead + `
    where ` + laneOpen + `
 ),` + admitWaits(leaseNext(nextIfOurs, "$8", "$9")) + `,
 call as (

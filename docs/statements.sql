@@ -242,40 +242,29 @@ ready as (
 ),
 left_place as (
   delete from onceq.lane_places p using gone g where p.lane = any (array[g.lane]) and p.id = g.id
-  returning p.*, lane_rule & 2 = 2 and state in (6, 8) as stops
-),
-freed as materialized (
-  select lane, n, stops, case when known then priority else -1 end::smallint as priority,
-         case when known then run_at else '-infinity' end as run_at, case when known and n = 1 then id else 0 end as id,
-         case when known then look_at end as look_at
-    from (select lane, count(*) as n, bool_or(stops) as stops, min(look_at) > statement_timestamp() and max(look_at) <= statement_timestamp() + interval '10 seconds' and min(priority) = max(priority) as known,
-                 max(priority) as priority, max(run_at) as run_at, max(id) as id, min(look_at) as look_at
-            from (select lane, stops, priority, run_at, id, look_at from left_place
-                  union all
-                  select lane, lane_rule & 2 = 2 and state in (6, 8), null, null, null, null from gone g
-                   where lane is not null and (select count(*) from gone where lane is not null) > (select count(*) from left_place)
-                     and not exists (select from left_place p where p.lane = g.lane and p.id = g.id offset 0)) p
-           group by lane) f
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
   select lane, id from gone where lane is not null and lane_rule & 2 = 2 and state in (6, 8)
   on conflict do nothing
 ),
+freed as materialized (
+  select lane, count(*) as n, bool_or(lane_rule & 2 = 2 and state in (6, 8)) as stops
+    from gone where lane is not null group by lane
+),
 head as materialized (
-  select w.id, w.look_at
+  select w.id
     from freed r
    cross join lateral (
-         select id, statement_timestamp() + greatest(interval '1 second', least(interval '10 seconds', 50 * (clock_timestamp() - statement_timestamp()))) as look_at
+         select id
            from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
-          where r.n = 1 and r.look_at is null and run_at <= statement_timestamp()
+          where r.n = 1 and run_at <= statement_timestamp()
          union all
-         select w.id, case when r.n = 1 then coalesce(r.look_at, statement_timestamp() + greatest(interval '1 second', least(interval '10 seconds', 50 * (clock_timestamp() - statement_timestamp())))) end
+         select w.id
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
                  where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
-                   and (run_at, id) >= (case when p.priority = r.priority then r.run_at else '-infinity' end, case when p.priority = r.priority then r.id else 0 end)
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
@@ -284,12 +273,12 @@ head as materialized (
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 ours as materialized (
-  select w.id, h.look_at from head h cross join lateral (
+  select w.id from head h cross join lateral (
          select id from onceq.job_waits where id = h.id and path is null and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 moved as (
   delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
-  returning w.*, o.look_at
+  returning w.*
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
@@ -299,8 +288,8 @@ job as (
     from moved
 ),
 place as (
-  insert into onceq.lane_places (lane, id, priority, run_at, look_at)
-  select lane, id, case when m.look_at is not null then m.priority end, case when m.look_at is not null then least(m.run_at, statement_timestamp() - interval '1 second') end, m.look_at from moved m
+  insert into onceq.lane_places (lane, id)
+  select lane, id from moved m
    where not exists (select from onceq.lane_places p where p.lane = m.lane and p.id = m.id offset 0)
 ),
 call as (
@@ -375,20 +364,6 @@ left_line as materialized (
 ),
 left_place as (
   delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = l.id
-  returning p.*, l.stops
-),
-freed as materialized (
-  select lane, n, stops, case when known then priority else -1 end::smallint as priority,
-         case when known then run_at else '-infinity' end as run_at, case when known and n = 1 then id else 0 end as id,
-         case when known then look_at end as look_at
-    from (select lane, count(*) as n, bool_or(stops) as stops, min(look_at) > statement_timestamp() and max(look_at) <= statement_timestamp() + interval '10 seconds' and min(priority) = max(priority) as known,
-                 max(priority) as priority, max(run_at) as run_at, max(id) as id, min(look_at) as look_at
-            from (select lane, stops, priority, run_at, id, look_at from left_place
-                  union all
-                  select lane, stops, null, null, null, null from left_line l
-                   where (select count(*) from left_line) > (select count(*) from left_place)
-                     and not exists (select from left_place p where p.lane = l.lane and p.id = l.id offset 0)) p
-           group by lane) f
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
@@ -396,20 +371,22 @@ stop as (
    where split_part(lane, E'\x1f', 1) <> '' and lane_rule & 2 = 2 and state in (6, 8)
   on conflict do nothing
 ),
+freed as materialized (
+  select lane, count(*) as n, bool_or(stops) as stops from left_line group by lane
+),
 head as materialized (
-  select w.id, w.look_at, r.lane
+  select w.id, r.lane
     from freed r
    cross join lateral (
-         select id, statement_timestamp() + greatest(interval '1 second', least(interval '10 seconds', 50 * (clock_timestamp() - statement_timestamp()))) as look_at
+         select id
            from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
-          where r.n = 1 and r.look_at is null and run_at <= statement_timestamp()
+          where r.n = 1 and run_at <= statement_timestamp()
          union all
-         select w.id, case when r.n = 1 then coalesce(r.look_at, statement_timestamp() + greatest(interval '1 second', least(interval '10 seconds', 50 * (clock_timestamp() - statement_timestamp())))) end
+         select w.id
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
                  where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
-                   and (run_at, id) >= (case when p.priority = r.priority then r.run_at else '-infinity' end, case when p.priority = r.priority then r.id else 0 end)
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
@@ -438,8 +415,8 @@ turn as materialized (
           limit r.n) w
 ),
 next as materialized (
-  select w.id, w.path, w.run_at, h.look_at, h.lane from head h cross join lateral (
-         select id, path, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+  select w.id, w.path, h.lane from head h cross join lateral (
+         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 straight as materialized (
   select id, line
@@ -453,18 +430,18 @@ straight as materialized (
    where id is not null and nth <= room
 ),
 ours as materialized (
-  select id, lane, null::timestamptz as slot, false as goes_on, null::timestamptz as run_at, null::timestamptz as look_at from turn
+  select id, lane, null::timestamptz as slot, false as goes_on from turn
   union all
-  select id, lane, null, path is not null and id not in (select id from straight), run_at, look_at from next
+  select id, lane, null, path is not null and id not in (select id from straight) from next
 ),
 passed as (
   update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = statement_timestamp()
-    from (select id, run_at, look_at from ours where goes_on offset 0) o where w.id = any (array[o.id])
-  returning w.id, w.lane, w.path, w.priority, o.run_at as place, o.look_at
+    from (select id from ours where goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.id, w.lane, w.path
 ),
 moved as (
-  delete from onceq.job_waits w using (select id, slot, look_at from ours where not goes_on offset 0) o where w.id = any (array[o.id])
-  returning w.*, o.slot, o.look_at
+  delete from onceq.job_waits w using (select id, slot from ours where not goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.*, o.slot
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
@@ -475,10 +452,10 @@ job as (
     from moved
 ),
 place as (
-  insert into onceq.lane_places (lane, id, priority, run_at, look_at)
-  select l.lane, m.id, case when m.look_at is not null then m.priority end, case when m.look_at is not null then least(m.run_at, statement_timestamp() - interval '1 second') end, m.look_at from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
+  insert into onceq.lane_places (lane, id)
+  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
   union all
-  select split_part(path, E'\x1f', 1), id, case when p.look_at is not null then p.priority end, case when p.look_at is not null then least(p.place, statement_timestamp() - interval '1 second') end, p.look_at from passed p
+  select split_part(path, E'\x1f', 1), id from passed
   on conflict do nothing
 ),
 call as (
@@ -1899,40 +1876,29 @@ history as (
 ),
 left_place as (
   delete from onceq.lane_places p using gone g where p.lane = any (array[g.lane]) and p.id = g.id
-  returning p.*, lane_rule & 2 = 2 and state in (6, 8) as stops
-),
-freed as materialized (
-  select lane, n, stops, case when known then priority else -1 end::smallint as priority,
-         case when known then run_at else '-infinity' end as run_at, case when known and n = 1 then id else 0 end as id,
-         case when known then look_at end as look_at
-    from (select lane, count(*) as n, bool_or(stops) as stops, min(look_at) > statement_timestamp() and max(look_at) <= statement_timestamp() + interval '10 seconds' and min(priority) = max(priority) as known,
-                 max(priority) as priority, max(run_at) as run_at, max(id) as id, min(look_at) as look_at
-            from (select lane, stops, priority, run_at, id, look_at from left_place
-                  union all
-                  select lane, lane_rule & 2 = 2 and state in (6, 8), null, null, null, null from gone g
-                   where lane is not null and (select count(*) from gone where lane is not null) > (select count(*) from left_place)
-                     and not exists (select from left_place p where p.lane = g.lane and p.id = g.id offset 0)) p
-           group by lane) f
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
   select lane, id from gone where lane is not null and lane_rule & 2 = 2 and state in (6, 8)
   on conflict do nothing
 ),
+freed as materialized (
+  select lane, count(*) as n, bool_or(lane_rule & 2 = 2 and state in (6, 8)) as stops
+    from gone where lane is not null group by lane
+),
 head as materialized (
-  select w.id, w.look_at
+  select w.id
     from freed r
    cross join lateral (
-         select id, statement_timestamp() + greatest(interval '1 second', least(interval '10 seconds', 50 * (clock_timestamp() - statement_timestamp()))) as look_at
+         select id
            from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
-          where r.n = 1 and r.look_at is null and run_at <= statement_timestamp()
+          where r.n = 1 and run_at <= statement_timestamp()
          union all
-         select w.id, case when r.n = 1 then coalesce(r.look_at, statement_timestamp() + greatest(interval '1 second', least(interval '10 seconds', 50 * (clock_timestamp() - statement_timestamp())))) end
+         select w.id
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
                  where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
-                   and (run_at, id) >= (case when p.priority = r.priority then r.run_at else '-infinity' end, case when p.priority = r.priority then r.id else 0 end)
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
@@ -1941,12 +1907,12 @@ head as materialized (
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 ours as materialized (
-  select w.id, h.look_at from head h cross join lateral (
+  select w.id from head h cross join lateral (
          select id from onceq.job_waits where id = h.id and path is null and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 moved as (
   delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
-  returning w.*, o.look_at
+  returning w.*
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
@@ -1956,8 +1922,8 @@ job as (
     from moved
 ),
 place as (
-  insert into onceq.lane_places (lane, id, priority, run_at, look_at)
-  select lane, id, case when m.look_at is not null then m.priority end, case when m.look_at is not null then least(m.run_at, statement_timestamp() - interval '1 second') end, m.look_at from moved m
+  insert into onceq.lane_places (lane, id)
+  select lane, id from moved m
    where not exists (select from onceq.lane_places p where p.lane = m.lane and p.id = m.id offset 0)
 ),
 call as (
@@ -2007,20 +1973,6 @@ left_line as materialized (
 ),
 left_place as (
   delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = l.id
-  returning p.*, l.stops
-),
-freed as materialized (
-  select lane, n, stops, case when known then priority else -1 end::smallint as priority,
-         case when known then run_at else '-infinity' end as run_at, case when known and n = 1 then id else 0 end as id,
-         case when known then look_at end as look_at
-    from (select lane, count(*) as n, bool_or(stops) as stops, min(look_at) > statement_timestamp() and max(look_at) <= statement_timestamp() + interval '10 seconds' and min(priority) = max(priority) as known,
-                 max(priority) as priority, max(run_at) as run_at, max(id) as id, min(look_at) as look_at
-            from (select lane, stops, priority, run_at, id, look_at from left_place
-                  union all
-                  select lane, stops, null, null, null, null from left_line l
-                   where (select count(*) from left_line) > (select count(*) from left_place)
-                     and not exists (select from left_place p where p.lane = l.lane and p.id = l.id offset 0)) p
-           group by lane) f
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
@@ -2028,20 +1980,22 @@ stop as (
    where split_part(lane, E'\x1f', 1) <> '' and lane_rule & 2 = 2 and state in (6, 8)
   on conflict do nothing
 ),
+freed as materialized (
+  select lane, count(*) as n, bool_or(stops) as stops from left_line group by lane
+),
 head as materialized (
-  select w.id, w.look_at, r.lane
+  select w.id, r.lane
     from freed r
    cross join lateral (
-         select id, statement_timestamp() + greatest(interval '1 second', least(interval '10 seconds', 50 * (clock_timestamp() - statement_timestamp()))) as look_at
+         select id
            from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
-          where r.n = 1 and r.look_at is null and run_at <= statement_timestamp()
+          where r.n = 1 and run_at <= statement_timestamp()
          union all
-         select w.id, case when r.n = 1 then coalesce(r.look_at, statement_timestamp() + greatest(interval '1 second', least(interval '10 seconds', 50 * (clock_timestamp() - statement_timestamp())))) end
+         select w.id
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
                  where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
-                   and (run_at, id) >= (case when p.priority = r.priority then r.run_at else '-infinity' end, case when p.priority = r.priority then r.id else 0 end)
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
@@ -2070,8 +2024,8 @@ turn as materialized (
           limit r.n) w
 ),
 next as materialized (
-  select w.id, w.path, w.run_at, h.look_at, h.lane from head h cross join lateral (
-         select id, path, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+  select w.id, w.path, h.lane from head h cross join lateral (
+         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 straight as materialized (
   select id, line
@@ -2085,18 +2039,18 @@ straight as materialized (
    where id is not null and nth <= room
 ),
 ours as materialized (
-  select id, lane, null::timestamptz as slot, false as goes_on, null::timestamptz as run_at, null::timestamptz as look_at from turn
+  select id, lane, null::timestamptz as slot, false as goes_on from turn
   union all
-  select id, lane, null, path is not null and id not in (select id from straight), run_at, look_at from next
+  select id, lane, null, path is not null and id not in (select id from straight) from next
 ),
 passed as (
   update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = statement_timestamp()
-    from (select id, run_at, look_at from ours where goes_on offset 0) o where w.id = any (array[o.id])
-  returning w.id, w.lane, w.path, w.priority, o.run_at as place, o.look_at
+    from (select id from ours where goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.id, w.lane, w.path
 ),
 moved as (
-  delete from onceq.job_waits w using (select id, slot, look_at from ours where not goes_on offset 0) o where w.id = any (array[o.id])
-  returning w.*, o.slot, o.look_at
+  delete from onceq.job_waits w using (select id, slot from ours where not goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.*, o.slot
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
@@ -2107,10 +2061,10 @@ job as (
     from moved
 ),
 place as (
-  insert into onceq.lane_places (lane, id, priority, run_at, look_at)
-  select l.lane, m.id, case when m.look_at is not null then m.priority end, case when m.look_at is not null then least(m.run_at, statement_timestamp() - interval '1 second') end, m.look_at from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
+  insert into onceq.lane_places (lane, id)
+  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
   union all
-  select split_part(path, E'\x1f', 1), id, case when p.look_at is not null then p.priority end, case when p.look_at is not null then least(p.place, statement_timestamp() - interval '1 second') end, p.look_at from passed p
+  select split_part(path, E'\x1f', 1), id from passed
   on conflict do nothing
 ),
 call as (
@@ -2205,40 +2159,29 @@ history as (
 ),
 left_place as (
   delete from onceq.lane_places p using gone g where p.lane = any (array[g.lane]) and p.id = g.id
-  returning p.*, lane_rule & 2 = 2 and state in (6, 8) as stops
-),
-freed as materialized (
-  select lane, n, stops, case when known then priority else -1 end::smallint as priority,
-         case when known then run_at else '-infinity' end as run_at, case when known and n = 1 then id else 0 end as id,
-         case when known then look_at end as look_at
-    from (select lane, count(*) as n, bool_or(stops) as stops, min(look_at) > statement_timestamp() and max(look_at) <= statement_timestamp() + interval '10 seconds' and min(priority) = max(priority) as known,
-                 max(priority) as priority, max(run_at) as run_at, max(id) as id, min(look_at) as look_at
-            from (select lane, stops, priority, run_at, id, look_at from left_place
-                  union all
-                  select lane, lane_rule & 2 = 2 and state in (6, 8), null, null, null, null from gone g
-                   where lane is not null and (select count(*) from gone where lane is not null) > (select count(*) from left_place)
-                     and not exists (select from left_place p where p.lane = g.lane and p.id = g.id offset 0)) p
-           group by lane) f
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
   select lane, id from gone where lane is not null and lane_rule & 2 = 2 and state in (6, 8)
   on conflict do nothing
 ),
+freed as materialized (
+  select lane, count(*) as n, bool_or(lane_rule & 2 = 2 and state in (6, 8)) as stops
+    from gone where lane is not null group by lane
+),
 head as materialized (
-  select w.id, w.look_at
+  select w.id
     from freed r
    cross join lateral (
-         select id, statement_timestamp() + greatest(interval '1 second', least(interval '10 seconds', 50 * (clock_timestamp() - statement_timestamp()))) as look_at
+         select id
            from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
-          where r.n = 1 and r.look_at is null and run_at <= statement_timestamp()
+          where r.n = 1 and run_at <= statement_timestamp()
          union all
-         select w.id, case when r.n = 1 then coalesce(r.look_at, statement_timestamp() + greatest(interval '1 second', least(interval '10 seconds', 50 * (clock_timestamp() - statement_timestamp())))) end
+         select w.id
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
                  where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
-                   and (run_at, id) >= (case when p.priority = r.priority then r.run_at else '-infinity' end, case when p.priority = r.priority then r.id else 0 end)
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
@@ -2247,12 +2190,12 @@ head as materialized (
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 ours as materialized (
-  select w.id, h.look_at from head h cross join lateral (
+  select w.id from head h cross join lateral (
          select id from onceq.job_waits where id = h.id and path is null and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 moved as (
   delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
-  returning w.*, o.look_at
+  returning w.*
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
@@ -2262,8 +2205,8 @@ job as (
     from moved
 ),
 place as (
-  insert into onceq.lane_places (lane, id, priority, run_at, look_at)
-  select lane, id, case when m.look_at is not null then m.priority end, case when m.look_at is not null then least(m.run_at, statement_timestamp() - interval '1 second') end, m.look_at from moved m
+  insert into onceq.lane_places (lane, id)
+  select lane, id from moved m
    where not exists (select from onceq.lane_places p where p.lane = m.lane and p.id = m.id offset 0)
 ),
 call as (
@@ -2320,20 +2263,6 @@ left_line as materialized (
 ),
 left_place as (
   delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = l.id
-  returning p.*, l.stops
-),
-freed as materialized (
-  select lane, n, stops, case when known then priority else -1 end::smallint as priority,
-         case when known then run_at else '-infinity' end as run_at, case when known and n = 1 then id else 0 end as id,
-         case when known then look_at end as look_at
-    from (select lane, count(*) as n, bool_or(stops) as stops, min(look_at) > statement_timestamp() and max(look_at) <= statement_timestamp() + interval '10 seconds' and min(priority) = max(priority) as known,
-                 max(priority) as priority, max(run_at) as run_at, max(id) as id, min(look_at) as look_at
-            from (select lane, stops, priority, run_at, id, look_at from left_place
-                  union all
-                  select lane, stops, null, null, null, null from left_line l
-                   where (select count(*) from left_line) > (select count(*) from left_place)
-                     and not exists (select from left_place p where p.lane = l.lane and p.id = l.id offset 0)) p
-           group by lane) f
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
@@ -2341,20 +2270,22 @@ stop as (
    where split_part(lane, E'\x1f', 1) <> '' and lane_rule & 2 = 2 and state in (6, 8)
   on conflict do nothing
 ),
+freed as materialized (
+  select lane, count(*) as n, bool_or(stops) as stops from left_line group by lane
+),
 head as materialized (
-  select w.id, w.look_at, r.lane
+  select w.id, r.lane
     from freed r
    cross join lateral (
-         select id, statement_timestamp() + greatest(interval '1 second', least(interval '10 seconds', 50 * (clock_timestamp() - statement_timestamp()))) as look_at
+         select id
            from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
-          where r.n = 1 and r.look_at is null and run_at <= statement_timestamp()
+          where r.n = 1 and run_at <= statement_timestamp()
          union all
-         select w.id, case when r.n = 1 then coalesce(r.look_at, statement_timestamp() + greatest(interval '1 second', least(interval '10 seconds', 50 * (clock_timestamp() - statement_timestamp())))) end
+         select w.id
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
                  where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
-                   and (run_at, id) >= (case when p.priority = r.priority then r.run_at else '-infinity' end, case when p.priority = r.priority then r.id else 0 end)
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
@@ -2383,8 +2314,8 @@ turn as materialized (
           limit r.n) w
 ),
 next as materialized (
-  select w.id, w.path, w.run_at, h.look_at, h.lane from head h cross join lateral (
-         select id, path, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+  select w.id, w.path, h.lane from head h cross join lateral (
+         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 straight as materialized (
   select id, line
@@ -2398,18 +2329,18 @@ straight as materialized (
    where id is not null and nth <= room
 ),
 ours as materialized (
-  select id, lane, null::timestamptz as slot, false as goes_on, null::timestamptz as run_at, null::timestamptz as look_at from turn
+  select id, lane, null::timestamptz as slot, false as goes_on from turn
   union all
-  select id, lane, null, path is not null and id not in (select id from straight), run_at, look_at from next
+  select id, lane, null, path is not null and id not in (select id from straight) from next
 ),
 passed as (
   update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = statement_timestamp()
-    from (select id, run_at, look_at from ours where goes_on offset 0) o where w.id = any (array[o.id])
-  returning w.id, w.lane, w.path, w.priority, o.run_at as place, o.look_at
+    from (select id from ours where goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.id, w.lane, w.path
 ),
 moved as (
-  delete from onceq.job_waits w using (select id, slot, look_at from ours where not goes_on offset 0) o where w.id = any (array[o.id])
-  returning w.*, o.slot, o.look_at
+  delete from onceq.job_waits w using (select id, slot from ours where not goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.*, o.slot
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
@@ -2420,10 +2351,10 @@ job as (
     from moved
 ),
 place as (
-  insert into onceq.lane_places (lane, id, priority, run_at, look_at)
-  select l.lane, m.id, case when m.look_at is not null then m.priority end, case when m.look_at is not null then least(m.run_at, statement_timestamp() - interval '1 second') end, m.look_at from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
+  insert into onceq.lane_places (lane, id)
+  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
   union all
-  select split_part(path, E'\x1f', 1), id, case when p.look_at is not null then p.priority end, case when p.look_at is not null then least(p.place, statement_timestamp() - interval '1 second') end, p.look_at from passed p
+  select split_part(path, E'\x1f', 1), id from passed
   on conflict do nothing
 ),
 call as (
@@ -2505,40 +2436,29 @@ ready as (
 ),
 left_place as (
   delete from onceq.lane_places p using gone g where p.lane = any (array[g.lane]) and p.id = g.id
-  returning p.*, lane_rule & 2 = 2 and state in (6, 8) as stops
-),
-freed as materialized (
-  select lane, n, stops, case when known then priority else -1 end::smallint as priority,
-         case when known then run_at else '-infinity' end as run_at, case when known and n = 1 then id else 0 end as id,
-         case when known then look_at end as look_at
-    from (select lane, count(*) as n, bool_or(stops) as stops, min(look_at) > statement_timestamp() and max(look_at) <= statement_timestamp() + interval '10 seconds' and min(priority) = max(priority) as known,
-                 max(priority) as priority, max(run_at) as run_at, max(id) as id, min(look_at) as look_at
-            from (select lane, stops, priority, run_at, id, look_at from left_place
-                  union all
-                  select lane, lane_rule & 2 = 2 and state in (6, 8), null, null, null, null from gone g
-                   where lane is not null and (select count(*) from gone where lane is not null) > (select count(*) from left_place)
-                     and not exists (select from left_place p where p.lane = g.lane and p.id = g.id offset 0)) p
-           group by lane) f
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
   select lane, id from gone where lane is not null and lane_rule & 2 = 2 and state in (6, 8)
   on conflict do nothing
 ),
+freed as materialized (
+  select lane, count(*) as n, bool_or(lane_rule & 2 = 2 and state in (6, 8)) as stops
+    from gone where lane is not null group by lane
+),
 head as materialized (
-  select w.id, w.look_at
+  select w.id
     from freed r
    cross join lateral (
-         select id, statement_timestamp() + greatest(interval '1 second', least(interval '10 seconds', 50 * (clock_timestamp() - statement_timestamp()))) as look_at
+         select id
            from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
-          where r.n = 1 and r.look_at is null and run_at <= statement_timestamp()
+          where r.n = 1 and run_at <= statement_timestamp()
          union all
-         select w.id, case when r.n = 1 then coalesce(r.look_at, statement_timestamp() + greatest(interval '1 second', least(interval '10 seconds', 50 * (clock_timestamp() - statement_timestamp())))) end
+         select w.id
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
                  where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
-                   and (run_at, id) >= (case when p.priority = r.priority then r.run_at else '-infinity' end, case when p.priority = r.priority then r.id else 0 end)
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
@@ -2547,12 +2467,12 @@ head as materialized (
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 ours as materialized (
-  select w.id, h.look_at from head h cross join lateral (
+  select w.id from head h cross join lateral (
          select id from onceq.job_waits where id = h.id and path is null and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 moved as (
   delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
-  returning w.*, o.look_at
+  returning w.*
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
@@ -2562,8 +2482,8 @@ job as (
     from moved
 ),
 place as (
-  insert into onceq.lane_places (lane, id, priority, run_at, look_at)
-  select lane, id, case when m.look_at is not null then m.priority end, case when m.look_at is not null then least(m.run_at, statement_timestamp() - interval '1 second') end, m.look_at from moved m
+  insert into onceq.lane_places (lane, id)
+  select lane, id from moved m
    where not exists (select from onceq.lane_places p where p.lane = m.lane and p.id = m.id offset 0)
 ),
 call as (
@@ -2626,20 +2546,6 @@ left_line as materialized (
 ),
 left_place as (
   delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = l.id
-  returning p.*, l.stops
-),
-freed as materialized (
-  select lane, n, stops, case when known then priority else -1 end::smallint as priority,
-         case when known then run_at else '-infinity' end as run_at, case when known and n = 1 then id else 0 end as id,
-         case when known then look_at end as look_at
-    from (select lane, count(*) as n, bool_or(stops) as stops, min(look_at) > statement_timestamp() and max(look_at) <= statement_timestamp() + interval '10 seconds' and min(priority) = max(priority) as known,
-                 max(priority) as priority, max(run_at) as run_at, max(id) as id, min(look_at) as look_at
-            from (select lane, stops, priority, run_at, id, look_at from left_place
-                  union all
-                  select lane, stops, null, null, null, null from left_line l
-                   where (select count(*) from left_line) > (select count(*) from left_place)
-                     and not exists (select from left_place p where p.lane = l.lane and p.id = l.id offset 0)) p
-           group by lane) f
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
@@ -2647,20 +2553,22 @@ stop as (
    where split_part(lane, E'\x1f', 1) <> '' and lane_rule & 2 = 2 and state in (6, 8)
   on conflict do nothing
 ),
+freed as materialized (
+  select lane, count(*) as n, bool_or(stops) as stops from left_line group by lane
+),
 head as materialized (
-  select w.id, w.look_at, r.lane
+  select w.id, r.lane
     from freed r
    cross join lateral (
-         select id, statement_timestamp() + greatest(interval '1 second', least(interval '10 seconds', 50 * (clock_timestamp() - statement_timestamp()))) as look_at
+         select id
            from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
-          where r.n = 1 and r.look_at is null and run_at <= statement_timestamp()
+          where r.n = 1 and run_at <= statement_timestamp()
          union all
-         select w.id, case when r.n = 1 then coalesce(r.look_at, statement_timestamp() + greatest(interval '1 second', least(interval '10 seconds', 50 * (clock_timestamp() - statement_timestamp())))) end
+         select w.id
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
                  where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
-                   and (run_at, id) >= (case when p.priority = r.priority then r.run_at else '-infinity' end, case when p.priority = r.priority then r.id else 0 end)
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
@@ -2689,8 +2597,8 @@ turn as materialized (
           limit r.n) w
 ),
 next as materialized (
-  select w.id, w.path, w.run_at, h.look_at, h.lane from head h cross join lateral (
-         select id, path, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+  select w.id, w.path, h.lane from head h cross join lateral (
+         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 straight as materialized (
   select id, line
@@ -2704,18 +2612,18 @@ straight as materialized (
    where id is not null and nth <= room
 ),
 ours as materialized (
-  select id, lane, null::timestamptz as slot, false as goes_on, null::timestamptz as run_at, null::timestamptz as look_at from turn
+  select id, lane, null::timestamptz as slot, false as goes_on from turn
   union all
-  select id, lane, null, path is not null and id not in (select id from straight), run_at, look_at from next
+  select id, lane, null, path is not null and id not in (select id from straight) from next
 ),
 passed as (
   update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = statement_timestamp()
-    from (select id, run_at, look_at from ours where goes_on offset 0) o where w.id = any (array[o.id])
-  returning w.id, w.lane, w.path, w.priority, o.run_at as place, o.look_at
+    from (select id from ours where goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.id, w.lane, w.path
 ),
 moved as (
-  delete from onceq.job_waits w using (select id, slot, look_at from ours where not goes_on offset 0) o where w.id = any (array[o.id])
-  returning w.*, o.slot, o.look_at
+  delete from onceq.job_waits w using (select id, slot from ours where not goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.*, o.slot
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
@@ -2726,10 +2634,10 @@ job as (
     from moved
 ),
 place as (
-  insert into onceq.lane_places (lane, id, priority, run_at, look_at)
-  select l.lane, m.id, case when m.look_at is not null then m.priority end, case when m.look_at is not null then least(m.run_at, statement_timestamp() - interval '1 second') end, m.look_at from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
+  insert into onceq.lane_places (lane, id)
+  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
   union all
-  select split_part(path, E'\x1f', 1), id, case when p.look_at is not null then p.priority end, case when p.look_at is not null then least(p.place, statement_timestamp() - interval '1 second') end, p.look_at from passed p
+  select split_part(path, E'\x1f', 1), id from passed
   on conflict do nothing
 ),
 call as (
@@ -2843,20 +2751,6 @@ left_line as materialized (
 ),
 left_place as (
   delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = l.id
-  returning p.*, l.stops
-),
-freed as materialized (
-  select lane, n, stops, case when known then priority else -1 end::smallint as priority,
-         case when known then run_at else '-infinity' end as run_at, case when known and n = 1 then id else 0 end as id,
-         case when known then look_at end as look_at
-    from (select lane, count(*) as n, bool_or(stops) as stops, min(look_at) > statement_timestamp() and max(look_at) <= statement_timestamp() + interval '10 seconds' and min(priority) = max(priority) as known,
-                 max(priority) as priority, max(run_at) as run_at, max(id) as id, min(look_at) as look_at
-            from (select lane, stops, priority, run_at, id, look_at from left_place
-                  union all
-                  select lane, stops, null, null, null, null from left_line l
-                   where (select count(*) from left_line) > (select count(*) from left_place)
-                     and not exists (select from left_place p where p.lane = l.lane and p.id = l.id offset 0)) p
-           group by lane) f
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
@@ -2864,20 +2758,22 @@ stop as (
    where split_part(lane, E'\x1f', 1) <> '' and lane_rule & 2 = 2 and state in (6, 8)
   on conflict do nothing
 ),
+freed as materialized (
+  select lane, count(*) as n, bool_or(stops) as stops from left_line group by lane
+),
 head as materialized (
-  select w.id, w.look_at, r.lane
+  select w.id, r.lane
     from freed r
    cross join lateral (
-         select id, statement_timestamp() + greatest(interval '1 second', least(interval '10 seconds', 50 * (clock_timestamp() - statement_timestamp()))) as look_at
+         select id
            from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
-          where r.n = 1 and r.look_at is null and run_at <= statement_timestamp()
+          where r.n = 1 and run_at <= statement_timestamp()
          union all
-         select w.id, case when r.n = 1 then coalesce(r.look_at, statement_timestamp() + greatest(interval '1 second', least(interval '10 seconds', 50 * (clock_timestamp() - statement_timestamp())))) end
+         select w.id
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
                  where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
-                   and (run_at, id) >= (case when p.priority = r.priority then r.run_at else '-infinity' end, case when p.priority = r.priority then r.id else 0 end)
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
@@ -2906,8 +2802,8 @@ turn as materialized (
           limit r.n) w
 ),
 next as materialized (
-  select w.id, w.path, w.run_at, h.look_at, h.lane from head h cross join lateral (
-         select id, path, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+  select w.id, w.path, h.lane from head h cross join lateral (
+         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 straight as materialized (
   select id, line
@@ -2921,18 +2817,18 @@ straight as materialized (
    where id is not null and nth <= room
 ),
 ours as materialized (
-  select id, lane, null::timestamptz as slot, false as goes_on, null::timestamptz as run_at, null::timestamptz as look_at from turn
+  select id, lane, null::timestamptz as slot, false as goes_on from turn
   union all
-  select id, lane, null, path is not null and id not in (select id from straight), run_at, look_at from next
+  select id, lane, null, path is not null and id not in (select id from straight) from next
 ),
 passed as (
   update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = statement_timestamp()
-    from (select id, run_at, look_at from ours where goes_on offset 0) o where w.id = any (array[o.id])
-  returning w.id, w.lane, w.path, w.priority, o.run_at as place, o.look_at
+    from (select id from ours where goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.id, w.lane, w.path
 ),
 moved as (
-  delete from onceq.job_waits w using (select id, slot, look_at from ours where not goes_on offset 0) o where w.id = any (array[o.id])
-  returning w.*, o.slot, o.look_at
+  delete from onceq.job_waits w using (select id, slot from ours where not goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.*, o.slot
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
@@ -2943,10 +2839,10 @@ job as (
     from moved
 ),
 place as (
-  insert into onceq.lane_places (lane, id, priority, run_at, look_at)
-  select l.lane, m.id, case when m.look_at is not null then m.priority end, case when m.look_at is not null then least(m.run_at, statement_timestamp() - interval '1 second') end, m.look_at from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
+  insert into onceq.lane_places (lane, id)
+  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
   union all
-  select split_part(path, E'\x1f', 1), id, case when p.look_at is not null then p.priority end, case when p.look_at is not null then least(p.place, statement_timestamp() - interval '1 second') end, p.look_at from passed p
+  select split_part(path, E'\x1f', 1), id from passed
   on conflict do nothing
 ),
 call as (
@@ -3034,20 +2930,6 @@ left_line as materialized (
 ),
 left_place as (
   delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = l.id
-  returning p.*, l.stops
-),
-freed as materialized (
-  select lane, n, stops, case when known then priority else -1 end::smallint as priority,
-         case when known then run_at else '-infinity' end as run_at, case when known and n = 1 then id else 0 end as id,
-         case when known then look_at end as look_at
-    from (select lane, count(*) as n, bool_or(stops) as stops, min(look_at) > statement_timestamp() and max(look_at) <= statement_timestamp() + interval '10 seconds' and min(priority) = max(priority) as known,
-                 max(priority) as priority, max(run_at) as run_at, max(id) as id, min(look_at) as look_at
-            from (select lane, stops, priority, run_at, id, look_at from left_place
-                  union all
-                  select lane, stops, null, null, null, null from left_line l
-                   where (select count(*) from left_line) > (select count(*) from left_place)
-                     and not exists (select from left_place p where p.lane = l.lane and p.id = l.id offset 0)) p
-           group by lane) f
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
@@ -3055,20 +2937,22 @@ stop as (
    where split_part(lane, E'\x1f', 1) <> '' and lane_rule & 2 = 2 and state in (6, 8)
   on conflict do nothing
 ),
+freed as materialized (
+  select lane, count(*) as n, bool_or(stops) as stops from left_line group by lane
+),
 head as materialized (
-  select w.id, w.look_at, r.lane
+  select w.id, r.lane
     from freed r
    cross join lateral (
-         select id, statement_timestamp() + greatest(interval '1 second', least(interval '10 seconds', 50 * (clock_timestamp() - statement_timestamp()))) as look_at
+         select id
            from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
-          where r.n = 1 and r.look_at is null and run_at <= statement_timestamp()
+          where r.n = 1 and run_at <= statement_timestamp()
          union all
-         select w.id, case when r.n = 1 then coalesce(r.look_at, statement_timestamp() + greatest(interval '1 second', least(interval '10 seconds', 50 * (clock_timestamp() - statement_timestamp())))) end
+         select w.id
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
                  where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
-                   and (run_at, id) >= (case when p.priority = r.priority then r.run_at else '-infinity' end, case when p.priority = r.priority then r.id else 0 end)
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
@@ -3097,8 +2981,8 @@ turn as materialized (
           limit r.n) w
 ),
 next as materialized (
-  select w.id, w.path, w.run_at, h.look_at, h.lane from head h cross join lateral (
-         select id, path, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+  select w.id, w.path, h.lane from head h cross join lateral (
+         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 straight as materialized (
   select id, line
@@ -3112,18 +2996,18 @@ straight as materialized (
    where id is not null and nth <= room
 ),
 ours as materialized (
-  select id, lane, null::timestamptz as slot, false as goes_on, null::timestamptz as run_at, null::timestamptz as look_at from turn
+  select id, lane, null::timestamptz as slot, false as goes_on from turn
   union all
-  select id, lane, null, path is not null and id not in (select id from straight), run_at, look_at from next
+  select id, lane, null, path is not null and id not in (select id from straight) from next
 ),
 passed as (
   update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = statement_timestamp()
-    from (select id, run_at, look_at from ours where goes_on offset 0) o where w.id = any (array[o.id])
-  returning w.id, w.lane, w.path, w.priority, o.run_at as place, o.look_at
+    from (select id from ours where goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.id, w.lane, w.path
 ),
 moved as (
-  delete from onceq.job_waits w using (select id, slot, look_at from ours where not goes_on offset 0) o where w.id = any (array[o.id])
-  returning w.*, o.slot, o.look_at
+  delete from onceq.job_waits w using (select id, slot from ours where not goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.*, o.slot
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
@@ -3134,10 +3018,10 @@ job as (
     from moved
 ),
 place as (
-  insert into onceq.lane_places (lane, id, priority, run_at, look_at)
-  select l.lane, m.id, case when m.look_at is not null then m.priority end, case when m.look_at is not null then least(m.run_at, statement_timestamp() - interval '1 second') end, m.look_at from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
+  insert into onceq.lane_places (lane, id)
+  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
   union all
-  select split_part(path, E'\x1f', 1), id, case when p.look_at is not null then p.priority end, case when p.look_at is not null then least(p.place, statement_timestamp() - interval '1 second') end, p.look_at from passed p
+  select split_part(path, E'\x1f', 1), id from passed
   on conflict do nothing
 ),
 call as (
@@ -4550,19 +4434,18 @@ room as materialized (
 ),
 head as materialized (
   select w.id, r.lane, r.n
-    from (select lane, n, (-1)::smallint as priority, '-infinity'::timestamptz as run_at, 0::bigint as id, null::timestamptz as look_at from room
+    from (select lane, n from room
            where n > 0 and lane not like '/%' and not exists (select from onceq.lane_stops s where s.lane = room.lane offset 0) offset 0) r
    cross join lateral (
-         select id, statement_timestamp() + greatest(interval '1 second', least(interval '10 seconds', 50 * (clock_timestamp() - statement_timestamp()))) as look_at
+         select id
            from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
-          where r.n = 1 and r.look_at is null and run_at <= statement_timestamp()
+          where r.n = 1 and run_at <= statement_timestamp()
          union all
-         select w.id, case when r.n = 1 then coalesce(r.look_at, statement_timestamp() + greatest(interval '1 second', least(interval '10 seconds', 50 * (clock_timestamp() - statement_timestamp())))) end
+         select w.id
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
                  where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
-                   and (run_at, id) >= (case when p.priority = r.priority then r.run_at else '-infinity' end, case when p.priority = r.priority then r.id else 0 end)
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
@@ -4635,12 +4518,11 @@ turn as materialized (
           limit r.n) w
 ),
 ours as materialized (
-  select h.id, h.lane, null::timestamptz as slot, w.path is not null as goes_on, null::timestamptz as run_at, null::timestamptz as look_at
-    from head h cross join lateral (
+  select h.id, h.lane, null::timestamptz as slot, w.path is not null as goes_on from head h cross join lateral (
          select path from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
   union all
   select t.id, t.lane, case when t.gap is not null then statement_timestamp() + case when t.rested and t.i < t.burst then 0
-       else greatest(0, ceil(t.debt + (t.i + 1 - (t.burst - t.kept)) * t.gap)) end * interval '1 microsecond' end, false, null, null
+       else greatest(0, ceil(t.debt + (t.i + 1 - (t.burst - t.kept)) * t.gap)) end * interval '1 microsecond' end, false
     from (select *, row_number() over (partition by lane order by priority, run_at, id) - 1 as i from turn) t
 ),
 paid as (
@@ -4654,12 +4536,12 @@ paid as (
 ),
 passed as (
   update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = statement_timestamp()
-    from (select id, run_at, look_at from ours where goes_on offset 0) o where w.id = any (array[o.id])
-  returning w.id, w.lane, w.path, w.priority, o.run_at as place, o.look_at
+    from (select id from ours where goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.id, w.lane, w.path
 ),
 moved as (
-  delete from onceq.job_waits w using (select id, slot, look_at from ours where not goes_on offset 0) o where w.id = any (array[o.id])
-  returning w.*, o.slot, o.look_at, w.lost = 0 and o.slot is null and w.queue = $7::text and w.kind = any ($8::text[]) and (select count(*) from ours) = 1 as next
+  delete from onceq.job_waits w using (select id, slot from ours where not goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.*, o.slot, w.lost = 0 and o.slot is null and w.queue = $7::text and w.kind = any ($8::text[]) and (select count(*) from ours) = 1 as next
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
@@ -4671,10 +4553,10 @@ job as (
   returning *
 ),
 place as (
-  insert into onceq.lane_places (lane, id, priority, run_at, look_at)
-  select l.lane, m.id, case when m.look_at is not null then m.priority end, case when m.look_at is not null then least(m.run_at, statement_timestamp() - interval '1 second') end, m.look_at from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
+  insert into onceq.lane_places (lane, id)
+  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
   union all
-  select split_part(path, E'\x1f', 1), id, case when p.look_at is not null then p.priority end, case when p.look_at is not null then least(p.place, statement_timestamp() - interval '1 second') end, p.look_at from passed p
+  select split_part(path, E'\x1f', 1), id from passed
   on conflict do nothing
 ),
 again as (
@@ -5377,24 +5259,20 @@ fence as (
 ),
 left_place as (
   delete from onceq.lane_places p using gone g where p.lane = any (array[g.lane]) and p.id = g.id
-  returning p.*
 ),
 head as materialized (
-  select w.id, w.look_at
-    from (select g.lane, 1 as n, coalesce(p.priority, (-1)::smallint) as priority,
-                 coalesce(p.run_at, '-infinity') as run_at, coalesce(p.id, 0) as id, p.look_at
-            from gone g left join left_place p on p.look_at > statement_timestamp() and p.look_at <= statement_timestamp() + interval '10 seconds') r
+  select w.id
+    from (select lane, 1 as n from gone) r
    cross join lateral (
-         select id, statement_timestamp() + greatest(interval '1 second', least(interval '10 seconds', 50 * (clock_timestamp() - statement_timestamp()))) as look_at
+         select id
            from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
-          where r.n = 1 and r.look_at is null and run_at <= statement_timestamp()
+          where r.n = 1 and run_at <= statement_timestamp()
          union all
-         select w.id, case when r.n = 1 then coalesce(r.look_at, statement_timestamp() + greatest(interval '1 second', least(interval '10 seconds', 50 * (clock_timestamp() - statement_timestamp())))) end
+         select w.id
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
                  where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
-                   and (run_at, id) >= (case when p.priority = r.priority then r.run_at else '-infinity' end, case when p.priority = r.priority then r.id else 0 end)
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
@@ -5403,12 +5281,12 @@ head as materialized (
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 ours as materialized (
-  select w.id, h.look_at from head h cross join lateral (
+  select w.id from head h cross join lateral (
          select id from onceq.job_waits where id = h.id and path is null and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 moved as (
   delete from onceq.job_waits w using ours o where w.id = any (array[o.id])
-  returning w.*, o.look_at, w.lost = 0 and w.queue = $10::text and w.kind = any ($11::text[]) as next
+  returning w.*, w.lost = 0 and w.queue = $10::text and w.kind = any ($11::text[]) as next
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
@@ -5419,8 +5297,8 @@ job as (
   returning *
 ),
 place as (
-  insert into onceq.lane_places (lane, id, priority, run_at, look_at)
-  select lane, id, case when m.look_at is not null then m.priority end, case when m.look_at is not null then least(m.run_at, statement_timestamp() - interval '1 second') end, m.look_at from moved m
+  insert into onceq.lane_places (lane, id)
+  select lane, id from moved m
    where not exists (select from onceq.lane_places p where p.lane = m.lane and p.id = m.id offset 0)
 ),
 call as (
@@ -5453,20 +5331,6 @@ left_line as materialized (
 ),
 left_place as (
   delete from onceq.lane_places p using left_line l where p.lane = any (array[l.lane]) and p.id = l.id
-  returning p.*, l.stops
-),
-freed as materialized (
-  select lane, n, stops, case when known then priority else -1 end::smallint as priority,
-         case when known then run_at else '-infinity' end as run_at, case when known and n = 1 then id else 0 end as id,
-         case when known then look_at end as look_at
-    from (select lane, count(*) as n, bool_or(stops) as stops, min(look_at) > statement_timestamp() and max(look_at) <= statement_timestamp() + interval '10 seconds' and min(priority) = max(priority) as known,
-                 max(priority) as priority, max(run_at) as run_at, max(id) as id, min(look_at) as look_at
-            from (select lane, stops, priority, run_at, id, look_at from left_place
-                  union all
-                  select lane, stops, null, null, null, null from left_line l
-                   where (select count(*) from left_line) > (select count(*) from left_place)
-                     and not exists (select from left_place p where p.lane = l.lane and p.id = l.id offset 0)) p
-           group by lane) f
 ),
 stop as (
   insert into onceq.lane_stops (lane, id)
@@ -5474,20 +5338,22 @@ stop as (
    where split_part(lane, E'\x1f', 1) <> '' and lane_rule & 2 = 2 and state in (6, 8)
   on conflict do nothing
 ),
+freed as materialized (
+  select lane, count(*) as n, bool_or(stops) as stops from left_line group by lane
+),
 head as materialized (
-  select w.id, w.look_at, r.lane
+  select w.id, r.lane
     from freed r
    cross join lateral (
-         select id, statement_timestamp() + greatest(interval '1 second', least(interval '10 seconds', 50 * (clock_timestamp() - statement_timestamp()))) as look_at
+         select id
            from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
-          where r.n = 1 and r.look_at is null and run_at <= statement_timestamp()
+          where r.n = 1 and run_at <= statement_timestamp()
          union all
-         select w.id, case when r.n = 1 then coalesce(r.look_at, statement_timestamp() + greatest(interval '1 second', least(interval '10 seconds', 50 * (clock_timestamp() - statement_timestamp())))) end
+         select w.id
            from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
                  where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
-                   and (run_at, id) >= (case when p.priority = r.priority then r.run_at else '-infinity' end, case when p.priority = r.priority then r.id else 0 end)
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
@@ -5516,8 +5382,8 @@ turn as materialized (
           limit r.n) w
 ),
 next as materialized (
-  select w.id, w.path, w.run_at, h.look_at, h.lane from head h cross join lateral (
-         select id, path, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+  select w.id, w.path, h.lane from head h cross join lateral (
+         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 straight as materialized (
   select id, line
@@ -5531,18 +5397,18 @@ straight as materialized (
    where id is not null and nth <= room
 ),
 ours as materialized (
-  select id, lane, null::timestamptz as slot, false as goes_on, null::timestamptz as run_at, null::timestamptz as look_at from turn
+  select id, lane, null::timestamptz as slot, false as goes_on from turn
   union all
-  select id, lane, null, path is not null and id not in (select id from straight), run_at, look_at from next
+  select id, lane, null, path is not null and id not in (select id from straight) from next
 ),
 passed as (
   update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = statement_timestamp()
-    from (select id, run_at, look_at from ours where goes_on offset 0) o where w.id = any (array[o.id])
-  returning w.id, w.lane, w.path, w.priority, o.run_at as place, o.look_at
+    from (select id from ours where goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.id, w.lane, w.path
 ),
 moved as (
-  delete from onceq.job_waits w using (select id, slot, look_at from ours where not goes_on offset 0) o where w.id = any (array[o.id])
-  returning w.*, o.slot, o.look_at, w.lost = 0 and w.queue = $10::text and w.kind = any ($11::text[]) and (select count(*) from ours where not goes_on) = 1 as next
+  delete from onceq.job_waits w using (select id, slot from ours where not goes_on offset 0) o where w.id = any (array[o.id])
+  returning w.*, o.slot, w.lost = 0 and w.queue = $10::text and w.kind = any ($11::text[]) and (select count(*) from ours where not goes_on) = 1 as next
 ),
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
@@ -5554,10 +5420,10 @@ job as (
   returning *
 ),
 place as (
-  insert into onceq.lane_places (lane, id, priority, run_at, look_at)
-  select l.lane, m.id, case when m.look_at is not null then m.priority end, case when m.look_at is not null then least(m.run_at, statement_timestamp() - interval '1 second') end, m.look_at from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
+  insert into onceq.lane_places (lane, id)
+  select l.lane, m.id from moved m cross join lateral (select l.lane from (values (split_part(coalesce(m.path, m.lane), E'\x1f', 1)), (split_part(coalesce(m.path, m.lane), E'\x1f', 2))) l (lane) where l.lane <> '') l
   union all
-  select split_part(path, E'\x1f', 1), id, case when p.look_at is not null then p.priority end, case when p.look_at is not null then least(p.place, statement_timestamp() - interval '1 second') end, p.look_at from passed p
+  select split_part(path, E'\x1f', 1), id from passed
   on conflict do nothing
 ),
 call as (

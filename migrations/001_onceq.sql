@@ -165,11 +165,8 @@ create index job_members_untold on {{.schema}}.job_members (job_id) where not to
 -- for nothing. These are not indexes of jobs and job_history, because each insert there, of a job without a lane too, would open
 -- them, which takes a tenth of its time.
 create table {{.schema}}.lane_places (
-  lane     text collate "C" not null,
-  id       bigint not null,
-  priority smallint,                     -- of a job that was the first of its lane when it was let in: its place in the order,
-  run_at   timestamptz,                  -- before which none waited
-  look_at  timestamptz,                  -- from this time on that is not relied on
+  lane text collate "C" not null,
+  id   bigint not null,
   primary key (lane, id)
 ) with (vacuum_truncate = off);
 create table {{.schema}}.lane_stops (

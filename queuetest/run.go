@@ -179,9 +179,6 @@ waits as (
 rates as (
   update onceq.limit_rates set free_at = free_at` + by + `, paid_at = paid_at` + by + `
 ),
-places as (
-  update onceq.lane_places set run_at = run_at` + by + `, look_at = look_at` + by + `
-),
 calls as (
   update onceq.lane_calls set due = due` + by + `
 ),

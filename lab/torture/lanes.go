@@ -195,8 +195,6 @@ type laneState struct {
 	left    []leftStep
 	stops   map[int64]laneStep
 	decided []leftStep
-	late    map[int64]bool      // jobs that wait and came late
-	passed  map[int64]time.Time // when one of these was first passed
 }
 
 // leftStep is a row that was there until a transaction deleted it. Older snapshots still see it.
@@ -233,7 +231,7 @@ func (v *verdict) checkLanes(h *history) {
 	for _, s := range h.Lanes {
 		l := lanes[s.Lane]
 		if l == nil {
-			l = &laneState{live: map[int64]bool{}, waiting: map[int64]laneStep{}, stops: map[int64]laneStep{}, late: map[int64]bool{}, passed: map[int64]time.Time{}}
+			l = &laneState{live: map[int64]bool{}, waiting: map[int64]laneStep{}, stops: map[int64]laneStep{}}
 			lanes[s.Lane] = l
 		}
 		family, sort := familyOf(s.Lane), vLane
@@ -248,8 +246,6 @@ func (v *verdict) checkLanes(h *history) {
 			v.Limits++
 			limits[s.Lane][len(limits[s.Lane])-1].certain = s.At
 		case "waits":
-			delete(l.late, s.Job)
-			delete(l.passed, s.Job)
 			for _, g := range goneBy[s.Xact] {
 				if g.Job == s.Job && s.Rule&onceq.Overtake == 0 && !ofJobs {
 					v.violation(vLane, "lane %q: job %d lost its place although it does not let others by", s.Lane, idOf(s.Job))
@@ -316,39 +312,13 @@ func possible(own, family []limitStep, s laneStep) (all []int) {
 	return all
 }
 
-// A job that comes late has its place in the order only when the lane is looked at from its beginning, which happens within frontLasts
-// (the front of a lane, lane.go). It is late if it was written more than frontSettled after its due time, or if it was committed so
-// late: a statement that let in another one did not see it.
-const (
-	frontSettled = time.Second
-	frontLasts   = 10 * time.Second
-)
-
-// isLate says whether a job that waits came late, as far as is known when s lets in another one, which sees it or not.
-func (l *laneState) isLate(w, s laneStep, sees bool) bool {
-	if w.At.Sub(w.Due) > frontSettled || !sees && s.Began.Sub(w.Due) > frontSettled {
-		l.late[w.Job] = true
-	}
-	return l.late[w.Job]
-}
-
-// mayPass says whether s may pass a job that came late, which it may for so long since the first one did.
-func (l *laneState) mayPass(w, s laneStep) bool {
-	first, passed := l.passed[w.Job]
-	if !passed {
-		l.passed[w.Job], first = s.Began, s.Began
-	}
-	return s.Began.Sub(first) <= frontLasts
-}
-
 // checkTurn looks at whether it was the job's turn: whether the statement that let it in saw another one that was before it,
 // or one that stops the lane.
 func (v *verdict) checkTurn(s laneStep, l *laneState, stoppedHere []laneStep) {
 	seen := readSnapshot(s.Seen)
 	before := func(w laneStep, by uint64) {
-		late := l.isLate(w, s, seen.sees(w.Xact))
 		if w.Job != s.Job && seen.sees(w.Xact) && (by == 0 || by != s.Xact && !seen.sees(by)) && !w.Due.After(s.Began) &&
-			cmp.Or(w.Due.Compare(s.waited(l).Due), cmp.Compare(idOf(w.Job), idOf(s.Job))) < 0 && !(late && l.mayPass(w, s)) {
+			cmp.Or(w.Due.Compare(s.waited(l).Due), cmp.Compare(idOf(w.Job), idOf(s.Job))) < 0 {
 			v.violation(vLane, "lane %q: job %d became live before job %d, which was before it", s.Lane, idOf(s.Job), idOf(w.Job))
 		}
 	}
