@@ -968,6 +968,7 @@ func (r *proofRun) overtake(ctx context.Context, a *Process) error {
 	if _, err := r.wait(ctx); err != nil { // its lease expires
 		return err
 	}
+	r.advance(time.Millisecond) // it was frozen for a time, even if the lease had expired already
 	var f *fault
 	if r.fault.kind == meeting {
 		f = r.fault

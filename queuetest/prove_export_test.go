@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
 
 // Proven is the result of a proof: its steps in words, and its runs by name.
@@ -76,6 +77,9 @@ func Deaths(proof Proof) Proof {
 	proof.only = func(f *fault) bool { return f.kind == dying }
 	return proof
 }
+
+// Jump moves the database's clock, as that of a machine jumps: the proof does not count it.
+func (p *Process) Jump(d time.Duration) { p.run.db.Advance(d) }
 
 // Wired is what passed through a process's connection.
 type Wired struct {

@@ -696,3 +696,23 @@ func TestProve_Mistakes(t *testing.T) {
 		})
 	}
 }
+
+// A process that is frozen when its time has run out already, as on a machine that stood still, was frozen all the same.
+func TestProve_FrozenAfterItsLease(t *testing.T) {
+	t.Parallel()
+	all := strings.Join(said(t, queuetest.AtSteps(queuetest.Proof{
+		Setup: queuetest.SQL(provedTable),
+		Job:   provedJob,
+		Handler: func(p *queuetest.Process) onceq.Handler {
+			return provedCharge.Handle(func(ctx context.Context, l *onceq.Lease, o provedOrder) error {
+				_, err := onceq.Once(ctx, l, "charge", func(ctx context.Context, _ string) (bool, error) {
+					p.Jump(time.Minute)
+					return true, post(context.Background(), p.Client, "")
+				}, onceq.OnUncertain(onceq.Hold()))
+				return err
+			})
+		},
+	}, "POST")), "\n")
+	require.Contains(t, all, `froze before POST pay.example/charges in effect "charge"`)
+	require.Contains(t, all, `mistake: a call without its context: effect "charge" was made by a worker that woke up after its time`)
+}
