@@ -266,8 +266,9 @@ type Filter struct {
 	few   bool  // the queue has few live jobs, which are read through jobs_claim
 }
 
+// states returns the filter's states, each once.
 func (f *Filter) states() (live, past []int16) {
-	for _, s := range f.States {
+	for _, s := range slices.Compact(slices.Sorted(slices.Values(f.States))) {
 		if s.Finished() {
 			past = append(past, int16(s))
 		} else {

@@ -737,6 +737,22 @@ func TestManyJobs_AFilterThatNamesNothing(t *testing.T) {
 }
 
 // A job that is claimed after CancelMany has chosen it as a waiting one runs on: running jobs were not chosen.
+// A state that is named four times is not all four.
+func TestCancelMany_AStateNamedAgain(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	waits := repairEnqueue(t, db, onceq.Job{Kind: "send", Queue: "q"})
+	later := repairEnqueue(t, db, onceq.Job{Kind: "send", Queue: "q", Delay: time.Hour})
+	f := onceq.Filter{Queue: "q", States: []onceq.State{onceq.StateDelayed, onceq.StateDelayed, onceq.StateDelayed, onceq.StateDelayed}}
+	require.Equal(t, 1, must[int](t)(q.Count(ctx, db.Pool, f)))
+	n, asked, err := q.CancelMany(ctx, db.Pool, f)
+	require.NoError(t, err)
+	require.Equal(t, []int{1, 0}, []int{n, asked})
+	require.Equal(t, onceq.StateWaiting, must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, waits)).State)
+	require.Equal(t, onceq.StateCancelled, must[onceq.JobInfo](t)(q.Get(ctx, db.Pool, later)).State)
+}
+
 func TestCancelMany_AsksNoRunningJobThatItDidNotChoose(t *testing.T) {
 	t.Parallel()
 	var other *onceq.Queue
