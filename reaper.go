@@ -73,7 +73,7 @@ type Reaped struct {
 	Waiters int // removed: announcements of workers that never came back
 	Workers int // removed: rows of workers that never came back
 	Counts  int // removed: what workers counted more than a day ago
-	Awaits  int // removed: what jobs that are gone had waited for (Await, Sleep)
+	Awaits  int // removed: what jobs that are gone, or earlier rounds of a job, had waited for (Await, Sleep)
 	Members int // removed: what was known of the members of groups whose waiting job is gone (Job.After)
 
 	// Unknown counts removed keys of clients whose outcome nobody has found out. A warning in the log says so too.
@@ -347,7 +347,8 @@ gone as (
 )
 select (select count(*) from gone), (select count(*) from stays)`
 
-// awaits removes what jobs waited for that are neither live nor in a part of the history from which they can be redriven. It
+// awaits removes what jobs waited for that are neither live nor in a part of the history from which they can be redriven, and what
+// others waited for in earlier rounds. It
 // walks the rows by the jobs' ids, and returns how long it took to look at rows that stay.
 func (r *Reaper) awaits(ctx context.Context, sum *Reaped) (looked time.Duration, err error) {
 	for after, rows := int64(0), r.cfg.Batch; rows == r.cfg.Batch; {
@@ -365,22 +366,24 @@ func (r *Reaper) awaits(ctx context.Context, sum *Reaped) (looked time.Duration,
 	return looked, nil
 }
 
-// reapAwaits looks at as many rows as the batch says, and removes all of a job's. A row whose job is not visible yet does not
-// exist: it is written while the job runs. The transaction of an Emit has the rows locked that it wrote.
-const reapAwaits = `
+// reapAwaits looks at as many rows as the batch says, and removes all of a job that is gone, and those of a job's earlier rounds. A row
+// whose job is not visible yet does not exist: it is written while the job runs. The transaction of an Emit has the rows locked that
+// it wrote. A later round may take over a row meanwhile.
+var reapAwaits = `
 with page as materialized (
   select a.job_id from onceq.job_awaits a where a.job_id > $1::bigint order by a.job_id limit $2::int
 ),
-lost as materialized (
-  select p.job_id from (select distinct job_id from page) p
-   where not exists (select from onceq.jobs j where j.id = p.job_id)
-     and not exists (select from onceq.job_waits w where w.id = p.job_id)
-     and not exists (select from onceq.job_history h where h.id = p.job_id and h.state <> ` + sqlJobCompleted + `)
+round as materialized (
+  select p.job_id, coalesce(least((select ` + identityOf("j") + ` from onceq.jobs j where j.id = p.job_id),
+                                  (select ` + identityOf("w") + ` from onceq.job_waits w where w.id = p.job_id),
+                                  (select ` + identityOf("h") + ` from onceq.job_history h where h.id = p.job_id and h.state <> ` + sqlJobCompleted + `)),
+                            9223372036854775807) as earliest
+    from (select distinct job_id from page) p
 ),
 d as materialized (
   select a.place
-    from lost l cross join lateral (
-         select ctid as place from onceq.job_awaits where job_id = l.job_id for update skip locked) a
+    from round r cross join lateral (
+         select ctid as place from onceq.job_awaits where job_id = r.job_id and identity < r.earliest for update skip locked) a
 ),
 gone as (
   delete from onceq.job_awaits where ctid = any (array (select place from d))

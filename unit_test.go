@@ -653,6 +653,7 @@ var built = map[string]string{
 	"readDoubts":              readDoubts,
 	"reapOrphans":             reapOrphans,
 	"reapHistory":             reapHistory,
+	"reapAwaits":              reapAwaits,
 	"checkTx":                 checkTx,
 	"inTx completeOne":        inTx[completeOne],
 	"inTx completeOneKept":    inTx[completeOneKept],

@@ -4739,16 +4739,17 @@ select pg_relation_size('onceq.job_fences'::regclass) / current_setting('block_s
 with page as materialized (
   select a.job_id from onceq.job_awaits a where a.job_id > $1::bigint order by a.job_id limit $2::int
 ),
-lost as materialized (
-  select p.job_id from (select distinct job_id from page) p
-   where not exists (select from onceq.jobs j where j.id = p.job_id)
-     and not exists (select from onceq.job_waits w where w.id = p.job_id)
-     and not exists (select from onceq.job_history h where h.id = p.job_id and h.state <> 5)
+round as materialized (
+  select p.job_id, coalesce(least((select coalesce(j.identity, (extract(epoch from j.created_at) * 1000000)::bigint) from onceq.jobs j where j.id = p.job_id),
+                                  (select coalesce(w.identity, (extract(epoch from w.created_at) * 1000000)::bigint) from onceq.job_waits w where w.id = p.job_id),
+                                  (select coalesce(h.identity, (extract(epoch from h.created_at) * 1000000)::bigint) from onceq.job_history h where h.id = p.job_id and h.state <> 5)),
+                            9223372036854775807) as earliest
+    from (select distinct job_id from page) p
 ),
 d as materialized (
   select a.place
-    from lost l cross join lateral (
-         select ctid as place from onceq.job_awaits where job_id = l.job_id for update skip locked) a
+    from round r cross join lateral (
+         select ctid as place from onceq.job_awaits where job_id = r.job_id and identity < r.earliest for update skip locked) a
 ),
 gone as (
   delete from onceq.job_awaits where ctid = any (array (select place from d))

@@ -227,10 +227,13 @@ func TestSleep(t *testing.T) {
 	s.took(t, "first", "second", "third")
 	end = onceq.Reschedule(0) // another round, with sleeps of its own
 	db.Advance(time.Minute)
+	require.Zero(t, flowReap(t, db).Awaits, "of a round that goes on")
 	db.RunOne(h)
 	s.took(t, "first", "second", "third")
 	db.RunOne(h)
 	s.took(t, "first")
+	require.Equal(t, 1, flowReap(t, db).Awaits, "the second sleep of the round before")
+	require.Zero(t, flowReap(t, db).Awaits)
 	info, err := q.Get(ctx, db.Pool, id)
 	require.NoError(t, err)
 	require.Equal(t, onceq.StateDelayed, info.State)
@@ -450,7 +453,7 @@ func TestAwait_InALane(t *testing.T) {
 	}
 }
 
-// The SQL of docs/flows.md finds the jobs that wait, also those that wait for their limits meanwhile.
+// The SQL of docs/flows.md finds the jobs that wait, also those that wait for their limits meanwhile, and for what they wait now.
 func TestAwait_TheSQLForPeople(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.Schema("onceq"))
@@ -467,7 +470,12 @@ func TestAwait_TheSQLForPeople(t *testing.T) {
 		_, _, err := onceq.Await[any](ctx, l, "paid", l.Kind, time.Hour)
 		return err
 	}
-	start(t, db, onceq.WorkerConfig{}, flow.Handle(func(ctx context.Context, l *onceq.Lease, _ string) error { return await(ctx, l) }),
+	start(t, db, onceq.WorkerConfig{}, flow.Handle(func(ctx context.Context, l *onceq.Lease, _ string) error {
+		if err := onceq.Sleep(ctx, l, "nap", time.Millisecond); err != nil {
+			return err
+		}
+		return await(ctx, l)
+	}),
 		limited.Handle(func(ctx context.Context, l *onceq.Lease, _ int) error { return await(ctx, l) }))
 	found := func() (all []string) {
 		rows, err := db.Pool.Query(t.Context(), "select scope || ' ' || key || ' ' || id || ' ' || kind from ("+waiting+") w order by id")
@@ -476,7 +484,7 @@ func TestAwait_TheSQLForPeople(t *testing.T) {
 		require.NoError(t, err)
 		return all
 	}
-	until(t, db, `(select count(*) from onceq.job_awaits) = 2 and exists (select from onceq.job_waits where id = $1)`, withLimit)
+	until(t, db, `(select count(*) from onceq.job_awaits where claims > 0) = 3 and exists (select from onceq.job_waits where id = $1)`, withLimit)
 	require.Equal(t, []string{fmt.Sprint("paid flow ", plain, " flow"), fmt.Sprint("paid limited ", withLimit, " limited")}, found())
 
 	// What is cancelled waits for nothing.
