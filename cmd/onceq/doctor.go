@@ -419,7 +419,7 @@ func (x *examination) people(ctx context.Context) error {
 		do := map[string]string{
 			"paused": "onceq schedules resume " + name + ", if it was forgotten",
 			"late":   f.Advice + "; onceq workers says what runs",
-			"missed": fmt.Sprintf("if they still matter: onceq schedules backfill %s --from %s --to %s; onceq schedules ticks %s", name, f.From.UTC().Format(time.RFC3339), f.To.UTC().Format(time.RFC3339), name),
+			"missed": fmt.Sprintf("if they still matter: onceq schedules backfill %s --from %s --to %s; onceq schedules ticks %s", name, f.From.UTC().Format(time.RFC3339Nano), f.To.UTC().Format(time.RFC3339Nano), name),
 		}
 		x.add("warning", f.What, f.Detail, do[f.What])
 	}

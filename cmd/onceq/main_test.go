@@ -520,9 +520,9 @@ func TestDoctorNamesMissedTicks(t *testing.T) {
 	cron, err := onceqcron.New(db.Queue, db.Pool, onceqcron.Config{})
 	require.NoError(t, err)
 	report := onceq.Kind[string]{Name: "report"}
-	require.NoError(t, cron.Put(t.Context(), nil, onceqcron.Schedule{Name: "the report", Spec: "30 * * * *", Job: report.Job("x"), Missed: onceqcron.Skip()}))
+	require.NoError(t, cron.Put(t.Context(), nil, onceqcron.Schedule{Name: "the report", Spec: "@every 1h", Job: report.Job("x"), Missed: onceqcron.Skip()}))
 	require.NotContains(t, do(t, db.URL, "doctor").out, "missed:")
-	first := time.Now().UTC().Truncate(time.Hour).Add(-4*time.Hour + 30*time.Minute)
+	first := time.Now().UTC().Truncate(time.Hour).Add(-4*time.Hour + 30*time.Minute + 123456*time.Microsecond)
 	_, err = db.Pool.Exec(t.Context(), `update onceq.schedules set next_at = $1`, first)
 	require.NoError(t, err)
 	_, err = db.Pool.Exec(t.Context(), `update onceq.jobs set run_at = $1`, first)
@@ -533,7 +533,7 @@ func TestDoctorNamesMissedTicks(t *testing.T) {
 	require.Regexp(t, `warning  missed: [45] ticks of schedule "the report" did not happen, between `+first.Format("2006-01-02 15:04:05")+" and ", a.out)
 	command := regexp.MustCompile(`if they still matter: onceq (schedules backfill 'the report' --from (\S+) --to \S+); onceq schedules ticks 'the report'`).FindStringSubmatch(a.out)
 	require.NotEmpty(t, command, a.out)
-	require.Equal(t, first.Format(time.RFC3339), command[2])
+	require.Equal(t, first.Format(time.RFC3339Nano), command[2])
 	require.Contains(t, fine(t, db.URL, append(split(command[1]), "--yes")...), "nqueued")
 	require.NotContains(t, do(t, db.URL, "doctor").out, "missed:")
 }
