@@ -108,8 +108,9 @@
 // one that comes back (Job.After), as a promoter does. Enqueue waits while another transaction is open that took the same key, or that
 // completes, cancels, replaces, redrives or discards its job. Workers that
 // claim from the same backlog take turns, by an advisory lock for each queue: a claim waits for it at most a second, and then
-// does without. There are no other advisory locks outside migrations, no table locks, and no session state except an optional
-// LISTEN connection for each worker.
+// does without. A schedule's name has one while the first Put or Register of it writes its row, or a tick finds none (onceqcron). There
+// are no other advisory locks outside migrations, no table locks, and no session state except an optional LISTEN connection for the
+// workers over one pool.
 //
 // # What it costs
 //

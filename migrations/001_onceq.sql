@@ -674,6 +674,7 @@ create table {{.schema}}.schedules (
   queue      text        not null default 'onceqcron', -- where the job waits that ticks
   next_at    timestamptz,                  -- the scheduled time of the next tick; null: there is none
   changed_at timestamptz,                  -- when the timetable changed while next_at was overdue; otherwise null
+  known_from timestamptz,                  -- ticks before this are removed from the ledger; null: none were
   paused_at  timestamptz,
   created_at timestamptz not null default statement_timestamp(),
   updated_at timestamptz not null default statement_timestamp()

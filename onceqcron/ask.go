@@ -87,7 +87,7 @@ func (s *Scheduler) answer(ctx context.Context, tx pgx.Tx, name, request string)
 		return onceq.Fatal(fmt.Errorf("onceqcron: %q was asked for, which this version does not know", request))
 	}
 	var bad *onceq.InvalidError
-	if errors.As(err, &bad) || errors.Is(err, ErrNotFound) {
+	if errors.As(err, &bad) || errors.Is(err, ErrNotFound) || errors.Is(err, onceq.ErrDuplicate) {
 		return onceq.Fatal(err)
 	}
 	return err

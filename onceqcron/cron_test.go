@@ -774,7 +774,7 @@ func TestTick_ARefusedJob(t *testing.T) {
 	require.Equal(t, []time.Time{ticks[3].At.UTC(), ticks[2].At.UTC()}, utc([]time.Time{found[0].From, found[0].To}))
 	n, err := s.Backfill(t.Context(), nil, "n", found[0].To, found[0].To)
 	require.NoError(t, err)
-	require.Equal(t, 1, n)
+	require.Zero(t, n, "a duplicate is no job")
 	found, err = s.Health(t.Context(), nil)
 	require.NoError(t, err)
 	require.Len(t, found, 1)
@@ -782,7 +782,17 @@ func TestTick_ARefusedJob(t *testing.T) {
 	require.Contains(t, found[0].Detail, "; the latest says: no data yet")
 	n, err = s.Backfill(t.Context(), nil, "n", found[0].From, found[0].To)
 	require.NoError(t, err)
-	require.Equal(t, 1, n)
+	require.Zero(t, n, "a duplicate is no job")
+	_, err = s.Fire(t.Context(), nil, "n")
+	require.ErrorIs(t, err, onceq.ErrDuplicate)
+	require.ErrorContains(t, err, fmt.Sprint("nothing is enqueued, because job ", ticks[0].JobID, " has the key of its job"))
+	require.Len(t, outcomes(t, s, "n"), 4)
+	asked, err := s.Ask(t.Context(), nil, "n", onceqcron.AskFire())
+	require.NoError(t, err)
+	require.Equal(t, onceq.StateDead, db.RunOne(s.Handlers()...).State)
+	why, err := db.Queue.Get(t.Context(), db.Pool, asked)
+	require.NoError(t, err)
+	require.Contains(t, why.Errors[0].Error, "has the key of its job")
 	found, err = s.Health(t.Context(), nil)
 	require.NoError(t, err)
 	require.Empty(t, found)
@@ -1071,5 +1081,122 @@ select 'nightly', d, d, 1, 'missed' from generate_series(timestamptz '2026-01-01
 		ticks, err := s.Ticks(t.Context(), nil, "nightly", time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC), limit)
 		require.NoError(t, err)
 		require.Len(t, ticks, want)
+	}
+}
+
+// delays is a Timetable that counts from the time that it is asked about, as those of other libraries do.
+type delays time.Duration
+
+func (d delays) Next(after time.Time) time.Time {
+	return after.Add(time.Duration(d)).Truncate(time.Second)
+}
+
+// Processes that start again and again put off no tick.
+func TestRegister_PutsOffNoTick(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	parsed, err := onceqcron.Parse("@every 24h", "")
+	require.NoError(t, err)
+	schedules := func(d time.Duration) []onceqcron.Schedule {
+		return []onceqcron.Schedule{
+			{Name: "delays", Timetable: delays(d), Job: report.Job("x")},
+			{Name: "parsed", Timetable: parsed, Job: report.Job("x")},
+			{Name: "spec", Spec: "@every 24h", Job: report.Job("x")},
+		}
+	}
+	next := func() (all []time.Time) {
+		list, err := scheduler(t, db, onceqcron.Config{}).List(t.Context(), nil)
+		require.NoError(t, err)
+		for _, one := range list {
+			all = append(all, one.Next.UTC())
+		}
+		return all
+	}
+	require.NoError(t, scheduler(t, db, onceqcron.Config{}, schedules(24*time.Hour)...).Register(t.Context()))
+	first := next()
+	db.Advance(12 * time.Hour) // moves what is in the tables
+	for i := range first {
+		first[i] = first[i].Add(-12 * time.Hour)
+	}
+	require.NoError(t, scheduler(t, db, onceqcron.Config{}, schedules(24*time.Hour)...).Register(t.Context()))
+	require.Equal(t, first, next())
+
+	// A Timetable that names times may change, and its type does not say so.
+	soon := now(t, db).Add(time.Hour).Truncate(time.Second)
+	register := func(one onceqcron.Schedule) {
+		one.Name, one.Job = "times", report.Job("x")
+		require.NoError(t, scheduler(t, db, onceqcron.Config{}, one).Register(t.Context()))
+	}
+	register(onceqcron.Schedule{Timetable: at{soon.Add(time.Hour)}})
+	require.Equal(t, soon.Add(time.Hour).UTC(), next()[3])
+	register(onceqcron.Schedule{Timetable: at{soon, soon.Add(time.Hour)}})
+	require.Equal(t, soon.UTC(), next()[3])
+}
+
+// What the ledger has forgotten may have happened, and is not done again.
+func TestBackfill_OfTicksThatTheLedgerHasForgotten(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	s := scheduler(t, db, onceqcron.Config{Keep: 36 * time.Hour}, onceqcron.Schedule{Name: "h", Spec: "@hourly", Missed: onceqcron.Skip(), Job: report.Job("x")})
+	require.NoError(t, s.Register(t.Context()))
+	from := now(t, db).Add(-10 * 24 * time.Hour)
+	n, err := s.WouldBackfill(t.Context(), nil, "h", from, now(t, db))
+	require.NoError(t, err, "before its time nothing happened")
+	require.InDelta(t, 240, n, 1)
+
+	overdue(t, db, "h", now(t, db))
+	db.RunOne(s.Handlers()...)
+	db.Advance(40 * time.Hour)
+	db.RunOne(s.Handlers()...) // removes the line of that tick
+	require.Len(t, outcomes(t, s, "h"), 1, "the missed ones")
+	var bad *onceq.InvalidError
+	for _, from := range []time.Time{from, now(t, db).Add(-41 * time.Hour)} {
+		_, err = s.Backfill(t.Context(), nil, "h", from, now(t, db))
+		require.ErrorAs(t, err, &bad)
+		require.ErrorContains(t, err, "is removed from the ledger (Config.Keep): back-fill from then on")
+	}
+	n, err = s.Backfill(t.Context(), nil, "h", now(t, db).Add(-35*time.Hour), now(t, db))
+	require.NoError(t, err)
+	require.InDelta(t, 35, n, 1)
+}
+
+// The beginning of time is no loop over all seconds since.
+func TestBackfill_FromLongAgo(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	s := scheduler(t, db, onceqcron.Config{}, onceqcron.Schedule{Name: "s", Spec: "@every 1s", Job: report.Job("x")})
+	require.NoError(t, s.Register(t.Context()))
+	var bad *onceq.InvalidError
+	_, err := s.Backfill(t.Context(), nil, "s", time.Time{}, now(t, db))
+	require.ErrorAs(t, err, &bad)
+	require.ErrorContains(t, err, "more than 10000 ticks")
+	db.Advance(time.Second)
+	n, err := s.WouldBackfill(t.Context(), nil, "s", now(t, db).Add(-10*time.Second), now(t, db))
+	require.NoError(t, err)
+	require.InDelta(t, 10, n, 1)
+}
+
+// A schedule of the table whose ticking job was cancelled with everything else ticks again when a process of its owner starts.
+func TestRegister_ACancelledJobOfTheTable(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	s := scheduler(t, db, onceqcron.Config{}, onceqcron.Schedule{Name: "code", Spec: "@daily", Job: report.Job("x")})
+	require.NoError(t, s.Register(t.Context()))
+	for _, name := range []string{"going", "paused", "removed", "table"} {
+		require.NoError(t, s.Put(t.Context(), nil, onceqcron.Schedule{Name: name, Spec: "@daily", Job: report.Job("x")}))
+	}
+	require.NoError(t, scheduler(t, db, onceqcron.Config{Owner: "other"}).Put(t.Context(), nil, onceqcron.Schedule{Name: "others", Spec: "@daily", Job: report.Job("x")}))
+	require.NoError(t, s.Pause(t.Context(), nil, "paused"))
+	require.NoError(t, s.Remove(t.Context(), nil, "removed"))
+	_, _, err := db.Queue.CancelMany(t.Context(), db.Pool, onceq.Filter{All: true})
+	require.NoError(t, err)
+	require.Zero(t, live(t, db))
+	for range 2 {
+		require.NoError(t, s.Register(t.Context()))
+		rows, err := db.Pool.Query(t.Context(), `select key from onceq.jobs where kind like 'onceqcron%' order by key`)
+		require.NoError(t, err)
+		keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		require.NoError(t, err)
+		require.Equal(t, []string{"code", "going", "table"}, keys)
 	}
 }

@@ -60,7 +60,7 @@ select s.name, s.spec, s.zone, statement_timestamp() - coalesce(s.paused_at, sta
 				"mend it where it is written: with Put, or in the code, which Register writes")
 		} else if late > time.Minute {
 			add("late", fmt.Sprintf("schedule %q has been due for %s and no worker fires it", name, round(late)),
-				"start a worker of the application that has the handlers of its schedules")
+				"start a worker of the application that has the handlers of its schedules; Register, at its start, also lets one tick again whose ticking job was cancelled")
 		}
 		missed := func(ticks int, what, why, advice string) {
 			switch {

@@ -16,10 +16,10 @@ import (
 // Register writes the schedules of the code into the table, all in one transaction. Call it at the start of every process,
 // after the migrations. A schedule that is already there and unchanged is left alone; one that was changed follows its new
 // timetable from now on, and a tick that is overdue still happens, of several the first. A schedule that nobody mentions stays:
-// see Prune. If one belongs to another owner, the error is an *OwnerError, and nothing is written.
+// see Prune. One of this owner whose ticking job was cancelled ticks again, also one of the table. If one belongs to another owner, the error is an *OwnerError, and nothing is written.
 func (s *Scheduler) Register(ctx context.Context) error {
 	return s.within(ctx, nil, func(tx pgx.Tx) error {
-		same, err := s.unchanged(ctx, tx)
+		same, still, err := s.unchanged(ctx, tx)
 		if err != nil {
 			return err
 		}
@@ -31,15 +31,35 @@ func (s *Scheduler) Register(ctx context.Context) error {
 				return err
 			}
 		}
-		return nil
+		return s.revive(ctx, tx, still)
 	})
 }
 
+// revive makes the jobs that tick for schedules of the table, which have none.
+func (s *Scheduler) revive(ctx context.Context, tx pgx.Tx, names []string) error {
+	for _, name := range names {
+		r, err := s.lock(ctx, tx, name)
+		switch {
+		case errors.Is(err, ErrNotFound):
+			continue
+		case err != nil:
+			return err
+		case r.next == nil || r.paused != nil:
+			continue
+		}
+		if err := s.ensure(ctx, tx, name, r, *r.next, false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // unchanged finds the schedules of the code that are in the table as the code has them, with a job that ticks. A Timetable of
-// the code's may have changed and not say so, and has no zone.
-func (s *Scheduler) unchanged(ctx context.Context, tx pgx.Tx) (same map[string]bool, err error) {
+// the code's may have changed and not say so, and has no zone. It also finds those of the table that stand still, because somebody
+// has cancelled the job that ticks.
+func (s *Scheduler) unchanged(ctx context.Context, tx pgx.Tx) (same map[string]bool, still []string, err error) {
 	const read = `
-select s.name
+select s.name, true
   from unnest($1::text[], $2::text[], $3::text[], $4::text[]) as c (name, spec, zone, missed)
  cross join lateral (
        select name, paused_at from onceq.schedules
@@ -49,25 +69,38 @@ select s.name
  where s.paused_at is not null
     or exists (select from onceq.job_fences f
                 where f.key = any (array[s.name]) and f.scope = any (array['` + tableKind + `:' || s.name]) and f.class + 0 = 0 and f.state = 0
-               offset 0)`
+               offset 0)
+union all
+select s.name, false
+  from onceq.schedules s
+ where s.owner = $5 and s.job is not null and s.next_at is not null and s.paused_at is null
+   and not exists (select from onceq.job_fences f
+                    where f.key = any (array[s.name]) and f.scope = '` + tableKind + `' and f.class + 0 = 0 and f.state = 0
+                   offset 0)
+ order by 1`
 	var specs, zones, missed []string
 	for _, name := range s.order {
 		one := s.code[name]
 		specs, zones, missed = append(specs, one.Spec), append(zones, one.Zone), append(missed, one.Missed.String())
 	}
 	rows, err := tx.Query(ctx, s.sql(read), append([]string{}, s.order...), specs, zones, missed, s.cfg.Owner, s.cfg.Queue)
+	same = make(map[string]bool, len(s.order))
+	var name string
+	var code bool
+	if err == nil {
+		_, err = pgx.ForEachRow(rows, []any{&name, &code}, func() error {
+			if code {
+				same[name] = true
+			} else {
+				still = append(still, name)
+			}
+			return nil
+		})
+	}
 	if err != nil {
-		return nil, fmt.Errorf("onceqcron: reading schedules: %w", s.told(err))
+		return nil, nil, fmt.Errorf("onceqcron: reading schedules: %w", s.told(err))
 	}
-	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		return nil, fmt.Errorf("onceqcron: reading schedules: %w", s.told(err))
-	}
-	same = make(map[string]bool, len(names))
-	for _, name := range names {
-		same[name] = true
-	}
-	return same, nil
+	return same, still, nil
 }
 
 // Put writes a schedule into the table, which alone knows it: any worker with Handlers fires it. tx is the
@@ -113,7 +146,7 @@ on conflict do nothing`
 	overdue := r.next != nil && !r.next.After(r.now)
 	same := tag.RowsAffected() == 0 && r.spec == one.Spec && r.zone == one.Zone
 	next := r.unfired(one.Timetable, one.Timetable.Next(r.now))
-	if overdue || same && one.Zone != "" { // a Timetable of the code's may have changed and not say so
+	if overdue || same && (one.Zone != "" || r.next != nil && counting(one.Timetable, r.now)) { // another Timetable of the code's may have changed and not say so
 		next = time.Time{}
 		if r.next != nil {
 			next = *r.next
@@ -278,7 +311,8 @@ func (s *Scheduler) Resume(ctx context.Context, tx pgx.Tx, name string) error {
 	})
 }
 
-// Fire enqueues a schedule's job now, besides its ticks, and returns its id. Pausing does not prevent it. tx is as for Put.
+// Fire enqueues a schedule's job now, besides its ticks, and returns its id. Pausing does not prevent it. If the job's key is taken,
+// nothing is written, and the error matches onceq.ErrDuplicate. tx is as for Put.
 func (s *Scheduler) Fire(ctx context.Context, tx pgx.Tx, name string) (id int64, err error) {
 	err = s.within(ctx, tx, func(tx pgx.Tx) error {
 		r, err := s.lock(ctx, tx, name)
@@ -295,6 +329,8 @@ func (s *Scheduler) Fire(ctx context.Context, tx pgx.Tx, name string) (id int64,
 			return err
 		case m.job == nil:
 			return fmt.Errorf("onceqcron: schedule %q: its job is refused: %s", name, m.note)
+		case m.taken:
+			return fmt.Errorf("onceqcron: schedule %q: nothing is enqueued, because job %d has the key of its job: %w", name, *m.job, onceq.ErrDuplicate)
 		}
 		id, m.note = *m.job, "asked for"
 		return s.note(ctx, tx, name, []mark{m})
@@ -303,7 +339,9 @@ func (s *Scheduler) Fire(ctx context.Context, tx pgx.Tx, name string) (id int64,
 }
 
 // Backfill enqueues the jobs of all ticks from one time to another, both included, that the ledger does not show as fired,
-// and returns how many. A tick that is overdue is left to the schedule, unless it is paused. More than 10,000 ticks are an error, and so is a time that is still to come. tx is as for Put.
+// and returns how many. A tick whose job's key is taken enqueues nothing: it is a duplicate in the ledger. A tick that is overdue
+// is left to the schedule, unless it is paused. More than 10,000 ticks are an error, and so are a time that is still to come, and one of
+// which the ledger knows nothing any more (Config.Keep). tx is as for Put.
 func (s *Scheduler) Backfill(ctx context.Context, tx pgx.Tx, name string, from, to time.Time) (n int, err error) {
 	err = s.within(ctx, tx, func(tx pgx.Tx) error {
 		r, err := s.lock(ctx, tx, name)
@@ -325,8 +363,10 @@ func (s *Scheduler) Backfill(ctx context.Context, tx pgx.Tx, name string, from, 
 				return err
 			}
 			if m.job != nil {
-				n++
 				m.note = "back-filled"
+			}
+			if m.job != nil && !m.taken {
+				n++
 			}
 			marks = append(marks, m)
 		}
@@ -445,6 +485,10 @@ func (s *Scheduler) unfired(ctx context.Context, db onceq.DB, one *Schedule, r *
 	if to.After(now) {
 		return nil, invalid("Backfill", "of schedule %q ends at %s, which is still to come: it is %s, and the schedule itself fires the ticks after that; back-fill until then",
 			one.Name, to.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
+	}
+	if r.known != nil && from.Before(*r.known) && !to.Before(from) {
+		return nil, invalid("Backfill", "of schedule %q begins at %s; which ticks have happened is known from %s on, and what was before that is removed from the ledger (Config.Keep): back-fill from then on, and enqueue older jobs yourself",
+			one.Name, from.UTC().Format(time.RFC3339), r.known.UTC().Format(time.RFC3339Nano))
 	}
 	for at := one.Timetable.Next(start); !at.IsZero() && !at.After(to); at = one.Timetable.Next(at) {
 		if due = append(due, at); len(due) > maxTicks {

@@ -82,8 +82,10 @@ func (s *Schedule) check(inTable bool) (err error) {
 		}
 	} else {
 		s.Spec = fmt.Sprintf("%T", s.Timetable)
-		switch s.Timetable.(type) {
-		case *calendar, every: // from Parse
+		switch t := s.Timetable.(type) { // the first two are from Parse
+		case *calendar:
+		case every:
+			s.Spec, s.Zone = "@every "+time.Duration(t).String(), "UTC"
 		default:
 			s.Timetable = stored{s.Timetable}
 		}

@@ -149,6 +149,7 @@ type row struct {
 	job                       *string
 	next, paused              *time.Time
 	changed                   *time.Time // when the timetable changed while next was overdue
+	known                     *time.Time // ticks before this are removed from the ledger; nil: none were
 	now                       time.Time
 	fired                     []time.Time // the ticks that have happened after now, up to maxTicks: the database's clock was set back
 }
@@ -179,7 +180,7 @@ func (s *Scheduler) lockName(ctx context.Context, tx pgx.Tx, name string) error 
 }
 
 const readSchedule = `
-select owner, spec, zone, missed, queue, job::text, next_at, changed_at, paused_at, clock_timestamp(),
+select owner, spec, zone, missed, queue, job::text, next_at, changed_at, paused_at, known_from, clock_timestamp(),
        array(select at from onceq.schedule_ticks where schedule = name and at > statement_timestamp() and outcome in ('fired', 'duplicate') order by at limit 10000)
   from onceq.schedules where name = $1`
 
@@ -188,7 +189,7 @@ func (s *Scheduler) read(ctx context.Context, db onceq.DB, name, lock string) (r
 	if err == nil {
 		r, err = pgx.CollectOneRow(rows, func(c pgx.CollectableRow) (*row, error) {
 			r := new(row)
-			return r, c.Scan(&r.owner, &r.spec, &r.zone, &r.missed, &r.queue, &r.job, &r.next, &r.changed, &r.paused, &r.now, &r.fired)
+			return r, c.Scan(&r.owner, &r.spec, &r.zone, &r.missed, &r.queue, &r.job, &r.next, &r.changed, &r.paused, &r.known, &r.now, &r.fired)
 		})
 	}
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -301,8 +302,12 @@ with old as (
   delete from onceq.schedule_ticks -- at as well, which is in the index
    where schedule = $1 and at < statement_timestamp() - $3::bigint * interval '1 microsecond'
      and done_at < statement_timestamp() - $3::bigint * interval '1 microsecond'
+  returning 1
 )
-update onceq.schedules set next_at = $2, changed_at = null where name = $1 returning least(next_at - clock_timestamp(), '36500 days')` // Go counts up to 292 years
+update onceq.schedules
+   set next_at = $2, changed_at = null,
+       known_from = case when exists (select from old) then greatest(known_from, statement_timestamp() - $3::bigint * interval '1 microsecond') else known_from end
+ where name = $1 returning least(next_at - clock_timestamp(), '36500 days')` // Go counts up to 292 years
 	var wait time.Duration // not from r.now: JobFor may have taken long since
 	batch := s.notes(name, marks)
 	keep := s.cfg.Keep
@@ -329,6 +334,7 @@ type mark struct {
 	ticks     int
 	outcome   string
 	job       *int64
+	taken     bool // another job has its key, and was not replaced
 	note      string
 }
 
@@ -365,7 +371,7 @@ func (s *Scheduler) fire(ctx context.Context, tx pgx.Tx, one *Schedule, t Tick) 
 	case err != nil:
 		return m, fmt.Errorf("onceqcron: tick of %q: %w", one.Name, err)
 	}
-	m.outcome, m.job = "fired", &r.ID
+	m.outcome, m.job, m.taken = "fired", &r.ID, r.Duplicate && !r.Replaced
 	if r.Duplicate {
 		m.outcome = "duplicate"
 	}

@@ -92,7 +92,7 @@ func (e every) before(next, from time.Time) time.Time {
 	d := time.Duration(e)
 	at := next.Add(-next.Sub(from) / d * d)
 	for !at.Before(from) {
-		at = at.Add(-d)
+		at = at.Add(-max(d, at.Sub(from)/d*d)) // Sub counts up to 292 years
 	}
 	return at
 }
@@ -107,6 +107,13 @@ func (e every) following(next, now time.Time) time.Time {
 }
 
 func (e every) Next(after time.Time) time.Time { return after.Add(time.Duration(e)) }
+
+// counting reports whether a Timetable counts from the time that it is asked about, as after.Add(d) does. Its next tick would be put off
+// whenever it is asked.
+func counting(t Timetable, now time.Time) bool {
+	at := t.Next(now)
+	return !at.IsZero() && !t.Next(now.Add(at.Sub(now)/2)).Equal(at)
+}
 
 // stored rounds the times of a Timetable of the code up to microseconds, as the table has them: rounded down, the next tick after
 // one would be the same one again.

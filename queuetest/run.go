@@ -213,7 +213,7 @@ update onceq.waiters set idle_until = idle_until` + by
 		{`update onceq.workers set started_at = started_at` + by + `, seen_at = seen_at` + by, []any{d.Microseconds()}},
 		{`update onceq.job_counts set minute = minute + ` + away, nil},
 		{`update onceq.job_counts set minute = minute - ` + away + by, []any{d.Microseconds()}},
-		{`update onceq.schedules set next_at = next_at` + by + `, paused_at = paused_at` + by + `, changed_at = changed_at` + by, []any{d.Microseconds()}},
+		{`update onceq.schedules set next_at = next_at` + by + `, paused_at = paused_at` + by + `, changed_at = changed_at` + by + `, known_from = known_from` + by, []any{d.Microseconds()}},
 		{`update onceq.schedule_ticks set at = at + ` + away, nil},
 		{`update onceq.schedule_ticks set at = at - ` + away + by + `, until = until` + by + `, done_at = done_at` + by, []any{d.Microseconds()}},
 	} {
