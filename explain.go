@@ -503,6 +503,12 @@ func (x *explaining) notDue(ctx context.Context) error {
 	switch {
 	case j.slotted:
 		r.Cause, r.Text, r.Advice = CauseLimit, fmt.Sprintf("its slot of limit %q is at %s", j.Limit, stamp(j.RunAt)), ""
+	case j.Claims > j.Attempts+j.Lost && j.Attempts > 0:
+		r.Cause = CauseRetry
+		r.Text = fmt.Sprintf("it has failed or asked to run again (Snooze, Reschedule, or an effect that is in flight), and is due at %s; %d of %d attempts have failed", stamp(j.RunAt), j.Attempts, j.MaxAttempts)
+		if n := len(j.Errors); n > 0 {
+			r.Text += fmt.Sprintf(", the latest at %s: %s", stamp(j.Errors[n-1].At), j.Errors[n-1].Error)
+		}
 	case j.Attempts > 0:
 		r.Cause = CauseRetry
 		r.Text = fmt.Sprintf("attempt %d of %d failed, and the next one is due at %s", j.Attempts, j.MaxAttempts, stamp(j.RunAt))

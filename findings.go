@@ -311,8 +311,9 @@ with recursive line (lane, k) as (
   select l.lane, h.id, h.since, h.worker
     from line l
    cross join lateral (
-         select count(*) as live, (array_agg(id order by since))[1] as id, min(since) as since, (array_agg(worker order by since))[1] as worker
-           from (select j.id, j.holder >> 32 as worker,
+         select count(*) as live, (array_agg(id order by since) filter (where goes_on))[1] as id, min(since) filter (where goes_on) as since,
+                (array_agg(worker order by since) filter (where goes_on))[1] as worker
+           from (select j.id, j.holder >> 32 as worker, j.leased_until > statement_timestamp() as goes_on,
                         case when (j.progress ->> 'claims')::bigint = j.claims then (j.progress ->> 'since')::timestamptz -- beats write it
                              else j.leased_until - coalesce((select lease from onceq.workers w where w.id >> 32 = j.holder >> 32 limit 1), 0) * interval '1 microsecond' end as since
                    from onceq.lane_places p

@@ -96,9 +96,10 @@ func (x *examination) snapshots(ctx context.Context) error {
 	const snapshot = `
 select pid, coalesce(usename, ''), coalesce(application_name, ''), coalesce(state, ''), coalesce(backend_type, ''),
        extract(epoch from statement_timestamp() - xact_start)::bigint
-  from pg_stat_activity
+  from pg_stat_activity a
  where backend_xmin is not null and xact_start < statement_timestamp() - $1::bigint * interval '1 microsecond'
    and (datname = current_database() or backend_type = 'walsender')
+   and not exists (select from pg_stat_progress_vacuum v where v.pid = a.pid) -- one vacuum keeps no other one from its work
  order by age(backend_xmin) desc, xact_start
  limit 1`
 	return x.each(ctx, snapshot, []any{x.limits.snapshot.Microseconds()}, func(rows pgx.Rows) error {
@@ -235,11 +236,12 @@ select l.lane, '{}', l.n
                         where lane = l.lane and priority = p.priority and run_at < statement_timestamp() - $1::bigint * interval '1 microsecond'
                         limit 1) w)
      or ` + isFamilyLine("l.lane") + ` and exists (
-               select from (select run_at from onceq.job_waits
+               select from (select lane, run_at from onceq.job_waits
                              where lane > l.lane and lane < left(l.lane, -1) || '0' -- which comes after the slash
                              order by lane, priority, run_at, id
                              limit 1000) w
-                where w.run_at < statement_timestamp() - $1::bigint * interval '1 microsecond'))
+                where w.run_at < statement_timestamp() - $1::bigint * interval '1 microsecond'
+                  and not exists (select from onceq.lane_limits o where o.lane = w.lane and o.n is not null offset 0)))
  order by 1
  limit 20`
 

@@ -262,6 +262,55 @@ values (1, 1, now(), now(), 1, 1, 'h', 'v', '{"default": 1}', '{k}')`, "onceq.",
 	require.Equal(t, onceq.CauseReady, e.Cause(), "%s", e)
 }
 
+// A vacuum has a snapshot too, and keeps no other one from its work. To end it would do harm.
+func TestHealth_AVacuumIsNoOldSnapshot(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx := t.Context()
+	snapshots := func() (details string) {
+		found, err := db.Queue.HealthAt(ctx, time.Microsecond, 1<<40, 1<<40, time.Hour)
+		require.NoError(t, err)
+		for _, f := range found {
+			if f.What == "snapshot" {
+				details += f.Detail
+			}
+		}
+		return details
+	}
+	_, err := db.Pool.Exec(ctx, `create table large as select n, repeat('x', 1000) as text from generate_series(1, 20000) n; delete from large`)
+	require.NoError(t, err)
+	conn, err := db.Pool.Acquire(ctx)
+	require.NoError(t, err)
+	defer conn.Release()
+	var pid int
+	require.NoError(t, conn.QueryRow(ctx, `select pg_backend_pid()`).Scan(&pid))
+	done := make(chan error, 1)
+	go func() {
+		_, err := conn.Exec(ctx, `set vacuum_cost_delay = 100; set vacuum_cost_limit = 1`)
+		if err == nil {
+			_, err = conn.Exec(ctx, `vacuum large`)
+		}
+		done <- err
+	}()
+	require.Eventually(t, func() bool {
+		var has bool
+		err := db.Pool.QueryRow(ctx, `select exists (select from pg_stat_activity where pid = $1 and backend_xmin is not null and query like 'vacuum%')
+			and exists (select from pg_stat_progress_vacuum where pid = $1)`, pid).Scan(&has)
+		return err == nil && has
+	}, 5*time.Minute, time.Millisecond)
+	vacuum := fmt.Sprintf("session %d ", pid)
+	require.NotContains(t, snapshots(), vacuum)
+	tx, err := db.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	require.NoError(t, err)
+	var other int
+	require.NoError(t, tx.QueryRow(ctx, `select pg_backend_pid()`).Scan(&other))
+	require.Contains(t, snapshots(), fmt.Sprintf("session %d ", other))
+	require.NoError(t, tx.Rollback(ctx))
+	_, err = db.Pool.Exec(ctx, `select pg_cancel_backend($1)`, pid)
+	require.NoError(t, err)
+	require.Error(t, <-done, "the vacuum was still at work")
+}
+
 func TestHealth_NamesWhatSlowsAQueueDown(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t, queuetest.Schema(`we"ird`))

@@ -379,10 +379,12 @@ func limitOf(lane string) string {
                  (select n from onceq.lane_limits where lane = ` + familyOf(lane) + `), 1)`
 }
 
-// readLane gives the live jobs of lane $1, until when the first of them is leased, the jobs that stop it, and how many wait
-// before a job with these priority, time and id.
+// readLane gives how many jobs of lane $1 may be live, how many are, the first of these, until when the first of them is leased, the
+// jobs that stop it, and how many wait before a job with these priority, time and id.
 var readLane = `
-select array(select j.id from ` + liveIn("$1::text") + ` order by p.id limit 10),
+select ` + limitOf("$1::text") + `,
+       (select count(*) from (select from ` + liveIn("$1::text") + ` limit ` + limitOf("$1::text") + `) l),
+       array(select j.id from ` + liveIn("$1::text") + ` order by p.id limit 10),
        (select j.leased_until from ` + liveIn("$1::text") + ` and j.leased_until > statement_timestamp() order by p.id limit 1),
        array(select s.id from ` + stopsOf("$1::text") + ` order by s.id limit 10),
        (select count(*) from (select from onceq.job_waits
@@ -399,16 +401,22 @@ select array(select id from onceq.job_waits where lane = $1::text and run_at <= 
 	return x.locked(ctx, next...)
 }
 
+// firstOf names the first of n jobs.
+func firstOf(ids []int64, n int) string {
+	if more := n - len(ids); more > 0 {
+		return fmt.Sprintf("%d and %d more", ids, more)
+	}
+	return fmt.Sprint(ids)
+}
+
 // lane explains a job that waits for its lane.
 func (x *explaining) lane(ctx context.Context) error {
 	j := &x.e.Job
 	r := Reason{Cause: CauseLane}
+	var live int
 	var stops []int64
 	var until *time.Time
-	err := x.q.send(ctx, x.db, reading, readLane, []any{j.Lane, int16(j.Priority), j.RunAt, j.ID, StatsCap}, row(&r.Ahead, &until, &stops, &r.Before))
-	if err == nil {
-		r.Slots, err = x.q.laneLimit(ctx, x.db, j.Lane)
-	}
+	err := x.q.send(ctx, x.db, reading, readLane, []any{j.Lane, int16(j.Priority), j.RunAt, j.ID, StatsCap}, row(&r.Slots, &live, &r.Ahead, &until, &stops, &r.Before))
 	if err != nil {
 		return fmt.Errorf("onceq: explain: %w", err)
 	}
@@ -424,8 +432,8 @@ func (x *explaining) lane(ctx context.Context) error {
 		r.Advice = "redrive them, resolve their effects, or discard them; the lane then goes on"
 	case r.Slots == 0:
 		r.Text, r.Advice = fmt.Sprintf("its lane %q stands still, because its limit is 0", j.Lane), raiseLimit
-	case len(r.Ahead) >= r.Slots:
-		r.Text = fmt.Sprintf("it waits for its lane %q, of which %d may be live at once: behind %d, which are live, and %d others", j.Lane, r.Slots, r.Ahead, r.Before)
+	case live >= r.Slots:
+		r.Text = fmt.Sprintf("it waits for its lane %q, of which %d may be live at once: behind %s, which are live, and %d others", j.Lane, r.Slots, firstOf(r.Ahead, live), r.Before)
 		if r.Until = orZero(until); until != nil {
 			r.Text += "; the first lease among them lasts until " + stamp(*until)
 		}
@@ -436,7 +444,7 @@ func (x *explaining) lane(ctx context.Context) error {
 	case x.lock != nil:
 		return nil
 	default:
-		if room := r.Slots - len(r.Ahead); r.Before >= room {
+		if room := r.Slots - live; r.Before >= room {
 			switch first, locked, err := x.lockedAhead(ctx, room); {
 			case err != nil:
 				return err

@@ -12,7 +12,7 @@ import (
 type LaneInfo struct {
 	Lane      string        `json:"lane"`                // family/name, as in JobInfo.Lane
 	Limit     int           `json:"limit"`               // how many of its jobs may be live at once
-	Live      int           `json:"live"`                // jobs that are live; counting stops at StatsCap
+	Live      int           `json:"live"`                // jobs that are live; counting stops at StatsCap, or at a larger Limit
 	LiveIDs   []int64       `json:"live_ids"`            // the first ten of these: who holds the lane
 	Waiting   int           `json:"waiting"`             // jobs that are due and wait for the lane
 	Delayed   int           `json:"delayed"`             // jobs that are not due yet; counting both stops at StatsCap
@@ -52,7 +52,7 @@ with recursive names (lane, n) as (
 )
 select l.lane, (select coalesce((select n from onceq.lane_limits where lane = l.lane),
                                 (select n from onceq.lane_limits where lane = split_part(l.lane, '/', 1) || '/'), 1)),
-       (select count(*) from (select from ` + liveIn("l.lane") + ` limit $4::int) j),
+       (select count(*) from (select from ` + liveIn("l.lane") + ` limit greatest($4::int, ` + limitOf("l.lane") + `)) j),
        array(select j.id from ` + liveIn("l.lane") + ` order by p.id limit 10),
        w.waiting, w.delayed,
        coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,

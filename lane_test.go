@@ -415,6 +415,10 @@ func TestLanes(t *testing.T) {
 		fmt.Sprintf(`lane "book/dead" stands still, because of the dead or held jobs [%d], and other jobs wait for it`, dead),
 		`the limit of the lanes of family "closed" is 0, and jobs wait: those without a limit of their own stand still`,
 	}, health())
+	require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "closed", "x", 1)) // the family stays closed for the others
+	require.Len(t, health(), 1)
+	require.NoError(t, q.RemoveLaneLimit(ctx, db.Pool, "closed", "x"))
+	require.Len(t, health(), 2)
 	require.NoError(t, q.Discard(ctx, db.Pool, dead))
 	require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "closed", "", 1))
 	require.Empty(t, health())

@@ -15,7 +15,7 @@ type LimitInfo struct {
 	Name     string        `json:"name"`               // as in Job.Limit; with a slash at its end, of a family
 	Limit    Limit         `json:"limit"`              // what holds
 	Set      bool          `json:"set"`                // somebody has set it; otherwise it is its family's, or one at a time
-	Live     int           `json:"live"`               // jobs that are live; counting stops at StatsCap
+	Live     int           `json:"live"`               // jobs that are live; counting stops at StatsCap, or at a larger AtOnce
 	LiveIDs  []int64       `json:"live_ids"`           // the first ten of these
 	Waiting  int           `json:"waiting"`            // jobs that are due and wait for the limit; those that wait for their lane do not count
 	Delayed  int           `json:"delayed"`            // jobs that are not due yet; counting both stops at StatsCap
@@ -50,7 +50,7 @@ func (l LimitInfo) unclaimed() bool {
 // readLimit reads what holds for line x.lane, and how it is doing.
 var readLimit = `
        s.n, s.rate, s.per, s.burst, coalesce(s.lane = x.lane, false),
-       (select count(*) from (select from ` + liveIn("x.lane") + ` limit $3::int) j),
+       (select count(*) from (select from ` + liveIn("x.lane") + ` limit greatest($3::int, s.n)) j),
        array(select j.id from ` + liveIn("x.lane") + ` order by p.id limit 10),
        w.waiting, w.delayed, coalesce(extract(epoch from statement_timestamp() - w.oldest) * 1000000, 0)::bigint,
        statement_timestamp() + greatest(0, coalesce(` + owed + ` * s.gap / c.gap, 0)
@@ -188,8 +188,8 @@ select (select min(j.leased_until) from onceq.lane_places p join onceq.jobs j on
 	case l.Limit == (Limit{}):
 		r.Text, r.Advice = fmt.Sprintf("its limit %q lets no job start", j.Limit), raiseLimit
 	case l.Limit.AtOnce > 0 && l.Live >= l.Limit.AtOnce:
-		r.Text = fmt.Sprintf("it waits for its share of limit %q%s, of which %d may be live at once: behind %d, which are live, and %d others",
-			j.Limit, unset, l.Limit.AtOnce, l.LiveIDs, r.Before)
+		r.Text = fmt.Sprintf("it waits for its share of limit %q%s, of which %d may be live at once: behind %s, which are live, and %d others",
+			j.Limit, unset, l.Limit.AtOnce, firstOf(l.LiveIDs, l.Live), r.Before)
 		if r.Until = orZero(until); until != nil {
 			r.Text += "; the first lease among them lasts until " + stamp(*until)
 		}

@@ -1676,8 +1676,9 @@ with recursive line (lane, k) as (
   select l.lane, h.id, h.since, h.worker
     from line l
    cross join lateral (
-         select count(*) as live, (array_agg(id order by since))[1] as id, min(since) as since, (array_agg(worker order by since))[1] as worker
-           from (select j.id, j.holder >> 32 as worker,
+         select count(*) as live, (array_agg(id order by since) filter (where goes_on))[1] as id, min(since) filter (where goes_on) as since,
+                (array_agg(worker order by since) filter (where goes_on))[1] as worker
+           from (select j.id, j.holder >> 32 as worker, j.leased_until > statement_timestamp() as goes_on,
                         case when (j.progress ->> 'claims')::bigint = j.claims then (j.progress ->> 'since')::timestamptz -- beats write it
                              else j.leased_until - coalesce((select lease from onceq.workers w where w.id >> 32 = j.holder >> 32 limit 1), 0) * interval '1 microsecond' end as since
                    from onceq.lane_places p
@@ -3196,20 +3197,22 @@ select l.lane, '{}', l.n
                         where lane = l.lane and priority = p.priority and run_at < statement_timestamp() - $1::bigint * interval '1 microsecond'
                         limit 1) w)
      or l.lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1) and exists (
-               select from (select run_at from onceq.job_waits
+               select from (select lane, run_at from onceq.job_waits
                              where lane > l.lane and lane < left(l.lane, -1) || '0' -- which comes after the slash
                              order by lane, priority, run_at, id
                              limit 1000) w
-                where w.run_at < statement_timestamp() - $1::bigint * interval '1 microsecond'))
+                where w.run_at < statement_timestamp() - $1::bigint * interval '1 microsecond'
+                  and not exists (select from onceq.lane_limits o where o.lane = w.lane and o.n is not null offset 0)))
  order by 1
  limit 20;
 
 -- health.go: snapshots.snapshot
 select pid, coalesce(usename, ''), coalesce(application_name, ''), coalesce(state, ''), coalesce(backend_type, ''),
        extract(epoch from statement_timestamp() - xact_start)::bigint
-  from pg_stat_activity
+  from pg_stat_activity a
  where backend_xmin is not null and xact_start < statement_timestamp() - $1::bigint * interval '1 microsecond'
    and (datname = current_database() or backend_type = 'walsender')
+   and not exists (select from pg_stat_progress_vacuum v where v.pid = a.pid) -- one vacuum keeps no other one from its work
  order by age(backend_xmin) desc, xact_start
  limit 1;
 
@@ -3848,7 +3851,17 @@ select coalesce((select n from onceq.lane_limits where lane = $1::text),
 select array(select id from onceq.job_waits where lane = $1::text and run_at <= statement_timestamp() order by priority, run_at, id limit $2::int);
 
 -- lane.go: readLane
-select array(select j.id from onceq.lane_places p
+select coalesce((select n from onceq.lane_limits where lane = $1::text),
+                 (select n from onceq.lane_limits where lane = left($1::text, strpos(substr($1::text, 2), '/') + 1)), 1),
+       (select count(*) from (select from onceq.lane_places p
+         cross join lateral (
+               select id, leased_until from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
+               union all
+               select id, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
+               offset 0) j
+         where p.lane = $1::text limit coalesce((select n from onceq.lane_limits where lane = $1::text),
+                 (select n from onceq.lane_limits where lane = left($1::text, strpos(substr($1::text, 2), '/') + 1)), 1)) l),
+       array(select j.id from onceq.lane_places p
          cross join lateral (
                select id, leased_until from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
                union all
@@ -3883,7 +3896,8 @@ select l.lane, (select coalesce((select n from onceq.lane_limits where lane = l.
                union all
                select id, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
                offset 0) j
-         where p.lane = l.lane limit $4::int) j),
+         where p.lane = l.lane limit greatest($4::int, coalesce((select n from onceq.lane_limits where lane = l.lane),
+                 (select n from onceq.lane_limits where lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1)), 1))) j),
        array(select j.id from onceq.lane_places p
          cross join lateral (
                select id, leased_until from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
@@ -3995,7 +4009,7 @@ select x.lane,
                union all
                select id, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
                offset 0) j
-         where p.lane = x.lane limit $3::int) j),
+         where p.lane = x.lane limit greatest($3::int, s.n)) j),
        array(select j.id from onceq.lane_places p
          cross join lateral (
                select id, leased_until from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
@@ -4035,7 +4049,7 @@ select x.lane,
                union all
                select id, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
                offset 0) j
-         where p.lane = x.lane limit $3::int) j),
+         where p.lane = x.lane limit greatest($3::int, s.n)) j),
        array(select j.id from onceq.lane_places p
          cross join lateral (
                select id, leased_until from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))

@@ -65,6 +65,44 @@ func TestExplain_WaitsForItsTime(t *testing.T) {
 	r = explained(t, db, id, onceq.CauseRetry)[0]
 	require.Contains(t, r.Text, "attempt 1 of 25 failed")
 	require.Contains(t, r.Text, "no route")
+
+	id = add(t, db, onceq.Job{Payload: 1})
+	require.NoError(t, claim(id).Fail(ctx, onceq.RetryAfter(0, errors.New("no route"))))
+	require.NoError(t, claim(id).Snooze(ctx, time.Hour))
+	r = explained(t, db, id, onceq.CauseRetry)[0]
+	require.Contains(t, r.Text, "it has failed or asked to run again (Snooze, ")
+	require.Contains(t, r.Text, "1 of 25 attempts have failed, the latest at ")
+	require.Contains(t, r.Text, "no route")
+}
+
+// A lane or a limit may have places for more jobs than an answer names.
+func TestExplain_AFullLaneWithManyPlaces(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ctx, q := t.Context(), db.Queue
+	workerRow(t, db, 1, `{"default": 1}`, "book,call", "0 s")
+	lane := onceq.Kind[int]{Name: "book", Lane: func(int) string { return "7" }}
+	limit := onceq.Kind[int]{Name: "call", Limit: func(int) string { return "bank" }}
+	const most = onceq.StatsCap + 1
+	require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "book", "", most))
+	require.NoError(t, q.SetLimit(ctx, db.Pool, "bank", onceq.Limit{AtOnce: most}))
+	var jobs []onceq.Job
+	for i := range most + 1 {
+		jobs = append(jobs, lane.Job(i), limit.Job(i))
+	}
+	last := must[[]onceq.Result](t)(q.EnqueueMany(ctx, db.Pool, jobs))[2*most:]
+	claimed := 0
+	eventually(t, "all that may be live are", func() bool {
+		claimed += len(must[[]*onceq.Lease](t)(q.Claim(ctx, onceq.ClaimOptions{Limit: 2000})))
+		return claimed == 2*most
+	})
+	r := explained(t, db, last[0].ID, onceq.CauseLane)[0]
+	require.Contains(t, r.Text, fmt.Sprintf("of which %d may be live at once", most))
+	require.Contains(t, r.Text, fmt.Sprintf("and %d more, which are live", most-10))
+	require.Contains(t, must[[]onceq.LaneInfo](t)(q.Lanes(ctx, db.Pool, onceq.LaneFilter{}))[0].String(), "is full")
+	r = explained(t, db, last[1].ID, onceq.CauseLimit)[0]
+	require.Contains(t, r.Text, fmt.Sprintf("and %d more, which are live", most-10))
+	require.Contains(t, must[onceq.LimitInfo](t)(q.Limit(ctx, db.Pool, "bank")).String(), "is full")
 }
 
 func TestExplain_Paused(t *testing.T) {

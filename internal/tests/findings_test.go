@@ -190,6 +190,29 @@ func TestHealth_LimitsThatNobodyHasSet(t *testing.T) {
 }
 
 // A handler that hangs keeps the others of its lane, or of its limit, from running.
+// Where the lease has run out, no handler hangs.
+func TestHealth_ALeaseThatHasRunOutIsNoHangingHandler(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	lane := onceq.Kind[int]{Name: "book", Lane: func(int) string { return "7" }}
+	add(t, db, lane.Job(1))
+	add(t, db, lane.Job(2))
+	require.Len(t, must[[]*onceq.Lease](t)(db.Queue.Claim(t.Context(), onceq.ClaimOptions{})), 1)
+	sqlRun(t, db, `update onceq.jobs set progress = jsonb_build_object('claims', claims, 'since', now() - interval '10 minutes'), leased_until = now() + interval '1 hour'`)
+	sqlRun(t, db, `update onceq.job_waits set run_at = now() - interval '5 minutes'`)
+	hangs := func() (n int) {
+		for _, f := range must[[]onceq.Finding](t)(db.Queue.Health(t.Context())) {
+			if f.What == "hang" {
+				n++
+			}
+		}
+		return n
+	}
+	require.Equal(t, 1, hangs())
+	sqlRun(t, db, `update onceq.jobs set leased_until = now() - interval '1 minute'`)
+	require.Zero(t, hangs())
+}
+
 func TestHealth_AHandlerThatHoldsALane(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
