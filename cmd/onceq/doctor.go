@@ -176,7 +176,9 @@ func versionOf() string { return strings.Trim(version(), "()") }
 func (x *examination) connections(ctx context.Context) error {
 	var used, most int
 	if err := x.a.pool.QueryRow(ctx, `
-select (select count(*) from pg_stat_activity where backend_type = 'client backend')::int,
+select case when pg_has_role('pg_read_all_stats', 'usage') -- others do not see what other roles' sessions are
+            then (select count(*) from pg_stat_activity where backend_type = 'client backend')
+            else (select sum(numbackends) from pg_stat_database) end::int,
        current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int`).Scan(&used, &most); err != nil {
 		return err
 	}
@@ -189,11 +191,12 @@ select (select count(*) from pg_stat_activity where backend_type = 'client backe
 		x.add("ok", "connections", detail, "")
 	}
 	const blocked = `
-select a.pid, coalesce(a.application_name, ''), extract(epoch from statement_timestamp() - a.query_start)::bigint, pg_blocking_pids(a.pid)::int[],
-       coalesce((select string_agg(format('%s (user %s, application %s, %s)', b.pid, b.usename, b.application_name, b.state), ', ') from pg_stat_activity b where b.pid = any (pg_blocking_pids(a.pid))), '')
-  from pg_stat_activity a
- where a.datname = current_database() and a.wait_event_type = 'Lock' and a.query_start < statement_timestamp() - interval '5 seconds'
- order by a.query_start limit 5`
+select a.pid, coalesce(a.application_name, ''), extract(epoch from statement_timestamp() - l.waitstart)::bigint, pg_blocking_pids(a.pid)::int[],
+       coalesce((select string_agg(format('%s (user %s, application %s, %s)', b.pid, b.usename, b.application_name, coalesce(b.state, 'of another role')), ', ')
+                   from pg_stat_activity b where b.pid = any (pg_blocking_pids(a.pid))), '')
+  from pg_locks l join pg_stat_activity a on a.pid = l.pid
+ where a.datname = current_database() and not l.granted and l.waitstart < statement_timestamp() - interval '5 seconds'
+ order by l.waitstart limit 5`
 	rows, err := x.a.pool.Query(ctx, blocked)
 	if err != nil {
 		return err
@@ -416,10 +419,11 @@ func (x *examination) people(ctx context.Context) error {
 	}
 	for _, f := range found {
 		name := quoteArg(f.Name)
+		before, _, _ := strings.Cut(f.Advice, "back-fill") // what is to be mended first
 		do := map[string]string{
 			"paused": "onceq schedules resume " + name + ", if it was forgotten",
 			"late":   f.Advice + "; onceq workers says what runs",
-			"missed": fmt.Sprintf("if they still matter: onceq schedules backfill %s --from %s --to %s; onceq schedules ticks %s", name, f.From.UTC().Format(time.RFC3339Nano), f.To.UTC().Format(time.RFC3339Nano), name),
+			"missed": before + fmt.Sprintf("if they still matter: onceq schedules backfill %s --from %s --to %s; onceq schedules ticks %s", name, f.From.UTC().Format(time.RFC3339Nano), f.To.UTC().Format(time.RFC3339Nano), name),
 		}
 		x.add("warning", f.What, f.Detail, do[f.What])
 	}

@@ -153,21 +153,22 @@ A held job runs again at once, when none of its effects is held any more. Flags 
 				return err
 			}
 			answer, said := onceq.NeverApplied(), "never applied"
+			with := "" // not in the trail, which people read who may not see results
 			switch {
 			case applied:
-				answer, said = onceq.Applied(json.RawMessage(result)), "applied, with result "+result
+				answer, said, with = onceq.Applied(json.RawMessage(result)), "applied", ", with result "+cut(result, 500)
 			case again:
 				answer, said = onceq.AskAgain(), "to be decided again"
 			}
 			if len(args) == 2 {
-				return dried(a.resolveOne(cmd.Context(), ids[0], args[1], answer, said, why, agree))
+				return dried(a.resolveOne(cmd.Context(), ids[0], args[1], answer, said, with, why, agree))
 			}
 			filter, err := c.filter(cmd.Context(), a, doubtful[:3], []onceq.State{onceq.StateHeld})
 			if err != nil {
 				return err
 			}
-			filter.Limit = c.limit
-			return dried(a.resolveMany(cmd.Context(), filter, name, answer, said, why, agree))
+			filter.Limit, filter.All = c.limit, true // the effect's name chooses
+			return dried(a.resolveMany(cmd.Context(), filter, name, answer, said, with, why, agree))
 		},
 	}
 	c.flags(cmd, doubtful[:3])
@@ -183,7 +184,7 @@ A held job runs again at once, when none of its effects is held any more. Flags 
 	return cmd
 }
 
-func (a *app) resolveOne(ctx context.Context, id int64, name string, answer onceq.Resolution, said, why string, agree consent) error {
+func (a *app) resolveOne(ctx context.Context, id int64, name string, answer onceq.Resolution, said, with, why string, agree consent) error {
 	inner, cancel := a.limited(ctx)
 	effects, err := a.q.Effects(inner, a.pool, id)
 	cancel()
@@ -197,7 +198,7 @@ func (a *app) resolveOne(ctx context.Context, id int64, name string, answer once
 			if e.State != "uncertain" && e.State != "held" && e.Detail == "" {
 				return &exit{codeRefused, fmt.Errorf("effect %q of job %d is %s: there is nothing to decide", name, id, e.State)}
 			}
-			if err := a.agreed(ctx, agree, fmt.Sprintf("Effect %q of job %d counts as %s.", name, id, said),
+			if err := a.agreed(ctx, agree, fmt.Sprintf("Effect %q of job %d counts as %s.", name, id, said+with),
 				fmt.Sprintf("it is %s since %s: %s", e.State, stamp(e.Since), clean(e.Detail)), "the provider knows it as "+e.IdempotencyKey); err != nil {
 				return err
 			}
@@ -216,7 +217,7 @@ func (a *app) resolveOne(ctx context.Context, id int64, name string, answer once
 		if err := a.q.Resolve(inner, tx, id, name, answer); err != nil {
 			return err
 		}
-		_, err := a.q.RecordAction(inner, tx, onceq.Action{Who: a.person(), What: "resolve", JobID: id, About: name, Why: why, Outcome: cut(said, 1000)})
+		_, err := a.q.RecordAction(inner, tx, onceq.Action{Who: a.person(), What: "resolve", JobID: id, About: name, Why: why, Outcome: said})
 		return err
 	})
 	if err != nil {
@@ -237,7 +238,7 @@ func (a *app) resolveOne(ctx context.Context, id int64, name string, answer once
 	return nil
 }
 
-func (a *app) resolveMany(ctx context.Context, filter onceq.Filter, name string, answer onceq.Resolution, said, why string, agree consent) error {
+func (a *app) resolveMany(ctx context.Context, filter onceq.Filter, name string, answer onceq.Resolution, said, with, why string, agree consent) error {
 	about := fmt.Sprintf("effect %q of jobs: %s", name, words(filter))
 	counting := filter
 	if counting.Limit == 0 || counting.Limit > 10_000 {
@@ -270,11 +271,14 @@ func (a *app) resolveMany(ctx context.Context, filter onceq.Filter, name string,
 	if next != 0 && filter.Limit == 0 {
 		many = "at least " + many
 	}
-	if err := a.agreed(ctx, agree, fmt.Sprintf("%s count as %s: %s.", many, said, about), lines...); err != nil {
+	if err := a.agreed(ctx, agree, fmt.Sprintf("%s count as %s: %s.", many, said+with, about), lines...); err != nil {
 		if errors.Is(err, errDry) && a.json {
 			return a.printJSON(map[string]any{"matched": total, "dry_run": true})
 		}
 		return err
+	}
+	if len(doubts) > 0 {
+		filter.After = doubts[0].Job.ID + 1 // not those that have come since
 	}
 	action := onceq.Action{What: "resolve", About: about, Why: why}
 	if err := a.begins(ctx, action); err != nil {
@@ -286,7 +290,7 @@ func (a *app) resolveMany(ctx context.Context, filter onceq.Filter, name string,
 		resolved, redriven, err = a.q.ResolveMany(ctx, a.pool, f, name, answer)
 		return err
 	})
-	outcome := fmt.Sprintf("%s settled as %s. %s run again.", plural(resolved, "effect"), cut(said, 500), plural(redriven, "job"))
+	outcome := fmt.Sprintf("%s settled as %s. %s run again.", plural(resolved, "effect"), said, plural(redriven, "job"))
 	a.ended(ctx, action, outcome, stopped, err)
 	if a.json {
 		err = errors.Join(err, a.printJSON(map[string]any{"matched": total, "resolved": resolved, "redriven": redriven, "stopped": stopped}))

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/onceq/onceq"
 )
@@ -45,11 +46,24 @@ func (c *chosen) flags(cmd *cobra.Command, states []onceq.State) {
 	f.Int64Var(&c.group, "group", 0, "only members of this group: jobs that the job with this id waits for")
 	f.StringVar(&c.createdFrom, "created-from", "", "only jobs enqueued since this time (2026-01-31T15:04:05Z) or for this long (2h)")
 	f.StringVar(&c.createdB, "created-before", "", "only jobs enqueued before this time, or longer ago than this")
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error { return noneEmpty(cmd) }
 	if states == nil {
 		return
 	}
 	f.StringSliceVarP(&c.states, "state", "s", nil, "only jobs in these states: "+strings.Join(stateNames(states), ", "))
 	_ = cmd.RegisterFlagCompletionFunc("state", cobra.FixedCompletions(stateNames(states), cobra.ShellCompDirectiveNoFileComp))
+}
+
+// noneEmpty refuses flags that choose jobs and have an empty value, as from a variable of a script that is not set: the command would
+// mean more jobs than its author.
+func noneEmpty(cmd *cobra.Command) (err error) {
+	choosing := []string{"queue", "kind", "scope", "group", "created-from", "created-before", "state", "effect"}
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		if v := f.Value.String(); slices.Contains(choosing, f.Name) && (v == "" || v == "[]" || v == "0") {
+			err = usagef("--%s is empty; name what you mean, or leave it out", f.Name)
+		}
+	})
+	return err
 }
 
 // filter is what the flags choose. Times that count from now count from the database's now.

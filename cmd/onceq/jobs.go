@@ -548,6 +548,9 @@ func (a *app) byFilter(ctx context.Context, v verb, filter onceq.Filter, agree c
 		}
 		return err
 	}
+	if len(first) > 0 {
+		filter.After = first[0].ID + 1 // not those that have come since
+	}
 	action := onceq.Action{What: v.name, About: about, Why: why}
 	if err := a.begins(ctx, action); err != nil {
 		return err

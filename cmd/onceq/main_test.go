@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -468,6 +469,21 @@ func TestMend(t *testing.T) {
 	require.Equal(t, "The audit trail is empty.\n", fine(t, db.URL, "actions"))
 	require.EqualValues(t, 12, asJSON(t, db.URL, "jobs", "redrive", "--kind", "mail", "--dry-run")["matched"])
 
+	// A variable of a script that is not set chooses nothing.
+	for _, flag := range []string{"queue", "scope", "group", "created-from", "created-before", "state"} {
+		value := map[string]string{"group": "0"}[flag]
+		for _, args := range [][]string{{"jobs", "discard", "--kind", "mail"}, {"jobs", "list"}, {"effects", "resolve", "--effect", "charge", "--never"}} {
+			if args = append(args, "--"+flag, value); args[1] != "list" {
+				args = append(args, "--yes")
+			}
+			a := do(t, db.URL, args...)
+			require.Equal(t, codeUsage, a.code, "%v: %s", args, a.err)
+			require.Contains(t, a.err, "--"+flag+" is empty", args)
+		}
+	}
+	require.Equal(t, 12, count("dead"))
+	require.Equal(t, 2, count("held"))
+
 	a := do(t, db.URL, "jobs", "redrive", "--kind", "mail", "--limit", "10", "--yes", "--why", "the address book is back")
 	require.Equal(t, answer{0, "10 jobs run again.\n", `Redrive 10 jobs: dead, kind "mail".
   12 dead mail in queue mail key "welcome:12"
@@ -490,6 +506,7 @@ func TestMend(t *testing.T) {
 	require.Equal(t, codeRefused, do(t, db.URL, "jobs", "redrive", first).code)
 
 	require.Equal(t, "job "+first+": waiting\n", fine(t, db.URL, "effects", "resolve", first, "charge", "--applied", "--result", `"ch_1"`, "--yes", "--why", "seen in the log"))
+	require.NotContains(t, fine(t, db.URL, "actions"), "ch_1", "the trail is for people who may not see results, too")
 	require.Equal(t, codeRefused, do(t, db.URL, "effects", "resolve", first, "charge", "--never", "--yes").code)
 	require.Equal(t, "1 effect settled as never applied. 1 job run again.\n", fine(t, db.URL, "effects", "resolve", "--effect", "charge", "--kind", "charge", "--never", "--yes"))
 	ran := 0
@@ -811,6 +828,44 @@ func TestRoleWithoutRights(t *testing.T) {
 	fine(t, url, "queues")
 	fine(t, url, "jobs", "redrive", "1")
 	require.Contains(t, fine(t, url, "actions"), "redrive")
+	require.Contains(t, fine(t, url, "migrate", "status"), "applied by")
+
+	// Other roles' sessions count, and what they wait for is seen.
+	var conns []*pgx.Conn
+	for range 20 {
+		conn, err := pgx.Connect(t.Context(), db.URL)
+		require.NoError(t, err)
+		defer func() { _ = conn.Close(context.Background()) }()
+		conns = append(conns, conn)
+	}
+	used := regexp.MustCompile(`(\d+) of \d+ connections`).FindStringSubmatch(do(t, url, "doctor", "--all").out)
+	require.Len(t, used, 2)
+	n, err := strconv.Atoi(used[1])
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, n, 20)
+	_, err = conns[0].Exec(t.Context(), `begin; lock table onceq.actions`)
+	require.NoError(t, err)
+	waits := make(chan error, 1)
+	go func() {
+		_, err := conns[1].Exec(t.Context(), `select pg_sleep(6); select count(*) from onceq.actions`)
+		waits <- err
+	}()
+	require.Eventually(t, func() bool {
+		var waiting bool
+		err := db.Pool.QueryRow(t.Context(), `select exists (select from pg_locks where pid = $1 and not granted)`, conns[1].PgConn().PID()).Scan(&waiting)
+		return err == nil && waiting
+	}, time.Minute, time.Millisecond)
+	blocked := func() bool {
+		return strings.Contains(do(t, url, "doctor").out, fmt.Sprintf("session %d of ", conns[1].PgConn().PID()))
+	}
+	began := time.Now()
+	if seen := blocked(); time.Since(began) < 4*time.Second {
+		require.False(t, seen, "its statement has taken six seconds, and it has not waited so long")
+	}
+	require.Eventually(t, blocked, time.Minute, 500*time.Millisecond)
+	_, err = conns[0].Exec(t.Context(), `rollback`)
+	require.NoError(t, err)
+	require.NoError(t, <-waits)
 }
 
 func TestCompletions(t *testing.T) {

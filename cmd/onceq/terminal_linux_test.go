@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/queuetest"
 )
 
@@ -101,6 +103,45 @@ func TestAsking(t *testing.T) {
 	s.key("y\n")
 	require.Equal(t, 0, s.end(), s.seen())
 	s.until("2 jobs discarded.")
+
+	// What comes while it asks is not meant.
+	kill(t, db, 3)
+	before := dead(t, db)
+	require.Len(t, before, 3)
+	s = open(t, 80, nil, db.URL, "jobs", "discard", "--kind", "mail", "--limit", "2")
+	s.until("Go on? [y/N] ")
+	kill(t, db, 4)
+	s.key("y\n")
+	require.Equal(t, 0, s.end(), s.seen())
+	s.until("2 jobs discarded.")
+	after := dead(t, db)
+	require.Equal(t, before[0], after[0])
+	require.Greater(t, after[1], before[2], "the two that were shown are gone")
+
+	held := hold(t, db, 1)
+	s = open(t, 80, nil, db.URL, "effects", "resolve", "--effect", "charge", "--never")
+	s.until("Go on? [y/N] ")
+	later := hold(t, db, 2)[1:]
+	s.key("y\n")
+	require.Equal(t, 0, s.end(), s.seen())
+	s.until("1 effect settled")
+	state := func(id int64) onceq.State {
+		job, err := db.Queue.Get(t.Context(), db.Pool, id)
+		require.NoError(t, err)
+		return job.State
+	}
+	require.Equal(t, []onceq.State{onceq.StateWaiting, onceq.StateHeld}, []onceq.State{state(held[0]), state(later[0])})
+}
+
+func dead(t *testing.T, db *queuetest.DB) (ids []int64) {
+	t.Helper()
+	jobs, err := db.Queue.List(t.Context(), db.Pool, onceq.Filter{States: []onceq.State{onceq.StateDead}})
+	require.NoError(t, err)
+	for _, j := range jobs {
+		ids = append(ids, j.ID)
+	}
+	slices.Sort(ids)
+	return ids
 }
 
 var colors = regexp.MustCompile(`\x1b\[[0-9;]*m`)
