@@ -1,6 +1,7 @@
 package onceq
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -349,6 +350,7 @@ func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
 	if job.Replace != 0 {
 		return nil, invalid("Replace", "is set, and a batch cannot look at the job that it meets, so it would change nothing; use Enqueue or EnqueueMany, in the same transaction")
 	}
+	e.bytes = bytes.Clone(e.bytes) // the caller may use its buffer again before it sends the batch
 	p := &Pending{q: q, job: job, e: e}
 	statement, args, asked := q.insertOne(&e, true, false)
 	if q.citus.Load() == citusYes {
@@ -356,6 +358,7 @@ func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
 		asked = time.Time{}
 	}
 	batch.Queue(q.sql(statement), args...).Query(func(rows pgx.Rows) error {
+		p.accepted, p.reported, p.sent = Result{}, false, false // a batch may be sent again, after a rollback
 		if rows.Next() {
 			var id int64
 			var delayed bool
@@ -974,7 +977,7 @@ func (q *Queue) settle(ctx context.Context, db DB, jobs []Job, all []encoded, id
 		if floor > 0 && try > 0 {
 			// Not in the first try: an id above the old one is what the sequence returns anyway, unless it was set back.
 			var id int64
-			if err := q.queryRow(ctx, db, `select onceq.next_id('onceq.ids', $1::bigint)`, []any{floor}, &id); err != nil {
+			if err := q.sendBare(ctx, db, `select onceq.next_id('onceq.ids', $1::bigint)`, []any{floor}, row(&id)); err != nil {
 				return nil, nil, fmt.Errorf("onceq: drawing an id: %w", err)
 			}
 		}

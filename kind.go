@@ -107,6 +107,9 @@ func (k *Kind[P]) Job(payload P) Job {
 func decode[P any](l *Lease, known bool) (P, error) {
 	var p P
 	if raw, ok := any(&p).(*[]byte); ok && reflect.TypeFor[P]() == reflect.TypeFor[[]byte]() {
+		if l.Bytes == nil {
+			return p, fmt.Errorf("onceq: job %d of kind %q carries JSON, its handler wants bytes", l.ID, l.Kind)
+		}
 		*raw = l.Bytes
 		return p, nil
 	}

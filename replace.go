@@ -96,7 +96,7 @@ func (s *settling) replace(ctx context.Context, db DB, places []int) (done []int
 		s.tried[i] = s.results[i]
 	}
 	args := []any{ids, scopes, keys, payloads, bytes, metadata, marks, parts, ats, delays}
-	err = s.q.send(ctx, db, asIs, replaceJobs, args, each(func(rows pgx.Rows) error {
+	err = s.q.sendBare(ctx, db, replaceJobs, args, each(func(rows pgx.Rows) error {
 		var id int64
 		var delayed bool
 		if err := rows.Scan(&id, &delayed); err != nil {

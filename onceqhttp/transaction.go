@@ -17,7 +17,8 @@ import (
 
 // TxHandler answers a request inside a transaction that the middleware ends. An answer that is stored commits the
 // transaction, whatever its status. To undo writes and still have a 4xx replayed, use tx.Begin, which makes a
-// savepoint; if one can be neither committed nor rolled back, all is rolled back. An answer that is not stored (Config.Outcome) and an error roll everything back. The answer to an error is
+// savepoint; if one can be neither committed nor rolled back, all is rolled back. A statement that may fail needs one too: a transaction
+// with a failed statement in it cannot commit. An answer that is not stored (Config.Outcome) and an error roll everything back. The answer to an error is
 // 500.
 type TxHandler func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error
 

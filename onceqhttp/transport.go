@@ -298,11 +298,14 @@ type failing struct{ err error }
 
 func (f failing) Read([]byte) (int, error) { return 0, f.err }
 
+// maxRetryAfter is what onceq.DefaultBackoff waits at most. A server that names a longer time means something else, or is mistaken.
+const maxRetryAfter = 24 * time.Hour
+
 // retryAfter reads Retry-After (RFC 9110, 10.2.3): seconds, or a date, which is compared with the answer's own Date.
 func retryAfter(resp *http.Response) (d time.Duration, named bool) {
 	v := resp.Header.Get("Retry-After")
 	if s, err := strconv.ParseUint(v, 10, 31); err == nil {
-		return time.Duration(s) * time.Second, true
+		return min(maxRetryAfter, time.Duration(s)*time.Second), true
 	}
 	at, err := http.ParseTime(v)
 	if err != nil {
@@ -312,5 +315,5 @@ func retryAfter(resp *http.Response) (d time.Duration, named bool) {
 	if err != nil {
 		now = time.Now()
 	}
-	return max(0, at.Sub(now)), true
+	return min(maxRetryAfter, max(0, at.Sub(now))), true
 }

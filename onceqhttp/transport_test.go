@@ -248,6 +248,8 @@ func TestTransport_WhatAnswersMean(t *testing.T) {
 		{409, `{"error": {"code": "IDEMPOTENCY_MISMATCH"}}`, "", onceqhttp.CodeMismatch, 0, true, true},
 		{400, `{"error": {"type": "idempotency_error"}}`, "", "", 0, true, true},
 		{429, "slowly", "86400", "", day, false, false},
+		{429, "slowly", "2147483647", "", day, false, false},
+		{503, "", "Fri, 31 Dec 9999 23:59:59 GMT", "", day, false, true},
 		{409, problem(onceqhttp.CodeHeld), "", onceqhttp.CodeHeld, 0, false, true},
 		{500, problem(onceqhttp.CodeUnknown), "", onceqhttp.CodeUnknown, 0, false, true},
 		{500, problem(onceqhttp.CodeResponseTooLarge), "", onceqhttp.CodeResponseTooLarge, 0, true, true},

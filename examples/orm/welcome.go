@@ -25,9 +25,10 @@ var Welcome = onceq.Kind[Mail]{
 
 // Once stores a user once for the key of a request, and returns the user's id to each repetition. The fence is taken and
 // completed inside tx, the transaction in which insert stores the user: everything commits or nothing. Another email under
-// the same key is onceq.ErrMismatch.
+// the same key is onceq.ErrMismatch. The scope is this sort of request's own; where you know the client, put it into the scope too, so
+// that keys of different clients do not meet.
 func Once(ctx context.Context, q *onceq.Queue, tx onceq.DB, key, email string, insert func() (userID int64, err error)) (userID int64, err error) {
-	fence, err := q.Fence(onceq.FenceSpec{Class: onceq.ClassRequest, Key: key, Payload: email})
+	fence, err := q.Fence(onceq.FenceSpec{Class: onceq.ClassRequest, Scope: "sign-up", Key: key, Payload: email})
 	if err != nil {
 		return 0, err
 	}

@@ -198,6 +198,23 @@ func TestDefaults_TheLibrarysOwnStatementsHaveNoLimitsAndTheApplicationsKeepThem
 }
 
 // A limit that ends the application's statements, for good reasons, does not end the library's.
+// A job is replaced on a pool as it is enqueued there.
+func TestDefaults_Replace(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
+		for name, value := range limiting {
+			c.ConnConfig.RuntimeParams[name] = value
+		}
+	}))
+	job := onceq.Job{Kind: "k", Key: "a", Payload: 1, Delay: time.Hour, Replace: onceq.ReplacePayload}
+	first, err := db.Queue.Enqueue(t.Context(), db.Pool, job)
+	require.NoError(t, err)
+	job.Payload = 2
+	again, err := db.Queue.Enqueue(t.Context(), db.Pool, job)
+	require.NoError(t, err)
+	require.Equal(t, onceq.Result{ID: first.ID, Duplicate: true, Replaced: true, State: onceq.StateDelayed}, again)
+}
+
 func TestDefaults_ALockTimeoutEndsNoCompletion(t *testing.T) {
 	t.Parallel()
 	const limit = 200 * time.Millisecond

@@ -489,6 +489,43 @@ func TestTrap_EnqueueInBatchThatFailedHasNoAnswerAndEnqueuesNothing(t *testing.T
 	require.Zero(t, enqJobs(t, db.Pool))
 }
 
+// A batch that was rolled back is sent again: what it answered then does not count.
+func TestEnqueueInBatch_SentAgain(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	ctx := t.Context()
+	b := &pgx.Batch{}
+	p, err := db.Queue.EnqueueInBatch(b, onceq.Job{Kind: "k", Key: "a"})
+	require.NoError(t, err)
+	tx := begin(t, db)
+	require.NoError(t, tx.SendBatch(ctx, b).Close())
+	_, err = p.Result(ctx, tx)
+	require.NoError(t, err)
+	require.NoError(t, tx.Rollback(ctx))
+	other := enqOne(t, db, db.Pool, onceq.Job{Kind: "k", Key: "a"})
+	require.NoError(t, db.Pool.SendBatch(ctx, b).Close())
+	r, err := p.Result(ctx, db.Pool)
+	require.NoError(t, err)
+	require.Equal(t, onceq.Result{ID: other.ID, Duplicate: true, State: onceq.StateWaiting}, r)
+}
+
+// The caller may use a buffer again for the next job of a batch.
+func TestEnqueueInBatch_KeepsItsBytes(t *testing.T) {
+	t.Parallel()
+	db := enqNew(t)
+	b := &pgx.Batch{}
+	buffer := []byte("first")
+	for _, text := range []string{"first", "later"} {
+		copy(buffer, text)
+		_, err := db.Queue.EnqueueInBatch(b, onceq.Job{Kind: "k", Payload: buffer, Key: text})
+		require.NoError(t, err)
+	}
+	require.NoError(t, db.Pool.SendBatch(t.Context(), b).Close())
+	for _, text := range []string{"first", "later"} {
+		require.Equal(t, text, string(enqClaim(t, db).Bytes))
+	}
+}
+
 func TestEnqueueInBatch_TakesAnExpiredKeyInTheBatchItself(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)

@@ -87,6 +87,24 @@ func TestKind_PayloadsOfEverySort(t *testing.T) {
 	}
 }
 
+// A handler of bytes does not get none in place of JSON.
+func TestKind_BytesForAJobOfJSON(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	raw := onceq.Kind[[]byte]{Name: "webhook"}
+	add(t, db, onceq.Job{Kind: "webhook", Payload: json.RawMessage(`{"id": 1}`)})
+	h := raw.Handle(func(context.Context, *onceq.Lease, []byte) error { panic("the handler was called") })
+	checked, err := db.Queue.CheckPayloads(t.Context(), h)
+	require.NoError(t, err)
+	require.Len(t, checked, 1)
+	require.Equal(t, 1, checked[0].Failed, "%+v", checked)
+	ran := db.RunOne(h)
+	require.Equal(t, onceq.StateRetrying, ran.State)
+	require.ErrorContains(t, ran.Err, `of kind "webhook" carries JSON, its handler wants bytes`)
+	enqOne(t, db, db.Pool, raw.Job(nil))
+	require.Equal(t, onceq.StateCompleted, db.RunOne(raw.Handle(func(context.Context, *onceq.Lease, []byte) error { return nil })).State)
+}
+
 func TestJob_WindowsAreMillisecondsAndNeverShorterThanAsked(t *testing.T) {
 	t.Parallel()
 	db := enqNew(t)

@@ -28,7 +28,7 @@ var welcome = onceq.Kind[signUp]{
 // deliver sends the mail and says what the server's answer means.
 func deliver(server *mailServer, to, messageID string) error {
 	err := server.send(to, messageID)
-	var refused *textproto.Error // net/smtp returns this if the server answered and did not take the mail
+	var refused *textproto.Error // what smtp.Client returns if the server answered and did not take the mail
 	switch {
 	case !errors.As(err, &refused):
 		return err // it was sent, or nobody knows
@@ -74,6 +74,8 @@ type mailServer struct {
 	sent  []string
 }
 
+// send does what smtp.Client does from Mail to the Close of Data. smtp.SendMail also returns an error of Quit, which says nothing about
+// the mail: that has been taken.
 func (s *mailServer) send(to, messageID string) error {
 	s.calls++
 	if s.calls == 1 {

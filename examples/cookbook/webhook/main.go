@@ -8,6 +8,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -63,7 +64,12 @@ func receive(pool *pgxpool.Pool, q *onceq.Queue) http.HandlerFunc {
 		}
 		job := received.Job(body)
 		job.Key = e.ID
-		if _, err := q.EnqueueUnique(r.Context(), pool, job); err != nil {
+		var invalid *onceq.InvalidError
+		switch _, err := q.EnqueueUnique(r.Context(), pool, job); {
+		case errors.As(err, &invalid): // an event without an id, or with one that no key can be: it would be refused each time
+			http.Error(w, "not an event", http.StatusBadRequest)
+			return
+		case err != nil:
 			http.Error(w, "try again", http.StatusServiceUnavailable) // nothing is stored, so the sender delivers it again
 			return
 		}
@@ -92,6 +98,7 @@ func main() {
 	deliver(body, sign([]byte(body)))
 	deliver(again, sign([]byte(again)))
 	deliver(body, "forged")
+	deliver(`{"type": "ping"}`, sign([]byte(`{"type": "ping"}`)))
 
 	example.Drain(ctx, q, received.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, body []byte) error {
 		var e event
@@ -110,4 +117,5 @@ func main() {
 // 202 Accepted
 // 202 Accepted
 // 401 Unauthorized
+// 400 Bad Request
 // paid: 1
