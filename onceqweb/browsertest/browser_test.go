@@ -297,6 +297,17 @@ func TestBrowser_FollowsTheDatabase(t *testing.T) {
 	run(t, ctx, hides("the next one is due at"), chromedp.Value(`form[aria-label="Act on job `+fmt.Sprint(d.Retrying)+`"] input[name=why]`, &typed))
 	require.Equal(t, "half a senten", typed)
 
+	// The job goes away. The page stays as long as somebody types, and then says so.
+	_, err = db.Queue.Cancel(t.Context(), db.Pool, d.Retrying)
+	require.NoError(t, err)
+	run(t, ctx, shows("cancelled"))
+	require.NoError(t, db.Queue.Discard(t.Context(), db.Pool, d.Retrying))
+	run(t, ctx, chromedp.Sleep(3*time.Second), chromedp.Value(`form[aria-label="Act on job `+fmt.Sprint(d.Retrying)+`"] input[name=why]`, &typed))
+	require.Equal(t, "half a senten", typed)
+	run(t, ctx, chromedp.Evaluate(`document.activeElement.blur(); for (const input of document.querySelectorAll("input[name=why]")) input.value = ""`, nil),
+		chromedp.WaitNotPresent(`form[aria-label="Act on job `+fmt.Sprint(d.Retrying)+`"]`))
+	run(t, ctx, chromedp.Navigate(s.base), chromedp.WaitVisible(`main[data-following]`))
+
 	s.page.Close() // and the streams with it
 	run(t, ctx, shows("these figures stand still"))
 }

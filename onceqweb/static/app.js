@@ -30,9 +30,14 @@ async function take() {
     const answer = await fetch(location.href.split("#")[0], { headers: { Accept: "text/html" }, cache: "no-store", redirect: "error" });
     if (answer.ok || answer.status === 404) {
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-      for (const region of document.querySelectorAll("[data-region]")) {
-        const other = fresh.querySelector(`[data-region="${region.dataset.region}"]`);
-        if (!other) { if (!busy(region)) location.reload(); return; }
+      const regions = [...document.querySelectorAll("[data-region]")];
+      const renewed = (region) => fresh.querySelector(`[data-region="${region.dataset.region}"]`);
+      if (!regions.every(renewed)) { // what the page is about has gone
+        if (regions.some(busy)) setTimeout(take, 1000); else location.reload();
+        return;
+      }
+      for (const region of regions) {
+        const other = renewed(region);
         if (busy(region) || region.innerHTML === other.innerHTML) continue;
         const at = place(region);
         region.replaceChildren(...[...other.childNodes].map((node) => document.adoptNode(node)));
@@ -45,8 +50,9 @@ async function take() {
     }
   } catch {
     // the stream says when the server is gone
+  } finally {
+    reading = false;
   }
-  reading = false;
   if (again) { again = false; take(); }
 }
 
