@@ -160,6 +160,7 @@ func (f *feed) mayQuarantine() int { return max(1, f.slots.count/2) }
 func (c *claimer) claimQuarantined(ctx context.Context, f *feed) {
 	q := c.askQuarantined(f)
 	if q == nil {
+		c.rouse() // no answer comes, and no handler that ends tells
 		return
 	}
 	c.send(&c.claimsLost, func() func() {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -274,4 +275,81 @@ func TestQuarantine_AClaimTakesOnlyTheJobsOfItsQueueAndKinds(t *testing.T) {
 	require.Equal(t, ids[2], receive(t, ran).ID)
 	until(t, db, `(select count(*) = 2 and bool_and(claims = 1) from onceq.jobs)`)
 	require.NoError(t, w.stop())
+}
+
+// A rescan takes a job for lost whose handler's transaction has locked its row for longer than a lease. The worker that has the
+// job leaves it out, and claims others at once, not only after its next look.
+func TestQuarantine_AJobThatItsOwnWorkerHoldsKeepsNoOthers(t *testing.T) {
+	t.Parallel()
+	var expired, rescanned atomic.Bool
+	var pages atomic.Int32
+	running, finish := make(chan int64, 100), make(chan struct{}, 100)
+	next := make(chan string, 100) // what comes after a rescan
+	var db *queuetest.DB
+	db = queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
+		c.ConnConfig.Tracer = &statementHook{before: func(sql string) {
+			what := ""
+			switch {
+			case strings.Contains(sql, "set rescanned_at ="):
+				pages.Store(0)
+			case strings.Contains(sql, "left_kinds && $5::text[]"):
+				what = "look"
+			case strings.Contains(sql, "claims = least("):
+				what = "claim"
+			}
+			if what != "" && rescanned.CompareAndSwap(true, false) {
+				next <- what
+			}
+		}, after: func(sql string) {
+			// The last page of a rescan is one of the lowest priority. Meanwhile both handlers end.
+			if !strings.Contains(sql, "(select count(*) from forward)") || pages.Add(1) != 3 || !expired.Load() {
+				return
+			}
+			before := sqlOne[int](t, db, `select count(*) from onceq.jobs`)
+			finish <- struct{}{}
+			finish <- struct{}{}
+			until(t, db, `(select count(*) from onceq.jobs) = $1`, before-2)
+			rescanned.Store(true)
+		}}
+	}))
+	long := onceq.Kind[int]{Name: "long", Timeout: onceq.NoTimeout}
+	started, end := make(chan int64, 1), make(chan struct{})
+	endAll := sync.OnceFunc(func() { expired.Store(false); close(end) })
+	defer endAll()
+	w := start(t, db, onceq.WorkerConfig{Lease: time.Second, Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 3}}},
+		long.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error {
+			_, err := tx.Exec(ctx, `select 1`)
+			started <- l.ID
+			<-end
+			return err
+		}),
+		handle(func(_ context.Context, l *onceq.Lease) error {
+			running <- l.ID
+			select {
+			case <-finish:
+			case <-end:
+			}
+			return nil
+		}))
+	_, err := db.Queue.Enqueue(t.Context(), db.Pool, long.Job(1))
+	require.NoError(t, err)
+	id := receive(t, started)
+	until(t, db, `exists (select from onceq.jobs where id = $1 and leased_until < statement_timestamp())`, id)
+	addMany(t, db, 20, onceq.Job{})
+	receive(t, running)
+	receive(t, running)
+	expired.Store(true)
+	what := receive(t, next)
+	for range 2 { // on a slow machine a look may have been due, too
+		if what != "claim" {
+			receive(t, running)
+			receive(t, running)
+			what = receive(t, next)
+		}
+	}
+	require.Equal(t, "claim", what)
+	endAll()
+	until(t, db, noJobs)
+	require.NoError(t, w.stop())
+	require.Zero(t, w.count(onceq.EventLeaseLost))
 }
