@@ -34,6 +34,7 @@ type executor struct {
 	outbox    *outbox
 	tally     *tally
 	watch     *poolWatch
+	conns     *connections            // of the application's pool, for the transactions of handlers
 	woken     func(queue string)      // called after jobs with a lane: the next one may be live
 	told      func()                  // called after the end of jobs that others wait for
 	suspended func(*Lease)            // called for a job in quarantine that was given back until its slot
@@ -198,7 +199,7 @@ func (x *executor) left(s *slots, tasks []*task) {
 		s.signal()
 	}
 	if s.pooled {
-		x.q.connections.wake()
+		x.conns.wake()
 	}
 }
 
@@ -473,8 +474,8 @@ func (x *executor) transaction(ctx *handlerContext, tasks []*task, h *Handler) (
 		return true, &notBegunError{err}
 	}
 	defer tx.Release()
-	x.q.connections.held.Add(1)
-	defer x.q.connections.held.Add(-1)
+	x.conns.held.Add(1)
+	defer x.conns.held.Add(-1)
 	x.called(tasks, h, ctx, tx)
 	err = protect(func() error {
 		if h.tx != nil {

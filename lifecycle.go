@@ -47,14 +47,14 @@ func newRun(ctx context.Context, w *Worker, own *ownConns) *run {
 	base, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	r := &run{w: w, id: id, cancel: cancel, giveUp: giveUp, stopBeats: make(chan struct{})}
 	r.tasks = &taskSet{q: w.q, base: base, all: make(map[int64]*task)}
-	watch := &poolWatch{q: w.q, tasks: r.tasks}
+	watch := &poolWatch{q: w.q, tasks: r.tasks, conns: &own.connections}
 	db := own.outcomes
 	r.tally = &tally{q: w.q, id: id, db: db}
 	r.outbox = newOutbox(w.q, id, db, w.lease, writing, r.tasks, r.tally, &own.waits)
 	r.beats = &beats{q: w.q, id: id, db: quick{own, beatPatience}, lease: w.lease, ctx: writing, tasks: r.tasks, watch: watch}
 	r.exec = &executor{
 		q: w.q, id: id, kinds: w.kinds, slots: make(map[string]*slots), handlers: w.handlers, lease: w.lease, pipelines: w.pipelines, db: db, base: base,
-		tasks: r.tasks, outbox: r.outbox, tally: r.tally, watch: watch,
+		tasks: r.tasks, outbox: r.outbox, tally: r.tally, watch: watch, conns: &own.connections,
 	}
 	r.presence = newPresence(w, id, quick{own: own}, db)
 	r.claimer = newClaimer(w, id, quick{own, claimPatience}, r.exec)
@@ -92,8 +92,8 @@ func (r *run) work(ctx context.Context, limit int) (failed, left error) {
 	defer r.exec.stop(nil)
 	for _, f := range r.claimer.feeds {
 		if f.slots.pooled {
-			q.connections.join(f.slots)
-			defer q.connections.leave(f.slots)
+			r.exec.conns.join(f.slots)
+			defer r.exec.conns.leave(f.slots)
 		}
 	}
 	r.start(ctx, limit)

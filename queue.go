@@ -84,9 +84,8 @@ type Queue struct {
 	troubles   troubles       // background work that fails
 	pauses     pauses         // what workers must not claim
 
-	connections connections // of the pool that handlers' transactions hold
-	late        sync.Map    // token → lateHandler: handlers that do not return
-	far         distance    // of the database, for the slots of rates
+	late sync.Map // token → lateHandler: handlers that do not return
+	far  distance // of the database, for the slots of rates
 
 	missing missing    // members of groups whose jobs were deleted by hand
 	held    heldLately // jobs that may run again
@@ -114,7 +113,6 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Queue, error) {
 	if len(q.schema) > 63 || !utf8.ValidString(q.schema) || strings.ContainsRune(q.schema, 0) {
 		return nil, fmt.Errorf("onceq: Config.Schema %q is not a schema name; use at most 63 bytes of UTF-8 without NUL", q.schema)
 	}
-	q.connections.pool = pool
 	q.pauses.reading = make(chan struct{}, 1)
 	ident := pgx.Identifier{q.schema}.Sanitize()
 	q.names = strings.NewReplacer(

@@ -38,6 +38,8 @@ type ownConns struct {
 	session  session
 	waits    atomic.Bool // an outbox waits for long for a lock, over one of the connections in outcomes
 
+	connections connections // of the application's pool that handlers' transactions hold
+
 	mu      sync.Mutex // guards what follows
 	users   int        // how many runs, and tests that keep the connections
 	runs    map[*listener]bool
@@ -101,7 +103,7 @@ func connect(ctx context.Context, of *pgxpool.Pool) (*ownConns, error) {
 		o.users++
 		return o, nil
 	}
-	o := &ownConns{of: of, users: 1, runs: make(map[*listener]bool)}
+	o := &ownConns{of: of, users: 1, runs: make(map[*listener]bool), connections: connections{pool: of}}
 	o.session.turn = make(chan struct{}, 1)
 	o.session.turn <- struct{}{}
 	cfg := of.Config()

@@ -145,15 +145,16 @@ func (s *slots) used() int {
 	return min(s.count, max((jobs+s.width-1)/s.width, int(s.busy.Load())))
 }
 
-// connections counts the pool's connections that handlers' transactions hold, for all workers of a Queue. A claimer claims
-// no more jobs than there are connections for: a job that was leased and then waited for a connection could run in another
-// worker instead.
+// connections counts the pool's connections that handlers' transactions hold, for all workers of a process over one pool, whatever
+// their schemas. A claimer claims no more jobs than there are connections for: a job that was leased and then waited for a
+// connection could run in another worker instead.
 type connections struct {
 	pool *pgxpool.Pool
 	held atomic.Int32 // by handlers' transactions; the executors count
 
-	mu     sync.Mutex      // guards queues
-	queues map[*slots]bool // of queues with transactional kinds; true: it has less than its share, and no connection is free
+	mu      sync.Mutex      // guards what follows
+	wanting int             // how many are true in queues, of which there may be thousands
+	queues  map[*slots]bool // of queues with transactional kinds; true: it has less than its share, and no connection is free
 }
 
 func (c *connections) join(s *slots) {
@@ -167,6 +168,7 @@ func (c *connections) join(s *slots) {
 
 func (c *connections) leave(s *slots) {
 	c.mu.Lock()
+	c.want(s, false)
 	delete(c.queues, s)
 	c.mu.Unlock()
 	c.wake()
@@ -176,6 +178,9 @@ func (c *connections) leave(s *slots) {
 func (c *connections) wake() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.wanting == 0 {
+		return
+	}
 	for s, wants := range c.queues {
 		if wants {
 			s.signal()
@@ -186,21 +191,38 @@ func (c *connections) wake() {
 // allow says how many of its slots a queue may use now, and records whether it wants more. The caller holds mu.
 func (c *connections) allow(s *slots) int {
 	may, wants := c.may(s)
-	c.queues[s] = wants
+	c.want(s, wants)
 	return may
+}
+
+// want records whether a queue wants more. The caller holds mu.
+func (c *connections) want(s *slots, wants bool) {
+	switch {
+	case wants == c.queues[s]:
+		return
+	case wants:
+		c.wanting++
+	default:
+		c.wanting--
+	}
+	c.queues[s] = wants
+}
+
+// othersWant reports whether another queue has less than its share, and no connection is free. The caller holds mu.
+func (c *connections) othersWant(s *slots) bool {
+	return c.wanting > 1 || c.wanting == 1 && !c.queues[s]
 }
 
 // may says how many of its slots a queue may use now, and whether it has less than its share and gets no more. The caller
 // holds mu.
 func (c *connections) may(s *slots) (may int, wants bool) {
-	mine, total, wanted := s.used(), 0, false
-	for o, wants := range c.queues {
+	mine, total := s.used(), 0
+	for o := range c.queues {
 		total += o.used()
-		wanted = wanted || wants && o != s
 	}
 	share := max(1, s.mayHold/max(1, len(c.queues)))
 	may = s.mayHold - (total - mine)
-	if wanted && mine >= share {
+	if c.othersWant(s) && mine >= share {
 		may = mine // others first
 	}
 	// Connections that the application itself holds are not available to handlers either. If nothing runs, one job may wait
@@ -221,10 +243,8 @@ func (c *connections) reserve(s *slots, own int64) bool {
 	if s.pooled {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		for o, wants := range c.queues {
-			if wants && o != s {
-				return false
-			}
+		if c.othersWant(s) {
+			return false
 		}
 		usable, _ = c.may(s) // what wants more is the claimer's to say: it asks again until that has ended
 	}
@@ -244,6 +264,7 @@ func (c *connections) reserve(s *slots, own int64) bool {
 type poolWatch struct {
 	q       *Queue
 	tasks   *taskSet
+	conns   *connections
 	crowded atomic.Bool // that is so now; the executor says so in errors
 
 	// Only the beats' goroutine uses these.
@@ -256,7 +277,7 @@ type poolWatch struct {
 func (p *poolWatch) look() {
 	const sayAgain = time.Minute
 	stat, now := p.q.pool.Stat(), time.Now()
-	held := p.q.connections.held.Load()
+	held := p.conns.held.Load()
 	if held == 0 || stat.AcquiredConns() < stat.MaxConns() || stat.AcquireCount() != p.acquired {
 		p.acquired, p.since = stat.AcquireCount(), now
 		p.crowded.Store(false)

@@ -141,7 +141,7 @@ func (x *executor) reserve(s *slots, own, others int64) *successor {
 	}
 	x.ending.Lock()
 	defer x.ending.Unlock()
-	if x.stopping.Load() || !x.q.connections.reserve(s, own-others) {
+	if x.stopping.Load() || !x.conns.reserve(s, own-others) {
 		return nil
 	}
 	x.handling.Add(1)
@@ -225,7 +225,7 @@ func (n *successor) end(ok bool) (leased bool) {
 	if n.s.outstanding.Add(-1) <= n.s.low.Load() {
 		n.s.signal()
 	}
-	n.x.q.connections.wake()
+	n.x.conns.wake()
 	if leased && n.calls { // otherwise there is a claim next, which tells the promoter
 		n.x.told()
 	}

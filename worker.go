@@ -65,10 +65,11 @@ type QueueConfig struct {
 	//
 	// In a queue that has transactional kinds (HandleTx, HandleBatch) each running handler holds a connection of the pool.
 	// There the default is three quarters of the pool's MaxConns, leaves at least one connection free, and is at most 100;
-	// a larger value than MaxConns is lowered to MaxConns, with a warning in the log. All such queues of a Queue's workers
-	// share these connections, so that no worker holds jobs for which there is no connection. The other connections are for
-	// what handlers ask of the pool itself: if n such handlers hold all n connections of a pool and each waits for one
-	// more, they wait until their timeout. The log then says so and names the handlers.
+	// a larger value than MaxConns is lowered to MaxConns, with a warning in the log. All such queues of all workers over
+	// one pool share these connections, whatever their schemas, so that no worker holds jobs for which there is no
+	// connection. The other connections are for what handlers ask of the pool itself: if n such handlers hold all n
+	// connections of a pool and each waits for one more, they wait until their timeout. The log then says so and names the
+	// handlers.
 	Concurrency int
 
 	// Keep is how long completed jobs, and jobs that were cancelled while they ran, stay in the history, unless their kind

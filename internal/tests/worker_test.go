@@ -1961,3 +1961,66 @@ func TestTrap_DrainRestsWhileAHandlerRuns(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, w.Drain(t.Context(), 0))
 }
+
+// beside makes another schema in a test's database, with a Queue over the same pool.
+func beside(t testing.TB, db *queuetest.DB, schema string) *queuetest.DB {
+	t.Helper()
+	conn, err := pgx.ConnectConfig(t.Context(), owner(t, db).Config().ConnConfig)
+	require.NoError(t, err)
+	defer conn.Close(context.Background())
+	require.NoError(t, migrations.Up(t.Context(), conn, schema))
+	_, err = conn.Exec(t.Context(), migrations.Grants(schema, db.Pool.Config().ConnConfig.User))
+	require.NoError(t, err)
+	other := *db
+	other.Schema = schema
+	other.Queue, err = onceq.New(db.Pool, &onceq.Config{Schema: schema})
+	require.NoError(t, err)
+	return &other
+}
+
+// All workers of a process over one pool share its connections, whatever their schemas. The one of a second schema takes no job
+// while those of the first one hold all that handlers may have, and gets its share when the first of them ends.
+func TestPool_WorkersOfAllSchemasShareTheConnections(t *testing.T) {
+	t.Parallel()
+	a := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.MaxConns = 4 }))
+	b := beside(t, a, "b")
+	kind := onceq.Kind[int]{Name: "k"}
+	for _, db := range []*queuetest.DB{a, b} {
+		addMany(t, db, 8, onceq.Job{})
+	}
+	running, end := make(chan string, 100), make(chan struct{}, 100)
+	endAll := sync.OnceFunc(func() { close(end) })
+	defer endAll()
+	hold := func(schema string) onceq.Handler {
+		return kind.HandleTx(func(ctx context.Context, tx pgx.Tx, _ *onceq.Lease, _ int) error {
+			if _, err := tx.Exec(ctx, `select 1`); err != nil {
+				return err
+			}
+			running <- schema
+			<-end
+			_, err := a.Pool.Exec(ctx, `select 1`)
+			return err
+		})
+	}
+	first := start(t, a, onceq.WorkerConfig{}, hold("a"))
+	for range 3 {
+		require.Equal(t, "a", receive(t, running))
+	}
+	second := start(t, b, onceq.WorkerConfig{}, hold("b"))
+	// It has looked at its jobs, and then for a rescan.
+	apart := owner(t, a)
+	eventually(t, "a rescan", func() (ok bool) {
+		require.NoError(t, apart.QueryRow(t.Context(), `select exists (select from b.queues where rescanned_at > 'epoch')`).Scan(&ok))
+		return ok
+	})
+	require.Zero(t, second.count(onceq.EventClaimed))
+	require.Empty(t, running)
+	end <- struct{}{}
+	require.Equal(t, "b", receive(t, running), "the first schema has more than its share")
+	require.Equal(t, 3, first.count(onceq.EventClaimed))
+	endAll()
+	until(t, a, noJobs)
+	until(t, a, `not exists (select from b.jobs)`)
+	require.NoError(t, errors.Join(first.stop(), second.stop()))
+	require.Equal(t, 16, first.count(onceq.EventCompleted)+second.count(onceq.EventCompleted))
+}
