@@ -136,7 +136,7 @@ func (b *beats) overdue(t *task, now time.Time) time.Duration {
 	}
 	t.late = true
 	b.tasks.anyLate.Store(true)
-	b.q.quarantine.leave(t.lease.Token) // others may start
+	b.q.quarantine.leave(b.q, t.lease.Token) // others may start
 	return now.Sub(ended)
 }
 

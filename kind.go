@@ -48,11 +48,11 @@ type Kind[P any] struct {
 	Backoff func(attempt int, err error) time.Duration
 
 	// MaxLost is how many leases of one job may run out (because its process crashed, hung or lost the database) until the
-	// job is dead. Default 5. A worker starts jobs that have lost a lease one after the other, and claims each just before
-	// it starts: the next one when the one before is done or has run for 1 s, or for 16, 81 and 256 s if three, two or one
-	// more lost leases would make it dead. So a job that ends its process is found out. Only the first lost lease can be
-	// charged to a job that was merely about to start. A worker that has a kind with MaxLost 1 claims no job before a
-	// handler is free for it.
+	// job is dead. Default 5. All workers of a process, whatever their schemas, take turns to start jobs that have lost a
+	// lease: one after the other, each claimed just before it starts, and the next one when the one before is done or has
+	// run for 1 s, or for 16, 81 and 256 s if three, two or one more lost leases would make it dead. So a job that ends its
+	// process is found out. Only the first lost lease can be charged to a job that was merely about to start. A worker that
+	// has a kind with MaxLost 1 claims no job before a handler is free for it.
 	//
 	// They count anew from 0 when the handler comes to its end and asks for another run: with Snooze, Reschedule, Sleep or
 	// Await. After an error that is retried one of them stays. A job that is given back, because of a shutdown or before its

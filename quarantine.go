@@ -85,15 +85,20 @@ func probation(left int) time.Duration {
 	return time.Duration(k*k*k*k) * time.Second
 }
 
-// quarantineTurn is the right to start a job in quarantine. There is one for all workers of a Queue, because a process that
-// ends takes all of them with it.
+// quarantineTurn is the right to start a job in quarantine. There is one for all workers of a process, whatever their schemas and
+// databases, because a process that ends takes all of them with it. Nobody keeps it for long: a claim ends after sessionLimit at
+// the latest, and a claimer whose claims fail asks for no turn.
 type quarantineTurn struct {
 	mu      sync.Mutex // guards what follows
 	taken   bool
-	token   int64 // of the job that started last; 0 while it is being claimed
+	queue   *Queue // of the job that started last, and
+	token   int64  // its token, which is unique in its schema; nil and 0 while a job is being claimed
 	over    *time.Timer
 	waiting map[*claimer]bool
 }
+
+// processTurn is that of this process.
+var processTurn quarantineTurn
 
 // free reports whether a job may start. If not, the claimer is roused when one may.
 func (t *quarantineTurn) free(c *claimer) bool {
@@ -123,24 +128,25 @@ func (t *quarantineTurn) take() bool {
 	return !was
 }
 
-func (t *quarantineTurn) start(token int64, d time.Duration) {
+func (t *quarantineTurn) start(q *Queue, token int64, d time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.token = token
-	t.over = time.AfterFunc(d, func() { t.leave(token) })
+	t.queue, t.token = q, token
+	t.over = time.AfterFunc(d, func() { t.leave(q, token) })
 }
 
-// leave ends the turn of the job with this token, if that job still has it.
-func (t *quarantineTurn) leave(token int64) {
+// leave ends the turn of the job of a queue with this token, if that job still has it. With nil and 0 it is for who took the turn
+// and started no job.
+func (t *quarantineTurn) leave(q *Queue, token int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.taken || t.token != token {
+	if !t.taken || t.queue != q || t.token != token {
 		return
 	}
 	if t.over != nil {
 		t.over.Stop()
 	}
-	t.taken, t.token, t.over = false, 0, nil
+	t.taken, t.queue, t.token, t.over = false, nil, 0, nil
 	for c := range t.waiting {
 		c.rouse()
 	}
@@ -148,9 +154,10 @@ func (t *quarantineTurn) leave(token int64) {
 }
 
 // quarantineDue reports whether a job in quarantine should be claimed before anything else. It alternates with the other
-// jobs, so that neither sort waits for all of the other.
+// jobs, so that neither sort waits for all of the other. After a failure the claim of other jobs shows when it is over, so that nobody
+// waits for the turn while the database of another schema does not answer.
 func (c *claimer) quarantineDue(f *feed) bool {
-	return len(f.quarantine.ids) > 0 && !f.quarantine.othersTurn && int(f.slots.quarantined.Load()) < f.mayQuarantine() && c.q.quarantine.free(c)
+	return len(f.quarantine.ids) > 0 && !f.quarantine.othersTurn && c.fails == 0 && int(f.slots.quarantined.Load()) < f.mayQuarantine() && c.q.quarantine.free(c)
 }
 
 // mayQuarantine is how many of a feed's handlers may run jobs in quarantine.
@@ -209,7 +216,7 @@ func (q *quarantineClaim) send(ctx context.Context) error {
 func (c *claimer) startQuarantined(q *quarantineClaim, err error) {
 	f, in := q.f, &q.f.quarantine
 	if err != nil || len(q.ask.leases) == 0 {
-		c.q.quarantine.leave(0)
+		c.q.quarantine.leave(nil, 0)
 	}
 	if !c.claimed([]*feed{f}, err) {
 		return
@@ -225,7 +232,7 @@ func (c *claimer) startQuarantined(q *quarantineClaim, err error) {
 	one := q.ask.leases[0]
 	in.past(slices.Index(q.few, one.ID) + 1)
 	f.found = time.Now()
-	c.q.quarantine.start(one.Token, probation(c.w.handlers[one.Kind].maxLost-one.Lost))
+	c.q.quarantine.start(c.q, one.Token, probation(c.w.handlers[one.Kind].maxLost-one.Lost))
 	f.slots.quarantined.Add(1)
 	in.started++
 	f.slots.outstanding.Add(int64(f.slots.width - 1)) // the job has a slot for itself

@@ -79,10 +79,10 @@ type Queue struct {
 
 	installation atomic.Pointer[string] // meta.installation, once read
 
-	effects    sync.Mutex     // guards Lease.effects
-	quarantine quarantineTurn // the turn to start a job that has lost a lease
-	troubles   troubles       // background work that fails
-	pauses     pauses         // what workers must not claim
+	effects    sync.Mutex      // guards Lease.effects
+	quarantine *quarantineTurn // of the process: the turn to start a job that has lost a lease
+	troubles   troubles        // background work that fails
+	pauses     pauses          // what workers must not claim
 
 	late sync.Map // token → lateHandler: handlers that do not return
 	far  distance // of the database, for the slots of rates
@@ -103,7 +103,7 @@ func New(pool *pgxpool.Pool, cfg *Config) (*Queue, error) {
 	if cfg == nil {
 		cfg = &Config{}
 	}
-	q := &Queue{pool: pool, schema: cfg.Schema, log: cfg.Logger, hook: cfg.Hook, enqueuing: cfg.BeforeEnqueue}
+	q := &Queue{pool: pool, schema: cfg.Schema, log: cfg.Logger, hook: cfg.Hook, enqueuing: cfg.BeforeEnqueue, quarantine: &processTurn}
 	if q.schema == "" {
 		q.schema = "onceq"
 	}

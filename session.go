@@ -65,6 +65,7 @@ var processConns struct {
 }
 
 func init() {
+	ownconns.Alone = func(queue any) { queue.(*Queue).quarantine = new(quarantineTurn) }
 	ownconns.Keep = func(ctx context.Context, pool *pgxpool.Pool) (func(), error) {
 		o, err := connect(ctx, pool)
 		if err != nil {

@@ -107,7 +107,7 @@ func (s *taskSet) forget(lease *Lease) {
 		s.emptied()
 	}
 	if lease.Lost > 0 {
-		s.q.quarantine.leave(lease.Token)
+		s.q.quarantine.leave(s.q, lease.Token)
 	}
 }
 

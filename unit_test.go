@@ -517,7 +517,7 @@ func TestRescans_RoomOfAFeed(t *testing.T) {
 	f.quarantine.started++ // and has ended
 	require.True(t, room(), "they return all the time")
 	require.False(t, room())
-	q.quarantine.leave(0)
+	q.quarantine.leave(nil, 0)
 	require.True(t, room())
 	f.quarantine.started += 2
 	s.quarantined.Store(2)
@@ -952,6 +952,7 @@ func benchQueue(b testing.TB) *Queue {
 	if err != nil {
 		b.Fatal(err)
 	}
+	q.quarantine = new(quarantineTurn)
 	return q
 }
 

@@ -79,6 +79,7 @@ func (r *proofRun) process(f *fault) (*Process, error) {
 	// Nobody needs the log of a process that is killed on purpose.
 	p.Queue, err = onceq.New(p.Pool, &onceq.Config{Logger: slog.New(slog.DiscardHandler), Hook: onceq.HookFunc(p.event)})
 	if err == nil {
+		ownconns.Alone(p.Queue)
 		p.release, err = ownconns.Keep(context.Background(), p.Pool)
 	}
 	if err != nil {

@@ -32,6 +32,7 @@ import (
 
 	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/internal/leaks"
+	"github.com/onceq/onceq/internal/ownconns"
 )
 
 // DB is one test's database and the queue in it.
@@ -139,6 +140,7 @@ func New(t testing.TB, opts ...Option) *DB {
 	if err != nil {
 		t.Fatalf("queuetest: %v", err)
 	}
+	ownconns.Alone(db.Queue)
 	if db.citus && !o.empty { // so that EnqueueInBatch knows
 		if err := db.Queue.Check(t.Context()); err != nil {
 			t.Fatalf("queuetest: %v", err)

@@ -307,6 +307,7 @@ func (db *DB) work(claimed func(onceq.Event), limit int, handlers []onceq.Handle
 	q, err := onceq.New(db.Pool, &config)
 	var w *onceq.Worker
 	if err == nil {
+		ownconns.Alone(q)
 		w, err = onceq.NewWorker(q, onceq.WorkerConfig{}, handlers...)
 	}
 	if err == nil {

@@ -33,8 +33,9 @@ create table effects (job bigint, token bigint);
 create table started (job bigint, token bigint);
 create table ended (token bigint, error text);
 create table gate (open bool)`
-	processQueue = "ONCEQ_TEST_WORKER_PROCESS"
-	processLease = "ONCEQ_TEST_WORKER_LEASE"
+	processQueue  = "ONCEQ_TEST_WORKER_PROCESS"
+	processLease  = "ONCEQ_TEST_WORKER_LEASE"
+	processBeside = "ONCEQ_TEST_BESIDE" // a second schema that it works too
 )
 
 // ledgerHandlers write one row for each job that was done. In "quick", the effect and the completion commit in the worker's
@@ -103,6 +104,13 @@ func TestWorkerProcess(t *testing.T) {
 	require.NoError(t, err)
 	w, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: lease}, handlers...)
 	require.NoError(t, err)
+	if schema := os.Getenv(processBeside); schema != "" {
+		q, err := onceq.New(pool, &onceq.Config{Schema: schema})
+		require.NoError(t, err)
+		other, err := onceq.NewWorker(q, onceq.WorkerConfig{Lease: lease}, handlers...)
+		require.NoError(t, err)
+		go func() { _ = other.Run(context.Background()) }()
+	}
 	require.NoError(t, w.Run(context.Background()))
 }
 
@@ -111,10 +119,11 @@ type process struct {
 	cmd *exec.Cmd
 }
 
-func startProcess(t testing.TB, db *queuetest.DB, lease time.Duration) *process {
+func startProcess(t testing.TB, db *queuetest.DB, lease time.Duration, env ...string) *process {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], "-test.run=^TestWorkerProcess$")
 	cmd.Env = append(os.Environ(), processQueue+"="+conformance.HandOver(t, db), processLease+"="+lease.String())
+	cmd.Env = append(cmd.Env, env...)
 	cmd.Stderr = os.Stderr
 	require.NoError(t, cmd.Start())
 	p := &process{t, cmd}

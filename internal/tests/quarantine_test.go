@@ -353,3 +353,38 @@ func TestQuarantine_AJobThatItsOwnWorkerHoldsKeepsNoOthers(t *testing.T) {
 	require.NoError(t, w.stop())
 	require.Zero(t, w.count(onceq.EventLeaseLost))
 }
+
+// A process that works several schemas ends with the jobs of all of them, so they take turns: a job that ends it every time is found
+// out whatever schema it is in.
+func TestProcesses_APoisonJobDiesAloneBesideOtherSchemas(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	sqlRun(t, db, ledger)
+	other := beside(t, db, "beside")
+	poison, honest := add(t, db, onceq.Job{Kind: "poison"}), add(t, other, onceq.Job{Kind: "honest"})
+	crashes := 0
+	for done := false; !done; {
+		p := startProcess(t, db, steady, processBeside+"=beside")
+		exited := make(chan struct{})
+		go func() { _ = p.cmd.Wait(); close(exited) }()
+		for running := true; running && !done; {
+			select {
+			case <-exited:
+				running = false
+				crashes++
+				sqlRun(t, db, `update onceq.jobs set leased_until = statement_timestamp() where leased_until is not null`) // nobody has them any more
+				sqlRun(t, db, `update beside.jobs set leased_until = statement_timestamp() where leased_until is not null`)
+			case <-time.After(20 * time.Millisecond):
+				done = sqlOne[bool](t, db, `select not exists (select from onceq.jobs) and not exists (select from beside.jobs)`)
+			}
+		}
+		if done {
+			_ = p.cmd.Process.Kill()
+			<-exited
+		}
+	}
+	require.Equal(t, 5, crashes)
+	require.Equal(t, poison, sqlOne[int64](t, db, `select id from onceq.job_history where state = 6`), "dead")
+	require.Zero(t, sqlOne[int](t, db, `select count(*) from beside.job_history`))
+	require.Equal(t, honest, sqlOne[int64](t, db, `select job from effects`))
+}

@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceq/onceq"
+	"github.com/onceq/onceq/internal/ownconns"
 	"github.com/onceq/onceq/internal/pgserver"
 	"github.com/onceq/onceq/migrations"
 	"github.com/onceq/onceq/queuetest"
@@ -75,6 +76,7 @@ func start(t testing.TB, db *queuetest.DB, cfg onceq.WorkerConfig, handlers ...o
 	w := &working{t: t, db: db, ended: make(chan error, 1)}
 	q, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema, Hook: w, Logger: slog.New(slog.NewTextHandler(w, nil))})
 	require.NoError(t, err)
+	ownconns.Alone(q)
 	w.q = q
 	worker, err := onceq.NewWorker(q, cfg, handlers...)
 	require.NoError(t, err)
