@@ -86,8 +86,9 @@ func (b *beats) extend(tasks []*task) {
 			leases[i], running[i] = t.lease, !t.since.IsZero()
 		}
 		b.tasks.mu.Unlock()
-		// The shutdown does not end this: outcomes are still to be written, and handlers may take a while to return.
-		ctx, cancel := context.WithTimeout(b.ctx, b.lease/3)
+		// The shutdown does not end this: outcomes are still to be written, and handlers may take a while to return. But however
+		// long a lease is, a connection that has gone silent ends a beat after sessionLimit.
+		ctx, cancel := context.WithTimeout(b.ctx, min(b.lease/3, sessionLimit))
 		began := time.Now()
 		answers, err := b.q.beat(ctx, b.db, leases, running, b.lease)
 		cancel()

@@ -196,3 +196,13 @@ func (q *Queue) WasQuiet(queue string) bool {
 	_, found := q.quiet.Load(queue)
 	return found || q.allQuiet.Load() != 0
 }
+
+// Extend extends a lease as a worker over the same pool does in a beat, and returns when that has ended. The worker's leases last so
+// long.
+func (q *Queue) Extend(ctx context.Context, l *Lease, lease time.Duration) {
+	processConns.mu.Lock()
+	own := processConns.all[q.pool]
+	processConns.mu.Unlock()
+	b := &beats{q: q, db: quick{own, beatPatience}, lease: lease, ctx: ctx, tasks: &taskSet{q: q, base: ctx}}
+	b.extend([]*task{{lease: l}})
+}

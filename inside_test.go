@@ -1421,6 +1421,55 @@ func TestTrap_AStatementWaitsForWhicheverConnectionIsFreeFirst(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
+// A beat that gets no answer has the session, and a third of a lease may be long. Meanwhile the worker announces itself, and half a
+// minute later the beat gives up.
+func TestSession_ABeatWithoutAnAnswerHoldsUpNothing(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	named := func(statement string) string {
+		return strings.ReplaceAll(statement, "onceq.", pgx.Identifier{db.Schema}.Sanitize()+".")
+	}
+	_, err := db.Queue.Enqueue(t.Context(), db.Pool, onceq.Job{Kind: "k", Queue: "other"})
+	require.NoError(t, err)
+	leases, err := db.Queue.Claim(t.Context(), onceq.ClaimOptions{Queue: "other", Limit: 1, Lease: time.Hour})
+	require.NoError(t, err)
+	kind := onceq.Kind[int]{Name: "k"}
+	w, err := onceq.NewWorker(db.Queue, onceq.WorkerConfig{Lease: time.Hour}, kind.Handle(func(context.Context, *onceq.Lease, int) error { return nil }))
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(ctx) }()
+	owner := conformance.Owner(t, db)
+	becomes(t, owner, named(`select exists (select from onceq.waiters where idle_until > statement_timestamp())`))
+	lock, err := owner.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = lock.Rollback(context.Background()) }()
+	_, err = lock.Exec(t.Context(), named(`lock table onceq.jobs in exclusive mode`)) // to the worker this is like a network that has swallowed the answer
+	require.NoError(t, err)
+	extended := make(chan bool)
+	go func() {
+		db.Queue.Extend(context.WithoutCancel(t.Context()), leases[0], time.Hour)
+		close(extended)
+	}()
+	const waits = `exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`
+	becomes(t, owner, `select `+waits)
+	var round int64
+	require.NoError(t, owner.QueryRow(t.Context(), named(`select round from onceq.waiters`)).Scan(&round))
+	becomes(t, owner, named(fmt.Sprintf(`select round > %d from onceq.waiters`, round)))
+	var still bool
+	require.NoError(t, owner.QueryRow(t.Context(), `select `+waits).Scan(&still))
+	require.True(t, still, "the announcement came before the beat has ended")
+	select {
+	case <-extended:
+	case <-time.After(5 * time.Minute):
+		t.Error("the beat waits for as long as a third of a lease")
+	}
+	require.NoError(t, lock.Rollback(context.Background()))
+	<-extended
+	stop()
+	require.NoError(t, <-ended)
+}
+
 // Outcomes that are written together take several statements. Each of them tells of the jobs that somebody wants cancelled.
 func TestFinish_HeedsCancelsOfEachStatement(t *testing.T) {
 	t.Parallel()

@@ -102,7 +102,7 @@ type listener struct {
 }
 
 func newListener(w *Worker, id int64, own *ownConns, woken func(string)) *listener {
-	l := &listener{q: w.q, id: id, db: quick{own: own}, channel: fmt.Sprintf("onceq_%d", id), woken: woken}
+	l := &listener{q: w.q, id: id, db: quick{own, claimPatience}, channel: fmt.Sprintf("onceq_%d", id), woken: woken}
 	l.queues = slices.Sorted(maps.Keys(w.queues))
 	sum := sha256.Sum256([]byte(strings.Join(l.queues, "\x00")))
 	l.serves = int64(binary.BigEndian.Uint64(sum[:]))

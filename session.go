@@ -23,8 +23,8 @@ import (
 //
 //	session   1  Open while a Run is. It listens, and what a worker does again and again goes through it: looking, claiming,
 //	             extending leases, announcing. A statement there is one statement, because its settings belong to the session.
-//	spare     1  The same while there is no session: in Drain, behind a pooler, after a lost connection. And for beats that
-//	             and claims that would have to wait for the session, or that wait for their turn (turn.go).
+//	spare     1  The same while there is no session: in Drain, behind a pooler, after a lost connection. And for what would have
+//	             to wait for the session, and claims that wait for their turn (turn.go).
 //	outcomes  2  Outcomes, and effects while the application's pool is busy. And for those that would have to wait for spare. And
 //	             jobs that wait to be cancelled, and held ones whose effects were settled.
 //
@@ -52,7 +52,7 @@ const (
 	ownIdle        = 20 * time.Second // after which a connection that is not used closes
 	ownIdleCheck   = 10 * time.Second
 	beatPatience   = 100 * time.Millisecond // how long a beat waits for the session
-	claimPatience  = time.Second            // the same of a claim or a look
+	claimPatience  = time.Second            // the same of everything else, but for what makes the session listen
 	effectPatience = time.Second            // how long an effect waits for a connection of the application's pool. The pool closes one that is not ready by then
 	sessionLimit   = 30 * time.Second       // how long a statement on the session or the spare connection may take, if nothing else is said
 	openWithin     = 10 * time.Second       // how long it may take to open the session
@@ -539,7 +539,7 @@ func (e forEffects) acquire(ctx context.Context) *pgxpool.Conn {
 // through the spare connection. Queue.send does that.
 type quick struct {
 	own      *ownConns
-	patience time.Duration // for the session; 0 is as long as the context lasts
+	patience time.Duration // for the session
 }
 
 func (k quick) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
@@ -583,9 +583,6 @@ func (q *Queue) quickly(ctx context.Context, db quick, by way, statement string,
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, sessionLimit)
 		defer cancel()
-	}
-	if db.patience == 0 {
-		return q.send(ctx, db.own.spare, by, statement, args, read)
 	}
 	conn, err := db.own.free(ctx, db.patience)
 	if err != nil {
