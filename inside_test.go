@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"regexp"
 	"slices"
 	"strings"
@@ -1356,6 +1357,66 @@ func TestKeep_ClosesADeadConnectionThatSomebodyHas(t *testing.T) {
 	keep()
 	_, err = spare.Exec(t.Context(), `select 1`)
 	require.NoError(t, err)
+}
+
+// silent is a connection on which nothing is heard any more once its other end has vanished, and whose end nobody is told.
+type silent struct {
+	net.Conn
+	gone *atomic.Bool
+}
+
+func (s silent) Write(b []byte) (int, error) {
+	if s.gone.Load() {
+		return len(b), nil
+	}
+	return s.Conn.Write(b)
+}
+
+func (s silent) Read(b []byte) (n int, err error) {
+	for {
+		if n, err = s.Conn.Read(b); err != nil || !s.gone.Load() {
+			return n, err
+		}
+	}
+}
+
+// One of the worker's own connections that has gone silent under a statement makes room for another one, and the server is told to
+// end the statement. The room was taken for 15 s more, which a beat cannot wait for.
+func TestConnections_ASilentOneMakesRoom(t *testing.T) {
+	t.Parallel()
+	var gone atomic.Pointer[atomic.Bool] // of the connections that are made now
+	gone.Store(new(atomic.Bool))
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
+		dial := c.ConnConfig.DialFunc
+		c.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := dial(ctx, network, address)
+			if err != nil {
+				return nil, err
+			}
+			return silent{conn, gone.Load()}, nil
+		}
+	}))
+	release, err := ownconns.Keep(t.Context(), db.Pool)
+	require.NoError(t, err)
+	t.Cleanup(release)
+	spare := onceq.SpareConn(db.Pool)
+	ctx, cancel := context.WithCancel(t.Context())
+	failed := make(chan error, 1)
+	go func() {
+		_, err := spare.Exec(ctx, `select pg_sleep(3600)`)
+		failed <- err
+	}()
+	owner := conformance.Owner(t, db)
+	const sleeps = `exists (select from pg_stat_activity where datname = current_database() and wait_event = 'PgSleep')`
+	becomes(t, owner, `select `+sleeps)
+	gone.Swap(new(atomic.Bool)).Store(true)
+	cancel()
+	require.ErrorIs(t, <-failed, context.Canceled)
+	soon, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	_, err = spare.Exec(soon, `select 1`)
+	require.NoError(t, err)
+	becomes(t, owner, `select not `+sleeps)
 }
 
 // A claim or a beat gets whichever of the worker's own connections is free first. One waited for the connections for outcomes

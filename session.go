@@ -56,6 +56,7 @@ const (
 	effectPatience = time.Second            // how long an effect waits for a connection of the application's pool. The pool closes one that is not ready by then
 	sessionLimit   = 30 * time.Second       // how long a statement on the session or the spare connection may take, if nothing else is said
 	openWithin     = 10 * time.Second       // how long it may take to open the session
+	closeWithin    = time.Second            // the same to close a connection under a statement
 )
 
 // processConns are the own connections of all pools with workers.
@@ -113,6 +114,7 @@ func connect(ctx context.Context, of *pgxpool.Pool) (*ownConns, error) {
 	cfg.MaxConns = 1
 	wholeMessages(cfg.ConnConfig)
 	leaveStandbys(cfg.ConnConfig)
+	makeRoom(cfg)
 	var err error
 	if o.spare, err = pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg); err == nil {
 		cfg = cfg.Copy()
@@ -151,6 +153,21 @@ func leaveStandbys(cfg *pgx.ConnConfig) {
 	cfg.OnPgError = func(conn *pgconn.PgConn, err *pgconn.PgError) bool {
 		standby := err.Code == "0A000" || err.Code == "25006" && conn.ParameterStatus("default_transaction_read_only") != "on"
 		return (also == nil || also(conn, err)) && !standby
+	}
+}
+
+// makeRoom has a connection take up no room that pgx closes under a statement, because its context has ended. pgx asks the server to
+// cancel the statement, over another connection, and then waits for the server to close this one. That takes no time, but where the
+// network has swallowed the connection pgx waits for 15 s, and beats would have none meanwhile, although new ones can be made.
+func makeRoom(cfg *pgxpool.Config) {
+	also := cfg.BeforeClose
+	cfg.BeforeClose = func(conn *pgx.Conn) {
+		if also != nil {
+			also(conn)
+		}
+		if conn.IsClosed() && !within(conn.PgConn().CleanupDone(), closeWithin) {
+			_ = conn.PgConn().Conn().Close() // the server is still asked to cancel the statement
+		}
 	}
 }
 
