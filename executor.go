@@ -561,7 +561,7 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 	}
 	x.tasks.mu.Lock()
 	for _, t := range tasks {
-		t.finishing = true
+		t.finishing, t.commits = true, true
 	}
 	x.tasks.mu.Unlock()
 	sure, err = x.q.commitTx(unbroken, tx, outcomes[0].lease, many, statement, args, row, next)
@@ -581,7 +581,7 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 	}
 	x.tasks.mu.Lock()
 	for _, t := range tasks {
-		if t.finishing = err == nil; err == nil {
+		if t.finishing, t.commits = err == nil, false; err == nil {
 			x.tasks.forget(t.lease)
 		}
 	}

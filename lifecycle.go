@@ -169,7 +169,11 @@ func (r *run) end() (left error) {
 	if !within(returned, max(0, time.Until(ends))) {
 		r.cancel(errShutdown)
 		if !within(returned, abandonAfter) {
-			if left = r.tasks.abandon(); left != nil {
+			left = r.tasks.abandon(false)
+			if left == nil && !within(returned, r.w.lease+rollbackTimeout) { // they may be committing, for as long as a lease
+				left = r.tasks.abandon(true)
+			}
+			if left != nil {
 				time.AfterFunc(rollbackTimeout, r.giveUp)
 			}
 		}

@@ -26,6 +26,7 @@ type task struct {
 	since     time.Time       // when its handler was called
 	lost      error           // why it must not start or continue
 	finishing bool            // its outcome is being written: the row may be gone
+	commits   bool            // its transaction is being committed, with its outcome
 	late      bool            // its handler did not return and was given up
 }
 
@@ -133,14 +134,14 @@ func (s *taskSet) lose(t *task, op string, event EventType) {
 }
 
 // abandon is for the end of Run: it closes the connections of transactions whose handlers ignore their context, and names
-// their kinds.
-func (s *taskSet) abandon() error {
+// their kinds. With commits it does the same to transactions that are being committed.
+func (s *taskSet) abandon(commits bool) error {
 	var kinds []string
 	var open []*lazytx.Tx
 	n := 0
 	s.mu.Lock()
 	for _, t := range s.all {
-		if t.ctx != nil && !t.finishing {
+		if t.ctx != nil && (!t.finishing || commits && t.commits) {
 			n++
 			kinds = append(kinds, t.lease.Kind)
 			if t.tx != nil {
@@ -155,6 +156,9 @@ func (s *taskSet) abandon() error {
 	slices.Sort(kinds)
 	if n == 0 {
 		return nil
+	}
+	if commits {
+		return fmt.Errorf("onceq: the transactions of %d handlers could not be committed in time (kinds %q); it is not known whether they were, and if not, their leases run out, and their jobs run again", n, slices.Compact(kinds))
 	}
 	return fmt.Errorf("onceq: %d handlers did not return after their context was cancelled (kinds %q); their leases run out, and their jobs run again", n, slices.Compact(kinds))
 }

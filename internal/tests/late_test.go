@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -276,6 +277,38 @@ func TestShutdown_IsBoundedBesideHandlersThatIgnoreIt(t *testing.T) {
 	close(finish)
 	require.NoError(t, lock.Rollback(t.Context()))
 	require.NoError(t, receive(t, returned))
+}
+
+// A handler's transaction that is still committing when cancelled handlers have had their time is waited for, and what becomes of it
+// is stored.
+func TestShutdown_WaitsForACommitUnderWay(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	must[pgconn.CommandTag](t)(owner(t, db).Exec(t.Context(), `
+		create function refuse() returns trigger language plpgsql as $$ begin
+			perform set_config('lock_timeout', '0', true);
+			perform pg_advisory_xact_lock(1);
+			raise exception 'refused';
+			end $$;
+		create constraint trigger refuse after delete on jobs deferrable initially deferred for each row execute function refuse()`))
+	gate := begin(t, db)
+	must[pgconn.CommandTag](t)(gate.Exec(t.Context(), `select pg_advisory_xact_lock(1)`))
+	add(t, db, onceq.Job{})
+	w := start(t, db, onceq.WorkerConfig{Lease: time.Minute, ShutdownTimeout: -1}, handleTx(func(ctx context.Context, tx pgx.Tx, _ *onceq.Lease) error {
+		_, err := tx.Exec(ctx, `select 1`)
+		return err
+	}))
+	until(t, db, `exists (select from pg_stat_activity where datname = current_database() and wait_event = 'advisory')`)
+	w.cancel()
+	select {
+	case err := <-w.ended:
+		w.ended <- err
+		t.Error("Run has returned: ", err)
+	case <-time.After(8 * time.Second): // cancelled handlers have 5 s
+	}
+	commit(t, gate)
+	require.NoError(t, w.stop())
+	require.True(t, sqlOne[bool](t, db, `select leased_until is null and lost = 0 and attempts = 0 from onceq.jobs`), w.logged())
 }
 
 // A row that a stranger has locked holds up the outcome of its own job and no other, and nothing runs a second time: neither when
