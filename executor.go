@@ -203,6 +203,16 @@ func (x *executor) left(s *slots, tasks []*task) {
 	}
 }
 
+// taken reports whether no slot is free, and how many jobs' handlers have ever returned. Anybody may call it.
+func (x *executor) taken() (all bool, returned int64) {
+	all = true
+	for _, s := range x.slots {
+		all = all && s.outstanding.Load() >= int64(s.count)*int64(s.width)
+		returned += s.returned.Load()
+	}
+	return all, returned
+}
+
 // giveBack ends tasks that were not started, as if they had not been claimed.
 func (x *executor) giveBack(tasks []*task) {
 	for _, t := range tasks {

@@ -21,6 +21,7 @@ const (
 	promoteRest   = 20 * time.Millisecond  // longest pause while there was work a moment ago
 	promoteBusy   = 20 * time.Millisecond  // shortest pause while the worker does not wait, so that Enqueue does not wake it, and
 	promoteShare  = 50                     // so many times as long as asking for calls takes
+	promoteFull   = 250 * time.Millisecond // longest pause that grows while no slot is free and no handler returns
 	promoteOld    = 3                      // rest after a look for old calls that let nothing go on: so many times as long as it took, and
 	promoteOldMax = 500 * time.Millisecond // no longer
 	promoteIdle   = time.Minute            // how often a worker looks none of whose kinds has lanes
@@ -57,6 +58,9 @@ type promoter struct {
 	found  time.Time        // when it last found calls
 	pause  time.Duration    // how long it rests next while there was work a moment ago; 0 for the shortest
 	asked  [2]time.Duration // what it took the latest two times to ask whether there are calls
+
+	full     time.Duration // how long it does not ask while no slot is free and no handler returns
+	returned int64         // how many jobs' handlers had ever returned when it last asked
 }
 
 func newPromoter(w *Worker, id int64, db *pgxpool.Pool, l *listener, woken func(string)) *promoter {
@@ -234,24 +238,43 @@ func callsDue(since string) string {
 }
 
 // restBusy is rest while the worker is busy, so that nobody is woken and the claimer looks at nothing: it asks at short
-// intervals whether there are calls.
+// intervals whether there are calls. While no slot is free and no handler returns, nothing that it lets in could start here, so the
+// intervals grow, until it is called or a handler has returned.
 func (p *promoter) restBusy(ctx context.Context, did promoted) bool {
-	next := time.Now().Add(did.next)
+	latest := time.Now()
+	next := latest.Add(did.next)
 	for {
 		wait := min(time.Second, max(promoteBusy, promoteShare*min(p.asked[0], p.asked[1])))
 		wait = wait*9/10 + rand.N(max(1, wait/5))
 		if did.next > 0 {
 			wait = min(wait, time.Until(next)+time.Millisecond)
 		}
-		if !sleep(ctx, wait, p.wake) {
+		called := false
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-p.wake:
+			called = true
+		case <-ctx.Done():
+			timer.Stop()
 			return false
 		}
+		timer.Stop()
 		began := time.Now()
 		if did.next > 0 && !began.Before(next) || p.anew.Load() || !began.Before(p.rescan) || p.listener.waits.Load() {
 			return true
 		}
+		full, returned := p.exec.taken()
+		switch {
+		case called || !full || returned != p.returned:
+			p.full = 0
+		case began.Sub(latest) < p.full:
+			continue
+		}
+		p.returned, latest, p.full = returned, began, min(max(promoteBusy, 2*p.full), promoteFull)
 		var due bool
 		if err := p.q.queryRow(ctx, p.db, anyCalls, []any{p.looked.Add(-promoteMargin)}, &due); err != nil || due {
+			p.full = 0
 			return true
 		}
 		p.asked[0], p.asked[1] = time.Since(began), p.asked[0]

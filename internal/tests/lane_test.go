@@ -844,6 +844,39 @@ func TestLane_DrainClaimsWhatAnotherPromoterLetIn(t *testing.T) {
 	require.True(t, ran)
 }
 
+// While a worker has no free slot and none of its handlers returns, its promoter asks less and less often whether there are calls. It
+// goes on asking.
+func TestLane_AFullWorkerAsksForCallsNowAndThen(t *testing.T) {
+	t.Parallel()
+	var asked atomic.Int64
+	db, _ := hooked(t, &statementHook{before: func(sql string) {
+		if strings.HasPrefix(sql, "select exists (select from generate_series(-1, 15)") {
+			asked.Add(1)
+		}
+	}})
+	running, end := make(chan bool, 3), make(chan bool)
+	release := sync.OnceFunc(func() { close(end) })
+	defer release()
+	start(t, db, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 1}}}, charges.Handle(func(context.Context, *onceq.Lease, charge) error {
+		running <- true
+		<-end
+		return nil
+	}))
+	for customer := range 2 {
+		add(t, db, charges.Job(charge{customer, 1}))
+	}
+	receive(t, running)
+	until(t, db, `not exists (select from onceq.job_waits)`)
+	eventually(t, "a question", func() bool { return asked.Load() > 0 })
+	before := asked.Load()
+	time.Sleep(4 * time.Second)
+	require.Less(t, asked.Load()-before, int64(32))
+	add(t, db, charges.Job(charge{2, 1}))
+	until(t, db, `not exists (select from onceq.job_waits)`)
+	release()
+	until(t, db, noJobs)
+}
+
 // The promoter of a worker that is busy asks whether there are calls, and promotes if there are some.
 func TestLane_ABusyWorkerAsksForCalls(t *testing.T) {
 	t.Parallel()
