@@ -137,10 +137,14 @@ func (q *Queue) LookAtFamilies(ctx context.Context) (int, error) {
 // ListStatement is the statement of List.
 func ListStatement(f Filter) (string, []any) { return f.statement(liveInfo, waitingInfo, pastInfo) }
 
+// ReadAhead is a statement of Explain.
+const ReadAhead = readAhead
+
 // ReadStill is a statement of Health.
 var ReadStill = readStill
 
 var (
+	ReadLane     = readLane
 	PromoteCalls = promoteCalls
 	SweepMembers = sweepMembers
 )

@@ -156,8 +156,12 @@ func indexScansOnly(node any) error {
 			if node["Index Name"] == "waiters_pkey" || node["Index Name"] == "job_members_untold" {
 				break // as above; the second has only rows that are looked for
 			}
-			if cond, _ := node["Index Cond"].(string); column == "" || !strings.Contains(cond, column) {
+			cond, _ := node["Index Cond"].(string)
+			if column == "" || !strings.Contains(cond, column) {
 				return fmt.Errorf("all of %v", node["Index Name"])
+			}
+			if node["Index Name"] == "job_waits_lane" && strings.Contains(cond, "run_at") && !strings.Contains(cond, "(priority = ") {
+				return fmt.Errorf("all delayed jobs of a lane: run_at bounds nothing without the priority: %s", cond)
 			}
 			second := map[any]string{"job_fences_pkey": "(scope = ", "lane_places_pkey": "(id = ", "lane_stops_pkey": "(id = ", "job_members_pkey": "(job_id = "}[node["Index Name"]]
 			if filter, _ := node["Filter"].(string); second != "" && strings.Contains(filter, second) {
@@ -1201,6 +1205,57 @@ func TestPromoter_AFamilyIsCalledInPagesBesideLockedSlots(t *testing.T) {
 			<-ended
 		})
 	}
+}
+
+// A look at a limit read all its delayed jobs to see whether more are due, and so did Explain for a lane.
+func TestStatements_ALookReadsNoDelayedJobs(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t, queuetest.Schema("onceq"))
+	ctx := t.Context()
+	require.NoError(t, db.Queue.SetLimit(ctx, db.Pool, "rate", onceq.Limit{Rate: 10, Burst: 2}))
+	_, err := conformance.Owner(t, db).Exec(ctx, `
+insert into onceq.job_waits (id, run_at, created_at, max_attempts, priority, lane_rule, lane, path, queue, kind, payload)
+select nextval('onceq.ids'), now() + interval '1 day', now(), 25, g % 2 - 1, 0, lane, path, 'default', 'k', '1'
+  from generate_series(1, 40000) g, (values ('/rate', E'\x1f/rate'), ('k/lane', null)) l (lane, path)`)
+	require.NoError(t, err)
+	jobs := slices.Repeat([]onceq.Job{{Kind: "k", Limit: "rate"}, {Kind: "k", Lane: "lane", Priority: onceq.PriorityLow}}, 20)
+	results, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
+	require.NoError(t, err)
+
+	for what, read := range map[string]struct {
+		statement string
+		args      []any
+	}{
+		"promote":      {onceq.PromoteCalls, []any{time.Time{}, 200, 0, 100_000, 1_000_000, 1, nil, nil}},
+		"explain":      {onceq.ReadLane, []any{"k/lane", 1, time.Now().Add(time.Hour), results[len(results)-1].ID, 1000}},
+		"locked ahead": {onceq.ReadAhead, []any{"k/lane", 10}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			tx, err := db.Pool.Begin(ctx)
+			require.NoError(t, err)
+			defer func() { _ = tx.Rollback(ctx) }()
+			_, err = tx.Exec(ctx, onceq.GuardPlans)
+			require.NoError(t, err)
+			_, err = tx.Exec(ctx, onceq.LockCalls, time.Time{})
+			require.NoError(t, err)
+			var raw []byte
+			require.NoError(t, tx.QueryRow(ctx, "explain (analyze, buffers, timing off, format json) "+read.statement, read.args...).Scan(&raw))
+			require.Less(t, pagesOf(t, raw, "job_waits"), 100.0)
+		})
+	}
+}
+
+// pagesOf is how many pages a plan has read of a table and its indexes.
+func pagesOf(t *testing.T, raw []byte, table string) (n float64) {
+	t.Helper()
+	var plan any
+	require.NoError(t, json.Unmarshal(raw, &plan))
+	eachNode(plan, func(node map[string]any) {
+		if node["Relation Name"] == table && node["Node Type"] != "ModifyTable" {
+			n += node["Shared Hit Blocks"].(float64) + node["Shared Read Blocks"].(float64)
+		}
+	})
+	return n
 }
 
 // Each limit that was set had all of them read, with all slots locked.

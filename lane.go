@@ -387,15 +387,33 @@ select ` + limitOf("$1::text") + `,
        array(select j.id from ` + liveIn("$1::text") + ` order by p.id limit 10),
        (select j.leased_until from ` + liveIn("$1::text") + ` and j.leased_until > statement_timestamp() order by p.id limit 1),
        array(select s.id from ` + stopsOf("$1::text") + ` order by s.id limit 10),
-       (select count(*) from (select from onceq.job_waits
-         where lane = $1::text and run_at <= statement_timestamp() and (priority, run_at, id) < ($2::smallint, $3::timestamptz, $4::bigint) limit $5::int) w)`
+       (select count(*)
+          from (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+                 cross join lateral (
+                       select from onceq.job_waits
+                        where lane = $1::text and priority = p.priority
+                          and run_at <= case when p.priority = $2::smallint then least($3::timestamptz, statement_timestamp()) else statement_timestamp() end
+                          and (p.priority < $2::smallint or run_at < $3::timestamptz or id < $4::bigint)
+                        order by run_at, id
+                        limit $5::int) w
+                 where p.priority <= $2::smallint
+                 limit $5::int) w)`
+
+// readAhead gives the first $2 jobs of lane $1 whose time has come.
+const readAhead = `
+select array(select w.id
+               from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+              cross join lateral (
+                    select id from onceq.job_waits
+                     where lane = $1::text and priority = p.priority and run_at <= statement_timestamp()
+                     order by run_at, id
+                     limit $2::int) w
+              limit $2::int)`
 
 // lockedAhead looks for a transaction that has one of the first jobs of the lane locked, which are next: nobody passes them.
 func (x *explaining) lockedAhead(ctx context.Context, room int) (r Reason, is bool, err error) {
-	const read = `
-select array(select id from onceq.job_waits where lane = $1::text and run_at <= statement_timestamp() order by priority, run_at, id limit $2::int)`
 	var next []int64
-	if err := x.q.send(ctx, x.db, reading, read, []any{x.e.Job.Lane, min(room, StatsCap)}, row(&next)); err != nil {
+	if err := x.q.send(ctx, x.db, reading, readAhead, []any{x.e.Job.Lane, min(room, StatsCap)}, row(&next)); err != nil {
 		return r, false, fmt.Errorf("onceq: explain: %w", err)
 	}
 	return x.locked(ctx, next...)

@@ -387,7 +387,14 @@ later as (
                           select lane, null, null, null, null, null, null, null, null, null, null, id from turn) u
                    group by lane) t
            where (t.taken < t.room or t.taken = 1000)
-             and t.taken < (select count(*) from (select from onceq.job_waits where lane = t.lane and run_at <= statement_timestamp() limit t.taken + 1) w)) l
+             and t.taken < (select count(*)
+                              from (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+                                     cross join lateral (
+                                           select from onceq.job_waits
+                                            where lane = t.lane and priority = p.priority and run_at <= statement_timestamp()
+                                            order by run_at, id
+                                            limit t.taken + 1) w
+                                     limit t.taken + 1) w)) l
    where not exists (select from onceq.lane_calls c
                       where c.slot = ` + laneSlot("l.lane") + ` and c.due > statement_timestamp() and c.due <= l.due and c.lane = l.lane offset 0)
 ),

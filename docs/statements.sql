@@ -3847,8 +3847,15 @@ select f.class, f.scope, case f.state when 0 then 'queued' when 3 then 'complete
 select coalesce((select n from onceq.lane_limits where lane = $1::text),
                  (select n from onceq.lane_limits where lane = left($1::text, strpos(substr($1::text, 2), '/') + 1)), 1);
 
--- lane.go: lockedAhead.read
-select array(select id from onceq.job_waits where lane = $1::text and run_at <= statement_timestamp() order by priority, run_at, id limit $2::int);
+-- lane.go: readAhead
+select array(select w.id
+               from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+              cross join lateral (
+                    select id from onceq.job_waits
+                     where lane = $1::text and priority = p.priority and run_at <= statement_timestamp()
+                     order by run_at, id
+                     limit $2::int) w
+              limit $2::int);
 
 -- lane.go: readLane
 select coalesce((select n from onceq.lane_limits where lane = $1::text),
@@ -3876,8 +3883,17 @@ select coalesce((select n from onceq.lane_limits where lane = $1::text),
                offset 0) j
          where p.lane = $1::text and j.leased_until > statement_timestamp() order by p.id limit 1),
        array(select s.id from onceq.lane_stops s where s.lane = $1::text order by s.id limit 10),
-       (select count(*) from (select from onceq.job_waits
-         where lane = $1::text and run_at <= statement_timestamp() and (priority, run_at, id) < ($2::smallint, $3::timestamptz, $4::bigint) limit $5::int) w);
+       (select count(*)
+          from (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+                 cross join lateral (
+                       select from onceq.job_waits
+                        where lane = $1::text and priority = p.priority
+                          and run_at <= case when p.priority = $2::smallint then least($3::timestamptz, statement_timestamp()) else statement_timestamp() end
+                          and (p.priority < $2::smallint or run_at < $3::timestamptz or id < $4::bigint)
+                        order by run_at, id
+                        limit $5::int) w
+                 where p.priority <= $2::smallint
+                 limit $5::int) w);
 
 -- lane_list.go: readLanes
 with recursive names (lane, n) as (
@@ -4594,7 +4610,14 @@ later as (
                           select lane, null, null, null, null, null, null, null, null, null, null, id from turn) u
                    group by lane) t
            where (t.taken < t.room or t.taken = 1000)
-             and t.taken < (select count(*) from (select from onceq.job_waits where lane = t.lane and run_at <= statement_timestamp() limit t.taken + 1) w)) l
+             and t.taken < (select count(*)
+                              from (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+                                     cross join lateral (
+                                           select from onceq.job_waits
+                                            where lane = t.lane and priority = p.priority and run_at <= statement_timestamp()
+                                            order by run_at, id
+                                            limit t.taken + 1) w
+                                     limit t.taken + 1) w)) l
    where not exists (select from onceq.lane_calls c
                       where c.slot = ('x' || left(md5(l.lane), 1))::bit(4)::int::smallint and c.due > statement_timestamp() and c.due <= l.due and c.lane = l.lane offset 0)
 ),
