@@ -231,7 +231,7 @@ select case when not exists (select from gone) then onceq.lease_lost($1::bigint)
 // completeOneLaned is completeOneKept for a job with a lane, kept or not: the next one of the lane becomes live in the same
 // statement. completeOneLimited is the same for a job with a limit.
 var (
-	completeOneLaned   = completeOneWith(handOver)
+	completeOneLaned   = completeOneWith(handOver(false))
 	completeOneLimited = completeOneWith(handOverLines("true", leasing{}))
 )
 
@@ -398,8 +398,8 @@ with ` + endThem + writeHistory + endAnswer
 
 // endLaned is endJobs for jobs of which some have a lane, and endLimited for jobs of which some have a limit.
 var (
-	endLaned   = endWith(handOver)
-	endLimited = endWith(handOverLines("true", leasing{}))
+	endLaned   = endWith(handOver(true))
+	endLimited = endWith(handOverLines("true", leasing{many: true}))
 )
 
 // endTold is endJobs for jobs that others wait for, and endLimitedTold the same if some have lanes or limits.
@@ -500,7 +500,7 @@ select case when $9::bool and count(*) < cardinality($1::bigint[]) then onceq.le
 var (
 	retryLaned = retryWith(retrying{
 		moves: `j.lane_rule & 1 = 1 and u.delay > 0`, stays: `(j.lane_rule is null or j.lane_rule & 1 = 0 or u.delay = 0)`,
-		runAt: `statement_timestamp() + delay * interval '1 microsecond'`, lane: `lane, lane_rule`, due: `run_at`, handOver: handOver,
+		runAt: `statement_timestamp() + delay * interval '1 microsecond'`, lane: `lane, lane_rule`, due: `run_at`, handOver: handOver(true),
 	})
 	retryLimited = retryWith(retrying{
 		moves: limitMoves, stays: `not coalesce(` + limitMoves + `, false)`,
@@ -509,7 +509,7 @@ var (
 		runAt:   `case when delay > 0 then statement_timestamp() + delay * interval '1 microsecond' else created_at end`,
 		columns: `, path`,
 		lane:    `case when leaves then ` + firstLine("lane") + ` else ` + limitIn("lane") + ` end, lane_rule, ` + unslotted("lane"),
-		due:     `greatest(run_at, statement_timestamp())`, handOver: handOverLines("leaves", leasing{}),
+		due:     `greatest(run_at, statement_timestamp())`, handOver: handOverLines("leaves", leasing{many: true}),
 	})
 )
 

@@ -104,6 +104,7 @@ const laneHead = `
 // One whose id a live job has (twin) waits until that one is gone: nothing refused that one's id, because no Enqueue of a plain job
 // looks into job_waits.
 func admitWaits(by leasing) string {
+	moved, at := by.inOrder("moved")
 	return `
 ours as materialized (
   select w.id from head h cross join lateral (
@@ -116,15 +117,28 @@ moved as (
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule` + by.columns + `)
-  select id, statement_timestamp(), created_at, ` + cmp.Or(by.claims, "claims") + `, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+  select id, ` + at + `, created_at, ` + cmp.Or(by.claims, "claims") + `, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity, lane, lane_rule` + by.values + `
-    from moved` + by.returning + `
+    from ` + moved + by.returning + `
 ),
 place as (
   insert into onceq.lane_places (lane, id)
   select lane, id from moved m
    where not exists (select from onceq.lane_places p where p.lane = m.lane and p.id = m.id offset 0)
 )`
+}
+
+// inOrder gives the jobs in a part of a statement, and the time from which they are live, as claims see it. Those of one time are claimed
+// by id. So where that is not the order of the line, as with jobs that were delayed or tried before, the ones before are a
+// microsecond earlier each time that the ids fall, and none is later than now.
+func (by leasing) inOrder(part string) (jobs, at string) {
+	if !by.many {
+		return part, `statement_timestamp()`
+	}
+	const line = `window line as (partition by lane, priority order by run_at desc, id desc)`
+	return `(select *, count(*) filter (where falls) over line as falling
+            from (select *, id > lag(id) over line as falls from ` + part + ` ` + line + `) f
+          ` + line + `) ` + part, `statement_timestamp() - falling * interval '1 microsecond'`
 }
 
 // twin says that a live job has an id: the sequence of ids was set back (ErrIDTaken).
@@ -172,8 +186,10 @@ var laneOpen = `current_setting('transaction_isolation') = 'read committed'
 func stopsOf(lane string) string { return `onceq.lane_stops s where s.lane = ` + lane }
 
 // handOver follows the jobs in gone, which have left jobs, by the next ones of their lanes. Where it does not, it leaves a
-// call: there is none, it is locked, the limit was lowered, or the transaction's snapshot is older than the statement.
-var handOver = `
+// call: there is none, it is locked, the limit was lowered, or the transaction's snapshot is older than the statement. many says that
+// there may be more than one job in gone.
+func handOver(many bool) string {
+	return `
 ` + leavePlaces + `,
 stop as (
   insert into onceq.lane_stops (lane, id)
@@ -188,21 +204,24 @@ head as materialized (
   select w.id
     from freed r` + laneHead + `
    where r.stops is not true and ` + laneOpen + `
-),` + admitWaits(leasing{}) + `,
+),` + admitWaits(leasing{many: many}) + `,
 call as (
   insert into onceq.lane_calls (slot, due, lane)
   select ` + laneSlot("lane") + `, statement_timestamp(), lane
     from (select lane, n from freed union all select lane, -1 from moved) f
    group by lane having sum(n) > 0
 )`
+}
 
 // admitLines is admitWaits for jobs in ours, which are locked, of lanes and of limits: those that go on move to the lines of
 // their limits, and the others become live. Both have then the places of their lanes.
 func admitLines(by leasing) string {
+	ours, at := by.inOrder("ours")
+	moved, _ := by.inOrder("moved")
 	return `
 passed as (
-  update onceq.job_waits w set lane = ` + limitIn("w.path") + `, run_at = statement_timestamp()
-    from (select id from ours where goes_on offset 0) o where w.id = any (array[o.id])
+  update onceq.job_waits w set lane = ` + limitIn("w.path") + `, run_at = o.at
+    from (select id, ` + at + ` as at from ` + ours + ` where goes_on offset 0) o where w.id = any (array[o.id])
   returning w.id, w.lane, w.path
 ),
 moved as (
@@ -212,10 +231,10 @@ moved as (
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule` + by.columns + `)
-  select id, coalesce(slot, statement_timestamp()), created_at, ` + cmp.Or(by.claims, "claims") + `, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+  select id, case when slot > statement_timestamp() then slot else ` + at + ` end, created_at, ` + cmp.Or(by.claims, "claims") + `, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity,
          case when path is null then lane when slot is null then path else path || ` + sqlSep + ` || '` + slotMark + `' end, lane_rule` + by.values + `
-    from moved` + by.returning + `
+    from ` + moved + by.returning + `
 ),
 place as (
   insert into onceq.lane_places (lane, id)
@@ -274,28 +293,28 @@ open as materialized (
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, ` + familyOf("r.lane") + `]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
-  select w.id, w.path, r.lane
+  select w.*, r.lane
     from open r` + limitHead + `
 ),
 next as materialized (
-  select w.id, w.path, h.lane from head h cross join lateral (
-         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not ` + twin("h.id") + ` for update skip locked) w
+  select w.*, h.lane from head h cross join lateral (
+         select id, path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not ` + twin("h.id") + ` for update skip locked) w
 ),
 straight as materialized (
   select id, line
-    from (select id, line, sum(room) over l as room, count(id) over (l order by id) as nth
-            from (select null::bigint as id, lane as line, n as room from open
+    from (select id, line, sum(room) over l as room, count(id) over (l order by priority, run_at, id) as nth
+            from (select null::bigint as id, null::smallint as priority, null::timestamptz as run_at, lane as line, n as room from open
                   union all
-                  select null, lane, -1 from turn
+                  select null, null, null, lane, -1 from turn
                   union all
-                  select id, ` + limitIn("path") + `, 0 from next where path is not null) u
+                  select id, priority, run_at, ` + limitIn("path") + `, 0 from next where path is not null) u
           window l as (partition by line)) n
    where id is not null and nth <= room
 ),
 ours as materialized (
-  select id, lane, null::timestamptz as slot, false as goes_on from turn
+  select id, lane, priority, run_at, null::timestamptz as slot, false as goes_on from turn
   union all
-  select id, lane, null, path is not null and id not in (select id from straight) from next
+  select id, lane, priority, run_at, null, path is not null and id not in (select id from straight) from next
 ),` + admitLines(by) + `,
 call as (
   insert into onceq.lane_calls (slot, due, lane)

@@ -423,3 +423,125 @@ func TestLanes(t *testing.T) {
 	require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "closed", "", 1))
 	require.Empty(t, health())
 }
+
+// Jobs that one statement lets in start in the order of their lane also where that is not the order of their ids: by due time, or
+// after they had been tried. They became live at one time, and were claimed by id.
+func TestLane_JobsThatAreLetInTogetherKeepTheirOrder(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	for what, limit := range map[string]onceq.Limit{"a lane alone": {}, "with a limit": {AtOnce: 10}, "with a rate": {Rate: 100, Burst: 100}} {
+		for by, finish := range map[string]func(q *onceq.Queue, db onceq.DB, leases []*onceq.Lease) error{
+			"a promoter": nil,
+			"a completion": func(q *onceq.Queue, db onceq.DB, leases []*onceq.Lease) error {
+				_, err := q.FinishAll(ctx, db, time.Minute, leases)
+				return err
+			},
+			"a failure": func(q *onceq.Queue, db onceq.DB, leases []*onceq.Lease) error {
+				return q.FailAll(ctx, leases, errors.New("again"))
+			},
+		} {
+			t.Run(what+", by "+by, func(t *testing.T) {
+				t.Parallel()
+				db := queuetest.New(t)
+				q := db.Queue
+				kind := onceq.Kind[int]{Name: "f", Lane: func(int) string { return "a" }, LaneRule: onceq.Overtake}
+				if limit != (onceq.Limit{}) {
+					kind.Limit = func(int) string { return "provider" }
+					require.NoError(t, q.SetLimit(ctx, db.Pool, "provider", limit))
+				}
+				const jobs = 4
+				var live []*onceq.Lease
+				if finish != nil {
+					require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "f", "a", jobs))
+					for n := range jobs {
+						_, err := q.Enqueue(ctx, db.Pool, kind.Job(n))
+						require.NoError(t, err)
+					}
+					var err error
+					live, err = q.Claim(ctx, onceq.ClaimOptions{Limit: jobs})
+					require.NoError(t, err)
+					require.Len(t, live, jobs)
+				} else {
+					require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "f", "a", 0))
+				}
+				var want []int64
+				for n := range jobs {
+					j := kind.Job(n)
+					j.Delay = []time.Duration{2, 1, 4, 3}[n] * time.Minute
+					r, err := q.Enqueue(ctx, db.Pool, j)
+					require.NoError(t, err)
+					want = append(want, r.ID)
+				}
+				want = []int64{want[1], want[0], want[3], want[2]}
+				for _, l := range live {
+					require.NoError(t, l.Extend(ctx, time.Hour))
+				}
+				db.Advance(5 * time.Minute)
+				if finish != nil {
+					require.NoError(t, finish(q, db.Pool, live))
+				} else {
+					require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "f", "a", jobs))
+				}
+				var got []int64
+				for len(got) < jobs {
+					leases, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 1})
+					require.NoError(t, err)
+					for _, l := range leases {
+						got = append(got, l.ID)
+					}
+				}
+				require.Equal(t, want, got)
+			})
+		}
+	}
+}
+
+// Where a limit has fewer places than a lane has next jobs, the first of the lane get them, and not those with the smallest ids.
+func TestLimit_ItsPlacesGoToTheFirstOfALane(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	db := queuetest.New(t)
+	q := db.Queue
+	kind := onceq.Kind[int]{Name: "f", Lane: func(n int) string { return fmt.Sprint(n) }, Limit: func(int) string { return "provider" }}
+	require.NoError(t, q.SetLaneLimit(ctx, db.Pool, "f", "", 2))
+	require.NoError(t, q.SetLimit(ctx, db.Pool, "provider", onceq.Limit{AtOnce: 2}))
+	add := func(lane int, delay time.Duration) int64 {
+		j := kind.Job(lane)
+		j.Delay = delay
+		r, err := q.Enqueue(ctx, db.Pool, j)
+		require.NoError(t, err)
+		return r.ID
+	}
+	claim := func() (leases []*onceq.Lease, ids []int64) {
+		for len(leases) < 2 {
+			more, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 2 - len(leases)})
+			require.NoError(t, err)
+			for _, l := range more {
+				leases, ids = append(leases, l), append(ids, l.ID)
+			}
+		}
+		return leases, ids
+	}
+	add(1, 0)
+	add(1, 0)
+	live, _ := claim()
+	second, first := add(1, 2*time.Minute), add(1, time.Minute)
+	other := add(2, 0)
+	_, err := q.Claim(ctx, onceq.ClaimOptions{}) // the other lane's goes on to the limit
+	require.NoError(t, err)
+	for _, l := range live {
+		require.NoError(t, l.Extend(ctx, time.Hour))
+	}
+	db.Advance(3 * time.Minute)
+	_, err = q.FinishAll(ctx, db.Pool, time.Minute, live)
+	require.NoError(t, err)
+	live, ids := claim()
+	require.ElementsMatch(t, []int64{other, first}, ids)
+	require.NoError(t, live[0].Complete(ctx, nil))
+	_, err = q.FinishAll(ctx, db.Pool, time.Minute, live[1:])
+	require.NoError(t, err)
+	leases, err := q.Claim(ctx, onceq.ClaimOptions{Limit: 2})
+	require.NoError(t, err)
+	require.Len(t, leases, 1)
+	require.Equal(t, second, leases[0].ID)
+}

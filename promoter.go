@@ -314,6 +314,13 @@ select set_config('onceq_lanes.slots', coalesce((select string_agg(slot::text, '
        coalesce((select extract(epoch from due - statement_timestamp()) * 1000000 from next where due < 'infinity'), 0)::bigint,
        exists (select from due where slot = -1)`
 
+// leaseAlone is how promoteCalls leases a job.
+var leaseAlone = func() leasing {
+	by := leaseNext(`w.lost = 0 and o.slot is null and w.queue = $7::text and w.kind = any ($8::text[]) and (select count(*) from ours) = 1`, "$5", "$6")
+	by.many = true
+	return by
+}()
+
 // promoteCalls deletes the calls of the slots that lockCalls locked, and admits up to n minus the live jobs of their lanes.
 // Where the next job is locked, or there may be more of them than it takes, it leaves a new call. It returns how many calls
 // it handled, how many jobs became live and in which queues, and until when all calls are handled that it was to look for, if
@@ -351,10 +358,10 @@ turn as materialized (
     from (select * from rate where n > 0 offset 0) r` + limitHead + `
 ),
 ours as materialized (
-  select h.id, h.lane, null::timestamptz as slot, w.path is not null as goes_on from head h cross join lateral (
-         select path from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not ` + twin("h.id") + ` for update skip locked) w
+  select h.id, h.lane, w.priority, w.run_at, null::timestamptz as slot, w.path is not null as goes_on from head h cross join lateral (
+         select path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not ` + twin("h.id") + ` for update skip locked) w
   union all
-  select t.id, t.lane, case when t.gap is not null then ` + slotOf + ` end, false
+  select t.id, t.lane, t.priority, t.run_at, case when t.gap is not null then ` + slotOf + ` end, false
     from (select *, row_number() over (partition by lane order by priority, run_at, id) - 1 as i from turn) t
 ),
 paid as (
@@ -365,7 +372,7 @@ paid as (
           select lane, debt, gap, 0 from rewound) u
    group by lane
   on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap, paid_at = excluded.paid_at
-),` + admitLines(leaseNext(`w.lost = 0 and o.slot is null and w.queue = $7::text and w.kind = any ($8::text[]) and (select count(*) from ours) = 1`, "$5", "$6")) + `,
+),` + admitLines(leaseAlone) + `,
 again as (
   insert into onceq.lane_calls (slot, due, lane)
   select ` + laneSlot("h.lane") + `, statement_timestamp() + case when h.got < h.wanted then $4::bigint else 0 end * interval '1 microsecond', h.lane

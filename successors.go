@@ -46,8 +46,11 @@ const (
 )
 
 // leasing is what admitWaits and admitLines add to lease a job at once: a column of moved that says whether, columns of jobs and their
-// values, and what is returned.
-type leasing struct{ which, columns, claims, values, returning string }
+// values, and what is returned. many says that there may be more than one job of a line, which become live in its order (inOrder).
+type leasing struct {
+	which, columns, claims, values, returning string
+	many                                      bool
+}
 
 // leaseNext is how a job is leased to holder, for lease microseconds, if next holds for its row in job_waits.
 func leaseNext(next, lease, holder string) leasing {

@@ -283,9 +283,11 @@ moved as (
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
-  select id, statement_timestamp(), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+  select id, statement_timestamp() - falling * interval '1 microsecond', created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity, lane, lane_rule
-    from moved
+    from (select *, count(*) filter (where falls) over line as falling
+            from (select *, id > lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
+          window line as (partition by lane, priority order by run_at desc, id desc)) moved
 ),
 place as (
   insert into onceq.lane_places (lane, id)
@@ -400,7 +402,7 @@ open as materialized (
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
-  select w.id, w.path, r.lane
+  select w.*, r.lane
     from open r
    cross join lateral (
          select w.*
@@ -415,28 +417,30 @@ turn as materialized (
           limit r.n) w
 ),
 next as materialized (
-  select w.id, w.path, h.lane from head h cross join lateral (
-         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+  select w.*, h.lane from head h cross join lateral (
+         select id, path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 straight as materialized (
   select id, line
-    from (select id, line, sum(room) over l as room, count(id) over (l order by id) as nth
-            from (select null::bigint as id, lane as line, n as room from open
+    from (select id, line, sum(room) over l as room, count(id) over (l order by priority, run_at, id) as nth
+            from (select null::bigint as id, null::smallint as priority, null::timestamptz as run_at, lane as line, n as room from open
                   union all
-                  select null, lane, -1 from turn
+                  select null, null, null, lane, -1 from turn
                   union all
-                  select id, split_part(path, E'\x1f', 2), 0 from next where path is not null) u
+                  select id, priority, run_at, split_part(path, E'\x1f', 2), 0 from next where path is not null) u
           window l as (partition by line)) n
    where id is not null and nth <= room
 ),
 ours as materialized (
-  select id, lane, null::timestamptz as slot, false as goes_on from turn
+  select id, lane, priority, run_at, null::timestamptz as slot, false as goes_on from turn
   union all
-  select id, lane, null, path is not null and id not in (select id from straight) from next
+  select id, lane, priority, run_at, null, path is not null and id not in (select id from straight) from next
 ),
 passed as (
-  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = statement_timestamp()
-    from (select id from ours where goes_on offset 0) o where w.id = any (array[o.id])
+  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at
+    from (select id, statement_timestamp() - falling * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
+            from (select *, id > lag(id) over line as falls from ours window line as (partition by lane, priority order by run_at desc, id desc)) f
+          window line as (partition by lane, priority order by run_at desc, id desc)) ours where goes_on offset 0) o where w.id = any (array[o.id])
   returning w.id, w.lane, w.path
 ),
 moved as (
@@ -446,10 +450,12 @@ moved as (
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
-  select id, coalesce(slot, statement_timestamp()), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+  select id, case when slot > statement_timestamp() then slot else statement_timestamp() - falling * interval '1 microsecond' end, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity,
          case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule
-    from moved
+    from (select *, count(*) filter (where falls) over line as falling
+            from (select *, id > lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
+          window line as (partition by lane, priority order by run_at desc, id desc)) moved
 ),
 place as (
   insert into onceq.lane_places (lane, id)
@@ -2010,7 +2016,7 @@ open as materialized (
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
-  select w.id, w.path, r.lane
+  select w.*, r.lane
     from open r
    cross join lateral (
          select w.*
@@ -2025,28 +2031,28 @@ turn as materialized (
           limit r.n) w
 ),
 next as materialized (
-  select w.id, w.path, h.lane from head h cross join lateral (
-         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+  select w.*, h.lane from head h cross join lateral (
+         select id, path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 straight as materialized (
   select id, line
-    from (select id, line, sum(room) over l as room, count(id) over (l order by id) as nth
-            from (select null::bigint as id, lane as line, n as room from open
+    from (select id, line, sum(room) over l as room, count(id) over (l order by priority, run_at, id) as nth
+            from (select null::bigint as id, null::smallint as priority, null::timestamptz as run_at, lane as line, n as room from open
                   union all
-                  select null, lane, -1 from turn
+                  select null, null, null, lane, -1 from turn
                   union all
-                  select id, split_part(path, E'\x1f', 2), 0 from next where path is not null) u
+                  select id, priority, run_at, split_part(path, E'\x1f', 2), 0 from next where path is not null) u
           window l as (partition by line)) n
    where id is not null and nth <= room
 ),
 ours as materialized (
-  select id, lane, null::timestamptz as slot, false as goes_on from turn
+  select id, lane, priority, run_at, null::timestamptz as slot, false as goes_on from turn
   union all
-  select id, lane, null, path is not null and id not in (select id from straight) from next
+  select id, lane, priority, run_at, null, path is not null and id not in (select id from straight) from next
 ),
 passed as (
-  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = statement_timestamp()
-    from (select id from ours where goes_on offset 0) o where w.id = any (array[o.id])
+  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at
+    from (select id, statement_timestamp() as at from ours where goes_on offset 0) o where w.id = any (array[o.id])
   returning w.id, w.lane, w.path
 ),
 moved as (
@@ -2056,7 +2062,7 @@ moved as (
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
-  select id, coalesce(slot, statement_timestamp()), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+  select id, case when slot > statement_timestamp() then slot else statement_timestamp() end, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity,
          case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule
     from moved
@@ -2201,9 +2207,11 @@ moved as (
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
-  select id, statement_timestamp(), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+  select id, statement_timestamp() - falling * interval '1 microsecond', created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity, lane, lane_rule
-    from moved
+    from (select *, count(*) filter (where falls) over line as falling
+            from (select *, id > lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
+          window line as (partition by lane, priority order by run_at desc, id desc)) moved
 ),
 place as (
   insert into onceq.lane_places (lane, id)
@@ -2300,7 +2308,7 @@ open as materialized (
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
-  select w.id, w.path, r.lane
+  select w.*, r.lane
     from open r
    cross join lateral (
          select w.*
@@ -2315,28 +2323,30 @@ turn as materialized (
           limit r.n) w
 ),
 next as materialized (
-  select w.id, w.path, h.lane from head h cross join lateral (
-         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+  select w.*, h.lane from head h cross join lateral (
+         select id, path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 straight as materialized (
   select id, line
-    from (select id, line, sum(room) over l as room, count(id) over (l order by id) as nth
-            from (select null::bigint as id, lane as line, n as room from open
+    from (select id, line, sum(room) over l as room, count(id) over (l order by priority, run_at, id) as nth
+            from (select null::bigint as id, null::smallint as priority, null::timestamptz as run_at, lane as line, n as room from open
                   union all
-                  select null, lane, -1 from turn
+                  select null, null, null, lane, -1 from turn
                   union all
-                  select id, split_part(path, E'\x1f', 2), 0 from next where path is not null) u
+                  select id, priority, run_at, split_part(path, E'\x1f', 2), 0 from next where path is not null) u
           window l as (partition by line)) n
    where id is not null and nth <= room
 ),
 ours as materialized (
-  select id, lane, null::timestamptz as slot, false as goes_on from turn
+  select id, lane, priority, run_at, null::timestamptz as slot, false as goes_on from turn
   union all
-  select id, lane, null, path is not null and id not in (select id from straight) from next
+  select id, lane, priority, run_at, null, path is not null and id not in (select id from straight) from next
 ),
 passed as (
-  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = statement_timestamp()
-    from (select id from ours where goes_on offset 0) o where w.id = any (array[o.id])
+  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at
+    from (select id, statement_timestamp() - falling * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
+            from (select *, id > lag(id) over line as falls from ours window line as (partition by lane, priority order by run_at desc, id desc)) f
+          window line as (partition by lane, priority order by run_at desc, id desc)) ours where goes_on offset 0) o where w.id = any (array[o.id])
   returning w.id, w.lane, w.path
 ),
 moved as (
@@ -2346,10 +2356,12 @@ moved as (
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
-  select id, coalesce(slot, statement_timestamp()), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+  select id, case when slot > statement_timestamp() then slot else statement_timestamp() - falling * interval '1 microsecond' end, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity,
          case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule
-    from moved
+    from (select *, count(*) filter (where falls) over line as falling
+            from (select *, id > lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
+          window line as (partition by lane, priority order by run_at desc, id desc)) moved
 ),
 place as (
   insert into onceq.lane_places (lane, id)
@@ -2478,9 +2490,11 @@ moved as (
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
-  select id, statement_timestamp(), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+  select id, statement_timestamp() - falling * interval '1 microsecond', created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity, lane, lane_rule
-    from moved
+    from (select *, count(*) filter (where falls) over line as falling
+            from (select *, id > lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
+          window line as (partition by lane, priority order by run_at desc, id desc)) moved
 ),
 place as (
   insert into onceq.lane_places (lane, id)
@@ -2583,7 +2597,7 @@ open as materialized (
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
-  select w.id, w.path, r.lane
+  select w.*, r.lane
     from open r
    cross join lateral (
          select w.*
@@ -2598,28 +2612,30 @@ turn as materialized (
           limit r.n) w
 ),
 next as materialized (
-  select w.id, w.path, h.lane from head h cross join lateral (
-         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+  select w.*, h.lane from head h cross join lateral (
+         select id, path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 straight as materialized (
   select id, line
-    from (select id, line, sum(room) over l as room, count(id) over (l order by id) as nth
-            from (select null::bigint as id, lane as line, n as room from open
+    from (select id, line, sum(room) over l as room, count(id) over (l order by priority, run_at, id) as nth
+            from (select null::bigint as id, null::smallint as priority, null::timestamptz as run_at, lane as line, n as room from open
                   union all
-                  select null, lane, -1 from turn
+                  select null, null, null, lane, -1 from turn
                   union all
-                  select id, split_part(path, E'\x1f', 2), 0 from next where path is not null) u
+                  select id, priority, run_at, split_part(path, E'\x1f', 2), 0 from next where path is not null) u
           window l as (partition by line)) n
    where id is not null and nth <= room
 ),
 ours as materialized (
-  select id, lane, null::timestamptz as slot, false as goes_on from turn
+  select id, lane, priority, run_at, null::timestamptz as slot, false as goes_on from turn
   union all
-  select id, lane, null, path is not null and id not in (select id from straight) from next
+  select id, lane, priority, run_at, null, path is not null and id not in (select id from straight) from next
 ),
 passed as (
-  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = statement_timestamp()
-    from (select id from ours where goes_on offset 0) o where w.id = any (array[o.id])
+  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at
+    from (select id, statement_timestamp() - falling * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
+            from (select *, id > lag(id) over line as falls from ours window line as (partition by lane, priority order by run_at desc, id desc)) f
+          window line as (partition by lane, priority order by run_at desc, id desc)) ours where goes_on offset 0) o where w.id = any (array[o.id])
   returning w.id, w.lane, w.path
 ),
 moved as (
@@ -2629,10 +2645,12 @@ moved as (
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
-  select id, coalesce(slot, statement_timestamp()), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+  select id, case when slot > statement_timestamp() then slot else statement_timestamp() - falling * interval '1 microsecond' end, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity,
          case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule
-    from moved
+    from (select *, count(*) filter (where falls) over line as falling
+            from (select *, id > lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
+          window line as (partition by lane, priority order by run_at desc, id desc)) moved
 ),
 place as (
   insert into onceq.lane_places (lane, id)
@@ -2788,7 +2806,7 @@ open as materialized (
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
-  select w.id, w.path, r.lane
+  select w.*, r.lane
     from open r
    cross join lateral (
          select w.*
@@ -2803,28 +2821,30 @@ turn as materialized (
           limit r.n) w
 ),
 next as materialized (
-  select w.id, w.path, h.lane from head h cross join lateral (
-         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+  select w.*, h.lane from head h cross join lateral (
+         select id, path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 straight as materialized (
   select id, line
-    from (select id, line, sum(room) over l as room, count(id) over (l order by id) as nth
-            from (select null::bigint as id, lane as line, n as room from open
+    from (select id, line, sum(room) over l as room, count(id) over (l order by priority, run_at, id) as nth
+            from (select null::bigint as id, null::smallint as priority, null::timestamptz as run_at, lane as line, n as room from open
                   union all
-                  select null, lane, -1 from turn
+                  select null, null, null, lane, -1 from turn
                   union all
-                  select id, split_part(path, E'\x1f', 2), 0 from next where path is not null) u
+                  select id, priority, run_at, split_part(path, E'\x1f', 2), 0 from next where path is not null) u
           window l as (partition by line)) n
    where id is not null and nth <= room
 ),
 ours as materialized (
-  select id, lane, null::timestamptz as slot, false as goes_on from turn
+  select id, lane, priority, run_at, null::timestamptz as slot, false as goes_on from turn
   union all
-  select id, lane, null, path is not null and id not in (select id from straight) from next
+  select id, lane, priority, run_at, null, path is not null and id not in (select id from straight) from next
 ),
 passed as (
-  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = statement_timestamp()
-    from (select id from ours where goes_on offset 0) o where w.id = any (array[o.id])
+  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at
+    from (select id, statement_timestamp() - falling * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
+            from (select *, id > lag(id) over line as falls from ours window line as (partition by lane, priority order by run_at desc, id desc)) f
+          window line as (partition by lane, priority order by run_at desc, id desc)) ours where goes_on offset 0) o where w.id = any (array[o.id])
   returning w.id, w.lane, w.path
 ),
 moved as (
@@ -2834,10 +2854,12 @@ moved as (
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
-  select id, coalesce(slot, statement_timestamp()), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+  select id, case when slot > statement_timestamp() then slot else statement_timestamp() - falling * interval '1 microsecond' end, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity,
          case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule
-    from moved
+    from (select *, count(*) filter (where falls) over line as falling
+            from (select *, id > lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
+          window line as (partition by lane, priority order by run_at desc, id desc)) moved
 ),
 place as (
   insert into onceq.lane_places (lane, id)
@@ -2967,7 +2989,7 @@ open as materialized (
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
-  select w.id, w.path, r.lane
+  select w.*, r.lane
     from open r
    cross join lateral (
          select w.*
@@ -2982,28 +3004,28 @@ turn as materialized (
           limit r.n) w
 ),
 next as materialized (
-  select w.id, w.path, h.lane from head h cross join lateral (
-         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+  select w.*, h.lane from head h cross join lateral (
+         select id, path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 straight as materialized (
   select id, line
-    from (select id, line, sum(room) over l as room, count(id) over (l order by id) as nth
-            from (select null::bigint as id, lane as line, n as room from open
+    from (select id, line, sum(room) over l as room, count(id) over (l order by priority, run_at, id) as nth
+            from (select null::bigint as id, null::smallint as priority, null::timestamptz as run_at, lane as line, n as room from open
                   union all
-                  select null, lane, -1 from turn
+                  select null, null, null, lane, -1 from turn
                   union all
-                  select id, split_part(path, E'\x1f', 2), 0 from next where path is not null) u
+                  select id, priority, run_at, split_part(path, E'\x1f', 2), 0 from next where path is not null) u
           window l as (partition by line)) n
    where id is not null and nth <= room
 ),
 ours as materialized (
-  select id, lane, null::timestamptz as slot, false as goes_on from turn
+  select id, lane, priority, run_at, null::timestamptz as slot, false as goes_on from turn
   union all
-  select id, lane, null, path is not null and id not in (select id from straight) from next
+  select id, lane, priority, run_at, null, path is not null and id not in (select id from straight) from next
 ),
 passed as (
-  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = statement_timestamp()
-    from (select id from ours where goes_on offset 0) o where w.id = any (array[o.id])
+  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at
+    from (select id, statement_timestamp() as at from ours where goes_on offset 0) o where w.id = any (array[o.id])
   returning w.id, w.lane, w.path
 ),
 moved as (
@@ -3013,7 +3035,7 @@ moved as (
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule)
-  select id, coalesce(slot, statement_timestamp()), created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+  select id, case when slot > statement_timestamp() then slot else statement_timestamp() end, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity,
          case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule
     from moved
@@ -4548,10 +4570,10 @@ turn as materialized (
           limit r.n) w
 ),
 ours as materialized (
-  select h.id, h.lane, null::timestamptz as slot, w.path is not null as goes_on from head h cross join lateral (
-         select path from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+  select h.id, h.lane, w.priority, w.run_at, null::timestamptz as slot, w.path is not null as goes_on from head h cross join lateral (
+         select path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
   union all
-  select t.id, t.lane, case when t.gap is not null then statement_timestamp() + case when t.rested and t.i < t.burst then 0
+  select t.id, t.lane, t.priority, t.run_at, case when t.gap is not null then statement_timestamp() + case when t.rested and t.i < t.burst then 0
        else greatest(0, ceil(t.debt + (t.i + 1 - (t.burst - t.kept)) * t.gap)) end * interval '1 microsecond' end, false
     from (select *, row_number() over (partition by lane order by priority, run_at, id) - 1 as i from turn) t
 ),
@@ -4565,8 +4587,10 @@ paid as (
   on conflict (lane) do update set free_at = excluded.free_at, gap = excluded.gap, paid_at = excluded.paid_at
 ),
 passed as (
-  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = statement_timestamp()
-    from (select id from ours where goes_on offset 0) o where w.id = any (array[o.id])
+  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at
+    from (select id, statement_timestamp() - falling * interval '1 microsecond' as at from (select *, count(*) filter (where falls) over line as falling
+            from (select *, id > lag(id) over line as falls from ours window line as (partition by lane, priority order by run_at desc, id desc)) f
+          window line as (partition by lane, priority order by run_at desc, id desc)) ours where goes_on offset 0) o where w.id = any (array[o.id])
   returning w.id, w.lane, w.path
 ),
 moved as (
@@ -4576,10 +4600,12 @@ moved as (
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule, leased_until, holder)
-  select id, coalesce(slot, statement_timestamp()), created_at, case when next then least(claims + 1, 1048575) else claims end, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+  select id, case when slot > statement_timestamp() then slot else statement_timestamp() - falling * interval '1 microsecond' end, created_at, case when next then least(claims + 1, 1048575) else claims end, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity,
          case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule, case when next then statement_timestamp() + $5::bigint * interval '1 microsecond' end, case when next then $6::bigint end
-    from moved
+    from (select *, count(*) filter (where falls) over line as falling
+            from (select *, id > lag(id) over line as falls from moved window line as (partition by lane, priority order by run_at desc, id desc)) f
+          window line as (partition by lane, priority order by run_at desc, id desc)) moved
   returning *
 ),
 place as (
@@ -5405,7 +5431,7 @@ open as materialized (
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
-  select w.id, w.path, r.lane
+  select w.*, r.lane
     from open r
    cross join lateral (
          select w.*
@@ -5420,28 +5446,28 @@ turn as materialized (
           limit r.n) w
 ),
 next as materialized (
-  select w.id, w.path, h.lane from head h cross join lateral (
-         select id, path from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
+  select w.*, h.lane from head h cross join lateral (
+         select id, path, priority, run_at from onceq.job_waits where id = h.id and lane is not distinct from h.lane and not exists (select from onceq.jobs where id = h.id offset 0) for update skip locked) w
 ),
 straight as materialized (
   select id, line
-    from (select id, line, sum(room) over l as room, count(id) over (l order by id) as nth
-            from (select null::bigint as id, lane as line, n as room from open
+    from (select id, line, sum(room) over l as room, count(id) over (l order by priority, run_at, id) as nth
+            from (select null::bigint as id, null::smallint as priority, null::timestamptz as run_at, lane as line, n as room from open
                   union all
-                  select null, lane, -1 from turn
+                  select null, null, null, lane, -1 from turn
                   union all
-                  select id, split_part(path, E'\x1f', 2), 0 from next where path is not null) u
+                  select id, priority, run_at, split_part(path, E'\x1f', 2), 0 from next where path is not null) u
           window l as (partition by line)) n
    where id is not null and nth <= room
 ),
 ours as materialized (
-  select id, lane, null::timestamptz as slot, false as goes_on from turn
+  select id, lane, priority, run_at, null::timestamptz as slot, false as goes_on from turn
   union all
-  select id, lane, null, path is not null and id not in (select id from straight) from next
+  select id, lane, priority, run_at, null, path is not null and id not in (select id from straight) from next
 ),
 passed as (
-  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = statement_timestamp()
-    from (select id from ours where goes_on offset 0) o where w.id = any (array[o.id])
+  update onceq.job_waits w set lane = split_part(w.path, E'\x1f', 2), run_at = o.at
+    from (select id, statement_timestamp() as at from ours where goes_on offset 0) o where w.id = any (array[o.id])
   returning w.id, w.lane, w.path
 ),
 moved as (
@@ -5451,7 +5477,7 @@ moved as (
 job as (
   insert into onceq.jobs (id, run_at, created_at, claims, lost, attempts, max_attempts, priority, queue, kind, scope, key,
                           payload, payload_bytes, metadata, errors, identity, lane, lane_rule, leased_until, holder)
-  select id, coalesce(slot, statement_timestamp()), created_at, case when next then least(claims + 1, 1048575) else claims end, lost, attempts, max_attempts, priority, queue, kind, scope, key,
+  select id, case when slot > statement_timestamp() then slot else statement_timestamp() end, created_at, case when next then least(claims + 1, 1048575) else claims end, lost, attempts, max_attempts, priority, queue, kind, scope, key,
          payload, payload_bytes, metadata, errors, identity,
          case when path is null then lane when slot is null then path else path || E'\x1f' || '@' end, lane_rule, case when next then statement_timestamp() + $8::bigint * interval '1 microsecond' end, case when next then $9::bigint end
     from moved
