@@ -1129,7 +1129,7 @@ func TestStatements_ACallForAFamilyReadsNoOtherFamilysJobs(t *testing.T) {
 	_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
 	require.NoError(t, err)
 	require.NoError(t, db.Queue.SetLaneLimit(ctx, db.Pool, "earlier", "", 5))
-	read, looks := readOf(t, db, "job_waits", onceq.CallLanes, 2000)
+	read, looks := readOf(t, db.Pool, "job_waits", onceq.CallLanes, 2000)
 	require.GreaterOrEqual(t, looks, 2.0, "one for each family that was called")
 	require.Less(t, read, 20.0)
 }
@@ -1245,6 +1245,56 @@ select nextval('onceq.ids'), now() + interval '1 day', now(), 25, g % 2 - 1, 0, 
 	}
 }
 
+// A look at a rate read all its live jobs twice, and each of them that completed caused one.
+func TestStatements_ALookAtARateReadsFewLiveJobs(t *testing.T) {
+	t.Parallel()
+	const live = 3000
+	for name, c := range map[string]struct {
+		setup string
+		jobs  int
+		takes int
+	}{
+		"nothing waits":            {`select`, 0, 0},
+		"slots are given for long": {`insert into onceq.limit_rates (lane, free_at, gap, paid_at) values ('/rate', now() + interval '1 hour', 10000, now())`, 10, 0},
+		"many are unclaimed":       {`update onceq.jobs set leased_until = null, holder = null where id > 2900`, 10, 0},
+		"a job comes":              {`select`, 1, 1}, // the one look that has to know how many are unclaimed
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t, queuetest.Schema("onceq"))
+			ctx := t.Context()
+			require.NoError(t, db.Queue.SetLimit(ctx, db.Pool, "rate", onceq.Limit{Rate: 100, Burst: 20}))
+			for _, fill := range []string{
+				`insert into onceq.jobs (id, run_at, created_at, leased_until, holder, claims, max_attempts, priority, queue, kind, payload, lane, lane_rule)
+				 select nextval('onceq.ids'), now(), now(), now() + interval '1 hour', 1, 1, 25, 0, 'default', 'k', '1', E'\x1f/rate\x1f@', 0 from generate_series(1, 3000)`,
+				`insert into onceq.lane_places (lane, id) select '/rate', id from onceq.jobs`,
+				c.setup,
+			} {
+				_, err := conformance.Owner(t, db).Exec(ctx, fill)
+				require.NoError(t, err)
+			}
+			for range c.jobs {
+				_, err := db.Queue.Enqueue(ctx, db.Pool, onceq.Job{Kind: "k", Limit: "rate"})
+				require.NoError(t, err)
+			}
+			most := 200.0
+			if c.takes > 0 {
+				most = live + 200
+			}
+			tx, err := db.Pool.Begin(ctx)
+			require.NoError(t, err)
+			defer func() { _ = tx.Rollback(ctx) }()
+			_, err = tx.Exec(ctx, onceq.LockCalls, time.Time{})
+			require.NoError(t, err)
+			read, _ := readOf(t, tx, "lane_places", onceq.PromoteCalls, time.Time{}, 200, 0, 100_000, 1_000_000, 1, nil, nil)
+			require.LessOrEqual(t, read, most)
+			var took int
+			require.NoError(t, tx.QueryRow(ctx, `select count(*) from onceq.jobs where id > 3000`).Scan(&took))
+			require.Equal(t, c.takes, took)
+		})
+	}
+}
+
 // pagesOf is how many pages a plan has read of a table and its indexes.
 func pagesOf(t *testing.T, raw []byte, table string) (n float64) {
 	t.Helper()
@@ -1265,7 +1315,7 @@ func TestStatements_ALoweredLimitReadsNoOthers(t *testing.T) {
 	ctx := t.Context()
 	_, err := db.Pool.Exec(ctx, `insert into onceq.lane_limits (lane, n, lowered) select '/' || g, 1, g = 7 from generate_series(1, 3000) g`)
 	require.NoError(t, err)
-	read, _ := readOf(t, db, "lane_limits", onceq.SettleLimits)
+	read, _ := readOf(t, db.Pool, "lane_limits", onceq.SettleLimits)
 	require.Less(t, read, 20.0)
 }
 
@@ -1288,7 +1338,7 @@ func TestHealth_ReadsFewJobsForALimitOf0(t *testing.T) {
 	}
 	_, err = conformance.Owner(t, db).Exec(ctx, `vacuum analyze onceq.job_waits, onceq.lane_limits`)
 	require.NoError(t, err)
-	read, looks := readOf(t, db, "job_waits", onceq.ReadStill, 0)
+	read, looks := readOf(t, db.Pool, "job_waits", onceq.ReadStill, 0)
 	require.LessOrEqual(t, read, 1000.0, "of the family of delayed jobs")
 	require.GreaterOrEqual(t, looks, 3.0*8, "one for each priority of each limit")
 }
@@ -1319,21 +1369,23 @@ func TestList_APageOfAGroupReadsNoOtherMembers(t *testing.T) {
 			require.EqualValues(t, 1999-i, j.ID)
 		}
 		statement, args := onceq.ListStatement(f)
-		read, _ := readOf(t, db, "job_members", statement, args...)
+		read, _ := readOf(t, db.Pool, "job_members", statement, args...)
 		require.LessOrEqual(t, read, 11.0)
 		for _, table := range []string{"jobs", "job_waits", "job_history"} {
-			read, _ = readOf(t, db, table, statement, args...)
+			read, _ = readOf(t, db.Pool, table, statement, args...)
 			require.LessOrEqual(t, read, 11.0, table)
 		}
 	}
 }
 
 // readOf is how many rows of a table a statement reads, in how many looks, with the settings with which it is sent.
-func readOf(t *testing.T, db *queuetest.DB, table, statement string, args ...any) (read, looks float64) {
+func readOf(t *testing.T, db interface {
+	Begin(context.Context) (pgx.Tx, error)
+}, table, statement string, args ...any) (read, looks float64) {
 	t.Helper()
 	ctx := t.Context()
 	var plan any
-	require.NoError(t, pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
+	require.NoError(t, pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, onceq.GuardPlans); err != nil {
 			return err
 		}

@@ -172,9 +172,18 @@ const (
 const isLive = `(exists (select from onceq.jobs where id = p.id and ` + placeOfJob + ` offset 0)
                   or exists (select from onceq.job_waits where id = p.id and ` + placeOfWait + ` offset 0))`
 
-// liveCount is how many jobs have places of a lane or a limit.
-func liveCount(lane string) string {
-	return `(select count(*) as n from onceq.lane_places p where p.lane = ` + lane + ` and ` + isLive + ` offset 0)`
+// liveCount is how many jobs have places of a lane or a limit that may have n. Nobody counts those that may have any number: 0.
+func liveCount(lane, n string) string {
+	return `(select count(*) as n from onceq.lane_places p where p.lane = ` + lane + ` and ` + n + ` < ` + sqlNoCap + ` and ` + isLive + ` offset 0)`
+}
+
+// anyDue says that a job waits for a lane or a limit whose time has come.
+func anyDue(lane string) string {
+	return `exists (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+                   cross join lateral (
+                         select from onceq.job_waits
+                          where lane = ` + lane + ` and priority = p.priority and run_at <= statement_timestamp()
+                          limit 1) w offset 0)`
 }
 
 // laneOpen says that a completion may admit a successor into lane r.lane.

@@ -32,7 +32,8 @@ const (
 	longestBurst = 1000 * 365 * 24 // hours that a burst lasts at its rate: Postgres's times end after 294,276 years
 
 	sqlSep       = `E'\x1f'`
-	sqlSlotLate  = `100000.0` // microseconds
+	sqlNoCap     = `2147483647` // noCap
+	sqlSlotLate  = `100000.0`   // microseconds
 	sqlSlotAhead = `500000.0`
 
 	// sqlSlotMissed is for a job that has a slot and that is brought to where claims find it: late enough that it gets another

@@ -345,7 +345,7 @@ room as materialized (
   select l.lane, least(1000, o.n - live.n) as n
     from (select distinct lane from call where not ` + isFollowLine("lane") + `) l
    cross join lateral (select ` + limitOf("l.lane") + ` as n offset 0) o
-   cross join lateral ` + liveCount("l.lane") + ` live
+   cross join lateral ` + liveCount("l.lane", "o.n") + ` live
 ),
 head as materialized (
   select w.id, r.lane, r.n
@@ -632,7 +632,7 @@ reached as materialized (
                                 where p.lane > low.lane and p.lane < left(low.lane, -1) || '0' and ` + isLive + `
                                   and not exists (select from onceq.lane_limits o where o.lane = p.lane and o.n is not null)
                                 group by p.lane having count(*) > low.n)
-              else ` + liveCount("low.lane") + ` <= low.n end
+              else ` + liveCount("low.lane", "low.n") + ` <= low.n end
 ),
 kept as (
   update onceq.lane_limits l set lowered = false from reached r where l.lane = any (array[r.lane]) and l.n is not null

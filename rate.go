@@ -21,28 +21,37 @@ import (
 // ones if nothing has started for a while (rested). What is not claimed yet (ready) counts against what may be admitted ahead of
 // time; if that is all of it (full), there is nothing to do until half of it may have started.
 //
+// To find what is not claimed is to read all live jobs of the limit, and each of them that ends has somebody look. So they are read
+// only if a job waits, and no slots are given as long as those that were given last for half of the time that they may be ahead: the
+// next slot is the same one later. The newest ones are read first, of which fewer are claimed, and no more than fill it.
+//
 // Where the rate was changed, the slots that were given count at the new one, so that nobody gets a second burst. Those that
 // were given ahead of time count for no more than that time: otherwise a much lower rate would let nothing start for hours.
 var rates = `
 rate as materialized (
   select z.*, z.ready >= z.ahead as "full",
          least(z.room, case when z.gap is null then z.room
+                            when not z.short then 0
                             when z.rested then least(greatest(z.burst, floor(` + sqlSlotAhead + ` / z.gap + z.burst - z.kept)), greatest(0, z.ahead - z.ready))
                             else least(greatest(0, floor((` + sqlSlotAhead + ` - z.debt) / z.gap + z.burst - z.kept)), greatest(0, z.ahead - z.ready)) end)::bigint as n
-    from (select y.lane, y.room, y.gap, y.burst, y.kept, y.ready, greatest(y.debt, 0) as debt, y.debt <= -` + sqlSlotLate + ` as rested,
-                 case when y.debt > '-infinity' then greatest(-y.debt, 0) else 0 end as idle,
-                 greatest(y.burst, ceil(` + sqlSlotAhead + ` / y.gap)) as ahead
-            from (select x.*, ` + debtOf("x") + ` as debt
-                    from (select r.lane, r.n as room, s.gap, s.burst, ready.n as ready, ` + keptOf("s") + ` as kept, c.gap as was,
-                                 ` + owed + ` as owed
-                            from (select lane, n from room where lane like '/%' and n > 0 offset 0) r
-                            left join lateral ` + limitRow("r.lane", `per::float8 / rate as gap, burst`) + ` s on true
-                           cross join lateral (
-                                 select count(*) as n
-                                   from onceq.lane_places p
-                                  cross join lateral (select leased_until from onceq.jobs where id = p.id offset 0) j
-                                  where p.lane = r.lane and j.leased_until is null and s.gap is not null) ready
-                            left join lateral (select * from onceq.limit_rates where lane = r.lane offset 0) c on true) x) y) z
+    from (select y.*, ready.n as ready
+            from (select v.lane, v.room, v.gap, v.burst, v.kept, greatest(v.debt, 0) as debt, v.debt <= -` + sqlSlotLate + ` as rested,
+                         case when v.debt > '-infinity' then greatest(-v.debt, 0) else 0 end as idle,
+                         v.debt + (1 - (v.burst - v.kept)) * v.gap <= ` + sqlSlotAhead + ` / 2 as short,
+                         greatest(v.burst, ceil(` + sqlSlotAhead + ` / v.gap)) as ahead
+                    from (select x.*, ` + debtOf("x") + ` as debt
+                            from (select r.lane, r.n as room, s.gap, s.burst, ` + keptOf("s") + ` as kept, c.gap as was,
+                                         ` + owed + ` as owed
+                                    from (select lane, n from room where lane like '/%' and n > 0 and ` + anyDue("room.lane") + ` offset 0) r
+                                    left join lateral ` + limitRow("r.lane", `per::float8 / rate as gap, burst`) + ` s on true
+                                    left join lateral (select * from onceq.limit_rates where lane = r.lane offset 0) c on true) x) v) y
+           cross join lateral (
+                 select count(*) as n
+                   from (select from onceq.lane_places p
+                          cross join lateral (select leased_until from onceq.jobs where id = p.id offset 0) j
+                          where p.lane = y.lane and j.leased_until is null and y.short
+                          order by p.id desc
+                          limit y.ahead) u) ready) z
 )`
 
 // keptOf is the part of a burst that is for late starts.

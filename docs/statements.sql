@@ -4481,7 +4481,7 @@ room as materialized (
     from (select distinct lane from call where not starts_with(lane, E'\x1f')) l
    cross join lateral (select coalesce((select n from onceq.lane_limits where lane = l.lane),
                  (select n from onceq.lane_limits where lane = left(l.lane, strpos(substr(l.lane, 2), '/') + 1)), 1) as n offset 0) o
-   cross join lateral (select count(*) as n from onceq.lane_places p where p.lane = l.lane and (exists (select from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f'))) offset 0)
+   cross join lateral (select count(*) as n from onceq.lane_places p where p.lane = l.lane and o.n < 2147483647 and (exists (select from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f'))) offset 0)
                   or exists (select from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f') offset 0)) offset 0) live
 ),
 head as materialized (
@@ -4506,28 +4506,37 @@ head as materialized (
 rate as materialized (
   select z.*, z.ready >= z.ahead as "full",
          least(z.room, case when z.gap is null then z.room
+                            when not z.short then 0
                             when z.rested then least(greatest(z.burst, floor(500000.0 / z.gap + z.burst - z.kept)), greatest(0, z.ahead - z.ready))
                             else least(greatest(0, floor((500000.0 - z.debt) / z.gap + z.burst - z.kept)), greatest(0, z.ahead - z.ready)) end)::bigint as n
-    from (select y.lane, y.room, y.gap, y.burst, y.kept, y.ready, greatest(y.debt, 0) as debt, y.debt <= -100000.0 as rested,
-                 case when y.debt > '-infinity' then greatest(-y.debt, 0) else 0 end as idle,
-                 greatest(y.burst, ceil(500000.0 / y.gap)) as ahead
-            from (select x.*, case when x.gap is null or x.was is null then '-infinity'
+    from (select y.*, ready.n as ready
+            from (select v.lane, v.room, v.gap, v.burst, v.kept, greatest(v.debt, 0) as debt, v.debt <= -100000.0 as rested,
+                         case when v.debt > '-infinity' then greatest(-v.debt, 0) else 0 end as idle,
+                         v.debt + (1 - (v.burst - v.kept)) * v.gap <= 500000.0 / 2 as short,
+                         greatest(v.burst, ceil(500000.0 / v.gap)) as ahead
+                    from (select x.*, case when x.gap is null or x.was is null then '-infinity'
                             when x.gap = x.was then x.owed
                             else least(x.owed * x.gap / x.was, greatest(x.owed, (x.burst - x.kept) * x.gap + 500000.0)) end as debt
-                    from (select r.lane, r.n as room, s.gap, s.burst, ready.n as ready, least(s.burst - 1, ceil(100000.0 / s.gap)) as kept, c.gap as was,
-                                 extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 as owed
-                            from (select lane, n from room where lane like '/%' and n > 0 offset 0) r
-                            left join lateral (select per::float8 / rate as gap, burst
+                            from (select r.lane, r.n as room, s.gap, s.burst, least(s.burst - 1, ceil(100000.0 / s.gap)) as kept, c.gap as was,
+                                         extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 as owed
+                                    from (select lane, n from room where lane like '/%' and n > 0 and exists (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+                   cross join lateral (
+                         select from onceq.job_waits
+                          where lane = room.lane and priority = p.priority and run_at <= statement_timestamp()
+                          limit 1) w offset 0) offset 0) r
+                                    left join lateral (select per::float8 / rate as gap, burst
                  from onceq.lane_limits s
                 where s.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and s.n is not null
                 order by s.lane desc
                 limit 1) s on true
-                           cross join lateral (
-                                 select count(*) as n
-                                   from onceq.lane_places p
-                                  cross join lateral (select leased_until from onceq.jobs where id = p.id offset 0) j
-                                  where p.lane = r.lane and j.leased_until is null and s.gap is not null) ready
-                            left join lateral (select * from onceq.limit_rates where lane = r.lane offset 0) c on true) x) y) z
+                                    left join lateral (select * from onceq.limit_rates where lane = r.lane offset 0) c on true) x) v) y
+           cross join lateral (
+                 select count(*) as n
+                   from (select from onceq.lane_places p
+                          cross join lateral (select leased_until from onceq.jobs where id = p.id offset 0) j
+                          where p.lane = y.lane and j.leased_until is null and y.short
+                          order by p.id desc
+                          limit y.ahead) u) ready) z
 ),
 rewound as materialized (
   select x.lane, x.gap, greatest(0, case when x.gap is null or x.was is null then '-infinity'
@@ -4682,7 +4691,7 @@ reached as materialized (
                   or exists (select from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f') offset 0))
                                   and not exists (select from onceq.lane_limits o where o.lane = p.lane and o.n is not null)
                                 group by p.lane having count(*) > low.n)
-              else (select count(*) as n from onceq.lane_places p where p.lane = low.lane and (exists (select from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f'))) offset 0)
+              else (select count(*) as n from onceq.lane_places p where p.lane = low.lane and low.n < 2147483647 and (exists (select from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f'))) offset 0)
                   or exists (select from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f') offset 0)) offset 0) <= low.n end
 ),
 kept as (
