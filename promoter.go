@@ -45,6 +45,7 @@ type promoter struct {
 	kinds    []string               // of the worker
 	wake     chan struct{}          // holds one: look for calls. Anybody may send
 	seen     atomic.Bool            // there were calls, so there are lanes here
+	met      atomic.Bool            // a job of the worker's queues was let in, so those that it is woken for may be in lanes. Its loop sets it
 	anew     atomic.Bool            // the next look is for all calls. Anybody may set it
 	heard    atomic.Pointer[string] // the queue that the worker was woken for, until a look has taken it. Anybody may set it
 	again    time.Duration          // how soon a lane is looked at again whose next job is locked
@@ -73,7 +74,7 @@ func newPromoter(w *Worker, id int64, db *pgxpool.Pool, l *listener, woken func(
 
 // rouse ends the promoter's present nap, or the next one. queue is what the worker was woken for, or "". Anybody may call it.
 func (p *promoter) rouse(queue string) {
-	if !p.laned { // then what it may have been woken for is not in a lane
+	if !p.laned && !p.met.Load() { // then what it may have been woken for is not in a lane, unless it is the first such job
 		return
 	}
 	if queue != "" {
@@ -550,6 +551,11 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool) (did
 	}
 	did.busy, did.next = due > mine, time.Duration(next)*time.Microsecond
 	did.jobs += followers
+	for _, queue := range queues {
+		if p.exec != nil && p.exec.slots[queue] != nil {
+			p.met.Store(true)
+		}
+	}
 	for _, queue := range append(queues, live...) {
 		p.woken(queue)
 	}

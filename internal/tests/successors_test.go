@@ -493,19 +493,24 @@ func idleLanes(t *testing.T, db *queuetest.DB, cfg onceq.WorkerConfig, r *ran, e
 	return w, jobs
 }
 
-// A promoter leases the job that the worker was woken for, if it comes into an idle lane. Nothing of that is lost in a crash, so its
+// A promoter leases the job that the worker was woken for, if it comes into an idle lane. One of a worker whose kinds name no lanes
+// does it as well, once it has let such a job in: it started at the next look, a second later. Nothing of that is lost in a crash, so its
 // commit waits for the disk: otherwise two runs could have one token.
 func TestFirst_IsLeasedByThePromoter(t *testing.T) {
 	t.Parallel()
-	for _, inTx := range []bool{false, true} {
-		t.Run(fmt.Sprint("in a transaction ", inTx), func(t *testing.T) {
+	for _, how := range []string{"a lease", "a transaction", "a kind that names no lane"} {
+		t.Run(how, func(t *testing.T) {
 			t.Parallel()
 			db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["synchronous_commit"] = "local" }))
 			watchLeases(t, db)
 			sqlRun(t, db, `alter table public.came add durable text default current_setting('synchronous_commit')`)
 			var r ran
+			charges := charges
+			if how == "a kind that names no lane" { // its jobs do
+				charges.Lane = nil
+			}
 			h := charges.Handle(func(_ context.Context, l *onceq.Lease, c charge) error { r.add(c.N); return oneClaim(l) })
-			if inTx {
+			if how == "a transaction" {
 				h = charges.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, c charge) error {
 					r.add(c.N)
 					_, err := tx.Exec(ctx, `select 1`)
