@@ -389,7 +389,12 @@ func (x *executor) runTx(tasks []*task, h *Handler) {
 		sure, err := x.transaction(ctx, tasks, h)
 		var refused *refusedError
 		var committed *committedError
-		if conflicts(err) && try < tries && ctx.why() == nil {
+		var handOver *handOverError
+		again := conflicts(err)
+		if errors.As(err, &handOver) && !errors.As(err, &committed) && !tasks[0].alone {
+			tasks[0].alone, again = true, true
+		}
+		if again && try < tries && ctx.why() == nil {
 			ctx.cancel(nil)
 			if x.afterConflict(tasks, try, time.Since(tasks[0].lease.began)) {
 				continue
@@ -537,7 +542,7 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 	var args, row []any // row: where the statement's answer goes, if anything but the guard is asked
 	var cancelled []int64
 	var next *successor
-	if !many {
+	if !many && !tasks[0].alone {
 		next = x.successor(outcomes[0], 1)
 	}
 	switch {
@@ -574,7 +579,7 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 		t.finishing, t.commits = true, true
 	}
 	x.tasks.mu.Unlock()
-	sure, err = x.q.commitTx(unbroken, tx, outcomes[0].lease, many, statement, args, row, next)
+	sure, err = x.q.commitTx(unbroken, tx, outcomes[0].lease, many, tasks[0].alone, statement, args, row, next)
 	if next != nil {
 		defer func(err error) { // also if a hook ends the goroutine
 			next.end(err == nil)
@@ -586,8 +591,11 @@ func (x *executor) commit(ctx *handlerContext, tx *lazytx.Tx, tasks []*task, out
 		}(err)
 	}
 	tasks[0].tried = !sure && !again
-	if leaseLost(err) {
+	switch {
+	case leaseLost(err):
 		err = &refusedError{"complete", EventStale}
+	case sure && aboutOne(err) && len(tasks) == 1 && tasks[0].lease.lined() && !tasks[0].h.serializable:
+		err = &handOverError{err}
 	}
 	x.tasks.mu.Lock()
 	for _, t := range tasks {

@@ -40,6 +40,8 @@ var HotStatements = map[string]string{
 	"next of a limit":     completeNextLimited,
 	"the same, in tx":     inTx[completeNextLimited],
 	"give next back":      giveBackNext,
+	"choose slot":         chooseSlot,
+	"put off":             putOff,
 	"retry, laned":        retryLaned,
 	"end, limit":          endLimited,
 	"retry, limit":        retryLimited,

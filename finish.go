@@ -103,7 +103,11 @@ func (l *Lease) Complete(ctx context.Context, db DB) error {
 		return errInTx
 	}
 	statement, args := l.completion()
-	return l.completed(ctx, l.q.sendBare(ctx, db, statement, args, noRows))
+	err := l.q.sendBare(ctx, db, statement, args, noRows)
+	if l.lined() && aboutOne(err) && own(db) != nil {
+		err = l.q.send(ctx, db, hot.withoutHandOver(), statement, args, noRows)
+	}
+	return l.completed(ctx, err)
 }
 
 // CompleteInBatch adds the completion to the caller's own batch. If the lease is lost, it raises SQLSTATE OQ001, and what
@@ -689,7 +693,11 @@ func (q *Queue) finish(ctx context.Context, db DB, by way, outcomes []outcome) (
 		}
 		var done []int64
 		dest := append([]any{nil, &done}, part.more...)
-		if failed := q.send(ctx, db, by, part.statement, part.args(part.outcomes, false), row(dest...)); failed != nil {
+		failed := q.send(ctx, db, by, part.statement, part.args(part.outcomes, false), row(dest...))
+		if part.outcomes[0].lease.lined() && aboutOne(failed) && own(db) != nil { // then all have lanes or limits
+			failed = q.send(ctx, db, by.withoutHandOver(), part.statement, part.args(part.outcomes, false), row(dest...))
+		}
+		if failed != nil {
 			err = fmt.Errorf("onceq: finish: %w", failed)
 			left = append(left, part.outcomes...)
 			locks++

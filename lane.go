@@ -186,8 +186,22 @@ func anyDue(lane string) string {
                           limit 1) w offset 0)`
 }
 
+// handsOver says that a completion admits successors. Otherwise it leaves calls for a promoter: its transaction's snapshot may be older
+// than the statement, or it was sent with noHandOver.
+const handsOver = `current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'`
+
+// noHandOver is a setting of the transaction of a completion that is tried again because Postgres has refused it, perhaps because of the
+// job that would be next: a trigger, a constraint or a policy of the application on jobs is heard only when a job is let in.
+const noHandOver = `set_config('onceq_lanes.alone', 'on', true)`
+
+// withoutHandOver is the way with noHandOver.
+func (w way) withoutHandOver() way {
+	w.settings += `, ` + noHandOver
+	return w
+}
+
 // laneOpen says that a completion may admit a successor into lane r.lane.
-var laneOpen = `current_setting('transaction_isolation') = 'read committed'
+var laneOpen = handsOver + `
      and not exists (select from ` + stopsOf("r.lane") + ` offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)`
 
@@ -195,7 +209,7 @@ var laneOpen = `current_setting('transaction_isolation') = 'read committed'
 func stopsOf(lane string) string { return `onceq.lane_stops s where s.lane = ` + lane }
 
 // handOver follows the jobs in gone, which have left jobs, by the next ones of their lanes. Where it does not, it leaves a
-// call: there is none, it is locked, the limit was lowered, or the transaction's snapshot is older than the statement. many says that
+// call: there is none, it is locked, the limit was lowered, or the transaction does not hand over (handsOver). many says that
 // there may be more than one job in gone.
 func handOver(many bool) string {
 	return `
@@ -298,7 +312,7 @@ head as materialized (
 ),
 open as materialized (
   select r.lane, r.n from freed r
-   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed'
+   where r.lane like '/%' and ` + handsOver + `
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, ` + familyOf("r.lane") + `]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
@@ -503,7 +517,7 @@ func (x *explaining) lane(ctx context.Context) error {
 		if j.Limit != "" {
 			r.Text = fmt.Sprintf("its lane %q has room, and %d jobs come before it: a worker lets them go on within a poll, and it then needs its share of limit %q", j.Lane, r.Before, j.Limit)
 		}
-		r.Advice = "if it stays so, no worker is running: start one"
+		r.Advice = "if it stays so, no worker is running: start one; or Postgres refuses the first of them (a trigger or a constraint on the jobs), and a worker's log says why"
 	}
 	x.e.add(r)
 	if j.Limit == "" {

@@ -213,7 +213,7 @@ select (select min(j.leased_until) from onceq.lane_places p join onceq.jobs j on
 			j.Limit, l.Limit, r.Before, stamp(r.Until))
 	default:
 		r.Text = fmt.Sprintf("its limit %q has room, and %d jobs come before it: a worker lets them in within a poll", j.Limit, r.Before)
-		r.Advice = "if it stays so, no worker is running: start one"
+		r.Advice = "if it stays so, no worker is running: start one; or Postgres refuses the first of them (a trigger or a constraint on the jobs), and a worker's log says why"
 	}
 	x.e.add(r)
 	return nil

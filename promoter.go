@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -59,6 +60,7 @@ type promoter struct {
 	found  time.Time        // when it last found calls
 	pause  time.Duration    // how long it rests next while there was work a moment ago; 0 for the shortest
 	asked  [2]time.Duration // what it took the latest two times to ask whether there are calls
+	said   stamps           // when it last said of a lane that Postgres refuses its next job
 
 	full     time.Duration // how long it does not ask while no slot is free and no handler returns
 	returned int64         // how many jobs' handlers had ever returned when it last asked
@@ -436,7 +438,11 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 	case !old:
 		from = p.looked.Add(-promoteMargin)
 	}
-	did, now, left, err := p.look(ctx, from, full)
+	all := some{slot: anySlot, n: promoteChunk}
+	did, now, left, err := p.look(ctx, from, full, &all)
+	if all.locked && aboutOne(err) {
+		did, now, left, err = p.lookApart(ctx, from, full)
+	}
 	if err != nil {
 		return did, err
 	}
@@ -506,9 +512,9 @@ func (q *Queue) promoteFor(ctx context.Context) (jobs int, err error) {
 // A transaction that has leased a job waits itself: or a token could come twice.
 const commitSoon = `set_config('synchronous_commit', 'off', true)`
 
-// look takes the calls that are due since from. If sweeping, it also looks for the ends of jobs that nobody tells.
-// It returns the database's time, and from when on calls are left, if there may be more.
-func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool) (did promoted, now, left time.Time, err error) {
+// look takes the calls that are due since from, or some of them. If sweeping, it also looks for the ends of jobs that nobody
+// tells. It returns the database's time, and from when on calls are left, if there may be more.
+func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool, part *some) (did promoted, now, left time.Time, err error) {
 	var end *time.Time
 	var due, mine int
 	var next int64
@@ -539,9 +545,17 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool) (did
 	if sweeping {
 		batch.Queue(p.q.sql(sweepMembers))
 	}
-	batch.Queue(p.q.sql(lockCalls), from).Query(row(nil, &due, &mine, &next, &did.families))
+	part.locked, part.lane = false, ""
+	batch.Queue(p.q.sql(lockCalls), from).Query(func(rows pgx.Rows) error {
+		err := row(nil, &due, &mine, &next, &did.families)(rows)
+		part.locked = err == nil
+		return err
+	})
+	if part.slot != anySlot {
+		batch.Queue(p.q.sql(chooseSlot), strconv.Itoa(part.slot), from).Query(row(nil, &part.lane))
+	}
 	answer := &nextAnswer{n: first, before: []any{&did.calls, &did.jobs, &queues, nil, &followers, &live, &did.cancel, &end, nil}}
-	batch.Queue(p.q.sql(promoteCalls), from, promoteChunk, rand.Int64(), p.again.Microseconds(), lease, holder, leases, p.kinds).Query(row(answer))
+	batch.Queue(p.q.sql(promoteCalls), from, part.n, rand.Int64(), p.again.Microseconds(), lease, holder, leases, p.kinds).Query(row(answer))
 	batch.Queue("commit")
 	if err := p.db.SendBatch(unbroken, batch).Close(); err != nil {
 		return promoted{}, now, left, fmt.Errorf("onceq: promote: %w", p.q.told(err))

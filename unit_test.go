@@ -597,6 +597,7 @@ var update = flag.Bool("update", false, "write docs/statements.sql anew")
 // built has the statements that are not constants, each under the name of what builds it.
 var built = map[string]string{
 	"callLater":               callLater,
+	"putOff":                  putOff,
 	"lookForCalls":            lookForCalls,
 	"anyCalls":                anyCalls,
 	"moveJobs":                moveJobs,

@@ -268,7 +268,7 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.stops is not true and current_setting('transaction_isolation') = 'read committed'
+   where r.stops is not true and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
@@ -392,13 +392,13 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.lane not like '/%' and r.stops is not true and current_setting('transaction_isolation') = 'read committed'
+   where r.lane not like '/%' and r.stops is not true and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 open as materialized (
   select r.lane, r.n from freed r
-   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed'
+   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
@@ -1909,7 +1909,7 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.stops is not true and current_setting('transaction_isolation') = 'read committed'
+   where r.stops is not true and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
@@ -2006,13 +2006,13 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.lane not like '/%' and r.stops is not true and current_setting('transaction_isolation') = 'read committed'
+   where r.lane not like '/%' and r.stops is not true and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 open as materialized (
   select r.lane, r.n from freed r
-   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed'
+   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
@@ -2192,7 +2192,7 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.stops is not true and current_setting('transaction_isolation') = 'read committed'
+   where r.stops is not true and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
@@ -2298,13 +2298,13 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.lane not like '/%' and r.stops is not true and current_setting('transaction_isolation') = 'read committed'
+   where r.lane not like '/%' and r.stops is not true and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 open as materialized (
   select r.lane, r.n from freed r
-   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed'
+   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
@@ -2475,7 +2475,7 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.stops is not true and current_setting('transaction_isolation') = 'read committed'
+   where r.stops is not true and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
@@ -2587,13 +2587,13 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.lane not like '/%' and r.stops is not true and current_setting('transaction_isolation') = 'read committed'
+   where r.lane not like '/%' and r.stops is not true and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 open as materialized (
   select r.lane, r.n from freed r
-   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed'
+   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
@@ -2796,13 +2796,13 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.lane not like '/%' and r.stops is not true and current_setting('transaction_isolation') = 'read committed'
+   where r.lane not like '/%' and r.stops is not true and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 open as materialized (
   select r.lane, r.n from freed r
-   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed'
+   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
@@ -2979,13 +2979,13 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.lane not like '/%' and r.stops is not true and current_setting('transaction_isolation') = 'read committed'
+   where r.lane not like '/%' and r.stops is not true and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 open as materialized (
   select r.lane, r.n from freed r
-   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed'
+   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
@@ -5136,6 +5136,28 @@ select (select array_agg(id) from back),
        (select array_agg(id) from asked a where id not in (select id from h) and not (a.state = 6 and a.claims >= 1048574)),
        (select array_agg(id) from back where early), (select array_agg(distinct group_id) from led), (select array_agg(id) from asked a where (a.state = 6 and a.claims >= 1048574));
 
+-- refused.go: chooseSlot
+with mine as materialized (
+  select case when $1::text = any (string_to_array(current_setting('onceq_lanes.slots', true), ',')) then $1::text else '' end as slot
+)
+select set_config('onceq_lanes.slots', m.slot, true),
+       coalesce((select lane from onceq.lane_calls
+                  where slot = nullif(m.slot, '')::smallint and due > $2::timestamptz and due <= statement_timestamp()
+                  order by due limit 1), '')
+  from mine m;
+
+-- refused.go: putOff
+with due as materialized (
+  select ctid as place from onceq.lane_calls
+   where slot = ('x' || left(md5($1::text), 1))::bit(4)::int::smallint and due <= statement_timestamp() and lane = $1::text
+     for update skip locked
+),
+heard as (
+  delete from onceq.lane_calls where ctid = any (array(select place from due))
+)
+insert into onceq.lane_calls (slot, due, lane)
+select ('x' || left(md5($1::text), 1))::bit(4)::int::smallint, statement_timestamp() + interval '1 minute', $1::text where exists (select from due);
+
 -- replace.go: replaceJobs
 with asked as materialized (
   select * from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::bytea[], $8::smallint[], $9::bigint[], $10::bigint[])
@@ -5349,7 +5371,7 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where current_setting('transaction_isolation') = 'read committed'
+   where current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
@@ -5430,13 +5452,13 @@ head as materialized (
                  order by run_at, id
                  limit r.n) w
           limit r.n) w
-   where r.lane not like '/%' and r.stops is not true and current_setting('transaction_isolation') = 'read committed'
+   where r.lane not like '/%' and r.stops is not true and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_stops s where s.lane = r.lane offset 0)
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, split_part(r.lane, '/', 1) || '/']) and l.lowered offset 0)
 ),
 open as materialized (
   select r.lane, r.n from freed r
-   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed'
+   where r.lane like '/%' and current_setting('transaction_isolation') = 'read committed' and coalesce(current_setting('onceq_lanes.alone', true), '') <> 'on'
      and not exists (select from onceq.lane_limits l where l.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and (l.lowered or l.rate is not null) offset 0)
 ),
 turn as materialized (
@@ -5535,6 +5557,9 @@ select pg_try_advisory_xact_lock($1::bigint), statement_timestamp();
 select null,
        case when $1::text <> pg_current_xact_id()::text
             then case when pg_xact_status($1::text::xid8) = 'committed' then 1 else onceq.lease_lost($2::bigint) end end;
+
+-- tx.go: commitTx
+select set_config('onceq_lanes.alone', 'on', true);
 
 -- tx.go: inTx completeOne
 with gone as (

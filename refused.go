@@ -1,0 +1,110 @@
+package onceq
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+)
+
+// A job in job_waits has not been in jobs yet, so a trigger, a constraint or a policy of the application on jobs may refuse it only when
+// its turn has come. Then it waits, with those behind it, and everything else goes on: who completes the job before it does without
+// a hand-over (noHandOver), and a promoter puts it off (lookApart).
+
+const (
+	laneSlots = 16 // rows of lane_locks
+	anySlot   = -1
+)
+
+type stamps map[string]time.Time // by lane
+
+// some are calls of one slot or of any, at most n of each. look sets locked if what it met comes after lockCalls, and lane to that of
+// the first call if there is one slot: "" if there is none.
+type some struct {
+	slot, n int
+	locked  bool
+	lane    string
+}
+
+// chooseSlot leaves promoteCalls only slot $1, if lockCalls has locked it, and returns the lane of the first call there since $2.
+const chooseSlot = `
+with mine as materialized (
+  select case when $1::text = any (string_to_array(current_setting('onceq_lanes.slots', true), ',')) then $1::text else '' end as slot
+)
+select set_config('onceq_lanes.slots', m.slot, true),
+       coalesce((select lane from onceq.lane_calls
+                  where slot = nullif(m.slot, '')::smallint and due > $2::timestamptz and due <= statement_timestamp()
+                  order by due limit 1), '')
+  from mine m`
+
+// putOff leaves one call of lane $1 for those that are due, in a minute.
+var putOff = `
+with due as materialized (
+  select ctid as place from onceq.lane_calls
+   where slot = ` + laneSlot("$1::text") + ` and due <= statement_timestamp() and lane = $1::text
+     for update skip locked
+),
+heard as (
+  delete from onceq.lane_calls where ctid = any (array(select place from due))
+)
+insert into onceq.lane_calls (slot, due, lane)
+select ` + laneSlot("$1::text") + `, statement_timestamp() + interval '1 minute', $1::text where exists (select from due)`
+
+// lookApart is look after Postgres has refused that, most likely one of the jobs that were to become live. Each slot is looked at
+// alone, and of its calls half as many at a time, until only the one is left that is refused. That one is put off for a minute, and
+// the others go on.
+func (p *promoter) lookApart(ctx context.Context, from time.Time, sweeping bool) (did promoted, now, left time.Time, err error) {
+	for slot := range laneSlots {
+		part := &some{slot: slot, n: promoteChunk}
+		for calls := 0; ctx.Err() == nil; {
+			one, at, rest, err := p.look(ctx, from, sweeping, part)
+			switch {
+			case aboutOne(err) && part.n > 1:
+				part.n /= 2
+				continue
+			case aboutOne(err) && part.lane != "": // otherwise no call is at fault
+				err = p.putOff(ctx, part.lane, err)
+				calls++
+				if err == nil {
+					continue
+				}
+			}
+			if err != nil {
+				return did, now, left, err
+			}
+			sweeping = false
+			did.calls, did.jobs, did.cancel = did.calls+one.calls, did.jobs+one.jobs, append(did.cancel, one.cancel...)
+			did.busy, did.families, did.next = did.busy || one.busy, did.families || one.families, one.next
+			if now.IsZero() {
+				now = at
+			}
+			if calls += one.calls; one.calls < part.n || calls >= promoteChunk {
+				if !rest.IsZero() && (left.IsZero() || rest.Before(left)) {
+					left = rest
+				}
+				break
+			}
+			part.n = min(2*part.n, promoteChunk)
+		}
+	}
+	return did, now, left, ctx.Err()
+}
+
+// putOff puts off the calls of a lane, because Postgres has refused what they would let in.
+func (p *promoter) putOff(ctx context.Context, lane string, why error) error {
+	unbroken, cancel := outlast(ctx, 30*time.Second)
+	defer cancel()
+	if err := p.q.send(unbroken, p.db, hot, putOff, []any{lane}, noRows); err != nil {
+		return fmt.Errorf("onceq: promote: %w", err)
+	}
+	if now := time.Now(); now.Sub(p.said[lane]) > time.Hour {
+		if p.said == nil || len(p.said) > 1000 {
+			p.said = make(stamps)
+		}
+		p.said[lane] = now
+		p.q.log.WarnContext(ctx, "onceq: Postgres refuses a job whose turn it is in its lane or limit (a trigger, a constraint or a policy of the application), which waits, and those behind it; it is tried again each minute",
+			slog.String("line", strings.ReplaceAll(lane, lineSep, " ")), slog.Any("error", why))
+	}
+	return nil
+}
