@@ -40,6 +40,7 @@ var HotStatements = map[string]string{
 	"next of a limit":     completeNextLimited,
 	"the same, in tx":     inTx[completeNextLimited],
 	"give next back":      giveBackNext,
+	"give first back":     giveBackFirst,
 	"choose slot":         chooseSlot,
 	"put off":             putOff,
 	"retry, laned":        retryLaned,

@@ -62,6 +62,9 @@ type promoter struct {
 	asked  [2]time.Duration // what it took the latest two times to ask whether there are calls
 	said   stamps           // when it last said of a lane that Postgres refuses its next job
 
+	doubts  []*successor // what looks whose answers were lost may have leased
+	settled time.Time    // when that was last not given back
+
 	full     time.Duration // how long it does not ask while no slot is free and no handler returns
 	returned int64         // how many jobs' handlers had ever returned when it last asked
 }
@@ -220,7 +223,9 @@ func (p *promoter) rest(ctx context.Context, did promoted) bool {
 	default:
 		wait = longestNap
 	}
-	p.pause = 0
+	if p.pause = 0; len(p.doubts) > 0 {
+		wait = min(wait, time.Second)
+	}
 	wait = wait*9/10 + rand.N(max(1, wait/5))
 	if did.next > 0 {
 		wait = min(wait, did.next+time.Millisecond)
@@ -428,6 +433,7 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 	if p.q.citus.Load() == citusYes {
 		return did, nil
 	}
+	defer p.settle(ctx)
 	began := time.Now()
 	full := p.anew.Swap(false) || !began.Before(p.rescan) || p.looked.IsZero()
 	old := full || p.old && !p.onward.IsZero()
@@ -524,7 +530,11 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool, part
 	unbroken, cancel := outlast(ctx, 30*time.Second)
 	defer cancel()
 	first := p.first()
-	defer func() { first.end(err == nil) }()
+	defer func() {
+		if first.end(err == nil); first != nil && err != nil && !aboutOne(err) {
+			p.doubts = append(p.doubts, first)
+		}
+	}()
 	var lease, holder int64
 	var leases *string
 	if first != nil {

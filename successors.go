@@ -261,3 +261,40 @@ func (n *successor) unheard(ctx context.Context, after *Lease) {
 	}
 	n.x.woken(n.queue)
 }
+
+// giveBackFirst gives back a job of queue $1 that a promoter has leased to holder $3 in the latest $2 microseconds. Nobody knows its lane.
+const giveBackFirst = `
+update onceq.jobs j set leased_until = null, holder = null
+  from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+ cross join lateral (
+       select id from onceq.jobs
+        where queue = $1::text and priority = p.priority and run_at > statement_timestamp() - $2::bigint * interval '1 microsecond'
+          and run_at <= statement_timestamp() and holder = $3::bigint
+       offset 0) f
+ where j.id = any (array[f.id]) and j.holder = $3::bigint`
+
+// settle gives back what this promoter's looks have leased whose answers were lost, as unheard does. Such a look may not have ended
+// yet: its slots are locked until then, so this waits for them, briefly, and is tried again in a second.
+func (p *promoter) settle(ctx context.Context) {
+	for len(p.doubts) > 0 && time.Since(p.settled) > time.Second {
+		n := p.doubts[0]
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(n.x.lease, 5*time.Second))
+		err := p.q.send(ctx, p.db, brief, lockLanes, nil, noRows)
+		if err == nil {
+			age := time.Since(n.began) + time.Second // the database's clock may be a little faster
+			err = p.q.send(ctx, p.db, hot, giveBackFirst, []any{n.queue, age.Microseconds(), n.holder}, noRows)
+		}
+		cancel()
+		switch {
+		case err == nil:
+		case time.Since(n.began) < n.x.lease:
+			p.settled = time.Now()
+			return
+		default:
+			p.q.log.WarnContext(ctx, "onceq: a promoter's answer was lost, and it is not known whether it leased a job; that lease runs out",
+				slog.String("queue", n.queue), slog.Any("error", err))
+		}
+		p.doubts = p.doubts[1:]
+		p.woken(n.queue)
+	}
+}

@@ -5541,6 +5541,16 @@ select case when $6::bool and not exists (select from gone) then onceq.lease_los
           coalesce(j.metadata::text, ''), j.identity, 0, (select true from onceq.job_cancels x where x.job_id = j.id and x.requested_at >= j.created_at), false, j.lane, j.lane_rule
   from (values (1)) one left join job j on j.leased_until is not null;
 
+-- successors.go: giveBackFirst
+update onceq.jobs j set leased_until = null, holder = null
+  from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+ cross join lateral (
+       select id from onceq.jobs
+        where queue = $1::text and priority = p.priority and run_at > statement_timestamp() - $2::bigint * interval '1 microsecond'
+          and run_at <= statement_timestamp() and holder = $3::bigint
+       offset 0) f
+ where j.id = any (array[f.id]) and j.holder = $3::bigint;
+
 -- successors.go: giveBackNext
 update onceq.jobs j set leased_until = null, holder = null
   from onceq.lane_places p

@@ -538,6 +538,43 @@ func oneClaim(l *onceq.Lease) error {
 	return nil
 }
 
+// The answer of a promoter is lost that has leased a job. The job is given back, so that it does not wait for the end of a lease that
+// nobody knows of, and has not lost one.
+func TestFirst_ALostAnswer(t *testing.T) {
+	t.Parallel()
+	for _, whole := range []bool{false, true} {
+		t.Run(fmt.Sprint("all of it ", whole), func(t *testing.T) {
+			t.Parallel()
+			var armed, cut atomic.Bool
+			db := queuetest.New(t, losingCommitsOf(&armed, &cut, whole, func(answer []byte) bool { // with a job, and not of a claim
+				return bytes.Contains(answer, []byte(`"Customer"`)) && !bytes.Contains(answer, []byte("UPDATE "))
+			}))
+			watchLeases(t, db)
+			apart, err := pgxpool.New(t.Context(), db.URL)
+			require.NoError(t, err)
+			defer apart.Close()
+			var r ran
+			w := start(t, db, onceq.WorkerConfig{Lease: time.Hour}, charges.Handle(func(_ context.Context, l *onceq.Lease, c charge) error {
+				if l.Lost > 0 {
+					t.Errorf("job %d has lost a lease", l.ID)
+				}
+				r.add(c.N)
+				return nil
+			}))
+			for n := 0; !cut.Load(); n++ {
+				until(t, db, `exists (select from onceq.waiters where idle_until > statement_timestamp() and busy is null
+					and not exists (select from onceq.wakes x where x.worker = waiters.worker and x.round = waiters.round))`)
+				armed.Store(true)
+				laneEnqueue(t, db.Queue, apart, charges.Job(charge{n, n}))
+				eventually(t, "the job", func() bool { return len(r.list()) == n+1 })
+			}
+			until(t, db, noJobs)
+			require.NoError(t, w.stop())
+			require.NoError(t, db.Check())
+		})
+	}
+}
+
 // It leaves to a claim what would take the last slot, what comes with others, and what comes while anything is paused. The commit of
 // what it lets in then waits for no disk.
 func TestFirst_LeavesOthersToClaims(t *testing.T) {
@@ -655,15 +692,21 @@ type loseCommits struct {
 	net.Conn
 	armed, cut  *atomic.Bool
 	whole, over bool
+	this        func(answer []byte) bool
 }
 
 // losingCommits makes all connections such ones.
 func losingCommits(armed, cut *atomic.Bool, whole bool) queuetest.Option {
+	return losingCommitsOf(armed, cut, whole, func([]byte) bool { return true })
+}
+
+// losingCommitsOf is the same for answers of which this holds.
+func losingCommitsOf(armed, cut *atomic.Bool, whole bool, this func(answer []byte) bool) queuetest.Option {
 	return queuetest.PoolConfig(func(c *pgxpool.Config) {
 		dial := c.ConnConfig.DialFunc
 		c.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
 			conn, err := dial(ctx, network, address)
-			return &loseCommits{Conn: conn, armed: armed, cut: cut, whole: whole}, err
+			return &loseCommits{Conn: conn, armed: armed, cut: cut, whole: whole, this: this}, err
 		}
 	})
 }
@@ -673,7 +716,7 @@ func (c *loseCommits) Read(b []byte) (int, error) {
 		return 0, io.EOF
 	}
 	n, err := c.Conn.Read(b)
-	if i := bytes.Index(b[:n], []byte("COMMIT\x00")); i >= 0 && c.armed.CompareAndSwap(true, false) {
+	if i := bytes.Index(b[:n], []byte("COMMIT\x00")); i >= 0 && c.this(b[:n]) && c.armed.CompareAndSwap(true, false) {
 		c.over = true
 		c.cut.Store(true)
 		if i -= 5; c.whole || i <= 0 { // before it: the message's kind and length
