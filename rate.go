@@ -264,18 +264,39 @@ func (q *Queue) onlyOnTime(ctx context.Context, leases []*Lease) ([]*Lease, erro
 	return leases, err
 }
 
-// renew gets new slots for the tasks that missed theirs while they waited for a handler, for all of them in one round trip: if
-// each asked when its turn came, the others would miss theirs meanwhile. Those that may start now wait in front of all
-// others. The rest is given back.
+// renew gets new slots for the tasks that missed theirs while they waited for a handler, for all of a limit in one round trip: if
+// each asked when its turn came, the others would miss theirs meanwhile. So would those of the first limits if they waited for the
+// answers of the others. Those that may start now wait in front of all others. The rest is given back.
 func (x *executor) renew(s *slots) {
 	for units := s.takeLate(); len(units) > 0; units = s.takeLate() {
-		x.begin(s, s.put(x.renewed(s, units), true))
-		if x.stopping.Load() {
-			for _, u := range s.takeAll() {
-				x.giveBack(u.tasks())
+		for _, part := range byLimit(units) {
+			x.begin(s, s.put(x.renewed(s, part), true))
+			if x.stopping.Load() {
+				for _, u := range s.takeAll() {
+					x.giveBack(u.tasks())
+				}
 			}
 		}
 	}
+}
+
+// byLimit parts units by the limit of their first jobs. A batch may have jobs of several limits, and waits for all of them.
+func byLimit(units []unit) (parts [][]unit) {
+	place := make(map[string]int)
+	for _, u := range units {
+		limit := u.tasks()[0].lease.Limit
+		if slices.ContainsFunc(u.tasks(), func(t *task) bool { return t.lease.Limit != limit }) {
+			parts = append(parts, []unit{u})
+			continue
+		}
+		i, ok := place[limit]
+		if !ok {
+			i = len(parts)
+			place[limit], parts = i, append(parts, nil)
+		}
+		parts[i] = append(parts[i], u)
+	}
+	return parts
 }
 
 // renewed returns those of the units that may start now.

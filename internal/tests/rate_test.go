@@ -3,6 +3,7 @@ package tests
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -262,6 +263,59 @@ func TestLimit_MissedSlotsAreRenewedTogether(t *testing.T) {
 		receive(t, done)
 	}
 	require.GreaterOrEqual(t, int(a.most.Load()), missed)
+}
+
+// Those of many limits start as soon as their own limit has answered: if they waited for the answers of all, the first ones would miss
+// their new slots meanwhile, again and again.
+func TestLimit_MissedSlotsOfManyLimits(t *testing.T) {
+	t.Parallel()
+	const limits = 40
+	var messages int
+	for range 5 { // a slow machine misses slots, too
+		if messages = missedOfLimits(t, limits); messages <= limits*5/4 {
+			return
+		}
+	}
+	t.Errorf("%d messages for %d jobs", messages, limits)
+}
+
+// missedOfLimits has a worker run jobs that missed their slots, each of another limit, and returns how many messages asked for new ones.
+func missedOfLimits(t *testing.T, limits int) int {
+	var messages atomic.Int64
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
+		c.ConnConfig.Tracer = &statementHook{before: func(sql string) {
+			if strings.Contains(sql, "limit_rates") && strings.Contains(sql, "present as materialized") {
+				messages.Add(1)
+				time.Sleep(10 * time.Millisecond) // the database is far
+			}
+		}}
+	}))
+	kind := limitedAlone
+	kind.Limit = func(c charge) string { return fmt.Sprint("of ", c.Customer) }
+	for n := range limits {
+		setLimit(t, db, kind.Limit(charge{n, 0}), onceq.Limit{Rate: 1, Per: time.Second})
+		laneEnqueue(t, db.Queue, db.Pool, kind.Job(charge{n, n}))
+	}
+	for _, l := range laneClaim(t, db.Queue, 1) { // which lets the others in
+		require.NoError(t, l.Release(t.Context()))
+	}
+	until(t, db, `(select count(*) from onceq.jobs where leased_until is null) >= $1`, limits-1)
+	sqlRun(t, db, `update onceq.jobs set run_at = run_at - interval '10 minutes'`)
+	sqlRun(t, db, `update onceq.limit_rates set free_at = free_at - interval '10 minutes'`)
+	messages.Store(0)
+	done := make(chan int64, limits)
+	w := start(t, db, onceq.WorkerConfig{Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: limits}}},
+		kind.Handle(func(_ context.Context, l *onceq.Lease, _ charge) error {
+			done <- l.ID
+			return nil
+		}))
+	for range limits {
+		receive(t, done)
+	}
+	t.Logf("%d messages", messages.Load())
+	require.NoError(t, w.stop())
+	require.NoError(t, db.Check())
+	return int(messages.Load())
 }
 
 // The jobs of a batch that failed run again, each by itself. The rate counts these starts, too.
