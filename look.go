@@ -93,44 +93,6 @@ type looks struct {
 	fresh    lookAtNew        // while the run is lively
 	calls    lookAtCalls      // with looks at all
 	limited  bool             // a default of the role ended a look: from then on they are sent with settings of their own
-	limits   lookLimits
-}
-
-// lookLimits says how long a statement may take that looks. If the session has gone silent, it finds nothing until that has passed. So
-// the limit goes by what such statements took, and after one that was late the next one has twice as long, whatever the reason.
-type lookLimits struct {
-	took [lookSorts][2]time.Duration // by the latest two of each sort, all of which a statement may be of
-	late int                         // how many were late since the latest look at all that had an answer
-}
-
-const (
-	lookAnything   = iota // all are of this sort, and these take long when there are many dead entries:
-	lookFromBefore        // those over the whole overlap
-	lookForLost           // those that ask what is behind
-	lookForOld            // those that ask for all calls
-	lookSorts
-
-	lookPatience = 3 * time.Second // the limit, or
-	lookLate     = 20              // so many times what the faster one of the latest two took
-)
-
-// of is the limit of a statement of these sorts.
-func (l *lookLimits) of(sorts []int) time.Duration {
-	limit := lookPatience
-	for _, sort := range sorts {
-		limit = max(limit, lookLate*min(l.took[sort][0], l.took[sort][1]))
-	}
-	if l.took[lookAnything][1] == 0 { // nothing is known yet
-		limit = sessionLimit
-	}
-	return min(sessionLimit, limit<<min(l.late, 10))
-}
-
-// answered takes how long a statement of these sorts took.
-func (l *lookLimits) answered(sorts []int, took time.Duration) {
-	for _, sort := range sorts {
-		l.took[sort] = [2]time.Duration{took, l.took[sort][0]}
-	}
 }
 
 // lookAtAll is a look at all feeds.
@@ -353,17 +315,13 @@ func (c *claimer) startLook(ctx context.Context, now time.Time) bool {
 // lookAtNew looks at the jobs that were enqueued last.
 func (c *claimer) lookAtNew(ctx context.Context, began time.Time) {
 	l := c.newLook(began)
-	limit := c.looks.limits.of([]int{lookAnything})
 	c.send(&c.looking, func() func() {
-		limited, cancel := context.WithTimeout(ctx, limit)
-		defer cancel()
-		err := c.q.send(limited, c.db, hot, lookForNew, l.args, l.read)
-		late := limited.Err() != nil
+		err := c.q.send(ctx, c.db, hot, lookForNew, l.args, l.read)
 		return func() {
 			ended := time.Now()
 			if err != nil {
 				c.looks.fresh.at = ended
-				c.lookFailed(ctx, err, true, late)
+				c.lookFailed(ctx, err, true)
 				return
 			}
 			c.looks.fresh.took = ended.Sub(began)
@@ -470,13 +428,6 @@ func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
 		by = hot
 	}
 	began := time.Now()
-	sorts := []int{lookAnything}
-	if how == lookWhole {
-		sorts = append(sorts, lookFromBefore)
-	}
-	if behind {
-		sorts = append(sorts, lookForLost)
-	}
 	var s seen
 	statement, read := lookForJobs, []any{&s.now, &s.recent, &s.behind, &s.next, &s.in, &s.paused, &s.names}
 	calls, allCalls := &c.looks.calls, false
@@ -485,26 +436,20 @@ func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
 		var since time.Time
 		if allCalls = !began.Before(calls.all); !allCalls {
 			since = calls.looked.Add(-promoteMargin)
-		} else {
-			sorts = append(sorts, lookForOld)
 		}
 		statement, args, read = lookForCalls, append(args, since), append(read, &s.calls)
 	}
-	limit := c.looks.limits.of(sorts)
 	c.send(&c.looking, func() func() {
-		limited, cancel := context.WithTimeout(ctx, limit)
-		defer cancel()
-		err := c.q.send(limited, c.db, by, statement, args, row(read...))
-		ended, late := time.Now(), limited.Err() != nil
+		err := c.q.send(ctx, c.db, by, statement, args, row(read...))
+		ended := time.Now()
 		return func() {
 			if err != nil {
-				c.lookFailed(ctx, err, by.begin != "", late)
+				c.lookFailed(ctx, err, by.begin != "")
 				return
 			}
 			c.q.pauses.take(began, s.paused, s.names)
 			c.looked(feeds, moves, &s, began)
 			took := ended.Sub(began)
-			c.looks.limits.answered(sorts, took)
 			if statement == lookForCalls {
 				if calls.looked = s.now; allCalls {
 					calls.all = ended.Add(min(max(promoteRescan, 20*took), promoteLate))
@@ -535,7 +480,6 @@ func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
 // lookedAtAll ends a look at all.
 func (c *claimer) lookedAtAll(p pass) {
 	l := &c.looks
-	l.limits.late = 0
 	if l.all.behind {
 		c.lookedBehind(l.all.found, l.all.recent, p)
 	} else {
@@ -546,15 +490,11 @@ func (c *claimer) lookedAtAll(p pass) {
 	}
 }
 
-// lookFailed puts off looks. limited says that the one that failed had settings of its own, and late that its time was over.
-func (c *claimer) lookFailed(ctx context.Context, err error, limited, late bool) {
+func (c *claimer) lookFailed(ctx context.Context, err error, limited bool) {
 	if ctx.Err() != nil {
 		return
 	}
 	l := &c.looks
-	if late {
-		l.limits.late++
-	}
 	l.limited = l.limited || fromDefaults(err)
 	wait := time.Millisecond
 	if !fromDefaults(err) || limited {

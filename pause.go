@@ -311,7 +311,7 @@ func (c *claimer) readPaused(ctx context.Context, now time.Time) bool {
 		_, err := c.q.pausedNow(ctx, c.db, pausesOld)
 		return func() {
 			if err != nil {
-				c.lookFailed(ctx, err, true, false)
+				c.lookFailed(ctx, err, true)
 			}
 		}
 	})

@@ -1294,25 +1294,6 @@ func TestLookBack_AfterAMessageThatTookLong(t *testing.T) {
 	require.Equal(t, int64(100), b.from)
 }
 
-// How long a look may take goes by what others of its sort took, and one that was late does not go on being late.
-func TestLooks_HowLongOneMayTake(t *testing.T) {
-	t.Parallel()
-	var l lookLimits
-	anything, old := []int{lookAnything}, []int{lookAnything, lookForOld}
-	require.Equal(t, sessionLimit, l.of(anything), "nothing is known yet")
-	l.answered(old, 2*time.Second)
-	l.answered(old, time.Second)
-	l.answered(anything, time.Millisecond)
-	require.Equal(t, lookPatience, l.of(anything))
-	require.Equal(t, 20*time.Second, l.of(old), "they take long")
-	l.answered(anything, time.Minute)
-	require.Equal(t, lookPatience, l.of(anything), "one may have met a pause of the server")
-	for _, limit := range []time.Duration{2 * lookPatience, 4 * lookPatience, 8 * lookPatience, sessionLimit, sessionLimit} {
-		l.late++
-		require.Equal(t, limit, l.of(anything))
-	}
-}
-
 // What a look took by itself while the process stood still does not put off those that come after it: a look that goes along with
 // a claim says that it took less.
 func TestClaimer_ALookThatMetAPauseDoesNotPutOffOthers(t *testing.T) {

@@ -362,24 +362,3 @@ func TestSession_ASilentClaimDoesNotLastForALease(t *testing.T) {
 		})
 	}
 }
-
-// A worker that waits and whose connections have all gone silent finds a job as soon as a look would long have had an answer, and
-// not only after half a minute.
-func TestSession_ASilentLookIsNotWaitedForLong(t *testing.T) {
-	t.Parallel()
-	db := queuetest.New(t)
-	behind, silence := goingSilent(t, db)
-	ran := make(chan time.Time, 1)
-	w := start(t, behind, onceq.WorkerConfig{}, handle(func(context.Context, *onceq.Lease) error {
-		ran <- time.Now()
-		return nil
-	}))
-	until(t, db, `exists (select from onceq.waiters where idle_until > statement_timestamp())`)
-	time.Sleep(3 * time.Second) // it knows by now how long its looks take
-	silence()
-	add(t, db, onceq.Job{})
-	began := time.Now()
-	require.Less(t, receive(t, ran).Sub(began), 25*time.Second, w.logged())
-	until(t, db, noJobs)
-	require.NoError(t, w.stop())
-}
