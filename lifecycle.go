@@ -169,9 +169,13 @@ func (r *run) end() (left error) {
 	if !within(returned, max(0, time.Until(ends))) {
 		r.cancel(errShutdown)
 		if !within(returned, abandonAfter) {
-			left = r.tasks.abandon(false)
-			if left == nil && !within(returned, r.w.lease+rollbackTimeout) { // they may be committing, for as long as a lease
-				left = r.tasks.abandon(true)
+			var committing bool
+			left, committing = r.tasks.abandon(false)
+			for until := time.Now().Add(r.w.lease + rollbackTimeout); left == nil && committing; { // a commit may take as long as a lease
+				if within(returned, time.Second) {
+					break
+				}
+				left, committing = r.tasks.abandon(time.Now().After(until))
 			}
 			if left != nil {
 				time.AfterFunc(rollbackTimeout, r.giveUp)

@@ -274,6 +274,9 @@ func (c *claimer) obey(p *paused) {
 		f.paused, f.anew = paused, f.busy && (f.anew || again)
 		f.moves++
 		f.quarantine.forget()
+		if paused {
+			c.exec.conns.wantNone(f.slots)
+		}
 		if again {
 			f.cursor.restart()
 		}

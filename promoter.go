@@ -26,6 +26,7 @@ const (
 	promoteOld    = 3                      // rest after a look for old calls that let nothing go on: so many times as long as it took, and
 	promoteOldMax = 500 * time.Millisecond // no longer
 	promoteIdle   = time.Minute            // how often a worker looks none of whose kinds has lanes
+	promoteMet    = 10 * time.Minute       // how long it is woken for lanes since it has let in a job of its queues
 	promoteAgain  = 100 * time.Millisecond // how soon a lane is looked at again whose next job is locked
 
 	sqlPromoteSoon = `20000`   // microseconds: how soon a limit is looked at again whose rate or whose unclaimed jobs leave no room
@@ -46,7 +47,7 @@ type promoter struct {
 	kinds    []string               // of the worker
 	wake     chan struct{}          // holds one: look for calls. Anybody may send
 	seen     atomic.Bool            // there were calls, so there are lanes here
-	met      atomic.Bool            // a job of the worker's queues was let in, so those that it is woken for may be in lanes. Its loop sets it
+	met      atomic.Int64           // when a job of the worker's queues was last let in, since processStart: those that it is woken for may be in lanes. Its loop sets it
 	anew     atomic.Bool            // the next look is for all calls. Anybody may set it
 	heard    atomic.Pointer[string] // the queue that the worker was woken for, until a look has taken it. Anybody may set it
 	again    time.Duration          // how soon a lane is looked at again whose next job is locked
@@ -61,6 +62,8 @@ type promoter struct {
 	pause  time.Duration    // how long it rests next while there was work a moment ago; 0 for the shortest
 	asked  [2]time.Duration // what it took the latest two times to ask whether there are calls
 	said   stamps           // when it last said of a lane that Postgres refuses its next job
+
+	refused stamps // when Postgres last refused the next job of a lane
 
 	doubts  []*successor // what looks whose answers were lost may have leased
 	settled time.Time    // when that was last not given back
@@ -79,7 +82,7 @@ func newPromoter(w *Worker, id int64, db *pgxpool.Pool, l *listener, woken func(
 
 // rouse ends the promoter's present nap, or the next one. queue is what the worker was woken for, or "". Anybody may call it.
 func (p *promoter) rouse(queue string) {
-	if !p.laned && !p.met.Load() { // then what it may have been woken for is not in a lane, unless it is the first such job
+	if met := p.met.Load(); !p.laned && (met == 0 || time.Since(processStart)-time.Duration(met) > promoteMet) { // then what it may have been woken for is not in a lane, unless it is the first such job
 		return
 	}
 	if queue != "" {
@@ -434,6 +437,9 @@ func (p *promoter) promote(ctx context.Context) (did promoted, err error) {
 		return did, nil
 	}
 	defer p.settle(ctx)
+	if err := p.awaitRefused(ctx); err != nil {
+		return did, err
+	}
 	began := time.Now()
 	full := p.anew.Swap(false) || !began.Before(p.rescan) || p.looked.IsZero()
 	old := full || p.old && !p.onward.IsZero()
@@ -577,7 +583,7 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool, part
 	did.jobs += followers
 	for _, queue := range queues {
 		if p.exec != nil && p.exec.slots[queue] != nil {
-			p.met.Store(true)
+			p.met.Store(int64(time.Since(processStart)))
 		}
 	}
 	for _, queue := range append(queues, live...) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"strings"
 	"time"
 )
@@ -38,7 +39,7 @@ select set_config('onceq_lanes.slots', m.slot, true),
                   order by due limit 1), '')
   from mine m`
 
-// putOff leaves one call of lane $1 for those that are due, in a minute.
+// putOff leaves one call of lane $1 for those that are due, within a minute.
 var putOff = `
 with due as materialized (
   select ctid as place from onceq.lane_calls
@@ -49,7 +50,10 @@ heard as (
   delete from onceq.lane_calls where ctid = any (array(select place from due))
 )
 insert into onceq.lane_calls (slot, due, lane)
-select ` + laneSlot("$1::text") + `, statement_timestamp() + interval '1 minute', $1::text where exists (select from due)`
+select ` + laneSlot("$1::text") + `, statement_timestamp() + interval '1 minute', $1::text
+ where exists (select from due)
+   and not exists (select from onceq.lane_calls c
+                    where c.slot = ` + laneSlot("$1::text") + ` and c.due > statement_timestamp() and c.due <= statement_timestamp() + interval '1 minute' and c.lane = $1::text offset 0)`
 
 // lookApart is look after Postgres has refused that, most likely one of the jobs that were to become live. Each slot is looked at
 // alone, and of its calls half as many at a time, until only the one is left that is refused. That one is put off for a minute, and
@@ -91,13 +95,41 @@ func (p *promoter) lookApart(ctx context.Context, from time.Time, sweeping bool)
 	return did, now, left, ctx.Err()
 }
 
-// putOff puts off the calls of a lane, because Postgres has refused what they would let in.
-func (p *promoter) putOff(ctx context.Context, lane string, why error) error {
+// awaitRefused lets the new calls of lanes that were refused less than a minute ago wait for that time: what is enqueued into such a lane
+// does not make each look fail. It does so for some lanes; of many, the looks find out anew.
+func (p *promoter) awaitRefused(ctx context.Context) error {
+	const most = 10
+	now := time.Now()
+	maps.DeleteFunc(p.refused, func(_ string, at time.Time) bool { return now.Sub(at) > 50*time.Second })
+	if len(p.refused) > most {
+		return nil
+	}
+	for lane := range p.refused {
+		if err := p.mergeCalls(ctx, lane); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *promoter) mergeCalls(ctx context.Context, lane string) error {
 	unbroken, cancel := outlast(ctx, 30*time.Second)
 	defer cancel()
 	if err := p.q.send(unbroken, p.db, hot, putOff, []any{lane}, noRows); err != nil {
 		return fmt.Errorf("onceq: promote: %w", err)
 	}
+	return nil
+}
+
+// putOff puts off the calls of a lane, because Postgres has refused what they would let in.
+func (p *promoter) putOff(ctx context.Context, lane string, why error) error {
+	if err := p.mergeCalls(ctx, lane); err != nil {
+		return err
+	}
+	if p.refused == nil {
+		p.refused = make(stamps)
+	}
+	p.refused[lane] = time.Now()
 	if now := time.Now(); now.Sub(p.said[lane]) > time.Hour {
 		if p.said == nil || len(p.said) > 1000 {
 			p.said = make(stamps)

@@ -195,6 +195,16 @@ func (c *connections) allow(s *slots) int {
 	return may
 }
 
+// wantNone is for a queue that is paused: it keeps nobody else from a connection.
+func (c *connections) wantNone(s *slots) {
+	c.mu.Lock()
+	if _, pooled := c.queues[s]; pooled {
+		c.want(s, false)
+	}
+	c.mu.Unlock()
+	c.wake()
+}
+
 // want records whether a queue wants more. The caller holds mu.
 func (c *connections) want(s *slots, wants bool) {
 	switch {

@@ -136,12 +136,13 @@ func (s *taskSet) lose(t *task, op string, event EventType) {
 
 // abandon is for the end of Run: it closes the connections of transactions whose handlers ignore their context, and names
 // their kinds. With commits it does the same to transactions that are being committed.
-func (s *taskSet) abandon(commits bool) error {
+func (s *taskSet) abandon(commits bool) (left error, committing bool) {
 	var kinds []string
 	var open []*lazytx.Tx
 	n := 0
 	s.mu.Lock()
 	for _, t := range s.all {
+		committing = committing || t.commits
 		if t.ctx != nil && (!t.finishing || commits && t.commits) {
 			n++
 			kinds = append(kinds, t.lease.Kind)
@@ -156,12 +157,12 @@ func (s *taskSet) abandon(commits bool) error {
 	}
 	slices.Sort(kinds)
 	if n == 0 {
-		return nil
+		return nil, committing
 	}
 	if commits {
-		return fmt.Errorf("onceq: the transactions of %d handlers could not be committed in time (kinds %q); it is not known whether they were, and if not, their leases run out, and their jobs run again", n, slices.Compact(kinds))
+		return fmt.Errorf("onceq: the transactions of %d handlers could not be committed in time (kinds %q); it is not known whether they were, and if not, their leases run out, and their jobs run again", n, slices.Compact(kinds)), committing
 	}
-	return fmt.Errorf("onceq: %d handlers did not return after their context was cancelled (kinds %q); their leases run out, and their jobs run again", n, slices.Compact(kinds))
+	return fmt.Errorf("onceq: %d handlers did not return after their context was cancelled (kinds %q); their leases run out, and their jobs run again", n, slices.Compact(kinds)), committing
 }
 
 // handlerContext is the context of one run of a handler. What it needs to be cancelled and to have a deadline is made only

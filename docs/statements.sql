@@ -5156,7 +5156,10 @@ heard as (
   delete from onceq.lane_calls where ctid = any (array(select place from due))
 )
 insert into onceq.lane_calls (slot, due, lane)
-select ('x' || left(md5($1::text), 1))::bit(4)::int::smallint, statement_timestamp() + interval '1 minute', $1::text where exists (select from due);
+select ('x' || left(md5($1::text), 1))::bit(4)::int::smallint, statement_timestamp() + interval '1 minute', $1::text
+ where exists (select from due)
+   and not exists (select from onceq.lane_calls c
+                    where c.slot = ('x' || left(md5($1::text), 1))::bit(4)::int::smallint and c.due > statement_timestamp() and c.due <= statement_timestamp() + interval '1 minute' and c.lane = $1::text offset 0);
 
 -- replace.go: replaceJobs
 with asked as materialized (

@@ -59,7 +59,8 @@ func (c *chosen) flags(cmd *cobra.Command, states []onceq.State) {
 func noneEmpty(cmd *cobra.Command) (err error) {
 	choosing := []string{"queue", "kind", "scope", "group", "created-from", "created-before", "state", "effect"}
 	cmd.Flags().Visit(func(f *pflag.Flag) {
-		if v := f.Value.String(); slices.Contains(choosing, f.Name) && (v == "" || v == "[]" || v == "0") {
+		empty := map[string]string{"int64": "0", "stringSlice": "[]"}[f.Value.Type()]
+		if slices.Contains(choosing, f.Name) && f.Value.String() == empty {
 			err = usagef("--%s is empty; name what you mean, or leave it out", f.Name)
 		}
 	})

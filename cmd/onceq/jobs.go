@@ -736,11 +736,11 @@ them.`,
 		`  onceq jobs move 4711 --to images
   onceq jobs move --queue imagse --to images --why "misspelt in release 41"`)
 	cmd.Flags().StringVar(&to, "to", "", "the queue to which they go")
-	cmd.PreRunE = func(*cobra.Command, []string) error {
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
 		if strings.TrimSpace(to) == "" {
 			return usagef("to which queue? Name it with --to")
 		}
-		return nil
+		return noneEmpty(cmd)
 	}
 	return cmd
 }

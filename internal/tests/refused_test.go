@@ -287,6 +287,11 @@ func TestLane_ANextJobThatPostgresRefuses(t *testing.T) {
 			}
 			until(t, db, noJobs+` and not exists (select from onceq.job_waits where kind = 'a')`)
 			eventually(t, "a report", func() bool { return strings.Contains(w.logged(), "no b today") })
+			for customer := range 5 { // what comes behind the refused job is put off with it, and leaves no calls of its own
+				add(t, db, b.Job(charge{1, 3 + customer}))
+				until(t, db, `not exists (select from onceq.lane_calls where due <= statement_timestamp())`)
+			}
+			require.LessOrEqual(t, sqlOne[int](t, db, `select coalesce(max(n), 0) from (select count(*) as n from onceq.lane_calls group by lane) c`), 2)
 			require.NoError(t, w.stop())
 			require.NotEmpty(t, r.list())
 			require.LessOrEqual(t, len(r.list()), c.runs)
