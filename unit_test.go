@@ -1391,7 +1391,7 @@ func TestTrap_TheClaimerRestsWhileSomethingIsPausedAndTheDatabaseIsAway(t *testi
 	t.Parallel()
 	w, err := NewWorker(benchQueue(t), WorkerConfig{}, benchPlain.Handle(func(context.Context, *Lease, benchPayload) error { return nil }))
 	require.NoError(t, err)
-	c := newClaimer(w, 1, quick{}, new(executor))
+	c := newClaimer(w, 1, quick{}, &executor{conns: new(connections)})
 	c.listener = newListener(w, 1, nil, nil)
 	now := time.Now()
 	c.obey(&paused{at: now.Add(-time.Minute), queues: map[string]bool{DefaultQueue: true}})
