@@ -274,7 +274,7 @@ func (c *claimer) obey(p *paused) {
 		f.paused, f.anew = paused, f.busy && (f.anew || again)
 		f.moves++
 		f.quarantine.forget()
-		if paused {
+		if paused && f.slots.pooled {
 			c.exec.conns.wantNone(f.slots)
 		}
 		if again {

@@ -198,9 +198,7 @@ func (c *connections) allow(s *slots) int {
 // wantNone is for a queue that is paused: it keeps nobody else from a connection.
 func (c *connections) wantNone(s *slots) {
 	c.mu.Lock()
-	if _, pooled := c.queues[s]; pooled {
-		c.want(s, false)
-	}
+	c.want(s, false)
 	c.mu.Unlock()
 	c.wake()
 }
