@@ -43,6 +43,7 @@ var HotStatements = map[string]string{
 	"give first back":     giveBackFirst,
 	"choose slot":         chooseSlot,
 	"put off":             putOff,
+	"await calls":         awaitCalls,
 	"retry, laned":        retryLaned,
 	"end, limit":          endLimited,
 	"retry, limit":        retryLimited,
@@ -141,7 +142,7 @@ func (q *Queue) LookAtFamilies(ctx context.Context) (int, error) {
 func ListStatement(f Filter) (string, []any) { return f.statement(liveInfo, waitingInfo, pastInfo) }
 
 // ReadAhead is a statement of Explain.
-const ReadAhead = readAhead
+var ReadAhead = readAhead
 
 // ReadStill is a statement of Health.
 var ReadStill = readStill

@@ -82,20 +82,25 @@ func laneSlot(lane string) string {
 
 // laneHead is for a lateral join to r: the first jobs of lane r.lane whose time has come, at most r.n. For one job it looks at the
 // first of the lane, which is it in nearly all cases, before it looks through each priority for one that is not delayed.
-const laneHead = `
+var laneHead = `
    cross join lateral (
          select id
            from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
           where r.n = 1 and run_at <= statement_timestamp()
          union all
-         select w.id
-           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         select w.id from ` + dueIn("r.lane", "r.n") + `) w`
+
+// dueIn gives the ids of the first n jobs that wait for a lane or a limit and whose time has come, with the end of the select around
+// it. It looks through each priority by itself: the index has the time behind that, and delayed jobs would be read otherwise.
+func dueIn(lane, n string) string {
+	return `(values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
-                 where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
+                 where lane = ` + lane + ` and priority = p.priority and run_at <= statement_timestamp()
                  order by run_at, id
-                 limit r.n) w
-          limit r.n) w`
+                 limit ` + n + `) w
+          limit ` + n
+}
 
 // admitWaits takes the jobs in head out of job_waits, if nobody has them locked, and makes them live. Nobody takes the next
 // one in place of one that is locked: whoever has it may roll back, and it would have been overtaken. A job with a limit is
@@ -179,11 +184,7 @@ func liveCount(lane, n string) string {
 
 // anyDue says that a job waits for a lane or a limit whose time has come.
 func anyDue(lane string) string {
-	return `exists (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
-                   cross join lateral (
-                         select from onceq.job_waits
-                          where lane = ` + lane + ` and priority = p.priority and run_at <= statement_timestamp()
-                          limit 1) w offset 0)`
+	return `exists (select from ` + dueIn(lane, "1") + ` offset 0)`
 }
 
 // handsOver says that a completion admits successors. Otherwise it leaves calls for a promoter: its transaction's snapshot may be older
@@ -442,15 +443,8 @@ select ` + limitOf("$1::text") + `,
                  limit $5::int) w)`
 
 // readAhead gives the first $2 jobs of lane $1 whose time has come.
-const readAhead = `
-select array(select w.id
-               from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
-              cross join lateral (
-                    select id from onceq.job_waits
-                     where lane = $1::text and priority = p.priority and run_at <= statement_timestamp()
-                     order by run_at, id
-                     limit $2::int) w
-              limit $2::int)`
+var readAhead = `
+select array(select w.id from ` + dueIn("$1::text", "$2::int") + `)`
 
 // lockedAhead looks for a transaction that has one of the first jobs of the lane locked, which are next: nobody passes them.
 func (x *explaining) lockedAhead(ctx context.Context, room int) (r Reason, is bool, err error) {

@@ -80,9 +80,15 @@ func newPromoter(w *Worker, id int64, db *pgxpool.Pool, l *listener, woken func(
 	return p
 }
 
+// lately reports whether it has let in a job of its worker's queues in the latest minutes.
+func (p *promoter) lately() bool {
+	met := p.met.Load()
+	return met > 0 && time.Since(processStart)-time.Duration(met) < promoteMet
+}
+
 // rouse ends the promoter's present nap, or the next one. queue is what the worker was woken for, or "". Anybody may call it.
 func (p *promoter) rouse(queue string) {
-	if met := p.met.Load(); !p.laned && (met == 0 || time.Since(processStart)-time.Duration(met) > promoteMet) { // then what it may have been woken for is not in a lane, unless it is the first such job
+	if !p.laned && !p.lately() { // then what it may have been woken for is not in a lane, unless it is the first such job
 		return
 	}
 	if queue != "" {
@@ -405,14 +411,7 @@ later as (
                           select lane, null, null, null, null, null, null, null, null, null, null, id from turn) u
                    group by lane) t
            where (t.taken < t.room or t.taken = 1000)
-             and t.taken < (select count(*)
-                              from (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
-                                     cross join lateral (
-                                           select from onceq.job_waits
-                                            where lane = t.lane and priority = p.priority and run_at <= statement_timestamp()
-                                            order by run_at, id
-                                            limit t.taken + 1) w
-                                     limit t.taken + 1) w)) l
+             and t.taken < (select count(*) from (select w.id from ` + dueIn("t.lane", "t.taken + 1") + `) w)) l
    where not exists (select from onceq.lane_calls c
                       where c.slot = ` + laneSlot("l.lane") + ` and c.due > statement_timestamp() and c.due <= l.due and c.lane = l.lane offset 0)
 ),

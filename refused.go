@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 )
@@ -51,9 +52,26 @@ heard as (
 )
 insert into onceq.lane_calls (slot, due, lane)
 select ` + laneSlot("$1::text") + `, statement_timestamp() + interval '1 minute', $1::text
- where exists (select from due)
-   and not exists (select from onceq.lane_calls c
-                    where c.slot = ` + laneSlot("$1::text") + ` and c.due > statement_timestamp() and c.due <= statement_timestamp() + interval '1 minute' and c.lane = $1::text offset 0)`
+ where exists (select from due) and not ` + calledSoon("$1::text")
+
+// awaitCalls removes the calls of the lanes $1 that are due, where another one is due within a minute.
+var awaitCalls = `
+with due as materialized (
+  select c.place
+    from unnest($1::text[]) l (lane)
+   cross join lateral (
+         select ctid as place from onceq.lane_calls
+          where slot = ` + laneSlot("l.lane") + ` and due <= statement_timestamp() and lane = l.lane
+            for update skip locked) c
+   where ` + calledSoon("l.lane") + `
+)
+delete from onceq.lane_calls where ctid = any (array(select place from due))`
+
+// calledSoon says that a call of a lane will be due within a minute.
+func calledSoon(lane string) string {
+	return `exists (select from onceq.lane_calls c
+                    where c.slot = ` + laneSlot(lane) + ` and c.due > statement_timestamp() and c.due <= statement_timestamp() + interval '1 minute' and c.lane = ` + lane + ` offset 0)`
+}
 
 // lookApart is look after Postgres has refused that, most likely one of the jobs that were to become live. Each slot is looked at
 // alone, and of its calls half as many at a time, until only the one is left that is refused. That one is put off for a minute, and
@@ -95,27 +113,21 @@ func (p *promoter) lookApart(ctx context.Context, from time.Time, sweeping bool)
 	return did, now, left, ctx.Err()
 }
 
-// awaitRefused lets the new calls of lanes that were refused less than a minute ago wait for that time: what is enqueued into such a lane
-// does not make each look fail. It does so for some lanes; of many, the looks find out anew.
+// awaitRefused takes away the new calls of lanes that were refused less than a minute ago and are looked at again then: what is enqueued
+// into such a lane does not make each look fail. It does so for some lanes; of many, the looks find out anew.
 func (p *promoter) awaitRefused(ctx context.Context) error {
 	const most = 10
-	now := time.Now()
-	maps.DeleteFunc(p.refused, func(_ string, at time.Time) bool { return now.Sub(at) > 50*time.Second })
-	if len(p.refused) > most {
+	maps.DeleteFunc(p.refused, func(_ string, at time.Time) bool { return time.Since(at) > time.Minute })
+	if len(p.refused) == 0 || len(p.refused) > most {
 		return nil
 	}
-	for lane := range p.refused {
-		if err := p.mergeCalls(ctx, lane); err != nil {
-			return err
-		}
-	}
-	return nil
+	return p.sendUnbroken(ctx, awaitCalls, slices.Sorted(maps.Keys(p.refused)))
 }
 
-func (p *promoter) mergeCalls(ctx context.Context, lane string) error {
+func (p *promoter) sendUnbroken(ctx context.Context, statement string, lanes any) error {
 	unbroken, cancel := outlast(ctx, 30*time.Second)
 	defer cancel()
-	if err := p.q.send(unbroken, p.db, hot, putOff, []any{lane}, noRows); err != nil {
+	if err := p.q.send(unbroken, p.db, hot, statement, []any{lanes}, noRows); err != nil {
 		return fmt.Errorf("onceq: promote: %w", err)
 	}
 	return nil
@@ -123,7 +135,7 @@ func (p *promoter) mergeCalls(ctx context.Context, lane string) error {
 
 // putOff puts off the calls of a lane, because Postgres has refused what they would let in.
 func (p *promoter) putOff(ctx context.Context, lane string, why error) error {
-	if err := p.mergeCalls(ctx, lane); err != nil {
+	if err := p.sendUnbroken(ctx, putOff, lane); err != nil {
 		return err
 	}
 	if p.refused == nil {

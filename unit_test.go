@@ -598,6 +598,8 @@ var update = flag.Bool("update", false, "write docs/statements.sql anew")
 var built = map[string]string{
 	"callLater":               callLater,
 	"putOff":                  putOff,
+	"readAhead":               readAhead,
+	"awaitCalls":              awaitCalls,
 	"lookForCalls":            lookForCalls,
 	"anyCalls":                anyCalls,
 	"moveJobs":                moveJobs,

@@ -260,8 +260,7 @@ head as materialized (
            from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
           where r.n = 1 and run_at <= statement_timestamp()
          union all
-         select w.id
-           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         select w.id from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
                  where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
@@ -384,8 +383,7 @@ head as materialized (
            from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
           where r.n = 1 and run_at <= statement_timestamp()
          union all
-         select w.id
-           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         select w.id from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
                  where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
@@ -1901,8 +1899,7 @@ head as materialized (
            from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
           where r.n = 1 and run_at <= statement_timestamp()
          union all
-         select w.id
-           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         select w.id from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
                  where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
@@ -1998,8 +1995,7 @@ head as materialized (
            from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
           where r.n = 1 and run_at <= statement_timestamp()
          union all
-         select w.id
-           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         select w.id from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
                  where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
@@ -2184,8 +2180,7 @@ head as materialized (
            from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
           where r.n = 1 and run_at <= statement_timestamp()
          union all
-         select w.id
-           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         select w.id from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
                  where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
@@ -2290,8 +2285,7 @@ head as materialized (
            from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
           where r.n = 1 and run_at <= statement_timestamp()
          union all
-         select w.id
-           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         select w.id from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
                  where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
@@ -2467,8 +2461,7 @@ head as materialized (
            from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
           where r.n = 1 and run_at <= statement_timestamp()
          union all
-         select w.id
-           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         select w.id from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
                  where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
@@ -2579,8 +2572,7 @@ head as materialized (
            from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
           where r.n = 1 and run_at <= statement_timestamp()
          union all
-         select w.id
-           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         select w.id from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
                  where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
@@ -2788,8 +2780,7 @@ head as materialized (
            from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
           where r.n = 1 and run_at <= statement_timestamp()
          union all
-         select w.id
-           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         select w.id from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
                  where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
@@ -2971,8 +2962,7 @@ head as materialized (
            from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
           where r.n = 1 and run_at <= statement_timestamp()
          union all
-         select w.id
-           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         select w.id from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
                  where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
@@ -3870,14 +3860,13 @@ select coalesce((select n from onceq.lane_limits where lane = $1::text),
                  (select n from onceq.lane_limits where lane = left($1::text, strpos(substr($1::text, 2), '/') + 1)), 1);
 
 -- lane.go: readAhead
-select array(select w.id
-               from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
-              cross join lateral (
-                    select id from onceq.job_waits
-                     where lane = $1::text and priority = p.priority and run_at <= statement_timestamp()
-                     order by run_at, id
-                     limit $2::int) w
-              limit $2::int);
+select array(select w.id from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id from onceq.job_waits
+                 where lane = $1::text and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit $2::int) w
+          limit $2::int);
 
 -- lane.go: readLane
 select coalesce((select n from onceq.lane_limits where lane = $1::text),
@@ -4493,8 +4482,7 @@ head as materialized (
            from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
           where r.n = 1 and run_at <= statement_timestamp()
          union all
-         select w.id
-           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         select w.id from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
                  where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
@@ -4520,10 +4508,12 @@ rate as materialized (
                             from (select r.lane, r.n as room, s.gap, s.burst, least(s.burst - 1, ceil(100000.0 / s.gap)) as kept, c.gap as was,
                                          extract(epoch from c.free_at - case when c.paid_at > clock_timestamp() + interval '1 second' then c.paid_at else statement_timestamp() end)::float8 * 1000000 as owed
                                     from (select lane, n from room where lane like '/%' and n > 0 and exists (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
-                   cross join lateral (
-                         select from onceq.job_waits
-                          where lane = room.lane and priority = p.priority and run_at <= statement_timestamp()
-                          limit 1) w offset 0) offset 0) r
+          cross join lateral (
+                select id from onceq.job_waits
+                 where lane = room.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit 1) w
+          limit 1 offset 0) offset 0) r
                                     left join lateral (select per::float8 / rate as gap, burst
                  from onceq.lane_limits s
                 where s.lane = any (array[r.lane, left(r.lane, strpos(substr(r.lane, 2), '/') + 1)]) and s.n is not null
@@ -4645,14 +4635,13 @@ later as (
                           select lane, null, null, null, null, null, null, null, null, null, null, id from turn) u
                    group by lane) t
            where (t.taken < t.room or t.taken = 1000)
-             and t.taken < (select count(*)
-                              from (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
-                                     cross join lateral (
-                                           select from onceq.job_waits
-                                            where lane = t.lane and priority = p.priority and run_at <= statement_timestamp()
-                                            order by run_at, id
-                                            limit t.taken + 1) w
-                                     limit t.taken + 1) w)) l
+             and t.taken < (select count(*) from (select w.id from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+          cross join lateral (
+                select id from onceq.job_waits
+                 where lane = t.lane and priority = p.priority and run_at <= statement_timestamp()
+                 order by run_at, id
+                 limit t.taken + 1) w
+          limit t.taken + 1) w)) l
    where not exists (select from onceq.lane_calls c
                       where c.slot = ('x' || left(md5(l.lane), 1))::bit(4)::int::smallint and c.due > statement_timestamp() and c.due <= l.due and c.lane = l.lane offset 0)
 ),
@@ -5136,6 +5125,19 @@ select (select array_agg(id) from back),
        (select array_agg(id) from asked a where id not in (select id from h) and not (a.state = 6 and a.claims >= 1048574)),
        (select array_agg(id) from back where early), (select array_agg(distinct group_id) from led), (select array_agg(id) from asked a where (a.state = 6 and a.claims >= 1048574));
 
+-- refused.go: awaitCalls
+with due as materialized (
+  select c.place
+    from unnest($1::text[]) l (lane)
+   cross join lateral (
+         select ctid as place from onceq.lane_calls
+          where slot = ('x' || left(md5(l.lane), 1))::bit(4)::int::smallint and due <= statement_timestamp() and lane = l.lane
+            for update skip locked) c
+   where exists (select from onceq.lane_calls c
+                    where c.slot = ('x' || left(md5(l.lane), 1))::bit(4)::int::smallint and c.due > statement_timestamp() and c.due <= statement_timestamp() + interval '1 minute' and c.lane = l.lane offset 0)
+)
+delete from onceq.lane_calls where ctid = any (array(select place from due));
+
 -- refused.go: chooseSlot
 with mine as materialized (
   select case when $1::text = any (string_to_array(current_setting('onceq_lanes.slots', true), ',')) then $1::text else '' end as slot
@@ -5157,8 +5159,7 @@ heard as (
 )
 insert into onceq.lane_calls (slot, due, lane)
 select ('x' || left(md5($1::text), 1))::bit(4)::int::smallint, statement_timestamp() + interval '1 minute', $1::text
- where exists (select from due)
-   and not exists (select from onceq.lane_calls c
+ where exists (select from due) and not exists (select from onceq.lane_calls c
                     where c.slot = ('x' || left(md5($1::text), 1))::bit(4)::int::smallint and c.due > statement_timestamp() and c.due <= statement_timestamp() + interval '1 minute' and c.lane = $1::text offset 0);
 
 -- replace.go: replaceJobs
@@ -5366,8 +5367,7 @@ head as materialized (
            from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
           where r.n = 1 and run_at <= statement_timestamp()
          union all
-         select w.id
-           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         select w.id from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
                  where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()
@@ -5447,8 +5447,7 @@ head as materialized (
            from (select id, run_at from onceq.job_waits where lane = r.lane order by priority, run_at, id limit 1) w
           where r.n = 1 and run_at <= statement_timestamp()
          union all
-         select w.id
-           from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
+         select w.id from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
           cross join lateral (
                 select id from onceq.job_waits
                  where lane = r.lane and priority = p.priority and run_at <= statement_timestamp()

@@ -472,7 +472,7 @@ func TestMend(t *testing.T) {
 	// A variable of a script that is not set chooses nothing.
 	for _, flag := range []string{"queue", "scope", "group", "created-from", "created-before", "state"} {
 		value := map[string]string{"group": "0"}[flag]
-		for _, args := range [][]string{{"jobs", "discard", "--kind", "mail"}, {"jobs", "list"}, {"effects", "resolve", "--effect", "charge", "--never"}} {
+		for _, args := range [][]string{{"jobs", "discard", "--kind", "mail"}, {"jobs", "move", "--kind", "mail", "--to", "x"}, {"jobs", "list"}, {"effects", "resolve", "--effect", "charge", "--never"}} {
 			if args = append(args, "--"+flag, value); args[1] != "list" {
 				args = append(args, "--yes")
 			}

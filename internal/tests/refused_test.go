@@ -200,10 +200,12 @@ func TestWorker_ListensOnAServerThatEndsIdleSessions(t *testing.T) {
 // refuseKind has Postgres refuse that jobs of a kind come into jobs.
 func refuseKind(t *testing.T, db *queuetest.DB, kind string) {
 	t.Helper()
+	sqlRun(t, db, `create sequence public.refusals; grant all on sequence public.refusals to public`)
 	sqlRun(t, db, `
 create function public.refuse() returns trigger language plpgsql as $$
 begin
   if new.kind = tg_argv[0] then
+    perform nextval('public.refusals'); -- counts what is rolled back, too
     raise exception 'no % today', new.kind;
   end if;
   return new;
@@ -287,11 +289,14 @@ func TestLane_ANextJobThatPostgresRefuses(t *testing.T) {
 			}
 			until(t, db, noJobs+` and not exists (select from onceq.job_waits where kind = 'a')`)
 			eventually(t, "a report", func() bool { return strings.Contains(w.logged(), "no b today") })
+			refusals := func() int { return sqlOne[int](t, db, `select last_value from public.refusals`) }
+			before := refusals()
 			for customer := range 5 { // what comes behind the refused job is put off with it, and leaves no calls of its own
 				add(t, db, b.Job(charge{1, 3 + customer}))
 				until(t, db, `not exists (select from onceq.lane_calls where due <= statement_timestamp())`)
 			}
 			require.LessOrEqual(t, sqlOne[int](t, db, `select coalesce(max(n), 0) from (select count(*) as n from onceq.lane_calls group by lane) c`), 2)
+			require.Less(t, refusals()-before, 20, "it is tried again each minute, and not for each job that comes")
 			require.NoError(t, w.stop())
 			require.NotEmpty(t, r.list())
 			require.LessOrEqual(t, len(r.list()), c.runs)
