@@ -98,7 +98,9 @@ type listener struct {
 	kinds  int64    // names the kinds that it has handlers for, and its PollInterval
 	room   int      // for how many jobs a queue has room at least
 
-	round int64 // of the row. The claimer's upkeep uses it, and unannounceAll after that
+	// The claimer's upkeep uses these, and unannounceAll after that.
+	round int64 // of the row
+	named bool  // queues are in waiter_queues, or were
 }
 
 func newListener(w *Worker, id int64, own *ownConns, woken func(string)) *listener {
@@ -166,11 +168,20 @@ select 1`
 	if !waits {
 		until = 0
 	}
+	setName := func() error {
+		err := l.q.guarded(ctx, l.db, name, []any{l.queues, l.serves}, nil)
+		l.named = err == nil
+		return err
+	}
+	if !l.named { // first, because a row whose queues have no names wakes nobody
+		if err = setName(); err != nil {
+			return 0, 0, err
+		}
+	}
 	l.round++
-	var known bool
 	args := []any{l.id, l.serves, l.round, l.room, busy, until.Microseconds(), l.queues[0], manyOthers, quick, l.kinds, firstOnes}
-	if err = l.q.guarded(ctx, l.db, announce, args, &known, &others, &before); err == nil && !known {
-		err = l.q.guarded(ctx, l.db, name, []any{l.queues, l.serves}, nil)
+	if err = l.q.guarded(ctx, l.db, announce, args, &l.named, &others, &before); err == nil && !l.named { // the Reaper removes what nobody uses
+		err = setName()
 	}
 	return others, before, err
 }

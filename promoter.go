@@ -560,14 +560,14 @@ func (p *promoter) look(ctx context.Context, from time.Time, sweeping bool, part
 	if sweeping {
 		batch.Queue(p.q.sql(sweepMembers))
 	}
-	part.locked, part.lane = false, ""
+	part.locked, part.due, part.lane = false, 0, ""
 	batch.Queue(p.q.sql(lockCalls), from).Query(func(rows pgx.Rows) error {
 		err := row(nil, &due, &mine, &next, &did.families)(rows)
 		part.locked = err == nil
 		return err
 	})
 	if part.slot != anySlot {
-		batch.Queue(p.q.sql(chooseSlot), strconv.Itoa(part.slot), from).Query(row(nil, &part.lane))
+		batch.Queue(p.q.sql(chooseSlot), strconv.Itoa(part.slot), from, part.n).Query(row(nil, &part.lane, &part.due))
 	}
 	answer := &nextAnswer{n: first, before: []any{&did.calls, &did.jobs, &queues, nil, &followers, &live, &did.cancel, &end, nil}}
 	batch.Queue(p.q.sql(promoteCalls), from, part.n, rand.Int64(), p.again.Microseconds(), lease, holder, leases, p.kinds).Query(row(answer))

@@ -21,15 +21,16 @@ const (
 
 type stamps map[string]time.Time // by lane
 
-// some are calls of one slot or of any, at most n of each. look sets locked if what it met comes after lockCalls, and lane to that of
-// the first call if there is one slot: "" if there is none.
+// some are calls of one slot or of any, at most n of each. look sets locked if what it met comes after lockCalls, and, if there is one
+// slot, due to how many of its calls it has tried, and lane to that of the first: "" if there is none.
 type some struct {
-	slot, n int
-	locked  bool
-	lane    string
+	slot, n, due int
+	locked       bool
+	lane         string
 }
 
-// chooseSlot leaves promoteCalls only slot $1, if lockCalls has locked it, and returns the lane of the first call there since $2.
+// chooseSlot leaves promoteCalls only slot $1, if lockCalls has locked it, and returns the lane of the first call there since $2, and
+// how many are due, at most $3.
 const chooseSlot = `
 with mine as materialized (
   select case when $1::text = any (string_to_array(current_setting('onceq_lanes.slots', true), ',')) then $1::text else '' end as slot
@@ -37,7 +38,11 @@ with mine as materialized (
 select set_config('onceq_lanes.slots', m.slot, true),
        coalesce((select lane from onceq.lane_calls
                   where slot = nullif(m.slot, '')::smallint and due > $2::timestamptz and due <= statement_timestamp()
-                  order by due limit 1), '')
+                  order by due limit 1), ''),
+       (select count(*)
+          from (select from onceq.lane_calls
+                 where slot = nullif(m.slot, '')::smallint and due > $2::timestamptz and due <= statement_timestamp()
+                 limit $3::int) c)
   from mine m`
 
 // putOff leaves one call of lane $1 for those that are due, within a minute.
@@ -83,7 +88,7 @@ func (p *promoter) lookApart(ctx context.Context, from time.Time, sweeping bool)
 			one, at, rest, err := p.look(ctx, from, sweeping, part)
 			switch {
 			case aboutOne(err) && part.n > 1:
-				part.n /= 2
+				part.n = max(min(part.n, part.due)/2, 1)
 				continue
 			case aboutOne(err) && part.lane != "": // otherwise no call is at fault
 				err = p.putOff(ctx, part.lane, err)

@@ -5145,7 +5145,11 @@ with mine as materialized (
 select set_config('onceq_lanes.slots', m.slot, true),
        coalesce((select lane from onceq.lane_calls
                   where slot = nullif(m.slot, '')::smallint and due > $2::timestamptz and due <= statement_timestamp()
-                  order by due limit 1), '')
+                  order by due limit 1), ''),
+       (select count(*)
+          from (select from onceq.lane_calls
+                 where slot = nullif(m.slot, '')::smallint and due > $2::timestamptz and due <= statement_timestamp()
+                 limit $3::int) c)
   from mine m;
 
 -- refused.go: putOff

@@ -289,11 +289,13 @@ func TestLane_ANextJobThatPostgresRefuses(t *testing.T) {
 			}
 			until(t, db, noJobs+` and not exists (select from onceq.job_waits where kind = 'a')`)
 			eventually(t, "a report", func() bool { return strings.Contains(w.logged(), "no b today") })
+			const nothingDue = `not exists (select from onceq.lane_calls where due <= statement_timestamp())`
+			until(t, db, nothingDue)
 			refusals := func() int { return sqlOne[int](t, db, `select last_value from public.refusals`) }
 			before := refusals()
 			for customer := range 5 { // what comes behind the refused job is put off with it, and leaves no calls of its own
 				add(t, db, b.Job(charge{1, 3 + customer}))
-				until(t, db, `not exists (select from onceq.lane_calls where due <= statement_timestamp())`)
+				until(t, db, nothingDue)
 			}
 			require.LessOrEqual(t, sqlOne[int](t, db, `select coalesce(max(n), 0) from (select count(*) as n from onceq.lane_calls group by lane) c`), 2)
 			require.Less(t, refusals()-before, 20, "it is tried again each minute, and not for each job that comes")
