@@ -349,8 +349,8 @@ func TestExecutor_StartsNoJobWhoseLeaseHasPassed(t *testing.T) {
 		task   *task
 		starts bool
 	}{
-		"fresh":       {at(1, 59*time.Second, 59*time.Second), true},
-		"extended":    {at(2, time.Hour, 59*time.Second), true},
+		"fresh":       {at(1, 30*time.Second, 30*time.Second), true},
+		"extended":    {at(2, time.Hour, 30*time.Second), true},
 		"its lease":   {at(3, time.Minute, time.Minute), false},
 		"long passed": {at(4, time.Hour, time.Hour), false},
 	} {

@@ -272,7 +272,7 @@ func TestUpStepsBackForTheApplication(t *testing.T) {
 	require.NoError(t, migrations.DownFromLater(t.Context(), conn, "onceq"))
 	exec(t, app, "begin")
 	exec(t, app, "lock table onceq.workers in row exclusive mode")
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // it says so from its second try on
 	defer cancel()
 	require.ErrorContains(t, migrations.UpToLater(ctx, conn, "onceq"), "look for long ones in pg_stat_activity")
 	require.ErrorIs(t, ctx.Err(), context.DeadlineExceeded)

@@ -26,8 +26,8 @@ bin=$(scripts/postgres.sh)
 if ! docker version >/dev/null 2>&1; then
 	if ! command -v dockerd >/dev/null; then
 		say "installing docker.io"
-		apt-get update -qq
-		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends docker.io >/dev/null
+		apt-get -o Acquire::Retries=5 -o DPkg::Lock::Timeout=300 update -qq
+		DEBIAN_FRONTEND=noninteractive apt-get -o Acquire::Retries=5 -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends docker.io >/dev/null
 	fi
 fi
 if ! docker version >/dev/null 2>&1; then

@@ -34,11 +34,11 @@ if [ -z "$bin" ]; then
 	echo "postgres.sh: no Postgres server binaries found, installing the distribution's package" >&2
 	{
 		if command -v apt-get >/dev/null; then
-			as_root apt-get update -qq
+			as_root apt-get -o Acquire::Retries=5 -o DPkg::Lock::Timeout=300 update -qq
 			# Only the binaries are needed, and no cluster that starts with the machine.
-			as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends postgresql-common >/dev/null
+			as_root env DEBIAN_FRONTEND=noninteractive apt-get -o Acquire::Retries=5 -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends postgresql-common >/dev/null
 			as_root sh -c 'mkdir -p /etc/postgresql-common/createcluster.d && echo "create_main_cluster = false" >/etc/postgresql-common/createcluster.d/onceq.conf'
-			as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends postgresql >/dev/null
+			as_root env DEBIAN_FRONTEND=noninteractive apt-get -o Acquire::Retries=5 -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends postgresql >/dev/null
 		elif command -v dnf >/dev/null; then
 			as_root dnf install -y -q postgresql-server
 		elif command -v brew >/dev/null; then

@@ -10,8 +10,8 @@ as_root() {
 }
 install() {
 	if command -v apt-get >/dev/null; then
-		as_root apt-get update -qq
-		as_root env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends "$1"
+		as_root apt-get -o Acquire::Retries=5 -o DPkg::Lock::Timeout=300 update -qq
+		as_root env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -o Acquire::Retries=5 -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends "$1"
 	elif command -v dnf >/dev/null; then
 		as_root dnf install -y -q "$2"
 	elif command -v brew >/dev/null; then

@@ -29,8 +29,9 @@ func counts(t testing.TB, db *queuetest.DB, filter onceq.CountFilter) []onceq.Co
 func TestCounts(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
-	plain := onceq.Kind[string]{Name: "plain", Backoff: func(int, error) time.Duration { return time.Hour }}
-	tx := onceq.Kind[string]{Name: "tx", Queue: "other"}
+	hour := func(int, error) time.Duration { return time.Hour }
+	plain := onceq.Kind[string]{Name: "plain", Backoff: hour}
+	tx := onceq.Kind[string]{Name: "tx", Queue: "other", Backoff: hour}
 	batch := onceq.Kind[string]{Name: "batch", Queue: "other"}
 	for _, what := range []string{"done", "done", "fails", "dead", "snoozes", "completes itself"} {
 		repairEnqueue(t, db, plain.Job(what))

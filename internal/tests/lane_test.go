@@ -566,14 +566,20 @@ func TestLane_WorkersAreWoken(t *testing.T) {
 		ran <- l.ID
 		return nil
 	}))
-	until(t, db, `exists (select from onceq.waiters where idle_until > statement_timestamp())`)
+	waits := func() { // and whoever enqueues knows it: a call that comes before that and is committed later waits for a look
+		until(t, db, `exists (select from onceq.waiters w where idle_until > statement_timestamp() and busy is null
+			and not exists (select from onceq.wakes x where x.worker = w.worker and x.round = w.round))`)
+		time.Sleep(20 * time.Millisecond)
+	}
 	for n := range 5 {
+		waits()
 		ids := laneEnqueue(t, db.Queue, db.Pool, k.Job(charge{1, n}), k.Job(charge{1, n}), k.Job(charge{n, n}))
 		got := []int64{receive(t, ran), receive(t, ran), receive(t, ran)}
 		require.ElementsMatch(t, ids, got)
 		until(t, db, `not exists (select from onceq.jobs)`)
 	}
 	// In a transaction of the application as well.
+	waits()
 	require.NoError(t, pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
 		laneEnqueue(t, db.Queue, tx, k.Job(charge{1, 1}))
 		return nil

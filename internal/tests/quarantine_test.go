@@ -316,7 +316,7 @@ func TestQuarantine_AJobThatItsOwnWorkerHoldsKeepsNoOthers(t *testing.T) {
 	started, end := make(chan int64, 1), make(chan struct{})
 	endAll := sync.OnceFunc(func() { expired.Store(false); close(end) })
 	defer endAll()
-	w := start(t, db, onceq.WorkerConfig{Lease: time.Second, Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 3}}},
+	w := start(t, db, onceq.WorkerConfig{Lease: steady, Queues: map[string]onceq.QueueConfig{onceq.DefaultQueue: {Concurrency: 3}}},
 		long.HandleTx(func(ctx context.Context, tx pgx.Tx, l *onceq.Lease, _ int) error {
 			_, err := tx.Exec(ctx, `select 1`)
 			started <- l.ID

@@ -560,7 +560,7 @@ func TestHandle_GoesOnAfterItsOwnCompletion(t *testing.T) {
 	add(t, db, onceq.Job{})
 	completed, end := make(chan struct{}), make(chan struct{})
 	var cause error
-	const lease = 3 * time.Second
+	const lease = steady
 	w := start(t, db, onceq.WorkerConfig{Lease: lease}, handle(func(ctx context.Context, l *onceq.Lease) error {
 		if err := l.Complete(ctx, nil); err != nil {
 			return err

@@ -170,6 +170,7 @@ func (a *adapterRun) run(ctx context.Context) (_ []figure, err error) {
 func (a *adapterRun) phases(ctx context.Context) error {
 	none := func() error { return nil }
 	var release func()
+	var back time.Time
 	for _, p := range []struct {
 		name         string
 		begin, leave func() error
@@ -179,7 +180,7 @@ func (a *adapterRun) phases(ctx context.Context) error {
 		{"idle in transaction", func() (err error) { release, err = a.idleInTransaction(ctx); return err }, func() error { release(); return nil }},
 		{"after it", none, none},
 		{"one of two workers killed", func() error { a.replicas[0].kill(); return nil }, none},
-		{"worker back", func() error { return a.start(ctx, 0) }, none},
+		{"worker back", func() error { back = time.Now(); return a.start(ctx, 0) }, func() error { return a.works(ctx, 0, back) }},
 		{"server killed", func() error { return a.server.Restart(true) }, none},
 		{"after that", none, none},
 		{"sustained pressure", func() error { return a.setRate(pressure) }, func() error { return a.setRate(1) }},
@@ -209,6 +210,20 @@ func (a *adapterRun) phases(ctx context.Context) error {
 		}
 	}
 	return a.end(ctx)
+}
+
+// works waits until a worker that was started has said that it completes jobs: before that it may not know the server well enough to
+// bear its end.
+func (a *adapterRun) works(ctx context.Context, instance int, started time.Time) error {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
+		if slices.ContainsFunc(a.since("completion_rate", started)[instance], func(rate float64) bool { return rate > 0 }) {
+			return nil
+		}
+		if err := pause(ctx, 50*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	return nil // one that cannot is in the figures
 }
 
 // report adds the figures of a phase.

@@ -195,7 +195,7 @@ func (w *effectWalk) run(t *rapid.T) {
 		})
 	lease := 10 * time.Second
 	if slices.ContainsFunc(script, func(c one) bool { return cancels(c.end) }) {
-		lease = 3 * time.Second // the worker notices after a third of it
+		lease = 6 * time.Second // the worker notices after a third of it
 	}
 	worker, err := onceq.NewWorker(w.db.Queue, onceq.WorkerConfig{Lease: lease}, handler)
 	require.NoError(t, err)
