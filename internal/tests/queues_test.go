@@ -279,6 +279,26 @@ func TestQueues_AWakeThatIsCommittedAfterTheNextAnnouncement(t *testing.T) {
 	require.NoError(t, w.stop())
 }
 
+// Whoever sees that a worker waits knows for which queues. In between, what was enqueued would wake nobody.
+func TestQueues_AreNamedBeforeTheWorkerWaits(t *testing.T) {
+	t.Parallel()
+	var conn *pgxpool.Pool
+	named := make(chan int, 100)
+	db := queuetest.New(t, queuetest.PoolConfig(func(c *pgxpool.Config) {
+		c.ConnConfig.Tracer = &statementHook{after: func(sql string) {
+			if strings.Contains(sql, "insert into onceq.waiters") {
+				var n int
+				assert.NoError(t, conn.QueryRow(context.Background(), `select count(*) from waiter_queues`).Scan(&n))
+				named <- n
+			}
+		}}
+	}))
+	conn = owner(t, db)
+	w := start(t, db, onceq.WorkerConfig{Also: []string{"other"}}, handle(func(context.Context, *onceq.Lease) error { return nil }))
+	require.Equal(t, 2, receive(t, named))
+	require.NoError(t, w.stop())
+}
+
 // All connections of a worker are lost just before and just after a claim. Nothing is lost, and the worker is woken again by
 // notifications.
 func TestQueues_TheSessionIsLostInTheMiddleOfAClaim(t *testing.T) {
