@@ -13,7 +13,7 @@ import (
 func goVersion() string { return strings.Replace(runtime.Version(), "go", "Go ", 1) }
 
 // publish keeps this run's figures for its version of Postgres and writes RESULTS.md anew, over all versions. Figures of
-// tests that did not run this time stay: ratios are within one test, whose trials are always of one run.
+// tests that did not run this time stay, and those of peers that did not; the latter lose their ratios, which are of one run.
 func publish(dir string, r report) error {
 	data := filepath.Join(dir, "results")
 	if err := os.MkdirAll(data, 0o755); err != nil {
@@ -77,16 +77,30 @@ func publish(dir string, r report) error {
 	return os.WriteFile(filepath.Join(dir, "RESULTS.md"), []byte(out.String()), 0o644)
 }
 
-// keep adds the results of an earlier run for tests that this one did not run.
+// keep adds the results of an earlier run, for tests that this one did not run, and for peers that it was not asked for or
+// that failed altogether.
 func (r *report) keep(before report) {
-	ran := make(map[string]bool)
+	type rival struct{ test, peer, settings string }
+	of := func(res *result) rival { return rival{res.Test, res.Peer, res.Settings} }
+	ran, measured, known := make(map[string]bool), make(map[rival]bool), make(map[rival]bool)
 	for _, res := range r.Results {
 		ran[res.Test] = true
+		measured[of(res)] = measured[of(res)] || res.Unit != ""
 	}
 	for _, res := range before.Results {
-		if !ran[res.Test] {
-			r.Results = append(r.Results, res)
+		known[of(res)] = known[of(res)] || res.Unit != ""
+	}
+	r.Results = slices.DeleteFunc(r.Results, func(res *result) bool {
+		return res.Peer != "onceq" && !measured[of(res)] && known[of(res)]
+	})
+	for _, res := range before.Results {
+		switch {
+		case ran[res.Test] && (res.Peer == "onceq" || measured[of(res)] || !known[of(res)]):
+			continue
+		case ran[res.Test]:
+			res.Earlier, res.Ratio = true, 0
 		}
+		r.Results = append(r.Results, res)
 	}
 	r.Goals = judge(r.Results)
 }

@@ -19,14 +19,15 @@ type result struct {
 	Note     string `json:"note"`
 	Missing  string `json:"missing,omitempty"` // why there is none
 
-	Date   string    `json:"date"`
-	Unit   string    `json:"unit,omitempty"`
-	Median float64   `json:"median"` // of the rounds; of latencies, that of the rounds' medians
-	Min    float64   `json:"min"`
-	Max    float64   `json:"max"`
-	P99    float64   `json:"p99,omitempty"` // of latencies, the median of the rounds' 99th percentiles
-	P99Max float64   `json:"p99_max,omitempty"`
-	Rounds []float64 `json:"rounds,omitempty"`
+	Date    string    `json:"date"`
+	Earlier bool      `json:"earlier,omitempty"` // of a run before the one that the test's other results are of
+	Unit    string    `json:"unit,omitempty"`
+	Median  float64   `json:"median"` // of the rounds; of latencies, that of the rounds' medians
+	Min     float64   `json:"min"`
+	Max     float64   `json:"max"`
+	P99     float64   `json:"p99,omitempty"` // of latencies, the median of the rounds' 99th percentiles
+	P99Max  float64   `json:"p99_max,omitempty"`
+	Rounds  []float64 `json:"rounds,omitempty"`
 
 	WALPerJob float64 `json:"wal_bytes_per_job,omitempty"`
 	ClientCPU float64 `json:"client_cpu_seconds,omitempty"`
@@ -146,11 +147,20 @@ func printReport(w io.Writer, r report) {
 	for _, t := range tests {
 		rows := [][]string{{"variant", "peer", "median", "min–max", "ours is … times as good", "WAL/job", "CPU s client + server"}}
 		date, ours, rounds := "", "", 0
+		var earlier []string
 		for _, res := range r.Results {
 			if res.Test != t.name {
 				continue
 			}
-			date, rounds = res.Date, max(rounds, len(res.Rounds))
+			rounds = max(rounds, len(res.Rounds))
+			if res.Earlier {
+				from := fmt.Sprintf("%s, %s (%s)", res.Peer, res.Settings, res.Date)
+				if !slices.Contains(earlier, from) {
+					earlier = append(earlier, from)
+				}
+			} else {
+				date = res.Date
+			}
 			if res.Peer == "onceq" {
 				ours = "onceq " + res.Version
 			}
@@ -178,6 +188,9 @@ func printReport(w io.Writer, r report) {
 		}
 		if len(rows) > 1 {
 			fmt.Fprintf(w, "\n## %s: %s\n\n%s, %s, rounds: %d.\n", t.name, t.title, date, ours, rounds)
+			if len(earlier) > 0 {
+				fmt.Fprintf(w, "Of an earlier run, and so without a ratio: %s.\n", strings.Join(earlier, "; "))
+			}
 			if without := t.without(r.Results); len(without) > 0 {
 				fmt.Fprintf(w, "Not asked for this time, or without it: %s.\n", strings.Join(without, ", "))
 			}
