@@ -431,8 +431,10 @@ func (c *claimer) look(ctx context.Context, feeds []*feed, all *lookAtAll) {
 	var s seen
 	statement, read := lookForJobs, []any{&s.now, &s.recent, &s.behind, &s.next, &s.in, &s.paused, &s.names}
 	calls, allCalls := &c.looks.calls, false
-	if all != nil && all.calls {
-		all.calls = false
+	if asks := all != nil && all.calls || all == nil && c.promoter.follows(feeds); asks {
+		if all != nil {
+			all.calls = false
+		}
 		var since time.Time
 		if allCalls = !began.Before(calls.all); !allCalls {
 			since = calls.looked.Add(-promoteMargin)

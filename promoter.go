@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -86,9 +87,12 @@ func (p *promoter) lately() bool {
 	return met > 0 && time.Since(processStart)-time.Duration(met) < promoteMet
 }
 
+// expects reports whether what the worker is woken for may be in a lane. If not, it is not, unless it is the first such job.
+func (p *promoter) expects() bool { return p.laned || p.lately() }
+
 // rouse ends the promoter's present nap, or the next one. queue is what the worker was woken for, or "". Anybody may call it.
 func (p *promoter) rouse(queue string) {
-	if !p.laned && !p.lately() { // then what it may have been woken for is not in a lane, unless it is the first such job
+	if !p.expects() {
 		return
 	}
 	if queue != "" {
@@ -126,6 +130,12 @@ func (p *promoter) called(all bool) {
 // which it cannot know. Anybody may call it.
 func (p *promoter) asks() bool {
 	return p.q.citus.Load() != citusYes
+}
+
+// follows reports whether a look at some feeds asks for calls too: if it is one for what was enqueued just before the worker
+// announced that it waits, which may be in a lane.
+func (p *promoter) follows(feeds []*feed) bool {
+	return p.asks() && p.expects() && slices.ContainsFunc(feeds, func(f *feed) bool { return f.follows })
 }
 
 // told is called after the end of jobs that others wait for. Anybody may call it.

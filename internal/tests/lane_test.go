@@ -600,6 +600,36 @@ func TestLane_ALookSeesACallForWhichNobodyWasWoken(t *testing.T) {
 	}
 }
 
+// A job that was enqueued while nobody waited, and is committed after the worker has announced that it waits, has woken nobody.
+// The looks that follow the announcement see its call, as they see a job without a lane.
+func TestLane_ACommitAfterTheAnnouncement(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	ran := make(chan int64, 100)
+	for try := 0; ; try++ {
+		require.Less(t, try, 10, "times that this machine stood still")
+		tx, err := db.Pool.Begin(t.Context())
+		require.NoError(t, err)
+		id := laneEnqueue(t, db.Queue, tx, charges.Job(charge{try, 1}))[0]
+		began := time.Now()
+		w := start(t, db, onceq.WorkerConfig{PollInterval: time.Hour}, charges.Handle(func(_ context.Context, l *onceq.Lease, _ charge) error {
+			ran <- l.ID
+			return nil
+		}))
+		until(t, db, `exists (select from onceq.waiters where idle_until > statement_timestamp())`)
+		time.Sleep(300 * time.Millisecond) // until the promoter has looked for what was committed just before the announcement
+		require.NoError(t, tx.Commit(t.Context()))
+		if time.Since(began) < 2*time.Second { // the looks go on for three
+			for receive(t, ran) != id {
+			}
+			require.NoError(t, w.stop())
+			return
+		}
+		require.NoError(t, w.stop())
+		sqlRun(t, db, `delete from onceq.waiters`)
+	}
+}
+
 // Bad input is an error before anything is written.
 func TestLane_BadInput(t *testing.T) {
 	t.Parallel()
