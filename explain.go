@@ -26,9 +26,9 @@ const (
 	CauseKindPaused  Cause = "kind_paused"  // Pause, Since
 	CauseNoWorker    Cause = "no_worker"    // no live worker has the queue: Worker is the one that was seen last, if any
 	CauseNoHandler   Cause = "no_handler"   // live workers have the queue, and none has a handler for the kind
-	CauseLane        Cause = "lane"         // waits for its lane: Ahead, Before, Slots, and Pause if that keeps jobs Ahead from starting; or a dead job stops the lane: Ahead
+	CauseLane        Cause = "lane"         // waits for its lane: Ahead, Before, Slots, the Worker that has one of them and its Until, and Pause if that keeps jobs Ahead from starting; or a dead job stops the lane: Ahead
 	CauseAfter       Cause = "after"        // waits for other jobs (Job.After): Before unfinished ones, Ahead, Dead
-	CauseLimit       Cause = "limit"        // waits for its share of a limit: Ahead, Before, Slots, Pause as for a lane; or for a slot of its rate: Before, Until
+	CauseLimit       Cause = "limit"        // waits for its share of a limit: Ahead, Before, Slots, Worker, Until, Pause as for a lane; or for a slot of its rate: Before, Until
 	CauseLocked      Cause = "locked"       // a transaction has the job's row locked: Session, Since; or that of one before it in its lane: Ahead
 	CauseQuarantine  Cause = "quarantine"   // has lost leases, and such jobs start one at a time: Lost
 	CauseFull        Cause = "workers_full" // Running, Slots
@@ -444,6 +444,41 @@ func (x *explaining) paused() {
 			x.e.add(Reason{Cause: cause, Pause: &x.pauses[i], Since: p.Since, Text: p.String(), Advice: end + " ends that"})
 		}
 	}
+}
+
+// heldAhead adds to a reason who has one of the jobs that have the places, and until when: the one whose lease ends first. If
+// nobody has one of them, it adds when the first of them is due, unless that is now.
+func (x *explaining) heldAhead(ctx context.Context, r *Reason) error {
+	const read = `
+select id, holder, leased_until, run_at from (
+         select id, holder, leased_until, run_at from onceq.jobs where id = any ($1::bigint[])
+          union all
+         select id, null, null, run_at from onceq.job_waits where id = any ($1::bigint[])) j
+ order by case when leased_until > statement_timestamp() then leased_until end, run_at, id
+ limit 1`
+	var id int64
+	var holder *int64
+	var until, due *time.Time
+	if err := x.q.send(ctx, x.db, reading, read, []any{r.Ahead}, each(func(rows pgx.Rows) error {
+		return rows.Scan(&id, &holder, &until, &due)
+	})); err != nil {
+		return fmt.Errorf("onceq: explain: %w", err)
+	}
+	switch {
+	case until != nil && until.After(x.e.At):
+		r.Until = *until
+		r.Text += "; the first lease among them lasts until " + stamp(r.Until)
+		for i, w := range x.workers {
+			if holder != nil && w.ID>>32 == *holder>>32 {
+				r.Worker = &x.workers[i]
+				r.Text += fmt.Sprintf(": that of job %d, in %s", id, w)
+			}
+		}
+	case due != nil && due.After(x.e.At):
+		r.Until = *due
+		r.Text += fmt.Sprintf("; nobody has one of them, and the first to go on is job %d at %s", id, stamp(r.Until))
+	}
+	return nil
 }
 
 // pausedAhead adds to a reason which of the jobs that have the places do not start, because of pauses. A paused job that

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"time"
 )
 
 // A lane is a line of jobs of which at most n are in the table jobs: one at a time, in order, unless SetLaneLimit says
@@ -422,13 +421,12 @@ func limitOf(lane string) string {
                  (select n from onceq.lane_limits where lane = ` + familyOf(lane) + `), 1)`
 }
 
-// readLane gives how many jobs of lane $1 may be live, how many are, the first of these, until when the first of them is leased, the
+// readLane gives how many jobs of lane $1 may be live, how many are, the first of these, the
 // jobs that stop it, and how many wait before a job with these priority, time and id.
 var readLane = `
 select ` + limitOf("$1::text") + `,
        (select count(*) from (select from ` + liveIn("$1::text") + ` limit ` + limitOf("$1::text") + `) l),
        array(select j.id from ` + liveIn("$1::text") + ` order by p.id limit 10),
-       (select j.leased_until from ` + liveIn("$1::text") + ` and j.leased_until > statement_timestamp() order by p.id limit 1),
        array(select s.id from ` + stopsOf("$1::text") + ` order by s.id limit 10),
        (select count(*)
           from (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
@@ -469,8 +467,7 @@ func (x *explaining) lane(ctx context.Context) error {
 	r := Reason{Cause: CauseLane}
 	var live int
 	var stops []int64
-	var until *time.Time
-	err := x.q.send(ctx, x.db, reading, readLane, []any{j.Lane, int16(j.Priority), j.RunAt, j.ID, StatsCap}, row(&r.Slots, &live, &r.Ahead, &until, &stops, &r.Before))
+	err := x.q.send(ctx, x.db, reading, readLane, []any{j.Lane, int16(j.Priority), j.RunAt, j.ID, StatsCap}, row(&r.Slots, &live, &r.Ahead, &stops, &r.Before))
 	if err != nil {
 		return fmt.Errorf("onceq: explain: %w", err)
 	}
@@ -488,8 +485,8 @@ func (x *explaining) lane(ctx context.Context) error {
 		r.Text, r.Advice = fmt.Sprintf("its lane %q stands still, because its limit is 0", j.Lane), raiseLimit
 	case live >= r.Slots:
 		r.Text = fmt.Sprintf("it waits for its lane %q, of which %d may be live at once: behind %s, which are live, and %d others", j.Lane, r.Slots, firstOf(r.Ahead, live), r.Before)
-		if r.Until = orZero(until); until != nil {
-			r.Text += "; the first lease among them lasts until " + stamp(*until)
+		if err := x.heldAhead(ctx, &r); err != nil {
+			return err
 		}
 		r.Advice = "if one of them hangs, its explanation says where it runs; a higher limit lets more of them be live"
 		if err := x.pausedAhead(ctx, &r); err != nil {

@@ -162,8 +162,7 @@ func (q *Queue) Limit(ctx context.Context, db DB, name string) (l LimitInfo, err
 // limit explains a job that waits for its limit.
 func (x *explaining) limit(ctx context.Context) error {
 	const read = `
-select (select min(j.leased_until) from onceq.lane_places p join onceq.jobs j on j.id = p.id where p.lane = $1::text and j.leased_until > statement_timestamp()),
-       (select count(*) from (select from onceq.job_waits
+select (select count(*) from (select from onceq.job_waits
          where lane = $1::text and run_at <= statement_timestamp() and (priority, run_at, id) < ($2::smallint, $3::timestamptz, $4::bigint) limit $5::int) w)`
 	j := &x.e.Job
 	l, err := x.q.Limit(ctx, x.db, j.Limit)
@@ -171,8 +170,7 @@ select (select min(j.leased_until) from onceq.lane_places p join onceq.jobs j on
 		return err
 	}
 	r := Reason{Cause: CauseLimit, Slots: l.Limit.AtOnce, Ahead: l.LiveIDs}
-	var until *time.Time
-	if err := x.q.send(ctx, x.db, reading, read, []any{j.line, int16(j.Priority), j.RunAt, j.ID, StatsCap}, row(&until, &r.Before)); err != nil {
+	if err := x.q.send(ctx, x.db, reading, read, []any{j.line, int16(j.Priority), j.RunAt, j.ID, StatsCap}, row(&r.Before)); err != nil {
 		return fmt.Errorf("onceq: explain: %w", err)
 	}
 	if j.RunAt.After(x.e.At) {
@@ -190,8 +188,8 @@ select (select min(j.leased_until) from onceq.lane_places p join onceq.jobs j on
 	case l.Limit.AtOnce > 0 && l.Live >= l.Limit.AtOnce:
 		r.Text = fmt.Sprintf("it waits for its share of limit %q%s, of which %d may be live at once: behind %s, which are live, and %d others",
 			j.Limit, unset, l.Limit.AtOnce, firstOf(l.LiveIDs, l.Live), r.Before)
-		if r.Until = orZero(until); until != nil {
-			r.Text += "; the first lease among them lasts until " + stamp(*until)
+		if err := x.heldAhead(ctx, &r); err != nil {
+			return err
 		}
 		r.Advice = "if one of them hangs, its explanation says where it runs; a higher limit lets more of them be live"
 		if err := x.pausedAhead(ctx, &r); err != nil {

@@ -1515,6 +1515,14 @@ select exists (select from onceq.job_waits where id = $1::bigint and lane = $2::
 -- explain.go: cancelAsked.read
 select requested_at from onceq.job_cancels where job_id = $1::bigint and requested_at >= $2::timestamptz;
 
+-- explain.go: heldAhead.read
+select id, holder, leased_until, run_at from (
+         select id, holder, leased_until, run_at from onceq.jobs where id = any ($1::bigint[])
+          union all
+         select id, null, null, run_at from onceq.job_waits where id = any ($1::bigint[])) j
+ order by case when leased_until > statement_timestamp() then leased_until end, run_at, id
+ limit 1;
+
 -- explain.go: live.read
 select holder, coalesce(ahead, false) from onceq.jobs where id = $1::bigint;
 
@@ -3886,13 +3894,6 @@ select coalesce((select n from onceq.lane_limits where lane = $1::text),
                select id, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
                offset 0) j
          where p.lane = $1::text order by p.id limit 10),
-       (select j.leased_until from onceq.lane_places p
-         cross join lateral (
-               select id, leased_until from onceq.jobs where id = p.id and (lane = p.lane or p.lane = any (string_to_array(lane, E'\x1f')))
-               union all
-               select id, null from onceq.job_waits where id = p.id and lane is distinct from p.lane and starts_with(path, p.lane || E'\x1f')
-               offset 0) j
-         where p.lane = $1::text and j.leased_until > statement_timestamp() order by p.id limit 1),
        array(select s.id from onceq.lane_stops s where s.lane = $1::text order by s.id limit 10),
        (select count(*)
           from (select from (values (-1::smallint), (0::smallint), (1::smallint)) p (priority)
@@ -4016,8 +4017,7 @@ calls as (
 select 1;
 
 -- limit_list.go: limit.read
-select (select min(j.leased_until) from onceq.lane_places p join onceq.jobs j on j.id = p.id where p.lane = $1::text and j.leased_until > statement_timestamp()),
-       (select count(*) from (select from onceq.job_waits
+select (select count(*) from (select from onceq.job_waits
          where lane = $1::text and run_at <= statement_timestamp() and (priority, run_at, id) < ($2::smallint, $3::timestamptz, $4::bigint) limit $5::int) w);
 
 -- limit_list.go: readLimits

@@ -391,6 +391,38 @@ func TestExplain_FullLimitAndPausedHolders(t *testing.T) {
 	explained(t, db, third, onceq.CauseLane)
 }
 
+// A job that waits for its lane or its limit says who has the job before it, and until when; or when that one is due again.
+func TestExplain_WhoHasThePlace(t *testing.T) {
+	t.Parallel()
+	for _, job := range []onceq.Job{{Lane: "a"}, {Limit: "provider"}} {
+		t.Run(job.Lane+job.Limit, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			workerRow(t, db, 1, `{"default": 1}`, "k", "0 s")
+			cause := map[bool]onceq.Cause{true: onceq.CauseLane, false: onceq.CauseLimit}[job.Lane != ""]
+			first, second := add(t, db, job), add(t, db, job)
+			laneClaimOne(t, db.Queue, first)
+			r := explained(t, db, second, cause)[0]
+			require.Nil(t, r.Worker, "a loop around Claim leaves no row")
+			require.WithinDuration(t, time.Now().Add(30*time.Second), r.Until, 25*time.Second)
+
+			sqlRun(t, db, `update onceq.jobs set holder = (1::bigint << 32) + 5 where id = $1`, first)
+			r = explained(t, db, second, cause)[0]
+			require.NotNil(t, r.Worker)
+			require.Equal(t, 7, r.Worker.Process)
+			require.Contains(t, r.Text, fmt.Sprintf("; the first lease among them lasts until %s: that of job %d, in process 7 on web1", r.Until.UTC().Format("2006-01-02 15:04:05 UTC"), first))
+
+			sqlRun(t, db, `update onceq.jobs set leased_until = null, holder = null, run_at = statement_timestamp() + interval '1 hour' where id = $1`, first)
+			r = explained(t, db, second, cause)[0]
+			require.Nil(t, r.Worker)
+			require.WithinDuration(t, time.Now().Add(time.Hour), r.Until, time.Minute)
+			require.Contains(t, r.Text, fmt.Sprintf("; nobody has one of them, and the first to go on is job %d at ", first))
+			sqlRun(t, db, `update onceq.jobs set run_at = statement_timestamp() where id = $1`, first)
+			require.Zero(t, explained(t, db, second, cause)[0].Until, "a worker can have it now")
+		})
+	}
+}
+
 // A transaction has a job that waits locked, or the first one of its lane, which nobody passes.
 func TestExplain_LockedWhileItWaits(t *testing.T) {
 	t.Parallel()
