@@ -97,6 +97,21 @@ select coalesce(result::text, '') from onceq.job_fences f
 	return json.RawMessage(raw), true, nil
 }
 
+// AwaitEvent waits for an event outside of handlers, and returns its payload, as JSON. It asks as Event does, at first every
+// 20 ms and later twice a second, until ctx ends; then the error wraps ctx's. It holds no connection while it waits. db is the pool: in
+// a transaction above READ COMMITTED it would not see what is emitted later.
+func (q *Queue) AwaitEvent(ctx context.Context, db DB, scope, key string) (json.RawMessage, error) {
+	for rest := 20 * time.Millisecond; ; rest = min(2*rest, 500*time.Millisecond) {
+		payload, emitted, err := q.Event(ctx, db, scope, key)
+		if err != nil || emitted {
+			return payload, err
+		}
+		if !sleep(ctx, rest, nil) {
+			return nil, fmt.Errorf("onceq: awaiting event %q in scope %q: %w", key, scope, ctx.Err())
+		}
+	}
+}
+
 func checkEvent(scope, key string) error {
 	return cmp.Or(checkName("Scope", scope, MaxScopeBytes), checkName("Key", key, MaxKeyBytes))
 }

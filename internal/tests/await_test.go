@@ -574,6 +574,51 @@ func TestEmit_InAPreparedTransaction(t *testing.T) {
 	}, patience, 20*time.Millisecond)
 }
 
+// Outside of handlers an event is awaited until it comes, was emitted before, or the context ends.
+func TestAwaitEvent(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	db := queuetest.New(t)
+	type answer struct {
+		payload string
+		err     error
+	}
+	answers := make(chan answer, 1)
+	var asked atomic.Int64
+	q, err := onceq.New(db.Pool, nil)
+	require.NoError(t, err)
+	go func() {
+		payload, err := q.AwaitEvent(ctx, countingDB{db.Pool, &asked}, "s", "k")
+		answers <- answer{string(payload), err}
+	}()
+	eventually(t, "it has asked twice", func() bool { return asked.Load() >= 2 })
+	require.Empty(t, answers)
+	_, err = q.Emit(ctx, db.Pool, "s", "k", "by mail")
+	require.NoError(t, err)
+	require.Equal(t, answer{payload: `"by mail"`}, receive(t, answers))
+	payload, err := q.AwaitEvent(ctx, db.Pool, "s", "k")
+	require.NoError(t, err)
+	require.JSONEq(t, `"by mail"`, string(payload))
+
+	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+	defer cancel()
+	_, err = q.AwaitEvent(short, db.Pool, "s", "other")
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	_, err = q.AwaitEvent(ctx, db.Pool, "s", "")
+	require.ErrorAs(t, err, new(*onceq.InvalidError))
+}
+
+// countingDB counts queries.
+type countingDB struct {
+	*pgxpool.Pool
+	n *atomic.Int64
+}
+
+func (c countingDB) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	c.n.Add(1)
+	return c.Pool.Query(ctx, sql, args...)
+}
+
 func TestAwait_RefusesWhatCannotBe(t *testing.T) {
 	t.Parallel()
 	db := queuetest.New(t)
