@@ -605,3 +605,38 @@ func TestLimit_LanesThatCouldFillItShareIt(t *testing.T) {
 	}
 	require.InDelta(t, started["charge/0"], started["charge/1"], 2*n) // in turns of up to as many as wait for the limit
 }
+
+// Of two lanes that share a limit the one with four times as many places gets four times as many turns.
+func TestLimit_ALaneWithMorePlacesGetsMoreTurns(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := queuetest.New(t, queuetest.NoCheck())
+	require.NoError(t, db.Queue.SetLaneLimit(ctx, db.Pool, "charge", "0", 40))
+	require.NoError(t, db.Queue.SetLaneLimit(ctx, db.Pool, "charge", "1", 10))
+	setLimit(t, db, "provider", onceq.Limit{AtOnce: 5})
+	for customer := range 2 {
+		jobs := make([]onceq.Job, 2000)
+		for i := range jobs {
+			jobs[i] = limitedInLane.Job(charge{customer, i})
+		}
+		_, err := db.Queue.EnqueueMany(ctx, db.Pool, jobs)
+		require.NoError(t, err)
+	}
+	started := map[string]int{}
+	turn := func() {
+		leases := laneClaim(t, db.Queue, 1)
+		require.Len(t, leases, 1)
+		require.NoError(t, leases[0].Complete(ctx, nil))
+		started[leases[0].Lane]++
+	}
+	const line = `(select count(*) from onceq.lane_places where lane = 'charge/0') = 40 and (select count(*) from onceq.lane_places where lane = 'charge/1') = 10`
+	eventually(t, "both lanes have all their places", func() bool { turn(); return sqlOne[bool](t, db, "select "+line) })
+	for range 50 { // what stood in the limit's line before is gone
+		turn()
+	}
+	clear(started)
+	for range 500 {
+		turn()
+	}
+	require.InDelta(t, 100, started["charge/1"], 20, "of 500")
+}

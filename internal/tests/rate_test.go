@@ -78,6 +78,39 @@ func TestLimit_Rate(t *testing.T) {
 	require.NoError(t, db.Check())
 }
 
+// A rate of a family is one for each of its limits.
+func TestLimit_RateOfAFamily(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	setLimit(t, db, "of/", onceq.Limit{Rate: 100, Burst: 20})
+	kind := limitedAlone
+	kind.Limit = func(c charge) string { return fmt.Sprint("of/", c.Customer) }
+	const limits, jobs = 3, 60
+	var all []onceq.Job
+	for n := range limits * jobs {
+		all = append(all, kind.Job(charge{n % limits, n}))
+	}
+	var starts [limits]starts
+	done := make(chan int, len(all))
+	for range 2 {
+		start(t, db, onceq.WorkerConfig{}, kind.Handle(func(_ context.Context, _ *onceq.Lease, c charge) error {
+			done <- starts[c.Customer].add()
+			return nil
+		}))
+	}
+	_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, all)
+	require.NoError(t, err)
+	for range all {
+		receive(t, done)
+	}
+	for i := range starts {
+		require.Len(t, starts[i].at, jobs)
+		starts[i].within(t, 20, 10*time.Millisecond)
+	}
+	require.Equal(t, limits, sqlOne[int](t, db, `select count(*) from onceq.limit_rates where lane like '/of/%'`), "each has slots of its own")
+	require.NoError(t, db.Check())
+}
+
 // letIn lets the jobs of a limit of 100 a second with bursts of 20 in, and returns how many there are.
 func letIn(t *testing.T, db *queuetest.DB) (jobs int) {
 	t.Helper()
