@@ -171,6 +171,13 @@ func treeOfBefore(t *testing.T) (dir string, err error) {
 	if id == "" {
 		return "", errors.New("git knows no commit of the first migration")
 	}
+	shallow, err := git("rev-parse", "--is-shallow-repository")
+	if err != nil {
+		return "", err
+	}
+	if strings.TrimSpace(string(shallow)) == "true" { // there git takes the last commit that it has for the one that changed everything
+		return "", errors.New("this clone is shallow; fetch its history (git fetch --unshallow)")
+	}
 	then, err := git("show", id+":"+base)
 	if err != nil {
 		return "", err
