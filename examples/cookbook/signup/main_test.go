@@ -36,7 +36,7 @@ func TestSignup_RemindsAfterThreeDays(t *testing.T) {
 	require.Equal(t, []string{"ada@example.com /please-confirm", "ada@example.com /reminder"}, p.sent)
 }
 
-// Killed, frozen and cut off at every place, with a user who confirms while the job waits, and one who never does.
+// Killed, frozen and cut off at every place, for a user who has confirmed before the job waits, and for one who never does.
 func TestSignup_SendsEachMailOnceWhateverHappens(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]string{"confirmed": "welcome", "not confirmed": "reminder"} {
