@@ -270,18 +270,142 @@ func TestRegister_ADeployChangesTheTimetable(t *testing.T) {
 	require.Len(t, fired(t, db), 1)
 }
 
-// An overdue tick happens when the timetable changes, and none that the new timetable would have had before the change.
+// hourly is a schedule with four ticks in the last four hours, the first and the last of them half an hour from their ends.
+func hourly(t *testing.T, db *queuetest.DB) (one onceqcron.Schedule, ticks []time.Time) {
+	one = onceqcron.Schedule{Name: "n", Spec: halfAnHourAway(t, db), Job: report.Job("old")}
+	table, err := onceqcron.Parse(one.Spec, "")
+	require.NoError(t, err)
+	at := now(t, db).Add(-4 * time.Hour)
+	for range 4 {
+		at = table.Next(at)
+		ticks = append(ticks, at.UTC())
+	}
+	return one, ticks
+}
+
+// A deploy after an outage changes the timetable and the rule for missed ticks. The outage is one of the old timetable, and of its rule.
+func TestRegister_ANewTimetableLosesNoTickOfTheOldOne(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name   string
+		missed onceqcron.Missed
+		fires  int // how many of the latest ticks
+		ledger []string
+	}{
+		{"the latest", onceqcron.Latest(2 * time.Hour), 1, []string{"fired 1", "missed 3"}},
+		{"the latest, too late", onceqcron.Latest(10 * time.Minute), 0, []string{"missed 4"}},
+		{"all", onceqcron.All(100), 4, []string{"fired 1", "fired 1", "fired 1", "fired 1"}},
+		{"all up to two", onceqcron.All(2), 2, []string{"fired 1", "fired 1", "missed 2"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			db := queuetest.New(t)
+			old, ticks := hourly(t, db)
+			old.Missed = c.missed
+			before := scheduler(t, db, onceqcron.Config{}, old)
+			require.NoError(t, before.Register(t.Context()))
+			overdue(t, db, "n", ticks[0])
+			newer := old
+			newer.Spec, newer.Missed = "@every 1000h", onceqcron.Missed{}
+			after := scheduler(t, db, onceqcron.Config{}, newer)
+			for _, s := range []*onceqcron.Scheduler{after, before} { // the old one comes back, and nothing happens twice
+				require.NoError(t, s.Register(t.Context()))
+				require.Equal(t, onceq.StateDelayed, db.RunOne(s.Handlers()...).State)
+				require.Equal(t, ticks[4-c.fires:], utc(fired(t, db)))
+				require.Equal(t, c.ledger, outcomes(t, s, "n"))
+				list, err := s.List(t.Context(), nil)
+				require.NoError(t, err)
+				require.True(t, list[0].Next.After(now(t, db)))
+				require.Equal(t, 1, live(t, db))
+			}
+		})
+	}
+}
+
+// Processes with many timetables start while a worker ticks. Each overdue tick of the timetable that was there happens once.
+func TestRegister_ManyTimetablesAtOnceOverOverdueTicks(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	old, ticks := hourly(t, db)
+	old.Missed = onceqcron.All(100)
+	s := scheduler(t, db, onceqcron.Config{}, old)
+	require.NoError(t, s.Register(t.Context()))
+	overdue(t, db, "n", ticks[0])
+	var all sync.WaitGroup
+	for i := range 6 {
+		newer := old
+		newer.Spec = fmt.Sprintf("@every %dh", 1000+i)
+		n := scheduler(t, db, onceqcron.Config{}, newer)
+		all.Go(func() {
+			if err := n.Register(context.Background()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Go(func() { db.RunOne(s.Handlers()...) })
+	all.Wait()
+	require.Equal(t, ticks, utc(fired(t, db)))
+	require.Equal(t, []string{"fired 1", "fired 1", "fired 1", "fired 1"}, outcomes(t, s, "n"))
+	require.Equal(t, 1, live(t, db))
+}
+
+// The overdue ticks of a schedule of the table are made up for in the transaction that changes its timetable, with the new job.
+func TestPut_ANewTimetableInACallersTransaction(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	s := scheduler(t, db, onceqcron.Config{})
+	one, ticks := hourly(t, db)
+	one.Missed = onceqcron.All(3)
+	require.NoError(t, s.Put(t.Context(), nil, one))
+	overdue(t, db, "n", ticks[0])
+	one.Spec, one.Job = "@every 1000h", report.Job("new")
+	changed := errors.New("the caller has changed his mind")
+	require.ErrorIs(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		require.NoError(t, s.Put(t.Context(), tx, one))
+		return changed
+	}), changed)
+	require.Empty(t, fired(t, db))
+	require.Empty(t, outcomes(t, s, "n"))
+	require.NoError(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error { return s.Put(t.Context(), tx, one) }))
+	require.Equal(t, onceq.StateDelayed, db.RunOne(s.Handlers()...).State)
+	require.Equal(t, ticks[1:], utc(fired(t, db)))
+	require.Equal(t, []string{"fired 1", "fired 1", "fired 1", "missed 1"}, outcomes(t, s, "n"))
+	var olds int
+	require.NoError(t, db.Pool.QueryRow(t.Context(), `select count(*) from onceq.jobs where kind = 'report' and payload #>> '{}' <> 'new'`).Scan(&olds))
+	require.Zero(t, olds)
+}
+
+// Ticks that are overdue when a paused schedule changes are ticks of the pause.
+func TestRegister_ANewTimetableOfAPausedSchedule(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	old, ticks := hourly(t, db)
+	s := scheduler(t, db, onceqcron.Config{}, old)
+	require.NoError(t, s.Register(t.Context()))
+	require.NoError(t, s.Pause(t.Context(), nil, "n"))
+	overdue(t, db, "n", ticks[0])
+	newer := old
+	newer.Spec = "@every 1000h"
+	n := scheduler(t, db, onceqcron.Config{}, newer)
+	require.NoError(t, n.Register(t.Context()))
+	require.NoError(t, n.Resume(t.Context(), nil, "n"))
+	require.Equal(t, onceq.StateDelayed, db.RunOne(n.Handlers()...).State)
+	require.Empty(t, fired(t, db))
+	require.Empty(t, outcomes(t, n, "n"))
+}
+
+// Nobody knows the overdue ticks of a Timetable that is no longer in the code. The first of them happens, and none that the new timetable
+// would have had before the change.
 func TestRegister_ATimetableThatChangesOverAnOverdueTick(t *testing.T) {
 	t.Parallel()
 	for _, again := range []bool{false, true} {
 		db := queuetest.New(t)
-		old := nightly()
-		old.Missed = onceqcron.All(100)
-		require.NoError(t, scheduler(t, db, onceqcron.Config{}, old).Register(t.Context()))
 		due := now(t, db).Add(-5 * time.Hour).Truncate(time.Second)
+		old := onceqcron.Schedule{Name: "nightly", Timetable: at{due, due.Add(time.Hour), due.AddDate(1, 0, 0)}, Job: report.Job("all"), Missed: onceqcron.All(100)}
+		require.NoError(t, scheduler(t, db, onceqcron.Config{}, old).Register(t.Context()))
 		overdue(t, db, "nightly", due)
 		newer := old
-		newer.Spec = "* * * * * *"
+		newer.Timetable, newer.Spec = nil, "* * * * * *"
 		s := scheduler(t, db, onceqcron.Config{}, newer)
 		registered := now(t, db)
 		require.NoError(t, s.Register(t.Context()))

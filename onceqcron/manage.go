@@ -15,8 +15,9 @@ import (
 
 // Register writes the schedules of the code into the table, all in one transaction. Call it at the start of every process,
 // after the migrations. A schedule that is already there and unchanged is left alone; one that was changed follows its new
-// timetable from now on, and a tick that is overdue still happens, of several the first. A schedule that nobody mentions stays:
-// see Prune. One of this owner whose ticking job was cancelled ticks again, also one of the table. If one belongs to another owner, the error is an *OwnerError, and nothing is written.
+// timetable from now on. Ticks of the old one that are overdue then are made up for at once, by its rule for missed ticks: Register
+// itself enqueues their jobs. It cannot know those of a Timetable of the code's that was there before: of these only the first counts, at
+// the next tick, and the others are in no line of the ledger. A schedule that nobody mentions stays: see Prune. One of this owner whose ticking job was cancelled ticks again, also one of the table. If one belongs to another owner, the error is an *OwnerError, and nothing is written.
 func (s *Scheduler) Register(ctx context.Context) error {
 	return s.within(ctx, nil, func(tx pgx.Tx) error {
 		same, still, err := s.unchanged(ctx, tx)
@@ -144,7 +145,15 @@ on conflict do nothing`
 		return invalid("Name", "%q is a schedule of the %s; remove that one first", one.Name, map[bool]string{true: "code", false: "table"}[r.job == nil])
 	}
 	overdue := r.next != nil && !r.next.After(r.now)
-	same := tag.RowsAffected() == 0 && r.spec == one.Spec && r.zone == one.Zone
+	changes := r.spec != one.Spec || r.zone != one.Zone
+	if overdue && changes && r.paused == nil {
+		known, err := s.catchUp(ctx, tx, one, r)
+		if err != nil {
+			return err
+		}
+		overdue = !known
+	}
+	same := tag.RowsAffected() == 0 && !changes
 	next := r.unfired(one.Timetable, one.Timetable.Next(r.now))
 	if overdue || same && (one.Zone != "" || r.next != nil && counting(one.Timetable, r.now)) { // another Timetable of the code's may have changed and not say so
 		next = time.Time{}
@@ -154,7 +163,7 @@ on conflict do nothing`
 	}
 	var changed *time.Time
 	switch {
-	case overdue && (r.spec != one.Spec || r.zone != one.Zone):
+	case overdue && changes:
 		changed = &r.now
 	case overdue:
 		changed = r.changed
@@ -182,6 +191,25 @@ update onceq.schedules
 	}
 	moved := r.next == nil || !r.next.Equal(next)
 	return s.ensure(ctx, tx, one.Name, r, next, moved)
+}
+
+// catchUp does for a locked row whose timetable is about to change what a tick would do now: the row forgets its overdue ticks, and no
+// tick can find them later. It reports false if nobody knows these ticks here: a Timetable of the code's made them, or the row cannot be
+// read.
+func (s *Scheduler) catchUp(ctx context.Context, tx pgx.Tx, one *Schedule, r *row) (known bool, err error) {
+	missed, err := parseMissed(r.missed)
+	if err != nil || r.zone == "" {
+		return false, nil
+	}
+	old, err := parse(r.spec, r.zone)
+	if err != nil {
+		return false, nil
+	}
+	marks, err := s.happen(ctx, tx, one, missed.plan(old, *r.next, r.changed, r.now), r.now)
+	if err != nil {
+		return false, err
+	}
+	return true, s.note(ctx, tx, one.Name, marks)
 }
 
 // ensure makes the job that ticks for a schedule, or lets the one that is there look at its schedule now.

@@ -148,7 +148,7 @@ type row struct {
 	queue                     string // where the job waits that ticks: the owner's processes may have another one than this
 	job                       *string
 	next, paused              *time.Time
-	changed                   *time.Time // when the timetable changed while next was overdue
+	changed                   *time.Time // when the timetable changed while next was overdue, of a timetable that nobody knew then
 	known                     *time.Time // ticks before this are removed from the ledger; nil: none were
 	now                       time.Time
 	fired                     []time.Time // the ticks that have happened after now, up to maxTicks: the database's clock was set back
@@ -282,16 +282,9 @@ func (s *Scheduler) tick(ctx context.Context, tx pgx.Tx, l *onceq.Lease, name st
 		return err
 	}
 	p := one.Missed.plan(one.Timetable, *r.next, r.changed, r.now)
-	var marks []mark
-	if p.missed > 0 {
-		marks = append(marks, mark{at: p.first, until: p.last, ticks: p.missed, outcome: "missed"})
-	}
-	for _, at := range p.fire {
-		m, err := s.fire(ctx, tx, one, Tick{Schedule: name, At: at, Now: r.now})
-		if err != nil {
-			return err
-		}
-		marks = append(marks, m)
+	marks, err := s.happen(ctx, tx, one, p, r.now)
+	if err != nil {
+		return err
 	}
 	var next *time.Time
 	if !p.next.IsZero() {
@@ -326,6 +319,21 @@ update onceq.schedules
 		return err
 	}
 	return onceq.Reschedule(max(0, wait))
+}
+
+// happen enqueues the jobs of a plan, and returns its lines of the ledger.
+func (s *Scheduler) happen(ctx context.Context, tx pgx.Tx, one *Schedule, p plan, now time.Time) (marks []mark, err error) {
+	if p.missed > 0 {
+		marks = append(marks, mark{at: p.first, until: p.last, ticks: p.missed, outcome: "missed"})
+	}
+	for _, at := range p.fire {
+		m, err := s.fire(ctx, tx, one, Tick{Schedule: one.Name, At: at, Now: now})
+		if err != nil {
+			return nil, err
+		}
+		marks = append(marks, m)
+	}
+	return marks, nil
 }
 
 // mark is a line of the ledger.
