@@ -564,6 +564,34 @@ func TestPut_AfterRemoveWhileATickWaits(t *testing.T) {
 	require.Equal(t, 1, live(t, db))
 }
 
+// A schedule that is removed while Put waits for its row is made anew.
+func TestPut_WhileItIsRemoved(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	s := scheduler(t, db, onceqcron.Config{})
+	one := onceqcron.Schedule{Name: "tenant 7", Spec: "@every 1h", Job: report.Job("x")}
+	require.NoError(t, s.Put(t.Context(), nil, one))
+	tx, err := db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), `select from onceq.schedules for update`)
+	require.NoError(t, err)
+	put := make(chan error, 1)
+	go func() { put <- s.Put(context.Background(), nil, one) }()
+	require.Eventually(t, func() bool {
+		var waits bool
+		err := db.Pool.QueryRow(context.Background(), `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`).Scan(&waits)
+		return err == nil && waits
+	}, time.Minute, 10*time.Millisecond)
+	require.NoError(t, s.Remove(t.Context(), tx, one.Name))
+	require.NoError(t, tx.Commit(t.Context()))
+	require.NoError(t, <-put)
+	list, err := s.List(t.Context(), nil)
+	require.NoError(t, err)
+	require.Len(t, list, 1)
+	require.Equal(t, 1, live(t, db))
+}
+
 // Backfill leaves an overdue tick to the schedule, and counts the ticks of @every as the schedule does.
 func TestBackfill_OnlyWhatTheScheduleDoesNotFire(t *testing.T) {
 	t.Parallel()

@@ -122,20 +122,10 @@ func (s *Scheduler) Put(ctx context.Context, tx pgx.Tx, one Schedule) error {
 
 // put writes a schedule; job is nil for one of the code.
 func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, one *Schedule, job *string) error {
-	// A row of its own is there before it is locked, so that two processes that start at once meet here.
-	const make = `
-insert into onceq.schedules (name, owner, spec, zone, missed, job, queue) values ($1, $2, $3, $4, $5, $6::text::jsonb, $7)
-on conflict do nothing`
-	tag, err := tx.Exec(ctx, s.sql(make), one.Name, s.cfg.Owner, one.Spec, one.Zone, one.Missed.String(), job, s.cfg.Queue)
-	if err != nil {
-		return fmt.Errorf("onceqcron: writing schedule %q: %w", one.Name, s.told(err))
+	r, made, err := s.lockOrMake(ctx, tx, one, job)
+	if errors.Is(err, ErrNotFound) { // somebody has removed it since it was seen to be there
+		r, made, err = s.lockOrMake(ctx, tx, one, job)
 	}
-	if tag.RowsAffected() > 0 {
-		if err := s.lockName(ctx, tx, one.Name); err != nil {
-			return err
-		}
-	}
-	r, err := s.lock(ctx, tx, one.Name)
 	switch {
 	case err != nil:
 		return err
@@ -153,7 +143,7 @@ on conflict do nothing`
 		}
 		overdue = !known
 	}
-	same := tag.RowsAffected() == 0 && !changes
+	same := !made && !changes
 	next := r.unfired(one.Timetable, one.Timetable.Next(r.now))
 	if overdue || same && (one.Zone != "" || r.next != nil && counting(one.Timetable, r.now)) { // another Timetable of the code's may have changed and not say so
 		next = time.Time{}
@@ -191,6 +181,25 @@ update onceq.schedules
 	}
 	moved := r.next == nil || !r.next.Equal(next)
 	return s.ensure(ctx, tx, one.Name, r, next, moved)
+}
+
+// lockOrMake locks a schedule. A row of its own is there before it is locked, so that two processes that start at once meet here.
+func (s *Scheduler) lockOrMake(ctx context.Context, tx pgx.Tx, one *Schedule, job *string) (r *row, made bool, err error) {
+	const make = `
+insert into onceq.schedules (name, owner, spec, zone, missed, job, queue) values ($1, $2, $3, $4, $5, $6::text::jsonb, $7)
+on conflict do nothing`
+	tag, err := tx.Exec(ctx, s.sql(make), one.Name, s.cfg.Owner, one.Spec, one.Zone, one.Missed.String(), job, s.cfg.Queue)
+	if err != nil {
+		return nil, false, fmt.Errorf("onceqcron: writing schedule %q: %w", one.Name, s.told(err))
+	}
+	made = tag.RowsAffected() > 0
+	if made {
+		if err := s.lockName(ctx, tx, one.Name); err != nil {
+			return nil, false, err
+		}
+	}
+	r, err = s.lock(ctx, tx, one.Name)
+	return r, made, err
 }
 
 // catchUp does for a locked row whose timetable is about to change what a tick would do now: the row forgets its overdue ticks, and no
