@@ -969,6 +969,31 @@ func TestTick_ARefusedJob(t *testing.T) {
 	require.Empty(t, found)
 }
 
+// A panic makes one tick's job impossible, and the next tick comes. The ledger has its stack.
+func TestTick_AJobThatPanics(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	calls := 0
+	s := scheduler(t, db, onceqcron.Config{}, onceqcron.Schedule{Name: "n", Spec: "@every 1h", Missed: onceqcron.All(10), JobFor: func(onceqcron.Tick) (onceq.Job, error) {
+		if calls++; calls == 1 {
+			panic("no data yet")
+		}
+		return report.Job("x"), nil
+	}})
+	require.NoError(t, s.Register(t.Context()))
+	overdue(t, db, "n", now(t, db).Add(-90*time.Minute))
+	require.Equal(t, onceq.StateDelayed, db.RunOne(s.Handlers()...).State)
+	require.Equal(t, []string{"fired 1", "refused 1"}, outcomes(t, s, "n"))
+	ticks, err := s.Ticks(t.Context(), nil, "n", now(t, db), 10)
+	require.NoError(t, err)
+	require.Contains(t, ticks[1].Note, "panic: no data yet")
+	require.Contains(t, ticks[1].Note, "cron_test.go:")
+	found, err := s.Health(t.Context(), nil)
+	require.NoError(t, err)
+	require.Len(t, found, 1)
+	require.True(t, strings.HasSuffix(found[0].Detail, "; the latest says: panic: no data yet"), found[0].Detail)
+}
+
 // The times of a tick are in one zone, wherever they come from: a key that is made of them is the same each time.
 func TestTick_TimesAreInTheZoneOfTheSchedule(t *testing.T) {
 	t.Parallel()

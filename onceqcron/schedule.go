@@ -3,6 +3,7 @@ package onceqcron
 import (
 	"encoding/json"
 	"fmt"
+	"runtime/debug"
 	"strings"
 	"time"
 
@@ -23,7 +24,7 @@ type Schedule struct {
 	// tick happens once without one. If the key is taken, nothing is enqueued, and the ledger says "duplicate".
 	Job onceq.Job
 
-	// JobFor makes the job of a tick, in place of Job. For schedules in code only. If it fails, the ledger says "refused".
+	// JobFor makes the job of a tick, in place of Job. For schedules in code only. If it fails or panics, the ledger says "refused".
 	JobFor func(Tick) (onceq.Job, error)
 
 	// Missed says what becomes of ticks that could not happen in time, because no worker ran or the database was down.
@@ -47,6 +48,19 @@ const (
 	maxName       = 200
 	maxCodeName   = onceq.MaxNameBytes - len(tableKind+":") // it is part of its kind's name: see codeKind
 )
+
+// jobFor is the job of a tick. A panic is an error of this tick, and no reason for the schedule to stop.
+func (s *Schedule) jobFor(t Tick) (job onceq.Job, err error) {
+	if s.JobFor == nil {
+		return s.Job, nil
+	}
+	defer func() {
+		if v := recover(); v != nil {
+			err = &onceq.PanicError{Value: v, Stack: debug.Stack()}
+		}
+	}()
+	return s.JobFor(t)
+}
 
 func (s *Schedule) check(inTable bool) (err error) {
 	switch {

@@ -355,13 +355,10 @@ const (
 func (s *Scheduler) fire(ctx context.Context, tx pgx.Tx, one *Schedule, t Tick) (mark, error) {
 	t.At, t.Now = t.At.In(one.loc), t.Now.In(one.loc)
 	m := mark{at: t.At, until: t.At, ticks: 1, outcome: "refused"}
-	job := one.Job
-	if one.JobFor != nil {
-		var err error
-		if job, err = one.JobFor(t); err != nil {
-			m.note = storable(err)
-			return m, nil
-		}
+	job, err := one.jobFor(t)
+	if err != nil {
+		m.note = storable(err)
+		return m, nil
 	}
 	job.Metadata = maps.Clone(job.Metadata)
 	if job.Metadata == nil {
