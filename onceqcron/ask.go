@@ -50,7 +50,7 @@ func (s *Scheduler) Ask(ctx context.Context, tx pgx.Tx, name string, r Request) 
 // ask enqueues the job for a request.
 func (s *Scheduler) ask(ctx context.Context, tx pgx.Tx, kind, queue, name, request string) (int64, error) {
 	made, err := s.q.Enqueue(ctx, tx, onceq.Job{
-		Kind: kind, Queue: queue, Payload: name, Metadata: map[string]string{metadataRequest: request},
+		Kind: kind, Queue: queue, Payload: name, MaxAttempts: maxAttempts, Metadata: map[string]string{metadataRequest: request},
 	})
 	return made.ID, err
 }
