@@ -19,7 +19,7 @@ func TestDocsAreTheExamples(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, pages, 5)
 	block := regexp.MustCompile("(?s)(?:<!-- ([^\n]*) -->\n)?```(?:go|js)\n(.*?)```")
-	for _, page := range append(pages, "../docs/cookbook.md", "../docs/lanes.md", "../docs/limits.md", "../docs/groups.md", "../docs/flows.md", "../docs/patterns.md", "../docs/production.md", "../docs/deploys.md", "../docs/testing.md", "../docs/web.md") {
+	for _, page := range append(pages, "../docs/cookbook.md", "../docs/lanes.md", "../docs/limits.md", "../docs/groups.md", "../docs/flows.md", "../docs/patterns.md", "../docs/production.md", "../docs/deploys.md", "../docs/schedules.md", "../docs/testing.md", "../docs/web.md") {
 		text, err := os.ReadFile(page)
 		require.NoError(t, err)
 		blocks := block.FindAllStringSubmatch(string(text), -1)

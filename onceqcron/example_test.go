@@ -4,8 +4,28 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/onceq/onceq"
 	"github.com/onceq/onceq/onceqcron"
 )
+
+func ExampleSchedule_jobFor() {
+	report := onceq.Kind[string]{Name: "report"}
+	daily := onceqcron.Schedule{
+		Name: "daily-report", Spec: "0 2 * * *", Zone: "Europe/Berlin",
+		JobFor: func(t onceqcron.Tick) (onceq.Job, error) {
+			yesterday := t.At.AddDate(0, 0, -1) // t.At is in Berlin
+			return report.Job(yesterday.Format(time.DateOnly)), nil
+		},
+	}
+
+	berlin, err := time.LoadLocation(daily.Zone)
+	if err != nil {
+		panic(err)
+	}
+	job, err := daily.JobFor(onceqcron.Tick{Schedule: daily.Name, At: time.Date(2026, 3, 29, 3, 0, 0, 0, berlin)})
+	fmt.Println(job.Kind, job.Payload, err)
+	// Output: report 2026-03-28 <nil>
+}
 
 func ExampleParse() {
 	lastWorkday, err := onceqcron.Parse("0 18 LW * *", "Europe/Berlin")

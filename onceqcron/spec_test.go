@@ -24,6 +24,7 @@ func TestParse_ClockChanges(t *testing.T) {
 		{"every two hours over a gap", "America/New_York", "0 */2 * * *", "2026-03-08T00:00:00-05:00", []string{"2026-03-08T04:00:00-04:00"}},
 		{"a time that comes twice", "America/New_York", "30 1 * * *", "2026-10-31T12:00:00-04:00", []string{"2026-11-01T01:30:00-04:00", "2026-11-02T01:30:00-05:00"}},
 		{"every half hour of an hour that comes twice", "America/New_York", "*/30 * * * *", "2026-11-01T00:50:00-04:00", []string{"2026-11-01T01:00:00-04:00", "2026-11-01T01:30:00-04:00", "2026-11-01T01:00:00-05:00", "2026-11-01T01:30:00-05:00", "2026-11-01T02:00:00-05:00"}},
+		{"every half hour of all hours by their numbers", "America/New_York", "*/30 0-23 * * *", "2026-11-01T00:50:00-04:00", []string{"2026-11-01T01:00:00-04:00", "2026-11-01T01:30:00-04:00", "2026-11-01T02:00:00-05:00"}},
 		{"every hour, one of which comes twice", "America/New_York", "15 * * * *", "2026-11-01T00:50:00-04:00", []string{"2026-11-01T01:15:00-04:00", "2026-11-01T01:15:00-05:00", "2026-11-01T02:15:00-05:00"}},
 		{"@hourly as well", "America/New_York", "@hourly", "2026-11-01T00:50:00-04:00", []string{"2026-11-01T01:00:00-04:00", "2026-11-01T01:00:00-05:00"}},
 		{"asked in the second of two hours", "America/New_York", "30 1 * * *", "2026-11-01T01:10:00-05:00", []string{"2026-11-02T01:30:00-05:00"}},
