@@ -197,12 +197,19 @@ func (c *claimer) lookSoon(f *feed, at time.Time) {
 	f.lookAt = at
 }
 
+// looksAtNew reports whether the run is lively and looks at all take long: they are seldom then, and looks at what is new come in
+// between. On Citus there are none of these, because the sequence and the jobs are on different servers.
+func (c *claimer) looksAtNew() bool {
+	took := min(c.looks.took[0], c.looks.took[1])
+	return c.announcement.lively && livelyRest*took > livelyLook && c.q.citus.Load() != citusYes
+}
+
 // interval is the time between two looks at all. PollInterval is kept to, unless looking took the half of it.
 func (c *claimer) lookInterval() time.Duration {
 	took := min(c.looks.took[0], c.looks.took[1])
 	switch {
-	case c.announcement.lively && livelyRest*took > livelyLook:
-		return min(lookLongest, lookSomeRest*took) // and in between at what is new
+	case c.looksAtNew():
+		return min(lookLongest, lookSomeRest*took)
 	case c.announcement.lively:
 		return max(livelyLook, min(lookLongest, livelyRest*took))
 	case c.w.poll > 0:
@@ -265,7 +272,7 @@ func (c *claimer) startLook(ctx context.Context, now time.Time) bool {
 	if now.Before(l.notAgain) {
 		return false
 	}
-	if !c.announcement.lively || livelyRest*min(l.took[0], l.took[1]) <= livelyLook {
+	if !c.looksAtNew() {
 		l.fresh = lookAtNew{}
 	} else if !now.Before(l.fresh.at) {
 		c.lookAtNew(ctx, now)

@@ -1354,6 +1354,21 @@ func TestClaimer_LooksAtWhatIsNewRestWhereThereIsNothing(t *testing.T) {
 	require.Equal(t, 2*took, rest(took, DefaultQueue))
 }
 
+// On Citus the ids that were drawn and the jobs are on different servers, so there all looks are at all queues.
+func TestClaimer_OnCitusNoLooksAtWhatIsNew(t *testing.T) {
+	t.Parallel()
+	w, err := NewWorker(benchQueue(t), WorkerConfig{}, (&Kind[int]{Name: "k"}).Handle(func(context.Context, *Lease, int) error { return nil }))
+	require.NoError(t, err)
+	c := newClaimer(w, 1, quick{}, nil)
+	took := livelyLook
+	c.announcement.lively, c.looks.took = true, [2]time.Duration{took, took}
+	require.True(t, c.looksAtNew())
+	require.Equal(t, lookSomeRest*took, c.lookInterval())
+	c.q.citus.Store(citusYes)
+	require.False(t, c.looksAtNew())
+	require.Equal(t, livelyRest*took, c.lookInterval())
+}
+
 // Where jobs come often, claims do not wait for a statement that looks at thousands of queues.
 func TestLooks_PagesAreSmallWhereJobsComeOften(t *testing.T) {
 	t.Parallel()

@@ -395,6 +395,25 @@ func TestCitus_AWorkerOfSeveralQueues(t *testing.T) {
 	require.NotContains(t, w.logged(), "level=WARN")
 }
 
+// On Citus a look takes so long that elsewhere a worker of many busy queues would look at what is new instead.
+func TestCitus_AWorkerOfManyBusyQueues(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	queues := manyQueues(60)
+	w := start(t, db, onceq.WorkerConfig{Also: queues}, handle(func(context.Context, *onceq.Lease) error { return nil }))
+	for range 30 {
+		var jobs []onceq.Job
+		for _, queue := range queues {
+			jobs = append(jobs, onceq.Job{Kind: "k", Queue: queue})
+		}
+		_, err := db.Queue.EnqueueMany(t.Context(), db.Pool, jobs)
+		require.NoError(t, err)
+	}
+	until(t, db, noJobs)
+	require.NoError(t, w.stop())
+	require.NotContains(t, w.logged(), "level=WARN")
+}
+
 // A worker that would be woken all the time announces nothing and looks by itself. When it is calmer, it is woken again.
 func TestQueues_AWorkerThatWouldBeWokenAllTheTimeLooksInstead(t *testing.T) {
 	t.Parallel()
