@@ -73,7 +73,7 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err erro
 		}
 		return results[0], err
 	}
-	if err := q.hasLanes(&e); err != nil {
+	if err := q.hasLanes(ctx, db, &e); err != nil {
 		return Result{}, err
 	}
 	var id int64
@@ -94,19 +94,24 @@ func (q *Queue) Enqueue(ctx context.Context, db DB, job Job) (_ Result, err erro
 	return q.settleOne(ctx, db, job, e)
 }
 
-// hasLanes refuses a job with a lane or a limit where there are none.
-func (q *Queue) hasLanes(e *encoded) error {
+// hasLanes refuses a job with a lane or a limit where there are none. For a batch there is no db to ask.
+func (q *Queue) hasLanes(ctx context.Context, db DB, e *encoded) error {
 	if !e.lined() {
 		return nil
 	}
 	q.laneLook.Store(-1)
-	if q.citus.Load() == citusYes && e.lane == "" {
+	if db != nil {
+		if _, err := q.onCitus(ctx, db); err != nil {
+			return q.enqueueError(err)
+		}
+	}
+	switch {
+	case q.citus.Load() != citusYes:
+		return nil
+	case e.lane == "":
 		return invalid("After", "is set, or the job is of a group, and jobs cannot wait for others on a server with Citus yet; enqueue it when they are done")
 	}
-	if q.citus.Load() == citusYes {
-		return invalid("Lane", "or Limit is set, and they do not work on a server with Citus yet; enqueue the job without them")
-	}
-	return nil
+	return invalid("Lane", "or Limit is set, and they do not work on a server with Citus yet; enqueue the job without them")
 }
 
 // lined reports whether the statements for lanes take the job.
@@ -160,7 +165,7 @@ func (q *Queue) EnqueueMany(ctx context.Context, db DB, jobs []Job) (_ []Result,
 // enqueueMany is EnqueueMany for jobs that are encoded, without its events.
 func (q *Queue) enqueueMany(ctx context.Context, db DB, jobs []Job, all []encoded, sorted []int, keyed, own bool) (results []Result, err error) {
 	for i := range all {
-		if err := q.hasLanes(&all[i]); err != nil {
+		if err := q.hasLanes(ctx, db, &all[i]); err != nil {
 			return nil, err
 		}
 	}
@@ -341,7 +346,7 @@ func (q *Queue) EnqueueInBatch(batch *pgx.Batch, job Job) (*Pending, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := q.hasLanes(&e); err != nil {
+	if err := q.hasLanes(context.Background(), nil, &e); err != nil {
 		return nil, err
 	}
 	if e.header.follows {

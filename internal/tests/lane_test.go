@@ -630,6 +630,42 @@ func TestLane_ACommitAfterTheAnnouncement(t *testing.T) {
 	}
 }
 
+// On a server with Citus there are no lanes, and a job cannot wait for others. A Queue that does not know yet what the server has asks
+// before its first such job, so that the caller's transaction goes on.
+func TestCitus_TheFirstJobIsRefused(t *testing.T) {
+	t.Parallel()
+	db := queuetest.New(t)
+	other := add(t, db, onceq.Job{})
+	for field, job := range map[string]onceq.Job{
+		"Lane":  {Kind: "k", Payload: 1, Lane: "one"},
+		"After": {Kind: "k", Payload: 1, After: []onceq.JobRef{{ID: other}}},
+	} {
+		for form, enqueue := range map[string]func(*onceq.Queue, pgx.Tx) error{
+			"one": func(q *onceq.Queue, tx pgx.Tx) error {
+				_, err := q.Enqueue(t.Context(), tx, job)
+				return err
+			},
+			"many": func(q *onceq.Queue, tx pgx.Tx) error {
+				_, err := q.EnqueueMany(t.Context(), tx, []onceq.Job{job})
+				return err
+			},
+		} {
+			q, err := onceq.New(db.Pool, &onceq.Config{Schema: db.Schema})
+			require.NoError(t, err)
+			tx := enqBegin(t, db, pgx.ReadCommitted)
+			_, err = tx.Exec(t.Context(), `select set_config('citus.version', 'as if', true) where current_setting('citus.version', true) is null`)
+			require.NoError(t, err)
+			var bad *onceq.InvalidError
+			require.ErrorAs(t, enqueue(q, tx), &bad, "%s, %s", field, form)
+			require.Equal(t, field, bad.Field)
+			_, err = q.Enqueue(t.Context(), tx, onceq.Job{Kind: "k", Payload: 1})
+			require.NoError(t, err)
+			require.NoError(t, tx.Commit(t.Context()))
+		}
+	}
+	require.Equal(t, 5, sqlOne[int](t, db, `select count(*)::int from onceq.jobs`))
+}
+
 // Bad input is an error before anything is written.
 func TestLane_BadInput(t *testing.T) {
 	t.Parallel()
