@@ -159,7 +159,7 @@ func withClock(statement string) string {
 // A timestamptz with an interval depends on the session's time zone, and so does a part of it. A timestamp does not.
 var (
 	epoch = regexp.MustCompile(`extract\(epoch from ([\w.]+)\)`)
-	zoned = regexp.MustCompile(`([\w.]+(?:\(\))?) ([+-]) ([^\n]*? \* interval '1 (?:milli|micro)second')`)
+	zoned = regexp.MustCompile(`(timestamptz 'epoch'|[\w.]+(?:\(\))?) ([+-]) ([^\n]*? \* interval '1 (?:milli|micro)second')`)
 )
 
 func immutable(statement string) string {

@@ -85,8 +85,8 @@ with done as (
          result = case when f.state = ` + sqlCompleted + ` then f.result else nullif($7::text, '')::jsonb end,
          detail = case when f.state = ` + sqlCompleted + ` then f.detail else nullif($8::text, '') end,
          finished_at = case when f.state = ` + sqlCompleted + ` then f.finished_at when f.class <> ` + sqlOfEffect + ` then statement_timestamp() end,
-         lifetime = case f.state when ` + sqlCompleted + ` then f.lifetime
-                              when ` + sqlClaimed + ` then case when f.leased_until <= statement_timestamp() then $10::bigint else $9::bigint end else $10::bigint end` + fenceGuard + fenceRaise
+         lifetime = case when f.state = ` + sqlCompleted + ` then f.lifetime
+                         when f.state = ` + sqlClaimed + ` and f.leased_until > statement_timestamp() then $9::bigint else $10::bigint end` + fenceGuard + fenceRaise
 
 // releaseFence frees a fence, or makes it uncertain again if it was uncertain when it was claimed.
 const releaseFence = `

@@ -1628,8 +1628,8 @@ with done as (
          result = case when f.state = 3 then f.result else nullif($7::text, '')::jsonb end,
          detail = case when f.state = 3 then f.detail else nullif($8::text, '') end,
          finished_at = case when f.state = 3 then f.finished_at when f.class <> 3 then statement_timestamp() end,
-         lifetime = case f.state when 3 then f.lifetime
-                              when 1 then case when f.leased_until <= statement_timestamp() then $10::bigint else $9::bigint end else $10::bigint end
+         lifetime = case when f.state = 3 then f.lifetime
+                         when f.state = 1 and f.leased_until > statement_timestamp() then $9::bigint else $10::bigint end
    where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.token = $5::bigint and f.holder = $6::bigint
   returning 1
 )
