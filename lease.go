@@ -153,7 +153,15 @@ func (l *Lease) Lock(ctx context.Context, db DB) error {
 	case begin != nil:
 		return errNoTx
 	}
-	err := l.q.send(ctx, db, asIs, lockJob, []any{lazytx.IdleLimit(l.timeout), l.ID, l.claims, l.holder}, noRows)
+	idle := lazytx.IdleLimit(l.timeout)
+	var err error
+	if l.q.citus.Load() == citusYes { // it is the coordinator that is to end the connection
+		err = l.q.send(ctx, db, asIs, openApart, []any{idle}, noRows)
+		idle = ""
+	}
+	if err == nil {
+		err = l.q.send(ctx, db, asIs, lockJob, []any{idle, l.ID, l.claims, l.holder}, noRows)
+	}
 	switch {
 	case err == nil:
 		return nil
