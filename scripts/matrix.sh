@@ -31,13 +31,11 @@ schema='TestNew|ExampleHookFunc|ExampleConfig_beforeEnqueue'
 pgbouncer='TestWake_NotificationsOnlyWhileSomebodyWaits|TestWake_ABusyQueueAsksForNoNotification'
 pgbouncer="$pgbouncer|TestWorker_NoJobIsMissedByNotificationsAlone|TestHandleTx_ConnectionLostBeforeTheFirstStatement"
 
-# What runs on Citus: the main paths by all statements, the migrations, and the tests whose own SQL Citus takes. It does not
-# take triggers, functions that are not immutable in an update (clock_timestamp, an interval), a sequence beside a table,
-# foreign keys, or explain's plans of one server; a node is not stopped and started; nobody is notified. So tests are named here
-# that run, and not those that cannot.
-citus='TestCitus_.*|TestUpTwice|TestUpQuotedSchema|TestCommands|TestEnqueue_StoresEveryField|TestEnqueueUnique|TestEnqueueInBatch|TestEnqueue_AHandlerThatEnqueuesItsOwnKeyIsToldToReschedule'
-citus="$citus|TestEnqueue_ManyProducersOfOneKeyGiveOneJob|TestEnqueueMany_EventsOnlyOfWhatWasEnqueued|TestNewWorker_.*|TestPool_.*|TestDo_.*|TestOnce_AnEffectOfAnotherJob.*|TestBeforeEnqueue_.*"
-citus="$citus|TestWorker_HandlerThatEndsItsGoroutineFailsItsAttempt|TestShutdown_LeaksNoGoroutine|TestDrain_SaysThatItsContextEndedWithWorkLeft"
+# scripts/citus-tests.txt has what runs on Citus. It names tests that run, and not those that cannot, which are many, for these reasons.
+# onceq has no lanes, limits, groups and events there, and nobody is notified. Tests look at the locks, sessions, statistics and plans
+# of the server that they are connected to, which is the coordinator. A test's own SQL has a trigger, a function for the time, a sequence
+# beside a table, or in an update a function that is not immutable. Roles and settings are those of one server, and nodes are not
+# stopped and started. Unit tests say nothing about a server.
 
 packages='. ./internal/tests ./onceqhttp ./onceqsql ./queuetest ./migrations'
 
@@ -89,7 +87,8 @@ for mode; do
 		chmod a+x "$dir"
 		url=$(scripts/citus.sh start "$dir/cluster")
 		echo "== citus"
-		env ONCEQ_TEST_DATABASE_URL="$url" go test -count=1 -timeout "${TIMEOUT:-20m}" -run "^($citus)\$" . ./internal/tests ./migrations
+		# shellcheck disable=SC2086
+		env ONCEQ_TEST_DATABASE_URL="$url" go test -count=1 -timeout "${TIMEOUT:-20m}" -parallel 6 -run "^($(paste -sd'|' scripts/citus-tests.txt))\$" $packages
 		(cd examples && env ONCEQ_TEST_DATABASE_URL="$url" GOTOOLCHAIN=auto go test -count=1 -timeout "${TIMEOUT:-20m}" -run TestPrograms .)
 		;;
 	*) echo "no mode $mode" >&2; exit 2 ;;
