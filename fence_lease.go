@@ -86,7 +86,7 @@ with done as (
          detail = case when f.state = ` + sqlCompleted + ` then f.detail else nullif($8::text, '') end,
          finished_at = case when f.state = ` + sqlCompleted + ` then f.finished_at when f.class <> ` + sqlOfEffect + ` then statement_timestamp() end,
          lifetime = case when f.state = ` + sqlCompleted + ` then f.lifetime
-                         when f.state = ` + sqlClaimed + ` and f.leased_until > statement_timestamp() then $9::bigint else $10::bigint end` + fenceGuard + fenceRaise
+                         when f.state = ` + sqlClaimed + ` and (f.leased_until <= statement_timestamp()) is not true then $9::bigint else $10::bigint end` + fenceGuard + fenceRaise
 
 // releaseFence frees a fence, or makes it uncertain again if it was uncertain when it was claimed.
 const releaseFence = `

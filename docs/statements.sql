@@ -1629,7 +1629,7 @@ with done as (
          detail = case when f.state = 3 then f.detail else nullif($8::text, '') end,
          finished_at = case when f.state = 3 then f.finished_at when f.class <> 3 then statement_timestamp() end,
          lifetime = case when f.state = 3 then f.lifetime
-                         when f.state = 1 and f.leased_until > statement_timestamp() then $9::bigint else $10::bigint end
+                         when f.state = 1 and (f.leased_until <= statement_timestamp()) is not true then $9::bigint else $10::bigint end
    where f.class = $2::smallint and f.scope = $3::text and f.key = $4::text and f.token = $5::bigint and f.holder = $6::bigint
   returning 1
 )
